@@ -1,0 +1,22 @@
+"""The supported torch releases: ``nox -s matrix``, or one of them: ``nox -s "matrix(torch='2.15.0')"``.
+
+Each session installs the wheel, not the source tree, so it also tests what users get. Point pip at an index with CPU
+builds of torch (``PIP_EXTRA_INDEX_URL``), or each session downloads the CUDA libraries.
+"""
+
+from pathlib import Path
+
+import nox
+
+nox.options.sessions = ["matrix"]
+
+
+@nox.session
+@nox.parametrize("torch", ["2.11.0", "2.13.0", "2.15.0"])
+def matrix(session: nox.Session, torch: str) -> None:
+    """Run the tests on one torch release, everything else as pinned."""
+    pins = Path("constraints.txt").read_text().splitlines()
+    constraints = Path(session.create_tmp()) / "constraints.txt"
+    constraints.write_text("\n".join(pin for pin in pins if not pin.startswith("torch==")))
+    session.install("-c", str(constraints), f"torch=={torch}", ".[dev,demo]")
+    session.run("pytest", "-q", *session.posargs)

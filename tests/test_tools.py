@@ -1,0 +1,100 @@
+"""The repository's own checks flag a planted violation and stay silent on good files."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TOOLS = Path(__file__).resolve().parents[1] / "tools"
+BUDGET = "[limits]\nfile = 10\nfunction = 3\n"
+
+
+def run(tool: str, argument: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, TOOLS / tool, argument], capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """An empty repository with a budget of 10 lines a file and 3 a function."""
+    (tmp_path / "src").mkdir()
+    (tmp_path / "size-budget.toml").write_text(BUDGET)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        ("import torch._inductor", "torch._inductor"),
+        ("import torch._dynamo.config as config", "torch._dynamo.config"),
+        ("from torch._subclasses.fake_tensor import FakeTensorMode", "torch._subclasses.fake_tensor"),
+        ("from torch import _C", "torch._C"),
+        ("import torch\n\ndepth = torch._inductor.config.max_autotune", "torch._inductor"),
+        ("import torch as t\n\nt._C._jit_version()", "torch._C"),
+        ("def lazy():\n    from torch._higher_order_ops import cond", "torch._higher_order_ops"),
+    ],
+)
+def test_private_torch_is_flagged(tmp_path: Path, line: str, what: str) -> None:
+    file = tmp_path / "planted.py"
+    file.write_text(line + "\n")
+    result = run("check_private_torch.py", tmp_path)
+    assert result.returncode == 1
+    last = len(line.splitlines())
+    assert result.stdout == f"{file}:{last}: {what} is private; give compat.py a function for what you need of it\n"
+
+
+def test_public_torch_and_strings_are_not_flagged(tmp_path: Path) -> None:
+    (tmp_path / "good.py").write_text(
+        '"""Wraps torch._inductor."""\n'
+        "import torch\n"
+        "from torch import nn  # not torch._C\n"
+        "from torch.library import Library\n"
+        "from . import _C\n"
+        "\n"
+        'NAME = "import torch._dynamo"\n'
+        'torch._check(True, lambda: "torch._C")\n'
+        "other = nn._inductor\n"
+    )
+    result = run("check_private_torch.py", tmp_path)
+    assert (result.returncode, result.stdout) == (0, "")
+
+
+def test_size_within_budget_passes(repository: Path) -> None:
+    (repository / "src" / "good.py").write_text(
+        'def f():\n    """One.\n\n    Two.\n    """\n    # why\n\n    x = 1\n    return x\n'
+    )
+    (repository / "src" / "good.cpp").write_text("//\n" * 10)
+    result = run("size_budget.py", repository)
+    assert (result.returncode, result.stdout) == (0, "")
+
+
+def test_long_files_and_functions_are_flagged(repository: Path) -> None:
+    (repository / "src" / "a.py").write_text(
+        "class C:\n    def f(self):\n        x = 1\n        x = 2\n        return x\n"
+    )
+    (repository / "src" / "b.cpp").write_text("//\n" * 11)
+    result = run("size_budget.py", repository)
+    assert result.returncode == 1
+    assert result.stdout == (
+        "src/a.py:2: C.f has 4 lines, its budget is 3\nsrc/b.cpp:1: file has 11 lines, its budget is 10\n"
+    )
+
+
+def test_an_exception_excuses_what_it_names(repository: Path) -> None:
+    (repository / "src" / "b.cpp").write_text("//\n" * 11)
+    budget = repository / "size-budget.toml"
+    budget.write_text(BUDGET + '[[exception]]\npath = "src/b.cpp"\nlines = 12\nreason = "one table"\n')
+    assert run("size_budget.py", repository).returncode == 0
+
+    (repository / "src" / "b.cpp").write_text("//\n")
+    result = run("size_budget.py", repository)
+    assert result.stdout == "size-budget.toml: the exception for src/b.cpp is not needed\n"
+
+
+def test_an_exception_needs_a_reason(repository: Path) -> None:
+    (repository / "size-budget.toml").write_text(BUDGET + '[[exception]]\npath = "src/b.cpp"\nlines = 12\n')
+    result = run("size_budget.py", repository)
+    assert result.returncode == 1
+    assert "gives no reason" in result.stderr
