@@ -1,0 +1,8 @@
+"""Shiplap: declare a kernel once, and it is a native, proven part of ``torch.compile``."""
+
+from shiplap.errors import ShiplapError, ShiplapNotice
+from shiplap.impl import cabi
+from shiplap.op import Op, OpSpec, adopt, op
+
+__version__ = "0.1.0"
+__all__ = ["Op", "OpSpec", "ShiplapError", "ShiplapNotice", "adopt", "cabi", "op"]

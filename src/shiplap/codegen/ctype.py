@@ -1,0 +1,57 @@
+"""``OpSpec`` → C prototype: the one place that fixes the order and types of a C ABI kernel's parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from shiplap.errors import error
+from shiplap.op.spec import Arg, OpSpec
+
+__all__ = ["CParameter", "prototype"]
+
+Role = Literal["input", "output", "scalar", "list", "length", "extent"]
+
+_SCALAR = {"int": "int64_t", "float": "double", "bool": "int32_t", "str": "const char*"}
+_ELEMENT = {"list[int]": "int64_t", "list[float]": "double"}
+
+
+@dataclass(frozen=True)
+class CParameter:
+    """One C parameter and the argument, output or dim it stands for."""
+
+    ctype: str
+    name: str
+    role: Role
+    source: str
+
+    def __str__(self) -> str:
+        return f"{self.ctype} {self.name}"
+
+
+def prototype(spec: OpSpec) -> tuple[CParameter, ...]:
+    """Parameters after ``ctx``: input tensors, outputs, scalars, extents. SL404 for what C cannot carry."""
+    inputs = [CParameter(_tensor(spec, a), a.name, "input", a.name) for a in spec.tensors]
+    outputs = [CParameter("DLTensor*", o.name, "output", o.name) for o in spec.outputs]
+    scalars = [p for a in spec.scalars for p in _scalar(spec, a)]
+    extents = [CParameter("int64_t*", dim, "extent", dim) for dim in spec.dynamic]
+    return (*inputs, *outputs, *scalars, *extents)
+
+
+def _tensor(spec: OpSpec, arg: Arg) -> str:
+    if arg.many:
+        raise error("SL404", where=f"{spec.name}, argument {arg.name!r}", got="a list of tensors", expected="a tensor")
+    return "DLTensor*" if arg.mutated else "const DLTensor*"
+
+
+def _scalar(spec: OpSpec, arg: Arg) -> list[CParameter]:
+    kind = str(arg.scalar)
+    if arg.optional or kind == "list[bool]":
+        got = f"{kind} | None" if arg.optional else kind
+        raise error("SL404", where=f"{spec.name}, argument {arg.name!r}", got=got, expected="a plain scalar or list")
+    if kind in _SCALAR:
+        return [CParameter(_SCALAR[kind], arg.name, "scalar", arg.name)]
+    return [
+        CParameter(f"const {_ELEMENT[kind]}*", arg.name, "list", arg.name),
+        CParameter("int64_t", f"{arg.name}_len", "length", arg.name),
+    ]

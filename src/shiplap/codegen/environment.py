@@ -1,0 +1,26 @@
+"""Templates are data files of this package; a name missing from the context is an error, never an empty string."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+__all__ = ["render"]
+
+
+@cache
+def _environment() -> Environment:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    return Environment(
+        loader=PackageLoader("shiplap.codegen"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+        keep_trailing_newline=True, autoescape=False,
+    )  # fmt: skip
+
+
+def render(template: str, **context: Any) -> str:
+    """Source text from ``templates/<template>``."""
+    return _environment().get_template(template).render(**context)

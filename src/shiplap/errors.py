@@ -1,0 +1,167 @@
+"""The error catalogue: every failure has a stable id, and says what, got, expected, where, and one fix.
+
+``CATALOGUE`` is the only list; the documentation page and the tests are generated from it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+
+__all__ = ["CATALOGUE", "Entry", "ShiplapError", "ShiplapNotice", "error", "notice"]
+
+
+class ShiplapError(Exception):
+    """Base of all errors of the catalogue.
+
+    Attributes: ``id`` (``"SL202"``), ``what``, ``got``, ``expected``, ``where`` (op, argument or file), ``fix``.
+    """
+
+    def __init__(self, id: str, *, what: str, got: str, expected: str, where: str, fix: str) -> None:
+        self.id, self.what, self.got, self.expected, self.where, self.fix = id, what, got, expected, where, fix
+        super().__init__(str(self))
+
+    def __str__(self) -> str:
+        rows = [("where", self.where), ("got", self.got), ("expected", self.expected), ("fix", self.fix)]
+        return "\n".join([f"{self.id}: {self.what}", *(f"  {k:<9}{v}" for k, v in rows if v)])
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), self.id, self.what, self.got, self.expected, self.where, self.fix)
+
+
+def _rebuild(
+    cls: type[ShiplapError], id: str, what: str, got: str, expected: str, where: str, fix: str
+) -> ShiplapError:
+    return cls(id, what=what, got=got, expected=expected, where=where, fix=fix)
+
+
+class DeclarationError(ShiplapError, TypeError):
+    """A declaration that no torch op can carry out (SL1xx)."""
+
+
+class ArgumentError(ShiplapError, ValueError):
+    """A call that does not fit the declaration (SL2xx)."""
+
+
+class KernelError(ShiplapError, RuntimeError):
+    """A kernel, reference or backward that broke its side of the declaration (SL3xx)."""
+
+
+class LibraryError(ShiplapError, RuntimeError):
+    """A kernel library that cannot be found, loaded or trusted (SL4xx)."""
+
+
+class AuditError(ShiplapError, ValueError):
+    """An audit that cannot be run as asked (SL5xx)."""
+
+
+class ShiplapNotice(UserWarning):
+    """Said once per process and reason: a slower or narrower path is in force."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One catalogue line: what it means, why it is an error, and the usual fix."""
+
+    id: str
+    kind: type[ShiplapError]
+    title: str
+    why: str
+    fix: str
+
+
+def _entries(kind: type[ShiplapError], rows: list[tuple[str, str, str, str]]) -> dict[str, Entry]:
+    return {id: Entry(id, kind, title, why, fix) for id, title, why, fix in rows}
+
+
+CATALOGUE: dict[str, Entry] = {
+    **_entries(DeclarationError, [
+        ("SL101", "op name", "Torch ops live in a namespace; both parts must be identifiers.",
+         'write @sl.op("namespace::name")'),
+        ("SL102", "unannotated argument", "The schema, checks and fake are derived from annotations.",
+         'annotate it, for example x: Float[Tensor, "n c"] or stride: int = 1'),
+        ("SL103", "type that a torch schema cannot express",
+         "An op's arguments cross the dispatcher as tensors, ints, floats, bools, strings and lists of them.",
+         "split it: pass its fields as separate int, float, bool, str, list or tensor arguments"),
+        ("SL104", "output dim that nothing determines", "A fake tensor needs the size of every output.",
+         'give dims={"m": "<expression>"} if it can be computed, or bounds={"m": "<expression>"} if it depends on data'),
+        ("SL105", "dim expression", "Expressions are evaluated on symbolic sizes, so the language is small.",
+         "use names of dims and int arguments with + - * // %, comparisons, len prod min max cdiv gcd pow2ceil"),
+        ("SL106", "output dtype that nothing determines", "A dtype class such as Float takes its dtype from an input.",
+         "use a concrete class (Float32, Int64, ...) or one that an input also uses"),
+        ("SL107", "mutated argument", "mutates= lists tensor arguments by name; such an op returns fresh tensors only.",
+         "name a tensor argument of the signature"),
+        ("SL108", "op name already taken", "Two different functions declare the same op.",
+         "rename one of them; re-running the same definition is fine"),
+        ("SL109", "return annotation", "Outputs are allocated from it.",
+         'annotate "-> Float[Tensor, \\"n co\\"]", a tuple of those, or "-> None" with mutates='),
+        ("SL110", "backward", "The gradient's contract names arguments of the op.",
+         "return a dict {argument name: gradient}; saves= lists names of arguments or outputs"),
+        ("SL111", "no tensor argument", "The device of the outputs is taken from an input.",
+         "add a tensor argument"),
+        ("SL112", "autocast rule", "A rule says which dtype the floating inputs get under torch.autocast.",
+         "use 'widest', 'autocast', 'float32' or None"),
+    ]),
+    **_entries(ArgumentError, [
+        ("SL201", "wrong number of dims", "The declaration fixes the rank.", "reshape, or add the missing dim with unsqueeze"),
+        ("SL202", "sizes disagree", "A dim that is met twice must have one size.", "pass tensors whose named dims agree"),
+        ("SL203", "fixed size", "The declaration fixes this size.", "pass a tensor of that size"),
+        ("SL204", "dtype not accepted", "The declaration lists the dtypes.", "convert the tensor with .to(dtype)"),
+        ("SL205", "dtypes disagree", "Arguments of one dtype class share their dtype.", "convert one of them with .to(dtype)"),
+        ("SL206", "devices disagree", "An op runs on one device.", "move the tensor with .to(device)"),
+        ("SL207", "layout", "The op requires this memory layout.", "call .contiguous() first"),
+        ("SL208", "precondition", "The declaration requires it.", "pass values that fulfil the condition"),
+        ("SL209", "wrong kind of argument", "The schema fixes what each argument is.", "pass the declared type"),
+        ("SL210", "mutated tensor overlaps itself", "Two of its elements share memory, so writing it is ambiguous.",
+         "pass .clone()"),
+    ]),
+    **_entries(KernelError, [
+        ("SL301", "output does not fit the declaration", "The fake promised another tensor, and compiled code relies on it.",
+         "correct the kernel, or the declaration if the kernel is right"),
+        ("SL302", "data-dependent size exceeds its bound", "Compiled code and capacity forms rely on the bound.",
+         "correct bounds= in the declaration, or the kernel"),
+        ("SL303", "gradient does not fit its argument", "A gradient has the shape of its argument.",
+         "return a tensor of the argument's shape, or None"),
+        ("SL304", "no backward", "The op declares no gradient, and one was asked for.",
+         "declare one with @op.backward, or call .detach() on the inputs"),
+        ("SL305", "kernel refused its arguments", "The kernel returned a status other than SL_OK with this message.",
+         "see the message"),
+        ("SL306", "no kernel for this device", "SHIPLAP_STRICT=1 forbids running the reference instead.",
+         'add a kernel with @op.kernel("<device>"), or unset SHIPLAP_STRICT'),
+    ]),
+    **_entries(LibraryError, [
+        ("SL401", "kernel library not found", "The C ABI kernel is bound by path.",
+         "build it (make install), or set SHIPLAP_LIBRARY_PATH to its directory"),
+        ("SL402", "symbol not in the library", "The library is older or newer than the declaration.", "rebuild the library"),
+        ("SL403", "library built for another declaration", "Calling it would misread the arguments.",
+         "regenerate the header with 'shiplap header', then rebuild the library"),
+        ("SL404", "declaration has no C form", "The C ABI carries tensors, optional tensors and scalars.",
+         "split the argument, or bind a Python launcher instead"),
+    ]),
+    **_entries(AuditError, [
+        ("SL501", "nothing to audit", "The target names no declared op.",
+         "pass module:op, a file that declares ops, or namespace::name of a declared op"),
+        ("SL502", "no samples can be generated", "Sizes or values could not be derived from the declaration.",
+         "give samples= with one builder, a function (rng, sizes, device, dtype) -> arguments"),
+    ]),
+}  # fmt: skip
+
+
+def error(
+    id: str, *, where: str, got: object = "", expected: object = "", what: str = "", fix: str = ""
+) -> ShiplapError:
+    """The catalogue error ``id`` with its particulars; ``what`` and ``fix`` default to the entry's own."""
+    entry = CATALOGUE[id]
+    return entry.kind(
+        id, what=what or entry.title, got=str(got), expected=str(expected), where=where, fix=fix or entry.fix
+    )
+
+
+_said: set[str] = set()
+
+
+def notice(key: str, message: str) -> None:
+    """Warn once per process about ``key``: every slow or narrow path says so, none repeats itself."""
+    if key not in _said:
+        _said.add(key)
+        warnings.warn(message, ShiplapNotice, stacklevel=3)

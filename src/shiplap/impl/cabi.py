@@ -1,0 +1,196 @@
+"""``sl.cabi(library, symbol)``: an out-style, stateless C function as a kernel (Python binding).
+
+Per call: outputs and workspace come from PyTorch's allocator, DLTensor views are built over them, the function is
+called without the GIL, and a status other than SL_OK becomes SL305 with the kernel's own message.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shiplap.codegen import CParameter, prototype
+from shiplap.errors import error
+from shiplap.impl.header import signature
+from shiplap.impl.library import load_symbol
+from shiplap.op.check import Binding, shape_of
+from shiplap.op.expr import Expr
+from shiplap.op.launch import allocate_workspace, check_bound
+from shiplap.op.spec import OpSpec
+
+__all__ = ["CAbi", "cabi"]
+
+ABI_VERSION = 1
+ERROR_BYTES = 1024
+
+
+class DLTensor(ctypes.Structure):
+    """As in ``shiplap/abi.h``."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)), ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )  # fmt: skip
+
+
+class Context(ctypes.Structure):
+    """``sl_context``."""
+
+    _fields_ = (
+        ("abi_version", ctypes.c_uint32), ("num_threads", ctypes.c_int32), ("stream", ctypes.c_void_p),
+        ("workspace", ctypes.c_void_p), ("workspace_size", ctypes.c_size_t), ("error", ctypes.c_char_p),
+        ("error_size", ctypes.c_size_t),
+    )  # fmt: skip
+
+
+_DEVICE = {"cpu": 1, "cuda": 2}
+_CODE = {torch.bool: 6, torch.bfloat16: 4, torch.complex64: 5, torch.complex128: 5}
+_SCALAR = {
+    "int64_t": ctypes.c_int64,
+    "double": ctypes.c_double,
+    "int32_t": ctypes.c_int32,
+    "const char*": ctypes.c_char_p,
+}
+
+
+def _dtype_code(dtype: torch.dtype) -> int:
+    if dtype in _CODE:
+        return _CODE[dtype]
+    return 2 if dtype.is_floating_point else 0 if dtype.is_signed else 1
+
+
+def _view(t: Tensor) -> DLTensor:
+    """A DLTensor over ``t``; its shape and stride arrays live as long as it does."""
+    dims = ctypes.c_int64 * max(1, t.dim())
+    shape, strides = dims(*t.shape), dims(*t.stride())
+    index = t.device.index if t.device.index is not None else 0
+    return DLTensor(
+        t.data_ptr(), _DEVICE[t.device.type], index, t.dim(), _dtype_code(t.dtype), t.itemsize * 8, 1, shape, strides, 0
+    )
+
+
+class CAbi:
+    """A C ABI kernel, not yet bound to a declaration."""
+
+    def __init__(self, library: str | os.PathLike[str], symbol: str, strided: Iterable[str] = ()) -> None:
+        self.library, self.symbol, self.strided = Path(library), symbol, frozenset(strided)
+        self.name = symbol
+
+    @property
+    def identity(self) -> str:
+        return f"cabi:{self.library.name}:{self.symbol}"
+
+    def bind(self, spec: OpSpec, workspace: Expr | None) -> Callable[[Binding], tuple[Tensor, ...]]:
+        """The kernel for ``spec``. The library is opened at the first call, never at import."""
+        return _BoundKernel(self, spec, workspace)
+
+
+def cabi(library: str | os.PathLike[str], symbol: str, *, strided: Iterable[str] = ()) -> CAbi:
+    """A kernel behind Shiplap's C ABI: pass it to ``op.kernel(device, ...)``.
+
+    Args:
+        library: path of the shared library; a file of that name in ``SHIPLAP_LIBRARY_PATH`` comes first.
+        symbol: the C function, with the prototype that ``shiplap header`` prints.
+        strided: tensor arguments that the kernel takes with any strides; the others arrive contiguous.
+
+    Raises:
+        LibraryError: SL401-SL403 at the first call, when the library is missing or was built for another declaration.
+    """
+    return CAbi(library, symbol, strided)
+
+
+class _BoundKernel:
+    """``Runnable`` for one spec: everything that does not depend on the call is worked out here."""
+
+    def __init__(self, source: CAbi, spec: OpSpec, workspace: Expr | None) -> None:
+        self.source, self.spec, self.workspace = source, spec, workspace
+        self.parameters = prototype(spec)
+        self.signature = signature(spec)
+        self._function: Any = None
+
+    def __call__(self, call: Binding) -> tuple[Tensor, ...]:
+        function = self._function
+        if function is None:
+            function = self._function = load_symbol(self.source.library, self.source.symbol, self.signature)
+        extents = {dim: ctypes.c_int64(0) for dim in self.spec.dynamic}
+        env = {**call.env, **{dim: bound(call.env) for dim, bound in self.spec.bounds}}
+        outs = tuple(
+            torch.empty(shape_of(o, env), dtype=call.dtype_of(o.tensor), device=call.device) for o in self.spec.outputs
+        )
+        inputs, write_back = self._inputs(call)
+        values = {**inputs, **dict(zip((o.name for o in self.spec.outputs), outs, strict=True))}
+        self._invoke(function, call, values, extents)
+        for target, copy in write_back:
+            target.copy_(copy)
+        return self._narrow(call, outs, extents) if extents else outs
+
+    def _inputs(self, call: Binding) -> tuple[dict[str, Tensor | None], list[tuple[Tensor, Tensor]]]:
+        """Tensors by name, contiguous where the kernel wants it; copies of mutated ones are to be written back."""
+        found: dict[str, Tensor | None] = {}
+        write_back: list[tuple[Tensor, Tensor]] = []
+        for arg, value in zip(self.spec.args, call.args, strict=True):
+            if arg.tensor is None:
+                continue
+            if value is not None and arg.name not in self.source.strided and not value.is_contiguous():
+                copy = value.contiguous()
+                if arg.mutated:
+                    write_back.append((value, copy))
+                value = copy
+            found[arg.name] = value
+        return found, write_back
+
+    def _invoke(self, function: Any, call: Binding, tensors: dict[str, Tensor | None], extents: dict[str, Any]) -> None:
+        scratch = allocate_workspace(self.workspace, call)
+        message = ctypes.create_string_buffer(ERROR_BYTES)
+        device = call.device
+        assert device is not None
+        stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else None
+        context = Context(
+            ABI_VERSION, max(1, torch.get_num_threads()), stream, scratch.data_ptr(), scratch.numel(),
+            ctypes.cast(message, ctypes.c_char_p), ERROR_BYTES,
+        )  # fmt: skip
+        arguments = [_argument(p, call, tensors, extents) for p in self.parameters]
+        guard: AbstractContextManager[Any] = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+        with guard:
+            status = function(ctypes.byref(context), *arguments)
+        if status != 0:
+            text = message.value.decode(errors="replace") or f"status {status}"
+            raise error("SL305", where=f"{self.spec.name}, kernel {self.source.symbol}", got=text, expected="SL_OK")
+
+    def _narrow(self, call: Binding, outs: tuple[Tensor, ...], extents: dict[str, Any]) -> tuple[Tensor, ...]:
+        """Cut outputs from their bound to what the kernel filled; a mostly empty one is copied to free its memory."""
+        env = dict(call.env)
+        for dim, extent in extents.items():
+            env[dim] = extent.value
+            check_bound(self.spec, f"{self.spec.name}, kernel {self.source.symbol}", dim, env)
+        narrowed = []
+        for out, full in zip(self.spec.outputs, outs, strict=True):
+            shape = shape_of(out, env)
+            part = full[tuple(slice(0, size) for size in shape)]
+            keep = part.is_contiguous() and 2 * part.numel() > full.numel()
+            narrowed.append(part if keep else part.clone(memory_format=torch.contiguous_format))
+        return tuple(narrowed)
+
+
+def _argument(p: CParameter, call: Binding, tensors: dict[str, Tensor | None], extents: dict[str, Any]) -> Any:
+    if p.role in ("input", "output"):
+        tensor = tensors[p.source]
+        return None if tensor is None else ctypes.byref(_view(tensor))
+    if p.role == "extent":
+        return ctypes.byref(extents[p.source])
+    value = call.env[p.source]
+    if p.role == "length":
+        return ctypes.c_int64(len(value))
+    if p.role == "list":
+        element = ctypes.c_double if "double" in p.ctype else ctypes.c_int64
+        return (element * max(1, len(value)))(*value)
+    return _SCALAR[p.ctype](value.encode() if isinstance(value, str) else value)

@@ -1,0 +1,44 @@
+"""The C header of declared ops, and the signatures by which a library proves that it was built against it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+from shiplap.codegen import prototype, render
+from shiplap.op.schema import schema
+from shiplap.op.spec import OpSpec
+
+__all__ = ["header", "signature"]
+
+
+def signature(spec: OpSpec) -> str:
+    """Identity of the C prototype: what must not differ between header and library."""
+    text = ", ".join(str(p) for p in prototype(spec))
+    return hashlib.sha256(f"{spec.name}({text})".encode()).hexdigest()[:16]
+
+
+def header(symbols: Mapping[str, OpSpec], target: str) -> str:
+    """C header with one prototype per ``symbol → spec``; ``target`` is what `shiplap header` was given."""
+    guard = "".join(c if c.isalnum() else "_" for c in target).upper() + "_KERNELS_H_"
+    kernels = [
+        {
+            "symbol": symbol,
+            "summary": (spec.doc.splitlines() or [spec.name])[0].replace("*/", "* /"),
+            "lines": _lines(spec),
+            "signature": signature(spec),
+            "parameters": prototype(spec),
+        }
+        for symbol, spec in symbols.items()
+    ]
+    return render("kernels.h.jinja", target=target, guard=guard, kernels=kernels)
+
+
+def _lines(spec: OpSpec) -> list[str]:
+    """The declaration in words: schema, tensor types, size relations."""
+    lines = [f"{spec.namespace}::{schema(spec)}"]
+    lines += [f"{a.name}: {a.tensor}{' or NULL' if a.optional else ''}" for a in spec.tensors]
+    lines += [f"{o.name}: {o.tensor} (output)" for o in spec.outputs]
+    lines += [f"{name} = {expr}" for name, expr in spec.dims]
+    lines += [f"{name} <= {expr}" for name, expr in spec.bounds]
+    return lines + [f"requires {expr}" for expr in spec.requires]

@@ -1,0 +1,104 @@
+"""jaxtyping annotations and plain scalars → ``TensorType`` and ``Arg``."""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from shiplap.errors import error
+from shiplap.op.expr import Expr
+from shiplap.op.spec import Arg, Dim, TensorType
+
+__all__ = ["read_argument", "read_tensor", "tensor_dtypes"]
+
+_SCALARS: dict[Any, str] = {
+    int: "int", float: "float", bool: "bool", str: "str",
+    list[int]: "list[int]", list[float]: "list[float]", list[bool]: "list[bool]",
+    Sequence[int]: "list[int]", Sequence[float]: "list[float]", Sequence[bool]: "list[bool]",
+    tuple[int, ...]: "list[int]", tuple[float, ...]: "list[float]", tuple[bool, ...]: "list[bool]",
+}  # fmt: skip
+
+
+def is_tensor(annotation: Any) -> bool:
+    """Whether ``annotation`` is a jaxtyping array annotation over ``torch.Tensor``."""
+    return getattr(annotation, "array_type", None) is torch.Tensor and hasattr(annotation, "dim_str")
+
+
+def read_tensor(annotation: Any, where: str) -> TensorType:
+    """``Float[Tensor, "n ci"]`` → ``TensorType``."""
+    dims = tuple(_dim(token, where) for token in annotation.dim_str.split())
+    if sum(d.kind == "variadic" for d in dims) > 1:
+        raise error("SL105", where=where, got=annotation.dim_str, expected="at most one variadic dim")
+    dtype_class = getattr(annotation.dtype, "__name__", None) or type(annotation.dtype).__name__
+    return TensorType(dtype_class, tensor_dtypes(annotation), dims)
+
+
+def tensor_dtypes(annotation: Any) -> tuple[str, ...]:
+    """Names of the torch dtypes that a jaxtyping annotation admits; empty means all (``Shaped``)."""
+    names = annotation.dtypes if isinstance(annotation.dtypes, (tuple, list)) else ()
+    return tuple(n for n in names if isinstance(n, str) and isinstance(getattr(torch, n, None), torch.dtype))
+
+
+def _dim(token: str, where: str) -> Dim:
+    if token == "...":
+        return Dim("variadic", token)
+    if token.startswith("*") and token[1:].isidentifier():
+        return Dim("variadic", token[1:])
+    if token.startswith("_"):
+        return Dim("any", token)
+    name, equals, value = token.partition("=")
+    if equals and name.isidentifier() and value.isdigit():  # jaxtyping's documented size, "rows=4"
+        token = value
+    if token.isdigit():
+        return Dim("fixed", token, int(token))
+    if token.isidentifier():
+        return Dim("name", token)
+    if token[0] in "#?{":
+        raise error("SL105", where=where, got=token, expected="a name, a number, _, ..., *name or an expression")
+    return Dim("expr", token, expr=Expr.parse(token, where))
+
+
+def read_argument(name: str, annotation: Any, where: str, **extra: Any) -> Arg:
+    """One parameter of the signature → ``Arg``; SL103 says how to split what a schema cannot carry."""
+    inner, optional = _strip_optional(annotation)
+    if is_tensor(inner):
+        return Arg(name, tensor=read_tensor(inner, where), optional=optional, **extra)
+    if typing.get_origin(inner) in (list, Sequence, tuple) and is_tensor((typing.get_args(inner) or (None,))[0]):
+        if optional:
+            raise error("SL103", where=where, got=f"{annotation}", expected="a list of tensors that is not optional")
+        return Arg(name, tensor=read_tensor(typing.get_args(inner)[0], where), many=True, **extra)
+    if inner in _SCALARS:
+        return Arg(name, scalar=typing.cast(Any, _SCALARS[inner]), optional=optional, **extra)
+    raise error("SL103", where=where, got=_show(annotation), expected=_EXPECTED, fix=_split_advice(inner))
+
+
+_EXPECTED = "a jaxtyping tensor, int, float, bool, str, list[int], list[float], list[bool], or one of these | None"
+
+
+def _strip_optional(annotation: Any) -> tuple[Any, bool]:
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        rest = [a for a in typing.get_args(annotation) if a is not type(None)]
+        if len(rest) == 1 and len(typing.get_args(annotation)) == 2:
+            return rest[0], True
+    return annotation, False
+
+
+def _show(annotation: Any) -> str:
+    return annotation.__qualname__ if isinstance(annotation, type) else str(annotation)
+
+
+def _split_advice(annotation: Any) -> str:
+    if annotation is torch.Tensor:
+        return 'say the dtype and dims: Float[Tensor, "n c"]'
+    fields = getattr(annotation, "__dataclass_fields__", None) or getattr(annotation, "_fields", None)
+    if fields:
+        return f"pass the fields as separate arguments: {', '.join(fields)}"
+    if (callable(annotation) and not isinstance(annotation, type)) or "Callable" in str(annotation):
+        return "call the function outside the op and pass its result, or declare one op per function"
+    if annotation is dict or typing.get_origin(annotation) is dict:
+        return "pass the entries as separate arguments, or a list[int] / list[float] in a fixed order"
+    return ""

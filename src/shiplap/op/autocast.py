@@ -1,0 +1,55 @@
+"""What ``torch.autocast`` means to an op: one rule for its floating inputs, from the declaration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shiplap.op.spec import OpSpec
+
+__all__ = ["make_cast"]
+
+
+def make_cast(spec: OpSpec) -> Callable[[str, tuple[Any, ...]], tuple[Any, ...]]:
+    """``cast(device_type, args)``: every argument of a dtype class gets one floating dtype.
+
+    ``widest`` the widest among them, ``autocast`` the context's dtype, ``float32`` as it says. Integer tensors and
+    concrete dtypes are left alone; float64 is never narrowed, as in torch's own rules.
+    """
+    classes = {a.name: a.tensor.dtype_class for a in spec.args if a.tensor is not None and not a.tensor.concrete}
+
+    def target(device_type: str, name: str, values: list[Tensor]) -> torch.dtype:
+        widest = max((v.dtype for v in values), key=lambda d: d.itemsize)
+        if spec.autocast == "widest" or widest == torch.float64:
+            for v in values:
+                widest = torch.promote_types(widest, v.dtype)
+            return widest
+        return torch.float32 if spec.autocast == "float32" else torch.get_autocast_dtype(device_type)
+
+    def cast(device_type: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        groups: dict[str, list[Tensor]] = {}
+        for arg, value in zip(spec.args, args, strict=False):
+            if arg.name in classes:
+                groups.setdefault(classes[arg.name], []).extend(_floating(value))
+        dtypes = {name: target(device_type, name, values) for name, values in groups.items() if values}
+        return tuple(
+            _convert(value, dtypes.get(classes.get(arg.name, ""))) for arg, value in zip(spec.args, args, strict=False)
+        )
+
+    return cast
+
+
+def _floating(value: Any) -> list[Tensor]:
+    values = value if isinstance(value, (list, tuple)) else [value]
+    return [v for v in values if isinstance(v, Tensor) and v.is_floating_point()]
+
+
+def _convert(value: Any, dtype: torch.dtype | None) -> Any:
+    if dtype is None:
+        return value
+    if isinstance(value, (list, tuple)):
+        return [_convert(v, dtype) for v in value]
+    return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value

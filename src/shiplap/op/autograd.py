@@ -1,0 +1,123 @@
+"""``@op.backward``: the gradient as a function of saved values, told which gradients are needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shiplap.errors import error
+from shiplap.op.spec import OpSpec
+
+__all__ = ["Backward", "make_backward"]
+
+
+@dataclass(frozen=True)
+class Backward:
+    """A declared gradient: ``fn(grad, saved, needs) -> {argument: gradient}`` and the tensors it wants kept."""
+
+    fn: Callable[[Any, SimpleNamespace, SimpleNamespace], dict[str, Any]]
+    saves: tuple[str, ...]
+
+    @classmethod
+    def declare(cls, spec: OpSpec, fn: Callable[..., Any], saves: Iterable[str] | None) -> Backward:
+        """``saves`` defaults to every tensor argument; outputs may be named too. SL110 for an unknown name."""
+        if spec.mutated:
+            raise error("SL110", where=spec.name, got=f"mutates {', '.join(spec.mutated)}", expected="a functional op",
+                        fix="declare a functional op that returns the new value")  # fmt: skip
+        names = tuple(saves) if saves is not None else tuple(a.name for a in spec.tensors)
+        known = {a.name for a in spec.args} | {o.name for o in spec.outputs}
+        for name in names:
+            if name not in known:
+                raise error(
+                    "SL110", where=spec.name, got=f"saves {name!r}", expected=f"one of {', '.join(sorted(known))}"
+                )
+        return cls(fn, names)
+
+    def gradients(self, spec: OpSpec, grad: Any, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Any]:
+        """Call the declared function and hold its answer to the contract (SL110, SL303)."""
+        result = self.fn(grad, saved, needs)
+        if not isinstance(result, dict):
+            raise error("SL110", where=spec.name, got=type(result).__name__, expected="a dict {argument: gradient}")
+        for name, value in result.items():
+            if name not in {a.name for a in spec.tensors}:
+                raise error("SL110", where=spec.name, got=f"gradient of {name!r}", expected="a tensor argument")
+            of = getattr(saved, name, None)
+            if isinstance(value, Tensor) and isinstance(of, Tensor) and value.shape != of.shape:
+                raise error("SL303", where=f"{spec.name}, argument {name!r}", got=f"gradient {tuple(value.shape)}",
+                            expected=f"{tuple(of.shape)}")  # fmt: skip
+        return result
+
+
+def make_backward(spec: OpSpec, backward: Backward) -> tuple[Callable[..., Any], Callable[..., None]]:
+    """``(backward, setup_context)`` for ``torch.library.register_autograd``."""
+    kept = [n for n in backward.saves if n in {a.name for a in spec.tensors} | {o.name for o in spec.outputs}]
+
+    def setup_context(
+        ctx: Any, inputs: tuple[Any, ...], output: Any, keyword_only_inputs: dict[str, Any] | None = None
+    ) -> None:
+        values = {a.name: v for a, v in zip(spec.args, inputs, strict=False)} | (keyword_only_inputs or {})
+        outs = output if isinstance(output, tuple) else (output,)
+        values |= {o.name: t for o, t in zip(spec.outputs, outs, strict=True)}
+        flat: list[Tensor] = []
+        ctx.shiplap_layout = [(n, _store(flat, values[n])) for n in kept]
+        ctx.save_for_backward(*flat)
+        ctx.shiplap_scalars = {a.name: values[a.name] for a in spec.scalars}
+        ctx.shiplap_given = {a.name: values[a.name] is not None for a in spec.tensors}
+
+    def run(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        flat = ctx.saved_tensors
+        saved = SimpleNamespace(**ctx.shiplap_scalars)
+        for name, slot in ctx.shiplap_layout:
+            setattr(saved, name, _load(flat, slot))
+        needs = SimpleNamespace(**{a.name: False for a in spec.tensors})  # the dispatcher strips trailing defaults
+        for arg, need in zip(spec.args, ctx.needs_input_grad, strict=False):
+            if arg.tensor is not None:
+                wanted = any(need) if isinstance(need, (list, tuple)) else bool(need)
+                setattr(needs, arg.name, wanted and ctx.shiplap_given[arg.name])
+        found = backward.gradients(spec, grads[0] if len(spec.outputs) == 1 else grads, saved, needs)
+        positional = [a for a in spec.args if not a.keyword_only]
+        return tuple(found.get(a.name) if getattr(needs, a.name, False) else _no_gradient(a, ctx) for a in positional)
+
+    return run, setup_context
+
+
+def _no_gradient(arg: Any, ctx: Any) -> Any:
+    return [None] * len(getattr(ctx, "shiplap_lists", {}).get(arg.name, ())) if arg.many else None
+
+
+def _store(flat: list[Tensor], value: Any) -> int | list[int] | None:
+    if value is None:
+        return None
+    if isinstance(value, Tensor):
+        flat.append(value)
+        return len(flat) - 1
+    return [_store(flat, v) for v in value]  # type: ignore[misc]
+
+
+def _load(flat: tuple[Tensor, ...], slot: int | list[int] | None) -> Any:
+    if slot is None:
+        return None
+    return flat[slot] if isinstance(slot, int) else [flat[i] for i in slot]
+
+
+def missing_backward(spec: OpSpec) -> Callable[..., Any]:
+    """A backward that says SL304 instead of silently dropping the gradient."""
+
+    def run(ctx: Any, *grads: Any) -> Any:
+        raise error("SL304", where=spec.name, got="a gradient was requested", expected="no gradient")
+
+    return run
+
+
+def floating_outputs(spec: OpSpec) -> bool:
+    """Whether any output could carry a gradient."""
+    return any(
+        getattr(torch, n).is_floating_point or getattr(torch, n).is_complex
+        for o in spec.outputs
+        for n in o.tensor.dtypes
+    )

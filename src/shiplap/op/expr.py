@@ -1,0 +1,98 @@
+"""Dim expressions: the small language of ``dims=``, ``bounds=``, ``requires=`` and ``workspace=``.
+
+Integers, names of dims and int (list) arguments, ``+ - * // %``, comparisons, ``and``, subscripts, and the functions
+below. Evaluated on plain and on symbolic sizes; kept as a syntax tree so that it can be printed as C++ too.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache, reduce
+from types import CodeType
+from typing import Any
+
+import torch
+
+from shiplap.errors import error
+
+__all__ = ["FUNCTIONS", "Expr"]
+
+
+def _prod(*values: Any) -> Any:
+    return reduce(lambda a, b: a * b, _items(values), 1)
+
+
+def _min(*values: Any) -> Any:
+    return reduce(torch.sym_min, _items(values))
+
+
+def _max(*values: Any) -> Any:
+    return reduce(torch.sym_max, _items(values))
+
+
+def _items(values: tuple[Any, ...]) -> Any:
+    return values[0] if len(values) == 1 and isinstance(values[0], (list, tuple)) else values
+
+
+def _cdiv(a: Any, b: Any) -> Any:
+    return (a + b - 1) // b
+
+
+def _pow2ceil(a: int) -> int:
+    return 1 << max(0, int(a) - 1).bit_length()
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "len": len, "prod": _prod, "min": _min, "max": _max, "cdiv": _cdiv, "gcd": math.gcd, "pow2ceil": _pow2ceil,
+}  # fmt: skip
+
+_GRAMMAR = (
+    ast.Expression, ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Mod, ast.UnaryOp, ast.USub, ast.Constant,
+    ast.Name, ast.Load, ast.Call, ast.Subscript, ast.Compare, ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE,
+    ast.BoolOp, ast.And,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Expr:
+    """A checked expression. ``source`` is all that identifies it; ``names`` are the free names."""
+
+    source: str
+
+    @classmethod
+    def parse(cls, source: str, where: str) -> Expr:
+        """Check ``source`` against the grammar; SL105 names the part that is outside it."""
+        expr = cls(source.strip())
+        try:
+            tree = ast.parse(expr.source, mode="eval")
+        except SyntaxError as e:
+            raise error("SL105", where=where, got=source, expected=str(e.msg)) from None
+        for node in ast.walk(tree):
+            outside = not isinstance(node, _GRAMMAR)
+            literal = isinstance(node, ast.Constant) and not isinstance(node.value, (int, str))
+            call = isinstance(node, ast.Call) and not (
+                isinstance(node.func, ast.Name) and node.func.id in FUNCTIONS and not node.keywords
+            )
+            if outside or literal or call:
+                raise error("SL105", where=where, got=source, expected=f"no {ast.unparse(node)!r}")
+        return expr
+
+    @property
+    def names(self) -> frozenset[str]:
+        tree = ast.parse(self.source, mode="eval")
+        return frozenset(n.id for n in ast.walk(tree) if isinstance(n, ast.Name)) - FUNCTIONS.keys()
+
+    def __call__(self, env: Mapping[str, Any]) -> Any:
+        """The value under ``env``; ints in, int out; SymInts in, SymInt out."""
+        return eval(_code(self.source), {"__builtins__": {}, **FUNCTIONS}, dict(env))
+
+    def __str__(self) -> str:
+        return self.source
+
+
+@cache
+def _code(source: str) -> CodeType:
+    return compile(ast.parse(source, mode="eval"), f"<dim expression {source}>", "eval")

@@ -1,0 +1,45 @@
+"""The fake implementation, derived: same checks, same shapes, no data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shiplap.op.check import Checker, shape_of
+
+__all__ = ["make_fake"]
+
+
+def make_fake(checker: Checker) -> Callable[..., Any]:
+    """The function for ``torch.library.register_fake``: outputs are contiguous tensors of the declared sizes.
+
+    A data-dependent dim becomes an unbacked size with its bound asserted in the graph.
+    """
+    spec = checker.spec
+
+    def fake(*args: Any, **kwargs: Any) -> Tensor | tuple[Tensor, ...] | None:
+        call = checker.bind(_positional(checker, args, kwargs))
+        for dim, bound in spec.bounds:
+            size = torch.library.get_ctx().new_dynamic_size()
+            call.env[dim] = size
+            limit = bound(call.env)
+            torch._check(
+                size <= limit, lambda dim=dim, bound=bound: f"SL302: {spec.name}: {dim} <= {bound} does not hold"
+            )
+        outs = tuple(
+            torch.empty(shape_of(o, call.env), dtype=call.dtype_of(o.tensor), device=call.device) for o in spec.outputs
+        )
+        return outs[0] if len(outs) == 1 else outs or None
+
+    return fake
+
+
+def _positional(checker: Checker, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """Schema order from what the dispatcher passes: defaults may be stripped, keyword-only arguments come by name."""
+    if not kwargs:
+        return args
+    rest = checker.spec.args[len(args) :]
+    return (*args, *(kwargs.get(a.name, a.default) for a in rest))

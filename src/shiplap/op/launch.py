@@ -1,0 +1,154 @@
+"""The life of a call below autograd: bind → pick a kernel → allocate → launch → hand over outputs that fit.
+
+Kernels come in two styles, told apart by their signature. *Out-style* takes the outputs' names as keywords and fills
+tensors that shiplap allocated. *Functional* returns its outputs; they are then made fresh, contiguous and proven to fit.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from shiplap.errors import error
+from shiplap.op.check import Binding, shape_of
+from shiplap.op.expr import Expr
+from shiplap.op.spec import OpSpec
+
+__all__ = ["Kernel", "PythonKernel", "Runnable", "allocate_workspace", "fit_outputs", "poisoned_workspace"]
+
+
+class Runnable(Protocol):
+    """What an implementation provides: run one bound call, return its outputs in order."""
+
+    def __call__(self, call: Binding) -> tuple[Tensor, ...]: ...
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One implementation of an op for one device type.
+
+    ``supports`` gets the arguments and returns True or the reason why not; ``identity`` is what digests see.
+    """
+
+    name: str
+    device: str
+    run: Runnable
+    identity: str
+    supports: Callable[..., bool | str] | None = None
+
+    def refuses(self, call: Binding) -> str:
+        """Empty when the kernel takes this call, else the reason."""
+        verdict = True if self.supports is None else self.supports(*call.args)
+        return "" if verdict is True else (verdict or "supports() returned False")
+
+
+class PythonKernel:
+    """A Python function as a kernel, in either style; may ask for ``workspace`` (uint8) by keyword."""
+
+    def __init__(self, spec: OpSpec, fn: Callable[..., Any], workspace: Expr | None) -> None:
+        self.spec, self.fn, self.workspace = spec, fn, workspace
+        keywords = inspect.signature(fn).parameters
+        names = {o.name for o in spec.outputs}
+        self.out_style = bool(names) and names <= keywords.keys() and not spec.dynamic
+        self.wants_workspace = "workspace" in keywords
+
+    def __call__(self, call: Binding) -> tuple[Tensor, ...]:
+        extra: dict[str, Any] = {}
+        if self.wants_workspace:
+            extra["workspace"] = allocate_workspace(self.workspace, call)
+        positional = call.args
+        for arg, value in zip(self.spec.args, call.args, strict=True):
+            if arg.keyword_only:
+                extra[arg.name] = value
+                positional = positional[:-1]
+        if not self.out_style:
+            return fit_outputs(self.spec, call, self.fn(*positional, **extra))
+        outs = tuple(
+            torch.empty(shape_of(o, call.env), dtype=call.dtype_of(o.tensor), device=call.device)
+            for o in self.spec.outputs
+        )
+        self.fn(*positional, **extra, **{o.name: t for o, t in zip(self.spec.outputs, outs, strict=True)})
+        return outs
+
+
+def fit_outputs(spec: OpSpec, call: Binding, result: Any) -> tuple[Tensor, ...]:
+    """Returned tensors → outputs that keep the declaration's promise: shape, dtype, device, contiguous, fresh."""
+    values = () if result is None else result if isinstance(result, tuple) else (result,)
+    if len(values) != len(spec.outputs):
+        raise error("SL301", where=spec.name, got=f"{len(values)} outputs", expected=f"{len(spec.outputs)} outputs")
+    env = dict(call.env)
+    owned = {t.untyped_storage().data_ptr() for t in _tensors(call.args)}
+    outs = []
+    for out, value in zip(spec.outputs, values, strict=True):
+        where = f"{spec.name}, output {out.name!r}"
+        dtype = call.dtype_of(out.tensor)
+        if not isinstance(value, Tensor) or value.dtype != dtype or value.device != call.device:
+            got = f"{value.dtype} on {value.device}" if isinstance(value, Tensor) else type(value).__name__
+            raise error("SL301", where=where, got=got, expected=f"{dtype} on {call.device}")
+        _measure_dynamic(spec, where, env, out.tensor.dims, value)
+        if list(value.shape) != (shape := shape_of(out, env)):
+            raise error(
+                "SL301", where=where, got=f"shape {tuple(value.shape)}", expected=f"{out.tensor} = {tuple(shape)}"
+            )
+        storage = value.untyped_storage().data_ptr()
+        fresh = value.contiguous() if storage not in owned else value.clone(memory_format=torch.contiguous_format)
+        owned.add(fresh.untyped_storage().data_ptr())
+        outs.append(fresh)
+    return tuple(outs)
+
+
+def _measure_dynamic(spec: OpSpec, where: str, env: dict[str, Any], dims: Sequence[Any], value: Tensor) -> None:
+    """Read data-dependent sizes off the first output that has them, and hold them to their bounds."""
+    for axis, dim in enumerate(dims):
+        if dim.text in spec.dynamic and dim.text not in env and axis < value.dim():
+            env[dim.text] = value.shape[axis]
+            check_bound(spec, where, dim.text, env)
+
+
+def check_bound(spec: OpSpec, where: str, dim: str, env: dict[str, Any]) -> None:
+    """SL302 unless ``env[dim]`` respects the declared bound."""
+    bound = spec.dynamic[dim](env)
+    if not 0 <= env[dim] <= bound:
+        raise error("SL302", where=where, got=f"{dim} = {env[dim]}", expected=f"{dim} <= {spec.dynamic[dim]} = {bound}")
+
+
+def _tensors(args: Sequence[Any]) -> Iterator[Tensor]:
+    for value in args:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from (v for v in value if isinstance(v, Tensor))
+
+
+_fill: ContextVar[int | None] = ContextVar("shiplap_workspace_fill", default=None)
+
+
+@contextmanager
+def poisoned_workspace(byte: int) -> Iterator[None]:
+    """Within this context every workspace arrives filled with ``byte``: what a kernel must not depend on."""
+    token = _fill.set(byte)
+    try:
+        yield
+    finally:
+        _fill.reset(token)
+
+
+def allocate_workspace(expr: Expr | None, call: Binding) -> Tensor:
+    """Scratch of the declared size in bytes, from PyTorch's allocator on the call's device (so a graph pool owns it)."""
+    env = {**call.env, "threads": torch.get_num_threads(), "itemsize": _itemsize(call)}
+    size = int(expr(env)) if expr is not None else 0
+    scratch = torch.empty(size, dtype=torch.uint8, device=call.device)
+    byte = _fill.get()
+    return scratch if byte is None else scratch.fill_(byte)
+
+
+def _itemsize(call: Binding) -> int:
+    """Bytes of an element of the widest dtype class of the call (its ``Float``, usually)."""
+    return max((d.itemsize for d in call.dtypes.values()), default=1)

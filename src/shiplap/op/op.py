@@ -1,0 +1,268 @@
+"""``@sl.op``: a declaration becomes a registered torch op. The body is the reference; kernels and gradient attach to it."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch.library import Library
+
+from shiplap import compat
+from shiplap.errors import error, notice
+from shiplap.op import registry
+from shiplap.op.autocast import make_cast
+from shiplap.op.autograd import Backward, floating_outputs, make_backward, missing_backward
+from shiplap.op.check import Checker
+from shiplap.op.declare import read_spec
+from shiplap.op.expr import Expr
+from shiplap.op.fake import make_fake
+from shiplap.op.launch import Kernel, PythonKernel, fit_outputs
+from shiplap.op.schema import schema
+from shiplap.op.spec import OpSpec
+from shiplap.settings import settings
+
+__all__ = ["AdoptedOp", "Op", "adopt", "op"]
+
+
+class Op:
+    """A declared op. Call it like the function it was declared from.
+
+    Attributes:
+        spec: the declaration as data.
+        reference: the decorated function, plain PyTorch, the law for every kernel and gradient.
+        overload: the registered ``torch.ops.<namespace>.<name>.default``.
+        kernels: implementations by device type, first one first.
+        gradient: the declared backward, or None.
+    """
+
+    def __init__(self, spec: OpSpec, reference: Callable[..., Any]) -> None:
+        self.spec, self.reference = spec, reference
+        self.kernels: dict[str, list[Kernel]] = {}
+        self.gradient: Backward | None = None
+        self._checker = Checker(spec)
+        self._register()
+        self.__name__, self.__doc__, self.__module__ = spec.opname, reference.__doc__, reference.__module__
+        self.__signature__ = inspect.signature(reference)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.overload(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        devices = ", ".join(f"{d}: {'/'.join(k.name for k in ks)}" for d, ks in self.kernels.items())
+        return f"<shiplap op {self.spec.namespace}::{schema(self.spec)}; kernels {devices or 'none'}>"
+
+    def kernel(
+        self,
+        device: str,
+        implementation: Any = None,
+        *,
+        name: str | None = None,
+        workspace: str | None = None,
+        supports: Callable[..., bool | str] | None = None,
+    ) -> Any:
+        """Bind a kernel for ``device`` (a device type such as ``"cpu"``); the last one bound is tried first.
+
+        ``implementation`` is a Python function (out-style or functional) or an object with ``bind(spec)`` such as
+        ``sl.cabi(...)``; without it this is a decorator. ``workspace`` is a dim expression in bytes (it may use
+        ``threads`` and ``itemsize``); ``supports`` gets the arguments and returns True or the reason why not.
+        Binding a name again replaces that kernel.
+        """
+        if implementation is None:
+            return lambda fn: self.kernel(device, fn, name=name, workspace=workspace, supports=supports)
+        scratch = Expr.parse(workspace, f"{self.spec.name}, workspace") if workspace else None
+        if hasattr(implementation, "bind"):
+            run, identity, label = implementation.bind(self.spec, scratch), implementation.identity, implementation.name
+        else:
+            run, identity = PythonKernel(self.spec, implementation, scratch), _source_digest(implementation)
+            label = implementation.__name__
+        kernel = Kernel(name or label, device, run, f"{identity}/{workspace}", supports)
+        others = [k for k in self.kernels.get(device, []) if k.name != kernel.name]
+        self.kernels[device] = [kernel, *others]
+        registry.refresh()
+        return implementation
+
+    def backward(self, fn: Callable[..., Any] | None = None, *, saves: Iterable[str] | None = None) -> Any:
+        """Declare the gradient: ``fn(grad, saved, needs) -> {argument: gradient}``, in terms of other ops.
+
+        ``grad`` is the output's gradient (a tuple for several outputs), ``saved`` has every scalar and the tensors
+        of ``saves`` (default: all tensor arguments) by name, ``needs.<argument>`` says which gradients are used.
+        """
+        if fn is None:
+            return lambda f: self.backward(f, saves=saves)
+        self.gradient = Backward.declare(self.spec, fn, saves)
+        self._declare()
+        registry.refresh()
+        return fn
+
+    @property
+    def identity(self) -> str:
+        """What compiled artefacts depend on: declaration, reference, gradient and kernels."""
+        parts = [self.spec.digest, _source_digest(self.reference)]
+        parts += [_source_digest(self.gradient.fn)] if self.gradient else []
+        parts += [f"{d}/{k.name}/{k.identity}" for d, ks in sorted(self.kernels.items()) for k in ks]
+        return hashlib.sha256("|".join(parts).encode()).hexdigest()[:16]
+
+    def pick(self, call: Any) -> Kernel | None:
+        """The kernel that takes this bound call, or None when the reference has to run; says why, once."""
+        device = call.device.type
+        reasons = []
+        for kernel in self.kernels.get(device, ()):
+            if not (reason := kernel.refuses(call)):
+                return kernel
+            reasons.append(f"{kernel.name}: {reason}")
+        why = "; ".join(reasons) or f"no kernel for {device}"
+        if settings().strict:
+            raise error("SL306", where=self.spec.name, got=why, expected=f"a kernel for {device}")
+        notice(f"{self.spec.name}/{device}/{why}", f"{self.spec.name} runs its reference ({why}): correct, not fast")
+        return None
+
+    def execute(self, *args: Any, **kwargs: Any) -> Any:
+        """The real implementation, below autograd and autocast."""
+        if kwargs:
+            args = (*args, *(kwargs.get(a.name, a.default) for a in self.spec.args[len(args) :]))
+        call = self._checker.bind(args)
+        kernel = self.pick(call)
+        outs = kernel.run(call) if kernel else fit_outputs(self.spec, call, self._reference(call.args))
+        return outs[0] if len(outs) == 1 else outs or None
+
+    def _reference(self, args: tuple[Any, ...]) -> Any:
+        split = sum(not a.keyword_only for a in self.spec.args)
+        named = {a.name: v for a, v in zip(self.spec.args[split:], args[split:], strict=True)}
+        return self.reference(*args[:split], **named)
+
+    def _register(self) -> None:
+        """Define the schema and the implementations that every op has."""
+        previous = registry.find(self.spec.name)
+        if previous is not None:
+            if _home(previous.reference) != _home(self.reference):
+                raise error(
+                    "SL108", where=self.spec.name, got=_home(self.reference), expected=_home(previous.reference)
+                )
+            compat.destroy_library(previous._library)
+        self._declare()
+        registry.add(self)
+
+    def _declare(self) -> None:
+        """(Re)build the torch registration; done again when a gradient is attached, since torch allows it only once."""
+        if hasattr(self, "_library"):
+            compat.destroy_library(self._library)
+        spec, name = self.spec, self.spec.name
+        self._library = Library(spec.namespace, "FRAGMENT")
+        self._library.define(schema(spec), tags=_tags(spec))
+        self._library.impl(spec.opname, self.execute, "CompositeExplicitAutograd")
+        self.overload = getattr(getattr(torch.ops, spec.namespace), spec.opname).default
+        torch.library.register_fake(name, make_fake(self._checker), lib=self._library)
+        if self.gradient is not None:
+            backward, setup = make_backward(spec, self.gradient)
+            torch.library.register_autograd(name, backward, setup_context=setup, lib=self._library)
+        elif not spec.mutated and floating_outputs(spec):
+            torch.library.register_autograd(name, missing_backward(spec), lib=self._library)
+        if spec.autocast is not None:
+            compat.register_autocast_rule(self._library, spec.opname, self.overload, make_cast(spec))
+
+
+def op(
+    name: str,
+    *,
+    dims: Mapping[str, str] | None = None,
+    bounds: Mapping[str, str] | None = None,
+    requires: Iterable[str] = (),
+    mutates: Iterable[str] = (),
+    contiguous: Iterable[str] = (),
+    outputs: Iterable[str] = (),
+    autocast: str | None = "widest",
+) -> Callable[[Callable[..., Any]], Op]:
+    """Declare a torch op from an annotated function whose body is its reference.
+
+    Args:
+        name: ``"namespace::name"``.
+        dims: sizes that follow from others, ``{"k": "prod(kernel)"}``.
+        bounds: upper bounds of data-dependent output dims, ``{"m": "n * prod(kernel)"}``; asserted at run time.
+        requires: preconditions on sizes and scalars, ``("min(stride) >= 1",)``.
+        mutates: names of tensor arguments that the op writes to.
+        contiguous: names of tensor arguments that must arrive contiguous (others may have any strides).
+        outputs: names of the outputs (default ``out``, or ``out0``, ``out1``, ...); out-style kernels take them by keyword.
+        autocast: dtype of floating inputs under ``torch.autocast``: ``"widest"`` of them, ``"autocast"``, ``"float32"``, None.
+
+    Raises:
+        DeclarationError: SL1xx, when torch could not carry out the declaration.
+
+    Example:
+        >>> import shiplap as sl
+        >>> from jaxtyping import Float
+        >>> from torch import Tensor
+        >>> @sl.op("demo::axpy")
+        ... def axpy(x: Float[Tensor, "n"], y: Float[Tensor, "n"], a: float = 1.0) -> Float[Tensor, "n"]:
+        ...     return a * x + y
+    """
+
+    def declare(fn: Callable[..., Any]) -> Op:
+        spec = read_spec(
+            name, fn, dims=dims or {}, bounds=bounds or {}, requires=requires, mutates=mutates,
+            contiguous=contiguous, outputs=outputs, autocast=autocast,
+        )  # fmt: skip
+        return Op(spec, fn)
+
+    return declare
+
+
+class AdoptedOp(Op):
+    """An op that someone else registered, with a declaration of what it should be: it can be audited, not extended."""
+
+    def _register(self) -> None:
+        packet = getattr(getattr(torch.ops, self.spec.namespace), self.spec.opname, None)
+        if packet is None:
+            raise error("SL501", where=self.spec.name, got="not registered", expected=f"torch.ops.{self.spec.name}",
+                        fix="import the library that registers it first")  # fmt: skip
+        self.overload = packet.default
+
+    def kernel(self, *args: Any, **kwargs: Any) -> Any:
+        raise TypeError(
+            f"{self.spec.name} is adopted: its kernels are registered elsewhere; declare it with sl.op instead"
+        )
+
+    def backward(self, *args: Any, **kwargs: Any) -> Any:
+        raise TypeError(
+            f"{self.spec.name} is adopted: its gradient is registered elsewhere; declare it with sl.op instead"
+        )
+
+
+def adopt(name: str, **declaration: Any) -> Callable[[Callable[..., Any]], AdoptedOp]:
+    """Declare what an already registered torch op should do, so that it can be audited: ``sl.audit(op)``.
+
+    Takes the keyword arguments of :func:`op`; the decorated function is the reference, as there. Nothing is registered
+    or changed: schema, fake, gradient and kernels stay those of the op's own library.
+    """
+
+    def declare(fn: Callable[..., Any]) -> AdoptedOp:
+        keywords: dict[str, Any] = {"dims": {}, "bounds": {}, "requires": (), "mutates": (), "contiguous": (),
+                                    "outputs": (), "autocast": "widest", **declaration}  # fmt: skip
+        return AdoptedOp(read_spec(name, fn, **keywords), fn)
+
+    return declare
+
+
+def _tags(spec: OpSpec) -> tuple[torch.Tag, ...]:
+    tags = [torch.Tag.pt2_compliant_tag]
+    if any(a.contiguous or a.mutated for a in spec.args):
+        tags.append(torch.Tag.needs_exact_strides)
+    if spec.dynamic:
+        tags.append(torch.Tag.dynamic_output_shape)
+    return tuple(tags)
+
+
+def _home(fn: Callable[..., Any]) -> str:
+    return f"{fn.__module__}.{fn.__qualname__}"
+
+
+def _source_digest(fn: Callable[..., Any]) -> str:
+    """Source where there is one; bytecode and constants otherwise."""
+    try:
+        text = inspect.getsource(fn)
+    except (OSError, TypeError):
+        code = getattr(fn, "__code__", None)
+        text = f"{code.co_code!r}{code.co_consts!r}" if code else repr(fn)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,44 @@
+"""``OpSpec`` → torch schema string."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shiplap.op.spec import Arg, OpSpec
+
+__all__ = ["schema"]
+
+_TYPES = {
+    "int": "SymInt", "float": "float", "bool": "bool", "str": "str",
+    "list[int]": "SymInt[]", "list[float]": "float[]", "list[bool]": "bool[]",
+}  # fmt: skip
+
+
+def schema(spec: OpSpec) -> str:
+    """``name(Tensor x, Tensor(a0!) table, SymInt k=3, *, float eps=1e-05) -> (Tensor, Tensor)``, without namespace."""
+    parts: list[str] = []
+    for index, arg in enumerate(spec.args):
+        if arg.keyword_only and "*" not in parts:
+            parts.append("*")
+        parts.append(_argument(arg, index))
+    returns = ["Tensor"] * len(spec.outputs)
+    result = returns[0] if len(returns) == 1 else f"({', '.join(returns)})"
+    return f"{spec.opname}({', '.join(parts)}) -> {result}"
+
+
+def _argument(arg: Arg, index: int) -> str:
+    if arg.many:
+        kind = "Tensor[]"
+    elif arg.tensor is not None:
+        kind = f"Tensor(a{index}!)" if arg.mutated else "Tensor"
+    else:
+        kind = _TYPES[str(arg.scalar)]
+    optional = "?" if arg.optional else ""
+    default = f"={_literal(arg.default)}" if arg.has_default else ""
+    return f"{kind}{optional} {arg.name}{default}"
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(_literal(v) for v in value)}]"
+    return f'"{value}"' if isinstance(value, str) else repr(value)

@@ -1,0 +1,119 @@
+"""``OpSpec``: a declaration as plain frozen data. Everything else - schema, checks, fake, header, samples, docs - reads it."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+from shiplap.op.expr import Expr
+
+__all__ = ["Arg", "Dim", "OpSpec", "Output", "TensorType"]
+
+
+@dataclass(frozen=True)
+class Dim:
+    """One token of a shape: a named, fixed, anonymous (``_``), variadic (``*batch``, ``...``) or computed dim."""
+
+    kind: Literal["name", "fixed", "any", "variadic", "expr"]
+    text: str
+    size: int = -1
+    expr: Expr | None = None
+
+
+@dataclass(frozen=True)
+class TensorType:
+    """Dtype class (``"Float"``), the dtypes it admits (torch names) and the dims."""
+
+    dtype_class: str
+    dtypes: tuple[str, ...]
+    dims: tuple[Dim, ...]
+
+    @property
+    def concrete(self) -> bool:
+        return len(self.dtypes) == 1
+
+    @property
+    def variadic(self) -> bool:
+        return any(d.kind == "variadic" for d in self.dims)
+
+    def __str__(self) -> str:
+        return f'{self.dtype_class}[Tensor, "{" ".join(d.text for d in self.dims)}"]'
+
+
+ScalarKind = Literal["int", "float", "bool", "str", "list[int]", "list[float]", "list[bool]"]
+
+
+@dataclass(frozen=True)
+class Arg:
+    """One argument: a tensor (``tensor`` set), a tensor list (``many``) or a scalar (``scalar`` set)."""
+
+    name: str
+    tensor: TensorType | None = None
+    scalar: ScalarKind | None = None
+    many: bool = False
+    optional: bool = False
+    default: Any = ...
+    keyword_only: bool = False
+    mutated: bool = False
+    contiguous: bool = False
+
+    @property
+    def has_default(self) -> bool:
+        return self.default is not ...
+
+
+@dataclass(frozen=True)
+class Output:
+    """One freshly allocated output."""
+
+    name: str
+    tensor: TensorType
+
+
+@dataclass(frozen=True)
+class OpSpec:
+    """A declared op: names, arguments, outputs and the expressions that relate their sizes."""
+
+    name: str
+    args: tuple[Arg, ...]
+    outputs: tuple[Output, ...]
+    dims: tuple[tuple[str, Expr], ...] = ()
+    bounds: tuple[tuple[str, Expr], ...] = ()
+    requires: tuple[Expr, ...] = ()
+    autocast: str | None = "widest"
+    doc: str = field(default="", compare=False, repr=False)
+
+    @property
+    def namespace(self) -> str:
+        return self.name.split("::")[0]
+
+    @property
+    def opname(self) -> str:
+        return self.name.split("::")[1]
+
+    @cached_property
+    def tensors(self) -> tuple[Arg, ...]:
+        return tuple(a for a in self.args if a.tensor is not None)
+
+    @cached_property
+    def scalars(self) -> tuple[Arg, ...]:
+        return tuple(a for a in self.args if a.scalar is not None)
+
+    @cached_property
+    def mutated(self) -> tuple[str, ...]:
+        return tuple(a.name for a in self.args if a.mutated)
+
+    @cached_property
+    def dynamic(self) -> dict[str, Expr]:
+        """Data-dependent dims and their bounds."""
+        return dict(self.bounds)
+
+    def arg(self, name: str) -> Arg:
+        return next(a for a in self.args if a.name == name)
+
+    @cached_property
+    def digest(self) -> str:
+        """Identity of the declaration (not of its body)."""
+        return hashlib.sha256(repr(self).encode()).hexdigest()[:16]
