@@ -76,12 +76,13 @@ bench-gpu: $(STAMP) ## measure on an accelerator
 # in torch aborts because the sanitizer found no __cxa_throw to intercept when it started.
 PRELOAD = $(foreach lib,libasan.so libubsan.so libstdc++.so.6,$(shell $(CXX) -print-file-name=$(lib)))
 
+# --capture=sys: the report of a sanitizer goes to file descriptor 2 and the process ends; pytest would keep it.
 sanitize: $(STAMP) ## run the kernel tests with the address and undefined-behaviour sanitizers
 	$(BIN)/cmake -S . -B build/sanitize -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) \
 	  -DCMAKE_CXX_COMPILER=$(CXX) -DSHIPLAP_SANITIZE=ON
 	$(BIN)/cmake --build build/sanitize
 	env LD_PRELOAD="$(strip $(PRELOAD))" ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
-	  SHIPLAP_LIBRARY_PATH=$(abspath build/sanitize/lib) $(BIN)/python -m pytest -q tests/kernels $(ARGS)
+	  SHIPLAP_LIBRARY_PATH=$(abspath build/sanitize/lib) $(BIN)/python -m pytest -q --capture=sys tests/kernels $(ARGS)
 
 header: $(STAMP) ## write the C header that the declarations imply
 	$(BIN)/shiplap header $(ARGS)
@@ -90,7 +91,7 @@ wheel: $(STAMP) ## build dist/shiplap-*-py3-none-*.whl
 	$(BIN)/python -m build --wheel --no-isolation
 
 clean: ## remove what was built (.venv stays; its stamp goes)
-	rm -rf build dist site shiplap-report CMakeCache.txt CMakeFiles CMakeInit.txt build.ninja cmake_install.cmake \
+	rm -rf build dist site shiplap-report .cmake CMakeCache.txt CMakeFiles CMakeInit.txt build.ninja cmake_install.cmake \
 	  compile_commands.json .ninja_deps .ninja_log .skbuild-info.json $(STAMP) $(DOCS)
 	find src -name CMakeFiles -prune -exec rm -rf {} +
 	find src \( -name '*.so' -o -name cmake_install.cmake \) -delete
