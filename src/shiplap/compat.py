@@ -66,7 +66,7 @@ def _autocast_kernel(
 
 
 def salt_compile_caches(old: str, new: str) -> None:
-    """Make ``new`` part of every Inductor and AOTAutograd cache key, in place of ``old``; other text in the tag stays."""
+    """Make ``new`` part of every Inductor and AOTAutograd cache key, in place of ``old``; the user's own tag stays."""
     from torch.compiler import config
 
     tag = config.cache_key_tag
@@ -88,9 +88,9 @@ def fakify(mode: Any, tensor: torch.Tensor, dynamic: bool) -> torch.Tensor:
     from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 
     if not dynamic:
-        return mode.from_tensor(tensor)  # type: ignore[no-any-return]
+        return mode.from_tensor(tensor)
     context: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * tensor.dim())
-    return mode.from_tensor(tensor, symbolic_context=context)  # type: ignore[no-any-return]
+    return mode.from_tensor(tensor, symbolic_context=context)
 
 
 def mark_dynamic(tensor: torch.Tensor, dim: int) -> None:
