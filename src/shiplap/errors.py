@@ -114,6 +114,8 @@ CATALOGUE: dict[str, Entry] = {
         ("SL209", "wrong kind of argument", "The schema fixes what each argument is.", "pass the declared type"),
         ("SL210", "mutated tensor overlaps itself", "Two of its elements share memory, so writing it is ambiguous.",
          "pass .clone()"),
+        ("SL211", "values not accepted", "The op is not defined for these values; it says which.",
+         "correct the values that the message names"),
     ]),
     **_entries(KernelError, [
         ("SL301", "output does not fit the declaration", "The fake promised another tensor.",

@@ -29,6 +29,7 @@ __all__ = ["CAbi", "cabi"]
 
 ABI_VERSION = 1
 ERROR_BYTES = 1024
+SL_OK, SL_INVALID_ARGUMENT = 0, 1
 
 
 class DLTensor(ctypes.Structure):
@@ -162,9 +163,10 @@ class _BoundKernel:
         guard: AbstractContextManager[Any] = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
         with guard:
             status = function(ctypes.byref(context), *arguments)
-        if status != 0:
+        if status != SL_OK:
             text = message.value.decode(errors="replace") or f"status {status}"
-            raise error("SL305", where=f"{self.spec.name}, kernel {self.source.symbol}", got=text, expected="SL_OK")
+            id = "SL211" if status == SL_INVALID_ARGUMENT else "SL305"
+            raise error(id, where=f"{self.spec.name}, kernel {self.source.symbol}", got=text, expected="")
 
     def _narrow(self, call: Binding, outs: tuple[Tensor, ...], extents: dict[str, Any]) -> tuple[Tensor, ...]:
         """Cut outputs from their bound to what the kernel filled; a mostly empty one is copied to free its memory."""
