@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, NoReturn
 
-__all__ = ["CATALOGUE", "Entry", "ShiplapError", "ShiplapNotice", "error", "notice"]
+__all__ = ["CATALOGUE", "Entry", "ShiplapError", "ShiplapNotice", "error", "notice", "unfinished"]
 
 
 class ShiplapError(Exception):
@@ -53,6 +55,10 @@ class LibraryError(ShiplapError, RuntimeError):
 
 class AuditError(ShiplapError, ValueError):
     """An audit that cannot be run as asked (SL5xx)."""
+
+
+class CommandError(ShiplapError, RuntimeError):
+    """A command that cannot be carried out as asked (SL6xx)."""
 
 
 class ShiplapNotice(UserWarning):
@@ -101,6 +107,8 @@ CATALOGUE: dict[str, Entry] = {
          "add a tensor argument"),
         ("SL112", "autocast rule", "A rule says which dtype the floating inputs get under torch.autocast.",
          "use 'widest', 'autocast', 'float32' or None"),
+        ("SL113", "declaration not finished", "A draft of 'shiplap init' knows names and types, not sizes or writes.",
+         "work through the lines marked FILL, then write sl.op (or sl.adopt) in place of unfinished"),
     ]),
     **_entries(ArgumentError, [
         ("SL201", "wrong number of dims", "The declaration fixes the rank.", "reshape or unsqueeze it"),
@@ -146,6 +154,15 @@ CATALOGUE: dict[str, Entry] = {
         ("SL502", "no samples can be generated", "Sizes or values could not be derived from the declaration.",
          "give samples= with one builder, a function (rng, sizes, device, dtype) -> arguments"),
     ]),
+    **_entries(CommandError, [
+        ("SL601", "target cannot be imported", "Ops exist once the module that declares them has been imported.",
+         "correct the error it raises, or pass another target"),
+        ("SL602", "file cannot be used", "The command reads or writes this file.", "pass another path"),
+        ("SL603", "optional packages are missing", "This command needs more than shiplap itself.",
+         'pip install "shiplap[demo]"'),
+        ("SL604", "signature cannot be read", "'shiplap init' drafts from annotations, a docstring or a torch schema.",
+         "annotate the function, or write its signature as the first line of its docstring"),
+    ]),
 }  # fmt: skip
 
 
@@ -167,3 +184,26 @@ def notice(key: str, message: str) -> None:
     if key not in _said:
         _said.add(key)
         warnings.warn(message, ShiplapNotice, stacklevel=3)
+
+
+def unfinished(name: str, **declaration: object) -> Callable[[Callable[..., Any]], Unfinished]:
+    """Stands where ``sl.op`` or ``sl.adopt`` will stand: the decorated draft of ``name`` raises SL113 when called."""
+    return lambda fn: Unfinished(name, fn)
+
+
+class Unfinished:
+    """A drafted declaration. Nothing is registered, so nothing can rely on what has not been filled in."""
+
+    def __init__(self, name: str, draft: Callable[..., Any]) -> None:
+        self.name, self.__doc__, self.__module__ = name, draft.__doc__, draft.__module__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise error("SL113", where=self.name, got="lines marked FILL", expected="a finished declaration")
+
+    def kernel(self, device: str, implementation: Any = None, **keywords: Any) -> Any:
+        """As ``Op.kernel``, without binding anything."""
+        return (lambda fn: fn) if implementation is None else implementation
+
+    def backward(self, fn: Any = None, **keywords: Any) -> Any:
+        """As ``Op.backward``, without declaring anything."""
+        return (lambda f: f) if fn is None else fn

@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from shiplap.codegen import prototype, render
+from shiplap.errors import error
+from shiplap.op.op import Op
 from shiplap.op.schema import schema
 from shiplap.op.spec import OpSpec
 
-__all__ = ["header", "signature"]
+__all__ = ["bound_symbols", "header", "signature"]
 
 
 def signature(spec: OpSpec) -> str:
     """Identity of the C prototype: what must not differ between header and library."""
     text = ", ".join(str(p) for p in prototype(spec))
     return hashlib.sha256(f"{spec.name}({text})".encode()).hexdigest()[:16]
+
+
+def bound_symbols(ops: Iterable[Op]) -> dict[str, OpSpec]:
+    """``symbol → spec`` for every C ABI kernel bound to ``ops``; SL403 if two ops claim one symbol."""
+    found: dict[str, OpSpec] = {}
+    for op in ops:
+        for kernel in (k for kernels in op.kernels.values() for k in kernels):
+            symbol = getattr(getattr(kernel.run, "source", None), "symbol", None)
+            if symbol is not None and found.setdefault(symbol, op.spec) != op.spec:
+                raise error("SL403", where=symbol, got=f"bound to {op.spec.name}", expected=found[symbol].name,
+                            fix="give each op a C function of its own")  # fmt: skip
+    return found
 
 
 def header(symbols: Mapping[str, OpSpec], target: str) -> str:
