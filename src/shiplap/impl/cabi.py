@@ -55,12 +55,9 @@ class Context(ctypes.Structure):
 
 _DEVICE = {"cpu": 1, "cuda": 2}
 _CODE = {torch.bool: 6, torch.bfloat16: 4, torch.complex64: 5, torch.complex128: 5}
-_SCALAR = {
-    "int64_t": ctypes.c_int64,
-    "double": ctypes.c_double,
-    "int32_t": ctypes.c_int32,
-    "const char*": ctypes.c_char_p,
-}
+_SCALAR: dict[str, Any] = {
+    "int64_t": ctypes.c_int64, "double": ctypes.c_double, "int32_t": ctypes.c_int32, "const char*": ctypes.c_char_p,
+}  # fmt: skip
 
 
 def _dtype_code(dtype: torch.dtype) -> int:

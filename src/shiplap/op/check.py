@@ -33,8 +33,8 @@ class Binding:
     origin: dict[str, str] = field(default_factory=dict)
 
     def dtype_of(self, out: TensorType) -> torch.dtype:
-        dtype = getattr(torch, out.dtypes[0]) if out.concrete else self.dtypes[out.dtype_class]
-        return dtype  # type: ignore[no-any-return]
+        """The dtype of an output: its own if it is concrete, else that of its class in this call."""
+        return getattr(torch, out.dtypes[0]) if out.concrete else self.dtypes[out.dtype_class]
 
 
 def shape_of(out: Output, env: dict[str, Any]) -> list[Any]:

@@ -114,8 +114,8 @@ def _check(spec: OpSpec) -> None:
         where = f"{spec.name}, output {out.name!r}"
         if not out.tensor.concrete and out.tensor.dtype_class not in classes:
             raise error("SL106", where=where, got=out.tensor.dtype_class, expected=f"one of {sorted(classes)}")
-        for dim in out.tensor.dims:
-            _check_output_dim(spec, where, dim, known)
+        for size in out.tensor.dims:
+            _check_output_dim(spec, where, size, known)
 
 
 def _check_output_dim(spec: OpSpec, where: str, dim: Dim, known: set[str]) -> None:

@@ -1,7 +1,7 @@
 """The life of a call below autograd: bind → pick a kernel → allocate → launch → hand over outputs that fit.
 
 Kernels come in two styles, told apart by their signature. *Out-style* takes the outputs' names as keywords and fills
-tensors that shiplap allocated. *Functional* returns its outputs; they are then made fresh, contiguous and proven to fit.
+tensors that shiplap allocated. *Functional* returns its outputs; they are then made fresh, contiguous and shown to fit.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def poisoned_workspace(byte: int) -> Iterator[None]:
 
 
 def allocate_workspace(expr: Expr | None, call: Binding) -> Tensor:
-    """Scratch of the declared size in bytes, from PyTorch's allocator on the call's device (so a graph pool owns it)."""
+    """Scratch of the declared size in bytes, from PyTorch's allocator on the call's device: a graph pool owns it."""
     env = {**call.env, "threads": torch.get_num_threads(), "itemsize": _itemsize(call)}
     size = int(expr(env)) if expr is not None else 0
     scratch = torch.empty(size, dtype=torch.uint8, device=call.device)

@@ -1,4 +1,4 @@
-"""``@sl.op``: a declaration becomes a registered torch op. The body is the reference; kernels and gradient attach to it."""
+"""``@sl.op``: a declaration becomes a registered torch op. The body is the reference; kernels and gradient attach."""
 
 from __future__ import annotations
 
@@ -37,6 +37,8 @@ class Op:
         kernels: implementations by device type, first one first.
         gradient: the declared backward, or None.
     """
+
+    _library: Library
 
     def __init__(self, spec: OpSpec, reference: Callable[..., Any]) -> None:
         self.spec, self.reference = spec, reference
@@ -184,8 +186,8 @@ def op(
         requires: preconditions on sizes and scalars, ``("min(stride) >= 1",)``.
         mutates: names of tensor arguments that the op writes to.
         contiguous: names of tensor arguments that must arrive contiguous (others may have any strides).
-        outputs: names of the outputs (default ``out``, or ``out0``, ``out1``, ...); out-style kernels take them by keyword.
-        autocast: dtype of floating inputs under ``torch.autocast``: ``"widest"`` of them, ``"autocast"``, ``"float32"``, None.
+        outputs: names of the outputs (default ``out``, or ``out0``, ``out1``, ...), keywords of out-style kernels.
+        autocast: dtype of floating inputs under autocast: ``"widest"`` of them, ``"autocast"``, ``"float32"`` or None.
 
     Raises:
         DeclarationError: SL1xx, when torch could not carry out the declaration.

@@ -1,4 +1,4 @@
-"""``OpSpec``: a declaration as plain frozen data. Everything else - schema, checks, fake, header, samples, docs - reads it."""
+"""``OpSpec``: a declaration as frozen data. All else - schema, checks, fake, header, samples, docs - reads it."""
 
 from __future__ import annotations
 
