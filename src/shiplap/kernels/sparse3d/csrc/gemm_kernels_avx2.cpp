@@ -1,0 +1,8 @@
+// x86-64 with AVX2 and FMA; compiled with -mavx2 -mfma.
+#define SHIPLAP_VECTOR_BYTES 32
+#define SHIPLAP_REGISTERS 16
+#include "gemm_kernels_impl.h"
+
+namespace shiplap::sparse3d {
+const IsaKernels& avx2_kernels() { return kKernels; }
+}  // namespace shiplap::sparse3d

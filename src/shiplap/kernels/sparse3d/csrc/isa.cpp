@@ -1,0 +1,30 @@
+// Which instruction sets this machine can run. Asks the CPU on every call (a few nanoseconds):
+// a remembered answer would be state.
+#include "gemm_kernels.h"
+
+namespace shiplap::sparse3d {
+
+const IsaKernels* isa_kernels(int32_t isa) {
+  switch (isa) {
+    case kBaseline:
+      return &baseline_kernels();
+#if defined(__x86_64__)
+    case kAvx2:
+      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? &avx2_kernels()
+                                                                             : nullptr;
+    case kAvx512:
+      return __builtin_cpu_supports("avx512f") ? &avx512_kernels() : nullptr;
+#endif
+    default:
+      return nullptr;
+  }
+}
+
+const IsaKernels& best_kernels() {
+  for (int32_t isa = kIsaCount - 1; isa > kBaseline; --isa) {
+    if (const IsaKernels* kernels = isa_kernels(isa)) return *kernels;
+  }
+  return baseline_kernels();
+}
+
+}  // namespace shiplap::sparse3d
