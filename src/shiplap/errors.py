@@ -152,7 +152,9 @@ CATALOGUE: dict[str, Entry] = {
         ("SL501", "nothing to audit", "The target names no declared op.",
          "pass module:op, a file that declares ops, or namespace::name of a declared op"),
         ("SL502", "no samples can be generated", "Sizes or values could not be derived from the declaration.",
-         "give samples= with one builder, a function (rng, sizes, device, dtype) -> arguments"),
+         "declare a builder with @op.samples: fn(rng, sizes, dtype, device) -> all arguments"),
+        ("SL503", "no such check", "Checks are named by their file in shiplap/audit/checks.",
+         "use names that shiplap.audit.CHECKS lists"),
     ]),
     **_entries(CommandError, [
         ("SL601", "target cannot be imported", "Ops exist once the module that declares them has been imported.",

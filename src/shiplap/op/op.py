@@ -36,6 +36,7 @@ class Op:
         overload: the registered ``torch.ops.<namespace>.<name>.default``.
         kernels: implementations by device type, first one first.
         gradient: the declared backward, or None.
+        sampler: builds arguments for the audit, or None: then they are drawn from the declaration.
     """
 
     _library: Library
@@ -44,6 +45,7 @@ class Op:
         self.spec, self.reference = spec, reference
         self.kernels: dict[str, list[Kernel]] = {}
         self.gradient: Backward | None = None
+        self.sampler: Callable[..., tuple[Any, ...]] | None = None
         self._checker = Checker(spec)
         self._register()
         self.__name__, self.__doc__, self.__module__ = spec.opname, reference.__doc__, reference.__module__
@@ -97,6 +99,15 @@ class Op:
         self.gradient = Backward.declare(self.spec, fn, saves)
         self._declare()
         registry.refresh()
+        return fn
+
+    def samples(self, fn: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
+        """Declare how arguments are drawn whose values mean something (row numbers, offsets, sorted keys).
+
+        ``fn(rng, sizes, dtype, device)`` returns all arguments in order; ``rng`` is a seeded CPU generator, ``sizes``
+        maps each dim and each scalar argument to the value asked for, ``dtype`` is that of the floating arguments.
+        """
+        self.sampler = fn
         return fn
 
     @property
