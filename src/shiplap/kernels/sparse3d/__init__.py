@@ -1,0 +1,20 @@
+"""Sparse 3D convolution: voxels, tables, convolution and modules, traceable by ``torch.compile(fullgraph=True)``."""
+
+from shiplap.kernels.sparse3d.nn import Sequential, SparseConv3d, SparseInverseConv3d, SubMConv3d
+from shiplap.kernels.sparse3d.ops import (
+    conv,
+    conv_table,
+    conv_weight_grad,
+    out_coords,
+    segment_mean,
+    subm_table,
+    transpose_table,
+    unique_coords,
+)
+from shiplap.kernels.sparse3d.tensor import Geometry, SparseTensor, Strided, voxelize
+
+__all__ = [
+    "Geometry", "Sequential", "SparseConv3d", "SparseInverseConv3d", "SparseTensor", "Strided", "SubMConv3d",
+    "conv", "conv_table", "conv_weight_grad", "out_coords", "segment_mean", "subm_table", "transpose_table",
+    "unique_coords", "voxelize",
+]  # fmt: skip

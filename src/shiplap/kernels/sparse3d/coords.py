@@ -1,0 +1,78 @@
+"""Integer geometry in plain PyTorch: what the references of the table ops are written in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from shiplap.errors import error
+
+__all__ = ["Lookup", "check_coords", "inside", "keys_of", "output_shape", "refuse", "taps"]
+
+MAX_CELLS = 2**63
+
+
+def refuse(op: str, bad: Tensor, message: str) -> None:
+    """Raise SL211 with ``message`` (its ``{row}`` filled in) if any element of ``bad`` is set."""
+    if bool(bad.any()):
+        raise error("SL211", where=f"sparse3d::{op}", got=message.format(row=int(bad.nonzero()[0, 0])))
+
+
+def taps(kernel: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Offsets ``(kx, ky, kz)`` in tap order, ``v = (kx*Ky + ky)*Kz + kz``."""
+    yield from product(range(kernel[0]), range(kernel[1]), range(kernel[2]))
+
+
+def output_shape(
+    shape: Sequence[int], kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
+) -> tuple[int, int, int]:
+    """Output grid of a strided convolution: ``floor((W + 2P - Dl*(K-1) - 1)/S) + 1`` per axis, never negative."""
+    sizes = zip(shape, kernel, stride, padding, dilation, strict=True)
+    x, y, z = (max(0, (w + 2 * p - dl * (k - 1) - 1) // s + 1) for w, k, s, p, dl in sizes)
+    return x, y, z
+
+
+def inside(coords: Tensor, shape: Sequence[int]) -> Tensor:
+    """Mask of rows that lie in the grid (and in a batch)."""
+    limit = torch.tensor(shape, dtype=coords.dtype, device=coords.device)
+    return ((coords[:, 1:] >= 0) & (coords[:, 1:] < limit)).all(1) & (coords[:, 0] >= 0)
+
+
+def keys_of(coords: Tensor, shape: Sequence[int]) -> Tensor:
+    """One int64 per row, ordered like (batch, x, y, z). Rows must be inside the grid."""
+    b, x, y, z = coords.long().unbind(1)
+    return ((b * shape[0] + x) * shape[1] + y) * shape[2] + z
+
+
+def check_coords(op: str, coords: Tensor, shape: Sequence[int]) -> None:
+    """Refuse rows outside the grid, duplicates, and grids whose cells have no int64 number."""
+    if coords.shape[0] == 0:
+        return
+    refuse(op, ~inside(coords, shape), "coords row {row} is outside spatial_shape " + str(tuple(shape)))
+    if (int(coords[:, 0].max()) + 1) * shape[0] * shape[1] * shape[2] >= MAX_CELLS:
+        raise error("SL211", where=f"sparse3d::{op}", got=f"a grid {tuple(shape)} of 2^63 cells or more")
+    ordered, rows = keys_of(coords, shape).sort()
+    twins = torch.zeros_like(rows, dtype=torch.bool)
+    twins[rows[1:]] = ordered[1:] == ordered[:-1]
+    refuse(op, twins, "duplicate coordinates: row {row} occurs more than once")
+
+
+class Lookup:
+    """Rows by coordinate: sorted keys and binary search."""
+
+    def __init__(self, coords: Tensor, shape: Sequence[int]) -> None:
+        self.shape = shape
+        self.keys, self.rows = keys_of(coords, shape).sort()
+
+    def __call__(self, queries: Tensor) -> Tensor:
+        """``int32 [q]``: the row of each query, -1 where there is none or the query is outside the grid."""
+        missing = torch.full((queries.shape[0],), -1, dtype=torch.int32, device=queries.device)
+        if self.keys.numel() == 0:
+            return missing
+        wanted = keys_of(queries, self.shape)
+        at = torch.searchsorted(self.keys, wanted).clamp_max(self.keys.numel() - 1)
+        found = inside(queries, self.shape) & (self.keys[at] == wanted)
+        return torch.where(found, self.rows[at].int(), missing)
