@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,11 @@ class Context(ctypes.Structure):
 
 
 _DEVICE = {"cpu": 1, "cuda": 2}
-_CODE = {torch.bool: 6, torch.bfloat16: 4, torch.complex64: 5, torch.complex128: 5}
+_EXTENSION = 12  # kDLExtDev: any other device type, such as a PrivateUse1 backend
+_CODE = {
+    torch.bool: 6, torch.bfloat16: 4, torch.complex32: 5, torch.complex64: 5, torch.complex128: 5,
+    torch.float8_e4m3fn: 10, torch.float8_e4m3fnuz: 11, torch.float8_e5m2: 12, torch.float8_e5m2fnuz: 13,
+}  # fmt: skip
 _SCALAR: dict[str, Any] = {
     "int64_t": ctypes.c_int64, "double": ctypes.c_double, "int32_t": ctypes.c_int32, "const char*": ctypes.c_char_p,
 }  # fmt: skip
@@ -67,13 +71,33 @@ def _dtype_code(dtype: torch.dtype) -> int:
 
 
 def _view(t: Tensor) -> DLTensor:
-    """A DLTensor over ``t``; its shape and stride arrays live as long as it does."""
+    """A DLTensor over ``t``; its shape and stride arrays live as long as it does.
+
+    A contiguous tensor gets the canonical strides: torch leaves those of dims of size 0 or 1 arbitrary.
+    """
     dims = ctypes.c_int64 * max(1, t.dim())
-    shape, strides = dims(*t.shape), dims(*t.stride())
+    shape, strides = dims(*t.shape), dims(*(_canonical(t.shape) if t.is_contiguous() else t.stride()))
     index = t.device.index if t.device.index is not None else 0
     return DLTensor(
-        t.data_ptr(), _DEVICE[t.device.type], index, t.dim(), _dtype_code(t.dtype), t.itemsize * 8, 1, shape, strides, 0
+        t.data_ptr(),
+        _DEVICE.get(t.device.type, _EXTENSION),
+        index,
+        t.dim(),
+        _dtype_code(t.dtype),
+        t.itemsize * 8,
+        1,
+        shape,
+        strides,
+        0,
     )
+
+
+def _canonical(shape: Sequence[int]) -> list[int]:
+    strides, step = [0] * len(shape), 1
+    for axis in range(len(shape) - 1, -1, -1):
+        strides[axis] = step
+        step *= max(1, shape[axis])
+    return strides
 
 
 class CAbi:

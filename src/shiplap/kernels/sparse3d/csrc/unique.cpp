@@ -123,7 +123,7 @@ void mean_segments(const T* feats, const int32_t* index, const int32_t* counts, 
     for (int64_t i = 0; i < c; ++i) sum[i] += feats[row * c + i];
   }
   for (int64_t segment = first; segment < end; ++segment) {
-    const T count = static_cast<T>(counts[segment]);
+    const T count = static_cast<T>(std::max(counts[segment], 1));  // an empty segment is zero
     for (int64_t i = 0; i < c; ++i) out[segment * c + i] /= count;
   }
 }

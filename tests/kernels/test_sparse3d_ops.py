@@ -1,0 +1,198 @@
+"""Each op's CPU kernel against its reference, over the edges; and what the ops refuse."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import shiplap as sl
+from shiplap.kernels import sparse3d
+from tests.kernels.scenes import scene
+
+ONE = [1, 1, 1]
+
+
+def same(op: sl.Op, *args: object) -> None:
+    """Kernel and reference agree: exactly for integers, to 1e-12 relative in float64."""
+    got, want = op(*args), op.reference(*args)
+    for a, b in zip(
+        got if isinstance(got, tuple) else (got,), want if isinstance(want, tuple) else (want,), strict=True
+    ):
+        assert a.shape == b.shape
+        assert a.dtype == b.dtype
+        assert torch.equal(a, b) if not a.is_floating_point() else torch.allclose(a, b, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 17, 500])
+def test_unique_coords(n):
+    same(sparse3d.unique_coords, torch.randint(-5, 6, (n, 4), dtype=torch.int32))
+
+
+def test_unique_coords_takes_the_whole_int32_range_of_one_axis():
+    coords = torch.zeros(4, 4, dtype=torch.int32)
+    coords[:, 2] = torch.tensor([2**31 - 1, -(2**31), 0, 2**31 - 1])
+    same(sparse3d.unique_coords, coords)
+
+
+def test_unique_coords_refuses_extents_beyond_63_bits():
+    coords = torch.tensor([[-(2**31)] * 4, [2**31 - 1] * 4], dtype=torch.int32)
+    with pytest.raises(sl.ShiplapError, match="SL211"):
+        sparse3d.unique_coords(coords)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("n", [0, 1, 300])
+def test_segment_mean_and_its_gradient(n, dtype):
+    index = torch.randint(0, 7, (n,), dtype=torch.int32)
+    counts = torch.bincount(index.long(), minlength=9).int()  # two segments stay empty
+    feats = torch.randn(n, 5, dtype=dtype, requires_grad=True)
+    got = sparse3d.segment_mean(feats, index, counts)
+    want = sparse3d.segment_mean.reference(feats, index, counts)
+    torch.testing.assert_close(got, want)
+    assert not got[7:].any()
+    weight = torch.randn_like(got)
+    (g,), (w,) = (torch.autograd.grad(t, feats, weight) for t in (got, want))
+    torch.testing.assert_close(g, w)
+
+
+@pytest.mark.parametrize("n", [0, 1, 40, 300])
+@pytest.mark.parametrize("kernel", [[1, 1, 1], [3, 3, 3], [2, 2, 2], [5, 1, 3], [4, 3, 2]])
+def test_subm_table(n, kernel):
+    x = scene(n, (9, 8, 7), 1)
+    same(sparse3d.subm_table, x.coords, [9, 8, 7], kernel, [1, 2, 1])
+
+
+@pytest.mark.parametrize("n", [0, 1, 300])
+@pytest.mark.parametrize(("kernel", "stride", "padding", "dilation"), [
+    ([3, 3, 3], [2, 2, 2], [1, 1, 1], ONE), ([2, 2, 2], [2, 2, 2], [0, 0, 0], ONE),
+    ([1, 1, 1], [2, 2, 2], [0, 0, 0], ONE), ([5, 4, 3], [3, 1, 2], [2, 0, 1], [1, 2, 1]),
+    ([3, 3, 3], [2, 2, 2], [1, 1, 1], [2, 2, 2]),
+])  # fmt: skip
+def test_out_coords_and_tables(n, kernel, stride, padding, dilation):
+    x = scene(n, (9, 8, 11), 1)
+    window = ([9, 8, 11], kernel, stride, padding, dilation)
+    same(sparse3d.out_coords, x.coords, *window)
+    outs = sparse3d.out_coords(x.coords, *window)
+    same(sparse3d.conv_table, x.coords, outs, *window)
+    same(sparse3d.transpose_table, sparse3d.conv_table(x.coords, outs, *window), n)
+
+
+@pytest.mark.parametrize("parity", [0, 1])
+def test_out_coords_where_no_two_inputs_share_an_output(parity):
+    """All-odd and all-even voxels: the two scenes that overrun a heuristic capacity."""
+    cells = torch.cartesian_prod(*[torch.arange(parity, 12, 2)] * 3)
+    coords = torch.cat([torch.zeros(len(cells), 1), cells], 1).int()
+    for kernel, padding in (([3, 3, 3], ONE), ([1, 1, 1], [0, 0, 0]), ([5, 5, 5], [2, 2, 2])):
+        same(sparse3d.out_coords, coords, [12, 12, 12], kernel, [2, 2, 2], padding, ONE)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("ci", "co"), [(0, 3), (3, 0), (1, 1), (5, 7), (16, 16), (33, 65)])
+def test_conv_and_weight_gradient(ci, co, dtype):
+    x = scene(120, (6, 6, 6), ci, dtype=dtype)
+    table, _ = x.geometry.subm(3)
+    weight, bias, grad = (torch.randn(s, dtype=dtype) for s in ((co, 27, ci), (co,), (120, co)))
+    tolerance = {"rtol": 1e-4, "atol": 1e-4} if dtype == torch.float32 else {"rtol": 1e-12, "atol": 1e-11}
+    for op, args in (
+        (sparse3d.conv, (x.feats, weight, table)), (sparse3d.conv, (x.feats, weight, table, bias)),
+        (sparse3d.conv, (x.feats, weight.transpose(0, 1).contiguous().transpose(0, 1), table)),
+        (sparse3d.conv_weight_grad, (grad, x.feats, table)),
+    ):  # fmt: skip
+        torch.testing.assert_close(op(*args), op.reference(*args), **tolerance)
+
+
+def test_conv_takes_views_of_any_stride():
+    x = scene(60, (6, 6, 6), 8)
+    table, _ = x.geometry.subm(3)
+    weight = torch.randn(4, 27, 8, dtype=torch.float64)
+    want = sparse3d.conv(x.feats, weight, table)
+    wide = torch.randn(61, 16, dtype=torch.float64)
+    wide[1:, ::2] = x.feats
+    assert torch.equal(sparse3d.conv(wide[1:, ::2], weight, table.T.contiguous().T), want)
+    one = torch.randn(8, dtype=torch.float64)
+    assert torch.equal(
+        sparse3d.conv(one.expand(60, 8), weight, table), sparse3d.conv(one.expand(60, 8).clone(), weight, table)
+    )
+
+
+def test_bfloat16_runs_the_reference_and_says_so():
+    x = scene(20, (4, 4, 4), 4, dtype=torch.float32)
+    table, _ = x.geometry.subm(3)
+    with pytest.warns(sl.ShiplapNotice, match="float32 and float64, not torch.bfloat16"):
+        out = sparse3d.conv(x.feats.bfloat16(), torch.randn(3, 27, 4).bfloat16(), table)
+    assert out.dtype == torch.bfloat16
+
+
+REFUSED = {
+    "duplicate rows": (torch.tensor([[0, 1, 1, 1], [0, 2, 2, 2], [0, 1, 1, 1]]), "duplicate"),
+    "negative": (torch.tensor([[0, -1, 2, 3]]), "outside spatial_shape"),
+    "too large": (torch.tensor([[0, 1, 9, 3]]), "outside spatial_shape"),
+    "negative scene": (torch.tensor([[-1, 1, 1, 3]]), "outside spatial_shape"),
+}
+
+
+@pytest.mark.parametrize("run", ["kernel", "reference"])
+@pytest.mark.parametrize("case", REFUSED)
+def test_bad_coordinates_are_refused_by_every_table_op(case, run):
+    rows, message = REFUSED[case]
+    good = torch.zeros(0, 4, dtype=torch.int32)
+    calls = (
+        (sparse3d.subm_table, (rows.int(), [5, 5, 5], [3, 3, 3], ONE)),
+        (sparse3d.out_coords, (rows.int(), [5, 5, 5], [3, 3, 3], [2, 2, 2], ONE, ONE)),
+        (sparse3d.conv_table, (rows.int(), good, [5, 5, 5], [3, 3, 3], [2, 2, 2], ONE, ONE)),
+        (sparse3d.conv_table, (good, rows.int(), [9, 9, 9], [3, 3, 3], [2, 2, 2], ONE, ONE)),
+    )
+    for op, args in calls:
+        with pytest.raises(sl.ShiplapError, match="SL211") as caught:
+            (op if run == "kernel" else op.reference)(*args)
+        assert "duplicate" in str(caught.value) if message == "duplicate" else "outside" in str(caught.value)
+
+
+@pytest.mark.parametrize("entry", [-2, 20, 2**31 - 1])
+def test_table_entries_out_of_range_are_refused(entry):
+    x = scene(20, (4, 4, 4), 4)
+    table = x.geometry.subm(3)[0].clone()
+    table[7, 3] = entry
+    weight = torch.randn(3, 27, 4, dtype=torch.float64)
+    for call in (
+        lambda: sparse3d.conv(x.feats, weight, table),
+        lambda: sparse3d.conv_weight_grad(torch.randn(20, 3, dtype=torch.float64), x.feats, table),
+        lambda: sparse3d.transpose_table(table, 20),
+        lambda: sparse3d.conv.reference(x.feats, weight, table),
+    ):
+        with pytest.raises(sl.ShiplapError, match="SL211"):
+            call()
+
+
+def test_a_grid_of_2_to_the_63_cells_is_refused_and_a_smaller_one_is_not():
+    coords = torch.tensor([[0, 0, 0, 0]], dtype=torch.int32)
+    edge = 2**21
+    with pytest.raises(sl.ShiplapError, match="SL211"):
+        sparse3d.subm_table(coords, [edge, edge, edge], [1, 1, 1], ONE)
+    far = torch.tensor([[0, 2**20, 5, 2**20 - 2], [0, 2**20, 5, 2**20 - 1]], dtype=torch.int32)
+    same(sparse3d.subm_table, far, [edge, edge, edge // 2], [1, 1, 3], ONE)
+
+
+def test_voxelize_means_and_inverse():
+    points, feats = torch.rand(500, 3) * 4 - 1, torch.randn(500, 3, requires_grad=True)
+    voxels, inverse = sparse3d.voxelize(points, feats, 0.5, origin=(-1, -1, -1), spatial_shape=(8, 8, 8))
+    cells = torch.floor((points + 1) / 0.5).int()
+    assert torch.equal(voxels.coords[inverse.long()][:, 1:], cells)
+    for row in (0, len(voxels.feats) - 1):
+        torch.testing.assert_close(voxels.feats[row], feats[inverse == row].mean(0))
+    voxels.feats.sum().backward()
+    assert torch.isfinite(feats.grad).all()
+
+
+def test_voxelize_refuses_points_outside_and_nan():
+    feats = torch.zeros(2, 1)
+    for point in (float("nan"), -0.1, 4.0):
+        points = torch.tensor([[1.0, 1.0, 1.0], [point, 0.0, 0.0]])
+        with pytest.raises(sl.ShiplapError, match=r"SL211.*\n.*\n.*point 1"):
+            sparse3d.voxelize(points, feats, 1.0, origin=(0, 0, 0), spatial_shape=(4, 4, 4))
+
+
+def test_voxelize_of_nothing():
+    voxels, inverse = sparse3d.voxelize(torch.zeros(0, 3), torch.zeros(0, 2), 1.0)
+    assert voxels.feats.shape == (0, 2)
+    assert inverse.shape == (0,)
