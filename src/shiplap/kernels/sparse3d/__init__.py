@@ -1,5 +1,6 @@
 """Sparse 3D convolution: voxels, tables, convolution and modules, traceable by ``torch.compile(fullgraph=True)``."""
 
+from shiplap.kernels.sparse3d import samples as _samples  # noqa: F401  (attaches to the ops)
 from shiplap.kernels.sparse3d.nn import Sequential, SparseConv3d, SparseInverseConv3d, SubMConv3d
 from shiplap.kernels.sparse3d.ops import (
     conv,

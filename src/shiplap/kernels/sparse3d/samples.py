@@ -1,0 +1,115 @@
+"""How the audit draws arguments of the sparse3d ops: distinct voxels inside a grid, tables as table ops return them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+from shiplap.kernels.sparse3d import ops
+from shiplap.kernels.sparse3d.coords import output_shape
+
+SCENES = 2
+
+
+def _grid(rows: int) -> list[int]:
+    """A grid whose scenes hold ``rows`` voxels at about a third of its cells."""
+    edge = max(3, math.ceil((3 * rows / SCENES) ** (1 / 3)))
+    return [edge + 1, edge, edge + 2]
+
+
+def _voxels(rng: Generator, rows: int, grid: list[int], device: Any) -> Tensor:
+    """``int32 [rows, 4]``: distinct, unsorted."""
+    cells = torch.randperm(SCENES * math.prod(grid), generator=rng)[:rows]
+    z, rest = cells % grid[2], cells // grid[2]
+    y, rest = rest % grid[1], rest // grid[1]
+    return torch.stack([rest // grid[0], rest % grid[0], y, z], 1).int().to(device)
+
+
+def _table(rng: Generator, outputs: int, inputs: int, taps: int, device: Any) -> Tensor:
+    """``int32 [outputs, taps]``: about half the entries set, no input twice under one tap."""
+    span = max(1, 2 * max(outputs, inputs))
+    columns = [torch.randperm(span, generator=rng)[:outputs] for _ in range(taps)]
+    table = torch.stack(columns, 1) if taps else torch.zeros(outputs, 0, dtype=torch.int64)
+    return torch.where(table < inputs, table, -1).int().to(device)
+
+
+def _triple(sizes: dict[str, Any], name: str, default: list[int], least: int = 1) -> list[int]:
+    value = list(sizes.get(name) or ())
+    return [max(least, v) for v in value] if len(value) == 3 else default
+
+
+def _window(sizes: dict[str, Any]) -> tuple[list[int], list[int], list[int], list[int]]:
+    kernel = [min(5, k) for k in _triple(sizes, "kernel", [3, 3, 3])]
+    padding = [min(p, k - 1) for p, k in zip(_triple(sizes, "padding", [1, 1, 1], 0), kernel, strict=True)]
+    return kernel, _triple(sizes, "stride", [2, 2, 2]), padding, _triple(sizes, "dilation", [1, 1, 1])
+
+
+def _normal(rng: Generator, shape: tuple[int, ...], dtype: torch.dtype, device: Any) -> Tensor:
+    return torch.randn(shape, generator=rng, dtype=torch.float64).to(device=device, dtype=dtype)
+
+
+@ops.unique_coords.samples
+def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    return (torch.randint(-3, 4, (sizes["n"], 4), generator=rng, dtype=torch.int32).to(device),)
+
+
+@ops.segment_mean.samples
+def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    segments = sizes["m"]
+    rows = sizes["n"] if segments else 0
+    index = torch.randint(0, max(1, segments), (rows,), generator=rng)
+    counts = torch.bincount(index, minlength=segments)[:segments].int().to(device)
+    return _normal(rng, (rows, sizes["c"]), dtype, device), index.int().to(device), counts
+
+
+@ops.subm_table.samples
+def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    grid = _grid(sizes["n"])
+    kernel, _, _, dilation = _window(sizes)
+    return _voxels(rng, sizes["n"], grid, device), grid, kernel, dilation
+
+
+@ops.out_coords.samples
+def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    grid = _grid(sizes["n"])
+    return _voxels(rng, sizes["n"], grid, device), grid, *_window(sizes)
+
+
+@ops.conv_table.samples
+def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    kernel, stride, padding, dilation = _window(sizes)
+    grid = _grid(max(sizes["n"], sizes["m"] * math.prod(stride)))
+    grid = [g + d * (k - 1) for g, d, k in zip(grid, dilation, kernel, strict=True)]
+    outputs = list(output_shape(grid, kernel, stride, padding, dilation))
+    coords, out_coords = _voxels(rng, sizes["n"], grid, device), _voxels(rng, sizes["m"], outputs, device)
+    return coords, out_coords, grid, kernel, stride, padding, dilation
+
+
+@ops.transpose_table.samples
+def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    return _table(rng, sizes["m"], sizes["rows"], sizes["k"], device), sizes["rows"]
+
+
+@ops.conv.samples
+def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    n, m, k, ci, co = (sizes[name] for name in ("n", "m", "k", "ci", "co"))
+    table = _table(rng, m, n, k, device)
+    feats, weight, bias = (_normal(rng, shape, dtype, device) for shape in ((n, ci), (co, k, ci), (co,)))
+    with_options = bool(torch.randint(0, 2, (), generator=rng))
+    return (
+        feats,
+        weight,
+        table,
+        bias if with_options else None,
+        ops.transpose_table.reference(table, n) if with_options else None,
+    )
+
+
+@ops.conv_weight_grad.samples
+def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    n, m, k, ci, co = (sizes[name] for name in ("n", "m", "k", "ci", "co"))
+    grad, feats = _normal(rng, (m, co), dtype, device), _normal(rng, (n, ci), dtype, device)
+    return grad, feats, _table(rng, m, n, k, device)
