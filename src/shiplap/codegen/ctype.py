@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from shiplap.errors import error
@@ -14,6 +14,16 @@ Role = Literal["input", "output", "scalar", "list", "length", "extent"]
 
 _SCALAR = {"int": "int64_t", "float": "double", "bool": "int32_t", "str": "const char*"}
 _ELEMENT = {"list[int]": "int64_t", "list[float]": "double"}
+
+# What a Python argument may be called and a C or C++ parameter may not.
+_RESERVED = """
+ctx alignas alignof and_eq asm auto bitand bitor bool case catch char char8_t char16_t char32_t co_await co_return
+co_yield compl concept const const_cast consteval constexpr constinit decltype default delete do double dynamic_cast
+enum explicit export extern false float friend goto inline int long mutable namespace new noexcept not_eq nullptr
+operator or_eq private protected public register reinterpret_cast requires restrict short signed sizeof static
+static_assert static_cast struct switch template this thread_local throw true typedef typeid typename typeof union
+unsigned using virtual void volatile wchar_t xor xor_eq
+""".split()  # noqa: SIM905
 
 
 @dataclass(frozen=True)
@@ -35,7 +45,17 @@ def prototype(spec: OpSpec) -> tuple[CParameter, ...]:
     outputs = [CParameter("DLTensor*", o.name, "output", o.name) for o in spec.outputs]
     scalars = [p for a in spec.scalars for p in _scalar(spec, a)]
     extents = [CParameter("int64_t*", dim, "extent", dim) for dim in spec.dynamic]
-    return (*inputs, *outputs, *scalars, *extents)
+    taken = set(_RESERVED)
+    return tuple(_renamed(p, taken) for p in (*inputs, *outputs, *scalars, *extents))
+
+
+def _renamed(p: CParameter, taken: set[str]) -> CParameter:
+    """``p`` under a name that is no word of C or C++ and no other parameter's."""
+    name = p.name
+    while name in taken:
+        name += "_"
+    taken.add(name)
+    return replace(p, name=name)
 
 
 def _tensor(spec: OpSpec, arg: Arg) -> str:

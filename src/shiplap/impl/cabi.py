@@ -78,18 +78,10 @@ def _view(t: Tensor) -> DLTensor:
     dims = ctypes.c_int64 * max(1, t.dim())
     shape, strides = dims(*t.shape), dims(*(_canonical(t.shape) if t.is_contiguous() else t.stride()))
     index = t.device.index if t.device.index is not None else 0
+    device = _DEVICE.get(t.device.type, _EXTENSION)
     return DLTensor(
-        t.data_ptr(),
-        _DEVICE.get(t.device.type, _EXTENSION),
-        index,
-        t.dim(),
-        _dtype_code(t.dtype),
-        t.itemsize * 8,
-        1,
-        shape,
-        strides,
-        0,
-    )
+        t.data_ptr(), device, index, t.dim(), _dtype_code(t.dtype), t.itemsize * 8, 1, shape, strides, 0
+    )  # fmt: skip
 
 
 def _canonical(shape: Sequence[int]) -> list[int]:

@@ -38,14 +38,18 @@ def header(symbols: Mapping[str, OpSpec], target: str) -> str:
     kernels = [
         {
             "symbol": symbol,
-            "summary": (spec.doc.splitlines() or [spec.name])[0].replace("*/", "* /"),
-            "lines": _lines(spec),
+            "summary": _comment((spec.doc.splitlines() or [spec.name])[0]),
+            "lines": [_comment(line) for line in _lines(spec)],
             "signature": signature(spec),
             "parameters": prototype(spec),
         }
         for symbol, spec in symbols.items()
     ]
     return render("kernels.h.jinja", target=target, guard=guard, kernels=kernels)
+
+
+def _comment(text: str) -> str:
+    return text.replace("*/", "* /").replace("/*", "/ *")
 
 
 def _lines(spec: OpSpec) -> list[str]:

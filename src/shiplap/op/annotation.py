@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,12 +15,7 @@ from shiplap.op.spec import Arg, Dim, TensorType
 
 __all__ = ["read_argument", "read_tensor", "tensor_dtypes"]
 
-_SCALARS: dict[Any, str] = {
-    int: "int", float: "float", bool: "bool", str: "str",
-    list[int]: "list[int]", list[float]: "list[float]", list[bool]: "list[bool]",
-    Sequence[int]: "list[int]", Sequence[float]: "list[float]", Sequence[bool]: "list[bool]",
-    tuple[int, ...]: "list[int]", tuple[float, ...]: "list[float]", tuple[bool, ...]: "list[bool]",
-}  # fmt: skip
+_SCALARS: dict[type, str] = {int: "int", float: "float", bool: "bool", str: "str"}
 
 
 def is_tensor(annotation: Any) -> bool:
@@ -46,6 +41,8 @@ def tensor_dtypes(annotation: Any) -> tuple[str, ...]:
 def _dim(token: str, where: str) -> Dim:
     if token == "...":
         return Dim("variadic", token)
+    if token.startswith("*_"):
+        return Dim("variadic", "...")
     if token.startswith("*") and token[1:].isidentifier():
         return Dim("variadic", token[1:])
     if token.startswith("_"):
@@ -67,13 +64,26 @@ def read_argument(name: str, annotation: Any, where: str, **extra: Any) -> Arg:
     inner, optional = _strip_optional(annotation)
     if is_tensor(inner):
         return Arg(name, tensor=read_tensor(inner, where), optional=optional, **extra)
-    if typing.get_origin(inner) in (list, Sequence, tuple) and is_tensor((typing.get_args(inner) or (None,))[0]):
+    element = _element(inner)
+    if is_tensor(element):
         if optional:
-            raise error("SL103", where=where, got=f"{annotation}", expected="a list of tensors that is not optional")
-        return Arg(name, tensor=read_tensor(typing.get_args(inner)[0], where), many=True, **extra)
-    if inner in _SCALARS:
-        return Arg(name, scalar=typing.cast(Any, _SCALARS[inner]), optional=optional, **extra)
+            raise error("SL103", where=where, got=_show(annotation), expected="a list of tensors that is not optional",
+                        fix="pass an empty list instead of None")  # fmt: skip
+        return Arg(name, tensor=read_tensor(element, where), many=True, **extra)
+    scalar = _SCALARS.get(inner) if isinstance(inner, type) else None
+    if scalar is None and element in (int, float, bool):
+        scalar = f"list[{element.__name__}]"
+    if scalar is not None:
+        return Arg(name, scalar=typing.cast(Any, scalar), optional=optional, **extra)
     raise error("SL103", where=where, got=_show(annotation), expected=_EXPECTED, fix=_split_advice(inner))
+
+
+def _element(annotation: Any) -> Any:
+    """The element type of ``list[T]``, ``Sequence[T]`` or ``tuple[T, ...]``, else None."""
+    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    if (origin in (list, Sequence) and len(args) == 1) or (origin is tuple and len(args) == 2 and args[1] is ...):
+        return args[0]
+    return None
 
 
 _EXPECTED = "a jaxtyping tensor, int, float, bool, str, list[int], list[float], list[bool], or one of these | None"
@@ -88,7 +98,8 @@ def _strip_optional(annotation: Any) -> tuple[Any, bool]:
 
 
 def _show(annotation: Any) -> str:
-    return annotation.__qualname__ if isinstance(annotation, type) else str(annotation)
+    plain = isinstance(annotation, type) and not typing.get_args(annotation)
+    return annotation.__qualname__ if plain else str(annotation)
 
 
 def _split_advice(annotation: Any) -> str:
@@ -97,7 +108,7 @@ def _split_advice(annotation: Any) -> str:
     fields = getattr(annotation, "__dataclass_fields__", None) or getattr(annotation, "_fields", None)
     if fields:
         return f"pass the fields as separate arguments: {', '.join(fields)}"
-    if (callable(annotation) and not isinstance(annotation, type)) or "Callable" in str(annotation):
+    if annotation in (Callable, typing.Callable) or typing.get_origin(annotation) is Callable:
         return "call the function outside the op and pass its result, or declare one op per function"
     if annotation is dict or typing.get_origin(annotation) is dict:
         return "pass the entries as separate arguments, or a list[int] / list[float] in a fixed order"

@@ -21,7 +21,9 @@ def make_cast(spec: OpSpec) -> Callable[[str, tuple[Any, ...]], tuple[Any, ...]]
     """
     classes = {a.name: a.tensor.dtype_class for a in spec.args if a.tensor is not None and not a.tensor.concrete}
 
-    def target(device_type: str, name: str, values: list[Tensor]) -> torch.dtype:
+    mutated = {a.name for a in spec.args if a.mutated}
+
+    def target(device_type: str, values: list[Tensor]) -> torch.dtype:
         widest = max((v.dtype for v in values), key=lambda d: d.itemsize)
         if spec.autocast == "widest" or widest == torch.float64:
             for v in values:
@@ -31,10 +33,13 @@ def make_cast(spec: OpSpec) -> Callable[[str, tuple[Any, ...]], tuple[Any, ...]]
 
     def cast(device_type: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
         groups: dict[str, list[Tensor]] = {}
+        fixed: dict[str, torch.dtype] = {}
         for arg, value in zip(spec.args, args, strict=False):
             if arg.name in classes:
                 groups.setdefault(classes[arg.name], []).extend(_floating(value))
-        dtypes = {name: target(device_type, name, values) for name, values in groups.items() if values}
+            if arg.name in mutated and arg.name in classes:
+                fixed[classes[arg.name]] = value.dtype  # a converted copy would take the writes
+        dtypes = {name: target(device_type, values) for name, values in groups.items() if values} | fixed
         return tuple(
             _convert(value, dtypes.get(classes.get(arg.name, ""))) for arg, value in zip(spec.args, args, strict=False)
         )

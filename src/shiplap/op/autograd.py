@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from shiplap.errors import error
+from shiplap.op.source import source_digest
 from shiplap.op.spec import OpSpec
 
 __all__ = ["Backward", "make_backward"]
@@ -22,6 +23,7 @@ class Backward:
 
     fn: Callable[[Any, SimpleNamespace, SimpleNamespace], dict[str, Any]]
     saves: tuple[str, ...]
+    source: str
 
     @classmethod
     def declare(cls, spec: OpSpec, fn: Callable[..., Any], saves: Iterable[str] | None) -> Backward:
@@ -36,20 +38,20 @@ class Backward:
                 raise error(
                     "SL110", where=spec.name, got=f"saves {name!r}", expected=f"one of {', '.join(sorted(known))}"
                 )
-        return cls(fn, names)
+        return cls(fn, names, source_digest(fn))
 
-    def gradients(self, spec: OpSpec, grad: Any, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Any]:
-        """Call the declared function and hold its answer to the contract (SL110, SL303)."""
-        result = self.fn(grad, saved, needs)
+    def gradients(self, spec: OpSpec, shapes: dict[str, Any], *given: Any) -> dict[str, Any]:
+        """Call the declared function with ``grad, saved, needs`` and hold its answer to the contract (SL110, SL303)."""
+        result = self.fn(*given)
         if not isinstance(result, dict):
             raise error("SL110", where=spec.name, got=type(result).__name__, expected="a dict {argument: gradient}")
         for name, value in result.items():
             if name not in {a.name for a in spec.tensors}:
                 raise error("SL110", where=spec.name, got=f"gradient of {name!r}", expected="a tensor argument")
-            of = getattr(saved, name, None)
-            if isinstance(value, Tensor) and isinstance(of, Tensor) and value.shape != of.shape:
-                raise error("SL303", where=f"{spec.name}, argument {name!r}", got=f"gradient {tuple(value.shape)}",
-                            expected=f"{tuple(of.shape)}")  # fmt: skip
+            got, expected = _shape(value), shapes[name]
+            if value is not None and expected is not None and got != expected:
+                raise error("SL303", where=f"{spec.name}, argument {name!r}", got=f"gradient {_text(got)}",
+                            expected=_text(expected))  # fmt: skip
         return result
 
 
@@ -67,7 +69,7 @@ def make_backward(spec: OpSpec, backward: Backward) -> tuple[Callable[..., Any],
         ctx.shiplap_layout = [(n, _store(flat, values[n])) for n in kept]
         ctx.save_for_backward(*flat)
         ctx.shiplap_scalars = {a.name: values[a.name] for a in spec.scalars}
-        ctx.shiplap_given = {a.name: values[a.name] is not None for a in spec.tensors}
+        ctx.shiplap_shapes = {a.name: _shape(values[a.name]) for a in spec.tensors}
 
     def run(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         flat = ctx.saved_tensors
@@ -78,16 +80,33 @@ def make_backward(spec: OpSpec, backward: Backward) -> tuple[Callable[..., Any],
         for arg, need in zip(spec.args, ctx.needs_input_grad, strict=False):
             if arg.tensor is not None:
                 wanted = any(need) if isinstance(need, (list, tuple)) else bool(need)
-                setattr(needs, arg.name, wanted and ctx.shiplap_given[arg.name])
-        found = backward.gradients(spec, grads[0] if len(spec.outputs) == 1 else grads, saved, needs)
-        positional = [a for a in spec.args if not a.keyword_only]
-        return tuple(found.get(a.name) if getattr(needs, a.name, False) else _no_gradient(a, ctx) for a in positional)
+                setattr(needs, arg.name, wanted and ctx.shiplap_shapes[arg.name] is not None)
+        grad = grads[0] if len(spec.outputs) == 1 else grads
+        found = backward.gradients(spec, ctx.shiplap_shapes, grad, saved, needs)
+        # One answer for each argument that the dispatcher left in place; a list, even an empty one, gets a list.
+        return tuple(
+            _answer(found.get(arg.name) if getattr(needs, arg.name, False) else None, need)
+            for arg, need in zip(spec.args, ctx.needs_input_grad, strict=False)
+        )
 
     return run, setup_context
 
 
-def _no_gradient(arg: Any, ctx: Any) -> Any:
-    return [None] * len(getattr(ctx, "shiplap_lists", {}).get(arg.name, ())) if arg.many else None
+def _answer(gradient: Any, need: Any) -> Any:
+    if not isinstance(need, (list, tuple)):
+        return gradient
+    return [None] * len(need) if gradient is None else [g if n else None for g, n in zip(gradient, need, strict=True)]
+
+
+def _shape(value: Any) -> Any:
+    """Sizes of a tensor, a list of them for a list, None for None."""
+    if isinstance(value, (list, tuple)):
+        return [_shape(v) for v in value]
+    return tuple(value.shape) if isinstance(value, Tensor) else None
+
+
+def _text(shape: Any) -> str:
+    return str(shape).replace("'", "")
 
 
 def _store(flat: list[Tensor], value: Any) -> int | list[int] | None:

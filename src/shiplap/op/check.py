@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from shiplap.errors import ShiplapError, error
+from shiplap.op.expr import Expr
 from shiplap.op.spec import Arg, Dim, OpSpec, Output, TensorType
 
 __all__ = ["Binding", "Checker", "shape_of"]
@@ -31,6 +33,7 @@ class Binding:
     dtypes: dict[str, torch.dtype] = field(default_factory=dict)
     device: torch.device | None = None
     origin: dict[str, str] = field(default_factory=dict)
+    late: list[tuple[str, int, Any, Expr]] = field(default_factory=list)
 
     def dtype_of(self, out: TensorType) -> torch.dtype:
         """The dtype of an output: its own if it is concrete, else that of its class in this call."""
@@ -45,6 +48,8 @@ def shape_of(out: Output, env: dict[str, Any]) -> list[Any]:
             shape.extend(env[dim.text])
         elif dim.expr is not None:
             shape.append(dim.expr(env))
+            if isinstance(shape[-1], int) and shape[-1] < 0:
+                raise error("SL208", where=f"output {out.name!r}", got=f"{dim.text} = {shape[-1]}", expected="a size")
         else:
             shape.append(dim.size if dim.kind == "fixed" else env[dim.text])
     return shape
@@ -58,6 +63,13 @@ class Checker:
         self._accepted = {
             a.name: frozenset(getattr(torch, n) for n in a.tensor.dtypes) for a in spec.args if a.tensor is not None
         }
+        # What outputs and expressions need from the arguments: an empty tensor list may fail to give it.
+        self._classes = {o.tensor.dtype_class for o in spec.outputs if not o.tensor.concrete}
+        exprs = [e for _, e in (*spec.dims, *spec.bounds)] + list(spec.requires)
+        sizes = [d for o in spec.outputs for d in o.tensor.dims]
+        names = {d.text for d in sizes if d.kind in ("name", "variadic")}
+        names = names.union(*(e.names for e in exprs), *(d.expr.names for d in sizes if d.expr))
+        self._names = names - {k for k, _ in (*spec.dims, *spec.bounds)}
 
     def bind(self, args: Sequence[Any]) -> Binding:
         """Check ``args`` (in schema order; trailing defaults may be missing) and bind names; raises SL2xx."""
@@ -71,16 +83,33 @@ class Checker:
             if arg.tensor is not None and value is not None:
                 for label, tensor in _each(arg, value):
                     self._tensor(call, arg, label, tensor)
-        for name, expr in spec.dims:
-            self._agree(call, f"dim {name!r}", name, expr(call.env), f"declared as {expr}")
-        for expr in spec.requires:
-            self._require(call, expr.source, expr(call.env))
+        self._relate(call)
         return call
+
+    def _relate(self, call: Binding) -> None:
+        """What no argument can tell alone: that lists were not empty, computed dims, preconditions."""
+        spec = self.spec
+        if call.device is None or not (self._names <= call.env.keys() and self._classes <= call.dtypes.keys()):
+            raise self._error("SL209", "", "an empty list of tensors", "at least one tensor")
+        for name, expr in spec.dims:
+            self._agree(call, "", name, self._value(call, expr), f"declared as {expr}")
+        for label, axis, size, expr in call.late:
+            self._computed(call, label, axis, size, expr)
+        for expr in spec.requires:
+            self._require(call, expr, self._value(call, expr))
+
+    def _value(self, call: Binding, expr: Expr) -> Any:
+        try:
+            return expr(call.env)
+        except (ArithmeticError, LookupError, TypeError, ValueError) as e:  # n // 0, stride[2] of two, min of nothing
+            raise self._error("SL208", "", f"{_show(call, expr)}: {e}", f"a value of {expr}") from None
 
     def _tensor(self, call: Binding, arg: Arg, label: str, value: Any) -> None:
         if not isinstance(value, Tensor):
             raise self._error("SL209", label, type(value).__name__, str(arg.tensor))
         assert arg.tensor is not None
+        if value.layout is not torch.strided:
+            raise self._error("SL207", label, value.layout, "a dense tensor", fix="call .to_dense() first")
         self._dtype(call, arg, label, value)
         if call.device is None:
             call.device, call.origin["device"] = value.device, label
@@ -89,10 +118,16 @@ class Checker:
         self._shape(call, arg.tensor, label, value)
         if arg.contiguous and not value.is_contiguous():
             raise self._error("SL207", label, f"strides {tuple(value.stride())}", "a contiguous tensor")
-        if arg.mutated and _overlaps_itself(value):
-            raise self._error(
-                "SL210", label, f"shape {tuple(value.shape)}, strides {value.stride()}", "distinct memory"
-            )
+        if arg.mutated:
+            self._mutated(label, value)
+
+    def _mutated(self, label: str, value: Tensor) -> None:
+        if _overlaps_itself(value):
+            got = f"shape {_plain(value.shape)}, strides {value.stride()}"
+            raise self._error("SL210", label, got, "distinct memory")
+        if value.requires_grad and torch.is_grad_enabled():
+            raise self._error("SL304", label, "a tensor that requires grad", "a mutated tensor outside autograd",
+                              fix="call the op under torch.no_grad(), or pass .detach()")  # fmt: skip
 
     def _dtype(self, call: Binding, arg: Arg, label: str, value: Tensor) -> None:
         accepted, kind = self._accepted[arg.name], arg.tensor
@@ -108,9 +143,7 @@ class Checker:
 
     def _shape(self, call: Binding, kind: TensorType, label: str, value: Tensor) -> None:
         shape, dims = value.shape, kind.dims
-        if kind.variadic:
-            dims = _spread(call, dims, len(shape))
-        if len(dims) != len(shape):
+        if (len(shape) < len(dims) - 1) if kind.variadic else (len(shape) != len(dims)):
             raise self._error("SL201", label, f"{len(shape)} dims, shape {_plain(shape)}", str(kind))
         position = 0
         for dim in dims:
@@ -128,12 +161,14 @@ class Checker:
         elif dim.kind == "fixed":
             _equal(size, dim.size, lambda: self._error("SL203", label, f"size {size} in axis {axis}", dim.size))
         elif dim.expr is not None:
-            expected = dim.expr(call.env)
-            _equal(
-                size,
-                expected,
-                lambda: self._error("SL202", label, f"size {size} in axis {axis}", f"{dim.text} = {expected}"),
-            )
+            if dim.expr.names <= call.env.keys():
+                self._computed(call, label, axis, size, dim.expr)
+            else:
+                call.late.append((label, axis, size, dim.expr))
+
+    def _computed(self, call: Binding, label: str, axis: int, size: Any, expr: Expr) -> None:
+        wanted = self._value(call, expr)
+        _equal(size, wanted, lambda: self._error("SL202", label, f"size {size} in axis {axis}", f"{expr} = {wanted}"))
 
     def _bind_variadic(self, call: Binding, dim: Dim, label: str, sizes: tuple[Any, ...]) -> None:
         if dim.text == "...":
@@ -152,19 +187,17 @@ class Checker:
         bound, first = call.env[name], call.origin.get(name, f"argument {name!r}")
         _equal(size, bound, lambda: self._error("SL202", label, f"{name} = {size}", f"{name} = {bound}, {first}"))
 
-    def _require(self, call: Binding, source: str, holds: Any) -> None:
-        values = ", ".join(f"{a.name}={call.env[a.name]}" for a in self.spec.scalars)
+    def _require(self, call: Binding, expr: Expr, holds: Any) -> None:
         if isinstance(holds, torch.SymBool):
-            torch._check(holds, lambda: str(self._error("SL208", "", values, source)))
+            torch._check(holds, lambda: str(self._error("SL208", "", _show(call, expr), expr)))
         elif not holds:
-            raise self._error("SL208", "", values, source)
+            raise self._error("SL208", "", _show(call, expr), expr)
 
-    def _error(self, id: str, label: str, got: object, expected: object) -> ShiplapError:
+    def _error(self, id: str, label: str, got: object, expected: object, fix: str = "") -> ShiplapError:
         if label and "'" not in label:
             label = repr(label)
-        return error(
-            id, where=f"{self.spec.name}, argument {label}" if label else self.spec.name, got=got, expected=expected
-        )
+        where = f"{self.spec.name}, argument {label}" if label else self.spec.name
+        return error(id, where=where, got=got, expected=expected, fix=fix)
 
 
 def _each(arg: Arg, value: Any) -> Iterator[tuple[str, Any]]:
@@ -174,22 +207,34 @@ def _each(arg: Arg, value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f"{arg.name}[{i}]", v) for i, v in enumerate(value))
 
 
-def _spread(call: Binding, dims: tuple[Dim, ...], rank: int) -> tuple[Dim, ...]:
-    """``dims`` as they are if the variadic one has room, else nothing that could match."""
-    return dims if rank >= len(dims) - 1 else ()
-
-
 def _equal(a: Any, b: Any, failure: Callable[[], ShiplapError]) -> None:
     """Plain sizes are compared; symbolic ones become a guard or a run-time assertion of the graph."""
-    if isinstance(a, int) and isinstance(b, int):
-        if a != b:
-            raise failure()
-    else:
+    if isinstance(a, torch.SymInt) or isinstance(b, torch.SymInt):
         torch._check(a == b, lambda: str(failure()))
+    elif a != b:
+        raise failure()
 
 
 def _overlaps_itself(t: Tensor) -> bool:
-    return any(stride == 0 and size > 1 for size, stride in zip(t.shape, t.stride(), strict=True))
+    """Whether two indices share memory. A symbolic shape passes: the real call is checked."""
+    if t.is_contiguous():
+        return False
+    axes = list(zip(t.stride(), t.shape, strict=True))
+    if not all(isinstance(v, int) for axis in axes for v in axis) or t.numel() == 0:
+        return False
+    reach = 0
+    for stride, size in sorted(axes):
+        if size > 1 and stride <= reach:
+            break  # dims may interleave without touching, as sizes (2, 3) with strides (3, 2) do: count
+        reach += (size - 1) * stride
+    else:
+        return False
+    offsets = sum(np.ogrid[tuple(slice(size) for _, size in axes)][i] * stride for i, (stride, _) in enumerate(axes))
+    return np.unique(offsets).size < t.numel()
+
+
+def _show(call: Binding, expr: Expr) -> str:
+    return ", ".join(f"{name} = {call.env.get(name)}" for name in sorted(expr.names))
 
 
 def _plain(shape: Sequence[Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import sys
 import typing
 from collections.abc import Callable, Iterable, Mapping
@@ -10,10 +11,11 @@ from typing import Any
 
 from shiplap.errors import error
 from shiplap.op.annotation import is_tensor, read_argument, read_tensor
+from shiplap.op.explain import mismatch
 from shiplap.op.expr import Expr
 from shiplap.op.spec import Arg, Dim, OpSpec, Output
 
-__all__ = ["read_spec"]
+__all__ = ["read_spec", "read_workspace"]
 
 AUTOCAST_RULES = ("widest", "autocast", "float32", None)
 
@@ -37,24 +39,34 @@ def read_spec(
     if autocast not in AUTOCAST_RULES:
         raise error("SL112", where=name, got=repr(autocast), expected=", ".join(map(repr, AUTOCAST_RULES)))
     hints = _hints(fn)
-    args = tuple(_arguments(name, fn, hints, set(mutates), set(contiguous)))
-    outs = tuple(_outputs(name, hints.get("return", inspect.Parameter.empty), tuple(outputs), bool(set(mutates))))
+    args = tuple(_arguments(name, fn, hints, set(_names(mutates)), set(_names(contiguous))))
+    returns = hints.get("return", inspect.Parameter.empty)
+    outs = tuple(_outputs(name, returns, _names(outputs), any(a.mutated for a in args), {a.name for a in args}))
     spec = OpSpec(
         name, args, outs,
         dims=tuple((k, Expr.parse(v, f"{name}, dims[{k!r}]")) for k, v in dims.items()),
         bounds=tuple((k, Expr.parse(v, f"{name}, bounds[{k!r}]")) for k, v in bounds.items()),
-        requires=tuple(Expr.parse(v, f"{name}, requires") for v in requires),
+        requires=tuple(Expr.parse(v, f"{name}, requires") for v in _names(requires)),
         autocast=autocast, doc=inspect.getdoc(fn) or "",
     )  # fmt: skip
     _check(spec)
     return spec
 
 
+def _names(value: Iterable[str]) -> tuple[str, ...]:
+    """``mutates="cache"`` is one name, not five letters."""
+    return (value,) if isinstance(value, str) else tuple(value)
+
+
 def _hints(fn: Callable[..., Any]) -> dict[str, Any]:
     """Evaluated annotations, also under ``from __future__ import annotations`` and for classes local to a function."""
     scope = dict(vars(sys.modules.get(fn.__module__, typing)))
     closure = inspect.getclosurevars(fn)
-    return typing.get_type_hints(fn, globalns={**scope, **fn.__globals__}, localns={**closure.nonlocals})
+    try:
+        return typing.get_type_hints(fn, globalns={**scope, **fn.__globals__}, localns={**closure.nonlocals})
+    except NameError as e:
+        raise error("SL102", where=fn.__qualname__, got=str(e), expected="annotations that can be evaluated",
+                    fix="import the name at run time, at module level") from None  # fmt: skip
 
 
 def _arguments(
@@ -78,12 +90,27 @@ def _arguments(
         if arg.tensor and arg.keyword_only:
             raise error("SL103", where=where, got="a keyword-only tensor", expected="positional tensors",
                         fix="move it before the *")  # fmt: skip
+        if arg.has_default and (bad := _bad_default(arg)):
+            raise error("SL103", where=where, got=f"default {arg.default!r}", expected=bad,
+                        fix="use None as the default, in an optional argument")  # fmt: skip
         if arg.mutated and (arg.tensor is None or arg.many or arg.optional):
             raise error("SL107", where=where, got="not a plain tensor", expected="a tensor argument")
         yield arg
 
 
-def _outputs(name: str, annotation: Any, names: tuple[str, ...], mutating: bool) -> Iterable[Output]:
+def _bad_default(arg: Arg) -> str:
+    """What a schema could carry instead, empty if it carries the default."""
+    numbers = arg.default if isinstance(arg.default, (list, tuple)) else [arg.default]
+    if mismatch(arg, arg.default):
+        return f"a default of type {arg.scalar or 'None'}" + (" or None" if arg.optional and arg.scalar else "")
+    if arg.tensor is not None and arg.default is not None:
+        return "None"
+    return "a finite number" if any(isinstance(v, float) and not math.isfinite(v) for v in numbers) else ""
+
+
+def _outputs(
+    name: str, annotation: Any, names: tuple[str, ...], mutating: bool, arguments: set[str]
+) -> Iterable[Output]:
     where = f"{name}, return"
     if annotation is None or annotation is type(None):
         if not mutating:
@@ -95,20 +122,23 @@ def _outputs(name: str, annotation: Any, names: tuple[str, ...], mutating: bool)
     names = names or (("out",) if len(parts) == 1 else tuple(f"out{i}" for i in range(len(parts))))
     if len(names) != len(parts):
         raise error("SL109", where=where, got=f"{len(names)} names in outputs=", expected=f"{len(parts)} names")
+    taken = [n for i, n in enumerate(names) if n in names[:i] or n in arguments or not n.isidentifier()]
+    if taken:
+        raise error("SL109", where=where, got=f"output name {taken[0]!r}", expected="new names, none an argument's",
+                    fix='give outputs=("name", ...)')  # fmt: skip
     for out_name, part in zip(names, parts, strict=True):
         yield Output(out_name, read_tensor(part, f"{where} {out_name!r}"))
 
 
 def _check(spec: OpSpec) -> None:
     """What the parts cannot know alone: an input gives the device, every output dim and dtype is determined."""
-    if not spec.tensors:
-        raise error("SL111", where=spec.name, got="no tensor", expected="at least one tensor argument")
-    known = _known_names(spec)
-    for label, pairs in (("dims", spec.dims), ("bounds", spec.bounds)):
-        for dim, expr in pairs:
-            _check_names(f"{spec.name}, {label}[{dim!r}]", expr, known - {dim} if label == "dims" else known)
+    if all(a.optional for a in spec.tensors):
+        raise error("SL111", where=spec.name, got="no tensor", expected="a tensor argument that is always there")
+    known = _check_dims(spec)
+    _check_bounds(spec, known)
+    scalars = {a.name for a in spec.scalars if not a.optional}
     for expr in spec.requires:
-        _check_names(f"{spec.name}, requires", expr, known)
+        _check_names(f"{spec.name}, requires", expr, known | scalars)
     classes = {a.tensor.dtype_class for a in spec.tensors if a.tensor and not a.optional}
     for out in spec.outputs:
         where = f"{spec.name}, output {out.name!r}"
@@ -116,6 +146,37 @@ def _check(spec: OpSpec) -> None:
             raise error("SL106", where=where, got=out.tensor.dtype_class, expected=f"one of {sorted(classes)}")
         for size in out.tensor.dims:
             _check_output_dim(spec, where, size, known)
+
+
+def _check_dims(spec: OpSpec) -> set[str]:
+    """The names that expressions may use: ``dims=`` sees those of the inputs and of the entries before it."""
+    known = _known_names(spec)
+    for dim, expr in spec.dims:
+        _check_names(f"{spec.name}, dims[{dim!r}]", expr, known - {dim})
+        known.add(dim)
+    kinds: dict[str, str] = {}
+    for arg in spec.tensors:
+        own = {d.text for d in arg.tensor.dims if d.kind == "name"} if arg.tensor else set()
+        for size in arg.tensor.dims if arg.tensor else ():
+            where = f"{spec.name}, argument {arg.name!r}"
+            if size.expr is not None:
+                _check_names(where, size.expr, known | own)
+            elif kinds.setdefault(size.text, size.kind) != size.kind:
+                raise error("SL105", where=where, got=f"{size.text!r} as one dim and as *{size.text}",
+                            expected="one meaning a name")  # fmt: skip
+    return known
+
+
+def _check_bounds(spec: OpSpec, known: set[str]) -> None:
+    """A bounded dim is new, and the size of some output, from which it is read."""
+    plain = {d.text for o in spec.outputs for d in o.tensor.dims if d.kind == "name"}
+    for dim, expr in spec.bounds:
+        where = f"{spec.name}, bounds[{dim!r}]"
+        if dim in known or dim not in plain:
+            got = "a dim that the inputs determine" if dim in known else "a dim that is no output's size"
+            raise error("SL104", where=where, got=got, expected="a dim of an output that no input has",
+                        fix="remove it from bounds=, or name the output's dim so")  # fmt: skip
+        _check_names(where, expr, known)
 
 
 def _check_output_dim(spec: OpSpec, where: str, dim: Dim, known: set[str]) -> None:
@@ -126,13 +187,20 @@ def _check_output_dim(spec: OpSpec, where: str, dim: Dim, known: set[str]) -> No
 
 
 def _known_names(spec: OpSpec) -> set[str]:
-    """Dims of inputs that are always there, dims=, and int arguments."""
+    """Dims of inputs that are always there, and int arguments."""
     named = {
         d.text for a in spec.tensors if a.tensor for d in a.tensor.dims
-        if d.kind in ("name", "variadic") and not a.optional and not a.many
+        if d.kind in ("name", "variadic") and d.text != "..." and not a.optional
     }  # fmt: skip
-    ints = {a.name for a in spec.scalars if a.scalar in ("int", "list[int]", "bool")}
-    return named | ints | {k for k, _ in spec.dims}
+    return named | {a.name for a in spec.scalars if a.scalar in ("int", "list[int]", "bool") and not a.optional}
+
+
+def read_workspace(spec: OpSpec, source: str) -> Expr:
+    """``workspace=``: bytes, from dims, bounds' names excepted, int arguments, ``threads`` and ``itemsize``."""
+    where = f"{spec.name}, workspace"
+    expr = Expr.parse(source, where)
+    _check_names(where, expr, _known_names(spec) | {k for k, _ in spec.dims} | {"threads", "itemsize"})
+    return expr
 
 
 def _check_names(where: str, expr: Expr, known: set[str]) -> None:

@@ -10,7 +10,7 @@ import ast
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache, reduce
+from functools import cache, cached_property, reduce
 from types import CodeType
 from typing import Any
 
@@ -41,8 +41,13 @@ def _cdiv(a: Any, b: Any) -> Any:
     return (a + b - 1) // b
 
 
-def _pow2ceil(a: int) -> int:
-    return 1 << max(0, int(a) - 1).bit_length()
+def _pow2ceil(a: Any) -> int:
+    if isinstance(a, int):
+        return 1 << max(0, a - 1).bit_length()
+    power = 1
+    while power < a:  # a symbolic size is guarded to one power-of-two bucket, not to its value
+        power *= 2
+    return power
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
@@ -77,17 +82,18 @@ class Expr:
                 isinstance(node.func, ast.Name) and node.func.id in FUNCTIONS and not node.keywords
             )
             if outside or literal or call:
-                raise error("SL105", where=where, got=source, expected=f"no {ast.unparse(node)!r}")
+                part = repr(ast.unparse(node)) if isinstance(node, ast.expr) else type(node).__name__
+                raise error("SL105", where=where, got=source, expected=f"an expression without {part}")
         return expr
 
-    @property
+    @cached_property
     def names(self) -> frozenset[str]:
         tree = ast.parse(self.source, mode="eval")
         return frozenset(n.id for n in ast.walk(tree) if isinstance(n, ast.Name)) - FUNCTIONS.keys()
 
     def __call__(self, env: Mapping[str, Any]) -> Any:
         """The value under ``env``; ints in, int out; SymInts in, SymInt out."""
-        return eval(_code(self.source), {"__builtins__": {}, **FUNCTIONS}, dict(env))
+        return eval(_code(self.source), {**env, "__builtins__": {}}, FUNCTIONS)  # an argument named min hides nothing
 
     def __str__(self) -> str:
         return self.source

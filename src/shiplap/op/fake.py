@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shiplap.op import registry
 from shiplap.op.check import Checker, shape_of
 
 __all__ = ["make_fake"]
@@ -21,6 +22,7 @@ def make_fake(checker: Checker) -> Callable[..., Any]:
     spec = checker.spec
 
     def fake(*args: Any, **kwargs: Any) -> Tensor | tuple[Tensor, ...] | None:
+        registry.ensure()
         call = checker.bind(_positional(checker, args, kwargs))
         for dim, bound in spec.bounds:
             size = torch.library.get_ctx().new_dynamic_size()

@@ -21,7 +21,15 @@ from shiplap.op.check import Binding, shape_of
 from shiplap.op.expr import Expr
 from shiplap.op.spec import OpSpec
 
-__all__ = ["Kernel", "PythonKernel", "Runnable", "allocate_workspace", "fit_outputs", "poisoned_workspace"]
+__all__ = [
+    "Kernel",
+    "PythonKernel",
+    "Runnable",
+    "allocate_workspace",
+    "check_sharing",
+    "fit_outputs",
+    "poisoned_workspace",
+]
 
 
 class Runnable(Protocol):
@@ -80,12 +88,11 @@ class PythonKernel:
 
 def fit_outputs(spec: OpSpec, call: Binding, result: Any) -> tuple[Tensor, ...]:
     """Returned tensors → outputs that keep the declaration's promise: shape, dtype, device, contiguous, fresh."""
-    values = () if result is None else result if isinstance(result, tuple) else (result,)
+    values = () if result is None else tuple(result) if isinstance(result, (tuple, list)) else (result,)
     if len(values) != len(spec.outputs):
         raise error("SL301", where=spec.name, got=f"{len(values)} outputs", expected=f"{len(spec.outputs)} outputs")
     env = dict(call.env)
     owned = {t.untyped_storage().data_ptr() for t in _tensors(call.args)}
-    outs = []
     for out, value in zip(spec.outputs, values, strict=True):
         where = f"{spec.name}, output {out.name!r}"
         dtype = call.dtype_of(out.tensor)
@@ -93,10 +100,14 @@ def fit_outputs(spec: OpSpec, call: Binding, result: Any) -> tuple[Tensor, ...]:
             got = f"{value.dtype} on {value.device}" if isinstance(value, Tensor) else type(value).__name__
             raise error("SL301", where=where, got=got, expected=f"{dtype} on {call.device}")
         _measure_dynamic(spec, where, env, out.tensor.dims, value)
+    outs = []
+    for out, value in zip(spec.outputs, values, strict=True):
+        where = f"{spec.name}, output {out.name!r}"
         if list(value.shape) != (shape := shape_of(out, env)):
             raise error(
                 "SL301", where=where, got=f"shape {tuple(value.shape)}", expected=f"{out.tensor} = {tuple(shape)}"
             )
+        value = value.resolve_conj().resolve_neg()
         storage = value.untyped_storage().data_ptr()
         fresh = value.contiguous() if storage not in owned else value.clone(memory_format=torch.contiguous_format)
         owned.add(fresh.untyped_storage().data_ptr())
@@ -106,8 +117,12 @@ def fit_outputs(spec: OpSpec, call: Binding, result: Any) -> tuple[Tensor, ...]:
 
 def _measure_dynamic(spec: OpSpec, where: str, env: dict[str, Any], dims: Sequence[Any], value: Tensor) -> None:
     """Read data-dependent sizes off the first output that has them, and hold them to their bounds."""
-    for axis, dim in enumerate(dims):
-        if dim.text in spec.dynamic and dim.text not in env and axis < value.dim():
+    if not spec.dynamic or value.dim() < len(dims) - 1:
+        return
+    spread = next((i for i, d in enumerate(dims) if d.kind == "variadic"), len(dims))
+    for i, dim in enumerate(dims):
+        axis = i if i < spread else i - len(dims)
+        if dim.text in spec.dynamic and dim.text not in env and -value.dim() <= axis < value.dim():
             env[dim.text] = value.shape[axis]
             check_bound(spec, where, dim.text, env)
 
@@ -117,6 +132,17 @@ def check_bound(spec: OpSpec, where: str, dim: str, env: dict[str, Any]) -> None
     bound = spec.dynamic[dim](env)
     if not 0 <= env[dim] <= bound:
         raise error("SL302", where=where, got=f"{dim} = {env[dim]}", expected=f"{dim} <= {spec.dynamic[dim]} = {bound}")
+
+
+def check_sharing(spec: OpSpec, call: Binding) -> None:
+    """SL210 when a mutated tensor starts where another argument does: what the other one holds would be undefined."""
+    tensors = [(a.name, t) for a, v in zip(spec.args, call.args, strict=True) for t in _tensors((v,))]
+    for name in spec.mutated:
+        target = call.args[spec.args.index(spec.arg(name))]
+        for other, t in tensors:
+            if other != name and t.numel() and t.data_ptr() == target.data_ptr():
+                raise error("SL210", where=f"{spec.name}, argument {name!r}", got=f"memory of argument {other!r}",
+                            expected="memory of its own", what="mutated tensor is another argument too")  # fmt: skip
 
 
 def _tensors(args: Sequence[Any]) -> Iterator[Tensor]:
@@ -150,5 +176,5 @@ def allocate_workspace(expr: Expr | None, call: Binding) -> Tensor:
 
 
 def _itemsize(call: Binding) -> int:
-    """Bytes of an element of the widest dtype class of the call (its ``Float``, usually)."""
-    return max((d.itemsize for d in call.dtypes.values()), default=1)
+    """Bytes of an element of the widest dtype class of the call (its ``Float``, usually), else of its widest tensor."""
+    return max((d.itemsize for d in call.dtypes.values() or (t.dtype for t in _tensors(call.args))), default=1)

@@ -16,11 +16,12 @@ from shiplap.op import registry
 from shiplap.op.autocast import make_cast
 from shiplap.op.autograd import Backward, floating_outputs, make_backward, missing_backward
 from shiplap.op.check import Checker
-from shiplap.op.declare import read_spec
-from shiplap.op.expr import Expr
+from shiplap.op.declare import read_spec, read_workspace
+from shiplap.op.explain import explain
 from shiplap.op.fake import make_fake
-from shiplap.op.launch import Kernel, PythonKernel, fit_outputs
+from shiplap.op.launch import Kernel, PythonKernel, check_sharing, fit_outputs
 from shiplap.op.schema import schema
+from shiplap.op.source import source_digest
 from shiplap.op.spec import OpSpec
 from shiplap.settings import settings
 
@@ -43,6 +44,7 @@ class Op:
 
     def __init__(self, spec: OpSpec, reference: Callable[..., Any]) -> None:
         self.spec, self.reference = spec, reference
+        self._source = source_digest(reference)
         self.kernels: dict[str, list[Kernel]] = {}
         self.gradient: Backward | None = None
         self.sampler: Callable[..., tuple[Any, ...]] | None = None
@@ -52,7 +54,11 @@ class Op:
         self.__signature__ = inspect.signature(reference)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.overload(*args, **kwargs)
+        try:
+            return self.overload(*args, **kwargs)
+        except (RuntimeError, TypeError) as e:
+            explain(self.spec, self.__signature__, args, kwargs, e)
+            raise
 
     def __repr__(self) -> str:
         devices = ", ".join(f"{d}: {'/'.join(k.name for k in ks)}" for d, ks in self.kernels.items())
@@ -76,12 +82,13 @@ class Op:
         """
         if implementation is None:
             return lambda fn: self.kernel(device, fn, name=name, workspace=workspace, supports=supports)
-        scratch = Expr.parse(workspace, f"{self.spec.name}, workspace") if workspace else None
+        device = device.partition(":")[0]
+        scratch = read_workspace(self.spec, workspace) if workspace else None
         if hasattr(implementation, "bind"):
             run, identity, label = implementation.bind(self.spec, scratch), implementation.identity, implementation.name
         else:
-            run, identity = PythonKernel(self.spec, implementation, scratch), _source_digest(implementation)
-            label = implementation.__name__
+            run, identity = PythonKernel(self.spec, implementation, scratch), source_digest(implementation)
+            label = getattr(implementation, "__name__", "kernel")
         kernel = Kernel(name or label, device, run, f"{identity}/{workspace}", supports)
         others = [k for k in self.kernels.get(device, []) if k.name != kernel.name]
         self.kernels[device] = [kernel, *others]
@@ -113,8 +120,8 @@ class Op:
     @property
     def identity(self) -> str:
         """What compiled artefacts depend on: declaration, reference, gradient and kernels."""
-        parts = [self.spec.digest, _source_digest(self.reference)]
-        parts += [_source_digest(self.gradient.fn)] if self.gradient else []
+        parts = [self.spec.digest, self._source]
+        parts += [f"{self.gradient.source}/{self.gradient.saves}"] if self.gradient else []
         parts += [f"{d}/{k.name}/{k.identity}" for d, ks in sorted(self.kernels.items()) for k in ks]
         return hashlib.sha256("|".join(parts).encode()).hexdigest()[:16]
 
@@ -129,7 +136,8 @@ class Op:
         why = "; ".join(reasons) or f"no kernel for {device}"
         if settings().strict:
             raise error("SL306", where=self.spec.name, got=why, expected=f"a kernel for {device}")
-        notice(f"{self.spec.name}/{device}/{why}", f"{self.spec.name} runs its reference ({why}): correct, not fast")
+        names = [k.name for k in self.kernels.get(device, ())]  # the reason may hold sizes: it is no key
+        notice(f"{self.spec.name}/{device}/{names}", f"{self.spec.name} runs its reference ({why}): correct, not fast")
         return None
 
     def execute(self, *args: Any, **kwargs: Any) -> Any:
@@ -137,6 +145,8 @@ class Op:
         if kwargs:
             args = (*args, *(kwargs.get(a.name, a.default) for a in self.spec.args[len(args) :]))
         call = self._checker.bind(args)
+        if self.spec.mutated:
+            check_sharing(self.spec, call)
         kernel = self.pick(call)
         outs = kernel.run(call) if kernel else fit_outputs(self.spec, call, self._reference(call.args))
         return outs[0] if len(outs) == 1 else outs or None
@@ -150,7 +160,7 @@ class Op:
         """Define the schema and the implementations that every op has."""
         previous = registry.find(self.spec.name)
         if previous is not None:
-            if _home(previous.reference) != _home(self.reference):
+            if not _same_home(previous.reference, self.reference):
                 raise error(
                     "SL108", where=self.spec.name, got=_home(self.reference), expected=_home(previous.reference)
                 )
@@ -165,13 +175,16 @@ class Op:
         spec, name = self.spec, self.spec.name
         self._library = Library(spec.namespace, "FRAGMENT")
         self._library.define(schema(spec), tags=_tags(spec))
-        self._library.impl(spec.opname, self.execute, "CompositeExplicitAutograd")
+        differentiable = not spec.mutated and floating_outputs(spec)
+        # Where no autograd formula stands in front, torch would record the reference's own operations.
+        body = self.execute if differentiable else torch.no_grad()(self.execute)
+        self._library.impl(spec.opname, body, "CompositeExplicitAutograd")
         self.overload = getattr(getattr(torch.ops, spec.namespace), spec.opname).default
         torch.library.register_fake(name, make_fake(self._checker), lib=self._library)
         if self.gradient is not None:
             backward, setup = make_backward(spec, self.gradient)
             torch.library.register_autograd(name, backward, setup_context=setup, lib=self._library)
-        elif not spec.mutated and floating_outputs(spec):
+        elif differentiable:
             torch.library.register_autograd(name, missing_backward(spec), lib=self._library)
         if spec.autocast is not None:
             compat.register_autocast_rule(self._library, spec.opname, self.overload, make_cast(spec))
@@ -271,11 +284,7 @@ def _home(fn: Callable[..., Any]) -> str:
     return f"{fn.__module__}.{fn.__qualname__}"
 
 
-def _source_digest(fn: Callable[..., Any]) -> str:
-    """Source where there is one; bytecode and constants otherwise."""
-    try:
-        text = inspect.getsource(fn)
-    except (OSError, TypeError):
-        code = getattr(fn, "__code__", None)
-        text = f"{code.co_code!r}{code.co_consts!r}" if code else repr(fn)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+def _same_home(a: Callable[..., Any], b: Callable[..., Any]) -> bool:
+    """Whether ``b`` is ``a`` again: a cell run twice, or a file that is both imported and run as ``__main__``."""
+    files = [getattr(getattr(fn, "__code__", None), "co_filename", None) for fn in (a, b)]
+    return _home(a) == _home(b) or (files[0] == files[1] is not None and a.__qualname__ == b.__qualname__)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from shiplap.op.spec import Arg, OpSpec
@@ -41,4 +42,4 @@ def _argument(arg: Arg, index: int) -> str:
 def _literal(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(_literal(v) for v in value)}]"
-    return f'"{value}"' if isinstance(value, str) else repr(value)
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)

@@ -21,6 +21,9 @@ class Dim:
     size: int = -1
     expr: Expr | None = None
 
+    def __str__(self) -> str:
+        return f"*{self.text}" if self.kind == "variadic" and self.text != "..." else self.text
+
 
 @dataclass(frozen=True)
 class TensorType:
@@ -39,7 +42,7 @@ class TensorType:
         return any(d.kind == "variadic" for d in self.dims)
 
     def __str__(self) -> str:
-        return f'{self.dtype_class}[Tensor, "{" ".join(d.text for d in self.dims)}"]'
+        return f'{self.dtype_class}[Tensor, "{" ".join(map(str, self.dims))}"]'
 
 
 ScalarKind = Literal["int", "float", "bool", "str", "list[int]", "list[float]", "list[bool]"]

@@ -1,0 +1,94 @@
+"""What a function does, as a digest: its code as loaded, with the functions and constants of its package that it uses.
+
+Not its source text: a comment changes nothing, a helper in another file does, and a file edited after the import cannot
+lend its new digest to the old code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+__all__ = ["source_digest"]
+
+
+def source_digest(fn: Callable[..., Any]) -> str:
+    """The same in every process that loaded the same code; another one when it or a helper behaves differently."""
+    return hashlib.sha256("\n".join(_walk(fn, set())).encode()).hexdigest()[:16]
+
+
+def _walk(fn: Any, seen: set[int]) -> Iterator[str]:
+    if id(fn) in seen:
+        return
+    seen.add(id(fn))
+    if isinstance(fn, partial):
+        yield _value([fn.args, fn.keywords])
+        yield from _walk(fn.func, seen)
+    elif isinstance(fn, FunctionType):
+        yield _value([fn.__defaults__, fn.__kwdefaults__])
+        yield from _code(fn.__code__)
+        for name, used in _used(fn):
+            yield f"{name}={_value(used)}"
+            yield from _walk(used, seen) if _followed(used, fn) else ()
+    else:  # a Triton kernel has fn; a bound method has __func__; other callables are known by their class
+        yield type(fn).__qualname__
+        for inner in (getattr(fn, "fn", None), getattr(fn, "__func__", None), vars(type(fn)).get("__call__")):
+            if isinstance(inner, FunctionType):
+                yield from _walk(inner, seen)
+
+
+def _code(code: CodeType) -> Iterator[str]:
+    yield f"{code.co_code.hex()} {code.co_names} {code.co_varnames}"
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _code(constant)
+        else:
+            yield _value(constant)
+
+
+def _used(fn: FunctionType) -> Iterator[tuple[str, Any]]:
+    """Captured variables, and globals that the code names, in modules too (``helpers.scale``)."""
+    for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:  # not assigned yet
+            continue
+    names = sorted(_names(fn.__code__))
+    for name in names:
+        if name in fn.__globals__:
+            value = fn.__globals__[name]
+            yield name, value
+            if isinstance(value, ModuleType) and _package(value.__name__) == _package(fn.__module__):
+                yield from ((f"{name}.{n}", vars(value)[n]) for n in names if n in vars(value))
+
+
+def _names(code: CodeType) -> set[str]:
+    return set(code.co_names).union(*(_names(c) for c in code.co_consts if isinstance(c, CodeType)))
+
+
+def _followed(value: Any, user: FunctionType) -> bool:
+    """Functions (and Triton kernels, which wrap one) of the package that uses them."""
+    home = getattr(value, "__module__", None)
+    return isinstance(home, str) and callable(value) and _package(home) == _package(user.__module__)
+
+
+def _package(module: str | None) -> str:
+    return (module or "").partition(".")[0]
+
+
+def _value(value: Any) -> str:
+    """A text without addresses, so that it is the same in every process."""
+    if value is None or value is ... or isinstance(value, (bool, int, float, complex, str, bytes)):
+        return repr(value)
+    if isinstance(value, (tuple, list)):
+        return f"[{', '.join(map(_value, value))}]"
+    if isinstance(value, (set, frozenset)):
+        return f"{{{', '.join(sorted(map(_value, value)))}}}"
+    if isinstance(value, dict):
+        return _value([[k, v] for k, v in value.items()])
+    if type(value).__module__ == "torch" and type(value).__name__ in ("dtype", "device"):
+        return str(value)
+    return str(getattr(value, "__qualname__", type(value).__qualname__))
