@@ -19,6 +19,7 @@ from shiplap.op.check import Checker
 from shiplap.op.declare import read_spec, read_workspace
 from shiplap.op.explain import explain
 from shiplap.op.fake import make_fake
+from shiplap.op.fast import compile_bind
 from shiplap.op.launch import Kernel, PythonKernel, check_sharing, fit_outputs
 from shiplap.op.schema import schema
 from shiplap.op.source import source_digest
@@ -48,7 +49,7 @@ class Op:
         self.kernels: dict[str, list[Kernel]] = {}
         self.gradient: Backward | None = None
         self.sampler: Callable[..., tuple[Any, ...]] | None = None
-        self._checker = Checker(spec)
+        self._checker, self._bind = Checker(spec), compile_bind(spec)
         self._register()
         self.__name__, self.__doc__, self.__module__ = spec.opname, reference.__doc__, reference.__module__
         self.__signature__ = inspect.signature(reference)
@@ -144,7 +145,7 @@ class Op:
         """The real implementation, below autograd and autocast."""
         if kwargs:
             args = (*args, *(kwargs.get(a.name, a.default) for a in self.spec.args[len(args) :]))
-        call = self._checker.bind(args)
+        call = (self._bind and self._bind(*args)) or self._checker.bind(args)
         if self.spec.mutated:
             check_sharing(self.spec, call)
         kernel = self.pick(call)

@@ -1,0 +1,76 @@
+"""The quick bind agrees with the checker: same bindings for good calls, silence for bad ones."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from jaxtyping import Float, Int32
+from torch import Tensor
+
+from shiplap.op.check import Checker
+from shiplap.op.declare import read_spec
+from shiplap.op.fast import compile_bind, source
+from shiplap.op.spec import OpSpec
+
+
+def spec_of(fn, **declaration) -> OpSpec:
+    none = {"dims": {}, "bounds": {}, "requires": (), "mutates": (), "contiguous": (), "outputs": (), "autocast": None}
+    return read_spec("fast::op", fn, **{**none, **declaration})
+
+
+def conv(
+    feats: Float[Tensor, "n ci"], weight: Float[Tensor, "co k ci"], table: Int32[Tensor, "n k"],
+    bias: Float[Tensor, "co"] | None = None, taps: list[int] = (3,), scale: float = 1.0,
+) -> Float[Tensor, "n co"]: ...  # fmt: skip
+
+
+SPEC = spec_of(conv, dims={"k": "prod(taps)"}, requires=("min(taps) >= 1",), contiguous=("table",))
+GOOD = (torch.randn(5, 2), torch.randn(4, 3, 2), torch.zeros(5, 3, dtype=torch.int32))
+
+
+def test_a_good_call_binds_what_the_checker_binds():
+    for args in (GOOD, (*GOOD, torch.randn(4)), (*GOOD, None, [3]), (*GOOD, torch.randn(4), [1, 3], 0.5)):
+        quick, slow = compile_bind(SPEC)(*args), Checker(SPEC).bind(args)
+        assert quick is not None
+        assert all(a is b or a == b for a, b in zip(quick.args, slow.args, strict=True))
+        assert quick.env == slow.env
+        assert (quick.dtypes, quick.device) == (slow.dtypes, slow.device)
+
+
+BAD = {
+    "rank": (torch.randn(5, 2, 1), *GOOD[1:]),
+    "dim": (torch.randn(5, 3), *GOOD[1:]),
+    "dtype": (GOOD[0].double(), *GOOD[1:]),
+    "integer dtype": (*GOOD[:2], GOOD[2].long()),
+    "device": (GOOD[0], GOOD[1].to("meta"), GOOD[2]),
+    "optional dim": (*GOOD, torch.randn(5)),
+    "optional dtype": (*GOOD, torch.randn(4).half()),
+    "relation": (*GOOD, None, [2]),
+    "requires": (*GOOD, None, [-1, -3]),
+    "layout": (*GOOD[:2], torch.zeros(3, 5, dtype=torch.int32).T),
+    "not accepted": (GOOD[2], *GOOD[1:]),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_call_is_left_to_the_checker(case):
+    assert compile_bind(SPEC)(*BAD[case]) is None
+    with pytest.raises(Exception, match=r"SL2\d\d"):
+        Checker(SPEC).bind(BAD[case])
+
+
+def test_declarations_without_a_straight_line_have_none():
+    def variadic(x: Float[Tensor, "*b n"]) -> Float[Tensor, "n"]: ...
+    def many(x: list[Float[Tensor, "n"]]) -> Float[Tensor, "3"]: ...
+    def optional_only(x: Float[Tensor, "n"], y: Float[Tensor, "m"] | None) -> Float[Tensor, "n"]: ...
+    def keyword_dim(x: Float[Tensor, "in out"]) -> Float[Tensor, "out"]: ...
+    def forward(x: Float[Tensor, "2*n"], y: Float[Tensor, "n"]) -> Float[Tensor, "n"]: ...
+
+    for fn in (variadic, many, optional_only, keyword_dim, forward):
+        assert compile_bind(spec_of(fn)) is None
+
+
+def test_source_is_readable():
+    assert source(SPEC).splitlines()[0] == (
+        "def bind(t_feats, t_weight, t_table, t_bias=_defaults[3], taps=_defaults[4], scale=_defaults[5]):"
+    )
