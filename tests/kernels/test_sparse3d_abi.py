@@ -6,6 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
+
 from tests.kernels.abi_harness import ISAS, KernelError, Sparse3d, library_path
 
 if not library_path().exists():
