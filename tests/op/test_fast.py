@@ -74,3 +74,38 @@ def test_source_is_readable():
     assert source(SPEC).splitlines()[0] == (
         "def bind(t_feats, t_weight, t_table, t_bias=_defaults[3], taps=_defaults[4], scale=_defaults[5]):"
     )
+
+
+def test_an_optional_argument_binds_nothing_for_the_others():
+    def dim(x: Float[Tensor, "n"], bias: Float[Tensor, "c"] | None, w: Float[Tensor, "c"]) -> Float[Tensor, "c"]: ...
+    def dtype(x: Int32[Tensor, "n"], y: Float[Tensor, "n"] | None, w: Float[Tensor, "n"]) -> Float[Tensor, "n"]: ...
+
+    assert compile_bind(spec_of(dim)) is None
+    assert compile_bind(spec_of(dtype)) is None
+
+
+def test_names_that_would_hide_something():
+    def function(x: Float[Tensor, "n"], max: int) -> Float[Tensor, "n"]: ...
+    def module(x: Float[Tensor, "torch"]) -> Float[Tensor, "torch"]: ...
+    def prefixed(x: Float[Tensor, "n"], t_x: int) -> Float[Tensor, "n"]: ...
+
+    for fn in (function, module, prefixed):
+        assert compile_bind(spec_of(fn)) is None
+
+
+def test_a_default_before_a_keyword_without_one():
+    def fn(x: Float[Tensor, "n"], k: int = 3, *, eps: float) -> Float[Tensor, "n"]: ...
+
+    assert compile_bind(spec_of(fn))(torch.zeros(2), 3, 0.5).env == {"n": 2, "k": 3, "eps": 0.5}
+
+
+def test_what_only_the_checker_can_judge():
+    def mutating(x: Float[Tensor, "n c"], k: int) -> None: ...
+
+    bind = compile_bind(spec_of(mutating, mutates=("x",), requires=("n // k >= 0",)))
+    assert bind(torch.zeros(3, 4), 1) is not None
+    assert bind(torch.zeros(3, 4), 0) is None
+    assert bind(torch.zeros(6).unfold(0, 4, 1), 1) is None
+    assert bind(torch.zeros(3, 4, requires_grad=True), 1) is None
+    assert bind(torch.zeros(3, 4).to_sparse(), 1) is None
+    assert bind("no tensor", 1) is None

@@ -29,6 +29,7 @@ def compile_bind(spec: OpSpec) -> Callable[..., Binding | None] | None:
         **FUNCTIONS,
         "Binding": Binding,
         "torch": torch,
+        "_strided": torch.strided,
         "_defaults": [a.default for a in spec.args],
     }
     scope |= {f"_ok_{a.name}": frozenset(getattr(torch, n) for n in a.tensor.dtypes) for a in spec.args if a.tensor}
@@ -45,8 +46,9 @@ def _simple(spec: OpSpec) -> bool:
     known = required | {a.name for a in spec.scalars}
     classes = {a.tensor.dtype_class for a in spec.tensors if not a.optional and a.tensor}
     bound = all(a.tensor.concrete or a.tensor.dtype_class in classes for a in spec.tensors if a.tensor)
-    names = [a.name for a in spec.args] + list(required) + [k for k, _ in spec.dims]
-    return optional <= known and bound and not any(keyword.iskeyword(n) for n in names) and not spec.tensors[0].optional
+    names = required | known | {k for k, _ in spec.dims}
+    taken = names & {*FUNCTIONS, *keyword.kwlist, "torch", "Binding", *(f"t_{a.name}" for a in spec.tensors)}
+    return optional <= known and bound and not taken and not spec.tensors[0].optional
 
 
 class _Writer:
@@ -57,7 +59,7 @@ class _Writer:
         self.lines: list[str] = []
         self.bound = {a.name for a in spec.scalars}
         self.classes: set[str] = set()
-        self.forward = False  # an expression uses a dim that a later argument binds
+        self.forward = False  # something uses a dim or dtype that only a later argument is sure to bind
 
     def fail_if(self, condition: str, indent: str) -> None:
         self.lines.append(f"{indent}if {condition}: return None")
@@ -74,13 +76,14 @@ class _Writer:
         else:
             self.fail_if(f"{name}.device != _device", indent)
         self.lines.append(f"{indent}_s = {name}.shape")
-        self.fail_if(f"len(_s) != {len(kind.dims)}", indent)
+        self.fail_if(f"len(_s) != {len(kind.dims)} or {name}.layout is not _strided", indent)
         for axis, dim in enumerate(kind.dims):
+            self.forward |= arg.optional and dim.kind == "name" and dim.text not in self.bound
             self.dim(dim, f"_s[{axis}]", indent)
         if arg.contiguous:
             self.fail_if(f"not {name}.is_contiguous()", indent)
-        if arg.mutated:  # a stride of 0 may be an overlap: let the slow way look
-            self.fail_if(f"0 in {name}.stride()", indent)
+        if arg.mutated:  # it may overlap itself, or need autograd: let the slow way look
+            self.fail_if(f"{name}.requires_grad or not {name}.is_contiguous()", indent)
 
     def dtype(self, arg: Arg, kind: TensorType, name: str, indent: str) -> None:
         variable = f"_dtype_{kind.dtype_class}"
@@ -89,6 +92,7 @@ class _Writer:
         elif kind.dtype_class in self.classes:
             self.fail_if(f"{name}.dtype is not {variable}", indent)
         else:
+            self.forward |= arg.optional
             self.classes.add(kind.dtype_class)
             self.lines.append(f"{indent}{variable} = {name}.dtype")
         if kind.dtypes and not kind.concrete:  # also when it agrees: two arguments may accept different dtypes
@@ -125,10 +129,16 @@ def source(spec: OpSpec) -> str:
     env = ", ".join(f"{n!r}: {n}" for n in sorted(writer.bound))
     dtypes = ", ".join(f"{c!r}: _dtype_{c}" for c in sorted(writer.classes))
     arguments = _variables(spec.args)
+    optional = [any(b.has_default for b in spec.args[: i + 1]) for i in range(len(spec.args))]
+    parameters = [
+        _parameter(i, a) if d else _variables([a]) for i, (a, d) in enumerate(zip(spec.args, optional, strict=True))
+    ]
     return "\n".join([
-        f"def bind({', '.join(_parameter(i, a) for i, a in enumerate(spec.args))}):",
+        f"def bind({', '.join(parameters)}):",
+        "  try:",
         *writer.lines,
         f"    return Binding(({arguments},), {{{env}}}, {{{dtypes}}}, _device)",
+        "  except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError): return None",
     ])  # fmt: skip
 
 
@@ -138,4 +148,4 @@ def _variables(args: Sequence[Arg]) -> str:
 
 def _parameter(index: int, arg: Arg) -> str:
     """Defaults are looked up by index, so that any value can be one; keyword-only arguments arrive in order too."""
-    return _variables([arg]) + (f"=_defaults[{index}]" if arg.has_default else "")
+    return f"{_variables([arg])}=_defaults[{index}]"

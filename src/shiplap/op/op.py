@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -50,6 +51,7 @@ class Op:
         self.gradient: Backward | None = None
         self.sampler: Callable[..., tuple[Any, ...]] | None = None
         self._checker, self._bind = Checker(spec), compile_bind(spec)
+        self._differentiable = not spec.mutated and floating_outputs(spec)
         self._register()
         self.__name__, self.__doc__, self.__module__ = spec.opname, reference.__doc__, reference.__module__
         self.__signature__ = inspect.signature(reference)
@@ -149,7 +151,9 @@ class Op:
         if self.spec.mutated:
             check_sharing(self.spec, call)
         kernel = self.pick(call)
-        outs = kernel.run(call) if kernel else fit_outputs(self.spec, call, self._reference(call.args))
+        # Where no autograd formula stands in front, torch would record the operations of the kernel.
+        with nullcontext() if self._differentiable else torch.no_grad():
+            outs = kernel.run(call) if kernel else fit_outputs(self.spec, call, self._reference(call.args))
         return outs[0] if len(outs) == 1 else outs or None
 
     def _reference(self, args: tuple[Any, ...]) -> Any:
@@ -176,16 +180,13 @@ class Op:
         spec, name = self.spec, self.spec.name
         self._library = Library(spec.namespace, "FRAGMENT")
         self._library.define(schema(spec), tags=_tags(spec))
-        differentiable = not spec.mutated and floating_outputs(spec)
-        # Where no autograd formula stands in front, torch would record the reference's own operations.
-        body = self.execute if differentiable else torch.no_grad()(self.execute)
-        self._library.impl(spec.opname, body, "CompositeExplicitAutograd")
+        self._library.impl(spec.opname, self.execute, "CompositeExplicitAutograd")
         self.overload = getattr(getattr(torch.ops, spec.namespace), spec.opname).default
         torch.library.register_fake(name, make_fake(self._checker), lib=self._library)
         if self.gradient is not None:
             backward, setup = make_backward(spec, self.gradient)
             torch.library.register_autograd(name, backward, setup_context=setup, lib=self._library)
-        elif differentiable:
+        elif self._differentiable:
             torch.library.register_autograd(name, missing_backward(spec), lib=self._library)
         if spec.autocast is not None:
             compat.register_autocast_rule(self._library, spec.opname, self.overload, make_cast(spec))

@@ -1,0 +1,29 @@
+"""Fixtures of all tests: names that no other test declares, compilers and settings left as they were."""
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+
+from shiplap import compat
+
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def ns() -> str:
+    """A namespace of this test alone: ``@sl.op(f"{ns}::scale")``."""
+    return f"test{next(_numbers)}"
+
+
+@pytest.fixture
+def fresh_compiler() -> Iterator[None]:
+    """No compiled code or counters from another test."""
+    compat.reset_compiler()
+    yield
+    compat.reset_compiler()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Most tests run references on purpose; those about the notice catch it themselves."""
+    config.addinivalue_line("filterwarnings", "ignore::shiplap.errors.ShiplapNotice")

@@ -1,0 +1,24 @@
+"""What the tests of declarations share."""
+
+import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+import shiplap as sl
+
+
+@contextmanager
+def fails(id: str, *fragments: str, **fields: str) -> Iterator[None]:
+    """The block raises the catalogue error ``id``; its text has every fragment, its fields are exactly ``fields``."""
+    with pytest.raises(sl.ShiplapError) as caught:
+        yield
+    found = caught.value
+    assert found.id == id, str(found)
+    for fragment in fragments:
+        assert fragment in str(found), str(found)
+    for name, value in fields.items():
+        assert getattr(found, name) == value, str(found)
+    assert found.fix, "every error names one fix"
+    assert str(pickle.loads(pickle.dumps(found))) == str(found)
