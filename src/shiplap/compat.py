@@ -37,6 +37,9 @@ CAPABILITIES = (
     Capability("redeclaring an op", "torch.library.Library._destroy"),
     Capability("cache key", "torch.compiler.config.cache_key_tag (public)"),
     Capability("symbolic fakes", "torch._subclasses.fake_tensor.FakeTensorMode"),
+    Capability("symbolic sizes", "torch.SymInt.node, ShapeEnv.bound_sympy, ShapeEnv.backed_var_to_val"),
+    Capability("data-dependent sizes", "torch._dynamo.config.capture_dynamic_output_shape_ops"),
+    Capability("storage identity", "torch.UntypedStorage._cdata"),
     Capability("compile counters", "torch._dynamo.utils.counters, torch._dynamo.utils.compile_times"),
     Capability("dynamic dims", "torch._dynamo.mark_dynamic"),
 )
@@ -91,6 +94,66 @@ def fakify(mode: Any, tensor: torch.Tensor, dynamic: bool) -> torch.Tensor:
         return mode.from_tensor(tensor)
     context: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * tensor.dim())
     return mode.from_tensor(tensor, symbolic_context=context)
+
+
+def size_value(size: Any, unbacked: dict[str, int]) -> int | None:
+    """The number that a fake's size stands for, given the values of data-dependent symbols; None if one is missing."""
+    if isinstance(size, int):
+        return size
+    env, expr = size.node.shape_env, size.node.expr
+    backed = getattr(env, "backed_var_to_val", None) or env.var_to_val  # renamed after 2.11
+    known = {s: backed[s] if s in backed else unbacked.get(str(s)) for s in expr.free_symbols}
+    if None in known.values():
+        return None
+    return int(expr.xreplace({s: _integer(v) for s, v in known.items()}))
+
+
+def _integer(value: Any) -> Any:
+    import sympy
+
+    return sympy.Integer(int(value))
+
+
+def size_symbol(size: Any) -> str:
+    """The name of a size that is one data-dependent symbol, else empty."""
+    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+    lone = not isinstance(size, int) and size.node.expr.is_Symbol and free_unbacked_symbols(size)
+    return str(size.node.expr) if lone else ""
+
+
+def size_constant(size: Any) -> int | None:
+    """The value to which a symbolic size has been specialised by now, or None while it may still vary."""
+    if isinstance(size, int):
+        return size
+    expr = size.node.expr
+    return int(expr) if expr.is_number else None
+
+
+def size_range(size: Any) -> tuple[float, float]:
+    """Least and greatest value that a fake's size may take."""
+    if isinstance(size, int):
+        return size, size
+    bounds = size.node.shape_env.bound_sympy(size.node.expr)
+    return _number(bounds.lower, float("-inf")), _number(bounds.upper, float("inf"))
+
+
+def _number(value: Any, infinite: float) -> float:
+    return int(value) if value.is_Integer else infinite  # sympy's and torch's own infinities are not Integers
+
+
+def same_storage(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors, fake ones too, view one storage."""
+    return bool(a.untyped_storage()._cdata == b.untyped_storage()._cdata)
+
+
+@contextmanager
+def data_dependent_sizes() -> Iterator[None]:
+    """Let Dynamo keep ops whose output sizes depend on data in the graph, as users of such ops do."""
+    import torch._dynamo
+
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        yield
 
 
 def mark_dynamic(tensor: torch.Tensor, dim: int) -> None:

@@ -1,0 +1,9 @@
+"""Prove: ``audit(op)`` runs one check after another on generated samples, and returns findings."""
+
+from shiplap.audit.checks import CHECKS
+from shiplap.audit.engine import audit
+from shiplap.audit.finding import Finding
+from shiplap.audit.samples import Case, Samples, sample
+from shiplap.audit.target import resolve
+
+__all__ = ["CHECKS", "Case", "Finding", "Samples", "audit", "resolve", "sample"]

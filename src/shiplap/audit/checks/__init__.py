@@ -1,0 +1,28 @@
+"""The checks, one file each. ``CHECKS`` is the order in which an audit runs them: what others build on first."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from shiplap.errors import error
+
+if TYPE_CHECKING:
+    from shiplap.audit.check import Check
+
+__all__ = ["CHECKS", "load"]
+
+CHECKS = (
+    "schema", "arguments", "fake", "numerics", "edges", "bound", "fresh", "workspace", "determinism", "threads",
+    "autocast", "requires_grad", "gradient", "large", "opcheck", "compile",
+)  # fmt: skip
+
+
+@cache
+def load(name: str) -> Check:
+    """The check of this name; SL503 if there is none."""
+    if name not in CHECKS:
+        raise error("SL503", where="audit(checks=...)", got=name, expected=", ".join(CHECKS))
+    check: Check = import_module(f"shiplap.audit.checks.{name}").CHECK
+    return check

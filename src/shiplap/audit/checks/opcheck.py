@@ -1,0 +1,40 @@
+"""``opcheck``: torch's own test of a registration, on generated samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import chain, islice
+
+import torch
+
+from shiplap.audit.check import Check, Observation
+from shiplap.audit.run import has_backward, last_line, split
+from shiplap.audit.samples import Case, Samples, tree_map
+from shiplap.op import Op
+
+
+def cases(samples: Samples) -> Iterable[Case]:
+    transposed = (c for c in samples.layouts() if dict(c.recipe.layouts).get("every") == "transposed")
+    yield from chain(samples.plain(), transposed, samples.optionals(), islice(samples.grown(1), 1))
+
+
+def observe(op: Op, case: Case) -> Observation:
+    args = case.fresh()
+    if not has_backward(op, case):
+        args = tree_map(lambda t: t.requires_grad_() if t.is_floating_point() else t, args)
+    positional, named = split(op.spec, args)
+    results = torch.library.opcheck(op.overload, positional, named, raise_exception=False)
+    failed = {test: e for test, e in results.items() if isinstance(e, BaseException)}
+    if failed:
+        test, e = next(iter(failed.items()))
+        return Observation(f"{test}: {last_line(e)}")
+    return Observation()
+
+
+CHECK = Check(
+    "opcheck",
+    observes="torch.library.opcheck passes: schema, autograd registration, fake tensor, AOT dispatch",
+    observe=observe,
+    cases=cases,
+    fix="see the message; torch.library.opcheck(op, args) alone fails the same way",
+)

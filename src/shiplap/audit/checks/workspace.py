@@ -1,0 +1,69 @@
+"""``workspace``: results do not depend on what uninitialised memory happens to hold.
+
+Workspaces that shiplap provides are filled with several bytes. Memory from ``torch.empty``, outputs above all, is filled
+with NaN or the largest integer by torch itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.utils.deterministic
+
+from shiplap.audit.check import Check, Observation
+from shiplap.audit.compare import bitwise
+from shiplap.audit.run import quiet, run
+from shiplap.audit.samples import Case, Samples
+from shiplap.op import Op
+from shiplap.op.launch import poisoned_workspace
+
+BYTES = (0x00, 0xFF, 0x7F, 0xA5)
+
+
+def cases(samples: Samples) -> Iterable[Case]:
+    yield from samples.plain()
+    yield from samples.grown(2)
+    yield from samples.optionals()
+
+
+def observe(op: Op, case: Case) -> Observation:
+    plain = run(op, case)
+    for byte in BYTES:
+        with poisoned_workspace(byte):
+            if problem := bitwise(run(op, case), plain, "with another workspace"):
+                return Observation(f"workspace filled with 0x{byte:02X}: {problem}")
+    with _filled_empty():
+        if problem := bitwise(run(op, case), plain, "with zeros"):
+            return Observation(f"fresh memory filled with NaN: {problem}",
+                               fix="write every element of the output, or allocate it with torch.zeros")  # fmt: skip
+    wants = any(getattr(k.run, "workspace", None) is not None for ks in op.kernels.values() for k in ks)
+    return Observation(note="" if wants else "no kernel declares a workspace")
+
+
+@contextmanager
+def _filled_empty() -> Iterator[None]:
+    """``torch.empty`` returns NaN (or the largest integer) in every element."""
+    enabled, warn_only = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+    fill = torch.utils.deterministic.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    try:
+        with quiet():
+            yield
+    finally:
+        torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
+        torch.utils.deterministic.fill_uninitialized_memory = fill
+
+
+CHECK = Check(
+    "workspace",
+    observes="the bits are the same for workspaces full of 00, FF, 7F and A5 and for torch.empty full of NaN",
+    observe=observe,
+    cases=cases,
+    fix="initialise the part of the workspace that is read before it is written",
+)

@@ -1,0 +1,122 @@
+"""Comparing results: bit for bit, or within a tolerance that follows from dtype and reduction size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shiplap.op.spec import OpSpec
+
+__all__ = ["Difference", "bitwise", "close", "reduction_size"]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """``problem`` is empty when the results agree; ``error`` is the largest error in units of the tolerance."""
+
+    problem: str = ""
+    error: float = 0.0
+
+
+def reduction_size(spec: OpSpec, env: dict[str, Any]) -> int:
+    """Product of the input dims that no output has: how many terms one output element may be summed from."""
+    inputs = {d.text for a in spec.tensors if a.tensor for d in a.tensor.dims if d.kind in ("name", "variadic")}
+    outs = {d.text for o in spec.outputs for d in o.tensor.dims}
+    sizes = [env[n] for n in inputs - outs if n in env]
+    return max(1, prod(prod(s) if isinstance(s, tuple) else int(s) for s in sizes))
+
+
+def bitwise(got: Sequence[Tensor], expected: Sequence[Tensor], than: str = "") -> str:
+    """Empty, or the first place where bits differ; NaNs with the same bits are equal."""
+    for index, (g, e) in enumerate(zip(got, expected, strict=True)):
+        if problem := _shape(g, e):
+            return f"result {index}: {problem}"
+        g, e = g.detach().contiguous(), e.detach().contiguous()
+        if not torch.equal(_bits(g), _bits(e)):
+            differs = (_bits(g) != _bits(e)).nonzero()
+            at = tuple(differs[0].tolist()[: g.dim()])
+            return f"result {index}{list(at)} = {g[at].item()!r}, {than or 'expected'} {e[at].item()!r}; {len(differs)} of {max(1, g.numel())} differ"  # noqa: E501
+    return ""
+
+
+def _bits(t: Tensor) -> Tensor:
+    if t.dtype == torch.bool or not (t.is_floating_point() or t.is_complex()):
+        return t
+    if t.is_complex():
+        t = torch.view_as_real(t)
+    return t.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[t.itemsize])
+
+
+def _shape(got: Tensor, expected: Tensor) -> str:
+    if got.shape != expected.shape:
+        return f"shape {tuple(got.shape)}, expected {tuple(expected.shape)}"
+    return f"{got.dtype}, expected {expected.dtype}" if got.dtype != expected.dtype else ""
+
+
+def close(got: Sequence[Tensor], own: Sequence[Tensor], wide: Sequence[Tensor], terms: int) -> Difference:
+    """``got`` against the reference in its own precision (``own``) and in float64 (``wide``).
+
+    Integers, and the places of NaN and infinity, are those of one of the two. An element may be off by
+    ``eps * (4 + 2 sqrt(terms)) * (|wide| + rms(wide))``, the growth of rounding errors in a sum of ``terms``, plus
+    three times the reference's own largest error: a kernel need not be better than the law.
+    """
+    if len(got) != len(own):
+        return Difference(f"{len(got)} results, expected {len(own)}")
+    worst = 0.0
+    for index, (g, o, w) in enumerate(zip(got, own, wide, strict=True)):
+        found = Difference(problem) if (problem := _shape(g, o)) else _elements(g, o, w, terms)
+        worst = max(worst, found.error)
+        if found.problem:
+            return Difference(f"result {index}: {found.problem}", worst)
+    return Difference(error=worst)
+
+
+def _elements(got: Tensor, own: Tensor, wide: Tensor, terms: int) -> Difference:
+    got, own, wide = got.detach(), own.detach(), wide.detach()
+    if wide.shape != own.shape:
+        wide = own
+    if not (got.is_floating_point() or got.is_complex()):
+        return _first((got != own) & (got != wide.to(got.dtype)), got, own)
+    eps = torch.finfo(got.dtype).eps
+    narrow, g = wide.to(got.dtype), _double(got)
+    same_place = [_finite_alike(got, expected) for expected in (own, narrow)]
+    if (bad := ~(same_place[0] | same_place[1])).any():
+        return _first(bad, got, own)
+    finite = torch.isfinite(got) & torch.isfinite(own) & torch.isfinite(wide)
+    w = torch.where(finite, _double(wide), 0)
+    size = w.abs()
+    rms = size.square().mean().sqrt() if size.numel() else size.sum()
+    own_error = torch.where(finite, (_double(own) - w).abs(), 0)
+    slack = 3 * (own_error.max() if own_error.numel() else 0.0)
+    tolerance = eps * (4 + 2 * terms**0.5) * (size + rms) + slack + torch.finfo(got.dtype).tiny
+    error = torch.where(finite, (g - w).abs(), 0) / tolerance
+    worst = float(error.max()) if error.numel() else 0.0
+    found = _first(error > 1, got, wide)
+    return Difference(found.problem and f"{found.problem}; off by {worst:.3g} tolerances", worst)
+
+
+def _double(t: Tensor) -> Tensor:
+    return t.to(torch.complex128 if t.is_complex() else torch.float64)
+
+
+def _finite_alike(a: Tensor, b: Tensor) -> Tensor:
+    """Where both are finite, both NaN, or the same infinity."""
+    return (torch.isfinite(a) & torch.isfinite(b)) | (torch.isnan(a) & torch.isnan(b)) | (a == b)
+
+
+def _first(bad: Tensor, got: Tensor, expected: Tensor) -> Difference:
+    if not bad.any():
+        return Difference()
+    at = tuple(bad.nonzero()[0].tolist())
+    count = int(bad.sum())
+    return Difference(
+        f"[{', '.join(map(str, at))}] = {got[at].item():.8g}, expected {expected[at].item():.8g}; {count} of {bad.numel()} differ"
+        if not got.is_complex() and got.dtype != torch.bool
+        else f"{list(at)} = {got[at].item()}, expected {expected[at].item()}; {count} of {bad.numel()} differ",
+        float("inf"),
+    )

@@ -1,0 +1,81 @@
+"""``audit(op)``: run the checks one after another, each to a finding, within a time budget."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from shiplap.audit.check import Subject
+from shiplap.audit.checks import CHECKS, load
+from shiplap.audit.finding import Finding
+from shiplap.audit.run import last_line, quiet
+from shiplap.audit.samples import Samples
+from shiplap.op import Op
+
+__all__ = ["audit"]
+
+
+def audit(
+    op: Op,
+    *,
+    checks: Iterable[str] | None = None,
+    seed: int | None = None,
+    device: str | None = None,
+    samples: Callable[..., tuple[Any, ...]] | None = None,
+    budget_s: float = 60.0,
+    progress: Callable[[Finding], None] | None = None,
+) -> list[Finding]:
+    """Prove ``op`` against its declaration and reference on generated samples: one finding per check.
+
+    Args:
+        op: from ``sl.op`` or ``sl.adopt``.
+        checks: names out of ``shiplap.audit.CHECKS``; all by default.
+        seed: of all random values; a fresh one by default. Findings name it.
+        device: where to run, ``"cpu"`` by default.
+        samples: a builder as for ``@op.samples``, used in this audit only.
+        budget_s: seconds after which the rest is skipped, and says so. Dynamo's caches are reset on the way.
+        progress: called with each finding as it is made.
+
+    Raises:
+        AuditError: SL502 when no samples can be generated, SL503 for an unknown check.
+
+    Example:
+        >>> failed = [f for f in audit(axpy) if f.verdict == "fail"]  # doctest: +SKIP
+    """
+    chosen = [load(name) for name in (CHECKS if checks is None else checks)]
+    with quiet(), _sampler(op, samples):
+        subject = Subject(op, Samples(op, secrets.randbelow(2**31) if seed is None else seed, device or "cpu"))
+        _ = subject.samples.base
+        subject.deadline = time.monotonic() + budget_s
+        findings = []
+        for check in chosen:
+            if time.monotonic() > subject.deadline:
+                finding = Finding(check.name, "skip", subject.name, f"out of budget_s={budget_s:g}")
+            else:
+                finding = _run(check, subject)
+            findings.append(finding)
+            if progress is not None:
+                progress(finding)
+    return findings
+
+
+def _run(check: Any, subject: Subject) -> Finding:
+    try:
+        finding: Finding = check.run(subject)
+        return finding
+    except Exception as e:  # a check must not take the audit down with it
+        return Finding(check.name, "fail", subject.name, f"the check itself raised {last_line(e)}",
+                       input=f"seed {subject.samples.seed}", fix="report this: the auditor is wrong, not the op")  # fmt: skip
+
+
+@contextmanager
+def _sampler(op: Op, builder: Callable[..., tuple[Any, ...]] | None) -> Iterator[None]:
+    before = op.sampler
+    op.sampler = builder or before
+    try:
+        yield
+    finally:
+        op.sampler = before

@@ -1,0 +1,74 @@
+"""Memory layouts: the same values, laid out in the ways that callers' slices, transposes and expands produce."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+__all__ = ["LAYOUTS", "apply_layout", "clone_exactly", "possible"]
+
+
+def _offset(t: Tensor) -> Tensor:
+    """Contiguous, but neither at the start of its storage nor aligned to more than one element."""
+    room = t.new_zeros(t.numel() + 8)
+    view = room[3 : 3 + t.numel()].view(t.shape)
+    return view.copy_(t)
+
+
+def _padded(t: Tensor) -> Tensor:
+    """A column slice: rows are contiguous, the row stride is larger than a row."""
+    room = t.new_zeros((*t.shape[:-1], t.shape[-1] + 3))
+    return room[..., 1 : 1 + t.shape[-1]].copy_(t)
+
+
+def _strided(t: Tensor) -> Tensor:
+    """Every second element of the last dim."""
+    room = t.new_zeros((*t.shape[:-1], max(1, 2 * t.shape[-1])))
+    return room[..., ::2][..., : t.shape[-1]].copy_(t)
+
+
+def _transposed(t: Tensor) -> Tensor:
+    """The last two dims swapped in memory."""
+    return t.transpose(-1, -2).contiguous().transpose(-1, -2)
+
+
+def _reversed(t: Tensor) -> Tensor:
+    """All dims in reverse order in memory (channels-last and worse)."""
+    order = tuple(range(t.dim()))[::-1]
+    return t.permute(order).contiguous().permute(order)
+
+
+def _expanded(t: Tensor) -> Tensor:
+    """Stride 0 along the first dim: every row is the first one."""
+    return t[:1].clone().expand(t.shape)
+
+
+LAYOUTS: dict[str, tuple[int, Callable[[Tensor], Tensor]]] = {
+    "offset": (0, _offset),
+    "padded": (1, _padded),
+    "strided": (1, _strided),
+    "transposed": (2, _transposed),
+    "reversed": (3, _reversed),
+    "expanded": (1, _expanded),
+}
+"""Name → (least rank, layout)."""
+
+
+def possible(layout: str, rank: int, *, contiguous: bool, mutated: bool) -> bool:
+    """Whether an argument of this rank, declared like this, may arrive in ``layout``."""
+    least, _ = LAYOUTS[layout]
+    return rank >= least and not (contiguous and layout != "offset") and not (mutated and layout == "expanded")
+
+
+def apply_layout(t: Tensor, layout: str) -> Tensor:
+    """``t`` in another layout; of the first row's values only, for ``expanded``."""
+    return LAYOUTS[layout][1](t)
+
+
+def clone_exactly(t: Tensor) -> Tensor:
+    """A copy with the same strides, storage offset and surrounding bytes."""
+    room = torch.empty(0, dtype=t.dtype, device=t.device)
+    copy = room.set_(t.untyped_storage().clone(), t.storage_offset(), t.shape, t.stride())  # type: ignore[call-overload]
+    return copy.requires_grad_(t.requires_grad)

@@ -1,0 +1,84 @@
+"""``Recipe``: everything that determines a sample except the seed, printed as a label that reads back.
+
+``sizes(n=5, c=3), scalars(a=1.0), dtypes(Float='float32'), layouts(x='padded'), values('ties'), absent('bias')``
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from shiplap.errors import error
+
+__all__ = ["Recipe"]
+
+Pairs = tuple[tuple[str, Any], ...]
+
+
+def _pairs(mapping: Mapping[str, Any]) -> Pairs:
+    return tuple((k, tuple(v) if isinstance(v, list) else v) for k, v in mapping.items())
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Sizes of the free dims, all scalars, a dtype per dtype class, layouts and kind of values."""
+
+    sizes: Pairs = ()
+    scalars: Pairs = ()
+    dtypes: Pairs = ()
+    layouts: Pairs = ()
+    values: str = "normal"
+    absent: tuple[str, ...] = ()
+
+    def but(self, **changes: Any) -> Recipe:
+        """A copy with ``sizes``, ``scalars``, ``dtypes`` or ``layouts`` (mappings) merged in, the rest replaced."""
+        merged = {
+            k: _pairs({**dict(getattr(self, k)), **v}) if isinstance(v, Mapping) else v for k, v in changes.items()
+        }
+        return replace(self, **merged)
+
+    @property
+    def drawn(self) -> str:
+        """What the values depend on: everything but the layout, so that two layouts hold the same values."""
+        return str(replace(self, layouts=()))
+
+    def __str__(self) -> str:
+        parts = [_call(k, dict(getattr(self, k))) for k in ("sizes", "scalars", "dtypes", "layouts")]
+        parts += [f"values({self.values!r})"] if self.values != "normal" else []
+        parts += [f"absent({', '.join(map(repr, self.absent))})"] if self.absent else []
+        return ", ".join(p for p in parts if p) or "sizes()"
+
+    @classmethod
+    def parse(cls, label: str) -> Recipe:
+        """The recipe that printed as ``label``; SL502 for anything else."""
+        try:
+            tree = ast.parse(f"({label},)", mode="eval").body
+            assert isinstance(tree, ast.Tuple)
+            found = cls()
+            for node in tree.elts:
+                assert isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+                found = replace(found, **_field(node.func.id, node))
+            return found
+        except (SyntaxError, AssertionError, ValueError, TypeError):
+            raise error("SL502", where="sample", got=label, expected="a label printed by a finding",
+                        fix="copy the label from the finding") from None  # fmt: skip
+
+
+def _call(name: str, values: Mapping[str, Any]) -> str:
+    """``name(k=v, ...)``; an infinity prints as a literal that overflows to it."""
+    shown = {
+        k: "1e999" if v == float("inf") else "-1e999" if v == float("-inf") else repr(v) for k, v in values.items()
+    }
+    return f"{name}({', '.join(f'{k}={v}' for k, v in shown.items())})" if values else ""
+
+
+def _field(name: str, node: ast.Call) -> dict[str, Any]:
+    positional = tuple(ast.literal_eval(a) for a in node.args)
+    if name == "values":
+        return {name: positional[0]}
+    if name == "absent":
+        return {name: positional}
+    assert name in ("sizes", "scalars", "dtypes", "layouts") and not positional
+    return {name: tuple((str(k.arg), ast.literal_eval(k.value)) for k in node.keywords)}

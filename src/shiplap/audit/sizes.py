@@ -1,0 +1,100 @@
+"""Sizes and scalars that a declaration admits, found by trying: the dim language need not be inverted for that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice, product
+from typing import Any
+
+from shiplap.op.check import shape_of
+from shiplap.op.spec import Arg, OpSpec
+
+__all__ = ["EDGES", "environment", "free_dims", "scalar_candidates", "search"]
+
+EDGES = (0, 1, 15, 16, 17, 31, 33)  # empty, single, and around the vector and tile widths of every device we know
+FIRST = (5, 3, 2, 4, 6, 7)  # distinct and small: two dims that are mixed up never agree by accident
+REST = (4, 3, 2, 8, 16, 1, 32, 64, 128)
+VARIADIC = ((2,), (), (2, 3), (3, 1, 2))
+KINDS = ("name", "any", "variadic")
+LIMIT = 30_000  # combinations tried before giving up, about 0.2 s
+
+
+def free_dims(spec: OpSpec) -> dict[str, str]:
+    """Dims that a sample may choose, with their kind (``"name"``, ``"any"`` or ``"variadic"``), in declared order."""
+    computed = {name for name, _ in spec.dims}
+    dims = [d for a in spec.tensors if a.tensor for d in a.tensor.dims if d.kind in KINDS and d.text != "..."]
+    return {d.text: d.kind for d in dims if d.text not in computed}
+
+
+def environment(spec: OpSpec, sizes: Mapping[str, Any], scalars: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Every dim and scalar by name, or None when the declaration does not admit the combination."""
+    env = {**scalars, **sizes}
+    try:
+        for name, expr in spec.dims:
+            env[name] = expr(env)
+        inputs = [d for a in spec.tensors if a.tensor for d in a.tensor.dims]
+        found = [env[name] for name, _ in spec.dims] + [d.expr(env) for d in inputs if d.expr is not None]
+        found += [bound(env) for _, bound in spec.bounds]
+        known = {**env, **dict.fromkeys(spec.dynamic, 0)}
+        found += [size for out in spec.outputs for size in shape_of(out, known)]
+        admitted = all(size >= 0 for size in found) and all(expr(env) for expr in spec.requires)
+    except (ArithmeticError, LookupError, TypeError, ValueError):
+        return None  # for example kernel[2] of a list of two, or a division by a stride of 0
+    return env if admitted else None
+
+
+def scalar_candidates(arg: Arg) -> Sequence[Any]:
+    """Values to try, the default first."""
+    kind = str(arg.scalar)
+    usual: dict[str, Sequence[Any]] = {
+        "int": (1, 2, 3, 4, 8, 0), "float": (0.5, 1.0, 2.0), "bool": (False, True), "str": (),
+        "list[int]": [(v,) * n for n in (3, 2, 1, 4) for v in (3, 2, 1)],
+        "list[float]": [(v,) * n for n in (3, 2, 1) for v in (0.5, 1.0)],
+        "list[bool]": [(v,) * n for n in (3, 2, 1) for v in (False, True)],
+    }  # fmt: skip
+    tried = [arg.default] if arg.has_default else [None] if arg.optional else []
+    first = [tuple(v) if isinstance(v, list) else v for v in tried]
+    same_length = [v for v in usual[kind] if not (first and isinstance(first[0], tuple)) or len(v) == len(first[0])]
+    return [*first, *(v for v in same_length if v not in first)]
+
+
+def search(
+    spec: OpSpec, fixed_sizes: Mapping[str, Any] | None = None, fixed_scalars: Mapping[str, Any] | None = None
+) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """The first admitted ``(sizes, scalars)`` that has the fixed ones, scanning from the usual values outwards."""
+    names, pools = _pools(spec, fixed_sizes or {}, fixed_scalars or {})
+    for values in islice(_outwards(pools), LIMIT):
+        chosen = dict(zip(names, values, strict=True))
+        sizes, scalars = _split(spec, chosen)
+        if environment(spec, sizes, scalars) is not None:
+            return sizes, scalars
+    return None
+
+
+def _split(spec: OpSpec, chosen: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A scalar with the name of a dim is that dim's size."""
+    dims = free_dims(spec)
+    return {d: chosen[d] for d in dims}, {a.name: chosen[a.name] for a in spec.scalars}
+
+
+def _pools(
+    spec: OpSpec, fixed_sizes: Mapping[str, Any], fixed_scalars: Mapping[str, Any]
+) -> tuple[list[str], list[Sequence[Any]]]:
+    pools: dict[str, Sequence[Any]] = {}
+    for index, (name, kind) in enumerate(free_dims(spec).items()):
+        first = FIRST[index % len(FIRST)]
+        usual: Sequence[Any] = VARIADIC if kind == "variadic" else (first, *(s for s in REST if s != first))
+        pools[name] = (fixed_sizes[name],) if name in fixed_sizes else usual
+    for arg in spec.scalars:
+        if arg.name not in pools:
+            values = scalar_candidates(arg)
+            pools[arg.name] = (fixed_scalars[arg.name],) if arg.name in fixed_scalars else values
+    return list(pools), list(pools.values())
+
+
+def _outwards(pools: list[Sequence[Any]]) -> Iterator[tuple[Any, ...]]:
+    """The product of the pools, those with few deviations from the first value of each pool first."""
+    if not all(pools):
+        return
+    for width in (1, 2, 3, None):
+        yield from product(*(p[:width] for p in pools))
