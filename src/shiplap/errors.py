@@ -209,3 +209,7 @@ class Unfinished:
     def backward(self, fn: Any = None, **keywords: Any) -> Any:
         """As ``Op.backward``, without declaring anything."""
         return (lambda f: f) if fn is None else fn
+
+    def samples(self, fn: Any) -> Any:
+        """As ``Op.samples``, without declaring anything."""
+        return fn
