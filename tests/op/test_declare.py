@@ -49,7 +49,7 @@ def test_the_schema_has_every_kind_of_argument(ns):
     assert [o.name for o in op.spec.outputs] == ["out0", "out1"]
 
 
-@pytest.mark.parametrize("name", ["nocolons", "a::b::c", "a::", "::b", "a b::c", "a::b.c", "1::x"])
+@pytest.mark.parametrize("name", ["nocolons", "a::b::c", "a::", "::b", "a b::c", "a::b.c", "1::x", "a::None"])
 def test_names_are_namespace_and_identifier(name):
     with fails("SL101", got=name, expected="namespace::name", where=f"@sl.op({name!r})"):
 
@@ -68,7 +68,7 @@ def test_an_annotation_that_cannot_be_evaluated(ns):
     with fails("SL102", "name 'Nowhere' is not defined", fix="import the name at run time, at module level"):
 
         @sl.op(f"{ns}::f")
-        def op(x: "Nowhere") -> F: ...  # noqa: F821
+        def op(x: "Nowhere") -> F: ...
 
 
 @dataclasses.dataclass

@@ -80,7 +80,7 @@ class Checker:
             if arg.scalar is not None:
                 call.env[arg.name] = value
         for arg, value in zip(spec.args, full, strict=True):
-            if arg.tensor is not None and value is not None:
+            if arg.tensor is not None and not (value is None and arg.optional):
                 for label, tensor in _each(arg, value):
                     self._tensor(call, arg, label, tensor)
         self._relate(call)
@@ -106,7 +106,8 @@ class Checker:
 
     def _tensor(self, call: Binding, arg: Arg, label: str, value: Any) -> None:
         if not isinstance(value, Tensor):
-            raise self._error("SL209", label, type(value).__name__, str(arg.tensor))
+            got = "None" if value is None else type(value).__name__  # the dispatcher takes None for any tensor
+            raise self._error("SL209", label, got, str(arg.tensor))
         assert arg.tensor is not None
         if value.layout is not torch.strided:
             raise self._error("SL207", label, value.layout, "a dense tensor", fix="call .to_dense() first")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import keyword
 import math
 import sys
 import typing
@@ -34,7 +35,7 @@ def read_spec(
 ) -> OpSpec:
     """The declaration of ``fn`` as data; raises ``DeclarationError`` (SL1xx) for what cannot be declared."""
     namespace, _, opname = name.partition("::")
-    if not (namespace.isidentifier() and opname.isidentifier()):
+    if not all(part.isidentifier() and not keyword.iskeyword(part) for part in (namespace, opname)):
         raise error("SL101", where=f"@sl.op({name!r})", got=name, expected="namespace::name")
     if autocast not in AUTOCAST_RULES:
         raise error("SL112", where=name, got=repr(autocast), expected=", ".join(map(repr, AUTOCAST_RULES)))

@@ -1,0 +1,103 @@
+"""What torch.autocast does to an op's floating inputs."""
+
+import pytest
+import torch
+from jaxtyping import Float, Float32, Int64
+from torch import Tensor
+
+import shiplap as sl
+
+V = Float[Tensor, "n"]
+HALF, SINGLE, DOUBLE = torch.bfloat16, torch.float32, torch.float64
+
+
+def declare(ns, rule):
+    @sl.op(f"{ns}::rule_{rule}", autocast=rule)
+    def op(
+        x: V,
+        y: V | None,
+        xs: list[V],
+        index: Int64[Tensor, "n"],
+        table: Float32[Tensor, "n"],
+        k: int = 1,
+        *,
+        p: float = 1,
+    ) -> V:
+        assert index.dtype == torch.int64
+        assert table.dtype == SINGLE
+        return sum((x, *xs)) * (1 if y is None else y) * p
+
+    @op.backward
+    def _(grad, saved, needs):
+        return {"x": grad * saved.p, "xs": [grad * saved.p for _ in saved.xs]}
+
+    return op
+
+
+def call(op, *dtypes, fn=None):
+    x, y, z = (None if d is None else torch.ones(3, dtype=d) for d in dtypes)
+    return (fn or op)(x, y, [z], torch.zeros(3, dtype=torch.int64), torch.zeros(3), p=2.0).dtype
+
+
+@pytest.mark.parametrize(
+    ("rule", "dtypes", "result"),
+    [
+        ("widest", (HALF, SINGLE, HALF), SINGLE),
+        ("widest", (HALF, None, HALF), HALF),
+        ("widest", (HALF, torch.float16, HALF), SINGLE),
+        ("widest", (HALF, SINGLE, DOUBLE), DOUBLE),
+        ("autocast", (SINGLE, None, SINGLE), HALF),
+        ("autocast", (SINGLE, HALF, SINGLE), HALF),
+        ("autocast", (DOUBLE, HALF, SINGLE), DOUBLE),
+        ("float32", (HALF, HALF, HALF), SINGLE),
+        ("float32", (HALF, DOUBLE, HALF), DOUBLE),
+    ],
+)
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.usefixtures("fresh_compiler")
+def test_rules(ns, rule, dtypes, result, compiled):
+    op = declare(ns, rule)
+    fn = torch.compile(op, backend="aot_eager", fullgraph=True) if compiled else op
+    with torch.autocast("cpu", HALF):
+        assert call(op, *dtypes, fn=fn) == result
+    with torch.autocast("cpu", HALF), torch.autocast("cpu", enabled=False), pytest.raises(sl.ShiplapError):
+        call(op, HALF, SINGLE, HALF)
+
+
+def test_no_rule_leaves_the_inputs_alone(ns):
+    op = declare(ns, None)
+    with torch.autocast("cpu", HALF), pytest.raises(sl.ShiplapError, match="SL205"):
+        call(op, HALF, SINGLE, HALF)
+
+
+def test_the_reference_runs_outside_autocast(ns):
+    @sl.op(f"{ns}::mm", autocast="float32")
+    def mm(x: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
+        return x @ x
+
+    with torch.autocast("cpu", HALF):
+        assert mm(torch.ones(2, 2, dtype=HALF)).dtype == SINGLE
+
+
+def test_gradients_come_back_in_the_dtype_of_the_argument(ns):
+    op = declare(ns, "autocast")
+    x = torch.ones(3, requires_grad=True)
+    with torch.autocast("cpu", HALF):
+        op(x, None, [x.detach()], torch.zeros(3, dtype=torch.int64), torch.zeros(3)).sum().backward()
+    assert x.grad.dtype == SINGLE
+
+
+@pytest.mark.parametrize("rule", ["widest", "autocast", "float32"])
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.usefixtures("fresh_compiler")
+def test_a_mutated_tensor_is_never_converted(ns, rule, compiled):
+    @sl.op(f"{ns}::add_{rule}", autocast=rule, mutates="x")
+    def add_(x: V, y: V) -> None:
+        x.add_(y)
+
+    for dtype in (HALF, SINGLE):
+        x = torch.zeros(3, dtype=dtype)
+        fn = torch.compile(lambda x, y: add_(x, y), backend="aot_eager", fullgraph=True) if compiled else add_
+        with torch.autocast("cpu", HALF):
+            fn(x, torch.ones(3, dtype=SINGLE))
+        assert x.tolist() == [1, 1, 1], "the copy took the write"

@@ -1,0 +1,89 @@
+"""No stale kernel is served: what compiled code depends on is part of torch's cache keys."""
+
+import pytest
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.compiler import config
+
+import shiplap as sl
+from shiplap.op import registry
+
+V = Float[Tensor, "n"]
+
+
+@pytest.fixture
+def restored_tag():
+    yield
+    config.cache_key_tag = f"+shiplap:{registry.digest()}"
+
+
+def test_every_change_changes_the_key(ns):
+    tags = [config.cache_key_tag]
+
+    def changed():
+        tags.append(config.cache_key_tag)
+        return tags[-1] not in tags[:-1]
+
+    def f(x: V) -> V:
+        return x * 2
+
+    op = sl.op(f"{ns}::f")(f)
+    assert changed()
+    op.kernel("cpu", lambda x, out: out.copy_(x * 2), name="k")
+    assert changed()
+    op.kernel("cpu", lambda x, out: out.copy_(x + x), name="k")
+    assert changed()
+    op.kernel("cpu", lambda x, out: out.copy_(x + x), name="k", workspace="n")
+    assert changed()
+    op.backward(lambda grad, saved, needs: {"x": grad * 2})
+    assert changed()
+    op.backward(lambda grad, saved, needs: {"x": grad + grad})
+    assert changed()
+    sl.op(f"{ns}::f", requires="n >= 1")(f)
+    assert changed()
+    assert all(t.count("+shiplap:") == 1 for t in tags[1:])
+
+
+def test_the_same_declarations_give_the_same_key(ns):
+    def f(x: V) -> V:
+        return x * 2
+
+    sl.op(f"{ns}::f")(f)
+    tag = config.cache_key_tag
+    sl.op(f"{ns}::f")(f)
+    assert config.cache_key_tag == tag
+    assert registry.digest() in tag
+
+
+def test_the_users_own_tag_is_kept(ns, restored_tag):
+    config.cache_key_tag = "mine" + config.cache_key_tag
+
+    @sl.op(f"{ns}::f")
+    def f(x: V) -> V:
+        return x * 2
+
+    assert config.cache_key_tag == f"mine+shiplap:{registry.digest()}"
+
+
+def test_a_tag_set_after_the_declarations_is_salted_again_before_it_is_used(ns, restored_tag, fresh_compiler):
+    @sl.op(f"{ns}::f")
+    def f(x: V) -> V:
+        return x * 2
+
+    config.cache_key_tag = "theirs"
+    torch.compile(f, backend="aot_eager", fullgraph=True)(torch.ones(2))
+    assert config.cache_key_tag == f"theirs+shiplap:{registry.digest()}"
+
+
+def test_ops_are_sorted(ns):
+    for name in ("b", "a"):
+
+        @sl.op(f"{ns}::{name}")
+        def f(x: V) -> V:
+            return x
+
+    names = [op.spec.name for op in registry.ops()]
+    assert names == sorted(names)
+    assert {f"{ns}::a", f"{ns}::b"} <= set(names)
+    assert registry.find("no::such") is None
