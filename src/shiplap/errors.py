@@ -164,6 +164,7 @@ CATALOGUE: dict[str, Entry] = {
          'pip install "shiplap[demo]"'),
         ("SL604", "signature cannot be read", "'shiplap init' drafts from annotations, a docstring or a torch schema.",
          "annotate the function, or write its signature as the first line of its docstring"),
+        ("SL605", "device not available", "The command runs where it is told to.", "see 'shiplap env' for devices"),
     ]),
 }  # fmt: skip
 
