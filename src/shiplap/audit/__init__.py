@@ -4,6 +4,6 @@ from shiplap.audit.checks import CHECKS
 from shiplap.audit.engine import audit
 from shiplap.audit.finding import Finding
 from shiplap.audit.samples import Case, Samples, sample
-from shiplap.audit.target import resolve
+from shiplap.audit.target import find
 
-__all__ = ["CHECKS", "Case", "Finding", "Samples", "audit", "resolve", "sample"]
+__all__ = ["CHECKS", "Case", "Finding", "Samples", "audit", "find", "sample"]

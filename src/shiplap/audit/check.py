@@ -17,7 +17,7 @@ __all__ = ["Check", "Observation", "Subject"]
 
 @dataclass(frozen=True)
 class Observation:
-    """Of one sample: ``problem`` if it is one, ``skip`` if it could not be looked at, ``error`` and ``note`` if it is fine."""
+    """Of one sample: a ``problem``, or the reason to ``skip`` it, or neither; ``error`` and ``note`` tell more."""
 
     problem: str = ""
     skip: str = ""
@@ -76,15 +76,19 @@ class Check:
             if time.monotonic() > subject.deadline:
                 tally.cut = True
                 break
-            tally.add(case, _guarded(self.observe, subject.op, case))
+            tally.add(case, self.look(subject.op, case))
         if self.sequence and tally.seen and not tally.failed and not tally.cut:
             tally.add(None, _guarded(self.sequence, subject.op, tally.seen))
         return tally.finding()
 
+    def look(self, op: Op, case: Case) -> Observation:
+        """``observe``, with an exception turned into a problem."""
+        return _guarded(self.observe, op, case)
+
     def replay(self, op: Op, seed: int, device: str = "cpu") -> Observation:
         """What ``sequence`` observes on the series that an audit with this seed sees."""
         assert self.sequence is not None
-        cases = [c for c in self.cases(Samples(op, seed, device)) if not _guarded(self.observe, op, c).skip]
+        cases = [c for c in self.cases(Samples(op, seed, device)) if not self.look(op, c).skip]
         return _guarded(self.sequence, op, cases)
 
 

@@ -40,7 +40,8 @@ def bitwise(got: Sequence[Tensor], expected: Sequence[Tensor], than: str = "") -
         if not torch.equal(_bits(g), _bits(e)):
             differs = (_bits(g) != _bits(e)).nonzero()
             at = tuple(differs[0].tolist()[: g.dim()])
-            return f"result {index}{list(at)} = {g[at].item()!r}, {than or 'expected'} {e[at].item()!r}; {len(differs)} of {max(1, g.numel())} differ"  # noqa: E501
+            values = f"{g[at].item()!r}, {than or 'expected'} {e[at].item()!r}"
+            return f"result {index}{list(at)} = {values}; {len(differs)} of {g.numel()} differ"
     return ""
 
 
@@ -113,10 +114,10 @@ def _first(bad: Tensor, got: Tensor, expected: Tensor) -> Difference:
     if not bad.any():
         return Difference()
     at = tuple(bad.nonzero()[0].tolist())
-    count = int(bad.sum())
-    return Difference(
-        f"[{', '.join(map(str, at))}] = {got[at].item():.8g}, expected {expected[at].item():.8g}; {count} of {bad.numel()} differ"
-        if not got.is_complex() and got.dtype != torch.bool
-        else f"{list(at)} = {got[at].item()}, expected {expected[at].item()}; {count} of {bad.numel()} differ",
-        float("inf"),
-    )
+    text = f"{_shown(got[at])}, expected {_shown(expected[at])}; {int(bad.sum())} of {bad.numel()} differ"
+    return Difference(f"[{', '.join(map(str, at))}] = {text}", float("inf"))
+
+
+def _shown(t: Tensor) -> str:
+    value = t.item()
+    return f"{value:.8g}" if isinstance(value, float) else str(value)

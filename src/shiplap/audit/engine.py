@@ -67,8 +67,10 @@ def _run(check: Any, subject: Subject) -> Finding:
         finding: Finding = check.run(subject)
         return finding
     except Exception as e:  # a check must not take the audit down with it
-        return Finding(check.name, "fail", subject.name, f"the check itself raised {last_line(e)}",
-                       input=f"seed {subject.samples.seed}", fix="report this: the auditor is wrong, not the op")  # fmt: skip
+        return Finding(
+            check.name, "fail", subject.name, f"the check itself raised {last_line(e)}",
+            input=f"seed {subject.samples.seed}", fix="report this: the auditor is wrong, not the op",
+        )  # fmt: skip
 
 
 @contextmanager

@@ -70,5 +70,5 @@ def apply_layout(t: Tensor, layout: str) -> Tensor:
 def clone_exactly(t: Tensor) -> Tensor:
     """A copy with the same strides, storage offset and surrounding bytes."""
     room = torch.empty(0, dtype=t.dtype, device=t.device)
-    copy = room.set_(t.untyped_storage().clone(), t.storage_offset(), t.shape, t.stride())  # type: ignore[call-overload]
+    copy = room.set_(t.untyped_storage().clone(), t.storage_offset(), t.shape, t.stride())
     return copy.requires_grad_(t.requires_grad)

@@ -34,7 +34,7 @@ class Recipe:
 
     def but(self, **changes: Any) -> Recipe:
         """A copy with ``sizes``, ``scalars``, ``dtypes`` or ``layouts`` (mappings) merged in, the rest replaced."""
-        merged = {
+        merged: dict[str, Any] = {
             k: _pairs({**dict(getattr(self, k)), **v}) if isinstance(v, Mapping) else v for k, v in changes.items()
         }
         return replace(self, **merged)
@@ -54,14 +54,12 @@ class Recipe:
     def parse(cls, label: str) -> Recipe:
         """The recipe that printed as ``label``; SL502 for anything else."""
         try:
-            tree = ast.parse(f"({label},)", mode="eval").body
-            assert isinstance(tree, ast.Tuple)
-            found = cls()
-            for node in tree.elts:
-                assert isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
-                found = replace(found, **_field(node.func.id, node))
-            return found
-        except (SyntaxError, AssertionError, ValueError, TypeError):
+            nodes = ast.parse(f"[{label}]", mode="eval").body.elts  # type: ignore[attr-defined]
+            fields: dict[str, Any] = {}
+            for node in nodes:
+                fields |= _field(node.func.id, node)
+            return cls(**fields)
+        except (SyntaxError, AttributeError, IndexError, ValueError, TypeError):
             raise error("SL502", where="sample", got=label, expected="a label printed by a finding",
                         fix="copy the label from the finding") from None  # fmt: skip
 
@@ -80,5 +78,6 @@ def _field(name: str, node: ast.Call) -> dict[str, Any]:
         return {name: positional[0]}
     if name == "absent":
         return {name: positional}
-    assert name in ("sizes", "scalars", "dtypes", "layouts") and not positional
+    if name not in ("sizes", "scalars", "dtypes", "layouts") or positional:
+        raise ValueError(name)
     return {name: tuple((str(k.arg), ast.literal_eval(k.value)) for k in node.keywords)}

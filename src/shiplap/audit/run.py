@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from shiplap.audit.samples import Case, tree_map
+from shiplap.errors import ShiplapError
 from shiplap.op import AdoptedOp, Op, OpSpec
 
 __all__ = [
@@ -103,24 +104,29 @@ def has_backward(op: Op, case: Case) -> str:
     except Exception as e:
         text = str(e)
         if "SL304" in text or "no autograd formula" in text or "not implemented" in text:
-            return f"asking for a gradient says: {last_line(e)}"
+            return f"a gradient is refused: {last_line(e)}"
     return ""
 
 
 def last_line(e: BaseException) -> str:
     """``Type: message`` on one line, as the end of a traceback."""
+    if isinstance(e, ShiplapError):
+        return f"{e.id}: {e.what}; {e.where}: got {e.got}, expected {e.expected}"
     text = " ".join(line.strip() for line in str(e).strip().splitlines()[:5])
     return f"{type(e).__name__}: {text}"[:400]
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """No warnings: an audit takes slow paths on purpose, and says what matters in its findings."""
+    """No warnings and no log: an audit fails on purpose, and says what matters in its findings."""
+    import logging
     import warnings
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
-Runner = Callable[[Op, Case], tuple[Tensor, ...]]
+    disabled = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(disabled)

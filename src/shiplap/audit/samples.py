@@ -101,8 +101,8 @@ class Samples:
         """Small distinct sizes, default scalars, float32: SL502 when the declaration admits nothing we tried."""
         found = search(self.spec)
         if found is None:
-            raise error("SL502", where=self.spec.name, got="no combination of sizes and scalars",
-                        expected="; ".join(map(str, self.spec.requires)) or "values for every scalar without a default")  # fmt: skip
+            wanted = "; ".join(map(str, self.spec.requires)) or "a value for every scalar without a default"
+            raise error("SL502", where=self.spec.name, got="no combination of sizes and scalars", expected=wanted)
         recipe = self._recipe(*found)
         try:
             self.build(recipe)

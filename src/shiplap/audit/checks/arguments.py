@@ -100,12 +100,8 @@ def _wrong_tensors(op: Op, case: Case, arg: Arg, t: Tensor) -> Iterator[tuple[st
     if not kind.variadic:
         yield f"wrong rank: {name} with a dim more", t.clone().unsqueeze(0), ("SL201",), False
         if t.dim():
-            yield (
-                f"wrong rank: {name} with a dim less",
-                t.clone().flatten(0, 1) if t.dim() > 1 else t.sum().to(t.dtype),
-                ("SL201",),
-                False,
-            )  # noqa: E501
+            less = t.flatten(0, 1) if t.dim() > 1 else t.new_zeros(())
+            yield f"wrong rank: {name} with a dim less", less.clone(), ("SL201",), False
         for axis in _bound_axes(op, case, arg):
             wrong = torch.cat([t, t.narrow(axis, 0, 1)], axis).clone()
             yield f"wrong size: {name}, axis {axis}", wrong, ("SL202", "SL203"), False
@@ -146,11 +142,8 @@ def _violated(op: Op, case: Case) -> Iterator[Bad]:
                 if _breaks(expr, {**case.env, arg.name: wrong}):
                     args = list(case.fresh())
                     args[position] = wrong
-                    yield Bad(
-                        f"violated requirement: {expr} with {arg.name}={wrong}",
-                        tuple(args),
-                        ("SL208", "SL202", "SL203"),
-                    )
+                    what = f"violated requirement: {expr} with {arg.name}={wrong}"
+                    yield Bad(what, tuple(args), ("SL208", "SL202", "SL203"))
                     break
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from shiplap import compat
 from shiplap.audit.check import Check, Observation
 from shiplap.audit.compare import close, reduction_size
-from shiplap.audit.run import call, effects
+from shiplap.audit.run import call, effects, last_line
 from shiplap.audit.samples import Case, Samples
 from shiplap.op import Op
 
@@ -43,23 +43,40 @@ def observe(op: Op, case: Case) -> Observation:
 def sequence(op: Op, cases: list[Case]) -> Observation:
     """All sizes through one compiled function: aot_eager as users call it, inductor with dynamic sizes."""
     plain = [c for c in cases if not c.recipe.layouts and not c.recipe.absent]
+    transposed = [c for c in cases if dict(c.recipe.layouts).get("every") == "transposed"]
     reports = []
     with compat.data_dependent_sizes():
         for backend, dynamic in (("aot_eager", None), ("inductor", True)):
             compat.reset_compiler()
             compiled = torch.compile(_program(op), backend=backend, fullgraph=True, dynamic=dynamic)
             for case in plain:
-                found = _agrees(op, case, compiled, f"{backend}, dynamic={dynamic}")
-                if found.problem:
-                    return Observation(f"{case.label}: {found.problem}")
+                if problem := _problem(op, case, compiled, f"{backend}, dynamic={dynamic}"):
+                    return Observation(f"{case.label}: {problem}")
             counts = compat.compile_counts()
-            if counts.graph_breaks:
-                return Observation(f"{backend}: {counts.graph_breaks} graph breaks: {', '.join(counts.break_reasons)}")
-            if counts.recompiles > MOST_RECOMPILES:
-                return Observation(f"{backend}: {counts.recompiles} recompiles over {len(plain)} sizes",
-                                   fix="compute sizes with SymInts: no int(), no comparison, no loop over a size")  # fmt: skip
+            if problem := _too_much(counts, backend, len(plain)):
+                return Observation(
+                    problem, fix="compute sizes with SymInts: no int(), no comparison, no loop over them"
+                )
             reports.append(f"{backend} {counts.recompiles} recompiles")
+        for case in transposed:
+            if problem := _problem(op, case, compiled, "inductor"):
+                return Observation(f"{case.label}: {problem}")
     return Observation(note=f"0 graph breaks over {len(plain)} sizes, {', '.join(reports)}")
+
+
+def _problem(op: Op, case: Case, compiled: Callable[..., Any], how: str) -> str:
+    try:
+        return _agrees(op, case, compiled, how).problem
+    except Exception as e:
+        return f"{how}: raised {last_line(e)}"
+
+
+def _too_much(counts: compat.CompileCounts, backend: str, sizes: int) -> str:
+    if counts.graph_breaks:
+        return f"{backend}: {counts.graph_breaks} graph breaks: {', '.join(counts.break_reasons)}"
+    if counts.recompiles > MOST_RECOMPILES:
+        return f"{backend}: {counts.recompiles} recompiles over {sizes} sizes"
+    return ""
 
 
 def _agrees(op: Op, case: Case, compiled: Callable[..., Any], how: str) -> Observation:

@@ -7,6 +7,7 @@ dim to the size of the sample either, or every other size recompiles.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -32,16 +33,22 @@ def observe(op: Op, case: Case) -> Observation:
         for symbolic in (False, True):
             how = "symbolic sizes" if symbolic else "plain sizes"
             with compat.fake_mode(symbolic or bool(op.spec.bounds)) as mode:
-                fakes = tree_map(lambda t, m=mode, s=symbolic: compat.fakify(m, t, dynamic=s), case.args)
+                fakes = tree_map(partial(_fakify, mode, symbolic), case.args)
                 sizes = [list(t.shape) for t in tensors(fakes)]
                 positional, named = split(op.spec, fakes)
                 problem = _differs(real, args, outputs(op.overload(*positional, **named)), fakes)
                 if problem:
                     return Observation(f"with {how}, {problem}")
             if symbolic and (pinned := _pinned(op, case, sizes)):
-                return Observation(f"the fake pins {pinned} to this sample's size: every other size recompiles",
-                                   fix="compute sizes with SymInts: no int(), no comparison, no Python loop over a size")  # fmt: skip
+                return Observation(
+                    f"the fake pins {pinned} to this sample's size: every other size recompiles",
+                    fix="compute sizes with SymInts: no int(), no comparison, no loop over them",
+                )
     return Observation()
+
+
+def _fakify(mode: Any, symbolic: bool, t: Tensor) -> Tensor:
+    return compat.fakify(mode, t, dynamic=symbolic)
 
 
 def _differs(real: tuple[Tensor, ...], args: Any, fake: tuple[Tensor, ...], fakes: Any) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.gradcheck import GradcheckError
 
 from shiplap.audit.check import Check, Observation
 from shiplap.audit.compare import close
@@ -124,7 +125,7 @@ def _numerically(op: Op, case: Case, names: list[str]) -> str:
     dense = [p.detach().clone(memory_format=torch.contiguous_format).requires_grad_() for p in points]
     try:
         torch.autograd.gradcheck(forward, dense, fast_mode=size > SLOW_LIMIT, nondet_tol=1e-9)
-    except torch.autograd.gradcheck.GradcheckError as e:  # type: ignore[attr-defined]
+    except GradcheckError as e:
         return f"finite differences: {last_line(e)}"
     return ""
 

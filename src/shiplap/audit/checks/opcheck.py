@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import chain, islice
+from typing import Any
 
 import torch
 
@@ -24,11 +25,8 @@ def observe(op: Op, case: Case) -> Observation:
         args = tree_map(lambda t: t.requires_grad_() if t.is_floating_point() else t, args)
     positional, named = split(op.spec, args)
     results = torch.library.opcheck(op.overload, positional, named, raise_exception=False)
-    failed = {test: e for test, e in results.items() if isinstance(e, BaseException)}
-    if failed:
-        test, e = next(iter(failed.items()))
-        return Observation(f"{test}: {last_line(e)}")
-    return Observation()
+    failed: list[tuple[str, Any]] = [(test, e) for test, e in results.items() if e != "SUCCESS"]
+    return Observation(f"{failed[0][0]}: {last_line(failed[0][1])}" if failed else "")
 
 
 CHECK = Check(

@@ -1,20 +1,21 @@
 """``workspace``: results do not depend on what uninitialised memory happens to hold.
 
-Workspaces that shiplap provides are filled with several bytes. Memory from ``torch.empty``, outputs above all, is filled
-with NaN or the largest integer by torch itself.
+Workspaces that shiplap provides are filled with several bytes. Memory from ``torch.empty``, outputs above all, is
+filled with NaN or the largest integer by torch itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.utils.deterministic
 
 from shiplap.audit.check import Check, Observation
 from shiplap.audit.compare import bitwise
-from shiplap.audit.run import quiet, run
+from shiplap.audit.run import run
 from shiplap.audit.samples import Case, Samples
 from shiplap.op import Op
 from shiplap.op.launch import poisoned_workspace
@@ -45,19 +46,17 @@ def observe(op: Op, case: Case) -> Observation:
 @contextmanager
 def _filled_empty() -> Iterator[None]:
     """``torch.empty`` returns NaN (or the largest integer) in every element."""
-    enabled, warn_only = (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-    )
-    fill = torch.utils.deterministic.fill_uninitialized_memory
+    settings: Any = torch.utils.deterministic
+    enabled = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    fill = settings.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = True
+    settings.fill_uninitialized_memory = True
     try:
-        with quiet():
-            yield
+        yield
     finally:
         torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
-        torch.utils.deterministic.fill_uninitialized_memory = fill
+        settings.fill_uninitialized_memory = fill
 
 
 CHECK = Check(

@@ -1,0 +1,44 @@
+"""The circumstances that a result is worth nothing without: versions, machine, date."""
+
+from __future__ import annotations
+
+import os
+import platform
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+__all__ = ["facts"]
+
+
+def facts(**more: object) -> dict[str, str]:
+    """``more`` first (seed, device, ...), then versions, processor, cores and the date in UTC."""
+    known = {
+        "shiplap": _version("shiplap"),
+        "torch": _version("torch"),
+        "python": platform.python_version(),
+        "machine": f"{_processor()}, {_cores()} cores",
+        "system": f"{platform.system()} {platform.machine()}",
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+    }
+    return {k: str(v) for k, v in more.items() if v is not None} | known
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _cores() -> int | None:
+    """Those that this process may use, where the system tells."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or "unknown processor"

@@ -1,0 +1,71 @@
+"""arguments: wrong calls."""
+
+from __future__ import annotations
+
+from jaxtyping import Float
+from torch import Tensor
+
+import shiplap as sl
+from tests.audit.common import look, register
+
+
+@sl.op("audit_arguments::careful", mutates=("acc",), contiguous=("x",), requires=("step >= 1",))
+def careful(acc: Float[Tensor, "n c"], x: Float[Tensor, "n c"], step: int = 1) -> None:
+    acc += x * step
+
+
+def _broadcasts(x, y):
+    return x * 2 + y.sum()
+
+
+register("audit_arguments::lenient", "(Tensor x, Tensor y) -> Tensor", _broadcasts, _broadcasts)
+
+
+@sl.adopt("audit_arguments::lenient")
+def lenient(x: Float[Tensor, "n"], y: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+    return x * 2 + (x * 0 + y).sum()
+
+
+def _checks(x, y):
+    if x.shape != y.shape or x.dim() != 1 or x.device != y.device:
+        raise ValueError("x and y differ")
+    return x + y
+
+
+register("audit_arguments::strict", "(Tensor x, Tensor y) -> Tensor", _checks, _checks)
+
+
+@sl.adopt("audit_arguments::strict")
+def strict(x: Float[Tensor, "n"], y: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+    return x + y
+
+
+def test_arguments_lists_what_was_refused():
+    found = look(careful, "arguments")
+    assert found.verdict == "ok", found.evidence
+    for kind in ("wrong rank", "wrong size", "wrong dtype", "wrong device", "overlapping", "wrong layout", "violated"):
+        assert kind in found.evidence
+
+
+def test_arguments_fires_when_a_check_is_missing(monkeypatch):
+    """A shiplap op cannot lose its checks by accident, so they are taken away here."""
+    checker = careful._checker
+    bind = type(checker).bind
+
+    def without_ranks(self, args):
+        return bind(self, [a.squeeze(0) if isinstance(a, Tensor) and a.dim() == 3 else a for a in args])
+
+    monkeypatch.setattr(type(checker), "bind", without_ranks)
+    found = look(careful, "arguments")
+    assert found.verdict == "fail"
+    assert "was accepted" in found.evidence
+
+
+def test_arguments_fires_on_an_adopted_op_that_accepts_anything():
+    found = look(lenient, "arguments")
+    assert found.verdict == "fail"
+    assert "was accepted" in found.evidence
+
+
+def test_arguments_is_silent_on_an_adopted_op_that_raises_in_its_own_words():
+    assert look(strict, "arguments").verdict == "ok"

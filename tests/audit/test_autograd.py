@@ -1,0 +1,185 @@
+"""gradient, autocast, requires_grad: how an op sits in PyTorch's autograd and autocast."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Float32, Int64
+from torch import Tensor
+
+import shiplap as sl
+from tests.audit.common import look, register
+
+
+@sl.op("audit_autograd::weighted")
+def weighted(
+    x: Float[Tensor, "n c"], w: Float[Tensor, "c"], bias: Float[Tensor, "c"] | None = None
+) -> Float[Tensor, "n c"]:
+    return x * w if bias is None else x * w + bias
+
+
+@weighted.backward
+def _(grad, saved, needs):
+    return {
+        "x": grad * saved.w if needs.x else None,
+        "w": (grad * saved.x).sum(0) if needs.w else None,
+        "bias": grad.sum(0) if needs.bias else None,
+    }
+
+
+# gradient
+
+
+@sl.op("audit_autograd::factor_missing")
+def factor_missing(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+    return x * x
+
+
+@factor_missing.backward
+def _(grad, saved, needs):
+    return {"x": grad * saved.x}
+
+
+@sl.op("audit_autograd::forgets_bias")
+def forgets_bias(x: Float[Tensor, "n"], bias: Float[Tensor, "n"] | None = None) -> Float[Tensor, "n"]:
+    return x * 2 if bias is None else x * 2 + bias
+
+
+@forgets_bias.backward
+def _(grad, saved, needs):
+    return {"x": grad * 2}
+
+
+@sl.op("audit_autograd::wasteful")
+def wasteful(x: Float[Tensor, "n"], y: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+    return x * y
+
+
+@wasteful.backward
+def _(grad, saved, needs):
+    return {"x": grad * saved.y, "y": grad * saved.x}
+
+
+@sl.op("audit_autograd::opaque_reference")
+def opaque_reference(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+    return torch.from_numpy(x.detach().numpy() ** 2)
+
+
+@opaque_reference.backward
+def _(grad, saved, needs):
+    return {"x": grad * saved.x}
+
+
+@sl.op("audit_autograd::no_gradient")
+def no_gradient(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+    return x * 2
+
+
+def test_gradient_fires():
+    found = look(factor_missing, "gradient")
+    assert found.verdict == "fail"
+    assert "d/dx" in found.evidence
+    assert "d/dbias" in look(forgets_bias, "gradient").evidence
+
+
+def test_gradient_fires_where_only_finite_differences_can_tell():
+    found = look(opaque_reference, "gradient")
+    assert found.verdict == "fail"
+    assert "finite differences" in found.evidence
+
+
+def test_gradient_notes_gradients_that_nobody_needs():
+    found = look(wasteful, "gradient")
+    assert found.verdict == "ok"
+    assert "also computed when not needed: d/dx, d/dy" in found.evidence
+
+
+def test_gradient_is_silent_or_says_why_it_does_not_apply():
+    found = look(weighted, "gradient")
+    assert found.verdict == "ok"
+    assert "not needed" not in found.evidence
+    assert "SL304" in look(no_gradient, "gradient").evidence
+    assert look(no_gradient, "gradient").verdict == "skip"
+
+
+# autocast
+
+
+def _same_dtype(x, w):
+    if x.dtype != w.dtype:
+        raise RuntimeError(f"expected scalar type {x.dtype} but found {w.dtype}")
+    return x @ w
+
+
+register("audit_autograd::no_rule", "(Tensor x, Tensor w) -> Tensor", _same_dtype, _same_dtype)
+
+
+@sl.adopt("audit_autograd::no_rule")
+def no_rule(x: Float[Tensor, "n c"], w: Float[Tensor, "c d"]) -> Float[Tensor, "n d"]:
+    return x @ w
+
+
+@sl.op("audit_autograd::narrows", autocast="autocast")
+def narrows(x: Float[Tensor, "n c"], w: Float[Tensor, "c d"]) -> Float[Tensor, "n d"]:
+    return x @ w
+
+
+@sl.op("audit_autograd::single")
+def single(x: Float32[Tensor, "n"]) -> Float32[Tensor, "n"]:
+    return x * 2
+
+
+def test_autocast_fires_on_a_missing_rule():
+    found = look(no_rule, "autocast")
+    assert found.verdict == "fail"
+    assert "expected scalar type" in found.evidence
+
+
+def test_autocast_fires_on_a_wrong_rule():
+    register("audit_autograd::promotes", "(Tensor x, Tensor w) -> Tensor",
+             lambda x, w: x.float() @ w.float(), lambda x, w: (x @ w).float())  # fmt: skip
+
+    @sl.adopt("audit_autograd::promotes", autocast="autocast")
+    def promotes(x: Float[Tensor, "n c"], w: Float[Tensor, "c d"]) -> Float[Tensor, "n d"]:
+        return x @ w
+
+    assert look(promotes, "autocast").verdict == "fail"
+
+
+def test_autocast_is_silent_or_says_why_it_does_not_apply():
+    assert look(weighted, "autocast").verdict == "ok"
+    assert look(narrows, "autocast").verdict == "ok"
+    assert look(single, "autocast").verdict == "skip"
+
+
+# requires_grad
+
+
+@torch.library.custom_op("audit_autograd::branches", mutates_args=())
+def _branches(x: Tensor) -> Tensor:
+    return x * (2.0 if x.requires_grad else 3.0)
+
+
+_branches.register_fake(torch.empty_like)
+_branches.register_autograd(lambda ctx, grad: grad * 2)
+
+
+@sl.adopt("audit_autograd::branches")
+def branches(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+    return x * 3
+
+
+@sl.op("audit_autograd::count_positive")
+def count_positive(x: Int64[Tensor, "n"]) -> Int64[Tensor, "1"]:
+    return (x > 0).sum().reshape(1)
+
+
+def test_requires_grad_fires():
+    found = look(branches, "requires_grad")
+    assert found.verdict == "fail"
+    assert "inputs that require gradients" in found.evidence
+
+
+def test_requires_grad_is_silent():
+    assert look(weighted, "requires_grad").verdict == "ok"
+    assert "eager only" in look(no_gradient, "requires_grad").evidence
+    assert "inference mode only" in look(count_positive, "requires_grad").evidence

@@ -1,0 +1,101 @@
+"""fake, opcheck, compile: what torch.compile is told, and what it makes of it."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int32
+from torch import Tensor
+
+import shiplap as sl
+from tests.audit.common import look, register
+
+
+@sl.op("audit_compiler::scale")
+def scale(x: Float[Tensor, "n c"], a: float = 2.0) -> Float[Tensor, "n c"]:
+    return x * a
+
+
+@sl.op("audit_compiler::unique", bounds={"m": "n"})
+def unique(x: Int32[Tensor, "n"]) -> Int32[Tensor, "m"]:
+    return torch.unique(x)
+
+
+def _keeps_strides(x):
+    return x * 2  # a transposed input gives a transposed result; the fake says contiguous
+
+
+register("audit_compiler::stride_bug", "(Tensor x) -> Tensor", _keeps_strides, lambda x: x.new_empty(x.shape))
+
+
+@sl.adopt("audit_compiler::stride_bug")
+def stride_bug(x: Float[Tensor, "n c"]) -> Float[Tensor, "n c"]:
+    return x * 2
+
+
+register(
+    "audit_compiler::pins", "(Tensor x) -> Tensor", lambda x: x * 2, lambda x: x.new_empty([int(s) for s in x.shape])
+)
+
+
+@sl.adopt("audit_compiler::pins")
+def pins(x: Float[Tensor, "n c"]) -> Float[Tensor, "n c"]:
+    return x * 2
+
+
+register("audit_compiler::wrong_dtype", "(Tensor x) -> Tensor", lambda x: x > 0, lambda x: torch.empty_like(x))
+
+
+@sl.adopt("audit_compiler::wrong_dtype")
+def wrong_dtype(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+    return (x > 0).to(x.dtype)
+
+
+register("audit_compiler::no_fake", "(Tensor x) -> Tensor", lambda x: torch.from_numpy(x.detach().numpy() * 2))
+
+
+@sl.adopt("audit_compiler::no_fake")
+def no_fake(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+    return x * 2
+
+
+def test_fake_fires():
+    found = look(stride_bug, "fake")
+    assert found.verdict == "fail"
+    assert "strides" in found.evidence
+    assert "transposed" in found.input
+    assert "pins dim" in look(pins, "fake").evidence
+    assert "dtype torch.bool is real, torch.float32 is promised" in look(wrong_dtype, "fake").evidence
+    assert look(no_fake, "fake").verdict == "fail"
+
+
+def test_fake_is_silent():
+    assert look(scale, "fake").verdict == "ok"
+    assert look(unique, "fake").verdict == "ok"
+
+
+def test_opcheck_fires():
+    found = look(no_fake, "opcheck")
+    assert found.verdict == "fail"
+    assert "test_faketensor" in found.evidence
+
+
+def test_opcheck_is_silent():
+    assert look(scale, "opcheck").verdict == "ok"
+
+
+def test_compile_fires_on_a_result_that_is_not_as_promised():
+    found = look(stride_bug, "compile")
+    assert found.verdict == "fail"
+    assert found.reproducer
+
+
+def test_compile_fires_on_recompilation():
+    found = look(pins, "compile")
+    assert found.verdict == "fail"
+
+
+def test_compile_is_silent():
+    found = look(scale, "compile")
+    assert found.verdict == "ok"
+    assert "0 graph breaks over 5 sizes" in found.evidence
+    assert look(unique, "compile").verdict == "ok"
