@@ -164,6 +164,13 @@ def test_table_entries_out_of_range_are_refused(entry):
             call()
 
 
+@pytest.mark.parametrize("run", ["kernel", "reference"])
+def test_transpose_table_refuses_an_input_reached_twice_by_one_tap(run):
+    table = torch.tensor([[0, 1], [0, -1]], dtype=torch.int32)
+    with pytest.raises(sl.ShiplapError, match="SL211"):
+        (sparse3d.transpose_table if run == "kernel" else sparse3d.transpose_table.reference)(table, 2)
+
+
 def test_a_grid_of_2_to_the_63_cells_is_refused_and_a_smaller_one_is_not():
     coords = torch.tensor([[0, 0, 0, 0]], dtype=torch.int32)
     edge = 2**21

@@ -147,12 +147,13 @@ def conv_table(
 def transpose_table(table: Int32[Tensor, "m k"], rows: int) -> Int32[Tensor, "rows k"]:
     """``t[table[j, v], v] = j`` and -1 elsewhere: from each input row to the output rows it reaches.
 
-    Raises SL211 for an entry outside ``[-1, rows)``.
+    Raises SL211 for an entry outside ``[-1, rows)``, and when two rows reach one input by the same tap.
     """
     refuse("transpose_table", ((table < -1) | (table >= rows)).any(1), "row {row} has an entry outside [-1, rows)")
     result = table.new_full((rows, table.shape[1]), -1)
     j, v = (table >= 0).nonzero().unbind(1)
     result[table[j, v].long(), v] = j.int()
+    refuse("transpose_table", result[table[j, v].long(), v] != j, "entry {row} occurs twice under its tap")
     return result
 
 
