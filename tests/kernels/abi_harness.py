@@ -244,7 +244,7 @@ class Sparse3d:
         if out is None:
             out = np.empty((m, co), feats.dtype)
         packed = k * ci * 16 * cdiv(co, 16) * itemsize
-        workspace = packed + self.threads * (65536 + 2048 * k + 64 * cdiv(k, 16))
+        workspace = packed + self.threads * (65536 + 2112 * k + 64 * cdiv(k, 16))
         self._call_matrix("conv", workspace, feats, weight, table, bias, None, out)
         return out
 
@@ -254,7 +254,9 @@ class Sparse3d:
         k, co, ci, threads = table.shape[1], grad.shape[1], feats.shape[1], self.threads
         if out is None:
             out = np.empty((co, k, ci), feats.dtype)
-        sums = (k * co + 256 * threads) * 16 * cdiv(ci, 16) * feats.itemsize
-        workspace = sums + threads * (2048 * k + 64 * cdiv(k, 16) + 64 * cdiv(k, 8) + 1024)
+        itemsize = feats.itemsize
+        lists = 4160 * k + 64 * cdiv(k, 16)
+        sums = (k * co + 128 * threads) * 16 * cdiv(ci, 16) * itemsize
+        workspace = sums + threads * (2048 * cdiv(co, 16) * itemsize + lists) + 64 * cdiv(k, 8)
         self._call_matrix("conv_weight_grad", workspace, grad, feats, table, out)
         return out

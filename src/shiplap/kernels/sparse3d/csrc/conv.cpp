@@ -1,10 +1,10 @@
 // conv: y[j] = bias + sum over taps v of feats[table[j, v]] @ weight[:, v, :].T
 //
-// Weights are packed once into panels of at most four vectors of output channels. A task is a
-// tile of output rows: its hits are grouped by tap, and for each panel every tap's hits are
-// gathered and multiplied into an accumulator tile that stays in cache. An output element sums
-// its taps, and the channels of a tap, in ascending order whatever the tiling, so the result does
-// not depend on the thread count.
+// Weights are packed once into panels of at most four vectors of output channels, and as many
+// panels as fit the L1 cache make a group. A task is a tile of output rows: its hits are sorted by
+// tap, and for each group every tap's hits are gathered, multiplied and added to the tile. An
+// output element sums its taps, and the channels of a tap, in ascending order whatever the
+// tiling, so the result does not depend on the thread count.
 #include "gemm_kernels.h"
 #include "hits.h"
 #include "testing.h"
@@ -14,135 +14,153 @@ namespace {
 
 constexpr int64_t kTileRows = 256;
 constexpr int64_t kMinTileRows = 64;
+constexpr int64_t kTileRowBytes = 256;       // of a group; the tile then fits the L2 cache
+constexpr int64_t kGroupBytes = 16 * 1024;   // of one tap's weights: half an L1 cache
 // Below this many multiply-adds (about 50 us of work) a second thread costs more than it saves.
 constexpr double kSerialWork = 2e6;
 
 int64_t tile_bytes(int64_t taps) {
-  return kTileRows * kMaxPanelBytes + HitLists::bytes(kTileRows, taps);
+  return kTileRows * kTileRowBytes + HitLists::bytes(kTileRows, taps);
 }
 
 struct Shape {
   int64_t n, m, taps, ci, co;
 };
 
+// Output channels that are multiplied together: `panels` panels of `vectors` vectors.
+struct Group {
+  int64_t first_column, columns, panels, vectors;
+};
+
 template <class T>
 class Conv {
  public:
-  Conv(const Shape& shape, const GemmKernels<T>& kernels, Arena& arena, int threads)
-      : s_(shape), kernels_(kernels), arena_(arena), threads_(threads) {
+  Conv(const Shape& shape, const IsaKernels& isa, const sl_context* ctx, Arena& arena)
+      : s_(shape), isa_(isa), kernels_(isa.of(T{})), threads_(thread_count(ctx)) {
     const double work = static_cast<double>(s_.m) * s_.taps * s_.ci * s_.co;
     if (work < kSerialWork) threads_ = 1;
-    vectors_ = cdiv(s_.co, kernels_.lanes);
-    panels_ = cdiv(vectors_, kernels_.max_vectors);
-    packed_ = arena_.take<T>(s_.taps * s_.ci * round_up(s_.co, kColumnPad));
+    const int64_t vectors = cdiv(s_.co, kernels_.lanes);
+    panels_ = vectors / kernels_.max_vectors;
+    tail_vectors_ = vectors % kernels_.max_vectors;
+    const int64_t row_bytes = kernels_.max_vectors * kernels_.lanes * int64_t{sizeof(T)};
+    const int64_t fitting = kGroupBytes / (row_bytes * std::max<int64_t>(s_.ci, 1));
+    group_panels_ = std::clamp<int64_t>(fitting, 1, kTileRowBytes / row_bytes);
+    groups_ = cdiv(panels_, group_panels_) + (tail_vectors_ > 0);
+    packed_ = arena.take<T>(packed_size(s_));
+    scratch_ = arena.take<char>(threads_ * tile_bytes(s_.taps));
   }
+
+  static int64_t packed_size(const Shape& s) { return s.taps * s.ci * round_up(s.co, kColumnPad); }
 
   // False when the table has an entry outside [-1, n).
   bool run(const DLTensor* weight, const T* feats, const int32_t* table, const T* bias, T* out) {
-    pack(weight);
+    parallel_for(threads_, groups_ * s_.taps, [&](int, int64_t task) {
+      pack(weight, group(task / s_.taps), task % s_.taps);
+    });
     const int64_t share = round_up(cdiv(s_.m, 4 * threads_), 16);
     const int64_t rows = std::clamp(share, kMinTileRows, kTileRows);
     const int64_t tiles = cdiv(s_.m, rows);
-    // Few rows and many channels: share the panels out as well.
-    const int64_t splits = tiles >= 2 * threads_ ? 1 : panels_;
-    char* workspace = arena_.take<char>(threads_ * tile_bytes(s_.taps));
+    // Few rows and many channels: share the groups out as well.
+    const int64_t splits = tiles >= 2 * threads_ ? 1 : groups_;
     std::atomic<bool> valid{true};
     parallel_for(threads_, tiles * splits, [&](int worker, int64_t task) {
-      const int64_t tile = task / splits, split = task % splits;
-      Arena local(workspace + worker * tile_bytes(s_.taps), tile_bytes(s_.taps));
-      HitLists hits(local, kTileRows, s_.taps);
-      T* sums = reinterpret_cast<T*>(local.take<char>(kTileRows * kMaxPanelBytes));
-      const int64_t first = tile * rows, count = std::min(rows, s_.m - first);
+      const int64_t first = task / splits * rows, count = std::min(rows, s_.m - first);
+      Arena local(scratch_ + worker * tile_bytes(s_.taps), tile_bytes(s_.taps));
+      T* sums = reinterpret_cast<T*>(local.take<char>(kTileRows * kTileRowBytes));
+      HitLists hits(local, isa_, kTileRows, s_.taps);
       if (!hits.collect(table + first * s_.taps, s_.taps, count, s_.taps, s_.n)) {
         valid.store(false, std::memory_order_relaxed);
         return;
       }
-      for (int64_t p = split; p < panels_; p += splits) {
-        multiply(p, feats, hits, count, sums);
-        store(p, sums, count, bias, out + first * s_.co);
+      for (int64_t g = task % splits; g < groups_; g += splits) {
+        multiply(group(g), feats, hits, bias, sums, count, out + first * s_.co);
       }
     });
     return valid.load();
   }
 
  private:
-  int64_t first_vector(int64_t panel) const { return vectors_ * panel / panels_; }
-  int64_t panel_vectors(int64_t panel) const {
-    return first_vector(panel + 1) - first_vector(panel);
-  }
-  T* packed(int64_t panel, int64_t tap) const {
-    const int64_t before = s_.taps * first_vector(panel) + tap * panel_vectors(panel);
-    return packed_ + before * s_.ci * kernels_.lanes;
+  Group group(int64_t index) const {
+    const int64_t first = index * group_panels_, width = kernels_.max_vectors * kernels_.lanes;
+    if (first >= panels_) {
+      return Group{panels_ * width, tail_vectors_ * kernels_.lanes, 1, tail_vectors_};
+    }
+    const int64_t panels = std::min(group_panels_, panels_ - first);
+    return Group{first * width, panels * width, panels, kernels_.max_vectors};
   }
 
-  void pack(const DLTensor* weight) {
-    const T* values = data<const T>(weight);
+  T* packed(const Group& group, int64_t tap) const {
+    return packed_ + (s_.taps * group.first_column + tap * group.columns) * s_.ci;
+  }
+
+  // Writes a tap's weights as the group's panels, each [ci, columns of a panel].
+  void pack(const DLTensor* weight, const Group& group, int64_t tap) const {
     const int64_t* strides = weight->strides;
-    parallel_for(threads_, panels_ * s_.taps, [&](int, int64_t task) {
-      const int64_t panel = task / s_.taps, tap = task % s_.taps;
-      const int64_t first = first_vector(panel) * kernels_.lanes;
-      const int64_t columns = panel_vectors(panel) * kernels_.lanes;
-      pack_block(values + first * strides[0] + tap * strides[1], strides[0], strides[2], columns,
-                 std::min(columns, s_.co - first), packed(panel, tap));
-    });
+    const int64_t width = group.columns / group.panels;
+    T* to = packed(group, tap);
+    for (int64_t panel = 0; panel < group.panels; ++panel, to += s_.ci * width) {
+      const int64_t column = group.first_column + panel * width;
+      pack_panel(data<const T>(weight) + column * strides[0] + tap * strides[1], strides[0],
+                 strides[2], width, std::min(width, s_.co - column), to);
+    }
   }
 
-  // Transposes [valid, ci] with any strides into [ci, columns], padding columns with zeros.
-  void pack_block(const T* from, int64_t column_stride, int64_t depth_stride, int64_t columns,
+  // Transposes [valid, ci] with any strides into [ci, width], padding columns with zeros.
+  void pack_panel(const T* from, int64_t column_stride, int64_t depth_stride, int64_t width,
                   int64_t valid, T* to) const {
-    constexpr int64_t kBlock = 16;  // a block of either side is a few cache lines wide
+    if (valid < width) std::fill_n(to, s_.ci * width, T(0));
+    if (column_stride == 1) {
+      for (int64_t c = 0; c < s_.ci; ++c) {
+        std::copy_n(from + c * depth_stride, valid, to + c * width);
+      }
+      return;
+    }
+    constexpr int64_t kBlock = 16;  // either side of a block is a few cache lines
     for (int64_t c0 = 0; c0 < s_.ci; c0 += kBlock) {
       const int64_t c1 = std::min(c0 + kBlock, s_.ci);
-      if (column_stride == 1) {
+      for (int64_t column = 0; column < valid; ++column) {
         for (int64_t c = c0; c < c1; ++c) {
-          std::copy_n(from + c * depth_stride, valid, to + c * columns);
+          to[c * width + column] = from[column * column_stride + c * depth_stride];
         }
-      } else {
-        for (int64_t column = 0; column < valid; ++column) {
-          for (int64_t c = c0; c < c1; ++c) {
-            to[c * columns + column] = from[column * column_stride + c * depth_stride];
-          }
-        }
-      }
-      for (int64_t c = c0; c < c1; ++c) {
-        std::fill(to + c * columns + valid, to + (c + 1) * columns, T(0));
       }
     }
   }
 
-  void multiply(int64_t panel, const T* feats, const HitLists& hits, int64_t rows, T* sums) const {
-    const int64_t width = panel_vectors(panel);
-    std::fill_n(sums, rows * width * kernels_.lanes, T(0));
-    for (int64_t tap = 0; tap < s_.taps; ++tap) {
-      if (hits.count(tap) == 0) continue;
-      kernels_.gather_gemm[width - 1](GatherGemm<T>{feats, s_.ci, packed(panel, tap), sums,
-                                                    hits.from(tap), hits.to(tap),
-                                                    hits.count(tap)});
-    }
-  }
-
-  void store(int64_t panel, const T* sums, int64_t rows, const T* bias, T* out) const {
-    const int64_t first = first_vector(panel) * kernels_.lanes;
-    const int64_t columns = panel_vectors(panel) * kernels_.lanes;
-    const int64_t valid = std::min(columns, s_.co - first);
-    for (int64_t row = 0; row < rows; ++row, sums += columns) {
-      T* to = out + row * s_.co + first;
+  // The group's columns of `rows` output rows. Sums go straight to the output where the group
+  // fills its columns, through `sums` where its last vector reaches beyond them.
+  void multiply(const Group& group, const T* feats, const HitLists& hits, const T* bias, T* sums,
+                int64_t rows, T* out) const {
+    const int64_t valid = std::min(group.columns, s_.co - group.first_column);
+    const bool direct = valid == group.columns;
+    T* tile = direct ? out + group.first_column : sums;
+    const int64_t stride = direct ? s_.co : group.columns;
+    for (int64_t row = 0; row < rows; ++row) {
+      T* to = tile + row * stride;
       if (bias == nullptr) {
-        std::copy_n(sums, valid, to);
+        std::fill_n(to, valid, T(0));
       } else {
-        for (int64_t column = 0; column < valid; ++column) {
-          to[column] = sums[column] + bias[first + column];
-        }
+        std::copy_n(bias + group.first_column, valid, to);
       }
+      if (!direct) std::fill(to + valid, to + group.columns, T(0));
+    }
+    for (int64_t tap = 0; tap < s_.taps; ++tap) {
+      kernels_.gather_gemm[group.vectors - 1](GatherGemm<T>{feats, s_.ci, packed(group, tap),
+                                                            group.panels, tile, stride,
+                                                            hits.list(tap), hits.count(tap)});
+    }
+    if (direct) return;
+    for (int64_t row = 0; row < rows; ++row) {
+      std::copy_n(sums + row * stride, valid, out + row * s_.co + group.first_column);
     }
   }
 
   const Shape s_;
+  const IsaKernels& isa_;
   const GemmKernels<T>& kernels_;
-  Arena& arena_;
   int threads_;
-  int64_t vectors_, panels_;
+  int64_t panels_, tail_vectors_, group_panels_, groups_;
   T* packed_;
+  char* scratch_;
 };
 
 int check(const sl_context* ctx, const DLTensor* feats, const DLTensor* weight,
@@ -166,12 +184,10 @@ template <class T>
 int conv(const sl_context* ctx, const DLTensor* feats, const DLTensor* weight,
          const DLTensor* table, const DLTensor* bias, DLTensor* out, const Shape& shape,
          const IsaKernels& kernels) {
-  const int64_t packed = shape.taps * shape.ci * round_up(shape.co, kColumnPad);
-  const int threads = thread_count(ctx);
-  SL_TRY(Arena::require(ctx, packed * static_cast<int64_t>(sizeof(T)) +
-                                 threads * tile_bytes(shape.taps)));
+  const int64_t packed = Conv<T>::packed_size(shape) * int64_t{sizeof(T)};
+  SL_TRY(Arena::require(ctx, packed + thread_count(ctx) * tile_bytes(shape.taps)));
   Arena arena(ctx);
-  Conv<T> op(shape, kernels.of(T{}), arena, threads);
+  Conv<T> op(shape, kernels, ctx, arena);
   const T* bias_data = bias == nullptr ? nullptr : data<const T>(bias);
   if (op.run(weight, data<const T>(feats), data<const int32_t>(table), bias_data, data<T>(out))) {
     return SL_OK;
@@ -194,7 +210,8 @@ int conv_on(const sl_context* ctx, const DLTensor* feats, const DLTensor* weight
 }  // namespace
 }  // namespace shiplap::sparse3d
 
-// Workspace: k * ci * 16 * cdiv(co, 16) * itemsize + threads * (65536 + 2048 * k + 64 * cdiv(k, 16))
+// Workspace: k * ci * 16 * cdiv(co, 16) * itemsize
+//            + threads * (65536 + 2112 * k + 64 * cdiv(k, 16))
 extern "C" int sparse3d_conv(const sl_context* ctx, const DLTensor* feats, const DLTensor* weight,
                              const DLTensor* table, const DLTensor* bias,
                              [[maybe_unused]] const DLTensor* table_t, DLTensor* out) {

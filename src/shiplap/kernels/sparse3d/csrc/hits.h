@@ -5,49 +5,43 @@
 #define SHIPLAP_SPARSE3D_HITS_H_
 
 #include "common.h"
+#include "gemm_kernels.h"
 
 namespace shiplap::sparse3d {
 
 class HitLists {
  public:
+  // `capacity` is a multiple of 8.
   static int64_t bytes(int64_t capacity, int64_t taps) {
-    return 2 * round_up(4 * capacity * taps, 64) + round_up(4 * taps, 64);
+    return 8 * stride(capacity) * taps + round_up(4 * taps, 64);
   }
 
   // Room for `capacity` table rows times `taps` taps.
-  HitLists(Arena& arena, int64_t capacity, int64_t taps)
-      : capacity_(capacity),
-        from_(arena.take<int32_t>(capacity * taps)),
-        to_(arena.take<int32_t>(capacity * taps)),
+  HitLists(Arena& arena, const IsaKernels& kernels, int64_t capacity, int64_t taps)
+      : kernels_(kernels),
+        stride_(stride(capacity)),
+        lists_(arena.take<Hit>(stride_ * taps)),
         counts_(arena.take<int32_t>(taps)) {}
 
-  // Collects `rows` (at most the capacity) table rows, each `stride` entries after the last, of
-  // which `taps` are read. False when an entry is outside [-1, limit).
-  bool collect(const int32_t* table, int64_t stride, int64_t rows, int64_t taps, int64_t limit) {
+  // Collects `rows` (at most the capacity) table rows, each `table_stride` entries after the
+  // last, of which `taps` are read. False when an entry is outside [-1, limit).
+  bool collect(const int32_t* table, int64_t table_stride, int64_t rows, int64_t taps,
+               int64_t limit) {
     std::fill_n(counts_, taps, 0);
-    bool valid = true;
-    for (int64_t row = 0; row < rows; ++row, table += stride) {
-      for (int64_t tap = 0; tap < taps; ++tap) {
-        const int32_t entry = table[tap];
-        // Written always, kept only for a hit: a branch here would be mispredicted.
-        const int64_t slot = tap * capacity_ + counts_[tap];
-        from_[slot] = entry;
-        to_[slot] = static_cast<int32_t>(row);
-        counts_[tap] += entry >= 0;
-        valid &= entry >= -1 && entry < limit;
-      }
-    }
-    return valid;
+    return kernels_.collect_hits(
+        CollectHits{table, table_stride, rows, taps, limit, lists_, stride_, counts_});
   }
 
   int64_t count(int64_t tap) const { return counts_[tap]; }
-  const int32_t* from(int64_t tap) const { return from_ + tap * capacity_; }  // entries
-  const int32_t* to(int64_t tap) const { return to_ + tap * capacity_; }      // rows, ascending
+  const Hit* list(int64_t tap) const { return lists_ + tap * stride_; }
 
  private:
-  int64_t capacity_;
-  int32_t* from_;
-  int32_t* to_;
+  // Lists a power of two apart would all fall into the same few sets of the L1 cache.
+  static int64_t stride(int64_t capacity) { return capacity + 8; }
+
+  const IsaKernels& kernels_;
+  int64_t stride_;
+  Hit* lists_;
   int32_t* counts_;
 };
 
