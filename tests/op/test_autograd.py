@@ -113,7 +113,7 @@ def test_dynamic_sizes_do_not_recompile_the_backward(affine):
 @pytest.fixture
 def stack(ns, asked):
     @sl.op(f"{ns}::stack")
-    def stack(xs: list[V], weights: list[float], ints: list[int] = [], bias: V | None = None) -> V:
+    def stack(xs: list[V], weights: list[float], ints: list[int] = (), bias: V | None = None) -> V:
         return sum(x * w for x, w in zip(xs, weights, strict=True))
 
     @stack.backward
@@ -167,7 +167,7 @@ def test_several_outputs(ns):
         return {"x": torch.cat([grad[0] * 2, grad[2] * 3])}
 
     (x,) = tensors((3, 2))
-    top, index, rest = split(x, 1)
+    _, index, rest = split(x, 1)
     assert not index.requires_grad
     rest.sum().backward()
     assert x.grad.tolist() == [[0, 0], [3, 3], [3, 3]]

@@ -27,7 +27,7 @@ def test_the_schema_has_every_kind_of_argument(ns):
         xs: list[F],
         bias: V | None,
         k: int = 3,
-        ks: list[int] = [1, -2],
+        ks: list[int] = [1, -2],  # noqa: B006
         p: float = 1e-5,
         ps: tuple[float, ...] = (0.5, 1.0),
         flag: bool = True,

@@ -122,7 +122,7 @@ def test_wrong_kinds_while_tracing(ns):
 @pytest.mark.usefixtures("fresh_compiler")
 def test_keywords_and_defaults_compile(ns):
     @sl.op(f"{ns}::f")
-    def f(x: V, y: V | None = None, k: int = 2, ks: list[int] = [1], *, p: float = 1.0, mode: str = "a") -> V:
+    def f(x: V, y: V | None = None, k: int = 2, ks: list[int] = (1,), *, p: float = 1.0, mode: str = "a") -> V:
         return x * k * p + (0 if y is None else y) + ks[0] + (mode == "b")
 
     def fn(x):

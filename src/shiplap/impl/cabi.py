@@ -119,6 +119,9 @@ def cabi(library: str | os.PathLike[str], symbol: str, *, strided: Iterable[str]
     Raises:
         LibraryError: SL401-SL403 at the first call, when the library is missing or was built for another declaration.
     """
+    if not (symbol.isidentifier() and symbol.isascii()):
+        raise error("SL402", where=f"sl.cabi({library}, ...)", got=symbol, expected="the name of a C function",
+                    fix="pass the symbol as it is written in C")  # fmt: skip
     return CAbi(library, symbol, strided)
 
 

@@ -35,6 +35,7 @@ def bound_symbols(ops: Iterable[Op]) -> dict[str, OpSpec]:
 def header(symbols: Mapping[str, OpSpec], target: str) -> str:
     """C header with one prototype per ``symbol → spec``; ``target`` is what `shiplap header` was given."""
     guard = "".join(c if c.isalnum() else "_" for c in target).upper() + "_KERNELS_H_"
+    guard = f"_{guard}" if guard[0].isdigit() else guard
     kernels = [
         {
             "symbol": symbol,
@@ -45,7 +46,7 @@ def header(symbols: Mapping[str, OpSpec], target: str) -> str:
         }
         for symbol, spec in symbols.items()
     ]
-    return render("kernels.h.jinja", target=target, guard=guard, kernels=kernels)
+    return render("kernels.h.jinja", target=_comment(target), guard=guard, kernels=kernels)
 
 
 def _comment(text: str) -> str:

@@ -1,0 +1,29 @@
+"""Compile tiny C kernel libraries against generated headers."""
+
+import subprocess
+from pathlib import Path
+
+import shiplap
+from shiplap.impl.header import header
+from shiplap.op import Op
+
+INCLUDE = Path(shiplap.__file__).parent / "include"
+
+
+def compile_c(folder: Path, name: str, ops: dict[str, Op], body: str, *, compiler: str = "cc") -> Path:
+    """``lib<name>.so`` in ``folder`` from ``body``, which sees the header of ``symbol → op``; raises on a warning."""
+    (folder / f"{name}.h").write_text(header({symbol: op.spec for symbol, op in ops.items()}, name))
+    source = folder / f"{name}.{'c' if compiler == 'cc' else 'cpp'}"
+    source.write_text(f'#include "{name}.h"\n#include <stdio.h>\n#include <string.h>\nSL_SIGNATURES\n{body}')
+    library = folder / f"lib{name}.so"
+    command = [compiler, "-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter", "-O1", "-shared", "-fPIC"]
+    done = subprocess.run(
+        [*command, f"-I{INCLUDE}", "-o", library, source], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise CompileError(done.stderr)
+    return library
+
+
+class CompileError(Exception):
+    """What the compiler said."""
