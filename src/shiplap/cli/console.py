@@ -1,0 +1,104 @@
+"""What all verbs share: where text goes, one JSON value on stdout, errors as id/what/got/expected/fix."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shiplap.errors import ShiplapError, error
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = [
+    "emit_json", "err", "note", "out", "own_stdout", "require_device", "require_directory", "show_defect", "show_error",
+    "write_text",
+]  # fmt: skip
+
+FAILED, ERROR = 1, 2
+
+
+def out() -> Console:
+    """Stdout: results, never wrapped in the middle of a path."""
+    from rich.console import Console
+
+    return Console(highlight=False, soft_wrap=True)
+
+
+def err() -> Console:
+    """Stderr: progress, notes and errors."""
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def note(message: str) -> None:
+    """One line for the person in front of the terminal; stdout stays clean."""
+    err().print(message, markup=False)
+
+
+def emit_json(value: Any) -> None:
+    """The one JSON value that ``--json`` promises."""
+    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n")
+    sys.stdout.flush()
+
+
+@contextlib.contextmanager
+def own_stdout(active: bool = True) -> Iterator[None]:
+    """Send what other people's code prints to stderr, so that stdout holds our answer only."""
+    with contextlib.redirect_stdout(sys.stderr) if active else contextlib.nullcontext():
+        yield
+
+
+def show_error(failure: ShiplapError) -> None:
+    """A catalogue error, a field a line; multi-line values stay aligned."""
+    from rich.text import Text
+
+    text = Text()
+    text.append(failure.id, style="bold red").append(f": {failure.what}\n")
+    rows = ("where", failure.where), ("got", failure.got), ("expected", failure.expected), ("fix", failure.fix)
+    for label, value in rows:
+        if value:
+            style = "green" if label == "fix" else ""
+            text.append(f"  {label:<9}", style="dim").append(value.replace("\n", "\n" + " " * 11) + "\n", style=style)
+    err().print(text, end="")
+
+
+def show_defect(failure: Exception) -> None:
+    """An exception that nobody foresaw: say so in one line, and how to see more."""
+    note(f"unexpected {type(failure).__name__}: {failure}\n  run again as 'shiplap --traceback ...' to see where")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write ``path``; SL602 says why it cannot be."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as e:
+        raise error("SL602", where=str(path), what="file cannot be written", got=e.strerror or e, expected="a path "
+                    "in an existing, writable directory") from None  # fmt: skip
+
+
+def require_directory(path: Path) -> None:
+    """Create ``path`` now; SL602 before the work rather than after it."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        (path / ".shiplap").touch()
+        (path / ".shiplap").unlink()
+    except OSError as e:
+        raise error("SL602", where=str(path), what="directory cannot be written", got=e.strerror or e,
+                    expected="a writable directory") from None  # fmt: skip
+
+
+def require_device(device: str) -> None:
+    """SL605 unless torch can allocate on ``device``."""
+    import torch
+
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as e:
+        reason = str(e).splitlines()[0].split(". ")[0]
+        raise error("SL605", where=f"--device {device}", got=reason, expected="a device of this machine") from None

@@ -1,0 +1,229 @@
+"""Where ``shiplap init`` learns names and types: annotations, extension docstrings, torch schemas.
+
+All three end as text of a Python signature, which is parsed once; a type that has no certain Shiplap form stays
+``object`` with its original text, so that a draft never guesses.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from shiplap.errors import error
+
+__all__ = ["Parameter", "Signature", "of_function", "of_overload", "parse"]
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One argument. ``type`` is a Shiplap form, bare ``Tensor`` where dims are unknown, ``object`` where all is."""
+
+    name: str
+    type: str
+    original: str = ""
+    default: str | None = None
+    keyword_only: bool = False
+    written: bool = False
+
+    @property
+    def open(self) -> bool:
+        """Whether the type has still to be filled in."""
+        return self.type == "object" or bool(re.search(r"(?<!\w)Tensor(?!,)", self.type))
+
+
+@dataclass(frozen=True)
+class Signature:
+    """A callable as far as it is known; ``returns`` is None when nothing says what it returns, () for no output."""
+
+    name: str
+    parameters: tuple[Parameter, ...]
+    returns: tuple[str, ...] | None
+    text: str
+
+
+def of_function(fn: Callable[..., Any], where: str) -> list[Signature]:
+    """Annotations of ``fn``, or else the signatures in its docstring; SL604 when neither says anything."""
+    name = getattr(fn, "__name__", where.rpartition(":")[2])
+    try:
+        annotated = inspect.signature(fn)
+    except (TypeError, ValueError):
+        annotated = None
+    if annotated is not None and any(p.annotation is not p.empty for p in annotated.parameters.values()):
+        return [parse(f"{name}{_spell(annotated)}", where)]
+    found = [parse(line, where) for line in _documented(name, inspect.getdoc(fn) or "")]
+    if not found and annotated is not None and _tells(annotated):
+        found = [parse(f"{name}{_spell(annotated)}", where)]
+    if not found:
+        raise error("SL604", where=where, got="no annotations, and no signature in the docstring",
+                    expected=f"{name}(x: torch.Tensor, ...) -> torch.Tensor")  # fmt: skip
+    return found
+
+
+def _tells(signature: inspect.Signature) -> bool:
+    """Names without types are a start; ``(*args, **kwargs)`` is none."""
+    return any(p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in signature.parameters.values())
+
+
+def _spell(signature: inspect.Signature) -> str:
+    """Source text of a signature; values that are no literals become ``...``."""
+    parts, star = [], False
+    for p in signature.parameters.values():
+        if p.kind is p.KEYWORD_ONLY and not star:
+            parts.append("*")
+            star = True
+        prefix = "*" if p.kind is p.VAR_POSITIONAL else "**" if p.kind is p.VAR_KEYWORD else ""
+        star = star or p.kind is p.VAR_POSITIONAL
+        kind = "" if p.annotation is p.empty else f": {_annotation(p.annotation)}"
+        default = "" if p.default is p.empty else f" = {_literal(p.default)}"
+        parts.append(f"{prefix}{p.name}{kind}{default}")
+    empty = signature.return_annotation is inspect.Signature.empty
+    return f"({', '.join(parts)})" + ("" if empty else f" -> {_annotation(signature.return_annotation)}")
+
+
+def _annotation(annotation: Any) -> str:
+    text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    return re.sub(r"<[^<>]*>", "object", text)
+
+
+def _literal(value: Any) -> str:
+    try:
+        return repr(value) if ast.literal_eval(repr(value)) == value else "..."
+    except (ValueError, SyntaxError):
+        return "..."
+
+
+def _documented(name: str, doc: str) -> Iterator[str]:
+    """Signature lines: the first, or under "Overloaded function." the numbered ones."""
+    lines = [line.strip() for line in doc.splitlines()]
+    numbered = [m[1] for line in lines if (m := re.match(rf"\d+\.\s+({re.escape(name)}\(.*)", line))]
+    if numbered:
+        yield from numbered
+    elif lines and re.match(rf"{re.escape(name)}\(.*\)", lines[0]):
+        yield lines[0]
+
+
+def of_overload(overload: Any) -> Signature:
+    """The schema of a registered torch op."""
+    schema = overload._schema
+    parameters = tuple(
+        Parameter(
+            a.name, _form(_expression(str(a.type))) or "object", str(a.type),
+            _literal(a.default_value) if a.has_default_value() else None,
+            a.kwarg_only, bool(a.alias_info and a.alias_info.is_write),
+        )
+        for a in schema.arguments
+    )  # fmt: skip
+    returns = tuple(
+        "object" if r.alias_info else _form(_expression(str(r.type))) or "object" for r in schema.returns
+    )  # an alias is no fresh output
+    return Signature(schema.name.rpartition("::")[2], parameters, returns, str(schema))
+
+
+def parse(text: str, where: str) -> Signature:
+    """``f(x: torch.Tensor, y: int = 3) -> torch.Tensor``, in Python's words or pybind11's."""
+    try:
+        head = ast.parse(f"def {_pythonic(text)}: pass").body[0]
+    except SyntaxError as e:
+        raise error("SL604", where=where, got=text, expected=f"a signature ({e.msg})") from None
+    assert isinstance(head, ast.FunctionDef)
+    if head.args.vararg or head.args.kwarg:
+        raise error("SL604", where=where, got=text, expected="named arguments, no *args or **kwargs")
+    positional = [*head.args.posonlyargs, *head.args.args]
+    defaults = [None] * (len(positional) - len(head.args.defaults)) + list(head.args.defaults)
+    parameters = [_parameter(a, d, False) for a, d in zip(positional, defaults, strict=True)]
+    parameters += [_parameter(a, d, True) for a, d in zip(head.args.kwonlyargs, head.args.kw_defaults, strict=True)]
+    returns = None if head.returns is None else _returns(head.returns)
+    return Signature(head.name, tuple(parameters), returns, text)
+
+
+def _pythonic(text: str) -> str:
+    """C++ spellings that pybind11 leaves in docstrings, as names that Python can parse."""
+    text = re.sub(r"=\s*<[^>]*>", "= ...", text.rstrip(": "))
+    text = re.sub(r"\b(?:c10|std)::optional<([\w:]+)>", r"Optional[\1]", text)
+    while (shorter := re.sub(r"(?<!-)<[^<>]*>", "", text)) != text:
+        text = shorter
+    return re.sub(r"\b\w+::", "", text)
+
+
+def _parameter(argument: ast.arg, default: ast.expr | None, keyword_only: bool) -> Parameter:
+    form = _form(argument.annotation)
+    original = ast.unparse(argument.annotation) if argument.annotation else ""
+    value = ast.unparse(default) if default else None
+    return Parameter(argument.arg, form or "object", original, value, keyword_only)
+
+
+def _returns(node: ast.expr) -> tuple[str, ...]:
+    """The outputs: a tensor, a tuple of them, or nothing."""
+    if isinstance(node, ast.Constant) and node.value is None:
+        return ()
+    if isinstance(node, ast.Subscript) and _last(node.value) in ("tuple", "Tuple"):
+        items = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        if not any(isinstance(i, ast.Constant) and i.value is ... for i in items):
+            return tuple(_form(i) or "object" for i in items)
+    return (_form(node) or "object",)
+
+
+_SCALARS = {"int": "int", "SupportsInt": "int", "SupportsIndex": "int", "SymInt": "int", "float": "float",
+            "SupportsFloat": "float", "bool": "bool", "str": "str"}  # fmt: skip
+_LISTS = ("list", "List", "Sequence", "tuple", "Tuple", "Iterable")
+
+
+def _form(node: ast.expr | None) -> str | None:
+    """The annotation that sl.op would take for ``node``; None when there is no certain one."""
+    match node:
+        case ast.Constant(value=str(text)):
+            return _form(_expression(text))
+        case ast.Name() | ast.Attribute():
+            name = _last(node)
+            return "Tensor" if name == "Tensor" else _SCALARS.get(name)
+        case ast.BinOp(op=ast.BitOr()):
+            return _optional([node.left, node.right])
+        case ast.Subscript():
+            items = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+            return _subscript(_last(node.value), items)
+    return None
+
+
+def _subscript(base: str, items: list[ast.expr]) -> str | None:
+    if base == "Optional":
+        return _optional([items[0], ast.Constant(None)])
+    if base == "Union":
+        return _optional(items)
+    if base == "Annotated":
+        return _form(items[0])
+    if base in _LISTS:
+        forms = {_form(i) for i in items if not (isinstance(i, ast.Constant) and i.value is ...)}
+        form = forms.pop() if len(forms) == 1 else None
+        return f"list[{form}]" if form in ("Tensor", "int", "float", "bool") else None
+    if _is_dtype_class(base) and len(items) == 2 and isinstance(items[1], ast.Constant):
+        return f'{base}[Tensor, "{items[1].value!s}"]' if _last(items[0]) == "Tensor" else None
+    return None
+
+
+def _is_dtype_class(name: str) -> bool:
+    import jaxtyping
+
+    return isinstance(getattr(jaxtyping, name, None), type) and hasattr(getattr(jaxtyping, name), "dtypes")
+
+
+def _optional(parts: list[ast.expr]) -> str | None:
+    rest = [p for p in parts if not (isinstance(p, ast.Constant) and p.value is None)]
+    if len(rest) != 1 or len(parts) != 2:
+        return None
+    form = _form(rest[0])
+    return form and f"{form} | None"
+
+
+def _last(node: ast.expr) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def _expression(text: str) -> ast.expr | None:
+    try:
+        return ast.parse(text, mode="eval").body
+    except SyntaxError:
+        return None

@@ -1,0 +1,76 @@
+"""What holds for every verb: help with examples and exit codes, errors as text, tracebacks on request only."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+VERBS = ("env", "init", "audit", "header", "demo")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_has_examples_and_exit_codes(run: Any, verb: str) -> None:
+    text = run(verb, "--help").stdout
+    assert len(re.findall(rf"^ +shiplap {verb}\b", text, re.MULTILINE)) >= 2
+    assert re.search(r"Exit status:\n +0 ", text)
+    assert "--json" in text
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_verbs_that_exist(run: Any) -> None:
+    listed = re.findall(r"^  (\w+) ", run("--help").stdout.split("Commands:")[1].split("Exit status")[0], re.MULTILINE)
+    assert sorted(listed) == sorted(VERBS)
+
+
+def test_version(process: Any) -> None:
+    from shiplap import __version__
+
+    done = process("--version")
+    assert (done.returncode, done.stdout) == (0, f"shiplap {__version__}\n")
+
+
+def test_no_verb_shows_help(run: Any) -> None:
+    result = run()
+    assert result.exit_code == 2
+    assert "Commands:" in result.output
+
+
+def test_unknown_verb(run: Any) -> None:
+    result = run("audi", "x")
+    assert result.exit_code == 2
+    assert "audi" in result.stderr
+
+
+def test_errors_are_text_on_stderr(process: Any) -> None:
+    done = process("header", "tests/cli/target.py")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.splitlines() == [
+        "SL501: no such file",
+        "  where    tests/cli/target.py",
+        "  got      tests/cli/target.py",
+        "  expected did you mean 'tests/cli/targets.py'?",
+        "  fix      pass module:op, a file that declares ops, or namespace::name of a declared op",
+    ]
+
+
+def test_traceback_on_request(process: Any) -> None:
+    done = process("--traceback", "header", "tests/cli/target.py")
+    assert done.returncode == 1
+    assert "Traceback (most recent call last)" in done.stderr
+    assert "SL501" in done.stderr
+
+
+def test_a_defect_is_one_line(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from shiplap.cli import env
+
+    def broken() -> None:
+        raise ZeroDivisionError("by [bold]zero")
+
+    monkeypatch.setattr(env, "report", broken)
+    result = run("env")
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[0] == "unexpected ZeroDivisionError: by [bold]zero"
+    assert "Traceback" not in result.output

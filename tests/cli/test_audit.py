@@ -1,0 +1,120 @@
+"""``shiplap audit``: findings in three forms, and an exit status that CI can rely on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shiplap.cli import console
+
+OPS = "tests/cli/targets.py"
+QUICK = ("--check", "numerics", "--check", "fresh")
+BROKEN = "examples/adopt_foreign_op.py"
+
+
+def test_good_ops_leave_status_0(run: Any) -> None:
+    result = run("audit", OPS, *QUICK)
+    assert result.exit_code == 0, result.output
+    assert "cli_targets::scale" in result.stdout
+    assert "cli_targets::shift" in result.stdout
+    assert "0 failed, 4 ok, 0 skipped" in result.stdout
+    assert "noisy" not in result.stdout
+
+
+def test_a_failure_leaves_status_1_and_its_fix(process: Any) -> None:
+    done = process("audit", BROKEN, "--check", "fresh", "--seed", "3")
+    assert done.returncode == 1, done.stderr
+    assert "shares memory with the next call's output" in done.stdout
+    assert "seed 3" in done.stdout
+    assert "fix" in done.stdout
+
+
+def test_json_is_all_of_stdout(process: Any) -> None:
+    done = process("audit", f"{OPS}:scale", *QUICK, "--seed", "5", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert [(f["check"], f["verdict"]) for f in found["findings"]] == [("numerics", "ok"), ("fresh", "ok")]
+    assert found["facts"]["seed"] == "5"
+    assert found["facts"]["target"] == f"{OPS}:scale"
+    assert "noisy" in done.stderr  # what the module printed is not lost
+
+
+def test_json_keeps_the_exit_status(run: Any) -> None:
+    result = run("audit", BROKEN, "--check", "fresh", "--json")
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["findings"][0]["verdict"] == "fail"
+
+
+def test_html(run: Any, tmp_path: Path) -> None:
+    result = run("audit", BROKEN, "--check", "fresh", "--html", tmp_path / "audit.html")
+    assert result.exit_code == 1
+    page = (tmp_path / "audit.html").read_text()
+    assert "foreign::row_softmax" in page
+    assert "http://" not in page
+
+
+def test_several_targets_each_op_once(run: Any) -> None:
+    result = run("audit", OPS, f"{OPS}:shift", "sparse3d::transpose_table", "--check", "schema", "--json")
+    subjects = [f["subject"] for f in json.loads(result.stdout)["findings"]]
+    assert subjects == ["cli_targets::scale", "cli_targets::shift", "sparse3d::transpose_table"]
+
+
+def test_unknown_check_lists_the_known(run: Any) -> None:
+    from shiplap.audit import CHECKS
+
+    result = run("audit", OPS, "--check", "frsh")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.splitlines()[-5:-3] == ["SL503: no such check", "  where    audit(checks=...)"]
+    assert ", ".join(CHECKS) in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        ("absent.py", "no such file"),
+        ("tests/cli/conftest.py", "no op in target"),
+        (f"{OPS}:scael", "did you mean 'scale'?"),
+        ("sparse3d::subm_tabel", "did you mean 'sparse3d::subm_table'?"),
+    ],
+)
+def test_wrong_targets(run: Any, target: str, expected: str) -> None:
+    result = run("audit", target)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert expected in result.stderr
+
+
+def test_unwritable_report_is_refused_before_the_work(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import shiplap.audit
+
+    monkeypatch.setattr(shiplap.audit, "audit", lambda *a, **k: pytest.fail("the audit was run"))
+    result = run("audit", OPS, "--html", tmp_path / "absent" / "x.html")
+    assert result.exit_code == 2
+    assert "SL602: file cannot be written" in result.stderr
+
+
+def test_unavailable_device(run: Any) -> None:
+    result = run("audit", OPS, "--device", "nowhere")
+    assert result.exit_code == 2
+    assert "SL605: device not available" in result.stderr
+
+
+def test_progress_is_for_a_terminal_only(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from rich.console import Console
+
+    from shiplap.audit import Finding
+    from shiplap.cli import audit
+
+    finding = Finding("fake", "ok", "a::b", "fine")
+    for terminal, quiet in ((True, False), (True, True), (False, False)):
+        monkeypatch.setattr("sys.stderr.isatty", lambda terminal=terminal: terminal, raising=False)
+        monkeypatch.setattr(console, "err", lambda: Console(stderr=True, force_terminal=True))
+        with audit._progress(1, quiet) as advance:
+            advance(finding)
+        shown = capsys.readouterr()
+        assert shown.out == ""
+        assert bool(shown.err) == (terminal and not quiet)

@@ -1,0 +1,37 @@
+"""Pages that are written by a tool are as the tool would write them now, and pages say only what exists."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_generated_pages_are_current() -> None:
+    tool = ROOT / "tools" / "generate_docs.py"
+    done = subprocess.run([sys.executable, tool, "--check"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda p: p.name)
+def test_snippets_exist(page: Path) -> None:
+    for file, name in re.findall(r'--8<-- "([^":]+):(\w+)"', page.read_text()):
+        text = (ROOT / file).read_text()
+        assert f"--8<-- [start:{name}]" in text, f"{page.name}: {file}:{name}"
+        assert f"--8<-- [end:{name}]" in text, f"{page.name}: {file}:{name}"
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda p: p.name)
+def test_ids_and_verbs_exist(page: Path) -> None:
+    from shiplap.cli import app
+    from shiplap.errors import CATALOGUE
+
+    text = page.read_text()
+    assert set(re.findall(r"\bSL\d{3}\b", text)) <= CATALOGUE.keys()
+    verbs = {command.name for command in app.registered_commands}
+    assert set(re.findall(r"^\$ shiplap (\w+)", text, re.MULTILINE)) <= verbs

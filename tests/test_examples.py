@@ -1,0 +1,66 @@
+"""Every example runs as its reader would run it, and shows what its page says it shows."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def run(*command: object) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    return subprocess.run(
+        [sys.executable, *map(str, command)], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def output(name: str) -> str:
+    done = run(ROOT / "examples" / name)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_no_example_is_forgotten() -> None:
+    names = {p.stem for p in (ROOT / "examples").glob("*.py")}
+    assert names == {name.removeprefix("test_") for name in globals() if name.startswith("test_") and name[5:] in names}
+
+
+def test_first_op() -> None:
+    shown = output("first_op.py")
+    assert "compiled into one graph" in shown
+    assert "ok    compile" in shown
+    assert "fail" not in shown
+
+
+def test_declaration_fits_on_a_page() -> None:
+    text = (ROOT / "examples" / "first_op.py").read_text()
+    declaration = text.split("[start:declare]\n")[1].split("# --8<-- [end:declare]")[0]
+    assert len(declaration.strip().splitlines()) <= 12
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+def test_c_kernel() -> None:
+    assert "the C kernel agrees with the reference" in output("c_kernel.py")
+    done = run("-m", "shiplap.cli", "audit", "examples/c_kernel.py")
+    assert done.returncode == 0, done.stdout
+    done = run("-m", "shiplap.cli", "header", "examples/c_kernel.py", "-o", "examples/build/c_kernel.h", "--check")
+    assert done.returncode == 0, done.stdout
+
+
+def test_adopt_foreign_op() -> None:
+    shown = output("adopt_foreign_op.py")
+    assert "torch.library.opcheck passes" in shown
+    assert "= [0.0, 2.0], correct is [0.5, 1.5]" in shown
+    assert "fresh: output 0 shares memory with the next call's output 0" in shown
+
+
+def test_data_dependent() -> None:
+    shown = output("data_dependent.py")
+    assert "most common of [5, 5, 2, 2, 2, 9]: 2" in shown
+    assert "SL302: data-dependent size exceeds its bound" in shown

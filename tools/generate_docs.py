@@ -1,0 +1,109 @@
+"""Write the pages that follow from code: ``docs/errors.md`` from the catalogue, ``docs/cli.md`` from the verbs' help.
+
+Usage: ``generate_docs.py [--check]``; with ``--check`` nothing is written, and exit status 1 means a page is stale.
+"""
+
+from __future__ import annotations
+
+import sys
+from itertools import groupby
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "src"))
+
+NOTE = "<!-- Written by tools/generate_docs.py: do not edit. -->"
+
+ERRORS = """\
+# Errors
+
+Every error has an id, and says what went wrong, where, what it got, what it expected, and one fix:
+
+```text
+SL202: sizes disagree
+  where    first::rms_norm, argument 'weight', dim 'c' (axis 0)
+  got      c = 4
+  expected c = 3, in 'x'
+  fix      pass tensors whose named dims agree
+```
+
+All are `shiplap.ShiplapError`; `.id`, `.what`, `.where`, `.got`, `.expected` and `.fix` are its attributes. Each group
+below is a subclass of it and of the built-in exception that fits. A `ShiplapNotice` is a warning, said once per
+process and reason: a slower path is in force.
+"""
+
+CLI = """\
+# Command line
+
+Every verb takes `--json`: exactly one JSON value on stdout, everything else on stderr. Errors are printed as in the
+[catalogue](errors.md); `shiplap --traceback VERB ...` shows where they come from.
+
+`TARGET` is `module`, `module:op`, `path/to/file.py`, `path/to/file.py:op`, or `namespace::name` of an op that shiplap
+ships. With a module or file in front, `module:namespace::name` works for every op. Modules in the current directory
+are found. Targets are imported, so their top level runs.
+"""
+
+
+def errors_page() -> str:
+    """The catalogue, a table for each class of errors."""
+    from shiplap.errors import CATALOGUE
+
+    parts = [NOTE, ERRORS]
+    for kind, entries in groupby(CATALOGUE.values(), key=lambda e: e.kind):
+        builtin = next(base.__name__ for base in kind.__mro__ if base.__module__ == "builtins")
+        parts += [
+            f"## {kind.__name__}",
+            f"{(kind.__doc__ or '').strip()} Also a `{builtin}`.",
+            "| id | what | why it is one | usual fix |\n|---|---|---|---|\n"
+            + "\n".join(
+                f"| <span id='{e.id}'>{e.id}</span> | {_cell(e.title)} | {_cell(e.why)} | {_cell(e.fix)} |"
+                for e in entries
+            ),
+        ]
+    return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def _cell(text: str) -> str:
+    for raw, safe in (("&", "&amp;"), ("<", "&lt;"), ("|", "\\|"), ("*", "\\*"), ("[", "\\[")):
+        text = text.replace(raw, safe)
+    return text
+
+
+def cli_page() -> str:
+    """The help of every verb, as a user sees it."""
+    from typer.testing import CliRunner
+
+    from shiplap.cli import app
+
+    def shown(*arguments: str) -> str:
+        environment = {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
+        result = CliRunner().invoke(
+            app, [*arguments, "--help"], env=environment, prog_name="shiplap", terminal_width=96
+        )
+        return f"```text\n{result.stdout.strip()}\n```"
+
+    verbs = [command.name or "" for command in app.registered_commands]
+    parts = [NOTE, CLI, shown(), *(part for verb in verbs for part in (f"## shiplap {verb}", shown(verb)))]
+    return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+PAGES = {"docs/errors.md": errors_page, "docs/cli.md": cli_page}
+
+
+def main(arguments: list[str]) -> int:
+    """Write the pages, or compare them; return the exit status."""
+    stale = []
+    for name, page in PAGES.items():
+        path, text = ROOT / name, page()
+        if path.is_file() and path.read_text(encoding="utf-8") == text:
+            continue
+        stale.append(name)
+        if "--check" not in arguments:
+            path.write_text(text, encoding="utf-8")
+    verb = "is stale; run tools/generate_docs.py" if "--check" in arguments else "written"
+    print("".join(f"{name} {verb}\n" for name in stale), end="")
+    return bool(stale) if "--check" in arguments else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
