@@ -6,46 +6,49 @@ namespace shiplap::sparse3d {
 namespace {
 
 // Packs rows of four int32 into keys whose order is the rows' lexicographic order: each axis is
-// shifted to start at its minimum and gets as many bits as its range needs.
+// shifted to start at its minimum, and its extent is its radix.
 class RowPacking {
  public:
   RowPacking(const int32_t* coords, int64_t n) {
-    int64_t high[4];
-    for (int axis = 0; axis < 4; ++axis) low_[axis] = high[axis] = n > 0 ? coords[axis] : 0;
+    if (n == 0) return;
+    std::array<int64_t, 4> high;
+    for (int axis = 0; axis < 4; ++axis) low_[axis] = high[axis] = coords[axis];
     for (const int32_t* c = coords; c != coords + 4 * n; c += 4) {
       for (int axis = 0; axis < 4; ++axis) {
         low_[axis] = std::min<int64_t>(low_[axis], c[axis]);
         high[axis] = std::max<int64_t>(high[axis], c[axis]);
       }
     }
-    for (int axis = 3; axis >= 0; --axis) {
-      shift_[axis] = bits_;
-      width_[axis] = bit_length(static_cast<uint64_t>(high[axis] - low_[axis]));
-      bits_ += width_[axis];
-    }
+    for (int axis = 0; axis < 4; ++axis) extent_[axis] = high[axis] - low_[axis] + 1;
   }
 
-  int bits() const { return bits_; }
+  int64_t extent(int axis) const { return extent_[axis]; }
+
+  bool fits() const {
+    unsigned __int128 cells = 1;
+    for (const int64_t extent : extent_) {
+      cells *= static_cast<uint64_t>(extent);  // each at most 2^32
+      if (cells >> 63 != 0) return false;
+    }
+    return true;
+  }
+
+  int bits() const {
+    uint64_t cells = 1;
+    for (const int64_t extent : extent_) cells *= static_cast<uint64_t>(extent);
+    return bit_length(cells - 1);
+  }
 
   uint64_t pack(const int32_t* c) const {
     uint64_t key = 0;
     for (int axis = 0; axis < 4; ++axis) {
-      key |= static_cast<uint64_t>(c[axis] - low_[axis]) << shift_[axis];
+      key = key * static_cast<uint64_t>(extent_[axis]) + static_cast<uint64_t>(c[axis] - low_[axis]);
     }
     return key;
   }
 
-  void unpack(uint64_t key, int32_t* c) const {
-    for (int axis = 0; axis < 4; ++axis) {
-      const uint64_t offset = (key >> shift_[axis]) & ((uint64_t{1} << width_[axis]) - 1);
-      c[axis] = static_cast<int32_t>(low_[axis] + static_cast<int64_t>(offset));
-    }
-  }
-
  private:
-  int64_t low_[4];
-  int width_[4], shift_[4];
-  int bits_ = 0;
+  std::array<int64_t, 4> low_{}, extent_{1, 1, 1, 1};
 };
 
 struct UniqueResult {
@@ -54,12 +57,12 @@ struct UniqueResult {
   int32_t* counts;
 };
 
-int64_t write_groups(const KeyRows& sorted, int64_t n, const RowPacking& packing,
+int64_t write_groups(const KeyRows& sorted, int64_t n, const int32_t* coords,
                      const UniqueResult& result) {
   int64_t m = 0;
   for (int64_t i = 0; i < n; ++i) {
     if (i == 0 || sorted.keys[i] != sorted.keys[i - 1]) {
-      packing.unpack(sorted.keys[i], result.unique + 4 * m);
+      std::copy_n(coords + 4 * int64_t{sorted.rows[i]}, 4, result.unique + 4 * m);
       result.counts[m++] = 0;
     }
     ++result.counts[m - 1];
@@ -81,10 +84,13 @@ int unique_coords(const sl_context* ctx, const DLTensor* coords, DLTensor* uniqu
   SL_TRY(Arena::require(ctx, 4 * kHistogramSize + 24 * n + 256));
   const int32_t* rows = data<const int32_t>(coords);
   const RowPacking packing(rows, n);
-  if (packing.bits() > 63) {
+  if (!packing.fits()) {
     return fail(ctx, SL_INVALID_ARGUMENT,
-                "the coordinates span too wide a range: their axes need %d bits, at most 63 fit",
-                packing.bits());
+                "coords span (%lld, %lld, %lld, %lld) cells, 2^63 or more in all",
+                static_cast<long long>(packing.extent(0)),
+                static_cast<long long>(packing.extent(1)),
+                static_cast<long long>(packing.extent(2)),
+                static_cast<long long>(packing.extent(3)));
   }
   Arena arena(ctx);
   uint32_t* histogram = arena.take<uint32_t>(kHistogramSize);
@@ -95,7 +101,7 @@ int unique_coords(const sl_context* ctx, const DLTensor* coords, DLTensor* uniqu
     keys.rows[row] = static_cast<int32_t>(row);
   }
   keys = radix_sort(keys, scratch, n, packing.bits(), histogram);
-  *m = write_groups(keys, n, packing, UniqueResult{data<int32_t>(unique), data<int32_t>(inverse),
+  *m = write_groups(keys, n, rows, UniqueResult{data<int32_t>(unique), data<int32_t>(inverse),
                                                    data<int32_t>(counts)});
   return SL_OK;
 }
@@ -112,7 +118,7 @@ int check_index(const sl_context* ctx, const int32_t* index, int64_t n, int64_t 
 }
 
 // Means of the segments [first, end). Every thread reads the whole index and adds, in row order,
-// the rows that are its own.
+// the rows that are its own. A segment without rows is zero.
 template <class T>
 void mean_segments(const T* feats, const int32_t* index, const int32_t* counts, int64_t n,
                    int64_t c, int64_t first, int64_t end, T* out) {
