@@ -11,8 +11,9 @@ from typing import Any
 from shiplap.audit.check import Subject
 from shiplap.audit.checks import CHECKS, load
 from shiplap.audit.finding import Finding
-from shiplap.audit.run import last_line, quiet
-from shiplap.audit.samples import Samples
+from shiplap.audit.run import call, last_line, needs_builder, quiet, reference
+from shiplap.audit.samples import Samples, describe
+from shiplap.errors import LibraryError, error
 from shiplap.op import Op
 
 __all__ = ["audit"]
@@ -41,6 +42,7 @@ def audit(
 
     Raises:
         AuditError: SL502 when no samples can be generated, SL503 for an unknown check.
+        LibraryError: SL4xx when the kernel's library is not there.
 
     Example:
         >>> failed = [f for f in audit(axpy) if f.verdict == "fail"]  # doctest: +SKIP
@@ -48,7 +50,7 @@ def audit(
     chosen = [load(name) for name in (CHECKS if checks is None else checks)]
     with quiet(), _sampler(op, samples):
         subject = Subject(op, Samples(op, secrets.randbelow(2**31) if seed is None else seed, device or "cpu"))
-        _ = subject.samples.base
+        _preflight(op, subject.samples)
         subject.deadline = time.monotonic() + budget_s
         findings = []
         for check in chosen:
@@ -60,6 +62,26 @@ def audit(
             if progress is not None:
                 progress(finding)
     return findings
+
+
+def _preflight(op: Op, samples: Samples) -> None:
+    """What would make every check fail alike is an error, not sixteen findings."""
+    case = samples.build(samples.base)
+    try:
+        reference(op, case.args)
+    except Exception as e:
+        if needs_builder(op):
+            raise error("SL502", where=op.spec.name, got=f"the reference raised {last_line(e)}",
+                        expected="integers that mean something to the op") from e  # fmt: skip
+        raise error("SL502", where=op.spec.name, got=f"the reference raised {last_line(e)}",
+                    expected=f"a result for {describe(op, case)}",
+                    fix="correct the reference, or exclude the input with requires=(...)") from e  # fmt: skip
+    try:
+        call(op, case.fresh())
+    except LibraryError:
+        raise
+    except Exception:
+        return  # a finding of the checks
 
 
 def _run(check: Any, subject: Subject) -> Finding:

@@ -56,10 +56,15 @@ LAYOUTS: dict[str, tuple[int, Callable[[Tensor], Tensor]]] = {
 """Name → (least rank, layout)."""
 
 
-def possible(layout: str, rank: int, *, contiguous: bool, mutated: bool) -> bool:
-    """Whether an argument of this rank, declared like this, may arrive in ``layout``."""
+def possible(layout: str, t: Tensor, *, contiguous: bool, mutated: bool) -> bool:
+    """Whether ``t``, of an argument declared like this, may arrive in ``layout``.
+
+    Expanding changes the values, so integers, which may have to be distinct or sorted, are never expanded.
+    """
     least, _ = LAYOUTS[layout]
-    return rank >= least and not (contiguous and layout != "offset") and not (mutated and layout == "expanded")
+    if layout == "expanded" and (mutated or not (t.is_floating_point() or t.is_complex())):
+        return False
+    return t.dim() >= least and not (contiguous and layout != "offset")
 
 
 def apply_layout(t: Tensor, layout: str) -> Tensor:

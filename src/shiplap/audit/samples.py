@@ -148,7 +148,8 @@ class Samples:
     def _built(self, recipe: Recipe, env: dict[str, Any], rng: torch.Generator) -> tuple[Any, ...]:
         assert self.op.sampler is not None
         floats = [n for n in dict(recipe.dtypes).values() if getattr(torch, n).is_floating_point]
-        made = self.op.sampler(rng, dict(env), getattr(torch, floats[0]) if floats else torch.float32, self.device)
+        wanted = {k: v for k, v in env.items() if k != "..."}
+        made = self.op.sampler(rng, wanted, getattr(torch, floats[0]) if floats else torch.float32, self.device)
         args = tuple(list(v) if isinstance(v, tuple) else v for v in made)
         return (*args, *(a.default for a in self.spec.args[len(args) :]))
 
@@ -180,7 +181,7 @@ class Samples:
 
         def place(t: Tensor) -> Tensor:
             t = t.detach().to(self.device)
-            fits = layout and possible(layout, t.dim(), contiguous=arg.contiguous, mutated=arg.mutated)
+            fits = layout and possible(layout, t, contiguous=arg.contiguous, mutated=arg.mutated)
             return apply_layout(t, layout) if fits else t
 
         return tree_map(place, (value,))[0]

@@ -9,6 +9,7 @@ from shiplap.audit.check import Check, Observation
 from shiplap.audit.compare import close, reduction_size
 from shiplap.audit.run import last_line, needs_builder, reference, reference64, run
 from shiplap.audit.samples import Case, Samples
+from shiplap.errors import ArgumentError
 from shiplap.op import Op
 
 
@@ -20,6 +21,8 @@ def cases(samples: Samples) -> Iterable[Case]:
 def observe(op: Op, case: Case) -> Observation:
     try:
         own = reference(op, case.args)
+    except ArgumentError as e:  # a precondition on values, which the declaration cannot express
+        return _refused(op, case, e)
     except Exception as e:
         if needs_builder(op):  # for example a row number into no rows: our guess, not the op's fault
             return Observation(skip=f"generated integers mean nothing here, declare @op.samples: {last_line(e)}")
@@ -29,6 +32,16 @@ def observe(op: Op, case: Case) -> Observation:
         )
     found = close(run(op, case), own, reference64(op, case.args), reduction_size(op.spec, case.env))
     return Observation(found.problem, error=found.error)
+
+
+def _refused(op: Op, case: Case, e: ArgumentError) -> Observation:
+    """What the reference refuses, the op refuses with the same error."""
+    try:
+        run(op, case)
+    except ArgumentError as mine:
+        if mine.id == e.id:
+            return Observation(skip=f"refused: {last_line(e)}")
+    return Observation(f"the reference refuses this input with {last_line(e)}, the kernel does not")
 
 
 CHECK = Check(
