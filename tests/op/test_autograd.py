@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Int64, Shaped
 from torch import Tensor
 
 import shiplap as sl
@@ -186,6 +186,16 @@ def test_no_backward_says_so(ns):
     assert not f(x.detach()).requires_grad
     with torch.no_grad():
         assert not f(x).requires_grad
+
+
+def test_an_output_of_any_dtype_does_not_drop_the_gradient(ns):
+    @sl.op(f"{ns}::f")
+    def f(x: Shaped[Tensor, "n"]) -> Shaped[Tensor, "n"]:
+        return x * 2
+
+    with fails("SL304"):
+        f(*tensors(3)).sum().backward()
+    assert f(torch.ones(2, dtype=torch.int64)).tolist() == [2, 2]
 
 
 def test_integer_outputs_carry_no_gradient(ns):

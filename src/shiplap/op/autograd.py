@@ -134,9 +134,6 @@ def missing_backward(spec: OpSpec) -> Callable[..., Any]:
 
 
 def floating_outputs(spec: OpSpec) -> bool:
-    """Whether any output could carry a gradient."""
-    return any(
-        getattr(torch, n).is_floating_point or getattr(torch, n).is_complex
-        for o in spec.outputs
-        for n in o.tensor.dtypes
-    )
+    """Whether any output could carry a gradient; one of any dtype could."""
+    dtypes = [[getattr(torch, n) for n in o.tensor.dtypes] for o in spec.outputs]
+    return any(not choices or any(d.is_floating_point or d.is_complex for d in choices) for choices in dtypes)

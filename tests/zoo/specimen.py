@@ -1,0 +1,46 @@
+"""One animal of the zoo, and how an outsider's op gets in."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from shiplap.op import Op
+
+__all__ = ["Specimen", "register"]
+
+
+@dataclass(frozen=True)
+class Specimen:
+    """An op, and the checks that must fail on it (none for a good one)."""
+
+    name: str
+    op: Op
+    flagged_by: frozenset[str] = frozenset()
+    note: str = ""
+
+    def __str__(self) -> str:
+        return self.name
+
+
+_LIBRARY = torch.library.Library("zoo", "DEF")
+
+
+def register(
+    schema: str,
+    real: Callable[..., Any],
+    fake: Callable[..., Any] | None = None,
+    backward: Callable[..., Any] | None = None,
+    setup: Callable[..., Any] | None = None,
+    key: str = "CompositeExplicitAutograd",
+) -> str:
+    """An op as most kernel libraries write it, with raw torch.library; returns its name for ``sl.adopt``."""
+    name = schema.partition("(")[0]
+    _LIBRARY.define(schema)
+    _LIBRARY.impl(name, real, key)
+    if fake is not None:
+        torch.library.register_fake(f"zoo::{name}", fake, lib=_LIBRARY)
+    if backward is not None:
+        torch.library.register_autograd(f"zoo::{name}", backward, setup_context=setup, lib=_LIBRARY)
+    return f"zoo::{name}"
