@@ -64,3 +64,7 @@ def test_data_dependent() -> None:
     shown = output("data_dependent.py")
     assert "most common of [5, 5, 2, 2, 2, 9]: 2" in shown
     assert "SL302: data-dependent size exceeds its bound" in shown
+
+
+def test_gather_rows() -> None:
+    assert output("gather_rows.py") == "gather does what it declares\n"

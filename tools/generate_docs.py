@@ -35,8 +35,9 @@ process and reason: a slower path is in force.
 CLI = """\
 # Command line
 
-Every verb takes `--json`: exactly one JSON value on stdout, everything else on stderr. Errors are printed as in the
-[catalogue](errors.md); `shiplap --traceback VERB ...` shows where they come from.
+Every verb takes `--json`: exactly one JSON value on stdout, everything else on stderr. Errors are printed on stderr as
+in the [catalogue](errors.md), with exit status 2 and nothing on stdout; `shiplap --traceback VERB ...` shows where they
+come from.
 
 `TARGET` is `module`, `module:op`, `path/to/file.py`, `path/to/file.py:op`, or `namespace::name` of an op that shiplap
 ships. With a module or file in front, `module:namespace::name` works for every op. Modules in the current directory

@@ -62,6 +62,26 @@ def test_several_targets_each_op_once(run: Any) -> None:
     assert subjects == ["cli_targets::scale", "cli_targets::shift", "sparse3d::transpose_table"]
 
 
+def test_an_op_without_samples_fails_and_the_others_are_audited(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import shiplap.audit
+    from shiplap.errors import error
+
+    audit = shiplap.audit.audit
+
+    def refuse(op: Any, **keywords: Any) -> Any:
+        if op.spec.opname == "scale":
+            raise error("SL502", where=op.spec.name, got="no size fits")
+        return audit(op, **keywords)
+
+    monkeypatch.setattr(shiplap.audit, "audit", refuse)
+    result = run("audit", OPS, "--check", "schema", "--json")
+    assert result.exit_code == 1
+    first, second = json.loads(result.stdout)["findings"]
+    assert (first["check"], first["verdict"]) == ("samples", "fail")
+    assert first["evidence"] == "SL502: no samples can be generated: no size fits"
+    assert (second["subject"], second["verdict"]) == ("cli_targets::shift", "ok")
+
+
 def test_unknown_check_lists_the_known(run: Any) -> None:
     from shiplap.audit import CHECKS
 

@@ -12,6 +12,7 @@ import typer
 
 from shiplap.cli import console
 from shiplap.cli.target import resolve
+from shiplap.errors import ShiplapError
 
 if TYPE_CHECKING:
     from shiplap.audit import Finding
@@ -75,8 +76,19 @@ def _audit(ops: Sequence[Op], checks: list[str] | None, seed: int | None, device
     findings: list[Finding] = []
     with _progress(total, quiet) as advance:
         for op in ops:
-            findings += audit(op, checks=checks, seed=seed, device=device, progress=advance)
+            try:
+                findings += audit(op, checks=checks, seed=seed, device=device, progress=advance)
+            except ShiplapError as e:
+                if e.id != "SL502":
+                    raise
+                findings.append(_unsampled(op, e))  # the other ops are audited all the same
     return findings
+
+
+def _unsampled(op: Op, e: ShiplapError) -> Finding:
+    from shiplap.audit import Finding
+
+    return Finding("samples", "fail", op.spec.name, f"{e.id}: {e.what}: {e.got}", fix=e.fix)
 
 
 @contextlib.contextmanager
