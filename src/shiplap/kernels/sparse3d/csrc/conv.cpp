@@ -14,8 +14,8 @@ namespace {
 
 constexpr int64_t kTileRows = 256;
 constexpr int64_t kMinTileRows = 64;
-constexpr int64_t kTileRowBytes = 256;       // of a group; the tile then fits the L2 cache
-constexpr int64_t kGroupBytes = 16 * 1024;   // of one tap's weights: half an L1 cache
+constexpr int64_t kTileRowBytes = 256;      // of a group; the tile then fits the L2 cache
+constexpr int64_t kGroupBytes = 16 * 1024;  // of one tap's weights: half an L1 cache
 // Below this many multiply-adds (about 50 us of work) a second thread costs more than it saves.
 constexpr double kSerialWork = 2e6;
 

@@ -11,9 +11,9 @@
 namespace shiplap::sparse3d {
 namespace {
 
-constexpr int64_t kBlockRows = 512;   // table rows whose hits are collected together
-constexpr int64_t kChunkHits = 128;   // hits gathered and multiplied together
-constexpr double kSerialWork = 2e6;   // multiply-adds below which one thread is faster
+constexpr int64_t kBlockRows = 512;  // table rows whose hits are collected together
+constexpr int64_t kChunkHits = 128;  // hits gathered and multiplied together
+constexpr double kSerialWork = 2e6;  // multiply-adds below which one thread is faster
 
 struct Shape {
   int64_t n, m, taps, ci, co;
@@ -113,24 +113,34 @@ class WeightGrad {
         return false;
       }
       for (int64_t tap = first_tap; tap < end_tap; ++tap) {
-        const int64_t begin_unit = std::max(first, tap * slices_);
-        const int64_t end_unit = std::min(end, (tap + 1) * slices_);
-        const Hit* list = hits.list(tap - first_tap);
-        const int64_t count = hits.count(tap - first_tap);
-        for (int64_t hit = 0; hit < count; hit += kChunkHits) {
-          const int64_t chunk = std::min(kChunkHits, count - hit);
-          kernels_.gather_rows(GatherRows<T>{grad_ + row * s_.co, s_.co, &list[hit].to, chunk,
-                                             left, s_.padded_co()});
-          kernels_.gather_rows(
-              GatherRows<T>{feats_, s_.ci, &list[hit].from, chunk, right, s_.padded_ci()});
-          for (int64_t unit = begin_unit; unit < end_unit; ++unit) {
-            add_chunk(unit, left, right, chunk);
-          }
-        }
+        const Units units{std::max(first, tap * slices_), std::min(end, (tap + 1) * slices_)};
+        add_hits(units, hits.list(tap - first_tap), hits.count(tap - first_tap),
+                 grad_ + row * s_.co, left, right);
       }
     }
     for (int64_t unit = first; unit < end; ++unit) store(unit);
     return true;
+  }
+
+  struct Units {
+    int64_t first, end;
+  };
+
+  // Adds the products of a tap's hits to the tap's units. Gathering rows first costs a copy, and
+  // saves the indexing in every pass over them: one for each register block of sums.
+  void add_hits(Units units, const Hit* hits, int64_t count, const T* grad, T* left,
+                T* right) const {
+    for (int64_t done = 0; done < count; done += kChunkHits) {
+      const Hit* chunk = hits + done;
+      const int64_t size = std::min(kChunkHits, count - done);
+      kernels_.gather_rows(
+          GatherRows<T>{grad, s_.co, &chunk->to, size, left, s_.padded_co()});
+      kernels_.gather_rows(
+          GatherRows<T>{feats_, s_.ci, &chunk->from, size, right, s_.padded_ci()});
+      for (int64_t unit = units.first; unit < units.end; ++unit) {
+        add_chunk(unit, left, right, size);
+      }
+    }
   }
 
   struct Rows {

@@ -142,7 +142,7 @@ struct Panel {
   static void outer_sum(const OuterSum<T>& o) { run_groups<V, Outer>(o, o.rows); }
 };
 
-// Rows that are V whole vectors, the usual channel counts: four times as fast as the general loop.
+// Rows that are V whole vectors, as at the usual channel counts: no loop within a row.
 template <class T, int V>
 void gather_whole_rows(const GatherRows<T>& g) {
   using S = Simd<T>;
@@ -187,7 +187,7 @@ bool collect_hits(const CollectHits& c) {
   for (int64_t i = 0; i < c.rows; ++i, row += c.table_stride) {
     for (int64_t tap = 0; tap < c.taps; tap += 64) {
       const int64_t width = c.taps - tap < 64 ? c.taps - tap : 64;
-      // Walking the set bits costs one misprediction a row; testing each entry costs one a hit.
+      // Walking the set bits mispredicts about once a row; a branch on each entry would once a hit.
       for (uint64_t hits = hit_mask(row + tap, width, range); hits != 0; hits &= hits - 1) {
         const int64_t v = tap + __builtin_ctzll(hits);
         c.lists[v * c.list_stride + c.counts[v]++] = Hit{row[v], static_cast<int32_t>(i)};

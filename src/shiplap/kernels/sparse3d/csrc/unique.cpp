@@ -42,7 +42,8 @@ class RowPacking {
   uint64_t pack(const int32_t* c) const {
     uint64_t key = 0;
     for (int axis = 0; axis < 4; ++axis) {
-      key = key * static_cast<uint64_t>(extent_[axis]) + static_cast<uint64_t>(c[axis] - low_[axis]);
+      key *= static_cast<uint64_t>(extent_[axis]);
+      key += static_cast<uint64_t>(c[axis] - low_[axis]);
     }
     return key;
   }
