@@ -49,7 +49,7 @@ def test_the_schema_has_every_kind_of_argument(ns):
     assert [o.name for o in op.spec.outputs] == ["out0", "out1"]
 
 
-@pytest.mark.parametrize("name", ["nocolons", "a::b::c", "a::", "::b", "a b::c", "a::b.c", "1::x", "a::None"])
+@pytest.mark.parametrize("name", ["nocolons", "a::b::c", "a::", "::b", "a b::c", "a::b.c", "1::x", "a::None", "a::é"])
 def test_names_are_namespace_and_identifier(name):
     with fails("SL101", got=name, expected="namespace::name", where=f"@sl.op({name!r})"):
 
@@ -62,6 +62,13 @@ def test_an_unannotated_argument(ns):
 
         @sl.op(f"{ns}::f")
         def op(x: F, k=3) -> F: ...
+
+
+def test_argument_names_are_ascii(ns):
+    with fails("SL103", where=f"{ns}::f, argument 'größe'", fix="rename the argument"):
+
+        @sl.op(f"{ns}::f")
+        def op(x: F, größe: int) -> F: ...
 
 
 def test_an_annotation_that_cannot_be_evaluated(ns):

@@ -1,6 +1,8 @@
 """The Op object: reload, adoption, cost, and how it behaves inside other people's tools."""
 
+import copy
 import inspect
+import pickle
 import timeit
 
 import pytest
@@ -95,6 +97,19 @@ def test_an_op_looks_like_its_function(ns):
     assert documented(k=2, x=torch.ones(1)) == 2
     assert repr(documented) == f"<shiplap op {ns}::documented(Tensor x, SymInt k=3) -> Tensor; kernels none>"
     assert documented.overload is getattr(torch.ops, ns).documented.default
+
+
+@sl.op("test_op::module_level")
+def module_level(x: V) -> V:
+    return x * 2
+
+
+def test_a_model_that_holds_an_op_is_copied_and_pickled():
+    model = torch.nn.Module()
+    model.op = module_level
+    assert copy.deepcopy(model).op is module_level
+    assert copy.copy(module_level) is module_level
+    assert pickle.loads(pickle.dumps(module_level)) is module_level
 
 
 def test_calling_through_the_op_costs_next_to_nothing(ns):

@@ -527,3 +527,12 @@ def _(x, bias, *, out):
 
 
 bad("kernel that needs its optional argument", sl_optional, "numerics")
+
+
+@declare("wasteful")
+def sl_gradient_wasteful(x: Float[Tensor, "n ci"], w: Float[Tensor, "co ci"]) -> Float[Tensor, "n co"]:
+    """Right, but each gradient is computed whether it is needed or not: noted, not failed, so no specimen."""
+    return x @ w.T
+
+
+sl_gradient_wasteful.backward(lambda grad, saved, needs: {"x": grad @ saved.w, "w": grad.T @ saved.x})

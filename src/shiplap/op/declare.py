@@ -35,7 +35,7 @@ def read_spec(
 ) -> OpSpec:
     """The declaration of ``fn`` as data; raises ``DeclarationError`` (SL1xx) for what cannot be declared."""
     namespace, _, opname = name.partition("::")
-    if not all(part.isidentifier() and not keyword.iskeyword(part) for part in (namespace, opname)):
+    if not all(_plain(part) for part in (namespace, opname)):
         raise error("SL101", where=f"@sl.op({name!r})", got=name, expected="namespace::name")
     if autocast not in AUTOCAST_RULES:
         raise error("SL112", where=name, got=repr(autocast), expected=", ".join(map(repr, AUTOCAST_RULES)))
@@ -59,6 +59,10 @@ def _names(value: Iterable[str]) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else tuple(value)
 
 
+def _plain(name: str) -> bool:
+    return name.isidentifier() and name.isascii() and not keyword.iskeyword(name)
+
+
 def _hints(fn: Callable[..., Any]) -> dict[str, Any]:
     """Evaluated annotations, also under ``from __future__ import annotations`` and for classes local to a function."""
     scope = dict(vars(sys.modules.get(fn.__module__, typing)))
@@ -80,6 +84,9 @@ def _arguments(
         where = f"{name}, argument {p.name!r}"
         if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
             raise error("SL103", where=where, got=str(p), expected="named arguments", fix="name each argument")
+        if not _plain(p.name):
+            raise error("SL103", where=where, got=f"the name {p.name}", expected="a name of ASCII letters",
+                        fix="rename the argument")  # fmt: skip
         if p.name not in hints:
             raise error("SL102", where=where, got=str(p), expected="an annotation")
         arg = read_argument(

@@ -63,6 +63,10 @@ class Op:
             explain(self.spec, self.__signature__, args, kwargs, e)
             raise
 
+    def __reduce__(self) -> str:
+        """Copied and pickled by name, as functions are: a model that holds an op can be deep-copied."""
+        return self.reference.__qualname__
+
     def __repr__(self) -> str:
         devices = ", ".join(f"{d}: {'/'.join(k.name for k in ks)}" for d, ks in self.kernels.items())
         return f"<shiplap op {self.spec.namespace}::{schema(self.spec)}; kernels {devices or 'none'}>"

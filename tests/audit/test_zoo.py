@@ -1,0 +1,69 @@
+"""The audit and the zoo: every broken op is flagged by the check that is there for it, no sound op by any."""
+
+import pytest
+import torch
+
+from shiplap.audit import CHECKS, audit
+from tests.zoo import bad, good
+
+SEED = 20261121
+# A full audit of these: what fails is the fault itself and what follows from it, and nothing else.
+WHOLE = {
+    "wrong gradient": {"gradient"},
+    "kernel that ignores a scalar": {"numerics"},
+    "gradient wrong when asked for alone": {"gradient"},
+    "kernel that returns a cached buffer": {"fresh", "threads", "opcheck"},
+    "kernel that crashes on zero rows": {"edges", "fake"},
+}
+
+
+def failures(op, **keywords):
+    return {f.check: f for f in audit(op, seed=SEED, **keywords) if f.verdict == "fail"}
+
+
+@pytest.fixture(autouse=True)
+def fewer_threads():
+    """Two audits at once (pytest -n 2) would otherwise wait for each other's threads."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("specimen", bad.SPECIMENS, ids=str)
+def test_a_broken_op_is_flagged(specimen):
+    found = failures(specimen.op, checks=sorted(specimen.flagged_by))
+    assert found.keys() == specimen.flagged_by
+    for finding in found.values():
+        assert finding.subject == specimen.op.spec.name
+        assert finding.evidence
+        assert finding.fix
+        assert f"seed {SEED}" in finding.input
+
+
+@pytest.mark.parametrize("specimen", [s for s in bad.SPECIMENS if s.name in WHOLE], ids=str)
+def test_a_whole_audit_blames_nothing_else(specimen):
+    assert failures(specimen.op).keys() == WHOLE[specimen.name]
+
+
+@pytest.mark.parametrize("specimen", good.SPECIMENS, ids=str)
+def test_a_sound_op_passes_everything(specimen):
+    findings = audit(specimen.op, seed=SEED)
+    assert [f"{f.check}: {f.evidence} ({f.input})" for f in findings if f.verdict == "fail"] == []
+    assert {f.check for f in findings if f.verdict == "ok"} >= {"schema", "fake", "numerics", "fresh", "compile"}
+
+
+def test_every_check_has_an_op_that_it_flags():
+    assert {check for s in bad.SPECIMENS for check in s.flagged_by} == set(CHECKS)
+
+
+def test_the_eleven_of_which_opcheck_passes_ten():
+    assert len(bad.SPECIMENS) >= 19
+    assert len(good.SPECIMENS) >= 10
+    names = [s.name for s in (*bad.SPECIMENS, *good.SPECIMENS)]
+    assert len(names) == len(set(names))
+
+
+def test_gradients_that_nobody_asked_for_are_noted():
+    (finding,) = audit(bad.sl_gradient_wasteful, checks=["gradient"], seed=SEED)
+    assert finding.verdict == "ok"
+    assert "also computed when not needed: d/dw, d/dx" in finding.evidence
