@@ -57,9 +57,9 @@ def test_html(run: Any, tmp_path: Path) -> None:
 
 
 def test_several_targets_each_op_once(run: Any) -> None:
-    result = run("audit", OPS, f"{OPS}:shift", "sparse3d::transpose_table", "--check", "schema", "--json")
+    result = run("audit", OPS, f"{OPS}:shift", "examples/data_dependent.py", "--check", "schema", "--json")
     subjects = [f["subject"] for f in json.loads(result.stdout)["findings"]]
-    assert subjects == ["cli_targets::scale", "cli_targets::shift", "sparse3d::transpose_table"]
+    assert subjects == ["cli_targets::scale", "cli_targets::shift", "data_dependent::distinct"]
 
 
 def test_an_op_without_samples_fails_and_the_others_are_audited(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
