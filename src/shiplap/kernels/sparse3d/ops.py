@@ -247,12 +247,12 @@ _bind(
 _bind(conv_table, "24 * (n + m) + 49792")
 _bind(transpose_table)
 _bind(
-    conv, "k * ci * 16 * cdiv(co, 16) * itemsize + threads * (65536 + 2048 * k + 64 * cdiv(k, 16))",
+    conv, "k * ci * 16 * cdiv(co, 16) * itemsize + threads * (65536 + 2112 * k + 64 * cdiv(k, 16))",
     strided=("weight",), supports=_single_or_double,
 )  # fmt: skip
 _bind(
     conv_weight_grad,
-    "(k * co + 256 * threads) * 16 * cdiv(ci, 16) * itemsize"
-    " + threads * (2048 * k + 64 * cdiv(k, 16) + 64 * cdiv(k, 8) + 1024)",
+    "(k * co + 128 * threads) * 16 * cdiv(ci, 16) * itemsize"
+    " + threads * (2048 * cdiv(co, 16) * itemsize + 4160 * k + 64 * cdiv(k, 16)) + 64 * cdiv(k, 8)",
     supports=_single_or_double,
 )
