@@ -41,6 +41,7 @@ from tests.kernels.abi_harness import Sparse3d  # noqa: E402
 CSRC = ROOT / "src" / "shiplap" / "kernels" / "sparse3d" / "csrc"
 LIDAR = ROOT.parent / "shared" / "data" / "autzen_trim.laz"
 KERNEL = (3, 3, 3)
+MIN_ROUNDS, SECONDS = 5, 10.0  # of a section; a busy machine would take minutes for all rounds
 BARS = {"map build": ("spconv", 2.0), "forward": ("spconv", 2.0), "forward+backward": ("torch loop", 2.0)}
 
 
@@ -186,12 +187,15 @@ def measure(contestants: dict[str, Callable[[], object]], rounds: int, clock: Ca
     for call in contestants.values():
         call()
     order = list(contestants)
+    deadline = time.monotonic() + SECONDS
     for round_ in range(rounds):
+        if round_ >= MIN_ROUNDS and time.monotonic() > deadline:
+            break
         for name in order[round_ % len(order) :] + order[: round_ % len(order)]:
             start = clock()
             contestants[name]()
             times[name].append((clock() - start) * 1e3)
-    result = {}
+    result: dict[str, dict] = {}
     for name, values in times.items():
         ratios = sorted(v / ours for v, ours in zip(values, times["ours"], strict=True))
         quartiles = statistics.quantiles(ratios, n=4)
@@ -371,10 +375,10 @@ def main() -> None:
     for threads, clock in ((1, "cpu"), (arguments.threads, "wall")):
         print(f"\n=== {threads} thread(s), {clock} time", flush=True)
         reports = run_in_process(arguments, threads, clock)
-        runs.append({"threads": threads, "clock": clock, "workloads": reports})
-    if arguments.json:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps({"environment": where, "runs": runs}, indent=1) + "\n")
+        runs.append({"threads": threads, "clock": clock, "load": os.getloadavg()[0], "workloads": reports})
+        if arguments.json:
+            arguments.json.parent.mkdir(parents=True, exist_ok=True)
+            arguments.json.write_text(json.dumps({"environment": where, "runs": runs}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
