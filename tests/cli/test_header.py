@@ -21,11 +21,11 @@ def test_prints_the_header(run: Any, target: str) -> None:
     assert "noisy" not in result.stdout
 
 
-def test_write_then_check(process: Any, tmp_path: Path) -> None:
+def test_write_then_check(run: Any, process: Any, tmp_path: Path) -> None:
     file = tmp_path / "targets.h"
-    assert process("header", "tests/cli/targets.py", "-o", file).returncode == 0
-    done = process("header", "tests/cli/targets.py", "-o", file, "--check")
-    assert (done.returncode, done.stdout) == (0, "")
+    assert run("header", "tests/cli/targets.py", "-o", file).exit_code == 0
+    result = run("header", "tests/cli/targets.py", "-o", file, "--check")
+    assert (result.exit_code, result.stdout) == (0, "")
 
     file.write_text(file.read_text().replace("double by", "float by"))
     done = process("header", "tests/cli/targets.py", "-o", file, "--check")
