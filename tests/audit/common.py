@@ -23,12 +23,16 @@ def look(op: Op, check: str, seed: int = SEED) -> Finding:
 
 
 def register(
-    name: str, schema: str, fn: Callable[..., Any], fake: Callable[..., Any] | None = None, **autograd: Any
+    name: str,
+    schema: str,
+    fn: Callable[..., Any],
+    fake: Callable[..., Any] | None = None,
+    backward: Callable[..., Any] | None = None,
 ) -> None:
     """Register ``fn`` as a foreign library would: nothing of shiplap in between."""
     torch.library.define(name, schema)
     torch.library.impl(name, "CompositeExplicitAutograd", fn)
     if fake is not None:
         torch.library.register_fake(name, fake)
-    if autograd:
-        torch.library.register_autograd(name, **autograd)
+    if backward is not None:
+        torch.library.register_autograd(name, backward)

@@ -14,6 +14,7 @@ def careful(acc: Float[Tensor, "n c"], x: Float[Tensor, "n c"], step: int = 1) -
     acc += x * step
 
 
+# --8<-- [start:arguments]
 def _broadcasts(x, y):
     return x * 2 + y.sum()
 
@@ -24,6 +25,9 @@ register("audit_arguments::lenient", "(Tensor x, Tensor y) -> Tensor", _broadcas
 @sl.adopt("audit_arguments::lenient")
 def lenient(x: Float[Tensor, "n"], y: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
     return x * 2 + (x * 0 + y).sum()
+
+
+# --8<-- [end:arguments]
 
 
 def _checks(x, y):

@@ -29,6 +29,7 @@ def _(grad, saved, needs):
 # gradient
 
 
+# --8<-- [start:gradient]
 @sl.op("audit_autograd::factor_missing")
 def factor_missing(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
     return x * x
@@ -37,6 +38,9 @@ def factor_missing(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
 @factor_missing.backward
 def _(grad, saved, needs):
     return {"x": grad * saved.x}
+
+
+# --8<-- [end:gradient]
 
 
 @sl.op("audit_autograd::forgets_bias")
@@ -87,6 +91,22 @@ def test_gradient_fires_where_only_finite_differences_can_tell():
     assert "finite differences" in found.evidence
 
 
+def test_gradient_fires_on_a_backward_that_reads_its_gradient_as_contiguous():
+    def backward(ctx, grad):
+        return torch.empty(0, dtype=grad.dtype).set_(grad.untyped_storage()).resize_(grad.shape) * 2
+
+    register("audit_autograd::contiguous_grad", "(Tensor x) -> Tensor", lambda x: x.detach() * 2, torch.empty_like,
+             backward=backward)  # fmt: skip
+
+    @sl.adopt("audit_autograd::contiguous_grad")
+    def contiguous_grad(x: Float[Tensor, "n c"]) -> Float[Tensor, "n c"]:
+        return x * 2
+
+    found = look(contiguous_grad, "gradient")
+    assert found.verdict == "fail"
+    assert "gradient of the output" in found.evidence
+
+
 def test_gradient_notes_gradients_that_nobody_needs():
     found = look(wasteful, "gradient")
     assert found.verdict == "ok"
@@ -104,6 +124,7 @@ def test_gradient_is_silent_or_says_why_it_does_not_apply():
 # autocast
 
 
+# --8<-- [start:autocast]
 def _same_dtype(x, w):
     if x.dtype != w.dtype:
         raise RuntimeError(f"expected scalar type {x.dtype} but found {w.dtype}")
@@ -116,6 +137,9 @@ register("audit_autograd::no_rule", "(Tensor x, Tensor w) -> Tensor", _same_dtyp
 @sl.adopt("audit_autograd::no_rule")
 def no_rule(x: Float[Tensor, "n c"], w: Float[Tensor, "c d"]) -> Float[Tensor, "n d"]:
     return x @ w
+
+
+# --8<-- [end:autocast]
 
 
 @sl.op("audit_autograd::narrows", autocast="autocast")
@@ -154,6 +178,7 @@ def test_autocast_is_silent_or_says_why_it_does_not_apply():
 # requires_grad
 
 
+# --8<-- [start:requires_grad]
 @torch.library.custom_op("audit_autograd::branches", mutates_args=())
 def _branches(x: Tensor) -> Tensor:
     return x * (2.0 if x.requires_grad else 3.0)
@@ -166,6 +191,9 @@ _branches.register_autograd(lambda ctx, grad: grad * 2)
 @sl.adopt("audit_autograd::branches")
 def branches(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
     return x * 3
+
+
+# --8<-- [end:requires_grad]
 
 
 @sl.op("audit_autograd::count_positive")

@@ -20,6 +20,7 @@ def unique(x: Int32[Tensor, "n"]) -> Int32[Tensor, "m"]:
     return torch.unique(x)
 
 
+# --8<-- [start:fake]
 def _keeps_strides(x):
     return x * 2  # a transposed input gives a transposed result; the fake says contiguous
 
@@ -32,6 +33,10 @@ def stride_bug(x: Float[Tensor, "n c"]) -> Float[Tensor, "n c"]:
     return x * 2
 
 
+# --8<-- [end:fake]
+
+
+# --8<-- [start:compile]
 register(
     "audit_compiler::pins", "(Tensor x) -> Tensor", lambda x: x * 2, lambda x: x.new_empty([int(s) for s in x.shape])
 )
@@ -42,6 +47,9 @@ def pins(x: Float[Tensor, "n c"]) -> Float[Tensor, "n c"]:
     return x * 2
 
 
+# --8<-- [end:compile]
+
+
 register("audit_compiler::wrong_dtype", "(Tensor x) -> Tensor", lambda x: x > 0, lambda x: torch.empty_like(x))
 
 
@@ -50,12 +58,16 @@ def wrong_dtype(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
     return (x > 0).to(x.dtype)
 
 
+# --8<-- [start:opcheck]
 register("audit_compiler::no_fake", "(Tensor x) -> Tensor", lambda x: torch.from_numpy(x.detach().numpy() * 2))
 
 
 @sl.adopt("audit_compiler::no_fake")
 def no_fake(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
     return x * 2
+
+
+# --8<-- [end:opcheck]
 
 
 def test_fake_fires():

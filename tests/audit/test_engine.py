@@ -148,6 +148,35 @@ def test_a_check_that_raises_is_a_finding(monkeypatch):
     assert "the check itself raised ZeroDivisionError" in found.evidence
 
 
+def test_what_needs_a_failed_check_is_skipped():
+    @sl.op("audit_engine::random")
+    def random(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+        return x + torch.rand_like(x)
+
+    found = {f.check: f for f in audit(random, checks=["determinism", "compile"], seed=1)}
+    assert found["determinism"].verdict == "fail"
+    assert found["compile"].verdict == "skip"
+    assert "while determinism fails" in found["compile"].evidence
+
+
+def test_an_error_of_the_call_itself_is_reported_once():
+    @sl.op("audit_engine::never_empty")
+    def never_empty(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+        return x * 2
+
+    @never_empty.kernel("cpu")
+    def _(x):
+        if not len(x):
+            raise RuntimeError("grid of 0")
+        return x * 2
+
+    found = {f.check: f for f in audit(never_empty, checks=["edges", "fake"], seed=1)}
+    assert "grid of 0" in found["edges"].evidence
+    assert found["fake"].verdict == "ok"
+    assert "set aside (the call itself fails, see edges" in found["fake"].evidence
+    assert audit(never_empty, checks=["fake"], seed=1)[0].verdict == "fail"
+
+
 def test_import_shiplap_does_not_load_the_audit():
     code = "import sys, shiplap; assert not [m for m in sys.modules if m.startswith('shiplap.audit')]"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

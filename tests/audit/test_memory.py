@@ -31,6 +31,7 @@ def increment(x: Float[Tensor, "n c"]) -> None:
 # schema
 
 
+# --8<-- [start:schema]
 @sl.op("audit_memory::sorts_its_input")
 def sorts_its_input(x: Int32[Tensor, "n"]) -> Int32[Tensor, "n"]:
     return x.sort().values
@@ -40,6 +41,9 @@ def sorts_its_input(x: Int32[Tensor, "n"]) -> Int32[Tensor, "n"]:
 def _(x):
     x.copy_(x.sort().values)
     return x.clone()
+
+
+# --8<-- [end:schema]
 
 
 @sl.op("audit_memory::writes_the_gaps", mutates=("x",))
@@ -81,6 +85,7 @@ def test_schema_is_silent():
 
 # fresh
 
+# --8<-- [start:fresh]
 _buffer: dict[tuple[int, ...], Tensor] = {}
 _by_address: dict[int, Tensor] = {}
 
@@ -94,6 +99,9 @@ def cached_buffer(x: Float[Tensor, "n c"]) -> Float[Tensor, "n c"]:
 def _(x):
     out = _buffer.setdefault(tuple(x.shape), torch.empty(x.shape, dtype=x.dtype))
     return torch.mul(x, 2, out=out)
+
+
+# --8<-- [end:fresh]
 
 
 @sl.op("audit_memory::cached_by_address")
@@ -142,6 +150,7 @@ def _(x, *, out, workspace):
         out.add_(1)
 
 
+# --8<-- [start:workspace]
 @sl.op("audit_memory::half_written")
 def half_written(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
     return x * 2
@@ -150,6 +159,9 @@ def half_written(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
 @half_written.kernel("cpu")
 def _(x, *, out):
     torch.mul(x[:-1], 2, out=out[:-1])
+
+
+# --8<-- [end:workspace]
 
 
 @sl.op("audit_memory::clean_workspace")
@@ -183,6 +195,7 @@ def test_workspace_is_silent():
 
 # determinism
 
+# --8<-- [start:determinism]
 _calls = [0]
 
 
@@ -195,6 +208,9 @@ def counts_calls(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
 def _(x):
     _calls[0] += 1
     return x + _calls[0] * 1e-6
+
+
+# --8<-- [end:determinism]
 
 
 @sl.op("audit_memory::draws")
@@ -230,7 +246,6 @@ def test_determinism_is_silent():
 # threads
 
 _owner = threading.get_ident()
-_scratch = torch.zeros(64, 64)
 
 
 @sl.op("audit_memory::main_thread_only")
@@ -241,6 +256,10 @@ def main_thread_only(x: Float[Tensor, "n c"]) -> Float[Tensor, "n c"]:
 @main_thread_only.kernel("cpu")
 def _(x):
     return x * 2 if threading.get_ident() == _owner else x * 0
+
+
+# --8<-- [start:threads]
+_scratch = torch.zeros(64, 64)
 
 
 @sl.op("audit_memory::global_scratch")
@@ -254,6 +273,9 @@ def _(x):
     room.copy_(x)
     time.sleep(0.002)  # where a longer kernel would be preempted
     return room * 2
+
+
+# --8<-- [end:threads]
 
 
 def test_threads_fires():

@@ -23,6 +23,7 @@ def _(x, scale, *, out):
 # numerics
 
 
+# --8<-- [start:numerics]
 @sl.op("audit_values::slightly_off")
 def slightly_off(x: Float[Tensor, "n c"]) -> Float[Tensor, "n"]:
     return x.sum(1)
@@ -31,6 +32,9 @@ def slightly_off(x: Float[Tensor, "n c"]) -> Float[Tensor, "n"]:
 @slightly_off.kernel("cpu")
 def _(x):
     return x.sum(1) * (1 + 2e-4)
+
+
+# --8<-- [end:numerics]
 
 
 @sl.op("audit_values::wrong_when_scaled")
@@ -91,6 +95,7 @@ def _(x):
     return x.sum(1)
 
 
+# --8<-- [start:edges]
 @sl.op("audit_values::forgets_the_tail")
 def forgets_the_tail(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
     return x * 2
@@ -102,6 +107,9 @@ def _(x):
     full = len(x) if len(x) < 16 else len(x) // 16 * 16
     out[:full] *= 2
     return out
+
+
+# --8<-- [end:edges]
 
 
 @sl.op("audit_values::ignores_strides")
@@ -161,9 +169,13 @@ def positive(x: Float[Tensor, "n"]) -> Float[Tensor, "m"]:
     return x[x > 0]
 
 
+# --8<-- [start:bound]
 @sl.op("audit_values::twice", bounds={"m": "n"})
 def twice(x: Float[Tensor, "n"]) -> Float[Tensor, "m"]:
     return torch.cat([x[x > 0], x[x >= 0]])
+
+
+# --8<-- [end:bound]
 
 
 def test_bound_fires():
@@ -195,6 +207,7 @@ def test_bound_is_silent_or_says_why_it_does_not_apply():
 # large
 
 
+# --8<-- [start:large]
 @sl.op("audit_values::offsets_of_32_bits")
 def offsets_of_32_bits(x: Float[Tensor, "n c"]) -> Float[Tensor, "n c"]:
     return x * 2
@@ -204,6 +217,9 @@ def offsets_of_32_bits(x: Float[Tensor, "n c"]) -> Float[Tensor, "n c"]:
 def _(x):
     rows = [int(torch.tensor(i * x.stride(0)).to(torch.int32)) % (x.stride(0) * len(x)) for i in range(len(x))]
     return torch.stack([x.as_strided(x.shape[1:], x.stride()[1:], x.storage_offset() + r) for r in rows]) * 2
+
+
+# --8<-- [end:large]
 
 
 def test_large_fires_on_int32_offsets():

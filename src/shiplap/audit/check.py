@@ -10,6 +10,7 @@ from shiplap.audit.finding import Finding
 from shiplap.audit.run import last_line
 from shiplap.audit.samples import Case, Samples, describe
 from shiplap.audit.target import script
+from shiplap.errors import ShiplapError
 from shiplap.op import Op
 
 __all__ = ["Check", "Observation", "Subject"]
@@ -33,6 +34,8 @@ class Subject:
     op: Op
     samples: Samples
     deadline: float = float("inf")
+    failed: set[str] = field(default_factory=set)
+    raised: dict[str, str] = field(default_factory=dict)  # error → the check that reports it
 
     @property
     def name(self) -> str:
@@ -54,6 +57,7 @@ class Check:
         cases: the samples, plain ones first.
         fix: what usually repairs it.
         skips: the reason why the check cannot apply to an op, or "".
+        needs: checks without whose success this one observes nothing new, or takes a risk.
         sequence: for checks whose evidence is in a series of samples: looks at all of them after the single ones.
         error: how to say the largest ``Observation.error``.
     """
@@ -64,22 +68,35 @@ class Check:
     cases: Callable[[Samples], Iterable[Case]]
     fix: str
     skips: Callable[[Op], str] = _always
+    needs: tuple[str, ...] = ()
     sequence: Callable[[Op, list[Case]], Observation] | None = None
     error: str = "largest error {:.2g} of the tolerance"
 
     def run(self, subject: Subject) -> Finding:
         """Observe every case; the smallest failing one becomes the finding."""
-        if reason := self.skips(subject.op):
+        broken = [name for name in self.needs if name in subject.failed]
+        if reason := f"says nothing while {broken[0]} fails" if broken else self.skips(subject.op):
             return Finding(self.name, "skip", subject.name, reason)
         tally = _Tally(self, subject)
         for case in self.cases(subject.samples):
             if time.monotonic() > subject.deadline:
                 tally.cut = True
                 break
-            tally.add(case, self.look(subject.op, case))
+            tally.add(case, self._once(subject, case))
         if self.sequence and tally.seen and not tally.failed and not tally.cut:
             tally.add(None, _guarded(self.sequence, subject.op, tally.seen))
         return tally.finding()
+
+    def _once(self, subject: Subject, case: Case) -> Observation:
+        """``observe``; an error that an earlier check reports already is set aside."""
+        try:
+            return self.observe(subject.op, case)
+        except Exception as e:
+            key = e.id if isinstance(e, ShiplapError) else last_line(e)
+            reporter = subject.raised.setdefault(key, self.name)
+            if reporter != self.name:
+                return Observation(skip=f"the call itself fails, see {reporter}: {last_line(e)}")
+            return Observation(f"raised {last_line(e)}")
 
     def look(self, op: Op, case: Case) -> Observation:
         """``observe``, with an exception turned into a problem."""

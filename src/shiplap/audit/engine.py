@@ -59,6 +59,8 @@ def audit(
             else:
                 finding = _run(check, subject)
             findings.append(finding)
+            if finding.verdict == "fail":
+                subject.failed.add(check.name)
             if progress is not None:
                 progress(finding)
     return findings

@@ -1,4 +1,7 @@
-"""The checks, one file each. ``CHECKS`` is the order in which an audit runs them: what others build on first."""
+"""The checks, one file each. ``CHECKS`` is the order in which an audit runs them: what others build on first.
+
+An error that the call itself raises is reported by the first check that meets it, so plain calls come first.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["CHECKS", "load"]
 
 CHECKS = (
-    "schema", "arguments", "fake", "numerics", "edges", "bound", "fresh", "workspace", "determinism", "threads",
+    "bound", "numerics", "edges", "determinism", "schema", "arguments", "fake", "fresh", "workspace", "threads",
     "autocast", "requires_grad", "gradient", "large", "opcheck", "compile",
 )  # fmt: skip
 

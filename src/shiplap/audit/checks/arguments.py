@@ -61,7 +61,7 @@ def _refused(op: Op, bad: Bad) -> str:
 
 
 def _adopted(op: Op, bad: Bad) -> str:
-    """Another library's op has its own words, but it must refuse, or do what the reference does."""
+    """Another library's op has its own words, but it must refuse, or do about what the reference does."""
     if bad.narrower:
         return ""
     copies = tree_map(torch.clone, bad.args)
@@ -70,10 +70,8 @@ def _adopted(op: Op, bad: Bad) -> str:
     except Exception:
         return ""
     try:
-        expected = reference(op, bad.args)[: len(got)]
-        same = all(
-            g.shape == e.shape and torch.allclose(g, e, equal_nan=True) for g, e in zip(got, expected, strict=True)
-        )
+        pairs = list(zip(got, reference(op, bad.args)[: len(got)], strict=True))
+        same = all(g.shape == e.shape and torch.allclose(g, e, 1e-2, 1e-2, equal_nan=True) for g, e in pairs)
     except Exception as e:
         return f"was accepted; the reference raised {last_line(e)}"
     return "" if same else "was accepted, with a result that is not the reference's"

@@ -45,6 +45,8 @@ def _stale(op: Op, case: Case, changed: Case) -> Observation:
     for t, new in values:
         t.copy_(new)
     expected = run(op, changed)
+    if any(bitwise(run(op, changed), expected) for _ in range(3)):
+        return Observation()  # varies by itself: see determinism
     problem = bitwise(call(op, args), expected, "with the same values in new tensors")
     return Observation(f"an input overwritten in place gives a stale result: {problem}" if problem else "")
 

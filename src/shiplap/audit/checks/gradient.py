@@ -18,6 +18,7 @@ from torch.autograd.gradcheck import GradcheckError
 
 from shiplap.audit.check import Check, Observation
 from shiplap.audit.compare import close
+from shiplap.audit.layouts import LAYOUTS, apply_layout
 from shiplap.audit.run import call, floating_args, has_backward, last_line, outputs, split, widen
 from shiplap.audit.samples import Case, Samples, tree_map
 from shiplap.op import Op
@@ -41,29 +42,28 @@ def observe(op: Op, case: Case) -> Observation:
     if reason := has_backward(op, case):
         return Observation(skip=reason)
     names = floating_args(op, case)
-    subsets = [[n] for n in names] + ([names] if len(names) > 1 else [])
+    runs = [([n], True, "") for n in names] + ([(names, True, "")] if len(names) > 1 else [])
+    runs += [(names, False, ""), (names, True, "expanded"), (names, True, "transposed")]
     worst = 0.0
-    for leaf in (True, False):
-        for subset in subsets if leaf else subsets[-1:]:
-            found = _against_reference(op, case, subset, leaf)
-            worst = max(worst, found.error)
-            if found.problem:
-                how = f"{'leaf' if leaf else 'non-leaf'} inputs, gradients of {', '.join(subset)}"
-                return Observation(f"{how}: {found.problem}")
+    for subset, leaf, layout in runs:
+        found = _against_reference(op, case, subset, leaf, layout)
+        worst = max(worst, found.error)
+        if found.problem:
+            how = f"{'leaf' if leaf else 'non-leaf'} inputs, gradients of {', '.join(subset)}"
+            of = f", {layout} gradient of the output" if layout else ""
+            return Observation(f"{how}{of}: {found.problem}")
     if problem := _numerically(op, case, names):
         return Observation(problem)
     return Observation(error=worst, note=_wasted(op, case, names))
 
 
-def _against_reference(op: Op, case: Case, names: list[str], leaf: bool) -> Observation:
-    rng = torch.Generator().manual_seed(case.seed)
-    cotangents: list[Tensor] = []
-
+def _against_reference(op: Op, case: Case, names: list[str], leaf: bool, layout: str) -> Observation:
     def directions(outs: Sequence[Tensor]) -> list[Tensor]:
-        if not cotangents:
-            drawn = [torch.randn(o.shape, generator=rng, dtype=torch.float64).to(o.dtype) for o in outs]
-            cotangents.extend(d.to(o.device) for d, o in zip(drawn, outs, strict=True))
-        return [c.to(o.dtype) for c, o in zip(cotangents, outs, strict=True)]
+        """The same for op and reference, in ``layout`` (``sum().backward()`` hands over an expanded gradient)."""
+        rng = torch.Generator().manual_seed(case.seed)
+        drawn = [torch.randn(o.shape, generator=rng, dtype=torch.float64).to(o.device, o.dtype) for o in outs]
+        fits = [layout and d.dim() >= LAYOUTS[layout][0] for d in drawn]
+        return [apply_layout(d, layout) if ok else d for d, ok in zip(drawn, fits, strict=True)]
 
     got = _grads(op, lambda args: call(op, args), case.fresh(), names, directions, leaf)
     plain = tree_map(lambda t: t.detach().clone(memory_format=torch.contiguous_format), case.args)
@@ -94,8 +94,7 @@ def _grads(
     wanted = [given[n].requires_grad_() for n in names]
     used = args if leaf else tuple(v * 1 if n in names else v for n, v in given.items())
     outs = [o for o in forward(used) if o.is_floating_point()]
-    all_directions = directions(outs)
-    pairs = [(o, d) for o, d in zip(outs, all_directions, strict=True) if o.requires_grad]
+    pairs = [(o, d) for o, d in zip(outs, directions(outs), strict=True) if o.requires_grad]
     if not pairs:
         raise RuntimeError("no output requires a gradient")
     found = torch.autograd.grad([o for o, _ in pairs], wanted, [d for _, d in pairs], allow_unused=True)
@@ -155,5 +154,6 @@ CHECK = Check(
     "non-leaf inputs and every single input alone",
     observe=observe,
     cases=cases,
+    needs=("determinism",),
     fix="correct the backward; it may be written in terms of the reference's own derivative",
 )

@@ -34,5 +34,6 @@ CHECK = Check(
     observes="torch.library.opcheck passes: schema, autograd registration, fake tensor, AOT dispatch",
     observe=observe,
     cases=cases,
+    needs=("determinism",),
     fix="see the message; torch.library.opcheck(op, args) alone fails the same way",
 )

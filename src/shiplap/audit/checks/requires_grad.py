@@ -14,7 +14,7 @@ from torch import Tensor
 from shiplap import compat
 from shiplap.audit.check import Check, Observation
 from shiplap.audit.compare import bitwise
-from shiplap.audit.run import call, effects, floating_args, has_backward
+from shiplap.audit.run import call, effects, floating_args, has_backward, last_line
 from shiplap.audit.samples import Case, Samples
 from shiplap.op import Op
 
@@ -35,14 +35,20 @@ def observe(op: Op, case: Case) -> Observation:
     names = floating_args(op, case)
     if not names or op.spec.mutated:
         return Observation(note="inference mode only: no argument can require a gradient")
-    missing = has_backward(op, case)
-    for backend in ("", "aot_eager") if not missing else ("",):
+    note = has_backward(op, case)
+    for backend in ("", "aot_eager") if not note else ("",):
         for leaf in (True, False):
-            got = _run(program, backend, leaf, _requiring(op, case, names))
+            args = _requiring(op, case, names)
+            try:
+                got = _run(program, backend, leaf, args)
+            except Exception as e:
+                if not backend:
+                    raise
+                return Observation(note=f"eager only, see compile: {last_line(e)}")
             if problem := bitwise(got, expected, "with no_grad"):
                 how = f"compiled with {backend}" if backend else "eager"
                 return Observation(f"{how}, {'leaf' if leaf else 'non-leaf'} inputs that require gradients: {problem}")
-    return Observation(note=f"eager only, tracing asks for the backward: {missing}" if missing else "")
+    return Observation(note=f"eager only: {note}" if note else "")
 
 
 def _requiring(op: Op, case: Case, names: list[str]) -> tuple[Any, ...]:
@@ -65,5 +71,6 @@ CHECK = Check(
     observes="no_grad, inference mode, leaf and non-leaf inputs, eager and aot_eager, give the same bits",
     observe=observe,
     cases=cases,
+    needs=("determinism",),
     fix="do not look at requires_grad or torch.is_grad_enabled() inside the op",
 )

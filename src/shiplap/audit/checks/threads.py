@@ -61,5 +61,6 @@ CHECK = Check(
     observes=f"another thread, {CALLERS} concurrent callers, and 1 and 2 intra-op threads give the same values",
     observe=observe,
     cases=cases,
+    needs=("determinism",),
     fix="use no thread-local state and no fixed thread count",
 )
