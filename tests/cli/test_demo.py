@@ -17,10 +17,11 @@ pytest.importorskip("lazrs")
 pytest.importorskip("matplotlib")
 
 from shiplap.demo import DemoResult, DemoSettings
+from shiplap.demo.run import Verdicts
 
 RESULT = DemoResult(
     graphs=1, graph_breaks=0, recompiles=0, iou=0.9, baseline_iou=0.8, points_per_s=1e5, compiled_ms=10, eager_ms=20,
-    audits={"sparse3d::conv": {"ok": 15, "fail": 0, "skip": 1}}, compile_s=20, train_s=30, total_s=60,
+    audits={"sparse3d::conv": Verdicts(15, 0, 1, ())}, compile_s=20, train_s=30, total_s=60,
     training_points=70, held_out_points=30, tile_points=(1, 2), tile_voxels=(1, 2), parameters=5, losses=(1.0, 0.5),
     environment="here", html="shiplap-report/demo.html", png="shiplap-report/demo.png",
 )  # fmt: skip
@@ -55,15 +56,17 @@ def test_settings_arrive(run: Any, asked: list[DemoSettings], tmp_path: Path) ->
 def test_json_is_all_of_stdout(run: Any, asked: list[DemoSettings], tmp_path: Path) -> None:
     found = json.loads(run("demo", "--json", "-o", tmp_path).stdout)
     assert found["iou"] == 0.9
-    assert found["audits"] == RESULT.audits
+    assert found["audits"] == {"sparse3d::conv": {"ok": 15, "fail": 0, "skip": 1, "failed": []}}
 
 
-@pytest.mark.parametrize("bad", [{"graph_breaks": 1}, {"audits": {"a::b": {"fail": 1}}}])
+@pytest.mark.parametrize("bad", [{"graph_breaks": 1}, {"audits": {"a::b": Verdicts(14, 1, 1, ("fresh",))}}])
 def test_a_bad_result_leaves_status_1(
     run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, bad: dict[str, Any]
 ) -> None:
     monkeypatch.setattr("shiplap.demo.run", lambda settings, progress: replace(RESULT, **bad))
-    assert run("demo", "-o", tmp_path).exit_code == 1
+    result = run("demo", "-o", tmp_path)
+    assert result.exit_code == 1
+    assert ("1 fail (fresh)" in result.stdout) == ("audits" in bad)
 
 
 def test_missing_packages(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:

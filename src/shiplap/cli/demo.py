@@ -64,7 +64,7 @@ def command(
         console.emit_json(result.json())
     else:
         _print(result)
-    if result.graph_breaks or any(verdicts.get("fail") for verdicts in result.audits.values()):
+    if result.graph_breaks or any(verdicts.fail for verdicts in result.audits.values()):
         raise typer.Exit(console.FAILED)
 
 
@@ -96,7 +96,7 @@ def _print(result: DemoResult) -> None:
     wide, value_wide = max(len(label) for label, _, _ in shown), max(len(value) for _, value, _ in shown)
     for label, value, note in shown:
         screen.print(f"{label:{wide}}  {value:>{value_wide}}  {note}".rstrip(), markup=False)
-    for op, verdicts in result.audits.items():
-        counts = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items() if count)
-        screen.print(f"{'audit of ' + op:{wide}}  {counts}", markup=False)
+    for op, found in result.audits.items():
+        failed = f", {found.fail} fail ({', '.join(found.failed)})" if found.fail else ""
+        screen.print(f"{'audit of ' + op:{wide}}  {found.ok} ok, {found.skip} skip{failed}", markup=False)
     screen.print(f"report: {result.html}", markup=False)
