@@ -60,6 +60,11 @@ class Case:
         tree_map(count, self.args)
         return total
 
+    @property
+    def form(self) -> tuple[object, ...]:
+        """What two cases share that one compiled graph, or one set of buffers, can serve: which arguments are there."""
+        return tuple(len(v) if isinstance(v, list) else v is None for v in self.args)
+
     def fresh(self) -> tuple[Any, ...]:
         return tree_map(clone_exactly, self.args)
 

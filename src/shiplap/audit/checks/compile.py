@@ -42,7 +42,7 @@ def observe(op: Op, case: Case) -> Observation:
 
 def sequence(op: Op, cases: list[Case]) -> Observation:
     """All sizes through one compiled function: aot_eager as users call it, inductor with dynamic sizes."""
-    plain = [c for c in cases if not c.recipe.layouts and not c.recipe.absent]
+    plain = [c for c in cases if not c.recipe.layouts and c.form == cases[0].form]
     transposed = [c for c in cases if dict(c.recipe.layouts).get("every") == "transposed"]
     reports = []
     with compat.data_dependent_sizes():
