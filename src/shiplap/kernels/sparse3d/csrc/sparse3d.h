@@ -97,7 +97,7 @@ SL_EXPORT int sparse3d_out_coords(const sl_context* ctx,
                                   int64_t* m);
 SL_EXPORT const char* sparse3d_out_coords_signature(void);
 
-/* Strided table: the input row at ``o*S - P + k*Dl``. Raises SL211 as ``subm_table`` does, for inputs and outputs.
+/* Strided table: the input row at ``o*S - P + k*Dl``. Raises SL211 as ``subm_table`` does.
  *   sparse3d::conv_table(Tensor coords, Tensor out_coords, SymInt[] spatial_shape, SymInt[] kernel, SymInt[] stride, SymInt[] padding, SymInt[] dilation) -> Tensor
  *   coords: Int32[Tensor, "n 4"]
  *   out_coords: Int32[Tensor, "m 4"]
@@ -163,7 +163,7 @@ SL_EXPORT int sparse3d_conv(const sl_context* ctx,
                             DLTensor* out);
 SL_EXPORT const char* sparse3d_conv_signature(void);
 
-/* Weight gradient of ``conv``: ``out[:, v] = sum_j grad[j] outer feats[table[j, v]]``. Raises SL211 as ``conv`` does.
+/* Weight gradient of ``conv``: ``out[:, v] = sum_j grad[j] (x) feats[table[j, v]]``. Raises like ``conv``.
  *   sparse3d::conv_weight_grad(Tensor grad, Tensor feats, Tensor table) -> Tensor
  *   grad: Float[Tensor, "m co"]
  *   feats: Float[Tensor, "n ci"]
