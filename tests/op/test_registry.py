@@ -1,5 +1,9 @@
 """No stale kernel is served: what compiled code depends on is part of torch's cache keys."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from jaxtyping import Float
@@ -87,3 +91,42 @@ def test_ops_are_sorted(ns):
     assert names == sorted(names)
     assert {f"{ns}::a", f"{ns}::b"} <= set(names)
     assert registry.find("no::such") is None
+
+
+PROGRAM = """
+import sys, torch, shiplap as sl
+from torch._dynamo.utils import counters
+sys.dont_write_bytecode = True
+import kernels
+x = torch.zeros(3, requires_grad=True)
+torch.compile(lambda x: kernels.f(x).sin().sum(), fullgraph=True)(x).backward()
+print(x.grad[0].item(), counters["aot_autograd"]["autograd_cache_hit"])
+"""
+KERNELS = """
+import shiplap as sl
+from jaxtyping import Float
+from torch import Tensor
+
+def helper(grad):
+    return grad * FACTOR
+
+@sl.op("test_registry::f")
+def f(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+    return x * 2
+
+@f.backward(saves=[])
+def _(grad, saved, needs):
+    return {"x": helper(grad)}
+"""
+
+
+@pytest.mark.slow
+def test_another_process_is_served_the_same_code_and_never_stale_code(tmp_path):
+    """The backward is traced into the cached artefact: a helper that changed must miss, an unchanged one may hit."""
+    env = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": f"{tmp_path}:src"}
+    seen = []
+    for factor in ("2", "2", "5"):
+        (tmp_path / "kernels.py").write_text(KERNELS.replace("FACTOR", factor))
+        done = subprocess.run([sys.executable, "-c", PROGRAM], env=env, capture_output=True, text=True, check=True)
+        seen.append(done.stdout.split())
+    assert seen == [["2.0", "0"], ["2.0", "1"], ["5.0", "0"]]
