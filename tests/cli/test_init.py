@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from shiplap.cli.signature import Signature, of_function, of_overload, parse
-from shiplap.cli.skeleton import Draft, fill_lines, render
+from shiplap.draft.signature import Signature, of_function, of_overload, parse
+from shiplap.draft.skeleton import Draft, fill_lines, render
 from shiplap.errors import ShiplapError
 
 PYBIND = """quant(*args, **kwargs)

@@ -1,6 +1,6 @@
-"""Where ``shiplap init`` learns names and types: annotations, extension docstrings, torch schemas.
+"""Where drafts learn names and types: annotations, extension docstrings, torch schemas, or a call that somebody wrote.
 
-All three end as text of a Python signature, which is parsed once; a type that has no certain Shiplap form stays
+All but the last end as text of a Python signature, which is parsed once; a type that has no certain Shiplap form stays
 ``object`` with its original text, so that a draft never guesses.
 """
 
@@ -11,11 +11,12 @@ import inspect
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from keyword import iskeyword
 from typing import Any
 
 from shiplap.errors import error
 
-__all__ = ["Parameter", "Signature", "of_function", "of_overload", "parse"]
+__all__ = ["Parameter", "Signature", "of_call", "of_function", "of_overload", "parse"]
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,19 @@ def of_overload(overload: Any) -> Signature:
         "object" if r.alias_info else _form(_expression(str(r.type))) or "object" for r in schema.returns
     )  # an alias is no fresh output
     return Signature(schema.name.rpartition("::")[2], parameters, returns, str(schema))
+
+
+def of_call(call: ast.Call) -> Signature:
+    """The arguments of a call as it is written, where the function itself says nothing; their types are all open."""
+    names: list[str] = []
+    values = [*((None, a) for a in call.args), *((k.arg, k.value) for k in call.keywords)]
+    parameters = []
+    for index, (keyword, value) in enumerate(values):
+        name = keyword or _last(value) or f"arg{index}"
+        name = name if name not in names and not iskeyword(name) else f"{name}{index}"
+        names.append(name)
+        parameters.append(Parameter(name, "object", f"{ast.unparse(value)} in the call"))
+    return Signature(_last(call.func) or "kernel", tuple(parameters), None, ast.unparse(call))
 
 
 def parse(text: str, where: str) -> Signature:

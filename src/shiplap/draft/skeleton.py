@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shiplap.cli.signature import Parameter, Signature
+from shiplap.draft.signature import Parameter, Signature
 
 __all__ = ["Draft", "fill_lines", "render"]
 
@@ -23,6 +23,7 @@ class Draft:
     signatures: Sequence[Signature]
     imports: str = ""
     call: str = ""
+    by: str = "shiplap init"
 
 
 def render(draft: Draft) -> str:
@@ -55,7 +56,7 @@ def _head(draft: Draft) -> list[str]:
     classes = sorted({"Float", *re.findall(r"(\w+)\[Tensor,", types)})
     source = f"{draft.imports}\n" if draft.imports else ""
     return [
-        f'"""Drafted by `shiplap init` from {draft.origin}.',
+        f'"""Drafted by `{draft.by}` from {draft.origin}.',
         "",
         f"Work through the lines marked FILL, then write sl.{draft.decorator} in place of unfinished. Until then every",
         "call raises SL113.",
