@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from shiplap.cli import console
+from shiplap.cli.target import OWN_NAME, import_home, near_miss, split
 from shiplap.draft.signature import of_function, of_overload
 from shiplap.draft.skeleton import Draft, fill_lines, render
-from shiplap.cli.target import OWN_NAME, import_home, near_miss, split
 from shiplap.errors import error
 
 __all__ = ["command", "draft"]
