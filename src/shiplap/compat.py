@@ -6,9 +6,11 @@ and its caller falls back to the public path.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,6 +36,7 @@ class Capability:
 
 CAPABILITIES = (
     Capability("autocast rules", "torch._C._ExcludeDispatchKeyGuard, Autocast dispatch keys"),
+    Capability("calls below autograd", "torch._C._any_requires_grad, _is_any_autocast_enabled, peek_interpreter_stack"),
     Capability("redeclaring an op", "torch.library.Library._destroy"),
     Capability("cache key", "torch.compiler.config.cache_key_tag (public)"),
     Capability("symbolic fakes", "torch._subclasses.fake_tensor.FakeTensorMode"),
@@ -42,6 +45,8 @@ CAPABILITIES = (
     Capability("storage identity", "torch.UntypedStorage._cdata"),
     Capability("compile counters", "torch._dynamo.utils.counters, torch._dynamo.utils.compile_times"),
     Capability("dynamic dims", "torch._dynamo.mark_dynamic"),
+    Capability("graph-break registry", "torch/_dynamo/graph_break_registry.json", ("2.13",)),
+    Capability("structured trace", "TORCH_TRACE, logger torch.__trace: metadata and payload of records", ("2.13",)),
 )
 
 
@@ -66,6 +71,15 @@ def _autocast_kernel(
             return overload(*cast(device_type, args), **kwargs)
 
     return kernel
+
+
+def is_plain_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether no gradient, autocast, functorch transform or trace has to see this call: it may go below autograd."""
+    if torch.compiler.is_compiling() or torch._C._is_any_autocast_enabled():
+        return False
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return False
+    return not (torch.is_grad_enabled() and torch._C._any_requires_grad(*args, **kwargs))
 
 
 def salt_compile_caches(old: str, new: str) -> None:
@@ -161,6 +175,33 @@ def mark_dynamic(tensor: torch.Tensor, dim: int) -> None:
     import torch._dynamo
 
     torch._dynamo.mark_dynamic(tensor, dim)
+
+
+def graph_break_registry() -> Path | None:
+    """The file in which torch explains its graph breaks, found without importing the compiler; None if there is none."""
+    path = Path(torch.__file__).parent / "_dynamo" / "graph_break_registry.json"
+    return path if path.is_file() else None
+
+
+@contextmanager
+def structured_trace(emit: Callable[[dict[str, Any], str], None]) -> Iterator[None]:
+    """Hand each event of the compiler's structured trace to ``emit`` as ``(metadata, payload)``."""
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            metadata = getattr(record, "metadata", None)
+            if isinstance(metadata, dict):
+                emit(metadata, getattr(record, "payload", None) or "")
+
+    logger, handler = logging.getLogger("torch.__trace"), Handler(logging.DEBUG)
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG)  # torch's own level; it is set only where TORCH_TRACE was seen
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
 
 
 def reset_compiler() -> None:

@@ -14,7 +14,7 @@ from shiplap.errors import error
 from shiplap.op.source import source_digest
 from shiplap.op.spec import OpSpec
 
-__all__ = ["Backward", "make_backward"]
+__all__ = ["Backward", "floating_outputs", "make_autograd", "make_backward", "missing_backward"]
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Backward:
 
 
 def make_backward(spec: OpSpec, backward: Backward) -> tuple[Callable[..., Any], Callable[..., None]]:
-    """``(backward, setup_context)`` for ``torch.library.register_autograd``."""
+    """``(run, setup_context)`` of an ``autograd.Function`` of the op; ``needed`` is its ``needs_input_grad``."""
     kept = [n for n in backward.saves if n in {a.name for a in spec.tensors} | {o.name for o in spec.outputs}]
 
     def setup_context(
@@ -71,13 +71,13 @@ def make_backward(spec: OpSpec, backward: Backward) -> tuple[Callable[..., Any],
         ctx.shiplap_scalars = {a.name: values[a.name] for a in spec.scalars}
         ctx.shiplap_shapes = {a.name: _shape(values[a.name]) for a in spec.tensors}
 
-    def run(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+    def run(ctx: Any, needed: tuple[Any, ...], *grads: Any) -> tuple[Any, ...]:
         flat = ctx.saved_tensors
         saved = SimpleNamespace(**ctx.shiplap_scalars)
         for name, slot in ctx.shiplap_layout:
             setattr(saved, name, _load(flat, slot))
         needs = SimpleNamespace(**{a.name: False for a in spec.tensors})  # the dispatcher strips trailing defaults
-        for arg, need in zip(spec.args, ctx.needs_input_grad, strict=False):
+        for arg, need in zip(spec.args, needed, strict=False):
             if arg.tensor is not None:
                 wanted = any(need) if isinstance(need, (list, tuple)) else bool(need)
                 setattr(needs, arg.name, wanted and ctx.shiplap_shapes[arg.name] is not None)
@@ -86,10 +86,43 @@ def make_backward(spec: OpSpec, backward: Backward) -> tuple[Callable[..., Any],
         # One answer for each argument that the dispatcher left in place; a list, even an empty one, gets a list.
         return tuple(
             _answer(found.get(arg.name) if getattr(needs, arg.name, False) else None, need)
-            for arg, need in zip(spec.args, ctx.needs_input_grad, strict=False)
+            for arg, need in zip(spec.args, needed, strict=False)
         )
 
     return run, setup_context
+
+
+def make_autograd(spec: OpSpec, raw: Callable[..., Any], backward: Backward | None) -> Callable[..., Any]:
+    """The implementation of the Autograd key: ``raw``, the op below autograd, recorded where a gradient is asked for.
+
+    Graphs traced through it hold ``raw``, so compiled code never comes back here.
+    """
+    if backward is not None:
+        run, setup_context = make_backward(spec, backward)
+    else:
+        run, setup_context = missing_backward(spec), lambda *_: None
+    defaults = [a.default for a in spec.args if not a.keyword_only]
+
+    def forward(ctx: Any, kwargs: dict[str, Any], *args: Any) -> Any:
+        output = raw(*args, **kwargs)
+        named = {a.name: kwargs.get(a.name, a.default) for a in spec.args if a.keyword_only}
+        setup_context(ctx, (*args, *defaults[len(args) :]), output, named)
+        return output
+
+    def gradients(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        return (None, *run(ctx, ctx.needs_input_grad[1:], *grads))
+
+    function: Any = type(
+        f"{spec.opname}_backward", (torch.autograd.Function,),
+        {"forward": staticmethod(forward), "backward": staticmethod(gradients)},
+    )  # fmt: skip
+
+    def autograd(*args: Any, **kwargs: Any) -> Any:
+        if torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in args):
+            return function.apply(kwargs, *args)
+        return raw(*args, **kwargs)
+
+    return autograd
 
 
 def _answer(gradient: Any, need: Any) -> Any:
@@ -127,7 +160,7 @@ def _load(flat: tuple[Tensor, ...], slot: int | list[int] | None) -> Any:
 def missing_backward(spec: OpSpec) -> Callable[..., Any]:
     """A backward that says SL304 instead of silently dropping the gradient."""
 
-    def run(ctx: Any, *grads: Any) -> Any:
+    def run(ctx: Any, needed: tuple[Any, ...], *grads: Any) -> Any:
         raise error("SL304", where=spec.name, got="a gradient was requested", expected="no gradient")
 
     return run

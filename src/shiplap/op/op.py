@@ -15,7 +15,7 @@ from shiplap import compat
 from shiplap.errors import error, notice
 from shiplap.op import registry
 from shiplap.op.autocast import make_cast
-from shiplap.op.autograd import Backward, floating_outputs, make_backward, missing_backward
+from shiplap.op.autograd import Backward, floating_outputs, make_autograd, make_backward, missing_backward
 from shiplap.op.check import Checker
 from shiplap.op.declare import read_spec, read_workspace
 from shiplap.op.explain import explain
@@ -37,6 +37,7 @@ class Op:
         spec: the declaration as data.
         reference: the decorated function, plain PyTorch, the law for every kernel and gradient.
         overload: the registered ``torch.ops.<namespace>.<name>.default``.
+        raw: the same below autograd and autocast; compiled graphs hold this one.
         kernels: implementations by device type, first one first.
         gradient: the declared backward, or None.
         sampler: builds arguments for the audit, or None: then they are drawn from the declaration.
@@ -58,6 +59,8 @@ class Op:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
+            if self.raw is not self.overload and compat.is_plain_call(args, kwargs):
+                return self.raw(*args, **kwargs)
             return self.overload(*args, **kwargs)
         except (RuntimeError, TypeError) as e:
             explain(self.spec, self.__signature__, args, kwargs, e)
@@ -181,19 +184,30 @@ class Op:
         """(Re)build the torch registration; done again when a gradient is attached, since torch allows it only once."""
         if hasattr(self, "_library"):
             compat.destroy_library(self._library)
-        spec, name = self.spec, self.spec.name
-        self._library = Library(spec.namespace, "FRAGMENT")
-        self._library.define(schema(spec), tags=_tags(spec))
-        self._library.impl(spec.opname, self.execute, "CompositeExplicitAutograd")
-        self.overload = getattr(getattr(torch.ops, spec.namespace), spec.opname).default
-        torch.library.register_fake(name, make_fake(self._checker), lib=self._library)
-        if self.gradient is not None:
-            backward, setup = make_backward(spec, self.gradient)
-            torch.library.register_autograd(name, backward, setup_context=setup, lib=self._library)
+        spec, self._library = self.spec, Library(self.spec.namespace, "FRAGMENT")
+        # torch's own registration serves tensor lists; an op without floating outputs has nothing to record.
+        listed = any(a.many for a in spec.args)
+        self.overload = self._define(spec.opname)
+        self.raw = self._define(f"{spec.opname}__raw") if self._differentiable and not listed else self.overload
+        if self.raw is not self.overload:
+            self._library.impl(f"{spec.opname}__raw", torch.library.fallthrough_kernel, "Autograd")
+            self._library.impl(spec.opname, make_autograd(spec, self.raw, self.gradient), "Autograd")
         elif self._differentiable:
-            torch.library.register_autograd(name, missing_backward(spec), lib=self._library)
+            run, setup = make_backward(spec, self.gradient) if self.gradient else (missing_backward(spec), None)
+            torch.library.register_autograd(
+                spec.name, lambda ctx, *grads: run(ctx, ctx.needs_input_grad, *grads), setup_context=setup,
+                lib=self._library,
+            )  # fmt: skip
         if spec.autocast is not None:
             compat.register_autocast_rule(self._library, spec.opname, self.overload, make_cast(spec))
+
+    def _define(self, name: str) -> Any:
+        """Schema, real implementation and fake under ``name`` (two overloads of one name cannot be redeclared)."""
+        spec = self.spec
+        self._library.define(schema(spec, name), tags=_tags(spec))
+        self._library.impl(name, self.execute, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"{spec.namespace}::{name}", make_fake(self._checker), lib=self._library)
+        return getattr(getattr(torch.ops, spec.namespace), name).default
 
 
 def op(
@@ -249,7 +263,7 @@ class AdoptedOp(Op):
         if packet is None:
             raise error("SL501", where=self.spec.name, got="not registered", expected=f"torch.ops.{self.spec.name}",
                         fix="import the library that registers it first")  # fmt: skip
-        self.overload = packet.default
+        self.overload = self.raw = packet.default
 
     def kernel(self, *args: Any, **kwargs: Any) -> Any:
         raise TypeError(

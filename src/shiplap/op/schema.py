@@ -15,7 +15,7 @@ _TYPES = {
 }  # fmt: skip
 
 
-def schema(spec: OpSpec) -> str:
+def schema(spec: OpSpec, name: str = "") -> str:
     """``name(Tensor x, Tensor(a0!) table, SymInt k=3, *, float eps=1e-05) -> (Tensor, Tensor)``, without namespace."""
     parts: list[str] = []
     for index, arg in enumerate(spec.args):
@@ -24,7 +24,7 @@ def schema(spec: OpSpec) -> str:
         parts.append(_argument(arg, index))
     returns = ["Tensor"] * len(spec.outputs)
     result = returns[0] if len(returns) == 1 else f"({', '.join(returns)})"
-    return f"{spec.opname}({', '.join(parts)}) -> {result}"
+    return f"{name or spec.opname}({', '.join(parts)}) -> {result}"
 
 
 def _argument(arg: Arg, index: int) -> str:
