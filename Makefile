@@ -42,7 +42,7 @@ demo: $(STAMP) ## run the demonstration and write shiplap-report/ (ARGS=--quick)
 	$(BIN)/shiplap demo $(ARGS)
 
 test: $(STAMP) ## run the tests
-	$(BIN)/python -m pytest -q $(ARGS)
+	$(BIN)/python -m pytest -q -n auto $(ARGS)
 
 # The header check switches itself on with the verb.
 lint: $(STAMP) ## style, import directions, private torch, size budget, generated header
