@@ -16,11 +16,8 @@ and pybind11 fire lark portalocker.
 from __future__ import annotations
 
 import argparse
-import datetime
-import hashlib
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -34,11 +31,13 @@ import numpy as np
 import torch
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
+import _record  # noqa: E402
 from tests.kernels.abi_harness import Sparse3d  # noqa: E402
 
-CSRC = ROOT / "src" / "shiplap" / "kernels" / "sparse3d" / "csrc"
+CSRC = "src/shiplap/kernels/sparse3d/csrc"
+SOURCES = (f"{CSRC}/*.cpp", f"{CSRC}/*.h", f"{CSRC}/CMakeLists.txt")
 LIDAR = ROOT.parent / "shared" / "data" / "autzen_trim.laz"
 KERNEL = (3, 3, 3)
 MIN_ROUNDS, SECONDS = 5, 10.0  # of a section; a busy machine would take minutes for all rounds
@@ -266,44 +265,8 @@ def run(work: Workload, rounds: int, threads: int, clock: Callable[[], float]) -
 # ---------------------------------------------------------------------------------------------- reporting
 
 
-def source_digest() -> str:
-    """sha256 over the kernel sources, by name; the test of recorded results compares it."""
-    digest = hashlib.sha256()
-    for path in sorted(CSRC.iterdir()):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
-    return digest.hexdigest()
-
-
-def cpu_model() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.processor()
-
-
 def best_isa() -> str:
     return next(isa for isa in ("avx512", "avx2", "baseline") if Sparse3d(isa=isa).has_isa())
-
-
-def spconv_version() -> str:
-    try:
-        import spconv
-    except ImportError:
-        return "not installed (see the head of this file)"
-    return spconv.__version__
-
-
-def environment() -> dict:
-    return {
-        "cpu": cpu_model(),
-        "isa": best_isa(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "spconv": spconv_version(),
-        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
-        "csrc_sha256": source_digest(),
-    }
 
 
 def verdict(section: str, results: dict) -> str:
@@ -368,7 +331,7 @@ def main() -> None:
         reports = run_all(arguments.only, arguments.rounds, arguments.threads, arguments.child)
         arguments.json.write_text(json.dumps(reports))
         return
-    where = environment()
+    where = _record.record(SOURCES, ("spconv",), isa=best_isa())
     for name, value in where.items():
         print(f"{name:12} {value}")
     runs = []
@@ -377,8 +340,7 @@ def main() -> None:
         reports = run_in_process(arguments, threads, clock)
         runs.append({"threads": threads, "clock": clock, "load": os.getloadavg()[0], "workloads": reports})
         if arguments.json:
-            arguments.json.parent.mkdir(parents=True, exist_ok=True)
-            arguments.json.write_text(json.dumps({"environment": where, "runs": runs}, indent=1) + "\n")
+            _record.write(arguments.json, where | {"runs": runs})
 
 
 if __name__ == "__main__":

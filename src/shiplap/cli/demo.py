@@ -33,6 +33,7 @@ Exit status:
   2  it could not run: optional packages, device or output directory"""
 
 EXTRAS = ("laspy", "lazrs", "matplotlib")
+DEVICES = ("cpu", "cuda")
 
 
 def command(
@@ -53,7 +54,7 @@ def command(
     missing = [name for name in EXTRAS if importlib.util.find_spec(name) is None]
     if missing:
         raise error("SL603", where="shiplap demo", got=f"no {', '.join(missing)}", expected=", ".join(EXTRAS))
-    console.require_device(device)
+    _require_device(device)
     console.require_directory(output)
     from shiplap.demo import DemoSettings, run
 
@@ -66,6 +67,14 @@ def command(
         _print(result)
     if result.graph_breaks or any(verdicts.fail for verdicts in result.audits.values()):
         raise typer.Exit(console.FAILED)
+
+
+def _require_device(device: str) -> None:
+    """SL605 before any work. The kernels of the demo exist for two kinds of device; others would fail on the way."""
+    if device.partition(":")[0] not in DEVICES:
+        raise error("SL605", where=f"--device {device}", got=f"{device!r}", expected=" or ".join(DEVICES),
+                    what="device that the demo does not run on", fix="shiplap demo --device cpu")  # fmt: skip
+    console.require_device(device)
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import time
 from dataclasses import asdict, dataclass
@@ -107,6 +108,7 @@ def _run(settings: DemoSettings, progress: Progress) -> DemoResult:
     recipe, device = QUICK if settings.quick else FULL, torch.device(settings.device)
     progress("read", 0, 1, "")
     here = load()
+    progress("read", 1, 1, "")
     held_out = split(here)
     scan, held = Scan(here.xyz.to(device), here.ground.to(device)), held_out.to(device)
     training = scan.take(~held)  # tiles, features and weights come from these points and no others
@@ -115,13 +117,12 @@ def _run(settings: DemoSettings, progress: Progress) -> DemoResult:
     judged = _judge(scan, held, trained, recipe)
     tile = next(random_tiles([training], recipe.levels, settings.seed + 1))
     speed = evaluate.speed(trained.net, trained.forward, tile, 5 if settings.quick else 20)
+    progress("evaluate", 1, 1, "")
     counts = compat.compile_counts()  # before the audit, which compiles graphs of its own
     audits = _audits(settings.quick, progress) if settings.audit else {}
-    settings.out.mkdir(parents=True, exist_ok=True)
     page, image = settings.out / "demo.html", settings.out / "demo.png"
     progress("report", 0, 1, "")
     png = picture.picture(here, held_out, judged.predicted)
-    image.write_bytes(png)
     result = DemoResult(
         graphs=counts.graphs, graph_breaks=counts.graph_breaks, recompiles=counts.recompiles,
         iou=judged.iou, baseline_iou=judged.baseline, points_per_s=judged.points_per_s,
@@ -131,8 +132,23 @@ def _run(settings: DemoSettings, progress: Progress) -> DemoResult:
         tile_points=trained.points, tile_voxels=trained.voxels, parameters=parameters(trained.net),
         losses=trained.losses, environment=_environment(device), html=str(page), png=str(image),
     )  # fmt: skip
-    page.write_text(report.html(result, png), encoding="utf-8")
+    _write({image: png, page: report.html(result, png).encode()})
+    progress("report", 1, 1, "")
     return result
+
+
+def _write(files: dict[Path, bytes]) -> None:
+    """Each file is old or new, never half: an interrupt may come at any time."""
+    drafts = {path: path.with_name(f".{path.name}.{os.getpid()}") for path in files}
+    try:
+        for path, content in files.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            drafts[path].write_bytes(content)
+        for path, draft in drafts.items():
+            draft.replace(path)
+    finally:
+        for draft in drafts.values():
+            draft.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)

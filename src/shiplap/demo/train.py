@@ -69,6 +69,7 @@ def fit(areas: Sequence[Scan], recipe: Recipe, seed: int, progress: Progress, *,
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, recipe.rate, total_steps=recipe.steps, pct_start=0.2)
     tiles = random_tiles(areas, recipe.levels, seed)
     losses, points, voxels, marks = [], [], [], [time.perf_counter()]
+    progress("train", 0, recipe.steps, "compiling")
     for step in range(recipe.steps):
         tile = next(tiles)
         losses.append(_step(forward, tile, optimizer))

@@ -1,0 +1,70 @@
+"""A recorded measurement says where it comes from, and fails here once what it measured has changed."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
+
+
+@pytest.fixture(scope="module")
+def records() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("_record", ROOT / "benchmarks" / "_record.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def complaint(records: ModuleType, path: Path, result: dict[str, Any]) -> str:
+    """What is wrong with ``result``, and the command that puts it right; empty if nothing is."""
+    again = f"; run: python benchmarks/{path.stem}.py --json benchmarks/results/{path.name}"
+    missing = [name for name in records.FIELDS if not result.get(name)]
+    if missing:
+        return f"{path.name} has no {', '.join(missing)}{again}"
+    if not re.fullmatch(r"\d{4}-\d\d-\d\d", result["date"]) or "torch" not in result["versions"]:
+        return f"{path.name} has a strange date or no version of torch{again}"
+    if result["digest"] != records.digest(result["sources"]):
+        return f"{path.name} was measured on other sources ({', '.join(result['sources'])}){again}"
+    return ""
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
+def test_a_result_is_that_of_these_sources(records: ModuleType, path: Path) -> None:
+    wrong = complaint(records, path, json.loads(path.read_text(encoding="utf-8")))
+    assert not wrong, wrong
+    assert (ROOT / "benchmarks" / f"{path.stem}.py").is_file()
+
+
+def test_a_changed_source_is_noticed(records: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "ROOT", tmp_path)
+    (tmp_path / "kernel.cpp").write_text("a")
+    fresh = records.record(["*.cpp"], [], ms=1.0)
+    path = tmp_path / "kernel.json"
+    assert fresh["ms"] == 1.0
+    assert complaint(records, path, fresh) == ""
+    (tmp_path / "kernel.cpp").write_text("b")
+    assert "measured on other sources (*.cpp); run: python benchmarks/kernel.py" in complaint(records, path, fresh)
+    assert "has no device, date; run" in complaint(records, path, fresh | {"device": "", "date": ""})
+
+
+def test_a_digest_of_nothing_is_refused(records: ModuleType) -> None:
+    with pytest.raises(FileNotFoundError, match="nothing matches nowhere/"):
+        records.digest(["nowhere/*.cpp"])
+
+
+def test_no_built_file_is_in_a_digest() -> None:
+    """CMake writes into the source folders; a digest of its files would differ from machine to machine."""
+    for path in RESULTS:
+        for pattern in json.loads(path.read_text(encoding="utf-8")).get("sources", ()):
+            built = [p for p in ROOT.glob(pattern) if p.suffix in (".so", ".pyc") or p.name.startswith("cmake_")]
+            assert not built, f"{path.name}: {pattern}"
