@@ -1,9 +1,12 @@
 """Shiplap: declare a kernel once, and it is a native, proven part of ``torch.compile``."""
 
 from shiplap.audit import Finding, audit
+from shiplap.doctor import Diagnosis, doctor
 from shiplap.errors import ShiplapError, ShiplapNotice
 from shiplap.impl import cabi
 from shiplap.op import Op, OpSpec, adopt, op
 
 __version__ = "0.1.0"
-__all__ = ["Finding", "Op", "OpSpec", "ShiplapError", "ShiplapNotice", "adopt", "audit", "cabi", "op"]
+__all__ = [
+    "Diagnosis", "Finding", "Op", "OpSpec", "ShiplapError", "ShiplapNotice", "adopt", "audit", "cabi", "doctor", "op",
+]  # fmt: skip

@@ -46,7 +46,7 @@ CAPABILITIES = (
     Capability("compile counters", "torch._dynamo.utils.counters, torch._dynamo.utils.compile_times"),
     Capability("dynamic dims", "torch._dynamo.mark_dynamic"),
     Capability("graph-break registry", "torch/_dynamo/graph_break_registry.json", ("2.13",)),
-    Capability("structured trace", "TORCH_TRACE, logger torch.__trace: metadata and payload of records", ("2.13",)),
+    Capability("structured trace", "TORCH_TRACE, logger torch.__trace: metadata, payload of records", ("2.13",)),
 )
 
 
@@ -178,7 +178,7 @@ def mark_dynamic(tensor: torch.Tensor, dim: int) -> None:
 
 
 def graph_break_registry() -> Path | None:
-    """The file in which torch explains its graph breaks, found without importing the compiler; None if there is none."""
+    """The file in which torch explains its graph breaks, found without importing the compiler; None if absent."""
     path = Path(torch.__file__).parent / "_dynamo" / "graph_break_registry.json"
     return path if path.is_file() else None
 

@@ -61,6 +61,10 @@ class CommandError(ShiplapError, RuntimeError):
     """A command that cannot be carried out as asked (SL6xx)."""
 
 
+class DoctorError(ShiplapError, RuntimeError):
+    """A program that cannot be examined as asked (SL7xx)."""
+
+
 class ShiplapNotice(UserWarning):
     """Said once per process and reason: a slower or narrower path is in force."""
 
@@ -165,6 +169,12 @@ CATALOGUE: dict[str, Entry] = {
         ("SL604", "signature cannot be read", "'shiplap init' drafts from annotations, a docstring or a torch schema.",
          "annotate the function, or write its signature as the first line of its docstring"),
         ("SL605", "device not available", "The command runs where it is told to.", "see 'shiplap env' for devices"),
+    ]),
+    **_entries(DoctorError, [
+        ("SL701", "program cannot be started", "The doctor runs it as the shell would.",
+         "check the path: shiplap doctor -- python script.py"),
+        ("SL702", "nothing was compiled", "Graph breaks are seen while torch compiles a function that is called.",
+         "call the torch.compile'd function in the program; unset TORCH_COMPILE_DISABLE and TORCHDYNAMO_DISABLE"),
     ]),
 }  # fmt: skip
 

@@ -1,0 +1,76 @@
+"""``shiplap doctor``: run a program, name its graph breaks, leave an exit status that CI can use."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shiplap.cli import console
+from shiplap.errors import error
+
+if TYPE_CHECKING:
+    from shiplap.doctor import Diagnosis
+
+__all__ = ["command"]
+
+EPILOG = """\b
+Examples:
+  shiplap doctor -- python infer.py --batch 8      run it, then say where the graph broke
+  shiplap doctor --html doctor.html -- python -m mylib.train
+  shiplap doctor --json -- python infer.py > doctor.json
+  shiplap doctor --fail-on-break -- python -m pytest tests/test_model.py
+  shiplap doctor -- torchrun --nproc-per-node 2 train.py    all ranks together
+
+\b
+Exit status:
+  0  the program ran; breaks are listed (with --fail-on-break: there are none)
+  1  a graph broke and --fail-on-break was given, or the program itself failed
+  2  it could not be started, or nothing in it was compiled"""
+
+
+def command(
+    program: Annotated[list[str], typer.Argument(metavar="-- PROGRAM...", help="The program and its arguments.")],
+    fail_on_break: Annotated[
+        bool, typer.Option("--fail-on-break", help="Exit with status 1 when a graph broke.")
+    ] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object; what the program prints goes to stderr.")
+    ] = False,
+    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write an HTML report as well.")] = None,
+) -> None:
+    """Run a program and explain its graph breaks, recompiles and unused CUDA graphs.
+
+    The program runs as it would alone, with torch's structured trace switched on. Each break is shown with its line,
+    its cause, the call at fault, torch's own explanation and what removes it; the dearest come first.
+    """
+    from shiplap.doctor import examine
+    from shiplap.report import facts
+
+    if html is not None:
+        console.write_text(html, "")  # before the work: an unwritable path is not worth a run
+    found = examine(program, stdout=sys.stderr.fileno() if json else None)
+    if not found.compiled:
+        status = f" (exit status {found.exit_code})" if found.exit_code else ""
+        raise error("SL702", where=found.target, got=f"no compiled function was called{status}",
+                    expected="a program that calls torch.compile")  # fmt: skip
+    _show(found, json, html, facts(program=found.target))
+    if found.exit_code or (fail_on_break and found.breaks):
+        raise typer.Exit(console.FAILED)
+
+
+def _show(found: Diagnosis, json: bool, html: Path | None, about: dict[str, str]) -> None:
+    from shiplap.doctor.show import diagnosis_html, diagnosis_json, print_diagnosis
+
+    if html is not None:
+        console.write_text(html, diagnosis_html(found, about))
+    if json:
+        console.emit_json(diagnosis_json(found, about))
+    else:
+        from rich.console import Console
+
+        print_diagnosis(found, Console(highlight=False))
+    if html is not None:
+        console.note(f"wrote {html}")

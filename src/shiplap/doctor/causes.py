@@ -1,0 +1,185 @@
+"""Why the graph broke: torch's several hundred messages, sorted into the causes that have a remedy of their own."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from shiplap.doctor.diagnosis import Place
+from shiplap.doctor.places import statement
+
+__all__ = ["CAUSES", "RULES", "Cause", "Message", "call_at", "classify", "culprit"]
+
+
+@dataclass(frozen=True)
+class Message:
+    """Torch's message, taken apart: its first line, explanation, hints, debug context and registry id."""
+
+    reason: str
+    explanation: str = ""
+    hints: tuple[str, ...] = ()
+    context: str = ""
+    registry: str = ""
+    skipped: bool = False
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A cause, and what happens in words that need no knowledge of the compiler."""
+
+    id: str
+    title: str
+    why: str
+
+
+CAUSES: dict[str, Cause] = {c.id: c for c in (
+    Cause("item", "a tensor's value becomes a Python number",
+          "A graph holds tensors; a number known only once they are computed ends it, and waits for the device."),
+    Cause("branch", "Python control flow on a tensor's value",
+          "Which way `if`, `while` or `assert` goes is known only at run time, so the graph ends in front of it."),
+    Cause("shape", "the size of a result depends on values",
+          "Without a bound for the size the compiler will not keep the operation in the graph unless it is told to."),
+    Cause("foreign", "a compiled function that torch cannot see into",
+          "pybind11, Cython, SWIG and ctypes functions are opaque; undeclared, nothing says what they return."),
+    Cause("launcher", "a kernel launcher that is a Python object",
+          "Dynamo traces plain calls of triton.jit kernels; a class around them is an object that it cannot follow."),
+    Cause("numpy", "NumPy inside the compiled region",
+          "Only the part of NumPy that torch re-implements is traced; arrays from elsewhere leave the graph."),
+    Cause("print", "output for a person: print, logging or warnings",
+          "It has to happen in order with the rest of the program, so the graph is cut around it."),
+    Cause("system", "the outside world: files, clocks, random numbers, the operating system",
+          "Its result is no function of the inputs, so it is not traced."),
+    Cause("disabled", "a break that somebody put there",
+          "torch.compiler.disable, graph_break() or torch's own list of skipped functions asks for it."),
+    Cause("autograd_function", "a torch.autograd.Function that is not traced",
+          "Dynamo traces forward and backward of it, but not every use of ctx and not every signature."),
+    Cause("autograd", "gradients inside the compiled region",
+          "backward(), requires_grad and hooks change the autograd graph while it is being traced."),
+    Cause("context", "a context manager that is not traced",
+          "Its enter and exit would have to be replayed around each half of the graph."),
+    Cause("generator", "a generator or iterator that is not traced",
+          "Half-consumed iterators cannot be carried across a graph."),
+    Cause("fake", "an op without a working fake kernel",
+          "The compiler runs ops on tensors without data to learn shapes; this one cannot, or failed."),
+    Cause("recompiles", "too many versions of one function",
+          "After that many recompiles torch gives up and runs the function uncompiled. See the recompiles below."),
+    Cause("exception", "an exception that leaves the compiled region",
+          "Raised while tracing and not caught inside: often a library's own check, or its way out of a special case."),
+    Cause("object", "a Python object that is not traced",
+          "Its class lives in C, or overrides how Python itself looks things up."),
+    Cause("other", "something else that is not traced", "Torch's own explanation and hints say what."),
+)}  # fmt: skip
+
+Rule = tuple[str, str, str]
+
+# First match wins. (cause, pattern of torch's first line, pattern of its debug context; both must be found.)
+RULES: tuple[Rule, ...] = (
+    ("recompiles", r"recompile limit exceeded", ""),
+    ("launcher", r"triton|tma_descriptor", ""),
+    ("launcher", "", r"\((JITFunction|Autotuner|Heuristics|KernelInterface|\w*Triton\w*)\)"),
+    ("foreign", "", r"_FuncPtr|CFunctionType|builtin_function_or_method\)|cython_func|nb_(func|method)|CPUDispatcher"),
+    ("print", r"logging\.Logger|reorder a debugging function", ""),
+    ("print", "", r"^builtin print\b|module: (_?warnings|logging)\b"),
+    ("system", "", r"^builtin (open|input)\b"),
+    ("system", "", r"module: (posix|nt|os|sys|gc|time|_datetime|_io|_?random|_thread|_?socket|select)\b"),
+    ("system", r"random\.Random|torch\.Generator", ""),
+    ("system", "", r"Generator\b|module: torch\.random\b"),
+    ("autograd_function", r"autograd\.Function|autograd_function|AutogradFunctionContext|[Cc]ustom (jvp|vjp)", ""),
+    ("autograd", r"backward\(\)|autograd|requires_grad|grad_fn|[Bb]ackwards? hook|[Tt]ensor hook|retain_grad", ""),
+    ("branch", r"[Dd]ata-dependent (branching|assertion)|assert with non-string|infinite loop", ""),
+    ("item", r"Tensor\.item\(\)|Tensor\.tolist\(\)|index\(Tensor\)|Data pointer comparison", ""),
+    ("item", r"[Dd]ata dependent operator", r"_local_scalar_dense|item|tolist|equal"),
+    ("branch", r"[Dd]ata dependent operator|GuardOnDataDependent", ""),
+    ("shape", r"[Dd]ynamic shape operator|data-dependent output shape|Dynamic slicing|wrap unbacked SymInt", ""),
+    ("numpy", r"numpy|ndarray", ""),
+    ("numpy", "", r"\(ufunc\)|^(call_method|var_getattr) NumpyNdarray|^numpy function"),
+    ("disabled", r"graph_break\(\)|skip_frame\(\)|step_unsupported|compiler\.disable|Forced graph break", ""),
+    ("foreign", r"marked as skipped", r"likely a C extension or builtin|Builtin"),
+    ("disabled", r"marked as skipped", ""),
+    ("context", r"[Cc]ontext ?[Mm]anager|contextlib|escaped from compiled region|GenericContextWrapping", ""),
+    ("generator", r"generator|next\(\) call|[Ii]terat|itertools|tp_iter|SEND with bad type", ""),
+    ("foreign", r"C/C\+\+|not implemented in python|C extensions|C method descriptor", ""),
+    ("fake", r"[Ff]ake ?[Tt]ensor|PT2-compliant|op packet|making fake|fake_fn|no meta kernel|real value from", ""),
+    ("exception", r"[Oo]bserved exception|from user code|Failed to raise", ""),
+    ("foreign", r"Failed to trace builtin", ""),
+    ("object", r"[Uu]ser-?[Dd]efined|__\w+__|[Uu]nsupported (method|function) call|hash|repr|_impl|TorchScript", ""),
+    ("object", r"[Oo]bject|attribute|[Rr]econstruct|Not a Python constant|Failed to convert args", ""),
+)  # fmt: skip
+
+
+def classify(message: Message) -> str:
+    """The cause of ``message``; ``"other"`` when no rule knows it."""
+    for cause, reason, context in RULES:
+        if re.search(reason, message.reason) and re.search(context, message.context):
+            return cause
+    return "other"
+
+
+def culprit(cause: str, message: Message, place: Place) -> str:
+    """The kernel or call at fault, named as far as the message and the source line allow."""
+    if match := re.search(r"module: ([\w.]+), qualname: ([\w.<>]+)", message.context):
+        return f"{match[1]}.{match[2]}"
+    if match := re.match(r"builtin (\w+)", message.context):
+        return match[1]
+    if match := re.match(r"method: <(\w+) .*?>\.(\w+)", message.context):
+        return f"{match[1]}.{match[2]}"
+    if match := re.match(r"call_method UserDefinedClassVariable\(<class '([\w.]+)'>\) __new__", message.context):
+        return match[1]
+    if match := re.match(r"call_method UserDefinedObjectVariable\((\w+)\) ([^\W_]\w*)", message.context):
+        return f"{match[1]}.{match[2]}"
+    if cause in _TELLING or cause in ("foreign", "launcher", "numpy", "object", "fake"):
+        call = call_at(place, cause)
+        if call is not None:
+            return _short(ast.unparse(call.func if isinstance(call, ast.Call) else call))
+    if match := re.search(r"aten\.[\w.]+", message.context):
+        return match[0]
+    if match := re.search(r"<(?:function|class) '?([\w.<>]+)", message.context):
+        return match[1]
+    return _short(place.code.rstrip(":"))
+
+
+def _short(text: str, limit: int = 60) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+# What a line of each cause usually calls, the surest sign first.
+_TELLING: dict[str, tuple[str, ...]] = {
+    "item": (r"\.(item|tolist|data_ptr)$", r"^(int|float|bool)$", r"\.(is_nonzero|equal|allclose)$",
+             r"^(np|numpy)\.|torch\.(split|arange)$", r"^(len|range|max|min|sum)$",
+             r"\.(split|repeat|expand|view|new_zeros|all|any)$"),
+    "shape": (r"(nonzero|unique|unique_consecutive|masked_select|where|argwhere|repeat_interleave|bincount|one_hot)$",),
+    "disabled": (r"(graph_break|skip_frame|step_unsupported)$",),
+    "autograd": (r"\.(backward|requires_grad_|retain_grad|register_hook|grad)$",),
+    "autograd_function": (r"\.apply$|\.(mark_dirty|save_for_backward|set_materialize_grads)$",),
+}  # fmt: skip
+
+
+def call_at(place: Place, cause: str) -> ast.expr | None:
+    """The call on that line which fits the cause; a subscript where none does, as in ``x[mask]``."""
+    node = statement(place)
+    if node is None:
+        return None
+    on_line = [n for n in _expressions(node) if n.lineno <= place.line <= (n.end_lineno or n.lineno)]
+    calls = [n for n in on_line if isinstance(n, ast.Call)]
+    signs = _TELLING.get(cause)
+    if signs is None:
+        return _innermost(calls)
+    found = (call for sign in signs for call in calls if re.search(sign, ast.unparse(call.func)))
+    subscripts = (n for n in on_line if isinstance(n, ast.Subscript)) if cause in ("item", "shape") else iter(())
+    return next(found, None) or next(subscripts, None)
+
+
+def _innermost(calls: list[ast.Call]) -> ast.Call | None:
+    """The call whose arguments call nothing else: it ran first. Casts and constructors of torch are passed over."""
+    plain = [c for c in calls if not re.match(r"torch\.|.*\.(numpy|detach|cpu|contiguous)$", ast.unparse(c.func))]
+    return plain[-1] if plain else (calls[-1] if calls else None)
+
+
+def _expressions(node: ast.stmt) -> Iterator[ast.expr]:
+    """Expressions of a statement's own lines, outermost first; bodies of ``if``, ``for`` and ``with`` are others'."""
+    own = [c for c in ast.iter_child_nodes(node) if not isinstance(c, ast.stmt | ast.excepthandler)]
+    for child in own:
+        yield from (n for n in ast.walk(child) if isinstance(n, ast.expr))

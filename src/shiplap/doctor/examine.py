@@ -1,0 +1,180 @@
+"""Run something, read what torch wrote down about it, and say what it means: trace in, ``Diagnosis`` out."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from shiplap.doctor.causes import classify, culprit
+from shiplap.doctor.diagnosis import Break, Diagnosis, Place, Skip
+from shiplap.doctor.fix import remedy
+from shiplap.doctor.places import chain, innermost, own, place
+from shiplap.doctor.recompiles import recompiles
+from shiplap.doctor.sightings import Compilation, Sighting, compilations, sightings
+from shiplap.doctor.trace import Trace, read, recording
+from shiplap.errors import error
+
+__all__ = ["diagnose", "doctor", "examine"]
+
+
+def examine(command: Sequence[str], stdout: IO[Any] | int | None = None) -> Diagnosis:
+    """Run ``command`` as it would run without us and diagnose it; its processes and ranks are read together.
+
+    The program keeps its arguments, directory, streams and exit status; it gets one more environment variable,
+    ``TORCH_TRACE``. Ctrl-C reaches it as always, and what was compiled until then is diagnosed. SL701 if it cannot be
+    started.
+    """
+    with _trace_directory() as directory:
+        try:
+            process = subprocess.Popen(command, stdout=stdout, env={**os.environ, "TORCH_TRACE": str(directory)})
+        except OSError as e:
+            raise error("SL701", where=" ".join(command), got=e.strerror or e, expected="a program, such as "
+                        "'python script.py'") from None  # fmt: skip
+        status = _wait(process)
+        trace = read(directory)
+    scripts = [Path(a).resolve().parent for a in command[1:] if a.endswith(".py") and Path(a).is_file()]
+    return diagnose(trace, " ".join(command), exit_code=status, paths=(*scripts[:1], Path.cwd()))
+
+
+@contextlib.contextmanager
+def _trace_directory() -> Iterator[Path]:
+    """A fresh directory; inside the user's own and kept there, when the user asked torch for a trace already."""
+    if wanted := os.environ.get("TORCH_TRACE"):
+        os.makedirs(wanted, exist_ok=True)
+        yield Path(tempfile.mkdtemp(prefix="shiplap-doctor-", dir=wanted))
+    else:
+        with tempfile.TemporaryDirectory(prefix="shiplap-doctor-") as directory:
+            yield Path(directory)
+
+
+def _wait(process: subprocess.Popen[Any]) -> int:
+    """The exit status as a shell shows it; an interrupt is the program's to handle."""
+    while True:
+        try:
+            status = process.wait()
+            return status if status >= 0 else 128 - status
+        except KeyboardInterrupt:
+            continue
+
+
+def doctor(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Diagnosis:
+    """Call ``fn(*args, **kwargs)`` and say where the graph broke, why, and what to do about it.
+
+    It is called once as it is. If nothing was compiled by then, it is called once more under ``torch.compile`` with
+    the eager backend, which breaks graphs where every backend does. An exception that ``fn`` raises ends up in
+    ``Diagnosis.error``. What is compiled already is not compiled again, so it shows nothing: start afresh
+    (``torch.compiler.reset()``).
+
+    Example::
+
+        found = sl.doctor(model, torch.randn(2, 8))
+        assert not found.breaks, found.breaks[0].fix
+    """
+    import torch
+
+    name = getattr(fn, "__qualname__", None) or type(fn).__name__
+    trace, failure = _record(fn, args, kwargs)
+    if not failure and not compilations(trace):
+        trace, failure = _record(torch.compile(fn, backend="eager"), args, kwargs)
+    return diagnose(trace, str(name), exit_code=int(bool(failure)), failure=failure)
+
+
+def _record(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Trace, str]:
+    failure = ""
+    with recording() as trace:
+        try:
+            fn(*args, **kwargs)
+        except Exception as e:
+            failure = f"{type(e).__name__}: {str(e).strip().splitlines()[0] if str(e).strip() else ''}".rstrip(": ")
+    return trace, failure
+
+
+def diagnose(
+    trace: Trace, target: str, *, exit_code: int = 0, failure: str = "", paths: tuple[Path, ...] = ()
+) -> Diagnosis:
+    """What ``trace`` shows. ``paths``: where modules of the program may be found, to draft declarations of them."""
+    compiled = compilations(trace)
+    started = {(e.process, e.compile_id.partition("/")[0]) for e in trace.of("dynamo_start")}
+    return Diagnosis(
+        target=target,
+        breaks=tuple(_breaks(sightings(trace, compiled), paths)),
+        recompiles=tuple(recompiles(compiled)),
+        skips=tuple(_skips(compiled)),
+        compiled=len(started | {c.frame for c in compiled}),
+        graphs=len({(e.process, e.compile_id) for e in trace.of("dynamo_output_graph")}),
+        seconds=sum(c.seconds for c in compiled),
+        processes=len({e.process for e in trace.events}),
+        exit_code=exit_code,
+        error=failure,
+    )
+
+
+def _breaks(seen: Iterator[Sighting], paths: tuple[Path, ...]) -> list[Break]:
+    """Sightings of one line and one reason are one break; the dearest first."""
+    groups: dict[tuple[str, int, str, str], list[Sighting]] = {}
+    for sighting in seen:
+        at = innermost(sighting.stack) or Place("", 0)
+        cause = classify(sighting.message)
+        call = culprit(cause, sighting.message, at)
+        groups.setdefault((at.file, at.line, sighting.message.reason, call), []).append(sighting)
+    return sorted((_break(rows, paths) for rows in groups.values()), key=lambda b: b.cost, reverse=True)
+
+
+def _break(rows: list[Sighting], paths: tuple[Path, ...]) -> Break:
+    longest = max(rows, key=lambda s: len(s.stack))  # resumed functions are logged without those that called them
+    message, at = longest.message, innermost(longest.stack) or Place("", 0)
+    cause = classify(message)
+    call = culprit(cause, message, at)
+    fix, example = remedy(cause, message, at, call, paths)
+    return Break(
+        place=at,
+        user=own(longest.stack) or at,
+        chain=chain(longest.stack, at),
+        cause=cause,
+        call=call,
+        reason=message.reason,
+        explanation=message.explanation,
+        hints=message.hints,
+        registry=message.registry,
+        fix=fix,
+        example=example,
+        graphs=len({(s.process, s.compile_id.partition("/")[0]) for s in rows}),
+        times=len(rows),
+        seconds=sum(s.seconds for s in rows),
+        skipped=any(s.message.skipped for s in rows),
+    )
+
+
+_SKIP_FIXES = (
+    ("mutat", "do not write to inputs of the compiled function: return the new value, or register it as a buffer"),
+    ("cpu device", "move every tensor to the GPU; a scalar on the CPU is enough to keep CUDA graphs off"),
+    ("dynamic|symbolic|symint", "pad to a few fixed sizes; pad a size that depends on data to its bound"),
+    ("incompatible op|unsafe", "declare it with @sl.op: outputs come from outside; then `shiplap audit` it"),
+    ("multiple device", "keep each compiled function on one device"),
+)  # fmt: skip
+
+
+def _skips(compiled: Sequence[Compilation]) -> list[Skip]:
+    """CUDA graphs that were asked for and not used, by reason."""
+    groups: dict[str, list[Compilation]] = {}
+    for c in compiled:
+        if reason := c.metrics.get("cudagraph_skip_reason"):
+            groups.setdefault(_skip_reason(str(reason)), []).append(c)
+    skips = [
+        Skip(reason, place(rows[0].file, rows[0].line, rows[0].function) if rows[0].file else None, len(rows),
+             next((fix for pattern, fix in _SKIP_FIXES if re.search(pattern, reason)), ""))
+        for reason, rows in groups.items()
+    ]  # fmt: skip
+    return sorted(skips, key=lambda s: s.times, reverse=True)
+
+
+def _skip_reason(reason: str) -> str:
+    """One line, without torch's repeated preamble and without the stack behind it."""
+    first = reason.strip().splitlines()[0]
+    return re.sub(r"^(skipping cudagraphs due to )+", "", first).partition(" Found from")[0].strip(" .:")

@@ -1,0 +1,166 @@
+"""What to do about a break: one sentence, and where it helps the declaration that removes it.
+
+Examples are code to start from. A declaration of a foreign call is drafted from its signature, as ``shiplap init``
+drafts it; what nobody can know is a line marked FILL.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import importlib
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from shiplap.doctor.causes import Message, call_at
+from shiplap.doctor.diagnosis import Place
+from shiplap.draft import Draft, Signature, of_call, of_function, render
+from shiplap.errors import ShiplapError
+
+__all__ = ["FIXES", "remedy"]
+
+FIXES = {
+    "item": "keep it a tensor; if it is a size, put what needs it into one @sl.op and give the size a bound (bounds=)",
+    "branch": "compute both sides and pick with torch.where, use torch.cond, or move the decision into one @sl.op",
+    "shape": "put it into one @sl.op whose output dim has a bound (bounds=), and let the compiler keep such ops",
+    "foreign": "declare the call with @sl.op and bind the function as its kernel: then it is a node of the graph",
+    "launcher": "declare the computation with @sl.op and bind the launcher as its kernel",
+    "numpy": "write it in torch, or declare it with @sl.op and bind the NumPy function as a CPU kernel",
+    "print": "move it out of the compiled function, or guard it with `if not torch.compiler.is_compiling():`",
+    "system": "do it outside the compiled function and pass the result in as an argument",
+    "disabled": "remove the marker; if it hides an opaque call, declare that call with @sl.op instead",
+    "autograd_function": "declare forward and gradient as one op: @sl.op and @op.backward replace the Function",
+    "autograd": "take gradients outside the compiled function; for a gradient of its own give the op @op.backward",
+    "context": "enter it outside the compiled function",
+    "generator": "turn it into a list before the compiled function, or loop over range()",
+    "fake": "declare the op with @sl.op (or sl.adopt): its fake follows from the declaration; then `shiplap audit` it",
+    "recompiles": "remove the recompiles of this function that are listed below",
+    "exception": "move the check that raises in front of the compiled function",
+    "object": "pass its tensors and numbers as arguments, or put the call into one @sl.op",
+    "other": "follow torch's hints; what cannot be traced but returns tensors can become one @sl.op",
+}
+
+_BOUND = """\
+import shiplap as sl
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+
+@sl.op("mylib::select", bounds={"m": "n"})  # m depends on values; it never exceeds n, and each call asserts that
+def select(x: Float[Tensor, "n c"], keep: Bool[Tensor, "n"]) -> Float[Tensor, "m c"]:
+    return x[keep]  # instead of: __AT__
+
+
+# once, before the first call: let Dynamo keep ops whose output size depends on data
+torch._dynamo.config.capture_dynamic_output_shape_ops = True"""
+
+_ITEM_SIZE = """\
+# instead of: __AT__
+y = x * scale  # a value: a tensor without dims does what the number did
+
+# a size: the op that needs it computes it, and declares its bound
+@sl.op("mylib::take", bounds={"m": "n"})  # each call asserts m <= n
+def take(x: Float[Tensor, "n c"], count: Int64[Tensor, ""]) -> Float[Tensor, "m c"]:
+    return x[: int(count)].clone()
+
+# once, before the first call: let Dynamo keep ops whose output size depends on data
+torch._dynamo.config.capture_dynamic_output_shape_ops = True"""
+
+_BRANCH = """\
+y = torch.where(condition, if_true, if_false)  # instead of: __AT__
+y = torch.cond(condition, fn_true, fn_false, (x,))  # when one side alone is to be computed"""
+
+_FUNCTION = '''\
+@sl.op("mylib::name")
+def name(x: Float[Tensor, "n c"]) -> Float[Tensor, "n c"]:
+    """What forward() computes, in plain PyTorch."""
+
+@name.backward(saves=("x",))
+def _(grad, saved, needs):
+    return {"x": ...}  # what backward() returns'''
+
+_PRINT = """\
+if not torch.compiler.is_compiling():
+    __AT__"""
+
+Example = Callable[[Message, Place, str, tuple[Path, ...]], str]
+
+
+def remedy(cause: str, message: Message, place: Place, call: str, paths: tuple[Path, ...] = ()) -> tuple[str, str]:
+    """``(sentence, code)`` for a break; ``paths``: where the program found its modules, besides ``sys.path``."""
+    example = _EXAMPLES.get(cause)
+    return FIXES[cause], example(message, place, call, paths) if example else ""
+
+
+def _text(template: str) -> Example:
+    return lambda message, place, call, paths: template.replace("__AT__", place.code)
+
+
+def _declaration(message: Message, place: Place, call: str, paths: tuple[Path, ...]) -> str:
+    """The skeleton of an op around the call at fault."""
+    module, _, name = call.rpartition(".")
+    fn = _find(module, name, paths) if "qualname" in message.context else None
+    namespace = (module or "mylib").split(".")[0].strip("_") or "mylib"
+    signatures = _documented(fn, f"{module}:{name}") if fn is not None else []
+    known = bool(signatures)
+    signatures = signatures or _written(place)
+    if not signatures:
+        return ""
+    return render(Draft(
+        f"{call} at {place.short}", namespace if namespace.isidentifier() else "mylib", "op", signatures,
+        f"import {module}\n" if known else "", f"{module}.{name}" if known else "", by="shiplap doctor",
+    )).rstrip()  # fmt: skip
+
+
+def _documented(fn: object, where: str) -> list[Signature]:
+    try:
+        return [s for s in of_function(fn, where) if callable(fn)] if callable(fn) else []
+    except ShiplapError:  # its signature cannot be read: the call as written says more
+        return []
+
+
+def _written(place: Place) -> list[Signature]:
+    call = call_at(place, "foreign")
+    if not isinstance(call, ast.Call):
+        return []
+    signature = of_call(call)
+    name = re.sub(r"\W", "_", signature.name) or "kernel"
+    return [Signature(name, signature.parameters, signature.returns, signature.text)]
+
+
+def _find(module: str, name: str, paths: tuple[Path, ...]) -> object:
+    """The function itself: the program imported its module, so importing it here asks for nothing new."""
+    if not module:
+        return None
+    with _searching(paths), contextlib.redirect_stdout(sys.stderr):
+        try:
+            return getattr(importlib.import_module(module), name, None)
+        except BaseException as e:  # a module may even exit
+            if isinstance(e, KeyboardInterrupt):
+                raise
+            return None
+
+
+@contextlib.contextmanager
+def _searching(paths: tuple[Path, ...]) -> Iterator[None]:
+    before = list(sys.path)
+    sys.path[:0] = [str(p) for p in paths]
+    try:
+        yield
+    finally:
+        sys.path[:] = before
+
+
+_EXAMPLES: dict[str, Example] = {
+    "item": _text(_ITEM_SIZE),
+    "shape": _text(_BOUND),
+    "branch": _text(_BRANCH),
+    "autograd_function": _text(_FUNCTION),
+    "print": _text(_PRINT),
+    "foreign": _declaration,
+    "launcher": _declaration,
+    "numpy": _declaration,
+    "object": _declaration,
+}

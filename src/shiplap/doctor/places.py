@@ -1,0 +1,107 @@
+"""Whose line is it: torch's, Python's, an installed package's or the user's own; and what does it say."""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import re
+import sysconfig
+from collections.abc import Iterable, Sequence
+from functools import cache
+from pathlib import Path
+
+from shiplap.doctor.diagnosis import Place
+
+__all__ = ["chain", "definition", "frames", "innermost", "own", "place", "statement"]
+
+_FRAME = re.compile(r'^ +File "([^"]+)", line (\d+), in (.+)$', re.MULTILINE)
+_SITE = re.compile(r"/(?:site|dist)-packages/([^/]+?)(?:\.py)?(?:/|$)")
+_PYTHON = tuple(str(Path(sysconfig.get_path(name)).resolve()) + "/" for name in ("stdlib", "platstdlib"))
+_HIDDEN = frozenset({"torch", "functorch", "torch._dynamo"})
+_OURSELVES = str(Path(__file__).resolve().parent) + "/"
+
+
+def frames(text: str) -> list[Place]:
+    """The frames of a printed traceback, outermost first."""
+    return [place(file, int(line), function) for file, line, function in _FRAME.findall(text)]
+
+
+def place(file: str, line: int, function: str = "") -> Place:
+    """A line with its code and the package that it belongs to."""
+    return Place(file, line, _original(function), linecache.getline(file, line).strip(), package(file))
+
+
+def _original(function: str) -> str:
+    """Torch continues ``forward`` after a break as ``torch_dynamo_resume_in_forward_at_12``."""
+    match = re.fullmatch(r"torch_dynamo_resume_in_(.+)_at_\d+", function)
+    return "" if function == "?" else match[1].replace("__", "") if match else function
+
+
+@cache
+def package(file: str) -> str:
+    """The installed package that ``file`` belongs to; ``"python"`` for the standard library, empty for one's own."""
+    if match := _SITE.search(file):
+        return match[1]
+    if file.startswith("<frozen") or str(Path(file).resolve()).startswith(_PYTHON):
+        return "python"
+    if file.startswith(_OURSELVES):
+        return "shiplap"
+    root = Path(file)
+    while (root.parent / "__init__.py").is_file():
+        root = root.parent
+    installed = root.is_dir() and next(root.parent.glob("*.dist-info"), None) is not None  # pip install --target
+    return root.name if installed else ""
+
+
+def _foreign(p: Place) -> bool:
+    return p.package not in _HIDDEN and p.package != "python"
+
+
+def innermost(stack: Sequence[Place]) -> Place | None:
+    """The innermost line that somebody other than torch or Python wrote; else the innermost there is."""
+    return next((p for p in reversed(stack) if _foreign(p)), stack[-1] if stack else None)
+
+
+def own(stack: Sequence[Place]) -> Place | None:
+    """The innermost line of the user's own code."""
+    return next((p for p in reversed(stack) if not p.package), None)
+
+
+def chain(stack: Iterable[Place], end: Place) -> tuple[Place, ...]:
+    """The way to ``end`` without torch, Python, the doctor and repetitions: from the user's first line on."""
+    steps = [p for p in stack if _foreign(p) and not p.file.startswith(_OURSELVES)]
+    start = next((i for i, p in enumerate(steps) if not p.package), 0)
+    unique = list(dict.fromkeys(steps[start:]))
+    return (*(p for p in unique if (p.file, p.line) != (end.file, end.line)), end)
+
+
+def statement(p: Place) -> ast.stmt | None:
+    """The innermost statement that covers the line, parsed; None where the source cannot be had."""
+    tree = _parsed(p.file)
+    if tree is None:
+        return None
+    found = None
+    for node in ast.walk(tree):  # breadth first: the last that covers the line is the innermost
+        if isinstance(node, ast.stmt) and node.lineno <= p.line <= (node.end_lineno or node.lineno):
+            found = node
+    return found
+
+
+@cache
+def definition(file: str, line: int) -> int:
+    """The line on which the function around ``line`` is defined, below its decorators; ``line`` itself outside one."""
+    tree, found = _parsed(file), line
+    for node in ast.walk(tree) if tree else ():
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+            if first <= line <= (node.end_lineno or node.lineno):
+                found = node.lineno
+    return found
+
+
+@cache
+def _parsed(file: str) -> ast.Module | None:
+    try:
+        return ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError):
+        return None

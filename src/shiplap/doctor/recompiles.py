@@ -1,0 +1,145 @@
+"""Why a function was compiled again: the guard that failed, what varied, and what to do about it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from shiplap.doctor.diagnosis import Recompile
+from shiplap.doctor.places import definition, place
+from shiplap.doctor.sightings import Compilation
+
+__all__ = ["VARIED", "Failure", "parse_guard", "recompiles"]
+
+
+@dataclass(frozen=True)
+class Varied:
+    """A kind of variation: its title, the remedy in one sentence, and an example in which ``{name}`` stands."""
+
+    title: str
+    fix: str
+    example: str = ""
+
+
+VARIED: dict[str, Varied] = {
+    "size": Varied(
+        "a tensor's size",
+        "mark the dim as dynamic before the first call, or compile with dynamic=True; @sl.op keeps dims symbolic",
+        "torch._dynamo.mark_dynamic({name}, {dim})  # before the first call",
+    ),
+    "small": Varied(
+        "a size of 0 or 1",
+        "sizes 0 and 1 get a version of their own; pad to 2, or mark the dim with torch._dynamo.mark_unbacked",
+        "torch._dynamo.mark_unbacked({name}, {dim})  # never specialised, not even on 0 and 1",
+    ),
+    "rank": Varied("a tensor's number of dims", "reshape to one rank before the compiled function",
+                   "{name} = {name}.reshape(-1, {name}.shape[-1])"),
+    "stride": Varied("a tensor's memory layout", "call .contiguous() in front of the compiled function",
+                     "{name} = {name}.contiguous()"),
+    "dtype": Varied("a tensor's dtype", "convert in front of the compiled function: there is one version per dtype",
+                    "{name} = {name}.to(torch.float32)"),
+    "device": Varied("a tensor's device, subclass or dispatch keys", "one device and one tensor class per function"),
+    "grad": Varied("requires_grad of a tensor, or the grad mode",
+                   "call it under one mode: the same torch.no_grad() or requires_grad each time"),
+    "value": Varied(
+        "a Python number, string or bool",
+        "pass it as a tensor, or as an int argument that stays symbolic (SymInt); strings and bools are compiled in",
+        "torch.compile(fn, dynamic=True)  # ints stay symbolic; a float: pass torch.tensor({name})",
+    ),
+    "attribute": Varied(
+        "an attribute of a module or object",
+        "keep counters out of forward, or make the attribute a buffer: self.register_buffer(...)",
+        'self.register_buffer("{leaf}", torch.tensor(0))  # in __init__',
+    ),
+    "length": Varied("the length of a list or dict", "pass a tensor, or pad to one length"),
+    "type": Varied("a Python type", "pass one type: always float, or always int, or always a tensor"),
+    "identity": Varied("which object it was", "create it once, outside the compiled function, and reuse it"),
+    "other": Varied("something else", "read the guard; what it names has to stay the same from call to call"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One failed guard: what varied, and from which value to which."""
+
+    cause: str
+    subject: str
+    values: tuple[str, ...] = ()
+
+
+_TENSOR = re.compile(r"tensor '(?P<name>.+?)' (?P<what>.+?) mismatch(?: at index (?P<dim>\d+))?"
+                     r"(?:\. expected (?P<old>.+?), actual (?P<new>.+))?$")  # fmt: skip
+_EQUAL = re.compile(r"^(?P<name>[^=<>!]+?) (?:==|is) (?P<old>.+)$")
+_KINDS = {"size": "size", "rank": "rank", "stride": "stride", "dtype": "dtype", "requires_grad": "grad"}
+
+
+def parse_guard(reason: str) -> Failure:
+    """``0/0: tensor 'x' size mismatch at index 0. expected 4, actual 5`` → what varied."""
+    guard = _guard(reason)
+    if match := _TENSOR.search(guard):
+        return _tensor(match)
+    name = _source(guard)
+    if "___check_type_id" in guard or "type(" in guard:
+        return Failure("type", name)
+    if "___check_obj_id" in guard or " is " in guard:
+        return Failure("identity", name)
+    if "GLOBAL_STATE" in guard or "grad_mode" in guard or "requires_grad" in guard:
+        return Failure("grad", "the grad mode or another global setting" if "GLOBAL" in guard else name)
+    if re.search(r"\.size\(\)|\.shape|size\(\)\[", guard):
+        return Failure("small" if re.search(r"(^|\D)[012]( |$)", guard) else "size", guard)
+    if guard.startswith("len("):
+        return Failure("length", guard.partition(" ")[0])
+    if match := _EQUAL.match(guard):
+        return Failure("attribute" if "." in match["name"] else "value", match["name"], (match["old"],))
+    return Failure("other", name or guard)
+
+
+def _tensor(match: re.Match[str]) -> Failure:
+    values = tuple(v for v in (match["old"], match["new"]) if v)
+    cause = _KINDS.get(match["what"].split()[-1], "device")
+    if cause == "size" and {"0", "1"} & set(values):
+        cause = "small"
+    return Failure(cause, match["name"] + (f", dim {match['dim']}" if match["dim"] is not None else ""), values)
+
+
+def _guard(reason: str) -> str:
+    """The condition alone: no version in front, no source line and no stack behind."""
+    first = re.sub(r"^\d+/\d+: ", "", reason.strip().splitlines()[0])
+    return re.split(r"\s+# |\s+\(HINT", first)[0].strip()
+
+
+def _source(guard: str) -> str:
+    match = re.search(r"\(([^,()]+)", guard) or re.match(r"(?:not )?([\w.\[\]']+)", guard)
+    return match[1] if match else ""
+
+
+def recompiles(compiled: Iterable[Compilation]) -> list[Recompile]:
+    """One entry per function, cause and subject, the dearest first."""
+    groups: dict[tuple[str, int, str, str], list[tuple[Compilation, str, Failure]]] = {}
+    for c in compiled:
+        reason = c.metrics.get("recompile_reason")
+        if reason and c.file:
+            failure = parse_guard(str(reason))
+            start = definition(c.file, c.line)  # a function that goes on after a break is the same function
+            groups.setdefault((c.file, start, failure.cause, failure.subject), []).append((c, str(reason), failure))
+    return sorted(map(_group, groups.values()), key=lambda r: r.cost, reverse=True)
+
+
+def _group(rows: list[tuple[Compilation, str, Failure]]) -> Recompile:
+    (first, reason, failure), varied = rows[0], VARIED[rows[0][2].cause]
+    subject, _, dim = failure.subject.partition(", dim ")
+    example = varied.example.replace("{name}", subject).replace("{dim}", dim or "0")
+    stack0 = subject.startswith("___")  # a value that torch itself carries over a graph break
+    return Recompile(
+        place=place(first.file, definition(first.file, first.line), first.function),
+        cause=failure.cause,
+        subject=failure.subject,
+        values=tuple(dict.fromkeys(v for _, _, f in rows for v in f.values)),
+        guard=_guard(reason),
+        fix="it is carried over a graph break; remove that break first" if stack0 else varied.fix,
+        example="" if stack0 else example.replace("{leaf}", subject.rpartition(".")[2]),
+        times=len(rows),
+        seconds=sum(c.seconds for c, _, _ in rows),
+        limit=any("recompile limit" in str(c.metrics.get("fail_reason")) for c, _, _ in rows),
+    )

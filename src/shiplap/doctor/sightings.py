@@ -1,0 +1,143 @@
+"""Torch's events → single sightings of a graph break: message, stack, which compilation, how dear it was."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from shiplap.doctor import registry
+from shiplap.doctor.causes import Message
+from shiplap.doctor.diagnosis import Place
+from shiplap.doctor.places import frames, place
+from shiplap.doctor.trace import Event, Trace
+
+__all__ = ["Compilation", "Sighting", "compilations", "parse_message", "sightings"]
+
+_AT = re.compile(r"^Graph break in user code at (.+):(\d+)$", re.MULTILINE)
+_STACK = re.compile(r"User code traceback:|The graph break occurred in the following user code:")
+_TRACEBACK = re.compile(r"^(?:Traceback \(most recent call last\):|NoneType: None)$", re.MULTILINE)
+_ENDS = ("\nStack variable source attribution:", "\nUser code traceback:", "\nfrom user code:", "\n*** While handling",
+         "\nSet TORCHDYNAMO_VERBOSE", "\nThe above exception")  # fmt: skip
+_SECTION = re.compile(r"^  (Explanation|Hint|Developer debug context): ?", re.MULTILINE)
+_ID = re.compile(r"/gb/(gb\d+)\.html")
+SKIPPED = "Skipping the function and falling back to eager"
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """One compilation of one function, as torch measured it."""
+
+    process: int
+    compile_id: str
+    function: str
+    file: str
+    line: int
+    seconds: float
+    metrics: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def frame(self) -> tuple[int, str]:
+        """The compiled function, whatever its version."""
+        return self.process, self.compile_id.partition("/")[0]
+
+    @property
+    def key(self) -> tuple[int, str]:
+        return self.process, self.compile_id
+
+
+@dataclass(frozen=True)
+class Sighting:
+    """A break as it was logged once."""
+
+    message: Message
+    stack: tuple[Place, ...]
+    process: int
+    compile_id: str
+    seconds: float = 0.0
+
+
+def compilations(trace: Trace) -> list[Compilation]:
+    """What was compiled; backward graphs are part of their function's entry, not entries of their own."""
+    found: list[Compilation] = []
+    for event in trace.of("compilation_metrics"):
+        m = event.data
+        frame, _, version = str(m.get("compile_id") or "").rpartition("/")
+        if not version or m.get("is_runtime") or (m.get("co_name") is None and m.get("fail_type") is None):
+            continue
+        known = next((c for c in found if c.frame == (event.process, frame)), None)  # past the limit it has no name
+        found.append(Compilation(
+            event.process, f"{frame}/{version}", m.get("co_name") or (known.function if known else ""),
+            m.get("co_filename") or (known.file if known else ""),
+            m.get("co_firstlineno") or (known.line if known else 0),
+            float(m.get("entire_frame_compile_time_s") or 0.0), m,
+        ))  # fmt: skip
+    return found
+
+
+def sightings(trace: Trace, compiled: list[Compilation]) -> Iterator[Sighting]:
+    """Breaks that torch logged as such, then those that only ended a compilation."""
+    seconds = {c.key: c.seconds for c in compiled}
+    logged = list(trace.of("dynamo_graph_break_reason"))
+    count = Counter(map(_key, logged))
+    for event in logged:  # several breaks of one compilation share its time
+        yield _logged(event, seconds.get(_key(event), 0.0) / count[_key(event)])
+    for c in compiled:
+        if c.metrics.get("fail_type") and c.key not in count:
+            yield _failed(c)
+
+
+def _key(event: Event) -> tuple[int, str]:
+    return event.process, event.compile_id
+
+
+def _logged(event: Event, seconds: float) -> Sighting:
+    text = event.payload
+    found = _STACK.search(text)
+    tail = text[found.end() :] if found else ""
+    cut = _TRACEBACK.search(tail)
+    stack = frames(tail[: cut.start()] if cut else tail)
+    at = _AT.search(text)
+    if at and not (stack and (stack[-1].file, stack[-1].line) == (at[1], int(at[2]))):
+        stack.append(place(at[1], int(at[2])))
+    head = text[: found.start()] if found else text
+    return Sighting(parse_message(head or text), tuple(stack), event.process, event.compile_id, seconds)
+
+
+def _failed(c: Compilation) -> Sighting:
+    """A compilation that failed without a logged break: fullgraph=True, or too many recompiles."""
+    m = c.metrics
+    message = parse_message(str(m.get("fail_reason") or m["fail_type"]), str(m["fail_type"]))
+    stack = [place(c.file, c.line, c.function)] if c.file else []
+    if m.get("fail_user_frame_filename"):
+        stack.append(place(m["fail_user_frame_filename"], int(m.get("fail_user_frame_lineno") or 0)))
+    return Sighting(message, tuple(stack), c.process, c.compile_id, c.seconds)
+
+
+def parse_message(text: str, kind: str = "") -> Message:
+    """A message of ``torch._dynamo.exc.Unsupported``, or any other text, whose first line is then the reason."""
+    skipped = SKIPPED in text or "graph break in loop" in text or "results in a skip" in text
+    body = re.sub(r"\A.*?^Graph Break Reason: [^\n]*?(?::\n\n?|\Z)", "", text, count=1, flags=re.DOTALL | re.MULTILINE)
+    if body == text:
+        body = text.partition("Graph Break Reason: ")[2] or text
+    id = _ID.search(body)
+    for end in _ENDS:
+        body = body.partition(end)[0]
+    parts = _SECTION.split(body.partition("\n For more details")[0])
+    reason = next((line.strip() for line in parts[0].splitlines() if line.strip()), kind or "unknown reason")
+    named = list(zip(parts[1::2], (_dedent(p) for p in parts[2::2]), strict=True))
+    entry = registry.by_id(id[1]) if id else registry.by_type(reason)
+    return Message(
+        reason,
+        next((v for n, v in named if n == "Explanation"), ""),
+        tuple(v for n, v in named if n == "Hint"),
+        next((v for n, v in named if n.startswith("Developer")), ""),
+        entry.id if entry else (id[1].upper() if id else ""),
+        skipped or "recompile limit exceeded" in reason,
+    )
+
+
+def _dedent(text: str) -> str:
+    return "\n".join(line.strip() for line in text.strip().splitlines() if line.strip())

@@ -1,0 +1,113 @@
+"""What torch wrote down: its structured trace, as events, from the files of other processes or from this one.
+
+A trace file holds one line per event, a JSON object after a log prefix; an event's payload follows, indented by a tab.
+Verified on the files of torch 2.13; kinds of events that are not listed here are not read.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shiplap import compat
+
+__all__ = ["Event", "Trace", "read", "recording"]
+
+_LINE = re.compile(r"^[VDIWEC]\d{4} \S+ (\d+) [^\]]*\] (\{.*)$")
+_ARTIFACTS = ("dynamo_graph_break_reason", "dynamo_error")
+_QUICK = ('{"artifact": ', '{"compilation_metrics": ', '{"dynamo_start": ', '{"dynamo_output_graph": ')
+
+
+@dataclass(frozen=True)
+class Event:
+    """``kind``: an artifact's name, else the event's key; ``data``: its fields; ``compile_id``: ``"frame/version"``."""
+
+    kind: str
+    process: int
+    compile_id: str
+    data: dict[str, Any] = field(default_factory=dict)
+    payload: str = ""
+
+
+@dataclass
+class Trace:
+    """All events of a run that matter here, in order, process by process."""
+
+    events: list[Event] = field(default_factory=list)
+
+    def of(self, kind: str) -> Iterator[Event]:
+        return (e for e in self.events if e.kind == kind)
+
+    def add(self, process: int, metadata: dict[str, Any], payload: Callable[[], str]) -> None:
+        """Keep an event if it is of a kind that is read later; the payload is asked for only then."""
+        kind = _kind(metadata)
+        if kind is None:
+            return
+        data = metadata[kind] if kind not in _ARTIFACTS else {}
+        text = payload() if kind in _ARTIFACTS else ""
+        self.events.append(Event(kind, process, _compile_id(metadata), data if isinstance(data, dict) else {}, text))
+
+
+def _kind(metadata: dict[str, Any]) -> str | None:
+    artifact = metadata.get("artifact")
+    if isinstance(artifact, dict):
+        return artifact["name"] if artifact.get("name") in _ARTIFACTS else None
+    return next((k for k in ("compilation_metrics", "dynamo_start", "dynamo_output_graph") if k in metadata), None)
+
+
+def _compile_id(metadata: dict[str, Any]) -> str:
+    """Frame and version, unique within a process."""
+    prefix = f"{metadata['compiled_autograd_id']}/" if "compiled_autograd_id" in metadata else ""
+    return f"{prefix}{metadata.get('frame_id', '')}/{metadata.get('frame_compile_id', '')}"
+
+
+def read(directory: Path) -> Trace:
+    """The trace files of a directory, oldest first; a line cut off by a crash is passed over."""
+    trace = Trace()
+    for path in sorted(directory.glob("*.log"), key=lambda p: (p.stat().st_mtime, p.name)):
+        with path.open(encoding="utf-8", errors="replace") as lines:
+            _read_file(lines, trace)
+    return trace
+
+
+def _read_file(lines: Iterator[str], trace: Trace) -> None:
+    header: tuple[int, dict[str, Any]] | None = None
+    payload: list[str] = []
+
+    def keep() -> None:
+        if header is not None:
+            trace.add(*header, lambda: "".join(payload))
+
+    for line in lines:
+        if line.startswith("\t"):
+            if header is not None:
+                payload.append(line[1:])
+            continue
+        keep()
+        header, payload = _header(line), []
+    keep()
+
+
+def _header(line: str) -> tuple[int, dict[str, Any]] | None:
+    match = _LINE.match(line)
+    if match is None or not match[2].startswith(_QUICK):
+        return None
+    try:
+        return int(match[1]), json.loads(match[2])
+    except json.JSONDecodeError:
+        return None
+
+
+@contextmanager
+def recording() -> Iterator[Trace]:
+    """Collect the events of this process; torch's own trace, if there is one, goes on as before."""
+    import os
+
+    trace = Trace()
+    with compat.structured_trace(lambda metadata, payload: trace.add(os.getpid(), metadata, lambda: payload)):
+        yield trace
