@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-VERBS = ("env", "init", "audit", "header", "demo")
+VERBS = ("env", "init", "audit", "doctor", "header", "demo")
 
 
 @pytest.mark.parametrize("verb", VERBS)
