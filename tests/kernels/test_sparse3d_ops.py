@@ -62,6 +62,15 @@ def test_subm_table(n, kernel):
     same(sparse3d.subm_table, x.coords, [9, 8, 7], kernel, [1, 2, 1])
 
 
+@pytest.mark.parametrize("cells", [[(0, 0, 0)], [(0, 0, 0), (0, 0, 1)], [(8, 7, 6)], [(0, 0, 6), (0, 1, 0)]])
+@pytest.mark.parametrize("kernel", [[3, 3, 3], [1, 1, 3], [5, 5, 5], [2, 2, 2]])
+def test_tables_at_the_corners_of_the_grid(cells, kernel):
+    """From the first cell a tap below the grid has key -1, which also marks the end of the keys."""
+    coords = torch.tensor([(0, *cell) for cell in cells], dtype=torch.int32)
+    same(sparse3d.subm_table, coords, [9, 8, 7], kernel, ONE)
+    same(sparse3d.conv_table, coords, coords, [9, 8, 7], kernel, ONE, [k // 2 for k in kernel], ONE)
+
+
 @pytest.mark.parametrize("n", [0, 1, 300])
 @pytest.mark.parametrize(("kernel", "stride", "padding", "dilation"), [
     ([3, 3, 3], [2, 2, 2], [1, 1, 1], ONE), ([2, 2, 2], [2, 2, 2], [0, 0, 0], ONE),

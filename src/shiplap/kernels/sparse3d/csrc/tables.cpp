@@ -90,10 +90,12 @@ class TableWalk {
       const int64_t skipped = std::max<int64_t>(0, -z);            // taps below the grid
       const int64_t end = std::min<int64_t>(run.length, depth - z);  // taps above it
       if (skipped >= end) continue;
-      const uint64_t wanted = query.key + offset;
-      cursor = advance(cursor, wanted + static_cast<uint64_t>(skipped));
-      for (const uint64_t* hit = cursor; *hit - wanted < static_cast<uint64_t>(end); ++hit) {
-        query.taps[run.first_tap + static_cast<int64_t>(*hit - wanted)] =
+      // Counted from the first tap inside the grid: from one below it, `wanted` may be -1, the key at the end.
+      const uint64_t wanted = query.key + offset + static_cast<uint64_t>(skipped);
+      const auto span = static_cast<uint64_t>(end - skipped);
+      cursor = advance(cursor, wanted);
+      for (const uint64_t* hit = cursor; *hit - wanted < span; ++hit) {
+        query.taps[run.first_tap + skipped + static_cast<int64_t>(*hit - wanted)] =
             inputs_.row(hit - inputs_.keys);
       }
     }
