@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from torch.library import Library
 
 __all__ = ["CAPABILITIES", "Capability"]
 
-VERIFIED = ("2.11", "2.13", "2.15")
+VERIFIED = ("2.11", "2.13")
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,7 @@ CAPABILITIES = (
     Capability("compile counters", "torch._dynamo.utils.counters, torch._dynamo.utils.compile_times"),
     Capability("dynamic dims", "torch._dynamo.mark_dynamic"),
     Capability("graph-break registry", "torch/_dynamo/graph_break_registry.json", ("2.13",)),
+    Capability("abandoned captures", "torch._C._cuda_endAllocateToPool, _cuda_releasePool", ("2.11",)),
     Capability("structured trace", "TORCH_TRACE, logger torch.__trace: metadata, payload of records", ("2.13",)),
 )
 
@@ -194,14 +195,25 @@ def structured_trace(emit: Callable[[dict[str, Any], str], None]) -> Iterator[No
                 emit(metadata, getattr(record, "payload", None) or "")
 
     logger, handler = logging.getLogger("torch.__trace"), Handler(logging.DEBUG)
-    level = logger.level
+    level, propagate = logger.level, logger.propagate
     logger.addHandler(handler)
     logger.setLevel(logging.DEBUG)  # torch's own level; it is set only where TORCH_TRACE was seen
+    logger.propagate = False  # these records have no text; the program's log must not fill with them
     try:
         yield
     finally:
         logger.removeHandler(handler)
         logger.setLevel(level)
+        logger.propagate = propagate
+
+
+def abandon_capture(device: int, pool: Any) -> None:
+    """After a CUDA capture that could not be ended: the allocator and the generator leave it as well."""
+    for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
+        with suppress(RuntimeError, AttributeError):  # torch got this far by itself
+            getattr(torch._C, name)(device, pool)
+    generator = torch.cuda.default_generators[device]
+    generator.graphsafe_set_state(generator.clone_state())  # a copy does not take itself for captured
 
 
 def reset_compiler() -> None:
