@@ -151,6 +151,10 @@ CATALOGUE: dict[str, Entry] = {
          "regenerate the header with 'shiplap header', then rebuild the library"),
         ("SL404", "declaration has no C form", "The C ABI carries tensors, optional tensors and scalars.",
          "split the argument, or bind a Python launcher instead"),
+        ("SL405", "no native binding", "It is compiled on your machine; until it is there the Python binding serves.",
+         "install a C++20 compiler or set CXX; SHIPLAP_NATIVE=0 asks for none"),
+        ("SL406", "cache directory that is not private", "What lies in it is loaded as code.",
+         "chmod 700 the directory, or set SHIPLAP_CACHE_DIR to one of your own"),
     ]),
     **_entries(AuditError, [
         ("SL501", "nothing to audit", "The target names no declared op.",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
+
+from platformdirs import user_cache_path
 
 __all__ = ["Settings", "describe", "settings"]
 
@@ -15,25 +17,29 @@ class Settings:
 
     library_path: str = ""
     strict: bool = False
+    native: bool = True
+    cache_dir: str = field(default_factory=lambda: str(user_cache_path("shiplap")))
 
     @staticmethod
-    def variable(field: str) -> str:
-        return f"SHIPLAP_{field.upper()}"
+    def variable(name: str) -> str:
+        return f"SHIPLAP_{name.upper()}"
 
 
 _MEANING = {
     "library_path": "directory searched first for C ABI kernel libraries",
     "strict": "1: raise SL306 instead of running the reference where no kernel exists",
+    "native": "0: C ABI kernels stay with the Python binding, no compiler is started",
+    "cache_dir": "directory of native bindings, private to you",
 }
 
 
 def settings() -> Settings:
     """Read the environment now: cheap, and a test or notebook that sets a variable is believed."""
     values: dict[str, Any] = {}
-    for field in fields(Settings):
-        raw = os.environ.get(Settings.variable(field.name))
+    for each in fields(Settings):
+        raw = os.environ.get(Settings.variable(each.name))
         if raw is not None:
-            values[field.name] = raw not in ("", "0", "false") if field.type == "bool" else raw
+            values[each.name] = raw.strip().lower() not in ("", "0", "false") if each.type == "bool" else raw
     return Settings(**values)
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from shiplap.codegen import CParameter, prototype
 from shiplap.errors import error
+from shiplap.impl import native
 from shiplap.impl.header import signature
 from shiplap.impl.library import load_symbol
 from shiplap.op.check import Binding, shape_of
@@ -105,7 +106,7 @@ class CAbi:
 
     def bind(self, spec: OpSpec, workspace: Expr | None) -> Callable[[Binding], tuple[Tensor, ...]]:
         """The kernel for ``spec``. The library is opened at the first call, never at import."""
-        return _BoundKernel(self, spec, workspace)
+        return BoundKernel(self, spec, workspace)
 
 
 def cabi(library: str | os.PathLike[str], symbol: str, *, strided: Iterable[str] = ()) -> CAbi:
@@ -125,13 +126,14 @@ def cabi(library: str | os.PathLike[str], symbol: str, *, strided: Iterable[str]
     return CAbi(library, symbol, strided)
 
 
-class _BoundKernel:
+class BoundKernel:
     """``Runnable`` for one spec: everything that does not depend on the call is worked out here."""
 
     def __init__(self, source: CAbi, spec: OpSpec, workspace: Expr | None) -> None:
         self.source, self.spec, self.workspace = source, spec, workspace
         self.parameters = prototype(spec)
         self.signature = signature(spec)
+        self.calls, self.why, self.digest = 0, "", ""  # of the native binding: calls until then, or why there is none
         self._function: Any = None
 
     def __call__(self, call: Binding) -> tuple[Tensor, ...]:
@@ -148,6 +150,8 @@ class _BoundKernel:
         self._invoke(function, call, values, extents)
         for target, copy in write_back:
             target.copy_(copy)
+        if self.calls >= 0:
+            native.consider(self)
         return self._narrow(call, outs, extents) if extents else outs
 
     def _inputs(self, call: Binding) -> tuple[dict[str, Tensor | None], list[tuple[Tensor, Tensor]]]:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from shiplap.errors import ShiplapError, error
+from shiplap.errors import CATALOGUE, ShiplapError, error
+from shiplap.op.check import Checker
 from shiplap.op.schema import schema
-from shiplap.op.spec import Arg, OpSpec
+from shiplap.op.spec import Arg
 
-__all__ = ["explain", "mismatch"]
+__all__ = ["explain", "mismatch", "restated"]
 
 _IS: dict[str, Callable[[Any], bool]] = {
     "int": lambda v: hasattr(v, "__index__") and not (isinstance(v, Tensor) and v.dim()),
@@ -24,11 +26,12 @@ _IS: dict[str, Callable[[Any], bool]] = {
 
 
 def explain(
-    spec: OpSpec, signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any], cause: Exception
+    checker: Checker, signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any], cause: Exception
 ) -> None:
-    """Raise SL209 if the arguments are not of the declared kinds; return if the failure has another reason."""
+    """Raise SL209 if the arguments are not of the declared kinds, or what native code meant; else return."""
     if isinstance(cause, ShiplapError):
         return
+    spec = checker.spec
     try:
         given = signature.bind(*args, **kwargs).arguments
     except TypeError as e:
@@ -38,6 +41,19 @@ def explain(
             expected = f"{_declared(arg)}{' or None' if arg.optional else ''}"
             where = f"{spec.name}, argument {arg.name!r}"
             raise error("SL209", where=where, got=got, expected=expected) from None
+    if (meant := restated(cause)) is not None:
+        if meant.id < "SL211":  # what the checks of the declaration say, they say better
+            checker.bind(tuple(given.get(a.name, a.default) for a in spec.args))
+        raise meant from None
+
+
+def restated(cause: Exception) -> ShiplapError | None:
+    """The catalogue error whose text an exception from native code carries: C++ knows no Python classes."""
+    found = re.search(r"\b(SL\d{3}): (.*)((?:\n  (?:where|got|expected|fix) .*)*)", str(cause))
+    if found is None or found[1] not in CATALOGUE:
+        return None
+    rows = dict(re.findall(r"^  (where|got|expected|fix) +(.*)$", found[3], re.MULTILINE))
+    return error(found[1], what=found[2], **{"where": "", **rows})
 
 
 def mismatch(arg: Arg, value: Any) -> str:

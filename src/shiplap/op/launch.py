@@ -28,6 +28,7 @@ __all__ = [
     "allocate_workspace",
     "check_sharing",
     "fit_outputs",
+    "on_poison",
     "poisoned_workspace",
 ]
 
@@ -42,7 +43,8 @@ class Runnable(Protocol):
 class Kernel:
     """One implementation of an op for one device type.
 
-    ``supports`` gets the arguments and returns True or the reason why not; ``identity`` is what digests see.
+    ``dtypes`` are those that the dtype classes of a call may have, empty for all declared ones. ``supports`` gets the
+    arguments and returns True or the reason why not; ``identity`` is what digests see.
     """
 
     name: str
@@ -50,9 +52,13 @@ class Kernel:
     run: Runnable
     identity: str
     supports: Callable[..., bool | str] | None = None
+    dtypes: tuple[str, ...] = ()
 
     def refuses(self, call: Binding) -> str:
         """Empty when the kernel takes this call, else the reason."""
+        for dtype in call.dtypes.values() if self.dtypes else ():
+            if str(dtype).removeprefix("torch.") not in self.dtypes:
+                return f"it takes {' and '.join(self.dtypes)}, not {dtype}"
         verdict = True if self.supports is None else self.supports(*call.args)
         return "" if verdict is True else (verdict or "supports() returned False")
 
@@ -154,16 +160,30 @@ def _tensors(args: Sequence[Any]) -> Iterator[Tensor]:
 
 
 _fill: ContextVar[int | None] = ContextVar("shiplap_workspace_fill", default=None)
+_listeners: list[Callable[[int | None], None]] = []
+
+
+def on_poison(listener: Callable[[int | None], None]) -> None:
+    """Tell ``listener`` the byte in force, now and at each change: for bindings that allocate workspaces themselves."""
+    _listeners.append(listener)
+    listener(_fill.get())
+
+
+def _tell() -> None:
+    for listener in _listeners:
+        listener(_fill.get())
 
 
 @contextmanager
 def poisoned_workspace(byte: int) -> Iterator[None]:
     """Within this context every workspace arrives filled with ``byte``: what a kernel must not depend on."""
     token = _fill.set(byte)
+    _tell()
     try:
         yield
     finally:
         _fill.reset(token)
+        _tell()
 
 
 def allocate_workspace(expr: Expr | None, call: Binding) -> Tensor:

@@ -6,7 +6,8 @@ import hashlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 from torch.library import Library
@@ -30,6 +31,14 @@ from shiplap.settings import settings
 __all__ = ["AdoptedOp", "Op", "adopt", "op"]
 
 
+class Native(Protocol):
+    """Native code registered for an op, ahead of ``Op.execute``."""
+
+    library: Path
+
+    def release(self) -> None: ...
+
+
 class Op:
     """A declared op. Call it like the function it was declared from.
 
@@ -40,6 +49,7 @@ class Op:
         raw: the same below autograd and autocast; compiled graphs hold this one.
         kernels: implementations by device type, first one first.
         gradient: the declared backward, or None.
+        native: the native binding in force, or None: then ``execute`` serves.
         sampler: builds arguments for the audit, or None: then they are drawn from the declaration.
     """
 
@@ -51,6 +61,7 @@ class Op:
         self.kernels: dict[str, list[Kernel]] = {}
         self.gradient: Backward | None = None
         self.sampler: Callable[..., tuple[Any, ...]] | None = None
+        self.native: Native | None = None
         self._checker, self._bind = Checker(spec), compile_bind(spec)
         self._differentiable = not spec.mutated and floating_outputs(spec)
         self._register()
@@ -63,7 +74,7 @@ class Op:
                 return self.raw(*args, **kwargs)
             return self.overload(*args, **kwargs)
         except (RuntimeError, TypeError) as e:
-            explain(self.spec, self.__signature__, args, kwargs, e)
+            explain(self._checker, self.__signature__, args, kwargs, e)
             raise
 
     def __reduce__(self) -> str:
@@ -81,25 +92,29 @@ class Op:
         *,
         name: str | None = None,
         workspace: str | None = None,
+        dtypes: Iterable[str] = (),
         supports: Callable[..., bool | str] | None = None,
     ) -> Any:
         """Bind a kernel for ``device`` (a device type such as ``"cpu"``); the last one bound is tried first.
 
         ``implementation`` is a Python function (out-style or functional) or an object with ``bind(spec)`` such as
         ``sl.cabi(...)``; without it this is a decorator. ``workspace`` is a dim expression in bytes (it may use
-        ``threads`` and ``itemsize``); ``supports`` gets the arguments and returns True or the reason why not.
-        Binding a name again replaces that kernel.
+        ``threads`` and ``itemsize``). ``dtypes`` names what the kernel takes where the declaration admits more;
+        ``supports`` gets the arguments and returns True or the reason why not (and keeps the kernel from being bound
+        natively). Binding a name again replaces that kernel.
         """
         if implementation is None:
-            return lambda fn: self.kernel(device, fn, name=name, workspace=workspace, supports=supports)
+            return lambda fn: self.kernel(device, fn, name=name, workspace=workspace, dtypes=dtypes, supports=supports)
         device = device.partition(":")[0]
         scratch = read_workspace(self.spec, workspace) if workspace else None
+        taken = (dtypes,) if isinstance(dtypes, str) else tuple(dtypes)
         if hasattr(implementation, "bind"):
             run, identity, label = implementation.bind(self.spec, scratch), implementation.identity, implementation.name
         else:
             run, identity = PythonKernel(self.spec, implementation, scratch), source_digest(implementation)
             label = getattr(implementation, "__name__", "kernel")
-        kernel = Kernel(name or label, device, run, f"{identity}/{workspace}", supports)
+        kernel = Kernel(name or label, device, run, f"{identity}/{workspace}/{taken}", supports, taken)
+        self.drop_native()
         others = [k for k in self.kernels.get(device, []) if k.name != kernel.name]
         self.kernels[device] = [kernel, *others]
         registry.refresh()
@@ -126,6 +141,12 @@ class Op:
         """
         self.sampler = fn
         return fn
+
+    def drop_native(self) -> None:
+        """Go back to ``execute``: called before what the native code was registered for changes."""
+        native, self.native = self.native, None
+        if native is not None:
+            native.release()
 
     @property
     def identity(self) -> str:
@@ -176,6 +197,7 @@ class Op:
                 raise error(
                     "SL108", where=self.spec.name, got=_home(self.reference), expected=_home(previous.reference)
                 )
+            previous.drop_native()
             compat.destroy_library(previous._library)
         self._declare()
         registry.add(self)
@@ -183,6 +205,7 @@ class Op:
     def _declare(self) -> None:
         """(Re)build the torch registration; done again when a gradient is attached, since torch allows it only once."""
         if hasattr(self, "_library"):
+            self.drop_native()
             compat.destroy_library(self._library)
         spec, self._library = self.spec, Library(self.spec.namespace, "FRAGMENT")
         # torch's own registration serves tensor lists; an op without floating outputs has nothing to record.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int32
@@ -32,10 +31,12 @@ _WINDOW = (
 _BOUND = "n * " + " * ".join(f"cdiv(kernel[{d}], stride[{d}] // gcd(stride[{d}], dilation[{d}]))" for d in range(3))
 
 
-def _bind(op: sl.Op, workspace: str | None = None, *, strided: tuple[str, ...] = (), supports: Any = None) -> None:
+def _bind(
+    op: sl.Op, workspace: str | None = None, *, strided: tuple[str, ...] = (), dtypes: tuple[str, ...] = ()
+) -> None:
     """The CPU kernel of ``op``: the C function of the same name."""
     kernel = sl.cabi(LIBRARY, f"sparse3d_{op.spec.opname}", strided=strided)
-    op.kernel("cpu", kernel, workspace=workspace, supports=supports)
+    op.kernel("cpu", kernel, workspace=workspace, dtypes=dtypes)
 
 
 # --- voxels -----------------------------------------------------------------------------------------------------------
@@ -231,14 +232,10 @@ def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str,
     return found
 
 
-def _single_or_double(feats: Tensor, *_: Any) -> bool | str:
-    return (
-        feats.dtype in (torch.float32, torch.float64) or f"the CPU kernel takes float32 and float64, not {feats.dtype}"
-    )
-
+_SINGLE_OR_DOUBLE = ("float32", "float64")
 
 _bind(unique_coords, "24 * n + 49408")
-_bind(segment_mean, supports=_single_or_double)
+_bind(segment_mean, dtypes=_SINGLE_OR_DOUBLE)
 _bind(subm_table, "24 * n + 49472")
 _bind(
     out_coords,  # pages are touched as the hash set grows, so memory follows the outputs found and not this bound
@@ -248,11 +245,11 @@ _bind(conv_table, "24 * (n + m) + 49792")
 _bind(transpose_table)
 _bind(
     conv, "k * ci * 16 * cdiv(co, 16) * itemsize + threads * (65536 + 2112 * k + 64 * cdiv(k, 16))",
-    strided=("weight",), supports=_single_or_double,
+    strided=("weight",), dtypes=_SINGLE_OR_DOUBLE,
 )  # fmt: skip
 _bind(
     conv_weight_grad,
     "(k * co + 128 * threads) * 16 * cdiv(ci, 16) * itemsize"
     " + threads * (2048 * cdiv(co, 16) * itemsize + 4160 * k + 64 * cdiv(k, 16)) + 64 * cdiv(k, 8)",
-    supports=_single_or_double,
+    dtypes=_SINGLE_OR_DOUBLE,
 )
