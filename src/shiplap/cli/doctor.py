@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +14,8 @@ if TYPE_CHECKING:
     from shiplap.doctor import Diagnosis
 
 __all__ = ["command"]
+
+STDERR = 2  # the descriptor, whatever sys.stderr is at the moment
 
 EPILOG = """\b
 Examples:
@@ -51,7 +52,7 @@ def command(
 
     if html is not None:
         console.write_text(html, "")  # before the work: an unwritable path is not worth a run
-    found = examine(program, stdout=sys.stderr.fileno() if json else None)
+    found = examine(program, stdout=STDERR if json else None)
     if not found.compiled:
         status = f" (exit status {found.exit_code})" if found.exit_code else ""
         raise error("SL702", where=found.target, got=f"no compiled function was called{status}",

@@ -67,8 +67,12 @@ CAUSES: dict[str, Cause] = {c.id: c for c in (
           "After that many recompiles torch gives up and runs the function uncompiled. See the recompiles below."),
     Cause("exception", "an exception that leaves the compiled region",
           "Raised while tracing and not caught inside: often a library's own check, or its way out of a special case."),
-    Cause("object", "a Python object that is not traced",
-          "Its class lives in C, or overrides how Python itself looks things up."),
+    Cause("tensor", "a kind of tensor, or a method of it, that is not traced",
+          "Subclasses, sparse and nested tensors and methods that change a tensor's storage are supported in part."),
+    Cause("higher_order", "a function handed to torch.cond, scan, vmap or the like",
+          "What such an operator calls has to be one graph, without side effects or tensors from outside."),
+    Cause("object", "a Python object or construct that is not traced",
+          "Its class lives in C, or it uses a part of Python that Dynamo does not follow."),
     Cause("other", "something else that is not traced", "Torch's own explanation and hints say what."),
 )}  # fmt: skip
 
@@ -104,8 +108,15 @@ RULES: tuple[Rule, ...] = (
     ("fake", r"[Ff]ake ?[Tt]ensor|PT2-compliant|op packet|making fake|fake_fn|no meta kernel|real value from", ""),
     ("exception", r"[Oo]bserved exception|from user code|Failed to raise", ""),
     ("foreign", r"Failed to trace builtin", ""),
+    ("higher_order", r"HOP\b|[Hh]igher ?order|torch\.(cond|while_loop|scan|map|associative_scan)\b|functor", ""),
+    ("higher_order", r"invoke_subgraph|[Ss]trict.(mode|trace)|nonstrict|leaf_function|wrap_with|_delegate", ""),
+    ("tensor", r"[Tt]ensor subclass|as_subclass|NestedTensor|nested_tensor|sparse|nn\.Parameter|out=|RNN", ""),
+    ("tensor", r"[Tt]ensor (method|comparison|device)|Tensor\.\w+ ?(op|\()|non-Tensor|on tensor|dtype mismatch", ""),
+    ("tensor", r"SymInt|[Ss]ym(Node|bolic)", ""),
     ("object", r"[Uu]ser-?[Dd]efined|__\w+__|[Uu]nsupported (method|function) call|hash|repr|_impl|TorchScript", ""),
-    ("object", r"[Oo]bject|attribute|[Rr]econstruct|Not a Python constant|Failed to convert args", ""),
+    ("object", r"[Oo]bject|attribute|[Rr]econstruct|Not a Python constant|Failed to convert args|nn\.Module", ""),
+    ("object", r"(get|has)attr|is(instance|subclass)\(|\bid\(|deepcopy|functools|dataclass|dict|keys|super", ""),
+    ("object", r"bytecode|[Cc]omprehension|handler|BUILD_|LOAD_|namedtuple|python_type|cell|variable|missing \w+", ""),
 )  # fmt: skip
 
 
@@ -137,7 +148,23 @@ def culprit(cause: str, message: Message, place: Place) -> str:
         return match[0]
     if match := re.search(r"<(?:function|class) '?([\w.<>]+)", message.context):
         return match[1]
-    return _short(place.code.rstrip(":"))
+    return _short(_header(place))
+
+
+def _header(place: Place) -> str:
+    """The statement without its body: ``if x.sum() > 0``."""
+    match statement(place):
+        case ast.If(test=test):
+            return f"if {ast.unparse(test)}"
+        case ast.While(test=test):
+            return f"while {ast.unparse(test)}"
+        case ast.Assert(test=test):
+            return f"assert {ast.unparse(test)}"
+        case ast.With(items=items) | ast.AsyncWith(items=items):
+            return f"with {', '.join(map(ast.unparse, items))}"
+        case ast.For(iter=source):
+            return f"for ... in {ast.unparse(source)}"
+    return place.code.rstrip(":")
 
 
 def _short(text: str, limit: int = 60) -> str:

@@ -38,6 +38,8 @@ FIXES = {
     "fake": "declare the op with @sl.op (or sl.adopt): its fake follows from the declaration; then `shiplap audit` it",
     "recompiles": "remove the recompiles of this function that are listed below",
     "exception": "move the check that raises in front of the compiled function",
+    "tensor": "convert to a plain tensor before the compiled function, or put the operation into one @sl.op",
+    "higher_order": "give it a pure function of tensors; what it reads has to be passed in as an operand",
     "object": "pass its tensors and numbers as arguments, or put the call into one @sl.op",
     "other": "follow torch's hints; what cannot be traced but returns tensors can become one @sl.op",
 }

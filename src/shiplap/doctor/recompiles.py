@@ -69,7 +69,7 @@ class Failure:
 
 
 _TENSOR = re.compile(r"tensor '(?P<name>.+?)' (?P<what>.+?) mismatch(?: at index (?P<dim>\d+))?"
-                     r"(?:\. expected (?P<old>.+?), actual (?P<new>.+))?$")  # fmt: skip
+                     r"(?:\. expected (?P<old>.+?)(?:, actual (?P<new>.+))?)?$")  # fmt: skip
 _EQUAL = re.compile(r"^(?P<name>[^=<>!]+?) (?:==|is) (?P<old>.+)$")
 _KINDS = {"size": "size", "rank": "rank", "stride": "stride", "dtype": "dtype", "requires_grad": "grad"}
 

@@ -1,0 +1,34 @@
+"""How a script is examined: written to a directory of its own and run as a user would run it."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from pathlib import Path
+
+from shiplap.doctor import Break, Diagnosis, examine
+
+RUN = """
+compiled = torch.compile(f, backend="eager")
+compiled(torch.arange(1.0, 5.0))
+"""
+
+
+def write(directory: Path, source: str) -> Path:
+    path = directory / "program.py"
+    path.write_text(textwrap.dedent(source).strip() + "\n")
+    return path
+
+
+def run(directory: Path, source: str, *arguments: str) -> Diagnosis:
+    """The diagnosis of ``python program.py``."""
+    return examine([sys.executable, str(write(directory, source)), *arguments])
+
+
+def lines(found: Diagnosis) -> set[tuple[str, str, str]]:
+    """``(end of the file's path, text of the line, cause)`` of every break."""
+    return {(name(b), b.place.code, b.cause) for b in found.breaks}
+
+
+def name(b: Break) -> str:
+    return b.place.short.rpartition(":")[0] if b.place.package else Path(b.place.file).name

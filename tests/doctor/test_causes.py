@@ -1,0 +1,106 @@
+"""One small function a cause: its break has the right line, cause, registry id and call; no other line breaks."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from shiplap.doctor import Break, Diagnosis, examine
+from shiplap.doctor.causes import CAUSES, Message, classify
+from shiplap.doctor.fix import FIXES
+from shiplap.doctor.registry import by_id, by_type, entries
+
+PROGRAM = Path(__file__).with_name("causes.py")
+MARKS = {
+    number: match.groups()
+    for number, line in enumerate(PROGRAM.read_text().splitlines(), 1)
+    if (match := re.search(r"# BREAK (\w+) (GB\d+) (.+)$", line))
+}
+SKIPPED = {"in_loop", "slice_by_tensor", "array_attribute", "in_try", "context", "generator"}
+
+
+@pytest.fixture(scope="module")
+def found() -> Diagnosis:
+    return examine([sys.executable, str(PROGRAM)])
+
+
+def at(found: Diagnosis, line: int) -> Break:
+    (only,) = (b for b in found.breaks if b.place.line == line)
+    return only
+
+
+@pytest.mark.parametrize("line", MARKS, ids=lambda n: f"{MARKS[n][0]}-{n}")
+def test_a_marked_line_breaks_for_the_marked_cause(found: Diagnosis, line: int) -> None:
+    b = at(found, line)
+    assert (b.cause, b.registry, b.call) == MARKS[line]
+    assert Path(b.place.file) == PROGRAM
+    assert b.place == b.user == b.chain[-1]
+    assert "# BREAK" in b.place.code
+    assert b.explanation
+    assert b.fix == FIXES[b.cause]
+
+
+def test_no_other_line_breaks(found: Diagnosis) -> None:
+    assert sorted(b.place.line for b in found.breaks) == sorted(MARKS)
+
+
+def test_what_torch_cannot_resume_comes_first_and_runs_uncompiled(found: Diagnosis) -> None:
+    assert {b.place.function for b in found.breaks if b.skipped} == SKIPPED
+    assert [b.skipped for b in found.breaks] == sorted((b.skipped for b in found.breaks), reverse=True)
+
+
+def test_a_declaration_is_drafted_for_a_compiled_function(found: Diagnosis) -> None:
+    line = next(n for n, mark in MARKS.items() if mark[2] == "zlib.crc32")
+    example = at(found, line).example
+    assert '@unfinished("zlib::crc32"' in example
+    assert "# crc32(data, value = 0)" in example
+    assert "return zlib.crc32(data, value)" in example
+    compile(example, "example", "exec")
+
+
+def test_a_call_without_a_signature_is_drafted_as_it_is_written(found: Diagnosis) -> None:
+    line = next(n for n, mark in MARKS.items() if mark[2] == "scipy.special.erf")
+    example = at(found, line).example
+    assert "def erf(" in example
+    compile(example, "example", "exec")
+
+
+def test_every_cause_has_a_fix_and_a_title() -> None:
+    assert FIXES.keys() == CAUSES.keys()
+    assert all(c.title and c.why for c in CAUSES.values())
+
+
+def test_the_registry_is_torchs_own() -> None:
+    assert len(entries()) > 400
+    item = by_id("gb0124")
+    assert item is not None
+    assert "Tensor.item()" in item.type
+    assert by_type("Unsupported Tensor.item() call with capture_scalar_outputs=False") == item
+    assert item.url.endswith("/gb0124.html")
+    assert by_type("no such message") is None
+
+
+def test_most_of_the_registry_has_a_cause_of_its_own() -> None:
+    causes = [classify(Message(e.type, e.explanation, e.hints)) for e in entries().values()]
+    assert set(causes) <= CAUSES.keys()
+    assert causes.count("other") < 0.2 * len(causes)  # the rest keeps torch's explanation and hints
+
+
+@pytest.mark.parametrize(("reason", "context", "cause"), [
+    ("Unsupported method call", "call_method UserDefinedObjectVariable(Autotuner) run [] {}", "launcher"),
+    ("triton kernel unsupported feature", "", "launcher"),
+    ("Fake tensor propagation exception", "", "fake"),
+    ("Operator does not support running with fake tensors", "unsupported operator: mylib.f", "fake"),
+    ("Observed exception", "raised exception ValueError('x')", "exception"),
+    ("Dynamo recompile limit exceeded", "Limit type: recompile_limit", "recompiles"),
+    ("Attempted to inline function marked as skipped", "qualname: f, name: f, filename: `x.py`", "disabled"),
+    ("Attempt to trace generator", "", "generator"),
+    ("HOP: Unsafe side effect", "", "higher_order"),
+    ("Attempted to wrap sparse Tensor", "", "tensor"),
+    ("something new in the next torch", "", "other"),
+])  # fmt: skip
+def test_causes_that_need_a_device_or_a_rare_program(reason: str, context: str, cause: str) -> None:
+    assert classify(Message(reason, context=context)) == cause

@@ -1,0 +1,194 @@
+"""The program runs as it would alone; a crash, an exit status, a child process end up in the result."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import shiplap as sl
+from shiplap.doctor import Diagnosis, examine
+from shiplap.errors import ShiplapError
+from tests.doctor.programs import run, write
+
+BREAKING = """
+    import sys, torch
+
+    def f(x):
+        print("inside", file=sys.stderr)
+        return x + 1
+
+    torch.compile(f, backend="eager")(torch.ones(3))
+"""
+
+
+def test_arguments_directory_streams_and_status_are_the_programs_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script = write(
+        tmp_path,
+        BREAKING
+        + """
+    import os
+    print(sys.argv[1:], os.getcwd(), len(sys.stdin.read()))
+    sys.exit(7)
+    """,
+    )
+    monkeypatch.chdir(tmp_path)
+    found = examine([sys.executable, script.name, "--json", "-x"])
+    assert capfd.readouterr().out.startswith(f"['--json', '-x'] {tmp_path} ")
+    assert found.exit_code == 7
+    assert [b.place.line for b in found.breaks] == [4]
+    assert not found.ok
+
+
+def test_a_crash_leaves_what_was_seen_until_then(tmp_path: Path) -> None:
+    found = run(tmp_path, BREAKING + "    import os; os.abort()")
+    assert found.exit_code == 134
+    assert [b.cause for b in found.breaks] == ["print"]
+
+
+def test_an_error_inside_the_compiled_function(tmp_path: Path) -> None:
+    found = run(
+        tmp_path,
+        """
+        import torch
+
+        @torch.compile(backend="eager", fullgraph=True)
+        def f(x):
+            print(x)
+            return x + 1
+
+        f(torch.ones(3))
+    """,
+    )
+    assert found.exit_code == 1
+    (b,) = found.breaks
+    assert (b.place.line, b.cause, b.registry, b.call) == (5, "print", "GB0059", "print")
+
+
+def test_a_program_that_compiles_nothing(tmp_path: Path) -> None:
+    found = run(tmp_path, "import torch; torch.compile(lambda x: x)")
+    assert (found.compiled, found.breaks, found.exit_code, found.ok) == (0, (), 0, False)
+    assert found.summary.startswith("nothing was compiled")
+
+
+def test_a_program_without_breaks(tmp_path: Path) -> None:
+    found = run(tmp_path, "import torch; torch.compile(lambda x: x + 1, backend='eager')(torch.ones(3))")
+    assert found.ok
+    assert (found.compiled, found.graphs, found.processes) == (1, 1, 1)
+    assert found.summary.startswith("0 graph breaks, 0 recompiles in 1 compiled function, 1 graph;")
+
+
+def test_processes_are_read_together(tmp_path: Path) -> None:
+    found = run(
+        tmp_path,
+        """
+        import subprocess, sys, torch
+
+        def f(x):
+            print("inside", file=sys.stderr)
+            return x + 1
+
+        torch.compile(f, backend="eager")(torch.ones(3))
+        if len(sys.argv) == 1:
+            subprocess.run([sys.executable, __file__, "child"], check=True)
+    """,
+    )
+    assert found.processes == 2
+    (b,) = found.breaks
+    assert (b.graphs, b.times) == (2, 2)
+
+
+def test_no_such_program() -> None:
+    with pytest.raises(ShiplapError, match="SL701: program cannot be started") as e:
+        examine(["/no/such/program"])
+    assert e.value.got == "No such file or directory"
+
+
+def test_a_trace_that_the_user_asked_for_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = tmp_path / "trace"
+    monkeypatch.setenv("TORCH_TRACE", str(wanted))
+    assert len(run(tmp_path, BREAKING).breaks) == 1
+    assert len(list(wanted.glob("shiplap-doctor-*/*.log"))) == 1
+
+
+def test_the_way_from_the_script_through_a_library_to_the_line(tmp_path: Path) -> None:
+    library = tmp_path / "site-packages" / "kernels"
+    library.mkdir(parents=True)
+    (library / "__init__.py").write_text("from kernels.norm import norm\n")
+    (library / "norm.py").write_text(
+        "def norm(x):\n    return x / scale(x)\n\ndef scale(x):\n    return x.max().item()\n"
+    )
+    found = run(
+        tmp_path,
+        """
+        import sys, torch
+        sys.path.insert(0, "SITE")
+        import kernels
+
+        class Model(torch.nn.Module):
+            def forward(self, x):
+                return kernels.norm(x)
+
+        torch.compile(Model(), backend="eager")(torch.ones(3))
+    """.replace("SITE", str(library.parent)),
+    )
+    b = found.breaks[0]
+    assert (b.place.short, b.place.package) == ("kernels/norm.py:5", "kernels")
+    assert (Path(b.user.file).name, b.user.line, b.user.code) == ("program.py", 7, "return kernels.norm(x)")
+    assert [(p.line, p.package) for p in b.chain] == [(9, ""), (7, ""), (2, "kernels"), (5, "kernels")]
+
+
+# --- in this process ----------------------------------------------------------------------------------------------
+
+
+def breaking(x: torch.Tensor, times: int = 1) -> torch.Tensor:
+    return x * x.sum().item() * times
+
+
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
+
+
+def test_a_plain_function_is_compiled_here() -> None:
+    found = sl.doctor(breaking, torch.ones(3), times=2)
+    assert isinstance(found, sl.Diagnosis)
+    (b,) = found.breaks
+    assert (b.place.code, b.place.function, b.cause) == ("return x * x.sum().item() * times", "breaking", "item")
+    assert Path(b.place.file) == Path(__file__)
+    assert (found.target, found.exit_code, found.error) == ("breaking", 0, "")
+
+
+def test_a_compiled_function_is_called_as_it_is() -> None:
+    calls: list[int] = []
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        return compiled(x)
+
+    compiled = torch.compile(breaking, backend="aot_eager")
+    found = sl.doctor(step, torch.ones(3))
+    assert len(calls) == 1
+    assert [b.cause for b in found.breaks] == ["item"]
+
+
+def test_a_module_without_breaks_is_ok() -> None:
+    found: Diagnosis = sl.doctor(torch.nn.Linear(3, 3), torch.ones(2, 3))
+    assert found.ok
+    assert found.target == "Linear"
+
+
+def test_an_exception_is_told_and_the_handler_is_gone() -> None:
+    import logging
+
+    def fails(x: torch.Tensor) -> None:
+        breaking(x)
+        raise ValueError("no such thing\nmore")
+
+    before = list(logging.getLogger("torch.__trace").handlers)
+    found = sl.doctor(torch.compile(fails, backend="eager"), torch.ones(3))
+    assert (found.exit_code, found.error) == (1, "ValueError: no such thing")
+    assert {b.cause for b in found.breaks} == {"item", "exception"}
+    assert logging.getLogger("torch.__trace").handlers == before

@@ -1,0 +1,126 @@
+"""What varied is named, once per function and argument; too many versions are a break."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shiplap.doctor import Diagnosis, Recompile
+from shiplap.doctor.recompiles import VARIED, Failure, parse_guard
+from tests.doctor.programs import run
+
+SOURCE = """
+import torch
+
+@torch.compile(backend="eager", dynamic=False)
+def sized(x):
+    return x + 1
+
+@torch.compile(backend="eager")
+def ranked(x):
+    return x + 1
+
+@torch.compile(backend="eager")
+def typed(x):
+    return x + 1
+
+@torch.compile(backend="eager")
+def flagged(x, flag):
+    return x + 1 if flag else x
+
+@torch.compile(backend="eager")
+def cut(x):
+    x = x * 2
+    torch._dynamo.graph_break()
+    return x + 1
+
+class Counting(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.step = 0
+    def forward(self, x):
+        self.step += 1
+        return x + self.step
+
+for n in range(2, 14): sized(torch.ones(n))
+for shape in ((2,), (2, 2)): ranked(torch.ones(shape))
+for dtype in (torch.float32, torch.float64): typed(torch.ones(2, dtype=dtype))
+for flag in ("a", ""): flagged(torch.ones(2), flag)
+for n in (2, 3): cut(torch.ones(n))
+counting = torch.compile(Counting(), backend="eager")
+for _ in range(3): counting(torch.ones(2))
+
+@torch.compile(backend="cudagraphs")
+def captured(x):
+    return x + 1
+
+captured(torch.ones(2))
+"""
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Diagnosis:
+    return run(tmp_path_factory.mktemp("recompiles"), SOURCE)
+
+
+def of(found: Diagnosis, function: str) -> Recompile:
+    (only,) = (r for r in found.recompiles if r.place.code.startswith(f"def {function}("))
+    return only
+
+
+@pytest.mark.parametrize(("function", "cause", "subject", "values", "times"), [
+    ("sized", "size", "x, dim 0", tuple(map(str, range(2, 11))), 8),
+    ("ranked", "rank", "x", ("1", "2"), 1),
+    ("typed", "dtype", "x", ("Float", "Double"), 1),
+    ("flagged", "value", "flag", ("'a'",), 1),
+    ("forward", "attribute", "self.step", ("0", "1"), 2),
+])  # fmt: skip
+def test_what_varied(
+    found: Diagnosis, function: str, cause: str, subject: str, values: tuple[str, ...], times: int
+) -> None:
+    r = of(found, function)
+    assert (r.cause, r.subject, r.values, r.times) == (cause, subject, values, times)
+    assert r.fix == VARIED[cause].fix
+    assert r.limit is (function == "sized")
+
+
+def test_halves_of_a_cut_function_are_one_function(found: Diagnosis) -> None:
+    (r,) = (r for r in found.recompiles if r.place.function == "cut")
+    assert (r.times, r.subject, r.place.code) == (2, "x, dim 0", "def cut(x):")
+
+
+def test_too_many_versions_are_a_break(found: Diagnosis) -> None:
+    (b,) = (b for b in found.breaks if b.cause == "recompiles")
+    assert (b.registry, b.skipped, b.place.function) == ("GB0039", True, "sized")
+
+
+def test_the_example_names_the_argument(found: Diagnosis) -> None:
+    assert "mark_dynamic(x, 0)" in of(found, "sized").example
+    assert 'register_buffer("step"' in of(found, "forward").example
+
+
+def test_an_unused_cuda_graph_says_why(found: Diagnosis) -> None:
+    (skip,) = found.skips
+    assert skip.reason == "cpu device (arg0_1)"
+    assert skip.place is not None
+    assert (Path(skip.place.file).name, skip.place.function) == ("program.py", "captured")
+    assert "GPU" in skip.fix
+    assert "1 CUDA graph skip" in found.summary
+
+
+@pytest.mark.parametrize(("guard", "failure"), [
+    ("0/0: tensor 'x' size mismatch at index 1. expected 4, actual 5", Failure("size", "x, dim 1", ("4", "5"))),
+    ("0/0: tensor 'x' size mismatch at index 0. expected 4, actual 1", Failure("small", "x, dim 0", ("4", "1"))),
+    ("0/0: tensor 'x' stride mismatch at index 0. expected 1, actual 2", Failure("stride", "x, dim 0", ("1", "2"))),
+    ("0/0: tensor 'x' requires_grad mismatch. expected requires_grad=0", Failure("grad", "x", ("requires_grad=0",))),
+    ("1/0: n == 3   # return x*n  # a.py:4 in f\\nUser stack trace:", Failure("value", "n", ("3",))),
+    ("1/0: self.flag == True  # return x", Failure("attribute", "self.flag", ("True",))),
+    ("1/0: ___check_type_id(n, 139), type=<class 'float'>  # x", Failure("type", "n")),
+    ("1/0: ___check_obj_id(fn, 139)  # x", Failure("identity", "fn")),
+    ("1/0: len(xs) == 2  # x", Failure("length", "len(xs)")),
+    ("1/0: GLOBAL_STATE changed: grad_mode ", Failure("grad", "the grad mode or another global setting")),
+    ("1/0: something new", Failure("other", "something")),
+])  # fmt: skip
+def test_guards(guard: str, failure: Failure) -> None:
+    assert parse_guard(guard) == failure
