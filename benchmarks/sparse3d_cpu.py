@@ -31,14 +31,15 @@ import numpy as np
 import torch
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+sys.path[:0] = [str(ROOT), str(ROOT / "src"), str(ROOT / "benchmarks")]
 
 import _record  # noqa: E402
+from shiplap.kernels import sparse3d  # noqa: E402
 from tests.kernels.abi_harness import Sparse3d  # noqa: E402
 
 CSRC = "src/shiplap/kernels/sparse3d/csrc"
-SOURCES = (f"{CSRC}/*.cpp", f"{CSRC}/*.h", f"{CSRC}/CMakeLists.txt")
-LIDAR = ROOT.parent / "shared" / "data" / "autzen_trim.laz"
+SOURCES = (f"{CSRC}/*.cpp", f"{CSRC}/*.h", f"{CSRC}/CMakeLists.txt", "src/shiplap/kernels/sparse3d/ops.py")
+LIDAR = ROOT / "src/shiplap/demo/data/autzen_trim.laz"
 KERNEL = (3, 3, 3)
 MIN_ROUNDS, SECONDS = 5, 10.0  # of a section; a busy machine would take minutes for all rounds
 BARS = {"map build": ("spconv", 2.0), "forward": ("spconv", 2.0), "forward+backward": ("torch loop", 2.0)}
@@ -83,7 +84,29 @@ def lidar_scan(voxel: float, channels: int) -> Workload:
 
 
 class Ours:
-    """The kernels through their C ABI; the maps are built beforehand, as they are for the others."""
+    """What a user calls: the public ops and autograd. The maps are built beforehand, as they are for the others."""
+
+    def __init__(self, work: Workload, data: Data) -> None:
+        self.geometry = torch.from_numpy(work.coords), list(work.shape), list(KERNEL), [1, 1, 1]
+        self.table = sparse3d.subm_table(*self.geometry)
+        self.table_t = sparse3d.transpose_table(self.table, len(work.coords))
+        self.leaves = [t.clone().requires_grad_() for t in (data.feats, data.weight, data.bias)]
+        self.constants, self.grad = (data.feats, data.weight, self.table, data.bias), data.grad
+
+    def map_build(self) -> None:
+        sparse3d.subm_table(*self.geometry)
+
+    def forward(self) -> torch.Tensor:
+        return sparse3d.conv(*self.constants)
+
+    def forward_backward(self) -> tuple[torch.Tensor, ...]:
+        feats, weight, bias = self.leaves
+        out = sparse3d.conv(feats, weight, self.table, bias, self.table_t)
+        return out.detach(), *torch.autograd.grad(out, self.leaves, self.grad)
+
+
+class Kernels:
+    """The controls: the same kernels through their C ABI, on fewer threads or on another instruction set."""
 
     def __init__(self, work: Workload, data: Data, threads: int, isa: str | None = None) -> None:
         self.work, self.data = work, data
@@ -207,7 +230,7 @@ def measure(contestants: dict[str, Callable[[], object]], rounds: int, clock: Ca
     return result
 
 
-def check_agreement(ours: Ours, loop: TorchLoop) -> None:
+def check_agreement(ours: Ours | Kernels, loop: TorchLoop) -> None:
     """A wrong kernel is not worth timing."""
     for mine, theirs in zip(ours.forward_backward(), loop.forward_backward(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4 * float(theirs.abs().max()))
@@ -225,9 +248,9 @@ def wrong_rows(peer: Spconv, expected: torch.Tensor, tries: int = 5) -> list[int
 
 def run(work: Workload, rounds: int, threads: int, clock: Callable[[], float]) -> dict:
     data = random_data(work)
-    ours = Ours(work, data, threads)
-    one_thread, baseline = Ours(work, data, 1), Ours(work, data, threads, "baseline")
-    loop = TorchLoop(data, ours.table)
+    ours = Ours(work, data)
+    one_thread, baseline = Kernels(work, data, 1), Kernels(work, data, threads, "baseline")
+    loop = TorchLoop(data, ours.table.numpy())
     try:
         peer = Spconv(work, data)
     except ImportError:
