@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from torch import Tensor
 from shiplap.codegen import CParameter, prototype
 from shiplap.errors import error
 from shiplap.impl import native
+from shiplap.impl.frame import Frame
 from shiplap.impl.header import signature
 from shiplap.impl.library import load_symbol
 from shiplap.op.check import Binding, shape_of
@@ -28,13 +28,11 @@ from shiplap.op.spec import OpSpec
 
 __all__ = ["CAbi", "cabi"]
 
-ABI_VERSION = 1
-ERROR_BYTES = 1024
 SL_OK, SL_INVALID_ARGUMENT = 0, 1
 
 
 class DLTensor(ctypes.Structure):
-    """As in ``shiplap/abi.h``."""
+    """As in ``shiplap/abi.h``: the layout that ``frame.TENSOR`` packs."""
 
     _fields_ = (
         ("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32),
@@ -45,7 +43,7 @@ class DLTensor(ctypes.Structure):
 
 
 class Context(ctypes.Structure):
-    """``sl_context``."""
+    """``sl_context``: the layout that ``frame.CONTEXT`` packs."""
 
     _fields_ = (
         ("abi_version", ctypes.c_uint32), ("num_threads", ctypes.c_int32), ("stream", ctypes.c_void_p),
@@ -54,43 +52,9 @@ class Context(ctypes.Structure):
     )  # fmt: skip
 
 
-_DEVICE = {"cpu": 1, "cuda": 2}
-_EXTENSION = 12  # kDLExtDev: any other device type, such as a PrivateUse1 backend
-_CODE = {
-    torch.bool: 6, torch.bfloat16: 4, torch.complex32: 5, torch.complex64: 5, torch.complex128: 5,
-    torch.float8_e4m3fn: 10, torch.float8_e4m3fnuz: 11, torch.float8_e5m2: 12, torch.float8_e5m2fnuz: 13,
-}  # fmt: skip
-_SCALAR: dict[str, Any] = {
+_TYPE: dict[str, Any] = {
     "int64_t": ctypes.c_int64, "double": ctypes.c_double, "int32_t": ctypes.c_int32, "const char*": ctypes.c_char_p,
 }  # fmt: skip
-
-
-def _dtype_code(dtype: torch.dtype) -> int:
-    if dtype in _CODE:
-        return _CODE[dtype]
-    return 2 if dtype.is_floating_point else 0 if dtype.is_signed else 1
-
-
-def _view(t: Tensor) -> DLTensor:
-    """A DLTensor over ``t``; its shape and stride arrays live as long as it does.
-
-    A contiguous tensor gets the canonical strides: torch leaves those of dims of size 0 or 1 arbitrary.
-    """
-    dims = ctypes.c_int64 * max(1, t.dim())
-    shape, strides = dims(*t.shape), dims(*(_canonical(t.shape) if t.is_contiguous() else t.stride()))
-    index = t.device.index if t.device.index is not None else 0
-    device = _DEVICE.get(t.device.type, _EXTENSION)
-    return DLTensor(
-        t.data_ptr(), device, index, t.dim(), _dtype_code(t.dtype), t.itemsize * 8, 1, shape, strides, 0
-    )  # fmt: skip
-
-
-def _canonical(shape: Sequence[int]) -> list[int]:
-    strides, step = [0] * len(shape), 1
-    for axis in range(len(shape) - 1, -1, -1):
-        strides[axis] = step
-        step *= max(1, shape[axis])
-    return strides
 
 
 class CAbi:
@@ -137,26 +101,33 @@ class BoundKernel:
         self._function: Any = None
 
     def __call__(self, call: Binding) -> tuple[Tensor, ...]:
-        function = self._function
-        if function is None:
-            function = self._function = load_symbol(self.source.library, self.source.symbol, self.signature)
-        extents = {dim: ctypes.c_int64(0) for dim in self.spec.dynamic}
-        env = {**call.env, **{dim: bound(call.env) for dim, bound in self.spec.bounds}}
+        if self._function is None:
+            self._function = self._load()
+        spec, env = self.spec, call.env
+        if spec.bounds:
+            env = {**env, **{dim: bound(env) for dim, bound in spec.bounds}}
         outs = tuple(
-            torch.empty(shape_of(o, env), dtype=call.dtype_of(o.tensor), device=call.device) for o in self.spec.outputs
+            [torch.empty(shape_of(o, env), dtype=call.dtype_of(o.tensor), device=call.device) for o in spec.outputs]
         )
         inputs, write_back = self._inputs(call)
-        values = {**inputs, **dict(zip((o.name for o in self.spec.outputs), outs, strict=True))}
-        self._invoke(function, call, values, extents)
+        extents = {dim: ctypes.c_int64(0) for dim in spec.dynamic}
+        self._invoke(call, [*inputs, *outs], extents)
         for target, copy in write_back:
             target.copy_(copy)
         if self.calls >= 0:
             native.consider(self)
         return self._narrow(call, outs, extents) if extents else outs
 
-    def _inputs(self, call: Binding) -> tuple[dict[str, Tensor | None], list[tuple[Tensor, Tensor]]]:
-        """Tensors by name, contiguous where the kernel wants it; copies of mutated ones are to be written back."""
-        found: dict[str, Tensor | None] = {}
+    def _load(self) -> Any:
+        """The C function with its types: integers are addresses, and the GIL is released."""
+        found = load_symbol(self.source.library, self.source.symbol, self.signature)
+        types = [_TYPE.get(p.ctype, ctypes.c_void_p) for p in self.parameters]
+        address = ctypes.cast(found, ctypes.c_void_p).value
+        return ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, *types)(address)
+
+    def _inputs(self, call: Binding) -> tuple[list[Tensor | None], list[tuple[Tensor, Tensor]]]:
+        """Tensors in order, contiguous where the kernel wants it; copies of mutated ones are to be written back."""
+        found: list[Tensor | None] = []
         write_back: list[tuple[Tensor, Tensor]] = []
         for arg, value in zip(self.spec.args, call.args, strict=True):
             if arg.tensor is None:
@@ -166,27 +137,25 @@ class BoundKernel:
                 if arg.mutated:
                     write_back.append((value, copy))
                 value = copy
-            found[arg.name] = value
+            found.append(value)
         return found, write_back
 
-    def _invoke(self, function: Any, call: Binding, tensors: dict[str, Tensor | None], extents: dict[str, Any]) -> None:
-        scratch = allocate_workspace(self.workspace, call)
-        message = ctypes.create_string_buffer(ERROR_BYTES)
+    def _invoke(self, call: Binding, tensors: list[Tensor | None], extents: dict[str, Any]) -> None:
+        scratch = allocate_workspace(self.workspace, call) if self.workspace is not None else None
         device = call.device
         assert device is not None
-        stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else None
-        context = Context(
-            ABI_VERSION, max(1, torch.get_num_threads()), stream, scratch.data_ptr(), scratch.numel(),
-            ctypes.cast(message, ctypes.c_char_p), ERROR_BYTES,
-        )  # fmt: skip
-        arguments = [_argument(p, call, tensors, extents) for p in self.parameters]
-        guard: AbstractContextManager[Any] = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
-        with guard:
-            status = function(ctypes.byref(context), *arguments)
+        rest = [_argument(p, call, extents) for p in self.parameters[len(tensors) :]]
+        if device.type == "cuda":
+            frame = Frame(tensors, device, scratch, torch.cuda.current_stream(device).cuda_stream)
+            with torch.cuda.device(device):
+                status = self._function(frame.context, *frame.tensors, *rest)
+        else:
+            frame = Frame(tensors, device, scratch, 0)
+            status = self._function(frame.context, *frame.tensors, *rest)
         if status != SL_OK:
-            text = message.value.decode(errors="replace") or f"status {status}"
             id = "SL211" if status == SL_INVALID_ARGUMENT else "SL305"
-            raise error(id, where=f"{self.spec.name}, kernel {self.source.symbol}", got=text, expected="")
+            where = f"{self.spec.name}, kernel {self.source.symbol}"
+            raise error(id, where=where, got=frame.message or f"status {status}", expected="")
 
     def _narrow(self, call: Binding, outs: tuple[Tensor, ...], extents: dict[str, Any]) -> tuple[Tensor, ...]:
         """Cut outputs from their bound to what the kernel filled; a mostly empty one is copied to free its memory."""
@@ -203,16 +172,14 @@ class BoundKernel:
         return tuple(narrowed)
 
 
-def _argument(p: CParameter, call: Binding, tensors: dict[str, Tensor | None], extents: dict[str, Any]) -> Any:
-    if p.role in ("input", "output"):
-        tensor = tensors[p.source]
-        return None if tensor is None else ctypes.byref(_view(tensor))
+def _argument(p: CParameter, call: Binding, extents: dict[str, Any]) -> Any:
+    """A parameter after the tensors, as the function's type takes it."""
     if p.role == "extent":
         return ctypes.byref(extents[p.source])
     value = call.env[p.source]
     if p.role == "length":
-        return ctypes.c_int64(len(value))
+        return len(value)
     if p.role == "list":
         element = ctypes.c_double if "double" in p.ctype else ctypes.c_int64
         return (element * max(1, len(value)))(*value)
-    return _SCALAR[p.ctype](value.encode() if isinstance(value, str) else value)
+    return value.encode() if isinstance(value, str) else value

@@ -1,0 +1,287 @@
+"""What one call of an op costs beside its work: ``make bench-overhead``, ``ARGS=--json`` for one JSON object.
+
+The op is the same in every row: two float tensors of 4 elements, ranks, sizes and dtypes checked, a new tensor out, the
+same C loop. ``eager_ns``: median ns per call. ``compiled_ns`` and ``cpp_wrapper_ns``: what one more op adds to a chain
+compiled by Inductor, with its Python and its C++ wrapper. Rounds of all rows are interleaved. The machine should idle.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float32
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).parent))
+from _record import ROOT, record, write
+
+import shiplap as sl
+from shiplap.impl import native
+
+SOURCES = ["benchmarks/overhead.py", "src/shiplap/impl/*.py", "src/shiplap/codegen/*.py", "src/shiplap/op/*.py",
+           "src/shiplap/codegen/templates/native.cpp.jinja", "src/shiplap/include/shiplap/*.h"]  # fmt: skip
+INCLUDE = Path(sl.__file__).parent / "include"
+TORCH = Path(torch.__file__).parent
+SHORT, LONG = 2, 18  # ops in a compiled chain: the difference pays for nothing but ops
+
+KERNEL = """
+#include "shiplap/abi.h"
+SL_EXPORT int add(const sl_context* ctx, const DLTensor* x, const DLTensor* y, DLTensor* out) {
+  for (int64_t i = 0; i < x->shape[0]; ++i) ((float*)out->data)[i] = ((float*)x->data)[i] + ((float*)y->data)[i];
+  return SL_OK;
+}
+SL_EXPORT void add_raw(const float* x, const float* y, float* out, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) out[i] = x[i] + y[i];
+}"""
+
+HAND_WRITTEN = """
+#include <ATen/ATen.h>
+#include <torch/library.h>
+at::Tensor add(const at::Tensor& x, const at::Tensor& y) {
+  TORCH_CHECK(x.dim() == 1 && y.dim() == 1, "wrong number of dims");
+  TORCH_CHECK(x.sizes() == y.sizes(), "sizes disagree");
+  TORCH_CHECK(x.scalar_type() == at::kFloat && y.scalar_type() == at::kFloat, "dtype not accepted");
+  const at::Tensor a = x.contiguous(), b = y.contiguous();
+  at::Tensor out = at::empty_like(a);
+  const float *p = a.const_data_ptr<float>(), *q = b.const_data_ptr<float>();
+  float* o = out.mutable_data_ptr<float>();
+  for (int64_t i = 0; i < a.numel(); ++i) o[i] = p[i] + q[i];
+  return out;
+}
+TORCH_LIBRARY(bench_hand, m) { m.def("add(Tensor x, Tensor y) -> Tensor", {at::Tag::pt2_compliant_tag}); }
+TORCH_LIBRARY_IMPL(bench_hand, CPU, m) { m.impl("add", add); }
+"""
+
+Function = Callable[[Tensor, Tensor], Tensor]
+
+
+def compile_c(folder: Path, name: str) -> Path:
+    """The kernel as a library of its own, so that a row has it to itself."""
+    source, library = folder / f"{name}.c", folder / f"lib{name}.so"
+    source.write_text(KERNEL)
+    subprocess.run(["cc", "-O2", "-shared", "-fPIC", f"-I{INCLUDE}", "-o", library, source], check=True)
+    return library
+
+
+def hand_written(folder: Path) -> Function:
+    """A C++ op as PyTorch's tutorial writes it."""
+    source, library = folder / "hand.cpp", folder / "hand.so"
+    source.write_text(HAND_WRITTEN)
+    abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
+    include = [f"-I{TORCH}/include", f"-I{TORCH}/include/torch/csrc/api/include"]
+    command = ["c++", "-O2", "-std=c++20", "-shared", "-fPIC", abi, *include, "-o", library, source]
+    subprocess.run([*command, f"-L{TORCH}/lib", "-ltorch_cpu", "-ltorch", "-lc10"], check=True)
+    torch.ops.load_library(library)
+    torch.library.register_fake("bench_hand::add", lambda x, y: torch.empty_like(x))
+    return torch.ops.bench_hand.add.default
+
+
+def declared(folder: Path, name: str) -> sl.Op:
+    """The shiplap op; which binding serves it is up to the caller."""
+
+    @sl.op(f"bench_{name}::add")
+    def add(x: Float32[Tensor, "n"], y: Float32[Tensor, "n"]) -> Float32[Tensor, "n"]:
+        return x + y
+
+    add.kernel("cpu", sl.cabi(compile_c(folder, name), "add"))
+    return add
+
+
+def through_python(folder: Path) -> sl.Op:
+    """Shiplap's Python binding."""
+    op = declared(folder, "python")
+    os.environ["SHIPLAP_NATIVE"] = "0"
+    op(torch.ones(4), torch.ones(4))
+    del os.environ["SHIPLAP_NATIVE"]
+    assert op.native is None
+    return op
+
+
+def through_native(folder: Path) -> sl.Op:
+    """Shiplap's native binding."""
+    op = declared(folder, "native")
+    native.build(op)
+    return op
+
+
+def by_ctypes(folder: Path) -> Function:
+    """The Python function that the two torch.library rows share, checks included."""
+    raw = ctypes.CDLL(str(compile_c(folder, "raw"))).add_raw
+    raw.argtypes, raw.restype = (*[ctypes.c_void_p] * 3, ctypes.c_int64), None
+
+    def add(x: Tensor, y: Tensor) -> Tensor:
+        if x.dim() != 1 or x.shape != y.shape or x.dtype != torch.float32 or y.dtype != torch.float32:
+            raise ValueError("arguments do not fit")
+        x, y = x.contiguous(), y.contiguous()
+        out = torch.empty_like(x)
+        raw(x.data_ptr(), y.data_ptr(), out.data_ptr(), x.numel())
+        return out
+
+    return add
+
+
+def library_impl(folder: Path) -> Function:
+    """``torch.library.Library``: define and impl."""
+    library = torch.library.Library("bench_impl", "DEF")
+    library.define("add(Tensor x, Tensor y) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+    library.impl("add", by_ctypes(folder), "CPU")
+    torch.library.register_fake("bench_impl::add", lambda x, y: torch.empty_like(x), lib=library)
+    KEPT.append(library)
+    return torch.ops.bench_impl.add.default
+
+
+def custom_op(folder: Path) -> Function:
+    """``torch.library.custom_op``: what PyTorch's documentation tells authors to use."""
+    op = torch.library.custom_op("bench_custom::add", by_ctypes(folder), mutates_args=())
+    op.register_fake(lambda x, y: torch.empty_like(x))
+    return op
+
+
+def tvm_ffi(folder: Path) -> Function:
+    """apache-tvm-ffi, if it is installed: ImportError says that it is not."""
+    import tvm_ffi.cpp
+
+    code = "void add(tvm::ffi::TensorView x, tvm::ffi::TensorView y, tvm::ffi::TensorView out) {" \
+           "for (int64_t i = 0; i < x.size(0); ++i) static_cast<float*>(out.data_ptr())[i] =" \
+           " static_cast<float*>(x.data_ptr())[i] + static_cast<float*>(y.data_ptr())[i]; }"  # fmt: skip
+    function = tvm_ffi.cpp.load_inline("bench_ffi", cpp_sources=code, functions="add").add
+    library = torch.library.Library("bench_ffi", "DEF")
+    library.define("add(Tensor x, Tensor y) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+
+    def add(x: Tensor, y: Tensor) -> Tensor:
+        if x.dim() != 1 or x.shape != y.shape or x.dtype != torch.float32 or y.dtype != torch.float32:
+            raise ValueError("arguments do not fit")
+        out = torch.empty_like(x)
+        function(x, y, out)
+        return out
+
+    library.impl("add", add, "CPU")
+    torch.library.register_fake("bench_ffi::add", lambda x, y: torch.empty_like(x), lib=library)
+    KEPT.append(library)
+    return torch.ops.bench_ffi.add.default
+
+
+KEPT: list[Any] = []
+ROWS: dict[str, Callable[[Path], Function]] = {
+    "torch_library_cpp": hand_written, "shiplap_native": through_native, "shiplap_python": through_python,
+    "library_impl_ctypes": library_impl, "custom_op_ctypes": custom_op, "tvm_ffi": tvm_ffi,
+}  # fmt: skip
+
+
+def functions(folder: Path) -> tuple[dict[str, Function], dict[str, str]]:
+    """What is measured, and why a row is missing."""
+    found: dict[str, Function] = {"plain": torch.add}
+    missing = {}
+    for name, make in ROWS.items():
+        try:
+            found[name] = make(folder)
+        except ImportError as e:
+            missing[name] = f"not installed: {e}"
+    x, y = torch.randn(4), torch.randn(4)
+    for name, function in found.items():
+        assert torch.equal(function(x, y), x + y), name
+    return found, missing
+
+
+def median_ns(calls: dict[str, Callable[[], Any]], rounds: int, repeat: int) -> dict[str, float]:
+    """Median over interleaved rounds of ns per call."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            start = time.perf_counter_ns()
+            for _ in range(repeat):
+                call()
+            times[name].append((time.perf_counter_ns() - start) / repeat)
+    return {name: round(statistics.median(values[1:]), 1) for name, values in times.items()}
+
+
+def eager(found: dict[str, Function], rounds: int) -> dict[str, float]:
+    x, y = torch.randn(4), torch.randn(4)
+    return median_ns({name: (lambda f=f: f(x, y)) for name, f in found.items()}, rounds, 2000)
+
+
+def chain(function: Function, length: int) -> Function:
+    def run(x: Tensor, y: Tensor) -> Tensor:
+        for _ in range(length):
+            x = function(x, y)
+        return x
+
+    return torch.compile(run, fullgraph=True, dynamic=False)
+
+
+def slopes(found: dict[str, Function], rounds: int, *, cpp_wrapper: bool) -> dict[str, float]:
+    """ns that one more op adds to a compiled chain."""
+    x, y = torch.randn(4), torch.randn(4)
+    calls: dict[str, Callable[[], Any]] = {}
+    with torch._inductor.config.patch(cpp_wrapper=cpp_wrapper), torch.no_grad():
+        for name, f in found.items():
+            for length in (SHORT, LONG):
+                torch._dynamo.reset_code_caches()
+                compiled = chain(f, length)
+                compiled(x, y)
+                calls[f"{name}/{length}"] = lambda c=compiled: c(x, y)
+        times = median_ns(calls, rounds, 300)
+    return {n: round((times[f"{n}/{LONG}"] - times[f"{n}/{SHORT}"]) / (LONG - SHORT), 1) for n in found}
+
+
+def measure(rounds: int, *, compiled: bool) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        found, missing = functions(Path(folder))
+        result: dict[str, Any] = {"eager_ns": eager(found, rounds)}
+        with torch.inference_mode():
+            result["inference_ns"] = eager(found, rounds)
+        if compiled:
+            ops = {name: f for name, f in found.items() if name != "plain"}
+            result["compiled_ns"] = slopes(ops, rounds, cpp_wrapper=False)
+            result["cpp_wrapper_ns"] = slopes(ops, rounds, cpp_wrapper=True)
+    for table in result.values():
+        table.update(dict.fromkeys(missing))
+    one = result["eager_ns"]
+    result["native_vs_hand_written"] = round(one["shiplap_native"] / one["torch_library_cpp"], 3)
+    result["custom_op_vs_native"] = round(one["custom_op_ctypes"] / one["shiplap_native"], 3)
+    return record(SOURCES, ["apache-tvm-ffi"], load_average=os.getloadavg()[0], missing=missing, **result)
+
+
+def show(result: dict[str, Any]) -> None:
+    tables = [name for name in ("eager_ns", "inference_ns", "compiled_ns", "cpp_wrapper_ns") if name in result]
+    print(f"{'ns per op':22}" + "".join(f"{name.removesuffix('_ns'):>14}" for name in tables))
+    for row in ("plain", *ROWS):
+        cells = [result[t].get(row) for t in tables]
+        print(f"{row:22}" + "".join(f"{'-' if c is None else format(c, ',.0f'):>14}" for c in cells))
+    for row, why in result["missing"].items():
+        print(f"{row}: {why}")
+    print(f"native / hand-written C++: {result['native_vs_hand_written']}   (goal: at most 1.35)")
+    print(f"custom_op / native:        {result['custom_op_vs_native']}   (goal: at least 3.5)")
+    print(f"{result['device']}, load average {result['load_average']:.1f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", nargs="?", const="-", metavar="PATH", help="print JSON, or write it to PATH")
+    parser.add_argument("--rounds", type=int, default=31)
+    parser.add_argument("--no-compile", action="store_true", help="eager only")
+    options = parser.parse_args()
+    result = measure(options.rounds, compiled=not options.no_compile)
+    if options.json == "-":
+        print(json.dumps(result, indent=1))
+    elif options.json:
+        write(ROOT / options.json, result)
+    else:
+        show(result)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""The memory of one C ABI call: context, DLTensors, their shapes and strides, and the error message, in one buffer.
+
+Packed by one ``struct`` per combination of ranks, with addresses as integers: a ctypes structure per tensor costs more
+than most kernels that are small enough for the call to matter.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from struct import Struct
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["CONTEXT", "TENSOR", "Frame"]
+
+ABI_VERSION = 1
+ERROR_BYTES = 1024
+CONTEXT, TENSOR = "IiPPNPN", "PiiiBBHPPQ"  # sl_context and DLTensor of shiplap/abi.h, without padding between them
+
+_DEVICE = {"cpu": 1, "cuda": 2}
+_EXTENSION = 12  # kDLExtDev: any other device type, such as a PrivateUse1 backend
+_CODE = {
+    torch.bool: 6, torch.bfloat16: 4, torch.complex32: 5, torch.complex64: 5, torch.complex128: 5,
+    torch.float8_e4m3fn: 10, torch.float8_e4m3fnuz: 11, torch.float8_e5m2: 12, torch.float8_e5m2fnuz: 13,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Where things are in the buffer, for tensors of given ranks (-1: None)."""
+
+    pack: Struct
+    tensors: tuple[int, ...]
+    size: int
+
+
+@cache
+def _layout(ranks: tuple[int, ...]) -> _Layout:
+    text, places = CONTEXT, []
+    for rank in ranks:
+        places.append(Struct(text).size)
+        text += f"{TENSOR}{2 * rank}q" if rank >= 0 else ""
+    pack = Struct(text)
+    return _Layout(pack, tuple(places), pack.size + ERROR_BYTES)
+
+
+class Frame:
+    """Views of ``tensors`` and a context; its addresses are valid as long as it lives."""
+
+    def __init__(
+        self, tensors: Sequence[Tensor | None], device: torch.device, scratch: Tensor | None, stream: int
+    ) -> None:
+        layout = _layout(tuple([-1 if t is None else t.dim() for t in tensors]))
+        self._buffer = ctypes.create_string_buffer(layout.size)
+        base = self.context = ctypes.addressof(self._buffer)
+        message = self._message = base + layout.pack.size
+        workspace = (0, 0) if scratch is None else (scratch.data_ptr(), scratch.numel())
+        fields: list[Any] = [ABI_VERSION, max(1, torch.get_num_threads()), stream, *workspace, message, ERROR_BYTES]
+        kind, index = _DEVICE.get(device.type, _EXTENSION), device.index or 0
+        self.tensors: list[int | None] = []
+        for tensor, place in zip(tensors, layout.tensors, strict=True):
+            if tensor is None:
+                self.tensors.append(None)
+                continue
+            shape, sizes = tensor.shape, base + place + _TENSOR_BYTES
+            rank = len(shape)
+            # torch leaves the strides of dims of size 0 or 1 arbitrary, also in a contiguous tensor
+            strides = _canonical(shape) if tensor.is_contiguous() else tensor.stride()
+            fields += (
+                tensor.data_ptr(), kind, index, rank, *_element(tensor.dtype), 1, sizes, sizes + 8 * rank, 0,
+                *shape, *strides,
+            )  # fmt: skip
+            self.tensors.append(base + place)
+        layout.pack.pack_into(self._buffer, 0, *fields)
+
+    @property
+    def message(self) -> str:
+        """What the kernel wrote, up to its end or the buffer's."""
+        raw = ctypes.string_at(self._message, ERROR_BYTES)
+        return raw.partition(b"\0")[0].decode(errors="replace")
+
+
+_TENSOR_BYTES = Struct(TENSOR).size
+
+
+@cache
+def _element(dtype: torch.dtype) -> tuple[int, int]:
+    """DLPack's type code, and bits."""
+    code = _CODE.get(dtype, 2 if dtype.is_floating_point else 0 if dtype.is_signed else 1)
+    return code, dtype.itemsize * 8
+
+
+def _canonical(shape: Sequence[int]) -> Sequence[int]:
+    if len(shape) == 1:
+        return (1,)
+    strides, step = [0] * len(shape), 1
+    for axis in range(len(shape) - 1, -1, -1):
+        strides[axis] = step
+        step *= max(1, shape[axis])
+    return strides
