@@ -15,6 +15,7 @@ import pytest
 from shiplap.doctor import Diagnosis, examine
 from tests.doctor.programs import lines
 
+pytestmark = pytest.mark.slow
 REAL = Path(__file__).with_name("real")
 NEEDS = {"ode": "torchdiffeq", "graphs": "torch_geometric", "transformers_models": "transformers", "matching": "scipy"}
 

@@ -106,13 +106,12 @@ def _declaration(message: Message, place: Place, call: str, paths: tuple[Path, .
     fn = _find(module, name, paths) if "qualname" in message.context else None
     namespace = (module or "mylib").split(".")[0].strip("_") or "mylib"
     signatures = _documented(fn, f"{module}:{name}") if fn is not None else []
-    known = bool(signatures)
     signatures = signatures or _written(place)
     if not signatures:
         return ""
     return render(Draft(
         f"{call} at {place.short}", namespace if namespace.isidentifier() else "mylib", "op", signatures,
-        f"import {module}\n" if known else "", f"{module}.{name}" if known else "", by="shiplap doctor",
+        f"import {module}\n" if fn else "", f"{module}.{name}" if fn else "", by="shiplap doctor",
     )).rstrip()  # fmt: skip
 
 

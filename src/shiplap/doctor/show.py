@@ -104,12 +104,13 @@ def _table(breaks: Sequence[Break]) -> object:
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for name, right in (("", True), ("where", False), ("call", False), ("cause", False), ("cuts", True), ("s", True)):
-        table.add_column(name, justify="right" if right else "left", overflow="fold")
+    for name in ("", "where", "call", "cause", "torch", "cuts", "s"):
+        right = name in ("", "cuts", "s")
+        table.add_column(name, justify="right" if right else "left", overflow="fold", no_wrap=name == "torch")
     for number, b in enumerate(breaks, 1):
         cuts = Text("all", "bold red") if b.skipped else Text(str(b.graphs))
-        title = Text(CAUSES[b.cause].title).append(f" {b.registry}", "dim")
-        table.add_row(str(number), Text(show(b.place)), Text(b.call), title, cuts, f"{b.seconds:.2f}")
+        title, id = Text(CAUSES[b.cause].title), Text(b.registry, "dim")
+        table.add_row(str(number), Text(show(b.place)), Text(b.call), title, id, cuts, f"{b.seconds:.2f}")
     return table
 
 

@@ -130,7 +130,7 @@ def of_call(call: ast.Call) -> Signature:
     values = [*((None, a) for a in call.args), *((k.arg, k.value) for k in call.keywords)]
     parameters = []
     for index, (keyword, value) in enumerate(values):
-        name = keyword or _last(value) or f"arg{index}"
+        name = keyword or _root(value) or f"arg{index}"
         name = name if name not in names and not iskeyword(name) else f"{name}{index}"
         names.append(name)
         parameters.append(Parameter(name, "object", f"{ast.unparse(value)} in the call"))
@@ -230,6 +230,14 @@ def _optional(parts: list[ast.expr]) -> str | None:
         return None
     form = _form(rest[0])
     return form and f"{form} | None"
+
+
+def _root(node: ast.expr) -> str:
+    """A name for an argument: its own, its attribute's, or for ``cost.numpy()`` and ``cost[0]`` that of ``cost``."""
+    while isinstance(node, ast.Call | ast.Subscript):
+        node = node.func if isinstance(node, ast.Call) else node.value
+        node = node.value if isinstance(node, ast.Attribute) else node
+    return _last(node)
 
 
 def _last(node: ast.expr) -> str:
