@@ -16,7 +16,7 @@ NATIVE := CMakeLists.txt $(wildcard cmake/*.cmake) $(shell find src -name CMakeF
 	\( -name CMakeLists.txt -o -name '*.cpp' -o -name '*.cc' -o -name '*.h' -o -name '*.hpp' \) -print)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint type docs bench test-gpu bench-gpu sanitize header wheel clean
+.PHONY: help install demo test lint type docs bench bench-overhead test-gpu bench-gpu sanitize header wheel clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -65,6 +65,9 @@ docs: $(DOCS) ## build the documentation into site/
 
 bench: $(STAMP) ## measure the CPU kernels
 	$(BIN)/python benchmarks/sparse3d_cpu.py $(ARGS)
+
+bench-overhead: $(STAMP) ## measure what a call costs beside its work (ARGS=--json)
+	$(BIN)/python benchmarks/overhead.py $(ARGS)
 
 test-gpu: $(STAMP) ## run the tests that need an accelerator
 	$(BIN)/python -m pytest -q -m gpu $(ARGS)

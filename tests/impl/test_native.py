@@ -238,6 +238,45 @@ def test_gradients_and_compiled_code_use_it(ops, counted, fresh_compiler):
     assert not counted
 
 
+STANDALONE = """
+import ctypes, sys, torch
+binding = ctypes.CDLL(sys.argv[1])
+binding.shiplap_standalone.restype = ctypes.c_char_p
+assert binding.shiplap_standalone(sys.argv[2].encode()) == b""
+model = torch._inductor.aoti_load_package(sys.argv[3])
+x = torch.randn(6)
+torch.testing.assert_close(model(x), (x.sin() + 1).cos())
+assert "shiplap" not in sys.modules
+"""
+
+
+def test_a_packaged_model_runs_without_shiplap(cache, tmp_path, ns):
+    @sl.op(f"{ns}::next")
+    def step(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+        return x + 1
+
+    body = """int step(const sl_context* ctx, const DLTensor* x, DLTensor* out) {
+  for (int64_t i = 0; i < x->shape[0]; ++i) ((float*)out->data)[i] = ((float*)x->data)[i] + 1;
+  return SL_OK;
+}"""
+    kernels = compile_c(tmp_path, "next", {"step": step}, body)
+    step.kernel("cpu", sl.cabi(kernels, "step"), dtypes="float32")
+
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            return step(x.sin()).cos()
+
+    library = native.library_for(step)
+    exported = torch.export.export(Model(), (torch.randn(6),))
+    package = torch._inductor.aoti_compile_and_package(exported, package_path=str(tmp_path / "model.pt2"))
+    script = tmp_path / "standalone.py"
+    script.write_text(STANDALONE)
+    done = subprocess.run(
+        [sys.executable, script, library, kernels, package], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
 # --- errors -----------------------------------------------------------------------------------------------------------
 
 
@@ -441,12 +480,20 @@ def compiler_that(folder: Path, before: str) -> list[str]:
     return [str(script), "-shared", "-fPIC"]
 
 
+BUILD = """
+import importlib.util, pathlib, sys
+spec = importlib.util.spec_from_file_location("build", sys.argv[1])
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+print(module.build(pathlib.Path(sys.argv[2]), "abc", sys.argv[3], sys.argv[4:]))
+"""
+
+
 def builder(folder: Path, command: list[str]) -> subprocess.Popen:
-    code = f"from shiplap.impl.build import build; from pathlib import Path; print(build(Path({str(folder)!r}), 'abc', {SOURCE!r}, {command!r}))"  # noqa: E501
-    prelude = "import sys, types, pathlib; import importlib.util as u; "
-    path = Path(native.__file__).with_name("build.py")
-    code = f"{prelude}s = u.spec_from_file_location('b', {str(path)!r}); m = u.module_from_spec(s); s.loader.exec_module(m); print(m.build(pathlib.Path({str(folder)!r}), 'abc', {SOURCE!r}, {command!r}))"  # noqa: E501
-    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    """``build`` in a process that imports neither torch nor shiplap."""
+    file = Path(native.__file__).with_name("build.py")
+    call = [sys.executable, "-c", BUILD, str(file), str(folder), SOURCE, *command]
+    return subprocess.Popen(call, stdout=subprocess.PIPE, text=True, start_new_session=True)
 
 
 def test_eight_processes_build_once(tmp_path):

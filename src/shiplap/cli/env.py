@@ -58,6 +58,7 @@ def report() -> dict[str, Any]:
                          for c in compat.CAPABILITIES],
         "settings": [{"variable": v, "value": value, "meaning": meaning} for v, value, meaning in describe()],
         "libraries": libraries(),
+        "bindings": bindings(),
     }  # fmt: skip
 
 
@@ -123,6 +124,22 @@ def _libraries_of(family: str) -> list[dict[str, Any]]:
     return list(found.values())
 
 
+def bindings() -> list[dict[str, str]]:
+    """Which binding serves the C ABI kernel of each shipped op in a process like this one, and why."""
+    from shiplap.impl import native
+
+    found = []
+    for family in FAMILIES:
+        try:
+            ops = ops_of(importlib.import_module(family.module))
+        except Exception:  # libraries() says what is wrong
+            continue
+        for op in ops:
+            kind, why = native.state(op)
+            found.append({"op": op.spec.name, "binding": kind, "why": why})
+    return found
+
+
 def _entry(family: str, path: str, problem: str | None) -> dict[str, Any]:
     return {"family": family, "path": path, "found": not problem, "symbols": 0, "ok": 0, "problem": problem}
 
@@ -158,6 +175,7 @@ def _print(found: dict[str, Any]) -> None:
         ("capabilities on this torch", [(c["name"], _known(c), c["uses"]) for c in found["capabilities"]]),
         ("settings", [(s["variable"], s["value"] or "(empty)", s["meaning"]) for s in found["settings"]]),
         ("kernel libraries", [(v["family"], _state(v), v["path"]) for v in found["libraries"]]),
+        ("bindings", [(b["op"], b["binding"], b["why"]) for b in found["bindings"]]),
     )  # fmt: skip
     for title, rows in sections:
         screen.print(title, style="bold")

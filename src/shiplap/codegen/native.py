@@ -16,6 +16,7 @@ from shiplap.codegen.expression import quote, to_cpp
 from shiplap.errors import error
 from shiplap.op import fast
 from shiplap.op.expr import Expr
+from shiplap.op.schema import schema
 from shiplap.op.spec import Arg, Dim, OpSpec, Output, TensorType
 
 __all__ = ["Native", "native_source", "unfit"]
@@ -69,6 +70,7 @@ def _describe(op: Native, id: str) -> dict[str, Any]:
     return {
         "id": id, "spec": spec, "symbol": op.symbol, "device": op.device, "prototype": parameters,
         "names": "{" + ", ".join(map(quote, op.names)) + "}",
+        "schemas": [quote(schema(spec, name)) for name in op.names],
         "where": f"{spec.name}, kernel {op.symbol}",
         "abouts": [_about(spec, a) for a in spec.tensors],
         "deferrals": list(_deferrals(op)),
@@ -99,7 +101,7 @@ def unfit(op: Native) -> str:
         if expr.names & real and any(c in expr.source for c in "/%("):
             return f"{expr}, which is not of integers"
     try:
-        for text in [*(str(k) for k in tensors), *(e.source for e in exprs)]:
+        for text in [schema(spec), *(str(k) for k in tensors), *(e.source for e in exprs)]:
             quote(text)
     except ValueError as e:
         return str(e)

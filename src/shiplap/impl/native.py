@@ -149,7 +149,10 @@ def library_for(op: Op) -> Path:
 
 
 def state(op: Op, device: str = "cpu") -> tuple[str, str]:
-    """``("native" | "python", why)``: which binding serves the C ABI kernel of ``op``, as ``shiplap env`` shows it."""
+    """``("native" | "python", why)``: which binding serves the C ABI kernel of ``op``, as ``shiplap env`` shows it.
+
+    A library in the cache counts as native: the first call attaches it.
+    """
     run: Any = next((k.run for k in op.kernels.get(device, ()) if hasattr(k.run, "why")), None)
     if op.native is not None:
         return "native", str(op.native.library)
@@ -162,8 +165,9 @@ def state(op: Op, device: str = "cpu") -> tuple[str, str]:
         there = sealed(plan.root / plan.digest)
     except (ShiplapError, OSError) as e:
         return "python", _reason(e)
-    waiting = "built, attached at the first call" if there else f"built once it was called {HOT} times"
-    return "python", run.why or waiting
+    if there and not run.why:
+        return "native", f"{plan.root / plan.digest / LIBRARY}, attached at the first call"
+    return "python", run.why or f"built in the background from call {HOT} on"
 
 
 # --- plans ----------------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from shiplap.audit.run import call, is_adopted, last_line, reference, tensors
 from shiplap.audit.samples import Case, Samples, tree_map
 from shiplap.errors import ShiplapError
 from shiplap.op import Arg, Op
+from shiplap.op.explain import restated
 
 
 @dataclass(frozen=True)
@@ -50,13 +51,16 @@ def _refused(op: Op, bad: Bad) -> str:
     kept = [t.detach().clone() for t in _readable(bad.args)]
     try:
         call(op, bad.args)
-    except ShiplapError as e:
-        if e.id not in bad.ids:
-            return f"refused with {e.id} ({e.what}), expected {' or '.join(bad.ids)}"
-        if op.spec.name not in e.where:
-            return f"{e.id} does not say which op: where = {e.where!r}"
     except Exception as e:
-        return f"raised {last_line(e)}, expected {' or '.join(bad.ids)}"
+        said = (
+            e if isinstance(e, ShiplapError) else restated(e)
+        )  # native code has the catalogue's text, not its classes
+        if said is None:
+            return f"raised {last_line(e)}, expected {' or '.join(bad.ids)}"
+        if said.id not in bad.ids:
+            return f"refused with {said.id} ({said.what}), expected {' or '.join(bad.ids)}"
+        if op.spec.name not in said.where:
+            return f"{said.id} does not say which op: where = {said.where!r}"
     else:
         return "was accepted"
     changed = bitwise([t.detach() for t in _readable(bad.args)], kept, "before the call")

@@ -1,0 +1,81 @@
+"""The generated translation unit: what it checks, in which order, and what it refuses to bind."""
+
+import re
+
+import pytest
+from jaxtyping import Float, Float8e4m3fn, Int32, Shaped
+from torch import Tensor
+
+import shiplap as sl
+from shiplap.codegen.native import Native, native_source, unfit
+from shiplap.op.expr import Expr
+
+V = Float[Tensor, "n"]
+
+
+@pytest.fixture
+def gather(ns):
+    @sl.op(f"{ns}::gather", mutates=["table"], dims={"k": "prod(kernel)"}, bounds={"m": "n * k"}, requires="k > 0")
+    def gather(
+        x: Float[Tensor, "n 4"], table: Int32[Tensor, "n k"], bias: Float[Tensor, "n"] | None, kernel: list[int],
+        *, mode: str = "a",
+    ) -> Float[Tensor, "m 2"]: ...  # fmt: skip
+
+    return gather
+
+
+def source(op, **keywords):
+    text = native_source([Native(op.spec, "f", (op.spec.opname,), **keywords)])
+    return text.replace(op.spec.namespace, "NS")
+
+
+def test_checks_follow_the_declaration(gather):
+    text = source(gather, workspace=Expr.parse("n * itemsize + threads", ""), dtypes=("float32", "float64"))
+    expected = [
+        'if (!carried(peek_dtype(values[0]), uint64_t{192})) return defer("NS::gather__python", values);',
+        "if (!peek_contiguous(values[1])) return defer(",
+        "Tensor t_x = stack.tensor(0);", "Tensor t_bias = stack.optional_tensor(2);",
+        "a_kernel = stack.scalar<List>(3);",
+        "about_x.rank(t_x, 2);", "const int32_t dtype_Float = t_x.dtype();", "const Device device = device_of(t_x);",
+        "const int64_t d_n = size_x[0];", "about_x.fixed(1, size_x[1], 4);", "about_table.rank(t_table, 2);",
+        'about_table.size("n", 0, size_table[0], d_n);', "const int64_t d_k = size_table[1];", "if (t_bias) {",
+        "about_bias.same_dtype(t_bias.dtype(), dtype_Float);",
+        'agree("NS::gather", "k", d_k, shiplap::prod(a_kernel));',
+        'require((d_k > int64_t{0}), "NS::gather", "k > 0");', 'about_table.unshared(t_table, t_x, "x");',
+        "const int64_t d_m = (d_n * d_k);", "Tensor o_out = empty({d_m, int64_t{2}}, dtype_Float, device);",
+        "widest({dtype_Float})", "workspace(((d_n * w_itemsize) + w_threads), device)",
+        "look(v_x, t_x)", "t_bias ? look(v_bias, t_bias) : nullptr", "look(v_out, o_out)", "a_mode.c_str()",
+        "&extent_m",
+        'within_bound("NS::gather, kernel f", "m", "n * k", extent_m, d_m);', "{extent_m, int64_t{2}}",
+    ]  # fmt: skip
+    position = 0
+    for fragment in expected:
+        position = text.find(fragment, position)
+        assert position >= 0, fragment
+    assert "__python" in text
+    assert not re.search(r"\{\{|\{%", text)
+
+
+def test_what_python_has_to_serve(ns):
+    def reason(fn, *, workspace="", **keywords):
+        op = sl.op(f"{ns}::f", **keywords)(fn)
+        return unfit(Native(op.spec, "f", ("f",), workspace=Expr.parse(workspace, "") if workspace else None))
+
+    def any_rank(x: Float[Tensor, "*b n"]) -> V: ...
+    def later(x: Float[Tensor, "n+1"], y: V) -> V: ...
+    def optional(x: V | None, y: V) -> V: ...
+    def small(x: Float8e4m3fn[Tensor, "n"]) -> Int32[Tensor, "n"]: ...
+    def real(x: V, p: float) -> V: ...
+    def wide(x: Shaped[Tensor, "a b c d e f g h i"]) -> Int32[Tensor, "a"]: ...
+    def plain(x: Shaped[Tensor, "n"], s: str) -> Int32[Tensor, "n"]: ...
+
+    variables = dict(vars())
+    for name in ("any_rank", "later", "optional", "small", "real", "wide", "plain"):
+        variables[name].__qualname__ = "f"  # one op, declared again
+    assert "whose rank is not fixed" in reason(any_rank)
+    assert reason(later) == reason(optional) == "sizes or dtypes that are only known after a later argument"
+    assert "float8_e4m3fn, which torch's stable ABI does not name" in reason(small)
+    assert "p // 2 > 1, which is not of integers" in reason(real, requires=["p // 2 > 1"])
+    assert "of more than 8 dims" in reason(wide)
+    assert "'s == \"é\"' is not printable ASCII" in reason(plain, requires=['s == "é"'])
+    assert reason(plain, requires=['s == "a"']) == ""
