@@ -123,7 +123,7 @@ class BoundKernel:
         found = load_symbol(self.source.library, self.source.symbol, self.signature)
         types = [_TYPE.get(p.ctype, ctypes.c_void_p) for p in self.parameters]
         address = ctypes.cast(found, ctypes.c_void_p).value
-        return ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, *types)(address)
+        return ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, *types)(address or 0)
 
     def _inputs(self, call: Binding) -> tuple[list[Tensor | None], list[tuple[Tensor, Tensor]]]:
         """Tensors in order, contiguous where the kernel wants it; copies of mutated ones are to be written back."""

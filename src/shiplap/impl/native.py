@@ -59,7 +59,7 @@ class _Plan:
         """All that the binary depends on; of the compiler its path, size and age, so that asking costs no process."""
         compiler = Path(self.command[0]).resolve()
         about = compiler.stat()
-        headers = [(INCLUDE / "shiplap" / name).read_text() for name in ("native.h", "abi.h")]
+        headers = [path.read_text() for path in sorted((INCLUDE / "shiplap").glob("*.h"))]
         parts = [self.source, *headers, *self.command, f"{compiler} {about.st_size} {about.st_mtime_ns}",
                  torch.__version__]  # fmt: skip
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
