@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from shiplap.audit import CHECKS, audit
-from tests.zoo import bad, good
+from tests.zoo import bad, good, gpu, stateful
 
 SEED = 20261121
 # A full audit of these: what fails is the fault itself and what follows from it, and nothing else.
@@ -14,6 +14,9 @@ WHOLE = {
     "gradient wrong when asked for alone": {"gradient"},
     "kernel that crashes on zero rows": {"edges"},
 }
+
+
+EVERY_BAD = (*bad.SPECIMENS, *stateful.SPECIMENS, *gpu.BAD)  # those of gpu: tests/gpu/test_zoo_gpu.py
 
 
 def failures(op, **keywords):
@@ -28,7 +31,7 @@ def fewer_threads():
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("specimen", bad.SPECIMENS, ids=str)
+@pytest.mark.parametrize("specimen", [*bad.SPECIMENS, *stateful.SPECIMENS], ids=str)
 def test_a_broken_op_is_flagged(specimen):
     for check in sorted(specimen.flagged_by):  # one at a time: a check may wait for another that failed
         (finding,) = audit(specimen.op, checks=[check], seed=SEED)
@@ -44,7 +47,7 @@ def test_a_whole_audit_blames_nothing_else(specimen):
     assert failures(specimen.op).keys() == WHOLE[specimen.name]
 
 
-@pytest.mark.parametrize("specimen", good.SPECIMENS, ids=str)
+@pytest.mark.parametrize("specimen", [*good.SPECIMENS, *stateful.STATELESS], ids=str)
 def test_a_sound_op_passes_everything(specimen):
     findings = audit(specimen.op, seed=SEED)
     assert [f"{f.check}: {f.evidence} ({f.input})" for f in findings if f.verdict == "fail"] == []
@@ -52,13 +55,13 @@ def test_a_sound_op_passes_everything(specimen):
 
 
 def test_every_check_has_an_op_that_it_flags():
-    assert {check for s in bad.SPECIMENS for check in s.flagged_by} == set(CHECKS)
+    assert {check for s in EVERY_BAD for check in s.flagged_by} == set(CHECKS)
 
 
 def test_the_eleven_of_which_opcheck_passes_ten():
     assert len(bad.SPECIMENS) >= 19
     assert len(good.SPECIMENS) >= 10
-    names = [s.name for s in (*bad.SPECIMENS, *good.SPECIMENS)]
+    names = [s.name for s in (*EVERY_BAD, *good.SPECIMENS, *stateful.STATELESS, *gpu.GOOD)]
     assert len(names) == len(set(names))
 
 

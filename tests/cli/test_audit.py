@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from shiplap.cli import console
 OPS = "tests/cli/targets.py"
 QUICK = ("--check", "numerics", "--check", "fresh")
 BROKEN = "examples/adopt_foreign_op.py"
+AUDIT = import_module("shiplap.audit")  # the package: sl.audit, an attribute of the same name, is the function
 
 
 def test_good_ops_leave_status_0(run: Any) -> None:
@@ -56,6 +58,17 @@ def test_html(run: Any, tmp_path: Path) -> None:
     assert "http://" not in page
 
 
+def test_cost_is_measured_on_request(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def card(op: Any, **keywords: Any) -> Any:
+        return AUDIT.CostCard(op.spec.name, "cpu", "x", "native", 1.0, 2.0, 3.0, None, ())
+
+    monkeypatch.setattr(AUDIT, "cost", card)
+    assert "costs" not in json.loads(run("audit", OPS, *QUICK, "--json").stdout)
+    costs = json.loads(run("audit", OPS, *QUICK, "--json", "--cost").stdout)["costs"]
+    assert [(c["subject"], c["raw_ns"]) for c in costs] == [("cli_targets::scale", 1.0), ("cli_targets::shift", 1.0)]
+    assert "ns per call" in run("audit", OPS, *QUICK, "--cost").stdout
+
+
 def test_several_targets_each_op_once(run: Any) -> None:
     result = run("audit", OPS, f"{OPS}:shift", "examples/data_dependent.py", "--check", "schema", "--json")
     subjects = [f["subject"] for f in json.loads(result.stdout)["findings"]]
@@ -63,17 +76,16 @@ def test_several_targets_each_op_once(run: Any) -> None:
 
 
 def test_an_op_without_samples_fails_and_the_others_are_audited(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    import shiplap.audit
     from shiplap.errors import error
 
-    audit = shiplap.audit.audit
+    audit = AUDIT.audit
 
     def refuse(op: Any, **keywords: Any) -> Any:
         if op.spec.opname == "scale":
             raise error("SL502", where=op.spec.name, got="no size fits")
         return audit(op, **keywords)
 
-    monkeypatch.setattr(shiplap.audit, "audit", refuse)
+    monkeypatch.setattr(AUDIT, "audit", refuse)
     result = run("audit", OPS, "--check", "schema", "--json")
     assert result.exit_code == 1
     first, second = json.loads(result.stdout)["findings"]
@@ -109,9 +121,7 @@ def test_wrong_targets(run: Any, target: str, expected: str) -> None:
 def test_unwritable_report_is_refused_before_the_work(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import shiplap.audit
-
-    monkeypatch.setattr(shiplap.audit, "audit", lambda *a, **k: pytest.fail("the audit was run"))
+    monkeypatch.setattr(AUDIT, "audit", lambda *a, **k: pytest.fail("the audit was run"))
     result = run("audit", OPS, "--html", tmp_path / "absent" / "x.html")
     assert result.exit_code == 2
     assert "SL602: file cannot be written" in result.stderr

@@ -15,7 +15,7 @@ from shiplap.cli.target import resolve
 from shiplap.errors import ShiplapError
 
 if TYPE_CHECKING:
-    from shiplap.audit import Finding
+    from shiplap.audit import CostCard, Finding
     from shiplap.op import Op
 
 __all__ = ["command"]
@@ -46,6 +46,7 @@ def command(
     device: Annotated[str, typer.Option("--device", help="Device to run on.")] = "cpu",
     json: Annotated[bool, typer.Option("--json", help="Print one JSON value: all findings.")] = False,
     html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write an HTML report as well.")] = None,
+    cost: Annotated[bool, typer.Option("--cost", help="Measure a call, too: raw, eager, compiled, captured.")] = False,
 ) -> None:
     """Hold declared ops to their declarations: values, gradients, strides, aliasing, bounds, compilation.
 
@@ -58,9 +59,10 @@ def command(
         if html is not None:
             console.write_text(html, "")  # before the work: an unwritable path is not worth a minute
         findings = _audit(ops, check, seed, device, quiet=json)
+        costs = _costs(ops, device) if cost else []
     from shiplap.report import exit_code, facts
 
-    _show(findings, json, html, facts(target=" ".join(targets), seed=seed, device=device))
+    _show(findings, costs, json, html, facts(target=" ".join(targets), seed=seed, device=device))
     if status := exit_code(findings):
         raise typer.Exit(status)
 
@@ -85,6 +87,17 @@ def _audit(ops: Sequence[Op], checks: list[str] | None, seed: int | None, device
     return findings
 
 
+def _costs(ops: Sequence[Op], device: str) -> list[CostCard]:
+    """One card per op that has samples; the others are among the findings already."""
+    from shiplap.audit import cost
+
+    cards = []
+    for op in ops:
+        with contextlib.suppress(ShiplapError):
+            cards.append(cost(op, device=device))
+    return cards
+
+
 def _unsampled(op: Op, e: ShiplapError) -> Finding:
     from shiplap.audit import Finding
 
@@ -105,16 +118,20 @@ def _progress(total: int, quiet: bool) -> Iterator[Callable[[Finding], None]]:
         yield lambda finding: bar.update(task, advance=1, description=f"{finding.subject} {finding.check}")
 
 
-def _show(findings: Sequence[Finding], json: bool, html: Path | None, about: dict[str, str]) -> None:
-    from shiplap.report import findings_html, findings_json, print_findings
+def _show(
+    findings: Sequence[Finding], costs: Sequence[CostCard], json: bool, html: Path | None, about: dict[str, str]
+) -> None:
+    from shiplap.report import findings_html, findings_json, print_costs, print_findings
 
     if html is not None:
-        console.write_text(html, findings_html(findings, about))
+        console.write_text(html, findings_html(findings, about, costs=costs))
     if json:
-        typer.echo(findings_json(findings, about), nl=False)
+        typer.echo(findings_json(findings, about, costs), nl=False)
         return
     from rich.console import Console
 
+    if costs:
+        print_costs(costs, Console(highlight=False))
     print_findings(findings, Console(highlight=False))
     if html is not None:
         console.note(f"wrote {html}")

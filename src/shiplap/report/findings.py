@@ -12,10 +12,34 @@ from shiplap.report.html import render_html
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["exit_code", "findings_html", "findings_json", "print_findings"]
+__all__ = ["exit_code", "findings_html", "findings_json", "print_costs", "print_findings"]
 
+COSTS = ("subject", "device", "input", "binding", "raw_ns", "eager_ns", "compiled_ns", "captured_ns", "notes")
 FIELDS = ("check", "verdict", "subject", "evidence", "input", "fix", "reproducer")
 STYLES = {"ok": "green", "fail": "bold red", "skip": "dim"}
+
+
+class CostCard(Protocol):
+    """What is shown of a cost card."""
+
+    @property
+    def subject(self) -> str: ...
+    @property
+    def device(self) -> str: ...
+    @property
+    def input(self) -> str: ...
+    @property
+    def binding(self) -> str: ...
+    @property
+    def raw_ns(self) -> float | None: ...
+    @property
+    def eager_ns(self) -> float: ...
+    @property
+    def compiled_ns(self) -> float | None: ...
+    @property
+    def captured_ns(self) -> float | None: ...
+    @property
+    def notes(self) -> Sequence[str]: ...
 
 
 class Finding(Protocol):
@@ -87,16 +111,45 @@ def _print_failure(f: Finding, console: Console) -> None:
     console.print()
 
 
-def findings_json(findings: Sequence[Finding], facts: Mapping[str, str]) -> str:
-    """``{"facts": ..., "findings": [...]}``, two spaces deep, with a final newline."""
+def print_costs(costs: Sequence[CostCard], console: Console | None = None) -> None:
+    """A row per op: nanoseconds per call, and below it why a column is empty."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = console or Console()
+    table = Table(title=Text("ns per call, smallest sample"), title_justify="left", box=None, pad_edge=False)
+    for heading in ("", "bound by"):
+        table.add_column(heading)
+    for heading in ("raw", "eager", "compiled", "captured"):
+        table.add_column(heading, justify="right")
+    for c in costs:
+        times = [_ns(t) for t in (c.raw_ns, c.eager_ns, c.compiled_ns, c.captured_ns)]
+        table.add_row(Text(c.subject), Text(c.binding), *times)
+    console.print(table)
+    for note in dict.fromkeys(n for c in costs for n in c.notes):
+        console.print(Text(f"  {note}", "dim"), soft_wrap=True)
+    console.print()
+
+
+def _ns(time: float | None) -> str:
+    return "-" if time is None else f"{time:,.0f}"
+
+
+def findings_json(findings: Sequence[Finding], facts: Mapping[str, str], costs: Sequence[CostCard] = ()) -> str:
+    """``{"facts": ..., "findings": [...]}``, two spaces deep, with a final newline; ``"costs"`` where measured."""
     rows = [{name: getattr(f, name) for name in FIELDS} for f in findings]
     value: dict[str, Any] = {"facts": dict(facts), "findings": rows}
+    if costs:
+        value["costs"] = [{name: getattr(c, name) for name in COSTS} for c in costs]
     return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
 
 
-def findings_html(findings: Sequence[Finding], facts: Mapping[str, str], title: str = "shiplap audit") -> str:
+def findings_html(
+    findings: Sequence[Finding], facts: Mapping[str, str], title: str = "shiplap audit", costs: Sequence[CostCard] = ()
+) -> str:
     """One page that needs nothing else."""
     return render_html(
         "findings.html.jinja", title=title, facts=facts, groups=_groups(findings), summary=_summary(findings),
-        failed=exit_code(findings),
+        failed=exit_code(findings), costs=costs, ns=_ns,
     )  # fmt: skip

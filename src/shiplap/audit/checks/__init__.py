@@ -18,7 +18,7 @@ __all__ = ["CHECKS", "load"]
 
 CHECKS = (
     "bound", "numerics", "edges", "determinism", "schema", "arguments", "fake", "fresh", "workspace", "threads",
-    "autocast", "requires_grad", "gradient", "large", "opcheck", "compile",
+    "autocast", "requires_grad", "gradient", "large", "opcheck", "compile", "stateless", "cuda_graph",
 )  # fmt: skip
 
 

@@ -1,0 +1,123 @@
+"""Writable memory that a shared library brings along, read from its ELF sections and symbols."""
+
+from __future__ import annotations
+
+import fnmatch
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+__all__ = ["State", "Symbol", "state_of"]
+
+# What compilers and runtimes put there themselves, and who it belongs to. Nothing else is set aside.
+RUNTIME = {
+    "__dso_handle": "C runtime", "__TMC_END__": "C runtime", "completed.*": "C runtime", "__bss_start": "linker",
+    "_edata": "linker", "_end": "linker", "_GLOBAL_OFFSET_TABLE_": "linker",
+    "DW.ref.*": "C++ exceptions", "__cpu_model": "CPU detection of libgcc",
+    "__cpu_features2": "CPU detection of libgcc", "_ZGV*": "guard of a C++ static, listed under its own name",
+    "_ZStL8__ioinit": "iostream start-up", "__gcov*": "coverage counters", "__asan*": "sanitizer",
+}  # fmt: skip
+LINKED_IN = (
+    "_ZNSt",
+    "_ZNKSt",
+    "_ZNSs",
+    "_ZNSb",
+    "_ZSt",
+    "_ZZNSt",
+    "_ZN10__cxxabiv1",
+    "_ZZN10__cxxabiv1",
+    "_ZN9__gnu_cxx",
+    "_ZZN9__gnu_cxx",
+    "_ZN14__gnu_internal",
+)  # fmt: skip  static libstdc++: its own namespaces
+OURS_NOW = "C++ runtime, linked in"
+CRT_BYTES = {".data": 16, ".bss": 16}  # what an empty library has, with its alignment
+
+
+@dataclass(frozen=True)
+class Symbol:
+    """``kind`` is ``"global"`` for writable data of the process, ``"thread-local"`` for that of each thread."""
+
+    name: str
+    size: int
+    kind: str
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.size} bytes, {self.kind})"
+
+
+@dataclass(frozen=True)
+class State:
+    """What is certain, what belongs to a runtime, and what cannot be told.
+
+    Attributes:
+        symbols: the library's own.
+        runtime: set aside, each with its owner.
+        nameless: bytes by section that no symbol accounts for, since the library was stripped.
+        linked_in: a C++ runtime is part of the library, so nameless and local state may be its own.
+    """
+
+    symbols: tuple[Symbol, ...] = ()
+    runtime: tuple[str, ...] = ()
+    nameless: tuple[tuple[str, int], ...] = ()
+    linked_in: bool = False
+
+
+def state_of(library: Path) -> State:
+    """Writable globals and thread-locals of ``library``; ValueError when it is no ELF file."""
+    return _read(library, library.stat().st_mtime_ns)
+
+
+@cache
+def _read(library: Path, changed: int) -> State:
+    from elftools.common.exceptions import ELFError
+    from elftools.elf.elffile import ELFFile
+
+    try:
+        with library.open("rb") as file:
+            elf = ELFFile(file)
+            tables = [elf.get_section_by_name(name) for name in (".symtab", ".dynsym")]
+            found = _symbols(elf, next(t for t in tables if t is not None))
+            return replace(found, nameless=_nameless(elf, found)) if tables[0] is None else found
+    except (ELFError, StopIteration) as e:
+        raise ValueError(f"{library.name} has no readable ELF symbol table: {e}") from None
+
+
+def _writable(name: str) -> str:
+    """Kind of the section, or "": ``.data.rel.ro`` is written by the loader alone."""
+    if name.startswith((".tbss", ".tdata")):
+        return "thread-local"
+    return "global" if name.startswith((".data", ".bss")) and not name.startswith(".data.rel.ro") else ""
+
+
+def _symbols(elf: Any, table: Any) -> State:
+    found: dict[Symbol, bool] = {}  # → whether it is local to a source file
+    runtime: dict[str, None] = {}
+    linked_in = False
+    for entry in table.iter_symbols():
+        index, kind = entry["st_shndx"], entry["st_info"]["type"]
+        if isinstance(index, str) or kind not in ("STT_OBJECT", "STT_TLS", "STT_COMMON", "STT_NOTYPE", "STT_LOOS"):
+            continue  # undefined, absolute, functions, sections, file names
+        where = _writable(elf.get_section(index).name)
+        if not where or (kind == "STT_NOTYPE" and not entry["st_size"]):
+            continue
+        if owner := _owner(entry.name):
+            runtime[f"{entry.name} ({owner})"] = None
+            linked_in = linked_in or owner == OURS_NOW
+        else:
+            found[Symbol(entry.name, entry["st_size"], where)] = entry["st_info"]["bind"] == "STB_LOCAL"
+    certain = [s for s, local in found.items() if not (linked_in and local)]
+    return State(tuple(sorted(certain, key=lambda s: (s.kind, s.name))), tuple(sorted(runtime)), (), linked_in)
+
+
+def _owner(name: str) -> str:
+    known = next((why for pattern, why in RUNTIME.items() if fnmatch.fnmatchcase(name, pattern)), "")
+    return known or (OURS_NOW if name.startswith(LINKED_IN) else "")
+
+
+def _nameless(elf: Any, state: State) -> tuple[tuple[str, int], ...]:
+    """Sections of a stripped library that hold more than the C runtime's own and the exported objects."""
+    exported = sum(s.size for s in state.symbols)
+    sizes = [(s.name, s["sh_size"]) for s in elf.iter_sections() if _writable(s.name)]
+    return tuple((name, size) for name, size in sizes if size > CRT_BYTES.get(name, 0) + exported)
