@@ -16,7 +16,7 @@ def test_json_is_all_of_stdout(process: Any) -> None:
     done = process("env", "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert set(found) == {"versions", "devices", "capabilities", "settings", "libraries"}
+    assert set(found) == {"versions", "devices", "capabilities", "settings", "libraries", "bindings"}
     assert found["versions"]["torch"] == torch.__version__
     assert found["devices"][0]["device"] == "cpu"
 

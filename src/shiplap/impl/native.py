@@ -77,7 +77,7 @@ def consider(run: BoundKernel) -> None:
         return
     try:
         reason = _advance(run)
-    except (ShiplapError, OSError) as e:
+    except Exception as e:  # the call has been served: nothing that goes wrong here may undo that
         reason = _reason(e)
     finally:
         _lock.release()
@@ -300,4 +300,4 @@ def _build_failed(said: str) -> str:
 
 
 def _reason(e: Exception) -> str:
-    return f"{e.id}: {e.what}, {e.got}" if isinstance(e, ShiplapError) else str(e)
+    return f"{e.id}: {e.what}, {e.got}" if isinstance(e, ShiplapError) else f"{type(e).__name__}: {e}"
