@@ -323,6 +323,8 @@ def softmax(x: M) -> M:
 
 @softmax.kernel("cuda", workspace="n * itemsize")
 def _(x, *, out, workspace):
+    if not x.numel():
+        return
     top = workspace.view(x.dtype)[: x.shape[0], None]
     torch.amax(x, 1, keepdim=True, out=top)
     torch.sub(x, top, out=out)
@@ -338,7 +340,7 @@ def update_(table: M, x: M, alpha: float = 1.0) -> V:
     return table.sum(1)
 
 
-good("mutates an argument", update_)
+good("mutates an argument, captured", update_)
 
 
 @sl.op("zoo_gpu::optional")
