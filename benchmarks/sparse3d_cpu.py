@@ -34,8 +34,9 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src"), str(ROOT / "benchmarks")]
 
 import _record  # noqa: E402
-from shiplap.kernels import sparse3d  # noqa: E402
 from tests.kernels.abi_harness import Sparse3d  # noqa: E402
+
+from shiplap.kernels import sparse3d  # noqa: E402
 
 CSRC = "src/shiplap/kernels/sparse3d/csrc"
 SOURCES = (f"{CSRC}/*.cpp", f"{CSRC}/*.h", f"{CSRC}/CMakeLists.txt", "src/shiplap/kernels/sparse3d/ops.py")
