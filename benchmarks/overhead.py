@@ -213,12 +213,10 @@ def eager(found: dict[str, Function], rounds: int) -> dict[str, float]:
 
 
 def chain(function: Function, length: int) -> Function:
-    def run(x: Tensor, y: Tensor) -> Tensor:
-        for _ in range(length):
-            x = function(x, y)
-        return x
-
-    return torch.compile(run, fullgraph=True, dynamic=False)
+    """``length`` calls in a row, in a code object of their own: Dynamo's cache is one per code object."""
+    scope: dict[str, Any] = {"function": function}
+    exec("def run(x, y):\n" + "    x = function(x, y)\n" * length + "    return x", scope)
+    return torch.compile(scope["run"], fullgraph=True, dynamic=False)
 
 
 def slopes(found: dict[str, Function], rounds: int, *, cpp_wrapper: bool) -> dict[str, float]:
@@ -228,7 +226,6 @@ def slopes(found: dict[str, Function], rounds: int, *, cpp_wrapper: bool) -> dic
     with torch._inductor.config.patch(cpp_wrapper=cpp_wrapper), torch.no_grad():
         for name, f in found.items():
             for length in (SHORT, LONG):
-                torch._dynamo.reset_code_caches()
                 compiled = chain(f, length)
                 compiled(x, y)
                 calls[f"{name}/{length}"] = lambda c=compiled: c(x, y)
