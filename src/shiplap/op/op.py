@@ -319,7 +319,7 @@ def _tags(spec: OpSpec) -> tuple[torch.Tag, ...]:
     if any(a.contiguous or a.mutated for a in spec.args):
         tags.append(torch.Tag.needs_exact_strides)
     if spec.dynamic:
-        tags.append(torch.Tag.dynamic_output_shape)
+        tags += [torch.Tag.dynamic_output_shape, torch.Tag.cudagraph_unsafe]
     return tuple(tags)
 
 
