@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field, fields
+from functools import cache
 from typing import Any
-
-from platformdirs import user_cache_path
 
 __all__ = ["Settings", "describe", "settings"]
 
@@ -18,11 +17,18 @@ class Settings:
     library_path: str = ""
     strict: bool = False
     native: bool = True
-    cache_dir: str = field(default_factory=lambda: str(user_cache_path("shiplap")))
+    cache_dir: str = field(default_factory=lambda: _user_cache())
 
     @staticmethod
     def variable(name: str) -> str:
         return f"SHIPLAP_{name.upper()}"
+
+
+@cache
+def _user_cache() -> str:
+    from platformdirs import user_cache_path
+
+    return str(user_cache_path("shiplap"))
 
 
 _MEANING = {
