@@ -10,6 +10,13 @@ from typing import Any
 __all__ = ["Settings", "describe", "settings"]
 
 
+@cache
+def _user_cache() -> str:
+    from platformdirs import user_cache_path
+
+    return str(user_cache_path("shiplap"))
+
+
 @dataclass(frozen=True)
 class Settings:
     """At most eight. Defaults are the values in force when the variable is unset."""
@@ -17,18 +24,11 @@ class Settings:
     library_path: str = ""
     strict: bool = False
     native: bool = True
-    cache_dir: str = field(default_factory=lambda: _user_cache())
+    cache_dir: str = field(default_factory=_user_cache)
 
     @staticmethod
     def variable(name: str) -> str:
         return f"SHIPLAP_{name.upper()}"
-
-
-@cache
-def _user_cache() -> str:
-    from platformdirs import user_cache_path
-
-    return str(user_cache_path("shiplap"))
 
 
 _MEANING = {
