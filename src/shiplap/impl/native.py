@@ -88,6 +88,13 @@ def consider(run: BoundKernel) -> None:
 
 
 OFF = "SHIPLAP_NATIVE=0"
+# On 2.11 an error of the Python path, to which native code defers, arrives without its text (H200 machine, 2026-11-21).
+MIN_TORCH = (2, 13)
+
+
+def _torch_release() -> tuple[int, int]:
+    major, minor = torch.__version__.split(".")[:2]
+    return int(major), int(minor)
 
 
 def _advance(run: BoundKernel) -> str:
@@ -194,6 +201,9 @@ def _plan(op: Op) -> _Plan:
 
 
 def _command(op: Op) -> tuple[str, ...]:
+    if _torch_release() < MIN_TORCH:
+        raise error("SL405", where=op.spec.name, got=f"torch {torch.__version__}", expected="torch 2.13 or newer",
+                    fix="nothing to do: the Python binding serves")  # fmt: skip
     compiler = shutil.which(os.environ.get("CXX") or "c++")
     if compiler is None:
         raise error("SL405", where=op.spec.name, got=f"no {os.environ.get('CXX') or 'c++'} on the PATH",
