@@ -23,7 +23,7 @@ EPILOG = """\b
 Examples:
   shiplap demo                       writes shiplap-report/demo.html
   shiplap demo --quick --no-audit    smaller network, fewer steps, ops not audited
-  shiplap demo --device cuda --output /tmp/report
+  shiplap demo --device cuda --output report
   shiplap demo --quick --json | jq .graph_breaks
 
 \b
