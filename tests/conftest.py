@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from shiplap import compat
+from shiplap import compat, errors
 
 _numbers = itertools.count()
 
@@ -22,6 +22,12 @@ def fresh_compiler() -> Iterator[None]:
     compat.reset_compiler()
     yield
     compat.reset_compiler()
+
+
+@pytest.fixture(autouse=True)
+def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Notices come once per process; each test is a process of its own to them, whatever ran before it in the worker."""
+    monkeypatch.setattr(errors, "_said", set())
 
 
 def pytest_configure(config: pytest.Config) -> None:
