@@ -26,7 +26,7 @@ def fresh_compiler() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Notices come once per process; each test is a process of its own to them, whatever ran before it in the worker."""
+    """A notice comes once per process; each test counts as one, whatever ran before it in the worker."""
     monkeypatch.setattr(errors, "_said", set())
 
 

@@ -42,7 +42,7 @@ def test_private_torch_is_flagged(tmp_path: Path, line: str, what: str) -> None:
     result = run("check_private_torch.py", tmp_path)
     assert result.returncode == 1
     last = len(line.splitlines())
-    assert result.stdout == f"{file}:{last}: {what} is private; give compat.py a function for what you need of it\n"
+    assert result.stdout == f"{file}:{last}: {what} is private; give compat a function for what you need of it\n"
 
 
 def test_public_torch_and_strings_are_not_flagged(tmp_path: Path) -> None:

@@ -178,7 +178,7 @@ def test_an_error_of_the_call_itself_is_reported_once():
 
 
 def test_sl_audit_is_the_function_whatever_was_imported_before():
-    code = "from shiplap.audit import Finding; import shiplap.audit.samples, shiplap as sl; assert callable(sl.audit)"
+    code = "from shiplap.audit import Finding; import shiplap.verify.samples, shiplap as sl; assert callable(sl.audit)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

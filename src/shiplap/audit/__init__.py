@@ -4,7 +4,7 @@ from shiplap.audit.checks import CHECKS
 from shiplap.audit.cost import CostCard, cost
 from shiplap.audit.engine import audit
 from shiplap.audit.finding import Finding
-from shiplap.audit.samples import Case, Samples, sample
 from shiplap.audit.target import find
+from shiplap.verify.samples import Case, Samples, sample
 
 __all__ = ["CHECKS", "Case", "CostCard", "Finding", "Samples", "audit", "cost", "find", "sample"]

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from shiplap import compat
-from shiplap.audit.run import last_line, tensors
-from shiplap.audit.samples import clone_exactly, tree_map
+from shiplap.verify.run import last_line, tensors
+from shiplap.verify.samples import clone_exactly, tree_map
 
 __all__ = ["Canaries", "CaptureFailure", "Recording", "fill", "hold", "no_synchronisation", "on_stream", "record"]
 

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from shiplap.audit.finding import Finding
-from shiplap.audit.run import last_line
-from shiplap.audit.samples import Case, Samples, describe
 from shiplap.audit.target import script
 from shiplap.errors import ShiplapError
 from shiplap.op import Op
+from shiplap.verify.run import last_line
+from shiplap.verify.samples import Case, Samples, describe
 
 __all__ = ["Check", "Observation", "Subject"]
 

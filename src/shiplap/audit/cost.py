@@ -19,11 +19,11 @@ from torch import Tensor
 
 from shiplap import compat
 from shiplap.audit.capture import CaptureFailure, on_stream, record
-from shiplap.audit.run import call, last_line, quiet, split
-from shiplap.audit.samples import Case, Samples, describe
 from shiplap.errors import ShiplapError
 from shiplap.impl.cabi import CAbi
 from shiplap.op import Op
+from shiplap.verify.run import call, last_line, quiet, split
+from shiplap.verify.samples import Case, Samples, describe
 
 __all__ = ["CostCard", "cost"]
 

@@ -11,10 +11,10 @@ from typing import Any
 from shiplap.audit.check import Subject
 from shiplap.audit.checks import CHECKS, load
 from shiplap.audit.finding import Finding
-from shiplap.audit.run import call, last_line, needs_builder, quiet, reference
-from shiplap.audit.samples import Samples, describe
 from shiplap.errors import LibraryError, error
 from shiplap.op import Op
+from shiplap.verify.run import call, last_line, needs_builder, quiet, reference
+from shiplap.verify.samples import Samples, describe
 
 __all__ = ["audit"]
 

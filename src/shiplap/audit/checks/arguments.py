@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from shiplap.audit.check import Check, Observation
-from shiplap.audit.compare import bitwise
-from shiplap.audit.run import call, is_adopted, last_line, reference, tensors
-from shiplap.audit.samples import Case, Samples, tree_map
 from shiplap.errors import ShiplapError
 from shiplap.op import Arg, Op
 from shiplap.op.explain import restated
+from shiplap.verify.compare import bitwise
+from shiplap.verify.run import call, is_adopted, last_line, reference, tensors
+from shiplap.verify.samples import Case, Samples, tree_map
 
 
 @dataclass(frozen=True)

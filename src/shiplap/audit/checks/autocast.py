@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from shiplap.audit.check import Check, Observation
-from shiplap.audit.compare import bitwise
-from shiplap.audit.run import call, effects, has_backward, last_line, tensors
-from shiplap.audit.samples import Case, Samples, tree_map
 from shiplap.op import Arg, Op
+from shiplap.verify.compare import bitwise
+from shiplap.verify.run import call, effects, has_backward, last_line, tensors
+from shiplap.verify.samples import Case, Samples, tree_map
 
 NARROW = torch.bfloat16
 

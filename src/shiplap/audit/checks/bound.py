@@ -9,9 +9,9 @@ import torch
 
 from shiplap import compat
 from shiplap.audit.check import Check, Observation
-from shiplap.audit.run import call, outputs, split
-from shiplap.audit.samples import Case, Samples, other, tree_map
 from shiplap.op import Op
+from shiplap.verify.run import call, outputs, split
+from shiplap.verify.samples import Case, Samples, other, tree_map
 
 
 def skips(op: Op) -> str:

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from shiplap import compat
 from shiplap.audit.check import Check, Observation
-from shiplap.audit.compare import close, reduction_size
-from shiplap.audit.run import call, effects, last_line
-from shiplap.audit.samples import Case, Samples
 from shiplap.op import Op
+from shiplap.verify.compare import close, reduction_size
+from shiplap.verify.run import call, effects, last_line
+from shiplap.verify.samples import Case, Samples
 
 SIZES, MOST_RECOMPILES = 4, 2
 

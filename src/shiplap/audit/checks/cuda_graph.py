@@ -25,10 +25,10 @@ from shiplap.audit.capture import (
     record,
 )
 from shiplap.audit.check import Check, Observation
-from shiplap.audit.compare import bitwise, close, reduction_size
-from shiplap.audit.run import call, effects, last_line, reference, reference64, tensors
-from shiplap.audit.samples import Case, Samples
 from shiplap.op import Op
+from shiplap.verify.compare import bitwise, close, reduction_size
+from shiplap.verify.run import call, effects, last_line, reference, reference64, tensors
+from shiplap.verify.samples import Case, Samples
 
 WARM, REPLAYS, ROUNDS = 3, 3, 12
 LARGER, COLD = 10, 12  # how often a sample has grown: beyond what the other checks have shown to the op

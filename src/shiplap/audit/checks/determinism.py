@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from shiplap.audit.check import Check, Observation
-from shiplap.audit.compare import bitwise
-from shiplap.audit.run import run
-from shiplap.audit.samples import Case, Samples, other
 from shiplap.op import Op
+from shiplap.verify.compare import bitwise
+from shiplap.verify.run import run
+from shiplap.verify.samples import Case, Samples, other
 
 REPEATS = 3
 

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from itertools import chain, islice
 
 from shiplap.audit.check import Check, Observation
-from shiplap.audit.compare import close, reduction_size
-from shiplap.audit.run import last_line, needs_builder, reference, reference64, run
-from shiplap.audit.samples import Case, Samples
 from shiplap.errors import ArgumentError
 from shiplap.op import Op
+from shiplap.verify.compare import close, reduction_size
+from shiplap.verify.run import last_line, needs_builder, reference, reference64, run
+from shiplap.verify.samples import Case, Samples
 
 
 def cases(samples: Samples) -> Iterable[Case]:

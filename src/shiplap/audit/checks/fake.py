@@ -16,9 +16,9 @@ from torch import Tensor
 
 from shiplap import compat
 from shiplap.audit.check import Check, Observation
-from shiplap.audit.run import call, outputs, split, tensors
-from shiplap.audit.samples import Case, Samples, tree_map
 from shiplap.op import Op
+from shiplap.verify.run import call, outputs, split, tensors
+from shiplap.verify.samples import Case, Samples, tree_map
 
 
 def cases(samples: Samples) -> Iterable[Case]:

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from torch import Tensor
 
 from shiplap.audit.check import Check, Observation
-from shiplap.audit.compare import bitwise
-from shiplap.audit.run import call, run, tensors
-from shiplap.audit.samples import Case, Samples, other
 from shiplap.op import Op
+from shiplap.verify.compare import bitwise
+from shiplap.verify.run import call, run, tensors
+from shiplap.verify.samples import Case, Samples, other
 
 
 def cases(samples: Samples) -> Iterable[Case]:

@@ -17,11 +17,11 @@ from torch import Tensor
 from torch.autograd.gradcheck import GradcheckError
 
 from shiplap.audit.check import Check, Observation
-from shiplap.audit.compare import close
-from shiplap.audit.layouts import LAYOUTS, apply_layout
-from shiplap.audit.run import call, floating_args, has_backward, last_line, outputs, split, widen
-from shiplap.audit.samples import Case, Samples, tree_map
 from shiplap.op import Op
+from shiplap.verify.compare import close
+from shiplap.verify.layouts import LAYOUTS, apply_layout
+from shiplap.verify.run import call, floating_args, has_backward, last_line, outputs, split, widen
+from shiplap.verify.samples import Case, Samples, tree_map
 
 SLOW_LIMIT, FAST_LIMIT = 64, 4096  # elements: full Jacobian by finite differences, random projection of it
 

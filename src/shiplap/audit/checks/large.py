@@ -15,12 +15,12 @@ from torch import Tensor
 
 from shiplap import compat
 from shiplap.audit.check import Check, Observation
-from shiplap.audit.compare import close, reduction_size
-from shiplap.audit.run import call, effects, outputs, reference, split
-from shiplap.audit.samples import Case, Samples
-from shiplap.audit.sizes import environment
 from shiplap.op import Arg, Op
 from shiplap.op.check import shape_of
+from shiplap.verify.compare import close, reduction_size
+from shiplap.verify.run import call, effects, outputs, reference, split
+from shiplap.verify.samples import Case, Samples
+from shiplap.verify.sizes import environment
 
 BEYOND = 2**31
 NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Linux; in Python's mmap since 3.13

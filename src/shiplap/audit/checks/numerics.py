@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from itertools import chain, islice
 
 from shiplap.audit.check import Check, Observation
-from shiplap.audit.compare import close, reduction_size
-from shiplap.audit.run import last_line, reference, reference64, run
-from shiplap.audit.samples import Case, Samples, other
 from shiplap.op import Op
+from shiplap.verify.compare import close, reduction_size
+from shiplap.verify.run import last_line, reference, reference64, run
+from shiplap.verify.samples import Case, Samples, other
 
 
 def cases(samples: Samples) -> Iterable[Case]:

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from shiplap.audit.check import Check, Observation
-from shiplap.audit.run import has_backward, last_line, split
-from shiplap.audit.samples import Case, Samples, tree_map
 from shiplap.op import Op
+from shiplap.verify.run import has_backward, last_line, split
+from shiplap.verify.samples import Case, Samples, tree_map
 
 
 def cases(samples: Samples) -> Iterable[Case]:

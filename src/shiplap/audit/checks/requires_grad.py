@@ -13,10 +13,10 @@ from torch import Tensor
 
 from shiplap import compat
 from shiplap.audit.check import Check, Observation
-from shiplap.audit.compare import bitwise
-from shiplap.audit.run import call, effects, floating_args, has_backward, last_line
-from shiplap.audit.samples import Case, Samples
 from shiplap.op import Op
+from shiplap.verify.compare import bitwise
+from shiplap.verify.run import call, effects, floating_args, has_backward, last_line
+from shiplap.verify.samples import Case, Samples
 
 
 def cases(samples: Samples) -> Iterable[Case]:

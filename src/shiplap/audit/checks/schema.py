@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from shiplap.audit.check import Check, Observation
-from shiplap.audit.run import call, is_adopted, tensors
-from shiplap.audit.samples import Case, Samples
 from shiplap.op import Arg, Op
+from shiplap.verify.run import call, is_adopted, tensors
+from shiplap.verify.samples import Case, Samples
 
 
 def cases(samples: Samples) -> Iterable[Case]:

@@ -10,12 +10,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from shiplap.audit.check import Check, Observation
-from shiplap.audit.samples import Case, Samples
 from shiplap.audit.symbols import State, state_of
 from shiplap.errors import LibraryError
 from shiplap.impl.cabi import CAbi
 from shiplap.impl.library import locate
 from shiplap.op import Op
+from shiplap.verify.samples import Case, Samples
 
 SHOWN = 6
 

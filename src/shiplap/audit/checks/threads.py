@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from shiplap.audit.check import Check, Observation
-from shiplap.audit.compare import close, reduction_size
-from shiplap.audit.run import run
-from shiplap.audit.samples import Case, Samples, other
 from shiplap.op import Op
+from shiplap.verify.compare import close, reduction_size
+from shiplap.verify.run import run
+from shiplap.verify.samples import Case, Samples, other
 
 CALLERS, ROUNDS = 4, 8
 

@@ -15,11 +15,11 @@ import torch.utils.deterministic
 from torch import Tensor
 
 from shiplap.audit.check import Check, Observation
-from shiplap.audit.compare import bitwise
-from shiplap.audit.run import run
-from shiplap.audit.samples import Case, Samples
 from shiplap.op import Op
 from shiplap.op.launch import poisoned_workspace
+from shiplap.verify.compare import bitwise
+from shiplap.verify.run import run
+from shiplap.verify.samples import Case, Samples
 
 BYTES = (0x00, 0xFF, 0x7F, 0xA5)
 

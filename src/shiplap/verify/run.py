@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shiplap.audit.samples import Case, tree_map
 from shiplap.errors import ShiplapError
 from shiplap.op import AdoptedOp, Op, OpSpec
+from shiplap.verify.samples import Case, tree_map
 
 __all__ = [
     "call", "effects", "floating_args", "has_backward", "is_adopted", "last_line", "needs_builder", "outputs",

@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shiplap.audit.layouts import LAYOUTS, apply_layout, clone_exactly, possible
-from shiplap.audit.recipe import Recipe
-from shiplap.audit.sizes import EDGES, environment, free_dims, scalar_candidates, search
-from shiplap.audit.values import KINDS, draw
 from shiplap.errors import ShiplapError, error
 from shiplap.op import Arg, Op, Output
 from shiplap.op.check import shape_of
+from shiplap.verify.layouts import LAYOUTS, apply_layout, clone_exactly, possible
+from shiplap.verify.recipe import Recipe
+from shiplap.verify.sizes import EDGES, environment, free_dims, scalar_candidates, search
+from shiplap.verify.values import KINDS, draw
 
 __all__ = ["Case", "Samples", "describe", "other", "sample", "tree_map"]
 

@@ -9,10 +9,10 @@ from torch import Tensor
 
 import shiplap as sl
 from shiplap.audit import Samples, sample
-from shiplap.audit.layouts import LAYOUTS, apply_layout, clone_exactly
-from shiplap.audit.recipe import Recipe
-from shiplap.audit.sizes import search
 from shiplap.errors import AuditError
+from shiplap.verify.layouts import LAYOUTS, apply_layout, clone_exactly
+from shiplap.verify.recipe import Recipe
+from shiplap.verify.sizes import search
 
 
 @sl.op("audit_samples::window", requires=("c % 4 == 0", "len(kernel) == 2"), dims={"k": "prod(kernel)"})
