@@ -40,7 +40,7 @@ def test_what_a_card_cannot_show_has_a_reason():
     adopted = cost(good.adopted)
     assert (adopted.binding, adopted.raw_ns) == ("adopted", None)
     assert "raw: no C ABI kernel" in adopted.notes
-    broken = cost(bad.no_fake)
+    broken = cost(bad.compiler.no_fake)
     assert broken.eager_ns > 0
     assert broken.compiled_ns is None
     assert any(n.startswith("compiled: ") for n in broken.notes)

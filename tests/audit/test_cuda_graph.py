@@ -54,7 +54,7 @@ def test_a_data_dependent_size_is_a_reason_to_stay_out_of_graphs():
     tagged = cuda_graph._kept_out(positive)
     assert tagged is not None
     assert "its size m depends on data; use the capacity form" in tagged.skip
-    untagged = cuda_graph._kept_out(gpu.nonzero)
+    untagged = cuda_graph._kept_out(gpu.faults.nonzero)
     assert untagged is not None
     assert "not tagged cudagraph_unsafe" in untagged.problem
     assert "capacity form" in untagged.fix

@@ -51,7 +51,7 @@ def test_stateless_is_silent_and_says_what_it_set_aside():
 def test_stateless_skips_what_has_no_library():
     found = look(double, "stateless")
     assert (found.verdict, "no C ABI kernel" in found.evidence) == ("skip", True)
-    assert look(bad.wrong_numerics, "stateless").verdict == "skip"
+    assert look(bad.values.wrong_numerics, "stateless").verdict == "skip"
 
 
 @pytest.mark.skipif(shutil.which("strip") is None, reason="no strip")

@@ -66,6 +66,6 @@ def test_the_eleven_of_which_opcheck_passes_ten():
 
 
 def test_gradients_that_nobody_asked_for_are_noted():
-    (finding,) = audit(bad.sl_gradient_wasteful, checks=["gradient"], seed=SEED)
+    (finding,) = audit(bad.gradients.sl_gradient_wasteful, checks=["gradient"], seed=SEED)
     assert finding.verdict == "ok"
     assert "also computed when not needed: d/dw, d/dx" in finding.evidence

@@ -1,54 +1,14 @@
-"""The zoo of CUDA graphs: ops that are right when called, and wrong, or impossible, when captured and replayed.
-
-Written as kernel libraries write them, with torch's own kernels in the place of theirs. Importing needs no GPU.
-Numbers are those of the table in docs/audit.md.
-"""
+"""What goes wrong under capture and replay; numbers are those of the table in docs/audit.md."""
 
 import ctypes
-import importlib.util
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
 import shiplap as sl
-from tests.zoo.specimen import Specimen, register
-
-V = Float[Tensor, "n"]
-M = Float[Tensor, "n c"]
-BAD: list[Specimen] = []
-GOOD: list[Specimen] = []
-EVIDENCE: dict[str, str] = {}  # name → what the finding says
-TWO_DEVICES = {"output on the current device"}
-
-
-def bad(name, op, says, *checks):
-    BAD.append(Specimen(name, op, frozenset(checks or ("cuda_graph",))))
-    EVIDENCE[name] = says
-
-
-def double(name, real, fake=torch.empty_like):
-    """The op ``zoo::<name>`` that should be ``x * 2``, adopted."""
-
-    @sl.adopt(register(f"{name}(Tensor x) -> Tensor", real, fake), autocast=None)
-    def op(x: M) -> M:
-        return x * 2
-
-    return op
-
-
-def cudart():
-    return ctypes.CDLL(f"libcudart.so.{torch.version.cuda.partition('.')[0]}")
-
-
-def checked(status):
-    if status:
-        raise RuntimeError(f"the CUDA runtime says {status}")
-
-
-def stream_of(x):
-    return ctypes.c_void_p(torch.cuda.current_stream(x.device).cuda_stream)
-
+from tests.zoo.gpu.common import M, V, bad, checked, cudart, double, stream_of
+from tests.zoo.specimen import register
 
 # 1: memory that the graph does not own
 
@@ -296,104 +256,3 @@ def atomics(x: M) -> Float[Tensor, "1"]:
 
 
 bad("atomics in any order", atomics, "the same call again", "determinism")
-
-# --- sound ops -------------------------------------------------------------------------------------------------------
-
-
-def good(name, op):
-    GOOD.append(Specimen(name, op))
-    return op
-
-
-good("pointwise", double("gpu_good", lambda x: x * 2))
-
-
-@sl.op("zoo_gpu::mm")
-def mm(x: Float[Tensor, "a b"], y: Float[Tensor, "b c"]) -> Float[Tensor, "a c"]:
-    return x @ y
-
-
-good("matrix product through cuBLAS", mm)
-
-
-@sl.op("zoo_gpu::softmax")
-def softmax(x: M) -> M:
-    return torch.softmax(x, 1)
-
-
-@softmax.kernel("cuda", workspace="n * itemsize")
-def _(x, *, out, workspace):
-    if not x.numel():
-        return
-    top = workspace.view(x.dtype)[: x.shape[0], None]
-    torch.amax(x, 1, keepdim=True, out=top)
-    torch.sub(x, top, out=out)
-    out.exp_().div_(out.sum(1, keepdim=True))
-
-
-good("out-style kernel with a workspace", softmax)
-
-
-@sl.op("zoo_gpu::update_", mutates=["table"])
-def update_(table: M, x: M, alpha: float = 1.0) -> V:
-    table.add_(x, alpha=alpha)
-    return table.sum(1)
-
-
-good("mutates an argument, captured", update_)
-
-
-@sl.op("zoo_gpu::optional")
-def optional(x: M, bias: Float[Tensor, "c"] | None = None) -> tuple[M, Float[Tensor, "c"]]:
-    y = x if bias is None else x + bias
-    return y * 2, y.sum(0)
-
-
-good("optional argument, two outputs", optional)
-
-
-def _forks(x):
-    here, there = torch.cuda.current_stream(x.device), torch.cuda.Stream(x.device)
-    there.wait_stream(here)
-    with torch.cuda.stream(there):
-        y = x + 1
-    z = x - 1
-    here.wait_stream(there)
-    out = y + z
-    y.record_stream(here)
-    return out
-
-
-good("forks to a second stream and joins", double("gpu_forks", _forks))
-
-
-@sl.op("zoo_gpu::capacity")
-def capacity(x: V) -> tuple[Int64[Tensor, "n"], Int64[Tensor, ""]]:
-    """Positions of positive elements, padded with -1, and how many: the capacity form of ``nonzero``."""
-    keep = x > 0
-    place = torch.where(keep, keep.cumsum(0) - 1, x.shape[0])
-    rows = torch.arange(x.shape[0], device=x.device)
-    padded = torch.full((x.shape[0] + 1,), -1, device=x.device, dtype=torch.int64).scatter(0, place, rows)
-    padded = torch.where(torch.arange(x.shape[0] + 1, device=x.device) < keep.sum(), padded, -1)
-    return padded[:-1], keep.sum()
-
-
-good("capacity form of a data-dependent output", capacity)
-
-if importlib.util.find_spec("triton"):
-    import triton
-    import triton.language as tl
-
-    @triton.jit
-    def _scale_kernel(x, out, n, BLOCK: tl.constexpr):
-        at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-        tl.store(out + at, tl.load(x + at, at < n) * 2, at < n)
-
-    def _triton(x):
-        x, out = x.contiguous(), torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        if x.numel():
-            with torch.cuda.device(x.device):
-                _scale_kernel[(triton.cdiv(x.numel(), 256),)](x, out, x.numel(), BLOCK=256)
-        return out
-
-    good("Triton kernel", double("gpu_triton", _triton, lambda x: x.new_empty(x.shape)))

@@ -1,0 +1,11 @@
+"""Broken ops, a file per family of faults. Eleven of them are those of which ten pass ``torch.library.opcheck`` on a
+plausible sample.
+
+Ops in the namespace ``zoo`` are written as an outsider would, with raw torch.library, and adopted; those in ``zoo_sl``
+are declared with ``sl.op`` and have a broken kernel. Every one works on the sample that its author tried.
+"""
+
+from tests.zoo.bad import compiler, gradients, memory, values
+from tests.zoo.bad.common import SPECIMENS
+
+__all__ = ["SPECIMENS", "compiler", "gradients", "memory", "values"]
