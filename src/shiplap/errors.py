@@ -183,6 +183,17 @@ CATALOGUE: dict[str, Entry] = {
 }  # fmt: skip
 
 
+        ("SL606", "nothing valid to tune on",
+         "A kernel that reads through an index is right, or fast, by accident on values that mean nothing.",
+         "declare a builder with @op.samples: fn(rng, sizes, dtype, device) -> all arguments"),
+        ("SL607", "no frozen choice", "SHIPLAP_STRICT=1 forbids running the declared default instead.",
+         "tune this call and freeze again, or unset SHIPLAP_STRICT"),
+        ("SL608", "no tuning here", "A measurement takes seconds, and disturbs what surrounds it.",
+         "tune before the model runs: shiplap tune, or sl.tune(op) at start-up"),
+        ("SL609", "table of choices not accepted", "A damaged or edited table is not believed.",
+         "write it again with 'shiplap freeze' or 'shiplap cache export'"),
+        ("SL610", "sample of another bucket", "A choice is made on arguments like those that it is made for.",
+         "let the builder declared with @op.samples return the sizes that it is asked for"),
 def error(
     id: str, *, where: str, got: object = "", expected: object = "", what: str = "", fix: str = ""
 ) -> ShiplapError:

@@ -6,11 +6,12 @@ tensors that shiplap allocated. *Functional* returns its outputs; they are then 
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from shiplap.errors import error
 from shiplap.op.check import Binding, shape_of
+from shiplap.op.config import NO_CONFIG, Config, Space
 from shiplap.op.expr import Expr
 from shiplap.op.spec import OpSpec
 
@@ -34,7 +36,11 @@ __all__ = [
 
 
 class Runnable(Protocol):
-    """What an implementation provides: run one bound call, return its outputs in order."""
+    """What an implementation provides: run one bound call, return its outputs in order.
+
+    One that also has ``into(call, outs, scratch)`` can fill tensors of the caller (``op/out.py``); one whose kernel
+    declares configs has ``with_config(config)``, a copy that launches with these values.
+    """
 
     def __call__(self, call: Binding) -> tuple[Tensor, ...]: ...
 
@@ -54,6 +60,18 @@ class Kernel:
     supports: Callable[..., bool | str] | None = None
     dtypes: tuple[str, ...] = ()
 
+    space: Space | None = None
+    config: Config = NO_CONFIG
+    _variants: dict[Config, Kernel] = field(default_factory=dict, compare=False, repr=False)
+
+    def variant(self, config: Config) -> Kernel:
+        """This kernel with the values of ``config``; made once."""
+        found = self._variants.get(config)
+        if found is None:
+            run: Any = self.run
+            run = run.with_config(config) if config.items else run
+            found = self._variants.setdefault(config, replace(self, run=run, config=config, _variants={}))
+        return found
     def refuses(self, call: Binding) -> str:
         """Empty when the kernel takes this call, else the reason."""
         for dtype in call.dtypes.values() if self.dtypes else ():
@@ -73,6 +91,13 @@ class PythonKernel:
         self.out_style = bool(names) and names <= keywords.keys() and not spec.dynamic
         self.wants_workspace = "workspace" in keywords
 
+        self.config: dict[str, Any] = {}
+
+    def with_config(self, config: Config) -> PythonKernel:
+        """The same function, which gets the values of ``config`` by keyword."""
+        configured = copy.copy(self)
+        configured.config = config.as_dict()
+        return configured
     def __call__(self, call: Binding) -> tuple[Tensor, ...]:
         extra: dict[str, Any] = {}
         if self.wants_workspace:

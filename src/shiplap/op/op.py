@@ -14,13 +14,15 @@ from torch.library import Library
 
 from shiplap import compat
 from shiplap.errors import error, notice
-from shiplap.op import registry
+from shiplap.op import choices, registry
 from shiplap.op.autocast import make_cast
 from shiplap.op.autograd import Backward, floating_outputs, make_autograd, make_backward, missing_backward
 from shiplap.op.check import Checker
 from shiplap.op.declare import read_spec, read_workspace
 from shiplap.op.explain import explain
+from shiplap.op.bucket import read_rule
 from shiplap.op.fake import make_fake
+from shiplap.op.config import read_space
 from shiplap.op.fast import compile_bind
 from shiplap.op.launch import Kernel, PythonKernel, check_sharing, fit_outputs
 from shiplap.op.schema import schema
@@ -62,7 +64,7 @@ class Op:
         self.gradient: Backward | None = None
         self.sampler: Callable[..., tuple[Any, ...]] | None = None
         self.native: Native | None = None
-        self._checker, self._bind = Checker(spec), compile_bind(spec)
+        self._checker, self._bind, self.rule = Checker(spec), compile_bind(spec), read_rule(spec)
         self._differentiable = not spec.mutated and floating_outputs(spec)
         self._register()
         self.__name__, self.__doc__, self.__module__ = spec.opname, reference.__doc__, reference.__module__
@@ -104,21 +106,34 @@ class Op:
         natively). Binding a name again replaces that kernel.
         """
         if implementation is None:
-            return lambda fn: self.kernel(device, fn, name=name, workspace=workspace, dtypes=dtypes, supports=supports)
+            return lambda fn: self.kernel(
+                device, fn, name=name, workspace=workspace, dtypes=dtypes, supports=supports, configs=configs,
+                default=default, prior=prior,
+            )  # fmt: skip
         device = device.partition(":")[0]
         scratch = read_workspace(self.spec, workspace) if workspace else None
         taken = (dtypes,) if isinstance(dtypes, str) else tuple(dtypes)
         if hasattr(implementation, "bind"):
             run, identity, label = implementation.bind(self.spec, scratch), implementation.identity, implementation.name
         else:
+        configs: Any = None,
+        default: Any = None,
+        prior: Callable[..., float] | None = None,
             run, identity = PythonKernel(self.spec, implementation, scratch), source_digest(implementation)
             label = getattr(implementation, "__name__", "kernel")
-        kernel = Kernel(name or label, device, run, f"{identity}/{workspace}/{taken}", supports, taken)
+        space = read_space(self.spec, name or label, configs, default, prior, implementation)
+        identity = f"{identity}/{workspace}/{taken}" + (f"/{space.identity}" if space else "")
+        kernel = Kernel(name or label, device, run, identity, supports, taken, space)
         self.drop_native()
         others = [k for k in self.kernels.get(device, []) if k.name != kernel.name]
         self.kernels[device] = [kernel, *others]
         registry.refresh()
         return implementation
+
+        ``configs`` lists what :func:`shiplap.tune` chooses from, dicts that arrive as keywords of a Python function, or
+        is a function of the sizes that returns such a list. Without a choice ``default`` runs (a dict, or a function of
+        the sizes; by default the first). ``prior(sizes, config)`` estimates a time in any unit: large spaces are
+        searched from its best.
 
     def backward(self, fn: Callable[..., Any] | None = None, *, saves: Iterable[str] | None = None) -> Any:
         """Declare the gradient: ``fn(grad, saved, needs) -> {argument: gradient}``, in terms of other ops.
@@ -151,7 +166,7 @@ class Op:
     @property
     def identity(self) -> str:
         """What compiled artefacts depend on: declaration, reference, gradient and kernels."""
-        parts = [self.spec.digest, self._source]
+        parts = [self.spec.digest, self._source, *([str(self.rule)] if self.rule != read_rule(self.spec) else [])]
         parts += [f"{self.gradient.source}/{self.gradient.saves}"] if self.gradient else []
         parts += [f"{d}/{k.name}/{k.identity}" for d, ks in sorted(self.kernels.items()) for k in ks]
         return hashlib.sha256("|".join(parts).encode()).hexdigest()[:16]
@@ -162,7 +177,7 @@ class Op:
         reasons = []
         for kernel in self.kernels.get(device, ()):
             if not (reason := kernel.refuses(call)):
-                return kernel
+                return kernel if kernel.space is None else kernel.variant(kernel.space.default(call.env))
             reasons.append(f"{kernel.name}: {reason}")
         why = "; ".join(reasons) or f"no kernel for {device}"
         if settings().strict:
@@ -173,6 +188,14 @@ class Op:
 
     def execute(self, *args: Any, **kwargs: Any) -> Any:
         """The real implementation, below autograd and autocast."""
+    def buckets(self, default: str = "pow2", **kinds: str) -> None:
+        """Declare which calls share a choice: ``"pow2"`` rounds a dim up, ``"exact"`` keeps it, ``"none"`` drops it.
+
+        ``default`` is for the dims that ``kinds`` does not name; scalars are exact, float scalars dropped.
+        """
+        self.rule = read_rule(self.spec, default, kinds)
+        registry.refresh()
+
         if kwargs:
             args = (*args, *(kwargs.get(a.name, a.default) for a in self.spec.args[len(args) :]))
         call = (self._bind and self._bind(*args)) or self._checker.bind(args)
@@ -191,6 +214,8 @@ class Op:
 
     def _register(self) -> None:
         """Define the schema and the implementations that every op has."""
+        if choices.active and not isinstance(found := choices.find(self, call), choices.Missing):
+            return found
         previous = registry.find(self.spec.name)
         if previous is not None:
             if not _same_home(previous.reference, self.reference):

@@ -1,0 +1,137 @@
+"""Buckets: classes of calls that share one choice, by size, dtype and layout.
+
+A rule says for each free dim and scalar whether it is rounded up to a power of two (``"pow2"``, what dims do unless
+declared otherwise), kept (``"exact"``, what scalars do) or left out (``"none"``, what float scalars do).
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from torch import Tensor
+
+from shiplap.errors import error
+from shiplap.op.check import Binding
+from shiplap.op.spec import OpSpec
+
+__all__ = ["Bucket", "Rule", "dtypes_of", "layout_of", "read_rule"]
+
+KINDS = ("pow2", "exact", "none")
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Names with their bounds (``n<=4096``) or values (``k==27``); prints as text that reads back."""
+
+    limits: tuple[tuple[str, str, Any], ...] = ()
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name}{op}{value!r}" for name, op, value in self.limits)
+
+    @classmethod
+    def parse(cls, text: str) -> Bucket:
+        """The bucket that printed as ``text``; ValueError for anything else."""
+        try:
+            nodes = ast.parse(f"[{text}]", mode="eval").body.elts  # type: ignore[attr-defined]
+            return cls(tuple(_limit(node) for node in nodes))
+        except (SyntaxError, AttributeError, TypeError, KeyError) as e:
+            raise ValueError(f"no bucket: {text!r}") from e
+
+
+_SIGNS = {ast.LtE: "<=", ast.Eq: "=="}
+
+
+def _limit(node: ast.Compare) -> tuple[str, str, Any]:
+    assert isinstance(node.left, ast.Name)
+    return node.left.id, _SIGNS[type(node.ops[0])], ast.literal_eval(node.comparators[0])
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How calls of one op fall into buckets. ``kinds`` is in declared order; ``classes`` are the dtype classes."""
+
+    kinds: tuple[tuple[str, str], ...]
+    classes: tuple[str, ...]
+
+    def bucket(self, env: Mapping[str, Any]) -> Bucket:
+        """The bucket of a call with these sizes and scalars."""
+        values = self.values(env)
+        named = [(n, k) for n, k in self.kinds if k != "none"]
+        return Bucket(tuple((n, "<=" if k == "pow2" else "==", v) for (n, k), v in zip(named, values, strict=True)))
+
+    @cached_property
+    def _get(self) -> list[tuple[str, bool]]:
+        return [(name, kind == "pow2") for name, kind in self.kinds if kind != "none"]
+
+    def values(self, env: Mapping[str, Any]) -> tuple[Any, ...]:
+        """What tells buckets of one op apart: the values of a bucket, without their names."""
+        return tuple([_round(env.get(name)) if pow2 else _plain(env.get(name)) for name, pow2 in self._get])
+
+    def key(self, call: Binding) -> tuple[Any, ...]:
+        """Values, dtypes, layout: equal for the calls that share a choice."""
+        return (*self.values(call.env), dtypes_of(self, call), layout_of(call.args))
+
+    def text(self, key: Sequence[Any]) -> str:
+        """A key without its device, as people read it."""
+        limits = [f"{n}{'<=' if pow2 else '=='}{v!r}" for (n, pow2), v in zip(self._get, key[:-2], strict=True)]
+        return ", ".join([*limits, *filter(None, [key[-2]])])
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name}: {kind}" for name, kind in self.kinds)
+
+
+def _round(size: Any) -> Any:
+    if type(size) is int:
+        return 1 << (size - 1).bit_length() if size > 0 else 0
+    return tuple(map(_round, size)) if isinstance(size, (tuple, list)) else size
+
+
+def _plain(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def dtypes_of(rule: Rule, call: Binding) -> str:
+    """``Float=float16``: the dtype of each dtype class of the call."""
+    found = call.dtypes
+    return ", ".join([f"{c}={str(found[c])[6:]}" for c in rule.classes if c in found])
+
+
+def layout_of(args: Sequence[Any]) -> str:
+    """A code per tensor: ``c`` contiguous, ``-`` absent, else the order of its dims in memory, ``+`` with gaps."""
+    return ",".join([_code(v) for v in args if v is None or isinstance(v, (Tensor, list, tuple))])
+
+
+def _code(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return "c" if value.is_contiguous() else _order(value)
+    if value is None:
+        return "-"
+    return f"[{','.join(map(_code, value))}]" if any(isinstance(v, Tensor) for v in value) else ""
+
+
+def _order(t: Tensor) -> str:
+    """``10`` for a transposed matrix, ``0231`` for channels last."""
+    strides = t.stride()
+    order = sorted(range(t.dim()), key=lambda d: (-strides[d], d))
+    dense = t.permute(order).is_contiguous()
+    return "".join(map(str, order)) + ("" if dense else "+")
+
+
+def read_rule(spec: OpSpec, default: str = "pow2", kinds: Mapping[str, str] | None = None) -> Rule:
+    """The rule of ``spec``; SL115 for a name or kind that it does not know."""
+    computed = {name for name, _ in spec.dims}
+    dims = [d.text for a in spec.tensors if a.tensor for d in a.tensor.dims if d.kind in ("name", "variadic")]
+    free = dict.fromkeys(d for d in dims if d not in computed and d != "...")
+    found = dict.fromkeys(free, default) | {a.name: "exact" for a in spec.scalars if "float" not in str(a.scalar)}
+    floats = {a.name: "none" for a in spec.scalars if a.name not in found}
+    found = {**found, **floats}
+    for name, kind in [("the default", default), *(kinds or {}).items()]:
+        if kind not in KINDS or (name not in found and name != "the default"):
+            names = ", ".join(found)
+            raise error("SL115", where=spec.name, got=f"{name}={kind!r}", expected=f"{'|'.join(KINDS)} for {names}")
+    classes = sorted({a.tensor.dtype_class for a in spec.tensors if a.tensor and not a.tensor.concrete})
+    return Rule(tuple({**found, **(kinds or {})}.items()), tuple(classes))

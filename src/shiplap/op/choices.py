@@ -1,0 +1,151 @@
+"""The choices in force in this process: ``Op.pick`` looks a call up here, ``shiplap.tune`` fills it.
+
+Nothing is measured here. ``active`` is false in a process that tuned, froze and records nothing: then a call pays one
+attribute. An entry names the digest of the op that it was made for; one of another digest is not served.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from shiplap.errors import error, notice
+from shiplap.op.config import NO_CONFIG, Config
+
+if TYPE_CHECKING:
+    from shiplap.op.check import Binding
+    from shiplap.op.launch import Kernel
+    from shiplap.op.op import Op
+
+__all__ = ["MISSING", "REFERENCE", "Entry", "digest", "find", "forget", "install", "ready"]
+
+REFERENCE = "reference"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of the table. ``key`` is ``(device type, *Rule.key)``, ``source`` the identity of the op."""
+
+    op: str
+    source: str
+    key: tuple[Any, ...]
+    kernel: str
+    config: Config = NO_CONFIG
+
+
+class Missing:
+    """No entry: the declared default runs."""
+
+
+MISSING = Missing()
+
+active = True  # until the environment has been looked at, once
+frozen = ""  # the file, when choices are fixed
+observer: Callable[[Op, Binding], None] | None = None
+from_environment: Callable[[], None] | None = None  # set by shiplap.tune: reads SHIPLAP_TUNED and SHIPLAP_RECORD
+
+_entries: dict[str, dict[tuple[Any, ...], Entry]] = {}
+_resolved: dict[str, dict[tuple[Any, ...], Kernel | None]] = {}
+_looked = False
+
+
+def ready() -> None:
+    """Read the environment if that has not been done: at the first call or trace, never at import."""
+    global _looked
+    if not _looked:
+        _looked = True
+        if from_environment is not None:
+            from_environment()
+        refresh()
+
+
+def refresh() -> None:
+    """Work out ``active`` after one of the other switches was set."""
+    global active
+    active = bool(_entries or frozen or observer is not None or not _looked)
+
+
+def install(entries: list[Entry], file: str | None = None) -> None:
+    """Add ``entries``; with ``file`` they replace all others and are fixed (``""``: no longer)."""
+    global frozen
+    if file is not None:
+        frozen = file
+        _entries.clear()
+    for entry in entries:
+        _entries.setdefault(entry.op, {})[entry.key] = entry
+    _resolved.clear()
+    refresh()
+
+
+def forget() -> None:
+    """An op has changed: what was resolved may no longer hold."""
+    _resolved.clear()
+
+
+def entries() -> list[Entry]:
+    """All entries in force."""
+    return [e for table in _entries.values() for e in table.values()]
+
+
+def digest() -> str:
+    """What compiled graphs may have been specialised on; empty without choices."""
+    lines = sorted(f"{e.op}|{e.source}|{e.key}|{e.kernel}|{e.config}" for e in entries())
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16] if lines else ""
+
+
+def find(op: Op, call: Binding) -> Kernel | Missing | None:
+    """The chosen kernel with its config, None for the reference, or ``MISSING``."""
+    ready()
+    if observer is not None:
+        observer(op, call)
+    table = _resolved.get(op.spec.name)
+    if table is None:
+        table = _resolved[op.spec.name] = _resolve(op)
+    assert call.device is not None
+    if not (table or frozen):
+        return MISSING
+    key = (call.device.type, *op.rule.key(call))
+    found = table.get(key, MISSING)
+    if found is MISSING:
+        return _absent(op, key) if frozen and _tunable(op, key[0]) else MISSING
+    if found is not None and (reason := found.refuses(call)):  # type: ignore[union-attr]
+        notice(f"chosen {op.spec.name} {key}", f"{op.spec.name}: the chosen kernel does not take this call ({reason})")
+        return MISSING
+    return found
+
+
+def _tunable(op: Op, device: str) -> bool:
+    kernels = op.kernels.get(device, [])
+    return len(kernels) > 1 or any(k.space is not None for k in kernels)
+
+
+def _absent(op: Op, key: tuple[Any, ...]) -> Missing:
+    from shiplap.settings import settings
+
+    wanted = f"{op.spec.name} {op.rule.text(key[1:])} on {key[0]}"
+    if settings().strict:
+        raise error("SL607", where=wanted, got=f"no entry in {frozen}", expected="a frozen choice")
+    notice(f"frozen {op.spec.name}", f"{wanted} is not in {frozen}: its declared default runs")
+    return MISSING
+
+
+def _resolve(op: Op) -> dict[tuple[Any, ...], Kernel | None]:
+    """Entries of ``op`` as kernels that are bound now; what is of another digest is left out, and said."""
+    table: dict[tuple[Any, ...], Kernel | None] = {}
+    source = op.identity
+    for key, entry in _entries.get(op.spec.name, {}).items():
+        bound = {k.name: k for k in op.kernels.get(key[0], [])}
+        if entry.source != source:
+            why = "it was made for another version of the op or its kernels"
+        elif entry.kernel == REFERENCE:
+            table[key] = None
+            continue
+        elif entry.kernel not in bound:
+            why = f"no kernel {entry.kernel!r} is bound"
+        else:
+            table[key] = bound[entry.kernel].variant(entry.config)
+            continue
+        notice(f"stale {op.spec.name}", f"{op.spec.name}: a stored choice is not used: {why}")
+    return table

@@ -1,0 +1,110 @@
+"""``Config``: values of a kernel's compile-time parameters; ``Space``: the configs that a kernel declares."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shiplap.errors import error
+from shiplap.op.source import source_digest
+from shiplap.op.spec import OpSpec
+
+__all__ = ["NO_CONFIG", "Config", "Space", "read_space"]
+
+Value = int | float | bool | str
+Env = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Config:
+    """Named values, sorted by name: equal however they were written. A kernel without parameters has the empty one."""
+
+    items: tuple[tuple[str, Value], ...] = ()
+
+    @classmethod
+    def of(cls, values: Mapping[str, Value]) -> Config:
+        return cls(tuple(sorted(values.items())))
+
+    def as_dict(self) -> dict[str, Value]:
+        return dict(self.items)
+
+    def __str__(self) -> str:
+        return ", ".join(f"{k}={v}" for k, v in self.items)
+
+
+NO_CONFIG = Config()
+
+
+@dataclass(frozen=True)
+class Space:
+    """What ``configs=`` declared. ``identity`` goes into the kernel's; ``prior(env, config)`` ranks, small is fast."""
+
+    fixed: tuple[Config, ...] = ()
+    derived: Callable[[Env], Iterable[Mapping[str, Value]]] | None = None
+    chosen: Config | Callable[[Env], Mapping[str, Value]] | None = None
+    prior: Callable[[Env, dict[str, Value]], float] | None = None
+    identity: str = ""
+    where: str = ""
+    keywords: frozenset[str] | None = None
+
+    def configs(self, env: Env) -> tuple[Config, ...]:
+        """All configs for a call of these sizes, the default first; SL116 if there is none."""
+        found = self.fixed or tuple(_read(self.where, c, self.keywords) for c in (self.derived or _none)(env))
+        default = self.default(env) if self.chosen is not None else found[0] if found else None
+        if default is None:
+            raise error("SL116", where=self.where, got=f"no config for {dict(env)}", expected="at least one config")
+        return (default, *(c for c in dict.fromkeys(found) if c != default))
+
+    def default(self, env: Env) -> Config:
+        """The config of a call that nobody has tuned: ``default=``, else the first one."""
+        if isinstance(self.chosen, Config):
+            return self.chosen
+        if self.chosen is not None:
+            return _read(self.where, self.chosen(env), self.keywords)
+        return self.fixed[0] if self.fixed else self.configs(env)[0]
+
+
+def _none(env: Env) -> Sequence[Mapping[str, Value]]:
+    return ()
+
+
+def read_space(spec: OpSpec, name: str, configs: Any, default: Any, prior: Any, implementation: Any) -> Space | None:
+    """``configs=``, ``default=`` and ``prior=`` of a kernel as data; SL116 for what is no config."""
+    where = f"{spec.name}, kernel {name}"
+    if configs is None:
+        if default is not None or prior is not None:
+            raise error("SL116", where=where, got="default= or prior= alone", expected="configs=")
+        return None
+    keywords = _keywords(implementation)
+    derived = configs if callable(configs) else None
+    fixed = () if derived else tuple(_read(where, c, keywords) for c in configs)
+    if not (fixed or derived):
+        raise error("SL116", where=where, got="an empty list", expected="at least one config")
+    chosen = default if default is None or callable(default) else _read(where, default, keywords)
+    codes = [source_digest(f) for f in (derived, default, prior) if callable(f)]
+    identity = "|".join([*(f"[{c}]" for c in dict.fromkeys(fixed)), f"default {chosen}" if not callable(chosen) else "",
+                         *codes])  # fmt: skip
+    return Space(tuple(dict.fromkeys(fixed)), derived, chosen, prior, identity, where, keywords)
+
+
+def _read(where: str, values: Any, keywords: frozenset[str] | None) -> Config:
+    if not isinstance(values, Mapping) or not values or not all(isinstance(k, str) for k in values):
+        raise error("SL116", where=where, got=repr(values), expected="a dict of names and values")
+    for name, value in values.items():
+        if not name.isidentifier() or not isinstance(value, (int, float, str)):
+            raise error("SL116", where=where, got=f"{name}={value!r}", expected="an int, float, bool or str")
+        if keywords is not None and name not in keywords:
+            raise error("SL116", where=where, got=f"{name}={value!r}", expected=f"a keyword {name!r} of the kernel")
+    return Config.of(values)
+
+
+def _keywords(implementation: Any) -> frozenset[str] | None:
+    """Keywords that a Python launcher takes; None when it takes any, or is no Python function."""
+    if hasattr(implementation, "bind"):
+        return None
+    parameters = inspect.signature(implementation).parameters.values()
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return None
+    return frozenset(p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD))
