@@ -113,6 +113,12 @@ CATALOGUE: dict[str, Entry] = {
          "use 'widest', 'autocast', 'float32' or None"),
         ("SL113", "declaration not finished", "A draft of 'shiplap init' knows names and types, not sizes or writes.",
          "work through the lines marked FILL, then write sl.op (or sl.adopt) in place of unfinished"),
+        ("SL115", "bucket rule", "Calls of one bucket share a tuned choice; a rule names dims and scalars of the op.",
+         'call op.buckets("pow2", k="exact") with names of its free dims and scalars'),
+        ("SL116", "kernel config", "A config gives a value to each compile-time parameter of a kernel.",
+         'give configs=[{"BLOCK": 64}, ...] with names that are keywords of the kernel'),
+        ("SL114", "template cannot be used", "Inductor fills one output of a kernel source with fused neighbours.",
+         "correct the template's declaration"),
     ]),
     **_entries(ArgumentError, [
         ("SL201", "wrong number of dims", "The declaration fixes the rank.", "reshape or unsqueeze it"),

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from shiplap import compat
+from shiplap.op import choices
 
 if TYPE_CHECKING:
     from shiplap.op.op import Op
 
-__all__ = ["add", "digest", "find", "ops"]
+__all__ = ["add", "digest", "find", "on_digest", "on_trace", "ops"]
 
 _ops: dict[str, Op] = {}
 _salt = ""
+_listeners: list[Callable[[], None]] = []
+_parts: list[Callable[[], str]] = []
 
 
 def ops() -> tuple[Op, ...]:
@@ -32,21 +36,37 @@ def add(op: Op) -> None:
 
 
 def refresh() -> None:
-    """Recompute the salt in torch's compile cache keys: called whenever a declaration, kernel or gradient changes."""
+    """Recompute the salt in torch's compile cache keys: called when anything in ``digest`` has changed."""
     global _salt
+    choices.forget()
     new = f"+shiplap:{digest()}"
     compat.salt_compile_caches(_salt, new)
     _salt = new
 
 
+def on_trace(listener: Callable[[], None]) -> None:
+    """Call ``listener`` at each trace of any op: before compile caches are asked, and before anything is lowered."""
+    _listeners.append(listener)
+
+
+def on_digest(part: Callable[[], str]) -> None:
+    """Make ``part()`` part of the digest: what else compiled graphs are specialised on."""
+    _parts.append(part)
+
+
 def ensure() -> None:
     """Put the salt back if somebody set the tag: called at each trace, which comes before the cache is asked."""
+    for listener in _listeners:
+        listener()
+    choices.ready()
     compat.salt_compile_caches(_salt, _salt)
 
 
 def digest() -> str:
-    """sha256 over every op's declaration, reference, gradient and kernels."""
+    """sha256 over every op's declaration, reference, gradient and kernels, and over the choices among them."""
     state = hashlib.sha256()
     for name in sorted(_ops):
         state.update(f"{name}={_ops[name].identity};".encode())
+    for part in (choices.digest, *_parts):
+        state.update(f"{part()};".encode())
     return state.hexdigest()[:16]
