@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from torch import is_grad_enabled
+from torch.compiler import is_compiling
 from torch.library import Library
 
 from shiplap import compat
+from shiplap.compat import any_autocast, any_requires_grad, functorch_transform
 from shiplap.errors import error, notice
 from shiplap.op import choices, registry
 from shiplap.op.autocast import make_cast
@@ -59,6 +62,7 @@ class Op:
 
     def __init__(self, spec: OpSpec, reference: Callable[..., Any]) -> None:
         self.spec, self.reference = spec, reference
+    _plain: Callable[..., Any]  # `raw` as a C function: changes with every registration
         self._source = source_digest(reference)
         self.kernels: dict[str, list[Kernel]] = {}
         self.gradient: Backward | None = None
@@ -72,9 +76,12 @@ class Op:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
-            if self.raw is not self.overload and compat.is_plain_call(args, kwargs):
-                return self.raw(*args, **kwargs)
-            return self.overload(*args, **kwargs)
+            # compat.is_plain_call without its frame, and without unpacking keywords that are rarely there.
+            if kwargs or is_compiling() or (self.raw is not self.overload and (
+                any_autocast() or functorch_transform() is not None or (is_grad_enabled() and any_requires_grad(*args))
+            )):  # fmt: skip
+                return self._dispatch(args, kwargs)
+            return self._plain(*args)
         except (RuntimeError, TypeError) as e:
             explain(self._checker, self.__signature__, args, kwargs, e)
             raise
@@ -82,6 +89,11 @@ class Op:
     def __reduce__(self) -> str:
         """Copied and pickled by name, as functions are: a model that holds an op can be deep-copied."""
         return self.reference.__qualname__
+
+    def _dispatch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.raw is not self.overload and compat.is_plain_call(args, kwargs):
+            return self.raw(*args, **kwargs)
+        return self.overload(*args, **kwargs)
 
     def __repr__(self) -> str:
         devices = ", ".join(f"{d}: {'/'.join(k.name for k in ks)}" for d, ks in self.kernels.items())
@@ -256,6 +268,7 @@ class Op:
         self._library.impl(name, self.execute, "CompositeExplicitAutograd")
         torch.library.register_fake(f"{spec.namespace}::{name}", make_fake(self._checker), lib=self._library)
         return getattr(getattr(torch.ops, spec.namespace), name).default
+        self._plain = compat.builtin(self.raw)
 
 
 def op(
@@ -332,6 +345,7 @@ def adopt(name: str, **declaration: Any) -> Callable[[Callable[..., Any]], Adopt
     """
 
     def declare(fn: Callable[..., Any]) -> AdoptedOp:
+        self._plain = compat.builtin(self.raw)
         keywords: dict[str, Any] = {"dims": {}, "bounds": {}, "requires": (), "mutates": (), "contiguous": (),
                                     "outputs": (), "autocast": "widest", **declaration}  # fmt: skip
         return AdoptedOp(read_spec(name, fn, **keywords), fn)
