@@ -20,17 +20,19 @@ from shiplap.errors import error, notice
 from shiplap.op import choices, registry
 from shiplap.op.autocast import make_cast
 from shiplap.op.autograd import Backward, floating_outputs, make_autograd, make_backward, missing_backward
+from shiplap.op.bucket import read_rule
 from shiplap.op.check import Checker
+from shiplap.op.config import read_space
 from shiplap.op.declare import read_spec, read_workspace
 from shiplap.op.explain import explain
-from shiplap.op.bucket import read_rule
 from shiplap.op.fake import make_fake
-from shiplap.op.config import read_space
 from shiplap.op.fast import compile_bind
 from shiplap.op.launch import Kernel, PythonKernel, check_sharing, fit_outputs
+from shiplap.op.out import OutVariant, WithOut, has_out
 from shiplap.op.schema import schema
 from shiplap.op.source import source_digest
 from shiplap.op.spec import OpSpec
+from shiplap.op.template import Template, read_template
 from shiplap.settings import settings
 
 __all__ = ["AdoptedOp", "Op", "adopt", "op"]
@@ -44,7 +46,7 @@ class Native(Protocol):
     def release(self) -> None: ...
 
 
-class Op:
+class Op(WithOut):
     """A declared op. Call it like the function it was declared from.
 
     Attributes:
@@ -53,18 +55,20 @@ class Op:
         overload: the registered ``torch.ops.<namespace>.<name>.default``.
         raw: the same below autograd and autocast; compiled graphs hold this one.
         kernels: implementations by device type, first one first.
+        templates: kernel sources by device type, into which compiled code fuses its neighbours.
         gradient: the declared backward, or None.
         native: the native binding in force, or None: then ``execute`` serves.
         sampler: builds arguments for the audit, or None: then they are drawn from the declaration.
     """
 
     _library: Library
+    _plain: Callable[..., Any]  # `raw` as a C function: changes with every registration
 
     def __init__(self, spec: OpSpec, reference: Callable[..., Any]) -> None:
         self.spec, self.reference = spec, reference
-    _plain: Callable[..., Any]  # `raw` as a C function: changes with every registration
         self._source = source_digest(reference)
         self.kernels: dict[str, list[Kernel]] = {}
+        self.templates: dict[str, list[Template]] = {}
         self.gradient: Backward | None = None
         self.sampler: Callable[..., tuple[Any, ...]] | None = None
         self.native: Native | None = None
@@ -86,14 +90,14 @@ class Op:
             explain(self._checker, self.__signature__, args, kwargs, e)
             raise
 
-    def __reduce__(self) -> str:
-        """Copied and pickled by name, as functions are: a model that holds an op can be deep-copied."""
-        return self.reference.__qualname__
-
     def _dispatch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.raw is not self.overload and compat.is_plain_call(args, kwargs):
             return self.raw(*args, **kwargs)
         return self.overload(*args, **kwargs)
+
+    def __reduce__(self) -> str:
+        """Copied and pickled by name, as functions are: a model that holds an op can be deep-copied."""
+        return self.reference.__qualname__
 
     def __repr__(self) -> str:
         devices = ", ".join(f"{d}: {'/'.join(k.name for k in ks)}" for d, ks in self.kernels.items())
@@ -108,6 +112,9 @@ class Op:
         workspace: str | None = None,
         dtypes: Iterable[str] = (),
         supports: Callable[..., bool | str] | None = None,
+        configs: Any = None,
+        default: Any = None,
+        prior: Callable[..., float] | None = None,
     ) -> Any:
         """Bind a kernel for ``device`` (a device type such as ``"cpu"``); the last one bound is tried first.
 
@@ -116,6 +123,11 @@ class Op:
         ``threads`` and ``itemsize``). ``dtypes`` names what the kernel takes where the declaration admits more;
         ``supports`` gets the arguments and returns True or the reason why not (and keeps the kernel from being bound
         natively). Binding a name again replaces that kernel.
+
+        ``configs`` lists what :func:`shiplap.tune` chooses from, dicts that arrive as keywords of a Python function, or
+        is a function of the sizes that returns such a list. Without a choice ``default`` runs (a dict, or a function of
+        the sizes; by default the first). ``prior(sizes, config)`` estimates a time in any unit: large spaces are
+        searched from its best.
         """
         if implementation is None:
             return lambda fn: self.kernel(
@@ -128,9 +140,6 @@ class Op:
         if hasattr(implementation, "bind"):
             run, identity, label = implementation.bind(self.spec, scratch), implementation.identity, implementation.name
         else:
-        configs: Any = None,
-        default: Any = None,
-        prior: Callable[..., float] | None = None,
             run, identity = PythonKernel(self.spec, implementation, scratch), source_digest(implementation)
             label = getattr(implementation, "__name__", "kernel")
         space = read_space(self.spec, name or label, configs, default, prior, implementation)
@@ -142,10 +151,19 @@ class Op:
         registry.refresh()
         return implementation
 
-        ``configs`` lists what :func:`shiplap.tune` chooses from, dicts that arrive as keywords of a Python function, or
-        is a function of the sizes that returns such a list. Without a choice ``default`` runs (a dict, or a function of
-        the sizes; by default the first). ``prior(sizes, config)`` estimates a time in any unit: large spaces are
-        searched from its best.
+    def template(self, device: str, source: str, **declaration: Any) -> Template:
+        """Bind a templated kernel: ``source`` is a ``*.triton.jinja`` or ``*.cpp.jinja`` file beside the declaration.
+
+        Compiled code fuses its neighbours into it. ``configs``: compile-time parameters, the default first;
+        ``grid(sizes, config, cdiv)`` (Triton); ``tables``: host-computed lookup tables, ``{name: fn(sizes)}``;
+        ``innermost``: the dim of an argument that must be adjacent in memory, ``{"b": "k"}``; ``supports(sizes,
+        dtypes, config)``: True or the reason why not; ``name``. Binding a name again replaces that template.
+        """
+        template = read_template(self.spec, self.reference.__code__.co_filename, device, source, **declaration)
+        others = [t for t in self.templates.get(template.device, []) if t.name != template.name]
+        self.templates[template.device] = [*others, template]
+        registry.refresh()
+        return template
 
     def backward(self, fn: Callable[..., Any] | None = None, *, saves: Iterable[str] | None = None) -> Any:
         """Declare the gradient: ``fn(grad, saved, needs) -> {argument: gradient}``, in terms of other ops.
@@ -169,6 +187,14 @@ class Op:
         self.sampler = fn
         return fn
 
+    def buckets(self, default: str = "pow2", **kinds: str) -> None:
+        """Declare which calls share a choice: ``"pow2"`` rounds a dim up, ``"exact"`` keeps it, ``"none"`` drops it.
+
+        ``default`` is for the dims that ``kinds`` does not name; scalars are exact, float scalars dropped.
+        """
+        self.rule = read_rule(self.spec, default, kinds)
+        registry.refresh()
+
     def drop_native(self) -> None:
         """Go back to ``execute``: called before what the native code was registered for changes."""
         native, self.native = self.native, None
@@ -181,11 +207,14 @@ class Op:
         parts = [self.spec.digest, self._source, *([str(self.rule)] if self.rule != read_rule(self.spec) else [])]
         parts += [f"{self.gradient.source}/{self.gradient.saves}"] if self.gradient else []
         parts += [f"{d}/{k.name}/{k.identity}" for d, ks in sorted(self.kernels.items()) for k in ks]
+        parts += [f"{d}/{t.name}/{t.identity}" for d, ts in sorted(self.templates.items()) for t in ts]
         return hashlib.sha256("|".join(parts).encode()).hexdigest()[:16]
 
     def pick(self, call: Any) -> Kernel | None:
         """The kernel that takes this bound call, or None when the reference has to run; says why, once."""
         device = call.device.type
+        if choices.active and not isinstance(found := choices.find(self, call), choices.Missing):
+            return found
         reasons = []
         for kernel in self.kernels.get(device, ()):
             if not (reason := kernel.refuses(call)):
@@ -200,14 +229,6 @@ class Op:
 
     def execute(self, *args: Any, **kwargs: Any) -> Any:
         """The real implementation, below autograd and autocast."""
-    def buckets(self, default: str = "pow2", **kinds: str) -> None:
-        """Declare which calls share a choice: ``"pow2"`` rounds a dim up, ``"exact"`` keeps it, ``"none"`` drops it.
-
-        ``default`` is for the dims that ``kinds`` does not name; scalars are exact, float scalars dropped.
-        """
-        self.rule = read_rule(self.spec, default, kinds)
-        registry.refresh()
-
         if kwargs:
             args = (*args, *(kwargs.get(a.name, a.default) for a in self.spec.args[len(args) :]))
         call = (self._bind and self._bind(*args)) or self._checker.bind(args)
@@ -226,8 +247,6 @@ class Op:
 
     def _register(self) -> None:
         """Define the schema and the implementations that every op has."""
-        if choices.active and not isinstance(found := choices.find(self, call), choices.Missing):
-            return found
         previous = registry.find(self.spec.name)
         if previous is not None:
             if not _same_home(previous.reference, self.reference):
@@ -249,6 +268,7 @@ class Op:
         listed = any(a.many for a in spec.args)
         self.overload = self._define(spec.opname)
         self.raw = self._define(f"{spec.opname}__raw") if self._differentiable and not listed else self.overload
+        self._plain = compat.builtin(self.raw)
         if self.raw is not self.overload:
             self._library.impl(f"{spec.opname}__raw", torch.library.fallthrough_kernel, "Autograd")
             self._library.impl(spec.opname, make_autograd(spec, self.raw, self.gradient), "Autograd")
@@ -258,6 +278,7 @@ class Op:
                 spec.name, lambda ctx, *grads: run(ctx, ctx.needs_input_grad, *grads), setup_context=setup,
                 lib=self._library,
             )  # fmt: skip
+        self.variant = OutVariant(self, self._library) if has_out(spec) else None
         if spec.autocast is not None:
             compat.register_autocast_rule(self._library, spec.opname, self.overload, make_cast(spec))
 
@@ -268,7 +289,6 @@ class Op:
         self._library.impl(name, self.execute, "CompositeExplicitAutograd")
         torch.library.register_fake(f"{spec.namespace}::{name}", make_fake(self._checker), lib=self._library)
         return getattr(getattr(torch.ops, spec.namespace), name).default
-        self._plain = compat.builtin(self.raw)
 
 
 def op(
@@ -325,6 +345,7 @@ class AdoptedOp(Op):
             raise error("SL501", where=self.spec.name, got="not registered", expected=f"torch.ops.{self.spec.name}",
                         fix="import the library that registers it first")  # fmt: skip
         self.overload = self.raw = packet.default
+        self._plain = compat.builtin(self.raw)
 
     def kernel(self, *args: Any, **kwargs: Any) -> Any:
         raise TypeError(
@@ -345,7 +366,6 @@ def adopt(name: str, **declaration: Any) -> Callable[[Callable[..., Any]], Adopt
     """
 
     def declare(fn: Callable[..., Any]) -> AdoptedOp:
-        self._plain = compat.builtin(self.raw)
         keywords: dict[str, Any] = {"dims": {}, "bounds": {}, "requires": (), "mutates": (), "contiguous": (),
                                     "outputs": (), "autocast": "widest", **declaration}  # fmt: skip
         return AdoptedOp(read_spec(name, fn, **keywords), fn)

@@ -1,0 +1,97 @@
+"""Inductor's C++ templates: one choice per config. Run on torch 2.11 and 2.13."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._inductor import ir
+from torch._inductor.codegen.cpp import parallel_num_threads
+from torch._inductor.codegen.cpp_gemm_template import gen_2d_view_of_epilogue_buf
+from torch._inductor.codegen.cpp_template import CppTemplate
+
+__all__ = ["choice"]
+
+
+def choice(
+    name: str, source: str, arguments: Mapping[str, Any], layout: Any, values: Mapping[str, Any],
+    config: Mapping[str, Any],
+) -> Any:  # fmt: skip
+    """A choice that renders ``source``: ``arguments`` maps names to input buffers, ``values`` and ``config`` to holes."""
+    return _Template(name, source, dict(arguments), layout, {**values, **config}).generate()
+
+
+class _Template(CppTemplate):
+    """Rendered once bare, to be verified and timed, and once by the scheduler with the epilogues that it fused."""
+
+    def __init__(self, name: str, source: str, arguments: dict[str, Any], layout: Any, values: dict[str, Any]) -> None:
+        super().__init__(name, list(arguments.values()), layout, parallel_num_threads())
+        self.source, self.arguments, self.values = source, arguments, values
+
+    def render(  # type: ignore[override]
+        self, kernel: Any, template_buffer_node: Any = None, flag_template_buffer_has_other_users: bool | None = None,
+        epilogue_nodes: list[Any] | None = None, **_: Any,
+    ) -> str:  # fmt: skip
+        raw = self.output_node if template_buffer_node is None else template_buffer_node
+        store = _Store(kernel, raw, list(epilogue_nodes or []), bool(flag_template_buffer_has_other_users))
+
+        def def_kernel() -> str:
+            text: str = kernel.def_kernel(inputs=self.arguments, outputs=store.outputs, aliases=store.aliases)
+            return text
+
+        helpers = {
+            "header": self.header().getvalue, "def_kernel": def_kernel, "store_output": store.output,
+            "tile": store.tile, "size": lambda n, d: kernel.size(self._buffer(n, raw), d),
+            "stride": lambda n, d: kernel.stride(self._buffer(n, raw), d),
+            "index": lambda n, *at: kernel.index(self._buffer(n, raw), list(at)),
+            "dtype": lambda n: kernel.dtype(self._buffer(n, raw)), "num_threads": self.num_threads,
+        }  # fmt: skip
+        text: str = self._template_from_string(self.source).render(**helpers, **self.values)
+        return text
+
+    def _buffer(self, name: str, raw: Any) -> Any:
+        return raw if name == "out" else self.arguments[name]
+
+
+class _Store:
+    """How a tile of results leaves the kernel: as it is, through the fused epilogues, or both.
+
+    A raw output that somebody else reads is stored first and the epilogues read it back: given the tile itself,
+    Inductor would take the raw buffer for one that nobody needs.
+    """
+
+    def __init__(self, kernel: Any, raw: Any, epilogues: list[Any], keep_raw: bool) -> None:
+        self.kernel, self.raw, self.epilogues = kernel, raw, epilogues
+        self.keep_raw = keep_raw and bool(epilogues)
+        self.last = epilogues[-1] if epilogues else raw
+        self.view, self.reindexers = self.last, []
+        if epilogues:  # an epilogue may see the result under another shape
+            none = [None] * len(epilogues)
+            self.view, self.reindexers = gen_2d_view_of_epilogue_buf(self.last, raw, epilogues, [], none)
+        self.outputs = {"raw": raw, "out": self.last} if self.keep_raw else {"out": self.last}
+        self.aliases = {raw.get_name(): self.last.get_name()} if epilogues and not self.keep_raw else {}
+
+    def tile(self, name: str, *sizes: Any, dtype: str = "float32") -> str:
+        """Declare a buffer on the stack, ``name`` in C++, that :meth:`output` can store."""
+        text: str = self.kernel.define_stack_allocated_buffer(name, list(sizes), getattr(torch, dtype))
+        return text
+
+    def output(self, name: str, *ranges: tuple[str, str]) -> str:
+        """Store tile ``name`` into the given ranges of the output; neighbours that were fused are applied to it."""
+        kernel = self.kernel
+        inside = [("0", f"{end} - {start}") for start, end in ranges]
+        tile = kernel.slice_nd(kernel.local_buffers[name], inside)
+        out = kernel.slice_nd(self.view, list(ranges))
+        offsets = tuple(start for start, _ in ranges)
+        common = {"offsets": offsets, "reindexers": self.reindexers}
+        if self.keep_raw:
+            raw = kernel.slice_nd(self.raw, list(ranges))
+            first = kernel.store_output(raw, tile)
+            second = kernel.store_output(out, raw, self.raw, self.epilogues, **common)
+            return f"{{ {first} }}\n{{ {second} }}"
+        return f"{{ {kernel.store_output(out, tile, self.raw, self.epilogues, **common)} }}"
+
+
+def input_buffers(arguments: Mapping[str, Any]) -> Sequence[Any]:
+    return [ir.ExternKernel.realize_input(node) for node in arguments.values()]

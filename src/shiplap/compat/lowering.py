@@ -1,0 +1,167 @@
+"""Inductor's lowering, as ``fuse`` needs it: register one, look at the node being lowered, build and run choices.
+
+Importing this module imports Inductor; ``fuse`` does so at the first trace of an op that has templates.
+Run on torch 2.11 and 2.13. IR nodes and choices are opaque to callers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import sympy
+import torch
+from torch import SymInt, Tensor
+from torch._inductor import config, ir, lowering
+from torch._inductor.virtualized import V
+
+__all__ = [
+    "add_table", "autotuning", "choice_node", "compile_graph", "contiguous", "current_node", "expression", "extern",
+    "fixed_layout", "hint", "inline", "innermost", "layout_key", "memory", "realize", "register", "shared", "static",
+    "trace",
+]  # fmt: skip
+
+
+def register(overload: Any, lower: Callable[..., Any]) -> None:
+    """Lower ``overload`` with ``lower``; registering again replaces."""
+    if hasattr(lowering, "user_lowerings"):  # since 2.13; asked first
+        lowering.user_lowerings[overload] = lower
+    lowering.lowerings.pop(overload, None)
+    lowering.register_lowering(overload, type_promotion_kind=None)(lower)
+
+
+def autotuning() -> bool:
+    """Whether the user asked this compilation for measurements (``mode="max-autotune"``)."""
+    return bool(config.max_autotune or config.max_autotune_gemm)
+
+
+def current_node() -> torch.fx.Node:
+    """The FX node being lowered."""
+    node = V.graph.current_node
+    assert isinstance(node, torch.fx.Node)
+    return node
+
+
+def expression(size: Any) -> Any:
+    """A size of a fake tensor as Inductor's expression."""
+    return size.node.expr if isinstance(size, SymInt) else sympy.Integer(int(size))
+
+
+def hint(size: Any) -> int:
+    """The value that a size had in the call that is being compiled."""
+    return size if isinstance(size, int) else _hint(expression(size))
+
+
+def _hint(size: Any) -> int:
+    return int(V.graph.sizevars.optimization_hint(size, fallback=64))
+
+
+def static(size: Any) -> int:
+    """The value of a size, to which the graph is specialised from now on."""
+    return size if isinstance(size, int) else int(V.graph.sizevars.guard_int(expression(size)))
+
+
+def realize(node: Any) -> Any:
+    """The node as a buffer (or a view of one) with strides that no longer change."""
+    found = ir.ExternKernel.realize_input(node)
+    found.freeze_layout()
+    return found
+
+
+def shared(nodes: Sequence[Any]) -> str:
+    """The name of a buffer of which two of ``nodes`` are views, or empty."""
+    names = [node.get_name() for node in nodes]
+    return next((name for name in names if names.count(name) > 1), "")
+
+
+def memory(node: Any) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+    """Sizes, strides and offset from the start of its buffer, in elements, in the call being compiled."""
+    layout = node.get_layout()
+    return tuple(map(_hint, layout.size)), tuple(map(_hint, layout.stride)), _hint(layout.offset)
+
+
+def choice_node(choice: Any, fusion: bool) -> Any:
+    """The lowered result of a choice; without ``fusion`` it stays a kernel of its own."""
+    node = choice.output_node()
+    if not fusion:
+        V.graph.no_fuse_buffer_names.add(node.get_name())
+    return node
+
+
+def innermost(node: Any, dim: int) -> Any:
+    """The node with stride 1 in ``dim``, copied if it has another."""
+    strides = node.get_stride() if node.maybe_get_stride() is not None else None
+    if strides is not None and V.graph.sizevars.statically_known_equals(strides[dim], 1):
+        return node
+    rank = len(node.get_size())
+    rest = [d for d in range(rank) if d != dim]
+    order = [0] * rank
+    for place, d in enumerate((dim, *reversed(rest))):
+        order[d] = place
+    return ir.ExternKernel.require_stride_order(node, order)
+
+
+def contiguous(node: Any) -> Any:
+    return ir.ExternKernel.require_contiguous(node)
+
+
+def layout_key(node: Any) -> tuple[str, ...]:
+    """The order of strides, and which of them are 1 or 0: what a kernel's speed depends on beside sizes."""
+    strides = [_hint(s) for s in node.get_stride()]
+    order = sorted(range(len(strides)), key=lambda i: (strides[i], i))
+    return tuple(f"{i}{'=' + str(strides[i]) if strides[i] <= 1 else ''}" for i in order)
+
+
+def fixed_layout(value: Tensor) -> Any:
+    """The layout of a fake tensor: contiguous, as the declaration promises."""
+    return ir.FixedLayout(value.device, value.dtype, [expression(s) for s in value.shape])
+
+
+def add_table(table: Tensor, name: str) -> Any:
+    """A host-computed tensor as a constant of the graph (AOTInductor packages it)."""
+    return V.graph.add_tensor_constant(table, name)
+
+
+def extern(overload: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """An opaque call of the op."""
+    found = lowering.fallback_handler(overload, add_to_fallback_set=False)(*args, **kwargs)
+    return found
+
+
+def trace(fn: Callable[..., Any], values: Sequence[Any]) -> torch.fx.GraphModule:
+    """``fn`` as ATen operations on the fake tensors ``values``, decomposed as Inductor wants them."""
+    from torch._inductor.decomposition import select_decomp_table
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    with V.fake_mode, torch.no_grad():
+        return make_fx(torch.func.functionalize(fn), select_decomp_table(), tracing_mode="real")(*values)
+
+
+def inline(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+    """The nodes of ``graph`` lowered into the graph at hand, free to fuse with their neighbours."""
+    from torch._inductor.codegen.subgraph import inline_subgraph_to_ir_nodes
+
+    return inline_subgraph_to_ir_nodes(graph, list(inputs), "shiplap_reference")
+
+
+def compile_graph(graph: torch.fx.GraphModule, values: Sequence[Any]) -> Callable[..., Any]:
+    """Compile ``graph`` on its own, while another graph is being lowered; ``values`` are fakes of static size."""
+    from torch._inductor.graph import GraphLowering
+
+    outer = V.graph
+    nested = GraphLowering(
+        gm=graph, example_inputs=list(values), shape_env=outer._shape_env, cpp_wrapper=False, aot_mode=False,
+        is_inference=outer.is_inference, is_backward=outer.is_backward, name="shiplap_trial",
+    )  # fmt: skip
+    quiet = {"benchmark_fusion": False, "pipeline_max_autotune_gemm": False}
+    with V.set_graph_handler(nested), config.patch({k: v for k, v in quiet.items() if hasattr(config, k)}):
+        nested.run(*values)
+        module = nested.compile_to_module()
+    return lambda *args: module.call(list(args))
+
+
+@contextmanager
+def no_autotuning() -> Iterator[None]:
+    with config.patch(max_autotune=False, max_autotune_gemm=False):
+        yield

@@ -1,0 +1,10 @@
+"""Fuse: templates of declared ops lowered through Inductor, with their neighbours inside; every choice verified."""
+
+from shiplap.fuse.decide import Decision, decisions
+from shiplap.fuse.install import install
+from shiplap.fuse.switch import switches
+from shiplap.op import registry
+
+__all__ = ["Decision", "decisions", "switches"]
+
+registry.on_trace(install)

@@ -1,0 +1,121 @@
+"""One call of an op as Inductor sees it: buffers by argument name, sizes as expressions and as the numbers at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shiplap.compat import lowering
+from shiplap.op import Op
+from shiplap.op.template import Template
+from shiplap.verify.recipe import Recipe
+
+__all__ = ["Call"]
+
+
+@dataclass(frozen=True)
+class Call:
+    """``values`` are fakes and scalars in schema order; ``env`` maps dims and scalars to sizes, symbolic or not."""
+
+    op: Op
+    args: tuple[Any, ...]
+    values: tuple[Any, ...]
+    env: Mapping[str, Any]
+    output: Tensor
+
+    @staticmethod
+    def bind(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+        """The call being lowered: ``args`` hold IR nodes where its FX node holds fakes."""
+        node = lowering.current_node()
+        fakes = [a.meta["val"] if isinstance(a, torch.fx.Node) else a for a in node.args]
+        named = {k: v.meta["val"] if isinstance(v, torch.fx.Node) else v for k, v in node.kwargs.items()}
+        rest = op.spec.args[len(args) :]
+        values = (*fakes, *(named.get(a.name, a.default) for a in rest))
+        nodes = (*args, *(kwargs.get(a.name, a.default) for a in rest))
+        return Call(op, nodes, values, op._checker.bind(values).env, node.meta["val"])
+
+    @property
+    def device(self) -> torch.device:
+        return self.output.device
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """Fakes of the tensor arguments that are present."""
+        pairs = zip(self.op.spec.args, self.values, strict=True)
+        return {a.name: v for a, v in pairs if isinstance(v, Tensor)}
+
+    @property
+    def dtypes(self) -> dict[str, torch.dtype]:
+        return {name: t.dtype for name, t in self.tensors.items()} | {"out": self.output.dtype}
+
+    @property
+    def hints(self) -> dict[str, Any]:
+        """``env`` as plain numbers."""
+        return {k: _plain(v) for k, v in self.env.items()}
+
+    @property
+    def static(self) -> bool:
+        return all(isinstance(s, int) for t in (*self.tensors.values(), self.output) for s in (*t.shape, *t.stride()))
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        """What a template may know at compile time: ``HAS_BIAS``, ``STRIDE_0``, each scalar in capitals."""
+        found: dict[str, Any] = {}
+        for arg, value in zip(self.op.spec.args, self.values, strict=True):
+            name = arg.name.upper()
+            if arg.tensor is not None:
+                found |= {f"HAS_{name}": value is not None} if arg.optional else {}
+            elif isinstance(value, (list, tuple)):
+                found |= {f"{name}_{i}": lowering.static(v) for i, v in enumerate(value)}
+            else:
+                found[name] = lowering.static(value) if isinstance(value, torch.SymInt) else value
+        return found
+
+    def buffers(self, template: Template) -> dict[str, Any]:
+        """The input buffers in schema order, then the template's tables, laid out as the template wants them."""
+        wanted, found = dict(template.innermost), {}
+        for arg, node in zip(self.op.spec.args, self.args, strict=True):
+            if arg.tensor is None or node is None:
+                continue
+            if arg.name in wanted:
+                dim = [d.text for d in arg.tensor.dims].index(wanted[arg.name])
+                node = lowering.innermost(node, dim - len(arg.tensor.dims) if arg.tensor.variadic else dim)
+            found[arg.name] = lowering.realize(node)
+        sizes = {k: _static(v) for k, v in self.env.items()} if template.tables else {}
+        for name, build in template.tables:
+            table = build(sizes).to(self.device)
+            found[name] = lowering.realize(lowering.add_table(table, f"{self.op.spec.opname}_{template.name}_{name}"))
+        return found
+
+    @property
+    def recipe(self) -> Recipe:
+        """A sample of these sizes, scalars and dtypes."""
+        spec, hints = self.op.spec, self.hints
+        dims = {
+            d.text for a in spec.tensors if a.tensor for d in a.tensor.dims if d.kind in ("name", "any", "variadic")
+        }
+        computed = {name for name, _ in spec.dims}
+        sizes = {k: v for k, v in hints.items() if k in dims - computed}
+        scalars = {a.name: hints[a.name] for a in spec.scalars}
+        classes = {
+            a.tensor.dtype_class: str(self.tensors[a.name].dtype).removeprefix("torch.")
+            for a in spec.tensors if a.tensor and a.name in self.tensors and not a.tensor.concrete
+        }  # fmt: skip
+        absent = tuple(a.name for a in spec.tensors if a.name not in self.tensors)
+        return Recipe(absent=absent).but(sizes=sizes, scalars=scalars, dtypes=classes)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return tuple(_plain(v) for v in value)
+    return lowering.hint(value) if isinstance(value, torch.SymInt) else value
+
+
+def _static(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return tuple(_static(v) for v in value)
+    return lowering.static(value) if isinstance(value, torch.SymInt) else value

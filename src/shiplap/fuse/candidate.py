@@ -1,0 +1,149 @@
+"""A template with a config, rendered for one call: it can run on tensors of its own, and become a node of the graph."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shiplap.compat import lowering
+from shiplap.fuse.call import Call
+from shiplap.fuse.vocabulary import prelude
+from shiplap.op.source import source_digest
+from shiplap.op.template import Template
+
+__all__ = ["TemplateCandidate", "candidates"]
+
+
+@dataclass
+class TemplateCandidate:
+    """``config`` of ``template`` for ``call``; rendered when first asked for."""
+
+    call: Call
+    template: Template
+    config: Mapping[str, Any]
+    _choice: Any = field(default=None, repr=False)
+    _buffers: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def kernel(self) -> str:
+        return self.template.name
+
+    @property
+    def label(self) -> str:
+        return f"{self.template.name}({', '.join(f'{k}={v}' for k, v in self.config.items())})"
+
+    def refuses(self) -> str:
+        """Empty, or why the template does not take this call."""
+        supports = self.template.supports
+        verdict = True if supports is None else supports(self.call.hints, self.call.dtypes, dict(self.config))
+        return "" if verdict is True else (verdict or "supports() returned False")
+
+    @property
+    def choice(self) -> Any:
+        if self._choice is None:
+            self._choice = _render(self)
+        return self._choice
+
+    def prepare(self, args: tuple[Any, ...]) -> Callable[[], tuple[Tensor, ...]]:
+        """Compile the kernel alone; what is returned runs it on ``args`` into a fresh, poisoned output.
+
+        Raises:
+            Exception: whatever the compiler of the kernel raises.
+        """
+        inputs = self._inputs(args)
+        out = _poisoned(self.call)
+        self.choice.precompile()
+        run = self.choice.bmreq.make_run_fn(*inputs, out=out)
+
+        def call(_alive: list[Tensor] = inputs) -> tuple[Tensor, ...]:  # a C++ kernel was given their addresses only
+            run()
+            return (out,)
+
+        return call
+
+    def _inputs(self, args: tuple[Any, ...]) -> list[Tensor]:
+        """Tensors with the strides of the buffers that the kernel was rendered for, each buffer once."""
+        given = {a.name: v for a, v in zip(self.call.op.spec.args, args, strict=True) if isinstance(v, Tensor)}
+        sizes = self.call.hints
+        given |= {name: build(sizes).to(self.call.device) for name, build in self.template.tables}
+        return [_like(node, given[name]) for name, node in self.buffers.items()]
+
+    @property
+    def buffers(self) -> dict[str, Any]:
+        """Input buffers by argument name; an argument may have to be copied into the layout the template wants."""
+        if not self._buffers:
+            self._buffers = self.call.buffers(self.template)
+        return self._buffers
+
+    def node(self, fusion: bool = True) -> Any:
+        """The kernel as the lowered result; with ``fusion``, Inductor may put neighbours into it."""
+        return lowering.choice_node(self.choice, fusion)
+
+
+def candidates(call: Call) -> tuple[list[TemplateCandidate], dict[str, str]]:
+    """Candidates of the op's templates for this call, and the reasons of those that do not take it."""
+    found, refused = [], {}
+    for template in call.op.templates.get(call.device.type, ()):
+        for config in template.candidates(call.hints):
+            candidate = TemplateCandidate(call, template, config)
+            if reason := candidate.refuses():
+                refused[candidate.label] = reason
+            else:
+                found.append(candidate)
+    return found, refused
+
+
+def _render(candidate: TemplateCandidate) -> Any:
+    call, template = candidate.call, candidate.template
+    buffers, layout = candidate.buffers, lowering.fixed_layout(call.output)
+    if shared := lowering.shared(list(buffers.values())):
+        raise NotImplementedError(f"two arguments are views of buffer {shared}")
+    name = f"{call.op.spec.namespace}_{call.op.spec.opname}_{template.name}"
+    if template.language == "cpp":
+        from shiplap.compat import cpp_template
+
+        return cpp_template.choice(name, template.source, buffers, layout, call.constants, candidate.config)
+    from shiplap.compat import triton_template
+
+    source = prelude + template.source
+    unique = f"{name}_{hashlib.sha256(source.encode()).hexdigest()[:8]}_{source_digest(template.grid)[:8]}"
+    sizes = {k: v for k, v in call.env.items() if isinstance(v, (int, torch.SymInt))}
+    grid = _grid(template, tuple(sizes))
+    expressions = [lowering.expression(v) for v in sizes.values()]
+    constants = {**call.constants, "ALLOW_TF32": torch.backends.cuda.matmul.allow_tf32, **candidate.config}
+    return triton_template.choice(unique, source, grid, expressions, list(buffers.values()), layout, constants)
+
+
+def _grid(template: Template, names: tuple[str, ...]) -> Callable[..., tuple[Any, Any, Any]]:
+    """``template.grid`` as Inductor calls it: sizes by position, then the config."""
+    assert template.grid is not None
+    declared = template.grid
+
+    def grid(*given: Any, cdiv: Callable[[Any, Any], Any]) -> tuple[Any, Any, Any]:
+        *sizes, config = given
+        return declared(dict(zip(names, sizes, strict=True)), config, cdiv)
+
+    return grid
+
+
+def _poisoned(call: Call) -> Tensor:
+    """An output full of what no kernel computes by accident."""
+    shape = [lowering.hint(s) for s in call.output.shape]
+    out = torch.empty(shape, dtype=call.output.dtype, device=call.device)
+    bits = out.view(torch.uint8) if out.numel() and out.dim() else out
+    return out.fill_(float("nan")) if out.is_floating_point() else bits.fill_(0x7B)
+
+
+def _like(node: Any, value: Tensor) -> Tensor:
+    """``value`` in memory laid out as ``node``'s: what is returned starts where the buffer starts."""
+    sizes, strides, offset = lowering.memory(node)
+    length = offset + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True)) + 1 if value.numel() else 0
+    flat = torch.empty(length, dtype=value.dtype, device=value.device)
+    if length:
+        flat.as_strided(sizes, strides, offset).copy_(value)
+    return flat

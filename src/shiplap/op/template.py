@@ -1,0 +1,85 @@
+"""A template as data: kernel source with holes that Inductor fills with fused neighbours (``fuse`` lowers it)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shiplap.errors import error
+from shiplap.op.source import source_digest
+from shiplap.op.spec import OpSpec
+
+__all__ = ["Template", "read_template"]
+
+LANGUAGES = {".triton.jinja": "triton", ".cpp.jinja": "cpp"}
+Config = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Template:
+    """One templated kernel of an op for one device type.
+
+    ``configs`` are values of compile-time parameters, the declared default first. ``grid`` (Triton) maps sizes, config
+    and a ceiling division to three program counts. ``tables`` builds lookup tables on the host from sizes and scalars;
+    each becomes an input. ``innermost`` names, for an argument, the dim whose elements must be adjacent in memory.
+    ``supports`` gets sizes and scalars, dtypes by argument and a config; it returns True or the reason why not.
+    """
+
+    name: str
+    device: str
+    language: str
+    source: str = field(repr=False)
+    configs: tuple[Config, ...] | Callable[..., Iterable[Config]]
+    grid: Callable[..., tuple[Any, Any, Any]] | None = None
+    tables: tuple[tuple[str, Callable[..., Any]], ...] = ()
+    innermost: tuple[tuple[str, str], ...] = ()
+    supports: Callable[..., bool | str] | None = None
+
+    @property
+    def identity(self) -> str:
+        """What digests see: the source, the configs and the code of every function."""
+        functions = [self.grid, self.supports, *(fn for _, fn in self.tables)]
+        configs = source_digest(self.configs) if callable(self.configs) else repr([dict(c) for c in self.configs])
+        parts = [self.source, configs, repr(self.innermost), *(source_digest(fn) for fn in functions if fn)]
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+    def candidates(self, env: Mapping[str, Any]) -> tuple[Config, ...]:
+        """The configs to consider for these sizes and scalars, the default first."""
+        return tuple(self.configs(env)) if callable(self.configs) else self.configs
+
+
+def read_template(
+    spec: OpSpec, home: str, device: str, source: str, *, name: str | None = None,
+    configs: Iterable[Config] | Callable[..., Iterable[Config]] = ({},),
+    grid: Callable[..., tuple[Any, Any, Any]] | None = None,
+    tables: Mapping[str, Callable[..., Any]] | None = None,
+    innermost: Mapping[str, str] | None = None,
+    supports: Callable[..., bool | str] | None = None,
+) -> Template:  # fmt: skip
+    """The template of a file beside ``home`` (``*.triton.jinja``, ``*.cpp.jinja``); SL114 for what cannot be one."""
+    language = next((kind for suffix, kind in LANGUAGES.items() if source.endswith(suffix)), "")
+    path = Path(home).parent / source
+    where = f"{spec.name}, template {source!r}"
+    if not language:
+        raise error("SL114", where=where, got=f"file name {source!r}", expected=" or ".join(f"*{s}" for s in LANGUAGES))
+    if not path.is_file():
+        raise error("SL114", where=where, got="no such file", expected=f"a file beside {Path(home).name}")
+    if len(spec.outputs) != 1 or spec.dynamic or spec.mutated or any(a.many for a in spec.args):
+        raise error("SL114", where=where, got=f"{len(spec.outputs)} outputs, {len(spec.mutated)} mutated arguments",
+                    expected="one output of fixed size, no mutated argument, no tensor list")  # fmt: skip
+    if language == "triton" and grid is None:
+        raise error("SL114", where=where, got="no grid", expected="grid=lambda sizes, config, cdiv: (programs, 1, 1)")
+    for argument, dim in (innermost or {}).items():
+        tensor = next((a.tensor for a in spec.tensors if a.name == argument), None)
+        if tensor is None or dim not in [d.text for d in tensor.dims]:
+            raise error("SL114", where=where, got=f"innermost={{{argument!r}: {dim!r}}}", expected="an argument's dim")
+    given = configs if callable(configs) else tuple(dict(c) for c in configs)
+    if not callable(given) and not given:
+        raise error("SL114", where=where, got="no configs", expected="at least one, the default first")
+    return Template(
+        name or path.name.split(".")[0], device.partition(":")[0], language, path.read_text(encoding="utf-8"), given,
+        grid, tuple((tables or {}).items()), tuple((innermost or {}).items()), supports,
+    )  # fmt: skip
