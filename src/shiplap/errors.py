@@ -134,6 +134,10 @@ CATALOGUE: dict[str, Entry] = {
          "pass .clone()"),
         ("SL211", "values not accepted", "The op is not defined for these values; it says which.",
          "correct the values that the message names"),
+        ("SL212", "given output does not fit", "An out-variant fills contiguous tensors of the declared shape and dtype.",
+         "pass torch.empty of the expected shape and dtype"),
+        ("SL213", "given workspace does not fit", "The kernel relies on its size and alignment.",
+         "pass torch.empty(op.workspace_bytes(...), dtype=torch.uint8, device=...)"),
     ]),
     **_entries(KernelError, [
         ("SL301", "output does not fit the declaration", "The fake promised another tensor.",
@@ -179,16 +183,6 @@ CATALOGUE: dict[str, Entry] = {
         ("SL604", "signature cannot be read", "'shiplap init' drafts from annotations, a docstring or a torch schema.",
          "annotate the function, or write its signature as the first line of its docstring"),
         ("SL605", "device not available", "The command runs where it is told to.", "see 'shiplap env' for devices"),
-    ]),
-    **_entries(DoctorError, [
-        ("SL701", "program cannot be started", "The doctor runs it as the shell would.",
-         "check the path: shiplap doctor -- python script.py"),
-        ("SL702", "nothing was compiled", "Graph breaks are seen while torch compiles a function that is called.",
-         "call the torch.compile'd function in the program; unset TORCH_COMPILE_DISABLE and TORCHDYNAMO_DISABLE"),
-    ]),
-}  # fmt: skip
-
-
         ("SL606", "nothing valid to tune on",
          "A kernel that reads through an index is right, or fast, by accident on values that mean nothing.",
          "declare a builder with @op.samples: fn(rng, sizes, dtype, device) -> all arguments"),
@@ -200,6 +194,16 @@ CATALOGUE: dict[str, Entry] = {
          "write it again with 'shiplap freeze' or 'shiplap cache export'"),
         ("SL610", "sample of another bucket", "A choice is made on arguments like those that it is made for.",
          "let the builder declared with @op.samples return the sizes that it is asked for"),
+    ]),
+    **_entries(DoctorError, [
+        ("SL701", "program cannot be started", "The doctor runs it as the shell would.",
+         "check the path: shiplap doctor -- python script.py"),
+        ("SL702", "nothing was compiled", "Graph breaks are seen while torch compiles a function that is called.",
+         "call the torch.compile'd function in the program; unset TORCH_COMPILE_DISABLE and TORCHDYNAMO_DISABLE"),
+    ]),
+}  # fmt: skip
+
+
 def error(
     id: str, *, where: str, got: object = "", expected: object = "", what: str = "", fix: str = ""
 ) -> ShiplapError:

@@ -43,7 +43,7 @@ def test_checks_follow_the_declaration(gather):
         'agree("NS::gather", "k", d_k, shiplap::prod(a_kernel));',
         'require((d_k > int64_t{0}), "NS::gather", "k > 0");', 'about_table.unshared(t_table, t_x, "x");',
         "const int64_t d_m = (d_n * d_k);", "Tensor o_out = empty({d_m, int64_t{2}}, dtype_Float, device);",
-        "widest({dtype_Float})", "workspace(((d_n * w_itemsize) + w_threads), device)",
+        "widest({dtype_Float})", "needed = ((d_n * w_itemsize) + w_threads);", "scratch = workspace(needed, device);",
         "look(v_x, t_x)", "t_bias ? look(v_bias, t_bias) : nullptr", "look(v_out, o_out)", "a_mode.c_str()",
         "&extent_m",
         'within_bound("NS::gather, kernel f", "m", "n * k", extent_m, d_m);', "{extent_m, int64_t{2}}",

@@ -23,11 +23,6 @@ from shiplap.op.launch import poisoned_workspace
 from tests.impl.build import compile_c
 from tests.op.support import fails
 
-pytestmark = pytest.mark.skipif(
-    tuple(map(int, torch.__version__.split(".")[:2])) < native.MIN_TORCH,
-    reason="the Python binding serves on this torch",
-)
-
 BODY = """
 int mix(const sl_context* ctx, const DLTensor* x, const DLTensor* bias, DLTensor* y, DLTensor* info,
         int64_t k, int32_t flag, const int64_t* ks, int64_t ks_len, const double* ps, int64_t ps_len, double p,

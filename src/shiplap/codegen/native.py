@@ -16,6 +16,7 @@ from shiplap.codegen.expression import quote, to_cpp
 from shiplap.errors import error
 from shiplap.op import fast
 from shiplap.op.expr import Expr
+from shiplap.op.out import out_name, out_schema, scratch_name
 from shiplap.op.schema import schema
 from shiplap.op.spec import Arg, Dim, OpSpec, Output, TensorType
 
@@ -38,7 +39,8 @@ _MAX_RANK = 8
 class Native:
     """One op to be bound: its declaration, and what its only kernel on ``device`` says.
 
-    ``names`` are the torch ops to register; ``dtypes`` what the kernel takes, empty for all that are declared.
+    ``names`` are the torch ops to register; ``dtypes`` what the kernel takes, empty for all that are declared. ``out``
+    asks for the out-variant too.
     """
 
     spec: OpSpec
@@ -48,14 +50,23 @@ class Native:
     workspace: Expr | None = None
     strided: frozenset[str] = frozenset()
     dtypes: tuple[str, ...] = ()
+    out: bool = False
 
 
 def native_source(ops: Sequence[Native]) -> str:
     """One translation unit for ``ops``; SL404 for a declaration that has to stay with the Python binding."""
     return render(
-        "native.cpp.jinja", scalar_types=_SCALAR,
+        "native.cpp.jinja", scalar_types=_SCALAR, schemas=_by_namespace(ops),
         ops=[_describe(op, f"op_{index}") for index, op in enumerate(ops)],
     )  # fmt: skip
+
+
+def _by_namespace(ops: Sequence[Native]) -> list[tuple[str, list[str]]]:
+    """Every schema once, also of an op that is there for two devices."""
+    found: dict[str, dict[str, None]] = {}
+    for op in ops:
+        found.setdefault(op.spec.namespace, {}).update(dict.fromkeys(_schemas(op)))
+    return [(namespace, list(schemas)) for namespace, schemas in found.items()]
 
 
 def _describe(op: Native, id: str) -> dict[str, Any]:
@@ -69,11 +80,12 @@ def _describe(op: Native, id: str) -> dict[str, Any]:
     checks = _Checks(op, names)
     return {
         "id": id, "spec": spec, "symbol": op.symbol, "device": op.device, "prototype": parameters,
-        "names": "{" + ", ".join(map(quote, op.names)) + "}",
-        "schemas": [quote(schema(spec, name)) for name in op.names],
+        "functions": ", ".join(f"{{{quote(name)}, &{f}}}" for name, f in _functions(op)), "key": op.device.upper(),
+        "calls": [{"function": "call", "python": f"{spec.name}__python", "out": False}, *_out_call(op)],
+        "scratch": scratch_name(spec),
         "where": f"{spec.name}, kernel {op.symbol}",
         "abouts": [_about(spec, a) for a in spec.tensors],
-        "deferrals": list(_deferrals(op)),
+        "about_outs": [_about_out(spec, o) for o in spec.outputs], "deferrals": list(_deferrals(op)),
         "checks": [*checks.lines, *_sharing(spec)],
         "bounds": [{"dim": d, "value": to_cpp(e, names), "text": quote(e.source)} for d, e in spec.bounds],
         "outputs": [_output(spec, out, names) for out in spec.outputs],
@@ -82,6 +94,21 @@ def _describe(op: Native, id: str) -> dict[str, Any]:
         "widest": _widest(spec, checks.classes),
         "arguments": [_argument(spec, p) for p in parameters],
     }  # fmt: skip
+
+
+def _schemas(op: Native) -> list[str]:
+    """Of every torch op that the code implements, for a process without shiplap."""
+    return [*(quote(schema(op.spec, name)) for name in op.names), *([quote(out_schema(op.spec))] if op.out else [])]
+
+
+def _functions(op: Native) -> list[tuple[str, str]]:
+    """Each torch op and the C++ function behind it."""
+    return [*((name, "call") for name in op.names), *([(out_name(op.spec), "call_out")] if op.out else [])]
+
+
+def _out_call(op: Native) -> list[dict[str, Any]]:
+    python = f"{op.spec.namespace}::{out_name(op.spec)}__python"
+    return [{"function": "call_out", "python": python, "out": True}] if op.out else []
 
 
 def unfit(op: Native) -> str:
@@ -122,6 +149,11 @@ class _Names:
 def _about(spec: OpSpec, arg: Arg) -> dict[str, str]:
     fields = quote(spec.name), quote(arg.name), quote(str(arg.tensor))
     return {"name": arg.name, "text": "{" + ", ".join(fields) + "}"}
+
+
+def _about_out(spec: OpSpec, out: Output) -> dict[str, str]:
+    fields = quote(spec.name), quote(out.name), quote(str(out.tensor))
+    return {"name": out.name, "text": "{" + ", ".join(fields) + "}"}
 
 
 def _deferrals(op: Native) -> Iterable[str]:

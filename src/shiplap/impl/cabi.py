@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,22 +101,31 @@ class BoundKernel:
         self._function: Any = None
 
     def __call__(self, call: Binding) -> tuple[Tensor, ...]:
-        if self._function is None:
-            self._function = self._load()
         spec, env = self.spec, call.env
         if spec.bounds:
             env = {**env, **{dim: bound(env) for dim, bound in spec.bounds}}
         outs = tuple(
             [torch.empty(shape_of(o, env), dtype=call.dtype_of(o.tensor), device=call.device) for o in spec.outputs]
         )
-        inputs, write_back = self._inputs(call)
         extents = {dim: ctypes.c_int64(0) for dim in spec.dynamic}
-        self._invoke(call, [*inputs, *outs], extents)
+        self._run(call, outs, extents, None)
+        return self._narrow(call, outs, extents) if extents else outs
+
+    def into(self, call: Binding, outs: Sequence[Tensor], scratch: Tensor | None) -> None:
+        """Fill ``outs``, of fixed sizes, with the caller's workspace if one is given."""
+        self._run(call, outs, {}, scratch)
+
+    def _run(self, call: Binding, outs: Sequence[Tensor], extents: dict[str, Any], scratch: Tensor | None) -> None:
+        if self._function is None:
+            self._function = self._load()
+        inputs, write_back = self._inputs(call)
+        if scratch is None and self.workspace is not None:
+            scratch = allocate_workspace(self.workspace, call)
+        self._invoke(call, [*inputs, *outs], extents, scratch)
         for target, copy in write_back:
             target.copy_(copy)
         if self.calls >= 0:
             native.consider(self)
-        return self._narrow(call, outs, extents) if extents else outs
 
     def _load(self) -> Any:
         """The C function with its types: integers are addresses, and the GIL is released."""
@@ -140,8 +149,9 @@ class BoundKernel:
             found.append(value)
         return found, write_back
 
-    def _invoke(self, call: Binding, tensors: list[Tensor | None], extents: dict[str, Any]) -> None:
-        scratch = allocate_workspace(self.workspace, call) if self.workspace is not None else None
+    def _invoke(
+        self, call: Binding, tensors: list[Tensor | None], extents: dict[str, Any], scratch: Tensor | None
+    ) -> None:
         device = call.device
         assert device is not None
         rest = [_argument(p, call, extents) for p in self.parameters[len(tensors) :]]

@@ -13,6 +13,7 @@ import os
 import shutil
 import subprocess
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ from shiplap.impl.build import LIBRARY, detached, distrust, sealed
 from shiplap.impl.build import build as compile_into
 from shiplap.impl.library import load_symbol, locate
 from shiplap.op import Op, launch, registry
+from shiplap.op.out import has_out, out_name, out_schema
 from shiplap.op.schema import schema
 from shiplap.settings import settings
 
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["HOT", "build", "consider", "library_for", "state"]
 
+DEVICES = ("cpu", "cuda")  # device types for which there is native code
 HOT = 32  # calls that the Python binding serves before a compiler is started
 INCLUDE = Path(__file__).parents[1] / "include"
 FLAGS = ("-O2", "-std=c++20", "-shared", "-fPIC", "-fvisibility=hidden", "-DTORCH_TARGET_VERSION=0x020b000000000000")
@@ -45,11 +48,21 @@ _building: dict[str, subprocess.Popen[bytes]] = {}
 
 
 @dataclass(frozen=True)
-class _Plan:
-    """The ops of one kernel library as one translation unit, and where its binary is or will be."""
+class _Entry:
+    """One C ABI kernel: of which op, for which device type, in which library."""
 
-    ops: tuple[Op, ...]
+    op: Op
+    device: str
+    run: BoundKernel
+    native: Native
     kernels: Path
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """The ops that share kernel libraries as one translation unit, and where its binary is or will be."""
+
+    entries: tuple[_Entry, ...]
     source: str
     command: tuple[str, ...]
     root: Path
@@ -88,13 +101,6 @@ def consider(run: BoundKernel) -> None:
 
 
 OFF = "SHIPLAP_NATIVE=0"
-# On 2.11 an error of the Python path, to which native code defers, arrives without its text (H200 machine, 2026-11-21).
-MIN_TORCH = (2, 13)
-
-
-def _torch_release() -> tuple[int, int]:
-    major, minor = torch.__version__.split(".")[:2]
-    return int(major), int(minor)
 
 
 def _advance(run: BoundKernel) -> str:
@@ -104,7 +110,7 @@ def _advance(run: BoundKernel) -> str:
     if run.calls > HOT and run.digest in _building:
         return _collect(run)
     op = registry.find(run.spec.name)
-    if op is None or not _only(op, run):
+    if op is None or not _serves(op, run):
         return f"several kernels of {run.spec.name} on one device" if op is not None and run.calls >= HOT else ""
     plan = _plan(op)
     run.digest = plan.digest
@@ -122,7 +128,7 @@ def _collect(run: BoundKernel) -> str:
     assert child.stdout is not None
     said = "" if child.stdout.closed else child.stdout.read().decode(errors="replace")
     op = registry.find(run.spec.name)
-    if op is None or not _only(op, run):
+    if op is None or not _serves(op, run):
         return ""
     plan = _plan(op)
     if not sealed(plan.root / run.digest):
@@ -161,8 +167,9 @@ def state(op: Op, device: str = "cpu") -> tuple[str, str]:
     A library in the cache counts as native: the first call attaches it.
     """
     run: Any = next((k.run for k in op.kernels.get(device, ()) if hasattr(k.run, "why")), None)
-    if op.native is not None:
-        return "native", str(op.native.library)
+    attached: Any = op.native
+    if attached is not None and device in attached.devices:
+        return "native", str(attached.library)
     if not settings().native:
         return "python", OFF
     if run is None:
@@ -172,6 +179,8 @@ def state(op: Op, device: str = "cpu") -> tuple[str, str]:
         there = sealed(plan.root / plan.digest)
     except (ShiplapError, OSError) as e:
         return "python", _reason(e)
+    if device not in [e.device for e in plan.entries if e.op is op]:
+        return "python", run.why or "several kernels, or one that asks supports="
     if there and not run.why:
         return "native", f"{plan.root / plan.digest / LIBRARY}, attached at the first call"
     return "python", run.why or f"built in the background from call {HOT} on"
@@ -181,29 +190,27 @@ def state(op: Op, device: str = "cpu") -> tuple[str, str]:
 
 
 def _plan(op: Op) -> _Plan:
-    """Everything about the library that ``op`` shares with the other ops of its kernel library; compiles nothing."""
-    run = _single(op)
-    if run is None:
+    """Everything about the library that ``op`` shares with the other ops of its kernel libraries; compiles nothing."""
+    runs = _runs(op)
+    if not runs:
         raise error("SL404", where=op.spec.name, got="no kernel, several, or one that asks supports=",
-                    expected="one C ABI kernel on the CPU", fix="use dtypes= instead of supports=")  # fmt: skip
-    own = _native(op, run)
-    if reason := unfit(own):
-        raise error("SL404", where=op.spec.name, got=reason, expected="sizes and dtypes that C++ can check in one go",
+                    expected="one C ABI kernel on the CPU or on CUDA",
+                    fix="use dtypes= instead of supports=")  # fmt: skip
+    reasons = [unfit(_native(op, device, run)) for device, run in runs.items()]
+    if all(reasons):
+        raise error("SL404", where=op.spec.name, got=reasons[0],
+                    expected="sizes and dtypes that C++ can check in one go",
                     fix="none needed: the Python binding serves it")  # fmt: skip
-    file = locate(run.source.library)
-    found = [(o, _native(o, r)) for o in registry.ops() if (r := _single(o)) is not None and _home(r) == file]
-    group = [(o, n) for o, n in found if not unfit(n) and _loads(o)]
+    for run in runs.values():
+        locate(run.source.library)
+    entries = _related(op, [e for o in registry.ops() for e in _entries(o)])
     root = Path(settings().cache_dir) / "native"
     if problem := distrust(root.parent) or distrust(root):
         raise error("SL406", where=op.spec.name, got=problem, expected="a directory of mode 700 that you own")
-    ops = tuple(o for o, _ in group)
-    return _Plan(ops, file, native_source([n for _, n in group]), _command(op), root)
+    return _Plan(tuple(entries), native_source([e.native for e in entries]), _command(op), root)
 
 
 def _command(op: Op) -> tuple[str, ...]:
-    if _torch_release() < MIN_TORCH:
-        raise error("SL405", where=op.spec.name, got=f"torch {torch.__version__}", expected="torch 2.13 or newer",
-                    fix="nothing to do: the Python binding serves")  # fmt: skip
     compiler = shutil.which(os.environ.get("CXX") or "c++")
     if compiler is None:
         raise error("SL405", where=op.spec.name, got=f"no {os.environ.get('CXX') or 'c++'} on the PATH",
@@ -213,37 +220,49 @@ def _command(op: Op) -> tuple[str, ...]:
     return (compiler, *FLAGS, *include, f"-L{home / 'lib'}", "-ltorch_cpu", "-ldl")
 
 
-def _single(op: Op) -> BoundKernel | None:
-    """The C ABI kernel of ``op`` if it is all there is on the CPU and no Python has to be asked about it."""
-    kernels = op.kernels.get("cpu", [])
-    run: Any = kernels[0].run if len(kernels) == 1 and kernels[0].supports is None else None
-    return run if hasattr(run, "why") else None
+def _runs(op: Op) -> dict[str, BoundKernel]:
+    """By device type the C ABI kernel of ``op``, where it is all there is and no Python has to be asked about it."""
+    found: dict[str, BoundKernel] = {}
+    for device in DEVICES:
+        kernels = op.kernels.get(device, [])
+        run: Any = kernels[0].run if len(kernels) == 1 and kernels[0].supports is None else None
+        if hasattr(run, "why"):
+            found[device] = run
+    return found
 
 
-def _only(op: Op, run: BoundKernel) -> bool:
-    return _single(op) is run
+def _serves(op: Op, run: BoundKernel) -> bool:
+    return any(run is other for other in _runs(op).values())
 
 
-def _native(op: Op, run: BoundKernel) -> Native:
+def _native(op: Op, device: str, run: BoundKernel) -> Native:
     names = (op.spec.opname, *([f"{op.spec.opname}__raw"] if op.raw is not op.overload else []))
-    dtypes = op.kernels["cpu"][0].dtypes
-    return Native(op.spec, run.source.symbol, names, "cpu", run.workspace, run.source.strided, dtypes)
+    return Native(op.spec, run.source.symbol, names, device, run.workspace, run.source.strided,
+                  op.kernels[device][0].dtypes, has_out(op.spec))  # fmt: skip
 
 
-def _home(run: BoundKernel) -> Path | None:
-    try:
-        return locate(run.source.library)
-    except ShiplapError:
-        return None
+def _entries(op: Op) -> list[_Entry]:
+    """What of ``op`` can be bound natively: fit, its kernel there and built for this declaration."""
+    found = []
+    for device, run in _runs(op).items():
+        try:
+            file, native = locate(run.source.library), _native(op, device, run)
+            if not unfit(native) and load_symbol(run.source.library, run.source.symbol, run.signature):
+                found.append(_Entry(op, device, run, native, file))
+        except ShiplapError:  # its own call says what is wrong
+            continue
+    return found
 
 
-def _loads(op: Op) -> bool:
-    """Whether the kernel is there and was built for this declaration; its own call says so if not."""
-    run = _single(op)
-    try:
-        return run is not None and bool(load_symbol(run.source.library, run.source.symbol, run.signature))
-    except ShiplapError:
-        return False
+def _related(op: Op, entries: list[_Entry]) -> list[_Entry]:
+    """Those that share a kernel library with ``op``, or with an op that does: they make one translation unit."""
+    ops, files = {op.spec.name}, set[Path]()
+    while True:
+        more = {e.kernels for e in entries if e.op.spec.name in ops}
+        ops |= {e.op.spec.name for e in entries if e.kernels in more}
+        if more == files:
+            return [e for e in entries if e.op.spec.name in ops]
+        files = more
 
 
 # --- attaching ------------------------------------------------------------------------------------------------------
@@ -255,32 +274,48 @@ class Attached:
 
     library: Path
     binding: ctypes.CDLL
-    index: int
+    parts: dict[int, _Entry]
     python: Library
-    run: BoundKernel
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        return tuple(e.device for e in self.parts.values())
 
     def release(self) -> None:
         """Unregister; the library stays loaded, for a call may be inside. The next calls may attach again."""
-        self.binding.shiplap_detach(ctypes.c_uint64(self.index))
+        for index, entry in self.parts.items():
+            self.binding.shiplap_detach(ctypes.c_uint64(index))
+            entry.run.calls = 0
         compat.destroy_library(self.python)
-        self.run.calls = 0
 
 
 def _attach(plan: _Plan, digest: str) -> None:
     """Register the native code of every op of the plan that has none yet."""
     path = plan.root / digest / LIBRARY
     binding = _load(path)
-    for index, op in enumerate(plan.ops):
-        run = _single(op)
-        if op.native is not None or run is None:
+    for op in dict.fromkeys(e.op for e in plan.entries):
+        if op.native is None:
+            _attach_op(op, {i: e for i, e in enumerate(plan.entries) if e.op is op}, path, binding)
+
+
+def _attach_op(op: Op, entries: dict[int, _Entry], path: Path, binding: ctypes.CDLL) -> None:
+    """Register what of ``op`` this torch can have; the rest stays with Python and says so."""
+    attached = Attached(path, binding, {}, _python_op(op, binding))
+    why = ""
+    for index, entry in entries.items():
+        refused = binding.shiplap_attach(ctypes.c_uint64(index), os.fsencode(entry.kernels))
+        if not refused:
+            attached.parts[index] = entry
+            entry.run.calls, entry.run.why = -1, ""
             continue
-        python = _python_op(op)
-        refused = binding.shiplap_attach(ctypes.c_uint64(index), os.fsencode(plan.kernels))
-        if refused:
-            compat.destroy_library(python)
-            raise error("SL405", where=op.spec.name, got=refused.decode(errors="replace"), expected="a registration")
-        op.native = Attached(path, binding, index, python, run)
-        run.calls, run.why = -1, ""
+        why = refused.decode(errors="replace")
+        entry.run.calls, entry.run.why = -1, why
+        notice(f"native {entry.device} {why}", f"{op.spec.name} on {entry.device} stays with the Python binding: {why}")
+    if attached.parts:
+        op.native = attached
+        return
+    compat.destroy_library(attached.python)
+    raise error("SL405", where=op.spec.name, got=why, expected="a registration")
 
 
 def _load(path: Path) -> ctypes.CDLL:
@@ -296,13 +331,31 @@ def _load(path: Path) -> ctypes.CDLL:
     return _open[path]
 
 
-def _python_op(op: Op) -> Library:
-    """``<op>__python``: what native code calls for arguments it does not take."""
-    name, library = f"{op.spec.opname}__python", Library(op.spec.namespace, "FRAGMENT")
-    library.define(schema(op.spec, name))
-    library.impl(name, op.execute, "CompositeExplicitAutograd")
-    library.impl(name, torch.library.fallthrough_kernel, "Autograd")
+def _python_op(op: Op, binding: ctypes.CDLL) -> Library:
+    """``<op>__python``: what native code calls for arguments it does not take; so for the out-variant."""
+    library = Library(op.spec.namespace, "FRAGMENT")
+    names = {f"{op.spec.opname}__python": (schema, op.execute)}
+    if op.variant is not None:
+        names[f"{out_name(op.spec)}__python"] = (out_schema, op.variant.execute)
+    for name, (declared, execute) in names.items():
+        library.define(declared(op.spec, name))
+        library.impl(name, _telling(binding, execute), "CompositeExplicitAutograd")
+        library.impl(name, torch.library.fallthrough_kernel, "Autograd")
     return library
+
+
+def _telling(binding: ctypes.CDLL, execute: Callable[..., Any]) -> Callable[..., Any]:
+    """``execute`` whose errors reach the native code with their text, which torch 2.11 drops between the two."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return execute(*args, **kwargs)
+        except Exception as e:
+            text = str(e) if isinstance(e, ShiplapError) else f"{type(e).__name__}: {e}"
+            binding.shiplap_said(text.encode(errors="replace").replace(b"\0", b""))
+            raise
+
+    return run
 
 
 def _build_failed(said: str) -> str:

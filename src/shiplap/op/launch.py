@@ -32,6 +32,7 @@ __all__ = [
     "fit_outputs",
     "on_poison",
     "poisoned_workspace",
+    "workspace_size",
 ]
 
 
@@ -59,7 +60,6 @@ class Kernel:
     identity: str
     supports: Callable[..., bool | str] | None = None
     dtypes: tuple[str, ...] = ()
-
     space: Space | None = None
     config: Config = NO_CONFIG
     _variants: dict[Config, Kernel] = field(default_factory=dict, compare=False, repr=False)
@@ -72,6 +72,7 @@ class Kernel:
             run = run.with_config(config) if config.items else run
             found = self._variants.setdefault(config, replace(self, run=run, config=config, _variants={}))
         return found
+
     def refuses(self, call: Binding) -> str:
         """Empty when the kernel takes this call, else the reason."""
         for dtype in call.dtypes.values() if self.dtypes else ():
@@ -90,7 +91,6 @@ class PythonKernel:
         names = {o.name for o in spec.outputs}
         self.out_style = bool(names) and names <= keywords.keys() and not spec.dynamic
         self.wants_workspace = "workspace" in keywords
-
         self.config: dict[str, Any] = {}
 
     def with_config(self, config: Config) -> PythonKernel:
@@ -98,23 +98,35 @@ class PythonKernel:
         configured = copy.copy(self)
         configured.config = config.as_dict()
         return configured
+
     def __call__(self, call: Binding) -> tuple[Tensor, ...]:
-        extra: dict[str, Any] = {}
+        if not self.out_style:
+            return fit_outputs(self.spec, call, self._run(call, None))
+        outs = tuple(
+            torch.empty(shape_of(o, call.env), dtype=call.dtype_of(o.tensor), device=call.device)
+            for o in self.spec.outputs
+        )
+        self._run(call, None, **{o.name: t for o, t in zip(self.spec.outputs, outs, strict=True)})
+        return outs
+
+    def into(self, call: Binding, outs: Sequence[Tensor], scratch: Tensor | None) -> None:
+        """Fill ``outs``; a functional kernel's outputs are copied into them."""
+        if self.out_style:
+            self._run(call, scratch, **{o.name: t for o, t in zip(self.spec.outputs, outs, strict=True)})
+            return
+        for out, value in zip(outs, fit_outputs(self.spec, call, self._run(call, scratch)), strict=True):
+            out.copy_(value)
+
+    def _run(self, call: Binding, scratch: Tensor | None, **extra: Any) -> Any:
+        extra.update(self.config)
         if self.wants_workspace:
-            extra["workspace"] = allocate_workspace(self.workspace, call)
+            extra["workspace"] = allocate_workspace(self.workspace, call) if scratch is None else scratch
         positional = call.args
         for arg, value in zip(self.spec.args, call.args, strict=True):
             if arg.keyword_only:
                 extra[arg.name] = value
                 positional = positional[:-1]
-        if not self.out_style:
-            return fit_outputs(self.spec, call, self.fn(*positional, **extra))
-        outs = tuple(
-            torch.empty(shape_of(o, call.env), dtype=call.dtype_of(o.tensor), device=call.device)
-            for o in self.spec.outputs
-        )
-        self.fn(*positional, **extra, **{o.name: t for o, t in zip(self.spec.outputs, outs, strict=True)})
-        return outs
+        return self.fn(*positional, **extra)
 
 
 def fit_outputs(spec: OpSpec, call: Binding, result: Any) -> tuple[Tensor, ...]:
@@ -213,11 +225,16 @@ def poisoned_workspace(byte: int) -> Iterator[None]:
 
 def allocate_workspace(expr: Expr | None, call: Binding) -> Tensor:
     """Scratch of the declared size in bytes, from PyTorch's allocator on the call's device: a graph pool owns it."""
-    env = {**call.env, "threads": torch.get_num_threads(), "itemsize": _itemsize(call)}
-    size = int(expr(env)) if expr is not None else 0
-    scratch = torch.empty(size, dtype=torch.uint8, device=call.device)
+    scratch = torch.empty(workspace_size(expr, call), dtype=torch.uint8, device=call.device)
     byte = _fill.get()
     return scratch if byte is None else scratch.fill_(byte)
+
+
+def workspace_size(expr: Expr | None, call: Binding) -> int:
+    """What the workspace expression ``expr`` asks for in this call, in bytes."""
+    if expr is None:
+        return 0
+    return int(expr({**call.env, "threads": torch.get_num_threads(), "itemsize": _itemsize(call)}))
 
 
 def _itemsize(call: Binding) -> int:

@@ -40,6 +40,8 @@ inline std::string show(const int64_t* shape, int64_t rank) {
   return text + ")";
 }
 
+constexpr const char* kGiven = "given output does not fit";
+
 // Names what a check is about, so that its text is made only when it fails.
 struct Argument {
   const char* op;
@@ -80,10 +82,40 @@ struct Argument {
     refuse("SL210", "mutated tensor is another argument too", where(), std::string("memory of argument '") + other_name + "'",
            "memory of its own");
   }
+  // An output that the caller owns.
+  void fits(const Tensor& t, std::initializer_list<int64_t> shape, int32_t dtype, Device on) const {
+    const int64_t rank = t.dim();
+    const auto place = [this] { return std::string(op) + ", output '" + name + "'"; };
+    if (t.dtype() != dtype || device_of(t) != on) refuse("SL212", kGiven, place(), dtype_name(t.dtype()), dtype_name(dtype));
+    if (rank != static_cast<int64_t>(shape.size()) || !std::equal(shape.begin(), shape.end(), t.sizes())) {
+      refuse("SL212", kGiven, place(), "shape " + show(t.sizes(), rank), "shape " + show(shape.begin(), shape.size()));
+    }
+    if (!t.is_contiguous()) refuse("SL212", kGiven, place(), "strides " + show(t.strides(), rank), "a contiguous tensor");
+  }
   void contiguous(const Tensor& t) const {
     if (!t.is_contiguous()) refuse("SL207", "layout", where(), "strides " + show(t.strides(), t.dim()), "a contiguous tensor");
   }
 };
+
+// What the caller owns and the kernel writes lies apart from its arguments and from each other.
+inline void apart(const char* op, std::initializer_list<const Tensor*> written, std::initializer_list<const Tensor*> read) {
+  const auto refuse_if = [op](const Tensor* a, const Tensor* b) {
+    if (*a && *b && overlap(*a, *b)) refuse("SL210", "output overlaps another tensor", op, "shared memory", "memory of its own");
+  };
+  for (auto a = written.begin(); a != written.end(); ++a) {
+    for (auto b = written.begin(); b != a; ++b) refuse_if(*a, *b);
+    for (const Tensor* b : read) refuse_if(*a, b);
+  }
+}
+
+// Scratch of the caller: what the kernel was promised.
+inline void roomy(const Tensor& scratch, int64_t needed, Device device, const char* where) {
+  const bool bytes = scratch.dtype() == aoti_torch_dtype_uint8() && scratch.dim() == 1 && scratch.is_contiguous();
+  const bool aligned = reinterpret_cast<uintptr_t>(scratch.data()) % 64 == 0;
+  if (bytes && aligned && !(device_of(scratch) != device) && scratch.sizes()[0] >= needed) return;
+  refuse("SL213", "given workspace does not fit", where, show(scratch.sizes(), scratch.dim()) + " of " + dtype_name(scratch.dtype()),
+         "at least " + std::to_string(needed) + " contiguous bytes, aligned to 64");
+}
 
 inline void require(bool holds, const char* op, const char* condition) {
   if (!holds) refuse("SL208", "precondition", op, "a call that violates it", condition);
@@ -107,6 +139,45 @@ inline int32_t thread_count() {
   uint32_t threads = 1;
   check(torch_get_num_threads(&threads), "thread count");
   return threads > 0 ? static_cast<int32_t>(threads) : 1;
+}
+
+// Makes the device of the tensors current, if it is not: kernels launch on the current one.
+class DeviceGuard {
+ public:
+  explicit DeviceGuard(Device device) {
+    int32_t current = -1;
+    check(aoti_torch_get_current_device_index(&current), "current device");
+    if (current != device.index) check(aoti_torch_create_device_guard(device.index, &guard_), "device guard");
+  }
+  DeviceGuard(const DeviceGuard&) = delete;
+  DeviceGuard& operator=(const DeviceGuard&) = delete;
+  ~DeviceGuard() {
+    if (guard_ != nullptr) aoti_torch_delete_device_guard(guard_);
+  }
+
+ private:
+  DeviceGuardHandle guard_ = nullptr;
+};
+
+using StreamOf = AOTITorchError (*)(int32_t, void**);
+
+// torch's own answer, from its CUDA library: no CUDA header is needed. Null where this torch has no CUDA.
+inline StreamOf stream_function() {
+  static const StreamOf found = [] {
+    for (const char* name : {"libtorch_cuda.so", "libtorch_hip.so"}) {
+      void* library = dlopen(name, RTLD_LAZY | RTLD_NOLOAD);
+      void* function = library == nullptr ? nullptr : dlsym(library, "aoti_torch_get_current_cuda_stream");
+      if (function != nullptr) return reinterpret_cast<StreamOf>(function);
+    }
+    return StreamOf{nullptr};
+  }();
+  return found;
+}
+
+inline void* current_stream(Device device) {
+  void* stream = nullptr;
+  check(stream_function()(device.index, &stream), "current stream");
+  return stream;
 }
 
 inline Tensor workspace(int64_t bytes, Device device) { return empty({bytes}, aoti_torch_dtype_uint8(), device); }
@@ -141,9 +212,17 @@ inline bool peek_contiguous(StableIValue value) {
 }
 inline bool carried(int32_t dtype, uint64_t mask) { return dtype >= 0 && dtype < 64 && (mask >> dtype & 1); }
 
+// What Python said last on this thread of a call it refused: torch 2.11 loses the text on its way.
+inline std::string& said() {
+  thread_local std::string text;
+  return text;
+}
+
 // Calls `op`, the Python implementation, with arguments that nobody has taken; its results replace them.
 inline void defer(const char* op, StableIValue* values) {
+  said().clear();
   if (torch_call_dispatcher(op, "", values, TORCH_ABI_VERSION) == AOTI_TORCH_SUCCESS) return;
+  if (!said().empty()) throw std::runtime_error(std::exchange(said(), std::string()));
   // Declared by newer headers than those we build for; torch 2.13 has it.
   const auto what = reinterpret_cast<const char* (*)()>(dlsym(RTLD_DEFAULT, "torch_exception_get_what_without_backtrace"));
   throw std::runtime_error(what != nullptr ? what() : std::string(op) + " failed");
@@ -155,26 +234,29 @@ inline void defer(const char* op, StableIValue* values) {
 class Registration {
  public:
   using Boxed = void (*)(StableIValue*, uint64_t, uint64_t);
-  Registration(const char* ns, const char* key, std::vector<const char*> names, Boxed call, const char* symbol, void** kernel)
-      : ns_(ns), key_(key), names_(std::move(names)), call_(call), symbol_(symbol), kernel_(kernel) {}
+  using Function = std::pair<const char*, Boxed>;
+  Registration(const char* ns, const char* key, std::vector<Function> functions, const char* symbol, void** kernel)
+      : ns_(ns), key_(key), functions_(std::move(functions)), symbol_(symbol), kernel_(kernel) {}
+
+  const char* key() const { return key_; }
 
   // Empty on success, else the reason.
   const char* attach(const char* library) {
+    if (std::strcmp(key_, "CUDA") == 0 && stream_function() == nullptr) return "this torch has no CUDA";
     void* handle = dlopen(library, RTLD_NOW | RTLD_LOCAL);
     void* found = handle == nullptr ? nullptr : dlsym(handle, symbol_);
     if (found == nullptr) return dlerror();
     *kernel_ = found;
     using torch::stable::detail::StableLibrary;
     library_ = std::make_unique<StableLibrary>(StableLibrary::Kind::IMPL, ns_, key_, "shiplap", 0);
-    for (const char* name : names_) library_->impl(name, call_);
+    for (const auto& [name, call] : functions_) library_->impl(name, call);
     return "";
   }
   void detach() { library_.reset(); }
 
  private:
   const char *ns_, *key_;
-  std::vector<const char*> names_;
-  Boxed call_;
+  std::vector<Function> functions_;
   const char* symbol_;
   void** kernel_;
   std::unique_ptr<torch::stable::detail::StableLibrary> library_;

@@ -2,6 +2,7 @@
 // PyTorch's allocator. Only torch's stable C ABI: no ATen headers.
 #pragma once
 
+#include <torch/csrc/inductor/aoti_torch/generated/c_shim_aten.h>
 #include <torch/csrc/stable/library.h>
 
 #include <algorithm>
@@ -223,6 +224,20 @@ inline int64_t numel(const Tensor& t) {
   return std::accumulate(t.sizes(), t.sizes() + t.dim(), int64_t{1}, std::multiplies<int64_t>());
 }
 
+// Whether the address ranges of two tensors meet.
+inline bool overlap(const Tensor& a, const Tensor& b) {
+  const auto range = [](const Tensor& t) {
+    const uintptr_t start = reinterpret_cast<uintptr_t>(t.data());
+    int64_t last = 0;
+    for (int64_t axis = t.dim(); axis-- > 0;) last += (t.sizes()[axis] - 1) * t.strides()[axis];
+    return std::pair<uintptr_t, uintptr_t>(start, start + static_cast<size_t>((last + 1) * element_type(t.dtype()).bits / 8));
+  };
+  if (numel(a) == 0 || numel(b) == 0) return false;
+  const auto [a0, a1] = range(a);
+  const auto [b0, b1] = range(b);
+  return a0 < b1 && b0 < a1;
+}
+
 inline Device device_of(const Tensor& t) { return {t.device_type(), t.device_index()}; }
 
 // The audit fills memory with a byte before a kernel sees it; -1 leaves it as it comes.
@@ -230,9 +245,17 @@ inline std::atomic<int> poison{-1};
 
 inline Tensor poisoned(Tensor fresh, int64_t bytes) {
   const int byte = poison.load(std::memory_order_relaxed);
-  if (byte >= 0 && bytes > 0 && fresh.device_type() == aoti_torch_device_type_cpu()) {
+  if (byte < 0 || bytes <= 0) return fresh;
+  if (fresh.device_type() == aoti_torch_device_type_cpu()) {
     std::memset(fresh.data(), byte, static_cast<size_t>(bytes));
+    return fresh;
   }
+  const int64_t stride = 1;
+  AtenTensorHandle view = nullptr;  // the same memory as bytes
+  check(aoti_torch_create_tensor_from_blob(fresh.data(), 1, &bytes, &stride, 0, aoti_torch_dtype_uint8(), fresh.device_type(),
+                                           fresh.device_index(), &view), "view");
+  const Tensor all(view);
+  check(aoti_torch_aten_fill__Scalar(view, byte), "fill");
   return fresh;
 }
 
