@@ -1,0 +1,1 @@
+"""Templates for the CPU: C++ micro-kernels, vectorised as Inductor vectorises."""

@@ -1,0 +1,1 @@
+"""Templates for CUDA devices, in Triton."""

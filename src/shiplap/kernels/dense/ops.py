@@ -1,0 +1,124 @@
+"""The declarations: shapes, references, gradients, samples. Templates attach in ``cpu.py`` and ``cuda.py``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int8, Int32
+from torch import Tensor
+
+import shiplap as sl
+
+__all__ = ["bmm", "conv2d", "grouped_mm", "int8_mm", "mm"]
+
+
+@sl.op("dense::mm")
+def mm(
+    a: Float[Tensor, "m k"], b: Float[Tensor, "k n"], bias: Float[Tensor, "n"] | None = None
+) -> Float[Tensor, "m n"]:
+    """``a @ b + bias``; strides are free, so every transpose is a view."""
+    out = a @ b
+    return out if bias is None else out + bias
+
+
+@mm.backward
+def _(grad: Tensor, saved: Any, needs: Any) -> dict[str, Tensor]:
+    found = {}
+    if needs.a:
+        found["a"] = mm(grad, saved.b.t())
+    if needs.b:
+        found["b"] = mm(saved.a.t(), grad)
+    if needs.bias:
+        found["bias"] = grad.sum(0)
+    return found
+
+
+@sl.op("dense::bmm")
+def bmm(a: Float[Tensor, "batch m k"], b: Float[Tensor, "batch k n"]) -> Float[Tensor, "batch m n"]:
+    """A product per batch entry; strides are free."""
+    return torch.bmm(a, b)
+
+
+@bmm.backward
+def _(grad: Tensor, saved: Any, needs: Any) -> dict[str, Tensor]:
+    found = {}
+    if needs.a:
+        found["a"] = bmm(grad, saved.b.mT)
+    if needs.b:
+        found["b"] = bmm(saved.a.mT, grad)
+    return found
+
+
+@sl.op("dense::int8_mm")
+def int8_mm(
+    a: Float[Tensor, "m k"], weight: Int8[Tensor, "n k"], scale: Float[Tensor, "n"],
+    bias: Float[Tensor, "n"] | None = None,
+) -> Float[Tensor, "m n"]:  # fmt: skip
+    """``a @ (weight * scale[:, None]).T + bias`` for weights of 8 bits with one scale per output channel."""
+    out = (a @ weight.to(a.dtype).t()) * scale
+    return out if bias is None else out + bias
+
+
+@int8_mm.backward(saves=("a", "weight", "scale"))
+def _(grad: Tensor, saved: Any, needs: Any) -> dict[str, Tensor]:
+    found = {}
+    if needs.a:
+        found["a"] = mm(grad * saved.scale, saved.weight.to(grad.dtype))
+    if needs.scale:
+        found["scale"] = (grad * mm(saved.a, saved.weight.to(grad.dtype).t())).sum(0)
+    if needs.bias:
+        found["bias"] = grad.sum(0)
+    return found
+
+
+@int8_mm.samples
+def _(rng: torch.Generator, sizes: dict[str, Any], dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
+    m, n, k = sizes["m"], sizes["n"], sizes["k"]
+    a, bias = torch.randn(m, k, generator=rng), torch.randn(n, generator=rng)
+    weight = torch.randint(-127, 128, (n, k), generator=rng, dtype=torch.int8)
+    scale = (0.5 + torch.rand(n, generator=rng)) / 127
+    return (a.to(device, dtype), weight.to(device), scale.to(device, dtype), bias.to(device, dtype))
+
+
+@sl.op("dense::grouped_mm")
+def grouped_mm(a: Float[Tensor, "m k"], b: Float[Tensor, "g k n"], ends: Int32[Tensor, "g"]) -> Float[Tensor, "m n"]:
+    """Rows ``ends[i-1]:ends[i]`` of ``a`` times ``b[i]``: tokens sorted by expert. Rows past ``ends[-1]`` give zero.
+
+    ``ends`` does not fall; where it runs past ``m``, ``m`` is meant.
+    """
+    row = torch.arange(a.shape[0], device=a.device)
+    group = torch.searchsorted(ends.to(torch.int64), row, right=True)
+    products = (
+        torch.stack([a @ b[i] for i in range(b.shape[0])]) if b.shape[0] else a.new_zeros(1, a.shape[0], b.shape[2])
+    )
+    picked = products[group.clamp_max(max(b.shape[0] - 1, 0)), row]
+    return torch.where((group < b.shape[0])[:, None], picked, 0)
+
+
+@grouped_mm.samples
+def _(rng: torch.Generator, sizes: dict[str, Any], dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
+    m, k, n, g = sizes["m"], sizes["k"], sizes["n"], sizes["g"]
+    a, b = torch.randn(m, k, generator=rng), torch.randn(g, k, n, generator=rng)
+    ends = torch.randint(0, m + 1, (g,), generator=rng).sort().values.to(torch.int32)
+    return a.to(device, dtype), b.to(device, dtype), ends.to(device)
+
+
+@sl.op(
+    "dense::conv2d",
+    dims={
+        "ho": "(h + 2 * padding[0] - dilation[0] * (kh - 1) - 1) // stride[0] + 1",
+        "wo": "(w + 2 * padding[1] - dilation[1] * (kw - 1) - 1) // stride[1] + 1",
+    },
+    requires=(
+        "min(stride) >= 1", "min(dilation) >= 1", "min(padding) >= 0", "len(stride) == 2", "len(padding) == 2",
+        "len(dilation) == 2",
+    ),
+)  # fmt: skip
+def conv2d(
+    x: Float[Tensor, "batch h w ci"], weight: Float[Tensor, "co kh kw ci"], bias: Float[Tensor, "co"] | None = None,
+    stride: list[int] = [1, 1], padding: list[int] = [0, 0], dilation: list[int] = [1, 1],  # noqa: B006
+) -> Float[Tensor, "batch ho wo co"]:  # fmt: skip
+    """2-D convolution, channels last: pixels and filter taps hold their channels side by side."""
+    out = torch.nn.functional.conv2d(x.permute(0, 3, 1, 2), weight.permute(0, 3, 1, 2), bias, stride, padding, dilation)
+    return out.permute(0, 2, 3, 1).contiguous()
