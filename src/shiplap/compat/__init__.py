@@ -48,6 +48,7 @@ CAPABILITIES = (
     Capability("dynamic dims", "torch._dynamo.mark_dynamic"),
     Capability("graph-break registry", "torch/_dynamo/graph_break_registry.json", ("2.13",)),
     Capability("abandoned captures", "torch._C._cuda_endAllocateToPool, _cuda_releasePool", ("2.11",)),
+    Capability("tuning keys and guards", "torch._C._cuda_getDriverVersion, torch._C._current_graph_task_id"),
     Capability("structured trace", "TORCH_TRACE, logger torch.__trace: metadata, payload of records", ("2.13",)),
 )
 
@@ -262,3 +263,14 @@ def compile_counts() -> CompileCounts:
         recompiles=len({i.split("_")[0] for i in forward}) - len(first),
         break_reasons=tuple(breaks),
     )
+
+
+def cuda_driver_version() -> str:
+    """Version of the CUDA API that the driver serves, ``"13000"``; empty when torch does not say."""
+    ask = getattr(torch._C, "_cuda_getDriverVersion", None)
+    return str(ask()) if ask is not None else ""
+
+
+def in_backward() -> bool:
+    """Whether this thread is inside a backward pass."""
+    return torch._C._current_graph_task_id() != -1

@@ -38,15 +38,14 @@ class Bucket:
         try:
             nodes = ast.parse(f"[{text}]", mode="eval").body.elts  # type: ignore[attr-defined]
             return cls(tuple(_limit(node) for node in nodes))
-        except (SyntaxError, AttributeError, TypeError, KeyError) as e:
+        except (SyntaxError, AttributeError, TypeError, KeyError, ValueError) as e:
             raise ValueError(f"no bucket: {text!r}") from e
 
 
 _SIGNS = {ast.LtE: "<=", ast.Eq: "=="}
 
 
-def _limit(node: ast.Compare) -> tuple[str, str, Any]:
-    assert isinstance(node.left, ast.Name)
+def _limit(node: Any) -> tuple[str, str, Any]:
     return node.left.id, _SIGNS[type(node.ops[0])], ast.literal_eval(node.comparators[0])
 
 
@@ -102,7 +101,7 @@ def dtypes_of(rule: Rule, call: Binding) -> str:
 
 def layout_of(args: Sequence[Any]) -> str:
     """A code per tensor: ``c`` contiguous, ``-`` absent, else the order of its dims in memory, ``+`` with gaps."""
-    return ",".join([_code(v) for v in args if v is None or isinstance(v, (Tensor, list, tuple))])
+    return ",".join([_code(v) for v in args if v is None or isinstance(v, Tensor) or _lists(v)])
 
 
 def _code(value: Any) -> str:
@@ -110,7 +109,11 @@ def _code(value: Any) -> str:
         return "c" if value.is_contiguous() else _order(value)
     if value is None:
         return "-"
-    return f"[{','.join(map(_code, value))}]" if any(isinstance(v, Tensor) for v in value) else ""
+    return f"[{','.join(map(_code, value))}]"
+
+
+def _lists(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and any(isinstance(v, Tensor) for v in value)
 
 
 def _order(t: Tensor) -> str:

@@ -59,25 +59,36 @@ def _shape(got: Tensor, expected: Tensor) -> str:
     return f"{got.dtype}, expected {expected.dtype}" if got.dtype != expected.dtype else ""
 
 
-def close(got: Sequence[Tensor], own: Sequence[Tensor], wide: Sequence[Tensor], terms: int) -> Difference:
+def close(
+    got: Sequence[Tensor], own: Sequence[Tensor], wide: Sequence[Tensor], terms: int, *, wide_sums: bool = False
+) -> Difference:
     """``got`` against the reference in its own precision (``own``) and in float64 (``wide``).
 
     Integers, and the places of NaN and infinity, are those of one of the two. An element may be off by
     ``eps * (4 + 2 sqrt(terms)) * (|wide| + rms(wide))``, the growth of rounding errors in a sum of ``terms``, plus
     three times the reference's own largest error (more for few elements): a kernel need not be better than the law.
+
+    With ``wide_sums``, sums of 16-bit numbers are taken to be kept in float32, as kernels do: else the tolerance of a
+    long sum in bfloat16 exceeds its value, and a kernel that leaves out most of the terms would pass.
     """
     if len(got) != len(own):
         return Difference(f"{len(got)} results, expected {len(own)}")
     worst = 0.0
     for index, (g, o, w) in enumerate(zip(got, own, wide, strict=True)):
-        found = Difference(problem) if (problem := _shape(g, o)) else _elements(g, o, w, terms)
+        found = Difference(problem) if (problem := _shape(g, o)) else _elements(g, o, w, terms, wide_sums)
         worst = max(worst, found.error)
         if found.problem:
             return Difference(f"result {index}: {found.problem}", worst)
     return Difference(error=worst)
 
 
-def _elements(got: Tensor, own: Tensor, wide: Tensor, terms: int) -> Difference:
+def _growth(eps: float, terms: int, wide_sums: bool) -> float:
+    """Rounding errors of a sum, relative to its size."""
+    grown = eps * (4 + 2 * terms**0.5)
+    return min(grown, 8 * eps + torch.finfo(torch.float32).eps * (4 + 2 * terms**0.5)) if wide_sums else grown
+
+
+def _elements(got: Tensor, own: Tensor, wide: Tensor, terms: int, wide_sums: bool) -> Difference:
     got, own, wide = got.detach(), own.detach(), wide.detach()
     if wide.shape != own.shape:
         wide = own
@@ -95,7 +106,7 @@ def _elements(got: Tensor, own: Tensor, wide: Tensor, terms: int) -> Difference:
     own_error = torch.where(finite, (_double(own) - w).abs(), 0)
     # Where terms cancel, rounding errors are draws at random: the largest of a few says little about the next.
     slack = (3 + 30 / max(1, size.numel()) ** 0.5) * (own_error.max() if own_error.numel() else 0.0)
-    tolerance = eps * (4 + 2 * terms**0.5) * (size + rms) + slack + torch.finfo(got.dtype).tiny
+    tolerance = _growth(eps, terms, wide_sums) * (size + rms) + slack + torch.finfo(got.dtype).tiny
     error = torch.where(finite, (g - w).abs(), 0) / tolerance
     worst = float(error.max()) if error.numel() else 0.0
     found = _first(error > 1, got, wide)

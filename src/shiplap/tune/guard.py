@@ -1,0 +1,44 @@
+"""Where nothing may be measured: inside an op, a backward, a capture, a trace, or a worker that imports an op."""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import FrameType
+
+import torch
+
+from shiplap import compat
+from shiplap.errors import error
+from shiplap.op import Op
+
+__all__ = ["WORKER", "blocked", "require_quiet"]
+
+WORKER = "_SHIPLAP_TUNE_WORKER"  # set in the worker's own environment, by the worker: not a setting
+
+
+def blocked() -> str:
+    """Why nothing may be measured now, or empty."""
+    if os.environ.get(WORKER) == str(os.getpid()):
+        return "a worker that imports the op"
+    if torch.compiler.is_compiling():
+        return "a function that is being traced"
+    if compat.in_backward():
+        return "a backward pass"
+    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+        return "a CUDA graph capture"
+    return "an op" if _inside_op() else ""
+
+
+def _inside_op() -> bool:
+    """Whether an op of this thread waits for us; looked up in the stack, so that calls need not keep count."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not Op.execute.__code__:
+        frame = frame.f_back
+    return frame is not None
+
+
+def require_quiet(where: str) -> None:
+    """SL608 where nothing may be measured."""
+    if reason := blocked():
+        raise error("SL608", where=where, got=f"tuning inside {reason}", expected="tuning outside the model's own work")

@@ -1,0 +1,22 @@
+"""The JSON that this package reads, as msgspec types: imported where it is read, since most programs never do."""
+
+from __future__ import annotations
+
+import msgspec
+
+__all__ = ["Value"]
+
+
+class Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The schema of ``Choice.value``."""
+
+    kernel: str
+    config: dict[str, bool | int | float | str]
+    time: float
+    runner_up: str
+    runner_up_time: float
+    default_time: float
+    reason: str
+    findings: list[dict[str, str]]
+    tried: int
+    sizes: str

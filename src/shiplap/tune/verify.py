@@ -1,0 +1,106 @@
+"""A candidate against the reference, before anything is timed: in poisoned memory, on two draws and on a small one."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from shiplap.op.launch import poisoned_workspace
+from shiplap.tune.candidate import Candidate, Refused
+from shiplap.tune.inputs import Inputs
+from shiplap.verify.compare import close, reduction_size
+from shiplap.verify.run import effects, last_line, reference, reference64
+from shiplap.verify.samples import Case
+
+__all__ = ["Outcome", "Verifier", "is_fatal", "synchronize"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """``problem`` is empty when the candidate is right; ``refused`` when it takes other arguments only."""
+
+    problem: str = ""
+    refused: bool = False
+    fatal: bool = False
+
+    @property
+    def ok(self) -> bool:
+        return not self.problem
+
+
+class Verifier:
+    """Holds the results of the reference, so that each is computed once for all candidates."""
+
+    def __init__(self, inputs: Inputs) -> None:
+        self.op, self.inputs = inputs.op, inputs
+        self._law: dict[int, tuple[tuple[Tensor, ...], tuple[Tensor, ...]]] = {}
+
+    def check(self, candidate: Candidate) -> Outcome:
+        """Run ``candidate`` on every case; the first thing that is wrong with it."""
+        fixed = getattr(candidate, "fixed", False)
+        cases = [*self.inputs.real, *([self.inputs.small] if self.inputs.small and not fixed else [])]
+        for number, case in enumerate(cases):
+            small = case is self.inputs.small
+            try:
+                problem = self._compare(candidate, number, case)
+            except Refused as e:
+                if small:
+                    continue
+                return Outcome(str(e), refused=True)
+            except Exception as e:
+                return Outcome(f"{last_line(e)} on {case.label}", fatal=is_fatal(e))
+            if problem:
+                return Outcome(f"{problem} on {case.label}")
+        return Outcome()
+
+    def _compare(self, candidate: Candidate, number: int, case: Case) -> str:
+        args = case.fresh()
+        byte = (0xFF, 0x55, 0xAA)[number]
+        with torch.no_grad(), poisoned_workspace(byte):
+            run = candidate.prepare(args)
+            with nullcontext() if getattr(candidate, "opaque", False) else _Poison(byte):
+                outs = tuple(run())
+        synchronize(self.inputs.device)
+        own, wide = self._reference(number, case)
+        terms = reduction_size(self.op.spec, case.env)
+        return close(effects(self.op, args, outs), own, wide, terms, wide_sums=True).problem
+
+    def _reference(self, number: int, case: Case) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        if number not in self._law:
+            with torch.no_grad():
+                self._law[number] = reference(self.op, case.args), reference64(self.op, case.args)
+        return self._law[number]
+
+
+class _Poison(TorchFunctionMode):
+    """Every tensor that Python code allocates without values arrives full of one byte."""
+
+    ALLOCATORS = (torch.empty, torch.empty_like, torch.empty_strided, Tensor.new_empty, Tensor.new_empty_strided)
+
+    def __init__(self, byte: int) -> None:
+        super().__init__()
+        self.byte = byte
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if func in self.ALLOCATORS and isinstance(found, Tensor) and found.numel() and found.layout is torch.strided:
+            room = torch.empty(0, dtype=torch.uint8, device=found.device).set_(found.untyped_storage())
+            room.fill_(self.byte)
+        return found
+
+
+def synchronize(device: str) -> None:
+    """Wait for the device, so that an error of a kernel is raised here and not in the next one."""
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def is_fatal(e: BaseException) -> bool:
+    """Whether the process can no longer use its device: illegal memory accesses and the like."""
+    text = f"{type(e).__name__}: {e}"
+    return "CUDA error" in text or "AcceleratorError" in text or "unspecified launch failure" in text

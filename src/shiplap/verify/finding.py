@@ -1,0 +1,33 @@
+"""``Finding``: the verdict of one check. The CLI, JSON, HTML and pytest views render this value and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["Finding", "Verdict"]
+
+Verdict = Literal["ok", "fail", "skip"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one check of the audit, or of a candidate before it is timed, observed on one op.
+
+    Attributes:
+        check: id of the check, the name of its file.
+        verdict: ``"skip"`` when the check could not apply; never a synonym of ``"ok"``.
+        subject: name of the op.
+        evidence: what was seen; for ``"skip"`` the reason.
+        input: the sample that shows it, or how many samples were run.
+        fix: one thing to do about it.
+        reproducer: a Python script that rebuilds the sample and fails the same way.
+    """
+
+    check: str
+    verdict: Verdict
+    subject: str
+    evidence: str
+    input: str = ""
+    fix: str = ""
+    reproducer: str = ""
