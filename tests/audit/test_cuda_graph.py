@@ -51,14 +51,14 @@ def test_a_data_dependent_size_is_a_reason_to_stay_out_of_graphs():
     def positive(x: Float[Tensor, "n"]) -> Int64[Tensor, "m"]:
         return (x > 0).nonzero()[:, 0]
 
-    tagged = cuda_graph._kept_out(positive)
+    tagged = cuda_graph.kept_out(positive)
     assert tagged is not None
     assert "its size m depends on data; use the capacity form" in tagged.skip
-    untagged = cuda_graph._kept_out(gpu.faults.nonzero)
+    untagged = cuda_graph.kept_out(gpu.faults.nonzero)
     assert untagged is not None
     assert "not tagged cudagraph_unsafe" in untagged.problem
     assert "capacity form" in untagged.fix
-    assert cuda_graph._kept_out(double) is None
+    assert cuda_graph.kept_out(double) is None
 
 
 def test_a_tag_keeps_an_op_out():
@@ -69,7 +69,7 @@ def test_a_tag_keeps_an_op_out():
     def waits(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
         return x * 2
 
-    found = cuda_graph._kept_out(waits)
+    found = cuda_graph.kept_out(waits)
     assert found is not None
     assert "tagged cudagraph_unsafe" in found.skip
 
@@ -97,4 +97,5 @@ def test_free_blocks_are_covered_by_requests_that_find_them(monkeypatch):
 def test_the_zoo_of_graphs_is_complete():
     assert {s.name for s in gpu.BAD} == set(gpu.EVIDENCE)
     assert len(gpu.BAD) >= 18
-    assert all("cuda_graph" in s.flagged_by or s.name == "atomics in any order" for s in gpu.BAD)
+    elsewhere = {"atomics in any order", "weights copied into a staging buffer", "result on the host"}
+    assert all("cuda_graph" in s.flagged_by or s.name in elsewhere for s in gpu.BAD)

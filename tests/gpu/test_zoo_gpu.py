@@ -28,10 +28,13 @@ def test_a_bad_op_is_flagged(specimen):
 
 @pytest.mark.parametrize("specimen", gpu.GOOD, ids=str)
 def test_a_sound_op_is_captured_and_replayed(specimen):
-    (finding,) = audit(specimen.op, checks=["cuda_graph"], seed=SEED, device="cuda")
-    print(f"\n{specimen.name}: {finding.verdict}: {finding.evidence}")
-    assert finding.verdict == "ok", finding.evidence
-    assert "graph of" in finding.evidence
+    graph, trees = audit(specimen.op, checks=["cuda_graph", "cudagraph_trees"], seed=SEED, device="cuda")
+    print(f"\n{specimen.name}: {graph.verdict}: {graph.evidence}\n  {trees.verdict}: {trees.evidence}")
+    assert graph.verdict == "ok", graph.evidence
+    assert "graph of" in graph.evidence
+    assert "a warm call: " in graph.evidence
+    assert trees.verdict in ("ok", "skip"), trees.evidence
+    assert trees.verdict == "ok" or "mutates its arguments" in trees.evidence
 
 
 def test_failed_captures_leave_torch_as_it_was():

@@ -20,7 +20,9 @@ from shiplap import compat
 from shiplap.verify.run import last_line, tensors
 from shiplap.verify.samples import clone_exactly, tree_map
 
-__all__ = ["Canaries", "CaptureFailure", "Recording", "fill", "hold", "no_synchronisation", "on_stream", "record"]
+__all__ = [
+    "Canaries", "CaptureFailure", "Copy", "Recording", "fill", "hold", "no_synchronisation", "on_stream", "record",
+]  # fmt: skip
 
 NODES = {  # cudaGraphNodeType
     0: "kernel", 1: "memcpy", 2: "memset", 3: "host callback", 4: "child graph", 5: "empty node",
@@ -36,6 +38,15 @@ class CaptureFailure(Exception):
 
 
 @dataclass(frozen=True)
+class Copy:
+    """A memcpy node: ``size`` bytes from one address to another, at every replay."""
+
+    source: int
+    target: int
+    size: int
+
+
+@dataclass(frozen=True)
 class Recording:
     """A captured call: its graph, the buffers that it reads, its results, and what the graph consists of."""
 
@@ -44,6 +55,7 @@ class Recording:
     args: tuple[Any, ...]
     outs: tuple[Tensor, ...]
     nodes: Counter[str]
+    copies: tuple[Copy, ...]
     allocations: int
 
     def replay(self, args: tuple[Any, ...] | None = None) -> tuple[Tensor, ...]:
@@ -111,32 +123,55 @@ def record(
     if failure:
         raise CaptureFailure(failure)
     made = _allocations(stream) - before
-    nodes = _nodes(graph)
+    nodes, copies = _nodes(graph)
     if mode == "global":  # torch 2.11 on CUDA 13 crashes over a graph with addresses that cudaFree has taken back
         graph.instantiate()
-    return Recording(graph, stream, static, outs, nodes, made)
+    return Recording(graph, stream, static, outs, nodes, copies, made)
 
 
 def _allocations(stream: torch.cuda.Stream) -> int:
     return int(torch.cuda.memory_stats(stream.device).get("allocation.all.allocated", 0))
 
 
-def _nodes(graph: torch.cuda.CUDAGraph) -> Counter[str]:
-    """How many nodes of each kind; empty where the runtime library is not found by its usual name."""
+def _nodes(graph: torch.cuda.CUDAGraph) -> tuple[Counter[str], tuple[Copy, ...]]:
+    """How many nodes of each kind, and the copies; empty where the runtime library is not found by its usual name."""
+    kinds: Counter[str] = Counter()
+    copies = []
     try:
         runtime = ctypes.CDLL(f"libcudart.so.{str(torch.version.cuda).partition('.')[0]}")
     except OSError:
-        return Counter()
+        return kinds, ()
     raw, count = ctypes.c_void_p(graph.raw_cuda_graph()), ctypes.c_size_t(0)
     if runtime.cudaGraphGetNodes(raw, None, ctypes.byref(count)):
-        return Counter()
+        return kinds, ()
     found, kind = (ctypes.c_void_p * max(1, count.value))(), ctypes.c_int(0)
     runtime.cudaGraphGetNodes(raw, found, ctypes.byref(count))
-    kinds: Counter[str] = Counter()
     for node in found[: count.value]:
         runtime.cudaGraphNodeGetType(ctypes.c_void_p(node), ctypes.byref(kind))
         kinds[NODES.get(kind.value, f"type {kind.value}")] += 1
-    return kinds
+        if node and NODES.get(kind.value) == "memcpy" and (copy := _copy(runtime, node)) is not None:
+            copies.append(copy)
+    return kinds, tuple(copies)
+
+
+class _Memcpy(ctypes.Structure):
+    """``cudaMemcpy3DParms``, its nested structs written out."""
+
+    _fields_ = (
+        ("source_array", ctypes.c_void_p), ("source_at", ctypes.c_size_t * 3), ("source", ctypes.c_void_p),
+        ("source_pitch", ctypes.c_size_t * 3), ("target_array", ctypes.c_void_p), ("target_at", ctypes.c_size_t * 3),
+        ("target", ctypes.c_void_p), ("target_pitch", ctypes.c_size_t * 3), ("extent", ctypes.c_size_t * 3),
+        ("kind", ctypes.c_int),
+    )  # fmt: skip
+
+
+def _copy(runtime: Any, node: int) -> Copy | None:
+    """What a memcpy node copies; None when the runtime does not say."""
+    found = _Memcpy()
+    if runtime.cudaGraphMemcpyNodeGetParams(ctypes.c_void_p(node), ctypes.byref(found)):
+        return None
+    width, height, depth = found.extent
+    return Copy(found.source or 0, found.target or 0, width * max(1, height) * max(1, depth))
 
 
 class Canaries:

@@ -36,6 +36,7 @@ class Subject:
     deadline: float = float("inf")
     failed: set[str] = field(default_factory=set)
     raised: dict[str, str] = field(default_factory=dict)  # error → the check that reports it
+    looked: Callable[[str, Case], None] = lambda check, case: None
 
     @property
     def name(self) -> str:
@@ -60,6 +61,7 @@ class Check:
         needs: checks without whose success this one observes nothing new, or takes a risk.
         sequence: for checks whose evidence is in a series of samples: looks at all of them after the single ones.
         error: how to say the largest ``Observation.error``.
+        symbol: its name in its module, where a module has several.
     """
 
     name: str
@@ -71,6 +73,7 @@ class Check:
     needs: tuple[str, ...] = ()
     sequence: Callable[[Op, list[Case]], Observation] | None = None
     error: str = "largest error {:.2g} of the tolerance"
+    symbol: str = "CHECK"
 
     def run(self, subject: Subject) -> Finding:
         """Observe every case; the smallest failing one becomes the finding."""
@@ -130,9 +133,12 @@ class _Tally:
     def add(self, case: Case | None, found: Observation) -> None:
         if found.skip:
             self.skipped.append(found.skip)
+            if case is None:  # nothing came of the series, and the single samples alone prove nothing
+                self.seen, self.skipped = [], [found.skip]
             return
         if case is not None:
             self.seen.append(case)
+            self.subject.looked(self.check.name, case)
         if found.problem:
             self.failed.append((case, found))
         if found.note and found.note not in self.notes:
@@ -164,5 +170,7 @@ class _Tally:
         where = f"{describe(subject.op, case)}; {case.label}; seed {samples.seed}" if case else f"seed {samples.seed}"
         return Finding(
             check.name, "fail", subject.name, evidence, input=where, fix=found.fix or check.fix,
-            reproducer=script(subject.op, check.name, case.label if case else None, samples.seed, str(samples.device)),
+            reproducer=script(
+                subject.op, check.name, case.label if case else None, samples.seed, str(samples.device), check.symbol
+            ),
         )  # fmt: skip

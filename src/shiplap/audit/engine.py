@@ -14,7 +14,7 @@ from shiplap.audit.finding import Finding
 from shiplap.errors import LibraryError, error
 from shiplap.op import Op
 from shiplap.verify.run import call, last_line, needs_builder, quiet, reference
-from shiplap.verify.samples import Samples, describe
+from shiplap.verify.samples import Case, Samples, describe
 
 __all__ = ["audit"]
 
@@ -28,17 +28,19 @@ def audit(
     samples: Callable[..., tuple[Any, ...]] | None = None,
     budget_s: float = 60.0,
     progress: Callable[[Finding], None] | None = None,
+    looked: Callable[[str, Case], None] | None = None,
 ) -> list[Finding]:
     """Prove ``op`` against its declaration and reference on generated samples: one finding per check.
 
     Args:
         op: from ``sl.op`` or ``sl.adopt``.
-        checks: names out of ``shiplap.audit.CHECKS``; all by default.
+        checks: names out of ``shiplap.audit.CHECKS``, all by default, or ``ON_REQUEST``.
         seed: of all random values; a fresh one by default. Findings name it.
         device: where to run, ``"cpu"`` by default.
         samples: a builder as for ``@op.samples``, used in this audit only.
         budget_s: seconds after which the rest is skipped, and says so. Dynamo's caches are reset on the way.
         progress: called with each finding as it is made.
+        looked: called with the name of a check and each sample that it looked at, those set aside excepted.
 
     Raises:
         AuditError: SL502 when no samples can be generated, SL503 for an unknown check.
@@ -50,6 +52,7 @@ def audit(
     chosen = [load(name) for name in (CHECKS if checks is None else checks)]
     with quiet(), _sampler(op, samples):
         subject = Subject(op, Samples(op, secrets.randbelow(2**31) if seed is None else seed, device or "cpu"))
+        subject.looked = looked or subject.looked
         _preflight(op, subject.samples)
         subject.deadline = time.monotonic() + budget_s
         findings = []
@@ -67,7 +70,7 @@ def audit(
 
 
 def _preflight(op: Op, samples: Samples) -> None:
-    """What would make every check fail alike is an error, not sixteen findings."""
+    """What would make every check fail alike is an error, not a finding of each."""
     case = samples.build(samples.base)
     try:
         reference(op, case.args)

@@ -14,7 +14,7 @@ from typing import Any
 from shiplap.errors import error
 from shiplap.op import Op, registry
 
-__all__ = ["find", "script"]
+__all__ = ["address", "find", "script"]
 
 
 def find(home: str, name: str) -> Op:
@@ -68,23 +68,28 @@ assert not found.problem
 
 _BODY = """\
 case = sample(op, {label!r}, seed={seed}{device})
-found = {check}.CHECK.look(op, case)"""
+found = {check}.{symbol}.look(op, case)"""
 
 _SEQUENCE = """\
-found = {check}.CHECK.replay(op, seed={seed}{device})"""
+found = {check}.{symbol}.replay(op, seed={seed}{device})"""
 
 
-def script(op: Op, check: str, label: str | None, seed: int, device: str) -> str:
-    """A complete script that observes the same sample, or the same series of samples when ``label`` is None."""
-    home, root = _address(op)
+def script(op: Op, check: str, label: str | None, seed: int, device: str, symbol: str = "CHECK") -> str:
+    """A complete script that observes the same sample, or the same series of samples when ``label`` is None.
+
+    ``symbol`` is the name of the check in the module ``check``.
+    """
+    home, root = address(op)
     imports = f"import sys\n\nsys.path.insert(0, {str(root)!r})\n\n" if root else ""
     extra = f", device={device!r}" if device != "cpu" else ""
-    body = (_BODY if label is not None else _SEQUENCE).format(check=check, label=label, seed=seed, device=extra)
+    body = (_BODY if label is not None else _SEQUENCE).format(
+        check=check, symbol=symbol, label=label, seed=seed, device=extra
+    )
     more = ", sample" if label is not None else ""
     return _SCRIPT.format(name=op.spec.name, check=check, imports=imports, more=more, home=home, body=body)
 
 
-def _address(op: Op) -> tuple[str, Path | None]:
+def address(op: Op) -> tuple[str, Path | None]:
     """``(module or file, directory to add to sys.path)`` by which another process finds the op."""
     module = op.reference.__module__
     file = inspect.getsourcefile(op.reference)

@@ -5,7 +5,7 @@ Ops in the namespace ``zoo`` are written as an outsider would, with raw torch.li
 are declared with ``sl.op`` and have a broken kernel. Every one works on the sample that its author tried.
 """
 
-from tests.zoo.bad import compiler, gradients, memory, values
+from tests.zoo.bad import addresses, compiler, gradients, memory, values
 from tests.zoo.bad.common import SPECIMENS
 
-__all__ = ["SPECIMENS", "compiler", "gradients", "memory", "values"]
+__all__ = ["SPECIMENS", "addresses", "compiler", "gradients", "memory", "values"]

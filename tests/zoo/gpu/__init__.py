@@ -3,7 +3,7 @@
 Written as kernel libraries write them, with torch's own kernels in the place of theirs. Importing needs no GPU.
 """
 
-from tests.zoo.gpu import faults, sound
+from tests.zoo.gpu import faults, later, memory, sound
 from tests.zoo.gpu.common import BAD, EVIDENCE, GOOD, TWO_DEVICES
 
-__all__ = ["BAD", "EVIDENCE", "GOOD", "TWO_DEVICES", "faults", "sound"]
+__all__ = ["BAD", "EVIDENCE", "GOOD", "TWO_DEVICES", "faults", "later", "memory", "sound"]

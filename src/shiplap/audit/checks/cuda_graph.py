@@ -25,6 +25,7 @@ from shiplap.audit.capture import (
     record,
 )
 from shiplap.audit.check import Check, Observation
+from shiplap.audit.trace import traced
 from shiplap.op import Op
 from shiplap.verify.compare import bitwise, close, reduction_size
 from shiplap.verify.run import call, effects, last_line, reference, reference64, tensors
@@ -40,6 +41,7 @@ BAKED = "read every value on the device at each launch: no host copy of a value,
 LIFETIME = "allocate scratch in each call (workspace=): a graph keeps the address of a buffer that a cache replaces"
 PREPARE = "make plans, handles and tuned choices when the model is loaded; during capture look them up only"
 WRITES = "writes to an input that the schema does not declare mutated"
+CALLBACK = "do it on the device, or after the replay: host code in a graph stops the stream until it has run"
 CAPACITY = "use the capacity form: pad the output to its bound and return the count as a tensor; or tag the op with " \
            "torch.Tag.cudagraph_unsafe, which keeps it out of graphs"  # fmt: skip
 
@@ -103,11 +105,11 @@ class _Trial:
 def observe(op: Op, case: Case) -> Observation:
     if not case.device.startswith("cuda"):
         return Observation(skip="graphs are captured on a CUDA device: audit with device='cuda'")
-    if found := _kept_out(op):
+    if found := kept_out(op):
         return found
     torch.cuda.empty_cache()  # what lies free from now on is of this trial
     trial, notes = _Trial.of(op, case), []
-    for step in (_eager, _side_stream, _synchronises, _two_streams, _capture, _cold, _other_device):
+    for step in (_eager, _side_stream, _synchronises, _two_streams, _capture, _cold, _counted, _other_device):
         found = step(trial)
         if found.problem:
             return found
@@ -115,7 +117,7 @@ def observe(op: Op, case: Case) -> Observation:
     return Observation(note="; ".join(notes))
 
 
-def _kept_out(op: Op) -> Observation | None:
+def kept_out(op: Op) -> Observation | None:
     """An op that no graph can hold: fine if it is tagged so, for then the compiler keeps it out."""
     tagged = torch.Tag.cudagraph_unsafe in op.overload.tags
     if op.spec.dynamic:
@@ -199,6 +201,8 @@ def _capture(trial: _Trial) -> Observation:
         recording = record(trial.run, trial.case.args, trial.stream)
     except CaptureFailure as e:
         return _why(trial, str(e))
+    if recording.nodes["host callback"]:
+        return Observation(f"every replay runs {recording.nodes['host callback']} host callbacks", fix=CALLBACK)
     old = reference(trial.op, trial.case.args)
     for step in (_new_values, _after_larger, _shared_pool, _after_release):
         if found := step(trial, recording, old):
@@ -308,6 +312,18 @@ def _cold(trial: _Trial) -> Observation:
     if problem := trial.replayed(recording, trial.values(case)):
         return Observation(f"{how}, is wrong on replay: {problem}", fix=PREPARE)
     return Observation()
+
+
+def _counted(trial: _Trial) -> Observation:
+    """What a warm call and a first one ask of the CUDA runtime: evidence, since each fault has a step of its own."""
+    trial.warm(trial.case)
+    args, new = trial.case.fresh(), trial.grown(COLD + 1)
+    with on_stream(trial.stream):
+        notes = [f"a warm call: {traced(lambda: trial.run(args))}"]
+        if new is not None:
+            fresh = new.fresh()
+            notes.append(f"a first call with new sizes: {traced(lambda: trial.run(fresh))}")
+    return Observation(note="; ".join(notes))
 
 
 def _other_device(trial: _Trial) -> Observation:

@@ -1,0 +1,171 @@
+"""A process of its own for C functions that may take it down: calls them with given bytes, and watches what stays.
+
+Runs as a script without torch or shiplap (``python -I cprocess.py``): it starts in milliseconds, and its memory is
+that of the function. One JSON value on stdin; on stdout a line of JSON when a call begins and one with what came of it,
+so that the parent knows which call a dead process was in.
+"""
+
+from __future__ import annotations
+
+import base64
+import ctypes
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+SLACK, ALIGN = 4096, 64  # bytes around every buffer: a kernel that reads a little beside it is not the question here
+ERROR_BYTES = 1024
+WARM, LEAST, MOST = 32, 64, 20_000  # calls
+INTEGERS: dict[str, Any] = {"int64": ctypes.c_int64, "int32": ctypes.c_int32, "double": ctypes.c_double}
+
+
+class Tensor(ctypes.Structure):
+    """``DLTensor``."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.c_void_p), ("strides", ctypes.c_void_p), ("byte_offset", ctypes.c_uint64),
+    )  # fmt: skip
+
+
+class Context(ctypes.Structure):
+    """``sl_context``."""
+
+    _fields_ = (
+        ("abi_version", ctypes.c_uint32), ("num_threads", ctypes.c_int32), ("stream", ctypes.c_void_p),
+        ("workspace", ctypes.c_void_p), ("workspace_size", ctypes.c_size_t), ("error", ctypes.c_void_p),
+        ("error_size", ctypes.c_size_t),
+    )  # fmt: skip
+
+
+class HeapInfo(ctypes.Structure):
+    """``struct mallinfo2`` of glibc 2.33 and later."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks",
+                     "keepcost")
+    )  # fmt: skip
+
+
+class Call:
+    """One call with its memory; everything lives as long as this object."""
+
+    def __init__(self, function: Any, spec: dict[str, Any]) -> None:
+        self.function = function
+        self.kept: list[Any] = []
+        self.error = ctypes.create_string_buffer(ERROR_BYTES)
+        room = self.buffer(b"\xa5" * spec["workspace"])
+        context = Context(1, 1, None, room, spec["workspace"], ctypes.addressof(self.error), ERROR_BYTES)
+        self.kept.append(context)
+        values = [self.value(v) for v in spec["arguments"]]
+        self.arguments = (ctypes.c_void_p(ctypes.addressof(context)), *values)
+
+    def buffer(self, content: bytes) -> int:
+        """Address of a copy of ``content``, aligned and with slack on both sides."""
+        room = ctypes.create_string_buffer(len(content) + 2 * SLACK + ALIGN)
+        self.kept.append(room)
+        at = (ctypes.addressof(room) + SLACK + ALIGN - 1) // ALIGN * ALIGN
+        ctypes.memmove(at, content, len(content))
+        return at
+
+    def value(self, v: dict[str, Any]) -> Any:
+        """An argument as ctypes passes it."""
+        kind = v["kind"]
+        if kind == "null":
+            return ctypes.c_void_p(None)
+        if kind == "tensor":
+            sizes = (ctypes.c_int64 * 8)(*v["shape"], *[1] * (8 - len(v["shape"])))
+            steps = (ctypes.c_int64 * 8)(*v["strides"], *[0] * (8 - len(v["strides"])))
+            tensor = Tensor(self.buffer(base64.b64decode(v["data"])), 1, 0, v["ndim"], v["code"], v["bits"], 1,
+                            ctypes.addressof(sizes), ctypes.addressof(steps), 0)  # fmt: skip
+            self.kept += [sizes, steps, tensor]
+            return ctypes.c_void_p(ctypes.addressof(tensor))
+        if kind in INTEGERS:
+            return INTEGERS[kind](v["value"])
+        if kind == "string":
+            return ctypes.c_char_p(v["value"].encode())
+        array = (INTEGERS[kind.removesuffix("s")] * max(1, len(v["value"])))(*v["value"])
+        self.kept.append(array)
+        return ctypes.c_void_p(ctypes.addressof(array))
+
+    def __call__(self) -> int:
+        status: int = self.function(*self.arguments)
+        return status
+
+
+def heap() -> Callable[[], int]:
+    """What reads the bytes that malloc has given out; where glibc does not tell, always 0."""
+    try:
+        info = ctypes.CDLL(None).mallinfo2
+    except (OSError, AttributeError):
+        return lambda: 0
+    info.restype = HeapInfo
+
+    def used() -> int:
+        found = info()
+        return int(found.uordblks + found.hblkhd)
+
+    return used
+
+
+def resident() -> int:
+    """Bytes of memory that this process occupies."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
+def descriptors() -> int:
+    """Open files of this process."""
+    try:
+        return len(os.listdir("/proc/self/fd"))
+    except OSError:
+        return 0
+
+
+def watch(call: Call, seconds: float, used: Callable[[], int]) -> dict[str, Any]:
+    """Status of the call, and what each repetition of it leaves behind, in the better of two rounds."""
+    status = call()
+    message = call.error.value.decode(errors="replace")
+    began = time.perf_counter()
+    for _ in range(WARM):
+        call()
+    each = (time.perf_counter() - began) / WARM
+    repeat = int(min(MOST, seconds / max(each, 1e-7)))
+    found = {"status": status, "message": message, "calls": repeat, "heap": 0.0, "resident": 0.0, "files": 0.0}
+    if repeat < LEAST:
+        return found
+    rounds = []
+    for _ in range(2):
+        before = used(), resident(), descriptors()
+        for _ in range(repeat):
+            call()
+        rounds.append([(b - a) / repeat for a, b in zip(before, (used(), resident(), descriptors()), strict=True)])
+    found["heap"], found["resident"], found["files"] = map(min, *rounds)
+    return found
+
+
+def main() -> None:
+    task = json.load(sys.stdin)
+    function = getattr(ctypes.CDLL(task["library"], mode=os.RTLD_LOCAL | os.RTLD_NOW), task["symbol"])
+    function.restype, used = ctypes.c_int, heap()
+
+    def say(**what: Any) -> None:
+        sys.stdout.write(json.dumps(what) + "\n")
+        sys.stdout.flush()
+
+    for index, spec in task["calls"]:
+        say(call=index)
+        call = Call(function, spec)
+        say(call=index, **watch(call, task["seconds"], used))
+
+
+if __name__ == "__main__":
+    main()
