@@ -17,8 +17,8 @@ from torch._inductor import config, ir, lowering
 from torch._inductor.virtualized import V
 
 __all__ = [
-    "add_table", "autotuning", "choice_node", "compile_graph", "contiguous", "current_node", "expression", "extern",
-    "fixed_layout", "hint", "inline", "innermost", "layout_key", "memory", "realize", "register", "shared", "static",
+    "add_table", "alignment", "autotuning", "choice_node", "compile_graph", "contiguous", "current_node", "expression", "extern",
+    "fixed_layout", "hint", "inline", "inner_axis", "innermost", "layout_key", "memory", "realize", "register", "shared", "static",
     "trace",
 ]  # fmt: skip
 
@@ -87,6 +87,18 @@ def choice_node(choice: Any, fusion: bool) -> Any:
     if not fusion:
         V.graph.no_fuse_buffer_names.add(node.get_name())
     return node
+
+
+def alignment(size: Any) -> int:
+    """The largest power of two up to 256 that is known to divide ``size``, whatever the call."""
+    expr, known = expression(size), V.graph.sizevars.statically_known_multiple_of
+    return next(p for p in (256, 128, 64, 32, 16, 8, 4, 2, 1) if p == 1 or known(expr, p))
+
+
+def inner_axis(node: Any) -> int:
+    """The last axis whose stride is 1 whatever the call, or -1."""
+    strides, known = node.get_stride(), V.graph.sizevars.statically_known_equals
+    return next((i for i in reversed(range(len(strides))) if known(strides[i], 1)), -1)
 
 
 def innermost(node: Any, dim: int) -> Any:

@@ -75,6 +75,11 @@ class Call:
                 found[name] = lowering.static(value) if isinstance(value, torch.SymInt) else value
         return found
 
+    def facts(self, buffers: Mapping[str, Any]) -> dict[str, int]:
+        """``K_ALIGN``: a power of two that divides the size for certain; ``A_INNER``: the axis with stride 1, or -1."""
+        found = {f"{k.upper()}_ALIGN": lowering.alignment(v) for k, v in self.env.items() if _is_size(v)}
+        return found | {f"{name.upper()}_INNER": lowering.inner_axis(node) for name, node in buffers.items()}
+
     def buffers(self, template: Template) -> dict[str, Any]:
         """The input buffers in schema order, then the template's tables, laid out as the template wants them."""
         wanted, found = dict(template.innermost), {}
@@ -107,6 +112,10 @@ class Call:
         }  # fmt: skip
         absent = tuple(a.name for a in spec.tensors if a.name not in self.tensors)
         return Recipe(absent=absent).but(sizes=sizes, scalars=scalars, dtypes=classes)
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool)
 
 
 def _plain(value: Any) -> Any:

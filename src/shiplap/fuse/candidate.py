@@ -12,7 +12,7 @@ from torch import Tensor
 
 from shiplap.compat import lowering
 from shiplap.fuse.call import Call
-from shiplap.fuse.vocabulary import prelude
+from shiplap.fuse.vocabulary import triton_source
 from shiplap.op.source import source_digest
 from shiplap.op.template import Template
 
@@ -110,12 +110,13 @@ def _render(candidate: TemplateCandidate) -> Any:
         return cpp_template.choice(name, template.source, buffers, layout, call.constants, candidate.config)
     from shiplap.compat import triton_template
 
-    source = prelude + template.source
+    assert template.grid is not None
+    source = triton_source(template.source, buffers)
     unique = f"{name}_{hashlib.sha256(source.encode()).hexdigest()[:8]}_{source_digest(template.grid)[:8]}"
     sizes = {k: v for k, v in call.env.items() if isinstance(v, (int, torch.SymInt))}
     grid = _grid(template, tuple(sizes))
     expressions = [lowering.expression(v) for v in sizes.values()]
-    constants = {**call.constants, "ALLOW_TF32": torch.backends.cuda.matmul.allow_tf32, **candidate.config}
+    constants = {**call.constants, **call.facts(buffers), "ALLOW_TF32": torch.backends.cuda.matmul.allow_tf32, **candidate.config}
     return triton_template.choice(unique, source, grid, expressions, list(buffers.values()), layout, constants)
 
 

@@ -1,4 +1,4 @@
-"""The generic lowering, registered with Inductor at the first trace of an op that has templates: import does nothing."""
+"""The generic lowering, registered with Inductor at the first trace of an op with templates: import does nothing."""
 
 from __future__ import annotations
 

@@ -1,10 +1,14 @@
-"""What every Triton template may use beside Inductor's own helpers; Jinja macros, put before its source."""
+"""What a Triton template may write beside Inductor's own helpers: ``def_kernel()`` and macros put before its source."""
 
-__all__ = ["prelude"]
+from __future__ import annotations
 
-prelude = r"""
+from collections.abc import Iterable
+
+__all__ = ["triton_source"]
+
+PRELUDE = r"""
 {%- macro swizzle(pid, tiles_m, tiles_n, group) %}
-    # Programs that share rows run together, so that what one loads the next finds in the cache.
+    # Programs that share rows run together, so that what one loads the next one finds in the cache.
     _width = {{group}} * {{tiles_n}}
     _first = ({{pid}} // _width) * {{group}}
     _rows = tl.minimum({{tiles_m}} - _first, {{group}})
@@ -12,3 +16,9 @@ prelude = r"""
     tile_n = ({{pid}} % _width) // _rows
 {%- endmacro %}
 """
+
+
+def triton_source(source: str, arguments: Iterable[str]) -> str:
+    """The source with ``def_kernel()`` naming the arguments that are present, in declared order, then tables."""
+    named = ", ".join(f'"{name}"' for name in arguments)
+    return PRELUDE.strip() + "\n" + source.replace("def_kernel()", f"def_kernel({named})")
