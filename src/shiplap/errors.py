@@ -196,6 +196,8 @@ CATALOGUE: dict[str, Entry] = {
          "let the builder declared with @op.samples return the sizes that it is asked for"),
     ]),
     **_entries(DoctorError, [
+        ("SL611", "tuning process lost", "Candidates run in a process of their own, which has to import the op.",
+         "make the module that declares the op importable, or tune with isolate=False"),
         ("SL701", "program cannot be started", "The doctor runs it as the shell would.",
          "check the path: shiplap doctor -- python script.py"),
         ("SL702", "nothing was compiled", "Graph breaks are seen while torch compiles a function that is called.",
