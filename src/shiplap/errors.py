@@ -165,6 +165,8 @@ CATALOGUE: dict[str, Entry] = {
          "install a C++20 compiler or set CXX; SHIPLAP_NATIVE=0 asks for none"),
         ("SL406", "cache directory that is not private", "What lies in it is loaded as code.",
          "chmod 700 the directory, or set SHIPLAP_CACHE_DIR to one of your own"),
+        ("SL407", "no tvm-ffi", "Exporting a kernel through tvm-ffi needs its headers and its library.",
+         "pip install 'shiplap[tvm-ffi]'"),
     ]),
     **_entries(AuditError, [
         ("SL501", "nothing to audit", "The target names no declared op.",
@@ -194,10 +196,11 @@ CATALOGUE: dict[str, Entry] = {
          "write it again with 'shiplap freeze' or 'shiplap cache export'"),
         ("SL610", "sample of another bucket", "A choice is made on arguments like those that it is made for.",
          "let the builder declared with @op.samples return the sizes that it is asked for"),
-    ]),
-    **_entries(DoctorError, [
         ("SL611", "tuning process lost", "Candidates run in a process of their own, which has to import the op.",
          "make the module that declares the op importable, or tune with isolate=False"),
+        ("SL612", "budget", "Tuning ends after a time that you give.", "pass seconds, or text such as 90s, 5m or 1h"),
+    ]),
+    **_entries(DoctorError, [
         ("SL701", "program cannot be started", "The doctor runs it as the shell would.",
          "check the path: shiplap doctor -- python script.py"),
         ("SL702", "nothing was compiled", "Graph breaks are seen while torch compiles a function that is called.",

@@ -20,7 +20,7 @@ from shiplap.op.out import out_name, out_schema, scratch_name
 from shiplap.op.schema import schema
 from shiplap.op.spec import Arg, Dim, OpSpec, Output, TensorType
 
-__all__ = ["Native", "native_source", "unfit"]
+__all__ = ["SCALAR", "Native", "describe", "dtype_mask", "native_source", "unfit"]
 
 # torch.headeronly ScalarType numbers: part of the stable ABI.
 _DTYPE = {
@@ -28,7 +28,7 @@ _DTYPE = {
     "complex64": 9, "complex128": 10, "bool": 11, "bfloat16": 15,
 }  # fmt: skip
 _FLOATING = {"float16", "float32", "float64", "bfloat16"}
-_SCALAR = {
+SCALAR = {
     "int": "int64_t", "float": "double", "bool": "bool", "str": "std::string",
     "list[int]": "List", "list[float]": "std::vector<double>",
 }  # fmt: skip
@@ -56,8 +56,8 @@ class Native:
 def native_source(ops: Sequence[Native]) -> str:
     """One translation unit for ``ops``; SL404 for a declaration that has to stay with the Python binding."""
     return render(
-        "native.cpp.jinja", scalar_types=_SCALAR, schemas=_by_namespace(ops),
-        ops=[_describe(op, f"op_{index}") for index, op in enumerate(ops)],
+        "native.cpp.jinja", scalar_types=SCALAR, schemas=_by_namespace(ops),
+        ops=[describe(op, f"op_{index}") for index, op in enumerate(ops)],
     )  # fmt: skip
 
 
@@ -69,7 +69,7 @@ def _by_namespace(ops: Sequence[Native]) -> list[tuple[str, list[str]]]:
     return [(namespace, list(schemas)) for namespace, schemas in found.items()]
 
 
-def _describe(op: Native, id: str) -> dict[str, Any]:
+def describe(op: Native, id: str) -> dict[str, Any]:
     """What the template prints of one op."""
     spec = op.spec
     parameters = prototype(spec)
@@ -166,7 +166,7 @@ def _deferrals(op: Native) -> Iterable[str]:
         if not kind.concrete and kind.dtype_class not in classes:
             classes.add(kind.dtype_class)
             taken = set(op.dtypes or kind.dtypes or _DTYPE) & _DTYPE.keys()
-            yield f"!carried(peek_dtype(values[{index}]), {_mask(taken)})"
+            yield f"!carried(peek_dtype(values[{index}]), {dtype_mask(taken)})"
         if arg.mutated:
             yield f"!peek_contiguous(values[{index}])"
             if not kind.dtypes or set(kind.dtypes) & _FLOATING:
@@ -202,7 +202,7 @@ class _Checks:
         assert kind is not None
         yield f"{about}.rank({tensor}, {len(kind.dims)});"
         if kind.dtypes:
-            yield f"{about}.dtype({tensor}.dtype(), {_mask(kind.dtypes)});"
+            yield f"{about}.dtype({tensor}.dtype(), {dtype_mask(kind.dtypes)});"
         if not kind.concrete and kind.dtype_class in self.classes:
             yield f"{about}.same_dtype({tensor}.dtype(), dtype_{kind.dtype_class});"
         elif not kind.concrete:
@@ -239,7 +239,7 @@ class _Checks:
             self.lines.append(f"[[maybe_unused]] const int64_t d_{name} = {value};")
 
 
-def _mask(dtypes: Iterable[str]) -> str:
+def dtype_mask(dtypes: Iterable[str]) -> str:
     """Dtypes as a bit set over ScalarType numbers."""
     return f"uint64_t{{{sum(1 << _DTYPE[d] for d in dtypes if d in _DTYPE)}}}"
 

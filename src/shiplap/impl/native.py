@@ -13,7 +13,7 @@ import os
 import shutil
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,7 +35,7 @@ from shiplap.settings import settings
 if TYPE_CHECKING:
     from shiplap.impl.cabi import BoundKernel
 
-__all__ = ["HOT", "build", "consider", "library_for", "state"]
+__all__ = ["HOT", "INCLUDE", "bound", "build", "cache", "compiler", "consider", "digest", "library_for", "state"]
 
 DEVICES = ("cpu", "cuda")  # device types for which there is native code
 HOT = 32  # calls that the Python binding serves before a compiler is started
@@ -69,13 +69,16 @@ class _Plan:
 
     @property
     def digest(self) -> str:
-        """All that the binary depends on; of the compiler its path, size and age, so that asking costs no process."""
-        compiler = Path(self.command[0]).resolve()
-        about = compiler.stat()
-        headers = [path.read_text() for path in sorted((INCLUDE / "shiplap").glob("*.h"))]
-        parts = [self.source, *headers, *self.command, f"{compiler} {about.st_size} {about.st_mtime_ns}",
-                 torch.__version__]  # fmt: skip
-        return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+        return digest(self.source, self.command, torch.__version__)
+
+
+def digest(source: str, command: Sequence[str], version: str) -> str:
+    """All that a binary depends on; of the compiler its path, size and age, so that asking costs no process."""
+    compiler = Path(command[0]).resolve()
+    about = compiler.stat()
+    headers = [path.read_text() for path in sorted((INCLUDE / "shiplap").glob("*.h"))]
+    parts = [source, *headers, *command, f"{compiler} {about.st_size} {about.st_mtime_ns}", version]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 
 # --- what the Python binding asks at each call it serves ------------------------------------------------------------
@@ -204,20 +207,39 @@ def _plan(op: Op) -> _Plan:
     for run in runs.values():
         locate(run.source.library)
     entries = _related(op, [e for o in registry.ops() for e in _entries(o)])
+    return _Plan(tuple(entries), native_source([e.native for e in entries]), _command(op), cache(op))
+
+
+def cache(op: Op) -> Path:
+    """The directory of what is built; SL406 if others could put code there."""
     root = Path(settings().cache_dir) / "native"
     if problem := distrust(root.parent) or distrust(root):
         raise error("SL406", where=op.spec.name, got=problem, expected="a directory of mode 700 that you own")
-    return _Plan(tuple(entries), native_source([e.native for e in entries]), _command(op), root)
+    return root
+
+
+def compiler(op: Op) -> str:
+    """Path of the C++ compiler; SL405 if there is none."""
+    found = shutil.which(os.environ.get("CXX") or "c++")
+    if found is None:
+        raise error("SL405", where=op.spec.name, got=f"no {os.environ.get('CXX') or 'c++'} on the PATH",
+                    expected="a C++20 compiler")  # fmt: skip
+    return found
 
 
 def _command(op: Op) -> tuple[str, ...]:
-    compiler = shutil.which(os.environ.get("CXX") or "c++")
-    if compiler is None:
-        raise error("SL405", where=op.spec.name, got=f"no {os.environ.get('CXX') or 'c++'} on the PATH",
-                    expected="a C++20 compiler")  # fmt: skip
     home = Path(torch.__file__).parent
     include = ("-I", str(INCLUDE), "-isystem", str(home / "include"))
-    return (compiler, *FLAGS, *include, f"-L{home / 'lib'}", "-ltorch_cpu", "-ldl")
+    return (compiler(op), *FLAGS, *include, f"-L{home / 'lib'}", "-ltorch_cpu", "-ldl")
+
+
+def bound(op: Op, device: str) -> tuple[Native, BoundKernel]:
+    """The one C ABI kernel of ``op`` on ``device`` and what is generated for it; SL404 if there are others or none."""
+    run = _runs(op).get(device)
+    if run is None:
+        raise error("SL404", where=op.spec.name, got="no kernel, several, or one that asks supports=",
+                    expected=f"one C ABI kernel on {device}", fix="use dtypes= instead of supports=")  # fmt: skip
+    return _native(op, device, run), run
 
 
 def _runs(op: Op) -> dict[str, BoundKernel]:

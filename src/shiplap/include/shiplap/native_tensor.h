@@ -1,84 +1,28 @@
-// Tensors and dim expressions of a generated native binding: owned handles, DLTensor views on the stack, memory from
-// PyTorch's allocator. Only torch's stable C ABI: no ATen headers.
+// Tensors of a generated native binding: owned handles, memory from PyTorch's allocator. Only torch's stable C ABI: no
+// ATen headers.
 #pragma once
 
 #include <torch/csrc/inductor/aoti_torch/generated/c_shim_aten.h>
 #include <torch/csrc/stable/library.h>
 
-#include <algorithm>
 #include <array>
 #include <atomic>
-#include <cstdint>
 #include <cstring>
-#include <numeric>
 #include <optional>
-#include <stdexcept>
 #include <string>
 #include <utility>
-#include <vector>
 
-#include "shiplap/abi.h"
+#include "shiplap/base.h"
 
 namespace shiplap {
 
 using torch::stable::detail::to;
 
-// The text of the catalogue's errors: id, what, where, got, expected.
-[[noreturn]] inline void refuse(const char* id, const char* what, const std::string& where, const std::string& got,
-                                const std::string& expected) {
-  throw std::runtime_error(std::string(id) + ": " + what + "\n  where    " + where + "\n  got      " + got +
-                           (expected.empty() ? "" : "\n  expected " + expected));
-}
-
 inline void check(AOTITorchError status, const char* what) {
   if (status != AOTI_TORCH_SUCCESS) throw std::runtime_error(std::string("shiplap native: ") + what + " failed");
 }
 
-// ---------------------------------------------------------------------------------------------------- dim expressions
-
-using List = std::vector<int64_t>;
-
-// An expression without a value, such as n // 0: Python's checker has the full text.
-[[noreturn]] inline void no_value(const char* got) { refuse("SL208", "precondition", "a dim expression", got, "a value"); }
-
-inline int64_t floordiv(int64_t a, int64_t b) {
-  if (b == 0) no_value("division by zero");
-  const int64_t q = a / b;
-  return q * b != a && ((a < 0) != (b < 0)) ? q - 1 : q;
-}
-inline int64_t floormod(int64_t a, int64_t b) { return a - floordiv(a, b) * b; }
-inline int64_t cdiv(int64_t a, int64_t b) { return floordiv(a + b - 1, b); }
-inline int64_t gcd(int64_t a, int64_t b) { return std::gcd(a, b); }
-inline int64_t pow2ceil(int64_t a) {
-  int64_t p = 1;
-  while (p < a) p *= 2;
-  return p;
-}
-inline int64_t item(const List& v, int64_t i) {
-  const int64_t size = static_cast<int64_t>(v.size());
-  if (i < -size || i >= size) no_value("an index outside its list");
-  return v[static_cast<size_t>(i < 0 ? i + size : i)];
-}
-inline int64_t len(const List& v) { return static_cast<int64_t>(v.size()); }
-inline int64_t prod(const List& v) { return std::accumulate(v.begin(), v.end(), int64_t{1}, std::multiplies<int64_t>()); }
-inline int64_t min(const List& v) {
-  if (v.empty()) no_value("the least of an empty list");
-  return *std::min_element(v.begin(), v.end());
-}
-inline int64_t max(const List& v) {
-  if (v.empty()) no_value("the greatest of an empty list");
-  return *std::max_element(v.begin(), v.end());
-}
-template <class... T>
-int64_t prod(int64_t a, T... rest) { return (a * ... * rest); }
-template <class... T>
-int64_t min(int64_t a, T... rest) { return std::min({a, static_cast<int64_t>(rest)...}); }
-template <class... T>
-int64_t max(int64_t a, T... rest) { return std::max({a, static_cast<int64_t>(rest)...}); }
-
 // ------------------------------------------------------------------------------------------------------------ tensors
-
-constexpr int kMaxRank = 8;
 
 // An owned tensor handle, and the view of it that kernels get.
 class Tensor {
@@ -143,102 +87,14 @@ class Tensor {
   AtenTensorHandle handle_ = nullptr;
 };
 
-// The scratch and the DLTensor that a kernel sees of one tensor. Lives on the caller's stack.
-struct View {
-  DLTensor tensor{};
-  std::array<int64_t, kMaxRank> shape{}, strides{};
-};
-
-struct ElementType {
-  uint8_t code, bits;
-};
-
-inline ElementType element_type(int32_t dtype) {
-  using torch::headeronly::ScalarType;
-  switch (static_cast<ScalarType>(dtype)) {
-    case ScalarType::Byte: return {1, 8};
-    case ScalarType::Char: return {0, 8};
-    case ScalarType::Short: return {0, 16};
-    case ScalarType::Int: return {0, 32};
-    case ScalarType::Long: return {0, 64};
-    case ScalarType::Half: return {2, 16};
-    case ScalarType::Float: return {2, 32};
-    case ScalarType::Double: return {2, 64};
-    case ScalarType::ComplexFloat: return {5, 64};
-    case ScalarType::ComplexDouble: return {5, 128};
-    case ScalarType::Bool: return {6, 8};
-    case ScalarType::BFloat16: return {4, 16};
-    default: throw std::runtime_error("shiplap native: a dtype that the C ABI does not carry");
-  }
-}
-
-inline std::string dtype_name(int32_t dtype) {
-  static constexpr const char* kNames[] = {"uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64",
-                                           "complex32", "complex64", "complex128", "bool", "", "", "", "bfloat16"};
-  const bool known = dtype >= 0 && dtype < 16 && *kNames[dtype] != 0;
-  return known ? std::string("torch.") + kNames[dtype] : "dtype code " + std::to_string(dtype);
-}
-
-// Bytes of an element of the widest of `dtypes`.
-inline int64_t widest(std::initializer_list<int32_t> dtypes) {
-  int64_t bytes = 1;
-  for (const int32_t dtype : dtypes) bytes = std::max<int64_t>(bytes, element_type(dtype).bits / 8);
-  return bytes;
-}
-
 // DLPack's numbers: 1 CPU, 2 CUDA.
 inline int32_t dl_device(int32_t device_type) { return device_type == aoti_torch_device_type_cpu() ? 1 : 2; }
 
-inline int64_t fill_canonical(const int64_t* shape, int64_t rank, int64_t* strides) {
-  int64_t step = 1;
-  for (int64_t axis = rank - 1; axis >= 0; --axis) {
-    strides[axis] = step;
-    step *= shape[axis] > 1 ? shape[axis] : 1;
-  }
-  return step;
-}
+}  // namespace shiplap
 
-// Fill `view` from `tensor`. A contiguous tensor gets the canonical strides, also in dims of size 0 or 1.
-inline DLTensor* look(View& view, const Tensor& tensor) {
-  const int64_t rank = tensor.dim();
-  if (rank > kMaxRank) throw std::runtime_error("shiplap native: more than 8 dims");
-  std::copy_n(tensor.sizes(), rank, view.shape.begin());
-  if (tensor.is_contiguous()) {
-    fill_canonical(view.shape.data(), rank, view.strides.data());
-  } else {
-    std::copy_n(tensor.strides(), rank, view.strides.begin());
-  }
-  const ElementType element = element_type(tensor.dtype());
-  view.tensor = DLTensor{tensor.data(), {dl_device(tensor.device_type()), std::max(tensor.device_index(), 0)},
-                         static_cast<int32_t>(rank), {element.code, element.bits, 1}, view.shape.data(),
-                         view.strides.data(), 0};
-  return &view.tensor;
-}
+#include "shiplap/checks.h"
 
-struct Device {
-  int32_t type = 0, index = 0;
-  bool operator!=(const Device& other) const { return type != other.type || index != other.index; }
-};
-
-inline int64_t numel(const Tensor& t) {
-  return std::accumulate(t.sizes(), t.sizes() + t.dim(), int64_t{1}, std::multiplies<int64_t>());
-}
-
-// Whether the address ranges of two tensors meet.
-inline bool overlap(const Tensor& a, const Tensor& b) {
-  const auto range = [](const Tensor& t) {
-    const uintptr_t start = reinterpret_cast<uintptr_t>(t.data());
-    int64_t last = 0;
-    for (int64_t axis = t.dim(); axis-- > 0;) last += (t.sizes()[axis] - 1) * t.strides()[axis];
-    return std::pair<uintptr_t, uintptr_t>(start, start + static_cast<size_t>((last + 1) * element_type(t.dtype()).bits / 8));
-  };
-  if (numel(a) == 0 || numel(b) == 0) return false;
-  const auto [a0, a1] = range(a);
-  const auto [b0, b1] = range(b);
-  return a0 < b1 && b0 < a1;
-}
-
-inline Device device_of(const Tensor& t) { return {t.device_type(), t.device_index()}; }
+namespace shiplap {
 
 // The audit fills memory with a byte before a kernel sees it; -1 leaves it as it comes.
 inline std::atomic<int> poison{-1};
