@@ -2,5 +2,6 @@
 
 from shiplap.impl.cabi import CAbi, cabi
 from shiplap.impl.header import header
+from shiplap.impl.triton import Launcher, triton_launcher
 
-__all__ = ["CAbi", "cabi", "header"]
+__all__ = ["CAbi", "Launcher", "cabi", "header", "triton_launcher"]
