@@ -76,7 +76,6 @@ def _autocast_kernel(
     return kernel
 
 
-def is_plain_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 # What `Op.__call__` asks at each call, as torch's own C functions: a frame of Python costs as much as one of them.
 any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
 any_requires_grad: Callable[..., bool] = torch._C._any_requires_grad
@@ -91,6 +90,7 @@ def builtin(overload: Any) -> Callable[..., Any]:
     return overload._op if type(overload) is torch._ops.OpOverload else overload
 
 
+def is_plain_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether no gradient, autocast, functorch transform or trace has to see this call: it may go below autograd."""
     if torch.compiler.is_compiling() or any_autocast() or functorch_transform() is not None:
         return False

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch._inductor import ir
 from torch._inductor.codegen.cpp import parallel_num_threads
 from torch._inductor.codegen.cpp_gemm_template import gen_2d_view_of_epilogue_buf
 from torch._inductor.codegen.cpp_template import CppTemplate
@@ -18,7 +17,7 @@ def choice(
     name: str, source: str, arguments: Mapping[str, Any], layout: Any, values: Mapping[str, Any],
     config: Mapping[str, Any],
 ) -> Any:  # fmt: skip
-    """A choice that renders ``source``: ``arguments`` maps names to input buffers, ``values`` and ``config`` to holes."""
+    """A choice that renders ``source``: ``arguments`` are input buffers by name, ``values`` and ``config`` fill holes."""
     return _Template(name, source, dict(arguments), layout, {**values, **config}).generate()
 
 
@@ -65,9 +64,10 @@ class _Store:
         self.kernel, self.raw, self.epilogues = kernel, raw, epilogues
         self.keep_raw = keep_raw and bool(epilogues)
         self.last = epilogues[-1] if epilogues else raw
-        self.view, self.reindexers = self.last, []
+        self.view: Any = self.last
+        self.reindexers: list[Any] = []
         if epilogues:  # an epilogue may see the result under another shape
-            none = [None] * len(epilogues)
+            none: list[Any] = [None] * len(epilogues)
             self.view, self.reindexers = gen_2d_view_of_epilogue_buf(self.last, raw, epilogues, [], none)
         self.outputs = {"raw": raw, "out": self.last} if self.keep_raw else {"out": self.last}
         self.aliases = {raw.get_name(): self.last.get_name()} if epilogues and not self.keep_raw else {}
@@ -91,7 +91,3 @@ class _Store:
             second = kernel.store_output(out, raw, self.raw, self.epilogues, **common)
             return f"{{ {first} }}\n{{ {second} }}"
         return f"{{ {kernel.store_output(out, tile, self.raw, self.epilogues, **common)} }}"
-
-
-def input_buffers(arguments: Mapping[str, Any]) -> Sequence[Any]:
-    return [ir.ExternKernel.realize_input(node) for node in arguments.values()]

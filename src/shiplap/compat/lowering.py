@@ -17,9 +17,9 @@ from torch._inductor import config, ir, lowering
 from torch._inductor.virtualized import V
 
 __all__ = [
-    "add_table", "alignment", "autotuning", "choice_node", "compile_graph", "contiguous", "current_node", "expression", "extern",
-    "fixed_layout", "hint", "inline", "inner_axis", "innermost", "layout_key", "memory", "realize", "register", "shared", "static",
-    "trace",
+    "add_table", "alignment", "autotuning", "choice_node", "compile_graph", "current_node", "expression", "extern",
+    "fixed_fake", "fixed_layout", "hint", "inline", "inner_axis", "innermost", "layout_key", "like", "memory",
+    "no_autotuning", "realize", "register", "shared", "static", "trace", "with_values",
 ]  # fmt: skip
 
 
@@ -114,10 +114,6 @@ def innermost(node: Any, dim: int) -> Any:
     return ir.ExternKernel.require_stride_order(node, order)
 
 
-def contiguous(node: Any) -> Any:
-    return ir.ExternKernel.require_contiguous(node)
-
-
 def layout_key(node: Any) -> tuple[str, ...]:
     """The order of strides, and which of them are 1 or 0: what a kernel's speed depends on beside sizes."""
     strides = [_hint(s) for s in node.get_stride()]
@@ -148,6 +144,35 @@ def trace(fn: Callable[..., Any], values: Sequence[Any]) -> torch.fx.GraphModule
 
     with V.fake_mode, torch.no_grad():
         return make_fx(torch.func.functionalize(fn), select_decomp_table(), tracing_mode="real")(*values)
+
+
+def fixed_fake(value: Any) -> Any:
+    """A fake tensor with the sizes and strides of the call at hand; a symbolic number as that number."""
+    if not isinstance(value, Tensor):
+        return hint(value) if isinstance(value, SymInt) else value
+    with V.fake_mode:
+        return torch.empty_strided(
+            [hint(s) for s in value.shape], [hint(s) for s in value.stride()], dtype=value.dtype, device=value.device
+        )
+
+
+def like(value: Any, given: Tensor | None) -> Any:
+    """A real tensor laid out as the fake ``value``: with the numbers of ``given``, or normal ones."""
+    if not isinstance(value, Tensor):
+        return hint(value) if isinstance(value, SymInt) else value
+    sizes, strides = [hint(s) for s in value.shape], [hint(s) for s in value.stride()]
+    made = torch.empty_strided(sizes, strides, dtype=value.dtype, device=value.device)
+    if given is not None:
+        return made.copy_(given)
+    return made.normal_() if made.is_floating_point() else made.random_(0, 2)
+
+
+def with_values(graph: torch.fx.GraphModule, values: Sequence[Any]) -> torch.fx.GraphModule:
+    """``graph`` with the fake result of every node in its ``meta``."""
+    from torch.fx.passes.fake_tensor_prop import FakeTensorProp
+
+    FakeTensorProp(graph, mode=V.fake_mode).propagate_dont_convert_inputs(*values)
+    return graph
 
 
 def inline(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:

@@ -42,6 +42,17 @@ class Call:
     def device(self) -> torch.device:
         return self.output.device
 
+    def reference(self, *tensors: Any) -> Any:
+        """The reference on the tensors that are present, everything else as in this call."""
+        given = iter(tensors)
+        values = [next(given) if isinstance(v, Tensor) else v for v in self.values]
+        return self.op._reference(tuple(values))
+
+    @property
+    def nodes(self) -> list[Any]:
+        """IR nodes of the tensor arguments that are present."""
+        return [n for n, v in zip(self.args, self.values, strict=True) if isinstance(v, Tensor)]
+
     @property
     def tensors(self) -> dict[str, Tensor]:
         """Fakes of the tensor arguments that are present."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from shiplap.compat import lowering
 from shiplap.fuse.call import Call
 from shiplap.fuse.vocabulary import triton_source
+from shiplap.op.config import Config
 from shiplap.op.source import source_digest
 from shiplap.op.template import Template
 
@@ -25,7 +26,9 @@ class TemplateCandidate:
 
     call: Call
     template: Template
-    config: Mapping[str, Any]
+    config: Config
+    fixed = True
+    opaque = True
     _choice: Any = field(default=None, repr=False)
     _buffers: dict[str, Any] = field(default_factory=dict, repr=False)
 
@@ -35,12 +38,12 @@ class TemplateCandidate:
 
     @property
     def label(self) -> str:
-        return f"{self.template.name}({', '.join(f'{k}={v}' for k, v in self.config.items())})"
+        return f"{self.template.name}({self.config})" if self.config.items else self.template.name
 
     def refuses(self) -> str:
         """Empty, or why the template does not take this call."""
         supports = self.template.supports
-        verdict = True if supports is None else supports(self.call.hints, self.call.dtypes, dict(self.config))
+        verdict = True if supports is None else supports(self.call.hints, self.call.dtypes, self.config.as_dict())
         return "" if verdict is True else (verdict or "supports() returned False")
 
     @property
@@ -90,7 +93,7 @@ def candidates(call: Call) -> tuple[list[TemplateCandidate], dict[str, str]]:
     found, refused = [], {}
     for template in call.op.templates.get(call.device.type, ()):
         for config in template.candidates(call.hints):
-            candidate = TemplateCandidate(call, template, config)
+            candidate = TemplateCandidate(call, template, Config.of(config))
             if reason := candidate.refuses():
                 refused[candidate.label] = reason
             else:
@@ -107,7 +110,7 @@ def _render(candidate: TemplateCandidate) -> Any:
     if template.language == "cpp":
         from shiplap.compat import cpp_template
 
-        return cpp_template.choice(name, template.source, buffers, layout, call.constants, candidate.config)
+        return cpp_template.choice(name, template.source, buffers, layout, call.constants, candidate.config.as_dict())
     from shiplap.compat import triton_template
 
     assert template.grid is not None
@@ -116,7 +119,12 @@ def _render(candidate: TemplateCandidate) -> Any:
     sizes = {k: v for k, v in call.env.items() if isinstance(v, (int, torch.SymInt))}
     grid = _grid(template, tuple(sizes))
     expressions = [lowering.expression(v) for v in sizes.values()]
-    constants = {**call.constants, **call.facts(buffers), "ALLOW_TF32": torch.backends.cuda.matmul.allow_tf32, **candidate.config}
+    constants = {
+        **call.constants,
+        **call.facts(buffers),
+        "ALLOW_TF32": torch.backends.cuda.matmul.allow_tf32,
+        **candidate.config.as_dict(),
+    }
     return triton_template.choice(unique, source, grid, expressions, list(buffers.values()), layout, constants)
 
 

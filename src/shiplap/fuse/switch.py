@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 from shiplap.op import Op, registry
 
@@ -36,7 +37,7 @@ def switches(
     Part of every compile cache key, so that a control is never served from the cache of what it controls.
     """
     before = in_force(op)
-    given = {"templates": templates, "fusion": fusion, "only": only}
+    given: dict[str, Any] = {"templates": templates, "fusion": fusion, "only": only}
     _force[op.spec.name] = replace(before, **{k: v for k, v in given.items() if v is not None})
     registry.refresh()
     try:

@@ -1,0 +1,195 @@
+"""Choose by measurement: all candidates alone, then the best of them and the floor with the neighbours they fuse.
+
+A kernel that loses by itself may win with its epilogue inside, and the other way round: so the last word is a race of
+graphs compiled as they will run. What was chosen is stored, keyed by the op, the machine and what surrounds the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import partial
+from os import cpu_count
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shiplap.compat import in_backward, lowering
+from shiplap.fuse.call import Call
+from shiplap.fuse.candidate import TemplateCandidate
+from shiplap.fuse.surroundings import Surroundings
+from shiplap.op.choices import REFERENCE
+from shiplap.op.config import NO_CONFIG, Config
+from shiplap.tune.bench import LocalBench
+from shiplap.tune.candidate import label
+from shiplap.tune.choice import Choice, show_time
+from shiplap.tune.choose import stored
+from shiplap.tune.inputs import Inputs, inputs
+from shiplap.tune.key import Key, key_for
+from shiplap.tune.measure import Plan, Timing, clock_for, race
+from shiplap.tune.search import Ranking, search
+from shiplap.tune.store import Store
+
+__all__ = ["Selection", "forced", "known", "measure", "trial"]
+
+FINALISTS = 3
+SECONDS = 20.0
+
+_forced: ContextVar[dict[str, str]] = ContextVar("shiplap_forced_candidate")
+
+
+def forced(op: str) -> str | None:
+    """The candidate that a trial compilation has to take, or None."""
+    return _forced.get({}).get(op)
+
+
+@contextmanager
+def trial(op: str, candidate: str) -> Iterator[None]:
+    """Compile with this candidate of ``op``, which has been proven."""
+    token = _forced.set({**_forced.get({}), op: candidate})
+    try:
+        yield
+    finally:
+        _forced.reset(token)
+
+
+@dataclass
+class FloorCandidate:
+    """What Inductor makes of the reference, or the op's own kernel."""
+
+    call: Call
+    compiled: Callable[..., Any] | None = None
+    kernel: str = REFERENCE
+    config: Config = NO_CONFIG
+    fixed: bool = True
+    opaque: bool = True
+
+    def prepare(self, args: tuple[Any, ...]) -> Callable[[], tuple[Tensor, ...]]:
+        op, tensors = self.call.op, [a for a in args if isinstance(a, Tensor)]
+        if op.kernels.get(self.call.device.type):
+            return lambda: (op.execute(*args),)
+        if self.compiled is None:
+            with lowering.no_autotuning():
+                self.compiled = lowering.compile_graph(*Surroundings.alone(self.call))
+        return lambda: tuple(self.compiled(*tensors))  # type: ignore[misc]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What to ask the store about one call, and what to measure for it."""
+
+    call: Call
+    surroundings: Surroundings
+    inputs: Inputs
+    key: Key
+
+    @staticmethod
+    def of(call: Call) -> Selection:
+        around = Surroundings.of(call)
+        drawn = inputs(call.op, call.recipe, str(call.device))
+        layouts = ";".join(",".join(lowering.layout_key(n)) for n in call.nodes)
+        extra = {"epilogue": around.text, "layouts": layouts, "static": str(call.static)}
+        return Selection(call, around, drawn, key_for(call.op, drawn, extra))
+
+
+def known(selection: Selection, store: Store | None = None) -> Choice | None:
+    """The stored choice."""
+    return stored(selection.call.op, selection.key, store or Store())
+
+
+def blocked() -> str:
+    """Why nothing may be measured now, or empty."""
+    if in_backward():
+        return "a backward pass is waiting"
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        return "a CUDA graph is being captured"
+    return ""
+
+
+def measure(selection: Selection, found: Sequence[TemplateCandidate], store: Store | None = None) -> Choice:
+    """Verify and race ``found`` and the floor; the choice is stored."""
+    call = selection.call
+    listed: list[Any] = [FloorCandidate(call), *found]
+    report = _quiet
+    _precompile(found)
+    bench = LocalBench(selection.inputs, listed)
+    with torch.no_grad():
+        ranking = search(call.op, listed, bench, selection.inputs, SECONDS, report, Plan(seconds=4.0))
+        choice = _decide(selection, listed, ranking)
+    report("done", 1, 1)
+    (store or Store()).put(selection.key, choice.value())
+    return choice
+
+
+def _quiet(what: str, done: int, total: int) -> None:
+    pass
+
+
+def _precompile(found: Sequence[TemplateCandidate]) -> None:
+    """Compile side by side; what does not compile says so again when it is verified."""
+
+    def compile_one(candidate: TemplateCandidate) -> None:
+        with suppress(Exception):
+            candidate.choice.precompile()
+
+    for candidate in found:  # rendering needs the graph at hand, which is this thread's
+        with suppress(Exception):
+            candidate.choice  # noqa: B018
+    with ThreadPoolExecutor(min(16, cpu_count() or 1)) as pool:
+        list(pool.map(compile_one, found))
+
+
+def _decide(selection: Selection, listed: list[Any], ranking: Ranking) -> Choice:
+    order, alone = ranking.order, ranking.timings
+    finalists = [*order[:FINALISTS], *([0] if 0 in alone and 0 not in order[:FINALISTS] else [])]
+    around, how = {}, "alone"
+    if selection.surroundings.nodes and len(finalists) > 1:
+        around, how = _race(selection, listed, finalists), f"with {selection.surroundings.text}"
+    timings: dict[int, Timing] = around or alone
+    ranked = sorted(timings, key=lambda i: timings[i].median) or [0]
+    if not around:
+        ranked = order or [0]
+    best, second = ranked[0], ranked[1] if len(ranked) > 1 else None
+    times = {i: t.median for i, t in timings.items()}
+    return Choice(
+        op=selection.call.op.spec.name, device=selection.key["device"], bucket=selection.inputs.bucket,
+        dtypes=selection.inputs.dtypes, layout=selection.inputs.layout, kernel=listed[best].kernel,
+        config=listed[best].config, time=times.get(best, 0.0),
+        runner_up=label(listed[second]) if second is not None else "",
+        runner_up_time=times[second] if second is not None else 0.0, default_time=times.get(0, 0.0),
+        reason=_reason(listed, ranked, times, how, ranking), findings=tuple(ranking.findings),
+        tried=len(listed) - ranking.unseen, sizes=str(selection.inputs.recipe),
+    )  # fmt: skip
+
+
+def _reason(listed: list[Any], ranked: list[int], times: dict[int, float], how: str, ranking: Ranking) -> str:
+    if not times:
+        return "the floor: no template could be run"
+    best = ranked[0]
+    against = f", floor {show_time(times[0])}" if 0 in times and best != 0 else ""
+    other = next((i for i in ranked[1:] if i != 0), None)
+    behind = f", next {label(listed[other])} {show_time(times[other])}" if other is not None else ""
+    wrong = sum(f.verdict == "fail" for f in ranking.findings)
+    return f"fastest {how}: {show_time(times[best])}{against}{behind}" + (f"; {wrong} dropped" if wrong else "")
+
+
+def _call(compiled: Callable[..., Any], args: list[Any]) -> tuple[Tensor, ...]:
+    return tuple(compiled(*args))
+
+
+def _race(selection: Selection, listed: list[Any], finalists: Sequence[int]) -> dict[int, Timing]:
+    """The finalists compiled with their surroundings; one that cannot be is left out."""
+    around, device = selection.surroundings, str(selection.call.device)
+    clock = clock_for(device)
+    args = around.arguments(selection.inputs.real[0].fresh())
+    runs: dict[int, Any] = {}
+    for index in finalists:
+        name = REFERENCE if index == 0 else listed[index].label
+        with suppress(Exception), trial(selection.call.op.spec.name, name):
+            compiled = lowering.compile_graph(around.graph(), around.fakes())
+            runs[index] = clock.ready(partial(_call, compiled, args))
+    return race(runs, clock, Plan(seconds=3.0)) if len(runs) > 1 else {}
