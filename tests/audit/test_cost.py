@@ -54,8 +54,13 @@ def test_a_card_as_text_json_and_html():
     value = json.loads(findings_json([FINDING], {}, [CARD]))
     assert value["costs"][0]["eager_ns"] == 2345.6
     assert value["costs"][0]["compiled_ns"] is None
-    assert "costs" not in json.loads(findings_json([FINDING], {}))
+    bare = json.loads(findings_json([FINDING], {}, no_costs="--no-cost"))
+    assert (bare["costs"], bare["no_costs"]) == ([], "--no-cost")
     page = findings_html([FINDING], {}, costs=[CARD])
     assert "2,346" in page
     assert "captured: &lt;no&gt; device" in page
     assert "bound by" not in findings_html([FINDING], {})
+    assert "no op has samples" in findings_html([FINDING], {})
+    out = StringIO()
+    print_costs([], Console(file=out, width=100), "--no-cost")
+    assert "ns per call, smallest sample: --no-cost" in out.getvalue()

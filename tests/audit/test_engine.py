@@ -50,7 +50,13 @@ def test_a_good_op_passes_every_check_within_a_minute():
     assert [f.check for f in findings] == list(CHECKS)
     assert seen == findings
     assert {f.check: f.evidence for f in findings if f.verdict == "fail"} == {}
-    assert [f.check for f in findings if f.verdict == "skip"] == ["bound", "stateless", "c_abi", "cuda_graph", "cudagraph_trees"]
+    assert [f.check for f in findings if f.verdict == "skip"] == [
+        "bound",
+        "stateless",
+        "c_abi",
+        "cuda_graph",
+        "cudagraph_trees",
+    ]
     assert all("seed 1" in f.input for f in findings if f.verdict == "ok")
 
 

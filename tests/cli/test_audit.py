@@ -59,11 +59,8 @@ def test_html(run: Any, tmp_path: Path) -> None:
 
 
 def test_cost_is_measured_on_request(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def card(op: Any, **keywords: Any) -> Any:
-        return AUDIT.CostCard(op.spec.name, "cpu", "x", "native", 1.0, 2.0, 3.0, None, ())
-
     monkeypatch.setattr(AUDIT, "cost", card)
-    assert "costs" not in json.loads(run("audit", OPS, *QUICK, "--json").stdout)
+    assert json.loads(run("audit", OPS, *QUICK, "--json").stdout)["costs"] == []
     costs = json.loads(run("audit", OPS, *QUICK, "--json", "--cost").stdout)["costs"]
     assert [(c["subject"], c["raw_ns"]) for c in costs] == [("cli_targets::scale", 1.0), ("cli_targets::shift", 1.0)]
     assert "ns per call" in run("audit", OPS, *QUICK, "--cost").stdout
@@ -148,3 +145,74 @@ def test_progress_is_for_a_terminal_only(monkeypatch: pytest.MonkeyPatch, capsys
         shown = capsys.readouterr()
         assert shown.out == ""
         assert bool(shown.err) == (terminal and not quiet)
+
+
+def card(op: Any, **keywords: Any) -> Any:
+    return AUDIT.CostCard(op.spec.name, "cpu", "x", "native", 1.0, 2.0, 3.0, None, ())
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cards at once."""
+    monkeypatch.setattr(AUDIT, "cost", card)
+
+
+def test_every_report_has_the_cost_card(run: Any, measured: None, tmp_path: Path) -> None:
+    page = tmp_path / "audit.html"
+    full = ("audit", f"{OPS}:scale", "--html", page)
+    assert "native" in run(*full).stdout
+    assert "native" in page.read_text()
+    assert json.loads(run(*full, "--json").stdout)["costs"][0]["eager_ns"] == 2.0
+    for why in (("--no-cost",), QUICK):
+        text = run(*full, *why).stdout
+        assert "ns per call, smallest sample: not measured: only some checks were asked for, or --no-cost" in text
+        assert "not measured" in page.read_text()
+        assert "not measured" in json.loads(run(*full, *why, "--json").stdout)["no_costs"]
+
+
+def test_passports_are_written_and_verified(run: Any, measured: None, tmp_path: Path) -> None:
+    result = run("audit", OPS, *QUICK, "--cost", "--passport", tmp_path / "new")
+    assert result.exit_code == 0, result.output
+    names = sorted(p.name for p in (tmp_path / "new").iterdir() if not p.name.startswith("."))
+    assert names == [f"cli_targets.{op}.cpu.passport.{kind}" for op in ("scale", "shift") for kind in ("html", "json")]
+    files = [a for p in sorted((tmp_path / "new").glob("*.json")) for a in ("--verify-passport", p)]
+    again = run("audit", OPS, *files)
+    assert again.exit_code == 0, again.output
+    assert "cli_targets::scale: passport of " in again.stdout
+    assert again.stdout.count("is that of the op") == 2
+    rows = json.loads(run("audit", OPS, *files, "--json").stdout)["passports"]
+    assert [(r["op"], r["moved"]) for r in rows] == [("cli_targets::scale", []), ("cli_targets::shift", [])]
+
+
+def test_a_passport_of_another_op_or_torch_says_so(run: Any, tmp_path: Path) -> None:
+    import msgspec
+
+    from shiplap.audit import passport as passports
+    from shiplap.cli.target import resolve
+
+    (op,) = resolve([f"{OPS}:scale"])
+    made = passports.describe(op, [], passports.Coverage(), None, seed=1, device="cpu")
+    other = msgspec.structs.replace(
+        made, digests=made.digests | {"reference": "0" * 16}, versions=made.versions | {"torch": "2.0.0"}, seal=""
+    )
+    other = msgspec.structs.replace(other, seal=passports._seal(other))
+    file, _ = passports.write(tmp_path, other)
+    result = run("audit", OPS, "--verify-passport", file)
+    assert result.exit_code == 1
+    assert "is no longer that of the op" in result.stdout
+    assert "  reference: 0000000000000000 then, " in result.stdout
+    assert "  evidence is of torch 2.0.0, here is 2." in result.stdout
+    result = run("audit", "examples/data_dependent.py", "--verify-passport", file)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "SL501: no op of this passport in the targets" in result.stderr
+
+
+def test_a_sanitizer_without_a_gpu_is_skipped_and_an_unknown_tool_refused(run: Any) -> None:
+    result = run("audit", f"{OPS}:scale", "--check", "fresh", "--sanitizer", "memcheck", "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)["findings"]
+    assert [(f["check"], f["verdict"]) for f in found] == [("fresh", "ok"), ("sanitizer", "skip")]
+    assert "device='cuda'" in found[1]["evidence"]
+    result = run("audit", f"{OPS}:scale", "--sanitizer", "mumcheck")
+    assert result.exit_code == 2
+    assert "SL503" in result.stderr

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-__all__ = ["State", "Symbol", "state_of"]
+__all__ = ["State", "Symbol", "compilers", "state_of"]
 
 # What compilers and runtimes put there themselves, and who it belongs to. Nothing else is set aside.
 RUNTIME = {
@@ -67,6 +67,20 @@ class State:
 def state_of(library: Path) -> State:
     """Writable globals and thread-locals of ``library``; ValueError when it is no ELF file."""
     return _read(library, library.stat().st_mtime_ns)
+
+
+def compilers(library: Path) -> tuple[str, ...]:
+    """What compilers wrote into ``library`` about themselves; empty when stripped of it or no ELF file."""
+    from elftools.common.exceptions import ELFError
+    from elftools.elf.elffile import ELFFile
+
+    try:
+        with library.open("rb") as file:
+            section = ELFFile(file).get_section_by_name(".comment")
+            text = section.data().decode(errors="replace") if section is not None else ""
+    except (ELFError, OSError):
+        return ()
+    return tuple(sorted({part.strip() for part in text.split("\0") if part.strip()}))
 
 
 @cache

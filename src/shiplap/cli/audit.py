@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from shiplap.cli import console
+from shiplap.cli.passport import verify, write_all
 from shiplap.cli.target import resolve
 from shiplap.errors import ShiplapError
 
 if TYPE_CHECKING:
     from shiplap.audit import CostCard, Finding
+    from shiplap.audit.passport import Coverage
     from shiplap.op import Op
 
 __all__ = ["command"]
@@ -27,18 +31,49 @@ Examples:
   shiplap audit sparse3d::conv --check gradient --check fake
   shiplap audit mylib.ops --json > findings.json
   shiplap audit mylib.ops --html audit.html      one self-contained file
+  shiplap audit mylib.ops --passport passports   the evidence, a JSON and an HTML file per op
+  shiplap audit mylib.ops --verify-passport passports/mylib.rms_norm.cpu.passport.json
+  shiplap audit mylib.ops --device cuda --sanitizer memcheck
 
 \b
 Exit status:
-  0  no check failed (a skipped check is listed with its reason)
-  1  at least one check failed
+  0  no check failed (a skipped check is listed with its reason); the passport is that of the op
+  1  at least one check failed; the op is no longer that of the passport
   2  no such target, no such check, or the report cannot be written"""
 
 
+Targets = Annotated[
+    list[str], typer.Argument(metavar="TARGET...", help="module[:op], path/to/file.py[:op] or namespace::name.")
+]
+Costs = Annotated[
+    bool | None,
+    typer.Option("--cost/--no-cost", show_default=False,
+                 help="Measure a call: raw, eager, compiled, captured. By default unless --check is given."),
+]  # fmt: skip
+Tools = Annotated[
+    list[str] | None,
+    typer.Option("--sanitizer", metavar="TOOL", help="Run the samples under this tool of compute-sanitizer, too: "
+                 "memcheck, racecheck, initcheck or synccheck; repeatable."),
+]  # fmt: skip
+Passports = Annotated[
+    list[Path] | None,
+    typer.Option("--verify-passport", metavar="FILE", help="Run no check: say whether this passport is still that of "
+                 "its op; repeatable."),
+]  # fmt: skip
+
+
+@dataclass
+class _Results:
+    """What an audit of some ops came to."""
+
+    findings: list[Finding] = field(default_factory=list)
+    costs: list[CostCard] = field(default_factory=list)
+    coverage: dict[str, Coverage] = field(default_factory=dict)
+    written: list[Path] = field(default_factory=list)
+
+
 def command(
-    targets: Annotated[
-        list[str], typer.Argument(metavar="TARGET...", help="module[:op], path/to/file.py[:op] or namespace::name.")
-    ],
+    targets: Targets,
     check: Annotated[
         list[str] | None, typer.Option("--check", metavar="ID", help="Run only this check; repeatable.")
     ] = None,
@@ -46,7 +81,12 @@ def command(
     device: Annotated[str, typer.Option("--device", help="Device to run on.")] = "cpu",
     json: Annotated[bool, typer.Option("--json", help="Print one JSON value: all findings.")] = False,
     html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write an HTML report as well.")] = None,
-    cost: Annotated[bool, typer.Option("--cost", help="Measure a call, too: raw, eager, compiled, captured.")] = False,
+    cost: Costs = None,
+    sanitizer: Tools = None,
+    passport: Annotated[
+        Path | None, typer.Option("--passport", metavar="DIR", help="Write a passport of each op: JSON and HTML.")
+    ] = None,
+    verify_passport: Passports = None,
 ) -> None:
     """Hold declared ops to their declarations: values, gradients, strides, aliasing, bounds, compilation.
 
@@ -56,46 +96,62 @@ def command(
     console.require_device(device)
     with console.own_stdout():
         ops = resolve(targets)
-        if html is not None:
-            console.write_text(html, "")  # before the work: an unwritable path is not worth a minute
-        findings = _audit(ops, check, seed, device, quiet=json)
-        costs = _costs(ops, device) if cost else []
+    if verify_passport:
+        raise typer.Exit(verify(verify_passport, ops, json=json))
+    seed = secrets.randbelow(2**31) if seed is None and passport is not None else seed
+    measured = not check if cost is None else cost
+    with console.own_stdout():
+        _writable(html, passport)  # before the work: an unwritable path is not worth a minute
+        results = _audit(ops, check, sanitizer or [], seed, device, quiet=json, measured=measured)
     from shiplap.report import exit_code, facts
 
-    _show(findings, costs, json, html, facts(target=" ".join(targets), seed=seed, device=device))
-    if status := exit_code(findings):
+    if passport is not None:
+        results.written = write_all(
+            passport, ops, results.findings, results.coverage, results.costs, seed=seed or 0, device=device
+        )
+    _show(results, json, html, facts(target=" ".join(targets), seed=seed, device=device), measured=measured)
+    if status := exit_code(results.findings):
         raise typer.Exit(status)
 
 
-def _audit(ops: Sequence[Op], checks: list[str] | None, seed: int | None, device: str, *, quiet: bool) -> list[Finding]:
-    """Findings of all ops, in the order of ``ops`` and checks."""
-    from shiplap.audit import CHECKS, audit
-    from shiplap.audit.checks import load
+def _writable(html: Path | None, passport: Path | None) -> None:
+    if html is not None:
+        console.write_text(html, "")
+    if passport is not None:
+        console.require_directory(passport)
 
-    for name in checks or ():
+
+def _audit(
+    ops: Sequence[Op], checks: list[str] | None, tools: list[str], seed: int | None, device: str, *, quiet: bool,
+    measured: bool,
+) -> _Results:  # fmt: skip
+    """Findings of all ops, in the order of ``ops`` and checks; a cost card of each that has samples."""
+    from shiplap.audit import CHECKS, audit, cost
+    from shiplap.audit.checks import load
+    from shiplap.audit.passport import Coverage
+
+    extra = [f"sanitizer:{tool}" for tool in tools]
+    for name in (*(checks or ()), *extra):
         load(name)  # an unknown name fails before the first op is run
-    total = len(ops) * len(checks or CHECKS)
-    findings: list[Finding] = []
+    total = len(ops) * (len(checks or CHECKS) + len(extra))
+    results = _Results()
     with _progress(total, quiet) as advance:
         for op in ops:
-            try:
-                findings += audit(op, checks=checks, seed=seed, device=device, progress=advance)
-            except ShiplapError as e:
-                if e.id != "SL502":
-                    raise
-                findings.append(_unsampled(op, e))  # the other ops are audited all the same
-    return findings
-
-
-def _costs(ops: Sequence[Op], device: str) -> list[CostCard]:
-    """One card per op that has samples; the others are among the findings already."""
-    from shiplap.audit import cost
-
-    cards = []
-    for op in ops:
-        with contextlib.suppress(ShiplapError):
-            cards.append(cost(op, device=device))
-    return cards
+            looked = results.coverage.setdefault(op.spec.name, Coverage())
+            # A sanitizer takes minutes of its own: each has a budget of its own.
+            for chosen, budget_s in ((checks, 60.0), *(([name], 600.0) for name in extra)):
+                try:
+                    results.findings += audit(op, checks=chosen, seed=seed, device=device, progress=advance,
+                                              budget_s=budget_s, looked=looked)  # fmt: skip
+                except ShiplapError as e:
+                    if e.id != "SL502":
+                        raise
+                    results.findings.append(_unsampled(op, e))  # the other ops are audited all the same
+                    break
+            else:
+                if measured:
+                    results.costs.append(cost(op, device=device))
+    return results
 
 
 def _unsampled(op: Op, e: ShiplapError) -> Finding:
@@ -118,20 +174,21 @@ def _progress(total: int, quiet: bool) -> Iterator[Callable[[Finding], None]]:
         yield lambda finding: bar.update(task, advance=1, description=f"{finding.subject} {finding.check}")
 
 
-def _show(
-    findings: Sequence[Finding], costs: Sequence[CostCard], json: bool, html: Path | None, about: dict[str, str]
-) -> None:
+def _show(results: _Results, json: bool, html: Path | None, about: dict[str, str], *, measured: bool) -> None:
     from shiplap.report import findings_html, findings_json, print_costs, print_findings
 
+    findings, costs = results.findings, results.costs
+    for path in results.written:
+        console.note(f"wrote {path}")
+    why = "" if measured else "not measured: only some checks were asked for, or --no-cost"
     if html is not None:
-        console.write_text(html, findings_html(findings, about, costs=costs))
+        console.write_text(html, findings_html(findings, about, costs=costs, no_costs=why))
     if json:
-        typer.echo(findings_json(findings, about, costs), nl=False)
+        typer.echo(findings_json(findings, about, costs, no_costs=why), nl=False)
         return
     from rich.console import Console
 
-    if costs:
-        print_costs(costs, Console(highlight=False))
+    print_costs(costs, Console(highlight=False), no_costs=why)
     print_findings(findings, Console(highlight=False))
     if html is not None:
         console.note(f"wrote {html}")

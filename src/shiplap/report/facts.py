@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-__all__ = ["facts"]
+__all__ = ["driver", "facts"]
 
 
 def facts(**more: object) -> dict[str, str]:
@@ -16,12 +17,22 @@ def facts(**more: object) -> dict[str, str]:
     known = {
         "shiplap": _version("shiplap"),
         "torch": _version("torch"),
+        "triton": _version("triton"),
         "python": platform.python_version(),
         "machine": f"{_processor()}, {_cores()} cores",
         "system": f"{platform.system()} {platform.machine()}",
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
     }
     return {k: str(v) for k, v in more.items() if v is not None} | known
+
+
+def driver() -> str:
+    """Version of NVIDIA's kernel driver, where the system tells."""
+    try:
+        found = re.search(r"\b(\d+\.\d+(?:\.\d+)?)\b", Path("/proc/driver/nvidia/version").read_text())
+    except OSError:
+        found = None
+    return found[1] if found else "unknown"
 
 
 def _version(package: str) -> str:

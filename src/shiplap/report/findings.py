@@ -16,6 +16,7 @@ __all__ = ["exit_code", "findings_html", "findings_json", "print_costs", "print_
 
 COSTS = ("subject", "device", "input", "binding", "raw_ns", "eager_ns", "compiled_ns", "captured_ns", "notes")
 FIELDS = ("check", "verdict", "subject", "evidence", "input", "fix", "reproducer")
+HEADING, NONE = "ns per call, smallest sample", "no op has samples"
 STYLES = {"ok": "green", "fail": "bold red", "skip": "dim"}
 
 
@@ -111,14 +112,17 @@ def _print_failure(f: Finding, console: Console) -> None:
     console.print()
 
 
-def print_costs(costs: Sequence[CostCard], console: Console | None = None) -> None:
-    """A row per op: nanoseconds per call, and below it why a column is empty."""
+def print_costs(costs: Sequence[CostCard], console: Console | None = None, no_costs: str = "") -> None:
+    """A row per op: nanoseconds per call, and below it why a column is empty; ``no_costs`` says why there is none."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     console = console or Console()
-    table = Table(title=Text("ns per call, smallest sample"), title_justify="left", box=None, pad_edge=False)
+    if not costs:
+        console.print(Text(f"{HEADING}: {no_costs or NONE}", "dim"), "", sep="\n", soft_wrap=True)
+        return
+    table = Table(title=Text(HEADING), title_justify="left", box=None, pad_edge=False)
     for heading in ("", "bound by"):
         table.add_column(heading)
     for heading in ("raw", "eager", "compiled", "captured"):
@@ -136,20 +140,27 @@ def _ns(time: float | None) -> str:
     return "-" if time is None else f"{time:,.0f}"
 
 
-def findings_json(findings: Sequence[Finding], facts: Mapping[str, str], costs: Sequence[CostCard] = ()) -> str:
-    """``{"facts": ..., "findings": [...]}``, two spaces deep, with a final newline; ``"costs"`` where measured."""
+def findings_json(
+    findings: Sequence[Finding], facts: Mapping[str, str], costs: Sequence[CostCard] = (), no_costs: str = ""
+) -> str:
+    """``{"facts": ..., "findings": [...], "costs": [...]}``; without cards ``"no_costs"`` says why.
+
+    Two spaces deep, with a final newline.
+    """
     rows = [{name: getattr(f, name) for name in FIELDS} for f in findings]
-    value: dict[str, Any] = {"facts": dict(facts), "findings": rows}
-    if costs:
-        value["costs"] = [{name: getattr(c, name) for name in COSTS} for c in costs]
+    cards = [{name: getattr(c, name) for name in COSTS} for c in costs]
+    value: dict[str, Any] = {"facts": dict(facts), "findings": rows, "costs": cards}
+    if not costs:
+        value["no_costs"] = no_costs or NONE
     return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
 
 
 def findings_html(
-    findings: Sequence[Finding], facts: Mapping[str, str], title: str = "shiplap audit", costs: Sequence[CostCard] = ()
-) -> str:
+    findings: Sequence[Finding], facts: Mapping[str, str], title: str = "shiplap audit",
+    costs: Sequence[CostCard] = (), no_costs: str = "",
+) -> str:  # fmt: skip
     """One page that needs nothing else."""
     return render_html(
         "findings.html.jinja", title=title, facts=facts, groups=_groups(findings), summary=_summary(findings),
-        failed=exit_code(findings), costs=costs, ns=_ns,
+        failed=exit_code(findings), costs=costs, no_costs=no_costs or NONE, heading=HEADING, ns=_ns,
     )  # fmt: skip

@@ -28,7 +28,7 @@ def _libraries(op: Op) -> Iterator[CAbi]:
                 yield source
 
 
-def _located(op: Op) -> tuple[list[Path], list[str]]:
+def located(op: Op) -> tuple[list[Path], list[str]]:
     """Library files, and the names of those that are not here (of another device's kernels, usually)."""
     there, absent = set(), set()
     for source in _libraries(op):
@@ -49,7 +49,7 @@ def cases(samples: Samples) -> Iterable[Case]:
 
 def observe(op: Op, case: Case) -> Observation:
     notes, unclear = [], []
-    there, absent = _located(op)
+    there, absent = located(op)
     if not there:
         return Observation(skip=f"not on this machine: {_listed(absent)}")
     for library in there:

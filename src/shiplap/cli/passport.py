@@ -1,0 +1,81 @@
+"""Passports on the command line: written after an audit, and held to the op at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shiplap.cli import console
+from shiplap.errors import error
+
+if TYPE_CHECKING:
+    from shiplap.audit import CostCard, Finding
+    from shiplap.audit.passport import Coverage, Passport
+    from shiplap.op import Op
+
+__all__ = ["verify", "write_all"]
+
+
+def write_all(
+    folder: Path, ops: Sequence[Op], findings: Sequence[Finding], coverage: Mapping[str, Coverage],
+    costs: Sequence[CostCard], *, seed: int, device: str,
+) -> list[Path]:  # fmt: skip
+    """The passport of each op that has samples; returns the JSON files."""
+    from shiplap.audit.passport import describe, write
+
+    cards = {card.subject: card for card in costs}
+    unsampled = {f.subject for f in findings if f.check == "samples"}
+    written = []
+    for name, op in ((op.spec.name, op) for op in ops):
+        if name not in unsampled:
+            passport = describe(op, findings, coverage[name], cards.get(name), seed=seed, device=device)
+            written.append(write(folder, passport)[0])
+    return written
+
+
+def verify(files: Sequence[Path], ops: Sequence[Op], *, json: bool) -> int:
+    """Say of each passport whether it is that of its op: 0 if all are, else 1; SL602, SL501 when it cannot be said."""
+    rows = [_verified(file, ops) for file in files]
+    if json:
+        console.emit_json({"passports": rows})
+    else:
+        for row in rows:
+            _print(row)
+    return int(any(row["moved"] for row in rows))
+
+
+def _verified(file: Path, ops: Sequence[Op]) -> dict[str, Any]:
+    from shiplap.audit.passport import moved, read
+
+    passport = read(file)
+    op = next((op for op in ops if op.spec.name == passport.op), None)
+    if op is None:
+        raise error("SL501", where=str(file), what="no op of this passport in the targets", got=passport.op,
+                    expected=f"one of {', '.join(op.spec.name for op in ops)}",
+                    fix="name the target that declares the op")  # fmt: skip
+    moves = [{"what": m.what, "then": m.then, "now": m.now} for m in moved(passport, op)]
+    return {"file": str(file), "op": passport.op, "date": passport.date, "device": passport.device["name"],
+            "verdicts": passport.verdicts, "moved": moves, "elsewhere": _elsewhere(passport)}  # fmt: skip
+
+
+def _elsewhere(passport: Passport) -> dict[str, list[str]]:
+    """Versions that are others here: the digests may hold and the evidence be of another torch all the same."""
+    from shiplap.report import facts
+
+    here = facts()
+    return {name: [then, here[name]] for name, then in passport.versions.items() if name in here and here[name] != then}
+
+
+def _print(row: dict[str, Any]) -> None:
+    out = console.out()
+    verdict = "is no longer that of the op" if row["moved"] else "is that of the op"
+    out.print(f"{row['op']}: passport of {row['date']} {verdict}", markup=False)
+    for move in row["moved"]:
+        out.print(f"  {move['what']}: {move['then'][:16]} then, {move['now'][:16]} now", markup=False)
+    if failed := row["verdicts"].get("fail"):
+        out.print(f"  {failed} checks had failed", markup=False)
+    for name, (then, now) in row["elsewhere"].items():
+        out.print(f"  evidence is of {name} {then}, here is {now}", markup=False)
+    if row["moved"]:
+        out.print("  fix      audit it again: shiplap audit TARGET --passport DIR", markup=False)
