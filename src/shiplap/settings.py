@@ -25,6 +25,8 @@ class Settings:
     strict: bool = False
     native: bool = True
     cache_dir: str = field(default_factory=_user_cache)
+    tuned: str = ""
+    record: str = ""
 
     @staticmethod
     def variable(name: str) -> str:
@@ -35,7 +37,9 @@ _MEANING = {
     "library_path": "directory searched first for C ABI kernel libraries",
     "strict": "1: raise SL306 instead of running the reference where no kernel exists",
     "native": "0: C ABI kernels stay with the Python binding, no compiler is started",
-    "cache_dir": "directory of native bindings, private to you",
+    "cache_dir": "directory of native bindings and tuned choices, private to you",
+    "tuned": "table of 'shiplap freeze': its choices are in force, nothing is measured",
+    "record": "file to which the calls of declared ops are recorded, for 'shiplap tune --profile'",
 }
 
 

@@ -56,8 +56,12 @@ def ready() -> None:
     global _looked
     if not _looked:
         _looked = True
-        if from_environment is not None:
-            from_environment()
+        try:
+            if from_environment is not None:
+                from_environment()
+        except BaseException:
+            _looked = False  # a table that cannot be read is an error at every call, not at the first one
+            raise
         refresh()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from struct import Struct
 from typing import Any, Protocol
 
 import torch
@@ -13,7 +14,9 @@ from shiplap.tune.measure import Plan, Timing, clock_for, race
 from shiplap.tune.verify import Outcome, Verifier, is_fatal, synchronize
 from shiplap.verify.run import last_line
 
-__all__ = ["Bench", "LocalBench"]
+__all__ = ["BEAT", "Bench", "LocalBench"]
+
+BEAT = Struct("=qd")  # in memory shared with a worker: index of the candidate that runs (-1: none), and since when
 
 
 class Bench(Protocol):

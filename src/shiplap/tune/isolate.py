@@ -23,13 +23,12 @@ import torch
 
 from shiplap.errors import error, notice
 from shiplap.op import Op
-from shiplap.tune.bench import Bench, LocalBench
+from shiplap.tune.bench import BEAT, Bench, LocalBench
 from shiplap.tune.measure import Plan, Timing
 from shiplap.tune.verify import Outcome
-from shiplap.tune.worker import BEAT
 
 if TYPE_CHECKING:
-    from shiplap.tune.choose import Task
+    from shiplap.tune.decide import Task
 
 __all__ = ["Died", "Isolation"]
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from shiplap.op.launch import poisoned_workspace
 from shiplap.tune.candidate import Candidate, Refused
@@ -59,11 +57,15 @@ class Verifier:
         return Outcome()
 
     def _compare(self, candidate: Candidate, number: int, case: Case) -> str:
+        from shiplap.tune.poison import (
+            Poison,
+        )  # defining a function mode takes torch 80 ms: not when shiplap is imported
+
         args = case.fresh()
         byte = (0xFF, 0x55, 0xAA)[number]
         with torch.no_grad(), poisoned_workspace(byte):
             run = candidate.prepare(args)
-            with nullcontext() if getattr(candidate, "opaque", False) else _Poison(byte):
+            with nullcontext() if getattr(candidate, "opaque", False) else Poison(byte):
                 outs = tuple(run())
         synchronize(self.inputs.device)
         own, wide = self._reference(number, case)
@@ -75,23 +77,6 @@ class Verifier:
             with torch.no_grad():
                 self._law[number] = reference(self.op, case.args), reference64(self.op, case.args)
         return self._law[number]
-
-
-class _Poison(TorchFunctionMode):
-    """Every tensor that Python code allocates without values arrives full of one byte."""
-
-    ALLOCATORS = (torch.empty, torch.empty_like, torch.empty_strided, Tensor.new_empty, Tensor.new_empty_strided)
-
-    def __init__(self, byte: int) -> None:
-        super().__init__()
-        self.byte = byte
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
-        if func in self.ALLOCATORS and isinstance(found, Tensor) and found.numel() and found.layout is torch.strided:
-            room = torch.empty(0, dtype=torch.uint8, device=found.device).set_(found.untyped_storage())
-            room.fill_(self.byte)
-        return found
 
 
 def synchronize(device: str) -> None:

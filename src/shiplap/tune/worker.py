@@ -13,7 +13,6 @@ import json
 import mmap
 import os
 import signal
-import struct
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -25,7 +24,7 @@ import torch
 
 from shiplap.op import Op, registry
 from shiplap.op.config import Config
-from shiplap.tune.bench import LocalBench
+from shiplap.tune.bench import BEAT, LocalBench
 from shiplap.tune.candidate import Candidate, candidates
 from shiplap.tune.guard import WORKER
 from shiplap.tune.inputs import Inputs, inputs
@@ -34,9 +33,8 @@ from shiplap.tune.verify import is_fatal
 from shiplap.verify.recipe import Recipe
 from shiplap.verify.run import last_line
 
-__all__ = ["BEAT", "main"]
+__all__ = ["main"]
 
-BEAT = struct.Struct("=qd")  # index of the candidate that runs (-1: none), monotonic seconds since when
 PR_SET_PDEATHSIG = 1
 
 

@@ -20,6 +20,7 @@ from shiplap.tune.key import Key, key_for
 from shiplap.tune.measure import Plan
 from shiplap.tune.search import Ranking, Report, search
 from shiplap.tune.store import Store
+from shiplap.tune.table import keep
 from shiplap.verify.recipe import Recipe
 
 __all__ = ["Options", "Task", "choose", "force", "stored"]
@@ -94,6 +95,7 @@ def choose(
         found = _measured(task, (bench or _local)(task), report)
         if options.keep:
             store.put(key, found.value())
+    keep(key, found)
     if options.install and not extra:
         force(op, [found])
     return found

@@ -1,0 +1,150 @@
+"""``sl.tune``: samples of an op, or a recorded profile, → a choice for each bucket that they fall into."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from time import monotonic
+from typing import Any
+
+from shiplap.errors import error
+from shiplap.op import Op
+from shiplap.tune.choice import Choice, from_json
+from shiplap.tune.decide import Options, choose, force
+from shiplap.tune.guard import require_quiet
+from shiplap.tune.inputs import inputs, recipe_of
+from shiplap.tune.isolate import TIMEOUT, Isolation
+from shiplap.tune.key import key_for
+from shiplap.tune.search import Report
+from shiplap.tune.share import from_first, ranks
+from shiplap.tune.table import keep
+from shiplap.verify.recipe import Recipe
+from shiplap.verify.sizes import environment, free_dims, scalar_candidates
+
+__all__ = ["Request", "recipe_for", "requests_of", "seconds_of", "tune_all"]
+
+Request = tuple[Op, Recipe, str]
+EACH = 30.0  # seconds per bucket without a budget
+
+
+def requests_of(op: Op, samples: Iterable[Any], device: str | None) -> list[Request]:
+    """What ``samples`` (argument tuples, sizes, recipes or their labels) stand for."""
+    return [_request(op, sample, device) for sample in samples]
+
+
+def tune_all(
+    requests: Sequence[Request], budget: float | str | None = None, *, options: Options, isolate: bool = True,
+    timeout: float = TIMEOUT, progress: bool | None = None,
+) -> list[Choice]:  # fmt: skip
+    """A choice per bucket of ``requests``, in order. Under torch.distributed rank 0 measures for all."""
+    require_quiet("tune")
+    wanted = _buckets(requests)
+
+    def work() -> list[Choice]:
+        with _progress(progress) as report, Isolation(timeout) as isolation:
+            return _each(wanted, seconds_of(budget), options, isolation if isolate else None, report)
+
+    rank, count = ranks()
+    if count == 1:
+        return work()
+    mine: list[Choice] = []
+
+    def tell() -> list[dict[str, Any]]:
+        mine.extend(work())
+        return [choice.value() for choice in mine]
+
+    found = from_first(tell)
+    return mine if rank == 0 else [_receive(*request, value) for request, value in zip(wanted, found, strict=True)]
+
+
+def _each(
+    wanted: Sequence[Request], seconds: float | None, options: Options, isolation: Isolation | None, report: Report
+) -> list[Choice]:
+    ends = None if seconds is None else monotonic() + seconds
+    found = []
+    for number, (op, recipe, device) in enumerate(wanted):
+        left = EACH if ends is None else max(0.1, (ends - monotonic()) / (len(wanted) - number))
+
+        def said(what: str, done: int, total: int, place: str = f"{number + 1}/{len(wanted)} {op.spec.name}") -> None:
+            report(f"{place}: {what}", done, total)
+
+        found.append(choose(op, recipe, device=device, options=replace(options, seconds=left), report=said,
+                            bench=isolation.bench() if isolation else None))  # fmt: skip
+    return found
+
+
+def _receive(op: Op, recipe: Recipe, device: str, value: Mapping[str, Any]) -> Choice:
+    """A choice of rank 0 as one of ours, put into force."""
+    key = key_for(op, inputs(op, recipe, device))
+    choice = from_json(key, value, "received")
+    force(op, [choice])
+    keep(key, choice)
+    return choice
+
+
+def _buckets(requests: Iterable[Request]) -> list[Request]:
+    """The first request of each bucket."""
+    found: dict[tuple[Any, ...], Request] = {}
+    for op, recipe, device in requests:
+        env = environment(op.spec, dict(recipe.sizes), {**dict(recipe.scalars), **dict(recipe.sizes)}) or {}
+        key = (op.spec.name, device, op.rule.values(env), recipe.dtypes, recipe.layouts, recipe.absent)
+        found.setdefault(key, (op, recipe, device))
+    return list(found.values())
+
+
+def _request(op: Op, sample: Any, device: str | None) -> Request:
+    if isinstance(sample, Recipe):
+        return op, sample, device or "cpu"
+    if isinstance(sample, str):
+        return op, Recipe.parse(sample), device or "cpu"
+    if isinstance(sample, Mapping):
+        sizes = dict(sample)
+        return op, recipe_for(op, sizes, str(sizes.pop("dtype", "float32")).removeprefix("torch.")), device or "cpu"
+    args = tuple(sample)
+    return op, recipe_of(op, args), str(op._checker.bind(args).device)
+
+
+def recipe_for(op: Op, values: Mapping[str, Any], dtype: str = "float32") -> Recipe:
+    """The recipe of a call with these sizes and scalars; SL502 when a size is missing, or a name is unknown."""
+    dims = free_dims(op.spec)
+    scalars = {a.name: a for a in op.spec.scalars}
+    unknown = [n for n in values if n not in dims and n not in scalars]
+    missing = [n for n in dims if n not in values]
+    if unknown or missing:
+        got = ", ".join([*(f"unknown {n}" for n in unknown), *(f"no {n}" for n in missing)])
+        raise error("SL502", where=op.spec.name, what="sizes do not fit", got=got,
+                    expected=f"sizes of {', '.join(dims)}", fix="give each free dim a size")  # fmt: skip
+    given = {n: values[n] if n in values else scalar_candidates(a)[0] for n, a in scalars.items() if n not in dims}
+    classes = {a.tensor.dtype_class: a.tensor for a in op.spec.tensors if a.tensor and not a.tensor.concrete}
+    dtypes = {c: dtype if dtype in t.dtypes or not t.dtypes else t.dtypes[0] for c, t in classes.items()}
+    return Recipe().but(sizes={n: values[n] for n in dims}, scalars=given, dtypes=dtypes)
+
+
+def seconds_of(budget: float | str | None) -> float | None:
+    """``"5m"``, ``"90s"``, ``"1h"`` or a number of seconds."""
+    if budget is None or isinstance(budget, (int, float)):
+        return budget
+    text = budget.strip()
+    unit = {"s": 1.0, "m": 60.0, "h": 3600.0}.get(text[-1:], 0.0)
+    with contextlib.suppress(ValueError):
+        seconds = float(text[:-1]) * unit if unit else float(text)
+        if seconds > 0:
+            return seconds
+    raise error("SL612", where="budget", got=repr(budget), expected="a time such as 90s, 5m or 1h")
+
+
+@contextlib.contextmanager
+def _progress(wanted: bool | None) -> Iterator[Report]:
+    """A bar on stderr while someone is watching; nothing stays of it."""
+    if not (sys.stderr.isatty() if wanted is None else wanted):
+        yield lambda what, done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("tune", total=None)
+        yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total)

@@ -1,0 +1,28 @@
+"""Memory that a candidate gets from Python code, filled with what it must not rely on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+__all__ = ["Poison"]
+
+
+class Poison(TorchFunctionMode):
+    """Every tensor that Python code allocates without values arrives full of one byte."""
+
+    ALLOCATORS = (torch.empty, torch.empty_like, torch.empty_strided, Tensor.new_empty, Tensor.new_empty_strided)
+
+    def __init__(self, byte: int) -> None:
+        super().__init__()
+        self.byte = byte
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if func in self.ALLOCATORS and isinstance(found, Tensor) and found.numel() and found.layout is torch.strided:
+            room = torch.empty(0, dtype=torch.uint8, device=found.device).set_(found.untyped_storage())
+            room.fill_(self.byte)
+        return found

@@ -1,0 +1,53 @@
+"""Under torch.distributed one rank tunes and the others receive what it chose: JSON in a tensor, nothing pickled."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from shiplap.errors import error
+
+__all__ = ["from_first", "ranks"]
+
+
+def ranks() -> tuple[int, int]:
+    """``(rank, ranks)``: ``(0, 1)`` in a program that is not distributed."""
+    dist = torch.distributed
+    if not (dist.is_available() and dist.is_initialized()):
+        return 0, 1
+    return dist.get_rank(), dist.get_world_size()
+
+
+def from_first(work: Callable[[], Any]) -> Any:
+    """What ``work`` returns (JSON) on rank 0, on every rank; where it raises, every rank does."""
+    rank, _ = ranks()
+    failure: BaseException | None = None
+    content: dict[str, Any] = {}
+    if rank == 0:
+        try:
+            content = {"result": work()}
+        except Exception as e:  # the others must not wait for ever
+            failure, content = e, {"error": f"{type(e).__name__}: {e}"}
+    content = _broadcast(content)
+    if failure is not None:
+        raise failure
+    if "error" in content:
+        raise error("SL611", where=f"rank {rank}", what="rank 0 could not tune", got=content["error"],
+                    expected="choices from rank 0", fix="see the error of rank 0")  # fmt: skip
+    return content["result"]
+
+
+def _broadcast(content: dict[str, Any]) -> dict[str, Any]:
+    """Two broadcasts, length and bytes; every rank receives, the sender too, so that all see the same."""
+    dist = torch.distributed
+    device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
+    data = torch.frombuffer(bytearray(json.dumps(content).encode()), dtype=torch.uint8).to(device)
+    size = torch.tensor([data.numel()], device=device)
+    dist.broadcast(size, src=0)
+    if dist.get_rank() != 0:
+        data = torch.empty(int(size), dtype=torch.uint8, device=device)
+    dist.broadcast(data, src=0)
+    return json.loads(bytes(data.cpu().tolist()))
