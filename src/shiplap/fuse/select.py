@@ -27,7 +27,7 @@ from shiplap.op.config import NO_CONFIG, Config
 from shiplap.tune.bench import LocalBench
 from shiplap.tune.candidate import label
 from shiplap.tune.choice import Choice, show_time
-from shiplap.tune.choose import stored
+from shiplap.tune.decide import stored
 from shiplap.tune.inputs import Inputs, inputs
 from shiplap.tune.key import Key, key_for
 from shiplap.tune.measure import Plan, Timing, clock_for, race

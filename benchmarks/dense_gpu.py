@@ -1,0 +1,148 @@
+"""Products and convolutions with their epilogues on a GPU: fused templates, the same without fusion, and the peers.
+
+Rows: ``shiplap`` (max-autotune, verified choice), ``control`` (the same candidate, fusion off), ``inductor``
+(max-autotune of the plain PyTorch function), ``eager`` (cuBLASLt or cuDNN, then pointwise kernels). Each is captured
+in a CUDA graph; runs take turns with the L2 cache flushed between them; medians in microseconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).parent))
+from _record import record, write
+
+import shiplap as sl  # noqa: F401
+from shiplap.fuse import decisions, switches
+from shiplap.kernels import dense
+from shiplap.kernels.dense import ops
+from shiplap.tune.measure import CudaClock, Plan, race
+
+SOURCES = [
+    "benchmarks/dense_gpu.py", "src/shiplap/kernels/dense/*.triton.jinja", "src/shiplap/kernels/dense/cuda.py",
+    "src/shiplap/kernels/dense/ops.py", "src/shiplap/fuse/*.py", "src/shiplap/tune/measure.py",
+    "src/shiplap/tune/search.py",
+]  # fmt: skip
+MODE = "max-autotune-no-cudagraphs"
+Fn = Callable[..., Tensor]
+gelu, relu = torch.nn.functional.gelu, torch.relu
+MATMUL = [(m, n, k) for n, k in ((4096, 4096), (8192, 8192), (8192, 4096), (4096, 8192)) for m in (16, 128, 4096, 8192)]
+CONV = [  # ResNet-50, batch 32: (channels in, size, channels out, kernel, stride)
+    (64, 56, 64, 1, 1), (64, 56, 64, 3, 1), (128, 56, 128, 3, 2), (128, 28, 512, 1, 1), (256, 14, 256, 3, 1),
+    (512, 7, 512, 3, 1),
+]  # fmt: skip
+GROUPED = [(4096, 8, 1024, 2048), (8192, 16, 2048, 1024)]  # tokens, experts, k, n
+
+
+def normal(*shape: int, scale: float = 1.0) -> Tensor:
+    return (torch.randn(shape, device="cuda") * scale).bfloat16()
+
+
+def matmul_case(m: int, n: int, k: int) -> tuple[Fn, Fn, tuple[Tensor, ...], Any]:
+    """``gelu(a @ w.T + bias) + residual``."""
+    args = normal(m, k), normal(n, k, scale=k**-0.5), normal(n), normal(m, n)
+    plain: Fn = lambda a, w, b, r: gelu(torch.nn.functional.linear(a, w, b)) + r  # noqa: E731
+    ours: Fn = lambda a, w, b, r: gelu(dense.matmul(a, w.t(), b)) + r  # noqa: E731
+    return plain, ours, args, ops.mm
+
+
+def conv_case(ci: int, size: int, co: int, kernel: int, stride: int) -> tuple[Fn, Fn, tuple[Tensor, ...], Any]:
+    """``relu(conv2d(x) + bias)``, channels last."""
+    last, pad = torch.channels_last, kernel // 2
+    x = normal(32, ci, size, size).to(memory_format=last)
+    w = normal(co, ci, kernel, kernel, scale=(ci * kernel * kernel) ** -0.5).to(memory_format=last)
+    plain: Fn = lambda x, w, b: relu(torch.nn.functional.conv2d(x, w, b, stride, pad))  # noqa: E731
+    ours: Fn = lambda x, w, b: relu(dense.conv2d(x, w, b, stride, pad))  # noqa: E731
+    return plain, ours, (x, w, normal(co)), ops.conv2d
+
+
+def grouped_case(m: int, g: int, k: int, n: int) -> tuple[Fn, Fn, tuple[Tensor, ...], Any]:
+    """``silu(grouped product)``, tokens sorted by expert; the peer is torch's own grouped product."""
+    ends = [*torch.randint(0, m, (g - 1,)).sort().values.tolist(), m]
+    args = normal(m, k), normal(g, k, n, scale=k**-0.5), torch.tensor(ends, dtype=torch.int32, device="cuda")
+    silu = torch.nn.functional.silu
+    native = getattr(torch.nn.functional, "grouped_mm", None) or torch._grouped_mm
+    plain: Fn = lambda a, b, ends: silu(native(a, b, offs=ends))  # noqa: E731
+    ours: Fn = lambda a, b, ends: silu(dense.grouped_matmul(a, b, ends))  # noqa: E731
+    return plain, ours, args, ops.grouped_mm
+
+
+def compiled(fn: Fn, args: tuple[Tensor, ...]) -> tuple[Fn, float]:
+    torch._dynamo.reset()
+    made, started = torch.compile(fn, mode=MODE, fullgraph=True), time.monotonic()
+    with torch.no_grad():
+        made(*args)
+    return made, time.monotonic() - started
+
+
+def error(got: Tensor, want: Tensor) -> float:
+    return float((got.double() - want.double()).norm() / want.double().norm())
+
+
+def measure(name: str, plain: Fn, ours: Fn, args: tuple[Tensor, ...], op: Any, clock: CudaClock) -> dict[str, Any]:
+    """All rows of one case, and how far from float64 each of the two programs is."""
+    fns: dict[str, Fn] = {"eager": plain}
+    seconds: dict[str, float] = {}
+    fns["shiplap"], seconds["shiplap"] = compiled(ours, args)
+    decision = decisions(op.spec.name)[-1]
+    template = decision.chosen != "reference"
+    with switches(op, fusion=False, only=decision.chosen) if template else switches(op, templates=False):
+        fns["control"], seconds["control"] = compiled(ours, args)
+    try:
+        fns["inductor"], seconds["inductor"] = compiled(plain, args)
+    except Exception as e:
+        print(f"{name}: inductor failed: {str(e)[:200]}", flush=True)
+    with torch.no_grad():
+        wide = [a.double() if a.is_floating_point() else a for a in args]
+        want = plain(*wide) if "grouped" not in name else ours(*wide)
+        errors = {row: error(fn(*args), want) for row, fn in fns.items()}
+        del wide, want
+        rows = list(fns)
+        runs = {i: clock.ready(lambda fn=fns[row]: (fn(*args),)) for i, row in enumerate(rows)}
+        times = race(runs, clock, Plan(rounds=60, seconds=2.0, hopeless=1e9))
+    found = {row: round(times[i].median * 1e6, 2) for i, row in enumerate(rows) if i in times}
+    spread = {row: [round(times[i].low * 1e6, 2), round(times[i].high * 1e6, 2)] for i, row in enumerate(rows)}
+    print(f"{name:28s} " + " ".join(f"{r} {t:8.1f}" for r, t in found.items()) + f"  {decision.chosen}", flush=True)
+    print(f"    {decision.reason}; errors " + " ".join(f"{r} {e:.1e}" for r, e in errors.items()), flush=True)
+    return {"case": name, "us": found, "quartiles_us": spread, "error": errors, "compile_s": seconds,
+            "chosen": decision.chosen, "reason": decision.reason}  # fmt: skip
+
+
+def cases(wanted: list[str]) -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = [(f"matmul {m}x{n}x{k}", (matmul_case, (m, n, k))) for m, n, k in MATMUL]
+    found += [(f"conv {c[0]}->{c[2]} {c[3]}x{c[3]}/{c[4]} at {c[1]}", (conv_case, c)) for c in CONV]
+    found += [(f"grouped {g[0]} over {g[1]}: {g[2]}x{g[3]}", (grouped_case, g)) for g in GROUPED]
+    return [(name, make) for name, make in found if not wanted or any(w in name for w in wanted)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("case", nargs="*", help="parts of names of cases; all of them by default")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--seconds", type=float, default=1e9, help="start no further case after this time")
+    options = parser.parse_args()
+    clock, results, started = CudaClock("cuda"), [], time.monotonic()
+    for name, (make, shape) in cases(options.case):
+        if time.monotonic() - started > options.seconds:
+            print(f"{name}: not started, time is up")
+            continue
+        results.append(measure(name, *make(*shape), clock))
+        torch.cuda.empty_cache()
+    if options.json:
+        smi = subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
+                             capture_output=True, text=True, check=False).stdout.strip()  # fmt: skip
+        device = f"{torch.cuda.get_device_name()}, driver {smi}"
+        write(options.json, record(SOURCES, ["triton"], device, mode=MODE, cases=results))
+
+
+if __name__ == "__main__":
+    main()
