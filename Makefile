@@ -72,8 +72,8 @@ bench-overhead: $(STAMP) ## measure what a call costs beside its work (ARGS=--js
 test-gpu: $(STAMP) ## run the tests that need an accelerator
 	$(BIN)/python -m pytest -q -m gpu $(ARGS)
 
-bench-gpu: $(STAMP) ## measure on an accelerator
-	$(BIN)/python benchmarks/gpu.py $(ARGS)
+bench-gpu: $(STAMP) ## measure on an accelerator (benchmarks/*_gpu.py)
+	for script in benchmarks/*_gpu.py; do $(BIN)/python $$script $(ARGS) || exit; done
 
 # Python itself is not instrumented, so the runtimes are preloaded; libstdc++ with them, or the first exception thrown
 # in torch aborts because the sanitizer found no __cxa_throw to intercept when it started.
