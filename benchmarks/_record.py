@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ast
 import datetime
 import hashlib
 import json
@@ -30,14 +31,39 @@ def cpu_model() -> str:
 
 
 def digest(patterns: Sequence[str]) -> str:
-    """sha256 over names and contents of the files that ``patterns`` match, relative to the repository."""
-    files = sorted({path for pattern in patterns for path in ROOT.glob(pattern) if path.is_file()})
-    if not files:
+    """sha256 over names and contents of what ``patterns`` name, relative to the repository.
+
+    A pattern is one of files, or ``FILE::NAME`` or ``FILE::CLASS.NAME``: that definition in a Python file alone.
+    """
+    parts: dict[str, bytes] = {}
+    for pattern in patterns:
+        if "::" in pattern:
+            parts[pattern] = _definition(*pattern.split("::")).encode()
+            continue
+        parts |= {p.relative_to(ROOT).as_posix(): p.read_bytes() for p in ROOT.glob(pattern) if p.is_file()}
+    if not parts:
         raise FileNotFoundError(f"nothing matches {', '.join(patterns)}")
     result = hashlib.sha256()
-    for path in files:
-        result.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    for name in sorted(parts, key=lambda name: name.split("/")):
+        result.update(name.encode() + b"\0" + parts[name] + b"\0")
     return result.hexdigest()
+
+
+def _definition(file: str, name: str) -> str:
+    """Source of a function, class or assigned name; a method as ``CLASS.NAME``."""
+    source = (ROOT / file).read_text(encoding="utf-8")
+    nodes: list[ast.stmt] = ast.parse(source).body
+    for part in name.split("."):
+        found = next((n for n in nodes if part in _names(n)), None)
+        if found is None:
+            raise FileNotFoundError(f"{file} defines no {name}")
+        nodes = getattr(found, "body", [])
+    return ast.get_source_segment(source, found) or ""
+
+
+def _names(node: ast.stmt) -> list[str]:
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    return [getattr(node, "name", ""), *(t.id for t in targets if isinstance(t, ast.Name))]
 
 
 def record(sources: Sequence[str], packages: Sequence[str], device: str = "", **measured: Any) -> dict[str, Any]:

@@ -2,13 +2,16 @@
 
 The op is the same in every row: two float tensors of 4 elements, ranks, sizes and dtypes checked, a new tensor out, the
 same C loop. ``eager_ns``: median ns per call. ``compiled_ns`` and ``cpp_wrapper_ns``: what one more op adds to a chain
-compiled by Inductor, with its Python and its C++ wrapper. Rounds of all rows are interleaved. The machine should idle.
+compiled by Inductor, with its Python and its C++ wrapper. Times are CPU time of the one thread that works, so that a
+busy machine delays a run more than it changes it; rounds of all rows are interleaved, and ``ratios`` are medians of
+the ratios within a round. Rows of ``CONTROLS`` are none of an op: the work without a dispatcher, and torch's own add.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import importlib
 import json
 import os
 import statistics
@@ -30,8 +33,15 @@ from _record import ROOT, record, write
 import shiplap as sl
 from shiplap.impl import native
 
-SOURCES = ["benchmarks/overhead.py", "src/shiplap/impl/*.py", "src/shiplap/codegen/*.py", "src/shiplap/op/*.py",
-           "src/shiplap/codegen/templates/native.cpp.jinja", "src/shiplap/include/shiplap/*.h"]  # fmt: skip
+# What the rows execute. Of files that are edited for other reasons, the functions on the path.
+SOURCES = [
+    "benchmarks/overhead.py", "src/shiplap/codegen/native.py", "src/shiplap/codegen/expression.py",
+    "src/shiplap/codegen/templates/native.cpp.jinja", "src/shiplap/codegen/templates/tvm_ffi.cpp.jinja",
+    "src/shiplap/include/shiplap/*.h", "src/shiplap/impl/frame.py", "src/shiplap/impl/cabi.py::BoundKernel",
+    "src/shiplap/op/fast.py",
+    *(f"src/shiplap/op/op.py::Op.{name}" for name in ("_dispatch", "execute", "pick")),
+    "src/shiplap/compat/calls.py",
+]  # fmt: skip
 INCLUDE = Path(sl.__file__).parent / "include"
 TORCH = Path(torch.__file__).parent
 SHORT, LONG = 2, 18  # ops in a compiled chain: the difference pays for nothing but ops
@@ -149,24 +159,26 @@ def custom_op(folder: Path) -> Function:
     return op
 
 
-def tvm_ffi(folder: Path) -> Function:
-    """apache-tvm-ffi, if it is installed: ImportError says that it is not."""
-    import tvm_ffi.cpp
+def tvm_ffi_direct(folder: Path) -> Function:
+    """The C ABI kernel exported through apache-tvm-ffi, called with torch tensors; ImportError without that package."""
+    importlib.import_module("tvm_ffi")
+    from shiplap.impl import tvm_ffi
 
-    code = "void add(tvm::ffi::TensorView x, tvm::ffi::TensorView y, tvm::ffi::TensorView out) {" \
-           "for (int64_t i = 0; i < x.size(0); ++i) static_cast<float*>(out.data_ptr())[i] =" \
-           " static_cast<float*>(x.data_ptr())[i] + static_cast<float*>(y.data_ptr())[i]; }"  # fmt: skip
-    function = tvm_ffi.cpp.load_inline("bench_ffi", cpp_sources=code, functions="add").add
-    library = torch.library.Library("bench_ffi", "DEF")
-    library.define("add(Tensor x, Tensor y) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+    function = tvm_ffi.export(declared(folder, "ffi_export"))
 
     def add(x: Tensor, y: Tensor) -> Tensor:
-        if x.dim() != 1 or x.shape != y.shape or x.dtype != torch.float32 or y.dtype != torch.float32:
-            raise ValueError("arguments do not fit")
         out = torch.empty_like(x)
-        function(x, y, out)
+        function(x, y, out)  # which checks them all
         return out
 
+    return add
+
+
+def tvm_ffi(folder: Path) -> Function:
+    """The same behind ``torch.library.Library``: as an op."""
+    add = tvm_ffi_direct(folder)
+    library = torch.library.Library("bench_ffi", "DEF")
+    library.define("add(Tensor x, Tensor y) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
     library.impl("add", add, "CPU")
     torch.library.register_fake("bench_ffi::add", lambda x, y: torch.empty_like(x), lib=library)
     KEPT.append(library)
@@ -178,13 +190,16 @@ ROWS: dict[str, Callable[[Path], Function]] = {
     "torch_library_cpp": hand_written, "shiplap_native": through_native, "shiplap_python": through_python,
     "library_impl_ctypes": library_impl, "custom_op_ctypes": custom_op, "tvm_ffi": tvm_ffi,
 }  # fmt: skip
+CONTROLS: dict[str, Callable[[Path], Function]] = {
+    "plain_function": by_ctypes, "tvm_ffi_direct": tvm_ffi_direct, "aten_add": lambda folder: torch.add,
+}  # fmt: skip
 
 
 def functions(folder: Path) -> tuple[dict[str, Function], dict[str, str]]:
     """What is measured, and why a row is missing."""
-    found: dict[str, Function] = {"plain": torch.add}
+    found: dict[str, Function] = {}
     missing = {}
-    for name, make in ROWS.items():
+    for name, make in (ROWS | CONTROLS).items():
         try:
             found[name] = make(folder)
         except ImportError as e:
@@ -195,21 +210,33 @@ def functions(folder: Path) -> tuple[dict[str, Function], dict[str, str]]:
     return found, missing
 
 
-def median_ns(calls: dict[str, Callable[[], Any]], rounds: int, repeat: int) -> dict[str, float]:
-    """Median over interleaved rounds of ns per call."""
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(rounds):
+Times = dict[str, list[float]]
+
+
+def rounds_of(calls: dict[str, Callable[[], Any]], rounds: int, repeat: int) -> Times:
+    """CPU ns per call in interleaved rounds; the first is for warming up and is dropped."""
+    times: Times = {name: [] for name in calls}
+    for _ in range(rounds + 1):
         for name, call in calls.items():
-            start = time.perf_counter_ns()
+            start = time.thread_time_ns()
             for _ in range(repeat):
                 call()
-            times[name].append((time.perf_counter_ns() - start) / repeat)
-    return {name: round(statistics.median(values[1:]), 1) for name, values in times.items()}
+            times[name].append((time.thread_time_ns() - start) / repeat)
+    return {name: values[1:] for name, values in times.items()}
 
 
-def eager(found: dict[str, Function], rounds: int) -> dict[str, float]:
+def medians(times: Times) -> dict[str, float]:
+    return {name: round(statistics.median(values), 1) for name, values in times.items()}
+
+
+def ratio(times: Times, one: str, other: str) -> float:
+    """Median of the ratios within a round: what disturbs a round disturbs both."""
+    return round(statistics.median(a / b for a, b in zip(times[one], times[other], strict=True)), 3)
+
+
+def eager(found: dict[str, Function], rounds: int) -> Times:
     x, y = torch.randn(4), torch.randn(4)
-    return median_ns({name: (lambda f=f: f(x, y)) for name, f in found.items()}, rounds, 2000)
+    return rounds_of({name: (lambda f=f: f(x, y)) for name, f in found.items()}, rounds, 1000)
 
 
 def chain(function: Function, length: int) -> Function:
@@ -219,7 +246,7 @@ def chain(function: Function, length: int) -> Function:
     return torch.compile(scope["run"], fullgraph=True, dynamic=False)
 
 
-def slopes(found: dict[str, Function], rounds: int, *, cpp_wrapper: bool) -> dict[str, float]:
+def slopes(found: dict[str, Function], rounds: int, *, cpp_wrapper: bool) -> Times:
     """ns that one more op adds to a compiled chain."""
     x, y = torch.randn(4), torch.randn(4)
     calls: dict[str, Callable[[], Any]] = {}
@@ -229,39 +256,44 @@ def slopes(found: dict[str, Function], rounds: int, *, cpp_wrapper: bool) -> dic
                 compiled = chain(f, length)
                 compiled(x, y)
                 calls[f"{name}/{length}"] = lambda c=compiled: c(x, y)
-        times = median_ns(calls, rounds, 300)
-    return {n: round((times[f"{n}/{LONG}"] - times[f"{n}/{SHORT}"]) / (LONG - SHORT), 1) for n in found}
+        times = rounds_of(calls, rounds, 200)
+    pairs = {name: zip(times[f"{name}/{LONG}"], times[f"{name}/{SHORT}"], strict=True) for name in found}
+    return {name: [(long - short) / (LONG - SHORT) for long, short in pair] for name, pair in pairs.items()}
 
 
 def measure(rounds: int, *, compiled: bool) -> dict[str, Any]:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         found, missing = functions(Path(folder))
-        result: dict[str, Any] = {"eager_ns": eager(found, rounds)}
+        tables = {"eager_ns": eager(found, rounds)}
         with torch.inference_mode():
-            result["inference_ns"] = eager(found, rounds)
+            tables["inference_ns"] = eager(found, rounds)
         if compiled:
-            ops = {name: f for name, f in found.items() if name != "plain"}
-            result["compiled_ns"] = slopes(ops, rounds, cpp_wrapper=False)
-            result["cpp_wrapper_ns"] = slopes(ops, rounds, cpp_wrapper=True)
-    for table in result.values():
-        table.update(dict.fromkeys(missing))
-    one = result["eager_ns"]
-    result["native_vs_hand_written"] = round(one["shiplap_native"] / one["torch_library_cpp"], 3)
-    result["custom_op_vs_native"] = round(one["custom_op_ctypes"] / one["shiplap_native"], 3)
-    return record(SOURCES, ["apache-tvm-ffi"], load_average=os.getloadavg()[0], missing=missing, **result)
+            ops = {name: f for name, f in found.items() if name not in CONTROLS}
+            tables["compiled_ns"] = slopes(ops, rounds, cpp_wrapper=False)
+            tables["cpp_wrapper_ns"] = slopes(ops, rounds, cpp_wrapper=True)
+    result: dict[str, Any] = {name: {**medians(times), **dict.fromkeys(missing)} for name, times in tables.items()}
+    ratios = {
+        name: {
+            "native_vs_hand_written": ratio(times, "shiplap_native", "torch_library_cpp"),
+            "custom_op_vs_native": ratio(times, "custom_op_ctypes", "shiplap_native"),
+        }
+        for name, times in tables.items()
+    }
+    return record(SOURCES, ["apache-tvm-ffi"], load_average=os.getloadavg()[0], rounds=rounds, missing=missing,
+                  ratios=ratios, **result)  # fmt: skip
 
 
 def show(result: dict[str, Any]) -> None:
     tables = [name for name in ("eager_ns", "inference_ns", "compiled_ns", "cpp_wrapper_ns") if name in result]
     print(f"{'ns per op':22}" + "".join(f"{name.removesuffix('_ns'):>14}" for name in tables))
-    for row in ("plain", *ROWS):
+    for row in (*ROWS, *CONTROLS):
         cells = [result[t].get(row) for t in tables]
         print(f"{row:22}" + "".join(f"{'-' if c is None else format(c, ',.0f'):>14}" for c in cells))
     for row, why in result["missing"].items():
         print(f"{row}: {why}")
-    print(f"native / hand-written C++: {result['native_vs_hand_written']}   (goal: at most 1.35)")
-    print(f"custom_op / native:        {result['custom_op_vs_native']}   (goal: at least 3.5)")
+    for row, goal in (("native_vs_hand_written", "at most 1.35"), ("custom_op_vs_native", "in eager at least 3.5")):
+        print(f"{row:22}" + "".join(f"{result['ratios'][t][row]:14.2f}" for t in tables) + f"   (goal: {goal})")
     print(f"{result['device']}, load average {result['load_average']:.1f}")
 
 

@@ -57,6 +57,20 @@ def test_a_changed_source_is_noticed(records: ModuleType, tmp_path: Path, monkey
     assert "has no device, date; run" in complaint(records, path, fresh | {"device": "", "date": ""})
 
 
+def test_a_single_definition_can_be_a_source(
+    records: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records, "ROOT", tmp_path)
+    file = tmp_path / "a.py"
+    file.write_text("limit = 1\nclass A:\n    def f(self): return 1\n    def g(self): return 2\n")
+    before = {name: records.digest([f"a.py::{name}"]) for name in ("limit", "A", "A.f", "A.g")}
+    file.write_text("limit = 1\nclass A:\n    def f(self): return 1\n    def g(self): return 3\n")
+    changed = {name for name, digest in before.items() if records.digest([f"a.py::{name}"]) != digest}
+    assert changed == {"A", "A.g"}
+    with pytest.raises(FileNotFoundError, match=r"a\.py defines no A\.h"):
+        records.digest(["a.py::A.h"])
+
+
 def test_a_digest_of_nothing_is_refused(records: ModuleType) -> None:
     with pytest.raises(FileNotFoundError, match="nothing matches nowhere/"):
         records.digest(["nowhere/*.cpp"])

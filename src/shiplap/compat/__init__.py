@@ -36,7 +36,10 @@ class Capability:
 
 CAPABILITIES = (
     Capability("autocast rules", "torch._C._ExcludeDispatchKeyGuard, Autocast dispatch keys"),
-    Capability("calls below autograd", "torch._C._any_requires_grad, _is_any_autocast_enabled, peek_interpreter_stack"),
+    Capability(
+        "calls below autograd",
+        "torch._C._any_requires_grad, _is_any_autocast_enabled, peek_interpreter_stack, _is_compiling_flag",
+    ),
     Capability("calls past OpOverload.__call__", "torch._ops.OpOverload._op"),
     Capability("redeclaring an op", "torch.library.Library._destroy"),
     Capability("cache key", "torch.compiler.config.cache_key_tag (public)"),
@@ -74,27 +77,6 @@ def _autocast_kernel(
             return overload(*cast(device_type, args), **kwargs)
 
     return kernel
-
-
-# What `Op.__call__` asks at each call, as torch's own C functions: a frame of Python costs as much as one of them.
-any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
-any_requires_grad: Callable[..., bool] = torch._C._any_requires_grad
-functorch_transform: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
-
-
-def builtin(overload: Any) -> Callable[..., Any]:
-    """The C function that ``overload`` calls and nothing else; ``overload`` itself where its call does more.
-
-    Modes, subclasses and tracers are seen to in C++ below it. Dynamo knows ``overload`` only.
-    """
-    return overload._op if type(overload) is torch._ops.OpOverload else overload
-
-
-def is_plain_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether no gradient, autocast, functorch transform or trace has to see this call: it may go below autograd."""
-    if torch.compiler.is_compiling() or any_autocast() or functorch_transform() is not None:
-        return False
-    return not (torch.is_grad_enabled() and any_requires_grad(*args, **kwargs))
 
 
 def salt_compile_caches(old: str, new: str) -> None:

@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch import is_grad_enabled
-from torch.compiler import is_compiling
 from torch.library import Library
 
 from shiplap import compat
-from shiplap.compat import any_autocast, any_requires_grad, functorch_transform
+from shiplap.compat import calls
 from shiplap.errors import error, notice
 from shiplap.op import choices, registry
 from shiplap.op.autocast import make_cast
@@ -46,7 +44,7 @@ class Native(Protocol):
     def release(self) -> None: ...
 
 
-class Op(WithOut):
+class Op(calls.ShortCut, WithOut):
     """A declared op. Call it like the function it was declared from.
 
     Attributes:
@@ -62,7 +60,6 @@ class Op(WithOut):
     """
 
     _library: Library
-    _plain: Callable[..., Any]  # `raw` as a C function: changes with every registration
 
     def __init__(self, spec: OpSpec, reference: Callable[..., Any]) -> None:
         self.spec, self.reference = spec, reference
@@ -78,22 +75,13 @@ class Op(WithOut):
         self.__name__, self.__doc__, self.__module__ = spec.opname, reference.__doc__, reference.__module__
         self.__signature__ = inspect.signature(reference)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        try:
-            # compat.is_plain_call without its frame, and without unpacking keywords that are rarely there.
-            if kwargs or is_compiling() or (self.raw is not self.overload and (
-                any_autocast() or functorch_transform() is not None or (is_grad_enabled() and any_requires_grad(*args))
-            )):  # fmt: skip
-                return self._dispatch(args, kwargs)
-            return self._plain(*args)
-        except (RuntimeError, TypeError) as e:
-            explain(self._checker, self.__signature__, args, kwargs, e)
-            raise
-
     def _dispatch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self.raw is not self.overload and compat.is_plain_call(args, kwargs):
+        if self._split and calls.is_plain_call(args, kwargs):
             return self.raw(*args, **kwargs)
         return self.overload(*args, **kwargs)
+
+    def _explain(self, args: tuple[Any, ...], kwargs: dict[str, Any], cause: Exception) -> None:
+        explain(self._checker, self.__signature__, args, kwargs, cause)
 
     def __reduce__(self) -> str:
         """Copied and pickled by name, as functions are: a model that holds an op can be deep-copied."""
@@ -268,7 +256,7 @@ class Op(WithOut):
         listed = any(a.many for a in spec.args)
         self.overload = self._define(spec.opname)
         self.raw = self._define(f"{spec.opname}__raw") if self._differentiable and not listed else self.overload
-        self._plain = compat.builtin(self.raw)
+        self._split, self._plain = self.raw is not self.overload, calls.builtin(self.raw)
         if self.raw is not self.overload:
             self._library.impl(f"{spec.opname}__raw", torch.library.fallthrough_kernel, "Autograd")
             self._library.impl(spec.opname, make_autograd(spec, self.raw, self.gradient), "Autograd")
@@ -345,7 +333,7 @@ class AdoptedOp(Op):
             raise error("SL501", where=self.spec.name, got="not registered", expected=f"torch.ops.{self.spec.name}",
                         fix="import the library that registers it first")  # fmt: skip
         self.overload = self.raw = packet.default
-        self._plain = compat.builtin(self.raw)
+        self._split, self._plain = self.raw is not self.overload, calls.builtin(self.raw)
 
     def kernel(self, *args: Any, **kwargs: Any) -> Any:
         raise TypeError(
