@@ -199,6 +199,7 @@ CATALOGUE: dict[str, Entry] = {
         ("SL611", "tuning process lost", "Candidates run in a process of their own, which has to import the op.",
          "make the module that declares the op importable, or tune with isolate=False"),
         ("SL612", "budget", "Tuning ends after a time that you give.", "pass seconds, or text such as 90s, 5m or 1h"),
+        ("SL613", "arguments do not fit", "The command needs to know what to work on.", "see 'shiplap VERB --help'"),
     ]),
     **_entries(DoctorError, [
         ("SL701", "program cannot be started", "The doctor runs it as the shell would.",

@@ -12,7 +12,7 @@ from shiplap.op import Op, choices, registry
 from shiplap.op.config import Config
 from shiplap.settings import settings
 from shiplap.tune.bench import Bench, LocalBench
-from shiplap.tune.candidate import Candidate, candidates, default_of, label
+from shiplap.tune.candidate import Candidate, ReferenceCandidate, candidates, default_of, label
 from shiplap.tune.choice import Choice, entry_of, from_json, show_time
 from shiplap.tune.guard import require_quiet
 from shiplap.tune.inputs import Inputs, inputs
@@ -73,9 +73,9 @@ def choose(
 ) -> Choice:
     """The choice for calls like ``recipe`` (sizes, scalars, dtypes, layouts; see ``inputs.recipe_of``).
 
-    The table that is frozen answers first, and alone; else the store; else candidates are verified and timed. Those
-    are the op's kernels × configs, or what ``candidates_of`` returns, behind the reference. ``extra`` are further key
-    fields. ``bench`` says where candidates run (by default in this process).
+    The table that is frozen answers first, and alone; else the store; else candidates are verified and timed: the
+    op's kernels × configs, or what ``candidates_of`` returns, the declared default first. The reference is always one
+    of them. ``extra`` are further key fields. ``bench`` says where candidates run (by default in this process).
 
     Raises:
         ShiplapError: SL502, SL606, SL610 without valid inputs; SL607 for a missing frozen entry in strict mode; SL608
@@ -91,6 +91,8 @@ def choose(
     if found is None:
         require_quiet(f"{op.spec.name} {drawn.bucket}")
         listed = list(candidates_of(op, drawn)) if candidates_of else candidates(op, device, drawn.call.env)
+        if not listed or listed[0].kernel != choices.REFERENCE:
+            listed.insert(0, ReferenceCandidate(op))
         task = Task(op, drawn, key, listed, options)
         found = _measured(task, (bench or _local)(task), report)
         if options.keep:
