@@ -20,6 +20,7 @@ def test_generated_pages_are_current() -> None:
 
 @pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda p: p.name)
 def test_snippets_exist(page: Path) -> None:
+    assert "--8 <" not in page.read_text(), "a formatter took a snippet for Python: write ``` { .python }"
     for file, name in re.findall(r'--8<-- "([^":]+):(\w+)"', page.read_text()):
         text = (ROOT / file).read_text()
         assert f"--8<-- [start:{name}]" in text, f"{page.name}: {file}:{name}"
