@@ -31,6 +31,13 @@ def test_no_example_is_forgotten() -> None:
     assert names == {name.removeprefix("test_") for name in globals() if name.startswith("test_") and name[5:] in names}
 
 
+def test_out_variant() -> None:
+    done = run("examples/out_variant.py")
+    assert done.returncode == 0, done.stderr
+    assert "SL210: output overlaps another tensor" in done.stdout
+    assert done.stdout.endswith("the caller owns what the kernel wrote\n")
+
+
 def test_first_op() -> None:
     shown = output("first_op.py")
     assert "compiled into one graph" in shown
