@@ -44,6 +44,7 @@ SOURCES = [
 ]  # fmt: skip
 INCLUDE = Path(sl.__file__).parent / "include"
 TORCH = Path(torch.__file__).parent
+NOTE, BEGIN, END = ROOT / "docs/design/0004-native.md", "<!-- overhead -->", "<!-- /overhead -->"
 SHORT, LONG = 2, 18  # ops in a compiled chain: the difference pays for nothing but ops
 
 KERNEL = """
@@ -297,6 +298,23 @@ def show(result: dict[str, Any]) -> None:
     print(f"{result['device']}, load average {result['load_average']:.1f}")
 
 
+def document(result: dict[str, Any]) -> None:
+    """Replace the table of the design note: it repeats the recorded run, and a test compares the two."""
+    tables = [result[name] for name in ("eager_ns", "inference_ns", "compiled_ns", "cpp_wrapper_ns")]
+    lines = ["| ns per op | eager | inference mode | compiled | cpp_wrapper |", "|---|---|---|---|---|"]
+    for row in (*ROWS, *CONTROLS):
+        cells = ["-" if table.get(row) is None else f"{table[row]:,.0f}" for table in tables]
+        lines.append(f"| {row} | {' | '.join(cells)} |")
+    lines += [
+        f"| {row} | {' | '.join(f'{ratios[row]:.2f}' for ratios in result['ratios'].values())} |"
+        for row in ("native_vs_hand_written", "custom_op_vs_native")
+    ]
+    lines.append(f"\n{result['device']}, torch {result['versions']['torch']}, {result['date']}.")
+    text = NOTE.read_text(encoding="utf-8")
+    head, _, rest = text.partition(BEGIN)
+    NOTE.write_text(head + BEGIN + "\n" + "\n".join(lines) + "\n" + END + rest.partition(END)[2], encoding="utf-8")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", nargs="?", const="-", metavar="PATH", help="print JSON, or write it to PATH")
@@ -308,6 +326,8 @@ def main() -> None:
         print(json.dumps(result, indent=1))
     elif options.json:
         write(ROOT / options.json, result)
+        if not options.no_compile:
+            document(result)
     else:
         show(result)
 

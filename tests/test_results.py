@@ -57,6 +57,18 @@ def test_a_changed_source_is_noticed(records: ModuleType, tmp_path: Path, monkey
     assert "has no device, date; run" in complaint(records, path, fresh | {"device": "", "date": ""})
 
 
+def test_the_design_note_repeats_the_recorded_overhead() -> None:
+    result = json.loads((ROOT / "benchmarks" / "results" / "overhead.json").read_text(encoding="utf-8"))
+    note = (ROOT / "docs" / "design" / "0004-native.md").read_text(encoding="utf-8")
+    for row, ns in result["eager_ns"].items():
+        cells = [row, f"{ns:,.0f}", f"{result['inference_ns'][row]:,.0f}"]
+        assert f"| {' | '.join(cells)} |" in note, f"{row}; run: python benchmarks/overhead.py --json"
+    assert {"torch_library_cpp", "shiplap_native", "custom_op_ctypes", "tvm_ffi"} <= result["cpp_wrapper_ns"].keys()
+    for name, goals in result["ratios"].items():
+        assert goals["native_vs_hand_written"] <= 1.35, f"{name}: see docs/design/0004-native.md, Requirements"
+    assert result["ratios"]["eager_ns"]["custom_op_vs_native"] >= 3.5
+
+
 def test_a_single_definition_can_be_a_source(
     records: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
