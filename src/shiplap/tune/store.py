@@ -135,7 +135,7 @@ class Store:
             break
         try:
             key, value = unseal(json.loads(raw)) if len(raw) <= LIMIT else _too_large()
-        except ValueError as e:  # JSONDecodeError and UnicodeDecodeError are ValueErrors
+        except (ValueError, RecursionError) as e:  # JSONDecodeError and UnicodeDecodeError are ValueErrors
             return Stored(path, problem=f"damaged: {str(e)[:120]}")
         if path != self.path(key):
             return Stored(path, key, problem="its key belongs to another file name")
@@ -174,7 +174,7 @@ def _sync_directory(directory: Path) -> None:
 
 
 def _directory(op: str) -> str:
-    return "".join(c if c.isalnum() or c in "_-" else "." for c in op) or "-"
+    return "".join(c if c.isalnum() or c in "_-" else "." for c in op).strip(".") or "-"
 
 
 def _host() -> str:

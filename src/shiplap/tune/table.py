@@ -89,7 +89,7 @@ def read(path: str | os.PathLike[str]) -> list[tuple[Key, Mapping[str, Any]]]:
         found = [unseal(entry) for entry in content["entries"]]
         for key, value in found:
             from_json(key, value, "frozen")
-    except ValueError as e:
+    except (ValueError, RecursionError) as e:
         raise error("SL609", where=str(path), got=str(e)[:200], expected=f"a table of format {FORMAT}") from None
     return found
 
