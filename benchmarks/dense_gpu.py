@@ -76,12 +76,14 @@ def grouped_case(m: int, g: int, k: int, n: int) -> tuple[Fn, Fn, tuple[Tensor, 
     return plain, ours, args, ops.grouped_mm
 
 
-def compiled(fn: Fn, args: tuple[Tensor, ...]) -> tuple[Fn, float]:
+def compiled(fn: Fn, args: tuple[Tensor, ...], clock: CudaClock) -> tuple[Callable[[], Any], float]:
+    """``fn`` compiled and captured at once: the next compilation of the same function would replace it."""
     torch._dynamo.reset()
     made, started = torch.compile(fn, mode=MODE, fullgraph=True), time.monotonic()
     with torch.no_grad():
         made(*args)
-    return made, time.monotonic() - started
+        seconds = time.monotonic() - started
+        return clock.ready(lambda: (made(*args),)), seconds
 
 
 def error(got: Tensor, want: Tensor) -> float:
@@ -90,25 +92,25 @@ def error(got: Tensor, want: Tensor) -> float:
 
 def measure(name: str, plain: Fn, ours: Fn, args: tuple[Tensor, ...], op: Any, clock: CudaClock) -> dict[str, Any]:
     """All rows of one case, and how far from float64 each of the two programs is."""
-    fns: dict[str, Fn] = {"eager": plain}
     seconds: dict[str, float] = {}
-    fns["shiplap"], seconds["shiplap"] = compiled(ours, args)
+    with torch.no_grad():
+        runs = {"eager": clock.ready(lambda: (plain(*args),))}
+    runs["shiplap"], seconds["shiplap"] = compiled(ours, args, clock)
     decision = decisions(op.spec.name)[-1]
     template = decision.chosen != "reference"
     with switches(op, fusion=False, only=decision.chosen) if template else switches(op, templates=False):
-        fns["control"], seconds["control"] = compiled(ours, args)
+        runs["control"], seconds["control"] = compiled(ours, args, clock)
     try:
-        fns["inductor"], seconds["inductor"] = compiled(plain, args)
+        runs["inductor"], seconds["inductor"] = compiled(plain, args, clock)
     except Exception as e:
         print(f"{name}: inductor failed: {str(e)[:200]}", flush=True)
     with torch.no_grad():
         wide = [a.double() if a.is_floating_point() else a for a in args]
         want = plain(*wide) if "grouped" not in name else ours(*wide)
-        errors = {row: error(fn(*args), want) for row, fn in fns.items()}
+        errors = {row: error(run()[0], want) for row, run in runs.items()}
         del wide, want
-        rows = list(fns)
-        runs = {i: clock.ready(lambda fn=fns[row]: (fn(*args),)) for i, row in enumerate(rows)}
-        times = race(runs, clock, Plan(rounds=60, seconds=2.0, hopeless=1e9))
+        rows = list(runs)
+        times = race(dict(enumerate(runs.values())), clock, Plan(rounds=60, seconds=2.0, hopeless=1e9))
     found = {row: round(times[i].median * 1e6, 2) for i, row in enumerate(rows) if i in times}
     spread = {row: [round(times[i].low * 1e6, 2), round(times[i].high * 1e6, 2)] for i, row in enumerate(rows)}
     print(f"{name:28s} " + " ".join(f"{r} {t:8.1f}" for r, t in found.items()) + f"  {decision.chosen}", flush=True)

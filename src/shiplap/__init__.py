@@ -1,6 +1,6 @@
 """Shiplap: declare a kernel once, and it is a native, proven part of ``torch.compile``."""
 
-from shiplap import fuse as _fuse  # from now on the first trace of an op with templates registers their lowering
+import shiplap.fuse  # noqa: F401 - from now on the first trace of an op with templates registers their lowering
 from shiplap.audit import Finding, audit
 from shiplap.doctor import Diagnosis, doctor
 from shiplap.errors import ShiplapError, ShiplapNotice

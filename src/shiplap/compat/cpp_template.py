@@ -17,7 +17,7 @@ def choice(
     name: str, source: str, arguments: Mapping[str, Any], layout: Any, values: Mapping[str, Any],
     config: Mapping[str, Any],
 ) -> Any:  # fmt: skip
-    """A choice that renders ``source``: ``arguments`` are input buffers by name, ``values`` and ``config`` fill holes."""
+    """A choice that renders ``source``. ``arguments``: input buffers by name; ``values``, ``config``: what fills holes."""
     return _Template(name, source, dict(arguments), layout, {**values, **config}).generate()
 
 

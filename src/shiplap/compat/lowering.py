@@ -115,10 +115,12 @@ def innermost(node: Any, dim: int) -> Any:
 
 
 def layout_key(node: Any) -> tuple[str, ...]:
-    """The order of strides, and which of them are 1 or 0: what a kernel's speed depends on beside sizes."""
+    """The order of strides, and which are 1 or 0: what speed depends on beside sizes. Empty while still open."""
+    if node.maybe_get_stride() is None:
+        return ()
     strides = [_hint(s) for s in node.get_stride()]
     order = sorted(range(len(strides)), key=lambda i: (strides[i], i))
-    return tuple(f"{i}{'=' + str(strides[i]) if strides[i] <= 1 else ''}" for i in order)
+    return tuple(f"{i}={strides[i]}" if strides[i] <= 1 else str(i) for i in order)
 
 
 def fixed_layout(value: Tensor) -> Any:

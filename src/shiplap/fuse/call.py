@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -26,6 +26,13 @@ class Call:
     values: tuple[Any, ...]
     env: Mapping[str, Any]
     output: Tensor
+    _scratch: dict[str, Tensor] = field(default_factory=dict, repr=False)
+
+    def scratch(self, name: str, make: Callable[..., Tensor], *args: Any) -> Tensor:
+        """Memory that all candidates of this call use in turn, made at the first request."""
+        if name not in self._scratch:
+            self._scratch[name] = make(*args)
+        return self._scratch[name]
 
     @staticmethod
     def bind(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:

@@ -30,6 +30,7 @@ class TemplateCandidate:
     fixed = True
     opaque = True
     _choice: Any = field(default=None, repr=False)
+    _run: Any = field(default=None, repr=False)
     _buffers: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @property
@@ -53,15 +54,19 @@ class TemplateCandidate:
         return self._choice
 
     def prepare(self, args: tuple[Any, ...]) -> Callable[[], tuple[Tensor, ...]]:
-        """Compile the kernel alone; what is returned runs it on ``args`` into a fresh, poisoned output.
+        """Compile the kernel alone; what is returned runs it on ``args`` into a poisoned output.
+
+        The candidates of one call share their inputs and their output: the last ``prepare`` of any of them filled them.
 
         Raises:
             Exception: whatever the compiler of the kernel raises.
         """
-        inputs = self._inputs(args)
-        out = _poisoned(self.call)
-        self.choice.precompile()
-        run = self.choice.bmreq.make_run_fn(*inputs, out=out)
+        inputs, out = self._inputs(args), self.call.scratch("out", _output, self.call)
+        _poison(out)
+        if self._run is None:
+            self.choice.precompile()
+            self._run = self.choice.bmreq.make_run_fn(*inputs, out=out)
+        run = self._run
 
         def call(_alive: list[Tensor] = inputs) -> tuple[Tensor, ...]:  # a C++ kernel was given their addresses only
             run()
@@ -70,11 +75,18 @@ class TemplateCandidate:
         return call
 
     def _inputs(self, args: tuple[Any, ...]) -> list[Tensor]:
-        """Tensors with the strides of the buffers that the kernel was rendered for, each buffer once."""
+        """Memory with the strides of the buffers that the kernel was rendered for, filled with ``args``."""
         given = {a.name: v for a, v in zip(self.call.op.spec.args, args, strict=True) if isinstance(v, Tensor)}
-        sizes = self.call.hints
-        given |= {name: build(sizes).to(self.call.device) for name, build in self.template.tables}
-        return [_like(node, given[name]) for name, node in self.buffers.items()]
+        tables = dict(self.template.tables)
+        found = []
+        for name, node in self.buffers.items():
+            value = given[name] if name in given else tables[name](self.call.hints).to(self.call.device)
+            sizes, strides, offset = memory = lowering.memory(node)
+            flat = self.call.scratch(f"{name} {memory}", _room, memory, value)
+            if value.numel():
+                flat.as_strided(sizes, strides, offset).copy_(value)
+            found.append(flat)
+        return found
 
     @property
     def buffers(self) -> dict[str, Any]:
@@ -140,19 +152,21 @@ def _grid(template: Template, names: tuple[str, ...]) -> Callable[..., tuple[Any
     return grid
 
 
-def _poisoned(call: Call) -> Tensor:
-    """An output full of what no kernel computes by accident."""
+def _output(call: Call) -> Tensor:
     shape = [lowering.hint(s) for s in call.output.shape]
-    out = torch.empty(shape, dtype=call.output.dtype, device=call.device)
-    bits = out.view(torch.uint8) if out.numel() and out.dim() else out
-    return out.fill_(float("nan")) if out.is_floating_point() else bits.fill_(0x7B)
+    return torch.empty(shape, dtype=call.output.dtype, device=call.device)
 
 
-def _like(node: Any, value: Tensor) -> Tensor:
-    """``value`` in memory laid out as ``node``'s: what is returned starts where the buffer starts."""
-    sizes, strides, offset = lowering.memory(node)
+def _poison(out: Tensor) -> None:
+    """Fill an output with what no kernel computes by accident."""
+    if out.is_floating_point():
+        out.fill_(float("nan"))
+    elif out.numel():
+        out.reshape(-1).view(torch.uint8).fill_(0x7B)
+
+
+def _room(memory: tuple[tuple[int, ...], tuple[int, ...], int], value: Tensor) -> Tensor:
+    """Memory that starts where a buffer of these sizes, strides and offset starts."""
+    sizes, strides, offset = memory
     length = offset + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True)) + 1 if value.numel() else 0
-    flat = torch.empty(length, dtype=value.dtype, device=value.device)
-    if length:
-        flat.as_strided(sizes, strides, offset).copy_(value)
-    return flat
+    return torch.empty(length, dtype=value.dtype, device=value.device)

@@ -86,7 +86,8 @@ def floor(call: Call, overload: Any, args: tuple[Any, ...], kwargs: Mapping[str,
         graph = lowering.trace(call.reference, list(call.tensors.values()))
     except Exception:  # a reference that cannot be traced is called as it stands
         return lowering.extern(overload, args, dict(kwargs))
-    return lowering.inline(graph, call.nodes)
+    with lowering.no_autotuning():  # as it was measured
+        return lowering.inline(graph, call.nodes)
 
 
 def _warn(op: Op, verdict: Verdict) -> None:

@@ -75,7 +75,8 @@ class FloorCandidate:
         if self.compiled is None:
             with lowering.no_autotuning():
                 self.compiled = lowering.compile_graph(*Surroundings.alone(self.call))
-        return lambda: tuple(self.compiled(*tensors))  # type: ignore[misc]
+        laid = [lowering.like(v, t) for v, t in zip(self.call.tensors.values(), tensors, strict=True)]
+        return lambda: tuple(self.compiled(*laid))  # type: ignore[misc]
 
 
 @dataclass(frozen=True)
@@ -189,7 +190,7 @@ def _race(selection: Selection, listed: list[Any], finalists: Sequence[int]) -> 
     runs: dict[int, Any] = {}
     for index in finalists:
         name = REFERENCE if index == 0 else listed[index].label
-        with suppress(Exception), trial(selection.call.op.spec.name, name):
+        with suppress(Exception), lowering.no_autotuning(), trial(selection.call.op.spec.name, name):
             compiled = lowering.compile_graph(around.graph(), around.fakes())
             runs[index] = clock.ready(partial(_call, compiled, args))
     return race(runs, clock, Plan(seconds=3.0)) if len(runs) > 1 else {}

@@ -26,12 +26,24 @@ def _config(m: int, n: int, k: int, warps: int, stages: int, **more: Any) -> dic
 TILES = (
     _config(64, 64, 32, 4, 3), _config(128, 128, 32, 8, 3), _config(128, 128, 64, 8, 3), _config(128, 256, 64, 8, 3),
     _config(256, 128, 64, 8, 3), _config(128, 128, 64, 4, 4), _config(64, 128, 64, 4, 4), _config(128, 64, 64, 4, 4),
-    _config(64, 64, 64, 4, 4), _config(32, 64, 128, 4, 4), _config(16, 32, 128, 2, 5), _config(16, 64, 128, 4, 5),
-    _config(16, 32, 256, 4, 4), _config(16, 128, 64, 4, 5), _config(32, 32, 128, 4, 5),
+    _config(64, 64, 64, 4, 4), _config(128, 64, 128, 4, 3), _config(128, 32, 128, 4, 4), _config(128, 32, 64, 4, 6),
+    _config(64, 32, 128, 4, 5), _config(32, 32, 128, 4, 5), _config(32, 64, 128, 4, 4),
 )  # fmt: skip
-PERSISTENT = (
-    (128, 256, 64, 8, 3), (256, 128, 64, 8, 3), (128, 128, 64, 8, 4), (128, 128, 64, 4, 4), (128, 128, 128, 8, 3),
-    (64, 256, 64, 4, 4),
+# Few rows: the weights are read once, so what counts is how many bytes are on their way.
+FLAT = (
+    _config(16, 32, 128, 2, 5), _config(16, 32, 256, 4, 4), _config(16, 32, 256, 4, 6), _config(16, 16, 256, 2, 5),
+    _config(16, 16, 512, 4, 4), _config(16, 32, 512, 4, 3), _config(16, 64, 128, 4, 6), _config(16, 64, 256, 4, 4),
+    _config(16, 16, 256, 1, 4), _config(16, 32, 128, 4, 8),
+)  # fmt: skip
+# Tiles for the bulk copy engine: block sizes, warps, stages, programs per multiprocessor (0: one program a tile).
+BULK = (
+    (128, 256, 64, 8, 3, 1), (256, 128, 64, 8, 3, 1), (128, 256, 64, 8, 4, 1), (256, 128, 64, 8, 4, 1),
+    (128, 128, 64, 4, 3, 2), (128, 128, 64, 8, 3, 2), (128, 128, 64, 4, 3, 0), (128, 128, 128, 8, 3, 1),
+    (128, 256, 64, 8, 3, 0), (64, 256, 64, 4, 3, 2), (128, 192, 64, 8, 3, 1),
+)  # fmt: skip
+FLAT_BULK = (
+    (16, 32, 256, 4, 5, 0), (16, 64, 256, 4, 4, 0), (16, 16, 512, 4, 4, 0), (64, 32, 128, 4, 5, 0),
+    (128, 32, 128, 4, 5, 0), (128, 64, 128, 4, 4, 0),
 )  # fmt: skip
 
 
@@ -54,9 +66,18 @@ def _tiled(sizes: Sizes, dtypes: Dtypes, config: Config, rows: str = "m", cols: 
     return True
 
 
-def _persistent(sizes: Sizes) -> list[dict[str, Any]]:
-    programs = torch.cuda.get_device_properties().multi_processor_count if torch.cuda.is_available() else 4
-    return [_config(*tile, PROGRAMS=programs, FLATTEN=flat) for tile in PERSISTENT for flat in (True, False)]
+def _tiles(sizes: Sizes) -> list[dict[str, Any]]:
+    """The default first; for few rows the flat tiles, else the others."""
+    return [TILES[0], *(FLAT if sizes["m"] <= 32 else TILES[1:])]
+
+
+def _bulk_tiles(sizes: Sizes) -> list[dict[str, Any]]:
+    processors = torch.cuda.get_device_properties().multi_processor_count if torch.cuda.is_available() else 4
+    listed = FLAT_BULK if sizes["m"] <= 256 else BULK
+    return [
+        _config(*tile, PROGRAMS=each * processors, FLATTEN=flat)
+        for *tile, each in listed if not (tile[1] & (tile[1] - 1)) for flat in ((True, False) if each else (False,))
+    ]  # fmt: skip
 
 
 def _bulk(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str:
@@ -65,13 +86,17 @@ def _bulk(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str:
         return "needs the bulk copy engine of compute capability 9.0"
     if dtypes["a"].itemsize != 2:
         return f"{dtypes['a']}: made for 16-bit operands"
-    if any(sizes[d] % 8 for d in ("n", "k", "m")):
+    if any(sizes[d] % 8 for d in ("n", "k")) or (sizes["m"] % 8 and sizes["m"] > 1):
         return "rows are not multiples of 16 bytes"
     return _tiled(sizes, dtypes, config)
 
 
 def _product_grid(sizes: Sizes, config: Config, cdiv: Any) -> tuple[Any, Any, Any]:
     return cdiv(sizes["m"], config["BLOCK_M"]) * cdiv(sizes["n"], config["BLOCK_N"]), 1, 1
+
+
+def _walking_grid(sizes: Sizes, config: Config, cdiv: Any) -> tuple[Any, Any, Any]:
+    return (config["PROGRAMS"], 1, 1) if config["PROGRAMS"] else _product_grid(sizes, config, cdiv)
 
 
 def _taps(sizes: Sizes) -> torch.Tensor:
@@ -83,21 +108,29 @@ def _taps(sizes: Sizes) -> torch.Tensor:
 
 def _grouped(sizes: Sizes) -> list[dict[str, Any]]:
     groups = 1 << sizes["g"].bit_length()  # one more than there are: the rows that belong to none
-    return [{**tile, "GROUPS": groups} for tile in TILES if tile["BLOCK_M"] <= 128]
+    plain = [{**tile, "GROUPS": groups, "BULK": False} for tile in TILES[:9] if tile["BLOCK_M"] <= 128]
+    bulk = ((128, 256, 64, 8, 3), (128, 256, 64, 8, 4), (128, 128, 64, 4, 3), (128, 128, 64, 8, 4),
+            (64, 256, 64, 4, 3), (64, 128, 64, 4, 4))  # fmt: skip
+    return [*plain, *(_config(*tile, GROUPS=groups, BULK=True) for tile in bulk)]
+
+
+def _experts(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str:
+    if config["BULK"] and (fits := _bulk(sizes, dtypes, config)) is not True:
+        return fits
+    return _tiled(sizes, dtypes, config)
 
 
 def attach(device: str) -> None:
     """Bind the Triton templates for ``device`` (``"cuda"``; tests bind them for the interpreter's ``"cpu"``)."""
-    ops.mm.template(device, "mm.triton.jinja", configs=TILES, grid=_product_grid, supports=_tiled)
-    ops.mm.template(device, "mm_tma.triton.jinja", configs=_persistent, supports=_bulk,
-                    grid=lambda sizes, config, cdiv: (config["PROGRAMS"], 1, 1))  # fmt: skip
+    ops.mm.template(device, "mm.triton.jinja", configs=_tiles, grid=_product_grid, supports=_tiled)
+    ops.mm.template(device, "mm_tma.triton.jinja", configs=_bulk_tiles, supports=_bulk, grid=_walking_grid)
     ops.bmm.template(
         device, "bmm.triton.jinja", configs=TILES, supports=_tiled,
         grid=lambda sizes, config, cdiv: (*_product_grid(sizes, config, cdiv)[:1], sizes["batch"], 1),
     )  # fmt: skip
-    ops.int8_mm.template(device, "int8_mm.triton.jinja", configs=TILES, grid=_product_grid, supports=_tiled)
+    ops.int8_mm.template(device, "int8_mm.triton.jinja", configs=_tiles, grid=_product_grid, supports=_tiled)
     ops.grouped_mm.template(
-        device, "grouped_mm.triton.jinja", configs=_grouped, supports=_tiled,
+        device, "grouped_mm.triton.jinja", configs=_grouped, supports=_experts,
         grid=lambda sizes, config, cdiv: (
             cdiv(sizes["m"], config["BLOCK_M"]) + sizes["g"] + 1, cdiv(sizes["n"], config["BLOCK_N"]), 1,
         ),
