@@ -96,7 +96,7 @@ class OutVariant:
 
     def __init__(self, op: Op, library: Library) -> None:
         self.op, self.spec = op, op.spec
-        self.scratch = scratch_name(self.spec)
+        self.scratch, self.names = scratch_name(self.spec), tuple(o.name for o in self.spec.outputs)
         name = out_name(self.spec)
         tags = [torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides]
         if marked := getattr(torch.Tag, "out_variant", None):  # since 2.13
@@ -107,19 +107,30 @@ class OutVariant:
         torch.library.register_fake(f"{self.spec.namespace}::{name}", self._fake, lib=library)
         self.overload = getattr(getattr(torch.ops, self.spec.namespace), name).default
 
-    def __call__(self, args: Sequence[Any], kwargs: dict[str, Any], out: Any, workspace: Tensor | None) -> Any:
-        outs = (out,) if isinstance(out, Tensor) else tuple(out)
-        if len(outs) != len(self.spec.outputs):
-            raise error("SL212", where=self.spec.name, got=f"{len(outs)} tensors in out=",
-                        expected=f"{len(self.spec.outputs)}: {', '.join(o.name for o in self.spec.outputs)}",
-                        fix="pass one tensor for each output")  # fmt: skip
-        named = {o.name: t for o, t in zip(self.spec.outputs, outs, strict=True)}
+    def __call__(self, args: tuple[Any, ...], keywords: dict[str, Any], out: Any, workspace: Tensor | None) -> Any:
+        """Run into ``out``; ``keywords`` is the caller's own dict no longer."""
+        if len(self.names) == 1 and isinstance(out, Tensor):
+            keywords[self.names[0]] = out
+        else:
+            keywords.update(zip(self.names, self._several(out), strict=True))
+        if workspace is not None:
+            keywords[self.scratch] = workspace
         try:
-            self.overload(*args, **kwargs, **named, **{self.scratch: workspace})
+            self.overload(*args, **keywords)
         except (RuntimeError, TypeError) as e:
-            self._explain(args, kwargs, outs, workspace, e)
+            outs = [keywords.pop(name) for name in self.names]
+            keywords.pop(self.scratch, None)
+            self._explain(args, keywords, outs, workspace, e)
             raise
         return out
+
+    def _several(self, out: Any) -> tuple[Tensor, ...]:
+        outs = (out,) if isinstance(out, Tensor) else tuple(out)
+        if len(outs) != len(self.names):
+            raise error("SL212", where=self.spec.name, got=f"{len(outs)} tensors in out=",
+                        expected=f"{len(self.names)}: {', '.join(self.names)}",
+                        fix="pass one tensor for each output")  # fmt: skip
+        return outs
 
     def _explain(self, args: Any, kwargs: Any, outs: Sequence[Tensor], workspace: Any, cause: Exception) -> None:
         """Raise what the checks in Python say of a call that native code or the dispatcher refused; else return."""
