@@ -19,11 +19,11 @@ __all__ = ["command"]
 EPILOG = """\b
 Examples:
   shiplap cache ls                       all entries, and whether they serve here
-  shiplap cache why mylib::rms_norm      which key field differs between what is stored and what is asked now
-  shiplap cache why mylib.ops:rms_norm   the same, and whether the kernels are still those that were measured
+  shiplap cache why mylib::rms_norm      which key field differs from what is asked now
+  shiplap cache why mylib.ops:rms_norm   the same, and whether a kernel has changed
   shiplap cache export all.json          shiplap cache import all.json
   shiplap cache rm mylib::rms_norm       one op; 'rm all' removes every entry
-  shiplap cache gc                       what no longer serves here, damaged files, remains of killed processes
+  shiplap cache gc                       what serves no more, and damaged files
 
 \b
 Exit status:
@@ -43,7 +43,7 @@ class Action(StrEnum):
 
 def command(
     action: Annotated[Action, typer.Argument(metavar="ls|why|export|import|rm|gc")],
-    what: Annotated[str, typer.Argument(metavar="[WHAT]", help="An op (ls, why, rm) or a file (export, import).")] = "",
+    what: Annotated[str, typer.Argument(metavar="WHAT", help="An op (ls, why, rm) or a file (export, import).")] = "",
     json: Annotated[bool, typer.Option("--json", help="Print one JSON value.")] = False,
 ) -> None:
     """Look into the store of tuned choices: one readable JSON file per entry, in SHIPLAP_CACHE_DIR/tuned.

@@ -15,7 +15,7 @@ __all__ = ["command"]
 EPILOG = """\b
 Examples:
   shiplap freeze -o tuned.json                 every choice that holds here and now
-  shiplap freeze mylib.ops -o tuned.json       of one module; also checks that its kernels are still the same
+  shiplap freeze mylib.ops -o tuned.json       of one module, whose kernels are compared, too
   SHIPLAP_TUNED=tuned.json python serve.py     with these choices; nothing is measured
 
 \b
@@ -28,7 +28,7 @@ Exit status:
 def command(
     output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="Where to write the table.")],
     targets: Annotated[
-        list[str] | None, typer.Argument(metavar="[TARGET]...", help="module[:op], path/to/file.py[:op] or name.")
+        list[str] | None, typer.Argument(metavar="TARGET", help="module[:op], path/to/file.py[:op] or name.")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON value: the choices written.")] = False,
 ) -> None:

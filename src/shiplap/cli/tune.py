@@ -22,7 +22,7 @@ __all__ = ["command"]
 
 EPILOG = """\b
 Examples:
-  shiplap tune --profile calls.jsonl --budget 5m        what a program called, see shiplap.tune.record
+  shiplap tune --profile calls.jsonl --budget 5m        what a program called
   shiplap tune mylib.ops:rms_norm --sizes n=4096,c=1024 --sizes n=1,c=1024 --device cuda
   shiplap tune mylib.ops --profile calls.jsonl          the ops of one module only
   shiplap tune mylib.ops:conv --sizes n=4096,kernel=[3,3,3] --dtype float16 --under-capture
@@ -36,7 +36,7 @@ Exit status:
 
 def command(
     targets: Annotated[
-        list[str] | None, typer.Argument(metavar="[TARGET]...", help="module[:op], path/to/file.py[:op] or name.")
+        list[str] | None, typer.Argument(metavar="TARGET", help="module[:op], path/to/file.py[:op] or name.")
     ] = None,
     profile: Annotated[
         Path | None, typer.Option("--profile", metavar="FILE", help="Calls recorded by a program (JSON lines).")

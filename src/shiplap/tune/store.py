@@ -82,6 +82,7 @@ class Store:
         """Write an entry; True once it is on disk. A full or read-only directory is said once, not raised."""
         text = json.dumps(seal(key, value), indent=1) + "\n"
         try:
+            self.root.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # native bindings want it private
             write_whole(self.path(key), text)
         except OSError as e:
             code = errno.errorcode.get(e.errno or 0, type(e).__name__)
