@@ -165,10 +165,29 @@ def test_a_crash_of_the_tool_is_no_verdict(fake):
     assert "died of SIGSEGV" in check.judge(sanitizer.run([sys.executable], "memcheck", 20), "memcheck", 1).skip
 
 
+def test_the_tool_is_found_beside_nvcc_and_below_cuda_home(fake, tmp_path, monkeypatch):
+    fake("")
+    monkeypatch.setenv("PATH", str(tmp_path / "elsewhere"))
+    assert sanitizer.command() is None
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "bin").symlink_to(tmp_path)
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "home"))
+    assert sanitizer.command() == str(tmp_path / "home" / "bin" / "compute-sanitizer")
+    monkeypatch.delenv("CUDA_HOME")
+    (tmp_path / "nvcc").write_text("#!/bin/sh\n")
+    (tmp_path / "nvcc").chmod(0o755)
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / "nvcc").symlink_to(tmp_path / "nvcc")
+    monkeypatch.setenv("PATH", str(tmp_path / "links"))
+    assert sanitizer.command() == str(tmp_path / "compute-sanitizer")
+
+
 def test_it_is_skipped_without_cuda_and_without_the_tool(monkeypatch, tmp_path):
     found = look(good.saxpy, "sanitizer")
     assert (found.verdict, "device='cuda'" in found.evidence) == ("skip", True)
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    monkeypatch.delenv("CUDA_PATH", raising=False)
     case = Samples(good.saxpy, 1).build(Samples(good.saxpy, 1).base)
     on_cuda = type(case)(case.recipe, case.seed, case.args, case.env, "cuda")
     assert "is not on PATH" in check.observe(good.saxpy, on_cuda).skip

@@ -54,13 +54,16 @@ def recording(arg, out, *copies):
     return Recording(SimpleNamespace(), SimpleNamespace(), (arg,), (out,), {}, copies, 0)
 
 
-def test_a_copy_into_a_buffer_that_is_no_output_is_named():
+def test_a_copy_into_a_buffer_that_the_op_keeps_is_named():
     x, out, buffer = torch.ones(5), torch.ones(5), torch.ones(5)
     start, size = x.data_ptr(), x.nbytes
-    found = cudagraph_trees.staged(double, recording(x, out, Copy(start, buffer.data_ptr(), size)))
-    assert found == "every replay copies 20 bytes of x into a buffer that is no output"
+    found = cudagraph_trees.staged(double, recording(x, out, Copy(start, buffer.data_ptr(), size)), [])
+    assert found == "every replay copies 20 bytes of x into a buffer that the op keeps"
     for copy in (Copy(start, out.data_ptr(), size), Copy(buffer.data_ptr(), out.data_ptr(), size)):
-        assert cudagraph_trees.staged(double, recording(x, out, copy)) == ""
+        assert cudagraph_trees.staged(double, recording(x, out, copy), []) == ""
+    inside = Copy(start, buffer.data_ptr(), size)
+    pool = [(buffer.data_ptr(), buffer.data_ptr() + size)]
+    assert cudagraph_trees.staged(double, recording(x, out, inside), pool) == ""  # a temporary of the call
 
 
 def test_cudagraph_trees_is_skipped_elsewhere_and_says_so():

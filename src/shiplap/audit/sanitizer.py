@@ -60,9 +60,17 @@ class Report:
     said: str = ""
 
 
-def version(command: str = COMMAND) -> str:
+def command() -> str | None:
+    """The tool: on PATH, below CUDA_HOME, or beside nvcc."""
+    nvcc = shutil.which("nvcc")
+    folders = [f"{home}/bin" for home in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")) if home]
+    folders += [str(Path(nvcc).resolve().parent)] if nvcc else []
+    return shutil.which(COMMAND) or shutil.which(COMMAND, path=os.pathsep.join(folders) or os.devnull)
+
+
+def version() -> str:
     """``2025.3.1.0``, or empty where there is none."""
-    path = shutil.which(command)
+    path = command()
     if path is None:
         return ""
     try:
@@ -75,7 +83,7 @@ def version(command: str = COMMAND) -> str:
 
 def run(script: list[str], tool: str, timeout_s: float, env: dict[str, str] | None = None) -> Report:
     """The command ``script`` under ``tool``, at most ``timeout_s`` long; then it and all that it started are killed."""
-    path = shutil.which(COMMAND)
+    path = command()
     if path is None:
         return Report(problem=f"{COMMAND} is not on PATH (it comes with the CUDA toolkit)")
     options = ["--tool", tool, "--print-limit", "100", "--target-processes", "application-only"]

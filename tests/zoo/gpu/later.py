@@ -64,7 +64,7 @@ def staged(x: M, weight: M) -> M:
     return x * weight
 
 
-bad("weights copied into a staging buffer", staged, "bytes of weight into a buffer that is no output",
+bad("weights copied into a staging buffer", staged, "bytes of weight into a buffer that the op keeps",
     "cudagraph_trees")  # fmt: skip
 
 
