@@ -75,3 +75,10 @@ def test_data_dependent() -> None:
 
 def test_gather_rows() -> None:
     assert output("gather_rows.py") == "gather does what it declares\n"
+
+
+def test_tune_op() -> None:
+    found = output("tune_op.py")
+    assert "m<=1024, k<=256, n<=64\n" in found
+    assert "half(PARTS=2): result 0: " in found
+    assert found.endswith("tuned, frozen, served\n")
