@@ -15,11 +15,11 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 
 @triton.jit
-def axpy(x_ptr, out_ptr, n, stride, a, BLOCK: tl.constexpr, SHIFT: tl.constexpr = 0):
+def axpy(x_ptr, out_ptr, n, stride, a, BLOCK: tl.constexpr, SHIFT: tl.constexpr = 0, TO: tl.constexpr = tl.float64):
     offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = offsets < n
     x = tl.load(x_ptr + offsets * stride, mask=inside)
-    tl.store(out_ptr + offsets, (x * a + SHIFT).to(out_ptr.dtype.element_ty), mask=inside)
+    tl.store(out_ptr + offsets, (x * a + SHIFT).to(TO).to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_values_and_kernels_are_those_of_triton(launch):
     for _ in range(2):
         for x in [*views, *(v.half() for v in views), *(v.double()[1:] for v in views[2:])]:
             for a in (2.0, 3, 1):
-                for keywords in ({}, {"num_warps": 2}, {"SHIFT": 3}, {"SHIFT": 1.5}):
+                for keywords in ({}, {"num_warps": 2}, {"SHIFT": 3}, {"SHIFT": 1.5}, {"TO": tl.float16}):
                     got, kernel = run(launch, x, a, **keywords)
                     want, expected = run(axpy, x, a, **keywords)
                     assert torch.equal(got, want)

@@ -45,7 +45,7 @@ def test_one_unit_serves_both_device_types(step):
     cpu, cuda = text.split("namespace op_1 {")
     assert "guard" not in cpu
     assert "nullptr, scratch, message" in cpu
-    order = ["about_x.dtype", "const DeviceGuard guard(device);", "Tensor o_out = empty(", "scratch = workspace(needed",
+    order = ["about_x.dtype", "Tensor o_out = empty(", "scratch = workspace(needed", "const DeviceGuard guard(device);",
              "current_stream(device), scratch", "reinterpret_cast<Kernel>(kernel)(&context"]  # fmt: skip
     position = 0
     for fragment in order:

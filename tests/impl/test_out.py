@@ -108,6 +108,7 @@ def wrong(x):
     yield {"out": (y, info), "workspace": torch.empty(64)}, "SL213", "torch.float32 on cpu, (64,) by (1,)"
     yield {"out": (y, info), "workspace": scratch[::2]}, "SL213", "torch.uint8 on cpu, (32,) by (2,)"
     yield {"out": (y, info), "workspace": scratch[1:]}, "SL213", "an address that is 1 modulo 64"
+    yield {"out": (y, info), "workspace": scratch.to("meta")}, "SL213", "torch.uint8 on meta, (64,) by (1,)"
     yield {"out": (y, info), "k": 13}, "SL211", "k is unlucky"
     yield {"out": (y, info), "k": "3"}, "SL209", "str"
 

@@ -33,6 +33,7 @@ class Runtime:
     stream: Callable[[int], int]
     knobs: Any
     chain: type
+    plain: tuple[type, ...] = ()
 
 
 def triton_launcher(kernel: Any) -> Launcher:
@@ -95,7 +96,8 @@ class Launcher:
             scope = {
                 "_self": self, "_kernel": self.kernel, "_device_of": runtime.device, "_stream_of": runtime.stream,
                 "_runtime": runtime.knobs.runtime, "_compilation": runtime.knobs.compilation, "_Chain": runtime.chain,
-                "_Tensor": _TENSORS[0], "_Parameter": _TENSORS[-1], "_PLAIN": frozenset(_PLAIN), "_absent": object(),
+                "_Tensor": _TENSORS[0], "_Parameter": _TENSORS[-1], "_absent": object(),
+                "_PLAIN": frozenset((*_PLAIN, *runtime.plain)),
                 **_defaults(self.kernel),
             }  # fmt: skip
             exec(compile(_source(self.kernel), f"<launch {self.__qualname__}>", "exec"), scope)
@@ -126,6 +128,7 @@ _NEEDED = {"type", "float", "int", "bool", "len", "callable", "tuple", "sorted",
 
 def _runtime() -> Runtime:
     import triton
+    import triton.language
     from triton import knobs
     from triton.runtime import driver
 
@@ -136,7 +139,8 @@ def _runtime() -> Runtime:
         raise ImportError(f"the backend {active.get_current_target().backend}, which specialises on more")
     for name in ("debug", "launch_enter_hook", "launch_exit_hook"):
         getattr(knobs.runtime, name)
-    return Runtime(active.get_current_device, active.get_current_stream, knobs, knobs.HookChain)
+    plain = (triton.language.dtype,)
+    return Runtime(active.get_current_device, active.get_current_stream, knobs, knobs.HookChain, plain)
 
 
 def _defaults(kernel: Any) -> dict[str, Any]:

@@ -163,9 +163,12 @@ class OutVariant:
     def _fake(self, *args: Any, **kwargs: Any) -> None:
         registry.ensure()
         outs = tuple(kwargs.pop(o.name) for o in self.spec.outputs)
-        kwargs.pop(self.scratch, None)
+        scratch = kwargs.pop(self.scratch, None)
         full = (*args, *(kwargs.get(a.name, a.default) for a in self.spec.args[len(args) :]))
-        self._fit(self.op._checker.bind(full), outs)
+        call = self.op._checker.bind(full)
+        self._fit(call, outs)
+        if scratch is not None:
+            self._check_bytes(call, scratch)
 
     @staticmethod
     def _needs(kernel: Any) -> Any:
@@ -211,16 +214,24 @@ class OutVariant:
     def _check_workspace(self, call: Binding, scratch: Tensor | None, expr: Any) -> None:
         if scratch is None:
             return
+        self._check_bytes(call, scratch)
         where, need = f"{self.spec.name}, {self.scratch}", workspace_size(expr, call)
-        plain = scratch.dim() == 1 and scratch.is_contiguous()
-        if scratch.dtype != torch.uint8 or scratch.device != call.device or not plain:
-            got = f"{scratch.dtype} on {scratch.device}, {tuple(scratch.shape)} by {tuple(scratch.stride())}"
-            raise error("SL213", where=where, got=got, expected=f"torch.uint8 on {call.device}, one contiguous dim")
         if scratch.numel() < need:
             raise error("SL213", where=where, got=f"{scratch.numel()} bytes", expected=f"at least {need} bytes")
         if scratch.data_ptr() % ALIGNMENT:
             got = f"an address that is {scratch.data_ptr() % ALIGNMENT} modulo {ALIGNMENT}"
             raise error("SL213", where=where, got=got, expected=f"memory aligned to {ALIGNMENT} bytes")
+
+    def _check_bytes(self, call: Binding, scratch: Tensor) -> None:
+        if (
+            scratch.dtype != torch.uint8
+            or scratch.device != call.device
+            or scratch.dim() != 1
+            or scratch.stride(0) != 1
+        ):
+            got = f"{scratch.dtype} on {scratch.device}, {tuple(scratch.shape)} by {tuple(scratch.stride())}"
+            raise error("SL213", where=f"{self.spec.name}, {self.scratch}", got=got,
+                        expected=f"torch.uint8 on {call.device}, one contiguous dim")  # fmt: skip
 
 
 def _overlap(a: Tensor, b: Tensor) -> bool:
