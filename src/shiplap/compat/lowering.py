@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import sympy
@@ -18,7 +19,7 @@ from torch._inductor.virtualized import V
 
 __all__ = [
     "add_table", "alignment", "autotuning", "choice_node", "compile_graph", "current_node", "expression", "extern",
-    "fixed_fake", "fixed_layout", "hint", "inline", "inner_axis", "innermost", "layout_key", "like", "memory",
+    "fixed_fake", "fixed_layout", "hint", "inline", "inner_axis", "innermost", "launch", "layout_key", "like", "memory",
     "no_autotuning", "realize", "register", "shared", "static", "trace", "with_values",
 ]  # fmt: skip
 
@@ -79,6 +80,14 @@ def memory(node: Any) -> tuple[tuple[int, ...], tuple[int, ...], int]:
     """Sizes, strides and offset from the start of its buffer, in elements, in the call being compiled."""
     layout = node.get_layout()
     return tuple(map(_hint, layout.size)), tuple(map(_hint, layout.stride)), _hint(layout.offset)
+
+
+def launch(run: partial[None]) -> None:
+    """Start what ``make_run_fn`` prepared, on the stream that is current now; it holds the one of its own time."""
+    named = dict(run.keywords)
+    if "stream" in named and torch.cuda.is_available():
+        named["stream"] = torch.cuda.current_stream().cuda_stream
+    run.func(*run.args, **named)
 
 
 def choice_node(choice: Any, fusion: bool) -> Any:
