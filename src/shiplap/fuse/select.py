@@ -36,7 +36,8 @@ from shiplap.tune.store import Store
 
 __all__ = ["Selection", "forced", "known", "measure", "trial"]
 
-FINALISTS = 3
+FINALISTS = 8  # and within NEAR of the best alone: an epilogue of its own costs each kernel something else
+NEAR = 1.3
 SECONDS = 20.0
 
 _forced: ContextVar[dict[str, str]] = ContextVar("shiplap_forced_candidate")
@@ -146,7 +147,8 @@ def _precompile(found: Sequence[TemplateCandidate]) -> None:
 
 def _decide(selection: Selection, listed: list[Any], ranking: Ranking) -> Choice:
     order, alone = ranking.order, ranking.timings
-    finalists = [*order[:FINALISTS], *([0] if 0 in alone and 0 not in order[:FINALISTS] else [])]
+    near = [i for i in order if alone[i].median <= NEAR * alone[order[0]].median][:FINALISTS]
+    finalists = [*near, *([0] if 0 in alone and 0 not in near else [])]
     around, how = {}, "alone"
     if selection.surroundings.nodes and len(finalists) > 1:
         around, how = _race(selection, listed, finalists), f"with {selection.surroundings.text}"

@@ -75,7 +75,7 @@ class CudaClock:
                 raise
             torch.cuda.synchronize(self.device)
             return run
-        self._kept.append((graph, outs))
+        self._kept.append((graph, outs, run))  # a graph holds addresses: what run holds must stay
 
         def replay() -> Any:
             graph.replay()
