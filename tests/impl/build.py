@@ -1,6 +1,7 @@
 """Compile tiny C kernel libraries against generated headers."""
 
 import subprocess
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import shiplap
@@ -10,9 +11,13 @@ from shiplap.op import Op
 INCLUDE = Path(shiplap.__file__).parent / "include"
 
 
-def compile_c(folder: Path, name: str, ops: dict[str, Op], body: str, *, compiler: str = "cc") -> Path:
+def compile_c(
+    folder: Path, name: str, ops: dict[str, Op], body: str, *, compiler: str = "cc",
+    configs: Mapping[str, Sequence[str]] | None = None,
+) -> Path:  # fmt: skip
     """``lib<name>.so`` in ``folder`` from ``body``, which sees the header of ``symbol → op``; raises on a warning."""
-    (folder / f"{name}.h").write_text(header({symbol: op.spec for symbol, op in ops.items()}, name))
+    text = header({symbol: op.spec for symbol, op in ops.items()}, name, configs)
+    (folder / f"{name}.h").write_text(text)
     source = folder / f"{name}.{'c' if compiler == 'cc' else 'cpp'}"
     source.write_text(f'#include "{name}.h"\n#include <stdio.h>\n#include <string.h>\nSL_SIGNATURES\n{body}')
     library = folder / f"lib{name}.so"

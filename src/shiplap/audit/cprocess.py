@@ -39,7 +39,7 @@ class Context(ctypes.Structure):
     _fields_ = (
         ("abi_version", ctypes.c_uint32), ("num_threads", ctypes.c_int32), ("stream", ctypes.c_void_p),
         ("workspace", ctypes.c_void_p), ("workspace_size", ctypes.c_size_t), ("error", ctypes.c_void_p),
-        ("error_size", ctypes.c_size_t),
+        ("error_size", ctypes.c_size_t), ("config", ctypes.c_void_p), ("config_size", ctypes.c_size_t),
     )  # fmt: skip
 
 
@@ -61,10 +61,13 @@ class Call:
         self.kept: list[Any] = []
         self.error = ctypes.create_string_buffer(ERROR_BYTES)
         room = self.buffer(b"\xa5" * spec["workspace"])
-        context = Context(1, 1, None, room, spec["workspace"], ctypes.addressof(self.error), ERROR_BYTES)
+        config = spec.get("config", [])
+        values = self.buffer(b"".join(v.to_bytes(8, sys.byteorder, signed=True) for v in config)) if config else None
+        error = ctypes.addressof(self.error)
+        context = Context(1, 1, None, room, spec["workspace"], error, ERROR_BYTES, values, len(config))
         self.kept.append(context)
-        values = [self.value(v) for v in spec["arguments"]]
-        self.arguments = (ctypes.c_void_p(ctypes.addressof(context)), *values)
+        arguments = [self.value(v) for v in spec["arguments"]]
+        self.arguments = (ctypes.c_void_p(ctypes.addressof(context)), *arguments)
 
     def buffer(self, content: bytes) -> int:
         """Address of a copy of ``content``, aligned and with slack on both sides."""

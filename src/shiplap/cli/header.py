@@ -84,14 +84,14 @@ def _jobs(target: str, output: Path | None, check: bool) -> list[Job]:
 
 def generate(target: str, ops: Sequence[Op]) -> str:
     """The header of the C kernels bound to ``ops``; SL501 when there is none."""
-    from shiplap.impl.header import bound_symbols, header
+    from shiplap.impl.header import bound_symbols, config_names, header
 
     symbols = bound_symbols(ops)
     if not symbols:
         names = ", ".join(op.spec.name for op in ops)
         raise error("SL501", where=target, what="no C kernel bound", got=names, expected="a C ABI kernel",
                     fix='bind one: op.kernel("cpu", sl.cabi("libname.so", "symbol"))')  # fmt: skip
-    return header(symbols, target)
+    return header(symbols, target, config_names(ops))
 
 
 def _write(target: str, text: str, path: Path | None) -> dict[str, Any]:

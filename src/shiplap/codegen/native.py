@@ -10,17 +10,20 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from shiplap.codegen.chosen import config_values, lookup_key
 from shiplap.codegen.ctype import CParameter, prototype
 from shiplap.codegen.environment import render
 from shiplap.codegen.expression import quote, to_cpp
 from shiplap.errors import error
 from shiplap.op import fast
+from shiplap.op.bucket import Rule
+from shiplap.op.config import Space
 from shiplap.op.expr import Expr
 from shiplap.op.out import out_name, out_schema, scratch_name
 from shiplap.op.schema import schema
 from shiplap.op.spec import Arg, Dim, OpSpec, Output, TensorType
 
-__all__ = ["SCALAR", "Native", "describe", "dtype_mask", "native_source", "unfit"]
+__all__ = ["SCALAR", "Native", "describe", "dtype_mask", "native_source", "scalar_type", "unfit"]
 
 # torch.headeronly ScalarType numbers: part of the stable ABI.
 _DTYPE = {
@@ -51,6 +54,8 @@ class Native:
     strided: frozenset[str] = frozenset()
     dtypes: tuple[str, ...] = ()
     out: bool = False
+    space: Space | None = None
+    rule: Rule | None = None
 
 
 def native_source(ops: Sequence[Native]) -> str:
@@ -93,6 +98,8 @@ def describe(op: Native, id: str) -> dict[str, Any]:
         "workspace": to_cpp(op.workspace, names) if op.workspace else "",
         "widest": _widest(spec, checks.classes),
         "arguments": [_argument(spec, p) for p in parameters],
+        "config": config_values(op.space), "lookup": lookup_key(spec, op.rule),
+        "contiguous": [_peek_contiguous(i, a) for i, a in enumerate(spec.args) if a.tensor is not None],
     }  # fmt: skip
 
 
@@ -114,6 +121,8 @@ def _out_call(op: Native) -> list[dict[str, Any]]:
 def unfit(op: Native) -> str:
     """Why Python has to serve this op, or empty."""
     spec = op.spec
+    if op.space is not None and (op.space.static is None or not lookup_key(spec, op.rule)):
+        return "a config that C++ cannot look up"
     if not fast.source(spec):
         return "sizes or dtypes that are only known after a later argument"
     tensors = [t for t in (*(a.tensor for a in spec.tensors), *(o.tensor for o in spec.outputs)) if t is not None]
@@ -171,6 +180,10 @@ def _deferrals(op: Native) -> Iterable[str]:
             yield f"!peek_contiguous(values[{index}])"
             if not kind.dtypes or set(kind.dtypes) & _FLOATING:
                 yield "aoti_torch_grad_mode_is_enabled()"
+
+
+def _peek_contiguous(index: int, arg: Arg) -> str:
+    return f"peek_contiguous{'_or_absent' if arg.optional else ''}(values[{index}])"
 
 
 def _sharing(spec: OpSpec) -> Iterable[str]:
@@ -237,6 +250,11 @@ class _Checks:
         else:
             self.bound.add(name)
             self.lines.append(f"[[maybe_unused]] const int64_t d_{name} = {value};")
+
+
+def scalar_type(dtype: str) -> int:
+    """ScalarType number of a torch name; -1 for what the stable ABI does not name."""
+    return _DTYPE.get(dtype, -1)
 
 
 def dtype_mask(dtypes: Iterable[str]) -> str:

@@ -6,6 +6,7 @@ called without the GIL, and a status other than SL_OK becomes SL305 with the ker
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -22,6 +23,7 @@ from shiplap.impl.frame import Frame
 from shiplap.impl.header import signature
 from shiplap.impl.library import load_symbol
 from shiplap.op.check import Binding, shape_of
+from shiplap.op.config import Config, Space
 from shiplap.op.expr import Expr
 from shiplap.op.launch import allocate_workspace, check_bound
 from shiplap.op.spec import OpSpec
@@ -48,7 +50,7 @@ class Context(ctypes.Structure):
     _fields_ = (
         ("abi_version", ctypes.c_uint32), ("num_threads", ctypes.c_int32), ("stream", ctypes.c_void_p),
         ("workspace", ctypes.c_void_p), ("workspace_size", ctypes.c_size_t), ("error", ctypes.c_char_p),
-        ("error_size", ctypes.c_size_t),
+        ("error_size", ctypes.c_size_t), ("config", ctypes.POINTER(ctypes.c_int64)), ("config_size", ctypes.c_size_t),
     )  # fmt: skip
 
 
@@ -99,6 +101,20 @@ class BoundKernel:
         self.signature = signature(spec)
         self.calls, self.why, self.digest = 0, "", ""  # of the native binding: calls until then, or why there is none
         self._function: Any = None
+        self.space: Space | None = None
+        self.base, self.config = self, (0, 0)  # the kernel whose config this is; address and length of the values
+
+    def configure(self, space: Space) -> None:
+        """The kernel declares configs: their names are part of what its library is built for."""
+        self.space, self.signature = space, signature(self.spec, space.names)
+
+    def with_config(self, config: Config) -> BoundKernel:
+        """The same function, which finds the values of ``config`` in its context, in the order of their names."""
+        configured = copy.copy(self)
+        values = [int(v) for _, v in config.items]
+        configured._values = array = (ctypes.c_int64 * len(values))(*values)  # type: ignore[attr-defined] # kept alive
+        configured.config = ctypes.addressof(array), len(values)
+        return configured
 
     def __call__(self, call: Binding) -> tuple[Tensor, ...]:
         spec, env = self.spec, call.env
@@ -122,10 +138,10 @@ class BoundKernel:
         if scratch is None and self.workspace is not None:
             scratch = allocate_workspace(self.workspace, call)
         self._invoke(call, [*inputs, *outs], extents, scratch)
-        for target, copy in write_back:
-            target.copy_(copy)
-        if self.calls >= 0:
-            native.consider(self)
+        for target, packed in write_back:
+            target.copy_(packed)
+        if self.base.calls >= 0:
+            native.consider(self.base)
 
     def _load(self) -> Any:
         """The C function with its types: integers are addresses, and the GIL is released."""
@@ -156,11 +172,11 @@ class BoundKernel:
         assert device is not None
         rest = [_argument(p, call, extents) for p in self.parameters[len(tensors) :]]
         if device.type == "cuda":
-            frame = Frame(tensors, device, scratch, torch.cuda.current_stream(device).cuda_stream)
+            frame = Frame(tensors, device, scratch, torch.cuda.current_stream(device).cuda_stream, self.config)
             with torch.cuda.device(device):
                 status = self._function(frame.context, *frame.tensors, *rest)
         else:
-            frame = Frame(tensors, device, scratch, 0)
+            frame = Frame(tensors, device, scratch, 0, self.config)
             status = self._function(frame.context, *frame.tensors, *rest)
         if status != SL_OK:
             id = "SL211" if status == SL_INVALID_ARGUMENT else "SL305"

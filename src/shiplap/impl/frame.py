@@ -20,7 +20,7 @@ __all__ = ["CONTEXT", "TENSOR", "Frame"]
 
 ABI_VERSION = 1
 ERROR_BYTES = 1024
-CONTEXT, TENSOR = "IiPPNPN", "PiiiBBHPPQ"  # sl_context and DLTensor of shiplap/abi.h, without padding between them
+CONTEXT, TENSOR = "IiPPNPNPN", "PiiiBBHPPQ"  # sl_context and DLTensor of shiplap/abi.h, without padding between them
 
 _DEVICE = {"cpu": 1, "cuda": 2}
 _EXTENSION = 12  # kDLExtDev: any other device type, such as a PrivateUse1 backend
@@ -53,14 +53,23 @@ class Frame:
     """Views of ``tensors`` and a context; its addresses are valid as long as it lives."""
 
     def __init__(
-        self, tensors: Sequence[Tensor | None], device: torch.device, scratch: Tensor | None, stream: int
-    ) -> None:
+        self, tensors: Sequence[Tensor | None], device: torch.device, scratch: Tensor | None, stream: int,
+        config: tuple[int, int] = (0, 0),
+    ) -> None:  # fmt: skip
         layout = _layout(tuple([-1 if t is None else t.dim() for t in tensors]))
         self._buffer = ctypes.create_string_buffer(layout.size)
         base = self.context = ctypes.addressof(self._buffer)
         message = self._message = base + layout.pack.size
         workspace = (0, 0) if scratch is None else (scratch.data_ptr(), scratch.numel())
-        fields: list[Any] = [ABI_VERSION, max(1, torch.get_num_threads()), stream, *workspace, message, ERROR_BYTES]
+        fields: list[Any] = [
+            ABI_VERSION,
+            max(1, torch.get_num_threads()),
+            stream,
+            *workspace,
+            message,
+            ERROR_BYTES,
+            *config,
+        ]
         kind, index = _DEVICE.get(device.type, _EXTENSION), device.index or 0
         self.tensors: list[int | None] = []
         for tensor, place in zip(tensors, layout.tensors, strict=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from shiplap.codegen import prototype, render
 from shiplap.errors import error
@@ -11,12 +11,12 @@ from shiplap.op.op import Op
 from shiplap.op.schema import schema
 from shiplap.op.spec import OpSpec
 
-__all__ = ["bound_symbols", "header", "signature"]
+__all__ = ["bound_symbols", "config_names", "header", "signature"]
 
 
-def signature(spec: OpSpec) -> str:
-    """Identity of the C prototype: what must not differ between header and library."""
-    text = ", ".join(str(p) for p in prototype(spec))
+def signature(spec: OpSpec, parameters: Sequence[str] = ()) -> str:
+    """Identity of the C prototype and of the names of its config: what must not differ between header and library."""
+    text = ", ".join([*(str(p) for p in prototype(spec)), *(f"config {name}" for name in parameters)])
     return hashlib.sha256(f"{spec.name}({text})".encode()).hexdigest()[:16]
 
 
@@ -32,8 +32,17 @@ def bound_symbols(ops: Iterable[Op]) -> dict[str, OpSpec]:
     return found
 
 
-def header(symbols: Mapping[str, OpSpec], target: str) -> str:
-    """C header with one prototype per ``symbol → spec``; ``target`` is what `shiplap header` was given."""
+def config_names(ops: Iterable[Op]) -> dict[str, tuple[str, ...]]:
+    """``symbol → names`` of the config, for the C ABI kernels that have one."""
+    kernels = [k for op in ops for kernels in op.kernels.values() for k in kernels if k.space is not None]
+    return {k.run.source.symbol: k.space.names for k in kernels if hasattr(k.run, "source") and k.space is not None}
+
+
+def header(symbols: Mapping[str, OpSpec], target: str, configs: Mapping[str, Sequence[str]] | None = None) -> str:
+    """C header with one prototype per ``symbol → spec``; ``target`` is what `shiplap header` was given.
+
+    ``configs``, of :func:`config_names`: for each name an index into ``ctx->config``.
+    """
     guard = "".join(c if c.isalnum() else "_" for c in target).upper() + "_KERNELS_H_"
     guard = f"_{guard}" if guard[0].isdigit() else guard
     kernels = [
@@ -41,7 +50,8 @@ def header(symbols: Mapping[str, OpSpec], target: str) -> str:
             "symbol": symbol,
             "summary": _comment((spec.doc.splitlines() or [spec.name])[0]),
             "lines": [_comment(line) for line in _lines(spec)],
-            "signature": signature(spec),
+            "signature": signature(spec, (configs or {}).get(symbol, ())),
+            "configs": [f"{symbol}_{name}".upper() for name in (configs or {}).get(symbol, ())],
             "parameters": prototype(spec),
         }
         for symbol, spec in symbols.items()

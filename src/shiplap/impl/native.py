@@ -24,6 +24,7 @@ from torch.library import Library
 from shiplap import compat
 from shiplap.codegen.native import Native, native_source, unfit
 from shiplap.errors import ShiplapError, error, notice
+from shiplap.impl import chosen
 from shiplap.impl.build import LIBRARY, detached, distrust, sealed
 from shiplap.impl.build import build as compile_into
 from shiplap.impl.library import load_symbol, locate
@@ -260,7 +261,7 @@ def _serves(op: Op, run: BoundKernel) -> bool:
 def _native(op: Op, device: str, run: BoundKernel) -> Native:
     names = (op.spec.opname, *([f"{op.spec.opname}__raw"] if op.raw is not op.overload else []))
     return Native(op.spec, run.source.symbol, names, device, run.workspace, run.source.strided,
-                  op.kernels[device][0].dtypes, has_out(op.spec))  # fmt: skip
+                  op.kernels[device][0].dtypes, has_out(op.spec), op.kernels[device][0].space, op.rule)  # fmt: skip
 
 
 def _entries(op: Op) -> list[_Entry]:
@@ -335,6 +336,7 @@ def _attach_op(op: Op, entries: dict[int, _Entry], path: Path, binding: ctypes.C
         notice(f"native {entry.device} {why}", f"{op.spec.name} on {entry.device} stays with the Python binding: {why}")
     if attached.parts:
         op.native = attached
+        chosen.push(op)
         return
     compat.destroy_library(attached.python)
     raise error("SL405", where=op.spec.name, got=why, expected="a registration")
@@ -348,6 +350,7 @@ def _load(path: Path) -> ctypes.CDLL:
         except OSError as e:
             raise error("SL405", where=str(path), got=str(e), expected="a library that the loader accepts") from None
         binding.shiplap_attach.restype = ctypes.c_char_p
+        binding.shiplap_choose.restype = None
         launch.on_poison(lambda byte: binding.shiplap_poison(ctypes.c_int(-1 if byte is None else byte)))
         _open[path] = binding
     return _open[path]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from shiplap.op.launch import Kernel
     from shiplap.op.op import Op
 
-__all__ = ["MISSING", "REFERENCE", "Entry", "digest", "find", "forget", "install", "ready"]
+__all__ = ["MISSING", "REFERENCE", "Entry", "digest", "find", "forget", "install", "ready", "resolved", "tunable"]
 
 REFERENCE = "reference"
 
@@ -45,6 +45,8 @@ active = True  # until the environment has been looked at, once
 frozen = ""  # the file, when choices are fixed
 observer: Callable[[Op, Binding], None] | None = None
 from_environment: Callable[[], None] | None = None  # set by shiplap.tune: reads SHIPLAP_TUNED and SHIPLAP_RECORD
+
+listeners: list[Callable[[], None]] = []  # called when choices have changed: native code holds a copy
 
 _entries: dict[str, dict[tuple[Any, ...], Entry]] = {}
 _resolved: dict[str, dict[tuple[Any, ...], Kernel | None]] = {}
@@ -81,6 +83,16 @@ def install(entries: list[Entry], file: str | None = None) -> None:
         _entries.setdefault(entry.op, {})[entry.key] = entry
     _resolved.clear()
     refresh()
+    for listener in listeners:
+        listener()
+
+
+def resolved(op: Op) -> dict[tuple[Any, ...], Kernel | None]:
+    """The choices for ``op`` that can be served, by ``(device type, *Rule.key)``; None stands for the reference."""
+    table = _resolved.get(op.spec.name)
+    if table is None:
+        table = _resolved[op.spec.name] = _resolve(op)
+    return table
 
 
 def forget() -> None:
@@ -104,23 +116,22 @@ def find(op: Op, call: Binding) -> Kernel | Missing | None:
     ready()
     if observer is not None:
         observer(op, call)
-    table = _resolved.get(op.spec.name)
-    if table is None:
-        table = _resolved[op.spec.name] = _resolve(op)
+    table = resolved(op)
     assert call.device is not None
     if not (table or frozen):
         return MISSING
     key = (call.device.type, *op.rule.key(call))
     found = table.get(key, MISSING)
     if found is MISSING:
-        return _absent(op, key) if frozen and _tunable(op, key[0]) else MISSING
+        return _absent(op, key) if frozen and tunable(op, key[0]) else MISSING
     if found is not None and (reason := found.refuses(call)):  # type: ignore[union-attr]
         notice(f"chosen {op.spec.name} {key}", f"{op.spec.name}: the chosen kernel does not take this call ({reason})")
         return MISSING
     return found
 
 
-def _tunable(op: Op, device: str) -> bool:
+def tunable(op: Op, device: str) -> bool:
+    """Whether there is anything to choose."""
     kernels = op.kernels.get(device, [])
     return len(kernels) > 1 or any(k.space is not None for k in kernels)
 

@@ -48,6 +48,19 @@ class Space:
     identity: str = ""
     where: str = ""
     keywords: frozenset[str] | None = None
+    native: bool = False  # a C ABI kernel: integers only, and the same names in every config
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the parameters, sorted: what a C kernel counts its config by. Empty where sizes decide."""
+        return tuple(name for name, _ in self.fixed[0].items) if self.fixed else ()
+
+    @property
+    def static(self) -> Config | None:
+        """The default where it is the same for all sizes."""
+        if callable(self.chosen) or not self.fixed:
+            return None
+        return self.chosen or self.fixed[0]
 
     def configs(self, env: Env) -> tuple[Config, ...]:
         """All configs for a call of these sizes, the default first; SL116 if there is none."""
@@ -83,10 +96,23 @@ def read_space(spec: OpSpec, name: str, configs: Any, default: Any, prior: Any, 
     if not (fixed or derived):
         raise error("SL116", where=where, got="an empty list", expected="at least one config")
     chosen = default if default is None or callable(default) else _read(where, default, keywords)
+    native = hasattr(implementation, "symbol")
+    if native:
+        _fits_c(where, fixed, chosen)
     codes = [source_digest(f) for f in (derived, default, prior) if callable(f)]
     identity = "|".join([*(f"[{c}]" for c in dict.fromkeys(fixed)), f"default {chosen}" if not callable(chosen) else "",
                          *codes])  # fmt: skip
-    return Space(tuple(dict.fromkeys(fixed)), derived, chosen, prior, identity, where, keywords)
+    return Space(tuple(dict.fromkeys(fixed)), derived, chosen, prior, identity, where, keywords, native)
+
+
+def _fits_c(where: str, fixed: tuple[Config, ...], chosen: Any) -> None:
+    """SL116 unless a C kernel can index every config alike: a list of integers with the same names."""
+    if not fixed:
+        raise error("SL116", where=where, got="a function", expected="a list: a C kernel's header names its parameters")
+    names = [n for n, _ in fixed[0].items]
+    for config in (*fixed, *([chosen] if isinstance(chosen, Config) else [])):
+        if [n for n, _ in config.items] != names or not all(isinstance(v, int) for _, v in config.items):
+            raise error("SL116", where=where, got=str(config), expected=f"integers for {', '.join(names)}")
 
 
 def _read(where: str, values: Any, keywords: frozenset[str] | None) -> Config:

@@ -131,6 +131,8 @@ class Op(calls.ShortCut, WithOut):
             run, identity = PythonKernel(self.spec, implementation, scratch), source_digest(implementation)
             label = getattr(implementation, "__name__", "kernel")
         space = read_space(self.spec, name or label, configs, default, prior, implementation)
+        if space is not None and hasattr(run, "configure"):
+            run.configure(space)
         identity = f"{identity}/{workspace}/{taken}" + (f"/{space.identity}" if space else "")
         kernel = Kernel(name or label, device, run, identity, supports, taken, space)
         self.drop_native()
@@ -180,6 +182,7 @@ class Op(calls.ShortCut, WithOut):
 
         ``default`` is for the dims that ``kinds`` does not name; scalars are exact, float scalars dropped.
         """
+        self.drop_native()
         self.rule = read_rule(self.spec, default, kinds)
         registry.refresh()
 

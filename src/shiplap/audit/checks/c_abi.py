@@ -191,7 +191,9 @@ def _spec(op: Op, kernel: BoundKernel, call: Binding) -> dict[str, Any] | None:
         else:
             arguments.append(_scalar(p.role, p.ctype, env.get(p.source)))
     scratch = allocate_workspace(kernel.workspace, call) if kernel.workspace is not None else None
-    return {"workspace": 0 if scratch is None else scratch.numel(), "arguments": arguments}
+    config = kernel.space.default(env).items if kernel.space is not None else ()
+    size = 0 if scratch is None else scratch.numel()
+    return {"workspace": size, "arguments": arguments, "config": [int(v) for _, v in config]}
 
 
 def _tensor(t: Tensor) -> dict[str, Any]:

@@ -58,6 +58,8 @@ typedef struct sl_context {
   size_t workspace_size;
   char* error; /* message buffer for a status other than SL_OK */
   size_t error_size;
+  const int64_t* config; /* compile-time parameters, indexed by the names in the kernel's header; NULL without any */
+  size_t config_size;
 } sl_context;
 
 enum sl_status {

@@ -6,6 +6,7 @@
 
 #include <memory>
 
+#include "shiplap/choices.h"
 #include "shiplap/native_tensor.h"
 
 namespace shiplap {
@@ -92,10 +93,11 @@ inline void* current_stream(Device device) {
 
 inline Tensor workspace(int64_t bytes, Device device) { return empty({bytes}, aoti_torch_dtype_uint8(), device); }
 
-inline sl_context make_context(int32_t threads, void* stream, const Tensor& scratch, char (&message)[1024]) {
+inline sl_context make_context(int32_t threads, void* stream, const Tensor& scratch, char (&message)[1024],
+                               const int64_t* config, size_t config_size) {
   void* data = scratch ? scratch.data() : nullptr;
   const size_t bytes = scratch ? static_cast<size_t>(scratch.sizes()[0]) : 0;
-  return sl_context{SL_ABI_VERSION, threads, stream, data, bytes, message, sizeof message};
+  return sl_context{SL_ABI_VERSION, threads, stream, data, bytes, message, sizeof message, config, config_size};
 }
 
 // ------------------------------------------------------------------------------------- what Python does in our place
@@ -110,6 +112,19 @@ inline bool peek_contiguous(StableIValue value) {
   bool contiguous = false;
   check(aoti_torch_is_contiguous(to<AtenTensorHandle>(value), &contiguous), "is_contiguous");
   return contiguous;
+}
+// -1 where there is no such axis: the checks will say so.
+inline int64_t peek_size(StableIValue value, int axis) {
+  int64_t rank = 0, *sizes = nullptr;
+  check(aoti_torch_get_dim(to<AtenTensorHandle>(value), &rank), "dim");
+  check(aoti_torch_get_sizes(to<AtenTensorHandle>(value), &sizes), "sizes");
+  return axis < rank ? sizes[axis] : -1;
+}
+inline int64_t peek_int(StableIValue value) { return to<int64_t>(value); }
+inline int64_t peek_bool(StableIValue value) { return to<bool>(value) ? 1 : 0; }
+inline bool peek_present(StableIValue value) { return to<void*>(value) != nullptr; }
+inline bool peek_contiguous_or_absent(StableIValue value) {
+  return !peek_present(value) || peek_contiguous(*to<StableIValue*>(value));
 }
 inline bool carried(int32_t dtype, uint64_t mask) { return dtype >= 0 && dtype < 64 && (mask >> dtype & 1); }
 

@@ -1,0 +1,55 @@
+"""What of tuned choices generated C++ looks up by itself: the key of a call from arguments that nobody has taken."""
+
+from __future__ import annotations
+
+from shiplap.op.bucket import Rule
+from shiplap.op.config import Space
+from shiplap.op.spec import OpSpec
+
+__all__ = ["config_values", "lookup_key"]
+
+
+def config_values(space: Space | None) -> list[int]:
+    """The declared default, in the order of the names; empty for a kernel without configs."""
+    static = space.static if space is not None else None
+    return [int(value) for _, value in static.items] if static is not None else []
+
+
+def lookup_key(spec: OpSpec, rule: Rule | None) -> list[str]:
+    """C++ for each number of the key: bucket, dtypes, which optional tensors are there. Empty: Python has to look.
+
+    The layout is not in it: the table holds choices for contiguous tensors, and Python serves other calls.
+    """
+    if rule is None:
+        return []
+    sizes, scalars, dtypes = _sources(spec)
+    key = []
+    for name, kind in rule.kinds:
+        source = scalars.get(name) or sizes.get(name)
+        if kind == "none":
+            continue
+        if source is None:
+            return []
+        key.append(f"rounded({source})" if kind == "pow2" else source)
+    if any(c not in dtypes for c in rule.classes):
+        return []
+    optional = [i for i, a in enumerate(spec.args) if a.tensor is not None and a.optional]
+    return [*key, *(dtypes[c] for c in rule.classes), *(f"int64_t{{peek_present(values[{i}])}}" for i in optional)]
+
+
+def _sources(spec: OpSpec) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
+    """Where sizes, scalars and dtypes are read: in arguments that are always there."""
+    sizes: dict[str, str] = {}
+    scalars: dict[str, str] = {}
+    dtypes: dict[str, str] = {}
+    for index, arg in enumerate(spec.args):
+        if arg.scalar in ("int", "bool") and not arg.optional:
+            scalars[arg.name] = f"peek_{arg.scalar}(values[{index}])"
+        if arg.tensor is None or arg.optional or arg.many:
+            continue
+        for axis, dim in enumerate(arg.tensor.dims):
+            if dim.kind == "name" and not arg.tensor.variadic:
+                sizes.setdefault(dim.text, f"peek_size(values[{index}], {axis})")
+        if not arg.tensor.concrete:
+            dtypes.setdefault(arg.tensor.dtype_class, f"peek_dtype(values[{index}])")
+    return sizes, scalars, dtypes
