@@ -23,6 +23,9 @@ def test_all_22_are_there():
 def test_a_hazard_has_a_check_and_a_bad_op(number, hazard, checks, specimens):
     named = set(re.findall(r"`(\w+)`", checks)) & set(CHECKS)
     assert named, f"{hazard}: no check"
+    if "does not reproduce" in checks:  # then the op is among the sound ones, where a GPU run proves it again
+        assert set(specimens.split("; ")) <= {s.name for s in gpu.GOOD}
+        return
     found = [ZOO[name] for name in specimens.split("; ")]  # KeyError: the page names an op that is not there
     assert named & {check for s in found for check in s.flagged_by}, f"{hazard}: no op of it is flagged by its checks"
 

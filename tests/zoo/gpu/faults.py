@@ -67,7 +67,7 @@ def _default_stream(x):
         return x * 2
 
 
-bad("launch on the default stream", double("gpu_default_stream", _default_stream), "launched on another stream")
+bad("launch on the default stream", double("gpu_default_stream", _default_stream), "without any graph, with new values")
 
 # 6: SlideSparse's shared workspace, replaced when a larger one is needed. Its shadow on the CPU is in stateful.py.
 

@@ -40,8 +40,8 @@ if importlib.util.find_spec("triton"):
     def _empty(x):
         return x.new_empty(x.shape)
 
-    bad("module loaded at the first launch of a size", double("gpu_module", _launch(_fixed_kernel), _empty),
-        "made while capturing, fails")  # fmt: skip
+    # Said to break captures. It does not: CUDA 13.0 loads modules inside one (H200, torch 2.11, Triton 3.6, 2026-11-21).
+    good("module loaded at the first launch of a size", double("gpu_module", _launch(_fixed_kernel), _empty))
     good("one module for all sizes", double("gpu_one_module", _launch(_any_kernel), _empty))
 
 # 18: weights copied at every replay, since the op has a static buffer of its own
@@ -89,7 +89,7 @@ def on_host(x: M) -> Int64[Tensor, ""]:
     return (x > 0).sum().cpu()
 
 
-bad("result on the host", on_host, "does without a CUDA graph wherever this op is", "cudagraph_trees")
+bad("result on the host", on_host, "Cannot copy between CPU and CUDA tensors", "cudagraph_trees")
 
 # 20: host code in the stream: free(NULL), which does nothing
 
