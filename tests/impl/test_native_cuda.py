@@ -67,8 +67,8 @@ def test_it_is_built_without_a_cuda_toolkit(step):
         symbols = list(elf.get_section_by_name(".dynsym").iter_symbols())
     missing = {s.name for s in symbols if s["st_shndx"] == "SHN_UNDEF"}
     exported = {s.name for s in symbols if s["st_shndx"] != "SHN_UNDEF" and s.name.startswith("shiplap_")}
-    assert exported == {"shiplap_attach", "shiplap_choose", "shiplap_detach", "shiplap_poison", "shiplap_said", "shiplap_standalone",
-                        "shiplap_standalone_for"}  # fmt: skip
+    assert exported == {"shiplap_attach", "shiplap_choose", "shiplap_detach", "shiplap_poison", "shiplap_said",
+                        "shiplap_standalone", "shiplap_standalone_for"}  # fmt: skip
     assert {"aoti_torch_create_device_guard", "aoti_torch_get_current_device_index"} <= missing
     assert not [n for n in needed if re.match(r"libcu|libnv|libtorch_cuda", n)], "one binary, with and without CUDA"
     assert not [n for n in missing if n.startswith(("cuda", "cu")) or "cuda_stream" in n]

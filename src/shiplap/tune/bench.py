@@ -10,7 +10,7 @@ import torch
 
 from shiplap.tune.candidate import Candidate
 from shiplap.tune.inputs import Inputs
-from shiplap.tune.measure import Plan, Timing, clock_for, race
+from shiplap.tune.measure import Plan, Timing, Uncapturable, clock_for, race
 from shiplap.tune.verify import Outcome, Verifier, is_fatal, synchronize
 from shiplap.verify.run import last_line
 
@@ -55,7 +55,7 @@ class LocalBench:
                     ready[index] = clock.ready(self.candidates[index].prepare(args))
                     synchronize(self.inputs.device)
                 except Exception as e:
-                    if is_fatal(e):
+                    if is_fatal(e) and not isinstance(e, Uncapturable):
                         raise
                     failed[index] = last_line(e)
             return (race(ready, clock, plan, self.at) if ready else {}), failed

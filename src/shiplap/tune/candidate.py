@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from shiplap.op import Op
+from shiplap.op.check import Binding
 from shiplap.op.choices import REFERENCE
 from shiplap.op.config import NO_CONFIG, Config
 from shiplap.op.launch import Kernel, fit_outputs
@@ -96,11 +97,16 @@ def candidates(op: Op, device: str, env: Mapping[str, Any]) -> list[Candidate]:
     return found
 
 
-def default_of(op: Op, args: tuple[Any, ...]) -> tuple[str, Config]:
-    """What runs without a choice."""
-    call = op._checker.bind(args)
-    assert call.device is not None
-    for kernel in op.kernels.get(call.device.type, ()):
-        if not kernel.refuses(call):
+def default_of(op: Op, call: Binding, device: str) -> tuple[str, Config]:
+    """What runs without a choice on a device type; ``call`` may be one without values."""
+    for kernel in op.kernels.get(torch.device(device).type, ()):
+        if not _refuses(kernel, call):
             return kernel.name, kernel.space.default(call.env) if kernel.space else NO_CONFIG
     return REFERENCE, NO_CONFIG
+
+
+def _refuses(kernel: Kernel, call: Binding) -> str:
+    try:
+        return kernel.refuses(call)
+    except Exception:  # supports= may look at values, or at the device
+        return ""

@@ -136,7 +136,7 @@ def _frozen(op: Op, drawn: Inputs, key: Key, extra: Mapping[str, str] | None) ->
     if settings().strict:
         raise error("SL607", where=f"{op.spec.name} {drawn.bucket}", got=f"no entry in {choices.frozen}",
                     expected="a frozen choice")  # fmt: skip
-    kernel, config = default_of(op, drawn.call.args)
+    kernel, config = default_of(op, drawn.call, drawn.device)
     return blank.but(kernel=kernel, config=config, reason=f"declared default: not in {choices.frozen}",
                      origin="default")  # fmt: skip
 
@@ -152,7 +152,7 @@ def _decide(task: Task, ranking: Ranking) -> Choice:
     order, listed, drawn = ranking.order, task.candidates, task.inputs
     best = listed[order[0]] if order else listed[0]
     second = order[1] if len(order) > 1 else None
-    default = _index(listed, default_of(task.op, drawn.call.args))
+    default = _index(listed, default_of(task.op, drawn.call, drawn.device))
     times = {i: t.median for i, t in ranking.timings.items()}
     return Choice(
         op=task.op.spec.name, device=task.key["device"], bucket=drawn.bucket, dtypes=drawn.dtypes, layout=drawn.layout,

@@ -26,16 +26,28 @@ SEED = 20261121  # any; the same everywhere, so that two processes verify on the
 
 @dataclass(frozen=True)
 class Inputs:
-    """Two draws at the sizes of the call, and a small one of odd sizes (None when the declaration admits none)."""
+    """What candidates for ``recipe`` are run on; drawn when asked for, since the process that asks may run none."""
 
     op: Op
     recipe: Recipe
     device: str
-    real: tuple[Case, Case]
-    small: Case | None
+    seed: int
+
+    @cached_property
+    def real(self) -> tuple[Case, Case]:
+        """Two draws at the sizes of the call."""
+        return tuple(Samples(self.op, self.seed + i, self.device).build(self.recipe) for i in (0, 1))  # type: ignore[return-value]
+
+    @cached_property
+    def small(self) -> Case | None:
+        """A draw of small odd sizes, or None when the declaration admits none."""
+        return _small(Samples(self.op, self.seed, self.device), self.recipe)
 
     @cached_property
     def call(self) -> Binding:
+        """The call without values where they do not decide its sizes; else the first draw."""
+        if self.op.sampler is None:
+            return Samples(self.op, self.seed, "meta").blank(self.recipe)
         return self.op._checker.bind(self.real[0].args)
 
     @property
@@ -57,9 +69,7 @@ def inputs(op: Op, recipe: Recipe, device: str, seed: int = SEED) -> Inputs:
         names = ", ".join(a.name for a in op.spec.tensors if a.tensor and all("int" in n for n in a.tensor.dtypes))
         raise error("SL606", where=op.spec.name, got=f"integer tensors {names} without a builder",
                     expected="values that mean something")  # fmt: skip
-    first, second = Samples(op, seed, device), Samples(op, seed + 1, device)
-    real = first.build(recipe), second.build(recipe)
-    found = Inputs(op, recipe, device, real, _small(first, recipe))
+    found = Inputs(op, recipe, device, seed)
     wanted = op.rule.bucket({**dict(recipe.scalars), **dict(recipe.sizes)})
     asked = {name: value for name, _, value in wanted.limits if name in dict(recipe.sizes)}
     drawn = {name: value for name, _, value in found.bucket.limits if name in asked}

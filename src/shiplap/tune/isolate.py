@@ -135,10 +135,9 @@ class Isolation:
             raise self._ended()
         reply = json.loads(line)
         if reply.get("fatal"):
-            index = self._now()[0]
             self.stop()
             if "error" in reply:
-                raise Died(index, reply["error"])
+                raise Died(reply["index"], reply["error"])
         return reply
 
     def _now(self) -> tuple[int, float]:

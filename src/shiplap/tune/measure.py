@@ -7,7 +7,8 @@ captured one), with the L2 cache flushed before, since a model's next layer find
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
 from time import monotonic, perf_counter_ns
@@ -15,9 +16,11 @@ from typing import Any, Protocol
 
 import torch
 
+from shiplap import compat
 from shiplap.tune.candidate import Run
+from shiplap.verify.run import last_line
 
-__all__ = ["Clock", "CpuClock", "CudaClock", "Plan", "Timing", "benchmarks", "clock_for", "race"]
+__all__ = ["Clock", "CpuClock", "CudaClock", "Plan", "Timing", "Uncapturable", "benchmarks", "clock_for", "race"]
 
 benchmarks = 0  # samples taken in this process: frozen mode is tested to leave it alone
 
@@ -30,6 +33,10 @@ class Clock(Protocol):
     def sample(self, run: Run, repeats: int) -> float:
         """Seconds of one run, the mean of ``repeats``."""
         ...
+
+
+class Uncapturable(Exception):
+    """What a candidate does is not possible in a CUDA graph."""
 
 
 class CpuClock:
@@ -61,20 +68,44 @@ class CudaClock:
         if self.capture == "never":
             return run
         stream = torch.cuda.Stream(self.device)
-        stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(stream):
-            run()
-        torch.cuda.current_stream(self.device).wait_stream(stream)
+        for _ in range(2):  # what is done at a first call must not be done in a capture
+            with self._on(stream):
+                run()
         torch.cuda.synchronize(self.device)
-        graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph):
-                outs = run()
-        except RuntimeError:
+            return self._captured(run, stream)
+        except Uncapturable:
             if self.capture == "always":
                 raise
-            torch.cuda.synchronize(self.device)
             return run
+
+    @contextmanager
+    def _on(self, stream: torch.cuda.Stream) -> Iterator[None]:
+        """Work on ``stream`` after what the current one holds, and before what comes after it."""
+        current = torch.cuda.current_stream(self.device)
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):
+            yield
+        current.wait_stream(stream)
+
+    def _captured(self, run: Run, stream: torch.cuda.Stream) -> Run:
+        """Its replay. Captured by hand: torch.cuda.graph leaves the stream current when ending the capture raises."""
+        graph, pool, failure = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle(), ""
+        outs: Any = ()
+        with torch.cuda.stream(stream):
+            graph.capture_begin(pool=pool)
+            try:
+                outs = run()
+            except Exception as e:
+                failure = last_line(e)
+            try:
+                graph.capture_end()
+            except RuntimeError as e:
+                failure = failure or last_line(e)
+                compat.abandon_capture(stream.device_index, pool)
+        torch.cuda.synchronize(self.device)
+        if failure:
+            raise Uncapturable(failure)
         self._kept.append((graph, outs, run))  # a graph holds addresses: what run holds must stay
 
         def replay() -> Any:

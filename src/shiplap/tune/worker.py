@@ -54,7 +54,8 @@ class Worker:
         try:
             return getattr(self, f"_{asked['do']}")(asked)
         except Exception as e:
-            return {"error": last_line(e), "fatal": is_fatal(e)}
+            index, _ = BEAT.unpack_from(self._beat, 0)
+            return {"error": last_line(e), "fatal": is_fatal(e), "index": index}
         finally:
             self.at(-1)
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from shiplap.errors import ShiplapError, error
 from shiplap.op import Arg, Op, Output
-from shiplap.op.check import shape_of
+from shiplap.op.check import Binding, shape_of
 from shiplap.verify.layouts import LAYOUTS, apply_layout, clone_exactly, possible
 from shiplap.verify.recipe import Recipe
 from shiplap.verify.sizes import EDGES, environment, free_dims, scalar_candidates, search
@@ -133,6 +133,16 @@ class Samples:
         args = tuple(self._place(recipe, a, v) for a, v in zip(self.spec.args, drawn, strict=True))
         return Case(recipe, self.seed, args, self.op._checker.bind(args).env, str(self.device))
 
+    def blank(self, recipe: Recipe) -> Binding:
+        """The call of a recipe without values, on the meta device: sizes, dtypes and layouts cost nothing to know."""
+        sizes, scalars = dict(recipe.sizes), dict(recipe.scalars)
+        scalars |= {a.name: sizes[a.name] for a in self.spec.scalars if a.name in sizes}
+        env = environment(self.spec, {**sizes, "...": (2,)}, scalars)
+        if env is None:
+            raise error("SL502", where=self.spec.name, got=str(recipe), expected="sizes that the declaration admits")
+        drawn = self._drawn(recipe, env, None)
+        return self.op._checker.bind([self._place(recipe, a, v) for a, v in zip(self.spec.args, drawn, strict=True)])
+
     def make(self, recipe: Recipe) -> Case | None:
         """``build``, or None when the declaration or the builder does not admit the recipe."""
         key = str(recipe)
@@ -158,7 +168,7 @@ class Samples:
         args = tuple(list(v) if isinstance(v, tuple) else v for v in made)
         return (*args, *(a.default for a in self.spec.args[len(args) :]))
 
-    def _drawn(self, recipe: Recipe, env: dict[str, Any], rng: torch.Generator) -> tuple[Any, ...]:
+    def _drawn(self, recipe: Recipe, env: dict[str, Any], rng: torch.Generator | None) -> tuple[Any, ...]:
         positive = [v for v in env.values() if type(v) is int and v > 0]
         below = min([env[d] for d in free_dims(self.spec) if type(env[d]) is int and env[d] > 0] or positive or [1])
 
@@ -167,6 +177,8 @@ class Samples:
             kind = arg.tensor
             name = kind.dtypes[0] if kind.concrete else dict(recipe.dtypes)[kind.dtype_class]
             shape = tuple(shape_of(Output(arg.name, kind), env))
+            if rng is None:
+                return torch.empty(shape, dtype=getattr(torch, name), device="meta")
             return draw(shape, getattr(torch, name), recipe.values, below, rng)
 
         def value(arg: Arg) -> Any:

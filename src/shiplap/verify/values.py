@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 __all__ = ["KINDS", "draw"]
 
+POOL = 4_194_301  # numbers drawn for a large tensor
 KINDS = ("normal", "ties", "descending", "zeros", "large")
 
 
@@ -16,6 +19,8 @@ def draw(shape: tuple[int, ...], dtype: torch.dtype, kind: str, below: int, rng:
     ``ties``: few distinct values, zeros among them; ``descending``: the reverse of what sorted code expects;
     ``large``: magnitudes around 1e3.
     """
+    if kind == "normal" and dtype.is_floating_point and math.prod(shape) > 2 * POOL:
+        return _large(shape, dtype, rng)
     if dtype == torch.bool:
         return torch.randint(0, 2, shape, generator=rng).bool()
     if not (dtype.is_floating_point or dtype.is_complex):
@@ -30,6 +35,13 @@ def draw(shape: tuple[int, ...], dtype: torch.dtype, kind: str, below: int, rng:
     if kind == "zeros":
         values = torch.zeros_like(values)
     return (values * 1e3 if kind == "large" else values).to(dtype)
+
+
+def _large(shape: tuple[int, ...], dtype: torch.dtype, rng: torch.Generator) -> Tensor:
+    """Drawing 10^8 numbers takes seconds. The pool's length is prime: no two rows or tiles of a tensor are alike."""
+    pool = torch.randn(POOL, generator=rng, dtype=torch.float64).to(dtype)
+    count = math.prod(shape)
+    return pool.repeat(-(-count // POOL))[:count].reshape(shape)
 
 
 def _integers(shape: tuple[int, ...], kind: str, below: int, rng: torch.Generator) -> Tensor:
