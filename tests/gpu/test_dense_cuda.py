@@ -58,7 +58,10 @@ def test_mm(dtype, m, n, k):
 def test_raw_output_transposes_and_views(dynamic):
     a, b, c = randn(90, 70, dtype=torch.float32), randn(50, 90, dtype=torch.float32), randn(50, dtype=torch.float32)
     check(lambda a, b, c: (lambda y: (y, torch.relu(y + c)))(ops.mm(a.t(), b.t())), a, b, c, dynamic=dynamic)
-    check(lambda a, b, c: gelu(dense.matmul(a.t().view(7, 10, 90), b.t(), c)), a, b, c, dynamic=dynamic)
+    # On a GPU, Inductor of torch 2.11 compares loops before it merges them: behind a view, an epilogue stays outside.
+    kernels = 2 if torch.__version__.startswith("2.11") else 1
+    args = a.t().view(7, 10, 90), b, c
+    check(lambda a, b, c: gelu(dense.matmul(a, b.t(), c)), *args, dynamic=dynamic, kernels=kernels)
 
 
 def test_bulk_copies():

@@ -21,6 +21,7 @@ __all__ = [
     "add_table", "alignment", "autotuning", "choice_node", "compile_graph", "current_node", "expression", "extern",
     "fixed_fake", "fixed_layout", "hint", "inline", "inner_axis", "innermost", "launch", "layout_key", "like", "memory",
     "no_autotuning", "realize", "register", "shared", "static", "trace", "with_values",
+    "write_graph",
 ]  # fmt: skip
 
 
@@ -195,6 +196,12 @@ def inline(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
 
 def compile_graph(graph: torch.fx.GraphModule, values: Sequence[Any]) -> Callable[..., Any]:
     """Compile ``graph`` on its own, while another graph is being lowered; ``values`` are fakes of static size."""
+    return write_graph(graph, values)()
+
+
+def write_graph(graph: torch.fx.GraphModule, values: Sequence[Any]) -> Callable[[], Callable[..., Any]]:
+    """The first half of :func:`compile_graph`, bound to this thread: what is returned compiles the kernels, in any."""
+    from torch._inductor.codecache import PyCodeCache
     from torch._inductor.graph import GraphLowering
 
     outer = V.graph
@@ -205,8 +212,14 @@ def compile_graph(graph: torch.fx.GraphModule, values: Sequence[Any]) -> Callabl
     quiet = {"benchmark_fusion": False, "pipeline_max_autotune_gemm": False}
     with V.set_graph_handler(nested), config.patch({k: v for k, v in quiet.items() if hasattr(config, k)}):
         nested.run(*values)
-        module = nested.compile_to_module()
-    return lambda *args: module.call(list(args))
+        code, _ = nested.codegen()
+    key, path = PyCodeCache.write(code.value)
+
+    def load() -> Callable[..., Any]:
+        module = PyCodeCache.load_by_key_path(key, path, attrs=dict(nested.constants))
+        return lambda *args: module.call(list(args))
+
+    return load
 
 
 @contextmanager

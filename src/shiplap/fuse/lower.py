@@ -86,8 +86,7 @@ def floor(call: Call, overload: Any, args: tuple[Any, ...], kwargs: Mapping[str,
         graph = lowering.trace(call.reference, list(call.tensors.values()))
     except Exception:  # a reference that cannot be traced is called as it stands
         return lowering.extern(overload, args, dict(kwargs))
-    with lowering.no_autotuning():  # as it was measured
-        return lowering.inline(graph, call.nodes)
+    return lowering.inline(graph, call.nodes)  # if the user asked for it, tuned by Inductor as any PyTorch code is
 
 
 def _warn(op: Op, verdict: Verdict) -> None:

@@ -36,7 +36,7 @@ from shiplap.tune.store import Store
 
 __all__ = ["Selection", "forced", "known", "measure", "trial"]
 
-FINALISTS = 8  # and within NEAR of the best alone: an epilogue of its own costs each kernel something else
+FINALISTS = 6  # and within NEAR of the best alone: an epilogue of its own costs each kernel something else
 NEAR = 1.3
 SECONDS = 20.0
 
@@ -186,13 +186,18 @@ def _call(compiled: Callable[..., Any], args: list[Any]) -> tuple[Tensor, ...]:
 
 def _race(selection: Selection, listed: list[Any], finalists: Sequence[int]) -> dict[int, Timing]:
     """The finalists compiled with their surroundings; one that cannot be is left out."""
-    around, device = selection.surroundings, str(selection.call.device)
-    clock = clock_for(device)
+    around = selection.surroundings
+    clock = clock_for(str(selection.call.device))
     args = around.arguments(selection.inputs.real[0].fresh())
-    runs: dict[int, Any] = {}
+    written: dict[int, Callable[[], Callable[..., Any]]] = {}
     for index in finalists:
         name = REFERENCE if index == 0 else listed[index].label
         with suppress(Exception), lowering.no_autotuning(), trial(selection.call.op.spec.name, name):
-            compiled = lowering.compile_graph(around.graph(), around.fakes())
-            runs[index] = clock.ready(partial(_call, compiled, args))
-    return race(runs, clock, Plan(seconds=3.0)) if len(runs) > 1 else {}
+            written[index] = lowering.write_graph(around.graph(), around.fakes())
+    with ThreadPoolExecutor(min(16, cpu_count() or 1)) as pool:
+        loading = {index: pool.submit(load) for index, load in written.items()}
+    runs: dict[int, Any] = {}
+    for index, future in loading.items():
+        with suppress(Exception):
+            runs[index] = clock.ready(partial(_call, future.result(), args))
+    return race(runs, clock, Plan(seconds=2.0)) if len(runs) > 1 else {}
