@@ -34,6 +34,26 @@ def test_dims_are_rounded_up_scalars_are_exact_floats_do_not_count():
     assert key(torch.ones(2, 0, 1), index)[:3] == ((2,), 0, 1)
 
 
+def test_the_quick_key_tells_apart_what_the_key_does():
+    index = torch.zeros(27, dtype=torch.int32)
+    x = torch.ones(2, 900, 5)
+    calls = [(x, index, [1, 2], e, m) for e in (0.1, 0.2) for m in "ab"]
+    calls += [
+        (x[:, :899], index, [1, 2], 0.1, "a"),
+        (x.double(), index, [1, 2], 0.1, "a"),
+        (x[0], index, [1, 2], 0.1, "a"),
+    ]
+    calls += [
+        (x.transpose(1, 2), index, [1, 2], 0.1, "a"),
+        (x, index, [2, 2], 0.1, "a"),
+        (x[..., :4], index, [1, 2], 0.1, "a"),
+    ]
+    bound = [gather._checker.bind(c) for c in calls]
+    for a in bound:
+        for b in bound:
+            assert (gather.rule.key(a) == gather.rule.key(b)) == (gather.rule.quick(a) == gather.rule.quick(b))
+
+
 def test_the_text_reads_back():
     env = gather._checker.bind((torch.ones(2, 900, 5), torch.zeros(27, dtype=torch.int32), [1, 2], 0.1, "a")).env
     bucket = gather.rule.bucket(env)

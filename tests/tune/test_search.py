@@ -102,6 +102,13 @@ def test_with_a_prior_the_winner_is_within_3_percent(best):
     assert times[ranking.order[0]] <= 1.03 * min(times)
 
 
+def test_each_kernel_of_a_large_space_is_tried_once_at_least():
+    candidates = [*space(prior=lambda env, values: 1.0), Fake(Config(), kernel="vendor")]
+    times = [*[5.0] * (len(candidates) - 1), 1.0]
+    ranking = run(candidates, FakeBench(times))
+    assert candidates[ranking.order[0]].kernel == "vendor"
+
+
 def test_the_wrong_are_not_raced():
     candidates = space()[:10]
     bench = FakeBench([5.0, *[1.0] * 9], wrong=frozenset(range(1, 9)))
@@ -146,7 +153,7 @@ def test_a_race_gives_up_the_hopeless_early():
 
 def test_candidates_take_turns():
     order = []
-    race({i: lambda: None for i in range(3)}, CpuClock(), Plan(rounds=3, sample=0.0, hopeless=1e9), order.append)
+    race({i: lambda i=i: i for i in range(3)}, Script({0: 1.0, 1: 1.0, 2: 1.0}), Plan(rounds=3), order.append)
     assert order[:3] == [0, 1, 2]
     assert order[3:6] == [0, 1, 2]
     assert order[6:9] == [1, 2, 0]
@@ -156,4 +163,4 @@ def test_candidates_take_turns():
 def test_a_cpu_sample_is_long_against_the_clock():
     calls = []
     race({0: lambda: calls.append(1)}, CpuClock(), Plan(rounds=2))
-    assert len(calls) > 100
+    assert len(calls) > 10, "on a busy machine the first, cold sample is long"

@@ -7,7 +7,7 @@ declared otherwise), kept (``"exact"``, what scalars do) or left out (``"none"``
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -51,10 +51,31 @@ def _limit(node: Any) -> tuple[str, str, Any]:
 
 @dataclass(frozen=True)
 class Rule:
-    """How calls of one op fall into buckets. ``kinds`` is in declared order; ``classes`` are the dtype classes."""
+    """How calls of one op fall into buckets.
+
+    ``kinds`` is in declared order; ``classes`` are the dtype classes; ``plain`` are the places of tensor arguments that
+    are no lists, with whether they may be absent.
+    """
 
     kinds: tuple[tuple[str, str], ...]
     classes: tuple[str, ...]
+    plain: tuple[tuple[int, bool], ...] = ()
+    lists: bool = False
+
+    @cached_property
+    def quick(self) -> Callable[[Binding], tuple[Any, ...]]:
+        """``quick(call)``: equal for calls with the same device type and :meth:`key`, in a third of the time."""
+        sizes = [f"_round(e.get({n!r}))" if pow2 else f"_plain(e.get({n!r}))" for n, pow2 in self._get]
+        whole = [
+            f"(a[{i}] is None or a[{i}].is_contiguous())" if o else f"a[{i}].is_contiguous()" for i, o in self.plain
+        ]
+        absent = [f"a[{i}] is None" for i, optional in self.plain if optional]
+        layout = "layout_of(a)" if self.lists else f"'' if {' and '.join(whole) or 'True'} else layout_of(a)"
+        parts = [*sizes, *(f"d.get({c!r})" for c in self.classes), *absent, layout]
+        text = (
+            f"lambda call: (lambda e, d, a: (call.device.type, {', '.join(parts)}))(call.env, call.dtypes, call.args)"
+        )
+        return eval(text, {"_round": _round, "_plain": _plain, "layout_of": layout_of})
 
     def bucket(self, env: Mapping[str, Any]) -> Bucket:
         """The bucket of a call with these sizes and scalars."""
@@ -137,4 +158,7 @@ def read_rule(spec: OpSpec, default: str = "pow2", kinds: Mapping[str, str] | No
             names = ", ".join(found)
             raise error("SL115", where=spec.name, got=f"{name}={kind!r}", expected=f"{'|'.join(KINDS)} for {names}")
     classes = sorted({a.tensor.dtype_class for a in spec.tensors if a.tensor and not a.tensor.concrete})
-    return Rule(tuple({**found, **(kinds or {})}.items()), tuple(classes))
+    tensors = [(i, a) for i, a in enumerate(spec.args) if a.tensor is not None]
+    plain = tuple((i, a.optional) for i, a in tensors if not a.many)
+    lists = any(a.many for _, a in tensors) or any(a.optional for a in spec.scalars)
+    return Rule(tuple({**found, **(kinds or {})}.items()), tuple(classes), plain, lists)

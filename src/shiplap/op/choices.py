@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["MISSING", "REFERENCE", "Entry", "digest", "find", "forget", "install", "ready", "resolved", "tunable"]
 
 REFERENCE = "reference"
+LIMIT = 4096  # calls remembered per op: exact sizes may all differ
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ listeners: list[Callable[[], None]] = []  # called when choices have changed: na
 
 _entries: dict[str, dict[tuple[Any, ...], Entry]] = {}
 _resolved: dict[str, dict[tuple[Any, ...], Kernel | None]] = {}
+_memo: dict[str, dict[tuple[Any, ...], Any]] = {}  # by the quick key: what was found for it
 _looked = False
 
 
@@ -82,6 +84,7 @@ def install(entries: list[Entry], file: str | None = None) -> None:
     for entry in entries:
         _entries.setdefault(entry.op, {})[entry.key] = entry
     _resolved.clear()
+    _memo.clear()
     refresh()
     for listener in listeners:
         listener()
@@ -98,6 +101,7 @@ def resolved(op: Op) -> dict[tuple[Any, ...], Kernel | None]:
 def forget() -> None:
     """An op has changed: what was resolved may no longer hold."""
     _resolved.clear()
+    _memo.clear()
 
 
 def entries() -> list[Entry]:
@@ -113,18 +117,22 @@ def digest() -> str:
 
 def find(op: Op, call: Binding) -> Kernel | Missing | None:
     """The chosen kernel with its config, None for the reference, or ``MISSING``."""
-    ready()
+    if not _looked:
+        ready()
     if observer is not None:
         observer(op, call)
-    table = resolved(op)
-    assert call.device is not None
-    if not (table or frozen):
-        return MISSING
-    key = (call.device.type, *op.rule.key(call))
-    found = table.get(key, MISSING)
+    memo = _memo.get(op.spec.name)
+    if memo is None:
+        memo = _memo[op.spec.name] = {}
+    key = op.rule.quick(call)
+    found = memo.get(key, memo)
+    if found is memo:
+        if len(memo) >= LIMIT:
+            memo.clear()
+        found = memo[key] = resolved(op).get((key[0], *op.rule.key(call)), MISSING)
     if found is MISSING:
-        return _absent(op, key) if frozen and tunable(op, key[0]) else MISSING
-    if found is not None and (reason := found.refuses(call)):  # type: ignore[union-attr]
+        return _absent(op, (key[0], *op.rule.key(call))) if frozen and tunable(op, key[0]) else MISSING
+    if found is not None and (reason := found.refuses(call)):
         notice(f"chosen {op.spec.name} {key}", f"{op.spec.name}: the chosen kernel does not take this call ({reason})")
         return MISSING
     return found

@@ -120,16 +120,18 @@ def _halve(work: _Search, right: list[int], plan: Plan) -> list[int]:
 
 
 def _seeds(candidates: Sequence[Candidate], inputs: Inputs) -> list[int]:
-    """All of a small space; of a large one reference, default, and the best WHOLE by prior or by spread."""
-    rest = list(range(2, len(candidates)))
+    """All of a small space; of a large one the first of each kernel, and the best WHOLE by prior or by spread."""
     if len(candidates) <= WHOLE:
         return list(range(len(candidates)))
+    kernels = [c.kernel for c in candidates]
+    first = [i for i, name in enumerate(kernels) if kernels.index(name) == i]
+    rest = [i for i in range(len(candidates)) if i not in first]
     scores = {i: _prior(candidates[i], inputs) for i in rest}
     if any(s is not None for s in scores.values()):
         best = sorted(rest, key=lambda i: (scores[i] is None, scores[i] or 0.0))[:WHOLE]
     else:
-        best = [rest[i * len(rest) // WHOLE] for i in range(WHOLE)]
-    return [0, 1, *best]
+        best = list(dict.fromkeys(rest[i * len(rest) // WHOLE] for i in range(WHOLE)))
+    return [*first, *best]
 
 
 def _prior(candidate: Candidate, inputs: Inputs) -> float | None:
