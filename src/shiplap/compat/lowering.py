@@ -20,7 +20,7 @@ from torch._inductor.virtualized import V
 __all__ = [
     "add_table", "alignment", "autotuning", "choice_node", "compile_graph", "current_node", "expression", "extern",
     "fixed_fake", "fixed_layout", "hint", "inline", "inner_axis", "innermost", "launch", "layout_key", "like", "memory",
-    "no_autotuning", "realize", "register", "shared", "static", "trace", "with_values",
+    "no_autotuning", "realize", "register", "shared", "static", "trace", "uncached", "with_values",
     "write_graph",
 ]  # fmt: skip
 
@@ -225,4 +225,11 @@ def write_graph(graph: torch.fx.GraphModule, values: Sequence[Any]) -> Callable[
 @contextmanager
 def no_autotuning() -> Iterator[None]:
     with config.patch(max_autotune=False, max_autotune_gemm=False):
+        yield
+
+
+@contextmanager
+def uncached() -> Iterator[None]:
+    """Compile afresh: what is lowered from a cache does not pass by our lowering."""
+    with config.patch(force_disable_caches=True):
         yield

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from shiplap.compat import lowering
 from shiplap.op import Op
 from shiplap.op.template import Template
+from shiplap.tune.inputs import layout_name
 from shiplap.verify.recipe import Recipe
 
 __all__ = ["Call"]
@@ -70,10 +72,15 @@ class Call:
     def dtypes(self) -> dict[str, torch.dtype]:
         return {name: t.dtype for name, t in self.tensors.items()} | {"out": self.output.dtype}
 
-    @property
+    @cached_property
     def hints(self) -> dict[str, Any]:
-        """``env`` as plain numbers."""
+        """``env`` as plain numbers: those of the call that is being compiled."""
         return {k: _plain(v) for k, v in self.env.items()}
+
+    @cached_property
+    def shape(self) -> tuple[int, ...]:
+        """Of the output, as plain numbers."""
+        return tuple(lowering.hint(s) for s in self.output.shape)
 
     @property
     def static(self) -> bool:
@@ -129,7 +136,15 @@ class Call:
             for a in spec.tensors if a.tensor and a.name in self.tensors and not a.tensor.concrete
         }  # fmt: skip
         absent = tuple(a.name for a in spec.tensors if a.name not in self.tensors)
-        return Recipe(absent=absent).but(sizes=sizes, scalars=scalars, dtypes=classes)
+        return Recipe(absent=absent).but(sizes=sizes, scalars=scalars, dtypes=classes, layouts=self._layouts())
+
+    def _layouts(self) -> dict[str, str]:
+        """Names of the layouts that we know and arguments have."""
+        found = {}
+        for name, value in self.tensors.items():
+            sizes, strides = ([lowering.hint(s) for s in of] for of in (value.shape, value.stride()))
+            found[name] = layout_name(torch.empty_strided(sizes, strides, dtype=value.dtype, device="meta"))
+        return {name: layout for name, layout in found.items() if layout}
 
 
 def _is_size(value: Any) -> bool:

@@ -20,9 +20,12 @@ from shiplap.op.template import Template
 __all__ = ["TemplateCandidate", "candidates"]
 
 
+Memory = tuple[tuple[int, ...], tuple[int, ...], int]  # sizes, strides, offset from the start of the buffer
+
+
 @dataclass
 class TemplateCandidate:
-    """``config`` of ``template`` for ``call``; rendered when first asked for."""
+    """``config`` of ``template`` for ``call``. Rendered while its graph is lowered; after that it runs on its own."""
 
     call: Call
     template: Template
@@ -30,8 +33,8 @@ class TemplateCandidate:
     fixed = True
     opaque = True
     _choice: Any = field(default=None, repr=False)
+    _slots: tuple[tuple[str, Memory], ...] = ()
     _run: Any = field(default=None, repr=False)
-    _buffers: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @property
     def kernel(self) -> str:
@@ -47,11 +50,17 @@ class TemplateCandidate:
         verdict = True if supports is None else supports(self.call.hints, self.call.dtypes, self.config.as_dict())
         return "" if verdict is True else (verdict or "supports() returned False")
 
-    @property
-    def choice(self) -> Any:
+    def render(self) -> Any:
+        """The choice in Inductor's terms; raises what rendering raises."""
         if self._choice is None:
-            self._choice = _render(self)
+            buffers = self.call.buffers(self.template)
+            self._slots = tuple((name, lowering.memory(node)) for name, node in buffers.items())
+            self._choice = _render(self.call, self.template, self.config, buffers)
         return self._choice
+
+    def precompile(self) -> None:
+        """Compile the kernel alone; in any thread, once it has been rendered."""
+        self.render().precompile()
 
     def prepare(self, args: tuple[Any, ...]) -> Callable[[], tuple[Tensor, ...]]:
         """Compile the kernel alone; what is returned runs it on ``args`` into a poisoned output.
@@ -61,11 +70,12 @@ class TemplateCandidate:
         Raises:
             Exception: whatever the compiler of the kernel raises.
         """
+        choice = self.render()
         inputs, out = self._inputs(args), self.call.scratch("out", _output, self.call)
         _poison(out)
         if self._run is None:
-            self.choice.precompile()
-            self._run = self.choice.bmreq.make_run_fn(*inputs, out=out)
+            choice.precompile()
+            self._run = choice.bmreq.make_run_fn(*inputs, out=out)
         run = self._run
 
         def call(_alive: list[Tensor] = inputs) -> tuple[Tensor, ...]:  # a C++ kernel was given their addresses only
@@ -79,25 +89,17 @@ class TemplateCandidate:
         given = {a.name: v for a, v in zip(self.call.op.spec.args, args, strict=True) if isinstance(v, Tensor)}
         tables = dict(self.template.tables)
         found = []
-        for name, node in self.buffers.items():
+        for name, memory in self._slots:
             value = given[name] if name in given else tables[name](self.call.hints).to(self.call.device)
-            sizes, strides, offset = memory = lowering.memory(node)
             flat = self.call.scratch(f"{name} {memory}", _room, memory, value)
             if value.numel():
-                flat.as_strided(sizes, strides, offset).copy_(value)
+                flat.as_strided(*memory).copy_(value)
             found.append(flat)
         return found
 
-    @property
-    def buffers(self) -> dict[str, Any]:
-        """Input buffers by argument name; an argument may have to be copied into the layout the template wants."""
-        if not self._buffers:
-            self._buffers = self.call.buffers(self.template)
-        return self._buffers
-
     def node(self, fusion: bool = True) -> Any:
         """The kernel as the lowered result; with ``fusion``, Inductor may put neighbours into it."""
-        return lowering.choice_node(self.choice, fusion)
+        return lowering.choice_node(self.render(), fusion)
 
 
 def candidates(call: Call) -> tuple[list[TemplateCandidate], dict[str, str]]:
@@ -113,16 +115,15 @@ def candidates(call: Call) -> tuple[list[TemplateCandidate], dict[str, str]]:
     return found, refused
 
 
-def _render(candidate: TemplateCandidate) -> Any:
-    call, template = candidate.call, candidate.template
-    buffers, layout = candidate.buffers, lowering.fixed_layout(call.output)
+def _render(call: Call, template: Template, config: Config, buffers: dict[str, Any]) -> Any:
+    layout = lowering.fixed_layout(call.output)
     if shared := lowering.shared(list(buffers.values())):
         raise NotImplementedError(f"two arguments are views of buffer {shared}")
     name = f"{call.op.spec.namespace}_{call.op.spec.opname}_{template.name}"
     if template.language == "cpp":
         from shiplap.compat import cpp_template
 
-        return cpp_template.choice(name, template.source, buffers, layout, call.constants, candidate.config.as_dict())
+        return cpp_template.choice(name, template.source, buffers, layout, call.constants, config.as_dict())
     from shiplap.compat import triton_template
 
     assert template.grid is not None
@@ -135,7 +136,7 @@ def _render(candidate: TemplateCandidate) -> Any:
         **call.constants,
         **call.facts(buffers),
         "ALLOW_TF32": torch.backends.cuda.matmul.allow_tf32,
-        **candidate.config.as_dict(),
+        **config.as_dict(),
     }
     return triton_template.choice(unique, source, grid, expressions, list(buffers.values()), layout, constants)
 
@@ -153,8 +154,7 @@ def _grid(template: Template, names: tuple[str, ...]) -> Callable[..., tuple[Any
 
 
 def _output(call: Call) -> Tensor:
-    shape = [lowering.hint(s) for s in call.output.shape]
-    return torch.empty(shape, dtype=call.output.dtype, device=call.device)
+    return torch.empty(call.shape, dtype=call.output.dtype, device=call.device)
 
 
 def _poison(out: Tensor) -> None:
@@ -165,7 +165,7 @@ def _poison(out: Tensor) -> None:
         out.reshape(-1).view(torch.uint8).fill_(0x7B)
 
 
-def _room(memory: tuple[tuple[int, ...], tuple[int, ...], int], value: Tensor) -> Tensor:
+def _room(memory: Memory, value: Tensor) -> Tensor:
     """Memory that starts where a buffer of these sizes, strides and offset starts."""
     sizes, strides, offset = memory
     length = offset + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True)) + 1 if value.numel() else 0

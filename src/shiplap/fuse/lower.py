@@ -14,6 +14,7 @@ from shiplap.errors import notice
 from shiplap.fuse.call import Call
 from shiplap.fuse.candidate import TemplateCandidate, candidates
 from shiplap.fuse.decide import Decision, Verdict, remember
+from shiplap.fuse.isolated import collect
 from shiplap.fuse.prove import prove
 from shiplap.fuse.select import Selection, blocked, forced, known, measure
 from shiplap.fuse.switch import in_force
@@ -48,6 +49,8 @@ def _choose(call: Call) -> Decision:
     found = [c for c in found if switch.only in c.label]
     if not found:
         return _decision(call, REFERENCE, "no template takes this call", verdicts)
+    if collect(call, found):
+        return _decision(call, REFERENCE, "candidates were collected", verdicts)
     if switch.only:
         return _first_proven(call, found, verdicts, f"only {switch.only!r} may be chosen")
     selection = Selection.of(call)

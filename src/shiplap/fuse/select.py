@@ -6,6 +6,7 @@ graphs compiled as they will run. What was chosen is stored, keyed by the op, th
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -24,11 +25,12 @@ from shiplap.fuse.candidate import TemplateCandidate
 from shiplap.fuse.surroundings import Surroundings
 from shiplap.op.choices import REFERENCE
 from shiplap.op.config import NO_CONFIG, Config
-from shiplap.tune.bench import LocalBench
+from shiplap.tune.bench import Bench, LocalBench
 from shiplap.tune.candidate import label
 from shiplap.tune.choice import Choice, show_time
-from shiplap.tune.decide import stored
+from shiplap.tune.decide import Options, Task, stored
 from shiplap.tune.inputs import Inputs, inputs
+from shiplap.tune.isolate import Isolation
 from shiplap.tune.key import Key, key_for
 from shiplap.tune.measure import Plan, Timing, clock_for, race
 from shiplap.tune.search import Ranking, search
@@ -63,21 +65,32 @@ class FloorCandidate:
     """What Inductor makes of the reference, or the op's own kernel."""
 
     call: Call
-    compiled: Callable[..., Any] | None = None
     kernel: str = REFERENCE
     config: Config = NO_CONFIG
     fixed: bool = True
     opaque: bool = True
+    _compiled: Callable[..., Any] | None = None
+    _like: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = ()
+
+    def render(self) -> None:
+        """Compile the reference, while the call's graph is lowered."""
+        if self._compiled is None and not self.call.op.kernels.get(self.call.device.type):
+            values = Surroundings.alone(self.call)
+            self._like = tuple((tuple(v.shape), tuple(v.stride())) for v in values[1])
+            with lowering.no_autotuning():
+                self._compiled = lowering.compile_graph(*values)
 
     def prepare(self, args: tuple[Any, ...]) -> Callable[[], tuple[Tensor, ...]]:
-        op, tensors = self.call.op, [a for a in args if isinstance(a, Tensor)]
-        if op.kernels.get(self.call.device.type):
-            return lambda: (op.execute(*args),)
-        if self.compiled is None:
-            with lowering.no_autotuning():
-                self.compiled = lowering.compile_graph(*Surroundings.alone(self.call))
-        laid = [lowering.like(v, t) for v, t in zip(self.call.tensors.values(), tensors, strict=True)]
-        return lambda: tuple(self.compiled(*laid))  # type: ignore[misc]
+        self.render()
+        if self._compiled is None:
+            return lambda: (self.call.op.execute(*args),)
+        tensors = [a for a in args if isinstance(a, Tensor)]
+        laid = [_laid(t, *like) for t, like in zip(tensors, self._like, strict=True)]
+        return partial(_call, self._compiled, laid)
+
+
+def _laid(tensor: Tensor, sizes: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
+    return torch.empty_strided(sizes, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
 @dataclass(frozen=True)
@@ -115,14 +128,12 @@ def blocked() -> str:
 def measure(selection: Selection, found: Sequence[TemplateCandidate], store: Store | None = None) -> Choice:
     """Verify and race ``found`` and the floor; the choice is stored."""
     call = selection.call
-    listed: list[Any] = [FloorCandidate(call), *found]
-    report = _quiet
-    _precompile(found)
-    bench = LocalBench(selection.inputs, listed)
+    listed = rendered(call, found)
+    task = Task(call.op, selection.inputs, selection.key, listed, Options(seconds=SECONDS))
+    bench = _bench(task, call)
     with torch.no_grad():
-        ranking = search(call.op, listed, bench, selection.inputs, SECONDS, report, Plan(seconds=4.0))
-        choice = _decide(selection, listed, ranking)
-    report("done", 1, 1)
+        ranking = search(call.op, listed, bench, selection.inputs, SECONDS, _quiet, Plan(seconds=4.0))
+        choice = _decide(selection, listed, ranking, isinstance(bench, LocalBench))
     (store or Store()).put(selection.key, choice.value())
     return choice
 
@@ -131,23 +142,50 @@ def _quiet(what: str, done: int, total: int) -> None:
     pass
 
 
-def _precompile(found: Sequence[TemplateCandidate]) -> None:
-    """Compile side by side; what does not compile says so again when it is verified."""
+def rendered(call: Call, found: Sequence[TemplateCandidate]) -> list[Any]:
+    """The floor and ``found``, rendered here and compiled side by side; what fails says so when it is verified."""
+    listed: list[Any] = [FloorCandidate(call), *found]
+    for candidate in listed:  # needs the graph at hand, which is this thread's
+        with suppress(Exception):
+            candidate.render()
+    return listed
+
+
+def precompiled(found: Sequence[TemplateCandidate]) -> None:
+    """Compile kernels side by side."""
 
     def compile_one(candidate: TemplateCandidate) -> None:
         with suppress(Exception):
-            candidate.choice.precompile()
+            candidate.precompile()
 
-    for candidate in found:  # rendering needs the graph at hand, which is this thread's
-        with suppress(Exception):
-            candidate.choice  # noqa: B018
     with ThreadPoolExecutor(min(16, cpu_count() or 1)) as pool:
         list(pool.map(compile_one, found))
 
 
-def _decide(selection: Selection, listed: list[Any], ranking: Ranking) -> Choice:
+_isolation = Isolation()
+atexit.register(_isolation.stop)
+
+
+def _bench(task: Task, call: Call) -> Bench:
+    """A process of its own where that can draw the same call: static sizes, and layouts that have a name."""
+    named = dict(task.inputs.recipe.layouts)
+    known = all(name in named or t.is_contiguous() for name, t in call.tensors.items())
+    if call.static and known:
+        found: Bench = _isolation.bench("shiplap.fuse.isolated:provide")(task)
+        if not isinstance(found, LocalBench):
+            return found
+    precompiled(task.candidates[1:])  # type: ignore[arg-type]
+    return LocalBench(task.inputs, task.candidates)
+
+
+def _decide(selection: Selection, listed: list[Any], ranking: Ranking, here: bool) -> Choice:
     order, alone = ranking.order, ranking.timings
     near = [i for i in order if alone[i].median <= NEAR * alone[order[0]].median][:FINALISTS]
+    if not here:  # what was proven in the other process is proven again as it was rendered in this one
+        precompiled([listed[i] for i in near if i])
+        check = LocalBench(selection.inputs, listed)
+        near = [i for i in near if i == 0 or check.verify(i).ok]
+        order = [i for i in order if i in near or i == 0]
     finalists = [*near, *([0] if 0 in alone and 0 not in near else [])]
     around, how = {}, "alone"
     if selection.surroundings.nodes and len(finalists) > 1:

@@ -19,7 +19,7 @@ from shiplap.verify.run import needs_builder
 from shiplap.verify.samples import Case, Samples
 from shiplap.verify.sizes import free_dims, search
 
-__all__ = ["Inputs", "inputs", "recipe_of"]
+__all__ = ["Inputs", "inputs", "layout_name", "recipe_of"]
 
 SEED = 20261121  # any; the same everywhere, so that two processes verify on the same numbers
 
@@ -101,12 +101,12 @@ def recipe_of(op: Op, args: tuple[Any, ...]) -> Recipe:
     scalars = {a.name: call.env[a.name] for a in op.spec.scalars if a.name not in sizes}
     dtypes = {c: str(d).removeprefix("torch.") for c, d in call.dtypes.items()}
     pairs = [(a, v) for a, v in zip(op.spec.args, call.args, strict=True) if a.tensor is not None]
-    layouts = {a.name: name for a, v in pairs if isinstance(v, Tensor) and (name := _layout(v))}
+    layouts = {a.name: name for a, v in pairs if isinstance(v, Tensor) and (name := layout_name(v))}
     absent = tuple(a.name for a, v in pairs if v is None)
     return Recipe(absent=absent).but(sizes=sizes, scalars=scalars, dtypes=dtypes, layouts=layouts)
 
 
-def _layout(t: Tensor) -> str:
+def layout_name(t: Tensor) -> str:
     """The name of the layout that has the code of ``t``; empty when it is contiguous, or like none that we know."""
     if t.is_contiguous():
         return ""

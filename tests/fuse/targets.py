@@ -1,0 +1,35 @@
+"""Ops of the fuse tests, in a module of their own so that a worker process can import them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int8
+from torch import Tensor
+
+import shiplap as sl
+
+TILE = {"BM": 32, "BN": 64}
+GOOD = {**TILE, "STEPS": "K", "WRECK": 0}
+FAST_AND_WRONG = {**TILE, "STEPS": "K / 2", "WRECK": 0}
+BROKEN = {**TILE, "STEPS": "no_such_name", "WRECK": 0}
+CRASHING = {**TILE, "STEPS": "K", "WRECK": 1}
+HANGING = {**TILE, "STEPS": "K", "WRECK": 2}
+
+
+@sl.op("fusetest::qmm")
+def qmm(x: Float[Tensor, "m k"], w: Int8[Tensor, "k n"], s: Float[Tensor, "n"]) -> Float[Tensor, "m n"]:
+    """Product with weights of 8 bits and a scale per column."""
+    return x @ (w.to(x.dtype) * s)
+
+
+@qmm.samples
+def _(rng: torch.Generator, sizes: dict[str, Any], dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
+    m, k, n = sizes["m"], sizes["k"], sizes["n"]
+    w = torch.randint(-127, 128, (k, n), generator=rng, dtype=torch.int8)
+    scale = (torch.rand(n, generator=rng) + 0.5) / 127
+    return torch.randn(m, k, generator=rng).to(device, dtype), w.to(device), scale.to(device, dtype)
+
+
+qmm.template("cpu", "qmm.cpp.jinja", configs=[GOOD, FAST_AND_WRONG, BROKEN, CRASHING])
