@@ -34,8 +34,12 @@ from _record import ROOT, record, write
 import shiplap as sl
 from shiplap.impl import native, triton_launcher
 
-SOURCES = ["benchmarks/overhead_gpu.py", "src/shiplap/impl/*.py", "src/shiplap/codegen/*.py", "src/shiplap/op/*.py",
-           "src/shiplap/codegen/templates/native.cpp.jinja", "src/shiplap/include/shiplap/*.h"]  # fmt: skip
+SOURCES = [
+    "benchmarks/overhead_gpu.py", *(f"src/shiplap/impl/{name}.py" for name in ("cabi", "frame", "native", "triton")),
+    "src/shiplap/compat/calls.py", "src/shiplap/op/fast.py", "src/shiplap/op/launch.py",
+    "src/shiplap/codegen/native.py", "src/shiplap/codegen/templates/native.cpp.jinja",
+    "src/shiplap/include/shiplap/*.h",
+]  # fmt: skip
 INCLUDE = Path(sl.__file__).parent / "include"
 TORCH = Path(torch.__file__).parent
 SIZE, BLOCK = 1024, 1024
