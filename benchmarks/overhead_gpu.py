@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import itertools
 import json
 import os
 import shutil
@@ -368,11 +369,14 @@ def eager(found: dict[str, Function], rounds: int) -> dict[str, float]:
     return median_ns(calls, rounds, QUEUE)
 
 
+_chains = itertools.count()
+
+
 def chain(function: Function, length: int) -> Function:
-    """``length`` calls in a row, in a code object of their own: Dynamo's cache is one per code object."""
-    scope: dict[str, Any] = {"function": function}
-    exec("def run(x, y):\n" + "    x = function(x, y)\n" * length + "    return x", scope)
-    return torch.compile(scope["run"], fullgraph=True, dynamic=False)
+    """``length`` calls in a row, in a code object of their own name: Dynamo counts recompilations by equal code."""
+    scope, name = {"function": function}, f"run{next(_chains)}"
+    exec(f"def {name}(x, y):\n" + "    x = function(x, y)\n" * length + "    return x", scope)
+    return torch.compile(scope[name], fullgraph=True, dynamic=False)
 
 
 def slopes(

@@ -22,7 +22,13 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
+from _record import record
+from _record import write as write_record
 
+SOURCES = [
+    "benchmarks/tune_gpu.py", "benchmarks/tune_gpu_ops.py",
+    *(f"src/shiplap/tune/{n}.py" for n in ("bench", "decide", "isolate", "measure", "search", "verify", "worker")),
+]  # fmt: skip
 SHAPES = [(m, n, k) for m in (16, 128, 4096, 8192) for n, k in ((4096, 4096), (8192, 4096), (8192, 8192))]
 SECOND = """
 import json, sys, time
@@ -129,6 +135,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--exhaustive", type=int, default=3)
     parser.add_argument("--budget", default="60s")
+    parser.add_argument("--json", type=Path, help="record the result here")
     given = parser.parse_args()
     here = str(Path(__file__).parent)
     with tempfile.TemporaryDirectory() as cache:
@@ -150,6 +157,9 @@ def main() -> int:
                   "hostile": attacked, "lookup_ns": lookup()}  # fmt: skip
     result["claims"] = claims(result)
     print(json.dumps(result, indent=1))
+    if given.json:
+        device = f"{about['device_name']}, driver {about['driver']}, CUDA {about['cuda']}, cuBLAS {about['cublas']}"
+        write_record(given.json, record(SOURCES, ["triton"], device, **result))
     return int(not all(result["claims"].values()))
 
 
