@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import sympy
 import torch
+from torch._inductor import ir
 from torch._inductor.codegen.cpp import parallel_num_threads
 from torch._inductor.codegen.cpp_gemm_template import gen_2d_view_of_epilogue_buf
 from torch._inductor.codegen.cpp_template import CppTemplate
+from torch._inductor.virtualized import V
 
 __all__ = ["choice"]
 
@@ -17,7 +20,7 @@ def choice(
     name: str, source: str, arguments: Mapping[str, Any], layout: Any, values: Mapping[str, Any],
     config: Mapping[str, Any],
 ) -> Any:  # fmt: skip
-    """A choice that renders ``source``. ``arguments``: input buffers by name; ``values``, ``config``: what fills holes."""
+    """A choice that renders ``source``. ``arguments``: input buffers by name; ``values``, ``config``: for the holes."""
     return _Template(name, source, dict(arguments), layout, {**values, **config}).generate()
 
 
@@ -44,6 +47,9 @@ class _Template(CppTemplate):
             "tile": store.tile, "size": lambda n, d: kernel.size(self._buffer(n, raw), d),
             "stride": lambda n, d: kernel.stride(self._buffer(n, raw), d),
             "index": lambda n, *at: kernel.index(self._buffer(n, raw), list(at)),
+            "rank": lambda n: len(self._buffer(n, raw).get_size()),
+            "adjacent": lambda n, d: _is_one(self._buffer(n, raw).get_stride()[d]),
+            "divisible": lambda n, d, by: _divisible(self._buffer(n, raw).get_size()[d], by),
             "dtype": lambda n: kernel.dtype(self._buffer(n, raw)), "num_threads": self.num_threads,
         }  # fmt: skip
         text: str = self._template_from_string(self.source).render(**helpers, **self.values)
@@ -64,11 +70,6 @@ class _Store:
         self.kernel, self.raw, self.epilogues = kernel, raw, epilogues
         self.keep_raw = keep_raw and bool(epilogues)
         self.last = epilogues[-1] if epilogues else raw
-        self.view: Any = self.last
-        self.reindexers: list[Any] = []
-        if epilogues:  # an epilogue may see the result under another shape
-            none: list[Any] = [None] * len(epilogues)
-            self.view, self.reindexers = gen_2d_view_of_epilogue_buf(self.last, raw, epilogues, [], none)
         self.outputs = {"raw": raw, "out": self.last} if self.keep_raw else {"out": self.last}
         self.aliases = {raw.get_name(): self.last.get_name()} if epilogues and not self.keep_raw else {}
 
@@ -78,16 +79,40 @@ class _Store:
         return text
 
     def output(self, name: str, *ranges: tuple[str, str]) -> str:
-        """Store tile ``name`` into the given ranges of the output; neighbours that were fused are applied to it."""
+        """Store tile ``name`` into the given ranges of the output; neighbours that were fused are applied to it.
+
+        Fewer ranges than the output has dims address it with its leading dims merged.
+        """
         kernel = self.kernel
-        inside = [("0", f"{end} - {start}") for start, end in ranges]
-        tile = kernel.slice_nd(kernel.local_buffers[name], inside)
-        out = kernel.slice_nd(self.view, list(ranges))
-        offsets = tuple(start for start, _ in ranges)
-        common = {"offsets": offsets, "reindexers": self.reindexers}
+        result = self.raw if len(self.raw.get_size()) == len(ranges) else _merged(self.raw, len(ranges))
+        view, reindexers = result, list[Any]()
+        if self.epilogues:  # an epilogue may see the result under another shape
+            none: list[Any] = [None] * len(self.epilogues)
+            view, reindexers = gen_2d_view_of_epilogue_buf(self.last, result, self.epilogues, [], none)
+        tile = kernel.slice_nd(kernel.local_buffers[name], [("0", f"{end} - {start}") for start, end in ranges])
+        out = kernel.slice_nd(view, list(ranges))
+        common = {"offsets": tuple(start for start, _ in ranges), "reindexers": reindexers}
         if self.keep_raw:
-            raw = kernel.slice_nd(self.raw, list(ranges))
+            raw = kernel.slice_nd(result, list(ranges))
             first = kernel.store_output(raw, tile)
             second = kernel.store_output(out, raw, self.raw, self.epilogues, **common)
             return f"{{ {first} }}\n{{ {second} }}"
         return f"{{ {kernel.store_output(out, tile, self.raw, self.epilogues, **common)} }}"
+
+
+def _divisible(size: Any, by: int) -> bool:
+    """Whether every call of the compiled code has a size that ``by`` divides: tiles of fixed width need no tail."""
+    return bool(V.graph.sizevars.statically_known_multiple_of(size, by))
+
+
+def _is_one(stride: Any) -> bool:
+    return bool(V.graph.sizevars.statically_known_equals(stride, 1))
+
+
+def _merged(buffer: Any, rank: int) -> Any:
+    """``buffer``, contiguous, under ``rank`` dims: the leading ones are merged into the first."""
+    sizes = list(buffer.get_size())
+    cut = len(sizes) - rank + 1
+    sizes = [sympy.Mul(*sizes[:cut]), *sizes[cut:]]
+    layout = ir.FixedLayout(buffer.get_device(), buffer.get_dtype(), sizes)
+    return ir.ReinterpretView(data=ir.StorageBox(buffer), layout=layout)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ from shiplap.op.spec import OpSpec
 __all__ = ["Template", "read_template"]
 
 LANGUAGES = {".triton.jinja": "triton", ".cpp.jinja": "cpp"}
+INCLUDE = re.compile(r"""\{%-? include "([\w.]+)" -?%\}""")
 Config = Mapping[str, Any]
 
 
@@ -67,6 +69,7 @@ def read_template(
         raise error("SL114", where=where, got=f"file name {source!r}", expected=" or ".join(f"*{s}" for s in LANGUAGES))
     if not path.is_file():
         raise error("SL114", where=where, got="no such file", expected=f"a file beside {Path(home).name}")
+    text = _included(path, where)
     if len(spec.outputs) != 1 or spec.dynamic or spec.mutated or any(a.many for a in spec.args):
         raise error("SL114", where=where, got=f"{len(spec.outputs)} outputs, {len(spec.mutated)} mutated arguments",
                     expected="one output of fixed size, no mutated argument, no tensor list")  # fmt: skip
@@ -80,6 +83,18 @@ def read_template(
     if not callable(given) and not given:
         raise error("SL114", where=where, got="no configs", expected="at least one, the default first")
     return Template(
-        name or path.name.split(".")[0], device.partition(":")[0], language, path.read_text(encoding="utf-8"), given,
-        grid, tuple((tables or {}).items()), tuple((innermost or {}).items()), supports,
+        name or path.name.split(".")[0], device.partition(":")[0], language, text, given, grid,
+        tuple((tables or {}).items()), tuple((innermost or {}).items()), supports,
     )  # fmt: skip
+
+
+def _included(path: Path, where: str) -> str:
+    """The text of ``path``; each ``{% include "file" %}`` is replaced by that file beside it: digests see it."""
+
+    def read(found: re.Match[str]) -> str:
+        part = path.with_name(found[1])
+        if not part.is_file():
+            raise error("SL114", where=where, got=f"{found[0]}: no such file", expected=f"a file beside {path.name}")
+        return part.read_text(encoding="utf-8")
+
+    return INCLUDE.sub(read, path.read_text(encoding="utf-8"))

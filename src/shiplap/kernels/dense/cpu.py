@@ -1,1 +1,60 @@
-"""Templates for the CPU: C++ micro-kernels, vectorised as Inductor vectorises."""
+"""Templates for the CPU: C++ micro-kernels, vectorised as Inductor vectorises (``micro.h``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from shiplap.kernels.dense import ops
+
+__all__: list[str] = []
+
+Sizes = Mapping[str, Any]
+FEW = 8  # rows up to which weights are widened in registers
+
+
+def _floats(sizes: Sizes, dtypes: Mapping[str, torch.dtype], config: Mapping[str, Any]) -> bool | str:
+    if odd := sorted({str(d) for d in dtypes.values()} - {"torch.float32", "torch.bfloat16", "torch.int8"}):
+        return f"{odd[0]} is neither float32 nor bfloat16"
+    if any(isinstance(v, int) and v == 0 for k, v in sizes.items() if k.isidentifier()):
+        return "an empty size"
+    return True
+
+
+def _few_rows(sizes: Sizes, dtypes: Mapping[str, torch.dtype], config: Mapping[str, Any]) -> bool | str:
+    return f"more than {FEW} rows" if sizes["m"] > FEW else _floats(sizes, dtypes, config)
+
+
+def _rows_configs(sizes: Sizes) -> tuple[dict[str, int], ...]:
+    return ({"BM": min(FEW, max(1, sizes["m"])), "BN": 64, "KC": 1024},)
+
+
+def _panel_configs(sizes: Sizes) -> tuple[dict[str, int], ...]:
+    """Blocks of rows as tall as the call, up to 384: each block widens the weights again."""
+    rows = next((rows for rows in (12, 24, 48, 96, 192) if sizes["m"] <= rows), 384)
+    return {"BM": rows, "BN": 64, "KC": 256}, {"BM": min(rows, 192), "BN": 128, "KC": 512}
+
+
+ADJACENT = {"a": "k", "weight": "k"}
+ops.int8_mm.template(
+    "cpu", "int8_rows.cpp.jinja", configs=_rows_configs, innermost=ADJACENT, supports=_few_rows
+)  # fmt: skip
+ops.int8_mm.template("cpu", "int8_panels.cpp.jinja", configs=_panel_configs, innermost=ADJACENT, supports=_floats)
+
+
+def _product_configs(sizes: Sizes) -> tuple[dict[str, int], ...]:
+    rows = next((rows for rows in (12, 24, 48, 96) if sizes["m"] <= rows), 192)
+    return {"BM": rows, "BN": 128, "KC": 256}, {"BM": rows, "BN": 64, "KC": 512}
+
+
+def _conv_configs(sizes: Sizes) -> tuple[dict[str, int], ...]:
+    return {"BM": 96, "BN": 128 if sizes["co"] > 64 else 64, "KC": 256}, {"BM": 48, "BN": 64, "KC": 512}
+
+
+ops.mm.template("cpu", "mm.cpp.jinja", configs=_product_configs, supports=_floats)
+ops.bmm.template("cpu", "mm.cpp.jinja", configs=_product_configs, supports=_floats)
+ops.conv2d.template(
+    "cpu", "conv2d.cpp.jinja", configs=_conv_configs, innermost={"x": "ci", "weight": "ci"}, supports=_floats
+)  # fmt: skip
