@@ -82,3 +82,13 @@ def test_tune_op() -> None:
     assert "m<=1024, k<=256, n<=64\n" in found
     assert "half(PARTS=2): result 0: " in found
     assert found.endswith("tuned, frozen, served\n")
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
+def test_fuse() -> None:
+    assert output("fuse.py").splitlines() == [
+        "template ('fused::scaled_mm', 'aten.add', 'aten.gelu')",
+        "scaled_mm(BM=16, BN=64)",
+        "not inside: ('aten.add', 'aten.gelu', 'aten.mean') it reduces; only pointwise neighbours go into a template's "
+        "store",
+    ]

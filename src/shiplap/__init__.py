@@ -1,15 +1,15 @@
 """Shiplap: declare a kernel once, and it is a native, proven part of ``torch.compile``."""
 
-import shiplap.fuse  # noqa: F401 - from now on the first trace of an op with templates registers their lowering
 from shiplap.audit import Finding, audit
 from shiplap.doctor import Diagnosis, doctor
 from shiplap.errors import ShiplapError, ShiplapNotice
+from shiplap.fuse import Explanation, explain  # also: the first trace of an op with templates registers their lowering
 from shiplap.impl import cabi
 from shiplap.op import Op, OpSpec, adopt, op
 from shiplap.tune import freeze, tune
 
 __version__ = "0.1.0"
 __all__ = [
-    "Diagnosis", "Finding", "Op", "OpSpec", "ShiplapError", "ShiplapNotice", "adopt", "audit", "cabi", "doctor",
-    "freeze", "op", "tune",
+    "Diagnosis", "Explanation", "Finding", "Op", "OpSpec", "ShiplapError", "ShiplapNotice", "adopt", "audit", "cabi",
+    "doctor", "explain", "freeze", "op", "tune",
 ]  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-VERBS = ("env", "init", "audit", "doctor", "tune", "freeze", "cache", "header", "demo")
+VERBS = ("env", "init", "audit", "doctor", "explain", "tune", "freeze", "cache", "header", "demo")
 
 
 @pytest.mark.parametrize("verb", VERBS)

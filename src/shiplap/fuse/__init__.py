@@ -1,10 +1,11 @@
 """Fuse: templates of declared ops lowered through Inductor, with their neighbours inside; every choice verified."""
 
 from shiplap.fuse.decide import Decision, decisions
+from shiplap.fuse.explanation import Explanation, explain
 from shiplap.fuse.install import install
 from shiplap.fuse.switch import switches
 from shiplap.op import registry
 
-__all__ = ["Decision", "decisions", "switches"]
+__all__ = ["Decision", "Explanation", "decisions", "explain", "switches"]
 
 registry.on_trace(install)

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
-__all__ = ["Decision", "Verdict", "decisions", "remember"]
+__all__ = ["Decision", "Verdict", "decisions", "remember", "watch"]
 
 _recent: deque[Decision] = deque(maxlen=1000)
+_watchers: list[Callable[[Decision], None]] = []
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of one candidate: ``ok``, ``wrong``, ``broken`` or ``refused``; ``time_us`` where it was measured."""
+    """What became of one candidate.
+
+    ``status``: ``ok``; ``wrong`` or ``broken``; ``dropped``, by a measurement, for either reason; ``refused``, because
+    it does not take the call. ``time_us``: alone, where it was measured.
+    """
 
     candidate: str
     status: str
@@ -35,6 +42,18 @@ class Decision:
 
 def remember(decision: Decision) -> None:
     _recent.append(decision)
+    for watcher in _watchers:
+        watcher(decision)
+
+
+@contextmanager
+def watch(watcher: Callable[[Decision], None]) -> Iterator[None]:
+    """Tell ``watcher`` of every decision made within this context."""
+    _watchers.append(watcher)
+    try:
+        yield
+    finally:
+        _watchers.remove(watcher)
 
 
 def decisions(op: str = "") -> tuple[Decision, ...]:

@@ -60,9 +60,8 @@ def _choose(call: Call) -> Decision:
         return _first_proven(call, found, verdicts, "the first candidate that is proven; mode='max-autotune' measures")
     if choices.frozen or (why := blocked()):
         return _first_proven(call, found, verdicts, f"not measured: {'choices are frozen' if choices.frozen else why}")
-    choice = measure(selection, found)
-    verdicts += [Verdict(f.evidence.split(": ")[0], "dropped", f.evidence) for f in choice.findings]
-    return _decision(call, choice.label, choice.reason, verdicts)
+    choice, measured = measure(selection, found)
+    return _decision(call, choice.label, choice.reason, [*measured, *verdicts])
 
 
 def _stored(call: Call, found: list[TemplateCandidate], verdicts: list[Verdict], choice: Choice) -> Decision:

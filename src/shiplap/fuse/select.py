@@ -7,7 +7,7 @@ graphs compiled as they will run. What was chosen is stored, keyed by the op, th
 from __future__ import annotations
 
 import atexit
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -22,6 +22,7 @@ from torch import Tensor
 from shiplap.compat import in_backward, lowering
 from shiplap.fuse.call import Call
 from shiplap.fuse.candidate import TemplateCandidate
+from shiplap.fuse.decide import Verdict
 from shiplap.fuse.surroundings import Surroundings
 from shiplap.op.choices import REFERENCE
 from shiplap.op.config import NO_CONFIG, Config
@@ -125,17 +126,31 @@ def blocked() -> str:
     return ""
 
 
-def measure(selection: Selection, found: Sequence[TemplateCandidate], store: Store | None = None) -> Choice:
-    """Verify and race ``found`` and the floor; the choice is stored."""
+def measure(
+    selection: Selection, found: Sequence[TemplateCandidate], store: Store | None = None
+) -> tuple[Choice, list[Verdict]]:
+    """Verify and race ``found`` and the floor; the choice is stored. With it, what became of each candidate."""
     call = selection.call
     listed = rendered(call, found)
     task = Task(call.op, selection.inputs, selection.key, listed, Options(seconds=SECONDS))
     bench = _bench(task, call)
     with torch.no_grad():
         ranking = search(call.op, listed, bench, selection.inputs, SECONDS, _quiet, Plan(seconds=4.0))
-        choice = _decide(selection, listed, ranking, isinstance(bench, LocalBench))
+        choice, raced = _decide(selection, listed, ranking, isinstance(bench, LocalBench))
     (store or Store()).put(selection.key, choice.value())
-    return choice
+    return choice, _verdicts(selection, listed, ranking, raced)
+
+
+def _verdicts(selection: Selection, listed: list[Any], ranking: Ranking, raced: Mapping[int, Timing]) -> list[Verdict]:
+    """The measured ones, the fastest alone first, then what was dropped."""
+    around = selection.surroundings.text
+    together = {i: f"with {around}: {show_time(t.median)}" for i, t in raced.items()}
+    timed = [(i, round(ranking.timings[i].median * 1e6, 3)) for i in ranking.order]
+    parts = [f.evidence.partition(": ") for f in ranking.findings]
+    return [
+        *(Verdict(label(listed[i]), "ok", together.get(i, ""), us) for i, us in timed),
+        *(Verdict(name, "dropped", why) for name, _, why in parts),
+    ]
 
 
 def _quiet(what: str, done: int, total: int) -> None:
@@ -178,7 +193,8 @@ def _bench(task: Task, call: Call) -> Bench:
     return LocalBench(task.inputs, task.candidates)
 
 
-def _decide(selection: Selection, listed: list[Any], ranking: Ranking, here: bool) -> Choice:
+def _decide(selection: Selection, listed: list[Any], ranking: Ranking, here: bool) -> tuple[Choice, dict[int, Timing]]:
+    """The choice, and the times of the candidates that were raced with their surroundings."""
     order, alone = ranking.order, ranking.timings
     near = [i for i in order if alone[i].median <= NEAR * alone[order[0]].median][:FINALISTS]
     if not here:  # what was proven in the other process is proven again as it was rendered in this one
@@ -187,7 +203,8 @@ def _decide(selection: Selection, listed: list[Any], ranking: Ranking, here: boo
         near = [i for i in near if i == 0 or check.verify(i).ok]
         order = [i for i in order if i in near or i == 0]
     finalists = [*near, *([0] if 0 in alone and 0 not in near else [])]
-    around, how = {}, "alone"
+    around: dict[int, Timing] = {}
+    how = "alone"
     if selection.surroundings.nodes and len(finalists) > 1:
         around, how = _race(selection, listed, finalists), f"with {selection.surroundings.text}"
     timings: dict[int, Timing] = around or alone
@@ -196,7 +213,7 @@ def _decide(selection: Selection, listed: list[Any], ranking: Ranking, here: boo
         ranked = order or [0]
     best, second = ranked[0], ranked[1] if len(ranked) > 1 else None
     times = {i: t.median for i, t in timings.items()}
-    return Choice(
+    choice = Choice(
         op=selection.call.op.spec.name, device=selection.key["device"], bucket=selection.inputs.bucket,
         dtypes=selection.inputs.dtypes, layout=selection.inputs.layout, kernel=listed[best].kernel,
         config=listed[best].config, time=times.get(best, 0.0),
@@ -205,6 +222,7 @@ def _decide(selection: Selection, listed: list[Any], ranking: Ranking, here: boo
         reason=_reason(listed, ranked, times, how, ranking), findings=tuple(ranking.findings),
         tried=len(listed) - ranking.unseen, sizes=str(selection.inputs.recipe),
     )  # fmt: skip
+    return choice, around
 
 
 def _reason(listed: list[Any], ranked: list[int], times: dict[int, float], how: str, ranking: Ranking) -> str:

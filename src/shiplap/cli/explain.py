@@ -1,0 +1,97 @@
+"""``shiplap explain``: compile a function and show its kernels, their candidates, and what was not fused."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from shiplap.cli import console
+from shiplap.cli.target import import_home, near_miss, split
+from shiplap.errors import error
+
+if TYPE_CHECKING:
+    from shiplap.fuse import Explanation
+
+__all__ = ["command"]
+
+EPILOG = """\b
+Examples:
+  shiplap explain examples/fuse.py:layer            its arguments: example_inputs()
+  shiplap explain mylib.model:block --inputs block_inputs --mode max-autotune
+  shiplap explain examples/fuse.py:layer --source   with the code that was generated
+  shiplap explain examples/fuse.py:layer --json > layer.json
+
+\b
+Exit status:
+  0  compiled; each candidate that was looked at is right
+  1  compiled, but a candidate is wrong or broken (it was not used)
+  2  no such function, or nothing of it was compiled"""
+
+
+def command(
+    function: Annotated[str, typer.Argument(metavar="FUNCTION", help="module:name or path/to/file.py:name.")],
+    inputs: Annotated[
+        str, typer.Option("--inputs", metavar="NAME", help="The function beside it that returns its arguments.")
+    ] = "example_inputs",
+    mode: Annotated[
+        str | None, typer.Option("--mode", help="Of torch.compile; max-autotune measures candidates.")
+    ] = None,
+    dynamic: Annotated[bool, typer.Option("--dynamic", help="Compile for varying sizes.")] = False,
+    source: Annotated[bool, typer.Option("--source", help="Show the generated code as well.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Show what torch.compile made of a function, kernel by kernel.
+
+    For each kernel: what was fused into it, the template candidates of declared ops with their verdicts and times, the
+    one that was chosen and why; and for each neighbour that stayed outside a template, Inductor's reason. The function
+    is compiled afresh, past all caches, and run once.
+    """
+    from shiplap.fuse import explain
+    from shiplap.report import facts
+
+    with console.own_stdout():
+        home, _, name = function.rpartition(":")
+        if not home or split(function) == ("", function):
+            raise error("SL501", where=function, what="function not understood", got=function,
+                        expected="module:function or path/to/file.py:function")  # fmt: skip
+        module = import_home(home)
+        called, args = _attribute(module, name), _arguments(module, inputs)
+        options: dict[str, Any] = {k: v for k, v in (("mode", mode), ("dynamic", dynamic)) if v}
+        found = explain(called, *args, **options)
+    _show(found, json, source, facts(function=function))
+    if not found.ok:
+        raise typer.Exit(console.FAILED)
+
+
+def _attribute(module: ModuleType, name: str) -> Any:
+    value = getattr(module, name, None)
+    if callable(value):
+        return value
+    names = [n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__]
+    expected = near_miss(name, names) if names else "a function; none is defined here"
+    got = f"{name} is {type(value).__name__}" if value is not None else name
+    raise error("SL501", where=module.__name__, what="no such function", got=got, expected=expected,
+                fix="pass module:function or path/to/file.py:function")  # fmt: skip
+
+
+def _arguments(module: ModuleType, name: str) -> tuple[Any, ...]:
+    """What ``name()`` of the module returns; a single value is the only argument."""
+    if not callable(getattr(module, name, None)):
+        raise error("SL613", where=module.__name__, got=f"no function {name!r}",
+                    expected=f"def {name}(): return the arguments to compile for",
+                    fix="define it, or name another with --inputs")  # fmt: skip
+    made = getattr(module, name)()
+    return tuple(made) if isinstance(made, (tuple, list)) else (made,)
+
+
+def _show(found: Explanation, json: bool, source: bool, about: dict[str, str]) -> None:
+    from shiplap.fuse.show import explanation_json, print_explanation
+
+    if json:
+        console.emit_json(explanation_json(found, about, source))
+    else:
+        from rich.console import Console
+
+        print_explanation(found, Console(highlight=False), source)

@@ -1,0 +1,93 @@
+"""An explanation as text and JSON. Two views of one value; nothing is worked out here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shiplap.fuse.decide import Decision, Verdict
+from shiplap.fuse.explanation import Explanation, Kernel
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["explanation_json", "print_explanation"]
+
+STYLES = {"ok": "green", "wrong": "red", "broken": "red", "dropped": "red", "refused": "dim"}
+
+
+def explanation_json(found: Explanation, facts: Mapping[str, str], source: bool = False) -> dict[str, object]:
+    """One JSON-ready object: facts, the explanation field by field, its summary; the generated code if asked for."""
+    value = asdict(found) | {"ok": found.ok, "summary": found.summary, "graphs": found.graphs}
+    if not source:
+        del value["source"]
+    return {"facts": dict(facts), **json.loads(json.dumps(value))}
+
+
+def print_explanation(found: Explanation, console: Console | None = None, source: bool = False) -> None:
+    """Kernel by kernel: what is inside, which candidates there were, what stayed outside and why."""
+    from rich.console import Console
+
+    console = console or Console(highlight=False)
+    shown: set[int] = set()
+    for number, kernel in enumerate(found.kernels, 1):
+        _print_kernel(number, kernel, console, found.graphs > 1)
+        shown |= {id(d) for d in kernel.decisions}
+    for decision in found.decisions:
+        if id(decision) not in shown:
+            _print_decision(decision, console)
+            console.print()
+    console.print(found.summary, style="bold", markup=False, soft_wrap=True)
+    if source:
+        for text in found.source:
+            console.print("", text, sep="\n", markup=False, soft_wrap=True)
+
+
+def _print_kernel(number: int, kernel: Kernel, console: Console, several: bool) -> None:
+    from rich.text import Text
+
+    graph = f"  graph {kernel.graph + 1}" if several else ""
+    console.print(
+        Text(f"{number}. {kernel.name or 'no kernel'}", "bold").append(f"  {kernel.kind}{graph}", "dim"), soft_wrap=True
+    )
+    _row(console, "inside", ", ".join(kernel.operators))
+    _row(console, "from", ", ".join(map(_near, kernel.where)))
+    for decision in kernel.decisions:
+        _print_decision(decision, console)
+    for other in kernel.unfused:
+        meaning = f"\n{other.meaning}" if other.meaning else ""
+        what = f"{other.kernel} ({', '.join(other.operators)}), which runs {other.side} it"
+        _row(console, "outside", f"{what}\nInductor: {other.reason}{meaning}", "yellow")
+    console.print()
+
+
+def _print_decision(decision: Decision, console: Console) -> None:
+    _row(console, "op", f"{decision.op}  {decision.sizes}  {decision.dtypes}")
+    _row(console, "chosen", f"{decision.chosen}: {decision.reason}", "green")
+    for verdict in decision.verdicts:
+        _row(console, verdict.status, _verdict(verdict), STYLES.get(verdict.status, ""))
+
+
+def _verdict(verdict: Verdict) -> str:
+    time = f"alone {verdict.time_us:.1f} us" if verdict.time_us is not None else ""
+    told = ", ".join(part for part in (time, verdict.detail) if part)
+    return f"{verdict.candidate}: {told}" if told else verdict.candidate
+
+
+def _near(where: str) -> str:
+    """A line as short as it stays findable."""
+    try:
+        return str(Path(where).relative_to(Path.cwd()))
+    except ValueError:
+        return where
+
+
+def _row(console: Console, label: str, value: str, style: str = "") -> None:
+    from rich.text import Text
+
+    if value:
+        line = Text(f"  {label:<9}", "dim").append(value.replace("\n", "\n" + " " * 11), style or "default")
+        console.print(line, soft_wrap=True)

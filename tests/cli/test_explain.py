@@ -1,0 +1,78 @@
+"""``shiplap explain``: a function by file or module, as text and JSON, with exit statuses for CI."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHIPLAP_CACHE_DIR", str(tmp_path))
+
+
+def test_a_function_of_a_file(process: Any) -> None:
+    done = process("explain", "examples/fuse.py:layer")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].endswith("  template")
+    assert lines[1] == "  inside   fused::scaled_mm, aten.add, aten.gelu"
+    assert lines[2].startswith("  from     examples/fuse.py:")
+    assert lines[-1] == "1 kernel in 1 graph: 1 template"
+
+
+def test_json_is_one_value_with_the_code_on_request(run: Any) -> None:
+    found = json.loads(run("explain", "examples/fuse.py:mean", "--json", "--source").stdout)
+    assert found["summary"] == "2 kernels in 1 graph: 1 template, 1 generated"
+    assert found["kernels"][0]["unfused"][0]["side"] == "after"
+    assert found["facts"]["function"] == "examples/fuse.py:mean"
+    assert found["kernels"][0]["name"] in found["source"][0]
+
+
+def test_exit_status_1_where_a_template_is_wrong(run: Any, tmp_path: Path) -> None:
+    (tmp_path / "wrong.py").write_text(WRONG)
+    (tmp_path / "wrong.cpp.jinja").write_text(Path("examples/scaled_mm.cpp.jinja").read_text().replace("k < K", LESS))
+    result = run("explain", f"{tmp_path}/wrong.py:call", "--inputs", "given")
+    assert result.exit_code == 1, result.output
+    assert "  wrong    wrong(BM=16, BN=64): result 0: " in result.stdout
+    assert "  chosen   reference: no template is proven for this call\n" in result.stdout
+
+
+LESS = "k < K - 1"
+WRONG = """
+import torch
+from jaxtyping import Float
+from torch import Tensor
+import shiplap as sl
+
+@sl.op("wrong::mm")
+def mm(a: Float[Tensor, "m k"], b: Float[Tensor, "k n"], scale: Float[Tensor, "n"]) -> Float[Tensor, "m n"]:
+    return (a @ b) * scale
+
+mm.template("cpu", "wrong.cpp.jinja", configs=[{"BM": 16, "BN": 64}])
+
+def call(*args):
+    return mm(*args) + 1
+
+def given():
+    return torch.randn(20, 30), torch.randn(30, 70), torch.rand(70)
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        ("examples/fuse.py", "SL501: function not understood"),
+        ("examples/fuse.py:leyer", "expected did you mean 'layer'?"),
+        ("examples/none.py:layer", "SL501: no such file"),
+        ("tests.cli.targets:nothing", "SL501: no such function"),
+        ("examples/first_op.py:rms_norm", "SL613: arguments do not fit"),
+    ],
+)
+def test_what_cannot_be_explained(run: Any, function: str, says: str) -> None:
+    result = run("explain", function)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert says in result.stderr

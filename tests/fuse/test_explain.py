@@ -1,0 +1,163 @@
+"""``explain``: kernels, what is inside, candidates with verdicts and times, and reasons for what stayed outside."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+import pytest
+import torch
+
+import shiplap as sl
+from shiplap.fuse import explain, switches
+from tests.fuse.targets import CRASHING, FAST_AND_WRONG, qmm
+
+gelu = torch.nn.functional.gelu
+
+
+@pytest.fixture(autouse=True)
+def store(tmp_path, monkeypatch):
+    monkeypatch.setenv("SHIPLAP_CACHE_DIR", str(tmp_path))
+
+
+def arguments(m: int = 67, k: int = 33, n: int = 101) -> tuple[torch.Tensor, ...]:
+    return torch.randn(m, k), torch.randint(-127, 128, (k, n), dtype=torch.int8), torch.rand(n) / 127, torch.randn(n)
+
+
+def test_what_is_inside_a_template():
+    found = explain(lambda x, w, s, b: gelu(qmm(x, w, s) + b), *arguments(), fullgraph=True)
+    (kernel,) = found.kernels
+    assert (kernel.kind, kernel.operators) == ("template", ("fusetest::qmm", "aten.add", "aten.gelu"))
+    assert kernel.name.startswith("cpp_fused_add_gelu_qmm")
+    assert kernel.name in found.source[0]
+    assert [where.rpartition("/")[2].partition(":")[0] for where in kernel.where] == ["test_explain.py"]
+    assert kernel.unfused == ()
+    (decision,) = kernel.decisions
+    assert decision.op == "fusetest::qmm"
+    assert [v.status for v in decision.verdicts] == ["ok"]
+    assert decision.chosen == decision.verdicts[0].candidate
+    assert found.ok
+    assert found.summary == "1 kernel in 1 graph: 1 template"
+
+
+OUTSIDE = {
+    "sum": (lambda x, w, s, b: (qmm(x, w, s) + b).sum(1), "after", "template epilogue not satisfied", "it reduces"),
+    "transposed": (
+        lambda x, w, s, b: (qmm(x, w, s) + b).t().contiguous(),
+        "after", "memory deps did not match", "it reads other elements than the one it writes",
+    ),
+    "producer": (lambda x, w, s, b: gelu(qmm(x.sigmoid(), w, s) + b), "before", "", "take"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", OUTSIDE)
+def test_what_stayed_outside_and_why(case):
+    fn, side, reason, meaning = OUTSIDE[case]
+    found = explain(fn, *arguments())
+    assert [k.kind for k in found.kernels if k.decisions] == ["template"]
+    (template,) = (k for k in found.kernels if k.kind == "template")
+    (other,) = template.unfused
+    assert (other.side, other.kernel) == (side, next(k.name for k in found.kernels if k.kind == "generated"))
+    assert other.reason
+    assert other.reason.startswith(reason)
+    assert meaning in other.meaning
+
+
+def test_an_operator_is_listed_where_it_is_computed():
+    """Inductor names the producer in the template's kernel as well, since it knows where its input comes from."""
+    found = explain(OUTSIDE["producer"][0], *arguments())
+    assert [k.operators for k in found.kernels] == [("aten.sigmoid",), ("fusetest::qmm", "aten.add", "aten.gelu")]
+
+
+def test_a_switch_is_a_reason():
+    with switches(qmm, fusion=False):
+        found = explain(lambda x, w, s, b: qmm(x, w, s) + b, *arguments())
+    assert found.kernels[0].unfused[0].reason == "fusion for buffer explicit disabled"
+    assert "switched off" in found.kernels[0].unfused[0].meaning
+
+
+def test_templates_off_shows_the_floor():
+    with switches(qmm, templates=False):
+        found = explain(lambda x, w, s, b: qmm(x, w, s) + b, *arguments())
+    assert "template" not in [k.kind for k in found.kernels]
+    assert [(d.chosen, d.reason) for d in found.decisions] == [("reference", "templates are switched off")]
+    assert "extern_kernels.mm" in [k.name for k in found.kernels]
+
+
+def test_a_wrong_template_is_named_with_its_evidence():
+    with switches(qmm, only="STEPS=K / 2"), pytest.warns(sl.ShiplapNotice, match="is wrong and is not used"):
+        found = explain(lambda x, w, s, b: qmm(x, w, s) + b, *arguments(31))
+    (decision,) = found.decisions
+    assert not found.ok
+    assert (decision.chosen, decision.reason) == ("reference", "no template is proven for this call")
+    (verdict,) = decision.verdicts
+    assert verdict.status == "wrong"
+    assert "off by" in verdict.detail
+
+
+def test_candidates_are_timed_when_asked_for(monkeypatch: pytest.MonkeyPatch):
+    configs = tuple(c for c in qmm.templates["cpu"][0].configs if c != CRASHING)
+    import dataclasses
+
+    monkeypatch.setitem(qmm.templates, "cpu", [dataclasses.replace(qmm.templates["cpu"][0], configs=configs)])
+    assert FAST_AND_WRONG in configs
+    found = explain(lambda x, w, s, b: gelu(qmm(x, w, s) + b), *arguments(67, 40, 101), mode="max-autotune")
+    (decision,) = found.decisions
+    timed = {v.candidate: v for v in decision.verdicts if v.status == "ok"}
+    assert decision.chosen in timed
+    assert "reference" in timed
+    assert all(v.time_us and v.time_us > 0 for v in timed.values())
+    assert all("with add, mul" in v.detail for v in timed.values())
+    dropped = [v for v in decision.verdicts if v.status == "dropped"]
+    assert len(dropped) == 2  # the wrong one and the one that does not compile
+    assert all(v.time_us is None for v in dropped)
+    assert decision.reason.startswith("fastest with ")
+    assert not found.ok
+
+
+def test_graphs_modules_and_what_compiles_to_nothing():
+    def broken(x, w, s, b):
+        y = qmm(x, w, s)
+        torch._dynamo.graph_break()
+        return y + b
+
+    found = explain(broken, *arguments())
+    assert (found.graphs, [k.graph for k in found.kernels]) == (2, [0, 1])
+    assert explain(torch.nn.Linear(3, 4), torch.randn(2, 3)).kernels[0].kind == "extern"
+    with pytest.raises(sl.ShiplapError, match="SL702: nothing was compiled") as e:
+        explain(lambda x: 1, torch.randn(2))
+    assert e.value.got == "no graph reached Inductor"
+
+
+def test_nothing_of_the_process_is_left_changed():
+    import torch._inductor.config as config
+
+    loggers = [logging.getLogger(f"torch._inductor.{n}") for n in ("scheduler.__fusion", "codecache.__output_code")]
+    before = [(logger.level, logger.propagate, list(logger.handlers)) for logger in loggers]
+    state = config.force_disable_caches, config._post_fusion_custom_pass
+    with pytest.raises(ZeroDivisionError):
+        explain(lambda x: x / (1 // 0), torch.randn(2))
+    explain(lambda x: x + 1, torch.randn(2))
+    assert (config.force_disable_caches, config._post_fusion_custom_pass) == state
+    assert [(logger.level, logger.propagate, logger.handlers) for logger in loggers] == before
+
+
+def test_views_render_the_same_values(capsys: pytest.CaptureFixture[str]) -> None:
+    from shiplap.fuse.show import explanation_json, print_explanation
+
+    found = explain(OUTSIDE["sum"][0], *arguments())
+    value: Any = json.loads(json.dumps(explanation_json(found, {"torch": torch.__version__})))
+    assert "source" not in value
+    assert explanation_json(found, {}, source=True)["source"] == list(found.source)
+    assert value["kernels"][0]["unfused"][0]["reason"] == "template epilogue not satisfied"
+    print_explanation(found, source=True)
+    text = capsys.readouterr().out
+    for part in (
+        "  outside  cpp_fused_add_sum_1 (aten.add, aten.sum), which runs after it\n"
+        "           Inductor: template epilogue not satisfied\n",
+        f"  chosen   {found.decisions[0].chosen}: the first candidate that is proven",
+        "2 kernels in 1 graph: 1 template, 1 generated",
+        "async_compile.cpp_pybinding",
+    ):
+        assert part in text
