@@ -160,7 +160,8 @@ def test_an_edited_template_is_never_served_from_a_cache(tmp_path):
     (tmp_path / "qmm.cpp.jinja").write_text(source)
     (tmp_path / "program.py").write_text(textwrap.dedent(PROGRAM))
     env = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"), "PYTHONDONTWRITEBYTECODE": "1",
-           "SHIPLAP_CACHE_DIR": str(tmp_path / "shiplap"), "PYTHONPATH": str(ROOT)}  # fmt: skip
+           "SHIPLAP_CACHE_DIR": str(tmp_path / "shiplap"),
+           "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}  # fmt: skip
 
     def run() -> str:
         command = [sys.executable, "-W", "ignore", str(tmp_path / "program.py"), str(tmp_path)]

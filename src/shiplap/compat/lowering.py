@@ -1,7 +1,7 @@
 """Inductor's lowering, as ``fuse`` needs it: register one, look at the node being lowered, build and run choices.
 
 Importing this module imports Inductor; ``fuse`` does so at the first trace of an op that has templates.
-Run on torch 2.11 and 2.13. IR nodes and choices are opaque to callers.
+Run on torch 2.11, 2.13 and 2.15. IR nodes and choices are opaque to callers.
 """
 
 from __future__ import annotations
@@ -83,10 +83,17 @@ def memory(node: Any) -> tuple[tuple[int, ...], tuple[int, ...], int]:
     return tuple(map(_hint, layout.size)), tuple(map(_hint, layout.stride)), _hint(layout.offset)
 
 
-def launch(run: partial[None]) -> None:
-    """Start what ``make_run_fn`` prepared, on the stream that is current now; it holds the one of its own time."""
-    named = dict(run.keywords)
-    if "stream" in named and torch.cuda.is_available():
+def launch(run: Callable[[], None]) -> None:
+    """Start what ``make_run_fn`` prepared, on the stream that is current now.
+
+    Up to 2.13 it holds the stream of its own time; 2.15 asks for the current one itself.
+    """
+    named = dict(run.keywords) if isinstance(run, partial) else {}
+    if "stream" not in named:
+        run()
+        return
+    assert isinstance(run, partial)
+    if torch.cuda.is_available():
         named["stream"] = torch.cuda.current_stream().cuda_stream
     run.func(*run.args, **named)
 
