@@ -24,6 +24,11 @@ def test_a_function_of_a_file(process: Any) -> None:
     assert lines[-1] == "1 kernel in 1 graph: 1 template"
 
 
+def test_the_page_shows_what_is_printed(process: Any) -> None:
+    shown = process("explain", "examples/fuse.py:mean").stdout
+    assert f"$ shiplap explain examples/fuse.py:mean\n{shown}```" in Path("docs/fuse.md").read_text(encoding="utf-8")
+
+
 def test_json_is_one_value_with_the_code_on_request(run: Any) -> None:
     found = json.loads(run("explain", "examples/fuse.py:mean", "--json", "--source").stdout)
     assert found["summary"] == "2 kernels in 1 graph: 1 template, 1 generated"

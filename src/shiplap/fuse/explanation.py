@@ -21,6 +21,7 @@ __all__ = ["Explanation", "Kernel", "Neighbour", "explain"]
 # Inductor's words (the start of them) -> what that means for a template's author. Seen on torch 2.11, 2.13 and 2.15.
 MEANING = {
     "memory deps did not match": "it reads other elements than the one it writes: a transpose, a broadcast, a shift",
+    "no shared data": "it reads other elements than the one it writes: a transpose, a broadcast, a shift",
     "numel/rnumel mismatch": "it has another shape, so its loops are not those of the store",
     "nodes numel": "it has another shape, so its loops are not those of the store",
     "template has no allowed prologue inputs": "only a Triton template with load_input() takes a producer in",

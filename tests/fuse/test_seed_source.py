@@ -1,0 +1,30 @@
+"""The generated kernel that docs/fuse.md shows is what Inductor generates now."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "assets" / "relu_mm.txt"
+
+
+def test_the_kernel_on_the_page_is_the_one_that_is_generated(tmp_path: Path) -> None:
+    script = Path(__file__).parent / "seed_source.py"
+    env = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", script], env=env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    shown = PAGE.read_text(encoding="utf-8")
+    head, _, body = done.stdout.partition("\n")
+    assert head.startswith("# triton_tem_fused_mm__raw_relu_0: dense::mm, aten.relu in one kernel; torch ")
+    assert body.count("tl.store(") == 1
+    assert "maximum(" in body[body.index("tl.dot(") :]
+    if head == shown.partition("\n")[0]:  # other versions of torch and Triton write it otherwise
+        assert done.stdout == shown, f"python {script.relative_to(ROOT)} > {PAGE.relative_to(ROOT)}"
