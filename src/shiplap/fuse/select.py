@@ -30,6 +30,7 @@ from shiplap.tune.bench import Bench, LocalBench
 from shiplap.tune.candidate import label
 from shiplap.tune.choice import Choice, show_time
 from shiplap.tune.decide import Options, Task, stored
+from shiplap.tune.engine import shown
 from shiplap.tune.inputs import Inputs, inputs
 from shiplap.tune.isolate import Isolation
 from shiplap.tune.key import Key, key_for
@@ -134,8 +135,8 @@ def measure(
     listed = rendered(call, found)
     task = Task(call.op, selection.inputs, selection.key, listed, Options(seconds=SECONDS))
     bench = _bench(task, call)
-    with torch.no_grad():
-        ranking = search(call.op, listed, bench, selection.inputs, SECONDS, _quiet, Plan(seconds=4.0))
+    with torch.no_grad(), shown(None) as report:
+        ranking = search(call.op, listed, bench, selection.inputs, SECONDS, report, Plan(seconds=4.0))
         choice, raced = _decide(selection, listed, ranking, isinstance(bench, LocalBench))
     (store or Store()).put(selection.key, choice.value())
     return choice, _verdicts(selection, listed, ranking, raced)
@@ -151,10 +152,6 @@ def _verdicts(selection: Selection, listed: list[Any], ranking: Ranking, raced: 
         *(Verdict(label(listed[i]), "ok", together.get(i, ""), us) for i, us in timed),
         *(Verdict(name, "dropped", why) for name, _, why in parts),
     ]
-
-
-def _quiet(what: str, done: int, total: int) -> None:
-    pass
 
 
 def rendered(call: Call, found: Sequence[TemplateCandidate]) -> list[Any]:

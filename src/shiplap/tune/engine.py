@@ -23,7 +23,7 @@ from shiplap.tune.table import keep
 from shiplap.verify.recipe import Recipe
 from shiplap.verify.sizes import environment, free_dims, scalar_candidates
 
-__all__ = ["Request", "recipe_for", "requests_of", "seconds_of", "tune_all"]
+__all__ = ["Request", "recipe_for", "requests_of", "seconds_of", "shown", "tune_all"]
 
 Request = tuple[Op, Recipe, str]
 EACH = 30.0  # seconds per bucket without a budget
@@ -43,7 +43,7 @@ def tune_all(
     wanted = _buckets(requests)
 
     def work() -> list[Choice]:
-        with _progress(progress) as report, Isolation(timeout) as isolation:
+        with shown(progress) as report, Isolation(timeout) as isolation:
             return _each(wanted, seconds_of(budget), options, isolation if isolate else None, report)
 
     rank, count = ranks()
@@ -136,7 +136,7 @@ def seconds_of(budget: float | str | None) -> float | None:
 
 
 @contextlib.contextmanager
-def _progress(wanted: bool | None) -> Iterator[Report]:
+def shown(wanted: bool | None) -> Iterator[Report]:
     """A bar on stderr while someone is watching; nothing stays of it."""
     if not (sys.stderr.isatty() if wanted is None else wanted):
         yield lambda what, done, total: None
