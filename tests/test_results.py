@@ -69,6 +69,19 @@ def test_the_design_note_repeats_the_recorded_overhead() -> None:
     assert result["ratios"]["eager_ns"]["custom_op_vs_native"] >= 3.5
 
 
+def test_readme_and_note_repeat_the_recorded_dense_products() -> None:
+    result = json.loads((ROOT / "benchmarks" / "results" / "dense_gpu.json").read_text(encoding="utf-8"))
+    rows = set()
+    for case in result["cases"]:
+        cells = [f"{case['us'][name]:.1f}" for name in ("shiplap", "control", "inductor", "eager")]
+        kind = "PyTorch's" if case["chosen"] == "reference" else "template"
+        rows.add(f"| {case['case']} | {' | '.join(cells)} | {kind} |")
+    for page, whole in (("README.md", False), ("docs/design/0006-fuse.md", True)):
+        text = (ROOT / page).read_text(encoding="utf-8")
+        shown = set(text[text.index("<!-- dense_gpu -->") : text.index("<!-- /dense_gpu -->")].splitlines()[3:])
+        assert shown == rows if whole else shown and shown < rows, page
+
+
 def test_a_single_definition_can_be_a_source(
     records: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
