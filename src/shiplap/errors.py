@@ -134,7 +134,7 @@ CATALOGUE: dict[str, Entry] = {
          "pass .clone()"),
         ("SL211", "values not accepted", "The op is not defined for these values; it says which.",
          "correct the values that the message names"),
-        ("SL212", "given output does not fit", "An out-variant fills contiguous tensors of the declared shape and dtype.",
+        ("SL212", "given output does not fit", "An out-variant fills contiguous tensors of declared shape and dtype.",
          "pass torch.empty of the expected shape and dtype"),
         ("SL213", "given workspace does not fit", "The kernel relies on its size and alignment.",
          "pass torch.empty(op.workspace_bytes(...), dtype=torch.uint8, device=...)"),

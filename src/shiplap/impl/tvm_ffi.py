@@ -41,8 +41,8 @@ def export(op: Op) -> Any:
 
     It takes all arguments in declared order, then the outputs, which the caller allocates: contiguous, of the declared
     shape, a data-dependent size at its bound. It returns None, or the data-dependent sizes: one as an int, several as
-    an array. It runs on the CPU with as many threads as torch has now. What the declaration refuses is a RuntimeError with
-    the text of the catalogue's error. There is no autograd and no copy: strided input is refused unless
+    an array. It runs on the CPU with as many threads as torch has now. What the declaration refuses is a RuntimeError
+    with the text of the catalogue's error. There is no autograd and no copy: strided input is refused unless
     ``sl.cabi(..., strided=)`` takes it.
 
     Raises:
