@@ -52,7 +52,11 @@ CAPABILITIES = (
     Capability("graph-break registry", "torch/_dynamo/graph_break_registry.json", ("2.13",)),
     Capability("abandoned captures", "torch._C._cuda_endAllocateToPool, _cuda_releasePool", ("2.11",)),
     Capability("tuning keys and guards", "torch._C._cuda_getDriverVersion, torch._C._current_graph_task_id"),
-    Capability("fused groups and reasons", "_inductor.config._post_fusion_custom_pass; logs fusion, output_code"),
+    Capability(
+        "fused groups and reasons",
+        "_inductor.config._post_fusion_custom_pass; logs fusion, output_code",
+        ("2.11", "2.13", "2.15"),
+    ),
     Capability("structured trace", "TORCH_TRACE, logger torch.__trace: metadata, payload of records", ("2.13",)),
 )
 
