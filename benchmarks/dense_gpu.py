@@ -29,7 +29,7 @@ from shiplap.tune.measure import CudaClock, Plan, race
 
 SOURCES = [
     "benchmarks/dense_gpu.py", "src/shiplap/kernels/dense/*.triton.jinja", "src/shiplap/kernels/dense/cuda.py",
-    "src/shiplap/kernels/dense/ops.py", "src/shiplap/fuse/surroundings.py", "src/shiplap/tune/measure.py",
+    "src/shiplap/fuse/surroundings.py", "src/shiplap/tune/measure.py",
 ]  # fmt: skip
 MODE = "max-autotune-no-cudagraphs"
 Fn = Callable[..., Tensor]
