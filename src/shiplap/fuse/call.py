@@ -40,8 +40,8 @@ class Call:
     def bind(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
         """The call being lowered: ``args`` hold IR nodes where its FX node holds fakes."""
         node = lowering.current_node()
-        fakes = [a.meta["val"] if isinstance(a, torch.fx.Node) else a for a in node.args]
-        named = {k: v.meta["val"] if isinstance(v, torch.fx.Node) else v for k, v in node.kwargs.items()}
+        fakes = torch.fx.map_arg(node.args, lambda n: n.meta["val"])  # also in lists: sizes may be symbols
+        named = torch.fx.map_arg(node.kwargs, lambda n: n.meta["val"])
         rest = op.spec.args[len(args) :]
         values = (*fakes, *(named.get(a.name, a.default) for a in rest))
         nodes = (*args, *(kwargs.get(a.name, a.default) for a in rest))

@@ -13,6 +13,7 @@ __all__: list[str] = []
 
 Sizes = Mapping[str, Any]
 FEW = 8  # rows up to which weights are widened in registers
+LANES = 8  # of the narrower vectors
 
 
 def _floats(sizes: Sizes, dtypes: Mapping[str, torch.dtype], config: Mapping[str, Any]) -> bool | str:
@@ -53,8 +54,13 @@ def _conv_configs(sizes: Sizes) -> tuple[dict[str, int], ...]:
     return {"BM": 96, "BN": 128 if sizes["co"] > 64 else 64, "KC": 256}, {"BM": 48, "BN": 64, "KC": 512}
 
 
+def _side_by_side(sizes: Sizes, dtypes: Mapping[str, torch.dtype], config: Mapping[str, Any]) -> bool | str:
+    """Taps are gathered channel run by channel run."""
+    return f"fewer than {LANES} channels lie side by side" if sizes["ci"] < LANES else _floats(sizes, dtypes, config)
+
+
 ops.mm.template("cpu", "mm.cpp.jinja", configs=_product_configs, supports=_floats)
 ops.bmm.template("cpu", "mm.cpp.jinja", configs=_product_configs, supports=_floats)
 ops.conv2d.template(
-    "cpu", "conv2d.cpp.jinja", configs=_conv_configs, innermost={"x": "ci", "weight": "ci"}, supports=_floats
+    "cpu", "conv2d.cpp.jinja", configs=_conv_configs, innermost={"x": "ci", "weight": "ci"}, supports=_side_by_side
 )  # fmt: skip

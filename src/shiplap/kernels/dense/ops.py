@@ -89,9 +89,7 @@ def grouped_mm(a: Float[Tensor, "m k"], b: Float[Tensor, "g k n"], ends: Int32[T
     """
     row = torch.arange(a.shape[0], device=a.device)
     group = torch.searchsorted(ends.to(torch.int64), row, right=True)
-    products = (
-        torch.stack([a @ b[i] for i in range(b.shape[0])]) if b.shape[0] else a.new_zeros(1, a.shape[0], b.shape[2])
-    )
+    products = a @ b if b.shape[0] else a.new_zeros(1, a.shape[0], b.shape[2])
     picked = products[group.clamp_max(max(b.shape[0] - 1, 0)), row]
     return torch.where((group < b.shape[0])[:, None], picked, 0)
 
@@ -112,7 +110,8 @@ def _(rng: torch.Generator, sizes: dict[str, Any], dtype: torch.dtype, device: t
     },
     requires=(
         "min(stride) >= 1", "min(dilation) >= 1", "min(padding) >= 0", "len(stride) == 2", "len(padding) == 2",
-        "len(dilation) == 2",
+        "len(dilation) == 2", "min(h, w, ci, co, kh, kw) >= 1", "h + 2 * padding[0] > dilation[0] * (kh - 1)",
+        "w + 2 * padding[1] > dilation[1] * (kw - 1)",
     ),
 )  # fmt: skip
 def conv2d(
