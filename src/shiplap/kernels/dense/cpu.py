@@ -32,10 +32,16 @@ def _rows_configs(sizes: Sizes) -> tuple[dict[str, int], ...]:
     return ({"BM": min(FEW, max(1, sizes["m"])), "BN": 64, "KC": 1024},)
 
 
+def _even_blocks(rows: int, limit: int) -> int:
+    """The height of equal blocks, a multiple of 12: threads are given the same number of them."""
+    blocks = -(-max(rows, 1) // limit)
+    return -(-rows // (12 * blocks)) * 12 or 12
+
+
 def _panel_configs(sizes: Sizes) -> tuple[dict[str, int], ...]:
     """Blocks of rows as tall as the call, up to 384: each block widens the weights again."""
-    rows = next((rows for rows in (12, 24, 48, 96, 192) if sizes["m"] <= rows), 384)
-    return {"BM": rows, "BN": 64, "KC": 256}, {"BM": min(rows, 192), "BN": 128, "KC": 512}
+    tall, low = _even_blocks(sizes["m"], 384), _even_blocks(sizes["m"], 192)
+    return {"BM": tall, "BN": 64, "KC": 256}, {"BM": low, "BN": 128, "KC": 512}
 
 
 ADJACENT = {"a": "k", "weight": "k"}
@@ -46,7 +52,7 @@ ops.int8_mm.template("cpu", "int8_panels.cpp.jinja", configs=_panel_configs, inn
 
 
 def _product_configs(sizes: Sizes) -> tuple[dict[str, int], ...]:
-    rows = next((rows for rows in (12, 24, 48, 96) if sizes["m"] <= rows), 192)
+    rows = _even_blocks(sizes["m"], 192)
     return {"BM": rows, "BN": 128, "KC": 256}, {"BM": rows, "BN": 64, "KC": 512}
 
 
