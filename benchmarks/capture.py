@@ -46,7 +46,8 @@ from shiplap.verify.samples import Samples
 
 AUDIT = "src/shiplap/audit"
 SOURCES = [
-    "benchmarks/capture.py", "tests/zoo/gpu/*.py", "src/shiplap/kernels/sparse3d/ops.py", "src/shiplap/kernels/*/cuda.py",
+    "benchmarks/capture.py", "tests/zoo/gpu/*.py", "src/shiplap/kernels/sparse3d/ops.py",
+    "src/shiplap/kernels/*/cuda.py",
     *(f"{AUDIT}/{name}.py" for name in ("capture", "cost", "sanitizer", "trace")),
     *(f"{AUDIT}/checks/{name}.py" for name in ("cuda_graph", "cudagraph_trees", "sanitizer")),
 ]  # fmt: skip
