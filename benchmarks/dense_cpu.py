@@ -195,9 +195,7 @@ def table(result: dict[str, Any]) -> str:
         low, ratio, high = (f"{q:.2f}" for q in row["plain / fused"])
         bound = row["plain / product at that rate"]
         case = f"{row['kind'].split(' ')[0]} {row['name']}{', bf16' if 'bfloat16' in row['kind'] else ''}"
-        lines.append(
-            f"| {case} | {ours} | {control} | {plain} | {eager} | {ratio:.2f} [{low:.2f}, {high:.2f}] | {bound:.1f} |"
-        )
+        lines.append(f"| {case} | {ours} | {control} | {plain} | {eager} | {ratio} [{low}, {high}] | {bound:.1f} |")
     return "\n".join(lines) + "\n"
 
 

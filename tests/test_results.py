@@ -82,6 +82,16 @@ def test_readme_and_note_repeat_the_recorded_dense_products() -> None:
         assert shown == rows if whole else shown and shown < rows, page
 
 
+def test_the_int8_product_is_as_fast_as_the_readme_says() -> None:
+    result = json.loads((ROOT / "benchmarks" / "results" / "dense_cpu.json").read_text(encoding="utf-8"))
+    note = (ROOT / "docs" / "design" / "0007-dense-cpu.md").read_text(encoding="utf-8")
+    for row in result["threads 1, CPU ms"]:
+        ratio = row["plain / fused"][1]
+        rows = int(row["name"].split("x")[0]) if row["kind"].startswith("int8") else 0
+        assert f" {ratio:.2f} [" in note
+        assert ratio >= (1.5 if 0 < rows <= 16 else 1.3 if rows == 128 else 1.05 if rows else 0), row["name"]
+
+
 def test_a_single_definition_can_be_a_source(
     records: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
