@@ -77,26 +77,24 @@ MATRIX: dict[str, tuple[Callable[..., Any], int]] = {  # what follows y, and how
 }
 
 
-ALONE = [n for n in MATRIX if "siblings" not in n]  # siblings, among others, may first fuse with each other
+@pytest.mark.parametrize(
+    ("dynamic", "name"),
+    [*((False, name) for name in MATRIX), *((True, name) for name in ("raw and siblings", "raw and reshaped", "cast"))],
+)
+def test_epilogues_of_the_int8_product(dynamic, name):
+    after, fused = MATRIX[name]
+    fused *= not (dynamic and "reshaped" in name)  # symbolic sizes: Inductor cannot tell that places are the same
 
+    def graph(x, w, s, b, c):
+        return after(dense.matmul_int8(x, w, s, b), c)
 
-@pytest.mark.parametrize(("dynamic", "names"), [*((False, [name]) for name in MATRIX), (True, ALONE)])
-def test_epilogues_of_the_int8_product(dynamic, names):
-    cases = [MATRIX[name] for name in names]
-
-    def graph(pairs, w, s, b):
-        return [after(dense.matmul_int8(x, w, s, b), c) for (x, c), (after, _) in zip(pairs, cases, strict=True)]
-
-    def pairs(m, n, k):
-        return [(torch.randn(m, k), torch.randn(n)) for _ in cases]
-
-    compiled = check(graph, pairs(M, N, K), *weights(), dynamic=dynamic)
-    assert counted() == (len(cases), sum(fused for _, fused in cases))
-    assert {d.chosen.split("(")[0] for d in decisions("dense::int8_mm")[-len(cases) :]} == {"int8_panels"}
+    compiled = check(graph, torch.randn(M, K), *weights(), torch.randn(N), dynamic=dynamic)
+    assert counted() == (1, fused)
+    assert decisions("dense::int8_mm")[-1].chosen.startswith("int8_panels(")
     if dynamic:  # the same code for other sizes, whole tiles among them
-        for m, n, k in [(2, 130, 300), (192, 64, 256), (194, 128, 7)]:
-            same(compiled, graph, (pairs(m, n, k), *weights(n, k)), 2e-6)
-        assert counted()[0] == len(cases)
+        for m, n, k in [(4, 130, 300), (192, 64, 256), (194, 128, 7)]:
+            same(compiled, graph, (torch.randn(m, k), *weights(n, k), torch.randn(n)), 2e-6)
+        assert counted() == (1, fused)
 
 
 def test_few_rows_views_and_offsets():
