@@ -21,7 +21,7 @@ def calls():
     x = scene(300, (9, 8, 7), 5)
     window = [[9, 8, 7], [3, 3, 3], [2, 2, 2], [1, 1, 1], [1, 1, 1]]
     outs = sparse3d.out_coords(x.coords, *window)
-    table = x.geometry.subm(3)[0]
+    table = x.geometry.subm(3).table
     yield sparse3d.unique_coords, [torch.randint(-5, 5, (200, 4), dtype=torch.int32)]
     yield sparse3d.subm_table, [x.coords, window[0], window[1], [1, 1, 1]]
     yield sparse3d.out_coords, [x.coords, *window]
@@ -44,7 +44,7 @@ def test_cuda_reference_agrees_with_the_cpu_kernel(index):
 
 def test_arguments_on_two_devices_are_refused():
     x = scene(20, (4, 4, 4), 3, dtype=torch.float32)
-    table = x.geometry.subm(3)[0]
+    table = x.geometry.subm(3).table
     with pytest.raises(sl.ShiplapError, match="SL206"):
         sparse3d.conv(x.feats.cuda(), torch.randn(2, 27, 3), table)
 

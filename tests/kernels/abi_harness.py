@@ -159,11 +159,12 @@ class Sparse3d:
             raise
         return True
 
-    def _call_matrix(self, name: str, workspace: int, *arguments: object) -> None:
+    def _call_matrix(self, name: str, workspace: int, inputs: tuple, absent: int, out: np.ndarray, *flags: int) -> None:
+        """``absent``: how many optional arguments follow the inputs; ``flags``: bools that follow the groups (1)."""
         if self.isa is None:
-            self.call(name, workspace, *arguments)
+            self.call(name, workspace, *inputs, *[None] * absent, out, 1, *map(ctypes.c_int32, flags))
         else:
-            self.call(f"{name}_isa", workspace, *arguments, ctypes.c_int32(ISAS[self.isa]))
+            self.call(f"{name}_isa", workspace, *inputs, out, ctypes.c_int32(ISAS[self.isa]))
 
     # ---- the ops
 
@@ -245,7 +246,7 @@ class Sparse3d:
             out = np.empty((m, co), feats.dtype)
         packed = k * ci * 16 * cdiv(co, 16) * itemsize
         workspace = packed + self.threads * (65536 + 2112 * k + 64 * cdiv(k, 16))
-        self._call_matrix("conv", workspace, feats, weight, table, bias, None, out)
+        self._call_matrix("conv", workspace, (feats, weight, table, bias), 5, out, 0, 0)
         return out
 
     def conv_weight_grad(
@@ -258,5 +259,5 @@ class Sparse3d:
         lists = 4160 * k + 64 * cdiv(k, 16)
         sums = (k * co + 128 * threads) * 16 * cdiv(ci, 16) * itemsize
         workspace = sums + threads * (2048 * cdiv(co, 16) * itemsize + lists) + 64 * cdiv(k, 8)
-        self._call_matrix("conv_weight_grad", workspace, grad, feats, table, out)
+        self._call_matrix("conv_weight_grad", workspace, (grad, feats, table), 2, out, 0)
         return out

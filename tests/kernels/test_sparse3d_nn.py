@@ -39,10 +39,7 @@ def test_even_submanifold_kernel_looks_forward_less_than_back():
     dense = F.conv3d(F.pad(x.dense(), (1, 0) * 3), layer.double().weight.permute(0, 4, 1, 2, 3), layer.bias)
     assert relative(layer(x).feats, at(dense, x.coords)) < 1e-10
     f = x.feats.clone().requires_grad_()
-    table, back = x.geometry.subm(2)
-    assert torch.autograd.gradcheck(
-        lambda f, w: sparse3d.conv(f, w, table, None, back), (f, layer.weight.flatten(1, 3))
-    )
+    assert torch.autograd.gradcheck(x.geometry.subm(2).conv, (f, layer.weight.flatten(1, 3)))
 
 
 WINDOWS = [
@@ -97,16 +94,18 @@ def test_gradients_by_gradcheck():
     weight = torch.randn(2, 27, 3, dtype=torch.float64, requires_grad=True)
     bias = torch.randn(2, dtype=torch.float64, requires_grad=True)
     feats = x.feats.clone().requires_grad_()
-    table, back = x.geometry.subm(3)
-    assert torch.autograd.gradcheck(lambda f, w, b: sparse3d.conv(f, w, table, b, back), (feats, weight, bias))
-    assert torch.autograd.gradgradcheck(lambda f, w: sparse3d.conv(f, w, table, None, back), (feats, weight))
+    for plan in (x.geometry.subm(3), x.geometry.subm(3).sorted(3)):
+        assert torch.autograd.gradcheck(plan.conv, (feats, weight, bias))
+        assert torch.autograd.gradgradcheck(plan.conv, (feats, weight))
     step = x.geometry.strided(2, 2)
     small = torch.randn(2, 8, 3, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(
-        lambda f, w: sparse3d.conv(f, w, step.table), (feats, small)
+        lambda f, w: sparse3d.conv(f, w, step.plan.table), (feats, small)
     )  # builds its transpose
     coarse = torch.randn(step.geometry.coords.shape[0], 3, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda f, w: sparse3d.conv(f, w, step.table_t, None, step.table), (coarse, small))
+    for plan in (step.plan, step.plan.sorted(2)):
+        assert torch.autograd.gradcheck(plan.conv, (feats, small))
+        assert torch.autograd.gradcheck(plan.t.conv, (coarse, small))
 
 
 def network() -> sparse3d.Sequential:
@@ -152,7 +151,7 @@ def test_a_network_trains_in_one_graph(tables):
 def test_tables_are_shared_by_layers_of_one_level():
     x = scene(50, SHAPE, 4)
     a, b = sparse3d.SubMConv3d(4, 4, 3).double(), sparse3d.SubMConv3d(4, 4, 3).double()
-    assert b(a(x)).geometry.subm(3)[0] is x.geometry.subm(3)[0]
+    assert b(a(x)).geometry.subm(3) is x.geometry.subm(3)
 
 
 @pytest.mark.parametrize("n", [0, 1])

@@ -99,7 +99,7 @@ def test_out_coords_where_no_two_inputs_share_an_output(parity):
 @pytest.mark.parametrize(("ci", "co"), [(0, 3), (3, 0), (1, 1), (5, 7), (16, 16), (33, 65)])
 def test_conv_and_weight_gradient(ci, co, dtype):
     x = scene(120, (6, 6, 6), ci, dtype=dtype)
-    table, _ = x.geometry.subm(3)
+    table = x.geometry.subm(3).table
     weight, bias, grad = (torch.randn(s, dtype=dtype) for s in ((co, 27, ci), (co,), (120, co)))
     tolerance = {"rtol": 1e-4, "atol": 1e-4} if dtype == torch.float32 else {"rtol": 1e-12, "atol": 1e-11}
     for op, args in (
@@ -112,7 +112,7 @@ def test_conv_and_weight_gradient(ci, co, dtype):
 
 def test_conv_takes_views_of_any_stride():
     x = scene(60, (6, 6, 6), 8)
-    table, _ = x.geometry.subm(3)
+    table = x.geometry.subm(3).table
     weight = torch.randn(4, 27, 8, dtype=torch.float64)
     want = sparse3d.conv(x.feats, weight, table)
     wide = torch.randn(61, 16, dtype=torch.float64)
@@ -126,7 +126,7 @@ def test_conv_takes_views_of_any_stride():
 
 def test_bfloat16_runs_the_reference_and_says_so():
     x = scene(20, (4, 4, 4), 4, dtype=torch.float32)
-    table, _ = x.geometry.subm(3)
+    table = x.geometry.subm(3).table
     with pytest.warns(sl.ShiplapNotice, match="float32 and float64, not torch.bfloat16"):
         out = sparse3d.conv(x.feats.bfloat16(), torch.randn(3, 27, 4).bfloat16(), table)
     assert out.dtype == torch.bfloat16
@@ -160,7 +160,7 @@ def test_bad_coordinates_are_refused_by_every_table_op(case, run):
 @pytest.mark.parametrize("entry", [-2, 20, 2**31 - 1])
 def test_table_entries_out_of_range_are_refused(entry):
     x = scene(20, (4, 4, 4), 4)
-    table = x.geometry.subm(3)[0].clone()
+    table = x.geometry.subm(3).table.clone()
     table[7, 3] = entry
     weight = torch.randn(3, 27, 4, dtype=torch.float64)
     for call in (

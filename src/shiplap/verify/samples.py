@@ -163,7 +163,7 @@ class Samples:
     def _built(self, recipe: Recipe, env: dict[str, Any], rng: torch.Generator) -> tuple[Any, ...]:
         assert self.op.sampler is not None
         floats = [n for n in dict(recipe.dtypes).values() if getattr(torch, n).is_floating_point]
-        wanted = {k: v for k, v in env.items() if k != "..."}
+        wanted = {k: v for k, v in env.items() if k != "..."} | {"absent": recipe.absent}
         made = self.op.sampler(rng, wanted, getattr(torch, floats[0]) if floats else torch.float32, self.device)
         args = tuple(list(v) if isinstance(v, tuple) else v for v in made)
         return (*args, *(a.default for a in self.spec.args[len(args) :]))

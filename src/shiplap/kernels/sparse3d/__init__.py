@@ -8,14 +8,16 @@ from shiplap.kernels.sparse3d.ops import (
     conv_weight_grad,
     out_coords,
     segment_mean,
+    sort_table,
     subm_table,
     transpose_table,
     unique_coords,
 )
+from shiplap.kernels.sparse3d.plan import Plan
 from shiplap.kernels.sparse3d.tensor import Geometry, SparseTensor, Strided, voxelize
 
 __all__ = [
-    "Geometry", "Sequential", "SparseConv3d", "SparseInverseConv3d", "SparseTensor", "Strided", "SubMConv3d",
-    "conv", "conv_table", "conv_weight_grad", "out_coords", "segment_mean", "subm_table", "transpose_table",
-    "unique_coords", "voxelize",
+    "Geometry", "Plan", "Sequential", "SparseConv3d", "SparseInverseConv3d", "SparseTensor", "Strided", "SubMConv3d",
+    "conv", "conv_table", "conv_weight_grad", "out_coords", "segment_mean", "sort_table", "subm_table",
+    "transpose_table", "unique_coords", "voxelize",
 ]  # fmt: skip

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from shiplap.errors import error
-from shiplap.kernels.sparse3d import ops
+from shiplap.kernels.sparse3d.plan import Plan
 from shiplap.kernels.sparse3d.tensor import SparseTensor, triple
 
 __all__ = ["Sequential", "SparseConv3d", "SparseInverseConv3d", "SubMConv3d"]
@@ -34,8 +34,8 @@ class _Conv(nn.Module):
         if self.bias is not None:
             nn.init.uniform_(self.bias, -bound, bound)
 
-    def _apply_table(self, feats: Tensor, table: Tensor, table_t: Tensor) -> Tensor:
-        return ops.conv(feats, self.weight.flatten(1, 3), table, self.bias, table_t)
+    def _convolve(self, feats: Tensor, plan: Plan) -> Tensor:
+        return plan.conv(feats, self.weight.flatten(1, 3), self.bias)
 
     def extra_repr(self) -> str:
         return f"{self.ci}, {self.co}, kernel={self.kernel}, bias={self.bias is not None}"
@@ -66,8 +66,7 @@ class SubMConv3d(_Conv):
         self.dilation = triple(dilation, "dilation")
 
     def forward(self, x: SparseTensor) -> SparseTensor:
-        table, back = x.geometry.subm(self.kernel, self.dilation)
-        return x.replace(self._apply_table(x.feats, table, back))
+        return x.replace(self._convolve(x.feats, x.geometry.subm(self.kernel, self.dilation)))
 
 
 class SparseConv3d(_Conv):
@@ -98,7 +97,7 @@ class SparseConv3d(_Conv):
 
     def forward(self, x: SparseTensor) -> SparseTensor:
         step = x.geometry.strided(self.kernel, self.stride, self.padding, self.dilation)
-        return SparseTensor(self._apply_table(x.feats, step.table, step.table_t), geometry=step.geometry)
+        return SparseTensor(self._convolve(x.feats, step.plan), geometry=step.geometry)
 
 
 class SparseInverseConv3d(_Conv):
@@ -126,7 +125,7 @@ class SparseInverseConv3d(_Conv):
                 fix="pair each inverse convolution with a SparseConv3d of the same kernel",
             )  # fmt: skip
         finer, _, step = origin
-        return SparseTensor(self._apply_table(x.feats, step.table_t, step.table), geometry=finer)
+        return SparseTensor(self._convolve(x.feats, step.plan.t), geometry=finer)
 
 
 class Sequential(nn.Sequential):

@@ -6,6 +6,7 @@ each output row, or -1. Semantics follow spconv 2.x and FlexGEMM (cross-correlat
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,8 +18,8 @@ import shiplap as sl
 from shiplap.kernels.sparse3d.coords import Lookup, check_coords, inside, output_shape, refuse, taps
 
 __all__ = [
-    "conv", "conv_table", "conv_weight_grad", "out_coords", "segment_mean", "subm_table", "transpose_table",
-    "unique_coords",
+    "conv", "conv_table", "conv_weight_grad", "out_coords", "segment_mean", "sort_table", "subm_table",
+    "transpose_table", "unique_coords",
 ]  # fmt: skip
 
 LIBRARY = Path(__file__).parent / "libshiplap_sparse3d.so"
@@ -32,11 +33,12 @@ _BOUND = "n * " + " * ".join(f"cdiv(kernel[{d}], stride[{d}] // gcd(stride[{d}],
 
 
 def _bind(
-    op: sl.Op, workspace: str | None = None, *, strided: tuple[str, ...] = (), dtypes: tuple[str, ...] = ()
-) -> None:
+    op: sl.Op, workspace: str | None = None, *, strided: tuple[str, ...] = (), dtypes: tuple[str, ...] = (),
+    supports: Callable[..., bool | str] | None = None,
+) -> None:  # fmt: skip
     """The CPU kernel of ``op``: the C function of the same name."""
     kernel = sl.cabi(LIBRARY, f"sparse3d_{op.spec.opname}", strided=strided)
-    op.kernel("cpu", kernel, workspace=workspace, dtypes=dtypes)
+    op.kernel("cpu", kernel, workspace=workspace, dtypes=dtypes, supports=supports)
 
 
 # --- voxels -----------------------------------------------------------------------------------------------------------
@@ -159,6 +161,57 @@ def transpose_table(table: Int32[Tensor, "m k"], rows: int) -> Int32[Tensor, "ro
 
 
 # --- convolution ------------------------------------------------------------------------------------------------------
+#
+# A table may be *sorted*, so that rows whose hits look alike lie together: its taps are cut into ``parts`` runs of
+# ``cdiv(k, parts)``, and ``order[p, r]`` is the output row whose hits under the taps of part ``p`` are ``table[r]``.
+# ``masks[p, b]`` has a bit for each tap of the part that any of the rows ``64 * b`` to ``64 * b + 63`` hits.
+
+ROWS_PER_MASK = 64
+MAX_PART = 31  # taps of a part: one bit each in an int32 that stays positive
+
+
+def part_size(taps: int, parts: int) -> int:
+    """How many taps the parts of a sorted table have; the last may have fewer."""
+    return -(-taps // parts) if parts else 0
+
+
+@sl.op(
+    "sparse3d::sort_table", dims={"b": "cdiv(m, 64)"}, outputs=("columns", "order", "masks"),
+    requires=("parts >= 1", "cdiv(k, parts) <= 31"),
+)  # fmt: skip
+def sort_table(
+    table: Int32[Tensor, "m k"], parts: int
+) -> tuple[Int32[Tensor, "k m"], Int32[Tensor, "parts m"], Int32[Tensor, "parts b"]]:
+    """The sorted form of ``table``: tap by tap (``columns.t()`` is a table again), with ``order`` and ``masks``.
+
+    Rows of a part are ordered by the Gray code rank of their hits, descending, equal ones as before: a block of them
+    has few taps that only some of its rows hit, and rows without a hit come last.
+    """
+    m, k = table.shape
+    size, columns, orders, masks = part_size(k, parts), [], [], []
+    blocks = -(-m // ROWS_PER_MASK)
+    for part in range(parts):
+        taps_here = table[:, part * size : (part + 1) * size]
+        bits = torch.arange(taps_here.shape[1], device=table.device)
+        hits = ((taps_here >= 0).long() << bits).sum(1)
+        rank = hits
+        for shift in (1, 2, 4, 8, 16):  # the prefix XOR that undoes a Gray code
+            rank = rank ^ (rank >> shift)
+        order = rank.argsort(descending=True, stable=True)
+        columns.append(taps_here[order].t())
+        orders.append(order.int())
+        padded = torch.nn.functional.pad(hits[order], (0, blocks * ROWS_PER_MASK - m)).view(blocks, ROWS_PER_MASK)
+        any_row = ((padded[..., None] >> torch.arange(MAX_PART, device=table.device)) & 1).amax(1)
+        masks.append((any_row << torch.arange(MAX_PART, device=table.device)).sum(1).int())
+    return torch.cat(columns).contiguous(), torch.stack(orders), torch.stack(masks)
+
+
+def _by_output(table: Tensor, order: Tensor | None) -> Tensor:
+    """``table`` with its rows where ``order`` says they belong."""
+    if order is None or table.numel() == 0:
+        return table
+    part = torch.arange(table.shape[1], device=table.device) // part_size(table.shape[1], order.shape[0])
+    return torch.full_like(table, -1).scatter(0, order.long()[part].t(), table)
 
 
 def _gather(feats: Tensor, column: Tensor) -> Tensor:
@@ -172,64 +225,135 @@ def _check_table(op: str, table: Tensor, rows: int) -> None:
     refuse(op, ((table < -1) | (table >= rows)).any(1), "table row {row} has an entry outside " + f"[-1, {rows})")
 
 
-@sl.op("sparse3d::conv")
+_CHANNELS = ("groups >= 1", "cg * groups == ci", "co % groups == 0")
+
+
+@sl.op("sparse3d::conv", requires=_CHANNELS)
 def conv(
     feats: Float[Tensor, "n ci"],
-    weight: Float[Tensor, "co k ci"],
+    weight: Float[Tensor, "co k cg"],
     table: Int32[Tensor, "m k"],
     bias: Float[Tensor, "co"] | None = None,
+    order: Int32[Tensor, "parts m"] | None = None,
+    masks: Int32[Tensor, "parts b"] | None = None,
     table_t: Int32[Tensor, "n k"] | None = None,
+    order_t: Int32[Tensor, "parts_t n"] | None = None,
+    masks_t: Int32[Tensor, "parts_t bt"] | None = None,
+    groups: int = 1,
+    reflect: bool = False,
+    symmetric: bool = False,
 ) -> Float[Tensor, "m co"]:
     """Convolution over a table: ``out[j] = bias + sum_v weight[:, v] @ feats[table[j, v]]``.
 
-    ``table_t`` (``transpose_table(table, n)``) is read by the backward only; without it the backward builds it.
+    ``order`` and ``masks`` come with a sorted table. Channels are convolved in ``groups``, as in ``torch.nn.Conv3d``.
+    With ``reflect`` tap ``v`` takes ``weight[:, k - 1 - v]``. The rest is read by the backward only: the transposed
+    table (``transpose_table(table, n)``) and its sorted form, or ``symmetric``: the table is its own transpose read
+    backwards, as submanifold tables of odd kernels are. With neither, the backward builds the transposed table.
     Raises SL211 for a table entry outside ``[-1, n)``.
     """
     _check_table("conv", table, feats.shape[0])
+    table, weight = _by_output(table, order), weight.flip(1) if reflect else weight
     out = feats.new_zeros(table.shape[0], weight.shape[0])
     for v in range(table.shape[1]):
-        out = out + _gather(feats, table[:, v]) @ weight[:, v].T
+        out = out + _grouped(_gather(feats, table[:, v]), weight[:, v], groups)
     return out if bias is None else out + bias
 
 
-@sl.op("sparse3d::conv_weight_grad")
+def _grouped(rows: Tensor, weight: Tensor, groups: int) -> Tensor:
+    """``rows [m, ci] @ weight [co, ci / groups].T``, group by group."""
+    if groups == 1:
+        return rows @ weight.T
+    (m, _), (co, cg) = rows.shape, weight.shape
+    split = rows.reshape(m, groups, cg).transpose(0, 1) @ weight.reshape(groups, co // groups, cg).mT
+    return split.transpose(0, 1).reshape(m, co)
+
+
+@sl.op(
+    "sparse3d::conv_weight_grad",
+    dims={"cg": "ci // groups"},
+    requires=("groups >= 1", "ci % groups == 0", "co % groups == 0"),
+)
 def conv_weight_grad(
-    grad: Float[Tensor, "m co"], feats: Float[Tensor, "n ci"], table: Int32[Tensor, "m k"]
-) -> Float[Tensor, "co k ci"]:
+    grad: Float[Tensor, "m co"],
+    feats: Float[Tensor, "n ci"],
+    table: Int32[Tensor, "m k"],
+    order: Int32[Tensor, "parts m"] | None = None,
+    masks: Int32[Tensor, "parts b"] | None = None,
+    groups: int = 1,
+    reflect: bool = False,
+) -> Float[Tensor, "co k cg"]:
     """Weight gradient of ``conv``: ``out[:, v] = sum_j grad[j] (x) feats[table[j, v]]``. Raises like ``conv``."""
     _check_table("conv_weight_grad", table, feats.shape[0])
-    if table.shape[1] == 0:
-        return feats.new_zeros(grad.shape[1], 0, feats.shape[1])
-    return torch.stack([grad.T @ _gather(feats, table[:, v]) for v in range(table.shape[1])], 1)
+    table, co, ci = _by_output(table, order), grad.shape[1], feats.shape[1]
+    out = feats.new_zeros(table.shape[1], co, ci // groups)
+    for v in range(table.shape[1]):
+        rows = _gather(feats, table[:, v]).reshape(len(table), groups, ci // groups).permute(1, 0, 2)
+        out[v] = (grad.reshape(len(table), groups, co // groups).permute(1, 2, 0) @ rows).reshape(co, ci // groups)
+    return (out.flip(0) if reflect else out).transpose(0, 1).contiguous()
 
 
-def _swap(weight: Tensor) -> Tensor:
-    """``[co, k, ci]`` → ``[ci, k, co]``, a view: the weight seen from the other end."""
-    return weight.permute(2, 1, 0)
+def _swap(weight: Tensor, groups: int) -> Tensor:
+    """``[co, k, ci / groups]`` → ``[ci, k, co / groups]``: the weight seen from the other end; a view of one group."""
+    if groups == 1:
+        return weight.permute(2, 1, 0)
+    co, k, cg = weight.shape
+    return weight.view(groups, co // groups, k, cg).permute(0, 3, 2, 1).reshape(groups * cg, k, co // groups)
 
 
-@conv.backward(saves=("feats", "weight", "table", "table_t"))
+@conv.backward(
+    saves=(
+        "feats",
+        "weight",
+        "table",
+        "order",
+        "masks",
+        "table_t",
+        "order_t",
+        "masks_t",
+        "groups",
+        "reflect",
+        "symmetric",
+    )
+)
 def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
-    found = {}
+    found, here = {}, (saved.table, saved.order, saved.masks)
     if needs.feats:
-        back = saved.table_t if saved.table_t is not None else transpose_table(saved.table, saved.feats.shape[0])
-        found["feats"] = conv(grad, _swap(saved.weight), back, None, saved.table)
+        weight = _swap(saved.weight, saved.groups)
+        if saved.symmetric:
+            found["feats"] = conv(
+                grad, weight, here[0], None, *here[1:], groups=saved.groups, reflect=not saved.reflect, symmetric=True
+            )
+        else:
+            back = (saved.table_t, saved.order_t, saved.masks_t)
+            if back[0] is None:
+                back = transpose_table(_by_output(*here[:2]), saved.feats.shape[0]), None, None
+            found["feats"] = conv(
+                grad, weight, back[0], None, *back[1:], *here, groups=saved.groups, reflect=saved.reflect
+            )
     if needs.weight:
-        found["weight"] = conv_weight_grad(grad, saved.feats, saved.table)
+        found["weight"] = conv_weight_grad(grad, saved.feats, *here, groups=saved.groups, reflect=saved.reflect)
     if needs.bias:
         found["bias"] = grad.sum(0)
     return found
 
 
-@conv_weight_grad.backward
+@conv_weight_grad.backward(saves=("grad", "feats", "table", "order", "masks", "groups", "reflect"))
 def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
-    found = {}
+    found, here = {}, (saved.table, saved.order, saved.masks)
+    options = {"groups": saved.groups, "reflect": saved.reflect}
     if needs.grad:
-        found["grad"] = conv(saved.feats, grad, saved.table)
+        found["grad"] = conv(saved.feats, grad, here[0], None, *here[1:], **options)
     if needs.feats:
-        back = transpose_table(saved.table, saved.feats.shape[0])
-        found["feats"] = conv(saved.grad, _swap(grad), back, None, saved.table)
+        back = transpose_table(_by_output(*here[:2]), saved.feats.shape[0])
+        found["feats"] = conv(saved.grad, _swap(grad, saved.groups), back, **options)
     return found
+
+
+def _plain(order: Tensor | None, groups: int) -> bool | str:
+    """What the C kernels take."""
+    if order is not None:
+        return "a sorted table: those are for GPUs"
+    return True if groups == 1 else f"{groups} groups of channels"
 
 
 _SINGLE_OR_DOUBLE = ("float32", "float64")
@@ -246,10 +370,12 @@ _bind(transpose_table)
 _bind(
     conv, "k * ci * 16 * cdiv(co, 16) * itemsize + threads * (65536 + 2112 * k + 64 * cdiv(k, 16))",
     strided=("weight",), dtypes=_SINGLE_OR_DOUBLE,
+    supports=lambda f, w, t, b, order, m, t2, o2, m2, groups, r, s: _plain(order, groups),
 )  # fmt: skip
 _bind(
     conv_weight_grad,
     "(k * co + 128 * threads) * 16 * cdiv(ci, 16) * itemsize"
     " + threads * (2048 * cdiv(co, 16) * itemsize + 4160 * k + 64 * cdiv(k, 16)) + 64 * cdiv(k, 8)",
     dtypes=_SINGLE_OR_DOUBLE,
+    supports=lambda g, f, t, order, m, groups, reflect: _plain(order, groups),
 )

@@ -93,23 +93,52 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
     return _table(rng, sizes["m"], sizes["rows"], sizes["k"], device), sizes["rows"]
 
 
+def _sorted(table: Tensor, parts: int) -> tuple[Tensor, Tensor, Tensor]:
+    """``table`` as tables for GPUs are: (table, order, masks)."""
+    columns, order, masks = ops.sort_table.reference(table, parts)
+    return columns.t(), order, masks
+
+
+def _parts(sizes: dict[str, Any], name: str = "parts") -> int:
+    """Enough of them, as asked for otherwise."""
+    return max(1, -(-sizes["k"] // ops.MAX_PART), min(sizes[name], sizes["k"]))
+
+
+@ops.sort_table.samples
+def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    return _table(rng, sizes["m"], sizes["m"], sizes["k"], device), _parts(sizes)
+
+
+def _channels(sizes: dict[str, Any]) -> tuple[int, int, int, int]:
+    """``(groups, ci, co, channels of a group)`` near the sizes asked for."""
+    groups = max(1, min(sizes["groups"], sizes["ci"], sizes["co"]))
+    ci, co = (sizes[name] // groups * groups for name in ("ci", "co"))
+    return groups, ci, co, ci // groups
+
+
 @ops.conv.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    n, m, k, ci, co = (sizes[name] for name in ("n", "m", "k", "ci", "co"))
-    table = _table(rng, m, n, k, device)
-    feats, weight, bias = (_normal(rng, shape, dtype, device) for shape in ((n, ci), (co, k, ci), (co,)))
-    with_options = bool(torch.randint(0, 2, (), generator=rng))
-    return (
-        feats,
-        weight,
-        table,
-        bias if with_options else None,
-        ops.transpose_table.reference(table, n) if with_options else None,
-    )
+    n, m, k = (sizes[name] for name in ("n", "m", "k"))
+    groups, ci, co, cg = _channels(sizes)
+    table: Tensor = _table(rng, m, n, k, device)
+    feats, weight, bias = (_normal(rng, shape, dtype, device) for shape in ((n, ci), (co, k, cg), (co,)))
+    back: tuple[Any, ...] = (ops.transpose_table.reference(table, n), None, None)
+    order = masks = None
+    if bool(torch.randint(0, 2, (), generator=rng)):
+        if not {"order", "masks"} & {*sizes["absent"]}:
+            table, order, masks = _sorted(table, _parts(sizes))
+        if not {"order_t", "masks_t"} & {*sizes["absent"]}:
+            back = _sorted(back[0], _parts(sizes, "parts_t"))
+    return feats, weight, table, bias, order, masks, *back, groups, sizes["reflect"], False
 
 
 @ops.conv_weight_grad.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    n, m, k, ci, co = (sizes[name] for name in ("n", "m", "k", "ci", "co"))
+    n, m, k = (sizes[name] for name in ("n", "m", "k"))
+    groups, ci, co, _ = _channels(sizes)
     grad, feats = _normal(rng, (m, co), dtype, device), _normal(rng, (n, ci), dtype, device)
-    return grad, feats, _table(rng, m, n, k, device)
+    table: Tensor = _table(rng, m, n, k, device)
+    order = masks = None
+    if bool(torch.randint(0, 2, (), generator=rng)) and not {"order", "masks"} & {*sizes["absent"]}:
+        table, order, masks = _sorted(table, _parts(sizes))
+    return grad, feats, table, order, masks, groups, sizes["reflect"]

@@ -12,6 +12,7 @@ from torch import Tensor
 from shiplap.errors import error
 from shiplap.kernels.sparse3d import ops
 from shiplap.kernels.sparse3d.coords import output_shape
+from shiplap.kernels.sparse3d.plan import Plan
 
 __all__ = ["Geometry", "SparseTensor", "Strided", "triple", "voxelize"]
 
@@ -28,11 +29,10 @@ def triple(value: int | Sequence[int], name: str) -> Triple:
 
 @dataclass
 class Strided:
-    """The result of one strided step: the coarser geometry and the tables to it and back."""
+    """The result of one strided step: the coarser geometry and the plan of convolutions onto it."""
 
     geometry: Geometry
-    table: Tensor
-    table_t: Tensor
+    plan: Plan
 
 
 class Geometry:
@@ -50,19 +50,23 @@ class Geometry:
         self.spatial_shape = triple(spatial_shape, "spatial_shape")
         self.batch_size = batch_size
         self.parent: tuple[Geometry, Triple, Strided] | None = None
-        self._subm: dict[tuple[Triple, Triple], tuple[Tensor, Tensor]] = {}
+        self._subm: dict[tuple[Triple, Triple], Plan] = {}
         self._strided: dict[tuple[Triple, Triple, Triple, Triple], Strided] = {}
 
-    def subm(self, kernel: int | Sequence[int], dilation: int | Sequence[int] = 1) -> tuple[Tensor, Tensor]:
-        """Submanifold table ``[n, k]`` and its transpose, built at most once."""
+    def subm(self, kernel: int | Sequence[int], dilation: int | Sequence[int] = 1) -> Plan:
+        """Plan of a submanifold convolution, built at most once."""
         key = triple(kernel, "kernel"), triple(dilation, "dilation")
         if key not in self._subm:
             table = ops.subm_table(self.coords, list(self.spatial_shape), list(key[0]), list(key[1]))
-            # A neighbour across offset d sees this voxel across -d: with odd kernels the transpose is a reflection.
+            # A neighbour across offset d sees this voxel across -d: an odd kernel read backwards is its own transpose.
             odd = all(k % 2 == 1 for k in key[0])
-            back = table.flip(1) if odd else ops.transpose_table(table, self.coords.shape[0])
-            self._subm[key] = table, back
+            back = None if odd else (ops.transpose_table(table, self.coords.shape[0]), None, None)
+            self._subm[key] = self._settled(Plan(table, self.coords.shape[0], symmetric=odd, back=back))
         return self._subm[key]
+
+    def _settled(self, plan: Plan) -> Plan:
+        """``plan`` as the kernels of this device want it."""
+        return plan.sorted() if self.coords.device.type == "cuda" else plan
 
     def strided(
         self,
@@ -83,9 +87,9 @@ class Geometry:
             coords = ops.out_coords(self.coords, *scalars)
             table = ops.conv_table(self.coords, coords, *scalars)
             back = ops.transpose_table(table, self.coords.shape[0])
-            coarse = Geometry(coords, output_shape(self.spatial_shape, *window), self.batch_size)
-            step = Strided(coarse, table, back)
-            coarse.parent = self, window[0], step
+            plan = self._settled(Plan(table, self.coords.shape[0], back=(back, None, None)))
+            step = Strided(Geometry(coords, output_shape(self.spatial_shape, *window), self.batch_size), plan)
+            step.geometry.parent = self, window[0], step
             self._strided[window] = step
         return self._strided[window]
 

@@ -25,6 +25,7 @@ int64_t tile_bytes(int64_t taps) {
 
 struct Shape {
   int64_t n, m, taps, ci, co;
+  bool reflect;  // tap v takes the weight of tap taps - 1 - v
 };
 
 // Output channels that are multiplied together: `panels` panels of `vectors` vectors.
@@ -96,11 +97,12 @@ class Conv {
   // Writes a tap's weights as the group's panels, each [ci, columns of a panel].
   void pack(const DLTensor* weight, const Group& group, int64_t tap) const {
     const int64_t* strides = weight->strides;
+    const int64_t from = s_.reflect ? s_.taps - 1 - tap : tap;
     const int64_t width = group.columns / group.panels;
     T* to = packed(group, tap);
     for (int64_t panel = 0; panel < group.panels; ++panel, to += s_.ci * width) {
       const int64_t column = group.first_column + panel * width;
-      pack_panel(data<const T>(weight) + column * strides[0] + tap * strides[1], strides[0],
+      pack_panel(data<const T>(weight) + column * strides[0] + from * strides[1], strides[0],
                  strides[2], width, std::min(width, s_.co - column), to);
     }
   }
@@ -164,13 +166,14 @@ class Conv {
 };
 
 int check(const sl_context* ctx, const DLTensor* feats, const DLTensor* weight,
-          const DLTensor* table, const DLTensor* bias, const DLTensor* out, Shape* shape) {
+          const DLTensor* table, const DLTensor* bias, const DLTensor* out, bool reflect,
+          Shape* shape) {
   SL_TRY(check_float(ctx, "feats", feats, 2));
   SL_TRY(check_same_float(ctx, "weight", weight, 3, feats, false));
   SL_TRY(check_int32(ctx, "table", table, 2));
   SL_TRY(check_same_float(ctx, "out", out, 2, feats));
   *shape = Shape{feats->shape[0], table->shape[0], table->shape[1], feats->shape[1],
-                 weight->shape[0]};
+                 weight->shape[0],  reflect};
   SL_TRY(check_extent(ctx, "weight", weight, 1, shape->taps));
   SL_TRY(check_extent(ctx, "weight", weight, 2, shape->ci));
   SL_TRY(check_extent(ctx, "out", out, 0, shape->m));
@@ -196,11 +199,11 @@ int conv(const sl_context* ctx, const DLTensor* feats, const DLTensor* weight,
 }
 
 int conv_on(const sl_context* ctx, const DLTensor* feats, const DLTensor* weight,
-            const DLTensor* table, const DLTensor* bias, DLTensor* out,
+            const DLTensor* table, const DLTensor* bias, DLTensor* out, bool reflect,
             const IsaKernels& kernels) {
   return guarded(ctx, [&] {
     Shape shape;
-    SL_TRY(check(ctx, feats, weight, table, bias, out, &shape));
+    SL_TRY(check(ctx, feats, weight, table, bias, out, reflect, &shape));
     return feats->dtype.bits == 32
                ? conv<float>(ctx, feats, weight, table, bias, out, shape, kernels)
                : conv<double>(ctx, feats, weight, table, bias, out, shape, kernels);
@@ -213,18 +216,21 @@ int conv_on(const sl_context* ctx, const DLTensor* feats, const DLTensor* weight
 // Workspace: k * ci * 16 * cdiv(co, 16) * itemsize
 //            + threads * (65536 + 2112 * k + 64 * cdiv(k, 16))
 extern "C" int sparse3d_conv(const sl_context* ctx, const DLTensor* feats, const DLTensor* weight,
-                             const DLTensor* table, const DLTensor* bias,
-                             [[maybe_unused]] const DLTensor* table_t, DLTensor* out) {
+                             const DLTensor* table, const DLTensor* bias, const DLTensor* order,
+                             const DLTensor*, const DLTensor*, const DLTensor*, const DLTensor*,
+                             DLTensor* out, int64_t groups, int32_t reflect, int32_t) {
   using namespace shiplap::sparse3d;
-  return conv_on(ctx, feats, weight, table, bias, out, best_kernels());
+  if (order != nullptr || groups != 1) {
+    return fail(ctx, SL_UNSUPPORTED, "sorted tables and groups");
+  }
+  return conv_on(ctx, feats, weight, table, bias, out, reflect != 0, best_kernels());
 }
 
 extern "C" int sparse3d_conv_isa(const sl_context* ctx, const DLTensor* feats,
                                  const DLTensor* weight, const DLTensor* table,
-                                 const DLTensor* bias, [[maybe_unused]] const DLTensor* table_t,
-                                 DLTensor* out, int32_t isa) {
+                                 const DLTensor* bias, DLTensor* out, int32_t isa) {
   using namespace shiplap::sparse3d;
   const IsaKernels* kernels = isa_kernels(isa);
   if (kernels == nullptr) return fail(ctx, SL_UNSUPPORTED, "no such instruction set here");
-  return conv_on(ctx, feats, weight, table, bias, out, *kernels);
+  return conv_on(ctx, feats, weight, table, bias, out, false, *kernels);
 }

@@ -17,6 +17,7 @@ constexpr double kSerialWork = 2e6;  // multiply-adds below which one thread is 
 
 struct Shape {
   int64_t n, m, taps, ci, co;
+  bool reflect;  // the gradient of tap v is stored as that of tap taps - 1 - v
 
   int64_t padded_ci() const { return round_up(ci, kColumnPad); }
   int64_t padded_co() const { return round_up(co, kColumnPad); }
@@ -169,7 +170,8 @@ class WeightGrad {
 
   void store(int64_t unit) const {
     const auto [row, rows] = unit_rows(unit);
-    const int64_t tap = unit / slices_, start = slice_start(unit % slices_);
+    const int64_t tap = s_.reflect ? s_.taps - 1 - unit / slices_ : unit / slices_;
+    const int64_t start = slice_start(unit % slices_);
     for (int64_t i = 0; i < rows; ++i) {
       std::copy_n(sums_ + (row + i) * s_.padded_ci(), s_.ci,
                   out_ + ((start + i) * s_.taps + tap) * s_.ci);
@@ -188,13 +190,13 @@ class WeightGrad {
 };
 
 int check(const sl_context* ctx, const DLTensor* grad, const DLTensor* feats,
-          const DLTensor* table, const DLTensor* out, Shape* shape) {
+          const DLTensor* table, const DLTensor* out, bool reflect, Shape* shape) {
   SL_TRY(check_float(ctx, "feats", feats, 2));
   SL_TRY(check_same_float(ctx, "grad", grad, 2, feats));
   SL_TRY(check_int32(ctx, "table", table, 2));
   SL_TRY(check_same_float(ctx, "out", out, 3, feats));
   *shape = Shape{feats->shape[0], table->shape[0], table->shape[1], feats->shape[1],
-                 grad->shape[1]};
+                 grad->shape[1],  reflect};
   SL_TRY(check_extent(ctx, "grad", grad, 0, shape->m));
   SL_TRY(check_extent(ctx, "out", out, 0, shape->co));
   SL_TRY(check_extent(ctx, "out", out, 1, shape->taps));
@@ -214,10 +216,11 @@ int weight_grad(const sl_context* ctx, const DLTensor* grad, const DLTensor* fea
 }
 
 int weight_grad_on(const sl_context* ctx, const DLTensor* grad, const DLTensor* feats,
-                   const DLTensor* table, DLTensor* out, const IsaKernels& kernels) {
+                   const DLTensor* table, DLTensor* out, bool reflect,
+                   const IsaKernels& kernels) {
   return guarded(ctx, [&] {
     Shape shape;
-    SL_TRY(check(ctx, grad, feats, table, out, &shape));
+    SL_TRY(check(ctx, grad, feats, table, out, reflect, &shape));
     return feats->dtype.bits == 32
                ? weight_grad<float>(ctx, grad, feats, table, out, shape, kernels)
                : weight_grad<double>(ctx, grad, feats, table, out, shape, kernels);
@@ -232,9 +235,13 @@ int weight_grad_on(const sl_context* ctx, const DLTensor* grad, const DLTensor* 
 //            + 64 * cdiv(k, 8)
 extern "C" int sparse3d_conv_weight_grad(const sl_context* ctx, const DLTensor* grad,
                                          const DLTensor* feats, const DLTensor* table,
-                                         DLTensor* out) {
+                                         const DLTensor* order, const DLTensor*, DLTensor* out,
+                                         int64_t groups, int32_t reflect) {
   using namespace shiplap::sparse3d;
-  return weight_grad_on(ctx, grad, feats, table, out, best_kernels());
+  if (order != nullptr || groups != 1) {
+    return fail(ctx, SL_UNSUPPORTED, "sorted tables and groups");
+  }
+  return weight_grad_on(ctx, grad, feats, table, out, reflect != 0, best_kernels());
 }
 
 extern "C" int sparse3d_conv_weight_grad_isa(const sl_context* ctx, const DLTensor* grad,
@@ -243,5 +250,5 @@ extern "C" int sparse3d_conv_weight_grad_isa(const sl_context* ctx, const DLTens
   using namespace shiplap::sparse3d;
   const IsaKernels* kernels = isa_kernels(isa);
   if (kernels == nullptr) return fail(ctx, SL_UNSUPPORTED, "no such instruction set here");
-  return weight_grad_on(ctx, grad, feats, table, out, *kernels);
+  return weight_grad_on(ctx, grad, feats, table, out, false, *kernels);
 }

@@ -145,37 +145,61 @@ SL_EXPORT int sparse3d_transpose_table(const sl_context* ctx,
 SL_EXPORT const char* sparse3d_transpose_table_signature(void);
 
 /* Convolution over a table: ``out[j] = bias + sum_v weight[:, v] @ feats[table[j, v]]``.
- *   sparse3d::conv(Tensor feats, Tensor weight, Tensor table, Tensor? bias=None, Tensor? table_t=None) -> Tensor
+ *   sparse3d::conv(Tensor feats, Tensor weight, Tensor table, Tensor? bias=None, Tensor? order=None, Tensor? masks=None, Tensor? table_t=None, Tensor? order_t=None, Tensor? masks_t=None, SymInt groups=1, bool reflect=False, bool symmetric=False) -> Tensor
  *   feats: Float[Tensor, "n ci"]
- *   weight: Float[Tensor, "co k ci"]
+ *   weight: Float[Tensor, "co k cg"]
  *   table: Int32[Tensor, "m k"]
  *   bias: Float[Tensor, "co"] or NULL
+ *   order: Int32[Tensor, "parts m"] or NULL
+ *   masks: Int32[Tensor, "parts b"] or NULL
  *   table_t: Int32[Tensor, "n k"] or NULL
+ *   order_t: Int32[Tensor, "parts_t n"] or NULL
+ *   masks_t: Int32[Tensor, "parts_t bt"] or NULL
  *   out: Float[Tensor, "m co"] (output)
+ *   requires groups >= 1
+ *   requires cg * groups == ci
+ *   requires co % groups == 0
  */
-#define sparse3d_conv_SIGNATURE "aa836709b2d64fb5"
+#define sparse3d_conv_SIGNATURE "18586facfc845c54"
 SL_EXPORT int sparse3d_conv(const sl_context* ctx,
                             const DLTensor* feats,
                             const DLTensor* weight,
                             const DLTensor* table,
                             const DLTensor* bias,
+                            const DLTensor* order,
+                            const DLTensor* masks,
                             const DLTensor* table_t,
-                            DLTensor* out);
+                            const DLTensor* order_t,
+                            const DLTensor* masks_t,
+                            DLTensor* out,
+                            int64_t groups,
+                            int32_t reflect,
+                            int32_t symmetric);
 SL_EXPORT const char* sparse3d_conv_signature(void);
 
 /* Weight gradient of ``conv``: ``out[:, v] = sum_j grad[j] (x) feats[table[j, v]]``. Raises like ``conv``.
- *   sparse3d::conv_weight_grad(Tensor grad, Tensor feats, Tensor table) -> Tensor
+ *   sparse3d::conv_weight_grad(Tensor grad, Tensor feats, Tensor table, Tensor? order=None, Tensor? masks=None, SymInt groups=1, bool reflect=False) -> Tensor
  *   grad: Float[Tensor, "m co"]
  *   feats: Float[Tensor, "n ci"]
  *   table: Int32[Tensor, "m k"]
- *   out: Float[Tensor, "co k ci"] (output)
+ *   order: Int32[Tensor, "parts m"] or NULL
+ *   masks: Int32[Tensor, "parts b"] or NULL
+ *   out: Float[Tensor, "co k cg"] (output)
+ *   cg = ci // groups
+ *   requires groups >= 1
+ *   requires ci % groups == 0
+ *   requires co % groups == 0
  */
-#define sparse3d_conv_weight_grad_SIGNATURE "6ca317514a9031e0"
+#define sparse3d_conv_weight_grad_SIGNATURE "81f006a84d082999"
 SL_EXPORT int sparse3d_conv_weight_grad(const sl_context* ctx,
                                         const DLTensor* grad,
                                         const DLTensor* feats,
                                         const DLTensor* table,
-                                        DLTensor* out);
+                                        const DLTensor* order,
+                                        const DLTensor* masks,
+                                        DLTensor* out,
+                                        int64_t groups,
+                                        int32_t reflect);
 SL_EXPORT const char* sparse3d_conv_weight_grad_signature(void);
 
 /* Put SL_SIGNATURES into one source file: shiplap refuses a library whose signatures are not the declaration's. */

@@ -1,0 +1,88 @@
+"""``Plan``: where a convolution reads and writes, as tensors and integers, for any number of layers and steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from shiplap.kernels.sparse3d import ops
+
+__all__ = ["Plan", "parts_for"]
+
+
+def parts_for(rows: int, taps: int) -> int:
+    """Into how many parts to sort a table: few rows differ in most taps, so their blocks share only short runs of them.
+
+    Measured on an H200: docs/design/0008-sparse3d-cuda.md.
+    """
+    least = -(-taps // ops.MAX_PART)
+    for limit, parts in ((2_000, 27), (8_000, 9), (100_000, 3)):
+        if rows <= limit:
+            return max(least, min(taps, parts))
+    return max(1, least)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A table, sorted or not, and its transpose for the gradient and the way back.
+
+    Attributes:
+        table: ``int32 [m, k]``, the input row under each tap of each output row, or -1. May be a view.
+        rows: ``n``, the number of input rows.
+        order, masks: what makes a table a sorted one (``sort_table``); None on the CPU.
+        reflect: tap ``v`` takes the weight of tap ``k - 1 - v``.
+        symmetric: the table read backwards is its own transpose (submanifold, odd kernel).
+        back: tables of the transpose ``(table, order, masks)``, or None: a symmetric plan needs none, and the gradient
+            of others builds them when it runs.
+    """
+
+    table: Tensor
+    rows: int
+    order: Tensor | None = None
+    masks: Tensor | None = None
+    reflect: bool = False
+    symmetric: bool = False
+    back: tuple[Tensor, Tensor | None, Tensor | None] | None = None
+
+    def conv(self, feats: Tensor, weight: Tensor, bias: Tensor | None = None, groups: int = 1) -> Tensor:
+        """``feats [n, ci]``, ``weight [co, k, ci / groups]`` → ``[m, co]``."""
+        back: tuple[Any, ...] = self.back or (None, None, None)
+        return ops.conv(
+            feats, weight, self.table, bias, self.order, self.masks, *back, groups, self.reflect, self.symmetric
+        )
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All of its tensors, to move, record or mark as dynamic."""
+        return [t for t in (self.table, self.order, self.masks, *(self.back or ())) if t is not None]
+
+    @property
+    def t(self) -> Plan:
+        """The plan of the transposed convolution: from outputs to inputs, by the same taps."""
+        if self.symmetric:
+            return replace(self, reflect=not self.reflect)
+        if self.back is None:
+            return replace(self.transposed(), reflect=self.reflect)
+        table, order, masks = self.back
+        return Plan(table, self.table.shape[0], order, masks, self.reflect, back=(self.table, self.order, self.masks))
+
+    def transposed(self) -> Plan:
+        """The transpose of an unsorted table, built now, with this plan as its way back."""
+        table = ops.transpose_table(self.table, self.rows)
+        return Plan(table, self.table.shape[0], back=(self.table, None, None))
+
+    def sorted(self, parts: int | None = None) -> Plan:
+        """The same plan over sorted tables, which the masked kernels of GPUs want (default: :func:`parts_for`)."""
+        if self.order is not None:
+            return self
+        return replace(
+            self, **_sorted(self.table, parts),
+            back=tuple(_sorted(self.back[0], parts).values()) if self.back is not None else None,
+        )  # fmt: skip
+
+
+def _sorted(table: Tensor, parts: int | None) -> dict[str, Tensor]:
+    columns, order, masks = ops.sort_table(table, parts or parts_for(table.shape[0], table.shape[1]))
+    return {"table": columns.t(), "order": order, "masks": masks}
