@@ -77,12 +77,11 @@ class Plan:
         """The same plan over sorted tables, which the masked kernels of GPUs want (default: :func:`parts_for`)."""
         if self.order is not None:
             return self
-        return replace(
-            self, **_sorted(self.table, parts),
-            back=tuple(_sorted(self.back[0], parts).values()) if self.back is not None else None,
-        )  # fmt: skip
+        table, order, masks = _sorted(self.table, parts)
+        back = _sorted(self.back[0], parts) if self.back is not None else None
+        return replace(self, table=table, order=order, masks=masks, back=back)
 
 
-def _sorted(table: Tensor, parts: int | None) -> dict[str, Tensor]:
+def _sorted(table: Tensor, parts: int | None) -> tuple[Tensor, Tensor, Tensor]:
     columns, order, masks = ops.sort_table(table, parts or parts_for(table.shape[0], table.shape[1]))
-    return {"table": columns.t(), "order": order, "masks": masks}
+    return columns.t(), order, masks
