@@ -7,13 +7,16 @@ import time
 import pytest
 
 import shiplap as sl
-from shiplap.kernels.sparse3d import ops
+from shiplap.kernels.sparse3d import ops, pooling
 
 
-@pytest.mark.parametrize("name", ops.__all__)
-def test_a_shipped_op_passes_its_full_audit(name):
+OPS = [value for module in (ops, pooling) for name in module.__all__ if isinstance(value := vars(module)[name], sl.Op)]
+
+
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.spec.opname)
+def test_a_shipped_op_passes_its_full_audit(op):
     began = time.monotonic()
-    findings = sl.audit(getattr(ops, name))
+    findings = sl.audit(op)
     assert [f"{f.check}: {f.evidence} [{f.input}]" for f in findings if f.verdict == "fail"] == []
     assert sum(f.verdict == "ok" for f in findings) >= 12
     assert time.monotonic() - began < 60

@@ -14,10 +14,11 @@ from shiplap.kernels.sparse3d.ops import (
     unique_coords,
 )
 from shiplap.kernels.sparse3d.plan import Plan
+from shiplap.kernels.sparse3d.pooling import avg_pool, global_pool, max_pool
 from shiplap.kernels.sparse3d.tensor import Geometry, SparseTensor, Strided, voxelize
 
 __all__ = [
     "Geometry", "Plan", "Sequential", "SparseConv3d", "SparseInverseConv3d", "SparseTensor", "Strided", "SubMConv3d",
-    "conv", "conv_table", "conv_weight_grad", "out_coords", "segment_mean", "sort_table", "subm_table",
-    "transpose_table", "unique_coords", "voxelize",
+    "avg_pool", "conv", "conv_table", "conv_weight_grad", "global_pool", "max_pool", "out_coords", "segment_mean",
+    "sort_table", "subm_table", "transpose_table", "unique_coords", "voxelize",
 ]  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from shiplap.kernels.sparse3d import ops
+from shiplap.kernels.sparse3d import ops, pooling
 from shiplap.kernels.sparse3d.coords import output_shape
 
 SCENES = 2
@@ -142,3 +142,52 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
     if bool(torch.randint(0, 2, (), generator=rng)) and not {"order", "masks"} & {*sizes["absent"]}:
         table, order, masks = _sorted(table, _parts(sizes))
     return grad, feats, table, order, masks, groups, sizes["reflect"]
+
+
+# --- pooling ----------------------------------------------------------------------------------------------------------
+
+
+def _negative(rng: Generator, shape: tuple[int, ...], dtype: torch.dtype, device: Any) -> Tensor:
+    """Values whose maxima are below zero; equal ones have no derivative, so those are left to the tests."""
+    return -_normal(rng, shape, dtype, device).abs()
+
+
+def _pooled(rng: Generator, sizes: dict[str, Any], device: Any) -> tuple[Tensor, Tensor]:
+    table: Tensor = _table(rng, sizes["m"], sizes["n"], sizes["k"], device)
+    return table, ops.transpose_table.reference(table, sizes["n"])
+
+
+@pooling.max_pool_with_taps.samples
+def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    return _negative(rng, (sizes["n"], sizes["c"]), dtype, device), *_pooled(rng, sizes, device)
+
+
+@pooling.max_pool_grad.samples
+def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    table, back = _pooled(rng, sizes, device)
+    feats = _negative(rng, (sizes["n"], sizes["c"]), dtype, device)
+    taps = pooling.max_pool_with_taps.reference(feats, table)[1]
+    return _normal(rng, (sizes["m"], sizes["c"]), dtype, device), taps, back
+
+
+@pooling.sum_pool.samples
+def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    return _normal(rng, (sizes["n"], sizes["c"]), dtype, device), *_pooled(rng, sizes, device), sizes["average"]
+
+
+def _scenes(rng: Generator, sizes: dict[str, Any], device: Any) -> tuple[Tensor, int]:
+    """Rows in any order, one in a few of them padding."""
+    count = max(1, sizes["batch_size"])
+    batch = torch.randint(-1, count, (sizes["n"], 1), generator=rng)
+    cells = torch.randint(0, 9, (sizes["n"], 3), generator=rng)
+    return torch.cat([batch, cells], 1).int().to(device), count
+
+
+@pooling.global_max_pool.samples
+def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    return _negative(rng, (sizes["n"], sizes["c"]), dtype, device), *_scenes(rng, sizes, device)
+
+
+@pooling.global_sum_pool.samples
+def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    return _normal(rng, (sizes["n"], sizes["c"]), dtype, device), *_scenes(rng, sizes, device), sizes["average"]
