@@ -9,7 +9,6 @@ import pytest
 import shiplap as sl
 from shiplap.kernels.sparse3d import ops, pooling
 
-
 OPS = [value for module in (ops, pooling) for name in module.__all__ if isinstance(value := vars(module)[name], sl.Op)]
 
 
