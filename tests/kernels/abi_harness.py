@@ -69,12 +69,29 @@ def library_path() -> Path:
     return Path(__file__).parents[2] / "src" / "shiplap" / "kernels" / "sparse3d" / LIBRARY
 
 
+class Bfloat16(np.ndarray):
+    """``uint16`` words that are meant as bfloat16, for which numpy has no type: ``bfloat16(x)`` makes them."""
+
+
+def bfloat16(values: np.ndarray) -> Bfloat16:
+    """Rounded to the nearest, ties to even."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16).view(Bfloat16)
+
+
+def wide(values: np.ndarray) -> np.ndarray:
+    """In float64, whatever they are stored as."""
+    if isinstance(values, Bfloat16):
+        values = (np.ascontiguousarray(values.view(np.ndarray)).astype(np.uint32) << 16).view(np.float32)
+    return values.astype(np.float64)
+
+
 def _describe(array: np.ndarray, keep: list) -> _Tensor:
     ndim = array.ndim
     shape = (ctypes.c_int64 * ndim)(*array.shape)
     strides = (ctypes.c_int64 * ndim)(*(s // array.itemsize for s in array.strides))
     keep += [array, shape, strides]
-    code = {"i": 0, "u": 1, "f": 2}[array.dtype.kind]
+    code = 4 if isinstance(array, Bfloat16) else {"i": 0, "u": 1, "f": 2}[array.dtype.kind]
     dtype = _DataType(code, array.itemsize * 8, 1)
     return _Tensor(array.ctypes.data, _Device(1, 0), ndim, dtype, shape, strides, 0)
 
@@ -159,12 +176,14 @@ class Sparse3d:
             raise
         return True
 
-    def _call_matrix(self, name: str, workspace: int, inputs: tuple, absent: int, out: np.ndarray, *flags: int) -> None:
-        """``absent``: how many optional arguments follow the inputs; ``flags``: bools that follow the groups (1)."""
+    def _call_matrix(
+        self, name: str, workspace: int, inputs: tuple, optional: tuple, out: np.ndarray, groups: int, *flags: bool
+    ) -> None:
+        """``optional``: the arguments that an entry point for one instruction set has not."""
         if self.isa is None:
-            self.call(name, workspace, *inputs, *[None] * absent, out, 1, *map(ctypes.c_int32, flags))
+            self.call(name, workspace, *inputs, *optional, out, groups, *map(ctypes.c_int32, flags))
         else:
-            self.call(f"{name}_isa", workspace, *inputs, out, ctypes.c_int32(ISAS[self.isa]))
+            self.call(f"{name}_isa", workspace, *inputs, out, groups, ctypes.c_int32(ISAS[self.isa]))
 
     # ---- the ops
 
@@ -240,24 +259,43 @@ class Sparse3d:
         table: np.ndarray,
         bias: np.ndarray | None = None,
         out: np.ndarray | None = None,
+        groups: int = 1,
+        order: np.ndarray | None = None,
+        reflect: bool = False,
     ) -> np.ndarray:
-        (m, k), (co, _, ci), itemsize = table.shape, weight.shape, feats.itemsize
+        (m, k), (co, _, cg), ci = table.shape, weight.shape, feats.shape[1]
         if out is None:
-            out = np.empty((m, co), feats.dtype)
-        packed = k * ci * 16 * cdiv(co, 16) * itemsize
-        workspace = packed + self.threads * (65536 + 2112 * k + 64 * cdiv(k, 16))
-        self._call_matrix("conv", workspace, (feats, weight, table, bias), 5, out, 0, 0)
+            out = _empty((m, co), feats)
+        vectors, size = cdiv(co // groups, 16), max(feats.itemsize, 4)
+        tile = 65536
+        if feats.itemsize == 2:
+            tile = 4 * max(65536, 256 * groups * vectors) + 4 * max(8192, 192 * cdiv(ci, 16))
+        workspace = (k * cg * groups * 16 * vectors + 16 * cdiv(co, 16)) * size + 64 * cdiv(m * k, 16)
+        workspace += self.threads * (2112 * k + 64 * cdiv(k, 16) + tile)
+        optional = order, None, None, None, None
+        self._call_matrix("conv", workspace, (feats, weight, table, bias), optional, out, groups, reflect, False, False)
         return out
 
     def conv_weight_grad(
-        self, grad: np.ndarray, feats: np.ndarray, table: np.ndarray, out: np.ndarray | None = None
+        self,
+        grad: np.ndarray,
+        feats: np.ndarray,
+        table: np.ndarray,
+        out: np.ndarray | None = None,
+        groups: int = 1,
+        order: np.ndarray | None = None,
+        reflect: bool = False,
     ) -> np.ndarray:
-        k, co, ci, threads = table.shape[1], grad.shape[1], feats.shape[1], self.threads
+        (m, k), co, ci = table.shape, grad.shape[1], feats.shape[1]
         if out is None:
-            out = np.empty((co, k, ci), feats.dtype)
-        itemsize = feats.itemsize
-        lists = 4160 * k + 64 * cdiv(k, 16)
-        sums = (k * co + 128 * threads) * 16 * cdiv(ci, 16) * itemsize
-        workspace = sums + threads * (2048 * cdiv(co, 16) * itemsize + lists) + 64 * cdiv(k, 8)
-        self._call_matrix("conv_weight_grad", workspace, (grad, feats, table), 2, out, 0)
+            out = _empty((co, k, ci // groups), feats)
+        size = max(feats.itemsize, 4)
+        rows = 2048 * (cdiv(ci, 16) + cdiv(co, 16) + min(1, groups - 1)) * size
+        workspace = k * max(co * 16 * cdiv(ci // groups, 16), 32 * cdiv(co, 16)) * size
+        workspace += self.threads * (rows + 4160 * k + 64 * cdiv(k, 16)) + 64 * cdiv(k, 8) + 64 * cdiv(m * k, 16)
+        self._call_matrix("conv_weight_grad", workspace, (grad, feats, table), (order, None, None), out, groups, reflect, False)
         return out
+
+
+def _empty(shape: tuple[int, ...], like: np.ndarray) -> np.ndarray:
+    return np.empty(shape, like.dtype).view(type(like))

@@ -1,6 +1,22 @@
 """Sparse 3D convolution: voxels, tables, convolution and modules, traceable by ``torch.compile(fullgraph=True)``."""
 
+from shiplap.kernels.sparse3d import lowlevel_samples as _lowlevel_samples  # noqa: F401  (attaches to the ops)
 from shiplap.kernels.sparse3d import samples as _samples  # noqa: F401  (attaches to the ops)
+from shiplap.kernels.sparse3d.grid_sample import (
+    grid_sample_3d,
+    indice_weighted_sum,
+    indice_weighted_sum_grad,
+    nearest_map,
+    trilinear_map,
+)
+from shiplap.kernels.sparse3d.hashing import (
+    hash_insert,
+    hash_insert_3d,
+    hash_insert_3d_index,
+    hash_lookup,
+    hash_lookup_3d,
+    init_hashmap,
+)
 from shiplap.kernels.sparse3d.nn import Sequential, SparseConv3d, SparseInverseConv3d, SubMConv3d
 from shiplap.kernels.sparse3d.ops import (
     conv,
@@ -10,15 +26,31 @@ from shiplap.kernels.sparse3d.ops import (
     segment_mean,
     sort_table,
     subm_table,
+    tap_blocks,
     transpose_table,
     unique_coords,
 )
 from shiplap.kernels.sparse3d.plan import Plan
 from shiplap.kernels.sparse3d.pooling import avg_pool, global_pool, max_pool
+from shiplap.kernels.sparse3d.postprocess import (
+    masked_gemm_kernels,
+    masked_gemm_signals,
+)
+from shiplap.kernels.sparse3d.serialize import (
+    decode_seq,
+    encode_seq,
+    hilbert_decode,
+    hilbert_encode,
+    z_order_decode,
+    z_order_encode,
+)
 from shiplap.kernels.sparse3d.tensor import Geometry, SparseTensor, Strided, voxelize
 
 __all__ = [
     "Geometry", "Plan", "Sequential", "SparseConv3d", "SparseInverseConv3d", "SparseTensor", "Strided", "SubMConv3d",
-    "avg_pool", "conv", "conv_table", "conv_weight_grad", "global_pool", "max_pool", "out_coords", "segment_mean",
-    "sort_table", "subm_table", "transpose_table", "unique_coords", "voxelize",
+    "avg_pool", "conv", "conv_table", "conv_weight_grad", "decode_seq", "encode_seq", "global_pool", "grid_sample_3d",
+    "hash_insert", "hash_insert_3d", "hash_insert_3d_index", "hash_lookup", "hash_lookup_3d", "hilbert_decode",
+    "hilbert_encode", "indice_weighted_sum", "indice_weighted_sum_grad", "init_hashmap", "masked_gemm_kernels",
+    "masked_gemm_signals", "max_pool", "nearest_map", "out_coords", "segment_mean", "sort_table", "subm_table",
+    "tap_blocks", "transpose_table", "trilinear_map", "unique_coords", "voxelize", "z_order_decode", "z_order_encode",
 ]  # fmt: skip

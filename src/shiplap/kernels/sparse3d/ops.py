@@ -6,7 +6,6 @@ each output row, or -1. Semantics follow spconv 2.x and FlexGEMM (cross-correlat
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,7 +18,7 @@ from shiplap.kernels.sparse3d.coords import Lookup, check_coords, inside, output
 
 __all__ = [
     "conv", "conv_table", "conv_weight_grad", "out_coords", "segment_mean", "sort_table", "subm_table",
-    "transpose_table", "unique_coords",
+    "tap_blocks", "transpose_table", "unique_coords",
 ]  # fmt: skip
 
 LIBRARY = Path(__file__).parent / "libshiplap_sparse3d.so"
@@ -33,12 +32,11 @@ _BOUND = "n * " + " * ".join(f"cdiv(kernel[{d}], stride[{d}] // gcd(stride[{d}],
 
 
 def _bind(
-    op: sl.Op, workspace: str | None = None, *, strided: tuple[str, ...] = (), dtypes: tuple[str, ...] = (),
-    supports: Callable[..., bool | str] | None = None,
+    op: sl.Op, workspace: str | None = None, *, strided: tuple[str, ...] = (), dtypes: tuple[str, ...] = ()
 ) -> None:  # fmt: skip
     """The CPU kernel of ``op``: the C function of the same name."""
     kernel = sl.cabi(LIBRARY, f"sparse3d_{op.spec.opname}", strided=strided)
-    op.kernel("cpu", kernel, workspace=workspace, dtypes=dtypes, supports=supports)
+    op.kernel("cpu", kernel, workspace=workspace, dtypes=dtypes)
 
 
 # --- voxels -----------------------------------------------------------------------------------------------------------
@@ -177,15 +175,16 @@ def part_size(taps: int, parts: int) -> int:
 
 @sl.op(
     "sparse3d::sort_table", dims={"b": "cdiv(m, 64)"}, outputs=("columns", "order", "masks"),
-    requires=("parts >= 1", "cdiv(k, parts) <= 31"),
+    requires=("parts >= 1", "cdiv(k, parts) <= 31", "run >= 1"),
 )  # fmt: skip
 def sort_table(
-    table: Int32[Tensor, "m k"], parts: int
+    table: Int32[Tensor, "m k"], parts: int, run: int = 1 << 18
 ) -> tuple[Int32[Tensor, "k m"], Int32[Tensor, "parts m"], Int32[Tensor, "parts b"]]:
     """The sorted form of ``table``: tap by tap (``columns.t()`` is a table again), with ``order`` and ``masks``.
 
-    Rows of a part are ordered by the Gray code rank of their hits, descending, equal ones as before: a block of them
-    has few taps that only some of its rows hit, and rows without a hit come last.
+    Every ``run`` rows of a part are ordered by the Gray code rank of their hits, descending, equal ones as before: a
+    block of them has few taps that only some of its rows hit, and rows without a hit come last. Runs as long as what
+    fits the cache of a GPU keep neighbours near each other.
     """
     m, k = table.shape
     size, columns, orders, masks = part_size(k, parts), [], [], []
@@ -197,13 +196,26 @@ def sort_table(
         rank = hits
         for shift in (1, 2, 4, 8, 16):  # the prefix XOR that undoes a Gray code
             rank = rank ^ (rank >> shift)
-        order = rank.argsort(descending=True, stable=True)
+        within = torch.arange(m, device=table.device) // run
+        order = (rank - (within << MAX_PART + 1)).argsort(descending=True, stable=True)
         columns.append(taps_here[order].t())
         orders.append(order.int())
         padded = torch.nn.functional.pad(hits[order], (0, blocks * ROWS_PER_MASK - m)).view(blocks, ROWS_PER_MASK)
         any_row = ((padded[..., None] >> torch.arange(MAX_PART, device=table.device)) & 1).amax(1)
         masks.append((any_row << torch.arange(MAX_PART, device=table.device)).sum(1).int())
     return torch.cat(columns).contiguous(), torch.stack(orders), torch.stack(masks)
+
+
+@sl.op("sparse3d::tap_blocks", dims={"k": "taps"}, outputs=("blocks", "counts"), requires=("taps >= 0",))
+def tap_blocks(masks: Int32[Tensor, "parts b"], taps: int) -> tuple[Int32[Tensor, "k b"], Int32[Tensor, "k"]]:
+    """Which blocks of 64 rows of a sorted table hit each tap, ascending, then zeros; and how many do."""
+    size = part_size(taps, masks.shape[0])
+    tap = torch.arange(taps, device=masks.device)
+    hit = ((masks[tap // max(size, 1)] >> (tap % max(size, 1))[:, None]) & 1).bool() if taps else masks.new_zeros(0, 0)
+    counts = hit.sum(1)
+    blocks = (~hit).to(torch.uint8).argsort(dim=1, stable=True) if taps else masks.new_zeros(0, masks.shape[1])
+    behind = torch.arange(masks.shape[1], device=masks.device) >= counts[:, None]
+    return blocks.masked_fill(behind, 0).int(), counts.int()
 
 
 def _by_output(table: Tensor, order: Tensor | None) -> Tensor:
@@ -242,6 +254,7 @@ def conv(
     groups: int = 1,
     reflect: bool = False,
     symmetric: bool = False,
+    tf32: bool = False,
 ) -> Float[Tensor, "m co"]:
     """Convolution over a table: ``out[j] = bias + sum_v weight[:, v] @ feats[table[j, v]]``.
 
@@ -249,6 +262,7 @@ def conv(
     With ``reflect`` tap ``v`` takes ``weight[:, k - 1 - v]``. The rest is read by the backward only: the transposed
     table (``transpose_table(table, n)``) and its sorted form, or ``symmetric``: the table is its own transpose read
     backwards, as submanifold tables of odd kernels are. With neither, the backward builds the transposed table.
+    ``tf32`` lets a GPU round float32 factors to 10 bits of fraction; sums are float32 (float64 for float64) always.
     Raises SL211 for a table entry outside ``[-1, n)``.
     """
     _check_table("conv", table, feats.shape[0])
@@ -278,11 +292,16 @@ def conv_weight_grad(
     feats: Float[Tensor, "n ci"],
     table: Int32[Tensor, "m k"],
     order: Int32[Tensor, "parts m"] | None = None,
-    masks: Int32[Tensor, "parts b"] | None = None,
+    blocks: Int32[Tensor, "k b"] | None = None,
+    counts: Int32[Tensor, "k"] | None = None,
     groups: int = 1,
     reflect: bool = False,
+    tf32: bool = False,
 ) -> Float[Tensor, "co k cg"]:
-    """Weight gradient of ``conv``: ``out[:, v] = sum_j grad[j] (x) feats[table[j, v]]``. Raises like ``conv``."""
+    """Weight gradient of ``conv``: ``out[:, v] = sum_j grad[j] (x) feats[table[j, v]]``. Raises like ``conv``.
+
+    A sorted table comes with its ``order`` and its ``tap_blocks``.
+    """
     _check_table("conv_weight_grad", table, feats.shape[0])
     table, co, ci = _by_output(table, order), grad.shape[1], feats.shape[1]
     out = feats.new_zeros(table.shape[1], co, ci // groups)
@@ -302,58 +321,39 @@ def _swap(weight: Tensor, groups: int) -> Tensor:
 
 @conv.backward(
     saves=(
-        "feats",
-        "weight",
-        "table",
-        "order",
-        "masks",
-        "table_t",
-        "order_t",
-        "masks_t",
-        "groups",
-        "reflect",
-        "symmetric",
+        "feats", "weight", "table", "order", "masks", "table_t", "order_t", "masks_t", "groups", "reflect", "symmetric",
+        "tf32",
     )
-)
+)  # fmt: skip
 def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
     found, here = {}, (saved.table, saved.order, saved.masks)
-    if needs.feats:
-        weight = _swap(saved.weight, saved.groups)
-        if saved.symmetric:
-            found["feats"] = conv(
-                grad, weight, here[0], None, *here[1:], groups=saved.groups, reflect=not saved.reflect, symmetric=True
-            )
-        else:
-            back = (saved.table_t, saved.order_t, saved.masks_t)
-            if back[0] is None:
-                back = transpose_table(_by_output(*here[:2]), saved.feats.shape[0]), None, None
-            found["feats"] = conv(
-                grad, weight, back[0], None, *back[1:], *here, groups=saved.groups, reflect=saved.reflect
-            )
+    options = {"groups": saved.groups, "reflect": saved.reflect, "tf32": saved.tf32}
+    if needs.feats and saved.symmetric:
+        mirrored = {**options, "reflect": not saved.reflect, "symmetric": True}
+        found["feats"] = conv(grad, _swap(saved.weight, saved.groups), here[0], None, *here[1:], **mirrored)
+    elif needs.feats:
+        back = (saved.table_t, saved.order_t, saved.masks_t)
+        if back[0] is None:
+            back = transpose_table(_by_output(*here[:2]), saved.feats.shape[0]), None, None
+        found["feats"] = conv(grad, _swap(saved.weight, saved.groups), back[0], None, *back[1:], *here, **options)
     if needs.weight:
-        found["weight"] = conv_weight_grad(grad, saved.feats, *here, groups=saved.groups, reflect=saved.reflect)
+        blocks = tap_blocks(saved.masks, saved.table.shape[1]) if saved.masks is not None else (None, None)
+        found["weight"] = conv_weight_grad(grad, saved.feats, saved.table, saved.order, *blocks, **options)
     if needs.bias:
         found["bias"] = grad.sum(0)
     return found
 
 
-@conv_weight_grad.backward(saves=("grad", "feats", "table", "order", "masks", "groups", "reflect"))
+@conv_weight_grad.backward(saves=("grad", "feats", "table", "order", "groups", "reflect", "tf32"))
 def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
-    found, here = {}, (saved.table, saved.order, saved.masks)
-    options = {"groups": saved.groups, "reflect": saved.reflect}
+    table, found = _by_output(saved.table, saved.order), {}
+    options = {"groups": saved.groups, "reflect": saved.reflect, "tf32": saved.tf32}
     if needs.grad:
-        found["grad"] = conv(saved.feats, grad, here[0], None, *here[1:], **options)
+        found["grad"] = conv(saved.feats, grad, table, **options)
     if needs.feats:
-        back = transpose_table(_by_output(*here[:2]), saved.feats.shape[0])
+        back = transpose_table(table, saved.feats.shape[0])
         found["feats"] = conv(saved.grad, _swap(grad, saved.groups), back, **options)
     return found
-
-
-def _plain(order: Tensor | None, groups: int) -> bool | str:
-    """What the C kernels take."""
-    if order is not None:
-        return "a sorted table: those are for GPUs"
-    return True if groups == 1 else f"{groups} groups of channels"
 
 
 _SINGLE_OR_DOUBLE = ("float32", "float64")
@@ -367,15 +367,18 @@ _bind(
 )
 _bind(conv_table, "24 * (n + m) + 49792")
 _bind(transpose_table)
+_SUM = "max(itemsize, 4)"  # bytes of a sum
+_WIDENED = "(4 // itemsize // 2)"  # 1 for elements of 16 bits, else 0
+_UNSORTED = "64 * cdiv(m * k, 16)"
 _bind(
-    conv, "k * ci * 16 * cdiv(co, 16) * itemsize + threads * (65536 + 2112 * k + 64 * cdiv(k, 16))",
-    strided=("weight",), dtypes=_SINGLE_OR_DOUBLE,
-    supports=lambda f, w, t, b, order, m, t2, o2, m2, groups, r, s: _plain(order, groups),
-)  # fmt: skip
+    conv,
+    f"(k * cg * groups * 16 * cdiv(co // groups, 16) + 16 * cdiv(co, 16)) * {_SUM} + {_UNSORTED}"
+    f" + threads * (2112 * k + 64 * cdiv(k, 16) + (1 - {_WIDENED}) * 65536 + 4 * {_WIDENED}"
+    " * (max(65536, 256 * groups * cdiv(co // groups, 16)) + max(8192, 192 * cdiv(ci, 16))))",
+    strided=("weight",),
+)
 _bind(
     conv_weight_grad,
-    "(k * co + 128 * threads) * 16 * cdiv(ci, 16) * itemsize"
-    " + threads * (2048 * cdiv(co, 16) * itemsize + 4160 * k + 64 * cdiv(k, 16)) + 64 * cdiv(k, 8)",
-    dtypes=_SINGLE_OR_DOUBLE,
-    supports=lambda g, f, t, order, m, groups, reflect: _plain(order, groups),
+    f"k * max(co * 16 * cdiv(ci // groups, 16), 32 * cdiv(co, 16)) * {_SUM} + 64 * cdiv(k, 8) + {_UNSORTED}"
+    f" + threads * (2048 * (cdiv(ci, 16) + cdiv(co, 16) + min(1, groups - 1)) * {_SUM} + 4160 * k + 64 * cdiv(k, 16))",
 )

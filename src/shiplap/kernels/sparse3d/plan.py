@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from shiplap.kernels.sparse3d import ops
@@ -18,7 +19,7 @@ def parts_for(rows: int, taps: int) -> int:
     Measured on an H200: docs/design/0008-sparse3d-cuda.md.
     """
     least = -(-taps // ops.MAX_PART)
-    for limit, parts in ((2_000, 27), (8_000, 9), (100_000, 3)):
+    for limit, parts in ((8_000, 9), (32_000, 3), (128_000, 2)):
         if rows <= limit:
             return max(least, min(taps, parts))
     return max(1, least)
@@ -46,11 +47,14 @@ class Plan:
     symmetric: bool = False
     back: tuple[Tensor, Tensor | None, Tensor | None] | None = None
 
-    def conv(self, feats: Tensor, weight: Tensor, bias: Tensor | None = None, groups: int = 1) -> Tensor:
-        """``feats [n, ci]``, ``weight [co, k, ci / groups]`` → ``[m, co]``."""
+    def conv(
+        self, feats: Tensor, weight: Tensor, bias: Tensor | None = None, groups: int = 1, tf32: bool | None = None
+    ) -> Tensor:
+        """``feats [n, ci]``, ``weight [co, k, ci / groups]`` → ``[m, co]``; ``tf32`` by default as for matmul."""
         back: tuple[Any, ...] = self.back or (None, None, None)
+        tf32 = torch.backends.cuda.matmul.allow_tf32 if tf32 is None else tf32
         return ops.conv(
-            feats, weight, self.table, bias, self.order, self.masks, *back, groups, self.reflect, self.symmetric
+            feats, weight, self.table, bias, self.order, self.masks, *back, groups, self.reflect, self.symmetric, tf32
         )
 
     @property

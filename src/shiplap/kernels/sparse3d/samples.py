@@ -106,7 +106,7 @@ def _parts(sizes: dict[str, Any], name: str = "parts") -> int:
 
 @ops.sort_table.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    return _table(rng, sizes["m"], sizes["m"], sizes["k"], device), _parts(sizes)
+    return _table(rng, sizes["m"], sizes["m"], sizes["k"], device), _parts(sizes), sizes["run"]
 
 
 def _channels(sizes: dict[str, Any]) -> tuple[int, int, int, int]:
@@ -129,7 +129,7 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
             table, order, masks = _sorted(table, _parts(sizes))
         if not {"order_t", "masks_t"} & {*sizes["absent"]}:
             back = _sorted(back[0], _parts(sizes, "parts_t"))
-    return feats, weight, table, bias, order, masks, *back, groups, sizes["reflect"], False
+    return feats, weight, table, bias, order, masks, *back, groups, sizes["reflect"], False, sizes["tf32"]
 
 
 @ops.conv_weight_grad.samples
@@ -138,10 +138,19 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
     groups, ci, co, _ = _channels(sizes)
     grad, feats = _normal(rng, (m, co), dtype, device), _normal(rng, (n, ci), dtype, device)
     table: Tensor = _table(rng, m, n, k, device)
-    order = masks = None
-    if bool(torch.randint(0, 2, (), generator=rng)) and not {"order", "masks"} & {*sizes["absent"]}:
-        table, order, masks = _sorted(table, _parts(sizes))
-    return grad, feats, table, order, masks, groups, sizes["reflect"]
+    order = blocks = counts = None
+    if bool(torch.randint(0, 2, (), generator=rng)) and not {"order", "blocks", "counts"} & {*sizes["absent"]}:
+        table, order, masks = _sorted(table, max(1, -(-k // ops.MAX_PART), min(sizes["parts"], k)))
+        blocks, counts = ops.tap_blocks.reference(masks, k)
+    return grad, feats, table, order, blocks, counts, groups, sizes["reflect"], sizes["tf32"]
+
+
+@ops.tap_blocks.samples
+def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    taps = sizes["taps"]
+    parts = max(1, sizes["parts"], -(-taps // ops.MAX_PART))
+    last = 1 << ops.part_size(taps, parts)
+    return torch.randint(0, last, (parts, sizes["b"]), generator=rng).int().to(device), taps
 
 
 # --- pooling ----------------------------------------------------------------------------------------------------------

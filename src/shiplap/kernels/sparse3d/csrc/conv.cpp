@@ -1,12 +1,16 @@
-// conv: y[j] = bias + sum over taps v of feats[table[j, v]] @ weight[:, v, :].T
+// conv: y[j] = bias + sum over taps v of feats[table[j, v]] @ weight[:, v, :].T, group by group
 //
 // Weights are packed once into panels of at most four vectors of output channels, and as many
-// panels as fit the L1 cache make a group. A task is a tile of output rows: its hits are sorted by
-// tap, and for each group every tap's hits are gathered, multiplied and added to the tile. An
-// output element sums its taps, and the channels of a tap, in ascending order whatever the
-// tiling, so the result does not depend on the thread count.
+// panels of a channel group as fit the L1 cache make a strip. A task is a tile of output rows: its
+// hits are sorted by tap, and for each strip every tap's hits are gathered, multiplied and added
+// to the tile. An output element sums its taps, and the channels of a tap, in ascending order
+// whatever the tiling, so the result does not depend on the thread count.
+//
+// 16-bit features are widened a few hits at a time, for all strips at once, and the tile of sums
+// is rounded when it is complete. Depthwise convolutions (row_kernels.h) multiply no matrices.
 #include "gemm_kernels.h"
 #include "hits.h"
+#include "sorted_table.h"
 #include "testing.h"
 
 namespace shiplap::sparse3d {
@@ -14,223 +18,344 @@ namespace {
 
 constexpr int64_t kTileRows = 256;
 constexpr int64_t kMinTileRows = 64;
-constexpr int64_t kTileRowBytes = 256;      // of a group; the tile then fits the L2 cache
-constexpr int64_t kGroupBytes = 16 * 1024;  // of one tap's weights: half an L1 cache
+constexpr int64_t kTileRowBytes = 256;      // of a strip; the tile then fits the L2 cache
+constexpr int64_t kStripBytes = 16 * 1024;  // of one tap's weights: half an L1 cache
 // Below this many multiply-adds (about 50 us of work) a second thread costs more than it saves.
 constexpr double kSerialWork = 2e6;
 
-int64_t tile_bytes(int64_t taps) {
-  return kTileRows * kTileRowBytes + HitLists::bytes(kTileRows, taps);
-}
+// Of 16-bit features: sums of a tile of all columns, and channels of a few hits.
+constexpr int64_t kWideSums = 65536, kWideMinRows = 16;
+constexpr int64_t kChunkHits = 64, kChunkSums = 8192, kChunkMinHits = 12;
 
 struct Shape {
-  int64_t n, m, taps, ci, co;
+  int64_t n, m, taps, ci, co, groups;
   bool reflect;  // tap v takes the weight of tap taps - 1 - v
+
+  int64_t group_ci() const { return ci / groups; }
+  int64_t group_co() const { return co / groups; }
+  int64_t padded_ci() const { return round_up(ci, kColumnPad); }
+  // Each group's columns are padded, for any instruction set.
+  int64_t padded_co() const { return groups * round_up(group_co(), kColumnPad); }
+  bool depthwise() const { return groups == ci && groups == co && ci > 1; }
 };
 
 // Output channels that are multiplied together: `panels` panels of `vectors` vectors.
-struct Group {
-  int64_t first_column, columns, panels, vectors;
+struct Strip {
+  int64_t group;         // of channels
+  int64_t first_column;  // within the group
+  int64_t columns, valid;
+  int64_t panels, vectors;
+  int64_t sums_column;  // where the strip starts when all groups are padded to whole vectors
 };
 
-template <class T>
+template <class S>
 class Conv {
  public:
-  Conv(const Shape& shape, const IsaKernels& isa, const sl_context* ctx, Arena& arena)
-      : s_(shape), isa_(isa), kernels_(isa.of(T{})), threads_(thread_count(ctx)) {
-    const double work = static_cast<double>(s_.m) * s_.taps * s_.ci * s_.co;
-    if (work < kSerialWork) threads_ = 1;
-    const int64_t vectors = cdiv(s_.co, kernels_.lanes);
-    panels_ = vectors / kernels_.max_vectors;
-    tail_vectors_ = vectors % kernels_.max_vectors;
-    const int64_t row_bytes = kernels_.max_vectors * kernels_.lanes * int64_t{sizeof(T)};
-    const int64_t fitting = kGroupBytes / (row_bytes * std::max<int64_t>(s_.ci, 1));
-    group_panels_ = std::clamp<int64_t>(fitting, 1, kTileRowBytes / row_bytes);
-    groups_ = cdiv(panels_, group_panels_) + (tail_vectors_ > 0);
-    packed_ = arena.take<T>(packed_size(s_));
-    scratch_ = arena.take<char>(threads_ * tile_bytes(s_.taps));
+  using T = Sum<S>;
+  static constexpr bool kWidened = sizeof(S) != sizeof(T);
+
+  static int64_t worker_bytes(const Shape& s) {
+    const int64_t lists = HitLists::bytes(kTileRows, s.taps);
+    if (!kWidened) return kTileRows * kTileRowBytes + lists;
+    return 4 * std::max(kWideSums, kWideMinRows * s.padded_co()) +
+           4 * std::max(kChunkSums, kChunkMinHits * s.padded_ci()) + lists;
+  }
+  static int64_t weight_sums(const Shape& s) { return s.taps * s.group_ci() * s.padded_co(); }
+  static int64_t bias_sums(const Shape& s) { return round_up(s.co, kColumnPad); }
+  static int64_t workspace_bytes(const Shape& s, int threads) {
+    return unsorted_bytes(s.m, s.taps) + (weight_sums(s) + bias_sums(s)) * int64_t{sizeof(T)} +
+           threads * worker_bytes(s);
   }
 
-  static int64_t packed_size(const Shape& s) { return s.taps * s.ci * round_up(s.co, kColumnPad); }
+  Conv(const Shape& shape, const IsaKernels& isa, const sl_context* ctx, Arena& arena)
+      : s_(shape), isa_(isa), gemm_(isa.gemm(T{})), storage_(isa.of(S{})),
+        threads_(thread_count(ctx)), worker_bytes_(worker_bytes(shape)) {
+    const double work = static_cast<double>(s_.m) * s_.taps * s_.group_ci() * s_.co;
+    if (work < kSerialWork) threads_ = 1;
+    const int64_t vectors = cdiv(s_.group_co(), gemm_.lanes);
+    panels_ = vectors / gemm_.max_vectors;
+    tail_vectors_ = vectors % gemm_.max_vectors;
+    const int64_t row_bytes = gemm_.max_vectors * gemm_.lanes * int64_t{sizeof(T)};
+    const int64_t fitting = kStripBytes / (row_bytes * std::max<int64_t>(s_.group_ci(), 1));
+    strip_panels_ = std::clamp<int64_t>(fitting, 1, kTileRowBytes / row_bytes);
+    group_strips_ = cdiv(panels_, strip_panels_) + (tail_vectors_ > 0);
+    strips_ = s_.groups * group_strips_;
+    sums_columns_ = s_.groups * vectors * gemm_.lanes;
+    packed_ = arena.take<T>(weight_sums(s_));
+    bias_ = arena.take<T>(bias_sums(s_));
+    scratch_ = arena.take<char>(threads_ * worker_bytes_);
+  }
 
   // False when the table has an entry outside [-1, n).
-  bool run(const DLTensor* weight, const T* feats, const int32_t* table, const T* bias, T* out) {
-    parallel_for(threads_, groups_ * s_.taps, [&](int, int64_t task) {
-      pack(weight, group(task / s_.taps), task % s_.taps);
+  bool run(const DLTensor* weight, const S* feats, const int32_t* table, const S* bias, S* out) {
+    std::fill_n(bias_, bias_sums(s_), T(0));
+    for (int64_t c = 0; bias != nullptr && c < s_.co; ++c) bias_[c] = widen(bias[c]);
+    return s_.depthwise() ? run_depthwise(weight, feats, table, out)
+                          : run_product(weight, feats, table, out);
+  }
+
+ private:
+  bool run_depthwise(const DLTensor* weight, const S* feats, const int32_t* table, S* out) {
+    const int64_t stride = round_up(s_.co, kColumnPad);
+    for (int64_t tap = 0; tap < s_.taps; ++tap) {
+      const S* from = tap_weight(weight, tap);
+      T* to = packed_ + tap * stride;
+      for (int64_t c = 0; c < s_.co; ++c) to[c] = widen(from[c * weight->strides[0]]);
+      std::fill(to + s_.co, to + stride, T(0));
+    }
+    std::atomic<bool> valid{true};
+    parallel_for(threads_, cdiv(s_.m, kTileRows), [&](int, int64_t tile) {
+      const int64_t first = tile * kTileRows, rows = std::min(kTileRows, s_.m - first);
+      const TableRows<S> at{table + first * s_.taps, s_.taps, rows, s_.taps, s_.n, feats, s_.ci};
+      const Depthwise<S> work{at, packed_, stride, bias_, out + first * s_.co};
+      if (!storage_.rows.depthwise(work)) valid.store(false, std::memory_order_relaxed);
+    });
+    return valid.load();
+  }
+
+  bool run_product(const DLTensor* weight, const S* feats, const int32_t* table, S* out) {
+    parallel_for(threads_, strips_ * s_.taps, [&](int, int64_t task) {
+      pack(weight, strip(task / s_.taps), task % s_.taps);
     });
     const int64_t share = round_up(cdiv(s_.m, 4 * threads_), 16);
-    const int64_t rows = std::clamp(share, kMinTileRows, kTileRows);
+    const int64_t rows = std::min(std::clamp(share, kMinTileRows, kTileRows), most_rows());
     const int64_t tiles = cdiv(s_.m, rows);
-    // Few rows and many channels: share the groups out as well.
-    const int64_t splits = tiles >= 2 * threads_ ? 1 : groups_;
+    // Few rows and many channels: share the strips out as well.
+    const int64_t splits = tiles >= 2 * threads_ ? 1 : strips_;
     std::atomic<bool> valid{true};
     parallel_for(threads_, tiles * splits, [&](int worker, int64_t task) {
       const int64_t first = task / splits * rows, count = std::min(rows, s_.m - first);
-      Arena local(scratch_ + worker * tile_bytes(s_.taps), tile_bytes(s_.taps));
-      T* sums = reinterpret_cast<T*>(local.take<char>(kTileRows * kTileRowBytes));
+      Arena local(scratch_ + worker * worker_bytes_, worker_bytes_);
       HitLists hits(local, isa_, kTileRows, s_.taps);
       if (!hits.collect(table + first * s_.taps, s_.taps, count, s_.taps, s_.n)) {
         valid.store(false, std::memory_order_relaxed);
         return;
       }
-      for (int64_t g = task % splits; g < groups_; g += splits) {
-        multiply(group(g), feats, hits, bias, sums, count, out + first * s_.co);
+      const Share strips{task % splits, splits};
+      if constexpr (kWidened) {
+        multiply_widened(strips, feats, hits, local, count, out + first * s_.co);
+      } else {
+        T* sums = reinterpret_cast<T*>(local.take<char>(kTileRows * kTileRowBytes));
+        for (int64_t i = strips.first; i < strips_; i += strips.step) {
+          multiply(strip(i), feats, hits, sums, count, out + first * s_.co);
+        }
       }
     });
     return valid.load();
   }
 
- private:
-  Group group(int64_t index) const {
-    const int64_t first = index * group_panels_, width = kernels_.max_vectors * kernels_.lanes;
-    if (first >= panels_) {
-      return Group{panels_ * width, tail_vectors_ * kernels_.lanes, 1, tail_vectors_};
+  // Strips first, first + step, ... of all.
+  struct Share {
+    int64_t first, step;
+  };
+
+  int64_t most_rows() const {
+    if (!kWidened) return kTileRows;
+    return std::clamp(kWideSums / std::max<int64_t>(sums_columns_, 1), kWideMinRows, kTileRows);
+  }
+
+  Strip strip(int64_t index) const {
+    const int64_t group = index / group_strips_, width = gemm_.max_vectors * gemm_.lanes;
+    const int64_t panel = index % group_strips_ * strip_panels_, column = panel * width;
+    const bool tail = panel >= panels_;
+    const int64_t first = tail ? panels_ * width : column;
+    const int64_t panels = tail ? 1 : std::min(strip_panels_, panels_ - panel);
+    const int64_t vectors = tail ? tail_vectors_ : gemm_.max_vectors;
+    const int64_t columns = panels * vectors * gemm_.lanes;
+    return Strip{group, first, columns, std::min(columns, s_.group_co() - first), panels, vectors,
+                 group * (sums_columns_ / s_.groups) + first};
+  }
+
+  T* packed(const Strip& strip, int64_t tap) const {
+    return packed_ + (s_.taps * strip.sums_column + tap * strip.columns) * s_.group_ci();
+  }
+
+  const S* tap_weight(const DLTensor* weight, int64_t tap) const {
+    return data<const S>(weight) + (s_.reflect ? s_.taps - 1 - tap : tap) * weight->strides[1];
+  }
+
+  // Writes a tap's weights as the strip's panels, each [channels of the group, columns of a panel].
+  void pack(const DLTensor* weight, const Strip& strip, int64_t tap) const {
+    const int64_t width = strip.columns / strip.panels, depth = s_.group_ci();
+    const S* from = tap_weight(weight, tap) +
+                    (strip.group * s_.group_co() + strip.first_column) * weight->strides[0];
+    T* to = packed(strip, tap);
+    for (int64_t panel = 0; panel < strip.panels; ++panel, to += depth * width) {
+      const int64_t column = panel * width;
+      pack_panel(from + column * weight->strides[0], weight->strides[0], weight->strides[2], width,
+                 std::min(width, strip.valid - column), to);
     }
-    const int64_t panels = std::min(group_panels_, panels_ - first);
-    return Group{first * width, panels * width, panels, kernels_.max_vectors};
   }
 
-  T* packed(const Group& group, int64_t tap) const {
-    return packed_ + (s_.taps * group.first_column + tap * group.columns) * s_.ci;
-  }
-
-  // Writes a tap's weights as the group's panels, each [ci, columns of a panel].
-  void pack(const DLTensor* weight, const Group& group, int64_t tap) const {
-    const int64_t* strides = weight->strides;
-    const int64_t from = s_.reflect ? s_.taps - 1 - tap : tap;
-    const int64_t width = group.columns / group.panels;
-    T* to = packed(group, tap);
-    for (int64_t panel = 0; panel < group.panels; ++panel, to += s_.ci * width) {
-      const int64_t column = group.first_column + panel * width;
-      pack_panel(data<const T>(weight) + column * strides[0] + from * strides[1], strides[0],
-                 strides[2], width, std::min(width, s_.co - column), to);
-    }
-  }
-
-  // Transposes [valid, ci] with any strides into [ci, width], padding columns with zeros.
-  void pack_panel(const T* from, int64_t column_stride, int64_t depth_stride, int64_t width,
+  // Transposes [valid, depth] with any strides into [depth, width], padding columns with zeros.
+  void pack_panel(const S* from, int64_t column_stride, int64_t depth_stride, int64_t width,
                   int64_t valid, T* to) const {
-    if (valid < width) std::fill_n(to, s_.ci * width, T(0));
-    if (column_stride == 1) {
-      for (int64_t c = 0; c < s_.ci; ++c) {
-        std::copy_n(from + c * depth_stride, valid, to + c * width);
-      }
-      return;
-    }
+    const int64_t depth = s_.group_ci();
+    if (valid < width) std::fill_n(to, depth * width, T(0));
     constexpr int64_t kBlock = 16;  // either side of a block is a few cache lines
-    for (int64_t c0 = 0; c0 < s_.ci; c0 += kBlock) {
-      const int64_t c1 = std::min(c0 + kBlock, s_.ci);
-      for (int64_t column = 0; column < valid; ++column) {
+    for (int64_t c0 = 0; c0 < depth; c0 += kBlock) {
+      const int64_t c1 = std::min(c0 + kBlock, depth);
+      if (column_stride == 1) {
         for (int64_t c = c0; c < c1; ++c) {
-          to[c * width + column] = from[column * column_stride + c * depth_stride];
+          for (int64_t i = 0; i < valid; ++i) to[c * width + i] = widen(from[i + c * depth_stride]);
+        }
+        continue;
+      }
+      for (int64_t i = 0; i < valid; ++i) {
+        for (int64_t c = c0; c < c1; ++c) {
+          to[c * width + i] = widen(from[i * column_stride + c * depth_stride]);
         }
       }
     }
   }
 
-  // The group's columns of `rows` output rows. Sums go straight to the output where the group
+  // Rows of the strip's sums start as the bias, and as zeros where the strip is padded.
+  void start(const Strip& strip, int64_t rows, T* sums, int64_t stride) const {
+    const T* bias = bias_ + strip.group * s_.group_co() + strip.first_column;
+    for (int64_t row = 0; row < rows; ++row, sums += stride) {
+      std::copy_n(bias, strip.valid, sums);
+      std::fill(sums + strip.valid, sums + strip.columns, T(0));
+    }
+  }
+
+  S* columns_of(const Strip& strip, S* out) const {
+    return out + strip.group * s_.group_co() + strip.first_column;
+  }
+
+  // The strip's columns of `rows` output rows. Sums go straight to the output where the strip
   // fills its columns, through `sums` where its last vector reaches beyond them.
-  void multiply(const Group& group, const T* feats, const HitLists& hits, const T* bias, T* sums,
-                int64_t rows, T* out) const {
-    const int64_t valid = std::min(group.columns, s_.co - group.first_column);
-    const bool direct = valid == group.columns;
-    T* tile = direct ? out + group.first_column : sums;
-    const int64_t stride = direct ? s_.co : group.columns;
-    for (int64_t row = 0; row < rows; ++row) {
-      T* to = tile + row * stride;
-      if (bias == nullptr) {
-        std::fill_n(to, valid, T(0));
-      } else {
-        std::copy_n(bias + group.first_column, valid, to);
-      }
-      if (!direct) std::fill(to + valid, to + group.columns, T(0));
+  void multiply(const Strip& strip, const T* feats, const HitLists& hits, T* sums, int64_t rows,
+                T* out) const {
+    const bool direct = strip.valid == strip.columns;
+    T* tile = direct ? columns_of(strip, out) : sums;
+    const int64_t stride = direct ? s_.co : strip.columns;
+    start(strip, rows, tile, stride);
+    for (int64_t tap = 0; tap < s_.taps; ++tap) {
+      gemm_.gather_gemm[strip.vectors - 1](GatherGemm<T>{
+          feats + strip.group * s_.group_ci(), s_.ci, s_.group_ci(), packed(strip, tap),
+          strip.panels, tile, stride, hits.list(tap), hits.count(tap)});
+    }
+    if (!direct) store(strip, sums, stride, rows, out);
+  }
+
+  void store(const Strip& strip, const T* sums, int64_t stride, int64_t rows, S* out) const {
+    storage_.store_rows(
+        StoreRows<S>{sums, stride, strip.valid, rows, columns_of(strip, out), s_.co});
+  }
+
+  void multiply_widened(Share strips, const S* feats, const HitLists& hits, Arena& arena,
+                        int64_t rows, S* out) const {
+    const int64_t channels = s_.padded_ci();
+    const int64_t chunk_hits = std::clamp(kChunkSums / std::max<int64_t>(channels, 1),
+                                          kChunkMinHits, kChunkHits);
+    T* sums = arena.take<T>(std::max(kWideSums, kWideMinRows * s_.padded_co()));
+    T* chunk = arena.take<T>(std::max(kChunkSums, kChunkMinHits * channels));
+    for (int64_t i = strips.first; i < strips_; i += strips.step) {
+      start(strip(i), rows, sums + strip(i).sums_column, sums_columns_);
     }
     for (int64_t tap = 0; tap < s_.taps; ++tap) {
-      kernels_.gather_gemm[group.vectors - 1](GatherGemm<T>{feats, s_.ci, packed(group, tap),
-                                                            group.panels, tile, stride,
-                                                            hits.list(tap), hits.count(tap)});
+      for (int64_t done = 0; done < hits.count(tap); done += chunk_hits) {
+        const Hit* list = hits.list(tap) + done;
+        const int64_t count = std::min(chunk_hits, hits.count(tap) - done);
+        storage_.gather_rows(GatherRows<S>{feats, s_.ci, &list->from, count, chunk, channels});
+        Hit widened[kChunkHits];
+        for (int64_t h = 0; h < count; ++h) widened[h] = Hit{static_cast<int32_t>(h), list[h].to};
+        for (int64_t i = strips.first; i < strips_; i += strips.step) {
+          const Strip strip = this->strip(i);
+          gemm_.gather_gemm[strip.vectors - 1](GatherGemm<T>{
+              chunk + strip.group * s_.group_ci(), channels, s_.group_ci(), packed(strip, tap),
+              strip.panels, sums + strip.sums_column, sums_columns_, widened, count});
+        }
+      }
     }
-    if (direct) return;
-    for (int64_t row = 0; row < rows; ++row) {
-      std::copy_n(sums + row * stride, valid, out + row * s_.co + group.first_column);
+    for (int64_t i = strips.first; i < strips_; i += strips.step) {
+      store(strip(i), sums + strip(i).sums_column, sums_columns_, rows, out);
     }
   }
 
   const Shape s_;
   const IsaKernels& isa_;
-  const GemmKernels<T>& kernels_;
+  const GemmKernels<T>& gemm_;
+  const StorageKernels<S>& storage_;
   int threads_;
-  int64_t panels_, tail_vectors_, group_panels_, groups_;
+  int64_t worker_bytes_;
+  int64_t panels_, tail_vectors_, strip_panels_;  // of a group
+  int64_t group_strips_, strips_, sums_columns_;
   T* packed_;
+  T* bias_;
   char* scratch_;
 };
 
-int check(const sl_context* ctx, const DLTensor* feats, const DLTensor* weight,
-          const DLTensor* table, const DLTensor* bias, const DLTensor* out, bool reflect,
-          Shape* shape) {
-  SL_TRY(check_float(ctx, "feats", feats, 2));
-  SL_TRY(check_same_float(ctx, "weight", weight, 3, feats, false));
-  SL_TRY(check_int32(ctx, "table", table, 2));
-  SL_TRY(check_same_float(ctx, "out", out, 2, feats));
-  *shape = Shape{feats->shape[0], table->shape[0], table->shape[1], feats->shape[1],
-                 weight->shape[0],  reflect};
-  SL_TRY(check_extent(ctx, "weight", weight, 1, shape->taps));
-  SL_TRY(check_extent(ctx, "weight", weight, 2, shape->ci));
-  SL_TRY(check_extent(ctx, "out", out, 0, shape->m));
-  SL_TRY(check_extent(ctx, "out", out, 1, shape->co));
-  if (bias == nullptr) return SL_OK;
-  SL_TRY(check_same_float(ctx, "bias", bias, 1, feats));
-  return check_extent(ctx, "bias", bias, 0, shape->co);
+struct Arguments {
+  const DLTensor *feats, *weight, *table, *bias, *order;
+  DLTensor* out;
+  int64_t groups;
+  bool reflect;
+};
+
+int check(const sl_context* ctx, const Arguments& a, Shape* shape) {
+  SL_TRY(check_number(ctx, "feats", a.feats, 2));
+  SL_TRY(check_same_float(ctx, "weight", a.weight, 3, a.feats, false));
+  SL_TRY(check_int32(ctx, "table", a.table, 2));
+  SL_TRY(check_same_float(ctx, "out", a.out, 2, a.feats));
+  *shape = Shape{a.feats->shape[0],  a.table->shape[0], a.table->shape[1], a.feats->shape[1],
+                 a.weight->shape[0], a.groups,          a.reflect};
+  SL_TRY(check_groups(ctx, a.groups, shape->ci, shape->co));
+  SL_TRY(check_extent(ctx, "weight", a.weight, 1, shape->taps));
+  SL_TRY(check_extent(ctx, "weight", a.weight, 2, shape->group_ci()));
+  SL_TRY(check_extent(ctx, "out", a.out, 0, shape->m));
+  SL_TRY(check_extent(ctx, "out", a.out, 1, shape->co));
+  if (a.bias == nullptr) return SL_OK;
+  SL_TRY(check_same_float(ctx, "bias", a.bias, 1, a.feats));
+  return check_extent(ctx, "bias", a.bias, 0, shape->co);
 }
 
-template <class T>
-int conv(const sl_context* ctx, const DLTensor* feats, const DLTensor* weight,
-         const DLTensor* table, const DLTensor* bias, DLTensor* out, const Shape& shape,
-         const IsaKernels& kernels) {
-  const int64_t packed = Conv<T>::packed_size(shape) * int64_t{sizeof(T)};
-  SL_TRY(Arena::require(ctx, packed + thread_count(ctx) * tile_bytes(shape.taps)));
+template <class S>
+int conv(const sl_context* ctx, const Arguments& a, const Shape& shape, const IsaKernels& isa) {
+  SL_TRY(Arena::require(ctx, Conv<S>::workspace_bytes(shape, thread_count(ctx))));
   Arena arena(ctx);
-  Conv<T> op(shape, kernels, ctx, arena);
-  const T* bias_data = bias == nullptr ? nullptr : data<const T>(bias);
-  if (op.run(weight, data<const T>(feats), data<const int32_t>(table), bias_data, data<T>(out))) {
-    return SL_OK;
-  }
-  return report_bad_entry(ctx, table, shape.n);
+  const int32_t* table = nullptr;
+  SL_TRY(by_output_row(ctx, a.table, a.order, arena, &table));
+  Conv<S> op(shape, isa, ctx, arena);
+  const S* bias = a.bias == nullptr ? nullptr : data<const S>(a.bias);
+  if (op.run(a.weight, data<const S>(a.feats), table, bias, data<S>(a.out))) return SL_OK;
+  return report_bad_entry(ctx, a.table, shape.n);
 }
 
-int conv_on(const sl_context* ctx, const DLTensor* feats, const DLTensor* weight,
-            const DLTensor* table, const DLTensor* bias, DLTensor* out, bool reflect,
-            const IsaKernels& kernels) {
+int conv_on(const sl_context* ctx, const Arguments& a, const IsaKernels& isa) {
   return guarded(ctx, [&] {
     Shape shape;
-    SL_TRY(check(ctx, feats, weight, table, bias, out, reflect, &shape));
-    return feats->dtype.bits == 32
-               ? conv<float>(ctx, feats, weight, table, bias, out, shape, kernels)
-               : conv<double>(ctx, feats, weight, table, bias, out, shape, kernels);
+    SL_TRY(check(ctx, a, &shape));
+    if (a.feats->dtype.bits == 64) return conv<double>(ctx, a, shape, isa);
+    if (a.feats->dtype.bits == 32) return conv<float>(ctx, a, shape, isa);
+    return a.feats->dtype.code == 2 ? conv<Half>(ctx, a, shape, isa)
+                                    : conv<Bfloat16>(ctx, a, shape, isa);
   });
 }
 
 }  // namespace
 }  // namespace shiplap::sparse3d
 
-// Workspace: k * ci * 16 * cdiv(co, 16) * itemsize
-//            + threads * (65536 + 2112 * k + 64 * cdiv(k, 16))
+// Workspace, of sums of max(itemsize, 4) bytes:
+//   (k * cg * groups * 16 * cdiv(co // groups, 16) + 16 * cdiv(co, 16)) * max(itemsize, 4)
+//   + 64 * cdiv(m * k, 16) + threads * (2112 * k + 64 * cdiv(k, 16) + tile)
+// where a tile is 65536, of 16-bit features
+//   4 * max(65536, 256 * groups * cdiv(co // groups, 16)) + 4 * max(8192, 192 * cdiv(ci, 16))
 extern "C" int sparse3d_conv(const sl_context* ctx, const DLTensor* feats, const DLTensor* weight,
                              const DLTensor* table, const DLTensor* bias, const DLTensor* order,
                              const DLTensor*, const DLTensor*, const DLTensor*, const DLTensor*,
-                             DLTensor* out, int64_t groups, int32_t reflect, int32_t) {
+                             DLTensor* out, int64_t groups, int32_t reflect, int32_t,
+                             int32_t) {
   using namespace shiplap::sparse3d;
-  if (order != nullptr || groups != 1) {
-    return fail(ctx, SL_UNSUPPORTED, "sorted tables and groups");
-  }
-  return conv_on(ctx, feats, weight, table, bias, out, reflect != 0, best_kernels());
+  return conv_on(ctx, {feats, weight, table, bias, order, out, groups, reflect != 0},
+                 best_kernels());
 }
 
 extern "C" int sparse3d_conv_isa(const sl_context* ctx, const DLTensor* feats,
                                  const DLTensor* weight, const DLTensor* table,
-                                 const DLTensor* bias, DLTensor* out, int32_t isa) {
+                                 const DLTensor* bias, DLTensor* out, int64_t groups, int32_t isa) {
   using namespace shiplap::sparse3d;
   const IsaKernels* kernels = isa_kernels(isa);
   if (kernels == nullptr) return fail(ctx, SL_UNSUPPORTED, "no such instruction set here");
-  return conv_on(ctx, feats, weight, table, bias, out, false, *kernels);
+  return conv_on(ctx, {feats, weight, table, bias, nullptr, out, groups, false}, *kernels);
 }

@@ -1,11 +1,14 @@
-// conv_weight_grad: dW[o, v, c] = sum over rows j of grad[j, o] * feats[table[j, v], c]
+// conv_weight_grad: dW[o, v, c] = sum over rows j of grad[j, o] * feats[table[j, v], c], o and c in
+// one group of channels
 //
 // The work is shared out by what is written, (tap, slice of output channels) units, so no two
 // threads add to the same element. Each thread passes over all rows in blocks that stay in cache:
 // a block's products are summed in registers and then added to the running sums. Blocks are the
-// same for every thread count, and so is the result, bit by bit.
+// same for every thread count, and so is the result, bit by bit. 16-bit rows are widened as they are
+// gathered. Depthwise convolutions (row_kernels.h) multiply no matrices.
 #include "gemm_kernels.h"
 #include "hits.h"
+#include "sorted_table.h"
 #include "testing.h"
 
 namespace shiplap::sparse3d {
@@ -16,21 +19,29 @@ constexpr int64_t kChunkHits = 128;  // hits gathered and multiplied together
 constexpr double kSerialWork = 2e6;  // multiply-adds below which one thread is faster
 
 struct Shape {
-  int64_t n, m, taps, ci, co;
+  int64_t n, m, taps, ci, co, groups;
   bool reflect;  // the gradient of tap v is stored as that of tap taps - 1 - v
 
-  int64_t padded_ci() const { return round_up(ci, kColumnPad); }
+  int64_t group_ci() const { return ci / groups; }
+  int64_t group_co() const { return co / groups; }
+  // Whole vectors are read and summed of each group, of the last one beyond the row: where there are
+  // groups it is longer. (One more pad would keep rows of whole vectors from their fast copy.)
+  int64_t padded_ci() const { return round_up(ci, kColumnPad) + (groups > 1 ? kColumnPad : 0); }
+  int64_t padded_group_ci() const { return round_up(group_ci(), kColumnPad); }
   int64_t padded_co() const { return round_up(co, kColumnPad); }
+  bool depthwise() const { return groups == ci && groups == co && ci > 1; }
 };
 
-int64_t worker_bytes(const Shape& s, int64_t itemsize) {
+int64_t worker_bytes(const Shape& s, int64_t sum_size) {
   return HitLists::bytes(kBlockRows, s.taps) +
-         kChunkHits * (s.padded_ci() + s.padded_co()) * itemsize;
+         kChunkHits * (s.padded_ci() + s.padded_co()) * sum_size;
 }
 
-int64_t workspace_bytes(const Shape& s, int64_t itemsize, int threads) {
-  return s.taps * s.co * s.padded_ci() * itemsize + threads * worker_bytes(s, itemsize) +
-         round_up(8 * s.taps, 64);
+// A depthwise gradient needs two rows of sums a tap; that is less.
+int64_t workspace_bytes(const Shape& s, int64_t sum_size, int threads) {
+  return unsorted_bytes(s.m, s.taps) +
+         s.taps * std::max(s.co * s.padded_group_ci(), 2 * s.padded_co()) * sum_size +
+         threads * worker_bytes(s, sum_size) + round_up(8 * s.taps, 64);
 }
 
 // About how many hits each tap has, from a few blocks of rows: enough to share the work out.
@@ -44,21 +55,24 @@ void estimate_hits(const int32_t* table, const Shape& s, int64_t* hits) {
   }
 }
 
-template <class T>
+template <class S>
 class WeightGrad {
  public:
-  WeightGrad(const Shape& shape, const IsaKernels& isa, const T* grad, const T* feats,
-             const int32_t* table, T* out)
-      : s_(shape), isa_(isa), kernels_(isa.of(T{})), grad_(grad), feats_(feats), table_(table),
-        out_(out) {}
+  using T = Sum<S>;
+
+  WeightGrad(const Shape& shape, const IsaKernels& isa, const S* grad, const S* feats,
+             const int32_t* table, S* out)
+      : s_(shape), isa_(isa), gemm_(isa.gemm(T{})), storage_(isa.of(S{})), grad_(grad),
+        feats_(feats), table_(table), out_(out) {}
 
   // False when the table has an entry outside [-1, n).
   bool run(Arena& arena, int threads) {
-    const double work = static_cast<double>(s_.m) * s_.taps * s_.ci * s_.co;
+    const double work = static_cast<double>(s_.m) * s_.taps * s_.group_ci() * s_.co;
     if (work < kSerialWork) threads = 1;
+    if (s_.depthwise()) return run_depthwise(arena, threads);
     int64_t* counts = arena.take<int64_t>(s_.taps);
     estimate_hits(table_, s_, counts);
-    sums_ = arena.take<T>(s_.taps * s_.co * s_.padded_ci());
+    sums_ = arena.take<T>(s_.taps * s_.co * s_.padded_group_ci());
     const int64_t worker_size = worker_bytes(s_, sizeof(T));
     char* scratch = arena.take<char>(threads * worker_size);
     // A few units per thread even out the taps; a slice has at least a register block's rows.
@@ -77,6 +91,36 @@ class WeightGrad {
 
  private:
   static constexpr int64_t kMinSlice = 12;
+
+  // Tasks are runs of taps. Sums of a block of rows are added to the running ones, as above.
+  bool run_depthwise(Arena& arena, int threads) const {
+    const int64_t stride = s_.padded_co(), tasks = std::min<int64_t>(2 * threads, s_.taps);
+    T* totals = arena.take<T>(s_.taps * stride);
+    T* sums = arena.take<T>(s_.taps * stride);
+    std::fill_n(totals, s_.taps * stride, T(0));
+    std::atomic<bool> valid{true};
+    parallel_for(threads, tasks, [&](int, int64_t task) {
+      const int64_t tap = s_.taps * task / tasks, taps = s_.taps * (task + 1) / tasks - tap;
+      T* block = sums + tap * stride;
+      for (int64_t row = 0; row < s_.m; row += kBlockRows) {
+        const int64_t rows = std::min(kBlockRows, s_.m - row);
+        std::fill_n(block, taps * stride, T(0));
+        const TableRows<S> at{table_ + row * s_.taps + tap, s_.taps, rows, taps, s_.n, feats_,
+                              s_.ci};
+        if (!storage_.rows.depthwise_grad(
+                DepthwiseGrad<S>{at, grad_ + row * s_.co, block, stride})) {
+          valid.store(false, std::memory_order_relaxed);
+          return;
+        }
+        for (int64_t i = 0; i < taps * stride; ++i) totals[tap * stride + i] += block[i];
+      }
+    });
+    for (int64_t tap = 0; tap < s_.taps; ++tap) {
+      S* to = out_ + (s_.reflect ? s_.taps - 1 - tap : tap);
+      for (int64_t c = 0; c < s_.co; ++c) narrow(totals[tap * stride + c], to + c * s_.taps);
+    }
+    return valid.load();
+  }
 
   // Unit u is (tap u / slices, slice u % slices). Share i of `shares` ends where the hits before
   // it reach i / shares of all; taps without hits still need their zeros written.
@@ -105,7 +149,7 @@ class WeightGrad {
     T* right = arena.take<T>(kChunkHits * s_.padded_ci());
     for (int64_t unit = first; unit < end; ++unit) {
       const auto [row, rows] = unit_rows(unit);
-      std::fill_n(sums_ + row * s_.padded_ci(), rows * s_.padded_ci(), T(0));
+      std::fill_n(sums_ + row * s_.padded_group_ci(), rows * s_.padded_group_ci(), T(0));
     }
     for (int64_t row = 0; row < s_.m; row += kBlockRows) {
       const int64_t rows = std::min(kBlockRows, s_.m - row);
@@ -129,15 +173,15 @@ class WeightGrad {
 
   // Adds the products of a tap's hits to the tap's units. Gathering rows first costs a copy, and
   // saves the indexing in every pass over them: one for each register block of sums.
-  void add_hits(Units units, const Hit* hits, int64_t count, const T* grad, T* left,
+  void add_hits(Units units, const Hit* hits, int64_t count, const S* grad, T* left,
                 T* right) const {
     for (int64_t done = 0; done < count; done += kChunkHits) {
       const Hit* chunk = hits + done;
       const int64_t size = std::min(kChunkHits, count - done);
-      kernels_.gather_rows(
-          GatherRows<T>{grad, s_.co, &chunk->to, size, left, s_.padded_co()});
-      kernels_.gather_rows(
-          GatherRows<T>{feats_, s_.ci, &chunk->from, size, right, s_.padded_ci()});
+      storage_.gather_rows(
+          GatherRows<S>{grad, s_.co, &chunk->to, size, left, s_.padded_co()});
+      storage_.gather_rows(
+          GatherRows<S>{feats_, s_.ci, &chunk->from, size, right, s_.padded_ci()});
       for (int64_t unit = units.first; unit < units.end; ++unit) {
         add_chunk(unit, left, right, size);
       }
@@ -148,107 +192,124 @@ class WeightGrad {
     int64_t first, count;
   };
 
-  // Rows of sums_ [taps * co, padded_ci] that belong to a unit.
+  // Rows of sums_ [taps * co, padded_group_ci] that belong to a unit.
   Rows unit_rows(int64_t unit) const {
     const int64_t slice = unit % slices_, start = slice_start(slice);
     return Rows{unit / slices_ * s_.co + start, slice_start(slice + 1) - start};
   }
 
+  // The unit's rows of sums, group by group.
   void add_chunk(int64_t unit, const T* left, const T* right, int64_t count) const {
-    const auto [row, rows] = unit_rows(unit);
-    const int64_t vectors = cdiv(s_.ci, kernels_.lanes);
-    const int64_t panels = cdiv(vectors, kernels_.max_vectors);
+    const int64_t start = slice_start(unit % slices_), end = slice_start(unit % slices_ + 1);
+    T* sums = sums_ + unit / slices_ * s_.co * s_.padded_group_ci();
+    for (int64_t o = start; o < end;) {
+      const int64_t group = o / s_.group_co(), stop = std::min((group + 1) * s_.group_co(), end);
+      add_group(left + o, stop - o, right + group * s_.group_ci(),
+                sums + o * s_.padded_group_ci(), count);
+      o = stop;
+    }
+  }
+
+  void add_group(const T* left, int64_t rows, const T* right, T* sums, int64_t count) const {
+    const int64_t vectors = cdiv(s_.group_ci(), gemm_.lanes);
+    const int64_t panels = cdiv(vectors, gemm_.max_vectors);
     for (int64_t panel = 0; panel < panels; ++panel) {
       const int64_t begin = vectors * panel / panels, end = vectors * (panel + 1) / panels;
-      const int64_t column = begin * kernels_.lanes;
-      kernels_.outer_sum[end - begin - 1](
-          OuterSum<T>{left + slice_start(unit % slices_), s_.padded_co(), rows, right + column,
-                      s_.padded_ci(), sums_ + row * s_.padded_ci() + column, s_.padded_ci(),
-                      count});
+      const int64_t column = begin * gemm_.lanes;
+      gemm_.outer_sum[end - begin - 1](OuterSum<T>{left, s_.padded_co(), rows, right + column,
+                                                   s_.padded_ci(), sums + column,
+                                                   s_.padded_group_ci(), count});
     }
   }
 
   void store(int64_t unit) const {
     const auto [row, rows] = unit_rows(unit);
     const int64_t tap = s_.reflect ? s_.taps - 1 - unit / slices_ : unit / slices_;
-    const int64_t start = slice_start(unit % slices_);
-    for (int64_t i = 0; i < rows; ++i) {
-      std::copy_n(sums_ + (row + i) * s_.padded_ci(), s_.ci,
-                  out_ + ((start + i) * s_.taps + tap) * s_.ci);
-    }
+    const int64_t start = slice_start(unit % slices_), depth = s_.group_ci();
+    storage_.store_rows(StoreRows<S>{sums_ + row * s_.padded_group_ci(), s_.padded_group_ci(),
+                                     depth, rows, out_ + (start * s_.taps + tap) * depth,
+                                     s_.taps * depth});
   }
 
   const Shape s_;
   const IsaKernels& isa_;
-  const GemmKernels<T>& kernels_;
-  const T* grad_;
-  const T* feats_;
+  const GemmKernels<T>& gemm_;
+  const StorageKernels<S>& storage_;
+  const S* grad_;
+  const S* feats_;
   const int32_t* table_;
-  T* out_;
+  S* out_;
   T* sums_ = nullptr;
   int64_t slices_ = 1;
 };
 
-int check(const sl_context* ctx, const DLTensor* grad, const DLTensor* feats,
-          const DLTensor* table, const DLTensor* out, bool reflect, Shape* shape) {
-  SL_TRY(check_float(ctx, "feats", feats, 2));
-  SL_TRY(check_same_float(ctx, "grad", grad, 2, feats));
-  SL_TRY(check_int32(ctx, "table", table, 2));
-  SL_TRY(check_same_float(ctx, "out", out, 3, feats));
-  *shape = Shape{feats->shape[0], table->shape[0], table->shape[1], feats->shape[1],
-                 grad->shape[1],  reflect};
-  SL_TRY(check_extent(ctx, "grad", grad, 0, shape->m));
-  SL_TRY(check_extent(ctx, "out", out, 0, shape->co));
-  SL_TRY(check_extent(ctx, "out", out, 1, shape->taps));
-  return check_extent(ctx, "out", out, 2, shape->ci);
+struct Arguments {
+  const DLTensor *grad, *feats, *table, *order;
+  DLTensor* out;
+  int64_t groups;
+  bool reflect;
+};
+
+int check(const sl_context* ctx, const Arguments& a, Shape* shape) {
+  SL_TRY(check_number(ctx, "feats", a.feats, 2));
+  SL_TRY(check_same_float(ctx, "grad", a.grad, 2, a.feats));
+  SL_TRY(check_int32(ctx, "table", a.table, 2));
+  SL_TRY(check_same_float(ctx, "out", a.out, 3, a.feats));
+  *shape = Shape{a.feats->shape[0], a.table->shape[0], a.table->shape[1], a.feats->shape[1],
+                 a.grad->shape[1],  a.groups,          a.reflect};
+  SL_TRY(check_groups(ctx, a.groups, shape->ci, shape->co));
+  SL_TRY(check_extent(ctx, "grad", a.grad, 0, shape->m));
+  SL_TRY(check_extent(ctx, "out", a.out, 0, shape->co));
+  SL_TRY(check_extent(ctx, "out", a.out, 1, shape->taps));
+  return check_extent(ctx, "out", a.out, 2, shape->group_ci());
 }
 
-template <class T>
-int weight_grad(const sl_context* ctx, const DLTensor* grad, const DLTensor* feats,
-                const DLTensor* table, DLTensor* out, const Shape& shape,
-                const IsaKernels& kernels) {
+template <class S>
+int weight_grad(const sl_context* ctx, const Arguments& a, const Shape& shape,
+                const IsaKernels& isa) {
   const int threads = thread_count(ctx);
-  SL_TRY(Arena::require(ctx, workspace_bytes(shape, sizeof(T), threads)));
+  SL_TRY(Arena::require(ctx, workspace_bytes(shape, sizeof(Sum<S>), threads)));
   Arena arena(ctx);
-  WeightGrad<T> op(shape, kernels, data<const T>(grad), data<const T>(feats),
-                   data<const int32_t>(table), data<T>(out));
-  return op.run(arena, threads) ? SL_OK : report_bad_entry(ctx, table, shape.n);
+  const int32_t* table = nullptr;
+  SL_TRY(by_output_row(ctx, a.table, a.order, arena, &table));
+  WeightGrad<S> op(shape, isa, data<const S>(a.grad), data<const S>(a.feats), table,
+                   data<S>(a.out));
+  return op.run(arena, threads) ? SL_OK : report_bad_entry(ctx, a.table, shape.n);
 }
 
-int weight_grad_on(const sl_context* ctx, const DLTensor* grad, const DLTensor* feats,
-                   const DLTensor* table, DLTensor* out, bool reflect,
-                   const IsaKernels& kernels) {
+int weight_grad_on(const sl_context* ctx, const Arguments& a, const IsaKernels& isa) {
   return guarded(ctx, [&] {
     Shape shape;
-    SL_TRY(check(ctx, grad, feats, table, out, reflect, &shape));
-    return feats->dtype.bits == 32
-               ? weight_grad<float>(ctx, grad, feats, table, out, shape, kernels)
-               : weight_grad<double>(ctx, grad, feats, table, out, shape, kernels);
+    SL_TRY(check(ctx, a, &shape));
+    if (a.feats->dtype.bits == 64) return weight_grad<double>(ctx, a, shape, isa);
+    if (a.feats->dtype.bits == 32) return weight_grad<float>(ctx, a, shape, isa);
+    return a.feats->dtype.code == 2 ? weight_grad<Half>(ctx, a, shape, isa)
+                                    : weight_grad<Bfloat16>(ctx, a, shape, isa);
   });
 }
 
 }  // namespace
 }  // namespace shiplap::sparse3d
 
-// Workspace: (k * co + 128 * threads) * 16 * cdiv(ci, 16) * itemsize
-//            + threads * (2048 * cdiv(co, 16) * itemsize + 4160 * k + 64 * cdiv(k, 16))
-//            + 64 * cdiv(k, 8)
+// Workspace, of sums of max(itemsize, 4) bytes:
+//   k * max(co * 16 * cdiv(ci // groups, 16), 32 * cdiv(co, 16)) * max(itemsize, 4)
+//   + threads * (2048 * (cdiv(ci, 16) + cdiv(co, 16) + min(1, groups - 1)) * max(itemsize, 4)
+//                + 4160 * k + 64 * cdiv(k, 16))
+//   + 64 * cdiv(k, 8) + 64 * cdiv(m * k, 16)
 extern "C" int sparse3d_conv_weight_grad(const sl_context* ctx, const DLTensor* grad,
                                          const DLTensor* feats, const DLTensor* table,
-                                         const DLTensor* order, const DLTensor*, DLTensor* out,
-                                         int64_t groups, int32_t reflect) {
+                                         const DLTensor* order, const DLTensor*, const DLTensor*,
+                                         DLTensor* out, int64_t groups, int32_t reflect, int32_t) {
   using namespace shiplap::sparse3d;
-  if (order != nullptr || groups != 1) {
-    return fail(ctx, SL_UNSUPPORTED, "sorted tables and groups");
-  }
-  return weight_grad_on(ctx, grad, feats, table, out, reflect != 0, best_kernels());
+  return weight_grad_on(ctx, {grad, feats, table, order, out, groups, reflect != 0},
+                        best_kernels());
 }
 
 extern "C" int sparse3d_conv_weight_grad_isa(const sl_context* ctx, const DLTensor* grad,
                                              const DLTensor* feats, const DLTensor* table,
-                                             DLTensor* out, int32_t isa) {
+                                             DLTensor* out, int64_t groups, int32_t isa) {
   using namespace shiplap::sparse3d;
   const IsaKernels* kernels = isa_kernels(isa);
   if (kernels == nullptr) return fail(ctx, SL_UNSUPPORTED, "no such instruction set here");
-  return weight_grad_on(ctx, grad, feats, table, out, false, *kernels);
+  return weight_grad_on(ctx, {grad, feats, table, nullptr, out, groups, false}, *kernels);
 }

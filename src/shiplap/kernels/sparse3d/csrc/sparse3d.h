@@ -8,6 +8,164 @@
 extern "C" {
 #endif
 
+/* The row of the voxel that each query lies in, -1 where there is none. Raises SL211 as ``subm_table`` does.
+ *   sparse3d::nearest_map(Tensor coords, Tensor queries, SymInt[] spatial_shape) -> Tensor
+ *   coords: Int32[Tensor, "n 4"]
+ *   queries: Float32[Tensor, "b l 3"]
+ *   out: Int32[Tensor, "b l"] (output)
+ *   requires len(spatial_shape) == 3
+ *   requires min(spatial_shape) >= 1
+ */
+#define sparse3d_nearest_map_SIGNATURE "bb235cf8780a4010"
+SL_EXPORT int sparse3d_nearest_map(const sl_context* ctx,
+                                   const DLTensor* coords,
+                                   const DLTensor* queries,
+                                   DLTensor* out,
+                                   const int64_t* spatial_shape,
+                                   int64_t spatial_shape_len);
+SL_EXPORT const char* sparse3d_nearest_map_signature(void);
+
+/* The rows of the eight voxels around each query, and their weights; -1 and 0 where there is none.
+ *   sparse3d::trilinear_map(Tensor coords, Tensor queries, SymInt[] spatial_shape) -> (Tensor, Tensor)
+ *   coords: Int32[Tensor, "n 4"]
+ *   queries: Float32[Tensor, "b l 3"]
+ *   indices: Int32[Tensor, "b l 8"] (output)
+ *   weights: Float32[Tensor, "b l 8"] (output)
+ *   requires len(spatial_shape) == 3
+ *   requires min(spatial_shape) >= 1
+ */
+#define sparse3d_trilinear_map_SIGNATURE "b56c1892e2a045c7"
+SL_EXPORT int sparse3d_trilinear_map(const sl_context* ctx,
+                                     const DLTensor* coords,
+                                     const DLTensor* queries,
+                                     DLTensor* indices,
+                                     DLTensor* weights,
+                                     const int64_t* spatial_shape,
+                                     int64_t spatial_shape_len);
+SL_EXPORT const char* sparse3d_trilinear_map_signature(void);
+
+/* ``out[i] = sum_j weights[i, j] * feats[indices[i, j]]``; an index of -1 adds nothing, whatever its weight.
+ *   sparse3d::indice_weighted_sum(Tensor feats, Tensor indices, Tensor weights) -> Tensor
+ *   feats: Float[Tensor, "n c"]
+ *   indices: Int32[Tensor, "q k"]
+ *   weights: Float32[Tensor, "q k"]
+ *   out: Float[Tensor, "q c"] (output)
+ */
+#define sparse3d_indice_weighted_sum_SIGNATURE "dded714709b2b164"
+SL_EXPORT int sparse3d_indice_weighted_sum(const sl_context* ctx,
+                                           const DLTensor* feats,
+                                           const DLTensor* indices,
+                                           const DLTensor* weights,
+                                           DLTensor* out);
+SL_EXPORT const char* sparse3d_indice_weighted_sum_signature(void);
+
+/* The features' gradient of ``indice_weighted_sum``, whose transpose it is: ``rows`` is its ``n``.
+ *   sparse3d::indice_weighted_sum_grad(Tensor grad, Tensor indices, Tensor weights, SymInt rows) -> Tensor
+ *   grad: Float[Tensor, "q c"]
+ *   indices: Int32[Tensor, "q k"]
+ *   weights: Float32[Tensor, "q k"]
+ *   out: Float[Tensor, "rows c"] (output)
+ *   requires rows >= 0
+ */
+#define sparse3d_indice_weighted_sum_grad_SIGNATURE "a956c508ae4b4e94"
+SL_EXPORT int sparse3d_indice_weighted_sum_grad(const sl_context* ctx,
+                                                const DLTensor* grad,
+                                                const DLTensor* indices,
+                                                const DLTensor* weights,
+                                                DLTensor* out,
+                                                int64_t rows);
+SL_EXPORT const char* sparse3d_indice_weighted_sum_grad_signature(void);
+
+/* Insert ``keys`` with their ``values``. Raises SL211 when the table has no room; its content is undefined then.
+ *   sparse3d::hash_insert(Tensor(a0!) table_keys, Tensor(a1!) table_values, Tensor keys, Tensor values) -> ()
+ *   table_keys: Int64[Tensor, "t"]
+ *   table_values: Int32[Tensor, "t"]
+ *   keys: Int64[Tensor, "m"]
+ *   values: Int32[Tensor, "m"]
+ *   requires t < 4294967296
+ */
+#define sparse3d_hash_insert_SIGNATURE "a0908fbb652d6842"
+SL_EXPORT int sparse3d_hash_insert(const sl_context* ctx,
+                                   DLTensor* table_keys,
+                                   DLTensor* table_values,
+                                   const DLTensor* keys,
+                                   const DLTensor* values);
+SL_EXPORT const char* sparse3d_hash_insert_signature(void);
+
+/* The value of each key, -1 for those that are not in the table.
+ *   sparse3d::hash_lookup(Tensor table_keys, Tensor table_values, Tensor keys) -> Tensor
+ *   table_keys: Int64[Tensor, "t"]
+ *   table_values: Int32[Tensor, "t"]
+ *   keys: Int64[Tensor, "m"]
+ *   out: Int32[Tensor, "m"] (output)
+ *   requires t < 4294967296
+ */
+#define sparse3d_hash_lookup_SIGNATURE "7d7bf1a6ea230557"
+SL_EXPORT int sparse3d_hash_lookup(const sl_context* ctx,
+                                   const DLTensor* table_keys,
+                                   const DLTensor* table_values,
+                                   const DLTensor* keys,
+                                   DLTensor* out);
+SL_EXPORT const char* sparse3d_hash_lookup_signature(void);
+
+/* Insert voxels with their ``values``; the key of a voxel is ``((b*X + x)*Y + y)*Z + z``.
+ *   sparse3d::hash_insert_3d(Tensor(a0!) table_keys, Tensor(a1!) table_values, Tensor coords, Tensor values, SymInt[] spatial_shape) -> ()
+ *   table_keys: Int64[Tensor, "t"]
+ *   table_values: Int32[Tensor, "t"]
+ *   coords: Int32[Tensor, "m 4"]
+ *   values: Int32[Tensor, "m"]
+ *   requires t < 4294967296
+ *   requires len(spatial_shape) == 3
+ *   requires min(spatial_shape) >= 1
+ */
+#define sparse3d_hash_insert_3d_SIGNATURE "f830c77e36c05741"
+SL_EXPORT int sparse3d_hash_insert_3d(const sl_context* ctx,
+                                      DLTensor* table_keys,
+                                      DLTensor* table_values,
+                                      const DLTensor* coords,
+                                      const DLTensor* values,
+                                      const int64_t* spatial_shape,
+                                      int64_t spatial_shape_len);
+SL_EXPORT const char* sparse3d_hash_insert_3d_signature(void);
+
+/* ``hash_insert_3d`` of each voxel with its row number, so that of equal voxels the first is found.
+ *   sparse3d::hash_insert_3d_index(Tensor(a0!) table_keys, Tensor(a1!) table_values, Tensor coords, SymInt[] spatial_shape) -> ()
+ *   table_keys: Int64[Tensor, "t"]
+ *   table_values: Int32[Tensor, "t"]
+ *   coords: Int32[Tensor, "m 4"]
+ *   requires t < 4294967296
+ *   requires len(spatial_shape) == 3
+ *   requires min(spatial_shape) >= 1
+ */
+#define sparse3d_hash_insert_3d_index_SIGNATURE "3e8f1cff2d806907"
+SL_EXPORT int sparse3d_hash_insert_3d_index(const sl_context* ctx,
+                                            DLTensor* table_keys,
+                                            DLTensor* table_values,
+                                            const DLTensor* coords,
+                                            const int64_t* spatial_shape,
+                                            int64_t spatial_shape_len);
+SL_EXPORT const char* sparse3d_hash_insert_3d_index_signature(void);
+
+/* The value of each voxel, -1 for those that are not in the table; outside the grid there is none.
+ *   sparse3d::hash_lookup_3d(Tensor table_keys, Tensor table_values, Tensor coords, SymInt[] spatial_shape) -> Tensor
+ *   table_keys: Int64[Tensor, "t"]
+ *   table_values: Int32[Tensor, "t"]
+ *   coords: Int32[Tensor, "m 4"]
+ *   out: Int32[Tensor, "m"] (output)
+ *   requires t < 4294967296
+ *   requires len(spatial_shape) == 3
+ *   requires min(spatial_shape) >= 1
+ */
+#define sparse3d_hash_lookup_3d_SIGNATURE "3c9b706ab477a82a"
+SL_EXPORT int sparse3d_hash_lookup_3d(const sl_context* ctx,
+                                      const DLTensor* table_keys,
+                                      const DLTensor* table_values,
+                                      const DLTensor* coords,
+                                      DLTensor* out,
+                                      const int64_t* spatial_shape,
+                                      int64_t spatial_shape_len);
+SL_EXPORT const char* sparse3d_hash_lookup_3d_signature(void);
+
 /* Distinct rows in ascending order, the distinct row of each input row, and how often each occurs.
  *   sparse3d::unique_coords(Tensor coords) -> (Tensor, Tensor, Tensor)
  *   coords: Int32[Tensor, "n 4"]
@@ -145,7 +303,7 @@ SL_EXPORT int sparse3d_transpose_table(const sl_context* ctx,
 SL_EXPORT const char* sparse3d_transpose_table_signature(void);
 
 /* Convolution over a table: ``out[j] = bias + sum_v weight[:, v] @ feats[table[j, v]]``.
- *   sparse3d::conv(Tensor feats, Tensor weight, Tensor table, Tensor? bias=None, Tensor? order=None, Tensor? masks=None, Tensor? table_t=None, Tensor? order_t=None, Tensor? masks_t=None, SymInt groups=1, bool reflect=False, bool symmetric=False) -> Tensor
+ *   sparse3d::conv(Tensor feats, Tensor weight, Tensor table, Tensor? bias=None, Tensor? order=None, Tensor? masks=None, Tensor? table_t=None, Tensor? order_t=None, Tensor? masks_t=None, SymInt groups=1, bool reflect=False, bool symmetric=False, bool tf32=False) -> Tensor
  *   feats: Float[Tensor, "n ci"]
  *   weight: Float[Tensor, "co k cg"]
  *   table: Int32[Tensor, "m k"]
@@ -160,7 +318,7 @@ SL_EXPORT const char* sparse3d_transpose_table_signature(void);
  *   requires cg * groups == ci
  *   requires co % groups == 0
  */
-#define sparse3d_conv_SIGNATURE "18586facfc845c54"
+#define sparse3d_conv_SIGNATURE "406610a5f1baf99f"
 SL_EXPORT int sparse3d_conv(const sl_context* ctx,
                             const DLTensor* feats,
                             const DLTensor* weight,
@@ -174,36 +332,176 @@ SL_EXPORT int sparse3d_conv(const sl_context* ctx,
                             DLTensor* out,
                             int64_t groups,
                             int32_t reflect,
-                            int32_t symmetric);
+                            int32_t symmetric,
+                            int32_t tf32);
 SL_EXPORT const char* sparse3d_conv_signature(void);
 
 /* Weight gradient of ``conv``: ``out[:, v] = sum_j grad[j] (x) feats[table[j, v]]``. Raises like ``conv``.
- *   sparse3d::conv_weight_grad(Tensor grad, Tensor feats, Tensor table, Tensor? order=None, Tensor? masks=None, SymInt groups=1, bool reflect=False) -> Tensor
+ *   sparse3d::conv_weight_grad(Tensor grad, Tensor feats, Tensor table, Tensor? order=None, Tensor? blocks=None, Tensor? counts=None, SymInt groups=1, bool reflect=False, bool tf32=False) -> Tensor
  *   grad: Float[Tensor, "m co"]
  *   feats: Float[Tensor, "n ci"]
  *   table: Int32[Tensor, "m k"]
  *   order: Int32[Tensor, "parts m"] or NULL
- *   masks: Int32[Tensor, "parts b"] or NULL
+ *   blocks: Int32[Tensor, "k b"] or NULL
+ *   counts: Int32[Tensor, "k"] or NULL
  *   out: Float[Tensor, "co k cg"] (output)
  *   cg = ci // groups
  *   requires groups >= 1
  *   requires ci % groups == 0
  *   requires co % groups == 0
  */
-#define sparse3d_conv_weight_grad_SIGNATURE "81f006a84d082999"
+#define sparse3d_conv_weight_grad_SIGNATURE "5bf004378f053653"
 SL_EXPORT int sparse3d_conv_weight_grad(const sl_context* ctx,
                                         const DLTensor* grad,
                                         const DLTensor* feats,
                                         const DLTensor* table,
                                         const DLTensor* order,
-                                        const DLTensor* masks,
+                                        const DLTensor* blocks,
+                                        const DLTensor* counts,
                                         DLTensor* out,
                                         int64_t groups,
-                                        int32_t reflect);
+                                        int32_t reflect,
+                                        int32_t tf32);
 SL_EXPORT const char* sparse3d_conv_weight_grad_signature(void);
+
+/* The taps that each row hits, an order of the rows by them, and the pairs of each tap.
+ *   sparse3d::masked_gemm_signals(Tensor table) -> (Tensor, Tensor, Tensor, Tensor, Tensor)
+ *   table: Int32[Tensor, "n v"]
+ *   gray_code: Int32[Tensor, "n"] (output)
+ *   sorted_index: Int64[Tensor, "n"] (output)
+ *   valid_signal_i: Int32[Tensor, "n*v"] (output)
+ *   valid_signal_o: Int32[Tensor, "n*v"] (output)
+ *   valid_signal_seg: Int64[Tensor, "v+1"] (output)
+ *   requires v <= 32
+ */
+#define sparse3d_masked_gemm_signals_SIGNATURE "a3bae99274240e01"
+SL_EXPORT int sparse3d_masked_gemm_signals(const sl_context* ctx,
+                                           const DLTensor* table,
+                                           DLTensor* gray_code,
+                                           DLTensor* sorted_index,
+                                           DLTensor* valid_signal_i,
+                                           DLTensor* valid_signal_o,
+                                           DLTensor* valid_signal_seg);
+SL_EXPORT const char* sparse3d_masked_gemm_signals_signature(void);
+
+/* For each ``block`` rows in sorted order the taps that any of them hits, ascending.
+ *   sparse3d::masked_gemm_kernels(Tensor gray_code, Tensor sorted_index, SymInt block) -> (Tensor, Tensor)
+ *   gray_code: Int32[Tensor, "n"]
+ *   sorted_index: Int64[Tensor, "n"]
+ *   valid_kernel: Int32[Tensor, "32*b"] (output)
+ *   valid_kernel_seg: Int32[Tensor, "b+1"] (output)
+ *   b = cdiv(n, block)
+ *   requires block >= 1
+ *   requires 32 * cdiv(n, block) <= 2147483647
+ */
+#define sparse3d_masked_gemm_kernels_SIGNATURE "6039893dc3894dd2"
+SL_EXPORT int sparse3d_masked_gemm_kernels(const sl_context* ctx,
+                                           const DLTensor* gray_code,
+                                           const DLTensor* sorted_index,
+                                           DLTensor* valid_kernel,
+                                           DLTensor* valid_kernel_seg,
+                                           int64_t block);
+SL_EXPORT const char* sparse3d_masked_gemm_kernels_signature(void);
+
+/* Z-order codes of at most ``width`` bits. Raises SL211 for rows that do not fit ``bits`` bits an axis.
+ *   sparse3d::z_order_encode(Tensor coords, SymInt bits, SymInt[] axes=[0, 1, 2], SymInt width=63) -> Tensor
+ *   coords: Int32[Tensor, "n 4"]
+ *   codes: Int64[Tensor, "n"] (output)
+ *   requires bits >= 0
+ *   requires 3 * bits <= width
+ *   requires width <= 63
+ *   requires len(axes) == 3
+ *   requires min(axes) >= 0
+ *   requires axes[0] + axes[1] + axes[2] == 3
+ *   requires axes[0] * axes[1] * axes[2] == 0
+ *   requires max(axes) == 2
+ */
+#define sparse3d_z_order_encode_SIGNATURE "df7bff552b31190d"
+SL_EXPORT int sparse3d_z_order_encode(const sl_context* ctx,
+                                      const DLTensor* coords,
+                                      DLTensor* codes,
+                                      int64_t bits,
+                                      const int64_t* axes,
+                                      int64_t axes_len,
+                                      int64_t width);
+SL_EXPORT const char* sparse3d_z_order_encode_signature(void);
+
+/* The voxels of Z-order codes. Raises SL211 for codes whose batch is no int32.
+ *   sparse3d::z_order_decode(Tensor codes, SymInt bits, SymInt[] axes=[0, 1, 2]) -> Tensor
+ *   codes: Int64[Tensor, "n"]
+ *   coords: Int32[Tensor, "n 4"] (output)
+ *   requires bits >= 0
+ *   requires len(axes) == 3
+ *   requires min(axes) >= 0
+ *   requires axes[0] + axes[1] + axes[2] == 3
+ *   requires axes[0] * axes[1] * axes[2] == 0
+ *   requires max(axes) == 2
+ *   requires bits <= 21
+ */
+#define sparse3d_z_order_decode_SIGNATURE "4d08fe81c002b8d2"
+SL_EXPORT int sparse3d_z_order_decode(const sl_context* ctx,
+                                      const DLTensor* codes,
+                                      DLTensor* coords,
+                                      int64_t bits,
+                                      const int64_t* axes,
+                                      int64_t axes_len);
+SL_EXPORT const char* sparse3d_z_order_decode_signature(void);
+
+/* Hilbert codes of at most ``width`` bits. Raises SL211 as ``z_order_encode`` does.
+ *   sparse3d::hilbert_encode(Tensor coords, SymInt bits, SymInt[] axes=[0, 1, 2], SymInt width=63) -> Tensor
+ *   coords: Int32[Tensor, "n 4"]
+ *   codes: Int64[Tensor, "n"] (output)
+ *   requires bits >= 0
+ *   requires 3 * bits <= width
+ *   requires width <= 63
+ *   requires len(axes) == 3
+ *   requires min(axes) >= 0
+ *   requires axes[0] + axes[1] + axes[2] == 3
+ *   requires axes[0] * axes[1] * axes[2] == 0
+ *   requires max(axes) == 2
+ */
+#define sparse3d_hilbert_encode_SIGNATURE "a012e99f33c1f728"
+SL_EXPORT int sparse3d_hilbert_encode(const sl_context* ctx,
+                                      const DLTensor* coords,
+                                      DLTensor* codes,
+                                      int64_t bits,
+                                      const int64_t* axes,
+                                      int64_t axes_len,
+                                      int64_t width);
+SL_EXPORT const char* sparse3d_hilbert_encode_signature(void);
+
+/* The voxels of Hilbert codes. Raises SL211 as ``z_order_decode`` does.
+ *   sparse3d::hilbert_decode(Tensor codes, SymInt bits, SymInt[] axes=[0, 1, 2]) -> Tensor
+ *   codes: Int64[Tensor, "n"]
+ *   coords: Int32[Tensor, "n 4"] (output)
+ *   requires bits >= 0
+ *   requires len(axes) == 3
+ *   requires min(axes) >= 0
+ *   requires axes[0] + axes[1] + axes[2] == 3
+ *   requires axes[0] * axes[1] * axes[2] == 0
+ *   requires max(axes) == 2
+ *   requires bits <= 21
+ */
+#define sparse3d_hilbert_decode_SIGNATURE "1b83dae432714e82"
+SL_EXPORT int sparse3d_hilbert_decode(const sl_context* ctx,
+                                      const DLTensor* codes,
+                                      DLTensor* coords,
+                                      int64_t bits,
+                                      const int64_t* axes,
+                                      int64_t axes_len);
+SL_EXPORT const char* sparse3d_hilbert_decode_signature(void);
 
 /* Put SL_SIGNATURES into one source file: shiplap refuses a library whose signatures are not the declaration's. */
 #define SL_SIGNATURES \
+  const char* sparse3d_nearest_map_signature(void) { return sparse3d_nearest_map_SIGNATURE; } \
+  const char* sparse3d_trilinear_map_signature(void) { return sparse3d_trilinear_map_SIGNATURE; } \
+  const char* sparse3d_indice_weighted_sum_signature(void) { return sparse3d_indice_weighted_sum_SIGNATURE; } \
+  const char* sparse3d_indice_weighted_sum_grad_signature(void) { return sparse3d_indice_weighted_sum_grad_SIGNATURE; } \
+  const char* sparse3d_hash_insert_signature(void) { return sparse3d_hash_insert_SIGNATURE; } \
+  const char* sparse3d_hash_lookup_signature(void) { return sparse3d_hash_lookup_SIGNATURE; } \
+  const char* sparse3d_hash_insert_3d_signature(void) { return sparse3d_hash_insert_3d_SIGNATURE; } \
+  const char* sparse3d_hash_insert_3d_index_signature(void) { return sparse3d_hash_insert_3d_index_SIGNATURE; } \
+  const char* sparse3d_hash_lookup_3d_signature(void) { return sparse3d_hash_lookup_3d_SIGNATURE; } \
   const char* sparse3d_unique_coords_signature(void) { return sparse3d_unique_coords_SIGNATURE; } \
   const char* sparse3d_segment_mean_signature(void) { return sparse3d_segment_mean_SIGNATURE; } \
   const char* sparse3d_subm_table_signature(void) { return sparse3d_subm_table_SIGNATURE; } \
@@ -211,7 +509,13 @@ SL_EXPORT const char* sparse3d_conv_weight_grad_signature(void);
   const char* sparse3d_conv_table_signature(void) { return sparse3d_conv_table_SIGNATURE; } \
   const char* sparse3d_transpose_table_signature(void) { return sparse3d_transpose_table_SIGNATURE; } \
   const char* sparse3d_conv_signature(void) { return sparse3d_conv_SIGNATURE; } \
-  const char* sparse3d_conv_weight_grad_signature(void) { return sparse3d_conv_weight_grad_SIGNATURE; }
+  const char* sparse3d_conv_weight_grad_signature(void) { return sparse3d_conv_weight_grad_SIGNATURE; } \
+  const char* sparse3d_masked_gemm_signals_signature(void) { return sparse3d_masked_gemm_signals_SIGNATURE; } \
+  const char* sparse3d_masked_gemm_kernels_signature(void) { return sparse3d_masked_gemm_kernels_SIGNATURE; } \
+  const char* sparse3d_z_order_encode_signature(void) { return sparse3d_z_order_encode_SIGNATURE; } \
+  const char* sparse3d_z_order_decode_signature(void) { return sparse3d_z_order_decode_SIGNATURE; } \
+  const char* sparse3d_hilbert_encode_signature(void) { return sparse3d_hilbert_encode_SIGNATURE; } \
+  const char* sparse3d_hilbert_decode_signature(void) { return sparse3d_hilbert_decode_SIGNATURE; }
 
 #ifdef __cplusplus
 }
