@@ -17,7 +17,33 @@ from shiplap.kernels.sparse3d.hashing import (
     hash_lookup_3d,
     init_hashmap,
 )
-from shiplap.kernels.sparse3d.nn import Sequential, SparseConv3d, SparseInverseConv3d, SubMConv3d
+from shiplap.kernels.sparse3d.nn import (
+    BatchNorm,
+    GenerativeConv1d,
+    GenerativeConv2d,
+    GenerativeConv3d,
+    GlobalPool,
+    Sequential,
+    SparseAvgPool1d,
+    SparseAvgPool2d,
+    SparseAvgPool3d,
+    SparseConv1d,
+    SparseConv2d,
+    SparseConv3d,
+    SparseConvTranspose1d,
+    SparseConvTranspose2d,
+    SparseConvTranspose3d,
+    SparseInverseConv1d,
+    SparseInverseConv2d,
+    SparseInverseConv3d,
+    SparseMaxPool1d,
+    SparseMaxPool2d,
+    SparseMaxPool3d,
+    SparseModule,
+    SubMConv1d,
+    SubMConv2d,
+    SubMConv3d,
+)
 from shiplap.kernels.sparse3d.ops import (
     conv,
     conv_table,
@@ -44,13 +70,17 @@ from shiplap.kernels.sparse3d.serialize import (
     z_order_decode,
     z_order_encode,
 )
-from shiplap.kernels.sparse3d.tensor import Geometry, SparseTensor, Strided, voxelize
+from shiplap.kernels.sparse3d.tensor import Geometry, SparseTensor, Strided, cat, voxelize
 
 __all__ = [
-    "Geometry", "Plan", "Sequential", "SparseConv3d", "SparseInverseConv3d", "SparseTensor", "Strided", "SubMConv3d",
-    "avg_pool", "conv", "conv_table", "conv_weight_grad", "decode_seq", "encode_seq", "global_pool", "grid_sample_3d",
-    "hash_insert", "hash_insert_3d", "hash_insert_3d_index", "hash_lookup", "hash_lookup_3d", "hilbert_decode",
-    "hilbert_encode", "indice_weighted_sum", "indice_weighted_sum_grad", "init_hashmap", "masked_gemm_kernels",
-    "masked_gemm_signals", "max_pool", "nearest_map", "out_coords", "segment_mean", "sort_table", "subm_table",
-    "tap_blocks", "transpose_table", "trilinear_map", "unique_coords", "voxelize", "z_order_decode", "z_order_encode",
+    "BatchNorm", "GenerativeConv1d", "GenerativeConv2d", "GenerativeConv3d", "Geometry", "GlobalPool", "Plan",
+    "Sequential", "SparseAvgPool1d", "SparseAvgPool2d", "SparseAvgPool3d", "SparseConv1d", "SparseConv2d",
+    "SparseConv3d", "SparseConvTranspose1d", "SparseConvTranspose2d", "SparseConvTranspose3d", "SparseInverseConv1d",
+    "SparseInverseConv2d", "SparseInverseConv3d", "SparseMaxPool1d", "SparseMaxPool2d", "SparseMaxPool3d",
+    "SparseModule", "SparseTensor", "Strided", "SubMConv1d", "SubMConv2d", "SubMConv3d", "avg_pool", "cat", "conv",
+    "conv_table", "conv_weight_grad", "decode_seq", "encode_seq", "global_pool", "grid_sample_3d", "hash_insert",
+    "hash_insert_3d", "hash_insert_3d_index", "hash_lookup", "hash_lookup_3d", "hilbert_decode", "hilbert_encode",
+    "indice_weighted_sum", "indice_weighted_sum_grad", "init_hashmap", "masked_gemm_kernels", "masked_gemm_signals",
+    "max_pool", "nearest_map", "out_coords", "segment_mean", "sort_table", "subm_table", "tap_blocks",
+    "transpose_table", "trilinear_map", "unique_coords", "voxelize", "z_order_decode", "z_order_encode",
 ]  # fmt: skip

@@ -59,6 +59,12 @@ int check_int32(const sl_context* ctx, const char* name, const DLTensor* tensor,
   return SL_OK;
 }
 
+int check_int64(const sl_context* ctx, const char* name, const DLTensor* tensor, int ndim) {
+  SL_TRY(check_layout(ctx, name, tensor, ndim, true));
+  return has_dtype(tensor, 0, 64) ? static_cast<int>(SL_OK)
+                                  : fail(ctx, SL_UNSUPPORTED, "%s is not int64", name);
+}
+
 int check_coords(const sl_context* ctx, const char* name, const DLTensor* tensor) {
   SL_TRY(check_int32(ctx, name, tensor, 2));
   return check_extent(ctx, name, tensor, 1, 4);
@@ -72,12 +78,19 @@ int check_float(const sl_context* ctx, const char* name, const DLTensor* tensor,
   return SL_OK;
 }
 
+int check_number(const sl_context* ctx, const char* name, const DLTensor* tensor, int ndim) {
+  if (tensor == nullptr || (!has_dtype(tensor, 2, 16) && !has_dtype(tensor, 4, 16))) {
+    return check_float(ctx, name, tensor, ndim);
+  }
+  return check_layout(ctx, name, tensor, ndim, true);
+}
+
 int check_same_float(const sl_context* ctx, const char* name, const DLTensor* tensor, int ndim,
                      const DLTensor* like, bool contiguous) {
   SL_TRY(check_layout(ctx, name, tensor, ndim, contiguous));
   if (!has_dtype(tensor, like->dtype.code, like->dtype.bits)) {
-    return fail(ctx, SL_INVALID_ARGUMENT, "%s is not float%d like feats", name,
-                static_cast<int>(like->dtype.bits));
+    return fail(ctx, SL_INVALID_ARGUMENT, "%s is not %sfloat%d like feats", name,
+                like->dtype.code == 4 ? "b" : "", static_cast<int>(like->dtype.bits));
   }
   return SL_OK;
 }
@@ -87,6 +100,14 @@ int check_extent(const sl_context* ctx, const char* name, const DLTensor* tensor
   if (tensor->shape[dim] == expected) return SL_OK;
   return fail(ctx, SL_INVALID_ARGUMENT, "%s has size %lld in dim %d, expected %lld", name,
               static_cast<long long>(tensor->shape[dim]), dim, static_cast<long long>(expected));
+}
+
+int check_groups(const sl_context* ctx, int64_t groups, int64_t in_channels,
+                 int64_t out_channels) {
+  if (groups >= 1 && in_channels % groups == 0 && out_channels % groups == 0) return SL_OK;
+  return fail(ctx, SL_INVALID_ARGUMENT, "%lld groups do not divide %lld and %lld channels",
+              static_cast<long long>(groups), static_cast<long long>(in_channels),
+              static_cast<long long>(out_channels));
 }
 
 int read_int3(const sl_context* ctx, const char* name, const int64_t* values, int64_t length,

@@ -39,13 +39,18 @@ inline bool has_dtype(const DLTensor* tensor, int code, int bits) {
 
 // The checks below refuse NULL, a device other than the CPU, a wrong rank, dtype or layout.
 int check_int32(const sl_context* ctx, const char* name, const DLTensor* tensor, int ndim);
+int check_int64(const sl_context* ctx, const char* name, const DLTensor* tensor, int ndim);
 int check_coords(const sl_context* ctx, const char* name, const DLTensor* tensor);
 int check_float(const sl_context* ctx, const char* name, const DLTensor* tensor, int ndim);
+// check_float, or one of the 16-bit types.
+int check_number(const sl_context* ctx, const char* name, const DLTensor* tensor, int ndim);
 // float like `like`; any strides when `contiguous` is false.
 int check_same_float(const sl_context* ctx, const char* name, const DLTensor* tensor, int ndim,
                      const DLTensor* like, bool contiguous = true);
 int check_extent(const sl_context* ctx, const char* name, const DLTensor* tensor, int dim,
                  int64_t expected);
+
+int check_groups(const sl_context* ctx, int64_t groups, int64_t in_channels, int64_t out_channels);
 
 // ---------------------------------------------------------------------------------- scalars
 
