@@ -293,7 +293,9 @@ class Sparse3d:
         rows = 2048 * (cdiv(ci, 16) + cdiv(co, 16) + min(1, groups - 1)) * size
         workspace = k * max(co * 16 * cdiv(ci // groups, 16), 32 * cdiv(co, 16)) * size
         workspace += self.threads * (rows + 4160 * k + 64 * cdiv(k, 16)) + 64 * cdiv(k, 8) + 64 * cdiv(m * k, 16)
-        self._call_matrix("conv_weight_grad", workspace, (grad, feats, table), (order, None, None), out, groups, reflect, False)
+        self._call_matrix(
+            "conv_weight_grad", workspace, (grad, feats, table), (order, None, None), out, groups, reflect, False
+        )
         return out
 
 

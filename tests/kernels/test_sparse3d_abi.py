@@ -7,13 +7,14 @@ import itertools
 import numpy as np
 import pytest
 
-from tests.kernels.abi_harness import ISAS, KernelError, Sparse3d, library_path
+from tests.kernels.abi_harness import ISAS, Bfloat16, KernelError, Sparse3d, bfloat16, library_path, wide
 
 if not library_path().exists():
     pytest.skip(f"{library_path()} is not built", allow_module_level=True)
 
 RNG = np.random.default_rng
-TOLERANCE = {np.float32: 1e-5, np.float64: 1e-12}
+TOLERANCE = {"float32": 1e-5, "float64": 1e-12, "float16": 2**-11, "bfloat16": 2**-8}  # of 16 bits: one rounding
+DTYPES = tuple(TOLERANCE)
 
 
 # ---------------------------------------------------------------------------------------------- references
@@ -47,21 +48,21 @@ def reference_out_coords(coords, shape, kernel, stride, padding, dilation) -> np
     return np.array(sorted(found), np.int32).reshape(-1, 4)
 
 
-def reference_conv(feats, weight, table, bias=None) -> np.ndarray:
-    feats, weight = feats.astype(np.float64), weight.astype(np.float64)
+def reference_conv(feats, weight, table, bias=None, groups=1) -> np.ndarray:
+    feats, weight, cg, cog = wide(feats), wide(weight), weight.shape[2], len(weight) // groups
     out = np.zeros((len(table), len(weight)))
-    for v in range(table.shape[1]):
-        hit = table[:, v] >= 0
-        out[hit] += feats[table[hit, v]] @ weight[:, v].T
-    return out if bias is None else out + bias.astype(np.float64)
+    for v, g in itertools.product(range(table.shape[1]), range(groups)):
+        hit, columns = table[:, v] >= 0, slice(g * cog, (g + 1) * cog)
+        out[hit, columns] += feats[table[hit, v], g * cg : (g + 1) * cg] @ weight[columns, v].T
+    return out if bias is None else out + wide(bias)
 
 
-def reference_weight_grad(grad, feats, table) -> np.ndarray:
-    grad, feats = grad.astype(np.float64), feats.astype(np.float64)
-    out = np.zeros((grad.shape[1], table.shape[1], feats.shape[1]))
-    for v in range(table.shape[1]):
-        hit = table[:, v] >= 0
-        out[:, v] = grad[hit].T @ feats[table[hit, v]]
+def reference_weight_grad(grad, feats, table, groups=1) -> np.ndarray:
+    grad, feats, cg, cog = wide(grad), wide(feats), feats.shape[1] // groups, grad.shape[1] // groups
+    out = np.zeros((grad.shape[1], table.shape[1], cg))
+    for v, g in itertools.product(range(table.shape[1]), range(groups)):
+        hit, columns = table[:, v] >= 0, slice(g * cog, (g + 1) * cog)
+        out[columns, v] = grad[hit, columns].T @ feats[table[hit, v], g * cg : (g + 1) * cg]
     return out
 
 
@@ -74,7 +75,8 @@ def random_table(rng, m: int, k: int, n: int, density: float = 0.5) -> np.ndarra
 def assert_close(actual: np.ndarray, expected: np.ndarray) -> None:
     assert actual.shape == expected.shape
     scale = np.abs(expected).max(initial=1e-30)
-    np.testing.assert_allclose(actual / scale, expected / scale, rtol=0, atol=TOLERANCE[actual.dtype.type])
+    tolerance = TOLERANCE["bfloat16" if isinstance(actual, Bfloat16) else str(actual.dtype)]
+    np.testing.assert_allclose(wide(actual) / scale, expected / scale, rtol=0, atol=tolerance)
 
 
 @pytest.fixture(params=[None, *ISAS])
@@ -331,18 +333,21 @@ def test_transpose_table_refuses_bad_entries():
 # ---------------------------------------------------------------------------------------------- conv
 
 
-def conv_case(seed: int, dtype, m: int, n: int, k: int, ci: int, co: int, density: float = 0.5):
+def conv_case(
+    seed: int, dtype: str, m: int, n: int, k: int, ci: int, co: int, density: float = 0.5, groups: int = 1
+) -> tuple[np.ndarray, ...]:
+    """Features, weight, table, bias and a gradient of the result."""
     rng = RNG(seed)
-    feats = rng.standard_normal((n, ci)).astype(dtype)
-    weight = rng.standard_normal((co, k, ci)).astype(dtype)
-    bias = rng.standard_normal(co).astype(dtype)
-    return feats, weight, random_table(rng, m, k, n, density), bias, rng.standard_normal((m, co)).astype(dtype)
+    shapes = (n, ci), (co, k, ci // groups), (co,), (m, co)
+    drawn = (rng.standard_normal(shape) for shape in shapes)
+    feats, weight, bias, grad = (bfloat16(x) if dtype == "bfloat16" else x.astype(dtype) for x in drawn)
+    return feats, weight, random_table(rng, m, k, n, density), bias, grad
 
 
 SIZES = [(0, 0), (0, 5), (1, 1), (5, 0), (3, 7), (64, 64), (300, 200), (1000, 1300)]
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("m", "n"), SIZES)
 def test_conv_of_any_number_of_rows(matrix, m, n, dtype):
     feats, weight, table, bias, grad = conv_case(m, dtype, m, n, 5, 6, 19)
@@ -351,7 +356,7 @@ def test_conv_of_any_number_of_rows(matrix, m, n, dtype):
     assert_close(matrix.conv_weight_grad(grad, feats, table), reference_weight_grad(grad, feats, table))
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_conv_of_any_number_of_channels(matrix, dtype):
     for channels in range(71):
         ci, co = channels, (channels * 37) % 71
@@ -360,7 +365,7 @@ def test_conv_of_any_number_of_channels(matrix, dtype):
         assert_close(matrix.conv_weight_grad(grad, feats, table), reference_weight_grad(grad, feats, table))
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("k", [0, 1, 8, 27, 64, 125])
 def test_conv_of_any_number_of_taps(matrix, k, dtype):
     feats, weight, table, bias, grad = conv_case(k, dtype, 400, 300, k, 20, 33, 0.2)
@@ -368,16 +373,104 @@ def test_conv_of_any_number_of_taps(matrix, k, dtype):
     assert_close(matrix.conv_weight_grad(grad, feats, table), reference_weight_grad(grad, feats, table))
 
 
+GROUPS = [
+    (1, 1, 2),
+    (2, 3, 1),
+    (7, 1, 1),
+    (70, 1, 1),
+    (64, 1, 1),
+    (5, 3, 4),
+    (4, 16, 16),
+    (2, 40, 20),
+    (12, 1, 3),
+    (3, 5, 70),
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("groups", "cg", "cog"), GROUPS)
+def test_conv_in_groups(matrix, groups, cg, cog, dtype):
+    """(70, 1, 1) and (64, 1, 1) are depthwise, with and without a vector that is not whole."""
+    case = conv_case(groups, dtype, 700, 600, 27, groups * cg, groups * cog, groups=groups)
+    feats, weight, table, bias, grad = case
+    expected = reference_conv(feats, weight, table, bias, groups)
+    for kernels in (matrix, Sparse3d(threads=5, isa=matrix.isa)):
+        assert_close(kernels.conv(feats, weight, table, bias, groups=groups), expected)
+        found = kernels.conv_weight_grad(grad, feats, table, groups=groups)
+        assert_close(found, reference_weight_grad(grad, feats, table, groups))
+
+
+@pytest.mark.parametrize(("groups", "k", "m"), [(1, 0, 9), (6, 0, 9), (6, 3, 0), (6, 70, 40), (6, 130, 40)])
+def test_depthwise_and_plain_conv_of_few_rows_and_many_taps(matrix, groups, k, m):
+    feats, weight, table, bias, grad = conv_case(k, "float64", m, 30, k, 6, 6, groups=groups)
+    assert_close(
+        matrix.conv(feats, weight, table, bias, groups=groups), reference_conv(feats, weight, table, bias, groups)
+    )
+    found = matrix.conv_weight_grad(grad, feats, table, groups=groups)
+    assert_close(found, reference_weight_grad(grad, feats, table, groups))
+
+
+def sorted_form(rng, table: np.ndarray, parts: int) -> tuple[np.ndarray, np.ndarray]:
+    """``table`` with the rows of each part in an order of its own, and that order."""
+    size, sorted_table = -(-table.shape[1] // parts), table.copy()
+    order = np.stack([rng.permutation(len(table)) for _ in range(parts)]).astype(np.int32)
+    for part in range(parts):
+        taps = slice(part * size, (part + 1) * size)
+        sorted_table[:, taps] = table[order[part], taps]
+    return sorted_table, order
+
+
+@pytest.mark.parametrize(("k", "parts"), [(27, 1), (27, 3), (27, 5), (8, 8), (4, 3), (1, 1)])
+@pytest.mark.parametrize("reflect", [False, True])
+def test_conv_over_sorted_tables(k, parts, reflect):
+    feats, weight, table, bias, grad = conv_case(k, "float32", 300, 200, k, 8, 12)
+    (rows, order), kernels = sorted_form(RNG(parts), table, parts), Sparse3d(threads=2)
+    taps = slice(None, None, -1) if reflect else slice(None)
+    expected = reference_conv(feats, weight[:, taps], table, bias)
+    assert_close(kernels.conv(feats, weight, rows, bias, order=order, reflect=reflect), expected)
+    found = kernels.conv_weight_grad(grad, feats, rows, order=order, reflect=reflect)
+    assert_close(found, reference_weight_grad(grad, feats, table)[:, taps])
+
+
+@pytest.mark.parametrize("entry", [-1, 50, 2**31 - 1])
+def test_an_order_that_leaves_the_table_is_refused(entry):
+    feats, weight, table, bias, grad = conv_case(3, "float32", 50, 40, 4, 3, 3)
+    rows, order = sorted_form(RNG(0), table, 2)
+    order[1, 7] = entry
+    for call in (
+        lambda: Sparse3d().conv(feats, weight, rows, bias, order=order),
+        lambda: Sparse3d().conv_weight_grad(grad, feats, rows, order=order),
+    ):
+        with pytest.raises(KernelError) as caught:
+            call()
+        assert str(caught.value) == f"order[1, 7] = {entry} but the table has 50 rows"
+
+
+def test_16_bit_sums_are_rounded_to_the_nearest_even_once(matrix):
+    """1 + 2^-11 is half way between two halves; so for 1 + 2^-8 and bfloat16. Infinities and NaN stay what they are."""
+    one, table = np.ones((1, 1)), np.array([[0], [1], [2], [3], [4], [5], [-1]], np.int32)
+    for cast, step in ((lambda x: x.astype(np.float16), 2.0**-10), (bfloat16, 2.0**-7)):
+        tiny = wide(cast(np.array([2.0**-24])))[0]
+        values = np.array([[0.5], [1.5], [np.inf], [np.nan], [0.0], [tiny]]) * np.array(
+            [[step], [step], [1], [1], [1], [1]]
+        )
+        bias = np.array([1.0])
+        out = wide(matrix.conv(cast(values), cast(one)[:, :, None], table, cast(bias)))[:, 0]
+        np.testing.assert_array_equal(out, [1.0, 1 + 2 * step, np.inf, np.nan, 1.0, 1.0, 1.0])
+        bare = wide(matrix.conv(cast(values), cast(one)[:, :, None], table))[:, 0]
+        np.testing.assert_array_equal(bare, [0.5 * step, 1.5 * step, np.inf, np.nan, 0.0, tiny, 0.0])
+
+
 @pytest.mark.parametrize("density", [0.0, 0.02, 1.0])
 def test_conv_of_empty_and_full_tables(matrix, density):
-    feats, weight, table, bias, grad = conv_case(9, np.float32, 700, 600, 27, 32, 128, density)
+    feats, weight, table, bias, grad = conv_case(9, "float32", 700, 600, 27, 32, 128, density)
     assert_close(matrix.conv(feats, weight, table, bias), reference_conv(feats, weight, table, bias))
     assert_close(matrix.conv_weight_grad(grad, feats, table), reference_weight_grad(grad, feats, table))
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
 def test_conv_takes_weights_of_any_strides(matrix, order):
-    feats, weight, table, bias, _ = conv_case(3, np.float32, 100, 90, 4, 17, 70)
+    feats, weight, table, bias, _ = conv_case(3, "float32", 100, 90, 4, 17, 70)
     expected = matrix.conv(feats, weight, table, bias)
     stored = np.ascontiguousarray(weight.transpose(order)).transpose(np.argsort(order))
     assert (matrix.conv(feats, stored, table, bias) == expected).all()
@@ -386,7 +479,7 @@ def test_conv_takes_weights_of_any_strides(matrix, order):
     assert (matrix.conv(feats, spread, table, bias) == expected).all()
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("m", "ci", "co"), [(3000, 32, 48), (700, 70, 200), (5000, 3, 5)])
 def test_conv_is_bitwise_equal_for_every_thread_count(matrix, m, ci, co, dtype):
     feats, weight, table, bias, grad = conv_case(7, dtype, m, m, 27, ci, co)
@@ -403,7 +496,7 @@ def test_gradients_are_the_transposed_ops(matrix):
     coords = random_coords(RNG(1), 200, shape)
     out = matrix.out_coords(coords, shape, *geometry)
     table = matrix.conv_table(coords, out, shape, *geometry)
-    feats, weight, _, _, _ = conv_case(1, np.float64, 1, len(coords), 27, 5, 6)
+    feats, weight, _, _, _ = conv_case(1, "float64", 1, len(coords), 27, 5, 6)
     grad = RNG(2).standard_normal((len(out), 6))
     swapped = weight.transpose(2, 1, 0)
     grad_feats = matrix.conv(grad, swapped, matrix.transpose_table(table, len(coords)))
@@ -413,24 +506,36 @@ def test_gradients_are_the_transposed_ops(matrix):
     assert (matrix.conv_weight_grad(grad, feats, table) * weight).sum() == pytest.approx(value, rel=1e-12)
 
 
-def test_a_miss_is_not_a_product_with_zero(matrix):
-    feats, weight, table, bias, grad = conv_case(4, np.float32, 50, 40, 3, 8, 8)
+@pytest.mark.parametrize("groups", [1, 2, 8])
+def test_a_miss_is_not_a_product_with_zero(matrix, groups):
+    feats, weight, table, bias, grad = conv_case(4, "float32", 50, 40, 3, 8, 8, groups=groups)
     table[table == 0] = -1
     feats[0] = np.nan
-    assert np.isfinite(matrix.conv(feats, weight, table, bias)).all()
-    assert np.isfinite(matrix.conv_weight_grad(grad, feats, table)).all()
+    assert np.isfinite(matrix.conv(feats, weight, table, bias, groups=groups)).all()
+    assert np.isfinite(matrix.conv_weight_grad(grad, feats, table, groups=groups)).all()
 
 
+def test_groups_do_not_see_each_other(matrix):
+    feats, weight, table, bias, grad = conv_case(4, "float32", 50, 40, 3, 12, 12, groups=4)
+    feats[:, 3:6] = np.nan
+    alien = np.arange(12) // 3 == 1
+    out = matrix.conv(feats, weight, table, bias, groups=4)
+    assert np.isfinite(out[:, ~alien]).all()
+    assert np.isnan(out[:, alien]).any()
+    assert np.isfinite(matrix.conv_weight_grad(grad, feats, table, groups=4)[~alien]).all()
+
+
+@pytest.mark.parametrize("groups", [1, 4, 20])
 @pytest.mark.parametrize("entry", [99, -2, 2**31 - 1, -(2**31)])
 @pytest.mark.parametrize("threads", [1, 3])
-def test_conv_refuses_a_table_entry_out_of_range(entry, threads):
-    feats, weight, table, bias, grad = conv_case(4, np.float32, 600, 50, 27, 20, 20)
+def test_conv_refuses_a_table_entry_out_of_range(entry, threads, groups):
+    feats, weight, table, bias, grad = conv_case(4, "float32", 600, 50, 27, 20, 20, groups=groups)
     table[500, 2] = 70
     table[5, 13] = entry
     kernels = Sparse3d(threads=threads)
     for call in (
-        lambda: kernels.conv(feats, weight, table, bias),
-        lambda: kernels.conv_weight_grad(grad, feats, table),
+        lambda: kernels.conv(feats, weight, table, bias, groups=groups),
+        lambda: kernels.conv_weight_grad(grad, feats, table, groups=groups),
     ):
         with pytest.raises(KernelError) as caught:
             call()
@@ -438,10 +543,14 @@ def test_conv_refuses_a_table_entry_out_of_range(entry, threads):
 
 
 def test_arguments_are_checked():
-    feats, weight, table, bias, grad = conv_case(4, np.float32, 6, 5, 3, 2, 4)
+    feats, weight, table, bias, grad = conv_case(4, "float32", 6, 5, 3, 2, 4)
     kernels = Sparse3d()
     for message, call in {
         "feats is neither float32 nor float64": lambda: kernels.conv(feats.astype(np.int32), weight, table),
+        "2 groups do not divide 3 and 4 channels": lambda: kernels.conv(
+            feats[:, :1].repeat(3, 1), weight, table, groups=2
+        ),
+        "bias is not bfloat16 like feats": lambda: kernels.conv(bfloat16(feats), bfloat16(weight), table, bias),
         "weight is not float32 like feats": lambda: kernels.conv(feats, weight.astype(np.float64), table),
         "weight has size 3 in dim 1, expected 2": lambda: kernels.conv(feats, weight, table[:, :2].copy()),
         "table is not int32": lambda: kernels.conv(feats, weight, table.astype(np.int64)),
@@ -460,7 +569,7 @@ def test_arguments_are_checked():
 
 def test_results_do_not_depend_on_the_workspace_content():
     coords, shape = random_coords(RNG(8), 3000, (20, 20, 20)), (20, 20, 20)
-    feats, weight, _, bias, _ = conv_case(8, np.float32, 1, len(coords), 27, 13, 21)
+    feats, weight, _, bias, _ = conv_case(8, "float32", 1, len(coords), 27, 13, 21)
     results = []
     for poison in (0x00, 0xFF, 0x7F):
         kernels = Sparse3d(threads=2, poison=poison)
@@ -475,7 +584,7 @@ def test_results_do_not_depend_on_the_workspace_content():
 
 
 def test_a_workspace_one_byte_short_is_an_error():
-    feats, weight, table, _, grad = conv_case(8, np.float32, 9, 9, 3, 4, 4)
+    feats, weight, table, _, grad = conv_case(8, "float32", 9, 9, 3, 4, 4)
     kernels = Sparse3d(threads=2, workspace_shortage=1)
     for call in (
         lambda: kernels.conv(feats, weight, table),

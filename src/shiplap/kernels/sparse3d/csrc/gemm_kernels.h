@@ -8,6 +8,9 @@
 
 #include <cstdint>
 
+#include "number.h"
+#include "row_kernels.h"
+
 namespace shiplap::sparse3d {
 
 // Columns of every packed matrix are padded to this many elements, a whole number of vectors for
@@ -37,8 +40,9 @@ struct CollectHits {
 // [depth, its columns].
 template <class T>
 struct GatherGemm {
-  const T* feats;  // [*, depth]
-  int64_t depth;   // input channels
+  const T* feats;  // [*, feats_stride], of which the first `depth` channels are read
+  int64_t feats_stride;
+  int64_t depth;
   const T* panel;
   int64_t panels;
   T* tile;         // [*, tile_stride]
@@ -47,15 +51,26 @@ struct GatherGemm {
   int64_t count;
 };
 
-// Copies rows[index[0]], rows[index[2]], ... to consecutive rows of `out`, padded with zeros.
-template <class T>
+// Widens rows[index[0]], rows[index[2]], ... to consecutive rows of `out`, padded with zeros.
+template <class S>
 struct GatherRows {
-  const T* rows;         // [*, columns]
+  const S* rows;         // [*, columns]
   int64_t columns;
   const int32_t* index;  // every second value is used: one side of a list of hits
   int64_t count;
-  T* out;                // [count, out_stride]
+  Sum<S>* out;           // [count, out_stride]
   int64_t out_stride;    // columns, rounded up to whole vectors
+};
+
+// Rounds rows of sums to the element type.
+template <class S>
+struct StoreRows {
+  const Sum<S>* rows;
+  int64_t stride;
+  int64_t columns;
+  int64_t count;
+  S* out;
+  int64_t out_stride;
 };
 
 // sums[r, :] += sum over i of left[i, r] * right[i, :] for r in [0, rows), one panel of columns.
@@ -75,21 +90,36 @@ template <class T>
 struct GemmKernels {
   int64_t lanes;    // elements per vector
   int max_vectors;  // widest panel this instruction set has registers for
-  void (*gather_rows)(const GatherRows<T>&);
   // Indexed by vectors per panel - 1.
   void (*gather_gemm[kMaxVectors])(const GatherGemm<T>&);
   void (*outer_sum[kMaxVectors])(const OuterSum<T>&);
+};
+
+// Between elements as they are stored and rows of sums.
+template <class S>
+struct StorageKernels {
+  void (*gather_rows)(const GatherRows<S>&);
+  void (*store_rows)(const StoreRows<S>&);
+  RowKernels<S> rows;
 };
 
 enum Isa : int32_t { kBaseline = 0, kAvx2 = 1, kAvx512 = 2, kIsaCount = 3 };
 
 struct IsaKernels {
   bool (*collect_hits)(const CollectHits&);  // false when an entry is out of range
-  GemmKernels<float> f32;
-  GemmKernels<double> f64;
+  GemmKernels<float> f32_gemm;
+  GemmKernels<double> f64_gemm;
+  StorageKernels<float> f32;
+  StorageKernels<double> f64;
+  StorageKernels<Half> f16;
+  StorageKernels<Bfloat16> bf16;
 
-  const GemmKernels<float>& of(float) const { return f32; }
-  const GemmKernels<double>& of(double) const { return f64; }
+  const GemmKernels<float>& gemm(float) const { return f32_gemm; }
+  const GemmKernels<double>& gemm(double) const { return f64_gemm; }
+  const StorageKernels<float>& of(float) const { return f32; }
+  const StorageKernels<double>& of(double) const { return f64; }
+  const StorageKernels<Half>& of(Half) const { return f16; }
+  const StorageKernels<Bfloat16>& of(Bfloat16) const { return bf16; }
 };
 
 const IsaKernels& baseline_kernels();

@@ -1,4 +1,4 @@
-// x86-64 with AVX2 and FMA; compiled with -mavx2 -mfma.
+// x86-64 with AVX2, FMA and F16C; compiled with -mavx2 -mfma -mf16c.
 #define SHIPLAP_VECTOR_BYTES 32
 #define SHIPLAP_REGISTERS 16
 #include "gemm_kernels_impl.h"

@@ -4,25 +4,11 @@
 // and compiled with that instruction set's flags. Uses no library code (see gemm_kernels.h).
 #include "gemm_kernels.h"
 #include "hit_mask.h"
-
-// Every loop over rows or vectors of a register block is unrolled whole: one that is not would
-// index the sums at run time and so keep them in memory.
-#define SHIPLAP_UNROLL _Pragma("GCC unroll 16")
+#include "row_kernels_impl.h"
+#include "simd.h"
 
 namespace shiplap::sparse3d {
 namespace {
-
-template <class T>
-struct Simd {
-  typedef T Vector __attribute__((vector_size(SHIPLAP_VECTOR_BYTES)));
-  typedef T Unaligned __attribute__((vector_size(SHIPLAP_VECTOR_BYTES), aligned(alignof(T)),
-                                     may_alias));
-  static constexpr int64_t kLanes = SHIPLAP_VECTOR_BYTES / sizeof(T);
-
-  static Vector load(const T* from) { return *reinterpret_cast<const Unaligned*>(from); }
-  static void store(T* to, Vector value) { *reinterpret_cast<Unaligned*>(to) = value; }
-  static void add_to(T* to, Vector value) { store(to, load(to) + value); }
-};
 
 // Rows of the register block for a panel of V vectors: R * V sums, V operands and a broadcast
 // value have to fit the registers, and R * V >= 8 sums hide the latency of a fused multiply-add.
@@ -73,10 +59,10 @@ void gather_gemm_rows(const GatherGemm<T>& g, int64_t first) {
   T* tile[R];
   SHIPLAP_UNROLL
   for (int r = 0; r < R; ++r) {
-    rows[r] = g.feats + g.hits[first + r].from * g.depth;
+    rows[r] = g.feats + g.hits[first + r].from * g.feats_stride;
     tile[r] = g.tile + g.hits[first + r].to * g.tile_stride;
     if (first + R + r < g.count) {
-      prefetch_row(g.feats + g.hits[first + R + r].from * g.depth,
+      prefetch_row(g.feats + g.hits[first + R + r].from * g.feats_stride,
                    g.depth * static_cast<int64_t>(sizeof(T)));
     }
   }
@@ -143,41 +129,54 @@ struct Panel {
 };
 
 // Rows that are V whole vectors, as at the usual channel counts: no loop within a row.
-template <class T, int V>
-void gather_whole_rows(const GatherRows<T>& g) {
-  using S = Simd<T>;
-  constexpr int64_t kColumns = V * S::kLanes, kAhead = 16;  // rows
-  const GatherRows<T> local = g;  // vector stores may alias `g`
+template <class S, int V>
+void gather_whole_rows(const GatherRows<S>& g) {
+  constexpr int64_t kLanes = Simd<Sum<S>>::kLanes, kColumns = V * kLanes, kAhead = 16;  // rows
+  const GatherRows<S> local = g;  // vector stores may alias `g`
   const int32_t* index = local.index;
   const int32_t* const ahead_end = index + 2 * (local.count - kAhead);
   const int32_t* const end = index + 2 * local.count;
-  for (T* out = local.out; index != end; index += 2, out += kColumns) {
-    const T* row = local.rows + *index * kColumns;
+  for (Sum<S>* out = local.out; index != end; index += 2, out += kColumns) {
+    const S* row = local.rows + *index * kColumns;
     if (index < ahead_end) {
-      const T* ahead = local.rows + index[2 * kAhead] * kColumns;
+      const S* ahead = local.rows + index[2 * kAhead] * kColumns;
       SHIPLAP_UNROLL
-      for (int line = 0; line < V * SHIPLAP_VECTOR_BYTES; line += kLine) {
+      for (int64_t line = 0; line < kColumns * int64_t{sizeof(S)}; line += kLine) {
         __builtin_prefetch(reinterpret_cast<const char*>(ahead) + line);
       }
     }
     SHIPLAP_UNROLL
-    for (int v = 0; v < V; ++v) S::store(out + v * S::kLanes, S::load(row + v * S::kLanes));
+    for (int v = 0; v < V; ++v) store_sums(out + v * kLanes, load_sums(row + v * kLanes));
   }
 }
 
-template <class T>
-void gather_rows(const GatherRows<T>& g) {
-  constexpr int64_t kLanes = Simd<T>::kLanes;
+template <class S>
+void gather_rows(const GatherRows<S>& g) {
+  constexpr int64_t kLanes = Simd<Sum<S>>::kLanes;
   if (g.columns == g.out_stride) {
-    if (g.columns == 2 * kLanes) return gather_whole_rows<T, 2>(g);
-    if (g.columns == 4 * kLanes) return gather_whole_rows<T, 4>(g);
-    if (g.columns == 8 * kLanes) return gather_whole_rows<T, 8>(g);
+    if (g.columns == 2 * kLanes) return gather_whole_rows<S, 2>(g);
+    if (g.columns == 4 * kLanes) return gather_whole_rows<S, 4>(g);
+    if (g.columns == 8 * kLanes) return gather_whole_rows<S, 8>(g);
   }
-  T* out = g.out;
+  Sum<S>* out = g.out;
   for (int64_t i = 0; i < g.count; ++i, out += g.out_stride) {
-    const T* row = g.rows + g.index[2 * i] * g.columns;
-    for (int64_t c = 0; c < g.columns; ++c) out[c] = row[c];
-    for (int64_t c = g.columns; c < g.out_stride; ++c) out[c] = T(0);
+    const S* row = g.rows + g.index[2 * i] * g.columns;
+    int64_t c = 0;
+    for (; c + kLanes <= g.columns; c += kLanes) store_sums(out + c, load_sums(row + c));
+    for (; c < g.columns; ++c) out[c] = widen(row[c]);
+    for (; c < g.out_stride; ++c) out[c] = Sum<S>(0);
+  }
+}
+
+template <class S>
+void store_rows(const StoreRows<S>& s) {
+  constexpr int64_t kLanes = Simd<Sum<S>>::kLanes;
+  for (int64_t i = 0; i < s.count; ++i) {
+    const Sum<S>* row = s.rows + i * s.stride;
+    S* out = s.out + i * s.out_stride;
+    int64_t c = 0;
+    for (; c + kLanes <= s.columns; c += kLanes) store_sums(out + c, load_sums(row + c));
+    for (; c < s.columns; ++c) narrow(row[c], out + c);
   }
 }
 
@@ -198,8 +197,8 @@ bool collect_hits(const CollectHits& c) {
 }
 
 template <class T>
-constexpr GemmKernels<T> make_kernels() {
-  GemmKernels<T> kernels{Simd<T>::kLanes, kMaxPanel, gather_rows<T>, {}, {}};
+constexpr GemmKernels<T> make_gemm_kernels() {
+  GemmKernels<T> kernels{Simd<T>::kLanes, kMaxPanel, {}, {}};
   kernels.gather_gemm[0] = Panel<T, 1>::gather_gemm;
   kernels.gather_gemm[1] = Panel<T, 2>::gather_gemm;
   kernels.outer_sum[0] = Panel<T, 1>::outer_sum;
@@ -213,7 +212,20 @@ constexpr GemmKernels<T> make_kernels() {
   return kernels;
 }
 
-constexpr IsaKernels kKernels{collect_hits, make_kernels<float>(), make_kernels<double>()};
+template <class S>
+constexpr StorageKernels<S> make_storage_kernels() {
+  return {gather_rows<S>, store_rows<S>, make_row_kernels<S>()};
+}
+
+constexpr IsaKernels kKernels{
+    collect_hits,
+    make_gemm_kernels<float>(),
+    make_gemm_kernels<double>(),
+    make_storage_kernels<float>(),
+    make_storage_kernels<double>(),
+    make_storage_kernels<Half>(),
+    make_storage_kernels<Bfloat16>(),
+};
 
 }  // namespace
 }  // namespace shiplap::sparse3d

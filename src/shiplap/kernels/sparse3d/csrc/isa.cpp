@@ -10,8 +10,10 @@ const IsaKernels* isa_kernels(int32_t isa) {
       return &baseline_kernels();
 #if defined(__x86_64__)
     case kAvx2:
-      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? &avx2_kernels()
-                                                                             : nullptr;
+      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                     __builtin_cpu_supports("f16c")
+                 ? &avx2_kernels()
+                 : nullptr;
     case kAvx512:
       return __builtin_cpu_supports("avx512f") ? &avx512_kernels() : nullptr;
 #endif

@@ -11,11 +11,11 @@ extern "C" {
 
 SL_EXPORT int sparse3d_conv_isa(const sl_context* ctx, const DLTensor* feats,
                                 const DLTensor* weight, const DLTensor* table,
-                                const DLTensor* bias, DLTensor* out, int32_t isa);
+                                const DLTensor* bias, DLTensor* out, int64_t groups, int32_t isa);
 
 SL_EXPORT int sparse3d_conv_weight_grad_isa(const sl_context* ctx, const DLTensor* grad,
                                             const DLTensor* feats, const DLTensor* table,
-                                            DLTensor* out, int32_t isa);
+                                            DLTensor* out, int64_t groups, int32_t isa);
 
 #ifdef __cplusplus
 }
