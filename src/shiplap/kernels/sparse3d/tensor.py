@@ -1,101 +1,17 @@
-"""``SparseTensor`` and the geometry it lives on. A geometry holds coordinates and the tables built from them, so that
-layers on the same voxels share one table, and a network whose tables exist runs without touching a coordinate."""
+"""``SparseTensor``: features on the active voxels of a geometry; and how points and dense volumes become one."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from shiplap.errors import error
 from shiplap.kernels.sparse3d import ops
-from shiplap.kernels.sparse3d.coords import output_shape
-from shiplap.kernels.sparse3d.plan import Plan
+from shiplap.kernels.sparse3d.geometry import Geometry, Strided, triple
 
-__all__ = ["Geometry", "SparseTensor", "Strided", "triple", "voxelize"]
-
-Triple = tuple[int, int, int]
-
-
-def triple(value: int | Sequence[int], name: str) -> Triple:
-    """``3`` or ``(3, 3, 1)`` → one int per axis."""
-    values = (value,) * 3 if isinstance(value, int) else tuple(value)
-    if len(values) != 3:
-        raise error("SL208", where=name, got=values, expected="an int, or one int per axis")
-    return values
-
-
-@dataclass
-class Strided:
-    """The result of one strided step: the coarser geometry and the plan of convolutions onto it."""
-
-    geometry: Geometry
-    plan: Plan
-
-
-class Geometry:
-    """Active voxels of a grid, and every table computed on them so far.
-
-    Attributes:
-        coords: ``int32 [n, 4]`` rows (batch, x, y, z), distinct, inside the grid.
-        spatial_shape: cells per axis.
-        batch_size: number of scenes.
-        parent: where this geometry came from by a strided step, for the way back.
-    """
-
-    def __init__(self, coords: Tensor, spatial_shape: Sequence[int], batch_size: int) -> None:
-        self.coords = coords
-        self.spatial_shape = triple(spatial_shape, "spatial_shape")
-        self.batch_size = batch_size
-        self.parent: tuple[Geometry, Triple, Strided] | None = None
-        self._subm: dict[tuple[Triple, Triple], Plan] = {}
-        self._strided: dict[tuple[Triple, Triple, Triple, Triple], Strided] = {}
-
-    def subm(self, kernel: int | Sequence[int], dilation: int | Sequence[int] = 1) -> Plan:
-        """Plan of a submanifold convolution, built at most once."""
-        key = triple(kernel, "kernel"), triple(dilation, "dilation")
-        if key not in self._subm:
-            table = ops.subm_table(self.coords, list(self.spatial_shape), list(key[0]), list(key[1]))
-            # A neighbour across offset d sees this voxel across -d: an odd kernel read backwards is its own transpose.
-            odd = all(k % 2 == 1 for k in key[0])
-            back = None if odd else (ops.transpose_table(table, self.coords.shape[0]), None, None)
-            self._subm[key] = self._settled(Plan(table, self.coords.shape[0], symmetric=odd, back=back))
-        return self._subm[key]
-
-    def _settled(self, plan: Plan) -> Plan:
-        """``plan`` as the kernels of this device want it."""
-        return plan.sorted() if self.coords.device.type == "cuda" else plan
-
-    def strided(
-        self,
-        kernel: int | Sequence[int],
-        stride: int | Sequence[int] = 1,
-        padding: int | Sequence[int] = 0,
-        dilation: int | Sequence[int] = 1,
-    ) -> Strided:
-        """The geometry one strided convolution away, with tables, built at most once."""
-        window = (
-            triple(kernel, "kernel"),
-            triple(stride, "stride"),
-            triple(padding, "padding"),
-            triple(dilation, "dilation"),
-        )
-        if window not in self._strided:
-            scalars = [list(self.spatial_shape), *map(list, window)]
-            coords = ops.out_coords(self.coords, *scalars)
-            table = ops.conv_table(self.coords, coords, *scalars)
-            back = ops.transpose_table(table, self.coords.shape[0])
-            plan = self._settled(Plan(table, self.coords.shape[0], back=(back, None, None)))
-            step = Strided(Geometry(coords, output_shape(self.spatial_shape, *window), self.batch_size), plan)
-            step.geometry.parent = self, window[0], step
-            self._strided[window] = step
-        return self._strided[window]
-
-    def to(self, device: torch.device | str) -> Geometry:
-        """The same voxels on another device, without tables."""
-        return Geometry(self.coords.to(device), self.spatial_shape, self.batch_size)
+__all__ = ["Geometry", "SparseTensor", "Strided", "cat", "triple", "voxelize"]
 
 
 class SparseTensor:
@@ -103,34 +19,50 @@ class SparseTensor:
 
     Args:
         feats: ``[n, c]``.
-        coords: ``int32 [n, 4]`` rows (batch, x, y, z), distinct and inside the grid (checked when a table is built).
-        spatial_shape: cells per axis.
+        coords: ``int32 [n, 1 + d]`` rows of a batch index and ``d`` of (x, y, z), 1 to 3 axes; distinct and inside the
+            grid (checked when a table is built).
+        spatial_shape: cells per axis, ``d`` of them.
         batch_size: number of scenes; every batch index is below it.
-        geometry: used instead of the three above when the voxels are those of another tensor.
+        padded: rows may be padding (batch index -1), see :meth:`pad`.
+        geometry: used instead of the four above when the voxels are those of another tensor.
     """
 
     def __init__(
         self,
         feats: Tensor,
         coords: Tensor | None = None,
-        spatial_shape: Sequence[int] = (),
+        spatial_shape: int | Sequence[int] = (),
         batch_size: int = 1,
         *,
+        padded: bool = False,
         geometry: Geometry | None = None,
     ) -> None:
         if geometry is None:
             if coords is None:
                 raise error("SL209", where="SparseTensor", got="no coords", expected="coords or geometry")
-            geometry = Geometry(coords, spatial_shape, batch_size)
+            geometry = Geometry(coords, spatial_shape, batch_size, padded=padded)
         self.feats, self.geometry = feats, geometry
+
+    @classmethod
+    def from_dense(cls, dense: Tensor) -> SparseTensor:
+        """The cells of ``[b, c, *spatial]`` that have a channel other than zero, in ascending order.
+
+        How many there are is up to the data, so a GPU has to be waited for.
+        """
+        rows = dense.movedim(1, -1)
+        where = (rows != 0).any(-1).nonzero()
+        return cls(rows[tuple(where.unbind(1))], where.int(), dense.shape[2:], dense.shape[0])
 
     @property
     def coords(self) -> Tensor:
-        return self.geometry.coords
+        """``int32 [n, 1 + d]``."""
+        lead = 3 - self.geometry.ndim
+        coords = self.geometry.coords
+        return torch.cat([coords[:, :1], coords[:, 1 + lead :]], 1) if lead else coords
 
     @property
-    def spatial_shape(self) -> Triple:
-        return self.geometry.spatial_shape
+    def spatial_shape(self) -> tuple[int, ...]:
+        return self.geometry.spatial_shape[3 - self.geometry.ndim :]
 
     @property
     def batch_size(self) -> int:
@@ -140,15 +72,112 @@ class SparseTensor:
         """Other features on the same voxels; tables are shared."""
         return SparseTensor(feats, geometry=self.geometry)
 
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> SparseTensor:
+        """On another device (without tables), with features of another dtype, or both."""
+        feats = self.feats.to(device=device, dtype=dtype)
+        moved = self.geometry if feats.device == self.geometry.coords.device else self.geometry.to(feats.device)
+        return SparseTensor(feats, geometry=moved)
+
     def dense(self) -> Tensor:
-        """``[batch_size, c, X, Y, Z]``, zeros where no voxel is active."""
-        out = self.feats.new_zeros(self.batch_size, *self.spatial_shape, self.feats.shape[1])
-        out = out.index_put(tuple(self.coords.long().unbind(1)), self.feats)
-        return out.permute(0, 4, 1, 2, 3)
+        """``[batch_size, c, *spatial_shape]``, zeros where no voxel is active."""
+        b, x, y, z = self.geometry.coords.long().unbind(1)
+        width, height, depth = self.geometry.spatial_shape
+        cells = self.batch_size * width * height * depth
+        cell = torch.where(b < 0, cells, ((b * width + x) * height + y) * depth + z)  # padding has a cell, dropped here
+        out = self.feats.new_zeros(cells + 1, self.feats.shape[1]).index_put((cell,), self.feats)[:cells]
+        return out.view(self.batch_size, *self.spatial_shape, self.feats.shape[1]).movedim(-1, 1)
+
+    # --- capacity form ------------------------------------------------------------------------------------------------
+
+    def pad(self, capacity: int) -> SparseTensor:
+        """The same voxels in ``capacity`` rows; what is left over is padding, and so it stays in every layer.
+
+        All sizes are fixed then, whatever the data: one graph to export or to capture serves all scenes. Features of
+        padding rows mean nothing; ``dense``, pooling, batch norm, indexing and every table leave them out.
+
+        Raises:
+            ArgumentError: SL208 when there are more rows than that.
+        """
+        n, ndim = self.feats.shape[0], self.geometry.ndim
+        if n > capacity:
+            raise error("SL208", where="SparseTensor.pad", got=f"{n} rows, capacity {capacity}",
+                        expected="a capacity that holds all rows")  # fmt: skip
+        coords = torch.nn.functional.pad(self.coords, (0, 0, 0, capacity - n), value=-1)
+        feats = torch.nn.functional.pad(self.feats, (0, 0, 0, capacity - n))
+        assert coords.shape[1] == ndim + 1
+        return SparseTensor(feats, coords, self.spatial_shape, self.batch_size, padded=True)
+
+    def voxels(self) -> Tensor:
+        """``bool [n, 1]``: which rows are voxels, and not padding."""
+        return self.geometry.voxels
+
+    # --- arithmetic and selection -------------------------------------------------------------------------------------
+
+    def __add__(self, other: SparseTensor | Tensor | float) -> SparseTensor:
+        """Row by row. Raises SL202 for a tensor on other voxels: rows of the two mean different places."""
+        if isinstance(other, SparseTensor):
+            if not self.geometry.same(other.geometry):
+                both = f"{self} and {other}, each on voxels of its own"
+                raise error(
+                    "SL202", where="SparseTensor + SparseTensor", got=both, expected="tensors on the same voxels",
+                    fix="add tensors of one geometry, as a skip connection and its inverse convolution are",
+                )  # fmt: skip
+            other = other.feats
+        return self.replace(self.feats + other)
+
+    __radd__ = __add__
+
+    def __getitem__(self, scenes: int | slice) -> SparseTensor:
+        """``x[b]`` and ``x[start:stop]``: those scenes, counted from 0 again.
+
+        How many rows that keeps is up to the data, so a GPU has to be waited for; a padded tensor keeps all of its rows
+        and the other scenes become padding.
+        """
+        chosen = range(self.batch_size)[scenes]
+        chosen = range(chosen, chosen + 1) if isinstance(chosen, int) else chosen
+        if chosen.step != 1:
+            raise error("SL208", where="SparseTensor[...]", got=scenes, expected="an int, or a slice with step 1")
+        coords, feats = self.coords, self.feats
+        inside = (coords[:, 0] >= chosen.start) & (coords[:, 0] < chosen.stop)
+        moved = torch.cat([coords[:, :1] - chosen.start, coords[:, 1:]], 1)
+        if self.geometry.padded:
+            coords = torch.where(inside[:, None], moved, -1)
+        else:
+            coords, feats = moved[inside], feats[inside]
+        return SparseTensor(feats, coords, self.spatial_shape, len(chosen), padded=self.geometry.padded)
 
     def __repr__(self) -> str:
         n, c = self.feats.shape
-        return f"SparseTensor(n={n}, c={c}, spatial_shape={self.spatial_shape}, batch_size={self.batch_size})"
+        kind = ", padded" if self.geometry.padded else ""
+        return f"SparseTensor(n={n}, c={c}, spatial_shape={self.spatial_shape}, batch_size={self.batch_size}{kind})"
+
+
+def cat(tensors: Sequence[SparseTensor], dim: int = 1) -> SparseTensor:
+    """Concatenation as of the dense tensors ``[b, c, *spatial]``: of channels (1) or of scenes (0).
+
+    Raises:
+        ArgumentError: SL202 for channels on different voxels, or scenes of different grids; SL208 for another ``dim``.
+    """
+    first, where = tensors[0], f"sparse3d.cat, dim {dim}"
+    for other in tensors[1:]:
+        if dim == 1 and not first.geometry.same(other.geometry):
+            raise error("SL202", where=where, got=f"{first} and {other} on other voxels",
+                        expected="tensors on the same voxels")  # fmt: skip
+        if dim == 0 and first.spatial_shape != other.spatial_shape:
+            raise error("SL202", where=where, got=f"{first} and {other}", expected="grids of one size")
+    if dim == 1:
+        return first.replace(torch.cat([t.feats for t in tensors], 1))
+    if dim != 0:
+        raise error("SL208", where=where, got=dim, expected="0 (scenes) or 1 (channels)")
+    moved, scenes = [], 0
+    for t in tensors:
+        b = t.coords[:, :1]
+        moved.append(torch.cat([torch.where(b < 0, b, b + scenes), t.coords[:, 1:]], 1))
+        scenes += t.batch_size
+    padded = any(t.geometry.padded for t in tensors)
+    return SparseTensor(
+        torch.cat([t.feats for t in tensors]), torch.cat(moved), first.spatial_shape, scenes, padded=padded
+    )
 
 
 def voxelize(

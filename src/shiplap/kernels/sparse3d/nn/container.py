@@ -1,0 +1,34 @@
+"""What tells sparse modules from those that work on rows of features, and the container that needs to know."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from shiplap.errors import error
+from shiplap.kernels.sparse3d.tensor import SparseTensor
+
+__all__ = ["Sequential", "SparseModule"]
+
+
+class SparseModule(nn.Module):
+    """A module that takes a ``SparseTensor``. Subclass it to be handed one by :class:`Sequential`."""
+
+    def _check_axes(self, x: SparseTensor, ndim: int) -> None:
+        if x.geometry.ndim != ndim:
+            raise error("SL201", where=type(self).__name__, got=f"voxels with {x.geometry.ndim} axes",
+                        expected=f"{ndim} axes", fix="use the module of that name for as many axes")  # fmt: skip
+
+
+class Sequential(nn.Sequential, SparseModule):
+    """Sparse modules get the tensor, any other module (batch norm, activation, linear) its features.
+
+    Behind a :class:`GlobalPool` everything gets the plain tensor that it returns.
+    """
+
+    def forward(self, x: SparseTensor) -> SparseTensor | Tensor:
+        for module in self:
+            if isinstance(x, SparseTensor) and not isinstance(module, SparseModule):
+                x = x.replace(module(x.feats))
+            else:
+                x = module(x)
+        return x
