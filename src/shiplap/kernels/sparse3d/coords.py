@@ -1,4 +1,7 @@
-"""Integer geometry in plain PyTorch: what the references of the table ops are written in."""
+"""Integer geometry in plain PyTorch: what the references of the table ops are written in.
+
+A row whose batch index is -1 is padding: no voxel, absent everywhere.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from torch import Tensor
 
 from shiplap.errors import error
 
-__all__ = ["Lookup", "check_coords", "inside", "keys_of", "output_shape", "refuse", "taps"]
+__all__ = ["Lookup", "check_coords", "inside", "keys_of", "output_shape", "refuse", "taps", "voxel_rows"]
 
 MAX_CELLS = 2**63
 
@@ -47,15 +50,22 @@ def keys_of(coords: Tensor, shape: Sequence[int]) -> Tensor:
     return ((b * shape[0] + x) * shape[1] + y) * shape[2] + z
 
 
+def voxel_rows(coords: Tensor) -> Tensor:
+    """``int64``: the rows that are not padding."""
+    return (coords[:, 0] != -1).nonzero()[:, 0]
+
+
 def check_coords(op: str, coords: Tensor, shape: Sequence[int]) -> None:
-    """Refuse rows outside the grid, duplicates, and grids whose cells have no int64 number."""
-    if coords.shape[0] == 0:
+    """Refuse rows outside the grid, duplicates, and grids whose cells have no int64 number; padding is accepted."""
+    voxels = voxel_rows(coords)
+    if voxels.shape[0] == 0:
         return
-    refuse(op, ~inside(coords, shape), "coords row {row} is outside spatial_shape " + str(tuple(shape)))
+    outside = (coords[:, 0] != -1) & ~inside(coords, shape)
+    refuse(op, outside, "coords row {row} is outside spatial_shape " + str(tuple(shape)))
     if (int(coords[:, 0].max()) + 1) * shape[0] * shape[1] * shape[2] >= MAX_CELLS:
         raise error("SL211", where=f"sparse3d::{op}", got=f"a grid {tuple(shape)} of 2^63 cells or more")
-    ordered, rows = keys_of(coords, shape).sort()
-    twins = torch.zeros_like(rows, dtype=torch.bool)
+    ordered, at = keys_of(coords[voxels], shape).sort()
+    rows, twins = voxels[at], torch.zeros(coords.shape[0], dtype=torch.bool, device=coords.device)
     twins[rows[1:]] = ordered[1:] == ordered[:-1]
     refuse(op, twins, "duplicate coordinates: row {row} occurs more than once")
 
@@ -64,8 +74,9 @@ class Lookup:
     """Rows by coordinate: sorted keys and binary search."""
 
     def __init__(self, coords: Tensor, shape: Sequence[int]) -> None:
-        self.shape = shape
-        self.keys, self.rows = keys_of(coords, shape).sort()
+        self.shape, voxels = shape, voxel_rows(coords)
+        self.keys, at = keys_of(coords[voxels], shape).sort()
+        self.rows = voxels[at]
 
     def __call__(self, queries: Tensor) -> Tensor:
         """``int32 [q]``: the row of each query, -1 where there is none or the query is outside the grid."""

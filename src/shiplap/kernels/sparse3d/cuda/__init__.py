@@ -1,0 +1,57 @@
+"""The kernels of sparse3d for CUDA, in Triton. A module with Triton code is imported when its first kernel runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from torch import Tensor
+
+from shiplap.kernels.sparse3d import bounded, ops
+from shiplap.kernels.sparse3d.cuda.status import synchronize
+
+__all__ = ["synchronize"]
+
+_found: dict[tuple[str, str], Callable[..., Any]] = {}
+
+
+def late(module: str, name: str) -> Callable[..., Any]:
+    """The function ``name`` of a module of this package, imported at the first call."""
+    found = _found.get((module, name))
+    if found is None:
+        found = _found[module, name] = getattr(import_module(f"{__name__}.{module}"), name)
+    return found
+
+
+HASH = "4 * pow2ceil(max(2 * n, 64))"  # a power of two of int32 slots, at least twice the rows
+
+
+@ops.subm_table.kernel("cuda", name="triton", workspace=HASH)
+def _(*args: Any, out: Tensor, workspace: Tensor) -> None:
+    late("tables", "subm_table")(*args, out=out, workspace=workspace)
+
+
+@ops.conv_table.kernel("cuda", name="triton", workspace=HASH)
+def _(*args: Any, out: Tensor, workspace: Tensor) -> None:
+    late("tables", "conv_table")(*args, out=out, workspace=workspace)
+
+
+@ops.transpose_table.kernel("cuda", name="triton")
+def _(table: Tensor, rows: int, *, out: Tensor) -> None:
+    late("tables", "transpose_table")(table, rows, out=out)
+
+
+@ops.out_coords.kernel("cuda", name="triton")
+def _(*args: Any) -> Tensor:
+    return late("coords", "out_coords")(*args)
+
+
+@ops.sort_table.kernel("cuda", name="triton")
+def _(table: Tensor, parts: int, run: int, *, columns: Tensor, order: Tensor, masks: Tensor) -> None:
+    late("sort", "sort_table")(table, parts, run, columns=columns, order=order, masks=masks)
+
+
+@bounded.out_coords_bounded.kernel("cuda", name="triton")
+def _(*args: Any, reached: Tensor, count: Tensor) -> None:
+    late("coords", "out_coords_bounded")(*args, reached=reached, count=count)
