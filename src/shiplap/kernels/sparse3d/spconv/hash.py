@@ -1,0 +1,100 @@
+"""``HashTable``: spconv's map from integers to numbers; sorted keys here, so that it neither probes nor races."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from shiplap.errors import error
+
+__all__ = ["HashTable"]
+
+KEYS, VALUES = (torch.int32, torch.int64), (torch.int32, torch.int64, torch.float32, torch.float64)
+
+
+class HashTable:
+    """A map from int32 or int64 keys to 32- or 64-bit values.
+
+    Args:
+        device: where keys and values are.
+        key_dtype: int32 or int64.
+        value_dtype: int32, int64, float32 or float64.
+        max_size: most keys the table may hold; needed on CUDA, -1 for no limit.
+
+    Keys lie in ascending order. Of a key that is inserted twice the last value holds.
+    """
+
+    def __init__(
+        self, device: torch.device, key_dtype: torch.dtype, value_dtype: torch.dtype, max_size: int = -1
+    ) -> None:
+        where, device = "HashTable", torch.device(device)
+        for what, dtype, allowed in (("key_dtype", key_dtype, KEYS), ("value_dtype", value_dtype, VALUES)):
+            if dtype not in allowed:
+                raise error("SL204", where=f"{where}, {what}", got=dtype, expected=", ".join(map(str, allowed)))
+        if device.type != "cpu" and max_size <= 0:
+            raise error("SL208", where=where, got=f"max_size={max_size} on {device}", expected="1 or more")
+        self.is_cpu, self.key_dtype, self.value_dtype, self.max_size = (
+            device.type == "cpu",
+            key_dtype,
+            value_dtype,
+            max_size,
+        )
+        self._keys = torch.empty(0, dtype=key_dtype, device=device)
+        self._values = torch.empty(0, dtype=value_dtype, device=device)
+
+    def insert(self, keys: Tensor, values: Tensor | None = None) -> None:
+        """Set ``values`` (0 if None) under ``keys``. Raises SL211 when more than ``max_size`` keys would be held."""
+        values = torch.zeros_like(keys, dtype=self.value_dtype) if values is None else values
+        self._check(keys, values)
+        all_keys, all_values = torch.cat([self._keys, keys]), torch.cat([self._values, values])
+        order = all_keys.argsort(stable=True)
+        ordered = all_keys[order]
+        last = torch.ones_like(ordered, dtype=torch.bool)
+        last[:-1] = ordered[1:] != ordered[:-1]
+        kept = ordered[last]
+        if 0 < self.max_size < kept.shape[0]:
+            raise error("SL211", where="HashTable.insert", got=f"{kept.shape[0]} distinct keys",
+                        expected=f"at most max_size = {self.max_size}")  # fmt: skip
+        self._keys, self._values = kept, all_values[order[last]]
+
+    def query(self, keys: Tensor, values: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Values under ``keys`` (written to ``values`` if given), and a mask of the keys that are not there."""
+        self._check(keys)
+        at, found = self._find(keys)
+        if values is None:
+            values = torch.zeros_like(keys, dtype=self.value_dtype)
+        if self._keys.numel():
+            values.copy_(torch.where(found, self._values[at], values))
+        return values, ~found
+
+    def insert_exist_keys(self, keys: Tensor, values: Tensor) -> Tensor:
+        """Set ``values`` under those ``keys`` that are there; uint8, 1 for each key that is not."""
+        self._check(keys, values)
+        at, found = self._find(keys)
+        self._values[at[found]] = values[found]
+        return (~found).to(torch.uint8)
+
+    def assign_arange_(self) -> Tensor:
+        """Number the keys: the value of each becomes its place. Returns how many there are, as a tensor."""
+        self._values = torch.arange(self._keys.shape[0], dtype=self.value_dtype, device=self._keys.device)
+        return self._count()
+
+    def items(self, max_size: int = -1) -> tuple[Tensor, Tensor, Tensor]:
+        """Keys, values (the first ``max_size`` of them) and how many keys there are, as a tensor."""
+        stop = self._keys.shape[0] if max_size < 0 else max_size
+        return self._keys[:stop].clone(), self._values[:stop].clone(), self._count()
+
+    def _count(self) -> Tensor:
+        return torch.tensor([self._keys.shape[0]], dtype=torch.int64, device=self._keys.device)
+
+    def _find(self, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """Where each key would lie, and whether it does."""
+        at = torch.searchsorted(self._keys, keys).clamp_max(max(self._keys.shape[0] - 1, 0))
+        found = self._keys[at] == keys if self._keys.numel() else torch.zeros_like(keys, dtype=torch.bool)
+        return at, found
+
+    def _check(self, keys: Tensor, values: Tensor | None = None) -> None:
+        for what, tensor, dtype in (("keys", keys, self.key_dtype), ("values", values, self.value_dtype)):
+            if tensor is not None and (tensor.dtype != dtype or tensor.shape != (keys.shape[0],)):
+                raise error("SL208", where=f"HashTable, {what}", got=f"{tensor.dtype} {tuple(tensor.shape)}",
+                            expected=f"{dtype} [{keys.shape[0]}]")  # fmt: skip

@@ -1,0 +1,134 @@
+"""From points to voxels and back, as ``spconv.pytorch.utils`` has it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from shiplap.errors import error
+
+__all__ = ["PointToVoxel", "gather_features_by_pc_voxel_id"]
+
+
+class PointToVoxel:
+    """Points of a range → voxels that hold their first points.
+
+    Args:
+        vsize_xyz: edge of a voxel per axis, in the unit of the points.
+        coors_range_xyz: lower corner, then upper corner.
+        num_point_features: columns of a point; the first ones are x, y, z.
+        max_num_voxels: voxels kept, by the order in which points reach them.
+        max_num_points_per_voxel: points kept in each.
+        device: where the points are.
+
+    Attributes:
+        grid_size: cells per axis in the order z, y, x, which is the order of the indices.
+    """
+
+    def __init__(
+        self,
+        vsize_xyz: Sequence[float],
+        coors_range_xyz: Sequence[float],
+        num_point_features: int,
+        max_num_voxels: int,
+        max_num_points_per_voxel: int,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.ndim = len(vsize_xyz)
+        if len(coors_range_xyz) != 2 * self.ndim:
+            raise error("SL208", where="PointToVoxel", got=f"{len(coors_range_xyz)} bounds, {self.ndim} edges",
+                        expected="a lower and an upper bound per axis")  # fmt: skip
+        self.num_point_features, self.device = num_point_features, torch.device(device)
+        self.max_num_voxels, self.max_num_points_per_voxel = max_num_voxels, max_num_points_per_voxel
+        lower, upper = coors_range_xyz[: self.ndim], coors_range_xyz[self.ndim :]
+        self.vsize = list(reversed(vsize_xyz))
+        self.coors_range = [*reversed(lower), *reversed(upper)]
+        self.grid_size = [
+            int((high - low) / edge + 0.5)
+            for low, high, edge in zip(reversed(lower), reversed(upper), self.vsize, strict=True)
+        ]
+
+    def __call__(
+        self, pc: Tensor, clear_voxels: bool = True, empty_mean: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """:meth:`generate_voxel_with_id` without the voxel of each point."""
+        return self.generate_voxel_with_id(pc, clear_voxels, empty_mean)[:3]
+
+    @torch.no_grad()
+    def generate_voxel_with_id(
+        self, pc: Tensor, clear_voxels: bool = True, empty_mean: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Voxels of ``pc [n, num_point_features]``.
+
+        Args:
+            pc: points; those outside the range are left out.
+            clear_voxels: accepted; results are fresh tensors.
+            empty_mean: fill free places of a voxel with the mean of its points instead of zeros.
+
+        Returns:
+            ``voxels [m, max_num_points_per_voxel, num_point_features]`` float32, ``indices int32 [m, ndim]`` (z, y, x),
+            ``num_per_voxel int32 [m]``, and ``pc_voxel_id int64 [n]``, -1 for a point without a voxel. Voxels come in
+            the order of their first points.
+        """
+        if pc.ndim != 2 or pc.shape[1] != self.num_point_features or pc.device.type != self.device.type:
+            raise error("SL208", where="PointToVoxel", got=f"points {tuple(pc.shape)} on {pc.device}",
+                        expected=f"[n, {self.num_point_features}] on {self.device}")  # fmt: skip
+        cells, number = self._cells(pc)
+        voxel, indices = self._number(cells, number)
+        rank = _rank(voxel, indices.shape[0])
+        kept = (voxel >= 0) & (rank < self.max_num_points_per_voxel)
+        voxels = pc.new_zeros(indices.shape[0], self.max_num_points_per_voxel, pc.shape[1], dtype=torch.float32)
+        voxels[voxel[kept], rank[kept]] = pc[kept].float()
+        counts = torch.bincount(voxel[kept], minlength=indices.shape[0])
+        if empty_mean:
+            mean = voxels.sum(1) / counts[:, None]
+            free = torch.arange(voxels.shape[1], device=pc.device) >= counts[:, None]
+            voxels = torch.where(free[..., None], mean[:, None], voxels)
+        return voxels, indices, counts.int(), voxel
+
+    def _cells(self, pc: Tensor) -> tuple[Tensor, Tensor]:
+        """``int64 [n, ndim]`` cell of each point, and its number, -1 outside the range."""
+        position = pc[:, : self.ndim].flip(1)
+        low, edge = pc.new_tensor(self.coors_range[: self.ndim]), pc.new_tensor(self.vsize)
+        cells = torch.floor((position - low) / edge)
+        inside = ((cells >= 0) & (cells < pc.new_tensor(self.grid_size))).all(1)  # a NaN is outside
+        cells = torch.where(inside[:, None], cells, 0).long()
+        number = torch.zeros_like(cells[:, 0])
+        for axis, size in enumerate(self.grid_size):
+            number = number * size + cells[:, axis]
+        return cells, torch.where(inside, number, -1)
+
+    def _number(self, cells: Tensor, number: Tensor) -> tuple[Tensor, Tensor]:
+        """Voxel of each point (-1: none) and indices of the voxels, both by order of first points."""
+        distinct, group = torch.unique(number, return_inverse=True)
+        first = torch.full_like(distinct, number.shape[0])
+        first.scatter_reduce_(0, group, torch.arange(number.shape[0], device=number.device), "amin")
+        first = torch.where(distinct >= 0, first, number.shape[0])  # points without a cell come last
+        order = first.argsort()
+        voxels = min(int((distinct >= 0).sum()), self.max_num_voxels)
+        place = torch.full_like(distinct, -1)
+        place[order[:voxels]] = torch.arange(voxels, device=number.device)
+        return place[group], cells[first[order[:voxels]]].int()
+
+
+def _rank(group: Tensor, groups: int) -> Tensor:
+    """How many earlier elements are in the same group, for each element of a group."""
+    order = group.argsort(stable=True)
+    sizes = torch.bincount(group + 1, minlength=groups + 1)
+    start = (sizes.cumsum(0) - sizes)[group[order] + 1]
+    rank = torch.empty_like(group)
+    rank[order] = torch.arange(group.shape[0], device=group.device) - start
+    return rank
+
+
+def gather_features_by_pc_voxel_id(
+    seg_res_features: Tensor, pc_voxel_id: Tensor, invalid_value: int | float = 0
+) -> Tensor:
+    """Features of voxels ``[m, ...]`` at the points: ``[n, ...]``, ``invalid_value`` where ``pc_voxel_id`` is -1."""
+    ids = pc_voxel_id.to(seg_res_features.device).long()
+    if seg_res_features.shape[0] == 0:
+        return seg_res_features.new_full((ids.shape[0], *seg_res_features.shape[1:]), invalid_value)
+    valid = (ids >= 0).reshape(-1, *[1] * (seg_res_features.ndim - 1))
+    return torch.where(valid, seg_res_features[ids.clamp_min(0)], invalid_value)
