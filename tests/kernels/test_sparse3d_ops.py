@@ -6,6 +6,8 @@ import pytest
 import torch
 
 import shiplap as sl
+from shiplap.codegen.native import unfit
+from shiplap.impl import native
 from shiplap.kernels import sparse3d
 from tests.kernels.scenes import scene
 
@@ -124,12 +126,40 @@ def test_conv_takes_views_of_any_stride():
     )
 
 
-def test_bfloat16_runs_the_reference_and_says_so():
-    x = scene(20, (4, 4, 4), 4, dtype=torch.float32)
-    table = x.geometry.subm(3).table
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("groups", [1, 2, 12])
+@pytest.mark.parametrize("parts", [0, 1, 3])
+@pytest.mark.parametrize("reflect", [False, True])
+def test_conv_of_every_dtype_group_and_table_is_the_kernel(dtype, groups, parts, reflect):
+    plan = scene(120, (6, 6, 6), 1).geometry.subm(3)
+    plan = plan.sorted(parts) if parts else plan
+    feats, weight = (
+        torch.randn(120, 12, dtype=dtype),
+        torch.randn(24 if groups < 12 else 12, 27, 12 // groups, dtype=dtype),
+    )
+    grad, options = torch.randn(120, len(weight), dtype=dtype), {"groups": groups, "reflect": reflect}
+    out = sparse3d.conv(feats, weight, plan.table, None, plan.order, plan.masks, **options)
+    found = sparse3d.conv_weight_grad(grad, feats, plan.table, plan.order, **options)
+    wide = [t.double() for t in (feats, weight, grad)]
+    want = sparse3d.conv.reference(*wide[:2], plan.table, None, plan.order, plan.masks, **options)
+    want_grad = sparse3d.conv_weight_grad.reference(wide[2], wide[0], plan.table, plan.order, **options)
+    for got, exact in ((out, want), (found, want_grad)):
+        assert got.dtype == dtype
+        error = float((got.double() - exact).abs().max() / exact.abs().max())
+        assert error <= {torch.float16: 2**-11, torch.bfloat16: 2**-8, torch.float32: 1e-6}[dtype]
+
+
+@pytest.mark.parametrize("op", [sparse3d.conv, sparse3d.conv_weight_grad], ids=lambda op: op.spec.opname)
+def test_every_conv_on_the_cpu_is_the_kernel_and_can_be_bound_natively(op):
+    (kernel,) = op.kernels["cpu"]
+    assert (kernel.supports, kernel.dtypes) == (None, ())
+    assert unfit(native.bound(op, "cpu")[0]) == ""
+
+
+def test_bfloat16_means_run_the_reference_and_say_so():
+    index, counts = torch.zeros(3, dtype=torch.int32), torch.tensor([3], dtype=torch.int32)
     with pytest.warns(sl.ShiplapNotice, match="float32 and float64, not torch.bfloat16"):
-        out = sparse3d.conv(x.feats.bfloat16(), torch.randn(3, 27, 4).bfloat16(), table)
-    assert out.dtype == torch.bfloat16
+        assert sparse3d.segment_mean(torch.ones(3, 2).bfloat16(), index, counts).dtype == torch.bfloat16
 
 
 REFUSED = {

@@ -62,12 +62,32 @@ def test_a_bad_call_is_left_to_the_checker(case):
 def test_declarations_without_a_straight_line_have_none():
     def variadic(x: Float[Tensor, "*b n"]) -> Float[Tensor, "n"]: ...
     def many(x: list[Float[Tensor, "n"]]) -> Float[Tensor, "3"]: ...
-    def optional_only(x: Float[Tensor, "n"], y: Float[Tensor, "m"] | None) -> Float[Tensor, "n"]: ...
     def keyword_dim(x: Float[Tensor, "in out"]) -> Float[Tensor, "out"]: ...
     def forward(x: Float[Tensor, "2*n"], y: Float[Tensor, "n"]) -> Float[Tensor, "n"]: ...
 
-    for fn in (variadic, many, optional_only, keyword_dim, forward):
+    for fn in (variadic, many, keyword_dim, forward):
         assert compile_bind(spec_of(fn)) is None
+
+
+def test_dims_of_optional_arguments_alone():
+    def masked(
+        x: Float[Tensor, "n"],
+        order: Int32[Tensor, "parts n"] | None = None,
+        masks: Int32[Tensor, "parts b"] | None = None,
+    ) -> Float[Tensor, "n"]: ...
+
+    spec, x = spec_of(masked), torch.zeros(4)
+    order, masks = torch.zeros(2, 4, dtype=torch.int32), torch.zeros(2, 5, dtype=torch.int32)
+    bind = compile_bind(spec)
+    for args in ((x,), (x, order), (x, None, masks), (x, order, masks)):
+        assert bind(*args).env == Checker(spec).bind(args).env
+    assert bind(x).env == {"n": 4}
+    assert bind(x, order, masks[:1]) is None
+    assert bind(x, order[:, :3]) is None
+    with pytest.raises(Exception, match=r"SL202"):
+        Checker(spec).bind((x, order, masks[:1]))
+    with pytest.raises(Exception, match=r"SL105"):
+        spec_of(masked, requires=("parts >= 1",))
 
 
 def test_source_is_readable():

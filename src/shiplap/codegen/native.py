@@ -201,7 +201,9 @@ class _Checks:
         self.spec, self.names = op.spec, names
         self.lines: list[str] = []
         self.bound: set[str] = set(names.scalars)
+        self.loose = fast.loose(op.spec)  # dims that may be absent: -1 until an argument has them
         self.classes: list[str] = []
+        self.lines += [f"int64_t d_{name} = -1;" for name in sorted(self.loose)]
         for arg in self.spec.tensors:
             body = list(self.tensor(arg))
             self.lines += [f"if (t_{arg.name}) {{", *(f"  {line}" for line in body), "}"] if arg.optional else body
@@ -236,6 +238,9 @@ class _Checks:
             return
         if dim.kind == "fixed":
             yield f"about_{arg.name}.fixed({axis}, {size}, {dim.size});"
+        elif dim.kind == "name" and dim.text in self.loose:
+            yield f"if (d_{dim.text} < 0) d_{dim.text} = {size};"
+            yield f"about_{arg.name}.size({quote(dim.text)}, {axis}, {size}, d_{dim.text});"
         elif dim.kind == "name" and dim.text not in self.bound:
             self.bound.add(dim.text)
             yield f"[[maybe_unused]] const int64_t d_{dim.text} = {size};"

@@ -17,7 +17,7 @@ from shiplap.op.check import Binding
 from shiplap.op.expr import FUNCTIONS
 from shiplap.op.spec import Arg, Dim, OpSpec, TensorType
 
-__all__ = ["compile_bind", "source"]
+__all__ = ["compile_bind", "loose", "source"]
 
 
 def compile_bind(spec: OpSpec) -> Callable[..., Binding | None] | None:
@@ -37,13 +37,20 @@ def compile_bind(spec: OpSpec) -> Callable[..., Binding | None] | None:
     return scope["bind"]
 
 
+def loose(spec: OpSpec) -> frozenset[str]:
+    """Dims of optional arguments alone: those agree with each other, and no declaration may ask for more."""
+    always = {d.text for a in spec.tensors if not a.optional and a.tensor for d in a.tensor.dims}
+    maybe = {d.text for a in spec.tensors if a.optional and a.tensor for d in a.tensor.dims if d.kind == "name"}
+    return frozenset(maybe - always - {a.name for a in spec.scalars} - {k for k, _ in spec.dims})
+
+
 def _simple(spec: OpSpec) -> bool:
     """Fixed ranks, no tensor lists, dims first met in arguments that are always there, names that Python can bind."""
     if any(a.many or (a.tensor is not None and a.tensor.variadic) for a in spec.args):
         return False
     required = {d.text for a in spec.tensors if not a.optional and a.tensor for d in a.tensor.dims}
     optional = {d.text for a in spec.tensors if a.optional and a.tensor for d in a.tensor.dims if d.kind == "name"}
-    known = required | {a.name for a in spec.scalars}
+    known = required | {a.name for a in spec.scalars} | loose(spec)
     classes = {a.tensor.dtype_class for a in spec.tensors if not a.optional and a.tensor}
     bound = all(a.tensor.concrete or a.tensor.dtype_class in classes for a in spec.tensors if a.tensor)
     names = required | known | {k for k, _ in spec.dims}
@@ -58,6 +65,7 @@ class _Writer:
         self.spec = spec
         self.lines: list[str] = []
         self.bound = {a.name for a in spec.scalars}
+        self.loose = loose(spec)
         self.classes: set[str] = set()
         self.forward = False  # something uses a dim or dtype that only a later argument is sure to bind
 
@@ -78,7 +86,7 @@ class _Writer:
         self.lines.append(f"{indent}_s = {name}.shape")
         self.fail_if(f"len(_s) != {len(kind.dims)} or {name}.layout is not _strided", indent)
         for axis, dim in enumerate(kind.dims):
-            self.forward |= arg.optional and dim.kind == "name" and dim.text not in self.bound
+            self.forward |= arg.optional and dim.kind == "name" and dim.text not in self.bound | self.loose
             self.dim(dim, f"_s[{axis}]", indent)
         if arg.contiguous:
             self.fail_if(f"not {name}.is_contiguous()", indent)
@@ -99,7 +107,10 @@ class _Writer:
             self.fail_if(f"{name}.dtype not in _ok_{arg.name}", indent)
 
     def dim(self, dim: Dim, size: str, indent: str) -> None:
-        if dim.kind == "name" and dim.text not in self.bound:
+        if dim.kind == "name" and dim.text in self.loose:
+            self.lines.append(f"{indent}if {dim.text} is None: {dim.text} = {size}")
+            self.fail_if(f"{dim.text} != {size}", indent)
+        elif dim.kind == "name" and dim.text not in self.bound:
             self.bound.add(dim.text)
             self.lines.append(f"{indent}{dim.text} = {size}")
         elif dim.kind != "any":
@@ -127,6 +138,8 @@ def source(spec: OpSpec) -> str:
     for expr in spec.requires:
         writer.fail_if(f"not ({expr.source})", "    ")
     env = ", ".join(f"{n!r}: {n}" for n in sorted(writer.bound))
+    maybe = sorted(writer.loose)
+    present = [f"    if {n} is not None: _env[{n!r}] = {n}" for n in maybe]
     dtypes = ", ".join(f"{c!r}: _dtype_{c}" for c in sorted(writer.classes))
     arguments = _variables(spec.args)
     optional = [any(b.has_default for b in spec.args[: i + 1]) for i in range(len(spec.args))]
@@ -136,8 +149,11 @@ def source(spec: OpSpec) -> str:
     return "\n".join([
         f"def bind({', '.join(parameters)}):",
         "  try:",
+        *(f"    {n} = None" for n in maybe),
         *writer.lines,
-        f"    return Binding(({arguments},), {{{env}}}, {{{dtypes}}}, _device)",
+        f"    _env = {{{env}}}",
+        *present,
+        f"    return Binding(({arguments},), _env, {{{dtypes}}}, _device)",
         "  except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError): return None",
     ])  # fmt: skip
 
