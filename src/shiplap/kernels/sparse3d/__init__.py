@@ -2,6 +2,8 @@
 
 from shiplap.kernels.sparse3d import lowlevel_samples as _lowlevel_samples  # noqa: F401  (attaches to the ops)
 from shiplap.kernels.sparse3d import samples as _samples  # noqa: F401  (attaches to the ops)
+from shiplap.kernels.sparse3d.bounded import out_coords_bounded
+from shiplap.kernels.sparse3d.cuda import synchronize
 from shiplap.kernels.sparse3d.grid_sample import (
     grid_sample_3d,
     indice_weighted_sum,
@@ -81,6 +83,7 @@ __all__ = [
     "conv_table", "conv_weight_grad", "decode_seq", "encode_seq", "global_pool", "grid_sample_3d", "hash_insert",
     "hash_insert_3d", "hash_insert_3d_index", "hash_lookup", "hash_lookup_3d", "hilbert_decode", "hilbert_encode",
     "indice_weighted_sum", "indice_weighted_sum_grad", "init_hashmap", "masked_gemm_kernels", "masked_gemm_signals",
-    "max_pool", "nearest_map", "out_coords", "segment_mean", "sort_table", "subm_table", "tap_blocks",
-    "transpose_table", "trilinear_map", "unique_coords", "voxelize", "z_order_decode", "z_order_encode",
+    "max_pool", "nearest_map", "out_coords", "out_coords_bounded", "segment_mean", "sort_table", "subm_table",
+    "synchronize", "tap_blocks", "transpose_table", "trilinear_map", "unique_coords", "voxelize", "z_order_decode",
+    "z_order_encode",
 ]  # fmt: skip

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from shiplap.kernels.sparse3d import ops
+from shiplap.kernels.sparse3d import bounded, ops
 from shiplap.kernels.sparse3d.coords import output_shape
 from shiplap.kernels.sparse3d.plan import Plan
 
@@ -80,7 +80,7 @@ def _out_coords(coords: Tensor, grid: Sequence[int], *window: Sequence[int] | in
     arguments = [list(grid), *map(list, lists)]  # type: ignore[arg-type]
     if capacity is None:
         return ops.out_coords(coords, *arguments)
-    return ops.out_coords_bounded(coords, *arguments, capacity)[0]
+    return bounded.out_coords_bounded(coords, *arguments, capacity)[0]
 
 
 def _cut(coords: Tensor, limits: Sequence[int]) -> Tensor:
