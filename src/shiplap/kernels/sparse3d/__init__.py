@@ -3,6 +3,7 @@
 from shiplap.kernels.sparse3d import lowlevel_samples as _lowlevel_samples  # noqa: F401  (attaches to the ops)
 from shiplap.kernels.sparse3d import samples as _samples  # noqa: F401  (attaches to the ops)
 from shiplap.kernels.sparse3d.bounded import out_coords_bounded
+from shiplap.kernels.sparse3d.cuda import lowlevel as _lowlevel  # noqa: F401  (attaches to the ops)
 from shiplap.kernels.sparse3d.cuda import synchronize
 from shiplap.kernels.sparse3d.grid_sample import (
     grid_sample_3d,

@@ -151,37 +151,6 @@ indice_weighted_sum_grad.kernel(
 )  # fmt: skip
 
 
-# --- CUDA: Triton is imported when a kernel is about to run ----------------------------------------------------------
-
-
-@nearest_map.kernel("cuda")
-def _(coords: Tensor, queries: Tensor, spatial_shape: list[int], *, out: Tensor) -> None:
-    from shiplap.kernels.sparse3d.cuda import sample
-
-    sample.nearest_map(coords, queries, spatial_shape, out)
-
-
-@trilinear_map.kernel("cuda")
-def _(coords: Tensor, queries: Tensor, spatial_shape: list[int], *, indices: Tensor, weights: Tensor) -> None:
-    from shiplap.kernels.sparse3d.cuda import sample
-
-    sample.trilinear_map(coords, queries, spatial_shape, indices, weights)
-
-
-@indice_weighted_sum.kernel("cuda")
-def _(feats: Tensor, indices: Tensor, weights: Tensor, *, out: Tensor) -> None:
-    from shiplap.kernels.sparse3d.cuda import sample
-
-    sample.weighted_sum(feats, indices, weights, out)
-
-
-@indice_weighted_sum_grad.kernel("cuda")
-def _(grad: Tensor, indices: Tensor, weights: Tensor, rows: int, *, out: Tensor) -> None:
-    from shiplap.kernels.sparse3d.cuda import sample
-
-    sample.weighted_sum_grad(grad, indices, weights, rows, out)
-
-
 # --- public ----------------------------------------------------------------------------------------------------------
 
 

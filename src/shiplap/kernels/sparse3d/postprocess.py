@@ -76,23 +76,3 @@ def masked_gemm_kernels(
 
 masked_gemm_signals.kernel("cpu", sl.cabi(LIBRARY, "sparse3d_masked_gemm_signals"), workspace="24 * n + 49472")
 masked_gemm_kernels.kernel("cpu", sl.cabi(LIBRARY, "sparse3d_masked_gemm_kernels"))
-
-
-# --- CUDA: Triton is imported when a kernel is about to run ----------------------------------------------------------
-
-
-@masked_gemm_signals.kernel("cuda")
-def _(
-    table: Tensor, *, gray_code: Tensor, sorted_index: Tensor, valid_signal_i: Tensor, valid_signal_o: Tensor,
-    valid_signal_seg: Tensor,
-) -> None:  # fmt: skip
-    from shiplap.kernels.sparse3d.cuda import postprocess
-
-    postprocess.signals(table, gray_code, sorted_index, valid_signal_i, valid_signal_o, valid_signal_seg)
-
-
-@masked_gemm_kernels.kernel("cuda")
-def _(gray_code: Tensor, sorted_index: Tensor, block: int, *, valid_kernel: Tensor, valid_kernel_seg: Tensor) -> None:
-    from shiplap.kernels.sparse3d.cuda import postprocess
-
-    postprocess.kernels(gray_code, sorted_index, block, valid_kernel, valid_kernel_seg)

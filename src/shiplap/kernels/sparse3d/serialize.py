@@ -147,37 +147,6 @@ for _op in (z_order_encode, z_order_decode, hilbert_encode, hilbert_decode):
     _op.kernel("cpu", sl.cabi(LIBRARY, f"sparse3d_{_op.spec.opname}"))
 
 
-# --- CUDA: Triton is imported when a kernel is about to run ----------------------------------------------------------
-
-
-@z_order_encode.kernel("cuda")
-def _(coords: Tensor, bits: int, axes: list[int], width: int, *, codes: Tensor) -> None:
-    from shiplap.kernels.sparse3d.cuda import curves
-
-    curves.encode(coords, bits, axes, width, codes, hilbert=False)
-
-
-@z_order_decode.kernel("cuda")
-def _(codes: Tensor, bits: int, axes: list[int], *, coords: Tensor) -> None:
-    from shiplap.kernels.sparse3d.cuda import curves
-
-    curves.decode(codes, bits, axes, coords, hilbert=False)
-
-
-@hilbert_encode.kernel("cuda")
-def _(coords: Tensor, bits: int, axes: list[int], width: int, *, codes: Tensor) -> None:
-    from shiplap.kernels.sparse3d.cuda import curves
-
-    curves.encode(coords, bits, axes, width, codes, hilbert=True)
-
-
-@hilbert_decode.kernel("cuda")
-def _(codes: Tensor, bits: int, axes: list[int], *, coords: Tensor) -> None:
-    from shiplap.kernels.sparse3d.cuda import curves
-
-    curves.decode(codes, bits, axes, coords, hilbert=True)
-
-
 # --- public ----------------------------------------------------------------------------------------------------------
 
 _MODES = {"z_order": (z_order_encode, z_order_decode), "hilbert": (hilbert_encode, hilbert_decode)}
