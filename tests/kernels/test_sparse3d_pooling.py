@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -149,3 +152,11 @@ def test_what_is_refused():
             sparse3d.global_pool(feats, coords, 2, mode)
     with pytest.raises(sl.ShiplapError, match=r"SL208(.|\n)*'median'(.|\n)*'max', 'avg' or 'sum'"):
         sparse3d.global_pool(feats, coords, 3, "median")
+
+
+def test_triton_kernels_agree_with_the_references():
+    """In a process of its own, under Triton's interpreter."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.kernels.interpret_pool"], capture_output=True, text=True, check=False
+    )
+    assert done.stdout.endswith("pooling kernels agree\n"), done.stderr

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from shiplap.kernels.sparse3d import bounded, ops
+from shiplap.kernels.sparse3d import bounded, ops, pooling
 from shiplap.kernels.sparse3d.cuda.status import synchronize
 
 __all__ = ["synchronize"]
@@ -55,3 +55,34 @@ def _(table: Tensor, parts: int, run: int, *, columns: Tensor, order: Tensor, ma
 @bounded.out_coords_bounded.kernel("cuda", name="triton")
 def _(*args: Any, reached: Tensor, count: Tensor) -> None:
     late("coords", "out_coords_bounded")(*args, reached=reached, count=count)
+
+
+# --- pooling ----------------------------------------------------------------------------------------------------------
+
+
+@pooling.max_pool_with_taps.kernel("cuda", name="triton")
+def _(*args: Any, out: Tensor, taps: Tensor) -> None:
+    late("pool", "max_pool_with_taps")(*args, out=out, taps=taps)
+
+
+@pooling.max_pool_grad.kernel("cuda", name="triton")
+def _(*args: Any, out: Tensor) -> None:
+    late("pool", "max_pool_grad")(*args, out=out)
+
+
+@pooling.sum_pool.kernel("cuda", name="triton")
+def _(*args: Any, out: Tensor) -> None:
+    late("pool", "sum_pool")(*args, out=out)
+
+
+_PARTS = "min(cdiv(n, 2048), 256) * batch_size"  # as many as pool.PART and pool.PARTS make, for each scene
+
+
+@pooling.global_max_pool.kernel("cuda", name="triton", workspace=f"{_PARTS} * 4 * c")
+def _(*args: Any, out: Tensor, rows: Tensor, workspace: Tensor) -> None:
+    late("pool", "global_max_pool")(*args, out=out, rows=rows, workspace=workspace)
+
+
+@pooling.global_sum_pool.kernel("cuda", name="triton", workspace=f"{_PARTS} * (8 * c + 8)")
+def _(*args: Any, out: Tensor, workspace: Tensor) -> None:
+    late("pool", "global_sum_pool")(*args, out=out, workspace=workspace)
