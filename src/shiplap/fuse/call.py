@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shiplap.codegen.triton import constants
 from shiplap.compat import lowering
 from shiplap.op import Op
 from shiplap.op.template import Template
@@ -89,16 +90,7 @@ class Call:
     @property
     def constants(self) -> dict[str, Any]:
         """What a template may know at compile time: ``HAS_BIAS``, ``STRIDE_0``, each scalar in capitals."""
-        found: dict[str, Any] = {}
-        for arg, value in zip(self.op.spec.args, self.values, strict=True):
-            name = arg.name.upper()
-            if arg.tensor is not None:
-                found |= {f"HAS_{name}": value is not None} if arg.optional else {}
-            elif isinstance(value, (list, tuple)):
-                found |= {f"{name}_{i}": lowering.static(v) for i, v in enumerate(value)}
-            else:
-                found[name] = lowering.static(value) if isinstance(value, torch.SymInt) else value
-        return found
+        return constants(self.op.spec, self.values, lambda v: lowering.static(v) if isinstance(v, torch.SymInt) else v)
 
     def facts(self, buffers: Mapping[str, Any]) -> dict[str, int]:
         """``K_ALIGN``: a power of two that divides the size for certain; ``A_INNER``: the axis with stride 1, or -1."""

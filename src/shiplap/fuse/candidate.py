@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shiplap.codegen.triton import triton_source
 from shiplap.compat import lowering
 from shiplap.fuse.call import Call
-from shiplap.fuse.vocabulary import triton_source
 from shiplap.op.config import Config
 from shiplap.op.source import source_digest
 from shiplap.op.template import Template

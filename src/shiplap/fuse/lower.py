@@ -82,7 +82,7 @@ def _first_proven(call: Call, found: list[TemplateCandidate], verdicts: list[Ver
 
 def floor(call: Call, overload: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """What is always right: the op's own kernel, called as a whole, or the reference, inlined."""
-    if call.op.kernels.get(call.device.type):
+    if call.op.own(call.device.type):  # a template that runs by itself is what was refused here
         return lowering.extern(overload, args, dict(kwargs))
     try:
         graph = lowering.trace(call.reference, list(call.tensors.values()))

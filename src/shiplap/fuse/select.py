@@ -76,7 +76,7 @@ class FloorCandidate:
 
     def render(self) -> None:
         """Compile the reference, while the call's graph is lowered."""
-        if self._compiled is None and not self.call.op.kernels.get(self.call.device.type):
+        if self._compiled is None and not self.call.op.own(self.call.device.type):
             values = Surroundings.alone(self.call)
             self._like = tuple((tuple(v.shape), tuple(v.stride())) for v in values[1])
             with lowering.no_autotuning():

@@ -31,7 +31,7 @@ def push(op: Op) -> None:
 
 def rows(op: Op, device: str) -> list[list[int]]:
     """Per choice the key, whether Python serves it, and the config."""
-    (kernel,) = op.kernels[device]
+    (kernel,) = op.own(device)
     width = len(config_values(kernel.space))
     if not lookup_key(op.spec, op.rule):
         return []
@@ -39,10 +39,9 @@ def rows(op: Op, device: str) -> list[list[int]]:
     for key, picked in choices.resolved(op).items():
         numbers = _key(op, key) if key[0] == device else None
         if numbers is not None:
-            config = [int(v) for _, v in picked.config.items] if picked is not None else []
-            found.append(
-                [*numbers, int(picked is None), *config] if config else [*numbers, int(picked is None), *[0] * width]
-            )
+            ours = picked is not None and picked.template is None
+            config = [int(v) for _, v in picked.config.items] if picked is not None and ours else []
+            found.append([*numbers, int(not ours), *(config or [0] * width)])
     return found
 
 

@@ -247,7 +247,7 @@ def _runs(op: Op) -> dict[str, BoundKernel]:
     """By device type the C ABI kernel of ``op``, where it is all there is and no Python has to be asked about it."""
     found: dict[str, BoundKernel] = {}
     for device in DEVICES:
-        kernels = op.kernels.get(device, [])
+        kernels = op.own(device)
         run: Any = kernels[0].run if len(kernels) == 1 and kernels[0].supports is None else None
         if hasattr(run, "why"):
             found[device] = run

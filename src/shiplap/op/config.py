@@ -127,8 +127,8 @@ def _read(where: str, values: Any, keywords: frozenset[str] | None) -> Config:
 
 
 def _keywords(implementation: Any) -> frozenset[str] | None:
-    """Keywords that a Python launcher takes; None when it takes any, or is no Python function."""
-    if hasattr(implementation, "bind"):
+    """Keywords that a Python launcher takes; None when it takes any, or is none (a C function, a template)."""
+    if implementation is None or hasattr(implementation, "bind"):
         return None
     parameters = inspect.signature(implementation).parameters.values()
     if any(p.kind is p.VAR_KEYWORD for p in parameters):

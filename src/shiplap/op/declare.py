@@ -32,6 +32,7 @@ def read_spec(
     contiguous: Iterable[str],
     outputs: Iterable[str],
     autocast: str | None,
+    library: Iterable[str] = (),
 ) -> OpSpec:
     """The declaration of ``fn`` as data; raises ``DeclarationError`` (SL1xx) for what cannot be declared."""
     namespace, _, opname = name.partition("::")
@@ -48,7 +49,7 @@ def read_spec(
         dims=tuple((k, Expr.parse(v, f"{name}, dims[{k!r}]")) for k, v in dims.items()),
         bounds=tuple((k, Expr.parse(v, f"{name}, bounds[{k!r}]")) for k, v in bounds.items()),
         requires=tuple(Expr.parse(v, f"{name}, requires") for v in _names(requires)),
-        autocast=autocast, doc=inspect.getdoc(fn) or "",
+        autocast=autocast, library=_names(library), doc=inspect.getdoc(fn) or "",
     )  # fmt: skip
     _check(spec)
     return spec

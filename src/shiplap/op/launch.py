@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -22,6 +22,9 @@ from shiplap.op.check import Binding, shape_of
 from shiplap.op.config import NO_CONFIG, Config, Space
 from shiplap.op.expr import Expr
 from shiplap.op.spec import OpSpec
+
+if TYPE_CHECKING:
+    from shiplap.op.template import Template
 
 __all__ = [
     "Kernel",
@@ -40,7 +43,9 @@ class Runnable(Protocol):
     """What an implementation provides: run one bound call, return its outputs in order.
 
     One that also has ``into(call, outs, scratch)`` can fill tensors of the caller (``op/out.py``); one whose kernel
-    declares configs has ``with_config(config)``, a copy that launches with these values.
+    declares configs has ``with_config(config)``, a copy that launches with these values. A template's has
+    ``refuses(call)``, which speaks for its config, and ``first(call)``: the first config that takes the call, or why
+    none does.
     """
 
     def __call__(self, call: Binding) -> tuple[Tensor, ...]: ...
@@ -51,7 +56,8 @@ class Kernel:
     """One implementation of an op for one device type.
 
     ``dtypes`` are those that the dtype classes of a call may have, empty for all declared ones. ``supports`` gets the
-    arguments and returns True or the reason why not; ``identity`` is what digests see.
+    arguments and returns True or the reason why not; ``identity`` is what digests see. ``template`` is what it was
+    made from, if so.
     """
 
     name: str
@@ -62,6 +68,7 @@ class Kernel:
     dtypes: tuple[str, ...] = ()
     space: Space | None = None
     config: Config = NO_CONFIG
+    template: Template | None = None
     _variants: dict[Config, Kernel] = field(default_factory=dict, compare=False, repr=False)
 
     def variant(self, config: Config) -> Kernel:
@@ -78,8 +85,21 @@ class Kernel:
         for dtype in call.dtypes.values() if self.dtypes else ():
             if str(dtype).removeprefix("torch.") not in self.dtypes:
                 return f"it takes {' and '.join(self.dtypes)}, not {dtype}"
+        if self.template is not None:
+            run: Any = self.run
+            return run.refuses(call)
         verdict = True if self.supports is None else self.supports(*call.args)
         return "" if verdict is True else (verdict or "supports() returned False")
+
+    def serving(self, call: Binding) -> Kernel | str:
+        """The kernel with the config of a call that nobody has tuned, or the reason why it does not take the call."""
+        if self.template is not None:
+            run: Any = self.run
+            found = run.first(call)
+            return found if isinstance(found, str) else self.variant(found)
+        if reason := self.refuses(call):
+            return reason
+        return self if self.space is None else self.variant(self.space.default(call.env))
 
 
 class PythonKernel:

@@ -30,10 +30,10 @@ from shiplap.op.out import OutVariant, WithOut, has_out
 from shiplap.op.schema import schema
 from shiplap.op.source import source_digest
 from shiplap.op.spec import OpSpec
-from shiplap.op.template import Template, read_template
+from shiplap.op.template import Template, as_kernel, read_template
 from shiplap.settings import settings
 
-__all__ = ["AdoptedOp", "Op", "adopt", "op"]
+__all__ = ["Op", "op"]
 
 
 class Native(Protocol):
@@ -135,16 +135,14 @@ class Op(calls.ShortCut, WithOut):
             run.configure(space)
         identity = f"{identity}/{workspace}/{taken}" + (f"/{space.identity}" if space else "")
         kernel = Kernel(name or label, device, run, identity, supports, taken, space)
-        self.drop_native()
-        others = [k for k in self.kernels.get(device, []) if k.name != kernel.name]
-        self.kernels[device] = [kernel, *others]
-        registry.refresh()
+        self._attach(kernel)
         return implementation
 
     def template(self, device: str, source: str, **declaration: Any) -> Template:
         """Bind a templated kernel: ``source`` is a ``*.triton.jinja`` or ``*.cpp.jinja`` file beside the declaration.
 
-        Compiled code fuses its neighbours into it. ``configs``: compile-time parameters, the default first;
+        Compiled code fuses its neighbours into it; a Triton template is also a kernel of its name, for eager calls.
+        ``configs``: compile-time parameters, the default first;
         ``grid(sizes, config, cdiv)`` (Triton); ``tables``: host-computed lookup tables, ``{name: fn(sizes)}``;
         ``innermost``: the dim of an argument that must be adjacent in memory, ``{"b": "k"}``; ``supports(sizes,
         dtypes, config)``: True or the reason why not; ``name``. Binding a name again replaces that template.
@@ -152,8 +150,31 @@ class Op(calls.ShortCut, WithOut):
         template = read_template(self.spec, self.reference.__code__.co_filename, device, source, **declaration)
         others = [t for t in self.templates.get(template.device, []) if t.name != template.name]
         self.templates[template.device] = [*others, template]
+        if (kernel := as_kernel(self.spec, template)) is not None:
+            self._attach(kernel)
         registry.refresh()
         return template
+
+    def _attach(self, kernel: Kernel) -> None:
+        """Bind ``kernel``: one of the author's before all others; a template behind them, and in nobody's place."""
+        self.drop_native()
+        others = [k for k in self.kernels.get(kernel.device, []) if k.name != kernel.name or k.template is None]
+        if kernel.template is None:
+            self.kernels[kernel.device] = [kernel, *(k for k in others if k.name != kernel.name)]
+        elif kernel.name not in [k.name for k in others]:
+            self.kernels[kernel.device] = [*others, kernel]
+        registry.refresh()
+
+    def own(self, device: str) -> list[Kernel]:
+        """The kernels for a device type that are no templates."""
+        return [k for k in self.kernels.get(device, ()) if k.template is None]
+
+    def eager(self, device: str) -> list[Kernel]:
+        """What is tried in this order where nothing was chosen; then the reference runs.
+
+        A reference that is a library call there (``library=``) comes before templates.
+        """
+        return self.own(device) if device in self.spec.library else self.kernels.get(device, [])
 
     def backward(self, fn: Callable[..., Any] | None = None, *, saves: Iterable[str] | None = None) -> Any:
         """Declare the gradient: ``fn(grad, saved, needs) -> {argument: gradient}``, in terms of other ops.
@@ -207,10 +228,12 @@ class Op(calls.ShortCut, WithOut):
         if choices.active and not isinstance(found := choices.find(self, call), choices.Missing):
             return found
         reasons = []
-        for kernel in self.kernels.get(device, ()):
-            if not (reason := kernel.refuses(call)):
-                return kernel if kernel.space is None else kernel.variant(kernel.space.default(call.env))
-            reasons.append(f"{kernel.name}: {reason}")
+        for kernel in self.eager(device):
+            if isinstance(serving := kernel.serving(call), Kernel):
+                return serving
+            reasons.append(f"{kernel.name}: {serving}")
+        if device in self.spec.library:
+            return None
         why = "; ".join(reasons) or f"no kernel for {device}"
         if settings().strict:
             raise error("SL306", where=self.spec.name, got=why, expected=f"a kernel for {device}")
@@ -292,6 +315,7 @@ def op(
     contiguous: Iterable[str] = (),
     outputs: Iterable[str] = (),
     autocast: str | None = "widest",
+    library: Iterable[str] = (),
 ) -> Callable[[Callable[..., Any]], Op]:
     """Declare a torch op from an annotated function whose body is its reference.
 
@@ -304,6 +328,7 @@ def op(
         contiguous: names of tensor arguments that must arrive contiguous (others may have any strides).
         outputs: names of the outputs (default ``out``, or ``out0``, ``out1``, ...), keywords of out-style kernels.
         autocast: dtype of floating inputs under autocast: ``"widest"`` of them, ``"autocast"``, ``"float32"`` or None.
+        library: device types on which the body is a call of a tuned library: fast, so that it stands before templates.
 
     Raises:
         DeclarationError: SL1xx, when torch could not carry out the declaration.
@@ -320,46 +345,9 @@ def op(
     def declare(fn: Callable[..., Any]) -> Op:
         spec = read_spec(
             name, fn, dims=dims or {}, bounds=bounds or {}, requires=requires, mutates=mutates,
-            contiguous=contiguous, outputs=outputs, autocast=autocast,
+            contiguous=contiguous, outputs=outputs, autocast=autocast, library=library,
         )  # fmt: skip
         return Op(spec, fn)
-
-    return declare
-
-
-class AdoptedOp(Op):
-    """An op that someone else registered, with a declaration of what it should be: it can be audited, not extended."""
-
-    def _register(self) -> None:
-        packet = getattr(getattr(torch.ops, self.spec.namespace), self.spec.opname, None)
-        if packet is None:
-            raise error("SL501", where=self.spec.name, got="not registered", expected=f"torch.ops.{self.spec.name}",
-                        fix="import the library that registers it first")  # fmt: skip
-        self.overload = self.raw = packet.default
-        self._split, self._plain = self.raw is not self.overload, calls.builtin(self.raw)
-
-    def kernel(self, *args: Any, **kwargs: Any) -> Any:
-        raise TypeError(
-            f"{self.spec.name} is adopted: its kernels are registered elsewhere; declare it with sl.op instead"
-        )
-
-    def backward(self, *args: Any, **kwargs: Any) -> Any:
-        raise TypeError(
-            f"{self.spec.name} is adopted: its gradient is registered elsewhere; declare it with sl.op instead"
-        )
-
-
-def adopt(name: str, **declaration: Any) -> Callable[[Callable[..., Any]], AdoptedOp]:
-    """Declare what an already registered torch op should do, so that it can be audited: ``sl.audit(op)``.
-
-    Takes the keyword arguments of :func:`op`; the decorated function is the reference, as there. Nothing is registered
-    or changed: schema, fake, gradient and kernels stay those of the op's own library.
-    """
-
-    def declare(fn: Callable[..., Any]) -> AdoptedOp:
-        keywords: dict[str, Any] = {"dims": {}, "bounds": {}, "requires": (), "mutates": (), "contiguous": (),
-                                    "outputs": (), "autocast": "widest", **declaration}  # fmt: skip
-        return AdoptedOp(read_spec(name, fn, **keywords), fn)
 
     return declare
 

@@ -86,6 +86,7 @@ class OpSpec:
     bounds: tuple[tuple[str, Expr], ...] = ()
     requires: tuple[Expr, ...] = ()
     autocast: str | None = "widest"
+    library: tuple[str, ...] = field(default=(), repr=False)
     doc: str = field(default="", compare=False, repr=False)
 
     @property

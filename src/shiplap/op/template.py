@@ -1,4 +1,7 @@
-"""A template as data: kernel source with holes that Inductor fills with fused neighbours (``fuse`` lowers it)."""
+"""A template as data: kernel source with holes that Inductor fills with fused neighbours (``fuse`` lowers it).
+
+A Triton template is a kernel too: rendered with nothing in its holes (``impl.direct``).
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from shiplap.errors import error
+from shiplap.op.config import read_space
+from shiplap.op.launch import Kernel, Runnable
 from shiplap.op.source import source_digest
 from shiplap.op.spec import OpSpec
 
-__all__ = ["Template", "read_template"]
+__all__ = ["Template", "as_kernel", "read_template"]
 
 LANGUAGES = {".triton.jinja": "triton", ".cpp.jinja": "cpp"}
 INCLUDE = re.compile(r"""\{%-? include "([\w.]+)" -?%\}""")
 Config = Mapping[str, Any]
+
+runnable: Callable[[OpSpec, Template], Runnable] | None = None  # set by shiplap.impl: runs a template by itself
 
 
 @dataclass(frozen=True)
@@ -86,6 +93,16 @@ def read_template(
         name or path.name.split(".")[0], device.partition(":")[0], language, text, given, grid,
         tuple((tables or {}).items()), tuple((innermost or {}).items()), supports,
     )  # fmt: skip
+
+
+def as_kernel(spec: OpSpec, template: Template) -> Kernel | None:
+    """A Triton template as a kernel of its name with its configs; None for another language."""
+    if template.language != "triton" or runnable is None:
+        return None
+    run = runnable(spec, template)
+    configs = None if template.configs == ({},) else template.configs
+    space = read_space(spec, template.name, configs, None, None, None)
+    return Kernel(template.name, template.device, run, template.identity, space=space, template=template)
 
 
 def _included(path: Path, where: str) -> str:

@@ -88,20 +88,28 @@ class ReferenceCandidate:
         return lambda: fit_outputs(self.op.spec, call, self.op._reference(call.args))
 
 
-def candidates(op: Op, device: str, env: Mapping[str, Any]) -> list[Candidate]:
-    """Every kernel × config of ``op`` for a device type and sizes: the reference first, then the declared default."""
+def candidates(op: Op, device: str, env: Mapping[str, Any], call: Binding | None = None) -> list[Candidate]:
+    """Every kernel × config of ``op`` for a device type and sizes: the reference first, then the declared default.
+
+    With ``call``, which may be one without values, configs of templates that do not take it are left out.
+    """
     found: list[Candidate] = [ReferenceCandidate(op)]
     for kernel in op.kernels.get(torch.device(device).type, ()):
         configs = kernel.space.configs(env) if kernel.space else (NO_CONFIG,)
-        found += [KernelCandidate(op, kernel.variant(config)) for config in configs]
+        bound = [kernel.variant(config) for config in configs]
+        found += [KernelCandidate(op, k) for k in bound if call is None or k.template is None or not _refuses(k, call)]
     return found
 
 
 def default_of(op: Op, call: Binding, device: str) -> tuple[str, Config]:
     """What runs without a choice on a device type; ``call`` may be one without values."""
-    for kernel in op.kernels.get(torch.device(device).type, ()):
-        if not _refuses(kernel, call):
-            return kernel.name, kernel.space.default(call.env) if kernel.space else NO_CONFIG
+    for kernel in op.eager(torch.device(device).type):
+        try:
+            serving = kernel.serving(call)
+        except Exception:  # supports= may look at values, or at the device
+            serving = kernel if kernel.space is None else kernel.variant(kernel.space.default(call.env))
+        if isinstance(serving, Kernel):
+            return serving.name, serving.config
     return REFERENCE, NO_CONFIG
 
 

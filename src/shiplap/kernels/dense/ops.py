@@ -12,8 +12,10 @@ import shiplap as sl
 
 __all__ = ["bmm", "conv2d", "grouped_mm", "int8_mm", "mm"]
 
+TUNED = ("cpu", "cuda")  # where torch calls a vendor's library
 
-@sl.op("dense::mm")
+
+@sl.op("dense::mm", library=TUNED)
 def mm(
     a: Float[Tensor, "m k"], b: Float[Tensor, "k n"], bias: Float[Tensor, "n"] | None = None
 ) -> Float[Tensor, "m n"]:
@@ -34,7 +36,7 @@ def _(grad: Tensor, saved: Any, needs: Any) -> dict[str, Tensor]:
     return found
 
 
-@sl.op("dense::bmm")
+@sl.op("dense::bmm", library=TUNED)
 def bmm(a: Float[Tensor, "batch m k"], b: Float[Tensor, "batch k n"]) -> Float[Tensor, "batch m n"]:
     """A product per batch entry; strides are free."""
     return torch.bmm(a, b)
@@ -113,6 +115,7 @@ def _(rng: torch.Generator, sizes: dict[str, Any], dtype: torch.dtype, device: t
         "len(dilation) == 2", "min(h, w, ci, co, kh, kw) >= 1", "h + 2 * padding[0] > dilation[0] * (kh - 1)",
         "w + 2 * padding[1] > dilation[1] * (kw - 1)",
     ),
+    library=TUNED,
 )  # fmt: skip
 def conv2d(
     x: Float[Tensor, "batch h w ci"], weight: Float[Tensor, "co kh kw ci"], bias: Float[Tensor, "co"] | None = None,

@@ -1,0 +1,162 @@
+"""Triton templates as text: what they may write, and a renderer that turns one into a plain Triton kernel.
+
+Inductor renders the same sources in compiled graphs, with neighbours inside (``fuse``); here nothing is fused, and
+sizes and strides are arguments of the kernel, so that one kernel serves them all.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from shiplap.op.spec import OpSpec
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+__all__ = ["WORD", "Rendered", "constants", "render", "triton_source"]
+
+PRELUDE = r"""
+{%- macro swizzle(pid, tiles_m, tiles_n, group) %}
+    # Programs that share rows run together, so that what one loads the next one finds in the cache.
+    _width = {{group}} * {{tiles_n}}
+    _first = ({{pid}} // _width) * {{group}}
+    _rows = tl.minimum({{tiles_m}} - _first, {{group}})
+    tile_m = _first + ({{pid}} % _width) % _rows
+    tile_n = ({{pid}} % _width) // _rows
+{%- endmacro %}
+"""
+HEAD = "<the signature and what is known at compile time>"
+WORD = re.compile(r"[A-Za-z_]\w*")
+
+
+def triton_source(source: str, arguments: Iterable[str]) -> str:
+    """The source with ``def_kernel()`` naming the arguments that are present, in declared order, then tables."""
+    named = ", ".join(f'"{name}"' for name in arguments)
+    return PRELUDE.strip() + "\n" + source.replace("def_kernel()", f"def_kernel({named})")
+
+
+def constants(spec: OpSpec, values: Sequence[Any], plain: Callable[[Any], Any] = lambda v: v) -> dict[str, Any]:
+    """What a template may know of one call: ``HAS_BIAS``, ``STRIDE_0``, each scalar in capitals.
+
+    ``values`` are the arguments in schema order; ``plain`` makes numbers of symbols.
+    """
+    found: dict[str, Any] = {}
+    for arg, value in zip(spec.args, values, strict=True):
+        name = arg.name.upper()
+        if arg.tensor is not None:
+            found |= {f"HAS_{name}": value is not None} if arg.optional else {}
+        elif isinstance(value, (list, tuple)):
+            found |= {f"{name}_{i}": plain(v) for i, v in enumerate(value)}
+        else:
+            found[name] = plain(value)
+    return found
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """A Triton function ``name`` as ``text``. It takes the tensors, the output, then ``numbers``: each is
+    ``("size" | "stride", tensor, axis)``, the output being ``None``."""
+
+    name: str
+    text: str = field(repr=False)
+    numbers: tuple[tuple[str, str | None, int], ...]
+
+
+def render(
+    source: str, name: str, ranks: Mapping[str, int], out_rank: int, known: Mapping[str, Any], wide: bool
+) -> Rendered:
+    """The kernel of ``source`` for tensors of these ranks, in order of its parameters.
+
+    ``known`` are configs, facts and scalars; ``wide`` asks for 64-bit offsets.
+
+    Raises:
+        jinja2.TemplateError, KeyError, ValueError: the template uses what is not there.
+    """
+    writer = _Writer(dict(ranks), out_rank, wide)
+    helpers = {n: getattr(writer, n) for n in ("def_kernel", "size", "stride", "load_input", "store_output")}
+    known = {**known, "INDEX_DTYPE": f"tl.int{64 if wide else 32}"}
+    body = _template(triton_source(source, ranks)).render(**known, **helpers)
+    words = set(WORD.findall(body))
+    values = [f"    {n}: tl.constexpr = {_literal(n, v)}" for n, v in known.items() if n in words]
+    parameters = [*ranks, "out_ptr", *(_parameter(*n) for n in writer.numbers)]
+    head = "\n".join([f"def {name}({', '.join(parameters)}):", *values])
+    return Rendered(name, body.replace(HEAD, head).strip() + "\n", tuple(writer.numbers))
+
+
+@cache
+def _template(source: str) -> Template:
+    """Parsed as Inductor parses it: a name that nobody has given is an error."""
+    from jinja2 import Environment, StrictUndefined
+
+    return Environment(undefined=StrictUndefined, autoescape=False).from_string(source)
+
+
+class _Writer:
+    """The helpers of one rendering; ``numbers`` collects the sizes and strides that it asks for."""
+
+    def __init__(self, ranks: dict[str, int], out_rank: int, wide: bool) -> None:
+        self.ranks: dict[str | None, int] = {None: out_rank}
+        self.ranks.update(ranks)
+        self.wide = wide
+        self.numbers: dict[tuple[str, str | None, int], None] = {}
+
+    def def_kernel(self, *arguments: str) -> str:
+        return HEAD
+
+    def size(self, name: str | None, index: int) -> str:
+        found = self._number("size", name, index)
+        return f"tl.full([], {found}, dtype=tl.int64)" if self.wide else found
+
+    def stride(self, name: str | None, index: int | None = None) -> str:
+        if index is None:
+            return ", ".join(self._number("stride", name, axis) for axis in range(self.ranks[name]))
+        return self._number("stride", name, index)
+
+    def load_input(
+        self, input_name: str, output_name: str, indices: Sequence[str], mask: str | None = None,
+        other: float | None = 0.0, indent_width: int = 4, index_shape: Sequence[str] | None = None,
+    ) -> str:  # fmt: skip
+        masked = f", mask={mask}, other={other}" if mask else ""
+        return f"{output_name} = tl.load({input_name} + {self._offset(input_name, indices, index_shape)}{masked})"
+
+    def store_output(
+        self, indices: Sequence[str], val: str, mask: str | None = None, indent_width: int = 4,
+        val_shape: Sequence[str] | None = None,
+    ) -> str:  # fmt: skip
+        value = _broadcast(val, val_shape)
+        return f"tl.store(out_ptr + {self._offset(None, indices, val_shape)}, {value}, mask={mask})"
+
+    def _offset(self, name: str | None, indices: Sequence[str], shape: Sequence[str] | None) -> str:
+        """Of the elements at ``indices``, as wide as the tensors need it."""
+        if len(indices) != self.ranks[name]:
+            raise ValueError(f"{len(indices)} indices for {self.ranks[name]} dims of {name or 'the output'}")
+        terms = []
+        for axis, index in enumerate(indices):
+            adjacent = name is None and axis == len(indices) - 1  # outputs are contiguous
+            place = f"tl.cast({index}, tl.int64)" if self.wide else f"({index})"
+            terms.append(place if adjacent else f"{place} * {self._number('stride', name, axis)}")
+        return _broadcast(" + ".join(terms) or "0", shape)
+
+    def _number(self, kind: str, name: str | None, axis: int) -> str:
+        number = (kind, name, range(self.ranks[name])[axis])
+        self.numbers[number] = None
+        return _parameter(*number)
+
+
+def _parameter(kind: str, name: str | None, axis: int) -> str:
+    return f"{kind}_{name or 'out'}_{axis}"
+
+
+def _broadcast(value: str, shape: Sequence[str] | None) -> str:
+    return f"tl.broadcast_to({value}, ({', '.join(map(str, shape))},))" if shape else f"({value})"
+
+
+def _literal(name: str, value: Any) -> str:
+    if name == "INDEX_DTYPE":
+        return str(value)
+    return f'float("{value}")' if isinstance(value, float) and not math.isfinite(value) else repr(value)

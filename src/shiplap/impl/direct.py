@@ -1,0 +1,299 @@
+"""A Triton template as a kernel: rendered with nothing in its holes, compiled by Triton, launched like any kernel.
+
+What its text depends on - which arguments are there, scalars, alignments, strides of 1, the width of offsets - is
+looked at in each call by one generated function, as far as the template mentions it. Renderings that come out alike
+share one compiled kernel. Sizes and strides are arguments of that kernel, so that a new size compiles nothing.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import linecache
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shiplap.codegen.triton import WORD, Rendered, constants, render
+from shiplap.impl.tables import Table
+from shiplap.impl.triton import Launcher, triton_launcher
+from shiplap.op import template as templates
+from shiplap.op.check import Binding, shape_of
+from shiplap.op.config import NO_CONFIG, Config
+from shiplap.op.spec import Arg, OpSpec
+from shiplap.op.template import Template
+
+__all__ = ["TemplateKernel"]
+
+LIMIT = 4096  # calls and renderings remembered: each may have sizes or scalars of its own
+WIDE = 2**31 - 1  # elements that a 32-bit offset reaches
+DESCRIPTOR = "make_tensor_descriptor"
+OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")  # of a config: Triton's own
+
+
+class TemplateKernel:
+    """``template`` of the op ``spec`` with one config. Nothing is imported, rendered or compiled before a call."""
+
+    def __init__(self, spec: OpSpec, template: Template) -> None:
+        self.spec, self.template = spec, template
+        self.config: Config = NO_CONFIG
+        where = f"{spec.name}, template {template.name}"
+        self.tables = {name: Table(f"{where}, table {name}", build) for name, build in template.tables}
+        self.jitted: dict[str, Launcher] = {}  # by text, of all configs
+        self._firsts: dict[Any, Config | str] = {}
+        self._reset()
+
+    def _reset(self) -> None:
+        self._refusals: dict[Any, str] = {}
+        self._launches: dict[Any, Callable[..., None]] = {}
+        self._run: Callable[[Binding, Tensor], None] | None = None
+
+    def with_config(self, config: Config) -> TemplateKernel:
+        """The same template with the values of ``config``."""
+        configured = copy.copy(self)
+        configured.config = config
+        configured._reset()
+        return configured
+
+    def __call__(self, call: Binding) -> tuple[Tensor, ...]:
+        (output,) = self.spec.outputs
+        out = torch.empty(shape_of(output, call.env), dtype=call.dtype_of(output.tensor), device=call.device)
+        self.into(call, (out,), None)
+        return (out,)
+
+    def into(self, call: Binding, outs: Sequence[Tensor], scratch: Tensor | None) -> None:
+        """Fill the output, which is contiguous, on the current stream of the call's device."""
+        if self._run is None:
+            self._run = _compile_run(self)
+        device = call.device
+        assert device is not None
+        if device.type != "cuda" or device.index == torch.cuda.current_device():
+            self._run(call, outs[0])
+            return
+        with torch.cuda.device(device):
+            self._run(call, outs[0])
+
+    # --- which config takes a call ------------------------------------------------------------------------------------
+
+    def first(self, call: Binding) -> Config | str:
+        """The first config that takes ``call``, or why none does."""
+        key = self._key(call)
+        found = self._firsts.get(key)
+        if found is None:
+            found = _bounded(self._firsts)[key] = self._first(call)
+        return found
+
+    def _first(self, call: Binding) -> Config | str:
+        reason = ""
+        for values in self.template.candidates(_plain_env(call.env)):
+            config = Config.of(values)
+            if not (why := self._why_not(call, config)):
+                return config
+            reason = reason or why
+        return reason or "no config for these sizes"
+
+    def refuses(self, call: Binding) -> str:
+        """Empty when the template takes this call with this config, else the reason."""
+        key = self._key(call)
+        found = self._refusals.get(key)
+        if found is None:
+            found = _bounded(self._refusals)[key] = self._why_not(call, self.config)
+        return found
+
+    def _why_not(self, call: Binding, config: Config) -> str:
+        if find_spec("triton") is None:
+            return "Triton is not installed"
+        if 0 in shape_of(self.spec.outputs[0], call.env):
+            return ""  # nothing to compute
+        if (supports := self.template.supports) is not None:
+            verdict = supports(_plain_env(call.env), self._dtypes(call), config.as_dict())
+            if verdict is not True:
+                return verdict or "supports() returned False"
+        if DESCRIPTOR in self.template.source and DESCRIPTOR in self.render(call, self._present(call), config).text:
+            return "tensor descriptors are for compiled code"
+        return ""
+
+    def _key(self, call: Binding) -> Any:
+        """All that configs and ``supports`` may look at, and what a descriptor may be made for."""
+        env = tuple([(k, tuple(v) if type(v) is list else v) for k, v in call.env.items()])
+        dtypes = tuple([v.dtype if isinstance(v, Tensor) else None for v in call.args])
+        if DESCRIPTOR not in self.template.source:
+            return env, dtypes
+        return env, dtypes, tuple([v.stride() for v in call.args if isinstance(v, Tensor)])
+
+    def _dtypes(self, call: Binding) -> dict[str, torch.dtype]:
+        found = {name: t.dtype for name, t in self._given(call).items()}
+        return found | {"out": call.dtype_of(self.spec.outputs[0].tensor)}
+
+    def _given(self, call: Binding) -> dict[str, Tensor]:
+        """The tensor arguments that are there."""
+        return {a.name: v for a, v in zip(self.spec.args, call.args, strict=True) if isinstance(v, Tensor)}
+
+    def _present(self, call: Binding) -> dict[str, Tensor]:
+        """What the kernel is given beside the output: arguments, then tables."""
+        assert call.device is not None
+        return self._given(call) | {name: table(call.env, call.device) for name, table in self.tables.items()}
+
+    # --- rendering ----------------------------------------------------------------------------------------------------
+
+    def render(
+        self, call: Binding, present: Mapping[str, Tensor], config: Config | None = None, wide: bool = False
+    ) -> Rendered:
+        """The kernel for ``call``, for tensors laid out like those of ``present``."""
+        name = f"{self.spec.opname}_{self.template.name}"
+        known = {
+            **constants(self.spec, call.args),
+            **{f"{k.upper()}_ALIGN": (v | 256) & -(v | 256) for k, v in call.env.items() if type(v) is int},
+            **{f"{k.upper()}_INNER": _inner(t.stride()) for k, t in present.items()},
+            "ALLOW_TF32": torch.backends.cuda.matmul.allow_tf32,
+            **(self.config if config is None else config).as_dict(),
+        }
+        ranks = {k: t.dim() for k, t in present.items()}
+        return render(self.template.source, name, ranks, len(shape_of(self.spec.outputs[0], call.env)), known, wide)
+
+    def launch_for(
+        self, key: tuple[Any, ...], call: Binding, tensors: Sequence[Tensor | None], wide: bool
+    ) -> Callable[..., None]:
+        """``launch(grid, out, out.shape, out.stride(), then of each tensor itself, its shape and its strides)``."""
+        names = [*(a.name for a in self.spec.tensors), *self.tables]
+        places = {name: i for i, (name, t) in enumerate(zip(names, tensors, strict=True)) if t is not None}
+        present = {name: t for name, t in zip(names, tensors, strict=True) if t is not None}
+        rendered = self.render(call, present, None, wide)
+        if rendered.text not in self.jitted:
+            _bounded(self.jitted)[rendered.text] = _jitted(rendered)
+        given = [f"t{places[name]}" for name in present] + ["out"]
+        for kind, name, axis in rendered.numbers:
+            given.append(f"{'s' if kind == 'size' else 'd'}{'out' if name is None else places[name]}[{axis}]")
+        options = [f"{k}={v!r}" for k, v in self.config.items if k in OPTIONS]
+        parameters = ["grid", "out", "sout", "dout", *(f"{p}{i}" for i in range(len(names)) for p in "tsd")]
+        text = f"lambda {', '.join(parameters)}: kernel[grid]({', '.join([*given, *options])})"
+        launch: Callable[..., None] = eval(text, {"kernel": self.jitted[rendered.text]})
+        _bounded(self._launches)[key] = launch
+        return launch
+
+
+def _jitted(rendered: Rendered) -> Launcher:
+    """The text as a Triton function; ``linecache`` knows its lines, for Triton, debuggers and tracebacks ask there."""
+    import triton
+    import triton.language as tl
+
+    digest = hashlib.sha256(rendered.text.encode()).hexdigest()[:12]
+    file = f"<template {rendered.name} {digest}>"
+    linecache.cache[file] = (len(rendered.text), None, rendered.text.splitlines(keepends=True), file)
+    scope: dict[str, Any] = {"__name__": f"shiplap.templates.{rendered.name}", "triton": triton, "tl": tl}
+    if "libdevice" in rendered.text:
+        from triton.language.extra import libdevice
+
+        scope["libdevice"] = libdevice
+    exec(compile(rendered.text, file, "exec"), scope)
+    return triton_launcher(triton.jit(scope[rendered.name]))
+
+
+# --- the generated function: from a bound call to its launch ----------------------------------------------------------
+
+
+def _compile_run(kernel: TemplateKernel) -> Callable[[Binding, Tensor], None]:
+    grid = kernel.template.grid
+    assert grid is not None
+    scope: dict[str, Any] = {
+        "launches": kernel._launches, "launch_for": kernel.launch_for, "grid": grid, "config": kernel.config.as_dict(),
+        "cdiv": lambda a, b: -(-a // b), "adjacent": _adjacent, "inner": _inner, "reach": _reach,
+        "matmul": torch.backends.cuda.matmul, **{f"table{i}": t for i, t in enumerate(kernel.tables.values())},
+    }  # fmt: skip
+    exec(compile(_source(kernel), f"<launch {kernel.spec.name} {kernel.template.name}>", "exec"), scope)
+    run: Callable[[Binding, Tensor], None] = scope["run"]
+    return run
+
+
+def _source(kernel: TemplateKernel) -> str:
+    """``run(call, out)``: ``t0, s0, d0`` are the first tensor, its shape and its strides; tables come last."""
+    spec, template = kernel.spec, kernel.template
+    lines = ["def run(call, out):", "    if not out.numel(): return", "    args, env = call.args, call.env"]
+    innermost, reaches = dict(template.innermost), ["out.numel()"]
+    for i, arg in enumerate(spec.tensors):
+        assert arg.tensor is not None
+        lines.append(f"    t{i} = args[{spec.args.index(arg)}]")
+        if arg.name in innermost:
+            dim = [d.text for d in arg.tensor.dims].index(innermost[arg.name])
+            axis = dim - len(arg.tensor.dims) if arg.tensor.variadic else dim
+            lines.append(f"    t{i} = adjacent(t{i}, {axis})")
+        if arg.optional:
+            lines.append(f"    if t{i} is None: s{i} = d{i} = ()")
+        lines.append(f"    {'else: ' if arg.optional else ''}s{i}, d{i} = t{i}.shape, t{i}.stride()")
+        reaches.append(_reach_of(arg, i))
+    count = len(spec.tensors)
+    for i in range(len(kernel.tables)):
+        lines += [f"    t{count + i} = table{i}(env, call.device)",
+                  f"    s{count + i}, d{count + i} = t{count + i}.shape, t{count + i}.stride()"]  # fmt: skip
+    tensors = range(count + len(kernel.tables))
+    every = ", ".join(f"t{i}, s{i}, d{i}" for i in tensors)
+    lines += [
+        f"    wide = {' or '.join(f'{r} > {WIDE}' for r in reaches)}",
+        f"    key = (wide, {''.join(f'{fact}, ' for fact in _facts(kernel))})",
+        "    launch = launches.get(key)",
+        f"    if launch is None: launch = launch_for(key, call, ({''.join(f't{i}, ' for i in tensors)}), wide)",
+        f"    launch(grid(env, config, cdiv), out, out.shape, out.stride(), {every})",
+    ]
+    return "\n".join(lines)
+
+
+def _facts(kernel: TemplateKernel) -> list[str]:
+    """Expressions of what the text may depend on, for this template."""
+    spec, words = kernel.spec, set(WORD.findall(kernel.template.source))
+    found = ["matmul.allow_tf32"] if "ALLOW_TF32" in words else []
+    for i, arg in enumerate(spec.tensors):
+        assert arg.tensor is not None
+        found += [f"t{i} is None"] if arg.optional else []
+        found += [f"len(s{i})"] if arg.tensor.variadic else []
+        found += [f"inner(d{i})"] if f"{arg.name.upper()}_INNER" in words else []
+    for arg in spec.scalars:
+        name = arg.name.upper()
+        if "list" in str(arg.scalar):
+            found += [f"tuple(env[{arg.name!r}])"] if any(w.startswith(f"{name}_") for w in words) else []
+        elif name in words:
+            found.append(f"env[{arg.name!r}]")
+    dims = {d.text for a in spec.tensors if a.tensor for d in a.tensor.dims if d.kind == "name"}
+    sizes = [*sorted(dims | {name for name, _ in spec.dims}), *(a.name for a in spec.scalars if a.scalar == "int")]
+    aligned = [n for n in sizes if f"{n.upper()}_ALIGN" in words]
+    return found + [f"(env[{n!r}] | 256) & -(env[{n!r}] | 256)" for n in aligned]
+
+
+def _reach_of(arg: Arg, i: int) -> str:
+    """An expression of the largest offset within a tensor, in elements."""
+    assert arg.tensor is not None
+    if arg.optional or arg.tensor.variadic:
+        return f"reach(s{i}, d{i})"
+    return " + ".join(f"(s{i}[{axis}] - 1) * d{i}[{axis}]" for axis in range(len(arg.tensor.dims))) or "0"
+
+
+def _reach(sizes: Sequence[int], strides: Sequence[int]) -> int:
+    return sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))
+
+
+def _inner(strides: Sequence[int]) -> int:
+    """The last axis with stride 1, or -1."""
+    return next((axis for axis in range(len(strides) - 1, -1, -1) if strides[axis] == 1), -1)
+
+
+def _adjacent(tensor: Tensor | None, axis: int) -> Tensor | None:
+    """The tensor with stride 1 along an axis, copied if it has another."""
+    if tensor is None or tensor.stride(axis) == 1:
+        return tensor
+    return tensor.movedim(axis, -1).contiguous().movedim(-1, axis)
+
+
+def _plain_env(env: Mapping[str, Any]) -> dict[str, Any]:
+    """Sizes and scalars as templates see them: lists as tuples."""
+    return {k: tuple(v) if type(v) is list else v for k, v in env.items()}
+
+
+def _bounded(memory: dict[Any, Any]) -> dict[Any, Any]:
+    if len(memory) >= LIMIT:
+        memory.clear()
+    return memory
+
+
+templates.runnable = TemplateKernel
