@@ -240,7 +240,7 @@ def _check_table(op: str, table: Tensor, rows: int) -> None:
 _CHANNELS = ("groups >= 1", "cg * groups == ci", "co % groups == 0")
 
 
-@sl.op("sparse3d::conv", requires=_CHANNELS)
+@sl.op("sparse3d::conv", requires=_CHANNELS, autocast="autocast")
 def conv(
     feats: Float[Tensor, "n ci"],
     weight: Float[Tensor, "co k cg"],
@@ -357,6 +357,7 @@ def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str,
 
 
 _SINGLE_OR_DOUBLE = ("float32", "float64")
+CPU_FLOATS = ("bfloat16", "float16", *_SINGLE_OR_DOUBLE)  # whose sums are float32 at least
 
 _bind(unique_coords, "24 * n + 49408")
 _bind(segment_mean, dtypes=_SINGLE_OR_DOUBLE)
@@ -375,10 +376,11 @@ _bind(
     f"(k * cg * groups * 16 * cdiv(co // groups, 16) + 16 * cdiv(co, 16)) * {_SUM} + {_UNSORTED}"
     f" + threads * (2112 * k + 64 * cdiv(k, 16) + (1 - {_WIDENED}) * 65536 + 4 * {_WIDENED}"
     " * (max(65536, 256 * groups * cdiv(co // groups, 16)) + max(8192, 192 * cdiv(ci, 16))))",
-    strided=("weight",),
-)
+    strided=("weight",), dtypes=CPU_FLOATS,
+)  # fmt: skip
 _bind(
     conv_weight_grad,
     f"k * max(co * 16 * cdiv(ci // groups, 16), 32 * cdiv(co, 16)) * {_SUM} + 64 * cdiv(k, 8) + {_UNSORTED}"
     f" + threads * (2048 * (cdiv(ci, 16) + cdiv(co, 16) + min(1, groups - 1)) * {_SUM} + 4160 * k + 64 * cdiv(k, 16))",
+    dtypes=CPU_FLOATS,
 )

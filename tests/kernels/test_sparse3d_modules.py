@@ -1,0 +1,184 @@
+"""``SparseTensor``, batch norm, autocast, and the capacity form: what padding must not change."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+import shiplap as sl
+from shiplap.kernels import sparse3d
+from tests.kernels.scenes import scene
+
+GRID = (9, 8, 7)
+DOUBLE = {"dtype": torch.float64}
+
+
+# --- SparseTensor -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ndim", [1, 2, 3])
+def test_dense_and_back(ndim):
+    dense = torch.randn(2, 3, *(4, 5, 6)[:ndim]) * (torch.rand(2, 1, *(4, 5, 6)[:ndim]) < 0.4)
+    x = sparse3d.SparseTensor.from_dense(dense)
+    assert torch.equal(x.dense(), dense)
+    assert x.coords.dtype == torch.int32
+    assert x.coords.shape == ((dense != 0).any(1).sum(), 1 + ndim)
+    assert x.spatial_shape == dense.shape[2:]
+
+
+def test_rows_add_on_the_same_voxels_only():
+    x = scene(30, GRID, 3)
+    y = x.replace(x.feats * 2)
+    assert torch.equal((x + y).feats, x.feats * 3)
+    assert torch.equal((1 + x).feats, x.feats + 1)
+    assert (x + y).geometry is x.geometry
+    other = scene(20, GRID, 3)
+    with pytest.raises(sl.ShiplapError, match=r"SL202(.|\n)*n=30(.|\n)*and(.|\n)*n=20(.|\n)*same voxels") as caught:
+        x + other
+    assert "voxels of its own" in str(caught.value)
+
+
+def test_skip_connections_share_voxels():
+    x = scene(60, GRID, 3)
+    y = sparse3d.SparseConv3d(3, 5, 2, 2, **DOUBLE)(x)
+    z = sparse3d.SparseInverseConv3d(5, 4, 2, **DOUBLE)(y)
+    both = sparse3d.cat([x, z])
+    assert torch.equal(both.feats, torch.cat([x.feats, z.feats], 1))
+    assert both.geometry is x.geometry
+    assert (x.replace(z.feats) + z).geometry is x.geometry
+
+
+def test_cat_of_channels_and_of_scenes():
+    x, y = scene(30, GRID, 3), scene(20, GRID, 3, batch_size=3)
+    scenes = sparse3d.cat([x, y], 0)
+    assert scenes.batch_size == 5
+    assert torch.equal(scenes.dense(), torch.cat([x.dense(), y.dense()]))
+    with pytest.raises(sl.ShiplapError, match=r"SL202(.|\n)*same voxels"):
+        sparse3d.cat([x, y])
+    with pytest.raises(sl.ShiplapError, match=r"SL202(.|\n)*grids of one size"):
+        sparse3d.cat([x, scene(5, (9, 8, 6), 3)], 0)
+    with pytest.raises(sl.ShiplapError, match=r"SL208(.|\n)*0 \(scenes\) or 1 \(channels\)"):
+        sparse3d.cat([x, x], 2)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_scenes_by_index_and_slice(padded):
+    x = scene(80, GRID, 3, batch_size=4)
+    dense = x.dense()
+    x = x.pad(100) if padded else x
+    for chosen in (0, 3, -1, slice(1, 3), slice(2, None), slice(0, 0)):
+        y = x[chosen]
+        want = dense[chosen] if isinstance(chosen, slice) else dense[chosen][None]
+        assert torch.equal(y.dense(), want)
+        assert y.batch_size == want.shape[0]
+        assert not padded or y.feats.shape[0] == 100
+    with pytest.raises(IndexError):
+        x[4]
+    with pytest.raises(sl.ShiplapError, match=r"SL208(.|\n)*step 1"):
+        x[::2]
+
+
+def test_to_another_dtype_and_device():
+    x = scene(30, GRID, 3)
+    assert x.to(dtype=torch.float32).feats.dtype == torch.float32
+    assert x.to(dtype=torch.float32).geometry is x.geometry
+    moved = x.to("meta")
+    assert moved.coords.device.type == "meta"
+    assert moved.spatial_shape == GRID
+
+
+def test_tables_die_with_their_tensors():
+    """No cycle between a level and the one below: memory of a GPU must not wait for the garbage collector."""
+    x = scene(60, GRID, 3)
+    y = sparse3d.SparseConv3d(3, 4, 2, 2, **DOUBLE)(x)
+    z = sparse3d.SparseInverseConv3d(4, 3, 2, **DOUBLE)(sparse3d.SubMConv3d(4, 4, 3, **DOUBLE)(y))
+    found = [weakref.ref(t) for t in (y.coords, *y.geometry.subm(3).tensors, *z.geometry.strided(2, 2).plan.tensors)]
+    gc.collect()
+    gc.disable()
+    try:
+        del x, y, z
+        assert [ref() for ref in found] == [None] * len(found)
+    finally:
+        gc.enable()
+
+
+# --- batch norm -------------------------------------------------------------------------------------------------------
+
+
+def norms(c, **options):
+    ours, theirs = sparse3d.BatchNorm(c, **options), nn.BatchNorm1d(c, **options)
+    for p in theirs.parameters():
+        nn.init.normal_(p)
+    ours.load_state_dict(theirs.state_dict())
+    return ours, theirs
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"momentum": None}, {"affine": False}, {"track_running_stats": False}, {"momentum": 0.3, "eps": 1e-2}],
+)
+def test_batch_norm_is_torchs_over_the_voxels(padded, options):
+    ours, theirs = norms(5, **options, dtype=torch.float64)
+    for n in (60, 3, 40):
+        x = scene(n, GRID, 5)
+        feats = (x.feats * 3 + 1).requires_grad_()
+        got, want = x.replace(feats), theirs(feats)
+        got = ours(got.pad(n + 17) if padded else got).feats
+        torch.testing.assert_close(got[:n], want)
+        assert not got[n:].any()
+        weight = torch.randn_like(want)
+        (a,), (b,) = (torch.autograd.grad(t, feats, weight) for t in (got[:n], want))
+        torch.testing.assert_close(a, b)
+    for (name, a), (_, b) in zip(ours.state_dict().items(), theirs.state_dict().items(), strict=True):
+        torch.testing.assert_close(a, b, msg=name)
+    ours.eval(), theirs.eval()
+    torch.testing.assert_close(ours(x.pad(50) if padded else x).feats[: x.feats.shape[0]], theirs(x.feats))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_batch_norm_of_halves_keeps_statistics_in_float32(dtype):
+    ours, theirs = norms(4)
+    x = scene(200, GRID, 4).to(dtype=dtype)
+    x = x.replace(x.feats * 30 + 500)  # their squares leave the range of a half
+    got, want = ours(x.pad(220)).feats[:200], theirs(x.feats.float())
+    assert got.dtype == dtype
+    torch.testing.assert_close(got.float(), want, rtol=0.02, atol=0.02)
+    torch.testing.assert_close(ours.running_var, theirs.running_var, rtol=1e-4, atol=1e-4)
+
+
+def test_batch_norm_of_no_voxel_learns_nothing():
+    for x in (scene(0, GRID, 3), scene(0, GRID, 3).pad(20)):
+        norm = sparse3d.BatchNorm(3, **DOUBLE)
+        before = {k: v.clone() for k, v in norm.state_dict().items()}
+        assert not norm(x).feats.any()
+        assert all(torch.equal(v, before[k]) for k, v in norm.state_dict().items())
+    assert sparse3d.BatchNorm(3, **DOUBLE)(scene(1, GRID, 3)).feats.isfinite().all()
+
+
+# --- autocast ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_is_that_of_dense_convolution(dtype):
+    x = scene(50, GRID, 4, dtype=torch.float32)
+    layers = [sparse3d.SubMConv3d(4, 8, 3), sparse3d.SparseConv3d(8, 8, 2, 2), sparse3d.SparseInverseConv3d(8, 4, 2)]
+    net = sparse3d.Sequential(layers[0], sparse3d.BatchNorm(8), nn.ReLU(), *layers[1:])
+    dense = nn.Conv3d(4, 8, 3)
+    with torch.autocast("cpu", dtype=dtype):
+        y = net(x)
+        assert y.feats.dtype == dense(x.dense()).dtype == dtype
+        loss = y.feats.float().square().sum()
+    loss.backward()
+    full = sparse3d.Sequential(*net)(x)
+    torch.testing.assert_close(y.feats.float(), full.feats, rtol=0.1, atol=0.1)
+    assert all(p.grad.dtype == torch.float32 for p in net.parameters())
+    with torch.autocast("cpu", dtype=dtype):
+        wide = sparse3d.SubMConv3d(4, 8, 3, **DOUBLE)(x.to(dtype=torch.float64)).feats
+        assert wide.dtype == nn.Conv3d(4, 8, 3, **DOUBLE)(x.dense().double()).dtype == torch.float64
+    with pytest.raises(sl.ShiplapError, match="SL205"):  # no silent cast outside of it, as in torch
+        layers[0](x.to(dtype=dtype))
