@@ -152,7 +152,8 @@ def test_conv_of_every_dtype_group_and_table_is_the_kernel(dtype, groups, parts,
 @pytest.mark.parametrize("op", [sparse3d.conv, sparse3d.conv_weight_grad], ids=lambda op: op.spec.opname)
 def test_every_conv_on_the_cpu_is_the_kernel_and_can_be_bound_natively(op):
     (kernel,) = op.kernels["cpu"]
-    assert (kernel.supports, kernel.dtypes) == (None, ())
+    assert kernel.supports is None
+    assert kernel.dtypes == ("bfloat16", "float16", "float32", "float64")
     assert unfit(native.bound(op, "cpu")[0]) == ""
 
 
@@ -162,11 +163,59 @@ def test_bfloat16_means_run_the_reference_and_say_so():
         assert sparse3d.segment_mean(torch.ones(3, 2).bfloat16(), index, counts).dtype == torch.bfloat16
 
 
+def pooled_case(n: int, m: int, k: int, c: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Few different values, so that many are equal, with infinities and NaN among them; some rows have no hit."""
+    feats = torch.randint(-3, 0, (n, c)).to(dtype)
+    if n > 3:
+        feats[1, ::3], feats[2, ::2], feats[3, 1::2] = torch.nan, -torch.inf, torch.inf
+    table = torch.stack([torch.randperm(max(n, m) * 2)[:m] for _ in range(k)], 1) if k else torch.zeros(m, 0)
+    return feats, torch.where(table < n, table, -1).int()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("n", "m", "k", "c"), [(0, 0, 8, 3), (0, 4, 2, 5), (1, 1, 1, 1), (40, 90, 3, 7), (600, 500, 27, 64), (9, 5, 70, 77)]
+)
+def test_pooling_kernels(n, m, k, c, dtype):
+    feats, table = pooled_case(n, m, k, c, dtype)
+    for op, args in (
+        (sparse3d.pooling.max_pool_with_taps, (feats, table)), (sparse3d.pooling.sum_pool, (feats, table)),
+        (sparse3d.pooling.sum_pool, (feats, table, None, True)),
+    ):  # fmt: skip
+        assert [kernel.supports for kernel in op.kernels["cpu"]] == [None]
+        for got, want in zip(flat(op(*args)), flat(op.reference(*args)), strict=True):
+            torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+    back = sparse3d.transpose_table(table, n)
+    grad, taps = torch.randn(m, c).to(dtype), sparse3d.pooling.max_pool_with_taps(feats, table)[1]
+    grad[:, taps[0] < 0 if m else slice(0)] = torch.nan  # nobody takes part of it
+    args = grad, taps, back
+    got, want = sparse3d.pooling.max_pool_grad(*args), sparse3d.pooling.max_pool_grad.reference(*args)
+    torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-6, equal_nan=True)
+
+
+def flat(value):
+    return value if isinstance(value, tuple) else (value,)
+
+
+@pytest.mark.parametrize("entry", [-2, 5, 2**31 - 1])
+def test_pooling_refuses_table_entries_out_of_range(entry):
+    feats, table = pooled_case(5, 400, 27, 3, torch.float32)
+    table[300, 4] = entry
+    taps = torch.zeros(5, 3, dtype=torch.int16)
+    for call in (
+        lambda: sparse3d.pooling.sum_pool(feats, table),
+        lambda: sparse3d.pooling.max_pool_with_taps(feats, table),
+        lambda: sparse3d.pooling.max_pool_grad(feats, taps, table),
+    ):
+        with pytest.raises(sl.ShiplapError, match=rf"SL211[^$]*table\[300, 4\] = {entry} but feats has 5 rows"):
+            call()
+
+
 REFUSED = {
     "duplicate rows": (torch.tensor([[0, 1, 1, 1], [0, 2, 2, 2], [0, 1, 1, 1]]), "duplicate"),
     "negative": (torch.tensor([[0, -1, 2, 3]]), "outside spatial_shape"),
     "too large": (torch.tensor([[0, 1, 9, 3]]), "outside spatial_shape"),
-    "negative scene": (torch.tensor([[-1, 1, 1, 3]]), "outside spatial_shape"),
+    "negative scene": (torch.tensor([[-2, 1, 1, 3]]), "outside spatial_shape"),
 }
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 import shiplap as sl
 from shiplap.errors import error
 from shiplap.kernels.sparse3d.coords import refuse
-from shiplap.kernels.sparse3d.ops import transpose_table
+from shiplap.kernels.sparse3d.ops import CPU_FLOATS, LIBRARY, transpose_table
 
 __all__ = [
     "avg_pool", "global_max_pool", "global_pool", "global_sum_pool", "max_pool", "max_pool_grad", "max_pool_with_taps",
@@ -150,6 +150,10 @@ def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str,
     back = saved.table_t if saved.table_t is not None else transpose_table(saved.table, saved.feats.shape[0])
     share = (grad / _hits(saved.table, grad)) if saved.average else grad
     return {"feats": sum_pool(share, back, saved.table)}
+
+
+for _op in (max_pool_with_taps, max_pool_grad, sum_pool):
+    _op.kernel("cpu", sl.cabi(LIBRARY, f"sparse3d_{_op.spec.opname}"), dtypes=CPU_FLOATS)
 
 
 # --- over scenes ------------------------------------------------------------------------------------------------------

@@ -39,11 +39,38 @@ struct DepthwiseGrad {
   int64_t sums_stride;  // like weight_stride
 };
 
+// out[i, c] = sum over taps v of feats[table[i, v], c], or that over the number of hits; zero without.
+template <class S>
+struct SumPool {
+  TableRows<S> at;
+  bool average;
+  S* out;  // [rows, channels]
+};
+
+// The largest value under the taps of a row and the first tap that has it; NaN beats every number.
+template <class S>
+struct MaxPool {
+  TableRows<S> at;
+  S* out;         // [rows, channels], zero without hits
+  int16_t* taps;  // [rows, channels], -1 without hits
+};
+
+// out[i, c] = sum of feats[table[i, v], c] over the taps v that taps[table[i, v], c] names.
+template <class S>
+struct MaxPoolGrad {
+  TableRows<S> at;      // `feats` is the gradient of what was pooled
+  const int16_t* taps;  // [limit, channels]
+  S* out;               // [rows, channels]
+};
+
 // Kernels return false, and have read no row through it, when an entry is out of range.
 template <class S>
 struct RowKernels {
   bool (*depthwise)(const Depthwise<S>&);
   bool (*depthwise_grad)(const DepthwiseGrad<S>&);
+  bool (*sum_pool)(const SumPool<S>&);
+  bool (*max_pool)(const MaxPool<S>&);
+  bool (*max_pool_grad)(const MaxPoolGrad<S>&);
 };
 
 }  // namespace shiplap::sparse3d

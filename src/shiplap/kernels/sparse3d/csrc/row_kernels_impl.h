@@ -29,7 +29,7 @@ inline void for_each_hit(const TableRows<S>& at, int64_t row, const Visit& visit
   for (int64_t tap = 0; tap < at.taps; tap += 64) {
     const int64_t width = at.taps - tap < 64 ? at.taps - tap : 64;
     for (uint64_t hits = hit_mask(entries + tap, width, unused); hits != 0; hits &= hits - 1) {
-      const int64_t v = tap + __builtin_ctzll(hits);
+      const int v = static_cast<int>(tap) + __builtin_ctzll(hits);
       visit(v, entries[v]);
     }
   }
@@ -73,7 +73,7 @@ struct DepthwisePiece {
     typename Columns<S, V>::Vector sums[V];
     SHIPLAP_UNROLL
     for (int v = 0; v < V; ++v) sums[v] = load_sums(d.bias + column + v * columns.kLanes);
-    for_each_hit(d.at, row, [&](int64_t tap, int64_t entry) {
+    for_each_hit(d.at, row, [&](int tap, int64_t entry) {
       const S* from = d.at.feats + entry * d.at.channels + column;
       const Sum<S>* weight = d.weight + tap * d.weight_stride + column;
       SHIPLAP_UNROLL
@@ -93,7 +93,7 @@ struct DepthwiseGradPiece {
     typename Columns<S, V>::Vector grad[V];
     SHIPLAP_UNROLL
     for (int v = 0; v < V; ++v) grad[v] = columns.load(d.grad + row * d.at.channels + column, v);
-    for_each_hit(d.at, row, [&](int64_t tap, int64_t entry) {
+    for_each_hit(d.at, row, [&](int tap, int64_t entry) {
       const S* from = d.at.feats + entry * d.at.channels + column;
       Sum<S>* sums = d.sums + tap * d.sums_stride + column;
       SHIPLAP_UNROLL
@@ -101,6 +101,102 @@ struct DepthwiseGradPiece {
         Simd<Sum<S>>::add_to(sums + v * columns.kLanes, grad[v] * columns.load(from, v));
       }
     });
+  }
+};
+
+template <class S, int V>
+struct SumPoolPiece {
+  static void run(const SumPool<S>& p, int64_t row, int64_t column) {
+    const Columns<S, V> columns{p.at.channels - column};
+    typename Columns<S, V>::Vector sums[V] = {};
+    int64_t hits = 0;
+    for_each_hit(p.at, row, [&](int, int64_t entry) {
+      ++hits;
+      const S* from = p.at.feats + entry * p.at.channels + column;
+      SHIPLAP_UNROLL
+      for (int v = 0; v < V; ++v) sums[v] += columns.load(from, v);
+    });
+    const Sum<S> count = p.average && hits > 0 ? static_cast<Sum<S>>(hits) : Sum<S>(1);
+    SHIPLAP_UNROLL
+    for (int v = 0; v < V; ++v) {
+      columns.store(p.out + row * p.at.channels + column, v, sums[v] / count);
+    }
+  }
+};
+
+// Integers as wide as a sum, one for each lane: what a comparison of two vectors gives.
+template <class T>
+struct Lanes {
+  using Mask = decltype(typename Simd<T>::Vector{} < typename Simd<T>::Vector{});
+  static constexpr int64_t kCount = Simd<T>::kLanes;
+  typedef int16_t Taps __attribute__((vector_size(2 * kCount)));
+  typedef int16_t UnalignedTaps __attribute__((vector_size(2 * kCount), aligned(2), may_alias));
+
+  static Mask load(const int16_t* from, int64_t count) {
+    if (count >= kCount) {
+      const Taps taps = *reinterpret_cast<const UnalignedTaps*>(from);
+      return __builtin_convertvector(taps, Mask);
+    }
+    Mask taps = {};
+    for (int64_t i = 0; i < count; ++i) taps[i] = from[i];
+    return taps;
+  }
+  static void store(int16_t* to, Mask taps, int64_t count) {
+    if (count >= kCount) {
+      *reinterpret_cast<UnalignedTaps*>(to) = __builtin_convertvector(taps, Taps);
+      return;
+    }
+    for (int64_t i = 0; i < count; ++i) to[i] = static_cast<int16_t>(taps[i]);
+  }
+};
+
+template <class S, int V>
+struct MaxPoolPiece {
+  static void run(const MaxPool<S>& p, int64_t row, int64_t column) {
+    using Vector = typename Columns<S, V>::Vector;
+    using L = Lanes<Sum<S>>;
+    const Columns<S, V> columns{p.at.channels - column};
+    Vector most[V] = {};
+    typename L::Mask taps[V];
+    SHIPLAP_UNROLL
+    for (int v = 0; v < V; ++v) taps[v] = typename L::Mask{} - 1;
+    for_each_hit(p.at, row, [&](int tap, int64_t entry) {
+      const S* from = p.at.feats + entry * p.at.channels + column;
+      SHIPLAP_UNROLL
+      for (int v = 0; v < V; ++v) {
+        const Vector value = columns.load(from, v);
+        const auto first_nan = (value != value) & (most[v] == most[v]);
+        const auto better = (taps[v] < 0) | (value > most[v]) | first_nan;
+        most[v] = better ? value : most[v];
+        taps[v] = better ? typename L::Mask{} + tap : taps[v];
+      }
+    });
+    const int64_t at = row * p.at.channels + column;
+    SHIPLAP_UNROLL
+    for (int v = 0; v < V; ++v) {
+      columns.store(p.out + at, v, most[v]);
+      L::store(p.taps + at + v * L::kCount, taps[v], columns.left - v * L::kCount);
+    }
+  }
+};
+
+template <class S, int V>
+struct MaxPoolGradPiece {
+  static void run(const MaxPoolGrad<S>& p, int64_t row, int64_t column) {
+    using Vector = typename Columns<S, V>::Vector;
+    using L = Lanes<Sum<S>>;
+    const Columns<S, V> columns{p.at.channels - column};
+    Vector sums[V] = {};
+    for_each_hit(p.at, row, [&](int tap, int64_t entry) {
+      const int64_t at = entry * p.at.channels + column;
+      SHIPLAP_UNROLL
+      for (int v = 0; v < V; ++v) {
+        const auto taps = L::load(p.taps + at + v * L::kCount, columns.left - v * L::kCount);
+        sums[v] += taps == tap ? columns.load(p.at.feats + at, v) : Vector{};
+      }
+    });
+    SHIPLAP_UNROLL
+    for (int v = 0; v < V; ++v) columns.store(p.out + row * p.at.channels + column, v, sums[v]);
   }
 };
 
@@ -114,7 +210,10 @@ bool over_rows(const Args& args) {
 template <class S>
 constexpr RowKernels<S> make_row_kernels() {
   return {over_rows<S, DepthwisePiece, Depthwise<S>>,
-          over_rows<S, DepthwiseGradPiece, DepthwiseGrad<S>>};
+          over_rows<S, DepthwiseGradPiece, DepthwiseGrad<S>>,
+          over_rows<S, SumPoolPiece, SumPool<S>>,
+          over_rows<S, MaxPoolPiece, MaxPool<S>>,
+          over_rows<S, MaxPoolGradPiece, MaxPoolGrad<S>>};
 }
 
 }  // namespace

@@ -364,6 +364,55 @@ SL_EXPORT int sparse3d_conv_weight_grad(const sl_context* ctx,
                                         int32_t tf32);
 SL_EXPORT const char* sparse3d_conv_weight_grad_signature(void);
 
+/* Largest value under the taps, and the tap it came from: of equal ones the first, -1 where there is no hit.
+ *   sparse3d::max_pool_with_taps(Tensor feats, Tensor table, Tensor? table_t=None) -> (Tensor, Tensor)
+ *   feats: Float[Tensor, "n c"]
+ *   table: Int32[Tensor, "m k"]
+ *   table_t: Int32[Tensor, "n k"] or NULL
+ *   out: Float[Tensor, "m c"] (output)
+ *   taps: Int16[Tensor, "m c"] (output)
+ *   requires k <= 32767
+ */
+#define sparse3d_max_pool_with_taps_SIGNATURE "82737c4bc7749d36"
+SL_EXPORT int sparse3d_max_pool_with_taps(const sl_context* ctx,
+                                          const DLTensor* feats,
+                                          const DLTensor* table,
+                                          const DLTensor* table_t,
+                                          DLTensor* out,
+                                          DLTensor* taps);
+SL_EXPORT const char* sparse3d_max_pool_with_taps_signature(void);
+
+/* Input gradient of ``max_pool_with_taps``: ``out[i] = sum_v grad[t[i, v]]`` over the channels whose tap is ``v``.
+ *   sparse3d::max_pool_grad(Tensor grad, Tensor taps, Tensor table_t) -> Tensor
+ *   grad: Float[Tensor, "m c"]
+ *   taps: Int16[Tensor, "m c"]
+ *   table_t: Int32[Tensor, "n k"]
+ *   out: Float[Tensor, "n c"] (output)
+ */
+#define sparse3d_max_pool_grad_SIGNATURE "59a8ba1bfef73ca1"
+SL_EXPORT int sparse3d_max_pool_grad(const sl_context* ctx,
+                                     const DLTensor* grad,
+                                     const DLTensor* taps,
+                                     const DLTensor* table_t,
+                                     DLTensor* out);
+SL_EXPORT const char* sparse3d_max_pool_grad_signature(void);
+
+/* Sum of the rows under the taps, or their ``average``: the sum over the number of hits (zeros without a hit).
+ *   sparse3d::sum_pool(Tensor feats, Tensor table, Tensor? table_t=None, bool average=False) -> Tensor
+ *   feats: Float[Tensor, "n c"]
+ *   table: Int32[Tensor, "m k"]
+ *   table_t: Int32[Tensor, "n k"] or NULL
+ *   out: Float[Tensor, "m c"] (output)
+ */
+#define sparse3d_sum_pool_SIGNATURE "6a16970b697894d1"
+SL_EXPORT int sparse3d_sum_pool(const sl_context* ctx,
+                                const DLTensor* feats,
+                                const DLTensor* table,
+                                const DLTensor* table_t,
+                                DLTensor* out,
+                                int32_t average);
+SL_EXPORT const char* sparse3d_sum_pool_signature(void);
+
 /* The taps that each row hits, an order of the rows by them, and the pairs of each tap.
  *   sparse3d::masked_gemm_signals(Tensor table) -> (Tensor, Tensor, Tensor, Tensor, Tensor)
  *   table: Int32[Tensor, "n v"]
@@ -430,13 +479,13 @@ SL_EXPORT const char* sparse3d_z_order_encode_signature(void);
  *   sparse3d::z_order_decode(Tensor codes, SymInt bits, SymInt[] axes=[0, 1, 2]) -> Tensor
  *   codes: Int64[Tensor, "n"]
  *   coords: Int32[Tensor, "n 4"] (output)
+ *   requires bits <= 21
  *   requires bits >= 0
  *   requires len(axes) == 3
  *   requires min(axes) >= 0
  *   requires axes[0] + axes[1] + axes[2] == 3
  *   requires axes[0] * axes[1] * axes[2] == 0
  *   requires max(axes) == 2
- *   requires bits <= 21
  */
 #define sparse3d_z_order_decode_SIGNATURE "4d08fe81c002b8d2"
 SL_EXPORT int sparse3d_z_order_decode(const sl_context* ctx,
@@ -474,13 +523,13 @@ SL_EXPORT const char* sparse3d_hilbert_encode_signature(void);
  *   sparse3d::hilbert_decode(Tensor codes, SymInt bits, SymInt[] axes=[0, 1, 2]) -> Tensor
  *   codes: Int64[Tensor, "n"]
  *   coords: Int32[Tensor, "n 4"] (output)
+ *   requires bits <= 21
  *   requires bits >= 0
  *   requires len(axes) == 3
  *   requires min(axes) >= 0
  *   requires axes[0] + axes[1] + axes[2] == 3
  *   requires axes[0] * axes[1] * axes[2] == 0
  *   requires max(axes) == 2
- *   requires bits <= 21
  */
 #define sparse3d_hilbert_decode_SIGNATURE "1b83dae432714e82"
 SL_EXPORT int sparse3d_hilbert_decode(const sl_context* ctx,
@@ -510,6 +559,9 @@ SL_EXPORT const char* sparse3d_hilbert_decode_signature(void);
   const char* sparse3d_transpose_table_signature(void) { return sparse3d_transpose_table_SIGNATURE; } \
   const char* sparse3d_conv_signature(void) { return sparse3d_conv_SIGNATURE; } \
   const char* sparse3d_conv_weight_grad_signature(void) { return sparse3d_conv_weight_grad_SIGNATURE; } \
+  const char* sparse3d_max_pool_with_taps_signature(void) { return sparse3d_max_pool_with_taps_SIGNATURE; } \
+  const char* sparse3d_max_pool_grad_signature(void) { return sparse3d_max_pool_grad_SIGNATURE; } \
+  const char* sparse3d_sum_pool_signature(void) { return sparse3d_sum_pool_SIGNATURE; } \
   const char* sparse3d_masked_gemm_signals_signature(void) { return sparse3d_masked_gemm_signals_SIGNATURE; } \
   const char* sparse3d_masked_gemm_kernels_signature(void) { return sparse3d_masked_gemm_kernels_SIGNATURE; } \
   const char* sparse3d_z_order_encode_signature(void) { return sparse3d_z_order_encode_SIGNATURE; } \
