@@ -1,0 +1,101 @@
+"""Networks of every kind under torch.compile: one graph, few recompiles, eager's results, training included."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+from shiplap import compat
+from shiplap.kernels import sparse3d
+from tests.kernels.scenes import scene
+
+GRID = (12, 10, 8)
+COUNTS = (100, 130, 77, 150, 90, 201, 160, 55)
+
+
+def subm() -> sparse3d.Sequential:
+    return sparse3d.Sequential(
+        sparse3d.SubMConv3d(5, 8, 3), sparse3d.BatchNorm(8), nn.ReLU(), sparse3d.SubMConv3d(8, 8, 2, groups=4),
+        sparse3d.SubMConv3d(8, 4, (1, 3, 1), 2), sparse3d.GlobalPool("max"),
+    )  # fmt: skip
+
+
+def u_net() -> sparse3d.Sequential:
+    return sparse3d.Sequential(
+        sparse3d.SubMConv3d(5, 8, 3), sparse3d.BatchNorm(8), nn.ReLU(), sparse3d.SparseConv3d(8, 8, 2, 2), nn.ReLU(),
+        sparse3d.SparseInverseConv3d(8, 4, 2), sparse3d.SubMConv3d(4, 4, 3), sparse3d.GlobalPool("avg"),
+    )  # fmt: skip
+
+
+def others() -> sparse3d.Sequential:
+    return sparse3d.Sequential(
+        sparse3d.SparseMaxPool3d(2), sparse3d.SparseConvTranspose3d(5, 8, 2, 2), sparse3d.GenerativeConv3d(8, 8, 3),
+        sparse3d.SparseAvgPool3d(3, 2, 1), nn.LeakyReLU(), sparse3d.GlobalPool("sum"), nn.Linear(8, 2),
+    )  # fmt: skip
+
+
+def fresh(x: sparse3d.SparseTensor) -> sparse3d.SparseTensor:
+    """The same scene without its tables."""
+    return sparse3d.SparseTensor(x.feats, x.coords, x.spatial_shape, x.batch_size)
+
+
+def step(net: nn.Module, x: sparse3d.SparseTensor, run) -> list[torch.Tensor]:
+    net.zero_grad()
+    value = run(x)
+    value.backward()
+    return [value.detach(), *(p.grad.clone() for p in net.parameters())]
+
+
+@pytest.mark.parametrize("build", [subm, u_net, others])
+@pytest.mark.parametrize("tables", ["built in the graph", "built before"])
+def test_training_is_one_graph_for_all_sizes(build, tables):
+    compat.reset_compiler()
+    torch.manual_seed(0)
+    net = build()
+
+    def loss(x: sparse3d.SparseTensor) -> torch.Tensor:
+        return net(x).square().sum()
+
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    for n in COUNTS:
+        x = scene(n, GRID, 5, dtype=torch.float32)
+        if tables == "built before":
+            loss(x)
+        eager, traced = step(net, fresh(x), loss), step(net, x, compiled)
+        for a, b in zip(traced, eager, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
+    counts = compat.compile_counts()
+    assert counts.graph_breaks == 0
+    assert counts.recompiles <= 1
+
+
+def test_a_submanifold_network_has_no_size_that_only_the_data_knows():
+    seen = []
+
+    def backend(graph, inputs):
+        values = [node.meta.get("example_value") for node in graph.graph.nodes]
+        seen.append([free_unbacked_symbols(v) for v in values if isinstance(v, torch.Tensor)])
+        return graph.forward
+
+    for build, some in ((subm, False), (u_net, True)):  # the second shows that the check sees them
+        compat.reset_compiler()
+        net = build()
+        with torch.no_grad():
+            torch.compile(net, fullgraph=True, backend=backend, dynamic=True)(scene(90, GRID, 5, dtype=torch.float32))
+        assert any(seen.pop()) == some
+
+
+def test_inductor_agrees_with_eager():
+    compat.reset_compiler()
+    net = sparse3d.Sequential(*u_net(), nn.Linear(4, 3))
+
+    def loss(x: sparse3d.SparseTensor) -> torch.Tensor:
+        return net(x).square().sum()
+
+    compiled = torch.compile(loss, fullgraph=True, dynamic=True)
+    for n in (100, 60):
+        x = scene(n, GRID, 5, dtype=torch.float32)
+        for a, b in zip(step(net, fresh(x), compiled), step(net, x, loss), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
