@@ -16,7 +16,6 @@ from shiplap.kernels.sparse3d.spconv.core import (
     IndiceData,
     SparseConvTensor,
     Window,
-    autocast,
     check_ndim,
     expand_nd,
 )
@@ -86,8 +85,6 @@ class SparseConvolution(SparseModule):
         self.conv1x1 = taps == 1 and groups == 1 and (subm or math.prod(self.stride) == 1)
         self._refuse(act_type)
         self._allocate(bias, device=device, dtype=dtype)
-        self.reset_parameters()
-        self.register_load_state_dict_pre_hook(_without_count)
 
     def _refuse(self, act_type: object) -> None:
         where = type(self).__name__
@@ -105,6 +102,8 @@ class SparseConvolution(SparseModule):
         shape = self.out_channels, *self.kernel_size, self.in_channels // self.groups
         self.weight = nn.Parameter(torch.empty(shape, **factory))
         self.bias = nn.Parameter(torch.empty(self.out_channels, **factory)) if bias else None
+        self.reset_parameters()
+        self.register_load_state_dict_pre_hook(_without_count)
 
     def reset_parameters(self) -> None:
         """Kaiming uniform with ``a = sqrt(5)`` over the fan-in, as ``torch.nn.Conv3d`` does."""
@@ -138,15 +137,12 @@ class SparseConvolution(SparseModule):
 
     def _pointwise(self, input: SparseConvTensor) -> SparseConvTensor:
         # spconv views the memory of [out, 1, .., in] as [in, out], which is no transpose; so do its checkpoints.
-        weight = autocast(self.weight).reshape(self.in_channels, self.out_channels)
-        features = autocast(input.features) @ weight
-        return input.replace_feature(features if self.bias is None else features + autocast(self.bias))
+        weight = self.weight.reshape(self.in_channels, self.out_channels)
+        return input.replace_feature(nn.functional.linear(input.features, weight.t(), self.bias))
 
     def _convolve(self, input: SparseConvTensor, data: IndiceData) -> SparseConvTensor:
         plan = data.plan.t if self.inverse else data.plan
-        weight = autocast(self.weight).flatten(1, self.ndim)
-        bias = None if self.bias is None else autocast(self.bias)
-        features = plan.conv(autocast(input.features), weight, bias, self.groups)
+        features = plan.conv(input.features, self.weight.flatten(1, self.ndim), self.bias, self.groups)
         if self.inverse:
             return input.move(features, data.geometry, data.indices, data.spatial_shape)
         output = input.move(features, data.out_geometry, data.out_indices, data.out_spatial_shape)

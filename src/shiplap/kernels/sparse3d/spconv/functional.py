@@ -1,4 +1,4 @@
-"""spconv's differentiable functions: those of :mod:`ops`, in the dtype of ``torch.autocast`` where that is on."""
+"""spconv's differentiable functions: those of :mod:`ops`; ``torch.autocast`` narrows all of them, pooling too."""
 
 from __future__ import annotations
 
@@ -59,10 +59,7 @@ def _over_pairs(
     features: Tensor, filters: Tensor, pairs: Tensor, counts: Tensor, rows: int, inverse: bool, bias: Tensor | None,
     act_type: Any,
 ) -> Tensor:  # fmt: skip
-    bias = None if bias is None else autocast(bias)
-    return ops.indice_conv(
-        autocast(features), autocast(filters), pairs, counts, rows, inverse, bias=bias, act_type=act_type
-    )
+    return ops.indice_conv(features, filters, pairs, counts, rows, inverse, bias=bias, act_type=act_type)
 
 
 def implicit_gemm(
@@ -86,9 +83,8 @@ def implicit_gemm(
     act_type: Any = None,
 ) -> Tensor:
     """Convolution over a table ``int32 [taps, m]``: ``[n, ci]``, ``[co, *k, ci]`` → ``[m, co]``."""
-    bias = None if bias is None else autocast(bias)
     return ops.implicit_gemm(
-        autocast(features), autocast(filters), pair_fwd, pair_mask_fwd_splits, mask_argsort_fwd_splits,
+        features, filters, pair_fwd, pair_mask_fwd_splits, mask_argsort_fwd_splits,
         num_activate_out, masks, is_train, is_subm, timer, fp32_accum, bias, act_type=act_type,
     )[0]  # fmt: skip
 
