@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
+import subprocess
+import sys
 import weakref
 
 import pytest
@@ -182,3 +185,15 @@ def test_autocast_is_that_of_dense_convolution(dtype):
         assert wide.dtype == nn.Conv3d(4, 8, 3, **DOUBLE)(x.dense().double()).dtype == torch.float64
     with pytest.raises(sl.ShiplapError, match="SL205"):  # no silent cast outside of it, as in torch
         layers[0](x.to(dtype=dtype))
+
+
+# --- several processes ------------------------------------------------------------------------------------------------
+
+
+def test_gradients_of_two_processes_are_those_of_one():
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "tests.kernels.ddp_step"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run(
+        [sys.executable, *command], capture_output=True, text=True, check=False, env=environment, timeout=300
+    )
+    assert "gradients of 2 processes are those of one" in done.stdout, done.stderr[-3000:]
