@@ -153,7 +153,7 @@ class Geometry:
         return self.coords is other.coords and self.spatial_shape == other.spatial_shape
 
     @property
-    def voxels(self) -> Tensor:
+    def is_voxel(self) -> Tensor:
         """``bool [n, 1]``: which rows are voxels, and not padding."""
         return self.coords[:, :1] >= 0
 

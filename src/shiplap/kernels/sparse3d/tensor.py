@@ -98,18 +98,18 @@ class SparseTensor:
         Raises:
             ArgumentError: SL208 when there are more rows than that.
         """
-        n, ndim = self.feats.shape[0], self.geometry.ndim
+        n = self.feats.shape[0]
         if n > capacity:
             raise error("SL208", where="SparseTensor.pad", got=f"{n} rows, capacity {capacity}",
                         expected="a capacity that holds all rows")  # fmt: skip
         coords = torch.nn.functional.pad(self.coords, (0, 0, 0, capacity - n), value=-1)
         feats = torch.nn.functional.pad(self.feats, (0, 0, 0, capacity - n))
-        assert coords.shape[1] == ndim + 1
         return SparseTensor(feats, coords, self.spatial_shape, self.batch_size, padded=True)
 
-    def voxels(self) -> Tensor:
+    @property
+    def is_voxel(self) -> Tensor:
         """``bool [n, 1]``: which rows are voxels, and not padding."""
-        return self.geometry.voxels
+        return self.geometry.is_voxel
 
     # --- arithmetic and selection -------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ class BatchNorm(nn.BatchNorm1d, SparseModule):
     def forward(self, x: SparseTensor) -> SparseTensor:  # type: ignore[override]
         batch = self.training or not self.track_running_stats
         if batch and (x.geometry.padded or x.feats.shape[0] < 2):
-            return x.replace(self._over(x.feats, x.voxels()))
+            return x.replace(self._over(x.feats, x.is_voxel))
         return x.replace(super().forward(x.feats))
 
     def _over(self, feats: Tensor, keep: Tensor) -> Tensor:
