@@ -7,9 +7,10 @@ import time
 import pytest
 
 import shiplap as sl
-from shiplap.kernels.sparse3d import ops, pooling
+from shiplap.kernels.sparse3d import grid_sample, hashing, ops, pooling, postprocess, serialize
 
-OPS = [value for module in (ops, pooling) for name in module.__all__ if isinstance(value := vars(module)[name], sl.Op)]
+MODULES = (grid_sample, hashing, ops, pooling, postprocess, serialize)
+OPS = [value for module in MODULES for name in module.__all__ if isinstance(value := vars(module)[name], sl.Op)]
 
 
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.spec.opname)

@@ -119,12 +119,35 @@ def _grid(rows: int) -> tuple[int]:
 
 def insert(op: str, table_keys: Tensor, table_values: Tensor, keys: Tensor, values: Tensor | None) -> None:
     """See ``hashing.hash_insert``; without ``values`` each key gets its row number."""
-    word, code, count, capacity = status.word(keys.device), status.code_of(op, FULL), keys.shape[0], len(table_keys)
+    _insert(op, status.word(keys.device), table_keys, table_values, keys.contiguous(), values)
+
+
+def insert_3d(
+    op: str, table_keys: Tensor, table_values: Tensor, coords: Tensor, values: Tensor | None, shape: Sequence[int]
+) -> None:
+    """See ``hashing.hash_insert_3d`` and ``hash_insert_3d_index``."""
+    word = status.word(coords.device)  # asked once: what this call meets is for the next one to tell
+    keys = _keys_of(coords, shape, word, status.code_of(op, OUTSIDE))
+    _insert(op, word, table_keys, table_values, keys, values)
+
+
+def lookup(table_keys: Tensor, table_values: Tensor, keys: Tensor, out: Tensor) -> None:
+    """See ``hashing.hash_lookup``."""
+    status.word(keys.device)
+    _look_up(table_keys, table_values, keys.contiguous(), out)
+
+
+def lookup_3d(table_keys: Tensor, table_values: Tensor, coords: Tensor, shape: Sequence[int], out: Tensor) -> None:
+    """See ``hashing.hash_lookup_3d``."""
+    _look_up(table_keys, table_values, _keys_of(coords, shape, status.word(coords.device), 0), out)
+
+
+def _insert(op: str, word: int, table_keys: Tensor, table_values: Tensor, keys: Tensor, values: Tensor | None) -> None:
+    code, count, capacity = status.code_of(op, FULL), keys.shape[0], table_keys.shape[0]
     if not count:
         return
     table, slots = table_keys.contiguous(), table_values.contiguous()
     before, values = (table.clone(), slots.clone()), None if values is None else values.contiguous()
-    keys = keys.contiguous()
     _keys[_grid(count)](table, keys, word, count, capacity, code, BLOCK=BLOCK)
     slots.fill_(-1)
     if capacity:
@@ -135,31 +158,16 @@ def insert(op: str, table_keys: Tensor, table_values: Tensor, keys: Tensor, valu
             given.copy_(used)
 
 
-def lookup(table_keys: Tensor, table_values: Tensor, keys: Tensor, out: Tensor) -> None:
-    """See ``hashing.hash_lookup``."""
-    status.word(keys.device)
-    if keys.shape[0]:
-        _lookup[_grid(keys.shape[0])](
-            table_keys.contiguous(), table_values.contiguous(), keys.contiguous(), out, keys.shape[0], len(table_keys),
-            BLOCK=BLOCK,
-        )  # fmt: skip
+def _look_up(table_keys: Tensor, table_values: Tensor, keys: Tensor, out: Tensor) -> None:
+    table, values, count = table_keys.contiguous(), table_values.contiguous(), keys.shape[0]
+    if count:
+        _lookup[_grid(count)](table, values, keys, out, count, table.shape[0], BLOCK=BLOCK)
 
 
-def _keys_of(coords: Tensor, shape: Sequence[int], code: int) -> Tensor:
-    word, rows = status.word(coords.device), coords.shape[0]
+def _keys_of(coords: Tensor, shape: Sequence[int], word: int, code: int) -> Tensor:
+    """``int64 [n]``; rows outside the grid are reported with ``code``, unless it is 0."""
+    rows = coords.shape[0]
     keys = torch.empty(rows, dtype=torch.int64, device=coords.device)
     if rows:
         _voxel_keys[_grid(rows)](coords.contiguous(), keys, word, rows, *shape, batches_below(shape), code, BLOCK=BLOCK)
     return keys
-
-
-def insert_3d(
-    op: str, table_keys: Tensor, table_values: Tensor, coords: Tensor, values: Tensor | None, shape: Sequence[int]
-) -> None:
-    """See ``hashing.hash_insert_3d`` and ``hash_insert_3d_index``."""
-    insert(op, table_keys, table_values, _keys_of(coords, shape, status.code_of(op, OUTSIDE)), values)
-
-
-def lookup_3d(table_keys: Tensor, table_values: Tensor, coords: Tensor, shape: Sequence[int], out: Tensor) -> None:
-    """See ``hashing.hash_lookup_3d``."""
-    lookup(table_keys, table_values, _keys_of(coords, shape, 0), out)
