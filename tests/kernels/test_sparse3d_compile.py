@@ -99,3 +99,20 @@ def test_inductor_agrees_with_eager():
         x = scene(n, GRID, 5, dtype=torch.float32)
         for a, b in zip(step(net, fresh(x), compiled), step(net, x, loss), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
+
+
+def test_sorted_tables_of_any_size_are_one_graph():
+    """As on a GPU, where each table is sorted into a number of parts that depends on its rows."""
+    compat.reset_compiler()
+    weight = torch.randn(3, 27, 3, dtype=torch.float64)
+
+    def run(x: sparse3d.SparseTensor) -> torch.Tensor:
+        step = x.geometry.strided(3, 2, 1)
+        rows = step.plan.sorted().conv(x.geometry.subm(3).sorted().conv(x.feats, weight), weight)
+        return step.geometry.subm(3).sorted().conv(rows, weight).sum()
+
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    for n in (100, 130, 77, 150, 90, 201, 160, 240):
+        x = scene(n, GRID, 3)
+        torch.testing.assert_close(compiled(x), run(fresh(x)))
+    assert compat.compile_counts().recompiles <= 1

@@ -16,13 +16,23 @@ __all__ = ["Plan", "parts_for"]
 def parts_for(rows: int, taps: int) -> int:
     """Into how many parts to sort a table: few rows differ in most taps, so their blocks share only short runs of them.
 
-    Measured on an H200: docs/design/0008-sparse3d-cuda.md.
+    Measured on an H200: docs/design/0008-sparse3d-cuda.md. A graph compiled for any number of rows has as many as suits
+    many of them, or it would be compiled anew for each of these limits.
     """
     least = -(-taps // ops.MAX_PART)
     for limit, parts in ((8_000, 9), (32_000, 3), (128_000, 2)):
-        if rows <= limit:
+        if _known(rows <= limit):
             return max(least, min(taps, parts))
     return max(1, least)
+
+
+def _known(condition: Any) -> bool:
+    """Whether it holds, as far as can be said without a guard on a size."""
+    if not torch.compiler.is_compiling():
+        return bool(condition)
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    return statically_known_true(condition)
 
 
 @dataclass(frozen=True)
