@@ -14,9 +14,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from shiplap.errors import error
-from shiplap.kernels.sparse3d import ops
 from shiplap.kernels.sparse3d.plan import Plan
-from shiplap.kernels.sparse3d.steps import Triple, Window, connect, reach
+from shiplap.kernels.sparse3d.steps import Triple, Window, connect, reach, submanifold
 
 __all__ = ["Axes", "Geometry", "Origin", "Strided", "Triple", "per_axis", "triple"]
 
@@ -90,11 +89,7 @@ class Geometry:
         """Plan of a submanifold convolution, built at most once."""
         key = self._axes(kernel, "kernel"), self._axes(dilation, "dilation")
         if key not in self._subm:
-            table = ops.subm_table(self.coords, list(self.spatial_shape), list(key[0]), list(key[1]))
-            # A neighbour across offset d sees this voxel across -d: an odd kernel read backwards is its own transpose.
-            odd = all(k % 2 == 1 for k in key[0])
-            back = None if odd else (ops.transpose_table(table, self.coords.shape[0]), None, None)
-            self._subm[key] = self._settled(Plan(table, self.coords.shape[0], symmetric=odd, back=back))
+            self._subm[key] = self._settled(submanifold(self.coords, self.spatial_shape, *key))
         return self._subm[key]
 
     def strided(

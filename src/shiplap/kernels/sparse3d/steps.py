@@ -18,7 +18,7 @@ from shiplap.kernels.sparse3d import bounded, ops
 from shiplap.kernels.sparse3d.coords import output_shape
 from shiplap.kernels.sparse3d.plan import Plan
 
-__all__ = ["Triple", "Window", "connect", "reach"]
+__all__ = ["Triple", "Window", "connect", "reach", "submanifold"]
 
 Triple = tuple[int, int, int]
 
@@ -87,6 +87,15 @@ def _cut(coords: Tensor, limits: Sequence[int]) -> Tensor:
     """``coords`` with padding in place of the rows outside ``limits``."""
     inside = [(c >= 0) & (c < limit) for c, limit in zip(coords.unbind(1)[1:], limits, strict=True)]
     return torch.where((inside[0] & inside[1] & inside[2])[:, None], coords, -1)
+
+
+def submanifold(coords: Tensor, grid: Triple, kernel: Triple, dilation: Triple) -> Plan:
+    """The plan of convolutions from ``coords`` onto themselves, not sorted."""
+    table = ops.subm_table(coords, list(grid), list(kernel), list(dilation))
+    # A neighbour across offset d sees this voxel across -d: an odd kernel read backwards is its own transpose.
+    odd = all(k % 2 == 1 for k in kernel)
+    back = None if odd else (ops.transpose_table(table, coords.shape[0]), None, None)
+    return Plan(table, coords.shape[0], symmetric=odd, back=back)
 
 
 def connect(window: Window, coords: Tensor, grid: Triple, reached: Tensor) -> Plan:
