@@ -92,3 +92,8 @@ def test_fuse() -> None:
         "not inside: ('aten.add', 'aten.gelu', 'aten.mean') it reduces; only pointwise neighbours go into a template's "
         "store",
     ]
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
+def test_spconv_model() -> None:
+    assert output("spconv_model.py") == "one graph: (2, 64, 20, 16) seen from above, (800, 16) on the voxels\n"

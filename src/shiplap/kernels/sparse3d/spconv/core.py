@@ -164,6 +164,13 @@ def compact(pair_bwd: Tensor) -> tuple[Tensor, Tensor]:
     return pairs, hit.sum(1, dtype=torch.int32)
 
 
+def _ints(spatial_shape: Sequence[int]) -> list[int]:
+    if torch.compiler.is_compiling() and not isinstance(spatial_shape, (list, tuple)):
+        # On one line, because that line is what torch.compile shows of it: a graph needs the numbers.
+        raise error("SL209", where="spatial_shape", got="an array in a compiled function", expected="a list of ints")
+    return [int(v) for v in spatial_shape]
+
+
 class SparseConvTensor:
     """Features on active voxels, as spconv's layers pass them on.
 
@@ -197,7 +204,7 @@ class SparseConvTensor:
         self._features = features
         self._indices = indices
         self._geometry: Geometry | None = None
-        self.spatial_shape = [int(v) for v in spatial_shape]
+        self.spatial_shape = _ints(spatial_shape)
         self.batch_size = batch_size
         self.grid, self.voxel_num = grid, voxel_num
         self.indice_dict: dict[str, IndiceData] = {} if indice_dict is None else indice_dict
