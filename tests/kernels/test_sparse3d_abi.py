@@ -270,7 +270,7 @@ TABLE_OPS = {
 
 @pytest.mark.parametrize("op", TABLE_OPS.values(), ids=TABLE_OPS)
 class TestTableErrors:
-    @pytest.mark.parametrize("row", [(-1, 0, 0, 0), (0, -1, 2, 3), (0, 10, 0, 0), (0, 0, 11, 0), (0, 0, 0, 12)])
+    @pytest.mark.parametrize("row", [(-2, 0, 0, 0), (0, -1, 2, 3), (0, 10, 0, 0), (0, 0, 11, 0), (0, 0, 0, 12)])
     def test_coordinate_outside(self, op, row):
         coords = np.array([(0, i, 0, 0) for i in range(4)] + [row], np.int32)
         message = f"coords row 4 is {row}, outside spatial_shape (10, 11, 12)"

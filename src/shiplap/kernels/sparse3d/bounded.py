@@ -37,3 +37,6 @@ def out_coords_bounded(
         raise error("SL211", where="sparse3d::out_coords_bounded", got=got)
     padded = torch.nn.functional.pad(reached, (0, 0, 0, capacity - m), value=-1)
     return padded, torch.full((1,), m, dtype=torch.int32, device=coords.device)
+
+
+ops._bind(out_coords_bounded, ops.OUT_COORDS_SPACE)

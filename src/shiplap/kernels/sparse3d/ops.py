@@ -356,16 +356,17 @@ def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str,
     return found
 
 
+# Pages are touched as the hash set grows, so memory follows the outputs found and not this bound.
+OUT_COORDS_SPACE = (
+    f"24 * n + 16 * pow2ceil(max(2 * {_BOUND}, 16)) + 16 * {_BOUND} + 8 * (kernel[0] + kernel[1] + kernel[2]) + 49664"
+)
 _SINGLE_OR_DOUBLE = ("float32", "float64")
 CPU_FLOATS = ("bfloat16", "float16", *_SINGLE_OR_DOUBLE)  # whose sums are float32 at least
 
 _bind(unique_coords, "24 * n + 49408")
 _bind(segment_mean, dtypes=_SINGLE_OR_DOUBLE)
 _bind(subm_table, "24 * n + 49472")
-_bind(
-    out_coords,  # pages are touched as the hash set grows, so memory follows the outputs found and not this bound
-    f"24 * n + 16 * pow2ceil(max(2 * {_BOUND}, 16)) + 16 * {_BOUND} + 8 * (kernel[0] + kernel[1] + kernel[2]) + 49664",
-)
+_bind(out_coords, OUT_COORDS_SPACE)
 _bind(conv_table, "24 * (n + m) + 49792")
 _bind(transpose_table)
 _SUM = "max(itemsize, 4)"  # bytes of a sum

@@ -1,4 +1,4 @@
-// out_coords: the output voxels of a strided convolution, sorted.
+// out_coords and out_coords_bounded: the output voxels of a strided convolution, sorted.
 //
 // Every input proposes at most prod(ceil(K / (S / gcd(S, Dl)))) outputs and most proposals repeat.
 // They go through a hash set that starts at twice the number of inputs and doubles into the next
@@ -159,8 +159,9 @@ int32_t highest_batch(const int32_t* coords, int64_t n) {
   return highest;
 }
 
+// Fills the first *m rows of `out`; when there are more than that, the status is `too_many`.
 int out_coords(const sl_context* ctx, const DLTensor* coords, DLTensor* out,
-               const ConvGeometry& geometry, int64_t* m) {
+               const ConvGeometry& geometry, int64_t* m, int too_many) {
   SL_TRY(check_coords(ctx, "coords", coords));
   SL_TRY(check_coords(ctx, "out", out));
   const int64_t n = coords->shape[0], bound = n * outputs_per_input(geometry);
@@ -184,8 +185,8 @@ int out_coords(const sl_context* ctx, const DLTensor* coords, DLTensor* out,
   propose(voxels, rows, geometry, grid, reach_room, &set);
   *m = set.size();
   if (*m > out->shape[0]) {
-    return fail(ctx, SL_INTERNAL, "out has room for %lld rows, needs %lld",
-                static_cast<long long>(out->shape[0]), static_cast<long long>(*m));
+    return fail(ctx, too_many, "more than %lld output voxels, which is the capacity",
+                static_cast<long long>(out->shape[0]));
   }
   KeyRows keys{arena.take<uint64_t>(bound), nullptr};
   KeyRows scratch{arena.take<uint64_t>(bound), nullptr};
@@ -196,10 +197,36 @@ int out_coords(const sl_context* ctx, const DLTensor* coords, DLTensor* out,
   return SL_OK;
 }
 
+int out_coords_bounded(const sl_context* ctx, const DLTensor* coords, DLTensor* reached,
+                       DLTensor* count, const ConvGeometry& geometry, int64_t capacity) {
+  SL_TRY(check_int32(ctx, "count", count, 1));
+  SL_TRY(check_extent(ctx, "count", count, 0, 1));
+  SL_TRY(check_extent(ctx, "reached", reached, 0, capacity));
+  int64_t m = 0;
+  SL_TRY(out_coords(ctx, coords, reached, geometry, &m, SL_INVALID_ARGUMENT));
+  std::fill_n(data<int32_t>(reached) + 4 * m, 4 * (capacity - m), kPadding);
+  *data<int32_t>(count) = static_cast<int32_t>(m);
+  return SL_OK;
+}
+
+struct List {
+  const int64_t* values;
+  int64_t length;
+};
+
+int read_geometry(const sl_context* ctx, List spatial_shape, List kernel, List stride,
+                  List padding, List dilation, ConvGeometry* out) {
+  SL_TRY(read_int3(ctx, "spatial_shape", spatial_shape.values, spatial_shape.length, 0, &out->shape));
+  SL_TRY(read_int3(ctx, "kernel", kernel.values, kernel.length, 0, &out->kernel));
+  SL_TRY(read_int3(ctx, "stride", stride.values, stride.length, 1, &out->stride));
+  SL_TRY(read_int3(ctx, "padding", padding.values, padding.length, 0, &out->padding));
+  return read_int3(ctx, "dilation", dilation.values, dilation.length, 1, &out->dilation);
+}
+
 }  // namespace
 }  // namespace shiplap::sparse3d
 
-// With bound = n * prod(cdiv(kernel, stride // gcd(stride, dilation))), workspace:
+// With bound = n * prod(cdiv(kernel, stride // gcd(stride, dilation))), workspace of both:
 //   24 * n + 16 * pow2ceil(max(2 * bound, 16)) + 16 * bound
 //   + 8 * (kernel[0] + kernel[1] + kernel[2]) + 49664
 extern "C" int sparse3d_out_coords(const sl_context* ctx, const DLTensor* coords, DLTensor* out,
@@ -211,11 +238,24 @@ extern "C" int sparse3d_out_coords(const sl_context* ctx, const DLTensor* coords
   using namespace shiplap::sparse3d;
   return guarded(ctx, [&] {
     ConvGeometry geometry{};
-    SL_TRY(read_int3(ctx, "spatial_shape", spatial_shape, spatial_shape_len, 0, &geometry.shape));
-    SL_TRY(read_int3(ctx, "kernel", kernel, kernel_len, 0, &geometry.kernel));
-    SL_TRY(read_int3(ctx, "stride", stride, stride_len, 1, &geometry.stride));
-    SL_TRY(read_int3(ctx, "padding", padding, padding_len, 0, &geometry.padding));
-    SL_TRY(read_int3(ctx, "dilation", dilation, dilation_len, 1, &geometry.dilation));
-    return out_coords(ctx, coords, out, geometry, m);
+    SL_TRY(read_geometry(ctx, {spatial_shape, spatial_shape_len}, {kernel, kernel_len},
+                         {stride, stride_len}, {padding, padding_len}, {dilation, dilation_len},
+                         &geometry));
+    return out_coords(ctx, coords, out, geometry, m, SL_INTERNAL);
+  });
+}
+
+extern "C" int sparse3d_out_coords_bounded(
+    const sl_context* ctx, const DLTensor* coords, DLTensor* reached, DLTensor* count,
+    const int64_t* spatial_shape, int64_t spatial_shape_len, const int64_t* kernel,
+    int64_t kernel_len, const int64_t* stride, int64_t stride_len, const int64_t* padding,
+    int64_t padding_len, const int64_t* dilation, int64_t dilation_len, int64_t capacity) {
+  using namespace shiplap::sparse3d;
+  return guarded(ctx, [&] {
+    ConvGeometry geometry{};
+    SL_TRY(read_geometry(ctx, {spatial_shape, spatial_shape_len}, {kernel, kernel_len},
+                         {stride, stride_len}, {padding, padding_len}, {dilation, dilation_len},
+                         &geometry));
+    return out_coords_bounded(ctx, coords, reached, count, geometry, capacity);
   });
 }

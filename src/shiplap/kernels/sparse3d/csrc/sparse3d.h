@@ -8,6 +8,41 @@
 extern "C" {
 #endif
 
+/* ``out_coords`` in ``capacity`` rows: padding rows (-1, -1, -1, -1) behind them, and how many there are.
+ *   sparse3d::out_coords_bounded(Tensor coords, SymInt[] spatial_shape, SymInt[] kernel, SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt capacity) -> (Tensor, Tensor)
+ *   coords: Int32[Tensor, "n 4"]
+ *   reached: Int32[Tensor, "capacity 4"] (output)
+ *   count: Int32[Tensor, "1"] (output)
+ *   requires len(spatial_shape) == 3
+ *   requires min(spatial_shape) >= 1
+ *   requires len(kernel) == 3
+ *   requires min(kernel) >= 1
+ *   requires len(stride) == 3
+ *   requires min(stride) >= 1
+ *   requires len(padding) == 3
+ *   requires min(padding) >= 0
+ *   requires len(dilation) == 3
+ *   requires min(dilation) >= 1
+ *   requires capacity >= 0
+ */
+#define sparse3d_out_coords_bounded_SIGNATURE "6b85baacfce2b10d"
+SL_EXPORT int sparse3d_out_coords_bounded(const sl_context* ctx,
+                                          const DLTensor* coords,
+                                          DLTensor* reached,
+                                          DLTensor* count,
+                                          const int64_t* spatial_shape,
+                                          int64_t spatial_shape_len,
+                                          const int64_t* kernel,
+                                          int64_t kernel_len,
+                                          const int64_t* stride,
+                                          int64_t stride_len,
+                                          const int64_t* padding,
+                                          int64_t padding_len,
+                                          const int64_t* dilation,
+                                          int64_t dilation_len,
+                                          int64_t capacity);
+SL_EXPORT const char* sparse3d_out_coords_bounded_signature(void);
+
 /* The row of the voxel that each query lies in, -1 where there is none. Raises SL211 as ``subm_table`` does.
  *   sparse3d::nearest_map(Tensor coords, Tensor queries, SymInt[] spatial_shape) -> Tensor
  *   coords: Int32[Tensor, "n 4"]
@@ -542,6 +577,7 @@ SL_EXPORT const char* sparse3d_hilbert_decode_signature(void);
 
 /* Put SL_SIGNATURES into one source file: shiplap refuses a library whose signatures are not the declaration's. */
 #define SL_SIGNATURES \
+  const char* sparse3d_out_coords_bounded_signature(void) { return sparse3d_out_coords_bounded_SIGNATURE; } \
   const char* sparse3d_nearest_map_signature(void) { return sparse3d_nearest_map_SIGNATURE; } \
   const char* sparse3d_trilinear_map_signature(void) { return sparse3d_trilinear_map_SIGNATURE; } \
   const char* sparse3d_indice_weighted_sum_signature(void) { return sparse3d_indice_weighted_sum_SIGNATURE; } \

@@ -26,16 +26,18 @@ struct Query {
 class TableWalk {
  public:
   TableWalk(const ConvGeometry& geometry, const SortedVoxels& inputs, const SortedVoxels& queries,
-            const int32_t* query_coords, int32_t* table)
+            const DLTensor* query_coords, int32_t* table)
       : geometry_(geometry),
         grid_{geometry.shape, ""},
         inputs_(inputs),
         queries_(queries),
-        query_coords_(query_coords),
+        query_coords_(data<const int32_t>(query_coords)),
+        rows_(query_coords->shape[0]),
         table_(table),
         taps_(geometry.kernel.prod()) {}
 
   void run(int threads) const {
+    if (queries_.count != rows_) clear_padding();
     parallel_for(threads, cdiv(queries_.count, kBlock), [this](int, int64_t task) {
       const int64_t first = task * kBlock;
       fill(first, std::min<int64_t>(kBlock, queries_.count - first));
@@ -43,6 +45,12 @@ class TableWalk {
   }
 
  private:
+  void clear_padding() const {
+    for (int64_t row = 0; row < rows_; ++row) {
+      if (query_coords_[4 * row] == kPadding) std::fill_n(table_ + row * taps_, taps_, -1);
+    }
+  }
+
   void fill(int64_t first, int64_t count) const {
     Query block[kBlock];
     for (int64_t i = 0; i < count; ++i) block[i] = make_query(first + i);
@@ -115,6 +123,7 @@ class TableWalk {
   const SortedVoxels& inputs_;
   const SortedVoxels& queries_;
   const int32_t* query_coords_;
+  const int64_t rows_;  // of the table, padding among them
   int32_t* table_;
   const int64_t taps_;
 };
@@ -146,7 +155,7 @@ int subm_table(const sl_context* ctx, const DLTensor* coords, DLTensor* out,
   SortedVoxels voxels;
   SL_TRY(sort_voxels(ctx, "coords", coords, Grid{geometry.shape, "spatial_shape"}, arena,
                      histogram, &voxels));
-  TableWalk(geometry, voxels, voxels, data<const int32_t>(coords), data<int32_t>(out))
+  TableWalk(geometry, voxels, voxels, coords, data<int32_t>(out))
       .run(walk_threads(ctx, n, taps));
   return SL_OK;
 }
@@ -166,7 +175,7 @@ int conv_table(const sl_context* ctx, const DLTensor* coords, const DLTensor* ou
   SL_TRY(sort_voxels(ctx, "out_coords", out_coords,
                      Grid{geometry.output_shape(), "the output grid"}, arena, histogram,
                      &queries));
-  TableWalk(geometry, inputs, queries, data<const int32_t>(out_coords), data<int32_t>(out))
+  TableWalk(geometry, inputs, queries, out_coords, data<int32_t>(out))
       .run(walk_threads(ctx, m, taps));
   return SL_OK;
 }

@@ -5,6 +5,8 @@ namespace {
 
 struct Scan {
   int64_t bad_row = -1;
+  int64_t count = 0;     // voxels
+  bool gaps = false;     // padding before a voxel
   int32_t max_batch = 0;
   bool sorted = true;
   uint64_t max_key = 0;
@@ -15,24 +17,32 @@ bool inside(const int32_t* c, const Grid& grid) {
          c[3] >= 0 && c[3] < grid.size[2];
 }
 
-// Fills `keys`; stops at the first row outside the grid.
+// Fills `keys`, one a voxel; stops at the first row outside the grid.
 Scan make_keys(const int32_t* coords, int64_t n, const Grid& grid, uint64_t* keys) {
   Scan scan;
   uint64_t previous = 0;
   for (int64_t row = 0; row < n; ++row) {
     const int32_t* c = coords + 4 * row;
+    if (c[0] == kPadding) continue;
     if (!inside(c, grid)) {
       scan.bad_row = row;
       return scan;
     }
+    scan.gaps |= scan.count != row;
     const uint64_t key = grid.key(c[0], c[1], c[2], c[3]);
     scan.max_batch = std::max(scan.max_batch, c[0]);
     scan.max_key = std::max(scan.max_key, key);
     scan.sorted &= key >= previous;
     previous = key;
-    keys[row] = key;
+    keys[scan.count++] = key;
   }
   return scan;
+}
+
+void number_voxels(const int32_t* coords, int64_t n, int32_t* rows) {
+  for (int64_t row = 0; row < n; ++row) {
+    if (coords[4 * row] != kPadding) *rows++ = static_cast<int32_t>(row);
+  }
 }
 
 int report_outside(const sl_context* ctx, const char* name, const int32_t* c, int64_t row,
@@ -83,14 +93,16 @@ int sort_voxels(const sl_context* ctx, const char* name, const DLTensor* tensor,
     return report_outside(ctx, name, coords + 4 * scan.bad_row, scan.bad_row, grid);
   }
   SL_TRY(check_cells(ctx, grid, scan.max_batch));
+  if (!scan.sorted || scan.gaps) {
+    voxels.rows = arena.take<int32_t>(n);
+    number_voxels(coords, n, voxels.rows);
+  }
   if (!scan.sorted) {
     KeyRows scratch{arena.take<uint64_t>(n + 1), arena.take<int32_t>(n)};
-    voxels.rows = arena.take<int32_t>(n);
-    for (int64_t row = 0; row < n; ++row) voxels.rows[row] = static_cast<int32_t>(row);
-    voxels = radix_sort(voxels, scratch, n, bit_length(scan.max_key), histogram);
+    voxels = radix_sort(voxels, scratch, scan.count, bit_length(scan.max_key), histogram);
   }
-  voxels.keys[n] = ~uint64_t{0};
-  *out = SortedVoxels{voxels.keys, voxels.rows, n};
+  voxels.keys[scan.count] = ~uint64_t{0};
+  *out = SortedVoxels{voxels.keys, voxels.rows, scan.count};
   return check_distinct(ctx, name, coords, *out);
 }
 

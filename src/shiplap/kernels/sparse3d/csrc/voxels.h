@@ -23,13 +23,16 @@ struct Grid {
   }
 };
 
+// A row whose batch index is this is padding: no voxel.
+constexpr int32_t kPadding = -1;
+
 // Refuses a grid whose keys, with batches up to `max_batch`, would not stay below 2^63.
 int check_cells(const sl_context* ctx, const Grid& grid, int32_t max_batch);
 
 struct SortedVoxels {
   const uint64_t* keys;  // ascending and distinct, followed by one key of all ones
-  const int32_t* rows;   // row of each key; nullptr when the rows came sorted
-  int64_t count;
+  const int32_t* rows;   // row of each key; nullptr when the rows came sorted, padding behind them
+  int64_t count;         // without padding
 
   int32_t row(int64_t position) const {
     return rows == nullptr ? static_cast<int32_t>(position) : rows[position];
@@ -39,7 +42,7 @@ struct SortedVoxels {
 // Workspace of sort_voxels, without the shared histogram.
 inline int64_t sort_voxels_bytes(int64_t n) { return 24 * n + 320; }
 
-// Checks that the coordinates are distinct and inside the grid, and sorts them.
+// Checks that the coordinates are distinct and inside the grid, and sorts them; leaves padding out.
 // `histogram` is room for kHistogramSize values.
 int sort_voxels(const sl_context* ctx, const char* name, const DLTensor* coords, const Grid& grid,
                 Arena& arena, uint32_t* histogram, SortedVoxels* out);
