@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 from torch import Tensor
 
+import shiplap as sl
 from shiplap.errors import ShiplapNotice
 from shiplap.impl import direct
 from shiplap.kernels.dense import cuda, ops
@@ -36,16 +37,17 @@ def bind() -> None:
     direct_ops.attach("cpu")
     for op in (ops.mm, ops.bmm, ops.int8_mm, ops.grouped_mm, ops.conv2d):
         more: dict[str, Any] = {"grouped_mm": {"BULK": False, "GROUPS": 8}}
-        for template in [t for t in op.templates["cpu"] if t.name in op.spec.opname]:
+        for template in [t for t in op.templates["cpu"] if t.name == op.spec.opname]:
             small = ({**SMALL, **more.get(template.name, {})},)
             kernel = direct.templates.as_kernel(op.spec, dataclasses.replace(template, configs=small))
+            assert kernel is not None
             op.kernels["cpu"] = [kernel]
 
 
-def case(name: str, op: Op, *args: Any) -> Any:
+def case(name: str, op: Op, *args: Any, kernel: Any = None) -> Any:
     """The kernel, run, against the reference in float64."""
     call = op._checker.bind(args)
-    (kernel,) = op.kernels["cpu"]
+    kernel = kernel or op.kernels["cpu"][0]
     try:
         serving = kernel.serving(call)
         if isinstance(serving, str):
@@ -89,8 +91,21 @@ def dense_cases() -> None:
     case("conv2d channels apart", ops.conv2d, *apart, None, [1, 1], [1, 1], [1, 1])
 
 
+def descriptor_cases() -> None:
+    """A template for the bulk copy engine takes what that can read, and says so of the rest."""
+    (template,) = [t for t in ops.mm.templates["cpu"] if t.name == "mm_tma"]
+    small = ({**SMALL, "PROGRAMS": 4, "FLATTEN": True},)
+    kernel = direct.templates.as_kernel(ops.mm.spec, dataclasses.replace(template, configs=small))
+    a, b, c = torch.randn(64, 96).half(), torch.randn(96, 64).half(), torch.randn(64).half()
+    case("bulk", ops.mm, a, b, c, kernel=kernel)
+    case("bulk transposed", ops.mm, a, b.t().contiguous().t(), kernel=kernel)
+    case("bulk of odd rows", ops.mm, torch.randn(64, 97).half()[:, :96], b, kernel=kernel)
+    case("bulk of no adjacent axis", ops.mm, a, torch.randn(96, 128).half()[:, ::2], kernel=kernel)
+    case("bulk at an odd address", ops.mm, torch.randn(64 * 96 + 1).half()[1:].view(64, 96), b, kernel=kernel)
+
+
 def draw(m: int = 40, n: int = 30, k: int = 5, g: int = 1, ci: int = 12, co: int = 10) -> list[Any]:
-    sizes = {"m": m, "n": n, "k": k, "g": g, "ci": ci, "co": co, "reflect": False, "scale": 1.0}
+    sizes = {"m": m, "n": n, "k": k, "g": g, "ci": ci, "co": co, "reflect": False, "scale": 1.0, "after": "nothing"}
     return list(gathered.sampler(torch.Generator().manual_seed(m + n), sizes, torch.float32, torch.device("cpu")))
 
 
@@ -102,6 +117,7 @@ def gather_cases() -> None:
     case("gather bias alone", gathered, feats, weight, table, None, bias)
     case("gather reflected", gathered, feats, weight, table, order, bias, True)
     case("gather scaled", gathered, feats, weight, table, order, None, False, 1, -0.5)
+    case("gather relu", gathered, feats, weight, table, order, None, False, 1, 1.0, "relu")
     case("gather groups", gathered, *draw(g=3))
     case("gather second config", gathered, *draw(ci=20, co=30))
     case("gather too wide", gathered, *draw(ci=40))
@@ -120,7 +136,7 @@ def compiled_cases() -> None:
     c = torch.randn(40, 10)
     fns: dict[str, tuple[Callable[..., Tensor], list[Tensor]]] = {
         "fused": (lambda f, w, t, o, b, c: relu(gathered(f, w, t, o, b) + c), [feats, weight, table, order, bias, c]),
-        "fused reflected": (lambda f, w, t, c: relu(gathered(f, w, t, None, None, True, 1, 2.0)) * c,
+        "fused reflected": (lambda f, w, t, c: relu(gathered(f, w, t, None, None, True, 1, 2.0, "relu")) * c,
                             [feats, weight, table, c]),
         "fused groups": (lambda f, w, t, o: relu(gathered(f, w, t, o, None, False, 3)), draw(g=3)[:4]),
     }  # fmt: skip
@@ -153,6 +169,39 @@ def eager_cases() -> None:
         say(f"eager {name}", ran=ran, said=[str(w.message) for w in said if "ordinary way" not in str(w.message)])
 
 
+def tuned_cases() -> None:
+    """Configs are candidates of ``sl.tune``; a stored choice is what eager calls run."""
+    from shiplap.op import choices
+    from shiplap.op.config import Config
+
+    args = draw(m=16, n=9, k=2)
+    (choice,) = sl.tune(gathered, [tuple(args)], isolate=False, progress=False, budget=5)
+    say("tuned", tried=choice.tried, wrong=[f.evidence for f in choice.findings if f.verdict == "fail"],
+        skipped=len([f for f in choice.findings if f.verdict == "skip"]))  # fmt: skip
+    key = ("cpu", *gathered.rule.key(gathered._checker.bind(args)))
+    for index, config in enumerate(direct_ops.CONFIGS):
+        choices.install([choices.Entry(gathered.spec.name, gathered.identity, key, "gathered", Config.of(config))])
+        say(f"chosen {index}", picked=str(gathered.pick(gathered._checker.bind(args)).config))
+    too_wide = gathered._checker.bind(draw(m=16, n=9, k=2, ci=16, co=17))  # of a bucket with what follows
+    fits = gathered._checker.bind(draw(m=16, n=9, k=2, ci=16, co=32))
+    key = ("cpu", *gathered.rule.key(too_wide))
+    assert key == ("cpu", *gathered.rule.key(fits))
+    choices.install([choices.Entry(gathered.spec.name, gathered.identity, key, "gathered",
+                                   Config.of(direct_ops.CONFIGS[0]))])  # fmt: skip
+    say("chosen too wide", picked=str(gathered.pick(too_wide).config))
+    choices.install([], file="")
+
+
+CHECKS = ["schema", "arguments", "numerics", "edges", "addresses", "determinism", "fresh", "bound", "gradient",
+          "requires_grad", "large"]  # fmt: skip
+
+
+def audited() -> None:
+    """The audit runs a template as it runs any kernel."""
+    for finding in sl.audit(gathered, checks=CHECKS, device="cpu"):
+        say(f"audit {finding.check}", verdict=finding.verdict, evidence=finding.evidence)
+
+
 def renderings() -> None:
     """New numbers of rows render or compile nothing; the text is there for whoever asks."""
     import inspect
@@ -177,8 +226,11 @@ if __name__ == "__main__":
     bind()
     dense_cases()
     gather_cases()
+    descriptor_cases()
     eager_cases()
     renderings()
+    tuned_cases()
+    audited()
     compiled_cases()
     write = direct.render
     direct.render = lambda source, *rest: write(source.replace("acc = tl.dot(x, w, acc", "acc = tl.dot(x, w"), *rest)  # type: ignore[assignment]

@@ -20,14 +20,15 @@ CONFIGS = [
 def gathered(
     feats: Float[Tensor, "n g*ci"], weight: Float[Tensor, "g k ci co"], table: Int32[Tensor, "m k"],
     order: Int32[Tensor, "m"] | None = None, bias: Float[Tensor, "g*co"] | None = None,
-    reflect: bool = False, groups: int = 1, scale: float = 1.0,
+    reflect: bool = False, groups: int = 1, scale: float = 1.0, after: str = "nothing",
 ) -> Float[Tensor, "m g*co"]:  # fmt: skip
     """``scale * (sum over k of feats[table[:, k]] @ weight[:, k] + bias)`` by groups; ``order`` changes no value."""
     taps = weight.flip(1) if reflect else weight
     feats = torch.cat((feats, feats.new_zeros(1, feats.shape[1])))  # what row -1 reads
     rows = feats[table.long()].unflatten(-1, (groups, -1))
     out = torch.einsum("mkgi,gkio->mgo", rows, taps).flatten(1)
-    return scale * (out if bias is None else out + bias)
+    out = scale * (out if bias is None else out + bias)
+    return out.relu() if after == "relu" else out
 
 
 @gathered.samples
@@ -37,7 +38,7 @@ def _(rng: torch.Generator, sizes: dict[str, Any], dtype: torch.dtype, device: t
     tensors = (torch.randn(n, g * ci, generator=rng).to(dtype), torch.randn(g, k, ci, co, generator=rng).to(dtype),
                table.to(torch.int32), torch.randperm(m, generator=rng).to(torch.int32),
                torch.randn(g * co, generator=rng).to(dtype))  # fmt: skip
-    return (*(t.to(device) for t in tensors), sizes["reflect"], g, sizes["scale"])
+    return (*(t.to(device) for t in tensors), sizes["reflect"], g, sizes["scale"], sizes["after"])
 
 
 def fits(sizes: dict[str, Any], dtypes: dict[str, torch.dtype], config: dict[str, Any]) -> bool | str:
@@ -48,8 +49,13 @@ def fits(sizes: dict[str, Any], dtypes: dict[str, torch.dtype], config: dict[str
     return f"BLOCK_K={config['BLOCK_K']}, BLOCK_N={config['BLOCK_N']} do not hold a group" if wide else True
 
 
+def fits_here(sizes: dict[str, Any], dtypes: dict[str, torch.dtype], config: dict[str, Any]) -> bool | str:
+    """As ``fits``, for the interpreter, which multiplies the bits of bfloat16."""
+    return "bfloat16" if dtypes["feats"] == torch.bfloat16 else fits(sizes, dtypes, config)
+
+
 def attach(device: str) -> None:
     gathered.template(
-        device, "gathered.triton.jinja", configs=CONFIGS, supports=fits,
+        device, "gathered.triton.jinja", configs=CONFIGS, supports=fits_here if device == "cpu" else fits,
         grid=lambda sizes, config, cdiv: (cdiv(sizes["m"], config["BLOCK_M"]) * sizes["groups"], 1, 1),
     )  # fmt: skip

@@ -33,6 +33,7 @@ REFUSED = {
     "a suffix that means nothing": ({"source": "kernel.cu"}, r"expected \*\.triton\.jinja or \*\.cpp\.jinja"),
     "no file": ({"source": "missing.cpp.jinja"}, "no such file"),
     "no grid": ({"source": "k.triton.jinja"}, "no grid"),
+    "an index that Inductor takes for a size": ({"source": "s.triton.jinja", "grid": grid}, "an index named 'source'"),
     "no configs": ({"source": "k.cpp.jinja", "configs": []}, "no configs"),
     "a dim of nobody": ({"source": "k.cpp.jinja", "innermost": {"x": "m"}}, r"innermost=\{'x': 'm'\}"),
 }
@@ -42,6 +43,7 @@ REFUSED = {
 def test_what_cannot_be_one_is_refused(op, tmp_path, case):
     for name in ("k.cpp.jinja", "k.triton.jinja", "kernel.cu"):
         (tmp_path / name).write_text("source")
+    (tmp_path / "s.triton.jinja").write_text('{{load_input("x", "x", ("row", "source"), mask="m")}}')
     declaration, said = REFUSED[case]
     with pytest.raises(sl.ShiplapError, match=rf"SL114(.|\n)*{said}"):
         read_template(op.spec, str(tmp_path / "ops.py"), "cpu", **declaration)

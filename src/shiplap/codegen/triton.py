@@ -109,13 +109,12 @@ class _Writer:
         return HEAD
 
     def size(self, name: str | None, index: int) -> str:
-        found = self._number("size", name, index)
-        return f"tl.full([], {found}, dtype=tl.int64)" if self.wide else found
+        return self._wide(self._number("size", name, index))
 
     def stride(self, name: str | None, index: int | None = None) -> str:
         if index is None:
-            return ", ".join(self._number("stride", name, axis) for axis in range(self.ranks[name]))
-        return self._number("stride", name, index)
+            return ", ".join(self.stride(name, axis) for axis in range(self.ranks[name]))
+        return self._wide(self._number("stride", name, index))
 
     def load_input(
         self, input_name: str, output_name: str, indices: Sequence[str], mask: str | None = None,
@@ -138,9 +137,12 @@ class _Writer:
         terms = []
         for axis, index in enumerate(indices):
             adjacent = name is None and axis == len(indices) - 1  # outputs are contiguous
-            place = f"tl.cast({index}, tl.int64)" if self.wide else f"({index})"
+            place = self._wide(f"({index})")
             terms.append(place if adjacent else f"{place} * {self._number('stride', name, axis)}")
         return _broadcast(" + ".join(terms) or "0", shape)
+
+    def _wide(self, value: str) -> str:
+        return f"tl.cast({value}, tl.int64)" if self.wide else value
 
     def _number(self, kind: str, name: str | None, axis: int) -> str:
         number = (kind, name, range(self.ranks[name])[axis])

@@ -10,6 +10,13 @@ from torch._inductor.select_algorithm import SymbolicGridFn, TritonTemplate
 __all__ = ["choice"]
 
 
+class _Quoted(str):
+    """The value of a compile-time constant, which Inductor writes into the kernel with ``format``."""
+
+    def __format__(self, spec: str) -> str:
+        return repr(str(self))
+
+
 def choice(
     name: str, source: str, grid: Callable[..., tuple[Any, Any, Any]], sizes: Sequence[Any], inputs: Sequence[Any],
     layout: Any, config: Mapping[str, Any],
@@ -25,7 +32,8 @@ def choice(
     template = TritonTemplate.all_templates.get(name)
     if template is None:
         template = TritonTemplate(name, grid=SymbolicGridFn(grid), source=source)
-    options = {"num_stages": 2, "num_warps": 4, **config}
+    options: dict[str, Any] = {"num_stages": 2, "num_warps": 4}
+    options |= {k: _Quoted(v) if isinstance(v, str) else v for k, v in config.items()}
     found: list[Any] = []
     problem = template.maybe_append_choice(
         found, input_nodes=tuple(inputs), layout=layout, call_sizes=list(sizes), **options

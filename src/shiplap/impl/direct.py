@@ -10,7 +10,10 @@ from __future__ import annotations
 import copy
 import hashlib
 import linecache
+import re
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import copy_context
+from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -18,6 +21,7 @@ import torch
 from torch import Tensor
 
 from shiplap.codegen.triton import WORD, Rendered, constants, render
+from shiplap.impl.planes import add_planes
 from shiplap.impl.tables import Table
 from shiplap.impl.triton import Launcher, triton_launcher
 from shiplap.op import template as templates
@@ -30,7 +34,7 @@ __all__ = ["TemplateKernel"]
 
 LIMIT = 4096  # calls and renderings remembered: each may have sizes or scalars of its own
 WIDE = 2**31 - 1  # elements that a 32-bit offset reaches
-DESCRIPTOR = "make_tensor_descriptor"
+DESCRIBED = re.compile(r"make_tensor_descriptor\(\s*(\w+)")  # the tensors that the bulk copy engine reads
 OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")  # of a config: Triton's own
 
 
@@ -42,14 +46,18 @@ class TemplateKernel:
         self.config: Config = NO_CONFIG
         where = f"{spec.name}, template {template.name}"
         self.tables = {name: Table(f"{where}, table {name}", build) for name, build in template.tables}
+        self.adjacent = _axes(spec, dict(template.innermost))
+        self.words = frozenset(WORD.findall(template.source))
+        self.described = DESCRIBED.search(template.source) is not None
         self.jitted: dict[str, Launcher] = {}  # by text, of all configs
+        self._texts: dict[Any, Rendered] = {}
         self._firsts: dict[Any, Config | str] = {}
         self._reset()
 
     def _reset(self) -> None:
         self._refusals: dict[Any, str] = {}
         self._launches: dict[Any, Callable[..., None]] = {}
-        self._run: Callable[[Binding, Tensor], None] | None = None
+        self._run: Callable[[Binding, Tensor, int], None] | None = None
 
     def with_config(self, config: Config) -> TemplateKernel:
         """The same template with the values of ``config``."""
@@ -71,10 +79,25 @@ class TemplateKernel:
         device = call.device
         assert device is not None
         if device.type != "cuda" or device.index == torch.cuda.current_device():
-            self._run(call, outs[0])
+            self._launch(call, outs[0])
             return
         with torch.cuda.device(device):
-            self._run(call, outs[0])
+            self._launch(call, outs[0])
+
+    def _launch(self, call: Binding, out: Tensor) -> None:
+        assert self._run is not None
+        if (planes := self._planes(call)) == 1:
+            self._run(call, out, 1)
+            return
+        summands = torch.empty((planes, *out.shape), dtype=torch.float32, device=out.device)
+        self._run(call, summands, planes)
+        add_planes(summands, out)
+
+    def _planes(self, call: Binding, config: Config | None = None) -> int:
+        """Into how many summands the kernel cuts the output."""
+        if self.template.planes is None:
+            return 1
+        return self.template.planes(_plain_env(call.env), (self.config if config is None else config).as_dict())
 
     # --- which config takes a call ------------------------------------------------------------------------------------
 
@@ -104,7 +127,7 @@ class TemplateKernel:
         return found
 
     def _why_not(self, call: Binding, config: Config) -> str:
-        if find_spec("triton") is None:
+        if not _triton_is_there():
             return "Triton is not installed"
         if 0 in shape_of(self.spec.outputs[0], call.env):
             return ""  # nothing to compute
@@ -112,17 +135,25 @@ class TemplateKernel:
             verdict = supports(_plain_env(call.env), self._dtypes(call), config.as_dict())
             if verdict is not True:
                 return verdict or "supports() returned False"
-        if DESCRIPTOR in self.template.source and DESCRIPTOR in self.render(call, self._present(call), config).text:
-            return "tensor descriptors are for compiled code"
+        return self._indescribable(call, config) if self.described else ""
+
+    def _indescribable(self, call: Binding, config: Config) -> str:
+        """Empty when the tensors that the kernel makes descriptors of can have some, else the reason."""
+        present = self._present(call)
+        for name in dict.fromkeys(DESCRIBED.findall(self.render(call, present, config).text)):
+            tensor = present[name]
+            rows = [s * tensor.itemsize % 16 for s in tensor.stride() if s != 1]
+            if tensor.data_ptr() % 16 or any(rows) or len(rows) == tensor.dim():
+                return f"{name} with strides {tuple(tensor.stride())}: rows of a tensor descriptor start at 16 bytes"
         return ""
 
     def _key(self, call: Binding) -> Any:
-        """All that configs and ``supports`` may look at, and what a descriptor may be made for."""
+        """All that configs and ``supports`` may look at, and what a descriptor depends on."""
         env = tuple([(k, tuple(v) if type(v) is list else v) for k, v in call.env.items()])
         dtypes = tuple([v.dtype if isinstance(v, Tensor) else None for v in call.args])
-        if DESCRIPTOR not in self.template.source:
+        if not self.described:
             return env, dtypes
-        return env, dtypes, tuple([v.stride() for v in call.args if isinstance(v, Tensor)])
+        return env, dtypes, tuple([(v.stride(), v.data_ptr() & 15) for v in call.args if isinstance(v, Tensor)])
 
     def _dtypes(self, call: Binding) -> dict[str, torch.dtype]:
         found = {name: t.dtype for name, t in self._given(call).items()}
@@ -135,7 +166,11 @@ class TemplateKernel:
     def _present(self, call: Binding) -> dict[str, Tensor]:
         """What the kernel is given beside the output: arguments, then tables."""
         assert call.device is not None
-        return self._given(call) | {name: table(call.env, call.device) for name, table in self.tables.items()}
+        given = self._given(call)
+        for name, axis in self.adjacent.items():
+            if name in given:
+                given[name] = _adjacent(given[name], axis)
+        return given | {name: table(call.env, call.device) for name, table in self.tables.items()}
 
     # --- rendering ----------------------------------------------------------------------------------------------------
 
@@ -144,15 +179,23 @@ class TemplateKernel:
     ) -> Rendered:
         """The kernel for ``call``, for tensors laid out like those of ``present``."""
         name = f"{self.spec.opname}_{self.template.name}"
-        known = {
+        facts: dict[str, Any] = {
             **constants(self.spec, call.args),
             **{f"{k.upper()}_ALIGN": (v | 256) & -(v | 256) for k, v in call.env.items() if type(v) is int},
             **{f"{k.upper()}_INNER": _inner(t.stride()) for k, t in present.items()},
             "ALLOW_TF32": torch.backends.cuda.matmul.allow_tf32,
+            "PLANES": (planes := self._planes(call, config)),
             **(self.config if config is None else config).as_dict(),
         }
         ranks = {k: t.dim() for k, t in present.items()}
-        return render(self.template.source, name, ranks, len(shape_of(self.spec.outputs[0], call.env)), known, wide)
+        known = tuple([(k, v) for k, v in facts.items() if k in self.words])
+        key = known, tuple(ranks.items()), wide
+        found = self._texts.get(key)
+        if found is None:
+            out_rank = len(shape_of(self.spec.outputs[0], call.env)) + (planes > 1)
+            found = render(self.template.source, name, ranks, out_rank, facts, wide)
+            _bounded(self._texts)[key] = found
+        return found
 
     def launch_for(
         self, key: tuple[Any, ...], call: Binding, tensors: Sequence[Tensor | None], wide: bool
@@ -171,8 +214,14 @@ class TemplateKernel:
         parameters = ["grid", "out", "sout", "dout", *(f"{p}{i}" for i in range(len(names)) for p in "tsd")]
         text = f"lambda {', '.join(parameters)}: kernel[grid]({', '.join([*given, *options])})"
         launch: Callable[..., None] = eval(text, {"kernel": self.jitted[rendered.text]})
+        launch = _with_memory(launch) if DESCRIBED.search(rendered.text) else launch
         _bounded(self._launches)[key] = launch
         return launch
+
+
+@cache
+def _triton_is_there() -> bool:
+    return find_spec("triton") is not None
 
 
 def _jitted(rendered: Rendered) -> Launcher:
@@ -192,10 +241,25 @@ def _jitted(rendered: Rendered) -> Launcher:
     return triton_launcher(triton.jit(scope[rendered.name]))
 
 
+def _with_memory(launch: Callable[..., None]) -> Callable[..., None]:
+    """``launch`` where Triton gets memory for descriptors from PyTorch: in a context of its own, for the allocator is
+    the user's to set elsewhere."""
+    import triton
+
+    def memory(size: int, alignment: int, stream: int | None) -> Tensor:
+        return torch.empty(size, dtype=torch.int8, device="cuda")
+
+    def inside(args: tuple[Any, ...]) -> None:
+        triton.set_allocator(memory)
+        launch(*args)
+
+    return lambda *args: copy_context().run(inside, args)
+
+
 # --- the generated function: from a bound call to its launch ----------------------------------------------------------
 
 
-def _compile_run(kernel: TemplateKernel) -> Callable[[Binding, Tensor], None]:
+def _compile_run(kernel: TemplateKernel) -> Callable[[Binding, Tensor, int], None]:
     grid = kernel.template.grid
     assert grid is not None
     scope: dict[str, Any] = {
@@ -204,22 +268,21 @@ def _compile_run(kernel: TemplateKernel) -> Callable[[Binding, Tensor], None]:
         "matmul": torch.backends.cuda.matmul, **{f"table{i}": t for i, t in enumerate(kernel.tables.values())},
     }  # fmt: skip
     exec(compile(_source(kernel), f"<launch {kernel.spec.name} {kernel.template.name}>", "exec"), scope)
-    run: Callable[[Binding, Tensor], None] = scope["run"]
+    run: Callable[[Binding, Tensor, int], None] = scope["run"]
     return run
 
 
 def _source(kernel: TemplateKernel) -> str:
-    """``run(call, out)``: ``t0, s0, d0`` are the first tensor, its shape and its strides; tables come last."""
-    spec, template = kernel.spec, kernel.template
-    lines = ["def run(call, out):", "    if not out.numel(): return", "    args, env = call.args, call.env"]
-    innermost, reaches = dict(template.innermost), ["out.numel()"]
+    """``run(call, out, planes)``: ``t0, s0, d0`` are the first tensor, its shape and its strides; tables come last."""
+    spec = kernel.spec
+    lines = ["def run(call, out, planes):", "    if not out.numel(): return", "    args, env = call.args, call.env"]
+    reaches = ["out.numel()"]
     for i, arg in enumerate(spec.tensors):
         assert arg.tensor is not None
         lines.append(f"    t{i} = args[{spec.args.index(arg)}]")
-        if arg.name in innermost:
-            dim = [d.text for d in arg.tensor.dims].index(innermost[arg.name])
-            axis = dim - len(arg.tensor.dims) if arg.tensor.variadic else dim
-            lines.append(f"    t{i} = adjacent(t{i}, {axis})")
+        if arg.name in kernel.adjacent:
+            each = f"t{i} = adjacent(t{i}, {kernel.adjacent[arg.name]})"
+            lines.append(f"    if t{i} is not None: {each}" if arg.optional else f"    {each}")
         if arg.optional:
             lines.append(f"    if t{i} is None: s{i} = d{i} = ()")
         lines.append(f"    {'else: ' if arg.optional else ''}s{i}, d{i} = t{i}.shape, t{i}.stride()")
@@ -242,8 +305,8 @@ def _source(kernel: TemplateKernel) -> str:
 
 def _facts(kernel: TemplateKernel) -> list[str]:
     """Expressions of what the text may depend on, for this template."""
-    spec, words = kernel.spec, set(WORD.findall(kernel.template.source))
-    found = ["matmul.allow_tf32"] if "ALLOW_TF32" in words else []
+    spec, words = kernel.spec, kernel.words
+    found = ["planes", *(["matmul.allow_tf32"] if "ALLOW_TF32" in words else [])]
     for i, arg in enumerate(spec.tensors):
         assert arg.tensor is not None
         found += [f"t{i} is None"] if arg.optional else []
@@ -278,9 +341,20 @@ def _inner(strides: Sequence[int]) -> int:
     return next((axis for axis in range(len(strides) - 1, -1, -1) if strides[axis] == 1), -1)
 
 
-def _adjacent(tensor: Tensor | None, axis: int) -> Tensor | None:
+def _axes(spec: OpSpec, innermost: Mapping[str, str]) -> dict[str, int]:
+    """By argument the axis of the dim that has to be adjacent in memory."""
+    found = {}
+    for name, dim in innermost.items():
+        tensor = spec.arg(name).tensor
+        assert tensor is not None
+        axis = [d.text for d in tensor.dims].index(dim)
+        found[name] = axis - len(tensor.dims) if tensor.variadic else axis
+    return found
+
+
+def _adjacent(tensor: Tensor, axis: int) -> Tensor:
     """The tensor with stride 1 along an axis, copied if it has another."""
-    if tensor is None or tensor.stride(axis) == 1:
+    if tensor.stride(axis) == 1:
         return tensor
     return tensor.movedim(axis, -1).contiguous().movedim(-1, axis)
 

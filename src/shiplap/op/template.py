@@ -21,7 +21,10 @@ from shiplap.op.spec import OpSpec
 __all__ = ["Template", "as_kernel", "read_template"]
 
 LANGUAGES = {".triton.jinja": "triton", ".cpp.jinja": "cpp"}
-INCLUDE = re.compile(r"""\{%-? include "([\w.]+)" -?%\}""")
+INCLUDE = re.compile(r"""\{%-? include "([\w./]+)" -?%\}""")
+# Inductor knows sizes by how their names begin, and would take such an index for one.
+INDICES = re.compile(r"""(?:load_input\(\s*"\w+",\s*"\w+",|store_output\()\s*\(([^()]*)\)""")
+SIZE = re.compile(r'"((?:s|u|ps|zuf)\w*)"', re.IGNORECASE)
 Config = Mapping[str, Any]
 
 runnable: Callable[[OpSpec, Template], Runnable] | None = None  # set by shiplap.impl: runs a template by itself
@@ -35,6 +38,8 @@ class Template:
     and a ceiling division to three program counts. ``tables`` builds lookup tables on the host from sizes and scalars;
     each becomes an input. ``innermost`` names, for an argument, the dim whose elements must be adjacent in memory.
     ``supports`` gets sizes and scalars, dtypes by argument and a config; it returns True or the reason why not.
+    ``planes`` says, from sizes and a config, into how many summands the kernel cuts the output: it stores each as a
+    plane of float32 (``PLANES``, the first index), and they are added up behind it. With 1 it stores the output.
     """
 
     name: str
@@ -46,11 +51,12 @@ class Template:
     tables: tuple[tuple[str, Callable[..., Any]], ...] = ()
     innermost: tuple[tuple[str, str], ...] = ()
     supports: Callable[..., bool | str] | None = None
+    planes: Callable[..., int] | None = None
 
     @property
     def identity(self) -> str:
         """What digests see: the source, the configs and the code of every function."""
-        functions = [self.grid, self.supports, *(fn for _, fn in self.tables)]
+        functions = [self.grid, self.supports, self.planes, *(fn for _, fn in self.tables)]
         configs = source_digest(self.configs) if callable(self.configs) else repr([dict(c) for c in self.configs])
         parts = [self.source, configs, repr(self.innermost), *(source_digest(fn) for fn in functions if fn)]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
@@ -67,6 +73,7 @@ def read_template(
     tables: Mapping[str, Callable[..., Any]] | None = None,
     innermost: Mapping[str, str] | None = None,
     supports: Callable[..., bool | str] | None = None,
+    planes: Callable[..., int] | None = None,
 ) -> Template:  # fmt: skip
     """The template of a file beside ``home`` (``*.triton.jinja``, ``*.cpp.jinja``); SL114 for what cannot be one."""
     language = next((kind for suffix, kind in LANGUAGES.items() if source.endswith(suffix)), "")
@@ -82,16 +89,21 @@ def read_template(
                     expected="one output of fixed size, no mutated argument, no tensor list")  # fmt: skip
     if language == "triton" and grid is None:
         raise error("SL114", where=where, got="no grid", expected="grid=lambda sizes, config, cdiv: (programs, 1, 1)")
+    if language == "triton" and (taken := SIZE.search(" ".join(INDICES.findall(text)))):
+        raise error("SL114", where=where, got=f"an index named {taken[1]!r}", fix="rename it",
+                    expected="a name that does not begin with s, u or ps: Inductor's sizes do")  # fmt: skip
     for argument, dim in (innermost or {}).items():
         tensor = next((a.tensor for a in spec.tensors if a.name == argument), None)
         if tensor is None or dim not in [d.text for d in tensor.dims]:
             raise error("SL114", where=where, got=f"innermost={{{argument!r}: {dim!r}}}", expected="an argument's dim")
+    if language != "triton" and planes is not None:
+        raise error("SL114", where=where, got="planes in C++", expected="a Triton template, or no planes")
     given = configs if callable(configs) else tuple(dict(c) for c in configs)
     if not callable(given) and not given:
         raise error("SL114", where=where, got="no configs", expected="at least one, the default first")
     return Template(
         name or path.name.split(".")[0], device.partition(":")[0], language, text, given, grid,
-        tuple((tables or {}).items()), tuple((innermost or {}).items()), supports,
+        tuple((tables or {}).items()), tuple((innermost or {}).items()), supports, planes,
     )  # fmt: skip
 
 
@@ -106,10 +118,10 @@ def as_kernel(spec: OpSpec, template: Template) -> Kernel | None:
 
 
 def _included(path: Path, where: str) -> str:
-    """The text of ``path``; each ``{% include "file" %}`` is replaced by that file beside it: digests see it."""
+    """The text of ``path``; each ``{% include "file" %}`` is replaced by that file, relative to it; digests see it."""
 
     def read(found: re.Match[str]) -> str:
-        part = path.with_name(found[1])
+        part = path.parent / found[1]
         if not part.is_file():
             raise error("SL114", where=where, got=f"{found[0]}: no such file", expected=f"a file beside {path.name}")
         return part.read_text(encoding="utf-8")

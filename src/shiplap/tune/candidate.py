@@ -88,16 +88,12 @@ class ReferenceCandidate:
         return lambda: fit_outputs(self.op.spec, call, self.op._reference(call.args))
 
 
-def candidates(op: Op, device: str, env: Mapping[str, Any], call: Binding | None = None) -> list[Candidate]:
-    """Every kernel × config of ``op`` for a device type and sizes: the reference first, then the declared default.
-
-    With ``call``, which may be one without values, configs of templates that do not take it are left out.
-    """
+def candidates(op: Op, device: str, env: Mapping[str, Any]) -> list[Candidate]:
+    """Every kernel × config of ``op`` for a device type and sizes: the reference first, then the declared default."""
     found: list[Candidate] = [ReferenceCandidate(op)]
     for kernel in op.kernels.get(torch.device(device).type, ()):
         configs = kernel.space.configs(env) if kernel.space else (NO_CONFIG,)
-        bound = [kernel.variant(config) for config in configs]
-        found += [KernelCandidate(op, k) for k in bound if call is None or k.template is None or not _refuses(k, call)]
+        found += [KernelCandidate(op, kernel.variant(config)) for config in configs]
     return found
 
 
@@ -111,10 +107,3 @@ def default_of(op: Op, call: Binding, device: str) -> tuple[str, Config]:
         if isinstance(serving, Kernel):
             return serving.name, serving.config
     return REFERENCE, NO_CONFIG
-
-
-def _refuses(kernel: Kernel, call: Binding) -> str:
-    try:
-        return kernel.refuses(call)
-    except Exception:  # supports= may look at values, or at the device
-        return ""

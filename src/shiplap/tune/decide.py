@@ -90,7 +90,7 @@ def choose(
     found = None if options.again else stored(op, key, store)
     if found is None:
         require_quiet(f"{op.spec.name} {drawn.bucket}")
-        listed = list(candidates_of(op, drawn)) if candidates_of else candidates(op, device, drawn.call.env, drawn.call)
+        listed = list(candidates_of(op, drawn)) if candidates_of else candidates(op, device, drawn.call.env)
         if not listed or listed[0].kernel != choices.REFERENCE:
             listed.insert(0, ReferenceCandidate(op))
         task = Task(op, drawn, key, listed, options)

@@ -87,7 +87,7 @@ class Worker:
 def provided(provider: str, op: Op, drawn: Inputs) -> Sequence[Candidate]:
     """The candidates by the same function as in the parent; ``""``: the op's own kernels."""
     if not provider:
-        return candidates(op, drawn.device, drawn.call.env, drawn.call)
+        return candidates(op, drawn.device, drawn.call.env)
     module, _, name = provider.partition(":")
     value: Any = importlib.import_module(module)
     for part in name.split("."):
