@@ -215,6 +215,8 @@ def test_layers_refuse_what_spconv_refuses():
     lost = spconv.SparseConvTensor(torch.zeros(1, 4), torch.tensor([[0, 7, 0, 0]], dtype=torch.int32), [8, 8, 8], 1)
     with refused("1 voxels, none with an output"):
         spconv.SparseConv3d(4, 4, 2, 4)(lost)
+    with refused("multiples of groups = 3"):
+        spconv.SubMConv3d(6, 4, 3, groups=3)
     with refused("act_type"):
         spconv.conv.SparseConvolution(3, 4, 4, act_type="relu")  # type: ignore[arg-type]
 
@@ -250,6 +252,15 @@ def test_a_copy_of_a_layer_counts_for_itself():
 def test_add_input_is_added():
     x, layer = voxels(), spconv.SubMConv3d(4, 4, 3)
     torch.testing.assert_close(layer(x, x).features, layer(x).features + x.features)
+
+
+def test_an_inverse_layer_of_one_cell_stays_where_it_is():
+    """As in spconv, where every kernel of one cell and stride 1 is a matrix product."""
+    x = spconv.SparseConv3d(4, 4, 1, 2, indice_key="a")(voxels())
+    layer = spconv.SparseInverseConv3d(4, 6, 1, "a", bias=False)
+    y = layer(x)
+    assert y.indices is x.indices
+    torch.testing.assert_close(y.features, x.features @ layer.weight.view(4, 6))
 
 
 @pytest.mark.parametrize("n", [0, 1])

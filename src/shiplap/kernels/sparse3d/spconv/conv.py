@@ -91,6 +91,9 @@ class SparseConvolution(SparseModule):
         if act_type is not None:
             raise error("SL208", where=where, got=f"act_type={act_type}", expected="None",
                         fix="put the activation behind the layer; torch.compile fuses it")  # fmt: skip
+        if self.in_channels % self.groups or self.out_channels % self.groups:
+            got = f"{self.in_channels} and {self.out_channels} channels"
+            raise error("SL208", where=where, got=got, expected=f"multiples of groups = {self.groups}")
         if self.conv1x1 and not self.subm and any(self.padding):
             got = f"kernel_size={self.kernel_size}, padding={self.padding}"
             raise error("SL208", where=where, got=got, expected="padding 0 with a kernel of one cell and stride 1")
