@@ -13,6 +13,7 @@ import shiplap as sl
 from shiplap.impl import native
 from shiplap.kernels import sparse3d
 from shiplap.kernels.sparse3d import ops
+from shiplap.kernels.sparse3d.bounded import out_coords_bounded
 from tests.kernels.nets import COARSE, GRID, ROWS, UNet, padded
 from tests.kernels.scenes import scene
 
@@ -66,6 +67,30 @@ def test_a_step_with_a_capacity_is_the_step_and_padding(kind):
         with pytest.raises(sl.ShiplapError, match=rf"SL211(.|\n)*more than {m - 1} output voxels"):
             STEPS[kind](x.geometry, m - 1)
     assert STEPS[kind](x.pad(75).geometry, None).geometry.coords.shape[0] >= m  # what is proven to suffice
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("order", ["sorted", "shuffled"])
+def test_table_ops_take_padding_anywhere(order, share):
+    """C++ against the references: padding before, between and behind the voxels, or nothing else."""
+    coords = scene(80, (6, 7, 5), 1).coords
+    coords = sparse3d.unique_coords(coords)[0] if order == "sorted" else coords
+    coords = torch.where(torch.rand(80, 1) < share, torch.tensor([-1, 99, -7, 3], dtype=torch.int32), coords)
+    window = [6, 7, 5], [3, 2, 3], [2, 1, 2], [1, 0, 1], [1, 2, 1]
+    outputs = sparse3d.out_coords(coords, *window)
+    queries = torch.cat([outputs, torch.full((5, 4), -1, dtype=torch.int32)])[torch.randperm(len(outputs) + 5)]
+    capacity = len(outputs) + 7
+    for op, args in (
+        (sparse3d.subm_table, (coords, window[0], window[1], window[4])), (sparse3d.out_coords, (coords, *window)),
+        (sparse3d.conv_table, (coords, queries, *window)), (out_coords_bounded, (coords, *window, capacity)),
+    ):  # fmt: skip
+        found, wanted = (run(*args) for run in (op, op.reference))
+        for a, b in zip(*((r if isinstance(r, tuple) else (r,)) for r in (found, wanted)), strict=True):
+            assert torch.equal(a, b), op
+    twice = coords.clone()
+    twice[:2] = torch.tensor([1, 2, 3, 4], dtype=torch.int32)
+    with pytest.raises(sl.ShiplapError, match=r"SL211(.|\n)*rows 0 and 1"):
+        sparse3d.subm_table(twice[:2], *window[:2], window[4])
 
 
 def test_more_rows_than_the_capacity_are_refused():

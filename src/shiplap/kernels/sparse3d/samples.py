@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from typing import Any
 
 import torch
 from torch import Generator, Tensor
 
-from shiplap.kernels.sparse3d import ops, pooling
+from shiplap.kernels.sparse3d import bounded, ops, pooling
 from shiplap.kernels.sparse3d.coords import output_shape
 
 SCENES = 2
@@ -124,11 +125,10 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
     feats, weight, bias = (_normal(rng, shape, dtype, device) for shape in ((n, ci), (co, k, cg), (co,)))
     back: tuple[Any, ...] = (ops.transpose_table.reference(table, n), None, None)
     order = masks = None
-    if bool(torch.randint(0, 2, (), generator=rng)):
-        if not {"order", "masks"} & {*sizes["absent"]}:
-            table, order, masks = _sorted(table, _parts(sizes))
-        if not {"order_t", "masks_t"} & {*sizes["absent"]}:
-            back = _sorted(back[0], _parts(sizes, "parts_t"))
+    if not {"order", "masks"} & {*sizes["absent"]}:
+        table, order, masks = _sorted(table, _parts(sizes))
+    if not {"order_t", "masks_t"} & {*sizes["absent"]}:
+        back = _sorted(back[0], _parts(sizes, "parts_t"))
     return feats, weight, table, bias, order, masks, *back, groups, sizes["reflect"], False, sizes["tf32"]
 
 
@@ -139,7 +139,7 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
     grad, feats = _normal(rng, (m, co), dtype, device), _normal(rng, (n, ci), dtype, device)
     table: Tensor = _table(rng, m, n, k, device)
     order = blocks = counts = None
-    if bool(torch.randint(0, 2, (), generator=rng)) and not {"order", "blocks", "counts"} & {*sizes["absent"]}:
+    if not {"order", "blocks", "counts"} & {*sizes["absent"]}:
         table, order, masks = _sorted(table, max(1, -(-k // ops.MAX_PART), min(sizes["parts"], k)))
         blocks, counts = ops.tap_blocks.reference(masks, k)
     return grad, feats, table, order, blocks, counts, groups, sizes["reflect"], sizes["tf32"]
@@ -200,3 +200,21 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 @pooling.global_sum_pool.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
     return _normal(rng, (sizes["n"], sizes["c"]), dtype, device), *_scenes(rng, sizes, device), sizes["average"]
+
+
+# --- capacity form ----------------------------------------------------------------------------------------------------
+
+
+@bounded.out_coords_bounded.samples
+def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    """As many voxels, between padding, as reach no more than the capacity."""
+    grid, window = _grid(sizes["n"]), _window(sizes)
+    coords = _voxels(rng, sizes["n"], grid, device)
+    coords[torch.rand(sizes["n"], generator=rng).to(device) < 0.2] = -1
+
+    def reached(rows: int) -> int:
+        return ops.out_coords.reference(coords[:rows], grid, *window).shape[0]
+
+    kept = bisect_right(range(sizes["n"] + 1), sizes["capacity"], key=reached) - 1
+    coords[kept:] = -1
+    return coords, grid, *window, sizes["capacity"]
