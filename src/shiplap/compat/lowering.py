@@ -19,8 +19,8 @@ from torch._inductor.virtualized import V
 
 __all__ = [
     "add_table", "alignment", "autotuning", "choice_node", "compile_graph", "current_node", "expression", "extern",
-    "fixed_fake", "fixed_layout", "hint", "inline", "inner_axis", "innermost", "launch", "layout_key", "like", "memory",
-    "no_autotuning", "realize", "register", "shared", "static", "trace", "uncached", "with_values",
+    "fake", "fixed_fake", "fixed_layout", "hint", "inline", "inner_axis", "innermost", "launch", "layout_key", "like",
+    "memory", "no_autotuning", "realize", "register", "shared", "static", "trace", "uncached", "with_values",
     "write_graph",
 ]  # fmt: skip
 
@@ -173,6 +173,12 @@ def fixed_fake(value: Any) -> Any:
         return torch.empty_strided(
             [hint(s) for s in value.shape], [hint(s) for s in value.stride()], dtype=value.dtype, device=value.device
         )
+
+
+def fake(shape: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A contiguous fake tensor of these sizes, symbolic or not."""
+    with V.fake_mode:
+        return torch.empty(tuple(shape), dtype=dtype, device=device)
 
 
 def like(value: Any, given: Tensor | None) -> Any:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -55,7 +56,7 @@ class TemplateCandidate:
         if self._choice is None:
             buffers = self.call.buffers(self.template)
             self._slots = tuple((name, lowering.memory(node)) for name, node in buffers.items())
-            self._choice = _render(self.call, self.template, self.config, buffers)
+            self._choice = _render(self.call, self.template, self.config, buffers, self.planes)
         return self._choice
 
     def precompile(self) -> None:
@@ -71,7 +72,7 @@ class TemplateCandidate:
             Exception: whatever the compiler of the kernel raises.
         """
         choice = self.render()
-        inputs, out = self._inputs(args), self.call.scratch("out", _output, self.call)
+        inputs, out = self._inputs(args), self.call.scratch(f"out {self.planes}", _output, self.call, self.planes)
         _poison(out)
         if self._run is None:
             choice.precompile()
@@ -80,7 +81,7 @@ class TemplateCandidate:
 
         def call(_alive: list[Tensor] = inputs) -> tuple[Tensor, ...]:  # a C++ kernel was given their addresses only
             lowering.launch(run)
-            return (out,)
+            return (_sum(self.call, out) if self.planes > 1 else out,)
 
         return call
 
@@ -98,8 +99,23 @@ class TemplateCandidate:
         return found
 
     def node(self, fusion: bool = True) -> Any:
-        """The kernel as the lowered result; with ``fusion``, Inductor may put neighbours into it."""
-        return lowering.choice_node(self.render(), fusion)
+        """The kernel as the lowered result; with ``fusion``, Inductor may put neighbours into it.
+
+        Planes are added up by a pointwise operation behind the kernel: that is then what neighbours fuse with.
+        """
+        node = lowering.choice_node(self.render(), fusion)
+        if self.planes == 1:
+            return node
+        planes = lowering.fake((self.planes, *self.call.output.shape), torch.float32, self.call.device)
+        return lowering.inline(lowering.trace(lambda p: _sum(self.call, p), [planes]), [node])
+
+    @cached_property
+    def planes(self) -> int:
+        """Into how many summands the kernel cuts the output."""
+        declared = self.template.planes
+        if declared is None:
+            return 1
+        return int(declared(Fixed(self.call.env), self.config.as_dict()))
 
 
 def candidates(call: Call) -> tuple[list[TemplateCandidate], dict[str, str]]:
@@ -115,8 +131,31 @@ def candidates(call: Call) -> tuple[list[TemplateCandidate], dict[str, str]]:
     return found, refused
 
 
-def _render(call: Call, template: Template, config: Config, buffers: dict[str, Any]) -> Any:
+class Fixed(Mapping[str, Any]):
+    """Sizes as numbers, of which each that is looked at becomes part of the compiled code."""
+
+    def __init__(self, env: Mapping[str, Any]) -> None:
+        self.env = env
+
+    def __getitem__(self, name: str) -> Any:
+        value = self.env[name]
+        return lowering.static(value) if isinstance(value, torch.SymInt) else value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.env)
+
+    def __len__(self) -> int:
+        return len(self.env)
+
+
+def _sum(call: Call, planes: Tensor) -> Tensor:
+    return planes.sum(0).to(call.output.dtype)
+
+
+def _render(call: Call, template: Template, config: Config, buffers: dict[str, Any], planes: int) -> Any:
     layout = lowering.fixed_layout(call.output)
+    if planes > 1:
+        layout = lowering.fixed_layout(lowering.fake((planes, *call.output.shape), torch.float32, call.device))
     if shared := lowering.shared(list(buffers.values())):
         raise NotImplementedError(f"two arguments are views of buffer {shared}")
     name = f"{call.op.spec.namespace}_{call.op.spec.opname}_{template.name}"
@@ -136,6 +175,7 @@ def _render(call: Call, template: Template, config: Config, buffers: dict[str, A
         **call.constants,
         **call.facts(buffers),
         "ALLOW_TF32": torch.backends.cuda.matmul.allow_tf32,
+        "PLANES": planes,
         **config.as_dict(),
     }
     return triton_template.choice(unique, source, grid, expressions, list(buffers.values()), layout, constants)
@@ -153,7 +193,9 @@ def _grid(template: Template, names: tuple[str, ...]) -> Callable[..., tuple[Any
     return grid
 
 
-def _output(call: Call) -> Tensor:
+def _output(call: Call, planes: int) -> Tensor:
+    if planes > 1:
+        return torch.empty((planes, *call.shape), dtype=torch.float32, device=call.device)
     return torch.empty(call.shape, dtype=call.output.dtype, device=call.device)
 
 
