@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -97,3 +98,9 @@ def test_fuse() -> None:
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
 def test_spconv_model() -> None:
     assert output("spconv_model.py") == "one graph: (2, 64, 20, 16) seen from above, (800, 16) on the voxels\n"
+
+
+def test_sparse3d() -> None:
+    lines = output("sparse3d.py").splitlines()
+    assert lines[1] == "trained in one graph"
+    assert re.fullmatch(r"exported with 1000 rows, \d+ of them voxels", lines[2])
