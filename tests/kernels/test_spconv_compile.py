@@ -141,3 +141,34 @@ def test_an_array_as_spatial_shape_is_refused_in_a_graph():
     assert run(x.feats, x.coords).shape[1] == 4
     with pytest.raises(Exception, match='expected="a list of ints"'):
         torch.compile(run, fullgraph=True, backend="aot_eager")(x.feats, x.coords)
+
+
+def test_idioms_of_models_in_the_wild():
+    """Asking a tensor what it has, scaling indices in place, merging levels by assignment, pooling onto the ground."""
+    conv, down = spconv.SubMConv3d(4, 4, 3, indice_key="a"), spconv.SparseConv3d(4, 4, 3, 2, 1, indice_key="d")
+    norm, flat = nn.BatchNorm1d(4), spconv.SparseConv2d(4, 4, 3, 1, 1)
+
+    def replaced(x: spconv.SparseConvTensor, features: torch.Tensor) -> spconv.SparseConvTensor:
+        assert "replace_feature" in x.__dir__()  # models for spconv 1.x and 2.x do this
+        return x.replace_feature(features)
+
+    def run(features: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        x = spconv.SparseConvTensor(features=features, indices=indices.int(), spatial_shape=[9, 8, 7], batch_size=2)
+        x = conv(x)
+        x = replaced(x, norm(x.features))
+        y = down(x)
+        y.indices[:, 1:] *= 2
+        x = x.replace_feature(torch.cat([x.features, y.features]))
+        x.indices = torch.cat([x.indices, y.indices])
+        ground, inverse = torch.unique(x.indices[:, [0, 2, 3]], dim=0, return_inverse=True)
+        total = x.features.new_zeros(ground.shape[0], 4).index_add(0, inverse, x.features)
+        return flat(spconv.SparseConvTensor(total, ground, [8, 7], 2)).dense()
+
+    x = scene(60, GRID, 4, dtype=torch.float32)
+    expected = run(x.feats, x.coords)
+    assert expected.shape == (2, 4, 8, 7)
+    found = torch.compile(run, fullgraph=True, backend="aot_eager")(x.feats, x.coords)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert {"replace_feature", "batch_size", "features"} <= set(
+        dir(spconv.SparseConvTensor(x.feats, x.coords, GRID, 2))
+    )

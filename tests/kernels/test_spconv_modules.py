@@ -107,13 +107,21 @@ def test_sums():
         ({"indices": torch.zeros(2, 5, dtype=torch.int32), "spatial_shape": [2, 2, 2, 2]}, "4 spatial axes"),
         ({"features": torch.zeros(2)}, "1 dims"),
         ({"batch_size": 0}, "batch_size 0"),
-        ({"features": torch.quantize_per_tensor(torch.zeros(2, 3), 1.0, 0, torch.qint8)}, "qint8"),
     ],
 )
 def test_a_tensor_that_does_not_fit_is_refused(change, says):
     good = {"features": torch.zeros(2, 3), "indices": torch.zeros(2, 4, dtype=torch.int32), "spatial_shape": [2, 2, 2]}
     with refused(says):
         spconv.SparseConvTensor(**{**good, "batch_size": 1, **change})
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+def test_quantised_features_are_refused():
+    quantised = torch.quantize_per_tensor(torch.zeros(2, 3), 1.0, 0, torch.qint8)
+    with refused("qint8"):
+        spconv.SparseConvTensor(quantised, torch.zeros(2, 4, dtype=torch.int32), [2, 2, 2], 1)
+    with refused("a quantised tensor"):
+        voxels().q_scale()
 
 
 # --- indice_key -------------------------------------------------------------------------------------------------------

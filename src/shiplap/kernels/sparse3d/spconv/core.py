@@ -335,3 +335,9 @@ class SparseConvTensor:
 
     def __repr__(self) -> str:
         return f"SparseConvTensor[shape={self._features.shape}]"
+
+    def __dir__(self) -> list[str]:
+        return [*_NAMES, *self.__dict__]  # models ask it for "replace_feature", and object's own is closed to a graph
+
+
+_NAMES = dir(SparseConvTensor)
