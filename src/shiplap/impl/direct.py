@@ -178,7 +178,7 @@ class TemplateKernel:
         self, call: Binding, present: Mapping[str, Tensor], config: Config | None = None, wide: bool = False
     ) -> Rendered:
         """The kernel for ``call``, for tensors laid out like those of ``present``."""
-        name = f"{self.spec.opname}_{self.template.name}"
+        name = "_".join(dict.fromkeys((self.spec.opname, self.template.name)))
         facts: dict[str, Any] = {
             **constants(self.spec, call.args),
             **{f"{k.upper()}_ALIGN": (v | 256) & -(v | 256) for k, v in call.env.items() if type(v) is int},
