@@ -100,7 +100,7 @@ class _Absent(Exception):
 
 def _binding(op: Op, device: str, notes: list[str]) -> str:
     """What serves the calls that are timed; a native binding is built first, so that it does not arrive half-way."""
-    kernels = op.kernels.get(device, ())
+    kernels = op.eager(device)
     if not kernels:
         return "reference" if op.kernels or type(op) is Op else "adopted"
     if not any(isinstance(getattr(k.run, "source", None), CAbi) for k in kernels):
