@@ -104,3 +104,8 @@ def test_sparse3d() -> None:
     lines = output("sparse3d.py").splitlines()
     assert lines[1] == "trained in one graph"
     assert re.fullmatch(r"exported with 1000 rows, \d+ of them voxels", lines[2])
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
+def test_flexgemm() -> None:
+    assert output("flexgemm.py") == "848 voxels, 339 after a step of 2, 100 points sampled\n"
