@@ -160,3 +160,18 @@ def test_triton_kernels_agree_with_the_references():
         [sys.executable, "-m", "tests.kernels.interpret_pool"], capture_output=True, text=True, check=False
     )
     assert done.stdout.endswith("pooling kernels agree\n"), done.stderr
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize(("n", "c"), [(0, 3), (1, 1), (500, 70), (3000, 90), (20, 0)])
+def test_global_pooling_on_the_cpu_is_its_reference(n, c, dtype):
+    """Ties, NaN, infinities, padding and an empty scene; more channels than one task takes."""
+    feats = (torch.randint(-9, 5, (n, c)) / 4).to(dtype)
+    coords = torch.randint(-1, 3, (n, 4), dtype=torch.int32)
+    for average in (False, True):
+        args = feats, coords, 4, average
+        torch.testing.assert_close(pooling.global_sum_pool(*args), pooling.global_sum_pool.reference(*args))
+    feats[torch.rand(n, c) < 0.01], feats[:, :1] = torch.nan, -torch.inf
+    got, want = (run(feats, coords, 4) for run in (pooling.global_max_pool, pooling.global_max_pool.reference))
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)

@@ -242,3 +242,10 @@ def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str,
     share = grad.to(_wide(grad.dtype))  # a count may leave the range of a half
     share = share / _counts(scene, saved.batch_size, share) if saved.average else share
     return {"feats": torch.nn.functional.pad(share, (0, 0, 0, 1))[scene].to(grad.dtype)}
+
+
+global_max_pool.kernel("cpu", sl.cabi(LIBRARY, "sparse3d_global_max_pool"), dtypes=CPU_FLOATS)
+global_sum_pool.kernel(
+    "cpu", sl.cabi(LIBRARY, "sparse3d_global_sum_pool"), dtypes=CPU_FLOATS,
+    workspace="8 * batch_size + batch_size * c * max(itemsize, 4) + 128",
+)  # fmt: skip

@@ -448,6 +448,39 @@ SL_EXPORT int sparse3d_sum_pool(const sl_context* ctx,
                                 int32_t average);
 SL_EXPORT const char* sparse3d_sum_pool_signature(void);
 
+/* Largest value of each scene, channel by channel, and its row: of equal ones the first, -1 without voxels.
+ *   sparse3d::global_max_pool(Tensor feats, Tensor coords, SymInt batch_size) -> (Tensor, Tensor)
+ *   feats: Float[Tensor, "n c"]
+ *   coords: Int32[Tensor, "n 4"]
+ *   out: Float[Tensor, "batch_size c"] (output)
+ *   rows: Int32[Tensor, "batch_size c"] (output)
+ *   requires batch_size >= 1
+ */
+#define sparse3d_global_max_pool_SIGNATURE "00cb80c37516dd59"
+SL_EXPORT int sparse3d_global_max_pool(const sl_context* ctx,
+                                       const DLTensor* feats,
+                                       const DLTensor* coords,
+                                       DLTensor* out,
+                                       DLTensor* rows,
+                                       int64_t batch_size);
+SL_EXPORT const char* sparse3d_global_max_pool_signature(void);
+
+/* Sum of each scene's rows, or their ``average``; zeros without voxels. Sums are kept in at least float32.
+ *   sparse3d::global_sum_pool(Tensor feats, Tensor coords, SymInt batch_size, bool average=False) -> Tensor
+ *   feats: Float[Tensor, "n c"]
+ *   coords: Int32[Tensor, "n 4"]
+ *   out: Float[Tensor, "batch_size c"] (output)
+ *   requires batch_size >= 1
+ */
+#define sparse3d_global_sum_pool_SIGNATURE "325beb6bdcfc0ccd"
+SL_EXPORT int sparse3d_global_sum_pool(const sl_context* ctx,
+                                       const DLTensor* feats,
+                                       const DLTensor* coords,
+                                       DLTensor* out,
+                                       int64_t batch_size,
+                                       int32_t average);
+SL_EXPORT const char* sparse3d_global_sum_pool_signature(void);
+
 /* The taps that each row hits, an order of the rows by them, and the pairs of each tap.
  *   sparse3d::masked_gemm_signals(Tensor table) -> (Tensor, Tensor, Tensor, Tensor, Tensor)
  *   table: Int32[Tensor, "n v"]
@@ -598,6 +631,8 @@ SL_EXPORT const char* sparse3d_hilbert_decode_signature(void);
   const char* sparse3d_max_pool_with_taps_signature(void) { return sparse3d_max_pool_with_taps_SIGNATURE; } \
   const char* sparse3d_max_pool_grad_signature(void) { return sparse3d_max_pool_grad_SIGNATURE; } \
   const char* sparse3d_sum_pool_signature(void) { return sparse3d_sum_pool_SIGNATURE; } \
+  const char* sparse3d_global_max_pool_signature(void) { return sparse3d_global_max_pool_SIGNATURE; } \
+  const char* sparse3d_global_sum_pool_signature(void) { return sparse3d_global_sum_pool_SIGNATURE; } \
   const char* sparse3d_masked_gemm_signals_signature(void) { return sparse3d_masked_gemm_signals_SIGNATURE; } \
   const char* sparse3d_masked_gemm_kernels_signature(void) { return sparse3d_masked_gemm_kernels_SIGNATURE; } \
   const char* sparse3d_z_order_encode_signature(void) { return sparse3d_z_order_encode_SIGNATURE; } \
