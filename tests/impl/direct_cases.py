@@ -120,7 +120,9 @@ def gather_cases() -> None:
     case("gather relu", gathered, feats, weight, table, order, None, False, 1, 1.0, "relu")
     case("gather groups", gathered, *draw(g=3))
     case("gather second config", gathered, *draw(ci=20, co=30))
-    case("gather too wide", gathered, *draw(ci=40))
+    case("gather in planes", gathered, *draw(ci=40, co=50, g=2))
+    case("gather in planes, half", gathered, *[t.half() if t.is_floating_point() else t for t in draw(ci=40)[:5]])
+    case("gather too wide", gathered, *draw(ci=80))
     case("gather one row", gathered, *draw(m=1, n=1))
     case("gather no rows", gathered, *draw(m=0))
     case("gather of nothing", gathered, *draw(n=0))
@@ -139,6 +141,7 @@ def compiled_cases() -> None:
         "fused reflected": (lambda f, w, t, c: relu(gathered(f, w, t, None, None, True, 1, 2.0, "relu")) * c,
                             [feats, weight, table, c]),
         "fused groups": (lambda f, w, t, o: relu(gathered(f, w, t, o, None, False, 3)), draw(g=3)[:4]),
+        "fused in planes": (lambda f, w, t, o, b: relu(gathered(f, w, t, o, b)), draw(ci=40)[:5]),
     }  # fmt: skip
     for name, (fn, args) in fns.items():
         try:
@@ -160,7 +163,7 @@ def eager_cases() -> None:
     direct.TemplateKernel.into = watch  # type: ignore[method-assign]
     for name, fn in {
         "template": lambda: gathered(*draw(ci=12)), "library": lambda: ops.mm(torch.randn(3, 4), torch.randn(4, 5)),
-        "reference": lambda: gathered(*draw(ci=40)),
+        "reference": lambda: gathered(*draw(ci=80)),
     }.items():  # fmt: skip
         ran.clear()
         with warnings.catch_warnings(record=True) as said:

@@ -11,8 +11,9 @@ from torch import Tensor
 import shiplap as sl
 
 CONFIGS = [
-    {"BLOCK_M": 32, "BLOCK_N": 16, "BLOCK_K": 16, "num_warps": 4, "num_stages": 2},
-    {"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 32, "num_warps": 4, "num_stages": 2},
+    {"BLOCK_M": 32, "BLOCK_N": 16, "BLOCK_K": 16, "SPLITS": 1, "num_warps": 4, "num_stages": 2},
+    {"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 32, "SPLITS": 1, "num_warps": 4, "num_stages": 2},
+    {"BLOCK_M": 16, "BLOCK_N": 64, "BLOCK_K": 64, "SPLITS": 3, "num_warps": 4, "num_stages": 2},
 ]
 
 
@@ -45,6 +46,8 @@ def fits(sizes: dict[str, Any], dtypes: dict[str, torch.dtype], config: dict[str
     """Channels of a group are one tile."""
     if dtypes["feats"] == torch.float64:
         return "sums are float32"
+    if config["SPLITS"] > 1 and sizes["after"] != "nothing":
+        return "what comes after the sum of the planes"
     wide = sizes["ci"] > config["BLOCK_K"] or sizes["co"] > config["BLOCK_N"]
     return f"BLOCK_K={config['BLOCK_K']}, BLOCK_N={config['BLOCK_N']} do not hold a group" if wide else True
 
@@ -57,5 +60,8 @@ def fits_here(sizes: dict[str, Any], dtypes: dict[str, torch.dtype], config: dic
 def attach(device: str) -> None:
     gathered.template(
         device, "gathered.triton.jinja", configs=CONFIGS, supports=fits_here if device == "cpu" else fits,
-        grid=lambda sizes, config, cdiv: (cdiv(sizes["m"], config["BLOCK_M"]) * sizes["groups"], 1, 1),
+        planes=lambda sizes, config: config["SPLITS"],
+        grid=lambda sizes, config, cdiv: (
+            cdiv(sizes["m"], config["BLOCK_M"]) * sizes["groups"] * config["SPLITS"], 1, 1,
+        ),
     )  # fmt: skip

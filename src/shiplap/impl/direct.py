@@ -189,10 +189,10 @@ class TemplateKernel:
         }
         ranks = {k: t.dim() for k, t in present.items()}
         known = tuple([(k, v) for k, v in facts.items() if k in self.words])
-        key = known, tuple(ranks.items()), wide
+        out_rank = len(shape_of(self.spec.outputs[0], call.env)) + (planes > 1)
+        key = known, tuple(ranks.items()), out_rank, wide
         found = self._texts.get(key)
         if found is None:
-            out_rank = len(shape_of(self.spec.outputs[0], call.env)) + (planes > 1)
             found = render(self.template.source, name, ranks, out_rank, facts, wide)
             _bounded(self._texts)[key] = found
         return found
