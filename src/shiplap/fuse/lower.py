@@ -57,9 +57,9 @@ def _choose(call: Call) -> Decision:
     if (choice := known(selection)) is not None:
         return _stored(call, found, verdicts, choice)
     if not lowering.autotuning():
-        return _first_proven(call, found, verdicts, "the first candidate that is proven; mode='max-autotune' measures")
+        return _by_default(call, found, verdicts, "the first candidate that is proven; mode='max-autotune' measures")
     if choices.frozen or (why := blocked()):
-        return _first_proven(call, found, verdicts, f"not measured: {'choices are frozen' if choices.frozen else why}")
+        return _by_default(call, found, verdicts, f"not measured: {'choices are frozen' if choices.frozen else why}")
     choice, measured = measure(selection, found)
     return _decision(call, choice.label, choice.reason, [*measured, *verdicts])
 
@@ -68,7 +68,15 @@ def _stored(call: Call, found: list[TemplateCandidate], verdicts: list[Verdict],
     """A stored choice was verified when it was measured, of this very source on this machine."""
     if choice.label == REFERENCE or any(c.label == choice.label for c in found):
         return _decision(call, choice.label, f"stored: {choice.reason}", verdicts)
-    return _first_proven(call, found, verdicts, f"the stored choice {choice.label} does not take this call")
+    return _by_default(call, found, verdicts, f"the stored choice {choice.label} does not take this call")
+
+
+def _by_default(call: Call, found: list[TemplateCandidate], verdicts: list[Verdict], reason: str) -> Decision:
+    """The choice where nothing is measured."""
+    taken = [c for c in found if c.template.default]
+    if not taken:
+        return _decision(call, REFERENCE, "templates are chosen by measurement only: mode='max-autotune'", verdicts)
+    return _first_proven(call, taken, verdicts, reason)
 
 
 def _first_proven(call: Call, found: list[TemplateCandidate], verdicts: list[Verdict], reason: str) -> Decision:

@@ -40,6 +40,7 @@ class Template:
     ``supports`` gets sizes and scalars, dtypes by argument and a config; it returns True or the reason why not.
     ``planes`` says, from sizes and a config, into how many summands the kernel cuts the output: it stores each as a
     plane of float32 (``PLANES``, the first index), and they are added up behind it. With 1 it stores the output.
+    One that is no ``default`` is only chosen by measurement: the op's own kernel may be as good, and needs no compiler.
     """
 
     name: str
@@ -52,13 +53,15 @@ class Template:
     innermost: tuple[tuple[str, str], ...] = ()
     supports: Callable[..., bool | str] | None = None
     planes: Callable[..., int] | None = None
+    default: bool = True
 
     @property
     def identity(self) -> str:
         """What digests see: the source, the configs and the code of every function."""
         functions = [self.grid, self.supports, self.planes, *(fn for _, fn in self.tables)]
         configs = source_digest(self.configs) if callable(self.configs) else repr([dict(c) for c in self.configs])
-        parts = [self.source, configs, repr(self.innermost), *(source_digest(fn) for fn in functions if fn)]
+        values = repr((self.innermost, self.default))
+        parts = [self.source, configs, values, *(source_digest(fn) for fn in functions if fn)]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
     def candidates(self, env: Mapping[str, Any]) -> tuple[Config, ...]:
@@ -74,6 +77,7 @@ def read_template(
     innermost: Mapping[str, str] | None = None,
     supports: Callable[..., bool | str] | None = None,
     planes: Callable[..., int] | None = None,
+    default: bool = True,
 ) -> Template:  # fmt: skip
     """The template of a file beside ``home`` (``*.triton.jinja``, ``*.cpp.jinja``); SL114 for what cannot be one."""
     language = next((kind for suffix, kind in LANGUAGES.items() if source.endswith(suffix)), "")
@@ -103,7 +107,7 @@ def read_template(
         raise error("SL114", where=where, got="no configs", expected="at least one, the default first")
     return Template(
         name or path.name.split(".")[0], device.partition(":")[0], language, text, given, grid,
-        tuple((tables or {}).items()), tuple((innermost or {}).items()), supports, planes,
+        tuple((tables or {}).items()), tuple((innermost or {}).items()), supports, planes, default,
     )  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """Sparse 3D convolution: voxels, tables, convolution and modules, traceable by ``torch.compile(fullgraph=True)``."""
 
+from shiplap.kernels.sparse3d import cpu as _cpu  # noqa: F401  (attaches to the ops)
 from shiplap.kernels.sparse3d import lowlevel_samples as _lowlevel_samples  # noqa: F401  (attaches to the ops)
 from shiplap.kernels.sparse3d import samples as _samples  # noqa: F401  (attaches to the ops)
 from shiplap.kernels.sparse3d.bounded import out_coords_bounded
