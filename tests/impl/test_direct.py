@@ -80,13 +80,13 @@ def test_what_an_eager_call_runs(results):
     assert said.endswith("runs its reference (gathered: BLOCK_K=16, BLOCK_N=16 do not hold a group): correct, not fast")
 
 
-@pytest.mark.parametrize("name", ["bulk", "bulk transposed"])
 def test_planes_are_added_behind_the_kernel(results):
     found = results["fused in planes"]
     assert found["error"] < 1e-6, found
     assert [k.split("_")[1] for k in found["kernels"]] == ["tem", "poi"], "the activation goes into the sum"
 
 
+@pytest.mark.parametrize("name", ["bulk", "bulk transposed"])
 def test_a_template_for_the_bulk_copy_engine(results, name):
     assert results[name]["error"] < 2e-3, results[name]
 
