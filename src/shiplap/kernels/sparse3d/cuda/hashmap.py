@@ -19,9 +19,10 @@ from torch import Tensor
 from shiplap.impl import triton_launcher
 from shiplap.kernels.sparse3d.cuda import status
 from shiplap.kernels.sparse3d.cuda.hash import is_inside, load_coords, report
-from shiplap.kernels.sparse3d.cuda.tables import OUTSIDE, batches_below
+from shiplap.kernels.sparse3d.cuda.tables import OUTSIDE, TWICE, batches_below
+from shiplap.kernels.sparse3d.hashing import init_hashmap
 
-__all__ = ["insert", "insert_3d", "lookup", "lookup_3d"]
+__all__ = ["index", "insert", "insert_3d", "lookup", "lookup_3d", "slot_of"]
 
 FULL = "row {row} finds no room: more distinct keys than the table has slots"
 BLOCK = 256
@@ -45,12 +46,12 @@ def _load_keys(keys, row, n):
 
 
 @triton.jit
-def _slot_of(table, key, capacity):
-    """The slot of each key, -1 for those that are not in the table."""
+def slot_of(table, key, capacity):
+    """The slot of each key (of any shape), -1 for those that are not in the table."""
     slot, active = _home(key, capacity), key != EMPTY
     found = tl.where(active, -1, -1).to(tl.int64)
     step = 0
-    while (tl.max(active.to(tl.int32), 0) > 0) & (step < capacity):
+    while (tl.max(active.to(tl.int32)) > 0) & (step < capacity):
         held = tl.load(table + slot, mask=active, other=-1).to(tl.uint64)
         found = tl.where(active & (held == key), slot, found)
         active = active & (held < key)
@@ -81,7 +82,7 @@ def keys_kernel(table, keys, status, n, capacity, code, BLOCK: tl.constexpr):
 def values_kernel(table, table_values, keys, values, n, capacity, BLOCK: tl.constexpr):
     """Offers each key its value, or its row where there are none: the lowest remains."""
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    slot = _slot_of(table, _load_keys(keys, row, n), capacity)
+    slot = slot_of(table, _load_keys(keys, row, n), capacity)
     if values is None:
         value = row.to(tl.uint32)
     else:
@@ -92,8 +93,17 @@ def values_kernel(table, table_values, keys, values, n, capacity, BLOCK: tl.cons
 @triton.jit(do_not_specialize=["n", "capacity"])
 def lookup_kernel(table, table_values, keys, out, n, capacity, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    slot = _slot_of(table, _load_keys(keys, row, n), capacity)
+    slot = slot_of(table, _load_keys(keys, row, n), capacity)
     tl.store(out + row, tl.load(table_values + slot, mask=slot >= 0, other=-1), mask=row < n)
+
+
+@triton.jit(do_not_specialize=["n", "capacity", "code"])
+def twins_kernel(table, table_values, keys, status, n, capacity, code, BLOCK: tl.constexpr):
+    """Reports the rows of which there is an earlier copy, which is found in their place."""
+    row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    slot = slot_of(table, _load_keys(keys, row, n), capacity)
+    first = tl.load(table_values + slot, mask=slot >= 0, other=-1)
+    report(status, code, row, (slot >= 0) & (first != row))
 
 
 @triton.jit(do_not_specialize=["n", "width", "height", "depth", "batches", "code"])
@@ -110,6 +120,7 @@ def voxel_keys_kernel(coords, keys, status, n, width, height, depth, batches, co
 _keys = triton_launcher(keys_kernel)
 _values = triton_launcher(values_kernel)
 _lookup = triton_launcher(lookup_kernel)
+_twins = triton_launcher(twins_kernel)
 _voxel_keys = triton_launcher(voxel_keys_kernel)
 
 
@@ -140,6 +151,18 @@ def lookup(table_keys: Tensor, table_values: Tensor, keys: Tensor, out: Tensor) 
 def lookup_3d(table_keys: Tensor, table_values: Tensor, coords: Tensor, shape: Sequence[int], out: Tensor) -> None:
     """See ``hashing.hash_lookup_3d``."""
     _look_up(table_keys, table_values, _keys_of(coords, shape, status.word(coords.device), 0), out)
+
+
+def index(op: str, coords: Tensor, shape: Sequence[int], word: int) -> tuple[Tensor, Tensor]:
+    """A new table of the row numbers of ``coords``; rows outside the grid and duplicates are reported."""
+    keys, rows = _keys_of(coords, shape, word, status.code_of(op, OUTSIDE)), coords.shape[0]
+    table, values = init_hashmap(rows, coords.device)
+    if rows:
+        capacity = table.shape[0]
+        _keys[_grid(rows)](table, keys, word, rows, capacity, status.code_of(op, FULL), BLOCK=BLOCK)
+        _values[_grid(rows)](table, values, keys, None, rows, capacity, BLOCK=BLOCK)
+        _twins[_grid(rows)](table, values, keys, word, rows, capacity, status.code_of(op, TWICE), BLOCK=BLOCK)
+    return table, values
 
 
 def _insert(op: str, word: int, table_keys: Tensor, table_values: Tensor, keys: Tensor, values: Tensor | None) -> None:

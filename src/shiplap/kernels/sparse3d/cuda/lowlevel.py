@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from shiplap.kernels.sparse3d import grid_sample, hashing, postprocess, serialize
-from shiplap.kernels.sparse3d.cuda import HASH, late
+from shiplap.kernels.sparse3d.cuda import late
 
 __all__: list[str] = []
 
@@ -57,16 +57,14 @@ def _(codes: Tensor, bits: int, axes: list[int], *, coords: Tensor) -> None:
     late("curves", "decode")("hilbert_decode", codes, bits, axes, coords)
 
 
-@grid_sample.nearest_map.kernel("cuda", name="triton", workspace=HASH)
-def _(coords: Tensor, queries: Tensor, shape: list[int], *, out: Tensor, workspace: Tensor) -> None:
-    late("sample", "find_queries")("nearest_map", coords, queries, shape, out, None, workspace)
+@grid_sample.nearest_map.kernel("cuda", name="triton")
+def _(coords: Tensor, queries: Tensor, shape: list[int], *, out: Tensor) -> None:
+    late("sample", "find_queries")("nearest_map", coords, queries, shape, out, None)
 
 
-@grid_sample.trilinear_map.kernel("cuda", name="triton", workspace=HASH)
-def _(
-    coords: Tensor, queries: Tensor, shape: list[int], *, indices: Tensor, weights: Tensor, workspace: Tensor
-) -> None:
-    late("sample", "find_queries")("trilinear_map", coords, queries, shape, indices, weights, workspace)
+@grid_sample.trilinear_map.kernel("cuda", name="triton")
+def _(coords: Tensor, queries: Tensor, shape: list[int], *, indices: Tensor, weights: Tensor) -> None:
+    late("sample", "find_queries")("trilinear_map", coords, queries, shape, indices, weights)
 
 
 @grid_sample.indice_weighted_sum.kernel("cuda", name="triton")

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from shiplap.impl import triton_launcher
 from shiplap.kernels.sparse3d.cuda import status
-from shiplap.kernels.sparse3d.cuda.hash import find, report
-from shiplap.kernels.sparse3d.cuda.tables import TWICE, batches_below, build_hash, twins_kernel
+from shiplap.kernels.sparse3d.cuda.hash import report
+from shiplap.kernels.sparse3d.cuda.hashmap import index, slot_of
 
 __all__ = ["find_queries", "weighted_sum", "weighted_sum_grad"]
 
@@ -35,9 +35,9 @@ def _cell(value, size):
     return cell, known & (cell < size)
 
 
-@triton.jit(do_not_specialize=["count", "each", "width", "height", "depth", "row_bits", "mask"])
+@triton.jit(do_not_specialize=["count", "each", "width", "height", "depth", "capacity"])
 def query_kernel(
-    coords, queries, slots, indices, weights, count, each, width, height, depth, row_bits, mask,
+    table, rows, queries, indices, weights, count, each, width, height, depth, capacity,
     CORNERS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """The row of the voxel of each query (one corner), or rows and weights of those around it (eight)."""
@@ -55,8 +55,9 @@ def query_kernel(
     y, y_inside = _cell(ly, height)
     z, z_inside = _cell(lz, depth)
     there = x_inside & y_inside & z_inside & inside[:, None]
-    scene = (query // each).to(tl.int32)[:, None] + corner * 0
-    found = find(slots.to(tl.pointer_type(tl.int32)), coords, scene, x, y, z, there, row_bits, mask)
+    key = (((query // each)[:, None] * width + x) * height + y) * depth + z
+    slot = slot_of(table, tl.where(there, key, -1).to(tl.uint64), capacity)
+    found = tl.load(rows + slot, mask=slot >= 0, other=-1)
     at = query[:, None] * CORNERS + corner
     tl.store(indices + at, found, mask=inside[:, None] & (corner >= 0))
     if CORNERS == 8:
@@ -121,36 +122,24 @@ def check_kernel(indices, keys, status, count, rows, corners, code, BLOCK: tl.co
 
 
 _query = triton_launcher(query_kernel)
-_twins = triton_launcher(twins_kernel)
 _sum = triton_launcher(sum_kernel)
 _grad = triton_launcher(grad_kernel)
 _check = triton_launcher(check_kernel)
 
 
 def find_queries(
-    op: str, coords: Tensor, queries: Tensor, shape: Sequence[int], indices: Tensor, weights: Tensor | None,
-    workspace: Tensor,
-) -> None:  # fmt: skip
+    op: str, coords: Tensor, queries: Tensor, shape: Sequence[int], indices: Tensor, weights: Tensor | None
+) -> None:
     """See ``grid_sample.nearest_map`` and, with ``weights``, ``trilinear_map``."""
-    word, n, count = status.word(coords.device), coords.shape[0], queries.shape[0] * queries.shape[1]
-    if not n or not count:
-        indices.fill_(-1)
-        if weights is not None:
-            weights.zero_()
-    if not n:
-        return
-    coords = coords.contiguous()
-    row_bits, mask = build_hash(op, coords, shape, workspace, word)
-    _twins[(-(-n // BLOCK),)](
-        coords, workspace, word, n, *shape, batches_below(shape), row_bits, mask, status.code_of(op, TWICE), BLOCK=BLOCK
-    )
+    word, count = status.word(coords.device), queries.shape[0] * queries.shape[1]
+    table, rows = index(op, coords, shape, word)
     if not count:
         return
     corners = 1 if weights is None else 8
-    rows = LOOKUPS // corners
-    _query[(-(-count // rows),)](
-        coords, queries.contiguous(), workspace, indices, indices if weights is None else weights, count,
-        queries.shape[1], *shape, row_bits, mask, CORNERS=corners, ROWS=rows,
+    each = LOOKUPS // corners
+    _query[(-(-count // each),)](
+        table, rows, queries.contiguous(), indices, indices if weights is None else weights, count, queries.shape[1],
+        *shape, table.shape[0], CORNERS=corners, ROWS=each,
     )  # fmt: skip
 
 
