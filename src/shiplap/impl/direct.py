@@ -21,19 +21,19 @@ import torch
 from torch import Tensor
 
 from shiplap.codegen.triton import WORD, Rendered, constants, render
+from shiplap.impl.facts import Run, adjacent, compile_run, inner
 from shiplap.impl.planes import add_planes
 from shiplap.impl.tables import Table
 from shiplap.impl.triton import Launcher, triton_launcher
 from shiplap.op import template as templates
 from shiplap.op.check import Binding, shape_of
 from shiplap.op.config import NO_CONFIG, Config
-from shiplap.op.spec import Arg, OpSpec
+from shiplap.op.spec import OpSpec
 from shiplap.op.template import Template
 
 __all__ = ["TemplateKernel"]
 
 LIMIT = 4096  # calls and renderings remembered: each may have sizes or scalars of its own
-WIDE = 2**31 - 1  # elements that a 32-bit offset reaches
 DESCRIBED = re.compile(r"make_tensor_descriptor\(\s*(\w+)")  # the tensors that the bulk copy engine reads
 OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")  # of a config: Triton's own
 
@@ -48,6 +48,7 @@ class TemplateKernel:
         self.tables = {name: Table(f"{where}, table {name}", build) for name, build in template.tables}
         self.adjacent = _axes(spec, dict(template.innermost))
         self.words = frozenset(WORD.findall(template.source))
+        self.reads = tuple(a for a in spec.tensors if a.name in self.words)
         self.described = DESCRIBED.search(template.source) is not None
         self.jitted: dict[str, Launcher] = {}  # by text, of all configs
         self._texts: dict[Any, Rendered] = {}
@@ -57,7 +58,7 @@ class TemplateKernel:
     def _reset(self) -> None:
         self._refusals: dict[Any, str] = {}
         self._launches: dict[Any, Callable[..., None]] = {}
-        self._run: Callable[[Binding, Tensor, int], None] | None = None
+        self._run: Run | None = None
 
     def with_config(self, config: Config) -> TemplateKernel:
         """The same template with the values of ``config``."""
@@ -75,7 +76,11 @@ class TemplateKernel:
     def into(self, call: Binding, outs: Sequence[Tensor], scratch: Tensor | None) -> None:
         """Fill the output, which is contiguous, on the current stream of the call's device."""
         if self._run is None:
-            self._run = _compile_run(self)
+            self._run = compile_run(
+                self.spec, self.words, self.reads, self.adjacent, tuple(self.tables.values()),
+                grid=self.template.grid, config=self.config.as_dict(), launches=self._launches,
+                launch_for=self.launch_for,
+            )  # fmt: skip
         device = call.device
         assert device is not None
         if device.type != "cuda" or device.index == torch.cuda.current_device():
@@ -97,7 +102,7 @@ class TemplateKernel:
         """Into how many summands the kernel cuts the output."""
         if self.template.planes is None:
             return 1
-        return self.template.planes(_plain_env(call.env), (self.config if config is None else config).as_dict())
+        return self.template.planes(call.env, (self.config if config is None else config).as_dict())
 
     # --- which config takes a call ------------------------------------------------------------------------------------
 
@@ -164,12 +169,12 @@ class TemplateKernel:
         return {a.name: v for a, v in zip(self.spec.args, call.args, strict=True) if isinstance(v, Tensor)}
 
     def _present(self, call: Binding) -> dict[str, Tensor]:
-        """What the kernel is given beside the output: arguments, then tables."""
+        """What the template reads: arguments, then tables."""
         assert call.device is not None
-        given = self._given(call)
+        given = {name: t for name, t in self._given(call).items() if name in self.words}
         for name, axis in self.adjacent.items():
             if name in given:
-                given[name] = _adjacent(given[name], axis)
+                given[name] = adjacent(given[name], axis)
         return given | {name: table(call.env, call.device) for name, table in self.tables.items()}
 
     # --- rendering ----------------------------------------------------------------------------------------------------
@@ -182,7 +187,7 @@ class TemplateKernel:
         facts: dict[str, Any] = {
             **constants(self.spec, call.args),
             **{f"{k.upper()}_ALIGN": (v | 256) & -(v | 256) for k, v in call.env.items() if type(v) is int},
-            **{f"{k.upper()}_INNER": _inner(t.stride()) for k, t in present.items()},
+            **{f"{k.upper()}_INNER": inner(t.stride()) for k, t in present.items()},
             "ALLOW_TF32": torch.backends.cuda.matmul.allow_tf32,
             "PLANES": (planes := self._planes(call, config)),
             **(self.config if config is None else config).as_dict(),
@@ -201,13 +206,13 @@ class TemplateKernel:
         self, key: tuple[Any, ...], call: Binding, tensors: Sequence[Tensor | None], wide: bool
     ) -> Callable[..., None]:
         """``launch(grid, out, out.shape, out.stride(), then of each tensor itself, its shape and its strides)``."""
-        names = [*(a.name for a in self.spec.tensors), *self.tables]
+        names = [*(a.name for a in self.reads), *self.tables]
         places = {name: i for i, (name, t) in enumerate(zip(names, tensors, strict=True)) if t is not None}
         present = {name: t for name, t in zip(names, tensors, strict=True) if t is not None}
         rendered = self.render(call, present, None, wide)
         if rendered.text not in self.jitted:
             _bounded(self.jitted)[rendered.text] = _jitted(rendered)
-        given = [f"t{places[name]}" for name in present] + ["out"]
+        given = [*(f"t{places[name]}" for name in rendered.tensors), "out"]
         for kind, name, axis in rendered.numbers:
             given.append(f"{'s' if kind == 'size' else 'd'}{'out' if name is None else places[name]}[{axis}]")
         options = [f"{k}={v!r}" for k, v in self.config.items if k in OPTIONS]
@@ -256,91 +261,6 @@ def _with_memory(launch: Callable[..., None]) -> Callable[..., None]:
     return lambda *args: copy_context().run(inside, args)
 
 
-# --- the generated function: from a bound call to its launch ----------------------------------------------------------
-
-
-def _compile_run(kernel: TemplateKernel) -> Callable[[Binding, Tensor, int], None]:
-    grid = kernel.template.grid
-    assert grid is not None
-    scope: dict[str, Any] = {
-        "launches": kernel._launches, "launch_for": kernel.launch_for, "grid": grid, "config": kernel.config.as_dict(),
-        "cdiv": lambda a, b: -(-a // b), "adjacent": _adjacent, "inner": _inner, "reach": _reach,
-        "matmul": torch.backends.cuda.matmul, **{f"table{i}": t for i, t in enumerate(kernel.tables.values())},
-    }  # fmt: skip
-    exec(compile(_source(kernel), f"<launch {kernel.spec.name} {kernel.template.name}>", "exec"), scope)
-    run: Callable[[Binding, Tensor, int], None] = scope["run"]
-    return run
-
-
-def _source(kernel: TemplateKernel) -> str:
-    """``run(call, out, planes)``: ``t0, s0, d0`` are the first tensor, its shape and its strides; tables come last."""
-    spec = kernel.spec
-    lines = ["def run(call, out, planes):", "    if not out.numel(): return", "    args, env = call.args, call.env"]
-    reaches = ["out.numel()"]
-    for i, arg in enumerate(spec.tensors):
-        assert arg.tensor is not None
-        lines.append(f"    t{i} = args[{spec.args.index(arg)}]")
-        if arg.name in kernel.adjacent:
-            each = f"t{i} = adjacent(t{i}, {kernel.adjacent[arg.name]})"
-            lines.append(f"    if t{i} is not None: {each}" if arg.optional else f"    {each}")
-        if arg.optional:
-            lines.append(f"    if t{i} is None: s{i} = d{i} = ()")
-        lines.append(f"    {'else: ' if arg.optional else ''}s{i}, d{i} = t{i}.shape, t{i}.stride()")
-        reaches.append(_reach_of(arg, i))
-    count = len(spec.tensors)
-    for i in range(len(kernel.tables)):
-        lines += [f"    t{count + i} = table{i}(env, call.device)",
-                  f"    s{count + i}, d{count + i} = t{count + i}.shape, t{count + i}.stride()"]  # fmt: skip
-    tensors = range(count + len(kernel.tables))
-    every = ", ".join(f"t{i}, s{i}, d{i}" for i in tensors)
-    lines += [
-        f"    wide = {' or '.join(f'{r} > {WIDE}' for r in reaches)}",
-        f"    key = (wide, {''.join(f'{fact}, ' for fact in _facts(kernel))})",
-        "    launch = launches.get(key)",
-        f"    if launch is None: launch = launch_for(key, call, ({''.join(f't{i}, ' for i in tensors)}), wide)",
-        f"    launch(grid(env, config, cdiv), out, out.shape, out.stride(), {every})",
-    ]
-    return "\n".join(lines)
-
-
-def _facts(kernel: TemplateKernel) -> list[str]:
-    """Expressions of what the text may depend on, for this template."""
-    spec, words = kernel.spec, kernel.words
-    found = ["planes", *(["matmul.allow_tf32"] if "ALLOW_TF32" in words else [])]
-    for i, arg in enumerate(spec.tensors):
-        assert arg.tensor is not None
-        found += [f"t{i} is None"] if arg.optional else []
-        found += [f"len(s{i})"] if arg.tensor.variadic else []
-        found += [f"inner(d{i})"] if f"{arg.name.upper()}_INNER" in words else []
-    for arg in spec.scalars:
-        name = arg.name.upper()
-        if "list" in str(arg.scalar):
-            found += [f"tuple(env[{arg.name!r}])"] if any(w.startswith(f"{name}_") for w in words) else []
-        elif name in words:
-            found.append(f"env[{arg.name!r}]")
-    dims = {d.text for a in spec.tensors if a.tensor for d in a.tensor.dims if d.kind == "name"}
-    sizes = [*sorted(dims | {name for name, _ in spec.dims}), *(a.name for a in spec.scalars if a.scalar == "int")]
-    aligned = [n for n in sizes if f"{n.upper()}_ALIGN" in words]
-    return found + [f"(env[{n!r}] | 256) & -(env[{n!r}] | 256)" for n in aligned]
-
-
-def _reach_of(arg: Arg, i: int) -> str:
-    """An expression of the largest offset within a tensor, in elements."""
-    assert arg.tensor is not None
-    if arg.optional or arg.tensor.variadic:
-        return f"reach(s{i}, d{i})"
-    return " + ".join(f"(s{i}[{axis}] - 1) * d{i}[{axis}]" for axis in range(len(arg.tensor.dims))) or "0"
-
-
-def _reach(sizes: Sequence[int], strides: Sequence[int]) -> int:
-    return sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))
-
-
-def _inner(strides: Sequence[int]) -> int:
-    """The last axis with stride 1, or -1."""
-    return next((axis for axis in range(len(strides) - 1, -1, -1) if strides[axis] == 1), -1)
-
-
 def _axes(spec: OpSpec, innermost: Mapping[str, str]) -> dict[str, int]:
     """By argument the axis of the dim that has to be adjacent in memory."""
     found = {}
@@ -350,13 +270,6 @@ def _axes(spec: OpSpec, innermost: Mapping[str, str]) -> dict[str, int]:
         axis = [d.text for d in tensor.dims].index(dim)
         found[name] = axis - len(tensor.dims) if tensor.variadic else axis
     return found
-
-
-def _adjacent(tensor: Tensor, axis: int) -> Tensor:
-    """The tensor with stride 1 along an axis, copied if it has another."""
-    if tensor.stride(axis) == 1:
-        return tensor
-    return tensor.movedim(axis, -1).contiguous().movedim(-1, axis)
 
 
 def _plain_env(env: Mapping[str, Any]) -> dict[str, Any]:
