@@ -59,18 +59,19 @@ def constants(spec: OpSpec, values: Sequence[Any], plain: Callable[[Any], Any] =
 
 @dataclass(frozen=True)
 class Rendered:
-    """A Triton function ``name`` as ``text``. It takes the tensors, the output, then ``numbers``: each is
+    """A Triton function ``name`` as ``text``. It takes ``tensors``, the output, then ``numbers``: each is
     ``("size" | "stride", tensor, axis)``, the output being ``None``."""
 
     name: str
     text: str = field(repr=False)
+    tensors: tuple[str, ...]
     numbers: tuple[tuple[str, str | None, int], ...]
 
 
 def render(
     source: str, name: str, ranks: Mapping[str, int], out_rank: int, known: Mapping[str, Any], wide: bool
 ) -> Rendered:
-    """The kernel of ``source`` for tensors of these ranks, in order of its parameters.
+    """The kernel of ``source`` for tensors of these ranks; those that its text does not mention are no parameters.
 
     ``known`` are configs, facts and scalars; ``wide`` asks for 64-bit offsets.
 
@@ -83,9 +84,10 @@ def render(
     body = _template(triton_source(source, ranks)).render(**known, **helpers)
     words = set(WORD.findall(body))
     values = [f"    {n}: tl.constexpr = {_literal(n, v)}" for n, v in known.items() if n in words]
-    parameters = [*ranks, "out_ptr", *(_parameter(*n) for n in writer.numbers)]
+    tensors = tuple(n for n in ranks if n in words)
+    parameters = [*tensors, "out_ptr", *(_parameter(*n) for n in writer.numbers)]
     head = "\n".join([f"def {name}({', '.join(parameters)}):", *values])
-    return Rendered(name, body.replace(HEAD, head).strip() + "\n", tuple(writer.numbers))
+    return Rendered(name, body.replace(HEAD, head).strip() + "\n", tensors, tuple(writer.numbers))
 
 
 @cache

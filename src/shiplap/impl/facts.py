@@ -1,0 +1,116 @@
+"""From a bound call to the launch of a template, in one generated function.
+
+It looks at what the text of the kernel depends on, as far as the template mentions it: which arguments are there, the
+widths of offsets, alignments, strides of 1, scalars. Each set of answers has a rendering, and a launch of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shiplap.op.check import Binding
+from shiplap.op.spec import Arg, OpSpec
+
+__all__ = ["Run", "adjacent", "compile_run", "inner"]
+
+WIDE = 2**31 - 1  # elements that a 32-bit offset reaches
+Run = Callable[[Binding, Tensor, int], None]
+
+
+def compile_run(
+    spec: OpSpec, words: Iterable[str], reads: Sequence[Arg], axes: Mapping[str, int], tables: Sequence[Any],
+    **scope: Any,
+) -> Run:  # fmt: skip
+    """``run(call, out, planes)`` for a template that mentions ``words`` and reads the arguments ``reads``.
+
+    ``axes`` are those along which arguments have to be adjacent; ``tables`` are called with sizes and a device. The
+    scope has ``grid``, ``config``, the dict ``launches`` by answers, and ``launch_for``, which makes a missing one.
+    """
+    scope |= {
+        "cdiv": lambda a, b: -(-a // b), "adjacent": adjacent, "inner": inner, "reach": _reach,
+        "matmul": torch.backends.cuda.matmul, **{f"table{i}": t for i, t in enumerate(tables)},
+    }  # fmt: skip
+    text = _source(spec, frozenset(words), reads, axes, len(tables))
+    exec(compile(text, f"<launch {spec.name}>", "exec"), scope)
+    run: Run = scope["run"]
+    return run
+
+
+def _source(spec: OpSpec, words: frozenset[str], reads: Sequence[Arg], axes: Mapping[str, int], tables: int) -> str:
+    """``t0, s0, d0`` are the first tensor that is read, its shape and its strides; tables come last."""
+    lines = ["def run(call, out, planes):", "    if not out.numel(): return", "    args, env = call.args, call.env"]
+    reaches = ["out.numel()"]
+    for i, arg in enumerate(reads):
+        lines.append(f"    t{i} = args[{spec.args.index(arg)}]")
+        if arg.name in axes:
+            each = f"t{i} = adjacent(t{i}, {axes[arg.name]})"
+            lines.append(f"    if t{i} is not None: {each}" if arg.optional else f"    {each}")
+        if arg.optional:
+            lines.append(f"    if t{i} is None: s{i} = d{i} = ()")
+        lines.append(f"    {'else: ' if arg.optional else ''}s{i}, d{i} = t{i}.shape, t{i}.stride()")
+        reaches.append(_reach_of(arg, i))
+    count = len(reads)
+    for i in range(tables):
+        lines += [f"    t{count + i} = table{i}(env, call.device)",
+                  f"    s{count + i}, d{count + i} = t{count + i}.shape, t{count + i}.stride()"]  # fmt: skip
+    tensors = range(count + tables)
+    lines += [
+        f"    wide = {' or '.join(f'{r} > {WIDE}' for r in reaches)}",
+        f"    key = (wide, planes, {''.join(f'{fact}, ' for fact in _facts(spec, words, reads))})",
+        "    launch = launches.get(key)",
+        f"    if launch is None: launch = launch_for(key, call, ({''.join(f't{i}, ' for i in tensors)}), wide)",
+        f"    launch(grid(env, config, cdiv), out, out.shape, out.stride(), "
+        f"{', '.join(f't{i}, s{i}, d{i}' for i in tensors)})",
+    ]
+    return "\n".join(lines)
+
+
+def _facts(spec: OpSpec, words: frozenset[str], reads: Sequence[Arg]) -> list[str]:
+    """Expressions of what the text may depend on beside widths and planes."""
+    found = ["matmul.allow_tf32"] if "ALLOW_TF32" in words else []
+    for i, arg in enumerate(spec.args):
+        if arg.optional and arg.tensor is not None and words & {arg.name, f"HAS_{arg.name.upper()}"}:
+            found.append(f"args[{i}] is None")
+    for i, arg in enumerate(reads):
+        assert arg.tensor is not None
+        found += [f"len(s{i})"] if arg.tensor.variadic else []
+        found += [f"inner(d{i})"] if f"{arg.name.upper()}_INNER" in words else []
+    for arg in spec.scalars:
+        name = arg.name.upper()
+        if "list" in str(arg.scalar):
+            found += [f"tuple(env[{arg.name!r}])"] if any(w.startswith(f"{name}_") for w in words) else []
+        elif name in words:
+            found.append(f"env[{arg.name!r}]")
+    dims = {d.text for a in spec.tensors if a.tensor for d in a.tensor.dims if d.kind == "name"}
+    sizes = [*sorted(dims | {name for name, _ in spec.dims}), *(a.name for a in spec.scalars if a.scalar == "int")]
+    aligned = [n for n in sizes if f"{n.upper()}_ALIGN" in words]
+    return found + [f"(env.get({n!r}, 0) | 256) & -(env.get({n!r}, 0) | 256)" for n in aligned]
+
+
+def _reach_of(arg: Arg, i: int) -> str:
+    """An expression of the largest offset within a tensor, in elements."""
+    assert arg.tensor is not None
+    if arg.tensor.variadic:
+        return f"reach(s{i}, d{i})"
+    terms = " + ".join(f"(s{i}[{axis}] - 1) * d{i}[{axis}]" for axis in range(len(arg.tensor.dims))) or "0"
+    return f"(0 if t{i} is None else {terms})" if arg.optional else terms
+
+
+def _reach(sizes: Sequence[int], strides: Sequence[int]) -> int:
+    return sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))
+
+
+def inner(strides: Sequence[int]) -> int:
+    """The last axis with stride 1, or -1."""
+    return next((axis for axis in range(len(strides) - 1, -1, -1) if strides[axis] == 1), -1)
+
+
+def adjacent(tensor: Tensor, axis: int) -> Tensor:
+    """The tensor with stride 1 along an axis, copied if it has another."""
+    if tensor.stride(axis) == 1:
+        return tensor
+    return tensor.movedim(axis, -1).contiguous().movedim(-1, axis)
