@@ -1,0 +1,302 @@
+"""Sparse convolution on a GPU over sphere shells: shiplap, spconv and spconv-triton in one process, taking turns.
+
+Each cell is the median of calls between two CUDA events, from an idle GPU, launch overhead included. ``forward`` and
+``train`` (forward and backward of one 3x3x3 submanifold layer with bias, fp16) reuse the map; ``map`` builds it.
+``strided`` is a layer of kernel 3 and stride 2 that builds its outputs and maps. Peers get their ``indice_key``.
+
+Bars: the limit is ``2 * pairs * C**2`` at the rate of a dense product here. Run: ``python benchmarks/sparse3d_gpu.py``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).parent))
+from _record import record, write
+
+from shiplap.fuse import switches
+from shiplap.kernels import sparse3d
+from shiplap.kernels.sparse3d import ops
+
+SOURCES = [
+    "benchmarks/sparse3d_gpu.py", "src/shiplap/kernels/sparse3d/cuda/conv.py",
+    "src/shiplap/kernels/sparse3d/cuda/*.triton.jinja", "src/shiplap/kernels/sparse3d/cuda/hash.py",
+    "src/shiplap/kernels/sparse3d/cuda/tables.py", "src/shiplap/kernels/sparse3d/cuda/sort.py",
+    "src/shiplap/kernels/sparse3d/plan.py",
+]  # fmt: skip
+SHELLS = ((8, 1024), (16, 1024), (32, 1024), (64, 1024), (128, 512), (256, 256), (512, 128), (1024, 64))
+Run = Callable[[], Any]
+
+
+def shell(res: int) -> Tensor:
+    """Voxels between two spheres, ``int32 [n, 4]``, in blocks of 256 cells an axis, row-major within."""
+    found = []
+    for corner in torch.cartesian_prod(*[torch.arange(0, res, 256)] * 3).reshape(-1, 3).tolist():
+        axes = [torch.arange(c, min(c + 256, res), dtype=torch.float32, device="cuda") - res / 2 + 0.5 for c in corner]
+        x, y, z = torch.meshgrid(*axes, indexing="ij")
+        radius = (x * x + y * y + z * z).sqrt()
+        cells = ((radius <= res / 2) & (radius >= res / 2 - 1.25)).nonzero()
+        found.append(cells + torch.tensor(corner, device="cuda"))
+    cells = torch.cat(found)
+    return torch.cat([torch.zeros_like(cells[:, :1]), cells], 1).int().contiguous()
+
+
+class Ours:
+    name = "shiplap"
+
+    def __init__(self, coords: Tensor, res: int, weight: Tensor, bias: Tensor, feats: Tensor) -> None:
+        self.coords, self.res, self.feats, self.bias = coords, (res,) * 3, feats, bias
+        self.weight = weight.flatten(1, 3).detach().requires_grad_()
+        self.down = weight.flatten(1, 3).detach()
+        self.plan = self.map()
+
+    def map(self) -> sparse3d.Plan:
+        return sparse3d.Geometry(self.coords, self.res, 1).subm(3)
+
+    def forward(self) -> Tensor:
+        return self.plan.conv(self.feats, self.weight, self.bias)
+
+    def strided(self) -> Tensor:
+        step = sparse3d.Geometry(self.coords, self.res, 1).strided(3, 2, 1)
+        return step.plan.conv(self.feats, self.down, self.bias)
+
+
+class Peer:
+    """A library with the interface of ``spconv.pytorch``."""
+
+    def __init__(self, module: Any, name: str, *state: Any) -> None:
+        coords, res, weight, bias, feats = state
+        self.name, self.module, self.state, self.feats = name, module, (coords, [res] * 3), feats
+        channels = feats.shape[1]
+        self.subm = module.SubMConv3d(channels, channels, 3, indice_key="map").cuda().half()
+        self.alone = module.SubMConv3d(channels, channels, 3).cuda().half()
+        self.step = module.SparseConv3d(channels, channels, 3, 2, 1).cuda().half()
+        with torch.no_grad():
+            for layer in (self.subm, self.alone, self.step):
+                layer.weight.copy_(weight.reshape(layer.weight.shape))
+                layer.bias.copy_(bias)
+        self.weight, self.bias = self.subm.weight, self.subm.bias
+        self.x = self.tensor()
+        self.x.indice_dict = self.subm(self.x).indice_dict
+
+    def tensor(self) -> Any:
+        coords, grid = self.state
+        return self.module.SparseConvTensor(self.feats, coords, grid, 1)
+
+    def forward(self) -> Tensor:
+        return self.subm(self.x.replace_feature(self.feats)).features
+
+    def map(self) -> Tensor:
+        """A layer that builds its map: the forward with a cached one is taken off by the caller."""
+        return self.alone(self.tensor()).features
+
+    def strided(self) -> Tensor:
+        return self.step(self.tensor()).features
+
+
+def peers() -> Iterator[tuple[Any, str]]:
+    for module, name in (("spconv.pytorch", "spconv"), ("spconv_triton.pytorch", "spconv-triton")):
+        try:
+            __import__(module)
+            yield sys.modules[module], name
+        except Exception as e:
+            print(f"{name} is not here: {type(e).__name__}: {e}", file=sys.stderr)
+
+
+def once(fn: Run) -> float:
+    """Milliseconds of one call from an idle GPU."""
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize()
+    start.record()
+    fn()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end)
+
+
+def in_turns(runs: dict[str, Run], rounds: int) -> dict[str, float]:
+    """Medians, the runs taking turns; one that fails is left out and said."""
+    alive = {}
+    for name, fn in runs.items():
+        try:
+            for _ in range(3):
+                fn()
+            torch.cuda.synchronize()
+            alive[name] = fn
+        except Exception as e:
+            print(f"  {name}: {type(e).__name__}: {str(e)[:200]}", file=sys.stderr)
+            torch.cuda.synchronize()
+    times: dict[str, list[float]] = {name: [] for name in alive}
+    for _ in range(rounds):
+        for name, fn in alive.items():
+            times[name].append(once(fn))
+    return {name: sorted(t)[len(t) // 2] for name, t in times.items()}
+
+
+def no_grad(fn: Run) -> Run:
+    return torch.no_grad()(fn)
+
+
+def training(side: Any, grad: Tensor) -> Run:
+    def run() -> None:
+        side.feats.grad = side.weight.grad = side.bias.grad = None
+        side.forward().backward(grad)
+
+    return run
+
+
+def peak(fn: Run) -> float:
+    """MiB allocated at most during a call, beyond what was there."""
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    fn()
+    torch.cuda.synchronize()
+    return (torch.cuda.max_memory_allocated() - before) / 2**20
+
+
+def dense_rate() -> float:
+    """Multiply-adds a second of a dense product, times two."""
+    a = torch.randn(8192, 8192, device="cuda").bfloat16()
+    b = torch.randn(8192, 8192, device="cuda").bfloat16()
+    ms = in_turns({"mm": lambda: a @ b}, 15)["mm"]
+    return 2 * 8192**3 / ms * 1e3
+
+
+def row(res: int, channels: int, rate: float, rounds: int) -> dict[str, Any]:
+    coords = shell(res)
+    n = len(coords)
+    weight = (torch.randn(channels, 3, 3, 3, channels, device="cuda") / (13 * channels) ** 0.5).half()
+    bias = torch.randn(channels, device="cuda").half().requires_grad_()
+    feats = torch.randn(n, channels, device="cuda").half().requires_grad_()
+    grad = torch.randn(n, channels, device="cuda").half()
+    state = (coords, res, weight, bias, feats)
+    sides: list[Any] = [Ours(*state)]
+    for module, name in peers():
+        try:
+            sides.append(Peer(module, name, *state))
+        except Exception as e:
+            print(f"  {name} at {res}: {type(e).__name__}: {str(e)[:200]}", file=sys.stderr)
+    want = sides[0].forward()
+    for side in sides[1:]:
+        error = (side.forward().float() - want.float()).norm() / want.float().norm()
+        assert error < 1e-2, f"{side.name} computes something else: {error}"
+    pairs = int((sides[0].plan.table >= 0).sum())
+    found: dict[str, Any] = {"res": res, "channels": channels, "n": n, "pairs": pairs, "parts": _parts(sides[0].plan)}
+    found["limit_ms"] = 2 * pairs * channels**2 / rate * 1e3
+    found["forward"] = in_turns({s.name: no_grad(s.forward) for s in sides}, rounds)
+    found["train"] = in_turns({s.name: training(s, grad) for s in sides}, rounds)
+    built = in_turns({s.name: no_grad(s.map) for s in sides}, rounds)
+    ours = built.pop("shiplap")
+    found["map"] = {"shiplap": ours, **{k: v - found["forward"][k] for k, v in built.items() if k in found["forward"]}}
+    found["strided"] = in_turns({s.name: no_grad(s.strided) for s in sides}, rounds)
+    found["peak_mib"] = {s.name: peak(no_grad(s.forward)) for s in sides if s.name in found["forward"]}
+    found["train_peak_mib"] = {s.name: peak(training(s, grad)) for s in sides if s.name in found["train"]}
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad(), torch.cuda.graph(graph):
+        kept = sides[0].forward()
+    found["captured_ms"] = in_turns({"graph": graph.replay}, rounds)["graph"]
+    found["fraction"] = found["limit_ms"] / found["captured_ms"]
+    del kept
+    return found
+
+
+def _parts(plan: sparse3d.Plan) -> int:
+    return 1 if plan.order is None else plan.order.shape[0]
+
+
+def fused(res: int, channels: int, rounds: int) -> dict[str, Any]:
+    """``relu(bn(conv(x)) + residual)`` compiled: fused, the same template with fusion off, and the two kernels apart."""
+    coords = shell(res)
+    plan = sparse3d.Geometry(coords, (res,) * 3, 1).subm(3)
+    feats, residual = (torch.randn(len(coords), channels, device="cuda").half() for _ in range(2))
+    weight = (torch.randn(channels, 27, channels, device="cuda") / (13 * channels) ** 0.5).half()
+    norm = torch.nn.BatchNorm1d(channels).cuda().half().eval()
+
+    def after(y: Tensor, r: Tensor) -> Tensor:
+        return torch.relu(norm(y) + r)
+
+    def block(x: Tensor, w: Tensor, r: Tensor) -> Tensor:
+        return after(plan.conv(x, w), r)
+
+    runs: dict[str, Run] = {}
+    with torch.no_grad():
+        for name, control in (("fused", {}), ("control", {"fusion": False})):
+            torch._dynamo.reset()
+            with switches(ops.conv, **control):
+                compiled = torch.compile(block, fullgraph=True, mode=MODE)
+                compiled(feats, weight, residual)
+                runs[name] = _captured(lambda f=compiled: f(feats, weight, residual))
+        torch._dynamo.reset()
+        pointwise = torch.compile(after)
+        runs["shiplap, apart"] = _captured(lambda: pointwise(plan.conv(feats, weight), residual))
+        times = in_turns(runs, rounds)
+    return {"res": res, "channels": channels, "n": len(coords), **times}
+
+
+MODE = "max-autotune-no-cudagraphs"
+
+
+def _captured(fn: Run) -> Run:
+    for _ in range(2):
+        fn()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kept = fn()
+    return lambda _alive=kept: graph.replay()
+
+
+def device_name() -> str:
+    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    return subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()[0]
+
+
+def show(r: dict[str, Any]) -> None:
+    cells = [
+        f"{k} " + " ".join(f"{n}={v:.3f}" for n, v in r[k].items()) for k in ("forward", "train", "map", "strided")
+    ]
+    mib = " ".join(f"{n}={v:.0f}" for n, v in r["peak_mib"].items())
+    print(f"{r['res']}/{r['channels']} n={r['n']} parts={r['parts']} fraction={r['fraction']:.3f} | "
+          + " | ".join(cells) + f" | MiB {mib}", flush=True)  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="write the result here")
+    parser.add_argument("--rounds", type=int, default=21)
+    parser.add_argument("--shells", type=int, nargs="*", default=[res for res, _ in SHELLS])
+    parser.add_argument("--skip-fused", action="store_true")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    began, rate = time.monotonic(), dense_rate()
+    print(f"dense: {rate / 1e12:.0f} TFLOP/s", flush=True)
+    rows, blocks = [], []
+    for res, channels in SHELLS:
+        if res in options.shells:
+            rows.append(row(res, channels, rate, options.rounds))
+            show(rows[-1])
+            torch.cuda.empty_cache()
+    for res, channels in SHELLS[3:] if not options.skip_fused else ():
+        if res in options.shells:
+            blocks.append(fused(res, channels, options.rounds))
+            print({k: round(v, 3) if isinstance(v, float) else v for k, v in blocks[-1].items()}, flush=True)
+    print(f"{time.monotonic() - began:.0f} s")
+    if options.json:
+        packages = ["triton", "spconv-cu126", "cumm-cu126", "spconv-triton"]
+        measured = {"dense_flops": rate, "shells": rows, "fused": blocks}
+        write(options.json, record(SOURCES, packages, device_name(), **measured))
+
+
+if __name__ == "__main__":
+    main()
