@@ -44,6 +44,8 @@ def late_errors() -> None:
     hashmap.lookup_3d(*table, outside, [4, 4, 4], found)
     status.poll(CPU)  # a search outside the grid finds nothing, and is no mistake
     assert found.tolist() == [0, -1, -1]
+    hashmap.lookup_3d(*table, torch.tensor([[4, 0, 0, 0]]).int(), [2**31 - 1, 2**15, 2**15], found[:1])
+    told("2^63 cells")
     codes = torch.empty(3, dtype=torch.int64)
     curves.encode("z_order_encode", outside, 2, [0, 1, 2], 63, codes)
     told("coords row 1")

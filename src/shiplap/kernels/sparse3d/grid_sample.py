@@ -140,14 +140,11 @@ def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str,
     return found
 
 
-_SINGLE_OR_DOUBLE = ("float32", "float64")
-
 nearest_map.kernel("cpu", sl.cabi(LIBRARY, "sparse3d_nearest_map"), workspace=_SORT)
 trilinear_map.kernel("cpu", sl.cabi(LIBRARY, "sparse3d_trilinear_map"), workspace=_SORT)
-indice_weighted_sum.kernel("cpu", sl.cabi(LIBRARY, "sparse3d_indice_weighted_sum"), dtypes=_SINGLE_OR_DOUBLE)
+indice_weighted_sum.kernel("cpu", sl.cabi(LIBRARY, "sparse3d_indice_weighted_sum"))
 indice_weighted_sum_grad.kernel(
     "cpu", sl.cabi(LIBRARY, "sparse3d_indice_weighted_sum_grad"), workspace="8 * (rows + q * k) + 192",
-    dtypes=_SINGLE_OR_DOUBLE,
 )  # fmt: skip
 
 

@@ -1,5 +1,4 @@
-// nearest_map, trilinear_map: rows of the voxels around points. indice_weighted_sum and its
-// gradient: features mixed by such rows.
+// nearest_map, trilinear_map: rows of the voxels around points.
 #include <cmath>
 
 #include "voxels.h"
@@ -9,7 +8,6 @@ namespace {
 
 constexpr int64_t kBlock = 512;
 constexpr int64_t kSerialQueries = 4000;
-constexpr int64_t kSerialProducts = 200000;
 
 class Finder {
  public:
@@ -84,84 +82,6 @@ void interpolate(const Finder& finder, int64_t scene, const float* q, int32_t* r
   for (int corner = 0; corner < 8; ++corner) weights[corner] /= std::max(total, 1e-12f);
 }
 
-// ---------------------------------------------------------------------------- weighted sums
-
-struct Mix {
-  const int32_t* indices;  // [queries, corners]
-  const float* weights;
-  int64_t queries, corners, channels, rows;
-
-  int threads(const sl_context* ctx) const {
-    return queries * corners * channels < kSerialProducts ? 1 : thread_count(ctx);
-  }
-};
-
-int read_mix(const sl_context* ctx, const DLTensor* indices, const DLTensor* weights,
-             int64_t channels, int64_t rows, Mix* out) {
-  SL_TRY(check_int32(ctx, "indices", indices, 2));
-  SL_TRY(check_float(ctx, "weights", weights, 2));
-  if (!has_dtype(weights, 2, 32)) return fail(ctx, SL_UNSUPPORTED, "weights is not float32");
-  const int64_t q = indices->shape[0], k = indices->shape[1];
-  SL_TRY(check_extent(ctx, "weights", weights, 0, q));
-  SL_TRY(check_extent(ctx, "weights", weights, 1, k));
-  *out = Mix{data<const int32_t>(indices), data<const float>(weights), q, k, channels, rows};
-  for (int64_t i = 0; i < q * k; ++i) {
-    if (out->indices[i] >= -1 && out->indices[i] < rows) continue;
-    return fail(ctx, SL_INVALID_ARGUMENT, "indices[%lld, %lld] = %d, outside [-1, %lld)",
-                static_cast<long long>(i / k), static_cast<long long>(i % k), out->indices[i],
-                static_cast<long long>(rows));
-  }
-  return SL_OK;
-}
-
-template <class T>
-void add_scaled(T* out, const T* row, T weight, int64_t channels) {
-  for (int64_t c = 0; c < channels; ++c) out[c] += weight * row[c];
-}
-
-template <class T>
-void weighted_sum(const sl_context* ctx, const Mix& mix, const T* feats, T* out) {
-  parallel_for(mix.threads(ctx), cdiv(mix.queries, kBlock), [&](int, int64_t task) {
-    const int64_t end = std::min(mix.queries, (task + 1) * kBlock);
-    for (int64_t q = task * kBlock; q < end; ++q) {
-      std::fill_n(out + q * mix.channels, mix.channels, T{0});
-      for (int64_t i = q * mix.corners; i < (q + 1) * mix.corners; ++i) {
-        if (mix.indices[i] < 0) continue;
-        add_scaled(out + q * mix.channels, feats + mix.indices[i] * mix.channels,
-                   static_cast<T>(mix.weights[i]), mix.channels);
-      }
-    }
-  });
-}
-
-// Entries by the row they go to, in ascending order of entries: a counting sort.
-template <class T>
-void weighted_sum_grad(const sl_context* ctx, const Mix& mix, const T* grad, int64_t* ends,
-                       int64_t* entries, T* out) {
-  const int64_t count = mix.queries * mix.corners;
-  std::fill_n(ends, mix.rows + 1, 0);
-  for (int64_t i = 0; i < count; ++i) {
-    if (mix.indices[i] >= 0) ++ends[mix.indices[i] + 1];
-  }
-  for (int64_t row = 0; row < mix.rows; ++row) ends[row + 1] += ends[row];
-  for (int64_t i = 0; i < count; ++i) {
-    if (mix.indices[i] >= 0) entries[ends[mix.indices[i]]++] = i;
-  }
-  // Now ends[row] is where the entries of `row` end, and those of the row before it begin it.
-  parallel_for(mix.threads(ctx), cdiv(mix.rows, kBlock), [&](int, int64_t task) {
-    const int64_t end = std::min(mix.rows, (task + 1) * kBlock);
-    for (int64_t row = task * kBlock; row < end; ++row) {
-      T* sum = out + row * mix.channels;
-      std::fill_n(sum, mix.channels, T{0});
-      for (int64_t at = row == 0 ? 0 : ends[row - 1]; at < ends[row]; ++at) {
-        const int64_t i = entries[at];
-        add_scaled(sum, grad + i / mix.corners * mix.channels, static_cast<T>(mix.weights[i]),
-                   mix.channels);
-      }
-    }
-  });
-}
-
 }  // namespace
 }  // namespace shiplap::sparse3d
 
@@ -199,52 +119,5 @@ extern "C" int sparse3d_trilinear_map(const sl_context* ctx, const DLTensor* coo
                                      int64_t i) {
                         interpolate(finder, scene, q, rows + 8 * i, shares + 8 * i);
                       });
-  });
-}
-
-// Workspace: 0
-extern "C" int sparse3d_indice_weighted_sum(const sl_context* ctx, const DLTensor* feats,
-                                            const DLTensor* indices, const DLTensor* weights,
-                                            DLTensor* out) {
-  using namespace shiplap::sparse3d;
-  return guarded(ctx, [&] {
-    Mix mix;
-    SL_TRY(check_float(ctx, "feats", feats, 2));
-    SL_TRY(check_same_float(ctx, "out", out, 2, feats));
-    SL_TRY(read_mix(ctx, indices, weights, feats->shape[1], feats->shape[0], &mix));
-    SL_TRY(check_extent(ctx, "out", out, 0, mix.queries));
-    SL_TRY(check_extent(ctx, "out", out, 1, mix.channels));
-    if (has_dtype(feats, 2, 32)) {
-      weighted_sum(ctx, mix, data<const float>(feats), data<float>(out));
-    } else {
-      weighted_sum(ctx, mix, data<const double>(feats), data<double>(out));
-    }
-    return static_cast<int>(SL_OK);
-  });
-}
-
-// Workspace: 8 * (rows + q * k) + 192
-extern "C" int sparse3d_indice_weighted_sum_grad(const sl_context* ctx, const DLTensor* grad,
-                                                 const DLTensor* indices, const DLTensor* weights,
-                                                 DLTensor* out, int64_t rows) {
-  using namespace shiplap::sparse3d;
-  return guarded(ctx, [&] {
-    Mix mix;
-    SL_TRY(check_float(ctx, "grad", grad, 2));
-    SL_TRY(check_same_float(ctx, "out", out, 2, grad));
-    SL_TRY(read_mix(ctx, indices, weights, grad->shape[1], rows, &mix));
-    SL_TRY(check_extent(ctx, "grad", grad, 0, mix.queries));
-    SL_TRY(check_extent(ctx, "out", out, 0, rows));
-    SL_TRY(check_extent(ctx, "out", out, 1, mix.channels));
-    SL_TRY(Arena::require(ctx, 8 * (rows + mix.queries * mix.corners) + 192));
-    Arena arena(ctx);
-    int64_t* ends = arena.take<int64_t>(rows + 1);
-    int64_t* entries = arena.take<int64_t>(mix.queries * mix.corners);
-    if (has_dtype(grad, 2, 32)) {
-      weighted_sum_grad(ctx, mix, data<const float>(grad), ends, entries, data<float>(out));
-    } else {
-      weighted_sum_grad(ctx, mix, data<const double>(grad), ends, entries, data<double>(out));
-    }
-    return static_cast<int>(SL_OK);
   });
 }

@@ -25,6 +25,7 @@ from shiplap.kernels.sparse3d.hashing import init_hashmap
 __all__ = ["index", "insert", "insert_3d", "lookup", "lookup_3d", "slot_of"]
 
 FULL = "row {row} finds no room: more distinct keys than the table has slots"
+TOO_FAR = "coords row {row} has a batch index with which spatial_shape has 2^63 cells or more"
 BLOCK = 256
 
 EMPTY = tl.constexpr(0xFFFFFFFFFFFFFFFF)
@@ -107,12 +108,14 @@ def twins_kernel(table, table_values, keys, status, n, capacity, code, BLOCK: tl
 
 
 @triton.jit(do_not_specialize=["n", "width", "height", "depth", "batches", "code"])
-def voxel_keys_kernel(coords, keys, status, n, width, height, depth, batches, code, BLOCK: tl.constexpr):
-    """``((b*X + x)*Y + y)*Z + z``, -1 outside the grid, which is told where ``code`` is not 0."""
+def voxel_keys_kernel(
+    coords, keys, status, n, width, height, depth, batches, code, SEARCH: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """``((b*X + x)*Y + y)*Z + z``, -1 outside the grid: wrong, unless it is for a search, and the cell has a number."""
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     b, x, y, z = load_coords(coords, row, row < n)
     good = is_inside(b, x, y, z, width, height, depth, batches)
-    report(status, code, row, (b != -1) & ~good & (code != 0))
+    report(status, code, row, b >= batches if SEARCH else (b != -1) & ~good)
     key = ((b.to(tl.int64) * width + x) * height + y) * depth + z
     tl.store(keys + row, tl.where(good, key, -1), mask=row < n)
 
@@ -150,7 +153,8 @@ def lookup(table_keys: Tensor, table_values: Tensor, keys: Tensor, out: Tensor) 
 
 def lookup_3d(table_keys: Tensor, table_values: Tensor, coords: Tensor, shape: Sequence[int], out: Tensor) -> None:
     """See ``hashing.hash_lookup_3d``."""
-    _look_up(table_keys, table_values, _keys_of(coords, shape, status.word(coords.device), 0), out)
+    code = status.code_of("hash_lookup_3d", TOO_FAR)
+    _look_up(table_keys, table_values, _keys_of(coords, shape, status.word(coords.device), code, search=True), out)
 
 
 def index(op: str, coords: Tensor, shape: Sequence[int], word: int) -> tuple[Tensor, Tensor]:
@@ -187,10 +191,12 @@ def _look_up(table_keys: Tensor, table_values: Tensor, keys: Tensor, out: Tensor
         _lookup[_grid(count)](table, values, keys, out, count, table.shape[0], BLOCK=BLOCK)
 
 
-def _keys_of(coords: Tensor, shape: Sequence[int], word: int, code: int) -> Tensor:
-    """``int64 [n]``; rows outside the grid are reported with ``code``, unless it is 0."""
+def _keys_of(coords: Tensor, shape: Sequence[int], word: int, code: int, search: bool = False) -> Tensor:
+    """``int64 [n]``; what is wrong is reported with ``code``."""
     rows = coords.shape[0]
     keys = torch.empty(rows, dtype=torch.int64, device=coords.device)
     if rows:
-        _voxel_keys[_grid(rows)](coords.contiguous(), keys, word, rows, *shape, batches_below(shape), code, BLOCK=BLOCK)
+        _voxel_keys[_grid(rows)](
+            coords.contiguous(), keys, word, rows, *shape, batches_below(shape), code, SEARCH=search, BLOCK=BLOCK
+        )
     return keys
