@@ -7,9 +7,9 @@ import time
 import pytest
 
 import shiplap as sl
-from shiplap.kernels.sparse3d import bounded, grid_sample, hashing, ops, pooling, postprocess, serialize
+from shiplap.kernels.sparse3d import bounded, grid_sample, hashing, ops, planning, pooling, postprocess, serialize
 
-MODULES = (bounded, grid_sample, hashing, ops, pooling, postprocess, serialize)
+MODULES = (bounded, grid_sample, hashing, ops, planning, pooling, postprocess, serialize)
 OPS = [value for module in MODULES for name in module.__all__ if isinstance(value := vars(module)[name], sl.Op)]
 
 

@@ -62,6 +62,7 @@ from shiplap.kernels.sparse3d.ops import (
     unique_coords,
 )
 from shiplap.kernels.sparse3d.plan import Plan
+from shiplap.kernels.sparse3d.planning import subm_plan
 from shiplap.kernels.sparse3d.pooling import (
     avg_pool,
     global_max_pool,
@@ -96,6 +97,7 @@ __all__ = [
     "grid_sample_3d", "hash_insert", "hash_insert_3d", "hash_insert_3d_index", "hash_lookup", "hash_lookup_3d",
     "hilbert_decode", "hilbert_encode", "indice_weighted_sum", "indice_weighted_sum_grad", "init_hashmap",
     "masked_gemm_kernels", "masked_gemm_signals", "max_pool", "max_pool_grad", "max_pool_with_taps", "nearest_map",
-    "out_coords", "out_coords_bounded", "segment_mean", "sort_table", "subm_table", "sum_pool", "synchronize",
-    "tap_blocks", "transpose_table", "trilinear_map", "unique_coords", "voxelize", "z_order_decode", "z_order_encode",
+    "out_coords", "out_coords_bounded", "segment_mean", "sort_table", "subm_plan", "subm_table", "sum_pool",
+    "synchronize", "tap_blocks", "transpose_table", "trilinear_map", "unique_coords", "voxelize", "z_order_decode",
+    "z_order_encode",
 ]  # fmt: skip

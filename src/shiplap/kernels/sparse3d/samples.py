@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from shiplap.kernels.sparse3d import bounded, ops, pooling
+from shiplap.kernels.sparse3d import bounded, ops, planning, pooling
 from shiplap.kernels.sparse3d.coords import output_shape
 
 SCENES = 2
@@ -108,6 +108,14 @@ def _parts(sizes: dict[str, Any], name: str = "parts") -> int:
 @ops.sort_table.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
     return _table(rng, sizes["m"], sizes["m"], sizes["k"], device), _parts(sizes), sizes["run"]
+
+
+@planning.subm_plan.samples
+def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    grid = _grid(sizes["n"])
+    kernel, _, _, dilation = _window(sizes)
+    parts = _parts({**sizes, "k": math.prod(kernel)})
+    return _voxels(rng, sizes["n"], grid, device), grid, kernel, dilation, parts, sizes["run"]
 
 
 def _channels(sizes: dict[str, Any]) -> tuple[int, int, int, int]:

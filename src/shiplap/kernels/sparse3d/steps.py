@@ -14,9 +14,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from shiplap.kernels.sparse3d import bounded, ops
+from shiplap.kernels.sparse3d import bounded, ops, planning
 from shiplap.kernels.sparse3d.coords import output_shape
-from shiplap.kernels.sparse3d.plan import Plan
+from shiplap.kernels.sparse3d.plan import Plan, parts_for
 
 __all__ = ["Triple", "Window", "connect", "reach", "submanifold"]
 
@@ -90,10 +90,15 @@ def _cut(coords: Tensor, limits: Sequence[int]) -> Tensor:
 
 
 def submanifold(coords: Tensor, grid: Triple, kernel: Triple, dilation: Triple) -> Plan:
-    """The plan of convolutions from ``coords`` onto themselves, not sorted."""
-    table = ops.subm_table(coords, list(grid), list(kernel), list(dilation))
+    """The plan of convolutions from ``coords`` onto themselves; not sorted, unless it is made so in one go."""
+    arguments = coords, list(grid), list(kernel), list(dilation)
     # A neighbour across offset d sees this voxel across -d: an odd kernel read backwards is its own transpose.
     odd = all(k % 2 == 1 for k in kernel)
+    if odd and coords.device.type == "cuda":
+        parts = parts_for(coords.shape[0], math.prod(kernel))
+        columns, order, masks = planning.subm_plan(*arguments, parts)
+        return Plan(columns.t(), coords.shape[0], order, masks, symmetric=True)
+    table = ops.subm_table(*arguments)
     back = None if odd else (ops.transpose_table(table, coords.shape[0]), None, None)
     return Plan(table, coords.shape[0], symmetric=odd, back=back)
 

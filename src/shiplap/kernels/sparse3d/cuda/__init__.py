@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from shiplap.kernels.sparse3d import bounded, ops, pooling
+from shiplap.kernels.sparse3d import bounded, ops, planning, pooling
 from shiplap.kernels.sparse3d.cuda.status import synchronize
 
 __all__ = ["synchronize"]
@@ -24,7 +24,8 @@ def late(module: str, name: str) -> Callable[..., Any]:
     return found
 
 
-HASH = "4 * pow2ceil(max(2 * n, 64))"  # a power of two of int32 slots, at least twice the rows
+HASH = "40 * max(2 * n, 64)"  # bytes of hash.SLOT_BYTES * hash.slots_for(n)
+SORT = "parts * (16 * {} + 8192)"  # bytes of sort.scratch_bytes
 
 
 @ops.subm_table.kernel("cuda", name="triton", workspace=HASH)
@@ -47,9 +48,14 @@ def _(*args: Any) -> Tensor:
     return late("coords", "out_coords")(*args)
 
 
-@ops.sort_table.kernel("cuda", name="triton")
-def _(table: Tensor, parts: int, run: int, *, columns: Tensor, order: Tensor, masks: Tensor) -> None:
-    late("sort", "sort_table")(table, parts, run, columns=columns, order=order, masks=masks)
+@ops.sort_table.kernel("cuda", name="triton", workspace=SORT.format("m"))
+def _(*args: Any, columns: Tensor, order: Tensor, masks: Tensor, workspace: Tensor) -> None:
+    late("sort", "sort_table")(*args, columns=columns, order=order, masks=masks, workspace=workspace)
+
+
+@planning.subm_plan.kernel("cuda", name="triton", workspace=f"{HASH} + {SORT.format('n')} + 4 * n * k")
+def _(*args: Any, columns: Tensor, order: Tensor, masks: Tensor, workspace: Tensor) -> None:
+    late("tables", "subm_plan")(*args, columns=columns, order=order, masks=masks, workspace=workspace)
 
 
 @bounded.out_coords_bounded.kernel("cuda", name="triton")

@@ -1,9 +1,9 @@
-"""Rows by coordinate: an open-addressing hash table in one int32 a slot, built and read by Triton kernels.
+"""Rows by coordinate: a hash table of blocks of 2 x 2 x 2 cells, built and read by Triton kernels.
 
-A slot holds ``fingerprint << row_bits | row``, or -1. Linear probing, and the larger value always takes the slot
-(``atomic_max``) while the smaller one moves on: the table ends the same whatever the order of the threads, and a search
-stops at the first slot whose fingerprint is smaller than its own. Rows are compared by their coordinates, so keys have
-no width and equal fingerprints do no harm. Capacity is at least twice the number of rows, and probes are bounded by it.
+A slot has the number of a block and, apart, the rows of its eight cells. Neighbours of a voxel lie in few blocks, so
+most of what a kernel window reads shares memory sectors; numbers are exact, so that no row is compared. There are two
+slots for each row and linear probing; in which slot a block ends depends on the order of the threads, what is found in
+it does not. Numbers and rows are kept + 1, and 0 is nothing: zeros are an empty table.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -13,11 +13,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["find", "insert", "is_inside", "load_coords", "report"]
+__all__ = ["SLOT_BYTES", "find", "insert", "is_inside", "load_coords", "report", "slots_for"]
 
-LINE = tl.constexpr(2)  # log2 of the neighbours along z that lie side by side: they share a memory sector
-IN_LINE = tl.constexpr(3)  # 2**LINE - 1
+SLOT_BYTES = 40  # int64, and eight of int32
 STATUS_BITS = tl.constexpr(40)  # status.ROW_BITS
+
+
+def slots_for(rows: int) -> int:
+    """How many slots there are: twice the blocks that there can be."""
+    return max(2 * rows, 64)
 
 
 @triton.jit
@@ -44,57 +48,60 @@ def report(status, code, row, bad):
 
 
 @triton.jit
-def _mixed(b, x, y, z):
-    """A hash of the line of cells."""
-    h = b.to(tl.uint32) * 0x9E3779B1 + x.to(tl.uint32) * 0x85EBCA77 + y.to(tl.uint32) * 0xC2B2AE3D
-    h += (z >> LINE).to(tl.uint32) * 0x27D4EB2F
+def _half(size):
+    return (size >> 1) + (size & 1)
+
+
+@triton.jit
+def _number(b, x, y, z, width, height, depth):
+    """The number of a cell's block, from 1."""
+    line = (b.to(tl.int64) * _half(width) + (x >> 1)) * _half(height) + (y >> 1)
+    return line * _half(depth) + (z >> 1) + 1
+
+
+@triton.jit
+def _home(number, capacity):
+    """The first slot to look at."""
+    h = number.to(tl.uint32) * 0x9E3779B1 + (number >> 32).to(tl.uint32) * 0x85EBCA77
     h = (h ^ (h >> 16)) * 0x21F0AAAD
     h = (h ^ (h >> 15)) * 0x735A2D97
-    return h ^ (h >> 15)
+    return tl.umulhi(h ^ (h >> 15), capacity)
 
 
 @triton.jit
-def _home(h, z, mask):
-    """The first slot to look at."""
-    return ((h << LINE).to(tl.int32) | (z & IN_LINE)) & mask
+def _places(slots, slot, x, y, z, capacity):
+    """Where the rows of cells are kept."""
+    rows = (slots + capacity.to(tl.int64)).to(tl.pointer_type(tl.int32))
+    return rows + slot.to(tl.int64) * 8 + ((x & 1) * 4 + (y & 1) * 2 + (z & 1))
 
 
 @triton.jit
-def _fingerprint(h, z, row_bits):
-    """What fits above the row in 31 bits; neighbours in a line differ."""
-    return (((h >> 1) + z.to(tl.uint32) * 0x3C6EF35F) & 0x7FFFFFFF).to(tl.int32) >> row_bits
+def insert(slots, row, b, x, y, z, active, width, height, depth, capacity):
+    """Put the ``active`` rows in; of several with the same coordinates the last one stays, and the others return it.
+
+    ``slots`` is an address. Returns a row + 1 that was there, or 0.
+    """
+    slots, capacity = slots.to(tl.int64).to(tl.pointer_type(tl.int64)), capacity.to(tl.uint32)
+    number, wanting = _number(b, x, y, z, width, height, depth), active
+    slot = _home(number, capacity)
+    while tl.max(wanting.to(tl.int32), 0) > 0:
+        # There is no masked compare-and-swap: who is done compares with what no slot holds.
+        old = tl.atomic_cas(slots + slot, tl.where(wanting, 0, -1).to(tl.int64), number, sem="relaxed")
+        wanting = wanting & (old != 0) & (old != number)
+        slot = tl.where(wanting, tl.where(slot + 1 == capacity, 0, slot + 1), slot)
+    return tl.atomic_max(_places(slots, slot, x, y, z, capacity), row + 1, mask=active, sem="relaxed")
 
 
 @triton.jit
-def insert(slots, row, b, x, y, z, active, row_bits, mask):
-    """Put the ``active`` rows in; ``mask`` is the capacity - 1."""
-    h = _mixed(b, x, y, z)
-    at, value = _home(h, z, mask), (_fingerprint(h, z, row_bits) << row_bits) | row
-    step = 0
-    while (tl.max(active.to(tl.int32), 0) > 0) & (step <= mask):
-        old = tl.atomic_max(slots + at, value, mask=active, sem="relaxed")
-        active = active & (old != -1)
-        value = tl.minimum(value, old)  # the larger one stays
-        at = (at + 1) & mask
-        step += 1
-
-
-@triton.jit
-def find(slots, coords, b, x, y, z, active, row_bits, mask):
-    """``[rows, taps]``: the row with these coordinates, of several the last one, or -1."""
-    h = _mixed(b, x, y, z)
-    at, wanted = _home(h, z, mask), _fingerprint(h, z, row_bits)
-    found = tl.where(active, -1, -1)
-    step = 0
-    while (tl.max(tl.max(active.to(tl.int32), 1), 0) > 0) & (step <= mask):
-        slot = tl.load(slots + at, mask=active, other=-1)
-        fingerprint = slot >> row_bits
-        row = slot - (fingerprint << row_bits)
-        likely = active & (fingerprint == wanted)
-        rb, rx, ry, rz = load_coords(coords, row, likely)
-        same = likely & (rb == b) & (rx == x) & (ry == y) & (rz == z)
-        found = tl.where(same, row, found)
-        active = active & (fingerprint >= wanted) & ~same
-        at = (at + 1) & mask
-        step += 1
-    return found
+def find(slots, b, x, y, z, active, width, height, depth, capacity):
+    """``[rows, taps]``: the row with these coordinates or -1. ``slots`` is an address."""
+    slots, capacity = slots.to(tl.int64).to(tl.pointer_type(tl.int64)), capacity.to(tl.uint32)
+    number, searching = _number(b, x, y, z, width, height, depth), active
+    slot = _home(number, capacity)
+    there = active & False
+    while tl.max(tl.max(searching.to(tl.int32), 1), 0) > 0:
+        seen = tl.load(slots + slot, mask=searching, other=0)
+        there = there | (searching & (seen == number))
+        searching = searching & (seen != 0) & (seen != number)
+        slot = tl.where(searching, tl.where(slot + 1 == capacity, 0, slot + 1), slot)
+    return tl.load(_places(slots, slot, x, y, z, capacity), mask=there, other=0) - 1

@@ -1,12 +1,15 @@
 """``sort_table`` in Triton: rows of each part by the Gray rank of their hits.
 
-Parts of few taps have few ranks, so one counting sort places all parts at once: a histogram of each tile of rows, their
-running sums, then each row to where it belongs. Wide parts go through ``torch.sort``, which is stable too.
+Few rows in parts of few taps are sorted by one program a part. More of them in parts that have few ranks are placed by
+one counting sort: a histogram of each tile of rows, their running sums, then each row to where it belongs. The rest
+goes through ``torch.sort``, which is stable too. Addresses are integers, into one workspace.
 """
 
 # mypy: disable-error-code="no-untyped-def"
 
 from __future__ import annotations
+
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -16,12 +19,50 @@ from torch import Tensor
 from shiplap.impl import triton_launcher
 from shiplap.kernels.sparse3d.ops import ROWS_PER_MASK, part_size
 
-__all__ = ["sort_table"]
+__all__ = ["Form", "form_of", "scratch_bytes", "sort_rows", "sort_table", "store_key"]
 
-TILE = 256  # rows of a histogram; a row finds its place in the tile by comparing with all of them
+TILE = tl.constexpr(256)  # rows of a histogram; a row finds its place in the tile by comparing with all of them
+ALONE_TAPS, ALONE_ROWS = 4, 8192  # a part up to here has one program
 COUNTED_TAPS = 9  # parts up to here are counted: 512 ranks
 COUNTED_ROWS = 1 << 17  # tables up to here: beyond, the histograms outweigh the rows
 MASK_ROWS = tl.constexpr(64)  # ROWS_PER_MASK
+
+
+class Form(NamedTuple):
+    """How a table is sorted.
+
+    Attributes:
+        size: taps of a part. bins: ranks that are counted, or 0. key: dtype of sort keys, None if there are none.
+        run, runs: rows of a run, and runs of a part. zeros: bytes of the histograms, which start as zeros.
+        keys: where in the scratch the keys are; before them are the histograms and their sums.
+    """
+
+    size: int
+    bins: int
+    key: Any
+    run: int
+    runs: int
+    zeros: int
+    keys: int
+
+
+def form_of(m: int, k: int, parts: int, run: int) -> Form:
+    """How to sort ``m`` rows of ``k`` taps in runs of ``run``."""
+    size = part_size(k, parts)
+    if m <= min(ALONE_ROWS, run) and size <= ALONE_TAPS:
+        return Form(size, 0, None, run, 1, 0, 0)
+    if m <= min(COUNTED_ROWS, run) and size <= COUNTED_TAPS:
+        bins = max(2, 1 << size)
+        zeros = 4 * parts * bins * -(-m // TILE.value)
+        return Form(size, bins, tl.int16, run, 1, zeros, zeros + 4 * parts * bins)
+    runs = -(-m // run)
+    bits = size + (parts * runs - 1).bit_length()
+    return Form(size, 0, tl.int16 if bits <= 15 else tl.int32 if bits <= 31 else tl.int64, run, runs, 0, 0)
+
+
+def scratch_bytes(m: int, parts: int) -> int:
+    """The most that any form needs; declared as ``cuda.SORT``."""
+    return parts * (16 * m + 8192)
 
 
 @triton.jit
@@ -30,6 +71,7 @@ def _hits(table, row, m, k, part, SIZE: tl.constexpr, TAPS: tl.constexpr):
     v = tl.arange(0, TAPS)
     tap = part * SIZE + v
     inside = (row < m)[:, None] & ((v < SIZE) & (tap < k))[None, :]
+    table = table.to(tl.int64).to(tl.pointer_type(tl.int32))
     entry = tl.load(table + row.to(tl.int64)[:, None] * k + tap[None, :], mask=inside, other=-1)
     return entry, tl.sum((entry >= 0).to(tl.int32) << v[None, :], 1), inside
 
@@ -45,33 +87,74 @@ def _key(hits, SIZE: tl.constexpr):
     return ((1 << SIZE) - 1) - rank
 
 
-@triton.jit(do_not_specialize=["m", "k", "run", "runs"])
+@triton.jit
+def store_key(
+    keys, counts, masks, hits, row, m, part, run, runs, SIZE: tl.constexpr, KEY: tl.constexpr, BINS: tl.constexpr
+):  # fmt: skip
+    """Keys of rows with these ``hits``. ``BINS``: counted in their tiles, masks cleared; 0: keys tell part and run."""
+    key = _key(hits, SIZE)
+    place = keys.to(tl.int64).to(tl.pointer_type(KEY)) + part.to(tl.int64) * m + row
+    if BINS:
+        tl.store(place, key.to(KEY), mask=row < m)
+        tiles, blocks = (m + TILE - 1) // TILE, (m + MASK_ROWS - 1) // MASK_ROWS
+        count = counts.to(tl.int64).to(tl.pointer_type(tl.int32))
+        tl.atomic_add(count + (part * tiles + row // TILE).to(tl.int64) * BINS + key, 1, mask=row < m, sem="relaxed")
+        block = masks + part.to(tl.int64) * blocks + row // MASK_ROWS
+        tl.store(block, tl.zeros_like(row), mask=(row < m) & (row % MASK_ROWS == 0))
+    else:
+        tl.store(place, ((part * runs + row // run).to(KEY) << SIZE) | key.to(KEY), mask=row < m)
+
+
+@triton.jit(do_not_specialize=["table", "keys", "counts", "m", "k", "run", "runs"])
 def key_kernel(
     table, keys, counts, masks, m, k, run, runs,
-    SIZE: tl.constexpr, TAPS: tl.constexpr, BINS: tl.constexpr, ROWS: tl.constexpr,
+    SIZE: tl.constexpr, TAPS: tl.constexpr, ROWS: tl.constexpr, KEY: tl.constexpr, BINS: tl.constexpr,
 ):  # fmt: skip
-    """Keys of a tile of rows under one part. ``BINS``: histogram and cleared masks too; 0: keys tell part and run."""
-    tile, part = tl.program_id(0), tl.program_id(1)
-    row = tile * ROWS + tl.arange(0, ROWS)
+    """What a sort needs of a tile of rows under one part."""
+    part, row = tl.program_id(1), tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     _, hits, _ = _hits(table, row, m, k, part, SIZE, TAPS)
-    key = _key(hits, SIZE)
-    place = keys + part.to(tl.int64) * m + row
-    if BINS:
-        tl.store(place, key.to(keys.dtype.element_ty), mask=row < m)
-        # Rows past the end count as the last ones without a hit, where nobody comes after them.
-        count = counts + (part * tl.num_programs(0) + tile).to(tl.int64) * BINS + tl.arange(0, BINS)
-        tl.store(count, tl.histogram(key, BINS))
-        block = tile * (ROWS // MASK_ROWS) + tl.arange(0, ROWS // MASK_ROWS)
-        blocks = (m + MASK_ROWS - 1) // MASK_ROWS
-        tl.store(masks + part.to(tl.int64) * blocks + block, tl.zeros_like(block), mask=block < blocks)
-    else:
-        own = keys.dtype.element_ty
-        tl.store(place, ((part * runs + row // run).to(own) << SIZE) | key.to(own), mask=row < m)
+    store_key(keys, counts, masks, hits, row, m, part, run, runs, SIZE, KEY, BINS)
 
 
-@triton.jit(do_not_specialize=["tiles"])
+@triton.jit(do_not_specialize=["table", "m", "k"])
+def alone_kernel(
+    table, columns, order, masks, m, k, SIZE: tl.constexpr, TAPS: tl.constexpr, BINS: tl.constexpr, ROWS: tl.constexpr
+):  # fmt: skip
+    """All rows of a part, ``ROWS`` at a time: counted, then placed. Masks follow from the ranks in a block."""
+    part, bins = tl.program_id(0), tl.arange(0, BINS)
+    total = tl.zeros([BINS], tl.int32)
+    for first in range(0, m, ROWS):
+        row = first + tl.arange(0, ROWS)
+        _, hits, _ = _hits(table, row, m, k, part, SIZE, TAPS)
+        total += tl.sum(((_key(hits, SIZE)[:, None] == bins[None, :]) & (row < m)[:, None]).to(tl.int32), 0)
+    begin = tl.cumsum(total, 0) - total
+    before, tap = begin, (part * SIZE + tl.arange(0, TAPS)).to(tl.int64)
+    for first in range(0, m, ROWS):
+        row = first + tl.arange(0, ROWS)
+        entry, hits, inside = _hits(table, row, m, k, part, SIZE, TAPS)
+        same = ((_key(hits, SIZE)[:, None] == bins[None, :]) & (row < m)[:, None]).to(tl.int32)
+        place = tl.sum(same * (tl.cumsum(same, 0) - 1 + before[None, :]), 1)
+        before += tl.sum(same, 0)
+        tl.store(columns + tap[None, :] * m + place[:, None], entry, mask=inside)
+        tl.store(order + part.to(tl.int64) * m + place, row, mask=row < m)
+    rank = ((1 << SIZE) - 1) - bins
+    hit = rank ^ (rank >> 1)
+    blocks = (m + MASK_ROWS - 1) // MASK_ROWS
+    for first in range(0, blocks, ROWS // MASK_ROWS):
+        block = first + tl.arange(0, ROWS // MASK_ROWS)
+        within = (begin[None, :] < (block * MASK_ROWS + MASK_ROWS)[:, None]) & (total > 0)[None, :]
+        within = within & ((begin + total)[None, :] > (block * MASK_ROWS)[:, None])
+        mask = tl.zeros_like(block)
+        for v in tl.static_range(SIZE):
+            mask |= tl.max(tl.where(within, (hit >> v)[None, :] & 1, 0), 1) << v
+        tl.store(masks + part.to(tl.int64) * blocks + block, mask, mask=block < blocks)
+
+
+@triton.jit(do_not_specialize=["counts", "totals", "tiles"])
 def scan_kernel(counts, totals, tiles, BINS: tl.constexpr, CHUNK: tl.constexpr, TILES: tl.constexpr):
     """Histograms → for each tile how many of that key are in the tiles before it; the sums go to ``totals``."""
+    counts = counts.to(tl.int64).to(tl.pointer_type(tl.int32))
+    totals = totals.to(tl.int64).to(tl.pointer_type(tl.int32))
     part = tl.program_id(1)
     bins = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
     before = tl.zeros([CHUNK], tl.int32)
@@ -85,25 +168,27 @@ def scan_kernel(counts, totals, tiles, BINS: tl.constexpr, CHUNK: tl.constexpr, 
     tl.store(totals + part * BINS + bins, before, mask=bins < BINS)
 
 
-@triton.jit(do_not_specialize=["m", "k"])
+@triton.jit(do_not_specialize=["table", "keys", "counts", "totals", "m", "k"])
 def place_kernel(
     table, keys, counts, totals, columns, order, masks, m, k, SIZE: tl.constexpr, TAPS: tl.constexpr,
-    BINS: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, BIN_CHUNK: tl.constexpr,
+    BINS: tl.constexpr, CHUNK: tl.constexpr, BIN_CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Rows of a tile to their places: after smaller keys, after the same key in earlier tiles and earlier in this."""
+    counts = counts.to(tl.int64).to(tl.pointer_type(tl.int32))
+    totals = totals.to(tl.int64).to(tl.pointer_type(tl.int32))
     tile, part = tl.program_id(0), tl.program_id(1)
-    lane = tl.arange(0, ROWS)
-    row = tile * ROWS + lane
-    mine = keys + part.to(tl.int64) * m
+    lane = tl.arange(0, TILE)
+    row = tile * TILE + lane
+    mine = keys.to(tl.int64).to(tl.pointer_type(tl.int16)) + part.to(tl.int64) * m
     key = tl.load(mine + row, mask=row < m, other=0).to(tl.int32)
     place = tl.load(counts + (part * tl.num_programs(0) + tile).to(tl.int64) * BINS + key, mask=row < m, other=0)
     for first in range(0, BINS, BIN_CHUNK):
         bins = first + tl.arange(0, BIN_CHUNK)
         total = tl.load(totals + part * BINS + bins)
         place += tl.sum(tl.where(bins[None, :] < key[:, None], total[None, :], 0), 1)
-    for first in range(0, ROWS, CHUNK):
+    for first in range(0, TILE, CHUNK):
         other = first + tl.arange(0, CHUNK)
-        theirs = tl.load(mine + tile * ROWS + other, mask=tile * ROWS + other < m, other=-1).to(tl.int32)
+        theirs = tl.load(mine + tile * TILE + other, mask=tile * TILE + other < m, other=-1).to(tl.int32)
         place += tl.sum(((theirs[None, :] == key[:, None]) & (other[None, :] < lane[:, None])).to(tl.int32), 1)
     entry, hits, inside = _hits(table, row, m, k, part, SIZE, TAPS)
     tap = part * SIZE + tl.arange(0, TAPS)
@@ -113,7 +198,7 @@ def place_kernel(
     tl.atomic_or(masks + part.to(tl.int64) * blocks + place // MASK_ROWS, hits, mask=hits != 0, sem="relaxed")
 
 
-@triton.jit(do_not_specialize=["m", "k"])
+@triton.jit(do_not_specialize=["table", "m", "k"])
 def gather_kernel(
     table, sorted_rows, columns, order, masks, m, k, SIZE: tl.constexpr, TAPS: tl.constexpr
 ):  # fmt: skip
@@ -131,57 +216,59 @@ def gather_kernel(
 
 
 _keys = triton_launcher(key_kernel)
+_alone = triton_launcher(alone_kernel)
 _scan = triton_launcher(scan_kernel)
 _place = triton_launcher(place_kernel)
 _gather = triton_launcher(gather_kernel)
 
 
-def sort_table(table: Tensor, parts: int, run: int, *, columns: Tensor, order: Tensor, masks: Tensor) -> None:
+def sort_table(
+    table: Tensor, parts: int, run: int, *, columns: Tensor, order: Tensor, masks: Tensor, workspace: Tensor
+) -> None:
     """See ``ops.sort_table``."""
     m, k = table.shape
-    size = part_size(k, parts)
     if not m:
         return
-    table = table.contiguous()
-    taps = triton.next_power_of_2(max(1, size))
-    if size <= COUNTED_TAPS and m <= min(COUNTED_ROWS, run):
-        _counted(table, parts, size, taps, columns, order, masks)
+    table, form, at = table.contiguous(), form_of(m, k, parts, run), workspace.data_ptr()
+    if form.zeros:
+        workspace[: form.zeros].zero_()
+    if form.key is not None:
+        taps = _taps(form)
+        rows = max(64, 2048 // taps)
+        _keys[(-(-m // rows), parts)](
+            table.data_ptr(), at + form.keys, at, masks, m, k, form.run, form.runs, SIZE=form.size, TAPS=taps,
+            ROWS=rows, KEY=form.key, BINS=form.bins, num_warps=4,
+        )  # fmt: skip
+    sort_rows(form, table.data_ptr(), workspace, 0, m, k, parts, columns, order, masks)
+
+
+def _taps(form: Form) -> int:
+    return triton.next_power_of_2(max(1, form.size))
+
+
+def sort_rows(
+    form: Form, table: int, workspace: Tensor, scratch: int, m: int, k: int, parts: int, columns: Tensor,
+    order: Tensor, masks: Tensor,
+) -> None:  # fmt: skip
+    """The sorted form of the table at address ``table``; keys and counts lie ``scratch`` bytes into the workspace."""
+    size, taps = form.size, _taps(form)
+    if form.key is None:
+        rows = min(1024, max(MASK_ROWS.value, triton.next_power_of_2(m)))
+        _alone[(parts,)](
+            table, columns, order, masks, m, k, SIZE=size, TAPS=taps, BINS=max(2, 1 << size), ROWS=rows, num_warps=8
+        )
+    elif form.bins:
+        bins, counts, tiles = form.bins, workspace.data_ptr() + scratch, -(-m // TILE.value)
+        totals, chunk = counts + form.zeros, min(bins, 16)
+        _scan[(bins // chunk, parts)](counts, totals, tiles, BINS=bins, CHUNK=chunk, TILES=64, num_warps=4)
+        _place[(tiles, parts)](
+            table, counts + form.keys, counts, totals, columns, order, masks, m, k, SIZE=size, TAPS=taps, BINS=bins,
+            CHUNK=32, BIN_CHUNK=min(bins, 32), num_warps=8,
+        )  # fmt: skip
     else:
-        _by_torch(table, parts, run, size, taps, columns, order, masks)
-
-
-def _counted(table: Tensor, parts: int, size: int, taps: int, columns: Tensor, order: Tensor, masks: Tensor) -> None:
-    m, k = table.shape
-    bins, tiles = max(2, 1 << size), -(-m // TILE)
-    scratch = torch.empty(parts * (bins * (tiles + 1) + -(-m // 2)), dtype=torch.int32, device=table.device)
-    counts, totals, keys = scratch.split(
-        (parts * bins * tiles, parts * bins, scratch.numel() - parts * bins * (tiles + 1))
-    )
-    keys = keys.view(torch.int16)
-    _keys[(tiles, parts)](
-        table, keys, counts, masks, m, k, m, 1, SIZE=size, TAPS=taps, BINS=bins, ROWS=TILE, num_warps=4
-    )
-    chunk = min(bins, 16)
-    _scan[(bins // chunk, parts)](counts, totals, tiles, BINS=bins, CHUNK=chunk, TILES=64, num_warps=4)
-    _place[(tiles, parts)](
-        table, keys, counts, totals, columns, order, masks, m, k, SIZE=size, TAPS=taps, BINS=bins, ROWS=TILE, CHUNK=32,
-        BIN_CHUNK=min(bins, 32), num_warps=8,
-    )  # fmt: skip
-
-
-def _by_torch(
-    table: Tensor, parts: int, run: int, size: int, taps: int, columns: Tensor, order: Tensor, masks: Tensor
-) -> None:
-    m, k = table.shape
-    runs = -(-m // run)
-    bits = size + (parts * runs - 1).bit_length()
-    dtype = torch.int16 if bits <= 15 else torch.int32 if bits <= 31 else torch.int64
-    keys = torch.empty(parts * m, dtype=dtype, device=table.device)
-    rows = max(64, 2048 // taps)
-    _keys[(-(-m // rows), parts)](
-        table, keys, keys, masks, m, k, run, runs, SIZE=size, TAPS=taps, BINS=0, ROWS=rows, num_warps=4
-    )
-    sorted_rows = keys.sort(stable=True)[1]
-    _gather[(-(-m // ROWS_PER_MASK), parts)](
-        table, sorted_rows, columns, order, masks, m, k, SIZE=size, TAPS=taps, num_warps=4
-    )
+        dtype = {tl.int16: torch.int16, tl.int32: torch.int32, tl.int64: torch.int64}[form.key]
+        keys = workspace[scratch : scratch + parts * m * dtype.itemsize].view(dtype)
+        rows_of_places = keys.sort(stable=True)[1]
+        _gather[(-(-m // ROWS_PER_MASK), parts)](
+            table, rows_of_places, columns, order, masks, m, k, SIZE=size, TAPS=taps, num_warps=4
+        )
