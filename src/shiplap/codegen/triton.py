@@ -18,7 +18,7 @@ from shiplap.op.spec import OpSpec
 if TYPE_CHECKING:
     from jinja2 import Template
 
-__all__ = ["WORD", "Rendered", "constants", "render", "triton_source"]
+__all__ = ["DESCRIBED", "WORD", "Rendered", "constants", "render", "triton_source"]
 
 PRELUDE = r"""
 {%- macro swizzle(pid, tiles_m, tiles_n, group) %}
@@ -32,6 +32,7 @@ PRELUDE = r"""
 """
 HEAD = "<the signature and what is known at compile time>"
 WORD = re.compile(r"[A-Za-z_]\w*")
+DESCRIBED = re.compile(r"make_tensor_descriptor\(\s*(\w+)")
 
 
 def triton_source(source: str, arguments: Iterable[str]) -> str:
@@ -49,7 +50,8 @@ def constants(spec: OpSpec, values: Sequence[Any], plain: Callable[[Any], Any] =
     for arg, value in zip(spec.args, values, strict=True):
         name = arg.name.upper()
         if arg.tensor is not None:
-            found |= {f"HAS_{name}": value is not None} if arg.optional else {}
+            if arg.optional:
+                found[f"HAS_{name}"] = value is not None
         elif isinstance(value, (list, tuple)):
             found |= {f"{name}_{i}": plain(v) for i, v in enumerate(value)}
         else:
@@ -60,11 +62,12 @@ def constants(spec: OpSpec, values: Sequence[Any], plain: Callable[[Any], Any] =
 @dataclass(frozen=True)
 class Rendered:
     """A Triton function ``name`` as ``text``. It takes ``tensors``, the output, then ``numbers``: each is
-    ``("size" | "stride", tensor, axis)``, the output being ``None``."""
+    ``("size" | "stride", tensor, axis)``, the output being ``None``. Of ``described`` it makes tensor descriptors."""
 
     name: str
     text: str = field(repr=False)
     tensors: tuple[str, ...]
+    described: tuple[str, ...]
     numbers: tuple[tuple[str, str | None, int], ...]
 
 
@@ -87,7 +90,8 @@ def render(
     tensors = tuple(n for n in ranks if n in words)
     parameters = [*tensors, "out_ptr", *(_parameter(*n) for n in writer.numbers)]
     head = "\n".join([f"def {name}({', '.join(parameters)}):", *values])
-    return Rendered(name, body.replace(HEAD, head).strip() + "\n", tensors, tuple(writer.numbers))
+    described = tuple(dict.fromkeys(DESCRIBED.findall(body)))
+    return Rendered(name, body.replace(HEAD, head).strip() + "\n", tensors, described, tuple(writer.numbers))
 
 
 @cache

@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import hashlib
 import linecache
-import re
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import copy_context
 from functools import cache
@@ -20,21 +19,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shiplap.codegen.triton import WORD, Rendered, constants, render
-from shiplap.impl.facts import Run, adjacent, compile_run, inner
+from shiplap.codegen.triton import DESCRIBED, WORD, Rendered, constants, render
+from shiplap.impl.facts import Run, adjacent, compile_key, compile_run, inner
 from shiplap.impl.planes import add_planes
 from shiplap.impl.tables import Table
 from shiplap.impl.triton import Launcher, triton_launcher
 from shiplap.op import template as templates
 from shiplap.op.check import Binding, shape_of
-from shiplap.op.config import NO_CONFIG, Config
+from shiplap.op.config import Config
 from shiplap.op.spec import OpSpec
 from shiplap.op.template import Template
 
 __all__ = ["TemplateKernel"]
 
 LIMIT = 4096  # calls and renderings remembered: each may have sizes or scalars of its own
-DESCRIBED = re.compile(r"make_tensor_descriptor\(\s*(\w+)")  # the tensors that the bulk copy engine reads
 OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")  # of a config: Triton's own
 
 
@@ -43,14 +41,16 @@ class TemplateKernel:
 
     def __init__(self, spec: OpSpec, template: Template) -> None:
         self.spec, self.template = spec, template
-        self.config: Config = NO_CONFIG
+        self.values: Mapping[str, Any] = {}
         where = f"{spec.name}, template {template.name}"
         self.tables = {name: Table(f"{where}, table {name}", build) for name, build in template.tables}
         self.adjacent = _axes(spec, dict(template.innermost))
         self.words = frozenset(WORD.findall(template.source))
         self.reads = tuple(a for a in spec.tensors if a.name in self.words)
-        self.described = DESCRIBED.search(template.source) is not None
+        self.described = frozenset(DESCRIBED.findall(template.source))
         self.jitted: dict[str, Launcher] = {}  # by text, of all configs
+        inners = {a.name for a in spec.tensors if f"{a.name.upper()}_INNER" in self.words}
+        self._key = compile_key(spec, self.described | inners if self.described else ())
         self._texts: dict[Any, Rendered] = {}
         self._firsts: dict[Any, Config | str] = {}
         self._reset()
@@ -63,7 +63,7 @@ class TemplateKernel:
     def with_config(self, config: Config) -> TemplateKernel:
         """The same template with the values of ``config``."""
         configured = copy.copy(self)
-        configured.config = config
+        configured.values = config.as_dict()
         configured._reset()
         return configured
 
@@ -78,7 +78,7 @@ class TemplateKernel:
         if self._run is None:
             self._run = compile_run(
                 self.spec, self.words, self.reads, self.adjacent, tuple(self.tables.values()),
-                grid=self.template.grid, config=self.config.as_dict(), launches=self._launches,
+                grid=self.template.grid, config=self.values, launches=self._launches,
                 launch_for=self.launch_for,
             )  # fmt: skip
         device = call.device
@@ -91,18 +91,18 @@ class TemplateKernel:
 
     def _launch(self, call: Binding, out: Tensor) -> None:
         assert self._run is not None
-        if (planes := self._planes(call)) == 1:
+        if (planes := self._planes(call, self.values)) == 1:
             self._run(call, out, 1)
             return
         summands = torch.empty((planes, *out.shape), dtype=torch.float32, device=out.device)
         self._run(call, summands, planes)
         add_planes(summands, out)
 
-    def _planes(self, call: Binding, config: Config | None = None) -> int:
+    def _planes(self, call: Binding, values: Mapping[str, Any]) -> int:
         """Into how many summands the kernel cuts the output."""
         if self.template.planes is None:
             return 1
-        return self.template.planes(call.env, (self.config if config is None else config).as_dict())
+        return self.template.planes(call.env, values)
 
     # --- which config takes a call ------------------------------------------------------------------------------------
 
@@ -115,11 +115,11 @@ class TemplateKernel:
         return found
 
     def _first(self, call: Binding) -> Config | str:
-        reason = ""
-        for values in self.template.candidates(_plain_env(call.env)):
-            config = Config.of(values)
-            if not (why := self._why_not(call, config)):
-                return config
+        env, reason = _plain_env(call.env), ""
+        takes = self._takes(call, env)
+        for values in self.template.candidates(env):
+            if not (why := takes(values)):
+                return Config.of(values)
             reason = reason or why
         return reason or "no config for these sizes"
 
@@ -128,41 +128,37 @@ class TemplateKernel:
         key = self._key(call)
         found = self._refusals.get(key)
         if found is None:
-            found = _bounded(self._refusals)[key] = self._why_not(call, self.config)
+            found = self._takes(call, _plain_env(call.env))(self.values)
+            _bounded(self._refusals)[key] = found
         return found
 
-    def _why_not(self, call: Binding, config: Config) -> str:
+    def _takes(self, call: Binding, env: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], str]:
+        """A function of a config: empty when the template takes ``call`` with it, else the reason."""
         if not _triton_is_there():
-            return "Triton is not installed"
+            return lambda values: "Triton is not installed"
         if 0 in shape_of(self.spec.outputs[0], call.env):
-            return ""  # nothing to compute
-        if (supports := self.template.supports) is not None:
-            verdict = supports(_plain_env(call.env), self._dtypes(call), config.as_dict())
+            return lambda values: ""  # nothing to compute
+        supports, given = self.template.supports, self._given(call)
+        dtypes = {name: t.dtype for name, t in given.items()} | {"out": call.dtype_of(self.spec.outputs[0].tensor)}
+
+        def reason(values: Mapping[str, Any]) -> str:
+            verdict = True if supports is None else supports(env, dtypes, values)
             if verdict is not True:
                 return verdict or "supports() returned False"
-        return self._indescribable(call, config) if self.described else ""
+            return self._indescribable(call, values) if self.described else ""
 
-    def _indescribable(self, call: Binding, config: Config) -> str:
+        return reason
+
+    def _indescribable(self, call: Binding, values: Mapping[str, Any]) -> str:
         """Empty when the tensors that the kernel makes descriptors of can have some, else the reason."""
         present = self._present(call)
-        for name in dict.fromkeys(DESCRIBED.findall(self.render(call, present, config).text)):
-            tensor = present[name]
+        for name in self.render(call, present, values).described:
+            if (tensor := present.get(name)) is None:
+                continue
             rows = [s * tensor.itemsize % 16 for s in tensor.stride() if s != 1]
             if tensor.data_ptr() % 16 or any(rows) or len(rows) == tensor.dim():
                 return f"{name} with strides {tuple(tensor.stride())}: rows of a tensor descriptor start at 16 bytes"
         return ""
-
-    def _key(self, call: Binding) -> Any:
-        """All that configs and ``supports`` may look at, and what a descriptor depends on."""
-        env = tuple([(k, tuple(v) if type(v) is list else v) for k, v in call.env.items()])
-        dtypes = tuple([v.dtype if isinstance(v, Tensor) else None for v in call.args])
-        if not self.described:
-            return env, dtypes
-        return env, dtypes, tuple([(v.stride(), v.data_ptr() & 15) for v in call.args if isinstance(v, Tensor)])
-
-    def _dtypes(self, call: Binding) -> dict[str, torch.dtype]:
-        found = {name: t.dtype for name, t in self._given(call).items()}
-        return found | {"out": call.dtype_of(self.spec.outputs[0].tensor)}
 
     def _given(self, call: Binding) -> dict[str, Tensor]:
         """The tensor arguments that are there."""
@@ -180,17 +176,21 @@ class TemplateKernel:
     # --- rendering ----------------------------------------------------------------------------------------------------
 
     def render(
-        self, call: Binding, present: Mapping[str, Tensor], config: Config | None = None, wide: bool = False
+        self, call: Binding, present: Mapping[str, Tensor], values: Mapping[str, Any], wide: bool = False
     ) -> Rendered:
-        """The kernel for ``call``, for tensors laid out like those of ``present``."""
+        """The kernel for ``call`` with the config ``values``, for tensors laid out like those of ``present``."""
         name = "_".join(dict.fromkeys((self.spec.opname, self.template.name)))
         facts: dict[str, Any] = {
             **constants(self.spec, call.args),
-            **{f"{k.upper()}_ALIGN": (v | 256) & -(v | 256) for k, v in call.env.items() if type(v) is int},
-            **{f"{k.upper()}_INNER": inner(t.stride()) for k, t in present.items()},
+            **{f"{k.upper()}_ALIGN": _alignment(v) for k, v in call.env.items() if f"{k.upper()}_ALIGN" in self.words},
+            **{
+                f"{k.upper()}_INNER": inner(t.stride())
+                for k, t in present.items()
+                if f"{k.upper()}_INNER" in self.words
+            },
             "ALLOW_TF32": torch.backends.cuda.matmul.allow_tf32,
-            "PLANES": (planes := self._planes(call, config)),
-            **(self.config if config is None else config).as_dict(),
+            "PLANES": (planes := self._planes(call, values)),
+            **values,
         }
         ranks = {k: t.dim() for k, t in present.items()}
         known = tuple([(k, v) for k, v in facts.items() if k in self.words])
@@ -209,17 +209,17 @@ class TemplateKernel:
         names = [*(a.name for a in self.reads), *self.tables]
         places = {name: i for i, (name, t) in enumerate(zip(names, tensors, strict=True)) if t is not None}
         present = {name: t for name, t in zip(names, tensors, strict=True) if t is not None}
-        rendered = self.render(call, present, None, wide)
+        rendered = self.render(call, present, self.values, wide)
         if rendered.text not in self.jitted:
             _bounded(self.jitted)[rendered.text] = _jitted(rendered)
         given = [*(f"t{places[name]}" for name in rendered.tensors), "out"]
         for kind, name, axis in rendered.numbers:
             given.append(f"{'s' if kind == 'size' else 'd'}{'out' if name is None else places[name]}[{axis}]")
-        options = [f"{k}={v!r}" for k, v in self.config.items if k in OPTIONS]
+        options = [f"{k}={v!r}" for k, v in self.values.items() if k in OPTIONS]
         parameters = ["grid", "out", "sout", "dout", *(f"{p}{i}" for i in range(len(names)) for p in "tsd")]
         text = f"lambda {', '.join(parameters)}: kernel[grid]({', '.join([*given, *options])})"
         launch: Callable[..., None] = eval(text, {"kernel": self.jitted[rendered.text]})
-        launch = _with_memory(launch) if DESCRIBED.search(rendered.text) else launch
+        launch = _with_memory(launch) if rendered.described else launch
         _bounded(self._launches)[key] = launch
         return launch
 
@@ -270,6 +270,11 @@ def _axes(spec: OpSpec, innermost: Mapping[str, str]) -> dict[str, int]:
         axis = [d.text for d in tensor.dims].index(dim)
         found[name] = axis - len(tensor.dims) if tensor.variadic else axis
     return found
+
+
+def _alignment(size: int) -> int:
+    """The largest power of two up to 256 that divides a size."""
+    return (size | 256) & -(size | 256)
 
 
 def _plain_env(env: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,10 +15,26 @@ from torch import Tensor
 from shiplap.op.check import Binding
 from shiplap.op.spec import Arg, OpSpec
 
-__all__ = ["Run", "adjacent", "compile_run", "inner"]
+__all__ = ["Run", "adjacent", "compile_key", "compile_run", "inner"]
 
 WIDE = 2**31 - 1  # elements that a 32-bit offset reaches
 Run = Callable[[Binding, Tensor, int], None]
+
+
+def compile_key(spec: OpSpec, layouts: Iterable[str]) -> Callable[[Binding], tuple[Any, ...]]:
+    """``key(call)``: sizes, scalars, dtypes, what is absent, and how the arguments of ``layouts`` lie in memory."""
+    lists = any("list" in str(a.scalar) for a in spec.scalars)
+    env = "tuple([(k, tuple(v) if type(v) is list else v) for k, v in env.items()])" if lists else "tuple(env.items())"
+    parts = [env, "tuple(call.dtypes.items())"]
+    for i, arg in enumerate(spec.args):
+        if arg.tensor is not None and arg.optional:
+            parts.append(f"args[{i}] is None")
+        if arg.name in layouts:
+            parts.append(f"None if args[{i}] is None else (args[{i}].stride(), args[{i}].data_ptr() & 15)")
+    found: Callable[[Binding], tuple[Any, ...]] = eval(
+        f"lambda call: (lambda env, args: ({', '.join(parts)}))(call.env, call.args)"
+    )
+    return found
 
 
 def compile_run(
