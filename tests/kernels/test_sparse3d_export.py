@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import torch
+from torch import nn
 
 import shiplap as sl
 from shiplap.impl import native
@@ -126,6 +127,26 @@ def test_an_exported_network_has_fixed_sizes_and_serves_all_scenes():
     for n in (ROWS, 120, 0):
         inputs = padded(n)
         torch.testing.assert_close(run(*inputs), net(*inputs))
+
+
+class Growing(nn.Module):
+    """The same network without a capacity: as many rows as there are voxels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = UNet(None)
+
+    def forward(self, feats: torch.Tensor, coords: torch.Tensor) -> torch.Tensor:
+        return self.net.rows(sparse3d.SparseTensor(feats, coords, GRID, 2)).feats
+
+
+def test_sizes_of_an_export_may_depend_on_data():
+    net = Growing().eval()
+    x, rows = scene(200, GRID, 5, dtype=torch.float32), torch.export.Dim("rows", min=2, max=100_000)
+    run = torch.export.export(net, (x.feats, x.coords), dynamic_shapes=({0: rows}, {0: rows})).module()
+    for n in (200, 50, 333):
+        x = scene(n, GRID, 5, dtype=torch.float32)
+        torch.testing.assert_close(run(x.feats, x.coords), net(x.feats, x.coords))
 
 
 ALONE = """

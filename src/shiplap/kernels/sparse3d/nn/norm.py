@@ -20,6 +20,8 @@ class BatchNorm(nn.BatchNorm1d, SparseModule):
 
     def forward(self, x: SparseTensor) -> SparseTensor:  # type: ignore[override]
         batch = self.training or not self.track_running_stats
+        if torch.compiler.is_compiling():  # torch's own asks how many rows there are, which a graph may not know
+            return x.replace(self._over(x.feats, x.is_voxel) if batch else self._running(x.feats))
         if batch and (x.geometry.padded or x.feats.shape[0] < 2):
             return x.replace(self._over(x.feats, x.is_voxel))
         return x.replace(super().forward(x.feats))
@@ -34,10 +36,18 @@ class BatchNorm(nn.BatchNorm1d, SparseModule):
         var = centred.square().sum(0) / count
         if self.training and self.track_running_stats:
             self._learn(found, mean.detach(), var.detach() * count / (count - 1).clamp_min(1))
+        return torch.where(keep, self._scaled(centred, var), 0).to(feats.dtype)
+
+    def _running(self, feats: Tensor) -> Tensor:
+        """``feats`` normalised by the running statistics."""
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        wide = feats.to(torch.promote_types(feats.dtype, self.running_mean.dtype))
+        return self._scaled(wide - self.running_mean, self.running_var).to(feats.dtype)
+
+    def _scaled(self, centred: Tensor, var: Tensor) -> Tensor:
         out = centred * torch.rsqrt(var + self.eps)
-        if self.affine:
-            out = torch.where(keep, out * self.weight + self.bias, 0)
-        return out.to(feats.dtype)
+        return out * self.weight + self.bias if self.affine else out
 
     @torch.no_grad()
     def _learn(self, found: Tensor, mean: Tensor, var: Tensor) -> None:
