@@ -29,12 +29,38 @@ def _voxels(rng: Generator, rows: int, grid: list[int], device: Any) -> Tensor:
     return torch.stack([rest // grid[0], rest % grid[0], y, z], 1).int().to(device)
 
 
+MANY = 4096  # rows from which a table is drawn on its device, and looks like those of scans
+
+
 def _table(rng: Generator, outputs: int, inputs: int, taps: int, device: Any) -> Tensor:
     """``int32 [outputs, taps]``: about half the entries set, no input twice under one tap."""
+    if outputs >= MANY:
+        edge = round(taps ** (1 / 3))
+        sheet = outputs == inputs and edge % 2 == 1 and edge**3 == taps
+        return _sheet(rng, outputs, edge, device) if sheet else _spread(rng, outputs, inputs, taps, device)
     span = max(1, 2 * max(outputs, inputs))
     columns = [torch.randperm(span, generator=rng)[:outputs] for _ in range(taps)]
     table = torch.stack(columns, 1) if taps else torch.zeros(outputs, 0, dtype=torch.int64)
     return torch.where(table < inputs, table, -1).int().to(device)
+
+
+def _sheet(rng: Generator, rows: int, edge: int, device: Any) -> Tensor:
+    """Neighbours on a wavy surface two voxels thick: what skipping taps saves shows on such tables only."""
+    at = torch.arange(rows, device=device)
+    side = math.isqrt((rows + 1) // 2) + 1
+    x, y = at // 2 // side, at // 2 % side
+    shift = torch.rand(2, generator=rng).tolist()
+    height = (12 + 6 * torch.sin(x / 7 + shift[0]) + 6 * torch.cos(y / 9 + shift[1])).long() + at % 2
+    coords = torch.stack([torch.zeros_like(x), x, y, height], 1).int()
+    return ops.subm_table.reference(coords, [side + 1, side, 32], [edge] * 3, [1, 1, 1])
+
+
+def _spread(rng: Generator, outputs: int, inputs: int, taps: int, device: Any) -> Tensor:
+    """Entries by a permutation for each tap that is cheap to compute: an odd multiple modulo a power of two."""
+    span = 1 << (2 * max(outputs, inputs) - 1).bit_length()
+    odd, shift = (torch.randint(0, span // 2, (taps,), generator=rng).to(device) for _ in range(2))
+    entries = (torch.arange(outputs, device=device)[:, None] * (2 * odd + 1) + shift) % span
+    return torch.where(entries < inputs, entries, -1).int()
 
 
 def _triple(sizes: dict[str, Any], name: str, default: list[int], least: int = 1) -> list[int]:
@@ -131,11 +157,13 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
     groups, ci, co, cg = _channels(sizes)
     table: Tensor = _table(rng, m, n, k, device)
     feats, weight, bias = (_normal(rng, shape, dtype, device) for shape in ((n, ci), (co, k, cg), (co,)))
-    back: tuple[Any, ...] = (ops.transpose_table.reference(table, n), None, None)
+    back: tuple[Any, ...] = (None, None, None)
+    if "table_t" not in sizes["absent"]:
+        back = ops.transpose_table.reference(table, n), None, None
     order = masks = None
     if not {"order", "masks"} & {*sizes["absent"]}:
         table, order, masks = _sorted(table, _parts(sizes))
-    if not {"order_t", "masks_t"} & {*sizes["absent"]}:
+    if not {"table_t", "order_t", "masks_t"} & {*sizes["absent"]}:
         back = _sorted(back[0], _parts(sizes, "parts_t"))
     return feats, weight, table, bias, order, masks, *back, groups, sizes["reflect"], False, sizes["tf32"]
 
