@@ -23,6 +23,7 @@ from shiplap.op import template
 from shiplap.op.choices import REFERENCE
 from shiplap.op.config import NO_CONFIG
 from shiplap.op.launch import Kernel, PythonKernel
+from shiplap.tune import isolate
 from shiplap.tune.candidate import candidates, default_of
 
 pytest.importorskip("triton")
@@ -204,6 +205,21 @@ def test_where_the_reference_is_a_library_call_it_stands_before_templates(declar
     assert not [w for w in recwarn if issubclass(w.category, sl.ShiplapNotice)]
     op.kernel("cpu", lambda x: x * 3, name="mine")
     assert op(torch.ones(3)).tolist() == [3.0] * 3, "the author's own is there to be run"
+
+
+def test_a_template_that_is_no_default_waits_to_be_chosen(declare):
+    made, bind = declare
+    op = made()
+    bind(op, default=False)
+    assert op.eager("cpu") == []
+    assert [c.kernel for c in candidates(op, "cpu", {"n": 3})] == [REFERENCE, "scale"]
+
+
+def test_a_worker_imports_what_binds_the_template(declare):
+    made, bind = declare
+    op = made()
+    bind(op)
+    assert __name__ in isolate._modules(op)
 
 
 def test_configs_are_the_kernels(declare):

@@ -60,6 +60,11 @@ class TemplateKernel:
         self._launches: dict[Any, Callable[..., None]] = {}
         self._run: Run | None = None
 
+    @property
+    def fn(self) -> Callable[..., Any] | None:
+        """A function of the module that binds the template: the worker of ``sl.tune`` imports that."""
+        return self.template.grid
+
     def with_config(self, config: Config) -> TemplateKernel:
         """The same template with the values of ``config``."""
         configured = copy.copy(self)

@@ -173,9 +173,12 @@ class Op(calls.ShortCut, WithOut):
     def eager(self, device: str) -> list[Kernel]:
         """What is tried in this order where nothing was chosen; then the reference runs.
 
-        A reference that is a library call there (``library=``) comes before templates.
+        A reference that is a library call there (``library=``) comes before templates; one that is no ``default`` is
+        run where it was chosen only.
         """
-        return self.own(device) if device in self.spec.library else self.kernels.get(device, [])
+        library = device in self.spec.library
+        found = self.kernels.get(device, ())
+        return [k for k in found if k.template is None or (k.template.default and not library)]
 
     def backward(self, fn: Callable[..., Any] | None = None, *, saves: Iterable[str] | None = None) -> Any:
         """Declare the gradient: ``fn(grad, saved, needs) -> {argument: gradient}``, in terms of other ops.
