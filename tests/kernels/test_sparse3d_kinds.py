@@ -225,6 +225,27 @@ def test_no_voxel_and_one(n):
         assert y.feats.isfinite().all()
 
 
+def test_grids_of_two_to_the_57_cells():
+    """The far corner of a huge grid is like that of a small one, in each direction."""
+    small = scene(30, (6, 6, 6), 2, batch_size=1)
+    edge = 2**19
+    far = small.coords + torch.tensor([0, *[edge - 6] * 3], dtype=torch.int32)
+    huge = sparse3d.SparseTensor(small.feats, far, edge, 1)
+    for layer in (
+        layer_of("SubMConv", 3, 2, 3, 3), layer_of("SparseConv", 3, 2, 3, 2, 2),
+        layer_of("SparseConvTranspose", 3, 2, 3, 2, 2), layer_of("GenerativeConv", 3, 2, 3, 3),
+    ):  # fmt: skip
+        near, there = layer(small), layer(huge)
+        if isinstance(layer, sparse3d.GenerativeConv3d):  # the small grid cuts off what the huge one keeps
+            kept = (there.coords[:, 1:] >= edge - 6).all(1)
+            there = sparse3d.SparseTensor(there.feats[kept], there.coords[kept], edge, 1)
+        moved = [a - b for a, b in zip(there.spatial_shape, near.spatial_shape, strict=True)]
+        assert torch.equal(there.coords - torch.tensor([0, *moved], dtype=torch.int32), near.coords)
+        assert torch.equal(there.feats, near.feats)
+    with pytest.raises(sl.ShiplapError, match=r"SL211(.|\n)*2\^63 cells or more"):
+        layer_of("SparseConvTranspose", 3, 2, 3, 2, 8)(huge)
+
+
 def test_what_is_refused():
     x = scene(10, (5, 5, 5), 3)
     with pytest.raises(sl.ShiplapError, match=r"SL201(.|\n)*SubMConv2d(.|\n)*voxels with 3 axes(.|\n)*2 axes"):

@@ -62,6 +62,9 @@ def test_cat_of_channels_and_of_scenes():
     assert torch.equal(scenes.dense(), torch.cat([x.dense(), y.dense()]))
     with pytest.raises(sl.ShiplapError, match=r"SL202(.|\n)*same voxels"):
         sparse3d.cat([x, y])
+    padded = sparse3d.cat([x.pad(33), y.pad(21)], 0)
+    assert padded.geometry.padded
+    assert torch.equal(padded.dense(), scenes.dense())
     with pytest.raises(sl.ShiplapError, match=r"SL202(.|\n)*grids of one size"):
         sparse3d.cat([x, scene(5, (9, 8, 6), 3)], 0)
     with pytest.raises(sl.ShiplapError, match=r"SL208(.|\n)*0 \(scenes\) or 1 \(channels\)"):
