@@ -166,6 +166,15 @@ def test_batch_norm_of_no_voxel_learns_nothing():
     assert sparse3d.BatchNorm(3, **DOUBLE)(scene(1, GRID, 3)).feats.isfinite().all()
 
 
+def test_a_batch_norm_that_would_learn_from_padding_is_refused():
+    net = sparse3d.Sequential(nn.BatchNorm1d(3, **DOUBLE), nn.ReLU())
+    x = scene(20, GRID, 3)
+    net(x)
+    with pytest.raises(sl.ShiplapError, match=r"SL208(.|\n)*BatchNorm1d(.|\n)*padding(.|\n)*use sparse3d.BatchNorm"):
+        net(x.pad(30))
+    net.eval()(x.pad(30))
+
+
 # --- autocast ---------------------------------------------------------------------------------------------------------
 
 

@@ -23,11 +23,17 @@ class Sequential(nn.Sequential, SparseModule):
     """Sparse modules get the tensor, any other module (batch norm, activation, linear) its features.
 
     Behind a :class:`GlobalPool` everything gets the plain tensor that it returns.
+
+    Raises:
+        ArgumentError: SL208 for a batch norm of torch that would learn from padding rows.
     """
 
     def forward(self, x: SparseTensor) -> SparseTensor | Tensor:
         for module in self:
             if isinstance(x, SparseTensor) and not isinstance(module, SparseModule):
+                if x.geometry.padded and module.training and isinstance(module, (nn.BatchNorm1d, nn.SyncBatchNorm)):
+                    raise error("SL208", where=f"Sequential, {type(module).__name__}", got="rows of padding",
+                                expected="statistics of voxels", fix="use sparse3d.BatchNorm")  # fmt: skip
                 x = x.replace(module(x.feats))
             else:
                 x = module(x)
