@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 LIBRARY = "libshiplap_sparse3d.so"
-ISAS = {"baseline": 0, "avx2": 1, "avx512": 2}
+ISAS = {"baseline": 0, "avx2": 1, "avx512": 2, "avx512bf16": 3}
 UNSUPPORTED = 2
 
 

@@ -6,8 +6,9 @@
 // to the tile. An output element sums its taps, and the channels of a tap, in ascending order
 // whatever the tiling, so the result does not depend on the thread count.
 //
-// 16-bit features are widened a few hits at a time, for all strips at once, and the tile of sums
-// is rounded when it is complete. Depthwise convolutions (row_kernels.h) multiply no matrices.
+// 16-bit features are widened a few hits at a time, for all strips at once, unless the machine
+// multiplies bfloat16 itself; the tile of sums is rounded when it is complete. Depthwise
+// convolutions (row_kernels.h) multiply no matrices.
 #include "gemm_kernels.h"
 #include "hits.h"
 #include "sorted_table.h"
@@ -53,6 +54,7 @@ class Conv {
  public:
   using T = Sum<S>;
   static constexpr bool kWidened = sizeof(S) != sizeof(T);
+  static constexpr bool kPairs = std::is_same_v<S, Bfloat16>;
 
   static int64_t worker_bytes(const Shape& s) {
     const int64_t lists = HitLists::bytes(kTileRows, s.taps);
@@ -132,13 +134,13 @@ class Conv {
         return;
       }
       const Share strips{task % splits, splits};
-      if constexpr (kWidened) {
+      if (kWidened && !pairs()) {
         multiply_widened(strips, feats, hits, local, count, out + first * s_.co);
-      } else {
-        T* sums = reinterpret_cast<T*>(local.take<char>(kTileRows * kTileRowBytes));
-        for (int64_t i = strips.first; i < strips_; i += strips.step) {
-          multiply(strip(i), feats, hits, sums, count, out + first * s_.co);
-        }
+        return;
+      }
+      T* sums = reinterpret_cast<T*>(local.take<char>(kTileRows * kTileRowBytes));
+      for (int64_t i = strips.first; i < strips_; i += strips.step) {
+        multiply(strip(i), feats, hits, sums, count, out + first * s_.co);
       }
     });
     return valid.load();
@@ -151,6 +153,7 @@ class Conv {
 
   int64_t most_rows() const {
     if (!kWidened) return kTileRows;
+    if (pairs()) return kTileRows;
     return std::clamp(kWideSums / std::max<int64_t>(sums_columns_, 1), kWideMinRows, kTileRows);
   }
 
@@ -180,7 +183,8 @@ class Conv {
     const S* from = tap_weight(weight, tap) +
                     (strip.group * s_.group_co() + strip.first_column) * weight->strides[0];
     T* to = packed(strip, tap);
-    for (int64_t panel = 0; panel < strip.panels; ++panel, to += depth * width) {
+    const int64_t size = depth * width / (pairs() ? 2 : 1);  // a pair takes the place of a sum
+    for (int64_t panel = 0; panel < strip.panels; ++panel, to += size) {
       const int64_t column = panel * width;
       pack_panel(from + column * weight->strides[0], weight->strides[0], weight->strides[2], width,
                  std::min(width, strip.valid - column), to);
@@ -192,6 +196,9 @@ class Conv {
                   int64_t valid, T* to) const {
     const int64_t depth = s_.group_ci();
     if (valid < width) std::fill_n(to, depth * width, T(0));
+    if constexpr (kPairs) {
+      if (pairs()) return pack_pairs(from, column_stride, depth_stride, width, valid, to);
+    }
     constexpr int64_t kBlock = 16;  // either side of a block is a few cache lines
     for (int64_t c0 = 0; c0 < depth; c0 += kBlock) {
       const int64_t c1 = std::min(c0 + kBlock, depth);
@@ -209,6 +216,16 @@ class Conv {
     }
   }
 
+  void pack_pairs(const S* from, int64_t column_stride, int64_t depth_stride, int64_t width,
+                  int64_t valid, T* to) const {
+    S* pairs = reinterpret_cast<S*>(to);  // [depth / 2, width, 2]
+    for (int64_t c = 0; c < s_.group_ci(); ++c) {
+      for (int64_t i = 0; i < valid; ++i) {
+        pairs[((c / 2) * width + i) * 2 + c % 2] = from[i * column_stride + c * depth_stride];
+      }
+    }
+  }
+
   // Rows of the strip's sums start as the bias, and as zeros where the strip is padded.
   void start(const Strip& strip, int64_t rows, T* sums, int64_t stride) const {
     const T* bias = bias_ + strip.group * s_.group_co() + strip.first_column;
@@ -222,25 +239,39 @@ class Conv {
     return out + strip.group * s_.group_co() + strip.first_column;
   }
 
-  // The strip's columns of `rows` output rows. Sums go straight to the output where the strip
-  // fills its columns, through `sums` where its last vector reaches beyond them.
-  void multiply(const Strip& strip, const T* feats, const HitLists& hits, T* sums, int64_t rows,
-                T* out) const {
-    const bool direct = strip.valid == strip.columns;
-    T* tile = direct ? columns_of(strip, out) : sums;
-    const int64_t stride = direct ? s_.co : strip.columns;
+  // The strip's columns of `rows` output rows. Sums go straight to the output where they are its
+  // elements and the strip fills its columns, else through `sums`.
+  void multiply(const Strip& strip, const S* feats, const HitLists& hits, T* sums, int64_t rows,
+                S* out) const {
+    T* tile = sums;
+    int64_t stride = strip.columns;
+    if constexpr (!kWidened) {
+      if (strip.valid == strip.columns) tile = columns_of(strip, out), stride = s_.co;
+    }
     start(strip, rows, tile, stride);
     for (int64_t tap = 0; tap < s_.taps; ++tap) {
-      gemm_.gather_gemm[strip.vectors - 1](GatherGemm<T>{
-          feats + strip.group * s_.group_ci(), s_.ci, s_.group_ci(), packed(strip, tap),
-          strip.panels, tile, stride, hits.list(tap), hits.count(tap)});
+      const S* from = feats + strip.group * s_.group_ci();
+      if constexpr (kPairs) {
+        isa_.gather_pairs[strip.vectors - 1](GatherPairs{
+            from, s_.ci, s_.group_ci(), reinterpret_cast<const S*>(packed(strip, tap)),
+            strip.panels, tile, stride, hits.list(tap), hits.count(tap)});
+      } else if constexpr (!kWidened) {
+        gemm_.gather_gemm[strip.vectors - 1](GatherGemm<T>{
+            from, s_.ci, s_.group_ci(), packed(strip, tap), strip.panels, tile, stride,
+            hits.list(tap), hits.count(tap)});
+      }
     }
-    if (!direct) store(strip, sums, stride, rows, out);
+    if (tile == sums) store(strip, sums, stride, rows, out);
   }
 
   void store(const Strip& strip, const T* sums, int64_t stride, int64_t rows, S* out) const {
     storage_.store_rows(
         StoreRows<S>{sums, stride, strip.valid, rows, columns_of(strip, out), s_.co});
+  }
+
+  // Channels of bfloat16 are multiplied two at a time where the machine does that, if even in number.
+  bool pairs() const {
+    return kPairs && isa_.gather_pairs[0] != nullptr && s_.group_ci() % 2 == 0;
   }
 
   void multiply_widened(Share strips, const S* feats, const HitLists& hits, Arena& arena,

@@ -51,6 +51,20 @@ struct GatherGemm {
   int64_t count;
 };
 
+// The same of bfloat16 with an even depth. Panels are [depth / 2, columns, 2]: two channels of a
+// column lie side by side, as products of pairs read them.
+struct GatherPairs {
+  const Bfloat16* feats;
+  int64_t feats_stride;
+  int64_t depth;
+  const Bfloat16* panel;
+  int64_t panels;
+  float* tile;
+  int64_t tile_stride;
+  const Hit* hits;
+  int64_t count;
+};
+
 // Widens rows[index[0]], rows[index[2]], ... to consecutive rows of `out`, padded with zeros.
 template <class S>
 struct GatherRows {
@@ -103,7 +117,7 @@ struct StorageKernels {
   RowKernels<S> rows;
 };
 
-enum Isa : int32_t { kBaseline = 0, kAvx2 = 1, kAvx512 = 2, kIsaCount = 3 };
+enum Isa : int32_t { kBaseline = 0, kAvx2 = 1, kAvx512 = 2, kAvx512Bf16 = 3, kIsaCount = 4 };
 
 struct IsaKernels {
   bool (*collect_hits)(const CollectHits&);  // false when an entry is out of range
@@ -113,6 +127,8 @@ struct IsaKernels {
   StorageKernels<double> f64;
   StorageKernels<Half> f16;
   StorageKernels<Bfloat16> bf16;
+  // As GemmKernels<float>::gather_gemm; null where the instruction set has no products of pairs.
+  void (*gather_pairs[kMaxVectors])(const GatherPairs&);
 
   const GemmKernels<float>& gemm(float) const { return f32_gemm; }
   const GemmKernels<double>& gemm(double) const { return f64_gemm; }
@@ -125,6 +141,7 @@ struct IsaKernels {
 const IsaKernels& baseline_kernels();
 const IsaKernels& avx2_kernels();  // x86-64 only, like the next
 const IsaKernels& avx512_kernels();
+const IsaKernels& avx512bf16_kernels();
 
 // Kernels of one instruction set, or nullptr when this machine cannot run it.
 const IsaKernels* isa_kernels(int32_t isa);

@@ -89,6 +89,47 @@ void gather_gemm_rows(const GatherGemm<T>& g, int64_t first) {
   }
 }
 
+#if defined(__AVX512BF16__)
+template <int V, int R>
+void gather_pairs_rows(const GatherPairs& g, int64_t first) {
+  const Bfloat16* rows[R];
+  float* tile[R];
+  SHIPLAP_UNROLL
+  for (int r = 0; r < R; ++r) {
+    rows[r] = g.feats + g.hits[first + r].from * g.feats_stride;
+    tile[r] = g.tile + g.hits[first + r].to * g.tile_stride;
+    if (first + R + r < g.count) {
+      prefetch_row(g.feats + g.hits[first + R + r].from * g.feats_stride,
+                   g.depth * static_cast<int64_t>(sizeof(Bfloat16)));
+    }
+  }
+  const Bfloat16* panel = g.panel;
+  for (int64_t column = 0; column < g.panels * V * kFloats; column += V * kFloats) {
+    Floats sums[R][V] = {};
+    for (int64_t c = 0; c < g.depth; c += 2, panel += 2 * V * kFloats) {
+      Words weights[V];
+      SHIPLAP_UNROLL
+      for (int v = 0; v < V; ++v) weights[v] = load_pairs(panel + 2 * v * kFloats);
+      SHIPLAP_UNROLL
+      for (int r = 0; r < R; ++r) {
+        const Words pair = spread_pair(rows[r] + c);
+        SHIPLAP_UNROLL
+        for (int v = 0; v < V; ++v) {
+          sums[r][v] = dot_pairs(sums[r][v], pair, weights[v]);
+        }
+      }
+    }
+    SHIPLAP_UNROLL
+    for (int r = 0; r < R; ++r) {
+      SHIPLAP_UNROLL
+      for (int v = 0; v < V; ++v) {
+        Simd<float>::add_to(tile[r] + column + v * kFloats, sums[r][v]);
+      }
+    }
+  }
+}
+#endif  // __AVX512BF16__
+
 template <class T, int V, int R>
 void outer_sum_rows(const OuterSum<T>& o, int64_t first) {
   using S = Simd<T>;
@@ -112,6 +153,18 @@ void outer_sum_rows(const OuterSum<T>& o, int64_t first) {
     for (int v = 0; v < V; ++v) S::add_to(out + v * S::kLanes, sums[r][v]);
   }
 }
+
+#if defined(__AVX512BF16__)
+template <int V>
+struct PairsPanel {
+  template <int R>
+  struct Gather {
+    static void run(const GatherPairs& g, int64_t first) { gather_pairs_rows<V, R>(g, first); }
+  };
+
+  static void gather(const GatherPairs& g) { run_groups<V, Gather>(g, g.count); }
+};
+#endif
 
 template <class T, int V>
 struct Panel {
@@ -225,6 +278,11 @@ constexpr IsaKernels kKernels{
     make_storage_kernels<double>(),
     make_storage_kernels<Half>(),
     make_storage_kernels<Bfloat16>(),
+#if defined(__AVX512BF16__)
+    {PairsPanel<1>::gather, PairsPanel<2>::gather, PairsPanel<3>::gather, PairsPanel<4>::gather},
+#else
+    {},
+#endif
 };
 
 }  // namespace

@@ -16,6 +16,10 @@ const IsaKernels* isa_kernels(int32_t isa) {
                  : nullptr;
     case kAvx512:
       return __builtin_cpu_supports("avx512f") ? &avx512_kernels() : nullptr;
+    case kAvx512Bf16:
+      return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bf16")
+                 ? &avx512bf16_kernels()
+                 : nullptr;
 #endif
     default:
       return nullptr;

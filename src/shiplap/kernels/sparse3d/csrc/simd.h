@@ -72,6 +72,22 @@ inline void store_sums(Half* to, Floats sums) {
 #endif
 }
 
+#if defined(__AVX512BF16__)
+// Two elements of a row in every lane, and two for each lane.
+inline Words spread_pair(const Bfloat16* from) {
+  uint32_t pair;
+  __builtin_memcpy(&pair, from, sizeof(pair));
+  return Words{} + pair;
+}
+inline Words load_pairs(const Bfloat16* from) {
+  return reinterpret_cast<Words>(_mm512_loadu_si512(from));
+}
+// sums + the products of the pairs
+inline Floats dot_pairs(Floats sums, Words left, Words right) {
+  return _mm512_dpbf16_ps(sums, reinterpret_cast<__m512bh>(left), reinterpret_cast<__m512bh>(right));
+}
+#endif
+
 // The first `count` elements of a vector; the others are zero and are not stored.
 template <class S>
 typename Simd<Sum<S>>::Vector load_some(const S* from, int64_t count) {

@@ -1,5 +1,6 @@
 /* Entry points for tests and benchmarks: an op on one instruction set (0 baseline, 1 AVX2,
- * 2 AVX-512), SL_UNSUPPORTED where the machine has it not. No caller outside the repository. */
+ * 2 AVX-512, 3 that and AVX-512-BF16), SL_UNSUPPORTED where the machine has it not. No caller
+ * outside the repository. */
 #ifndef SHIPLAP_SPARSE3D_TESTING_H_
 #define SHIPLAP_SPARSE3D_TESTING_H_
 

@@ -1,0 +1,9 @@
+// x86-64 with AVX-512F and AVX-512-BF16; compiled with -mavx512f -mavx512bf16 -mfma
+// -mprefer-vector-width=512.
+#define SHIPLAP_VECTOR_BYTES 64
+#define SHIPLAP_REGISTERS 32
+#include "gemm_kernels_impl.h"
+
+namespace shiplap::sparse3d {
+const IsaKernels& avx512bf16_kernels() { return kKernels; }
+}  // namespace shiplap::sparse3d
