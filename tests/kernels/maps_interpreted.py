@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 WORKSPACES = {
     "subm_table": (tables, HASH), "conv_table": (tables, HASH), "transpose_table": (tables, None),
     "sort_table": (sort, SORT.format("m")), "subm_plan": (tables, f"{HASH} + {SORT.format('n')} + 4 * n * k"),
-    "out_coords_bounded": (coords, None),
+    "tap_blocks": (sort, None), "out_coords_bounded": (coords, None),
 }  # fmt: skip
 GUARD = 64  # bytes behind a workspace that nobody may touch
 
@@ -101,6 +101,9 @@ def sorts(rng: torch.Generator) -> None:
         for parts in sorted({-(-k // 31), -(-k // 9), -(-k // 3), k}):
             run(ops.sort_table, table, parts, 1 << 18)
         run(ops.sort_table, table, -(-k // 9), 100)
+    for parts, b, taps in ((1, 0, 5), (3, 1, 27), (2, 700, 40), (9, 5000, 27), (4, 30, 3), (1, 3, 0)):
+        masks = torch.randint(0, 2**31 - 1, (b, parts), generator=rng).int().t()
+        run(ops.tap_blocks, masks & torch.randint(0, 2**31 - 1, (parts, 1), generator=rng).int(), taps)
 
 
 def told(match: str, op: Any, *args: Any) -> None:

@@ -53,6 +53,11 @@ def _(*args: Any, columns: Tensor, order: Tensor, masks: Tensor, workspace: Tens
     late("sort", "sort_table")(*args, columns=columns, order=order, masks=masks, workspace=workspace)
 
 
+@ops.tap_blocks.kernel("cuda", name="triton")
+def _(masks: Tensor, taps: int, *, blocks: Tensor, counts: Tensor) -> None:
+    late("sort", "tap_blocks")(masks, taps, blocks=blocks, counts=counts)
+
+
 @planning.subm_plan.kernel("cuda", name="triton", workspace=f"{HASH} + {SORT.format('n')} + 4 * n * k")
 def _(*args: Any, columns: Tensor, order: Tensor, masks: Tensor, workspace: Tensor) -> None:
     late("tables", "subm_plan")(*args, columns=columns, order=order, masks=masks, workspace=workspace)

@@ -19,7 +19,7 @@ from torch import Tensor
 from shiplap.impl import triton_launcher
 from shiplap.kernels.sparse3d.ops import ROWS_PER_MASK, part_size
 
-__all__ = ["Form", "form_of", "scratch_bytes", "sort_rows", "sort_table", "store_key"]
+__all__ = ["Form", "form_of", "scratch_bytes", "sort_rows", "sort_table", "store_key", "tap_blocks"]
 
 TILE = tl.constexpr(256)  # rows of a histogram; a row finds its place in the tile by comparing with all of them
 ALONE_TAPS, ALONE_ROWS = 4, 8192  # a part up to here has one program
@@ -272,3 +272,33 @@ def sort_rows(
         _gather[(-(-m // ROWS_PER_MASK), parts)](
             table, rows_of_places, columns, order, masks, m, k, SIZE=size, TAPS=taps, num_warps=4
         )
+
+
+@triton.jit(do_not_specialize=["parts", "b", "size"])
+def tap_kernel(masks, blocks, counts, parts, b, size, BLOCK: tl.constexpr):
+    """The blocks that hit one tap from the front of its row, and as many zeros as there are others from the back."""
+    tap, before = tl.program_id(0), 0
+    part, bit = tap // size, tl.minimum(tap % size, 31)
+    mine = blocks + tap.to(tl.int64) * b
+    for first in range(0, b, BLOCK):
+        block = first + tl.arange(0, BLOCK)
+        mask = tl.load(masks + part.to(tl.int64) * b + block, mask=(block < b) & (part < parts), other=0)
+        hit = (mask >> bit) & 1
+        place = before + tl.cumsum(hit, 0) - hit  # of hits; of the others as many are before as are not there
+        tl.store(mine + tl.where(hit > 0, place, b - 1 - (block - place)), tl.where(hit > 0, block, 0), mask=block < b)
+        before += tl.sum(hit, 0)
+    tl.store(counts + tap, before)
+
+
+_taps_of_blocks = triton_launcher(tap_kernel)
+
+
+def tap_blocks(masks: Tensor, taps: int, *, blocks: Tensor, counts: Tensor) -> None:
+    """See ``ops.tap_blocks``."""
+    parts, b = masks.shape
+    if taps:
+        wide = b > 512
+        _taps_of_blocks[(taps,)](
+            masks.contiguous(), blocks, counts, parts, b, max(1, part_size(taps, parts)), BLOCK=4096 if wide else 512,
+            num_warps=16 if wide else 4,
+        )  # fmt: skip
