@@ -218,7 +218,7 @@ def tap_blocks(masks: Int32[Tensor, "parts b"], taps: int) -> tuple[Int32[Tensor
     return blocks.masked_fill(behind, 0).int(), counts.int()
 
 
-def _by_output(table: Tensor, order: Tensor | None) -> Tensor:
+def by_output(table: Tensor, order: Tensor | None) -> Tensor:
     """``table`` with its rows where ``order`` says they belong."""
     if order is None or table.numel() == 0:
         return table
@@ -266,7 +266,7 @@ def conv(
     Raises SL211 for a table entry outside ``[-1, n)``.
     """
     _check_table("conv", table, feats.shape[0])
-    table, weight = _by_output(table, order), weight.flip(1) if reflect else weight
+    table, weight = by_output(table, order), weight.flip(1) if reflect else weight
     out = feats.new_zeros(table.shape[0], weight.shape[0])
     for v in range(table.shape[1]):
         out = out + _grouped(_gather(feats, table[:, v]), weight[:, v], groups)
@@ -303,7 +303,7 @@ def conv_weight_grad(
     A sorted table comes with its ``order`` and its ``tap_blocks``.
     """
     _check_table("conv_weight_grad", table, feats.shape[0])
-    table, co, ci = _by_output(table, order), grad.shape[1], feats.shape[1]
+    table, co, ci = by_output(table, order), grad.shape[1], feats.shape[1]
     out = feats.new_zeros(table.shape[1], co, ci // groups)
     for v in range(table.shape[1]):
         rows = _gather(feats, table[:, v]).reshape(len(table), groups, ci // groups).permute(1, 0, 2)
@@ -334,7 +334,7 @@ def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str,
     elif needs.feats:
         back = (saved.table_t, saved.order_t, saved.masks_t)
         if back[0] is None:
-            back = transpose_table(_by_output(*here[:2]), saved.feats.shape[0]), None, None
+            back = transpose_table(by_output(*here[:2]), saved.feats.shape[0]), None, None
         found["feats"] = conv(grad, _swap(saved.weight, saved.groups), back[0], None, *back[1:], *here, **options)
     if needs.weight:
         blocks = tap_blocks(saved.masks, saved.table.shape[1]) if saved.masks is not None else (None, None)
@@ -346,7 +346,7 @@ def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str,
 
 @conv_weight_grad.backward(saves=("grad", "feats", "table", "order", "groups", "reflect", "tf32"))
 def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
-    table, found = _by_output(saved.table, saved.order), {}
+    table, found = by_output(saved.table, saved.order), {}
     options = {"groups": saved.groups, "reflect": saved.reflect, "tf32": saved.tf32}
     if needs.grad:
         found["grad"] = conv(saved.feats, grad, table, **options)

@@ -95,6 +95,13 @@ class Plan:
         back = _sorted(self.back[0], parts) if self.back is not None else None
         return replace(self, table=table, order=order, masks=masks, back=back)
 
+    def unsorted(self) -> Plan:
+        """The same plan over tables whose rows are those of the output."""
+        if self.order is None:
+            return self
+        back = (ops.by_output(*self.back[:2]), None, None) if self.back is not None else None
+        return replace(self, table=ops.by_output(self.table, self.order), order=None, masks=None, back=back)
+
 
 def _sorted(table: Tensor, parts: int | None) -> tuple[Tensor, Tensor, Tensor]:
     columns, order, masks = ops.sort_table(table, parts or parts_for(table.shape[0], table.shape[1]))

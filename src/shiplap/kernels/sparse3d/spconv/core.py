@@ -151,7 +151,7 @@ ImplicitGemmIndiceData = IndiceData  # one record serves both: a table is either
 
 def by_output(plan: Plan) -> Tensor:
     """The table of ``plan`` with one row per output, in their order."""
-    return kernels._by_output(plan.table, plan.order)
+    return plan.unsorted().table
 
 
 def compact(pair_bwd: Tensor) -> tuple[Tensor, Tensor]:

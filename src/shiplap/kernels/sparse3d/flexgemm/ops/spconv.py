@@ -68,13 +68,13 @@ class NeighborCache:
     """Neighbours of one convolution, for any number of layers with the same ``window``, gradients or not."""
 
     def __init__(self, plan: Plan, grid: Triple, window: Window) -> None:
-        self.grid, self.window, self._plain = grid, window, plan
-        self._sorted: Plan | None = None
+        self.grid, self.window, self._built = grid, window, plan
+        self._plans: dict[bool, Plan] = {plan.order is not None: plan}  # by whether it is sorted
 
     @property
     def neighbor_map(self) -> Tensor:
         """``int32 [m, k]``: the input row under each tap, -1 where there is none."""
-        return self._plain.table
+        return self._plan(False).table
 
     def freeze(self, splitk: int = 1, algorithm: str = DEFAULT) -> SpConvConfig:
         """What compiled code takes. SL208 for an unknown algorithm and for ``splitk`` below 1."""
@@ -82,15 +82,17 @@ class NeighborCache:
             raise error("SL208", where="sparse3d.flexgemm", got=f"algorithm {algorithm!r}, splitk {splitk}",
                         expected=f"one of {', '.join(ALGORITHMS)}, splitk >= 1")  # fmt: skip
         masked = algorithm in (Algorithm.MASKED_IMPLICIT_GEMM, Algorithm.MASKED_IMPLICIT_GEMM_SPLITK)
-        sort = masked and self._plain.table.device.type == "cuda"
-        if sort and self._sorted is None:
-            self._sorted = self._plain.sorted()
-        plan = self._sorted if sort and self._sorted is not None else self._plain
+        plan = self._plan(masked and self._built.table.device.type == "cuda")
         return SpConvConfig(plan, self.window.kernel, algorithm, splitk)
+
+    def _plan(self, sort: bool) -> Plan:
+        if sort not in self._plans:
+            self._plans[sort] = self._built.sorted() if sort else self._built.unsorted()
+        return self._plans[sort]
 
     def check(self, rows: int, grid: Triple, window: Window) -> None:
         """SL208 unless this is the cache of such a convolution."""
-        mine, asked = (self._plain.rows, self.grid, *self.window), (rows, grid, *window)
+        mine, asked = (self._built.rows, self.grid, *self.window), (rows, grid, *window)
         if mine != asked:
             raise error("SL208", where="sparse3d.flexgemm, argument 'neighbor_cache'",
                         what="cache of another convolution",
