@@ -6,7 +6,8 @@ from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
 import shiplap as sl
-from shiplap.op.launch import poisoned_workspace
+from shiplap.op.check import Binding
+from shiplap.op.launch import PythonKernel, poisoned_workspace
 from tests.op.support import fails
 
 V = Float[Tensor, "n"]
@@ -63,6 +64,43 @@ def test_the_last_kernel_bound_is_tried_first_and_a_name_is_replaced(ns):
     assert [k.name for k in which.kernels["cpu"]] == ["two", "one"]
     assert which(torch.ones(1)).tolist() == [3]
     assert "kernels cpu: two/one" in repr(which)
+
+
+@pytest.mark.parametrize("style", ["functional", "out"])
+@pytest.mark.parametrize(("device", "seen"), [("cuda:1", ["cuda:1"]), ("cuda:0", ["current"]), ("cpu", ["current"])])
+def test_a_kernel_runs_with_its_device_as_the_current_one(scale, style, device, seen, monkeypatch):
+    """On a machine without a GPU: device 0 is the current one, until a context says otherwise."""
+    entered, found = ["current"], []
+
+    class Entering:
+        def __init__(self, device):
+            self.device = device
+
+        def __enter__(self):
+            entered.append(str(self.device))
+
+        def __exit__(self, *args):
+            entered.pop()
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "device", Entering)
+
+    def functional(x, k, *, shift, tag):
+        found.append(entered[-1])
+
+    def out(x, k, *, shift, tag, y, total):
+        found.append(entered[-1])
+
+    kernel = PythonKernel(scale.spec, {"functional": functional, "out": out}[style], None)
+    call = Binding((torch.ones(2), 2, 0.0, "t"), device=torch.device(device))
+    outs = torch.empty(2), torch.empty(())
+    if style == "functional":
+        with pytest.raises(sl.ShiplapError, match="SL301"):  # it returned nothing
+            kernel.into(call, outs, None)
+    else:
+        kernel.into(call, outs, None)
+    assert found == seen
+    assert entered == ["current"]
 
 
 def test_no_kernel_runs_the_reference_and_says_so_once(ns, monkeypatch):

@@ -27,6 +27,7 @@ from shiplap.impl.triton import Launcher, triton_launcher
 from shiplap.op import template as templates
 from shiplap.op.check import Binding, shape_of
 from shiplap.op.config import Config
+from shiplap.op.launch import is_current
 from shiplap.op.spec import OpSpec
 from shiplap.op.template import Template
 
@@ -88,7 +89,7 @@ class TemplateKernel:
             )  # fmt: skip
         device = call.device
         assert device is not None
-        if device.type != "cuda" or device.index == torch.cuda.current_device():
+        if is_current(device):
             self._launch(call, outs[0])
             return
         with torch.cuda.device(device):

@@ -33,6 +33,7 @@ __all__ = [
     "allocate_workspace",
     "check_sharing",
     "fit_outputs",
+    "is_current",
     "on_poison",
     "poisoned_workspace",
     "workspace_size",
@@ -103,7 +104,10 @@ class Kernel:
 
 
 class PythonKernel:
-    """A Python function as a kernel, in either style; may ask for ``workspace`` (uint8) by keyword."""
+    """A Python function as a kernel, in either style, run with the call's device as the current one.
+
+    It may ask for ``workspace`` (uint8) by keyword.
+    """
 
     def __init__(self, spec: OpSpec, fn: Callable[..., Any], workspace: Expr | None) -> None:
         self.spec, self.fn, self.workspace = spec, fn, workspace
@@ -146,7 +150,16 @@ class PythonKernel:
             if arg.keyword_only:
                 extra[arg.name] = value
                 positional = positional[:-1]
-        return self.fn(*positional, **extra)
+        assert call.device is not None
+        if is_current(call.device):
+            return self.fn(*positional, **extra)
+        with torch.cuda.device(call.device):
+            return self.fn(*positional, **extra)
+
+
+def is_current(device: torch.device) -> bool:
+    """Whether a launcher that takes the current device, as Triton does, launches on ``device``; True for CPUs."""
+    return device.type != "cuda" or device.index == torch.cuda.current_device()
 
 
 def fit_outputs(spec: OpSpec, call: Binding, result: Any) -> tuple[Tensor, ...]:
