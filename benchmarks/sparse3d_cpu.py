@@ -4,8 +4,9 @@ Every round times each contestant once, in turn, so that whatever else the machi
 is taken inside a round, and the median and the quartiles of the rounds' ratios are reported. The control is our own
 kernel with one thread or on the baseline instruction set.
 
-Two runs, each in a process of its own: wall time on all threads, and CPU time on one. On a machine that is busy with
-something else only the second is fair: there OpenMP's spinning barriers make both peers many times slower.
+Two runs, each in a process of its own: CPU time on one thread and, but for ``--threads 1``, wall time on all. On a
+machine that is busy with something else only the first is fair: there OpenMP's spinning barriers make both peers many
+times slower.
 
     python benchmarks/sparse3d_cpu.py [--json benchmarks/results/sparse3d_cpu.json] [--rounds 25] [--threads 2]
 
@@ -366,7 +367,7 @@ def main() -> None:
     for name, value in where.items():
         print(f"{name:12} {value}")
     runs = []
-    for threads, clock in ((1, "cpu"), (arguments.threads, "wall")):
+    for threads, clock in ((1, "cpu"), *([(arguments.threads, "wall")] if arguments.threads > 1 else [])):
         print(f"\n=== {threads} thread(s), {clock} time", flush=True)
         reports = run_in_process(arguments, threads, clock)
         runs.append({"threads": threads, "clock": clock, "load": os.getloadavg()[0], "workloads": reports})

@@ -2,11 +2,11 @@
 
 Tables (ours), pairs (spconv's) and hits (the loop's) are built beforehand, so it is the computation that is timed.
 spconv's CPU build has no groups, and its backward of a convolution fails. Measured as ``sparse3d_cpu.py`` measures:
-a ratio is taken inside a round, medians and quartiles over rounds; CPU time on one thread, then wall time on all.
-The control is ours on one thread. *bound* is the ratio that a kernel would have which did nothing but multiply, at
-the rate of MKL's best square product in the same run.
+a ratio is taken inside a round, medians and quartiles over rounds; CPU time on one thread, and with ``--threads``,
+which only a machine with nothing else to do can answer, wall time on more. *bound* is the ratio that a kernel would
+have which did nothing but multiply, at the rate of MKL's best square product in the same run.
 
-    python benchmarks/sparse3d_kinds_cpu.py [--json benchmarks/results/sparse3d_kinds_cpu.json] [--threads 2]
+    python benchmarks/sparse3d_kinds_cpu.py [--json benchmarks/results/sparse3d_kinds_cpu.json]
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ def best_rate(clock: Callable[[], float]) -> float:
 # ---------------------------------------------------------------------------------------------- the runs
 
 
-def run(kind: Kind, work: base.Workload, rounds: int, threads: int, clock: Callable[[], float]) -> dict:
+def run(kind: Kind, work: base.Workload, rounds: int, clock: Callable[[], float]) -> dict:
     leaves = kind.leaves()
     plain, loop = [t.detach() for t in leaves], Loop(kind)
     grad = torch.randn(kind.plan.table.shape[0], kind.channels)
@@ -203,24 +203,12 @@ def run(kind: Kind, work: base.Workload, rounds: int, threads: int, clock: Calla
     for mine, theirs in zip(both(kind.ours), both(loop), strict=True):  # a wrong kernel is not worth timing
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4 * float(theirs.abs().max()))
 
-    def alone(fn: Run) -> Run:
-        def call() -> object:
-            torch.set_num_threads(1)
-            try:
-                return fn()
-            finally:
-                torch.set_num_threads(threads)
-
-        return call
-
     forward: dict[str, Run] = {"ours": lambda: kind.ours(*plain), "torch loop": lambda: loop(*plain)}
     train: dict[str, Run] = {"ours": lambda: both(kind.ours), "torch loop": lambda: both(loop)}
     wrong = None
     if kind.peer is not None and (peer := spconv(kind, leaves)) is not None:
         wrong = wrong_rows(kind, work, peer, kind.ours(*plain))
         forward["spconv"] = peer
-    if threads > 1:
-        forward["1 thread"], train["1 thread"] = alone(forward["ours"]), alone(train["ours"])
     sections = {"forward": forward, "forward+backward": train}
     return {
         "kind": kind.name,
@@ -264,7 +252,7 @@ def run_all(only: str, rounds: int, threads: int, clock: str) -> list[dict]:
         found = []
         for kind in kinds(work):
             if only in kind.name:
-                found.append(run(kind, work, rounds, threads, timer))
+                found.append(run(kind, work, rounds, timer))
                 show(found[-1], rate)
         reports.append(
             {"workload": work.name, "mkl_gflops": round(rate / 1e9, 1), "voxels": len(work.coords), "kinds": found}
@@ -276,7 +264,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--only", default="", help="run the kinds whose name contains this")
     parser.add_argument("--child", choices=("wall", "cpu"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -286,7 +274,7 @@ def main() -> None:
         return
     where = _record.record(SOURCES, ("spconv",), isa=base.best_isa())
     runs = []
-    for threads, clock in ((1, "cpu"), (arguments.threads, "wall")):
+    for threads, clock in ((1, "cpu"), *([(arguments.threads, "wall")] if arguments.threads > 1 else [])):
         print(f"\n=== {threads} thread(s), {clock} time", flush=True)
         with tempfile.TemporaryDirectory() as directory:  # spconv brings an OpenMP that only the environment reaches
             result = Path(directory) / "result.json"
