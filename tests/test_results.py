@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -90,6 +91,27 @@ def test_the_int8_product_is_as_fast_as_the_readme_says() -> None:
         rows = int(row["name"].split("x")[0]) if row["kind"].startswith("int8") else 0
         assert f" {ratio:.2f} [" in note
         assert ratio >= (1.5 if 0 < rows <= 16 else 1.3 if rows == 128 else 1.05 if rows else 0), row["name"]
+
+
+def _kinds(result: dict[str, Any]) -> Iterator[str]:
+    for work in result["runs"][0]["workloads"]:
+        for kind in work["kinds"]:
+            forward, train = (kind["sections"][name] for name in ("forward", "forward+backward"))
+            peer = forward.get("spconv")
+            bound = (peer or forward["torch loop"]).get("bound")
+            cells = [
+                f"{work['workload']}: {kind['kind']}", f"{forward['ours']['ms']:.2f}",
+                f"{peer['ratio']:.2f}" if peer else "–", f"{forward['torch loop']['ratio']:.2f}",
+                f"{bound:.1f}" if bound else "–", f"{train['ours']['ms']:.2f}", f"{train['torch loop']['ratio']:.2f}",
+            ]  # fmt: skip
+            yield f"| {' | '.join(cells)} |"
+
+
+def test_the_note_repeats_the_recorded_kinds_of_convolution() -> None:
+    result = json.loads((ROOT / "benchmarks" / "results" / "sparse3d_kinds_cpu.json").read_text(encoding="utf-8"))
+    note = (ROOT / "docs" / "design" / "0009-sparse3d-cpu.md").read_text(encoding="utf-8")
+    shown = note[note.index("<!-- sparse3d_kinds_cpu -->") : note.index("<!-- /sparse3d_kinds_cpu -->")]
+    assert shown.splitlines()[3:] == list(_kinds(result))
 
 
 def test_a_single_definition_can_be_a_source(
