@@ -123,3 +123,38 @@ def test_sorted_tables_of_any_size_are_one_graph():
         x = scene(n, GRID, 3)
         torch.testing.assert_close(compiled(x), run(fresh(x)))
     assert compat.compile_counts().recompiles <= 1
+
+
+def test_what_is_done_to_padded_tensors_is_one_graph_for_all_scenes():
+    compat.reset_compiler()
+    layer = sparse3d.GenerativeConv3d(6, 4, 3, capacity=2000, dtype=torch.float64)
+
+    def run(x: sparse3d.SparseTensor, y: sparse3d.SparseTensor) -> torch.Tensor:
+        both = sparse3d.cat([x, x + y])
+        return layer(sparse3d.cat([both[0], both[1:]], 0)).dense()
+
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    for n in (60, 80, 50):
+        x = scene(n, (9, 9, 9), 3)
+        y = x.pad(100)
+        torch.testing.assert_close(compiled(y, y.replace(y.feats * 2)), run(x, x.replace(x.feats * 2)))
+    assert compat.compile_counts().recompiles == 0
+
+
+def test_two_axes_are_one_graph_for_all_sizes():
+    compat.reset_compiler()
+    net = sparse3d.Sequential(
+        sparse3d.SubMConv2d(4, 8, 3), sparse3d.BatchNorm(8), nn.ReLU(), sparse3d.SparseConv2d(8, 8, 3, 2, 1),
+        sparse3d.SparseMaxPool2d(2), sparse3d.SparseInverseConv2d(8, 8, 2), sparse3d.SparseInverseConv2d(8, 4, 3),
+    )  # fmt: skip
+
+    def loss(x: sparse3d.SparseTensor) -> torch.Tensor:
+        return net(x).dense().square().sum()
+
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    for n in (60, 80, 50):
+        flat = scene(n, (1, 19, 21), 4, dtype=torch.float32)
+        x, y = (sparse3d.SparseTensor(flat.feats, flat.coords[:, [0, 2, 3]], (19, 21), 2) for _ in range(2))
+        for a, b in zip(step(net, x, compiled), step(net, y, loss), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
+    assert compat.compile_counts().recompiles <= 1
