@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import shiplap as sl
 from shiplap.kernels import sparse3d
+from shiplap.kernels.sparse3d.plan import Plan
 from tests.kernels.scenes import at, scene
 
 DENSE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
@@ -176,6 +177,18 @@ def test_kernels_of_one_to_seven(k):
     plan = x.geometry.subm(k).sorted()
     assert plan.order.shape[0] >= -(-(k**3) // 31)
     check(plan.conv(feats, layer.weight.flatten(1, 3), layer.bias), at(dense, x.coords), feats, layer.weight)
+
+
+@pytest.mark.parametrize("parts", [None, 1, 3])
+def test_the_way_back_of_a_plan_that_has_none_yet(parts):
+    x = scene(60, (9, 8, 7), 3)
+    step = x.geometry.strided(3, 2, 1)
+    bare = Plan(step.plan.table, 60)
+    rows = torch.randn(step.geometry.coords.shape[0], 3, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(4, 27, 3, dtype=torch.float64, requires_grad=True)
+    plan = bare if parts is None else bare.sorted(parts)
+    check(plan.t.conv(rows, weight), step.plan.t.conv(rows, weight), rows, weight)
+    check(plan.t.t.conv(x.feats, weight), step.plan.conv(x.feats, weight), weight)
 
 
 @st.composite

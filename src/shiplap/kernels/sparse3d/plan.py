@@ -83,9 +83,10 @@ class Plan:
         return Plan(table, self.table.shape[0], order, masks, self.reflect, back=(self.table, self.order, self.masks))
 
     def transposed(self) -> Plan:
-        """The transpose of an unsorted table, built now, with this plan as its way back."""
-        table = ops.transpose_table(self.table, self.rows)
-        return Plan(table, self.table.shape[0], back=(self.table, None, None))
+        """The transpose, built now, with this plan as its way back; sorted if this one is."""
+        plain = ops.transpose_table(self.unsorted().table, self.rows)
+        table, order, masks = (plain, None, None) if self.order is None else _sorted(plain, None)
+        return Plan(table, self.table.shape[0], order, masks, back=(self.table, self.order, self.masks))
 
     def sorted(self, parts: int | None = None) -> Plan:
         """The same plan over sorted tables, which the masked kernels of GPUs want (default: :func:`parts_for`)."""
