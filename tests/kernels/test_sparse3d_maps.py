@@ -1,4 +1,4 @@
-"""Triton kernels of tables, sorted tables and strided coordinates, interpreted on the CPU beside the references."""
+"""Triton kernels of tables, sorted tables and coordinates, interpreted on the CPU beside the references."""
 
 from __future__ import annotations
 
@@ -12,10 +12,38 @@ import pytest
 
 pytest.importorskip("triton")
 
+import shiplap
 
-def test_interpreted_kernels_agree_with_the_references_and_tell_what_was_wrong():
+CASES = ("late_errors", "points", "submanifold", "steps", "sorts")
+WRONG = (  # one slip for each case: file, what it says, what it would say
+    ("tables.py", "report(status, code_twice, row, good & (twin != 0))", "report(status, code_twice, row, twin < 0)"),
+    ("tables.py", "[k // 2 * d for k", "[(k - 1) // 2 * d for k"),
+    ("unique.py", "mask=ends, sem", "mask=begins, sem"),
+    ("coords.py", "tl.where(there, line % width, -1)", "tl.where(there, line % width, 0)"),
+    ("sort.py", "b - 1 - (block - place)", "b - 1"),
+)
+
+
+def said(*args: str) -> dict[str, str]:
+    """What the script says of each case, on a fresh seed."""
     root, script = Path(__file__).parents[2], Path(__file__).with_name("maps_interpreted.py")
     environment = {**os.environ, "PYTHONPATH": str(root)}
-    command = [sys.executable, str(script), str(random.randrange(2**31))]
+    command = [sys.executable, str(script), str(random.randrange(2**31)), *args]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)
-    assert done.stdout.endswith("agree\n"), f"{command}\n{done.stdout}{done.stderr}"
+    lines = dict(line.split(" ", 1) for line in done.stdout.splitlines())
+    assert tuple(lines) == CASES, f"{command}\n{done.stdout}{done.stderr}"
+    return lines
+
+
+def test_interpreted_kernels_agree_with_the_references_and_tell_what_was_wrong():
+    assert said() == dict.fromkeys(CASES, "agrees")
+
+
+def test_a_slip_in_a_kernel_does_not_agree(tmp_path):
+    for file, right, wrong in WRONG:
+        place, source = tmp_path / file, Path(shiplap.__file__).parent / "kernels" / "sparse3d" / "cuda" / file
+        text = (place if place.exists() else source).read_text()
+        assert text.count(right) == 1, f"{file} no longer says {right}"
+        place.write_text(text.replace(right, wrong))
+    verdicts = said(str(tmp_path))
+    assert all(verdict.startswith("differs: ") for verdict in verdicts.values()), verdicts

@@ -28,6 +28,17 @@ HASH = "40 * max(2 * n, 64)"  # bytes of hash.SLOT_BYTES * hash.slots_for(n)
 SORT = "parts * (16 * {} + 8192)"  # bytes of sort.scratch_bytes
 
 
+@ops.unique_coords.kernel("cuda", name="triton")
+def _(coords: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    found: tuple[Tensor, Tensor, Tensor] = late("unique", "unique_coords")(coords)
+    return found
+
+
+@ops.segment_mean.kernel("cuda", name="triton")
+def _(*args: Any, out: Tensor) -> None:
+    late("unique", "segment_mean")(*args, out=out)
+
+
 @ops.subm_table.kernel("cuda", name="triton", workspace=HASH)
 def _(*args: Any, out: Tensor, workspace: Tensor) -> None:
     late("tables", "subm_table")(*args, out=out, workspace=workspace)
