@@ -276,3 +276,19 @@ def test_a_representation_shows_shapes():
         "SparseConv2d(4 -> 8, kernel=(3, 1), stride=(2, 2), groups=2, bias=True, weight=[8, 3, 1, 2])"
     )
     assert "spatial_shape=(5, 5, 5)" in repr(scene(3, (5, 5, 5), 2).geometry)
+
+
+def test_the_way_back_is_built_when_somebody_wants_it():
+    """Inference does without: half of what a strided layer builds."""
+    x = scene(60, (9, 8, 7), 3)
+    down, up = layer_of("SparseConv", 3, 3, 4, 3, 2, 1), layer_of("SparseInverseConv", 3, 4, 2, 3)
+    even = layer_of("SubMConv", 3, 3, 4, 2)
+    with torch.no_grad():
+        coarse, flat = down(x), even(x)
+        assert x.geometry.strided(3, 2, 1).plan.back is None
+        assert x.geometry.subm(2).back is None
+        fine = up(coarse)
+        assert x.geometry.strided(3, 2, 1).plan.back is not None
+    torch.testing.assert_close(up(down(x)).feats, fine.feats)
+    torch.testing.assert_close(even(x).feats, flat.feats)
+    assert x.geometry.subm(2).back is not None

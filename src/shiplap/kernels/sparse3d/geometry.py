@@ -7,7 +7,7 @@ Coordinates of one or two axes get leading axes of one cell. A row whose batch i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -54,7 +54,7 @@ class Origin:
     @property
     def plan(self) -> Plan:
         """The plan of convolutions that made that step."""
-        return self.geometry.step(self.window).plan
+        return self.geometry.step(self.window, back=True).plan
 
 
 class Geometry:
@@ -88,9 +88,13 @@ class Geometry:
     def subm(self, kernel: Axes, dilation: Axes = 1) -> Plan:
         """Plan of a submanifold convolution, built at most once."""
         key = self._axes(kernel, "kernel"), self._axes(dilation, "dilation")
-        if key not in self._subm:
-            self._subm[key] = self._settled(submanifold(self.coords, self.spatial_shape, *key))
-        return self._subm[key]
+        found = self._subm.get(key)
+        if found is None:
+            found = submanifold(self.coords, self.spatial_shape, *key)
+            self._subm[key] = found = self._settled(found, torch.is_grad_enabled())
+        elif torch.is_grad_enabled() and not found.whole:
+            self._subm[key] = found = found.complete()
+        return found
 
     def strided(
         self, kernel: Axes, stride: Axes = 1, padding: Axes = 0, dilation: Axes = 1, *, capacity: int | None = None
@@ -127,17 +131,24 @@ class Geometry:
         """
         return self.step(self._window(kernel, stride, padding, dilation, output_padding, capacity=capacity))
 
-    def step(self, window: Window, *, plain: bool = False) -> Strided:
-        """What ``window`` leads to; coordinates and tables are built at most once."""
+    def step(self, window: Window, *, plain: bool = False, back: bool | None = None) -> Strided:
+        """What ``window`` leads to; coordinates and tables are built at most once.
+
+        ``plain`` leaves tables unsorted. The plan has its way ``back`` (default: while gradients are recorded).
+        """
+        back = torch.is_grad_enabled() if back is None else back
         if window not in self._reached:
             coords, shape = reach(window, self.coords, self.spatial_shape), window.shape(self.spatial_shape)
             self._reached[window] = self._alike(coords, shape, padded=window.capacity is not None)
         found = self._reached[window]._under(Origin(self, window))
         plain = plain or self.coords.device.type != "cuda"
-        if (window, plain) not in self._plans:
+        plan = self._plans.get((window, plain))
+        if plan is None:
             plan = connect(window, self.coords, self.spatial_shape, found.coords)
-            self._plans[window, plain] = plan if plain else self._settled(plan)
-        return Strided(found, self._plans[window, plain])
+            self._plans[window, plain] = plan = self._settled(plan, back, plain)
+        elif back and not plan.whole:
+            self._plans[window, plain] = plan = plan.complete()
+        return Strided(found, plan)
 
     def to(self, device: torch.device | str) -> Geometry:
         """The same voxels on another device, without tables."""
@@ -180,9 +191,10 @@ class Geometry:
             return window
         return window._replace(capacity=window.most(self.coords.shape[0], self.spatial_shape, self.batch_size))
 
-    def _settled(self, plan: Plan) -> Plan:
-        """``plan`` as the kernels of this device want it."""
-        return plan.sorted() if self.coords.device.type == "cuda" else plan
+    def _settled(self, plan: Plan, back: bool, plain: bool = False) -> Plan:
+        """``plan`` as the kernels of this device want it, with its way back only if that is wanted."""
+        plan = plan.complete() if back else replace(plan, back=None)
+        return plan if plain or self.coords.device.type != "cuda" else plan.sorted()
 
     def __repr__(self) -> str:
         kind = ", padded" if self.padded else ""

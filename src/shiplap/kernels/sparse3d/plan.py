@@ -88,6 +88,18 @@ class Plan:
         table, order, masks = (plain, None, None) if self.order is None else _sorted(plain, None)
         return Plan(table, self.table.shape[0], order, masks, back=(self.table, self.order, self.masks))
 
+    @property
+    def whole(self) -> bool:
+        """Whether its way back is there, or is not needed."""
+        return self.symmetric or self.back is not None
+
+    def complete(self) -> Plan:
+        """The same plan with its way back, built now if it is missing: what a gradient wants."""
+        if self.whole:
+            return self
+        back = self.transposed()
+        return replace(self, back=(back.table, back.order, back.masks))
+
     def sorted(self, parts: int | None = None) -> Plan:
         """The same plan over sorted tables, which the masked kernels of GPUs want (default: :func:`parts_for`)."""
         if self.order is not None:

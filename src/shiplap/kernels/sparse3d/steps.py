@@ -98,18 +98,15 @@ def submanifold(coords: Tensor, grid: Triple, kernel: Triple, dilation: Triple) 
         parts = parts_for(coords.shape[0], math.prod(kernel))
         columns, order, masks = planning.subm_plan(*arguments, parts)
         return Plan(columns.t(), coords.shape[0], order, masks, symmetric=True)
-    table = ops.subm_table(*arguments)
-    back = None if odd else (ops.transpose_table(table, coords.shape[0]), None, None)
-    return Plan(table, coords.shape[0], symmetric=odd, back=back)
+    return Plan(ops.subm_table(*arguments), coords.shape[0], symmetric=odd)
 
 
 def connect(window: Window, coords: Tensor, grid: Triple, reached: Tensor) -> Plan:
-    """The plan of convolutions from ``coords`` onto the voxels they ``reach``, not sorted."""
+    """The plan of convolutions from ``coords`` onto the voxels they ``reach``, not sorted; its way back if at hand."""
     kernel, stride, padding, dilation, extra, _ = window
     lists = list(kernel), list(stride), list(padding), list(dilation)
     if extra is None:
-        table = ops.conv_table(coords, reached, list(grid), *lists)
-        return Plan(table, coords.shape[0], back=(ops.transpose_table(table, coords.shape[0]), None, None))
+        return Plan(ops.conv_table(coords, reached, list(grid), *lists), coords.shape[0])
     whole = window._replace(output_padding=(max(0, extra[0]), max(0, extra[1]), max(0, extra[2]))).shape(grid)
     back = ops.conv_table(reached, coords, [max(1, w) for w in whole], *lists)
     return Plan(ops.transpose_table(back, reached.shape[0]), coords.shape[0], back=(back, None, None))
