@@ -56,7 +56,7 @@ def hint(size: Any) -> int:
 
 
 def _hint(size: Any) -> int:
-    return int(V.graph.sizevars.optimization_hint(size, fallback=64))
+    return int(V.graph.sizevars.optimization_hint(size, fallback=config.unbacked_symint_fallback))
 
 
 def static(size: Any) -> int:
