@@ -104,7 +104,7 @@ def _check_vanished(where: str, input: SparseConvTensor, out_rows: int, window: 
     if not guard_or_false(rows > 0):
         return
     if torch.compiler.is_compiling():
-        torch._check(out_rows > (1 if training else 0), lambda: f"SL211: {where}: too few output voxels")
+        torch._check(out_rows > (1 if training else 0), lambda: "SL211: sparse3d.spconv: too few output voxels")
     elif out_rows == 0:
         raise error(
             "SL211", where=where, got=f"{rows} voxels, none with an output, in {input.spatial_shape} under {window}",
