@@ -24,13 +24,13 @@ from shiplap.op.expr import Expr
 
 cuda.__path__[:0] = sys.argv[2:]  # before its modules are imported
 
-from shiplap.kernels.sparse3d.cuda import HASH, SORT, coords, sort, status, tables, unique  # noqa: E402
+from shiplap.kernels.sparse3d.cuda import HASH, PLAN, SORT, coords, sort, status, tables, unique  # noqa: E402
 
 CPU = torch.device("cpu")
 WORKSPACES = {
     "subm_table": (tables, HASH), "conv_table": (tables, HASH), "transpose_table": (tables, None),
     "sort_table": (sort, SORT.format("m")), "subm_plan": (tables, f"{HASH} + {SORT.format('n')} + 4 * n * k"),
-    "tap_blocks": (sort, None), "out_coords_bounded": (coords, None),
+    "conv_plan": (tables, PLAN), "tap_blocks": (sort, None), "out_coords_bounded": (coords, None),
 }  # fmt: skip
 GUARD = 64  # bytes behind a workspace that nobody may touch
 
@@ -53,8 +53,8 @@ def run(op: Any, *args: Any) -> tuple[torch.Tensor, ...]:
     names, outs = [o.name for o in op.spec.outputs], [torch.full_like(w, 77) for w in want]
     given = dict(zip([a.name for a in op.spec.args], args, strict=False))
     scalars = {name: value for name, value in given.items() if not isinstance(value, torch.Tensor)}
-    sizes = {"n": len(args[0]), "m": len(args[0]), "k": math.prod(given.get("kernel", [])), **scalars}
-    size = int(Expr.parse(workspace or "0", "test")(sizes))
+    sizes = {"n": len(args[0]), "m": len(given.get("out_coords", args[0])), "k": math.prod(given.get("kernel", []))}
+    size = int(Expr.parse(workspace or "0", "test")({**sizes, **scalars}))
     memory = torch.full((size + GUARD,), 0xAB, dtype=torch.uint8)
     extra = {} if workspace is None else {"workspace": memory[:size]}
     getattr(module, op.spec.opname)(*args, **dict(zip(names, outs, strict=True)), **extra)
@@ -100,6 +100,10 @@ def steps(rng: torch.Generator) -> None:
         reached, _ = run(bounded.out_coords_bounded, at, grid, *window, len(reached) + 9)
         (table,) = run(ops.conv_table, at, reached, grid, *window)
         run(ops.transpose_table, table, rows)
+        k = math.prod(window[0])
+        for parts, parts_t, run_of in ((-(-k // 9), -(-k // 3), 1 << 18), (1, 0, 1 << 18), (k, 1, 40)):
+            run(planning.conv_plan, at, reached, grid, *window, parts, parts_t, run_of)
+    run(planning.conv_plan, at, reached[:0], grid, *window, 2, 3, 50)
 
 
 def sorts(rng: torch.Generator) -> None:

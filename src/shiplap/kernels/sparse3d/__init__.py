@@ -62,7 +62,7 @@ from shiplap.kernels.sparse3d.ops import (
     unique_coords,
 )
 from shiplap.kernels.sparse3d.plan import Plan
-from shiplap.kernels.sparse3d.planning import subm_plan
+from shiplap.kernels.sparse3d.planning import conv_plan, subm_plan
 from shiplap.kernels.sparse3d.pooling import (
     avg_pool,
     global_max_pool,
@@ -93,9 +93,9 @@ __all__ = [
     "SparseConv3d", "SparseConvTranspose1d", "SparseConvTranspose2d", "SparseConvTranspose3d", "SparseInverseConv1d",
     "SparseInverseConv2d", "SparseInverseConv3d", "SparseMaxPool1d", "SparseMaxPool2d", "SparseMaxPool3d",
     "SparseModule", "SparseTensor", "Strided", "SubMConv1d", "SubMConv2d", "SubMConv3d", "avg_pool", "cat", "conv",
-    "conv_table", "conv_weight_grad", "decode_seq", "encode_seq", "global_max_pool", "global_pool", "global_sum_pool",
-    "grid_sample_3d", "hash_insert", "hash_insert_3d", "hash_insert_3d_index", "hash_lookup", "hash_lookup_3d",
-    "hilbert_decode", "hilbert_encode", "indice_weighted_sum", "indice_weighted_sum_grad", "init_hashmap",
+    "conv_plan", "conv_table", "conv_weight_grad", "decode_seq", "encode_seq", "global_max_pool", "global_pool",
+    "global_sum_pool", "grid_sample_3d", "hash_insert", "hash_insert_3d", "hash_insert_3d_index", "hash_lookup",
+    "hash_lookup_3d", "hilbert_decode", "hilbert_encode", "indice_weighted_sum", "indice_weighted_sum_grad", "init_hashmap",
     "masked_gemm_kernels", "masked_gemm_signals", "max_pool", "max_pool_grad", "max_pool_with_taps", "nearest_map",
     "out_coords", "out_coords_bounded", "segment_mean", "sort_table", "subm_plan", "subm_table", "sum_pool",
     "synchronize", "tap_blocks", "transpose_table", "trilinear_map", "unique_coords", "voxelize", "z_order_decode",

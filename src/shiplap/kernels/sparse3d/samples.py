@@ -105,14 +105,19 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
     return _voxels(rng, sizes["n"], grid, device), grid, *_window(sizes)
 
 
-@ops.conv_table.samples
-def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+def _steps(rng: Generator, sizes: dict[str, Any], device: Any) -> tuple[Any, ...]:
+    """Arguments of ``conv_table``."""
     kernel, stride, padding, dilation = _window(sizes)
     grid = _grid(max(sizes["n"], sizes["m"] * math.prod(stride)))
     grid = [g + d * (k - 1) for g, d, k in zip(grid, dilation, kernel, strict=True)]
     outputs = list(output_shape(grid, kernel, stride, padding, dilation))
     coords, out_coords = _voxels(rng, sizes["n"], grid, device), _voxels(rng, sizes["m"], outputs, device)
     return coords, out_coords, grid, kernel, stride, padding, dilation
+
+
+@ops.conv_table.samples
+def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    return _steps(rng, sizes, device)
 
 
 @ops.transpose_table.samples
@@ -142,6 +147,13 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
     kernel, _, _, dilation = _window(sizes)
     parts = _parts({**sizes, "k": math.prod(kernel)})
     return _voxels(rng, sizes["n"], grid, device), grid, kernel, dilation, parts, sizes["run"]
+
+
+@planning.conv_plan.samples
+def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    sizes = {**sizes, "k": math.prod(_window(sizes)[0])}
+    back = _parts(sizes, "parts_t") if sizes["parts_t"] else 0
+    return *_steps(rng, sizes, device), _parts(sizes), back, sizes["run"]
 
 
 def _channels(sizes: dict[str, Any]) -> tuple[int, int, int, int]:

@@ -74,6 +74,20 @@ def _(*args: Any, columns: Tensor, order: Tensor, masks: Tensor, workspace: Tens
     late("tables", "subm_plan")(*args, columns=columns, order=order, masks=masks, workspace=workspace)
 
 
+PLAN = f"{HASH} + {SORT.format('m')} + parts_t * (16 * n + 8192) + 4 * k * (m + n * min(parts_t, 1))"
+
+
+@planning.conv_plan.kernel("cuda", name="triton", workspace=PLAN)
+def _(
+    *args: Any, columns: Tensor, order: Tensor, masks: Tensor, columns_t: Tensor, order_t: Tensor, masks_t: Tensor,
+    workspace: Tensor,
+) -> None:  # fmt: skip
+    late("tables", "conv_plan")(
+        *args, columns=columns, order=order, masks=masks, columns_t=columns_t, order_t=order_t, masks_t=masks_t,
+        workspace=workspace,
+    )  # fmt: skip
+
+
 @bounded.out_coords_bounded.kernel("cuda", name="triton")
 def _(*args: Any, reached: Tensor, count: Tensor) -> None:
     late("coords", "out_coords_bounded")(*args, reached=reached, count=count)

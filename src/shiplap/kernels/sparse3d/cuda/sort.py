@@ -19,7 +19,7 @@ from torch import Tensor
 from shiplap.impl import triton_launcher
 from shiplap.kernels.sparse3d.ops import ROWS_PER_MASK, part_size
 
-__all__ = ["Form", "form_of", "scratch_bytes", "sort_rows", "sort_table", "store_key", "tap_blocks"]
+__all__ = ["Form", "form_of", "scratch_bytes", "sort_at", "sort_rows", "sort_table", "store_key", "tap_blocks"]
 
 TILE = tl.constexpr(256)  # rows of a histogram; a row finds its place in the tile by comparing with all of them
 ALONE_TAPS, ALONE_ROWS = 4, 8192  # a part up to here has one program
@@ -227,19 +227,26 @@ def sort_table(
 ) -> None:
     """See ``ops.sort_table``."""
     m, k = table.shape
-    if not m:
-        return
-    table, form, at = table.contiguous(), form_of(m, k, parts, run), workspace.data_ptr()
+    if m:
+        sort_at(table.contiguous().data_ptr(), m, k, parts, run, workspace, 0, columns, order, masks)
+
+
+def sort_at(
+    table: int, m: int, k: int, parts: int, run: int, workspace: Tensor, scratch: int, columns: Tensor, order: Tensor,
+    masks: Tensor,
+) -> None:  # fmt: skip
+    """The sorted form of the table at address ``table``, with what is ``scratch`` bytes into the workspace."""
+    form, at = form_of(m, k, parts, run), workspace.data_ptr() + scratch
     if form.zeros:
-        workspace[: form.zeros].zero_()
+        workspace[scratch : scratch + form.zeros].zero_()
     if form.key is not None:
         taps = _taps(form)
         rows = max(64, 2048 // taps)
         _keys[(-(-m // rows), parts)](
-            table.data_ptr(), at + form.keys, at, masks, m, k, form.run, form.runs, SIZE=form.size, TAPS=taps,
-            ROWS=rows, KEY=form.key, BINS=form.bins, num_warps=4,
+            table, at + form.keys, at, masks, m, k, form.run, form.runs, SIZE=form.size, TAPS=taps, ROWS=rows,
+            KEY=form.key, BINS=form.bins, num_warps=4,
         )  # fmt: skip
-    sort_rows(form, table.data_ptr(), workspace, 0, m, k, parts, columns, order, masks)
+    sort_rows(form, table, workspace, scratch, m, k, parts, columns, order, masks)
 
 
 def _taps(form: Form) -> int:
@@ -250,7 +257,7 @@ def sort_rows(
     form: Form, table: int, workspace: Tensor, scratch: int, m: int, k: int, parts: int, columns: Tensor,
     order: Tensor, masks: Tensor,
 ) -> None:  # fmt: skip
-    """The sorted form of the table at address ``table``; keys and counts lie ``scratch`` bytes into the workspace."""
+    """``sort_at`` once keys are there; keys and counts lie ``scratch`` bytes into the workspace."""
     size, taps = form.size, _taps(form)
     if form.key is None:
         rows = min(1024, max(MASK_ROWS.value, triton.next_power_of_2(m)))

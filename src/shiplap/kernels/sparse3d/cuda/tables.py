@@ -21,11 +21,12 @@ from shiplap.kernels.sparse3d.coords import MAX_CELLS, output_shape
 from shiplap.kernels.sparse3d.cuda import sort, status
 from shiplap.kernels.sparse3d.cuda.hash import SLOT_BYTES, find, insert, is_inside, load_coords, report, slots_for
 
-__all__ = ["build_hash", "conv_table", "subm_plan", "subm_table", "transpose_table"]
+__all__ = ["build_hash", "conv_plan", "conv_table", "subm_plan", "subm_table", "transpose_table"]
 
 OUTSIDE = "coords row {row} is outside spatial_shape (or its grid has 2^63 cells or more)"
 TWICE = "duplicate coordinates: row {row} occurs more than once"
 OUTPUT_OUTSIDE = "out_coords row {row} is outside the output grid (or that has 2^63 cells or more)"
+OUTPUT_TWICE = "duplicate coordinates: out_coords row {row} occurs more than once"
 ENTRY = "row {row} has an entry outside [-1, rows)"
 ENTRY_TWICE = "an entry of row {row} occurs twice under its tap"
 
@@ -221,10 +222,53 @@ _transpose = triton_launcher(transpose_kernel)
 
 def transpose_table(table: Tensor, rows: int, *, out: Tensor) -> None:
     """See ``ops.transpose_table``."""
-    word, entries = status.word(table.device), table.numel()
+    word = status.word(table.device)
+    _turn(table.contiguous(), rows, out, word, "transpose_table", ENTRY_TWICE)
+
+
+def _turn(table: Tensor, rows: int, out: Tensor, word: int, op: str, twice: str) -> None:
+    entries = table.numel()
     out.fill_(-1)
     if entries:
         _transpose[(-(-entries // 1024),)](
-            table.contiguous(), out, word, entries, table.shape[1], rows, status.code_of("transpose_table", ENTRY),
-            status.code_of("transpose_table", ENTRY_TWICE), BLOCK=1024, num_warps=4,
+            table, out, word, entries, table.shape[1], rows, status.code_of(op, ENTRY), status.code_of(op, twice),
+            BLOCK=1024, num_warps=4,
         )  # fmt: skip
+
+
+def conv_plan(
+    coords: Tensor, out_coords: Tensor, shape: list[int], kernel: list[int], stride: list[int], padding: list[int],
+    dilation: list[int], parts: int, parts_t: int, run: int, *, columns: Tensor, order: Tensor, masks: Tensor,
+    columns_t: Tensor, order_t: Tensor, masks_t: Tensor, workspace: Tensor,
+) -> None:  # fmt: skip
+    """See ``planning.conv_plan``. In the workspace: the hash, what sorting needs, then the tables."""
+    word, (k, m), n = status.word(coords.device), columns.shape, coords.shape[0]
+    if not (m and n):
+        _no_hits(columns, order, masks)
+        _no_hits(columns_t, order_t, masks_t)
+        return
+    grid = output_shape(shape, kernel, stride, padding, dilation)
+    window, form = Window(shape, grid, kernel, stride, padding, dilation), sort.form_of(m, k, parts, run)
+    scratch = SLOT_BYTES * slots_for(n)
+    scratch_t = scratch + sort.scratch_bytes(m, parts)
+    table = scratch_t + sort.scratch_bytes(n, parts_t)
+    capacity = build_hash("conv_plan", coords.contiguous(), shape, workspace, word, form.zeros)
+    base, code = workspace.data_ptr(), status.code_of("conv_plan", OUTPUT_OUTSIDE)
+    _launch(
+        window, out_coords.contiguous(), capacity, workspace, base + table, word, k, code, form,
+        base + scratch + form.keys, base + scratch, masks,
+    )  # fmt: skip
+    sort.sort_rows(form, base + table, workspace, scratch, m, k, parts, columns, order, masks)
+    if parts_t:
+        tables = workspace[table : table + 4 * k * (m + n)].view(torch.int32)
+        back = tables[m * k :]
+        _turn(tables[: m * k].view(m, k), n, back, word, "conv_plan", OUTPUT_TWICE)
+        sort.sort_at(back.data_ptr(), n, k, parts_t, run, workspace, scratch_t, columns_t, order_t, masks_t)
+
+
+def _no_hits(columns: Tensor, order: Tensor, masks: Tensor) -> None:
+    """The sorted form of a table in which there is nothing."""
+    columns.fill_(-1)
+    masks.zero_()
+    if order.numel():
+        order.copy_(torch.arange(order.shape[1], dtype=order.dtype, device=order.device).expand_as(order))
