@@ -19,8 +19,8 @@ DEVICE = "cuda"
 WINDOW = [3, 3, 3], [2, 2, 2], [1, 1, 1], [1, 1, 1]
 READS_BACK = ("out_coords", "unique_coords")  # a size that only the data knows
 NAMES = (
-    "subm_table", "subm_plan", "out_coords_bounded", "conv_table", "transpose_table", "sort_table", "tap_blocks",
-    "segment_mean", *READS_BACK,
+    "subm_table", "subm_plan", "out_coords_bounded", "conv_table", "conv_plan", "transpose_table", "sort_table",
+    "tap_blocks", "segment_mean", *READS_BACK,
 )  # fmt: skip
 SYNC_FREE = tuple(name for name in NAMES if name not in READS_BACK)
 
@@ -54,6 +54,7 @@ def arguments(name: str, rows: int) -> tuple[Any, ...]:
     return {
         "subm_table": (coords, grid, WINDOW[0], WINDOW[3]), "subm_plan": (coords, grid, WINDOW[0], WINDOW[3], parts),
         "out_coords_bounded": (coords, grid, *WINDOW, len(queries)), "conv_table": (coords, queries, grid, *WINDOW),
+        "conv_plan": (coords, queries, grid, *WINDOW, parts_for(len(queries), 27), parts),
         "transpose_table": (table, rows), "sort_table": (table, parts_for(len(table), 27)),
         "tap_blocks": (torch.randint(0, 2**9, (3, rows // 64 + 1), dtype=torch.int32, device=DEVICE), 27),
         "segment_mean": (torch.randn(rows, 20, device=DEVICE), index, counts), "out_coords": (coords, grid, *WINDOW),
@@ -100,6 +101,8 @@ def test_every_form_of_a_sorted_table(parts, run):
     """Few rows or many, a part counted or sorted, in runs or whole."""
     for rows in (500, 9000, 140_000):
         coords, grid = scene(rows)
+        step = coords, ops.out_coords.reference(coords, grid, *WINDOW), grid, *WINDOW, parts, 28 - parts, run
+        agrees("conv_plan", sparse3d.conv_plan(*step), step)
         for name, args in (
             ("subm_plan", (coords, grid, *WINDOW[::3])),
             ("sort_table", arguments("sort_table", rows)[:1]),
@@ -189,6 +192,11 @@ def broken(name: str, fault: str) -> tuple[Any, ...]:
         first[2900] = torch.tensor([-2, 3, 1, 2], dtype=torch.int32, device=DEVICE)
     elif fault == "outside the output grid":
         rest[0][5] = torch.tensor([0, 1, 1, 4000], dtype=torch.int32, device=DEVICE)
+    elif fault == "an output twice":
+        hits = (ops.conv_table.reference(*args[:7]) >= 0).any(1).nonzero()[0, 0]
+        first_output = rest[0][hits].clone()
+        rest[0][hits] = -1
+        rest[0][5:7] = first_output
     elif fault == "entry":
         first[40, 3] = 3000
     elif fault == "entry twice":
@@ -199,11 +207,13 @@ def broken(name: str, fault: str) -> tuple[Any, ...]:
 
 
 FAULTS = [
-    *[(name, fault, f"SL211(.|\n)*{said}") for name in ("subm_table", "subm_plan", "conv_table")
+    *[(name, fault, f"SL211(.|\n)*{said}") for name in ("subm_table", "subm_plan", "conv_table", "conv_plan")
       for fault, said in (("duplicate", "duplicate coordinates: row (17|2900) "), ("outside", "row 2900 is outside"),
                           ("a scene below padding", "row 2900 is outside"))],
     ("out_coords_bounded", "outside", "SL211(.|\n)*row 2900 is outside"),
     ("conv_table", "outside the output grid", "SL211(.|\n)*out_coords row 5 is outside"),
+    ("conv_plan", "outside the output grid", "SL211(.|\n)*out_coords row 5 is outside"),
+    ("conv_plan", "an output twice", "SL211(.|\n)*out_coords row [56] occurs more than once"),
     ("transpose_table", "entry", r"SL211(.|\n)*row 40 has an entry outside \[-1, rows\)"),
     ("transpose_table", "entry twice", "SL211(.|\n)*occurs twice under its tap"),
     ("segment_mean", "index", r"SL211(.|\n)*index\[1234\] is not a row of counts"),

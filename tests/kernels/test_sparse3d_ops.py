@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -9,6 +11,7 @@ import shiplap as sl
 from shiplap.codegen.native import unfit
 from shiplap.impl import native
 from shiplap.kernels import sparse3d
+from shiplap.kernels.sparse3d.steps import Window, connect, reach
 from tests.kernels.scenes import scene
 
 ONE = [1, 1, 1]
@@ -86,6 +89,23 @@ def test_out_coords_and_tables(n, kernel, stride, padding, dilation):
     outs = sparse3d.out_coords(x.coords, *window)
     same(sparse3d.conv_table, x.coords, outs, *window)
     same(sparse3d.transpose_table, sparse3d.conv_table(x.coords, outs, *window), n)
+
+
+@pytest.mark.parametrize("extra", [None, (0, 1, 0)])
+@pytest.mark.parametrize("back", [False, True])
+def test_a_step_whose_tables_are_sorted_in_one_op_is_that_of_several(extra, back):
+    x = scene(200, (7, 9, 8), 1).pad(230)
+    window = Window((3, 2, 3), (2, 1, 2), (1, 0, 1), (1, 2, 1), extra, 4000)
+    reached = reach(window, x.coords, x.spatial_shape)
+    several = connect(window, x.coords, x.spatial_shape, reached)
+    want = (several.complete() if back else replace(several, back=None)).sorted()
+    found = connect(window, x.coords, x.spatial_shape, reached, ordered=True, back=back)
+    found = found if found.order is not None else replace(found, back=None).sorted()
+    assert found.table.shape == (4000, 18)
+    assert (found.table >= 0).any()
+    assert (found.rows, found.whole, found.reflect) == (want.rows, back, want.reflect)
+    assert len(found.tensors) == len(want.tensors) == (6 if back else 3)
+    assert all(map(torch.equal, found.tensors, want.tensors))
 
 
 @pytest.mark.parametrize("parity", [0, 1])

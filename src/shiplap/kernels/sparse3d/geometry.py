@@ -144,7 +144,7 @@ class Geometry:
         plain = plain or self.coords.device.type != "cuda"
         plan = self._plans.get((window, plain))
         if plan is None:
-            plan = connect(window, self.coords, self.spatial_shape, found.coords)
+            plan = connect(window, self.coords, self.spatial_shape, found.coords, ordered=not plain, back=back)
             self._plans[window, plain] = plan = self._settled(plan, back, plain)
         elif back and not plan.whole:
             self._plans[window, plain] = plan = plan.complete()

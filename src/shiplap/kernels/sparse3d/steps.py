@@ -101,12 +101,26 @@ def submanifold(coords: Tensor, grid: Triple, kernel: Triple, dilation: Triple) 
     return Plan(ops.subm_table(*arguments), coords.shape[0], symmetric=odd)
 
 
-def connect(window: Window, coords: Tensor, grid: Triple, reached: Tensor) -> Plan:
-    """The plan of convolutions from ``coords`` onto the voxels they ``reach``, not sorted; its way back if at hand."""
+def connect(
+    window: Window, coords: Tensor, grid: Triple, reached: Tensor, *, ordered: bool = False, back: bool = False
+) -> Plan:
+    """The plan of convolutions from ``coords`` onto the voxels they ``reach``, with its way back if that is at hand.
+
+    ``ordered``: sorted if that and, where it is wanted, the way ``back`` are made in one go.
+    """
     kernel, stride, padding, dilation, extra, _ = window
     lists = list(kernel), list(stride), list(padding), list(dilation)
+    n, m, k = coords.shape[0], reached.shape[0], math.prod(kernel)
     if extra is None:
-        return Plan(ops.conv_table(coords, reached, list(grid), *lists), coords.shape[0])
+        arguments = coords, reached, list(grid), *lists
+        if not ordered:
+            return Plan(ops.conv_table(*arguments), n)
+        columns, order, masks, *rest = planning.conv_plan(*arguments, parts_for(m, k), parts_for(n, k) if back else 0)
+        return Plan(columns.t(), n, order, masks, back=(rest[0].t(), rest[1], rest[2]) if back else None)
     whole = window._replace(output_padding=(max(0, extra[0]), max(0, extra[1]), max(0, extra[2]))).shape(grid)
-    back = ops.conv_table(reached, coords, [max(1, w) for w in whole], *lists)
-    return Plan(ops.transpose_table(back, reached.shape[0]), coords.shape[0], back=(back, None, None))
+    arguments = reached, coords, [max(1, w) for w in whole], *lists
+    if not (ordered and back):
+        table = ops.conv_table(*arguments)
+        return Plan(ops.transpose_table(table, m), n, back=(table, None, None))
+    columns, order, masks, *rest = planning.conv_plan(*arguments, parts_for(n, k), parts_for(m, k))
+    return Plan(rest[0].t(), n, rest[1], rest[2], back=(columns.t(), order, masks))
