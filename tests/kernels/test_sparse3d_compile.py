@@ -9,6 +9,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from shiplap import compat
 from shiplap.kernels import sparse3d
+from shiplap.kernels.sparse3d.steps import Window, connect, reach
 from tests.kernels.scenes import scene
 
 GRID = (32, 30, 28)  # far from full, or levels of different scenes have the same number of voxels
@@ -158,3 +159,22 @@ def test_two_axes_are_one_graph_for_all_sizes():
         for a, b in zip(step(net, x, compiled), step(net, y, loss), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
     assert compat.compile_counts().recompiles <= 1
+
+
+@pytest.mark.parametrize("extra", [None, (0, 1, 0)])
+def test_a_step_of_sorted_tables_is_one_graph(extra):
+    """As on a GPU, to voxels whose number only the data knows."""
+    compat.reset_compiler()
+    window = Window((3, 3, 3), (2, 2, 2), (1, 1, 1), (1, 1, 1), extra)
+
+    def tables(coords: torch.Tensor) -> list[torch.Tensor]:
+        plan = connect(window, coords, GRID, reach(window, coords, GRID), ordered=True, back=True)
+        assert plan.order is not None
+        return plan.unsorted().tensors
+
+    compiled = torch.compile(tables, fullgraph=True, dynamic=True)
+    for n in COUNTS[:3]:
+        coords = scene(n, GRID, 1).coords
+        for found, want in zip(compiled(coords), tables(coords), strict=True):
+            assert torch.equal(found, want)
+    assert compat.compile_counts().recompiles == 0

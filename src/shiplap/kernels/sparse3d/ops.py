@@ -220,7 +220,7 @@ def tap_blocks(masks: Int32[Tensor, "parts b"], taps: int) -> tuple[Int32[Tensor
 
 def by_output(table: Tensor, order: Tensor | None) -> Tensor:
     """``table`` with its rows where ``order`` says they belong."""
-    if order is None or table.numel() == 0:
+    if order is None or table.shape[1] == 0:
         return table
     part = torch.arange(table.shape[1], device=table.device) // part_size(table.shape[1], order.shape[0])
     return torch.full_like(table, -1).scatter(0, order.long()[part].t(), table)
