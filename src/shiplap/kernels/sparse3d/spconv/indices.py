@@ -134,9 +134,9 @@ def check_inverse(
     _same(where, key, "spatial_shape", input.spatial_shape, found.out_spatial_shape)
     from torch.fx.experimental.symbolic_shapes import guard_or_false  # here: it is slow to import
 
-    got, expected = input.indices.shape[0], found.out_indices.shape[0]
-    if guard_or_false(got != expected):  # of sizes that only the data knows nothing is asked
-        _same(where, key, "number of voxels", got, expected)
+    rows, wanted = input.indices.shape[0], found.out_indices.shape[0]
+    if guard_or_false(rows != wanted):  # of sizes that only the data knows nothing is asked
+        _same(where, key, "number of voxels", rows, wanted)
     return found
 
 
