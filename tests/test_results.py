@@ -83,6 +83,25 @@ def test_readme_and_note_repeat_the_recorded_dense_products() -> None:
         assert shown == rows if whole else shown and shown < rows, page
 
 
+def test_the_pages_repeat_the_recorded_shells() -> None:
+    result = json.loads((ROOT / "benchmarks" / "results" / "sparse3d_gpu.json").read_text(encoding="utf-8"))
+    cells = [(k, n) for k in ("forward", "train") for n in ("shiplap", "spconv", "spconv-triton")]
+    cells += [(k, n) for k in ("map", "strided") for n in ("shiplap", "spconv")]
+    rows = set()
+    for shell in result["shells"]:
+        numbers = " | ".join(f"{shell[k][n]:.3f}" for k, n in cells)
+        rows.add(f"| {shell['res']}, {shell['channels']} | {100 * shell['fraction']:.0f} % | {numbers} |")
+    for page, whole in (("README.md", False), ("docs/design/0008-sparse3d-cuda.md", True)):
+        text = (ROOT / page).read_text(encoding="utf-8")
+        shown = set(text[text.index("<!-- sparse3d_gpu -->") : text.index("<!-- /sparse3d_gpu -->")].splitlines()[3:])
+        assert shown == rows if whole else shown and shown < rows, page
+    better = [
+        min(v for n, v in s["forward"].items() if n != "shiplap") / s["forward"]["shiplap"] for s in result["shells"]
+    ]
+    assert f"forward {min(better):.2f}x to {max(better):.2f}x" in text
+    assert f"Forward is {min(better):.2f}x to {max(better):.2f}x" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
 def test_the_int8_product_is_as_fast_as_the_readme_says() -> None:
     result = json.loads((ROOT / "benchmarks" / "results" / "dense_cpu.json").read_text(encoding="utf-8"))
     note = (ROOT / "docs" / "design" / "0007-dense-cpu.md").read_text(encoding="utf-8")
