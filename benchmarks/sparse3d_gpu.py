@@ -216,7 +216,7 @@ def _parts(plan: sparse3d.Plan) -> int:
 
 
 def fused(res: int, channels: int, rounds: int) -> dict[str, Any]:
-    """``relu(bn(conv(x)) + residual)``: fused, the same template with fusion off, and compiled behind an eager layer."""
+    """``relu(bn(conv(x)) + residual)``: fused, the same template, fusion off, and compiled behind an eager layer."""
     coords = shell(res)
     plan = sparse3d.Geometry(coords, (res,) * 3, 1).subm(3)
     feats, residual = (torch.randn(len(coords), channels, device="cuda").half() for _ in range(2))

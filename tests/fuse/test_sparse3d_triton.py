@@ -1,4 +1,4 @@
-"""The Triton templates of sparse3d without a GPU: each case of ``sparse3d_cases.py``, run once in Triton's interpreter."""
+"""The Triton templates of sparse3d without a GPU: each case of ``sparse3d_cases.py`` in Triton's interpreter."""
 
 from __future__ import annotations
 
