@@ -1,6 +1,5 @@
 """Importing shiplap does nothing: it is quick, opens no device, writes no file, loads only what each program needs."""
 
-import re
 import subprocess
 import sys
 
@@ -14,15 +13,9 @@ def python(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_import_is_quick():
-    """At most 150 ms beyond ``import torch`` (2 cores, Xeon, 2026-11: 60 ms), the best of three runs."""
-    times = []
-    for _ in range(3):
-        trace = python("-X", "importtime", "-c", "import torch, shiplap").stderr
-        cumulative = re.search(r"\|\s*(\d+) \| shiplap$", trace, re.M)
-        assert cumulative is not None
-        times.append(int(cumulative.group(1)) / 1000)
-        if times[-1] <= 150:
-            break
+    """At most 150 ms of CPU time beyond ``import torch`` (2 cores, Xeon, 2026-11: 60 ms), the best of three runs."""
+    program = "import torch, time; began = time.process_time(); import shiplap; print(time.process_time() - began)"
+    times = [float(python("-c", program).stdout) * 1000 for _ in range(3)]
     assert min(times) <= 150, f"{times} ms"
 
 
