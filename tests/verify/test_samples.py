@@ -135,7 +135,8 @@ def test_a_builder_gives_the_arguments_and_is_told_what_is_wanted():
         return x, torch.randperm(n, generator=rng)[: sizes["m"]].int(), sizes["scale"]
 
     case = next(Samples(gather, 0).plain())
-    assert asked[0] == ({"n": 5, "c": 3, "m": 2, "scale": 2}, torch.float32, torch.device("cpu"))
+    wanted = {"n": 5, "c": 3, "m": 2, "scale": 2, "absent": ()}
+    assert asked[0] == (wanted, torch.float32, torch.device("cpu"))
     assert case.env["m"] == 2
 
 

@@ -175,7 +175,7 @@ def _render(call: Call, template: Template, config: Config, buffers: dict[str, A
         **call.constants,
         **call.facts(buffers),
         "ALLOW_TF32": torch.backends.cuda.matmul.allow_tf32,
-        "PLANES": planes,
+        **({"PLANES": planes} if template.planes else {}),
         **config.as_dict(),
     }
     return triton_template.choice(unique, source, grid, expressions, list(buffers.values()), layout, constants)
