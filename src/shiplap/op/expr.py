@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property, reduce
-from types import CodeType
 from typing import Any
 
 import torch
@@ -22,15 +21,22 @@ __all__ = ["FUNCTIONS", "Expr"]
 
 
 def _prod(*values: Any) -> Any:
-    return reduce(lambda a, b: a * b, _items(values), 1)
+    return math.prod(_items(values))
 
 
 def _min(*values: Any) -> Any:
-    return reduce(torch.sym_min, _items(values))
+    items = _items(values)
+    return min(items) if _plain(items) else reduce(torch.sym_min, items)
 
 
 def _max(*values: Any) -> Any:
-    return reduce(torch.sym_max, _items(values))
+    items = _items(values)
+    return max(items) if _plain(items) else reduce(torch.sym_max, items)
+
+
+def _plain(items: Any) -> bool:
+    """Whether these are ints, as in every real call: torch's functions cost microseconds."""
+    return set(map(type, items)) == {int}
 
 
 def _items(values: tuple[Any, ...]) -> Any:
@@ -93,12 +99,29 @@ class Expr:
 
     def __call__(self, env: Mapping[str, Any]) -> Any:
         """The value under ``env``; ints in, int out; SymInts in, SymInt out."""
-        return eval(_code(self.source), {**env, "__builtins__": {}}, FUNCTIONS)  # an argument named min hides nothing
+        return _function(self.source)(env)
 
     def __str__(self) -> str:
         return self.source
 
 
+class _FromEnv(ast.NodeTransformer):
+    """Names become entries of ``env``, so that an argument named min hides nothing."""
+
+    def visit_Call(self, node: ast.Call) -> ast.Call:
+        return ast.Call(node.func, [self.visit(a) for a in node.args], [])
+
+    def visit_Name(self, node: ast.Name) -> ast.Subscript:
+        return ast.Subscript(ast.Name("env", ast.Load()), ast.Constant(node.id), ast.Load())
+
+
 @cache
-def _code(source: str) -> CodeType:
-    return compile(ast.parse(source, mode="eval"), f"<dim expression {source}>", "eval")
+def _function(source: str) -> Callable[[Mapping[str, Any]], Any]:
+    """A function of ``env``, compiled once."""
+    arguments = ast.arguments(posonlyargs=[], args=[ast.arg("env")], kwonlyargs=[], kw_defaults=[], defaults=[])
+    body = _FromEnv().visit(ast.parse(source, mode="eval")).body
+    tree = ast.fix_missing_locations(ast.Expression(ast.Lambda(arguments, body)))
+    found: Callable[[Mapping[str, Any]], Any] = eval(
+        compile(tree, f"<dim expression {source}>", "eval"), {**FUNCTIONS, "__builtins__": {}}
+    )
+    return found
