@@ -1,9 +1,14 @@
 """Fixtures of all tests: names that no other test declares, compilers and settings left as they were."""
 
 import itertools
+import os
 from collections.abc import Iterator
 
 import pytest
+
+# Before torch is loaded. Workers of pytest-xdist have as many threads each as there are cores: threads that spin while
+# they wait for work take the cores from the other workers (half of the time of small convolutions).
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 from shiplap import compat, errors
 

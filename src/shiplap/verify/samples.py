@@ -100,6 +100,7 @@ class Samples:
     def __init__(self, op: Op, seed: int, device: str = "cpu") -> None:
         self.op, self.spec, self.seed, self.device = op, op.spec, seed, torch.device(device)
         self._known: dict[str, Case | None] = {}
+        self._sized: dict[str, Recipe | None] = {}
 
     @cached_property
     def base(self) -> Recipe:
@@ -264,8 +265,15 @@ class Samples:
         direct = self.base.but(sizes=sizes)
         if self.make(direct) is not None:
             yield from self._cases([direct])
-        elif len(sizes) == 1 and (found := search(self.spec, sizes, dict(self.base.scalars))) is not None:
-            yield from self._cases([self._recipe(*found).but(dtypes=dict(self.base.dtypes))])
+        elif len(sizes) == 1 and (found := self._fitted(sizes)) is not None:
+            yield from self._cases([found])
+
+    def _fitted(self, sizes: dict[str, Any]) -> Recipe | None:
+        """The first recipe with these sizes, the other sizes as the declaration wants them: searched for once."""
+        if (key := str(sizes)) not in self._sized:
+            found = search(self.spec, sizes, dict(self.base.scalars))
+            self._sized[key] = found and self._recipe(*found).but(dtypes=dict(self.base.dtypes))
+        return self._sized[key]
 
     def layouts(self, base: Recipe | None = None) -> Iterator[Case]:
         """Every layout of every argument alone, then of all arguments at once."""

@@ -7,6 +7,7 @@ from itertools import islice, product
 from typing import Any
 
 from shiplap.op.check import shape_of
+from shiplap.op.expr import Expr
 from shiplap.op.spec import Arg, OpSpec
 
 __all__ = ["EDGES", "environment", "free_dims", "scalar_candidates", "search"]
@@ -17,6 +18,7 @@ REST = (4, 3, 2, 8, 16, 1, 32, 64, 128)
 VARIADIC = ((2,), (), (2, 3), (3, 1, 2))
 KINDS = ("name", "any", "variadic")
 LIMIT = 30_000  # combinations tried before giving up, about 0.2 s
+REFUSALS = (ArithmeticError, LookupError, TypeError, ValueError)  # a stride of 0, kernel[2] of a list of two
 
 
 def free_dims(spec: OpSpec) -> dict[str, str]:
@@ -38,8 +40,8 @@ def environment(spec: OpSpec, sizes: Mapping[str, Any], scalars: Mapping[str, An
         known = {**env, **dict.fromkeys(spec.dynamic, 0)}
         found += [size for out in spec.outputs for size in shape_of(out, known)]
         admitted = all(size >= 0 for size in found) and all(expr(env) for expr in spec.requires)
-    except (ArithmeticError, LookupError, TypeError, ValueError):
-        return None  # for example kernel[2] of a list of two, or a division by a stride of 0
+    except REFUSALS:
+        return None
     return env if admitted else None
 
 
@@ -63,18 +65,30 @@ def search(
 ) -> tuple[dict[str, Any], dict[str, Any]] | None:
     """The first admitted ``(sizes, scalars)`` that has the fixed ones, scanning from the usual values outwards."""
     names, pools = _pools(spec, fixed_sizes or {}, fixed_scalars or {})
+    dims, scalars = free_dims(spec), [a.name for a in spec.scalars]
+    plain = [e for e in spec.requires if e.names <= set(names)]
     for values in islice(_outwards(pools), LIMIT):
         chosen = dict(zip(names, values, strict=True))
-        sizes, scalars = _split(spec, chosen)
-        if environment(spec, sizes, scalars) is not None:
-            return sizes, scalars
+        if _refused(plain, chosen):
+            continue
+        # A scalar with the name of a dim is that dim's size.
+        found = {d: chosen[d] for d in dims}, {name: chosen[name] for name in scalars}
+        if environment(spec, *found) is not None:
+            return found
     return None
 
 
-def _split(spec: OpSpec, chosen: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A scalar with the name of a dim is that dim's size."""
-    dims = free_dims(spec)
-    return {d: chosen[d] for d in dims}, {a.name: chosen[a.name] for a in spec.scalars}
+def _refused(requirements: list[Expr], chosen: Mapping[str, Any]) -> bool:
+    """Whether one refuses the values; it comes first from now on, since it is likely to refuse the next ones."""
+    for place, holds in enumerate(requirements):
+        try:
+            if holds(chosen):
+                continue
+        except REFUSALS:
+            pass
+        requirements.insert(0, requirements.pop(place))
+        return True
+    return False
 
 
 def _pools(
