@@ -1,0 +1,196 @@
+"""What the installed torch declares, through torchgen's model of the files that its wheel carries.
+
+torchgen ships inside torch and promises no stable API, so it is imported here only. Nothing of torchgen leaves this
+module: callers get plain values.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+__all__ = [
+    "Argument", "Declaration", "Structured", "declarations", "has_cpu_kernel", "has_kernel", "header_rows",
+    "registered_schemas",
+]  # fmt: skip
+
+Kind = Literal["functional", "inplace", "out", "mutable"]
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One argument of an overload: its type in the schema and in C++, and what the overload does to it."""
+
+    name: str
+    type: str
+    cpp: str
+    default: str | None = None
+    out: bool = False
+    mutated: bool = False
+
+    @property
+    def tensor(self) -> bool:
+        return self.type.startswith("Tensor")
+
+
+@dataclass(frozen=True)
+class Structured:
+    """ATen's shape inference of a structured group: the class, its header, and how its ``meta`` is called."""
+
+    cls: str
+    header: str
+    call: tuple[str, ...]
+    iterator: bool
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """One overload of an ATen operator as the installed torch declares it; ``name`` is ``base.overload``."""
+
+    name: str
+    schema: str
+    base: str
+    kind: Kind
+    arguments: tuple[Argument, ...]
+    returns: tuple[str, ...]
+    cpp_returns: str
+    structured: Structured | None
+    group: tuple[str, ...]
+    view: bool
+    tags: tuple[str, ...]
+    composite: str
+    cpu: bool
+
+    @property
+    def identifier(self) -> str:
+        return self.name.replace(".", "_")
+
+    @property
+    def inputs(self) -> tuple[Argument, ...]:
+        return tuple(a for a in self.arguments if not a.out)
+
+    @property
+    def outs(self) -> tuple[Argument, ...]:
+        return tuple(a for a in self.arguments if a.out)
+
+
+def _packaged() -> Path:
+    import torchgen
+
+    return Path(torchgen.__file__).parent / "packaged" / "ATen" / "native"
+
+
+@cache
+def declarations() -> dict[str, Declaration]:
+    """Every overload that the installed torch declares, by name; about two seconds the first time."""
+    from torchgen.gen import get_grouped_native_functions, parse_native_yaml
+    from torchgen.model import NativeFunction
+
+    parsed = parse_native_yaml(str(_packaged() / "native_functions.yaml"), str(_packaged() / "tags.yaml"))
+    found = {}
+    for group in get_grouped_native_functions(parsed.native_functions):
+        functions = [group] if isinstance(group, NativeFunction) else list(group.functions())
+        for f in functions:
+            declaration = _declaration(f, None if group is f else group, parsed.backend_indices)
+            found[declaration.name] = declaration
+    return found
+
+
+def _declaration(f: Any, group: Any, indices: Any) -> Declaration:
+    from torchgen.api.types import NativeSignature
+    from torchgen.context import native_function_manager
+
+    with native_function_manager(f):
+        signature = NativeSignature(f.func, symint=False)
+        structured = _structured(group, signature) if group is not None and group.structured and f is group.out else None
+        outs = {a.name for a in f.func.arguments.out}
+        arguments = tuple(_argument(b, outs) for b in signature.arguments())
+        returns = signature.returns_type().cpp_type()
+    name = str(f.func.name)
+    others = group.functions() if structured else ()
+    return Declaration(
+        name=name,
+        schema=str(f.func),
+        base=f.root_name,
+        kind=f.func.kind().name,
+        arguments=arguments,
+        returns=tuple(str(r.type) for r in f.func.returns),
+        cpp_returns=returns,
+        structured=structured,
+        group=tuple(sorted(str(o.func.name) for o in others if o is not f)),
+        view=f.is_view_op,
+        tags=tuple(sorted(f.tags)),
+        composite=_composite(f),
+        cpu=_cpu(f, group, indices),
+    )
+
+
+def _argument(binding: Any, outs: set[str]) -> Argument:
+    # dtype, layout, device and pin_memory share one TensorOptionsArguments; each binding is one of its fields.
+    a = getattr(binding.argument, binding.name) if not hasattr(binding.argument, "type") else binding.argument
+    annotation = getattr(a, "annotation", None)
+    mutated = bool(annotation is not None and annotation.is_write)
+    return Argument(binding.name, str(a.type), binding.nctype.cpp_type(), a.default, binding.name in outs, mutated)
+
+
+def _structured(group: Any, signature: Any) -> Structured:
+    from torchgen.api import meta, structured
+    from torchgen.api.translate import translate
+
+    call = translate(signature.arguments(), structured.meta_arguments(group), method=False)
+    return Structured(
+        cls=f"at::meta::structured_{meta.name(group)}",
+        header=f"ATen/ops/{group.out.root_name}_meta.h",
+        call=tuple(e.expr for e in call),
+        iterator=group.out.structured_inherits == "TensorIteratorBase",
+    )
+
+
+def _composite(f: Any) -> str:
+    if f.has_composite_implicit_autograd_kernel:
+        return "implicit"
+    if f.has_composite_explicit_autograd_kernel or f.has_composite_explicit_autograd_non_functional_kernel:
+        return "explicit"
+    return ""
+
+
+def _cpu(f: Any, group: Any, indices: Any) -> bool:
+    from torchgen.model import DispatchKey
+
+    index = indices[DispatchKey.CPU]
+    return bool(index.has_kernel(f) or (f.structured_delegate and group is not None and index.has_kernel(group.out)))
+
+
+def header_rows() -> Iterator[dict[str, str]]:
+    """Yield ``{declaration, schema, dispatch, default}`` for each line of the wheel's RegistrationDeclarations.h."""
+    header = Path(torch.__file__).parent / "include" / "ATen" / "RegistrationDeclarations.h"
+    for line in header.read_text(encoding="utf-8").splitlines():
+        declaration, mark, comment = line.rpartition("// {")
+        if mark and declaration:
+            yield {"declaration": declaration.strip(), **json.loads("{" + comment)}
+
+
+def registered_schemas() -> dict[str, str]:
+    """``base.overload`` → schema as the running dispatcher holds it, for namespace ``aten``."""
+    found = {}
+    for schema in torch._C._jit_get_all_schemas():
+        if schema.name.startswith("aten::"):
+            name = schema.name.removeprefix("aten::")
+            found[f"{name}.{schema.overload_name}" if schema.overload_name else name] = str(schema)
+    return found
+
+
+def has_kernel(name: str, key: str = "PrivateUse1") -> bool:
+    """Whether a call of overload ``name`` on dispatch key ``key`` finds a kernel, composite ones included."""
+    return bool(torch._C._dispatch_has_computed_kernel_for_dispatch_key(f"aten::{name}", key))
+
+
+def has_cpu_kernel(name: str) -> bool:
+    """Whether overload ``name`` has a kernel registered for dense CPU tensors themselves."""
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "CPU"))
