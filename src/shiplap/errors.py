@@ -65,6 +65,10 @@ class DoctorError(ShiplapError, RuntimeError):
     """A program that cannot be examined as asked (SL7xx)."""
 
 
+class BackendError(ShiplapError, RuntimeError):
+    """A generated backend that cannot be described, generated, built or loaded (SL9xx)."""
+
+
 class ShiplapNotice(UserWarning):
     """Said once per process and reason: a slower or narrower path is in force."""
 
@@ -206,6 +210,24 @@ CATALOGUE: dict[str, Entry] = {
          "check the path: shiplap doctor -- python script.py"),
         ("SL702", "nothing was compiled", "Graph breaks are seen while torch compiles a function that is called.",
          "call the torch.compile'd function in the program; unset TORCH_COMPILE_DISABLE and TORCHDYNAMO_DISABLE"),
+    ]),
+    **_entries(BackendError, [
+        ("SL901", "metadata of a backend", "Wrappers are generated from it; a typo must not become a missing operator.",
+         "correct the line"),
+        ("SL902", "vendor expression", "It is checked against the functions that the vendor's headers declare.",
+         "correct the expression; 'shiplap backend functions RUNTIME' lists the signatures"),
+        ("SL903", "argument without a fate",
+         "Every argument of an ATen overload is mapped, guarded or shape only; a dropped one computes wrong values.",
+         "use it in 'graph', or add it to 'guard' or 'shape_only'"),
+        ("SL904", "torch has drifted from the schema lock",
+         "Wrappers were checked against these schemas; others may mean other arguments.",
+         "review the difference, then run 'shiplap backend gen --accept-drift'"),
+        ("SL905", "backend project", "A project is a directory that 'shiplap backend new' wrote.",
+         "name the directory that holds backend.toml"),
+        ("SL906", "backend cannot be built", "The compiler or linker refused the generated project.",
+         "read the first error of the compiler"),
+        ("SL907", "runtime not available", "The vendor's headers and libraries come from its own packages.",
+         "install them: pip install 'shiplap[openvino]' or 'shiplap[onednn]'"),
     ]),
 }  # fmt: skip
 
