@@ -1,0 +1,5 @@
+"""Linear layers with (2N-2):2N weights and 8-bit products. Formats, limits and how to use it: docs/slidesparse.md."""
+
+from shiplap.kernels.slidesparse.formats import Pattern, prune
+
+__all__ = ["Pattern", "prune"]

@@ -1,0 +1,219 @@
+"""The (2N-2):2N pattern: pruning, the sliding windows that make it 2:4, and the portable compressed form.
+
+A group is ``2N`` neighbours along k, N *pairs*; of these at most ``2N - 2`` are not zero. Window ``w`` of ``N - 1`` covers
+pairs ``w`` and ``w + 1``, four lanes, of which it stores two. Rules and proofs: docs/design/0011-slidesparse.md.
+All functions are plain PyTorch, for any dtype and device.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shiplap.errors import error
+
+__all__ = [
+    "Pattern", "compress", "compressed_bytes", "decompress", "dense_depth", "lift", "lifted_depth", "pad", "prune",
+    "slide", "source", "unslide",
+]  # fmt: skip
+
+ROWS, DEPTH = 16, 32  # what sparse tensor cores take: rows of activations, and the other two sizes, in multiples of
+MAX_PAIRS = 8
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # elements that torch gathers in any format
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """``(2N-2):2N`` for ``pairs`` N from 2 to 8; ``str`` and ``parse`` write it as ``"6:8"``."""
+
+    pairs: int
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.pairs <= MAX_PAIRS:
+            raise error("SL211", where="slidesparse.Pattern", got=f"{self.pairs} pairs", expected=f"2 to {MAX_PAIRS}",
+                        fix='take one of "2:4", "4:6", "6:8", "8:10", "10:12", "12:14", "14:16"')  # fmt: skip
+
+    @classmethod
+    def parse(cls, text: str | Pattern) -> Pattern:
+        """``"6:8"`` → ``Pattern(4)``; SL211 for what is no such pattern."""
+        if isinstance(text, Pattern):
+            return text
+        found = re.fullmatch(r"(\d{1,2}):(\d{1,2})", text)
+        kept, size = map(int, found.groups()) if found else (0, 0)
+        if size % 2 or kept != size - 2 or not 4 <= size <= 2 * MAX_PAIRS:
+            raise error("SL211", where="slidesparse.Pattern", got=repr(text), expected="(2N-2):2N with N from 2 to 8",
+                        fix='take one of "2:4", "4:6", "6:8", "8:10", "10:12", "12:14", "14:16"')  # fmt: skip
+        return cls(size // 2)
+
+    def __str__(self) -> str:
+        return f"{self.kept}:{self.size}"
+
+    @property
+    def size(self) -> int:
+        return 2 * self.pairs
+
+    @property
+    def kept(self) -> int:
+        return 2 * self.pairs - 2
+
+    @property
+    def expansion(self) -> float:
+        """Lifted depth over depth, ``2 - 2/N``."""
+        return 2 - 2 / self.pairs
+
+    @property
+    def ceiling(self) -> float:
+        """The largest speed-up that sparse tensor cores can give, ``N / (N - 1)``."""
+        return self.pairs / (self.pairs - 1)
+
+
+def dense_depth(k: int) -> int:
+    """``k`` rounded up to what 8-bit products take."""
+    return -(-k // DEPTH) * DEPTH
+
+
+def lifted_depth(k: int, pairs: int) -> int:
+    """k' of a depth ``k``: whole groups, ``4 (N - 1)`` lanes each, in all a multiple of 32."""
+    return dense_depth(-(-k // (2 * pairs)) * 4 * (pairs - 1))
+
+
+def source(k: int, pairs: int, device: torch.device | str = "cpu") -> Tensor:
+    """int64 ``[k']``: the element of the depth ``k`` that lane ``j`` reads; ``k`` where it reads a zero."""
+    lane = torch.arange(lifted_depth(k, pairs), device=device)
+    group, rest = lane // (4 * (pairs - 1)), lane % (4 * (pairs - 1))
+    return (group * 2 * pairs + 2 * (rest // 4) + rest % 4).clamp_max(k)
+
+
+def pad(x: Tensor, rows: int, columns: int) -> Tensor:
+    """``x`` with zeros below and to the right."""
+    if x.shape == (rows, columns):
+        return x
+    padded = x.new_zeros(rows, columns)
+    padded[: x.shape[0], : x.shape[1]] = x
+    return padded
+
+
+def lift(x: Tensor, pairs: int) -> Tensor:
+    """``x`` ``[m, k]`` → ``[ceil16(m), k']``: each window's four lanes side by side, zeros elsewhere."""
+    rows = -(-x.shape[0] // ROWS) * ROWS
+    return pad(x, rows, x.shape[1] + 1)[:, source(x.shape[1], pairs, x.device)]
+
+
+def prune(weight: Tensor, pattern: str | Pattern) -> Tensor:
+    """``weight`` ``[n, k]`` with the two smallest magnitudes of each group of a row set to zero, if they are not yet.
+
+    Magnitudes are compared as float32 (float64 as such); of equal ones the first goes. A group that ``k`` cuts short
+    is filled up with zeros, which count: of a group of ``s`` elements ``s - (2N - 2)`` go, if that is more than none.
+    SL211 for NaN.
+    """
+    size = Pattern.parse(pattern).size
+    n, k = weight.shape
+    magnitude = weight.detach().to(torch.float64 if weight.dtype == torch.float64 else torch.float32).abs()
+    _refuse_nan("slidesparse.prune", magnitude)
+    groups = -(-k // size)
+    magnitude = torch.nn.functional.pad(magnitude, (0, groups * size - k)).view(n, groups, size)
+    if k % size:  # the filling goes first, whatever else is zero
+        magnitude[:, -1, k % size :] = -1
+    smallest = magnitude.argsort(dim=-1, stable=True)[..., :2]
+    dropped = torch.zeros_like(magnitude, dtype=torch.bool).scatter_(-1, smallest, True)
+    return weight.detach().masked_fill(dropped.view(n, groups * size)[:, :k], 0)
+
+
+def _refuse_nan(where: str, weight: Tensor) -> None:
+    if (bad := torch.isnan(weight).any(-1)).any():
+        raise error("SL211", where=where, got=f"row {int(bad.nonzero()[0, 0])} holds NaN", expected="weights without NaN",
+                    fix="repair the checkpoint: NaN has no magnitude to prune by")  # fmt: skip
+
+
+def slide(weight: Tensor, pattern: str | Pattern) -> Tensor:
+    """``weight`` ``[n, k]`` of the pattern → ``[n, k']`` of 2:4 with ``slide(w) @ x[source] == w @ x``.
+
+    -0.0 becomes 0.0. SL211 names the first group that has more than ``2N - 2`` non-zeros.
+    """
+    shape = Pattern.parse(pattern)
+    (n, k), pairs = weight.shape, shape.pairs
+    groups = -(-k // shape.size)
+    zero = torch.zeros((), dtype=weight.dtype, device=weight.device)
+    whole = pad(weight, n, groups * shape.size).view(n, groups, pairs, 2)
+    used = whole != 0
+    counts = used.sum(-1)
+    over = counts.sum(-1) > shape.kept
+    if over.any():
+        row, group = map(int, over.nonzero()[0])
+        raise error("SL211", where="slidesparse.slide",
+                    got=f"{int(counts[row, group].sum())} non-zeros in row {row}, columns {group * shape.size} to "
+                        f"{min(k, (group + 1) * shape.size) - 1}",
+                    expected=f"at most {shape.kept} of {shape.size}", fix=f'prune(weight, "{shape}") first')  # fmt: skip
+    early, late = _halves(used, counts)
+    windows = torch.cat((torch.where(late[:, :, :-1], whole[:, :, :-1], zero),
+                         torch.where(early[:, :, 1:], whole[:, :, 1:], zero)), -1)  # fmt: skip
+    return pad(windows.reshape(n, -1), n, lifted_depth(k, pairs))
+
+
+def _halves(used: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Which non-zeros of a pair go into the window before, and which into the window that begins with it.
+
+    Windows are filled greedily from the left. What window ``k - 1`` leaves of pair ``k`` is ``max(0, C_k - 2k)``, with
+    ``C_k`` the non-zeros up to and including pair ``k``: nothing of the last pair exactly if the group has ``2N - 2``.
+    """
+    pairs = counts.shape[-1]
+    left = (counts.cumsum(-1) - 2 * torch.arange(pairs, device=counts.device)).clamp_min(0)
+    early = (counts - left)[..., None]
+    before = used.cumsum(-1) - used.to(torch.int64)  # non-zeros of the pair in front of this one
+    return used & (before < early), used & (before >= early)
+
+
+def unslide(slid: Tensor, k: int, pattern: str | Pattern) -> Tensor:
+    """The inverse of :func:`slide`: ``[n, k']`` → ``[n, k]``."""
+    pairs = Pattern.parse(pattern).pairs
+    groups, n = -(-k // (2 * pairs)), slid.shape[0]
+    windows = slid[:, : groups * 4 * (pairs - 1)].reshape(n, groups, pairs - 1, 4)
+    whole = slid.new_zeros(n, groups, pairs, 2)
+    whole[:, :, :-1] = windows[..., :2]
+    later = windows[..., 2:]
+    whole[:, :, 1:] = torch.where(later != 0, later, whole[:, :, 1:])
+    return whole.view(n, -1)[:, :k].contiguous()
+
+
+def compressed_bytes(n: int, depth: int, itemsize: int) -> int:
+    """Bytes of the portable form of ``[n, depth]``: the kept half of the elements, and two bits for each of them."""
+    return n * depth * itemsize // 2 + n * depth // 8
+
+
+def compress(slid: Tensor) -> Tensor:
+    """2:4 ``[n, k']`` → the portable form, uint8: values ``[n, k' / 2]``, then metadata ``[n, k' / 8]``.
+
+    Of each four neighbours two are kept, their lanes ascending: two bits each, the first in the lower bits, two groups
+    to a byte, the first in the lower half. Where fewer are non-zero, the zeros that fill up are the first ones. SL211
+    for what is not 2:4.
+    """
+    n, depth = slid.shape
+    fours = slid.contiguous().view(n, depth // 4, 4)
+    used = fours != 0
+    if (bad := used.sum(-1) > 2).any():
+        row, four = map(int, bad.nonzero()[0])
+        raise error("SL211", where="slidesparse.compress", got=f"more than 2 non-zeros in row {row}, lanes {4 * four} "
+                    f"to {4 * four + 3}", expected="2 of 4", fix="compress what slide() returned")  # fmt: skip
+    lanes = (~used).to(torch.uint8).argsort(dim=-1, stable=True)[..., :2].sort(-1).values
+    values = fours.view(_BITS[slid.itemsize]).masked_fill(~used, 0).gather(-1, lanes)  # -0.0 becomes 0.0
+    nibbles = (lanes[..., 0] + 4 * lanes[..., 1]).view(n, depth // 8, 2)
+    meta = (nibbles[..., 0] + 16 * nibbles[..., 1]).to(torch.uint8)
+    return torch.cat((values.reshape(-1).view(torch.uint8), meta.reshape(-1)))
+
+
+def decompress(packed: Tensor, n: int, depth: int, dtype: torch.dtype) -> Tensor:
+    """The portable form → 2:4 ``[n, depth]`` of ``dtype``; SL211 for a wrong number of bytes."""
+    wanted = compressed_bytes(n, depth, dtype.itemsize)
+    if packed.numel() != wanted:
+        raise error("SL211", where="slidesparse.decompress", got=f"{packed.numel()} bytes",
+                    expected=f"{wanted} for {n} rows of {depth} {dtype}", fix="pack the weight anew")  # fmt: skip
+    packed = packed.contiguous()
+    kept = n * depth * dtype.itemsize // 2
+    values = packed[:kept].clone().view(_BITS[dtype.itemsize]).view(n, depth // 4, 2)
+    meta = packed[kept:].to(torch.int64).view(n, depth // 8, 1)
+    nibbles = torch.cat((meta & 15, meta >> 4), -1).view(n, depth // 4, 1)
+    lanes = torch.cat((nibbles & 3, nibbles >> 2), -1)
+    return values.new_zeros(n, depth // 4, 4).scatter(-1, lanes, values).view(dtype).view(n, depth)

@@ -1,0 +1,40 @@
+"""The law of quantisation: symmetric, one scale a row, in float32. Kernels give the same bits.
+
+With ``a`` the largest magnitude of a row and ``limit`` that of the format (127, 448): ``scale = max(a / limit,
+MIN_SCALE)``, ``q = round_to_nearest_even(clamp(x * (1 / scale)))``. The inverse is that of the very scale that is
+returned, so rows too small to be scaled are consistent too. A row that holds NaN or an infinity gets the scale NaN and
+zeros: its results are NaN, those of other rows are not touched.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from shiplap.errors import error
+
+__all__ = ["LIMITS", "MIN_SCALE", "quantise", "quantise_weight"]
+
+LIMITS = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
+MIN_SCALE = 2.0**-110  # its inverse is finite, and subnormal elements round to zero, flushed or not
+
+
+def quantise(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """``x`` ``[m, k]``, floating → ``dtype`` ``[m, k]`` (int8, float8_e4m3fn) and the scales, float32 ``[m]``."""
+    limit = LIMITS[dtype]
+    wide = x.detach().to(torch.float32)
+    largest = wide.abs().amax(1) if x.shape[1] else wide.new_zeros(x.shape[0])
+    finite = torch.isfinite(largest)
+    scale = torch.where(finite, (largest / limit).clamp_min(MIN_SCALE), torch.nan)
+    inverse = torch.where(finite, 1 / scale, 0)
+    scaled = torch.where(finite[:, None], wide * inverse[:, None], 0).clamp(-limit, limit)
+    return (scaled.round() if dtype == torch.int8 else scaled).to(dtype), scale
+
+
+def quantise_weight(weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The same per output channel of ``[n, k]``, with -0.0 as 0.0; SL211 for weights that are not finite."""
+    q, scale = quantise(weight, dtype)
+    if (bad := torch.isnan(scale)).any():
+        raise error("SL211", where="slidesparse.quantise_weight", got=f"row {int(bad.nonzero()[0, 0])} holds NaN or an "
+                    "infinity", expected="finite weights", fix="repair the checkpoint")  # fmt: skip
+    return torch.where(q != 0, q, torch.zeros((), dtype=dtype, device=q.device)), scale
