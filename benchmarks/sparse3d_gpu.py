@@ -31,7 +31,8 @@ from shiplap.kernels.sparse3d import ops
 SOURCES = [
     "benchmarks/sparse3d_gpu.py", "src/shiplap/kernels/sparse3d/cuda/conv.py",
     "src/shiplap/kernels/sparse3d/cuda/*.triton.jinja", "src/shiplap/kernels/sparse3d/cuda/hash.py",
-    "src/shiplap/kernels/sparse3d/cuda/tables.py", "src/shiplap/kernels/sparse3d/cuda/sort.py",
+    "src/shiplap/kernels/sparse3d/cuda/lookup.py", "src/shiplap/kernels/sparse3d/cuda/tables.py",
+    "src/shiplap/kernels/sparse3d/cuda/sort.py",
     "src/shiplap/kernels/sparse3d/plan.py",
 ]  # fmt: skip
 SHELLS = ((8, 1024), (16, 1024), (32, 1024), (64, 1024), (128, 512), (256, 256), (512, 128), (1024, 64))

@@ -161,7 +161,8 @@ def _source(kernel: Any) -> str:
     ordinary = f"_kernel[_grid]({', '.join(names)}, **_options)"
     lines = [f"def launch(_grid, {declared}, **_options):"]
     for name, about in zip(names, kernel.params, strict=True):
-        lines += _constant(name, ordinary) if about.is_constexpr else _value(name, ordinary)
+        free = about.do_not_specialize
+        lines += _constant(name, ordinary) if about.is_constexpr else _value(name, ordinary, free)
     entries = "".join(f"_k_{n}, _l_{n}, " for n in names)
     lines += [
         "    _device = _device_of()",
@@ -194,17 +195,28 @@ def _source(kernel: Any) -> str:
     return "\n".join(lines)
 
 
-def _value(a: str, ordinary: str) -> list[str]:
-    """Tensors by dtype and alignment, integers by width, divisibility by 16 and being 1, others by type."""
+def _value(a: str, ordinary: str, free: bool) -> list[str]:
+    """Tensors by dtype and alignment, integers by width, divisibility by 16 and being 1, others by type.
+
+    ``free``: not specialised, which for integers leaves the width. They come first: such kernels have many.
+    """
+    width = f"0 if -0x80000000 <= {a} <= 0x7fffffff else 32 if {a} <= 0x7fffffffffffffff else 64"
+    integer = f"_k_{a} is int and -0x8000000000000000 <= {a} <= 0xffffffffffffffff"
+    if free:
+        return [
+            f"    _k_{a} = type({a})",
+            f"    if {integer}:",
+            f"        _v_{a}, _l_{a} = {a}, {width}",
+            *(line.replace("    if", "    elif", 1) for line in _value(a, ordinary, False)[1:]),
+        ]
     return [
         f"    _k_{a} = type({a})",
         f"    if (_k_{a} is _Tensor or _k_{a} is _Parameter) and {a}.is_cuda:",
         f"        _v_{a} = {a}.data_ptr()",
         f"        _k_{a}, _l_{a} = {a}.dtype, not _v_{a} & 15",
-        f"    elif _k_{a} is int and -0x8000000000000000 <= {a} <= 0xffffffffffffffff:",
+        f"    elif {integer}:",
         f"        _v_{a} = {a}",
-        f"        _l_{a} = 1 if {a} == 1 else (0 if {a} & 15 else 16) + (",
-        f"            0 if -0x80000000 <= {a} <= 0x7fffffff else 32 if {a} <= 0x7fffffffffffffff else 64)",
+        f"        _l_{a} = 1 if {a} == 1 else (0 if {a} & 15 else 16) + ({width})",
         f"    elif {a} is None or _k_{a} is float or _k_{a} is bool:",
         f"        _v_{a}, _l_{a} = {a}, None",
         f"    else: return {ordinary}",

@@ -267,7 +267,12 @@ def workspace_size(expr: Expr | None, call: Binding) -> int:
     """What the workspace expression ``expr`` asks for in this call, in bytes."""
     if expr is None:
         return 0
-    return int(expr({**call.env, "threads": torch.get_num_threads(), "itemsize": _itemsize(call)}))
+    env = call.env
+    if "threads" in expr.names:
+        env = {**env, "threads": torch.get_num_threads()}
+    if "itemsize" in expr.names:
+        env = {**env, "itemsize": _itemsize(call)}
+    return int(expr(env))
 
 
 def _itemsize(call: Binding) -> int:

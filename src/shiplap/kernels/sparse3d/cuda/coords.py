@@ -16,7 +16,7 @@ from shiplap.impl import triton_launcher
 from shiplap.kernels.sparse3d.coords import output_shape
 from shiplap.kernels.sparse3d.cuda import status
 from shiplap.kernels.sparse3d.cuda.hash import is_inside, load_coords, report
-from shiplap.kernels.sparse3d.cuda.tables import OUTSIDE, batches_below
+from shiplap.kernels.sparse3d.cuda.lookup import OUTSIDE, batches_below
 
 __all__ = ["out_coords", "out_coords_bounded"]
 

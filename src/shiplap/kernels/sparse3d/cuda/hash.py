@@ -13,7 +13,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["SLOT_BYTES", "find", "insert", "is_inside", "load_coords", "report", "slots_for"]
+__all__ = [
+    "SLOT_BYTES",
+    "find",
+    "insert",
+    "is_inside",
+    "load_coords",
+    "number_of",
+    "places",
+    "report",
+    "search",
+    "slots_for",
+]
 
 SLOT_BYTES = 40  # int64, and eight of int32
 STATUS_BITS = tl.constexpr(40)  # status.ROW_BITS
@@ -53,7 +64,7 @@ def _half(size):
 
 
 @triton.jit
-def _number(b, x, y, z, width, height, depth):
+def number_of(b, x, y, z, width, height, depth):
     """The number of a cell's block, from 1."""
     line = (b.to(tl.int64) * _half(width) + (x >> 1)) * _half(height) + (y >> 1)
     return line * _half(depth) + (z >> 1) + 1
@@ -69,9 +80,9 @@ def _home(number, capacity):
 
 
 @triton.jit
-def _places(slots, slot, x, y, z, capacity):
-    """Where the rows of cells are kept."""
-    rows = (slots + capacity.to(tl.int64)).to(tl.pointer_type(tl.int32))
+def places(slots, slot, x, y, z, capacity):
+    """Where the rows of cells are kept. ``slots`` is an address."""
+    rows = (slots.to(tl.int64) + capacity.to(tl.int64) * 8).to(tl.pointer_type(tl.int32))
     return rows + slot.to(tl.int64) * 8 + ((x & 1) * 4 + (y & 1) * 2 + (z & 1))
 
 
@@ -81,27 +92,32 @@ def insert(slots, row, b, x, y, z, active, width, height, depth, capacity):
 
     ``slots`` is an address. Returns a row + 1 that was there, or 0.
     """
-    slots, capacity = slots.to(tl.int64).to(tl.pointer_type(tl.int64)), capacity.to(tl.uint32)
-    number, wanting = _number(b, x, y, z, width, height, depth), active
+    entries, capacity = slots.to(tl.int64).to(tl.pointer_type(tl.int64)), capacity.to(tl.uint32)
+    number, wanting = number_of(b, x, y, z, width, height, depth), active
     slot = _home(number, capacity)
     while tl.max(wanting.to(tl.int32), 0) > 0:
         # There is no masked compare-and-swap: who is done compares with what no slot holds.
-        old = tl.atomic_cas(slots + slot, tl.where(wanting, 0, -1).to(tl.int64), number, sem="relaxed")
+        old = tl.atomic_cas(entries + slot, tl.where(wanting, 0, -1).to(tl.int64), number, sem="relaxed")
         wanting = wanting & (old != 0) & (old != number)
         slot = tl.where(wanting, tl.where(slot + 1 == capacity, 0, slot + 1), slot)
-    return tl.atomic_max(_places(slots, slot, x, y, z, capacity), row + 1, mask=active, sem="relaxed")
+    return tl.atomic_max(places(slots, slot, x, y, z, capacity), row + 1, mask=active, sem="relaxed")
 
 
 @triton.jit
-def find(slots, b, x, y, z, active, width, height, depth, capacity):
-    """``[rows, taps]``: the row with these coordinates or -1. ``slots`` is an address."""
+def search(slots, number, active, capacity):
+    """``(slot, there)``: the slots ``[rows, blocks]`` of blocks by number, and which blocks there are at all."""
     slots, capacity = slots.to(tl.int64).to(tl.pointer_type(tl.int64)), capacity.to(tl.uint32)
-    number, searching = _number(b, x, y, z, width, height, depth), active
-    slot = _home(number, capacity)
-    there = active & False
+    slot, searching, there = _home(number, capacity), active, active & False
     while tl.max(tl.max(searching.to(tl.int32), 1), 0) > 0:
         seen = tl.load(slots + slot, mask=searching, other=0)
         there = there | (searching & (seen == number))
         searching = searching & (seen != 0) & (seen != number)
         slot = tl.where(searching, tl.where(slot + 1 == capacity, 0, slot + 1), slot)
-    return tl.load(_places(slots, slot, x, y, z, capacity), mask=there, other=0) - 1
+    return slot, there
+
+
+@triton.jit
+def find(slots, b, x, y, z, active, width, height, depth, capacity):
+    """``[rows, taps]``: the row with these coordinates or -1. ``slots`` is an address."""
+    slot, there = search(slots, number_of(b, x, y, z, width, height, depth), active, capacity)
+    return tl.load(places(slots, slot, x, y, z, capacity), mask=there, other=0) - 1

@@ -19,7 +19,7 @@ from torch import Tensor
 from shiplap.impl import triton_launcher
 from shiplap.kernels.sparse3d.cuda import status
 from shiplap.kernels.sparse3d.cuda.hash import is_inside, load_coords, report
-from shiplap.kernels.sparse3d.cuda.tables import OUTSIDE, TWICE, batches_below
+from shiplap.kernels.sparse3d.cuda.lookup import OUTSIDE, TWICE, batches_below
 from shiplap.kernels.sparse3d.hashing import init_hashmap
 
 __all__ = ["index", "insert", "insert_3d", "lookup", "lookup_3d", "slot_of"]

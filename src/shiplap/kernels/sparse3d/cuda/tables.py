@@ -1,15 +1,8 @@
-"""Tables of neighbours, sorted or not, and their transposes in Triton: a hash of the coordinates, then lookups.
-
-Every entry is looked up, also where a submanifold table could be mirrored: neighbouring lookups share cache lines, rows
-are written whole, and no two programs write the same place.
-"""
+"""Tables of neighbours, sorted or not, and their transposes, on CUDA: lookups (lookup.py), then sorts (sort.py)."""
 
 # mypy: disable-error-code="no-untyped-def"
 
 from __future__ import annotations
-
-from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 import triton
@@ -17,162 +10,27 @@ import triton.language as tl
 from torch import Tensor
 
 from shiplap.impl import triton_launcher
-from shiplap.kernels.sparse3d.coords import MAX_CELLS, output_shape
+from shiplap.kernels.sparse3d.coords import output_shape
 from shiplap.kernels.sparse3d.cuda import sort, status
-from shiplap.kernels.sparse3d.cuda.hash import SLOT_BYTES, find, insert, is_inside, load_coords, report, slots_for
+from shiplap.kernels.sparse3d.cuda.hash import SLOT_BYTES, report, slots_for
+from shiplap.kernels.sparse3d.cuda.lookup import OUTSIDE, Target, Window, around, look_up
 
-__all__ = ["build_hash", "conv_plan", "conv_table", "subm_plan", "subm_table", "transpose_table"]
+__all__ = ["conv_plan", "conv_table", "subm_plan", "subm_table", "transpose_table"]
 
-OUTSIDE = "coords row {row} is outside spatial_shape (or its grid has 2^63 cells or more)"
-TWICE = "duplicate coordinates: row {row} occurs more than once"
 OUTPUT_OUTSIDE = "out_coords row {row} is outside the output grid (or that has 2^63 cells or more)"
 OUTPUT_TWICE = "duplicate coordinates: out_coords row {row} occurs more than once"
 ENTRY = "row {row} has an entry outside [-1, rows)"
 ENTRY_TWICE = "an entry of row {row} occurs twice under its tap"
-
-INSERTS = 64  # rows of a program; one warp each, which waits for its own slowest search only
-LOOKUPS = 256  # entries of a program
-
-
-@triton.jit(do_not_specialize=["slots", "n", "width", "height", "depth", "batches", "capacity", "code", "code_twice"])
-def insert_kernel(
-    coords, slots, status, n, width, height, depth, batches, capacity, code, code_twice, BLOCK: tl.constexpr
-):  # fmt: skip
-    """Rows of ``coords`` into ``slots``; padding is left out, and so is what lies outside the grid."""
-    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    b, x, y, z = load_coords(coords, row, row < n)
-    good = is_inside(b, x, y, z, width, height, depth, batches)
-    report(status, code, row, (b != -1) & ~good)
-    twin = insert(slots, row, b, x, y, z, good, width, height, depth, capacity)
-    report(status, code_twice, row, good & (twin != 0))
-
-
-@triton.jit
-def _under(at, stride, padding, dilation, tap, WIDE: tl.constexpr):
-    """``[rows, taps]``: the coordinate under each tap."""
-    if WIDE:
-        at, tap = at.to(tl.int64), tap.to(tl.int64)
-    return (at * stride - padding)[:, None] + (tap * dilation)[None, :]
-
-
-@triton.jit(
-    do_not_specialize=[
-        "slots", "table", "keys", "counts", "m", "k", "width", "height", "depth", "width_q", "height_q", "depth_q",
-        "batches", "sx", "sy", "sz", "px", "py", "pz", "dx", "dy", "dz", "capacity", "code", "run", "runs",
-    ]
-)  # fmt: skip
-def lookup_kernel(
-    queries, slots, table, keys, counts, masks, status, m, k, width, height, depth, width_q, height_q, depth_q,
-    batches, sx, sy, sz, px, py, pz, dx, dy, dz, capacity, code, run, runs,
-    KY: tl.constexpr, KZ: tl.constexpr, WIDE: tl.constexpr, SIZE: tl.constexpr, TAPS: tl.constexpr,
-    ROWS: tl.constexpr, KEY: tl.constexpr, BINS: tl.constexpr,
-):  # fmt: skip
-    """``table[j, v]``: the row of the hash under tap v of query j; what its sort needs if ``KEY`` is a dtype.
-
-    A program looks up the ``SIZE`` taps of one part.
-    """
-    part, v = tl.program_id(1), tl.arange(0, TAPS)
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    b, x, y, z = load_coords(queries, row, row < m)
-    good = is_inside(b, x, y, z, width_q, height_q, depth_q, batches)
-    report(status, code, row, (b != -1) & ~good)
-    tap = part * SIZE + v
-    x = _under(x, sx, px, dx, tap // (KY * KZ), WIDE)
-    y = _under(y, sy, py, dy, tap // KZ % KY, WIDE)
-    z = _under(z, sz, pz, dz, tap % KZ, WIDE)
-    b, own = b[:, None], ((v < SIZE) & (tap < k))[None, :]
-    there = is_inside(b, x, y, z, width, height, depth, 0x80000000) & good[:, None] & own
-    x, y, z = x.to(tl.int32), y.to(tl.int32), z.to(tl.int32)
-    found = find(slots, b, x, y, z, there, width, height, depth, capacity)
-    place = table.to(tl.int64).to(tl.pointer_type(tl.int32)) + row.to(tl.int64)[:, None] * k + tap[None, :]
-    tl.store(place, found, mask=(row < m)[:, None] & own)
-    if KEY is not None:
-        hits = tl.sum((found >= 0).to(tl.int32) << v[None, :], 1)
-        sort.store_key(keys, counts, masks, hits, row, m, part, run, runs, SIZE, KEY, BINS)
-
-
-_insert = triton_launcher(insert_kernel)
-_lookup = triton_launcher(lookup_kernel)
-
-
-class Window(NamedTuple):
-    """What is looked up: from ``shape`` under the taps of queries in ``grid``."""
-
-    shape: Sequence[int]
-    grid: Sequence[int]
-    kernel: Sequence[int]
-    stride: Sequence[int]
-    padding: Sequence[int]
-    dilation: Sequence[int]
-
-    @property
-    def wide(self) -> bool:
-        """Whether a coordinate under a tap may not fit 32 bits."""
-        axes = zip(*self, strict=True)
-        return max(max(w, g * s + p + k * d) for w, g, k, s, p, d in axes) >= 2**31
-
-
-def batches_below(shape: Sequence[int]) -> int:
-    """How many scenes of this grid have fewer than 2^63 cells together."""
-    return min(2**31 - 1, (MAX_CELLS - 1) // max(1, shape[0] * shape[1] * shape[2]))
-
-
-def build_hash(op: str, coords: Tensor, shape: Sequence[int], workspace: Tensor, word: int, zeros: int = 0) -> int:
-    """Fill the hash at the start of ``workspace`` (``zeros`` bytes behind it are cleared too): its capacity."""
-    n = coords.shape[0]
-    capacity = slots_for(n)
-    used = SLOT_BYTES * capacity + zeros
-    if workspace.numel() > 2 * used or workspace.numel() > 1 << 20:
-        workspace = workspace[: -(-used // 8) * 8].view(torch.int64)  # wide stores
-    workspace.zero_()
-    _insert[(-(-n // INSERTS),)](
-        coords, workspace.data_ptr(), word, n, *shape, batches_below(shape), capacity, status.code_of(op, OUTSIDE),
-        status.code_of(op, TWICE), BLOCK=INSERTS, num_warps=1,
-    )  # fmt: skip
-    return capacity
-
-
-def _look_up(
-    op: str, coords: Tensor, queries: Tensor, window: Window, table: Tensor, workspace: Tensor, message: str
-) -> None:  # fmt: skip
-    word, k = status.word(coords.device), table.shape[1]
-    if not table.numel():
-        return
-    if not coords.shape[0]:
-        table.fill_(-1)
-        return
-    capacity = build_hash(op, coords.contiguous(), window.shape, workspace, word)
-    _launch(window, queries.contiguous(), capacity, workspace, table.data_ptr(), word, k, status.code_of(op, message))
-
-
-def _launch(
-    window: Window, queries: Tensor, capacity: int, slots: Tensor, table: int, word: int, k: int, code: int,
-    form: sort.Form | None = None, keys: int = 0, counts: int = 0, masks: Tensor | None = None,
-) -> None:  # fmt: skip
-    """Look up all taps, part by part if the table is to be sorted."""
-    shape, grid, kernel, stride, padding, dilation = window
-    m = queries.shape[0]
-    size = form.size if form else min(k, 32)
-    taps = triton.next_power_of_2(size)
-    rows = LOOKUPS // taps
-    run, runs, key, bins = (form.run, form.runs, form.key, form.bins) if form else (1, 1, None, 0)
-    _lookup[(-(-m // rows), -(-k // size))](
-        queries, slots.data_ptr(), table, keys, counts, masks, word, m, k, *shape, *grid, batches_below(grid), *stride,
-        *padding, *dilation, capacity, code, run, runs, KY=kernel[1], KZ=kernel[2], WIDE=window.wide, SIZE=size,
-        TAPS=taps, ROWS=rows, KEY=key, BINS=bins, num_warps=1,
-    )  # fmt: skip
-
-
-def _around(shape: list[int], kernel: list[int], dilation: list[int]) -> Window:
-    padding = [k // 2 * d for k, d in zip(kernel, dilation, strict=True)]
-    return Window(shape, shape, kernel, (1, 1, 1), padding, dilation)
 
 
 def subm_table(
     coords: Tensor, shape: list[int], kernel: list[int], dilation: list[int], *, out: Tensor, workspace: Tensor
 ) -> None:
     """See ``ops.subm_table``."""
-    _look_up("subm_table", coords, coords, _around(shape, kernel, dilation), out, workspace, OUTSIDE)
+    word = status.word(coords.device)
+    if out.numel():
+        coords, target = coords.contiguous(), Target(out.data_ptr(), out.shape[1])
+        look_up("subm_table", coords, coords, around(shape, kernel, dilation), target, word, OUTSIDE, workspace)
 
 
 def conv_table(
@@ -180,9 +38,15 @@ def conv_table(
     dilation: list[int], *, out: Tensor, workspace: Tensor,
 ) -> None:  # fmt: skip
     """See ``ops.conv_table``."""
-    grid = output_shape(shape, kernel, stride, padding, dilation)
-    window = Window(shape, grid, kernel, stride, padding, dilation)
-    _look_up("conv_table", coords, out_coords, window, out, workspace, OUTPUT_OUTSIDE)
+    word = status.word(coords.device)
+    if not coords.shape[0]:
+        out.fill_(-1)
+    elif out.numel():
+        window = Window(
+            shape, output_shape(shape, kernel, stride, padding, dilation), kernel, stride, padding, dilation
+        )
+        target = Target(out.data_ptr(), out.shape[1])
+        look_up("conv_table", coords, out_coords, window, target, word, OUTPUT_OUTSIDE, workspace)
 
 
 def subm_plan(
@@ -195,14 +59,11 @@ def subm_plan(
         return
     coords, form = coords.contiguous(), sort.form_of(n, k, parts, run)
     scratch = SLOT_BYTES * slots_for(n)
-    table = scratch + sort.scratch_bytes(n, parts)
-    capacity = build_hash("subm_plan", coords, shape, workspace, word, form.zeros)
-    base, code = workspace.data_ptr(), status.code_of("subm_plan", OUTSIDE)
-    _launch(
-        _around(shape, kernel, dilation), coords, capacity, workspace, base + table, word, k, code,
-        form, base + scratch + form.keys, base + scratch, masks,
-    )  # fmt: skip
-    sort.sort_rows(form, base + table, workspace, scratch, n, k, parts, columns, order, masks)
+    base = workspace.data_ptr()
+    table, at = base + scratch + sort.scratch_bytes(n, parts), base + scratch
+    target = Target(table, k, form, at + form.keys, at, masks)
+    look_up("subm_plan", coords, coords, around(shape, kernel, dilation), target, word, OUTSIDE, workspace)
+    sort.sort_rows(form, table, workspace, scratch, n, k, parts, columns, order, masks)
 
 
 @triton.jit(do_not_specialize=["entries", "k", "rows", "code", "code_twice"])
@@ -251,13 +112,9 @@ def conv_plan(
     window, form = Window(shape, grid, kernel, stride, padding, dilation), sort.form_of(m, k, parts, run)
     scratch = SLOT_BYTES * slots_for(n)
     scratch_t = scratch + sort.scratch_bytes(m, parts)
-    table = scratch_t + sort.scratch_bytes(n, parts_t)
-    capacity = build_hash("conv_plan", coords.contiguous(), shape, workspace, word, form.zeros)
-    base, code = workspace.data_ptr(), status.code_of("conv_plan", OUTPUT_OUTSIDE)
-    _launch(
-        window, out_coords.contiguous(), capacity, workspace, base + table, word, k, code, form,
-        base + scratch + form.keys, base + scratch, masks,
-    )  # fmt: skip
+    table, base = scratch_t + sort.scratch_bytes(n, parts_t), workspace.data_ptr()
+    target = Target(base + table, k, form, base + scratch + form.keys, base + scratch, masks)
+    look_up("conv_plan", coords, out_coords, window, target, word, OUTPUT_OUTSIDE, workspace)
     sort.sort_rows(form, base + table, workspace, scratch, m, k, parts, columns, order, masks)
     if parts_t:
         tables = workspace[table : table + 4 * k * (m + n)].view(torch.int32)
