@@ -1,7 +1,7 @@
 """The (2N-2):2N pattern: pruning, the sliding windows that make it 2:4, and the portable compressed form.
 
-A group is ``2N`` neighbours along k, N *pairs*; of these at most ``2N - 2`` are not zero. Window ``w`` of ``N - 1`` covers
-pairs ``w`` and ``w + 1``, four lanes, of which it stores two. Rules and proofs: docs/design/0011-slidesparse.md.
+A group is ``2N`` neighbours along k, N *pairs*; of these at most ``2N - 2`` are not zero. Window ``w`` of ``N - 1``
+covers pairs ``w`` and ``w + 1``, four lanes, of which it stores two. Rules and proofs: docs/design/0011-slidesparse.md.
 All functions are plain PyTorch, for any dtype and device.
 """
 
@@ -124,7 +124,8 @@ def prune(weight: Tensor, pattern: str | Pattern) -> Tensor:
 
 def _refuse_nan(where: str, weight: Tensor) -> None:
     if (bad := torch.isnan(weight).any(-1)).any():
-        raise error("SL211", where=where, got=f"row {int(bad.nonzero()[0, 0])} holds NaN", expected="weights without NaN",
+        row = int(bad.nonzero()[0, 0])
+        raise error("SL211", where=where, got=f"row {row} holds NaN", expected="weights without NaN",
                     fix="repair the checkpoint: NaN has no magnitude to prune by")  # fmt: skip
 
 
@@ -145,8 +146,8 @@ def slide(weight: Tensor, pattern: str | Pattern) -> Tensor:
         row, group = map(int, over.nonzero()[0])
         raise error("SL211", where="slidesparse.slide",
                     got=f"{int(counts[row, group].sum())} non-zeros in row {row}, columns {group * shape.size} to "
-                        f"{min(k, (group + 1) * shape.size) - 1}",
-                    expected=f"at most {shape.kept} of {shape.size}", fix=f'prune(weight, "{shape}") first')  # fmt: skip
+                    f"{min(k, (group + 1) * shape.size) - 1}", expected=f"at most {shape.kept} of {shape.size}",
+                    fix=f'prune(weight, "{shape}") first')  # fmt: skip
     early, late = _halves(used, counts)
     windows = torch.cat((torch.where(late[:, :, :-1], whole[:, :, :-1], zero),
                          torch.where(early[:, :, 1:], whole[:, :, 1:], zero)), -1)  # fmt: skip
@@ -212,7 +213,9 @@ def decompress(packed: Tensor, n: int, depth: int, dtype: torch.dtype) -> Tensor
                     expected=f"{wanted} for {n} rows of {depth} {dtype}", fix="pack the weight anew")  # fmt: skip
     packed = packed.contiguous()
     kept = n * depth * dtype.itemsize // 2
-    values = packed[:kept].clone().view(_BITS[dtype.itemsize]).view(n, depth // 4, 2)
+    values = (
+        packed[:kept].clone(memory_format=torch.contiguous_format).view(_BITS[dtype.itemsize]).view(n, depth // 4, 2)
+    )
     meta = packed[kept:].to(torch.int64).view(n, depth // 8, 1)
     nibbles = torch.cat((meta & 15, meta >> 4), -1).view(n, depth // 4, 1)
     lanes = torch.cat((nibbles & 3, nibbles >> 2), -1)

@@ -1,8 +1,8 @@
 """Whole linear layers as ops: a user's sizes in, his dtype out, scales and bias applied.
 
-Each takes the weight twice, as far as it is kept: *dense* (pruned, quantised, padded to whole tiles) and *packed*. Both are
-the same numbers, so kernels that read one or the other are candidates of one choice, made by ``sl.tune`` per bucket of
-rows, and sparse never loses by accident. One of them may be None, to save memory.
+Each takes the weight twice, as far as it is kept: *dense* (pruned, quantised) and *packed*. Both
+are the same numbers, so kernels that read one or the other are candidates of one choice, made by ``sl.tune`` per bucket
+of rows, and sparse never loses by accident. One of them may be None, to save memory.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from shiplap.kernels.slidesparse.quantise import quantise
 
 __all__ = ["linear_bf16", "linear_fp8", "linear_fp16", "linear_int8"]
 
-_REQUIRES = ("n >= 0", "pairs >= 2", "pairs <= 8", "layout >= 0", "layout <= 1")
+_REQUIRES = ("pairs >= 2", "pairs <= 8", "layout >= 0", "layout <= 1")
 
 
 def _weight(
@@ -27,7 +27,7 @@ def _weight(
 ) -> Tensor:  # fmt: skip
     """The weight ``[n, k]``, whichever way it came."""
     if dense is not None:
-        return dense[:n, :k]
+        return dense
     if packed is None:
         raise error("SL211", where="slidesparse linear layer", got="neither a dense nor a packed weight",
                     expected="one of them", fix="pack() the weight, with keep= one of its forms")  # fmt: skip
@@ -42,37 +42,35 @@ def _finish(total: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
 def _quantised(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
     q, scale_q = quantise(x, torch.int8 if weight.dtype == torch.int8 else torch.float8_e4m3fn)
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-    return _finish(product(q, weight).to(wide) * scale_q[:, None] * scale[: len(weight)], bias, x.dtype)
+    return _finish(product(q, weight).to(wide) * scale_q[:, None] * scale, bias, x.dtype)
 
 
 @sl.op("slidesparse::linear_int8", requires=(*_REQUIRES, "k <= 65536"))
 def linear_int8(
     x: Float[Tensor, "m k"],
-    scale: Float32[Tensor, "cdiv(n,32)*32"],
-    n: int,
-    dense: Int8[Tensor, "cdiv(n,32)*32 cdiv(k,32)*32"] | None = None,
+    scale: Float32[Tensor, "n"],
+    dense: Int8[Tensor, "n k"] | None = None,
     packed: UInt8[Tensor, "_"] | None = None,
     bias: Float[Tensor, "n"] | None = None,
     pairs: int = 4,
     layout: int = 0,
 ) -> Float[Tensor, "m n"]:
-    """``x`` quantised per row, times an int8 weight of ``n`` rows with a ``scale`` each, plus ``bias``."""
-    return _quantised(x, _weight(dense, packed, n, x.shape[1], pairs, layout, torch.int8), scale, bias)
+    """``x`` quantised per row, times an int8 weight with a ``scale`` per output channel, plus ``bias``."""
+    return _quantised(x, _weight(dense, packed, len(scale), x.shape[1], pairs, layout, torch.int8), scale, bias)
 
 
 @sl.op("slidesparse::linear_fp8", requires=_REQUIRES)
 def linear_fp8(
     x: Float[Tensor, "m k"],
-    scale: Float32[Tensor, "cdiv(n,32)*32"],
-    n: int,
-    dense: Float8e4m3fn[Tensor, "cdiv(n,32)*32 cdiv(k,32)*32"] | None = None,
+    scale: Float32[Tensor, "n"],
+    dense: Float8e4m3fn[Tensor, "n k"] | None = None,
     packed: UInt8[Tensor, "_"] | None = None,
     bias: Float[Tensor, "n"] | None = None,
     pairs: int = 4,
     layout: int = 0,
 ) -> Float[Tensor, "m n"]:
     """As ``linear_int8``, in float8_e4m3fn."""
-    weight = _weight(dense, packed, n, x.shape[1], pairs, layout, torch.float8_e4m3fn)
+    weight = _weight(dense, packed, len(scale), x.shape[1], pairs, layout, torch.float8_e4m3fn)
     return _quantised(x, weight, scale, bias)
 
 
@@ -80,7 +78,7 @@ def linear_fp8(
 def linear_bf16(
     x: BFloat16[Tensor, "m k"],
     n: int,
-    dense: BFloat16[Tensor, "cdiv(n,32)*32 cdiv(k,32)*32"] | None = None,
+    dense: BFloat16[Tensor, "n k"] | None = None,
     packed: UInt8[Tensor, "_"] | None = None,
     bias: BFloat16[Tensor, "n"] | None = None,
     pairs: int = 4,
@@ -95,7 +93,7 @@ def linear_bf16(
 def linear_fp16(
     x: Float16[Tensor, "m k"],
     n: int,
-    dense: Float16[Tensor, "cdiv(n,32)*32 cdiv(k,32)*32"] | None = None,
+    dense: Float16[Tensor, "n k"] | None = None,
     packed: UInt8[Tensor, "_"] | None = None,
     bias: Float16[Tensor, "n"] | None = None,
     pairs: int = 4,

@@ -7,6 +7,8 @@ tiles only. ``layers.py`` has the ops that take a user's sizes.
 
 from __future__ import annotations
 
+import importlib
+
 import torch
 from jaxtyping import BFloat16, Float, Float8e4m3fn, Float16, Float32, Int8, Int32, UInt8
 from torch import Tensor
@@ -95,9 +97,8 @@ def expand(packed: Tensor, n: int, k: int, dtype: torch.dtype, layout: int) -> T
     if packed.device.type != "cuda":
         raise error("SL211", where="slidesparse", got=f"a weight packed by cuSPARSELt on {packed.device}",
                     expected="the portable layout", fix="pack the weight on the device that uses it")  # fmt: skip
-    from shiplap.kernels.slidesparse import lt
-
-    return lt.expand(packed, n, k, dtype)
+    vendor = importlib.import_module("shiplap.kernels.slidesparse.lt")  # only where its layout is in use
+    return vendor.expand(packed, n, k, dtype)
 
 
 @sl.op("slidesparse::mm_int8", requires=(*_TILES, _INT32))
