@@ -75,11 +75,11 @@ def submanifold(rng: torch.Generator) -> None:
     ):
         at = voxels(rng, rows, grid, padding=padding) if math.prod(grid) < 10**6 else far(rng, rows, grid)
         at = torch.cat([at.new_zeros(1, 4), at])[1:]  # an offset
-        for lookup.NEAR in (4096, 0):  # compared with each other, and through the hash
+        for lookup.NEAR in (1024, 0):  # compared with each other, and through the hash
             run(ops.subm_table, at, grid, kernel, dilation)
         taps = math.prod(kernel)
         for parts in sorted({-(-taps // 31), -(-taps // 9), -(-taps // 3)}):
-            lookup.NEAR = 4096 * (parts % 2)
+            lookup.NEAR = 1024 * (parts % 2)
             run(planning.subm_plan, at, grid, kernel, dilation, parts, 1 << 18)
         run(planning.subm_plan, at, grid, kernel, dilation, -(-taps // 3), 50)
 
@@ -172,7 +172,7 @@ def late_errors(rng: torch.Generator) -> None:
     for row, match in (([0, 2, 2, 2], "duplicate"), ([0, 4, 0, 0], "outside"), ([-2, 0, 0, 0], "outside")):
         bad = at.clone()
         bad[3] = torch.tensor(row)
-        for lookup.NEAR in (4096, 0):
+        for lookup.NEAR in (1024, 0):
             told(match, ops.subm_table, bad, *arguments)
         told(match, planning.subm_plan, bad, *arguments, 9, 1 << 18)
         told(match, ops.conv_table, bad, at, *arguments[:2], *[[1, 1, 1]] * 3)

@@ -25,7 +25,7 @@ def late(module: str, name: str) -> Callable[..., Any]:
 
 
 HASH = "40 * max(2 * n, 64)"  # bytes of hash.SLOT_BYTES * hash.slots_for(n)
-SORT = "parts * (16 * {} + 8192)"  # bytes of sort.scratch_bytes
+SORT = "parts * (20 * {} + 8192)"  # bytes of sort.scratch_bytes
 
 
 @ops.unique_coords.kernel("cuda", name="triton")
@@ -74,7 +74,7 @@ def _(*args: Any, columns: Tensor, order: Tensor, masks: Tensor, workspace: Tens
     late("tables", "subm_plan")(*args, columns=columns, order=order, masks=masks, workspace=workspace)
 
 
-PLAN = f"{HASH} + {SORT.format('m')} + parts_t * (16 * n + 8192) + 4 * k * (m + n * min(parts_t, 1))"
+PLAN = f"{HASH} + {SORT.format('m')} + parts_t * (20 * n + 8192) + 4 * k * (m + n * min(parts_t, 1))"
 
 
 @planning.conv_plan.kernel("cuda", name="triton", workspace=PLAN)

@@ -41,9 +41,9 @@ TWICE = "duplicate coordinates: row {row} occurs more than once"
 
 INSERTS = 64  # rows of a program; one warp each, which waits for its own slowest search only
 LOOKUPS = 256  # entries of a program
-BLOCK_ROWS, BLOCK_WARPS = 16, 2  # queries of a program that looks up blocks, and its warps
-NEAR = 4096  # voxels up to here are compared with each other
-NEAR_ROWS, NEAR_OTHERS = 16, 128
+BLOCK_ROWS, BLOCK_WARPS = 8, 1  # queries of a program that looks up blocks, and its warps
+NEAR = 1024  # voxels up to here are compared with each other
+NEAR_ROWS, NEAR_OTHERS = 4, 256
 
 
 @triton.jit(do_not_specialize=["slots", "n", "width", "height", "depth", "batches", "capacity", "code", "code_twice"])

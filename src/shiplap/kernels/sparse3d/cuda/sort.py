@@ -21,7 +21,7 @@ from shiplap.kernels.sparse3d.ops import ROWS_PER_MASK, part_size
 
 __all__ = ["Form", "form_of", "pow2", "scratch_bytes", "sort_at", "sort_rows", "sort_table", "store_key", "tap_blocks"]
 
-TILE = tl.constexpr(256)  # rows of a histogram; a row finds its place in the tile by comparing with all of them
+TILE = tl.constexpr(128)  # rows of a histogram; a row finds its place in the tile by comparing with all of them
 ALONE_TAPS, ALONE_ROWS = 4, 8192  # a part up to here has one program
 COUNTED_TAPS = 9  # parts up to here are counted: 512 ranks
 COUNTED_ROWS = 1 << 17  # tables up to here: beyond, the histograms outweigh the rows
@@ -62,7 +62,7 @@ def form_of(m: int, k: int, parts: int, run: int) -> Form:
 
 def scratch_bytes(m: int, parts: int) -> int:
     """The most that any form needs; declared as ``cuda.SORT``."""
-    return parts * (16 * m + 8192)
+    return parts * (20 * m + 8192)
 
 
 @triton.jit
@@ -171,7 +171,7 @@ def scan_kernel(counts, totals, tiles, BINS: tl.constexpr, CHUNK: tl.constexpr, 
 @triton.jit(do_not_specialize=["table", "keys", "counts", "totals", "m", "k"])
 def place_kernel(
     table, keys, counts, totals, columns, order, masks, m, k, SIZE: tl.constexpr, TAPS: tl.constexpr,
-    BINS: tl.constexpr, CHUNK: tl.constexpr, BIN_CHUNK: tl.constexpr,
+    BINS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Rows of a tile to their places: after smaller keys, after the same key in earlier tiles and earlier in this."""
     counts = counts.to(tl.int64).to(tl.pointer_type(tl.int32))
@@ -182,10 +182,8 @@ def place_kernel(
     mine = keys.to(tl.int64).to(tl.pointer_type(tl.int16)) + part.to(tl.int64) * m
     key = tl.load(mine + row, mask=row < m, other=0).to(tl.int32)
     place = tl.load(counts + (part * tl.num_programs(0) + tile).to(tl.int64) * BINS + key, mask=row < m, other=0)
-    for first in range(0, BINS, BIN_CHUNK):
-        bins = first + tl.arange(0, BIN_CHUNK)
-        total = tl.load(totals + part * BINS + bins)
-        place += tl.sum(tl.where(bins[None, :] < key[:, None], total[None, :], 0), 1)
+    total = tl.load(totals + part * BINS + tl.arange(0, BINS))
+    place += tl.gather(tl.cumsum(total, 0) - total, key, 0)
     for first in range(0, TILE, CHUNK):
         other = first + tl.arange(0, CHUNK)
         theirs = tl.load(mine + tile * TILE + other, mask=tile * TILE + other < m, other=-1).to(tl.int32)
@@ -271,7 +269,7 @@ def sort_rows(
         _scan[(bins // chunk, parts)](counts, totals, tiles, BINS=bins, CHUNK=chunk, TILES=64, num_warps=4)
         _place[(tiles, parts)](
             table, counts + form.keys, counts, totals, columns, order, masks, m, k, SIZE=size, TAPS=taps, BINS=bins,
-            CHUNK=32, BIN_CHUNK=min(bins, 32), num_warps=8,
+            CHUNK=32, num_warps=4,
         )  # fmt: skip
     else:
         dtype = {tl.int16: torch.int16, tl.int32: torch.int32, tl.int64: torch.int64}[form.key]
