@@ -120,6 +120,16 @@ def test_grown_cases_have_only_dims_of_two_and_more():
     assert min(sizes) >= 2
 
 
+def test_what_grows_is_a_size_and_not_the_rank():
+    @sl.op("audit_samples::any_rank")
+    def any_rank(x: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
+        return x * 2
+
+    samples = Samples(any_rank, 0)
+    assert list(samples.grown(1)) == []  # no dim of it has a name
+    assert max(case.args[0].dim() for case in samples._known.values() if case) <= 3
+
+
 def test_a_builder_gives_the_arguments_and_is_told_what_is_wanted():
     asked = []
 

@@ -254,7 +254,8 @@ class Samples:
             if count == 0:
                 return
             sizes = {n: v + step * (5 + i) if type(v) is int and v > 1 else v for i, (n, v) in enumerate(base.items())}
-            for wanted in (sizes, *({n: v} for n, v in sizes.items()), {n: 8 * step * v for n, v in base.items()}):
+            times = {n: 8 * step * v if type(v) is int else v for n, v in base.items()}
+            for wanted in (sizes, *({n: v} for n, v in sizes.items()), times):
                 case = next(self._resized(wanted), None)
                 if case is not None and _dims(case) > _dims_of(self.base):
                     count -= 1
