@@ -16,7 +16,7 @@ from shiplap.op.explain import mismatch
 from shiplap.op.expr import Expr
 from shiplap.op.spec import Arg, Dim, OpSpec, Output
 
-__all__ = ["read_spec", "read_workspace"]
+__all__ = ["read_arguments", "read_spec", "read_workspace"]
 
 AUTOCAST_RULES = ("widest", "autocast", "float32", None)
 
@@ -53,6 +53,11 @@ def read_spec(
     )  # fmt: skip
     _check(spec)
     return spec
+
+
+def read_arguments(name: str, fn: Callable[..., Any]) -> tuple[Arg, ...]:
+    """The annotated parameters of ``fn`` as data, for functions that are no ops; raises SL1xx as ``read_spec`` does."""
+    return tuple(_arguments(name, fn, _hints(fn), set(), set()))
 
 
 def _names(value: Iterable[str]) -> tuple[str, ...]:

@@ -1,0 +1,79 @@
+"""Nodes of FX graphs as Inductor's passes keep them: fake values, what later passes and traces read, new nodes.
+
+Run on torch 2.11, 2.13 and 2.15. Nothing of the compiler is imported before a graph is there.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+__all__ = ["carry_over", "count", "counted", "hint", "node_value", "set_value", "trace"]
+
+
+def node_value(node: Node) -> Any:
+    """The fake value of a node, at any level; None if it has none."""
+    return node.meta.get("val", node.meta.get("example_value"))
+
+
+def set_value(node: Node, value: Any, level: str) -> None:
+    """Give ``node`` the fake value that later passes of this level look for."""
+    node.meta["example_value" if level == "pre-grad" else "val"] = value
+
+
+def hint(size: Any) -> int:
+    """The number that a size is, or was in the call that is compiled for; 0 where only the data knows."""
+    if isinstance(size, int):
+        return size
+    found = size.node.hint
+    return int(found) if found is not None else 0
+
+
+def carry_over(new: Node, old: Node) -> None:
+    """Source line, module and pass of ``old``, which ``new`` stands for; the partitioner's tags, too."""
+    for key in ("stack_trace", "nn_module_stack", "source_fn_stack", "seq_nr", "partitioner_tag", "custom"):
+        if key in old.meta:
+            new.meta.setdefault(key, old.meta[key])
+
+
+def trace(fn: Callable[..., Any], values: Sequence[Any], level: str) -> Graph:
+    """``fn`` of fake values as the nodes that belong at ``level``, under the values' own fake mode and symbols.
+
+    The output is what ``fn`` returned, flattened to a list; ahead of autograd no operator is taken apart.
+    """
+    from torch._dispatch.python import enable_python_dispatcher
+    from torch._inductor.decomposition import select_decomp_table
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.utils._pytree import tree_leaves
+
+    ahead = level == "pre-grad"
+    table = None if ahead else select_decomp_table()
+
+    def flat(*args: Any) -> list[Any]:
+        return tree_leaves(fn(*args))
+
+    mode = next(v.fake_mode for v in values if hasattr(v, "fake_mode"))
+    with mode, enable_python_dispatcher(), torch.set_grad_enabled(ahead), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        made = make_fx(flat, table, tracing_mode="real", pre_dispatch=ahead)(*values)
+    made.graph.eliminate_dead_code()
+    return made.graph
+
+
+def count(rewrite: str, nodes: int) -> None:
+    """Count an application with Inductor's own."""
+    from torch._dynamo.utils import counters
+
+    for name, more in (("pattern_matcher_count", 1), ("pattern_matcher_nodes", nodes), (f"shiplap_{rewrite}", 1)):
+        counters["inductor"][name] += more
+
+
+def counted(rewrite: str) -> int:
+    """How often ``rewrite`` was applied since ``reset_compiler``."""
+    from torch._dynamo.utils import counters
+
+    return int(counters["inductor"][f"shiplap_{rewrite}"])

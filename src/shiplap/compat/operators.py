@@ -1,0 +1,95 @@
+"""Torch's operators however they are spelled: what a node of a graph calls, and the names of its arguments."""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from shiplap.compat.nodes import node_value
+
+__all__ = ["Signature", "operator_of", "signature_of"]
+
+Signature = dict[str, Any]
+"""Argument name → default, or ``inspect.Parameter.empty``."""
+
+VIEWS = frozenset({"view", "reshape", "_unsafe_view"})  # the same elements in the same order
+OPERATORS = {"truediv": "div", "mod": "remainder", "and_": "bitwise_and", "or_": "bitwise_or", "invert": "bitwise_not"}
+HOMES = (torch, torch.nn.functional, torch._C._nn, torch.Tensor)
+
+
+def operator_of(node: Node) -> Any:
+    """``"linear"`` for one of torch's own, however it is spelled; ``"ns::name"`` for other ops; else the function."""
+    target = node.target
+    if node.op == "call_method":
+        return _plain(str(target))
+    if isinstance(target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+        packet = target if isinstance(target, torch._ops.OpOverloadPacket) else target.overloadpacket
+        namespace, _, name = packet._qualified_op_name.partition("::")
+        return _plain(name) if namespace == "aten" else f"{namespace}::{name}"
+    name = getattr(target, "__name__", "")
+    own = getattr(operator, name, None) is target or any(getattr(home, name, None) is target for home in HOMES)
+    return _plain(name) if name and own else target
+
+
+def _plain(name: str) -> str:
+    if name.startswith("__") and name.endswith("__"):
+        name = name[2:-2]
+    name = OPERATORS.get(name, name)
+    return "view" if name in VIEWS else name
+
+
+def signature_of(node: Node) -> Signature:
+    """Names and defaults of the arguments of this very call; empty where nobody knows them."""
+    target = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        return _of_schema(target)
+    if node.op == "call_function" and inspect.isfunction(target):
+        parameters = inspect.signature(target).parameters.values()
+        return {} if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters) else {
+            p.name: p.default for p in parameters
+        }  # fmt: skip
+    packet = target if isinstance(target, torch._ops.OpOverloadPacket) else _packet(str(operator_of(node)))
+    for overload in _overloads(packet):
+        if _fits(overload, node):
+            return _of_schema(overload)
+    return {}
+
+
+def _packet(name: str) -> Any:
+    return getattr(torch.ops.aten, name, None)
+
+
+@cache
+def _overloads(packet: Any) -> tuple[Any, ...]:
+    names = packet.overloads() if packet is not None else ()
+    found = [getattr(packet, n) for n in names if "out" not in n]
+    return tuple(sorted(found, key=lambda o: len(o._schema.arguments)))
+
+
+@cache
+def _of_schema(overload: Any) -> Signature:
+    empty = inspect.Parameter.empty
+    return {a.name: a.default_value if a.has_default_value() else empty for a in overload._schema.arguments}
+
+
+def _fits(overload: Any, node: Node) -> bool:
+    arguments = overload._schema.arguments
+    if len(node.args) > len(arguments) or not set(node.kwargs) <= {
+        "input" if a.name == "self" else a.name for a in arguments
+    }:
+        return False
+    return all(
+        _is_tensor(v) == (str(a.type) in ("Tensor", "Optional[Tensor]"))
+        for a, v in zip(arguments, node.args, strict=False)
+        if v is not None
+    )
+
+
+def _is_tensor(v: Any) -> bool:
+    return isinstance(v, Node) and isinstance(node_value(v), Tensor)

@@ -1,0 +1,169 @@
+"""Places where Inductor runs the passes of others: putting one there, and seeing what a function looks like there.
+
+Run on torch 2.11, 2.13 and 2.15. Passes with a uuid are part of every cache key; before 2.13 a pass in the pre-grad
+place runs ahead of the cache look-up, so that its result is.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import types
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import chain, repeat
+from typing import Any
+
+import torch
+from torch._inductor import config, custom_graph_pass
+from torch.fx import Graph, Node
+
+from shiplap.compat import mark_dynamic
+from shiplap.compat.nodes import node_value
+
+__all__ = ["PLACES", "Captured", "Pass", "capture", "current", "installed"]
+
+PLACES = {
+    "pre-grad": "pre_grad_custom_pass",
+    "joint": "joint_custom_pre_pass",
+    "post-grad": "post_grad_custom_pre_pass",
+}
+
+# One that is told whether the graph is for inference; since 2.13, and a graph pass before.
+_INFORMED = getattr(custom_graph_pass, "CustomInferenceAwareGraphPass", ())
+
+
+class Pass(custom_graph_pass.CustomGraphPass):
+    """``run(graph)`` at one place, after the pass that was there before; its identity is both of theirs.
+
+    Plain functions have no uuid: with one of those before it, nothing is cached, as without us.
+    """
+
+    def __init__(self, run: Callable[[Graph], None], identity: Callable[[], Any], inner: Any = None) -> None:
+        self.run, self.identity, self.users = run, identity, 0
+        self.inner: tuple[Any, ...] = tuple(inner) if isinstance(inner, (list, tuple)) else (inner,) if inner else ()
+
+    def __call__(self, graph: Graph, is_inference: bool = True) -> None:
+        for each in self.inner:
+            informed = _INFORMED and isinstance(each, _INFORMED)
+            each(graph, is_inference) if informed else each(graph)
+        self.run(graph)
+
+    def uuid(self) -> Any | None:
+        inner = [p.uuid() if isinstance(p, custom_graph_pass.CustomGraphPass) else None for p in self.inner]
+        return None if None in inner else ("shiplap", self.identity(), *inner)
+
+
+_lock = threading.Lock()
+
+
+@contextmanager
+def installed(make: Callable[[str, Any], Pass]) -> Iterator[None]:
+    """``make(level, what is there)`` at each place within this context, unless one is there already.
+
+    Before 2.13 the configuration belongs to the process, since then to the thread. So a pass stays until the last
+    context that found it has left; it is for ``make`` to see that it does nothing in other threads. What somebody put
+    in its stead meanwhile stays.
+    """
+    found = {level: _enter(place, level, make) for level, place in PLACES.items()}
+    try:
+        yield
+    finally:
+        for level, place in PLACES.items():
+            _leave(place, found[level])
+
+
+def _enter(place: str, level: str, make: Callable[[str, Any], Pass]) -> Pass:
+    with _lock:
+        there = getattr(config, place)
+        if not (isinstance(there, Pass) and there.users):
+            there = make(level, there)
+            setattr(config, place, there)
+        there.users += 1
+        return there
+
+
+def _leave(place: str, entered: Pass) -> None:
+    with _lock:
+        entered.users -= 1
+        if not entered.users and getattr(config, place) is entered:
+            before = entered.inner
+            setattr(config, place, list(before) if len(before) > 1 else before[0] if before else None)
+
+
+def current(level: str) -> Any:
+    """The pass, or passes, that the user's configuration has at this place."""
+    return getattr(config, PLACES[level])
+
+
+class _Uncached(Pass):
+    """Without a uuid: what is compiled with it neither reads nor fills a cache."""
+
+    def uuid(self) -> Any | None:
+        return None
+
+
+class _Stop(BaseException):
+    """Ends a compilation whose graph has been seen; no handler of torch takes it for a failure."""
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A function as a graph of one level. ``roles``: of each placeholder, the number of the tensor it stands for;
+    ``"size"`` for a symbol, ``"grad"`` for the gradient of an output (in the order of outputs)."""
+
+    graph: Graph
+    roles: dict[Node, int | str]
+
+
+def capture(fn: Callable[..., Any], tensors: Sequence[torch.Tensor], level: str, *, dynamic: bool) -> Captured:
+    """What ``fn(*tensors)`` is at ``level``, compiled as far as that place and as any function of a user is.
+
+    Sizes of at least 2 are symbols if ``dynamic``; equal ones are one symbol. Raises what torch raises for a function
+    that cannot be one graph.
+    """
+    order: list[int | str] = []
+    seen: list[Graph] = []
+
+    def note(graph: Graph) -> None:
+        order.extend(_role(n) for n in graph.nodes if n.op == "placeholder")
+        if level == "pre-grad":
+            stop(graph)
+
+    def stop(graph: Graph) -> None:
+        seen.append(graph)
+        raise _Stop
+
+    options: dict[str, Any] = dict.fromkeys(PLACES.values())
+    options |= {PLACES[level]: _Uncached(stop, str), PLACES["pre-grad"]: Pass(note, lambda: "capture")}
+    with suppress(_Stop), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for t in tensors if dynamic else ():
+            for dim in (d for d in range(t.dim()) if t.shape[d] > 1):
+                mark_dynamic(t, dim)
+        torch.compile(_of_its_own(fn), dynamic=False, fullgraph=True, options=options)(*tensors)
+    if not seen:
+        raise ValueError("it computes nothing from tensors")
+    roles = dict(zip((n for n in seen[0].nodes if n.op == "placeholder"), chain(order, repeat("grad")), strict=False))
+    return Captured(seen[0], roles)
+
+
+def _role(node: Node) -> int | str:
+    """Dynamo names what it lifts after where it found it: ``L_tensors_0_`` is the first of ours."""
+    if isinstance(node_value(node), torch.SymInt):
+        return "size"
+    found = re.fullmatch(r"L_tensors_(\d+)_", str(node.target))
+    if found is None:
+        raise ValueError(f"it uses a tensor that is no argument: {node.target}")
+    return int(found[1])
+
+
+def _of_its_own(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """``fn`` behind a code object that nothing else was compiled from: Dynamo remembers sizes and limits by code."""
+
+    def run(*tensors: torch.Tensor) -> Any:
+        return fn(*tensors)
+
+    return types.FunctionType(run.__code__.replace(), run.__globals__, "run", None, run.__closure__)

@@ -1,0 +1,14 @@
+"""Place: rewrites put kernels into models that nobody edited, and say where, and why not."""
+
+from shiplap.rewrite.base import Program, Rewrite
+from shiplap.rewrite.graph import place
+from shiplap.rewrite.guard import Guard
+from shiplap.rewrite.match import Level, Match, NearMiss, Saving
+from shiplap.rewrite.pattern import PatternRewrite, rewrite
+from shiplap.rewrite.prove import prove
+from shiplap.rewrite.scope import Rewrites, rewrites
+
+__all__ = [
+    "Guard", "Level", "Match", "NearMiss", "PatternRewrite", "Program", "Rewrite", "Rewrites", "Saving", "place",
+    "prove", "rewrite", "rewrites",
+]  # fmt: skip

@@ -1,0 +1,131 @@
+"""``Guard``: a condition on what a pattern's arguments are bound to, as text that is evaluated, digested and shown."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shiplap.compat import sizes
+from shiplap.errors import error
+from shiplap.op.expr import FUNCTIONS
+
+__all__ = ["Guard"]
+
+_GRAMMAR = (
+    ast.Expression, ast.BoolOp, ast.And, ast.Or, ast.UnaryOp, ast.Not, ast.USub, ast.BinOp, ast.Add, ast.Sub, ast.Mult,
+    ast.Div, ast.FloorDiv, ast.Mod, ast.Pow, ast.Compare, ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Is,
+    ast.IsNot, ast.In, ast.NotIn, ast.Name, ast.Load, ast.Attribute, ast.Subscript, ast.Slice, ast.Constant, ast.Tuple,
+    ast.List, ast.Call,
+)  # fmt: skip
+_ATTRIBUTES = frozenset({"shape", "dtype", "device", "ndim", "type", "itemsize", "requires_grad"})
+_METHODS = frozenset({"is_contiguous", "stride", "numel", "size", "dim"})
+_DTYPES = {n: getattr(torch, n) for n in dir(torch) if isinstance(getattr(torch, n), torch.dtype)}
+
+
+@dataclass(frozen=True)
+class Guard:
+    """``x.shape[-1] % 16 == 0``, ``x.dtype in (float16, bfloat16)``, ``x.device.type == "cuda"``, ``eps < 1e-3``.
+
+    Names are the pattern's arguments and dims; dtypes have their own names; ``x.device == "cuda"`` compares the type.
+    """
+
+    source: str
+
+    @classmethod
+    def parse(cls, source: str, names: frozenset[str], where: str) -> Guard:
+        """SL803 for what is outside the language, or a name that is neither an argument nor a dim."""
+        try:
+            tree = ast.parse(source.strip(), mode="eval")
+        except SyntaxError as e:
+            raise error("SL803", where=where, got=source, expected=str(e.msg)) from None
+        for node in ast.walk(tree):
+            if not _admitted(node):
+                part = repr(ast.unparse(node)) if isinstance(node, ast.expr) else type(node).__name__
+                raise error("SL803", where=where, got=source, expected=f"an expression without {part}")
+            if isinstance(node, ast.Name) and node.id not in names | _DTYPES.keys() | FUNCTIONS.keys():
+                raise error("SL803", where=where, got=f"{source!r} uses {node.id!r}",
+                            expected=f"names among {', '.join(sorted(names))}")  # fmt: skip
+        return cls(source.strip())
+
+    @cached_property
+    def _tree(self) -> ast.expr:
+        return ast.parse(self.source, mode="eval").body
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        return frozenset(n.id for n in ast.walk(self._tree) if isinstance(n, ast.Name)) - _DTYPES.keys()
+
+    def refuses(self, env: Mapping[str, Any], *, may_guard: bool = True) -> str:
+        """Empty when the guard holds, else why it does not: ``x.shape[-1] is 100``.
+
+        On symbolic sizes it becomes a condition of the compiled code, or, unless ``may_guard``, does not hold.
+        """
+        try:
+            if sizes.holds(self._value(self._tree, env), may_guard=may_guard):
+                return ""
+        except (ArithmeticError, LookupError, TypeError, AttributeError) as e:
+            return f"{type(e).__name__}: {e}"
+        leaves = {ast.unparse(n): _shown(self._value(n, env)) for n in _leaves(self._tree)}
+        return ", ".join(f"{name} is {held}" for name, held in leaves.items())
+
+    def _value(self, node: ast.expr, env: Mapping[str, Any]) -> Any:
+        code = compile(ast.Expression(node), f"<guard {self.source}>", "eval")
+        held = {k: _Seen(v) if isinstance(v, Tensor) else v for k, v in env.items()}
+        return eval(code, {**_DTYPES, **FUNCTIONS, **held, "__builtins__": {}})
+
+
+class _Device(str):
+    """A device's type, which compares with text; ``.type`` is itself."""
+
+    __slots__ = ()
+
+    @property
+    def type(self) -> str:
+        return str(self)
+
+
+class _Seen:
+    """What guards may see of a tensor."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.shape, self.dtype, self.ndim = tuple(tensor.shape), tensor.dtype, tensor.dim()
+        self.device, self.itemsize, self.requires_grad = (
+            _Device(tensor.device.type),
+            tensor.itemsize,
+            tensor.requires_grad,
+        )
+        self.is_contiguous, self.stride, self.numel = tensor.is_contiguous, tensor.stride, tensor.numel
+        self.size, self.dim = tensor.size, tensor.dim
+
+
+def _admitted(node: ast.AST) -> bool:
+    if isinstance(node, (ast.expr_context, ast.operator, ast.unaryop, ast.cmpop, ast.boolop)):
+        return isinstance(node, _GRAMMAR)
+    if isinstance(node, ast.Attribute):
+        return node.attr in _ATTRIBUTES | _METHODS
+    if isinstance(node, ast.Call):
+        method = isinstance(node.func, ast.Attribute) and node.func.attr in _METHODS
+        function = isinstance(node.func, ast.Name) and node.func.id in FUNCTIONS
+        return (method or function) and not node.keywords
+    if isinstance(node, ast.Constant):
+        return node.value is None or isinstance(node.value, (bool, int, float, str))
+    return isinstance(node, _GRAMMAR)
+
+
+def _leaves(tree: ast.AST) -> list[ast.expr]:
+    """The largest parts that merely look something up: ``x.shape[-1]``, ``k``."""
+    if isinstance(tree, (ast.Name, ast.Attribute, ast.Subscript)) or (
+        isinstance(tree, ast.Call) and isinstance(tree.func, ast.Attribute)
+    ):
+        return [] if isinstance(tree, ast.Name) and tree.id in _DTYPES else [tree]
+    return [leaf for child in ast.iter_child_nodes(tree) for leaf in _leaves(child)]
+
+
+def _shown(held: Any) -> str:
+    return str(held).removeprefix("torch.") if isinstance(held, torch.dtype) else str(held)

@@ -1,0 +1,82 @@
+"""``Match`` and ``NearMiss``: what a rewrite did to a graph, or what kept it from doing it. Plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+__all__ = ["LEVELS", "Level", "Match", "NearMiss", "Obstacle", "Outcome", "Saving"]
+
+Level = Literal["pre-grad", "joint", "post-grad"]
+LEVELS: tuple[Level, ...] = ("pre-grad", "joint", "post-grad")
+
+Obstacle = Literal[
+    "operator", "argument", "constant", "guard", "shape", "dtype", "device", "layout", "user", "mutation", "cost"
+]
+
+
+@dataclass(frozen=True)
+class Saving:
+    """Before minus after; negative is a cost, None not measured.
+
+    ``nodes``: calls in the graph; ``kernels``: launched by compiled code; ``bytes``: read and written by the nodes when
+    none is fused; ``ns``: a call.
+    """
+
+    nodes: int = 0
+    kernels: int | None = None
+    bytes: int | None = None
+    ns: float | None = None
+
+
+@dataclass(frozen=True)
+class Match:
+    """One place where a rewrite was applied.
+
+    Attributes:
+        rewrite: its name. ``level``: where it ran.
+        nodes: names of the nodes that it replaced, in graph order. ``made``: of those that it put there.
+        where: lines of the user's source (``file:line``) that the replaced nodes come from, each once.
+        operators: of the replaced nodes, in graph order.
+        args: what the pattern's arguments were bound to: ``("x", "float32[8, 64] of linear_1")``.
+        graph: number of the graph within its scope.
+        saving: nodes and bytes here; a dry run adds kernels and time.
+    """
+
+    rewrite: str
+    level: Level
+    nodes: tuple[str, ...]
+    made: tuple[str, ...]
+    where: tuple[str, ...] = ()
+    operators: tuple[str, ...] = ()
+    args: tuple[tuple[str, str], ...] = ()
+    graph: int = 0
+    saving: Saving = field(default_factory=Saving)
+
+
+@dataclass(frozen=True)
+class NearMiss:
+    """A place where a rewrite fits but for one thing.
+
+    Attributes:
+        rewrite: its name. ``level``: where it ran.
+        node: the node that stopped it. ``where``: the line of the user's source that this node comes from.
+        obstacle: the kind of thing that stopped it.
+        reason: what the graph has and what the rewrite wants, in one sentence.
+        fitting: how many of the ``of`` nodes of the pattern fit before.
+        fix: one thing to do about it, where there is one.
+    """
+
+    rewrite: str
+    level: Level
+    node: str
+    where: str
+    obstacle: Obstacle
+    reason: str
+    fitting: int = 0
+    of: int = 0
+    fix: str = ""
+    graph: int = 0
+
+
+Outcome = Match | NearMiss

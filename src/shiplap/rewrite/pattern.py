@@ -1,0 +1,156 @@
+"""``rewrite``: a pattern and a replacement, both plain functions of the same arguments."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
+from typing import Any
+
+from torch.fx import Graph, Node
+
+from shiplap.errors import error
+from shiplap.op.source import source_digest
+from shiplap.rewrite.base import Program, Rewrite
+from shiplap.rewrite.draw import Drawn
+from shiplap.rewrite.graph import describe, place, source_line
+from shiplap.rewrite.guard import Guard
+from shiplap.rewrite.match import LEVELS, Level, Match, NearMiss, Outcome
+from shiplap.rewrite.normal import called
+from shiplap.rewrite.signature import Signature
+from shiplap.rewrite.walk import Fit, Pattern, Stop, check_sizes, check_users, walk
+
+__all__ = ["PatternRewrite", "rewrite"]
+
+
+class PatternRewrite(Rewrite):
+    """Puts ``replacement`` where a graph computes what ``pattern`` does.
+
+    Attributes:
+        pattern, replacement: plain functions of the same arguments.
+        guards: conditions on what these are bound to.
+        pays: says of fake arguments whether the replacement is worth it, or why not.
+    """
+
+    def __init__(
+        self, name: str, pattern: Callable[..., Any], replacement: Callable[..., Any], level: Level,
+        where: Iterable[str], samples: Any, pays: Callable[..., bool | str] | None,
+    ) -> None:  # fmt: skip
+        self.name, self.level, self.pattern, self.replacement, self.pays = name, level, pattern, replacement, pays
+        self.signature = Signature(name, pattern)
+        known = frozenset(self.signature.parameters) | self.signature.dims
+        self.guards = tuple(Guard.parse(w, known, f"rewrite {name!r}") for w in where)
+        self._drawn = Drawn(self.signature, self.guards, samples)
+
+    def __repr__(self) -> str:
+        return f"<rewrite {self.name} at {self.level}>"
+
+    @cached_property
+    def digest(self) -> str:
+        functions = [source_digest(f) if f else "" for f in (self.pattern, self.replacement, self.pays)]
+        parts = [self.name, self.level, *functions, *(g.source for g in self.guards), *map(repr, self.signature.args)]
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+    def programs(self) -> Iterator[Program]:
+        return self._drawn.programs(self.pattern)
+
+    @cached_property
+    def patterns(self) -> list[Pattern]:
+        """The pattern as a graph, in each of its forms."""
+        return list(self._drawn.patterns(self.pattern, self.level))
+
+    def apply(self, graph: Graph) -> Iterator[Outcome]:
+        roots = {called(p.outputs[0]) for p in self.patterns}
+        gone: set[str] = set()
+        for node in list(graph.nodes):
+            if node.op.startswith("call") and called(node) in roots and node.name not in gone:
+                outcome = self._at(graph, node)
+                if isinstance(outcome, Match):
+                    gone.update(outcome.nodes)
+                if outcome is not None:
+                    yield outcome
+
+    def _at(self, graph: Graph, node: Node) -> Match | NearMiss | None:
+        """What becomes of the place whose result is ``node``: the first form that fits, else the nearest."""
+        best: tuple[Pattern, Fit, Stop] | None = None
+        for pattern in self.patterns:
+            fit = walk(pattern, node)
+            stop = fit.stop or self._refused(pattern, fit)
+            if stop is None:
+                found = self._place(graph, pattern, fit)
+                if isinstance(found, Match):
+                    return found
+                stop = Stop(node, found.obstacle, found.reason)
+            if best is None or len(fit.nodes) > len(best[1].nodes):
+                best = pattern, fit, stop
+        return self._near(*best) if best else None
+
+    def _refused(self, pattern: Pattern, fit: Fit) -> Stop | None:
+        env, problem = self.signature.bind({**dict.fromkeys(pattern.absent), **fit.args})
+        if problem:
+            return Stop(fit.nodes[pattern.outputs[0]], *problem)
+        if stop := check_sizes(pattern, fit) or check_users(pattern, fit):
+            return stop
+        at = fit.nodes[pattern.outputs[0]]
+        for guard in self.guards:
+            if why := guard.refuses(env, may_guard=self.level != "post-grad"):
+                return Stop(at, "guard", f"{guard.source} does not hold: {why}")
+        if (
+            self.pays is not None
+            and (answer := self.pays(**{n: env[n] for n in self.signature.parameters})) is not True
+        ):
+            return Stop(at, "cost", answer or "it does not pay here")
+        return None
+
+    def _place(self, graph: Graph, pattern: Pattern, fit: Fit) -> Match | NearMiss:
+        args = {**dict.fromkeys(pattern.absent), **fit.args}
+        names = self.signature.parameters
+        return place(graph, self.level, self.name, self.replacement, [args[n] for n in names],
+                     [fit.nodes[o] for o in pattern.outputs], fit.nodes.values(),
+                     [(n, describe(args[n])) for n in names])  # fmt: skip
+
+    def _near(self, pattern: Pattern, fit: Fit, stop: Stop) -> NearMiss | None:
+        fitting, of = len(fit.nodes), len(pattern.calls)
+        if 2 * fitting < of:
+            return None
+        return NearMiss(self.name, self.level, stop.node.name, source_line(stop.node), stop.obstacle, stop.reason,
+                        fitting, of)  # fmt: skip
+
+
+def rewrite(
+    pattern: Callable[..., Any],
+    replacement: Callable[..., Any],
+    *,
+    name: str = "",
+    level: Level = "pre-grad",
+    where: Iterable[str] | str = (),
+    samples: Callable[[], Iterable[Sequence[Any]]] | None = None,
+    pays: Callable[..., bool | str] | None = None,
+) -> PatternRewrite:
+    """Declare that ``replacement`` may stand where a model computes ``pattern``.
+
+    Args:
+        pattern: what models compute, as a plain function. Annotated as an op is (``x: Float[Tensor, "*b k"]``), it
+            says which dtypes and sizes are meant, and from which ones the proof draws samples.
+        replacement: what to compute instead; the same parameters, which may also be sizes' owners: ``x.shape[0]``.
+        name: an identifier; by default the replacement's.
+        level: ``"pre-grad"`` (torch functions, before autograd), ``"joint"`` or ``"post-grad"`` (ATen).
+        where: guards, such as ``"x.shape[-1] % 16 == 0"`` or ``"k >= 64"``; see :class:`Guard`.
+        samples: returns arguments to prove it on, where annotations cannot say which values are valid.
+        pays: gets the (fake) arguments; returns True, or why the replacement is not worth it here.
+
+    Raises:
+        ShiplapError: SL802, SL803. What it computes is proven when it is put into force, by :func:`rewrites`.
+    """
+    name = name or replacement.__name__
+    where = (where,) if isinstance(where, str) else tuple(where)
+    here = f"sl.rewrite({name!r})"
+    if not name.isidentifier():
+        raise error("SL802", where=here, got=f"name {name!r}", expected="an identifier", fix='give name="..."')
+    if level not in LEVELS:
+        raise error("SL802", where=here, got=f"level {level!r}", expected=", ".join(LEVELS), fix="name one of these")
+    ours, theirs = (list(inspect.signature(f).parameters) for f in (pattern, replacement))
+    if ours != theirs:
+        raise error("SL802", where=here, got=f"replacement({', '.join(theirs)})", expected=f"({', '.join(ours)})")
+    return PatternRewrite(name, pattern, replacement, level, where, samples, pays)

@@ -1,0 +1,124 @@
+"""``rewrites``: which rewrites are in force, for how long, and what they did. Nothing outlives the scope."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from contextvars import ContextVar, Token
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Self
+
+from torch.fx import Graph
+
+from shiplap.errors import error
+from shiplap.rewrite.base import Rewrite
+from shiplap.rewrite.match import Level, Match, NearMiss, Outcome
+from shiplap.rewrite.prove import proven
+
+if TYPE_CHECKING:
+    from shiplap.compat.passes import Pass
+
+__all__ = ["Rewrites", "rewrites"]
+
+_active: ContextVar[tuple[Rewrites, ...]] = ContextVar("shiplap_rewrites", default=())
+
+
+class Rewrites:
+    """Rewrites that are proven, ready to be put into force for a ``with`` block or for one ``torch.compile``.
+
+    Attributes:
+        rewrites: in the order in which they are tried at each level.
+        outcomes: what they did in the graphs compiled so far. Code from a cache is not compiled: it adds nothing.
+        graphs: how many graphs they have seen, at all levels.
+    """
+
+    def __init__(self, *rewrites: Rewrite) -> None:
+        names = [r.name for r in rewrites]
+        for twice in {n for n in names if names.count(n) > 1}:
+            raise error("SL802", where=f"sl.rewrites(..., {twice!r}, ...)", got="two rewrites of that name",
+                        expected="a name each")  # fmt: skip
+        self.rewrites = tuple(proven(r) for r in rewrites)
+        self.outcomes: list[Outcome] = []
+        self.graphs = 0
+        self._entered: list[tuple[Token[tuple[Rewrites, ...]], ExitStack]] = []
+
+    @property
+    def matches(self) -> list[Match]:
+        return [o for o in self.outcomes if isinstance(o, Match)]
+
+    @property
+    def near_misses(self) -> list[NearMiss]:
+        return [o for o in self.outcomes if isinstance(o, NearMiss)]
+
+    def __iter__(self) -> Iterator[Rewrite]:
+        return iter(self.rewrites)
+
+    def __enter__(self) -> Self:
+        from shiplap.compat import passes
+
+        token, stack = _active.set((*_active.get(), self)), ExitStack()
+        stack.enter_context(passes.installed(_of_the_context))
+        self._entered.append((token, stack))
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        token, stack = self._entered.pop()
+        stack.close()
+        _active.reset(token)
+
+    def options(self, **options: Any) -> dict[str, Any]:
+        """For ``torch.compile(fn, options=...)``: these rewrites, after the passes of ``options`` or in force."""
+        from shiplap.compat import passes
+
+        made = dict(options)
+        for level in {r.level for r in self.rewrites}:
+            place = passes.PLACES[level]
+            before = options.get(place, passes.current(level))
+            made[place] = _pass(level, lambda: (self,), before)
+        return made
+
+    def run(self, level: Level, graph: Graph) -> None:
+        """Apply the rewrites of one level to one graph; ``outcomes`` says what they did."""
+        for rewrite in self.rewrites:
+            if rewrite.level == level:
+                self.outcomes.extend(replace(o, graph=self.graphs) for o in rewrite.apply(graph))
+        self.graphs += 1
+
+    def identity(self, level: Level) -> str:
+        """Of what :meth:`run` does at ``level``."""
+        parts = [f"{r.name} {r.digest}" for r in self.rewrites if r.level == level]
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def rewrites(*rewrites: Rewrite) -> Rewrites:
+    """Prove ``rewrites`` (each once in a process), to be put into force with ``with``, or with ``options()``.
+
+    Raises:
+        ShiplapError: SL801 for a rewrite that changes results.
+
+    Example:
+        >>> import shiplap as sl
+        >>> with sl.rewrites() as placed:
+        ...     pass
+        >>> placed.matches
+        []
+    """
+    return Rewrites(*rewrites)
+
+
+def _pass(level: Level, scopes: Callable[[], tuple[Rewrites, ...]], before: Any) -> Pass:
+    """Runs the scopes that ``scopes()`` names whenever a graph is compiled."""
+
+    from shiplap.compat import passes
+
+    def run(graph: Graph) -> None:
+        for scope in scopes():
+            scope.run(level, graph)
+        graph.lint()
+
+    return passes.Pass(run, lambda: [scope.identity(level) for scope in scopes()], before)
+
+
+def _of_the_context(level: Any, before: Any) -> Pass:
+    return _pass(level, _active.get, before)

@@ -1,0 +1,97 @@
+"""The annotated arguments of a pattern: what they may be bound to, and the samples that a proof draws from them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from torch import Tensor
+from torch.fx import Node
+
+from shiplap.compat.sizes import holds
+from shiplap.op.declare import read_arguments
+from shiplap.op.expr import Expr
+from shiplap.op.spec import Arg, OpSpec, TensorType
+from shiplap.rewrite.graph import describe, value
+from shiplap.rewrite.match import Obstacle
+
+__all__ = ["Signature"]
+
+
+class Signature:
+    """Arguments by name. Without annotations only the names are known, and samples have to be given."""
+
+    def __init__(self, name: str, fn: Callable[..., Any], requires: Iterable[str] = ()) -> None:
+        self.name, self.parameters = name, tuple(inspect.signature(fn).parameters)
+        annotated = all(p.annotation is not p.empty for p in inspect.signature(fn).parameters.values())
+        self.args: tuple[Arg, ...] = read_arguments(f"rewrite::{name}", fn) if annotated else ()
+
+    @property
+    def dims(self) -> frozenset[str]:
+        return frozenset(d.text for a in self.args if a.tensor for d in a.tensor.dims if d.kind == "name")
+
+    @property
+    def optional(self) -> tuple[str, ...]:
+        return tuple(a.name for a in self.args if a.tensor and a.optional)
+
+    @property
+    def scalars(self) -> tuple[str, ...]:
+        return tuple(a.name for a in self.args if a.scalar)
+
+    def spec(self, requires: Iterable[str] = ()) -> OpSpec:
+        """As an op that computes nothing: what samples are drawn from."""
+        return OpSpec(f"rewrite::{self.name}", self.args, (), requires=tuple(
+            Expr.parse(r, f"rewrite {self.name!r}, where") for r in requires))  # fmt: skip
+
+    def bind(self, bound: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[Obstacle, str] | None]:
+        """What guards may use - arguments and dims by name - or what a match must not be bound to, and why."""
+        env = {k: value(v) if isinstance(v, Node) else v for k, v in bound.items()}
+        seen: dict[str, tuple[Any, str]] = {}
+        for arg in self.args:
+            held = env.get(arg.name)
+            if arg.tensor is None or (held is None and arg.optional):
+                continue
+            if not isinstance(held, Tensor):
+                return env, ("argument", f"{arg.name} would be {held!r}, the pattern takes {arg.tensor}")
+            problem = _dtype(arg, held, seen, bound[arg.name]) or _shape(arg, arg.tensor, held, seen, bound[arg.name])
+            if problem:
+                return env, problem
+        return {**{k: v for k, (v, _) in seen.items() if k.isidentifier()}, **env}, None
+
+
+def _dtype(arg: Arg, held: Tensor, seen: dict[str, tuple[Any, str]], node: Any) -> tuple[Obstacle, str] | None:
+    assert arg.tensor is not None
+    name = str(held.dtype).removeprefix("torch.")
+    if arg.tensor.dtypes and name not in arg.tensor.dtypes:
+        return "dtype", f"{arg.name} is {describe(node)}, the pattern takes {arg.tensor.dtype_class}"
+    if not arg.tensor.concrete:
+        first, whose = seen.setdefault(f"dtype {arg.tensor.dtype_class}", (name, arg.name))
+        if first != name:
+            return "dtype", f"{arg.name} is {describe(node)}, {whose} is {first}: the pattern takes one dtype"
+    return None
+
+
+def _shape(
+    arg: Arg, kind: TensorType, held: Tensor, seen: dict[str, tuple[Any, str]], node: Any
+) -> tuple[Obstacle, str] | None:
+    fixed = len(kind.dims) - kind.variadic
+    if held.dim() < fixed or (held.dim() > fixed and not kind.variadic):
+        return "shape", f"{arg.name} is {describe(node)}: {held.dim()} dims, the pattern takes {kind}"
+    sizes = list(held.shape)
+    for dim in kind.dims:
+        got = tuple(sizes[: held.dim() - fixed]) if dim.kind == "variadic" else sizes[0]
+        sizes = sizes[len(got) if isinstance(got, tuple) else 1 :]
+        if dim.kind in ("any", "expr") or dim.text == "...":
+            continue
+        wanted, whose = (dim.size, "") if dim.kind == "fixed" else seen.setdefault(dim.text, (got, arg.name))
+        if not _equal(got, wanted):
+            origin = f", in {whose} it is {wanted}" if whose else f", the pattern has {wanted}"
+            return "shape", f"{arg.name} is {describe(node)}: dim {dim.text} is {got}{origin}"
+    return None
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if isinstance(a, tuple):
+        return len(a) == len(b) and all(_equal(x, y) for x, y in zip(a, b, strict=True))
+    return holds(a == b, may_guard=False)

@@ -1,0 +1,213 @@
+"""Comparing a pattern with a place in a graph: one walk gives the match, or how far it came and what stopped it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+from torch.fx import Graph, Node
+
+from shiplap.compat.sizes import Sizes, is_size
+from shiplap.rewrite.graph import describe, operator_name, value
+from shiplap.rewrite.match import Obstacle
+from shiplap.rewrite.normal import COMMUTATIVE, arguments, called
+
+__all__ = ["Fit", "Pattern", "Stop", "walk"]
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """A function as a graph of one level.
+
+    ``inputs``: placeholder → name of the argument it stands for; ``scalars``: a constant that stands for an argument →
+    its name; ``absent``: optional arguments that are None in this form of the pattern.
+    """
+
+    graph: Graph
+    inputs: Mapping[Node, str]
+    scalars: Mapping[float, str] = field(default_factory=dict)
+    absent: tuple[str, ...] = ()
+
+    @property
+    def outputs(self) -> list[Node]:
+        (found,) = next(n for n in self.graph.nodes if n.op == "output").args
+        return [n for n in (found if isinstance(found, (list, tuple)) else [found]) if isinstance(n, Node)]
+
+    @property
+    def calls(self) -> list[Node]:
+        """The nodes that have to be found: calls that do not merely compute sizes."""
+        return [n for n in self.graph.nodes if n.op.startswith("call") and not is_size(value(n))]
+
+
+@dataclass(frozen=True)
+class Stop:
+    """What stopped a walk: the node of the graph, the kind of obstacle, a sentence."""
+
+    node: Node
+    obstacle: Obstacle
+    reason: str
+
+
+@dataclass
+class Fit:
+    """How a pattern lies on a graph: node of the pattern → of the graph, argument → what it is bound to."""
+
+    nodes: dict[Node, Node] = field(default_factory=dict)
+    args: dict[str, Any] = field(default_factory=dict)
+    sizes: list[tuple[Any, Any, Node, str]] = field(default_factory=list)
+    stop: Stop | None = None
+
+    def copy(self) -> Fit:
+        return Fit(dict(self.nodes), dict(self.args), list(self.sizes))
+
+
+class _Walker:
+    def __init__(self, pattern: Pattern) -> None:
+        self.pattern = pattern
+
+    def node(self, fit: Fit, want: Node, found: Any, user: Node) -> Fit:
+        """``want`` of the pattern is ``found``, which ``user`` reads."""
+        if want in self.pattern.inputs:
+            return self._input(fit, want, found, user)
+        if want in fit.nodes:
+            same = fit.nodes[want] is found
+            reason = f"{operator_name(user)} reads {_name(found)}, the pattern {fit.nodes[want].name} again"
+            return fit if same else self._stop(fit, user, "operator", reason)
+        if not isinstance(found, Node) or not found.op.startswith("call") or called(found) != called(want):
+            reason = f"{_name(found)} is {_what(found)}; the pattern has {operator_name(want)} there"
+            return self._stop(fit, found if isinstance(found, Node) else user, "operator", reason)
+        fit = fit.copy()
+        fit.nodes[want] = found
+        return self._arguments(fit, want, found)
+
+    def _input(self, fit: Fit, want: Node, found: Any, user: Node) -> Fit:
+        name = self.pattern.inputs[want]
+        if name not in fit.args:
+            fit = fit.copy()
+            fit.args[name] = found
+            return fit
+        if fit.args[name] is found:
+            return fit
+        return self._stop(fit, user, "argument", f"the pattern uses {name} more than once; here it would be both "
+                          f"{_name(fit.args[name])} and {_name(found)}")  # fmt: skip
+
+    def _arguments(self, fit: Fit, want: Node, found: Node) -> Fit:
+        wanted, given = arguments(want), arguments(found)
+        if wanted.keys() != given.keys():
+            return self._stop(fit, found, "argument", _renamed(found, wanted, given))
+        orders = [list(wanted)]
+        if called(want) in COMMUTATIVE and {"input", "other"} <= wanted.keys():
+            orders.append([{"input": "other", "other": "input"}.get(n, n) for n in wanted])
+        best = fit
+        for order in orders:
+            tried = fit
+            for name, other in zip(wanted, order, strict=True):
+                tried = self._value(tried, wanted[name], given[other], name, want, found)
+                if tried.stop:
+                    break
+            if not tried.stop:
+                return tried
+            best = tried if best is fit or len(tried.nodes) > len(best.nodes) else best
+        return best
+
+    def _value(self, fit: Fit, want: Any, given: Any, name: str, caller: Node, user: Node) -> Fit:
+        if isinstance(want, (list, tuple)):
+            if not isinstance(given, (list, tuple)) or len(want) != len(given):
+                return self._differs(fit, user, name, given, _name(want))
+            for w, g in zip(want, given, strict=True):
+                fit = self._value(fit, w, g, name, caller, user)
+                if fit.stop:
+                    return fit
+            return fit
+        held = value(want) if isinstance(want, Node) else want
+        if is_size(held):
+            return self._size(fit, held, given, name, user)
+        if isinstance(want, Node):
+            return self.node(fit, want, given, user)
+        if type(want) is float and want in self.pattern.scalars and type(given) in (int, float):
+            return self._scalar(fit, self.pattern.scalars[want], given, user)
+        if want == given and (type(want) is type(given) or isinstance(want, (int, float))):
+            return fit
+        return self._differs(fit, user, name, given, _name(want))
+
+    def _size(self, fit: Fit, want: Any, given: Any, name: str, user: Node) -> Fit:
+        actual = value(given) if isinstance(given, Node) else given
+        if not is_size(actual):
+            return self._differs(fit, user, name, given, "a size")
+        fit = fit.copy()
+        fit.sizes.append((want, actual, user, name))
+        return fit
+
+    def _scalar(self, fit: Fit, name: str, given: float, user: Node) -> Fit:
+        if fit.args.setdefault(name, given) == given:
+            return fit
+        return self._stop(fit, user, "constant", f"{name} would be both {fit.args[name]} and {given}")
+
+    def _differs(self, fit: Fit, user: Node, name: str, given: Any, want: str) -> Fit:
+        return self._stop(fit, user, "constant", f"{operator_name(user)} has {name}={_name(given)}, the pattern {want}")
+
+    def _stop(self, fit: Fit, node: Node, obstacle: Obstacle, reason: str) -> Fit:
+        stopped = fit.copy()
+        stopped.stop = Stop(node, obstacle, reason)
+        return stopped
+
+
+def walk(pattern: Pattern, at: Node, known: Fit | None = None, output: int = 0) -> Fit:
+    """``pattern`` with an output (the first) at ``at``, on top of what is ``known``; ``stop`` is what is in the way."""
+    return _Walker(pattern).node(known or Fit(), pattern.outputs[output], at, at)
+
+
+def check_sizes(pattern: Pattern, fit: Fit) -> Stop | None:
+    """Whether sizes agree, once every argument is bound: those of arguments, and those that the graph computes with."""
+    sizes = Sizes()
+    for want, name in pattern.inputs.items():
+        found, wanted = fit.args.get(name), value(want)
+        held = value(found) if isinstance(found, Node) else found
+        if not (isinstance(held, Tensor) and isinstance(wanted, Tensor)) or held.dim() != wanted.dim():
+            continue
+        for dim, (w, g) in enumerate(zip(wanted.shape, held.shape, strict=True)):
+            if not sizes.bind(w, g):
+                assert isinstance(found, Node)
+                return Stop(found, "shape", f"{name} is {describe(found)}: dim {dim} is {g}, the pattern has "
+                            f"{sizes.shown(w)} there")  # fmt: skip
+    for want, actual, user, name in fit.sizes:
+        if not sizes.same(want, actual):
+            return Stop(user, "shape", f"{operator_name(user)} has {name}={actual}, the pattern {sizes.shown(want)}")
+    return None
+
+
+def check_users(pattern: Pattern, fit: Fit) -> Stop | None:
+    """Whether somebody else reads what only the pattern may read."""
+    inside, outputs = set(fit.nodes.values()), {fit.nodes[o] for o in pattern.outputs if o in fit.nodes}
+    for found in fit.nodes.values():
+        stranger = next((u for u in found.users if u not in inside), None)
+        if stranger is not None and found not in outputs:
+            who = "the graph returns it" if stranger.op == "output" else f"{stranger.name} reads it, too"
+            return Stop(found, "user", f"{found.name} ({operator_name(found)}) would no longer be computed, but {who}")
+    return None
+
+
+def _renamed(found: Node, wanted: Mapping[str, Any], given: Mapping[str, Any]) -> str:
+    more, less = [n for n in given if n not in wanted], [n for n in wanted if n not in given]
+    call = operator_name(found)
+    if len(more) == len(less) == 1 and (isinstance(wanted[less[0]], Node) or wanted[less[0]] == given[more[0]]):
+        return f"{call} is given {more[0]}={_name(given[more[0]])}; the pattern calls this argument {less[0]}"
+    if more:
+        return f"{call} is also given {', '.join(f'{n}={_name(given[n])}' for n in more)}; the pattern leaves that out"
+    return f"{call} is not given {', '.join(f'{n}={_name(wanted[n])}' for n in less)}, which the pattern has"
+
+
+def _name(found: Any) -> str:
+    if isinstance(found, (list, tuple)):
+        return f"[{', '.join(map(_name, found))}]"
+    return found.name if isinstance(found, Node) else repr(found)
+
+
+def _what(found: Any) -> str:
+    if not isinstance(found, Node):
+        return "a constant"
+    if found.op == "placeholder":
+        return "an input of the graph"
+    return f"a call of {operator_name(found)}" if found.op.startswith("call") else found.op
