@@ -1,0 +1,1 @@
+"""Wrappers for a new device, generated from what torch declares and the vendor ships (docs/backend.md)."""

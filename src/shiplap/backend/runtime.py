@@ -1,0 +1,58 @@
+"""One vendor's runtime as a value: what it needs, what it compiles and links, which overloads it registers itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+from shiplap.backend.expression import nearest
+from shiplap.backend.vendor import Functions, free_functions
+from shiplap.errors import error
+
+__all__ = ["RUNTIMES", "Runtime", "runtime"]
+
+RUNTIMES = Path(__file__).parent / "runtimes"
+COMMON = RUNTIMES / "common"
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """A vendor's runtime. Callables are asked late, since the vendor's package may be missing (SL907)."""
+
+    name: str
+    requires: Mapping[str, str]
+    sources: tuple[Path, ...]
+    include_dirs: Callable[[], list[Path]]
+    system_dirs: Callable[[], list[Path]]
+    link_args: Callable[[], list[str]]
+    opset: Callable[[], Functions]
+    enums: Callable[[], Mapping[str, Mapping[str, str]]]
+    version: Callable[[], str]
+    compile_args: tuple[str, ...] = ()
+    registers: frozenset[str] = frozenset()
+
+    @property
+    def directory(self) -> Path:
+        return RUNTIMES / self.name
+
+    def functions(self) -> Functions:
+        """The vendor's own, the runtime's helpers, and functions of sizes and attributes that every target has."""
+        helpers = self.directory / "helpers.h"
+        attributes = COMMON / "include" / "shiplap_backend" / "attributes.h"
+        return {
+            **free_functions(attributes, "attributes"),
+            **(free_functions(helpers, "helpers") if helpers.is_file() else {}),
+            **self.opset(),
+        }
+
+
+def runtime(name: str) -> Runtime:
+    """The runtime called ``name``. SL907 if there is none."""
+    known = sorted(p.parent.name for p in RUNTIMES.glob("*/__init__.py"))
+    if name not in known:
+        raise error("SL907", where=name, got=f"no runtime {name!r}{nearest(name, known)}", expected=", ".join(known),
+                    fix="name one of these runtimes")  # fmt: skip
+    found: Runtime = import_module(f"shiplap.backend.runtimes.{name}").RUNTIME
+    return found

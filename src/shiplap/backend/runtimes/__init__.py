@@ -1,0 +1,1 @@
+"""The C++ that generated projects compile, one directory a vendor."""

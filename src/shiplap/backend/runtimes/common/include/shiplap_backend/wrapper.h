@@ -1,0 +1,123 @@
+// What generated wrappers say besides the vendor's expression: presence, dtypes, gates, results of unstructured ops.
+#pragma once
+
+#include <initializer_list>
+#include <optional>
+#include <vector>
+
+#include <ATen/core/IListRef.h>
+#include <ATen/core/List.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/native/Resize.h>
+#include <ATen/ops/copy_ops.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <c10/core/DeviceGuard.h>
+
+namespace shiplap::backend {
+
+template <class T>
+bool has(const T&) { return true; }
+template <class T>
+bool has(const std::optional<T>& v) { return v.has_value(); }
+inline bool has(const std::optional<at::Tensor>& t) { return t.has_value() && t->defined(); }
+inline bool has(const at::Tensor& t) { return t.defined(); }
+inline bool has(const at::OptionalIntArrayRef& v) { return v.has_value(); }
+
+inline const at::Tensor& value(const std::optional<at::Tensor>& t) {
+  static const at::Tensor undefined;
+  return t.has_value() ? *t : undefined;
+}
+
+inline std::vector<at::Tensor> list_of(at::TensorList list) { return list.vec(); }
+inline std::vector<at::Tensor> list_of(const at::ITensorListRef& list) { return {list.begin(), list.end()}; }
+
+using DtypeMask = uint64_t;
+
+constexpr DtypeMask dtypes(std::initializer_list<at::ScalarType> types) {
+  DtypeMask mask = 0;
+  for (auto t : types) mask |= DtypeMask{1} << static_cast<int>(t);
+  return mask;
+}
+constexpr bool in(DtypeMask mask, at::ScalarType t) { return (mask >> static_cast<int>(t)) & 1; }
+
+// A Python number is whatever the other operands make of it.
+inline bool passes(DtypeMask mask, const at::Tensor& t) {
+  return !t.defined() || in(mask, t.scalar_type()) || t.unsafeGetTensorImpl()->is_wrapped_number();
+}
+inline std::optional<at::ScalarType> outside(DtypeMask mask, const at::Tensor& t) {
+  return passes(mask, t) ? std::nullopt : std::optional(t.scalar_type());
+}
+inline std::optional<at::ScalarType> outside(DtypeMask mask, const std::optional<at::Tensor>& t) { return outside(mask, value(t)); }
+template <class List>
+std::optional<at::ScalarType> outside_list(DtypeMask mask, const List& list) {
+  for (const at::Tensor& t : list) if (auto bad = outside(mask, t)) return bad;
+  return std::nullopt;
+}
+inline std::optional<at::ScalarType> outside(DtypeMask mask, at::TensorList list) { return outside_list(mask, list); }
+inline std::optional<at::ScalarType> outside(DtypeMask mask, const at::ITensorListRef& list) { return outside_list(mask, list); }
+template <class T, class... More>
+std::optional<at::ScalarType> outside(DtypeMask mask, const T& first, const More&... more) {
+  auto bad = outside(mask, first);
+  if constexpr (sizeof...(More) > 0) return bad ? bad : outside(mask, more...);
+  return bad;
+}
+
+inline bool is_empty(const at::Tensor& t) { return t.defined() && t.numel() == 0; }
+inline bool is_empty(const std::optional<at::Tensor>& t) { return is_empty(value(t)); }
+inline bool is_empty(at::TensorList list) { return std::any_of(list.begin(), list.end(), [](const at::Tensor& t) { return is_empty(t); }); }
+inline bool is_empty(const at::ITensorListRef& list) { return is_empty(at::TensorList(list_of(list))); }
+
+// Sums and products of narrow types are formed in wide ones, as torch forms them; bool counts.
+constexpr at::ScalarType opmath(at::ScalarType t) {
+  switch (t) {
+    case at::kHalf: case at::kBFloat16: return at::kFloat;
+    case at::kBool: case at::kByte: case at::kChar: case at::kShort: return at::kInt;
+    default: return t;
+  }
+}
+
+inline at::ScalarType dtype_of(const at::Tensor& t) { return t.scalar_type(); }
+inline at::ScalarType dtype_of(at::TensorList list) { return list.front().scalar_type(); }
+inline at::ScalarType dtype_of(const at::ITensorListRef& list) { return list.front().scalar_type(); }
+
+// Sizes and dtype of a tensor whose values the graph does not read.
+inline std::vector<int64_t> geometry(const at::Tensor& t) {
+  if (!t.defined()) return {-1};
+  auto key = t.sizes().vec();
+  key.push_back(static_cast<int64_t>(t.scalar_type()));
+  return key;
+}
+
+// Every tensor on the one device, 0-dim CPU tensors aside. The message is torch's own.
+inline void same_device(const char* op, const char* name, const at::Tensor& t) {
+  TORCH_CHECK(
+      !t.defined() || t.device().type() == c10::DeviceType::PrivateUse1 || (t.is_cpu() && t.dim() == 0),
+      "Expected all tensors to be on the same device, but found at least two devices, ",
+      c10::Device(c10::DeviceType::PrivateUse1, 0), " and ", t.device(), "! (when checking argument for argument ", name, " in method ", op, ")");
+}
+inline void same_device(const char* op, const char* name, const std::optional<at::Tensor>& t) { same_device(op, name, value(t)); }
+inline void same_device(const char* op, const char* name, at::TensorList list) { for (const auto& t : list) same_device(op, name, t); }
+inline void same_device(const char* op, const char* name, const at::ITensorListRef& list) { for (const auto& t : list) same_device(op, name, t); }
+
+inline at::Tensor like(const at::Tensor& t, at::ScalarType dtype) { return at::empty_like(t, t.options().dtype(dtype)); }
+inline at::Tensor make_result(at::IntArrayRef sizes, const at::Tensor& of, at::ScalarType dtype) {
+  return at::empty(sizes, of.options().dtype(dtype));
+}
+
+
+// An out= of an op without a structured meta.
+inline void fit(const at::Tensor& out, at::IntArrayRef sizes, at::ScalarType dtype) {
+  TORCH_CHECK(c10::canCast(dtype, out.scalar_type()), "result type ", dtype, " can't be cast to the desired output type ", out.scalar_type());
+  at::native::resize_output(out, sizes);
+}
+
+// The out= or in-place overload of an op of which the functional one is native.
+inline at::Tensor& assign(at::Tensor& out, const at::Tensor& result) {
+  at::native::resize_output(out, result.sizes());
+  at::_ops::copy_::call(out, result, false);
+  return out;
+}
+inline const at::Tensor& assign(const at::Tensor& out, const at::Tensor& result) { return assign(const_cast<at::Tensor&>(out), result); }
+
+} // namespace shiplap::backend

@@ -1,0 +1,41 @@
+// All that generated wrappers include of ours.
+#pragma once
+
+#include <shiplap_backend/attributes.h>
+#include <shiplap_backend/backend.h>
+#include <shiplap_backend/structured.h>
+#include <shiplap_backend/wrapper.h>
+
+namespace shiplap::backend {
+
+namespace detail {
+template <class Schema>
+struct Plain;
+template <class R, class... A>
+struct Plain<R(A...)> {
+  using type = R (*)(typename c10::remove_symint<A>::type...);
+};
+} // namespace detail
+
+// A wrapper whose signature is not the operator's is a compile error here; torch would abort at import.
+template <class Op, auto function>
+auto registered() {
+  static_assert(
+      std::is_same_v<decltype(function), typename detail::Plain<typename Op::schema>::type>,
+      "the wrapper's signature is not that of the operator in this torch: run `shiplap backend gen`");
+  return c10::CompileTimeFunctionPointer<std::remove_pointer_t<decltype(function)>, function>();
+}
+
+template <class T>
+T to(at::IntArrayRef values) {
+  return T(values.begin(), values.end());
+}
+
+template <class... How>
+std::vector<Node> inputs_of(Graph& g, size_t& next, size_t count, How... how) {
+  std::vector<Node> nodes;
+  for (size_t i = 0; i < count; ++i) nodes.push_back(g.input(next++, how...));
+  return nodes;
+}
+
+} // namespace shiplap::backend

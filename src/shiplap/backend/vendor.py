@@ -1,0 +1,163 @@
+"""C++ headers that a vendor ships → functions with typed parameters, so that metadata is checked before a compiler sees it.
+
+Two shapes are read: constructors of node classes (OpenVINO), and free functions (our helpers, runtimes without node
+classes). A parameter of a type that no expression can produce makes that one overload unusable, not the file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Functions", "Parameter", "VendorFunction", "enums", "free_functions", "node_classes"]
+
+# What an expression computes, by the C++ type of a parameter; Shape, Strides and the like are made from integers.
+_KINDS = {
+    "Output<Node>": "node", "Node": "node", "OutputVector": "nodes", "vector<Node>": "nodes",
+    "bool": "bool", "int64_t": "int", "size_t": "int", "int": "int", "uint64_t": "int", "float": "float",
+    "double": "float", "Shape": "ints", "Strides": "ints", "CoordinateDiff": "ints", "AxisSet": "ints",
+    "vector<int64_t>": "ints", "IntArrayRef": "ints", "vector<size_t>": "ints", "element::Type": "dtype",
+    "element::Type_t": "dtype", "ScalarType": "dtype", "string": "str", "string_view": "str", "Tensor": "tensor",
+    "Scalar": "scalar", "OptionalIntArrayRef": "ints?", "optional<int64_t>": "int?", "optional<double>": "float?",
+    "optional<ScalarType>": "dtype?", "optional<Scalar>": "scalar?", "optional<bool>": "bool?", "Graph": "graph",
+    "ITensorListRef": "tensors", "TensorList": "tensors", "array<bool,3>": "bools", "array<bool,2>": "bools",
+}  # fmt: skip
+_NAMESPACES = re.compile(r"\b(?:::)?(?:std|ov|op|at|c10|util)::")
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter: its name, the kind of value it takes, and its C++ type without const and reference."""
+
+    name: str
+    kind: str
+    cpp: str
+    optional: bool
+
+
+@dataclass(frozen=True)
+class VendorFunction:
+    """One overload of a vendor function; ``call`` is the C++ that makes its first output, ``every`` all of them."""
+
+    name: str
+    call: str
+    every: str
+    parameters: tuple[Parameter, ...]
+    returns: str
+    header: str = ""
+
+    def __str__(self) -> str:
+        parameters = ", ".join(p.name + (" = ..." if p.optional else "") for p in self.parameters)
+        return f"{self.name}({parameters})"
+
+
+Functions = Mapping[str, tuple[VendorFunction, ...]]
+
+
+def _uncommented(text: str) -> str:
+    return re.sub(r"/\*.*?\*/", "", re.sub(r"//[^\n]*", "", text), flags=re.S)
+
+
+def _split(text: str) -> list[str]:
+    """``text`` at its outermost commas."""
+    parts, depth, start = [], 0, 0
+    for i, c in enumerate(text):
+        depth += (c in "([{<") - (c in ")]}>")
+        if c == "," and depth == 0:
+            parts.append(text[start:i])
+            start = i + 1
+    return [p.strip() for p in (*parts, text[start:]) if p.strip()]
+
+
+def _balanced(text: str, at: int, pair: str) -> int:
+    """Index just behind the bracket that closes the one at ``at``."""
+    depth = 0
+    for i in range(at, len(text)):
+        depth += (text[i] == pair[0]) - (text[i] == pair[1])
+        if depth == 0:
+            return i + 1
+    raise ValueError(f"unbalanced {pair}")
+
+
+def _parameter(text: str) -> Parameter | None:
+    declared, default, _ = text.partition("=")
+    m = re.fullmatch(r"(.*?[\w>&*])\s*[&\s]\s*&?\s*(\w+)", declared.strip(), re.S)
+    if m is None:
+        return None
+    plain = re.sub(r"\bconst\b|&", "", m[1]).strip()
+    key = _NAMESPACES.sub("", plain).replace(" ", "").removeprefix("::")
+    if "Attributes" in key or "*" in key or "shared_ptr" in key:
+        return None
+    kind = _KINDS.get(key) or (f"enum {key}" if re.fullmatch(r"\w+", key) and key[0].isupper() else "")
+    return Parameter(m[2], kind, plain, bool(default)) if kind else None
+
+
+def _parameters(text: str) -> tuple[Parameter, ...] | None:
+    parsed = [_parameter(p) for p in _split(text)]
+    return None if None in parsed else tuple(p for p in parsed if p is not None)
+
+
+def node_classes(headers: Path, table: Path, *, make: str = "make", every: str = "makes") -> Functions:
+    """Constructors of the classes that ``table`` lists (``_OPENVINO_OP_REG(Add, ov::op::v1)``), from ``headers/*.hpp``."""
+    listed = dict(re.findall(r"^_OPENVINO_OP_REG\((\w+), ([\w:]+)\)", table.read_text(encoding="utf-8"), re.M))
+    found: dict[str, list[VendorFunction]] = {}
+    for header in sorted(headers.glob("*.hpp")):
+        text = _uncommented(header.read_text(encoding="utf-8"))
+        for name, namespace, body in _classes(text):
+            if name not in listed or listed[name].rpartition("::")[2] != namespace:
+                continue
+            cls = f"{listed[name]}::{name}"
+            for parameters in _constructors(name, body):
+                include = header.relative_to(headers.parents[1]).as_posix()
+                function = VendorFunction(name, f"{make}<{cls}>", f"{every}<{cls}>", parameters, "node", include)
+                found.setdefault(name, []).append(function)
+    return {name: tuple(functions) for name, functions in sorted(found.items())}
+
+
+def _classes(text: str) -> Iterator[tuple[str, str, str]]:
+    for m in re.finditer(r"class \w+_API (\w+)\s*(?:final\s*)?:[^{;]*\{", text):
+        yield (
+            m[1],
+            "::".join(_open_namespaces(text, m.start())).rpartition("::")[2],
+            text[m.end() : _balanced(text, m.end() - 1, "{}")],
+        )
+
+
+def _open_namespaces(text: str, at: int) -> list[str]:
+    """Names of the namespaces around ``text[at]``, outermost first."""
+    opened = re.finditer(r"namespace ([\w:]+) \{", text[:at])
+    return [m[1] for m in opened if _balanced(text, m.end() - 1, "{}") > at]
+
+
+def _constructors(name: str, body: str) -> Iterator[tuple[Parameter, ...]]:
+    for m in re.finditer(rf"(?:^|\s){name}\(", body):
+        parameters = _parameters(body[m.end() : _balanced(body, m.end() - 1, "()") - 1])
+        if parameters:
+            yield parameters
+
+
+def free_functions(header: Path, namespace: str) -> Functions:
+    """Functions that ``header`` declares ``inline`` or ``extern``, called as ``namespace::name``."""
+    found: dict[str, list[VendorFunction]] = {}
+    text = _uncommented(header.read_text(encoding="utf-8"))
+    for m in re.finditer(r"^(?:inline|extern) ([\w:<>, ]+?) (\w+)\(", text, re.M):
+        parameters = _parameters(text[m.end() : _balanced(text, m.end() - 1, "()") - 1])
+        returns = _KINDS.get(_NAMESPACES.sub("", m[1]).replace(" ", ""))
+        if parameters is not None and returns is not None:
+            call = f"{namespace}::{m[2]}"
+            found.setdefault(m[2], []).append(VendorFunction(m[2], call, call, parameters, returns))
+    return {name: tuple(functions) for name, functions in sorted(found.items())}
+
+
+def enums(headers: Path) -> dict[str, dict[str, str]]:
+    """``{enum: {value: C++ name}}`` of the ``enum class`` definitions under ``headers``."""
+    found: dict[str, dict[str, str]] = {}
+    for header in sorted(headers.rglob("*.hpp")):
+        text = _uncommented(header.read_text(encoding="utf-8"))
+        for m in re.finditer(r"enum class (?:OPENVINO_API )?(\w+)[^{;]*\{([^}]*)\}", text):
+            scope = "::".join([*_open_namespaces(text, m.start()), m[1]])
+            values = [v.partition("=")[0].strip() for v in m[2].split(",") if v.strip()]
+            found.setdefault(m[1], {v: f"{scope}::{v}" for v in values})
+    return found
