@@ -94,8 +94,9 @@ def _elements(got: Tensor, own: Tensor, wide: Tensor, terms: int, wide_sums: boo
         wide = own
     if not (got.is_floating_point() or got.is_complex()):
         return _first((got != own) & (got != wide.to(got.dtype)), got, own)
-    eps = torch.finfo(got.dtype).eps
-    narrow, g = wide.to(got.dtype), _double(got)
+    finfo = torch.finfo(got.dtype)
+    got, own, wide, narrow = (_computable(t) for t in (got, own, wide, wide.to(got.dtype)))
+    g = _double(got)
     same_place = [_finite_alike(got, expected) for expected in (own, narrow)]
     if (bad := ~(same_place[0] | same_place[1])).any():
         return _first(bad, got, own)
@@ -106,11 +107,16 @@ def _elements(got: Tensor, own: Tensor, wide: Tensor, terms: int, wide_sums: boo
     own_error = torch.where(finite, (_double(own) - w).abs(), 0)
     # Where terms cancel, rounding errors are draws at random: the largest of a few says little about the next.
     slack = (3 + 30 / max(1, size.numel()) ** 0.5) * (own_error.max() if own_error.numel() else 0.0)
-    tolerance = _growth(eps, terms, wide_sums) * (size + rms) + slack + torch.finfo(got.dtype).tiny
+    tolerance = _growth(finfo.eps, terms, wide_sums) * (size + rms) + slack + finfo.tiny
     error = torch.where(finite, (g - w).abs(), 0) / tolerance
     worst = float(error.max()) if error.numel() else 0.0
     found = _first(error > 1, got, wide)
     return Difference(found.problem and f"{found.problem}; off by {worst:.3g} tolerances", worst)
+
+
+def _computable(t: Tensor) -> Tensor:
+    """``t``, but float8 as float32: torch only converts that."""
+    return t.float() if t.is_floating_point() and t.itemsize == 1 else t
 
 
 def _double(t: Tensor) -> Tensor:

@@ -14,8 +14,8 @@ from shiplap.op import AdoptedOp, Op, OpSpec
 from shiplap.verify.samples import Case, tree_map
 
 __all__ = [
-    "call", "effects", "floating_args", "has_backward", "is_adopted", "last_line", "needs_builder", "outputs",
-    "quiet", "reference", "reference64", "run", "split", "tensors",
+    "call", "effects", "floating_args", "has_backward", "is_adopted", "is_float8", "last_line", "needs_builder",
+    "outputs", "quiet", "reference", "reference64", "run", "split", "tensors",
 ]  # fmt: skip
 
 
@@ -74,10 +74,15 @@ def tensors(args: Iterable[Any]) -> list[Tensor]:
     return found
 
 
+def is_float8(t: Tensor) -> bool:
+    """Whether ``t`` is of a dtype that torch converts and copies, but neither adds, multiplies nor compares."""
+    return t.is_floating_point() and t.itemsize == 1
+
+
 def floating_args(op: Op, case: Case) -> list[str]:
     """Names of the plain tensor arguments that are present and can carry a gradient."""
-    pairs = zip(op.spec.args, case.args, strict=True)
-    return [a.name for a, v in pairs if isinstance(v, Tensor) and v.is_floating_point() and not a.mutated]
+    pairs = [(a, v) for a, v in zip(op.spec.args, case.args, strict=True) if isinstance(v, Tensor)]
+    return [a.name for a, v in pairs if v.is_floating_point() and not is_float8(v) and not a.mutated]
 
 
 def is_adopted(op: Op) -> bool:
@@ -100,7 +105,8 @@ def has_backward(op: Op, case: Case) -> str:
     if not outs:
         return "no output carries a gradient"
     try:
-        torch.autograd.grad([o.sum() for o in outs], [v for v in tensors(args) if v.requires_grad], allow_unused=True)
+        sums = [(o.float() if is_float8(o) else o).sum() for o in outs]
+        torch.autograd.grad(sums, [v for v in tensors(args) if v.requires_grad], allow_unused=True)
     except Exception as e:
         text = str(e)
         if "SL304" in text or "no autograd formula" in text or "not implemented" in text:

@@ -13,7 +13,7 @@ from shiplap import compat
 from shiplap.audit.check import Check, Observation
 from shiplap.op import Op
 from shiplap.verify.compare import close, reduction_size
-from shiplap.verify.run import call, effects, last_line
+from shiplap.verify.run import call, effects, is_float8, last_line
 from shiplap.verify.samples import Case, Samples
 
 SIZES, MOST_RECOMPILES = 4, 2
@@ -28,7 +28,8 @@ def _program(op: Op) -> Callable[..., tuple[Tensor, ...]]:
     """The op with a pointwise neighbour on each result, which Inductor reads through the promised strides."""
 
     def program(*args: Any) -> tuple[Tensor, ...]:
-        return tuple(t * 2 if t.is_floating_point() else t for t in effects(op, args, call(op, args)))
+        found = (t.float() if is_float8(t) else t for t in effects(op, args, call(op, args)))
+        return tuple(t * 2 if t.is_floating_point() else t for t in found)
 
     return program
 

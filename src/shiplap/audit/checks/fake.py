@@ -93,6 +93,7 @@ def _facts(r: Tensor, f: Tensor, known: dict[str, int]) -> Iterable[tuple[str, A
 def _pinned(op: Op, case: Case, sizes: list[list[Any]]) -> str:
     """The first dim that was symbolic before the fake ran and is a constant now, against the declaration."""
     free = {n for n, _ in case.recipe.sizes} - {n for e in op.spec.requires for n in e.names}
+    free -= {a.name for a in op.spec.scalars}  # a dim that an argument names has that size, and no other
     named = [
         (a, t)
         for a, v in zip(op.spec.args, case.args, strict=True)

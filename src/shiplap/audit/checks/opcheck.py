@@ -10,8 +10,10 @@ import torch
 
 from shiplap.audit.check import Check, Observation
 from shiplap.op import Op
-from shiplap.verify.run import has_backward, last_line, split
+from shiplap.verify.run import has_backward, is_float8, last_line, split, tensors
 from shiplap.verify.samples import Case, Samples, tree_map
+
+TESTS = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")  # all it has
 
 
 def cases(samples: Samples) -> Iterable[Case]:
@@ -24,9 +26,12 @@ def observe(op: Op, case: Case) -> Observation:
     if not has_backward(op, case):
         args = tree_map(lambda t: t.requires_grad_() if t.is_floating_point() else t, args)
     positional, named = split(op.spec, args)
-    results = torch.library.opcheck(op.overload, positional, named, raise_exception=False)
+    narrow = any(is_float8(t) for t in tensors(args))
+    note = "test_schema left out: it compares arguments, which torch cannot do with float8" if narrow else ""
+    tests = TESTS[1:] if narrow else TESTS
+    results = torch.library.opcheck(op.overload, positional, named, test_utils=tests, raise_exception=False)
     failed: list[tuple[str, Any]] = [(test, e) for test, e in results.items() if e != "SUCCESS"]
-    return Observation(f"{failed[0][0]}: {last_line(failed[0][1])}" if failed else "")
+    return Observation(f"{failed[0][0]}: {last_line(failed[0][1])}" if failed else "", note=note)
 
 
 CHECK = Check(
