@@ -1,0 +1,357 @@
+#include <shiplap_backend/device.h>
+#include <shiplap_backend/fallback.h>
+#include <shiplap_backend/memory.h>
+
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+#include <unordered_map>
+
+#include <ATen/Context.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/util/Exception.h>
+
+namespace shiplap::backend {
+namespace {
+
+using c10::IValue;
+using torch::jit::Stack;
+
+thread_local struct {
+  Why why = Why::unregistered;
+  const char* detail = "";
+} announced;
+
+const char* text(Why why) {
+  switch (why) {
+    case Why::dtype: return "dtype";
+    case Why::value: return "value";
+    case Why::layout: return "layout";
+    case Why::empty: return "empty";
+    default: return "unregistered";
+  }
+}
+
+// --- policy and counters -----------------------------------------------------------------------------------------
+
+struct Ledger {
+  std::mutex mutex;
+  std::vector<OpInfo*> native;
+  std::unordered_map<c10::OperatorName, std::map<std::string, int64_t>> fallback;
+  std::vector<std::string> allowed;
+  std::atomic<Policy> policy{Policy::count};
+};
+
+Ledger& ledger() {
+  static auto* l = new Ledger;
+  return *l;
+}
+
+bool permitted(const c10::OperatorName& op, const std::string& name) {
+  std::lock_guard<std::mutex> lock(ledger().mutex);
+  const auto& allowed = ledger().allowed;
+  return std::any_of(allowed.begin(), allowed.end(), [&](const auto& a) { return a == name || a == op.name; });
+}
+
+// Counts the fallback and applies the policy, which is the process's and not the thread's: a backward runs in a thread of the
+// autograd engine's own.
+void enter(const c10::OperatorName& op, Why why, const char* detail) {
+  std::string reason = text(why);
+  if (*detail != '\0') {
+    reason.append(": ").append(detail);
+  }
+  bool first;
+  {
+    std::lock_guard<std::mutex> lock(ledger().mutex);
+    first = ++ledger().fallback[op][reason] == 1;
+  }
+  auto policy = ledger().policy.load(std::memory_order_relaxed);
+  if (policy == Policy::count || (policy == Policy::warn && !first)) {
+    return;
+  }
+  auto name = c10::toString(op);
+  if (policy == Policy::warn) {
+    TORCH_WARN(name, " runs on the CPU in the device's place (", reason, "); said once for each op and reason");
+    return;
+  }
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      permitted(op, name), name, " would run on the CPU in the device's place\n  got      ", reason,
+      "\n  expected no fallback: the policy is \"error\"\n  fix      give the op an entry in ops.yaml, allow it by name, or set "
+      "fallback_policy(\"count\")");
+}
+
+// --- arguments ---------------------------------------------------------------------------------------------------
+
+// The device tensors of one call and their host views; tensors that share storage share it on the host too.
+class Host {
+ public:
+  at::Tensor view(const at::Tensor& t) {
+    if (!on_device(t)) {
+      return t;
+    }
+    for (const auto& [device, host] : tensors_) {
+      if (device.is_same(t)) {
+        return host;
+      }
+    }
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        t.layout() == at::kStrided && t.has_storage(), "only strided tensors run on this device, got layout ", t.layout());
+    tensors_.emplace_back(t, over(t, storage_of(t), c10::DispatchKey::CPU));
+    return tensors_.back().second;
+  }
+
+  // The device's counterpart of what the CPU op returned: an argument, a view of one, or a new tensor on the new memory.
+  at::Tensor back(const at::Tensor& t) {
+    if (!t.defined()) {
+      return t;
+    }
+    for (const auto& [device, host] : tensors_) {
+      if (host.is_same(t)) {
+        return device;
+      }
+    }
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        t.layout() == at::kStrided && t.device().is_cpu(), "the result is ", t.layout(), " on ", t.device(),
+        ", which this device cannot hold");
+    for (const auto& s : storages_) {
+      if (s.host.is_alias_of(t.storage())) {
+        return over(t, s.device, kKey);
+      }
+    }
+    storages_.push_back({device_storage(t.storage()), t.storage(), nullptr, false});
+    return over(t, storages_.back().device, kKey);
+  }
+
+  // What the CPU op did to an argument beyond its values: new sizes, and new memory if those were too large for the old.
+  void settle() {
+    for (auto& s : storages_) {
+      if (s.argument) {
+        grow(s);
+      }
+    }
+    for (const auto& [device, host] : tensors_) {
+      if (device.sizes() != host.sizes() || device.strides() != host.strides() ||
+          device.storage_offset() != host.storage_offset()) {
+        device.unsafeGetTensorImpl()->set_sizes_and_strides(host.sizes(), host.strides(), host.storage_offset());
+      }
+    }
+  }
+
+ private:
+  struct Pair {
+    c10::Storage device, host;
+    const void* data; // of both, before the op
+    bool argument;
+  };
+
+  c10::Storage storage_of(const at::Tensor& t) {
+    for (const auto& s : storages_) {
+      if (s.device.is_alias_of(t.storage())) {
+        return s.host;
+      }
+    }
+    storages_.push_back({t.storage(), host_storage(t.storage()), t.storage().data(), true});
+    return storages_.back().host;
+  }
+
+  static void grow(Pair& s) {
+    if (s.host.data() == s.data && s.host.nbytes() == s.device.nbytes()) {
+      return;
+    }
+    auto grown = device_storage(s.host);
+    auto* impl = s.device.unsafeGetStorageImpl();
+    auto bytes = grown.nbytes();
+    impl->set_data_ptr_noswap(grown.unsafeGetStorageImpl()->set_data_ptr(c10::DataPtr()));
+    impl->set_nbytes(bytes);
+  }
+
+  c10::SmallVector<std::pair<at::Tensor, at::Tensor>, 6> tensors_;
+  c10::SmallVector<Pair, 6> storages_;
+};
+
+template <class Map>
+IValue mapped(const IValue& value, const Map& map) {
+  if (value.isTensor()) {
+    return map(value.toTensor());
+  }
+  if (value.isTensorList()) {
+    auto list = value.toTensorVector();
+    std::transform(list.begin(), list.end(), list.begin(), map);
+    return list;
+  }
+  if (value.isOptionalTensorList()) {
+    c10::List<std::optional<at::Tensor>> list;
+    for (const std::optional<at::Tensor>& t : value.toOptionalTensorList()) {
+      list.push_back(t ? std::optional(map(*t)) : std::nullopt);
+    }
+    return list;
+  }
+  return value;
+}
+
+IValue to_host(const IValue& value, const c10::Argument& declared, Host& host) {
+  if (value.isDevice()) {
+    return value.toDevice().type() == kDeviceType ? IValue(c10::Device(c10::kCPU)) : value;
+  }
+  if (value.isGenerator()) {
+    return host_generator(value.toGenerator());
+  }
+  if (value.isNone() && declared.type()->isSubtypeOf(*c10::OptionalType::create(c10::GeneratorType::get()))) {
+    return host_generator(std::nullopt);
+  }
+  return mapped(value, [&](const at::Tensor& t) { return host.view(t); });
+}
+
+// --- ops of the CPU by another name -----------------------------------------------------------------------------
+
+// Convolution asks a PrivateUse1 device for these, whose kernel for all devices raises: the CPU has them under other names.
+constexpr struct {
+  const char *name, *on_cpu;
+} kOtherNames[] = {
+    {"aten::convolution_overrideable", "aten::convolution"},
+    {"aten::convolution_backward_overrideable", "aten::convolution_backward"},
+};
+
+const char* other_name(const c10::OperatorName& op) {
+  for (const auto& pair : kOtherNames) {
+    if (op.name == pair.name && op.overload_name.empty()) {
+      return pair.on_cpu;
+    }
+  }
+  return nullptr;
+}
+
+c10::OperatorHandle on_cpu(const c10::OperatorHandle& op, Stack& stack, size_t first) {
+  const auto* name = other_name(op.operator_name());
+  if (name == nullptr) {
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU), c10::toString(op.operator_name()),
+        " has no kernel for this device, and the CPU has none to fall back to");
+    return op;
+  }
+  if (stack.size() - first == 10) { // grad_output, input, weight, [bias_sizes,] ...: the bias is as long as grad's channels
+    auto channels = stack[first].toTensor().size(1);
+    stack.insert(stack.begin() + static_cast<int64_t>(first) + 3, IValue(std::vector<int64_t>{channels}));
+  }
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
+}
+
+// Random ops without a Generator argument draw from the CPU's default generator: it holds the device's state meanwhile.
+class Seeded {
+ public:
+  explicit Seeded(const c10::OperatorHandle& op) {
+    if (!op.hasTag(at::Tag::nondeterministic_seeded)) {
+      return;
+    }
+    for (const auto& a : op.schema().arguments()) {
+      if (a.type()->isSubtypeOf(*c10::OptionalType::create(c10::GeneratorType::get()))) {
+        return;
+      }
+    }
+    saved_ = cpu().get_state();
+    cpu().set_state(host_generator(std::nullopt).get_state());
+  }
+  ~Seeded() {
+    if (saved_.defined()) {
+      host_generator(std::nullopt).set_state(cpu().get_state());
+      cpu().set_state(saved_);
+    }
+  }
+
+ private:
+  static at::Generator cpu() {
+    return at::globalContext().defaultGenerator(c10::Device(c10::kCPU));
+  }
+  at::Tensor saved_;
+};
+
+} // namespace
+
+void announce(Why why, const char* detail) {
+  announced = {why, detail};
+}
+
+void boxed_fallback(const c10::OperatorHandle& op, Stack* stack) {
+  auto reason = std::exchange(announced, {});
+  enter(op.operator_name(), reason.why, reason.detail);
+
+  const auto& declared = op.schema().arguments();
+  const auto first = stack->size() - declared.size();
+  auto returns = op.schema().returns().size();
+  Host host;
+  for (size_t i = 0; i < declared.size(); ++i) {
+    (*stack)[first + i] = to_host((*stack)[first + i], declared[i], host);
+  }
+  {
+    at::AutoDispatchBelowADInplaceOrView below;
+    auto there = on_cpu(op, *stack, first);
+    Seeded seeded(there);
+    there.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+  }
+  host.settle();
+  for (auto value = stack->end() - static_cast<int64_t>(returns); value != stack->end(); ++value) {
+    *value = mapped(*value, [&](const at::Tensor& t) { return host.back(t); });
+  }
+}
+
+Policy fallback_policy() {
+  return ledger().policy.load();
+}
+
+std::vector<std::string> allowed_fallbacks() {
+  std::lock_guard<std::mutex> lock(ledger().mutex);
+  return ledger().allowed;
+}
+
+void set_fallback_policy(Policy policy, std::vector<std::string> allowed) {
+  std::lock_guard<std::mutex> lock(ledger().mutex);
+  ledger().allowed = std::move(allowed);
+  ledger().policy.store(policy);
+}
+
+void count_native(OpInfo& op) {
+  if (op.calls.fetch_add(1, std::memory_order_relaxed) == 0) {
+    std::lock_guard<std::mutex> lock(ledger().mutex);
+    auto& known = ledger().native;
+    if (std::find(known.begin(), known.end(), &op) == known.end()) {
+      known.push_back(&op);
+    }
+  }
+}
+
+std::map<std::string, OpCounts> counters() {
+  std::map<std::string, OpCounts> counts;
+  std::lock_guard<std::mutex> lock(ledger().mutex);
+  for (auto* op : ledger().native) {
+    if (auto calls = op->calls.load()) {
+      counts[op->name].native += calls;
+    }
+  }
+  for (const auto& [op, reasons] : ledger().fallback) {
+    counts[c10::toString(op)].fallback = reasons;
+  }
+  return counts;
+}
+
+void reset_counters() {
+  std::lock_guard<std::mutex> lock(ledger().mutex);
+  for (auto* op : ledger().native) {
+    op->calls.store(0);
+  }
+  ledger().fallback.clear();
+}
+
+void register_stand_ins() {
+  static auto* m = new torch::Library(torch::Library::IMPL, "aten", kKey, __FILE__, __LINE__);
+  for (const auto& pair : kOtherNames) {
+    if (!c10::Dispatcher::singleton().findSchemaOrThrow(pair.name, "").hasKernelForDispatchKey(kKey)) {
+      m->impl(pair.name, torch::CppFunction::makeFromBoxedFunction<&boxed_fallback>());
+    }
+  }
+}
+
+TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&boxed_fallback>());
+}
+
+} // namespace shiplap::backend

@@ -1,0 +1,9 @@
+// All that generated code includes: how it describes a call, how it falls back, and the vendor's nodes.
+#pragma once
+
+#include <torch/library.h>
+
+#include <shiplap_backend/call.h>
+#include <shiplap_backend/fallback.h>
+
+#include <vendor.h>
