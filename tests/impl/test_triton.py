@@ -64,11 +64,11 @@ class Chain:
 class Kernel:
     """A ``@triton.jit`` function: its own launch specialises, remembers which kernel ran, and returns it."""
 
-    def __init__(self, fn=f, constants=("BLOCK", "MODE")):
+    def __init__(self, fn=f, constants=("BLOCK", "MODE"), free=()):
         self.signature, self.fn = inspect.signature(fn), fn
         self.params = [
-            types.SimpleNamespace(name=n, is_constexpr=n in constants, is_const=False, do_not_specialize=False,
-                                  do_not_specialize_on_alignment=False, annotation_type=None)
+            types.SimpleNamespace(name=n, is_constexpr=n in constants, is_const=False, do_not_specialize=n in free,
+                                  do_not_specialize_on_alignment=False, annotation_type="")
             for n in self.signature.parameters
         ]  # fmt: skip
         self.hash, self.used_global_vals, self.pre_run_hooks, self.debug = "source", {}, [], None
@@ -89,7 +89,7 @@ class Kernel:
             _, found, options = binder(*args, **kwargs)
         else:
             found = [
-                ("constexpr", v) if p.is_constexpr else one(v)
+                ("constexpr", v) if p.is_constexpr else one(v) if not p.do_not_specialize else one(v)[:1]
                 for p, v in zip(self.params, bound.arguments.values(), strict=True)
             ]
             options = {k: v for k, v in kwargs.items() if k not in names}
@@ -144,14 +144,14 @@ options = st.dictionaries(st.sampled_from(["num_warps", "num_stages"]), st.sampl
 calls = st.tuples(values, values, values, constants, constants, options)
 
 
-@given(sequence=st.lists(calls, min_size=2, max_size=12))
-def test_a_call_gets_the_kernel_that_triton_would_pick(sequence):
+@given(sequence=st.lists(calls, min_size=2, max_size=12), free=st.sampled_from([(), ("n",), ("x", "n", "s")]))
+def test_a_call_gets_the_kernel_that_triton_would_pick(sequence, free):
     with pytest.MonkeyPatch.context() as patch:
         runtime = types.SimpleNamespace(debug=False, launch_enter_hook=Chain(), launch_exit_hook=Chain())
         stub = types.SimpleNamespace(runtime=runtime, compilation=types.SimpleNamespace(instrumentation_mode=""))
         patch.setattr(launching, "_TENSORS", (Pointer,))
         patch.setattr(launching, "_runtime", lambda: launching.Runtime(lambda: 0, lambda d: 0, stub, Chain))
-        kernel = Kernel()
+        kernel = Kernel(free=free)
         launch = triton_launcher(kernel)
         for x, n, s, block, mode, keywords in sequence * 2:
             want = kernel.specialise((x, n, s, block), {"MODE": mode, **keywords})
@@ -176,6 +176,18 @@ def test_what_reaches_the_compiled_kernel(knobs):
     assert kernel.ordinary == 2, "a handle belongs to its device"
     launch[(7,)](x, 128, 2.5, BLOCK=64)
     assert other.seen[3] == 101, "the current stream of that device"
+
+
+def test_no_value_of_an_annotated_integer_makes_another_kernel(knobs):
+    kernel = Kernel(free=("n", "s"))
+    kernel.params[1].annotation_type = "i64"
+    launch = triton_launcher(kernel)
+    compiled = launch[(1,)](None, 2**40, 7, 64)
+    for n, s in ((1, 7), (-(2**62), 1), (16, -16)):
+        assert launch[(1,)](None, n, s, 64) is compiled
+        assert compiled.seen[-5:-2] == (None, n, s)
+    assert kernel.ordinary == 1
+    assert launch[(1,)](None, 5, 2**31, 64) is not compiled
 
 
 @pytest.mark.parametrize("where", ["launch_enter_hook", "launch_exit_hook", "pre_run", "stages", "plain"])

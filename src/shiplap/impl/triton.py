@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import keyword
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -98,6 +99,7 @@ class Launcher:
                 "_runtime": runtime.knobs.runtime, "_compilation": runtime.knobs.compilation, "_Chain": runtime.chain,
                 "_Tensor": _TENSORS[0], "_Parameter": _TENSORS[-1], "_absent": object(),
                 "_PLAIN": frozenset((*_PLAIN, *runtime.plain)),
+                "_fits": struct.Struct("i" * sum(map(_is_free, self.kernel.params))).pack, "_Unfit": struct.error,
                 **_defaults(self.kernel),
             }  # fmt: skip
             exec(compile(_source(self.kernel), f"<launch {self.__qualname__}>", "exec"), scope)
@@ -108,6 +110,7 @@ class Launcher:
 _PLAIN = (bool, int, str, type(None), torch.dtype)  # constexpr values that equal themselves only, given their type
 _COMPILED = ("run", "function", "packed_metadata")
 _OWN = ("signature", "params", "hash", "used_global_vals", "pre_run_hooks", "debug")
+_PARAM = ("is_constexpr", "do_not_specialize", "annotation_type")
 
 
 def _unsupported(kernel: Any) -> str:
@@ -115,6 +118,9 @@ def _unsupported(kernel: Any) -> str:
     missing = [name for name in _OWN if not hasattr(kernel, name)]
     if missing:
         return f"{type(kernel).__name__} has no {', '.join(missing)}"
+    missing = [name for name in _PARAM for about in kernel.params[:1] if not hasattr(about, name)]
+    if missing:
+        return f"a {type(kernel.params[0]).__name__} without {', '.join(missing)}"
     names = list(kernel.signature.parameters)
     kinds = {p.kind for p in kernel.signature.parameters.values()} - {inspect.Parameter.POSITIONAL_OR_KEYWORD}
     taken = [n for n in names if keyword.iskeyword(n) or n.startswith("_") or n in _NEEDED]
@@ -151,8 +157,8 @@ def _defaults(kernel: Any) -> dict[str, Any]:
 def _source(kernel: Any) -> str:
     """``launch(grid, <the kernel's parameters>, **options)``: one straight line from arguments to launch.
 
-    Each parameter gives two entries of the key, of which the first tells its kind, so that no two kinds meet. What is
-    ours starts with an underscore.
+    Each parameter gives two entries of the key, of which the first tells its kind, so that no two kinds meet; those
+    that are not specialised have one entry together. What is ours starts with an underscore.
     """
     parameters = kernel.signature.parameters
     names = list(parameters)
@@ -160,13 +166,17 @@ def _source(kernel: Any) -> str:
     declared = ", ".join(n if p.default is empty else f"{n}=_default_{n}" for n, p in parameters.items())
     ordinary = f"_kernel[_grid]({', '.join(names)}, **_options)"
     lines = [f"def launch(_grid, {declared}, **_options):"]
+    free = [n for n, p in zip(names, kernel.params, strict=True) if _is_free(p)]
+    fixed = [n for n, p in zip(names, kernel.params, strict=True) if p.do_not_specialize and _is_integer(p)]
+    lines += [f"    _v_{n} = {n}" for n in fixed] + _free(free, ordinary)
     for name, about in zip(names, kernel.params, strict=True):
-        free = about.do_not_specialize
-        lines += _constant(name, ordinary) if about.is_constexpr else _value(name, ordinary, free)
-    entries = "".join(f"_k_{n}, _l_{n}, " for n in names)
+        if name not in free and name not in fixed:
+            lines += _constant(name, ordinary) if about.is_constexpr else _value(name, ordinary)
+    names_in_key = [n for n in names if n not in free and n not in fixed]
+    entries = "".join(f"_k_{n}, _l_{n}, " for n in names_in_key)
     lines += [
         "    _device = _device_of()",
-        f"    _key = ({entries}_device, _kernel.debug, _runtime.debug, _compilation.instrumentation_mode)",
+        f"    _key = ({entries}_free, _device, _kernel.debug, _runtime.debug, _compilation.instrumentation_mode)",
         "    if _options:",  # in the order in which they are written, which a call site does not change
         "        _key += tuple(_options.items())",
         "        for _n, _v in _options.items():",
@@ -195,28 +205,42 @@ def _source(kernel: Any) -> str:
     return "\n".join(lines)
 
 
-def _value(a: str, ordinary: str, free: bool) -> list[str]:
-    """Tensors by dtype and alignment, integers by width, divisibility by 16 and being 1, others by type.
+def _is_integer(about: Any) -> bool:
+    """Whether the annotation says which integer a parameter is: then no value changes what is compiled."""
+    return about.annotation_type in ("i32", "i64")
 
-    ``free``: not specialised, which for integers leaves the width. They come first: such kernels have many.
-    """
-    width = f"0 if -0x80000000 <= {a} <= 0x7fffffff else 32 if {a} <= 0x7fffffffffffffff else 64"
-    integer = f"_k_{a} is int and -0x8000000000000000 <= {a} <= 0xffffffffffffffff"
-    if free:
-        return [
-            f"    _k_{a} = type({a})",
-            f"    if {integer}:",
-            f"        _v_{a}, _l_{a} = {a}, {width}",
-            *(line.replace("    if", "    elif", 1) for line in _value(a, ordinary, False)[1:]),
-        ]
+
+def _is_free(about: Any) -> bool:
+    return about.do_not_specialize and not about.is_constexpr and not about.annotation_type
+
+
+def _free(names: list[str], ordinary: str) -> list[str]:
+    """Parameters that are not specialised: all ints of 32 bits, as usual, or each by itself."""
+    if not names:
+        return ["    _free = None"]
+    each = [line for n in names for line in _value(n, ordinary)]
+    return [
+        "    try:",
+        f"        if not (int is {' is '.join(f'type({n})' for n in names)}): raise _Unfit",
+        f"        _fits({', '.join(names)})",
+        f"        {', '.join(f'_v_{n}' for n in names)}, _free = {', '.join(names)}, None",
+        "    except _Unfit:",
+        *(f"    {line}" for line in each),
+        f"        _free = ({''.join(f'_k_{n}, _l_{n}, ' for n in names)})",
+    ]
+
+
+def _value(a: str, ordinary: str) -> list[str]:
+    """Tensors by dtype and alignment, integers by width, divisibility by 16 and being 1, others by type."""
     return [
         f"    _k_{a} = type({a})",
         f"    if (_k_{a} is _Tensor or _k_{a} is _Parameter) and {a}.is_cuda:",
         f"        _v_{a} = {a}.data_ptr()",
         f"        _k_{a}, _l_{a} = {a}.dtype, not _v_{a} & 15",
-        f"    elif {integer}:",
+        f"    elif _k_{a} is int and -0x8000000000000000 <= {a} <= 0xffffffffffffffff:",
         f"        _v_{a} = {a}",
-        f"        _l_{a} = 1 if {a} == 1 else (0 if {a} & 15 else 16) + ({width})",
+        f"        _l_{a} = 1 if {a} == 1 else (0 if {a} & 15 else 16) + (",
+        f"            0 if -0x80000000 <= {a} <= 0x7fffffff else 32 if {a} <= 0x7fffffffffffffff else 64)",
         f"    elif {a} is None or _k_{a} is float or _k_{a} is bool:",
         f"        _v_{a}, _l_{a} = {a}, None",
         f"    else: return {ordinary}",

@@ -46,9 +46,12 @@ NEAR = 1024  # voxels up to here are compared with each other
 NEAR_ROWS, NEAR_OTHERS = 4, 256
 
 
-@triton.jit(do_not_specialize=["slots", "n", "width", "height", "depth", "batches", "capacity", "code", "code_twice"])
+@triton.jit(
+    do_not_specialize=["status", "slots", "n", "width", "height", "depth", "batches", "capacity", "code", "code_twice"]
+)
 def insert_kernel(
-    coords, slots, status, n, width, height, depth, batches, capacity, code, code_twice, BLOCK: tl.constexpr
+    coords, slots: tl.int64, status: tl.int64, n, width, height, depth, batches, capacity, code, code_twice,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Rows of ``coords`` into ``slots``; padding is left out, and so is what lies outside the grid."""
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -69,12 +72,13 @@ def _under(at, stride, padding, dilation, tap, WIDE: tl.constexpr):
 
 @triton.jit(
     do_not_specialize=[
-        "slots", "table", "keys", "counts", "m", "k", "width", "height", "depth", "width_q", "height_q", "depth_q",
-        "batches", "sx", "sy", "sz", "px", "py", "pz", "dx", "dy", "dz", "capacity", "code", "run", "runs",
+        "slots", "table", "keys", "counts", "status", "m", "k", "width", "height", "depth", "width_q", "height_q",
+        "depth_q", "batches", "sx", "sy", "sz", "px", "py", "pz", "dx", "dy", "dz", "capacity", "code", "run", "runs",
     ]
 )  # fmt: skip
 def lookup_kernel(
-    queries, slots, table, keys, counts, masks, status, m, k, width, height, depth, width_q, height_q, depth_q,
+    queries, slots: tl.int64, table: tl.int64, keys: tl.int64, counts: tl.int64, masks, status: tl.int64, m, k,
+    width, height, depth, width_q, height_q, depth_q,
     batches, sx, sy, sz, px, py, pz, dx, dy, dz, capacity, code, run, runs,
     KY: tl.constexpr, KZ: tl.constexpr, WIDE: tl.constexpr, SIZE: tl.constexpr, TAPS: tl.constexpr,
     ROWS: tl.constexpr, KEY: tl.constexpr, BINS: tl.constexpr,
@@ -105,12 +109,13 @@ def lookup_kernel(
 
 @triton.jit(
     do_not_specialize=[
-        "slots", "table", "keys", "counts", "m", "width", "height", "depth", "width_q", "height_q", "depth_q",
+        "slots", "table", "keys", "counts", "status", "m", "width", "height", "depth", "width_q", "height_q", "depth_q",
         "batches", "sx", "sy", "sz", "px", "py", "pz", "capacity", "code", "run", "runs",
     ]
 )  # fmt: skip
 def block_kernel(
-    queries, slots, table, keys, counts, masks, status, m, width, height, depth, width_q, height_q, depth_q,
+    queries, slots: tl.int64, table: tl.int64, keys: tl.int64, counts: tl.int64, masks, status: tl.int64, m,
+    width, height, depth, width_q, height_q, depth_q,
     batches, sx, sy, sz, px, py, pz, capacity, code, run, runs,
     KX: tl.constexpr, KY: tl.constexpr, KZ: tl.constexpr, WIDE: tl.constexpr, SIZE: tl.constexpr, PARTS: tl.constexpr,
     ROWS: tl.constexpr, KEY: tl.constexpr, BINS: tl.constexpr,
@@ -155,12 +160,13 @@ def _tap(offset, dilation, SIZE: tl.constexpr):
 
 @triton.jit(
     do_not_specialize=[
-        "table", "n", "k", "width", "height", "depth", "batches", "px", "py", "pz", "dx", "dy", "dz", "code",
+        "table", "status", "n", "k", "width", "height", "depth", "batches", "px", "py", "pz", "dx", "dy", "dz", "code",
         "code_twice",
     ]
 )  # fmt: skip
 def near_kernel(
-    coords, table, status, n, k, width, height, depth, batches, px, py, pz, dx, dy, dz, code, code_twice,
+    coords, table: tl.int64, status: tl.int64, n, k, width, height, depth, batches, px, py, pz, dx, dy, dz,
+    code, code_twice,
     KX: tl.constexpr, KY: tl.constexpr, KZ: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, OTHERS: tl.constexpr,
 ):  # fmt: skip
     """The table of voxels among themselves: a program compares its rows with all of them."""

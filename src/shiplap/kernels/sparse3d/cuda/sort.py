@@ -107,7 +107,7 @@ def store_key(
 
 @triton.jit(do_not_specialize=["table", "keys", "counts", "m", "k", "run", "runs"])
 def key_kernel(
-    table, keys, counts, masks, m, k, run, runs,
+    table: tl.int64, keys: tl.int64, counts: tl.int64, masks, m, k, run, runs,
     SIZE: tl.constexpr, TAPS: tl.constexpr, ROWS: tl.constexpr, KEY: tl.constexpr, BINS: tl.constexpr,
 ):  # fmt: skip
     """What a sort needs of a tile of rows under one part."""
@@ -118,7 +118,8 @@ def key_kernel(
 
 @triton.jit(do_not_specialize=["table", "m", "k"])
 def alone_kernel(
-    table, columns, order, masks, m, k, SIZE: tl.constexpr, TAPS: tl.constexpr, BINS: tl.constexpr, ROWS: tl.constexpr
+    table: tl.int64, columns, order, masks, m, k,
+    SIZE: tl.constexpr, TAPS: tl.constexpr, BINS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """All rows of a part, ``ROWS`` at a time: counted, then placed. Masks follow from the ranks in a block."""
     part, bins = tl.program_id(0), tl.arange(0, BINS)
@@ -151,7 +152,9 @@ def alone_kernel(
 
 
 @triton.jit(do_not_specialize=["counts", "totals", "tiles"])
-def scan_kernel(counts, totals, tiles, BINS: tl.constexpr, CHUNK: tl.constexpr, TILES: tl.constexpr):
+def scan_kernel(
+    counts: tl.int64, totals: tl.int64, tiles, BINS: tl.constexpr, CHUNK: tl.constexpr, TILES: tl.constexpr
+):
     """Histograms → for each tile how many of that key are in the tiles before it; the sums go to ``totals``."""
     counts = counts.to(tl.int64).to(tl.pointer_type(tl.int32))
     totals = totals.to(tl.int64).to(tl.pointer_type(tl.int32))
@@ -170,8 +173,8 @@ def scan_kernel(counts, totals, tiles, BINS: tl.constexpr, CHUNK: tl.constexpr, 
 
 @triton.jit(do_not_specialize=["table", "keys", "counts", "totals", "m", "k"])
 def place_kernel(
-    table, keys, counts, totals, columns, order, masks, m, k, SIZE: tl.constexpr, TAPS: tl.constexpr,
-    BINS: tl.constexpr, CHUNK: tl.constexpr,
+    table: tl.int64, keys: tl.int64, counts: tl.int64, totals: tl.int64, columns, order, masks, m, k,
+    SIZE: tl.constexpr, TAPS: tl.constexpr, BINS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Rows of a tile to their places: after smaller keys, after the same key in earlier tiles and earlier in this."""
     counts = counts.to(tl.int64).to(tl.pointer_type(tl.int32))
@@ -198,7 +201,7 @@ def place_kernel(
 
 @triton.jit(do_not_specialize=["table", "m", "k"])
 def gather_kernel(
-    table, sorted_rows, columns, order, masks, m, k, SIZE: tl.constexpr, TAPS: tl.constexpr
+    table: tl.int64, sorted_rows, columns, order, masks, m, k, SIZE: tl.constexpr, TAPS: tl.constexpr
 ):  # fmt: skip
     """64 sorted rows of a part: their entries tap by tap, their mask, and the order as int32."""
     block, part = tl.program_id(0), tl.program_id(1)
