@@ -40,7 +40,10 @@ class Family:
         return Path(spec.origin).parent / self.header
 
 
-FAMILIES = (Family("shiplap.kernels.sparse3d", "csrc/sparse3d.h"),)
+FAMILIES = (
+    Family("shiplap.kernels.sparse3d", "csrc/sparse3d.h"),
+    Family("shiplap.kernels.slidesparse", "csrc/slidesparse.h"),
+)
 
 
 def load_families() -> None:

@@ -1,0 +1,143 @@
+#include "registry.h"
+
+#include <cstring>
+#include <initializer_list>
+
+namespace shiplap::slidesparse::lt {
+
+bool Problem::operator==(const Problem& other) const { return std::memcmp(this, &other, sizeof *this) == 0; }
+
+size_t Problem::hash() const {
+  uint64_t mixed = 0;
+  const auto* words = reinterpret_cast<const uint64_t*>(this);
+  for (size_t i = 0; i < sizeof *this / sizeof *words; ++i) {
+    mixed = (mixed ^ words[i]) * 0x9E3779B97F4A7C15u;
+    mixed ^= mixed >> 32;
+  }
+  return mixed;
+}
+
+// Created at the first call and never destroyed: `forget` is the only way to an end.
+std::atomic<Registry*> slidesparse_lt_plans{nullptr};
+
+Registry& registry() {
+  Registry* found = slidesparse_lt_plans.load(std::memory_order_acquire);
+  if (found != nullptr) return *found;
+  auto* fresh = new Registry;
+  if (slidesparse_lt_plans.compare_exchange_strong(found, fresh)) return *fresh;
+  delete fresh;
+  return *found;
+}
+
+void forget() { delete slidesparse_lt_plans.exchange(nullptr); }
+
+int Registry::open(const char* cublaslt, const char* cusparselt, const char* driver, const Version& oldest,
+                   const Report& report) {
+  const std::lock_guard<std::mutex> guard(making_);
+  SHIPLAP_LT_TRY(open_driver(driver, report));
+  SHIPLAP_LT_TRY(open_cublaslt(cublaslt, report));
+  if (cusparselt[0] == 0 || cusparselt_ != nullptr) return SL_OK;
+  auto loaded = std::make_unique<Cusparselt>();
+  SHIPLAP_LT_TRY(loaded->load(cusparselt, oldest, report));
+  cusparselt_ = std::move(loaded);
+  return SL_OK;
+}
+
+int Registry::open_driver(const char* path, const Report& report) {
+  if (driver_ != nullptr) return SL_OK;
+  auto loaded = std::make_unique<Driver>();
+  SHIPLAP_LT_TRY(loaded->load(path[0] != 0 ? path : "libcuda.so.1", report));
+  driver_ = std::move(loaded);
+  return SL_OK;
+}
+
+int Registry::open_cublaslt(const char* path, const Report& report) {
+  if (cublaslt_ != nullptr) return SL_OK;
+  int status = SL_UNSUPPORTED;
+  for (const char* name : {path, "libcublasLt.so.13", "libcublasLt.so.12"}) {
+    if (name[0] == 0) continue;
+    auto loaded = std::make_unique<Cublaslt>();
+    status = loaded->load(name, report);
+    if (status == SL_OK) cublaslt_ = std::move(loaded);
+    if (status == SL_OK || name == path) break;  // one that was named is not replaced by another
+  }
+  return status;
+}
+
+int Registry::own(int64_t index, const Report& report, Device** found) {
+  if (index < 0 || index >= kDevices) return report.fail(SL_INVALID_ARGUMENT, "no device %lld", static_cast<long long>(index));
+  if (devices_[index] == nullptr) devices_[index] = std::make_unique<Device>();
+  *found = devices_[index].get();
+  return SL_OK;
+}
+
+int Registry::may_make(const Problem& p, Stream stream, const Report& report) {
+  // In a capture nothing may be created; while another stream captures, asking about the default stream is an error too.
+  int capturing = 0;
+  if (driver_->cuStreamIsCapturing(stream, &capturing) != 0 || capturing != 0) {
+    return report.fail(SL_INVALID_ARGUMENT,
+                       "no plan for m=%lld n=%lld k=%lld with algorithm %lld, and none is made while a CUDA graph is "
+                       "captured: call slidesparse.prepare for this number of rows before",
+                       static_cast<long long>(p.m), static_cast<long long>(p.n), static_cast<long long>(p.k),
+                       static_cast<long long>(p.algorithm));
+  }
+  if (plans() >= kMostPlans) {
+    return report.fail(SL_INTERNAL, "%zu plans are kept already: pad rows to fewer different numbers", plans());
+  }
+  return SL_OK;
+}
+
+int Registry::plan(const Problem& problem, Stream stream, const Report& report, const DensePlan** found) {
+  if ((*found = dense_.find(problem)) != nullptr) return SL_OK;
+  const std::lock_guard<std::mutex> guard(making_);
+  if ((*found = dense_.find(problem)) != nullptr) return SL_OK;
+  SHIPLAP_LT_TRY(open_driver("", report));
+  SHIPLAP_LT_TRY(open_cublaslt("", report));
+  SHIPLAP_LT_TRY(may_make(problem, stream, report));
+  Device* device = nullptr;
+  SHIPLAP_LT_TRY(own(problem.device, report, &device));
+  SHIPLAP_LT_TRY(device->open_dense(*cublaslt_, report));
+  std::unique_ptr<DensePlan> made;
+  SHIPLAP_LT_TRY(DensePlan::make(*device, problem, report, &made));
+  *found = made.get();
+  dense_.add(std::move(made));
+  return SL_OK;
+}
+
+int Registry::plan(const Problem& problem, Stream stream, const Report& report, const SparsePlan** found) {
+  if ((*found = sparse_.find(problem)) != nullptr) return SL_OK;
+  const std::lock_guard<std::mutex> guard(making_);
+  if ((*found = sparse_.find(problem)) != nullptr) return SL_OK;
+  SHIPLAP_LT_TRY(open_driver("", report));
+  SHIPLAP_LT_TRY(may_make(problem, stream, report));
+  if (cusparselt_ == nullptr) {
+    return report.fail(SL_UNSUPPORTED, "cuSPARSELt is not open in this process: call slidesparse.prepare first");
+  }
+  Device* device = nullptr;
+  SHIPLAP_LT_TRY(own(problem.device, report, &device));
+  SHIPLAP_LT_TRY(device->open_sparse(*cusparselt_, report));
+  std::unique_ptr<SparsePlan> made;
+  SHIPLAP_LT_TRY(SparsePlan::make(*device, problem, report, &made));
+  *found = made.get();
+  sparse_.add(std::move(made));
+  return SL_OK;
+}
+
+int Registry::driver(const Report& report, const Driver** found) {
+  const std::lock_guard<std::mutex> guard(making_);
+  SHIPLAP_LT_TRY(open_driver("", report));
+  *found = driver_.get();
+  return SL_OK;
+}
+
+int Registry::device(int64_t index, const Report& report, const Device** found) {
+  const std::lock_guard<std::mutex> guard(making_);
+  if (cusparselt_ == nullptr) return report.fail(SL_UNSUPPORTED, "cuSPARSELt is not open in this process");
+  Device* device = nullptr;
+  SHIPLAP_LT_TRY(own(index, report, &device));
+  SHIPLAP_LT_TRY(device->open_sparse(*cusparselt_, report));
+  *found = device;
+  return SL_OK;
+}
+
+}  // namespace shiplap::slidesparse::lt

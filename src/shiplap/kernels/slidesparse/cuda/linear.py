@@ -1,0 +1,62 @@
+"""Linear layers on CUDA: activations quantised or lifted, a leaf product of one form of the weight, what follows it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from shiplap.kernels.slidesparse import ops
+from shiplap.kernels.slidesparse.cuda.finish import finish
+from shiplap.kernels.slidesparse.formats import DEPTH, ROWS, dense_depth
+
+__all__ = ["dense_8bit", "dense_16bit", "slide_8bit", "slide_16bit"]
+
+_QUANTISE = {torch.int8: ops.quantise_int8, torch.float8_e4m3fn: ops.quantise_fp8}
+_SPARSE = {torch.bfloat16: ops.sparse_mm_bf16, torch.float16: ops.sparse_mm_fp16}
+
+
+def slide_8bit(
+    dtype: torch.dtype, x: Tensor, scale: Tensor, packed: Tensor, bias: Tensor | None, pairs: int, layout: int,
+    out: Tensor,
+) -> None:  # fmt: skip
+    q, rows = _QUANTISE[dtype](x, pairs)
+    n = len(scale)
+    if dtype == torch.int8:
+        total = ops.sparse_mm_int8(q, packed, dense_depth(n), layout)
+        finish(total, rows, scale, bias, out)
+    else:
+        total = ops.sparse_mm_fp8(q, packed, _lengthened(scale), layout)
+        finish(total, rows, None, bias, out)
+
+
+def dense_8bit(
+    dtype: torch.dtype, x: Tensor, scale: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor
+) -> None:  # fmt: skip
+    q, rows = _QUANTISE[dtype](x, 2)
+    if dtype == torch.int8:
+        finish(ops.mm_int8(q, weight), rows, scale, bias, out)
+        return
+    if bias is None and len(out) == len(q):
+        ops.mm_fp8.out(q, weight, rows, scale, out=out)
+        return
+    finish(ops.mm_fp8(q, weight, rows, scale), None, None, bias, out)
+
+
+def slide_16bit(x: Tensor, packed: Tensor, n: int, bias: Tensor | None, pairs: int, layout: int, out: Tensor) -> None:
+    whole = x.shape[0] % ROWS == 0 and x.shape[1] % DEPTH == 0
+    lifted = x if pairs == 2 and whole else ops.lift(x, pairs)
+    total = _SPARSE[x.dtype](lifted, packed, dense_depth(n), layout)
+    finish(total, None, None, bias, out)
+
+
+def dense_16bit(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    if bias is None:
+        torch.mm(x, weight.t(), out=out)
+    else:
+        torch.addmm(bias, x, weight.t(), out=out)
+
+
+def _lengthened(scale: Tensor) -> Tensor:
+    """Scales for whole tiles; those that are added meet weights of zero."""
+    more = dense_depth(len(scale)) - len(scale)
+    return torch.nn.functional.pad(scale, (0, more)) if more else scale

@@ -1,0 +1,19 @@
+"""Products on NVIDIA GPUs by cuBLASLt and cuSPARSELt. Importing this opens no library and asks no device."""
+
+from shiplap.kernels.slidesparse.lt import kernels as _kernels  # noqa: F401  (attaches to the ops)
+from shiplap.kernels.slidesparse.lt.libraries import available
+from shiplap.kernels.slidesparse.lt.weights import compress, expand
+
+__all__ = ["available", "compress", "expand", "tune", "tune_layer", "versions"]
+
+
+def __getattr__(name: str):  # type: ignore[no-untyped-def]
+    if name in ("tune", "tune_layer"):
+        from shiplap.kernels.slidesparse.lt import tuning
+
+        return getattr(tuning, name)
+    if name == "versions":
+        from shiplap.kernels.slidesparse.lt import native
+
+        return native.versions
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,153 @@
+"""Which algorithm and split of k a product takes: asked of the libraries, tried by ``shiplap.tune``, once, at load.
+
+The lists differ from size to size, so they are no ``configs=`` of a declaration. What was chosen is an ordinary choice
+of the leaf op (``shiplap freeze``, ``shiplap cache``); in a call nothing is looked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import shiplap as sl
+from shiplap.kernels.slidesparse import formats, layers, ops
+from shiplap.kernels.slidesparse.lt import kernels, libraries, native
+from shiplap.kernels.slidesparse.lt.weights import RESULT
+from shiplap.op.config import Config
+from shiplap.tune import Isolation, Options, Refused, choose
+from shiplap.tune.candidate import KernelCandidate
+from shiplap.tune.engine import recipe_for
+from shiplap.tune.inputs import Inputs
+
+__all__ = ["candidates", "problem_of", "tune", "tune_layer"]
+
+SPLITS = (2, 4, -1)  # beside the library's own; -1 is segment-k
+FEW_ROWS = 1024  # with more, there are tiles enough to fill the device
+
+_SOURCE = {
+    ops.mm_int8: torch.int8, ops.mm_fp8: torch.float8_e4m3fn, ops.sparse_mm_int8: torch.int8,
+    ops.sparse_mm_fp8: torch.float8_e4m3fn, ops.sparse_mm_bf16: torch.bfloat16, ops.sparse_mm_fp16: torch.float16,
+}  # fmt: skip
+_LEAVES = {
+    layers.linear_int8: (ops.mm_int8, ops.sparse_mm_int8), layers.linear_fp8: (ops.mm_fp8, ops.sparse_mm_fp8),
+    layers.linear_bf16: (None, ops.sparse_mm_bf16), layers.linear_fp16: (None, ops.sparse_mm_fp16),
+}  # fmt: skip
+
+
+def problem_of(op: sl.Op, device: int, m: int, n: int, k: int) -> native.Problem:
+    """The product that a call of the leaf ``op`` is; the library's own algorithm."""
+    scaled = op in (ops.mm_fp8, ops.sparse_mm_fp8)
+    source = _SOURCE[op]
+    return native.Problem(device, m, n, k, source, RESULT[source], native.PER_ROW if scaled else native.UNSCALED)
+
+
+def _configured(problem: native.Problem, config: dict[str, Any]) -> native.Problem:
+    return problem.but(algorithm=config["ALG"], split_k=config.get("SPLIT_K", 0))
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """A candidate: the kernel of a leaf op with one algorithm, which takes a call if the library has a plan for it."""
+
+    op: sl.Op
+    config: Config
+
+    kernel = "lt"
+
+    def prepare(self, args: tuple[Any, ...]) -> Callable[[], tuple[torch.Tensor, ...]]:
+        x = args[0]
+        rows = args[1] if self.op in kernels.DENSE else args[2]  # a tensor with a row per output channel, or the number
+        n = rows if isinstance(rows, int) else len(rows)
+        problem = problem_of(self.op, _index(x.device), x.shape[0], n, x.shape[1])
+        try:
+            native.prepare(_configured(problem, self.config.as_dict()), self.op in kernels.SPARSE, _stream(x.device))
+        except native.Refusal as e:
+            raise Refused(str(e)) from None
+        bound = next(k for k in self.op.kernels["cuda"] if k.name == self.kernel)
+        return KernelCandidate(self.op, bound.variant(self.config)).prepare(args)
+
+
+def candidates(op: sl.Op, drawn: Inputs) -> Sequence[Any]:
+    """The library's own choice, then every algorithm of which it makes a plan, with each split of k for few rows."""
+    device, env = torch.device(drawn.device), drawn.call.env
+    problem = problem_of(op, _index(device), env["m"], env["n"], env["k"])
+    default = {"ALG": -1} if op in kernels.DENSE else kernels.DEFAULT
+    return [Algorithm(op, Config.of(c)) for c in (default, *algorithms(op, problem, _stream(device)))]
+
+
+def algorithms(op: sl.Op, problem: native.Problem, stream: int = 0) -> list[dict[str, int]]:
+    """Configs of ``op`` for which the library makes a plan."""
+    sparse = op in kernels.SPARSE
+    if sparse:
+        libraries.require(torch.device("cuda", problem.device), op.spec.name)
+    try:
+        count = native.prepare(problem, sparse, stream).algorithms
+    except native.Refusal:
+        return []
+    splits = (0, *SPLITS) if sparse and problem.m <= FEW_ROWS else (0,)
+    listed = [{"ALG": a, "SPLIT_K": s, "VERSION": _version()} if sparse else {"ALG": a}
+              for s in splits for a in range(count)]  # fmt: skip
+    return [config for config in listed if _taken(_configured(problem, config), sparse, stream)]
+
+
+def _taken(problem: native.Problem, sparse: bool, stream: int) -> bool:
+    try:
+        native.prepare(problem, sparse, stream)
+    except native.Refusal:
+        return False
+    return True
+
+
+def _version() -> int:
+    """That of the open cuSPARSELt as ``Version::number`` has it."""
+    major, minor, patch = map(int, native.versions()[1].split("."))
+    return major * 1000000 + minor * 1000 + patch
+
+
+def _index(device: torch.device) -> int:
+    return device.index if device.index is not None else torch.cuda.current_device()
+
+
+def _stream(device: torch.device) -> int:
+    return torch.cuda.current_stream(device).cuda_stream
+
+
+def tune(
+    op: sl.Op, sizes: Iterable[tuple[int, int, int]], device: str = "cuda", seconds: float = 20.0, again: bool = False
+) -> list[Any]:  # fmt: skip
+    """Choose the algorithm of a leaf product for each ``(m, n, k)``; candidates run in a process of their own."""
+    found = []
+    with Isolation() as isolation:
+        bench = isolation.bench(f"{__name__}:candidates")
+        for m, n, k in dict.fromkeys(sizes):
+            wanted: dict[str, Any] = {"m": m, "n": n, "k": k}
+            if op in kernels.SPARSE:
+                wanted |= {"_": 1, "layout": ops.CUSPARSELT}
+            options = Options(seconds=seconds, again=again)
+            found.append(choose(op, recipe_for(op, wanted), device=device, candidates_of=candidates, bench=bench,
+                                options=options))  # fmt: skip
+    return found
+
+
+def tune_layer(
+    op: sl.Op, rows: Iterable[int], n: int, k: int, pairs: int, dtype: torch.dtype = torch.bfloat16,
+    device: str = "cuda", seconds: float = 20.0, again: bool = False,
+) -> list[Any]:  # fmt: skip
+    """Choose algorithms for both forms of a layer ``[n, k]`` and then the form, for each number of rows.
+
+    The race of forms is run in this process: their products have been verified, and their algorithms are in force here.
+    """
+    rows = list(rows)
+    dense, sparse = _LEAVES[op]
+    wide = formats.dense_depth(n)
+    for leaf, depth in ((dense, k), (sparse, formats.lifted_depth(k, pairs))):
+        usable = leaf in kernels.SPARSE and libraries.available(device) is True
+        if leaf is not None and (usable or (leaf in kernels.DENSE and n % 32 == 0 and k % 32 == 0)):
+            tune(leaf, [(-(-m // 16) * 16, wide, depth) for m in rows], device, seconds, again)
+    layout = ops.CUSPARSELT if libraries.available(device) is True else ops.PORTABLE
+    drawn_as = {"dtype": str(dtype)} if op in (layers.linear_int8, layers.linear_fp8) else {}
+    samples = [{"m": m, "n": n, "k": k, "_": 1, "pairs": pairs, "layout": layout, **drawn_as} for m in rows]
+    return sl.tune(op, samples, seconds * len(rows), device=device, again=again, isolate=False)

@@ -1,0 +1,77 @@
+"""Weights in cuSPARSELt's own bytes: made once, at load, for the device and version at hand; never stored."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from shiplap.errors import error
+from shiplap.kernels.slidesparse.lt import libraries, native
+from shiplap.kernels.slidesparse.lt.kernels import WORKSPACE
+
+__all__ = ["compress", "expand"]
+
+RESULT = {
+    torch.int8: torch.int32,
+    torch.float8_e4m3fn: torch.bfloat16,
+    torch.bfloat16: torch.bfloat16,
+    torch.float16: torch.float16,
+}  # fmt: skip  what a product of such operands is written as; one term of it is exact
+ROWS = 2048  # of an identity matrix at a time
+
+
+def compress(slid: Tensor) -> Tensor:
+    """A 2:4 weight ``[n, k']`` on a GPU, whole tiles → cuSPARSELt's bytes, uint8 ``[_]`` (layout 1).
+
+    SL211 for another dtype or size, SL401 without a cuSPARSELt that may be used, SL305 when it refuses.
+    """
+    where = "slidesparse.lt.compress"
+    n, k = slid.shape
+    if slid.dtype not in RESULT or n % 32 or k % 32 or not slid.numel():
+        raise error("SL211", where=where, got=f"{slid.dtype} {n} x {k}", fix="pass what slide() returned",
+                    expected="int8, float8_e4m3fn, bfloat16 or float16, sizes that are multiples of 32")  # fmt: skip
+    libraries.require(slid.device, where)
+    slid = slid.contiguous()
+    problem = _problem(slid.device, 16, n, k, slid.dtype)
+    with torch.cuda.device(slid.device):
+        stream = torch.cuda.current_stream().cuda_stream
+        try:
+            size, scratch_size = native.compressed_size(problem)
+            packed = slid.new_zeros(size, dtype=torch.uint8)
+            scratch = slid.new_empty(max(scratch_size, 16), dtype=torch.uint8)
+            native.compress(problem, slid.data_ptr(), packed.data_ptr(), scratch.data_ptr(), stream)
+        except native.Refusal as e:
+            raise error("SL305", where=where, got=str(e), expected="a compressed weight") from None
+    return packed
+
+
+def expand(packed: Tensor, n: int, k: int, dtype: torch.dtype) -> Tensor:
+    """The inverse of :func:`compress`, ``[n, k]``: the product with an identity matrix, a few rows at a time."""
+    where = "slidesparse.lt.expand"
+    libraries.require(packed.device, where)
+    weight = torch.empty(n, k, dtype=dtype, device=packed.device)
+    scratch = torch.empty(WORKSPACE, dtype=torch.uint8, device=packed.device)
+    with torch.cuda.device(packed.device):
+        stream = torch.cuda.current_stream().cuda_stream
+        for start in range(0, k, ROWS):
+            rows = min(ROWS, k - start)
+            eye = (
+                torch.eye(k, rows, device=packed.device, dtype=torch.float16).roll(start, 0).t().to(dtype).contiguous()
+            )
+            column = torch.empty(rows, n, dtype=RESULT[dtype], device=packed.device)
+            problem = _problem(packed.device, rows, n, k, dtype)
+            try:
+                if native.prepare(problem, True, stream).compressed != packed.numel():
+                    raise error("SL211", where=where, got=f"{packed.numel()} bytes",
+                                expected=f"those of {n} rows of {k} {dtype}", fix="pack the weight anew")  # fmt: skip
+                native.multiply(problem, eye.data_ptr(), packed.data_ptr(), column.data_ptr(),
+                                (scratch.data_ptr(), WORKSPACE), stream)  # fmt: skip
+            except native.Refusal as e:
+                raise error("SL305", where=where, got=str(e), expected="a product") from None
+            weight[:, start : start + rows] = column.t().to(dtype)
+    return weight
+
+
+def _problem(device: torch.device, m: int, n: int, k: int, dtype: torch.dtype) -> native.Problem:
+    index = device.index if device.index is not None else torch.cuda.current_device()
+    return native.Problem(index, m, n, k, dtype, RESULT[dtype])

@@ -1,0 +1,118 @@
+"""Run by test_triton.py in a process of its own: the Triton kernels of slidesparse, interpreted, on CPU tensors.
+
+Neither float8 nor bfloat16 can be interpreted. For float8 the kernel writes what it would cast, into float32, and torch
+casts: only that last step differs from what runs on a GPU.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+import random
+import sys
+import warnings
+
+import torch
+from torch import Tensor
+
+from shiplap.kernels.slidesparse import formats, layers, ops
+from shiplap.kernels.slidesparse.cuda import activations
+from shiplap.kernels.slidesparse.cuda.finish import finish
+from shiplap.kernels.slidesparse.quantise import MIN_SCALE
+
+GUARD = 77  # what outputs hold before: everything has to be written
+
+
+def same(got: Tensor, want: Tensor, what: str) -> None:
+    assert (got.shape, got.dtype) == (want.shape, want.dtype), what
+    bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[got.element_size()]
+    wide = want.element_size() > 1 and want.is_floating_point()
+    nan = torch.isnan(want) if wide else torch.zeros_like(want, dtype=torch.bool)
+    assert not wide or torch.isnan(got[nan]).all(), what
+    different = (got.contiguous().view(bits) != want.contiguous().view(bits)) & ~nan
+    assert not different.any(), f"{what}: {got[different][:4]} is not {want[different][:4]}"
+
+
+def rows_of(m: int, k: int, dtype: torch.dtype, rng: torch.Generator) -> Tensor:
+    """Ordinary rows, huge, tiny and empty ones, and some that hold no numbers."""
+    x = torch.randn(m, k, generator=rng)
+    special = [1e-40, 3e38, float("inf"), float("nan"), -float("inf"), 1e-30, -0.0]
+    for row in range(m):
+        if k and row % 3 == 1:
+            kind = special[row // 3 % len(special)]
+            x[row, random.randrange(k)] = kind
+        if row % 5 == 2:
+            x[row] *= 10.0 ** random.randrange(-37, 5)
+        if row % 7 == 6:
+            x[row] = 0
+    return x.to(dtype)
+
+
+def quantised(x: Tensor, pairs: int, dtype: torch.dtype, block: int) -> None:
+    op = ops.quantise_int8 if dtype == torch.int8 else ops.quantise_fp8
+    want, scales = op._reference((x, pairs))
+    scale = torch.full_like(scales, GUARD)
+    what = f"{dtype} {tuple(x.shape)} {x.stride()} {x.dtype} pairs {pairs} block {block}"
+    if dtype == torch.int8:
+        q = torch.full_like(want, GUARD)
+        activations.quantise(x, pairs, q=q, scale=scale, BLOCK=block, num_warps=4)
+    else:
+        wide = torch.full(want.shape, float(GUARD))
+        span = max(16, 1 << max(x.shape[1] - 1, 0).bit_length())
+        activations.quantise_kernel[(len(want),)](
+            x, wide, scale, *x.shape, want.shape[1] // 4, *x.stride(), PAIRS=pairs, LIMIT=448.0, INTEGER=False,
+            LOOP=False, SPAN=span, BLOCK=block,
+        )  # fmt: skip
+        q = wide.to(dtype)
+    same(q, want, what)
+    same(scale, scales, f"scales of {what}")
+
+
+def activation_cases(rng: torch.Generator) -> None:
+    floats = (torch.float32, torch.float16)
+    for case, (m, k) in enumerate([(1, 64), (17, 40), (16, 33), (0, 32), (3, 1), (2, 0), (17, 100)]):
+        pairs, x = 2 + case, rows_of(m, k, floats[case % 2], rng)
+        for kind in (torch.int8, torch.float8_e4m3fn):
+            quantised(x, pairs, kind, random.choice((32, 64)))
+        out = torch.full((-(-m // 16) * 16, formats.lifted_depth(k, pairs)), GUARD, dtype=x.dtype)
+        activations.lift(x, pairs, out=out, BLOCK=64, num_warps=4)
+        same(out, ops.lift._reference((x, pairs)), f"lift {m} x {k} pairs {pairs}")
+    base = rows_of(20, 2 * 48 + 3, torch.float32, rng)
+    for view in (base[1:, 3::2], base.t()[:18, 2:], base[:, :1].expand(20, 48), base[4:5].expand(9, -1)):
+        quantised(view, 4, torch.int8, 32)
+    activations.WHOLE, kept = 32, activations.WHOLE  # a row that is longer than what is read at once
+    quantised(rows_of(9, 100, torch.float32, rng), 3, torch.int8, 16)
+    activations.WHOLE = kept
+    tiny = torch.tensor([[127 * MIN_SCALE, MIN_SCALE / 2, 0.0, -1e-45]])
+    quantised(tiny, 2, torch.int8, 16)
+    halves = torch.arange(-127, 128, dtype=torch.float32)[None] / 2  # ties to even, and the largest one last
+    halves[0, -1] = 127.0
+    quantised(halves, 2, torch.int8, 16)
+
+
+def finishing_cases(rng: torch.Generator) -> None:
+    for m, n in ((1, 32), (17, 40), (16, 320), (5, 1)):
+        total = torch.randint(-(2**31), 2**31 - 1, (-(-m // 16) * 16, -(-n // 32) * 32), generator=rng).int()
+        rows, columns, bias = (torch.randn(size, generator=rng) for size in (len(total), n, n))
+        for by_row, by_column, bias_too in ((True, True, True), (True, False, True), (False, False, False)):
+            dtype = random.choice((torch.float32, torch.float16))
+            added = bias.to(dtype) if bias_too else None
+            want = total[:m, :n].float() * (rows[:m, None] if by_row else 1) * (columns if by_column else 1)
+            out = torch.full((m, n), float(GUARD), dtype=dtype)
+            finish(total, rows if by_row else None, columns if by_column else None, added, out)
+            same(out, layers._finish(want, added, dtype), f"finish {m} x {n} {dtype}")
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")  # numpy's, of infinities that are there on purpose
+    seed = int(sys.argv[1])
+    random.seed(seed)
+    rng = torch.Generator().manual_seed(seed)
+    activation_cases(rng)
+    finishing_cases(rng)
+    print("agree")
+
+
+main()

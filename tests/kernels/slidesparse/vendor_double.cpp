@@ -1,0 +1,369 @@
+// A double of cuBLASLt, cuSPARSELt and the driver, for tests without a GPU: it counts calls, computes products in host
+// memory from the descriptors that it is given, and fails where it is told to. One library plays all three roles.
+//
+// Weights are compressed for real: of each four neighbours two values, then two bits of metadata each.
+#include <atomic>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace {
+
+std::mutex lock;
+std::map<std::string, long> counts;
+std::map<std::string, int> failures;  // status to return, by function
+std::atomic<int> capturing{0};
+std::atomic<size_t> workspace_wanted{64};
+std::atomic<int> version[3] = {0, 8, 1};
+std::vector<const void*> streams;
+
+int enter(const char* name) {
+  const std::lock_guard<std::mutex> guard(lock);
+  ++counts[name];
+  const auto found = failures.find(name);
+  return found == failures.end() ? 0 : found->second;
+}
+
+#define ENTER                                  \
+  if (const int status = enter(__func__)) return status
+
+// ------------------------------------------------------------------------------------------------------- elements
+
+float half(uint16_t bits) {
+  const int exponent = bits >> 10 & 31, fraction = bits & 1023;
+  const float value = exponent == 0 ? std::ldexp(fraction, -24) : std::ldexp(1024 + fraction, exponent - 25);
+  return bits >> 15 ? -value : value;
+}
+float brain(uint16_t bits) {
+  const uint32_t wide = uint32_t{bits} << 16;
+  float value;
+  std::memcpy(&value, &wide, 4);
+  return value;
+}
+uint16_t to_brain(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, 4);
+  return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+float eight(uint8_t bits) {  // e4m3
+  const int exponent = bits >> 3 & 15, fraction = bits & 7;
+  const float value = exponent == 0 ? std::ldexp(fraction, -9) : std::ldexp(8 + fraction, exponent - 10);
+  return bits >> 7 ? -value : value;
+}
+int bytes_of(int type) { return type == 0 || type == 10 ? 4 : type == 2 || type == 14 ? 2 : 1; }
+double load(const void* from, int64_t i, int type) {
+  switch (type) {
+    case 0: return static_cast<const float*>(from)[i];
+    case 2: return half(static_cast<const uint16_t*>(from)[i]);
+    case 3: return static_cast<const int8_t*>(from)[i];
+    case 14: return brain(static_cast<const uint16_t*>(from)[i]);
+    case 28: return eight(static_cast<const uint8_t*>(from)[i]);
+    default: return static_cast<const int32_t*>(from)[i];
+  }
+}
+void store(void* to, int64_t i, int type, double value) {
+  if (type == 0) static_cast<float*>(to)[i] = static_cast<float>(value);
+  if (type == 10) static_cast<int32_t*>(to)[i] = static_cast<int32_t>(value);
+  if (type == 14) static_cast<uint16_t*>(to)[i] = to_brain(static_cast<float>(value));
+}
+
+struct Matrix {
+  uint32_t alive, alignment;
+  int64_t rows, cols, ld;
+  int type;
+};
+constexpr uint32_t kAlive = 0x600D600D;
+
+// D[n, m] = A.T[n, k] B[k, m], all column-major, as the product is set up.
+void multiply(const Matrix& a, const void* from_a, const Matrix& b, const void* from_b, const Matrix& d, void* to,
+              const float* scale_a, const float* scale_b) {
+  for (int64_t m = 0; m < b.cols; ++m) {
+    for (int64_t n = 0; n < a.cols; ++n) {
+      double sum = 0;
+      for (int64_t k = 0; k < a.rows; ++k) sum += load(from_a, n * a.ld + k, a.type) * load(from_b, m * b.ld + k, b.type);
+      if (scale_a != nullptr) sum *= scale_a[n];
+      if (scale_b != nullptr) sum *= scale_b[m];
+      store(to, m * d.ld + n, d.type, sum);
+    }
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+// ------------------------------------------------------------------------------------------------ what tests call
+
+long double_count(const char* name) {
+  const std::lock_guard<std::mutex> guard(lock);
+  return counts[name];
+}
+void double_version(int major, int minor, int patch);
+void double_reset() {
+  const std::lock_guard<std::mutex> guard(lock);
+  counts.clear();
+  failures.clear();
+  streams.clear();
+  capturing = 0;
+  workspace_wanted = 64;
+  double_version(0, 8, 1);
+}
+void double_fail(const char* name, int status) {
+  const std::lock_guard<std::mutex> guard(lock);
+  failures[name] = status;
+}
+void double_capture(int now) { capturing = now; }
+void double_version(int major, int minor, int patch) {
+  version[0] = major;
+  version[1] = minor;
+  version[2] = patch;
+}
+void double_want(size_t bytes) { workspace_wanted = bytes; }
+const void* double_stream() { return streams.empty() ? nullptr : streams.back(); }
+
+// ---------------------------------------------------------------------------------------------------------- driver
+
+int cuStreamIsCapturing(void*, int* now) {
+  ENTER;
+  *now = capturing;
+  return 0;
+}
+int cuMemsetD8Async(uint64_t where, unsigned char value, size_t bytes, void*) {
+  ENTER;
+  std::memset(reinterpret_cast<void*>(where), value, bytes);
+  return 0;
+}
+
+// -------------------------------------------------------------------------------------------------------- cuBLASLt
+
+struct Layout { uint64_t type, rows, cols, ld, rest[4]; };
+struct Description { int64_t compute, scale_type, transposed, fast, mode_a, mode_b; const float *scale_a, *scale_b; uint64_t rest[24]; };
+struct Heuristic { uint64_t algorithm[8]; size_t workspace; int state; float waves; int reserved[4]; };
+static_assert(sizeof(Layout) == 64 && sizeof(Description) == 256 && sizeof(Heuristic) == 96);
+
+int cublasLtCreate(void** handle) {
+  ENTER;
+  *handle = new int(7);
+  return 0;
+}
+int cublasLtDestroy(void* handle) {
+  ENTER;
+  delete static_cast<int*>(handle);
+  return 0;
+}
+int cublasLtGetProperty(int field, int* value) {
+  ENTER;
+  *value = field == 0 ? 13 : field;
+  return 0;
+}
+int cublasLtMatrixLayoutInit_internal(Layout* layout, size_t size, int type, uint64_t rows, uint64_t cols, int64_t ld) {
+  ENTER;
+  if (size != sizeof *layout) return 7;
+  *layout = Layout{static_cast<uint64_t>(type), rows, cols, static_cast<uint64_t>(ld), {}};
+  return 0;
+}
+int cublasLtMatmulDescInit_internal(Description* description, size_t size, int compute, int scale_type) {
+  ENTER;
+  if (size != sizeof *description) return 7;
+  *description = Description{};
+  description->compute = compute;
+  description->scale_type = scale_type;
+  return 0;
+}
+int cublasLtMatmulDescSetAttribute(Description* d, int field, const void* value, size_t size) {
+  ENTER;
+  const auto number = [&] { int v = 0; std::memcpy(&v, value, size); return v; };
+  switch (field) {
+    case 3: d->transposed = number(); return 0;
+    case 17: std::memcpy(&d->scale_a, value, size); return 0;
+    case 18: std::memcpy(&d->scale_b, value, size); return 0;
+    case 25: d->fast = number(); return size == 1 ? 0 : 7;
+    case 31: d->mode_a = number(); return 0;
+    case 32: d->mode_b = number(); return 0;
+    default: return 15;
+  }
+}
+int cublasLtMatmulPreferenceInit_internal(uint64_t* preference, size_t size) {
+  ENTER;
+  std::memset(preference, 0, size);
+  return size == 64 ? 0 : 7;
+}
+int cublasLtMatmulPreferenceSetAttribute(uint64_t* preference, int field, const void* value, size_t size) {
+  ENTER;
+  if (field == 1) std::memcpy(preference, value, size);
+  return field == 1 ? 0 : 15;
+}
+int cublasLtMatmulAlgoGetHeuristic(void*, Description*, Layout*, Layout*, Layout*, Layout*, uint64_t* preference, int asked,
+                                   Heuristic* found, int* count) {
+  ENTER;
+  *count = asked < 3 ? asked : 3;
+  for (int i = 0; i < *count; ++i) {
+    found[i] = Heuristic{};
+    found[i].algorithm[0] = 100 + i;
+    found[i].workspace = workspace_wanted;
+    if (workspace_wanted > preference[0]) found[i].state = 15;
+  }
+  return 0;
+}
+int cublasLtMatmul(void*, Description* description, const void* alpha, const void* a, Layout* la, const void* b, Layout* lb,
+                   const void*, const void*, Layout*, void* d, Layout* ld, const uint64_t* algorithm, void*, size_t size,
+                   void* stream) {
+  ENTER;
+  if (algorithm[0] < 100 || size < workspace_wanted || description->transposed != 1) return 7;
+  if (description->compute == 72 ? *static_cast<const int32_t*>(alpha) != 1 : *static_cast<const float*>(alpha) != 1.0f) return 7;
+  const auto matrix = [](const Layout* l) {
+    return Matrix{kAlive, 16, static_cast<int64_t>(l->rows), static_cast<int64_t>(l->cols), static_cast<int64_t>(l->ld), static_cast<int>(l->type)};
+  };
+  multiply(matrix(la), a, matrix(lb), b, matrix(ld), d, description->scale_a, description->scale_b);
+  const std::lock_guard<std::mutex> guard(lock);
+  streams.push_back(stream);
+  return 0;
+}
+
+// ------------------------------------------------------------------------------------------------------ cuSPARSELt
+
+struct Product { Matrix a, b, d; int compute; int alpha_is_vector; };
+struct Selection { uint32_t alive; int algorithm, split; Product product; };
+struct Plan { uint32_t alive; Selection selection; void* resource; };
+static_assert(sizeof(Plan) <= 512);
+
+int cusparseLtInit(uint32_t* handle) {
+  ENTER;
+  *handle = kAlive;
+  return 0;
+}
+int cusparseLtDestroy(const uint32_t* handle) {
+  ENTER;
+  return *handle == kAlive ? 0 : 1;
+}
+int cusparseLtGetProperty(int field, int* value) {
+  ENTER;
+
+  *value = version[field];
+  return 0;
+}
+int cusparseLtDenseDescriptorInit(const uint32_t* handle, Matrix* m, int64_t rows, int64_t cols, int64_t ld,
+                                  uint32_t alignment, int type, int order) {
+  ENTER;
+  if (*handle != kAlive) return 1;
+  *m = Matrix{kAlive, alignment, rows, cols, ld, type};
+  return order == 1 && ld >= rows && (bytes_of(type) > 1 || cols % 16 == 0) ? 0 : 10;
+}
+int cusparseLtStructuredDescriptorInit(const uint32_t* handle, Matrix* m, int64_t rows, int64_t cols, int64_t ld,
+                                       uint32_t alignment, int type, int order, int sparsity) {
+  ENTER;
+  if (*handle != kAlive) return 1;
+  *m = Matrix{kAlive, alignment, rows, cols, ld, type};
+  return order == 1 && sparsity == 0 && rows % 32 == 0 ? 0 : 10;
+}
+int cusparseLtMatDescriptorDestroy(const Matrix* m) {
+  ENTER;
+  if (m->alive != kAlive) return 3;
+  const_cast<Matrix*>(m)->alive = 0;
+  return 0;
+}
+int cusparseLtMatmulDescriptorInit(const uint32_t*, Product* p, int op_a, int op_b, const Matrix* a, const Matrix* b,
+                                   const Matrix*, const Matrix* d, int compute) {
+  ENTER;
+  if (op_a != 1 || op_b != 0 || (a->type == 3) != (compute == 0)) return 10;
+  *p = Product{*a, *b, *d, compute, 0};
+  return 0;
+}
+int cusparseLtMatmulDescSetAttribute(const uint32_t*, Product* p, int field, const void* value, size_t) {
+  ENTER;
+  if (field != 5) return 10;
+  std::memcpy(&p->alpha_is_vector, value, sizeof(int));
+  return 0;
+}
+int cusparseLtMatmulAlgSelectionInit(const uint32_t*, Selection* s, const Product* p, int) {
+  ENTER;
+  *s = Selection{kAlive, 0, 1, *p};
+  return 0;
+}
+int cusparseLtMatmulAlgSelectionDestroy(const Selection* s) {
+  ENTER;
+  if (s->alive != kAlive) return 3;
+  const_cast<Selection*>(s)->alive = 0;
+  return 0;
+}
+int cusparseLtMatmulAlgSetAttribute(const uint32_t*, Selection* s, int field, const void* value, size_t) {
+  ENTER;
+  std::memcpy(field == 0 ? &s->algorithm : &s->split, value, sizeof(int));
+  return field == 0 || field == 3 ? 0 : 10;
+}
+int cusparseLtMatmulAlgGetAttribute(const uint32_t*, const Selection*, int field, void* value, size_t) {
+  ENTER;
+  const int algorithms = 5;
+  std::memcpy(value, &algorithms, sizeof algorithms);
+  return field == 1 ? 0 : 10;
+}
+int cusparseLtMatmulPlanInit(const uint32_t*, Plan* plan, const Product*, const Selection* s) {
+  ENTER;
+  *plan = Plan{kAlive, *s, new char[1 << 10]};  // a plan owns hidden resources: a leak shows
+  return 0;
+}
+int cusparseLtMatmulPlanDestroy(const Plan* plan) {
+  ENTER;
+  if (plan->alive != kAlive) return 3;
+  delete[] static_cast<char*>(plan->resource);
+  const_cast<Plan*>(plan)->alive = 0;
+  return 0;
+}
+int cusparseLtMatmulGetWorkspace(const uint32_t*, const Plan*, size_t* size) {
+  ENTER;
+  *size = workspace_wanted;
+  return 0;
+}
+int cusparseLtSpMMACompressedSize2(const uint32_t*, const Matrix* m, size_t* bytes, size_t* scratch) {
+  ENTER;
+  *bytes = m->rows * m->cols * bytes_of(m->type) / 2 + m->rows * m->cols / 8;
+  *scratch = 128;
+  return 0;
+}
+int cusparseLtSpMMACompress2(const uint32_t*, const Matrix* m, int is_a, int op, const void* dense, void* compressed,
+                             void* scratch, void*) {
+  ENTER;
+  if (is_a != 1 || op != 1 || scratch == nullptr) return 3;
+  const int size = bytes_of(m->type);
+  auto* values = static_cast<char*>(compressed);
+  auto* lanes = reinterpret_cast<uint8_t*>(values + m->rows * m->cols * size / 2);
+  const auto* from = static_cast<const char*>(dense);
+  std::memset(lanes, 0, m->rows * m->cols / 8);
+  for (int64_t four = 0; four < m->rows * m->cols / 4; ++four) {
+    int kept = 0;
+    for (int lane = 0; lane < 4; ++lane) {
+      const bool used = load(from, 4 * four + lane, m->type) != 0;
+      if (!used && 4 - lane > 2 - kept) continue;  // room for what may follow
+      if (kept == 2) continue;
+      std::memcpy(values + (2 * four + kept) * size, from + (4 * four + lane) * size, size);
+      lanes[four / 2] |= lane << (4 * (four % 2) + 2 * kept++);
+    }
+  }
+  return 0;
+}
+int cusparseLtMatmul(const uint32_t* handle, const Plan* plan, const void* alpha, const void* a, const void* b,
+                     const void* beta, const void*, void* d, void*, void** stream, int32_t count) {
+  ENTER;
+  const Product& p = plan->selection.product;
+  if (*handle != kAlive || plan->alive != kAlive || count != 1 || *static_cast<const float*>(beta) != 0) return 3;
+  const int size = bytes_of(p.a.type);
+  std::vector<char> weight(p.a.rows * p.a.cols * size);
+  const auto* values = static_cast<const char*>(a);
+  const auto* lanes = reinterpret_cast<const uint8_t*>(values + weight.size() / 2);
+  for (int64_t four = 0; four < p.a.rows * p.a.cols / 4; ++four) {
+    for (int kept = 0; kept < 2; ++kept) {
+      const int lane = lanes[four / 2] >> (4 * (four % 2) + 2 * kept) & 3;
+      std::memcpy(&weight[(4 * four + lane) * size], values + (2 * four + kept) * size, size);
+    }
+  }
+  multiply(p.a, weight.data(), p.b, b, p.d, d, p.alpha_is_vector ? static_cast<const float*>(alpha) : nullptr, nullptr);
+  const std::lock_guard<std::mutex> guard(lock);
+  streams.push_back(*stream);
+  return 0;
+}
+
+}  // extern "C"
