@@ -203,12 +203,9 @@ def row(res: int, channels: int, rate: float, rounds: int) -> dict[str, Any]:
     found["strided"] = in_turns({s.name: no_grad(s.strided) for s in sides}, rounds)
     found["peak_mib"] = {s.name: peak(no_grad(s.forward)) for s in sides if s.name in found["forward"]}
     found["train_peak_mib"] = {s.name: peak(training(s, grad)) for s in sides if s.name in found["train"]}
-    graph = torch.cuda.CUDAGraph()
-    with torch.no_grad(), torch.cuda.graph(graph):
-        kept = sides[0].forward()
-    found["captured_ms"] = in_turns({"graph": graph.replay}, rounds)["graph"]
+    captured = in_turns({f: _captured(no_grad(getattr(sides[0], f))) for f in ("forward", "map")}, rounds)
+    found["captured_ms"], found["map_captured_ms"] = captured["forward"], captured["map"]
     found["fraction"] = found["limit_ms"] / found["captured_ms"]
-    del kept
     return found
 
 
@@ -217,7 +214,10 @@ def _parts(plan: sparse3d.Plan) -> int:
 
 
 def fused(res: int, channels: int, rounds: int) -> dict[str, Any]:
-    """``relu(bn(conv(x)) + residual)``: fused, the same template, fusion off, and compiled behind an eager layer."""
+    """``relu(bn(conv(x)) + residual)``: fused, the same template with fusion off, compiled behind an eager layer.
+
+    That layer is ours, and a peer's.
+    """
     coords = shell(res)
     plan = sparse3d.Geometry(coords, (res,) * 3, 1).subm(3)
     feats, residual = (torch.randn(len(coords), channels, device="cuda").half() for _ in range(2))
@@ -241,6 +241,11 @@ def fused(res: int, channels: int, rounds: int) -> dict[str, Any]:
         torch._dynamo.reset()
         pointwise = torch.compile(after)
         runs["shiplap, apart"] = _captured(lambda: pointwise(plan.conv(feats, weight), residual))
+        bias = torch.zeros(channels, device="cuda").half()
+        for module, name in peers():
+            if name == "spconv":  # the better one in all of these shells
+                side = Peer(module, name, coords, res, weight, bias, feats)
+                runs[f"{name}, apart"] = lambda: pointwise(side.forward(), residual)
         times = in_turns(runs, rounds)
     return {"res": res, "channels": channels, "n": len(coords), **times}
 
@@ -279,21 +284,28 @@ def main() -> None:
     warnings.simplefilter("ignore")
     began, rate = time.monotonic(), dense_rate()
     print(f"dense: {rate / 1e12:.0f} TFLOP/s", flush=True)
-    rows, blocks = [], []
+    rows: list[dict[str, Any]] = []
+    blocks: list[dict[str, Any]] = []
+
+    def keep() -> None:
+        """What was measured so far: a run that is cut short loses one shell."""
+        if options.json:
+            packages = ["triton", "spconv-cu126", "cumm-cu126", "spconv-triton"]
+            measured = {"dense_flops": rate, "shells": rows, "fused": blocks}
+            write(options.json, record(SOURCES, packages, device_name(), **measured))
+
     for res, channels in SHELLS:
         if res in options.shells:
             rows.append(row(res, channels, rate, options.rounds))
             show(rows[-1])
+            keep()
             torch.cuda.empty_cache()
     for res, channels in SHELLS[4:] if not options.skip_fused else ():
         if res in options.shells:
             blocks.append(fused(res, channels, options.rounds))
             print({k: round(v, 3) if isinstance(v, float) else v for k, v in blocks[-1].items()}, flush=True)
+            keep()
     print(f"{time.monotonic() - began:.0f} s")
-    if options.json:
-        packages = ["triton", "spconv-cu126", "cumm-cu126", "spconv-triton"]
-        measured = {"dense_flops": rate, "shells": rows, "fused": blocks}
-        write(options.json, record(SOURCES, packages, device_name(), **measured))
 
 
 if __name__ == "__main__":
