@@ -35,6 +35,20 @@ def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(errors, "_said", set())
 
 
+@pytest.fixture(scope="session", autouse=True)
+def vector_instructions(request: pytest.FixtureRequest) -> None:
+    """A worker of a whole run tries once what its compiler and CPU can do, and the processes that tests start do not.
+
+    Inductor tries it in each process, and without a cache from the past that is 3 s.
+    """
+    if hasattr(request.config, "workerinput"):
+        from torch._inductor.cpu_vec_isa import valid_vec_isa_list
+
+        best = next(iter(valid_vec_isa_list()), None)
+        if best:  # it compiles, loads and runs
+            os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Most tests run references on purpose; those about the notice catch it themselves."""
     config.addinivalue_line("filterwarnings", "ignore::shiplap.errors.ShiplapNotice")

@@ -141,9 +141,9 @@ def watch(call: Call, seconds: float, used: Callable[[], int]) -> dict[str, Any]
     for _ in range(WARM):
         call()
     each = (time.perf_counter() - began) / WARM
-    repeat = int(min(MOST, seconds / max(each, 1e-7)))
+    repeat = int(min(MOST, max(LEAST, seconds / max(each, 1e-7))))
     found = {"status": status, "message": message, "calls": repeat, "heap": 0.0, "resident": 0.0, "files": 0.0}
-    if repeat < LEAST:
+    if LEAST * each > 2 * seconds:  # too slow to be repeated: what it leaves behind is not known
         return found
     rounds = []
     for _ in range(2):

@@ -31,7 +31,7 @@ from shiplap.op.check import Binding, shape_of
 from shiplap.op.launch import allocate_workspace
 from shiplap.verify.samples import Case, Samples
 
-SECONDS, TIMEOUT_S, DEATHS = 0.02, 30, 8
+SECONDS, TIMEOUT_S, DEATHS = 0.01, 30, 8
 LARGEST = 1 << 22  # bytes of one tensor
 HEAP, RESIDENT, FILES = 8, 512, 0.5  # per call: less is the noise of two rounds
 THROWN = re.compile(r"(?:instance of '([^']+)'|uncaught exception of type (\S+))")
