@@ -16,6 +16,7 @@ from shiplap.backend.generate import Generated, generate, write
 from shiplap.backend.metadata import Metadata, load
 from shiplap.backend.runtime import COMMON, Runtime, runtime
 from shiplap.codegen import render
+from shiplap.compat import host_device
 from shiplap.errors import error
 
 __all__ = ["Project", "gen", "new", "open_project"]
@@ -106,6 +107,7 @@ def _package_files(project: Project, made: Generated) -> Mapping[str, str]:
         "vendor": project.runtime.version(), "schemas": dict(sorted(schemas.items())),
     }  # fmt: skip
     modules = {p.name: p.read_text(encoding="utf-8") for p in sorted((COMMON / "package").glob("*.py"))}
+    modules["_inductor.py"] = Path(host_device.__file__).read_text(encoding="utf-8")  # private torch stays in compat/
     return {"_manifest.json": json.dumps(manifest, indent=1) + "\n", **modules}
 
 

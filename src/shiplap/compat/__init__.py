@@ -57,6 +57,10 @@ CAPABILITIES = (
         "_inductor.config._post_fusion_custom_pass; logs fusion, output_code",
         ("2.11", "2.13", "2.15"),
     ),
+    Capability(
+        "Inductor on a generated device",
+        "torch._inductor.codegen.common.register_device_op_overrides, PythonWrapperCodegen",
+    ),
     Capability("structured trace", "TORCH_TRACE, logger torch.__trace: metadata, payload of records", ("2.13",)),
 )
 

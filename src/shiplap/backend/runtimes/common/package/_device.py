@@ -10,14 +10,16 @@ from typing import Any
 import torch
 
 from . import _C
+from ._inductor import INDUCTOR, inductor
 
 __all__ = [
-    "Event", "Stream", "allowed_fallbacks", "cache_clear", "cache_info", "cache_resize", "counters", "current_device",
-    "current_stream", "default_stream", "device", "device_count", "empty_cache", "fallback_policy", "get_amp_supported_dtype",
-    "get_device_capability", "get_device_name", "get_rng_state", "get_rng_state_all", "initial_seed", "is_available",
-    "is_bf16_supported", "is_initialized", "manual_seed", "manual_seed_all", "max_memory_allocated", "mem_get_info",
-    "memory_allocated", "memory_stats", "reset_counters", "reset_peak_memory_stats", "seed", "seed_all", "set_device",
-    "set_memory_limit", "set_rng_state", "set_rng_state_all", "stream", "synchronize",
+    "Event", "Stream", "allowed_fallbacks", "cache_clear", "cache_info", "cache_resize", "counters",
+    "current_device", "current_stream", "default_stream", "device", "device_count", "empty_cache",
+    "fallback_policy", "get_amp_supported_dtype", "get_device_capability", "get_device_name", "get_rng_state",
+    "get_rng_state_all", "initial_seed", "is_available", "is_bf16_supported", "is_initialized", "manual_seed",
+    "manual_seed_all", "max_memory_allocated", "mem_get_info", "memory_allocated", "memory_stats", "reset_counters",
+    "reset_peak_memory_stats", "seed", "seed_all", "set_device", "set_memory_limit", "set_rng_state",
+    "set_rng_state_all", "stream", "synchronize",
 ]  # fmt: skip
 
 NAME = ""  # of the device: `register`
@@ -32,6 +34,13 @@ def register(name: str) -> None:
     NAME = name
     torch._register_device_module(name, sys.modules[__name__])
     torch.utils.generate_methods_for_privateuse1_backend(for_packed_sequence=True, for_storage=True)
+
+
+def __getattr__(name: str) -> Any:
+    """What Inductor asks for, made when it asks: importing Inductor takes a second."""
+    if name in INDUCTOR:
+        return inductor(NAME)[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 # --- the device --------------------------------------------------------------------------------------------------
@@ -253,8 +262,8 @@ def reset_counters() -> None:
 class fallback_policy:
     """What a CPU fallback does: ``"count"``, ``"warn"`` (once for each op and reason) or ``"error"``.
 
-    In force at once, for all threads; as a context manager it ends with the block. ``allow`` names ops that may fall back
-    under ``"error"``, with or without overload. ``fallback_policy.current()`` tells the policy in force.
+    In force at once, for all threads; as a context manager it ends with the block. ``allow`` names ops that may fall
+    back under ``"error"``, with or without overload. ``fallback_policy.current()`` tells the policy in force.
 
     >>> with torch.openvino.fallback_policy("error", allow=["aten::normal_"]):
     ...     model(x)
