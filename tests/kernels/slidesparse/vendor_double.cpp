@@ -20,6 +20,7 @@ std::atomic<int> capturing{0};
 std::atomic<size_t> workspace_wanted{64};
 std::atomic<int> version[3] = {0, 8, 1};
 std::vector<const void*> streams;
+std::atomic<int> alive{0};  // handles, descriptors, selections and plans that nobody has destroyed
 
 int enter(const char* name) {
   const std::lock_guard<std::mutex> guard(lock);
@@ -49,6 +50,12 @@ uint16_t to_brain(float value) {
   std::memcpy(&bits, &value, 4);
   return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
+uint16_t to_half(float value) {  // of normal numbers
+  if (value == 0) return 0;
+  const int exponent = std::ilogb(value);
+  const int fraction = static_cast<int>(std::nearbyint(std::ldexp(std::fabs(value), 10 - exponent)));
+  return static_cast<uint16_t>((value < 0) << 15 | (((exponent + 14) << 10) + fraction));
+}
 float eight(uint8_t bits) {  // e4m3
   const int exponent = bits >> 3 & 15, fraction = bits & 7;
   const float value = exponent == 0 ? std::ldexp(fraction, -9) : std::ldexp(8 + fraction, exponent - 10);
@@ -68,6 +75,7 @@ double load(const void* from, int64_t i, int type) {
 void store(void* to, int64_t i, int type, double value) {
   if (type == 0) static_cast<float*>(to)[i] = static_cast<float>(value);
   if (type == 10) static_cast<int32_t*>(to)[i] = static_cast<int32_t>(value);
+  if (type == 2) static_cast<uint16_t*>(to)[i] = to_half(static_cast<float>(value));
   if (type == 14) static_cast<uint16_t*>(to)[i] = to_brain(static_cast<float>(value));
 }
 
@@ -123,6 +131,7 @@ void double_version(int major, int minor, int patch) {
   version[2] = patch;
 }
 void double_want(size_t bytes) { workspace_wanted = bytes; }
+int double_alive() { return alive; }
 const void* double_stream() { return streams.empty() ? nullptr : streams.back(); }
 
 // ---------------------------------------------------------------------------------------------------------- driver
@@ -148,11 +157,13 @@ static_assert(sizeof(Layout) == 64 && sizeof(Description) == 256 && sizeof(Heuri
 int cublasLtCreate(void** handle) {
   ENTER;
   *handle = new int(7);
+  ++alive;
   return 0;
 }
 int cublasLtDestroy(void* handle) {
   ENTER;
   delete static_cast<int*>(handle);
+  --alive;
   return 0;
 }
 int cublasLtGetProperty(int field, int* value) {
@@ -234,11 +245,15 @@ static_assert(sizeof(Plan) <= 512);
 int cusparseLtInit(uint32_t* handle) {
   ENTER;
   *handle = kAlive;
+  ++alive;
   return 0;
 }
 int cusparseLtDestroy(const uint32_t* handle) {
   ENTER;
-  return *handle == kAlive ? 0 : 1;
+  if (*handle != kAlive) return 1;
+  const_cast<uint32_t&>(*handle) = 0;
+  --alive;
+  return 0;
 }
 int cusparseLtGetProperty(int field, int* value) {
   ENTER;
@@ -250,20 +265,25 @@ int cusparseLtDenseDescriptorInit(const uint32_t* handle, Matrix* m, int64_t row
                                   uint32_t alignment, int type, int order) {
   ENTER;
   if (*handle != kAlive) return 1;
+  if (order != 1 || ld < rows || (bytes_of(type) == 1 && cols % 16 != 0)) return 10;
   *m = Matrix{kAlive, alignment, rows, cols, ld, type};
-  return order == 1 && ld >= rows && (bytes_of(type) > 1 || cols % 16 == 0) ? 0 : 10;
+  ++alive;
+  return 0;
 }
 int cusparseLtStructuredDescriptorInit(const uint32_t* handle, Matrix* m, int64_t rows, int64_t cols, int64_t ld,
                                        uint32_t alignment, int type, int order, int sparsity) {
   ENTER;
   if (*handle != kAlive) return 1;
+  if (order != 1 || sparsity != 0 || rows % 32 != 0) return 10;
   *m = Matrix{kAlive, alignment, rows, cols, ld, type};
-  return order == 1 && sparsity == 0 && rows % 32 == 0 ? 0 : 10;
+  ++alive;
+  return 0;
 }
 int cusparseLtMatDescriptorDestroy(const Matrix* m) {
   ENTER;
   if (m->alive != kAlive) return 3;
   const_cast<Matrix*>(m)->alive = 0;
+  --alive;
   return 0;
 }
 int cusparseLtMatmulDescriptorInit(const uint32_t*, Product* p, int op_a, int op_b, const Matrix* a, const Matrix* b,
@@ -282,12 +302,14 @@ int cusparseLtMatmulDescSetAttribute(const uint32_t*, Product* p, int field, con
 int cusparseLtMatmulAlgSelectionInit(const uint32_t*, Selection* s, const Product* p, int) {
   ENTER;
   *s = Selection{kAlive, 0, 1, *p};
+  ++alive;
   return 0;
 }
 int cusparseLtMatmulAlgSelectionDestroy(const Selection* s) {
   ENTER;
   if (s->alive != kAlive) return 3;
   const_cast<Selection*>(s)->alive = 0;
+  --alive;
   return 0;
 }
 int cusparseLtMatmulAlgSetAttribute(const uint32_t*, Selection* s, int field, const void* value, size_t) {
@@ -304,6 +326,7 @@ int cusparseLtMatmulAlgGetAttribute(const uint32_t*, const Selection*, int field
 int cusparseLtMatmulPlanInit(const uint32_t*, Plan* plan, const Product*, const Selection* s) {
   ENTER;
   *plan = Plan{kAlive, *s, new char[1 << 10]};  // a plan owns hidden resources: a leak shows
+  ++alive;
   return 0;
 }
 int cusparseLtMatmulPlanDestroy(const Plan* plan) {
@@ -311,6 +334,7 @@ int cusparseLtMatmulPlanDestroy(const Plan* plan) {
   if (plan->alive != kAlive) return 3;
   delete[] static_cast<char*>(plan->resource);
   const_cast<Plan*>(plan)->alive = 0;
+  --alive;
   return 0;
 }
 int cusparseLtMatmulGetWorkspace(const uint32_t*, const Plan*, size_t* size) {

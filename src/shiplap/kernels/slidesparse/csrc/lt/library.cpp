@@ -9,11 +9,15 @@ Opened::~Opened() {
 }
 
 int Opened::open(const char* path, const Report& report) {
-  const int loaded = path[0] == '/' ? 0 : RTLD_NOLOAD;
-  handle_ = dlopen(path, RTLD_NOW | RTLD_LOCAL | loaded);
+  handle_ = dlopen(path, RTLD_NOW | RTLD_LOCAL);
   if (handle_ != nullptr) return SL_OK;
   const char* why = dlerror();
-  return report.fail(SL_UNSUPPORTED, "%s: %s", path, why == nullptr ? "not loaded in this process" : why);
+  return report.fail(SL_UNSUPPORTED, "%s", why == nullptr ? path : why);
+}
+
+bool Opened::join(const char* name) {
+  handle_ = dlopen(name, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
+  return handle_ != nullptr;
 }
 
 int Opened::find(const char* symbol, void** function, const Report& report) const {
@@ -37,7 +41,11 @@ int read_version(Property property, Version* version, const Report& report) {
 }  // namespace
 
 int Cublaslt::load(const char* path, const Report& report) {
-  SHIPLAP_LT_TRY(library.open(path, report));
+  if (path[0] != 0) {
+    SHIPLAP_LT_TRY(library.open(path, report));
+  } else if (!library.join("libcublasLt.so.13") && !library.join("libcublasLt.so.12")) {
+    return report.fail(SL_UNSUPPORTED, "this process has loaded neither libcublasLt.so.13 nor libcublasLt.so.12");
+  }
   SHIPLAP_CUBLASLT(SHIPLAP_LT_FIND)
   return read_version(cublasLtGetProperty, &version, report);
 }
@@ -52,7 +60,7 @@ int Cusparselt::load(const char* path, const Version& oldest, const Report& repo
 }
 
 int Driver::load(const char* path, const Report& report) {
-  SHIPLAP_LT_TRY(library.open(path, report));
+  SHIPLAP_LT_TRY(library.open(path[0] != 0 ? path : "libcuda.so.1", report));
   SHIPLAP_DRIVER(SHIPLAP_LT_FIND)
   return SL_OK;
 }

@@ -27,8 +27,9 @@ class Opened {
   Opened& operator=(const Opened&) = delete;
   ~Opened();
 
-  // `path` absolute, or the name of a library that the process has loaded already.
   int open(const char* path, const Report& report);
+  // Takes part in a library of that name that the process has loaded already.
+  bool join(const char* name);
   int find(const char* symbol, void** function, const Report& report) const;
 
  private:
@@ -41,6 +42,7 @@ struct Cublaslt {
   SHIPLAP_CUBLASLT(SHIPLAP_LT_POINTER)
   Opened library;
   Version version;
+  // "": as torch has loaded it.
   int load(const char* path, const Report& report);
 };
 

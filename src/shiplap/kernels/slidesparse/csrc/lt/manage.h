@@ -18,7 +18,7 @@ typedef struct slidesparse_lt_problem {
   int64_t scaling, algorithm, split_k;
 } slidesparse_lt_problem;
 
-/* Paths are absolute; "" stands for cuBLASLt and the driver as the process has loaded them, and for no cuSPARSELt. */
+/* Absolute paths; "" leaves a library as it is. cuBLASLt, as torch has loaded it, and the driver open themselves. */
 SL_EXPORT int slidesparse_lt_open(const char* cublaslt, const char* cusparselt, const char* driver,
                                   const int64_t oldest_cusparselt[3], char* error, size_t error_size);
 /* Major, minor and patch of cuBLASLt, then of cuSPARSELt; -1 where one is not open. */

@@ -1,7 +1,6 @@
 #include "registry.h"
 
 #include <cstring>
-#include <initializer_list>
 
 namespace shiplap::slidesparse::lt {
 
@@ -34,8 +33,8 @@ void forget() { delete slidesparse_lt_plans.exchange(nullptr); }
 int Registry::open(const char* cublaslt, const char* cusparselt, const char* driver, const Version& oldest,
                    const Report& report) {
   const std::lock_guard<std::mutex> guard(making_);
-  SHIPLAP_LT_TRY(open_driver(driver, report));
-  SHIPLAP_LT_TRY(open_cublaslt(cublaslt, report));
+  if (driver[0] != 0) SHIPLAP_LT_TRY(open_driver(driver, report));
+  if (cublaslt[0] != 0) SHIPLAP_LT_TRY(open_cublaslt(cublaslt, report));
   if (cusparselt[0] == 0 || cusparselt_ != nullptr) return SL_OK;
   auto loaded = std::make_unique<Cusparselt>();
   SHIPLAP_LT_TRY(loaded->load(cusparselt, oldest, report));
@@ -46,22 +45,17 @@ int Registry::open(const char* cublaslt, const char* cusparselt, const char* dri
 int Registry::open_driver(const char* path, const Report& report) {
   if (driver_ != nullptr) return SL_OK;
   auto loaded = std::make_unique<Driver>();
-  SHIPLAP_LT_TRY(loaded->load(path[0] != 0 ? path : "libcuda.so.1", report));
+  SHIPLAP_LT_TRY(loaded->load(path, report));
   driver_ = std::move(loaded);
   return SL_OK;
 }
 
 int Registry::open_cublaslt(const char* path, const Report& report) {
   if (cublaslt_ != nullptr) return SL_OK;
-  int status = SL_UNSUPPORTED;
-  for (const char* name : {path, "libcublasLt.so.13", "libcublasLt.so.12"}) {
-    if (name[0] == 0) continue;
-    auto loaded = std::make_unique<Cublaslt>();
-    status = loaded->load(name, report);
-    if (status == SL_OK) cublaslt_ = std::move(loaded);
-    if (status == SL_OK || name == path) break;  // one that was named is not replaced by another
-  }
-  return status;
+  auto loaded = std::make_unique<Cublaslt>();
+  SHIPLAP_LT_TRY(loaded->load(path, report));
+  cublaslt_ = std::move(loaded);
+  return SL_OK;
 }
 
 int Registry::own(int64_t index, const Report& report, Device** found) {

@@ -66,7 +66,7 @@ class Registry {
   static constexpr int kDevices = 64;
   static constexpr size_t kMostPlans = 1 << 16;  // 1 KB to 4 KB each: sizes that never come again are a mistake
 
-  // Empty paths: cuBLASLt and the driver as torch has loaded them; cuSPARSELt has to be named. Done again, nothing happens.
+  // Opens what is named and not open yet. cuBLASLt and the driver open themselves where they are needed.
   int open(const char* cublaslt, const char* cusparselt, const char* driver, const Version& oldest,
            const Report& report);
   const Cublaslt* cublaslt() const { return cublaslt_.get(); }

@@ -1,0 +1,341 @@
+"""The vendors' libraries behind the C ABI, on doubles that count calls and compute in host memory."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import re
+import resource
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from shiplap.audit.symbols import state_of
+from shiplap.errors import ShiplapError
+from shiplap.kernels.slidesparse.lt import libraries, native
+from tests.kernels.slidesparse.lt_calls import WORKSPACE, Call, packed, problem_of, two_of_four
+
+INVALID, UNSUPPORTED, INTERNAL = 1, 2, 3
+FP8 = torch.float8_e4m3fn
+# What a call may do to the libraries once its plan is there.
+RUN = {"cublasLtMatmul", "cusparseLtMatmul", "cublasLtMatmulDescSetAttribute"}
+FUNCTIONS = (
+    "cublasLtCreate", "cublasLtMatmulDescInit_internal", "cublasLtMatmulDescSetAttribute",
+    "cublasLtMatrixLayoutInit_internal", "cublasLtMatmulPreferenceInit_internal", "cublasLtMatmulAlgoGetHeuristic",
+    "cublasLtMatmul", "cusparseLtInit", "cusparseLtStructuredDescriptorInit", "cusparseLtDenseDescriptorInit",
+    "cusparseLtMatmulDescriptorInit", "cusparseLtMatmulDescSetAttribute", "cusparseLtMatmulAlgSelectionInit",
+    "cusparseLtMatmulAlgGetAttribute", "cusparseLtMatmulAlgSetAttribute", "cusparseLtMatmulPlanInit",
+    "cusparseLtMatmulGetWorkspace", "cusparseLtSpMMACompressedSize2", "cusparseLtMatmul", "cuStreamIsCapturing",
+)  # fmt: skip
+
+
+def counts(vendor: ctypes.CDLL) -> dict[str, int]:
+    return {name: vendor.double_count(name.encode()) for name in FUNCTIONS}
+
+
+def since(vendor: ctypes.CDLL, before: dict[str, int]) -> dict[str, int]:
+    return {name: n - before[name] for name, n in counts(vendor).items() if n != before[name]}
+
+
+def operands(dtype: torch.dtype, m: int, n: int, k: int) -> tuple[Tensor, Tensor]:
+    x = torch.randint(-127, 128, (m, k)).to(dtype) if dtype == torch.int8 else torch.randn(m, k).to(dtype)
+    return x, two_of_four(n, k, dtype)
+
+
+def dense_int8(call: Call, m: int = 16, n: int = 32, k: int = 64) -> int:
+    x, weight = operands(torch.int8, m, n, k)
+    out = torch.full((m, n), 7, dtype=torch.int32)
+    status = call("mm_int8", (x, weight, out))
+    if status == 0:
+        assert torch.equal(out, (x.double() @ weight.double().t()).int())
+    return status
+
+
+def dense_fp8(call: Call, m: int = 16, n: int = 32, k: int = 64) -> int:
+    x, weight = operands(FP8, m, n, k)
+    rows, columns = torch.rand(m) + 0.5, torch.rand(n) + 0.5
+    out = torch.full((m, n), 7, dtype=torch.bfloat16)
+    status = call("mm_fp8", (x, weight, rows, columns, out))
+    if status == 0:
+        want = x.double() @ weight.double().t() * rows.double()[:, None] * columns.double()
+        torch.testing.assert_close(out.double(), want, rtol=2**-8, atol=1e-6)
+    return status
+
+
+def sparse(call: Call, dtype: torch.dtype = torch.int8, m: int = 16, n: int = 32, k: int = 64) -> int:
+    x, weight = operands(dtype, m, n, k)
+    scale = torch.rand(n) + 0.5
+    if dtype == torch.int8:
+        out = torch.full((m, n), 7, dtype=torch.int32)
+        status = call("sparse_mm_int8", (x, packed(weight, call.device), out), (n, 1))
+        want = (x.double() @ weight.double().t()).int()
+    elif dtype == FP8:
+        out = torch.full((m, n), 7, dtype=torch.bfloat16)
+        status = call("sparse_mm_fp8", (x, packed(weight, call.device), scale, out), (1,))
+        want = x.double() @ weight.double().t() * scale.double()
+    else:
+        out = torch.full((m, n), 7, dtype=dtype)
+        name = "sparse_mm_bf16" if dtype == torch.bfloat16 else "sparse_mm_fp16"
+        status = call(name, (x, packed(weight, call.device), out), (n, 1))
+        want = x.double() @ weight.double().t()
+    if status == 0:
+        torch.testing.assert_close(out.double(), want.double(), rtol=2**-8 if dtype != torch.int8 else 0, atol=1e-3)
+    return status
+
+
+KINDS: dict[str, Callable[[Call], int]] = {
+    "dense int8": dense_int8, "dense fp8": dense_fp8, "sparse int8": sparse, "sparse fp8": lambda c: sparse(c, FP8),
+    "sparse bf16": lambda c: sparse(c, torch.bfloat16), "sparse fp16": lambda c: sparse(c, torch.float16),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_products_have_the_layout_that_the_descriptors_say(opened, kind):
+    assert KINDS[kind](Call()) == 0
+    m, n, k = 16 * random.randrange(1, 4), 32 * random.randrange(1, 4), 32 * random.randrange(1, 6)
+    function = {"dense int8": dense_int8, "dense fp8": dense_fp8, "sparse int8": sparse}.get(kind)
+    assert function is None or function(Call(), m=m, n=n, k=k) == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_second_call_does_nothing_but_the_product(opened, kind):
+    assert KINDS[kind](Call()) == 0
+    made, before = native.plans(), counts(opened)
+    opened.double_capture(1)  # nothing that a capture forbids, either
+    assert KINDS[kind](Call(stream=0x51)) == 0
+    done = since(opened, before)
+    done.pop("cusparseLtSpMMACompressedSize2", None)  # the test's own, and so are its descriptors
+    done.pop("cusparseLtStructuredDescriptorInit", None)
+    assert set(done) <= RUN
+    assert done.pop("cublasLtMatmulDescSetAttribute", 0) == (2 if kind == "dense fp8" else 0)
+    assert list(done.values()) == [1]
+    assert native.plans() == made
+    assert opened.double_stream() == 0x51
+
+
+def test_scales_are_those_of_the_call_and_not_of_the_plan(opened):
+    x, weight = operands(FP8, 16, 32, 64)
+    plain = x.double() @ weight.double().t()
+    for factor in (1.0, 3.0):  # other memory, other values
+        rows, columns, out = torch.full((16,), factor), torch.ones(32), torch.empty(16, 32, dtype=torch.bfloat16)
+        assert Call()("mm_fp8", (x, weight, rows, columns, out)) == 0
+        torch.testing.assert_close(out.double(), plain * factor, rtol=2**-8, atol=1e-6)
+        column, swapped = torch.full((32,), factor), torch.empty(16, 32, dtype=torch.bfloat16)
+        assert Call()("sparse_mm_fp8", (x, packed(weight), column, swapped), (1,)) == 0
+        torch.testing.assert_close(swapped.double(), plain * factor, rtol=2**-8, atol=1e-6)
+    assert native.plans() == 2
+
+
+def test_there_is_a_plan_for_each_problem_and_handles_for_each_device(opened):
+    for changed in ({}, {"m": 32}, {"n": 64}, {"k": 32}):
+        assert sparse(Call(), **changed) == 0
+        assert dense_int8(Call(), **changed) == 0
+    assert native.plans() == 8
+    for config in ((2, 0, 0), (2, 4, 0), (3, 0, 0)):
+        assert sparse(Call(config=config)) == 0
+    assert native.plans() == 11
+    assert sparse(Call(device=3)) == 0
+    assert native.plans() == 12
+    assert opened.double_count(b"cusparseLtInit") == 2
+    assert opened.double_count(b"cublasLtCreate") == 1
+    with pytest.raises(ShiplapError, match="no device 64"):
+        sparse(Call(device=64))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_capture_makes_nothing_and_says_what_is_missing(opened, kind):
+    weight = two_of_four(32, 64, torch.int8)
+    packed(weight)  # opens cuSPARSELt on the device; a capture would find no handle either
+    opened.double_capture(1)
+    before, call = counts(opened), Call()
+    assert KINDS[kind](call) == INVALID
+    assert "no plan for m=16 n=32 k=64" in call.message
+    assert "while a CUDA graph is captured" in call.message
+    assert "prepare" in call.message
+    done = since(opened, before)
+    assert done.pop("cuStreamIsCapturing") == 1
+    assert set(done) <= {"cusparseLtSpMMACompressedSize2", "cusparseLtStructuredDescriptorInit"}
+    assert native.plans() == 0
+    opened.double_capture(0)
+    assert KINDS[kind](Call()) == 0
+
+
+def test_prepared_plans_serve_a_capture(opened):
+    weight = two_of_four(32, 64, torch.int8)
+    plan = native.prepare(problem_of(48, weight), True)
+    assert (plan.workspace, plan.algorithms, plan.compressed) == (64, 5, 32 * 64 * 5 // 8)
+    opened.double_capture(1)
+    assert sparse(Call(), m=48) == 0
+
+
+def test_an_unknown_state_of_the_stream_counts_as_capturing(opened):
+    opened.double_fail(b"cuStreamIsCapturing", 906)  # what the driver says of the default stream during a capture
+    call = Call()
+    assert dense_int8(call) == INVALID
+    assert "captured" in call.message
+
+
+@pytest.mark.parametrize("name", [f for f in FUNCTIONS if f != "cuStreamIsCapturing"])
+def test_whatever_fails_is_told_and_nothing_stays_behind(opened, name):
+    kinds = (dense_fp8,) if name.startswith("cublas") else (lambda c: sparse(c, FP8),)
+    call = Call(config=(1,) if kinds[0] is dense_fp8 else (1, 2, 0))
+    opened.double_fail(name.encode(), 7)
+    before = native.plans()
+    try:
+        status, said = kinds[0](call), call.message
+    except ShiplapError as e:  # the weight could not even be compressed
+        status, said = INTERNAL, str(e)
+    assert status in (INTERNAL, UNSUPPORTED)
+    assert name in said or "cuBLASLt" in said
+    assert native.plans() == before or name in RUN
+    opened.double_fail(name.encode(), 0)
+    assert kinds[0](call) == 0
+
+
+def test_old_versions_are_refused_and_new_ones_taken(vendor, vendor_file):
+    for version in ((0, 8, 0), (0, 7, 9), (0, 8, 1), (0, 10, 0), (1, 0, 0)):
+        native.forget()
+        vendor.double_version(*version)
+        text = ".".join(map(str, version))
+        if version >= libraries.OLDEST:
+            native.open_libraries(*[str(vendor_file)] * 3, libraries.OLDEST)
+            assert native.versions()[1] == text
+            continue
+        with pytest.raises(native.Refusal, match=re.escape(f"cuSPARSELt {text} is older than 0.8.1")):
+            native.open_libraries(*[str(vendor_file)] * 3, libraries.OLDEST)
+        assert native.versions()[1] == ""
+        with pytest.raises(native.Refusal, match="cuSPARSELt is not open"):
+            native.prepare(problem_of(16, two_of_four(32, 64, torch.int8)), True)
+        assert dense_int8(Call()) == 0  # the dense product asks for less
+
+
+def test_another_version_than_the_measured_one_chooses_itself(opened):
+    assert sparse(Call(config=(4, 2, 10_000))) == 0  # measured with 0.10.0
+    assert sparse(Call(config=(-1, 0, 0))) == 0
+    assert native.plans() == 1
+    assert sparse(Call(config=(4, 2, 8001))) == 0
+    assert native.plans() == 2
+    call = Call(config=(5, 0, 8001))
+    assert sparse(call) == UNSUPPORTED
+    assert "has 5 algorithms for m=16 n=32 k=64, not number 5" in call.message
+    call = Call(config=(3,))
+    assert dense_int8(call) == UNSUPPORTED
+    assert "lists 3 algorithms" in call.message
+
+
+def test_libraries_that_are_not_there_or_are_something_else(vendor, vendor_file, tmp_path):
+    with pytest.raises(native.Refusal, match=r"nowhere\.so: cannot open"):
+        native.open_libraries("", str(tmp_path / "nowhere.so"), str(vendor_file), libraries.OLDEST)
+    call = Call()
+    assert dense_int8(call) in (UNSUPPORTED, INTERNAL)
+    absent = "this process has loaded neither libcublasLt.so.13 nor libcublasLt.so.12"
+    assert call.message.startswith("cublasLtCreate: " if torch.version.cuda else absent)
+    other = next(Path(torch.__file__).parent.glob("lib/libshm.so"))
+    with pytest.raises(native.Refusal, match="no function cublasLtCreate"):
+        native.open_libraries(str(other), "", str(vendor_file), libraries.OLDEST)
+    native.open_libraries(*[str(vendor_file)] * 3, libraries.OLDEST)
+    native.open_libraries(*[str(tmp_path / "ignored.so")] * 3, libraries.OLDEST)  # open already
+    assert native.versions() == ("13.1.2", "0.8.1")
+
+
+def test_workspaces(opened):
+    call = Call(workspace=63)
+    assert dense_int8(call) == INTERNAL
+    assert call.message == "workspace of 63 bytes, needs 64"
+    assert sparse(call) == INTERNAL
+    assert call.message == "workspace of 63 bytes, needs 64"
+    opened.double_want(ctypes.c_size_t(WORKSPACE + 1))
+    for product in (dense_int8, sparse):
+        assert product(call, m=32) == UNSUPPORTED
+    assert f"more than {WORKSPACE}" in call.message
+
+
+def test_arguments_are_refused_before_any_library_sees_them(opened):
+    call = Call()
+    x, weight = operands(torch.int8, 16, 32, 64)
+    out, blob = torch.full((16, 32), 7, dtype=torch.int32), packed(weight)
+    before = counts(opened)
+    shifted = torch.empty(16 * 64 + 1, dtype=torch.int8)[1:].view(16, 64)
+    assert call("mm_int8", (shifted, weight, out)) == INVALID
+    assert call.message == "q starts at an address that is no multiple of 16: pass .clone()"
+    assert call("sparse_mm_int8", (x, blob, out), (32, 0)) == UNSUPPORTED
+    assert "portable layout" in call.message
+    assert call("mm_int8", (x, None, out)) == INVALID
+    assert call.message == "weight is missing"
+    elsewhere = Call(kind=1)
+    assert elsewhere("mm_int8", (x, weight, out)) == UNSUPPORTED
+    assert elsewhere.message == "q is not on a GPU"
+    assert since(opened, before) == {}
+    assert call("sparse_mm_int8", (x, blob[:-1], out), (32, 1)) == INVALID
+    assert call.message == "packed has 1279 bytes, a weight of 32 rows of 64 has 1280"
+    assert (out == 7).all()
+
+
+def test_empty_products(opened):
+    before = counts(opened)
+    for m, n, k in ((0, 32, 64), (16, 0, 64), (16, 32, 0)):
+        out = torch.full((m, n), 7, dtype=torch.int32)
+        x, weight = torch.empty(m, k, dtype=torch.int8), torch.empty(n, k, dtype=torch.int8)
+        assert Call()("mm_int8", (x, weight, out)) == 0
+        assert not out.any()
+    assert since(opened, before) == {}
+
+
+@pytest.mark.parametrize("size", [0, 1, 12])
+def test_messages_stay_within_the_callers_buffer(opened, size):
+    call = Call(workspace=0, error_size=size)
+    assert dense_int8(call) == INTERNAL
+    assert call.message == "workspace of 0 bytes, needs 64"[: max(0, size - 1)]
+
+
+def test_threads_share_plans(opened):
+    sizes = [16 * i for i in range(1, 9)]
+    start, wrong = threading.Barrier(8), []
+
+    def work(seed: int) -> None:
+        start.wait()
+        for m in sizes[seed:] + sizes[:seed]:
+            for product in (dense_int8, dense_fp8, sparse):
+                status = product(Call(), m=m)
+                if status:
+                    wrong.append(status)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert native.plans() == 3 * len(sizes)
+    assert opened.double_count(b"cusparseLtInit") == opened.double_count(b"cublasLtCreate") == 1
+
+
+def test_many_plans_are_found_again_and_refused_calls_leave_nothing(opened):
+    weight = two_of_four(32, 64, torch.int8)
+    for m in range(16, 16 * 300, 16):
+        native.prepare(problem_of(m, weight), True)
+    assert native.plans() == 299
+    assert sparse(Call(), m=16) == 0
+    assert native.plans() == 299
+    call, x = Call(config=(99, 0, 0)), operands(torch.int8, 16, 32, 64)[0]
+    out, blob = torch.empty(16, 32, dtype=torch.int32), packed(weight)
+
+    def refused(times: int) -> int:
+        for _ in range(times):
+            assert call("sparse_mm_int8", (x, blob, out), (32, 1)) == UNSUPPORTED
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+    first = refused(500)
+    assert refused(3000) - first < 1024  # KiB; 3000 leaked plans would be 7 MiB
+    assert native.plans() == 299
+
+
+def test_the_library_keeps_one_thing(opened):
+    state = state_of(native.LIBRARY)
+    assert [s.name for s in state.symbols] == ["_ZN7shiplap11slidesparse2lt20slidesparse_lt_plansE"]
+    assert not [s for s in state.symbols if s.kind == "thread-local"]
+    assert not [size for section, size in state.nameless if section.startswith((".tbss", ".tdata"))]
