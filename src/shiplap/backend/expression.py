@@ -40,6 +40,11 @@ def nearest(name: str, names: Sequence[str] | Mapping[str, object]) -> str:
     return f"; did you mean {match[0]!r}?" if match else ""
 
 
+def _inside(expected: str) -> str:
+    """What operands are looked for as: plain values inside a plain value, graph nodes where there may be any."""
+    return "any" if expected in ("any", "node", "nodes") else "value"
+
+
 @dataclass(frozen=True)
 class Typed:
     """C++ of one subexpression and what it is: node, nodes, tensor, int, ints, float, bool, str, dtype, scalar, none."""
@@ -70,6 +75,7 @@ class Compiler:
     baked: set[str] = field(default_factory=set)
     inputs: set[str] = field(default_factory=set)
     headers: set[str] = field(default_factory=set)
+    conditions: dict[str, None] = field(default_factory=dict)
 
     def compile(self, source: str, expected: str = "node") -> Typed:
         """C++ of ``source`` as a value of kind ``expected``; ExpressionError says what is wrong with it."""
@@ -90,11 +96,11 @@ class Compiler:
             case ast.Subscript():
                 return self._subscript(tree)
             case ast.BinOp():
-                return self._operator(_BINARY.get(type(tree.op), ""), [tree.left, tree.right])
+                return self._operator(_BINARY.get(type(tree.op), ""), [tree.left, tree.right], _inside(expected))
             case ast.Compare(ops=[ast.Is() | ast.IsNot()]):
                 return self._presence(tree)
             case ast.Compare(ops=[op]):
-                return self._operator(_BINARY.get(type(op), ""), [tree.left, tree.comparators[0]])
+                return self._operator(_BINARY.get(type(op), ""), [tree.left, tree.comparators[0]], _inside(expected))
             case ast.UnaryOp():
                 return self._unary(tree)
             case ast.BoolOp():
@@ -142,16 +148,35 @@ class Compiler:
         return value
 
     def _choice(self, tree: ast.IfExp, expected: str) -> Typed:
-        test = self._visit(tree.test, "any")
-        if test.kind == "node":
+        if self._is_node(tree.test):
             return self._operator("if else", [tree.test, tree.body, tree.orelse])
-        condition = self._as(test, "bool", tree.test).code
+        condition = self._condition(tree.test)
         one, other = self._visit(tree.body, expected), self._visit(tree.orelse, expected)
         if expected.startswith("enum") or expected in ("str", "dtype", "node"):
             one, other = self._as(one, expected, tree.body), self._as(other, expected, tree.orelse)
+        if {one.kind, other.kind} <= {"float", "int", "scalar", "scalar?"} and one.kind != other.kind:
+            one, other = self._as(one, "float", tree.body), self._as(other, "float", tree.orelse)
         if one.kind != other.kind:
             raise ExpressionError(f"{ast.unparse(tree)!r} is a {one.kind} or a {other.kind}")
         return Typed(one.kind, f"({condition} ? {one.code} : {other.code})")
+
+    def _is_node(self, tree: ast.expr) -> bool:
+        """Whether ``tree`` is a value of the graph; presence and plain arguments are not."""
+        before = set(self.used), set(self.baked), set(self.inputs), set(self.headers), dict(self.conditions)
+        kind = self._visit(tree, "any").kind
+        self.used, self.baked, self.inputs, self.headers, self.conditions = before
+        names = [n.id for n in ast.walk(tree) if isinstance(n, ast.Name)]
+        # A comparison of scalars alone, `beta == 0`, is decided before the graph is built.
+        plain = all(n in self.values and self.values[n].kind in ("scalar", "scalar?") for n in names)
+        return kind == "node" and not (names and plain)
+
+    def _condition(self, tree: ast.expr) -> str:
+        """A test that decides the graph's form: its outcome is part of the cache key, not the values it looks at."""
+        baked, inputs = set(self.baked), set(self.inputs)
+        code = self._as(self._visit(tree, "value"), "bool", tree).code
+        self.baked, self.inputs = baked, inputs
+        self.conditions[code] = None
+        return code
 
     def _presence(self, tree: ast.Compare) -> Typed:
         if not (isinstance(tree.left, ast.Name) and ast.unparse(tree.comparators[0]) == "None"):
@@ -171,8 +196,8 @@ class Compiler:
             return Typed(operand.kind, f"-({operand.code})")
         raise ExpressionError(f"{ast.unparse(tree)!r}: no {sign!r} of a {operand.kind}")
 
-    def _operator(self, symbol: str, operands: list[ast.expr]) -> Typed:
-        values = [self._visit(o, "any") for o in operands]
+    def _operator(self, symbol: str, operands: list[ast.expr], expected: str = "any") -> Typed:
+        values = [self._visit(o, expected) for o in operands]
         if any(v.kind == "node" for v in values):
             function = self.vocabulary.operators.get(symbol)
             if function is None:
@@ -299,8 +324,9 @@ class Compiler:
             return Typed(expected, values[value.code])
         if expected == "str" and kind == "literal":
             return Typed("str", f'"{value.code}"')
-        if expected == "float" and kind in ("int", "scalar"):
-            return Typed("float", f"double({value.code})" if kind == "int" else f"{value.code}.toDouble()")
+        if expected == "float" and kind in ("int", "scalar", "scalar?"):
+            access = {"int": f"double({value.code})", "scalar": f"{value.code}.toDouble()"}
+            return Typed("float", access.get(kind, f"{value.code}->toDouble()"))
         if expected.endswith("?") and kind in ("none", expected[:-1]):
             return value
         if kind == expected + "?":  # the overload guards presence with `is None`

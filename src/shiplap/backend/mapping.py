@@ -27,6 +27,9 @@ _KINDS = {
 }  # fmt: skip
 
 
+_ALWAYS = Output("bypass")
+
+
 @dataclass
 class Wrapper:
     """What the templates need of one overload, as C++; ``fates`` says what became of each argument."""
@@ -65,6 +68,11 @@ class Wrapper:
     @property
     def tensors(self) -> list[str]:
         return [a.name for a in self.declaration.inputs if a.tensor]
+
+    @property
+    def sometimes(self) -> list[bool]:
+        """Of each output: whether it is made only when a condition holds."""
+        return [bool(rule.when) for rule in (self.entry.output.get(n, _ALWAYS) for n in self.outputs)]
 
     @property
     def placed(self) -> str:
@@ -157,7 +165,8 @@ class _Mapping:
 
     def _check_names(self) -> None:
         inputs = [a.name for a in self.d.inputs]
-        for what, names in (("shape_only", self.entry.shape_only), ("inputs", list(self.entry.inputs))):
+        stated = {"shape_only": self.entry.shape_only, "inputs": self.entry.inputs, "redundant": self.entry.redundant}
+        for what, names in stated.items():
             for name in names:
                 if name not in inputs:
                     raise wrong(
@@ -230,6 +239,12 @@ class _Mapping:
         rule = self.entry.output.get(name) or self.family.output
         if rule is None:
             raise wrong(self.where, f"{self.d.name}: output {name!r} has no rule", f"output: {{{name}: {{mode: ...}}}}")
+        if rule.mode == "broadcast":
+            operands = ", ".join(self.values[a.name].code for a in self.d.inputs if a.tensor)
+            dtype = self._compiled(self.plain, rule.dtype, "dtype", "dtype").code
+            declared = "" if self.d.kind == "out" else f"at::Tensor {name}; "
+            yield f"{declared}broadcast({name}, {dtype}, {{{operands}}});"
+            return
         if rule.mode == "iterator":
             operands = ", ".join(a.name for a in self.d.inputs if a.tensor)
             declared = "" if self.d.kind == "out" else f"at::Tensor {name}; "
@@ -248,10 +263,11 @@ class _Mapping:
             )
         if self.d.kind == "out":
             yield f"fit({name}, {sizes}, {dtype});"
-        elif rule.mode == "bypass":
-            yield f"const at::Tensor {name} = like({like}, {dtype});"
-        else:
-            yield f"const at::Tensor {name} = make_result({sizes}, {like}, {dtype});"
+            return
+        made = f"like({like}, {dtype})" if rule.mode == "bypass" else f"make_result({sizes}, {like}, {dtype})"
+        if rule.when:
+            made = f"{self._compiled(self.plain, rule.when, 'bool', 'when').code} ? {made} : at::Tensor()"
+        yield f"const at::Tensor {name} = {made};"
 
     def _like(self, name: str, rule: Output) -> str:
         first = next((a.name for a in self.d.inputs if a.tensor), name)
@@ -314,6 +330,8 @@ class _Mapping:
                 yield f"call.attribute(geometry({self.values[a.name].code}));"
             if a.name in self.graph.baked:
                 yield f"call.attribute({a.name});"
+        for condition in self.graph.conditions:
+            yield f"call.attribute({condition});"
         if "compute" in self.family.key:
             yield "call.attribute(compute);"
 
@@ -349,6 +367,8 @@ class _Mapping:
             return "guard or shape"
         if a.name in self.entry.shape_only:
             return "shape only"
+        if a.name in self.entry.redundant:
+            return f"redundant: {self.entry.redundant[a.name]}"
         return "result" if a.mutated else ""
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["Entry", "Metadata", "Output", "Target", "load", "shipped"]
 
 Empty = Literal["fallback", "run"]
+_T = TypeVar("_T")
 
 
 class Output(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -29,6 +30,7 @@ class Output(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     of: str = ""
     sizes: str = ""
     dtype: str = ""
+    when: str = ""
 
 
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -43,6 +45,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     output: dict[str, Output] = {}
     guard: dict[str, str] = {}
     shape_only: list[str] = []
+    redundant: dict[str, str] = {}
     empty: Empty | None = None
     torch: str = ""
     vendor: str = ""
@@ -65,7 +68,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     target: Target | None = None
     extends: str = ""
     only: list[str] = []
-    ops: dict[str, Entry] = {}
+    ops: dict[str, Any] = {}
 
 
 @dataclass(frozen=True)
@@ -136,10 +139,24 @@ def _read(path: Path) -> tuple[_File, dict[tuple[str, ...], int]]:
     except yaml.MarkedYAMLError as e:
         mark = e.problem_mark or e.context_mark
         raise _wrong(path, mark.line + 1 if mark else 1, f"not YAML: {e.problem}", "valid YAML") from None
+    file = _converted(path, lines, data, _File, ())
+    ops = {name: _converted(path, lines, raw, Entry, ("ops", name)) for name, raw in file.ops.items()}
+    return msgspec.structs.replace(file, ops=ops), lines
+
+
+def _converted(path: Path, lines: Mapping[tuple[str, ...], int], raw: Any, kind: type[_T], at: tuple[str, ...]) -> _T:
+    """``raw`` as a ``kind``; msgspec's path below ``at`` gives the line."""
     try:
-        return msgspec.convert(data, _File), lines
+        return msgspec.convert(raw, kind)
     except msgspec.ValidationError as e:
-        raise _invalid(path, lines, str(e)) from None
+        what, _, place = str(e).partition(" - at `")
+        parts = [p for p in re.split(r"[.\[\]`$]+", place) if p]
+        field = m[1] if (m := re.search(r"unknown field `(.*)`", what)) else ""
+        below = (*at, *parts, *([field] if field else []))
+        line = max(((k, n) for k, n in lines.items() if _fits(k, below)), key=lambda c: len(c[0]), default=((), 1))[1]
+        hint = nearest(field, kind.__struct_fields__) if field else ""  # type: ignore[attr-defined]
+        name = f"{at[-1]}: " if at else ""
+        raise _wrong(path, line, f"{name}{what}{hint}", "the fields of docs/backend.md") from None
 
 
 def _lines(path: Path, node: yaml.Node, at: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], int]]:
@@ -158,20 +175,8 @@ def _lines(path: Path, node: yaml.Node, at: tuple[str, ...] = ()) -> Iterator[tu
         yield from _lines(path, value, (*at, key.value))
 
 
-def _invalid(path: Path, lines: Mapping[tuple[str, ...], int], message: str) -> ShiplapError:
-    """msgspec says ``$.ops[...].dtypes``; the deepest key of that path that we can place gives the line."""
-    what, _, place = message.partition(" - at `")
-    field = m[1] if (m := re.search(r"unknown field `(\w+)`", what)) else ""
-    parts = [p for p in re.split(r"[.\[\]`]+", place) if p not in ("", "$")]
-    if field:
-        parts.append(field)
-    candidates = [(key, line) for key, line in lines.items() if _fits(key, parts)]
-    exact = max(candidates, key=lambda c: len(c[0]), default=((), 1))
-    known = [f.replace("_", "_") for f in Entry.__struct_fields__ + Target.__struct_fields__ + _File.__struct_fields__]
-    return _wrong(path, exact[1], what + (nearest(field, known) if field else ""), "the fields of docs/backend.md")
-
-
-def _fits(key: tuple[str, ...], parts: list[str]) -> bool:
+def _fits(key: tuple[str, ...], parts: tuple[str, ...]) -> bool:
+    """Whether ``key`` lies on the way to ``parts``; ``...`` is a key that msgspec does not name."""
     return len(key) <= len(parts) and all(p in ("...", k) for k, p in zip(key, parts, strict=False))
 
 

@@ -42,8 +42,8 @@ class Runtime:
         helpers = self.directory / "helpers.h"
         attributes = COMMON / "include" / "shiplap_backend" / "attributes.h"
         return {
-            **free_functions(attributes, "attributes"),
-            **(free_functions(helpers, "helpers") if helpers.is_file() else {}),
+            **free_functions(attributes, "attributes", "shiplap_backend/attributes.h"),
+            **(free_functions(helpers, "helpers", "helpers.h") if helpers.is_file() else {}),
             **self.opset(),
         }
 

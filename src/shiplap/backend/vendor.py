@@ -126,8 +126,8 @@ def _classes(text: str) -> Iterator[tuple[str, str, str]]:
 
 
 def _open_namespaces(text: str, at: int) -> list[str]:
-    """Names of the namespaces around ``text[at]``, outermost first."""
-    opened = re.finditer(r"namespace ([\w:]+) \{", text[:at])
+    """Names of the namespaces and classes around ``text[at]``, outermost first."""
+    opened = re.finditer(r"(?:namespace|class \w+_API) ([\w:]+)[^{;()]*\{", text[:at])
     return [m[1] for m in opened if _balanced(text, m.end() - 1, "{}") > at]
 
 
@@ -138,7 +138,7 @@ def _constructors(name: str, body: str) -> Iterator[tuple[Parameter, ...]]:
             yield parameters
 
 
-def free_functions(header: Path, namespace: str) -> Functions:
+def free_functions(header: Path, namespace: str, include: str) -> Functions:
     """Functions that ``header`` declares ``inline`` or ``extern``, called as ``namespace::name``."""
     found: dict[str, list[VendorFunction]] = {}
     text = _uncommented(header.read_text(encoding="utf-8"))
@@ -147,7 +147,8 @@ def free_functions(header: Path, namespace: str) -> Functions:
         returns = _KINDS.get(_NAMESPACES.sub("", m[1]).replace(" ", ""))
         if parameters is not None and returns is not None:
             call = f"{namespace}::{m[2]}"
-            found.setdefault(m[2], []).append(VendorFunction(m[2], call, call, parameters, returns))
+            function = VendorFunction(m[2], call, call, parameters, returns, include)
+            found.setdefault(m[2], []).append(function)
     return {name: tuple(functions) for name, functions in sorted(found.items())}
 
 

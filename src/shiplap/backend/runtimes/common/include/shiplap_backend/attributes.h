@@ -1,10 +1,13 @@
 // Values that vendor expressions compute from sizes and attributes. Parsed by the generator: one declaration a function, `inline` first.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include <ATen/WrapDimUtils.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/result_type.h>
 
 namespace shiplap::backend::attributes {
 
@@ -34,6 +37,124 @@ inline std::vector<int64_t> axes(at::OptionalIntArrayRef dims, const at::Tensor&
 inline std::vector<int64_t> axis(std::optional<int64_t> dim, const at::Tensor& t) {
   if (!dim.has_value()) return axes(std::nullopt, t);
   return t.dim() ? std::vector<int64_t>{at::maybe_wrap_dim(*dim, t.dim())} : std::vector<int64_t>{};
+}
+
+// Sizes of a reduction's result.
+inline std::vector<int64_t> reduced(const at::Tensor& t, at::OptionalIntArrayRef dims, bool keepdim) {
+  auto gone = axes(dims, t);
+  std::vector<int64_t> out;
+  for (int64_t d = 0; d < t.dim(); ++d) {
+    if (std::find(gone.begin(), gone.end(), d) == gone.end()) out.push_back(t.size(d));
+    else if (keepdim) out.push_back(1);
+  }
+  return out;
+}
+// How many elements each result of a reduction is made of.
+inline int64_t reduced_count(const at::Tensor& t, at::OptionalIntArrayRef dims) {
+  int64_t n = 1;
+  for (auto d : axes(dims, t)) n *= t.size(d);
+  return n;
+}
+
+// Of the dims that a norm is taken over, the last ones; and the sizes of its statistics.
+inline std::vector<int64_t> last_axes(const at::Tensor& t, at::IntArrayRef normalized) {
+  std::vector<int64_t> out;
+  for (int64_t d = t.dim() - static_cast<int64_t>(normalized.size()); d < t.dim(); ++d) out.push_back(d);
+  return out;
+}
+inline std::vector<int64_t> first_axes(const at::Tensor& t, at::IntArrayRef normalized) {
+  std::vector<int64_t> out;
+  for (int64_t d = 0; d < t.dim() - static_cast<int64_t>(normalized.size()); ++d) out.push_back(d);
+  return out;
+}
+inline std::vector<int64_t> statistics(const at::Tensor& t, at::IntArrayRef normalized) {
+  auto out = t.sizes().vec();
+  for (auto d : last_axes(t, normalized)) out[d] = 1;
+  return out;
+}
+inline int64_t product(at::IntArrayRef sizes) {
+  int64_t n = 1;
+  for (auto s : sizes) n *= s;
+  return n;
+}
+
+// [n] or [] where n dims are meant.
+inline std::vector<int64_t> expanded(at::IntArrayRef values, int64_t n) {
+  return values.size() == 1 ? std::vector<int64_t>(n, values[0]) : values.vec();
+}
+inline std::vector<int64_t> stride_or(at::IntArrayRef stride, at::IntArrayRef kernel, int64_t n) {
+  return expanded(stride.empty() ? kernel : stride, n);
+}
+inline int64_t length(at::IntArrayRef values) { return static_cast<int64_t>(values.size()); }
+inline bool all_are(at::IntArrayRef values, int64_t what) {
+  return std::all_of(values.begin(), values.end(), [&](int64_t v) { return v == what; });
+}
+
+// The vendor reads an index outside its range without a word; the CPU raises. The device's memory is the host's.
+inline bool indices_fit(const at::Tensor& index, int64_t n) {
+  if (index.numel() == 0) return true;
+  auto contiguous = index.contiguous();
+  auto inside = [&](auto* p) { return std::all_of(p, p + contiguous.numel(), [&](auto i) { return i >= 0 && i < n; }); };
+  return index.scalar_type() == at::kLong ? inside(static_cast<const int64_t*>(contiguous.const_data_ptr()))
+      : index.scalar_type() == at::kInt && inside(static_cast<const int32_t*>(contiguous.const_data_ptr()));
+}
+inline bool targets_fit(const at::Tensor& target, int64_t n, int64_t ignored) {
+  if (target.scalar_type() != at::kLong) return false;
+  auto contiguous = target.contiguous();
+  auto* p = static_cast<const int64_t*>(contiguous.const_data_ptr());
+  return std::all_of(p, p + contiguous.numel(), [&](int64_t i) { return i == ignored || (i >= 0 && i < n); });
+}
+// Whether each dim of `small` other than `dim` is that of `large`.
+inline bool same_but(const at::Tensor& small, const at::Tensor& large, int64_t dim) {
+  if (small.dim() != large.dim() || small.dim() == 0) return false;
+  dim = at::maybe_wrap_dim(dim, small.dim());
+  for (int64_t d = 0; d < small.dim(); ++d) if (d != dim && small.size(d) != large.size(d)) return false;
+  return true;
+}
+inline bool same_sizes(const at::Tensor& a, const at::Tensor& b) { return a.sizes() == b.sizes(); }
+inline bool same_dtype(const at::Tensor& a, const at::Tensor& b) { return a.scalar_type() == b.scalar_type(); }
+// Sizes with one dim replaced.
+inline std::vector<int64_t> resized(const at::Tensor& t, int64_t dim, int64_t n) {
+  auto out = t.sizes().vec();
+  if (!out.empty()) out[at::maybe_wrap_dim(dim, t.dim())] = n;
+  return out;
+}
+inline at::ScalarType promoted(const at::Tensor& a, const at::Tensor& b) { return at::result_type(a, b); }
+// A dtype that the vendor reads without loss.
+inline bool is_real(const at::Tensor& t) {
+  return t.scalar_type() != at::kLong && t.scalar_type() != at::kDouble && !t.is_complex() || t.unsafeGetTensorImpl()->is_wrapped_number();
+}
+inline bool is_small(const at::Scalar& s) { return std::abs(s.toDouble()) < 8388608; }
+// Probabilities; the CPU raises for others.
+inline bool inside_unit(const at::Tensor& t) {
+  if (t.scalar_type() != at::kFloat) return false;
+  auto contiguous = t.contiguous();
+  auto* p = static_cast<const float*>(contiguous.const_data_ptr());
+  return std::all_of(p, p + contiguous.numel(), [](float v) { return v >= 0 && v <= 1; });
+}
+// Every dim but one.
+inline std::vector<int64_t> all_but(const at::Tensor& t, int64_t dim) {
+  std::vector<int64_t> out;
+  for (int64_t d = 0; d < t.dim(); ++d) if (d != dim) out.push_back(d);
+  return out;
+}
+
+// Sizes of a convolution's result.
+inline std::vector<int64_t> convolved(
+    const at::Tensor& input, const at::Tensor& weight, at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation,
+    bool transposed, at::IntArrayRef output_padding, int64_t groups) {
+  std::vector<int64_t> out{input.size(0), transposed ? weight.size(1) * groups : weight.size(0)};
+  for (int64_t d = 0; d < input.dim() - 2; ++d) {
+    auto reach = dilation[d] * (weight.size(d + 2) - 1);
+    out.push_back(
+        transposed ? (input.size(d + 2) - 1) * stride[d] - 2 * padding[d] + reach + output_padding[d] + 1
+                   : (input.size(d + 2) + 2 * padding[d] - reach - 1) / stride[d] + 1);
+  }
+  return out;
+}
+// How many values arange and range make.
+inline int64_t range_count(const at::Scalar& start, const at::Scalar& end, const at::Scalar& step) {
+  return static_cast<int64_t>(std::ceil((end.toDouble() - start.toDouble()) / step.toDouble()));
 }
 
 } // namespace shiplap::backend::attributes

@@ -5,6 +5,7 @@
 #include <optional>
 #include <vector>
 
+#include <ATen/TensorIterator.h>
 #include <ATen/core/IListRef.h>
 #include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
@@ -12,6 +13,7 @@
 #include <ATen/ops/copy_ops.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/result_type.h>
 #include <c10/core/DeviceGuard.h>
 
 namespace shiplap::backend {
@@ -68,6 +70,8 @@ inline bool is_empty(const std::optional<at::Tensor>& t) { return is_empty(value
 inline bool is_empty(at::TensorList list) { return std::any_of(list.begin(), list.end(), [](const at::Tensor& t) { return is_empty(t); }); }
 inline bool is_empty(const at::ITensorListRef& list) { return is_empty(at::TensorList(list_of(list))); }
 
+inline bool nothing_in(const at::Tensor& result) { return !result.defined() || result.numel() == 0; }
+
 // Sums and products of narrow types are formed in wide ones, as torch forms them; bool counts.
 constexpr at::ScalarType opmath(at::ScalarType t) {
   switch (t) {
@@ -105,6 +109,16 @@ inline at::Tensor make_result(at::IntArrayRef sizes, const at::Tensor& of, at::S
   return at::empty(sizes, of.options().dtype(dtype));
 }
 
+
+// The result of an elementwise op whose operands differ in dtype: sizes and strides by TensorIterator.
+inline void broadcast(const at::Tensor& out, at::ScalarType dtype, std::initializer_list<at::Tensor> operands) {
+  at::TensorIteratorConfig config;
+  config.check_all_same_dtype(false).check_all_same_device(false).set_check_mem_overlap(true);
+  if (out.defined()) config.add_output(out); else config.declare_static_dtype_and_device(dtype, c10::Device(c10::DeviceType::PrivateUse1, 0)).add_output(at::Tensor());
+  for (const auto& t : operands) config.add_owned_const_input(t);
+  auto iterator = config.build();
+  const_cast<at::Tensor&>(out) = iterator.output();
+}
 
 // An out= of an op without a structured meta.
 inline void fit(const at::Tensor& out, at::IntArrayRef sizes, at::ScalarType dtype) {

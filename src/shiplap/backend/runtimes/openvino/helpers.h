@@ -1,0 +1,158 @@
+// Vendor functions that take more than one operation. Parsed by the generator: one declaration a function, `inline` first.
+#pragma once
+
+#include <limits>
+#include <numeric>
+#include <string>
+
+#include <openvino/op/add.hpp>
+#include <openvino/op/broadcast.hpp>
+#include <openvino/op/convolution.hpp>
+#include <openvino/op/greater_eq.hpp>
+#include <openvino/op/group_conv.hpp>
+#include <openvino/op/multiply.hpp>
+#include <openvino/op/equal.hpp>
+#include <openvino/op/is_nan.hpp>
+#include <openvino/op/reduce_logical_or.hpp>
+#include <openvino/op/reduce_max.hpp>
+#include <openvino/op/reduce_mean.hpp>
+#include <openvino/op/reduce_min.hpp>
+#include <openvino/op/reduce_sum.hpp>
+#include <openvino/op/range.hpp>
+#include <openvino/op/reshape.hpp>
+#include <openvino/op/select.hpp>
+#include <openvino/op/slice.hpp>
+#include <openvino/op/transpose.hpp>
+#include <openvino/op/unsqueeze.hpp>
+
+#include <vendor.h>
+
+namespace shiplap::backend::helpers {
+
+inline Node cast(Node value, at::ScalarType to) { return convert(value, to); }
+inline Node number(const at::Scalar& value, at::ScalarType as) { return constant(value, as); }
+inline Node full(at::IntArrayRef sizes, Node value) { return make<ov::op::v3::Broadcast>(value, constant(sizes)); }
+inline Node reshaped(Node value, at::IntArrayRef sizes) { return make<ov::op::v1::Reshape>(value, constant(sizes), false); }
+inline Node unsqueezed(Node value, at::IntArrayRef axes) { return make<ov::op::v0::Unsqueeze>(value, constant(axes)); }
+// 0, 1, ... n - 1 along `dim` of `rank` dims; the others are 1.
+inline Node positions(int64_t n, int64_t dim, int64_t rank) {
+  auto zero = constant(at::Scalar(0), at::kLong), count = constant(at::Scalar(n), at::kLong), one = constant(at::Scalar(1), at::kLong);
+  std::vector<int64_t> sizes(rank, 1);
+  sizes[dim] = n;
+  return reshaped(make<ov::op::v4::Range>(zero, count, one, ov::element::i64), sizes);
+}
+
+// [a, b, ...] with two leading dims exchanged.
+inline Node exchanged(Node value) {
+  std::vector<int64_t> order(value.get_shape().size());
+  for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int64_t>(i);
+  std::swap(order[0], order[1]);
+  return make<ov::op::v1::Transpose>(value, constant(order));
+}
+
+// [groups, first / groups, ...] of [first, ...]
+inline Node grouped(Node weight, int64_t groups) {
+  auto s = sizes(weight);
+  s[0] /= groups;
+  s.insert(s.begin(), groups);
+  return reshaped(weight, s);
+}
+
+inline Node convolution(Node input, Node weight, at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation, bool transposed, at::IntArrayRef output_padding, int64_t groups) {
+  ov::Strides strides(stride.begin(), stride.end()), dilations(dilation.begin(), dilation.end());
+  ov::CoordinateDiff pads(padding.begin(), padding.end()), extra(output_padding.begin(), output_padding.end());
+  if (groups == 1 && !transposed) return make<ov::op::v1::Convolution>(input, weight, strides, pads, pads, dilations);
+  if (!transposed) return make<ov::op::v1::GroupConvolution>(input, grouped(weight, groups), strides, pads, pads, dilations);
+  auto automatic = ov::op::PadType::EXPLICIT;
+  if (groups == 1) return make<ov::op::v1::ConvolutionBackpropData>(input, weight, strides, pads, pads, dilations, automatic, extra);
+  return make<ov::op::v1::GroupConvolutionBackpropData>(input, grouped(weight, groups), strides, pads, pads, dilations, automatic, extra);
+}
+
+// `value` with [1, n, 1, ...] added: a bias for each channel.
+inline Node biased(Node value, Node bias) {
+  std::vector<int64_t> sizes(value.get_shape().size(), 1);
+  sizes[1] = -1;
+  return make<ov::op::v1::Add>(value, reshaped(bias, sizes));
+}
+
+// Gradient of a convolution's input: the transposed convolution, padded out to the input's sizes.
+inline Node convolution_input(Node grad, Node weight, at::IntArrayRef input, at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups) {
+  std::vector<int64_t> extra;
+  auto g = sizes(grad), w = sizes(weight);
+  for (size_t d = 0; d < stride.size(); ++d) {
+    extra.push_back(input[d + 2] - ((g[d + 2] - 1) * stride[d] - 2 * padding[d] + dilation[d] * (w[d + 2] - 1) + 1));
+  }
+  return convolution(grad, weight, stride, padding, dilation, true, extra, groups);
+}
+
+// Gradient of a convolution's weight: batch and channels change places, stride and dilation too.
+inline Node convolution_weight(Node grad, Node input, at::IntArrayRef weight, at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups) {
+  auto x = sizes(input), g = sizes(grad);
+  auto n = x[0];
+  std::vector<int64_t> split{n, groups, x[1] / groups}, joined{x[1] / groups, groups * n}, filters{n, groups, g[1] / groups};
+  std::vector<int64_t> order{2, 1, 0}, filter_order{1, 2, 0};
+  for (size_t d = 2; d < x.size(); ++d) {
+    split.push_back(x[d]);
+    joined.push_back(x[d]);
+    filters.push_back(g[d]);
+    order.push_back(static_cast<int64_t>(d) + 1);
+    filter_order.push_back(static_cast<int64_t>(d) + 1);
+  }
+  Node data = reshaped(make<ov::op::v1::Transpose>(reshaped(input, split), constant(order)), joined);
+  Node kernel = make<ov::op::v1::Transpose>(reshaped(grad, filters), constant(filter_order));
+  ov::Strides strides(dilation.begin(), dilation.end()), dilations(stride.begin(), stride.end());
+  ov::CoordinateDiff pads(padding.begin(), padding.end());
+  Node result = make<ov::op::v1::GroupConvolution>(data, kernel, strides, pads, pads, dilations);
+  std::vector<int64_t> begin(x.size(), 0), step(x.size(), 1), end = sizes(result);
+  for (size_t d = 2; d < x.size(); ++d) end[d] = weight[d];
+  return exchanged(make<ov::op::v8::Slice>(result, constant(begin), constant(end), constant(step)));
+}
+
+// `value` times a number for each channel.
+inline Node channels(Node value, Node factor) {
+  std::vector<int64_t> sizes(value.get_shape().size(), 1);
+  sizes[1] = -1;
+  return make<ov::op::v1::Multiply>(value, reshaped(factor, sizes));
+}
+
+inline std::vector<int64_t> every_axis(const Node& value) {
+  std::vector<int64_t> axes(value.get_shape().size());
+  std::iota(axes.begin(), axes.end(), 0);
+  return axes;
+}
+inline Node total_of(Node value, bool mean) {
+  auto axes = constant(every_axis(value));
+  return mean ? make<ov::op::v1::ReduceMean>(value, axes) : make<ov::op::v1::ReduceSum>(value, axes);
+}
+
+// An extremum over `axes` (kept), NaN where there is one: the vendor's passes over NaN.
+inline Node nan_aware(Node extremum, Node value, at::IntArrayRef axes) {
+  if (!value.get_element_type().is_real()) return extremum;
+  auto any = make<ov::op::v1::ReduceLogicalOr>(make<ov::op::v10::IsNaN>(value), constant(axes), true);
+  return make<ov::op::v1::Select>(any, make<ov::op::v1::ReduceSum>(value, constant(axes), true), extremum);
+}
+
+// NaN counts as the largest number, as torch orders it.
+inline Node ordered(Node value) {
+  if (!value.get_element_type().is_real()) return value;
+  auto infinity = constant(at::Scalar(std::numeric_limits<double>::infinity()), dtype(value));
+  return make<ov::op::v1::Select>(make<ov::op::v10::IsNaN>(value), infinity, value);
+}
+
+// Index of the first extremum along one axis (kept), or of the flattened value if there are more. NaN is an extremum.
+inline Node first_of(Node value, at::IntArrayRef axes, std::string mode) {
+  auto axis = axes.size() == 1 ? axes[0] : 0;
+  if (axes.size() != 1) value = reshaped(value, {-1});
+  auto n = sizes(value)[axis];
+  Node best = mode == "max" ? make<ov::op::v1::ReduceMax>(value, constant({axis}), true) : make<ov::op::v1::ReduceMin>(value, constant({axis}), true);
+  Node hit = make<ov::op::v1::Equal>(value, best);
+  if (value.get_element_type().is_real()) {
+    Node nan = make<ov::op::v10::IsNaN>(value);
+    Node any = make<ov::op::v1::ReduceLogicalOr>(nan, constant({axis}), true);
+    hit = make<ov::op::v1::Select>(any, nan, hit);
+  }
+  auto place = convert(positions(n, axis, static_cast<int64_t>(value.get_shape().size())), at::kInt);
+  return make<ov::op::v1::ReduceMin>(make<ov::op::v1::Select>(hit, place, constant(at::Scalar(n), at::kInt)), constant({axis}), true);
+}
+
+} // namespace shiplap::backend::helpers
