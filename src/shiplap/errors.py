@@ -125,6 +125,8 @@ CATALOGUE: dict[str, Entry] = {
          'call op.buckets("pow2", k="exact") with names of its free dims and scalars'),
         ("SL116", "kernel config", "A config gives a value to each compile-time parameter of a kernel.",
          'give configs=[{"BLOCK": 64}, ...] with names that are keywords of the kernel'),
+        ("SL117", "dim along which calls are joined", "Calls are joined by concatenating what has that dim.",
+         "name a dim that arguments and all outputs have as one of their sizes"),
         ("SL114", "template cannot be used", "Inductor fills one output of a kernel source with fused neighbours.",
          "correct the template's declaration"),
     ]),

@@ -18,6 +18,7 @@ from shiplap.errors import error, notice
 from shiplap.op import choices, registry
 from shiplap.op.autocast import make_cast
 from shiplap.op.autograd import Backward, floating_outputs, make_autograd, make_backward, missing_backward
+from shiplap.op.batch import Batching, read_batching
 from shiplap.op.bucket import read_rule
 from shiplap.op.check import Checker
 from shiplap.op.config import read_space
@@ -57,6 +58,7 @@ class Op(calls.ShortCut, WithOut):
         gradient: the declared backward, or None.
         native: the native binding in force, or None: then ``execute`` serves.
         sampler: builds arguments for the audit, or None: then they are drawn from the declaration.
+        batching: dims along which several calls may be made as one.
     """
 
     _library: Library
@@ -69,6 +71,7 @@ class Op(calls.ShortCut, WithOut):
         self.gradient: Backward | None = None
         self.sampler: Callable[..., tuple[Any, ...]] | None = None
         self.native: Native | None = None
+        self.batching: tuple[Batching, ...] = ()
         self._checker, self._bind, self.rule = Checker(spec), compile_bind(spec), read_rule(spec)
         self._differentiable = not spec.mutated and floating_outputs(spec)
         self._register()
@@ -210,6 +213,14 @@ class Op(calls.ShortCut, WithOut):
         self.drop_native()
         self.rule = read_rule(self.spec, default, kinds)
         registry.refresh()
+
+    def batches(self, *dims: str) -> None:
+        """Declare that calls which agree in every argument without a dim are one call, concatenated along it.
+
+        ``mm.batches("n")``: products of one left side are columns of one product. ``sl.rewrites`` merges such calls
+        where it pays (:class:`shiplap.rewrite.group.JoinedCalls`).
+        """
+        self.batching = tuple(read_batching(self.spec, dim) for dim in dims)
 
     def drop_native(self) -> None:
         """Go back to ``execute``: called before what the native code was registered for changes."""

@@ -24,6 +24,9 @@ def mm(
     return out if bias is None else out + bias
 
 
+mm.batches("m", "n")
+
+
 @mm.backward
 def _(grad: Tensor, saved: Any, needs: Any) -> dict[str, Tensor]:
     found = {}
@@ -40,6 +43,9 @@ def _(grad: Tensor, saved: Any, needs: Any) -> dict[str, Tensor]:
 def bmm(a: Float[Tensor, "batch m k"], b: Float[Tensor, "batch k n"]) -> Float[Tensor, "batch m n"]:
     """A product per batch entry; strides are free."""
     return torch.bmm(a, b)
+
+
+bmm.batches("batch")
 
 
 @bmm.backward
@@ -60,6 +66,9 @@ def int8_mm(
     """``a @ (weight * scale[:, None]).T + bias`` for weights of 8 bits with one scale per output channel."""
     out = (a @ weight.to(a.dtype).t()) * scale
     return out if bias is None else out + bias
+
+
+int8_mm.batches("m", "n")
 
 
 @int8_mm.backward(saves=("a", "weight", "scale"))

@@ -1,0 +1,19 @@
+"""Which inputs of a graph Inductor turns into constants. Run on torch 2.11, 2.13 and 2.15."""
+
+from __future__ import annotations
+
+import torch
+from torch.fx import Node
+
+__all__ = ["folded"]
+
+
+def folded(node: Node) -> bool:
+    """Whether what is computed from ``node`` alone is computed once: parameters where Inductor freezes them.
+
+    Graphs ahead of autograd, while they are compiled. Dynamo has to know of it: ``options={"freezing": True}`` comes
+    too late, and parameters stay inputs.
+    """
+    from torch._inductor import config
+
+    return bool(config.freezing) and not torch.is_grad_enabled() and node.op == "get_attr"

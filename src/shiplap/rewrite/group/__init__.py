@@ -1,0 +1,13 @@
+"""Groups: independent calls of one kind become one."""
+
+from shiplap.rewrite.group.base import Group
+from shiplap.rewrite.group.cost import MACHINES, Machine, Price
+from shiplap.rewrite.group.linear import StackedLinears, WideLinears
+from shiplap.rewrite.group.norm import StackedNorms
+from shiplap.rewrite.group.op import JoinedCalls
+from shiplap.rewrite.group.pointwise import StackedChains
+
+__all__ = [
+    "MACHINES", "Group", "JoinedCalls", "Machine", "Price", "StackedChains", "StackedLinears", "StackedNorms",
+    "WideLinears",
+]  # fmt: skip

@@ -1,0 +1,138 @@
+"""``Group``: calls of one kind that do not depend on each other become one call. Subclasses say which and how."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import abstractmethod
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.fx import Graph, Node
+
+from shiplap.op.source import source_digest
+from shiplap.rewrite.base import Rewrite, proving
+from shiplap.rewrite.graph import describe, operator_name, place, source_line, value
+from shiplap.rewrite.group.cost import MACHINES, MARGIN, Price
+from shiplap.rewrite.group.dependencies import independent
+from shiplap.rewrite.match import Level, NearMiss, Obstacle, Outcome
+from shiplap.rewrite.normal import called
+
+__all__ = ["Group", "Merged"]
+
+Merged = tuple[Callable[..., Any], Sequence[Any]]
+"""A function of plain PyTorch that returns a tensor per member, and its arguments: nodes, constants, lists of them."""
+
+# Operators whose result may be memory of their argument ("to", "contiguous": where there is nothing to do).
+ALIASES = frozenset({
+    "alias", "chunk", "contiguous", "detach", "diagonal", "dropout", "expand", "expand_as", "flatten", "float",
+    "getattr", "getitem", "movedim", "narrow", "permute", "select", "slice", "split", "squeeze", "swapaxes", "t", "to",
+    "transpose", "type_as", "unbind", "unflatten", "unsqueeze", "view", "view_as",
+})  # fmt: skip
+
+
+class Group(Rewrite):
+    """Merges calls that have the same key and are independent, where that pays.
+
+    Args:
+        least: smallest number of calls worth merging. ``most``: largest.
+        always: merge whether the model of costs says that it pays or not.
+    """
+
+    level: Level = "pre-grad"
+
+    def __init__(self, *, least: int = 2, most: int = 64, always: bool = False) -> None:
+        self.least, self.most, self.always = least, most, always
+
+    @abstractmethod
+    def key(self, node: Node) -> Hashable | None:
+        """Equal for calls that can be one; None for a node that is none of this kind."""
+
+    @abstractmethod
+    def merge(self, members: Sequence[Node]) -> Merged:
+        """What computes all members at once."""
+
+    @abstractmethod
+    def price(self, members: Sequence[Node]) -> Price | str:
+        """What merging ``members`` gains and costs, or why it never pays."""
+
+    def nodes(self, member: Node) -> list[Node]:
+        """All that is replaced with ``member``, itself included."""
+        return [member]
+
+    @property
+    def digest(self) -> str:
+        methods = [m for c in type(self).__mro__ for m in vars(c).values() if callable(m) or isinstance(m, property)]
+        parts = [source_digest(m.fget if isinstance(m, property) else m) for m in methods]  # type: ignore[arg-type]
+        parts += [str(v) for v in (self.least, self.most, self.always, MACHINES, MARGIN, self.described())]
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+    def described(self) -> str:
+        """Of what a subclass was given, all that decides what it does."""
+        return ""
+
+    def apply(self, graph: Graph) -> Iterator[Outcome]:
+        families: dict[Hashable, list[Node]] = {}
+        for node in graph.nodes:
+            if (key := self.key(node)) is not None:
+                families.setdefault(key, []).append(node)
+        for family in families.values():
+            yield from self._family(graph, family)
+
+    def _family(self, graph: Graph, calls: list[Node]) -> Iterator[Outcome]:
+        alone = True
+        while len(calls) >= self.least:
+            found = independent(graph, calls, self.most)
+            if len(found.members) >= self.least:
+                alone = False
+                yield self._merged(graph, found.members)
+            elif alone and found.left is not None and found.because is not None:
+                alone = False  # one of them tells the story of the family
+                yield self._apart(found.left, found.because, found.members)
+            calls = [n for n in calls if n not in found.members]
+
+    def _merged(self, graph: Graph, members: list[Node]) -> Outcome:
+        price = self.price(members)
+        declined = isinstance(price, str) or not price.pays
+        if declined and not (self.always or proving.get()):
+            reason = f"{len(members)} calls of {operator_name(members[0])}: {price}"
+            return self.miss(members[0], "cost", reason, members)
+        fn, args = self.merge(members)
+        bound = tuple((f"call {i}", describe(n)) for i, n in enumerate(members))
+        return place(
+            graph, self.level, self.name, fn, args, members, [n for m in members for n in self.nodes(m)], bound
+        )
+
+    def _apart(self, node: Node, because: Node, members: Sequence[Node]) -> NearMiss:
+        if because in members:
+            reason = f"{node.name} is computed from {because.name}; only independent calls are merged"
+            return self.miss(node, "argument", reason, members)
+        between = f"{members[0].name} and {node.name}"
+        reason = f"{because.name} ({operator_name(because)}) writes to a tensor between {between}"
+        return self.miss(node, "mutation", reason, members)
+
+    def miss(self, node: Node, obstacle: Obstacle, reason: str, members: Sequence[Node]) -> NearMiss:
+        count = len(members)
+        return NearMiss(self.name, self.level, node.name, source_line(node), obstacle, reason, count, count)
+
+
+def escapes(node: Node) -> bool:
+    """Whether the caller of the graph may get ``node`` or a view of it: then its memory must be its own."""
+    stack = list(node.users)
+    while stack:
+        user = stack.pop()
+        if user.op == "output":
+            return True
+        if called(user) in ALIASES:
+            stack.extend(user.users)
+    return False
+
+
+def signature(held: Any) -> tuple[Any, ...] | None:
+    """What a call's tensors have to agree in: dtype, device, sizes (symbols by name)."""
+    return (held.dtype, str(held.device), *map(str, held.shape)) if isinstance(held, Tensor) else None
+
+
+def tensor(node: Any) -> Tensor | None:
+    held = value(node) if isinstance(node, Node) else None
+    return held if isinstance(held, Tensor) else None

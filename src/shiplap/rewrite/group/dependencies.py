@@ -1,0 +1,59 @@
+"""Which calls of a graph may be made as one: none is computed from another, and nothing is written in between."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from torch.fx import Graph, Node
+
+from shiplap.rewrite.graph import mutates
+
+__all__ = ["Independent", "independent"]
+
+
+class Independent:
+    """Calls that may be merged, and for the first that may not, why it cannot join them.
+
+    Attributes:
+        members: at least one, in graph order.
+        left: the first call that was left out, or None. ``because``: the call it is computed from, or the node that
+            writes to a tensor in between.
+    """
+
+    def __init__(self, members: list[Node], left: Node | None, because: Node | None) -> None:
+        self.members, self.left, self.because = members, left, because
+
+
+def independent(graph: Graph, calls: Sequence[Node], most: int) -> Independent:
+    """The first of ``calls`` with those behind it that are independent of each other, ``most`` of them at most.
+
+    ``calls`` are in graph order. Merging what is returned leaves the graph without a cycle; merging a second group
+    that was found before the first was merged may not: ask again.
+    """
+    bits = {node: 1 << i for i, node in enumerate(calls)}
+    above: dict[Node, int] = {}  # node → those of the calls that it is computed from
+    members, taken, writer = [calls[0]], bits[calls[0]], None
+    left = because = None
+    started = False
+    for node in graph.nodes:
+        started = started or node is calls[0]
+        if not started:
+            continue  # nothing ahead of the first call is computed from one
+        reach = _union(above.get(n, 0) | bits.get(n, 0) for n in node.all_input_nodes)
+        above[node] = reach
+        if node in bits and node is not calls[0] and len(members) < most:
+            source = next((m for m in members if reach & bits[m]), None)
+            if source is None and writer is None:
+                members.append(node)
+                taken |= bits[node]
+            elif left is None:
+                left, because = node, source or writer
+        writer = writer or (node if mutates(node) else None)
+    return Independent(members, left, because)
+
+
+def _union(masks: Iterable[int]) -> int:
+    union = 0
+    for mask in masks:
+        union |= mask
+    return union

@@ -1,0 +1,139 @@
+"""Linear layers: those of one shape become one batched product, those of one input one wide product."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+from torch.nn import functional as F
+
+from shiplap.compat.constants import folded
+from shiplap.rewrite.base import Program
+from shiplap.rewrite.group.base import Group, Merged, escapes, signature, tensor
+from shiplap.rewrite.group.cost import Price, bytes_of, machine_for, product_ns
+from shiplap.rewrite.normal import arguments, called
+
+__all__ = ["StackedLinears", "WideLinears"]
+
+
+def linear_of(node: Node) -> tuple[Node, Node, Node | None] | None:
+    """Input, weight and bias of a linear layer on at least one row; None for anything else."""
+    if node.op not in ("call_function", "call_method") or called(node) != "linear":
+        return None
+    given = arguments(node)
+    x, weight, bias = given.get("input"), given.get("weight"), given.get("bias")
+    held, matrix, out = tensor(x), tensor(weight), tensor(node)
+    if held is None or matrix is None or out is None or held.dim() < 2 or matrix.dim() != 2:
+        return None
+    same = out.dtype == held.dtype == matrix.dtype and held.dtype.is_floating_point  # no autocast around it
+    return (x, weight, bias) if same and (bias is None or tensor(bias) is not None) else None  # type: ignore[return-value]
+
+
+def _parts(members: Sequence[Node]) -> tuple[list[Node], list[Node], list[Node]]:
+    found = [linear_of(m) for m in members]
+    calls = [c for c in found if c is not None]
+    return [c[0] for c in calls], [c[1] for c in calls], [c[2] for c in calls if c[2] is not None]
+
+
+class StackedLinears(Group):
+    """Independent linear layers of one shape, each with its own input: one ``baddbmm`` of stacked operands."""
+
+    name = "batch_linear"
+
+    def key(self, node: Node) -> Hashable | None:
+        found = linear_of(node)
+        if found is None:
+            return None
+        x, weight, bias = found
+        return (signature(tensor(x)), signature(tensor(weight)), bias is None)
+
+    def merge(self, members: Sequence[Node]) -> Merged:
+        xs, weights, biases = _parts(members)
+        return _stacked, (xs, weights, biases, [escapes(m) for m in members])
+
+    def price(self, members: Sequence[Node]) -> Price | str:
+        xs, weights, biases = _parts(members)
+        if len(set(xs)) == 1:
+            return "they share their input: shared_input_linears makes one product of them"
+        machine = machine_for(members[0])
+        if machine is None:
+            return "nothing was measured on this device"
+        moved = [n for n in (*weights, *biases) if not folded(n)] + xs
+        work = sum(product_ns(machine, m, w) for m, w in zip(members, weights, strict=True))
+        added = 2 * bytes_of(moved) / machine.copy + machine.launch
+        count = len(members)
+        return Price(count * machine.launch + work, (count - 1) * machine.launch, added, "stacking operands costs")
+
+    def programs(self) -> Iterator[Program]:
+        for count, bias, rows in ((12, True, (3,)), (9, False, (2, 2)), (24, True, (1,))):
+            x = torch.randn(count, *rows, 8)
+            weights, biases = torch.randn(count, 6, 8) / 8, torch.randn(count, 6)
+            args = (x, weights, biases) if bias else (x, weights)
+            yield Program(_towers, args, f"{count} layers of {[*rows, 8]}, bias={bias}")
+
+
+def _stacked(xs: list[Tensor], weights: list[Tensor], biases: list[Tensor], own: list[bool]) -> list[Tensor]:
+    rows = torch.stack([x.flatten(0, -2) for x in xs])
+    matrices = torch.stack(weights).mT
+    out = torch.baddbmm(torch.stack(biases).unsqueeze(1), rows, matrices) if biases else torch.bmm(rows, matrices)
+    outs = [o.view(*xs[0].shape[:-1], o.shape[-1]) for o in out.unbind(0)]
+    return [o.clone() if copy else o for o, copy in zip(outs, own, strict=True)]
+
+
+def _towers(x: Tensor, weights: Tensor, biases: Tensor | None = None) -> Tensor:
+    layers = zip(
+        x.unbind(0), weights.unbind(0), biases.unbind(0) if biases is not None else [None] * len(x), strict=True
+    )
+    return torch.cat([torch.relu(F.linear(*layer)) for layer in layers], -1)
+
+
+class WideLinears(Group):
+    """Linear layers of one input (query, key and value; gate and up): one product with the weights side by side."""
+
+    name = "shared_input_linears"
+
+    def key(self, node: Node) -> Hashable | None:
+        found = linear_of(node)
+        return None if found is None else (found[0], found[2] is None, str(tensor(found[1]).dtype))  # type: ignore[union-attr]
+
+    def merge(self, members: Sequence[Node]) -> Merged:
+        xs, weights, biases = _parts(members)
+        return _wide, (xs[0], weights, biases)
+
+    def price(self, members: Sequence[Node]) -> Price | str:
+        _, weights, biases = _parts(members)
+        machine = machine_for(members[0])
+        if machine is None:
+            return "nothing was measured on this device"
+        moved = [n for n in (*weights, *biases) if not folded(n)]
+        added = (
+            2 * bytes_of(moved) / machine.copy + (machine.launch if moved else 0) + 2 * bytes_of(members) / machine.copy
+        )
+        work = sum(product_ns(machine, m, w) for m, w in zip(members, weights, strict=True))
+        what = "putting the weights side by side costs" if moved else "taking the results apart costs"
+        return Price(len(members) * machine.launch + work, (len(members) - 1) * machine.launch, added, what)
+
+    def programs(self) -> Iterator[Program]:
+        for sizes, bias, rows in (((8, 4, 4), True, (3,)), ((6, 6), False, (2, 5)), ((4, 4, 4, 4), True, (1,))):
+            x = torch.randn(*rows, 8)
+            weights = [torch.randn(n, 8) / 8 for n in sizes]
+            biases = [torch.randn(n) for n in sizes] if bias else []
+            yield Program(
+                _projections(len(sizes), bias), (x, *weights, *biases), f"{list(sizes)} of {[*rows, 8]}, bias={bias}"
+            )
+
+
+def _wide(x: Tensor, weights: list[Tensor], biases: list[Tensor]) -> list[Tensor]:
+    out = F.linear(x, torch.cat(weights), torch.cat(biases) if biases else None)
+    return [o.contiguous() for o in out.split([w.shape[0] for w in weights], -1)]
+
+
+def _projections(count: int, bias: bool) -> Any:
+    def layers(x: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
+        biases = parameters[count:] if bias else [None] * count
+        return tuple(torch.tanh(F.linear(x, w, b)) for w, b in zip(parameters[:count], biases, strict=True))
+
+    return layers

@@ -1,0 +1,80 @@
+"""Layer norms of one shape: one norm of stacked rows."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+from torch.nn import functional as F
+
+from shiplap.rewrite.base import Program
+from shiplap.rewrite.group.base import Group, Merged, escapes, signature, tensor
+from shiplap.rewrite.group.cost import HORIZONTAL, Price, bytes_of, machine_for
+from shiplap.rewrite.normal import arguments, called
+
+__all__ = ["StackedNorms"]
+
+EPS = 1e-5
+
+
+class StackedNorms(Group):
+    """Independent layer norms of one shape, each with its own input, scale and shift: one norm of stacked inputs."""
+
+    name = "batch_layer_norm"
+
+    def key(self, node: Node) -> Hashable | None:
+        if not node.op.startswith("call") or called(node) != "layer_norm":
+            return None
+        given = arguments(node)
+        x, scale, shift = (given.get(k) for k in ("input", "weight", "bias"))
+        eps, held = given.get("eps", EPS), tensor(x)
+        if held is None or not held.dtype.is_floating_point or isinstance(eps, Node) or tensor(node) is None:
+            return None
+        affine = signature(tensor(scale)), signature(tensor(shift))
+        return (signature(held), signature(tensor(node)), str(given["normalized_shape"]), eps, *affine)
+
+    def merge(self, members: Sequence[Node]) -> Merged:
+        calls = [arguments(m) for m in members]
+        scales, shifts = ([c[k] for c in calls if c.get(k) is not None] for k in ("weight", "bias"))
+        shape, eps = list(calls[0]["normalized_shape"]), calls[0].get("eps", EPS)
+        return _normed, ([c["input"] for c in calls], shape, scales, shifts, eps, [escapes(m) for m in members])
+
+    def price(self, members: Sequence[Node]) -> Price | str:
+        machine = machine_for(members[0])
+        if machine is None:
+            return "nothing was measured on this device"
+        if machine.horizontal:
+            return HORIZONTAL
+        moved = 2 * bytes_of(arguments(m)["input"] for m in members) / machine.copy
+        total = len(members) * machine.launch + moved
+        return Price(total, (len(members) - 1) * machine.launch, moved, "stacking the inputs costs")
+
+    def programs(self) -> Iterator[Program]:
+        for rows, affine in (((3,), True), ((2, 4), False)):
+            args = [torch.randn(5, *rows, 8)]
+            args += [torch.randn(5, 8), torch.randn(5, 8)] if affine else []
+            yield Program(_norms, tuple(args), f"5 norms of {[*rows, 8]}, affine={affine}")
+
+
+def _normed(
+    xs: list[Tensor], shape: list[int], scales: list[Tensor], shifts: list[Tensor], eps: float, own: list[bool]
+) -> list[Tensor]:
+    """As torch does it, in float32 and rounded once, whatever the dtype."""
+    stacked = torch.stack(xs)
+    out = F.layer_norm(stacked.to(torch.promote_types(stacked.dtype, torch.float32)), shape, eps=eps)
+    across = [len(xs), *[1] * (xs[0].dim() - len(shape)), *shape]
+    if scales:
+        out = out * torch.stack(scales).view(across)
+    if shifts:
+        out = out + torch.stack(shifts).view(across)
+    outs = out.to(stacked.dtype).unbind(0)
+    return [o.clone() if copy else o for o, copy in zip(outs, own, strict=True)]
+
+
+def _norms(x: Tensor, scales: Tensor | None = None, shifts: Tensor | None = None) -> Tensor:
+    absent = [None] * len(x)
+    parts = zip(x.unbind(0), scales.unbind(0) if scales is not None else absent,
+                shifts.unbind(0) if shifts is not None else absent, strict=True)  # fmt: skip
+    return torch.cat([torch.relu(F.layer_norm(v, (v.shape[-1],), a, b)) for v, a, b in parts], -1)

@@ -1,0 +1,134 @@
+"""Chains of pointwise operators: those of one form and size become one chain of stacked operands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.fx import Node
+
+from shiplap.rewrite.base import Program
+from shiplap.rewrite.group.base import Group, Merged, escapes, signature, tensor
+from shiplap.rewrite.group.cost import HORIZONTAL, Price, bytes_of, machine_for
+from shiplap.rewrite.match import Level
+
+__all__ = ["StackedChains"]
+
+LEAST = 2  # operators; a chain of one is not worth stacking its operands
+
+
+class StackedChains(Group):
+    """Independent chains of the same pointwise operators on operands of the same sizes: one chain, stacked.
+
+    A chain ends where its result has several users or one that is not pointwise. Runs after autograd, on ATen.
+    """
+
+    name = "batch_pointwise"
+    level: Level = "post-grad"
+
+    def key(self, node: Node) -> Hashable | None:
+        chain = self.nodes(node) if _ends(node) else []
+        if len(chain) < LEAST:
+            return None
+        place = {n: i for i, n in enumerate(chain)}
+        steps = [(str(n.target), _form([n.args, n.kwargs], place)) for n in chain]
+        return (signature(tensor(node)), tuple(steps))
+
+    def nodes(self, member: Node) -> list[Node]:
+        chain = [member]
+        while inner := next((n for n in chain[0].all_input_nodes if _inside(n, chain[0])), None):
+            chain.insert(0, inner)
+        return chain
+
+    def merge(self, members: Sequence[Node]) -> Merged:
+        chains = [self.nodes(m) for m in members]
+        operands = [list(row) for row in zip(*map(_operands, chains), strict=True)]
+        return _steps(chains[0]), (operands, [escapes(m) for m in members])
+
+    def price(self, members: Sequence[Node]) -> Price | str:
+        machine = machine_for(members[0])
+        if machine is None:
+            return "nothing was measured on this device"
+        if machine.horizontal:
+            return HORIZONTAL
+        operands = [n for m in members for n in _operands(self.nodes(m))]
+        moved = 2 * bytes_of(operands) / machine.copy
+        work = (bytes_of(operands) + bytes_of(members)) / machine.copy
+        count = len(members)
+        return Price(count * machine.launch + work, (count - 1) * machine.launch, moved, "stacking operands costs")
+
+    def programs(self) -> Iterator[Program]:
+        for rows in ((3, 8), (5,)):
+            yield Program(_activations, (torch.randn(4, *rows), torch.randn(4, *rows)), f"4 chains of {list(rows)}")
+
+
+def _pointwise(node: Node) -> bool:
+    held = tensor(node)
+    if held is None or not isinstance(node.target, OpOverload) or torch.Tag.pointwise not in node.target.tags:
+        return False
+    operands = [tensor(n) for n in node.all_input_nodes]
+    return held.is_contiguous() and all(t is not None and t.shape == held.shape for t in operands)
+
+
+def _inside(node: Node, user: Node) -> bool:
+    """Whether ``node`` is read by ``user`` alone, so that it is a step of its chain and no operand."""
+    return _pointwise(node) and list(node.users) == [user] and tensor(node).shape == tensor(user).shape  # type: ignore[union-attr]
+
+
+def _ends(node: Node) -> bool:
+    if not _pointwise(node):
+        return False
+    users = list(node.users)
+    return len(users) != 1 or not _pointwise(users[0]) or _continued(users[0]) is not node
+
+
+def _continued(user: Node) -> Node | None:
+    return next((n for n in user.all_input_nodes if _inside(n, user)), None)
+
+
+def _form(given: Any, place: dict[Node, int]) -> str:
+    """The arguments of a step as text: steps of the chain by number, operands by what is known of them, constants."""
+    if isinstance(given, Node):
+        return f"step {place[given]}" if given in place else f"operand {signature(tensor(given))}"
+    if isinstance(given, (list, tuple)):
+        return f"[{', '.join(_form(v, place) for v in given)}]"
+    if isinstance(given, dict):
+        return str({k: _form(v, place) for k, v in given.items()})
+    return repr(given)
+
+
+def _operands(chain: Sequence[Node]) -> list[Node]:
+    """What the chain reads, place by place: an operand that is read twice counts twice."""
+    return [n for step in chain for n in _reads(step) if n not in chain]
+
+
+def _reads(step: Node) -> list[Node]:
+    found: list[Node] = []
+    torch.fx.node.map_arg([step.args, step.kwargs], lambda n: found.append(n))
+    return found
+
+
+def _steps(chain: Sequence[Node]) -> Callable[..., list[Tensor]]:
+    """The chain as a function of its operands, each a list with one tensor per member."""
+    inside = set(chain)
+
+    def run(operands: list[list[Tensor]], own: list[bool]) -> list[Tensor]:
+        given = iter([torch.stack(each) for each in operands])
+        made: dict[Node, Tensor] = {}
+        for step in chain:
+            args, kwargs = torch.fx.node.map_arg(
+                (step.args, step.kwargs), lambda n: made[n] if n in inside else next(given)
+            )
+            made[step] = step.target(*args, **kwargs)  # type: ignore[operator]
+        outs = made[chain[-1]].unbind(0)
+        return [o.clone() if copy else o for o, copy in zip(outs, own, strict=True)]
+
+    return run
+
+
+def _activations(x: Tensor, y: Tensor) -> Tensor:
+    chains = [torch.tanh(a * b + 1.0) for a, b in zip(x.unbind(0), y.unbind(0), strict=True)]
+    return torch.stack([c.cumsum(0) for c in chains])
