@@ -1,0 +1,182 @@
+"""slidesparse on a GPU: products against float64 with every algorithm, activations bit by bit, layers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from shiplap.kernels.slidesparse import formats, layers, lt, ops
+from shiplap.kernels.slidesparse.lt import tuning
+from shiplap.kernels.slidesparse.quantise import quantise
+from shiplap.op.config import Config
+from shiplap.op.launch import poisoned_workspace
+from tests.gpu.slidesparse_cases import CUDA, FP8, LAYERS, MARKS, SPARSE, check, layer, product, slid_weight, values
+from tests.gpu.slidesparse_cases import sparse as sparse
+
+pytestmark = MARKS
+ROOT = Path(__file__).resolve().parents[2]
+SIZES = ((16, 32, 64), (48, 96, 160), (128, 4096, 4096), (1024, 1024, 2048), (4096, 320, 96))
+
+
+# --- products ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_dense_products(size):
+    m, n, k = size
+    x, weight = values(m, k, torch.int8), values(n, k, torch.int8)
+    check(ops.mm_int8(x, weight), x, weight)
+    x, weight = values(m, k, FP8), values(n, k, FP8)
+    for factor in (1.0, 0.01):  # the scales of a call, not of the first one
+        rows, columns = (torch.rand(m, device=CUDA) + 0.5) * factor, torch.rand(n, device=CUDA) + 0.5
+        check(ops.mm_fp8(x, weight, rows, columns), x, weight, rows, columns)
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("dtype", SPARSE, ids=str)
+def test_sparse_products(sparse, dtype, size):
+    m, n, k = size
+    x, weight = values(m, k, dtype), slid_weight(n, k, dtype)
+    scale = torch.rand(n, device=CUDA) + 0.5
+    check(
+        product(SPARSE[dtype], x, weight, lt.compress(weight), scale), x, weight, None, scale if dtype == FP8 else None
+    )
+
+
+@pytest.mark.parametrize("pattern", ["4:6", "6:8", "8:10", "14:16"])
+def test_a_slid_product_is_the_pruned_product_in_integers(sparse, pattern):
+    pairs = formats.Pattern.parse(pattern).pairs
+    for m, n, k in ((17, 64, 100), (16, 512, 3584)):
+        pruned = formats.prune(values(n, k, torch.int8).float(), pattern).to(torch.int8)
+        x = values(m, k, torch.int8)
+        blob = lt.compress(formats.slide(pruned, pattern))
+        got = ops.sparse_mm_int8(formats.lift(x, pairs), blob, n, ops.CUSPARSELT)[:m]
+        assert torch.equal(got, (x.double() @ pruned.double().t()).int())
+
+
+@pytest.mark.parametrize("dtype", SPARSE, ids=str)
+def test_what_is_compressed_comes_back(sparse, dtype):
+    for n, k in ((32, 32), (96, 160), (512, 2080)):
+        weight = slid_weight(n, k, dtype)
+        assert torch.equal(lt.expand(lt.compress(weight), n, k, dtype).float(), weight.float())
+
+
+@pytest.mark.parametrize("dtype", SPARSE, ids=str)
+@pytest.mark.parametrize("m", [16, 256, 4096])
+def test_all_algorithms_agree(sparse, dtype, m):
+    n, k = 1024, 2048
+    op, x, weight = SPARSE[dtype], values(m, k, dtype), slid_weight(n, k, dtype)
+    blob, scale = lt.compress(weight), torch.rand(n, device=CUDA) + 0.5
+    problem = tuning.problem_of(op, 0, m, n, k)
+    configs = tuning.algorithms(op, problem, torch.cuda.current_stream().cuda_stream)
+    assert len(configs) > 1
+    kernel = next(k for k in op.kernels["cuda"] if k.name == "lt")
+    args = (x, blob, scale, ops.CUSPARSELT) if dtype == FP8 else (x, blob, n, ops.CUSPARSELT)
+    call, wrong = op._checker.bind(args), []
+    for config in configs:
+        with poisoned_workspace(0xFF):
+            (out,) = kernel.variant(Config.of(config)).run(call)
+        try:
+            check(out, x, weight, None, scale if dtype == FP8 else None)
+        except AssertionError as e:
+            wrong.append((config, str(e)[:80]))
+    assert not wrong
+    print(f"{len(configs)} algorithms")
+
+
+def test_dense_algorithms_agree():
+    x, weight = values(256, 2048, torch.int8), values(1024, 2048, torch.int8)
+    configs = tuning.algorithms(ops.mm_int8, tuning.problem_of(ops.mm_int8, 0, 256, 1024, 2048))
+    kernel, call = ops.mm_int8.kernels["cuda"][0], ops.mm_int8._checker.bind((x, weight))
+    for config in configs:
+        check(kernel.variant(Config.of(config)).run(call)[0], x, weight)
+
+
+def test_half_precision_in_a_process_of_its_own(sparse):
+    """cuSPARSELt 0.8.1 was seen to execute an illegal instruction there, which a process does not survive."""
+    text = """
+import torch
+from tests.gpu.test_slidesparse import *
+x, w = values(64, 256, torch.float16), slid_weight(128, 256, torch.float16)
+check(ops.sparse_mm_fp16(x, lt.compress(w), 128, ops.CUSPARSELT), x, w)
+torch.cuda.synchronize()
+print("right")"""
+    command = [sys.executable, "-c", text]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False, timeout=120)
+    assert done.stdout.strip().endswith("right"), done.stderr[-800:]
+
+
+# --- activations ------------------------------------------------------------------------------------------------------
+
+
+def same_bits(got: Tensor, want: Tensor) -> None:
+    wide = want.element_size() > 1 and want.is_floating_point()
+    nan = want.isnan() if wide else torch.zeros_like(want, dtype=torch.bool)
+    assert got.shape == want.shape
+    assert not wide or got[nan].isnan().all()
+    bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[want.element_size()]
+    assert ((got.view(bits) == want.view(bits)) | nan).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, FP8], ids=str)
+@pytest.mark.parametrize("floats", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_quantised_rows_have_the_bits_of_the_law(dtype, floats):
+    op = ops.quantise_int8 if dtype == torch.int8 else ops.quantise_fp8
+    for m, k, pairs in (
+        (1, 4096, 4),
+        (17, 3584, 3),
+        (16, 20000, 4),
+        (300, 130, 8),
+        (0, 64, 2),
+        (5, 1, 2),
+        (64, 28672, 2),
+    ):
+        x = torch.randn(m, k, device=CUDA) * torch.logspace(-30, 4, max(m, 1), device=CUDA)[:m, None]
+        if m > 4:
+            x[1], x[2, 0], x[3, k // 2] = 0, float("nan"), float("inf")
+        x = x.to(floats)
+        for view in (x, x[:, 1:], x.t().contiguous().t()):
+            q, scale = op(view, pairs)
+            want_q, want_scale = op._reference((view.cpu(), pairs))
+            same_bits(q.cpu(), want_q)
+            same_bits(scale.cpu(), want_scale)
+        lifted = ops.lift(x, pairs)
+        same_bits(lifted.cpu(), ops.lift._reference((x.cpu(), pairs)))
+
+
+def test_offsets_beyond_31_bits():
+    if torch.cuda.mem_get_info()[0] < 24 << 30:
+        pytest.skip("needs 24 GiB")
+    x = torch.zeros(70_000, 32_768, dtype=torch.bfloat16, device=CUDA)
+    x[-3:] = torch.randn(3, 32_768, device=CUDA).bfloat16()
+    q, scale = ops.quantise_int8(x, 4)
+    want, scales = quantise(x[-3:], torch.int8)
+    assert torch.equal(q[69_997:70_000].cpu(), formats.lift(want, 4)[:3].cpu())
+    assert torch.equal(scale[69_997:70_000], scales)
+    assert not q[70_000:].any()
+
+
+# --- layers -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("op", LAYERS, ids=lambda op: op.spec.opname)
+@pytest.mark.parametrize("form", ["dense", "slide"])
+def test_layers_agree_with_their_reference(sparse, op, form):
+    for m, n, k, pairs, bias in (
+        (1, 64, 96, 4, True),
+        (17, 512, 1024, 3, False),
+        (256, 320, 3584, 2, True),
+        (0, 32, 32, 4, True),
+    ):
+        x, second, weight, packed, added, *rest = layer(op, m, n, k, pairs, bias)
+        args = (x, second, weight if form == "dense" else None, packed if form == "slide" else None, added, *rest)
+        got, want = op(*args), op._reference((x, second, weight, None, added, *rest))
+        heavy = x.float().abs() @ (weight.float() * (second[:, None] if isinstance(second, Tensor) else 1)).abs().t()
+        exact = op is layers.linear_int8
+        allowed = 0 if exact else want.float().abs() * 2**-7 + heavy * 2**-7 + 1e-4
+        assert ((got.float() - want.float()).abs() <= allowed).all(), (m, n, k, pairs)
