@@ -41,8 +41,9 @@ $(STAMP): pyproject.toml constraints.txt $(NATIVE) | $(BIN)/python
 demo: $(STAMP) ## run the demonstration and write shiplap-report/ (ARGS=--quick)
 	$(BIN)/shiplap demo $(ARGS)
 
+# A file stays with one worker, since its tests share what is compiled; tests/conftest.py says which files come first.
 test: $(STAMP) ## run the tests
-	$(BIN)/python -m pytest -q -n auto $(ARGS)
+	$(BIN)/python -m pytest -q -n auto --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # The header check switches itself on with the verb.
 lint: $(STAMP) ## style, import directions, private torch, size budget, generated header

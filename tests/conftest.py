@@ -14,6 +14,14 @@ from shiplap import compat, errors
 
 _numbers = itertools.count()
 
+# Files of 15 s and more, the longest first: whatever comes last, the workers of `make test` end at about the same time.
+LONG = (
+    "kernels/test_sparse3d_audit", "test_examples", "audit/test_zoo", "kernels/test_sparse3d_maps", "fuse/test_lower",
+    "doctor/test_real", "kernels/test_dense_audit", "fuse/test_sparse3d_triton", "impl/test_native", "fuse/test_cpp",
+    "kernels/test_sparse3d_compile", "fuse/test_triton", "impl/test_direct", "doctor/test_examine",
+    "kernels/test_sparse3d_export", "impl/test_tvm_ffi", "audit/test_engine", "kernels/test_sparse3d_modules",
+)  # fmt: skip
+
 
 @pytest.fixture
 def ns() -> str:
@@ -47,6 +55,11 @@ def vector_instructions(request: pytest.FixtureRequest) -> None:
         best = next(iter(valid_vec_isa_list()), None)
         if best:  # it compiles, loads and runs
             os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    rank = {f"tests/{name}.py": place for place, name in enumerate(LONG)}
+    items.sort(key=lambda item: rank.get(item.nodeid.partition("::")[0], len(rank)))  # stable
 
 
 def pytest_configure(config: pytest.Config) -> None:
