@@ -22,7 +22,7 @@ from shiplap.tune.candidate import KernelCandidate
 from shiplap.tune.engine import recipe_for
 from shiplap.tune.inputs import Inputs
 
-__all__ = ["candidates", "problem_of", "tune", "tune_layer"]
+__all__ = ["FEW_ROWS", "SPLITS", "algorithms", "candidates", "problem_of", "taken", "tune", "tune_layer"]
 
 SPLITS = (2, 4, -1)  # beside the library's own; -1 is segment-k
 FEW_ROWS = 1024  # with more, there are tiles enough to fill the device
@@ -78,8 +78,10 @@ def candidates(op: sl.Op, drawn: Inputs) -> Sequence[Any]:
     return [Algorithm(op, Config.of(c)) for c in (default, *algorithms(op, problem, _stream(device)))]
 
 
-def algorithms(op: sl.Op, problem: native.Problem, stream: int = 0) -> list[dict[str, int]]:
-    """Configs of ``op`` for which the library makes a plan."""
+def algorithms(
+    op: sl.Op, problem: native.Problem, stream: int = 0, splits: Sequence[int] | None = None
+) -> list[dict[str, int]]:
+    """Configs of ``op`` for which the library makes a plan; ``splits`` of k, by default as the rows call for."""
     sparse = op in kernels.SPARSE
     if sparse:
         libraries.require(torch.device("cuda", problem.device), op.spec.name)
@@ -87,15 +89,17 @@ def algorithms(op: sl.Op, problem: native.Problem, stream: int = 0) -> list[dict
         count = native.prepare(problem, sparse, stream).algorithms
     except native.Refusal:
         return []
-    splits = (0, *SPLITS) if sparse and problem.m <= FEW_ROWS else (0,)
+    if splits is None:
+        splits = (0, *SPLITS) if sparse and problem.m <= FEW_ROWS else (0,)
     listed = [{"ALG": a, "SPLIT_K": s, "VERSION": _version()} if sparse else {"ALG": a}
               for s in splits for a in range(count)]  # fmt: skip
-    return [config for config in listed if _taken(_configured(problem, config), sparse, stream)]
+    return [config for config in listed if taken(op, problem, config, stream)]
 
 
-def _taken(problem: native.Problem, sparse: bool, stream: int) -> bool:
+def taken(op: sl.Op, problem: native.Problem, config: dict[str, Any], stream: int = 0) -> bool:
+    """Whether the library makes a plan of this config; then there is one."""
     try:
-        native.prepare(problem, sparse, stream)
+        native.prepare(_configured(problem, config), op in kernels.SPARSE, stream)
     except native.Refusal:
         return False
     return True
