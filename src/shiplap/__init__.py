@@ -6,10 +6,11 @@ from shiplap.errors import ShiplapError, ShiplapNotice
 from shiplap.fuse import Explanation, explain  # also: the first trace of an op with templates registers their lowering
 from shiplap.impl import cabi
 from shiplap.op import Op, OpSpec, adopt, op
+from shiplap.rewrite import rewrite, rewrites
 from shiplap.tune import freeze, tune
 
 __version__ = "0.1.0"
 __all__ = [
     "Diagnosis", "Explanation", "Finding", "Op", "OpSpec", "ShiplapError", "ShiplapNotice", "adopt", "audit", "cabi",
-    "doctor", "explain", "freeze", "op", "tune",
+    "doctor", "explain", "freeze", "op", "rewrite", "rewrites", "tune",
 ]  # fmt: skip

@@ -105,6 +105,28 @@ class _Uncached(Pass):
         return None
 
 
+@contextmanager
+def _unseen() -> Iterator[None]:
+    """Leave torch's counters, and its stack of events, as they were: also inside of another compilation."""
+    from torch._dynamo import utils
+
+    kept = {group: dict(of) for group, of in utils.counters.items()}
+    logger = utils.get_chromium_event_logger()
+    stacks = [(s, list(s)) for s in (logger.get_stack(), logger.get_pt2_compile_substack())]
+    data = logger.get_event_data()
+    held = dict(data)
+    try:
+        yield
+    finally:
+        for stack, before in stacks:
+            stack[:] = before
+        data.clear()
+        data.update(held)
+        for group, of in utils.counters.items():
+            of.clear()
+            of.update(kept.get(group, {}))
+
+
 class _Stop(BaseException):
     """Ends a compilation whose graph has been seen; no handler of torch takes it for a failure."""
 
@@ -138,7 +160,7 @@ def capture(fn: Callable[..., Any], tensors: Sequence[torch.Tensor], level: str,
 
     options: dict[str, Any] = dict.fromkeys(PLACES.values())
     options |= {PLACES[level]: _Uncached(stop, str), PLACES["pre-grad"]: Pass(note, lambda: "capture")}
-    with suppress(_Stop), warnings.catch_warnings():
+    with _unseen(), suppress(_Stop), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for t in tensors if dynamic else ():
             for dim in (d for d in range(t.dim()) if t.shape[d] > 1):

@@ -16,11 +16,19 @@ from torch.fx.node import map_arg
 from shiplap.compat import nodes as fx
 from shiplap.rewrite.match import Level, Match, NearMiss, Obstacle, Saving
 
-__all__ = ["describe", "flat_nodes", "mutates", "operator_name", "place", "source_line", "value"]
+__all__ = ["Refused", "describe", "flat_nodes", "mutates", "operator_name", "place", "source_line", "value"]
 
 FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in ')
 
 value = fx.node_value
+
+
+class Refused(Exception):
+    """Raised by a function that :func:`place` traces: it cannot stand here, for this reason."""
+
+    def __init__(self, obstacle: Obstacle, reason: str) -> None:
+        self.obstacle: Obstacle = obstacle
+        super().__init__(reason)
 
 
 def flat_nodes(args: Any) -> list[Node]:
@@ -46,6 +54,8 @@ def place(
     inputs = flat_nodes(args)
     try:
         made = fx.trace(lambda *values: fn(*_filled(args, inputs, values)), [value(n) for n in inputs], level)
+    except Refused as e:
+        return miss(e.obstacle, str(e))
     except Exception as e:
         return miss("operator", f"the replacement cannot be traced here: {_first_line(e)}")
     results = _results(made)
@@ -91,7 +101,9 @@ def _results(made: Graph) -> list[Any]:
 def _differs(new: Any, old: Any) -> tuple[Obstacle, str] | None:
     """Whether a consumer of ``old`` would see anything else in ``new``, by their fake values."""
     if not (isinstance(new, Tensor) and isinstance(old, Tensor)):
-        return None if isinstance(old, Tensor) is isinstance(new, Tensor) else ("shape", "one of the two is no tensor")
+        return (
+            None if isinstance(old, Tensor) is isinstance(new, Tensor) else ("argument", "one of the two is no tensor")
+        )
     if new.dtype != old.dtype:
         return "dtype", f"the replacement is {_plain(new.dtype)}, the graph has {_plain(old.dtype)}"
     if new.device != old.device:

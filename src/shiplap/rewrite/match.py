@@ -11,7 +11,18 @@ Level = Literal["pre-grad", "joint", "post-grad"]
 LEVELS: tuple[Level, ...] = ("pre-grad", "joint", "post-grad")
 
 Obstacle = Literal[
-    "operator", "argument", "constant", "guard", "shape", "dtype", "device", "layout", "user", "mutation", "cost"
+    "operator",
+    "argument",
+    "constant",
+    "guard",
+    "shape",
+    "dtype",
+    "device",
+    "layout",
+    "user",
+    "mutation",
+    "gradient",
+    "cost",
 ]
 
 

@@ -8,18 +8,20 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
+import torch
+from torch import Tensor
 from torch.fx import Graph, Node
 
 from shiplap.errors import error
 from shiplap.op.source import source_digest
-from shiplap.rewrite.base import Program, Rewrite
+from shiplap.rewrite.base import Program, Rewrite, proving
 from shiplap.rewrite.draw import Drawn
-from shiplap.rewrite.graph import describe, place, source_line
+from shiplap.rewrite.graph import Refused, describe, place, source_line
 from shiplap.rewrite.guard import Guard
 from shiplap.rewrite.match import LEVELS, Level, Match, NearMiss, Outcome
 from shiplap.rewrite.normal import called
 from shiplap.rewrite.signature import Signature
-from shiplap.rewrite.walk import Fit, Pattern, Stop, check_sizes, check_users, walk
+from shiplap.rewrite.walk import Fit, Pattern, Stop, check_sizes, check_users, complete, walk
 
 __all__ = ["PatternRewrite", "rewrite"]
 
@@ -53,29 +55,27 @@ class PatternRewrite(Rewrite):
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
     def programs(self) -> Iterator[Program]:
-        return self._drawn.programs(self.pattern)
-
-    @cached_property
-    def patterns(self) -> list[Pattern]:
-        """The pattern as a graph, in each of its forms."""
-        return list(self._drawn.patterns(self.pattern, self.level))
+        return self._drawn.programs(self.pattern, self.level)
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
-        roots = {called(p.outputs[0]) for p in self.patterns}
+        patterns = self._drawn.patterns(self.pattern, self.level, graph)
+        roots = {called(p.outputs[0]) for p in patterns}
         gone: set[str] = set()
         for node in list(graph.nodes):
             if node.op.startswith("call") and called(node) in roots and node.name not in gone:
-                outcome = self._at(graph, node)
+                outcome = self._at(graph, node, patterns)
                 if isinstance(outcome, Match):
                     gone.update(outcome.nodes)
                 if outcome is not None:
                     yield outcome
 
-    def _at(self, graph: Graph, node: Node) -> Match | NearMiss | None:
+    def _at(self, graph: Graph, node: Node, patterns: Sequence[Pattern]) -> Match | NearMiss | None:
         """What becomes of the place whose result is ``node``: the first form that fits, else the nearest."""
         best: tuple[Pattern, Fit, Stop] | None = None
-        for pattern in self.patterns:
+        for pattern in patterns:
             fit = walk(pattern, node)
+            if fit.stop is None:
+                fit = complete(pattern, fit, graph)
             stop = fit.stop or self._refused(pattern, fit)
             if stop is None:
                 found = self._place(graph, pattern, fit)
@@ -96,17 +96,17 @@ class PatternRewrite(Rewrite):
         for guard in self.guards:
             if why := guard.refuses(env, may_guard=self.level != "post-grad"):
                 return Stop(at, "guard", f"{guard.source} does not hold: {why}")
-        if (
-            self.pays is not None
-            and (answer := self.pays(**{n: env[n] for n in self.signature.parameters})) is not True
-        ):
-            return Stop(at, "cost", answer or "it does not pay here")
+        if self.pays is not None and not proving.get():
+            answer = self.pays(**{n: env[n] for n in self.signature.parameters})
+            if answer is not True:
+                return Stop(at, "cost", answer or "it does not pay here")
         return None
 
     def _place(self, graph: Graph, pattern: Pattern, fit: Fit) -> Match | NearMiss:
         args = {**dict.fromkeys(pattern.absent), **fit.args}
         names = self.signature.parameters
-        return place(graph, self.level, self.name, self.replacement, [args[n] for n in names],
+        given = [args[n] for n in (*names, *pattern.tangents)]
+        return place(graph, self.level, self.name, stand_in(pattern, self.replacement, names), given,
                      [fit.nodes[o] for o in pattern.outputs], fit.nodes.values(),
                      [(n, describe(args[n])) for n in names])  # fmt: skip
 
@@ -116,6 +116,31 @@ class PatternRewrite(Rewrite):
             return None
         return NearMiss(self.name, self.level, stop.node.name, source_line(stop.node), stop.obstacle, stop.reason,
                         fitting, of)  # fmt: skip
+
+
+def stand_in(pattern: Pattern, replacement: Callable[..., Any], names: Sequence[str]) -> Callable[..., list[Any]]:
+    """What computes the outputs of ``pattern``: the replacement, and in a form for training its gradients."""
+
+    def forward(*args: Any) -> list[Any]:
+        found = replacement(*args)
+        flat = list(found) if isinstance(found, (list, tuple)) else [found]
+        return [flat[i] for i in pattern.picked]
+
+    def both(*given: Any) -> list[Any]:
+        args, tangents = list(given[: len(names)]), given[len(names) :]
+        with torch.enable_grad():
+            leaves = {n: args[i].detach().requires_grad_() for i, n in enumerate(names) if n in pattern.grads}
+            found = replacement(*(leaves.get(n, a) for n, a in zip(names, args, strict=True)))
+            flat = list(found) if isinstance(found, (list, tuple)) else [found]
+            live = [r for r in flat if isinstance(r, Tensor) and r.requires_grad]
+            grads = torch.autograd.grad(live, [leaves[n] for n in pattern.grads], tangents, allow_unused=True)
+        for name, grad in zip(pattern.grads, grads, strict=True):
+            if grad is None:
+                raise Refused("gradient", f"the replacement gives {name} no gradient, the pattern does")
+        results = [r.detach() for r in flat] + list(grads)
+        return [results[i] for i in pattern.picked]
+
+    return both if pattern.tangents else forward
 
 
 def rewrite(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor
@@ -14,26 +15,37 @@ from shiplap.rewrite.graph import describe, operator_name, value
 from shiplap.rewrite.match import Obstacle
 from shiplap.rewrite.normal import COMMUTATIVE, arguments, called
 
-__all__ = ["Fit", "Pattern", "Stop", "walk"]
+__all__ = ["Fit", "Pattern", "Stop", "check_sizes", "check_users", "complete", "walk"]
 
 
 @dataclass(frozen=True)
 class Pattern:
     """A function as a graph of one level.
 
-    ``inputs``: placeholder → name of the argument it stands for; ``scalars``: a constant that stands for an argument →
-    its name; ``absent``: optional arguments that are None in this form of the pattern.
+    Attributes:
+        inputs: placeholder → name of the argument that it stands for.
+        results: what the function returns, flat; in a form for training, the gradients of ``grads`` after that.
+        scalars: constant that stands for an argument → its name.
+        absent: optional arguments that are None in this form.
+        grads: arguments whose gradients are computed. ``tangents``: names of the inputs that are gradients of results.
     """
 
     graph: Graph
     inputs: Mapping[Node, str]
+    results: Sequence[Any]
     scalars: Mapping[float, str] = field(default_factory=dict)
     absent: tuple[str, ...] = ()
+    grads: tuple[str, ...] = ()
+    tangents: tuple[str, ...] = ()
 
-    @property
+    @cached_property
+    def picked(self) -> list[int]:
+        """Which results are computed: not None, and no argument as it came."""
+        return [i for i, n in enumerate(self.results) if isinstance(n, Node) and n not in self.inputs]
+
+    @cached_property
     def outputs(self) -> list[Node]:
-        (found,) = next(n for n in self.graph.nodes if n.op == "output").args
-        return [n for n in (found if isinstance(found, (list, tuple)) else [found]) if isinstance(n, Node)]
+        return [self.results[i] for i in self.picked]
 
     @property
     def calls(self) -> list[Node]:
@@ -157,6 +169,24 @@ class _Walker:
 def walk(pattern: Pattern, at: Node, known: Fit | None = None, output: int = 0) -> Fit:
     """``pattern`` with an output (the first) at ``at``, on top of what is ``known``; ``stop`` is what is in the way."""
     return _Walker(pattern).node(known or Fit(), pattern.outputs[output], at, at)
+
+
+def complete(pattern: Pattern, fit: Fit, graph: Graph) -> Fit:
+    """The other outputs of a pattern whose first one fits, wherever in the graph they are."""
+    for index, output in enumerate(pattern.outputs[1:], 1):
+        if output in fit.nodes:
+            continue
+        places = [n for n in graph.nodes if n.op.startswith("call") and called(n) == called(output)]
+        tried = [walk(pattern, n, fit, index) for n in places]
+        fitting = [t for t in tried if t.stop is None]
+        if not fitting:
+            nearest = max(tried, key=lambda t: len(t.nodes), default=None)
+            at = fit.nodes[pattern.outputs[0]]
+            reason = f"nothing computes result {pattern.picked[index]} of the pattern from the same arguments"
+            fit.stop = nearest.stop if nearest and len(nearest.nodes) > len(fit.nodes) else Stop(at, "operator", reason)
+            return fit
+        fit = fitting[0]
+    return fit
 
 
 def check_sizes(pattern: Pattern, fit: Fit) -> Stop | None:
