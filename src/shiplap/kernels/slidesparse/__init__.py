@@ -1,8 +1,10 @@
 """Linear layers with (2N-2):2N weights and 8-bit products. Formats, limits and how to use it: docs/slidesparse.md."""
 
+from shiplap.kernels.slidesparse import cpu as _cpu  # noqa: F401  (attaches to the ops)
 from shiplap.kernels.slidesparse import cuda as _cuda  # noqa: F401  (attaches to the ops)
 from shiplap.kernels.slidesparse import lt as _lt  # noqa: F401  (attaches to the ops)
 from shiplap.kernels.slidesparse import samples as _samples  # noqa: F401  (attaches to the ops)
 from shiplap.kernels.slidesparse.formats import Pattern, prune
+from shiplap.kernels.slidesparse.packed import MODES, Packed, matmul, pack
 
-__all__ = ["Pattern", "prune"]
+__all__ = ["MODES", "Packed", "Pattern", "matmul", "pack", "prune"]

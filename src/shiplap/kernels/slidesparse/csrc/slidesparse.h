@@ -8,6 +8,178 @@
 extern "C" {
 #endif
 
+/* ``x`` quantised per row, times an int8 weight with a ``scale`` per output channel, plus ``bias``.
+ *   slidesparse::linear_int8(Tensor x, Tensor scale, Tensor? dense=None, Tensor? packed=None, Tensor? bias=None, SymInt pairs=4, SymInt layout=0) -> Tensor
+ *   x: Float[Tensor, "m k"]
+ *   scale: Float32[Tensor, "n"]
+ *   dense: Int8[Tensor, "n k"] or NULL
+ *   packed: UInt8[Tensor, "_"] or NULL
+ *   bias: Float[Tensor, "n"] or NULL
+ *   out: Float[Tensor, "m n"] (output)
+ *   requires pairs >= 2
+ *   requires pairs <= 8
+ *   requires layout >= 0
+ *   requires layout <= 1
+ *   requires k <= 65536
+ */
+#define SLIDESPARSE_LINEAR_INT8_SLIDE 0 /* index into ctx->config */
+#define slidesparse_linear_int8_SIGNATURE "e23cba68c4eee010"
+SL_EXPORT int slidesparse_linear_int8(const sl_context* ctx,
+                                      const DLTensor* x,
+                                      const DLTensor* scale,
+                                      const DLTensor* dense,
+                                      const DLTensor* packed,
+                                      const DLTensor* bias,
+                                      DLTensor* out,
+                                      int64_t pairs,
+                                      int64_t layout);
+SL_EXPORT const char* slidesparse_linear_int8_signature(void);
+
+/* As ``linear_int8``, in float8_e4m3fn.
+ *   slidesparse::linear_fp8(Tensor x, Tensor scale, Tensor? dense=None, Tensor? packed=None, Tensor? bias=None, SymInt pairs=4, SymInt layout=0) -> Tensor
+ *   x: Float[Tensor, "m k"]
+ *   scale: Float32[Tensor, "n"]
+ *   dense: Float8e4m3fn[Tensor, "n k"] or NULL
+ *   packed: UInt8[Tensor, "_"] or NULL
+ *   bias: Float[Tensor, "n"] or NULL
+ *   out: Float[Tensor, "m n"] (output)
+ *   requires pairs >= 2
+ *   requires pairs <= 8
+ *   requires layout >= 0
+ *   requires layout <= 1
+ */
+#define SLIDESPARSE_LINEAR_FP8_SLIDE 0 /* index into ctx->config */
+#define slidesparse_linear_fp8_SIGNATURE "aca0455673568740"
+SL_EXPORT int slidesparse_linear_fp8(const sl_context* ctx,
+                                     const DLTensor* x,
+                                     const DLTensor* scale,
+                                     const DLTensor* dense,
+                                     const DLTensor* packed,
+                                     const DLTensor* bias,
+                                     DLTensor* out,
+                                     int64_t pairs,
+                                     int64_t layout);
+SL_EXPORT const char* slidesparse_linear_fp8_signature(void);
+
+/* ``x`` times a bfloat16 weight of ``n`` rows, plus ``bias``, summed in float32.
+ *   slidesparse::linear_bf16(Tensor x, SymInt n, Tensor? dense=None, Tensor? packed=None, Tensor? bias=None, SymInt pairs=4, SymInt layout=0) -> Tensor
+ *   x: BFloat16[Tensor, "m k"]
+ *   dense: BFloat16[Tensor, "n k"] or NULL
+ *   packed: UInt8[Tensor, "_"] or NULL
+ *   bias: BFloat16[Tensor, "n"] or NULL
+ *   out: BFloat16[Tensor, "m n"] (output)
+ *   requires pairs >= 2
+ *   requires pairs <= 8
+ *   requires layout >= 0
+ *   requires layout <= 1
+ */
+#define SLIDESPARSE_LINEAR_BF16_SLIDE 0 /* index into ctx->config */
+#define slidesparse_linear_bf16_SIGNATURE "f4b98055e70da852"
+SL_EXPORT int slidesparse_linear_bf16(const sl_context* ctx,
+                                      const DLTensor* x,
+                                      const DLTensor* dense,
+                                      const DLTensor* packed,
+                                      const DLTensor* bias,
+                                      DLTensor* out,
+                                      int64_t n,
+                                      int64_t pairs,
+                                      int64_t layout);
+SL_EXPORT const char* slidesparse_linear_bf16_signature(void);
+
+/* As ``linear_bf16``, in float16.
+ *   slidesparse::linear_fp16(Tensor x, SymInt n, Tensor? dense=None, Tensor? packed=None, Tensor? bias=None, SymInt pairs=4, SymInt layout=0) -> Tensor
+ *   x: Float16[Tensor, "m k"]
+ *   dense: Float16[Tensor, "n k"] or NULL
+ *   packed: UInt8[Tensor, "_"] or NULL
+ *   bias: Float16[Tensor, "n"] or NULL
+ *   out: Float16[Tensor, "m n"] (output)
+ *   requires pairs >= 2
+ *   requires pairs <= 8
+ *   requires layout >= 0
+ *   requires layout <= 1
+ */
+#define SLIDESPARSE_LINEAR_FP16_SLIDE 0 /* index into ctx->config */
+#define slidesparse_linear_fp16_SIGNATURE "054d3d26e0944a28"
+SL_EXPORT int slidesparse_linear_fp16(const sl_context* ctx,
+                                      const DLTensor* x,
+                                      const DLTensor* dense,
+                                      const DLTensor* packed,
+                                      const DLTensor* bias,
+                                      DLTensor* out,
+                                      int64_t n,
+                                      int64_t pairs,
+                                      int64_t layout);
+SL_EXPORT const char* slidesparse_linear_fp16_signature(void);
+
+/* Rows of ``x`` as int8 with a scale each (``quantise.py`` has the law), lifted for windows of ``pairs``.
+ *   slidesparse::quantise_int8(Tensor x, SymInt pairs=2) -> (Tensor, Tensor)
+ *   x: Float[Tensor, "m k"]
+ *   q: Int8[Tensor, "mp kq"] (output)
+ *   scale: Float32[Tensor, "mp"] (output)
+ *   mp = cdiv(m, 16) * 16
+ *   kq = cdiv(cdiv(k, 2 * pairs) * 4 * (pairs - 1), 32) * 32
+ *   requires pairs >= 2
+ *   requires pairs <= 8
+ */
+#define slidesparse_quantise_int8_SIGNATURE "4c019493e8f83f20"
+SL_EXPORT int slidesparse_quantise_int8(const sl_context* ctx,
+                                        const DLTensor* x,
+                                        DLTensor* q,
+                                        DLTensor* scale,
+                                        int64_t pairs);
+SL_EXPORT const char* slidesparse_quantise_int8_signature(void);
+
+/* As ``quantise_int8``, to float8_e4m3fn.
+ *   slidesparse::quantise_fp8(Tensor x, SymInt pairs=2) -> (Tensor, Tensor)
+ *   x: Float[Tensor, "m k"]
+ *   q: Float8e4m3fn[Tensor, "mp kq"] (output)
+ *   scale: Float32[Tensor, "mp"] (output)
+ *   mp = cdiv(m, 16) * 16
+ *   kq = cdiv(cdiv(k, 2 * pairs) * 4 * (pairs - 1), 32) * 32
+ *   requires pairs >= 2
+ *   requires pairs <= 8
+ */
+#define slidesparse_quantise_fp8_SIGNATURE "25e7eca3d6f63451"
+SL_EXPORT int slidesparse_quantise_fp8(const sl_context* ctx,
+                                       const DLTensor* x,
+                                       DLTensor* q,
+                                       DLTensor* scale,
+                                       int64_t pairs);
+SL_EXPORT const char* slidesparse_quantise_fp8_signature(void);
+
+/* Rows of ``x`` as they are, lifted for windows of ``pairs``, zeros in rows and columns that are added.
+ *   slidesparse::lift(Tensor x, SymInt pairs=2) -> Tensor
+ *   x: Float[Tensor, "m k"]
+ *   out: Float[Tensor, "mp kq"] (output)
+ *   mp = cdiv(m, 16) * 16
+ *   kq = cdiv(cdiv(k, 2 * pairs) * 4 * (pairs - 1), 32) * 32
+ *   requires pairs >= 2
+ *   requires pairs <= 8
+ */
+#define slidesparse_lift_SIGNATURE "2884acd9c358434e"
+SL_EXPORT int slidesparse_lift(const sl_context* ctx,
+                               const DLTensor* x,
+                               DLTensor* out,
+                               int64_t pairs);
+SL_EXPORT const char* slidesparse_lift_signature(void);
+
+/* ``q @ weight.T``, exact.
+ *   slidesparse::mm_int8(Tensor q, Tensor weight) -> Tensor
+ *   q: Int8[Tensor, "m k"]
+ *   weight: Int8[Tensor, "n k"]
+ *   out: Int32[Tensor, "m n"] (output)
+ *   requires m % 16 == 0
+ *   requires k % 32 == 0
+ *   requires n % 32 == 0
+ *   requires k <= 131040
+ */
+#define slidesparse_mm_int8_SIGNATURE "bae3cbf029a38e3a"
+SL_EXPORT int slidesparse_mm_int8(const sl_context* ctx,
+                                  const DLTensor* q,
+                                  const DLTensor* weight,
+                                  DLTensor* out);
+SL_EXPORT const char* slidesparse_mm_int8_signature(void);
+
 /* ``q @ weight.T``, exact.
  *   slidesparse::mm_int8(Tensor q, Tensor weight) -> Tensor
  *   q: Int8[Tensor, "m k"]
@@ -37,6 +209,26 @@ SL_EXPORT const char* slidesparse_lt_mm_int8_signature(void);
  *   requires k % 32 == 0
  *   requires n % 32 == 0
  */
+#define slidesparse_mm_fp8_SIGNATURE "70aeae9fcd1553fc"
+SL_EXPORT int slidesparse_mm_fp8(const sl_context* ctx,
+                                 const DLTensor* q,
+                                 const DLTensor* weight,
+                                 const DLTensor* scale_q,
+                                 const DLTensor* scale_weight,
+                                 DLTensor* out);
+SL_EXPORT const char* slidesparse_mm_fp8_signature(void);
+
+/* ``(q @ weight.T) * scale_q[:, None] * scale_weight``, rounded once.
+ *   slidesparse::mm_fp8(Tensor q, Tensor weight, Tensor scale_q, Tensor scale_weight) -> Tensor
+ *   q: Float8e4m3fn[Tensor, "m k"]
+ *   weight: Float8e4m3fn[Tensor, "n k"]
+ *   scale_q: Float32[Tensor, "m"]
+ *   scale_weight: Float32[Tensor, "n"]
+ *   out: BFloat16[Tensor, "m n"] (output)
+ *   requires m % 16 == 0
+ *   requires k % 32 == 0
+ *   requires n % 32 == 0
+ */
 #define SLIDESPARSE_LT_MM_FP8_ALG 0 /* index into ctx->config */
 #define slidesparse_lt_mm_fp8_SIGNATURE "26cef098ad32a191"
 SL_EXPORT int slidesparse_lt_mm_fp8(const sl_context* ctx,
@@ -46,6 +238,27 @@ SL_EXPORT int slidesparse_lt_mm_fp8(const sl_context* ctx,
                                     const DLTensor* scale_weight,
                                     DLTensor* out);
 SL_EXPORT const char* slidesparse_lt_mm_fp8_signature(void);
+
+/* ``mm_int8`` with a weight of 2:4 in its packed form: ``n`` rows of depth ``k``. SL211 for a wrong size.
+ *   slidesparse::sparse_mm_int8(Tensor q, Tensor packed, SymInt n, SymInt layout=0) -> Tensor
+ *   q: Int8[Tensor, "m k"]
+ *   packed: UInt8[Tensor, "_"]
+ *   out: Int32[Tensor, "m n"] (output)
+ *   requires m % 16 == 0
+ *   requires k % 32 == 0
+ *   requires n % 32 == 0
+ *   requires k <= 131040
+ *   requires layout >= 0
+ *   requires layout <= 1
+ */
+#define slidesparse_sparse_mm_int8_SIGNATURE "8644f7817f64cf3b"
+SL_EXPORT int slidesparse_sparse_mm_int8(const sl_context* ctx,
+                                         const DLTensor* q,
+                                         const DLTensor* packed,
+                                         DLTensor* out,
+                                         int64_t n,
+                                         int64_t layout);
+SL_EXPORT const char* slidesparse_sparse_mm_int8_signature(void);
 
 /* ``mm_int8`` with a weight of 2:4 in its packed form: ``n`` rows of depth ``k``. SL211 for a wrong size.
  *   slidesparse::sparse_mm_int8(Tensor q, Tensor packed, SymInt n, SymInt layout=0) -> Tensor
@@ -83,6 +296,27 @@ SL_EXPORT const char* slidesparse_lt_sparse_mm_int8_signature(void);
  *   requires layout >= 0
  *   requires layout <= 1
  */
+#define slidesparse_sparse_mm_fp8_SIGNATURE "349671eef15cdb51"
+SL_EXPORT int slidesparse_sparse_mm_fp8(const sl_context* ctx,
+                                        const DLTensor* q,
+                                        const DLTensor* packed,
+                                        const DLTensor* scale_weight,
+                                        DLTensor* out,
+                                        int64_t layout);
+SL_EXPORT const char* slidesparse_sparse_mm_fp8_signature(void);
+
+/* ``(q @ weight.T) * scale_weight`` with a packed weight of 2:4; the scale of a row is the caller's to apply.
+ *   slidesparse::sparse_mm_fp8(Tensor q, Tensor packed, Tensor scale_weight, SymInt layout=0) -> Tensor
+ *   q: Float8e4m3fn[Tensor, "m k"]
+ *   packed: UInt8[Tensor, "_"]
+ *   scale_weight: Float32[Tensor, "n"]
+ *   out: BFloat16[Tensor, "m n"] (output)
+ *   requires m % 16 == 0
+ *   requires k % 32 == 0
+ *   requires n % 32 == 0
+ *   requires layout >= 0
+ *   requires layout <= 1
+ */
 #define SLIDESPARSE_LT_SPARSE_MM_FP8_ALG 0 /* index into ctx->config */
 #define SLIDESPARSE_LT_SPARSE_MM_FP8_SPLIT_K 1 /* index into ctx->config */
 #define SLIDESPARSE_LT_SPARSE_MM_FP8_VERSION 2 /* index into ctx->config */
@@ -94,6 +328,26 @@ SL_EXPORT int slidesparse_lt_sparse_mm_fp8(const sl_context* ctx,
                                            DLTensor* out,
                                            int64_t layout);
 SL_EXPORT const char* slidesparse_lt_sparse_mm_fp8_signature(void);
+
+/* ``x @ weight.T`` with a packed weight of 2:4, summed in float32.
+ *   slidesparse::sparse_mm_bf16(Tensor x, Tensor packed, SymInt n, SymInt layout=0) -> Tensor
+ *   x: BFloat16[Tensor, "m k"]
+ *   packed: UInt8[Tensor, "_"]
+ *   out: BFloat16[Tensor, "m n"] (output)
+ *   requires m % 16 == 0
+ *   requires k % 32 == 0
+ *   requires n % 32 == 0
+ *   requires layout >= 0
+ *   requires layout <= 1
+ */
+#define slidesparse_sparse_mm_bf16_SIGNATURE "d0de40ff3bda199c"
+SL_EXPORT int slidesparse_sparse_mm_bf16(const sl_context* ctx,
+                                         const DLTensor* x,
+                                         const DLTensor* packed,
+                                         DLTensor* out,
+                                         int64_t n,
+                                         int64_t layout);
+SL_EXPORT const char* slidesparse_sparse_mm_bf16_signature(void);
 
 /* ``x @ weight.T`` with a packed weight of 2:4, summed in float32.
  *   slidesparse::sparse_mm_bf16(Tensor x, Tensor packed, SymInt n, SymInt layout=0) -> Tensor
@@ -129,6 +383,26 @@ SL_EXPORT const char* slidesparse_lt_sparse_mm_bf16_signature(void);
  *   requires layout >= 0
  *   requires layout <= 1
  */
+#define slidesparse_sparse_mm_fp16_SIGNATURE "8bb91125a822a2b1"
+SL_EXPORT int slidesparse_sparse_mm_fp16(const sl_context* ctx,
+                                         const DLTensor* x,
+                                         const DLTensor* packed,
+                                         DLTensor* out,
+                                         int64_t n,
+                                         int64_t layout);
+SL_EXPORT const char* slidesparse_sparse_mm_fp16_signature(void);
+
+/* ``x @ weight.T`` with a packed weight of 2:4, summed in float32.
+ *   slidesparse::sparse_mm_fp16(Tensor x, Tensor packed, SymInt n, SymInt layout=0) -> Tensor
+ *   x: Float16[Tensor, "m k"]
+ *   packed: UInt8[Tensor, "_"]
+ *   out: Float16[Tensor, "m n"] (output)
+ *   requires m % 16 == 0
+ *   requires k % 32 == 0
+ *   requires n % 32 == 0
+ *   requires layout >= 0
+ *   requires layout <= 1
+ */
 #define SLIDESPARSE_LT_SPARSE_MM_FP16_ALG 0 /* index into ctx->config */
 #define SLIDESPARSE_LT_SPARSE_MM_FP16_SPLIT_K 1 /* index into ctx->config */
 #define SLIDESPARSE_LT_SPARSE_MM_FP16_VERSION 2 /* index into ctx->config */
@@ -143,11 +417,24 @@ SL_EXPORT const char* slidesparse_lt_sparse_mm_fp16_signature(void);
 
 /* Put SL_SIGNATURES into one source file: shiplap refuses a library whose signatures are not the declaration's. */
 #define SL_SIGNATURES \
+  const char* slidesparse_linear_int8_signature(void) { return slidesparse_linear_int8_SIGNATURE; } \
+  const char* slidesparse_linear_fp8_signature(void) { return slidesparse_linear_fp8_SIGNATURE; } \
+  const char* slidesparse_linear_bf16_signature(void) { return slidesparse_linear_bf16_SIGNATURE; } \
+  const char* slidesparse_linear_fp16_signature(void) { return slidesparse_linear_fp16_SIGNATURE; } \
+  const char* slidesparse_quantise_int8_signature(void) { return slidesparse_quantise_int8_SIGNATURE; } \
+  const char* slidesparse_quantise_fp8_signature(void) { return slidesparse_quantise_fp8_SIGNATURE; } \
+  const char* slidesparse_lift_signature(void) { return slidesparse_lift_SIGNATURE; } \
+  const char* slidesparse_mm_int8_signature(void) { return slidesparse_mm_int8_SIGNATURE; } \
   const char* slidesparse_lt_mm_int8_signature(void) { return slidesparse_lt_mm_int8_SIGNATURE; } \
+  const char* slidesparse_mm_fp8_signature(void) { return slidesparse_mm_fp8_SIGNATURE; } \
   const char* slidesparse_lt_mm_fp8_signature(void) { return slidesparse_lt_mm_fp8_SIGNATURE; } \
+  const char* slidesparse_sparse_mm_int8_signature(void) { return slidesparse_sparse_mm_int8_SIGNATURE; } \
   const char* slidesparse_lt_sparse_mm_int8_signature(void) { return slidesparse_lt_sparse_mm_int8_SIGNATURE; } \
+  const char* slidesparse_sparse_mm_fp8_signature(void) { return slidesparse_sparse_mm_fp8_SIGNATURE; } \
   const char* slidesparse_lt_sparse_mm_fp8_signature(void) { return slidesparse_lt_sparse_mm_fp8_SIGNATURE; } \
+  const char* slidesparse_sparse_mm_bf16_signature(void) { return slidesparse_sparse_mm_bf16_SIGNATURE; } \
   const char* slidesparse_lt_sparse_mm_bf16_signature(void) { return slidesparse_lt_sparse_mm_bf16_SIGNATURE; } \
+  const char* slidesparse_sparse_mm_fp16_signature(void) { return slidesparse_sparse_mm_fp16_SIGNATURE; } \
   const char* slidesparse_lt_sparse_mm_fp16_signature(void) { return slidesparse_lt_sparse_mm_fp16_SIGNATURE; }
 
 #ifdef __cplusplus

@@ -1,0 +1,180 @@
+// linear_int8, linear_fp8, linear_bf16, linear_fp16: quantise, multiply, scale and add, without a pass of their own.
+#include "activations.h"
+#include "numbers.h"
+#include "slidesparse.h"
+#include "weights.h"
+
+namespace shiplap::slidesparse {
+namespace {
+
+struct Layer {
+  const DLTensor *x, *scale, *dense, *packed, *bias;
+  DLTensor* out;
+  int64_t pairs, layout;
+  bool slide;  // what the config asks for; what is there decides first
+  int64_t n() const { return out->shape[1]; }
+  bool sparse() const { return packed != nullptr && (slide || dense == nullptr); }
+  int64_t depth() const { return sparse() ? lifted_depth(x->shape[1], pairs) : x->shape[1]; }
+};
+
+bool asks_slide(const sl_context* ctx) { return ctx->config_size > 0 && ctx->config[0] != 0; }
+
+int check_layer(const sl_context* ctx, const Layer& layer) {
+  SL_TRY(check_layout(ctx, "x", layer.x, 2));
+  SL_TRY(check_tensor(ctx, "the output", layer.out, 2, dtype_of(layer.x)));
+  SL_TRY(check_extent(ctx, "the output", layer.out, 0, layer.x->shape[0]));
+  if (layer.dense == nullptr && layer.packed == nullptr) {
+    return fail(ctx, SL_INVALID_ARGUMENT, "neither a dense nor a packed weight");
+  }
+  if (layer.pairs < 2 || layer.pairs > 8) {
+    return fail(ctx, SL_INVALID_ARGUMENT, "%lld pairs, expected 2 to 8", static_cast<long long>(layer.pairs));
+  }
+  if (layer.bias == nullptr) return SL_OK;
+  SL_TRY(check_tensor(ctx, "bias", layer.bias, 1, dtype_of(layer.x)));
+  return check_extent(ctx, "bias", layer.bias, 0, layer.n());
+}
+
+template <class T>
+int weight_of(const sl_context* ctx, const Layer& layer, Dtype dtype, Weight<T>* weight) {
+  if (layer.dense != nullptr && !layer.sparse()) {
+    return dense_weight(ctx, layer.dense, layer.n(), layer.x->shape[1], dtype, weight);
+  }
+  return packed_weight(ctx, layer.packed, layer.layout, round_up(layer.n(), 32), layer.depth(), dtype, weight);
+}
+
+// Sums to the output's elements: scaled, the bias added.
+template <class S>
+struct Finish {
+  const float *row_scale, *column_scale;
+  const S* bias;
+  S* out;
+  int64_t n;
+
+  template <class Sum>
+  void operator()(int64_t row, int64_t column, int64_t high, int64_t wide, const Sum* sums) const {
+    for (int64_t r = 0; r < high; ++r) {
+      for (int64_t c = 0; c < wide; ++c) {
+        float value = static_cast<float>(sums[r * kTileColumns + c]);
+        if (row_scale != nullptr) value = value * row_scale[row + r] * column_scale[column + c];
+        if (bias != nullptr) value += widen(bias[column + c]);
+        narrow(value, out + (row + r) * n + column + c);
+      }
+    }
+  }
+};
+
+// Scratch of a quantised layer: rows as bytes, their scales, rows being quantised, and for float8 rows and blocks as floats.
+int64_t quantised_room(int64_t m, int64_t k, int64_t depth, int threads, bool float8) {
+  const int64_t floats = float8 ? 4 * m * depth + 64 : 0;
+  return round_up(m * depth, 64) + round_up(4 * m, 64) + threads * quantise_room(k) +
+         round_up(threads * kBlock * depth * (float8 ? 4 : 1), 64) + floats;
+}
+
+template <class S>
+int quantised_layer(const sl_context* ctx, const Layer& layer, bool float8) {
+  const int64_t m = layer.x->shape[0], k = layer.x->shape[1], depth = layer.depth();
+  const int threads = thread_count(ctx);
+  const Kernels& kernels = best_kernels();
+  SL_TRY(Arena::require(ctx, quantised_room(m, k, depth, threads, float8)));
+  Arena arena(ctx);
+  uint8_t* q = arena.take<uint8_t>(m * depth);
+  float* row_scale = arena.take<float>(m);
+  const Activations activations{data<const char>(layer.x), m, k, layer.x->dtype.bits / 8,
+                                element_of(dtype_of(layer.x)), layer.sparse() ? layer.pairs : 0, float8};
+  quantise_rows(kernels, activations, depth, threads, arena.take<char>(threads * quantise_room(k)), q, row_scale);
+  const Finish<S> finish{row_scale, data<const float>(layer.scale), layer.bias ? data<const S>(layer.bias) : nullptr,
+                         data<S>(layer.out), layer.n()};
+  if (!float8) {
+    Weight<int8_t> weight;
+    SL_TRY(weight_of(ctx, layer, kInt8Type, &weight));
+    int8_t* rooms = arena.take<int8_t>(threads * kBlock * depth);
+    multiply(kernels.dot_int8, reinterpret_cast<const int8_t*>(q), m, weight, layer.n(), threads, rooms, finish);
+    return SL_OK;
+  }
+  Weight<float> weight;
+  SL_TRY(weight_of(ctx, layer, kFloat8Type, &weight));
+  float* rooms = arena.take<float>(threads * kBlock * depth);
+  float* wide = arena.take<float>(m * depth);
+  kernels.widen[kFloat8](q, wide, m * depth);
+  multiply(kernels.dot_float, static_cast<const float*>(wide), m, weight, layer.n(), threads, rooms, finish);
+  return SL_OK;
+}
+
+int quantised(const sl_context* ctx, const Layer& layer, bool float8) {
+  SL_TRY(check_layer(ctx, layer));
+  SL_TRY(check_tensor(ctx, "scale", layer.scale, 1, kFloatType));
+  SL_TRY(check_extent(ctx, "scale", layer.scale, 0, layer.n()));
+  if (!float8 && layer.x->shape[1] > 65536) return fail(ctx, SL_INVALID_ARGUMENT, "sums of so great a depth leave int32");
+  switch (element_of(dtype_of(layer.x))) {
+    case kFloat32: return quantised_layer<float>(ctx, layer, float8);
+    case kBfloat16: return quantised_layer<Bfloat16>(ctx, layer, float8);
+    case kFloat16: return quantised_layer<Half>(ctx, layer, float8);
+    default: return fail(ctx, SL_UNSUPPORTED, "x is neither float32 nor one of the 16-bit dtypes");
+  }
+}
+
+template <class S>
+int plain(const sl_context* ctx, const Layer& layer, int64_t n, Dtype dtype) {
+  SL_TRY(check_layer(ctx, layer));
+  SL_TRY(check_tensor(ctx, "x", layer.x, 2, dtype));
+  SL_TRY(check_extent(ctx, "the output", layer.out, 1, n));
+  const int64_t m = layer.x->shape[0], k = layer.x->shape[1], depth = layer.depth();
+  const int threads = thread_count(ctx);
+  Weight<float> weight;
+  SL_TRY(weight_of(ctx, layer, dtype, &weight));
+  SL_TRY(Arena::require(ctx, 4 * (m * (depth + k + 16) + threads * kBlock * depth) + 192));
+  Arena arena(ctx);
+  const Kernels& kernels = best_kernels();
+  float* wide = arena.take<float>(m * k + 16);
+  kernels.widen[element_of(dtype)](data<const void>(layer.x), wide, m * k);
+  const float* left = wide;
+  if (layer.sparse()) {
+    float* lifted = arena.take<float>(m * depth);
+    for (int64_t row = 0; row < m; ++row) {
+      const int64_t whole = k / (2 * layer.pairs) * 2 * layer.pairs, done = whole / (2 * layer.pairs) * 4 * (layer.pairs - 1);
+      float last[16] = {};
+      std::copy(wide + row * k + whole, wide + (row + 1) * k, last);
+      lift_row(wide + row * k, whole, layer.pairs, lifted + row * depth, depth);
+      if (whole < k) lift_row(last, k - whole, layer.pairs, lifted + row * depth + done, 4 * (layer.pairs - 1));
+    }
+    left = lifted;
+  }
+  float* rooms = arena.take<float>(threads * kBlock * depth);
+  const Finish<S> finish{nullptr, nullptr, layer.bias ? data<const S>(layer.bias) : nullptr, data<S>(layer.out), n};
+  multiply(kernels.dot_float, left, m, weight, n, threads, rooms, finish);
+  return SL_OK;
+}
+
+}  // namespace
+}  // namespace shiplap::slidesparse
+
+using namespace shiplap;
+using namespace shiplap::slidesparse;
+
+extern "C" int slidesparse_linear_int8(const sl_context* ctx, const DLTensor* x, const DLTensor* scale,
+                                       const DLTensor* dense, const DLTensor* packed, const DLTensor* bias,
+                                       DLTensor* out, int64_t pairs, int64_t layout) {
+  const Layer layer{x, scale, dense, packed, bias, out, pairs, layout, asks_slide(ctx)};
+  return guarded(ctx, [&] { return quantised(ctx, layer, false); });
+}
+
+extern "C" int slidesparse_linear_fp8(const sl_context* ctx, const DLTensor* x, const DLTensor* scale,
+                                      const DLTensor* dense, const DLTensor* packed, const DLTensor* bias,
+                                      DLTensor* out, int64_t pairs, int64_t layout) {
+  const Layer layer{x, scale, dense, packed, bias, out, pairs, layout, asks_slide(ctx)};
+  return guarded(ctx, [&] { return quantised(ctx, layer, true); });
+}
+
+extern "C" int slidesparse_linear_bf16(const sl_context* ctx, const DLTensor* x, const DLTensor* dense,
+                                       const DLTensor* packed, const DLTensor* bias, DLTensor* out, int64_t n,
+                                       int64_t pairs, int64_t layout) {
+  const Layer layer{x, nullptr, dense, packed, bias, out, pairs, layout, asks_slide(ctx)};
+  return guarded(ctx, [&] { return plain<Bfloat16>(ctx, layer, n, kBfloat16Type); });
+}
+
+extern "C" int slidesparse_linear_fp16(const sl_context* ctx, const DLTensor* x, const DLTensor* dense,
+                                       const DLTensor* packed, const DLTensor* bias, DLTensor* out, int64_t n,
+                                       int64_t pairs, int64_t layout) {
+  const Layer layer{x, nullptr, dense, packed, bias, out, pairs, layout, asks_slide(ctx)};
+  return guarded(ctx, [&] { return plain<Half>(ctx, layer, n, kFloat16Type); });
+}

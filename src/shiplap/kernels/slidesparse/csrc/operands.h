@@ -1,0 +1,109 @@
+// The operands of a product as its inner loops read them: rows of activations, and blocks of rows of a weight.
+#pragma once
+
+#include <cstring>
+
+#include "dot.h"
+#include "shiplap/cpu/kernel.h"
+
+namespace shiplap::slidesparse {
+
+constexpr Dtype kInt8Type{0, 8}, kInt32Type{0, 32}, kUint8Type{1, 8}, kFloatType{2, 32};
+constexpr int64_t kBlock = kTileColumns;  // rows of a weight that are decoded at a time
+
+// k' of a depth: whole groups of windows, in all a multiple of 32.
+inline int64_t lifted_depth(int64_t k, int64_t pairs) { return round_up(cdiv(k, 2 * pairs) * 4 * (pairs - 1), 32); }
+
+// Bytes of the portable packed form of `rows` rows.
+inline int64_t packed_bytes(int64_t rows, int64_t depth, int64_t itemsize) {
+  return rows * depth / 2 * itemsize + rows * depth / 8;
+}
+
+// Copies each window's four lanes side by side. `row` has room for whole groups, with zeros behind its `k` elements.
+template <class T>
+void lift_row(const T* row, int64_t k, int64_t pairs, T* out, int64_t depth) {
+  T* next = out;
+  for (int64_t group = 0; group < k; group += 2 * pairs) {
+    for (int64_t w = 0; w < pairs - 1; ++w, next += 4) std::memcpy(next, row + group + 2 * w, 4 * sizeof(T));
+  }
+  std::fill(next, out + depth, T{});
+}
+
+// A weight of `rows` rows, dense or packed, whose blocks are asked for one by one.
+template <class T>
+struct Weight {
+  const char* values;             // dense [rows, depth], packed [rows, depth / 2]
+  const uint8_t* meta = nullptr;  // packed: [rows, depth / 8]
+  int64_t depth = 0;
+  int64_t itemsize = 1;
+  bool packed = false;
+  void (*widen)(const void* from, float* to, int64_t count) = nullptr;  // for T = float
+
+  // Rows from `first` as T, `depth` apart, in `room` unless they lie so already.
+  const T* block(int64_t first, int64_t count, T* room) const {
+    return packed ? sparse_block(first, count, room) : dense_block(values + first * depth * itemsize, count, room);
+  }
+
+ private:
+  const T* dense_block(const char* from, int64_t count, T* room) const {
+    if constexpr (sizeof(T) == 1) return reinterpret_cast<const T*>(from);
+    widen(from, reinterpret_cast<float*>(room), count * depth);
+    return room;
+  }
+
+  const T* sparse_block(int64_t first, int64_t count, T* room) const {
+    const int64_t half = depth / 2;
+    std::fill(room, room + count * depth, T{});
+    for (int64_t row = 0; row < count; ++row) {
+      const char* from = values + (first + row) * half * itemsize;
+      const uint8_t* lanes = meta + (first + row) * (depth / 8);
+      T* to = room + row * depth;
+      for (int64_t four = 0; four < depth / 4; ++four, to += 4) {
+        const int nibble = lanes[four / 2] >> (four % 2 * 4) & 15;
+        T kept[2];
+        read(from + 2 * four * itemsize, kept);
+        to[nibble & 3] = kept[0];
+        to[nibble >> 2] = kept[1];
+      }
+    }
+    return room;
+  }
+
+  void read(const char* from, T* kept) const {
+    if constexpr (sizeof(T) == 1) {
+      std::memcpy(kept, from, 2);
+    } else {
+      widen(from, kept, 2);
+    }
+  }
+};
+
+// The product of `rows` rows with a weight, tile by tile: store(row, column, rows, columns, sums [*, kTileColumns]).
+template <class T, class Sum, class Store>
+void multiply(void (*dot)(const Dots<T, Sum>&), const T* left, int64_t rows, const Weight<T>& weight, int64_t columns,
+              int threads, T* rooms, const Store& store) {
+  constexpr int64_t kSerial = 1 << 21;  // multiplications that one thread does faster than two start
+  const int64_t depth = weight.depth;
+  if (rows * columns * depth < kSerial) threads = 1;
+  parallel_for(threads, cdiv(columns, kBlock), [&](int worker, int64_t task) {
+    const int64_t first = task * kBlock, wide = std::min(kBlock, columns - first);
+    const T* right = weight.block(first, wide, rooms + worker * kBlock * depth);
+    Sum sums[kTileRows * kTileColumns];
+    for (int64_t row = 0; row < rows; row += kTileRows) {
+      const int64_t high = std::min(kTileRows, rows - row);
+      dot({left + row * depth, depth, high, right, depth, wide, depth, sums});
+      store(row, first, high, wide, sums);
+    }
+  });
+}
+
+inline int element_of(Dtype dtype) {
+  if (dtype == Dtype{10, 8}) return kFloat8;
+  if (dtype == Dtype{2, 16}) return kFloat16;
+  if (dtype == Dtype{4, 16}) return kBfloat16;
+  if (dtype == Dtype{2, 32}) return kFloat32;
+  if (dtype == Dtype{2, 64}) return kFloat64;
+  return -1;
+}
+
+}  // namespace shiplap::slidesparse

@@ -1,0 +1,169 @@
+"""The parts that a user puts together: a pruned weight, packed for its device, and the product with it."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from shiplap.errors import error, notice
+from shiplap.kernels.slidesparse import formats, layers, ops
+from shiplap.kernels.slidesparse.formats import Pattern
+from shiplap.kernels.slidesparse.quantise import quantise_weight
+
+__all__ = ["MODES", "Packed", "matmul", "pack"]
+
+MODES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn, "bf16": torch.bfloat16, "fp16": torch.float16}
+Keep = Literal["both", "dense", "packed"]
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A weight ``[n, k]`` of a pattern, ready to be multiplied with: tensors and integers, nothing else.
+
+    Attributes:
+        mode: ``"int8"``, ``"fp8"``, ``"bf16"`` or ``"fp16"``.
+        pairs: N of the pattern ``(2N-2):2N``.
+        n, k: rows and depth.
+        dense: the pruned weight in the mode's dtype, ``[n, k]``, or None.
+        packed: its compressed windows, uint8, or None; ``layout`` says in which form.
+        scale: float32 ``[n]``, of the 8-bit modes.
+    """
+
+    mode: str
+    pairs: int
+    n: int
+    k: int
+    dense: Tensor | None
+    packed: Tensor | None
+    scale: Tensor | None
+    layout: int = ops.PORTABLE
+
+    @property
+    def pattern(self) -> Pattern:
+        return Pattern(self.pairs)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all that is kept."""
+        return sum(t.numel() * t.itemsize for t in (self.dense, self.packed, self.scale) if t is not None)
+
+    def weight(self) -> Tensor:
+        """The pruned weight ``[n, k]`` in the mode's dtype, from whichever form is kept."""
+        if self.dense is not None:
+            return self.dense
+        assert self.packed is not None
+        depth = formats.lifted_depth(self.k, self.pairs)
+        slid = ops.expand(self.packed, formats.dense_depth(self.n), depth, MODES[self.mode], self.layout)
+        return formats.unslide(slid, self.k, self.pattern)[: self.n]
+
+    def dequantised(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The weight as numbers of ``dtype``, scales applied."""
+        weight = self.weight().to(dtype)
+        return weight if self.scale is None else weight * self.scale[:, None].to(dtype)
+
+    def to(self, device: torch.device | str) -> Packed:
+        """The same weight, packed anew for ``device``."""
+        target = torch.device(device)
+        here = self.dense if self.dense is not None else self.packed
+        if here is not None and here.device == target:
+            return self
+        keep: Keep = "both" if self.dense is not None and self.packed is not None else (
+            "packed" if self.dense is None else "dense"
+        )  # fmt: skip
+        scale = None if self.scale is None else self.scale.to(target)
+        return _assemble(self.weight().to(target), scale, self.mode, self.pattern, keep)
+
+    def keeping(self, keep: Keep) -> Packed:
+        """Without one of the two forms, to save its memory: ``"dense"`` or ``"packed"`` is what stays."""
+        if keep == "dense":
+            return replace(self, dense=self.weight(), packed=None)
+        return self if keep == "both" or self.packed is None else replace(self, dense=None)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What there is to register as buffers, by name."""
+        return {f.name: v for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)}
+
+
+def pack(
+    weight: Tensor, pattern: str | Pattern = "6:8", mode: str = "int8", *, scale: Tensor | None = None,
+    keep: Keep = "both",
+) -> Packed:  # fmt: skip
+    """A pruned ``weight`` ``[n, k]``, quantised per row (8-bit modes) and packed for its device.
+
+    Pack at load, and after cutting a weight for tensor parallelism: groups begin at the first column of what is packed,
+    so a shard whose columns begin at no multiple of the group has to be pruned as a shard.
+
+    Args:
+        weight: of the pattern, see :func:`prune`; with ``scale`` it is already in the mode's dtype.
+        mode: ``"int8"``, ``"fp8"``, ``"bf16"`` or ``"fp16"``.
+        keep: which forms stay. With both, ``sl.tune`` chooses; dense alone is the way of a device without sparse units.
+
+    Raises:
+        ShiplapError: SL211 for weights that are not of the pattern or not finite, and for an unknown mode.
+    """
+    shape = Pattern.parse(pattern)
+    if mode not in MODES:
+        raise error("SL211", where="slidesparse.pack", got=f"mode {mode!r}", expected=", ".join(MODES),
+                    fix="pass one of these")  # fmt: skip
+    if weight.dim() != 2:
+        raise error("SL211", where="slidesparse.pack", got=f"{weight.dim()} dims", expected="a weight [n, k]",
+                    fix="pack the matrix of one layer")  # fmt: skip
+    weight, dtype = weight.detach(), MODES[mode]
+    if scale is not None:
+        _check_quantised(weight, scale, mode)
+    elif dtype.itemsize == 1:
+        weight, scale = quantise_weight(weight, dtype)
+    return _assemble(weight.to(dtype).contiguous(), scale, mode, shape, keep)
+
+
+def _check_quantised(weight: Tensor, scale: Tensor, mode: str) -> None:
+    if weight.dtype != MODES[mode] or MODES[mode].itemsize != 1:
+        raise error("SL211", where="slidesparse.pack", got=f"a scale with {weight.dtype} in mode {mode!r}",
+                    expected="a scale only with a weight of 8 bits", fix="leave scale out")  # fmt: skip
+    if scale.shape != weight.shape[:1] or scale.dtype != torch.float32:
+        raise error("SL211", where="slidesparse.pack", got=f"a scale {tuple(scale.shape)} of {scale.dtype}",
+                    expected=f"float32 ({weight.shape[0]},)", fix="pass one scale per output channel")  # fmt: skip
+
+
+def _assemble(weight: Tensor, scale: Tensor | None, mode: str, pattern: Pattern, keep: Keep) -> Packed:
+    (n, k), packed, layout = weight.shape, None, ops.PORTABLE
+    slid = formats.slide(formats.pad(weight, formats.dense_depth(n), k), pattern)  # also: is it of the pattern?
+    if keep != "dense":
+        packed, layout = _compress(slid, keep)
+    dense = None if keep == "packed" and packed is not None else weight
+    return Packed(mode, pattern.pairs, n, k, dense, packed, scale, layout)
+
+
+def _compress(slid: Tensor, keep: Keep) -> tuple[Tensor | None, int]:
+    """In the form of the device; None where it has no use for one."""
+    if slid.device.type != "cuda":
+        return formats.compress(slid), ops.PORTABLE
+    vendor: Any = importlib.import_module("shiplap.kernels.slidesparse.lt")
+    available = vendor.available(slid.device)
+    if available is True:
+        return vendor.compress(slid), ops.CUSPARSELT
+    notice(f"slidesparse/{slid.device}", f"slidesparse keeps its weights dense on {slid.device}: {available}")
+    return None, ops.PORTABLE
+
+
+def matmul(x: Tensor, packed: Packed, bias: Tensor | None = None) -> Tensor:
+    """``x @ weight.T + bias``: ``[..., k]`` → ``[..., n]`` of ``x``'s dtype, contiguous.
+
+    In the 8-bit modes ``x`` is quantised per row and may be of any floating dtype; in the others it has the weight's.
+    One op (``slidesparse::linear_*``), whose kernels read one or the other form of the weight; ``sl.tune`` chooses.
+    """
+    rows = x.reshape(-1, x.shape[-1])
+    weight = packed.dense, packed.packed, bias, packed.pairs, packed.layout
+    if packed.mode == "int8":
+        out = layers.linear_int8(rows, packed.scale, *weight)
+    elif packed.mode == "fp8":
+        out = layers.linear_fp8(rows, packed.scale, *weight)
+    elif packed.mode == "bf16":
+        out = layers.linear_bf16(rows, packed.n, *weight)
+    else:
+        out = layers.linear_fp16(rows, packed.n, *weight)
+    return out.view(*x.shape[:-1], packed.n)
