@@ -3,7 +3,7 @@
 ``gemm``: captured products, L2 flushed before each, runs taking turns, medians; algorithms chosen beforehand among all
 that the library makes a plan of. ``overhead``: one call among many in a row, wall clock. ``activations``: quantise and
 lift, against a copy of as many bytes. ``blocks``: Llama-like transformer blocks of random weights, prefill of 8192
-tokens and decode under CUDA graphs. Run: ``python benchmarks/slidesparse_gpu.py [--only gemm,overhead,activations,blocks]``.
+tokens and decode under CUDA graphs. Run: ``python benchmarks/slidesparse_gpu.py [--only gemm,overhead,...]``.
 """
 
 from __future__ import annotations
