@@ -1,8 +1,8 @@
+#include <c10/util/Exception.h>
 #include <vendor.h>
 
 #include <algorithm>
 #include <mutex>
-
 #include <openvino/core/model.hpp>
 #include <openvino/op/broadcast.hpp>
 #include <openvino/op/constant.hpp>
@@ -15,26 +15,24 @@
 #include <openvino/runtime/core.hpp>
 #include <openvino/runtime/intel_cpu/properties.hpp>
 
-#include <c10/util/Exception.h>
-
 namespace shiplap::backend {
 namespace {
 
-using ov::op::v0::Constant, ov::op::v0::Convert, ov::op::v1::NotEqual, ov::op::v1::Reshape, ov::op::v1::Transpose,
-    ov::op::v3::Broadcast, ov::op::v8::Slice, ov::op::v12::Pad;
+using ov::op::v0::Constant, ov::op::v0::Convert, ov::op::v1::NotEqual, ov::op::v1::Reshape,
+    ov::op::v1::Transpose, ov::op::v3::Broadcast, ov::op::v8::Slice, ov::op::v12::Pad;
 
 constexpr struct {
   at::ScalarType torch;
   ov::element::Type_t vendor;
 } kTypes[] = {
-    {at::kFloat, ov::element::f32}, {at::kDouble, ov::element::f64}, {at::kHalf, ov::element::f16},
-    {at::kBFloat16, ov::element::bf16}, {at::kBool, ov::element::boolean}, {at::kByte, ov::element::u8},
-    {at::kChar, ov::element::i8}, {at::kShort, ov::element::i16}, {at::kInt, ov::element::i32}, {at::kLong, ov::element::i64},
+    {at::kFloat, ov::element::f32},    {at::kDouble, ov::element::f64},
+    {at::kHalf, ov::element::f16},     {at::kBFloat16, ov::element::bf16},
+    {at::kBool, ov::element::boolean}, {at::kByte, ov::element::u8},
+    {at::kChar, ov::element::i8},      {at::kShort, ov::element::i16},
+    {at::kInt, ov::element::i32},      {at::kLong, ov::element::i64},
 };
 
-ov::Shape shape(at::IntArrayRef sizes) {
-  return {sizes.begin(), sizes.end()};
-}
+ov::Shape shape(at::IntArrayRef sizes) { return {sizes.begin(), sizes.end()}; }
 
 // The stored sizes of a blocked tensor, and its dims in the order [outer..., blocks, block].
 ov::Shape blocked_shape(const Port& p) {
@@ -45,17 +43,16 @@ ov::Shape blocked_shape(const Port& p) {
   return s;
 }
 
-ov::Shape stored_shape(const Port& p) {
-  return p.block > 0 ? blocked_shape(p) : shape(p.stored);
-}
+ov::Shape stored_shape(const Port& p) { return p.block > 0 ? blocked_shape(p) : shape(p.stored); }
 
 Node transposed(const Node& value, at::IntArrayRef order) {
-  return std::is_sorted(order.begin(), order.end()) ? value : make<Transpose>(value, constant(order));
+  return std::is_sorted(order.begin(), order.end()) ? value
+                                                    : make<Transpose>(value, constant(order));
 }
 
 Node from_blocks(Node value, const Port& p) {
   auto rank = static_cast<int64_t>(p.sizes.size());
-  std::vector<int64_t> order; // [blocks, outer..., block] -> [outer..., blocks, block]
+  std::vector<int64_t> order;  // [blocks, outer..., block] -> [outer..., blocks, block]
   for (int64_t d = 1; d < rank; ++d) {
     order.push_back(d);
   }
@@ -63,7 +60,8 @@ Node from_blocks(Node value, const Port& p) {
   auto padded = p.sizes;
   padded.back() = -1;
   value = make<Reshape>(transposed(value, order), constant(padded), false);
-  return make<Slice>(value, constant({0}), constant({p.sizes.back()}), constant({1}), constant({rank - 1}));
+  return make<Slice>(value, constant({0}), constant({p.sizes.back()}), constant({1}),
+                     constant({rank - 1}));
 }
 
 Node to_blocks(Node value, const Port& p) {
@@ -92,24 +90,28 @@ Node as_tensor(Node value, const Port& p) {
     inverse[p.order[i]] = static_cast<int64_t>(i);
   }
   value = transposed(value, inverse);
-  return sizes(value) == std::vector<int64_t>(p.sizes.begin(), p.sizes.end()) ? value
-                                                                              : make<Broadcast>(value, constant(p.sizes));
+  return sizes(value) == std::vector<int64_t>(p.sizes.begin(), p.sizes.end())
+             ? value
+             : make<Broadcast>(value, constant(p.sizes));
 }
 
 bool same_but_ones(at::IntArrayRef a, at::IntArrayRef b) {
   auto without = [](at::IntArrayRef sizes) {
     std::vector<int64_t> kept;
-    std::copy_if(sizes.begin(), sizes.end(), std::back_inserter(kept), [](int64_t n) { return n != 1; });
+    std::copy_if(sizes.begin(), sizes.end(), std::back_inserter(kept),
+                 [](int64_t n) { return n != 1; });
     return kept;
   };
   return without(a) == without(b);
 }
 
-} // namespace
+}  // namespace
 
-Graph::Graph(const Signature& signature) : signature_(signature), results_(signature.outputs.size()) {
+Graph::Graph(const Signature& signature)
+    : signature_(signature), results_(signature.outputs.size()) {
   for (const auto& p : signature.inputs) {
-    parameters_.push_back(std::make_shared<ov::op::v0::Parameter>(vendor_type(p.dtype), stored_shape(p)));
+    parameters_.push_back(
+        std::make_shared<ov::op::v0::Parameter>(vendor_type(p.dtype), stored_shape(p)));
     inputs_.push_back(as_tensor(parameters_.back()->output(0), p));
   }
 }
@@ -119,17 +121,16 @@ Node Graph::input(size_t i) {
   return inputs_[i];
 }
 
-Node Graph::input(size_t i, at::ScalarType as) {
-  return convert(input(i), as);
-}
+Node Graph::input(size_t i, at::ScalarType as) { return convert(input(i), as); }
 
 void Graph::output(size_t i, Node value) {
-  TORCH_INTERNAL_ASSERT(i < results_.size(), signature_.op, ": output ", i, " of ", results_.size());
+  TORCH_INTERNAL_ASSERT(i < results_.size(), signature_.op, ": output ", i, " of ",
+                        results_.size());
   const auto& p = signature_.outputs[i];
   auto got = sizes(value);
-  TORCH_INTERNAL_ASSERT(
-      same_but_ones(got, p.sizes), signature_.op, ": the graph computes sizes ", at::IntArrayRef(got), " for output ", i,
-      ", torch expects ", at::IntArrayRef(p.sizes));
+  TORCH_INTERNAL_ASSERT(same_but_ones(got, p.sizes), signature_.op, ": the graph computes sizes ",
+                        at::IntArrayRef(got), " for output ", i, ", torch expects ",
+                        at::IntArrayRef(p.sizes));
   value = convert(value, p.dtype);
   if (at::IntArrayRef(got) != p.sizes) {
     value = make<Reshape>(value, constant(p.sizes), false);
@@ -151,7 +152,8 @@ ov::element::Type vendor_type(at::ScalarType t) {
       return pair.vendor;
     }
   }
-  TORCH_CHECK_NOT_IMPLEMENTED(false, "OpenVINO has no element type for ", t, ": the metadata of this op must exclude it");
+  TORCH_CHECK_NOT_IMPLEMENTED(false, "OpenVINO has no element type for ", t,
+                              ": the metadata of this op must exclude it");
 }
 
 Node convert(Node value, at::ScalarType to) {
@@ -193,20 +195,25 @@ std::vector<int64_t> sizes(const Node& node) {
   return {s.begin(), s.end()};
 }
 
-// --- execution ---------------------------------------------------------------------------------------------------
+// --- execution
 
 namespace {
 
 ov::Core& core() {
-  static auto* c = new ov::Core; // never destroyed: requests may run in threads that outlive static destruction
+  static auto* c =
+      new ov::Core;  // never destroyed: requests may run in threads that outlive static destruction
   return *c;
 }
 
-// An infer request serves one thread at a time, so a compiled model keeps as many as were ever in use at once.
+// An infer request serves one thread at a time, so a compiled model keeps as many as were ever in
+// use at once.
 class Compiled final : public Executable {
  public:
-  Compiled(const Signature& signature, ov::CompiledModel model) : op_(signature.op), model_(std::move(model)) {
-    auto add = [](const Port& p, std::vector<Bound>& to) { to.push_back({vendor_type(p.dtype), stored_shape(p), nullptr}); };
+  Compiled(const Signature& signature, ov::CompiledModel model)
+      : op_(signature.op), model_(std::move(model)) {
+    auto add = [](const Port& p, std::vector<Bound>& to) {
+      to.push_back({vendor_type(p.dtype), stored_shape(p), nullptr});
+    };
     for (const auto& p : signature.inputs) {
       add(p, inputs_);
     }
@@ -221,7 +228,8 @@ class Compiled final : public Executable {
       for (size_t i = 0; i < inputs.size(); ++i) {
         auto& b = slot->inputs[i];
         if (b.data != inputs[i]) {
-          slot->request.set_input_tensor(i, ov::Tensor(b.type, b.shape, const_cast<void*>(inputs[i])));
+          slot->request.set_input_tensor(i,
+                                         ov::Tensor(b.type, b.shape, const_cast<void*>(inputs[i])));
           b.data = inputs[i];
         }
       }
@@ -244,7 +252,7 @@ class Compiled final : public Executable {
   struct Bound {
     ov::element::Type type;
     ov::Shape shape;
-    const void* data; // that the request reads or writes now
+    const void* data;  // that the request reads or writes now
   };
   struct Slot {
     ov::InferRequest request;
@@ -270,14 +278,16 @@ class Compiled final : public Executable {
   std::vector<std::unique_ptr<Slot>> idle_;
 };
 
-} // namespace
+}  // namespace
 
-std::shared_ptr<Executable> compile(const Signature& signature, c10::function_ref<void(Graph&)> emit) {
+std::shared_ptr<Executable> compile(const Signature& signature,
+                                    c10::function_ref<void(Graph&)> emit) {
   try {
     Graph graph(signature);
     emit(graph);
     auto model = std::make_shared<ov::Model>(graph.results(), graph.parameters(), signature.op);
-    // Accuracy over the plugin's defaults: on hosts with bf16 or f16 units it would compute float32 graphs in those.
+    // Accuracy over the plugin's defaults: on hosts with bf16 or f16 units it would compute float32
+    // graphs in those.
     auto compiled = core().compile_model(
         model, "CPU", ov::hint::inference_precision(ov::element::f32),
         ov::hint::execution_mode(ov::hint::ExecutionMode::ACCURACY), ov::num_streams(1),
@@ -288,4 +298,4 @@ std::shared_ptr<Executable> compile(const Signature& signature, c10::function_re
   }
 }
 
-} // namespace shiplap::backend
+}  // namespace shiplap::backend

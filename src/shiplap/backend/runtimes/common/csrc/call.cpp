@@ -1,3 +1,8 @@
+#include <ATen/Dispatch_v2.h>
+#include <ATen/Parallel.h>
+#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/empty.h>
+#include <pthread.h>
 #include <shiplap_backend/call.h>
 #include <shiplap_backend/memory.h>
 
@@ -6,15 +11,8 @@
 #include <cstring>
 #include <numeric>
 
-#include <pthread.h>
-
-#include <ATen/Dispatch_v2.h>
-#include <ATen/Parallel.h>
-#include <ATen/ops/constant_pad_nd.h>
-#include <ATen/ops/empty.h>
-
 #ifndef SHIPLAP_BLOCK_LAST
-#define SHIPLAP_BLOCK_LAST 0 // a target whose memory is blocked says so in its compile arguments
+#define SHIPLAP_BLOCK_LAST 0  // a target whose memory is blocked says so in its compile arguments
 #endif
 
 namespace shiplap::backend {
@@ -22,14 +20,16 @@ namespace {
 
 std::atomic<int64_t> block_last{SHIPLAP_BLOCK_LAST};
 
-// The vendor's threads do not survive a fork, and waiting for them would never end: a child of a process that had started them must not
-// compute on the device.
+// The vendor's threads do not survive a fork, and waiting for them would never end: a child of a
+// process that had started them must not compute on the device.
 std::atomic<bool> vendor_started{false}, bad_fork{false};
-[[maybe_unused]] const int fork_watched = pthread_atfork(nullptr, nullptr, [] { bad_fork = vendor_started.load(); });
+[[maybe_unused]] const int fork_watched =
+    pthread_atfork(nullptr, nullptr, [] { bad_fork = vendor_started.load(); });
 
-constexpr size_t kCapacity = 4096; // graphs; a model of a hundred layers uses some hundred
+constexpr size_t kCapacity = 4096;  // graphs; a model of a hundred layers uses some hundred
 
-// Stored order of the dims of a tensor without gaps, or false: slowest first, expanded dims where they stand.
+// Stored order of the dims of a tensor without gaps, or false: slowest first, expanded dims where
+// they stand.
 bool dense_order(const at::Tensor& t, c10::SmallVectorImpl<uint8_t>& order, uint64_t& expanded) {
   const auto sizes = t.sizes(), strides = t.strides();
   const auto rank = static_cast<uint8_t>(sizes.size());
@@ -44,10 +44,12 @@ bool dense_order(const at::Tensor& t, c10::SmallVectorImpl<uint8_t>& order, uint
     }
   }
   auto counts = [&](uint8_t d) { return sizes[d] > 1 && !(expanded >> d & 1); };
-  // Dims of one element may stand anywhere: they keep their place among the others, so equal memory gives an equal key.
+  // Dims of one element may stand anywhere: they keep their place among the others, so equal memory
+  // gives an equal key.
   c10::SmallVector<uint8_t, 6> real;
   std::copy_if(order.begin(), order.end(), std::back_inserter(real), counts);
-  std::stable_sort(real.begin(), real.end(), [&](uint8_t a, uint8_t b) { return strides[a] > strides[b]; });
+  std::stable_sort(real.begin(), real.end(),
+                   [&](uint8_t a, uint8_t b) { return strides[a] > strides[b]; });
   auto next = real.begin();
   for (auto& d : order) {
     d = counts(d) ? *next++ : d;
@@ -88,26 +90,21 @@ at::Tensor from_blocks(const at::Tensor& blocks, int64_t n) {
   return blocks.movedim(0, -2).flatten(-2).narrow(-1, 0, n);
 }
 
-} // namespace
+}  // namespace
 
 Cache<Executable>& executables() {
-  static auto* cache = new Cache<Executable>(kCapacity); // compiled graphs outlive the vendor's threads at exit
+  static auto* cache =
+      new Cache<Executable>(kCapacity);  // compiled graphs outlive the vendor's threads at exit
   return *cache;
 }
 
-bool in_bad_fork() {
-  return bad_fork.load(std::memory_order_relaxed);
-}
+bool in_bad_fork() { return bad_fork.load(std::memory_order_relaxed); }
 
-Blocking layout() {
-  return {block_last.load(std::memory_order_relaxed)};
-}
+Blocking layout() { return {block_last.load(std::memory_order_relaxed)}; }
 
-void set_layout(Blocking blocking) {
-  block_last.store(blocking.last);
-}
+void set_layout(Blocking blocking) { block_last.store(blocking.last); }
 
-// --- the key -----------------------------------------------------------------------------------------------------
+// --- the key
 
 Call::Call(OpInfo& op) : op_(op) {
   key_.push_back(reinterpret_cast<int64_t>(&op));
@@ -144,7 +141,8 @@ void Call::append_text(std::string_view text) {
 
 void Call::append_operand(const Operand& o) {
   auto rank = o.tensor.defined() ? o.tensor.dim() : 0;
-  key_.push_back(static_cast<int64_t>(o.dtype) | rank << 8 | static_cast<int64_t>(o.row_major) << 24);
+  key_.push_back(static_cast<int64_t>(o.dtype) | rank << 8 |
+                 static_cast<int64_t>(o.row_major) << 24);
   if (rank > 0) {
     key_.append(o.tensor.sizes().begin(), o.tensor.sizes().end());
   }
@@ -158,7 +156,7 @@ void Call::append_operand(const Operand& o) {
   }
 }
 
-// --- operands ----------------------------------------------------------------------------------------------------
+// --- operands
 
 Call::Operand& Call::add(c10::SmallVectorImpl<Operand>& to, const at::Tensor& t) {
   auto& o = to.emplace_back();
@@ -169,9 +167,9 @@ Call::Operand& Call::add(c10::SmallVectorImpl<Operand>& to, const at::Tensor& t)
 }
 
 Call& Call::input(const at::Tensor& t) {
-  TORCH_CHECK(
-      on_device(t) || (t.device().is_cpu() && t.dim() == 0), op_.name, ": expected all tensors on device '",
-      at::Device(kDeviceType), "', got one on '", t.device(), "'");
+  TORCH_CHECK(on_device(t) || (t.device().is_cpu() && t.dim() == 0), op_.name,
+              ": expected all tensors on device '", at::Device(kDeviceType), "', got one on '",
+              t.device(), "'");
   auto& o = add(inputs_, t);
   if (!o.row_major && (layout().last > 0 || !dense_order(t, o.order, o.expanded))) {
     o.tensor = host_view(t).contiguous();
@@ -190,13 +188,12 @@ Call& Call::inputs(at::TensorList list) {
 Call& Call::scalar(const at::Scalar& s, at::ScalarType as) {
   auto& o = inputs_.emplace_back();
   o.dtype = as;
-  AT_DISPATCH_V2(
-      as, "scalar", AT_WRAP([&] {
-        auto value = s.to<scalar_t>();
-        static_assert(sizeof value <= sizeof o.value);
-        std::memcpy(o.value.data(), &value, sizeof value);
-      }),
-      AT_EXPAND(AT_ALL_TYPES_AND_COMPLEX), at::kBool, at::kHalf, at::kBFloat16);
+  AT_DISPATCH_V2(as, "scalar", AT_WRAP([&] {
+                   auto value = s.to<scalar_t>();
+                   static_assert(sizeof value <= sizeof o.value);
+                   std::memcpy(o.value.data(), &value, sizeof value);
+                 }),
+                 AT_EXPAND(AT_ALL_TYPES_AND_COMPLEX), at::kBool, at::kHalf, at::kBFloat16);
   return *this;
 }
 
@@ -205,14 +202,19 @@ Call& Call::output(const at::Tensor& t) {
   return *this;
 }
 
-// An output is written in place if the graph can write it as it lies and reads nothing there; otherwise beside, then copied.
+// An output is written in place if the graph can write it as it lies and reads nothing there;
+// otherwise beside, then copied.
 void Call::place_outputs() {
   for (size_t i = 0; i < outputs_.size(); ++i) {
     auto& o = outputs_[i];
-    auto shares = [&](const Operand& other) { return other.tensor.defined() && overlap(other.tensor, o.tensor); };
-    auto beside = std::any_of(inputs_.begin(), inputs_.end(), shares) ||
+    auto shares = [&](const Operand& other) {
+      return other.tensor.defined() && overlap(other.tensor, o.tensor);
+    };
+    auto beside =
+        std::any_of(inputs_.begin(), inputs_.end(), shares) ||
         std::any_of(outputs_.begin(), outputs_.begin() + static_cast<int64_t>(i), shares) ||
-        (!o.row_major && (layout().last > 0 || !dense_order(o.tensor, o.order, o.expanded) || o.expanded != 0));
+        (!o.row_major &&
+         (layout().last > 0 || !dense_order(o.tensor, o.order, o.expanded) || o.expanded != 0));
     targets_.push_back(beside ? o.tensor : at::Tensor());
     if (beside) {
       o.tensor = at::empty(o.tensor.sizes(), at::TensorOptions().dtype(o.dtype));
@@ -245,16 +247,17 @@ Signature Call::signature() const {
   return s;
 }
 
-// --- execution ---------------------------------------------------------------------------------------------------
+// --- execution
 
 void Call::run(c10::function_ref<void(Graph&)> emit) {
   count_native(op_);
-  if (std::all_of(outputs_.begin(), outputs_.end(), [](const Operand& o) { return o.tensor.numel() == 0; })) {
+  if (std::all_of(outputs_.begin(), outputs_.end(),
+                  [](const Operand& o) { return o.tensor.numel() == 0; })) {
     return;
   }
-  TORCH_CHECK(
-      !in_bad_fork(), op_.name, ": this process was forked from one that had used device '", at::Device(kDeviceType),
-      "', whose threads it lacks. Start processes with multiprocessing's 'spawn'.");
+  TORCH_CHECK(!in_bad_fork(), op_.name, ": this process was forked from one that had used device '",
+              at::Device(kDeviceType),
+              "', whose threads it lacks. Start processes with multiprocessing's 'spawn'.");
   vendor_started.store(true, std::memory_order_relaxed);
   place_outputs();
   word(kList, static_cast<int64_t>(inputs_.size()));
@@ -267,14 +270,18 @@ void Call::run(c10::function_ref<void(Graph&)> emit) {
   auto executable = executables().get(key_, [&] { return compile(signature(), emit); });
 
   const auto block = layout().last;
-  auto blocked = [block](const Operand& o) { return block > 0 && o.tensor.defined() && o.tensor.dim() > 0; };
-  c10::SmallVector<at::Tensor, 6> kept; // blocked copies
+  auto blocked = [block](const Operand& o) {
+    return block > 0 && o.tensor.defined() && o.tensor.dim() > 0;
+  };
+  c10::SmallVector<at::Tensor, 6> kept;  // blocked copies
   c10::SmallVector<const void*, 6> in;
   for (const auto& o : inputs_) {
     if (blocked(o)) {
       kept.push_back(to_blocks(host_view(o.tensor), block));
     }
-    in.push_back(blocked(o) ? kept.back().const_data_ptr() : o.tensor.defined() ? o.tensor.const_data_ptr() : o.value.data());
+    in.push_back(blocked(o)           ? kept.back().const_data_ptr()
+                 : o.tensor.defined() ? o.tensor.const_data_ptr()
+                                      : o.value.data());
   }
   c10::SmallVector<void*, 2> out;
   auto first_out = kept.size();
@@ -287,7 +294,8 @@ void Call::run(c10::function_ref<void(Graph&)> emit) {
   executable->run(in, out);
   for (size_t i = 0; i < outputs_.size(); ++i) {
     if (blocked(outputs_[i])) {
-      host_view(outputs_[i].tensor).copy_(from_blocks(kept[first_out++], outputs_[i].tensor.size(-1)));
+      host_view(outputs_[i].tensor)
+          .copy_(from_blocks(kept[first_out++], outputs_[i].tensor.size(-1)));
     }
     if (targets_[i].defined()) {
       host_view(targets_[i]).copy_(outputs_[i].tensor);
@@ -295,4 +303,4 @@ void Call::run(c10::function_ref<void(Graph&)> emit) {
   }
 }
 
-} // namespace shiplap::backend
+}  // namespace shiplap::backend

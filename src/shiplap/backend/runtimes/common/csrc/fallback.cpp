@@ -1,3 +1,6 @@
+#include <ATen/Context.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/util/Exception.h>
 #include <shiplap_backend/device.h>
 #include <shiplap_backend/fallback.h>
 #include <shiplap_backend/memory.h>
@@ -6,10 +9,6 @@
 #include <atomic>
 #include <mutex>
 #include <unordered_map>
-
-#include <ATen/Context.h>
-#include <ATen/core/LegacyTypeDispatch.h>
-#include <c10/util/Exception.h>
 
 namespace shiplap::backend {
 namespace {
@@ -24,15 +23,20 @@ thread_local struct {
 
 const char* text(Why why) {
   switch (why) {
-    case Why::dtype: return "dtype";
-    case Why::value: return "value";
-    case Why::layout: return "layout";
-    case Why::empty: return "empty";
-    default: return "unregistered";
+    case Why::dtype:
+      return "dtype";
+    case Why::value:
+      return "value";
+    case Why::layout:
+      return "layout";
+    case Why::empty:
+      return "empty";
+    default:
+      return "unregistered";
   }
 }
 
-// --- policy and counters -----------------------------------------------------------------------------------------
+// --- policy and counters
 
 struct Ledger {
   std::mutex mutex;
@@ -50,11 +54,12 @@ Ledger& ledger() {
 bool permitted(const c10::OperatorName& op, const std::string& name) {
   std::lock_guard<std::mutex> lock(ledger().mutex);
   const auto& allowed = ledger().allowed;
-  return std::any_of(allowed.begin(), allowed.end(), [&](const auto& a) { return a == name || a == op.name; });
+  return std::any_of(allowed.begin(), allowed.end(),
+                     [&](const auto& a) { return a == name || a == op.name; });
 }
 
-// Counts the fallback and applies the policy, which is the process's and not the thread's: a backward runs in a thread of the
-// autograd engine's own.
+// Counts the fallback and applies the policy, which is the process's and not the thread's: a
+// backward runs in a thread of the autograd engine's own.
 void enter(const c10::OperatorName& op, Why why, const char* detail) {
   std::string reason = text(why);
   if (*detail != '\0') {
@@ -71,18 +76,21 @@ void enter(const c10::OperatorName& op, Why why, const char* detail) {
   }
   auto name = c10::toString(op);
   if (policy == Policy::warn) {
-    TORCH_WARN(name, " runs on the CPU in the device's place (", reason, "); said once for each op and reason");
+    TORCH_WARN(name, " runs on the CPU in the device's place (", reason,
+               "); said once for each op and reason");
     return;
   }
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      permitted(op, name), name, " would run on the CPU in the device's place\n  got      ", reason,
-      "\n  expected no fallback: the policy is \"error\"\n  fix      give the op an entry in ops.yaml, allow it by name, or set "
-      "fallback_policy(\"count\")");
+  TORCH_CHECK_NOT_IMPLEMENTED(permitted(op, name), name,
+                              " would run on the CPU in the device's place\n  got      ", reason,
+                              "\n  expected no fallback: the policy is \"error\"\n  fix      give "
+                              "the op an entry in ops.yaml, allow it by name, or set "
+                              "fallback_policy(\"count\")");
 }
 
-// --- arguments ---------------------------------------------------------------------------------------------------
+// --- arguments
 
-// The device tensors of one call and their host views; tensors that share storage share it on the host too.
+// The device tensors of one call and their host views; tensors that share storage share it on the
+// host too.
 class Host {
  public:
   at::Tensor view(const at::Tensor& t) {
@@ -94,13 +102,14 @@ class Host {
         return host;
       }
     }
-    TORCH_CHECK_NOT_IMPLEMENTED(
-        t.layout() == at::kStrided && t.has_storage(), "only strided tensors run on this device, got layout ", t.layout());
+    TORCH_CHECK_NOT_IMPLEMENTED(t.layout() == at::kStrided && t.has_storage(),
+                                "only strided tensors run on this device, got layout ", t.layout());
     tensors_.emplace_back(t, over(t, storage_of(t), c10::DispatchKey::CPU));
     return tensors_.back().second;
   }
 
-  // The device's counterpart of what the CPU op returned: an argument, a view of one, or a new tensor on the new memory.
+  // The device's counterpart of what the CPU op returned: an argument, a view of one, or a new
+  // tensor on the new memory.
   at::Tensor back(const at::Tensor& t) {
     if (!t.defined()) {
       return t;
@@ -110,9 +119,8 @@ class Host {
         return device;
       }
     }
-    TORCH_CHECK_NOT_IMPLEMENTED(
-        t.layout() == at::kStrided && t.device().is_cpu(), "the result is ", t.layout(), " on ", t.device(),
-        ", which this device cannot hold");
+    TORCH_CHECK_NOT_IMPLEMENTED(t.layout() == at::kStrided && t.device().is_cpu(), "the result is ",
+                                t.layout(), " on ", t.device(), ", which this device cannot hold");
     for (const auto& s : storages_) {
       if (s.host.is_alias_of(t.storage())) {
         return over(t, s.device, kKey);
@@ -122,7 +130,8 @@ class Host {
     return over(t, storages_.back().device, kKey);
   }
 
-  // What the CPU op did to an argument beyond its values: new sizes, and new memory if those were too large for the old.
+  // What the CPU op did to an argument beyond its values: new sizes, and new memory if those were
+  // too large for the old.
   void settle() {
     for (auto& s : storages_) {
       if (s.argument) {
@@ -132,7 +141,8 @@ class Host {
     for (const auto& [device, host] : tensors_) {
       if (device.sizes() != host.sizes() || device.strides() != host.strides() ||
           device.storage_offset() != host.storage_offset()) {
-        device.unsafeGetTensorImpl()->set_sizes_and_strides(host.sizes(), host.strides(), host.storage_offset());
+        device.unsafeGetTensorImpl()->set_sizes_and_strides(host.sizes(), host.strides(),
+                                                            host.storage_offset());
       }
     }
   }
@@ -140,7 +150,7 @@ class Host {
  private:
   struct Pair {
     c10::Storage device, host;
-    const void* data; // of both, before the op
+    const void* data;  // of both, before the op
     bool argument;
   };
 
@@ -196,15 +206,17 @@ IValue to_host(const IValue& value, const c10::Argument& declared, Host& host) {
   if (value.isGenerator()) {
     return host_generator(value.toGenerator());
   }
-  if (value.isNone() && declared.type()->isSubtypeOf(*c10::OptionalType::create(c10::GeneratorType::get()))) {
+  if (value.isNone() &&
+      declared.type()->isSubtypeOf(*c10::OptionalType::create(c10::GeneratorType::get()))) {
     return host_generator(std::nullopt);
   }
   return mapped(value, [&](const at::Tensor& t) { return host.view(t); });
 }
 
-// --- ops of the CPU by another name -----------------------------------------------------------------------------
+// --- ops of the CPU by another name
 
-// Convolution asks a PrivateUse1 device for these, whose kernel for all devices raises: the CPU has them under other names.
+// Convolution asks a PrivateUse1 device for these, whose kernel for all devices raises: the CPU has
+// them under other names.
 constexpr struct {
   const char *name, *on_cpu;
 } kOtherNames[] = {
@@ -225,18 +237,22 @@ c10::OperatorHandle on_cpu(const c10::OperatorHandle& op, Stack& stack, size_t f
   const auto* name = other_name(op.operator_name());
   if (name == nullptr) {
     TORCH_CHECK_NOT_IMPLEMENTED(
-        op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU), c10::toString(op.operator_name()),
+        op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU),
+        c10::toString(op.operator_name()),
         " has no kernel for this device, and the CPU has none to fall back to");
     return op;
   }
-  if (stack.size() - first == 10) { // grad_output, input, weight, [bias_sizes,] ...: the bias is as long as grad's channels
+  if (stack.size() - first == 10) {  // grad_output, input, weight, [bias_sizes,] ...: the bias is
+                                     // as long as grad's channels
     auto channels = stack[first].toTensor().size(1);
-    stack.insert(stack.begin() + static_cast<int64_t>(first) + 3, IValue(std::vector<int64_t>{channels}));
+    stack.insert(stack.begin() + static_cast<int64_t>(first) + 3,
+                 IValue(std::vector<int64_t>{channels}));
   }
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
 }
 
-// Random ops without a Generator argument draw from the CPU's default generator: it holds the device's state meanwhile.
+// Random ops without a Generator argument draw from the CPU's default generator: it holds the
+// device's state meanwhile.
 class Seeded {
  public:
   explicit Seeded(const c10::OperatorHandle& op) {
@@ -265,11 +281,9 @@ class Seeded {
   at::Tensor saved_;
 };
 
-} // namespace
+}  // namespace
 
-void announce(Why why, const char* detail) {
-  announced = {why, detail};
-}
+void announce(Why why, const char* detail) { announced = {why, detail}; }
 
 void boxed_fallback(const c10::OperatorHandle& op, Stack* stack) {
   auto reason = std::exchange(announced, {});
@@ -294,9 +308,7 @@ void boxed_fallback(const c10::OperatorHandle& op, Stack* stack) {
   }
 }
 
-Policy fallback_policy() {
-  return ledger().policy.load();
-}
+Policy fallback_policy() { return ledger().policy.load(); }
 
 std::vector<std::string> allowed_fallbacks() {
   std::lock_guard<std::mutex> lock(ledger().mutex);
@@ -344,7 +356,9 @@ void reset_counters() {
 void register_stand_ins() {
   static auto* m = new torch::Library(torch::Library::IMPL, "aten", kKey, __FILE__, __LINE__);
   for (const auto& pair : kOtherNames) {
-    if (!c10::Dispatcher::singleton().findSchemaOrThrow(pair.name, "").hasKernelForDispatchKey(kKey)) {
+    if (!c10::Dispatcher::singleton()
+             .findSchemaOrThrow(pair.name, "")
+             .hasKernelForDispatchKey(kKey)) {
       m->impl(pair.name, torch::CppFunction::makeFromBoxedFunction<&boxed_fallback>());
     }
   }
@@ -354,4 +368,4 @@ TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
   m.fallback(torch::CppFunction::makeFromBoxedFunction<&boxed_fallback>());
 }
 
-} // namespace shiplap::backend
+}  // namespace shiplap::backend

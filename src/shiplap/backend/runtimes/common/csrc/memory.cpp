@@ -1,3 +1,5 @@
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/CachingDeviceAllocator.h>
 #include <shiplap_backend/memory.h>
 
 #include <atomic>
@@ -6,15 +8,13 @@
 #include <map>
 #include <mutex>
 
-#include <c10/core/CPUAllocator.h>
-#include <c10/core/CachingDeviceAllocator.h>
-
 namespace shiplap::backend {
 namespace {
 
 using c10::CachingAllocator::StatType;
 
-constexpr size_t kAlignment = 64; // a cache line, and what AVX-512 loads want; also the room of the header
+constexpr size_t kAlignment =
+    64;  // a cache line, and what AVX-512 loads want; also the room of the header
 // Counts bytes. Lock-free: two relaxed additions for an allocation.
 class Account {
  public:
@@ -25,9 +25,9 @@ class Account {
     auto limit = limit_.load(std::memory_order_relaxed);
     if (limit > 0 && now > limit) {
       current_.fetch_sub(n, std::memory_order_relaxed);
-      TORCH_CHECK_WITH(
-          OutOfMemoryError, false, "device memory limit of ", limit, " bytes: tried to allocate ", n, " bytes, ", now - n,
-          " are in use. Free tensors, or raise the limit with set_memory_limit().");
+      TORCH_CHECK_WITH(OutOfMemoryError, false, "device memory limit of ", limit,
+                       " bytes: tried to allocate ", n, " bytes, ", now - n,
+                       " are in use. Free tensors, or raise the limit with set_memory_limit().");
     }
     allocations_.fetch_add(1, std::memory_order_relaxed);
     auto peak = peak_.load(std::memory_order_relaxed);
@@ -40,19 +40,15 @@ class Account {
   MemoryStats stats() const {
     return {current_.load(), peak_.load(), limit_.load(), allocations_.load()};
   }
-  void reset_peak() {
-    peak_.store(current_.load());
-  }
-  void set_limit(int64_t bytes) {
-    limit_.store(bytes);
-  }
+  void reset_peak() { peak_.store(current_.load()); }
+  void set_limit(int64_t bytes) { limit_.store(bytes); }
 
  private:
   std::atomic<int64_t> current_{0}, peak_{0}, limit_{0}, allocations_{0};
 };
 
 Account& account() {
-  static auto* a = new Account; // tensors may be freed after static destruction
+  static auto* a = new Account;  // tensors may be freed after static destruction
   return *a;
 }
 
@@ -81,24 +77,21 @@ class DeviceAllocator final : public c10::DeviceAllocator {
     auto* block = static_cast<char*>(std::aligned_alloc(kAlignment, room));
     if (block == nullptr) {
       account().give(bytes);
-      TORCH_CHECK_WITH(OutOfMemoryError, false, "the host has no ", bytes, " bytes left for the device");
+      TORCH_CHECK_WITH(OutOfMemoryError, false, "the host has no ", bytes,
+                       " bytes left for the device");
     }
     std::memcpy(block, &bytes, sizeof bytes);
     auto* data = block + kAlignment;
     report(data, static_cast<int64_t>(bytes));
     return {data, data, &free_block, kDevice};
   }
-  c10::DeleterFnPtr raw_deleter() const override {
-    return &free_block;
-  }
+  c10::DeleterFnPtr raw_deleter() const override { return &free_block; }
   void copy_data(void* dest, const void* src, size_t count) const override {
     default_copy_data(dest, src, count);
   }
 
   // What torch.accelerator.memory_* asks.
-  bool initialized() override {
-    return true;
-  }
+  bool initialized() override { return true; }
   void emptyCache(c10::MempoolId_t) override {}
   void recordStream(const c10::DataPtr&, c10::Stream) override {}
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex) override {
@@ -112,9 +105,7 @@ class DeviceAllocator final : public c10::DeviceAllocator {
     return stats;
   }
   void resetAccumulatedStats(c10::DeviceIndex) override {}
-  void resetPeakStats(c10::DeviceIndex) override {
-    account().reset_peak();
-  }
+  void resetPeakStats(c10::DeviceIndex) override { account().reset_peak(); }
 };
 
 // Pinned host memory is host memory that we remember: transfers are copies within the host anyway.
@@ -129,9 +120,7 @@ class PinnedAllocator final : public c10::Allocator {
     blocks_[reinterpret_cast<uintptr_t>(data)] = bytes;
     return {data, data, &release, c10::Device(c10::kCPU)};
   }
-  c10::DeleterFnPtr raw_deleter() const override {
-    return &release;
-  }
+  c10::DeleterFnPtr raw_deleter() const override { return &release; }
   void copy_data(void* dest, const void* src, size_t count) const override {
     default_copy_data(dest, src, count);
   }
@@ -180,44 +169,36 @@ void release_adopted(void* context) {
   delete adopted;
 }
 
-} // namespace
+}  // namespace
 
-MemoryStats memory_stats() {
-  return account().stats();
-}
-void reset_peak_memory() {
-  account().reset_peak();
-}
-void set_memory_limit(int64_t bytes) {
-  account().set_limit(bytes);
-}
-c10::Allocator* device_allocator() {
-  return &allocator();
-}
-c10::Allocator* pinned_allocator() {
-  return &PinnedAllocator::instance();
-}
-bool is_pinned(const void* data) {
-  return PinnedAllocator::instance().holds(data);
-}
+MemoryStats memory_stats() { return account().stats(); }
+void reset_peak_memory() { account().reset_peak(); }
+void set_memory_limit(int64_t bytes) { account().set_limit(bytes); }
+c10::Allocator* device_allocator() { return &allocator(); }
+c10::Allocator* pinned_allocator() { return &PinnedAllocator::instance(); }
+bool is_pinned(const void* data) { return PinnedAllocator::instance().holds(data); }
 
 c10::Storage host_storage(const c10::Storage& storage) {
   auto* kept = c10::Storage(storage).unsafeReleaseStorageImpl();
   auto bytes = kept->nbytes();
   c10::DataPtr view(kept->mutable_data(), kept, &release_storage, c10::Device(c10::kCPU));
-  // Resizable: an out= that a CPU kernel enlarges gets new memory, which the fallback hands on to the device tensor.
-  return {c10::Storage::use_byte_size_t(), bytes, std::move(view), c10::GetCPUAllocator(), /*resizable=*/true};
+  // Resizable: an out= that a CPU kernel enlarges gets new memory, which the fallback hands on to
+  // the device tensor.
+  return {c10::Storage::use_byte_size_t(), bytes, std::move(view), c10::GetCPUAllocator(),
+          /*resizable=*/true};
 }
 
 c10::Storage device_storage(const c10::Storage& host) {
   auto bytes = host.nbytes();
   account().take(bytes);
   c10::DataPtr view(host.mutable_data(), new Adopted{host, bytes}, &release_adopted, kDevice);
-  return {c10::Storage::use_byte_size_t(), bytes, std::move(view), device_allocator(), /*resizable=*/true};
+  return {c10::Storage::use_byte_size_t(), bytes, std::move(view), device_allocator(),
+          /*resizable=*/true};
 }
 
 at::Tensor over(const at::Tensor& like, c10::Storage storage, c10::DispatchKey key) {
-  auto t = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(key), like.dtype());
+  auto t = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(key),
+                                                    like.dtype());
   auto* impl = t.unsafeGetTensorImpl();
   impl->set_sizes_and_strides(like.sizes(), like.strides(), like.storage_offset());
   if (like.unsafeGetTensorImpl()->is_wrapped_number()) {
@@ -237,9 +218,9 @@ at::Tensor host_view(const at::Tensor& t) {
     return t;
   }
   TORCH_CHECK_NOT_IMPLEMENTED(
-      t.layout() == at::kStrided && t.has_storage(), "a ", t.layout(), " tensor of device '", kDeviceType,
-      "' has no memory of its own to read: only strided tensors are supported");
+      t.layout() == at::kStrided && t.has_storage(), "a ", t.layout(), " tensor of device '",
+      kDeviceType, "' has no memory of its own to read: only strided tensors are supported");
   return over(t, host_storage(t.storage()), c10::DispatchKey::CPU);
 }
 
-} // namespace shiplap::backend
+}  // namespace shiplap::backend

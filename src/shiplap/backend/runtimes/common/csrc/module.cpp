@@ -1,4 +1,6 @@
 // The extension module `_C`: what Python may ask and set. Loading it registers the device.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 #include <shiplap_backend/call.h>
 #include <shiplap_backend/device.h>
 #include <shiplap_backend/fallback.h>
@@ -6,19 +8,14 @@
 
 #include <mutex>
 
-#include <pybind11/pybind11.h>
-#include <pybind11/stl.h>
-
 namespace py = pybind11;
 using namespace shiplap::backend;
 
 namespace {
 
-constexpr const char* kPolicies[] = {"count", "warn", "error"}; // as the values of Policy
+constexpr const char* kPolicies[] = {"count", "warn", "error"};  // as the values of Policy
 
-at::Generator default_host_generator() {
-  return host_generator(std::nullopt);
-}
+at::Generator default_host_generator() { return host_generator(std::nullopt); }
 
 py::dict python_counters() {
   py::dict result;
@@ -75,8 +72,8 @@ void set_rng_state(const py::bytes& bytes) {
   auto state = generator.get_state();
   std::string_view given = bytes;
   if (given.size() != static_cast<size_t>(state.numel())) {
-    throw py::value_error(
-        "RNG state of " + std::to_string(given.size()) + " bytes: expected " + std::to_string(state.numel()));
+    throw py::value_error("RNG state of " + std::to_string(given.size()) + " bytes: expected " +
+                          std::to_string(state.numel()));
   }
   std::copy(given.begin(), given.end(), static_cast<char*>(state.mutable_data_ptr()));
   generator.set_state(state);
@@ -94,7 +91,7 @@ uint64_t seed() {
   return generator.seed();
 }
 
-} // namespace
+}  // namespace
 
 PYBIND11_MODULE(_C, m) {
   register_stand_ins();
@@ -102,7 +99,8 @@ PYBIND11_MODULE(_C, m) {
   m.def("reset_counters", &reset_counters);
   m.def("fallback_policy", [] { return kPolicies[static_cast<uint8_t>(fallback_policy())]; });
   m.def("allowed_fallbacks", &allowed_fallbacks);
-  m.def("set_fallback_policy", &set_policy, py::arg("policy"), py::arg("allow") = std::vector<std::string>());
+  m.def("set_fallback_policy", &set_policy, py::arg("policy"),
+        py::arg("allow") = std::vector<std::string>());
   m.def("cache_info", &cache_info);
   m.def("cache_clear", [] { executables().clear(); });
   m.def("cache_resize", [](size_t capacity) { executables().resize(capacity); });

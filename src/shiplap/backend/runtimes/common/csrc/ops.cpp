@@ -1,6 +1,4 @@
 // The ops of the device core: they make, reshape and copy tensors and compute nothing.
-#include <shiplap_backend/memory.h>
-
 #include <ATen/EmptyTensor.h>
 #include <ATen/native/TensorFactories.h>
 #include <ATen/ops/_local_scalar_dense.h>
@@ -12,6 +10,7 @@
 #include <ATen/ops/view_as_complex_native.h>
 #include <ATen/ops/view_as_real_native.h>
 #include <ATen/ops/view_native.h>
+#include <shiplap_backend/memory.h>
 #include <torch/library.h>
 
 namespace shiplap::backend {
@@ -19,50 +18,44 @@ namespace {
 
 using at::Tensor;
 
-void check_options(std::optional<at::Layout> layout, std::optional<at::Device> device, std::optional<bool> pinned) {
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      !layout || *layout == at::kStrided, "layout ", *layout, " is not supported on device '", kDeviceType, "', only strided");
-  TORCH_CHECK(
-      !device || device->index() <= 0, "device index ", static_cast<int>(device->index()),
-      " is out of range: there is 1 device, index 0");
+void check_options(std::optional<at::Layout> layout, std::optional<at::Device> device,
+                   std::optional<bool> pinned) {
+  TORCH_CHECK_NOT_IMPLEMENTED(!layout || *layout == at::kStrided, "layout ", *layout,
+                              " is not supported on device '", kDeviceType, "', only strided");
+  TORCH_CHECK(!device || device->index() <= 0, "device index ", static_cast<int>(device->index()),
+              " is out of range: there is 1 device, index 0");
   TORCH_CHECK(!pinned || !*pinned, "Only dense CPU tensors can be pinned");
 }
 
 Tensor filled_if_deterministic(Tensor t) {
-  if (at::globalContext().deterministicAlgorithms() && at::globalContext().deterministicFillUninitializedMemory()) {
+  if (at::globalContext().deterministicAlgorithms() &&
+      at::globalContext().deterministicFillUninitializedMemory()) {
     auto host = host_view(t);
     at::native::fill_empty_deterministic_(host);
   }
   return t;
 }
 
-Tensor empty(
-    at::IntArrayRef size,
-    std::optional<at::ScalarType> dtype,
-    std::optional<at::Layout> layout,
-    std::optional<at::Device> device,
-    std::optional<bool> pinned,
-    std::optional<at::MemoryFormat> format) {
+Tensor empty(at::IntArrayRef size, std::optional<at::ScalarType> dtype,
+             std::optional<at::Layout> layout, std::optional<at::Device> device,
+             std::optional<bool> pinned, std::optional<at::MemoryFormat> format) {
   check_options(layout, device, pinned);
   auto scalar_type = at::dtype_or_default(dtype);
-  return filled_if_deterministic(
-      at::detail::empty_generic(size, device_allocator(), c10::DispatchKeySet(kKey), scalar_type, format));
+  return filled_if_deterministic(at::detail::empty_generic(
+      size, device_allocator(), c10::DispatchKeySet(kKey), scalar_type, format));
 }
 
-Tensor empty_strided(
-    at::IntArrayRef size,
-    at::IntArrayRef stride,
-    std::optional<at::ScalarType> dtype,
-    std::optional<at::Layout> layout,
-    std::optional<at::Device> device,
-    std::optional<bool> pinned) {
+Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride,
+                     std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
+                     std::optional<at::Device> device, std::optional<bool> pinned) {
   check_options(layout, device, pinned);
   auto scalar_type = at::dtype_or_default(dtype);
-  return filled_if_deterministic(
-      at::detail::empty_strided_generic(size, stride, device_allocator(), c10::DispatchKeySet(kKey), scalar_type));
+  return filled_if_deterministic(at::detail::empty_strided_generic(
+      size, stride, device_allocator(), c10::DispatchKeySet(kKey), scalar_type));
 }
 
-// torch's own CPU copy knows every dtype, stride, broadcast and conjugate; one of the two is on the device.
+// torch's own CPU copy knows every dtype, stride, broadcast and conjugate; one of the two is on the
+// device.
 Tensor copy_from(const Tensor& self, const Tensor& dst, bool non_blocking) {
   host_view(dst).copy_(host_view(self), non_blocking);
   return dst;
@@ -73,9 +66,7 @@ Tensor copy_from_and_resize(const Tensor& self, const Tensor& dst) {
   return copy_from(self, dst, false);
 }
 
-at::Scalar local_scalar(const Tensor& self) {
-  return at::_local_scalar_dense(host_view(self));
-}
+at::Scalar local_scalar(const Tensor& self) { return at::_local_scalar_dense(host_view(self)); }
 
 Tensor& set_nothing(Tensor& self) {
   c10::Storage storage(c10::Storage::use_byte_size_t(), 0, device_allocator(), /*resizable=*/true);
@@ -87,7 +78,7 @@ Tensor& set_storage(Tensor& self, at::Storage source) {
   return at::native::set_storage_cpu_(self, std::move(source), 0, {count}, {});
 }
 
-void record_stream(Tensor&, c10::Stream) {} // memory is free for reuse when an op has returned
+void record_stream(Tensor&, c10::Stream) {}  // memory is free for reuse when an op has returned
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("empty.memory_format", TORCH_FN(empty));
@@ -109,7 +100,8 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("record_stream", TORCH_FN(record_stream));
 }
 
-// A copy resolves conjugates itself. Left to torch's fallback, that would clone the source, which is a copy again, without end.
+// A copy resolves conjugates itself. Left to torch's fallback, that would clone the source, which
+// is a copy again, without end.
 TORCH_LIBRARY_IMPL(aten, Conjugate, m) {
   m.impl("_copy_from", torch::CppFunction::makeFallthrough());
 }
@@ -117,5 +109,5 @@ TORCH_LIBRARY_IMPL(aten, Negative, m) {
   m.impl("_copy_from", torch::CppFunction::makeFallthrough());
 }
 
-} // namespace
-} // namespace shiplap::backend
+}  // namespace
+}  // namespace shiplap::backend

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from . import _C
+from . import _C  # type: ignore[attr-defined]
 from ._inductor import INDUCTOR, inductor
 
 __all__ = [

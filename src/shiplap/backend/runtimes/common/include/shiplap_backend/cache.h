@@ -1,14 +1,15 @@
-// Compiled graphs by what they were built from: bounded, least recently used first out, safe between threads.
+// Compiled graphs by what they were built from: bounded, least recently used first out, safe
+// between threads.
 #pragma once
+
+#include <c10/util/FunctionRef.h>
+#include <c10/util/SmallVector.h>
 
 #include <chrono>
 #include <list>
 #include <memory>
 #include <mutex>
 #include <unordered_map>
-
-#include <c10/util/FunctionRef.h>
-#include <c10/util/SmallVector.h>
 
 namespace shiplap::backend {
 
@@ -36,8 +37,8 @@ class Cache {
  public:
   explicit Cache(size_t capacity) : capacity_(capacity) {}
 
-  // The value of `key`, made by `make` on a miss. Threads that miss the same key make it once, and others are not kept waiting. If
-  // `make` throws nothing is kept.
+  // The value of `key`, made by `make` on a miss. Threads that miss the same key make it once, and
+  // others are not kept waiting. If `make` throws nothing is kept.
   std::shared_ptr<Value> get(const Key& key, c10::function_ref<std::shared_ptr<Value>()> make) {
     auto slot = find_or_insert(key);
     std::lock_guard<std::mutex> making(slot->mutex);
@@ -58,8 +59,12 @@ class Cache {
 
   CacheInfo info() {
     std::lock_guard<std::mutex> lock(mutex_);
-    return {
-        static_cast<int64_t>(order_.size()), static_cast<int64_t>(capacity_), hits_, misses_, evictions_, compile_seconds_};
+    return {static_cast<int64_t>(order_.size()),
+            static_cast<int64_t>(capacity_),
+            hits_,
+            misses_,
+            evictions_,
+            compile_seconds_};
   }
 
   void clear() {
@@ -121,10 +126,10 @@ class Cache {
 
   std::mutex mutex_;
   size_t capacity_;
-  std::list<Entry> order_; // most recently used first
+  std::list<Entry> order_;  // most recently used first
   std::unordered_map<Key, typename std::list<Entry>::iterator, KeyHash> index_;
   int64_t hits_ = 0, misses_ = 0, evictions_ = 0;
   double compile_seconds_ = 0;
 };
 
-} // namespace shiplap::backend
+}  // namespace shiplap::backend

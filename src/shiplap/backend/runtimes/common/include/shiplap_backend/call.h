@@ -1,5 +1,13 @@
-// One execution of one overload: what generated code says of it, and the cache key that follows from that.
+// One execution of one overload: what generated code says of it, and the cache key that follows
+// from that.
 #pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Scalar.h>
+#include <c10/util/FunctionRef.h>
+#include <shiplap_backend/cache.h>
+#include <shiplap_backend/counters.h>
+#include <shiplap_backend/signature.h>
 
 #include <array>
 #include <optional>
@@ -7,23 +15,16 @@
 #include <type_traits>
 #include <vector>
 
-#include <ATen/core/Tensor.h>
-#include <c10/core/Scalar.h>
-#include <c10/util/FunctionRef.h>
-
-#include <shiplap_backend/cache.h>
-#include <shiplap_backend/counters.h>
-#include <shiplap_backend/signature.h>
-
 namespace shiplap::backend {
 
 class Call {
  public:
   explicit Call(OpInfo& op);
 
-  // The order of calls is the index for Graph::input. Any strides; a 0-dim CPU tensor is read where it is.
+  // The order of calls is the index for Graph::input. Any strides; a 0-dim CPU tensor is read where
+  // it is.
   Call& input(const at::Tensor& t);
-  Call& inputs(at::TensorList list); // each is one input
+  Call& inputs(at::TensorList list);  // each is one input
   // A 0-dim input: its value is not part of the key, so a new value compiles nothing.
   Call& scalar(const at::Scalar& s, at::ScalarType as);
   // Part of the key, with its type: 1, 1.0 and true are three attributes.
@@ -40,12 +41,12 @@ class Call {
 
  private:
   struct Operand {
-    at::Tensor tensor; // undefined: a scalar
+    at::Tensor tensor;  // undefined: a scalar
     at::ScalarType dtype;
     std::array<char, 16> value;
     bool row_major = true, copied = false;
-    c10::SmallVector<uint8_t, 6> order; // as Port::order, only if not row-major
-    uint64_t expanded = 0; // bit i: dim i of the tensor is expanded
+    c10::SmallVector<uint8_t, 6> order;  // as Port::order, only if not row-major
+    uint64_t expanded = 0;               // bit i: dim i of the tensor is expanded
   };
   enum Tag : int64_t { kBool, kInt, kFloat, kText, kType, kScalar, kNone, kSome, kList };
 
@@ -84,7 +85,8 @@ class Call {
   template <class List>
   void append_elements(const List& values) {
     word(kList, static_cast<int64_t>(values.size()));
-    for (size_t i = 0; i < values.size(); ++i) { // by index: vector<bool> and bitsets have no plain elements
+    for (size_t i = 0; i < values.size();
+         ++i) {  // by index: vector<bool> and bitsets have no plain elements
       append(static_cast<std::decay_t<decltype(values[0])>>(values[i]));
     }
   }
@@ -105,7 +107,8 @@ class Call {
   Key key_;
   c10::SmallVector<Operand, 4> inputs_;
   c10::SmallVector<Operand, 2> outputs_;
-  c10::SmallVector<at::Tensor, 2> targets_; // where scratch results go; undefined: the output is written in place
+  c10::SmallVector<at::Tensor, 2>
+      targets_;  // where scratch results go; undefined: the output is written in place
 };
 
 Cache<Executable>& executables();
@@ -113,12 +116,12 @@ Cache<Executable>& executables();
 // Whether this process was forked from one that had computed on the device; it cannot.
 bool in_bad_fork();
 
-// The layout that the target stores tensors in: their last dim in blocks of `last`, padded; 0: plain row-major memory. Applied
-// at the boundary of a graph only; tensors keep torch's layout.
+// The layout that the target stores tensors in: their last dim in blocks of `last`, padded; 0:
+// plain row-major memory. Applied at the boundary of a graph only; tensors keep torch's layout.
 struct Blocking {
   int64_t last = 0;
 };
 Blocking layout();
 void set_layout(Blocking blocking);
 
-} // namespace shiplap::backend
+}  // namespace shiplap::backend

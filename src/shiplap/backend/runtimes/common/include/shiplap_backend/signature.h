@@ -1,38 +1,39 @@
 // What a vendor's runtime is told of one graph: its ports, and how their tensors lie in memory.
 #pragma once
 
-#include <memory>
-
 #include <c10/core/ScalarType.h>
 #include <c10/util/DimVector.h>
 #include <c10/util/FunctionRef.h>
 #include <c10/util/SmallVector.h>
 
+#include <memory>
+
 namespace shiplap::backend {
 
-class Graph; // the vendor's: vendor.h
+class Graph;  // the vendor's: vendor.h
 
 struct Port {
   at::ScalarType dtype = at::kFloat;
-  c10::DimVector sizes; // of the tensor, as generated code speaks of it
-  // The memory, row-major: dim i of it is dim order[i] of the tensor. An expanded dim has 1 element there.
+  c10::DimVector sizes;  // of the tensor, as generated code speaks of it
+  // The memory, row-major: dim i of it is dim order[i] of the tensor. An expanded dim has 1 element
+  // there.
   c10::DimVector stored;
   c10::DimVector order;
-  // Blocked: the last dim of the tensor in blocks of this many, padded: [blocks, sizes[:-1]..., block]. 0: not blocked.
+  // Blocked: the last dim of the tensor in blocks of this many, padded: [blocks, sizes[:-1]...,
+  // block]. 0: not blocked.
   int64_t block = 0;
 
-  bool row_major() const {
-    return block == 0 && stored == sizes;
-  }
+  bool row_major() const { return block == 0 && stored == sizes; }
 };
 
 struct Signature {
   const char* op;
   c10::SmallVector<Port, 6> inputs, outputs;
-  int threads; // intra-op threads of the calling thread
+  int threads;  // intra-op threads of the calling thread
 };
 
-// A compiled graph. `run` may be called by several threads at a time; pointers are in the order of the ports.
+// A compiled graph. `run` may be called by several threads at a time; pointers are in the order of
+// the ports.
 class Executable {
  public:
   virtual ~Executable() = default;
@@ -40,6 +41,7 @@ class Executable {
 };
 
 // The vendor's: builds the graph by calling `emit` once, and compiles it.
-std::shared_ptr<Executable> compile(const Signature& signature, c10::function_ref<void(Graph&)> emit);
+std::shared_ptr<Executable> compile(const Signature& signature,
+                                    c10::function_ref<void(Graph&)> emit);
 
-} // namespace shiplap::backend
+}  // namespace shiplap::backend

@@ -1,0 +1,39 @@
+"""A package built for another torch is not loaded: its calls into torch's C++ would crash or compute nonsense."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from shiplap.backend.project import Project
+
+
+def run(root: Path, code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=120)
+
+
+def test_another_torch_is_refused_readably(project: Project, tmp_path: Path) -> None:
+    package = tmp_path / project.package.name
+    shutil.copytree(project.package, package)
+    manifest = json.loads((package / "_manifest.json").read_text())
+    name = next(iter(manifest["schemas"]))
+    manifest |= {"torch": "2.10.0", "schemas": {**manifest["schemas"], "gone_op.out": "0" * 12, name: "1" * 12}}
+    (package / "_manifest.json").write_text(json.dumps(manifest))
+    result = run(tmp_path, f"import {package.name}; {package.name}.autoload()")
+    assert result.returncode == 1  # an exception, not an abort
+    last = result.stderr[result.stderr.index("ImportError") :]
+    assert "was built for torch 2.10.0, installed is torch" in last
+    assert "gone_op.out" in last
+    assert "shiplap backend build" in last
+
+
+def test_autoload_twice_is_once(project: Project) -> None:
+    name = project.package.name
+    result = run(
+        project.root,
+        f"import {name}; {name}.autoload(); {name}.autoload(); import torch; print(torch.ones(2, device='openvino'))",
+    )
+    assert result.stdout.strip() == "tensor([1., 1.], device='openvino:0')"

@@ -1,0 +1,111 @@
+"""Autograd, optimisers, autocast and torch.compile on the device, against the CPU."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from shiplap import compat
+
+
+def trained(model: torch.nn.Module, x: torch.Tensor, make: Callable[..., Any], steps: int = 3) -> list[torch.Tensor]:
+    optimiser = make(model.parameters())
+    for _ in range(steps):
+        optimiser.zero_grad()
+        model(x).square().mean().backward()
+        optimiser.step()
+    return [p.detach().cpu() for p in model.parameters()]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+        lambda p: torch.optim.AdamW(p, lr=0.1),
+        lambda p: torch.optim.AdamW(p, lr=0.1, foreach=True),
+    ],
+    ids=["sgd", "adamw", "adamw foreach"],
+)
+def test_training_is_the_cpus(dev: Any, device: str, make: Callable[..., Any]) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(5, 8), torch.nn.ReLU(), torch.nn.LayerNorm(8), torch.nn.Linear(8, 3))
+    x = torch.randn(7, 5)
+    on = copy.deepcopy(model).to(device)
+    for got, want in zip(trained(on, x.to(device), make), trained(model, x, make), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+    assert dev.counters()["aten::mm.out"]["native"] > 0
+
+
+def test_gradients_through_fallback_and_views(dev: Any, device: str) -> None:
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        y = x.t()[1:].erfinv() * x[0, 0]
+        y = torch.cat([y, y.flip(0)]).cumsum(0)
+        return (y.sort(dim=0).values[1:] @ x).sum()
+
+    x = torch.rand(4, 4) * 0.5
+    (want,) = torch.autograd.grad(loss(x.requires_grad_()), x)
+    d = x.detach().to(device).requires_grad_()
+    (got,) = torch.autograd.grad(loss(d), d)
+    torch.testing.assert_close(got.cpu(), want)
+
+
+def test_gradcheck(dev: Any, device: str) -> None:
+    x = torch.rand(3, 4, dtype=torch.float64, device=device, requires_grad=True)
+    w = torch.rand(4, 2, dtype=torch.float64, device=device, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x, w: torch.relu(x @ w).sin(), (x, w))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast(dev: Any, device: str, dtype: torch.dtype) -> None:
+    a, b = torch.randn(4, 4), torch.randn(4, 4)
+    x, y = a.to(device), b.to(device)
+    with torch.autocast(device, dtype=dtype):
+        product = x @ y
+        assert product.dtype == dtype  # lower precision
+        assert torch.softmax(product, -1).dtype == torch.float32  # float32
+        assert (product + x).dtype == torch.float32  # torch's own promotion
+        assert torch.cat([product, x]).dtype == torch.float32  # widest
+        assert (x.double() @ y.double()).dtype == torch.float64  # never narrowed
+        with torch.autocast(device, enabled=False):
+            assert (x @ y).dtype == torch.float32
+    assert (x @ y).dtype == torch.float32
+    torch.testing.assert_close(product.float().cpu(), a @ b, rtol=0.05, atol=0.05)
+
+
+def test_amp_training_with_a_scaler(dev: Any, device: str) -> None:
+    model = torch.nn.Linear(4, 2).to(device)
+    before = model.weight.detach().cpu().clone()
+    optimiser, scaler = torch.optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler(device)
+    with torch.autocast(device, dtype=torch.float16):
+        loss = model(torch.ones(3, 4, device=device)).float().square().mean()
+    scaler.scale(loss).backward()
+    scaler.step(optimiser)
+    scaler.update()
+    assert not torch.equal(model.weight.detach().cpu(), before)
+    assert model.weight.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("backend", "options"),
+    [("eager", None), ("aot_eager", None), ("inductor", {"fallback_by_default": True}), ("inductor", None)],
+    ids=["eager", "aot_eager", "inductor, every op on the device", "inductor, pointwise ops fused on the host"],
+)
+def test_torch_compile(dev: Any, device: str, backend: str, options: Any) -> None:
+    compat.reset_compiler()
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.ReLU(), torch.nn.Linear(7, 3)).to(device)
+    x = torch.randn(4, 5, device=device)
+    want = torch.autograd.grad(model(x).square().sum(), list(model.parameters()))
+    compiled = torch.compile(model, backend=backend, fullgraph=True, **({"options": options} if options else {}))
+    dev.reset_counters()
+    got = torch.autograd.grad(compiled(x).square().sum(), list(model.parameters()))
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a.cpu(), b.cpu())
+    counts = dev.counters()
+    assert counts["aten::mm.out"]["native"] > 0  # products stay on the device
+    assert ("aten::relu" in counts) == (options is not None or backend != "inductor")
+    compat.reset_compiler()
