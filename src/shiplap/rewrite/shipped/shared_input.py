@@ -1,0 +1,7 @@
+"""Query, key and value, or gate and up, of one input: one wide product, where that pays."""
+
+from shiplap.rewrite.group import WideLinears
+
+__all__ = ["shared_input_linears"]
+
+shared_input_linears = WideLinears()
