@@ -1,4 +1,4 @@
-"""Compile a generated project with ninja: one object a translation unit, the device core as one more, one extension module."""
+"""Compile a generated project with ninja: one object a translation unit, linked into one extension module."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from shiplap.backend.vendor import Functions, Parameter, VendorFunction
+from shiplap.backend.vendor import Functions, Parameter, VendorFunction, enum_values
 
 __all__ = ["Compiler", "ExpressionError", "Typed", "Vocabulary", "nearest"]
 
@@ -47,7 +47,7 @@ def _inside(expected: str) -> str:
 
 @dataclass(frozen=True)
 class Typed:
-    """C++ of one subexpression and what it is: node, nodes, tensor, int, ints, float, bool, str, dtype, scalar, none."""
+    """C++ of one subexpression, and what it is: node, tensor, int, ints, float, bool, str, dtype, scalar, none."""
 
     kind: str
     code: str
@@ -65,7 +65,7 @@ class Vocabulary:
 
 @dataclass
 class Compiler:
-    """Compiles the expressions of one overload; ``nodes`` are the names that are graph inputs, ``values`` all arguments."""
+    """Compiles the expressions of one overload; ``nodes`` names what can be a graph input, ``values`` all arguments."""
 
     vocabulary: Vocabulary
     nodes: Mapping[str, str]
@@ -76,6 +76,7 @@ class Compiler:
     inputs: set[str] = field(default_factory=set)
     headers: set[str] = field(default_factory=set)
     conditions: dict[str, None] = field(default_factory=dict)
+    scopes: list[str] = field(default_factory=list)  # the vendor functions around the current argument
 
     def compile(self, source: str, expected: str = "node") -> Typed:
         """C++ of ``source`` as a value of kind ``expected``; ExpressionError says what is wrong with it."""
@@ -245,10 +246,12 @@ class Compiler:
         problems = []
         for function in overloads:
             before = set(self.used), set(self.baked), set(self.inputs)
+            depth = len(self.scopes)
             try:
                 arguments = self._arguments(function, tree)
             except ExpressionError as e:
                 problems.append(str(e))
+                del self.scopes[depth:]
                 self.used, self.baked, self.inputs = before
                 continue
             self.headers.add(function.header)
@@ -289,11 +292,15 @@ class Compiler:
         return ", ".join(codes)
 
     def _argument(self, function: VendorFunction, parameter: Parameter, tree: ast.expr) -> str:
+        self.scopes.append(function.call)
         value = self._visit(tree, parameter.kind)
+        self.scopes.pop()
         try:
             if parameter.kind == "node" and parameter.name in self.vocabulary.index_parameters:
                 return value.code if value.kind == "node" else f"constant({self._index(value, tree)})"
+            self.scopes.append(function.call)
             code = self._as(value, parameter.kind, tree).code
+            self.scopes.pop()
         except ExpressionError as e:
             raise ExpressionError(f"{function}, {parameter.name}: {e}") from None
         if parameter.kind == "ints" and not parameter.cpp.startswith("at::"):
@@ -301,6 +308,12 @@ class Compiler:
         if parameter.kind == "dtype" and "element" in parameter.cpp:
             return f"vendor_type({code})"
         return code
+
+    def _enum(self, call: str, expected: str, value: Typed) -> Typed:
+        values = enum_values(self.vocabulary.enums, expected, call)
+        if value.code not in values:
+            raise ExpressionError(f"{value.code!r} is no {expected}{nearest(value.code, values)}")
+        return Typed(expected, values[value.code])
 
     def _index(self, value: Typed, tree: ast.expr) -> str:
         """An integer or list of integers as a constant of the graph."""
@@ -318,10 +331,7 @@ class Compiler:
         if expected == "dtype" and kind == "literal" and value.code in DTYPES:
             return Typed("dtype", DTYPES[value.code])
         if expected.startswith("enum ") and kind == "literal":
-            values = self.vocabulary.enums.get(expected.split()[1].rpartition("::")[2], {})
-            if value.code not in values:
-                raise ExpressionError(f"{value.code!r} is no {expected}{nearest(value.code, values)}")
-            return Typed(expected, values[value.code])
+            return self._enum(self.scopes[-1], expected, value)
         if expected == "str" and kind == "literal":
             return Typed("str", f'"{value.code}"')
         if expected == "float" and kind in ("int", "scalar", "scalar?"):

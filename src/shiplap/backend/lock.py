@@ -1,4 +1,4 @@
-"""The schema lock: overload → schema, of the torch that a project was checked against; a readable difference stops it."""
+"""The schema lock: overload → schema of the torch that a project was checked against; drift stops the generator."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shiplap.backend.metadata import Metadata
 from shiplap.compat.declarations import Declaration, declarations
 from shiplap.errors import error
 
-__all__ = ["Change", "Lock", "digest", "difference", "hold", "read", "snapshot"]
+__all__ = ["Change", "Lock", "difference", "digest", "hold", "read", "snapshot"]
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,8 @@ def read(path: Path) -> Lock:
         return Lock(str(data["torch"]), {str(k): str(v) for k, v in data["schemas"].items()})
     except (ValueError, KeyError, AttributeError) as e:
         raise error("SL904", where=str(path), what="schema lock is damaged", got=f"{type(e).__name__}: {e}",
-                    expected="a file that 'shiplap backend gen' wrote", fix="restore it from version control") from None  # fmt: skip
+                    expected="a file that 'shiplap backend gen' wrote",
+                    fix="restore it from version control") from None  # fmt: skip
 
 
 def difference(old: Lock, new: Lock) -> list[Change]:

@@ -113,7 +113,8 @@ class _Mapping:
             a.name: f"n_{a.name}" for a in declaration.inputs if kind(a) in ("tensor", "tensors", "scalar", "scalar?")
         }
         self.graph = Compiler(words, nodes, self.values)
-        self.plain = Compiler(words, {}, self.values)
+        # Guards run before shapes are inferred: an output is only what the caller passed.
+        self.plain = Compiler(words, {}, {**self.values, **{a.name: Typed("tensor", a.name) for a in declaration.outs}})
 
     def wrapper(self) -> Wrapper:
         self._check_names()
@@ -313,19 +314,10 @@ class _Mapping:
         return "" if how == "raw" else f", {DTYPES.get(how, 'compute')}"
 
     def _keys(self) -> Iterator[str]:
-        """Statements that fill the ``Call``: inputs in declared order, then what was baked."""
+        """Statements that fill the ``Call``: inputs in declared order, then what decides the graph's form."""
         for a in self.d.inputs:
             if a.name in self.graph.inputs:
-                yield (
-                    {
-                        "tensor": f"call.input({a.name});",
-                        "tensors": f"call.inputs({a.name});",
-                        "scalar": f"call.scalar({a.name}, compute);",
-                        "scalar?": f"call.attribute(has({a.name})); if (has({a.name})) call.scalar(*{a.name}, compute);",
-                    }[kind(a)]
-                    if a.type != "Tensor?"
-                    else (f"call.attribute(has({a.name})); if (has({a.name})) call.input(value({a.name}));")
-                )
+                yield self._given(a)
             elif a.tensor and a.name in self.graph.used:
                 yield f"call.attribute(geometry({self.values[a.name].code}));"
             if a.name in self.graph.baked:
@@ -334,6 +326,17 @@ class _Mapping:
             yield f"call.attribute({condition});"
         if "compute" in self.family.key:
             yield "call.attribute(compute);"
+
+    def _given(self, a: Argument) -> str:
+        """The statement that makes one argument an input."""
+        inputs = {
+            "tensor": f"call.input({self.values[a.name].code});",
+            "tensors": f"call.inputs(list_of({a.name}));",
+            "scalar": f"call.scalar({a.name}, compute);",
+            "scalar?": f"call.scalar(*{a.name}, compute);",
+        }
+        statement = inputs[kind(a)]
+        return f"call.attribute(has({a.name})); if (has({a.name})) {statement}" if a.type.endswith("?") else statement
 
     def _nodes(self) -> Iterator[str]:
         for a in self.d.inputs:

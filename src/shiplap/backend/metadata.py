@@ -62,6 +62,7 @@ class Target(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     operators: dict[str, str] = {}
     index_parameters: list[str] = []
     layout: dict[str, int] = {}
+    falls_back: dict[str, str] = {}
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

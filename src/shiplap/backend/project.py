@@ -55,15 +55,16 @@ def new(device: str, runtime_name: str, root: Path, *, units: int = 16) -> Proje
     """Write a project for ``device``. SL905 if the name is no identifier or ``root`` holds something already."""
     chosen = runtime(runtime_name)
     if not re.fullmatch(r"[a-z][a-z0-9_]*", device) or hasattr(torch, device):
-        raise error("SL905", where=device, got=f"device name {device!r}", expected="a lower-case word that is no attribute of torch",
-                    fix="choose another name")  # fmt: skip
+        raise error("SL905", where=device, got=f"device name {device!r}",
+                    expected="a lower-case word that is no attribute of torch", fix="choose another name")  # fmt: skip
     if root.exists() and any(root.iterdir()):
         raise error("SL905", where=str(root), got="a directory that is not empty", expected="a new directory",
                     fix="name another one")  # fmt: skip
     project = Project(root, device, chosen, units)
     context = {"device": device, "runtime": chosen.name, "units": units, "requires": chosen.requires}
     files = {
-        "backend.toml": "backend.toml", "ops.yaml": "ops.yaml", "setup.py": "setup.py", "pyproject.toml": "pyproject.toml",
+        "backend.toml": "backend.toml", "ops.yaml": "ops.yaml", "setup.py": "setup.py",
+        "pyproject.toml": "pyproject.toml",
         f"torch_{device}/__init__.py": "package.py",
     }  # fmt: skip
     for name, template in files.items():
@@ -90,7 +91,7 @@ def open_project(root: Path) -> Project:
 
 
 def gen(project: Project, *, accept_drift: bool = False) -> tuple[Generated, list[str]]:
-    """Generate into ``project``; returns what was made and the files touched. SL904 stops it where schemas have drifted."""
+    """Generate into ``project``; returns what was made and the files touched. SL904 where schemas have drifted."""
     metadata = project.metadata()
     lock.hold(project.lock, metadata, accept=accept_drift)
     made = generate(metadata, project.runtime, units=project.units)

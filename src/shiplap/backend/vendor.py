@@ -1,4 +1,4 @@
-"""C++ headers that a vendor ships → functions with typed parameters, so that metadata is checked before a compiler sees it.
+"""C++ headers that a vendor ships → functions with typed parameters: metadata is checked before a compiler sees it.
 
 Two shapes are read: constructors of node classes (OpenVINO), and free functions (our helpers, runtimes without node
 classes). A parameter of a type that no expression can produce makes that one overload unusable, not the file.
@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
-__all__ = ["Functions", "Parameter", "VendorFunction", "enums", "free_functions", "node_classes"]
+__all__ = ["Functions", "Parameter", "VendorFunction", "enum_values", "enums", "free_functions", "node_classes"]
 
 # What an expression computes, by the C++ type of a parameter; Shape, Strides and the like are made from integers.
 _KINDS = {
@@ -91,6 +92,9 @@ def _parameter(text: str) -> Parameter | None:
     if "Attributes" in key or "*" in key or "shared_ptr" in key:
         return None
     kind = _KINDS.get(key) or (f"enum {key}" if re.fullmatch(r"\w+", key) and key[0].isupper() else "")
+    # Types of the vendor's own namespace are written without it inside its headers.
+    if kind == "ints" and re.fullmatch(r"[A-Z]\w*", plain):
+        plain = f"ov::{plain}"
     return Parameter(m[2], kind, plain, bool(default)) if kind else None
 
 
@@ -100,7 +104,7 @@ def _parameters(text: str) -> tuple[Parameter, ...] | None:
 
 
 def node_classes(headers: Path, table: Path, *, make: str = "make", every: str = "makes") -> Functions:
-    """Constructors of the classes that ``table`` lists (``_OPENVINO_OP_REG(Add, ov::op::v1)``), from ``headers/*.hpp``."""
+    """Constructors of the classes that ``table`` lists as ``_OPENVINO_OP_REG(Add, ov::op::v1)``, from ``headers``."""
     listed = dict(re.findall(r"^_OPENVINO_OP_REG\((\w+), ([\w:]+)\)", table.read_text(encoding="utf-8"), re.M))
     found: dict[str, list[VendorFunction]] = {}
     for header in sorted(headers.glob("*.hpp")):
@@ -153,12 +157,25 @@ def free_functions(header: Path, namespace: str, include: str) -> Functions:
 
 
 def enums(headers: Path) -> dict[str, dict[str, str]]:
-    """``{enum: {value: C++ name}}`` of the ``enum class`` definitions under ``headers``."""
+    """``{qualified enum: {value: C++ name}}`` of the ``enum class`` definitions under ``headers``."""
     found: dict[str, dict[str, str]] = {}
     for header in sorted(headers.rglob("*.hpp")):
         text = _uncommented(header.read_text(encoding="utf-8"))
         for m in re.finditer(r"enum class (?:OPENVINO_API )?(\w+)[^{;]*\{([^}]*)\}", text):
             scope = "::".join([*_open_namespaces(text, m.start()), m[1]])
             values = [v.partition("=")[0].strip() for v in m[2].split(",") if v.strip()]
-            found.setdefault(m[1], {v: f"{scope}::{v}" for v in values})
+            found[scope] = {v: f"{scope}::{v}" for v in values}
     return found
+
+
+def enum_values(enums: Mapping[str, Mapping[str, str]], kind: str, call: str) -> Mapping[str, str]:
+    """The values of the enum that ``kind`` names inside the class that ``call`` makes: the closest of that name."""
+    name = kind.split()[1].rpartition("::")[2]
+    around = call.partition("<")[2].rstrip(">")
+
+    def shared(scope: str) -> int:
+        pairs = zip(scope.split("::"), around.split("::"), strict=False)
+        return sum(1 for _ in takewhile(lambda p: p[0] == p[1], pairs))
+
+    candidates = [scope for scope in enums if scope.rpartition("::")[2] == name]
+    return enums[max(candidates, key=shared)] if candidates else {}

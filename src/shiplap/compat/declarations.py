@@ -66,6 +66,7 @@ class Declaration:
     tags: tuple[str, ...]
     composite: str
     cpu: bool
+    delegate: str = ""
 
     @property
     def identifier(self) -> str:
@@ -108,12 +109,16 @@ def _declaration(f: Any, group: Any, indices: Any) -> Declaration:
 
     with native_function_manager(f):
         signature = NativeSignature(f.func, symint=False)
-        structured = _structured(group, signature) if group is not None and group.structured and f is group.out else None
+        structured = (
+            _structured(group, signature) if group is not None and group.structured and f is group.out else None
+        )
         outs = {a.name for a in f.func.arguments.out}
         arguments = tuple(_argument(b, outs) for b in signature.arguments())
         returns = signature.returns_type().cpp_type()
     name = str(f.func.name)
-    others = group.functions() if structured else ()
+    # The primary overload of a group is its structured out=, or else its functional one.
+    primary = group is not None and f is (group.out if group.structured else getattr(group, "functional", None))
+    others = group.functions() if primary else ()
     return Declaration(
         name=name,
         schema=str(f.func),
@@ -128,6 +133,7 @@ def _declaration(f: Any, group: Any, indices: Any) -> Declaration:
         tags=tuple(sorted(f.tags)),
         composite=_composite(f),
         cpu=_cpu(f, group, indices),
+        delegate=str(f.structured_delegate or ""),
     )
 
 

@@ -114,7 +114,7 @@ inline at::Tensor make_result(at::IntArrayRef sizes, const at::Tensor& of, at::S
 inline void broadcast(const at::Tensor& out, at::ScalarType dtype, std::initializer_list<at::Tensor> operands) {
   at::TensorIteratorConfig config;
   config.check_all_same_dtype(false).check_all_same_device(false).set_check_mem_overlap(true);
-  if (out.defined()) config.add_output(out); else config.declare_static_dtype_and_device(dtype, c10::Device(c10::DeviceType::PrivateUse1, 0)).add_output(at::Tensor());
+  if (out.defined()) config.add_output(out); else config.declare_static_dtype_and_device(dtype, c10::Device(c10::DeviceType::PrivateUse1, 0)).add_owned_output(at::Tensor());
   for (const auto& t : operands) config.add_owned_const_input(t);
   auto iterator = config.build();
   const_cast<at::Tensor&>(out) = iterator.output();

@@ -1,0 +1,57 @@
+"""``shiplap backend audit``: PyTorch's OpInfo database on the device against the CPU."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shiplap.cli import console
+
+__all__ = ["command"]
+
+EPILOG = """\b
+Examples:
+  shiplap backend audit torch-openvino                           float32, every operator
+  shiplap backend audit torch-openvino --dtypes f32,bf16,i64     several dtypes
+  shiplap backend audit torch-openvino --match '^add|^mm$'       some operators
+  shiplap backend audit torch-openvino --json > opinfo.json      every verdict, with its reason
+
+\b
+Exit status:
+  0  no wrong value and no crash
+  1  a wrong value, an error or a crash
+  2  the device does not load, or no operator matches"""
+
+
+def command(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A project that was built.")],
+    dtypes: Annotated[str, typer.Option("--dtypes", help="Of f32 bf16 f16 f64 i64 i32 i16 i8 u8 bool.")] = "f32",
+    match: Annotated[str, typer.Option("--match", help="Regular expression on the operator's name.")] = "",
+    samples: Annotated[int, typer.Option("--samples", min=1, help="At most so many samples an operator.")] = 8,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON value: counts and verdicts.")] = False,
+) -> None:
+    """Run every sample of the OpInfo database on the device and on the CPU, in processes that may crash."""
+    from shiplap.backend import audit
+    from shiplap.backend.project import open_project
+    from shiplap.errors import error
+
+    project = open_project(directory)
+    names = [n for n in audit.operators(project) if re.search(match, n)]
+    if not names:
+        raise error(
+            "SL613", where="--match", got=f"no operator matches {match!r}", expected="part of a name such as 'add'"
+        )
+    verdicts = list(audit.audit(project, names, dtypes.split(","), samples=samples, tell=console.note))
+    bad = [v for v in verdicts if v.state in ("fail", "crash")]
+    if json:
+        console.emit_json({"counts": audit.table(verdicts), "verdicts": [v.as_json() for v in verdicts]})
+    else:
+        for dtype, counts in audit.table(verdicts).items():
+            console.out().print(f"{dtype:5}" + "  ".join(f"{k} {n}" for k, n in counts.items()), markup=False)
+        for v in bad:
+            console.out().print(f"{v.state}  {v.op}  {v.dtype}  {v.failure}", markup=False)
+    if bad:
+        raise typer.Exit(console.FAILED)
