@@ -11,7 +11,6 @@ from torch import Generator, Tensor
 
 import shiplap as sl
 from shiplap.kernels.slidesparse import formats, layers, ops
-from shiplap.kernels.slidesparse.formats import DEPTH
 from shiplap.kernels.slidesparse.quantise import quantise_weight
 
 __all__ = ["pack_for"]
