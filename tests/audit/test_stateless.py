@@ -105,3 +105,32 @@ def test_stateless_names_libraries_that_are_elsewhere(monkeypatch):
     assert isinstance(sl.cabi("/nowhere/libfar.so", "f"), CAbi)
     found = look(good.saxpy, "stateless")
     assert (found.verdict, found.evidence) == ("skip", "not on this machine: libfar.so")
+
+
+def test_state_that_a_library_admits_is_told_and_is_not_ok(tmp_path, monkeypatch):
+    """A plan registry, say: skip with its reason. What it does not name, and thread-locals, stay failures."""
+    source = tmp_path / "a.c"
+    source.write_text("""#include <stdint.h>
+void* plans;
+__attribute__((visibility("default"))) const char shiplap_keeps[] =
+    "plans: made before, never changed\\nlost: no reason";
+#ifdef MORE
+MORE lost;
+#endif
+int f(void) { return plans != 0; }""")
+
+    def verdict(*more):
+        library = tmp_path / f"lib{len(more[0]) if more else 0}.so"
+        subprocess.run(["cc", "-shared", "-fPIC", *more, "-o", library, source], check=True)
+        monkeypatch.setattr(stateless, "locate", lambda path: library)
+        return look(good.saxpy, "stateless")
+
+    found = verdict()
+    assert found.verdict == "skip"
+    assert "keeps plans (made before, never changed), and says so" in found.evidence
+    assert verdict("-DMORE=int").verdict == "skip"
+    threaded = verdict("-DMORE=_Thread_local int")
+    assert threaded.verdict == "fail"
+    assert "lost (4 bytes, thread-local)" in threaded.evidence
+    source.write_text(source.read_text().replace("lost: no reason", ""))
+    assert "lost (4 bytes, global)" in verdict("-DMORE=float").evidence

@@ -56,12 +56,17 @@ class State:
         runtime: set aside, each with its owner.
         nameless: bytes by section that no symbol accounts for, since the library was stripped.
         linked_in: a C++ runtime is part of the library, so nameless and local state may be its own.
+        declared: globals that the library admits, each with its reason; never thread-locals.
     """
 
     symbols: tuple[Symbol, ...] = ()
     runtime: tuple[str, ...] = ()
     nameless: tuple[tuple[str, int], ...] = ()
     linked_in: bool = False
+    declared: tuple[str, ...] = ()
+
+
+KEEPS = "shiplap_keeps"  # an exported const char[] with a line "name: reason" for each global that a library admits
 
 
 def state_of(library: Path) -> State:
@@ -92,7 +97,8 @@ def _read(library: Path, changed: int) -> State:
         with library.open("rb") as file:
             elf = ELFFile(file)
             tables = [elf.get_section_by_name(name) for name in (".symtab", ".dynsym")]
-            found = _symbols(elf, next(t for t in tables if t is not None))
+            table = next(t for t in tables if t is not None)
+            found = _admitted(_symbols(elf, table), _text(elf, table, KEEPS))
             return replace(found, nameless=_nameless(elf, found)) if tables[0] is None else found
     except (ELFError, StopIteration) as e:
         raise ValueError(f"{library.name} has no readable ELF symbol table: {e}") from None
@@ -123,6 +129,24 @@ def _symbols(elf: Any, table: Any) -> State:
             found[Symbol(entry.name, entry["st_size"], where)] = entry["st_info"]["bind"] == "STB_LOCAL"
     certain = [s for s, local in found.items() if not (linked_in and local)]
     return State(tuple(sorted(certain, key=lambda s: (s.kind, s.name))), tuple(sorted(runtime)), (), linked_in)
+
+
+def _text(elf: Any, table: Any, name: str) -> str:
+    """The constant string ``name``; empty without one."""
+    for entry in table.get_symbol_by_name(name) or ():
+        section = elf.get_section(entry["st_shndx"]) if not isinstance(entry["st_shndx"], str) else None
+        if section is not None and not _writable(section.name):
+            start = entry["st_value"] - section["sh_addr"]
+            return section.data()[start : start + entry["st_size"]].rstrip(b"\0").decode(errors="replace")
+    return ""
+
+
+def _admitted(state: State, text: str) -> State:
+    """``state`` with what the library admits set apart from what it does not."""
+    reasons = dict(line.split(": ", 1) for line in text.splitlines() if ": " in line)
+    admitted = [s for s in state.symbols if s.kind == "global" and s.name in reasons]
+    others = tuple(s for s in state.symbols if s not in admitted)
+    return replace(state, symbols=others, declared=tuple(f"{s.name} ({reasons[s.name]})" for s in admitted))
 
 
 def _owner(name: str) -> str:

@@ -336,6 +336,7 @@ def test_many_plans_are_found_again_and_refused_calls_leave_nothing(opened):
 
 def test_the_library_keeps_one_thing(opened):
     state = state_of(native.LIBRARY)
-    assert [s.name for s in state.symbols] == ["_ZN7shiplap11slidesparse2lt20slidesparse_lt_plansE"]
-    assert not [s for s in state.symbols if s.kind == "thread-local"]
+    assert state.symbols == ()
+    (kept,) = state.declared
+    assert kept.startswith("slidesparse_lt_registry (plans by problem and handles by device, added outside captures")
     assert not [size for section, size in state.nameless if section.startswith((".tbss", ".tdata"))]

@@ -48,7 +48,7 @@ def cases(samples: Samples) -> Iterable[Case]:
 
 
 def observe(op: Op, case: Case) -> Observation:
-    notes, unclear = [], []
+    notes, unclear, admitted = [], [], []
     there, absent = located(op)
     if not there:
         return Observation(skip=f"not on this machine: {_listed(absent)}")
@@ -65,9 +65,11 @@ def observe(op: Op, case: Case) -> Observation:
                 f"{library.name} keeps thread-local memory, nameless since stripped: {_listed(threaded)}"
             )
         unclear += [reason] if (reason := _unclear(library.name, state)) else []
+        if state.declared:
+            admitted.append(f"{library.name} keeps {_listed(state.declared)}, and says so")
         notes += [f"{library.name}: only {_listed(state.runtime)}" if state.runtime else f"{library.name}: none"]
-    if unclear:
-        return Observation(skip="; ".join(unclear))
+    if unclear or admitted:  # whether what it keeps is harmless, cuda_graph, threads and workspace observe
+        return Observation(skip="; ".join(unclear + admitted))
     return Observation(note="; ".join(notes + [f"{name} is not on this machine" for name in absent]))
 
 

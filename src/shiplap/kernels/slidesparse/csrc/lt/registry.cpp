@@ -17,18 +17,23 @@ size_t Problem::hash() const {
 }
 
 // Created at the first call and never destroyed: `forget` is the only way to an end.
-std::atomic<Registry*> slidesparse_lt_plans{nullptr};
+extern "C" __attribute__((visibility("hidden"))) std::atomic<Registry*> slidesparse_lt_registry;
+std::atomic<Registry*> slidesparse_lt_registry{nullptr};
+// Read by `shiplap audit`.
+extern "C" SL_EXPORT const char shiplap_keeps[];
+const char shiplap_keeps[] =
+    "slidesparse_lt_registry: plans by problem and handles by device, added outside captures, never changed or removed";
 
 Registry& registry() {
-  Registry* found = slidesparse_lt_plans.load(std::memory_order_acquire);
+  Registry* found = slidesparse_lt_registry.load(std::memory_order_acquire);
   if (found != nullptr) return *found;
   auto* fresh = new Registry;
-  if (slidesparse_lt_plans.compare_exchange_strong(found, fresh)) return *fresh;
+  if (slidesparse_lt_registry.compare_exchange_strong(found, fresh)) return *fresh;
   delete fresh;
   return *found;
 }
 
-void forget() { delete slidesparse_lt_plans.exchange(nullptr); }
+void forget() { delete slidesparse_lt_registry.exchange(nullptr); }
 
 int Registry::open(const char* cublaslt, const char* cusparselt, const char* driver, const Version& oldest,
                    const Report& report) {
@@ -71,7 +76,7 @@ int Registry::may_make(const Problem& p, Stream stream, const Report& report) {
   if (driver_->cuStreamIsCapturing(stream, &capturing) != 0 || capturing != 0) {
     return report.fail(SL_INVALID_ARGUMENT,
                        "no plan for m=%lld n=%lld k=%lld with algorithm %lld, and none is made while a CUDA graph is "
-                       "captured: call slidesparse.prepare for this number of rows before",
+                       "captured: run it once with as many rows before (slidesparse.lt.prepare)",
                        static_cast<long long>(p.m), static_cast<long long>(p.n), static_cast<long long>(p.k),
                        static_cast<long long>(p.algorithm));
   }
@@ -105,7 +110,7 @@ int Registry::plan(const Problem& problem, Stream stream, const Report& report, 
   SHIPLAP_LT_TRY(open_driver("", report));
   SHIPLAP_LT_TRY(may_make(problem, stream, report));
   if (cusparselt_ == nullptr) {
-    return report.fail(SL_UNSUPPORTED, "cuSPARSELt is not open in this process: call slidesparse.prepare first");
+    return report.fail(SL_UNSUPPORTED, "cuSPARSELt is not open in this process: ask shiplap.kernels.slidesparse.lt.available() first");
   }
   Device* device = nullptr;
   SHIPLAP_LT_TRY(own(problem.device, report, &device));
