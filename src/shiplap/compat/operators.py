@@ -67,8 +67,9 @@ def _packet(name: str) -> Any:
 
 @cache
 def _overloads(packet: Any) -> tuple[Any, ...]:
+    """Those that are called from Python, with the fewest arguments first; dims have no names in compiled code."""
     names = packet.overloads() if packet is not None else ()
-    found = [getattr(packet, n) for n in names if "out" not in n]
+    found = [o for o in (getattr(packet, n) for n in names if "out" not in n) if "Dimname" not in str(o._schema)]
     return tuple(sorted(found, key=lambda o: len(o._schema.arguments)))
 
 
@@ -79,16 +80,12 @@ def _of_schema(overload: Any) -> Signature:
 
 
 def _fits(overload: Any, node: Node) -> bool:
-    arguments = overload._schema.arguments
-    if len(node.args) > len(arguments) or not set(node.kwargs) <= {
-        "input" if a.name == "self" else a.name for a in arguments
-    }:
+    positional = [a for a in overload._schema.arguments if not a.kwarg_only]
+    names = {"input" if a.name == "self" else a.name for a in overload._schema.arguments}
+    if len(node.args) > len(positional) or not set(node.kwargs) <= names:
         return False
-    return all(
-        _is_tensor(v) == (str(a.type) in ("Tensor", "Optional[Tensor]"))
-        for a, v in zip(arguments, node.args, strict=False)
-        if v is not None
-    )
+    pairs = zip(positional, node.args, strict=False)
+    return all(_is_tensor(v) == (str(a.type) in ("Tensor", "Optional[Tensor]")) for a, v in pairs if v is not None)
 
 
 def _is_tensor(v: Any) -> bool:

@@ -28,6 +28,7 @@ __all__ = ["Drawn"]
 
 SEED = 0
 STAND_IN = 0.7390851332151607  # a float argument while a pattern is traced: no constant of a model is this by accident
+FLOATS = (1e-6, 1e-3, 0.125, 2.0, 16.0)  # tried where the guards do not admit the default of a float argument
 NARROW = ("bfloat16", "float16")
 RANKS = ((), (2, 3))  # of a variadic dim, besides the usual (2,)
 
@@ -41,7 +42,7 @@ class Drawn:
         self.signature, self.guards, self.given = signature, guards, given
         # With these, `Samples` takes this for an op. Guards on sizes alone are preconditions: it finds what holds.
         self.sampler = None
-        self.spec = signature.spec(g.source for g in guards if g.names and g.names <= signature.dims)
+        self.spec = signature.spec(filter(None, (g.of_dims(signature.dim_at, signature.dims) for g in guards)))
         self._checker = Checker(self.spec)
         self._made: dict[Any, Pattern] = {}
 
@@ -67,7 +68,9 @@ class Drawn:
                     recipe = changed
                     taken.add(wanted)
                     break
-        return recipe
+        floats = [a.name for a in self.spec.scalars if a.scalar == "float"]
+        tried = (recipe.but(scalars=dict.fromkeys(floats, v)) for v in FLOATS)
+        return next((r for r in (recipe, *tried) if self._admitted(r)), recipe)
 
     def _forms(self) -> Iterator[Recipe]:
         """The base, then each optional argument absent, then other ranks: what a pattern may look different for."""
@@ -148,7 +151,7 @@ class Drawn:
             if form.sizes != self.base.sizes and (level == "pre-grad" or not self._ranks(form) & ranks):
                 continue
             for recipe in (form, *(self._in(form, dtype) for dtype in sorted(narrow))):
-                if (case := self._admitted(recipe)) is not None:
+                if recipe is not None and (case := self.samples.make(recipe)) is not None:  # guards say nothing here
                     args = zip(self.signature.parameters, case.fresh(), strict=True)
                     yield str(recipe), tuple(floats.get(n, a) for n, a in args), {v: k for k, v in floats.items()}
 

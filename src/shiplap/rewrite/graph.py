@@ -15,6 +15,7 @@ from torch.fx.node import map_arg
 
 from shiplap.compat import nodes as fx
 from shiplap.rewrite.match import Level, Match, NearMiss, Obstacle, Saving
+from shiplap.verify.run import quiet
 
 __all__ = ["Refused", "describe", "flat_nodes", "mutates", "operator_name", "place", "source_line", "value"]
 
@@ -53,7 +54,8 @@ def place(
     miss = _miss(level, rewrite, outputs[0], len(replaced))
     inputs = flat_nodes(args)
     try:
-        made = fx.trace(lambda *values: fn(*_filled(args, inputs, values)), [value(n) for n in inputs], level)
+        with quiet():
+            made = fx.trace(lambda *values: fn(*_filled(args, inputs, values)), [value(n) for n in inputs], level)
     except Refused as e:
         return miss(e.obstacle, str(e))
     except Exception as e:

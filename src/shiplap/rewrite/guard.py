@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from shiplap.compat import sizes
-from shiplap.errors import error
-from shiplap.op.expr import FUNCTIONS
+from shiplap.errors import ShiplapError, error
+from shiplap.op.expr import FUNCTIONS, Expr
 
 __all__ = ["Guard"]
 
@@ -60,6 +60,27 @@ class Guard:
     @cached_property
     def names(self) -> frozenset[str]:
         return frozenset(n.id for n in ast.walk(self._tree) if isinstance(n, ast.Name)) - _DTYPES.keys()
+
+    def of_dims(self, dim_at: Callable[[str, int], str], dims: frozenset[str]) -> str:
+        """The guard in terms of named dims alone, from which sizes that hold can be searched; empty if it is not so."""
+
+        class Named(ast.NodeTransformer):
+            def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+                owner, at = node.value, node.slice
+                if isinstance(owner, ast.Attribute) and owner.attr == "shape" and isinstance(owner.value, ast.Name):
+                    try:
+                        name = dim_at(owner.value.id, int(ast.literal_eval(at)))
+                    except (ValueError, TypeError):
+                        name = ""
+                    return ast.Name(name, ast.Load()) if name else node
+                return node
+
+        text = ast.unparse(Named().visit(ast.parse(self.source, mode="eval")))
+        try:
+            expr = Expr.parse(text, "guard")
+        except ShiplapError:
+            return ""
+        return text if expr.names and expr.names <= dims else ""
 
     def refuses(self, env: Mapping[str, Any], *, may_guard: bool = True) -> str:
         """Empty when the guard holds, else why it does not: ``x.shape[-1] is 100``.

@@ -90,7 +90,7 @@ class PatternRewrite(Rewrite):
         env, problem = self.signature.bind({**dict.fromkeys(pattern.absent), **fit.args})
         if problem:
             return Stop(fit.nodes[pattern.outputs[0]], *problem)
-        if stop := check_sizes(pattern, fit) or check_users(pattern, fit):
+        if stop := check_sizes(pattern, fit, any_rank=bool(self.signature.args)) or check_users(pattern, fit):
             return stop
         at = fit.nodes[pattern.outputs[0]]
         for guard in self.guards:

@@ -18,6 +18,10 @@ from shiplap.rewrite.normal import COMMUTATIVE, arguments, called
 __all__ = ["Fit", "Pattern", "Stop", "check_sizes", "check_users", "complete", "walk"]
 
 
+TRANSPOSES = frozenset({"permute", "t", "transpose", "mT", "T"})
+PRODUCTS = frozenset({"matmul", "mm", "bmm", "addmm"})
+
+
 @dataclass(frozen=True)
 class Pattern:
     """A function as a graph of one level.
@@ -72,7 +76,7 @@ class Fit:
     stop: Stop | None = None
 
     def copy(self) -> Fit:
-        return Fit(dict(self.nodes), dict(self.args), list(self.sizes))
+        return Fit(dict(self.nodes), dict(self.args), list(self.sizes), self.stop)
 
 
 class _Walker:
@@ -88,7 +92,9 @@ class _Walker:
             reason = f"{operator_name(user)} reads {_name(found)}, the pattern {fit.nodes[want].name} again"
             return fit if same else self._stop(fit, user, "operator", reason)
         if not isinstance(found, Node) or not found.op.startswith("call") or called(found) != called(want):
-            reason = f"{_name(found)} is {_what(found)}; the pattern has {operator_name(want)} there"
+            reason = (
+                f"{_name(found)} is {_what(found)}; the pattern has {operator_name(want)} there{_hint(want, found)}"
+            )
             return self._stop(fit, found if isinstance(found, Node) else user, "operator", reason)
         fit = fit.copy()
         fit.nodes[want] = found
@@ -117,9 +123,7 @@ class _Walker:
             tried = fit
             for name, other in zip(wanted, order, strict=True):
                 tried = self._value(tried, wanted[name], given[other], name, want, found)
-                if tried.stop:
-                    break
-            if not tried.stop:
+            if tried.stop is fit.stop:
                 return tried
             best = tried if best is fit or len(tried.nodes) > len(best.nodes) else best
         return best
@@ -130,8 +134,6 @@ class _Walker:
                 return self._differs(fit, user, name, given, _name(want))
             for w, g in zip(want, given, strict=True):
                 fit = self._value(fit, w, g, name, caller, user)
-                if fit.stop:
-                    return fit
             return fit
         held = value(want) if isinstance(want, Node) else want
         if is_size(held):
@@ -161,8 +163,9 @@ class _Walker:
         return self._stop(fit, user, "constant", f"{operator_name(user)} has {name}={_name(given)}, the pattern {want}")
 
     def _stop(self, fit: Fit, node: Node, obstacle: Obstacle, reason: str) -> Fit:
+        """The first obstacle is remembered; the walk goes on, to see how much fits besides."""
         stopped = fit.copy()
-        stopped.stop = Stop(node, obstacle, reason)
+        stopped.stop = fit.stop or Stop(node, obstacle, reason)
         return stopped
 
 
@@ -189,18 +192,23 @@ def complete(pattern: Pattern, fit: Fit, graph: Graph) -> Fit:
     return fit
 
 
-def check_sizes(pattern: Pattern, fit: Fit) -> Stop | None:
+def check_sizes(pattern: Pattern, fit: Fit, *, any_rank: bool) -> Stop | None:
     """Whether sizes agree, once every argument is bound: those of arguments, and those that the graph computes with."""
-    sizes = Sizes()
+    sizes, at = Sizes(), fit.nodes[pattern.outputs[0]]
     for want, name in pattern.inputs.items():
         found, wanted = fit.args.get(name), value(want)
         held = value(found) if isinstance(found, Node) else found
-        if not (isinstance(held, Tensor) and isinstance(wanted, Tensor)) or held.dim() != wanted.dim():
+        if not (isinstance(held, Tensor) and isinstance(wanted, Tensor)):
+            continue
+        if held.dim() != wanted.dim():
+            if not any_rank:
+                return Stop(
+                    at, "shape", f"{name} is {describe(found)}: {held.dim()} dims, the pattern has {wanted.dim()}"
+                )
             continue
         for dim, (w, g) in enumerate(zip(wanted.shape, held.shape, strict=True)):
             if not sizes.bind(w, g):
-                assert isinstance(found, Node)
-                return Stop(found, "shape", f"{name} is {describe(found)}: dim {dim} is {g}, the pattern has "
+                return Stop(at, "shape", f"{name} is {describe(found)}: dim {dim} is {g}, the pattern has "
                             f"{sizes.shown(w)} there")  # fmt: skip
     for want, actual, user, name in fit.sizes:
         if not sizes.same(want, actual):
@@ -233,6 +241,21 @@ def _name(found: Any) -> str:
     if isinstance(found, (list, tuple)):
         return f"[{', '.join(map(_name, found))}]"
     return found.name if isinstance(found, Node) else repr(found)
+
+
+def _hint(want: Node, found: Any) -> str:
+    """What such a difference usually means: a weight that is stored the other way round."""
+    if called(want) in TRANSPOSES:
+        return ": it is not transposed here"
+    if isinstance(found, Node) and called(found) in TRANSPOSES:
+        return ": it is transposed here"
+    near = [found, *found.all_input_nodes] if isinstance(found, Node) else []
+    product = next((n for n in near if n.op.startswith("call") and called(n) in PRODUCTS), None)
+    if called(want) != "linear" or product is None:
+        return ""
+    if called(product.all_input_nodes[-1]) in TRANSPOSES:
+        return f": {product.name} says the same in other words, which is another pattern"
+    return f": {product.name} multiplies by the weight as it is, linear by its transpose"
 
 
 def _what(found: Any) -> str:
