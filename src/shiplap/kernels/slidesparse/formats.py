@@ -119,7 +119,8 @@ def prune(weight: Tensor, pattern: str | Pattern) -> Tensor:
         magnitude[:, -1, k % size :] = -1
     smallest = magnitude.argsort(dim=-1, stable=True)[..., :2]
     dropped = torch.zeros_like(magnitude, dtype=torch.bool).scatter_(-1, smallest, True)
-    return weight.detach().masked_fill(dropped.view(n, groups * size)[:, :k], 0)
+    zero = torch.zeros((), dtype=weight.dtype, device=weight.device)  # float8 has torch.where, not masked_fill
+    return torch.where(dropped.view(n, groups * size)[:, :k], zero, weight.detach())
 
 
 def _refuse_nan(where: str, weight: Tensor) -> None:
@@ -151,7 +152,7 @@ def slide(weight: Tensor, pattern: str | Pattern) -> Tensor:
     early, late = _halves(used, counts)
     windows = torch.cat((torch.where(late[:, :, :-1], whole[:, :, :-1], zero),
                          torch.where(early[:, :, 1:], whole[:, :, 1:], zero)), -1)  # fmt: skip
-    return pad(windows.reshape(n, -1), n, lifted_depth(k, pairs))
+    return pad(windows.reshape(n, groups * 4 * (pairs - 1)), n, lifted_depth(k, pairs))
 
 
 def _halves(used: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
@@ -176,7 +177,7 @@ def unslide(slid: Tensor, k: int, pattern: str | Pattern) -> Tensor:
     whole[:, :, :-1] = windows[..., :2]
     later = windows[..., 2:]
     whole[:, :, 1:] = torch.where(later != 0, later, whole[:, :, 1:])
-    return whole.view(n, -1)[:, :k].contiguous()
+    return whole.view(n, groups * 2 * pairs)[:, :k].contiguous()
 
 
 def compressed_bytes(n: int, depth: int, itemsize: int) -> int:

@@ -46,11 +46,7 @@ def _two_of_four(rng: Generator, n: int, k: int, dtype: torch.dtype, device: Any
 def _sparse(op: sl.Op, dtype: torch.dtype) -> None:
     @op.samples
     def _(rng: Generator, sizes: dict[str, Any], _: torch.dtype, device: Any) -> tuple[Any, ...]:
-        m, n, k = (
-            sizes["m"],
-            sizes["n"] or DEPTH,
-            sizes["k"],
-        )  # the audit's only argument n that is one of whole tiles is 0
+        m, n, k = sizes["m"], sizes["n"], sizes["k"]
         packed, layout = pack_for(_two_of_four(rng, n, k, dtype, device), sizes["layout"])
         rows = n if op is not ops.sparse_mm_fp8 else _scale(rng, n, device)
         return _values(rng, m, k, dtype, device), packed, rows, layout
