@@ -242,21 +242,17 @@ def _aliasing(got: _Effect, own: _Effect) -> str:
     for i, (g, o) in enumerate(zip(got.outs, own.outs, strict=False)):
         for j, (a, b) in enumerate(zip(got.leaves, own.leaves, strict=True)):
             if same_storage(g, a) != same_storage(o, b):
-                return f"result {i} is {_view(same_storage(g, a))} of argument {j}, before {_view(same_storage(o, b))}"
+                return f"result {i} is {'a' if same_storage(g, a) else 'no'} view of argument {j}; before it was not so"
         for j in range(i):
             if same_storage(g, got.outs[j]) != same_storage(o, own.outs[j]):
                 return f"results {j} and {i} {'share' if same_storage(g, got.outs[j]) else 'no longer share'} memory"
     return ""
 
 
-def _view(shares: bool) -> str:
-    return "a view" if shares else "no view"
-
-
 def _mutation(got: _Effect, own: _Effect, tensors: Sequence[Tensor]) -> str:
     for i, (g, o, t) in enumerate(zip(got.leaves, own.leaves, tensors, strict=True)):
         if bool(bitwise([g], [t])) != bool(bitwise([o], [t])):
-            return f"argument {i} is {'written to' if bitwise([g], [t]) else 'left alone'}; before it was not"
+            return f"argument {i} is {'written to' if bitwise([g], [t]) else 'left alone'}; before it was not so"
     return ""
 
 
