@@ -16,10 +16,11 @@ _numbers = itertools.count()
 
 # Files of 15 s and more, the longest first: whatever comes last, the workers of `make test` end at about the same time.
 LONG = (
-    "kernels/test_sparse3d_audit", "test_examples", "audit/test_zoo", "kernels/test_sparse3d_maps", "fuse/test_lower",
-    "doctor/test_real", "kernels/test_dense_audit", "fuse/test_sparse3d_triton", "impl/test_native", "fuse/test_cpp",
-    "kernels/test_sparse3d_compile", "fuse/test_triton", "impl/test_direct", "doctor/test_examine",
-    "kernels/test_sparse3d_export", "impl/test_tvm_ffi", "audit/test_engine", "kernels/test_sparse3d_modules",
+    "kernels/test_sparse3d_audit", "test_examples", "audit/test_zoo", "fuse/test_lower", "kernels/test_sparse3d_maps",
+    "fuse/test_explain", "doctor/test_real", "kernels/test_dense_audit", "fuse/test_sparse3d_triton",
+    "impl/test_native", "cli/test_explain", "fuse/test_cpp", "kernels/test_sparse3d_compile", "fuse/test_triton",
+    "impl/test_direct", "doctor/test_examine", "kernels/test_sparse3d_export", "impl/test_tvm_ffi",
+    "audit/test_engine", "doctor/test_cli", "kernels/test_sparse3d_modules",
 )  # fmt: skip
 
 

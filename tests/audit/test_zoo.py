@@ -22,7 +22,7 @@ EVERY_BAD = (*CPU_BAD, *gpu.BAD)  # those of gpu: tests/gpu/test_zoo_gpu.py
 
 
 def failures(op, **keywords):
-    return {f.check: f for f in audit(op, seed=SEED, **keywords) if f.verdict == "fail"}
+    return {f.check: f for f in audit(op, seed=SEED, budget_s=600, **keywords) if f.verdict == "fail"}
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +51,7 @@ def test_a_whole_audit_blames_nothing_else(specimen):
 
 @pytest.mark.parametrize("specimen", CPU_SOUND, ids=str)
 def test_a_sound_op_passes_everything(specimen):
-    findings = audit(specimen.op, seed=SEED)
+    findings = audit(specimen.op, seed=SEED, budget_s=600)
     assert [f"{f.check}: {f.evidence} ({f.input})" for f in findings if f.verdict == "fail"] == []
     assert {f.check for f in findings if f.verdict == "ok"} >= {"schema", "fake", "numerics", "fresh", "compile"}
 
