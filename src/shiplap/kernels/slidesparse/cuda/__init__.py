@@ -49,6 +49,8 @@ def _(x: Tensor, pairs: int, *, out: Tensor, BLOCK: int, num_warps: int) -> None
     late("activations", "lift")(x, pairs, out=out, BLOCK=BLOCK, num_warps=num_warps)
 
 
+FLOATS = ("float32", "float16", "bfloat16")  # what follows a product is computed in float32
+
 # --- layers -----------------------------------------------------------------------------------------------------------
 
 
@@ -64,7 +66,7 @@ def _dense_there(dense: Tensor | None, tile: int) -> bool | str:
     return not any(size % tile for size in dense.shape) or f"{tuple(dense.shape)} are no multiples of {tile}"
 
 
-def _bind_8bit(op: sl.Op, dtype: torch.dtype, floats: tuple[str, ...]) -> None:
+def _bind_8bit(op: sl.Op, dtype: torch.dtype) -> None:
     def slide(
         x: Tensor, scale: Tensor, dense: Tensor | None, packed: Tensor, bias: Tensor | None, pairs: int, layout: int, *,
         out: Tensor,
@@ -77,8 +79,8 @@ def _bind_8bit(op: sl.Op, dtype: torch.dtype, floats: tuple[str, ...]) -> None:
     ) -> None:  # fmt: skip
         late("linear", "dense_8bit")(dtype, x, scale, dense, bias, out)
 
-    op.kernel("cuda", slide, dtypes=floats, supports=lambda *a: _packed_there(a[3], a[6]))
-    op.kernel("cuda", dense, dtypes=floats, supports=lambda *a: _dense_there(a[2], 32))
+    op.kernel("cuda", slide, dtypes=FLOATS, supports=lambda *a: _packed_there(a[3], a[6]))
+    op.kernel("cuda", dense, dtypes=FLOATS, supports=lambda *a: _dense_there(a[2], 32))
 
 
 def _bind_16bit(op: sl.Op) -> None:
@@ -98,9 +100,8 @@ def _bind_16bit(op: sl.Op) -> None:
     op.kernel("cuda", dense, supports=lambda *a: _dense_there(a[2], 1))
 
 
-# The accumulators of an integer product become any type; those of a rowwise FP8 product are written as bfloat16.
-_bind_8bit(layers.linear_int8, torch.int8, ("float32", "float16", "bfloat16"))
-_bind_8bit(layers.linear_fp8, torch.float8_e4m3fn, ("bfloat16",))
+_bind_8bit(layers.linear_int8, torch.int8)
+_bind_8bit(layers.linear_fp8, torch.float8_e4m3fn)
 _bind_16bit(layers.linear_bf16)
 _bind_16bit(layers.linear_fp16)
 

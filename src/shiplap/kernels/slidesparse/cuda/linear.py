@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from shiplap.kernels.slidesparse import ops
+from shiplap.kernels.slidesparse import lt, ops
 from shiplap.kernels.slidesparse.cuda.finish import finish
 from shiplap.kernels.slidesparse.formats import DEPTH, ROWS, dense_depth
 
@@ -20,13 +20,13 @@ def slide_8bit(
     out: Tensor,
 ) -> None:  # fmt: skip
     q, rows = _QUANTISE[dtype](x, pairs)
-    n = len(scale)
+    n = dense_depth(len(scale))
     if dtype == torch.int8:
-        total = ops.sparse_mm_int8(q, packed, dense_depth(n), layout)
-        finish(total, rows, scale, bias, out)
-    else:
-        total = ops.sparse_mm_fp8(q, packed, _lengthened(scale), layout)
-        finish(total, rows, None, bias, out)
+        finish(ops.sparse_mm_int8(q, packed, n, layout), rows, scale, bias, out)
+    elif x.dtype == torch.bfloat16:
+        finish(ops.sparse_mm_fp8(q, packed, _lengthened(scale), layout), rows, None, bias, out)
+    else:  # what is written as bfloat16 has lost what these types keep
+        finish(lt.product(q, packed, n, torch.float32, sparse=True), rows, scale, bias, out)
 
 
 def dense_8bit(
@@ -35,11 +35,12 @@ def dense_8bit(
     q, rows = _QUANTISE[dtype](x, 2)
     if dtype == torch.int8:
         finish(ops.mm_int8(q, weight), rows, scale, bias, out)
-        return
-    if bias is None and len(out) == len(q):
+    elif x.dtype != torch.bfloat16:
+        finish(lt.product(q, weight, len(weight), torch.float32, sparse=False), rows, scale, bias, out)
+    elif bias is None and len(out) == len(q):
         ops.mm_fp8.out(q, weight, rows, scale, out=out)
-        return
-    finish(ops.mm_fp8(q, weight, rows, scale), None, None, bias, out)
+    else:
+        finish(ops.mm_fp8(q, weight, rows, scale), None, None, bias, out)
 
 
 def slide_16bit(x: Tensor, packed: Tensor, n: int, bias: Tensor | None, pairs: int, layout: int, out: Tensor) -> None:

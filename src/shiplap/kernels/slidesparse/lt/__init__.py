@@ -2,9 +2,10 @@
 
 from shiplap.kernels.slidesparse.lt import kernels as _kernels  # noqa: F401  (attaches to the ops)
 from shiplap.kernels.slidesparse.lt.libraries import available
-from shiplap.kernels.slidesparse.lt.weights import compress, expand
+from shiplap.kernels.slidesparse.lt.prepare import prepare
+from shiplap.kernels.slidesparse.lt.weights import compress, expand, product
 
-__all__ = ["available", "compress", "expand", "tune", "tune_layer", "versions"]
+__all__ = ["available", "compress", "expand", "prepare", "product", "tune", "tune_layer", "versions"]
 
 
 def __getattr__(name: str):  # type: ignore[no-untyped-def]

@@ -119,9 +119,12 @@ def compress(problem: Problem, weight: int, compressed: int, scratch: int, strea
     _call("compress", problem.packed(), weight, compressed, scratch, stream)
 
 
-def multiply(problem: Problem, x: int, packed: int, out: int, workspace: tuple[int, int], stream: int) -> None:
-    """``x`` times a compressed weight, without scales; ``workspace`` is address and size."""
-    _call("multiply", problem.packed(), x, packed, out, workspace[0], ctypes.c_size_t(workspace[1]), stream)
+def multiply(
+    problem: Problem, sparse: bool, x: int, weight: int, out: int, workspace: tuple[int, int], stream: int
+) -> None:
+    """``x`` times a weight, compressed if ``sparse``, without scales; ``workspace`` is address and size."""
+    room = ctypes.c_size_t(workspace[1])
+    _call("multiply", problem.packed(), ctypes.c_int32(sparse), x, weight, out, workspace[0], room, stream)
 
 
 def plans() -> int:

@@ -9,7 +9,7 @@ from shiplap.errors import error
 from shiplap.kernels.slidesparse.lt import libraries, native
 from shiplap.kernels.slidesparse.lt.kernels import WORKSPACE
 
-__all__ = ["compress", "expand"]
+__all__ = ["RESULT", "compress", "expand", "product"]
 
 RESULT = {
     torch.int8: torch.int32,
@@ -45,30 +45,40 @@ def compress(slid: Tensor) -> Tensor:
     return packed
 
 
+def product(x: Tensor, weight: Tensor, n: int, result: torch.dtype, *, sparse: bool) -> Tensor:
+    """``x [m, k]`` times a weight of ``n`` rows, compressed if ``sparse``, as ``result``: whole tiles, no scales.
+
+    For combinations of types that no leaf op has. SL305 when the library refuses.
+    """
+    where, (m, k) = "slidesparse.lt.product", x.shape
+    x, weight = x.contiguous(), weight.contiguous()
+    out = torch.empty(m, n, dtype=result, device=x.device)
+    if not out.numel():
+        return out
+    scratch = torch.empty(WORKSPACE, dtype=torch.uint8, device=x.device)
+    problem = _problem(x.device, m, n, k, x.dtype).but(result=result)
+    with torch.cuda.device(x.device):
+        stream = torch.cuda.current_stream().cuda_stream
+        try:
+            if sparse and native.prepare(problem, True, stream).compressed != weight.numel():
+                raise error("SL211", where=where, got=f"{weight.numel()} bytes", fix="pack the weight anew",
+                            expected=f"those of {n} rows of {k} {x.dtype}")  # fmt: skip
+            native.multiply(problem, sparse, x.data_ptr(), weight.data_ptr(), out.data_ptr(),
+                            (scratch.data_ptr(), WORKSPACE), stream)  # fmt: skip
+        except native.Refusal as e:
+            raise error("SL305", where=where, got=str(e), expected="a product") from None
+    return out
+
+
 def expand(packed: Tensor, n: int, k: int, dtype: torch.dtype) -> Tensor:
     """The inverse of :func:`compress`, ``[n, k]``: the product with an identity matrix, a few rows at a time."""
-    where = "slidesparse.lt.expand"
-    libraries.require(packed.device, where)
+    libraries.require(packed.device, "slidesparse.lt.expand")
     weight = torch.empty(n, k, dtype=dtype, device=packed.device)
-    scratch = torch.empty(WORKSPACE, dtype=torch.uint8, device=packed.device)
-    with torch.cuda.device(packed.device):
-        stream = torch.cuda.current_stream().cuda_stream
-        for start in range(0, k, ROWS):
-            rows = min(ROWS, k - start)
-            eye = (
-                torch.eye(k, rows, device=packed.device, dtype=torch.float16).roll(start, 0).t().to(dtype).contiguous()
-            )
-            column = torch.empty(rows, n, dtype=RESULT[dtype], device=packed.device)
-            problem = _problem(packed.device, rows, n, k, dtype)
-            try:
-                if native.prepare(problem, True, stream).compressed != packed.numel():
-                    raise error("SL211", where=where, got=f"{packed.numel()} bytes",
-                                expected=f"those of {n} rows of {k} {dtype}", fix="pack the weight anew")  # fmt: skip
-                native.multiply(problem, eye.data_ptr(), packed.data_ptr(), column.data_ptr(),
-                                (scratch.data_ptr(), WORKSPACE), stream)  # fmt: skip
-            except native.Refusal as e:
-                raise error("SL305", where=where, got=str(e), expected="a product") from None
-            weight[:, start : start + rows] = column.t().to(dtype)
+    for start in range(0, k, ROWS):
+        rows = min(ROWS, k - start)
+        eye = torch.eye(k, rows, device=packed.device, dtype=torch.float16).roll(start, 0).t()
+        columns = product(eye.to(dtype).contiguous(), packed, n, RESULT[dtype], sparse=True)
+        weight[:, start : start + rows] = columns.t().to(dtype)
     return weight
 
 

@@ -10,6 +10,20 @@ Problem read(const slidesparse_lt_problem* p) {
   return Problem{p->device, p->m, p->n, p->k, p->in, p->out, p->scaling, p->algorithm, p->split_k};
 }
 
+// Calls `use` with the plan for a problem.
+template <class Use>
+int with_plan(const slidesparse_lt_problem* problem, int32_t sparse, void* stream, const Report& report,
+              const Use& use) {
+  const DensePlan* dense_plan = nullptr;
+  const SparsePlan* sparse_plan = nullptr;
+  if (sparse != 0) {
+    SHIPLAP_LT_TRY(registry().plan(read(problem), stream, report, &sparse_plan));
+    return use(*sparse_plan);
+  }
+  SHIPLAP_LT_TRY(registry().plan(read(problem), stream, report, &dense_plan));
+  return use(*dense_plan);
+}
+
 void put(const Version* version, int64_t* into) {
   for (int i = 0; i < 3; ++i) into[i] = version == nullptr ? -1 : version->part[i];
 }
@@ -34,20 +48,12 @@ int slidesparse_lt_prepare(const slidesparse_lt_problem* problem, int32_t sparse
                            char* error, size_t error_size) {
   const Report report(error, error_size);
   return guarded(report, [&]() -> int {
-    if (sparse != 0) {
-      const SparsePlan* plan = nullptr;
-      SHIPLAP_LT_TRY(registry().plan(read(problem), stream, report, &plan));
-      info[0] = static_cast<int64_t>(plan->workspace);
-      info[1] = static_cast<int64_t>(plan->compressed);
-      info[2] = plan->algorithms;
+    return with_plan(problem, sparse, stream, report, [&](const auto& plan) -> int {
+      info[0] = static_cast<int64_t>(plan.workspace);
+      info[1] = static_cast<int64_t>(plan.compressed);
+      info[2] = plan.algorithms;
       return SL_OK;
-    }
-    const DensePlan* plan = nullptr;
-    SHIPLAP_LT_TRY(registry().plan(read(problem), stream, report, &plan));
-    info[0] = static_cast<int64_t>(plan->workspace);
-    info[1] = 0;
-    info[2] = plan->algorithms;
-    return SL_OK;
+    });
   });
 }
 
@@ -75,14 +81,16 @@ int slidesparse_lt_compress(const slidesparse_lt_problem* problem, const void* w
   });
 }
 
-int slidesparse_lt_multiply(const slidesparse_lt_problem* problem, const void* x, const void* compressed, void* out,
-                            void* workspace, size_t workspace_size, void* stream, char* error, size_t error_size) {
+int slidesparse_lt_multiply(const slidesparse_lt_problem* problem, int32_t sparse, const void* x, const void* weight,
+                            void* out, void* workspace, size_t workspace_size, void* stream, char* error,
+                            size_t error_size) {
   const sl_context ctx{SL_ABI_VERSION, 1, stream, workspace, workspace_size, error, error_size, nullptr, 0};
   const Report report(error, error_size);
   return guarded(report, [&]() -> int {
-    const SparsePlan* plan = nullptr;
-    SHIPLAP_LT_TRY(registry().plan(read(problem), stream, report, &plan));
-    return plan->run(&ctx, Operands{x, compressed, nullptr, nullptr, out});
+    return with_plan(problem, sparse, stream, report, [&](const auto& plan) -> int {
+      if (plan.workspace > workspace_size) return report.fail(SL_INTERNAL, "workspace of %zu bytes", workspace_size);
+      return plan.run(&ctx, Operands{x, weight, nullptr, nullptr, out});
+    });
   });
 }
 

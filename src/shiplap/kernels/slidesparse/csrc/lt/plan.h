@@ -57,7 +57,8 @@ struct DensePlan {
   dense::Layout a, b, d;
   dense::Algorithm algorithm;
   size_t workspace;
-  int algorithms;  // that the library has listed
+  int algorithms;         // that the library has listed
+  size_t compressed = 0;  // it is not
 
   static int make(const Device& device, const Problem& problem, const Report& report, std::unique_ptr<DensePlan>* plan);
   int run(const sl_context* ctx, const Operands& on) const;

@@ -1,0 +1,27 @@
+"""What has to be there before a CUDA graph is captured: plans, handles, loaded modules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["prepare"]
+
+
+def prepare(
+    run: Callable[[Tensor], Any], rows: Iterable[int], k: int, dtype: torch.dtype = torch.bfloat16,
+    device: torch.device | str = "cuda",
+) -> None:  # fmt: skip
+    """Call ``run`` (a layer, a model) on zeros ``[m, k]`` for each ``m`` of ``rows``, and wait for the device.
+
+    Afterwards captures of as many rows find every plan; a capture of another number says which one it misses.
+    """
+    device = torch.device(device)
+    with torch.no_grad():
+        for m in sorted(set(rows), reverse=True):  # the largest first: smaller ones reuse its memory
+            run(torch.zeros(m, k, dtype=dtype, device=device))
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,157 @@
+"""Around the vendors' libraries: finding them, compressing and expanding weights, listing algorithms, preparing."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from shiplap.errors import ShiplapError
+from shiplap.kernels.slidesparse import lt, ops
+from shiplap.kernels.slidesparse.lt import kernels, libraries, native, tuning, weights
+from shiplap.op.config import Config
+from shiplap.tune import Refused
+from tests.kernels.slidesparse.lt_calls import two_of_four
+
+FP8 = torch.float8_e4m3fn
+
+
+@pytest.fixture
+def device(monkeypatch, opened):
+    """Tensors in host memory pass for those of a GPU, whose libraries are doubles."""
+    monkeypatch.setattr(libraries, "require", lambda device, where: None)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: SimpleNamespace(cuda_stream=0x77))
+    return opened
+
+
+@pytest.fixture
+def unasked():
+    """Nobody has looked for cuSPARSELt in this process."""
+    libraries.open_cusparselt.cache_clear()
+    yield
+    libraries.open_cusparselt.cache_clear()
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, FP8, torch.bfloat16, torch.float16], ids=str)
+def test_what_is_compressed_comes_back(device, dtype, monkeypatch):
+    monkeypatch.setattr(weights, "ROWS", 48)  # several pieces of the identity, the last one smaller
+    weight = two_of_four(64, 128, dtype)
+    blob = lt.compress(weight)
+    assert torch.equal(lt.expand(blob, 64, 128, dtype).float(), weight.float())
+    assert torch.equal(lt.compress(weight.t().contiguous().t()), blob)
+    assert device.double_stream() == 0x77
+    with pytest.raises(ShiplapError, match=r"SL211(.|\n)*\d+ bytes(.|\n)*pack the weight anew"):
+        lt.expand(blob[:-2], 64, 128, dtype)
+
+
+def test_products_of_other_types(device):
+    x, weight = torch.randn(16, 64).to(FP8), two_of_four(32, 64, FP8)
+    want = (x.double() @ weight.double().t()).float()
+    assert torch.equal(lt.product(x, weight, 32, torch.float32, sparse=False), want)
+    assert torch.equal(lt.product(x, lt.compress(weight), 32, torch.float32, sparse=True), want)
+    assert lt.product(x[:0], weight, 32, torch.float32, sparse=False).shape == (0, 32)
+
+
+@pytest.mark.parametrize(
+    ("weight", "said"),
+    [(torch.zeros(33, 64, dtype=torch.int8), "33 x 64"), (torch.zeros(32, 48, dtype=torch.int8), "32 x 48"),
+     (torch.zeros(32, 64), "torch.float32"), (torch.zeros(0, 64, dtype=torch.int8), "0 x 64")],
+    ids=["rows", "depth", "dtype", "empty"],
+)  # fmt: skip
+def test_what_cannot_be_compressed_is_told(device, weight, said):
+    with pytest.raises(ShiplapError, match=rf"SL211(.|\n)*{said}"):
+        lt.compress(weight)
+
+
+def test_refusals_of_a_library_become_errors(device):
+    device.double_fail(b"cusparseLtSpMMACompressedSize2", 10)
+    with pytest.raises(ShiplapError, match=r"SL305(.|\n)*cusparseLtSpMMACompressedSize2: not supported \(status 10\)"):
+        lt.compress(two_of_four(32, 64, torch.int8))
+
+
+def test_without_a_gpu_the_reason_is_given():
+    assert lt.available("cpu") == "cpu has no sparse tensor cores"
+    if not torch.cuda.is_available():
+        assert lt.available("cuda") == "this torch sees no GPU"
+        with pytest.raises(ShiplapError, match=r"SL401(.|\n)*cuSPARSELt 0\.8\.1 or later(.|\n)*dense form"):
+            lt.compress(two_of_four(32, 64, torch.int8))
+
+
+def test_the_library_is_found_where_its_wheels_put_it(vendor, vendor_file, tmp_path, monkeypatch, unasked):
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.delenv("SHIPLAP_LIBRARY_PATH", raising=False)
+    assert libraries.open_cusparselt() == (
+        "no libcusparseLt.so.0 on sys.path: pip install 'nvidia-cusparselt-cu13>=0.8.1'"
+    )
+    for number, home in enumerate(("nvidia/cusparselt/lib", "nvidia/cu13/lib")):
+        libraries.open_cusparselt.cache_clear()
+        (tmp_path / home).mkdir(parents=True)
+        shutil.copy(vendor_file, tmp_path / home)
+        found = [p.relative_to(tmp_path).as_posix() for p in libraries.candidates() if p.is_file()]
+        assert len(found) == number + 1
+        assert found[0] == f"{home}/libcusparseLt.so.0"  # the newer layout comes first
+    assert libraries.open_cusparselt() == ""
+    assert native.versions()[1] == "0.8.1"
+    native.forget()
+
+
+def test_an_old_library_is_passed_over_and_named(vendor, vendor_file, monkeypatch, unasked):
+    monkeypatch.setattr(sys, "path", [])
+    monkeypatch.setenv("SHIPLAP_LIBRARY_PATH", str(vendor_file.parent))
+    monkeypatch.setattr(native, "locate", lambda path: path)
+    vendor.double_version(0, 8, 0)
+    said = libraries.open_cusparselt()
+    assert said == f"{vendor_file}: cuSPARSELt 0.8.0 is older than 0.8.1"
+    assert native.versions()[1] == ""
+
+
+def test_algorithms_are_those_of_which_there_is_a_plan(device):
+    problem = tuning.problem_of(ops.sparse_mm_int8, 0, 64, 32, 64)
+    found = tuning.algorithms(ops.sparse_mm_int8, problem)
+    assert {(c["ALG"], c["SPLIT_K"]) for c in found} == {(a, s) for a in range(5) for s in (0, *tuning.SPLITS)}
+    assert {c["VERSION"] for c in found} == {8001}
+    many = problem.but(m=2 * tuning.FEW_ROWS)
+    assert [c["SPLIT_K"] for c in tuning.algorithms(ops.sparse_mm_int8, many)] == [0] * 5
+    assert tuning.algorithms(ops.mm_fp8, tuning.problem_of(ops.mm_fp8, 0, 64, 32, 64)) == [{"ALG": a} for a in range(3)]
+    device.double_fail(b"cusparseLtMatmulPlanInit", 10)
+    assert tuning.algorithms(ops.sparse_mm_int8, problem.but(n=96)) == []
+
+
+def test_a_candidate_without_a_plan_is_refused_and_not_wrong(device, monkeypatch):
+    x, blob = torch.zeros(16, 64, dtype=torch.int8), lt.compress(two_of_four(32, 64, torch.int8))
+    algorithm = tuning.Algorithm(ops.sparse_mm_int8, Config.of({"ALG": 5, "SPLIT_K": 0, "VERSION": 8001}))
+    with pytest.raises(Refused, match="has 5 algorithms"):
+        algorithm.prepare((x, blob, 32, 1))
+    fine = tuning.Algorithm(ops.sparse_mm_int8, Config.of({"ALG": 4, "SPLIT_K": 0, "VERSION": 8001}))
+    assert callable(fine.prepare((x, blob, 32, 1)))
+
+
+def test_prepare_runs_each_number_of_rows_once(opened):
+    seen = []
+    lt.prepare(seen.append, (1, 64, 8, 64), 32, torch.float32, "cpu")
+    assert [tuple(x.shape) for x in seen] == [(64, 32), (8, 32), (1, 32)]
+    assert not any(x.any() for x in seen)
+
+
+def test_declared_and_kept_workspace_agree():
+    text = (native.LIBRARY.parent / "csrc" / "lt" / "plan.h").read_text()
+    assert f"kWorkspace = size_t{{{kernels.WORKSPACE >> 20}}} << 20" in text
+
+
+def test_importing_the_family_opens_and_asks_nothing():
+    text = """
+import sys, torch
+torch.cuda.is_available = torch.cuda.current_device = None
+import shiplap.kernels.slidesparse
+assert "triton" not in sys.modules
+assert "slidesparse" not in open("/proc/self/maps").read()"""
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, cwd=Path.home(), check=False)
+    assert done.returncode == 0, done.stderr
