@@ -171,7 +171,10 @@ Node convert(Node value, at::ScalarType to) {
 Node constant(const at::Scalar& value, at::ScalarType dtype) {
   auto type = vendor_type(dtype);
   if (at::isFloatingType(dtype)) {
-    return Constant::create(type, ov::Shape{}, {value.toDouble()})->output(0);
+    // As float: OpenVINO takes an infinite double for one that does not fit.
+    auto made = dtype == at::kDouble ? Constant::create(type, ov::Shape{}, {value.toDouble()})
+                                     : Constant::create(type, ov::Shape{}, {static_cast<float>(value.toDouble())});
+    return made->output(0);
   }
   auto integer = dtype == at::kBool ? static_cast<int64_t>(value.to<bool>()) : value.to<int64_t>();
   return Constant::create(type, ov::Shape{}, {integer})->output(0);
