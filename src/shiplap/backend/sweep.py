@@ -27,6 +27,8 @@ DTYPES = {
 
 # What these return is not determined by their arguments.
 UNDEFINED = ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided")
+# Its samples read around the edges of a view, and a view that is moved to a device has no surroundings.
+STORAGE = ("as_strided.partial_views",)
 
 
 def operators() -> dict[str, Any]:
@@ -66,7 +68,7 @@ def _compare(op: Any, got: Any, want: Any, dtype: torch.dtype) -> None:
             continue
         assert g.dtype == w.dtype, f"dtype {g.dtype} for {w.dtype}"
         assert g.shape == w.shape, f"shape {tuple(g.shape)} for {tuple(w.shape)}"
-        if op.name in UNDEFINED:
+        if op.name in UNDEFINED or op.full_name in STORAGE:
             continue
         tolerance = loose.get(dtype, 0.0)
         torch.testing.assert_close(g.cpu(), w, rtol=max(tolerance, 1.3e-6), atol=max(tolerance, 1e-5), equal_nan=True,
