@@ -59,9 +59,12 @@ def observe(op: Op, case: Case) -> Observation:
 
 def _against_reference(op: Op, case: Case, names: list[str], leaf: bool, layout: str) -> Observation:
     def directions(outs: Sequence[Tensor]) -> list[Tensor]:
-        """The same for op and reference, in ``layout`` (``sum().backward()`` hands over an expanded gradient)."""
+        """The same for op and reference, in ``layout`` (``sum().backward()`` hands over an expanded gradient).
+
+        Of few bits: what a kernel rounds to TF32 is then what it was.
+        """
         rng = torch.Generator().manual_seed(case.seed)
-        drawn = [torch.randn(o.shape, generator=rng, dtype=torch.float64).to(o.device, o.dtype) for o in outs]
+        drawn = [torch.randn(o.shape, generator=rng).bfloat16().to(o.device, o.dtype) for o in outs]
         fits = [layout and d.dim() >= LAYOUTS[layout][0] for d in drawn]
         return [apply_layout(d, layout) if ok else d for d, ok in zip(drawn, fits, strict=True)]
 

@@ -327,18 +327,21 @@ def _swap(weight: Tensor, groups: int) -> Tensor:
 )  # fmt: skip
 def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
     found, here = {}, (saved.table, saved.order, saved.masks)
-    options = {"groups": saved.groups, "reflect": saved.reflect, "tf32": saved.tf32}
+    groups, reflect, tf32 = saved.groups, saved.reflect, saved.tf32
     if needs.feats and saved.symmetric:
-        mirrored = {**options, "reflect": not saved.reflect, "symmetric": True}
-        found["feats"] = conv(grad, _swap(saved.weight, saved.groups), here[0], None, *here[1:], **mirrored)
+        weight, nothing = _swap(saved.weight, groups), (None, None, None)
+        found["feats"] = conv(grad, weight, here[0], None, *here[1:], *nothing, groups, not reflect, True, tf32)
     elif needs.feats:
         back = (saved.table_t, saved.order_t, saved.masks_t)
         if back[0] is None:
             back = transpose_table(by_output(*here[:2]), saved.feats.shape[0]), None, None
-        found["feats"] = conv(grad, _swap(saved.weight, saved.groups), back[0], None, *back[1:], *here, **options)
+        weight = _swap(saved.weight, groups)
+        found["feats"] = conv(grad, weight, back[0], None, *back[1:], *here, groups, reflect, False, tf32)
     if needs.weight:
         blocks = tap_blocks(saved.masks, saved.table.shape[1]) if saved.masks is not None else (None, None)
-        found["weight"] = conv_weight_grad(grad, saved.feats, saved.table, saved.order, *blocks, **options)
+        found["weight"] = conv_weight_grad(
+            grad, saved.feats, saved.table, saved.order, *blocks, groups, reflect, tf32
+        )  # fmt: skip
     if needs.bias:
         found["bias"] = grad.sum(0)
     return found

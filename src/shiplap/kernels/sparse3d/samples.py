@@ -75,7 +75,15 @@ def _window(sizes: dict[str, Any]) -> tuple[list[int], list[int], list[int], lis
 
 
 def _normal(rng: Generator, shape: tuple[int, ...], dtype: torch.dtype, device: Any) -> Tensor:
-    return torch.randn(shape, generator=rng, dtype=torch.float64).to(device=device, dtype=dtype)
+    if math.prod(shape) < 2**20:
+        return torch.randn(shape, generator=rng, dtype=torch.float64).to(device=device, dtype=dtype)
+    there = Generator(device).manual_seed(int(torch.randint(2**62, (1,), generator=rng)))
+    return torch.randn(shape, generator=there, device=device).to(dtype)
+
+
+def _short(tf32: bool, *values: Tensor) -> list[Tensor]:
+    """Values of few bits if their products may be rounded to TF32: those are exact then, so that errors show."""
+    return [v.bfloat16().to(v.dtype) for v in values] if tf32 else [*values]
 
 
 @ops.unique_coords.samples
@@ -168,7 +176,8 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
     n, m, k = (sizes[name] for name in ("n", "m", "k"))
     groups, ci, co, cg = _channels(sizes)
     table: Tensor = _table(rng, m, n, k, device)
-    feats, weight, bias = (_normal(rng, shape, dtype, device) for shape in ((n, ci), (co, k, cg), (co,)))
+    shapes = (n, ci), (co, k, cg), (co,)
+    feats, weight, bias = _short(sizes["tf32"], *(_normal(rng, shape, dtype, device) for shape in shapes))
     back: tuple[Any, ...] = (None, None, None)
     if "table_t" not in sizes["absent"]:
         back = ops.transpose_table.reference(table, n), None, None
@@ -184,7 +193,8 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
     n, m, k = (sizes[name] for name in ("n", "m", "k"))
     groups, ci, co, _ = _channels(sizes)
-    grad, feats = _normal(rng, (m, co), dtype, device), _normal(rng, (n, ci), dtype, device)
+    values = (_normal(rng, shape, dtype, device) for shape in ((m, co), (n, ci)))
+    grad, feats = _short(sizes["tf32"], *values)
     table: Tensor = _table(rng, m, n, k, device)
     order = blocks = counts = None
     if not {"order", "blocks", "counts"} & {*sizes["absent"]}:
