@@ -10,10 +10,11 @@ from pathlib import Path
 import torch
 
 from shiplap.backend.families import FAMILIES
-from shiplap.backend.mapping import Wrapper, map_entry, vocabulary
+from shiplap.backend.mapping import map_entry, vocabulary
 from shiplap.backend.metadata import Entry, Metadata, nearest, wrong
 from shiplap.backend.runtime import Runtime
 from shiplap.backend.versions import allows
+from shiplap.backend.wrapper import Wrapper
 from shiplap.codegen import render
 from shiplap.compat.declarations import Declaration, declarations
 

@@ -7,93 +7,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 
 from shiplap.backend.expression import DTYPES, Compiler, ExpressionError, Typed, Vocabulary, nearest
 from shiplap.backend.families import FAMILIES, Family
 from shiplap.backend.metadata import Entry, Metadata, Output, wrong
-from shiplap.compat.declarations import Argument, Declaration
+from shiplap.backend.wrapper import Wrapper, kind
+from shiplap.compat.declarations import Argument, Declaration, has_kernel
 from shiplap.errors import error
 
-__all__ = ["Wrapper", "map_entry"]
+__all__ = ["map_entry", "vocabulary"]
 
-# Kind of the value of an argument, by its type in the schema; ``Tensor`` arguments can also be graph inputs.
-_KINDS = {
-    "Tensor": "tensor", "Tensor?": "tensor", "Tensor[]": "tensors", "Tensor?[]": "tensors", "Scalar": "scalar",
-    "Scalar?": "scalar?", "int": "int", "SymInt": "int", "int?": "int?", "SymInt?": "int?", "float": "float",
-    "float?": "float?", "bool": "bool", "bool?": "bool?", "str": "str", "str?": "str?", "ScalarType": "dtype",
-    "ScalarType?": "dtype?", "Layout?": "layout?", "Device?": "device?", "MemoryFormat?": "format?",
-    "Generator?": "generator?",
+# The seed's named modes, as sizes of the arguments that such ops have.
+_SIZES = {
+    "matmul": "multiplied(self, mat2)", "reduce": "reduced(self, dim, keepdim)", "concat": "concatenated(tensors, dim)",
+    "transpose": "exchanged(self, dim0, dim1)",
 }  # fmt: skip
-
-
-_ALWAYS = Output("bypass")
-
-
-@dataclass
-class Wrapper:
-    """What the templates need of one overload, as C++; ``fates`` says what became of each argument."""
-
-    declaration: Declaration
-    entry: Entry
-    family: Family
-    where: str
-    mask: tuple[str, ...]
-    gated: tuple[str, ...]
-    compute: str = ""
-    decides: str = ""  # dtype that the mask must hold as well, once shapes and promotion are known
-    prepare: list[str] = field(default_factory=list)
-    derived: tuple[Declaration, ...] = ()
-    guards: list[tuple[str, str]] = field(default_factory=list)
-    keys: list[str] = field(default_factory=list)
-    nodes: list[str] = field(default_factory=list)
-    lets: list[str] = field(default_factory=list)
-    results: list[str] = field(default_factory=list)
-    outputs: list[str] = field(default_factory=list)
-    fates: dict[str, str] = field(default_factory=dict)
-    headers: set[str] = field(default_factory=set)
-
-    @property
-    def id(self) -> str:
-        return self.declaration.identifier
-
-    @property
-    def parameters(self) -> str:
-        return ", ".join(f"{a.cpp} {a.name}" for a in self.declaration.arguments)
-
-    @property
-    def names(self) -> str:
-        return ", ".join(a.name for a in self.declaration.arguments)
-
-    @property
-    def tensors(self) -> list[str]:
-        return [a.name for a in self.declaration.inputs if a.tensor]
-
-    @property
-    def sometimes(self) -> list[bool]:
-        """Of each output: whether it is made only when a condition holds."""
-        return [bool(rule.when) for rule in (self.entry.output.get(n, _ALWAYS) for n in self.outputs)]
-
-    @property
-    def placed(self) -> str:
-        """The tensor whose device the call runs on."""
-        return next((a.name for a in self.declaration.arguments if a.type == "Tensor"), "")
-
-    @property
-    def empty(self) -> str:
-        return self.entry.empty or self.family.empty
-
-
-def kind(argument: Argument) -> str:
-    """The kind of value that ``argument`` is in an expression, or ``""`` if it cannot be in one."""
-    base, bracket, rest = argument.type.partition("[")
-    if bracket and base in ("int", "SymInt"):
-        return "ints?" if rest.endswith("?") else "ints"
-    if bracket and base == "float":
-        return "floats?" if rest.endswith("?") else "floats"
-    if bracket and base == "bool":
-        return "bools"
-    return _KINDS.get(argument.type.split("(")[0] + argument.type.partition(")")[2], "")
+_ITERATORS = ("unary_op", "binary_op", "comparison_op")
 
 
 def map_entry(name: str, declaration: Declaration, metadata: Metadata, vocabulary: Vocabulary) -> Wrapper:
@@ -240,28 +169,15 @@ class _Mapping:
         rule = self.entry.output.get(name) or self.family.output
         if rule is None:
             raise wrong(self.where, f"{self.d.name}: output {name!r} has no rule", f"output: {{{name}: {{mode: ...}}}}")
-        if rule.mode == "broadcast":
-            operands = ", ".join(self.values[a.name].code for a in self.d.inputs if a.tensor)
-            dtype = self._compiled(self.plain, rule.dtype, "dtype", "dtype").code
-            declared = "" if self.d.kind == "out" else f"at::Tensor {name}; "
-            yield f"{declared}broadcast({name}, {dtype}, {{{operands}}});"
-            return
-        if rule.mode == "iterator":
-            operands = ", ".join(a.name for a in self.d.inputs if a.tensor)
-            declared = "" if self.d.kind == "out" else f"at::Tensor {name}; "
-            yield f"{declared}auto op = at::TensorIterator::{rule.of}({name}, {operands});"
-            if self.d.kind != "out":
-                yield f"{name} = op.output();"
+        if rule.mode in ("broadcast", "iterator", "infer"):
+            yield from self._placed(index, name, rule)
             return
         like = self._like(name, rule)
         dtype = self._compiled(self.plain, rule.dtype, "dtype", "dtype").code if rule.dtype else f"dtype_of({like})"
         sizes = f"{like}.sizes()"
-        if rule.mode == "sizes":
-            sizes = self._compiled(self.plain, rule.sizes, "ints", f"sizes of {name!r}").code
-        elif rule.mode != "bypass":
-            raise wrong(
-                self.where, f"{self.d.name}: output mode {rule.mode!r} of {name!r}", "bypass, sizes or iterator"
-            )
+        if rule.mode != "bypass":
+            expression = rule.sizes if rule.mode == "sizes" else _SIZES[rule.mode]
+            sizes = self._compiled(self.plain, expression, "ints", f"sizes of {name!r}").code
         if self.d.kind == "out":
             yield f"fit({name}, {sizes}, {dtype});"
             return
@@ -269,6 +185,31 @@ class _Mapping:
         if rule.when:
             made = f"{self._compiled(self.plain, rule.when, 'bool', 'when').code} ? {made} : at::Tensor()"
         yield f"const at::Tensor {name} = {made};"
+
+    def _placed(self, index: int, name: str, rule: Output) -> Iterator[str]:
+        """Outputs that ATen itself makes: by TensorIterator, or by the Meta kernel of the op."""
+        if rule.mode == "infer":
+            if not has_kernel(self.d.name, "Meta") or self.d.kind != "functional":
+                expected = "a functional overload that has a Meta kernel"
+                raise wrong(self.where, f"{self.d.name}: output mode 'infer' of {name!r}", expected)
+            self.plain.used.update(a.name for a in self.d.inputs)
+            if index == 0:
+                arguments = ", ".join(a.name for a in self.d.inputs)
+                yield f"const auto made = infer<at::_ops::{self.d.identifier}>({arguments});"
+            yield f"const at::Tensor {name} = made[{index}];"
+            return
+        operands = [self.values[a.name].code for a in self.d.inputs if a.tensor]
+        if self.d.kind != "out":
+            yield f"at::Tensor {name};"
+        if rule.mode == "broadcast":
+            dtype = self._compiled(self.plain, rule.dtype, "dtype", "dtype").code
+            yield f"broadcast({name}, {dtype}, {{{', '.join(operands)}}});"
+            return
+        if rule.of not in _ITERATORS:
+            raise wrong(self.where, f"{self.d.name}: of: {rule.of!r}{nearest(rule.of, _ITERATORS)}", "an iterator")
+        yield f"auto op = at::TensorIterator::{rule.of}({', '.join([name, *operands])});"
+        if self.d.kind != "out":
+            yield f"{name} = op.output();"
 
     def _like(self, name: str, rule: Output) -> str:
         first = next((a.name for a in self.d.inputs if a.tensor), name)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from shiplap.cli import audit, backend, cache, console, demo, doctor, env, explain, freeze, header, init, tune
+from shiplap.cli import audit, backend, cache, console, demo, doctor, env, explain, freeze, header, init, rewrite, tune
 from shiplap.errors import ShiplapError
 
 __all__ = ["app", "main"]
@@ -61,7 +61,7 @@ def _options(
     pass
 
 
-for verb in (env, init, audit, doctor, explain, tune, freeze, cache, header, demo):
+for verb in (env, init, audit, doctor, explain, rewrite, tune, freeze, cache, header, demo):
     app.command(verb.__name__.rpartition(".")[2], epilog=verb.EPILOG)(verb.command)
 
 app.add_typer(backend.group, name="backend")

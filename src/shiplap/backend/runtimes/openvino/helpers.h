@@ -31,7 +31,8 @@ namespace shiplap::backend::helpers {
 
 inline Node cast(Node value, at::ScalarType to) { return convert(value, to); }
 inline Node number(const at::Scalar& value, at::ScalarType as) { return constant(value, as); }
-inline Node full(at::IntArrayRef sizes, Node value) { return make<ov::op::v3::Broadcast>(value, constant(sizes)); }
+// The CPU plugin crashes on a broadcast to no dims.
+inline Node full(at::IntArrayRef sizes, Node value) { return sizes.empty() ? value : make<ov::op::v3::Broadcast>(value, constant(sizes)); }
 inline Node reshaped(Node value, at::IntArrayRef sizes) { return make<ov::op::v1::Reshape>(value, constant(sizes), false); }
 inline Node unsqueezed(Node value, at::IntArrayRef axes) { return make<ov::op::v0::Unsqueeze>(value, constant(axes)); }
 // 0, 1, ... n - 1 along `dim` of `rank` dims; the others are 1.

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <ATen/WrapDimUtils.h>
+#include <ATen/core/IListRef.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/result_type.h>
 
@@ -152,6 +153,26 @@ inline std::vector<int64_t> convolved(
   }
   return out;
 }
+// The seed's modes of shape: products, concatenations, exchanged dims.
+inline std::vector<int64_t> multiplied(const at::Tensor& a, const at::Tensor& b) {
+  TORCH_CHECK(a.dim() >= 2 && a.dim() == b.dim() && a.size(-1) == b.size(-2), "cannot multiply ", a.sizes(), " by ", b.sizes());
+  auto out = a.sizes().vec();
+  out.back() = b.size(-1);
+  return out;
+}
+inline std::vector<int64_t> concatenated(at::ITensorListRef tensors, int64_t dim) {
+  auto out = tensors.front().sizes().vec();
+  dim = at::maybe_wrap_dim(dim, static_cast<int64_t>(out.size()));
+  out[dim] = 0;
+  for (const at::Tensor& t : tensors) out[dim] += t.size(dim);
+  return out;
+}
+inline std::vector<int64_t> exchanged(const at::Tensor& t, int64_t dim0, int64_t dim1) {
+  auto out = t.sizes().vec();
+  std::swap(out[at::maybe_wrap_dim(dim0, t.dim())], out[at::maybe_wrap_dim(dim1, t.dim())]);
+  return out;
+}
+
 // How many values arange and range make.
 inline int64_t range_count(const at::Scalar& start, const at::Scalar& end, const at::Scalar& step) {
   return static_cast<int64_t>(std::ceil((end.toDouble() - start.toDouble()) / step.toDouble()));

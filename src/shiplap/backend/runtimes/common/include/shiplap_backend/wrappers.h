@@ -3,6 +3,7 @@
 
 #include <shiplap_backend/attributes.h>
 #include <shiplap_backend/backend.h>
+#include <shiplap_backend/infer.h>
 #include <shiplap_backend/structured.h>
 #include <shiplap_backend/wrapper.h>
 
