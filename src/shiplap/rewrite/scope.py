@@ -44,6 +44,11 @@ class Rewrites:
         self._entered: list[tuple[Token[tuple[Rewrites, ...]], ExitStack]] = []
 
     @property
+    def levels(self) -> set[Level]:
+        """Where there is something to do."""
+        return {r.level for r in self.rewrites}
+
+    @property
     def matches(self) -> list[Match]:
         return [o for o in self.outcomes if isinstance(o, Match)]
 
@@ -72,7 +77,7 @@ class Rewrites:
         from shiplap.compat import passes
 
         made = dict(options)
-        for level in {r.level for r in self.rewrites}:
+        for level in self.levels:
             place = passes.PLACES[level]
             before = options.get(place, passes.current(level))
             made[place] = _pass(level, lambda: (self,), before)

@@ -1,0 +1,132 @@
+"""``shiplap rewrite``: where rewrites match in a model, where they nearly do, and what they save."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from shiplap.cli import console
+from shiplap.cli.target import import_home, near_miss, split
+from shiplap.errors import error
+
+if TYPE_CHECKING:
+    from shiplap.rewrite import Rewrite
+    from shiplap.rewrite.survey import Survey
+
+__all__ = ["command"]
+
+SHIPPED = "shiplap.rewrite.shipped"
+EPILOG = """\b
+Examples:
+  shiplap rewrite model.py --dry-run                the function 'model' for example_inputs(), rewrites of the file
+                                                    and those that ship: where they match, where they nearly do
+  shiplap rewrite model.py:block --with mylib.rewrites
+                                                    with these instead; kernels, time and results, off and on
+  shiplap rewrite model.py --train --html report.html
+  shiplap rewrite model.py --dry-run --graphs       before and after, as a difference of texts
+
+\b
+Exit status:
+  0  something matched
+  1  nothing matched; near misses say why
+  2  no such function, nothing was compiled, or a rewrite was refused by its proof"""
+
+
+def command(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="module[:name] or path/to/file.py[:name].")],
+    rewrites: Annotated[
+        list[str] | None,
+        typer.Option("--with", metavar="MODULE", help="module[:name] or file.py[:name] with rewrites; repeatable."),
+    ] = None,
+    inputs: Annotated[
+        str, typer.Option("--inputs", metavar="NAME", help="The function beside it that returns its arguments.")
+    ] = "example_inputs",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only look: measure nothing.")] = False,
+    train: Annotated[bool, typer.Option("--train", help="With a backward pass.")] = False,
+    dynamic: Annotated[bool, typer.Option("--dynamic", help="Compile for varying sizes.")] = False,
+    graphs: Annotated[bool, typer.Option("--graphs", help="Show what changed in each graph.")] = False,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="PATH", help="Write one self-contained page, with pictures.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Show what rewrites would do to a model that nobody edits.
+
+    The model is compiled afresh, past all caches, with the rewrites in force. Shown are the places that matched, with
+    what was saved there; the near misses, each with the node and the guard, shape, dtype, user or argument that
+    stopped it; and, unless --dry-run, kernels, time and results without the rewrites and with them.
+    """
+    from shiplap.report import facts
+    from shiplap.rewrite.survey import survey
+
+    with console.own_stdout():
+        home, name = split(model)
+        module = import_home(home or model)
+        fn, args = _model(module, name), _arguments(module, inputs)
+        chosen = _rewrites(module, rewrites or [])
+        found = survey(fn, args, chosen, train=train, measure=not dry_run, target=model, dynamic=dynamic or None)
+    about = facts(model=model)
+    if html is not None:
+        from shiplap.rewrite.show import survey_html
+
+        console.write_text(html, survey_html(found, about))
+        console.note(f"written: {html}")
+    _show(found, json, graphs, about)
+    if not found.matches:
+        raise typer.Exit(console.FAILED)
+
+
+def _model(module: ModuleType, name: str) -> Any:
+    wanted = name or "model"
+    fn = getattr(module, wanted, None)
+    if callable(fn):
+        return fn
+    names = [n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__]
+    raise error("SL501", where=module.__name__, what="no such function", got=wanted, expected=near_miss(wanted, names),
+                fix="pass file.py:function")  # fmt: skip
+
+
+def _arguments(module: ModuleType, name: str) -> tuple[Any, ...]:
+    made = getattr(module, name, None)
+    if not callable(made):
+        raise error("SL613", where=module.__name__, got=f"no function {name!r}",
+                    expected=f"def {name}(): return the arguments to compile for",
+                    fix="define it, or name another with --inputs")  # fmt: skip
+    found = made()
+    return tuple(found) if isinstance(found, (tuple, list)) else (found,)
+
+
+def _rewrites(module: ModuleType, targets: list[str]) -> list[Rewrite]:
+    """Those that ``targets`` name; else those of the model's own module, and those that ship."""
+    if not targets:
+        return list({r.name: r for r in (*_of(import_home(SHIPPED)), *_of(module))}.values())
+    found: list[Rewrite] = []
+    for target in targets:
+        home, name = split(target)
+        found += _of(import_home(home or target), name)
+    return found
+
+
+def _of(module: ModuleType, name: str = "") -> list[Rewrite]:
+    from shiplap.rewrite import Rewrite
+
+    held = {n: v for n, v in vars(module).items() if isinstance(v, Rewrite)}
+    if name:
+        if name not in held:
+            raise error("SL501", where=module.__name__, what="no such rewrite", got=name,
+                        expected=near_miss(name, list(held)) if held else "a rewrite; none is declared here",
+                        fix="pass module:name of a value that sl.rewrite returned")  # fmt: skip
+        return [held[name]]
+    return list(dict.fromkeys(held.values()))
+
+
+def _show(found: Survey, json: bool, graphs: bool, about: dict[str, str]) -> None:
+    from shiplap.rewrite.show import print_survey, survey_json
+
+    if json:
+        console.emit_json(survey_json(found, about))
+    else:
+        print_survey(found, console.out(), graphs)

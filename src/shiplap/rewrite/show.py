@@ -1,0 +1,163 @@
+"""A survey as text, JSON and HTML: three views of one value."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shiplap.report import render_html
+from shiplap.report.graph import Box, graph_svg
+from shiplap.rewrite.match import Match, NearMiss
+from shiplap.rewrite.survey import Call, Survey, View
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["difference", "print_survey", "survey_html", "survey_json"]
+
+
+def survey_json(found: Survey, facts: Mapping[str, str]) -> dict[str, Any]:
+    """One JSON-ready object: facts, matches, near misses, measurements, and each graph as a difference of texts."""
+    measured = asdict(found.measured) | {"speedup": found.measured.speedup} if found.measured else None
+    return {
+        "facts": dict(facts), "target": found.target, "summary": found.summary, "graphs": found.graphs,
+        "rewrites": [{"name": n, "level": level} for n, level in found.rewrites],
+        "matches": json.loads(json.dumps([asdict(m) for m in found.matches])),
+        "near_misses": json.loads(json.dumps([asdict(m) for m in found.near_misses])),
+        "measured": measured,
+        "differences": [{"graph": v.number, "level": v.level, "text": difference(v)} for v in found.views],
+    }  # fmt: skip
+
+
+def print_survey(found: Survey, console: Console, graphs: bool = False) -> None:
+    """A line per rewrite, its places, the near misses with their reasons, and what it all saved."""
+    from rich.text import Text
+
+    def say(text: str, style: str = "") -> None:
+        console.print(Text(text, style), soft_wrap=True)
+
+    for name, level in found.rewrites:
+        matches = [m for m in found.matches if m.rewrite == name]
+        misses = [m for m in found.near_misses if m.rewrite == name]
+        say(f"{name} ({level}): {len(matches)} matched, {len(misses)} near", "bold" if matches else "")
+        for text, times in _counted(map(_matched, matches)):
+            say(f"  {text}{times}", "green")
+        for text, times in _counted(map(_missed, misses)):
+            say(f"  {text}{times}", "yellow")
+    if graphs:
+        for view in found.views:
+            say(f"\ngraph {view.number}, {view.level}", "bold")
+            say(difference(view))
+    say(found.summary + (f"; {_saved(found)}" if found.matches else ""))
+    if found.measured:
+        say(_measured(found))
+
+
+def _counted(texts: Iterator[str]) -> Iterator[tuple[str, str]]:
+    """Each text once, with how often it was said: a model repeats its layers."""
+    for text, same in groupby(sorted(texts)):
+        number = len(list(same))
+        yield text, f"  ({number} times)" if number > 1 else ""
+
+
+def _matched(m: Match) -> str:
+    where = _at(m.where[-1] if m.where else "")
+    return f"{' + '.join(_short(m.operators))}{where}: {_change(m.saving.nodes, m.saving.bytes)}"
+
+
+def _missed(m: NearMiss) -> str:
+    fix = f"; {m.fix}" if m.fix else ""
+    return f"{m.obstacle}{_at(m.where)}: {m.reason} ({m.fitting} of {m.of} nodes fit){fix}"
+
+
+def _short(operators: Sequence[str]) -> list[str]:
+    return [f"{n} x {op}" if (n := len(list(same))) > 1 else op for op, same in groupby(operators)]
+
+
+def _bytes(number: int | None) -> str:
+    size = float(number or 0)
+    for unit in ("B", "kB", "MB"):
+        if abs(size) < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} GB"
+
+
+def _saved(found: Survey) -> str:
+    nodes = sum(m.saving.nodes for m in found.matches)
+    return _change(nodes, sum(m.saving.bytes or 0 for m in found.matches))
+
+
+def _change(nodes: int, traffic: int | None) -> str:
+    """Nodes, and the bytes that they read and write where none is fused."""
+    fewer = f"{abs(nodes)} node{'s' * (abs(nodes) != 1)} {'more' if nodes < 0 else 'fewer'}"
+    return f"{fewer}, {_bytes(abs(traffic or 0))} {'more' if (traffic or 0) < 0 else 'less'} to move"
+
+
+def _at(where: str) -> str:
+    """A line of source, from the current directory on where it lies below."""
+    if not where:
+        return ""
+    try:
+        return f" at {Path(where).relative_to(Path.cwd())}"
+    except ValueError:
+        return f" at {where}"
+
+
+def _measured(found: Survey) -> str:
+    assert found.measured is not None
+    m = found.measured
+    kernels, times = (
+        f"{m.kernels[0]} -> {m.kernels[1]} kernels",
+        f"{m.seconds[0] * 1e3:.3g} -> {m.seconds[1] * 1e3:.3g} ms",
+    )
+    errors = f"results differ by {m.error:.1e}, compiled code from eager by {m.eager_error:.1e}"
+    return f"{kernels}, {times} a call ({m.speedup:.2f}x); {errors}"
+
+
+def difference(view: View) -> str:
+    """Before and after as a difference of texts, a node a line; only what changed, with the lines around it."""
+    before, after = ([_line(c) for c in calls] for calls in (view.before, view.after))
+    return "\n".join(difflib.unified_diff(before, after, "before", "after", lineterm="", n=2))
+
+
+def _line(call: Call) -> str:
+    made = f"{call.name}: {call.shape}" if call.shape else call.name
+    return f"{made} = {call.operator}({', '.join(call.reads)})"
+
+
+def survey_html(found: Survey, facts: Mapping[str, str]) -> str:
+    """One page that needs nothing else: the places as pictures, before and after."""
+    return render_html(
+        "survey.html.jinja", package="shiplap.rewrite", title="shiplap rewrite", facts=facts, found=found,
+        matched=_matched, missed=_missed, saved=_saved, measured=_measured, difference=difference,
+        pictures=list(_pictures(found)),
+    )  # fmt: skip
+
+
+def _pictures(found: Survey) -> Iterator[tuple[Match, int, str, str]]:
+    """``(match, how many look the same, svg before, svg after)``: places with the same operators are drawn once."""
+    kinds: dict[tuple[Any, ...], list[Match]] = {}
+    for match in found.matches:
+        kinds.setdefault((match.rewrite, match.operators), []).append(match)
+    for same in kinds.values():
+        view = next((v for v in found.views if v.number == same[0].graph), None)
+        if view is not None:
+            before, after = (
+                _drawn(c, names) for c, names in ((view.before, same[0].nodes), (view.after, same[0].made))
+            )
+            yield same[0], len(same), before, after
+
+
+def _drawn(calls: Sequence[Call], names: Sequence[str], most: int = 40) -> str:
+    """The named nodes with what they read and who reads them."""
+    inside = set(names[:most])
+    by_name = {c.name: c for c in calls}
+    around = {n for c in calls if c.name in inside for n in c.reads} | {c.name for c in calls if inside & set(c.reads)}
+    shown = [by_name[n] for n in by_name if n in inside | around]
+    return graph_svg([Box(c.name, c.operator, c.shape, c.reads, c.name in inside) for c in shown])

@@ -1,0 +1,217 @@
+"""``survey``: compile a function with rewrites in force, look on, and say what they did, missed and saved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, Node
+
+from shiplap.errors import error
+from shiplap.rewrite.base import Rewrite
+from shiplap.rewrite.graph import operator_name, source_line, value
+from shiplap.rewrite.match import LEVELS, Level, Match, NearMiss, Outcome
+from shiplap.rewrite.scope import Rewrites
+from shiplap.tune.measure import Plan, clock_for, race
+from shiplap.verify.run import tensors
+
+__all__ = ["Call", "Measured", "Survey", "View", "survey"]
+
+
+@dataclass(frozen=True)
+class Call:
+    """A node as it is shown. ``reads``: names of the nodes that it reads; ``shape``: ``float32[8, 64]``."""
+
+    name: str
+    operator: str
+    reads: tuple[str, ...]
+    shape: str = ""
+    where: str = ""
+
+
+@dataclass(frozen=True)
+class View:
+    """One graph at one level, before the rewrites of that level and after them."""
+
+    number: int
+    level: Level
+    before: tuple[Call, ...]
+    after: tuple[Call, ...]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The compiled function without the rewrites and with them: kernels, seconds a call (medians), largest difference.
+
+    ``error``: between the two, relative to the largest result; ``eager_error``: between compiled code without rewrites
+    and eager, for comparison.
+    """
+
+    kernels: tuple[int, int]
+    seconds: tuple[float, float]
+    error: float
+    eager_error: float
+
+    @property
+    def speedup(self) -> float:
+        return self.seconds[0] / self.seconds[1]
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What rewrites do to a function. ``views`` are of the graphs in which something was found."""
+
+    target: str
+    rewrites: tuple[tuple[str, Level], ...]
+    outcomes: tuple[Outcome, ...]
+    views: tuple[View, ...]
+    graphs: int
+    measured: Measured | None = None
+
+    @property
+    def matches(self) -> list[Match]:
+        return [o for o in self.outcomes if isinstance(o, Match)]
+
+    @property
+    def near_misses(self) -> list[NearMiss]:
+        return [o for o in self.outcomes if isinstance(o, NearMiss)]
+
+    @property
+    def summary(self) -> str:
+        """``12 matches, 2 near misses in 1 graph``."""
+        counts = ((len(self.matches), "match", "es"), (len(self.near_misses), "near miss", "es"))
+        found = ", ".join(f"{n} {what}{'' if n == 1 else more}" for n, what, more in counts)
+        return f"{found} in {self.graphs} graph{'' if self.graphs == 1 else 's'}"
+
+
+class _Watched(Rewrites):
+    """Rewrites that keep each graph as it was and as it became."""
+
+    def __init__(self, *rewrites: Rewrite) -> None:
+        super().__init__(*rewrites)
+        self.views: list[View] = []
+        self.compiled = 0
+
+    @property
+    def levels(self) -> set[Level]:
+        return set(LEVELS)  # graphs are counted where they end
+
+    def run(self, level: Level, graph: Graph) -> None:
+        seen = len(self.outcomes)
+        number, before = self.graphs, calls(graph)
+        super().run(level, graph)
+        self.compiled += level == "post-grad"
+        if len(self.outcomes) > seen:
+            self.views.append(View(number, level, before, calls(graph)))
+
+
+def calls(graph: Graph) -> tuple[Call, ...]:
+    """The nodes of a graph but for its output, as values."""
+    return tuple(
+        Call(n.name, operator_name(n) if n.op.startswith("call") else n.op, tuple(a.name for a in n.all_input_nodes),
+             _shape(n), source_line(n))
+        for n in graph.nodes if n.op != "output"
+    )  # fmt: skip
+
+
+def _shape(node: Node) -> str:
+    held = value(node)
+    if not isinstance(held, Tensor):
+        return ""
+    return f"{str(held.dtype).removeprefix('torch.')}[{', '.join(map(str, held.shape))}]"
+
+
+def survey(
+    fn: Callable[..., Any], args: Sequence[Any], rewrites: Sequence[Rewrite], *, train: bool = False,
+    measure: bool = True, target: str = "", dynamic: bool | None = None,
+) -> Survey:  # fmt: skip
+    """Compile ``fn`` for ``args`` with ``rewrites`` and run it; nothing stays compiled, no cache is read or filled.
+
+    Args:
+        train: run a backward pass as well; else gradients are off.
+        measure: compile without the rewrites, too, and compare kernels, time and results.
+        dynamic: of ``torch.compile``.
+
+    Raises:
+        ShiplapError: SL806 when no graph was compiled; SL801 for a rewrite that its proof refuses.
+    """
+    from shiplap.compat import reset_compiler
+
+    watched = _Watched(*rewrites)
+    reset_compiler()
+    try:
+        changed = torch.compile(_alone(fn), options=watched.options(), dynamic=dynamic)
+        kernels, results = _compiled(changed, args, train)
+        if not watched.compiled:
+            where = target or getattr(fn, "__qualname__", type(fn).__name__)
+            raise error("SL806", where=where, got="no graph was compiled",
+                        expected="a function of tensors that torch.compile can take")  # fmt: skip
+        outcomes, views, graphs = tuple(watched.outcomes), tuple(watched.views), watched.compiled
+        measured = None
+        if measure:
+            plain = torch.compile(_alone(fn), dynamic=dynamic)
+            without, before = _compiled(plain, args, train)
+            seconds = _timed(plain, changed, args, train)
+            apart = _apart(results, before), _apart(before, _call(fn, args, train))
+            measured = Measured((without, kernels), seconds, *apart)
+    finally:
+        reset_compiler()
+    return Survey(target, tuple((r.name, r.level) for r in watched), outcomes, views, graphs, measured)
+
+
+def _compiled(fn: Callable[..., Any], args: Sequence[Any], train: bool) -> tuple[int, list[Tensor]]:
+    """Kernels of the code that the first call compiles, and what it returns."""
+    from shiplap.compat.explain import observe
+
+    with observe() as graphs:
+        results = _call(fn, args, train)
+    return sum(bool(g.kernel) for graph in graphs for g in graph.named()), results
+
+
+def _timed(
+    plain: Callable[..., Any], changed: Callable[..., Any], args: Sequence[Any], train: bool
+) -> tuple[float, float]:
+    """Medians of the two, which take turns."""
+    device = next((t.device for t in tensors(args)), torch.device("cpu"))
+    runs = {i: lambda f=f: tuple(_call(f, args, train)) for i, f in enumerate((plain, changed))}
+    found = race(runs, clock_for(str(device), "never"), Plan(seconds=3.0, hopeless=float("inf")))
+    return found[0].median, found[1].median
+
+
+def _alone(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """``fn`` behind a function of its own: compiled code is kept by code object."""
+
+    def run(*args: Any) -> Any:
+        return fn(*args)
+
+    run.__code__ = run.__code__.replace()
+    return run
+
+
+def _call(fn: Callable[..., Any], args: Sequence[Any], train: bool) -> list[Tensor]:
+    """All tensors of the result; training, with a backward pass from the floating ones."""
+    from torch.utils._pytree import tree_leaves
+
+    with torch.set_grad_enabled(train):
+        found = [t for t in tree_leaves(_plain(fn(*args))) if isinstance(t, Tensor)]
+        live = [t for t in found if t.requires_grad] if train else []
+        if live:
+            torch.stack([t.float().sum() for t in live]).sum().backward()
+    return [t.detach() for t in found]
+
+
+def _plain(result: Any) -> Any:
+    """Outputs of models are often classes of their own, which are mappings."""
+    return dict(result) if hasattr(result, "keys") else result
+
+
+def _apart(got: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    worst = 0.0
+    for g, e in zip(got, expected, strict=False):
+        if e.is_floating_point() and e.numel():
+            scale = max(float(e.abs().max()), 1e-30)
+            worst = max(worst, float((g.double() - e.double()).abs().max()) / scale)
+    return worst
