@@ -156,7 +156,7 @@ def matmul(x: Tensor, packed: Packed, bias: Tensor | None = None) -> Tensor:
     In the 8-bit modes ``x`` is quantised per row and may be of any floating dtype; in the others it has the weight's.
     One op (``slidesparse::linear_*``), whose kernels read one or the other form of the weight; ``sl.tune`` chooses.
     """
-    rows = x.reshape(-1, x.shape[-1])
+    rows = x.flatten(0, -2) if x.dim() > 1 else x[None]
     weight = packed.dense, packed.packed, bias, packed.pairs, packed.layout
     if packed.mode == "int8":
         out = layers.linear_int8(rows, packed.scale, *weight)
