@@ -1,118 +1,255 @@
-// The extension module `_C`: what Python may ask and set. Loading it registers the device.
-#include <pybind11/pybind11.h>
-#include <pybind11/stl.h>
+// The extension module `_C`: what Python may ask and set. Loading it registers the device. In
+// Python's own C API, since a binding library would take longer to compile than all the rest.
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
 #include <shiplap_backend/call.h>
 #include <shiplap_backend/device.h>
 #include <shiplap_backend/fallback.h>
 #include <shiplap_backend/memory.h>
 
 #include <mutex>
+#include <stdexcept>
 
-namespace py = pybind11;
-using namespace shiplap::backend;
-
+namespace shiplap::backend {
 namespace {
 
 constexpr const char* kPolicies[] = {"count", "warn", "error"};  // as the values of Policy
 
-at::Generator default_host_generator() { return host_generator(std::nullopt); }
-
-py::dict python_counters() {
-  py::dict result;
-  for (const auto& [op, counts] : counters()) {
-    py::dict one;
-    one["native"] = counts.native;
-    one["fallback"] = counts.fallback;
-    result[op.c_str()] = one;
+// C++ exceptions become Python's.
+template <PyObject* (*function)(PyObject*)>
+PyObject* python(PyObject*, PyObject* arguments) {
+  try {
+    return function(arguments);
+  } catch (const std::invalid_argument& e) {
+    PyErr_SetString(PyExc_ValueError, e.what());
+  } catch (const std::exception& e) {
+    PyErr_SetString(PyExc_RuntimeError, e.what());
   }
-  return result;
+  return nullptr;
 }
 
-void set_policy(const std::string& policy, std::vector<std::string> allowed) {
+PyObject* none() { return Py_NewRef(Py_None); }
+
+void put(PyObject* dict, const char* key, PyObject* value) {
+  PyDict_SetItemString(dict, key, value);
+  Py_DECREF(value);
+}
+
+void put(PyObject* dict, const char* key, int64_t value) {
+  put(dict, key, PyLong_FromLongLong(value));
+}
+
+PyObject* python_counters(PyObject*) {
+  auto* all = PyDict_New();
+  for (const auto& [op, counts] : counters()) {
+    auto *one = PyDict_New(), *fallback = PyDict_New();
+    put(one, "native", counts.native);
+    for (const auto& [reason, calls] : counts.fallback) {
+      put(fallback, reason.c_str(), calls);
+    }
+    put(one, "fallback", fallback);
+    put(all, op.c_str(), one);
+  }
+  return all;
+}
+
+PyObject* python_reset_counters(PyObject*) {
+  reset_counters();
+  return none();
+}
+
+PyObject* policy(PyObject*) {
+  return PyUnicode_FromString(kPolicies[static_cast<uint8_t>(fallback_policy())]);
+}
+
+PyObject* allowed(PyObject*) {
+  auto* list = PyList_New(0);
+  for (const auto& name : allowed_fallbacks()) {
+    auto* text = PyUnicode_FromString(name.c_str());
+    PyList_Append(list, text);
+    Py_DECREF(text);
+  }
+  return list;
+}
+
+PyObject* set_policy(PyObject* arguments) {
+  const char* chosen;
+  PyObject* names;
+  if (!PyArg_ParseTuple(arguments, "sO!", &chosen, &PyList_Type, &names)) {
+    return nullptr;
+  }
+  std::vector<std::string> allow;
+  for (Py_ssize_t i = 0; i < PyList_Size(names); ++i) {
+    const char* name = PyUnicode_AsUTF8(PyList_GetItem(names, i));
+    if (name == nullptr) {
+      return nullptr;
+    }
+    allow.emplace_back(name);
+  }
   for (uint8_t i = 0; i < std::size(kPolicies); ++i) {
-    if (policy == kPolicies[i]) {
-      return set_fallback_policy(static_cast<Policy>(i), std::move(allowed));
+    if (std::string_view(chosen) == kPolicies[i]) {
+      set_fallback_policy(static_cast<Policy>(i), std::move(allow));
+      return none();
     }
   }
-  throw py::value_error("fallback policy '" + policy + "': expected 'count', 'warn' or 'error'");
+  throw std::invalid_argument(std::string("fallback policy '") + chosen +
+                              "': expected 'count', 'warn' or 'error'");
 }
 
-py::dict cache_info() {
+PyObject* cache_info(PyObject*) {
   auto info = executables().info();
-  py::dict d;
-  d["entries"] = info.entries;
-  d["capacity"] = info.capacity;
-  d["hits"] = info.hits;
-  d["misses"] = info.misses;
-  d["evictions"] = info.evictions;
-  d["compile_seconds"] = info.compile_seconds;
+  auto* d = PyDict_New();
+  put(d, "entries", info.entries);
+  put(d, "capacity", info.capacity);
+  put(d, "hits", info.hits);
+  put(d, "misses", info.misses);
+  put(d, "evictions", info.evictions);
+  put(d, "compile_seconds", PyFloat_FromDouble(info.compile_seconds));
   return d;
 }
 
-py::dict memory() {
-  auto stats = memory_stats();
-  py::dict d;
-  d["allocated"] = stats.allocated;
-  d["peak"] = stats.peak;
-  d["limit"] = stats.limit;
-  d["allocations"] = stats.allocations;
-  return d;
+PyObject* cache_clear(PyObject*) {
+  executables().clear();
+  return none();
 }
 
-py::bytes rng_state() {
-  auto generator = default_host_generator();
-  std::lock_guard<std::mutex> lock(generator.mutex());
-  auto state = generator.get_state();
-  return {static_cast<const char*>(state.const_data_ptr()), static_cast<size_t>(state.numel())};
-}
-
-void set_rng_state(const py::bytes& bytes) {
-  auto generator = default_host_generator();
-  std::lock_guard<std::mutex> lock(generator.mutex());
-  auto state = generator.get_state();
-  std::string_view given = bytes;
-  if (given.size() != static_cast<size_t>(state.numel())) {
-    throw py::value_error("RNG state of " + std::to_string(given.size()) + " bytes: expected " +
-                          std::to_string(state.numel()));
+PyObject* cache_resize(PyObject* arguments) {
+  Py_ssize_t capacity;
+  if (!PyArg_ParseTuple(arguments, "n", &capacity)) {
+    return nullptr;
   }
-  std::copy(given.begin(), given.end(), static_cast<char*>(state.mutable_data_ptr()));
-  generator.set_state(state);
+  executables().resize(static_cast<size_t>(capacity));
+  return none();
 }
 
-void manual_seed(uint64_t seed) {
-  auto generator = default_host_generator();
-  std::lock_guard<std::mutex> lock(generator.mutex());
-  generator.set_current_seed(seed);
+PyObject* memory(PyObject*) {
+  auto stats = memory_stats();
+  auto* d = PyDict_New();
+  put(d, "allocated", stats.allocated);
+  put(d, "peak", stats.peak);
+  put(d, "limit", stats.limit);
+  put(d, "allocations", stats.allocations);
+  return d;
 }
 
-uint64_t seed() {
-  auto generator = default_host_generator();
-  std::lock_guard<std::mutex> lock(generator.mutex());
-  return generator.seed();
+PyObject* reset_peak(PyObject*) {
+  reset_peak_memory();
+  return none();
 }
+
+PyObject* set_limit(PyObject* arguments) {
+  long long bytes;
+  if (!PyArg_ParseTuple(arguments, "L", &bytes)) {
+    return nullptr;
+  }
+  set_memory_limit(bytes);
+  return none();
+}
+
+// Calls `f` with the device's generator, which is locked meanwhile.
+template <class F>
+auto with_generator(F f) {
+  auto generator = host_generator(std::nullopt);
+  std::lock_guard<std::mutex> lock(generator.mutex());
+  return f(generator);
+}
+
+PyObject* rng_state(PyObject*) {
+  auto state = with_generator([](at::Generator& g) { return g.get_state(); });
+  return PyBytes_FromStringAndSize(static_cast<const char*>(state.const_data_ptr()), state.numel());
+}
+
+PyObject* set_rng_state(PyObject* arguments) {
+  const char* given;
+  Py_ssize_t size;
+  if (!PyArg_ParseTuple(arguments, "y#", &given, &size)) {
+    return nullptr;
+  }
+  with_generator([&](at::Generator& g) {
+    auto state = g.get_state();
+    if (size != state.numel()) {
+      throw std::invalid_argument("RNG state of " + std::to_string(size) + " bytes: expected " +
+                                  std::to_string(state.numel()));
+    }
+    std::copy(given, given + size, static_cast<char*>(state.mutable_data_ptr()));
+    g.set_state(state);
+  });
+  return none();
+}
+
+PyObject* manual_seed(PyObject* arguments) {
+  unsigned long long seed;
+  if (!PyArg_ParseTuple(arguments, "K", &seed)) {
+    return nullptr;
+  }
+  with_generator([&](at::Generator& g) { g.set_current_seed(seed); });
+  return none();
+}
+
+PyObject* seed(PyObject*) {
+  return PyLong_FromUnsignedLongLong(with_generator([](at::Generator& g) { return g.seed(); }));
+}
+
+PyObject* initial_seed(PyObject*) {
+  return PyLong_FromUnsignedLongLong(
+      with_generator([](at::Generator& g) { return g.current_seed(); }));
+}
+
+PyObject* bad_fork_now(PyObject*) { return PyBool_FromLong(in_bad_fork()); }
+
+PyObject* get_layout(PyObject*) { return PyLong_FromLongLong(layout().last); }
+
+PyObject* change_layout(PyObject* arguments) {
+  long long last;
+  if (!PyArg_ParseTuple(arguments, "L", &last)) {
+    return nullptr;
+  }
+  set_layout({last});
+  return none();
+}
+
+PyMethodDef methods[] = {
+    {"counters", python<python_counters>, METH_NOARGS, nullptr},
+    {"reset_counters", python<python_reset_counters>, METH_NOARGS, nullptr},
+    {"fallback_policy", python<policy>, METH_NOARGS, nullptr},
+    {"allowed_fallbacks", python<allowed>, METH_NOARGS, nullptr},
+    {"set_fallback_policy", python<set_policy>, METH_VARARGS, nullptr},
+    {"cache_info", python<cache_info>, METH_NOARGS, nullptr},
+    {"cache_clear", python<cache_clear>, METH_NOARGS, nullptr},
+    {"cache_resize", python<cache_resize>, METH_VARARGS, nullptr},
+    {"memory_stats", python<memory>, METH_NOARGS, nullptr},
+    {"reset_peak_memory", python<reset_peak>, METH_NOARGS, nullptr},
+    {"set_memory_limit", python<set_limit>, METH_VARARGS, nullptr},
+    {"rng_state", python<rng_state>, METH_NOARGS, nullptr},
+    {"set_rng_state", python<set_rng_state>, METH_VARARGS, nullptr},
+    {"manual_seed", python<manual_seed>, METH_VARARGS, nullptr},
+    {"seed", python<seed>, METH_NOARGS, nullptr},
+    {"initial_seed", python<initial_seed>, METH_NOARGS, nullptr},
+    {"in_bad_fork", python<bad_fork_now>, METH_NOARGS, nullptr},
+    {"layout", python<get_layout>, METH_NOARGS, nullptr},
+    {"set_layout", python<change_layout>, METH_VARARGS, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyModuleDef definition = {PyModuleDef_HEAD_INIT,
+                          "_C",
+                          "The device core.",
+                          -1,
+                          methods,
+                          nullptr,
+                          nullptr,
+                          nullptr,
+                          nullptr};
 
 }  // namespace
+}  // namespace shiplap::backend
 
-PYBIND11_MODULE(_C, m) {
-  register_stand_ins();
-  m.def("counters", &python_counters);
-  m.def("reset_counters", &reset_counters);
-  m.def("fallback_policy", [] { return kPolicies[static_cast<uint8_t>(fallback_policy())]; });
-  m.def("allowed_fallbacks", &allowed_fallbacks);
-  m.def("set_fallback_policy", &set_policy, py::arg("policy"),
-        py::arg("allow") = std::vector<std::string>());
-  m.def("cache_info", &cache_info);
-  m.def("cache_clear", [] { executables().clear(); });
-  m.def("cache_resize", [](size_t capacity) { executables().resize(capacity); });
-  m.def("memory_stats", &memory);
-  m.def("reset_peak_memory", &reset_peak_memory);
-  m.def("set_memory_limit", &set_memory_limit);
-  m.def("rng_state", &rng_state);
-  m.def("set_rng_state", &set_rng_state);
-  m.def("manual_seed", &manual_seed);
-  m.def("seed", &seed);
-  m.def("initial_seed", [] { return default_host_generator().current_seed(); });
-  m.def("in_bad_fork", &in_bad_fork);
-  m.def("layout", [] { return layout().last; });
-  m.def("set_layout", [](int64_t last) { set_layout({last}); });
+PyMODINIT_FUNC PyInit__C() {
+  try {
+    shiplap::backend::register_stand_ins();
+  } catch (const std::exception& e) {
+    PyErr_SetString(PyExc_ImportError, e.what());
+    return nullptr;
+  }
+  return PyModule_Create(&shiplap::backend::definition);
 }
