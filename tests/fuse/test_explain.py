@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+from functools import cache
 from typing import Any
 
 import pytest
 import torch
 
 import shiplap as sl
-from shiplap.fuse import explain, select, switches
+from shiplap.fuse import Explanation, explain, select, switches
 from tests.fuse.targets import CRASHING, FAST_AND_WRONG, qmm
 
 gelu = torch.nn.functional.gelu
@@ -55,10 +56,16 @@ OUTSIDE = {
 }  # fmt: skip
 
 
+@cache
+def outside(case: str) -> Explanation:
+    """Explained once for all tests that read it."""
+    return explain(OUTSIDE[case][0], *arguments())
+
+
 @pytest.mark.parametrize("case", OUTSIDE)
 def test_what_stayed_outside_and_why(case):
-    fn, side, reason, meaning = OUTSIDE[case]
-    found = explain(fn, *arguments())
+    _, side, reason, meaning = OUTSIDE[case]
+    found = outside(case)
     assert [k.kind for k in found.kernels if k.decisions] == ["template"]
     (template,) = (k for k in found.kernels if k.kind == "template")
     (other,) = template.unfused
@@ -69,7 +76,7 @@ def test_what_stayed_outside_and_why(case):
 
 def test_an_operator_is_listed_where_it_is_computed():
     """Inductor names the producer in the template's kernel as well, since it knows where its input comes from."""
-    found = explain(OUTSIDE["producer"][0], *arguments())
+    found = outside("producer")
     assert [k.operators for k in found.kernels] == [("aten.sigmoid",), ("fusetest::qmm", "aten.add", "aten.gelu")]
 
 
@@ -148,7 +155,7 @@ def test_nothing_of_the_process_is_left_changed():
 def test_views_render_the_same_values(capsys: pytest.CaptureFixture[str]) -> None:
     from shiplap.fuse.show import explanation_json, print_explanation
 
-    found = explain(OUTSIDE["sum"][0], *arguments())
+    found = outside("sum")
     value: Any = json.loads(json.dumps(explanation_json(found, {"torch": torch.__version__})))
     assert "source" not in value
     assert explanation_json(found, {}, source=True)["source"] == list(found.source)
