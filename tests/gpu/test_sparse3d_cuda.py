@@ -67,3 +67,23 @@ def test_a_network_trains_on_cuda_in_one_graph():
         for a, b in zip(*grads, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
     assert compat.compile_counts().graph_breaks == 0
+
+
+@pytest.mark.parametrize("rows", [150, 5000, 40_000])
+def test_two_runs_give_the_same_bits_and_deterministic_mode_accepts_them(rows):
+    """Whatever else is in memory; sums have no atomics in any number of parts."""
+    x = scene(rows, (64, 48, 40), 32, dtype=torch.float16)
+    feats, coords = x.feats.cuda().requires_grad_(), x.coords.cuda()
+    weight = torch.randn(64, 27, 32, device="cuda").half().requires_grad_()
+    torch.use_deterministic_algorithms(True)
+    try:
+        runs = []
+        for fill in (0.0, 1e4, float("nan")):
+            torch.full((1 << 26,), fill, device="cuda")  # what the allocator hands out next
+            plan = sparse3d.Geometry(coords, x.spatial_shape, 2).subm(3)
+            out = plan.conv(feats, weight)
+            runs.append([plan.table, out, *torch.autograd.grad(out.float().square().sum(), (feats, weight))])
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for again in runs[1:]:
+        assert all(map(torch.equal, runs[0], again))
