@@ -14,9 +14,9 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHIPLAP_CACHE_DIR", str(tmp_path))
 
 
-def test_a_function_of_a_file(process: Any) -> None:
-    done = process("explain", "examples/fuse.py:layer")
-    assert done.returncode == 0, done.stderr
+def test_a_function_of_a_file(run: Any) -> None:
+    done = run("explain", "examples/fuse.py:layer")
+    assert done.exit_code == 0, done.output
     lines = done.stdout.splitlines()
     assert lines[0].endswith("  template")
     assert lines[1] == "  inside   fused::scaled_mm, aten.add, aten.gelu"
