@@ -16,4 +16,6 @@ def folded(node: Node) -> bool:
     """
     from torch._inductor import config
 
-    return bool(config.freezing) and not torch.is_grad_enabled() and node.op == "get_attr"
+    if not config.freezing or torch.is_grad_enabled():
+        return False
+    return node.op == "get_attr" or (node.op.startswith("call") and all(map(folded, node.all_input_nodes)))

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from shiplap.compat.constants import folded
 from shiplap.op.source import source_digest
 from shiplap.rewrite.base import Program, Rewrite, proving
-from shiplap.rewrite.graph import describe, operator_name, place, source_line
+from shiplap.rewrite.graph import describe, operator_name, place, source_line, value
 from shiplap.rewrite.match import Level, NearMiss, Obstacle, Outcome
 from shiplap.rewrite.normal import arguments, called
 
@@ -33,21 +33,23 @@ class FoldedNorm(Rewrite):
         name: of the rewrite. ``operator``: of the convolution, as in ``shiplap.rewrite.normal.called``.
         conv: what computes it, of arguments by name; ``weight`` ``[co, ...]`` and ``bias`` ``[co]`` among them.
         examples: programs of a convolution with a norm behind it.
-        always: fold weights that are no constants, too.
+        always: fold weights that are no constants, too. ``gradient``: whether ``conv`` has one.
     """
 
     level: Level = "pre-grad"
 
     def __init__(
         self, name: str, operator: str, conv: Callable[..., Tensor], examples: Callable[[], Iterator[Program]],
-        *, always: bool = False,
+        *, always: bool = False, gradient: bool = True,
     ) -> None:  # fmt: skip
-        self.name, self.operator, self.conv, self.examples, self.always = name, operator, conv, examples, always
+        self.name, self.operator, self.conv, self.examples = name, operator, conv, examples
+        self.always, self.gradient = always, gradient
 
     @property
     def digest(self) -> str:
         parts = [source_digest(f) for f in (FoldedNorm.apply, FoldedNorm._at, _parameters, self.conv)]
-        return hashlib.sha256(f"{self.name} {self.operator} {self.always} {parts}".encode()).hexdigest()[:16]
+        parts += [self.name, self.operator, str(self.always), str(self.gradient)]
+        return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:16]
 
     def programs(self) -> Iterator[Program]:
         return self.examples()
@@ -68,8 +70,11 @@ class FoldedNorm(Rewrite):
             other = next(u for u in conv.users if u is not norm)
             return self._miss(conv, "user", f"{conv.name} ({operator_name(conv)}) is read by {other.name}, too")
         if not (self.always or proving.get() or folded(named["weight"])):
-            return self._miss(norm, "cost", f"{describe(named['weight'])} is no constant: folding would be a pass over it "
-                              "in each call, and the norm is fused with what follows")  # fmt: skip
+            what = describe(named["weight"])
+            reason = f"{what} is no constant: folding would be a pass over it in each call"
+            return self._miss(norm, "cost", f"{reason}, and the norm is fused with what follows")
+        if not self.gradient and torch.is_grad_enabled() and value(norm).requires_grad:
+            return self._miss(norm, "argument", "a gradient is asked for, and the folded convolution has none")
         scale, shift = given.get("weight"), given.get("bias")
         args = [named, mean, var, scale, shift, eps]
         return place(graph, self.level, self.name, self._folded, args, [norm], [conv, norm],

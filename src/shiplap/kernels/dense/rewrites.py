@@ -1,0 +1,138 @@
+"""Rewrites that put our dense ops into models: what surrounds the product goes into the template's kernel.
+
+``linear_activation``, ``norm_linear``, ``int8_linear`` are functions that return rewrites, for
+``sl.rewrites(*linear_activation(), ...)``. ``always=True`` places an op where its template is not expected to pay, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from jaxtyping import BFloat16, Float, Float16, Float32, Int8
+from torch import Tensor
+from torch.nn import functional as F
+
+from shiplap.kernels.dense.functional import conv2d, matmul, matmul_int8
+from shiplap.rewrite import PatternRewrite, Program, rewrite
+from shiplap.rewrite.shipped import FoldedNorm, conv_norm, no_ops
+
+__all__ = ["conv_norm_dense", "int8_linear", "linear_activation", "norm_linear"]
+
+Rewrites = tuple[Any, ...]
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_tanh": lambda y: F.gelu(y, approximate="tanh"),
+    "relu": F.relu,
+    "silu": F.silu,
+    "tanh": torch.tanh,
+}
+
+
+def _on_gpu(x: Tensor, **others: Any) -> bool | str:
+    return x.device.type == "cuda" or "on the CPU a product of the library's is faster than the template"
+
+
+def linear_activation(*, always: bool = False) -> tuple[PatternRewrite, ...]:
+    """``gelu(linear(x, weight, bias))`` and the like: our product with the activation in its epilogue. On GPUs."""
+    pays = None if always else _on_gpu
+    return tuple(
+        rewrite(*_activated(act), name=f"linear_{name}", pays=pays) for name, act in ACTIVATIONS.items()
+    )  # fmt: skip
+
+
+def _activated(act: Callable[[Tensor], Tensor]) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
+    def pattern(
+        x: Float[Tensor, "*b k"], weight: Float[Tensor, "n k"], bias: Float[Tensor, "n"] | None
+    ) -> Tensor:  # fmt: skip
+        return act(F.linear(x, weight, bias))
+
+    def replacement(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return act(matmul(x, weight.t(), bias))
+
+    return pattern, replacement
+
+
+def norm_linear(*, always: bool = False) -> Rewrites:
+    """A layer norm or RMS norm that one linear layer reads: our product with the norm in its prologue. On GPUs."""
+    pays = None if always else _on_gpu
+    spelled = (("rms_norm_linear", Float32, torch.float32), ("rms_norm_linear_bfloat16", BFloat16, torch.bfloat16))
+    rms = (rewrite(*_rms(kind, dtype), name=name, pays=pays) for name, kind, dtype in spelled)
+    return (no_ops, rewrite(_layer_norm, _layer_norm_product, name="layer_norm_linear", pays=pays), *rms)
+
+
+def _layer_norm(
+    x: Float[Tensor, "*b k"], gain: Float[Tensor, "k"], shift: Float[Tensor, "k"], weight: Float[Tensor, "n k"],
+    bias: Float[Tensor, "n"] | None, eps: float,
+) -> Tensor:  # fmt: skip
+    return F.linear(F.layer_norm(x, (x.shape[-1],), gain, shift, eps), weight, bias)
+
+
+def _layer_norm_product(
+    x: Tensor, gain: Tensor, shift: Tensor, weight: Tensor, bias: Tensor | None, eps: float
+) -> Tensor:  # fmt: skip
+    return matmul(F.layer_norm(x, (x.shape[-1],), gain, shift, eps), weight.t(), bias)
+
+
+def _rms(kind: Any, dtype: torch.dtype) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
+    """As transformers spells it: computed in float32, scaled in the model's dtype."""
+
+    def normed(x: Tensor, gain: Tensor, eps: float) -> Tensor:
+        wide = x if dtype == torch.float32 else x.to(torch.float32)
+        scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+        return gain * (scaled if dtype == torch.float32 else scaled.to(dtype))
+
+    def pattern(x: Tensor, gain: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+        return F.linear(normed(x, gain, eps), weight, bias)
+
+    def replacement(x: Tensor, gain: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+        return matmul(normed(x, gain, eps), weight.t(), bias)
+
+    shapes = {"x": "batch tokens k", "gain": "k", "weight": "n k", "bias": "n"}
+    kinds = {name: kind[Tensor, shape] for name, shape in shapes.items()}
+    pattern.__annotations__ |= kinds | {"bias": kinds["bias"] | None, "eps": float}
+    return pattern, replacement
+
+
+def int8_linear() -> tuple[PatternRewrite, ...]:
+    """``linear(x, weight.to(x.dtype) * scale)`` with weights of 8 bits: our product, which never unpacks them."""
+    kinds = {"float32": Float32, "bfloat16": BFloat16, "float16": Float16}
+    return tuple(
+        rewrite(*_dequantised(kind, getattr(torch, name)), name=f"int8_linear_{name}") for name, kind in kinds.items()
+    )
+
+
+def _dequantised(kind: Any, dtype: torch.dtype) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
+    def pattern(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+        return F.linear(x, weight.to(dtype) * scale, bias)
+
+    def replacement(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+        return matmul_int8(x, weight, scale.view(-1), bias)
+
+    pattern.__annotations__ |= {
+        "x": kind[Tensor, "*b k"], "weight": Int8[Tensor, "n k"], "scale": kind[Tensor, "n 1"],
+        "bias": kind[Tensor, "n"] | None,
+    }  # fmt: skip
+    return pattern, replacement
+
+
+def _folded(
+    input: Tensor, weight: Tensor, bias: Tensor, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
+) -> Tensor:
+    if groups != 1:
+        raise NotImplementedError("dense.conv2d has no groups")
+    pair = [v if isinstance(v, int) else tuple(v) for v in (stride, padding, dilation)]
+    return conv2d(input, weight, bias, *pair)  # type: ignore[arg-type]
+
+
+def _examples() -> Iterator[Program]:
+    for program in conv_norm.examples():
+        x, *others = program.args
+        if "groups=1" in program.label:
+            args = (x.to(memory_format=torch.channels_last), *others)
+            yield Program(program.fn, args, program.label, train=False)
+
+
+conv_norm_dense = FoldedNorm("conv_norm_dense", "conv2d", _folded, _examples, gradient=False)
+"""A convolution of a tensor in ``torch.channels_last`` and the norm behind it: ``dense.conv2d`` with folded weights."""
