@@ -1,4 +1,4 @@
-"""Masks and weights of the (2N-2):2N patterns, and the packing written as the greedy loop that the closed form replaces."""
+"""Masks and weights of the (2N-2):2N patterns, and packing as the greedy loop that the closed form replaces."""
 
 from __future__ import annotations
 
