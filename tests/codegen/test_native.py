@@ -1,13 +1,16 @@
 """The generated translation unit: what it checks, in which order, and what it refuses to bind."""
 
+import ctypes
 import re
+from pathlib import Path
 
 import pytest
-from jaxtyping import Float, Float8e4m3fn, Int32, Shaped
+import torch
+from jaxtyping import Float, Int32, Shaped, UInt16
 from torch import Tensor
 
 import shiplap as sl
-from shiplap.codegen.native import Native, native_source, unfit
+from shiplap.codegen.native import _DTYPE, Native, native_source, unfit
 from shiplap.op.expr import Expr
 
 V = Float[Tensor, "n"]
@@ -65,7 +68,7 @@ def test_what_python_has_to_serve(ns):
     def later(x: Float[Tensor, "n+1"], y: V) -> V: ...
     def optional(x: V | None, y: V) -> V: ...
     def masked(x: V, masks: Int32[Tensor, "parts b"] | None = None) -> V: ...
-    def small(x: Float8e4m3fn[Tensor, "n"]) -> Int32[Tensor, "n"]: ...
+    def small(x: UInt16[Tensor, "n"]) -> Int32[Tensor, "n"]: ...
     def real(x: V, p: float) -> V: ...
     def wide(x: Shaped[Tensor, "a b c d e f g h i"]) -> Int32[Tensor, "a"]: ...
     def plain(x: Shaped[Tensor, "n"], s: str) -> Int32[Tensor, "n"]: ...
@@ -76,8 +79,13 @@ def test_what_python_has_to_serve(ns):
     assert "whose rank is not fixed" in reason(any_rank)
     assert reason(later) == reason(optional) == "sizes or dtypes that are only known after a later argument"
     assert reason(masked) == ""
-    assert "float8_e4m3fn, which torch's stable ABI does not name" in reason(small)
+    assert "uint16, which torch's stable ABI does not name" in reason(small)
     assert "p // 2 > 1, which is not of integers" in reason(real, requires=["p // 2 > 1"])
     assert "of more than 8 dims" in reason(wide)
     assert "'s == \"é\"' is not printable ASCII" in reason(plain, requires=['s == "é"'])
     assert reason(plain, requires=['s == "a"']) == ""
+
+
+def test_dtypes_have_the_numbers_that_torch_gives_them():
+    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+    assert {name: getattr(library, f"aoti_torch_dtype_{name}")() for name in _DTYPE} == _DTYPE

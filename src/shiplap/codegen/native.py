@@ -28,7 +28,8 @@ __all__ = ["SCALAR", "Native", "describe", "dtype_mask", "native_source", "scala
 # torch.headeronly ScalarType numbers: part of the stable ABI.
 _DTYPE = {
     "uint8": 0, "int8": 1, "int16": 2, "int32": 3, "int64": 4, "float16": 5, "float32": 6, "float64": 7,
-    "complex64": 9, "complex128": 10, "bool": 11, "bfloat16": 15,
+    "complex64": 9, "complex128": 10, "bool": 11, "bfloat16": 15, "float8_e5m2": 23, "float8_e4m3fn": 24,
+    "float8_e5m2fnuz": 25, "float8_e4m3fnuz": 26,
 }  # fmt: skip
 _FLOATING = {"float16", "float32", "float64", "bfloat16"}
 SCALAR = {

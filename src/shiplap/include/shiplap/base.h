@@ -94,15 +94,21 @@ inline ElementType element_type(int32_t dtype) {
     case 10: return {5, 128};
     case 11: return {6, 8};
     case 15: return {4, 16};
+    case 23: return {12, 8};
+    case 24: return {10, 8};
+    case 25: return {13, 8};
+    case 26: return {11, 8};
     default: throw std::runtime_error("shiplap: a dtype that the C ABI does not carry");
   }
 }
 
 constexpr const char* kNames[] = {"uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64",
-                                  "complex32", "complex64", "complex128", "bool", "", "", "", "bfloat16"};
+                                  "complex32", "complex64", "complex128", "bool", "", "", "", "bfloat16",
+                                  "", "", "", "", "", "", "", "float8_e5m2", "float8_e4m3fn", "float8_e5m2fnuz",
+                                  "float8_e4m3fnuz"};
 
 inline std::string dtype_name(int32_t dtype) {
-  const bool known = dtype >= 0 && dtype < 16 && *kNames[dtype] != 0;
+  const bool known = dtype >= 0 && dtype < static_cast<int32_t>(std::size(kNames)) && *kNames[dtype] != 0;
   return known ? std::string("torch.") + kNames[dtype] : "dtype code " + std::to_string(dtype);
 }
 

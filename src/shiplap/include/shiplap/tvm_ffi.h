@@ -34,7 +34,7 @@ class Tensor {
   void* data() const { return static_cast<char*>(tensor_->data) + tensor_->byte_offset; }
   // As torch numbers it; -1 for what it has no number for.
   int32_t dtype() const {
-    for (int32_t number = 0; number < 16; ++number) {
+    for (int32_t number = 0; number < static_cast<int32_t>(std::size(kNames)); ++number) {
       if (*kNames[number] == 0 || number == 8) continue;
       const ElementType known = element_type(number);
       const DLDataType& own = tensor_->dtype;
