@@ -180,3 +180,17 @@ def test_layers_agree_with_their_reference(sparse, op, form):
         exact = op is layers.linear_int8
         allowed = 0 if exact else want.float().abs() * 2**-7 + heavy * 2**-7 + 1e-4
         assert ((got.float() - want.float()).abs() <= allowed).all(), (m, n, k, pairs)
+
+
+@pytest.mark.parametrize("floats", [torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("op", LAYERS[:2], ids=lambda op: op.spec.opname)
+def test_8_bit_layers_take_every_float_type(sparse, op, floats):
+    x, second, weight, packed, added, *rest = layer(op, 33, 256, 512)
+    x, added = x.to(floats), added.to(floats)
+    want = op._reference((x, second, weight, None, added, *rest))
+    heavy = x.float().abs() @ (weight.float() * second[:, None]).abs().t()
+    for form in ((weight, None), (None, packed)):
+        got = op(x, second, *form, added, *rest)
+        assert got.dtype == floats
+        allowed = 0 if op is LAYERS[0] else heavy * 2**-9 + want.float().abs() * 2**-10
+        assert ((got.float() - want.float()).abs() <= allowed).all()

@@ -14,7 +14,7 @@ __all__ = ["finish"]
 COLUMNS, ELEMENTS = 256, 4096  # of a program
 
 
-@triton.jit(do_not_specialize=["m", "n"])
+@triton.jit(do_not_specialize=["m"])
 def finish_kernel(
     total, rows, columns, bias, out, m, n, width,
     BY_ROW: tl.constexpr, BY_COLUMN: tl.constexpr, BIASED: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
