@@ -123,7 +123,7 @@ def _folded(
     if groups != 1:
         raise NotImplementedError("dense.conv2d has no groups")
     pair = [v if isinstance(v, int) else tuple(v) for v in (stride, padding, dilation)]
-    return conv2d(input, weight, bias, *pair)  # type: ignore[arg-type]
+    return conv2d(input, weight, bias, *pair)
 
 
 def _examples() -> Iterator[Program]:

@@ -1,0 +1,226 @@
+"""Groups: what may be merged, what is not, and what the merged call leaves to be seen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import shiplap as sl
+from shiplap.compat.passes import capture
+from shiplap.errors import ShiplapError
+from shiplap.kernels.dense import ops as dense
+from shiplap.op.batch import read_batching
+from shiplap.rewrite import Match, NearMiss
+from shiplap.rewrite.base import proving
+from shiplap.rewrite.graph import value
+from shiplap.rewrite.group import JoinedCalls, StackedChains, StackedLinears, StackedNorms, WideLinears
+from shiplap.rewrite.group.cost import MACHINES, Price
+
+W = [torch.randn(4, 4) for _ in range(6)]
+
+
+def applied(rewrite: Any, fn: Callable[..., Any], *args: Tensor) -> tuple[list[Any], torch.fx.GraphModule]:
+    captured = capture(fn, list(args), rewrite.level, dynamic=False)
+    graph = captured.graph
+    outcomes = list(rewrite.apply(graph))
+    graph.lint()
+    module = torch.fx.GraphModule({}, graph)
+    with torch.no_grad():
+        got = module(*[args[r] for r in captured.roles.values()])  # type: ignore[index]
+    for g, e in zip(
+        got if isinstance(got, (tuple, list)) else [got], torch.utils._pytree.tree_leaves(fn(*args)), strict=True
+    ):
+        torch.testing.assert_close(g, e, rtol=1e-4, atol=1e-5)
+    return outcomes, module
+
+
+def names(module: torch.fx.GraphModule) -> list[str]:
+    return [str(n.target) for n in module.graph.nodes if n.op.startswith("call")]
+
+
+def test_dependent_calls_are_not_merged_and_the_rest_is() -> None:
+    """a and b are independent, c needs a: two groups would be a cycle."""
+
+    def fn(x: Tensor, y: Tensor, w: Tensor, u: Tensor, v: Tensor) -> Tensor:
+        a, b = F.linear(x, w), F.linear(y, u)
+        return F.linear(a, v) + b
+
+    outcomes, module = applied(StackedLinears(always=True), fn, torch.randn(3, 4), torch.randn(3, 4), *W[:3])
+    assert [type(o) for o in outcomes] == [Match]
+    assert outcomes[0].operators == ("linear", "linear")
+    assert names(module).count("aten.bmm.default") == 1
+
+
+def test_two_groups_that_would_make_a_cycle() -> None:
+    """p1 -> q1 and q2 -> p2: merging the ps makes the qs depend on each other."""
+
+    def fn(x: Tensor, w: Tensor, u: Tensor, n: Tensor, m: Tensor) -> Tensor:
+        q1 = F.layer_norm(F.linear(x, w), (4,), n)
+        p2 = F.linear(F.layer_norm(x, (4,), m), u)
+        return q1 + p2
+
+    x = torch.randn(3, 4)
+    rewrite, norms = StackedLinears(always=True), StackedNorms(always=True)
+    captured = capture(fn, [x, *W[:2], W[2][0], W[3][0]], "pre-grad", dynamic=False)
+    first = list(rewrite.apply(captured.graph))
+    second = list(norms.apply(captured.graph))
+    captured.graph.lint()
+    assert [type(o) for o in first] == [Match]
+    (miss,) = second
+    assert isinstance(miss, NearMiss)
+    assert miss.obstacle == "argument"
+    assert "is computed from" in miss.reason
+
+
+def test_a_write_in_between_keeps_calls_apart() -> None:
+    def fn(x: Tensor, y: Tensor, w: Tensor, u: Tensor) -> Tensor:
+        a = F.linear(x, w)
+        y = y.clone()
+        y.add_(1)
+        return a + F.linear(y, u)
+
+    ((miss,), _) = applied(StackedLinears(always=True), fn, torch.randn(3, 4), torch.randn(3, 4), *W[:2])
+    assert miss.obstacle == "mutation"
+    assert "writes to a tensor between" in miss.reason
+
+
+@pytest.mark.parametrize("change", ["rows", "dtype", "bias", "weight"])
+def test_calls_of_another_form_are_not_merged(change: str) -> None:
+    x, y, w, u = torch.randn(3, 4), torch.randn(3, 4), W[0], W[1]
+    bias = torch.randn(4) if change == "bias" else None
+    y = torch.randn(5, 4) if change == "rows" else y.double() if change == "dtype" else y
+    u = torch.randn(5, 4) if change == "weight" else u.double() if change == "dtype" else u
+
+    def fn(x: Tensor, y: Tensor, w: Tensor, u: Tensor, *b: Tensor) -> tuple[Tensor, ...]:
+        return F.linear(x, w, *b).sin(), F.linear(y, u).sin()
+
+    outcomes, _ = applied(StackedLinears(always=True), fn, x, y, w, u, *([bias] if bias is not None else []))
+    assert outcomes == []
+
+
+@pytest.mark.parametrize("layout", ["one row", "transposed", "expanded", "offset", "no rows"])
+def test_any_layout_of_the_input(layout: str) -> None:
+    x = {
+        "one row": torch.randn(1, 4), "transposed": torch.randn(4, 3).t(), "expanded": torch.randn(1, 4).expand(3, 4),
+        "offset": torch.randn(5, 8)[1:4, 2:6], "no rows": torch.randn(0, 4),
+    }[layout]  # fmt: skip
+
+    def fn(x: Tensor, w: Tensor, u: Tensor) -> tuple[Tensor, ...]:
+        return F.linear(x, w), F.linear(x, u).sin()
+
+    outcomes, _ = applied(WideLinears(always=True), fn, x, *W[:2])
+    assert [type(o) for o in outcomes] == [Match]
+
+
+def test_new_nodes_say_where_they_come_from_and_what_they_are() -> None:
+    def fn(x: Tensor, w: Tensor, u: Tensor) -> Tensor:
+        return F.linear(x, w).sin() + F.linear(x, u)
+
+    (match,), module = applied(WideLinears(always=True), fn, torch.randn(3, 4), *W[:2])
+    made = [n for n in module.graph.nodes if n.name in match.made]
+    assert made
+    assert all("stack_trace" in n.meta for n in made)
+    wide = next(n for n in made if "linear" in str(n.target))
+    assert tuple(value(wide).shape) == (3, 8)
+    assert match.where
+    assert all("test_group.py" in line for line in match.where)
+
+
+def test_results_that_leave_the_graph_have_memory_of_their_own() -> None:
+    def fn(x: Tensor, y: Tensor, w: Tensor, u: Tensor) -> tuple[Tensor, ...]:
+        return F.linear(x, w).view(4, 3), F.linear(y, u)
+
+    captured = capture(fn, [torch.randn(3, 4), torch.randn(3, 4), *W[:2]], "pre-grad", dynamic=False)
+    assert any(isinstance(o, Match) for o in StackedLinears(always=True).apply(captured.graph))
+    module = torch.fx.GraphModule({}, captured.graph)
+    args = [torch.randn(3, 4), torch.randn(3, 4), *W[:2]]
+    a, b = module(*[args[r] for r in captured.roles.values()])  # type: ignore[index]
+    assert a.untyped_storage().data_ptr() != b.untyped_storage().data_ptr()
+
+
+def test_calls_of_a_declared_op_are_joined() -> None:
+    def fn(x: Tensor, w: Tensor, u: Tensor, v: Tensor) -> Tensor:
+        return dense.mm(x, w).sin() + dense.mm(x, u) + dense.mm(x, v)
+
+    (match,), module = applied(JoinedCalls(dense.mm, "n", always=True), fn, torch.randn(3, 4), *W[:3])
+    assert match.operators == ("dense::mm",) * 3
+    assert names(module).count("dense.mm.default") == 1
+
+
+def test_a_dim_along_which_calls_cannot_be_joined() -> None:
+    with pytest.raises(ShiplapError, match=r"(?s)SL117.*dense::mm, batches\('k'\).*missing in an output") as caught:
+        read_batching(dense.mm.spec, "k")
+    assert "a dim of an argument and of every output" in str(caught.value)
+    with pytest.raises(ShiplapError, match=r"(?s)JoinedCalls\(dense::conv2d, 'co'\).*call op.batches\('co'\)"):
+        JoinedCalls(dense.conv2d, "co")
+
+
+def test_chains_on_the_cpu_are_left_to_the_code_generator() -> None:
+    def fn(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        return torch.tanh(x * 2 + 1).cumsum(0), torch.tanh(y * 2 + 1).cumsum(0)
+
+    args = [torch.randn(3, 4), torch.randn(3, 4)]
+    ((miss,), _) = applied(StackedChains(), fn, *args)
+    assert miss.obstacle == "cost"
+    assert "one kernel by itself" in miss.reason
+    ((match,), _) = applied(StackedChains(always=True), fn, *args)
+    assert len(match.nodes) == 6
+
+
+def test_many_small_layers_pay_and_large_ones_do_not() -> None:
+    def towers(x: Tensor, w: Tensor) -> Tensor:
+        return torch.cat([F.linear(a, b).relu() for a, b in zip(x.unbind(0), w.unbind(0), strict=True)])
+
+    ((match,), _) = applied(StackedLinears(), towers, torch.randn(16, 4, 32), torch.randn(16, 32, 32))
+    assert isinstance(match, Match)
+    ((miss,), _) = applied(StackedLinears(), towers, torch.randn(4, 4, 256), torch.randn(4, 256, 256))
+    assert miss.obstacle == "cost"
+    assert "stacking operands costs about" in miss.reason
+
+
+def test_a_price_near_its_margin_declines() -> None:
+    assert Price(total=1000, saved=200, added=50).pays
+    assert not Price(total=1000, saved=140, added=50).pays
+    assert MACHINES.keys() == {"cpu", "cuda"}
+
+
+def test_a_digest_follows_options_and_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = [StackedLinears(), StackedLinears(), StackedLinears(least=3), StackedLinears(always=True), WideLinears()]
+    digests = [m.digest for m in made]
+    assert digests[0] == digests[1]
+    assert len(set(digests)) == 4
+    monkeypatch.setitem(MACHINES, "cpu", MACHINES["cuda"])
+    assert made[0].digest != digests[0]
+
+
+class Wrong(WideLinears):
+    """Gives the results in another order."""
+
+    name = "wrong"
+
+    def merge(self, members: Any) -> Any:
+        fn, args = super().merge(members)
+        return (lambda *given: fn(*given)[::-1]), args
+
+
+def test_a_wrong_merge_is_refused() -> None:
+    with pytest.raises(ShiplapError, match=r"(?s)SL801.*rewrite 'wrong'"):
+        sl.rewrites(Wrong())
+
+
+@pytest.mark.parametrize(
+    "made",
+    [StackedLinears(), WideLinears(), StackedNorms(), StackedChains(), JoinedCalls(dense.mm, "n"),
+     JoinedCalls(dense.int8_mm, "m")],
+    ids=lambda r: r.name,
+)  # fmt: skip
+def test_groups_are_proven(made: Any) -> None:
+    verdicts = {f.check: f.verdict for f in made.findings}
+    assert verdicts.pop("gradients") == ("skip" if made.level == "post-grad" else "ok")
+    assert set(verdicts.values()) == {"ok"}
+    assert not proving.get()

@@ -1,0 +1,149 @@
+"""The shipped rewrites: each proven, and what keeps them from matching."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from shiplap.kernels.dense.rewrites import conv_norm_dense, int8_linear, linear_activation, norm_linear
+from shiplap.kernels.sparse3d import SparseTensor
+from shiplap.kernels.sparse3d.nn import Sequential, SubMConv3d
+from shiplap.kernels.sparse3d.rewrites import conv_norm_sparse3d
+from shiplap.rewrite import Match
+from shiplap.rewrite.shipped import FoldedNorm, attention, conv_norm, no_ops
+from tests.rewrite.specimens import near, outcomes
+
+SAMPLE = (no_ops, attention[2], conv_norm, conv_norm_dense, conv_norm_sparse3d, int8_linear()[0])
+REST = (*attention[1:2], *attention[3:], *int8_linear()[1:], *linear_activation(), *norm_linear()[1:])
+
+
+def proven(made: Any) -> None:
+    verdicts = {f.check: f.verdict for f in made.findings}
+    assert verdicts["fires"] == verdicts["outputs"] == verdicts["strides"] == verdicts["aliasing"] == "ok", (
+        made.findings
+    )
+    assert "fail" not in verdicts.values()
+
+
+@pytest.mark.parametrize("made", SAMPLE, ids=lambda r: r.name)
+def test_it_is_proven(made: Any) -> None:
+    proven(made)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("made", REST, ids=lambda r: r.name)
+def test_the_others_are_proven(made: Any) -> None:
+    proven(made)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, keep: bool = False) -> Any:
+    weights = F.softmax(torch.matmul(q, k.transpose(2, 3)) * 0.5 + mask, dim=-1)
+    out = torch.matmul(weights, v)
+    return (out, weights) if keep else out
+
+
+def shapes(*sizes: tuple[int, ...]) -> list[Tensor]:
+    return [torch.randn(s) for s in sizes]
+
+
+QKV = ((2, 3, 5, 4), (2, 3, 5, 4), (2, 3, 5, 4), (2, 1, 5, 5))
+
+
+def test_attention_whose_weights_are_wanted_stays() -> None:
+    miss = near(attention[1], lambda *a: attend(*a, keep=True), *shapes(*QKV))
+    assert (miss.rewrite, miss.obstacle) == ("attention", "user")
+    assert "the graph returns it" in miss.reason
+
+
+def test_attention_with_a_mask_of_another_dtype_stays() -> None:
+    q, k, v, mask = shapes(*QKV)
+    assert near(attention[1], attend, q, k, v, mask.double()).obstacle in ("dtype", "operator")
+
+
+def test_dropout_that_drops_stays() -> None:
+    assert outcomes(no_ops, lambda x: F.dropout(x.sin(), 0.3, True).cos(), torch.randn(3)) == []
+    (match,) = outcomes(no_ops, lambda x: F.dropout(x.sin(), 0.3, False).cos(), torch.randn(3))
+    assert isinstance(match, Match)
+
+
+def test_a_convolution_that_somebody_else_reads_keeps_its_norm() -> None:
+    def fn(x: Tensor, w: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+        y = F.conv2d(x, w)
+        return F.batch_norm(y, mean, var) + y
+
+    args = [torch.randn(2, 3, 5, 5), torch.randn(4, 3, 3, 3), torch.randn(4), torch.rand(4)]
+    miss = near(conv_norm, fn, *args)
+    assert miss.obstacle == "user"
+    assert "conv2d) is read by" in miss.reason
+
+
+def test_weights_that_are_no_constants_are_not_folded_unasked() -> None:
+    def fn(x: Tensor, w: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+        return F.batch_norm(F.conv2d(x, w), mean, var)
+
+    args = [torch.randn(2, 3, 5, 5), torch.randn(4, 3, 3, 3), torch.randn(4), torch.rand(4)]
+    miss = near(conv_norm, fn, *args)
+    assert miss.obstacle == "cost"
+    assert "float32[4, 3, 3, 3]" in miss.reason
+    assert "is no constant" in miss.reason
+
+
+def test_frozen_parameters_are_folded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As ``torch._inductor.config.freezing = True`` makes it: parameters are attributes of the graph."""
+    import torch._inductor.config as config
+
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).eval()
+    found: list[Any] = []
+
+    def backend(gm: torch.fx.GraphModule, _: Any) -> Any:
+        found.extend(conv_norm.apply(gm.graph))
+        gm.recompile()
+        return gm.forward
+
+    x = torch.randn(2, 3, 5, 5)
+    monkeypatch.setattr(config, "freezing", True)
+    with torch.no_grad():
+        got = torch.compile(model, backend=backend)(x)
+        torch.testing.assert_close(got, model(x), rtol=1e-4, atol=1e-5)
+    assert [type(f) for f in found] == [Match]
+
+
+def test_layers_of_a_gpu_are_declined_on_the_cpu() -> None:
+    made = next(r for r in linear_activation() if r.name == "linear_gelu")
+    miss = near(made, lambda x, w, b: F.gelu(F.linear(x, w, b)), *shapes((3, 4), (5, 4), (5,)))
+    assert miss.obstacle == "cost"
+    assert "library's is faster" in miss.reason
+
+
+def test_norms_of_a_sparse_network_are_folded() -> None:
+    """Convolution, batch norm, ReLU, twice, as in our U-Nets."""
+    torch.manual_seed(0)
+    layers = [(SubMConv3d(3, 8, 3, bias=False), nn.BatchNorm1d(8), nn.ReLU()), (SubMConv3d(8, 4, 3), nn.BatchNorm1d(4))]
+    model = Sequential(*(m for layer in layers for m in layer)).eval()
+    for norm in (m for m in model.modules() if isinstance(m, nn.BatchNorm1d)):
+        norm.running_mean.normal_()
+        norm.running_var.uniform_(0.5, 2)
+    coords = torch.unique(torch.randint(0, 6, (60, 3)), dim=0)
+    coords = torch.cat([torch.zeros(len(coords), 1, dtype=torch.long), coords], 1).int()
+    always = FoldedNorm(conv_norm_sparse3d.name, conv_norm_sparse3d.operator, conv_norm_sparse3d.conv,
+                        conv_norm_sparse3d.examples, always=True)  # fmt: skip
+    found: list[Any] = []
+
+    def backend(gm: torch.fx.GraphModule, _: Any) -> Any:
+        found.extend(always.apply(gm.graph))
+        gm.graph.lint()
+        gm.recompile()
+        return gm.forward
+
+    def run(feats: Tensor) -> Tensor:
+        return model(SparseTensor(feats, coords, spatial_shape=(6, 6, 6), batch_size=1)).feats
+
+    feats = torch.randn(len(coords), 3)
+    with torch.no_grad():
+        got, expected = torch.compile(run, backend=backend)(feats), run(feats)
+    assert sum(isinstance(f, Match) for f in found) == 2
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
