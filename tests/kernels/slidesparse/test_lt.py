@@ -135,8 +135,9 @@ def test_there_is_a_plan_for_each_problem_and_handles_for_each_device(opened):
         assert sparse(Call(), **changed) == 0
         assert dense_int8(Call(), **changed) == 0
     assert native.plans() == 8
-    for config in ((2, 0, 0), (2, 4, 0), (3, 0, 0)):
+    for config, ran in (((2, 0, 0), 201), ((2, 4, 0), 204), ((3, 0, 0), 301)):
         assert sparse(Call(config=config)) == 0
+        assert opened.double_ran() == ran
     assert native.plans() == 11
     assert sparse(Call(device=3)) == 0
     assert native.plans() == 12

@@ -20,6 +20,7 @@ std::atomic<int> capturing{0};
 std::atomic<size_t> workspace_wanted{64};
 std::atomic<int> version[3] = {0, 8, 1};
 std::vector<const void*> streams;
+std::atomic<int> ran{0};    // of the last sparse product: 100 * algorithm + split of k
 std::atomic<int> alive{0};  // handles, descriptors, selections and plans that nobody has destroyed
 
 int enter(const char* name) {
@@ -132,6 +133,7 @@ void double_version(int major, int minor, int patch) {
 }
 void double_want(size_t bytes) { workspace_wanted = bytes; }
 int double_alive() { return alive; }
+int double_ran() { return ran; }
 const void* double_stream() { return streams.empty() ? nullptr : streams.back(); }
 
 // ---------------------------------------------------------------------------------------------------------- driver
@@ -373,6 +375,7 @@ int cusparseLtMatmul(const uint32_t* handle, const Plan* plan, const void* alpha
                      const void* beta, const void*, void* d, void*, void** stream, int32_t count) {
   ENTER;
   const Product& p = plan->selection.product;
+  ran = 100 * plan->selection.algorithm + plan->selection.split;
   if (*handle != kAlive || plan->alive != kAlive || count != 1 || *static_cast<const float*>(beta) != 0) return 3;
   const int size = bytes_of(p.a.type);
   std::vector<char> weight(p.a.rows * p.a.cols * size);
