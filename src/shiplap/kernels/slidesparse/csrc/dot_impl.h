@@ -30,17 +30,19 @@ struct Int8 {
   typedef __m512i Operand;
   typedef __m512i Sums;
   static constexpr int64_t kStep = 64;
-  static __mmask64 mask(int64_t count) { return count >= kStep ? ~__mmask64{0} : (__mmask64{1} << count) - 1; }
-  static Operand load(const int8_t* from, int64_t count) { return _mm512_maskz_loadu_epi8(mask(count), from); }
-  static Operand left(const int8_t* from, int64_t count) {
-    return _mm512_xor_si512(load(from, count), _mm512_set1_epi8(static_cast<char>(0x80)));
+  static Operand load(const int8_t* from) { return _mm512_loadu_si512(from); }
+  static Operand some(const int8_t* from, int64_t count) {
+    return _mm512_maskz_loadu_epi8((__mmask64{1} << count) - 1, from);
   }
-  static Sums add(Sums sums, Operand left, Operand right) { return _mm512_dpbusd_epi32(sums, left, right); }
-  static Sums excess(const int8_t* row, int64_t depth) {
-    Sums sums = _mm512_setzero_si512();
+  static Operand left(Operand row) { return _mm512_xor_si512(row, _mm512_set1_epi8(static_cast<char>(0x80))); }
+  static void add(Sums& sums, const Operand& left, const Operand& right) {
+    sums = _mm512_dpbusd_epi32(sums, left, right);
+  }
+  static void excess(const int8_t* row, int64_t depth, Sums& sums) {
     const Operand offset = _mm512_set1_epi8(static_cast<char>(0x80));
-    for (int64_t k = 0; k < depth; k += kStep) sums = add(sums, offset, load(row + k, depth - k));
-    return sums;
+    int64_t k = 0;
+    for (; k + kStep <= depth; k += kStep) add(sums, offset, load(row + k));
+    if (k < depth) add(sums, offset, some(row + k, depth - k));
   }
 };
 
@@ -50,17 +52,19 @@ struct Int8 {
   typedef __m256i Operand;
   typedef __m256i Sums;
   static constexpr int64_t kStep = 16;
-  static Operand load(const int8_t* from, int64_t count) {
-    if (count >= kStep) return _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
-    alignas(16) int8_t padded[kStep] = {};
+  static Operand load(const int8_t* from) {
+    return _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+  }
+  static Operand some(const int8_t* from, int64_t count) {
+    int8_t padded[kStep] = {};
     __builtin_memcpy(padded, from, static_cast<unsigned long>(count));
-    return _mm256_cvtepi8_epi16(_mm_load_si128(reinterpret_cast<const __m128i*>(padded)));
+    return load(padded);
   }
-  static Operand left(const int8_t* from, int64_t count) { return load(from, count); }
-  static Sums add(Sums sums, Operand left, Operand right) {
-    return _mm256_add_epi32(sums, _mm256_madd_epi16(left, right));
+  static Operand left(Operand row) { return row; }
+  static void add(Sums& sums, const Operand& left, const Operand& right) {
+    sums = _mm256_add_epi32(sums, _mm256_madd_epi16(left, right));
   }
-  static Sums excess(const int8_t*, int64_t) { return Sums{}; }
+  static void excess(const int8_t*, int64_t, Sums&) {}
 };
 
 #else
@@ -70,16 +74,17 @@ struct Int8 {
   typedef int32_t Sums __attribute__((vector_size(16)));
   typedef int8_t Bytes __attribute__((vector_size(4)));
   static constexpr int64_t kStep = 4;
-  static Operand load(const int8_t* from, int64_t count) {
+  static Operand load(const int8_t* from) { return some(from, kStep); }
+  static Operand some(const int8_t* from, int64_t count) {
     Bytes bytes = {};
-    __builtin_memcpy(&bytes, from, static_cast<unsigned long>(count < kStep ? count : kStep));
+    __builtin_memcpy(&bytes, from, static_cast<unsigned long>(count));
     return __builtin_convertvector(bytes, Operand);
   }
-  static Operand left(const int8_t* from, int64_t count) { return load(from, count); }
-  static void add_to(Sums& sums, const Operand& left, const Operand& right) {
+  static Operand left(Operand row) { return row; }
+  static void add(Sums& sums, const Operand& left, const Operand& right) {
     sums += __builtin_convertvector(left, Sums) * __builtin_convertvector(right, Sums);
   }
-  static Sums excess(const int8_t*, int64_t) { return Sums{}; }
+  static void excess(const int8_t*, int64_t, Sums&) {}
 };
 
 #endif
@@ -92,27 +97,32 @@ inline uint32_t total(const Int8::Sums& sums) {
   return total;
 }
 
+// One vector of each row: all of it, or `count` elements.
+template <int R, int C, class Load>
+inline void step_int8(const Dots<int8_t, int32_t>& d, const int8_t* left, const int8_t* right, const Load& load,
+                      Int8::Sums (&sums)[R][C]) {
+  Int8::Operand rows[R];
+  SHIPLAP_UNROLL
+  for (int r = 0; r < R; ++r) rows[r] = Int8::left(load(left + r * d.left_stride));
+  SHIPLAP_UNROLL
+  for (int c = 0; c < C; ++c) {
+    const Int8::Operand weights = load(right + c * d.right_stride);
+    SHIPLAP_UNROLL
+    for (int r = 0; r < R; ++r) Int8::add(sums[r][c], rows[r], weights);
+  }
+}
+
 template <int R, int C>
 void block_int8(const Dots<int8_t, int32_t>& d, int64_t row, int64_t column, const uint32_t* excess) {
   const int8_t* left = d.left + row * d.left_stride;
   const int8_t* right = d.right + column * d.right_stride;
+  const auto whole = [](const int8_t* from) { return Int8::load(from); };
   Int8::Sums sums[R][C] = {};
-  for (int64_t k = 0; k < d.depth; k += Int8::kStep) {
-    Int8::Operand rows[R];
-    SHIPLAP_UNROLL
-    for (int r = 0; r < R; ++r) rows[r] = Int8::left(left + r * d.left_stride + k, d.depth - k);
-    SHIPLAP_UNROLL
-    for (int c = 0; c < C; ++c) {
-      const Int8::Operand weights = Int8::load(right + c * d.right_stride + k, d.depth - k);
-      SHIPLAP_UNROLL
-      for (int r = 0; r < R; ++r) {
-#if defined(__AVX2__)
-        sums[r][c] = Int8::add(sums[r][c], rows[r], weights);
-#else
-        Int8::add_to(sums[r][c], rows[r], weights);
-#endif
-      }
-    }
+  int64_t k = 0;
+  for (; k + Int8::kStep <= d.depth; k += Int8::kStep) step_int8<R, C>(d, left + k, right + k, whole, sums);
+  if (k < d.depth) {
+    const auto some = [count = d.depth - k](const int8_t* from) { return Int8::some(from, count); };
+    step_int8<R, C>(d, left + k, right + k, some, sums);
   }
   for (int r = 0; r < R; ++r) {
     for (int c = 0; c < C; ++c) {
@@ -182,7 +192,11 @@ constexpr Block<Dots<float, float>> kFloatBlocks[kRows][kColumns] = {
 
 void dot_int8(const Dots<int8_t, int32_t>& d) {
   uint32_t excess[kTileColumns];
-  for (int64_t c = 0; c < d.columns; ++c) excess[c] = total(Int8::excess(d.right + c * d.right_stride, d.depth));
+  for (int64_t c = 0; c < d.columns; ++c) {
+    Int8::Sums sums = {};
+    Int8::excess(d.right + c * d.right_stride, d.depth, sums);
+    excess[c] = total(sums);
+  }
   fill(d, kInt8Blocks, excess);
 }
 
