@@ -2,6 +2,7 @@
 // memory from the descriptors that it is given, and fails where it is told to. One library plays all three roles.
 //
 // Weights are compressed for real: of each four neighbours two values, then two bits of metadata each.
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <cstdint>
@@ -51,11 +52,11 @@ uint16_t to_brain(float value) {
   std::memcpy(&bits, &value, 4);
   return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
-uint16_t to_half(float value) {  // of normal numbers
+uint16_t to_half(float value) {  // of finite numbers
   if (value == 0) return 0;
-  const int exponent = std::ilogb(value);
-  const int fraction = static_cast<int>(std::nearbyint(std::ldexp(std::fabs(value), 10 - exponent)));
-  return static_cast<uint16_t>((value < 0) << 15 | (((exponent + 14) << 10) + fraction));
+  const int exponent = std::max(std::ilogb(value), -15);  // below that they are subnormal
+  const int fraction = static_cast<int>(std::nearbyint(std::ldexp(std::fabs(value), exponent > -15 ? 10 - exponent : 24)));
+  return static_cast<uint16_t>((value < 0) << 15 | (exponent > -15 ? ((exponent + 14) << 10) + fraction : fraction));
 }
 float eight(uint8_t bits) {  // e4m3
   const int exponent = bits >> 3 & 15, fraction = bits & 7;
