@@ -23,7 +23,7 @@ from torch.fx import Graph, Node
 from shiplap.compat import mark_dynamic
 from shiplap.compat.nodes import node_value
 
-__all__ = ["PLACES", "Captured", "Pass", "capture", "current", "installed"]
+__all__ = ["PLACES", "Captured", "Pass", "apart", "capture", "current", "installed"]
 
 PLACES = {
     "pre-grad": "pre_grad_custom_pass",
@@ -106,9 +106,11 @@ class _Uncached(Pass):
 
 
 @contextmanager
-def _unseen() -> Iterator[None]:
-    """Leave torch's counters, and its stack of events, as they were: also inside of another compilation."""
+def apart() -> Iterator[None]:
+    """Leave torch's counters, and its stack of events, as they were: also inside of another compilation, whose fake
+    tensors are not ours."""
     from torch._dynamo import utils
+    from torch.utils._python_dispatch import _disable_current_modes
 
     kept = {group: dict(of) for group, of in utils.counters.items()}
     logger = utils.get_chromium_event_logger()
@@ -116,7 +118,8 @@ def _unseen() -> Iterator[None]:
     data = logger.get_event_data()
     held = dict(data)
     try:
-        yield
+        with _disable_current_modes(), torch.enable_grad():
+            yield
     finally:
         for stack, before in stacks:
             stack[:] = before
@@ -160,7 +163,7 @@ def capture(fn: Callable[..., Any], tensors: Sequence[torch.Tensor], level: str,
 
     options: dict[str, Any] = dict.fromkeys(PLACES.values())
     options |= {PLACES[level]: _Uncached(stop, str), PLACES["pre-grad"]: Pass(note, lambda: "capture")}
-    with _unseen(), suppress(_Stop), warnings.catch_warnings():
+    with apart(), suppress(_Stop), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for t in tensors if dynamic else ():
             for dim in (d for d in range(t.dim()) if t.shape[d] > 1):

@@ -133,7 +133,8 @@ class Drawn:
         found = []
         for key, args, stand_ins in self._traced(level, graph):
             floating = tuple(n for n, a in zip(self.signature.parameters, args, strict=True) if _differentiable(a))
-            for leaves in (floating, floating[1:]) if train else ((),):
+            # All are trained, all but the input of the model, or only what flows through frozen weights.
+            for leaves in dict.fromkeys((floating, floating[1:], floating[:1])) if train else ((),):
                 if (key, leaves) not in self._made:
                     self._made[key, leaves] = as_pattern(fn, self.signature.parameters, args, level, stand_ins, leaves)
                 found.append(self._made[key, leaves])

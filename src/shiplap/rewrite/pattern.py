@@ -58,7 +58,10 @@ class PatternRewrite(Rewrite):
         return self._drawn.programs(self.pattern, self.level)
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
-        patterns = self._drawn.patterns(self.pattern, self.level, graph)
+        from shiplap.compat.passes import apart
+
+        with apart():
+            patterns = self._drawn.patterns(self.pattern, self.level, graph)
         roots = {called(p.outputs[0]) for p in patterns}
         gone: set[str] = set()
         for node in list(graph.nodes):

@@ -66,11 +66,13 @@ def prove(rewrite: Rewrite) -> tuple[Finding, ...]:
     Raises:
         ShiplapError: SL805 without a program to prove it on, SL804 for a program that is no graph.
     """
+    from shiplap.compat.passes import apart
+
     with _lock:
         if rewrite not in _findings:
             token = proving.set(True)
             try:
-                with quiet():
+                with quiet(), apart():
                     _findings[rewrite] = tuple(_summed(rewrite, list(_observed(rewrite))))
             finally:
                 proving.reset(token)
