@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
-SHIPPED = "shiplap.rewrite.shipped"
 EPILOG = """\b
 Examples:
   shiplap rewrite model.py --dry-run                the function 'model' for example_inputs(), rewrites of the file
@@ -102,7 +101,9 @@ def _arguments(module: ModuleType, name: str) -> tuple[Any, ...]:
 def _rewrites(module: ModuleType, targets: list[str]) -> list[Rewrite]:
     """Those that ``targets`` name; else those of the model's own module, and those that ship."""
     if not targets:
-        return list({r.name: r for r in (*_of(import_home(SHIPPED)), *_of(module))}.values())
+        from shiplap.rewrite.backend import shipped
+
+        return list({r.name: r for r in (*shipped(), *_of(module))}.values())
     found: list[Rewrite] = []
     for target in targets:
         home, name = split(target)

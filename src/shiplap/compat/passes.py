@@ -23,7 +23,7 @@ from torch.fx import Graph, Node
 from shiplap.compat import mark_dynamic
 from shiplap.compat.nodes import node_value
 
-__all__ = ["PLACES", "Captured", "Pass", "apart", "capture", "current", "installed"]
+__all__ = ["PLACES", "Captured", "Pass", "apart", "capture", "compile_with", "current", "installed"]
 
 PLACES = {
     "pre-grad": "pre_grad_custom_pass",
@@ -96,6 +96,14 @@ def _leave(place: str, entered: Pass) -> None:
 def current(level: str) -> Any:
     """The pass, or passes, that the user's configuration has at this place."""
     return getattr(config, PLACES[level])
+
+
+def compile_with(graph: Any, inputs: Sequence[Any], mode: str | None, options: dict[str, Any]) -> Callable[..., Any]:
+    """Inductor's compilation of a graph of Dynamo, with ``options`` on top of those that ``mode`` stands for."""
+    from torch._inductor import list_mode_options
+    from torch._inductor.compile_fx import compile_fx
+
+    return compile_fx(graph, inputs, config_patches={**(list_mode_options(mode) if mode else {}), **options})
 
 
 class _Uncached(Pass):
