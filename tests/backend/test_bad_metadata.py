@@ -1,3 +1,4 @@
+# ruff: noqa: E501 (a case a line; C++ as it is written)
 """Bad metadata: file, line, what is wrong and the nearest correct name, before any C++ is written."""
 
 from pathlib import Path

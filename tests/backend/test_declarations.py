@@ -1,4 +1,4 @@
-"""What torch declares, from three sources that must agree: torchgen's model, the header of the wheel, the dispatcher."""
+"""What torch declares, from three sources that must agree: torchgen's model, the wheel's header, the dispatcher."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Each defect of torch-spyre's generator (docs/backend.md lists them), shown not to be ours: values on the device, or C++."""
+"""Each defect of torch-spyre's generator (docs/backend.md lists them), shown not to be ours."""
 
 from __future__ import annotations
 
@@ -58,7 +58,12 @@ def test_5_alpha_is_not_dropped(dev: Any, device: str, alpha: float) -> None:
 
 @pytest.mark.parametrize("mode", [None, "floor", "trunc"])
 def test_5_rounding_mode_is_mapped_or_falls_back(dev: Any, device: str, mode: str | None) -> None:
-    check(device, lambda a, b: torch.div(a, b, rounding_mode=mode), torch.tensor([7.0, -7.0, 1.0]), torch.tensor([2.0, 2.0, 0.1]))
+    check(
+        device,
+        lambda a, b: torch.div(a, b, rounding_mode=mode),
+        torch.tensor([7.0, -7.0, 1.0]),
+        torch.tensor([2.0, 2.0, 0.1]),
+    )
     counts = dev.counters()["aten::div.out_mode"]
     assert counts["native"] == (mode is None)
     assert bool(counts["fallback"]) == (mode is not None)
@@ -79,7 +84,9 @@ def test_6_broadcasting(device: str) -> None:
     check(device, torch.add, torch.randn(0, 3), torch.randn(1, 3))
 
 
-@pytest.mark.parametrize("other", [2.5, torch.tensor([1.5]), torch.tensor([1], dtype=torch.uint8), torch.tensor([True])])
+@pytest.mark.parametrize(
+    "other", [2.5, torch.tensor([1.5]), torch.tensor([1], dtype=torch.uint8), torch.tensor([True])]
+)
 def test_6_promotion(device: str, other: Any) -> None:
     check(device, torch.add, torch.arange(3, dtype=torch.int32), other)
 
@@ -120,6 +127,19 @@ def test_8_every_output_has_its_own_sizes_and_strides(dev: Any, device: str) -> 
     check(device, lambda x: norm(x, [3, 4]), torch.randn(2, 3, 4))
 
 
+def test_8_shapes_by_the_meta_kernel(dev: Any, device: str) -> None:
+    """tests/backend/ops.yaml says `mode: infer` for hardswish: strides are inferred too, not sizes in their place."""
+    for x in (
+        torch.randn(2, 3, 4),
+        torch.randn(4, 3).t(),
+        torch.randn(2, 6)[:, ::2],
+        torch.randn(0, 3),
+        torch.randn(()),
+    ):
+        check(device, torch.nn.functional.hardswish, x)
+    assert native(dev, "hardswish") >= 4
+
+
 def test_9_out_overloads_are_known_by_kind() -> None:
     assert declarations()["gelu_backward.grad_input"].kind == "out"
 
@@ -142,7 +162,9 @@ def test_10_out_of_another_dtype_is_refused_as_on_the_cpu(device: str) -> None:
 
 def test_10_all_outputs_are_returned(dev: Any, device: str) -> None:
     check(device, lambda x: torch.max(x, dim=1), torch.randn(3, 4))
-    check(device, lambda x: torch.max(x, dim=1, keepdim=True), torch.tensor([[1.0, float("nan"), 2.0], [5.0, 5.0, 1.0]]))
+    check(
+        device, lambda x: torch.max(x, dim=1, keepdim=True), torch.tensor([[1.0, float("nan"), 2.0], [5.0, 5.0, 1.0]])
+    )
     assert native(dev, "max.dim_max") == 2
 
 
@@ -157,13 +179,17 @@ def test_11_no_action_without_a_template(tmp_path: Path) -> None:
 
 
 def test_12_symbolic_sizes_arrive_as_plain_ones(tmp_path: Path) -> None:
-    text = described.body(tmp_path, "  tril.out: {template: structured, graph: self, guard: {diagonal == 0: diagonal}}\n")
+    text = described.body(
+        tmp_path, "  tril.out: {template: structured, graph: self, guard: {diagonal == 0: diagonal}}\n"
+    )
     assert "int64_t diagonal" in text
     assert "SymInt" not in text.partition("namespace {")[2]
 
 
 def test_13_one_registration_each(tmp_path: Path) -> None:
-    text = described.body(tmp_path, "  relu: {template: functional, graph: Relu(self), output: {result: {mode: bypass}}}\n")
+    text = described.body(
+        tmp_path, "  relu: {template: functional, graph: Relu(self), output: {result: {mode: bypass}}}\n"
+    )
     names = [line for line in text.splitlines() if "m.impl(" in line]
     assert len(names) == len(set(names)) == 2
 

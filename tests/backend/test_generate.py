@@ -1,3 +1,4 @@
+# ruff: noqa: E501 (a case a line; C++ as it is written)
 """The generator: the C++ of one op, the same bytes twice, files that stay as they are, the whole shipped metadata."""
 
 import os

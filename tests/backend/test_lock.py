@@ -13,7 +13,10 @@ from tests.backend import described
 
 pytest.importorskip("openvino")
 
-OPS = "  exp.out: {template: unary, graph: Exp(self)}\n  relu: {template: functional, graph: Relu(self), output: {result: {mode: bypass}}}\n"
+OPS = """\
+  exp.out: {template: unary, graph: Exp(self)}
+  relu: {template: functional, graph: Relu(self), output: {result: {mode: bypass}}}
+"""
 
 
 @pytest.fixture

@@ -41,10 +41,14 @@ def test_constructors_of_the_listed_version(tmp_path: Path) -> None:
 
 def test_free_functions(tmp_path: Path) -> None:
     path = tmp_path / "h.h"
-    path.write_text("inline Node cast(Node v, at::ScalarType to) { return v; }\nstatic int hidden(int a);\n"
-                    "inline std::vector<int64_t> axes(at::OptionalIntArrayRef d, const at::Tensor& t) {\n}\n")  # fmt: skip
+    path.write_text(
+        "inline Node cast(Node v, at::ScalarType to) { return v; }\n"
+        "static int hidden(int a);\n"
+        "inline std::vector<int64_t> axes(at::OptionalIntArrayRef d, const at::Tensor& t) {\n}\n"
+    )
     found = free_functions(path, "helpers", "h.h")
-    assert {n: [str(f) for f in fs] for n, fs in found.items()} == {"axes": ["axes(d, t)"], "cast": ["cast(v, to)"]}
+    signatures = {n: [str(f) for f in fs] for n, fs in found.items()}
+    assert signatures == {"axes": ["axes(d, t)"], "cast": ["cast(v, to)"]}
     assert (found["axes"][0].returns, found["cast"][0].returns) == ("ints", "node")
 
 

@@ -130,6 +130,15 @@ def test_results_lie_in_the_tensors_own_memory(dev: Any, device: str) -> None:
     assert y.numel() == x.numel()
 
 
+@pytest.mark.parametrize("sizes", [(), (3,), (2, 3)])
+def test_a_graph_that_hands_on_its_input(dev: Any, device: str, sizes: tuple[int, ...]) -> None:
+    """OpenVINO would leave the output as it was."""
+    x = torch.zeros(sizes, device=device)
+    for value in (3.0, 4.0):
+        assert torch.equal(x.fill_(value).cpu(), torch.full(sizes, value))
+    assert dev.counters()["aten::fill_.Scalar"]["native"] >= 2
+
+
 @pytest.fixture(params=[1, 4, 16])
 def blocked(request: pytest.FixtureRequest, dev: Any) -> Iterator[int]:
     """A target that stores tensors with their last dim in blocks, padded."""

@@ -143,9 +143,7 @@ def test_uninitialised_memory_is_filled_where_torch_is_told_to(device: str) -> N
 
 
 def test_what_the_device_cannot_hold(dev: Any, device: str) -> None:
-    with pytest.raises(
-        NotImplementedError, match="Could not run 'aten::empty.memory_format' with arguments from the 'Sparse"
-    ):
+    with pytest.raises(NotImplementedError, match=r"arguments from the 'Sparse"):
         torch.empty(2, 2, layout=torch.sparse_coo, device=device)
     with pytest.raises(RuntimeError, match=r"Only dense CPU tensors can be pinned"):
         torch.empty(2, pin_memory=True, device=device)

@@ -132,6 +132,10 @@ void Graph::output(size_t i, Node value) {
                         at::IntArrayRef(got), " for output ", i, ", torch expects ",
                         at::IntArrayRef(p.sizes));
   value = convert(value, p.dtype);
+  if (ov::is_type<ov::op::v0::Parameter>(value.get_node())) {
+    // The CPU plugin takes an output that is an input for written: it leaves our memory as it is.
+    value = make<Convert>(value, vendor_type(p.dtype));
+  }
   if (at::IntArrayRef(got) != p.sizes) {
     value = make<Reshape>(value, constant(p.sizes), false);
   }
@@ -172,8 +176,9 @@ Node constant(const at::Scalar& value, at::ScalarType dtype) {
   auto type = vendor_type(dtype);
   if (at::isFloatingType(dtype)) {
     // As float: OpenVINO takes an infinite double for one that does not fit.
-    auto made = dtype == at::kDouble ? Constant::create(type, ov::Shape{}, {value.toDouble()})
-                                     : Constant::create(type, ov::Shape{}, {static_cast<float>(value.toDouble())});
+    auto made = dtype == at::kDouble
+                    ? Constant::create(type, ov::Shape{}, {value.toDouble()})
+                    : Constant::create(type, ov::Shape{}, {static_cast<float>(value.toDouble())});
     return made->output(0);
   }
   auto integer = dtype == at::kBool ? static_cast<int64_t>(value.to<bool>()) : value.to<int64_t>();
@@ -290,10 +295,11 @@ std::shared_ptr<Executable> compile(const Signature& signature,
     emit(graph);
     auto model = std::make_shared<ov::Model>(graph.results(), graph.parameters(), signature.op);
     // Accuracy over the plugin's defaults: on hosts with bf16 or f16 units it would compute float32
-    // graphs in those.
+    // graphs in those. No streams: a graph runs in the thread that calls it, where one stream would
+    // be one thread for each graph.
     auto compiled = core().compile_model(
         model, "CPU", ov::hint::inference_precision(ov::element::f32),
-        ov::hint::execution_mode(ov::hint::ExecutionMode::ACCURACY), ov::num_streams(1),
+        ov::hint::execution_mode(ov::hint::ExecutionMode::ACCURACY), ov::num_streams(0),
         ov::inference_num_threads(signature.threads), ov::hint::enable_cpu_pinning(false));
     return std::make_shared<Compiled>(signature, std::move(compiled));
   } catch (const ov::Exception& e) {
