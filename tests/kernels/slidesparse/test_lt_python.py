@@ -20,6 +20,7 @@ from shiplap.tune import Refused
 from tests.kernels.slidesparse.lt_calls import two_of_four
 
 FP8 = torch.float8_e4m3fn
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture
@@ -58,6 +59,17 @@ def test_products_of_other_types(device):
     assert torch.equal(lt.product(x, weight, 32, torch.float32, sparse=False), want)
     assert torch.equal(lt.product(x, lt.compress(weight), 32, torch.float32, sparse=True), want)
     assert lt.product(x[:0], weight, 32, torch.float32, sparse=False).shape == (0, 32)
+    half, brain = torch.randn(16, 64).bfloat16(), two_of_four(32, 64, torch.bfloat16)
+    got = lt.product(half, brain, 32, torch.float32, sparse=False)
+    assert torch.equal(got, (half.double() @ brain.double().t()).float())
+
+
+def test_one_scale_for_each_operand(device):
+    x, weight, scales = torch.randn(16, 64).to(FP8), two_of_four(32, 64, FP8), (torch.tensor(2.0), torch.tensor(0.25))
+    want = (x.double() @ weight.double().t() / 2).float()
+    assert torch.equal(lt.product(x, weight, 32, torch.float32, sparse=False, scales=scales), want)
+    with pytest.raises(ShiplapError, match=r"SL305(.|\n)*scales rows of the weight"):
+        lt.product(x, lt.compress(weight), 32, torch.float32, sparse=True, scales=scales)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +154,7 @@ def test_prepare_runs_each_number_of_rows_once(opened):
 
 
 def test_declared_and_kept_workspace_agree():
-    text = (native.LIBRARY.parent / "csrc" / "lt" / "plan.h").read_text()
+    text = (ROOT / "src/shiplap/kernels/slidesparse/csrc/lt/plan.h").read_text()
     assert f"kWorkspace = size_t{{{kernels.WORKSPACE >> 20}}} << 20" in text
 
 

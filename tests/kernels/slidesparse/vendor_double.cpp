@@ -90,13 +90,13 @@ constexpr uint32_t kAlive = 0x600D600D;
 
 // D[n, m] = A.T[n, k] B[k, m], all column-major, as the product is set up.
 void multiply(const Matrix& a, const void* from_a, const Matrix& b, const void* from_b, const Matrix& d, void* to,
-              const float* scale_a, const float* scale_b) {
+              const float* scale_a, const float* scale_b, bool single = false) {
   for (int64_t m = 0; m < b.cols; ++m) {
     for (int64_t n = 0; n < a.cols; ++n) {
       double sum = 0;
       for (int64_t k = 0; k < a.rows; ++k) sum += load(from_a, n * a.ld + k, a.type) * load(from_b, m * b.ld + k, b.type);
-      if (scale_a != nullptr) sum *= scale_a[n];
-      if (scale_b != nullptr) sum *= scale_b[m];
+      if (scale_a != nullptr) sum *= scale_a[single ? 0 : n];
+      if (scale_b != nullptr) sum *= scale_b[single ? 0 : m];
       store(to, m * d.ld + n, d.type, sum);
     }
   }
@@ -232,7 +232,8 @@ int cublasLtMatmul(void*, Description* description, const void* alpha, const voi
   const auto matrix = [](const Layout* l) {
     return Matrix{kAlive, 16, static_cast<int64_t>(l->rows), static_cast<int64_t>(l->cols), static_cast<int64_t>(l->ld), static_cast<int>(l->type)};
   };
-  multiply(matrix(la), a, matrix(lb), b, matrix(ld), d, description->scale_a, description->scale_b);
+  multiply(matrix(la), a, matrix(lb), b, matrix(ld), d, description->scale_a, description->scale_b,
+           description->mode_a != 3);
   const std::lock_guard<std::mutex> guard(lock);
   streams.push_back(stream);
   return 0;

@@ -14,8 +14,10 @@ import torch
 from shiplap.errors import error
 from shiplap.impl.library import locate
 
-__all__ = ["LIBRARY", "Problem", "Refusal", "compress", "compressed_size", "forget", "multiply", "open_libraries",
-           "plans", "prepare", "versions"]  # fmt: skip
+__all__ = [
+    "LIBRARY", "PER_ROW", "PER_TENSOR", "UNSCALED", "Plan", "Problem", "Refusal", "compress", "compressed_size",
+    "forget", "multiply", "open_libraries", "plans", "prepare", "versions",
+]  # fmt: skip
 
 LIBRARY = Path(__file__).parents[1] / "libshiplap_slidesparse_lt.so"
 UNSUPPORTED = 2  # SL_UNSUPPORTED
@@ -120,11 +122,14 @@ def compress(problem: Problem, weight: int, compressed: int, scratch: int, strea
 
 
 def multiply(
-    problem: Problem, sparse: bool, x: int, weight: int, out: int, workspace: tuple[int, int], stream: int
-) -> None:
-    """``x`` times a weight, compressed if ``sparse``, without scales; ``workspace`` is address and size."""
+    problem: Problem, sparse: bool, x: int, weight: int, scales: tuple[int, int], out: int, workspace: tuple[int, int],
+    stream: int,
+) -> None:  # fmt: skip
+    """Addresses of ``x``, a weight, compressed if ``sparse``, their scales (0: none), the result and scratch, whose
+    size comes with it.
+    """
     room = ctypes.c_size_t(workspace[1])
-    _call("multiply", problem.packed(), ctypes.c_int32(sparse), x, weight, out, workspace[0], room, stream)
+    _call("multiply", problem.packed(), ctypes.c_int32(sparse), x, weight, *scales, out, workspace[0], room, stream)
 
 
 def plans() -> int:

@@ -45,10 +45,13 @@ def compress(slid: Tensor) -> Tensor:
     return packed
 
 
-def product(x: Tensor, weight: Tensor, n: int, result: torch.dtype, *, sparse: bool) -> Tensor:
-    """``x [m, k]`` times a weight of ``n`` rows, compressed if ``sparse``, as ``result``: whole tiles, no scales.
+def product(
+    x: Tensor, weight: Tensor, n: int, result: torch.dtype, *, sparse: bool, scales: tuple[Tensor, Tensor] | None = None
+) -> Tensor:
+    """``x [m, k]`` times a weight of ``n`` rows, compressed if ``sparse``, as ``result``: whole tiles.
 
-    For combinations of types that no leaf op has. SL305 when the library refuses.
+    For what no leaf op has: other types of results, and FP8 with one scale for all of ``x`` and one for all of a dense
+    weight (``scales``, float32 of one element each). SL305 when the library refuses.
     """
     where, (m, k) = "slidesparse.lt.product", x.shape
     x, weight = x.contiguous(), weight.contiguous()
@@ -57,13 +60,16 @@ def product(x: Tensor, weight: Tensor, n: int, result: torch.dtype, *, sparse: b
         return out
     scratch = torch.empty(WORKSPACE, dtype=torch.uint8, device=x.device)
     problem = _problem(x.device, m, n, k, x.dtype).but(result=result)
+    if scales is not None:
+        problem = problem.but(scaling=native.PER_TENSOR)
     with torch.cuda.device(x.device):
         stream = torch.cuda.current_stream().cuda_stream
         try:
             if sparse and native.prepare(problem, True, stream).compressed != weight.numel():
                 raise error("SL211", where=where, got=f"{weight.numel()} bytes", fix="pack the weight anew",
                             expected=f"those of {n} rows of {k} {x.dtype}")  # fmt: skip
-            native.multiply(problem, sparse, x.data_ptr(), weight.data_ptr(), out.data_ptr(),
+            places = (scales[0].data_ptr(), scales[1].data_ptr()) if scales is not None else (0, 0)
+            native.multiply(problem, sparse, x.data_ptr(), weight.data_ptr(), places, out.data_ptr(),
                             (scratch.data_ptr(), WORKSPACE), stream)  # fmt: skip
         except native.Refusal as e:
             raise error("SL305", where=where, got=str(e), expected="a product") from None

@@ -82,14 +82,14 @@ int slidesparse_lt_compress(const slidesparse_lt_problem* problem, const void* w
 }
 
 int slidesparse_lt_multiply(const slidesparse_lt_problem* problem, int32_t sparse, const void* x, const void* weight,
-                            void* out, void* workspace, size_t workspace_size, void* stream, char* error,
-                            size_t error_size) {
+                            const void* scale_x, const void* scale_weight, void* out, void* workspace,
+                            size_t workspace_size, void* stream, char* error, size_t error_size) {
   const sl_context ctx{SL_ABI_VERSION, 1, stream, workspace, workspace_size, error, error_size, nullptr, 0};
   const Report report(error, error_size);
   return guarded(report, [&]() -> int {
     return with_plan(problem, sparse, stream, report, [&](const auto& plan) -> int {
       if (plan.workspace > workspace_size) return report.fail(SL_INTERNAL, "workspace of %zu bytes", workspace_size);
-      return plan.run(&ctx, Operands{x, weight, nullptr, nullptr, out});
+      return plan.run(&ctx, Operands{x, weight, scale_x, scale_weight, out});
     });
   });
 }

@@ -31,10 +31,11 @@ SL_EXPORT int slidesparse_lt_compressed_size(const slidesparse_lt_problem* probl
                                              size_t error_size);
 SL_EXPORT int slidesparse_lt_compress(const slidesparse_lt_problem* problem, const void* weight, void* compressed,
                                       void* scratch, void* stream, char* error, size_t error_size);
-/* x [m, k] times a weight, compressed if `sparse`, without scales: for what no op is declared for. */
+/* x [m, k] times a weight, compressed if `sparse`, for which no op is declared; scales as the problem says, or NULL. */
 SL_EXPORT int slidesparse_lt_multiply(const slidesparse_lt_problem* problem, int32_t sparse, const void* x,
-                                      const void* weight, void* out, void* workspace, size_t workspace_size,
-                                      void* stream, char* error, size_t error_size);
+                                      const void* weight, const void* scale_x, const void* scale_weight, void* out,
+                                      void* workspace, size_t workspace_size, void* stream, char* error,
+                                      size_t error_size);
 SL_EXPORT int64_t slidesparse_lt_plans(void);
 /* Destroys plans and handles, closes the libraries: for tests, with no call under way and no captured graph left. */
 SL_EXPORT void slidesparse_lt_forget(void);

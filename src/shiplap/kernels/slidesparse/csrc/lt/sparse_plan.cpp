@@ -84,6 +84,7 @@ int SparsePlan::describe(const Report& report) {
   SHIPLAP_LT_TRY(d.dense(*device, p.n, p.m, p.out, report));
   CUSPARSELT_TRY(cusparseLtMatmulDescriptorInit, &device->sparse, &product, kTranspose, kNoTranspose, a.get(), b.get(),
                  d.get(), d.get(), p.in == kInt8 ? sparse::kCompute32I : sparse::kCompute32F);
+  if (p.scaling == kPerTensor) return report.fail(SL_UNSUPPORTED, "cuSPARSELt scales rows of the weight, or nothing");
   if (p.scaling == kPerRow) {  // the vector itself is an argument of each call
     const int yes = 1;
     CUSPARSELT_TRY(cusparseLtMatmulDescSetAttribute, &device->sparse, &product, sparse::kAlphaIsVector, &yes,
