@@ -109,3 +109,8 @@ def test_sparse3d() -> None:
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
 def test_flexgemm() -> None:
     assert output("flexgemm.py") == "848 voxels, 339 after a step of 2, 100 points sampled\n"
+
+
+def test_rewrite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # code from a cache is not compiled, nor rewritten
+    assert output("rewrite.py") == "one_product replaced linear, silu, linear, mul\n"

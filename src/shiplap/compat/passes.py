@@ -103,7 +103,8 @@ def compile_with(graph: Any, inputs: Sequence[Any], mode: str | None, options: d
     from torch._inductor import list_mode_options
     from torch._inductor.compile_fx import compile_fx
 
-    return compile_fx(graph, inputs, config_patches={**(list_mode_options(mode) if mode else {}), **options})
+    compiled: Any = compile_fx(graph, inputs, config_patches={**(list_mode_options(mode) if mode else {}), **options})
+    return compiled
 
 
 class _Uncached(Pass):

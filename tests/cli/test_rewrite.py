@@ -1,0 +1,67 @@
+"""``shiplap rewrite``: matches, near misses and measurements as text, JSON and HTML; exit statuses for CI."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+EXAMPLE = ("rewrite", "examples/rewrite.py", "--with", "examples/rewrite.py")
+
+
+def test_the_page_shows_what_is_printed(run: Any) -> None:
+    done = run(*EXAMPLE, "--dry-run")
+    assert done.exit_code == 0, done.output
+    page = Path("docs/rewrite.md").read_text(encoding="utf-8")
+    assert f"$ shiplap {' '.join(EXAMPLE)} --dry-run\n{done.stdout}```" in page
+
+
+def test_measured_as_json_and_as_a_page(run: Any, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    done = run(*EXAMPLE, "--json", "--html", page)
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert found["summary"] == "1 match, 0 near misses in 1 graph"
+    (match,) = found["matches"]
+    assert (match["operators"], match["saving"]["nodes"]) == (["linear", "silu", "linear", "mul"], -3)
+    assert found["measured"]["error"] < 1e-5
+    assert found["measured"]["kernels"][0] > 0
+    assert "+linear_3: float32[2, 8, 256] = aten.linear(y, cat)" in found["differences"][0]["text"]
+    html = page.read_text(encoding="utf-8")
+    assert html.count("<svg") == 2
+    assert 'class="marked"><title>cat</title>' in html
+    assert "http" not in html.replace('xmlns="http://www.w3.org/2000/svg"', "")
+
+
+MODEL = """
+import torch, shiplap as sl
+def pattern(x): return torch.relu(x) + {constant}
+made = sl.rewrite(pattern, lambda x: torch.where(x > 0, x, 0) + {constant}, name="made", samples=lambda: [(torch.randn(3),)])
+def model(x): return torch.relu(x) + 2.0
+def example_inputs(): return torch.randn(4)
+"""
+
+
+def test_exit_status_1_where_nothing_matched(run: Any, tmp_path: Path) -> None:
+    file = tmp_path / "unmatched.py"
+    file.write_text(MODEL.format(constant="1.0"))
+    done = run("rewrite", file, "--with", f"{file}:made", "--dry-run")
+    assert done.exit_code == 1, done.output
+    lines = done.stdout.splitlines()
+    assert lines[0] == "made (pre-grad): 0 matched, 1 near"
+    assert lines[1] == f"  constant at {file}:5: add has other=2.0, the pattern 1.0 (2 of 2 nodes fit)"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [(["{file}:nothing"], "SL501: no such function"), (["{file}", "--inputs", "none"], "SL613"),
+     (["{file}", "--with", "{file}:other"], "SL501: no such rewrite"), (["missing.py"], "SL501")],
+)  # fmt: skip
+def test_exit_status_2(run: Any, tmp_path: Path, arguments: list[str], expected: str) -> None:
+    file = tmp_path / "model.py"
+    file.write_text(MODEL.format(constant="2.0"))
+    done = run("rewrite", *(a.format(file=file) for a in arguments), "--dry-run")
+    assert done.exit_code == 2
+    assert expected in done.stderr
