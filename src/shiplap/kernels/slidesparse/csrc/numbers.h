@@ -44,9 +44,8 @@ inline float widen(Half value) {
 inline float widen(Float8 value) {
   const uint32_t sign = static_cast<uint32_t>(value.bits & 0x80) << 24;
   const uint32_t magnitude = value.bits & 0x7f;
-  uint32_t bits = as_bits(as_float(magnitude << 20) * 0x1p120f);
-  bits = magnitude == 0x7f ? 0x7fc00000u : bits;
-  return as_float(bits | sign);
+  const uint32_t bits = as_bits(as_float(magnitude << 20) * 0x1p120f);
+  return as_float(bits | sign | (magnitude == 0x7f ? 0x7fc00000u : 0u));
 }
 
 // To the nearest, ties to even; a NaN stays one.
@@ -76,7 +75,8 @@ inline uint8_t narrow_float8(float value) {
   const uint32_t bits = signed_bits & 0x7fffffff;
   const uint32_t small = as_bits(as_float(bits) + 0x1p14f) - as_bits(0x1p14f);  // below 2^-6: the addition rounds
   const uint32_t normal = (bits - (120u << 23) + 0x7ffff + ((bits >> 20) & 1)) >> 20;
-  return static_cast<uint8_t>((bits < 0x3c800000 ? small : normal) | sign);
+  const uint32_t tiny = bits < 0x3c800000 ? ~0u : 0u;  // a mask: a choice would be a branch around the addition
+  return static_cast<uint8_t>((small & tiny) | (normal & ~tiny) | sign);
 }
 
 }  // namespace

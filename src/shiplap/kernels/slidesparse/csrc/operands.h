@@ -53,27 +53,40 @@ struct Weight {
 
   const T* sparse_block(int64_t first, int64_t count, T* room) const {
     const int64_t half = depth / 2;
-    std::fill(room, room + count * depth, T{});
     for (int64_t row = 0; row < count; ++row) {
       const char* from = values + (first + row) * half * itemsize;
       const uint8_t* lanes = meta + (first + row) * (depth / 8);
       T* to = room + row * depth;
-      for (int64_t four = 0; four < depth / 4; ++four, to += 4) {
-        const int nibble = lanes[four / 2] >> (four % 2 * 4) & 15;
-        T kept[2];
-        read(from + 2 * four * itemsize, kept);
-        to[nibble & 3] = kept[0];
-        to[nibble >> 2] = kept[1];
+      const T* kept = kept_values(from, half, to);
+      for (int64_t four = 0; four < depth / 4; ++four, kept += 2, to += 4) {
+        place(kept, lanes[four / 2] >> (four % 2 * 4) & 15, to);
       }
     }
     return room;
   }
 
-  void read(const char* from, T* kept) const {
+  // The kept half of a row as T. Widened, it lies in the second half of the row it will fill: a four is written no further
+  // than where the next one is read.
+  const T* kept_values(const char* from, int64_t half, T* row) const {
+    if constexpr (sizeof(T) == 1) return reinterpret_cast<const T*>(from);
+    widen(from, reinterpret_cast<float*>(row + half), half);
+    return row + half;
+  }
+
+  // Two values to their lanes of four, zeros to the others. Of two in one lane, which no weight has, the second stays.
+  static void place(const T* kept, int lanes, T* to) {
+    const int first = lanes & 3, second = lanes >> 2;
     if constexpr (sizeof(T) == 1) {
-      std::memcpy(kept, from, 2);
+      const uint32_t other = uint32_t{0xff} << 8 * second;
+      const uint32_t low = static_cast<uint32_t>(static_cast<uint8_t>(kept[0])) << 8 * first;
+      const uint32_t high = static_cast<uint32_t>(static_cast<uint8_t>(kept[1])) << 8 * second;
+      const uint32_t word = (low & ~other) | high;
+      std::memcpy(to, &word, 4);  // little-endian, as the metadata is
     } else {
-      widen(from, kept, 2);
+      const T values[2] = {kept[0], kept[1]};
+      std::fill(to, to + 4, T{});
+      to[first] = values[0];
+      to[second] = values[1];
     }
   }
 };
