@@ -14,7 +14,7 @@ from shiplap.kernels.slidesparse import formats, layers, ops
 from shiplap.kernels.slidesparse.formats import Pattern
 from shiplap.kernels.slidesparse.quantise import quantise_weight
 
-__all__ = ["MODES", "Packed", "matmul", "pack"]
+__all__ = ["MODES", "Packed", "matmul", "multiply", "pack"]
 
 MODES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn, "bf16": torch.bfloat16, "fp16": torch.float16}
 Keep = Literal["both", "dense", "packed"]
@@ -150,20 +150,26 @@ def _compress(slid: Tensor, keep: Keep) -> tuple[Tensor | None, int]:
     return None, ops.PORTABLE
 
 
+_LAYERS: dict[str, Any] = {
+    "int8": layers.linear_int8, "fp8": layers.linear_fp8, "bf16": layers.linear_bf16, "fp16": layers.linear_fp16,
+}  # fmt: skip
+
+
 def matmul(x: Tensor, packed: Packed, bias: Tensor | None = None) -> Tensor:
     """``x @ weight.T + bias``: ``[..., k]`` → ``[..., n]`` of ``x``'s dtype, contiguous.
 
     In the 8-bit modes ``x`` is quantised per row and may be of any floating dtype; in the others it has the weight's.
     One op (``slidesparse::linear_*``), whose kernels read one or the other form of the weight; ``sl.tune`` chooses.
     """
+    return multiply(x, packed.mode, packed.n, packed.scale, packed.dense, packed.packed, bias, packed.pairs,
+                    packed.layout)  # fmt: skip
+
+
+def multiply(
+    x: Tensor, mode: str, n: int, scale: Tensor | None, dense: Tensor | None, packed: Tensor | None,
+    bias: Tensor | None, pairs: int, layout: int,
+) -> Tensor:  # fmt: skip
+    """:func:`matmul` with the fields of a weight: a module holds them as parameters and buffers."""
     rows = x.flatten(0, -2) if x.dim() > 1 else x[None]
-    weight = packed.dense, packed.packed, bias, packed.pairs, packed.layout
-    if packed.mode == "int8":
-        out = layers.linear_int8(rows, packed.scale, *weight)
-    elif packed.mode == "fp8":
-        out = layers.linear_fp8(rows, packed.scale, *weight)
-    elif packed.mode == "bf16":
-        out = layers.linear_bf16(rows, packed.n, *weight)
-    else:
-        out = layers.linear_fp16(rows, packed.n, *weight)
-    return out.view(*x.shape[:-1], packed.n)
+    out = _LAYERS[mode](rows, n if scale is None else scale, dense, packed, bias, pairs, layout)
+    return out.view(*x.shape[:-1], n)
