@@ -67,9 +67,10 @@ def show(section: str, row: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
-def timed(runs: dict[str, Run], clock: CudaClock, seconds: float = 0.6) -> dict[str, float]:
+def timed(runs: dict[str, Run], seconds: float = 0.6) -> dict[str, float]:
     """Medians in microseconds of captured runs; what cannot run is left out, with its reason."""
     ready: dict[str, Run] = {}
+    clock = CudaClock(CUDA, "always")  # holds its graphs, and their memory, until it goes
     for name, run in runs.items():
         try:
             ready[name] = clock.ready(run)
@@ -101,7 +102,7 @@ _picked: dict[tuple[sl.Op, int, int, int], dict[str, int]] = {}
 
 
 def chosen(op: sl.Op, args: tuple[Any, ...], m: int, n: int, k: int) -> dict[str, int]:
-    """The fastest algorithm of a leaf product, put into force for its bucket."""
+    """The fastest algorithm of a leaf product, put into force for its bucket; empty if there is none."""
     if (op, m, n, k) in _picked:
         return _picked[op, m, n, k]
     kernel, call, ranked = next(k for k in op.kernels[CUDA] if k.name == "lt"), op._checker.bind(args), []
@@ -122,6 +123,8 @@ def chosen(op: sl.Op, args: tuple[Any, ...], m: int, n: int, k: int) -> dict[str
             for split in tuning.SPLITS if config["ALG"] >= 0 else ():
                 if tuning.taken(op, problem, {**config, "SPLIT_K": split}, stream):
                     rank({**config, "SPLIT_K": split})
+    if not ranked:  # the library does not do this product at all
+        return {}
     best = _picked[op, m, n, k] = min(ranked, key=lambda pair: pair[0])[1]
     key = (CUDA, *op.rule.key(call))
     choices.install([choices.Entry(op.spec.name, op.identity, key, "lt", Config.of(best))])
@@ -134,7 +137,10 @@ def sparse_case(dtype: torch.dtype, m: int, n: int, k: int, pairs: int) -> tuple
     blob, x = lt.compress(two_of_four(n, depth, dtype)), values(m, depth, dtype)
     op = {FP8: ops.sparse_mm_fp8, INT8: ops.sparse_mm_int8, BF16: ops.sparse_mm_bf16}[dtype]
     args = (x, blob, torch.ones(n, device=CUDA) if dtype == FP8 else n, ops.CUSPARSELT)
-    return (lambda: op(*args)), chosen(op, args, m, n, depth)
+    picked = chosen(op, args, m, n, depth)
+    if picked:
+        return (lambda: op(*args)), picked
+    return (lambda: lt.product(x, blob, n, BF16, sparse=True)), {"without scales": 1}
 
 
 # --- products ---------------------------------------------------------------------------------------------------------
@@ -166,7 +172,7 @@ def torch_sparse(dtype: torch.dtype, m: int, n: int, k: int) -> Run:
     return lambda: torch._cslt_sparse_mm(blob, x.t(), alg_id=alg, **kind)
 
 
-def gemm(clock: CudaClock) -> Iterator[dict[str, Any]]:
+def gemm() -> Iterator[dict[str, Any]]:
     for m, n, k in (*((s, s, s) for s in SQUARES), *TALL):
         runs, picked = dense_runs(m, n, k), {}
         for dtype, name in ((FP8, "fp8"), (INT8, "int8")):
@@ -179,7 +185,7 @@ def gemm(clock: CudaClock) -> Iterator[dict[str, Any]]:
                     runs[f"{name} {pattern}"], picked[f"{name} {pattern}"] = sparse_case(dtype, m, n, k, pairs)
         if m == n == k:
             runs["bf16 2:4"], picked["bf16 2:4"] = sparse_case(BF16, m, n, k, 2)
-        us = timed(runs, clock)
+        us = timed(runs)
         flops = {name: round(2e-6 * m * n * k / t, 1) for name, t in us.items()}
         yield show("gemm", {"m": m, "n": n, "k": k, "us": us, "tflops": flops, **ratios(us), "algorithms": picked})
         torch.cuda.empty_cache()
@@ -217,10 +223,8 @@ def wall(runs: dict[str, Run], calls: int = 200, rounds: int = 15) -> dict[str, 
     return {name: round(median(found), 2) for name, found in samples.items()}
 
 
-def overhead(clock: CudaClock) -> Iterator[dict[str, Any]]:
+def overhead() -> Iterator[dict[str, Any]]:
     n = k = SIDE
-    for op in (ops.mm_fp8, ops.sparse_mm_fp8):
-        build(op)
     for m in (16, 64, 128):
         runs = dense_runs(m, n, k)
         del runs["torch bf16"]
@@ -236,7 +240,7 @@ def overhead(clock: CudaClock) -> Iterator[dict[str, Any]]:
         with torch.inference_mode():
             call = wall(runs)
         base = call["torch fp8 rowwise"]
-        row = {"m": m, "n": n, "k": k, "us a call": call, "us captured": timed(runs, clock, 0.3)}
+        row = {"m": m, "n": n, "k": k, "us a call": call, "us captured": timed(runs, 0.3)}
         row["2:4 call over _scaled_mm"] = round(call["fp8 2:4"] / base, 3)
         if "torch sparse fp8" in call:
             row["torch sparse call over ours"] = round(call["torch sparse fp8"] / call["fp8 2:4"], 1)
@@ -246,14 +250,14 @@ def overhead(clock: CudaClock) -> Iterator[dict[str, Any]]:
 # --- activations ------------------------------------------------------------------------------------------------------
 
 
-def activations(clock: CudaClock) -> Iterator[dict[str, Any]]:
+def activations() -> Iterator[dict[str, Any]]:
     shapes = [(8192, 8192), (16384, 8192), (8192, 14336), (8192, 4096), (128, 8192)]
     cases = [(ops.quantise_fp8, p, *s) for s in shapes for p in (2, 4)]
     for op, pairs, m, k in (*cases, (ops.quantise_fp8, 3, 8192, 8192), (ops.quantise_int8, 4, 8192, 8192)):
-        yield show("activations", {"op": op.spec.opname, "pairs": pairs, **activation(op, pairs, m, k, clock)})
+        yield show("activations", {"op": op.spec.opname, "pairs": pairs, **activation(op, pairs, m, k)})
 
 
-def activation(op: sl.Op, pairs: int, m: int, k: int, clock: CudaClock) -> dict[str, Any]:
+def activation(op: sl.Op, pairs: int, m: int, k: int) -> dict[str, Any]:
     """Every config against a copy of as many bytes."""
     call = op._checker.bind((torch.randn(m, k, device=CUDA, dtype=BF16), pairs))
     kernel = op.kernels[CUDA][0]
@@ -261,7 +265,7 @@ def activation(op: sl.Op, pairs: int, m: int, k: int, clock: CudaClock) -> dict[
     moved = m * k * 2 + m * formats.lifted_depth(k, pairs)
     source = torch.empty(moved // 2, dtype=torch.uint8, device=CUDA)
     target = torch.empty_like(source)
-    us = timed({**runs, "copy": lambda: target.copy_(source)}, clock, 0.25)
+    us = timed({**runs, "copy": lambda: target.copy_(source)}, 0.25)
     best = min((name for name in us if name != "copy"), key=lambda name: us[name])
     default = us.get(str(kernel.space.default(call.env).as_dict()))
     return {
@@ -338,7 +342,7 @@ class Block:
 MODES = ("bf16", "torch-fp8", "fp8", "fp8 2:4", "fp8 6:8", "int8", "int8 2:4", "int8 6:8", "bf16 2:4")
 
 
-def blocks(clock: CudaClock) -> Iterator[dict[str, Any]]:
+def blocks() -> Iterator[dict[str, Any]]:
     for name, shape in SHAPES.items():
         for rows, decode in ((8192, False), *((b, True) for b in BATCHES)):
             x, runs = torch.randn(rows, shape[0], device=CUDA, dtype=BF16), {}
@@ -346,7 +350,7 @@ def blocks(clock: CudaClock) -> Iterator[dict[str, Any]]:
             for mode in modes:
                 block = Block(shape, mode, rows, decode)
                 runs[mode] = lambda block=block, x=x: block(x)
-            us = timed(runs, clock, 0.4)
+            us = timed(runs, 0.4)
             best = min(us, key=lambda mode: us[mode])
             speed = {mode: round(us["torch-fp8" if "fp8" in mode else "int8" if "int8" in mode else "bf16"] / t, 3)
                      for mode, t in us.items()}  # fmt: skip
@@ -356,7 +360,7 @@ def blocks(clock: CudaClock) -> Iterator[dict[str, Any]]:
             torch.cuda.empty_cache()
 
 
-SECTIONS: dict[str, Callable[[CudaClock], Iterator[dict[str, Any]]]] = {
+SECTIONS: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
     "overhead": overhead, "activations": activations, "gemm": gemm, "blocks": blocks,
 }  # fmt: skip
 
@@ -370,7 +374,8 @@ def main() -> None:
     if (why := lt.available(CUDA)) is not True:
         sys.exit(f"no 2:4 products here: {why}")
     torch.manual_seed(0)
-    clock, ends = CudaClock(CUDA, "always"), time.monotonic() + options.seconds
+    ends = time.monotonic() + options.seconds
+    build(ops.mm_fp8)  # one translation unit binds all leaf ops
     device = f"{torch.cuda.get_device_name()}, CUDA {torch.version.cuda}"
     libraries = dict(zip(("cublaslt", "cusparselt"), lt.versions(), strict=True))
     measured: dict[str, Any] = {}
@@ -378,7 +383,7 @@ def main() -> None:
     with torch.no_grad():
         for section in options.only.split(","):
             rows = measured[section] = []
-            for row in SECTIONS[section](clock):
+            for row in SECTIONS[section]():
                 rows.append(row)
                 if options.json:
                     write(options.json, record(SOURCES, ["triton"], device, libraries=libraries, **measured))
