@@ -18,6 +18,9 @@
 #include <openvino/op/reduce_mean.hpp>
 #include <openvino/op/reduce_min.hpp>
 #include <openvino/op/reduce_sum.hpp>
+#include <openvino/op/subtract.hpp>
+#include <openvino/op/divide.hpp>
+#include <openvino/op/pad.hpp>
 #include <openvino/op/range.hpp>
 #include <openvino/op/reshape.hpp>
 #include <openvino/op/select.hpp>
@@ -121,9 +124,43 @@ inline std::vector<int64_t> every_axis(const Node& value) {
   std::iota(axes.begin(), axes.end(), 0);
   return axes;
 }
+
+// A sum over `axes` (kept). The plugin adds one after another, which loses digits of long sums: those are formed in stages.
+inline Node sum_of(Node value, at::IntArrayRef axes) {
+  constexpr int64_t kLong = 4096, kBlock = 512;
+  int64_t count = 1;
+  for (auto a : axes) count *= sizes(value)[a];
+  if (count <= kLong) return make<ov::op::v1::ReduceSum>(value, constant(axes), true);
+  for (auto a : axes) {
+    auto n = sizes(value)[a], blocks = (n + kBlock - 1) / kBlock;
+    if (n > kLong) {
+      std::vector<int64_t> before(sizes(value).size(), 0), behind = before;
+      behind[a] = blocks * kBlock - n;
+      if (behind[a]) value = make<ov::op::v12::Pad>(value, constant(before), constant(behind), constant(at::Scalar(0.0), dtype(value)), ov::op::PadMode::CONSTANT);
+      auto split = sizes(value);
+      split[a] = blocks;
+      split.insert(split.begin() + a + 1, kBlock);
+      value = sum_of(make<ov::op::v1::ReduceSum>(reshaped(value, split), constant({a + 1}), false), {a});
+    } else {
+      value = make<ov::op::v1::ReduceSum>(value, constant({a}), true);
+    }
+  }
+  return value;
+}
+inline Node mean_of(Node value, at::IntArrayRef axes) {
+  int64_t count = 1;
+  for (auto a : axes) count *= sizes(value)[a];
+  return make<ov::op::v1::Divide>(sum_of(value, axes), constant(at::Scalar(static_cast<double>(count)), dtype(value)));
+}
 inline Node total_of(Node value, bool mean) {
-  auto axes = constant(every_axis(value));
-  return mean ? make<ov::op::v1::ReduceMean>(value, axes) : make<ov::op::v1::ReduceSum>(value, axes);
+  auto axes = every_axis(value);
+  return mean ? mean_of(value, axes) : sum_of(value, axes);
+}
+
+// The plugin compares int32 in float32: exact if one of the two is 0.
+inline Node equal(Node a, Node b) {
+  if (a.get_element_type().is_real()) return make<ov::op::v1::Equal>(a, b);
+  return make<ov::op::v1::Equal>(make<ov::op::v1::Subtract>(a, b), constant(at::Scalar(0), dtype(a)));
 }
 
 // An extremum over `axes` (kept), NaN where there is one: the vendor's passes over NaN.

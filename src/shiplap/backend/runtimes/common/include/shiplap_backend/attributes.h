@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
 #include <cmath>
 #include <vector>
 
@@ -126,6 +127,10 @@ inline bool is_real(const at::Tensor& t) {
   return t.scalar_type() != at::kLong && t.scalar_type() != at::kDouble && !t.is_complex() || t.unsafeGetTensorImpl()->is_wrapped_number();
 }
 inline bool is_small(const at::Scalar& s) { return std::abs(s.toDouble()) < 8388608; }
+// A whole number that int32 holds.
+inline bool is_int32(const at::Scalar& s) {
+  return s.isIntegral(true) && s.to<int64_t>() >= INT32_MIN && s.to<int64_t>() <= INT32_MAX;
+}
 // Probabilities; the CPU raises for others.
 inline bool inside_unit(const at::Tensor& t) {
   if (t.scalar_type() != at::kFloat) return false;
