@@ -1,0 +1,112 @@
+"""``shiplap backend`` as a user runs it, on the device that the session built."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from shiplap.backend.project import Project
+from shiplap.cli.app import app
+from tests.backend import described
+
+pytest.importorskip("openvino")
+
+
+def run(*arguments: object, status: int = 0) -> Any:
+    """Stdout as JSON where ``--json`` was asked for, else (stdout, stderr)."""
+    done = CliRunner().invoke(app, ["backend", *map(str, arguments)])
+    assert done.exit_code == status, (done.stdout, done.stderr, done.exception)
+    return json.loads(done.stdout) if "--json" in arguments and status != 2 else (done.stdout, done.stderr)
+
+
+def test_new_gen_twice(tmp_path: Path) -> None:
+    where = tmp_path / "p"
+    assert run("new", "mydevice", "--runtime", "openvino", "--dir", where, "--json")["device"] == "mydevice"
+    described.write(where, "  exp.out: {template: unary, graph: Exp(self)}\n")
+    first = run("gen", where, "--json")
+    assert first["registered"] == 1
+    assert "bodies.h" in first["touched"]
+    assert run("gen", where, "--json")["touched"] == []
+    out, err = run("gen", tmp_path, status=2)
+    assert "SL905" in err
+    assert out == ""
+
+
+def test_a_build_that_is_right_compiles_nothing(project: Project) -> None:
+    library = project.package / "_C.so"
+    before = library.stat().st_mtime_ns
+    report = run("build", project.root, "--accept-drift", "--json")
+    assert report["build_seconds"] < 10
+    assert library.stat().st_mtime_ns == before
+
+
+def test_coverage_names_what_is_native(project: Project, tmp_path: Path) -> None:
+    report = run("coverage", project.root, "--html", tmp_path / "c.html", "--json")
+    assert {"add.out", "add.Tensor", "add_.Tensor", "mm", "relu", "relu_", "empty_strided"} <= set(report["native"])
+    assert "exp.out" not in report["native"]
+    assert report["reasons"]["exp.out"] == "no entry in the metadata"
+    assert report["reasons"]["linalg_qr.out"] == "opset 15 has no factorisations"
+    assert report["counts"]["native"] == len(report["native"])
+    page = (tmp_path / "c.html").read_text()
+    assert "<td>add.out<td>native" in page
+    assert "http" not in page
+
+
+SCRIPT = """
+import torch
+x = torch.ones(3, 3, device="openvino")
+(x @ x).relu().{more}
+"""
+
+
+@pytest.mark.parametrize(("more", "status"), [("sum()", 0), ("erfc()", 0), ("logcumsumexp(0)", 1)])
+def test_coverage_of_a_program(project: Project, tmp_path: Path, more: str, status: int) -> None:
+    """Native, on the CPU for a stated reason, and a gap."""
+    script = tmp_path / "model.py"
+    script.write_text(SCRIPT.replace("{more}", more))
+    report = run("coverage", project.root, "--model", script, "--json", status=status)
+    called = {n["op"]: n for n in report["called"]}
+    assert called["aten::mm.out"]["native"] == 1
+    gaps = [n["op"] for n in report["called"] if n["fallback"] and not n["expected"]]
+    assert ("aten::_logcumsumexp" in gaps) == (status == 1)
+
+
+def test_a_program_that_fails_says_how(project: Project, tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("raise ValueError('no weights')")
+    _, err = run("coverage", project.root, "--model", tmp_path / "broken.py", status=2)
+    assert "ValueError: no weights" in err
+
+
+def test_audit_runs_the_database_in_processes(project: Project) -> None:
+    report = run(
+        "audit", project.root, "--match", "^(add|mm|softmax|erfc)$", "--dtypes", "f32,i64", "--samples", "3", "--json"
+    )
+    states = {(v["op"], v["dtype"]): v["state"] for v in report["verdicts"]}
+    assert states["add", "f32"] == "native"
+    assert states["mm", "f32"] in ("native", "mixed")  # a product without terms is the CPU's
+    assert states["add", "i64"] == states["mm", "i64"] == states["erfc", "f32"] == "fallback"
+    assert report["counts"]["f32"].get("fail", 0) == 0
+    _, err = run("audit", project.root, "--match", "no such op", status=2)
+    assert "SL613" in err
+
+
+def test_diff_of_locks(project: Project, tmp_path: Path) -> None:
+    assert run("diff", project.root, "--json")["changes"] == []
+    old = json.loads(project.lock.read_text())
+    old["torch"], old["schemas"]["relu"] = "2.12.0", "relu(Tensor x) -> Tensor"
+    (tmp_path / "old.lock").write_text(json.dumps(old))
+    report = run("diff", tmp_path / "old.lock", "--json", status=1)
+    assert [c["name"] for c in report["changes"]] == ["relu"]
+    out, _ = run("diff", tmp_path / "old.lock", project.root, status=1)
+    assert "changed relu\n  - relu(Tensor x) -> Tensor\n  + relu(Tensor self) -> Tensor" in out
+
+
+def test_functions_of_the_vendor() -> None:
+    assert run("functions", "openvino", "softplus", "--json") == {"SoftPlus": ["SoftPlus(arg)"]}
+    run("functions", "openvino", "nothing of that name", status=1)
+    _, err = run("functions", "openvin", status=2)
+    assert "did you mean 'openvino'" in err

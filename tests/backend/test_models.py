@@ -1,0 +1,39 @@
+"""Unmodified models on the device: forward and one training step equal the CPU's, and say what fell back."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+from .models import MODELS
+
+# What inference of these models may leave to the CPU: OpenVINO has no int64, so positions and masks are made there.
+INTEGERS = ("dtype: Long", "dtype: Bool", "value: a value beyond int32")
+
+
+def step(model: torch.nn.Module, inputs: dict[str, torch.Tensor], labels: torch.Tensor) -> list[torch.Tensor]:
+    """Loss, gradients and parameters of one step of SGD, on the CPU."""
+    model.train()
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.05)
+    loss = model(**inputs, labels=labels).loss
+    loss.backward()
+    grads = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    optimiser.step()
+    return [t.detach().cpu() for t in (loss, *grads, *model.parameters())]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_is_the_cpus(dev: Any, device: str, name: str) -> None:
+    pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    model, inputs, labels = MODELS[name](True)
+    on, there = copy.deepcopy(model).to(device), {k: v.to(device) for k, v in inputs.items()}
+    with torch.no_grad():
+        got = on.eval()(**there).logits.cpu()
+        torch.testing.assert_close(got, model.eval()(**inputs).logits, rtol=1e-4, atol=1e-4)
+    for a, b in zip(step(on, there, labels.to(device)), step(model, inputs, labels), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
