@@ -8,7 +8,7 @@ from shiplap.audit import audit
 from shiplap.kernels.slidesparse import layers, ops
 from shiplap.op import Op
 from tests.gpu.slidesparse_cases import CUDA, MARKS
-from tests.gpu.slidesparse_cases import sparse as sparse  # noqa: PLC0414  (a fixture)
+from tests.gpu.slidesparse_cases import sparse as sparse
 
 pytestmark = [*MARKS, pytest.mark.slow]
 # fp16 products of cuSPARSELt may end the process: test_slidesparse.py has them in one of their own.
