@@ -17,6 +17,9 @@ from shiplap.kernels.slidesparse import lt, ops
 from shiplap.kernels.slidesparse.lt import kernels, libraries, native, tuning, weights
 from shiplap.op.config import Config
 from shiplap.tune import Refused
+from shiplap.tune.candidate import label
+from shiplap.tune.engine import recipe_for
+from shiplap.tune.inputs import inputs
 from tests.kernels.slidesparse.lt_calls import two_of_four
 
 FP8 = torch.float8_e4m3fn
@@ -135,6 +138,17 @@ def test_algorithms_are_those_of_which_there_is_a_plan(device):
     assert tuning.algorithms(ops.mm_fp8, tuning.problem_of(ops.mm_fp8, 0, 64, 32, 64)) == [{"ALG": a} for a in range(3)]
     device.double_fail(b"cusparseLtMatmulPlanInit", 10)
     assert tuning.algorithms(ops.sparse_mm_int8, problem.but(n=96)) == []
+
+
+def test_candidates_begin_with_the_reference_and_the_librarys_choice(device):
+    """In the process of its own, too, where candidates are looked up by name and config."""
+    drawn = inputs(ops.mm_int8, recipe_for(ops.mm_int8, {"m": 16, "n": 32, "k": 64}), "cpu")
+    names = [label(c) for c in tuning.candidates(ops.mm_int8, drawn)]
+    assert names == ["reference", "lt(ALG=-1)", "lt(ALG=0)", "lt(ALG=1)", "lt(ALG=2)"]
+    sizes = {"m": 2048, "n": 32, "k": 64, "_": 1, "layout": 0}
+    drawn = inputs(ops.sparse_mm_int8, recipe_for(ops.sparse_mm_int8, sizes), "cpu")
+    names = [label(c) for c in tuning.candidates(ops.sparse_mm_int8, drawn)]
+    assert names[:3] == ["reference", "lt(ALG=-1, SPLIT_K=0, VERSION=0)", "lt(ALG=0, SPLIT_K=0, VERSION=8001)"]
 
 
 def test_a_candidate_without_a_plan_is_refused_and_not_wrong(device, monkeypatch):

@@ -18,7 +18,7 @@ from shiplap.kernels.slidesparse.lt import kernels, libraries, native
 from shiplap.kernels.slidesparse.lt.weights import RESULT
 from shiplap.op.config import Config
 from shiplap.tune import Isolation, Options, Refused, choose
-from shiplap.tune.candidate import KernelCandidate
+from shiplap.tune.candidate import KernelCandidate, ReferenceCandidate
 from shiplap.tune.engine import recipe_for
 from shiplap.tune.inputs import Inputs
 
@@ -71,11 +71,12 @@ class Algorithm:
 
 
 def candidates(op: sl.Op, drawn: Inputs) -> Sequence[Any]:
-    """The library's own choice, then every algorithm of which it makes a plan, with each split of k for few rows."""
+    """The reference, the library's own choice, then every algorithm of which it makes a plan."""
     device, env = torch.device(drawn.device), drawn.call.env
     problem = problem_of(op, _index(device), env["m"], env["n"], env["k"])
     default = {"ALG": -1} if op in kernels.DENSE else kernels.DEFAULT
-    return [Algorithm(op, Config.of(c)) for c in (default, *algorithms(op, problem, _stream(device)))]
+    listed = (default, *algorithms(op, problem, _stream(device)))
+    return [ReferenceCandidate(op), *(Algorithm(op, Config.of(c)) for c in listed)]
 
 
 def algorithms(
