@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+import shiplap as sl
 from shiplap.errors import ShiplapError
 from shiplap.kernels.slidesparse import MODES, Packed, formats, layers, matmul, ops, pack, prune
 from shiplap.kernels.slidesparse.quantise import quantise
@@ -159,6 +161,39 @@ def test_rows_that_pad_never_leak(mode: str) -> None:
     got = matmul(buffer[:17], packed)
     assert torch.equal(got, matmul(buffer[:17].clone(), packed))
     assert torch.isfinite(got).all()
+
+
+@pytest.mark.parametrize("mode", EIGHT)
+def test_sums_are_scaled_before_they_are_rounded(mode: str) -> None:
+    """Known defect elsewhere: sums, up to 448^2 k, were rounded to 16 bits first: float16 overflows at 65,504."""
+    weight, x = torch.ones(4, 4096), torch.ones(3, 4096)
+    weight[:, ::4] = x[:, ::2] = 0
+    packed = pack(weight, "6:8", mode)
+    assert (matmul(x.to(torch.float16), packed) == 2048).all()
+
+
+def test_two_pairs_are_plain_2_of_4() -> None:
+    """Nothing is moved or repeated: windows of 2:4 are its groups, and dense activations are those of 2:4."""
+    weight = prune(torch.randn(6, 60), "2:4")
+    slid = formats.slide(weight, "2:4")
+    assert torch.equal(slid, formats.pad(weight, 6, 64))
+    x = torch.randn(16, 60)
+    assert torch.equal(ops.lift(x, 2), formats.pad(x, 16, 64))
+    assert torch.equal(formats.source(64, 2), torch.arange(64))
+
+
+def test_dense_competes_wherever_sparse_does() -> None:
+    """Candidates of one choice, on each device: the reference, slide and dense."""
+    candidates = importlib.import_module("shiplap.tune.candidate").candidates
+    for op in LINEAR.values():
+        for device in ("cpu", "cuda"):
+            names = {c.kernel for c in candidates(op, device, {"m": 1, "n": 32, "k": 32, "pairs": 4, "layout": 0})}
+            assert names >= {"reference", "slide", "dense"}
+    x, packed = torch.randn(4, 64), pack(prune(torch.randn(32, 64), "6:8"), "6:8", "int8")
+    args = (x, packed.scale, packed.dense, packed.packed, None, packed.pairs, packed.layout)
+    (choice,) = sl.tune(layers.linear_int8, [args], budget=2, isolate=False, again=True)
+    assert choice.kernel in ("dense", "slide", "reference")
+    assert not [f for f in choice.findings if f.verdict == "fail"]
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
