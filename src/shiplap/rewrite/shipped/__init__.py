@@ -3,6 +3,7 @@
 from shiplap.rewrite.shipped.attention import attention
 from shiplap.rewrite.shipped.batch_linear import batch_linear
 from shiplap.rewrite.shipped.conv_norm import FoldedNorm, conv_norm
+from shiplap.rewrite.shipped.no_ops import no_ops
 from shiplap.rewrite.shipped.shared_input import shared_input_linears
 
-__all__ = ["FoldedNorm", "attention", "batch_linear", "conv_norm", "shared_input_linears"]
+__all__ = ["FoldedNorm", "attention", "batch_linear", "conv_norm", "no_ops", "shared_input_linears"]
