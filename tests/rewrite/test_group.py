@@ -183,6 +183,16 @@ def test_many_small_layers_pay_and_large_ones_do_not() -> None:
     assert "stacking operands costs about" in miss.reason
 
 
+def test_weights_that_are_no_constants_are_not_put_side_by_side() -> None:
+    def fn(x: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return F.linear(x, q).sin() + F.linear(x, k)
+
+    ((miss,), _) = applied(WideLinears(), fn, torch.randn(4, 256), torch.randn(256, 256), torch.randn(256, 256))
+    assert miss.obstacle == "cost"
+    assert "2 calls of linear: merging saves about" in miss.reason
+    assert "putting the weights side by side costs about" in miss.reason
+
+
 def test_a_price_near_its_margin_declines() -> None:
     assert Price(total=1000, saved=200, added=50).pays
     assert not Price(total=1000, saved=140, added=50).pays
