@@ -88,7 +88,7 @@ def test_the_verification_can_fail(monkeypatch):
     assert float((got - layer(*args)).norm() / layer(*args).norm()) > 1e-2
 
 
-def test_switches_are_controls():
+def test_switches_are_controls(monkeypatch):
     only(GOOD)
     args = arguments()
     from torch._dynamo.utils import counters
@@ -104,6 +104,15 @@ def test_switches_are_controls():
     assert found["on"][:2] == (1, 1)
     assert found["apart"][:2] == (1, 0)
     assert found["off"] == (0, 0, "reference")
+    asked = []
+    declines = [dataclasses.replace(t, fuses=lambda sizes: bool(asked.append(dict(sizes)))) for t in qmm.templates["cpu"]]
+    monkeypatch.setitem(qmm.templates, "cpu", declines)
+    torch._dynamo.reset()
+    counters.clear()
+    compiled(*args)
+    assert counters["inductor"]["cpp_epilogue_fusion_counter"] == 0
+    assert asked
+    assert asked[0]["m"] == len(args[0])
 
 
 @pytest.mark.slow

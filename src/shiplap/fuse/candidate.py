@@ -99,11 +99,12 @@ class TemplateCandidate:
         return found
 
     def node(self, fusion: bool = True) -> Any:
-        """The kernel as the lowered result; with ``fusion``, Inductor may put neighbours into it.
+        """The kernel as the lowered result; with ``fusion``, Inductor may put neighbours into it, if that pays.
 
         Planes are added up by a pointwise operation behind the kernel: that is then what neighbours fuse with.
         """
-        node = lowering.choice_node(self.render(), fusion)
+        pays = self.template.fuses is None or self.template.fuses(self.call.hints)
+        node = lowering.choice_node(self.render(), fusion and pays)
         if self.planes == 1:
             return node
         planes = lowering.fake((self.planes, *self.call.output.shape), torch.float32, self.call.device)

@@ -148,8 +148,8 @@ class Op(calls.ShortCut, WithOut):
         ``configs``: compile-time parameters, the default first;
         ``grid(sizes, config, cdiv)`` (Triton); ``tables``: host-computed lookup tables, ``{name: fn(sizes)}``;
         ``innermost``: the dim of an argument that must be adjacent in memory, ``{"b": "k"}``; ``supports(sizes,
-        dtypes, config)``: True or the reason why not; ``default=False``: only where measured; ``name``. Binding a
-        name again replaces that template.
+        dtypes, config)``: True or the reason why not; ``fuses(sizes)``: whether neighbours are better off inside;
+        ``default=False``: only where measured; ``name``. Binding a name again replaces that template.
         """
         template = read_template(self.spec, self.reference.__code__.co_filename, device, source, **declaration)
         others = [t for t in self.templates.get(template.device, []) if t.name != template.name]

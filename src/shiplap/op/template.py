@@ -40,6 +40,7 @@ class Template:
     ``supports`` gets sizes and scalars, dtypes by argument and a config; it returns True or the reason why not.
     ``planes`` says, from sizes and a config, into how many summands the kernel cuts the output: it stores each as a
     plane of float32 (``PLANES``, the first index), and they are added up behind it. With 1 it stores the output.
+    ``fuses`` says, from sizes and scalars, whether neighbours are better off inside the kernel than behind it.
     One that is no ``default`` is only chosen by measurement: the op's own kernel may be as good, and needs no compiler.
     """
 
@@ -53,12 +54,13 @@ class Template:
     innermost: tuple[tuple[str, str], ...] = ()
     supports: Callable[..., bool | str] | None = None
     planes: Callable[..., int] | None = None
+    fuses: Callable[..., bool] | None = None
     default: bool = True
 
     @property
     def identity(self) -> str:
         """What digests see: the source, the configs and the code of every function."""
-        functions = [self.grid, self.supports, self.planes, *(fn for _, fn in self.tables)]
+        functions = [self.grid, self.supports, self.planes, self.fuses, *(fn for _, fn in self.tables)]
         configs = source_digest(self.configs) if callable(self.configs) else repr([dict(c) for c in self.configs])
         values = repr((self.innermost, self.default))
         parts = [self.source, configs, values, *(source_digest(fn) for fn in functions if fn)]
@@ -77,6 +79,7 @@ def read_template(
     innermost: Mapping[str, str] | None = None,
     supports: Callable[..., bool | str] | None = None,
     planes: Callable[..., int] | None = None,
+    fuses: Callable[..., bool] | None = None,
     default: bool = True,
 ) -> Template:  # fmt: skip
     """The template of a file beside ``home`` (``*.triton.jinja``, ``*.cpp.jinja``); SL114 for what cannot be one."""
@@ -107,7 +110,7 @@ def read_template(
         raise error("SL114", where=where, got="no configs", expected="at least one, the default first")
     return Template(
         name or path.name.split(".")[0], device.partition(":")[0], language, text, given, grid,
-        tuple((tables or {}).items()), tuple((innermost or {}).items()), supports, planes, default,
+        tuple((tables or {}).items()), tuple((innermost or {}).items()), supports, planes, fuses, default,
     )  # fmt: skip
 
 
