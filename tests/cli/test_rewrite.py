@@ -38,7 +38,8 @@ def test_measured_as_json_and_as_a_page(run: Any, tmp_path: Path) -> None:
 MODEL = """
 import torch, shiplap as sl
 def pattern(x): return torch.relu(x) + {constant}
-made = sl.rewrite(pattern, lambda x: torch.where(x > 0, x, 0) + {constant}, name="made", samples=lambda: [(torch.randn(3),)])
+def other(x): return torch.where(x > 0, x, 0) + {constant}
+made = sl.rewrite(pattern, other, name="made", samples=lambda: [(torch.randn(3),)])
 def model(x): return torch.relu(x) + 2.0
 def example_inputs(): return torch.randn(4)
 """
@@ -51,7 +52,7 @@ def test_exit_status_1_where_nothing_matched(run: Any, tmp_path: Path) -> None:
     assert done.exit_code == 1, done.output
     lines = done.stdout.splitlines()
     assert lines[0] == "made (pre-grad): 0 matched, 1 near"
-    assert lines[1] == f"  constant at {file}:5: add has other=2.0, the pattern 1.0 (2 of 2 nodes fit)"
+    assert lines[1] == f"  constant at {file}:6: add has other=2.0, the pattern 1.0 (2 of 2 nodes fit)"
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,13 @@ class Pass(custom_graph_pass.CustomGraphPass):
         inner = [p.uuid() if isinstance(p, custom_graph_pass.CustomGraphPass) else None for p in self.inner]
         return None if None in inner else ("shiplap", self.identity(), *inner)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Its identity: before 2.13 the key of a cache holds the pass itself, as bytes."""
+        identity = self.uuid()
+        if identity is None:
+            raise TypeError("a pass without uuid is no part of a key")
+        return tuple, (identity,)
+
 
 _lock = threading.Lock()
 

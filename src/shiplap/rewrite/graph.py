@@ -66,7 +66,8 @@ def place(
     for new, old in zip(results, outputs, strict=True):
         if problem := _differs(value(new) if isinstance(new, Node) else new, value(old)):
             return miss(*problem)
-    if problem := _blocked(graph, inputs, outputs, replaced):
+    needs = [_needed(made, inputs, r) for r in results]
+    if problem := _looped(needs, outputs) or _blocked(graph, inputs, replaced):
         return miss(*problem)
     before, cost = len(graph.nodes), _traffic(replaced)
     placed = _insert(graph, level, made, inputs, results, outputs)
@@ -122,13 +123,37 @@ def _strides(t: Tensor) -> list[Any]:
     return [s for s, n in zip(t.stride(), t.shape, strict=True) if not (isinstance(n, int) and n <= 1)]
 
 
-def _blocked(
-    graph: Graph, inputs: Sequence[Node], outputs: Sequence[Node], replaced: Sequence[Node]
-) -> tuple[Obstacle, str] | None:
+def _needed(made: Graph, inputs: Sequence[Node], result: Any) -> set[Node]:
+    """The inputs from which one result is computed."""
+    given = dict(zip((n for n in made.nodes if n.op == "placeholder"), inputs, strict=True))
+    stack, found = [result] if isinstance(result, Node) else [], set()
+    while stack:
+        node = stack.pop()
+        if node not in found:
+            found.add(node)
+            stack.extend(node.all_input_nodes)
+    return {given[n] for n in found if n in given}
+
+
+def _looped(needs: Sequence[set[Node]], outputs: Sequence[Node]) -> tuple[Obstacle, str] | None:
+    """Whether a result would be computed from itself, through others: in training, gradients come from results."""
+    after = [_downstream([o]) for o in outputs]
+    reads = [{j for j, need in enumerate(needs) if need & after[i]} for i in range(len(outputs))]
+    for start in range(len(outputs)):
+        reached: set[int] = set()
+        stack = list(reads[start])
+        while stack:
+            if (at := stack.pop()) not in reached:
+                reached.add(at)
+                stack.extend(reads[at])
+        if start in reached:
+            loop = next(n for need in needs for n in need if n in after[start])
+            return "argument", f"{loop.name} is computed from what would be replaced"
+    return None
+
+
+def _blocked(graph: Graph, inputs: Sequence[Node], replaced: Sequence[Node]) -> tuple[Obstacle, str] | None:
     order = _order(graph)
-    after = _downstream(outputs)
-    if loop := next((n for n in inputs if n in after), None):
-        return "argument", f"{loop.name} is computed from what would be replaced"
     first, last = order(replaced[0]), max(map(order, [*replaced, *inputs]))
     writer = next((n for n in list(graph.nodes)[first : last + 1] if mutates(n) and n not in replaced), None)
     return ("mutation", f"{writer.name} ({operator_name(writer)}) writes to a tensor in between") if writer else None

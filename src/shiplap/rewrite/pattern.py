@@ -64,13 +64,16 @@ class PatternRewrite(Rewrite):
             patterns = self._drawn.patterns(self.pattern, self.level, graph)
         roots = {called(p.outputs[0]) for p in patterns}
         gone: set[str] = set()
+        misses: list[tuple[str, NearMiss]] = []
         for node in list(graph.nodes):
             if node.op.startswith("call") and called(node) in roots and node.name not in gone:
                 outcome = self._at(graph, node, patterns)
                 if isinstance(outcome, Match):
                     gone.update(outcome.nodes)
-                if outcome is not None:
                     yield outcome
+                elif outcome is not None:
+                    misses.append((node.name, outcome))
+        yield from (miss for root, miss in misses if root not in gone)  # what belongs to a match is no miss
 
     def _at(self, graph: Graph, node: Node, patterns: Sequence[Pattern]) -> Match | NearMiss | None:
         """What becomes of the place whose result is ``node``: the first form that fits, else the nearest."""

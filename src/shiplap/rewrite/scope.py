@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from contextvars import ContextVar, Token
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from torch.fx import Graph
@@ -93,7 +95,15 @@ class Rewrites:
     def identity(self, level: Level) -> str:
         """Of what :meth:`run` does at ``level``."""
         parts = [f"{r.name} {r.digest}" for r in self.rewrites if r.level == level]
-        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+        return hashlib.sha256("\n".join([_engine(), *parts]).encode()).hexdigest()[:16]
+
+
+@cache
+def _engine() -> str:
+    """Of the code that finds and places: with another Shiplap the same rewrite may do something else."""
+    package = Path(__file__).parent
+    files = [*package.rglob("*.py"), *(package.parent / "compat").glob("*.py")]
+    return hashlib.sha256(b"".join(f.read_bytes() for f in sorted(files))).hexdigest()
 
 
 def rewrites(*rewrites: Rewrite) -> Rewrites:
