@@ -105,8 +105,8 @@ def test_switches_are_controls(monkeypatch):
     assert found["apart"][:2] == (1, 0)
     assert found["off"] == (0, 0, "reference")
     asked = []
-    declines = [dataclasses.replace(t, fuses=lambda sizes: bool(asked.append(dict(sizes)))) for t in qmm.templates["cpu"]]
-    monkeypatch.setitem(qmm.templates, "cpu", declines)
+    declines = {"fuses": lambda sizes: bool(asked.append(dict(sizes)))}
+    monkeypatch.setitem(qmm.templates, "cpu", [dataclasses.replace(t, **declines) for t in qmm.templates["cpu"]])
     torch._dynamo.reset()
     counters.clear()
     compiled(*args)
