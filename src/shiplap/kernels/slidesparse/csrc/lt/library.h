@@ -1,5 +1,6 @@
-// Vendor libraries: opened by absolute path with RTLD_LOCAL, each symbol looked up once, versions checked. Never closed
-// while a plan lives. Two versions of cuSPARSELt can be in one process: torch's own is not touched.
+// Vendor libraries: opened by absolute path with RTLD_LOCAL, each symbol looked up once, versions
+// checked. Never closed while a plan lives. Two versions of cuSPARSELt can be in one process:
+// torch's own is not touched.
 #ifndef SHIPLAP_SLIDESPARSE_LT_LIBRARY_H_
 #define SHIPLAP_SLIDESPARSE_LT_LIBRARY_H_
 

@@ -12,8 +12,8 @@ Problem read(const slidesparse_lt_problem* p) {
 
 // Calls `use` with the plan for a problem.
 template <class Use>
-int with_plan(const slidesparse_lt_problem* problem, int32_t sparse, void* stream, const Report& report,
-              const Use& use) {
+int with_plan(const slidesparse_lt_problem* problem, int32_t sparse, void* stream,
+              const Report& report, const Use& use) {
   const DensePlan* dense_plan = nullptr;
   const SparsePlan* sparse_plan = nullptr;
   if (sparse != 0) {
@@ -30,12 +30,13 @@ void put(const Version* version, int64_t* into) {
 
 }  // namespace
 
-int slidesparse_lt_open(const char* cublaslt, const char* cusparselt, const char* driver, const int64_t oldest[3],
-                        char* error, size_t error_size) {
+int slidesparse_lt_open(const char* cublaslt, const char* cusparselt, const char* driver,
+                        const int64_t oldest[3], char* error, size_t error_size) {
   const Report report(error, error_size);
   Version least;
   for (int i = 0; i < 3; ++i) least.part[i] = static_cast<int>(oldest[i]);
-  return guarded(report, [&] { return registry().open(cublaslt, cusparselt, driver, least, report); });
+  return guarded(report,
+                 [&] { return registry().open(cublaslt, cusparselt, driver, least, report); });
 }
 
 void slidesparse_lt_versions(int64_t versions[6]) {
@@ -44,8 +45,8 @@ void slidesparse_lt_versions(int64_t versions[6]) {
   put(known.cusparselt() == nullptr ? nullptr : &known.cusparselt()->version, versions + 3);
 }
 
-int slidesparse_lt_prepare(const slidesparse_lt_problem* problem, int32_t sparse, void* stream, int64_t info[3],
-                           char* error, size_t error_size) {
+int slidesparse_lt_prepare(const slidesparse_lt_problem* problem, int32_t sparse, void* stream,
+                           int64_t info[3], char* error, size_t error_size) {
   const Report report(error, error_size);
   return guarded(report, [&]() -> int {
     return with_plan(problem, sparse, stream, report, [&](const auto& plan) -> int {
@@ -57,8 +58,8 @@ int slidesparse_lt_prepare(const slidesparse_lt_problem* problem, int32_t sparse
   });
 }
 
-int slidesparse_lt_compressed_size(const slidesparse_lt_problem* problem, int64_t sizes[2], char* error,
-                                   size_t error_size) {
+int slidesparse_lt_compressed_size(const slidesparse_lt_problem* problem, int64_t sizes[2],
+                                   char* error, size_t error_size) {
   const Report report(error, error_size);
   return guarded(report, [&]() -> int {
     const Device* device = nullptr;
@@ -71,8 +72,9 @@ int slidesparse_lt_compressed_size(const slidesparse_lt_problem* problem, int64_
   });
 }
 
-int slidesparse_lt_compress(const slidesparse_lt_problem* problem, const void* weight, void* compressed, void* scratch,
-                            void* stream, char* error, size_t error_size) {
+int slidesparse_lt_compress(const slidesparse_lt_problem* problem, const void* weight,
+                            void* compressed, void* scratch, void* stream, char* error,
+                            size_t error_size) {
   const Report report(error, error_size);
   return guarded(report, [&]() -> int {
     const Device* device = nullptr;
@@ -81,14 +83,17 @@ int slidesparse_lt_compress(const slidesparse_lt_problem* problem, const void* w
   });
 }
 
-int slidesparse_lt_multiply(const slidesparse_lt_problem* problem, int32_t sparse, const void* x, const void* weight,
-                            const void* scale_x, const void* scale_weight, void* out, void* workspace,
-                            size_t workspace_size, void* stream, char* error, size_t error_size) {
-  const sl_context ctx{SL_ABI_VERSION, 1, stream, workspace, workspace_size, error, error_size, nullptr, 0};
+int slidesparse_lt_multiply(const slidesparse_lt_problem* problem, int32_t sparse, const void* x,
+                            const void* weight, const void* scale_x, const void* scale_weight,
+                            void* out, void* workspace, size_t workspace_size, void* stream,
+                            char* error, size_t error_size) {
+  const sl_context ctx{SL_ABI_VERSION, 1,          stream,  workspace, workspace_size,
+                       error,          error_size, nullptr, 0};
   const Report report(error, error_size);
   return guarded(report, [&]() -> int {
     return with_plan(problem, sparse, stream, report, [&](const auto& plan) -> int {
-      if (plan.workspace > workspace_size) return report.fail(SL_INTERNAL, "workspace of %zu bytes", workspace_size);
+      if (plan.workspace > workspace_size)
+        return report.fail(SL_INTERNAL, "workspace of %zu bytes", workspace_size);
       return plan.run(&ctx, Operands{x, weight, scale_x, scale_weight, out});
     });
   });

@@ -1,8 +1,9 @@
-// What a product is, and plans for it: all that does not depend on where the matrices lie, worked out once.
+// What a product is, and plans for it: all that does not depend on where the matrices lie, worked
+// out once.
 //
-// Roles: x row-major [m, k], weight row-major [n, k], out = x @ weight.T row-major [m, n]. Both libraries think in
-// column-major matrices: weight is A [k, n] transposed, x is B [k, m], out is D [n, m]. That is the layout which tensor
-// cores take for 8-bit operands.
+// Roles: x row-major [m, k], weight row-major [n, k], out = x @ weight.T row-major [m, n]. Both
+// libraries think in column-major matrices: weight is A [k, n] transposed, x is B [k, m], out is D
+// [n, m]. That is the layout which tensor cores take for 8-bit operands.
 #ifndef SHIPLAP_SLIDESPARSE_LT_PLAN_H_
 #define SHIPLAP_SLIDESPARSE_LT_PLAN_H_
 
@@ -12,8 +13,8 @@
 
 namespace shiplap::slidesparse::lt {
 
-// Every plan keeps within it, so that an op can declare its workspace without knowing the plan. What cuBLASLt takes by
-// default on Hopper; cuSPARSELt took 2 to 4 MB there (2026-11).
+// Every plan keeps within it, so that an op can declare its workspace without knowing the plan.
+// What cuBLASLt takes by default on Hopper; cuSPARSELt took 2 to 4 MB there (2026-11).
 constexpr size_t kWorkspace = size_t{32} << 20;
 
 // Of x and weight both; a sparse product takes the scales of its weight only, per row.
@@ -22,10 +23,11 @@ enum Scaling : int64_t { kUnscaled = 0, kPerTensor = 1, kPerRow = 2 };
 // Integers only, without padding: compared and hashed as they are.
 struct Problem {
   int64_t device, m, n, k;
-  int64_t in, out;         // CudaType
-  int64_t scaling;         // Scaling
-  int64_t algorithm;       // dense: rank in the library's list; sparse: its algorithm id; -1: the library's choice
-  int64_t split_k;         // sparse only; 0: the library's choice
+  int64_t in, out;    // CudaType
+  int64_t scaling;    // Scaling
+  int64_t algorithm;  // dense: rank in the library's list; sparse: its algorithm id; -1: the
+                      // library's choice
+  int64_t split_k;    // sparse only; 0: the library's choice
   bool operator==(const Problem& other) const;
   size_t hash() const;
 };
@@ -60,7 +62,8 @@ struct DensePlan {
   int algorithms;         // that the library has listed
   size_t compressed = 0;  // it is not
 
-  static int make(const Device& device, const Problem& problem, const Report& report, std::unique_ptr<DensePlan>* plan);
+  static int make(const Device& device, const Problem& problem, const Report& report,
+                  std::unique_ptr<DensePlan>* plan);
   int run(const sl_context* ctx, const Operands& on) const;
 };
 
@@ -92,7 +95,8 @@ struct SparsePlan {
   bool selected = false, planned = false;  // what has to be destroyed
 
   ~SparsePlan();
-  static int make(const Device& device, const Problem& problem, const Report& report, std::unique_ptr<SparsePlan>* plan);
+  static int make(const Device& device, const Problem& problem, const Report& report,
+                  std::unique_ptr<SparsePlan>* plan);
   int run(const sl_context* ctx, const Operands& on) const;
 
  private:
@@ -102,10 +106,11 @@ struct SparsePlan {
 };
 
 // Bytes of the compressed weight and of the scratch for making it.
-int compressed_size(const Device& device, const Problem& problem, const Report& report, size_t* bytes, size_t* scratch);
+int compressed_size(const Device& device, const Problem& problem, const Report& report,
+                    size_t* bytes, size_t* scratch);
 // Compresses a row-major weight [n, k] that is 2:4 along k.
-int compress(const Device& device, const Problem& problem, const void* weight, void* compressed, void* scratch,
-             Stream stream, const Report& report);
+int compress(const Device& device, const Problem& problem, const void* weight, void* compressed,
+             void* scratch, Stream stream, const Report& report);
 
 }  // namespace shiplap::slidesparse::lt
 

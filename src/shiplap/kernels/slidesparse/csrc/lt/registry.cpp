@@ -4,7 +4,9 @@
 
 namespace shiplap::slidesparse::lt {
 
-bool Problem::operator==(const Problem& other) const { return std::memcmp(this, &other, sizeof *this) == 0; }
+bool Problem::operator==(const Problem& other) const {
+  return std::memcmp(this, &other, sizeof *this) == 0;
+}
 
 size_t Problem::hash() const {
   uint64_t mixed = 0;
@@ -22,7 +24,8 @@ std::atomic<Registry*> slidesparse_lt_registry{nullptr};
 // Read by `shiplap audit`.
 extern "C" SL_EXPORT const char shiplap_keeps[];
 const char shiplap_keeps[] =
-    "slidesparse_lt_registry: plans by problem and handles by device, added outside captures, never changed or removed";
+    "slidesparse_lt_registry: plans by problem and handles by device, added outside captures, "
+    "never changed or removed";
 
 Registry& registry() {
   Registry* found = slidesparse_lt_registry.load(std::memory_order_acquire);
@@ -35,8 +38,8 @@ Registry& registry() {
 
 void forget() { delete slidesparse_lt_registry.exchange(nullptr); }
 
-int Registry::open(const char* cublaslt, const char* cusparselt, const char* driver, const Version& oldest,
-                   const Report& report) {
+int Registry::open(const char* cublaslt, const char* cusparselt, const char* driver,
+                   const Version& oldest, const Report& report) {
   const std::lock_guard<std::mutex> guard(making_);
   if (driver[0] != 0) SHIPLAP_LT_TRY(open_driver(driver, report));
   if (cublaslt[0] != 0) SHIPLAP_LT_TRY(open_cublaslt(cublaslt, report));
@@ -64,29 +67,34 @@ int Registry::open_cublaslt(const char* path, const Report& report) {
 }
 
 int Registry::own(int64_t index, const Report& report, Device** found) {
-  if (index < 0 || index >= kDevices) return report.fail(SL_INVALID_ARGUMENT, "no device %lld", static_cast<long long>(index));
+  if (index < 0 || index >= kDevices)
+    return report.fail(SL_INVALID_ARGUMENT, "no device %lld", static_cast<long long>(index));
   if (devices_[index] == nullptr) devices_[index] = std::make_unique<Device>();
   *found = devices_[index].get();
   return SL_OK;
 }
 
 int Registry::may_make(const Problem& p, Stream stream, const Report& report) {
-  // In a capture nothing may be created; while another stream captures, asking about the default stream is an error too.
+  // In a capture nothing may be created; while another stream captures, asking about the default
+  // stream is an error too.
   int capturing = 0;
   if (driver_->cuStreamIsCapturing(stream, &capturing) != 0 || capturing != 0) {
     return report.fail(SL_INVALID_ARGUMENT,
-                       "no plan for m=%lld n=%lld k=%lld with algorithm %lld, and none is made while a CUDA graph is "
-                       "captured: run it once with as many rows before (slidesparse.lt.prepare)",
-                       static_cast<long long>(p.m), static_cast<long long>(p.n), static_cast<long long>(p.k),
-                       static_cast<long long>(p.algorithm));
+                       "no plan for m=%lld n=%lld k=%lld with algorithm %lld, and none is made "
+                       "while a CUDA graph is "
+                       "captured: run it once with as many rows before (slidesparse.prepare)",
+                       static_cast<long long>(p.m), static_cast<long long>(p.n),
+                       static_cast<long long>(p.k), static_cast<long long>(p.algorithm));
   }
   if (plans() >= kMostPlans) {
-    return report.fail(SL_INTERNAL, "%zu plans are kept already: pad rows to fewer different numbers", plans());
+    return report.fail(SL_INTERNAL,
+                       "%zu plans are kept already: pad rows to fewer different numbers", plans());
   }
   return SL_OK;
 }
 
-int Registry::plan(const Problem& problem, Stream stream, const Report& report, const DensePlan** found) {
+int Registry::plan(const Problem& problem, Stream stream, const Report& report,
+                   const DensePlan** found) {
   if ((*found = dense_.find(problem)) != nullptr) return SL_OK;
   const std::lock_guard<std::mutex> guard(making_);
   if ((*found = dense_.find(problem)) != nullptr) return SL_OK;
@@ -103,14 +111,17 @@ int Registry::plan(const Problem& problem, Stream stream, const Report& report, 
   return SL_OK;
 }
 
-int Registry::plan(const Problem& problem, Stream stream, const Report& report, const SparsePlan** found) {
+int Registry::plan(const Problem& problem, Stream stream, const Report& report,
+                   const SparsePlan** found) {
   if ((*found = sparse_.find(problem)) != nullptr) return SL_OK;
   const std::lock_guard<std::mutex> guard(making_);
   if ((*found = sparse_.find(problem)) != nullptr) return SL_OK;
   SHIPLAP_LT_TRY(open_driver("", report));
   SHIPLAP_LT_TRY(may_make(problem, stream, report));
   if (cusparselt_ == nullptr) {
-    return report.fail(SL_UNSUPPORTED, "cuSPARSELt is not open in this process: ask shiplap.kernels.slidesparse.lt.available() first");
+    return report.fail(SL_UNSUPPORTED,
+                       "cuSPARSELt is not open in this process: ask "
+                       "shiplap.kernels.slidesparse.lt.available() first");
   }
   Device* device = nullptr;
   SHIPLAP_LT_TRY(own(problem.device, report, &device));
@@ -131,7 +142,8 @@ int Registry::driver(const Report& report, const Driver** found) {
 
 int Registry::device(int64_t index, const Report& report, const Device** found) {
   const std::lock_guard<std::mutex> guard(making_);
-  if (cusparselt_ == nullptr) return report.fail(SL_UNSUPPORTED, "cuSPARSELt is not open in this process");
+  if (cusparselt_ == nullptr)
+    return report.fail(SL_UNSUPPORTED, "cuSPARSELt is not open in this process");
   Device* device = nullptr;
   SHIPLAP_LT_TRY(own(index, report, &device));
   SHIPLAP_LT_TRY(device->open_sparse(*cusparselt_, report));

@@ -1,5 +1,6 @@
-// The one thing this library keeps: plans by problem, and the handles they were made with. Plans are added while no graph
-// is captured, never changed and never taken away while the process computes, so a call reads them without a lock.
+// The one thing this library keeps: plans by problem, and the handles they were made with. Plans
+// are added while no graph is captured, never changed and never taken away while the process
+// computes, so a call reads them without a lock.
 #ifndef SHIPLAP_SLIDESPARSE_LT_REGISTRY_H_
 #define SHIPLAP_SLIDESPARSE_LT_REGISTRY_H_
 
@@ -32,7 +33,8 @@ class Table {
     Slots* slots = slots_.load(std::memory_order_relaxed);
     plans_.reserve(plans_.size() + 1);
     if (slots == nullptr || 2 * (plans_.size() + 1) > slots->size()) {
-      // Readers may be in the old one, so it stays: all of them together are no larger than the new one.
+      // Readers may be in the old one, so it stays: all of them together are no larger than the new
+      // one.
       generations_.reserve(generations_.size() + 1);
       auto larger = std::make_unique<Slots>(slots == nullptr ? 64 : 2 * slots->size());
       for (const auto& each : plans_) put(larger.get(), each.get());
@@ -64,16 +66,19 @@ class Table {
 class Registry {
  public:
   static constexpr int kDevices = 64;
-  static constexpr size_t kMostPlans = 1 << 16;  // 1 KB to 4 KB each: sizes that never come again are a mistake
+  static constexpr size_t kMostPlans =
+      1 << 16;  // 1 KB to 4 KB each: sizes that never come again are a mistake
 
-  // Opens what is named and not open yet. cuBLASLt and the driver open themselves where they are needed.
+  // Opens what is named and not open yet. cuBLASLt and the driver open themselves where they are
+  // needed.
   int open(const char* cublaslt, const char* cusparselt, const char* driver, const Version& oldest,
            const Report& report);
   const Cublaslt* cublaslt() const { return cublaslt_.get(); }
   const Cusparselt* cusparselt() const { return cusparselt_.get(); }
   int driver(const Report& report, const Driver** found);
 
-  // The plan for `problem`, made if need be. `stream` says whether a graph is being captured: then a miss is an error.
+  // The plan for `problem`, made if need be. `stream` says whether a graph is being captured: then
+  // a miss is an error.
   int plan(const Problem& problem, Stream stream, const Report& report, const DensePlan** found);
   int plan(const Problem& problem, Stream stream, const Report& report, const SparsePlan** found);
   // The handles of a device that is current, with cuSPARSELt opened on it.
@@ -90,14 +95,16 @@ class Registry {
   std::unique_ptr<Cublaslt> cublaslt_;
   std::unique_ptr<Cusparselt> cusparselt_;
   std::unique_ptr<Driver> driver_;
-  std::unique_ptr<Device> devices_[kDevices];  // behind the libraries that they close, before the plans that use them
+  std::unique_ptr<Device>
+      devices_[kDevices];  // behind the libraries that they close, before the plans that use them
   Table<DensePlan> dense_;
   Table<SparsePlan> sparse_;
 };
 
 // The process's registry. No destructor runs at exit: CUDA may be gone by then.
 Registry& registry();
-// Destroys all plans and handles and closes the libraries: for tests, when no call and no captured graph is left.
+// Destroys all plans and handles and closes the libraries: for tests, when no call and no captured
+// graph is left.
 void forget();
 
 }  // namespace shiplap::slidesparse::lt

@@ -39,10 +39,10 @@ int guarded(const Report& report, const Body& body) noexcept {
   }
 }
 
-#define SHIPLAP_LT_TRY(expression)                                     \
-  do {                                                                 \
-    const int shiplap_lt_status = (expression);                        \
-    if (shiplap_lt_status != SL_OK) return shiplap_lt_status;          \
+#define SHIPLAP_LT_TRY(expression)                            \
+  do {                                                        \
+    const int shiplap_lt_status = (expression);               \
+    if (shiplap_lt_status != SL_OK) return shiplap_lt_status; \
   } while (0)
 
 }  // namespace shiplap::slidesparse::lt

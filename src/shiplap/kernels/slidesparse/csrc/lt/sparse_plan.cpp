@@ -8,15 +8,24 @@ constexpr int kIsA = 1;
 
 const char* name_of(Status status) {
   switch (status) {
-    case 1: return "not initialised";
-    case 2: return "allocation failed";
-    case 3: return "invalid value";
-    case 4: return "not for this architecture";
-    case 6: return "execution failed";
-    case 7: return "internal error";
-    case 10: return "not supported";
-    case 11: return "insufficient resources";
-    default: return "error";
+    case 1:
+      return "not initialised";
+    case 2:
+      return "allocation failed";
+    case 3:
+      return "invalid value";
+    case 4:
+      return "not for this architecture";
+    case 6:
+      return "execution failed";
+    case 7:
+      return "internal error";
+    case 10:
+      return "not supported";
+    case 11:
+      return "insufficient resources";
+    default:
+      return "error";
   }
 }
 
@@ -46,16 +55,17 @@ SparseMatrix::~SparseMatrix() {
 
 int SparseMatrix::structured(const Device& device, const Problem& p, const Report& report) {
   const Cusparselt& api = *device.sparse_api;
-  CUSPARSELT_TRY(cusparseLtStructuredDescriptorInit, &device.sparse, &matrix_, p.k, p.n, p.k, kAlignment,
-                 static_cast<int>(p.in), sparse::kColumnMajor, sparse::kHalf);
+  CUSPARSELT_TRY(cusparseLtStructuredDescriptorInit, &device.sparse, &matrix_, p.k, p.n, p.k,
+                 kAlignment, static_cast<int>(p.in), sparse::kColumnMajor, sparse::kHalf);
   api_ = &api;
   return SL_OK;
 }
 
-int SparseMatrix::dense(const Device& device, int64_t rows, int64_t cols, int64_t type, const Report& report) {
+int SparseMatrix::dense(const Device& device, int64_t rows, int64_t cols, int64_t type,
+                        const Report& report) {
   const Cusparselt& api = *device.sparse_api;
-  CUSPARSELT_TRY(cusparseLtDenseDescriptorInit, &device.sparse, &matrix_, rows, cols, rows, kAlignment,
-                 static_cast<int>(type), sparse::kColumnMajor);
+  CUSPARSELT_TRY(cusparseLtDenseDescriptorInit, &device.sparse, &matrix_, rows, cols, rows,
+                 kAlignment, static_cast<int>(type), sparse::kColumnMajor);
   api_ = &api;
   return SL_OK;
 }
@@ -65,7 +75,8 @@ SparsePlan::~SparsePlan() {
   if (selected) device->sparse_api->cusparseLtMatmulAlgSelectionDestroy(&selection);
 }
 
-int SparsePlan::make(const Device& device, const Problem& p, const Report& report, std::unique_ptr<SparsePlan>* plan) {
+int SparsePlan::make(const Device& device, const Problem& p, const Report& report,
+                     std::unique_ptr<SparsePlan>* plan) {
   auto made = std::make_unique<SparsePlan>();
   made->problem = p;
   made->device = &device;
@@ -82,13 +93,15 @@ int SparsePlan::describe(const Report& report) {
   SHIPLAP_LT_TRY(a.structured(*device, p, report));
   SHIPLAP_LT_TRY(b.dense(*device, p.k, p.m, p.in, report));
   SHIPLAP_LT_TRY(d.dense(*device, p.n, p.m, p.out, report));
-  CUSPARSELT_TRY(cusparseLtMatmulDescriptorInit, &device->sparse, &product, kTranspose, kNoTranspose, a.get(), b.get(),
-                 d.get(), d.get(), p.in == kInt8 ? sparse::kCompute32I : sparse::kCompute32F);
-  if (p.scaling == kPerTensor) return report.fail(SL_UNSUPPORTED, "cuSPARSELt scales rows of the weight, or nothing");
+  CUSPARSELT_TRY(cusparseLtMatmulDescriptorInit, &device->sparse, &product, kTranspose,
+                 kNoTranspose, a.get(), b.get(), d.get(), d.get(),
+                 p.in == kInt8 ? sparse::kCompute32I : sparse::kCompute32F);
+  if (p.scaling == kPerTensor)
+    return report.fail(SL_UNSUPPORTED, "cuSPARSELt scales rows of the weight, or nothing");
   if (p.scaling == kPerRow) {  // the vector itself is an argument of each call
     const int yes = 1;
-    CUSPARSELT_TRY(cusparseLtMatmulDescSetAttribute, &device->sparse, &product, sparse::kAlphaIsVector, &yes,
-                   sizeof yes);
+    CUSPARSELT_TRY(cusparseLtMatmulDescSetAttribute, &device->sparse, &product,
+                   sparse::kAlphaIsVector, &yes, sizeof yes);
   }
   return SL_OK;
 }
@@ -98,20 +111,23 @@ int SparsePlan::select(const Report& report) {
   const sparse::Handle* handle = &device->sparse;
   CUSPARSELT_TRY(cusparseLtMatmulAlgSelectionInit, handle, &selection, &product, 0);
   selected = true;
-  CUSPARSELT_TRY(cusparseLtMatmulAlgGetAttribute, handle, &selection, sparse::kAlgorithms, &algorithms,
-                 sizeof algorithms);
+  CUSPARSELT_TRY(cusparseLtMatmulAlgGetAttribute, handle, &selection, sparse::kAlgorithms,
+                 &algorithms, sizeof algorithms);
   if (problem.algorithm >= algorithms) {
-    return report.fail(SL_UNSUPPORTED, "cuSPARSELt has %d algorithms for m=%lld n=%lld k=%lld, not number %lld",
-                       algorithms, static_cast<long long>(problem.m), static_cast<long long>(problem.n),
-                       static_cast<long long>(problem.k), static_cast<long long>(problem.algorithm));
+    return report.fail(
+        SL_UNSUPPORTED, "cuSPARSELt has %d algorithms for m=%lld n=%lld k=%lld, not number %lld",
+        algorithms, static_cast<long long>(problem.m), static_cast<long long>(problem.n),
+        static_cast<long long>(problem.k), static_cast<long long>(problem.algorithm));
   }
-  const int algorithm = static_cast<int>(problem.algorithm), split = static_cast<int>(problem.split_k);
+  const int algorithm = static_cast<int>(problem.algorithm),
+            split = static_cast<int>(problem.split_k);
   if (algorithm >= 0) {
-    CUSPARSELT_TRY(cusparseLtMatmulAlgSetAttribute, handle, &selection, sparse::kAlgorithm, &algorithm,
-                   sizeof algorithm);
+    CUSPARSELT_TRY(cusparseLtMatmulAlgSetAttribute, handle, &selection, sparse::kAlgorithm,
+                   &algorithm, sizeof algorithm);
   }
   if (split != 0) {
-    CUSPARSELT_TRY(cusparseLtMatmulAlgSetAttribute, handle, &selection, sparse::kSplitK, &split, sizeof split);
+    CUSPARSELT_TRY(cusparseLtMatmulAlgSetAttribute, handle, &selection, sparse::kSplitK, &split,
+                   sizeof split);
   }
   return SL_OK;
 }
@@ -123,9 +139,11 @@ int SparsePlan::finish(const Report& report) {
   planned = true;
   CUSPARSELT_TRY(cusparseLtMatmulGetWorkspace, handle, &plan, &workspace);
   if (workspace > kWorkspace) {
-    return report.fail(SL_UNSUPPORTED, "algorithm %lld with split-k %lld wants %zu bytes of workspace, more than %zu",
-                       static_cast<long long>(problem.algorithm), static_cast<long long>(problem.split_k), workspace,
-                       kWorkspace);
+    return report.fail(
+        SL_UNSUPPORTED,
+        "algorithm %lld with split-k %lld wants %zu bytes of workspace, more than %zu",
+        static_cast<long long>(problem.algorithm), static_cast<long long>(problem.split_k),
+        workspace, kWorkspace);
   }
   size_t scratch = 0;
   CUSPARSELT_TRY(cusparseLtSpMMACompressedSize2, handle, a.get(), &compressed, &scratch);
@@ -138,13 +156,13 @@ int SparsePlan::run(const sl_context* ctx, const Operands& on) const {
   const float one = 1.0f, zero = 0.0f;
   Stream stream = ctx->stream;
   const void* alpha = problem.scaling == kPerRow ? on.scale_weight : &one;
-  CUSPARSELT_TRY(cusparseLtMatmul, &device->sparse, &plan, alpha, on.weight, on.x, &zero, on.out, on.out, ctx->workspace,
-                 &stream, 1);
+  CUSPARSELT_TRY(cusparseLtMatmul, &device->sparse, &plan, alpha, on.weight, on.x, &zero, on.out,
+                 on.out, ctx->workspace, &stream, 1);
   return SL_OK;
 }
 
-int compressed_size(const Device& device, const Problem& problem, const Report& report, size_t* bytes,
-                    size_t* scratch) {
+int compressed_size(const Device& device, const Problem& problem, const Report& report,
+                    size_t* bytes, size_t* scratch) {
   const Cusparselt& api = *device.sparse_api;
   SparseMatrix matrix;
   SHIPLAP_LT_TRY(matrix.structured(device, problem, report));
@@ -152,13 +170,13 @@ int compressed_size(const Device& device, const Problem& problem, const Report& 
   return SL_OK;
 }
 
-int compress(const Device& device, const Problem& problem, const void* weight, void* compressed, void* scratch,
-             Stream stream, const Report& report) {
+int compress(const Device& device, const Problem& problem, const void* weight, void* compressed,
+             void* scratch, Stream stream, const Report& report) {
   const Cusparselt& api = *device.sparse_api;
   SparseMatrix matrix;
   SHIPLAP_LT_TRY(matrix.structured(device, problem, report));
-  CUSPARSELT_TRY(cusparseLtSpMMACompress2, &device.sparse, matrix.get(), kIsA, kTranspose, weight, compressed, scratch,
-                 stream);
+  CUSPARSELT_TRY(cusparseLtSpMMACompress2, &device.sparse, matrix.get(), kIsA, kTranspose, weight,
+                 compressed, scratch, stream);
   return SL_OK;
 }
 
