@@ -135,7 +135,7 @@ def test_a_renamed_argument(ns):
 
 
 def test_an_argument_of_the_pattern_may_have_any_name():
-    """torch's matcher finds nothing where an argument is called ``out``."""
+    """Names that torch's own functions give a meaning to, too."""
 
     def pattern(out: Float[Tensor, "b k"], input: Float[Tensor, "b k"]):
         return torch.relu(out - input)

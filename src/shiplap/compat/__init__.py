@@ -61,6 +61,11 @@ CAPABILITIES = (
         "Inductor on a generated device",
         "torch._inductor.codegen.common.register_device_op_overrides, PythonWrapperCodegen",
     ),
+    Capability(
+        "rewrites",
+        "_inductor.config pre_grad_, joint_ and post_grad_custom passes, decompositions",
+        ("2.11", "2.13", "2.15"),
+    ),
     Capability("structured trace", "TORCH_TRACE, logger torch.__trace: metadata, payload of records", ("2.13",)),
 )
 
