@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import math
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -182,6 +184,17 @@ def test_two_pairs_are_plain_2_of_4() -> None:
     assert torch.equal(formats.source(64, 2), torch.arange(64))
 
 
+@pytest.fixture
+def own_choices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A store of its own, and no choice in force afterwards."""
+    table = importlib.import_module("shiplap.tune.table")
+    monkeypatch.setenv("SHIPLAP_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(table, "_made", {})
+    yield
+    table.thaw()
+
+
+@pytest.mark.usefixtures("own_choices")
 def test_dense_competes_wherever_sparse_does() -> None:
     """Candidates of one choice, on each device: the reference, slide and dense."""
     candidates = importlib.import_module("shiplap.tune.candidate").candidates
