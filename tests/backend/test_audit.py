@@ -39,7 +39,9 @@ def test_a_crash_costs_one_operator(monkeypatch: pytest.MonkeyPatch) -> None:
     assert audit.table(verdicts) == {"f32": {"crash": 1, "native": 2}}
 
 
-def test_a_device_that_does_not_load_is_an_error(tmp_path: Path) -> None:
+def test_a_device_that_does_not_load_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit, "_lines", lambda *a, **k: ([], "exit status 1: No module named torch_nothing"))
+
     class Project:
         package = tmp_path / "torch_nothing"
 

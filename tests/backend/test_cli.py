@@ -63,9 +63,9 @@ x = torch.ones(3, 3, device="openvino")
 """
 
 
-@pytest.mark.parametrize(("more", "status"), [("sum()", 0), ("erfc()", 0), ("logcumsumexp(0)", 1)])
+@pytest.mark.parametrize(("more", "status"), [("erfc()", 0), ("logcumsumexp(0)", 1)])
 def test_coverage_of_a_program(project: Project, tmp_path: Path, more: str, status: int) -> None:
-    """Native, on the CPU for a stated reason, and a gap."""
+    """On the CPU for a stated reason, and a gap."""
     script = tmp_path / "model.py"
     script.write_text(SCRIPT.replace("{more}", more))
     report = run("coverage", project.root, "--model", script, "--json", status=status)
@@ -81,17 +81,14 @@ def test_a_program_that_fails_says_how(project: Project, tmp_path: Path) -> None
     assert "ValueError: no weights" in err
 
 
+@pytest.mark.slow
 def test_audit_runs_the_database_in_processes(project: Project) -> None:
-    report = run(
-        "audit", project.root, "--match", "^(add|mm|softmax|erfc)$", "--dtypes", "f32,i64", "--samples", "3", "--json"
-    )
+    report = run("audit", project.root, "--ops", "add,mm,erfc", "--dtypes", "f32,i64", "--samples", "3", "--json")
     states = {(v["op"], v["dtype"]): v["state"] for v in report["verdicts"]}
     assert states["add", "f32"] == "native"
     assert states["mm", "f32"] in ("native", "mixed")  # a product without terms is the CPU's
     assert states["add", "i64"] == states["mm", "i64"] == states["erfc", "f32"] == "fallback"
     assert report["counts"]["f32"].get("fail", 0) == 0
-    _, err = run("audit", project.root, "--match", "no such op", status=2)
-    assert "SL613" in err
 
 
 def test_diff_of_locks(project: Project, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ Examples:
   shiplap backend audit torch-openvino                           float32, every operator
   shiplap backend audit torch-openvino --dtypes f32,bf16,i64     several dtypes
   shiplap backend audit torch-openvino --match '^add|^mm$'       some operators
+  shiplap backend audit torch-openvino --ops add,mm --samples 3  these, quickly
   shiplap backend audit torch-openvino --json > opinfo.json      every verdict, with its reason
 
 \b
@@ -30,6 +31,7 @@ def command(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="A project that was built.")],
     dtypes: Annotated[str, typer.Option("--dtypes", help="Of f32 bf16 f16 f64 i64 i32 i16 i8 u8 bool.")] = "f32",
     match: Annotated[str, typer.Option("--match", help="Regular expression on the operator's name.")] = "",
+    ops: Annotated[str, typer.Option("--ops", help="Exact names instead, separated by commas.")] = "",
     samples: Annotated[int, typer.Option("--samples", min=1, help="At most so many samples an operator.")] = 8,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON value: counts and verdicts.")] = False,
 ) -> None:
@@ -39,7 +41,7 @@ def command(
     from shiplap.errors import error
 
     project = open_project(directory)
-    names = [n for n in audit.operators(project) if re.search(match, n)]
+    names = ops.split(",") if ops else [n for n in audit.operators(project) if re.search(match, n)]
     if not names:
         raise error(
             "SL613", where="--match", got=f"no operator matches {match!r}", expected="part of a name such as 'add'"

@@ -129,7 +129,8 @@ inline bool is_real(const at::Tensor& t) {
 inline bool is_small(const at::Scalar& s) { return std::abs(s.toDouble()) < 8388608; }
 // A whole number that int32 holds.
 inline bool is_int32(const at::Scalar& s) {
-  return s.isIntegral(true) && s.to<int64_t>() >= INT32_MIN && s.to<int64_t>() <= INT32_MAX;
+  auto v = s.toDouble();
+  return v == std::trunc(v) && std::abs(v) <= INT32_MAX;
 }
 // Probabilities; the CPU raises for others.
 inline bool inside_unit(const at::Tensor& t) {
