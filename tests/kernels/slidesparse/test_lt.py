@@ -235,6 +235,7 @@ def test_libraries_that_are_not_there_or_are_something_else(vendor, vendor_file,
     assert dense_int8(call) in (UNSUPPORTED, INTERNAL)
     absent = "this process has loaded neither libcublasLt.so.13 nor libcublasLt.so.12"
     assert call.message.startswith("cublasLtCreate: " if torch.version.cuda else absent)
+    native.forget()
     other = next(Path(torch.__file__).parent.glob("lib/libshm.so"))
     with pytest.raises(native.Refusal, match="no function cublasLtCreate"):
         native.open_libraries(str(other), "", str(vendor_file), libraries.OLDEST)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import subprocess
 import sys
@@ -179,5 +180,7 @@ torch.cuda.is_available = torch.cuda.current_device = None
 import shiplap.kernels.slidesparse
 assert "triton" not in sys.modules
 assert "slidesparse" not in open("/proc/self/maps").read()"""
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, cwd=Path.home(), check=False)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    command = [sys.executable, "-c", text]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path.home(), env=environment, check=False)
     assert done.returncode == 0, done.stderr
