@@ -55,6 +55,9 @@ class Pass(custom_graph_pass.CustomGraphPass):
         inner = [p.uuid() if isinstance(p, custom_graph_pass.CustomGraphPass) else None for p in self.inner]
         return None if None in inner else ("shiplap", self.identity(), *inner)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Pass:
+        return self  # torch copies its configuration
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Its identity: before 2.13 the key of a cache holds the pass itself, as bytes."""
         identity = self.uuid()
@@ -181,10 +184,11 @@ def capture(fn: Callable[..., Any], tensors: Sequence[torch.Tensor], level: str,
     options |= {PLACES[level]: _Uncached(stop, str), PLACES["pre-grad"]: Pass(note, lambda: "capture")}
     with apart(), suppress(_Stop), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for t in tensors if dynamic else ():
+        own = [t.detach().requires_grad_(t.requires_grad) for t in tensors]  # marks stay on a tensor
+        for t in own if dynamic else ():
             for dim in (d for d in range(t.dim()) if t.shape[d] > 1):
                 mark_dynamic(t, dim)
-        torch.compile(_of_its_own(fn), dynamic=False, fullgraph=True, options=options)(*tensors)
+        torch.compile(_of_its_own(fn), dynamic=False, fullgraph=True, options=options)(*own)
     if not seen:
         raise ValueError("it computes nothing from tensors")
     roles = dict(zip((n for n in seen[0].nodes if n.op == "placeholder"), chain(order, repeat("grad")), strict=False))
