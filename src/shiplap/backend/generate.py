@@ -67,7 +67,7 @@ def _check(name: str, entry: Entry, metadata: Metadata, declared: Mapping[str, D
         )
     if not allows(entry.torch, torch.__version__):
         return f"needs torch {entry.torch}, here is {torch.__version__}"
-    if not allows(entry.vendor, runtime.version()):
+    if entry.vendor and not allows(entry.vendor, runtime.version()):
         return f"needs {runtime.name} {entry.vendor}, here is {runtime.version()}"
     if name not in declared:
         raise wrong(where, f"{name!r}{nearest(name, declared)}", f"an overload that torch {torch.__version__} declares")

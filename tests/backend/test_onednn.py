@@ -1,0 +1,75 @@
+"""The second target: the same templates, other functions. Generated always, compiled on request (one minute)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shiplap.backend.build import build
+from shiplap.backend.families import FAMILIES
+from shiplap.backend.generate import generate
+from shiplap.backend.metadata import load, shipped
+from shiplap.backend.project import gen, new
+from shiplap.backend.runtime import runtime
+
+TEMPLATES = Path(__file__).parents[2] / "src" / "shiplap" / "codegen" / "templates" / "backend"
+
+
+def test_forty_overloads_from_the_same_templates() -> None:
+    made = generate(load(shipped("onednn")), runtime("onednn"))
+    native = {n for w in made.wrappers for n in (w.declaration.name, *(d.name for d in w.derived))}
+    assert len(native) >= 40
+    text = "\n".join(made.files.values())
+    assert "functions::MatMul(n_self, n_mat2)" in text
+    assert "ov::" not in text
+
+
+def test_the_templates_know_no_vendor() -> None:
+    for family in FAMILIES.values():
+        if family.file != "view":
+            text = (TEMPLATES / f"{family.file}.cpp.jinja").read_text() + (TEMPLATES / "parts.jinja").read_text()
+            assert not [word for word in ("ov::", "openvino", "dnnl") if word in text.lower()]
+
+
+def test_both_targets_agree_on_all_but_the_graph() -> None:
+    """What is not the vendor's expression is the same C++: gates, shapes, promotion, keys of the call."""
+    both = []
+    for name in ("openvino", "onednn"):
+        if name == "openvino":
+            pytest.importorskip("openvino")
+        (w,) = [w for w in generate(load(shipped(name)), runtime(name)).wrappers if w.declaration.name == "mul.out"]
+        both.append((w.keys, w.nodes, w.outputs, w.gated, w.compute, w.decides))
+    assert both[0] == both[1]
+
+
+SCRIPT = """
+import sys, torch
+sys.path.insert(0, sys.argv[1])
+import torch_dnn; torch_dnn.autoload()
+torch.manual_seed(0)
+def check(f, *a):
+    torch.testing.assert_close(f(*(x.to("dnn") for x in a)).cpu(), f(*a))
+check(lambda a, b: torch.add(a, b, alpha=2.5), torch.randn(3, 1), torch.randn(2, 3, 5))
+check(lambda a, b: (a @ b).relu().softmax(0), torch.randn(3, 5), torch.randn(7, 5).t())
+check(torch.mm, torch.randn(3, 9), torch.randn(9, 7))
+check(lambda a: a.sum(1) + a.expand(4, 4).mean(), torch.randn(4, 1))
+check(torch.gt, torch.randn(5).bfloat16(), torch.randn(5).bfloat16())
+check(lambda x, w: torch.nn.functional.conv2d(x, w, padding=1), torch.randn(1, 2, 5, 5), torch.randn(3, 2, 3, 3))
+counts = torch.dnn.counters()
+assert all(counts["aten::" + n]["native"] for n in ("add.out", "mm.out", "relu", "_softmax.out", "gt.Tensor_out"))
+print("right")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("SHIPLAP_TEST_ONEDNN" not in os.environ, reason="compiles a second device: SHIPLAP_TEST_ONEDNN=1")
+def test_values_on_onednn(tmp_path: Path) -> None:
+    project = new("dnn", "onednn", tmp_path / "p", units=2)
+    gen(project)
+    build(project)
+    run = subprocess.run([sys.executable, "-c", SCRIPT, str(project.root)], capture_output=True, text=True, check=False)
+    assert run.stdout == "right\n", run.stderr
