@@ -32,9 +32,30 @@ def _host_calls(base: type, device: str) -> type:
     return HostCalls
 
 
+class _Group(tuple[Any, ...]):
+    """Sizes of a loop nest. The scheduler multiplies two to reindex loops, except on the CPU, whose loops are ours:
+    no nest has the product that it gets, so it reindexes nothing here either."""
+
+    __slots__ = ()
+
+    def __mul__(self, other: Any) -> Any:
+        return -1
+
+
+def _host_loops(base: type) -> type:
+    """``base``, C++ loops, for a device that the scheduler does not take for the CPU."""
+
+    class HostLoops(base):
+        def group_fn(self, sizes: Any) -> Any:
+            return tuple(_Group(group) for group in super().group_fn(sizes))
+
+    return HostLoops
+
+
 @cache
 def inductor(device: str) -> dict[str, Any]:
-    """What ``device`` gives for each name in ``INDUCTOR``; its wrappers say "set device" as the CPU's do."""
+    """What ``device`` gives for each name in ``INDUCTOR``; device, streams and wrappers are handled as the CPU's."""
+    from torch._dynamo.device_interface import CpuInterface, register_interface_for_device
     from torch._inductor.codegen import common, wrapper
     from torch._inductor.codegen.cpp import CppScheduling
     from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
@@ -49,7 +70,9 @@ def inductor(device: str) -> dict[str, Any]:
 
     whole.create = staticmethod(create)  # type: ignore[attr-defined]
     common.register_device_op_overrides(device, CpuDeviceOpOverrides())
+    for name in (device, f"{device}:0"):
+        register_interface_for_device(name, CpuInterface)
     return {
-        "CppWrapperCodegen": CppWrapperCpu, "PythonWrapperCodegen": whole, "Scheduling": CppScheduling,
+        "CppWrapperCodegen": CppWrapperCpu, "PythonWrapperCodegen": whole, "Scheduling": _host_loops(CppScheduling),
         "WrapperFxCodegen": WrapperFxCodegen,
     }  # fmt: skip
