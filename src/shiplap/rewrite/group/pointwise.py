@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 from torch.fx import Node
 
 from shiplap.rewrite.base import Program
@@ -67,7 +66,7 @@ class StackedChains(Group):
 
 def _pointwise(node: Node) -> bool:
     held = tensor(node)
-    if held is None or not isinstance(node.target, OpOverload) or torch.Tag.pointwise not in node.target.tags:
+    if held is None or torch.Tag.pointwise not in getattr(node.target, "tags", ()):
         return False
     operands = [tensor(n) for n in node.all_input_nodes]
     return held.is_contiguous() and all(t is not None and t.shape == held.shape for t in operands)
