@@ -102,7 +102,8 @@ class Rewrites:
 def _engine() -> str:
     """Of the code that finds and places: with another Shiplap the same rewrite may do something else."""
     package = Path(__file__).parent
-    files = [*package.rglob("*.py"), *(package.parent / "compat").glob("*.py")]
+    compat = [package.parent / "compat" / f"{name}.py" for name in ("nodes", "operators", "passes", "sizes")]
+    files = [*package.glob("*.py"), *compat]
     return hashlib.sha256(b"".join(f.read_bytes() for f in sorted(files))).hexdigest()
 
 
