@@ -3,7 +3,7 @@
 Every round times each contestant once, in random order; medians are reported. Small ops show what a call costs, the
 first call of a shape what compiling its graphs costs.
 
-    python benchmarks/backend_openvino.py --project DIR [--json benchmarks/results/backend_openvino.json] [--rounds 9] [--threads 1]
+    python benchmarks/backend_openvino.py --project DIR [--json benchmarks/results/backend_openvino.json]
 
 DIR is a project that ``shiplap backend new openvino --runtime openvino`` made and ``shiplap backend build`` built.
 """

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 import torch
 
+from .conftest import FULL
 from .models import MODELS
 
 # What inference of these models may leave to the CPU: OpenVINO has no int64, so positions and masks are made there.
-INTEGERS = ("dtype: Long", "dtype: Bool", "value: a value beyond int32")
+EXPECTED = {"dtype: Long", "dtype: Bool", "value: a value beyond int32"}
+INDEXING = "aten::index.Tensor_out"  # of a mask, by int64 positions
 
 
 def step(model: torch.nn.Module, inputs: dict[str, torch.Tensor], labels: torch.Tensor) -> list[torch.Tensor]:
@@ -33,7 +35,11 @@ def test_a_model_is_the_cpus(dev: Any, device: str, name: str) -> None:
     model, inputs, labels = MODELS[name](True)
     on, there = copy.deepcopy(model).to(device), {k: v.to(device) for k, v in inputs.items()}
     with torch.no_grad():
+        dev.reset_counters()
         got = on.eval()(**there).logits.cpu()
+        counts = dev.counters()
         torch.testing.assert_close(got, model.eval()(**inputs).logits, rtol=1e-4, atol=1e-4)
+    if FULL:  # the subset of the quick build leaves most of the model to the CPU
+        assert {r for op, c in counts.items() if op != INDEXING for r in c["fallback"]} <= EXPECTED
     for a, b in zip(step(on, there, labels.to(device)), step(model, inputs, labels), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)

@@ -91,13 +91,18 @@ def test_amp_training_with_a_scaler(dev: Any, device: str) -> None:
 
 @pytest.mark.parametrize(
     ("backend", "options"),
-    [("eager", None), ("aot_eager", None), ("inductor", {"fallback_by_default": True}), ("inductor", None)],
-    ids=["eager", "aot_eager", "inductor, every op on the device", "inductor, pointwise ops fused on the host"],
+    [
+        pytest.param("eager", None, id="eager"),
+        pytest.param("aot_eager", None, id="aot_eager"),
+        pytest.param("inductor", {"fallback_by_default": True}, id="inductor, every op on the device"),
+        pytest.param("inductor", None, id="inductor, its own loops on the host", marks=pytest.mark.slow),
+    ],
 )
 def test_torch_compile(dev: Any, device: str, backend: str, options: Any) -> None:
     compat.reset_compiler()
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.ReLU(), torch.nn.Linear(7, 3)).to(device)
+    layers = torch.nn.Linear(5, 7), torch.nn.ReLU(), torch.nn.LayerNorm(7), torch.nn.Linear(7, 3), torch.nn.Softmax(-1)
+    model = torch.nn.Sequential(*layers).to(device)
     x = torch.randn(4, 5, device=device)
     want = torch.autograd.grad(model(x).square().sum(), list(model.parameters()))
     compiled = torch.compile(model, backend=backend, fullgraph=True, **({"options": options} if options else {}))
