@@ -7,7 +7,22 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from shiplap.cli import audit, backend, cache, console, demo, doctor, env, explain, freeze, header, init, rewrite, tune
+from shiplap.cli import (
+    audit,
+    backend,
+    cache,
+    console,
+    demo,
+    doctor,
+    env,
+    explain,
+    freeze,
+    header,
+    init,
+    rewrite,
+    slidesparse,
+    tune,
+)
 from shiplap.errors import ShiplapError
 
 __all__ = ["app", "main"]
@@ -65,6 +80,7 @@ for verb in (env, init, audit, doctor, explain, rewrite, tune, freeze, cache, he
     app.command(verb.__name__.rpartition(".")[2], epilog=verb.EPILOG)(verb.command)
 
 app.add_typer(backend.group, name="backend")
+app.add_typer(slidesparse.group, name="slidesparse")
 
 
 def main() -> None:
