@@ -166,6 +166,28 @@ def test_threads_do_not_see_each_other():
     assert found == {"one": ["one"], "two": ["two"], "": []}
 
 
+def test_threads_may_share_a_scope():
+    """Entered in one order and left in the same: a stack of all threads together would mix them up."""
+    scope, entered, left, failures = sl.rewrites(PLAIN), threading.Barrier(2), threading.Event(), []
+
+    def work(first):
+        try:
+            with scope:
+                entered.wait()
+                if not first:
+                    left.wait()
+            left.set()
+        except Exception as e:
+            failures.append(e)
+
+    threads = [threading.Thread(target=work, args=(first,)) for first in (True, False)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not failures
+
+
 def caches():
     found = [counters[g][f"{n}_cache_hit"] for g, n in (("inductor", "fxgraph"), ("aot_autograd", "autograd"))]
     counters.clear()

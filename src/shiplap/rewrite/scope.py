@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from contextvars import ContextVar, Token
@@ -26,6 +27,13 @@ __all__ = ["Rewrites", "rewrites"]
 _active: ContextVar[tuple[Rewrites, ...]] = ContextVar("shiplap_rewrites", default=())
 
 
+class _Entered(threading.local):
+    """The blocks of one scope that a thread is in; threads may share a scope."""
+
+    def __init__(self) -> None:
+        self.blocks: list[tuple[Token[tuple[Rewrites, ...]], ExitStack]] = []
+
+
 class Rewrites:
     """Rewrites that are proven, ready to be put into force for a ``with`` block or for one ``torch.compile``.
 
@@ -43,7 +51,7 @@ class Rewrites:
         self.rewrites = tuple(proven(r) for r in rewrites)
         self.outcomes: list[Outcome] = []
         self.graphs = 0
-        self._entered: list[tuple[Token[tuple[Rewrites, ...]], ExitStack]] = []
+        self._entered = _Entered()
 
     @property
     def levels(self) -> set[Level]:
@@ -66,11 +74,11 @@ class Rewrites:
 
         token, stack = _active.set((*_active.get(), self)), ExitStack()
         stack.enter_context(passes.installed(_of_the_context))
-        self._entered.append((token, stack))
+        self._entered.blocks.append((token, stack))
         return self
 
     def __exit__(self, *exception: object) -> None:
-        token, stack = self._entered.pop()
+        token, stack = self._entered.blocks.pop()
         stack.close()
         _active.reset(token)
 
