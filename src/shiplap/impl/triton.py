@@ -165,15 +165,8 @@ def _source(kernel: Any) -> str:
     empty = inspect.Parameter.empty
     declared = ", ".join(n if p.default is empty else f"{n}=_default_{n}" for n, p in parameters.items())
     ordinary = f"_kernel[_grid]({', '.join(names)}, **_options)"
-    lines = [f"def launch(_grid, {declared}, **_options):"]
-    free = [n for n, p in zip(names, kernel.params, strict=True) if _is_free(p)]
-    fixed = [n for n, p in zip(names, kernel.params, strict=True) if p.do_not_specialize and _is_integer(p)]
-    lines += [f"    _v_{n} = {n}" for n in fixed] + _free(free, ordinary)
-    for name, about in zip(names, kernel.params, strict=True):
-        if name not in free and name not in fixed:
-            lines += _constant(name, ordinary) if about.is_constexpr else _value(name, ordinary)
-    names_in_key = [n for n in names if n not in free and n not in fixed]
-    entries = "".join(f"_k_{n}, _l_{n}, " for n in names_in_key)
+    bound, entries = _bound(dict(zip(names, kernel.params, strict=True)), ordinary)
+    lines = [f"def launch(_grid, {declared}, **_options):", *bound]
     lines += [
         "    _device = _device_of()",
         f"    _key = ({entries}_free, _device, _kernel.debug, _runtime.debug, _compilation.instrumentation_mode)",
@@ -203,6 +196,18 @@ def _source(kernel: Any) -> str:
         "    return _found[3]",
     ]
     return "\n".join(lines)
+
+
+def _bound(parameters: dict[str, Any], ordinary: str) -> tuple[list[str], str]:
+    """Lines that make of each parameter its value and its entries of the key, and those entries."""
+    free = [n for n, p in parameters.items() if _is_free(p)]
+    fixed = [n for n, p in parameters.items() if p.do_not_specialize and _is_integer(p)]
+    lines, entries = [f"    _v_{n} = {n}" for n in fixed] + _free(free, ordinary), ""
+    for name, about in parameters.items():
+        if name not in free and name not in fixed:
+            lines += _constant(name, ordinary) if about.is_constexpr else _value(name, ordinary)
+            entries += f"_k_{name}, _l_{name}, "
+    return lines, entries
 
 
 def _is_integer(about: Any) -> bool:
