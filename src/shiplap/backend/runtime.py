@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 
@@ -31,7 +33,11 @@ class Runtime:
     enums: Callable[[], Mapping[str, Mapping[str, str]]]
     version: Callable[[], str]
     compile_args: tuple[str, ...] = ()
-    registers: frozenset[str] = frozenset()
+
+    @property
+    def registers(self) -> frozenset[str]:
+        """The overloads of the device core, which is the same for every target."""
+        return _core()
 
     @property
     def directory(self) -> Path:
@@ -46,6 +52,13 @@ class Runtime:
             **(free_functions(helpers, "helpers", "helpers.h") if helpers.is_file() else {}),
             **self.opset(),
         }
+
+
+@cache
+def _core() -> frozenset[str]:
+    source = (COMMON / "csrc" / "ops.cpp").read_text(encoding="utf-8")
+    aten = source.partition("TORCH_LIBRARY_IMPL(aten, PrivateUse1")[2].partition("TORCH_LIBRARY_IMPL(")[0]
+    return frozenset(re.findall(r'm\.impl\("([^"]+)"', aten))
 
 
 def runtime(name: str) -> Runtime:

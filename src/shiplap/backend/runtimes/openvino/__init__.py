@@ -65,11 +65,4 @@ RUNTIME = Runtime(
     opset=_opset,
     enums=_enums,
     version=_version,
-    registers=frozenset(
-        {
-            "empty.memory_format", "empty_strided", "as_strided", "view", "_reshape_alias", "resize_", "set_",
-            "set_.source_Storage", "set_.source_Storage_storage_offset", "set_.source_Tensor", "_copy_from",
-            "_copy_from_and_resize", "_local_scalar_dense",
-        }
-    ),
 )  # fmt: skip
