@@ -34,5 +34,5 @@ def test_ids_and_verbs_exist(page: Path) -> None:
 
     text = page.read_text()
     assert set(re.findall(r"\bSL\d{3}\b", text)) <= CATALOGUE.keys()
-    verbs = {command.name for command in app.registered_commands}
+    verbs = {command.name for command in (*app.registered_commands, *app.registered_groups)}
     assert set(re.findall(r"^\$ shiplap (\w+)", text, re.MULTILINE)) <= verbs

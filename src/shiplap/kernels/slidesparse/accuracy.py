@@ -1,0 +1,83 @@
+"""What a model loses: its logits and perplexity on given tokens, before and after conversion."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shiplap.errors import error
+
+__all__ = ["Drift", "drift", "logits_of"]
+
+WINDOW = 2048  # tokens in one forward pass
+
+
+@dataclass(frozen=True)
+class Drift:
+    """Of the same tokens through two models.
+
+    Attributes:
+        tokens: how many were predicted.
+        perplexity, perplexity_after: exp of the mean negative log-likelihood of the next token.
+        divergence: mean Kullback-Leibler divergence of the predictions after from those before, nats.
+        agreement: share of places at which both rank the same token first.
+        largest: largest difference of two logits.
+    """
+
+    tokens: int
+    perplexity: float
+    perplexity_after: float
+    divergence: float
+    agreement: float
+    largest: float
+
+
+def logits_of(model: nn.Module, tokens: Sequence[int], window: int = WINDOW) -> list[Tensor]:
+    """float32 ``[t, vocabulary]`` on the CPU of each ``window`` of ``tokens`` with at least two of them."""
+    if len(tokens) < 2:
+        raise error("SL613", where="tokens", got=f"{len(tokens)} of them", expected="two or more: each is predicted "
+                    "from those before it")  # fmt: skip
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    found = []
+    with torch.no_grad():
+        for part in _windows(tokens, window):
+            out: Any = model(torch.tensor([part], device=device))
+            logits = getattr(out, "logits", out)
+            if not isinstance(logits, Tensor) or logits.dim() != 3 or logits.shape[:2] != (1, len(part)):
+                shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+                raise error("SL613", where="model(tokens [1, t])", got=f"{shape}", expected="logits [1, t, vocabulary]",
+                            fix="leave --tokens and --text out, or pass a language model")  # fmt: skip
+            if max(part) >= logits.shape[-1] or min(part) < 0:
+                raise error("SL613", where="tokens", got=f"token {max(part)}", expected=f"0 to {logits.shape[-1] - 1}",
+                            fix="use the tokenizer of this model")  # fmt: skip
+            found.append(logits[0].to("cpu", torch.float32))
+    return found
+
+
+def drift(before: Sequence[Tensor], after: Sequence[Tensor], tokens: Sequence[int], window: int = WINDOW) -> Drift:
+    """Two results of :func:`logits_of`, compared."""
+    count, nll, nll_after, divergence, same, largest = 0, 0.0, 0.0, 0.0, 0, 0.0
+    for part, old, new in zip(_windows(tokens, window), before, after, strict=True):
+        wanted = torch.tensor(part[1:])[:, None]
+        was, now = old[:-1].log_softmax(-1), new[:-1].log_softmax(-1)
+        nll -= float(was.gather(-1, wanted).sum())
+        nll_after -= float(now.gather(-1, wanted).sum())
+        divergence += float((was.exp() * (was - now)).sum())
+        same += int((old[:-1].argmax(-1) == new[:-1].argmax(-1)).sum())
+        largest = max(largest, float((old - new).abs().max()))
+        count += len(wanted)
+    return Drift(count, _exp(nll / count), _exp(nll_after / count), divergence / count, same / count, largest)
+
+
+def _windows(tokens: Sequence[int], window: int) -> list[list[int]]:
+    parts = [list(tokens[i : i + window]) for i in range(0, len(tokens), window)]
+    return [part for part in parts if len(part) > 1]
+
+
+def _exp(value: float) -> float:
+    return math.exp(value) if value < 700 else math.inf
