@@ -15,7 +15,7 @@ constexpr int64_t kSerial = 200000;  // elements that one thread does faster tha
 float quantise_row(const Kernels& kernels, const float* row, int64_t k, bool float8, uint8_t* q) {
   const float largest = kernels.largest(row, k);
   if (!(largest <= std::numeric_limits<float>::max())) {  // an infinity or NaN
-    std::memset(q, 0, static_cast<size_t>(k));
+    std::fill_n(q, k, uint8_t{0});
     return std::numeric_limits<float>::quiet_NaN();
   }
   const float scale = std::max(largest / (float8 ? 448.0f : 127.0f), kMinScale);
@@ -69,7 +69,7 @@ int quantise(const sl_context* ctx, const DLTensor* x, DLTensor* q, DLTensor* sc
   uint8_t* bytes = data<uint8_t>(q);
   float* scales = data<float>(scale);
   quantise_rows(best_kernels(), a, depth, threads, arena.take<char>(threads * quantise_room(k)), bytes, scales);
-  std::memset(bytes + m * depth, 0, static_cast<size_t>((q->shape[0] - m) * depth));
+  std::fill_n(bytes + m * depth, (q->shape[0] - m) * depth, uint8_t{0});
   std::fill(scales + m, scales + q->shape[0], 1.0f);
   return SL_OK;
 }
