@@ -161,3 +161,18 @@ def test_no_built_file_is_in_a_digest() -> None:
         for pattern in json.loads(path.read_text(encoding="utf-8")).get("sources", ()):
             built = [p for p in ROOT.glob(pattern) if p.suffix in (".so", ".pyc") or p.name.startswith("cmake_")]
             assert not built, f"{path.name}: {pattern}"
+
+
+def _merges(result: dict[str, Any]) -> Iterator[str]:
+    for case in result["cases"]:
+        ratio, names = case["off over"], ("on", "forced", "inductor", "eager")
+        ratios = [f"{ratio[n]:.2f}" if n in ratio else "–" for n in names]
+        decided = "merged" if case["merged"] else "declined"
+        yield f"| {case['case']} | {decided} | {case['us']['off']:.0f} | {' | '.join(ratios)} |"
+
+
+def test_the_page_repeats_the_recorded_merges() -> None:
+    result = json.loads((ROOT / "benchmarks" / "results" / "rewrite.json").read_text(encoding="utf-8"))
+    page = (ROOT / "docs" / "rewrites-shipped.md").read_text(encoding="utf-8")
+    shown = page[page.index("<!-- rewrite -->") : page.index("<!-- /rewrite -->")]
+    assert shown.splitlines()[3:] == list(_merges(result))
