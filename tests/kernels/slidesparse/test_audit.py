@@ -1,7 +1,7 @@
 """Every op passes its audit: all of it for the two that have every kind of argument, less for the others.
 
 All but what compiles graphs for one op of each kind, values and sizes for those that are the same code with another
-dtype. ``SHIPLAP_TEST_AUDITS=all`` is all of it for all: before a release, two minutes.
+dtype. ``SHIPLAP_TEST_AUDITS=all`` is all of it for all, minutes: before a release.
 """
 
 from __future__ import annotations
