@@ -223,3 +223,19 @@ def test_views_go_in_and_come_out(device: str, view: Callable[[Tensor], Tensor])
     check(device, lambda x: view(x).relu(), torch.randn(4, 6))
     check(device, lambda x: view(x.clone()).mul_(2), torch.randn(4, 6)) if view(torch.ones(4, 6)).stride(0) else None
     check(device, lambda x: view(x).mm(view(x).t()), torch.randn(4, 6))
+
+
+def test_int32_is_compared_exactly(dev: Any, device: str) -> None:
+    """OpenVINO's plugin compares int32 in float32, where 2^24 + 1 is 2^24: the metadata keeps int32 out."""
+    big = torch.tensor([2**24 + 1, 2**31 - 1, -(2**31)], dtype=torch.int32)
+    check(device, torch.gt, big, torch.tensor([2**24, 2**31 - 2, -(2**31) + 1], dtype=torch.int32))
+    assert dev.counters()["aten::gt.Tensor_out"]["fallback"] == {"dtype: Int": 1}
+    check(device, torch.add, big, torch.ones(3, dtype=torch.int32))
+    assert native(dev, "add.out") == 1
+
+
+def test_long_sums_keep_their_digits(dev: Any, device: str) -> None:
+    x = torch.randn(300_001)
+    for got in (x.to(device).sum(), x.reshape(-1, 1).to(device).sum(0)):
+        assert abs(got.cpu().double() - x.double().sum()) < 1e-3
+    assert native(dev, "sum.IntList_out") == 2
