@@ -24,11 +24,12 @@ from shiplap.kernels.slidesparse import Packed, layers, matmul, ops, pack, prune
 
 SOURCES = [
     "benchmarks/slidesparse_cpu.py",
-    "src/shiplap/kernels/slidesparse/csrc/*.cpp",
-    "src/shiplap/kernels/slidesparse/csrc/dot*.h",
+    "src/shiplap/kernels/slidesparse/csrc/layers.cpp",
+    "src/shiplap/kernels/slidesparse/csrc/activations.*",
+    "src/shiplap/kernels/slidesparse/csrc/dot*",
+    "src/shiplap/kernels/slidesparse/csrc/numbers.h",
     "src/shiplap/kernels/slidesparse/csrc/operands.h",
-    "src/shiplap/kernels/slidesparse/csrc/activations.h",
-    "src/shiplap/kernels/slidesparse/cpu.py",
+    "src/shiplap/kernels/slidesparse/cpu.py::_bind_layer",
 ]
 SHAPES = ((2048, 2048),)
 ROWS = (1, 16, 128)
