@@ -36,7 +36,6 @@ FAMILIES: dict[str, Family] = {
     "structured": Family("structured", "any other op with a structured meta", compute="self"),
     "functional": Family("functional", "an explicit output rule", compute="self"),
     "inplace": Family("functional", "writes into its first argument", compute="self"),
-    "view": Family("view", "another view of the same memory", graph=False, dtypes="all"),
     "factory": Family("functional", "no tensor input", compute="out", dtypes="all"),
     "custom": Family("custom", "a hand-written body in csrc/", graph=False, dtypes="all"),
 }
