@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import typer
 
-from shiplap.cli import backend_audit, backend_build, backend_coverage, backend_diff, backend_functions, backend_new
+import shiplap.cli.backend_audit as audit
+import shiplap.cli.backend_build as build
+import shiplap.cli.backend_coverage as coverage
+import shiplap.cli.backend_diff as diff
+import shiplap.cli.backend_functions as functions
+import shiplap.cli.backend_new as new
 
 __all__ = ["group"]
 
-group = typer.Typer(
+group: typer.Typer = typer.Typer(
     help="Generate, build and prove wrappers for a new device.",
     rich_markup_mode=None,
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-for name, module, function in (
-    ("new", backend_new, backend_new.command),
-    ("gen", backend_build, backend_build.gen_command),
-    ("build", backend_build, backend_build.command),
-    ("coverage", backend_coverage, backend_coverage.command),
-    ("audit", backend_audit, backend_audit.command),
-    ("diff", backend_diff, backend_diff.command),
-    ("functions", backend_functions, backend_functions.command),
-):
-    group.command(name, epilog=module.EPILOG)(function)
+_VERBS: tuple[tuple[str, ModuleType, str], ...] = (
+    ("new", new, "command"),
+    ("gen", build, "gen_command"),
+    ("build", build, "command"),
+    ("coverage", coverage, "command"),
+    ("audit", audit, "command"),
+    ("diff", diff, "command"),
+    ("functions", functions, "command"),
+)
+for name, module, function in _VERBS:
+    group.command(name, epilog=module.EPILOG)(getattr(module, function))
