@@ -62,7 +62,7 @@ def drop_failing(contestants: dict[str, Contestant]) -> dict[str, str]:
     return failed
 
 
-def models(device: str, rounds: int) -> dict[str, Any]:
+def models(device: str, rounds: int, without: list[str]) -> dict[str, Any]:
     """Inference of each model, with what ran where, and the cost of its first call."""
     dev, results = getattr(torch, device), {}
     for name, make in MODELS.items():
@@ -89,6 +89,7 @@ def models(device: str, rounds: int) -> dict[str, Any]:
         dev.reset_counters()
         on(**there)
         counts = dev.counters()
+        contestants = {name: c for name, c in contestants.items() if name not in without}
         failed = drop_failing(contestants)
         results[name] = {
             "milliseconds": timed(contestants, rounds),
@@ -127,6 +128,7 @@ def main() -> None:
     parser.add_argument("--project", type=Path, required=True)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--without", action="append", default=[], help="a contestant to leave out")
     parser.add_argument("--threads", type=int, default=1, help="of torch and of the graphs (default 1)")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
@@ -137,7 +139,7 @@ def main() -> None:
 
     torch_openvino.autoload()
     with torch.no_grad():
-        small, whole = calls("openvino", options.rounds), models("openvino", options.rounds)
+        small, whole = calls("openvino", options.rounds), models("openvino", options.rounds, options.without)
     print(json.dumps(small, indent=1))
     result = _record.record(
         SOURCES, ["openvino", "transformers"], threads=torch.get_num_threads(), models=whole, microseconds=small
