@@ -20,3 +20,10 @@ def matrix(session: nox.Session, torch: str) -> None:
     constraints.write_text("\n".join(pin for pin in pins if not pin.startswith("torch==")))
     session.install("-c", str(constraints), f"torch=={torch}", ".[dev,demo]")
     session.run("pytest", "-q", *session.posargs)
+
+
+@nox.session
+def vllm(session: nox.Session) -> None:
+    """Hold the plugin to vLLM's own wheel (several gigabytes with all that it wants)."""
+    session.install("vllm==0.33.0", ".", "pytest", "typer")
+    session.run("pytest", "-q", "-m", "vllm", "tests/kernels/slidesparse/test_vllm.py", env={"SHIPLAP_TEST_VLLM": "1"})

@@ -122,3 +122,10 @@ def test_slidesparse() -> None:
     assert lines[1] == "the packed weight gives the bits of the dense one"
     assert re.fullmatch(r"for 7 rows \w+ is the fastest that is right", lines[2])
     assert lines[3] == "compiled into one graph"
+
+
+def test_slidesparse_llama() -> None:
+    pytest.importorskip("transformers")
+    shown = output("slidesparse_llama.py")
+    assert "14 layers → 6:8 int8, weights off by at most 1" in shown
+    assert shown.endswith("kept lm_head: skip='lm_head'\nreloaded: the same bits\n")

@@ -21,11 +21,11 @@ __all__ = ["group"]
 EPILOG = """\b
 Examples:
   shiplap slidesparse report ./llama --pattern 6:8 --dtype fp8 --device cuda --tune
-                                            a directory of Hugging Face transformers
+                                  a directory of Hugging Face transformers
   shiplap slidesparse report ./llama --text article.txt --html report.html
-                                            with perplexity and drift of logits on a text
+                                  with perplexity and drift of logits on a text
   shiplap slidesparse report model.py:net --tokens tokens.json --rows 1,16,256
-                                            a module, or a function that returns one; tokens as numbers
+                                  a module, or a function that returns one; tokens as numbers
   shiplap slidesparse report ./llama --no-measure --json
 
 \b

@@ -42,6 +42,10 @@ def logits_of(model: nn.Module, tokens: Sequence[int], window: int = WINDOW) -> 
     if len(tokens) < 2:
         raise error("SL613", where="tokens", got=f"{len(tokens)} of them", expected="two or more: each is predicted "
                     "from those before it")  # fmt: skip
+    known = next((m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)), None)
+    if min(tokens) < 0 or (known is not None and max(tokens) >= known):  # a GPU would not survive it
+        raise error("SL613", where="tokens", got=f"tokens from {min(tokens)} to {max(tokens)}", expected="numbers"
+                    + (f" from 0 to {known - 1}" if known else " from 0"), fix="use the tokenizer of this model")  # fmt: skip
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     found = []
     with torch.no_grad():
@@ -52,9 +56,6 @@ def logits_of(model: nn.Module, tokens: Sequence[int], window: int = WINDOW) -> 
                 shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
                 raise error("SL613", where="model(tokens [1, t])", got=f"{shape}", expected="logits [1, t, vocabulary]",
                             fix="leave --tokens and --text out, or pass a language model")  # fmt: skip
-            if max(part) >= logits.shape[-1] or min(part) < 0:
-                raise error("SL613", where="tokens", got=f"token {max(part)}", expected=f"0 to {logits.shape[-1] - 1}",
-                            fix="use the tokenizer of this model")  # fmt: skip
             found.append(logits[0].to("cpu", torch.float32))
     return found
 

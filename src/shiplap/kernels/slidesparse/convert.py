@@ -101,7 +101,7 @@ def matches(name: str, wanted: str) -> bool:
 def replace(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
     """Put ``new`` wherever ``old`` is: a module may be used under several names."""
     for parent in model.modules():
-        for name, child in parent.named_children():
+        for name, child in list(parent._modules.items()):  # named_children() leaves out a second name
             if child is old:
                 setattr(parent, name, new)
 

@@ -128,7 +128,7 @@ class Linear(nn.Module):
             notice("slidesparse/stale", f"{self} was packed before its weight was changed, and runs dense: "
                    "call pack()")  # fmt: skip
             packed = None
-        if torch.is_autocast_enabled(x.device.type):
+        if not x.is_meta and torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
         inner = x if self.weight_scale is not None else x.to(self.weight.dtype)
         bias = None if bias is None else bias.to(inner.dtype)

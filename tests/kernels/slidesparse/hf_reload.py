@@ -1,0 +1,19 @@
+"""Run by test_hf.py in a process of its own: what importing does, and the logits of saved models, each in a file."""
+
+import importlib
+import sys
+
+import torch
+
+if __name__ == "__main__":
+    importlib.import_module("shiplap.kernels.slidesparse")
+    print("transformers" in sys.modules)
+    hf = importlib.import_module("shiplap.kernels.slidesparse.hf")
+    auto = importlib.import_module("transformers.quantizers.auto")
+    print("slidesparse" in auto.AUTO_QUANTIZER_MAPPING)
+    hf.register()
+    models = importlib.import_module("tests.kernels.slidesparse.models")
+    for folder in sys.argv[1:]:
+        model = importlib.import_module("transformers").AutoModelForCausalLM.from_pretrained(folder).eval()
+        with torch.no_grad():
+            torch.save(model(models.TOKENS).logits, f"{folder}/logits.pt")

@@ -1,0 +1,32 @@
+"""Small models to convert, and one of Hugging Face transformers from a configuration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+__all__ = ["TOKENS", "llama", "mlp", "model"]
+
+TOKENS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]])
+
+
+def mlp(k: int = 48, n: int = 40) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(k, n), nn.GELU(), nn.Linear(n, k, bias=False)).eval()
+
+
+def model() -> nn.Module:
+    """What the command line imports."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Embedding(32, 48), *mlp(), nn.Linear(48, 32)).eval()
+
+
+def llama(**changes: Any) -> Any:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 64, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2,
+             "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}  # fmt: skip
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes | changes)).eval()

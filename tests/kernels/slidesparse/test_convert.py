@@ -1,0 +1,106 @@
+"""``convert``: what is replaced, what is kept and why; nothing is touched where something is wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import nn
+
+from shiplap.errors import ShiplapError
+from shiplap.kernels import slidesparse as ss
+from tests.kernels.slidesparse.models import TOKENS, llama, mlp
+
+
+@pytest.mark.parametrize("dtype", ["int8", "fp8", "bf16", "fp16"])
+def test_a_llama(dtype: str) -> None:
+    net = llama()
+    with torch.no_grad():
+        before = net(TOKENS).logits
+        done = ss.convert(net, "6:8", dtype)
+        after = net(TOKENS).logits
+    assert len(done.converted) == 14
+    assert [(s.name, s.reason) for s in done.skipped] == [("lm_head", "skip='lm_head'")]
+    assert type(net.lm_head) is nn.Linear
+    assert 0.05 < max(c.error for c in done.converted) < 0.3
+    assert 0 < (before - after).abs().max() < 0.3
+    assert str(done).startswith(f"14 layers → 6:8 {dtype}, weights off by at most 1")
+    assert "kept lm_head: skip='lm_head'" in str(done)
+
+
+def test_a_pruned_weight_loses_nothing_in_16_bits() -> None:
+    net = nn.Sequential(nn.Linear(16, 8).bfloat16())
+    with torch.no_grad():
+        net[0].weight.copy_(ss.prune(net[0].weight, "2:4"))
+    x, before = torch.randn(3, 16).bfloat16(), net[0].weight.clone()
+    wanted = net(x)
+    assert ss.convert(net, "2:4", "bf16").converted[0].error == 0
+    assert torch.equal(net[0].weight, before)
+    torch.testing.assert_close(net(x), wanted)
+
+
+def test_what_is_kept_says_why() -> None:
+    class Own(nn.Linear):
+        pass
+
+    net = nn.ModuleDict({
+        "plain": nn.Linear(16, 16), "own": Own(16, 16), "tied": nn.Linear(16, 16), "table": nn.Embedding(16, 16),
+        "hooked": nn.Linear(16, 16), "named": nn.Linear(16, 16), "empty": nn.Linear(0, 4), "shared": nn.Linear(16, 16),
+    })  # fmt: skip
+    net["table"].weight = net["tied"].weight
+    net["hooked"].register_forward_hook(lambda *a: None)
+    net["again"] = net["shared"]
+    done = ss.convert(net, skip=["nam*"])
+    assert {s.name: s.reason for s in done.skipped} == {
+        "own": "Own does more than nn.Linear", "tied": "its weight is another module's, too",
+        "hooked": "it has forward hooks", "named": "skip='nam*'", "empty": "its weight is torch.float32 (4, 0)",
+    }  # fmt: skip
+    assert [c.name for c in done.converted] == ["plain", "shared"]
+    assert net["again"] is net["shared"]
+    assert isinstance(net["shared"], ss.Linear)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda net: net[2].weight.data[1, 1].fill_(torch.nan), r"convert: 2.weight[\s\S]*NaN or an infinity"),
+        (lambda net: net[2].to("meta"), r"a weight on the meta device[\s\S]*load the weights first"),
+    ],
+)
+def test_nothing_is_converted_where_something_is_wrong(change: object, text: str) -> None:
+    net = mlp()
+    change(net)  # type: ignore[operator]
+    with pytest.raises(ShiplapError, match=f"SL211[\\s\\S]*{text}"):
+        ss.convert(net)
+    assert type(net[0]) is nn.Linear
+
+
+def test_bad_arguments() -> None:
+    with pytest.raises(ShiplapError, match="skip='head', which names no module"):
+        ss.convert(mlp(), skip=["head"])
+    with pytest.raises(ShiplapError, match=r"dtype 'int4'[\s\S]*int8, fp8, bf16, fp16"):
+        ss.convert(mlp(), dtype="int4")
+    with pytest.raises(ShiplapError, match="no linear layer to convert, 0 to keep"):
+        ss.convert(nn.Sequential(nn.GELU()))
+    with pytest.raises(ShiplapError, match=r"slidesparse.Linear.of\(linear\)"):
+        ss.convert(nn.Linear(8, 8))
+    net = mlp()
+    ss.convert(net)
+    with pytest.raises(ShiplapError, match="no linear layer to convert"):
+        ss.convert(net)
+
+
+def test_progress_is_said_layer_by_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[object] = []
+
+    @contextlib.contextmanager
+    def shown(wanted: bool | None) -> Iterator[Callable[..., None]]:
+        said.append(wanted)
+        yield lambda *report: said.append(report)
+
+    monkeypatch.setattr(importlib.import_module("shiplap.kernels.slidesparse.convert"), "shown", shown)
+    ss.convert(mlp(), progress=True)
+    assert said == [True, ("convert 0", 0, 2), ("convert 2", 1, 2)]
