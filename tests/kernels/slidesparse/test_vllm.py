@@ -31,6 +31,10 @@ def plugin(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
         pytest.skip("opt-in: nox -s vllm")
     if request.param == "double":
         vllm_double.install(monkeypatch)
+    else:  # its parameters ask for their rank, and there are no ranks
+        parameter = importlib.import_module("vllm.model_executor.parameter")
+        monkeypatch.setattr(parameter, "get_tensor_model_parallel_rank", lambda: 0)
+        monkeypatch.setattr(parameter, "get_tensor_model_parallel_world_size", lambda: 1)
     monkeypatch.delitem(sys.modules, HOME, raising=False)
     yield importlib.import_module(HOME)
     sys.modules.pop(HOME, None)

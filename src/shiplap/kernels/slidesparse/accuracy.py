@@ -44,8 +44,9 @@ def logits_of(model: nn.Module, tokens: Sequence[int], window: int = WINDOW) -> 
                     "from those before it")  # fmt: skip
     known = next((m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)), None)
     if min(tokens) < 0 or (known is not None and max(tokens) >= known):  # a GPU would not survive it
-        raise error("SL613", where="tokens", got=f"tokens from {min(tokens)} to {max(tokens)}", expected="numbers"
-                    + (f" from 0 to {known - 1}" if known else " from 0"), fix="use the tokenizer of this model")  # fmt: skip
+        limit = "numbers from 0" + (f" to {known - 1}" if known else "")
+        raise error("SL613", where="tokens", got=f"tokens from {min(tokens)} to {max(tokens)}", expected=limit,
+                    fix="use the tokenizer of this model")  # fmt: skip
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     found = []
     with torch.no_grad():

@@ -29,8 +29,8 @@ def tune(
     """Choose for each size of a converted layer and each number of ``rows``; the choices come into force, and are kept.
 
     Slide and dense are verified and timed, on a GPU after their algorithms. Layers of one size share a choice.
-    ``dtype`` is that of the activations; ``seconds`` are for one choice. Afterwards ``shiplap freeze`` writes them into a
-    file. SL211 for a model that holds no converted layer.
+    ``dtype`` is that of the activations; ``seconds`` are for one choice. Afterwards ``shiplap freeze`` writes them into
+    a file. SL211 for a model that holds no converted layer.
     """
     found: list[Any] = []
     rows = sorted(set(rows))
