@@ -9,12 +9,11 @@ tokens and decode under CUDA graphs. Run: ``python benchmarks/slidesparse_gpu.py
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
@@ -23,21 +22,35 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parent))
 from _record import record, write
+from _slidesparse_gpu import (
+    BF16,
+    CUDA,
+    FAILED,
+    FP8,
+    INT8,
+    Run,
+    chosen,
+    failed,
+    over,
+    put,
+    show,
+    timed,
+    two_of_four,
+    values,
+    wall,
+)  # fmt: skip
 
 import shiplap as sl
 from shiplap.impl.native import build
 from shiplap.kernels.slidesparse import formats, layers, lt, ops
 from shiplap.kernels.slidesparse.cuda import CONFIGS
-from shiplap.kernels.slidesparse.lt import kernels, tuning
-from shiplap.op import choices
+from shiplap.kernels.slidesparse.lt import kernels, native
 from shiplap.op.config import Config
-from shiplap.tune.measure import CudaClock, Plan, race
 
 SOURCES = [
-    "benchmarks/slidesparse_gpu.py", "src/shiplap/kernels/slidesparse/csrc/lt/*",
+    "benchmarks/slidesparse_gpu.py", "benchmarks/_slidesparse_gpu.py", "src/shiplap/kernels/slidesparse/csrc/lt/*",
     "src/shiplap/kernels/slidesparse/cuda/*.py", "src/shiplap/kernels/slidesparse/lt/*.py",
 ]  # fmt: skip
-FP8, INT8, BF16, CUDA = torch.float8_e4m3fn, torch.int8, torch.bfloat16, "cuda"
 SQUARES = (1024, 2048, 4096, 8192)
 TALL = ((4096, 28672, 8192), (8192, 4096, 14336), (16384, 8192, 8192))  # m, n, k
 PATTERNS = {"2:4": 2, "4:6": 3, "6:8": 4}
@@ -46,101 +59,28 @@ SHAPES = {  # hidden, query and key-value heads of 128, intermediate
 }  # fmt: skip
 SIDE = 4096  # of the weight whose calls are counted
 BATCHES = (1, 8, 16, 32, 64, 128, 256)
-Run = Callable[[], Any]
+NAMES = {FP8: "fp8", INT8: "int8", BF16: "bf16"}
+Case = tuple[dict[str, Any], Callable[[], dict[str, Any]]]  # what a row is about, and its measurement
 
 
-def values(rows: int, k: int, dtype: torch.dtype) -> Tensor:
-    if dtype == INT8:
-        return torch.randint(-127, 128, (rows, k), device=CUDA, dtype=INT8)
-    return torch.randn(rows, k, device=CUDA, dtype=BF16).to(dtype)
-
-
-def two_of_four(n: int, k: int, dtype: torch.dtype) -> Tensor:
-    """Random, with two non-zeros in each four: what a slid weight is as well."""
-    ways = torch.tensor([3, 5, 6, 9, 10, 12], device=CUDA)[:, None] >> torch.arange(4, device=CUDA) & 1
-    kept = ways.to(INT8)[torch.randint(0, 6, (n, k // 4), device=CUDA)].view(n, k)
-    return values(n, k, INT8) * kept if dtype == INT8 else (values(n, k, BF16) * kept).to(dtype)
-
-
-def show(section: str, row: dict[str, Any]) -> dict[str, Any]:
-    print(json.dumps({"section": section, **row}), flush=True)
-    return row
-
-
-def timed(runs: dict[str, Run], seconds: float = 0.6) -> dict[str, float]:
-    """Medians in microseconds of captured runs; what cannot run is left out, with its reason."""
-    ready: dict[str, Run] = {}
-    clock = CudaClock(CUDA, "always")  # holds its graphs, and their memory, until it goes
-    for name, run in runs.items():
-        try:
-            ready[name] = clock.ready(run)
-        except Exception as e:
-            print(f"# {name}: {str(e).splitlines()[0][:160]}", flush=True)
-            torch.cuda.synchronize()
-    found = race(dict(enumerate(ready.values())), clock, Plan(rounds=40, least=5, seconds=seconds, hopeless=1e9))
-    return {name: round(found[i].median * 1e6, 2) for i, name in enumerate(ready) if i in found}
-
-
-# --- choosing algorithms ----------------------------------------------------------------------------------------------
-
-
-def quick(run: Run) -> float:
-    """The best of three, in milliseconds."""
-    run()
-    best = []
-    for _ in range(3):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        run()
-        end.record()
-        end.synchronize()
-        best.append(start.elapsed_time(end))
-    return min(best)
-
-
-_picked: dict[tuple[sl.Op, int, int, int], dict[str, int]] = {}
-
-
-def chosen(op: sl.Op, args: tuple[Any, ...], m: int, n: int, k: int) -> dict[str, int]:
-    """The fastest algorithm of a leaf product, put into force for its bucket; empty if there is none."""
-    if (op, m, n, k) in _picked:
-        return _picked[op, m, n, k]
-    kernel, call, ranked = next(k for k in op.kernels[CUDA] if k.name == "lt"), op._checker.bind(args), []
-    problem, stream = tuning.problem_of(op, 0, m, n, k), torch.cuda.current_stream().cuda_stream
-
-    def rank(config: dict[str, int]) -> None:
-        run = kernel.variant(Config.of(config)).run
-        try:
-            ranked.append((quick(lambda: run(call)), config))
-        except sl.ShiplapError as e:
-            print(f"# {config}: {e.got}", flush=True)
-
-    for config in (kernel.space.default(call.env).as_dict(), *tuning.algorithms(op, problem, stream, splits=(0,))):
-        rank(config)
-    ranked.sort(key=lambda pair: pair[0])
-    if op in kernels.SPARSE and m <= tuning.FEW_ROWS:
-        for _, config in ranked[:4]:
-            for split in tuning.SPLITS if config["ALG"] >= 0 else ():
-                if tuning.taken(op, problem, {**config, "SPLIT_K": split}, stream):
-                    rank({**config, "SPLIT_K": split})
-    if not ranked:  # the library does not do this product at all
-        return {}
-    best = _picked[op, m, n, k] = min(ranked, key=lambda pair: pair[0])[1]
-    key = (CUDA, *op.rule.key(call))
-    choices.install([choices.Entry(op.spec.name, op.identity, key, "lt", Config.of(best))])
-    return best
-
-
-def sparse_case(dtype: torch.dtype, m: int, n: int, k: int, pairs: int) -> tuple[Run, dict[str, int]]:
-    """Our product with a slid weight of depth ``k`` before lifting."""
+def sparse_case(dtype: torch.dtype, m: int, n: int, k: int, pairs: int = 2, picked: dict[str, Any] | None = None,
+                name: str = "") -> Run:  # fmt: skip
+    """Our product with a slid weight of depth ``k`` before lifting; its algorithm goes into ``picked``."""
     depth = formats.lifted_depth(k, pairs)
-    blob, x = lt.compress(two_of_four(n, depth, dtype)), values(m, depth, dtype)
     op = {FP8: ops.sparse_mm_fp8, INT8: ops.sparse_mm_int8, BF16: ops.sparse_mm_bf16}[dtype]
-    args = (x, blob, torch.ones(n, device=CUDA) if dtype == FP8 else n, ops.CUSPARSELT)
-    picked = chosen(op, args, m, n, depth)
-    if picked:
-        return (lambda: op(*args)), picked
-    return (lambda: lt.product(x, blob, n, BF16, sparse=True)), {"without scales": 1}
+    args = (values(m, depth, dtype), lt.compress(two_of_four(n, depth, dtype)), n, ops.CUSPARSELT)
+    found = chosen(op, args, m, n, depth)
+    if picked is not None:
+        picked[name] = found
+    return lambda: op(*args)
+
+
+def scaled_case(m: int, n: int, k: int) -> Run:
+    """int8 written as bfloat16, scaled by the library: half the traffic of integers, the library's own algorithm."""
+    blob, x, scale = lt.compress(two_of_four(n, k, INT8)), values(m, k, INT8), torch.ones(n, device=CUDA)
+    if (why := lt.takes(x.device, INT8, BF16, native.PER_ROW)) is not True:
+        raise ValueError(why)
+    return lambda: lt.scaled_product(x, blob, scale, BF16)
 
 
 # --- products ---------------------------------------------------------------------------------------------------------
@@ -156,11 +96,9 @@ def dense_runs(m: int, n: int, k: int) -> dict[str, Run]:
         "torch fp8 rowwise": lambda: torch._scaled_mm(a8, b8.t(), rows, columns, out_dtype=BF16, use_fast_accum=True),
         "torch int8": lambda: torch._int_mm(ai, bi.t()),
     }
-    flat_rows, flat_columns = rows.flatten(), columns.flatten()
-    chosen(ops.mm_fp8, (a8, b8, flat_rows, flat_columns), m, n, k)
-    chosen(ops.mm_int8, (ai, bi), m, n, k)
-    found["fp8 rowwise"] = lambda: ops.mm_fp8(a8, b8, flat_rows, flat_columns)
-    found["int8"] = lambda: ops.mm_int8(ai, bi)
+    for name, op, args in (("fp8 rowwise", ops.mm_fp8, (a8, b8, rows.flatten(), columns.flatten())),
+                           ("int8", ops.mm_int8, (ai, bi))):  # fmt: skip
+        put(found, name, lambda op=op, args=args: chosen(op, args, m, n, k) and (lambda: op(*args)))
     return found
 
 
@@ -172,23 +110,23 @@ def torch_sparse(dtype: torch.dtype, m: int, n: int, k: int) -> Run:
     return lambda: torch._cslt_sparse_mm(blob, x.t(), alg_id=alg, **kind)
 
 
-def gemm() -> Iterator[dict[str, Any]]:
+def gemm() -> Iterator[Case]:
     for m, n, k in (*((s, s, s) for s in SQUARES), *TALL):
-        runs, picked = dense_runs(m, n, k), {}
-        for dtype, name in ((FP8, "fp8"), (INT8, "int8")):
-            try:
-                runs[f"torch sparse {name}"] = torch_sparse(dtype, m, n, k)
-            except RuntimeError as e:
-                print(f"# torch sparse {name}: {str(e).splitlines()[0][:160]}", flush=True)
-            for pattern, pairs in PATTERNS.items():
-                if pairs != 3 or m == n == k == 8192:
-                    runs[f"{name} {pattern}"], picked[f"{name} {pattern}"] = sparse_case(dtype, m, n, k, pairs)
-        if m == n == k:
-            runs["bf16 2:4"], picked["bf16 2:4"] = sparse_case(BF16, m, n, k, 2)
-        us = timed(runs)
-        flops = {name: round(2e-6 * m * n * k / t, 1) for name, t in us.items()}
-        yield show("gemm", {"m": m, "n": n, "k": k, "us": us, "tflops": flops, **ratios(us), "algorithms": picked})
-        torch.cuda.empty_cache()
+        yield {"m": m, "n": n, "k": k}, partial(gemm_row, m, n, k)
+
+
+def gemm_row(m: int, n: int, k: int) -> dict[str, Any]:
+    runs, picked = dense_runs(m, n, k), {}
+    cases = [(dtype, *p) for dtype in (FP8, INT8) for p in PATTERNS.items() if p[1] != 3 or m == n == k == 8192]
+    for dtype, pattern, pairs in [*cases, *([(BF16, "2:4", 2)] if m == n == k else [])]:
+        name = f"{NAMES[dtype]} {pattern}"
+        put(runs, name, lambda d=dtype, p=pairs, name=name: sparse_case(d, m, n, k, p, picked, name))
+    put(runs, "int8 2:4 scaled to bf16", lambda: scaled_case(m, n, k), missing=True)
+    for dtype in (FP8, INT8):
+        put(runs, f"torch sparse {NAMES[dtype]}", lambda d=dtype: torch_sparse(d, m, n, k), missing=True)
+    us = timed(runs)
+    flops = {name: round(2e-6 * m * n * k / t, 1) for name, t in us.items()}
+    return {"us": us, "tflops": flops, **ratios(us), "algorithms": picked}
 
 
 def ratios(us: dict[str, float]) -> dict[str, float]:
@@ -196,69 +134,42 @@ def ratios(us: dict[str, float]) -> dict[str, float]:
     fp8 = min((us[n] for n in ("torch fp8 tensorwise", "torch fp8 rowwise") if n in us), default=0)
     against = {"fp8 2:4": fp8, "fp8 6:8": fp8, "int8 2:4": us.get("torch int8", 0), "int8 6:8": us.get("torch int8", 0)}
     found = {f"{n} over dense": round(base / us[n], 3) for n, base in against.items() if n in us and base}
-    if "fp8 2:4" in us and "torch fp8 rowwise" in us:
-        found["fp8 2:4 over rowwise"] = round(us["torch fp8 rowwise"] / us["fp8 2:4"], 3)
-    return found
+    return {**found, "fp8 2:4 over rowwise": over(us, "torch fp8 rowwise", "fp8 2:4")}
 
 
 # --- what a call costs ------------------------------------------------------------------------------------------------
 
 
-def wall(runs: dict[str, Run], calls: int = 200, rounds: int = 15) -> dict[str, float]:
-    """Microseconds from call to call, the medians of rounds that take turns."""
-    samples: dict[str, list[float]] = {}
-    for name, run in list(runs.items()):
-        try:
-            for _ in range(40):  # attaches the native binding
-                run()
-            samples[name] = []
-        except (sl.ShiplapError, RuntimeError) as e:
-            print(f"# {name}: {str(e).splitlines()[0][:160]}", flush=True)
-            del runs[name]
-    for _ in range(rounds):
-        for name, run in runs.items():
-            torch.cuda.synchronize()
-            started = time.perf_counter()
-            for _ in range(calls):
-                run()
-            issued = time.perf_counter()
-            torch.cuda.synchronize()
-            samples[name].append((time.perf_counter() - started) / calls * 1e6)
-            samples.setdefault(f"{name}, host", []).append((issued - started) / calls * 1e6)
-    return {name: round(median(found), 2) for name, found in samples.items()}
-
-
-def overhead() -> Iterator[dict[str, Any]]:
-    n = k = SIDE
+def overhead() -> Iterator[Case]:
     for m in (16, 64, 128):
-        runs = dense_runs(m, n, k)
-        del runs["torch bf16"]
-        if m <= 16:
-            del runs["torch int8"]  # takes more than 16 rows only
-        runs["fp8 2:4"], _ = sparse_case(FP8, m, n, k, 2)
-        runs["int8 2:4"], _ = sparse_case(INT8, m, n, k, 2)
-        for dtype, name in ((FP8, "fp8"), (INT8, "int8")):
-            try:
-                runs[f"torch sparse {name}"] = torch_sparse(dtype, m, n, k)
-            except RuntimeError as e:
-                print(f"# torch sparse {name}: {str(e).splitlines()[0][:160]}", flush=True)
-        with torch.inference_mode():
-            call = wall(runs)
-        row = {"m": m, "n": n, "k": k, "us a call": call, "us captured": timed(runs, 0.3)}
-        row["2:4 call over _scaled_mm"] = round(call["fp8 2:4"] / call["torch fp8 rowwise"], 3)
-        if "torch sparse fp8" in call:
-            row["torch sparse call over ours"] = round(call["torch sparse fp8"] / call["fp8 2:4"], 1)
-        yield show("overhead", row)
+        yield {"m": m, "n": SIDE, "k": SIDE}, partial(overhead_row, m)
+
+
+def overhead_row(m: int) -> dict[str, Any]:
+    runs = dense_runs(m, SIDE, SIDE)
+    del runs["torch bf16"]
+    if m <= 16:
+        del runs["torch int8"]  # takes more than 16 rows only
+    for dtype in (FP8, INT8):
+        put(runs, f"{NAMES[dtype]} 2:4", lambda d=dtype: sparse_case(d, m, SIDE, SIDE))
+        put(runs, f"torch sparse {NAMES[dtype]}", lambda d=dtype: torch_sparse(d, m, SIDE, SIDE), missing=True)
+    with torch.inference_mode():
+        call = wall(runs)
+    return {
+        "us a call": call, "us captured": timed(runs, 0.3),
+        "2:4 call over _scaled_mm": over(call, "fp8 2:4", "torch fp8 rowwise"),
+        "torch sparse call over ours": over(call, "torch sparse fp8", "fp8 2:4", 1),
+    }  # fmt: skip
 
 
 # --- activations ------------------------------------------------------------------------------------------------------
 
 
-def activations() -> Iterator[dict[str, Any]]:
+def activations() -> Iterator[Case]:
     shapes = [(8192, 8192), (16384, 8192), (8192, 14336), (8192, 4096), (128, 8192)]
     cases = [(ops.quantise_fp8, p, *s) for s in shapes for p in (2, 4)]
     for op, pairs, m, k in (*cases, (ops.quantise_fp8, 3, 8192, 8192), (ops.quantise_int8, 4, 8192, 8192)):
-        yield show("activations", {"op": op.spec.opname, "pairs": pairs, **activation(op, pairs, m, k)})
+        yield {"op": op.spec.opname, "pairs": pairs, "m": m, "k": k}, partial(activation, op, pairs, m, k)
 
 
 def activation(op: sl.Op, pairs: int, m: int, k: int) -> dict[str, Any]:
@@ -273,7 +184,7 @@ def activation(op: sl.Op, pairs: int, m: int, k: int) -> dict[str, Any]:
     best = min((name for name in us if name != "copy"), key=lambda name: us[name])
     default = us.get(str(kernel.space.default(call.env).as_dict()))
     return {
-        "m": m, "k": k, "us": us, "best": best, "of copy bandwidth": round(us["copy"] / us[best], 3),
+        "us": us, "best": best, "of copy bandwidth": round(us["copy"] / us[best], 3),
         "default of copy bandwidth": default and round(us["copy"] / default, 3), "GB/s": round(moved / us[best] / 1e3),
     }  # fmt: skip
 
@@ -295,7 +206,7 @@ class Linear:
             self.packed = lt.compress(two_of_four(n, depth, dtype))
             op = {FP8: ops.sparse_mm_fp8, INT8: ops.sparse_mm_int8, BF16: ops.sparse_mm_bf16}[dtype]
             x = values(mp, depth, dtype)
-            chosen(op, (x, self.packed, self.scale if dtype == FP8 else n, ops.CUSPARSELT), mp, n, depth)
+            chosen(op, (x, self.packed, n, ops.CUSPARSELT), mp, n, depth)
         else:
             self.weight = values(n, k, dtype) if dtype != BF16 else values(n, k, BF16) * k**-0.5
             if kind == "fp8":
@@ -346,25 +257,25 @@ class Block:
 MODES = ("bf16", "torch-fp8", "fp8", "fp8 2:4", "fp8 6:8", "int8", "int8 2:4", "int8 6:8", "bf16 2:4")
 
 
-def blocks() -> Iterator[dict[str, Any]]:
+def blocks() -> Iterator[Case]:
     for name, shape in SHAPES.items():
         for rows, decode in ((8192, False), *((b, True) for b in BATCHES)):
-            x, runs = torch.randn(rows, shape[0], device=CUDA, dtype=BF16), {}
-            modes = MODES if rows in (8192, 16, 128) else MODES[:-1]
-            for mode in modes:
-                block = Block(shape, mode, rows, decode)
-                runs[mode] = lambda block=block, x=x: block(x)
-            us = timed(runs, 0.4)
-            best = min(us, key=lambda mode: us[mode])
-            speed = {mode: round(us["torch-fp8" if "fp8" in mode else "int8" if "int8" in mode else "bf16"] / t, 3)
-                     for mode, t in us.items()}  # fmt: skip
-            yield show("blocks", {"model": name, "rows": rows, "decode": decode, "us": us, "over own dense": speed,
-                                  "fastest": best, "fastest over bf16": round(us["bf16"] / us[best], 3)})  # fmt: skip
-            del runs
-            torch.cuda.empty_cache()
+            yield {"model": name, "rows": rows, "decode": decode}, partial(block_row, shape, rows, decode)
 
 
-SECTIONS: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
+def block_row(shape: tuple[int, int, int, int], rows: int, decode: bool) -> dict[str, Any]:
+    x, runs = torch.randn(rows, shape[0], device=CUDA, dtype=BF16), {}
+    for mode in MODES if rows in (8192, 16, 128) else MODES[:-1]:
+        put(runs, mode, lambda mode=mode: partial(Block(shape, mode, rows, decode), x))
+    us = timed(runs, 0.4)
+    best = min(us, key=lambda mode: us[mode])
+    speed = {
+        mode: over(us, "torch-fp8" if "fp8" in mode else "int8" if "int8" in mode else "bf16", mode) for mode in us
+    }
+    return {"us": us, "over own dense": speed, "fastest": best, "fastest over bf16": over(us, "bf16", best)}
+
+
+SECTIONS: dict[str, Callable[[], Iterator[Case]]] = {
     "overhead": overhead, "activations": activations, "gemm": gemm, "blocks": blocks,
 }  # fmt: skip
 
@@ -387,8 +298,13 @@ def main() -> None:
     with torch.no_grad():
         for section in options.only.split(","):
             rows = measured[section] = []
-            for row in SECTIONS[section]():
-                rows.append(row)
+            for about, measure in SECTIONS[section]():
+                try:
+                    row = {**about, **measure()}
+                except Exception as e:
+                    row = {**about, "error": failed(f"{section} {about}", e)}
+                rows.append(show(section, row))
+                torch.cuda.empty_cache()
                 if options.json:
                     write(options.json, record(SOURCES, ["triton"], device, libraries=libraries, **measured))
                 if time.monotonic() > ends:
@@ -398,3 +314,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    sys.exit(f"{len(FAILED)} failed, first {FAILED[0]}" if FAILED else 0)

@@ -10,12 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
+import shiplap as sl
 from shiplap.kernels.slidesparse import formats, layers, lt, ops
-from shiplap.kernels.slidesparse.lt import tuning
+from shiplap.kernels.slidesparse.lt import native, tuning
 from shiplap.kernels.slidesparse.quantise import quantise
 from shiplap.op.config import Config
 from shiplap.op.launch import poisoned_workspace
-from tests.gpu.slidesparse_cases import CUDA, FP8, LAYERS, MARKS, SPARSE, check, layer, product, slid_weight, values
+from tests.gpu.slidesparse_cases import CUDA, FP8, LAYERS, MARKS, SPARSE, check, layer, slid_weight, values
 from tests.gpu.slidesparse_cases import sparse as sparse
 
 pytestmark = MARKS
@@ -42,10 +43,17 @@ def test_dense_products(size):
 def test_sparse_products(sparse, dtype, size):
     m, n, k = size
     x, weight = values(m, k, dtype), slid_weight(n, k, dtype)
-    scale = torch.rand(n, device=CUDA) + 0.5
-    check(
-        product(SPARSE[dtype], x, weight, lt.compress(weight), scale), x, weight, None, scale if dtype == FP8 else None
-    )
+    check(SPARSE[dtype](x, lt.compress(weight), n, ops.CUSPARSELT), x, weight)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, FP8], ids=str)
+def test_scales_of_the_weights_rows(sparse, dtype):
+    """By the library or by PyTorch, whichever the library's answer is."""
+    m, n, k = 128, 256, 512
+    x, weight, scale = values(m, k, dtype), slid_weight(n, k, dtype), torch.rand(n, device=CUDA) + 0.5
+    print(dtype, "scaled by cuSPARSELt:", lt.takes(x.device, dtype, torch.bfloat16, native.PER_ROW))
+    check(lt.scaled_product(x, lt.compress(weight), scale, torch.bfloat16), x, weight, None, scale)
+    check(lt.product(x, lt.compress(weight), n, torch.float32 if dtype == FP8 else torch.int32, sparse=True), x, weight)
 
 
 @pytest.mark.parametrize("pattern", ["4:6", "6:8", "8:10", "14:16"])
@@ -71,22 +79,20 @@ def test_what_is_compressed_comes_back(sparse, dtype):
 def test_all_algorithms_agree(sparse, dtype, m):
     n, k = 1024, 2048
     op, x, weight = SPARSE[dtype], values(m, k, dtype), slid_weight(n, k, dtype)
-    blob, scale = lt.compress(weight), torch.rand(n, device=CUDA) + 0.5
+    blob = lt.compress(weight)
     problem = tuning.problem_of(op, 0, m, n, k)
     configs = tuning.algorithms(op, problem, torch.cuda.current_stream().cuda_stream)
-    assert len(configs) > 1
+    assert len(configs) > 1, f"{len(configs)} algorithms for {dtype} {m} x {n} x {k}"
     kernel = next(k for k in op.kernels["cuda"] if k.name == "lt")
-    args = (x, blob, scale, ops.CUSPARSELT) if dtype == FP8 else (x, blob, n, ops.CUSPARSELT)
-    call, wrong = op._checker.bind(args), []
+    call, wrong = op._checker.bind((x, blob, n, ops.CUSPARSELT)), []
     for config in configs:
-        with poisoned_workspace(0xFF):
-            (out,) = kernel.variant(Config.of(config)).run(call)
         try:
-            check(out, x, weight, None, scale if dtype == FP8 else None)
-        except AssertionError as e:
-            wrong.append((config, str(e)[:80]))
-    assert not wrong
-    print(f"{len(configs)} algorithms")
+            with poisoned_workspace(0xFF):
+                (out,) = kernel.variant(Config.of(config)).run(call)
+            check(out, x, weight)
+        except (AssertionError, sl.ShiplapError) as e:
+            wrong.append(f"{config}: {str(e).splitlines()[0][:80]}")
+    assert not wrong, f"{len(wrong)} of {len(configs)} algorithms, first {wrong[0]}"
 
 
 def test_dense_algorithms_agree():
@@ -120,7 +126,8 @@ def same_bits(got: Tensor, want: Tensor) -> None:
     assert got.shape == want.shape
     assert not wide or got[nan].isnan().all()
     bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[want.element_size()]
-    assert ((got.view(bits) == want.view(bits)) | nan).all()
+    wrong = (got.view(bits) != want.view(bits)) & ~nan
+    assert not wrong.any(), f"{int(wrong.sum())} of {wrong.numel()} {want.dtype} of {tuple(want.shape)}"
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, FP8], ids=str)
@@ -161,6 +168,16 @@ def test_offsets_beyond_31_bits():
     assert not q[70_000:].any()
 
 
+def within(got: Tensor, want: Tensor, allowed: Tensor | float) -> bool:
+    return bool(((got.float() - want.float()).abs() <= allowed).all())
+
+
+def told(got: Tensor, want: Tensor) -> str:
+    """One line, for a failure."""
+    error = (got.float() - want.float()).abs()
+    return f"off by {error.max():.3g} of {want.float().abs().max():.3g}, {int((error > 0).sum())} of {error.numel()}"
+
+
 # --- layers -----------------------------------------------------------------------------------------------------------
 
 
@@ -179,7 +196,7 @@ def test_layers_agree_with_their_reference(sparse, op, form):
         heavy = x.float().abs() @ (weight.float() * (second[:, None] if isinstance(second, Tensor) else 1)).abs().t()
         exact = op is layers.linear_int8
         allowed = 0 if exact else want.float().abs() * 2**-7 + heavy * 2**-7 + 1e-4
-        assert ((got.float() - want.float()).abs() <= allowed).all(), (m, n, k, pairs)
+        assert within(got, want, allowed), f"{(m, n, k, pairs)}: {told(got, want)}"
 
 
 @pytest.mark.parametrize("floats", [torch.float16, torch.float32], ids=str)
@@ -193,4 +210,4 @@ def test_8_bit_layers_take_every_float_type(sparse, op, floats):
         got = op(x, second, *form, added, *rest)
         assert got.dtype == floats
         allowed = 0 if op is LAYERS[0] else heavy * 2**-9 + want.float().abs() * 2**-10
-        assert ((got.float() - want.float()).abs() <= allowed).all()
+        assert within(got, want, allowed), told(got, want)

@@ -76,9 +76,7 @@ def packed(weight: Tensor, device: int = 0) -> Tensor:
 
 
 def problem_of(m: int, weight: Tensor, device: int = 0, **changes: int) -> native.Problem:
-    from shiplap.kernels.slidesparse.lt.weights import RESULT
-
-    return native.Problem(device, m, *weight.shape, weight.dtype, RESULT[weight.dtype], **changes)
+    return native.Problem(device, m, *weight.shape, weight.dtype, native.RESULT[weight.dtype], **changes)
 
 
 __all__ = ["CUDA", "SYMBOLS", "WORKSPACE", "Call", "packed", "problem_of", "two_of_four", "view"]

@@ -68,21 +68,11 @@ def dense_fp8(call: Call, m: int = 16, n: int = 32, k: int = 64) -> int:
 
 def sparse(call: Call, dtype: torch.dtype = torch.int8, m: int = 16, n: int = 32, k: int = 64) -> int:
     x, weight = operands(dtype, m, n, k)
-    scale = torch.rand(n) + 0.5
-    if dtype == torch.int8:
-        out = torch.full((m, n), 7, dtype=torch.int32)
-        status = call("sparse_mm_int8", (x, packed(weight, call.device), out), (n, 1))
-        want = (x.double() @ weight.double().t()).int()
-    elif dtype == FP8:
-        out = torch.full((m, n), 7, dtype=torch.bfloat16)
-        status = call("sparse_mm_fp8", (x, packed(weight, call.device), scale, out), (1,))
-        want = x.double() @ weight.double().t() * scale.double()
-    else:
-        out = torch.full((m, n), 7, dtype=dtype)
-        name = "sparse_mm_bf16" if dtype == torch.bfloat16 else "sparse_mm_fp16"
-        status = call(name, (x, packed(weight, call.device), out), (n, 1))
-        want = x.double() @ weight.double().t()
+    name = {torch.int8: "int8", FP8: "fp8", torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype]
+    out = torch.full((m, n), 7, dtype=native.RESULT[dtype])
+    status = call(f"sparse_mm_{name}", (x, packed(weight, call.device), out), (n, 1))
     if status == 0:
+        want = x.double() @ weight.double().t()
         torch.testing.assert_close(out.double(), want.double(), rtol=2**-8 if dtype != torch.int8 else 0, atol=1e-3)
     return status
 
@@ -124,10 +114,30 @@ def test_scales_are_those_of_the_call_and_not_of_the_plan(opened):
         rows, columns, out = torch.full((16,), factor), torch.ones(32), torch.empty(16, 32, dtype=torch.bfloat16)
         assert Call()("mm_fp8", (x, weight, rows, columns, out)) == 0
         torch.testing.assert_close(out.double(), plain * factor, rtol=2**-8, atol=1e-6)
-        column, swapped = torch.full((32,), factor), torch.empty(16, 32, dtype=torch.bfloat16)
-        assert Call()("sparse_mm_fp8", (x, packed(weight), column, swapped), (1,)) == 0
-        torch.testing.assert_close(swapped.double(), plain * factor, rtol=2**-8, atol=1e-6)
+    assert native.plans() == 1
+
+
+def test_the_library_scales_the_rows_of_integers_only(opened):
+    for dtype in (torch.int8, FP8):
+        weight = two_of_four(32, 64, dtype)
+        problem = problem_of(16, weight).but(result=torch.bfloat16, scaling=native.PER_ROW)
+        if dtype == torch.int8:
+            assert native.prepare(problem, True).algorithms == 5
+            continue
+        with pytest.raises(native.Refusal, match=r"cusparseLtMatmulDescSetAttribute: not supported \(status 10\)"):
+            native.prepare(problem, True)
+        native.prepare(problem.but(scaling=native.UNSCALED), True)
     assert native.plans() == 2
+
+
+def test_an_invalid_value_is_a_refusal_of_one_plan(opened):
+    """As cuSPARSELt has it for a split of k that is for other devices: "either 1 or -1" on Hopper."""
+    opened.double_hopper(1)
+    call = Call(config=(2, 4, 0))
+    assert sparse(call) == UNSUPPORTED
+    assert call.message == "cusparseLtMatmulAlgSetAttribute: invalid value (status 3)"
+    assert sparse(Call(config=(2, -1, 0))) == 0
+    assert native.plans() == 1
 
 
 def test_there_is_a_plan_for_each_problem_and_handles_for_each_device(opened):
@@ -182,19 +192,29 @@ def test_an_unknown_state_of_the_stream_counts_as_capturing(opened):
 
 @pytest.mark.parametrize("name", [f for f in FUNCTIONS if f != "cuStreamIsCapturing"])
 def test_whatever_fails_is_told_and_nothing_stays_behind(opened, name):
-    kinds = (dense_fp8,) if name.startswith("cublas") else (lambda c: sparse(c, FP8),)
-    call = Call(config=(1,) if kinds[0] is dense_fp8 else (1, 2, 0))
+    dense = name.startswith("cublas")
+    call = Call(config=(1,) if dense else (1, 2, 0))
+
+    def run() -> int:
+        if dense or name != "cusparseLtMatmulDescSetAttribute":
+            return dense_fp8(call) if dense else sparse(call, FP8)
+        problem = problem_of(16, two_of_four(32, 64, torch.int8)).but(scaling=native.PER_ROW)
+        native.prepare(problem, True)
+        return 0
+
     opened.double_fail(name.encode(), 7)
     before = native.plans()
     try:
-        status, said = kinds[0](call), call.message
+        status, said = run(), call.message
+    except native.Refusal as e:
+        status, said = UNSUPPORTED, str(e)
     except ShiplapError as e:  # the weight could not even be compressed
         status, said = INTERNAL, str(e)
     assert status in (INTERNAL, UNSUPPORTED)
     assert name in said or "cuBLASLt" in said
     assert native.plans() == before or name in RUN
     opened.double_fail(name.encode(), 0)
-    assert kinds[0](call) == 0
+    assert run() == 0
 
 
 def test_old_versions_are_refused_and_new_ones_taken(vendor, vendor_file):

@@ -30,11 +30,13 @@ ROOT = Path(__file__).resolve().parents[3]
 @pytest.fixture
 def device(monkeypatch, opened):
     """Tensors in host memory pass for those of a GPU, whose libraries are doubles."""
+    libraries._answer.cache_clear()  # of another double, or of a real library
     monkeypatch.setattr(libraries, "require", lambda device, where: None)
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: SimpleNamespace(cuda_stream=0x77))
-    return opened
+    yield opened
+    libraries._answer.cache_clear()
 
 
 @pytest.fixture
@@ -66,6 +68,35 @@ def test_products_of_other_types(device):
     half, brain = torch.randn(16, 64).bfloat16(), two_of_four(32, 64, torch.bfloat16)
     got = lt.product(half, brain, 32, torch.float32, sparse=False)
     assert torch.equal(got, (half.double() @ brain.double().t()).float())
+
+
+def test_scales_of_the_weights_rows(device):
+    """Applied by the library to integers, which is asked once; by PyTorch to the rest."""
+    assert libraries.takes(torch.device("cpu"), torch.int8, torch.bfloat16, native.PER_ROW) is True
+    refused = libraries.takes(torch.device("cpu"), FP8, torch.bfloat16, native.PER_ROW)
+    assert refused == "cuSPARSELt 0.8.1: cusparseLtMatmulDescSetAttribute: not supported (status 10)"
+    asked = device.double_count(b"cusparseLtMatmulDescSetAttribute")
+    for dtype in (torch.int8, FP8):
+        x = torch.randint(-9, 10, (16, 64)).to(dtype)
+        weight, scale = two_of_four(32, 64, dtype), torch.rand(32) + 0.5
+        got = lt.scaled_product(x, lt.compress(weight), scale, torch.bfloat16)
+        want = (x.double() @ weight.double().t() * scale.double()).bfloat16()
+        torch.testing.assert_close(got, want, rtol=2**-7, atol=0)
+    assert device.double_count(b"cusparseLtMatmulDescSetAttribute") == asked + 1  # the plan of the integers
+
+
+def test_a_type_that_the_library_refuses_is_not_available(device, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(libraries, "open_cusparselt", lambda: "")
+    assert lt.available("cuda:0") is True
+    assert lt.available("cuda:0", FP8) is True
+    said = "cuSPARSELt 0.8.1: cusparseLtMatmulDescriptorInit: not supported (status 10)"
+    libraries._answer.cache_clear()
+    device.double_fail(b"cusparseLtMatmulDescriptorInit", 10)
+    native.forget()
+    native.open_libraries(*[str(device._name)] * 3, libraries.OLDEST)
+    assert lt.available("cuda:0", FP8) == said
 
 
 def test_one_scale_for_each_operand(device):
@@ -137,6 +168,8 @@ def test_algorithms_are_those_of_which_there_is_a_plan(device):
     many = problem.but(m=2 * tuning.FEW_ROWS)
     assert [c["SPLIT_K"] for c in tuning.algorithms(ops.sparse_mm_int8, many)] == [0] * 5
     assert tuning.algorithms(ops.mm_fp8, tuning.problem_of(ops.mm_fp8, 0, 64, 32, 64)) == [{"ALG": a} for a in range(3)]
+    device.double_hopper(1)
+    assert [c["SPLIT_K"] for c in tuning.algorithms(ops.sparse_mm_int8, problem.but(n=128))] == [0] * 5 + [-1] * 5
     device.double_fail(b"cusparseLtMatmulPlanInit", 10)
     assert tuning.algorithms(ops.sparse_mm_int8, problem.but(n=96)) == []
 

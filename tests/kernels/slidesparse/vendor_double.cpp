@@ -21,6 +21,7 @@ std::atomic<int> capturing{0};
 std::atomic<size_t> workspace_wanted{64};
 std::atomic<int> version[3] = {0, 8, 1};
 std::vector<const void*> streams;
+std::atomic<int> hopper{0};  // whether splits of k are what that device takes
 std::atomic<int> ran{0};    // of the last sparse product: 100 * algorithm + split of k
 std::atomic<int> alive{0};  // handles, descriptors, selections and plans that nobody has destroyed
 
@@ -120,6 +121,7 @@ void double_reset() {
   streams.clear();
   capturing = 0;
   workspace_wanted = 64;
+  hopper = 0;
   double_version(0, 8, 1);
 }
 void double_fail(const char* name, int status) {
@@ -132,6 +134,7 @@ void double_version(int major, int minor, int patch) {
   version[1] = minor;
   version[2] = patch;
 }
+void double_hopper(int now) { hopper = now; }
 void double_want(size_t bytes) { workspace_wanted = bytes; }
 int double_alive() { return alive; }
 int double_ran() { return ran; }
@@ -269,7 +272,9 @@ int cusparseLtDenseDescriptorInit(const uint32_t* handle, Matrix* m, int64_t row
                                   uint32_t alignment, int type, int order) {
   ENTER;
   if (*handle != kAlive) return 1;
-  if (order != 1 || ld < rows || (bytes_of(type) == 1 && cols % 16 != 0)) return 10;
+  const int tile = bytes_of(type) == 1 ? 16 : bytes_of(type) == 2 ? 8 : 4;
+  if (alignment % 16 != 0 || alignment == 0) return 3;
+  if (order != 1 || ld < rows || rows % tile != 0 || cols % tile != 0 || ld % tile != 0) return 10;
   *m = Matrix{kAlive, alignment, rows, cols, ld, type};
   ++alive;
   return 0;
@@ -278,7 +283,9 @@ int cusparseLtStructuredDescriptorInit(const uint32_t* handle, Matrix* m, int64_
                                        uint32_t alignment, int type, int order, int sparsity) {
   ENTER;
   if (*handle != kAlive) return 1;
-  if (order != 1 || sparsity != 0 || rows % 32 != 0) return 10;
+  const int tile = bytes_of(type) == 1 ? 32 : 16;
+  if (alignment % 16 != 0 || alignment == 0) return 3;
+  if (order != 1 || sparsity != 0 || rows % tile != 0 || cols % tile != 0 || ld % tile != 0) return 10;
   *m = Matrix{kAlive, alignment, rows, cols, ld, type};
   ++alive;
   return 0;
@@ -291,15 +298,22 @@ int cusparseLtMatDescriptorDestroy(const Matrix* m) {
   return 0;
 }
 int cusparseLtMatmulDescriptorInit(const uint32_t*, Product* p, int op_a, int op_b, const Matrix* a, const Matrix* b,
-                                   const Matrix*, const Matrix* d, int compute) {
+                                   const Matrix* c, const Matrix* d, int compute) {
   ENTER;
-  if (op_a != 1 || op_b != 0 || (a->type == 3) != (compute == 0)) return 10;
+  if (op_a != 1 || op_b != 0 || a->type != b->type || c->type != d->type) return 10;
+  // What 0.8.1 has kernels of: int8 to int8, int32, bfloat16, float16; e4m3 to bfloat16, float16, float32; 16 bits to
+  // themselves. Integers are summed as such, all else as float32.
+  const std::map<int, std::vector<int>> results = {{3, {3, 10, 14, 2}}, {28, {14, 2, 0}}, {14, {14}}, {2, {2}}};
+  const auto found = results.find(a->type);
+  if (found == results.end() || compute != (a->type == 3 ? 0 : 2)) return 10;
+  if (std::find(found->second.begin(), found->second.end(), d->type) == found->second.end()) return 10;
   *p = Product{*a, *b, *d, compute, 0};
   return 0;
 }
-int cusparseLtMatmulDescSetAttribute(const uint32_t*, Product* p, int field, const void* value, size_t) {
+int cusparseLtMatmulDescSetAttribute(const uint32_t*, Product* p, int field, const void* value, size_t size) {
   ENTER;
-  if (field != 5) return 10;
+  if (size != sizeof(int)) return 3;
+  if (field != 5 || p->a.type != 3 || p->compute != 0) return 10;  // a vector of scales: with integers only
   std::memcpy(&p->alpha_is_vector, value, sizeof(int));
   return 0;
 }
@@ -316,15 +330,21 @@ int cusparseLtMatmulAlgSelectionDestroy(const Selection* s) {
   --alive;
   return 0;
 }
-int cusparseLtMatmulAlgSetAttribute(const uint32_t*, Selection* s, int field, const void* value, size_t) {
+constexpr int kAlgorithms = 5;
+
+int cusparseLtMatmulAlgSetAttribute(const uint32_t*, Selection* s, int field, const void* value, size_t size) {
   ENTER;
-  std::memcpy(field == 0 ? &s->algorithm : &s->split, value, sizeof(int));
+  int wanted;
+  if (size != sizeof wanted) return 3;
+  std::memcpy(&wanted, value, sizeof wanted);
+  if (field == 0 && (wanted < 0 || wanted >= kAlgorithms)) return 3;
+  if (field == 3 && wanted != -1 && (wanted < 1 || wanted > (hopper ? 1 : s->product.a.rows))) return 3;
+  (field == 0 ? s->algorithm : s->split) = wanted;
   return field == 0 || field == 3 ? 0 : 10;
 }
 int cusparseLtMatmulAlgGetAttribute(const uint32_t*, const Selection*, int field, void* value, size_t) {
   ENTER;
-  const int algorithms = 5;
-  std::memcpy(value, &algorithms, sizeof algorithms);
+  std::memcpy(value, &kAlgorithms, sizeof kAlgorithms);
   return field == 1 ? 0 : 10;
 }
 int cusparseLtMatmulPlanInit(const uint32_t*, Plan* plan, const Product*, const Selection* s) {

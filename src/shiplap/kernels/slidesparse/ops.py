@@ -126,11 +126,10 @@ def sparse_mm_int8(q: Int8[Tensor, "m k"], packed: UInt8[Tensor, "_"], n: int, l
 
 @sl.op("slidesparse::sparse_mm_fp8", requires=(*_TILES, *_LAYOUTS))
 def sparse_mm_fp8(
-    q: Float8e4m3fn[Tensor, "m k"], packed: UInt8[Tensor, "_"], scale_weight: Float32[Tensor, "n"], layout: int = 0
+    q: Float8e4m3fn[Tensor, "m k"], packed: UInt8[Tensor, "_"], n: int, layout: int = 0
 ) -> BFloat16[Tensor, "m n"]:
-    """``(q @ weight.T) * scale_weight`` with a packed weight of 2:4; the scale of a row is the caller's to apply."""
-    weight = expand(packed, scale_weight.shape[0], q.shape[1], torch.float8_e4m3fn, layout)
-    return rounded(product(q, weight) * scale_weight, torch.bfloat16)
+    """``q @ weight.T`` with a packed weight of 2:4, summed in float32 and not scaled: both scales are the caller's."""
+    return rounded(product(q, expand(packed, n, q.shape[1], torch.float8_e4m3fn, layout)), torch.bfloat16)
 
 
 @sl.op("slidesparse::sparse_mm_bf16", requires=(*_TILES, *_LAYOUTS))

@@ -143,7 +143,7 @@ def _compress(slid: Tensor, keep: Keep) -> tuple[Tensor | None, int]:
     if slid.device.type != "cuda":
         return formats.compress(slid), ops.PORTABLE
     vendor: Any = importlib.import_module("shiplap.kernels.slidesparse.lt")
-    available = vendor.available(slid.device)
+    available = vendor.available(slid.device, slid.dtype)
     if available is True:
         return vendor.compress(slid), ops.CUSPARSELT
     notice(f"slidesparse/{slid.device}", f"slidesparse keeps its weights dense on {slid.device}: {available}")

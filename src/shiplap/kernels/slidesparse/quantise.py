@@ -25,7 +25,8 @@ def quantise(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     wide = x.detach().to(torch.float32)
     largest = wide.abs().amax(1) if x.shape[1] else wide.new_zeros(x.shape[0])
     finite = torch.isfinite(largest)
-    scale = torch.where(finite, (largest / limit).clamp_min(MIN_SCALE), torch.nan)
+    limits = torch.full_like(largest, limit)  # by a Python number CUDA multiplies with its inverse: other bits
+    scale = torch.where(finite, (largest / limits).clamp_min(MIN_SCALE), torch.nan)
     inverse = torch.where(finite, 1 / scale, 0)
     scaled = torch.where(finite[:, None], wide * inverse[:, None], 0).clamp(-limit, limit)
     return (scaled.round() if dtype == torch.int8 else scaled).to(dtype), scale

@@ -48,8 +48,7 @@ def _sparse(op: sl.Op, dtype: torch.dtype) -> None:
     def _(rng: Generator, sizes: dict[str, Any], _: torch.dtype, device: Any) -> tuple[Any, ...]:
         m, n, k = sizes["m"], sizes["n"], sizes["k"]
         packed, layout = pack_for(_two_of_four(rng, n, k, dtype, device), sizes["layout"])
-        rows = n if op is not ops.sparse_mm_fp8 else _scale(rng, n, device)
-        return _values(rng, m, k, dtype, device), packed, rows, layout
+        return _values(rng, m, k, dtype, device), packed, n, layout
 
 
 def _dense(op: sl.Op, dtype: torch.dtype) -> None:

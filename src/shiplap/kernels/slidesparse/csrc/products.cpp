@@ -59,10 +59,10 @@ int product_float(const sl_context* ctx, const DLTensor* left, const Weight<floa
 }
 
 template <class S>
-int sparse_float(const sl_context* ctx, const DLTensor* x, const DLTensor* packed, DLTensor* out, int64_t n,
-                 int64_t layout, Dtype dtype) {
-  SL_TRY(check_left(ctx, "x", x, dtype, out));
-  SL_TRY(check_tensor(ctx, "the output", out, 2, dtype));
+int sparse_float(const sl_context* ctx, const char* name, const DLTensor* x, const DLTensor* packed, DLTensor* out,
+                 int64_t n, int64_t layout, Dtype dtype, Dtype result) {
+  SL_TRY(check_left(ctx, name, x, dtype, out));
+  SL_TRY(check_tensor(ctx, "the output", out, 2, result));
   SL_TRY(check_extent(ctx, "the output", out, 1, n));
   Weight<float> weight;
   SL_TRY(packed_weight(ctx, packed, layout, n, x->shape[1], dtype, &weight));
@@ -115,26 +115,20 @@ extern "C" int slidesparse_sparse_mm_int8(const sl_context* ctx, const DLTensor*
 
 // Workspace: 4 * (m + threads * 16) * k + 64
 extern "C" int slidesparse_sparse_mm_fp8(const sl_context* ctx, const DLTensor* q, const DLTensor* packed,
-                                         const DLTensor* scale_weight, DLTensor* out, int64_t layout) {
+                                         DLTensor* out, int64_t n, int64_t layout) {
   return guarded(ctx, [&] {
-    SL_TRY(check_left(ctx, "q", q, kFloat8Type, out));
-    SL_TRY(check_tensor(ctx, "the output", out, 2, kBfloat16Type));
-    SL_TRY(check_tensor(ctx, "scale_weight", scale_weight, 1, kFloatType));
-    SL_TRY(check_extent(ctx, "scale_weight", scale_weight, 0, out->shape[1]));
-    Weight<float> weight;
-    SL_TRY(packed_weight(ctx, packed, layout, out->shape[1], q->shape[1], kFloat8Type, &weight));
-    return product_float<Bfloat16>(ctx, q, weight, nullptr, data<const float>(scale_weight), out);
+    return sparse_float<Bfloat16>(ctx, "q", q, packed, out, n, layout, kFloat8Type, kBfloat16Type);
   });
 }
 
 // Workspace: 4 * (m + threads * 16) * k + 64
 extern "C" int slidesparse_sparse_mm_bf16(const sl_context* ctx, const DLTensor* x, const DLTensor* packed,
                                           DLTensor* out, int64_t n, int64_t layout) {
-  return guarded(ctx, [&] { return sparse_float<Bfloat16>(ctx, x, packed, out, n, layout, kBfloat16Type); });
+  return guarded(ctx, [&] { return sparse_float<Bfloat16>(ctx, "x", x, packed, out, n, layout, kBfloat16Type, kBfloat16Type); });
 }
 
 // Workspace: 4 * (m + threads * 16) * k + 64
 extern "C" int slidesparse_sparse_mm_fp16(const sl_context* ctx, const DLTensor* x, const DLTensor* packed,
                                           DLTensor* out, int64_t n, int64_t layout) {
-  return guarded(ctx, [&] { return sparse_float<Half>(ctx, x, packed, out, n, layout, kFloat16Type); });
+  return guarded(ctx, [&] { return sparse_float<Half>(ctx, "x", x, packed, out, n, layout, kFloat16Type, kFloat16Type); });
 }

@@ -284,11 +284,10 @@ SL_EXPORT int slidesparse_lt_sparse_mm_int8(const sl_context* ctx,
                                             int64_t layout);
 SL_EXPORT const char* slidesparse_lt_sparse_mm_int8_signature(void);
 
-/* ``(q @ weight.T) * scale_weight`` with a packed weight of 2:4; the scale of a row is the caller's to apply.
- *   slidesparse::sparse_mm_fp8(Tensor q, Tensor packed, Tensor scale_weight, SymInt layout=0) -> Tensor
+/* ``q @ weight.T`` with a packed weight of 2:4, summed in float32 and not scaled: both scales are the caller's.
+ *   slidesparse::sparse_mm_fp8(Tensor q, Tensor packed, SymInt n, SymInt layout=0) -> Tensor
  *   q: Float8e4m3fn[Tensor, "m k"]
  *   packed: UInt8[Tensor, "_"]
- *   scale_weight: Float32[Tensor, "n"]
  *   out: BFloat16[Tensor, "m n"] (output)
  *   requires m % 16 == 0
  *   requires k % 32 == 0
@@ -296,20 +295,19 @@ SL_EXPORT const char* slidesparse_lt_sparse_mm_int8_signature(void);
  *   requires layout >= 0
  *   requires layout <= 1
  */
-#define slidesparse_sparse_mm_fp8_SIGNATURE "349671eef15cdb51"
+#define slidesparse_sparse_mm_fp8_SIGNATURE "0253760cf30bc03f"
 SL_EXPORT int slidesparse_sparse_mm_fp8(const sl_context* ctx,
                                         const DLTensor* q,
                                         const DLTensor* packed,
-                                        const DLTensor* scale_weight,
                                         DLTensor* out,
+                                        int64_t n,
                                         int64_t layout);
 SL_EXPORT const char* slidesparse_sparse_mm_fp8_signature(void);
 
-/* ``(q @ weight.T) * scale_weight`` with a packed weight of 2:4; the scale of a row is the caller's to apply.
- *   slidesparse::sparse_mm_fp8(Tensor q, Tensor packed, Tensor scale_weight, SymInt layout=0) -> Tensor
+/* ``q @ weight.T`` with a packed weight of 2:4, summed in float32 and not scaled: both scales are the caller's.
+ *   slidesparse::sparse_mm_fp8(Tensor q, Tensor packed, SymInt n, SymInt layout=0) -> Tensor
  *   q: Float8e4m3fn[Tensor, "m k"]
  *   packed: UInt8[Tensor, "_"]
- *   scale_weight: Float32[Tensor, "n"]
  *   out: BFloat16[Tensor, "m n"] (output)
  *   requires m % 16 == 0
  *   requires k % 32 == 0
@@ -320,12 +318,12 @@ SL_EXPORT const char* slidesparse_sparse_mm_fp8_signature(void);
 #define SLIDESPARSE_LT_SPARSE_MM_FP8_ALG 0 /* index into ctx->config */
 #define SLIDESPARSE_LT_SPARSE_MM_FP8_SPLIT_K 1 /* index into ctx->config */
 #define SLIDESPARSE_LT_SPARSE_MM_FP8_VERSION 2 /* index into ctx->config */
-#define slidesparse_lt_sparse_mm_fp8_SIGNATURE "8c85db84e07ea975"
+#define slidesparse_lt_sparse_mm_fp8_SIGNATURE "8a87c30240c5e672"
 SL_EXPORT int slidesparse_lt_sparse_mm_fp8(const sl_context* ctx,
                                            const DLTensor* q,
                                            const DLTensor* packed,
-                                           const DLTensor* scale_weight,
                                            DLTensor* out,
+                                           int64_t n,
                                            int64_t layout);
 SL_EXPORT const char* slidesparse_lt_sparse_mm_fp8_signature(void);
 

@@ -22,11 +22,12 @@ def slide_8bit(
     q, rows = _QUANTISE[dtype](x, pairs)
     n = dense_depth(len(scale))
     if dtype == torch.int8:
-        finish(ops.sparse_mm_int8(q, packed, n, layout), rows, scale, bias, out)
+        total = ops.sparse_mm_int8(q, packed, n, layout)
     elif x.dtype == torch.bfloat16:
-        finish(ops.sparse_mm_fp8(q, packed, _lengthened(scale), layout), rows, None, bias, out)
+        total = ops.sparse_mm_fp8(q, packed, n, layout)
     else:  # what is written as bfloat16 has lost what these types keep
-        finish(lt.product(q, packed, n, torch.float32, sparse=True), rows, scale, bias, out)
+        total = lt.product(q, packed, n, torch.float32, sparse=True)
+    finish(total, rows, scale, bias, out)
 
 
 def dense_8bit(
@@ -55,9 +56,3 @@ def dense_16bit(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> 
         torch.mm(x, weight.t(), out=out)
     else:
         torch.addmm(bias, x, weight.t(), out=out)
-
-
-def _lengthened(scale: Tensor) -> Tensor:
-    """Scales for whole tiles; those that are added meet weights of zero."""
-    more = dense_depth(len(scale)) - len(scale)
-    return torch.nn.functional.pad(scale, (0, more)) if more else scale

@@ -1,11 +1,14 @@
 """Products on NVIDIA GPUs by cuBLASLt and cuSPARSELt. Importing this opens no library and asks no device."""
 
 from shiplap.kernels.slidesparse.lt import kernels as _kernels  # noqa: F401  (attaches to the ops)
-from shiplap.kernels.slidesparse.lt.libraries import available
+from shiplap.kernels.slidesparse.lt.libraries import available, takes
 from shiplap.kernels.slidesparse.lt.prepare import prepare
-from shiplap.kernels.slidesparse.lt.weights import compress, expand, product
+from shiplap.kernels.slidesparse.lt.weights import compress, expand, product, scaled_product
 
-__all__ = ["available", "compress", "expand", "prepare", "product", "tune", "tune_layer", "versions"]
+__all__ = [
+    "available", "compress", "expand", "prepare", "product", "scaled_product", "takes", "tune", "tune_layer",
+    "versions",
+]  # fmt: skip
 
 
 def __getattr__(name: str):  # type: ignore[no-untyped-def]

@@ -18,11 +18,12 @@ from shiplap.errors import ShiplapError, error
 from shiplap.kernels.slidesparse.lt import native
 from shiplap.settings import settings
 
-__all__ = ["NAME", "OLDEST", "available", "candidates", "open_cusparselt"]
+__all__ = ["NAME", "OLDEST", "available", "candidates", "open_cusparselt", "takes"]
 
 NAME = "libcusparseLt.so.0"
 OLDEST = (0, 8, 1)
 CAPABILITY = (8, 0)  # sparse tensor cores
+ASKED = (128, 128, 128)  # m, n, k: whole tiles of every type
 # Of the wheels, the newest layout first.
 _HOMES = ("nvidia/cu13/lib", "nvidia/cu12/lib", "nvidia/cusparselt/lib", "cusparselt/lib")
 
@@ -52,8 +53,11 @@ def open_cusparselt() -> str:
     return "; ".join(refused) or f"no {NAME} on sys.path: pip install 'nvidia-cusparselt-cu13>={wanted}'"
 
 
-def available(device: torch.device | str | int = "cuda") -> bool | str:
-    """Whether products with 2:4 weights run on ``device``; the reason if not. Opens cuSPARSELt when first asked."""
+def available(device: torch.device | str | int = "cuda", dtype: torch.dtype | None = None) -> bool | str:
+    """Whether products with 2:4 weights, those of ``dtype``, run on ``device``; the reason if not.
+
+    Opens cuSPARSELt when first asked.
+    """
     device = torch.device(device if not isinstance(device, int) else f"cuda:{device}")
     if device.type != "cuda":
         return f"{device.type} has no sparse tensor cores"
@@ -62,7 +66,29 @@ def available(device: torch.device | str | int = "cuda") -> bool | str:
     capability = torch.cuda.get_device_capability(device)
     if capability < CAPABILITY:
         return f"compute capability {capability[0]}.{capability[1]} has no sparse tensor cores"
-    return open_cusparselt() or True
+    return open_cusparselt() or dtype is None or takes(device, dtype)
+
+
+def takes(
+    device: torch.device, source: torch.dtype, result: torch.dtype | None = None, scaling: int = native.UNSCALED
+) -> bool | str:
+    """Whether the open cuSPARSELt makes plans of such products; its refusal if not. Asked once for each, not in calls.
+
+    ``scaling`` PER_ROW asks whether it applies the scales of a weight's rows itself.
+    """
+    index = device.index if device.index is not None else torch.cuda.current_device()
+    return _answer(index, source, result or native.RESULT[source], scaling, native.versions()[1])
+
+
+@cache
+def _answer(device: int, source: torch.dtype, result: torch.dtype, scaling: int, version: str) -> bool | str:
+    with torch.cuda.device(device):
+        try:
+            native.prepare(native.Problem(device, *ASKED, source, result, scaling), True,
+                           torch.cuda.current_stream().cuda_stream)  # fmt: skip
+        except native.Refusal as e:
+            return f"cuSPARSELt {version}: {e}"
+    return True
 
 
 def require(device: torch.device, where: str) -> None:

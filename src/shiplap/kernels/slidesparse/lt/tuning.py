@@ -15,7 +15,6 @@ import torch
 import shiplap as sl
 from shiplap.kernels.slidesparse import formats, layers, ops
 from shiplap.kernels.slidesparse.lt import kernels, libraries, native
-from shiplap.kernels.slidesparse.lt.weights import RESULT
 from shiplap.op.config import Config
 from shiplap.tune import Isolation, Options, Refused, choose
 from shiplap.tune.candidate import KernelCandidate, ReferenceCandidate
@@ -39,9 +38,9 @@ _LEAVES = {
 
 def problem_of(op: sl.Op, device: int, m: int, n: int, k: int) -> native.Problem:
     """The product that a call of the leaf ``op`` is; the library's own algorithm."""
-    scaled = op in (ops.mm_fp8, ops.sparse_mm_fp8)
     source = _SOURCE[op]
-    return native.Problem(device, m, n, k, source, RESULT[source], native.PER_ROW if scaled else native.UNSCALED)
+    scaling = native.PER_ROW if op is ops.mm_fp8 else native.UNSCALED
+    return native.Problem(device, m, n, k, source, native.RESULT[source], scaling)
 
 
 def _configured(problem: native.Problem, config: dict[str, Any]) -> native.Problem:
@@ -59,8 +58,7 @@ class Algorithm:
 
     def prepare(self, args: tuple[Any, ...]) -> Callable[[], tuple[torch.Tensor, ...]]:
         x = args[0]
-        rows = args[1] if self.op in kernels.DENSE else args[2]  # a tensor with a row per output channel, or the number
-        n = rows if isinstance(rows, int) else len(rows)
+        n = len(args[1]) if self.op in kernels.DENSE else args[2]
         problem = problem_of(self.op, _index(x.device), x.shape[0], n, x.shape[1])
         try:
             native.prepare(_configured(problem, self.config.as_dict()), self.op in kernels.SPARSE, _stream(x.device))

@@ -8,15 +8,10 @@ from torch import Tensor
 from shiplap.errors import error
 from shiplap.kernels.slidesparse.lt import libraries, native
 from shiplap.kernels.slidesparse.lt.kernels import WORKSPACE
+from shiplap.kernels.slidesparse.lt.native import RESULT
 
-__all__ = ["RESULT", "compress", "expand", "product"]
+__all__ = ["compress", "expand", "product", "scaled_product"]
 
-RESULT = {
-    torch.int8: torch.int32,
-    torch.float8_e4m3fn: torch.bfloat16,
-    torch.bfloat16: torch.bfloat16,
-    torch.float16: torch.float16,
-}  # fmt: skip  what a product of such operands is written as; one term of it is exact
 ROWS = 2048  # of an identity matrix at a time
 
 
@@ -53,23 +48,40 @@ def product(
     For what no leaf op has: other types of results, and FP8 with one scale for all of ``x`` and one for all of a dense
     weight (``scales``, float32 of one element each). SL305 when the library refuses.
     """
-    where, (m, k) = "slidesparse.lt.product", x.shape
-    x, weight = x.contiguous(), weight.contiguous()
-    out = torch.empty(m, n, dtype=result, device=x.device)
+    problem = _problem(x.device, x.shape[0], n, x.shape[1], x.dtype).but(result=result)
+    if scales is None:
+        return _run(problem, sparse, x, weight, (0, 0))
+    places = scales[0].data_ptr(), scales[1].data_ptr()
+    return _run(problem.but(scaling=native.PER_TENSOR), sparse, x, weight, places)
+
+
+def scaled_product(x: Tensor, packed: Tensor, scale: Tensor, result: torch.dtype) -> Tensor:
+    """``x [m, k]`` times a compressed weight, times the float32 ``scale`` of each of the weight's rows, as ``result``.
+
+    Scaled by cuSPARSELt where it does that (of integers, :func:`libraries.takes`); else by PyTorch, from integers or
+    float32. Rounded once either way.
+    """
+    n, scale = len(scale), scale.contiguous()
+    if libraries.takes(x.device, x.dtype, result, native.PER_ROW) is True:
+        problem = _problem(x.device, x.shape[0], n, x.shape[1], x.dtype).but(result=result, scaling=native.PER_ROW)
+        return _run(problem, True, x, packed, (0, scale.data_ptr()))
+    wide = torch.int32 if x.dtype == torch.int8 else torch.float32
+    return (product(x, packed, n, wide, sparse=True) * scale).to(result)
+
+
+def _run(problem: native.Problem, sparse: bool, x: Tensor, weight: Tensor, scales: tuple[int, int]) -> Tensor:
+    where, x, weight = "slidesparse.lt.product", x.contiguous(), weight.contiguous()
+    out = torch.empty(problem.m, problem.n, dtype=problem.result, device=x.device)
     if not out.numel():
         return out
     scratch = torch.empty(WORKSPACE, dtype=torch.uint8, device=x.device)
-    problem = _problem(x.device, m, n, k, x.dtype).but(result=result)
-    if scales is not None:
-        problem = problem.but(scaling=native.PER_TENSOR)
     with torch.cuda.device(x.device):
         stream = torch.cuda.current_stream().cuda_stream
         try:
             if sparse and native.prepare(problem, True, stream).compressed != weight.numel():
                 raise error("SL211", where=where, got=f"{weight.numel()} bytes", fix="pack the weight anew",
-                            expected=f"those of {n} rows of {k} {x.dtype}")  # fmt: skip
-            places = (scales[0].data_ptr(), scales[1].data_ptr()) if scales is not None else (0, 0)
-            native.multiply(problem, sparse, x.data_ptr(), weight.data_ptr(), places, out.data_ptr(),
+                            expected=f"those of {problem.n} rows of {problem.k} {x.dtype}")  # fmt: skip
+            native.multiply(problem, sparse, x.data_ptr(), weight.data_ptr(), scales, out.data_ptr(),
                             (scratch.data_ptr(), WORKSPACE), stream)  # fmt: skip
         except native.Refusal as e:
             raise error("SL305", where=where, got=str(e), expected="a product") from None

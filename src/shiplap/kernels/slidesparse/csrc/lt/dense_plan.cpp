@@ -29,8 +29,9 @@ const char* name_of(Status status) {
 }
 
 int failed(const Report& report, const char* function, Status status) {
-  const int kind = status == 15 || status == 8 ? SL_UNSUPPORTED : SL_INTERNAL;
-  return report.fail(kind, "%s: %s (status %d)", function, name_of(status), status);
+  const bool broken = status == 1 || status == 3 || status == 13;  // else this product is refused
+  return report.fail(broken ? SL_INTERNAL : SL_UNSUPPORTED, "%s: %s (status %d)", function,
+                     name_of(status), status);
 }
 
 #define CUBLASLT_TRY(function, ...)                            \

@@ -91,9 +91,8 @@ Problem served(const sl_context* ctx, Problem problem) {
   return problem;
 }
 
-int sparse_product(const sl_context* ctx, const DLTensor* x, const DLTensor* packed,
-                   const DLTensor* scale_weight, DLTensor* out, int64_t layout, CudaType in,
-                   CudaType result) {
+int sparse_product(const sl_context* ctx, const DLTensor* x, const DLTensor* packed, DLTensor* out,
+                   int64_t layout, CudaType in, CudaType result) {
   const Report report(ctx);
   return guarded(report, [&]() -> int {
     if (layout != kVendorLayout) {
@@ -102,11 +101,9 @@ int sparse_product(const sl_context* ctx, const DLTensor* x, const DLTensor* pac
     }
     SHIPLAP_LT_TRY(on_gpu(report, "x", x));
     SHIPLAP_LT_TRY(on_gpu(report, "packed", packed));
-    if (scale_weight != nullptr) SHIPLAP_LT_TRY(on_gpu(report, "scale_weight", scale_weight));
     const Problem problem =
         served(ctx, Problem{x->device.device_id, x->shape[0], out->shape[1], x->shape[1], in,
-                            result, scale_weight != nullptr ? kPerRow : kUnscaled,
-                            config(ctx, 0, -1), config(ctx, 1, 0)});
+                            result, kUnscaled, config(ctx, 0, -1), config(ctx, 1, 0)});
     if (trivial(problem)) return clear(ctx, problem, out);
     const SparsePlan* plan = nullptr;
     SHIPLAP_LT_TRY(registry().plan(problem, ctx->stream, report, &plan));
@@ -117,9 +114,7 @@ int sparse_product(const sl_context* ctx, const DLTensor* x, const DLTensor* pac
           static_cast<long long>(problem.k), plan->compressed);
     }
     SHIPLAP_LT_TRY(check_workspace(ctx, plan->workspace));
-    return plan->run(
-        ctx, Operands{address(x), address(packed), nullptr,
-                      scale_weight != nullptr ? address(scale_weight) : nullptr, address(out)});
+    return plan->run(ctx, Operands{address(x), address(packed), nullptr, nullptr, address(out)});
   });
 }
 
@@ -137,22 +132,22 @@ int slidesparse_lt_mm_fp8(const sl_context* ctx, const DLTensor* q, const DLTens
 
 int slidesparse_lt_sparse_mm_int8(const sl_context* ctx, const DLTensor* q, const DLTensor* packed,
                                   DLTensor* out, int64_t /*n: the rows of out*/, int64_t layout) {
-  return sparse_product(ctx, q, packed, nullptr, out, layout, kInt8, kInt32);
+  return sparse_product(ctx, q, packed, out, layout, kInt8, kInt32);
 }
 
 int slidesparse_lt_sparse_mm_fp8(const sl_context* ctx, const DLTensor* q, const DLTensor* packed,
-                                 const DLTensor* scale_weight, DLTensor* out, int64_t layout) {
-  return sparse_product(ctx, q, packed, scale_weight, out, layout, kFloat8E4M3, kBFloat16);
+                                 DLTensor* out, int64_t /*n*/, int64_t layout) {
+  return sparse_product(ctx, q, packed, out, layout, kFloat8E4M3, kBFloat16);
 }
 
 int slidesparse_lt_sparse_mm_bf16(const sl_context* ctx, const DLTensor* x, const DLTensor* packed,
                                   DLTensor* out, int64_t /*n*/, int64_t layout) {
-  return sparse_product(ctx, x, packed, nullptr, out, layout, kBFloat16, kBFloat16);
+  return sparse_product(ctx, x, packed, out, layout, kBFloat16, kBFloat16);
 }
 
 int slidesparse_lt_sparse_mm_fp16(const sl_context* ctx, const DLTensor* x, const DLTensor* packed,
                                   DLTensor* out, int64_t /*n*/, int64_t layout) {
-  return sparse_product(ctx, x, packed, nullptr, out, layout, kFloat16, kFloat16);
+  return sparse_product(ctx, x, packed, out, layout, kFloat16, kFloat16);
 }
 
 // By these shiplap knows that the library and the declarations belong together.

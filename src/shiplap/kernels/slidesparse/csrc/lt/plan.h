@@ -17,7 +17,8 @@ namespace shiplap::slidesparse::lt {
 // What cuBLASLt takes by default on Hopper; cuSPARSELt took 2 to 4 MB there (2026-11).
 constexpr size_t kWorkspace = size_t{32} << 20;
 
-// Of x and weight both; a sparse product takes the scales of its weight only, per row.
+// Of x and weight both; a sparse product takes the scales of its weight only, per row, and that of
+// integers only (cuSPARSELt 0.8.1: "INT8 input, INT32 compute kernels").
 enum Scaling : int64_t { kUnscaled = 0, kPerTensor = 1, kPerRow = 2 };
 
 // Integers only, without padding: compared and hashed as they are.

@@ -29,9 +29,12 @@ const char* name_of(Status status) {
   }
 }
 
+// A refusal comes as "invalid value" as often as "not supported": so does a split of k that is for
+// other devices. Only what tells of a broken state is more than that.
 int failed(const Report& report, const char* function, Status status) {
-  const int kind = status == 10 || status == 4 ? SL_UNSUPPORTED : SL_INTERNAL;
-  return report.fail(kind, "%s: %s (status %d)", function, name_of(status), status);
+  const bool broken = status == 1 || status == 2 || status == 6;
+  return report.fail(broken ? SL_INTERNAL : SL_UNSUPPORTED, "%s: %s (status %d)", function,
+                     name_of(status), status);
 }
 
 #define CUSPARSELT_TRY(function, ...)                          \

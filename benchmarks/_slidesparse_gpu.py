@@ -1,0 +1,148 @@
+"""What the benchmark of slidesparse on a GPU measures with: operands, clocks, algorithms; failures cost one row."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import shiplap as sl
+from shiplap.kernels.slidesparse.lt import kernels, tuning
+from shiplap.op import choices
+from shiplap.op.config import Config
+from shiplap.tune.measure import CudaClock, Plan, race
+
+FP8, INT8, BF16, CUDA = torch.float8_e4m3fn, torch.int8, torch.bfloat16, "cuda"
+Run = Callable[[], Any]
+
+
+def values(rows: int, k: int, dtype: torch.dtype) -> Tensor:
+    if dtype == INT8:
+        return torch.randint(-127, 128, (rows, k), device=CUDA, dtype=INT8)
+    return torch.randn(rows, k, device=CUDA, dtype=BF16).to(dtype)
+
+
+def two_of_four(n: int, k: int, dtype: torch.dtype) -> Tensor:
+    """Random, with two non-zeros in each four: what a slid weight is as well."""
+    ways = torch.tensor([3, 5, 6, 9, 10, 12], device=CUDA)[:, None] >> torch.arange(4, device=CUDA) & 1
+    kept = ways.to(INT8)[torch.randint(0, 6, (n, k // 4), device=CUDA)].view(n, k)
+    return values(n, k, INT8) * kept if dtype == INT8 else (values(n, k, BF16) * kept).to(dtype)
+
+
+def show(section: str, row: dict[str, Any]) -> dict[str, Any]:
+    print(json.dumps({"section": section, **row}), flush=True)
+    return row
+
+
+FAILED: list[str] = []  # the exit status says that there were some
+
+
+def failed(what: str, e: Exception, missing: bool = False) -> str:
+    """Tell it and go on; what is ``missing`` is no failure of ours. An error that the device keeps ends the run."""
+    text = f"{type(e).__name__}: {getattr(e, 'got', '') or str(e)}".splitlines()[0][:200]
+    print(f"# {what}: {text}", flush=True)
+    if not missing:
+        FAILED.append(what)
+    torch.cuda.synchronize()
+    return text
+
+
+def put(runs: dict[str, Run], name: str, make: Callable[[], Run], missing: bool = False) -> None:
+    """``make()`` under ``name``, unless it cannot be had."""
+    try:
+        runs[name] = make()
+    except Exception as e:
+        failed(name, e, missing)
+
+
+def over(us: dict[str, float], base: str, other: str, digits: int = 3) -> float | None:
+    return round(us[base] / us[other], digits) if base in us and other in us else None
+
+
+def timed(runs: dict[str, Run], seconds: float = 0.6) -> dict[str, float]:
+    """Medians in microseconds of captured runs; what cannot run is left out, with its reason."""
+    ready: dict[str, Run] = {}
+    clock = CudaClock(CUDA, "always")  # holds its graphs, and their memory, until it goes
+    for name, run in runs.items():
+        put(ready, name, lambda run=run: clock.ready(run), missing=name.startswith("torch"))
+    found = race(dict(enumerate(ready.values())), clock, Plan(rounds=40, least=5, seconds=seconds, hopeless=1e9))
+    return {name: round(found[i].median * 1e6, 2) for i, name in enumerate(ready) if i in found}
+
+
+# --- choosing algorithms ----------------------------------------------------------------------------------------------
+
+
+def quick(run: Run) -> float:
+    """The best of three, in milliseconds."""
+    run()
+    best = []
+    for _ in range(3):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        run()
+        end.record()
+        end.synchronize()
+        best.append(start.elapsed_time(end))
+    return min(best)
+
+
+_picked: dict[tuple[sl.Op, int, int, int], dict[str, int]] = {}
+
+
+def chosen(op: sl.Op, args: tuple[Any, ...], m: int, n: int, k: int) -> dict[str, int]:
+    """The fastest algorithm of a leaf product, put into force for its bucket; ValueError if there is none."""
+    if (op, m, n, k) in _picked:
+        return _picked[op, m, n, k]
+    kernel, call, ranked = next(k for k in op.kernels[CUDA] if k.name == "lt"), op._checker.bind(args), []
+    problem, stream = tuning.problem_of(op, 0, m, n, k), torch.cuda.current_stream().cuda_stream
+
+    def rank(config: dict[str, int]) -> None:
+        run = kernel.variant(Config.of(config)).run
+        try:
+            ranked.append((quick(lambda: run(call)), config))
+        except (sl.ShiplapError, RuntimeError) as e:
+            failed(f"{op.spec.opname} {m} x {n} x {k} {config}", e)
+
+    for config in (kernel.space.default(call.env).as_dict(), *tuning.algorithms(op, problem, stream, splits=(0,))):
+        rank(config)
+    ranked.sort(key=lambda pair: pair[0])
+    if op in kernels.SPARSE and m <= tuning.FEW_ROWS:
+        for _, config in ranked[:4]:
+            for split in tuning.SPLITS if config["ALG"] >= 0 else ():
+                if tuning.taken(op, problem, {**config, "SPLIT_K": split}, stream):
+                    rank({**config, "SPLIT_K": split})
+    if not ranked:
+        raise ValueError(f"no algorithm of {op.spec.opname} for {m} x {n} x {k}")
+    best = _picked[op, m, n, k] = min(ranked, key=lambda pair: pair[0])[1]
+    key = (CUDA, *op.rule.key(call))
+    choices.install([choices.Entry(op.spec.name, op.identity, key, "lt", Config.of(best))])
+    return best
+
+
+def wall(runs: dict[str, Run], calls: int = 200, rounds: int = 15) -> dict[str, float]:
+    """Microseconds from call to call, the medians of rounds that take turns."""
+    samples: dict[str, list[float]] = {}
+    for name, run in list(runs.items()):
+        try:
+            for _ in range(40):  # attaches the native binding
+                run()
+            samples[name] = []
+        except Exception as e:
+            failed(name, e, missing=name.startswith("torch"))
+            del runs[name]
+    for _ in range(rounds):
+        for name, run in runs.items():
+            torch.cuda.synchronize()
+            started = time.perf_counter()
+            for _ in range(calls):
+                run()
+            issued = time.perf_counter()
+            torch.cuda.synchronize()
+            samples[name].append((time.perf_counter() - started) / calls * 1e6)
+            samples.setdefault(f"{name}, host", []).append((issued - started) / calls * 1e6)
+    return {name: round(median(found), 2) for name, found in samples.items()}
