@@ -47,7 +47,7 @@ def failed(what: str, e: Exception, missing: bool = False) -> str:
     text = f"{type(e).__name__}: {getattr(e, 'got', '') or str(e)}".splitlines()[0][:200]
     print(f"# {what}: {text}", flush=True)
     if not missing:
-        FAILED.append(what)
+        FAILED.append(f"{what}: {text}")
     torch.cuda.synchronize()
     return text
 

@@ -299,8 +299,9 @@ def main() -> None:
         for section in options.only.split(","):
             rows = measured[section] = []
             for about, measure in SECTIONS[section]():
+                before = len(FAILED)
                 try:
-                    row = {**about, **measure()}
+                    row = {**about, **measure(), **({"left out": FAILED[before:]} if FAILED[before:] else {})}
                 except Exception as e:
                     row = {**about, "error": failed(f"{section} {about}", e)}
                 rows.append(show(section, row))

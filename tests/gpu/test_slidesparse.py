@@ -152,6 +152,8 @@ def test_quantised_rows_have_the_bits_of_the_law(dtype, floats):
             want_q, want_scale = op._reference((view.cpu(), pairs))
             same_bits(q.cpu(), want_q)
             same_bits(scale.cpu(), want_scale)
+            for got, want in zip(op._reference((view, pairs)), (want_q, want_scale), strict=True):
+                same_bits(got.cpu(), want)  # of the reference on CUDA, too
         lifted = ops.lift(x, pairs)
         same_bits(lifted.cpu(), ops.lift._reference((x.cpu(), pairs)))
 

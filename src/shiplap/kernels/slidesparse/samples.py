@@ -20,7 +20,7 @@ def pack_for(slid: Tensor, layout: int) -> tuple[Tensor, int]:
     """A 2:4 weight packed as its device reads it, and the layout: cuSPARSELt's where there is a GPU with it."""
     if slid.device.type == "cuda":
         vendor = importlib.import_module("shiplap.kernels.slidesparse.lt")
-        if vendor.available(slid.device) is True:
+        if vendor.available(slid.device, slid.dtype) is True:
             return vendor.compress(slid), ops.CUSPARSELT
     if layout != ops.PORTABLE:
         raise ValueError(f"layout {layout} on {slid.device}")  # a sample that there is not

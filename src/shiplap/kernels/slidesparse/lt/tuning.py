@@ -147,7 +147,7 @@ def tune_layer(
     dense, sparse = _LEAVES[op]
     wide = formats.dense_depth(n)
     for leaf, depth in ((dense, k), (sparse, formats.lifted_depth(k, pairs))):
-        usable = leaf in kernels.SPARSE and libraries.available(device) is True
+        usable = leaf in kernels.SPARSE and libraries.available(device, _SOURCE[leaf]) is True
         if leaf is not None and (usable or (leaf in kernels.DENSE and n % 32 == 0 and k % 32 == 0)):
             tune(leaf, [(-(-m // 16) * 16, wide, depth) for m in rows], device, seconds, again)
     layout = ops.CUSPARSELT if libraries.available(device) is True else ops.PORTABLE
