@@ -88,7 +88,7 @@ def test_the_verification_can_fail(monkeypatch):
     assert float((got - layer(*args)).norm() / layer(*args).norm()) > 1e-2
 
 
-def test_switches_are_controls(monkeypatch):
+def test_switches_are_controls():
     only(GOOD)
     args = arguments()
     from torch._dynamo.utils import counters
@@ -106,10 +106,11 @@ def test_switches_are_controls(monkeypatch):
     assert found["off"] == (0, 0, "reference")
     asked = []
     declines = {"fuses": lambda sizes: bool(asked.append(dict(sizes)))}
-    monkeypatch.setitem(qmm.templates, "cpu", [dataclasses.replace(t, **declines) for t in qmm.templates["cpu"]])
-    torch._dynamo.reset()
-    counters.clear()
-    compiled(*args)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(qmm.templates, "cpu", [dataclasses.replace(t, **declines) for t in qmm.templates["cpu"]])
+        torch._dynamo.reset()
+        counters.clear()
+        compiled(*args)
     assert counters["inductor"]["cpp_epilogue_fusion_counter"] == 0
     assert asked
     assert asked[0]["m"] == len(args[0])
