@@ -1,5 +1,6 @@
 """Importing shiplap does nothing: it is quick, opens no device, writes no file, loads only what each program needs."""
 
+import os
 import subprocess
 import sys
 
@@ -8,14 +9,22 @@ import pytest
 LAZY = ("rich", "typer", "jinja2", "msgspec", "platformdirs", "triton", "torch._inductor", "torch._dynamo")
 
 
-def python(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=True)
+def python(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=True, env=env)
 
 
 def test_the_import_is_quick():
-    """At most 150 ms of CPU time beyond ``import torch`` (2 cores, Xeon, 2026-11: 60 ms), the best of three runs."""
-    program = "import torch, time; began = time.process_time(); import shiplap; print(time.process_time() - began)"
-    times = [float(python("-c", program).stdout) * 1000 for _ in range(3)]
+    """At most 150 ms of CPU time beyond ``import torch`` (2 cores, Xeon, 2026-11: 60 ms), the best of three runs.
+
+    Without the collector: whether going through torch's objects (100 ms) falls due here is chance. Of compiled modules,
+    as an installed package has them.
+    """
+    program = (
+        "import torch, time, gc; gc.disable(); began = time.process_time(); import shiplap;"
+        "print(time.process_time() - began)"
+    )
+    cached = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}  # the first run writes them
+    times = [float(python("-c", program, env=cached).stdout) * 1000 for _ in range(4)]
     assert min(times) <= 150, f"{times} ms"
 
 
