@@ -1,6 +1,7 @@
 // The whole device core as one translation unit: torch's headers are most of what there is to
 // compile, so they are read once.
 #include "autocast.cpp"
+#include "autograd.cpp"
 #include "call.cpp"
 #include "device.cpp"
 #include "fallback.cpp"

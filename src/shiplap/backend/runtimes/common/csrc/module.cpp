@@ -247,6 +247,7 @@ PyModuleDef definition = {PyModuleDef_HEAD_INIT,
 PyMODINIT_FUNC PyInit__C() {
   try {
     shiplap::backend::register_stand_ins();
+    shiplap::backend::join_autograd();
   } catch (const std::exception& e) {
     PyErr_SetString(PyExc_ImportError, e.what());
     return nullptr;
