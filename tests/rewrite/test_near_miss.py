@@ -30,6 +30,67 @@ def test_other_spellings_match(fn):
     assert found.args[0][1].startswith("float32[4, 6] of ")
 
 
+def dropped(x: Float[Tensor, "b k"], p: float):
+    return F.dropout(x.sin(), p).cos()
+
+
+def normed(x: Float[Tensor, "b k"], g: Float[Tensor, "k"], eps: float):
+    return F.layer_norm(x, (x.shape[-1],), g, eps=eps).relu()
+
+
+DROPPED = rewrite(dropped, dropped)
+NORMED = rewrite(normed, normed)
+
+
+@pytest.mark.parametrize(
+    ("made", "fn", "bound"),
+    [
+        (DROPPED, lambda x, g: dropped(x, 0.3), 0.3),
+        (DROPPED, lambda x, g: dropped(x, 0.5), 0.5),  # the default, written
+        (DROPPED, lambda x, g: F.dropout(x.sin()).cos(), 0.5),  # and left out
+        (DROPPED, lambda x, g: F.dropout(x.sin(), training=True, p=0.5).cos(), 0.5),
+        (NORMED, lambda x, g: F.layer_norm(x, (6,), g).relu(), 1e-5),
+        (NORMED, lambda x, g: F.layer_norm(x, [6], g, None, 1e-5).relu(), 1e-5),
+        (NORMED, lambda x, g: torch.layer_norm(x, (6,), g, eps=1e-6, cudnn_enable=True).relu(), 1e-6),
+    ],
+)
+def test_a_float_that_has_its_default_is_bound_like_any_other(made, fn, bound):
+    (found,) = outcomes(made, fn, X, torch.randn(6))
+    assert isinstance(found, Match), found
+    assert found.args[-1][1] == repr(bound)
+
+
+def convolved(x, w):
+    return torch.add(F.conv2d(x, w).relu(), 1, alpha=2)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x, w: torch.add(F.conv2d(x, w, None, (1, 1), 0).relu(), 1, alpha=2.0),
+        lambda x, w: torch.add(F.conv2d(x, w, stride=[1, 1], padding=(0, 0), groups=1).relu(), 1, alpha=2),
+        lambda x, w: F.conv2d(x, w, bias=None, dilation=1).relu().add(1, alpha=2),
+    ],
+)
+def test_defaults_and_numbers_that_stand_for_lists_may_be_spelled_any_way(fn):
+    x, w = torch.randn(2, 4, 8, 9), torch.randn(7, 4, 3, 5)
+    made = rewrite(convolved, convolved, samples=lambda: [(x, w)])
+    (found,) = outcomes(made, fn, x, w)
+    assert isinstance(found, Match), found
+    miss = near(made, lambda x, w: torch.add(F.conv2d(x, w, stride=2).relu(), 1, alpha=2), x, w)
+    assert (miss.obstacle, miss.reason) == (
+        "argument",
+        "conv2d is also given stride=[2, 2]; the pattern leaves that out",
+    )
+
+
+def test_a_view_as_another_dtype_is_not_one_as_another_shape():
+    made = rewrite(lambda x: x.view(torch.int32).sign().cos(), lambda x: x * 1, name="bits", samples=lambda: [(X,)])
+    assert isinstance(outcomes(made, lambda x: x.view(torch.int32).sign().cos(), X)[0], Match)
+    found = near(made, lambda x: x.view(torch.uint32).sign().cos(), X)
+    assert found.reason == ".view has dtype=torch.uint32, the pattern torch.int32"
+
+
 def test_dims_count_from_either_end():
     made = rewrite(lambda x: torch.softmax(x, -1).sum(1), lambda x: torch.ones_like(x[:, 0]), name="rows")
     found = near_or_match(made, lambda x: F.softmax(x, dim=1).sum(-1))

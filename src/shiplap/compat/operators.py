@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import operator
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,10 +13,18 @@ from torch.fx import Node
 
 from shiplap.compat.nodes import node_value
 
-__all__ = ["Signature", "operator_of", "signature_of"]
+__all__ = ["Parameter", "Signature", "operator_of", "signature_of"]
 
-Signature = dict[str, Any]
-"""Argument name → default, or ``inspect.Parameter.empty``."""
+
+class Parameter(NamedTuple):
+    """``default``: ``inspect.Parameter.empty`` where there is none. ``numbers``: how many a list has for which one may
+    stand (``stride=2`` of a ``conv2d``), else 0."""
+
+    default: Any = inspect.Parameter.empty
+    numbers: int = 0
+
+
+Signature = dict[str, Parameter]
 
 VIEWS = frozenset({"view", "reshape", "_unsafe_view"})  # the same elements in the same order
 OPERATORS = {"truediv": "div", "mod": "remainder", "and_": "bitwise_and", "or_": "bitwise_or", "invert": "bitwise_not"}
@@ -52,7 +60,7 @@ def signature_of(node: Node) -> Signature:
     if node.op == "call_function" and inspect.isfunction(target):
         parameters = inspect.signature(target).parameters.values()
         return {} if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters) else {
-            p.name: p.default for p in parameters
+            p.name: Parameter(p.default) for p in parameters
         }  # fmt: skip
     packet = target if isinstance(target, torch._ops.OpOverloadPacket) else _packet(str(operator_of(node)))
     for overload in _overloads(packet):
@@ -76,7 +84,10 @@ def _overloads(packet: Any) -> tuple[Any, ...]:
 @cache
 def _of_schema(overload: Any) -> Signature:
     empty = inspect.Parameter.empty
-    return {a.name: a.default_value if a.has_default_value() else empty for a in overload._schema.arguments}
+    return {
+        a.name: Parameter(a.default_value if a.has_default_value() else empty, a.N or 0)
+        for a in overload._schema.arguments
+    }
 
 
 def _fits(overload: Any, node: Node) -> bool:
@@ -85,7 +96,13 @@ def _fits(overload: Any, node: Node) -> bool:
     if len(node.args) > len(positional) or not set(node.kwargs) <= names:
         return False
     pairs = zip(positional, node.args, strict=False)
-    return all(_is_tensor(v) == (str(a.type) in ("Tensor", "Optional[Tensor]")) for a, v in pairs if v is not None)
+    return all(_takes(str(a.type), v) for a, v in pairs if v is not None)
+
+
+def _takes(kind: str, v: Any) -> bool:
+    if isinstance(v, torch.dtype):  # of x.view(dtype), whose other form takes sizes
+        return "List" not in kind
+    return _is_tensor(v) == (kind in ("Tensor", "Optional[Tensor]"))
 
 
 def _is_tensor(v: Any) -> bool:

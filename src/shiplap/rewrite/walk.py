@@ -113,6 +113,8 @@ class _Walker:
 
     def _arguments(self, fit: Fit, want: Node, found: Node) -> Fit:
         wanted, given = arguments(want), arguments(found)
+        if not wanted.keys() <= given.keys():
+            given = arguments(found, wanted)
         if wanted.keys() != given.keys():
             return self._stop(fit, found, "argument", _renamed(found, wanted, given))
         orders = [list(wanted)]
@@ -136,7 +138,7 @@ class _Walker:
                 fit = self._value(fit, w, g, name, caller, user)
             return fit
         held = value(want) if isinstance(want, Node) else want
-        if is_size(held):
+        if is_size(held) and not (type(given) is float and held == given):  # alpha=2 and alpha=2.0 are one
             return self._size(fit, held, given, name, user)
         if isinstance(want, Node):
             return self.node(fit, want, given, user)
