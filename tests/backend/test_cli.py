@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from shiplap.backend import audit
 from shiplap.backend.project import Project
 from shiplap.cli.app import app
 from tests.backend import described
@@ -81,14 +82,17 @@ def test_a_program_that_fails_says_how(project: Project, tmp_path: Path) -> None
     assert "ValueError: no weights" in err
 
 
-@pytest.mark.slow
-def test_audit_runs_the_database_in_processes(project: Project) -> None:
-    report = run("audit", project.root, "--ops", "add,mm,erfc", "--dtypes", "f32,i64", "--samples", "3", "--json")
-    states = {(v["op"], v["dtype"]): v["state"] for v in report["verdicts"]}
-    assert states["add", "f32"] == "native"
-    assert states["mm", "f32"] in ("native", "mixed")  # a product without terms is the CPU's
-    assert states["add", "i64"] == states["mm", "i64"] == states["erfc", "f32"] == "fallback"
-    assert report["counts"]["f32"].get("fail", 0) == 0
+def test_audit_reports_what_the_sweep_found(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sweep itself: tests/backend/test_opinfo.py."""
+    found = [audit.Verdict("add", "f32", "native", 3), audit.Verdict("mm", "f32", "fail", 3, why="1 for 2")]
+    monkeypatch.setattr(audit, "audit", lambda *a, **k: [v for v in found if v.op in a[1]])
+    monkeypatch.setattr(audit, "operators", lambda project: ["add", "mm"])
+    report = run("audit", project.root, "--match", "a", "--json")
+    assert report["counts"]["f32"]["native"] == len(report["verdicts"]) == 1
+    out, _ = run("audit", project.root, "--ops", "add,mm", status=1)
+    assert out.split("\n")[:2] == ["f32  native 1  fail 1", "fail  mm  f32  1 for 2"]
+    _, err = run("audit", project.root, "--match", "nothing", status=2)
+    assert "no operator matches 'nothing'" in err
 
 
 def test_diff_of_locks(project: Project, tmp_path: Path) -> None:

@@ -7,21 +7,35 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from shiplap.backend.project import Project
 from shiplap.errors import error
 
-__all__ = ["Verdict", "audit", "operators", "table"]
+__all__ = ["STATES", "Verdict", "audit", "operators", "table"]
 
-State = Literal["native", "mixed", "fallback", "composite", "fail", "crash", "empty"]
-_GRANULE = 24  # operators a process: an import costs 4 s, a crash costs the rest of its process
+State = Literal["native", "mixed", "fallback", "core", "refused", "fail", "crash", "left"]
+STATES: dict[State, str] = {
+    "native": "in the device's own kernels",
+    "mixed": "native, with help of the CPU",
+    "fallback": "on the CPU, counted",
+    "core": "views, copies and memory: no kernel was asked",
+    "refused": "NotImplementedError that says why, and no value",
+    "fail": "a wrong value or an unexpected error",
+    "crash": "the process ended or hung",
+    "left": "not run: torch's own decorators skip it, or the CPU accepts no sample",
+}
+_GRANULE = 168  # cases a process: an import costs 4 s, a crash another one
+_PATIENCE = 900  # seconds for a process
+
+Case = tuple[str, str]  # operator, dtype
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """One operator and dtype: where it ran, and what was wrong. ``mixed`` is native with help of the CPU."""
+    """One operator and dtype: where it ran, and what was wrong or why it did not run."""
 
     op: str
     dtype: str
@@ -29,29 +43,31 @@ class Verdict:
     samples: int
     native: tuple[str, ...] = ()
     fallback: tuple[str, ...] = ()
-    failure: str = ""
+    why: str = ""
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
 def operators(project: Project) -> list[str]:
-    """Names of the OpInfo database."""
-    found: list[str] = json.loads(_lines(project, ["--list"])[0][0])
+    """Names of the OpInfo database. SL906 if torch's test package cannot be imported."""
+    lines, end = _lines(project, None)
+    if end:
+        raise error("SL906", where="the OpInfo database", what="backend cannot be swept", got=end,
+                    expected="torch's test package", fix="pip install expecttest hypothesis")  # fmt: skip
+    found: list[str] = json.loads(lines[0])
     return found
 
 
-def _command(project: Project, arguments: Sequence[str]) -> list[str]:
-    return [sys.executable, "-m", "shiplap.backend.sweep", str(project.package.resolve()), *arguments]
-
-
-def _lines(project: Project, arguments: Sequence[str], timeout: float = 900) -> tuple[list[str], str]:
-    """Output lines of one process, and how it ended if it did not end well."""
+def _lines(project: Project, cases: Sequence[Case] | None, samples: int = 0) -> tuple[list[str], str]:
+    """Output lines of one process, and how it ended if it did not end well; without ``cases``, the operators."""
+    arguments = ["--list"] if cases is None else ["--samples", str(samples)]
+    command = [sys.executable, "-m", "shiplap.backend.sweep", str(project.package.resolve()), *arguments]
     try:
-        run = subprocess.run(_command(project, arguments), capture_output=True, text=True, timeout=timeout)
+        run = subprocess.run(command, input=json.dumps(cases), capture_output=True, text=True, timeout=_PATIENCE)
     except subprocess.TimeoutExpired as e:
         text = e.stdout.decode() if isinstance(e.stdout, bytes) else e.stdout or ""
-        return text.splitlines(), f"no answer within {timeout:.0f} s"
+        return text.splitlines(), f"no answer within {_PATIENCE} s"
     if run.returncode == 0:
         return run.stdout.splitlines(), ""
     return run.stdout.splitlines(), f"exit status {run.returncode}: {run.stderr.strip()[-300:]}"
@@ -63,49 +79,61 @@ def audit(
     dtypes: Sequence[str],
     *,
     samples: int = 8,
+    jobs: int = 1,
     tell: Callable[[str], object] = str,
 ) -> Iterator[Verdict]:
-    """Yield a verdict for each of ``names`` in each dtype. SL906 if the device cannot be loaded at all."""
-    waiting = list(names)
+    """Yield a verdict for each of ``names`` in each dtype that it has. SL906 if the device cannot be loaded at all."""
+    cases = [(name, dtype) for name in names for dtype in dtypes]
+    batches = [cases[i : i + _GRANULE] for i in range(0, len(cases), _GRANULE)]
+    with ThreadPoolExecutor(jobs) as pool:
+        for n, verdicts in enumerate(pool.map(lambda batch: _batch(project, batch, samples), batches)):
+            tell(f"{min((n + 1) * _GRANULE, len(cases))}/{len(cases)} operators and dtypes")
+            yield from verdicts
+
+
+def _batch(project: Project, cases: Sequence[Case], samples: int) -> list[Verdict]:
+    """Verdicts of ``cases``; after a crash another process goes on behind the case that caused it."""
+    verdicts = []
+    waiting = list(cases)
     while waiting:
-        batch, waiting = waiting[:_GRANULE], waiting[_GRANULE:]
-        tell(f"{len(names) - len(waiting)}/{len(names)} operators")
-        lines, end = _lines(
-            project, ["--ops", ",".join(batch), "--dtypes", ",".join(dtypes), "--samples", str(samples)]
-        )
-        started: tuple[str, str] | None = None
+        lines, end = _lines(project, waiting, samples)
+        started: Case | None = None
         for row in map(json.loads, lines):
             if "start" in row:
                 started = row["start"], row["dtype"]
                 continue
             started = None
-            yield _verdict(row)
+            verdicts.append(_verdict(row))
         if end and started is None:
             raise error("SL906", where=str(project.package), what="backend cannot be swept", got=end,
                         expected="a device that loads", fix="run 'shiplap backend build' first")  # fmt: skip
-        if started is not None:
-            yield Verdict(*started, "crash", 0, failure=end)
-            rest = batch[batch.index(started[0]) + 1 :]
-            waiting = rest + waiting
+        if started is None:
+            break
+        verdicts.append(Verdict(*started, "crash", 0, why=end))
+        waiting = waiting[waiting.index(started) + 1 :]
+    return verdicts
 
 
 def _verdict(row: dict[str, Any]) -> Verdict:
     fallback = tuple(f"{op}: {why}" for op, reasons in sorted(row["fallback"].items()) for why in reasons)
-    state: State = "composite"
+    state: State = "core"
     if row["failure"]:
         state = "fail"
+    elif row["refused"]:
+        state = "refused"
     elif not row["samples"]:
-        state = "empty"
+        state = "left"
     elif row["native"]:
         state = "mixed" if fallback else "native"
     elif fallback:
         state = "fallback"
-    return Verdict(row["op"], row["dtype"], state, row["samples"], tuple(row["native"]), fallback, row["failure"])
+    why = row["failure"] or row["refused"] or row["skipped"]
+    return Verdict(row["op"], row["dtype"], state, row["samples"], tuple(row["native"]), fallback, why)
 
 
 def table(verdicts: Sequence[Verdict]) -> dict[str, dict[str, int]]:
-    """Counts by dtype and state."""
+    """Counts by dtype and state, every state named."""
     counts: dict[str, Counter[str]] = {}
     for v in verdicts:
         counts.setdefault(v.dtype, Counter())[v.state] += 1
-    return {dtype: dict(sorted(c.items())) for dtype, c in counts.items()}
+    return {dtype: {state: c[state] for state in STATES} for dtype, c in counts.items()}

@@ -64,7 +64,7 @@ def new(device: str, runtime_name: str, root: Path, *, units: int = 16) -> Proje
     context = {"device": device, "runtime": chosen.name, "units": units, "requires": chosen.requires}
     files = {
         "backend.toml": "backend.toml", "ops.yaml": "ops.yaml", "setup.py": "setup.py",
-        "pyproject.toml": "pyproject.toml",
+        "pyproject.toml": "pyproject.toml", "test_opinfo.py": "test_opinfo.py",
         f"torch_{device}/__init__.py": "package.py",
     }  # fmt: skip
     for name, template in files.items():

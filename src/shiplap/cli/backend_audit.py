@@ -18,7 +18,11 @@ Examples:
   shiplap backend audit torch-openvino --dtypes f32,bf16,i64     several dtypes
   shiplap backend audit torch-openvino --match '^add|^mm$'       some operators
   shiplap backend audit torch-openvino --ops add,mm --samples 3  these, quickly
+  shiplap backend audit torch-openvino --jobs 8                  several processes at a time
   shiplap backend audit torch-openvino --json > opinfo.json      every verdict, with its reason
+
+\b
+The same test cases run under pytest: cd torch-openvino && pytest test_opinfo.py -k 'add and float32'
 
 \b
 Exit status:
@@ -33,9 +37,10 @@ def command(
     match: Annotated[str, typer.Option("--match", help="Regular expression on the operator's name.")] = "",
     ops: Annotated[str, typer.Option("--ops", help="Exact names instead, separated by commas.")] = "",
     samples: Annotated[int, typer.Option("--samples", min=1, help="At most so many samples an operator.")] = 8,
+    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Processes at a time.")] = 1,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON value: counts and verdicts.")] = False,
 ) -> None:
-    """Run every sample of the OpInfo database on the device and on the CPU, in processes that may crash."""
+    """Run torch's operator database on the device and on the CPU, in processes that may crash."""
     from shiplap.backend import audit
     from shiplap.backend.project import open_project
     from shiplap.errors import error
@@ -46,14 +51,15 @@ def command(
         raise error(
             "SL613", where="--match", got=f"no operator matches {match!r}", expected="part of a name such as 'add'"
         )
-    verdicts = list(audit.audit(project, names, dtypes.split(","), samples=samples, tell=console.note))
+    verdicts = list(audit.audit(project, names, dtypes.split(","), samples=samples, jobs=jobs, tell=console.note))
     bad = [v for v in verdicts if v.state in ("fail", "crash")]
     if json:
         console.emit_json({"counts": audit.table(verdicts), "verdicts": [v.as_json() for v in verdicts]})
     else:
         for dtype, counts in audit.table(verdicts).items():
-            console.out().print(f"{dtype:5}" + "  ".join(f"{k} {n}" for k, n in counts.items()), markup=False)
-        for v in bad:
-            console.out().print(f"{v.state}  {v.op}  {v.dtype}  {v.failure}", markup=False)
+            console.out().print(f"{dtype:5}" + "  ".join(f"{k} {n}" for k, n in counts.items() if n), markup=False)
+        for v in verdicts:
+            if v.state in ("fail", "crash", "refused"):
+                console.out().print(f"{v.state}  {v.op}  {v.dtype}  {v.why}", markup=False)
     if bad:
         raise typer.Exit(console.FAILED)

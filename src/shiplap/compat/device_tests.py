@@ -1,0 +1,48 @@
+"""PyTorch's own device tests: its operator database, and what makes test cases of it for a device.
+
+Importing torch's test package looks for devices once and freezes the flags of ``torch.backends``, so it is imported
+when a function here is called: by a process that has loaded its device and does nothing but test it. The package needs
+``expecttest`` and ``hypothesis``.
+
+Known to work on torch 2.11, 2.13, 2.15.
+"""
+
+from __future__ import annotations
+
+import unittest
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+__all__ = ["instantiate", "op_infos"]
+
+
+def op_infos() -> dict[str, Any]:
+    """The OpInfo database by full name (``"div.floor_rounding"``)."""
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    return {op.full_name: op for op in op_db}
+
+
+def instantiate(
+    name: str,
+    check: Callable[[Any, str, torch.dtype, Any], None],
+    infos: Sequence[Any],
+    dtypes: Sequence[torch.dtype],
+    scope: dict[str, Any],
+) -> type[unittest.TestCase]:
+    """Test cases for the PrivateUse1 device, by ``instantiate_device_type_tests``: ``name`` + ``PRIVATEUSE1`` in
+    ``scope``, with a method ``{check.__name__}_{op}_{device}_{dtype}`` for each of ``infos`` and those of ``dtypes``
+    that it supports, which calls ``check(case, device, dtype, op)``. RuntimeError if no device was loaded before.
+    """
+    from torch.testing._internal.common_device_type import instantiate_device_type_tests, ops
+    from torch.testing._internal.common_utils import TestCase
+
+    method = ops(infos, allowed_dtypes=tuple(dtypes))(check)
+    scope[name] = type(name, (TestCase,), {check.__name__: method, "__module__": scope["__name__"]})
+    instantiate_device_type_tests(scope[name], scope, only_for=("privateuse1",))
+    made: type[unittest.TestCase] | None = scope.get(f"{name}PRIVATEUSE1")
+    if made is None:
+        raise RuntimeError("torch's tests know no PrivateUse1 device: load it before they are imported")
+    return made
