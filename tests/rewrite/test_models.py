@@ -17,14 +17,13 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 pytest.importorskip("transformers")
 
-from shiplap.kernels.dense.rewrites import int8_linear, linear_activation, norm_linear
-from shiplap.rewrite import Match, Rewrite
+from shiplap.kernels.dense.rewrites import conv_norm_dense, int8_linear, linear_activation, norm_linear
+from shiplap.rewrite import Match, NearMiss, Rewrite
 from shiplap.rewrite.group import StackedLinears, StackedNorms, WideLinears
-from shiplap.rewrite.shipped import FoldedNorm, attention, conv_norm
+from shiplap.rewrite.shipped import attention, conv_norm
 from tests.rewrite.models import build, quantise
 
 SIX = ("bert", "llama", "mixtral", "resnet50", "vit", "convnext")
@@ -44,8 +43,7 @@ def everything() -> list[Rewrite]:
     always: dict[str, Any] = {"always": True}
     return [
         *attention, WideLinears(**always), *norm_linear(**always)[1:], *linear_activation(**always),
-        StackedLinears(**always), StackedNorms(**always),
-        FoldedNorm("conv_norm", "conv2d", F.conv2d, conv_norm.examples, **always),
+        StackedLinears(**always), StackedNorms(**always), conv_norm.forced(),
     ]  # fmt: skip
 
 
@@ -78,6 +76,24 @@ def test_matches_are_pinned_and_outputs_are_those_of_eager(name: str) -> None:
     for g, e in zip(got.to_tuple(), expected.to_tuple(), strict=True):
         if isinstance(e, torch.Tensor):
             torch.testing.assert_close(g, e, rtol=1e-4, atol=3e-5)
+
+
+def test_convolutions_of_our_own_in_a_resnet() -> None:
+    """In channels-last, with constant weights. On the CPU all are declined; then all are forced, in the same graph."""
+    import torch._inductor.config as config
+
+    model, inputs = build("resnet50")
+    model, inputs = (
+        model.to(memory_format=torch.channels_last),
+        {k: v.to(memory_format=torch.channels_last) for k, v in inputs.items()},
+    )
+    with torch.no_grad(), config.patch(freezing=True):
+        expected = model(**inputs)[0]
+        got, outcomes = rewritten(model, inputs, [conv_norm_dense, conv_norm_dense.forced()])
+    misses = [o for o in outcomes if isinstance(o, NearMiss)]
+    assert {(m.obstacle, m.reason.partition(",")[0]) for m in misses} == {("cost", "on the CPU")}
+    assert len(misses) == counted(outcomes)["conv_norm_dense"] == PINNED["resnet50"]["conv_norm"]
+    torch.testing.assert_close(got[0], expected, rtol=1e-4, atol=3e-5)
 
 
 @pytest.mark.parametrize("name", ["bert", "llama", pytest.param("vit", marks=pytest.mark.slow)])

@@ -10,11 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from shiplap.kernels.dense.rewrites import conv_norm_dense, int8_linear, linear_activation, norm_linear
-from shiplap.kernels.sparse3d import SparseTensor
-from shiplap.kernels.sparse3d.nn import Sequential, SubMConv3d
 from shiplap.kernels.sparse3d.rewrites import conv_norm_sparse3d
 from shiplap.rewrite import Match
-from shiplap.rewrite.shipped import FoldedNorm, attention, conv_norm, no_ops
+from shiplap.rewrite.shipped import attention, conv_norm, no_ops
+from tests.kernels.nets import UNet, padded
 from tests.rewrite.specimens import near, outcomes
 
 SAMPLE = (no_ops, attention[2], conv_norm, conv_norm_dense, conv_norm_sparse3d, int8_linear()[0])
@@ -113,31 +112,37 @@ def test_layers_of_a_gpu_are_declined_on_the_cpu() -> None:
     assert "library's is faster" in miss.reason
 
 
-def test_norms_of_a_sparse_network_are_folded() -> None:
-    """Convolution, batch norm, ReLU, twice, as in our U-Nets."""
+def test_norms_of_a_sparse_unet_are_folded_where_its_weights_are_constants() -> None:
+    """``sparse3d.BatchNorm`` writes itself out in compiled code: all three of a U-Net with strides and a skip."""
+    import torch._inductor.config as config
+
     torch.manual_seed(0)
-    layers = [(SubMConv3d(3, 8, 3, bias=False), nn.BatchNorm1d(8), nn.ReLU()), (SubMConv3d(8, 4, 3), nn.BatchNorm1d(4))]
-    model = Sequential(*(m for layer in layers for m in layer)).eval()
+    model, args = UNet().eval(), padded(60)
     for norm in (m for m in model.modules() if isinstance(m, nn.BatchNorm1d)):
-        norm.running_mean.normal_()
-        norm.running_var.uniform_(0.5, 2)
-    coords = torch.unique(torch.randint(0, 6, (60, 3)), dim=0)
-    coords = torch.cat([torch.zeros(len(coords), 1, dtype=torch.long), coords], 1).int()
-    always = FoldedNorm(conv_norm_sparse3d.name, conv_norm_sparse3d.operator, conv_norm_sparse3d.conv,
-                        conv_norm_sparse3d.examples, always=True)  # fmt: skip
+        norm.running_mean.normal_()  # type: ignore[union-attr]
+        norm.running_var.uniform_(0.5, 2)  # type: ignore[union-attr]
     found: list[Any] = []
 
     def backend(gm: torch.fx.GraphModule, _: Any) -> Any:
-        found.extend(always.apply(gm.graph))
+        found[:] = conv_norm_sparse3d.apply(gm.graph)
         gm.graph.lint()
         gm.recompile()
         return gm.forward
 
-    def run(feats: Tensor) -> Tensor:
-        return model(SparseTensor(feats, coords, spatial_shape=(6, 6, 6), batch_size=1)).feats
-
-    feats = torch.randn(len(coords), 3)
     with torch.no_grad():
-        got, expected = torch.compile(run, backend=backend)(feats), run(feats)
-    assert sum(isinstance(f, Match) for f in found) == 2
-    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+        with config.patch(freezing=True):
+            got = torch.compile(model, backend=backend, fullgraph=True)(*args)
+        assert [type(f) for f in found] == [Match] * 3
+        assert found[0].operators[:3] == ("sparse3d::conv", ".to", "sub")
+        torch.testing.assert_close(got, model(*args), rtol=1e-4, atol=1e-5)
+        torch.compile(lambda *given: model(*given), backend=backend, fullgraph=True)(*args)
+    assert {(f.obstacle, f.reason.partition(" is ")[2][:11]) for f in found} == {("cost", "no constant")}
+
+
+def test_a_convolution_of_our_own_pays_on_gpus_where_it_is_of_one_pixel() -> None:
+    def pays(size: int, device: str) -> Any:
+        return conv_norm_dense.pays({"weight": torch.empty(8, 4, size, size, device=device)})  # type: ignore[misc]
+
+    assert pays(1, "meta") is True  # as on any device but the CPU
+    assert pays(3, "meta") == "weights of [3, 3]: the library's convolution is as fast as the template"
+    assert "the template is no faster" in pays(1, "cpu")

@@ -56,7 +56,8 @@ def command(
 
     The model is compiled afresh, past all caches, with the rewrites in force. Shown are the places that matched, with
     what was saved there; the near misses, each with the node and the guard, shape, dtype, user or argument that
-    stopped it; and, unless --dry-run, kernels, time and results without the rewrites and with them.
+    stopped it; and, unless --dry-run, kernels, time and results without the rewrites and with them, and what each
+    rewrite that matched adds to those before it.
     """
     from shiplap.report import facts
     from shiplap.rewrite.survey import survey
@@ -66,7 +67,8 @@ def command(
         module = import_home(home or model)
         fn, args = _model(module, name), _arguments(module, inputs)
         chosen = _rewrites(module, rewrites or [])
-        found = survey(fn, args, chosen, train=train, measure=not dry_run, target=model, dynamic=dynamic or None)
+        found = survey(fn, args, chosen, train=train, measure=not dry_run, target=model, dynamic=dynamic or None,
+                       say=console.note)  # fmt: skip
     about = facts(model=model)
     if html is not None:
         from shiplap.rewrite.show import survey_html

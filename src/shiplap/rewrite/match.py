@@ -28,16 +28,14 @@ Obstacle = Literal[
 
 @dataclass(frozen=True)
 class Saving:
-    """Before minus after; negative is a cost, None not measured.
+    """Of one place, before minus after; negative is a cost. Kernels and time belong to no place, since fusing knows no
+    bounds between places: ``shiplap.rewrite.survey.Step`` has them for each rewrite.
 
-    ``nodes``: calls in the graph; ``kernels``: launched by compiled code; ``bytes``: read and written by the nodes when
-    none is fused; ``ns``: a call.
+    ``nodes``: calls in the graph; ``bytes``: read and written by the nodes when none is fused.
     """
 
     nodes: int = 0
-    kernels: int | None = None
-    bytes: int | None = None
-    ns: float | None = None
+    bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,7 @@ class Match:
         operators: of the replaced nodes, in graph order.
         args: what the pattern's arguments were bound to: ``("x", "float32[8, 64] of linear_1")``.
         graph: number of the graph within its scope.
-        saving: nodes and bytes here; a dry run adds kernels and time.
+        saving: nodes and bytes here.
     """
 
     rewrite: str

@@ -18,7 +18,7 @@ from shiplap.rewrite.scope import Rewrites
 from shiplap.tune.measure import Plan, clock_for, race
 from shiplap.verify.run import tensors
 
-__all__ = ["Call", "Measured", "Survey", "View", "survey"]
+__all__ = ["Call", "Measured", "Step", "Survey", "View", "survey"]
 
 
 @dataclass(frozen=True)
@@ -43,17 +43,28 @@ class View:
 
 
 @dataclass(frozen=True)
+class Step:
+    """What one rewrite adds to those before it: kernels, and seconds a call, without it and with it."""
+
+    rewrite: str
+    kernels: tuple[int, int]
+    seconds: tuple[float, float]
+
+
+@dataclass(frozen=True)
 class Measured:
     """The compiled function without the rewrites and with them: kernels, seconds a call (medians), largest difference.
 
     ``error``: between the two, relative to the largest result; ``eager_error``: between compiled code without rewrites
-    and eager, for comparison.
+    and eager, for comparison. ``steps``: of the rewrites that matched, in the order in which they are applied; kernels
+    and seconds of one step are where those of the next begin.
     """
 
     kernels: tuple[int, int]
     seconds: tuple[float, float]
     error: float
     eager_error: float
+    steps: tuple[Step, ...] = ()
 
     @property
     def speedup(self) -> float:
@@ -78,6 +89,10 @@ class Survey:
     @property
     def near_misses(self) -> list[NearMiss]:
         return [o for o in self.outcomes if isinstance(o, NearMiss)]
+
+    def step(self, rewrite: str) -> Step | None:
+        """What was measured of one rewrite, if it matched."""
+        return next((s for s in (self.measured.steps if self.measured else ()) if s.rewrite == rewrite), None)
 
     @property
     def summary(self) -> str:
@@ -126,59 +141,85 @@ def _shape(node: Node) -> str:
 
 def survey(
     fn: Callable[..., Any], args: Sequence[Any], rewrites: Sequence[Rewrite], *, train: bool = False,
-    measure: bool = True, target: str = "", dynamic: bool | None = None,
+    measure: bool = True, target: str = "", dynamic: bool | None = None, say: Callable[[str], None] = lambda text: None,
 ) -> Survey:  # fmt: skip
     """Compile ``fn`` for ``args`` with ``rewrites`` and run it; nothing stays compiled, no cache is read or filled.
 
     Args:
         train: run a backward pass as well; else gradients are off.
-        measure: compile without the rewrites, too, and compare kernels, time and results.
+        measure: compile without the rewrites, too, and with one after the other of those that matched; compare
+            kernels, time and results.
         dynamic: of ``torch.compile``.
+        say: hears what is being compiled.
 
     Raises:
         ShiplapError: SL806 when no graph was compiled; SL801 for a rewrite that its proof refuses.
     """
     from shiplap.compat import reset_compiler
 
+    say("proving the rewrites")
     watched = _Watched(*rewrites)
     reset_compiler()
     try:
-        changed = torch.compile(_alone(fn), options=watched.options(), dynamic=dynamic)
-        kernels, results = _compiled(changed, args, train)
+        say("compiling with them")
+        changed = _Variant(fn, args, watched.options(), train, dynamic)
         if not watched.compiled:
             where = target or getattr(fn, "__qualname__", type(fn).__name__)
             raise error("SL806", where=where, got="no graph was compiled",
                         expected="a function of tensors that torch.compile can take")  # fmt: skip
         outcomes, views, graphs = tuple(watched.outcomes), tuple(watched.views), watched.compiled
-        measured = None
-        if measure:
-            plain = torch.compile(_alone(fn), dynamic=dynamic)
-            without, before = _compiled(plain, args, train)
-            seconds = _timed(plain, changed, args, train)
-            apart = _apart(results, before), _apart(before, _call(fn, args, train))
-            measured = Measured((without, kernels), seconds, *apart)
+        measured = _measured(fn, args, watched, changed, say) if measure else None
     finally:
         reset_compiler()
     return Survey(target, tuple((r.name, r.level) for r in watched), outcomes, views, graphs, measured)
 
 
-def _compiled(fn: Callable[..., Any], args: Sequence[Any], train: bool) -> tuple[int, list[Tensor]]:
-    """Kernels of the code that the first call compiles, and what it returns."""
-    from shiplap.compat.explain import observe
+class _Variant:
+    """``fn`` compiled in one way and called once: ``kernels`` of its code, and its ``results``."""
 
-    with observe() as graphs:
-        results = _call(fn, args, train)
-    return sum(bool(g.kernel) for graph in graphs for g in graph.named()), results
+    def __init__(
+        self, fn: Callable[..., Any], args: Sequence[Any], options: dict[str, Any], train: bool, dynamic: bool | None
+    ) -> None:
+        from shiplap.compat.explain import observe
+
+        self.args, self.train, self.dynamic = args, train, dynamic
+        self.compiled = torch.compile(_alone(fn), options=options, dynamic=dynamic)
+        with observe() as graphs:
+            self.results = self()
+        self.kernels = sum(bool(g.kernel) for graph in graphs for g in graph.named())
+
+    def __call__(self) -> list[Tensor]:
+        return _call(self.compiled, self.args, self.train)
 
 
-def _timed(
-    plain: Callable[..., Any], changed: Callable[..., Any], args: Sequence[Any], train: bool
-) -> tuple[float, float]:
-    """Medians of the two, which take turns."""
-    device = next((t.device for t in tensors(args)), torch.device("cpu"))
-    runs = {i: lambda f=f: tuple(_call(f, args, train)) for i, f in enumerate((plain, changed))}
-    found = race(runs, clock_for(str(device), "never"), Plan(seconds=3.0, hopeless=float("inf")))
-    return found[0].median, found[1].median
+def _measured(
+    fn: Callable[..., Any], args: Sequence[Any], scope: Rewrites, changed: _Variant, say: Callable[[str], None]
+) -> Measured:
+    """``changed`` against no rewrites, and against the rewrites that matched, one more each time."""
+    found = {m.rewrite for m in scope.matches}
+    matched = sorted((r for r in scope if r.name in found), key=lambda r: LEVELS.index(r.level))
+    variants = []
+    for count in range(len(matched)):
+        say(f"compiling with {matched[count - 1].name}, too" if count else "compiling without")
+        options = Rewrites(*matched[:count]).options()
+        variants.append(_Variant(fn, args, options, changed.train, changed.dynamic))
+    if not matched:
+        variants.append(_Variant(fn, args, {}, changed.train, changed.dynamic))
+    say("measuring")
+    plain, variants = variants[0], [*variants, changed]
+    seconds, kernels = _timed(variants), [v.kernels for v in variants]
+    steps = [Step(r.name, (kernels[i], kernels[i + 1]), (seconds[i], seconds[i + 1])) for i, r in enumerate(matched)]
+    apart = _apart(changed.results, plain.results), _apart(plain.results, _call(fn, args, changed.train))
+    return Measured((kernels[0], kernels[-1]), (seconds[0], seconds[-1]), *apart, tuple(steps))
+
+
+def _timed(variants: Sequence[_Variant]) -> list[float]:
+    """Medians of the variants, which take turns."""
+    device = next((t.device for t in tensors(variants[0].args)), torch.device("cpu"))
+    runs = {i: lambda v=v: tuple(v()) for i, v in enumerate(variants)}
+    plan = Plan(seconds=1.5 * len(variants), hopeless=float("inf"))
+    found = race(runs, clock_for(str(device), "never"), plan)
+    return [found[i].median for i in runs]
 
 
 def _alone(fn: Callable[..., Any]) -> Callable[..., Any]:

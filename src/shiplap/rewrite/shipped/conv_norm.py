@@ -8,7 +8,9 @@ saves nothing where the norm would be fused with what follows it.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -19,11 +21,28 @@ from torch.nn import functional as F
 from shiplap.compat.constants import folded
 from shiplap.op.source import source_digest
 from shiplap.rewrite.base import Program, Rewrite, proving
+from shiplap.rewrite.draw import Drawn
 from shiplap.rewrite.graph import describe, operator_name, place, source_line, value
 from shiplap.rewrite.match import Level, NearMiss, Obstacle, Outcome
 from shiplap.rewrite.normal import arguments, called
+from shiplap.rewrite.signature import Signature
+from shiplap.rewrite.walk import check_sizes, check_users, walk
 
 __all__ = ["FoldedNorm", "conv_norm"]
+
+
+@dataclass(frozen=True)
+class _Norm:
+    """``out`` of a graph is the norm of ``x``; ``nodes`` compute it, and ``batch`` says whether of the batch itself.
+
+    ``statistics``: mean, variance, scale, shift (nodes or None) and eps.
+    """
+
+    out: Node
+    x: Any
+    nodes: tuple[Node, ...]
+    statistics: tuple[Any, ...]
+    batch: bool = False
 
 
 class FoldedNorm(Rewrite):
@@ -33,21 +52,37 @@ class FoldedNorm(Rewrite):
         name: of the rewrite. ``operator``: of the convolution, as in ``shiplap.rewrite.normal.called``.
         conv: what computes it, of arguments by name; ``weight`` ``[co, ...]`` and ``bias`` ``[co]`` among them.
         examples: programs of a convolution with a norm behind it.
-        always: fold weights that are no constants, too. ``gradient``: whether ``conv`` has one.
+        written_out: norms that a model spells without ``batch_norm``, by the dtype in which they look like that:
+            annotated functions ``(x, mean, var, scale, shift, eps)``.
+        pays: of the (fake) arguments of the convolution, whether it is worth it, or why not.
+        always: fold whether it pays or not, and weights that are no constants, too.
+        gradient: whether ``conv`` has one.
     """
 
     level: Level = "pre-grad"
 
     def __init__(
         self, name: str, operator: str, conv: Callable[..., Tensor], examples: Callable[[], Iterator[Program]],
-        *, always: bool = False, gradient: bool = True,
+        *, written_out: Mapping[torch.dtype, Callable[..., Tensor]] = MappingProxyType({}),
+        pays: Callable[[dict[str, Any]], bool | str] | None = None, always: bool = False, gradient: bool = True,
     ) -> None:  # fmt: skip
         self.name, self.operator, self.conv, self.examples = name, operator, conv, examples
-        self.always, self.gradient = always, gradient
+        self.written_out = {
+            dtype: (fn, Drawn(Signature(f"{name}_norm", fn), (), None)) for dtype, fn in written_out.items()
+        }
+        self.pays, self.always, self.gradient = pays, always, gradient
+
+    def forced(self) -> FoldedNorm:
+        """The same with ``always=True``."""
+        norms = {dtype: fn for dtype, (fn, _) in self.written_out.items()}
+        return FoldedNorm(self.name, self.operator, self.conv, self.examples, written_out=norms, pays=self.pays,
+                          always=True, gradient=self.gradient)  # fmt: skip
 
     @property
     def digest(self) -> str:
-        parts = [source_digest(f) for f in (FoldedNorm.apply, FoldedNorm._at, _parameters, self.conv)]
+        own = [getattr(FoldedNorm, n) for n in ("apply", "_norms", "_spelled", "_at", "_declined", "_folded")]
+        given = [self.conv, *(fn for fn, _ in self.written_out.values()), *([self.pays] if self.pays else [])]
+        parts = [source_digest(f) for f in (*own, _parameters, *given)]
         parts += [self.name, self.operator, str(self.always), str(self.gradient)]
         return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:16]
 
@@ -55,30 +90,67 @@ class FoldedNorm(Rewrite):
         return self.examples()
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
-        for node in list(graph.nodes):
-            if node.op.startswith("call") and called(node) == "batch_norm":
-                before = arguments(node).get("input")
-                if isinstance(before, Node) and before.op.startswith("call") and called(before) == self.operator:
-                    yield self._at(graph, node, before)
+        if not any(map(self._is_conv, graph.nodes)):
+            return
+        for norm in list(self._norms(graph)):
+            if self._is_conv(norm.x):
+                yield self._at(graph, norm)
 
-    def _at(self, graph: Graph, norm: Node, conv: Node) -> Outcome:
-        given, named = arguments(norm), arguments(conv)
-        mean, var, eps = given.get("running_mean"), given.get("running_var"), given.get("eps", 1e-5)
-        if given.get("training") or mean is None or var is None:
-            return self._miss(norm, "constant", "the norm takes the statistics of the batch: the model is in training")
-        if len(conv.users) > 1:
-            other = next(u for u in conv.users if u is not norm)
+    def _is_conv(self, node: Any) -> bool:
+        return isinstance(node, Node) and node.op.startswith("call") and called(node) == self.operator
+
+    def _norms(self, graph: Graph) -> Iterator[_Norm]:
+        for node in graph.nodes:
+            if node.op.startswith("call") and called(node) == "batch_norm":
+                given = arguments(node)
+                names = ("running_mean", "running_var", "weight", "bias")
+                statistics = (*map(given.get, names), given.get("eps", 1e-5))
+                batch = bool(given.get("training")) or None in statistics[:2]
+                yield _Norm(node, given.get("input"), (node,), statistics, batch)
+        dtypes = {value(n).dtype for n in graph.nodes if self._is_conv(n)}
+        for fn, drawn in (self.written_out[d] for d in self.written_out if d in dtypes):
+            yield from self._spelled(graph, fn, drawn)
+
+    def _spelled(self, graph: Graph, fn: Callable[..., Tensor], drawn: Drawn) -> Iterator[_Norm]:
+        """Norms that are written out, where nobody reads what is computed on the way."""
+        from shiplap.compat.passes import apart
+
+        with apart():
+            patterns = drawn.patterns(fn, self.level, graph)
+        for node in graph.nodes:
+            for pattern in patterns if node.op.startswith("call") else ():
+                if called(node) != called(pattern.outputs[0]):
+                    continue
+                fit = walk(pattern, node)
+                if not (fit.stop or check_sizes(pattern, fit, any_rank=False) or check_users(pattern, fit)):
+                    x, *statistics = map(fit.args.get, drawn.signature.parameters)
+                    yield _Norm(node, x, tuple(fit.nodes.values()), tuple(statistics))
+                    break
+
+    def _at(self, graph: Graph, norm: _Norm) -> Outcome:
+        conv: Node = norm.x
+        named = arguments(conv)
+        if norm.batch:
+            return self._miss(
+                norm.out, "constant", "the norm takes the statistics of the batch: the model is in training"
+            )
+        if other := next((u for u in conv.users if u not in norm.nodes), None):
             return self._miss(conv, "user", f"{conv.name} ({operator_name(conv)}) is read by {other.name}, too")
-        if not (self.always or proving.get() or folded(named["weight"])):
-            what = describe(named["weight"])
-            reason = f"{what} is no constant: folding would be a pass over it in each call"
-            return self._miss(norm, "cost", f"{reason}, and the norm is fused with what follows")
-        if not self.gradient and torch.is_grad_enabled() and value(norm).requires_grad:
-            return self._miss(norm, "argument", "a gradient is asked for, and the folded convolution has none")
-        scale, shift = given.get("weight"), given.get("bias")
-        args = [named, mean, var, scale, shift, eps]
-        return place(graph, self.level, self.name, self._folded, args, [norm], [conv, norm],
-                     [(k, describe(v)) for k, v in named.items()])  # fmt: skip
+        if not (self.always or proving.get()) and (reason := self._declined(named)):
+            return self._miss(norm.out, "cost", reason)
+        if not self.gradient and torch.is_grad_enabled() and value(norm.out).requires_grad:
+            return self._miss(norm.out, "argument", "a gradient is asked for, and the folded convolution has none")
+        return place(graph, self.level, self.name, self._folded, [named, *norm.statistics], [norm.out],
+                     [conv, *norm.nodes], [(k, describe(v)) for k, v in named.items()])  # fmt: skip
+
+    def _declined(self, named: dict[str, Any]) -> str:
+        """Why it is not worth it; empty where it is."""
+        if not folded(named["weight"]):
+            reason = f"{describe(named['weight'])} is no constant: folding would be a pass over it in each call"
+            return f"{reason}, and the norm is fused with what follows"
+        fakes = {k: value(v) if isinstance(v, Node) else v for k, v in named.items()}
+        answer = True if self.pays is None else self.pays(fakes)
+        return "" if answer is True else answer or "it does not pay here"
 
     def _folded(self, named: dict[str, Any], *statistics: Any) -> Tensor:
         weight, bias = _parameters(named["weight"], named.get("bias"), *statistics)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from shiplap.kernels.sparse3d.nn.container import SparseModule
 from shiplap.kernels.sparse3d.tensor import SparseTensor
 
-__all__ = ["BatchNorm"]
+__all__ = ["BatchNorm", "running_norm"]
 
 
 class BatchNorm(nn.BatchNorm1d, SparseModule):
@@ -36,18 +36,12 @@ class BatchNorm(nn.BatchNorm1d, SparseModule):
         var = centred.square().sum(0) / count
         if self.training and self.track_running_stats:
             self._learn(found, mean.detach(), var.detach() * count / (count - 1).clamp_min(1))
-        return torch.where(keep, self._scaled(centred, var), 0).to(feats.dtype)
+        return torch.where(keep, _scaled(centred, var, self.weight, self.bias, self.eps), 0).to(feats.dtype)
 
     def _running(self, feats: Tensor) -> Tensor:
-        """``feats`` normalised by the running statistics."""
         assert self.running_mean is not None
         assert self.running_var is not None
-        wide = feats.to(torch.promote_types(feats.dtype, self.running_mean.dtype))
-        return self._scaled(wide - self.running_mean, self.running_var).to(feats.dtype)
-
-    def _scaled(self, centred: Tensor, var: Tensor) -> Tensor:
-        out = centred * torch.rsqrt(var + self.eps)
-        return out * self.weight + self.bias if self.affine else out
+        return running_norm(feats, self.running_mean, self.running_var, self.weight, self.bias, self.eps)
 
     @torch.no_grad()
     def _learn(self, found: Tensor, mean: Tensor, var: Tensor) -> None:
@@ -60,3 +54,16 @@ class BatchNorm(nn.BatchNorm1d, SparseModule):
             assert running is not None
             moved = running + (seen.to(running.dtype) - running) * step
             running.copy_(torch.where(any_voxel, moved, running))
+
+
+def running_norm(
+    feats: Tensor, mean: Tensor, var: Tensor, scale: Tensor | None, shift: Tensor | None, eps: float
+) -> Tensor:  # fmt: skip
+    """``feats`` ``[n, c]`` normalised by running statistics. ``conv_norm_sparse3d`` looks for what this computes."""
+    wide = feats.to(torch.promote_types(feats.dtype, mean.dtype))
+    return _scaled(wide - mean, var, scale, shift, eps).to(feats.dtype)
+
+
+def _scaled(centred: Tensor, var: Tensor, scale: Tensor | None, shift: Tensor | None, eps: float) -> Tensor:
+    out = centred * torch.rsqrt(var + eps)
+    return out if scale is None or shift is None else out * scale + shift
