@@ -20,7 +20,7 @@ __all__ = ["map_entry", "vocabulary"]
 # The seed's named modes, as sizes of the arguments that such ops have.
 _SIZES = {
     "matmul": "multiplied(self, mat2)", "reduce": "reduced(self, dim, keepdim)", "concat": "concatenated(tensors, dim)",
-    "transpose": "exchanged(self, dim0, dim1)",
+    "transpose": "swapped(self, dim0, dim1)",
 }  # fmt: skip
 _ITERATORS = ("unary_op", "binary_op", "comparison_op")
 

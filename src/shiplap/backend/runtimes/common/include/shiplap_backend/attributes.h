@@ -159,7 +159,7 @@ inline std::vector<int64_t> convolved(
   }
   return out;
 }
-// The seed's modes of shape: products, concatenations, exchanged dims.
+// The seed's modes of shape: products, concatenations, swapped dims.
 inline std::vector<int64_t> multiplied(const at::Tensor& a, const at::Tensor& b) {
   TORCH_CHECK(a.dim() >= 2 && a.dim() == b.dim() && a.size(-1) == b.size(-2), "cannot multiply ", a.sizes(), " by ", b.sizes());
   auto out = a.sizes().vec();
@@ -173,7 +173,7 @@ inline std::vector<int64_t> concatenated(at::ITensorListRef tensors, int64_t dim
   for (const at::Tensor& t : tensors) out[dim] += t.size(dim);
   return out;
 }
-inline std::vector<int64_t> exchanged(const at::Tensor& t, int64_t dim0, int64_t dim1) {
+inline std::vector<int64_t> swapped(const at::Tensor& t, int64_t dim0, int64_t dim1) {
   auto out = t.sizes().vec();
   std::swap(out[at::maybe_wrap_dim(dim0, t.dim())], out[at::maybe_wrap_dim(dim1, t.dim())]);
   return out;
