@@ -218,8 +218,9 @@ class _Mapping:
             raise wrong(
                 self.where, f"{self.d.name}: output {name!r}, of: {of!r}{nearest(of, self.values)}", "a tensor argument"
             )
-        if self.values[of].kind == "tensor":
-            self.plain.used.add(of)
+        if self.values[of].kind == "tensors":
+            return f"list_of({self.values[of].code}).front()"
+        self.plain.used.add(of)
         return self.values[of].code
 
     def _lets(self) -> Iterator[str]:
