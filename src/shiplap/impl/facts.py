@@ -18,7 +18,7 @@ from shiplap.op.spec import Arg, OpSpec
 __all__ = ["Run", "adjacent", "compile_key", "compile_run", "inner"]
 
 WIDE = 2**31 - 1  # elements that a 32-bit offset reaches
-Run = Callable[[Binding, Tensor, int], None]
+Run = Callable[..., None]
 
 
 def compile_key(spec: OpSpec, layouts: Iterable[str]) -> Callable[[Binding], tuple[Any, ...]]:
@@ -41,10 +41,11 @@ def compile_run(
     spec: OpSpec, words: Iterable[str], reads: Sequence[Arg], axes: Mapping[str, int], tables: Sequence[Any],
     **scope: Any,
 ) -> Run:  # fmt: skip
-    """``run(call, out, planes)`` for a template that mentions ``words`` and reads the arguments ``reads``.
+    """``run(call, out, planes, kept)`` for a template that mentions ``words`` and reads the arguments ``reads``.
 
     ``axes`` are those along which arguments have to be adjacent; ``tables`` are called with sizes and a device. The
-    scope has ``grid``, ``config``, the dict ``launches`` by answers, and ``launch_for``, which makes a missing one.
+    scope has ``grid``, ``config``, the dict ``launches`` by answers, and ``launch_for``, which makes a missing one. The
+    list ``kept`` gets the launch, its grid, and each tensor with its shape and strides.
     """
     scope |= {
         "cdiv": lambda a, b: -(-a // b), "adjacent": adjacent, "inner": inner, "reach": _reach,
@@ -58,7 +59,11 @@ def compile_run(
 
 def _source(spec: OpSpec, words: frozenset[str], reads: Sequence[Arg], axes: Mapping[str, int], tables: int) -> str:
     """``t0, s0, d0`` are the first tensor that is read, its shape and its strides; tables come last."""
-    lines = ["def run(call, out, planes):", "    if not out.numel(): return", "    args, env = call.args, call.env"]
+    lines = [
+        "def run(call, out, planes, kept=None):",
+        "    if not out.numel(): return",
+        "    args, env = call.args, call.env",
+    ]
     reaches = ["out.numel()"]
     for i, arg in enumerate(reads):
         lines.append(f"    t{i} = args[{spec.args.index(arg)}]")
@@ -79,8 +84,9 @@ def _source(spec: OpSpec, words: frozenset[str], reads: Sequence[Arg], axes: Map
         f"    key = (wide, planes, {''.join(f'{fact}, ' for fact in _facts(spec, words, reads))})",
         "    launch = launches.get(key)",
         f"    if launch is None: launch = launch_for(key, call, ({''.join(f't{i}, ' for i in tensors)}), wide)",
-        f"    launch(grid(env, config, cdiv), out, out.shape, out.stride(), "
-        f"{', '.join(f't{i}, s{i}, d{i}' for i in tensors)})",
+        "    blocks = grid(env, config, cdiv)",
+        f"    launch(blocks, out, out.shape, out.stride(), {', '.join(f't{i}, s{i}, d{i}' for i in tensors)})",
+        f"    if kept is not None: kept += launch, blocks, {', '.join(f't{i}, s{i}, d{i}' for i in tensors)}",
     ]
     return "\n".join(lines)
 

@@ -46,7 +46,7 @@ class Backward:
         if not isinstance(result, dict):
             raise error("SL110", where=spec.name, got=type(result).__name__, expected="a dict {argument: gradient}")
         for name, value in result.items():
-            if name not in {a.name for a in spec.tensors}:
+            if name not in shapes:
                 raise error("SL110", where=spec.name, got=f"gradient of {name!r}", expected="a tensor argument")
             got, expected = _shape(value), shapes[name]
             if value is not None and expected is not None and got != expected:
@@ -57,37 +57,39 @@ class Backward:
 
 def make_backward(spec: OpSpec, backward: Backward) -> tuple[Callable[..., Any], Callable[..., None]]:
     """``(run, setup_context)`` of an ``autograd.Function`` of the op; ``needed`` is its ``needs_input_grad``."""
-    kept = [n for n in backward.saves if n in {a.name for a in spec.tensors} | {o.name for o in spec.outputs}]
+    places = {a.name: i for i, a in enumerate(spec.args)} | {o.name: -1 - i for i, o in enumerate(spec.outputs)}
+    listed = {a.name for a in spec.args if a.many}
+    kept = [(n, places[n]) for n in backward.saves if places[n] < 0 or spec.args[places[n]].tensor is not None]
+    scalars = [(a.name, places[a.name]) for a in spec.scalars]
+    tensors = [(a.name, places[a.name]) for a in spec.tensors]
+    single = len(spec.outputs) == 1
+    unused = dict.fromkeys([name for name, _ in tensors], False)  # the dispatcher strips trailing defaults
 
     def setup_context(
         ctx: Any, inputs: tuple[Any, ...], output: Any, keyword_only_inputs: dict[str, Any] | None = None
     ) -> None:
-        values = {a.name: v for a, v in zip(spec.args, inputs, strict=False)} | (keyword_only_inputs or {})
+        if keyword_only_inputs:
+            inputs = (*inputs, *(keyword_only_inputs[a.name] for a in spec.args[len(inputs) :]))
         outs = output if isinstance(output, tuple) else (output,)
-        values |= {o.name: t for o, t in zip(spec.outputs, outs, strict=True)}
         flat: list[Tensor] = []
-        ctx.shiplap_layout = [(n, _store(flat, values[n])) for n in kept]
+        ctx.shiplap_layout = [(n, _store(flat, inputs[i] if i >= 0 else outs[-1 - i])) for n, i in kept]
         ctx.save_for_backward(*flat)
-        ctx.shiplap_scalars = {a.name: values[a.name] for a in spec.scalars}
-        ctx.shiplap_shapes = {a.name: _shape(values[a.name]) for a in spec.tensors}
+        ctx.shiplap_scalars = {n: inputs[i] for n, i in scalars}
+        ctx.shiplap_shapes = {n: _shape(inputs[i]) for n, i in tensors}
 
     def run(ctx: Any, needed: tuple[Any, ...], *grads: Any) -> tuple[Any, ...]:
-        flat = ctx.saved_tensors
-        saved = SimpleNamespace(**ctx.shiplap_scalars)
-        for name, slot in ctx.shiplap_layout:
-            setattr(saved, name, _load(flat, slot))
-        needs = SimpleNamespace(**{a.name: False for a in spec.tensors})  # the dispatcher strips trailing defaults
-        for arg, need in zip(spec.args, needed, strict=False):
-            if arg.tensor is not None:
-                wanted = any(need) if isinstance(need, (list, tuple)) else bool(need)
-                setattr(needs, arg.name, wanted and ctx.shiplap_shapes[arg.name] is not None)
-        grad = grads[0] if len(spec.outputs) == 1 else grads
-        found = backward.gradients(spec, ctx.shiplap_shapes, grad, saved, needs)
+        flat, shapes = ctx.saved_tensors, ctx.shiplap_shapes
+        saved = SimpleNamespace(**ctx.shiplap_scalars, **{n: _load(flat, slot) for n, slot in ctx.shiplap_layout})
+        wanted = unused.copy()
+        for name, i in tensors:
+            if i < len(needed) and (any(needed[i]) if name in listed else needed[i]):
+                wanted[name] = shapes[name] is not None
+        found = backward.gradients(spec, shapes, grads[0] if single else grads, saved, SimpleNamespace(**wanted))
         # One answer for each argument that the dispatcher left in place; a list, even an empty one, gets a list.
-        return tuple(
-            _answer(found.get(arg.name) if getattr(needs, arg.name, False) else None, need)
+        return tuple([
+            _answer(found.get(arg.name) if wanted.get(arg.name) else None, need)
             for arg, need in zip(spec.args, needed, strict=False)
-        )
+        ])  # fmt: skip
 
     return run, setup_context
 
@@ -102,10 +104,11 @@ def make_autograd(spec: OpSpec, raw: Callable[..., Any], backward: Backward | No
     else:
         run, setup_context = missing_backward(spec), lambda *_: None
     defaults = [a.default for a in spec.args if not a.keyword_only]
+    keywords = [(a.name, a.default) for a in spec.args if a.keyword_only]
 
     def forward(ctx: Any, kwargs: dict[str, Any], *args: Any) -> Any:
         output = raw(*args, **kwargs)
-        named = {a.name: kwargs.get(a.name, a.default) for a in spec.args if a.keyword_only}
+        named = {name: kwargs.get(name, default) for name, default in keywords}
         setup_context(ctx, (*args, *defaults[len(args) :]), output, named)
         return output
 
@@ -133,13 +136,14 @@ def _answer(gradient: Any, need: Any) -> Any:
 
 def _shape(value: Any) -> Any:
     """Sizes of a tensor, a list of them for a list, None for None."""
-    if isinstance(value, (list, tuple)):
-        return [_shape(v) for v in value]
-    return tuple(value.shape) if isinstance(value, Tensor) else None
+    if isinstance(value, Tensor):
+        return value.shape
+    return [_shape(v) for v in value] if isinstance(value, (list, tuple)) else None
 
 
 def _text(shape: Any) -> str:
-    return str(shape).replace("'", "")
+    plain = [_text(s) for s in shape] if isinstance(shape, list) else shape if shape is None else tuple(shape)
+    return str(plain).replace("'", "")
 
 
 def _store(flat: list[Tensor], value: Any) -> int | list[int] | None:

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from shiplap.op.launch import Kernel
     from shiplap.op.op import Op
 
-__all__ = ["MISSING", "REFERENCE", "Entry", "digest", "find", "forget", "install", "ready", "resolved", "tunable"]
+__all__ = [
+    "MISSING", "REFERENCE", "Entry", "digest", "find", "forget", "install", "ready", "ready_calls", "resolved",
+    "tunable",
+]  # fmt: skip
 
 REFERENCE = "reference"
 LIMIT = 4096  # calls remembered per op: exact sizes may all differ
@@ -52,7 +55,13 @@ listeners: list[Callable[[], None]] = []  # called when choices have changed: na
 _entries: dict[str, dict[tuple[Any, ...], Entry]] = {}
 _resolved: dict[str, dict[tuple[Any, ...], Kernel | None]] = {}
 _memo: dict[str, dict[tuple[Any, ...], Any]] = {}  # by the quick key: what was found for it
+_ready: dict[str, dict[tuple[Any, ...], Any]] = {}  # by all that a call depends on: how it is launched again
 _looked = False
+
+
+def ready_calls(op: str) -> dict[tuple[Any, ...], Any]:
+    """What is kept for calls of ``op`` while neither choices nor ops change; always the same dict."""
+    return _ready.setdefault(op, {})
 
 
 def ready() -> None:
@@ -83,8 +92,7 @@ def install(entries: list[Entry], file: str | None = None) -> None:
         _entries.clear()
     for entry in entries:
         _entries.setdefault(entry.op, {})[entry.key] = entry
-    _resolved.clear()
-    _memo.clear()
+    forget()
     refresh()
     for listener in listeners:
         listener()
@@ -99,9 +107,11 @@ def resolved(op: Op) -> dict[tuple[Any, ...], Kernel | None]:
 
 
 def forget() -> None:
-    """An op has changed: what was resolved may no longer hold."""
+    """Choices or ops have changed: what was resolved may no longer hold."""
     _resolved.clear()
     _memo.clear()
+    for calls in _ready.values():
+        calls.clear()
 
 
 def entries() -> list[Entry]:

@@ -17,7 +17,7 @@ from shiplap.op.check import Binding
 from shiplap.op.expr import FUNCTIONS
 from shiplap.op.spec import Arg, Dim, OpSpec, TensorType
 
-__all__ = ["compile_bind", "loose", "source"]
+__all__ = ["compile_bind", "loose", "parameter", "source", "variables"]
 
 
 def compile_bind(spec: OpSpec) -> Callable[..., Binding | None] | None:
@@ -27,6 +27,8 @@ def compile_bind(spec: OpSpec) -> Callable[..., Binding | None] | None:
         return None
     scope: dict[str, Any] = {
         **FUNCTIONS,
+        "min": min,  # of plain ints
+        "max": max,
         "Binding": Binding,
         "torch": torch,
         "_strided": torch.strided,
@@ -141,10 +143,10 @@ def source(spec: OpSpec) -> str:
     maybe = sorted(writer.loose)
     present = [f"    if {n} is not None: _env[{n!r}] = {n}" for n in maybe]
     dtypes = ", ".join(f"{c!r}: _dtype_{c}" for c in sorted(writer.classes))
-    arguments = _variables(spec.args)
+    arguments = variables(spec.args)
     optional = [any(b.has_default for b in spec.args[: i + 1]) for i in range(len(spec.args))]
     parameters = [
-        _parameter(i, a) if d else _variables([a]) for i, (a, d) in enumerate(zip(spec.args, optional, strict=True))
+        parameter(i, a) if d else variables([a]) for i, (a, d) in enumerate(zip(spec.args, optional, strict=True))
     ]
     return "\n".join([
         f"def bind({', '.join(parameters)}):",
@@ -158,10 +160,11 @@ def source(spec: OpSpec) -> str:
     ])  # fmt: skip
 
 
-def _variables(args: Sequence[Arg]) -> str:
+def variables(args: Sequence[Arg]) -> str:
+    """The arguments by the names that they have in generated functions."""
     return ", ".join(f"t_{a.name}" if a.tensor is not None else a.name for a in args)
 
 
-def _parameter(index: int, arg: Arg) -> str:
+def parameter(index: int, arg: Arg) -> str:
     """Defaults are looked up by index, so that any value can be one; keyword-only arguments arrive in order too."""
-    return f"{_variables([arg])}=_defaults[{index}]"
+    return f"{variables([arg])}=_defaults[{index}]"

@@ -46,7 +46,8 @@ class Runnable(Protocol):
     One that also has ``into(call, outs, scratch)`` can fill tensors of the caller (``op/out.py``); one whose kernel
     declares configs has ``with_config(config)``, a copy that launches with these values. A template's has
     ``refuses(call)``, which speaks for its config, and ``first(call)``: the first config that takes the call, or why
-    none does.
+    none does. ``start(call) -> (outs, again)`` also says how to run calls that differ from this one in addresses alone:
+    ``again(args)`` is the op's result (``op/route.py``).
     """
 
     def __call__(self, call: Binding) -> tuple[Tensor, ...]: ...
@@ -115,6 +116,8 @@ class PythonKernel:
         names = {o.name for o in spec.outputs}
         self.out_style = bool(names) and names <= keywords.keys() and not spec.dynamic
         self.wants_workspace = "workspace" in keywords
+        self.named = [a.name for a in spec.args if a.keyword_only]  # the last ones
+        self.made = [(o, None if not o.tensor.concrete else getattr(torch, o.tensor.dtypes[0])) for o in spec.outputs]
         self.config: dict[str, Any] = {}
 
     def with_config(self, config: Config) -> PythonKernel:
@@ -126,12 +129,14 @@ class PythonKernel:
     def __call__(self, call: Binding) -> tuple[Tensor, ...]:
         if not self.out_style:
             return fit_outputs(self.spec, call, self._run(call, None))
-        outs = tuple(
-            torch.empty(shape_of(o, call.env), dtype=call.dtype_of(o.tensor), device=call.device)
-            for o in self.spec.outputs
-        )
-        self._run(call, None, **{o.name: t for o, t in zip(self.spec.outputs, outs, strict=True)})
-        return outs
+        outs = {
+            o.name: torch.empty(
+                shape_of(o, call.env), dtype=dtype or call.dtypes[o.tensor.dtype_class], device=call.device
+            )
+            for o, dtype in self.made
+        }
+        self._run(call, None, **outs)
+        return tuple(outs.values())
 
     def into(self, call: Binding, outs: Sequence[Tensor], scratch: Tensor | None) -> None:
         """Fill ``outs``; a functional kernel's outputs are copied into them."""
@@ -141,20 +146,39 @@ class PythonKernel:
         for out, value in zip(outs, fit_outputs(self.spec, call, self._run(call, scratch)), strict=True):
             out.copy_(value)
 
+    def start(self, call: Binding) -> tuple[tuple[Tensor, ...], Callable[[tuple[Any, ...]], Any] | None]:
+        """Run ``call``; and how to run calls that differ from it in addresses alone."""
+        outs = self(call)
+        if not self.out_style or (self.workspace is not None and "threads" in self.workspace.names):
+            return outs, None
+        made = [(o.name, t.shape, t.dtype) for o, t in zip(self.spec.outputs, outs, strict=True)]
+        device, room = call.device, workspace_size(self.workspace, call)
+
+        def again(args: tuple[Any, ...]) -> Any:
+            found = {name: torch.empty(shape, dtype=dtype, device=device) for name, shape, dtype in made}
+            self._call(args, device, _scratch(room, device) if self.wants_workspace else None, **found)
+            return found[made[0][0]] if len(made) == 1 else tuple(found.values())
+
+        return outs, again
+
     def _run(self, call: Binding, scratch: Tensor | None, **extra: Any) -> Any:
-        extra.update(self.config)
+        if self.wants_workspace and scratch is None:
+            scratch = allocate_workspace(self.workspace, call)
+        return self._call(call.args, call.device, scratch, **extra)
+
+    def _call(self, args: tuple[Any, ...], device: torch.device | None, scratch: Tensor | None, **extra: Any) -> Any:
+        if self.config:
+            extra.update(self.config)
         if self.wants_workspace:
-            extra["workspace"] = allocate_workspace(self.workspace, call) if scratch is None else scratch
-        positional = call.args
-        for arg, value in zip(self.spec.args, call.args, strict=True):
-            if arg.keyword_only:
-                extra[arg.name] = value
-                positional = positional[:-1]
-        assert call.device is not None
-        if is_current(call.device):
-            return self.fn(*positional, **extra)
-        with torch.cuda.device(call.device):
-            return self.fn(*positional, **extra)
+            extra["workspace"] = scratch
+        if self.named:
+            extra.update(zip(self.named, args[-len(self.named) :], strict=True))
+            args = args[: -len(self.named)]
+        assert device is not None
+        if is_current(device):
+            return self.fn(*args, **extra)
+        with torch.cuda.device(device):
+            return self.fn(*args, **extra)
 
 
 def is_current(device: torch.device) -> bool:
@@ -258,7 +282,11 @@ def poisoned_workspace(byte: int) -> Iterator[None]:
 
 def allocate_workspace(expr: Expr | None, call: Binding) -> Tensor:
     """Scratch of the declared size in bytes, from PyTorch's allocator on the call's device: a graph pool owns it."""
-    scratch = torch.empty(workspace_size(expr, call), dtype=torch.uint8, device=call.device)
+    return _scratch(workspace_size(expr, call), call.device)
+
+
+def _scratch(size: int, device: torch.device | None) -> Tensor:
+    scratch = torch.empty(size, dtype=torch.uint8, device=device)
     byte = _fill.get()
     return scratch if byte is None else scratch.fill_(byte)
 

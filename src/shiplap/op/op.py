@@ -20,7 +20,7 @@ from shiplap.op.autocast import make_cast
 from shiplap.op.autograd import Backward, floating_outputs, make_autograd, make_backward, missing_backward
 from shiplap.op.batch import Batching, read_batching
 from shiplap.op.bucket import read_rule
-from shiplap.op.check import Checker
+from shiplap.op.check import Binding, Checker
 from shiplap.op.config import read_space
 from shiplap.op.declare import read_spec, read_workspace
 from shiplap.op.explain import explain
@@ -28,6 +28,7 @@ from shiplap.op.fake import make_fake
 from shiplap.op.fast import compile_bind
 from shiplap.op.launch import Kernel, PythonKernel, check_sharing, fit_outputs
 from shiplap.op.out import OutVariant, WithOut, has_out
+from shiplap.op.route import route_of
 from shiplap.op.schema import schema
 from shiplap.op.source import source_digest
 from shiplap.op.spec import OpSpec
@@ -81,7 +82,12 @@ class Op(calls.ShortCut, WithOut):
     def _dispatch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._split and calls.is_plain_call(args, kwargs):
             return self.raw(*args, **kwargs)
-        return self.overload(*args, **kwargs)
+        recorded = self._split and not kwargs and calls.is_recorded_call(args)
+        return (self._record if recorded else self.overload)(*args, **kwargs)
+
+    def _below(self, *args: Any, **kwargs: Any) -> Any:
+        """The op below autograd."""
+        return self.raw(*args, **kwargs) if kwargs else self._plain(*args)
 
     def _explain(self, args: tuple[Any, ...], kwargs: dict[str, Any], cause: Exception) -> None:
         explain(self._checker, self.__signature__, args, kwargs, cause)
@@ -167,6 +173,7 @@ class Op(calls.ShortCut, WithOut):
             self.kernels[kernel.device] = [kernel, *(k for k in others if k.name != kernel.name)]
         elif kernel.name not in [k.name for k in others]:
             self.kernels[kernel.device] = [*others, kernel]
+        self._plain = route_of(self)
         registry.refresh()
 
     def own(self, device: str) -> list[Kernel]:
@@ -263,9 +270,12 @@ class Op(calls.ShortCut, WithOut):
         call = (self._bind and self._bind(*args)) or self._checker.bind(args)
         if self.spec.mutated:
             check_sharing(self.spec, call)
-        kernel = self.pick(call)
+        return self.serve(call, self.pick(call))
+
+    def serve(self, call: Binding, kernel: Kernel | None) -> Any:
+        """Run a bound call with the kernel that was picked, or with the reference."""
         # Where no autograd formula stands in front, torch would record the operations of the kernel.
-        with nullcontext() if self._differentiable else torch.no_grad():
+        with nullcontext() if self._differentiable or not torch.is_grad_enabled() else torch.no_grad():
             outs = kernel.run(call) if kernel else fit_outputs(self.spec, call, self._reference(call.args))
         return outs[0] if len(outs) == 1 else outs or None
 
@@ -297,10 +307,12 @@ class Op(calls.ShortCut, WithOut):
         listed = any(a.many for a in spec.args)
         self.overload = self._define(spec.opname)
         self.raw = self._define(f"{spec.opname}__raw") if self._differentiable and not listed else self.overload
-        self._split, self._plain = self.raw is not self.overload, calls.builtin(self.raw)
+        self._split = self.raw is not self.overload
+        self._plain = route_of(self)
         if self.raw is not self.overload:
             self._library.impl(f"{spec.opname}__raw", torch.library.fallthrough_kernel, "Autograd")
-            self._library.impl(spec.opname, make_autograd(spec, self.raw, self.gradient), "Autograd")
+            self._record = make_autograd(spec, self._below, self.gradient)
+            self._library.impl(spec.opname, self._record, "Autograd")
         elif self._differentiable:
             run, setup = make_backward(spec, self.gradient) if self.gradient else (missing_backward(spec), None)
             torch.library.register_autograd(

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from shiplap.errors import error
-from shiplap.kernels.sparse3d.plan import Plan
+from shiplap.kernels.sparse3d.plan import Plan, wants_sorted
 from shiplap.kernels.sparse3d.steps import Triple, Window, connect, reach, submanifold
 
 __all__ = ["Axes", "Geometry", "Origin", "Strided", "Triple", "per_axis", "triple"]
@@ -141,7 +141,7 @@ class Geometry:
             coords, shape = reach(window, self.coords, self.spatial_shape), window.shape(self.spatial_shape)
             self._reached[window] = self._alike(coords, shape, padded=window.capacity is not None)
         found = self._reached[window]._under(Origin(self, window))
-        plain = plain or self.coords.device.type != "cuda"
+        plain = plain or not wants_sorted(self.coords)
         plan = self._plans.get((window, plain))
         if plan is None:
             plan = connect(window, self.coords, self.spatial_shape, found.coords, ordered=not plain, back=back)
@@ -193,8 +193,9 @@ class Geometry:
 
     def _settled(self, plan: Plan, back: bool, plain: bool = False) -> Plan:
         """``plan`` as the kernels of this device want it, with its way back only if that is wanted."""
-        plan = plan.complete() if back else replace(plan, back=None)
-        return plan if plain or self.coords.device.type != "cuda" else plan.sorted()
+        if back or plan.back is not None:
+            plan = plan.complete() if back else replace(plan, back=None)
+        return plan.sorted() if wants_sorted(self.coords) and not plain else plan
 
     def __repr__(self) -> str:
         kind = ", padded" if self.padded else ""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from shiplap.kernels.sparse3d import ops
 
-__all__ = ["Plan", "parts_for"]
+__all__ = ["Plan", "parts_for", "wants_sorted"]
 
 
 def parts_for(rows: int, taps: int) -> int:
@@ -20,16 +20,23 @@ def parts_for(rows: int, taps: int) -> int:
     many of them, or it would be compiled anew for each of these limits.
     """
     least = -(-taps // ops.MAX_PART)
-    for limit, parts in ((8_000, 9), (32_000, 3), (128_000, 2)):
-        if _known(rows <= limit):
+    known = _known if torch.compiler.is_compiling() else bool
+    for limit, parts in _PARTS:
+        if known(rows <= limit):
             return max(least, min(taps, parts))
     return max(1, least)
 
 
+_PARTS = (8_000, 9), (32_000, 3), (128_000, 2)  # up to so many rows, into so many parts
+
+
+def wants_sorted(tensor: Tensor) -> bool:
+    """Whether the convolutions of its device are at their best over sorted tables: those of GPUs are."""
+    return tensor.device.type == "cuda"
+
+
 def _known(condition: Any) -> bool:
     """Whether it holds, as far as can be said without a guard on a size."""
-    if not torch.compiler.is_compiling():
-        return bool(condition)
     from torch.fx.experimental.symbolic_shapes import statically_known_true
 
     return statically_known_true(condition)

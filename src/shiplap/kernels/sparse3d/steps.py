@@ -16,7 +16,7 @@ from torch import Tensor
 
 from shiplap.kernels.sparse3d import bounded, ops, planning
 from shiplap.kernels.sparse3d.coords import output_shape
-from shiplap.kernels.sparse3d.plan import Plan, parts_for
+from shiplap.kernels.sparse3d.plan import Plan, parts_for, wants_sorted
 
 __all__ = ["Triple", "Window", "connect", "reach", "submanifold"]
 
@@ -94,7 +94,7 @@ def submanifold(coords: Tensor, grid: Triple, kernel: Triple, dilation: Triple) 
     arguments = coords, list(grid), list(kernel), list(dilation)
     # A neighbour across offset d sees this voxel across -d: an odd kernel read backwards is its own transpose.
     odd = all(k % 2 == 1 for k in kernel)
-    if odd and coords.device.type == "cuda":
+    if odd and wants_sorted(coords):
         parts = parts_for(coords.shape[0], math.prod(kernel))
         columns, order, masks = planning.subm_plan(*arguments, parts)
         return Plan(columns.t(), coords.shape[0], order, masks, symmetric=True)

@@ -17,15 +17,13 @@ from shiplap.errors import error
 __all__ = ["code_of", "poll", "synchronize", "word"]
 
 ROW_BITS = 40  # of the word: a table has fewer entries than that; the code lies above
-_codes: list[tuple[str, str]] = []  # by code - 1: (op, message with {row})
+_codes: dict[tuple[str, str], int] = {}  # by op and message with {row}, in order, from 1
 _words: dict[torch.device, tuple[torch.Tensor, Any]] = {}  # the memory, and the integer that lives there
 
 
 def code_of(op: str, message: str) -> int:
     """A number for this message, to be written as ``code << ROW_BITS | row``."""
-    if (op, message) not in _codes:
-        _codes.append((op, message))
-    return _codes.index((op, message)) + 1
+    return _codes.get((op, message)) or _codes.setdefault((op, message), len(_codes) + 1)
 
 
 def _word(device: torch.device) -> tuple[torch.Tensor, Any]:
@@ -50,7 +48,7 @@ def poll(device: torch.device) -> None:
     told = value.value
     if told:
         value.value = 0
-        op, message = _codes[(told >> ROW_BITS) - 1]
+        op, message = list(_codes)[(told >> ROW_BITS) - 1]
         raise error("SL211", where=f"sparse3d::{op}", got=message.format(row=told & ((1 << ROW_BITS) - 1)))
 
 

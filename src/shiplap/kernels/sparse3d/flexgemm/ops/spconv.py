@@ -14,7 +14,7 @@ from torch import Tensor
 
 from shiplap.errors import error
 from shiplap.kernels.sparse3d import ops
-from shiplap.kernels.sparse3d.plan import Plan
+from shiplap.kernels.sparse3d.plan import Plan, wants_sorted
 from shiplap.kernels.sparse3d.steps import Triple, Window, connect, submanifold
 
 __all__ = [
@@ -82,7 +82,7 @@ class NeighborCache:
             raise error("SL208", where="sparse3d.flexgemm", got=f"algorithm {algorithm!r}, splitk {splitk}",
                         expected=f"one of {', '.join(ALGORITHMS)}, splitk >= 1")  # fmt: skip
         masked = algorithm in (Algorithm.MASKED_IMPLICIT_GEMM, Algorithm.MASKED_IMPLICIT_GEMM_SPLITK)
-        plan = self._plan(masked and self._built.table.device.type == "cuda")
+        plan = self._plan(masked and wants_sorted(self._built.table))
         return SpConvConfig(plan, self.window.kernel, algorithm, splitk)
 
     def _plan(self, sort: bool) -> Plan:

@@ -1,0 +1,143 @@
+"""The way of an eager call on a GPU past torch's dispatcher: one function per op, compiled from its declaration.
+
+The dispatcher's way in and out of Python takes as long as two launches. A call that nothing but the kernel has to see -
+plain tensors, no mode, tracer, transform or profiler - is bound, and run, right here; every other one goes to the
+dispatcher, which also finds and explains errors. Calls are remembered by all that their launch depends on but the
+memory itself: what was checked, chosen and computed for one holds for the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from shiplap.compat import calls
+from shiplap.op import choices
+from shiplap.op.fast import parameter, variables
+from shiplap.op.launch import PythonKernel
+from shiplap.op.spec import Arg, OpSpec
+
+if TYPE_CHECKING:
+    from shiplap.op.check import Binding
+    from shiplap.op.op import Op
+
+__all__ = ["compile_route", "route_of", "source"]
+
+LIMIT = 4096  # calls remembered: each may have sizes of its own
+WIDEST = 2**63 - 1
+_TYPES = {"int": "int", "float": "float", "bool": "bool", "str": "str", "list[int]": "list", "list[float]": "list",
+          "list[bool]": "list"}  # fmt: skip
+
+
+def route_of(op: Op) -> Callable[..., Any]:
+    """What a plain call of ``op`` runs: the shortest way to the kernels that are bound now."""
+    return compile_route(op) or calls.builtin(op.raw)
+
+
+def compile_route(op: Op, device: str = "cuda") -> Callable[..., Any] | None:
+    """``route(*args)``: the result of ``op`` below autograd; None where its calls belong to the dispatcher."""
+    kernels = op.kernels.get(device, [])
+    ours = [k for k in kernels if isinstance(k.run, PythonKernel) or k.template is not None]
+    if op._bind is None or op.spec.mutated or not kernels or len(ours) < len(kernels) or not _simple(op.spec):
+        return None
+    if not op._split and any(getattr(torch, n).is_floating_point for a in op.spec.tensors for n in _dtypes(a)):
+        return None  # calls come here under autocast, too
+    remembers = any(k.template is not None or getattr(k.run, "out_style", False) for k in kernels)
+    scope: dict[str, Any] = {
+        "_dispatcher": calls.builtin(op.raw), "_untouched": calls.untouched, "_is_zero": calls.is_zero,
+        "_Tensor": torch.Tensor, "_Parameter": torch.nn.Parameter, "_INTS": {int}, "_choices": choices,
+        "_defaults": [a.default for a in op.spec.args], "_bind": op._bind,
+        "_ready": choices.ready_calls(op.spec.name), "_start": _start(op),
+    }  # fmt: skip
+    exec(compile(source(op.spec, device, remembers), f"<route {op.spec.name}>", "exec"), scope)
+    route: Callable[..., Any] = scope["route"]
+    return route
+
+
+def _start(op: Op) -> Callable[[Binding, tuple[Any, ...]], Any]:
+    """Run a call, and remember how to run it again if its kernel can say that."""
+    ready = choices.ready_calls(op.spec.name)
+
+    def start(call: Binding, key: tuple[Any, ...] | None = None) -> Any:
+        kernel = op.pick(call)
+        if kernel is None or key is None or kernel.supports is not None:  # which may look at values
+            return op.serve(call, kernel)
+        run: Any = kernel.run
+        outs, again = run.start(call)
+        if again is not None and choices.observer is None:
+            if len(ready) >= LIMIT:
+                ready.clear()
+            ready[key] = again
+        return outs[0] if len(outs) == 1 else outs or None
+
+    return start
+
+
+def _simple(spec: OpSpec) -> bool:
+    """Tensors of real dtypes, for others may be marked as conjugated, and scalars that are always there."""
+    known = all(_dtypes(a) and not any(getattr(torch, n).is_complex for n in _dtypes(a)) for a in spec.tensors)
+    return known and not any(a.optional or a.scalar not in _TYPES for a in spec.scalars)
+
+
+def _dtypes(arg: Arg) -> tuple[str, ...]:
+    return arg.tensor.dtypes if arg.tensor is not None else ()
+
+
+def source(spec: OpSpec, device: str, remembers: bool) -> str:
+    """The function as text."""
+    given = variables(spec.args)
+    positional = [a for a in spec.args if not a.keyword_only]
+    optional = [any(b.has_default for b in positional[: i + 1]) for i in range(len(positional))]
+    parameters = [
+        parameter(i, a) if d else variables([a]) for i, (a, d) in enumerate(zip(positional, optional, strict=True))
+    ]
+    dispatched = f"return _dispatcher({variables(positional)})"
+    fixed = [f"    {variables([a])} = _defaults[{i}]" for i, a in enumerate(spec.args) if a.keyword_only]
+    strange = [_strange(a, device) for a in spec.args if a.tensor is not None]
+    numbers = [a.name if a.scalar == "int" else f"*{a.name}" for a in spec.args if a.scalar in ("int", "list[int]")]
+    kinds = [_kind(a) for a in spec.args if a.scalar is not None and a.scalar != "int"]
+    lines = [f"def route({', '.join(parameters)}):", *fixed,
+             f"    if {' or '.join([*strange, *kinds, 'not _untouched()'])}: {dispatched}"]  # fmt: skip
+    if numbers:
+        lines += [
+            f"    _n = (0, {', '.join(numbers)})",
+            f"    if {{*map(type, _n)}} != _INTS or max(_n) > {WIDEST} or min(_n) < {-WIDEST - 1}: {dispatched}",
+        ]
+    if remembers:
+        lines += [
+            f"    _key = ({''.join(f'{part}, ' for part in map(_part, spec.args))})",
+            "    _again = _ready.get(_key)",
+            f"    if _again is not None and _choices.observer is None: return _again(({given},))",
+        ]
+    lines += [
+        f"    _call = _bind({given})",
+        f"    if _call is None: {dispatched}",
+        "    return _start(_call, _key)" if remembers else "    return _start(_call)",
+    ]
+    return "\n".join(lines)
+
+
+def _strange(arg: Arg, device: str) -> str:
+    """No plain tensor of this device type; views that negate, and zeros without memory, are the dispatcher's."""
+    t = f"t_{arg.name}"
+    found = (
+        f"not ((type({t}) is _Tensor or type({t}) is _Parameter) and {t}.is_{device}) or {t}.is_neg() or _is_zero({t})"
+    )
+    return f"({t} is not None and ({found}))" if arg.optional else found
+
+
+def _kind(arg: Arg) -> str:
+    return f"type({arg.name}) is not {_TYPES[arg.scalar or '']}"
+
+
+def _part(arg: Arg) -> str:
+    """What of an argument a launch depends on; floats as text, since -0.0 equals 0.0."""
+    if arg.tensor is not None:
+        t = f"t_{arg.name}"
+        part = f"{t}.shape, {t}.stride(), {t}.dtype, {t}.get_device(), {t}.data_ptr() & 15"
+        return f"{t} if {t} is None else ({part})" if arg.optional else part
+    if arg.scalar in ("float", "list[float]"):
+        return f"repr({arg.name})"
+    return f"tuple({arg.name})" if arg.scalar and arg.scalar.startswith("list") else arg.name
