@@ -56,6 +56,23 @@ def test_dependent_calls_are_not_merged_and_the_rest_is() -> None:
     assert names(module).count("aten.bmm.default") == 1
 
 
+@pytest.mark.parametrize(
+    ("pick", "stacked"),
+    [(lambda x: [x[0], x[1], x[2]], 1), (lambda x: x.unbind(), 1), (lambda x: [x.select(0, i) for i in range(3)], 1),
+     (lambda x: [x[1], x[0], x[2]], 2), (lambda x: [x[0], x[1], x[1]], 2), (lambda x: x.unbind(1), 2),
+     (lambda x: [x[0], x[1], x[2] * 2], 2), (lambda x: (*x[:2].unbind(), x[2]), 2)],
+)  # fmt: skip
+def test_inputs_that_are_one_tensor_are_not_stacked(pick: Any, stacked: int) -> None:
+    """The other stack is that of the weights."""
+
+    def fn(x: Tensor, *weights: Tensor) -> Tensor:
+        return torch.cat([F.linear(a, w).relu() for a, w in zip(pick(x), weights, strict=True)])
+
+    (outcome,), module = applied(StackedLinears(always=True), fn, torch.randn(3, 3, 4), *W[:3])
+    assert isinstance(outcome, Match)
+    assert names(module).count("aten.stack.default") == stacked
+
+
 def test_two_groups_that_would_make_a_cycle() -> None:
     """p1 -> q1 and q2 -> p2: merging the ps makes the qs depend on each other."""
 

@@ -38,8 +38,38 @@ def _parts(members: Sequence[Node]) -> tuple[list[Node], list[Node], list[Node]]
     return [c[0] for c in calls], [c[1] for c in calls], [c[2] for c in calls if c[2] is not None]
 
 
+def whole(xs: Sequence[Node]) -> Node | None:
+    """The tensor whose entries along its first dim ``xs`` are, each once and in order: it is what stacks them."""
+    found = [_entry(x) for x in xs]
+    base = found[0][0] if found[0] else None
+    held, entry = tensor(base), tensor(xs[0])
+    if held is None or entry is None or found != [(base, i) for i in range(len(xs))] or held.shape[1:] != entry.shape:
+        return None
+    return base if isinstance(held.shape[0], int) and held.shape[0] == len(xs) else None
+
+
+def _entry(node: Node) -> tuple[Any, Any] | None:
+    """``x`` and ``i`` of ``x[i]``, ``x.select(0, i)`` and ``x.unbind()[i]``."""
+    if not node.op.startswith("call"):
+        return None
+    if called(node) == "select":
+        given = arguments(node)
+        return (given.get("input"), given.get("index")) if given.get("dim") == 0 else None
+    if called(node) != "getitem":
+        return None
+    source, index = node.args
+    if isinstance(source, Node) and source.op.startswith("call") and called(source) == "unbind":
+        given = arguments(source)
+        return None if "dim" in given else (given.get("input"), index)
+    return source, index
+
+
 class StackedLinears(Group):
-    """Independent linear layers of one shape, each with its own input: one ``baddbmm`` of stacked operands."""
+    """Independent linear layers of one shape, each with its own input: one ``bmm`` of stacked operands.
+
+    Inputs that are the entries of one tensor are that tensor. Biases are added to the results, where they join the
+    pointwise operators behind: stacked, each would be a copy.
+    """
 
     name = "batch_linear"
 
@@ -52,41 +82,51 @@ class StackedLinears(Group):
 
     def merge(self, members: Sequence[Node]) -> Merged:
         xs, weights, biases = _parts(members)
-        return _stacked, (xs, weights, biases, [escapes(m) for m in members])
+        return _stacked, (whole(xs) or xs, weights, biases, [escapes(m) for m in members])
 
     def price(self, members: Sequence[Node]) -> Price | str:
-        xs, weights, biases = _parts(members)
+        xs, weights, _ = _parts(members)
         if len(set(xs)) == 1:
             return "they share their input: shared_input_linears makes one product of them"
         machine = machine_for(members[0])
         if machine is None:
             return "nothing was measured on this device"
-        moved = [n for n in (*weights, *biases) if not folded(n)] + xs
+        moved = [n for n in weights if not folded(n)] + ([] if whole(xs) else xs)
         work = sum(product_ns(machine, m, w) for m, w in zip(members, weights, strict=True))
         added = 2 * bytes_of(moved) / machine.copy + machine.launch
         count = len(members)
         return Price(count * machine.launch + work, (count - 1) * machine.launch, added, "stacking operands costs")
 
     def programs(self) -> Iterator[Program]:
-        for count, bias, rows in ((12, True, (3,)), (9, False, (2, 2)), (24, True, (1,))):
+        kinds = ((12, True, (3,), _towers), (9, False, (2, 2), _towers), (24, True, (1,), _mirrored))
+        for count, bias, rows, fn in kinds:
             x = torch.randn(count, *rows, 8)
             weights, biases = torch.randn(count, 6, 8) / 8, torch.randn(count, 6)
             args = (x, weights, biases) if bias else (x, weights)
-            yield Program(_towers, args, f"{count} layers of {[*rows, 8]}, bias={bias}")
+            yield Program(fn, args, f"{count} layers of {[*rows, 8]}, bias={bias}")
 
 
-def _stacked(xs: list[Tensor], weights: list[Tensor], biases: list[Tensor], own: list[bool]) -> list[Tensor]:
-    rows = torch.stack([x.flatten(0, -2) for x in xs])
-    matrices = torch.stack(weights).mT
-    out = torch.baddbmm(torch.stack(biases).unsqueeze(1), rows, matrices) if biases else torch.bmm(rows, matrices)
-    outs = [o.view(*xs[0].shape[:-1], o.shape[-1]) for o in out.unbind(0)]
+def _stacked(xs: Tensor | list[Tensor], weights: list[Tensor], biases: list[Tensor], own: list[bool]) -> list[Tensor]:
+    stacked = torch.stack(xs) if isinstance(xs, list) else xs
+    out = torch.bmm(stacked.flatten(1, -2), torch.stack(weights).mT)
+    outs = list(out.view(*stacked.shape[:-1], out.shape[-1]).unbind(0))
+    if biases:
+        return [o + b for o, b in zip(outs, biases, strict=True)]
     return [o.clone() if copy else o for o, copy in zip(outs, own, strict=True)]
 
 
 def _towers(x: Tensor, weights: Tensor, biases: Tensor | None = None) -> Tensor:
-    layers = zip(
-        x.unbind(0), weights.unbind(0), biases.unbind(0) if biases is not None else [None] * len(x), strict=True
-    )
+    return _layers(x.unbind(0), weights, biases)
+
+
+def _mirrored(x: Tensor, weights: Tensor, biases: Tensor) -> Tensor:
+    """Inputs that are entries of one tensor, and not in order."""
+    return _layers(x.unbind(0)[::-1], weights, biases)
+
+
+def _layers(xs: Sequence[Tensor], weights: Tensor, biases: Tensor | None) -> Tensor:
+    parts = biases.unbind(0) if biases is not None else [None] * len(xs)
+    layers = zip(xs, weights.unbind(0), parts, strict=True)
     return torch.cat([torch.relu(F.linear(*layer)) for layer in layers], -1)
 
 
