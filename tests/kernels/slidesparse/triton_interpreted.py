@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from shiplap.kernels.slidesparse import formats, layers, ops
-from shiplap.kernels.slidesparse.cuda import activations
+from shiplap.kernels.slidesparse.cuda import activations, linear
 from shiplap.kernels.slidesparse.cuda.finish import finish
-from shiplap.kernels.slidesparse.quantise import MIN_SCALE
+from shiplap.kernels.slidesparse.quantise import MIN_SCALE, quantise_weight
 
 GUARD = 77  # what outputs hold before: everything has to be written
 
@@ -105,6 +105,30 @@ def finishing_cases(rng: torch.Generator) -> None:
             same(out, layers._finish(want, added, dtype), f"finish {m} x {n} {dtype}")
 
 
+def layer_cases(rng: torch.Generator) -> None:
+    """The layers of CUDA around products of the CPU: int8 has the reference's bits, fp16 its rounding."""
+    for m, n, k, pairs, bias in ((5, 40, 50, 3, True), (16, 32, 64, 2, False)):
+        x = torch.randn(m, k, generator=rng)
+        added = torch.randn(n, generator=rng) if bias else None
+        weight, scale = quantise_weight(
+            formats.prune(torch.randn(n, k, generator=rng), formats.Pattern(pairs)), torch.int8
+        )
+        slid = formats.slide(formats.pad(weight, formats.dense_depth(n), k), formats.Pattern(pairs))
+        want = layers.linear_int8._reference((x, scale, weight, None, added, pairs, 0))
+        out = torch.full((m, n), float(GUARD))
+        linear.slide_8bit(torch.int8, x, scale, formats.compress(slid), added, pairs, 0, out)
+        same(out, want, f"slide {m} x {n} x {k} pairs {pairs}")
+        if n % 32 == 0 and k % 32 == 0:
+            out.fill_(GUARD)
+            linear.dense_8bit(torch.int8, x, scale, weight, added, out)
+            same(out, want, f"dense {m} x {n} x {k}")
+        half, packed = x.half(), formats.compress(slid.half())
+        out = torch.full((m, n), float(GUARD), dtype=torch.float16)
+        linear.slide_16bit(half, packed, n, None if added is None else added.half(), pairs, 0, out)
+        want = half.double() @ weight.double().t() + (0 if added is None else added.half().double())
+        assert torch.allclose(out.double(), want, rtol=2**-9, atol=2**-3), f"fp16 {m} x {n} x {k} pairs {pairs}"
+
+
 def main() -> None:
     warnings.simplefilter("ignore")  # numpy's, of infinities that are there on purpose
     seed = int(sys.argv[1])
@@ -112,6 +136,7 @@ def main() -> None:
     rng = torch.Generator().manual_seed(seed)
     activation_cases(rng)
     finishing_cases(rng)
+    layer_cases(rng)
     print("agree")
 
 

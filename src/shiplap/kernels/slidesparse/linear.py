@@ -96,7 +96,7 @@ class Linear(nn.Module):
         if reason := blocked():
             raise error("SL608", where="slidesparse.Linear.pack", what="no packing here", got=f"pack() inside {reason}",
                         expected="a weight that was packed before", fix="call pack() after loading")  # fmt: skip
-        made = pack(self.weight, self.pattern, self.mode, scale=self._scale())
+        made = pack(self.weight, self.pattern, self.mode, scale=_flat(self.weight_scale))
         old, self.layout = self.packed, made.layout
         if old is not None and made.packed is not None and (old.shape, old.device) == (made.packed.shape,
                                                                                       made.packed.device):  # fmt: skip
@@ -110,10 +110,7 @@ class Linear(nn.Module):
         """The weight as the value that ``matmul`` takes."""
         packed = self.packed if self.fresh else None
         return Packed(self.mode, self.pattern.pairs, self.out_features, self.in_features, self.weight, packed,
-                      self._scale(), self.layout)  # fmt: skip
-
-    def _scale(self) -> Tensor | None:
-        return None if self.weight_scale is None else self.weight_scale[:, 0]
+                      _flat(self.weight_scale), self.layout)  # fmt: skip
 
     # --- forward --------------------------------------------------------------------------------------------------
 
@@ -123,19 +120,20 @@ class Linear(nn.Module):
 
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """:meth:`forward` with a bias that somebody else holds."""
-        packed = self.packed
-        if packed is not None and not torch.compiler.is_compiling() and not self.fresh:
+        weight, scale, packed = self.weight, self.weight_scale, self.packed  # once: a module's attributes are slow
+        if packed is not None and not torch.compiler.is_compiling() and self._packed_from != _state(weight):
             notice("slidesparse/stale", f"{self} was packed before its weight was changed, and runs dense: "
                    "call pack()")  # fmt: skip
             packed = None
         if not x.is_meta and torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
-        inner = x if self.weight_scale is not None else x.to(self.weight.dtype)
-        bias = None if bias is None else bias.to(inner.dtype)
-        weight = self.weight, packed, self._scale(), bias, self.mode, self.pattern.pairs, self.layout
+        inner = x if scale is not None or x.dtype == weight.dtype else x.to(weight.dtype)
+        if bias is not None and bias.dtype != inner.dtype:
+            bias = bias.to(inner.dtype)
+        rest = weight, packed, _flat(scale), bias, self.mode, self.pattern.pairs, self.layout
         learns = inner.requires_grad or (bias is not None and bias.requires_grad)
-        out = _StraightThrough.apply(inner, *weight) if learns and torch.is_grad_enabled() else _product(inner, *weight)
-        return out.to(x.dtype)
+        out = _StraightThrough.apply(inner, *rest) if learns and torch.is_grad_enabled() else _product(inner, *rest)
+        return out if out.dtype == x.dtype else out.to(x.dtype)
 
     def extra_repr(self) -> str:
         form = "packed" if self.fresh else "not packed" if self.packed is None else "stale"
@@ -219,6 +217,10 @@ class _StraightThrough(torch.autograd.Function):
 
 def _packed_dense(weight: Tensor, pattern: str | Pattern, mode: str) -> Packed:
     return pack(weight, pattern, mode, keep="dense")
+
+
+def _flat(scale: Tensor | None) -> Tensor | None:
+    return None if scale is None else scale.view(-1)
 
 
 def _frozen(tensor: Tensor) -> nn.Parameter:

@@ -170,6 +170,6 @@ def multiply(
     bias: Tensor | None, pairs: int, layout: int,
 ) -> Tensor:  # fmt: skip
     """:func:`matmul` with the fields of a weight: a module holds them as parameters and buffers."""
-    rows = x.flatten(0, -2) if x.dim() > 1 else x[None]
+    rows = x if x.dim() == 2 else x.flatten(0, -2) if x.dim() > 1 else x[None]
     out = _LAYERS[mode](rows, n if scale is None else scale, dense, packed, bias, pairs, layout)
-    return out.view(*x.shape[:-1], n)
+    return out if rows is x else out.view(*x.shape[:-1], n)

@@ -12,7 +12,7 @@ from torch import Tensor
 import shiplap as sl
 from shiplap.kernels.slidesparse import layers, ops
 
-__all__: list[str] = []
+__all__ = ["CONFIGS", "default", "late"]
 
 _found: dict[tuple[str, str], Callable[..., Any]] = {}
 
@@ -30,7 +30,7 @@ def late(module: str, name: str) -> Callable[..., Any]:
 CONFIGS = [{"BLOCK": b, "num_warps": w} for b, w in ((1024, 8), (512, 4), (1024, 4), (2048, 8), (2048, 16), (256, 4))]
 
 
-def _default(sizes: Mapping[str, Any]) -> dict[str, int]:
+def default(sizes: Mapping[str, Any]) -> dict[str, int]:
     """Few windows want few warps."""
     windows = (sizes["k"] // (2 * sizes["pairs"]) + 1) * (sizes["pairs"] - 1)
     return CONFIGS[0] if windows > 1024 else CONFIGS[1] if windows > 256 else CONFIGS[5]
@@ -41,10 +41,10 @@ def _quantise(x: Tensor, pairs: int, *, q: Tensor, scale: Tensor, BLOCK: int, nu
 
 
 for _op in (ops.quantise_int8, ops.quantise_fp8):
-    _op.kernel("cuda", _quantise, name="triton", configs=CONFIGS, default=_default)
+    _op.kernel("cuda", _quantise, name="triton", configs=CONFIGS, default=default)
 
 
-@ops.lift.kernel("cuda", name="triton", configs=CONFIGS, default=_default)
+@ops.lift.kernel("cuda", name="triton", configs=CONFIGS, default=default)
 def _(x: Tensor, pairs: int, *, out: Tensor, BLOCK: int, num_warps: int) -> None:
     late("activations", "lift")(x, pairs, out=out, BLOCK=BLOCK, num_warps=num_warps)
 

@@ -1,7 +1,8 @@
 """Activations in Triton: a row's scale, its quantised values and their lifting, in one kernel; or the lifting alone.
 
-One program owns one row. It reads the row for its largest magnitude, and again, out of a cache, window by window of
-what it writes: the four lanes of a window are neighbours in memory, so nothing is gathered. Row offsets have 64 bits.
+One program owns one row. With 2 pairs nothing is duplicated, and a row that fits is read once and kept. Else it is read
+for its largest magnitude, and again, out of a cache, window by window of what is written: the four lanes of a window
+are neighbours in memory, so nothing is gathered. Row offsets have 64 bits.
 """
 # mypy: disable-error-code="no-untyped-def"
 
@@ -13,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from shiplap.impl import triton_launcher
+from shiplap.kernels.slidesparse.formats import DEPTH, dense_depth
 from shiplap.kernels.slidesparse.quantise import LIMITS, MIN_SCALE
 
 __all__ = ["lift", "quantise"]
@@ -32,8 +34,7 @@ def _window(o, PAIRS: tl.constexpr):
 @triton.jit
 def _lanes(x, o, there, k, stride, PAIRS: tl.constexpr):
     """The elements of windows ``o``, zero where there are none."""
-    at = _window(o, PAIRS)[:, None] + tl.arange(0, 4)[None, :]
-    return tl.load(x + at * stride, mask=there & (at < k), other=0)
+    return _elements(x, _window(o, PAIRS)[:, None] + tl.arange(0, 4)[None, :], there, k, stride)
 
 
 @triton.jit
@@ -42,16 +43,20 @@ def _largest(x, there, k, stride, LOOP: tl.constexpr, SPAN: tl.constexpr):
     most = tl.zeros([SPAN], tl.float32)
     if LOOP:
         for start in range(0, k, SPAN):
-            at = start + tl.arange(0, SPAN)
-            most = tl.maximum(most, _magnitude(x, at, there, k, stride))
+            most = tl.maximum(most, _magnitude(_elements(x, start + tl.arange(0, SPAN), there, k, stride)))
     else:
-        most = _magnitude(x, tl.arange(0, SPAN), there, k, stride)
+        most = _magnitude(_elements(x, tl.arange(0, SPAN), there, k, stride))
     return tl.max(most, 0)
 
 
 @triton.jit
-def _magnitude(x, at, there, k, stride):
-    value = tl.abs(tl.load(x + at * stride, mask=there & (at < k), other=0).to(tl.float32))
+def _elements(x, at, there, k, stride):
+    return tl.load(x + at * stride, mask=there & (at < k), other=0)
+
+
+@triton.jit
+def _magnitude(value):
+    value = tl.abs(value.to(tl.float32))
     return tl.where(value <= LARGEST, value, float("inf"))
 
 
@@ -72,18 +77,28 @@ def quantise_kernel(
     row = tl.program_id(0).to(tl.int64)
     there = row < m
     x += row * row_stride
-    largest = _largest(x, there, k, stride, LOOP, SPAN)
+    q += row * windows * 4
+    at = tl.arange(0, SPAN)
+    ONCE: tl.constexpr = PAIRS == 2 and not LOOP
+    if ONCE:
+        kept = _elements(x, at, there, k, stride)
+        largest = tl.max(_magnitude(kept), 0)
+    else:
+        largest = _largest(x, there, k, stride, LOOP, SPAN)
     finite = largest <= LARGEST
     scale = tl.maximum(tl.div_rn(largest, LIMIT), LEAST)
     inverse = tl.div_rn(1.0, scale)
     told = tl.where(finite, scale, float("nan"))
     tl.store(scales + row, tl.where(there, told, 1.0))
-    q += row * windows * 4
-    for start in range(0, windows, BLOCK):
-        o = start + tl.arange(0, BLOCK)
-        value = _scaled(_lanes(x, o, there, k, stride, PAIRS), inverse, finite, LIMIT, INTEGER)
-        tl.store(q + o[:, None] * 4 + tl.arange(0, 4)[None, :], value.to(q.dtype.element_ty),
-                 mask=(o < windows)[:, None])  # fmt: skip
+    if ONCE:
+        value = _scaled(kept, inverse, finite, LIMIT, INTEGER)
+        tl.store(q + at, value.to(q.dtype.element_ty), mask=at < windows * 4)
+    else:
+        for start in range(0, windows, BLOCK):
+            o = start + tl.arange(0, BLOCK)
+            value = _scaled(_lanes(x, o, there, k, stride, PAIRS), inverse, finite, LIMIT, INTEGER)
+            tl.store(q + o[:, None] * 4 + tl.arange(0, 4)[None, :], value.to(q.dtype.element_ty),
+                     mask=(o < windows)[:, None])  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["m"])
@@ -101,11 +116,11 @@ WHOLE = 16384  # elements of a row that are read at once
 
 
 def quantise(x: Tensor, pairs: int, *, q: Tensor, scale: Tensor, BLOCK: int, num_warps: int) -> None:
-    """See ``ops.quantise_int8`` and ``ops.quantise_fp8``. A program writes ``BLOCK`` windows at a time."""
+    """See ``ops.quantise_int8`` and ``ops.quantise_fp8``. A program writes ``BLOCK`` windows at a time, or a row."""
     (m, k), (rows, depth) = x.shape, q.shape
     if rows == 0:
         return
-    span = min(WHOLE, triton.next_power_of_2(max(k, 1)))
+    span = min(WHOLE, 1 << max(dense_depth(k) - 1, DEPTH - 1).bit_length())  # no less than a row of what is written
     _quantise[(rows,)](
         x, q, scale, m, k, depth // 4, *x.stride(), PAIRS=pairs, LIMIT=LIMITS[q.dtype], INTEGER=q.dtype == torch.int8,
         LOOP=k > span, SPAN=span, BLOCK=BLOCK, num_warps=num_warps,
@@ -116,5 +131,5 @@ def lift(x: Tensor, pairs: int, *, out: Tensor, BLOCK: int, num_warps: int) -> N
     """See ``ops.lift``."""
     (m, k), (rows, depth) = x.shape, out.shape
     if out.numel():
-        grid = rows, triton.cdiv(depth // 4, BLOCK)
+        grid = rows, -(-(depth // 4) // BLOCK)
         _lift[grid](x, out, m, k, depth // 4, *x.stride(), PAIRS=pairs, BLOCK=BLOCK, num_warps=num_warps)

@@ -6,20 +6,37 @@ import torch
 from torch import Tensor
 
 from shiplap.kernels.slidesparse import lt, ops
+from shiplap.kernels.slidesparse.cuda import activations, default
 from shiplap.kernels.slidesparse.cuda.finish import finish
-from shiplap.kernels.slidesparse.formats import DEPTH, ROWS, dense_depth
+from shiplap.kernels.slidesparse.formats import DEPTH, ROWS, dense_depth, lifted_depth
 
 __all__ = ["dense_8bit", "dense_16bit", "slide_8bit", "slide_16bit"]
 
-_QUANTISE = {torch.int8: ops.quantise_int8, torch.float8_e4m3fn: ops.quantise_fp8}
 _SPARSE = {torch.bfloat16: ops.sparse_mm_bf16, torch.float16: ops.sparse_mm_fp16}
+
+
+def _quantised(x: Tensor, dtype: torch.dtype, pairs: int) -> tuple[Tensor, Tensor]:
+    """``ops.quantise_*`` launched from here: a second trip through the dispatcher costs as much as all the rest."""
+    m, k = x.shape
+    q = x.new_empty(-(-m // ROWS) * ROWS, lifted_depth(k, pairs), dtype=dtype)
+    scale = x.new_empty(len(q), dtype=torch.float32)
+    activations.quantise(x, pairs, q=q, scale=scale, **default({"k": k, "pairs": pairs}))
+    return q, scale
+
+
+def _lifted(x: Tensor, pairs: int) -> Tensor:
+    """``ops.lift``, likewise."""
+    m, k = x.shape
+    out = x.new_empty(-(-m // ROWS) * ROWS, lifted_depth(k, pairs))
+    activations.lift(x, pairs, out=out, **default({"k": k, "pairs": pairs}))
+    return out
 
 
 def slide_8bit(
     dtype: torch.dtype, x: Tensor, scale: Tensor, packed: Tensor, bias: Tensor | None, pairs: int, layout: int,
     out: Tensor,
 ) -> None:  # fmt: skip
-    q, rows = _QUANTISE[dtype](x, pairs)
+    q, rows = _quantised(x, dtype, pairs)
     n = dense_depth(len(scale))
     if dtype == torch.int8:
         total = ops.sparse_mm_int8(q, packed, n, layout)
@@ -33,7 +50,7 @@ def slide_8bit(
 def dense_8bit(
     dtype: torch.dtype, x: Tensor, scale: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor
 ) -> None:  # fmt: skip
-    q, rows = _QUANTISE[dtype](x, 2)
+    q, rows = _quantised(x, dtype, 2)
     if dtype == torch.int8:
         finish(ops.mm_int8(q, weight), rows, scale, bias, out)
     elif x.dtype != torch.bfloat16:
@@ -46,7 +63,7 @@ def dense_8bit(
 
 def slide_16bit(x: Tensor, packed: Tensor, n: int, bias: Tensor | None, pairs: int, layout: int, out: Tensor) -> None:
     whole = x.shape[0] % ROWS == 0 and x.shape[1] % DEPTH == 0
-    lifted = x if pairs == 2 and whole else ops.lift(x, pairs)
+    lifted = x if pairs == 2 and whole else _lifted(x, pairs)
     total = _SPARSE[x.dtype](lifted, packed, dense_depth(n), layout)
     finish(total, None, None, bias, out)
 
