@@ -48,7 +48,7 @@ def test_a_frozen_process_measures_nothing(tuned):
     before = measure.benchmarks
     frozen(tuned)
     assert picked(matrices()) == "right(WAIT=300)"
-    found = sl.tune(ops.mm, [matrices(), matrices(m=1000)], budget=1)
+    found = sl.tune(ops.mm, [matrices(), matrices(m=1000)], budget=60)
     assert [c.origin for c in found] == ["frozen", "default"]
     assert found[0].label == "right(WAIT=300)"
     assert found[1].label == "cut(PARTS=10)"

@@ -40,7 +40,7 @@ def test_an_op_without_a_home_is_tuned_here_and_says_so(ns):
         return x + 1
 
     with pytest.warns(ShiplapNotice, match="tuned in this process.*declared inside a function"):
-        (choice,) = sl.tune(local, [{"n": 8}], budget=1)
+        (choice,) = sl.tune(local, [{"n": 8}], budget=60)
     assert choice.kernel == "reference"
 
 
@@ -63,7 +63,7 @@ def kernel(x, *, out, PID):
 
 # no guard: the worker imports this file, and must not tune in turn
 os.environ.setdefault("TEST_PARENT", str(os.getpid()))
-(choice,) = sl.tune(one, [{"n": 64}], budget=5)
+(choice,) = sl.tune(one, [{"n": 64}], budget=60)
 print(choice.kernel, [f.evidence for f in choice.findings])
 """
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
+OUT_OF_TIME = 3
 EPILOG = """\b
 Examples:
   shiplap tune --profile calls.jsonl --budget 5m        what a program called
@@ -31,7 +32,8 @@ Examples:
 Exit status:
   0  every call has a choice, and every candidate was right
   1  the same, but a candidate was wrong, crashed or hung: see the findings
-  2  no such target, or nothing valid to tune on"""
+  2  no such target, or nothing valid to tune on
+  3  the budget was spent before every call had a choice; those that have one are stored"""
 
 
 def command(
@@ -67,13 +69,23 @@ def command(
         requests = _profiled(targets or [], profile, device) if profile else _sized(targets or [], sizes or [], dtype,
                                                                                      device or "cpu")  # fmt: skip
         choices = _tune(requests, budget, again, "always" if under_capture else "auto", not in_process, quiet=json)
+    raise typer.Exit(_told(choices, budget, json=json))
+
+
+def _told(choices: Sequence[Choice], budget: str | None, *, json: bool) -> int:
+    """Print ``choices`` and what is wrong with them; the exit status."""
+    missing = sum(c.origin == "left out" for c in choices)
     if json:
-        console.emit_json({"choices": [c.as_json() for c in choices]})
+        console.emit_json({"choices": [c.as_json() for c in choices], "left_out": missing})
     else:
         for choice in choices:
             show(choice)
+    if missing:
+        console.note(f"{missing} of {len(choices)} calls are left out: the budget of {budget} was spent. "
+                     "The same command goes on with them.")  # fmt: skip
     if any(f.verdict == "fail" for c in choices for f in c.findings):
-        raise typer.Exit(console.FAILED)
+        return console.FAILED
+    return OUT_OF_TIME if missing else 0
 
 
 def _tune(
@@ -90,7 +102,7 @@ def show(choice: Choice) -> None:
     """A choice as text: the call, what runs, why, what was dropped."""
     screen = console.out()
     screen.print(f"{choice.op}  {choice.bucket}  {choice.dtypes}  {choice.device}", markup=False, style="bold")
-    screen.print(f"  {choice.label}: {choice.reason} ({choice.origin})", markup=False)
+    screen.print(f"  {choice.label or 'no choice'}: {choice.reason} ({choice.origin})", markup=False)
     for finding in choice.findings:
         style = "red" if finding.verdict == "fail" else "dim"
         screen.print(f"  {finding.verdict}  {finding.evidence}", markup=False, style=style)

@@ -61,7 +61,8 @@ def tune(
     Args:
         samples: each a tuple of arguments, a dict of sizes and scalars (``{"n": 4096, "c": 64}``, with ``"dtype"`` if
             it is not float32), or a recipe. Values are drawn afresh from the declaration.
-        budget: seconds for all of it, or text such as ``"5m"``; by default 30 s a bucket.
+        budget: seconds for all of it, or text such as ``"5m"``; by default 30 s a bucket. Nothing goes on after that:
+            what has a choice by then is stored, and the others come back with ``origin="left out"``.
         device: where samples given as sizes are drawn, by default the CPU; tuples of arguments say it themselves.
         again: measure what is in the store, too.
         capture: ``"always"`` times replays of CUDA graphs, and drops what cannot be captured.

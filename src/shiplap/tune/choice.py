@@ -12,7 +12,9 @@ from shiplap.op.config import NO_CONFIG, Config
 from shiplap.tune.key import Key
 from shiplap.verify.finding import Finding
 
-__all__ = ["Choice", "entry_of", "from_json", "show_time"]
+__all__ = ["LEFT_OUT", "Choice", "entry_of", "from_json", "show_time"]
+
+LEFT_OUT = "left out"
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,8 @@ class Choice:
         reason: in one line.
         findings: what was dropped, and why; empty in a choice that was read from the store or a table.
         tried: candidates considered.
-        origin: ``"measured"``, ``"stored"``, ``"frozen"``, ``"default"`` or ``"received"`` (from another rank).
+        origin: ``"measured"``, ``"stored"``, ``"frozen"``, ``"default"``, ``"received"`` (from another rank), or
+            ``"left out"``: the budget ended before this bucket had a choice, and ``kernel`` is empty.
         sizes: the recipe of the call that was measured.
     """
 

@@ -6,12 +6,13 @@ import contextlib
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from time import monotonic
+from functools import partial
 from typing import Any
 
 from shiplap.errors import error
 from shiplap.op import Op
-from shiplap.tune.choice import Choice, from_json
+from shiplap.tune.choice import LEFT_OUT, Choice, from_json
+from shiplap.tune.deadline import Deadline, OutOfTime
 from shiplap.tune.decide import Options, choose, force
 from shiplap.tune.guard import require_quiet
 from shiplap.tune.inputs import inputs, recipe_of
@@ -43,8 +44,13 @@ def tune_all(
     wanted = _buckets(requests)
 
     def work() -> list[Choice]:
+        seconds = seconds_of(budget)
         with shown(progress) as report, Isolation(timeout) as isolation:
-            return _each(wanted, seconds_of(budget), options, isolation if isolate else None, report)
+            rest = options, isolation if isolate else None, report
+            if seconds is None:
+                return _each(wanted, None, *rest)
+            with Deadline(seconds, isolation.close) as deadline:
+                return _each(wanted, deadline, *rest)
 
     rank, count = ranks()
     if count == 1:
@@ -53,30 +59,47 @@ def tune_all(
 
     def tell() -> list[dict[str, Any]]:
         mine.extend(work())
-        return [choice.value() for choice in mine]
+        return [choice.value() if choice.origin != LEFT_OUT else {} for choice in mine]
 
     found = from_first(tell)
     return mine if rank == 0 else [_receive(*request, value) for request, value in zip(wanted, found, strict=True)]
 
 
 def _each(
-    wanted: Sequence[Request], seconds: float | None, options: Options, isolation: Isolation | None, report: Report
+    wanted: Sequence[Request], deadline: Deadline | None, options: Options, isolation: Isolation | None, report: Report
 ) -> list[Choice]:
-    ends = None if seconds is None else monotonic() + seconds
-    found = []
+    """Each bucket has an equal share of the time that is left."""
+    found: list[Choice] = []
     for number, (op, recipe, device) in enumerate(wanted):
-        left = EACH if ends is None else max(0.1, (ends - monotonic()) / (len(wanted) - number))
+        place = f"{number + 1}/{len(wanted)} {op.spec.name}"
+        share = EACH if deadline is None else deadline.left / (len(wanted) - number)
 
-        def said(what: str, done: int, total: int, place: str = f"{number + 1}/{len(wanted)} {op.spec.name}") -> None:
+        def said(what: str, done: int, total: int, place: str = place) -> None:
+            if deadline is not None:
+                deadline.check()
             report(f"{place}: {what}", done, total)
 
-        found.append(choose(op, recipe, device=device, options=replace(options, seconds=left), report=said,
-                            bench=isolation.bench() if isolation else None))  # fmt: skip
+        work = partial(choose, op, recipe, device=device, options=replace(options, seconds=share), report=said,
+                       bench=isolation.bench() if isolation else None)  # fmt: skip
+        try:
+            found.append(work() if deadline is None else deadline.run(work))
+        except OutOfTime:
+            found.append(_left_out(op, recipe, device))
     return found
+
+
+def _left_out(op: Op, recipe: Recipe, device: str) -> Choice:
+    """A bucket that the budget did not reach: nothing is stored, and what runs is what ran before."""
+    env = environment(op.spec, dict(recipe.sizes), {**dict(recipe.scalars), **dict(recipe.sizes)}) or {}
+    dtypes = ", ".join(f"{c}={d}" for c, d in recipe.dtypes)
+    return Choice(op.spec.name, device.partition(":")[0], op.rule.bucket(env), dtypes, "", "",
+                  reason="the budget was spent", origin=LEFT_OUT, sizes=str(recipe))  # fmt: skip
 
 
 def _receive(op: Op, recipe: Recipe, device: str, value: Mapping[str, Any]) -> Choice:
     """A choice of rank 0 as one of ours, put into force."""
+    if not value:
+        return _left_out(op, recipe, device)
     key = key_for(op, inputs(op, recipe, device))
     choice = from_json(key, value, "received")
     force(op, [choice])

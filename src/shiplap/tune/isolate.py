@@ -48,7 +48,7 @@ class Isolation:
 
     def __init__(self, timeout: float = TIMEOUT) -> None:
         self.timeout = timeout
-        self.started = 0
+        self.started, self._closed = 0, False
         self._process: subprocess.Popen[bytes] | None = None
         self._open = ""
         self._said: IO[bytes] | None = None
@@ -90,6 +90,8 @@ class Isolation:
 
     def _start(self) -> None:
         self.stop()
+        if self._closed:
+            raise Died(-1, "the budget was spent")
         handle = os.memfd_create("shiplap-tune")
         os.ftruncate(handle, BEAT.size)
         self._beat = mmap.mmap(handle, BEAT.size)
@@ -102,6 +104,13 @@ class Isolation:
         os.close(handle)
         self._mark()
         self.started += 1
+
+    def close(self) -> None:
+        """End the worker, and start no other: whoever waits for it hears that it died."""
+        self._closed = True
+        process = self._process
+        if process is not None:
+            process.kill()
 
     def stop(self) -> None:
         """End the worker, if there is one."""

@@ -20,6 +20,7 @@ from shiplap.verify.finding import Finding
 __all__ = ["Ranking", "Report", "search"]
 
 WHOLE = 32  # candidates up to which the space is searched whole
+SHARE = 0.6  # of the time of a bucket, after which no more candidates are verified: those that are have to be raced
 CLIMBS = 3  # how often the neighbourhood of a new winner is looked at
 
 Report = Callable[[str, int, int], None]  # what is going on, steps done, steps in all
@@ -44,7 +45,7 @@ class _Search:
         self, op: Op, candidates: Sequence[Candidate], bench: Bench, inputs: Inputs, seconds: float, report: Report
     ) -> None:
         self.op, self.candidates, self.bench, self.inputs, self.report = op, candidates, bench, inputs, report
-        self.ends = monotonic() + seconds
+        self.ends, self.seconds = monotonic() + seconds, seconds
         self.ranking = Ranking()
         self.verified: set[int] = set()
 
@@ -56,7 +57,7 @@ class _Search:
         """Those that are right. The first two - reference and default - are looked at whatever the budget."""
         right = []
         for step, index in enumerate(indices):
-            if self.left <= 0 and index > 1:
+            if self.left <= (1 - SHARE) * self.seconds and index > 1:
                 self.ranking.unseen += 1
                 continue
             self.report(f"verify {label(self.candidates[index])}", step, len(indices))
@@ -78,7 +79,8 @@ class _Search:
 
     def race(self, indices: Sequence[int], plan: Plan) -> None:
         self.report(f"race {len(indices)} candidates", 0, 1)
-        timings, failed = self.bench.race(indices, replace(plan, seconds=max(0.2, min(plan.seconds, self.left))))
+        # A race may take as long again as it is told to, and getting ready comes first.
+        timings, failed = self.bench.race(indices, replace(plan, seconds=max(0.2, min(plan.seconds, self.left / 3))))
         self.ranking.timings.update(timings)
         for index, why in failed.items():
             self.drop(index, "tune.measure", why)

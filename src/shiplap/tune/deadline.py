@@ -1,0 +1,78 @@
+"""A budget is a promise: what is not done in time is left where it is, and said to be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import Context, copy_context
+from queue import Empty, SimpleQueue
+from threading import Thread
+from time import monotonic
+from typing import Any, TypeVar, cast
+
+import torch
+
+__all__ = ["Deadline", "OutOfTime"]
+
+T = TypeVar("T")
+
+
+class OutOfTime(Exception):
+    """There is no time left."""
+
+
+class Deadline:
+    """The end of a budget. Use as a context; ``on_end`` is called when work is still under way then, to end it.
+
+    Work runs in one thread, for all of it: a tuning process dies with the thread that started it.
+    """
+
+    def __init__(self, seconds: float, on_end: Callable[[], None] = lambda: None) -> None:
+        self.ends, self.on_end, self.over = monotonic() + seconds, on_end, False
+        self._work: SimpleQueue[tuple[Context, Callable[[], Any], SimpleQueue[Any]] | None] = SimpleQueue()
+        self._device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+        Thread(target=self._serve, name="shiplap tune", daemon=True).start()
+
+    def __enter__(self) -> Deadline:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.over = True
+        self._work.put(None)
+
+    @property
+    def left(self) -> float:
+        return self.ends - monotonic()
+
+    def check(self) -> None:
+        """OutOfTime in work that nobody waits for any more: it stores nothing, and starts nothing."""
+        if self.over:
+            raise OutOfTime
+
+    def run(self, work: Callable[[], T]) -> T:
+        """The result of ``work``, which may hang in a sampler or a kernel: OutOfTime at the end, whatever it does then.
+
+        No one can end a thread from without: it goes on up to its next ``check``.
+        """
+        if self.left <= 0:
+            raise OutOfTime
+        told: SimpleQueue[Any] = SimpleQueue()
+        self._work.put((copy_context(), work, told))
+        try:
+            result, failure = told.get(timeout=self.left)
+        except Empty:
+            self.over = True
+            self.on_end()
+            raise OutOfTime from None
+        if failure is not None:
+            raise failure
+        return cast(T, result)
+
+    def _serve(self) -> None:
+        if self._device is not None:
+            torch.cuda.set_device(self._device)  # of this thread
+        while (asked := self._work.get()) is not None:
+            context, work, told = asked
+            try:
+                told.put((context.run(work), None))
+            except BaseException as e:
+                told.put((None, e))
