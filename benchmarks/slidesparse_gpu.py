@@ -3,12 +3,15 @@
 ``gemm``: captured products, L2 flushed before each, runs taking turns, medians; algorithms chosen beforehand among all
 that the library makes a plan of. ``overhead``: one call among many in a row, wall clock. ``activations``: quantise and
 lift, against a copy of as many bytes. ``blocks``: Llama-like transformer blocks of random weights, prefill of 8192
-tokens and decode under CUDA graphs. Run: ``python benchmarks/slidesparse_gpu.py [--only gemm,overhead,...]``.
+tokens and decode under CUDA graphs. Each section has its share of ``--seconds`` and drops what it has no time for; the
+goals of the issue, and what came of each, are printed after each section and head the record.
+Run: ``python benchmarks/slidesparse_gpu.py [--only gemm,overhead,...]``.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -31,6 +34,7 @@ from _slidesparse_gpu import (
     Run,
     chosen,
     failed,
+    goals,
     over,
     put,
     show,
@@ -48,8 +52,9 @@ from shiplap.kernels.slidesparse.lt import kernels, native
 from shiplap.op.config import Config
 
 SOURCES = [
-    "benchmarks/slidesparse_gpu.py", "benchmarks/_slidesparse_gpu.py", "src/shiplap/kernels/slidesparse/csrc/lt/*",
-    "src/shiplap/kernels/slidesparse/cuda/*.py", "src/shiplap/kernels/slidesparse/lt/*.py",
+    "benchmarks/slidesparse_gpu.py", "benchmarks/_slidesparse_gpu.py", "src/shiplap/kernels/slidesparse/csrc/lt/*.cpp",
+    "src/shiplap/kernels/slidesparse/csrc/lt/*.h", "src/shiplap/kernels/slidesparse/cuda/*.py",
+    "src/shiplap/kernels/slidesparse/lt/*.py",
 ]  # fmt: skip
 SQUARES = (1024, 2048, 4096, 8192)
 TALL = ((4096, 28672, 8192), (8192, 4096, 14336), (16384, 8192, 8192))  # m, n, k
@@ -58,7 +63,6 @@ SHAPES = {  # hidden, query and key-value heads of 128, intermediate
     "8B": (4096, 32, 8, 14336), "70B": (8192, 64, 8, 28672),
 }  # fmt: skip
 SIDE = 4096  # of the weight whose calls are counted
-BATCHES = (1, 8, 16, 32, 64, 128, 256)
 NAMES = {FP8: "fp8", INT8: "int8", BF16: "bf16"}
 Case = tuple[dict[str, Any], Callable[[], dict[str, Any]]]  # what a row is about, and its measurement
 
@@ -89,12 +93,13 @@ def scaled_case(m: int, n: int, k: int) -> Run:
 def dense_runs(m: int, n: int, k: int) -> dict[str, Run]:
     a16, b16 = values(m, k, BF16), values(n, k, BF16)
     a8, b8, ai, bi = a16.to(FP8), b16.to(FP8), values(m, k, INT8), values(n, k, INT8)
+    b16t, b8t, bit = b16.t(), b8.t(), bi.t()  # views are no part of a call
     one, rows, columns = torch.ones((), device=CUDA), torch.ones(m, 1, device=CUDA), torch.ones(1, n, device=CUDA)
     found: dict[str, Run] = {
-        "torch bf16": lambda: a16 @ b16.t(),
-        "torch fp8 tensorwise": lambda: torch._scaled_mm(a8, b8.t(), one, one, out_dtype=BF16, use_fast_accum=True),
-        "torch fp8 rowwise": lambda: torch._scaled_mm(a8, b8.t(), rows, columns, out_dtype=BF16, use_fast_accum=True),
-        "torch int8": lambda: torch._int_mm(ai, bi.t()),
+        "torch bf16": lambda: a16 @ b16t,
+        "torch fp8 tensorwise": lambda: torch._scaled_mm(a8, b8t, one, one, out_dtype=BF16, use_fast_accum=True),
+        "torch fp8 rowwise": lambda: torch._scaled_mm(a8, b8t, rows, columns, out_dtype=BF16, use_fast_accum=True),
+        "torch int8": lambda: torch._int_mm(ai, bit),
     }
     for name, op, args in (("fp8 rowwise", ops.mm_fp8, (a8, b8, rows.flatten(), columns.flatten())),
                            ("int8", ops.mm_int8, (ai, bi))):  # fmt: skip
@@ -104,10 +109,10 @@ def dense_runs(m: int, n: int, k: int) -> dict[str, Run]:
 
 def torch_sparse(dtype: torch.dtype, m: int, n: int, k: int) -> Run:
     """torch's own 2:4 product, its algorithm searched."""
-    blob, x = torch._cslt_compress(two_of_four(n, k, dtype)), values(m, k, dtype)
+    blob, x = torch._cslt_compress(two_of_four(n, k, dtype)), values(m, k, dtype).t()
     kind = {"out_dtype": torch.int32 if dtype == INT8 else BF16, "transpose_result": True}
-    alg = torch._cslt_sparse_mm_search(blob, x.t(), **kind)
-    return lambda: torch._cslt_sparse_mm(blob, x.t(), alg_id=alg, **kind)
+    alg = torch._cslt_sparse_mm_search(blob, x, **kind)
+    return lambda: torch._cslt_sparse_mm(blob, x, alg_id=alg, **kind)
 
 
 def gemm() -> Iterator[Case]:
@@ -153,6 +158,9 @@ def overhead_row(m: int) -> dict[str, Any]:
     for dtype in (FP8, INT8):
         put(runs, f"{NAMES[dtype]} 2:4", lambda d=dtype: sparse_case(d, m, SIDE, SIDE))
         put(runs, f"torch sparse {NAMES[dtype]}", lambda d=dtype: torch_sparse(d, m, SIDE, SIDE), missing=True)
+    x = torch.randn(m, SIDE, device=CUDA, dtype=BF16)
+    for mode in ("torch-fp8", "fp8", "fp8 2:4", "int8 2:4"):
+        put(runs, f"layer {mode}", lambda mode=mode: partial(Linear(SIDE, SIDE, mode, m), x))
     with torch.inference_mode():
         call = wall(runs)
     return {
@@ -258,9 +266,10 @@ MODES = ("bf16", "torch-fp8", "fp8", "fp8 2:4", "fp8 6:8", "int8", "int8 2:4", "
 
 
 def blocks() -> Iterator[Case]:
-    for name, shape in SHAPES.items():
-        for rows, decode in ((8192, False), *((b, True) for b in BATCHES)):
-            yield {"model": name, "rows": rows, "decode": decode}, partial(block_row, shape, rows, decode)
+    for rows in (8192, 16, 128, 1, 64, 256, 32, 8):  # what matters most comes first
+        for name, shape in SHAPES.items():
+            about = {"model": name, "rows": rows, "decode": rows != 8192}
+            yield about, partial(block_row, shape, rows, rows != 8192)
 
 
 def block_row(shape: tuple[int, int, int, int], rows: int, decode: bool) -> dict[str, Any]:
@@ -275,42 +284,51 @@ def block_row(shape: tuple[int, int, int, int], rows: int, decode: bool) -> dict
     return {"us": us, "over own dense": speed, "fastest": best, "fastest over bf16": over(us, "bf16", best)}
 
 
-SECTIONS: dict[str, Callable[[], Iterator[Case]]] = {
-    "overhead": overhead, "activations": activations, "gemm": gemm, "blocks": blocks,
+SECTIONS: dict[str, tuple[Callable[[], Iterator[Case]], float]] = {  # and their shares of the time
+    "overhead": (overhead, 0.12), "activations": (activations, 0.13), "gemm": (gemm, 0.3), "blocks": (blocks, 0.45),
 }  # fmt: skip
+
+
+def measure(section: str, ends: float, rows: list[dict[str, Any]]) -> str:
+    """Fill ``rows`` until the section or the time is over; what was left out, or empty."""
+    for about, case in SECTIONS[section][0]():
+        if time.monotonic() > ends:
+            return f"{section} from {about} on"
+        before = len(FAILED)
+        try:
+            row = {**about, **case(), **({"left out": FAILED[before:]} if FAILED[before:] else {})}
+        except Exception as e:
+            row = {**about, "error": failed(f"{section} {about}", e)}
+        rows.append(show(section, row))
+        torch.cuda.empty_cache()
+    return ""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(SECTIONS), help="sections, with commas between them")
     parser.add_argument("--json", type=Path, help="file for the record; written after each section")
-    parser.add_argument("--seconds", type=float, default=230, help="stop before the next row when so many have passed")
+    parser.add_argument("--seconds", type=float, default=230, help="for all sections; no row begins later")
     options = parser.parse_args()
     if (why := lt.available(CUDA)) is not True:
         sys.exit(f"no 2:4 products here: {why}")
     torch.manual_seed(0)
-    ends = time.monotonic() + options.seconds
     build(ops.mm_fp8)  # one translation unit binds all leaf ops
     device = f"{torch.cuda.get_device_name()}, CUDA {torch.version.cuda}"
-    libraries = dict(zip(("cublaslt", "cusparselt"), lt.versions(), strict=True))
     measured: dict[str, Any] = {}
-    print(f"# {device}, torch {torch.__version__}, {libraries}, {kernels.WORKSPACE} bytes of workspace", flush=True)
+    print(f"# {device}, torch {torch.__version__}, {kernels.WORKSPACE} bytes of workspace", flush=True)
+    sections = options.only.split(",")
+    whole, ends, cut = sum(SECTIONS[s][1] for s in sections), time.monotonic(), []
     with torch.no_grad():
-        for section in options.only.split(","):
-            rows = measured[section] = []
-            for about, measure in SECTIONS[section]():
-                before = len(FAILED)
-                try:
-                    row = {**about, **measure(), **({"left out": FAILED[before:]} if FAILED[before:] else {})}
-                except Exception as e:
-                    row = {**about, "error": failed(f"{section} {about}", e)}
-                rows.append(show(section, row))
-                torch.cuda.empty_cache()
-                if options.json:
-                    write(options.json, record(SOURCES, ["triton"], device, libraries=libraries, **measured))
-                if time.monotonic() > ends:
-                    print(f"# stopped after {options.seconds:.0f} s in {section}", flush=True)
-                    return
+        for section in sections:
+            ends += options.seconds * SECTIONS[section][1] / whole  # what one leaves, the next may have
+            cut += [left] if (left := measure(section, ends, measured.setdefault(section, []))) else []
+            found = goals(measured)
+            print(json.dumps({"goals": found, "left out": cut}), flush=True)
+            if options.json:
+                versions = dict(zip(("cublaslt", "cusparselt"), lt.versions(), strict=True))  # of what is open by now
+                write(options.json, record(SOURCES, ["triton"], device, libraries=versions, goals=found, cut=cut,
+                                           **measured))  # fmt: skip
 
 
 if __name__ == "__main__":

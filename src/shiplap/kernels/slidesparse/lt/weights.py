@@ -18,14 +18,16 @@ ROWS = 2048  # of an identity matrix at a time
 def compress(slid: Tensor) -> Tensor:
     """A 2:4 weight ``[n, k']`` on a GPU, whole tiles → cuSPARSELt's bytes, uint8 ``[_]`` (layout 1).
 
-    SL211 for another dtype or size, SL401 without a cuSPARSELt that may be used, SL305 when it refuses.
+    Of no weights there are no bytes. SL211 for another dtype or size, SL401 without a cuSPARSELt that may be used, SL305 when it refuses.
     """
     where = "slidesparse.lt.compress"
     n, k = slid.shape
-    if slid.dtype not in RESULT or n % 32 or k % 32 or not slid.numel():
+    if slid.dtype not in RESULT or n % 32 or k % 32:
         raise error("SL211", where=where, got=f"{slid.dtype} {n} x {k}", fix="pass what slide() returned",
                     expected="int8, float8_e4m3fn, bfloat16 or float16, sizes that are multiples of 32")  # fmt: skip
     libraries.require(slid.device, where)
+    if not slid.numel():
+        return slid.new_empty(0, dtype=torch.uint8)
     slid = slid.contiguous()
     problem = _problem(slid.device, 16, n, k, slid.dtype)
     with torch.cuda.device(slid.device):
