@@ -18,7 +18,7 @@ ROWS = 2048  # of an identity matrix at a time
 def compress(slid: Tensor) -> Tensor:
     """A 2:4 weight ``[n, k']`` on a GPU, whole tiles → cuSPARSELt's bytes, uint8 ``[_]`` (layout 1).
 
-    Of no weights there are no bytes. SL211 for another dtype or size, SL401 without a cuSPARSELt that may be used, SL305
+    Of no weights there are no bytes. SL211 for another dtype or size, SL401 without a usable cuSPARSELt, SL305
     when it refuses.
     """
     where = "slidesparse.lt.compress"
