@@ -3,7 +3,7 @@
 What Inductor leaves to ATen (products, convolutions) is called on the device; what it fuses are its own C++ loops over
 the tensors' memory. With ``fallback_by_default`` in the options of ``torch.compile`` every op is called on the device.
 
-Known to work on torch 2.11, 2.13.
+Known to work on torch 2.11, 2.13, 2.15.
 """
 
 from __future__ import annotations
@@ -17,21 +17,6 @@ __all__ = ["INDUCTOR", "inductor"]
 INDUCTOR = ("CppWrapperCodegen", "PythonWrapperCodegen", "Scheduling", "WrapperFxCodegen")
 
 
-def _host_calls(base: type, device: str) -> type:
-    """``base``, calling a C++ kernel for ``device`` as it calls one for the CPU."""
-
-    class HostCalls(base):
-        def _generate_kernel_call_helper(self, name: str, args: Any, *, device: Any = None, **more: Any) -> None:
-            import torch
-
-            if device is not None and device.type == self._device:
-                device = torch.device("cpu")
-            super()._generate_kernel_call_helper(name, args, device=device, **more)
-
-    HostCalls._device = device
-    return HostCalls
-
-
 class _Group(tuple[Any, ...]):
     """Sizes of a loop nest. The scheduler multiplies two to reindex loops, except on the CPU, whose loops are ours:
     no nest has the product that it gets, so it reindexes nothing here either."""
@@ -43,11 +28,24 @@ class _Group(tuple[Any, ...]):
 
 
 def _host_loops(base: type) -> type:
-    """``base``, C++ loops, for a device that the scheduler does not take for the CPU."""
+    """``base``, C++ loops, for a device that Inductor does not take for the CPU: what it writes and calls are loops of
+    the CPU, so the CPU is the current device while it does."""
+    import torch
+    from torch._inductor.virtualized import V
+
+    host = torch.device("cpu")
 
     class HostLoops(base):
         def group_fn(self, sizes: Any) -> Any:
             return tuple(_Group(group) for group in super().group_fn(sizes))
+
+        def codegen_node(self, node: Any) -> Any:
+            with V.graph.set_current_device(host):
+                return super().codegen_node(node)
+
+        def flush(self) -> Any:
+            with V.graph.set_current_device(host):
+                return super().flush()
 
     return HostLoops
 
@@ -62,17 +60,10 @@ def inductor(device: str) -> dict[str, Any]:
     from torch._inductor.codegen.cpu_device_op_overrides import CpuDeviceOpOverrides
     from torch._inductor.codegen.wrapper_fxir import WrapperFxCodegen
 
-    whole = _host_calls(wrapper.PythonWrapperCodegen, device)
-    part = _host_calls(wrapper.SubgraphPythonWrapperCodegen, device)
-
-    def create(is_subgraph: bool, name: Any, parent: Any, signatures: Any = None) -> Any:
-        return part(name, parent, signatures) if is_subgraph else whole()
-
-    whole.create = staticmethod(create)  # type: ignore[attr-defined]
     common.register_device_op_overrides(device, CpuDeviceOpOverrides())
     for name in (device, f"{device}:0"):
         register_interface_for_device(name, CpuInterface)
     return {
-        "CppWrapperCodegen": CppWrapperCpu, "PythonWrapperCodegen": whole, "Scheduling": _host_loops(CppScheduling),
-        "WrapperFxCodegen": WrapperFxCodegen,
+        "CppWrapperCodegen": CppWrapperCpu, "PythonWrapperCodegen": wrapper.PythonWrapperCodegen,
+        "Scheduling": _host_loops(CppScheduling), "WrapperFxCodegen": WrapperFxCodegen,
     }  # fmt: skip

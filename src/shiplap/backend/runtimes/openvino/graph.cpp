@@ -136,7 +136,7 @@ void Graph::output(size_t i, Node value) {
     // The CPU plugin takes an output that is an input for written: it leaves our memory as it is.
     value = make<Convert>(value, vendor_type(p.dtype));
   }
-  if (at::IntArrayRef(got) != p.sizes) {
+  if (at::IntArrayRef(got) != at::IntArrayRef(p.sizes)) {
     value = make<Reshape>(value, constant(p.sizes), false);
   }
   value = p.block > 0 ? to_blocks(value, p) : transposed(value, p.order);
