@@ -248,6 +248,9 @@ CATALOGUE: dict[str, Entry] = {
          "read the first error of the compiler"),
         ("SL907", "runtime not available", "The vendor's headers and libraries come from its own packages.",
          "install them: pip install 'shiplap[openvino]' or 'shiplap[onednn]'"),
+        ("SL908", "hand-written body has another signature",
+         "The generated wrapper calls it: another would not link, or would take one argument for another.",
+         "write the signature that generated/bodies.h declares"),
     ]),
 }  # fmt: skip
 

@@ -23,6 +23,10 @@ BAD = {
                   "duplicate 'add.out'"),
     "dtype": ("  add.out:\n    template: binary\n    dtypes: flaot\n", 3, "SL901", "'flaot'; did you mean 'float'?"),
     "version range": ("  add.out:\n    template: binary\n    torch: newest\n", 3, "SL901", "torch: 'newest'"),
+    "what a body does not read": ("  trace:\n    template: custom\n    graph: self\n", 1, "SL901", "'graph', which template 'custom' does not read"),
+    "what ATen decides": ("  exp.out: {template: unary, graph: Exp(self), output: {out: {mode: bypass}}}\n", 1, "SL901",
+                          "'output', which template 'unary' does not read"),
+    "a number that C++ has not": ("  exp.out: {template: unary, graph: Exp(self) * 1e999}\n", 1, "SL902", "inf is not a number that C++ has"),
     "not YAML": ("  add.out: {template: binary\n", 2, "SL901", "not YAML"),
     "input that is no argument": (
         "  add.out: {template: binary, graph: self + other * alpha, inputs: {othr: raw}}\n", 1, "SL901", "'othr'; did you mean 'other'?"),
@@ -41,7 +45,7 @@ BAD = {
                               "'self' is a tensor, expected a int"),
     "not an expression": ("  exp.out: {template: unary, graph: 'Exp(self'}\n", 1, "SL902", "not an expression"),
     "no language of ours": ("  exp.out: {template: unary, graph: 'Exp((lambda: self)())'}\n", 1, "SL902", "not part of the language"),
-    "C++ in a string": ("  gelu.out: {template: unary, graph: \"Gelu(self, mode='ERF);evil(')\"}\n", 1, "SL902", "not a number, word"),
+    "C++ in a string": ("  gelu.out: {template: unary, graph: \"Gelu(self, mode='ERF);evil(')\"}\n", 1, "SL902", "is not a number that C++ has"),
     "graph without an output": (
         "  max.dim_max: {template: reduction, graph: {max: self}, shape_only: [dim, keepdim]}\n", 1, "SL901", "no 'max_values'"),
     "unstructured without a rule": ("  relu: {template: functional, graph: Relu(self)}\n", 1, "SL901", "output 'result' has no rule"),
@@ -57,6 +61,39 @@ def test_says_file_line_and_nearest_name(tmp_path: Path, name: str) -> None:
     assert caught.value.id == id
     assert caught.value.where.startswith(f"{tmp_path / 'ops.yaml'}:{described.line(number)}")
     assert got in caught.value.got
+
+
+def test_a_vendor_function_of_another_signature(tmp_path: Path) -> None:
+    """The headers are read again with each release of the vendor: what no longer fits says where, and what fits."""
+    import dataclasses
+
+    from shiplap.backend.generate import generate
+    from shiplap.backend.metadata import load
+    from shiplap.backend.runtime import runtime
+    from shiplap.backend.vendor import Parameter, VendorFunction
+
+    openvino = runtime("openvino")
+    text = "  gelu.out: {template: unary, graph: \"Gelu(self, mode='TANH' if approximate == 'tanh' else 'ERF')\"}\n"
+    metadata = load(described.write(tmp_path, text))
+    (whole, *_) = openvino.opset()["Gelu"]
+    (data, mode) = whole.parameters
+    integer = Parameter("axis", "int", "int64_t", False)
+    for parameters, got in {
+        (data, dataclasses.replace(mode, name="approximation")): "no parameter 'mode'",
+        (data, mode, integer): "Gelu(data, mode = ..., axis) needs axis",
+        (data, dataclasses.replace(mode, kind="bool")): "expected a bool",
+        (data,): "Gelu(data) has no parameter 'mode'",
+    }.items():
+        changed = VendorFunction("Gelu", whole.call, whole.every, parameters, "node", whole.header)
+        with pytest.raises(BackendError) as caught:
+            generate(
+                metadata, dataclasses.replace(openvino, opset=lambda c=changed: {**openvino.opset(), "Gelu": (c,)})
+            )
+        assert (caught.value.id, caught.value.where.partition(": ")[0]) == (
+            "SL902",
+            f"{tmp_path}/ops.yaml:{described.line(1)}",
+        )
+        assert got in caught.value.got
 
 
 def test_the_whole_message(tmp_path: Path) -> None:

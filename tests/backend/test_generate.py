@@ -144,6 +144,6 @@ def test_a_custom_body_is_scaffolded_once_and_declared(tmp_path: Path) -> None:
     scaffold = project.bodies / "trace.cpp"
     assert "at::Tensor trace(const at::Tensor & self)" in scaffold.read_text()
     assert "at::Tensor trace(const at::Tensor & self);" in (project.generated / "bodies.h").read_text()
-    scaffold.write_text("mine")
+    scaffold.write_text(mine := f"// mine\n{scaffold.read_text()}")
     gen(project)
-    assert scaffold.read_text() == "mine"
+    assert scaffold.read_text() == mine

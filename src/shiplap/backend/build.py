@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from shiplap.backend.generate import write
 from shiplap.backend.project import Project
 from shiplap.backend.runtime import COMMON
 from shiplap.codegen import render
@@ -22,7 +23,11 @@ _FLAGS = ["-std=c++20", "-fPIC", "-fvisibility=hidden", "-DAT_PER_OPERATOR_HEADE
 
 
 def build(project: Project, *, jobs: int | None = None) -> Path:
-    """Compile what changed and link ``_C.so`` into the package. SL906 with the compiler's first error."""
+    """Compile what changed and link ``_C.so`` into the package. SL906 with the compiler's first error.
+
+    The manifest goes beside the library that was made for it, after it: a package never says of an older library that
+    it fits this torch.
+    """
     directory = project.root / "build"
     directory.mkdir(exist_ok=True)
     target = project.package / "_C.so"
@@ -39,6 +44,7 @@ def build(project: Project, *, jobs: int | None = None) -> Path:
             got=_first_error(result.stdout + result.stderr),
             expected="a build without errors",
         )
+    write(project.package, {"_manifest.json": (project.generated / "manifest.json").read_text(encoding="utf-8")})
     return target
 
 

@@ -17,7 +17,7 @@ import torch
 
 from shiplap.backend.generate import Generated
 from shiplap.backend.metadata import Metadata
-from shiplap.backend.project import Project
+from shiplap.backend.project import Project, require_built
 from shiplap.backend.runtime import Runtime
 from shiplap.compat.declarations import Declaration, declarations
 from shiplap.errors import error
@@ -116,12 +116,18 @@ finally:
 
 def program(project: Project, script: Path, cover: Coverage, arguments: Sequence[str] = ()) -> list[Need]:
     """Run ``script`` with the device loaded; what it called, gaps first. SL905 if it cannot be run."""
+    require_built(project)
+    if not script.is_file():
+        raise error("SL905", where=str(script), what="program cannot be run", got="no such file",
+                    expected="a Python script", fix="name a script that uses the device")  # fmt: skip
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch) / "counters.json"
         names = [str(project.root.resolve()), project.package.name, project.device, str(script), str(out)]
         run = subprocess.run([sys.executable, "-c", _RUN, *names, *arguments], capture_output=True, text=True)
         if run.returncode or not out.is_file():
-            last = (run.stderr.strip().splitlines() or ["no message"])[-1]
+            # The last traceback's message: its lines after the last one that is indented code.
+            last = run.stderr.rpartition("\n  File ")[2].partition("\n    ")[2].partition("\n")[2]
+            last = last.strip() or run.stderr.strip() or f"exit status {run.returncode}"
             raise error("SL905", where=str(script), what="program cannot be run", got=last, expected="exit status 0",
                         fix="run it by hand and correct what it says")  # fmt: skip
         counters = json.loads(out.read_text(encoding="utf-8"))

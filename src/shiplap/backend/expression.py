@@ -13,6 +13,7 @@ import difflib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 
 from shiplap.backend.vendor import Functions, Parameter, VendorFunction, enum_values
 
@@ -118,13 +119,13 @@ class Compiler:
             return Typed("none", "::std::nullopt")
         if isinstance(value, bool):
             return Typed("bool", str(value).lower())
-        if isinstance(value, int):
+        if isinstance(value, int) and abs(value) < 2**63:
             return Typed("int", f"INT64_C({value})")
-        if isinstance(value, float):
+        if isinstance(value, float) and isfinite(value):
             return Typed("float", repr(value))
         if isinstance(value, str) and re.fullmatch(r"\w*", value):
             return Typed("literal", value)
-        raise ExpressionError(f"{value!r} is not a number, word, bool or None")
+        raise ExpressionError(f"{value!r} is not a number that C++ has, a word, bool or None")
 
     def _name(self, name: str, expected: str) -> Typed:
         if name in self.lets:

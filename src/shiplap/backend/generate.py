@@ -20,6 +20,12 @@ from shiplap.compat.declarations import Declaration, declarations
 
 __all__ = ["Generated", "Skipped", "generate", "write"]
 
+# Fields that say nothing to a template: the body of `custom` is C++, and shapes of structured ops are ATen's.
+_UNREAD = {
+    "custom": ("graph", "let", "compute", "output", "shape_only", "redundant", "empty"),
+    "structured": ("output",),
+}
+
 
 @dataclass(frozen=True)
 class Skipped:
@@ -65,6 +71,11 @@ def _check(name: str, entry: Entry, metadata: Metadata, declared: Mapping[str, D
             f"{name}: template {entry.template!r}{nearest(entry.template, FAMILIES)}",
             f"one of {', '.join(FAMILIES)}",
         )
+    for unread in _UNREAD.get(FAMILIES[entry.template].file, ()):
+        if getattr(entry, unread):
+            raise wrong(
+                where, f"{name}: {unread!r}, which template {entry.template!r} does not read", "an entry without it"
+            )
     if not allows(entry.torch, torch.__version__):
         return f"needs torch {entry.torch}, here is {torch.__version__}"
     if entry.vendor and not allows(entry.vendor, runtime.version()):

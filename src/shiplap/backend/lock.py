@@ -61,7 +61,11 @@ def _with_group(name: str, declared: Mapping[str, Declaration]) -> list[tuple[st
 
 
 def read(path: Path) -> Lock:
-    """A lock file. SL904 if it is damaged."""
+    """A lock file. SL904 if there is none, or it is damaged."""
+    if not path.is_file():
+        raise error("SL904", where=str(path), what="there is no schema lock", got="no such file",
+                    expected="a file that 'shiplap backend gen' or 'shiplap backend diff --write' wrote",
+                    fix="name a project that was generated, or such a file")  # fmt: skip
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         return Lock(str(data["torch"]), {str(k): str(v) for k, v in data["schemas"].items()})
@@ -83,7 +87,7 @@ def difference(old: Lock, new: Lock) -> list[Change]:
 
 
 def hold(path: Path, metadata: Metadata, *, accept: bool = False) -> Lock:
-    """Compare ``path`` with the installed torch; SL904 shows what differs. Entries that are new to the lock join it."""
+    """The lock that ``path`` is to hold from now on: new entries join it. SL904 shows what differs in this torch."""
     now = snapshot(metadata.entries)
     if path.is_file() and not accept:
         locked = read(path)
@@ -95,7 +99,4 @@ def hold(path: Path, metadata: Metadata, *, accept: bool = False) -> Lock:
         if drift:
             raise error("SL904", where=str(path), got="\n".join(str(c) for c in drift),
                         expected=f"the schemas of torch {locked.torch}; installed is {now.torch}")  # fmt: skip
-    text = now.text()
-    if not path.is_file() or path.read_text(encoding="utf-8") != text:
-        path.write_text(text, encoding="utf-8")
     return now

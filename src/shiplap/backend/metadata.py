@@ -49,8 +49,6 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     empty: Empty | None = None
     torch: str = ""
     vendor: str = ""
-    body: str = ""
-    reason: str = ""
 
 
 class Target(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -131,8 +129,8 @@ def _read(path: Path) -> tuple[_File, dict[tuple[str, ...], int]]:
 
     try:
         text = path.read_text(encoding="utf-8")
-    except OSError as e:
-        raise _wrong(path, 1, e.strerror or str(e), "a readable metadata file") from None
+    except (OSError, UnicodeDecodeError) as e:
+        raise _wrong(path, 1, getattr(e, "strerror", None) or str(e), "a readable metadata file in UTF-8") from None
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
         lines = dict(_lines(path, root)) if root else {}

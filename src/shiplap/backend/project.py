@@ -7,19 +7,20 @@ import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from keyword import iskeyword
 from pathlib import Path
 
 import torch
 
-from shiplap.backend import lock
+from shiplap.backend import bodies, lock
 from shiplap.backend.generate import Generated, generate, write
 from shiplap.backend.metadata import Metadata, load
 from shiplap.backend.runtime import COMMON, Runtime, runtime
 from shiplap.codegen import render
 from shiplap.compat import host_device
-from shiplap.errors import error
+from shiplap.errors import ShiplapError, error
 
-__all__ = ["Project", "gen", "new", "open_project"]
+__all__ = ["Project", "gen", "new", "open_project", "require_built"]
 
 
 @dataclass(frozen=True)
@@ -54,12 +55,11 @@ class Project:
 def new(device: str, runtime_name: str, root: Path, *, units: int = 16) -> Project:
     """Write a project for ``device``. SL905 if the name is no identifier or ``root`` holds something already."""
     chosen = runtime(runtime_name)
-    if not re.fullmatch(r"[a-z][a-z0-9_]*", device) or hasattr(torch, device):
+    if not _is_name(device) or hasattr(torch, device) or _is_device(device):
         raise error("SL905", where=device, got=f"device name {device!r}",
-                    expected="a lower-case word that is no attribute of torch", fix="choose another name")  # fmt: skip
-    if root.exists() and any(root.iterdir()):
-        raise error("SL905", where=str(root), got="a directory that is not empty", expected="a new directory",
-                    fix="name another one")  # fmt: skip
+                    expected="a lower-case word that is neither a device nor an attribute of torch",
+                    fix="choose another name")  # fmt: skip
+    _make_directory(root)
     project = Project(root, device, chosen, units)
     context = {"device": device, "runtime": chosen.name, "units": units, "requires": chosen.requires}
     files = {
@@ -75,48 +75,90 @@ def new(device: str, runtime_name: str, root: Path, *, units: int = 16) -> Proje
     return project
 
 
+def _is_name(device: str) -> bool:
+    return bool(re.fullmatch(r"[a-z][a-z0-9_]*", device)) and not iskeyword(device)
+
+
+def _is_device(name: str) -> bool:
+    try:
+        torch.device(name)
+    except RuntimeError:
+        return False
+    return True
+
+
+def _make_directory(root: Path) -> None:
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        got = "a directory that is not empty" if any(root.iterdir()) else ""
+    except OSError as e:
+        got = e.strerror or str(e)
+    if got:
+        raise error("SL905", where=str(root), got=got, expected="a new directory", fix="name another one")
+
+
 def open_project(root: Path) -> Project:
     """The project in ``root``. SL905 if there is none, or its ``backend.toml`` is damaged."""
     path = root / "backend.toml"
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
-        return Project(root, str(data["device"]), runtime(str(data["runtime"])), int(data.get("units", 16)))
-    except FileNotFoundError:
+        project = Project(root, str(data["device"]), runtime(str(data["runtime"])), int(data.get("units", 16)))
+        if not _is_name(project.device) or project.units < 1:
+            raise ValueError(f"device {project.device!r}, units {project.units}")
+        return project
+    except OSError:
         raise error(
             "SL905", where=str(root), got="no backend.toml", expected="a directory that 'shiplap backend new' wrote"
         ) from None
-    except (tomllib.TOMLDecodeError, KeyError, ValueError) as e:
-        raise error("SL905", where=str(path), got=f"{type(e).__name__}: {e}", expected="device, runtime and units",
+    except (tomllib.TOMLDecodeError, KeyError, TypeError, ValueError) as e:
+        if isinstance(e, ShiplapError):
+            raise
+        got = f"no {e}" if isinstance(e, KeyError) else str(e)
+        raise error("SL905", where=str(path), got=got,
+                    expected="device (a lower-case word), runtime (a name) and units (at least 1)",
                     fix="correct backend.toml") from None  # fmt: skip
 
 
+def require_built(project: Project) -> None:
+    """SL905 if there is no library to load yet."""
+    if not (project.package / "_C.so").is_file() or not (project.package / "_manifest.json").is_file():
+        raise error("SL905", where=str(project.root), got="a project that is not built", expected="a built one",
+                    fix=f"shiplap backend build {project.root}")  # fmt: skip
+
+
 def gen(project: Project, *, accept_drift: bool = False) -> tuple[Generated, list[str]]:
-    """Generate into ``project``; returns what was made and the files touched. SL904 where schemas have drifted."""
+    """Generate into ``project``; returns what was made and the files touched.
+
+    Nothing is written before the metadata (SL901 to SL903), the schemas (SL904) and hand-written bodies (SL908) are
+    found to be right.
+    """
     metadata = project.metadata()
-    lock.hold(project.lock, metadata, accept=accept_drift)
+    schemas = lock.hold(project.lock, metadata, accept=accept_drift)
     made = generate(metadata, project.runtime, units=project.units)
-    touched = write(project.generated, {**made.files, **_custom(project, made)})
-    touched += write(project.package, _package_files(project, made))
+    custom = [w for w in made.wrappers if w.family.file == "custom"]
+    bodies.hold(project.bodies, custom)
+    declared = {
+        "bodies.h": render("backend/bodies.h.jinja", wrappers=custom),
+        "manifest.json": _manifest(project, made),
+    }
+    touched = write(project.generated, {**made.files, **declared})
+    touched += write(project.package, _modules())
+    touched += write(project.root, {project.lock.name: schemas.text()})
     return made, touched
 
 
-def _package_files(project: Project, made: Generated) -> Mapping[str, str]:
-    """What the Python package needs at load: the manifest that refuses a drifted torch, and the device module."""
+def _manifest(project: Project, made: Generated) -> str:
+    """What the wrappers were generated for: `build` puts it beside the library that is made of them."""
     schemas = {d.name: lock.digest(d.schema) for w in made.wrappers for d in (w.declaration, *w.derived)}
     manifest = {
         "device": project.device, "runtime": project.runtime.name, "torch": torch.__version__.partition("+")[0],
         "vendor": project.runtime.version(), "schemas": dict(sorted(schemas.items())),
     }  # fmt: skip
+    return json.dumps(manifest, indent=1) + "\n"
+
+
+def _modules() -> Mapping[str, str]:
+    """The Python of the device: it goes where the library goes, so nothing of shiplap is needed there."""
     modules = {p.name: p.read_text(encoding="utf-8") for p in sorted((COMMON / "package").glob("*.py"))}
     modules["_inductor.py"] = Path(host_device.__file__).read_text(encoding="utf-8")  # private torch stays in compat/
-    return {"_manifest.json": json.dumps(manifest, indent=1) + "\n", **modules}
-
-
-def _custom(project: Project, made: Generated) -> Mapping[str, str]:
-    """Declarations of hand-written bodies, and a scaffold for each one that is not there yet."""
-    custom = [w for w in made.wrappers if w.family.file == "custom"]
-    for w in custom:
-        body = project.bodies / f"{w.id}.cpp"
-        if not body.exists():
-            body.write_text(render("backend/scaffold.cpp.jinja", w=w), encoding="utf-8")
-    return {"bodies.h": render("backend/bodies.h.jinja", wrappers=custom)}
+    return modules

@@ -12,7 +12,10 @@ from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
-__all__ = ["Functions", "Parameter", "VendorFunction", "enum_values", "enums", "free_functions", "node_classes"]
+__all__ = [
+    "Functions", "Parameter", "VendorFunction", "balanced", "enum_values", "enums", "free_functions", "node_classes",
+    "split", "uncommented",
+]  # fmt: skip
 
 # What an expression computes, by the C++ type of a parameter; Shape, Strides and the like are made from integers.
 _KINDS = {
@@ -57,11 +60,15 @@ class VendorFunction:
 Functions = Mapping[str, tuple[VendorFunction, ...]]
 
 
-def _uncommented(text: str) -> str:
-    return re.sub(r"/\*.*?\*/", "", re.sub(r"//[^\n]*", "", text), flags=re.S)
+def uncommented(text: str, *, keep_lines: bool = False) -> str:
+    """``text`` without comments; with ``keep_lines`` also without quoted text, each line in its place."""
+    if not keep_lines:
+        return re.sub(r"/\*.*?\*/", "", re.sub(r"//[^\n]*", "", text), flags=re.S)
+    quoted = r'"(?:\\.|[^"\\\n])*"'
+    return re.sub(rf"{quoted}|//[^\n]*|/\*.*?\*/", lambda m: "\n" * m[0].count("\n"), text, flags=re.S)
 
 
-def _split(text: str) -> list[str]:
+def split(text: str) -> list[str]:
     """``text`` at its outermost commas."""
     parts, depth, start = [], 0, 0
     for i, c in enumerate(text):
@@ -72,7 +79,7 @@ def _split(text: str) -> list[str]:
     return [p.strip() for p in (*parts, text[start:]) if p.strip()]
 
 
-def _balanced(text: str, at: int, pair: str) -> int:
+def balanced(text: str, at: int, pair: str) -> int:
     """Index just behind the bracket that closes the one at ``at``."""
     depth = 0
     for i in range(at, len(text)):
@@ -99,7 +106,7 @@ def _parameter(text: str) -> Parameter | None:
 
 
 def _parameters(text: str) -> tuple[Parameter, ...] | None:
-    parsed = [_parameter(p) for p in _split(text)]
+    parsed = [_parameter(p) for p in split(text)]
     return None if None in parsed else tuple(p for p in parsed if p is not None)
 
 
@@ -108,7 +115,7 @@ def node_classes(headers: Path, table: Path, *, make: str = "make", every: str =
     listed = dict(re.findall(r"^_OPENVINO_OP_REG\((\w+), ([\w:]+)\)", table.read_text(encoding="utf-8"), re.M))
     found: dict[str, list[VendorFunction]] = {}
     for header in sorted(headers.glob("*.hpp")):
-        text = _uncommented(header.read_text(encoding="utf-8"))
+        text = uncommented(header.read_text(encoding="utf-8"))
         for name, namespace, body in _classes(text):
             if name not in listed or listed[name].rpartition("::")[2] != namespace:
                 continue
@@ -125,19 +132,19 @@ def _classes(text: str) -> Iterator[tuple[str, str, str]]:
         yield (
             m[1],
             "::".join(_open_namespaces(text, m.start())).rpartition("::")[2],
-            text[m.end() : _balanced(text, m.end() - 1, "{}")],
+            text[m.end() : balanced(text, m.end() - 1, "{}")],
         )
 
 
 def _open_namespaces(text: str, at: int) -> list[str]:
     """Names of the namespaces and classes around ``text[at]``, outermost first."""
     opened = re.finditer(r"(?:namespace|class \w+_API) ([\w:]+)[^{;()]*\{", text[:at])
-    return [m[1] for m in opened if _balanced(text, m.end() - 1, "{}") > at]
+    return [m[1] for m in opened if balanced(text, m.end() - 1, "{}") > at]
 
 
 def _constructors(name: str, body: str) -> Iterator[tuple[Parameter, ...]]:
     for m in re.finditer(rf"(?:^|\s){name}\(", body):
-        parameters = _parameters(body[m.end() : _balanced(body, m.end() - 1, "()") - 1])
+        parameters = _parameters(body[m.end() : balanced(body, m.end() - 1, "()") - 1])
         if parameters:
             yield parameters
 
@@ -145,9 +152,9 @@ def _constructors(name: str, body: str) -> Iterator[tuple[Parameter, ...]]:
 def free_functions(header: Path, namespace: str, include: str) -> Functions:
     """Functions that ``header`` declares ``inline`` or ``extern``, called as ``namespace::name``."""
     found: dict[str, list[VendorFunction]] = {}
-    text = _uncommented(header.read_text(encoding="utf-8"))
+    text = uncommented(header.read_text(encoding="utf-8"))
     for m in re.finditer(r"^(?:inline|extern) ([\w:<>, ]+?) (\w+)\(", text, re.M):
-        parameters = _parameters(text[m.end() : _balanced(text, m.end() - 1, "()") - 1])
+        parameters = _parameters(text[m.end() : balanced(text, m.end() - 1, "()") - 1])
         returns = _KINDS.get(_NAMESPACES.sub("", m[1]).replace(" ", ""))
         if parameters is not None and returns is not None:
             call = f"{namespace}::{m[2]}"
@@ -160,7 +167,7 @@ def enums(headers: Path) -> dict[str, dict[str, str]]:
     """``{qualified enum: {value: C++ name}}`` of the ``enum class`` definitions under ``headers``."""
     found: dict[str, dict[str, str]] = {}
     for header in sorted(headers.rglob("*.hpp")):
-        text = _uncommented(header.read_text(encoding="utf-8"))
+        text = uncommented(header.read_text(encoding="utf-8"))
         for m in re.finditer(r"enum class (?:OPENVINO_API )?(\w+)[^{;]*\{([^}]*)\}", text):
             scope = "::".join([*_open_namespaces(text, m.start()), m[1]])
             values = [v.partition("=")[0].strip() for v in m[2].split(",") if v.strip()]

@@ -8,7 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from shiplap.backend.project import Project
+import torch
+
+from shiplap.backend.project import Project, gen, new
 
 
 def run(root: Path, code: str) -> subprocess.CompletedProcess[str]:
@@ -28,6 +30,25 @@ def test_another_torch_is_refused_readably(project: Project, tmp_path: Path) -> 
     assert "was built for torch 2.10.0, installed is torch" in last
     assert "gone_op.out" in last
     assert "shiplap backend build" in last
+    manifest["torch"] = torch.__version__.partition("+")[0]
+    (package / "_manifest.json").write_text(json.dumps(manifest))
+    (package / "_C.so").write_bytes(b"of another vendor release")
+    result = run(tmp_path, f"import {package.name}; {package.name}.autoload()")
+    assert f"ImportError: {package.name} cannot load its library: " in result.stderr
+    assert f"it was built with openvino {manifest['vendor']}" in result.stderr
+
+
+def test_what_is_generated_but_not_built_is_not_loaded(project: Project, tmp_path: Path) -> None:
+    """Generating for another torch says nothing of the library that is there: its manifest comes with the build."""
+    made = new("unbuilt", "openvino", tmp_path / "p")
+    (made.root / "ops.yaml").write_text("extends: openvino\nonly: [add.out]\nops: {}\n")
+    gen(made)
+    assert not (made.package / "_manifest.json").exists()
+    assert json.loads((made.generated / "manifest.json").read_text())["device"] == "unbuilt"
+    assert json.loads((project.package / "_manifest.json").read_text())["device"] == project.device
+    result = run(made.root, "import torch_unbuilt; torch_unbuilt.autoload()")
+    assert "ImportError: torch_unbuilt is not built" in result.stderr
+    assert "shiplap backend build DIR" in result.stderr
 
 
 def test_autoload_twice_is_once(project: Project) -> None:
