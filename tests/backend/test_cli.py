@@ -37,6 +37,63 @@ def test_new_gen_twice(tmp_path: Path) -> None:
     assert out == ""
 
 
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project that was never generated."""
+    where = tmp_path_factory.mktemp("fresh") / "p"
+    run("new", "neverbuilt", "--runtime", "openvino", "--dir", where)
+    return where
+
+
+def bad_input(where: Path, broken: Path) -> dict[str, tuple[list[object], str]]:
+    """What a stranger may type → id and words of the answer."""
+    file = broken / "backend.toml"
+    return {
+        "no directory": (["gen", where / "nothing"], "SL905|no backend.toml"),
+        "a file": (["coverage", where / "ops.yaml"], "SL905|no backend.toml"),
+        "settings": (["gen", broken], f"SL905|{file}|at least 1"),
+        "not generated": (["diff", where], "SL904|there is no schema lock|schema.lock"),
+        "no lock": (["diff", where / "nothing"], "SL904|no such file"),
+        "not built": (["audit", where], f"SL905|not built|shiplap backend build {where}"),
+        "program without device": (["coverage", where, "--model", file], "SL905|not built"),
+        "name that is a keyword": (["new", "class", "--runtime", "openvino"], "SL905|'class'"),
+        "name of another device": (["new", "xla", "--runtime", "openvino"], "SL905|'xla'"),
+        "place that is a file": (
+            ["new", "fine", "--runtime", "openvino", "--dir", file / "x"],
+            "SL905|Not a directory",
+        ),
+        "runtime": (["functions", "openvin"], "SL907|did you mean 'openvino'?"),
+    }
+
+
+def test_bad_input_is_answered(fresh: Path, tmp_path: Path) -> None:
+    """Each with an id and what to do; none with the name of a Python exception."""
+    (tmp_path / "backend.toml").write_text('device = "x"\nruntime = "openvino"\nunits = 0\n')
+    for name, (arguments, words) in bad_input(fresh, tmp_path).items():
+        out, err = run(*arguments, status=2)
+        assert all(word in err for word in words.split("|")), (name, err)
+        assert "fix " in err, (name, err)
+        assert "unexpected" not in err, (name, err)
+        assert out == "", (name, out)
+
+
+@pytest.mark.parametrize(
+    ("option", "got"),
+    [(["--dtypes", "f31"], "'f31'; did you mean 'f32'?"), (["--match", "("], "unterminated subpattern"),
+     (["--match", "no such operator"], "no operator matches"), (["--ops", "softmxa"], "did you mean 'softmax'?")],
+)  # fmt: skip
+def test_audit_knows_what_it_can_be_asked(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch, option: list[str], got: str
+) -> None:
+    from shiplap.backend import audit, project
+
+    monkeypatch.setattr(project, "require_built", lambda _: None)
+    monkeypatch.setattr(audit, "operators", lambda _: ["add", "softmax"])
+    _, err = run("audit", fresh, *option, status=2)
+    assert "SL613" in err
+    assert got in err
+
+
 def test_a_build_that_is_right_compiles_nothing(project: Project) -> None:
     library = project.package / "_C.so"
     before = library.stat().st_mtime_ns
@@ -77,9 +134,12 @@ def test_coverage_of_a_program(project: Project, tmp_path: Path, more: str, stat
 
 
 def test_a_program_that_fails_says_how(project: Project, tmp_path: Path) -> None:
-    (tmp_path / "broken.py").write_text("raise ValueError('no weights')")
+    (tmp_path / "broken.py").write_text("raise ValueError('no weights\\n  and no bias')")
     _, err = run("coverage", project.root, "--model", tmp_path / "broken.py", status=2)
     assert "ValueError: no weights" in err
+    assert "and no bias" in err
+    _, err = run("coverage", project.root, "--model", tmp_path / "none.py", status=2)
+    assert "no such file" in err
 
 
 def test_audit_reports_what_the_sweep_found(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:

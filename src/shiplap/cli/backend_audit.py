@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -42,16 +43,15 @@ def command(
 ) -> None:
     """Run torch's operator database on the device and on the CPU, in processes that may crash."""
     from shiplap.backend import audit
-    from shiplap.backend.project import open_project
-    from shiplap.errors import error
+    from shiplap.backend.expression import DTYPES
+    from shiplap.backend.project import open_project, require_built
 
     project = open_project(directory)
-    names = ops.split(",") if ops else [n for n in audit.operators(project) if re.search(match, n)]
-    if not names:
-        raise error(
-            "SL613", where="--match", got=f"no operator matches {match!r}", expected="part of a name such as 'add'"
-        )
-    verdicts = list(audit.audit(project, names, dtypes.split(","), samples=samples, jobs=jobs, tell=console.note))
+    require_built(project)
+    chosen = _known("--dtypes", dtypes.split(","), list(DTYPES))
+    known = audit.operators(project)
+    names = _known("--ops", ops.split(","), known) if ops else _matching(match, known)
+    verdicts = list(audit.audit(project, names, chosen, samples=samples, jobs=jobs, tell=console.note))
     bad = [v for v in verdicts if v.state in ("fail", "crash")]
     if json:
         console.emit_json({"counts": audit.table(verdicts), "verdicts": [v.as_json() for v in verdicts]})
@@ -63,3 +63,29 @@ def command(
                 console.out().print(f"{v.state}  {v.op}  {v.dtype}  {v.why}", markup=False)
     if bad:
         raise typer.Exit(console.FAILED)
+
+
+def _known(option: str, given: list[str], known: Sequence[str]) -> list[str]:
+    """``given``, each of which is known. SL613 names the nearest for one that is not."""
+    from shiplap.backend.expression import nearest
+    from shiplap.errors import error
+
+    for name in given:
+        if name not in known:
+            expected = ", ".join(known) if len(known) < 20 else "names of torch's operator database, such as 'add'"
+            raise error("SL613", where=option, got=f"{name!r}{nearest(name, known)}", expected=expected)
+    return given
+
+
+def _matching(pattern: str, known: Sequence[str]) -> list[str]:
+    """The known names that ``pattern`` is found in. SL613 if there is none, or it is no regular expression."""
+    from shiplap.errors import error
+
+    try:
+        names = [n for n in known if re.search(pattern, n)]
+        got = "" if names else f"no operator matches {pattern!r}"
+    except re.error as e:
+        got = f"{pattern!r}: {e}"
+    if got:
+        raise error("SL613", where="--match", got=got, expected="part of a name such as 'add', or a regular expression")
+    return names
