@@ -1,16 +1,144 @@
-"""``benchmarks/rewrite.py`` on CUDA: larger blocks, and with CUDA graphs.
+"""``benchmarks/rewrite.py`` on CUDA: groups, with and without CUDA graphs, and the rewrites that put our kernels there.
 
-python benchmarks/rewrite_gpu.py [--json benchmarks/results/rewrite_gpu.json]
+The latter are compiled with ``max-autotune`` off and on, so that the peer is Inductor's own choice of kernels. Needs
+torch and Triton, no transformers. ``--tiny --device cpu`` runs every case on a CPU, forced, in small: a rehearsal.
+
+    python benchmarks/rewrite_gpu.py [--json benchmarks/results/rewrite_gpu.json] [--rounds 60] [--only NAME]
+
+Run again with the same ``--json``, it goes on where it was stopped.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import sys
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from rewrite import main
+import torch
+from rewrite import SOURCES, Block, Case, arguments, block, run, towers
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from shiplap.kernels.dense.rewrites import conv_norm_dense, int8_linear, linear_activation, norm_linear
+from shiplap.rewrite import Rewrite
+from shiplap.rewrite.shipped import attention
+
+OURS = ("benchmarks/rewrite_gpu.py", *SOURCES, "src/shiplap/kernels/dense/rewrites.py",
+        "src/shiplap/rewrite/shipped/attention.py", "src/shiplap/rewrite/shipped/conv_norm.py")  # fmt: skip
+TUNED = "max-autotune-no-cudagraphs"
+BF16 = torch.bfloat16
+
+
+class Mlp(nn.Sequential):
+    """A linear layer and GELU, as in ViT and BERT."""
+
+    def __init__(self, k: int) -> None:
+        super().__init__(nn.Linear(k, 4 * k), nn.GELU(), nn.Linear(4 * k, k))
+
+
+class Normed(nn.Module):
+    """RMS norm as transformers writes it, and the one linear layer that reads it."""
+
+    def __init__(self, k: int) -> None:
+        super().__init__()
+        self.gain, self.linear = nn.Parameter(torch.ones(k)), nn.Linear(k, 3 * k, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.to(torch.float32)
+        scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return self.linear(self.gain * scaled.to(x.dtype))
+
+
+class Quantised(nn.Module):
+    """A linear layer whose weights are int8 and unpacked where they are used."""
+
+    def __init__(self, k: int) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.randint(-127, 128, (4 * k, k), dtype=torch.int8))
+        self.register_buffer("scale", torch.rand(4 * k, 1) / (127 * k**0.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight.to(x.dtype) * self.scale)
+
+
+class Bottleneck(nn.Sequential):
+    """1x1, 3x3 and 1x1 with their norms: a block of ResNet-50 without its shortcut."""
+
+    def __init__(self, k: int) -> None:
+        sizes = ((4 * k, k, 1), (k, k, 3), (k, 4 * k, 1))
+        layers = [(nn.Conv2d(i, o, n, padding=n // 2, bias=False), nn.BatchNorm2d(o), nn.ReLU()) for i, o, n in sizes]
+        super().__init__(*(m for layer in layers for m in layer))
+
+
+class Attention(nn.Module):
+    """Written out, as transformers' eager attention is: four heads of one input, the softmax in float32."""
+
+    def __init__(self, k: int) -> None:
+        super().__init__()
+        self.k = k
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (part.unflatten(-1, (4, -1)).transpose(1, 2) for part in x.chunk(3, -1))
+        scores = torch.matmul(q, k.transpose(2, 3)) * self.k**-0.5
+        weights = F.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype)
+        return torch.matmul(weights, v).transpose(1, 2)
+
+
+def groups() -> list[Case]:
+    graphs: dict[str, Any] = {"mode": "reduce-overhead"}
+    small = [towers(16, 4, 64), towers(64, 4, 32), towers(4, 4, 256), towers(2, 4, 32), towers(16, 256, 64)]
+    blocks = [block(1, 1024), block(16, 4096), block(2048, 4096), block(1, 1024, frozen=True)]
+    blocks.append(block(16, 4096, frozen=True))
+    captured = [towers(64, 4, 32, **graphs), block(1, 1024, **graphs), block(16, 4096, frozen=True, **graphs)]
+    return [*small, towers(64, 4, 32, train=True), *blocks, *captured]
+
+
+def rewrites_of(of: Callable[..., Sequence[Rewrite]]) -> Callable[[bool], Sequence[Rewrite]]:
+    return lambda always: of(always=always)
+
+
+def kernels(small: bool) -> list[Case]:
+    """Those that put our kernels there. ``small``: sizes for a rehearsal, and a dtype that every CPU has."""
+    k, many, pixels, channels = (8, 4, 4, 4) if small else (4096, 2048, 56, 64)
+    how: dict[str, Any] = {"mode": TUNED, "dtype": torch.float32 if small else BF16}
+    last: dict[str, Any] = {"layout": torch.channels_last, "frozen": True, **how}
+    found = []
+    for rows in (2, many) if small else (16, many):
+        made = ((f"gelu, {rows} rows", Mlp, linear_activation), (f"RMS norm, {rows} rows", Normed, norm_linear),
+                (f"int8, {rows} rows", Quantised, lambda always: int8_linear()))  # fmt: skip
+        found += [Case(name, partial(model, k), (1, rows, k), rewrites_of(of), **how) for name, model, of in made]
+    return [
+        *found,
+        Case("bottleneck", lambda: Bottleneck(channels), (4 if small else 32, 4 * channels, pixels, pixels),
+             lambda always: [conv_norm_dense.forced() if always else conv_norm_dense], **last),
+        Case("attention", lambda: Attention(k // 4), (2, many, 3 * k), lambda always: attention, **how),
+    ]  # fmt: skip
+
+
+def rehearsed(case: Case) -> Case:
+    """``case`` on a CPU: small, without CUDA graphs or tuning."""
+    if case.name.startswith("block"):
+        case = dataclasses.replace(case, model=lambda: Block(64), x=(2, 64))
+    return dataclasses.replace(case, mode=None)
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
+    parser.add_argument("--tiny", action="store_true", help="small sizes: whether every case runs, not how fast")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.set_float32_matmul_precision("high" if args.device == "cuda" else "highest")
+    wanted = [*kernels(args.tiny), *groups()]
+    if args.tiny:
+        wanted = [rehearsed(c) for c in wanted]
+    run(wanted, OURS, args.device, args.rounds, args.json, args.only)
+
 
 if __name__ == "__main__":
-    main(["--device", "cuda", *sys.argv[1:]])
+    main()

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 import shiplap as sl
 from shiplap.compat.passes import capture
-from shiplap.rewrite import Match, place, rewrite
+from shiplap.rewrite import Match, Rewrite, place, rewrite
 from tests.rewrite.specimens import linear_gelu, outcomes, pattern
 
 X, W, B = torch.randn(4, 6), torch.randn(8, 6), torch.randn(8)
@@ -112,16 +112,27 @@ def test_training_is_as_in_eager(level, fresh_compiler):
         torch.testing.assert_close(g, e)
 
 
-def test_by_name(fresh_compiler):
-    from shiplap.rewrite.backend import shiplap, shipped
+def test_by_name(fresh_compiler, monkeypatch):
+    """Those that ship, attention among them, unless others are given."""
+    from shiplap.rewrite import backend, shipped
 
-    assert {r.name for r in shipped()} >= {"batch_linear"}
-    made = rewrite(lambda x, w: F.linear(x, w), lambda x, w: x @ w.t(), name="named", samples=lambda: [(X, W)])
-    scope = sl.rewrites(made)
-    with torch.no_grad():
-        y = torch.compile(Net(), backend=shiplap, options={"rewrites": scope})(X)
-    assert y.shape == (4, 4)
-    assert len(scope.matches) == 2
+    names = [r.name for r in shipped.everything]
+    assert names == ["no_ops", "attention", "attention_float32", "attention_bfloat16", "attention_float16",
+                     "shared_input_linears", "batch_linear", "conv_norm"]  # fmt: skip
+    assert set(names) == {r.name for v in vars(shipped).values() for r in (v if isinstance(v, tuple) else (v,))
+                          if isinstance(r, Rewrite)}  # fmt: skip
+    given, default = (rewrite(lambda x, w: F.linear(x, w), lambda x, w: x @ w.t(), name=name,
+                              samples=lambda: [(X, W)]) for name in ("given", "default"))  # fmt: skip
+    scope = sl.rewrites(given)
+    monkeypatch.setattr(shipped, "everything", (default,))
+    backend._shipped.cache_clear()
+    try:
+        with torch.no_grad():
+            for options in ({"rewrites": scope}, None):
+                assert torch.compile(Net(), backend=backend.shiplap, options=options)(X).shape == (4, 4)
+        assert len(scope.matches) == len(backend._shipped().matches) == 2
+    finally:
+        backend._shipped.cache_clear()
 
 
 def test_the_name_is_an_entry_point_of_torch():

@@ -103,9 +103,9 @@ def _arguments(module: ModuleType, name: str) -> tuple[Any, ...]:
 def _rewrites(module: ModuleType, targets: list[str]) -> list[Rewrite]:
     """Those that ``targets`` name; else those of the model's own module, and those that ship."""
     if not targets:
-        from shiplap.rewrite.backend import shipped
+        from shiplap.rewrite.shipped import everything
 
-        return list({r.name: r for r in (*shipped(), *_of(module))}.values())
+        return list({r.name: r for r in (*everything, *_of(module))}.values())
     found: list[Rewrite] = []
     for target in targets:
         home, name = split(target)

@@ -6,13 +6,12 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from shiplap.rewrite.base import Rewrite
 from shiplap.rewrite.scope import Rewrites
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
 
-__all__ = ["shiplap", "shipped"]
+__all__ = ["shiplap"]
 
 
 def shiplap(
@@ -20,8 +19,8 @@ def shiplap(
 ) -> Callable[..., Any]:
     """The backend that torch finds by name: an entry point, so nothing is registered before somebody asks for it.
 
-    ``options["rewrites"]`` are the rewrites to use, by default those that ship; other options and ``mode`` are
-    Inductor's.
+    ``options["rewrites"]`` are the rewrites to use, by default ``shiplap.rewrite.shipped.everything``; other options
+    and ``mode`` are Inductor's.
     """
     from shiplap.compat.passes import compile_with
 
@@ -31,13 +30,8 @@ def shiplap(
     return compile_with(gm, example_inputs, mode, scope.options(**given))
 
 
-def shipped() -> list[Rewrite]:
-    """The rewrites of :mod:`shiplap.rewrite.shipped`."""
-    from shiplap.rewrite import shipped as module
-
-    return list(dict.fromkeys(v for v in vars(module).values() if isinstance(v, Rewrite)))
-
-
 @cache
 def _shipped() -> Rewrites:
-    return Rewrites(*shipped())
+    from shiplap.rewrite.shipped import everything
+
+    return Rewrites(*everything)

@@ -6,4 +6,7 @@ from shiplap.rewrite.shipped.conv_norm import FoldedNorm, conv_norm
 from shiplap.rewrite.shipped.no_ops import no_ops
 from shiplap.rewrite.shipped.shared_input import shared_input_linears
 
-__all__ = ["FoldedNorm", "attention", "batch_linear", "conv_norm", "no_ops", "shared_input_linears"]
+__all__ = ["FoldedNorm", "attention", "batch_linear", "conv_norm", "everything", "no_ops", "shared_input_linears"]
+
+everything = (*attention, shared_input_linears, batch_linear, conv_norm)
+"""What ``backend="shiplap"`` and ``shiplap rewrite`` put into force, in the order in which it is tried."""
