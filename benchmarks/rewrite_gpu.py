@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +76,7 @@ class Bottleneck(nn.Sequential):
 
 
 class Attention(nn.Module):
-    """Written out, as transformers' eager attention is: four heads of one input, the softmax in float32."""
+    """Written out, as transformers does: four heads, the softmax in float32."""
 
     def __init__(self, k: int) -> None:
         super().__init__()
@@ -98,26 +98,34 @@ def groups() -> list[Case]:
     return [*small, towers(64, 4, 32, train=True), *blocks, *captured]
 
 
-def rewrites_of(of: Callable[..., Sequence[Rewrite]]) -> Callable[[bool], Sequence[Rewrite]]:
-    return lambda always: of(always=always)
+def only(of: Callable[..., Sequence[Rewrite]], *names: str) -> Callable[[bool], Sequence[Rewrite]]:
+    """Those of ``of(always=...)`` that a case is about; kept, since each object is proven once."""
+    return cache(lambda always: tuple(r for r in of(always=always) if r.name in names))
 
 
 def kernels(small: bool) -> list[Case]:
     """Those that put our kernels there. ``small``: sizes for a rehearsal, and a dtype that every CPU has."""
     k, many, pixels, channels = (8, 4, 4, 4) if small else (4096, 2048, 56, 64)
     how: dict[str, Any] = {"mode": TUNED, "dtype": torch.float32 if small else BF16}
-    last: dict[str, Any] = {"layout": torch.channels_last, "frozen": True, **how}
+    gelu = only(linear_activation, "linear_gelu")
+    normed = only(norm_linear, "no_ops", "rms_norm_linear" if small else "rms_norm_linear_bfloat16")
+    int8 = only(lambda always: int8_linear(), "int8_linear_float32" if small else "int8_linear_bfloat16")
+    conv = only(lambda always: [conv_norm_dense.forced() if always else conv_norm_dense], "conv_norm_dense")
+    attended = only(lambda always: attention, "no_ops", "attention_float32" if small else "attention_bfloat16")
     found = []
-    for rows in (2, many) if small else (16, many):
-        made = ((f"gelu, {rows} rows", Mlp, linear_activation), (f"RMS norm, {rows} rows", Normed, norm_linear),
-                (f"int8, {rows} rows", Quantised, lambda always: int8_linear()))  # fmt: skip
-        found += [Case(name, partial(model, k), (1, rows, k), rewrites_of(of), **how) for name, model, of in made]
+    for rows in (many,) if small else (16, many):
+        found += [
+            Case(f"gelu, {rows} rows", lambda: Mlp(k), (rows, k), gelu, **how),
+            Case(f"RMS norm, {rows} rows", lambda: Normed(k), (1, rows, k), normed, **how),
+            Case(f"int8, {rows} rows", lambda: Quantised(k), (rows, k), int8, **how),
+        ]
+    images = 4 if small else 32, 4 * channels, pixels, pixels
+    last: dict[str, Any] = {"layout": torch.channels_last, "frozen": True}
     return [
         *found,
-        Case("bottleneck", lambda: Bottleneck(channels), (4 if small else 32, 4 * channels, pixels, pixels),
-             lambda always: [conv_norm_dense.forced() if always else conv_norm_dense], **last),
-        Case("attention", lambda: Attention(k // 4), (2, many, 3 * k), lambda always: attention, **how),
-    ]  # fmt: skip
+        Case("bottleneck", lambda: Bottleneck(channels), images, conv, **last, **how),
+        Case("attention", lambda: Attention(k // 4), (2, many, 3 * k), attended, **how),
+    ]
 
 
 def rehearsed(case: Case) -> Case:
