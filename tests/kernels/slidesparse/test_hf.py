@@ -115,3 +115,11 @@ def test_configurations_are_checked() -> None:
         hf.SlidesparseConfig(dtype="int4")
     with pytest.raises(ShiplapError, match=r"SL211[\s\S]*'7:9'"):
         hf.SlidesparseConfig("7:9")
+
+
+def test_weights_that_were_cut_while_they_were_loaded_are_refused() -> None:
+    model, quantizer = llama(), hf.SlidesparseQuantizer(hf.SlidesparseConfig(), pre_quantized=False)
+    cut = model.model.layers[1].mlp.down_proj
+    cut.weight = nn.Parameter(cut.weight.detach()[:, :36])
+    with pytest.raises(ShiplapError, match=r"SL211(.|\n)*layers.1.mlp.down_proj.weight(.|\n)*slidesparse.shard"):
+        quantizer._process_model_after_weight_loading(model)

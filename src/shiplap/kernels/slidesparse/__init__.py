@@ -9,7 +9,9 @@ from shiplap.kernels.slidesparse.convert import Conversion, convert
 from shiplap.kernels.slidesparse.formats import Pattern, prune
 from shiplap.kernels.slidesparse.linear import Linear
 from shiplap.kernels.slidesparse.packed import MODES, Packed, matmul, pack
+from shiplap.kernels.slidesparse.parallel import shard
 
 __all__ = [
-    "MODES", "Conversion", "Linear", "Packed", "Pattern", "convert", "matmul", "pack", "prepare", "prune", "tune",
+    "MODES", "Conversion", "Linear", "Packed", "Pattern", "convert", "matmul", "pack", "prepare", "prune", "shard",
+    "tune",
 ]  # fmt: skip

@@ -65,6 +65,7 @@ class SlidesparseQuantizer(HfQuantizer):
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
         config = self.quantization_config
+        _refuse_shards(model)
         if self.pre_quantized:
             for name, layer in layers_of(model).items():
                 _pack(name, layer)
@@ -118,6 +119,16 @@ def attach(model: Any, conversion: Conversion) -> None:
 
 def _kept(model: nn.Module) -> list[str]:
     return sorted(name for name, m in model.named_modules(remove_duplicate=False) if isinstance(m, nn.Linear))
+
+
+def _refuse_shards(model: nn.Module) -> None:
+    """transformers cuts weights where it likes, and through groups: ``shard`` cuts them after they have been loaded."""
+    for name, m in model.named_modules():
+        if not isinstance(m, nn.Linear | Linear):
+            continue
+        if hasattr(m.weight, "placements") or m.weight.shape != (m.out_features, m.in_features):
+            raise error("SL211", where=f"{name}.weight", got="a shard of the weight", expected="all of it",
+                        fix="load without tp_plan on each rank, then slidesparse.shard(model)")  # fmt: skip
 
 
 def _pack(name: str, layer: Linear) -> None:
