@@ -162,6 +162,8 @@ CATALOGUE: dict[str, Entry] = {
          "see the message"),
         ("SL306", "no kernel for this device", "SHIPLAP_STRICT=1 forbids running the reference instead.",
          'add a kernel with @op.kernel("<device>"), or unset SHIPLAP_STRICT'),
+        ("SL307", "op cannot be packaged for this device", "An AOTInductor package runs without Python.",
+         "compute what the op returns outside and pass it to the program, or package it for the CPU"),
     ]),
     **_entries(LibraryError, [
         ("SL401", "kernel library not found", "The C ABI kernel is bound by path.",

@@ -9,12 +9,13 @@ import sys
 import pytest
 import torch
 from torch import nn
+from torch._inductor import virtualized
+from torch._subclasses import FakeTensorMode
 
 import shiplap as sl
 from shiplap.impl import native
 from shiplap.kernels import sparse3d
-from shiplap.kernels.sparse3d import ops
-from shiplap.kernels.sparse3d.bounded import out_coords_bounded
+from shiplap.kernels.sparse3d import bounded, ops, planning
 from tests.kernels.nets import COARSE, GRID, ROWS, UNet, padded
 from tests.kernels.scenes import scene
 
@@ -83,7 +84,7 @@ def test_table_ops_take_padding_anywhere(order, share):
     capacity = len(outputs) + 7
     for op, args in (
         (sparse3d.subm_table, (coords, window[0], window[1], window[4])), (sparse3d.out_coords, (coords, *window)),
-        (sparse3d.conv_table, (coords, queries, *window)), (out_coords_bounded, (coords, *window, capacity)),
+        (sparse3d.conv_table, (coords, queries, *window)), (bounded.out_coords_bounded, (coords, *window, capacity)),
     ):  # fmt: skip
         found, wanted = (run(*args) for run in (op, op.reference))
         for a, b in zip(*((r if isinstance(r, tuple) else (r,)) for r in (found, wanted)), strict=True):
@@ -176,3 +177,41 @@ def test_a_packaged_u_net_runs_without_shiplap(tmp_path):
         capture_output=True, text=True, check=False, cwd=tmp_path,
     )  # fmt: skip
     assert done.stdout == "served without shiplap\n", done.stderr
+
+
+WINDOW = [[8] * 3, [3] * 3, [2] * 3, [1] * 3, [1] * 3]
+
+
+@pytest.mark.parametrize(
+    ("call", "device", "refused"),
+    [
+        (lambda at: planning.subm_plan(at, [8] * 3, [3] * 3, [1] * 3, 9), "cuda", "sparse3d::subm_plan"),
+        (lambda at: bounded.out_coords_bounded(at, *WINDOW, 20), "cuda", "sparse3d::out_coords_bounded"),
+        (lambda at: planning.subm_plan(at, [8] * 3, [3] * 3, [1] * 3, 9), "cpu", ""),
+        (
+            lambda at: ops.conv(at.new_empty(9, 4, dtype=torch.float16), at.new_empty(4, 27, 4, dtype=torch.float16),
+                                at.new_empty(9, 27)),
+            "cuda", "",
+        ),
+    ],
+    ids=["table", "coordinates", "table on the CPU", "template"],
+)  # fmt: skip
+def test_what_python_launches_on_cuda_is_refused_by_a_package(call, device, refused):
+    """On fake tensors, as Inductor has them while it makes a package."""
+    with FakeTensorMode():
+        at = torch.empty(9, 4, dtype=torch.int32, device=device)
+        call(at)
+        with virtualized.V.set_aot_compilation(True):
+            if not refused:
+                call(at)
+                return
+            with pytest.raises(sl.ShiplapError) as caught:
+                call(at)
+    assert (
+        str(caught.value)
+        == f"""SL307: op cannot be packaged for this device
+  where    {refused}
+  got      triton, launched by Python on cuda
+  expected a template or a C ABI kernel
+  fix      compute what the op returns outside and pass it to the program, or package it for the CPU"""
+    )

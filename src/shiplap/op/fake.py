@@ -8,8 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shiplap.compat import packages
+from shiplap.errors import error
 from shiplap.op import registry
-from shiplap.op.check import Checker, shape_of
+from shiplap.op.check import Binding, Checker, shape_of
+from shiplap.op.launch import PythonKernel
 
 __all__ = ["make_fake"]
 
@@ -24,6 +27,8 @@ def make_fake(checker: Checker) -> Callable[..., Any]:
     def fake(*args: Any, **kwargs: Any) -> Tensor | tuple[Tensor, ...] | None:
         registry.ensure()
         call = checker.bind(_positional(checker, args, kwargs))
+        if packages.packaging():
+            _refuse_python(checker.spec.name, call)
         for dim, bound in spec.bounds:
             size = torch.library.get_ctx().new_dynamic_size()
             call.env[dim] = size
@@ -37,6 +42,20 @@ def make_fake(checker: Checker) -> Callable[..., Any]:
         return outs[0] if len(outs) == 1 else outs or None
 
     return fake
+
+
+def _refuse_python(name: str, call: Binding) -> None:
+    """SL307 where the package of a GPU would have to call Python: templates become part of it, native code goes along.
+
+    On a CPU a package may be loaded into this process, where Python serves it.
+    """
+    op, device = registry.find(name), call.device.type if call.device is not None else ""
+    if op is None or device != "cuda" or op.templates.get(device):
+        return
+    if all(isinstance(k.run, PythonKernel) for k in op.kernels.get(device, ())):
+        names = ", ".join(k.name for k in op.kernels.get(device, ())) or "the reference"
+        raise error("SL307", where=name, got=f"{names}, launched by Python on {device}",
+                    expected="a template or a C ABI kernel")  # fmt: skip
 
 
 def _positional(checker: Checker, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
