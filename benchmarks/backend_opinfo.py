@@ -1,10 +1,10 @@
 """PyTorch's operator database on the generated OpenVINO device, every operator in seven dtypes, compared with the CPU.
 
     python benchmarks/backend_opinfo.py --project DIR [--json benchmarks/results/backend_opinfo.json]
-    python benchmarks/backend_opinfo.py --page       # docs/backend-opinfo.md from the record
+    python benchmarks/backend_opinfo.py --pages      # docs from the record
 
 DIR is a project that ``shiplap backend new openvino --runtime openvino`` made and ``shiplap backend build`` built. It
-takes an hour of one core; with ``--journal FILE`` a sweep that was interrupted goes on where it was.
+takes ten minutes of one core; with ``--journal FILE`` a sweep that was interrupted goes on where it was.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ SOURCES = (
     f"{RUNTIMES}/openvino/*.h", "src/shiplap/backend/metadata/openvino.yaml", "src/shiplap/backend/opinfo.py",
 )  # fmt: skip
 RECORD = ROOT / "benchmarks" / "results" / "backend_opinfo.json"
-PAGE = ROOT / "docs" / "backend-opinfo.md"
+PAGE = ROOT / "docs" / "backend-opinfo.md"  # every operator
+SUMMARY = ROOT / "docs" / "backend.md"  # the counts, between two marks
 CHUNK = 48  # operators between two lines of the journal
 
 
@@ -70,29 +71,37 @@ def measure(verdicts: list[audit.Verdict], samples: int) -> dict[str, Any]:
 
 
 def page(result: dict[str, Any]) -> str:
-    """docs/backend-opinfo.md: the counts and every operator."""
-    versions = result["versions"]
+    """docs/backend-opinfo.md."""
     head = [
         "# OpenVINO and PyTorch's operator database",
         "",
-        f"Every operator of the database, by `instantiate_device_type_tests`, on OpenVINO {versions['openvino']} and "
-        f"torch {versions['torch']}, {result['date']}: up to {result['samples']} samples of an operator and dtype, "
-        f"{result['cases']} pairs. `benchmarks/backend_opinfo.py` writes this page from its record.",
+        "<!-- written by benchmarks/backend_opinfo.py --pages -->",
         "",
-        *(f"- *{state}*: {meaning}" for state, meaning in audit.STATES.items()),
-        "- `-`: the operator does not have the dtype",
-        "",
-        *counts(result),
+        *summary(result),
         "",
         "| operator | " + " | ".join(result["dtypes"]) + " |",
         "|---" * (len(result["dtypes"]) + 1) + "|",
         *(f"| `{op}` | {' | '.join(states.split())} |" for op, states in result["states"].items()),
         "",
-        "What is refused, and why:",
+        "Not as on the CPU, and why:",
         "",
-        *(f"- {reason.replace('<', '&lt;')}" for reason in result["reasons"]),
+        *(f"- `{reason}`" for reason in result["reasons"]),
     ]
     return "\n".join(head) + "\n"
+
+
+def summary(result: dict[str, Any]) -> list[str]:
+    """What the record is of, its counts, and what the states mean."""
+    versions = result["versions"]
+    return [
+        f"OpenVINO {versions['openvino']}, torch {versions['torch']}, {result['date']}: {len(result['states'])} "
+        f"operators, up to {result['samples']} samples of each in each dtype, {result['cases']} cases.",
+        "",
+        *counts(result),
+        "",
+        *(f"- *{state}*: {meaning}" for state, meaning in audit.STATES.items()),
+        "- `-`: the operator does not have the dtype",
+    ]
 
 
 def counts(result: dict[str, Any]) -> list[str]:
@@ -103,6 +112,13 @@ def counts(result: dict[str, Any]) -> list[str]:
     return rows
 
 
+def with_summary(text: str, result: dict[str, Any]) -> str:
+    """``text`` of docs/backend.md with the counts between its marks."""
+    before, mark, rest = text.partition("<!-- opinfo -->\n")
+    after = rest[rest.index("<!-- /opinfo -->") :]
+    return before + mark + "\n".join(summary(result)[:-1]) + "\n" + after
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--project", type=Path)
@@ -111,7 +127,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--journal", type=Path)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--page", action="store_true", help="write the docs page from the record")
+    parser.add_argument("--pages", action="store_true", help="write the docs from the record")
     options = parser.parse_args()
     if options.project:
         names = [n for n in audit.operators(open_project(options.project)) if options.match in n]
@@ -120,8 +136,10 @@ def main() -> None:
         print("\n".join([*counts(result), *result["reasons"]]))
         if options.json:
             _record.write(options.json, result)
-    if options.page:
-        PAGE.write_text(page(json.loads(RECORD.read_text(encoding="utf-8"))), encoding="utf-8")
+    if options.pages:
+        result = json.loads(RECORD.read_text(encoding="utf-8"))
+        PAGE.write_text(page(result), encoding="utf-8")
+        SUMMARY.write_text(with_summary(SUMMARY.read_text(encoding="utf-8"), result), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import subprocess
 import sys
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -13,6 +17,7 @@ from shiplap.backend import audit, opinfo
 from shiplap.backend.project import Project
 from tests.backend.conftest import FULL
 
+ROOT = Path(__file__).parents[2]
 OPS = ("add", "mm", "erfc", "softmax", "sum", "transpose", "tensor_split", "to_sparse", "jiterator_unary", "sinh")
 DTYPES = ("f32", "bf16", "i64", "u8", "bool")
 
@@ -94,3 +99,47 @@ def test_float64_decides_between_two_roundings() -> None:
     exact = torch.tensor([1.0, 2.0])
     assert held(exact - 1e-3, exact + 1e-3)
     assert not held(exact - 4e-3, exact + 1e-3)
+
+
+@pytest.fixture(scope="module")
+def benchmark() -> ModuleType:
+    path = ROOT / "benchmarks" / "backend_opinfo.py"
+    spec = importlib.util.spec_from_file_location("backend_opinfo", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "path", [*sys.path])  # a script finds its neighbours there
+        spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "benchmarks" / "results").glob("backend_opinfo.json")))
+def test_the_docs_are_the_record_and_nothing_in_it_is_wrong(benchmark: ModuleType, path: Path) -> None:
+    result = json.loads(path.read_text(encoding="utf-8"))
+    assert benchmark.PAGE.read_text(encoding="utf-8") == benchmark.page(result), "run with --pages"
+    text = benchmark.SUMMARY.read_text(encoding="utf-8")
+    assert text == benchmark.with_summary(text, result), "run with --pages"
+    assert list(result["counts"]) == ["f32", "bf16", "f16", "i64", "i32", "u8", "bool"]
+    for dtype, counts in result["counts"].items():
+        assert counts["fail"] == counts["crash"] == 0, dtype
+    assert result["counts"]["f32"]["native"] > 200
+    assert {reason.split()[0] for reason in result["reasons"]} <= {"to_sparse"}, "what the docs do not explain"
+
+
+def test_pages_of_a_record(benchmark: ModuleType) -> None:
+    found = [
+        audit.Verdict("add", "f32", "native", 2),
+        audit.Verdict("add", "bool", "mixed", 2),
+        audit.Verdict("to_sparse", "f32", "refused", 2, why="NotImplementedError: sparse\nmore"),
+    ]
+    result = benchmark.measure(found, 2) | {"date": "2026-11-21"}
+    assert result["states"] == {"add": "native - - - - - mixed", "to_sparse": "refused - - - - - -"}
+    page = benchmark.page(result)
+    assert "| `add` | native | - | - | - | - | - | mixed |" in page
+    assert "- `to_sparse f32 refused: NotImplementedError: sparse`" in page
+    assert "| f32 | 2 | 1 | 0 | 0 | 0 | 1 | 0 | 0 | 0 |" in page
+    text = benchmark.with_summary("a\n<!-- opinfo -->\nold\n<!-- /opinfo -->\nb\n", result)
+    assert text.startswith("a\n<!-- opinfo -->\nOpenVINO ")
+    assert text.endswith("\n<!-- /opinfo -->\nb\n")
+    assert "old" not in text
