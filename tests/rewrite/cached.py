@@ -1,4 +1,4 @@
-"""A process of its own for tests/rewrite/test_cache.py: one model, compiled twice over, with variants of a rewrite."""
+"""A process of its own for test_scope.py: one product, compiled and differentiated, by one variant after another."""
 
 import json
 import sys
@@ -11,13 +11,6 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 import shiplap as sl
 
 
-def helper(x):
-    return x * HOW["factor"]
-
-
-HOW = {"factor": 1.0}
-
-
 class UserPass(CustomGraphPass):
     ran = 0
 
@@ -28,41 +21,40 @@ class UserPass(CustomGraphPass):
         return "the user's"
 
 
+def helper(y):
+    return y.view(HOW["shape"])
+
+
+HOW = {"shape": (5, 7)}
+
+
 def pattern(x, w):
-    return torch.relu(F.linear(x, w))
+    return F.linear(x, w)
 
 
-def replacement(x, w):
-    return helper(torch.mm(x, w.t()).clamp_min(0))
+def plain(x, w):
+    return helper(torch.mm(x, w.t()))
 
 
 def edited(x, w):
-    return helper(torch.mm(x, w.t()).clamp(min=0))
+    return helper(torch.mm(x, w.T))
 
 
-def main(level: str, variant: str, user: str) -> None:
-    by = edited if variant == "edited" else replacement
-    where = ["x.shape[0] == 5"] if variant == "guarded" else []
-    made = sl.rewrite(pattern, by, name="relu_linear", level=level, where=where,
-                      samples=lambda: [(torch.randn(5, 3), torch.randn(7, 3))])  # fmt: skip
+def compiled(by) -> dict:
+    """What one variant did: places, runs of the user's pass, hits and misses of both caches."""
+    made = sl.rewrite(pattern, by, name="product", samples=lambda: [(torch.randn(5, 3), torch.randn(7, 3))])
     scope = sl.rewrites(made)
-    place = {
-        "pre-grad": "pre_grad_custom_pass",
-        "joint": "joint_custom_pre_pass",
-        "post-grad": "post_grad_custom_pre_pass",
-    }
-    options = scope.options(**({place[level]: UserPass()} if user == "user" else {}))
+    torch._dynamo.reset()
     counters.clear()
+    UserPass.ran = 0
     x, w = torch.randn(5, 3), torch.randn(7, 3, requires_grad=True)
-    y = torch.compile(pattern, options=options)(x, w)
+    y = torch.compile(pattern, options=scope.options(pre_grad_custom_pass=UserPass()))(x, w)
     y.sum().backward()
     torch.testing.assert_close(y, pattern(x, w))
-    print(json.dumps({
-        "matches": len(scope.matches), "user": UserPass.ran,
-        "fx": [counters["inductor"]["fxgraph_cache_hit"], counters["inductor"]["fxgraph_cache_miss"]],
-        "aot": [counters["aot_autograd"]["autograd_cache_hit"], counters["aot_autograd"]["autograd_cache_miss"]],
-    }))  # fmt: skip
+    found = {g: [counters[g][f"{n}_cache_{how}"] for how in ("hit", "miss")]
+             for g, n in (("inductor", "fxgraph"), ("aot_autograd", "autograd"))}  # fmt: skip
+    return {"matches": len(scope.matches), "user": UserPass.ran, "fx": found["inductor"], "aot": found["aot_autograd"]}
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:4])
+    print(json.dumps([compiled(globals()[name]) for name in sys.argv[1:]]))

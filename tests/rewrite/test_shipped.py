@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -16,8 +17,18 @@ from shiplap.rewrite.shipped import attention, conv_norm, no_ops
 from tests.kernels.nets import UNet, padded
 from tests.rewrite.specimens import near, outcomes
 
-SAMPLE = (no_ops, attention[2], conv_norm, conv_norm_dense, conv_norm_sparse3d, int8_linear()[0])
-REST = (*attention[1:2], *attention[3:], *int8_linear()[1:], *linear_activation(), *norm_linear()[1:])
+ACTIVATIONS, NORMS = linear_activation(), norm_linear()[1:]
+SAMPLE = (
+    no_ops,
+    attention[2],
+    conv_norm,
+    conv_norm_dense,
+    conv_norm_sparse3d,
+    int8_linear()[0],
+    ACTIVATIONS[0],
+    NORMS[2],
+)
+REST = (*attention[1:2], *attention[3:], *int8_linear()[1:], *ACTIVATIONS[1:], *NORMS[:2])
 
 
 def proven(made: Any) -> None:
@@ -34,6 +45,7 @@ def test_it_is_proven(made: Any) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif("SHIPLAP_TEST_MODELS" not in os.environ, reason="a minute: SHIPLAP_TEST_MODELS=1 proves them here")
 @pytest.mark.parametrize("made", REST, ids=lambda r: r.name)
 def test_the_others_are_proven(made: Any) -> None:
     proven(made)
@@ -75,6 +87,15 @@ def test_a_convolution_that_somebody_else_reads_keeps_its_norm() -> None:
     assert "conv2d) is read by" in miss.reason
 
 
+def test_a_norm_in_training_stays() -> None:
+    def fn(x: Tensor, w: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+        return F.batch_norm(F.conv2d(x, w), mean.clone(), var.clone(), training=True)
+
+    miss = near(conv_norm, fn, *shapes((2, 3, 5, 5), (4, 3, 3, 3), (4,), (4,)))
+    reason = "the norm takes the statistics of the batch: the model is in training"
+    assert (miss.obstacle, miss.reason) == ("constant", reason)
+
+
 def test_weights_that_are_no_constants_are_not_folded_unasked() -> None:
     def fn(x: Tensor, w: Tensor, mean: Tensor, var: Tensor) -> Tensor:
         return F.batch_norm(F.conv2d(x, w), mean, var)
@@ -106,8 +127,7 @@ def test_frozen_parameters_are_folded() -> None:
 
 
 def test_layers_of_a_gpu_are_declined_on_the_cpu() -> None:
-    made = next(r for r in linear_activation() if r.name == "linear_gelu")
-    miss = near(made, lambda x, w, b: F.gelu(F.linear(x, w, b)), *shapes((3, 4), (5, 4), (5,)))
+    miss = near(ACTIVATIONS[0], lambda x, w, b: F.gelu(F.linear(x, w, b)), *shapes((3, 4), (5, 4), (5,)))
     assert miss.obstacle == "cost"
     assert "library's is faster" in miss.reason
 
