@@ -114,6 +114,15 @@ def test_coverage_names_what_is_native(project: Project, tmp_path: Path) -> None
     assert "http" not in page
 
 
+def test_the_message_of_a_traceback_is_all_of_it() -> None:
+    from shiplap.backend.coverage import _message
+
+    frames = 'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\n    f(x)\n    ^^^^\n'
+    assert _message(frames + "SL1: two\n  lines\n") == "SL1: two\n  lines"
+    assert _message(frames.replace("    f(x)\n    ^^^^\n", "") + "KeyError: 1") == "KeyError: 1"
+    assert _message("Aborted") == "Aborted"
+
+
 SCRIPT = """
 import torch
 x = torch.ones(3, 3, device="openvino")

@@ -10,6 +10,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import dropwhile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -125,13 +126,19 @@ def program(project: Project, script: Path, cover: Coverage, arguments: Sequence
         names = [str(project.root.resolve()), project.package.name, project.device, str(script), str(out)]
         run = subprocess.run([sys.executable, "-c", _RUN, *names, *arguments], capture_output=True, text=True)
         if run.returncode or not out.is_file():
-            # The last traceback's message: its lines after the last one that is indented code.
-            last = run.stderr.rpartition("\n  File ")[2].partition("\n    ")[2].partition("\n")[2]
-            last = last.strip() or run.stderr.strip() or f"exit status {run.returncode}"
+            last = _message(run.stderr) or f"exit status {run.returncode}"
             raise error("SL905", where=str(script), what="program cannot be run", got=last, expected="exit status 0",
                         fix="run it by hand and correct what it says")  # fmt: skip
         counters = json.loads(out.read_text(encoding="utf-8"))
     return needs(counters, cover)
+
+
+def _message(traceback: str) -> str:
+    """The exception that ended a program, which may take several lines: what follows its last frame."""
+    lines = traceback.strip().splitlines()
+    frames = [i for i, line in enumerate(lines) if line.startswith("  File ")]
+    after = lines[frames[-1] + 1 :] if frames else lines[-1:]
+    return "\n".join(dropwhile(lambda line: line.startswith("    "), after))
 
 
 def needs(counters: Mapping[str, Any], cover: Coverage) -> list[Need]:
