@@ -13,7 +13,7 @@ from torch.fx import Graph, Node
 from shiplap.op.source import source_digest
 from shiplap.rewrite.base import Rewrite, proving
 from shiplap.rewrite.graph import describe, operator_name, place, source_line, value
-from shiplap.rewrite.group.cost import MACHINES, MARGIN, Price
+from shiplap.rewrite.group.cost import MACHINES, MARGIN, Machine, Price, machine_for
 from shiplap.rewrite.group.dependencies import independent
 from shiplap.rewrite.match import Level, NearMiss, Obstacle, Outcome
 from shiplap.rewrite.normal import called
@@ -53,8 +53,8 @@ class Group(Rewrite):
         """What computes all members at once."""
 
     @abstractmethod
-    def price(self, members: Sequence[Node]) -> Price | str:
-        """What merging ``members`` gains and costs, or why it never pays."""
+    def price(self, members: Sequence[Node], machine: Machine) -> Price | str:
+        """What merging ``members`` gains and costs on ``machine``, or why it never pays."""
 
     def nodes(self, member: Node) -> list[Node]:
         """All that is replaced with ``member``, itself included."""
@@ -92,7 +92,8 @@ class Group(Rewrite):
             calls = [n for n in calls if n not in found.members]
 
     def _merged(self, graph: Graph, members: list[Node]) -> Outcome:
-        price = self.price(members)
+        machine = machine_for(members[0])
+        price = self.price(members, machine) if machine else "nothing was measured on this device"
         declined = isinstance(price, str) or not price.pays
         if declined and not (self.always or proving.get()):
             reason = f"{len(members)} calls of {operator_name(members[0])}: {price}"

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from shiplap.compat.constants import folded
 from shiplap.rewrite.base import Program
 from shiplap.rewrite.group.base import Group, Merged, escapes, signature, tensor
-from shiplap.rewrite.group.cost import Price, bytes_of, machine_for, product_ns
+from shiplap.rewrite.group.cost import Machine, Price, bytes_of, product_ns
 from shiplap.rewrite.normal import arguments, called
 
 __all__ = ["StackedLinears", "WideLinears"]
@@ -84,13 +84,10 @@ class StackedLinears(Group):
         xs, weights, biases = _parts(members)
         return _stacked, (whole(xs) or xs, weights, biases, [escapes(m) for m in members])
 
-    def price(self, members: Sequence[Node]) -> Price | str:
+    def price(self, members: Sequence[Node], machine: Machine) -> Price | str:
         xs, weights, _ = _parts(members)
         if len(set(xs)) == 1:
             return "they share their input: shared_input_linears makes one product of them"
-        machine = machine_for(members[0])
-        if machine is None:
-            return "nothing was measured on this device"
         moved = [n for n in weights if not folded(n)] + ([] if whole(xs) else xs)
         work = sum(product_ns(machine, m, w) for m, w in zip(members, weights, strict=True))
         added = 2 * bytes_of(moved) / machine.copy + machine.launch
@@ -143,11 +140,8 @@ class WideLinears(Group):
         xs, weights, biases = _parts(members)
         return _wide, (xs[0], weights, biases)
 
-    def price(self, members: Sequence[Node]) -> Price | str:
+    def price(self, members: Sequence[Node], machine: Machine) -> Price | str:
         _, weights, biases = _parts(members)
-        machine = machine_for(members[0])
-        if machine is None:
-            return "nothing was measured on this device"
         moved = [n for n in (*weights, *biases) if not folded(n)]
         added = (
             2 * bytes_of(moved) / machine.copy + (machine.launch if moved else 0) + 2 * bytes_of(members) / machine.copy

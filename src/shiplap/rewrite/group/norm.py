@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from shiplap.rewrite.base import Program
 from shiplap.rewrite.group.base import Group, Merged, escapes, signature, tensor
-from shiplap.rewrite.group.cost import HORIZONTAL, Price, bytes_of, machine_for
+from shiplap.rewrite.group.cost import HORIZONTAL, Machine, Price, bytes_of
 from shiplap.rewrite.normal import arguments, called
 
 __all__ = ["StackedNorms"]
@@ -41,10 +41,7 @@ class StackedNorms(Group):
         shape, eps = list(calls[0]["normalized_shape"]), calls[0].get("eps", EPS)
         return _normed, ([c["input"] for c in calls], shape, scales, shifts, eps, [escapes(m) for m in members])
 
-    def price(self, members: Sequence[Node]) -> Price | str:
-        machine = machine_for(members[0])
-        if machine is None:
-            return "nothing was measured on this device"
+    def price(self, members: Sequence[Node], machine: Machine) -> Price | str:
         if machine.horizontal:
             return HORIZONTAL
         moved = 2 * bytes_of(arguments(m)["input"] for m in members) / machine.copy

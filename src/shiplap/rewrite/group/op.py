@@ -14,7 +14,7 @@ from shiplap.errors import error
 from shiplap.op import Op
 from shiplap.rewrite.base import Program
 from shiplap.rewrite.group.base import Group, Merged, tensor
-from shiplap.rewrite.group.cost import Price, bytes_of, machine_for
+from shiplap.rewrite.group.cost import Machine, Price, bytes_of
 from shiplap.rewrite.normal import called
 from shiplap.verify.samples import Samples
 
@@ -56,10 +56,7 @@ class JoinedCalls(Group):
                   for i, at in enumerate(self._places())]  # fmt: skip
         return _joined(self.op, self._places(), self.batching.outputs[0]), (joined, calls[0])
 
-    def price(self, members: Sequence[Node]) -> Price | str:
-        machine = machine_for(members[0])
-        if machine is None:
-            return "nothing was measured on this device"
+    def price(self, members: Sequence[Node], machine: Machine) -> Price | str:
         parts = [v for m in members for v, at in zip(self._arguments(m), self._places(), strict=True)
                  if at is not None and isinstance(v, Node) and not folded(v)]  # fmt: skip
         added = 2 * (bytes_of(parts) + bytes_of(members)) / machine.copy + machine.launch

@@ -11,7 +11,7 @@ from torch.fx import Node
 
 from shiplap.rewrite.base import Program
 from shiplap.rewrite.group.base import Group, Merged, escapes, signature, tensor
-from shiplap.rewrite.group.cost import HORIZONTAL, Price, bytes_of, machine_for
+from shiplap.rewrite.group.cost import HORIZONTAL, Machine, Price, bytes_of
 from shiplap.rewrite.match import Level
 
 __all__ = ["StackedChains"]
@@ -47,10 +47,7 @@ class StackedChains(Group):
         operands = [list(row) for row in zip(*map(_operands, chains), strict=True)]
         return _steps(chains[0]), (operands, [escapes(m) for m in members])
 
-    def price(self, members: Sequence[Node]) -> Price | str:
-        machine = machine_for(members[0])
-        if machine is None:
-            return "nothing was measured on this device"
+    def price(self, members: Sequence[Node], machine: Machine) -> Price | str:
         if machine.horizontal:
             return HORIZONTAL
         operands = [n for m in members for n in _operands(self.nodes(m))]
