@@ -73,6 +73,30 @@ def test_ops_without_a_generator_draw_from_the_devices(dev: Any, device: str) ->
     assert torch.equal(torch.get_rng_state(), untouched)
 
 
+def test_threads_that_draw_leave_the_cpus_stream_alone(dev: Any, device: str) -> None:
+    """An op without a generator runs with the CPU's, which holds the device's state meanwhile: one thread at a time."""
+    x, untouched = torch.ones(64, device=device), torch.get_rng_state()
+
+    def work() -> None:
+        for _ in range(100):
+            torch.native_dropout(x, 0.5, True)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert torch.equal(torch.get_rng_state(), untouched)
+
+
+@pytest.mark.parametrize("bytes", [2**63 - 1, 2**62 + 1, 2**52])
+def test_more_than_there_can_be(dev: Any, device: str, bytes: int) -> None:
+    before = dev.memory_allocated()
+    with pytest.raises(torch.OutOfMemoryError, match=f"the host has no {bytes} bytes"):
+        torch.empty(bytes, dtype=torch.int8, device=device)
+    assert dev.memory_allocated() == before
+
+
 def test_memory_is_counted(dev: Any, device: str) -> None:
     before = dev.memory_allocated()
     dev.reset_peak_memory_stats()

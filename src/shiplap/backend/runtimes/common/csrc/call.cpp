@@ -106,10 +106,10 @@ void set_layout(Blocking blocking) { block_last.store(blocking.last); }
 
 // --- the key
 
-Call::Call(OpInfo& op) : op_(op) {
+Call::Call(OpInfo& op) : op_(op), block_(layout().last) {
   key_.push_back(reinterpret_cast<int64_t>(&op));
   key_.push_back(at::get_num_threads());
-  key_.push_back(layout().last);
+  key_.push_back(block_);
 }
 
 void Call::append_double(double value) {
@@ -171,7 +171,7 @@ Call& Call::input(const at::Tensor& t) {
               ": expected all tensors on device '", at::Device(kDeviceType), "', got one on '",
               t.device(), "'");
   auto& o = add(inputs_, t);
-  if (!o.row_major && (layout().last > 0 || !dense_order(t, o.order, o.expanded))) {
+  if (!o.row_major && (block_ > 0 || !dense_order(t, o.order, o.expanded))) {
     o.tensor = host_view(t).contiguous();
     o.row_major = true;
   }
@@ -214,7 +214,7 @@ void Call::place_outputs() {
         std::any_of(inputs_.begin(), inputs_.end(), shares) ||
         std::any_of(outputs_.begin(), outputs_.begin() + static_cast<int64_t>(i), shares) ||
         (!o.row_major &&
-         (layout().last > 0 || !dense_order(o.tensor, o.order, o.expanded) || o.expanded != 0));
+         (block_ > 0 || !dense_order(o.tensor, o.order, o.expanded) || o.expanded != 0));
     targets_.push_back(beside ? o.tensor : at::Tensor());
     if (beside) {
       o.tensor = at::empty(o.tensor.sizes(), at::TensorOptions().dtype(o.dtype));
@@ -224,7 +224,7 @@ void Call::place_outputs() {
 }
 
 Signature Call::signature() const {
-  auto port = [](const Operand& o) {
+  auto port = [this](const Operand& o) {
     Port p;
     p.dtype = o.dtype;
     if (o.tensor.defined()) {
@@ -238,7 +238,7 @@ Signature Call::signature() const {
       p.order[i] = dim;
       p.stored[i] = o.expanded >> dim & 1 ? 1 : p.sizes[dim];
     }
-    p.block = p.sizes.empty() ? 0 : layout().last;
+    p.block = p.sizes.empty() ? 0 : block_;
     return p;
   };
   Signature s{op_.name, {}, {}, at::get_num_threads()};
@@ -269,15 +269,14 @@ void Call::run(c10::function_ref<void(Graph&)> emit) {
   }
   auto executable = executables().get(key_, [&] { return compile(signature(), emit); });
 
-  const auto block = layout().last;
-  auto blocked = [block](const Operand& o) {
-    return block > 0 && o.tensor.defined() && o.tensor.dim() > 0;
+  auto blocked = [this](const Operand& o) {
+    return block_ > 0 && o.tensor.defined() && o.tensor.dim() > 0;
   };
   c10::SmallVector<at::Tensor, 6> kept;  // blocked copies
   c10::SmallVector<const void*, 6> in;
   for (const auto& o : inputs_) {
     if (blocked(o)) {
-      kept.push_back(to_blocks(host_view(o.tensor), block));
+      kept.push_back(to_blocks(host_view(o.tensor), block_));
     }
     in.push_back(blocked(o)           ? kept.back().const_data_ptr()
                  : o.tensor.defined() ? o.tensor.const_data_ptr()
@@ -287,7 +286,7 @@ void Call::run(c10::function_ref<void(Graph&)> emit) {
   auto first_out = kept.size();
   for (const auto& o : outputs_) {
     if (blocked(o)) {
-      kept.push_back(to_blocks(host_view(o.tensor), block));
+      kept.push_back(to_blocks(host_view(o.tensor), block_));
     }
     out.push_back(blocked(o) ? kept.back().mutable_data_ptr() : o.tensor.mutable_data_ptr());
   }

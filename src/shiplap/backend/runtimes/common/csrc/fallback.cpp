@@ -264,20 +264,35 @@ class Seeded {
         return;
       }
     }
-    saved_ = cpu().get_state();
-    cpu().set_state(host_generator(std::nullopt).get_state());
+    turn_ = std::unique_lock(turns());
+    saved_ = state_of(cpu());
+    set_state(cpu(), state_of(host_generator(std::nullopt)));
   }
   ~Seeded() {
     if (saved_.defined()) {
-      host_generator(std::nullopt).set_state(cpu().get_state());
-      cpu().set_state(saved_);
+      set_state(host_generator(std::nullopt), state_of(cpu()));
+      set_state(cpu(), saved_);
     }
   }
 
  private:
+  // One thread at a time exchanges the states: two would restore each other's.
+  static std::recursive_mutex& turns() {
+    static auto* m = new std::recursive_mutex;
+    return *m;
+  }
+  static at::Tensor state_of(at::Generator g) {
+    std::lock_guard<std::mutex> lock(g.mutex());
+    return g.get_state();
+  }
+  static void set_state(at::Generator g, const at::Tensor& state) {
+    std::lock_guard<std::mutex> lock(g.mutex());
+    g.set_state(state);
+  }
   static at::Generator cpu() {
     return at::globalContext().defaultGenerator(c10::Device(c10::kCPU));
   }
+  std::unique_lock<std::recursive_mutex> turn_;
   at::Tensor saved_;
 };
 

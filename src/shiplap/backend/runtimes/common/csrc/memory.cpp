@@ -15,6 +15,8 @@ using c10::CachingAllocator::StatType;
 
 constexpr size_t kAlignment =
     64;  // a cache line, and what AVX-512 loads want; also the room of the header
+constexpr size_t kMost = size_t{1} << 62;
+
 // Counts bytes. Lock-free: two relaxed additions for an allocation.
 class Account {
  public:
@@ -72,6 +74,9 @@ class DeviceAllocator final : public c10::DeviceAllocator {
     if (bytes == 0) {
       return {nullptr, kDevice};
     }
+    // Beyond this the sums below would wrap around; no host has as much.
+    TORCH_CHECK_WITH(OutOfMemoryError, bytes <= kMost, "the host has no ", bytes,
+                     " bytes for the device");
     account().take(bytes);
     auto room = (bytes + 2 * kAlignment - 1) / kAlignment * kAlignment;
     auto* block = static_cast<char*>(std::aligned_alloc(kAlignment, room));

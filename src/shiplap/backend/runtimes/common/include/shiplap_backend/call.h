@@ -104,6 +104,7 @@ class Call {
   Signature signature() const;
 
   OpInfo& op_;
+  const int64_t block_;  // of the layout at the start of the call: another thread may set another
   Key key_;
   c10::SmallVector<Operand, 4> inputs_;
   c10::SmallVector<Operand, 2> outputs_;
