@@ -178,7 +178,7 @@ def tuned_cases() -> None:
     from shiplap.op.config import Config
 
     args = draw(m=16, n=9, k=2)
-    (choice,) = sl.tune(gathered, [tuple(args)], isolate=False, progress=False, budget=2)
+    (choice,) = sl.tune(gathered, [tuple(args)], isolate=False, progress=False, budget=120)
     say("tuned", tried=choice.tried, wrong=[f.evidence for f in choice.findings if f.verdict == "fail"],
         skipped=len([f for f in choice.findings if f.verdict == "skip"]))  # fmt: skip
     key = ("cpu", *gathered.rule.key(gathered._checker.bind(args)))
