@@ -31,7 +31,7 @@ print("the packed weight gives the bits of the dense one")
 from shiplap.kernels.slidesparse import layers
 
 arguments = (x, packed.scale, packed.dense, packed.packed, None, packed.pairs, packed.layout)
-(choice,) = sl.tune(layers.linear_int8, [arguments], budget=5, isolate=False)
+(choice,) = sl.tune(layers.linear_int8, [arguments], budget=60, isolate=False)
 print(f"for {x.shape[0]} rows {choice.kernel} is the fastest that is right")
 # --8<-- [end:tune]
 
