@@ -71,15 +71,21 @@ def autocast(on):
 
 
 def functorch_gradient(on):
-    """An autograd.Function of this kind is refused: below autograd the gradient would be zero instead."""
-    with pytest.raises(RuntimeError, match="setup_context"):
-        torch.func.grad(lambda y: on.op(on.x, y).sum())(on.y)
+    """Below autograd the gradient would be zero."""
+    assert torch.equal(torch.func.grad(lambda y: on.op(on.x, y).sum())(on.y), 10 * on.x)
 
 
 def functorch_gradient_inside_another(on):
     """The tensor that functionalize wraps does not say that it requires a gradient: only the transform tells."""
-    with pytest.raises(RuntimeError, match="setup_context"):
-        torch.func.grad(lambda y: torch.func.functionalize(on.op)(on.x, y).sum())(on.y)
+    got = torch.func.grad(lambda y: torch.func.functionalize(on.op)(on.x, y).sum())(on.y)
+    assert torch.equal(got, 10 * on.x)
+
+
+def forward_mode(on):
+    with torch.autograd.forward_ad.dual_level():
+        y = torch.autograd.forward_ad.make_dual(on.y, torch.ones_like(on.y))
+        assert torch.equal(torch.autograd.forward_ad.unpack_dual(on.op(on.x, y)).tangent, on.x)
+    assert on.ran == []  # the reference, since no kernel knows tangents
 
 
 def functorch_vmap(on):
@@ -202,7 +208,7 @@ def errors(on):
 
 CASES = [
     gradient, gradient_by_keyword, no_gradient_where_none_is_wanted, autocast, functorch_gradient,
-    functorch_gradient_inside_another, functorch_vmap,
+    functorch_gradient_inside_another, functorch_vmap, forward_mode,
     dispatch_mode, flop_counter, fake_mode, function_mode, function_subclass, dispatch_subclass, traced_by_make_fx,
     traced_by_symbolic_trace, traced_by_jit, exported, compiled, errors,
 ]  # fmt: skip
@@ -239,7 +245,7 @@ QUESTIONS = {
     "compiler": (exported, NotCompiling), "any_autocast": (autocast, lambda: False),
     "any_requires_grad": (gradient, lambda *_: False), "is_grad_enabled": (gradient, lambda: False),
     "functorch_transform": (functorch_gradient_inside_another, lambda: None),
-    "is_dynamo_compiling": (compiled, lambda: False),
+    "is_dynamo_compiling": (compiled, lambda: False), "forward": (forward_mode, SimpleNamespace(_current_level=-1)),
 }  # fmt: skip
 
 

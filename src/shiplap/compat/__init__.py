@@ -40,6 +40,11 @@ CAPABILITIES = (
         "calls below autograd",
         "torch._C._any_requires_grad, _is_any_autocast_enabled, peek_interpreter_stack, _is_compiling_flag",
     ),
+    Capability(
+        "transforms of torch.func, forward-mode AD",
+        "torch._C._after_autograd_keyset, torch.autograd.function._SingleLevelFunction, forward_ad._current_level",
+        ("2.11", "2.13", "2.15"),
+    ),
     Capability("calls past OpOverload.__call__", "torch._ops.OpOverload._op"),
     Capability("redeclaring an op", "torch.library.Library._destroy"),
     Capability("cache key", "torch.compiler.config.cache_key_tag (public)"),

@@ -11,11 +11,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, is_grad_enabled
+from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
 __all__ = ["ShortCut", "builtin", "is_plain_call", "is_recorded_call", "is_zero", "untouched"]
 
 compiler: Any = torch.compiler
+forward: Any = forward_ad
 any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
 any_requires_grad: Callable[..., bool] = torch._C._any_requires_grad
 functorch_transform: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
@@ -45,16 +47,23 @@ def builtin(overload: Any) -> Callable[..., Any]:
     return overload._op if type(overload) is torch._ops.OpOverload else overload
 
 
-def is_plain_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether no gradient, autocast, functorch transform or trace has to see this call: it may go below autograd."""
+def _transformed() -> bool:
+    """Whether a trace, autocast, torch.func or forward-mode AD (a level is open) has to see this thread's calls."""
     if torch.compiler.is_compiling() or any_autocast() or functorch_transform() is not None:
+        return True
+    return forward._current_level >= 0
+
+
+def is_plain_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether no gradient, autocast, transform or trace has to see this call: it may go below autograd."""
+    if _transformed():
         return False
     return not (torch.is_grad_enabled() and any_requires_grad(*args, **kwargs))
 
 
 def is_recorded_call(args: tuple[Any, ...]) -> bool:
     """Whether autograd alone has to see this call of plain tensors."""
-    if torch.compiler.is_compiling() or any_autocast() or functorch_transform() is not None or not untouched():
+    if _transformed() or not untouched():
         return False
     return not any(isinstance(a, Tensor) and type(a) not in _PLAIN for a in args)
 
@@ -71,7 +80,8 @@ class ShortCut:
         try:
             # is_plain_call without its frame, that of is_compiling, and unpacking keywords that are rarely there.
             if kwargs or is_dynamo_compiling() or compiler._is_compiling_flag or (self._split and (
-                any_autocast() or functorch_transform() is not None or (is_grad_enabled() and any_requires_grad(*args))
+                any_autocast() or functorch_transform() is not None or forward._current_level >= 0
+                or (is_grad_enabled() and any_requires_grad(*args))
             )):  # fmt: skip
                 return self._dispatch(args, kwargs)
             return self._plain(*args)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shiplap.compat import transforms
 from shiplap.errors import error
 from shiplap.op.source import source_digest
 from shiplap.op.spec import OpSpec
@@ -94,10 +95,17 @@ def make_backward(spec: OpSpec, backward: Backward) -> tuple[Callable[..., Any],
     return run, setup_context
 
 
-def make_autograd(spec: OpSpec, raw: Callable[..., Any], backward: Backward | None) -> Callable[..., Any]:
+def make_autograd(
+    spec: OpSpec,
+    overload: Any,
+    raw: Callable[..., Any],
+    reference: Callable[..., Any],
+    backward: Backward | None,
+) -> Callable[..., Any]:
     """The implementation of the Autograd key: ``raw``, the op below autograd, recorded where a gradient is asked for.
 
-    Graphs traced through it hold ``raw``, so compiled code never comes back here.
+    Graphs traced through it hold ``raw``, so compiled code never comes back here. ``overload`` is what transforms of
+    torch.func further out must see. A tangent (forward mode) is that of ``reference``, which is what the op computes.
     """
     if backward is not None:
         run, setup_context = make_backward(spec, backward)
@@ -105,27 +113,49 @@ def make_autograd(spec: OpSpec, raw: Callable[..., Any], backward: Backward | No
         run, setup_context = missing_backward(spec), lambda *_: None
     defaults = [a.default for a in spec.args if not a.keyword_only]
     keywords = [(a.name, a.default) for a in spec.args if a.keyword_only]
+    listed = any(a.many for a in spec.args)
 
-    def forward(ctx: Any, kwargs: dict[str, Any], *args: Any) -> Any:
-        output = raw(*args, **kwargs)
+    def forward(ctx: Any, below: Callable[..., Any], kwargs: dict[str, Any], nest: Any, *args: Any) -> Any:
+        ctx.shiplap_nest, args = nest, _nested(args, nest)
+        output = below(*args, **kwargs)
         named = {name: kwargs.get(name, default) for name, default in keywords}
         setup_context(ctx, (*args, *defaults[len(args) :]), output, named)
         return output
 
     def gradients(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        return (None, *run(ctx, ctx.needs_input_grad[1:], *grads))
+        nest = ctx.shiplap_nest
+        found = run(ctx, _nested(ctx.needs_input_grad[3:], nest), *grads)
+        return (None, None, None, *(found if nest is None else _flat(found)))
 
-    function: Any = type(
-        f"{spec.opname}_backward", (torch.autograd.Function,),
-        {"forward": staticmethod(forward), "backward": staticmethod(gradients)},
-    )  # fmt: skip
+    name, members = f"{spec.opname}_backward", {"forward": staticmethod(forward), "backward": staticmethod(gradients)}
+    function: Any = type(name, (torch.autograd.Function,), members)
+    at_level = transforms.level_function(name, members)
 
-    def autograd(*args: Any, **kwargs: Any) -> Any:
-        if torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in args):
-            return function.apply(kwargs, *args)
-        return raw(*args, **kwargs)
+    def autograd(keys: Any, *args: Any, **kwargs: Any) -> Any:
+        transformed = transforms.active()
+        if transformed and transforms.carries_tangent((*args, *kwargs.values())):
+            return reference(*args, **kwargs)
+        flat = _flat(args) if listed else args  # autograd.Function looks at tensors, not at lists of them
+        if not (torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in flat)):
+            return raw(*args, **kwargs)
+        nest = [len(a) if isinstance(a, (list, tuple)) else None for a in args] if listed else None
+        if not transformed:
+            return function.apply(raw, kwargs, nest, *flat)
+        return transforms.apply_at_level(at_level, transforms.below_autograd(overload, keys), kwargs, nest, *flat)
 
     return autograd
+
+
+def _flat(values: Iterable[Any]) -> tuple[Any, ...]:
+    return tuple(v for value in values for v in (value if isinstance(value, (list, tuple)) else (value,)))
+
+
+def _nested(values: tuple[Any, ...], nest: list[int | None] | None) -> tuple[Any, ...]:
+    """The inverse of :func:`_flat`: ``nest`` holds the length of each list and None for all else."""
+    if nest is None:
+        return values
+    rest = iter(values)
+    return tuple(next(rest) if n is None else [next(rest) for _ in range(n)] for n in nest)
 
 
 def _answer(gradient: Any, need: Any) -> Any:

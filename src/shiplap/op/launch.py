@@ -35,6 +35,7 @@ __all__ = [
     "fit_outputs",
     "is_current",
     "on_poison",
+    "own_outputs",
     "poisoned_workspace",
     "workspace_size",
 ]
@@ -213,6 +214,13 @@ def fit_outputs(spec: OpSpec, call: Binding, result: Any) -> tuple[Tensor, ...]:
         owned.add(fresh.untyped_storage().data_ptr())
         outs.append(fresh)
     return tuple(outs)
+
+
+def own_outputs(result: Any) -> Any:
+    """What a reference returned, as outputs that share no memory with anything: by operations that autograd knows."""
+    if isinstance(result, Tensor):
+        return result.clone(memory_format=torch.contiguous_format)
+    return tuple(t.clone(memory_format=torch.contiguous_format) for t in result)
 
 
 def _measure_dynamic(spec: OpSpec, where: str, env: dict[str, Any], dims: Sequence[Any], value: Tensor) -> None:

@@ -17,7 +17,7 @@ from shiplap.compat import calls
 from shiplap.errors import error, notice
 from shiplap.op import choices, registry
 from shiplap.op.autocast import make_cast
-from shiplap.op.autograd import Backward, floating_outputs, make_autograd, make_backward, missing_backward
+from shiplap.op.autograd import Backward, floating_outputs, make_autograd
 from shiplap.op.batch import Batching, read_batching
 from shiplap.op.bucket import read_rule
 from shiplap.op.check import Binding, Checker
@@ -26,7 +26,7 @@ from shiplap.op.declare import read_spec, read_workspace
 from shiplap.op.explain import explain
 from shiplap.op.fake import make_fake
 from shiplap.op.fast import compile_bind
-from shiplap.op.launch import Kernel, PythonKernel, check_sharing, fit_outputs
+from shiplap.op.launch import Kernel, PythonKernel, check_sharing, fit_outputs, own_outputs
 from shiplap.op.out import OutVariant, WithOut, has_out
 from shiplap.op.route import route_of
 from shiplap.op.schema import schema
@@ -83,11 +83,11 @@ class Op(calls.ShortCut, WithOut):
         if self._split and calls.is_plain_call(args, kwargs):
             return self.raw(*args, **kwargs)
         recorded = self._split and not kwargs and calls.is_recorded_call(args)
-        return (self._record if recorded else self.overload)(*args, **kwargs)
+        return self._record(None, *args) if recorded else self.overload(*args, **kwargs)
 
     def _below(self, *args: Any, **kwargs: Any) -> Any:
         """The op below autograd."""
-        return self.raw(*args, **kwargs) if kwargs else self._plain(*args)
+        return self._plain(*args) if self._split and not kwargs else self.raw(*args, **kwargs)
 
     def _explain(self, args: tuple[Any, ...], kwargs: dict[str, Any], cause: Exception) -> None:
         explain(self._checker, self.__signature__, args, kwargs, cause)
@@ -256,12 +256,15 @@ class Op(calls.ShortCut, WithOut):
             reasons.append(f"{kernel.name}: {serving}")
         if device in self.spec.library:
             return None
-        why = "; ".join(reasons) or f"no kernel for {device}"
+        names = [k.name for k in self.kernels.get(device, ())]  # the reason may hold sizes: it is no key
+        self._unserved(device, "; ".join(reasons) or f"no kernel for {device}", key=str(names))
+        return None
+
+    def _unserved(self, device: str, why: str, key: str) -> None:
+        """Say once that the reference runs, or raise SL306 where that is forbidden."""
         if settings().strict:
             raise error("SL306", where=self.spec.name, got=why, expected=f"a kernel for {device}")
-        names = [k.name for k in self.kernels.get(device, ())]  # the reason may hold sizes: it is no key
-        notice(f"{self.spec.name}/{device}/{names}", f"{self.spec.name} runs its reference ({why}): correct, not fast")
-        return None
+        notice(f"{self.spec.name}/{device}/{key}", f"{self.spec.name} runs its reference ({why}): correct, not fast")
 
     def execute(self, *args: Any, **kwargs: Any) -> Any:
         """The real implementation, below autograd and autocast."""
@@ -278,6 +281,12 @@ class Op(calls.ShortCut, WithOut):
         with nullcontext() if self._differentiable or not torch.is_grad_enabled() else torch.no_grad():
             outs = kernel.run(call) if kernel else fit_outputs(self.spec, call, self._reference(call.args))
         return outs[0] if len(outs) == 1 else outs or None
+
+    def _law(self, *args: Any, **kwargs: Any) -> Any:
+        """The reference of a checked call, as torch records it: where a tangent is asked for, which no kernel has."""
+        call = self._checker.bind((*args, *(kwargs.get(a.name, a.default) for a in self.spec.args[len(args) :])))
+        self._unserved(str(call.device), "forward-mode AD is the reference's", key="tangent")
+        return own_outputs(self._reference(call.args))
 
     def _reference(self, args: tuple[Any, ...]) -> Any:
         split = sum(not a.keyword_only for a in self.spec.args)
@@ -303,22 +312,15 @@ class Op(calls.ShortCut, WithOut):
             self.drop_native()
             compat.destroy_library(self._library)
         spec, self._library = self.spec, Library(self.spec.namespace, "FRAGMENT")
-        # torch's own registration serves tensor lists; an op without floating outputs has nothing to record.
-        listed = any(a.many for a in spec.args)
         self.overload = self._define(spec.opname)
-        self.raw = self._define(f"{spec.opname}__raw") if self._differentiable and not listed else self.overload
-        self._split = self.raw is not self.overload
+        self.raw = self._define(f"{spec.opname}__raw") if self._differentiable else self.overload
+        # Whether a list holds a tensor to record takes a look at each: calls with lists all go through the dispatcher.
+        self._split = self._differentiable and not any(a.many for a in spec.args)
         self._plain = route_of(self)
-        if self.raw is not self.overload:
+        if self._differentiable:
             self._library.impl(f"{spec.opname}__raw", torch.library.fallthrough_kernel, "Autograd")
-            self._record = make_autograd(spec, self._below, self.gradient)
-            self._library.impl(spec.opname, self._record, "Autograd")
-        elif self._differentiable:
-            run, setup = make_backward(spec, self.gradient) if self.gradient else (missing_backward(spec), None)
-            torch.library.register_autograd(
-                spec.name, lambda ctx, *grads: run(ctx, ctx.needs_input_grad, *grads), setup_context=setup,
-                lib=self._library,
-            )  # fmt: skip
+            self._record = make_autograd(spec, self.overload, self._below, self._law, self.gradient)
+            self._library.impl(spec.opname, self._record, "Autograd", with_keyset=True)
         self.variant = OutVariant(self, self._library) if has_out(spec) else None
         if spec.autocast is not None:
             compat.register_autocast_rule(self._library, spec.opname, self.overload, make_cast(spec))

@@ -33,7 +33,7 @@ _TYPES = {"int": "int", "float": "float", "bool": "bool", "str": "str", "list[in
 
 def route_of(op: Op) -> Callable[..., Any]:
     """What a plain call of ``op`` runs: the shortest way to the kernels that are bound now."""
-    return compile_route(op) or calls.builtin(op.raw)
+    return compile_route(op) or calls.builtin(op.raw if op._split else op.overload)
 
 
 def compile_route(op: Op, device: str = "cuda") -> Callable[..., Any] | None:
