@@ -14,7 +14,7 @@ from shiplap.errors import error
 if TYPE_CHECKING:
     from torch import nn
 
-    from shiplap.kernels.slidesparse.report import Report, Size
+    from shiplap.kernels.slidesparse.report import Bucket, Report, Size
 
 __all__ = ["group"]
 
@@ -73,10 +73,11 @@ def command(
     Predicted is what arithmetic and memory allow, where the device is known; measured is what it did.
     """
     from shiplap.kernels.slidesparse.convert import SKIPPED
-    from shiplap.kernels.slidesparse.report import survey
+    from shiplap.kernels.slidesparse.report import check, survey
     from shiplap.report import facts
 
     wanted = _rows(rows)
+    check(pattern, dtype)  # before a model is loaded
     console.require_device(device)
     with console.own_stdout():
         given = _tokens(tokens, text, model)
@@ -189,14 +190,16 @@ def _show(found: Report) -> None:
     out = console.out()
     out.print(_headline(found), markup=False, style="bold")
     for size in found.sizes:
-        table = Table("rows", *(f"{form}" for form in ("base", "dense", "slide")), "fastest", "slide over dense",
-                      "at most", title=_title(size), title_justify="left")  # fmt: skip
+        table = Table("rows", "base", "dense", "slide", "fastest", "slide over dense", "at most", title=_title(size),
+                      title_justify="left")  # fmt: skip
         for b in size.buckets:
             times = b.measured or b.predicted
             ratio = f"{times['dense'] / times['slide']:.2f}x" if "slide" in times else "-"
-            table.add_row(str(b.rows), *(_time(times.get(form)) for form in ("base", "dense", "slide")),
+            table.add_row(str(b.rows), *(_cell(b, form) for form in ("base", "dense", "slide")),
                           f"{b.winner} {b.gain:.2f}x" if b.winner else "-", ratio, f"{b.most:.2f}x")  # fmt: skip
         out.print(table)
+    if any(b.measured and b.predicted for size in found.sizes for b in size.buckets):
+        out.print("In brackets: predicted, from peak arithmetic and bandwidth.", markup=False)
     out.print(str(found.conversion), markup=False)
     if found.drift is not None:
         d = found.drift
@@ -210,7 +213,9 @@ def _title(size: Size) -> str:
     return f"{size.n} x {size.k}: {size.layers[0]}{more}; weight off by {size.error:.1%}"
 
 
-def _time(seconds: float | None) -> str:
+def _cell(bucket: Bucket, form: str) -> str:
+    """What was measured, and in brackets what was predicted; either alone where there is no other."""
     from shiplap.tune.choice import show_time
 
-    return "-" if seconds is None else show_time(seconds)
+    told = [show_time(times[form]) for times in (bucket.measured, bucket.predicted) if form in times]
+    return f"{told[0]} ({told[1]})" if len(told) > 1 else told[0] if told else "-"

@@ -12,7 +12,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from shiplap.cli import app
+from shiplap.cli import app, slidesparse
 from shiplap.errors import ShiplapError
 from shiplap.kernels import slidesparse as ss
 from shiplap.kernels.slidesparse import accuracy, report, roofline
@@ -83,6 +83,16 @@ def test_the_winner_is_the_fastest_by_the_next() -> None:
     bucket = report.Bucket(16, {"base": 3.0, "dense": 1.0, "slide": 1.5}, {"slide": 0.1, "dense": 9.0}, 1.3)
     assert (bucket.winner, bucket.gain) == ("dense", 1.5)
     assert report.Bucket(16, {}, {"slide": 0.1, "dense": 0.2}, 1.3).winner == "slide"
+    even = report.Bucket(16, {"base": 3.0, "dense": 1.01, "slide": 1.0}, {}, 1.3)
+    assert (even.winner, even.gain) == ("dense", pytest.approx(1 / 1.01))  # a difference that is noise is no win
+    assert (report.Bucket(16, {}, {}, 1.3).winner, report.Bucket(16, {"base": 1.0}, {}, 1.3).gain) == ("", 1.0)
+
+
+def test_both_numbers_are_shown() -> None:
+    both = report.Bucket(16, {"base": 3e-3, "dense": 1e-3}, {"base": 2e-3, "dense": 5e-4, "slide": 1e-4}, 1.3)
+    assert [slidesparse._cell(both, form) for form in ("base", "dense", "slide")] == ["3 ms (2 ms)", "1 ms (500 us)",
+                                                                                     "100 us"]  # fmt: skip
+    assert slidesparse._cell(report.Bucket(16, {}, {}, 1.3), "base") == "-"
 
 
 def test_the_verb(tmp_path: Path) -> None:
@@ -123,7 +133,8 @@ def test_the_verb_as_json(tmp_path: Path) -> None:
         ((f"{HERE}:model", "--tokens", "README.md"), "other text"),
         ((f"{HERE}:model", "--text", "README.md"), "no tokenizer"),
         ((f"{HERE}:model", "--device", "cuda:9"), "SL605"),
-        ((f"{HERE}:model", "--dtype", "int4"), "SL211"),
+        (("nowhere.py", "--dtype", "int4"), "SL211"),  # before a model is looked for
+        (("nowhere.py", "--pattern", "3:4"), "SL211"),
     ],
     ids=str,
 )

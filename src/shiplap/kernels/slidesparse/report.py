@@ -17,13 +17,14 @@ from shiplap.kernels.slidesparse.accuracy import Drift, drift, logits_of
 from shiplap.kernels.slidesparse.convert import SKIPPED, Conversion, convert, layers_of
 from shiplap.kernels.slidesparse.formats import Pattern
 from shiplap.kernels.slidesparse.linear import Linear
-from shiplap.kernels.slidesparse.packed import matmul
+from shiplap.kernels.slidesparse.packed import MODES, matmul
 from shiplap.tune.engine import shown
 from shiplap.tune.measure import clock_for
 
-__all__ = ["Bucket", "Report", "Size", "survey"]
+__all__ = ["Bucket", "Report", "Size", "check", "survey"]
 
 SAMPLE = 1e-3  # seconds of one sample: long against the clock
+EQUAL = 1.03  # times of medians that tell nothing
 
 
 @dataclass(frozen=True)
@@ -41,15 +42,20 @@ class Bucket:
 
     @property
     def winner(self) -> str:
-        """The fastest form, measured if it was, else predicted; empty where neither is known."""
+        """The fastest form, measured if it was, else predicted; empty where neither is known.
+
+        Of forms that are as good as equal, the one that asks for less: the layer as it is, then dense.
+        """
         times = self.measured or self.predicted
-        return min(times, key=lambda form: times[form]) if times else ""
+        near = [form for form in times if times[form] <= EQUAL * min(times.values())]
+        return min(near, key=roofline.FORMS.index) if near else ""
 
     @property
     def gain(self) -> float:
-        """The time of the next best form over the winner's."""
-        times = sorted((self.measured or self.predicted).values())
-        return times[1] / times[0] if len(times) > 1 else 1.0
+        """The time of the best of the other forms over the winner's; a little less than 1 where they are equal."""
+        times = self.measured or self.predicted
+        others = [time for form, time in times.items() if form != self.winner]
+        return min(others) / times[self.winner] if others else 1.0
 
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "winner": self.winner, "gain": self.gain}
@@ -87,6 +93,14 @@ class Report:
     def as_json(self) -> dict[str, Any]:
         sizes = [{**asdict(s), "buckets": [b.as_json() for b in s.buckets]} for s in self.sizes]
         return {**asdict(self), "sizes": sizes, "pays": self.pays}
+
+
+def check(pattern: str | Pattern, dtype: str) -> None:
+    """SL211 for a pattern or a dtype that there is not."""
+    Pattern.parse(pattern)
+    if dtype not in MODES:
+        raise error("SL211", where="slidesparse report", got=f"dtype {dtype!r}", expected=", ".join(MODES),
+                    fix="pass one of these")  # fmt: skip
 
 
 def survey(
