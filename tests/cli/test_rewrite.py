@@ -28,9 +28,11 @@ def test_measured_as_json_and_as_a_page(run: Any, tmp_path: Path) -> None:
     assert (match["operators"], match["saving"]["nodes"]) == (["linear", "silu", "linear", "mul"], -3)
     assert found["measured"]["error"] < 1e-5
     assert found["measured"]["kernels"][0] > 0
+    assert [step["rewrite"] for step in found["measured"]["steps"]] == ["one_product"]
     assert "+linear_3: float32[2, 8, 256] = aten.linear(y, cat)" in found["differences"][0]["text"]
     html = page.read_text(encoding="utf-8")
     assert html.count("<svg") == 2
+    assert " kernels, " in html
     assert 'class="marked"><title>cat</title>' in html
     assert "http" not in html.replace('xmlns="http://www.w3.org/2000/svg"', "")
 

@@ -1,0 +1,45 @@
+"""What rewrites saved: each measured on top of those before it, in the order in which they apply."""
+
+import io
+
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+
+import shiplap as sl
+from shiplap.rewrite.show import print_survey
+from shiplap.rewrite.survey import survey
+
+X, W, U = torch.randn(5, 3), torch.randn(7, 3), torch.randn(2, 7, 4)
+
+
+def model(x, w, u):
+    return torch.bmm(F.linear(x, w).expand(2, 5, 7), u)  # no loops are generated: nothing is compiled by a C++ compiler
+
+
+def test_steps_add_up_to_the_whole():
+    late = sl.rewrite(lambda x, w: F.linear(x, w), lambda x, w: torch.mm(x, w.t()).clone(), name="late",
+                      level="post-grad", samples=lambda: [(X, W)])  # fmt: skip
+    early = sl.rewrite(lambda a, b: torch.bmm(a, b), lambda a, b: torch.matmul(a, b), name="early",
+                       samples=lambda: [(torch.randn(2, 5, 7), U)])  # fmt: skip
+    never = sl.rewrite(lambda x: x.erf(), lambda x: torch.erf(x) * 1, name="never", samples=lambda: [(X,)])
+    said = []
+    found = survey(model, (X, W, U), [late, never, early], say=said.append)
+    assert found.measured is not None
+    first, second = found.measured.steps
+    assert (first.rewrite, second.rewrite) == ("early", "late")  # as levels follow each other
+    assert first.seconds[0] == found.measured.seconds[0]
+    assert first.seconds[1] == second.seconds[0]
+    assert second.seconds[1] == found.measured.seconds[1]
+    assert (first.kernels[0], second.kernels[1]) == found.measured.kernels
+    assert min(*first.seconds, second.seconds[1]) > 0
+    assert found.step("never") is None
+    assert said == ["proving the rewrites", "compiling with them", "compiling without", "compiling with early, too",
+                    "measuring"]  # fmt: skip
+    out = io.StringIO()
+    print_survey(found, Console(file=out, width=200))
+    lines = out.getvalue().splitlines()
+    assert lines[0].startswith(
+        f"late (post-grad): 1 matched, 0 near; {second.kernels[0]} -> {second.kernels[1]} kernels, "
+    )
+    assert "never (pre-grad): 0 matched, 0 near" in lines
