@@ -44,13 +44,16 @@ class Runtime:
         return RUNTIMES / self.name
 
     def functions(self) -> Functions:
-        """The vendor's own, the runtime's helpers, and functions of sizes and attributes that every target has."""
-        helpers = self.directory / "helpers.h"
+        """Functions of sizes and attributes that every target has, the vendor's own, and the runtime's helpers.
+
+        A helper takes the place of the vendor's operation of its name.
+        """
+        helpers = sorted(self.directory.glob("helpers*.h"))
         attributes = COMMON / "include" / "shiplap_backend" / "attributes.h"
         return {
             **free_functions(attributes, "attributes", "shiplap_backend/attributes.h"),
-            **(free_functions(helpers, "helpers", "helpers.h") if helpers.is_file() else {}),
             **self.opset(),
+            **{name: made for h in helpers for name, made in free_functions(h, "helpers", h.name).items()},
         }
 
 

@@ -170,11 +170,13 @@ inline Node nan_aware(Node extremum, Node value, at::IntArrayRef axes) {
   return make<ov::op::v1::Select>(any, make<ov::op::v1::ReduceSum>(value, constant(axes), true), extremum);
 }
 
-// NaN counts as the largest number, as torch orders it.
+// Numbers in torch's order, in which NaN is the largest: it takes infinity's place, which takes that of the largest finite number.
 inline Node ordered(Node value) {
   if (!value.get_element_type().is_real()) return value;
-  auto infinity = constant(at::Scalar(std::numeric_limits<double>::infinity()), dtype(value));
-  return make<ov::op::v1::Select>(make<ov::op::v10::IsNaN>(value), infinity, value);
+  auto number = [&](double n) { return constant(at::Scalar(n), dtype(value)); };
+  auto infinity = number(std::numeric_limits<double>::infinity()), finite = number(std::numeric_limits<float>::max());
+  Node below = make<ov::op::v1::Select>(make<ov::op::v1::Equal>(value, infinity), finite, value);
+  return make<ov::op::v1::Select>(make<ov::op::v10::IsNaN>(value), infinity, below);
 }
 
 // Index of the first extremum along one axis (kept), or of the flattened value if there are more. NaN is an extremum.

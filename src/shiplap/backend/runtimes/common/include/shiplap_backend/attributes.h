@@ -139,6 +139,21 @@ inline bool inside_unit(const at::Tensor& t) {
   auto* p = static_cast<const float*>(contiguous.const_data_ptr());
   return std::all_of(p, p + contiguous.numel(), [](float v) { return v >= 0 && v <= 1; });
 }
+// The vendor passes over NaN where torch hands it on.
+inline bool no_nan(const at::Tensor& t) {
+  auto dense = t.is_non_overlapping_and_dense() ? t : t.contiguous();
+  auto count = [&](auto* p) {
+    int64_t found = 0;
+    for (int64_t i = 0; i < dense.numel(); ++i) found += static_cast<float>(p[i]) != static_cast<float>(p[i]);
+    return found;
+  };
+  switch (t.scalar_type()) {
+    case at::kFloat: return count(static_cast<const float*>(dense.const_data_ptr())) == 0;
+    case at::kHalf: return count(static_cast<const at::Half*>(dense.const_data_ptr())) == 0;
+    case at::kBFloat16: return count(static_cast<const at::BFloat16*>(dense.const_data_ptr())) == 0;
+    default: return true;
+  }
+}
 // Every dim but one.
 inline std::vector<int64_t> all_but(const at::Tensor& t, int64_t dim) {
   std::vector<int64_t> out;
