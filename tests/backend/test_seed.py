@@ -118,7 +118,7 @@ POOL = (
 )
 TAKEN = {
     "an int for a node of indices": (CUMSUM.replace("GRAPH", "'CumSum(self, dim)'"), "constant(at::Scalar(dim), at::kLong)"),
-    "an int for an int": (CUMSUM.replace("GRAPH", "'Softmax(self, dim)'"), "Softmax>(n_self, dim)"),
+    "an int for an int": (CUMSUM.replace("GRAPH", "'Softmax(self, dim)'"), "Softmax(n_self, dim)"),
     "an int for an operand": (CUMSUM.replace("GRAPH", "self * dim"), "constant(at::Scalar(dim), compute)"),
     "ints for a shape": (POOL, "to<ov::Strides>(stride), to<ov::Shape>(padding)"),
     "a bool for an enum": (POOL, "(ceil_mode ? ov::op::RoundingType::CEIL : ov::op::RoundingType::FLOOR)"),
