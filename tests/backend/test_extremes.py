@@ -1,4 +1,4 @@
-"""NaN, infinities and the ends of each dtype: samples of PyTorch's database hold few of them, and the vendor's operations differ there."""
+"""NaN and infinities: samples of PyTorch's database hold few of them, and the vendor's operations differ there."""
 
 from __future__ import annotations
 
