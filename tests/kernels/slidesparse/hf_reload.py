@@ -2,12 +2,18 @@
 
 import importlib
 import sys
+from pathlib import Path
 
 import torch
 
 if __name__ == "__main__":
+    asked = torch.cuda.is_available, torch.cuda.current_device
+    torch.cuda.is_available = torch.cuda.current_device = None  # type: ignore[assignment]  # whoever asks ends here
     importlib.import_module("shiplap.kernels.slidesparse")
+    torch.cuda.is_available, torch.cuda.current_device = asked
     print("transformers" in sys.modules)
+    print("triton" in sys.modules)
+    print("slidesparse" in Path("/proc/self/maps").read_text())  # a library
     hf = importlib.import_module("shiplap.kernels.slidesparse.hf")
     auto = importlib.import_module("transformers.quantizers.auto")
     print("slidesparse" in auto.AUTO_QUANTIZER_MAPPING)

@@ -52,7 +52,9 @@ def test_reloaded_in_a_new_process_the_logits_are_the_same_bits(saved: Path) -> 
     command = [sys.executable, "-m", "tests.kernels.slidesparse.hf_reload", *map(str, folders)]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["False", "False"]  # slidesparse imports no transformers, hf registers nothing
+    assert (
+        done.stdout.split() == ["False"] * 4
+    )  # no transformers, Triton or library with slidesparse; hf registers nothing
     dense = logits(load(saved / "dense"))
     for folder in folders:
         wanted = torch.load(saved / f"{folder.name}.pt")
