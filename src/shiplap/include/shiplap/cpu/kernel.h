@@ -63,15 +63,16 @@ T* data(const DLTensor* tensor) {
   return true;
 }
 
-// Refuses NULL, a device other than the CPU, a wrong rank and strides.
-[[maybe_unused]] inline int check_layout(const sl_context* ctx, const char* name, const DLTensor* tensor, int ndim) {
+// Refuses NULL, a device other than the CPU, a wrong rank and, unless any will do, strides.
+[[maybe_unused]] inline int check_layout(const sl_context* ctx, const char* name, const DLTensor* tensor, int ndim,
+                                         bool contiguous = true) {
   constexpr int kCpu = 1;
   if (tensor == nullptr) return fail(ctx, SL_INVALID_ARGUMENT, "%s is missing", name);
   if (tensor->device.device_type != kCpu) return fail(ctx, SL_UNSUPPORTED, "%s is not on the CPU", name);
   if (tensor->ndim != ndim) {
     return fail(ctx, SL_INVALID_ARGUMENT, "%s has %d dims, expected %d", name, static_cast<int>(tensor->ndim), ndim);
   }
-  if (!is_contiguous(tensor)) return fail(ctx, SL_UNSUPPORTED, "%s is not contiguous", name);
+  if (contiguous && !is_contiguous(tensor)) return fail(ctx, SL_UNSUPPORTED, "%s is not contiguous", name);
   return SL_OK;
 }
 

@@ -1,52 +1,6 @@
 #include "common.h"
 
-#include <cstdarg>
-#include <cstdio>
-
 namespace shiplap::sparse3d {
-
-int fail(const sl_context* ctx, int status, const char* format, ...) {
-  if (ctx->error == nullptr || ctx->error_size == 0) return status;
-  va_list arguments;
-  va_start(arguments, format);
-  std::vsnprintf(ctx->error, ctx->error_size, format, arguments);
-  va_end(arguments);
-  return status;
-}
-
-namespace {
-
-bool is_contiguous(const DLTensor* tensor) {
-  if (tensor->strides == nullptr) return true;
-  for (int dim = 0; dim < tensor->ndim; ++dim) {
-    if (tensor->shape[dim] == 0) return true;
-  }
-  int64_t expected = 1;
-  for (int dim = tensor->ndim - 1; dim >= 0; --dim) {
-    if (tensor->shape[dim] != 1 && tensor->strides[dim] != expected) return false;
-    expected *= tensor->shape[dim];
-  }
-  return true;
-}
-
-int check_layout(const sl_context* ctx, const char* name, const DLTensor* tensor, int ndim,
-                 bool contiguous) {
-  constexpr int kCpu = 1;
-  if (tensor == nullptr) return fail(ctx, SL_INVALID_ARGUMENT, "%s is missing", name);
-  if (tensor->device.device_type != kCpu) {
-    return fail(ctx, SL_UNSUPPORTED, "%s is not on the CPU", name);
-  }
-  if (tensor->ndim != ndim) {
-    return fail(ctx, SL_INVALID_ARGUMENT, "%s has %d dims, expected %d", name,
-                static_cast<int>(tensor->ndim), ndim);
-  }
-  if (contiguous && !is_contiguous(tensor)) {
-    return fail(ctx, SL_UNSUPPORTED, "%s is not contiguous", name);
-  }
-  return SL_OK;
-}
-
-}  // namespace
 
 int check_int32(const sl_context* ctx, const char* name, const DLTensor* tensor, int ndim) {
   SL_TRY(check_layout(ctx, name, tensor, ndim, true));
@@ -95,13 +49,6 @@ int check_same_float(const sl_context* ctx, const char* name, const DLTensor* te
   return SL_OK;
 }
 
-int check_extent(const sl_context* ctx, const char* name, const DLTensor* tensor, int dim,
-                 int64_t expected) {
-  if (tensor->shape[dim] == expected) return SL_OK;
-  return fail(ctx, SL_INVALID_ARGUMENT, "%s has size %lld in dim %d, expected %lld", name,
-              static_cast<long long>(tensor->shape[dim]), dim, static_cast<long long>(expected));
-}
-
 int check_groups(const sl_context* ctx, int64_t groups, int64_t in_channels,
                  int64_t out_channels) {
   if (groups >= 1 && in_channels % groups == 0 && out_channels % groups == 0) return SL_OK;
@@ -127,10 +74,6 @@ int read_int3(const sl_context* ctx, const char* name, const int64_t* values, in
   return SL_OK;
 }
 
-int Arena::require(const sl_context* ctx, int64_t bytes) {
-  if (static_cast<int64_t>(ctx->workspace_size) >= bytes) return SL_OK;
-  return fail(ctx, SL_INTERNAL, "workspace of %lld bytes, needs %lld",
-              static_cast<long long>(ctx->workspace_size), static_cast<long long>(bytes));
-}
+int Arena::require(const sl_context* ctx, int64_t bytes) { return shiplap::Arena::require(ctx, bytes); }
 
 }  // namespace shiplap::sparse3d

@@ -33,6 +33,8 @@ class _Pool(SparseModule):
         algo, record_voxel_count, name: as in :class:`SparseConvolution`.
     """
 
+    ALGO: ClassVar[ConvAlgo | None] = None
+
     def __init__(
         self,
         ndim: int,
@@ -55,7 +57,7 @@ class _Pool(SparseModule):
         taps = 1
         for size in self.kernel_size:
             taps *= size
-        self.algo = indices.algorithm(algo, taps, 128)
+        self.algo = indices.algorithm(self.ALGO or algo, taps, 128)
         self.record_voxel_count = record_voxel_count
         if record_voxel_count and not subm:
             self.register_buffer(indices.COUNT, torch.zeros(1, dtype=torch.int32))
@@ -97,27 +99,15 @@ class SparseMaxPool(_Pool):
 class SparseAvgPool(_Pool):
     """Mean of the voxels in the window, over their number and not over the volume of the kernel."""
 
-    def __init__(
-        self,
-        ndim: int,
-        kernel_size: Ints = 3,
-        stride: Ints | None = 1,
-        padding: Ints = 0,
-        dilation: Ints = 1,
-        indice_key: str | None = None,
-        subm: bool = False,
-        algo: ConvAlgo | None = None,
-        record_voxel_count: bool = False,
-        name: str | None = None,
-    ) -> None:
-        algo = ConvAlgo.MaskImplicitGemm  # whatever was asked for, as in spconv: inverse layers look at it
-        super().__init__(ndim, kernel_size, stride, padding, dilation, indice_key, subm, algo, record_voxel_count, name)
+    ALGO = ConvAlgo.MaskImplicitGemm  # whatever was asked for, as in spconv: inverse layers look at it
 
     def _reduce(self, features: Tensor, plan: Plan) -> Tensor:
         return pooling.avg_pool(features, plan.table, None if plan.back is None else plan.back[0])
 
 
-class _MaxPoolNd(SparseMaxPool):
+class _Nd(_Pool):
+    """With the number of axes in the class; no stride is one of the kernel size."""
+
     NDIM: ClassVar[int]
 
     def __init__(
@@ -137,51 +127,31 @@ class _MaxPoolNd(SparseMaxPool):
         )  # fmt: skip
 
 
-class SparseMaxPool1d(_MaxPoolNd):
+class SparseMaxPool1d(_Nd, SparseMaxPool):
     NDIM = 1
 
 
-class SparseMaxPool2d(_MaxPoolNd):
+class SparseMaxPool2d(_Nd, SparseMaxPool):
     NDIM = 2
 
 
-class SparseMaxPool3d(_MaxPoolNd):
+class SparseMaxPool3d(_Nd, SparseMaxPool):
     NDIM = 3
 
 
-class SparseMaxPool4d(_MaxPoolNd):
+class SparseMaxPool4d(_Nd, SparseMaxPool):
     NDIM = 4
 
 
-class _AvgPoolNd(SparseAvgPool):
-    NDIM: ClassVar[int]
-
-    def __init__(
-        self,
-        kernel_size: Ints,
-        stride: Ints | None = None,
-        padding: Ints = 0,
-        dilation: Ints = 1,
-        indice_key: str | None = None,
-        algo: ConvAlgo | None = None,
-        record_voxel_count: bool = False,
-        name: str | None = None,
-    ) -> None:
-        super().__init__(
-            self.NDIM, kernel_size, stride, padding, dilation, indice_key, algo=algo,
-            record_voxel_count=record_voxel_count, name=name,
-        )  # fmt: skip
-
-
-class SparseAvgPool1d(_AvgPoolNd):
+class SparseAvgPool1d(_Nd, SparseAvgPool):
     NDIM = 1
 
 
-class SparseAvgPool2d(_AvgPoolNd):
+class SparseAvgPool2d(_Nd, SparseAvgPool):
     NDIM = 2
 
 
-class SparseAvgPool3d(_AvgPoolNd):
+class SparseAvgPool3d(_Nd, SparseAvgPool):
     NDIM = 3
 
 
