@@ -140,6 +140,23 @@ def test_a_pass_without_uuid_still_runs_and_is_not_cached():
     assert len(seen) == 2
 
 
+def test_graphs_that_torch_leaves_unsorted():
+    """Its own fusion of linear layers runs before, and puts nodes in order at the end of all passes."""
+
+    def two(x, w):
+        return F.linear(x[0], w[0]), F.linear(x[1], w[1]), F.linear(x[2][:, :2], w[2])
+
+    x, w = torch.randn(3, 5, 3), [W, torch.randn(7, 3), torch.randn(7, 2)]
+    own = {"pre_grad_fusion_options": {"batch_linear": {"min_fuse_set_size": 2}}}
+    scope = sl.rewrites(PLAIN)
+    with torch.no_grad(), config.patch(own), scope:
+        got = fresh(two)(x, w)
+    for g, e in zip(got, two(x, w), strict=True):
+        torch.testing.assert_close(g, e)
+    assert counters["inductor"]["batch_linear"] == 1
+    assert len(scope.matches) == 1  # what torch has left
+
+
 def test_threads_do_not_see_each_other():
     """Each compiles inside its own scope at the same time; a third one compiles with none."""
     found, barrier = {}, threading.Barrier(3)

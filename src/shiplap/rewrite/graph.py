@@ -17,7 +17,7 @@ from shiplap.compat import nodes as fx
 from shiplap.rewrite.match import Level, Match, NearMiss, Obstacle, Saving
 from shiplap.verify.run import quiet
 
-__all__ = ["Refused", "describe", "flat_nodes", "mutates", "operator_name", "place", "source_line", "value"]
+__all__ = ["Refused", "describe", "flat_nodes", "mutates", "operator_name", "place", "sort", "source_line", "value"]
 
 FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in ')
 
@@ -71,7 +71,7 @@ def place(
         return miss(*problem)
     before, cost = len(graph.nodes), _traffic(replaced)
     placed = _insert(graph, level, made, inputs, results, outputs)
-    _sort(graph)
+    sort(graph)
     _erase(replaced)
     fx.count(rewrite, len(replaced))
     saving = Saving(nodes=before - len(graph.nodes), bytes=cost - _traffic(placed))
@@ -216,7 +216,7 @@ def _insert(
     return placed
 
 
-def _sort(graph: Graph) -> None:
+def sort(graph: Graph) -> None:
     """Every node after what it reads; otherwise as before."""
     done: set[Node] = set()
     cursor = None

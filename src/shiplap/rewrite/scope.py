@@ -16,6 +16,7 @@ from torch.fx import Graph
 
 from shiplap.errors import error
 from shiplap.rewrite.base import Rewrite
+from shiplap.rewrite.graph import sort
 from shiplap.rewrite.match import Level, Match, NearMiss, Outcome
 from shiplap.rewrite.prove import proven
 
@@ -137,7 +138,11 @@ def _pass(level: Level, scopes: Callable[[], tuple[Rewrites, ...]], before: Any)
     from shiplap.compat import passes
 
     def run(graph: Graph) -> None:
-        for scope in scopes():
+        active = scopes()
+        if not active:
+            return
+        sort(graph)  # torch's own fusions leave that for later
+        for scope in active:
             scope.run(level, graph)
         graph.lint()
 
