@@ -66,7 +66,11 @@ CAPABILITIES = (
         "Inductor on a generated device",
         "torch._inductor.codegen.common.register_device_op_overrides, PythonWrapperCodegen",
     ),
-    Capability("device tests", "torch.testing._internal.common_device_type, common_methods_invocations.op_db"),
+    Capability(
+        "device tests",
+        "torch.testing._internal.common_device_type, common_methods_invocations.op_db",
+        ("2.11", "2.13", "2.15"),
+    ),
     Capability(
         "rewrites",
         "_inductor.config pre_grad_, joint_ and post_grad_custom passes, decompositions",
