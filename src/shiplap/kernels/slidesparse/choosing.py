@@ -11,15 +11,13 @@ from torch import nn
 
 import shiplap as sl
 from shiplap.errors import error
-from shiplap.kernels.slidesparse import layers
 from shiplap.kernels.slidesparse.convert import layers_of
 from shiplap.kernels.slidesparse.linear import Linear
+from shiplap.kernels.slidesparse.packed import LAYERS
 
 __all__ = ["ROWS", "prepare", "sizes_of", "tune"]
 
 ROWS = (1, 16, 64, 256, 1024, 4096)  # decoding of few and of many sequences, and prefill
-
-_OPS = {"int8": layers.linear_int8, "fp8": layers.linear_fp8, "bf16": layers.linear_bf16, "fp16": layers.linear_fp16}
 
 
 def tune(
@@ -35,7 +33,7 @@ def tune(
     found: list[Any] = []
     rows = sorted(set(rows))
     for (mode, n, k, pairs, device), layer in sizes_of(model).items():
-        op = _OPS[mode]
+        op = LAYERS[mode]
         if torch.device(device).type == "cuda":
             vendor = import_module("shiplap.kernels.slidesparse.lt")
             found += vendor.tune_layer(op, rows, n, k, pairs, dtype, device, seconds, again)

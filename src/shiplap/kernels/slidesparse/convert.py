@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from shiplap.errors import error
 from shiplap.kernels.slidesparse.formats import Pattern
 from shiplap.kernels.slidesparse.linear import Linear
-from shiplap.kernels.slidesparse.packed import MODES
+from shiplap.kernels.slidesparse.packed import known_mode
 from shiplap.tune.engine import shown
 
 __all__ = ["SKIPPED", "Conversion", "Converted", "Skipped", "convert", "layers_of", "matches", "replace"]
@@ -141,8 +141,7 @@ def _check(
     model: nn.Module, dtype: str, chosen: dict[str, nn.Linear], skipped: dict[str, str], skip: Sequence[str]
 ) -> None:  # fmt: skip
     where = "slidesparse.convert"
-    if dtype not in MODES:
-        raise error("SL211", where=where, got=f"dtype {dtype!r}", expected=", ".join(MODES), fix="pass one of these")
+    known_mode(dtype, where, "dtype")
     for wanted in skip:
         if not any(matches(name, wanted) for name, _ in model.named_modules(remove_duplicate=False)):
             raise error("SL211", where=where, got=f"skip={wanted!r}, which names no module",

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from shiplap.errors import ShiplapError, error, notice
 from shiplap.kernels.slidesparse import formats, ops
 from shiplap.kernels.slidesparse.formats import Pattern
-from shiplap.kernels.slidesparse.packed import MODES, Packed, multiply, pack
+from shiplap.kernels.slidesparse.packed import MODES, Packed, known_mode, multiply, pack
 from shiplap.tune.guard import blocked
 
 __all__ = ["Linear"]
@@ -49,7 +49,7 @@ class Linear(nn.Module):
     ) -> None:  # fmt: skip
         super().__init__()
         self.in_features, self.out_features, self.pattern = in_features, out_features, Pattern.parse(pattern)
-        self.mode, self.layout = _mode(mode), ops.PORTABLE
+        self.mode, self.layout = known_mode(mode, "slidesparse.Linear"), ops.PORTABLE
         kind = MODES[mode]
         self.weight = _frozen(torch.zeros(out_features, in_features, dtype=kind, device=device))
         scale = torch.ones(out_features, 1, device=device, dtype=torch.float32) if kind.itemsize == 1 else None
@@ -64,7 +64,10 @@ class Linear(nn.Module):
     def of(cls, linear: nn.Linear, pattern: str | Pattern = "6:8", mode: str = "int8", *, pack: bool = True) -> Linear:
         """``linear`` pruned by magnitude, quantised and packed; SL211 for weights that are not finite."""
         weight, bias = formats.prune(linear.weight, pattern), linear.bias
-        made = cls.from_weight(_packed_dense(weight, pattern, _mode(mode)), None if bias is None else bias.detach())
+        made = cls.from_weight(
+            _packed_dense(weight, pattern, known_mode(mode, "slidesparse.Linear")),
+            None if bias is None else bias.detach(),
+        )
         made.train(linear.training)
         return made.pack() if pack else made
 
@@ -225,13 +228,6 @@ def _flat(scale: Tensor | None) -> Tensor | None:
 
 def _frozen(tensor: Tensor) -> nn.Parameter:
     return nn.Parameter(tensor, requires_grad=False)
-
-
-def _mode(mode: str) -> str:
-    if mode not in MODES:
-        raise error("SL211", where="slidesparse.Linear", got=f"mode {mode!r}", expected=", ".join(MODES),
-                    fix="pass one of these")  # fmt: skip
-    return mode
 
 
 def _state(weight: Tensor) -> tuple[int, int]:

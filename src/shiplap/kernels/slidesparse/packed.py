@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -14,10 +14,18 @@ from shiplap.kernels.slidesparse import formats, layers, ops
 from shiplap.kernels.slidesparse.formats import Pattern
 from shiplap.kernels.slidesparse.quantise import quantise_weight
 
-__all__ = ["MODES", "Packed", "matmul", "multiply", "pack"]
+__all__ = ["LAYERS", "MODES", "Packed", "known_mode", "matmul", "multiply", "pack"]
 
 MODES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn, "bf16": torch.bfloat16, "fp16": torch.float16}
 Keep = Literal["both", "dense", "packed"]
+
+
+def known_mode(mode: str, where: str, called: str = "mode") -> str:
+    """``mode``, if there is one; SL211 with what the argument is ``called``."""
+    if mode not in MODES:
+        raise error("SL211", where=where, got=f"{called} {mode!r}", expected=", ".join(MODES),
+                    fix="pass one of these")  # fmt: skip
+    return mode
 
 
 @dataclass(frozen=True)
@@ -83,10 +91,6 @@ class Packed:
             return replace(self, dense=self.weight(), packed=None)
         return self if keep == "both" or self.packed is None else replace(self, dense=None)
 
-    def tensors(self) -> dict[str, Tensor]:
-        """What there is to register as buffers, by name."""
-        return {f.name: v for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)}
-
 
 def pack(
     weight: Tensor, pattern: str | Pattern = "6:8", mode: str = "int8", *, scale: Tensor | None = None,
@@ -106,9 +110,7 @@ def pack(
         ShiplapError: SL211 for weights that are not of the pattern or not finite, and for an unknown mode.
     """
     shape = Pattern.parse(pattern)
-    if mode not in MODES:
-        raise error("SL211", where="slidesparse.pack", got=f"mode {mode!r}", expected=", ".join(MODES),
-                    fix="pass one of these")  # fmt: skip
+    known_mode(mode, "slidesparse.pack")
     if weight.dim() != 2:
         raise error("SL211", where="slidesparse.pack", got=f"{weight.dim()} dims", expected="a weight [n, k]",
                     fix="pack the matrix of one layer")  # fmt: skip
@@ -150,7 +152,7 @@ def _compress(slid: Tensor, keep: Keep) -> tuple[Tensor | None, int]:
     return None, ops.PORTABLE
 
 
-_LAYERS: dict[str, Any] = {
+LAYERS: dict[str, Any] = {
     "int8": layers.linear_int8, "fp8": layers.linear_fp8, "bf16": layers.linear_bf16, "fp16": layers.linear_fp16,
 }  # fmt: skip
 
@@ -171,5 +173,5 @@ def multiply(
 ) -> Tensor:  # fmt: skip
     """:func:`matmul` with the fields of a weight: a module holds them as parameters and buffers."""
     rows = x if x.dim() == 2 else x.flatten(0, -2) if x.dim() > 1 else x[None]
-    out = _LAYERS[mode](rows, n if scale is None else scale, dense, packed, bias, pairs, layout)
+    out = LAYERS[mode](rows, n if scale is None else scale, dense, packed, bias, pairs, layout)
     return out if rows is x else out.view(*x.shape[:-1], n)

@@ -17,7 +17,7 @@ from shiplap.kernels.slidesparse.accuracy import Drift, drift, logits_of
 from shiplap.kernels.slidesparse.convert import SKIPPED, Conversion, convert, layers_of
 from shiplap.kernels.slidesparse.formats import Pattern
 from shiplap.kernels.slidesparse.linear import Linear
-from shiplap.kernels.slidesparse.packed import MODES, matmul
+from shiplap.kernels.slidesparse.packed import known_mode, matmul
 from shiplap.tune.engine import shown
 from shiplap.tune.measure import clock_for
 
@@ -98,9 +98,7 @@ class Report:
 def check(pattern: str | Pattern, dtype: str) -> None:
     """SL211 for a pattern or a dtype that there is not."""
     Pattern.parse(pattern)
-    if dtype not in MODES:
-        raise error("SL211", where="slidesparse report", got=f"dtype {dtype!r}", expected=", ".join(MODES),
-                    fix="pass one of these")  # fmt: skip
+    known_mode(dtype, "slidesparse report", "dtype")
 
 
 def survey(
