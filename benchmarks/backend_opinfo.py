@@ -33,7 +33,7 @@ SOURCES = (
 RECORD = ROOT / "benchmarks" / "results" / "backend_opinfo.json"
 PAGE = ROOT / "docs" / "backend-opinfo.md"  # every operator
 SUMMARY = ROOT / "docs" / "backend.md"  # the counts, between two marks
-CHUNK = 48  # operators between two lines of the journal
+CHUNK = 24  # operators between two lines of the journal
 
 
 def sweep(project: Path, names: list[str], samples: int, jobs: int, journal: Path | None) -> list[audit.Verdict]:
