@@ -2,6 +2,9 @@
 """The generator: the C++ of one op, the same bytes twice, files that stay as they are, the whole shipped metadata."""
 
 import os
+import shlex
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -135,6 +138,35 @@ def test_new_refuses_names_and_places_that_are_taken(tmp_path: Path) -> None:
     with pytest.raises(BackendError, match="did you mean 'openvino'"):
         new("fine", "openvin", tmp_path / "b")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["file"]
+
+
+def test_paths_may_hold_what_shells_and_ninja_read(tmp_path: Path) -> None:
+    from shiplap.backend import build
+
+    project = new("spaced", "openvino", tmp_path / "my $HOME: 'projects'")
+    (project.root / "ops.yaml").write_text("extends: openvino\nonly: [add.out]\n")
+    gen(project)
+    (tmp_path / "build.ninja").write_text(build._rules(project, project.package / "_C.so"))
+    listed = subprocess.run(
+        [build._ninja(), "-C", tmp_path, "-t", "commands"], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    words = [word for line in listed for word in shlex.split(line)]
+    assert f"-I{project.generated}" in words
+    assert str(next(project.generated.glob("wrappers_*.cpp"))) in words
+
+
+def test_a_machine_without_what_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from shiplap.backend import build
+
+    project = new("bare", "openvino", tmp_path / "p")
+    (project.root / "ops.yaml").write_text("extends: openvino\nonly: [add.out]\n")
+    gen(project)
+    monkeypatch.setattr(build, "_ninja", lambda: "no-such-ninja")
+    with pytest.raises(BackendError, match=r"SL906: .*\n.*\n.*no program 'ninja'"):
+        build.build(project)
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    with pytest.raises(BackendError, match=r"SL907: .*\n.*\n.*no package 'yaml'"):
+        gen(project)
 
 
 def test_a_custom_body_is_scaffolded_once_and_declared(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sysconfig
 from collections.abc import Iterable
@@ -36,7 +37,11 @@ def build(project: Project, *, jobs: int | None = None) -> Path:
     if not path.is_file() or path.read_text(encoding="utf-8") != ninja:
         path.write_text(ninja, encoding="utf-8")
     command = [_ninja(), "-C", str(directory), *(["-j", str(jobs)] if jobs else [])]
-    result = subprocess.run(command, capture_output=True, text=True)
+    try:
+        result = subprocess.run(command, capture_output=True, text=True)
+    except FileNotFoundError:
+        raise error("SL906", where=str(directory), got="no program 'ninja'", expected="ninja, which runs the compiler",
+                    fix="pip install ninja") from None  # fmt: skip
     if result.returncode:
         raise error(
             "SL906",
@@ -57,15 +62,17 @@ def _ninja() -> str:
 def _rules(project: Project, target: Path) -> str:
     from torch.utils.cpp_extension import include_paths, library_paths
 
-    ours = [*project.runtime.include_dirs(), project.generated]
+    ours = [*project.runtime.include_dirs(), project.generated.resolve()]
     system = [*include_paths(), sysconfig.get_path("include"), *project.runtime.system_dirs()]
     libraries = library_paths()
     return render(
         "backend/build.ninja.jinja",
         compiler=os.environ.get("CXX", "g++"),
-        flags=" ".join([*_FLAGS, *project.runtime.compile_args]),
-        includes=" ".join([*(f"-I{_escape(str(i))}" for i in ours), *(f"-isystem {_escape(str(i))}" for i in system)]),
-        link=" ".join([*(f"-L{d} -Wl,-rpath,{d}" for d in libraries), *project.runtime.link_args()]),
+        flags=_words([*_FLAGS, *project.runtime.compile_args]),
+        includes=_words([*(f"-I{i}" for i in ours), *(word for i in system for word in ("-isystem", str(i)))]),
+        link=_words(
+            [*(word for d in libraries for word in (f"-L{d}", f"-Wl,-rpath,{d}")), *project.runtime.link_args()]
+        ),
         prefix=_escape(str(COMMON / "include" / "shiplap_backend" / "wrappers.h")),
         generated=_units(project.generated.glob("*.cpp")),
         others=_units([*project.bodies.glob("*.cpp"), *project.runtime.sources]),
@@ -79,7 +86,13 @@ def _units(sources: Iterable[Path]) -> list[tuple[str, str]]:
     return [(f"{_escape(p.stem)}.o", _escape(str(p.resolve()))) for p in sorted(sources)]
 
 
+def _words(arguments: Iterable[str]) -> str:
+    """Arguments as the shell takes them, in a variable of ninja."""
+    return shlex.join(arguments).replace("$", "$$")
+
+
 def _escape(path: str) -> str:
+    """A path where ninja expects files; it quotes them for the shell itself."""
     return path.replace("$", "$$").replace(" ", "$ ").replace(":", "$:")
 
 

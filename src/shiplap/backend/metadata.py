@@ -125,8 +125,10 @@ def _only(path: Path, file: _File, lines: Mapping[tuple[str, ...], int], base: M
 
 
 def _read(path: Path) -> tuple[_File, dict[tuple[str, ...], int]]:
-    import yaml
-
+    try:
+        import yaml
+    except ModuleNotFoundError:
+        raise error("SL907", where="metadata of a backend", got="no package 'yaml'", expected="PyYAML") from None
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as e:
