@@ -21,6 +21,7 @@ from shiplap.backend.project import Project, gen, new, open_project
 
 DEVICE = "openvino"
 FULL = os.environ.get("SHIPLAP_BACKEND_FULL") == "1"  # all of the metadata: minutes to compile, then the same tests
+BUILT = os.environ.get("SHIPLAP_BACKEND_PROJECT")  # with FULL: the project, built already
 TEMPLATES = Path(__file__).parents[2] / "src" / "shiplap" / "codegen" / "templates" / "backend" / "project"
 
 
@@ -34,6 +35,8 @@ def _key(ops: str) -> str:
 def project(request: pytest.FixtureRequest) -> Project:
     """The generated and built project: the subset of OpenVINO's ops that ``tests/backend/ops.yaml`` names."""
     pytest.importorskip("openvino")
+    if FULL and BUILT:
+        return open_project(Path(BUILT))
     ops = "extends: openvino\nops: {}\n" if FULL else (Path(__file__).parent / "ops.yaml").read_text()
     cache = request.config.cache
     assert cache is not None

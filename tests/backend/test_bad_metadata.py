@@ -49,6 +49,12 @@ BAD = {
     "graph without an output": (
         "  max.dim_max: {template: reduction, graph: {max: self}, shape_only: [dim, keepdim]}\n", 1, "SL901", "no 'max_values'"),
     "unstructured without a rule": ("  relu: {template: functional, graph: Relu(self)}\n", 1, "SL901", "output 'result' has no rule"),
+    "update of no argument": (
+        "  relu: {template: functional, graph: Relu(self), output: {result: {mode: bypass}}, updates: {slef: {graph: self}}}\n", 1, "SL901",
+        "updates: 'slef'; did you mean 'self'?"),
+    "format of no argument": (
+        "  relu: {template: functional, graph: Relu(self), output: {result: {mode: sizes, sizes: sizes(self), format: [slef]}}}\n", 1, "SL901",
+        "format: 'slef'; did you mean 'self'?"),
     "overload of the device core": ("  empty_strided: {template: custom}\n", 1, "SL901", "'empty_strided'"),
 }  # fmt: skip
 

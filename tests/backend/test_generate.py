@@ -74,7 +74,7 @@ def everything():
 def test_the_shipped_metadata_is_right(everything) -> None:
     native = {n for w in everything.wrappers for n in (w.declaration.name, *(d.name for d in w.derived))}
     native |= {n for w in everything.wrappers if w.declaration.structured for n in w.declaration.group}
-    assert len(native) >= 300
+    assert len(native) >= 570  # and those of the device core
     assert {"add.Tensor", "add_.Tensor", "mm", "relu_", "max.dim", "native_layer_norm"} <= native
 
 
@@ -93,6 +93,27 @@ def test_everything_that_shapes_the_graph_is_in_the_key(everything) -> None:
             for argument, fate in w.fates.items():
                 if fate in ("graph input", "attribute"):
                     assert argument in keys, (w.declaration.name, argument)
+
+
+def test_which_outputs_there_are_is_in_the_key(everything) -> None:
+    """Gradients of input and weight can be alike in sizes: a graph of one must not be taken for one of the other."""
+    text = "\n".join(everything.files.values())
+    conditional = [(w, i) for w in everything.wrappers for i, sometimes in enumerate(w.sometimes) if sometimes]
+    assert {"convolution_backward_overrideable", "native_batch_norm_backward"} <= {w.id for w, _ in conditional}
+    for w, i in conditional:
+        assert f"call.attribute(has({w.outputs[i]})); if (has({w.outputs[i]})) call.output" in text, w.id
+
+
+def test_statistics_are_written_beside_the_results_and_only_when_asked(everything) -> None:
+    (w,) = [w for w in everything.wrappers if w.id == "native_batch_norm"]
+    assert [(name, when) for name, _, when, _ in w.updates] == [
+        ("running_mean", "training"),
+        ("running_var", "training"),
+    ]
+    text = "\n".join(everything.files.values())
+    assert "const bool updates_running_mean = has(value(running_mean)) && (training);" in text
+    assert "call.attribute(updates_running_mean);" in text
+    assert "if (updates_running_mean) call.output(value(running_mean));" in text
 
 
 def test_same_bytes_twice(everything) -> None:

@@ -17,14 +17,19 @@ INDEXING = "aten::index.Tensor_out"  # of a mask, by int64 positions
 
 
 def step(model: torch.nn.Module, inputs: dict[str, torch.Tensor], labels: torch.Tensor) -> list[torch.Tensor]:
-    """Loss, gradients and parameters of one step of SGD, on the CPU."""
+    """Loss, gradients and parameters of one step of SGD, on the CPU, in float64."""
     model.train()
     optimiser = torch.optim.SGD(model.parameters(), lr=0.05)
     loss = model(**inputs, labels=labels).loss
     loss.backward()
     grads = [p.grad.clone() for p in model.parameters() if p.grad is not None]
     optimiser.step()
-    return [t.detach().cpu() for t in (loss, *grads, *model.parameters())]
+    return [t.detach().cpu().double() for t in (loss, *grads, *model.parameters())]
+
+
+def distance(got: torch.Tensor, exact: torch.Tensor) -> float:
+    """Of the whole, since single elements near zero say little."""
+    return float((got - exact).norm() / exact.norm().clamp_min(1e-6))
 
 
 @pytest.mark.slow
@@ -41,5 +46,8 @@ def test_a_model_is_the_cpus(dev: Any, device: str, name: str) -> None:
         torch.testing.assert_close(got, model.eval()(**inputs).logits, rtol=1e-4, atol=1e-4)
     if FULL:  # the subset of the quick build leaves most of the model to the CPU
         assert {r for op, c in counts.items() if op != INDEXING for r in c["fallback"]} <= EXPECTED
-    for a, b in zip(step(on, there, labels.to(device)), step(model, inputs, labels), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+    doubled = {k: v.double() if v.is_floating_point() else v for k, v in inputs.items()}
+    exact = step(copy.deepcopy(model).double(), doubled, labels)
+    # Fifty batch norms in a row amplify rounding: the CPU's own distance from float64 is the measure (ResNet-50: 8e-3).
+    for a, b, e in zip(step(on, there, labels.to(device)), step(model, inputs, labels), exact, strict=True):
+        assert distance(a, e) <= max(1e-3, 2 * distance(b, e))

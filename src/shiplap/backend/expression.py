@@ -130,7 +130,7 @@ class Compiler:
     def _name(self, name: str, expected: str) -> Typed:
         if name in self.lets:
             return self.lets[name]
-        if name in ("inf", "nan"):
+        if name in ("inf", "nan") and name not in self.values:
             limit = {"inf": "infinity", "nan": "quiet_NaN"}[name]
             return Typed("float", f"::std::numeric_limits<double>::{limit}()")
         if name == "compute":

@@ -59,6 +59,7 @@ class _Mapping:
         if self.family.graph:
             w.lets = list(self._lets())
             w.results = [self._compiled(self.graph, e, "node", f"graph of {o!r}").code for o, e in self._graphs()]
+            w.updates = list(self._updates())
             w.keys, w.nodes = list(self._keys()), list(self._nodes())
         w.fates = self._fates()
         structured = self.d.structured
@@ -75,15 +76,16 @@ class _Mapping:
 
     def _arguments(self) -> dict[str, Typed]:
         optional = {a.name for a in self.d.inputs if a.type == "Tensor?"}
+        value = "backend::value" if any(a.name == "value" for a in self.d.inputs) else "value"  # one so named hides it
         return {
-            a.name: Typed(kind(a), f"value({a.name})" if a.name in optional else a.name)
+            a.name: Typed(kind(a), f"{value}({a.name})" if a.name in optional else a.name)
             for a in self.d.inputs if kind(a)
         }  # fmt: skip
 
     def _result_names(self) -> list[str]:
         if self.d.kind == "out":
             return [a.name for a in self.d.outs]
-        if self.d.kind in ("inplace", "mutable"):
+        if self.d.kind == "inplace" or not self.d.returns:
             return [a.name for a in self.d.arguments if a.mutated]
         return ["result"] if len(self.d.returns) == 1 else [f"result{i}" for i in range(len(self.d.returns))]
 
@@ -164,7 +166,7 @@ class _Mapping:
 
     def _prepare(self, index: int, name: str) -> Iterator[str]:
         """Statements that make or resize an output whose shape no structured ``meta`` gives."""
-        if self.d.kind in ("inplace", "mutable"):
+        if self.d.kind == "inplace" or not self.d.returns:
             return
         rule = self.entry.output.get(name) or self.family.output
         if rule is None:
@@ -181,7 +183,8 @@ class _Mapping:
         if self.d.kind == "out":
             yield f"fit({name}, {sizes}, {dtype});"
             return
-        made = f"like({like}, {dtype})" if rule.mode == "bypass" else f"make_result({sizes}, {like}, {dtype})"
+        formats = "".join(f", {self._tensor(name, 'format', of)}" for of in rule.format)
+        made = f"like({like}, {dtype})" if rule.mode == "bypass" else f"make_result({sizes}, {like}, {dtype}{formats})"
         if rule.when:
             made = f"{self._compiled(self.plain, rule.when, 'bool', 'when').code} ? {made} : at::Tensor()"
         yield f"const at::Tensor {name} = {made};"
@@ -213,18 +216,21 @@ class _Mapping:
 
     def _like(self, name: str, rule: Output) -> str:
         first = next((a.name for a in self.d.inputs if a.tensor), name)
-        of = rule.of or first
-        if of not in self.values or self.values[of].kind not in ("tensor", "tensors"):
-            raise wrong(
-                self.where, f"{self.d.name}: output {name!r}, of: {of!r}{nearest(of, self.values)}", "a tensor argument"
-            )
-        if self.values[of].kind == "tensors":
-            return f"list_of({self.values[of].code}).front()"
-        self.plain.used.add(of)
-        return self.values[of].code
+        return self._tensor(name, "of", rule.of or first)
+
+    def _tensor(self, output: str, field: str, name: str) -> str:
+        """C++ of the tensor argument that a rule of ``output`` names."""
+        if name not in self.values or self.values[name].kind not in ("tensor", "tensors"):
+            got = f"{self.d.name}: output {output!r}, {field}: {name!r}{nearest(name, self.values)}"
+            raise wrong(self.where, got, "a tensor argument")
+        if self.values[name].kind == "tensors":
+            return f"list_of({self.values[name].code}).front()"
+        self.plain.used.add(name)
+        return self.values[name].code
 
     def _lets(self) -> Iterator[str]:
         expressions = [*self.entry.let.values(), *(e for _, e in self._graphs())]
+        expressions += [u.graph for u in self.entry.updates.values()]
         for name, source in self.entry.let.items():
             many = any(f"{name}[" in e for e in expressions)
             value = self._compiled(self.graph, source, "nodes" if many else "node", f"let {name!r}")
@@ -250,6 +256,16 @@ class _Mapping:
                     f"an expression for each of {', '.join(results)}",
                 )
             yield name, self.entry.graph[name]
+
+    def _updates(self) -> Iterator[tuple[str, str, str, str]]:
+        """Arguments that are written besides the results: name, tensor, whether it is written, and what."""
+        for name, update in self.entry.updates.items():
+            if self.values.get(name, Typed("", "")).kind != "tensor":
+                got = f"{self.d.name}, updates: {name!r}{nearest(name, self.values)}"
+                raise wrong(self.where, got, "a tensor argument")
+            when = self._compiled(self.plain, update.when, "bool", "when").code if update.when else "true"
+            graph = self._compiled(self.graph, update.graph, "node", f"update of {name!r}").code
+            yield name, self.values[name].code, when, graph
 
     def _how(self, name: str) -> str:
         how = self.entry.inputs.get(name, "compute")
@@ -278,6 +294,8 @@ class _Mapping:
             "scalar?": f"call.scalar(*{a.name}, compute);",
         }
         statement = inputs[kind(a)]
+        if a.type.startswith("Tensor?["):  # which are given decides the graph's form
+            return f"call.attribute(attributes::places({a.name})); {statement}"
         return f"call.attribute(has({a.name})); if (has({a.name})) {statement}" if a.type.endswith("?") else statement
 
     def _nodes(self) -> Iterator[str]:
@@ -286,7 +304,7 @@ class _Mapping:
                 continue
             how = self._how(a.name)
             if kind(a) == "tensors":
-                yield f"const auto n_{a.name} = inputs_of(g, next, {a.name}.size(){how});"
+                yield f"const auto n_{a.name} = inputs_of(g, next, list_of({a.name}).size(){how});"
             elif a.type.endswith("?"):
                 yield f"const Node n_{a.name} = has({a.name}) ? g.input(next++{how}) : Node();"
             else:

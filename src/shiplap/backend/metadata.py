@@ -24,12 +24,23 @@ _T = TypeVar("_T")
 
 
 class Output(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Shape, strides and dtype of one output that no structured ``meta`` gives: a mode, or a list of sizes."""
+    """Shape, strides and dtype of one output that no structured ``meta`` gives: a mode, or a list of sizes.
+
+    ``format`` names tensors of which one stored channels last makes the output so.
+    """
 
     mode: Literal["bypass", "broadcast", "matmul", "reduce", "concat", "transpose", "sizes", "iterator", "infer"]
     of: str = ""
     sizes: str = ""
     dtype: str = ""
+    when: str = ""
+    format: list[str] = []
+
+
+class Update(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What an argument becomes besides the results, and when: running statistics."""
+
+    graph: str
     when: str = ""
 
 
@@ -43,6 +54,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     compute: str = ""
     inputs: dict[str, str] = {}
     output: dict[str, Output] = {}
+    updates: dict[str, Update] = {}
     guard: dict[str, str] = {}
     shape_only: list[str] = []
     redundant: dict[str, str] = {}

@@ -26,6 +26,7 @@ _KINDS = {
     "element::Type_t": "dtype", "ScalarType": "dtype", "string": "str", "string_view": "str", "Tensor": "tensor",
     "Scalar": "scalar", "OptionalIntArrayRef": "ints?", "optional<int64_t>": "int?", "optional<double>": "float?",
     "optional<ScalarType>": "dtype?", "optional<Scalar>": "scalar?", "optional<bool>": "bool?", "Graph": "graph",
+    "List<optional<Tensor>>": "tensors",
     "ITensorListRef": "tensors", "TensorList": "tensors", "array<bool,3>": "bools", "array<bool,2>": "bools",
 }  # fmt: skip
 _NAMESPACES = re.compile(r"\b(?:::)?(?:std|ov|op|at|c10|util)::")

@@ -42,6 +42,7 @@ class Wrapper:
     lets: list[str] = field(default_factory=list)
     results: list[str] = field(default_factory=list)
     outputs: list[str] = field(default_factory=list)
+    updates: list[tuple[str, str, str, str]] = field(default_factory=list)  # name, tensor, condition, node
     fates: dict[str, str] = field(default_factory=dict)
     headers: set[str] = field(default_factory=set)
 

@@ -1,6 +1,7 @@
 // Vendor functions that take more than one operation. Parsed by the generator: one declaration a function, `inline` first.
 #pragma once
 
+#include <functional>
 #include <limits>
 #include <numeric>
 #include <string>
@@ -9,6 +10,7 @@
 #include <openvino/op/broadcast.hpp>
 #include <openvino/op/convolution.hpp>
 #include <openvino/op/greater_eq.hpp>
+#include <openvino/op/matmul.hpp>
 #include <openvino/op/group_conv.hpp>
 #include <openvino/op/multiply.hpp>
 #include <openvino/op/equal.hpp>
@@ -62,9 +64,32 @@ inline Node grouped(Node weight, int64_t groups) {
   return reshaped(weight, s);
 }
 
+// A kernel of one pixel, as a product: the plugin's convolution would reorder the whole image into blocks and back. A permuted
+// (channels last) image needs no reordering there, and few pixels make a thin product.
+inline bool is_product(const Node& input, const Node& weight, at::IntArrayRef padding) {
+  auto w = sizes(weight), x = sizes(input);
+  auto one = std::all_of(w.begin() + 2, w.end(), [](int64_t n) { return n == 1; });
+  auto bare = std::all_of(padding.begin(), padding.end(), [](int64_t n) { return n == 0; });
+  auto pixels = std::accumulate(x.begin() + 2, x.end(), int64_t{1}, std::multiplies<>());
+  return one && bare && pixels >= 128 && !ov::is_type<ov::op::v1::Transpose>(input.get_node());
+}
+inline Node as_product(Node input, Node weight, at::IntArrayRef stride) {
+  if (std::any_of(stride.begin(), stride.end(), [](int64_t n) { return n != 1; })) {
+    auto end = sizes(input);
+    std::vector<int64_t> begin(end.size(), 0), step{1, 1};
+    step.insert(step.end(), stride.begin(), stride.end());
+    input = make<ov::op::v8::Slice>(input, constant(begin), constant(end), constant(step));
+  }
+  auto shape = sizes(input), w = sizes(weight);
+  Node product = make<ov::op::v0::MatMul>(reshaped(weight, {w[0], w[1]}), reshaped(input, {shape[0], shape[1], -1}));
+  shape[1] = w[0];
+  return reshaped(product, shape);
+}
+
 inline Node convolution(Node input, Node weight, at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation, bool transposed, at::IntArrayRef output_padding, int64_t groups) {
   ov::Strides strides(stride.begin(), stride.end()), dilations(dilation.begin(), dilation.end());
   ov::CoordinateDiff pads(padding.begin(), padding.end()), extra(output_padding.begin(), output_padding.end());
+  if (groups == 1 && !transposed && is_product(input, weight, padding)) return as_product(input, weight, stride);
   if (groups == 1 && !transposed) return make<ov::op::v1::Convolution>(input, weight, strides, pads, pads, dilations);
   if (!transposed) return make<ov::op::v1::GroupConvolution>(input, grouped(weight, groups), strides, pads, pads, dilations);
   auto automatic = ov::op::PadType::EXPLICIT;
@@ -119,6 +144,12 @@ inline Node channels(Node value, Node factor) {
   return make<ov::op::v1::Multiply>(value, reshaped(factor, sizes));
 }
 
+inline Node per_channel(Node value, int64_t rank) {
+  std::vector<int64_t> sizes(rank, 1);
+  sizes[1] = -1;
+  return reshaped(value, sizes);
+}
+
 inline std::vector<int64_t> every_axis(const Node& value) {
   std::vector<int64_t> axes(value.get_shape().size());
   std::iota(axes.begin(), axes.end(), 0);
@@ -163,13 +194,6 @@ inline Node equal(Node a, Node b) {
   return make<ov::op::v1::Equal>(make<ov::op::v1::Subtract>(a, b), constant(at::Scalar(0), dtype(a)));
 }
 
-// An extremum over `axes` (kept), NaN where there is one: the vendor's passes over NaN.
-inline Node nan_aware(Node extremum, Node value, at::IntArrayRef axes) {
-  if (!value.get_element_type().is_real()) return extremum;
-  auto any = make<ov::op::v1::ReduceLogicalOr>(make<ov::op::v10::IsNaN>(value), constant(axes), true);
-  return make<ov::op::v1::Select>(any, make<ov::op::v1::ReduceSum>(value, constant(axes), true), extremum);
-}
-
 // Numbers in torch's order, in which NaN is the largest: it takes infinity's place, which takes that of the largest finite number.
 inline Node ordered(Node value) {
   if (!value.get_element_type().is_real()) return value;
@@ -179,20 +203,15 @@ inline Node ordered(Node value) {
   return make<ov::op::v1::Select>(make<ov::op::v10::IsNaN>(value), infinity, below);
 }
 
-// Index of the first extremum along one axis (kept), or of the flattened value if there are more. NaN is an extremum.
-inline Node first_of(Node value, at::IntArrayRef axes, std::string mode) {
-  auto axis = axes.size() == 1 ? axes[0] : 0;
-  if (axes.size() != 1) value = reshaped(value, {-1});
-  auto n = sizes(value)[axis];
-  Node best = mode == "max" ? make<ov::op::v1::ReduceMax>(value, constant({axis}), true) : make<ov::op::v1::ReduceMin>(value, constant({axis}), true);
-  Node hit = make<ov::op::v1::Equal>(value, best);
-  if (value.get_element_type().is_real()) {
-    Node nan = make<ov::op::v10::IsNaN>(value);
-    Node any = make<ov::op::v1::ReduceLogicalOr>(nan, constant({axis}), true);
-    hit = make<ov::op::v1::Select>(any, nan, hit);
-  }
-  auto place = convert(positions(n, axis, static_cast<int64_t>(value.get_shape().size())), at::kInt);
-  return make<ov::op::v1::ReduceMin>(make<ov::op::v1::Select>(hit, place, constant(at::Scalar(n), at::kInt)), constant({axis}), true);
+// [n] along `dim` of `rank` dims; the others are 1.
+inline Node along(Node value, int64_t dim, int64_t rank) {
+  std::vector<int64_t> sizes(rank, 1);
+  sizes[dim] = -1;
+  return reshaped(value, sizes);
+}
+inline Node flipped(Node value, at::IntArrayRef axes) {
+  std::vector<int64_t> last(axes.size(), -1), before(axes.size(), std::numeric_limits<int32_t>::min()), back(axes.size(), -1);
+  return make<ov::op::v8::Slice>(value, constant(last), constant(before), constant(back), constant(axes));
 }
 
 } // namespace shiplap::backend::helpers

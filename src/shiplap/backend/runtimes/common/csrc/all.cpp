@@ -1,5 +1,6 @@
 // The whole device core as one translation unit: torch's headers are most of what there is to
 // compile, so they are read once.
+#include "attention.cpp"
 #include "autocast.cpp"
 #include "autograd.cpp"
 #include "call.cpp"

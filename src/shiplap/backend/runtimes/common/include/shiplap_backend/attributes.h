@@ -8,7 +8,9 @@
 
 #include <ATen/WrapDimUtils.h>
 #include <ATen/core/IListRef.h>
+#include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/native/Pool.h>
 #include <ATen/ops/result_type.h>
 
 namespace shiplap::backend::attributes {
@@ -90,6 +92,9 @@ inline std::vector<int64_t> stride_or(at::IntArrayRef stride, at::IntArrayRef ke
 inline int64_t length(at::IntArrayRef values) { return static_cast<int64_t>(values.size()); }
 inline bool all_are(at::IntArrayRef values, int64_t what) {
   return std::all_of(values.begin(), values.end(), [&](int64_t v) { return v == what; });
+}
+inline bool all_at_least(at::IntArrayRef values, int64_t what) {
+  return std::all_of(values.begin(), values.end(), [&](int64_t v) { return v >= what; });
 }
 
 // The vendor reads an index outside its range without a word; the CPU raises. The device's memory is the host's.
@@ -192,6 +197,79 @@ inline std::vector<int64_t> swapped(const at::Tensor& t, int64_t dim0, int64_t d
   auto out = t.sizes().vec();
   std::swap(out[at::maybe_wrap_dim(dim0, t.dim())], out[at::maybe_wrap_dim(dim1, t.dim())]);
   return out;
+}
+
+inline std::vector<int64_t> pooled(
+    const at::Tensor& t, at::IntArrayRef kernel, at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation, bool ceil_mode) {
+  auto out = t.sizes().vec();
+  auto n = static_cast<int64_t>(kernel.size() == 1 ? 3 : kernel.size()), first = t.dim() - n;
+  auto k = expanded(kernel, n), s = stride_or(stride, kernel, n), p = expanded(padding, n), d = expanded(dilation, n);
+  for (int64_t i = 0; i < n; ++i) {
+    out[first + i] = at::native::pooling_output_shape<int64_t>(t.size(first + i), k[i], p[i], s[i], d[i], ceil_mode);
+  }
+  return out;
+}
+// How many windows fit into two last dims.
+inline std::vector<int64_t> blocks_of(at::IntArrayRef size, at::IntArrayRef kernel, at::IntArrayRef dilation, at::IntArrayRef padding, at::IntArrayRef stride) {
+  std::vector<int64_t> out;
+  for (size_t d = 0; d < 2; ++d) out.push_back((size[d] + 2 * padding[d] - dilation[d] * (kernel[d] - 1) - 1) / stride[d] + 1);
+  return out;
+}
+inline std::vector<int64_t> blocks(const at::Tensor& t, at::IntArrayRef kernel, at::IntArrayRef dilation, at::IntArrayRef padding, at::IntArrayRef stride) {
+  return blocks_of(t.sizes().slice(t.dim() - 2), kernel, dilation, padding, stride);
+}
+// Sizes with a border around the last dims, of which `padding` names the last first.
+inline std::vector<int64_t> bordered_sizes(const at::Tensor& t, at::IntArrayRef padding) {
+  auto out = t.sizes().vec();
+  for (size_t d = 0; d < padding.size() / 2; ++d) out[out.size() - 1 - d] += padding[2 * d] + padding[2 * d + 1];
+  return out;
+}
+inline bool can_reflect(const at::Tensor& t, at::IntArrayRef padding) {
+  auto dims = static_cast<int64_t>(padding.size() / 2);
+  if (t.dim() <= dims || t.dim() > dims + 2 || t.numel() == 0) return false;
+  for (size_t i = 0; i < padding.size(); ++i) {
+    if (padding[i] < 0 || padding[i] >= t.size(t.dim() - 1 - static_cast<int64_t>(i / 2))) return false;
+  }
+  return true;
+}
+inline bool is_bordered(const at::Tensor& bordered, const at::Tensor& t, at::IntArrayRef padding) {
+  return t.numel() > 0 && t.dim() > static_cast<int64_t>(padding.size() / 2) && all_at_least(padding, 0) && bordered.sizes() == bordered_sizes(t, padding);
+}
+
+// Which dims of a tensor are indexed: 1 where an index is given.
+inline std::vector<int64_t> places(const c10::List<std::optional<at::Tensor>>& indices) {
+  std::vector<int64_t> out;
+  for (size_t i = 0; i < indices.size(); ++i) out.push_back(indices.get(i).has_value() && indices.get(i)->defined());
+  return out;
+}
+// Whether each index is of whole numbers inside its dim, from either end.
+inline bool indices_address(const c10::List<std::optional<at::Tensor>>& indices, const at::Tensor& t) {
+  bool any = false;
+  for (size_t i = 0; i < indices.size(); ++i) {
+    auto index = indices.get(i);
+    if (!index.has_value() || !index->defined()) continue;
+    any = true;
+    if (static_cast<int64_t>(i) >= t.dim() || index->numel() == 0) return false;
+    auto contiguous = index->contiguous();
+    auto n = t.size(static_cast<int64_t>(i));
+    auto inside = [&](auto* p) { return std::all_of(p, p + contiguous.numel(), [&](auto v) { return v >= -n && v < n; }); };
+    if (index->scalar_type() == at::kLong ? !inside(static_cast<const int64_t*>(contiguous.const_data_ptr()))
+                                          : index->scalar_type() != at::kInt || !inside(static_cast<const int32_t*>(contiguous.const_data_ptr()))) return false;
+  }
+  return any && static_cast<int64_t>(indices.size()) <= t.dim() && t.numel() > 0;
+}
+
+inline double number_or(std::optional<double> value, double otherwise) { return value.value_or(otherwise); }
+inline double largest(const at::Tensor& t) {
+  return t.scalar_type() == at::kHalf ? 65504.0 : t.scalar_type() == at::kBFloat16 ? 3.3895313892515355e38 : 3.4028234663852886e38;
+}
+inline double power_of_ten(int64_t n) { return std::pow(10.0, static_cast<double>(n)); }
+// The order of a norm; 2 if none is given.
+inline double order(const std::optional<at::Scalar>& p) { return p.has_value() ? p->toDouble() : 2.0; }
+// From the variance of all that is there to that of what it is a sample of.
+inline double unbiased(const at::Tensor& t) {
+  auto n = static_cast<double>(t.numel() / t.size(1));
+  return n / (n - 1);
 }
 
 // How many values arange and range make.

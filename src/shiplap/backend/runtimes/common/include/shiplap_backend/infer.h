@@ -20,8 +20,14 @@ inline at::Tensor on_meta(const at::Tensor& t) {
 inline std::optional<at::Tensor> on_meta(const std::optional<at::Tensor>& t) {
   return t.has_value() ? std::optional(on_meta(*t)) : std::nullopt;
 }
-inline c10::SymIntArrayRef on_meta(at::IntArrayRef sizes) {
-  return c10::fromIntArrayRefSlow(sizes);
+// Sizes are SymInt in some schemas and plain integers in others.
+struct Integers {
+  at::IntArrayRef values;
+  operator c10::SymIntArrayRef() const { return c10::fromIntArrayRefSlow(values); }
+  operator at::IntArrayRef() const { return values; }
+};
+inline Integers on_meta(at::IntArrayRef values) {
+  return {values};
 }
 template <class T>
 const T& on_meta(const T& value) {

@@ -34,6 +34,13 @@ inline const at::Tensor& value(const std::optional<at::Tensor>& t) {
 inline std::vector<at::Tensor> list_of(at::TensorList list) { return list.vec(); }
 inline std::vector<at::Tensor> list_of(const at::ITensorListRef& list) { return {list.begin(), list.end()}; }
 
+using Indices = c10::List<std::optional<at::Tensor>>;
+inline std::vector<at::Tensor> list_of(const Indices& list) {
+  std::vector<at::Tensor> given;
+  for (size_t i = 0; i < list.size(); ++i) if (has(list.get(i))) given.push_back(*list.get(i));
+  return given;
+}
+
 using DtypeMask = uint64_t;
 
 constexpr DtypeMask dtypes(std::initializer_list<at::ScalarType> types) {
@@ -70,6 +77,8 @@ inline bool is_empty(const std::optional<at::Tensor>& t) { return is_empty(value
 inline bool is_empty(at::TensorList list) { return std::any_of(list.begin(), list.end(), [](const at::Tensor& t) { return is_empty(t); }); }
 inline bool is_empty(const at::ITensorListRef& list) { return is_empty(at::TensorList(list_of(list))); }
 
+inline bool is_empty(const Indices& list) { return is_empty(at::TensorList(list_of(list))); }
+
 inline bool nothing_in(const at::Tensor& result) { return !result.defined() || result.numel() == 0; }
 
 // Sums and products of narrow types are formed in wide ones, as torch forms them; bool counts.
@@ -104,9 +113,17 @@ inline void same_device(const char* op, const char* name, const std::optional<at
 inline void same_device(const char* op, const char* name, at::TensorList list) { for (const auto& t : list) same_device(op, name, t); }
 inline void same_device(const char* op, const char* name, const at::ITensorListRef& list) { for (const auto& t : list) same_device(op, name, t); }
 
+inline void same_device(const char* op, const char* name, const Indices& list) { same_device(op, name, at::TensorList(list_of(list))); }
+
 inline at::Tensor like(const at::Tensor& t, at::ScalarType dtype) { return at::empty_like(t, t.options().dtype(dtype)); }
-inline at::Tensor make_result(at::IntArrayRef sizes, const at::Tensor& of, at::ScalarType dtype) {
-  return at::empty(sizes, of.options().dtype(dtype));
+// Channels last if one of `formats` is.
+template <class... Formats>
+at::Tensor make_result(at::IntArrayRef sizes, const at::Tensor& of, at::ScalarType dtype, const Formats&... formats) {
+  auto format = at::MemoryFormat::Contiguous;
+  for (auto f : std::initializer_list<at::MemoryFormat>{formats.suggest_memory_format()...}) {
+    if (f != at::MemoryFormat::Contiguous) format = f;
+  }
+  return at::empty(sizes, of.options().dtype(dtype), format);
 }
 
 
