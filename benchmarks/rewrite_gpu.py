@@ -1,7 +1,7 @@
 """``benchmarks/rewrite.py`` on CUDA: groups, with and without CUDA graphs, and the rewrites that put our kernels there.
 
-The latter are compiled with ``max-autotune-no-cudagraphs``, off as well as on, so that the peer is Inductor's own choice
-of kernels. Beside torch and Triton it needs jaxtyping, wadler-lindig, msgspec and platformdirs; no transformers.
+The latter are compiled with ``max-autotune-no-cudagraphs``, off as well as on: the peer is Inductor's own choice of
+kernels. Beside torch and Triton it needs jaxtyping, wadler-lindig, msgspec and platformdirs; no transformers.
 ``--tiny --device cpu --rounds 2`` is a rehearsal: every case runs on a CPU, our kernels forced and in small.
 
     python benchmarks/rewrite_gpu.py [--json benchmarks/results/rewrite_gpu.json] [--rounds 60] [--only NAME]
