@@ -90,10 +90,7 @@ def command(
         console.write_text(html, render_html("slidesparse.html.jinja", title=f"slidesparse: {model}", facts=about,
                                              report=found.as_json(), headline=_headline(found)))  # fmt: skip
         console.note(f"written: {html}")
-    if json:
-        console.emit_json({"facts": about, **found.as_json()})
-    else:
-        _show(found)
+    _show(found) if not json else console.emit_json({"facts": about, **found.as_json()})
     if not found.pays and (measure or found.peaks):
         raise typer.Exit(console.FAILED)
 
