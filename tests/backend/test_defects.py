@@ -100,6 +100,8 @@ def test_6_narrow_integers_wrap(device: str) -> None:
     check(device, torch.add, torch.tensor([200], dtype=torch.uint8), torch.tensor([100], dtype=torch.uint8))
     check(device, torch.mul, torch.tensor([100], dtype=torch.int8), torch.tensor([3], dtype=torch.int8))
     check(device, torch.add, torch.tensor([True]), torch.tensor([True]))
+    # -1 is no uint8, and becomes 255 before anything is compared
+    check(device, torch.gt, torch.tensor([1, 255], dtype=torch.uint8), torch.tensor(-1, dtype=torch.int8))
 
 
 def test_7_the_key_holds_shapes_dtypes_and_attributes(dev: Any, device: str) -> None:

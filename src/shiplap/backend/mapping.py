@@ -283,7 +283,7 @@ class _Mapping:
         for condition in self.graph.conditions:
             yield f"call.attribute({condition});"
         if "compute" in self.family.key:
-            yield "call.attribute(compute);"
+            yield f"call.attribute({self._promoted() or 'compute'});"
 
     def _given(self, a: Argument) -> str:
         """The statement that makes one argument an input."""
@@ -305,10 +305,17 @@ class _Mapping:
             how = self._how(a.name)
             if kind(a) == "tensors":
                 yield f"const auto n_{a.name} = inputs_of(g, next, list_of({a.name}).size(){how});"
-            elif a.type.endswith("?"):
-                yield f"const Node n_{a.name} = has({a.name}) ? g.input(next++{how}) : Node();"
-            else:
-                yield f"const Node n_{a.name} = g.input(next++{how});"
+                continue
+            promoted = self._promoted() if how == ", compute" else ""
+            node = f"promoted(g, next++, {promoted}, compute)" if promoted else f"g.input(next++{how})"
+            yield f"const Node n_{a.name} = " + (
+                f"has({a.name}) ? {node} : Node();" if a.type.endswith("?") else f"{node};"
+            )
+
+    def _promoted(self) -> str:
+        """The dtype that promotion arrives at, which integers wrap to before they are widened; or nothing."""
+        decides = self._decides()
+        return decides if decides.startswith("op.") else ""
 
     def _fates(self) -> dict[str, str]:
         fates = {}

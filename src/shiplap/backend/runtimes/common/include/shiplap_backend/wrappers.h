@@ -32,6 +32,11 @@ T to(at::IntArrayRef values) {
   return T(values.begin(), values.end());
 }
 
+// An input in the dtype of the computation. An integer wraps at the width of the promoted dtype first: 255 as uint8 is -1.
+inline Node promoted(Graph& g, size_t i, at::ScalarType common, at::ScalarType compute) {
+  return at::isIntegralType(common, false) && common != compute ? convert(g.input(i, common), compute) : g.input(i, compute);
+}
+
 template <class... How>
 std::vector<Node> inputs_of(Graph& g, size_t& next, size_t count, How... how) {
   std::vector<Node> nodes;
