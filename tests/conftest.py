@@ -9,6 +9,8 @@ import pytest
 # Before torch is loaded. Workers of pytest-xdist have as many threads each as there are cores: threads that spin while
 # they wait for work take the cores from the other workers (half of the time of small convolutions).
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# The C++ around the kernels of a package is compiled for seconds; how fast it runs, no test asks.
+os.environ.setdefault("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O0")
 
 from shiplap import compat, errors
 

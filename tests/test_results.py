@@ -176,3 +176,18 @@ def test_the_page_repeats_the_recorded_merges() -> None:
     page = (ROOT / "docs" / "rewrites-shipped.md").read_text(encoding="utf-8")
     shown = page[page.index("<!-- rewrite -->") : page.index("<!-- /rewrite -->")]
     assert shown.splitlines()[3:] == list(_merges(result))
+
+
+def test_the_page_repeats_the_recorded_models() -> None:
+    models = json.loads((ROOT / "benchmarks" / "results" / "backend_openvino.json").read_text(encoding="utf-8"))[
+        "models"
+    ]
+    page = (ROOT / "docs" / "backend.md").read_text(encoding="utf-8")
+    shown = page[page.index("<!-- openvino -->") : page.index("<!-- /openvino -->")].splitlines()[3:]
+    for row, (name, found) in zip(shown, result["models"].items(), strict=True):
+        cells = [cell.strip() for cell in row.strip("|").split("|")]
+        times, own = found["milliseconds"], "openvino's torch.compile backend"
+        names = ("cpu eager", "cpu inductor", "device eager", "device inductor")
+        assert cells[0].lower().replace("-", "").startswith(name.replace("-", "")), row
+        assert cells[1:5] == [f"{times[n]:.0f}" for n in names]
+        assert f"{times[own]:.0f}" in cells[5] if own in times else found["failed"][own].partition(": ")[2] in cells[5]
