@@ -20,7 +20,7 @@ from shiplap.backend.build import build
 from shiplap.backend.project import Project, gen, new, open_project
 
 DEVICE = "openvino"
-FULL = os.environ.get("SHIPLAP_BACKEND_FULL") == "1"  # all of the metadata: minutes to compile, then the same tests
+FULL = os.environ.get("SHIPLAP_BACKEND_FULL") == "1"  # all of the metadata: minutes to compile
 BUILT = os.environ.get("SHIPLAP_BACKEND_PROJECT")  # with FULL: the project, built already
 TEMPLATES = Path(__file__).parents[2] / "src" / "shiplap" / "codegen" / "templates" / "backend" / "project"
 
@@ -64,6 +64,13 @@ def device(project: Project) -> str:
     sys.path.insert(0, str(project.root))
     importlib.import_module(f"torch_{DEVICE}").autoload()
     return DEVICE
+
+
+@pytest.fixture
+def subset() -> None:
+    """For tests that ask about ops which only the subset leaves to the CPU, or only the subset has."""
+    if FULL:
+        pytest.skip("of the subset")
 
 
 @pytest.fixture

@@ -102,6 +102,7 @@ MODES: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...], str]] = {
 }
 
 
+@pytest.mark.usefixtures("subset")
 @pytest.mark.parametrize("mode", MODES)
 def test_modes_of_shape(dev: Any, device: str, mode: str) -> None:
     fn, tensors, overload = MODES[mode]

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 
+@pytest.mark.usefixtures("subset")
 def test_it_is_counted_by_op_and_reason(dev: Any, device: str) -> None:
     x = torch.randn(3, 3, device=device)
     dev.reset_counters()
@@ -40,6 +41,7 @@ def test_it_can_be_an_error(dev: Any, device: str) -> None:
     assert dev.fallback_policy.current() == "count"
 
 
+@pytest.mark.usefixtures("subset")
 @pytest.mark.parametrize("name", ["aten::erfinv", "aten::erfinv.out"])
 def test_ops_can_be_allowed(dev: Any, device: str, name: str) -> None:
     x = torch.zeros(3, device=device)
@@ -50,6 +52,7 @@ def test_ops_can_be_allowed(dev: Any, device: str, name: str) -> None:
             x.cosh()
 
 
+@pytest.mark.usefixtures("subset")
 def test_the_policy_holds_in_backward_threads(dev: Any, device: str) -> None:
     x = torch.ones(3, device=device, requires_grad=True)
     y = x.sin().sum()
@@ -57,6 +60,7 @@ def test_the_policy_holds_in_backward_threads(dev: Any, device: str) -> None:
         y.backward()
 
 
+@pytest.mark.usefixtures("subset")
 def test_it_can_warn_once(dev: Any, device: str) -> None:
     x = torch.zeros(3, device=device)
     with dev.fallback_policy("warn"):
@@ -151,6 +155,7 @@ def test_what_neither_has(dev: Any, device: str) -> None:
         torch.eye(3, device=device).to_sparse().coalesce()
 
 
+@pytest.mark.usefixtures("subset")
 def test_counting_is_safe_between_threads(dev: Any, device: str) -> None:
     x = torch.ones(2, device=device)
     dev.reset_counters()

@@ -23,6 +23,7 @@ pytestmark = [
 aten = torch.ops.aten
 Case = tuple[Callable[..., Any], list[torch.Tensor | None]]
 NAN, INF = float("nan"), float("inf")
+MEANT = {"value: NaN"}  # a maximum over NaN is the CPU's: test_extremes.py
 
 
 def special(*sizes: int) -> torch.Tensor:
@@ -168,8 +169,8 @@ def indexing() -> Iterator[Case]:
         )
         yield lambda x, i: torch.take(x, i), [x, torch.tensor([[0, 5], [11, 2]])]
         yield lambda x, i: x.clone().index_fill_(1, i, 2.0), [x, torch.tensor([0, 3, 0])]
-        for f in (lambda x, i, v: x.index_put((i,), v, True), lambda x, i, v: x.index_put((i.clamp(0, 2), i), v, True)):
-            yield f, [x, i[:3], torch.randn(5)]
+        yield lambda x, i, v: x.index_put((i,), v, True), [x, i[:3], torch.randn(5)]
+        yield lambda x, i, j, v: x.index_put((j, i), v, True), [x, i[:3], i[:3].clamp(0, 2), torch.randn(5)]
     index = torch.randint(0, 3, (3, 4))
     for dim, reduce, whole in product((0, 1), ("sum", "prod", "mean"), (True, False)):
         a = (dim, reduce, whole)
@@ -234,7 +235,7 @@ def test_is_the_cpus(dev: Any, device: str, cases: Callable[[], Iterator[Case]])
         on = [there(a, device) for a in arguments]
         dev.reset_counters()
         got = tensors(f(*on))
-        fallen = {op: c["fallback"] for op, c in dev.counters().items() if c["fallback"]}
+        fallen = {op: why for op, c in dev.counters().items() if (why := c["fallback"].keys() - MEANT)}
         for g, w in zip(got, tensors(f(*arguments)), strict=True):
             where = f"{cases.__name__} {number}: {[a.shape if a is not None else a for a in arguments]}"
             assert (g.shape, g.dtype) == (w.shape, w.dtype), where
