@@ -140,9 +140,7 @@ OPT_IN = pytest.mark.skipif("SHIPLAP_TEST_MODELS" not in os.environ, reason="min
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "how"), [("bert", "quick"), *(pytest.param(n, "all", marks=OPT_IN) for n in SIX)]
-)
+@pytest.mark.parametrize(("name", "how"), [("bert", "quick"), *(pytest.param(n, "all", marks=OPT_IN) for n in SIX)])
 def test_a_second_process_hits_both_caches(name: str, how: str, tmp_path: Path) -> None:
     """All six, with all that fires in them and kernels as usual, were last run on 2026-11-21, on torch 2.13."""
     root = Path(__file__).resolve().parents[2]
