@@ -50,13 +50,13 @@ at::Tensor & add_out(const at::Tensor & self, const at::Tensor & other, const at
   call.input(other);
   call.scalar(alpha, compute);
   call.attribute((alpha.toDouble() == INT64_C(1)));
-  call.attribute(compute);
+  call.attribute(op.common_dtype());
   call.output(op.maybe_get_output(0));
   call.run([&](Graph& g) {
     [[maybe_unused]] size_t next = 0;
-    const Node n_self = g.input(next++, compute);
-    const Node n_other = g.input(next++, compute);
-    const Node n_alpha = g.input(next++, compute);
+    const Node n_self = promoted(g, next++, op.common_dtype(), compute);
+    const Node n_other = promoted(g, next++, op.common_dtype(), compute);
+    const Node n_alpha = promoted(g, next++, op.common_dtype(), compute);
     [[maybe_unused]] size_t given = 0;
     g.output(given++, ((alpha.toDouble() == INT64_C(1)) ? make<ov::op::v1::Add>(n_self, n_other) : make<ov::op::v1::Add>(n_self, make<ov::op::v1::Multiply>(n_other, n_alpha))));
   });
