@@ -126,7 +126,6 @@ def test_the_docs_are_the_record_and_nothing_in_it_is_wrong(benchmark: ModuleTyp
     assert result["counts"]["f32"]["native"] > 200
     refused = {reason.split()[0] for reason in result["reasons"]}
     assert refused <= {"to_sparse", "sparse.sampled_addmm"}, "what the docs do not explain"
-    )
 
 
 def test_pages_of_a_record(benchmark: ModuleType) -> None:
