@@ -3,11 +3,15 @@
 import os
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func
 from jaxtyping import Float
 from torch import Tensor
+from torch._dynamo.backends.common import aot_autograd
 from torch.compiler import config
 
 import shiplap as sl
@@ -18,12 +22,24 @@ V = Float[Tensor, "n"]
 
 @pytest.fixture
 def restored_tag():
+    former = config.cache_key_tag
     yield
-    config.cache_key_tag = f"+shiplap:{registry.digest()}"
+    config.cache_key_tag = former
+
+
+@pytest.fixture
+def thread():
+    """Runs a function in a thread of its own, as autograd compiles backwards."""
+
+    def run(function):
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(function).result()
+
+    return run
 
 
 def test_every_change_changes_the_key(ns):
-    tags = [config.cache_key_tag]
+    tags: list[str] = []
 
     def changed():
         tags.append(config.cache_key_tag)
@@ -46,7 +62,7 @@ def test_every_change_changes_the_key(ns):
     assert changed()
     sl.op(f"{ns}::f", requires="n >= 1")(f)
     assert changed()
-    assert all(t.count("+shiplap:") == 1 for t in tags[1:])
+    assert all(t.count("+shiplap:") == 1 for t in tags)
 
 
 def test_the_same_declarations_give_the_same_key(ns):
@@ -78,6 +94,56 @@ def test_a_tag_set_after_the_declarations_is_salted_again_before_it_is_used(ns, 
     config.cache_key_tag = "theirs"
     torch.compile(f, backend="aot_eager", fullgraph=True)(torch.ones(2))
     assert config.cache_key_tag == f"theirs+shiplap:{registry.digest()}"
+
+
+def test_an_earlier_tag_that_comes_back_is_salted_once(ns, restored_tag):
+    """As code does that sets the tag for a while and puts it back."""
+    former = config.cache_key_tag
+
+    def f(x: V) -> V:
+        return x * 2
+
+    sl.op(f"{ns}::f")(f)
+    config.cache_key_tag = "mine" + former
+    sl.op(f"{ns}::g")(f)
+    assert config.cache_key_tag == f"mine+shiplap:{registry.digest()}"
+
+
+def test_every_thread_sees_the_salt(ns, thread):
+    """Since torch 2.13 a setting holds in the thread that made it."""
+
+    def f(x: V) -> V:
+        return x * 2
+
+    sl.op(f"{ns}::f")(f)
+    assert thread(lambda: config.cache_key_tag) == f"+shiplap:{registry.digest()}"
+    thread(lambda: sl.op(f"{ns}::g")(f))
+    registry.ensure()  # as each trace does: here a tag of this thread's own may be set
+    assert config.cache_key_tag == f"+shiplap:{registry.digest()}"
+
+
+def test_a_backward_compiled_in_another_thread_has_the_salt(ns, thread, fresh_compiler, monkeypatch):
+    @sl.op(f"{ns}::f")
+    def f(x: V) -> V:
+        return x * 2
+
+    @f.backward(saves=[])
+    def _(grad, saved, needs):
+        return {"x": grad * 2}
+
+    tags = []
+
+    def backward(graph, inputs):
+        tags.append(config.cache_key_tag)
+        assert threading.current_thread() is not threading.main_thread()
+        return make_boxed_func(graph.forward)
+
+    compiler = aot_autograd(fw_compiler=lambda graph, inputs: make_boxed_func(graph.forward), bw_compiler=backward)
+    x = torch.ones(3, requires_grad=True)
+    y = torch.compile(lambda x: f(x).sum(), backend=compiler, fullgraph=True)(x)
+    thread(y.backward)
+    assert x.grad.tolist() == [2, 2, 2]
+    assert tags == [f"+shiplap:{registry.digest()}"]
 
 
 def test_ops_are_sorted(ns):

@@ -7,6 +7,7 @@ and its caller falls back to the public path.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from torch.library import Library
 __all__ = ["CAPABILITIES", "Capability"]
 
 VERIFIED = ("2.11", "2.13")
+_SALT = re.compile(r"\+shiplap:[0-9a-f]*")
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ CAPABILITIES = (
     ),
     Capability("calls past OpOverload.__call__", "torch._ops.OpOverload._op"),
     Capability("redeclaring an op", "torch.library.Library._destroy"),
-    Capability("cache key", "torch.compiler.config.cache_key_tag (public)"),
+    Capability("cache key", "torch.compiler.config.cache_key_tag, and its default for other threads"),
     Capability("symbolic fakes", "torch._subclasses.fake_tensor.FakeTensorMode"),
     Capability("symbolic sizes", "torch.SymInt.node, ShapeEnv.bound_sympy, ShapeEnv.backed_var_to_val"),
     Capability("data-dependent sizes", "torch._dynamo.config.capture_dynamic_output_shape_ops"),
@@ -103,12 +105,20 @@ def _autocast_kernel(
     return kernel
 
 
-def salt_compile_caches(old: str, new: str) -> None:
-    """Make ``new`` part of every Inductor and AOTAutograd cache key, in place of ``old``; the user's own tag stays."""
+def salt_compile_caches(salt: str) -> None:
+    """Make ``salt`` part of every Inductor and AOTAutograd cache key, in place of an earlier one; a user's tag stays.
+
+    Since torch 2.13 a setting holds in the thread that made it, and backwards are compiled in autograd's threads: the
+    salt becomes the tag of every thread that has none of its own.
+    """
     from torch.compiler import config
 
-    tag = config.cache_key_tag
-    config.cache_key_tag = tag.replace(old, new) if old and old in tag else tag + new
+    with suppress(AttributeError, KeyError):  # without it the tag below is the public way, for this thread
+        entry = config._config["cache_key_tag"]
+        given = entry.env_value_default if isinstance(entry.env_value_default, str) else entry.default
+        entry.env_value_default = _SALT.sub("", given) + salt
+    if not config.cache_key_tag.endswith(salt):
+        config.cache_key_tag = _SALT.sub("", config.cache_key_tag) + salt
 
 
 @contextmanager

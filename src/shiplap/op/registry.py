@@ -39,9 +39,8 @@ def refresh() -> None:
     """Recompute the salt in torch's compile cache keys: called when anything in ``digest`` has changed."""
     global _salt
     choices.forget()
-    new = f"+shiplap:{digest()}"
-    compat.salt_compile_caches(_salt, new)
-    _salt = new
+    _salt = f"+shiplap:{digest()}"
+    compat.salt_compile_caches(_salt)
 
 
 def on_trace(listener: Callable[[], None]) -> None:
@@ -59,7 +58,7 @@ def ensure() -> None:
     for listener in _listeners:
         listener()
     choices.ready()
-    compat.salt_compile_caches(_salt, _salt)
+    compat.salt_compile_caches(_salt)
 
 
 def digest() -> str:
