@@ -43,6 +43,21 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
     return {row.pop("name"): row for row in rows}
 
 
+def test_what_is_compiled_ahead_is_what_a_launch_looks_up(tmp_path):
+    """For Hopper, by Triton's compiler, in threads: no GPU is needed up to the launch."""
+    script = Path(__file__).parent / "hopper.py"
+    env = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", script], env=env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout)
+    assert found["candidates"] == found["ahead"] == len(found["binaries"]) == 3, "one kernel each"
+    assert min(found["binaries"]) > 1000
+    assert found["at launch"] == 0
+    assert found["of another size"] == 3, "which this counts"
+
+
 RIGHT = [
     "mm", "mm bias", "mm transposed", "mm offset", "mm expanded", "mm strided", "mm one buffer", "mm one row",
     "mm no rows", "mm no columns", "mm even", "bmm", "int8_mm", "int8_mm even", "grouped_mm", "conv2d",

@@ -5,12 +5,15 @@ from __future__ import annotations
 import ctypes
 import os
 import time
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
 import shiplap as sl
+from shiplap.op.config import Config
+from shiplap.tune.candidate import ReferenceCandidate
 
 
 @sl.op("tune_test::mm")
@@ -75,3 +78,27 @@ def _(x, rows, *, out):
 @pick.kernel("cpu", name="gather")
 def _(x, rows, *, out):
     torch.index_select(x, 0, rows, out=out)
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A candidate for :data:`hostile` whose compiler may take the process along."""
+
+    config: Config
+    kernel: str = "compiled"
+
+    def precompile(self, args):
+        if self.config.as_dict()["HOW"] == "crash":
+            ctypes.string_at(0)
+
+    def prepare(self, args):
+        self.precompile(args)
+        return lambda: (args[0] + 1,)
+
+
+def compiled(op, drawn):
+    """A provider of candidates, as ``tune.worker`` imports it."""
+    return [ReferenceCandidate(op), *(Compiled(Config.of({"HOW": h, "N": n})) for n, h in enumerate(HOWS))]
+
+
+HOWS = ("well", "crash", "well", "well")

@@ -34,6 +34,17 @@ def test_a_crash_a_hang_and_an_exit_cost_the_candidate_only():
     assert measure.benchmarks == before, "nothing ran here"
 
 
+def test_a_compiler_that_crashes_beside_others_costs_its_candidate_only():
+    """Who it was shows when nothing runs beside it."""
+    with Isolation() as isolation:
+        choice = choose(ops.hostile, recipe_of(ops.hostile, (torch.randn(64),)), candidates_of=ops.compiled,
+                        bench=isolation.bench("tests.tune.ops:compiled"))  # fmt: skip
+        assert isolation.started == 3, "one; one for who waited when it ended; one after the crash had a name"
+    dropped = [f.evidence for f in choice.findings]
+    assert dropped == ["compiled(HOW=crash, N=1): ended the process (SIGSEGV)"]
+    assert choice.tried == 5
+
+
 def test_an_op_without_a_home_is_tuned_here_and_says_so(ns):
     @sl.op(f"{ns}::local")
     def local(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:

@@ -42,6 +42,11 @@ class FakeBench:
     wrong: frozenset = frozenset()
     delay: float = 0.0
     verified: list[int] = field(default_factory=list)
+    compiled: list[int] = field(default_factory=list)
+
+    def compile(self, indices):
+        self.compiled += indices
+        return len(indices)
 
     def verify(self, index):
         time.sleep(self.delay)

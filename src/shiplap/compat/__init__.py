@@ -111,7 +111,7 @@ def salt_compile_caches(salt: str) -> None:
     Since torch 2.13 a setting holds in the thread that made it, and backwards are compiled in autograd's threads: the
     salt becomes the tag of every thread that has none of its own.
     """
-    from torch.compiler import config
+    config: Any = torch.compiler.config
 
     with suppress(AttributeError, KeyError):  # without it the tag below is the public way, for this thread
         entry = config._config["cache_key_tag"]

@@ -59,7 +59,7 @@ class TemplateCandidate:
             self._choice = _render(self.call, self.template, self.config, buffers, self.planes)
         return self._choice
 
-    def precompile(self) -> None:
+    def precompile(self, args: tuple[Any, ...]) -> None:
         """Compile the kernel alone; in any thread, once it has been rendered."""
         self.render().precompile()
 

@@ -33,7 +33,6 @@ def collect(call: Call, found: Sequence[TemplateCandidate]) -> bool:
 def provide(op: Op, drawn: Inputs) -> Sequence[Candidate]:
     """The floor and every template candidate for calls like ``drawn``, ready to be verified and raced."""
     from shiplap.compat import lowering
-    from shiplap.fuse.select import precompiled
     from shiplap.verify.run import split
 
     listed: list[Any] = []
@@ -44,5 +43,4 @@ def provide(op: Op, drawn: Inputs) -> Sequence[Candidate]:
             torch.compile(lambda *a, **k: op.overload(*a, **k), dynamic=False, fullgraph=True)(*positional, **named)
     finally:
         _collected.reset(token)
-    precompiled(listed[1:])
     return listed

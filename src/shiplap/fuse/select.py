@@ -7,13 +7,13 @@ graphs compiled as they will run. What was chosen is stored, keyed by the op, th
 from __future__ import annotations
 
 import atexit
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
-from os import cpu_count
 from typing import Any
 
 import torch
@@ -155,23 +155,12 @@ def _verdicts(selection: Selection, listed: list[Any], ranking: Ranking, raced: 
 
 
 def rendered(call: Call, found: Sequence[TemplateCandidate]) -> list[Any]:
-    """The floor and ``found``, rendered here and compiled side by side; what fails says so when it is verified."""
+    """The floor and ``found``, rendered here; what fails says so when it is verified."""
     listed: list[Any] = [FloorCandidate(call), *found]
     for candidate in listed:  # needs the graph at hand, which is this thread's
         with suppress(Exception):
             candidate.render()
     return listed
-
-
-def precompiled(found: Sequence[TemplateCandidate]) -> None:
-    """Compile kernels side by side."""
-
-    def compile_one(candidate: TemplateCandidate) -> None:
-        with suppress(Exception):
-            candidate.precompile()
-
-    with ThreadPoolExecutor(min(16, cpu_count() or 1)) as pool:
-        list(pool.map(compile_one, found))
 
 
 _isolation = Isolation()
@@ -186,7 +175,6 @@ def _bench(task: Task, call: Call) -> Bench:
         found: Bench = _isolation.bench("shiplap.fuse.isolated:provide")(task)
         if not isinstance(found, LocalBench):
             return found
-    precompiled(task.candidates[1:])  # type: ignore[arg-type]
     return LocalBench(task.inputs, task.candidates)
 
 
@@ -195,8 +183,8 @@ def _decide(selection: Selection, listed: list[Any], ranking: Ranking, here: boo
     order, alone = ranking.order, ranking.timings
     near = [i for i in order if alone[i].median <= NEAR * alone[order[0]].median][:FINALISTS]
     if not here:  # what was proven in the other process is proven again as it was rendered in this one
-        precompiled([listed[i] for i in near if i])
         check = LocalBench(selection.inputs, listed)
+        check.compile(near)
         near = [i for i in near if i == 0 or check.verify(i).ok]
         order = [i for i in order if i in near or i == 0]
     finalists = [*near, *([0] if 0 in alone and 0 not in near else [])]
@@ -247,7 +235,7 @@ def _race(selection: Selection, listed: list[Any], finalists: Sequence[int]) -> 
         name = REFERENCE if index == 0 else listed[index].label
         with suppress(Exception), lowering.no_autotuning(), trial(selection.call.op.spec.name, name):
             written[index] = lowering.write_graph(around.graph(), around.fakes())
-    with ThreadPoolExecutor(min(16, cpu_count() or 1)) as pool:
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         loading = {index: pool.submit(load) for index, load in written.items()}
     runs: dict[int, Any] = {}
     for index, future in loading.items():

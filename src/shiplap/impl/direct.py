@@ -11,8 +11,9 @@ import copy
 import hashlib
 import linecache
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from contextvars import copy_context
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -104,11 +105,7 @@ class TemplateKernel:
     ) -> None:
         """Fill the output, which is contiguous, on the current stream of the call's device."""
         if self._run is None:
-            self._run = compile_run(
-                self.spec, self.words, self.reads, self.adjacent, tuple(self.tables.values()),
-                grid=self.template.grid, config=self.values, launches=self._launches,
-                launch_for=self.launch_for,
-            )  # fmt: skip
+            self._run = self._runner(self._launches, self.launch_for)
         device = call.device
         assert device is not None
         if is_current(device):
@@ -116,6 +113,23 @@ class TemplateKernel:
             return
         with torch.cuda.device(device):
             self._launch(call, outs[0], kept)
+
+    def compile(self, call: Binding) -> None:
+        """Compile what ``call`` launches, and launch nothing; in any thread, beside others."""
+        assert call.device is not None
+        planes, (output,) = self._planes(call, self.values), self.spec.outputs
+        sizes, dtype = shape_of(output, call.env), call.dtype_of(output.tensor)
+        if planes > 1:
+            sizes, dtype = [planes, *sizes], torch.float32
+        out = torch.empty(sizes, dtype=dtype, device="meta")
+        with nullcontext() if is_current(call.device) else torch.cuda.device(call.device):
+            self._runner({}, partial(self.launch_for, verb="compile"))(call, out, planes)
+
+    def _runner(self, launches: dict[Any, Callable[..., None]], launch_for: Callable[..., Callable[..., None]]) -> Run:
+        return compile_run(
+            self.spec, self.words, self.reads, self.adjacent, tuple(self.tables.values()),
+            grid=self.template.grid, config=self.values, launches=launches, launch_for=launch_for,
+        )  # fmt: skip
 
     def _launch(self, call: Binding, out: Tensor, kept: list[Any] | None) -> None:
         assert self._run is not None
@@ -231,9 +245,12 @@ class TemplateKernel:
         return found
 
     def launch_for(
-        self, key: tuple[Any, ...], call: Binding, tensors: Sequence[Tensor | None], wide: bool
+        self, key: tuple[Any, ...], call: Binding, tensors: Sequence[Tensor | None], wide: bool, verb: str = "launch"
     ) -> Callable[..., None]:
-        """``launch(grid, out, out.shape, out.stride(), then of each tensor itself, its shape and its strides)``."""
+        """``launch(grid, out, out.shape, out.stride(), then of each tensor itself, its shape and its strides)``.
+
+        With the verb ``compile``, a function of the same arguments that compiles what it would launch.
+        """
         names = [*(a.name for a in self.reads), *self.tables]
         places = {name: i for i, (name, t) in enumerate(zip(names, tensors, strict=True)) if t is not None}
         present = {name: t for name, t in zip(names, tensors, strict=True) if t is not None}
@@ -245,8 +262,11 @@ class TemplateKernel:
             given.append(f"{'s' if kind == 'size' else 'd'}{'out' if name is None else places[name]}[{axis}]")
         options = [f"{k}={v!r}" for k, v in self.values.items() if k in OPTIONS]
         parameters = ["grid", "out", "sout", "dout", *(f"{p}{i}" for i in range(len(names)) for p in "tsd")]
-        text = f"lambda {', '.join(parameters)}: kernel[grid]({', '.join([*given, *options])})"
+        start = "kernel[grid](" if verb == "launch" else "kernel.compile(grid, "
+        text = f"lambda {', '.join(parameters)}: {start}{', '.join([*given, *options])})"
         launch: Callable[..., None] = eval(text, {"kernel": self.jitted[rendered.text]})
+        if verb != "launch":
+            return launch
         launch = _with_memory(launch) if rendered.described else launch
         _bounded(self._launches)[key] = launch
         return launch

@@ -67,6 +67,10 @@ class Launcher:
     def __getitem__(self, grid: Any) -> Callable[..., Any]:
         return partial(self._launch or self._prepare(), grid)
 
+    def compile(self, grid: Any, *args: Any, **options: Any) -> None:
+        """Compile what ``self[grid](...)`` would launch, and launch nothing; in any thread. Meta tensors will do."""
+        self.kernel.warmup(*args, grid=grid, **options)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise TypeError(f"{self.__qualname__} is launched with a grid: launcher[grid](...)")
 

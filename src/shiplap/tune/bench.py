@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from struct import Struct
 from typing import Any, Protocol
 
@@ -11,7 +13,7 @@ import torch
 from shiplap.tune.candidate import Candidate
 from shiplap.tune.inputs import Inputs
 from shiplap.tune.measure import Plan, Timing, Uncapturable, clock_for, race
-from shiplap.tune.verify import Outcome, Verifier, is_fatal, synchronize
+from shiplap.tune.verify import Outcome, Verifier, cases_of, is_fatal, synchronize
 from shiplap.verify.run import last_line
 
 __all__ = ["BEAT", "Bench", "LocalBench"]
@@ -21,6 +23,10 @@ BEAT = Struct("=qd")  # in memory shared with a worker: index of the candidate t
 
 class Bench(Protocol):
     """Verifies and times candidates by their index."""
+
+    def compile(self, indices: Sequence[int]) -> int:
+        """Begin to compile candidates, side by side; how many. Who is verified next waits for none but itself."""
+        ...
 
     def verify(self, index: int) -> Outcome: ...
 
@@ -38,12 +44,41 @@ class LocalBench:
     ) -> None:  # fmt: skip
         self.inputs, self.candidates, self.capture, self.at = inputs, candidates, capture, at
         self._verifier = Verifier(inputs)
+        self._compiling: dict[int, Future[None]] = {}
+
+    def compile(self, indices: Sequence[int]) -> int:
+        able = [i for i in indices if getattr(self.candidates[i], "precompile", None) is not None]
+        if len(able) < 2:
+            return 0
+        _ = self.inputs.real, self.inputs.small  # drawn once, here
+        pool = ThreadPoolExecutor(min(len(able), os.cpu_count() or 1), "shiplap compile")
+        self._compiling |= {i: pool.submit(self._precompile, self.candidates[i]) for i in able}
+        pool.shutdown(wait=False)
+        return len(able)
+
+    def _precompile(self, candidate: Any) -> None:
+        """What the cases of its verification need; nothing is launched, so nobody writes to them."""
+        for case in cases_of(self.inputs, candidate)[1:]:  # the first two have the same sizes
+            candidate.precompile(case.args)
+
+    def _compiled(self, index: int) -> None:
+        """What went wrong there goes wrong again, with its reason, in ``prepare``."""
+        if (compiling := self._compiling.pop(index, None)) is not None:
+            wait([compiling])
+
+    def _quiet(self) -> None:
+        """Nobody compiles any more: the clock is for candidates alone."""
+        left = [c for c in self._compiling.values() if not c.cancel()]
+        self._compiling.clear()
+        wait(left)
 
     def verify(self, index: int) -> Outcome:
         self.at(index)
+        self._compiled(index)
         return self._verifier.check(self.candidates[index])
 
     def race(self, indices: Sequence[int], plan: Plan) -> tuple[dict[int, Timing], dict[int, str]]:
+        self._quiet()
         clock = clock_for(self.inputs.device, self.capture)
         ready: dict[int, Any] = {}
         failed: dict[int, str] = {}

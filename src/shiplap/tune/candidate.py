@@ -34,7 +34,9 @@ class Candidate(Protocol):
     """What can be verified and timed.
 
     Two optional attributes, both False by default: ``fixed`` says that it serves only the sizes at hand, so that it is
-    not asked about others; ``opaque`` that its outputs are not allocated in Python, where they could be poisoned.
+    not asked about others; ``opaque`` that its outputs are not allocated in Python, where they could be poisoned. An
+    optional method, ``precompile(args)``, or None, does what takes long in the first ``prepare`` and launches nothing;
+    it runs in any thread, beside others.
     """
 
     @property
@@ -73,6 +75,17 @@ class KernelCandidate:
         if reason := self.bound.refuses(call):
             raise Refused(reason)
         return partial(self.bound.run, call)
+
+    @property
+    def precompile(self) -> Callable[[tuple[Any, ...]], None] | None:
+        """None where the kernel does not say how it is compiled without a launch."""
+        compile_only: Callable[[Binding], None] | None = getattr(self.bound.run, "compile", None)
+        return None if compile_only is None else partial(self._precompile, compile_only)
+
+    def _precompile(self, compile_only: Callable[[Binding], None], args: tuple[Any, ...]) -> None:
+        call = self.op._checker.bind(args)
+        if not self.bound.refuses(call):
+            compile_only(call)
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,7 @@ class _Search:
     def verify(self, indices: Sequence[int]) -> list[int]:
         """Those that are right. The first two - reference and default - are looked at whatever the budget."""
         right = []
+        self.bench.compile(indices)
         for step, index in enumerate(indices):
             if self.left <= (1 - SHARE) * self.seconds and index > 1:
                 self.ranking.unseen += 1

@@ -15,7 +15,7 @@ from shiplap.verify.compare import close, reduction_size
 from shiplap.verify.run import effects, last_line, reference, reference64
 from shiplap.verify.samples import Case
 
-__all__ = ["Outcome", "Verifier", "is_fatal", "synchronize"]
+__all__ = ["Outcome", "Verifier", "cases_of", "is_fatal", "synchronize"]
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,12 @@ class Outcome:
         return not self.problem
 
 
+def cases_of(inputs: Inputs, candidate: Candidate) -> list[Case]:
+    """Two draws at the sizes of the call, and a small odd one, unless the candidate serves none but those sizes."""
+    small = inputs.small if not getattr(candidate, "fixed", False) else None
+    return [*inputs.real, *([small] if small else [])]
+
+
 class Verifier:
     """Holds the results of the reference, so that each is computed once for all candidates."""
 
@@ -40,9 +46,7 @@ class Verifier:
 
     def check(self, candidate: Candidate) -> Outcome:
         """Run ``candidate`` on every case; the first thing that is wrong with it."""
-        fixed = getattr(candidate, "fixed", False)
-        cases = [*self.inputs.real, *([self.inputs.small] if self.inputs.small and not fixed else [])]
-        for number, case in enumerate(cases):
+        for number, case in enumerate(cases_of(self.inputs, candidate)):
             small = case is self.inputs.small
             try:
                 problem = self._compare(candidate, number, case)

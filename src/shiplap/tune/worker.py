@@ -73,6 +73,10 @@ class Worker:
         self._bench = LocalBench(drawn, [listed[w] for w in wanted], asked["capture"], self.at)
         return {"ok": True}
 
+    def _compile(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        assert self._bench is not None
+        return {"begun": self._bench.compile(asked["indices"])}
+
     def _verify(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         assert self._bench is not None
         return asdict(self._bench.verify(asked["index"]))
