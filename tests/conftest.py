@@ -13,6 +13,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O0")
 
 from shiplap import compat, errors
+from shiplap.op import registry
 
 _numbers = itertools.count()
 
@@ -27,9 +28,14 @@ LONG = (
 
 
 @pytest.fixture
-def ns() -> str:
-    """A namespace of this test alone: ``@sl.op(f"{ns}::scale")``."""
-    return f"test{next(_numbers)}"
+def ns() -> Iterator[str]:
+    """A namespace of this test alone: ``@sl.op(f"{ns}::scale")``. Its ops go with it: no other test meets them."""
+    name = f"test{next(_numbers)}"
+    yield name
+    if mine := [op for op in registry._ops if op.startswith(f"{name}::")]:
+        for op in mine:
+            del registry._ops[op]
+        registry.refresh()
 
 
 @pytest.fixture
