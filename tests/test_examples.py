@@ -6,19 +6,17 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.forked import python
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
 def run(*command: object) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    return subprocess.run(
-        [sys.executable, *map(str, command)], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-    )
+    return python(*command, env={**os.environ, "PYTHONPATH": str(ROOT / "src")})
 
 
 def output(name: str) -> str:

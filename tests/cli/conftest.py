@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from tests.forked import python
+
 ROOT = Path(__file__).resolve().parents[2]
 
 Run = Callable[..., Any]
@@ -33,9 +35,6 @@ def process() -> Run:
 
     def start(*args: object, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
         path = os.pathsep.join([str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
-        command = [sys.executable, "-m", "shiplap.cli", *map(str, args)]
-        return subprocess.run(
-            command, capture_output=True, text=True, cwd=cwd, env={**os.environ, "PYTHONPATH": path}, check=False
-        )
+        return python("-m", "shiplap.cli", *args, cwd=cwd, env={**os.environ, "PYTHONPATH": path})
 
     return start
