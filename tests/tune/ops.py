@@ -90,6 +90,8 @@ class Compiled:
     def precompile(self, args):
         if self.config.as_dict()["HOW"] == "crash":
             ctypes.string_at(0)
+        if self.config.as_dict()["HOW"] == "hang":
+            time.sleep(1000)
 
     def prepare(self, args):
         self.precompile(args)
@@ -101,4 +103,4 @@ def compiled(op, drawn):
     return [ReferenceCandidate(op), *(Compiled(Config.of({"HOW": h, "N": n})) for n, h in enumerate(HOWS))]
 
 
-HOWS = ("well", "crash", "well", "well")
+HOWS = ("well", "crash", "hang", "well")

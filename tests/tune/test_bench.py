@@ -15,6 +15,7 @@ from shiplap.tune.bench import LocalBench
 from shiplap.tune.candidate import ReferenceCandidate
 from shiplap.tune.inputs import inputs
 from shiplap.tune.measure import Plan
+from shiplap.tune.search import search
 from shiplap.verify.recipe import Recipe
 
 
@@ -115,6 +116,24 @@ def test_what_does_not_compile_says_why_when_it_is_verified(two_cores):
     bench.compile([1, 2])
     assert "ValueError: does not compile" in bench.verify(1).problem
     assert bench.verify(2).ok
+
+
+def test_what_has_no_time_left_is_not_compiled(two_cores):
+    """A search that ends early, for any reason, leaves nothing running."""
+    begun = threading.Event()
+    candidates = [Compiling(lambda: begun.set() or time.sleep(0.2), fixed=True) for _ in range(20)]
+    bench = bench_of(*candidates)
+
+    def report(what, done, total):
+        begun.wait(30)
+        raise TimeoutError
+
+    with pytest.raises(TimeoutError):
+        search(double, bench.candidates, bench, bench.inputs, 60.0, report, Plan())
+    compiled = [c.ended for c in candidates]
+    assert 1 <= sum(compiled) <= 4
+    time.sleep(0.5)
+    assert [c.ended for c in candidates] == compiled
 
 
 def test_one_alone_needs_no_thread(monkeypatch):

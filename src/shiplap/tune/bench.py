@@ -16,9 +16,10 @@ from shiplap.tune.measure import Plan, Timing, Uncapturable, clock_for, race
 from shiplap.tune.verify import Outcome, Verifier, cases_of, is_fatal, synchronize
 from shiplap.verify.run import last_line
 
-__all__ = ["BEAT", "Bench", "LocalBench"]
+__all__ = ["BEAT", "COMPILERS", "Bench", "LocalBench"]
 
 BEAT = Struct("=qd")  # in memory shared with a worker: index of the candidate that runs (-1: none), and since when
+COMPILERS = -2  # instead of an index: compilers of any candidates are waited for
 
 
 class Bench(Protocol):
@@ -26,6 +27,10 @@ class Bench(Protocol):
 
     def compile(self, indices: Sequence[int]) -> int:
         """Begin to compile candidates, side by side; how many. Who is verified next waits for none but itself."""
+        ...
+
+    def quiet(self) -> None:
+        """Compile no more: return when nobody does."""
         ...
 
     def verify(self, index: int) -> Outcome: ...
@@ -66,11 +71,12 @@ class LocalBench:
         if (compiling := self._compiling.pop(index, None)) is not None:
             wait([compiling])
 
-    def _quiet(self) -> None:
-        """Nobody compiles any more: the clock is for candidates alone."""
+    def quiet(self) -> None:
+        self.at(COMPILERS)
         left = [c for c in self._compiling.values() if not c.cancel()]
         self._compiling.clear()
         wait(left)
+        self.at(-1)
 
     def verify(self, index: int) -> Outcome:
         self.at(index)
@@ -78,7 +84,7 @@ class LocalBench:
         return self._verifier.check(self.candidates[index])
 
     def race(self, indices: Sequence[int], plan: Plan) -> tuple[dict[int, Timing], dict[int, str]]:
-        self._quiet()
+        self.quiet()  # the clock is for candidates alone
         clock = clock_for(self.inputs.device, self.capture)
         ready: dict[int, Any] = {}
         failed: dict[int, str] = {}

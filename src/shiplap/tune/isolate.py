@@ -24,7 +24,7 @@ import torch
 
 from shiplap.errors import error, notice
 from shiplap.op import Op
-from shiplap.tune.bench import BEAT, Bench, LocalBench
+from shiplap.tune.bench import BEAT, COMPILERS, Bench, LocalBench
 from shiplap.tune.measure import Plan, Timing
 from shiplap.tune.verify import Outcome
 
@@ -157,7 +157,7 @@ class Isolation:
 
     def _watch(self) -> None:
         index, since = self._now()
-        limit = self.timeout * (10 if index <= 0 else 1)
+        limit = self.timeout * (10 if index in (-1, 0) else 1)
         if time.monotonic() - since > limit:
             self.stop()
             raise Died(index, f"no answer for {limit:g} s: it hangs, or is hopelessly slow")
@@ -203,6 +203,12 @@ class RemoteBench:
         self._compiling = self._compiling or begun > 0
         return begun
 
+    def quiet(self) -> None:
+        if self._compiling:
+            with suppress(Died):  # then nobody does
+                self._ask({"do": "quiet"})
+            self._compiling = False
+
     def verify(self, index: int) -> Outcome:
         try:
             reply = self._ask({"do": "verify", "index": index})
@@ -219,6 +225,9 @@ class RemoteBench:
             try:
                 reply = self._ask({"do": "race", "indices": left, "plan": asdict(plan)})
             except Died as e:
+                if e.index == COMPILERS:  # of candidates that are not in this race, or are right all the same
+                    self._beside = self._compiling = False
+                    continue
                 if e.index not in left:
                     raise self._lost(e) from e
                 failed[e.index] = e.how

@@ -92,6 +92,13 @@ def search(
 ) -> Ranking:
     """Rank ``candidates`` (the reference first, then the declared default) within about ``seconds``."""
     work = _Search(op, candidates, bench, inputs, seconds, report)
+    try:
+        return _ranked(work, candidates, inputs, plan)
+    finally:
+        bench.quiet()
+
+
+def _ranked(work: _Search, candidates: Sequence[Candidate], inputs: Inputs, plan: Plan) -> Ranking:
     first = _seeds(candidates, inputs)
     right = work.verify(first)
     if len(right) > WHOLE // 2 and len(candidates) > WHOLE:

@@ -77,6 +77,11 @@ class Worker:
         assert self._bench is not None
         return {"begun": self._bench.compile(asked["indices"])}
 
+    def _quiet(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        assert self._bench is not None
+        self._bench.quiet()
+        return {}
+
     def _verify(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         assert self._bench is not None
         return asdict(self._bench.verify(asked["index"]))
