@@ -134,8 +134,14 @@ def _tokens(tokens: Path | None, text: Path | None, model: str) -> list[int]:
     if not Path(model).is_dir():
         raise error("SL613", where="--text", got=f"{model}, which has no tokenizer", expected="a directory of "
                     "transformers, or --tokens")  # fmt: skip
-    tokenizer = _transformers(model).AutoTokenizer.from_pretrained(model, local_files_only=True)
-    return list(tokenizer(_read(text))["input_ids"])
+    written, transformers = _read(text), _transformers(model)
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(model, local_files_only=True)
+    except (OSError, ValueError, ImportError) as e:
+        why = str(e).strip().partition("\n")[0]
+        raise error("SL613", where="--text", got=f"no tokenizer in {model}: {why}", expected="tokenizer.json, say, "
+                    "beside the model", fix="save it there, or pass --tokens") from None  # fmt: skip
+    return list(tokenizer(written)["input_ids"])
 
 
 def _numbers(path: Path) -> list[int]:

@@ -78,6 +78,15 @@ def test_nothing_is_converted_where_something_is_wrong(change: object, text: str
     assert type(net[0]) is nn.Linear
 
 
+def test_a_weight_beyond_float16_is_found_before_anything_is_replaced() -> None:
+    net = mlp()
+    net[2].weight.data[1, 1] = 1e6
+    with pytest.raises(ShiplapError, match=r"SL211[\s\S]*convert: 2.weight[\s\S]*infinity as torch.float16"):
+        ss.convert(net, dtype="fp16")
+    assert type(net[0]) is nn.Linear
+    ss.convert(net, dtype="bf16")
+
+
 def test_bad_arguments() -> None:
     with pytest.raises(ShiplapError, match="skip='head', which names no module"):
         ss.convert(mlp(), skip=["head"])
@@ -89,8 +98,19 @@ def test_bad_arguments() -> None:
         ss.convert(nn.Linear(8, 8))
     net = mlp()
     ss.convert(net)
-    with pytest.raises(ShiplapError, match="no linear layer to convert"):
+    with pytest.raises(ShiplapError, match="no linear layer to convert, 0 to keep, 2 converted already"):
         ss.convert(net)
+    for rows in ((), (-1, 4)):
+        with pytest.raises(ShiplapError, match=r"SL211[\s\S]*slidesparse.prepare[\s\S]*numbers of rows"):
+            ss.prepare(net, rows)
+        with pytest.raises(ShiplapError, match=r"SL211[\s\S]*slidesparse.tune[\s\S]*numbers of rows"):
+            ss.tune(net, rows)
+
+
+def test_one_name_to_keep_is_no_list_of_letters() -> None:
+    net = mlp()
+    assert [s.name for s in ss.convert(net, skip="2").skipped] == ["2"]
+    assert [c.name for c in ss.convert(mlp(), skip="lm_head").converted] == ["0", "2"]
 
 
 def test_progress_is_said_layer_by_layer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -163,7 +163,7 @@ def test_a_group_that_k_cuts_short_counts_its_filling_as_zeros() -> None:
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("bad", ["3:4", "6:9", "0:2", "16:18", "6/8", "", "-2:0"])
+@pytest.mark.parametrize("bad", ["3:4", "6:9", "0:2", "16:18", "6/8", "", "-2:0", None, 68])
 def test_what_is_no_pattern_is_refused(bad: str) -> None:
     with pytest.raises(ShiplapError, match=r"SL211[\s\S]*expected \(2N-2\):2N with N from 2 to 8"):
         Pattern.parse(bad)
@@ -173,8 +173,9 @@ def test_patterns_say_what_they_cost_and_can_give() -> None:
     six = Pattern.parse("6:8")
     assert (str(six), six.pairs, six.size, six.kept, six.expansion) == ("6:8", 4, 8, 6, 1.5)
     assert six.ceiling == pytest.approx(4 / 3)
-    with pytest.raises(ShiplapError, match="SL211"):
-        Pattern(9)
+    for pairs in (9, 4.0):
+        with pytest.raises(ShiplapError, match="SL211"):
+            Pattern(pairs)
 
 
 def test_a_weight_that_is_not_of_the_pattern_is_named() -> None:
@@ -183,6 +184,13 @@ def test_a_weight_that_is_not_of_the_pattern_is_named() -> None:
     with pytest.raises(ShiplapError, match=r"7 non-zeros in row 1, columns 8 to 15[\s\S]*expected at most 6 of 8"):
         pack(weight, "6:8", "bf16")
     assert pack(prune(weight, "6:8"), "6:8", "bf16").n == 3
+
+
+def test_what_is_no_matrix_is_refused() -> None:
+    weight = torch.zeros(2, 4)
+    for bad in (weight[0], weight[None], weight.bool(), weight.to(torch.complex64), weight.to("meta"), [[0.0]]):
+        with pytest.raises(ShiplapError, match=r"SL211[\s\S]*slidesparse.prune[\s\S]*a weight \[n, k\]"):
+            prune(bad, "2:4")
 
 
 def test_nan_is_refused_where_it_has_no_meaning() -> None:

@@ -151,6 +151,7 @@ def test_autocast() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         assert made(x).dtype == torch.bfloat16
         assert torch.equal(made(x), made(x.bfloat16()))
+        assert layer("fp16")(x).dtype == torch.bfloat16  # packed here, too
 
 
 @pytest.mark.parametrize("mode", ["int8", "bf16"])
@@ -164,6 +165,15 @@ def test_gradients_are_those_of_the_frozen_weight(mode: str) -> None:
     torch.testing.assert_close(x.grad, again.grad, atol=0.15, rtol=0.05)
     torch.testing.assert_close(made.bias.grad, bias.grad, atol=0.15, rtol=0.05)
     assert made.weight.grad is None
+
+
+def test_gradients_of_one_row_and_of_transforms() -> None:
+    made, x = layer(), inputs(52)
+    made.bias.requires_grad_()
+    made(x).sum().backward()
+    assert torch.equal(made.bias.grad, torch.ones(40))
+    wanted = made.as_packed().dequantised().sum(0)
+    torch.testing.assert_close(torch.func.grad(lambda t: made(t).sum())(x), wanted)
 
 
 def test_one_graph_also_where_gradients_are_on() -> None:
@@ -192,6 +202,8 @@ def test_mode_and_pattern_are_checked() -> None:
         ss.Linear(8, 8, mode="int4")
     with pytest.raises(ShiplapError, match=r"SL211[\s\S]*'5:8'"):
         ss.Linear(8, 8, pattern="5:8")
+    with pytest.raises(ShiplapError, match=r"SL211[\s\S]*Conv2d[\s\S]*an nn.Linear"):
+        ss.Linear.of(torch.nn.Conv2d(3, 3, 3))
 
 
 def test_shards_are_packed_as_shards() -> None:

@@ -105,6 +105,19 @@ def test_one_scale_for_each_operand(device):
         lt.product(x, lt.compress(weight), 32, torch.float32, sparse=True, scales=scales)
 
 
+def test_operands_that_would_be_read_beyond_are_refused(device):
+    x, weight = torch.zeros(16, 64).to(FP8), two_of_four(32, 64, FP8)
+    blob, odd = lt.compress(weight), torch.zeros(16 * 64 + 1).to(FP8)[1:].view(16, 64)
+    for got, operands in {
+        r"\(15, 64\)": (x[:15], weight, 32, False), r"\(31, 64\).* 31 rows": (x, weight[:31], 31, False),
+        r"\(32, 32\)": (x, weight[:, :32], 32, False), "weight .*int8": (x, weight.view(torch.int8), 32, False),
+        "64 rows": (x, weight, 64, False), "no multiple of 16": (odd, weight, 32, False),
+        r"\(32, 64\) of .*, 32 rows": (x, weight, 32, True), "multiple of 16": (x, blob.repeat(2)[3:], 32, True),
+    }.items():  # fmt: skip
+        with pytest.raises(ShiplapError, match=rf"SL211(.|\n)*{got}"):
+            lt.product(*operands[:3], torch.float32, sparse=operands[3])
+
+
 @pytest.mark.parametrize(
     ("weight", "said"),
     [(torch.zeros(33, 64, dtype=torch.int8), "33 x 64"), (torch.zeros(32, 48, dtype=torch.int8), "32 x 48"),

@@ -236,14 +236,41 @@ def test_pack_says_what_it_wants() -> None:
     weight = prune(torch.randn(4, 8), "6:8")
     with pytest.raises(ShiplapError, match=r"SL211[\s\S]*int8, fp8, bf16, fp16"):
         pack(weight, "6:8", "int4")
-    with pytest.raises(ShiplapError, match=r"SL211[\s\S]*3 dims"):
+    with pytest.raises(ShiplapError, match=r"SL211[\s\S]*\(1, 4, 8\)"):
         pack(weight[None], "6:8")
+    with pytest.raises(ShiplapError, match=r"SL211[\s\S]*meta device"):
+        pack(weight.to("meta"), "6:8")
+    with pytest.raises(ShiplapError, match=r"SL211[\s\S]*torch.int8 without a scale"):
+        pack(weight.to(torch.int8), "6:8")
+    with pytest.raises(ShiplapError, match=r"SL211[\s\S]*keep 'all'[\s\S]*both, dense, packed"):
+        pack(weight, "6:8", keep="all")
+    with pytest.raises(ShiplapError, match=r"SL211[\s\S]*keep 'none'"):
+        pack(weight, "6:8").keeping("none")
     with pytest.raises(ShiplapError, match=r"SL211[\s\S]*one scale per output channel"):
         pack(weight.to(torch.int8), "6:8", "int8", scale=torch.ones(3))
     with pytest.raises(ShiplapError, match=r"SL211[\s\S]*only with a weight of 8 bits"):
         pack(weight, "6:8", "bf16", scale=torch.ones(4))
     with pytest.raises(ShiplapError, match="SL204"):
         matmul(torch.randn(2, 8), pack(weight, "6:8", "bf16"))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_weight_that_is_not_finite_in_its_mode_is_refused(mode: str) -> None:
+    """Also one that float16 has no room for: its products would be NaN."""
+    weight, scale = prune(torch.randn(4, 8), "6:8"), torch.ones(4)
+    for bad in (torch.inf, 1e6) if mode == "fp16" else (torch.inf,):
+        broken = weight.clone()
+        broken[2, 7] = bad
+        with pytest.raises(ShiplapError, match=r"SL211[\s\S]*row 2 holds NaN or an infinity"):
+            pack(prune(broken, "6:8"), "6:8", mode)
+    if mode in EIGHT:
+        narrow, scale[2] = weight.to(MODES[mode]), torch.nan
+        with pytest.raises(ShiplapError, match=r"SL211[\s\S]*row 2 holds NaN or an infinity"):
+            pack(narrow, "6:8", mode, scale=scale)
+    if mode == "fp8":
+        weight[2, weight[2] != 0] = torch.nan
+        with pytest.raises(ShiplapError, match=r"SL211[\s\S]*row 2 holds NaN or an infinity"):
+            pack(weight.to(torch.float8_e4m3fn), "6:8", mode, scale=torch.ones(4))
 
 
 def test_a_weight_of_8_bits_is_packed_with_its_scale() -> None:

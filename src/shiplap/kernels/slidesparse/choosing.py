@@ -31,7 +31,7 @@ def tune(
     a file. SL211 for a model that holds no converted layer.
     """
     found: list[Any] = []
-    rows = sorted(set(rows))
+    rows = numbers_of(rows, "slidesparse.tune")
     for (mode, n, k, pairs, device), layer in sizes_of(model).items():
         op = LAYERS[mode]
         if torch.device(device).type == "cuda":
@@ -47,9 +47,18 @@ def tune(
 def prepare(model: nn.Module, rows: Iterable[int], dtype: torch.dtype = torch.bfloat16) -> None:
     """Run every converted layer on each number of ``rows``, so that a capture finds its plans and modules."""
     vendor = import_module("shiplap.kernels.slidesparse.lt")
-    rows = list(rows)
+    rows = numbers_of(rows, "slidesparse.prepare")
     for layer in sizes_of(model).values():
         vendor.prepare(layer, rows, layer.in_features, dtype, layer.weight.device)
+
+
+def numbers_of(rows: Iterable[int], where: str) -> list[int]:
+    """Each once, ascending; SL211 for what is no number of rows, and for none at all."""
+    found = sorted(set(rows))
+    if not found or found[0] < 0:
+        raise error("SL211", where=where, got=f"rows {found}", expected="numbers of rows, 0 or more",
+                    fix="pass rows=(1, 16, 256), say")  # fmt: skip
+    return found
 
 
 def sizes_of(model: nn.Module) -> dict[tuple[str, int, int, int, str], Linear]:

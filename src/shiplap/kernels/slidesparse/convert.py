@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from shiplap.errors import error
 from shiplap.kernels.slidesparse.formats import Pattern
 from shiplap.kernels.slidesparse.linear import Linear
-from shiplap.kernels.slidesparse.packed import known_mode
+from shiplap.kernels.slidesparse.packed import MODES, known_mode
 from shiplap.tune.engine import shown
 
-__all__ = ["SKIPPED", "Conversion", "Converted", "Skipped", "convert", "layers_of", "matches", "replace"]
+__all__ = ["SKIPPED", "Conversion", "Converted", "Skipped", "convert", "layers_of", "matches", "named", "replace"]
 
 SKIPPED = ("lm_head",)  # its errors are the model's: kept by default, as other quantisers do
 
@@ -56,7 +56,7 @@ class Conversion:
 
 
 def convert(
-    model: nn.Module, pattern: str | Pattern = "6:8", dtype: str = "int8", *, skip: Iterable[str] = SKIPPED,
+    model: nn.Module, pattern: str | Pattern = "6:8", dtype: str = "int8", *, skip: str | Iterable[str] = SKIPPED,
     progress: bool | None = None,
 ) -> Conversion:  # fmt: skip
     """Replace the linear layers of ``model``, in place, by :class:`Linear`: pruned by magnitude, quantised, packed.
@@ -75,7 +75,7 @@ def convert(
             for a model without linear layers to convert.
     """
     shape = Pattern.parse(pattern)
-    skip = tuple(skip)
+    skip = named(skip)
     chosen, skipped = _choose(model, skip)
     _check(model, dtype, chosen, skipped, [] if skip == SKIPPED else skip)
     done: list[Converted] = []
@@ -86,6 +86,11 @@ def convert(
             done.append(Converted(name, made.out_features, made.in_features, _error(linear.weight, made)))
             replace(model, linear, made)
     return Conversion(str(shape), dtype, tuple(done), tuple(Skipped(n, r) for n, r in skipped.items()))
+
+
+def named(skip: str | Iterable[str]) -> tuple[str, ...]:
+    """Layers to keep: a name alone is one of them, not its letters."""
+    return (skip,) if isinstance(skip, str) else tuple(skip)
 
 
 def layers_of(model: nn.Module) -> dict[str, Linear]:
@@ -148,12 +153,14 @@ def _check(
                         expected="names of modules, their last parts, or wildcards",
                         fix="see model.named_modules()")  # fmt: skip
     if not chosen or "" in chosen:
-        got = "nn.Linear itself" if "" in chosen else f"no linear layer to convert, {len(skipped)} to keep"
+        done = f", {n} converted already" if (n := len(layers_of(model))) else ""
+        got = "nn.Linear itself" if "" in chosen else f"no linear layer to convert, {len(skipped)} to keep{done}"
         raise error("SL211", where=where, got=got, expected="a model with linear layers",
                     fix="for a layer: slidesparse.Linear.of(linear)" if "" in chosen else "see skip=")  # fmt: skip
     for name, linear in chosen.items():
-        if linear.weight.is_meta or not torch.isfinite(linear.weight).all():
-            got = "a weight on the meta device" if linear.weight.is_meta else "NaN or an infinity"
+        kind = MODES[dtype] if MODES[dtype].itemsize > 1 else linear.weight.dtype
+        if linear.weight.is_meta or not torch.isfinite(linear.weight.to(kind)).all():
+            got = "a weight on the meta device" if linear.weight.is_meta else f"NaN or an infinity as {kind}"
             raise error("SL211", where=f"{where}: {name}.weight", got=got, expected="finite weights",
                         fix="load the weights first" if linear.weight.is_meta else "repair the checkpoint")  # fmt: skip
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ __all__ = [
 
 ROWS, DEPTH = 16, 32  # what sparse tensor cores take: rows of activations, and the other two sizes, in multiples of
 MAX_PAIRS = 8
+_ONE_OF = 'take one of "2:4", "4:6", "6:8", "8:10", "10:12", "12:14", "14:16"'
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # elements that torch gathers in any format
 
 
@@ -32,20 +34,20 @@ class Pattern:
     pairs: int
 
     def __post_init__(self) -> None:
-        if not 2 <= self.pairs <= MAX_PAIRS:
-            raise error("SL211", where="slidesparse.Pattern", got=f"{self.pairs} pairs", expected=f"2 to {MAX_PAIRS}",
-                        fix='take one of "2:4", "4:6", "6:8", "8:10", "10:12", "12:14", "14:16"')  # fmt: skip
+        if type(self.pairs) is not int or not 2 <= self.pairs <= MAX_PAIRS:
+            raise error("SL211", where="slidesparse.Pattern", got=f"{self.pairs!r} pairs", expected=f"2 to {MAX_PAIRS}",
+                        fix=_ONE_OF)  # fmt: skip
 
     @classmethod
     def parse(cls, text: str | Pattern) -> Pattern:
         """``"6:8"`` → ``Pattern(4)``; SL211 for what is no such pattern."""
         if isinstance(text, Pattern):
             return text
-        found = re.fullmatch(r"(\d{1,2}):(\d{1,2})", text)
+        found = re.fullmatch(r"(\d{1,2}):(\d{1,2})", text) if isinstance(text, str) else None
         kept, size = map(int, found.groups()) if found else (0, 0)
         if size % 2 or kept != size - 2 or not 4 <= size <= 2 * MAX_PAIRS:
             raise error("SL211", where="slidesparse.Pattern", got=repr(text), expected="(2N-2):2N with N from 2 to 8",
-                        fix='take one of "2:4", "4:6", "6:8", "8:10", "10:12", "12:14", "14:16"')  # fmt: skip
+                        fix=_ONE_OF)  # fmt: skip
         return cls(size // 2)
 
     def __str__(self) -> str:
@@ -107,10 +109,10 @@ def prune(weight: Tensor, pattern: str | Pattern) -> Tensor:
 
     Magnitudes are compared as float32 (float64 as such); of equal ones the first goes. A group that ``k`` cuts short
     is filled up with zeros, which count: of a group of ``s`` elements ``s - (2N - 2)`` go, if that is more than none.
-    SL211 for NaN.
+    SL211 for NaN, and for what is no matrix of real numbers.
     """
     size = Pattern.parse(pattern).size
-    n, k = weight.shape
+    n, k = matrix(weight, "slidesparse.prune").shape
     magnitude = weight.detach().to(torch.float64 if weight.dtype == torch.float64 else torch.float32).abs()
     _refuse_nan("slidesparse.prune", magnitude)
     groups = -(-k // size)
@@ -121,6 +123,19 @@ def prune(weight: Tensor, pattern: str | Pattern) -> Tensor:
     dropped = torch.zeros_like(magnitude, dtype=torch.bool).scatter_(-1, smallest, True)
     zero = torch.zeros((), dtype=weight.dtype, device=weight.device)  # float8 has torch.where, not masked_fill
     return torch.where(dropped.view(n, groups * size)[:, :k], zero, weight.detach())
+
+
+def matrix(weight: Any, where: str) -> Tensor:
+    """``weight``, if it is a matrix of real numbers that are there; else SL211."""
+    if not isinstance(weight, Tensor):
+        got = type(weight).__name__
+    elif weight.dim() != 2 or weight.is_complex() or weight.dtype == torch.bool:
+        got = f"{weight.dtype} {tuple(weight.shape)}"
+    elif weight.is_meta:
+        got = "a weight on the meta device"
+    else:
+        return weight
+    raise error("SL211", where=where, got=got, expected="a weight [n, k]", fix="pass the matrix of one layer, loaded")
 
 
 def _refuse_nan(where: str, weight: Tensor) -> None:
@@ -150,8 +165,9 @@ def slide(weight: Tensor, pattern: str | Pattern) -> Tensor:
                     f"{min(k, (group + 1) * shape.size) - 1}", expected=f"at most {shape.kept} of {shape.size}",
                     fix=f'prune(weight, "{shape}") first')  # fmt: skip
     early, late = _halves(used, counts)
-    windows = torch.cat((torch.where(late[:, :, :-1], whole[:, :, :-1], zero),
-                         torch.where(early[:, :, 1:], whole[:, :, 1:], zero)), -1)  # fmt: skip
+    windows = whole.new_empty(n, groups, pairs - 1, 4)  # autocast refuses to join float16 on a CPU
+    windows[..., :2] = torch.where(late[:, :, :-1], whole[:, :, :-1], zero)
+    windows[..., 2:] = torch.where(early[:, :, 1:], whole[:, :, 1:], zero)
     return pad(windows.reshape(n, groups * 4 * (pairs - 1)), n, lifted_depth(k, pairs))
 
 

@@ -15,7 +15,7 @@ from transformers.quantizers import HfQuantizer, auto, register_quantization_con
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from shiplap.errors import ShiplapError, error
-from shiplap.kernels.slidesparse.convert import SKIPPED, Conversion, convert, layers_of, matches, replace
+from shiplap.kernels.slidesparse.convert import SKIPPED, Conversion, convert, layers_of, matches, named, replace
 from shiplap.kernels.slidesparse.formats import Pattern
 from shiplap.kernels.slidesparse.linear import Linear
 from shiplap.kernels.slidesparse.packed import MODES
@@ -32,7 +32,7 @@ class SlidesparseConfig(QuantizationConfigMixin):
     """
 
     def __init__(
-        self, pattern: str = "6:8", dtype: str = "int8", skip: Iterable[str] = SKIPPED,
+        self, pattern: str = "6:8", dtype: str = "int8", skip: str | Iterable[str] = SKIPPED,
         kept: Iterable[str] | None = None, quant_method: str = METHOD,
     ) -> None:  # fmt: skip
         if dtype not in MODES or quant_method != METHOD:
@@ -41,7 +41,7 @@ class SlidesparseConfig(QuantizationConfigMixin):
                         fix="repair quantization_config in config.json")  # fmt: skip
         self.quant_method: Any = METHOD
         self.pattern, self.dtype = str(Pattern.parse(pattern)), dtype
-        self.skip, self.kept = sorted(skip), None if kept is None else sorted(kept)
+        self.skip, self.kept = sorted(named(skip)), None if kept is None else sorted(kept)
 
 
 class SlidesparseQuantizer(HfQuantizer):

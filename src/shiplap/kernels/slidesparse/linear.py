@@ -63,6 +63,9 @@ class Linear(nn.Module):
     @classmethod
     def of(cls, linear: nn.Linear, pattern: str | Pattern = "6:8", mode: str = "int8", *, pack: bool = True) -> Linear:
         """``linear`` pruned by magnitude, quantised and packed; SL211 for weights that are not finite."""
+        if not isinstance(linear, nn.Linear):
+            raise error("SL211", where="slidesparse.Linear.of", got=type(linear).__name__, expected="an nn.Linear",
+                        fix="convert(model) finds those of a model")  # fmt: skip
         weight, bias = formats.prune(linear.weight, pattern), linear.bias
         made = cls.from_weight(
             _packed_dense(weight, pattern, known_mode(mode, "slidesparse.Linear")),
@@ -203,18 +206,23 @@ class _StraightThrough(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, dense: Tensor, packed: Tensor | None, scale: Tensor | None, bias: Tensor | None, mode: str,
+        x: Tensor, dense: Tensor, packed: Tensor | None, scale: Tensor | None, bias: Tensor | None, mode: str,
         pairs: int, layout: int,
     ) -> Tensor:  # fmt: skip
-        ctx.save_for_backward(dense, scale)
         return _product(x, dense, packed, scale, bias, mode, pairs, layout)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Apart from ``forward``, as the transforms of ``torch.func`` ask."""
+        ctx.save_for_backward(inputs[1], inputs[3])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         dense, scale = ctx.saved_tensors
         scaled = grad if scale is None else grad * scale.to(grad.dtype)
         to_x = scaled @ dense.to(grad.dtype) if ctx.needs_input_grad[0] else None
-        to_bias = grad.flatten(0, -2).sum(0) if ctx.needs_input_grad[4] else None
+        rows = grad if grad.dim() > 1 else grad[None]
+        to_bias = rows.flatten(0, -2).sum(0) if ctx.needs_input_grad[4] else None
         return to_x, None, None, None, to_bias, None, None, None
 
 

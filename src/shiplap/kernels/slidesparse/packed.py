@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -87,6 +87,7 @@ class Packed:
 
     def keeping(self, keep: Keep) -> Packed:
         """Without one of the two forms, to save its memory: ``"dense"`` or ``"packed"`` is what stays."""
+        _known_keep(keep, "Packed.keeping")
         if keep == "dense":
             return replace(self, dense=self.weight(), packed=None)
         return self if keep == "both" or self.packed is None else replace(self, dense=None)
@@ -111,15 +112,33 @@ def pack(
     """
     shape = Pattern.parse(pattern)
     known_mode(mode, "slidesparse.pack")
-    if weight.dim() != 2:
-        raise error("SL211", where="slidesparse.pack", got=f"{weight.dim()} dims", expected="a weight [n, k]",
-                    fix="pack the matrix of one layer")  # fmt: skip
-    weight, dtype = weight.detach(), MODES[mode]
+    _known_keep(keep, "slidesparse.pack")
+    weight, dtype = formats.matrix(weight, "slidesparse.pack").detach(), MODES[mode]
     if scale is not None:
         _check_quantised(weight, scale, mode)
+    elif weight.itemsize == 1:
+        raise error("SL211", where="slidesparse.pack", got=f"{weight.dtype} without a scale",
+                    expected="a floating weight, or one of 8 bits with scale=", fix="pass its scales")  # fmt: skip
     elif dtype.itemsize == 1:
         weight, scale = quantise_weight(weight, dtype)
-    return _assemble(weight.to(dtype).contiguous(), scale, mode, shape, keep)
+    else:
+        weight = weight.to(dtype)
+        _refuse_infinite(torch.isfinite(weight), dtype)
+    return _assemble(weight.contiguous(), scale, mode, shape, keep)
+
+
+def _known_keep(keep: str, where: str) -> None:
+    if keep not in get_args(Keep):
+        raise error("SL211", where=where, got=f"keep {keep!r}", expected=", ".join(get_args(Keep)),
+                    fix="pass one of these")  # fmt: skip
+
+
+def _refuse_infinite(finite: Tensor, dtype: torch.dtype) -> None:
+    """Also where ``dtype`` has no room for a number of the weight."""
+    if (bad := ~finite.all(1)).any():
+        raise error("SL211", where="slidesparse.pack", got=f"row {int(bad.nonzero()[0, 0])} holds NaN or an infinity "
+                    f"as {dtype}", expected="finite weights and scales",
+                    fix="repair the checkpoint, or take a mode of a wider range")  # fmt: skip
 
 
 def _check_quantised(weight: Tensor, scale: Tensor, mode: str) -> None:
@@ -129,6 +148,7 @@ def _check_quantised(weight: Tensor, scale: Tensor, mode: str) -> None:
     if scale.shape != weight.shape[:1] or scale.dtype != torch.float32:
         raise error("SL211", where="slidesparse.pack", got=f"a scale {tuple(scale.shape)} of {scale.dtype}",
                     expected=f"float32 ({weight.shape[0]},)", fix="pass one scale per output channel")  # fmt: skip
+    _refuse_infinite((weight == weight) & torch.isfinite(scale)[:, None], weight.dtype)  # NaN is not itself
 
 
 def _assemble(weight: Tensor, scale: Tensor | None, mode: str, pattern: Pattern, keep: Keep) -> Packed:

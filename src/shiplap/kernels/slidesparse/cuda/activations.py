@@ -115,11 +115,17 @@ _quantise, _lift = triton_launcher(quantise_kernel), triton_launcher(lift_kernel
 WHOLE = 16384  # elements of a row that are read at once
 
 
+def _near(x: Tensor) -> Tensor:
+    """``x``, or a copy where offsets within a row pass 31 bits: those of rows may, a view's columns lie anywhere."""
+    return x if (x.shape[1] + WHOLE) * x.stride(1) < 2**31 else x.contiguous()
+
+
 def quantise(x: Tensor, pairs: int, *, q: Tensor, scale: Tensor, BLOCK: int, num_warps: int) -> None:
     """See ``ops.quantise_int8`` and ``ops.quantise_fp8``. A program writes ``BLOCK`` windows at a time, or a row."""
     (m, k), (rows, depth) = x.shape, q.shape
     if rows == 0:
         return
+    x = _near(x)
     span = min(WHOLE, 1 << max(dense_depth(k) - 1, DEPTH - 1).bit_length())  # no less than a row of what is written
     _quantise[(rows,)](
         x, q, scale, m, k, depth // 4, *x.stride(), PAIRS=pairs, LIMIT=LIMITS[q.dtype], INTEGER=q.dtype == torch.int8,
@@ -131,5 +137,6 @@ def lift(x: Tensor, pairs: int, *, out: Tensor, BLOCK: int, num_warps: int) -> N
     """See ``ops.lift``."""
     (m, k), (rows, depth) = x.shape, out.shape
     if out.numel():
+        x = _near(x)
         grid = rows, -(-(depth // 4) // BLOCK)
         _lift[grid](x, out, m, k, depth // 4, *x.stride(), PAIRS=pairs, BLOCK=BLOCK, num_warps=num_warps)

@@ -74,6 +74,7 @@ def scaled_product(x: Tensor, packed: Tensor, scale: Tensor, result: torch.dtype
 
 def _run(problem: native.Problem, sparse: bool, x: Tensor, weight: Tensor, scales: tuple[int, int]) -> Tensor:
     where, x, weight = "slidesparse.lt.product", x.contiguous(), weight.contiguous()
+    _check_operands(where, problem, sparse, x, weight)
     out = torch.empty(problem.m, problem.n, dtype=problem.result, device=x.device)
     if not out.numel():
         return out
@@ -89,6 +90,18 @@ def _run(problem: native.Problem, sparse: bool, x: Tensor, weight: Tensor, scale
         except native.Refusal as e:
             raise error("SL305", where=where, got=str(e), expected="a product") from None
     return out
+
+
+def _check_operands(where: str, p: native.Problem, sparse: bool, x: Tensor, weight: Tensor) -> None:
+    """SL211 for operands that the library would read beyond, or from where it cannot: a GPU does not survive that."""
+    wanted = (torch.uint8, weight.shape[:1]) if sparse else (p.source, (p.n, p.k))
+    fits = (weight.dtype, tuple(weight.shape)) == (wanted[0], tuple(wanted[1])) and weight.device == x.device
+    placed = not (x.data_ptr() | weight.data_ptr()) & 15
+    if p.m % 16 or p.n % 32 or p.k % 32 or not fits or not placed:
+        raise error("SL211", where=where, got=f"x {tuple(x.shape)} of {x.dtype} on {x.device}, weight "
+                    f"{tuple(weight.shape)} of {weight.dtype} on {weight.device}, {p.n} rows"
+                    f"{'' if placed else ', at an address that is no multiple of 16'}",
+                    expected="m of 16, n and k of 32, and a weight that has them", fix="pad, or .clone()")  # fmt: skip
 
 
 def expand(packed: Tensor, n: int, k: int, dtype: torch.dtype) -> Tensor:
