@@ -45,7 +45,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
 
 def test_what_is_compiled_ahead_is_what_a_launch_looks_up(tmp_path):
     """For Hopper, by Triton's compiler, in threads: no GPU is needed up to the launch."""
-    script = Path(__file__).parent / "hopper.py"
+    script = Path(__file__).parent / "compiled_ahead.py"
     env = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", script], env=env, capture_output=True, text=True, check=False

@@ -16,6 +16,7 @@ Dtypes = Mapping[str, torch.dtype]
 Config = Mapping[str, Any]
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+SHARED = 227 * 1024  # bytes that a program may have on Hopper
 
 
 def _config(m: int, n: int, k: int, warps: int, stages: int, **more: Any) -> dict[str, Any]:
@@ -38,6 +39,8 @@ _TILES = (
     (128, 64, 64, 4, 3, False), (64, 256, 64, 4, 4, True), (64, 128, 64, 4, 3, True), (64, 128, 64, 4, 3, False),
     (128, 256, 64, 8, 4, True), (64, 64, 64, 4, 3, False), (128, 256, 32, 8, 5, True), (128, 64, 32, 4, 4, False),
 )  # fmt: skip
+# Of float32 in full precision, which tensor cores do not multiply: operands are held in registers, so few at a time.
+_FULL = ((64, 128, 16, 4, 3, False), (128, 128, 16, 8, 3, False), (64, 64, 16, 4, 3, False))
 
 
 def _tiles(sizes: Sizes) -> list[dict[str, Any]]:
@@ -45,6 +48,8 @@ def _tiles(sizes: Sizes) -> list[dict[str, Any]]:
     wide, deep = _wide(sizes, "co"), _deep(sizes, sizes["cg"])
     fitting = [t for t in _TILES if t[1] <= wide and (t[1] >= 128 or 2 * t[1] > wide or wide == 64)]
     fitting = fitting or [(128, wide, deep, 4, 3, False), (64, wide, deep, 4, 3, False), (64, wide, deep, 4, 2, False)]
+    if not sizes["tf32"]:
+        fitting += [t for t in _FULL if t[1] <= wide]
     if sizes["m"] <= 512:
         fitting.sort(key=lambda t: t[0])
     return [
@@ -64,9 +69,18 @@ def _floats(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str:
         return f"{odd[0]}: products are accumulated in float32"
     if empty := [n for n in ("m", "n", "k", "co", "ci", "cg") if sizes.get(n) == 0]:
         return f"{empty[0]} = 0"
-    if dtypes["feats"] == torch.float32 and config["BLOCK_N"] * config["BLOCK_M"] > 128 * 128:
+    m, n, k, itemsize = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"], dtypes["feats"].itemsize
+    full = _in_full(sizes, dtypes)
+    if (dtypes["feats"] == torch.float32 and m * n > 128 * 128) or (full and m * n * k > 128 * 128 * 16):
         return "a tile of float32 that does not fit the registers"
+    if config["num_stages"] * (m + n) * k * itemsize > SHARED - 1024:
+        return "stages of tiles that do not fit the shared memory"
     return True
+
+
+def _in_full(sizes: Sizes, dtypes: Dtypes) -> bool:
+    """Whether products are of float32 as it is, and not of the 19 bits that a tensor core takes of it."""
+    return dtypes["feats"] == torch.float32 and not sizes["tf32"]
 
 
 def _product(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str:
@@ -75,8 +89,13 @@ def _product(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str:
         return fits
     if config["MASKED"] and "b" not in sizes:
         return "an unsorted table"
+    full = _in_full(sizes, dtypes)
+    if not full and config["BLOCK_K"] == 16 < sizes["cg"]:
+        return "a tile for float32 in full precision"
     if not config["BULK"]:
         return True
+    if full:
+        return "float32 in full precision, whose registers spill behind the bulk copy engine"
     if torch.cuda.is_available() and torch.cuda.get_device_capability() < (9, 0):
         return "needs the bulk copy engine of compute capability 9.0"
     if sizes["cg"] % config["BLOCK_K"] or (sizes["co"] * dtypes["weight"].itemsize) % 16:
@@ -114,6 +133,8 @@ def _outer_tiles(sizes: Sizes) -> list[dict[str, Any]]:
         t for t in _OUTER if t[0] <= high and t[1] <= wide and (t[0] * 4 > min(high, 128) and t[1] * 4 > min(wide, 128))
     ]
     fitting = fitting or [(min(high, 128), min(wide, 128), 64, 4, 3)]
+    if not sizes["tf32"]:
+        fitting += [t[:5] for t in _FULL if t[0] <= high and t[1] <= wide]
     few = splits_for(sizes["m"], sizes["k"], sizes["co"], sizes["ci"] // sizes["groups"])
     return [_config(*t, SPLITS=splits) for splits in dict.fromkeys((few, 2 * few, max(1, few // 2))) for t in fitting]
 
@@ -123,6 +144,8 @@ def _outer(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str:
         return fits
     if dtypes["feats"] == torch.float32 and config["BLOCK_K"] > 32 and config["BLOCK_M"] * config["BLOCK_N"] > 64 * 64:
         return "tiles of float32 that do not fit the shared memory"
+    if not _in_full(sizes, dtypes) and config["BLOCK_K"] == 16:
+        return "a tile for float32 in full precision"
     return True
 
 

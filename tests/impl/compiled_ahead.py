@@ -12,33 +12,12 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
-from triton.backends.compiler import GPUTarget
-from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-from shiplap.impl import direct
 from shiplap.tune.candidate import candidates
+from tests import hopper
 from tests.impl import direct_ops
 from tests.impl.direct_ops import gathered
-
-
-class Target:
-    """What Triton asks a driver before it launches."""
-
-    is_active = classmethod(lambda cls: True)
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int = 0) -> int:
-        return 0
-
-    def get_active_torch_device(self) -> torch.device:
-        return torch.device("cpu")
-
 
 compiled: list[str] = []
 do_compile = JITFunction._do_compile
@@ -49,9 +28,8 @@ def counted(self: Any, key: Any, *rest: Any) -> Any:
     return do_compile(self, key, *rest)
 
 
-driver.set_active(Target())
+hopper.pretend()
 JITFunction._do_compile = counted
-direct.is_current = lambda device: True  # type: ignore[assignment]
 direct_ops.attach("cpu")
 
 generator = torch.Generator().manual_seed(0)
@@ -62,11 +40,7 @@ listed = [c for c in candidates(gathered, "cpu", call.env)[1:] if not c.bound.re
 with ThreadPoolExecutor(2) as pool:
     list(pool.map(lambda candidate: candidate.precompile(args), listed))
 ahead = len(compiled)
-binaries = [
-    len(kernel.asm["cubin"])
-    for launcher in listed[0].bound.run.jitted.values()
-    for kernel in launcher.kernel.device_caches[0][0].values()
-]
+binaries = [len(kernel.asm["cubin"]) for kernel in hopper.compiled(listed[0].bound.run)]
 
 
 def at_launch(args: tuple[Any, ...]) -> int:
