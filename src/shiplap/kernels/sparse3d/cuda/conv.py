@@ -48,7 +48,7 @@ def _tiles(sizes: Sizes) -> list[dict[str, Any]]:
     wide, deep = _wide(sizes, "co"), _deep(sizes, sizes["cg"])
     fitting = [t for t in _TILES if t[1] <= wide and (t[1] >= 128 or 2 * t[1] > wide or wide == 64)]
     fitting = fitting or [(128, wide, deep, 4, 3, False), (64, wide, deep, 4, 3, False), (64, wide, deep, 4, 2, False)]
-    if not sizes["tf32"]:
+    if not sizes["tf32"] and deep > 16:
         fitting += [t for t in _FULL if t[1] <= wide]
     if sizes["m"] <= 512:
         fitting.sort(key=lambda t: t[0])
@@ -83,6 +83,10 @@ def _in_full(sizes: Sizes, dtypes: Dtypes) -> bool:
     return dtypes["feats"] == torch.float32 and not sizes["tf32"]
 
 
+def _is_for_full(config: Config) -> bool:
+    return (*(config[n] for n in ("BLOCK_M", "BLOCK_N", "BLOCK_K", "num_warps", "num_stages")), False) in _FULL
+
+
 def _product(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str:
     """What the tile loop asks for."""
     if (fits := _floats(sizes, dtypes, config)) is not True:
@@ -90,7 +94,7 @@ def _product(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str:
     if config["MASKED"] and "b" not in sizes:
         return "an unsorted table"
     full = _in_full(sizes, dtypes)
-    if not full and config["BLOCK_K"] == 16 < sizes["cg"]:
+    if not full and config["BLOCK_K"] < sizes["cg"] and _is_for_full(config):
         return "a tile for float32 in full precision"
     if not config["BULK"]:
         return True
@@ -144,7 +148,7 @@ def _outer(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str:
         return fits
     if dtypes["feats"] == torch.float32 and config["BLOCK_K"] > 32 and config["BLOCK_M"] * config["BLOCK_N"] > 64 * 64:
         return "tiles of float32 that do not fit the shared memory"
-    if not _in_full(sizes, dtypes) and config["BLOCK_K"] == 16:
+    if not _in_full(sizes, dtypes) and _is_for_full(config):
         return "a tile for float32 in full precision"
     return True
 
