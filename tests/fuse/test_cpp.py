@@ -5,22 +5,20 @@ Compilations are what costs: sources that were compiled are found again by their
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch._functorch.config as functorch
-import torch._inductor.config as inductor
 from torch import Tensor
 from torch._dynamo.utils import counters
 
+from shiplap.compat import lowering
 from shiplap.fuse import decisions, switches
 from shiplap.kernels import dense
 from shiplap.kernels.dense import ops
+from tests.forked import python
 
 gelu, relu = torch.nn.functional.gelu, torch.relu
 M, K, N = 70, 40, 67  # ragged in every direction
@@ -31,7 +29,7 @@ def fresh(fresh_compiler: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("SHIPLAP_CACHE_DIR", str(tmp_path / "shiplap"))
     torch.manual_seed(0)
     counters.clear()
-    with inductor.patch(fx_graph_cache=False), functorch.patch(enable_autograd_cache=False), torch.no_grad():
+    with lowering.uncached(), torch.no_grad():
         yield
 
 
@@ -215,6 +213,5 @@ def test_a_package_holds_the_template_and_needs_no_shiplap(tmp_path):
     assert counted() == (1, 1)
     other = torch.randn(301, K), *args[1:]
     torch.save((other, Layer()(*other)), tmp_path / "inputs.pt")
-    command = [sys.executable, "-c", WITHOUT_SHIPLAP, package, str(tmp_path / "inputs.pt")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    done = python("-c", WITHOUT_SHIPLAP, package, tmp_path / "inputs.pt", cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]

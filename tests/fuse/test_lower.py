@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -15,11 +14,12 @@ from typing import Any
 
 import pytest
 import torch
-import torch._inductor.config as inductor
 
 import shiplap as sl
-from shiplap.fuse import decisions, switches
+from shiplap.compat import lowering
+from shiplap.fuse import decisions, explain, select, switches
 from shiplap.op import registry
+from tests.forked import python
 from tests.fuse import targets
 from tests.fuse.targets import BROKEN, CRASHING, FAST_AND_WRONG, GOOD, qmm
 
@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def fresh(fresh_compiler: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("SHIPLAP_CACHE_DIR", str(tmp_path / "shiplap"))
     before = list(qmm.templates["cpu"])
-    with inductor.patch(force_disable_caches=True):
+    with lowering.uncached():
         yield
     qmm.templates["cpu"] = before
     registry.refresh()
@@ -117,17 +117,26 @@ def test_switches_are_controls():
 
 
 @pytest.mark.slow
-def test_tuning_drops_what_is_wrong_broken_or_crashes_and_is_done_once():
+def test_tuning_shows_times_drops_what_is_wrong_broken_or_crashes_and_is_done_once(monkeypatch):
     """CRASHING ends the process that runs it: that is a worker, and the compilation goes on."""
+    monkeypatch.setattr(select, "SECONDS", 600.0)  # nobody is left out, however busy the machine
+    monkeypatch.setattr(select, "NEAR", 1e9)  # all are raced with their neighbours, however slow they are alone
     args = arguments()
-    made = compiled(*args, mode="max-autotune-no-cudagraphs")
-    why = {json.dumps(c): v.detail for c in (FAST_AND_WRONG, BROKEN, CRASHING) for v in made.verdicts
+    found = explain(layer, *args, mode="max-autotune-no-cudagraphs", fullgraph=True)
+    (made,) = found.decisions
+    timed = {v.candidate: v for v in made.verdicts if v.status == "ok"}
+    assert made.chosen in timed.keys() == {"reference", "qmm(BM=32, BN=64, STEPS=K, WRECK=0)"}
+    assert all(v.time_us and v.time_us > 0 and "with add, mul" in v.detail for v in timed.values())
+    dropped = [v for v in made.verdicts if v.status == "dropped"]
+    assert [v.time_us for v in dropped] == [None] * 3
+    why = {json.dumps(c): v.detail for c in (FAST_AND_WRONG, BROKEN, CRASHING) for v in dropped
            if f"STEPS={c['STEPS']}, WRECK={c['WRECK']}" in v.candidate}  # fmt: skip
     assert "off by" in why[json.dumps(FAST_AND_WRONG)]
     assert "CppCompileError" in why[json.dumps(BROKEN)]
     assert "ended the process (SIGSEGV)" in why[json.dumps(CRASHING)]
+    assert made.reason.startswith("fastest with ")
     assert "3 dropped" in made.reason
-    assert made.chosen == "reference" or "STEPS=K, WRECK=0" in made.chosen
+    assert not found.ok
 
     torch._dynamo.reset()
     before = measure.benchmarks
@@ -174,8 +183,7 @@ def test_an_edited_template_is_never_served_from_a_cache(tmp_path):
            "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}  # fmt: skip
 
     def run() -> str:
-        command = [sys.executable, "-W", "ignore", str(tmp_path / "program.py"), str(tmp_path)]
-        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+        done = python("-W", "ignore", tmp_path / "program.py", tmp_path, env=env)
         assert done.returncode == 0, done.stderr[-2000:]
         return done.stdout.strip()
 

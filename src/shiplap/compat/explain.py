@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import re
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,6 +17,8 @@ from typing import Any
 import torch
 from torch._inductor import config
 from torch._inductor.virtualized import V
+
+from shiplap.compat.lowering import uncached
 
 __all__ = ["Graph", "Group", "Origin", "observe"]
 
@@ -74,7 +75,7 @@ class Graph:
 
 @contextmanager
 def observe() -> Iterator[list[Graph]]:
-    """Compilations within this context are fresh (no cache is read or written) and fill the list, a graph each."""
+    """Compilations within this context are fresh (no graph is taken from a cache) and fill the list, a graph each."""
     graphs: list[Graph] = []
     pending: dict[tuple[str, str], str] = {}
 
@@ -94,9 +95,8 @@ def observe() -> Iterator[list[Graph]]:
         elif not isinstance(why := record.msg, str) and hasattr(why, "reason"):  # WhyNoFuse: a value, not yet text
             pending[why.name1, why.name2] = why.reason % why.args
 
-    quiet = {"force_disable_caches": True, "_post_fusion_custom_pass": after_fusion}
-    with config.patch(quiet), _listening(FUSION, log), _listening(CODE, log), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "dynamo_pgo force disabled")
+    watched = config.patch(_post_fusion_custom_pass=after_fusion)
+    with uncached(), watched, _listening(FUSION, log), _listening(CODE, log):
         yield graphs
 
 

@@ -243,6 +243,9 @@ def no_autotuning() -> Iterator[None]:
 
 @contextmanager
 def uncached() -> Iterator[None]:
-    """Compile afresh: what is lowered from a cache does not pass by our lowering."""
-    with config.patch(force_disable_caches=True):
+    """Compile graphs afresh: one from a cache does not pass by our lowering. Kernels are found by their content."""
+    from torch._functorch import config as autograd
+
+    graphs = {"fx_graph_cache": False, "fx_graph_remote_cache": False}
+    with config.patch(graphs), autograd.patch(enable_autograd_cache=False, enable_remote_autograd_cache=False):
         yield

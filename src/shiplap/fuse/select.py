@@ -42,7 +42,7 @@ __all__ = ["Selection", "forced", "known", "measure", "trial"]
 
 FINALISTS = 6  # and within NEAR of the best alone: an epilogue of its own costs each kernel something else
 NEAR = 1.3
-SECONDS = 20.0
+SECONDS = 60.0  # per call, with the compilation of its candidates
 
 _forced: ContextVar[dict[str, str]] = ContextVar("shiplap_forced_candidate")
 
