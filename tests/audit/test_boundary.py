@@ -16,6 +16,7 @@ from shiplap.audit import cprocess
 from shiplap.audit.checks import c_abi
 from tests.audit.common import look
 from tests.audit.test_memory import double
+from tests.forked import python
 from tests.zoo import boundary, good
 
 
@@ -41,9 +42,7 @@ def test_c_abi_skips_what_has_no_c_function():
 
 def test_the_reproducer_of_an_exception_fails_the_same_way():
     found = look(boundary.SPECIMENS[0].op, "c_abi")
-    done = subprocess.run(
-        [sys.executable, "-c", found.reproducer], capture_output=True, text=True, check=False, timeout=120
-    )
+    done = python("-c", found.reproducer)
     assert done.returncode == 1, done.stderr
     assert "std::out_of_range leaves the C function" in done.stdout
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import os
 import time
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import shiplap as sl
 from shiplap.audit import CHECKS, Samples, audit, find
 from shiplap.audit.checks import load
 from shiplap.errors import AuditError, LibraryError
+from tests.forked import python
 
 
 @sl.op("audit_engine::axpy")
@@ -86,7 +86,7 @@ def test_a_reproducer_fails_the_same_way_in_another_process(tmp_path: Path, chec
     (found,) = audit(op, checks=[check], seed=5)
     script = tmp_path / "reproducer.py"
     script.write_text(found.reproducer)
-    ran = subprocess.run([sys.executable, script], capture_output=True, text=True, env={"PATH": ""}, check=False)
+    ran = python(script, env={**os.environ, "PATH": ""})
     assert ran.returncode == 1, ran.stderr
     assert ran.stderr.strip().endswith("AssertionError")
     assert ran.stdout.strip() in found.evidence
@@ -100,7 +100,7 @@ def test_a_reproducer_finds_an_op_in_a_file(tmp_path: Path):
     (found,) = audit(op, checks=["numerics"], seed=5)
     script = tmp_path / "reproducer.py"
     script.write_text(found.reproducer)
-    ran = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, cwd="/")
+    ran = python(script, cwd=Path("/"))
     assert ran.stdout.strip() in found.evidence
     assert ran.returncode == 1
     with pytest.raises(AuditError, match="SL501"):
@@ -185,7 +185,7 @@ def test_an_error_of_the_call_itself_is_reported_once():
 
 def test_sl_audit_is_the_function_whatever_was_imported_before():
     code = "from shiplap.audit import Finding; import shiplap.verify.samples, shiplap as sl; assert callable(sl.audit)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    assert python("-c", code).returncode == 0
 
 
 def test_audit_leaves_settings_as_they_were():

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.forked import python
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_generated_pages_are_current() -> None:
     tool = ROOT / "tools" / "generate_docs.py"
-    done = subprocess.run([sys.executable, tool, "--check"], capture_output=True, text=True, check=False)
+    done = python(tool, "--check")
     assert done.returncode == 0, done.stdout + done.stderr
 
 

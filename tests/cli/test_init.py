@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 from shiplap.draft.signature import Signature, of_function, of_overload, parse
 from shiplap.draft.skeleton import Draft, fill_lines, render
 from shiplap.errors import ShiplapError
+from tests.forked import python
 
 PYBIND = """quant(*args, **kwargs)
 Overloaded function.
@@ -134,10 +134,7 @@ def test_finished_draft_is_an_op(library: Path, tmp_path: Path) -> None:
     (tmp_path / "cli_finished.py").write_text(
         text + "\nimport torch\nassert norm(torch.tensor([-1.0])).item() == 1\nprint(norm.kernels)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "cli_finished.py"], cwd=tmp_path, capture_output=True, text=True, check=False,
-        env={"PYTHONPATH": str(Path(__file__).parents[2] / "src")},
-    )  # fmt: skip
+    done = python("cli_finished.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "cli_norm.norm" in done.stdout
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import runpy
 import sys
 import textwrap
 from pathlib import Path
 
-from shiplap.doctor import Break, Diagnosis, examine
+from shiplap import compat
+from shiplap.doctor import Break, Diagnosis, doctor, examine
 
 RUN = """
 compiled = torch.compile(f, backend="eager")
@@ -23,6 +25,15 @@ def write(directory: Path, source: str) -> Path:
 def run(directory: Path, source: str, *arguments: str) -> Diagnosis:
     """The diagnosis of ``python program.py``."""
     return examine([sys.executable, str(write(directory, source)), *arguments])
+
+
+def here(script: Path) -> Diagnosis:
+    """The diagnosis of the same program in this process, which has imported torch and forgets what it compiled."""
+    compat.reset_compiler()
+    found = doctor(lambda: runpy.run_path(str(script), run_name="__main__"))
+    compat.reset_compiler()
+    assert not found.error
+    return found
 
 
 def lines(found: Diagnosis) -> set[tuple[str, str, str]]:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
 
-from shiplap.doctor import Break, Diagnosis, examine
+from shiplap.doctor import Break, Diagnosis
 from shiplap.doctor.causes import CAUSES, Message, classify
 from shiplap.doctor.fix import FIXES
 from shiplap.doctor.registry import by_id, by_type, entries
+from tests.doctor.programs import here
 
 PROGRAM = Path(__file__).with_name("causes.py")
 MARKS = {
@@ -24,7 +24,7 @@ SKIPPED = {"in_loop", "slice_by_tensor", "array_attribute", "in_try", "context",
 
 @pytest.fixture(scope="module")
 def found() -> Diagnosis:
-    return examine([sys.executable, str(PROGRAM)])
+    return here(PROGRAM)
 
 
 def at(found: Diagnosis, line: int) -> Break:

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from shiplap.doctor import Diagnosis, Place, diagnose
 from shiplap.doctor.show import diagnosis_html, near, show
 from shiplap.doctor.trace import Trace, read
 from tests.doctor.programs import write
+from tests.forked import python
 
 SCRIPT = """
     import sys, torch, zlib
@@ -27,7 +29,6 @@ SCRIPT = """
     print("hello", *sys.argv[1:])
     torch.compile(f, backend="eager")(torch.ones(3))
     torch.compile(f, backend="eager")(torch.ones(3, dtype=torch.float64))
-    sys.exit(3 if "fail" in sys.argv else 0)
 """
 
 
@@ -40,8 +41,7 @@ def run(*arguments: str) -> Any:
 
 def shiplap(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """As a user starts it."""
-    command = [sys.executable, "-m", "shiplap.cli", "doctor", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=directory)
+    return python("-m", "shiplap.cli", "doctor", *arguments, cwd=directory)
 
 
 def test_text_and_page(tmp_path: Path) -> None:
@@ -76,8 +76,10 @@ def test_json_is_one_value_and_the_program_prints_to_stderr(tmp_path: Path, capf
     assert found["recompiles"][0]["cause"] == "dtype"
 
 
-def test_a_program_that_fails(tmp_path: Path) -> None:
-    done = run("--", sys.executable, str(write(tmp_path, SCRIPT)), "fail")
+def test_a_program_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = Diagnosis("program", compiled=1, exit_code=3)  # tests/doctor/test_examine: a program leaves its status
+    monkeypatch.setattr(import_module("shiplap.doctor"), "examine", lambda command, stdout: failed)
+    done = run("--", "program")
     assert done.exit_code == 1
     assert "the program ended with exit status 3" in done.stdout
 

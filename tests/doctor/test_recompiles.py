@@ -8,7 +8,7 @@ import pytest
 
 from shiplap.doctor import Diagnosis, Recompile
 from shiplap.doctor.recompiles import VARIED, Failure, parse_guard
-from tests.doctor.programs import run
+from tests.doctor.programs import here, write
 
 SOURCE = """
 import torch
@@ -61,7 +61,7 @@ captured(torch.ones(2))
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Diagnosis:
-    return run(tmp_path_factory.mktemp("recompiles"), SOURCE)
+    return here(write(tmp_path_factory.mktemp("recompiles"), SOURCE))
 
 
 def of(found: Diagnosis, function: str) -> Recompile:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -16,6 +14,7 @@ from shiplap.op import choices
 from shiplap.tune import recipe_of, record
 from shiplap.tune.calls import read_calls
 from shiplap.tune.engine import recipe_for, seconds_of
+from tests.forked import python
 from tests.tune import ops
 from tests.zoo.good import several
 
@@ -108,7 +107,8 @@ def test_a_file_that_cannot_be_written_is_said_and_the_call_is_served(tmp_path):
 def test_the_variable_records_what_a_program_calls(tmp_path):
     code = "import torch; from tests.tune import ops; ops.mm(torch.ones(3, 8), torch.ones(8, 2))"
     environment = {**os.environ, "SHIPLAP_RECORD": str(tmp_path / "calls.jsonl")}
-    subprocess.run([sys.executable, "-c", code], check=True, env=environment, timeout=60)
+    done = python("-c", code, env=environment)
+    assert done.returncode == 0, done.stderr
     assert [c.op for c in read_calls(tmp_path / "calls.jsonl")] == ["tune_test::mm"]
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import warnings
 
 import pytest
@@ -16,6 +14,7 @@ from shiplap.errors import ShiplapError, ShiplapNotice
 from shiplap.op import choices, registry
 from shiplap.tune import Store, choose, frozen, measure, recipe_of, table, thaw
 from shiplap.tune.key import Key
+from tests.forked import python
 from tests.tune import ops
 
 
@@ -170,9 +169,8 @@ def test_freezing_into_nowhere_is_an_error(tmp_path):
         sl.freeze(tmp_path / "file" / "tuned.json")
 
 
-def python(code, **environment):
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60,
-                          env={**os.environ, **environment})  # fmt: skip
+def program(code, **environment):
+    return python("-c", code, env={**os.environ, **environment})
 
 
 def test_the_variable_is_read_at_the_first_call_and_compiled_code_obeys(tuned, tmp_path):
@@ -183,6 +181,7 @@ torch.set_num_threads(1)
 import shiplap as sl
 from shiplap.op import choices, registry
 from shiplap.tune import measure
+from tests.forked import python
 from tests.tune import ops
 before = registry.digest()
 assert not choices.frozen, "read at import"
@@ -197,7 +196,7 @@ torch.testing.assert_close(eager, compiled)
 torch.testing.assert_close(eager, a @ b, rtol=1e-3, atol=1e-3)
 print(set(seen), measure.benchmarks, registry.digest() != before)
 """
-    done = python(code, SHIPLAP_TUNED=str(tuned), SHIPLAP_CACHE_DIR=str(tmp_path / "elsewhere"))
+    done = program(code, SHIPLAP_TUNED=str(tuned), SHIPLAP_CACHE_DIR=str(tmp_path / "elsewhere"))
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "{('right', 300)} 0 True"
 
@@ -205,6 +204,7 @@ print(set(seen), measure.benchmarks, registry.digest() != before)
 def test_a_table_that_cannot_be_read_is_an_error_at_every_call(tmp_path):
     code = """
 import torch, shiplap as sl
+from tests.forked import python
 from tests.tune import ops
 for _ in range(2):
     try:
@@ -213,5 +213,5 @@ for _ in range(2):
     except sl.ShiplapError as e:
         print(e.id)
 """
-    done = python(code, SHIPLAP_TUNED=str(tmp_path / "none.json"))
+    done = program(code, SHIPLAP_TUNED=str(tmp_path / "none.json"))
     assert done.stdout.split() == ["SL602", "SL602"], done.stderr

@@ -1,8 +1,6 @@
 """Candidates in a process of their own: what kills it costs the candidate, and nothing else."""
 
 import os
-import subprocess
-import sys
 import textwrap
 
 import pytest
@@ -13,6 +11,7 @@ from torch import Tensor
 import shiplap as sl
 from shiplap.errors import ShiplapNotice
 from shiplap.tune import Isolation, choose, measure, recipe_of
+from tests.forked import python
 from tests.tune import ops
 
 
@@ -83,8 +82,7 @@ print(choice.kernel, [f.evidence for f in choice.findings])
 def test_a_script_is_imported_by_its_path_and_does_not_tune_in_turn(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(SCRIPT))
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, check=False,
-                          env={**os.environ, "SHIPLAP_CACHE_DIR": str(tmp_path)})  # fmt: skip
+    done = python(script, env={**os.environ, "SHIPLAP_CACHE_DIR": str(tmp_path)})
     assert done.returncode == 0, done.stderr
     name, _, findings = done.stdout.strip().partition(" ")
     assert name in ("kernel", "reference")
