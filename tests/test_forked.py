@@ -61,3 +61,9 @@ def test_one_that_hangs_is_ended():
 def test_variables_that_came_too_late_are_refused():
     with pytest.raises(AssertionError, match="TRITON_INTERPRET: read when torch was imported"):
         python("-c", "", env={**os.environ, "TRITON_INTERPRET": "1"})
+
+
+def test_a_program_finds_the_compiler_imported_and_nothing_of_shiplap():
+    """What it saves."""
+    code = "import sys; print('torch._inductor.compile_fx' in sys.modules, 'shiplap' in sys.modules)"
+    assert python("-c", code).stdout == "True False\n"
