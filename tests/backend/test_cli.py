@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from shiplap.backend import audit
+from shiplap.backend import audit, coverage
 from shiplap.backend.project import Project
 from shiplap.cli.app import app
 from tests.backend import described
+from tests.forked import python
 
 pytest.importorskip("openvino")
 
@@ -123,6 +126,16 @@ def test_the_message_of_a_traceback_is_all_of_it() -> None:
     assert _message("Aborted") == "Aborted"
 
 
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs that the verb starts find torch imported already."""
+
+    def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        return python(*command[1:], cwd=Path.cwd())
+
+    monkeypatch.setattr(coverage, "subprocess", SimpleNamespace(run=run))
+
+
 SCRIPT = """
 import torch
 x = torch.ones(3, 3, device="openvino")
@@ -130,6 +143,7 @@ x = torch.ones(3, 3, device="openvino")
 """
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize(("more", "status"), [("erfc()", 0), ("sum(); torch.pdist(x)", 1)])
 def test_coverage_of_a_program(project: Project, tmp_path: Path, more: str, status: int) -> None:
     """On the CPU for a stated reason, and a gap."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +15,7 @@ import torch
 from shiplap.backend import audit, opinfo
 from shiplap.backend.project import Project
 from tests.backend.conftest import FULL
+from tests.forked import python
 
 ROOT = Path(__file__).parents[2]
 OPS = ("add", "mm", "erfc", "softmax", "sum", "transpose", "tensor_split", "to_sparse", "jiterator_unary", "sinh")
@@ -43,7 +43,7 @@ def test_a_slice_of_the_database(project: Project) -> None:
 
 def test_the_project_has_the_cases_for_unittest(project: Project) -> None:
     cases = [f"test_opinfo.TestOpInfoPRIVATEUSE1.test_compare_cpu_{op}_openvino_float32" for op in ("mm", "sinh")]
-    run = subprocess.run([sys.executable, "-m", "unittest", *cases], cwd=project.root, capture_output=True, text=True)
+    run = python("-m", "unittest", *cases, cwd=project.root)
     if not FULL:
         assert run.returncode == 1
         assert "Tensor-likes are not close" in run.stderr
@@ -54,7 +54,7 @@ def test_the_project_has_the_cases_for_unittest(project: Project) -> None:
 
 def test_a_process_without_the_device_says_so() -> None:
     script = "from shiplap.compat import device_tests as d; d.instantiate('T', lambda: None, [], [], globals())"
-    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    run = python("-c", script)
     assert "RuntimeError: torch's tests know no PrivateUse1 device: load it before they are imported" in run.stderr
 
 

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import torch
 
 from shiplap.backend.project import Project, gen, new
-
-
-def run(root: Path, code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=120)
+from tests.forked import python
 
 
 def test_another_torch_is_refused_readably(project: Project, tmp_path: Path) -> None:
@@ -24,7 +19,7 @@ def test_another_torch_is_refused_readably(project: Project, tmp_path: Path) -> 
     name = next(iter(manifest["schemas"]))
     manifest |= {"torch": "2.10.0", "schemas": {**manifest["schemas"], "gone_op.out": "0" * 12, name: "1" * 12}}
     (package / "_manifest.json").write_text(json.dumps(manifest))
-    result = run(tmp_path, f"import {package.name}; {package.name}.autoload()")
+    result = python("-c", f"import {package.name}; {package.name}.autoload()", cwd=tmp_path)
     assert result.returncode == 1  # an exception, not an abort
     last = result.stderr[result.stderr.index("ImportError") :]
     assert "was built for torch 2.10.0, installed is torch" in last
@@ -33,7 +28,7 @@ def test_another_torch_is_refused_readably(project: Project, tmp_path: Path) -> 
     manifest["torch"] = torch.__version__.partition("+")[0]
     (package / "_manifest.json").write_text(json.dumps(manifest))
     (package / "_C.so").write_bytes(b"of another vendor release")
-    result = run(tmp_path, f"import {package.name}; {package.name}.autoload()")
+    result = python("-c", f"import {package.name}; {package.name}.autoload()", cwd=tmp_path)
     assert f"ImportError: {package.name} cannot load its library: " in result.stderr
     assert f"it was built with openvino {manifest['vendor']}" in result.stderr
 
@@ -46,16 +41,17 @@ def test_what_is_generated_but_not_built_is_not_loaded(project: Project, tmp_pat
     assert not (made.package / "_manifest.json").exists()
     assert json.loads((made.generated / "manifest.json").read_text())["device"] == "unbuilt"
     assert json.loads((project.package / "_manifest.json").read_text())["device"] == project.device
-    result = run(made.root, "import torch_unbuilt; torch_unbuilt.autoload()")
+    result = python("-c", "import torch_unbuilt; torch_unbuilt.autoload()", cwd=made.root)
     assert "ImportError: torch_unbuilt is not built" in result.stderr
     assert "shiplap backend build DIR" in result.stderr
 
 
 def test_autoload_twice_is_once(project: Project) -> None:
     name = project.package.name
-    result = run(
-        project.root,
+    result = python(
+        "-c",
         f"import {name}; {name}.autoload(); {name}.autoload(); import torch; print(torch.ones(2, device='openvino'))",
+        cwd=project.root,
     )
     assert result.stdout.strip() == "tensor([1., 1.], device='openvino:0')"
 
@@ -87,5 +83,5 @@ print(y.grad.tolist(), grad("openvino"), grad("cpu"))
 
 def test_a_device_may_come_after_the_first_backward(project: Project) -> None:
     """Torch's engine gives no thread to a device that comes later, and its assertion names neither cause nor fix."""
-    result = run(project.root, LATE.format(name=project.package.name))
+    result = python("-c", LATE.format(name=project.package.name), cwd=project.root)
     assert result.stdout.strip() == "[2.0, 2.0] [2.0, 2.0] [2.0, 2.0]", result.stderr

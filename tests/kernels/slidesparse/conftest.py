@@ -18,7 +18,7 @@ def vendor_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = Path(__file__).with_name("vendor_double.cpp")
     file = tmp_path_factory.mktemp("vendor") / libraries.NAME
     compiler = shutil.which("c++") or pytest.skip("no C++ compiler")
-    subprocess.run([compiler, "-std=c++17", "-O1", "-shared", "-fPIC", "-o", file, source], check=True)
+    subprocess.run([compiler, "-std=c++17", "-shared", "-fPIC", "-o", file, source], check=True)
     return file
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 import torch
 
 if __name__ == "__main__":
+    for name in [n for n in sys.modules if n.partition(".")[0] == "triton"]:
+        del sys.modules[name]  # torch's compiler had imported it before this process was forked
     asked = torch.cuda.is_available, torch.cuda.current_device
     torch.cuda.is_available = torch.cuda.current_device = None  # type: ignore[assignment]  # whoever asks ends here
     importlib.import_module("shiplap.kernels.slidesparse")

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +15,8 @@ transformers = pytest.importorskip("transformers")
 from shiplap.errors import ShiplapError  # noqa: E402
 from shiplap.kernels import slidesparse as ss  # noqa: E402
 from shiplap.kernels.slidesparse import hf  # noqa: E402
+from tests.forked import python  # noqa: E402
 from tests.kernels.slidesparse.models import TOKENS, llama  # noqa: E402
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(scope="module")
@@ -48,9 +44,7 @@ def logits(model: Any) -> torch.Tensor:
 
 def test_reloaded_in_a_new_process_the_logits_are_the_same_bits(saved: Path) -> None:
     folders = [saved / dtype for dtype in ("int8", "fp8", "bf16")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")])}
-    command = [sys.executable, "-m", "tests.kernels.slidesparse.hf_reload", *map(str, folders)]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    done = python("-m", "tests.kernels.slidesparse.hf_reload", *folders)
     assert done.returncode == 0, done.stderr
     assert (
         done.stdout.split() == ["False"] * 4
