@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -24,6 +22,7 @@ from shiplap.kernels.dense.rewrites import conv_norm_dense, int8_linear, linear_
 from shiplap.rewrite import Match, NearMiss, Rewrite
 from shiplap.rewrite.group import StackedLinears, StackedNorms, WideLinears
 from shiplap.rewrite.shipped import attention, conv_norm
+from tests.forked import python
 from tests.rewrite.models import build, quantise
 
 SIX = ("bert", "llama", "mixtral", "resnet50", "vit", "convnext")
@@ -148,8 +147,7 @@ def test_a_second_process_hits_both_caches(name: str, how: str, tmp_path: Path) 
     fire = [n for n in (CACHED if how == "all" else ["shared_input_linears"]) if n in PINNED[name]]
 
     def run() -> list[int]:
-        done = subprocess.run([sys.executable, "-c", CHILD, name, how, *fire], env=env, cwd=root, capture_output=True,
-                              text=True)  # fmt: skip
+        done = python("-c", CHILD, name, how, *fire, env=env)
         assert done.returncode == 0, done.stderr[-3000:]
         found: list[int] = json.loads(done.stdout.splitlines()[-1])
         return found
