@@ -67,10 +67,10 @@ def run(op: Any, *args: Any) -> tuple[torch.Tensor, ...]:
 
 def submanifold(rng: torch.Generator) -> None:
     for rows, grid, kernel, dilation, padding in (
+        (40, [4, 5, 6], [5, 2, 4], [1, 3, 2], 0.1),
         (0, [4, 4, 4], [3, 3, 3], [1, 1, 1], 0.0),
         (1, [1, 1, 1], [3, 3, 3], [1, 1, 1], 0.0),
-        (135, [7, 5, 6], [3, 3, 3], [1, 1, 1], 0.2),  # more than one tile of a counting sort
-        (40, [4, 5, 6], [5, 2, 4], [1, 3, 2], 0.1),
+        (135, [7, 5, 6], [3, 3, 1], [1, 1, 1], 0.2),  # more than one tile of a counting sort
         (30, [2**21 - 1, 2**20, 2**20], [1, 3, 2], [2**31 - 1, 1, 2**20], 0.1),
     ):
         at = voxels(rng, rows, grid, padding=padding) if math.prod(grid) < 10**6 else far(rng, rows, grid)
@@ -78,10 +78,9 @@ def submanifold(rng: torch.Generator) -> None:
         for lookup.NEAR in (1024, 0):  # compared with each other, and through the hash
             run(ops.subm_table, at, grid, kernel, dilation)
         taps = math.prod(kernel)
-        for parts in sorted({-(-taps // 31), -(-taps // 9), -(-taps // 3)}):
-            lookup.NEAR = 1024 * (parts % 2)
-            run(planning.subm_plan, at, grid, kernel, dilation, parts, 1 << 18)
-        run(planning.subm_plan, at, grid, kernel, dilation, -(-taps // 3), 50)
+        for parts, near, run_of in ((-(-taps // 31), 0, 1 << 18), (-(-taps // 3), 1024, 50)):
+            lookup.NEAR = near
+            run(planning.subm_plan, at, grid, kernel, dilation, parts, run_of)
 
 
 def far(rng: torch.Generator, rows: int, grid: list[int]) -> torch.Tensor:
@@ -93,7 +92,7 @@ def far(rng: torch.Generator, rows: int, grid: list[int]) -> torch.Tensor:
 def steps(rng: torch.Generator) -> None:
     for rows, window in (
         (0, [[3, 3, 3], [2, 2, 2], [1, 1, 1], [1, 1, 1]]),
-        (100, [[3, 3, 3], [2, 2, 2], [1, 1, 1], [1, 1, 1]]),
+        (50, [[3, 3, 3], [2, 2, 2], [1, 1, 1], [1, 1, 1]]),
         (60, [[2, 3, 1], [2, 1, 3], [0, 1, 0], [1, 2, 3]]),
     ):
         grid = [9, 8, 10]
@@ -103,20 +102,21 @@ def steps(rng: torch.Generator) -> None:
         (table,) = run(ops.conv_table, at, reached, grid, *window)
         run(ops.transpose_table, table, rows)
         k = math.prod(window[0])
-        for parts, parts_t, run_of in ((-(-k // 9), -(-k // 3), 1 << 18), (1, 0, 1 << 18), (k, 1, 40)):
+        for parts, parts_t, run_of in ((-(-k // 9), 1, 1 << 18), (1, 0, 40)):
             run(planning.conv_plan, at, reached, grid, *window, parts, parts_t, run_of)
     run(planning.conv_plan, at, reached[:0], grid, *window, 2, 3, 50)
 
 
 def sorts(rng: torch.Generator) -> None:
-    for m, k in ((0, 27), (1, 27), (64, 5), (1200, 5), (135, 40), (90, 1)):
-        table = torch.where(torch.rand(m, k, generator=rng) < 0.3, torch.randint(0, 9, (m, k), generator=rng), -1).int()
-        for parts in sorted({-(-k // 31), -(-k // 9), -(-k // 3), k}):
-            run(ops.sort_table, table, parts, 1 << 18)
-        run(ops.sort_table, table, -(-k // 9), 100)
-    for parts, b, taps in ((1, 0, 5), (3, 1, 27), (2, 700, 40), (9, 5000, 27), (4, 30, 3), (1, 3, 0)):
+    for parts, b, taps in ((1, 0, 5), (3, 1, 27), (2, 700, 40), (9, 2000, 27), (4, 30, 3), (1, 3, 0)):
         masks = torch.randint(0, 2**31 - 1, (b, parts), generator=rng).int().t()
         run(ops.tap_blocks, masks & torch.randint(0, 2**31 - 1, (parts, 1), generator=rng).int(), taps)
+    for m, k in ((0, 27), (1, 9), (64, 5), (1200, 5), (135, 40), (90, 1)):
+        table = torch.where(torch.rand(m, k, generator=rng) < 0.3, torch.randint(0, 9, (m, k), generator=rng), -1).int()
+        for parts in sorted({-(-k // 31), -(-k // 9), -(-k // 3)}):
+            run(ops.sort_table, table, parts, 1 << 18)
+        run(ops.sort_table, table, -(-k // 9), 100)
+    run(ops.sort_table, torch.arange(-1, 59).int().view(10, 6), 6, 1 << 18)  # a part for each tap
 
 
 def points(rng: torch.Generator) -> None:
