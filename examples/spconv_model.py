@@ -71,7 +71,7 @@ def main() -> None:
     torch.manual_seed(0)
     model = Second().eval()
     # --8<-- [start:compile]
-    compiled = torch.compile(model, fullgraph=True, dynamic=True)  # an error if there were a break; any number of voxels
+    compiled = torch.compile(model, fullgraph=True, dynamic=True)  # no break, and any number of voxels
     # --8<-- [end:compile]
     with torch.no_grad():
         for n in (900, 800):
