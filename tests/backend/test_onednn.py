@@ -5,22 +5,43 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
 
 from shiplap.backend.build import build
+from shiplap.backend.coverage import coverage
 from shiplap.backend.families import FAMILIES
-from shiplap.backend.generate import generate
+from shiplap.backend.generate import Generated, generate
 from shiplap.backend.metadata import load, shipped
 from shiplap.backend.project import gen, new
 from shiplap.backend.runtime import runtime
 
-TEMPLATES = Path(__file__).parents[2] / "src" / "shiplap" / "codegen" / "templates" / "backend"
+ROOT = Path(__file__).parents[2]
+TEMPLATES = ROOT / "src" / "shiplap" / "codegen" / "templates" / "backend"
+
+
+@cache
+def made_of(target: str) -> Generated:
+    return generate(load(shipped(target)), runtime(target))
+
+
+@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="the table counts torch 2.13's overloads")
+@pytest.mark.parametrize(("target", "called"), [("openvino", "OpenVINO 2026.4.1"), ("onednn", "oneDNN 3.2")])
+def test_the_docs_say_what_is_native(target: str, called: str) -> None:
+    if target == "openvino":
+        pytest.importorskip("openvino")
+    found = coverage(load(shipped(target)), runtime(target), made_of(target)).as_json()
+    owed = [found["required"][state] for state in ("native", "expected", "gap")]
+    row = f"| {called} | {len(found['native'])} | {' | '.join(map(str, owed))} |"
+    assert row in (ROOT / "docs" / "backend.md").read_text()
+    assert f"{len(found['native'])} on" in (ROOT / "README.md").read_text().replace("overloads on", "on")
 
 
 def test_forty_overloads_from_the_same_templates() -> None:
-    made = generate(load(shipped("onednn")), runtime("onednn"))
+    made = made_of("onednn")
     native = {n for w in made.wrappers for n in (w.declaration.name, *(d.name for d in w.derived))}
     assert len(native) >= 40
     text = "\n".join(made.files.values())
@@ -40,7 +61,7 @@ def test_both_targets_agree_on_all_but_the_graph() -> None:
     for name in ("openvino", "onednn"):
         if name == "openvino":
             pytest.importorskip("openvino")
-        (w,) = [w for w in generate(load(shipped(name)), runtime(name)).wrappers if w.declaration.name == "mul.out"]
+        (w,) = [w for w in made_of(name).wrappers if w.declaration.name == "mul.out"]
         both.append((w.keys, w.nodes, w.outputs, w.gated, w.compute, w.decides))
     assert both[0] == both[1]
 
