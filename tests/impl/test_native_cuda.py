@@ -22,18 +22,34 @@ int step(const sl_context* ctx, const DLTensor* x, DLTensor* out) {
 """
 
 
-@pytest.fixture
-def step(ns, tmp_path, monkeypatch):
-    """An op with a kernel for each device type, each in a library of its own."""
-
-    @sl.op(f"{ns}::step")
+def declare(name):
+    @sl.op(name)
     def step(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
         return x + 1
 
-    (tmp_path / "cuda").mkdir()
-    for device, folder in (("cpu", tmp_path), ("cuda", tmp_path / "cuda")):
-        step.kernel(device, sl.cabi(compile_c(folder, "step", {"step": step}, BODY), "step"), dtypes="float32")
-    monkeypatch.setenv("SHIPLAP_CACHE_DIR", str(tmp_path / "cache"))
+    return step
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """Libraries of the kernels, one for each device type, and a cache: all tests build the same binding, once."""
+    folder = tmp_path_factory.mktemp("native_cuda")
+    step = declare("native_cuda_test::step")
+    for name in ("cpu", "cuda"):
+        (folder / name).mkdir()
+        compile_c(folder / name, "step", {"step": step}, BODY)
+    return folder
+
+
+@pytest.fixture
+def step(home, monkeypatch):
+    """An op with a kernel for each device type, each in a library of its own; nothing tells where CUDA might be."""
+    for variable in ("CUDA_HOME", "CUDA_PATH", "CPATH", "CPLUS_INCLUDE_PATH"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("SHIPLAP_CACHE_DIR", str(home / "cache"))
+    step = declare("native_cuda_test::step")
+    for device in ("cpu", "cuda"):
+        step.kernel(device, sl.cabi(home / device / "libstep.so", "step"), dtypes="float32")
     return step
 
 
@@ -57,10 +73,7 @@ def test_one_unit_serves_both_device_types(step):
 
 
 def test_it_is_built_without_a_cuda_toolkit(step):
-    with pytest.MonkeyPatch.context() as patch:
-        for variable in ("CUDA_HOME", "CUDA_PATH", "CPATH", "CPLUS_INCLUDE_PATH"):
-            patch.delenv(variable, raising=False)
-        library = native.build(step)
+    library = native.build(step)
     with library.open("rb") as file:
         elf = ELFFile(file)
         needed = [t.needed for t in elf.get_section_by_name(".dynamic").iter_tags() if t.entry.d_tag == "DT_NEEDED"]
@@ -99,10 +112,7 @@ def test_redeclaring_drops_both(step):
 
 
 def test_only_cuda(ns, tmp_path, monkeypatch):
-    @sl.op(f"{ns}::step")
-    def step(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
-        return x + 1
-
+    step = declare(f"{ns}::step")
     step.kernel("cuda", sl.cabi(compile_c(tmp_path, "step", {"step": step}, BODY), "step"), dtypes="float32")
     monkeypatch.setenv("SHIPLAP_CACHE_DIR", str(tmp_path / "cache"))
     if torch.version.cuda:

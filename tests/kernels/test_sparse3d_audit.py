@@ -1,13 +1,19 @@
-"""Every shipped op passes its full audit, on a fresh seed, within a minute of CPU time."""
+"""Every shipped op passes its audit, on a fresh seed, within a minute; all of them together are one compiled graph."""
 
 from __future__ import annotations
 
 import os
 
 import pytest
+import torch
 
 import shiplap as sl
+from shiplap import compat
+from shiplap.audit import CHECKS
 from shiplap.kernels.sparse3d import bounded, grid_sample, hashing, ops, planning, pooling, postprocess, serialize
+from shiplap.verify.compare import close
+from shiplap.verify.run import call, effects
+from shiplap.verify.samples import Samples
 
 MODULES = (bounded, grid_sample, hashing, ops, planning, pooling, postprocess, serialize)
 OPS = [value for module in MODULES for name in module.__all__ if isinstance(value := vars(module)[name], sl.Op)]
@@ -19,9 +25,29 @@ def worked() -> float:
 
 
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.spec.opname)
-def test_a_shipped_op_passes_its_full_audit(op):
+def test_a_shipped_op_passes_its_audit(op):
+    """All checks but those that compile it again and again, of which torch's own one is for ops with a gradient."""
     began = worked()
-    findings = sl.audit(op, budget_s=600)
+    left_out = {"compile"} if op.gradient is not None else {"compile", "opcheck"}
+    findings = sl.audit(op, checks=[c for c in CHECKS if c not in left_out], budget_s=600)
     assert [f"{f.check}: {f.evidence} [{f.input}]" for f in findings if f.verdict == "fail"] == []
-    assert sum(f.verdict == "ok" for f in findings) >= 12
+    assert sum(f.verdict == "ok" for f in findings) >= 10
     assert worked() - began < 60
+
+
+def test_all_ops_are_one_graph_for_all_sizes():
+    """With a pointwise neighbour on each result, it gives what eager calls give."""
+    samples = [Samples(op, torch.seed() % 2**31) for op in OPS]
+
+    def program(*args):
+        found = (t for op, a in zip(OPS, args, strict=True) for t in effects(op, a, call(op, a)))
+        return [t * 2 if t.is_floating_point() else t for t in found]
+
+    compat.reset_compiler()
+    with compat.data_dependent_sizes():
+        compiled = torch.compile(program, fullgraph=True, dynamic=True)
+        for case in zip(*(s.grown(2) for s in samples), strict=True):
+            got, want = (tuple(f(*(c.fresh() for c in case))) for f in (compiled, program))
+            assert close(got, want, want, 64).problem == "", [c.label for c in case]
+    assert compat.compile_counts().recompiles <= 1
+    compat.reset_compiler()
