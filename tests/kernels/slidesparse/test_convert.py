@@ -78,6 +78,19 @@ def test_nothing_is_converted_where_something_is_wrong(change: object, text: str
     assert type(net[0]) is nn.Linear
 
 
+def test_layers_whose_weights_somebody_else_reads_are_kept() -> None:
+    """In inference nn.TransformerEncoderLayer hands the tensors of its layers to one fused operator."""
+    encoder = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    net = nn.Sequential(encoder, nn.Linear(16, 16)).eval()
+    done = ss.convert(net)
+    assert [c.name for c in done.converted] == ["1"]
+    assert {s.name: s.reason for s in done.skipped}[
+        "0.linear1"
+    ] == "nn.TransformerEncoderLayer reads its weight past it"
+    with torch.no_grad():
+        assert net(torch.ones(1, 4, 16)).shape == (1, 4, 16)
+
+
 def test_a_weight_beyond_float16_is_found_before_anything_is_replaced() -> None:
     net = mlp()
     net[2].weight.data[1, 1] = 1e6

@@ -142,6 +142,14 @@ def test_a_stale_form_is_not_served() -> None:
     assert torch.equal(ss.matmul(x, made.as_packed().keeping("packed"), made.bias), changed)
 
 
+def test_other_data_is_another_weight() -> None:
+    made, other = layer(), layer()
+    made.weight.data = other.weight.data
+    assert not made.fresh
+    assert made.as_packed().packed is None
+    assert made.pack().fresh
+
+
 def test_repr_says_sizes_and_pattern() -> None:
     assert repr(layer()) == "Linear(in_features=52, out_features=40, bias=True, pattern=6:8, mode=int8, packed)"
 

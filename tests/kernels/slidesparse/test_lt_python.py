@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import shutil
 import sys
 from pathlib import Path
@@ -210,6 +211,21 @@ def test_a_candidate_without_a_plan_is_refused_and_not_wrong(device, monkeypatch
         algorithm.prepare((x, blob, 32, 1))
     fine = tuning.Algorithm(ops.sparse_mm_int8, Config.of({"ALG": 4, "SPLIT_K": 0, "VERSION": 8001}))
     assert callable(fine.prepare((x, blob, 32, 1)))
+
+
+def test_rows_that_begin_anywhere_are_copied_for_the_library(monkeypatch):
+    pytest.importorskip("triton")
+    linear, seen = importlib.import_module("shiplap.kernels.slidesparse.cuda.linear"), []
+    monkeypatch.setattr(linear, "_SPARSE", {torch.bfloat16: lambda x, *rest: seen.append(x)})
+    monkeypatch.setattr(linear, "finish", lambda *arguments: None)
+    monkeypatch.setattr(linear, "_lifted", lambda x, pairs: x.clone())
+    held = torch.randn(16 * 32 + 8).bfloat16()
+    for start in (0, 8, 1):
+        x = held[start : start + 16 * 32].view(16, 32)
+        linear.slide_16bit(x, held, 32, None, 2, ops.CUSPARSELT, held)
+        assert torch.equal(seen[-1], x)
+        assert seen[-1].data_ptr() % 16 == 0
+    assert [x.data_ptr() == held.data_ptr() + at for x, at in zip(seen, (0, 16, 2), strict=True)] == [True, True, False]
 
 
 def test_prepare_runs_each_number_of_rows_once(opened):

@@ -113,6 +113,8 @@ def replace(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
 
 def _choose(model: nn.Module, skip: Sequence[str]) -> tuple[dict[str, nn.Linear], dict[str, str]]:
     holders = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
+    encoders = (m for m in model.modules() if isinstance(m, nn.TransformerEncoderLayer))  # for its fused inference
+    read = {id(part) for encoder in encoders for part in (encoder.linear1, encoder.linear2)}
     chosen: dict[str, nn.Linear] = {}
     skipped: dict[str, str] = {}
     for name, module, names in _linears(model):
@@ -123,6 +125,8 @@ def _choose(model: nn.Module, skip: Sequence[str]) -> tuple[dict[str, nn.Linear]
             skipped[name] = f"{type(module).__name__} does more than nn.Linear"
         elif holders[id(module.weight)] > len(names):
             skipped[name] = "its weight is another module's, too"
+        elif id(module) in read:
+            skipped[name] = "nn.TransformerEncoderLayer reads its weight past it"
         elif module._forward_hooks or module._forward_pre_hooks:
             skipped[name] = "it has forward hooks"
         elif not module.weight.is_floating_point() or not module.weight.numel():

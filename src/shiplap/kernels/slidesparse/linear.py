@@ -58,7 +58,7 @@ class Linear(nn.Module):
             "bias", _frozen(torch.zeros(out_features, device=device, dtype=dtype)) if bias else None
         )
         self.register_buffer("packed", None, persistent=False)
-        self._packed_from: tuple[int, int] | None = None
+        self._packed_from: tuple[int, int, int] | None = None
 
     @classmethod
     def of(cls, linear: nn.Linear, pattern: str | Pattern = "6:8", mode: str = "int8", *, pack: bool = True) -> Linear:
@@ -238,9 +238,13 @@ def _frozen(tensor: Tensor) -> nn.Parameter:
     return nn.Parameter(tensor, requires_grad=False)
 
 
-def _state(weight: Tensor) -> tuple[int, int]:
-    """What changes when ``weight`` does; tensors made in inference mode do not say when they are written."""
-    return id(weight), 0 if weight.is_inference() else weight._version
+def _state(weight: Tensor) -> tuple[int, int, int]:
+    """What changes when ``weight`` does, or its ``.data``; those made in inference mode do not tell of writes."""
+    try:
+        place = weight.data_ptr()
+    except RuntimeError:  # a fake tensor lies nowhere
+        place = 0
+    return id(weight), place, 0 if weight.is_inference() else weight._version
 
 
 def _loads(given: torch.dtype, wanted: torch.dtype) -> bool:

@@ -62,7 +62,7 @@ def dense_8bit(
 
 
 def slide_16bit(x: Tensor, packed: Tensor, n: int, bias: Tensor | None, pairs: int, layout: int, out: Tensor) -> None:
-    whole = x.shape[0] % ROWS == 0 and x.shape[1] % DEPTH == 0
+    whole = x.shape[0] % ROWS == 0 and x.shape[1] % DEPTH == 0 and not x.data_ptr() & 15  # a view begins anywhere
     lifted = x if pairs == 2 and whole else _lifted(x, pairs)
     total = _SPARSE[x.dtype](lifted, packed, dense_depth(n), layout)
     finish(total, None, None, bias, out)
