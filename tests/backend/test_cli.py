@@ -83,7 +83,8 @@ def test_bad_input_is_answered(fresh: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("option", "got"),
     [(["--dtypes", "f31"], "'f31'; did you mean 'f32'?"), (["--match", "("], "unterminated subpattern"),
-     (["--match", "no such operator"], "no operator matches"), (["--ops", "softmxa"], "did you mean 'softmax'?")],
+     (["--match", "no such operator"], "no operator matches"), (["--ops", "softmxa"], "did you mean 'softmax'?"),
+     (["--ops", "relu"], "'relu'; did you mean 'nn.functional.relu'?")],
 )  # fmt: skip
 def test_audit_knows_what_it_can_be_asked(
     fresh: Path, monkeypatch: pytest.MonkeyPatch, option: list[str], got: str
@@ -91,7 +92,7 @@ def test_audit_knows_what_it_can_be_asked(
     from shiplap.backend import audit, project
 
     monkeypatch.setattr(project, "require_built", lambda _: None)
-    monkeypatch.setattr(audit, "operators", lambda _: ["add", "softmax"])
+    monkeypatch.setattr(audit, "operators", lambda _: ["add", "softmax", "real", "nn.functional.relu"])
     _, err = run("audit", fresh, *option, status=2)
     assert "SL613" in err
     assert got in err

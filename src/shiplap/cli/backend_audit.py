@@ -73,7 +73,9 @@ def _known(option: str, given: list[str], known: Sequence[str]) -> list[str]:
     for name in given:
         if name not in known:
             expected = ", ".join(known) if len(known) < 20 else "names of torch's operator database, such as 'add'"
-            raise error("SL613", where=option, got=f"{name!r}{nearest(name, known)}", expected=expected)
+            whole = next((n for n in known if n.endswith(f".{name}")), "")  # "nn.functional.relu" for "relu"
+            meant = f"; did you mean {whole!r}?" if whole else nearest(name, known)
+            raise error("SL613", where=option, got=f"{name!r}{meant}", expected=expected)
     return given
 
 
