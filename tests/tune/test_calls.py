@@ -132,6 +132,15 @@ def test_sizes_make_recipes_and_say_what_is_missing():
     assert (caught.value.id, caught.value.got) == ("SL502", "unknown q, no k, no n")
 
 
+def test_a_dtype_that_no_argument_admits_is_refused_and_not_replaced():
+    sizes = {"m": 3, "k": 4, "n": 5}
+    for dtype in ("float13", "int32"):
+        with pytest.raises(ShiplapError, match="SL502: dtype does not fit") as caught:
+            recipe_for(ops.mm, sizes, dtype)
+        assert caught.value.got == dtype
+    assert "bfloat16" in caught.value.expected
+
+
 def test_budgets():
     assert [seconds_of(b) for b in (None, 3, "90s", "5m", "1.5h", "7")] == [None, 3, 90.0, 300.0, 5400.0, 7.0]
     for text in ("", "5 apples", "-3s", "m"):

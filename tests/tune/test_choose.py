@@ -125,6 +125,28 @@ def test_there_is_always_a_floor(ns):
         assert torch.equal(one(torch.ones(4)), torch.full((4,), 2.0))
 
 
+def test_what_nothing_can_run_now_is_no_answer_for_later(ns):
+    full = True
+
+    def add(x):
+        if full:
+            raise RuntimeError("out of memory")
+        return x + 1
+
+    @sl.op(f"{ns}::large")
+    def large(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+        return add(x)
+
+    large.kernel("cpu", lambda x, *, out: out.copy_(add(x)), name="kernel")
+    recipe = recipe_of(large, (torch.randn(8),))
+    failed = choose(large, recipe)
+    assert failed.reason.startswith("no candidate could be run, nor the reference; nothing is kept; 2 dropped")
+    assert list(Store().entries()) == []
+    assert choices.entries() == []
+    full = False
+    assert choose(large, recipe).origin == "measured"
+
+
 def test_outputs_and_workspace_arrive_poisoned(ns):
     @sl.op(f"{ns}::pad")
     def pad(x: Float[Tensor, "n"]) -> Float[Tensor, "2*n"]:

@@ -94,8 +94,11 @@ def choose(
         if not listed or listed[0].kernel != choices.REFERENCE:
             listed.insert(0, ReferenceCandidate(op))
         task = Task(op, drawn, key, listed, options)
-        found = _measured(task, (bench or _local)(task), report)
+        ranking = _ranking(task, (bench or _local)(task), report)
+        found = _decide(task, ranking)
         report("keep", 1, 1)  # raises where nobody waits for it any more
+        if not ranking.order:  # not even the reference runs: too large for now, perhaps; that is no answer for later
+            return found
         if options.keep:
             store.put(key, found.value())
     keep(key, found)
@@ -142,14 +145,14 @@ def _frozen(op: Op, drawn: Inputs, key: Key, extra: Mapping[str, str] | None) ->
                      origin="default")  # fmt: skip
 
 
-def _measured(task: Task, bench: Bench, report: Report) -> Choice:
-    """Verify and time; whatever happens, there is a choice."""
+def _ranking(task: Task, bench: Bench, report: Report) -> Ranking:
+    """Verify and time."""
     with torch.no_grad():
-        ranking = search(task.op, task.candidates, bench, task.inputs, task.options.seconds, report, task.options.plan)
-    return _decide(task, ranking)
+        return search(task.op, task.candidates, bench, task.inputs, task.options.seconds, report, task.options.plan)
 
 
 def _decide(task: Task, ranking: Ranking) -> Choice:
+    """Whatever happens, there is a choice."""
     order, listed, drawn = ranking.order, task.candidates, task.inputs
     best = listed[order[0]] if order else listed[0]
     second = order[1] if len(order) > 1 else None
@@ -175,7 +178,7 @@ def _reason(ranking: Ranking, listed: Sequence[Candidate], default: int) -> str:
     dropped = f"; {wrong} dropped, see findings" if wrong else ""
     dropped += f"; {ranking.unseen} not looked at" if ranking.unseen else ""
     if not order:
-        return f"the reference: no candidate could be run{dropped}"
+        return f"no candidate could be run, nor the reference; nothing is kept{dropped}"
     if len(order) == 1:
         return f"the only candidate that is right{dropped}"
     times = ranking.timings

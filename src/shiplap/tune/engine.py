@@ -130,7 +130,10 @@ def _request(op: Op, sample: Any, device: str | None) -> Request:
 
 
 def recipe_for(op: Op, values: Mapping[str, Any], dtype: str = "float32") -> Recipe:
-    """The recipe of a call with these sizes and scalars; SL502 when a size is missing, or a name is unknown."""
+    """The recipe of a call with these sizes and scalars; SL502 when a size is missing, or a name or dtype does not fit.
+
+    ``dtype`` is for the tensors whose declaration admits it; others have float32, or the first that theirs admits.
+    """
     dims = free_dims(op.spec)
     scalars = {a.name: a for a in op.spec.scalars}
     unknown = [n for n in values if n not in dims and n not in scalars]
@@ -141,7 +144,12 @@ def recipe_for(op: Op, values: Mapping[str, Any], dtype: str = "float32") -> Rec
                     expected=f"sizes of {', '.join(dims)}", fix="give each free dim a size")  # fmt: skip
     given = {n: values[n] if n in values else scalar_candidates(a)[0] for n, a in scalars.items() if n not in dims}
     classes = {a.tensor.dtype_class: a.tensor for a in op.spec.tensors if a.tensor and not a.tensor.concrete}
-    dtypes = {c: dtype if dtype in t.dtypes or not t.dtypes else t.dtypes[0] for c, t in classes.items()}
+    admitted = {c: t.dtypes or (dtype,) for c, t in classes.items()}
+    if dtype != "float32" and not any(dtype in names for names in admitted.values()):
+        raise error("SL502", where=op.spec.name, what="dtype does not fit", got=dtype,
+                    expected="; ".join(f"{c}: {', '.join(names)}" for c, names in admitted.items()) or "none to choose",
+                    fix="pass a dtype that the declaration admits")  # fmt: skip
+    dtypes = {c: next((d for d in (dtype, "float32") if d in names), names[0]) for c, names in admitted.items()}
     return Recipe().but(sizes={n: values[n] for n in dims}, scalars=given, dtypes=dtypes)
 
 
