@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -29,6 +30,30 @@ def voxels(
 
 def refused(match: str) -> pytest.RaisesExc:
     return pytest.raises(sl.ShiplapError, match=match)
+
+
+READERS = {
+    "SubMConv3d": lambda x: spconv.SubMConv3d(4, 4, 3)(x), "SparseConv3d": lambda x: spconv.SparseConv3d(4, 4, 1)(x),
+    "SparseInverseConv3d": lambda x: spconv.SparseInverseConv3d(4, 4, 3, "a")(x), "ToDense": spconv.ToDense(),
+    "SparseMaxPool3d": spconv.SparseMaxPool3d(2), "SparseGlobalAvgPool": spconv.SparseGlobalAvgPool(),
+    "AddTable": lambda x: spconv.AddTable()([x, x]), "JoinTable": lambda x: spconv.JoinTable()([x, x]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_what_a_layer_cannot_read_is_refused(name):
+    """Features without voxels, and a tensor whose features are more or fewer than its voxels."""
+    x = voxels(20)
+    with refused(rf"SL209: (.|\n)*where    {name}\n  got      Tensor\n  expected a SparseConvTensor"):
+        READERS[name](x.features)
+    for features in (x.features[:7], torch.cat([x.features, x.features])):
+        with refused(rf"SL202: (.|\n)*where    {name}\n  got      {len(features)} rows of features\n  expected 20"):
+            READERS[name](x.replace_feature(features))
+    more = x.replace_feature(torch.cat([x.features, x.features]))  # and its voxels are assigned after that
+    more.indices = torch.cat([x.indices, x.indices + torch.tensor([2, 0, 0, 0]).int()])
+    more.batch_size = 4
+    with refused("no such key") if name == "SparseInverseConv3d" else nullcontext():
+        READERS[name](more)
 
 
 # --- the tensor -------------------------------------------------------------------------------------------------------

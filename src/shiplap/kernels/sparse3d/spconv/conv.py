@@ -17,6 +17,7 @@ from shiplap.kernels.sparse3d.spconv.core import (
     SparseConvTensor,
     Window,
     check_ndim,
+    check_sparse,
     expand_nd,
 )
 from shiplap.kernels.sparse3d.spconv.modules import SparseModule
@@ -129,6 +130,7 @@ class SparseConvolution(SparseModule):
         return Window(self.kernel_size, self.stride, self.padding, self.dilation, extra)
 
     def forward(self, input: SparseConvTensor, add_input: SparseConvTensor | None = None) -> SparseConvTensor:
+        check_sparse(type(self).__name__, input)
         if input.features.shape[1] != self.in_channels:
             raise error("SL202", where=type(self).__name__, got=f"{input.features.shape[1]} channels",
                         expected=f"in_channels = {self.in_channels}")  # fmt: skip

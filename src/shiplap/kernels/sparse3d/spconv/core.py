@@ -46,6 +46,21 @@ def check_ndim(where: str, ndim: int) -> None:
         )  # fmt: skip
 
 
+def check_sparse(where: str, x: Any) -> None:
+    """Before a layer reads ``x``: SL209 for what is no sparse tensor, SL202 where features and voxels are not as many.
+
+    Not when a tensor is made: models replace the features first and assign the voxels after that.
+    """
+    from torch.fx.experimental.symbolic_shapes import guard_or_false  # here: it is slow to import
+
+    if not isinstance(x, SparseConvTensor):
+        fix = "SparseConvTensor(features, indices, spatial_shape, batch_size)"
+        raise error("SL209", where=where, got=type(x).__name__, expected="a SparseConvTensor", fix=fix)
+    rows, voxels = x.features.shape[0], x.indices.shape[0]
+    if guard_or_false(rows != voxels):
+        raise error("SL202", where=where, got=f"{rows} rows of features", expected=f"{voxels}, as indices have")
+
+
 def autocast(tensor: Tensor) -> Tensor:
     """``tensor`` in the dtype of ``torch.autocast`` on its device; outside of it, and float64, as it is."""
     device = tensor.device.type
@@ -322,6 +337,7 @@ class SparseConvTensor:
 
     def dense(self, channels_first: bool = True) -> Tensor:
         """``[batch, c, *spatial]`` (or channels last), zeros where no voxel is active."""
+        check_sparse("SparseConvTensor.dense", self)
         cells = SparseTensor(self._features, geometry=self.geometry).dense()
         cells = cells.reshape(self.batch_size, self._features.shape[1], *self.spatial_shape)
         return cells.contiguous() if channels_first else cells.movedim(1, -1).contiguous()

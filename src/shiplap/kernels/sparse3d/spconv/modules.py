@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from shiplap.kernels.sparse3d.spconv.core import SparseConvTensor
+from shiplap.kernels.sparse3d.spconv.core import SparseConvTensor, check_sparse
 
 __all__ = [
     "RemoveGrid", "SparseBatchNorm", "SparseIdentity", "SparseModule", "SparseReLU", "SparseSequential",
@@ -123,6 +123,7 @@ class ToDense(SparseModule):
     """``[batch, c, *spatial]``, zeros where no voxel is active."""
 
     def forward(self, x: SparseConvTensor) -> Tensor:
+        check_sparse("ToDense", x)
         return x.dense()
 
 

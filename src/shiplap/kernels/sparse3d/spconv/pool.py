@@ -11,7 +11,15 @@ from torch import Tensor
 from shiplap.kernels.sparse3d import pooling
 from shiplap.kernels.sparse3d.plan import Plan
 from shiplap.kernels.sparse3d.spconv import indices
-from shiplap.kernels.sparse3d.spconv.core import ConvAlgo, SparseConvTensor, Window, autocast, check_ndim, expand_nd
+from shiplap.kernels.sparse3d.spconv.core import (
+    ConvAlgo,
+    SparseConvTensor,
+    Window,
+    autocast,
+    check_ndim,
+    check_sparse,
+    expand_nd,
+)
 from shiplap.kernels.sparse3d.spconv.modules import SparseModule
 
 __all__ = [
@@ -71,6 +79,7 @@ class _Pool(SparseModule):
 
     def forward(self, input: SparseConvTensor) -> SparseConvTensor:
         where, window = type(self).__name__, Window(self.kernel_size, self.stride, self.padding, self.dilation)
+        check_sparse(where, input)
         if input.find_indice_pair(self.indice_key) is not None:
             raise indices.taken(where, self.indice_key)
         data = indices.build(where, input, window, self.algo, subm=self.subm, training=self.training)
@@ -163,6 +172,7 @@ class SparseGlobalMaxOrAvgPool(SparseModule):
         self.is_mean = is_mean
 
     def forward(self, input: SparseConvTensor) -> Tensor:
+        check_sparse(type(self).__name__, input)
         coords, scenes = input.geometry.coords, input.batch_size
         return pooling.global_pool(input.features, coords, scenes, "avg" if self.is_mean else "max")
 

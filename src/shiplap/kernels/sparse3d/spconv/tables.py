@@ -9,14 +9,16 @@ from torch import nn
 
 from shiplap.errors import error
 from shiplap.kernels.sparse3d import ops as kernels
-from shiplap.kernels.sparse3d.spconv.core import SparseConvTensor, indices_of
+from shiplap.kernels.sparse3d.spconv.core import SparseConvTensor, check_sparse, indices_of
 from shiplap.kernels.sparse3d.spconv.modules import SparseModule
 
 __all__ = ["AddTable", "AddTableMisaligned", "ConcatTable", "JoinTable", "sparse_add"]
 
 
 def _check(where: str, tensors: list[SparseConvTensor], *attributes: str) -> None:
-    """Refuse tensors that differ in one of ``attributes``."""
+    """Refuse what is no sparse tensor, and tensors that differ in one of ``attributes``."""
+    for tensor in tensors:
+        check_sparse(where, tensor)
     for what in attributes:
         seen = [_ATTRIBUTES[what](tensor) for tensor in tensors]
         for value in seen[1:]:
