@@ -94,6 +94,18 @@ def test_two_groups_that_would_make_a_cycle() -> None:
     assert "is computed from" in miss.reason
 
 
+def test_calls_with_and_without_gradients_are_kept_apart() -> None:
+    def fn(x: Tensor, w: Tensor, u: Tensor) -> Tensor:
+        a = F.linear(x, w)
+        with torch.no_grad():
+            b = F.linear(x, u)
+        return a + b
+
+    ((miss,), _) = applied(WideLinears(always=True), fn, torch.randn(3, 4), *W[:2])
+    assert miss.obstacle == "mode"
+    assert "switches gradients, autocast or a transform between a and b" in miss.reason
+
+
 def test_a_write_in_between_keeps_calls_apart() -> None:
     def fn(x: Tensor, y: Tensor, w: Tensor, u: Tensor) -> Tensor:
         a = F.linear(x, w)

@@ -104,6 +104,16 @@ def near_or_match(made, fn):
     return found
 
 
+def constant(x, w, b):
+    with torch.no_grad():
+        return F.linear(x, w, b)
+
+
+def test_a_block_without_gradients_is_rewritten_inside():
+    (found,) = outcomes(REWRITE, torch.no_grad()(lambda x, w, b: F.gelu(F.linear(x, w, b)) * x.sum()), X, W, B)
+    assert isinstance(found, Match), found
+
+
 @pytest.mark.parametrize(
     ("fn", "obstacle", "node", "reason"),
     [
@@ -123,6 +133,8 @@ def near_or_match(made, fn):
          "linear (linear) would no longer be computed, but the graph returns it"),
         (lambda x, w, b: (lambda y: (x.add_(1), F.gelu(y)))(F.linear(x, w, b)), "mutation", "gelu",
          "add_ (.add_) writes to a tensor in between"),
+        (lambda x, w, b: F.gelu(constant(x, w, b)), "mode", "gelu",
+         "_set_grad_enabled_1 (_set_grad_enabled) switches gradients, autocast or a transform in between"),
         (lambda x, w, b: F.gelu(F.linear(x.view(2, 2, 6), w, b)), "shape", "gelu",
          "x is float32[2, 2, 6] of view: 3 dims, the pattern has 2"),
     ],

@@ -155,3 +155,39 @@ def test_a_proof_runs_once():
     before = len(calls)
     rewrites(made)
     assert len(calls) == before
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda: rewrites(replacement), r"SL802(.|\n)*sl.rewrite\(pattern, replacement\) for functions"),
+        (lambda: rewrites([]), r"SL802(.|\n)*got +\[\]"),
+        (lambda: rewrite("relu", replacement), r"SL802(.|\n)*sl.rewrite\(pattern=...\)"),
+        (lambda: rewrite(replacement, replacement, pays=3), r"SL802(.|\n)*sl.rewrite\(pays=...\)"),
+        (lambda: rewrite(replacement, replacement, where=[replacement]), "SL803(.|\n)*expected text"),
+        (lambda: rewrites(rewrite(lambda x: x, lambda x: x * 1, name="same", samples=lambda: [(torch.ones(3),)])),
+         "SL804(.|\n)*it computes nothing"),
+        (lambda: rewrites(rewrite(lambda x: -x, lambda x: x.neg(), name="one", samples=lambda: torch.ones(()))),
+         "SL802(.|\n)*samples of rewrite 'one'(.|\n)*got +Tensor(.|\n)*expected 1 arguments"),
+    ],
+)  # fmt: skip
+def test_what_is_no_rewrite(call, text):
+    with pytest.raises(sl.ShiplapError, match=text):
+        call()
+
+
+def test_a_constant_of_a_sample_reaches_the_replacement():
+    """As it would with an annotation: here it is part of the pattern."""
+    made = rewrite(lambda x, eps=0.5: F.relu(x) + eps, lambda x, eps=0.5: eps + F.relu(x), name="shifted",
+                   samples=lambda: [(torch.randn(3, 4), 0.5)])  # fmt: skip
+    assert rewrites(made).rewrites == (made,)
+
+
+def test_constants_of_another_dtype_in_the_joint_graph():
+    """The backward of relu holds a zero of the dtype at hand; proofs are in float64."""
+    made = rewrite(summed, lambda x, y: F.relu(y + x), name="summed", level="joint")
+    assert [f.verdict for f in made.findings if f.check in ("fires", "gradients")] == ["ok", "ok"]
+
+
+def summed(x: Float[Tensor, "n d"], y: Float[Tensor, "n d"]):
+    return F.relu(x + y)

@@ -30,6 +30,7 @@ SEED = 0
 STAND_IN = 0.7390851332151607  # a float argument while a pattern is traced: no constant of a model is this by accident
 FLOATS = (1e-6, 1e-3, 0.125, 2.0, 16.0)  # tried where the guards do not admit the default of a float argument
 NARROW = ("bfloat16", "float16")
+OTHER = (*NARROW, "float64")  # than the base has: in ATen constants and casts name their dtype
 RANKS = ((), (2, 3))  # of a variadic dim, besides the usual (2,)
 
 Given = Callable[[], Iterable[Sequence[Any]]]
@@ -52,6 +53,17 @@ class Drawn:
             raise error("SL805", where=f"rewrite {self.signature.name!r}", got="neither annotations nor samples",
                         expected="one of them")  # fmt: skip
         return Samples(self, SEED)  # type: ignore[arg-type]
+
+    def _listed(self) -> Iterator[tuple[Any, ...]]:
+        """What ``samples=`` returned: a tuple of arguments each."""
+        count = len(self.signature.parameters)
+        found = self.given() if self.given is not None else ()
+        for args in found if isinstance(found, Iterable) and not isinstance(found, Tensor) else (found,):
+            if not isinstance(args, (list, tuple)) or len(args) != count:
+                got = f"{len(args)} arguments" if isinstance(args, (list, tuple)) else type(args).__name__
+                raise error("SL802", where=f"samples of rewrite {self.signature.name!r}", got=got,
+                            expected=f"{count} arguments", fix="return a list of one tuple a call")  # fmt: skip
+            yield tuple(args)
 
     @cached_property
     def base(self) -> Recipe:
@@ -103,7 +115,7 @@ class Drawn:
         """
         if self.given is not None:
             kinds = ("zeros",)
-            yield from (Program(fn, tuple(a), f"sample {i}", kinds=kinds) for i, a in enumerate(self.given()))
+            yield from (Program(fn, tuple(a), f"sample {i}", kinds=kinds) for i, a in enumerate(self._listed()))
             return
         usual = KINDS[1:]
         for number, recipe in enumerate(self._forms()):
@@ -142,16 +154,16 @@ class Drawn:
 
     def _traced(self, level: Level, graph: Graph) -> Iterator[tuple[Any, tuple[Any, ...], dict[float, str]]]:
         if self.given is not None:
-            yield from ((i, tuple(args), {}) for i, args in enumerate(self.given()))
+            yield from ((i, tuple(args), {}) for i, args in enumerate(self._listed()))
             return
         floats = {a.name: STAND_IN + i for i, a in enumerate(self.spec.scalars) if a.scalar == "float"}
         held = [v for v in map(value, graph.nodes) if isinstance(v, Tensor) and v.is_floating_point()]
-        narrow = {str(v.dtype).removeprefix("torch.") for v in held}.intersection(NARROW) if level != "pre-grad" else ()
+        dtypes = {str(v.dtype).removeprefix("torch.") for v in held} if level != "pre-grad" else set[str]()
         ranks = {v.dim() for v in held}
         for form in self._forms():
             if form.sizes != self.base.sizes and (level == "pre-grad" or not self._ranks(form) & ranks):
                 continue
-            for recipe in (form, *(self._in(form, dtype) for dtype in sorted(narrow))):
+            for recipe in (form, *(self._in(form, dtype) for dtype in sorted(dtypes.intersection(OTHER)))):
                 if recipe is not None and (case := self.samples.make(recipe)) is not None:  # guards say nothing here
                     args = zip(self.signature.parameters, case.fresh(), strict=True)
                     yield str(recipe), tuple(floats.get(n, a) for n, a in args), {v: k for k, v in floats.items()}
@@ -185,7 +197,8 @@ def as_pattern(
     if missing:
         raise error("SL804", where=fn.__qualname__, got=f"it does not use {', '.join(missing)} as it is",
                     expected="a graph of its arguments", fix="remove the argument, or use it unchanged")  # fmt: skip
-    absent = tuple(n for n, a in zip(names, args, strict=True) if a is None)
+    pairs = zip(names, args, strict=True)
+    fixed = {n: a for n, a in pairs if not isinstance(a, Tensor) and not (type(a) is float and a in stand_ins)}
     tangents = {n: f"gradient {i}" for i, n in enumerate(n for n, r in found.roles.items() if r == "grad")}
     grads = [inputs[n] for n in found.roles if inputs.get(n) in leaves] if tangents else []
     results = _results(found.graph)
@@ -193,9 +206,13 @@ def as_pattern(
         own = [n for n, role in found.roles.items() if role != "grad"]
         of = dict(zip(own, results[-len(own) :], strict=True))
         results = [*results[: -len(own)], *(of[n] for n in own if inputs.get(n) in leaves)]
-    return Pattern(
-        found.graph, {**inputs, **tangents}, results, stand_ins, absent, tuple(grads), tuple(tangents.values())
+    made = Pattern(
+        found.graph, {**inputs, **tangents}, results, stand_ins, fixed, tuple(grads), tuple(tangents.values())
     )
+    if not made.picked:
+        raise error("SL804", where=fn.__qualname__, got="it computes nothing: its results are its arguments",
+                    expected="a graph of its arguments", fix="write what models compute")  # fmt: skip
+    return made
 
 
 def _results(graph: Graph) -> list[Any]:

@@ -17,7 +17,9 @@ from shiplap.compat import nodes as fx
 from shiplap.rewrite.match import Level, Match, NearMiss, Obstacle, Saving
 from shiplap.verify.run import quiet
 
-__all__ = ["Refused", "describe", "flat_nodes", "mutates", "operator_name", "place", "sort", "source_line", "value"]
+__all__ = [
+    "Refused", "barrier", "describe", "flat_nodes", "operator_name", "place", "sort", "source_line", "value",
+]  # fmt: skip
 
 FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in ')
 
@@ -48,7 +50,8 @@ def place(
     ``fn`` is plain PyTorch and returns as many tensors as there are ``outputs``, in that order; ``args`` may hold nodes
     (tensors or sizes), constants, and lists of those. ``nodes`` are all that the rewrite means to replace, ``outputs``
     included. Nothing is changed when the result is a near miss: ``fn`` raised, its results have another shape, dtype,
-    device or strides than the outputs, they depend on one another, or a write lies between what is merged.
+    device or strides than the outputs, they depend on one another, or between what is merged lies a write or the edge
+    of a ``no_grad`` or autocast block.
     """
     replaced = sorted({*nodes, *outputs}, key=_order(graph))
     miss = _miss(level, rewrite, outputs[0], len(replaced))
@@ -155,8 +158,12 @@ def _looped(needs: Sequence[set[Node]], outputs: Sequence[Node]) -> tuple[Obstac
 def _blocked(graph: Graph, inputs: Sequence[Node], replaced: Sequence[Node]) -> tuple[Obstacle, str] | None:
     order = _order(graph)
     first, last = order(replaced[0]), max(map(order, [*replaced, *inputs]))
-    writer = next((n for n in list(graph.nodes)[first : last + 1] if mutates(n) and n not in replaced), None)
-    return ("mutation", f"{writer.name} ({operator_name(writer)}) writes to a tensor in between") if writer else None
+    between = (n for n in list(graph.nodes)[first : last + 1] if n not in replaced)
+    wall = next((n for n in between if barrier(n)), None)
+    if wall is None:
+        return None
+    obstacle, does = barrier(wall) or ("mutation", "")
+    return obstacle, f"{wall.name} ({operator_name(wall)}) {does} in between"
 
 
 def _downstream(nodes: Sequence[Node]) -> set[Node]:
@@ -168,6 +175,20 @@ def _downstream(nodes: Sequence[Node]) -> set[Node]:
                 found.add(user)
                 stack.append(user)
     return found
+
+
+def barrier(node: Node) -> tuple[Obstacle, str] | None:
+    """Whether nothing may be moved past ``node``, and what it does."""
+    if mutates(node):
+        return "mutation", "writes to a tensor"
+    return ("mode", "switches gradients, autocast or a transform") if _switches(node) else None
+
+
+def _switches(node: Node) -> bool:
+    """Before autograd a graph holds ``with torch.no_grad():`` and its like as two calls without a result."""
+    name = getattr(node.target, "__name__", "")
+    plain = node.op == "call_function" and not isinstance(node.target, torch._ops.OpOverload)
+    return plain and re.match(r"_(?!_|check|assert)", name) is not None and value(node) is None
 
 
 def mutates(node: Node) -> bool:

@@ -21,6 +21,7 @@ Obstacle = Literal[
     "layout",
     "user",
     "mutation",
+    "mode",
     "gradient",
     "cost",
 ]

@@ -93,7 +93,7 @@ class PatternRewrite(Rewrite):
         return self._near(*best) if best else None
 
     def _refused(self, pattern: Pattern, fit: Fit) -> Stop | None:
-        env, problem = self.signature.bind({**dict.fromkeys(pattern.absent), **fit.args})
+        env, problem = self.signature.bind({**pattern.fixed, **fit.args})
         if problem:
             return Stop(fit.nodes[pattern.outputs[0]], *problem)
         if stop := check_sizes(pattern, fit, any_rank=bool(self.signature.args)) or check_users(pattern, fit):
@@ -109,7 +109,7 @@ class PatternRewrite(Rewrite):
         return None
 
     def _place(self, graph: Graph, pattern: Pattern, fit: Fit) -> Match | NearMiss:
-        args = {**dict.fromkeys(pattern.absent), **fit.args}
+        args = {**pattern.fixed, **fit.args}
         names = self.signature.parameters
         given = [args[n] for n in (*names, *pattern.tangents)]
         return place(graph, self.level, self.name, stand_in(pattern, self.replacement, names), given,
@@ -174,9 +174,12 @@ def rewrite(
     Raises:
         ShiplapError: SL802, SL803. What it computes is proven when it is put into force, by :func:`rewrites`.
     """
+    _callable(pattern=pattern, replacement=replacement, samples=samples or list, pays=pays or bool)
     name = name or replacement.__name__
-    where = (where,) if isinstance(where, str) else tuple(where)
+    where = (where,) if isinstance(where, str) else tuple(where) if isinstance(where, Iterable) else (where,)
     here = f"sl.rewrite({name!r})"
+    if strange := [w for w in where if not isinstance(w, str)]:
+        raise error("SL803", where=here, got=repr(strange[0])[:80], expected='text, such as "x.shape[-1] % 16 == 0"')
     if not name.isidentifier():
         raise error("SL802", where=here, got=f"name {name!r}", expected="an identifier", fix='give name="..."')
     if level not in LEVELS:
@@ -185,3 +188,10 @@ def rewrite(
     if ours != theirs:
         raise error("SL802", where=here, got=f"replacement({', '.join(theirs)})", expected=f"({', '.join(ours)})")
     return PatternRewrite(name, pattern, replacement, level, where, samples, pays)
+
+
+def _callable(**functions: Any) -> None:
+    fix = "give a function of the pattern's arguments; samples= takes none, and returns a list of such arguments"
+    for name, given in functions.items():
+        if not callable(given):
+            raise error("SL802", where=f"sl.rewrite({name}=...)", got=repr(given)[:80], expected="a function", fix=fix)

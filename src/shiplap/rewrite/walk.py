@@ -30,7 +30,7 @@ class Pattern:
         inputs: placeholder → name of the argument that it stands for.
         results: what the function returns, flat; in a form for training, the gradients of ``grads`` after that.
         scalars: constant that stands for an argument → its name.
-        absent: optional arguments that are None in this form.
+        fixed: arguments that are no tensors and stand in this form as they are: None, or a constant of a sample.
         grads: arguments whose gradients are computed. ``tangents``: names of the inputs that are gradients of results.
     """
 
@@ -38,7 +38,7 @@ class Pattern:
     inputs: Mapping[Node, str]
     results: Sequence[Any]
     scalars: Mapping[float, str] = field(default_factory=dict)
-    absent: tuple[str, ...] = ()
+    fixed: Mapping[str, Any] = field(default_factory=dict)
     grads: tuple[str, ...] = ()
     tangents: tuple[str, ...] = ()
 
@@ -188,7 +188,9 @@ def complete(pattern: Pattern, fit: Fit, graph: Graph) -> Fit:
             nearest = max(tried, key=lambda t: len(t.nodes), default=None)
             at = fit.nodes[pattern.outputs[0]]
             reason = f"nothing computes result {pattern.picked[index]} of the pattern from the same arguments"
-            fit.stop = nearest.stop if nearest and len(nearest.nodes) > len(fit.nodes) else Stop(at, "operator", reason)
+            if nearest and len(nearest.nodes) > len(fit.nodes):
+                return nearest
+            fit.stop = Stop(at, "operator", reason)
             return fit
         fit = fitting[0]
     return fit

@@ -12,7 +12,7 @@ from torch.fx import Graph, Node
 
 from shiplap.op.source import source_digest
 from shiplap.rewrite.base import Rewrite, proving
-from shiplap.rewrite.graph import describe, operator_name, place, source_line, value
+from shiplap.rewrite.graph import barrier, describe, operator_name, place, source_line, value
 from shiplap.rewrite.group.cost import MACHINES, MARGIN, Machine, Price, machine_for
 from shiplap.rewrite.group.dependencies import independent
 from shiplap.rewrite.match import Level, NearMiss, Obstacle, Outcome
@@ -109,8 +109,9 @@ class Group(Rewrite):
             reason = f"{node.name} is computed from {because.name}; only independent calls are merged"
             return self.miss(node, "argument", reason, members)
         between = f"{members[0].name} and {node.name}"
-        reason = f"{because.name} ({operator_name(because)}) writes to a tensor between {between}"
-        return self.miss(node, "mutation", reason, members)
+        obstacle, does = barrier(because) or ("mutation", "")
+        reason = f"{because.name} ({operator_name(because)}) {does} between {between}"
+        return self.miss(node, obstacle, reason, members)
 
     def miss(self, node: Node, obstacle: Obstacle, reason: str, members: Sequence[Node]) -> NearMiss:
         count = len(members)

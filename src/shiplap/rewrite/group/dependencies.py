@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from torch.fx import Graph, Node
 
-from shiplap.rewrite.graph import mutates
+from shiplap.rewrite.graph import barrier
 
 __all__ = ["Independent", "independent"]
 
@@ -32,7 +32,7 @@ def independent(graph: Graph, calls: Sequence[Node], most: int) -> Independent:
     """
     bits = {node: 1 << i for i, node in enumerate(calls)}
     above: dict[Node, int] = {}  # node → those of the calls that it is computed from
-    members, taken, writer = [calls[0]], bits[calls[0]], None
+    members, taken, wall = [calls[0]], bits[calls[0]], None
     left = because = None
     started = False
     for node in graph.nodes:
@@ -43,12 +43,12 @@ def independent(graph: Graph, calls: Sequence[Node], most: int) -> Independent:
         above[node] = reach
         if node in bits and node is not calls[0] and len(members) < most:
             source = next((m for m in members if reach & bits[m]), None)
-            if source is None and writer is None:
+            if source is None and wall is None:
                 members.append(node)
                 taken |= bits[node]
             elif left is None:
-                left, because = node, source or writer
-        writer = writer or (node if mutates(node) else None)
+                left, because = node, source or wall
+        wall = wall or (node if barrier(node) else None)
     return Independent(members, left, because)
 
 
