@@ -130,6 +130,9 @@ def test_sizes_make_recipes_and_say_what_is_missing():
     with pytest.raises(ShiplapError) as caught:
         recipe_for(ops.mm, {"m": 3, "q": 4})
     assert (caught.value.id, caught.value.got) == ("SL502", "unknown q, no k, no n")
+    for size in (1e3, -3, "4", True):
+        with pytest.raises(ShiplapError, match=f"SL502: sizes do not fit(.|\n)*k={size!r}"):
+            recipe_for(ops.mm, {"m": 3, "k": size, "n": 5})
 
 
 def test_a_dtype_that_no_argument_admits_is_refused_and_not_replaced():

@@ -138,10 +138,13 @@ def recipe_for(op: Op, values: Mapping[str, Any], dtype: str = "float32") -> Rec
     scalars = {a.name: a for a in op.spec.scalars}
     unknown = [n for n in values if n not in dims and n not in scalars]
     missing = [n for n in dims if n not in values]
-    if unknown or missing:
-        got = ", ".join([*(f"unknown {n}" for n in unknown), *(f"no {n}" for n in missing)])
+    strange = [n for n, kind in dims.items() if n in values and not _is_size(values[n], kind)]
+    if unknown or missing or strange:
+        got = ", ".join([*(f"unknown {n}" for n in unknown), *(f"no {n}" for n in missing),
+                         *(f"{n}={values[n]!r}" for n in strange)])  # fmt: skip
         raise error("SL502", where=op.spec.name, what="sizes do not fit", got=got,
-                    expected=f"sizes of {', '.join(dims)}", fix="give each free dim a size")  # fmt: skip
+                    expected=f"sizes of {', '.join(dims)}",
+                    fix="give each free dim a whole number, and a variadic one a list of them")  # fmt: skip
     given = {n: values[n] if n in values else scalar_candidates(a)[0] for n, a in scalars.items() if n not in dims}
     classes = {a.tensor.dtype_class: a.tensor for a in op.spec.tensors if a.tensor and not a.tensor.concrete}
     admitted = {c: t.dtypes or (dtype,) for c, t in classes.items()}
@@ -151,6 +154,12 @@ def recipe_for(op: Op, values: Mapping[str, Any], dtype: str = "float32") -> Rec
                     fix="pass a dtype that the declaration admits")  # fmt: skip
     dtypes = {c: next((d for d in (dtype, "float32") if d in names), names[0]) for c, names in admitted.items()}
     return Recipe().but(sizes={n: values[n] for n in dims}, scalars=given, dtypes=dtypes)
+
+
+def _is_size(value: Any, kind: str) -> bool:
+    """Whether a dim of this kind can have this size: one number, or a list of them for ``"variadic"``."""
+    sizes = value if kind == "variadic" else [value]
+    return isinstance(sizes, (list, tuple)) and all(type(n) is int and n >= 0 for n in sizes)
 
 
 def seconds_of(budget: float | str | None) -> float | None:
