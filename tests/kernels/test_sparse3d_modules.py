@@ -14,6 +14,7 @@ from torch import nn
 
 import shiplap as sl
 from shiplap.kernels import sparse3d
+from shiplap.kernels.sparse3d.flexgemm.ops import spconv as flexgemm
 from tests.kernels.scenes import scene
 
 GRID = (9, 8, 7)
@@ -31,6 +32,23 @@ def test_dense_and_back(ndim):
     assert x.coords.dtype == torch.int32
     assert x.coords.shape == ((dense != 0).any(1).sum(), 1 + ndim)
     assert x.spatial_shape == dense.shape[2:]
+
+
+def test_features_are_as_many_as_voxels():
+    """Those that are more would be dropped, or sampled from elsewhere."""
+    x = scene(30, GRID, 3)
+    weight, shape = torch.randn(4, 3, 3, 3, 3, **DOUBLE), (2, 3, *GRID)
+    for feats in (x.feats[:7], torch.cat([x.feats, x.feats])):
+        for where, call in {
+            "SparseTensor": lambda f: sparse3d.SparseTensor(f, x.coords, GRID, 2),
+            "SparseTensor ": x.replace,
+            "grid_sample_3d": lambda f: sparse3d.grid_sample_3d(f, x.coords, shape, torch.rand(2, 5, 3)),
+            "sparse_conv3d": lambda f: flexgemm.sparse_conv3d(f, x.coords, shape, weight),
+            "sparse_submanifold_conv3d": lambda f: flexgemm.sparse_submanifold_conv3d(f, x.coords, shape, weight),
+        }.items():
+            told = rf"SL202(.|\n)*where    {where.strip()}\n  got      {len(feats)} rows of features\n  expected 30"
+            with pytest.raises(sl.ShiplapError, match=told):
+                call(feats)
 
 
 def test_rows_add_on_the_same_voxels_only():

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from shiplap.errors import error
 
-__all__ = ["Lookup", "check_coords", "inside", "keys_of", "output_shape", "refuse", "taps", "voxel_rows"]
+__all__ = ["Lookup", "check_coords", "check_rows", "inside", "keys_of", "output_shape", "refuse", "taps", "voxel_rows"]
 
 MAX_CELLS = 2**63
 
@@ -22,6 +22,15 @@ def refuse(op: str, bad: Tensor, message: str) -> None:
     """Raise SL211 with ``message`` (its ``{row}`` filled in) if any element of ``bad`` is set."""
     if bool(bad.any()):
         raise error("SL211", where=f"sparse3d::{op}", got=message.format(row=int(bad.nonzero()[0, 0])))
+
+
+def check_rows(where: str, feats: Tensor, coords: Tensor) -> None:
+    """SL202 where features are not as many as voxels; nothing where only the running graph will know."""
+    from torch.fx.experimental.symbolic_shapes import guard_or_false  # here: it is slow to import
+
+    rows, voxels = feats.shape[0], coords.shape[0]
+    if guard_or_false(rows != voxels):
+        raise error("SL202", where=where, got=f"{rows} rows of features", expected=f"{voxels}, one for each voxel")
 
 
 def taps(kernel: Sequence[int]) -> Iterator[tuple[int, int, int]]:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import shiplap as sl
 from shiplap.errors import error
-from shiplap.kernels.sparse3d.coords import Lookup, check_coords, refuse
+from shiplap.kernels.sparse3d.coords import Lookup, check_coords, check_rows, refuse
 from shiplap.kernels.sparse3d.ops import LIBRARY
 
 __all__ = ["grid_sample_3d", "indice_weighted_sum", "indice_weighted_sum_grad", "nearest_map", "trilinear_map"]
@@ -170,6 +170,7 @@ def grid_sample_3d(
     if len(shape) != 5:
         raise error("SL208", where="grid_sample_3d", got=f"shape {tuple(shape)}",
                     expected="(batches, channels, X, Y, Z)")  # fmt: skip
+    check_rows("grid_sample_3d", feats, coords)
     queries, spatial = grid.float(), list(shape[2:])
     if mode == "trilinear":
         indices, weights = trilinear_map(coords, queries, spatial)

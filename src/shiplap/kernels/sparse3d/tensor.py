@@ -9,6 +9,7 @@ from torch import Tensor
 
 from shiplap.errors import error
 from shiplap.kernels.sparse3d import ops
+from shiplap.kernels.sparse3d.coords import check_rows
 from shiplap.kernels.sparse3d.geometry import Geometry, Strided, triple
 
 __all__ = ["Geometry", "SparseTensor", "Strided", "cat", "triple", "voxelize"]
@@ -25,6 +26,9 @@ class SparseTensor:
         batch_size: number of scenes; every batch index is below it.
         padded: rows may be padding (batch index -1), see :meth:`pad`.
         geometry: used instead of the four above when the voxels are those of another tensor.
+
+    Raises:
+        ArgumentError: SL202 when ``feats`` and the voxels are not as many.
     """
 
     def __init__(
@@ -41,6 +45,7 @@ class SparseTensor:
             if coords is None:
                 raise error("SL209", where="SparseTensor", got="no coords", expected="coords or geometry")
             geometry = Geometry(coords, spatial_shape, batch_size, padded=padded)
+        check_rows("SparseTensor", feats, geometry.coords)
         self.feats, self.geometry = feats, geometry
 
     @classmethod

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from shiplap.errors import error
 from shiplap.kernels.sparse3d import ops as kernels
+from shiplap.kernels.sparse3d.coords import check_rows
 from shiplap.kernels.sparse3d.geometry import Geometry, Strided
 from shiplap.kernels.sparse3d.plan import Plan
 from shiplap.kernels.sparse3d.tensor import SparseTensor
@@ -51,14 +52,10 @@ def check_sparse(where: str, x: Any) -> None:
 
     Not when a tensor is made: models replace the features first and assign the voxels after that.
     """
-    from torch.fx.experimental.symbolic_shapes import guard_or_false  # here: it is slow to import
-
     if not isinstance(x, SparseConvTensor):
         fix = "SparseConvTensor(features, indices, spatial_shape, batch_size)"
         raise error("SL209", where=where, got=type(x).__name__, expected="a SparseConvTensor", fix=fix)
-    rows, voxels = x.features.shape[0], x.indices.shape[0]
-    if guard_or_false(rows != voxels):
-        raise error("SL202", where=where, got=f"{rows} rows of features", expected=f"{voxels}, as indices have")
+    check_rows(where, x.features, x.indices)
 
 
 def autocast(tensor: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from shiplap.errors import error
 from shiplap.kernels.sparse3d import ops
+from shiplap.kernels.sparse3d.coords import check_rows
 from shiplap.kernels.sparse3d.plan import Plan, wants_sorted
 from shiplap.kernels.sparse3d.steps import Triple, Window, connect, submanifold
 
@@ -148,6 +149,7 @@ def sparse_submanifold_conv3d(
     window = Window(_kernel(weight), ones, (0, 0, 0), _triple("dilation", dilation))
     cache = neighbor_cache
     if cache is None:
+        check_rows("sparse_submanifold_conv3d", feats, coords)
         plan = submanifold(coords, grid, window.kernel, window.dilation)
         cache = SubMConv3dNeighborCache(plan, grid, window)
     cache.check(feats.shape[0], grid, window)
@@ -178,6 +180,7 @@ def sparse_conv3d(
     window = Window(_kernel(weight), *step)
     cache = neighbor_cache
     if cache is None:
+        check_rows("sparse_conv3d", feats, coords)
         if out_coords is None:
             out_coords = ops.out_coords(coords, list(grid), *(list(values) for values in window[:4]))
         cache = SparseConv3dNeighborCache(connect(window, coords, grid, out_coords), grid, window, out_coords)
