@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -16,6 +14,7 @@ import shiplap as sl
 from shiplap.impl import native
 from shiplap.kernels import sparse3d
 from shiplap.kernels.sparse3d import bounded, ops, planning
+from tests import forked
 from tests.kernels.nets import COARSE, GRID, ROWS, UNet, padded
 from tests.kernels.scenes import scene
 
@@ -172,10 +171,7 @@ def test_a_packaged_u_net_runs_without_shiplap(tmp_path):
     scenes = [padded(n) for n in (200, 90, ROWS, 0)]
     torch.save([(*inputs, net(*inputs).detach()) for inputs in scenes], tmp_path / "scenes.pt")
     (tmp_path / "alone.py").write_text(ALONE)
-    done = subprocess.run(
-        [sys.executable, tmp_path / "alone.py", library, ops.LIBRARY, package, tmp_path / "scenes.pt"],
-        capture_output=True, text=True, check=False, cwd=tmp_path,
-    )  # fmt: skip
+    done = forked.python(tmp_path / "alone.py", library, ops.LIBRARY, package, tmp_path / "scenes.pt", cwd=tmp_path)
     assert done.stdout == "served without shiplap\n", done.stderr
 
 
