@@ -179,7 +179,8 @@ class RemoteBench:
 
     def __init__(self, isolation: Isolation, task: Task, provider: str) -> None:
         self.isolation, self.task = isolation, task
-        self._beside, self._compiling = True, False
+        self._beside = True  # candidates may be compiled side by side
+        self._begun = 0  # which worker, counted as they are started, was the last to begin that
         op = task.op
         self._opening = {
             "do": "open", "op": op.spec.name, "identity": op.identity, "modules": _modules(op), "file": _file(op),
@@ -200,14 +201,20 @@ class RemoteBench:
         if self._beside:
             with suppress(Died):
                 begun = self._ask({"do": "compile", "indices": list(indices)}).get("begun", 0)
-        self._compiling = self._compiling or begun > 0
+        if begun:
+            self._begun = self.isolation.started
         return begun
+
+    @property
+    def _compiling(self) -> bool:
+        """Whether the worker of now may be compiling what it was not asked to verify yet."""
+        return self._begun == self.isolation.started
 
     def quiet(self) -> None:
         if self._compiling:
             with suppress(Died):  # then nobody does
                 self._ask({"do": "quiet"})
-            self._compiling = False
+            self._begun = 0
 
     def verify(self, index: int) -> Outcome:
         try:
@@ -215,7 +222,7 @@ class RemoteBench:
         except Died as e:
             if not self._compiling:
                 return Outcome(e.how)
-            self._beside = self._compiling = False  # it may have been another one's compiler: now one after another
+            self._beside, self._begun = False, 0  # it may have been another one's compiler: now one after another
             return self.verify(index)
         return Outcome(reply["error"]) if "error" in reply else Outcome(**reply)
 
@@ -226,7 +233,7 @@ class RemoteBench:
                 reply = self._ask({"do": "race", "indices": left, "plan": asdict(plan)})
             except Died as e:
                 if e.index == COMPILERS:  # of candidates that are not in this race, or are right all the same
-                    self._beside = self._compiling = False
+                    self._beside, self._begun = False, 0
                     continue
                 if e.index not in left:
                     raise self._lost(e) from e
