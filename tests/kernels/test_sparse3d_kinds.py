@@ -292,3 +292,8 @@ def test_the_way_back_is_built_when_somebody_wants_it():
     torch.testing.assert_close(up(down(x)).feats, fine.feats)
     torch.testing.assert_close(even(x).feats, flat.feats)
     assert x.geometry.subm(2).back is not None
+
+
+def test_a_plain_tensor_is_refused_by_name():
+    with pytest.raises(sl.ShiplapError, match=r"SL209(.|\n)*SubMConv3d(.|\n)*a Tensor(.|\n)*a SparseTensor"):
+        sparse3d.SubMConv3d(3, 4, 3)(torch.zeros(5, 3))

@@ -14,6 +14,9 @@ class SparseModule(nn.Module):
     """A module that takes a ``SparseTensor``. Subclass it to be handed one by :class:`Sequential`."""
 
     def _check_axes(self, x: SparseTensor, ndim: int) -> None:
+        if not isinstance(x, SparseTensor):
+            raise error("SL209", where=type(self).__name__, got=f"a {type(x).__name__}", expected="a SparseTensor",
+                        fix="make one: sparse3d.SparseTensor(feats, coords, spatial_shape)")  # fmt: skip
         if x.geometry.ndim != ndim:
             raise error("SL201", where=type(self).__name__, got=f"voxels with {x.geometry.ndim} axes",
                         expected=f"{ndim} axes", fix="use the module of that name for as many axes")  # fmt: skip
