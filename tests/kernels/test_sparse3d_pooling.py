@@ -18,11 +18,6 @@ GRID = (9, 8, 7)
 WINDOWS = [(2, 2, 0), (3, 2, 1), (3, 1, 1), ((1, 2, 3), (1, 2, 2), (0, 1, 0)), (5, 3, 2)]
 
 
-def strided(x, k, stride, padding):
-    step = x.geometry.strided(k, stride, padding)
-    return step, sparse3d.SparseTensor(x.feats, geometry=step.geometry)
-
-
 def axes(value):
     return (value,) * 3 if isinstance(value, int) else value
 
@@ -32,7 +27,7 @@ def test_max_pool_equals_dense_over_the_voxels_that_are_there(k, stride, padding
     """Absent cells are minus infinity to the dense one; negative values stay below zero."""
     x = scene(150, GRID, 4)
     feats = (x.feats - 10).requires_grad_()
-    step, _ = strided(x, k, stride, padding)
+    step = x.geometry.strided(k, stride, padding)
     got = pooling.max_pool(feats, step.plan.table, step.plan.back[0])
     b, cx, cy, cz = x.coords.long().unbind(1)
     lowest = torch.full((2, *GRID, 4), -torch.inf, dtype=torch.float64)
@@ -50,7 +45,7 @@ def test_max_pool_equals_dense_over_the_voxels_that_are_there(k, stride, padding
 def test_avg_pool_divides_by_the_voxels_that_are_there(k, stride, padding):
     x = scene(150, GRID, 4)
     feats = x.feats.requires_grad_()
-    step, _ = strided(x, k, stride, padding)
+    step = x.geometry.strided(k, stride, padding)
     got = pooling.avg_pool(feats, step.plan.table)
     there = x.replace(torch.ones(150, 4, dtype=torch.float64)).dense()
     pad = [p for a in reversed(axes(padding)) for p in (a, a)]
