@@ -19,11 +19,13 @@ _numbers = itertools.count()
 
 # Files of 15 s and more, the longest first: whatever comes last, the workers of `make test` end at about the same time.
 LONG = (
-    "kernels/test_sparse3d_audit", "test_examples", "audit/test_zoo", "fuse/test_lower", "kernels/test_sparse3d_maps",
-    "fuse/test_explain", "doctor/test_real", "kernels/test_dense_audit", "fuse/test_sparse3d_triton",
-    "impl/test_native", "cli/test_explain", "fuse/test_cpp", "kernels/test_sparse3d_compile", "fuse/test_triton",
-    "impl/test_direct", "doctor/test_examine", "kernels/test_sparse3d_export", "impl/test_tvm_ffi",
-    "audit/test_engine", "doctor/test_cli", "kernels/test_sparse3d_modules",
+    "test_examples", "fuse/test_cpp", "fuse/test_lower", "kernels/test_sparse3d_audit", "rewrite/test_models",
+    "impl/test_native", "kernels/test_sparse3d_compile", "kernels/test_dense_audit", "fuse/test_sparse3d_cpu",
+    "audit/test_zoo", "fuse/test_sparse3d_triton", "doctor/test_real", "tune/test_isolate",
+    "kernels/test_sparse3d_flexgemm", "impl/test_direct", "kernels/test_sparse3d_lowlevel_triton",
+    "kernels/test_sparse3d_maps", "fuse/test_triton", "rewrite/test_scope", "doctor/test_examine",
+    "kernels/test_spconv_compile", "rewrite/test_triton", "cli/test_explain", "impl/test_tvm_ffi",
+    "fuse/test_seed_source", "kernels/test_sparse3d_modules",
 )  # fmt: skip
 
 

@@ -1,8 +1,8 @@
 """Python programs of tests, each in a process of its own, forked from one that has imported torch and its compiler.
 
 A process that compiles something imports for five seconds first. What a program finds here is what it would find after
-``import torch._inductor.compile_fx``, and nothing of shiplap. Programs about imports, or about variables that torch or
-Triton read when they are imported, are started the ordinary way.
+``import torch._inductor.compile_fx``, and nothing of shiplap. Where variables differ that torch or Triton read when
+they are imported, there is another process to fork from. Programs about imports are started the ordinary way.
 
 Run as a script, this is the process that forks: one JSON line in for a program, its pid and its status out.
 """
@@ -26,10 +26,11 @@ from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 READ_AT_IMPORT = ("TORCH_", "TORCHINDUCTOR_", "TORCHDYNAMO_", "TRITON_", "OMP_")
-READ_LATER = {"TORCHINDUCTOR_CACHE_DIR"}
+READ_LATER = {"TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}
 
 
 def python(
@@ -42,12 +43,11 @@ def python(
     """
     environment = dict(os.environ if env is None else env)
     changed = {n for n in environment.keys() | os.environ.keys() if environment.get(n) != os.environ.get(n)}
-    early = {n for n in changed - READ_LATER if n.startswith(READ_AT_IMPORT)}
-    assert not early, f"{', '.join(early)}: read when torch was imported, which has happened"
+    early = tuple((n, environment.get(n)) for n in sorted(changed - READ_LATER) if n.startswith(READ_AT_IMPORT))
     arguments = [str(a) for a in command]
     with tempfile.TemporaryDirectory() as folder:
         out, err = Path(folder, "stdout"), Path(folder, "stderr")
-        status = _ask([arguments, str(cwd), environment, str(out), str(err)], timeout)
+        status = _ask(_server(early), [arguments, str(cwd), environment, str(out), str(err)], timeout)
         if status is None:
             raise subprocess.TimeoutExpired(arguments, timeout, out.read_text(), err.read_text())
         return subprocess.CompletedProcess(
@@ -55,9 +55,15 @@ def python(
         )
 
 
-def _ask(program: list[object], timeout: float) -> int | None:
+def interpreted(
+    *command: object, env: Mapping[str, str] | None = None, **more: Any
+) -> subprocess.CompletedProcess[str]:
+    """The same where Triton interprets its kernels."""
+    return python(*command, env={**(os.environ if env is None else env), "TRITON_INTERPRET": "1"}, **more)
+
+
+def _ask(server: subprocess.Popen[bytes], program: list[object], timeout: float) -> int | None:
     """The status of a program, or None for one that was ended."""
-    server = _server()
     assert server.stdin is not None
     assert server.stdout is not None
     server.stdin.write(json.dumps(program).encode() + b"\n")
@@ -70,9 +76,10 @@ def _ask(program: list[object], timeout: float) -> int | None:
 
 
 @cache
-def _server() -> subprocess.Popen[bytes]:
-    """Started with the first program of a test worker; it ends when the worker does, with its input."""
-    environment = {n: v for n, v in os.environ.items() if n != "PYTHONPATH"}
+def _server(early: tuple[tuple[str, str | None], ...]) -> subprocess.Popen[bytes]:
+    """Started with the first program of a test worker that needs it; it ends when the worker does, with its input."""
+    given: dict[str, str | None] = {**os.environ, **dict(early), "PYTHONPATH": None}
+    environment = {n: v for n, v in given.items() if v is not None}
     command = [sys.executable, __file__]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, bufsize=0)
 

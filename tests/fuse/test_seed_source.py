@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.forked import interpreted
 
 pytest.importorskip("triton")
 ROOT = Path(__file__).resolve().parents[2]
@@ -17,9 +17,7 @@ PAGE = ROOT / "docs" / "assets" / "relu_mm.txt"
 def test_the_kernel_on_the_page_is_the_one_that_is_generated(tmp_path: Path) -> None:
     script = Path(__file__).parent / "seed_source.py"
     env = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", script], env=env, capture_output=True, text=True, check=False
-    )
+    done = interpreted("-W", "ignore", script, env=env)
     assert done.returncode == 0, done.stderr[-3000:]
     shown = PAGE.read_text(encoding="utf-8")
     head, _, body = done.stdout.partition("\n")

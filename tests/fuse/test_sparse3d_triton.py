@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.forked import interpreted
 
 pytest.importorskip("triton")
 
@@ -15,7 +15,7 @@ pytest.importorskip("triton")
 @pytest.fixture(scope="module")
 def cases() -> dict[str, dict]:
     script = Path(__file__).with_name("sparse3d_cases.py")
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=600, check=False)
+    done = interpreted(script)
     assert done.returncode == 0, done.stderr[-3000:]
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     return {case["name"]: case for case in found}

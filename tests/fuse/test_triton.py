@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.forked import interpreted
 
 pytest.importorskip("triton")
 SCRIPT = Path(__file__).parent / "triton_cases.py"
@@ -20,9 +20,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
     """A process of its own: Triton reads once whether it interprets."""
     home = tmp_path_factory.mktemp("triton")
     env = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(home / "inductor"), "SHIPLAP_CACHE_DIR": str(home / "shiplap")}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", SCRIPT], env=env, capture_output=True, text=True, check=False
-    )
+    done = interpreted("-W", "ignore", SCRIPT, env=env)
     assert done.returncode == 0, done.stderr[-3000:]
     rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     return {row.pop("name"): row for row in rows}

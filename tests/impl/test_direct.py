@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +23,7 @@ from shiplap.op.config import NO_CONFIG
 from shiplap.op.launch import Kernel, PythonKernel
 from shiplap.tune import isolate
 from shiplap.tune.candidate import candidates, default_of
+from tests.forked import interpreted, python
 
 pytest.importorskip("triton")
 SCRIPT = Path(__file__).parent / "direct_cases.py"
@@ -35,9 +34,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
     """A process of its own: Triton reads once whether it interprets."""
     home = tmp_path_factory.mktemp("direct")
     env = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(home / "inductor"), "SHIPLAP_CACHE_DIR": str(home / "shiplap")}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", SCRIPT], env=env, capture_output=True, text=True, check=False
-    )
+    done = interpreted("-W", "ignore", SCRIPT, env=env)
     assert done.returncode == 0, done.stderr[-3000:]
     rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     return {row.pop("name"): row for row in rows}
@@ -47,9 +44,7 @@ def test_what_is_compiled_ahead_is_what_a_launch_looks_up(tmp_path):
     """For Hopper, by Triton's compiler, in threads: no GPU is needed up to the launch."""
     script = Path(__file__).parent / "compiled_ahead.py"
     env = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", script], env=env, capture_output=True, text=True, check=False
-    )
+    done = python("-W", "ignore", script, env=env)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout)
     assert found["candidates"] == found["ahead"] == len(found["binaries"]) == 3, "one kernel each"

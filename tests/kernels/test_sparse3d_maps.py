@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ import pytest
 pytest.importorskip("triton")
 
 import shiplap
+from tests.forked import interpreted
 
 CASES = ("late_errors", "points", "submanifold", "steps", "sorts")
 WRONG = (  # one slip for each case: file, what it says, what it would say
@@ -28,8 +27,8 @@ def said(*args: str) -> dict[str, str]:
     """What the script says of each case, on a fresh seed."""
     root, script = Path(__file__).parents[2], Path(__file__).with_name("maps_interpreted.py")
     environment = {**os.environ, "PYTHONPATH": str(root)}
-    command = [sys.executable, str(script), str(random.randrange(2**31)), *args]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)
+    command = script, random.randrange(2**31), *args
+    done = interpreted(*command, env=environment, timeout=300)
     lines = dict(line.split(" ", 1) for line in done.stdout.splitlines())
     assert tuple(lines) == CASES, f"{command}\n{done.stdout}{done.stderr}"
     return lines

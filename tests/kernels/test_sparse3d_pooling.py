@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,6 +9,7 @@ import torch.nn.functional as F
 import shiplap as sl
 from shiplap.kernels import sparse3d
 from shiplap.kernels.sparse3d import pooling
+from tests.forked import interpreted
 from tests.kernels.scenes import at, scene
 
 GRID = (9, 8, 7)
@@ -151,9 +149,7 @@ def test_what_is_refused():
 
 def test_triton_kernels_agree_with_the_references():
     """In a process of its own, under Triton's interpreter."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.kernels.interpret_pool"], capture_output=True, text=True, check=False
-    )
+    done = interpreted("-m", "tests.kernels.interpret_pool")
     assert done.stdout.endswith("pooling kernels agree\n"), done.stderr
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.forked import interpreted
 
 pytest.importorskip("triton")
 
@@ -18,7 +18,7 @@ def test_what_is_rewritten_for_a_gpu_is_a_triton_template_with_its_neighbours_in
     """A process of its own: Triton reads once whether it interprets."""
     env = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "SHIPLAP_CACHE_DIR": str(tmp_path)}
     script = Path(__file__).with_name("triton_cases.py")
-    done = subprocess.run([sys.executable, "-W", "ignore", script], env=env, capture_output=True, text=True)
+    done = interpreted("-W", "ignore", script, env=env)
     assert done.returncode == 0, done.stderr[-3000:]
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     fired = ["linear_gelu", "rms_norm_linear", "int8_linear_float32", "conv_norm_dense"]
