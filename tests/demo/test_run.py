@@ -54,8 +54,8 @@ def test_the_result_has_every_number(ran: Ran) -> None:
     found = json.loads(json.dumps(ran.result.json()))
     assert set(found) >= REQUIRED
     assert found["graph_breaks"] == 0
-    assert 1 <= found["graphs"] <= 2
-    assert found["recompiles"] <= 3
+    assert found["graphs"] == 1
+    assert found["recompiles"] == 0
     assert 0 <= found["iou"] <= 1
     assert found["baseline_iou"] == pytest.approx(0.71, abs=0.005)
     assert min(found[name] for name in ("points_per_s", "compiled_ms", "eager_ms", "compile_s", "train_s")) > 0

@@ -90,7 +90,7 @@ def _tables(geometry: Geometry, levels: int) -> list[Tensor]:
     """Build every table of the U-Net now, so that the graph meets tensors only."""
     tables: list[Tensor] = []
     for level in range(levels):
-        tables += geometry.subm(3).tensors
+        tables += [geometry.coords, *geometry.subm(3).tensors]
         if level < levels - 1:
             step = geometry.strided(2, 2)
             tables += step.plan.tensors
