@@ -14,8 +14,6 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 
-from shiplap.impl import direct
-
 OBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 
 
@@ -39,6 +37,8 @@ class Target:
 
 def pretend() -> None:
     """From now on this process compiles for Hopper."""
+    from shiplap.impl import direct
+
     driver.set_active(Target())
     torch.cuda.is_available = lambda: True
     torch.cuda.get_device_capability = lambda *device: (9, 0)

@@ -20,29 +20,12 @@ import torch._inductor.runtime.triton_heuristics as heuristics
 import triton.language as tl
 from torch._inductor.async_compile import AsyncCompile
 from torch._inductor.codecache import PyCodeCache
-from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
+
+from tests.hopper import Target
 
 LAUNCHES: list[str] = []  # names of the kernels run since the last clear()
 MUTATE: list[Callable[[str], str] | None] = [None]  # a planted bug: source of a template kernel -> source
-
-
-class _Target:
-    """The GPU that Inductor is told to generate for."""
-
-    is_active = classmethod(lambda cls: True)
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int = 0) -> int:
-        return 0
-
-    def get_active_torch_device(self) -> torch.device:
-        return torch.device("cpu")
 
 
 class _Libdevice:
@@ -93,7 +76,7 @@ def _load(self: AsyncCompile, name: str, source: str, device_str: str = "cuda", 
     return found
 
 
-driver.set_active(_Target())
+driver.set_active(Target())
 inductor.cpu_backend = "triton"
 inductor.compile_threads = 1
 inductor.force_disable_caches = True
