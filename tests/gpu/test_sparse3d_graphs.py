@@ -199,12 +199,3 @@ def test_a_training_step_is_captured_and_replayed():
         for a, b in zip(got, want, strict=True):
             torch.testing.assert_close(a, b, **CLOSE)
     sparse3d.synchronize()
-
-
-def test_a_network_that_builds_tables_is_not_packaged_and_the_op_is_named(tmp_path):
-    """Python launches those ops on CUDA, and a package has none."""
-    program = torch.export.export(UNet().cuda().eval(), inputs(200))
-    with pytest.raises(Exception, match="SL307") as caught:
-        torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "u_net.pt2"))
-    assert "sparse3d::subm_plan" in str(caught.value)
-    assert "launched by Python on cuda" in str(caught.value)
