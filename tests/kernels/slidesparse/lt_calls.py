@@ -14,8 +14,8 @@ from torch import Tensor
 
 from shiplap.impl.cabi import Context, DLTensor
 from shiplap.impl.frame import _element
+from shiplap.kernels.slidesparse import formats
 from shiplap.kernels.slidesparse.lt import native
-from shiplap.kernels.slidesparse.lt.kernels import WORKSPACE
 
 CUDA = 2
 SYMBOLS = ("mm_int8", "mm_fp8", "sparse_mm_int8", "sparse_mm_fp8", "sparse_mm_bf16", "sparse_mm_fp16")
@@ -67,16 +67,13 @@ def two_of_four(n: int, k: int, dtype: torch.dtype) -> Tensor:
     return weight.scatter(-1, drop, 0).view(n, k).to(dtype)
 
 
-def packed(weight: Tensor, device: int = 0) -> Tensor:
-    problem = problem_of(16, weight, device)
-    size, scratch = native.compressed_size(problem)
-    out, room = torch.zeros(size, dtype=torch.uint8), torch.zeros(scratch, dtype=torch.uint8)
-    native.compress(problem, weight.data_ptr(), out.data_ptr(), room.data_ptr(), 0)
-    return out
+def packed(weight: Tensor) -> Tensor:
+    """As the double's products read it, which is the portable layout; of the library nothing is asked."""
+    return formats.compress(weight)
 
 
 def problem_of(m: int, weight: Tensor, device: int = 0, **changes: int) -> native.Problem:
     return native.Problem(device, m, *weight.shape, weight.dtype, native.RESULT[weight.dtype], **changes)
 
 
-__all__ = ["CUDA", "SYMBOLS", "WORKSPACE", "Call", "packed", "problem_of", "two_of_four", "view"]
+__all__ = ["CUDA", "SYMBOLS", "Call", "packed", "problem_of", "two_of_four", "view"]

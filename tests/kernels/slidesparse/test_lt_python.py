@@ -8,12 +8,13 @@ import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from shiplap.errors import ShiplapError
-from shiplap.kernels.slidesparse import lt, ops
+from shiplap.kernels.slidesparse import layers, lt, ops
 from shiplap.kernels.slidesparse.lt import kernels, libraries, native, tuning, weights
 from shiplap.op.config import Config
 from shiplap.tune import Refused
@@ -56,6 +57,21 @@ def test_what_is_compressed_comes_back(device, dtype, monkeypatch):
     assert device.double_stream() == 0x77
     with pytest.raises(ShiplapError, match=r"SL211(.|\n)*\d+ bytes(.|\n)*pack the weight anew"):
         lt.expand(blob[:-2], 64, 128, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bfloat16, torch.float16], ids=str)
+def test_room_for_what_either_descriptor_asks_for(device, dtype):
+    """One that belongs to no product asks for more, and would write what no product reads."""
+    n, k = 64, 160
+    weight, x = two_of_four(n, k, dtype), torch.randint(-9, 10, (16, k)).to(dtype)
+    blob, values = lt.compress(weight), n * k * dtype.itemsize // 2
+    assert len(blob) == values + n * (160 if dtype == torch.int8 else 192) // 8
+    assert native.prepare(native.Problem(0, 16, n, k, dtype, native.RESULT[dtype]), True).compressed == values + n * 20
+    for packed in (blob, blob[: values + n * 20]):
+        got = lt.product(x, packed, n, native.RESULT[dtype], sparse=True)
+        torch.testing.assert_close(got.double(), x.double() @ weight.double().t(), rtol=2**-7, atol=1e-2)
+    with pytest.raises(ShiplapError, match=r"SL211(.|\n)*pack the weight anew"):
+        lt.product(x, blob[: values + n * 20 - 1], n, native.RESULT[dtype], sparse=True)
 
 
 def test_products_of_other_types(device):
@@ -238,3 +254,20 @@ def test_prepare_runs_each_number_of_rows_once(opened):
 def test_declared_and_kept_workspace_agree():
     text = (ROOT / "src/shiplap/kernels/slidesparse/csrc/lt/plan.h").read_text()
     assert f"kWorkspace = size_t{{{kernels.WORKSPACE >> 20}}} << 20" in text
+    assert "kWorkspace + static_cast<size_t>(n) * k / 4" in text
+    assert f"{kernels.WORKSPACE} + n * k // 4" == kernels.SPARSE_WORKSPACE
+
+
+def test_a_layers_choices_are_those_of_its_products_and_its_own(device, monkeypatch):
+    asked: list[tuple[str, list[Any]]] = []
+
+    def chosen(op, sizes, *rest, **more):
+        asked.append((op.spec.opname, list(sizes)))
+        return [f"{op.spec.opname} {i}" for i in range(len(asked[-1][1]))]
+
+    monkeypatch.setattr(tuning, "tune", chosen)
+    monkeypatch.setattr(tuning.sl, "tune", chosen)
+    monkeypatch.setattr(libraries, "available", lambda device, dtype=None: True)
+    found = tuning.tune_layer(layers.linear_int8, (1, 64), 96, 256, 4)
+    assert found == [f"{op} {i}" for op in ("mm_int8", "sparse_mm_int8", "linear_int8") for i in (0, 1)]
+    assert [sizes for _, sizes in asked[:2]] == [[(16, 96, 256), (64, 96, 256)], [(16, 96, 384), (64, 96, 384)]]

@@ -19,6 +19,7 @@ std::map<std::string, long> counts;
 std::map<std::string, int> failures;  // status to return, by function
 std::atomic<int> capturing{0};
 std::atomic<size_t> workspace_wanted{64};
+std::atomic<int> frugal{0};  // from this algorithm on, sparse plans want 64 bytes
 std::atomic<int> version[3] = {0, 8, 1};
 std::vector<const void*> streams;
 std::atomic<int> hopper{0};  // whether splits of k are what that device takes
@@ -86,6 +87,9 @@ struct Matrix {
   uint32_t alive, alignment;
   int64_t rows, cols, ld;
   int type;
+  bool of_product;
+  // Bytes of metadata of a column. As 0.8.1 has it: of 16 bits padded, until the descriptor belongs to a product.
+  int64_t lanes() const { return (bytes_of(type) == 2 && !of_product ? (rows + 63) / 64 * 64 : rows) / 8; }
 };
 constexpr uint32_t kAlive = 0x600D600D;
 
@@ -121,6 +125,7 @@ void double_reset() {
   streams.clear();
   capturing = 0;
   workspace_wanted = 64;
+  frugal = 0;
   hopper = 0;
   double_version(0, 8, 1);
 }
@@ -136,6 +141,7 @@ void double_version(int major, int minor, int patch) {
 }
 void double_hopper(int now) { hopper = now; }
 void double_want(size_t bytes) { workspace_wanted = bytes; }
+void double_frugal(int from) { frugal = from; }
 int double_alive() { return alive; }
 int double_ran() { return ran; }
 const void* double_stream() { return streams.empty() ? nullptr : streams.back(); }
@@ -233,7 +239,7 @@ int cublasLtMatmul(void*, Description* description, const void* alpha, const voi
   if (algorithm[0] < 100 || size < workspace_wanted || description->transposed != 1) return 7;
   if (description->compute == 72 ? *static_cast<const int32_t*>(alpha) != 1 : *static_cast<const float*>(alpha) != 1.0f) return 7;
   const auto matrix = [](const Layout* l) {
-    return Matrix{kAlive, 16, static_cast<int64_t>(l->rows), static_cast<int64_t>(l->cols), static_cast<int64_t>(l->ld), static_cast<int>(l->type)};
+    return Matrix{kAlive, 16, static_cast<int64_t>(l->rows), static_cast<int64_t>(l->cols), static_cast<int64_t>(l->ld), static_cast<int>(l->type), true};
   };
   multiply(matrix(la), a, matrix(lb), b, matrix(ld), d, description->scale_a, description->scale_b,
            description->mode_a != 3);
@@ -275,7 +281,7 @@ int cusparseLtDenseDescriptorInit(const uint32_t* handle, Matrix* m, int64_t row
   const int tile = bytes_of(type) == 1 ? 16 : bytes_of(type) == 2 ? 8 : 4;
   if (alignment % 16 != 0 || alignment == 0) return 3;
   if (order != 1 || ld < rows || rows % tile != 0 || cols % tile != 0 || ld % tile != 0) return 10;
-  *m = Matrix{kAlive, alignment, rows, cols, ld, type};
+  *m = Matrix{kAlive, alignment, rows, cols, ld, type, false};
   ++alive;
   return 0;
 }
@@ -286,7 +292,7 @@ int cusparseLtStructuredDescriptorInit(const uint32_t* handle, Matrix* m, int64_
   const int tile = bytes_of(type) == 1 ? 32 : 16;
   if (alignment % 16 != 0 || alignment == 0) return 3;
   if (order != 1 || sparsity != 0 || rows % tile != 0 || cols % tile != 0 || ld % tile != 0) return 10;
-  *m = Matrix{kAlive, alignment, rows, cols, ld, type};
+  *m = Matrix{kAlive, alignment, rows, cols, ld, type, false};
   ++alive;
   return 0;
 }
@@ -307,6 +313,7 @@ int cusparseLtMatmulDescriptorInit(const uint32_t*, Product* p, int op_a, int op
   const auto found = results.find(a->type);
   if (found == results.end() || compute != (a->type == 3 ? 0 : 2)) return 10;
   if (std::find(found->second.begin(), found->second.end(), d->type) == found->second.end()) return 10;
+  const_cast<Matrix*>(a)->of_product = true;
   *p = Product{*a, *b, *d, compute, 0};
   return 0;
 }
@@ -361,14 +368,14 @@ int cusparseLtMatmulPlanDestroy(const Plan* plan) {
   --alive;
   return 0;
 }
-int cusparseLtMatmulGetWorkspace(const uint32_t*, const Plan*, size_t* size) {
+int cusparseLtMatmulGetWorkspace(const uint32_t*, const Plan* plan, size_t* size) {
   ENTER;
-  *size = workspace_wanted;
+  *size = frugal > 0 && plan->selection.algorithm >= frugal ? 64 : workspace_wanted.load();
   return 0;
 }
 int cusparseLtSpMMACompressedSize2(const uint32_t*, const Matrix* m, size_t* bytes, size_t* scratch) {
   ENTER;
-  *bytes = m->rows * m->cols * bytes_of(m->type) / 2 + m->rows * m->cols / 8;
+  *bytes = m->rows * m->cols * bytes_of(m->type) / 2 + m->cols * m->lanes();
   *scratch = 128;
   return 0;
 }
@@ -380,15 +387,16 @@ int cusparseLtSpMMACompress2(const uint32_t*, const Matrix* m, int is_a, int op,
   auto* values = static_cast<char*>(compressed);
   auto* lanes = reinterpret_cast<uint8_t*>(values + m->rows * m->cols * size / 2);
   const auto* from = static_cast<const char*>(dense);
-  std::memset(lanes, 0, m->rows * m->cols / 8);
+  std::memset(lanes, 0, m->cols * m->lanes());
   for (int64_t four = 0; four < m->rows * m->cols / 4; ++four) {
+    auto* lane_bits = lanes + four / (m->rows / 4) * m->lanes() + four % (m->rows / 4) / 2;
     int kept = 0;
     for (int lane = 0; lane < 4; ++lane) {
       const bool used = load(from, 4 * four + lane, m->type) != 0;
       if (!used && 4 - lane > 2 - kept) continue;  // room for what may follow
       if (kept == 2) continue;
       std::memcpy(values + (2 * four + kept) * size, from + (4 * four + lane) * size, size);
-      lanes[four / 2] |= lane << (4 * (four % 2) + 2 * kept++);
+      *lane_bits |= lane << (4 * (four % 2) + 2 * kept++);
     }
   }
   return 0;

@@ -13,7 +13,9 @@ from shiplap.kernels.slidesparse.lt.native import LIBRARY
 
 __all__ = ["DEFAULT", "DENSE", "SPARSE", "WORKSPACE"]
 
-WORKSPACE = 32 << 20  # kWorkspace of plan.h: no plan takes more
+# Bytes, as plan.h has them: no plan takes more. Those of cuSPARSELt grow with the weight.
+WORKSPACE = 32 << 20
+SPARSE_WORKSPACE = f"{WORKSPACE} + n * k // 4"
 
 DENSE = (ops.mm_int8, ops.mm_fp8)
 SPARSE = (ops.sparse_mm_int8, ops.sparse_mm_fp8, ops.sparse_mm_bf16, ops.sparse_mm_fp16)
@@ -23,13 +25,13 @@ SPARSE = (ops.sparse_mm_int8, ops.sparse_mm_fp8, ops.sparse_mm_bf16, ops.sparse_
 DEFAULT = {"ALG": -1, "SPLIT_K": 0, "VERSION": 0}
 
 
-def _bind(op: sl.Op, config: dict[str, int]) -> None:
+def _bind(op: sl.Op, workspace: str, config: dict[str, int]) -> None:
     symbol = f"slidesparse_lt_{op.spec.opname}"
-    op.kernel("cuda", sl.cabi(LIBRARY, symbol), name="lt", workspace=str(WORKSPACE), configs=[config])
+    op.kernel("cuda", sl.cabi(LIBRARY, symbol), name="lt", workspace=workspace, configs=[config])
     op.buckets(n="exact", k="exact")  # weights have few sizes, and the best algorithm hangs on each
 
 
 for _op in DENSE:
-    _bind(_op, {"ALG": -1})
+    _bind(_op, str(WORKSPACE), {"ALG": -1})
 for _op in SPARSE:
-    _bind(_op, DEFAULT)
+    _bind(_op, SPARSE_WORKSPACE, DEFAULT)

@@ -139,18 +139,18 @@ def tune_layer(
     op: sl.Op, rows: Iterable[int], n: int, k: int, pairs: int, dtype: torch.dtype = torch.bfloat16,
     device: str = "cuda", seconds: float = 20.0, again: bool = False,
 ) -> list[Any]:  # fmt: skip
-    """Choose algorithms for both forms of a layer ``[n, k]`` and then the form, for each number of rows.
+    """Choose algorithms for both forms of a layer ``[n, k]`` and then the form, for each number of rows: all choices.
 
     The race of forms is run in this process: their products have been verified, and their algorithms are in force here.
     """
     rows = list(rows)
     dense, sparse = _LEAVES[op]
-    wide = formats.dense_depth(n)
+    wide, found = formats.dense_depth(n), []
     for leaf, depth in ((dense, k), (sparse, formats.lifted_depth(k, pairs))):
         usable = leaf in kernels.SPARSE and libraries.available(device, _SOURCE[leaf]) is True
         if leaf is not None and (usable or (leaf in kernels.DENSE and n % 32 == 0 and k % 32 == 0)):
-            tune(leaf, [(-(-m // 16) * 16, wide, depth) for m in rows], device, seconds, again)
+            found += tune(leaf, [(-(-m // 16) * 16, wide, depth) for m in rows], device, seconds, again)
     layout = ops.CUSPARSELT if libraries.available(device) is True else ops.PORTABLE
     drawn_as = {"dtype": str(dtype)} if op in (layers.linear_int8, layers.linear_fp8) else {}
     samples = [{"m": m, "n": n, "k": k, "_": 1, "pairs": pairs, "layout": layout, **drawn_as} for m in rows]
-    return sl.tune(op, samples, seconds * len(rows), device=device, again=again, isolate=False)
+    return found + sl.tune(op, samples, seconds * len(rows), device=device, again=again, isolate=False)

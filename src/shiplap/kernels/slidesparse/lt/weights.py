@@ -7,7 +7,6 @@ from torch import Tensor
 
 from shiplap.errors import error
 from shiplap.kernels.slidesparse.lt import libraries, native
-from shiplap.kernels.slidesparse.lt.kernels import WORKSPACE
 from shiplap.kernels.slidesparse.lt.native import RESULT
 
 __all__ = ["compress", "expand", "product", "scaled_product"]
@@ -78,15 +77,16 @@ def _run(problem: native.Problem, sparse: bool, x: Tensor, weight: Tensor, scale
     out = torch.empty(problem.m, problem.n, dtype=problem.result, device=x.device)
     if not out.numel():
         return out
-    scratch = torch.empty(WORKSPACE, dtype=torch.uint8, device=x.device)
     with torch.cuda.device(x.device):
         stream = torch.cuda.current_stream().cuda_stream
         try:
-            if sparse and native.prepare(problem, True, stream).compressed != weight.numel():
+            plan = native.prepare(problem, sparse, stream)
+            if weight.numel() < plan.compressed:  # 0 of a dense one
                 raise error("SL211", where=where, got=f"{weight.numel()} bytes", fix="pack the weight anew",
                             expected=f"those of {problem.n} rows of {problem.k} {x.dtype}")  # fmt: skip
+            scratch = torch.empty(plan.workspace, dtype=torch.uint8, device=x.device)
             native.multiply(problem, sparse, x.data_ptr(), weight.data_ptr(), scales, out.data_ptr(),
-                            (scratch.data_ptr(), WORKSPACE), stream)  # fmt: skip
+                            (scratch.data_ptr(), plan.workspace), stream)  # fmt: skip
         except native.Refusal as e:
             raise error("SL305", where=where, got=str(e), expected="a product") from None
     return out

@@ -13,8 +13,8 @@
 
 namespace shiplap::slidesparse::lt {
 
-// Every plan keeps within it, so that an op can declare its workspace without knowing the plan.
-// What cuBLASLt takes by default on Hopper; cuSPARSELt took 2 to 4 MB there (2026-11).
+// What cuBLASLt takes by default on Hopper. Every plan keeps within its bound, so that an op can
+// declare its workspace without knowing the plan.
 constexpr size_t kWorkspace = size_t{32} << 20;
 
 // Of x and weight both; a sparse product takes the scales of its weight only, per row, and that of
@@ -29,6 +29,9 @@ struct Problem {
   int64_t algorithm;  // dense: rank in the library's list; sparse: its algorithm id; -1: the
                       // library's choice
   int64_t split_k;    // sparse only; 0: the library's choice
+  // Of a sparse plan. cuSPARSELt 0.8.1 wants an eighth of a byte for each element of the weight,
+  // and up to 13 MB for the rows (H200, 2026-11).
+  size_t most_workspace() const { return kWorkspace + static_cast<size_t>(n) * k / 4; }
   bool operator==(const Problem& other) const;
   size_t hash() const;
 };
@@ -91,22 +94,26 @@ struct SparsePlan {
   sparse::Product product;
   sparse::Selection selection;
   sparse::Plan plan;
-  size_t workspace = 0, compressed = 0;
+  size_t workspace = 0;
+  size_t compressed = 0, scratch = 0;  // bytes of the compressed weight, and for making it
   int algorithms = 0;
   bool selected = false, planned = false;  // what has to be destroyed
 
   ~SparsePlan();
+  // With no algorithm asked for, the library's own choice, or the first that can be had.
   static int make(const Device& device, const Problem& problem, const Report& report,
                   std::unique_ptr<SparsePlan>* plan);
   int run(const sl_context* ctx, const Operands& on) const;
 
  private:
+  int prepare(int64_t algorithm, const Report& report);
   int describe(const Report& report);
-  int select(const Report& report);
+  int select(int64_t algorithm, const Report& report);
   int finish(const Report& report);
 };
 
-// Bytes of the compressed weight and of the scratch for making it.
+// Bytes of the compressed weight and of the scratch for making it: at least those that any plan for
+// the weight asks for.
 int compressed_size(const Device& device, const Problem& problem, const Report& report,
                     size_t* bytes, size_t* scratch);
 // Compresses a row-major weight [n, k] that is 2:4 along k.

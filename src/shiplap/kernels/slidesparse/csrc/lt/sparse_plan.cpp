@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "plan.h"
 
 namespace shiplap::slidesparse::lt {
@@ -80,14 +82,25 @@ SparsePlan::~SparsePlan() {
 
 int SparsePlan::make(const Device& device, const Problem& p, const Report& report,
                      std::unique_ptr<SparsePlan>* plan) {
-  auto made = std::make_unique<SparsePlan>();
-  made->problem = p;
-  made->device = &device;
-  SHIPLAP_LT_TRY(made->describe(report));
-  SHIPLAP_LT_TRY(made->select(report));
-  SHIPLAP_LT_TRY(made->finish(report));
-  *plan = std::move(made);
-  return SL_OK;
+  const auto attempt = [&](int64_t algorithm, const Report& told) {
+    *plan = std::make_unique<SparsePlan>();
+    (*plan)->problem = p;
+    (*plan)->device = &device;
+    return (*plan)->prepare(algorithm, told);
+  };
+  const int status = attempt(p.algorithm, report);
+  if (status != SL_UNSUPPORTED || p.algorithm >= 0) return status;
+  const int listed = (*plan)->algorithms;
+  for (int64_t algorithm = 0; algorithm < listed; ++algorithm) {
+    if (attempt(algorithm, Report(nullptr, 0)) == SL_OK) return SL_OK;
+  }
+  return status;
+}
+
+int SparsePlan::prepare(int64_t algorithm, const Report& report) {
+  SHIPLAP_LT_TRY(describe(report));
+  SHIPLAP_LT_TRY(select(algorithm, report));
+  return finish(report);
 }
 
 int SparsePlan::describe(const Report& report) {
@@ -109,21 +122,20 @@ int SparsePlan::describe(const Report& report) {
   return SL_OK;
 }
 
-int SparsePlan::select(const Report& report) {
+int SparsePlan::select(int64_t wanted, const Report& report) {
   const Cusparselt& api = *device->sparse_api;
   const sparse::Handle* handle = &device->sparse;
   CUSPARSELT_TRY(cusparseLtMatmulAlgSelectionInit, handle, &selection, &product, 0);
   selected = true;
   CUSPARSELT_TRY(cusparseLtMatmulAlgGetAttribute, handle, &selection, sparse::kAlgorithms,
                  &algorithms, sizeof algorithms);
-  if (problem.algorithm >= algorithms) {
+  if (wanted >= algorithms) {
     return report.fail(
         SL_UNSUPPORTED, "cuSPARSELt has %d algorithms for m=%lld n=%lld k=%lld, not number %lld",
         algorithms, static_cast<long long>(problem.m), static_cast<long long>(problem.n),
-        static_cast<long long>(problem.k), static_cast<long long>(problem.algorithm));
+        static_cast<long long>(problem.k), static_cast<long long>(wanted));
   }
-  const int algorithm = static_cast<int>(problem.algorithm),
-            split = static_cast<int>(problem.split_k);
+  const int algorithm = static_cast<int>(wanted), split = static_cast<int>(problem.split_k);
   if (algorithm >= 0) {
     CUSPARSELT_TRY(cusparseLtMatmulAlgSetAttribute, handle, &selection, sparse::kAlgorithm,
                    &algorithm, sizeof algorithm);
@@ -141,14 +153,13 @@ int SparsePlan::finish(const Report& report) {
   CUSPARSELT_TRY(cusparseLtMatmulPlanInit, handle, &plan, &product, &selection);
   planned = true;
   CUSPARSELT_TRY(cusparseLtMatmulGetWorkspace, handle, &plan, &workspace);
-  if (workspace > kWorkspace) {
+  if (workspace > problem.most_workspace()) {
     return report.fail(
         SL_UNSUPPORTED,
         "algorithm %lld with split-k %lld wants %zu bytes of workspace, more than %zu",
         static_cast<long long>(problem.algorithm), static_cast<long long>(problem.split_k),
-        workspace, kWorkspace);
+        workspace, problem.most_workspace());
   }
-  size_t scratch = 0;
   CUSPARSELT_TRY(cusparseLtSpMMACompressedSize2, handle, a.get(), &compressed, &scratch);
   return SL_OK;
 }
@@ -167,18 +178,25 @@ int SparsePlan::run(const sl_context* ctx, const Operands& on) const {
 int compressed_size(const Device& device, const Problem& problem, const Report& report,
                     size_t* bytes, size_t* scratch) {
   const Cusparselt& api = *device.sparse_api;
-  SparseMatrix matrix;
-  SHIPLAP_LT_TRY(matrix.structured(device, problem, report));
-  CUSPARSELT_TRY(cusparseLtSpMMACompressedSize2, &device.sparse, matrix.get(), bytes, scratch);
+  // For 16 bits and a depth that is no multiple of 64 the two sizes differ (0.8.1): a descriptor
+  // that belongs to no product has its metadata padded, and needs more.
+  SparseMatrix alone;
+  SHIPLAP_LT_TRY(alone.structured(device, problem, report));
+  CUSPARSELT_TRY(cusparseLtSpMMACompressedSize2, &device.sparse, alone.get(), bytes, scratch);
+  std::unique_ptr<SparsePlan> plan;
+  SHIPLAP_LT_TRY(SparsePlan::make(device, problem, report, &plan));
+  *bytes = std::max(*bytes, plan->compressed);
+  *scratch = std::max(*scratch, plan->scratch);
   return SL_OK;
 }
 
 int compress(const Device& device, const Problem& problem, const void* weight, void* compressed,
              void* scratch, Stream stream, const Report& report) {
   const Cusparselt& api = *device.sparse_api;
-  SparseMatrix matrix;
-  SHIPLAP_LT_TRY(matrix.structured(device, problem, report));
-  CUSPARSELT_TRY(cusparseLtSpMMACompress2, &device.sparse, matrix.get(), kIsA, kTranspose, weight,
+  // With the descriptor of a product, so that products read what is written here.
+  std::unique_ptr<SparsePlan> plan;
+  SHIPLAP_LT_TRY(SparsePlan::make(device, problem, report, &plan));
+  CUSPARSELT_TRY(cusparseLtSpMMACompress2, &device.sparse, plan->a.get(), kIsA, kTranspose, weight,
                  compressed, scratch, stream);
   return SL_OK;
 }
