@@ -185,6 +185,10 @@ def test_an_unknown_state_of_the_stream_counts_as_capturing(opened):
     call = Call()
     assert dense_int8(call) == INVALID
     assert "captured" in call.message
+    for status in (3, 201):  # of a process, or a thread, without a context
+        opened.double_fail(b"cuStreamIsCapturing", status)
+        assert dense_int8(call) == INVALID
+        assert call.message == "CUDA has not begun in this process: put a tensor on the device first"
 
 
 @pytest.mark.parametrize("name", [f for f in FUNCTIONS if f != "cuStreamIsCapturing"])

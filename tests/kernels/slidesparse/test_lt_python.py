@@ -32,6 +32,7 @@ def device(monkeypatch, opened):
     """Tensors in host memory pass for those of a GPU, whose libraries are doubles."""
     libraries._answer.cache_clear()  # of another double, or of a real library
     monkeypatch.setattr(libraries, "require", lambda device, where: None)
+    monkeypatch.setattr(libraries, "_begin", lambda device: None)
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: SimpleNamespace(cuda_stream=0x77))

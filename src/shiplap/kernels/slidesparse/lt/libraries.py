@@ -83,12 +83,18 @@ def takes(
 @cache
 def _answer(device: int, source: torch.dtype, result: torch.dtype, scaling: int, version: str) -> bool | str:
     with torch.cuda.device(device):
+        _begin(device)
         try:
             native.prepare(native.Problem(device, *ASKED, source, result, scaling), True,
                            torch.cuda.current_stream().cuda_stream)  # fmt: skip
         except native.Refusal as e:
             return f"cuSPARSELt {version}: {e}"
     return True
+
+
+def _begin(device: int) -> None:
+    """Have torch make the device's context if that has not been done: without one the driver answers nothing."""
+    torch.empty(1, device=torch.device("cuda", device))
 
 
 def require(device: torch.device, where: str) -> None:

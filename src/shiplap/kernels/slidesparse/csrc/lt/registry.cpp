@@ -3,6 +3,11 @@
 #include <cstring>
 
 namespace shiplap::slidesparse::lt {
+namespace {
+
+constexpr Status kNotInitialised = 3, kNoContext = 201;  // CUDA_ERROR_..., of the driver
+
+}  // namespace
 
 bool Problem::operator==(const Problem& other) const {
   return std::memcmp(this, &other, sizeof *this) == 0;
@@ -78,7 +83,12 @@ int Registry::may_make(const Problem& p, Stream stream, const Report& report) {
   // In a capture nothing may be created; while another stream captures, asking about the default
   // stream is an error too.
   int capturing = 0;
-  if (driver_->cuStreamIsCapturing(stream, &capturing) != 0 || capturing != 0) {
+  const Status status = driver_->cuStreamIsCapturing(stream, &capturing);
+  if (status == kNotInitialised || status == kNoContext) {
+    return report.fail(SL_INVALID_ARGUMENT,
+                       "CUDA has not begun in this process: put a tensor on the device first");
+  }
+  if (status != 0 || capturing != 0) {
     return report.fail(SL_INVALID_ARGUMENT,
                        "no plan for m=%lld n=%lld k=%lld with algorithm %lld, and none is made "
                        "while a CUDA graph is "
