@@ -1,14 +1,15 @@
-"""The Triton kernels, interpreted on the CPU beside the references, bit by bit."""
+"""The Triton kernels, interpreted on the CPU beside the references, bit by bit; and compiled for Hopper."""
 
 from __future__ import annotations
 
+import json
 import os
 import random
 from pathlib import Path
 
 import pytest
 
-from tests.forked import interpreted
+from tests.forked import interpreted, python
 
 pytest.importorskip("triton")
 
@@ -19,3 +20,15 @@ def test_interpreted_kernels_give_the_bits_of_the_references():
     command = script, random.randrange(2**31)
     done = interpreted(*command, env=environment, timeout=300)
     assert done.stdout.endswith("agree\n"), f"{command}\n{done.stdout}{done.stderr}"
+
+
+def test_quantising_compiles_for_hopper_and_does_not_spill():
+    """A thread that holds too much of a row leaves no room for other rows, which are what hides the memory's delay."""
+    done = python("-m", "tests.kernels.slidesparse.hopper_quantise")
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(rows) == 5
+    assert all(found["stack"] == 0 for *_, found in rows), rows
+    for *case, found in rows:
+        if case[2] <= 8192:  # four rows of 16 KB under way
+            assert found["registers"] * 128 * 4 <= 65536, (case, found)

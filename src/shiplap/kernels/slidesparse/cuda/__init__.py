@@ -12,7 +12,7 @@ from torch import Tensor
 import shiplap as sl
 from shiplap.kernels.slidesparse import layers, ops
 
-__all__ = ["CONFIGS", "default", "late"]
+__all__ = ["CONFIGS", "default", "default_lift", "late"]
 
 _found: dict[tuple[str, str], Callable[..., Any]] = {}
 
@@ -25,26 +25,33 @@ def late(module: str, name: str) -> Callable[..., Any]:
     return found
 
 
-# --- activations: bound to the memory, so what counts is how much of a row is under way at once -----------------------
+# --- activations: bound to the memory, so what counts is how much of it is under way at once --------------------------
 
-CONFIGS = [{"BLOCK": b, "num_warps": w} for b, w in ((1024, 8), (512, 4), (1024, 4), (2048, 8), (2048, 16), (256, 4))]
+CONFIGS = [{"num_warps": w} for w in (4, 8, 2, 1, 16)]
 
 
 def default(sizes: Mapping[str, Any]) -> dict[str, int]:
-    """Few windows want few warps."""
-    windows = (sizes["k"] // (2 * sizes["pairs"]) + 1) * (sizes["pairs"] - 1)
-    return CONFIGS[0] if windows > 1024 else CONFIGS[1] if windows > 256 else CONFIGS[5]
+    """Many rows under way hide more than many threads on one do: they meet twice in each."""
+    return CONFIGS[0] if sizes["k"] > 1024 else CONFIGS[2] if sizes["k"] > 512 else CONFIGS[3]
 
 
-def _quantise(x: Tensor, pairs: int, *, q: Tensor, scale: Tensor, BLOCK: int, num_warps: int) -> None:
-    late("activations", "quantise")(x, pairs, q=q, scale=scale, BLOCK=BLOCK, num_warps=num_warps)
+def _quantise(x: Tensor, pairs: int, *, q: Tensor, scale: Tensor, num_warps: int) -> None:
+    late("activations", "quantise")(x, pairs, q=q, scale=scale, num_warps=num_warps)
 
 
 for _op in (ops.quantise_int8, ops.quantise_fp8):
     _op.kernel("cuda", _quantise, name="triton", configs=CONFIGS, default=default)
 
+LIFTS = [{"BLOCK": b, "num_warps": w} for b, w in ((1024, 8), (512, 4), (1024, 4), (2048, 8), (2048, 16), (256, 4))]
 
-@ops.lift.kernel("cuda", name="triton", configs=CONFIGS, default=default)
+
+def default_lift(sizes: Mapping[str, Any]) -> dict[str, int]:
+    """Few windows want few warps."""
+    windows = (sizes["k"] // (2 * sizes["pairs"]) + 1) * (sizes["pairs"] - 1)
+    return LIFTS[0] if windows > 1024 else LIFTS[1] if windows > 256 else LIFTS[5]
+
+
+@ops.lift.kernel("cuda", name="triton", configs=LIFTS, default=default_lift)
 def _(x: Tensor, pairs: int, *, out: Tensor, BLOCK: int, num_warps: int) -> None:
     late("activations", "lift")(x, pairs, out=out, BLOCK=BLOCK, num_warps=num_warps)
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from shiplap.kernels.slidesparse import lt, ops
-from shiplap.kernels.slidesparse.cuda import activations, default
+from shiplap.kernels.slidesparse.cuda import activations, default, default_lift
 from shiplap.kernels.slidesparse.cuda.finish import finish
 from shiplap.kernels.slidesparse.formats import DEPTH, ROWS, dense_depth, lifted_depth
 
@@ -20,7 +20,7 @@ def _quantised(x: Tensor, dtype: torch.dtype, pairs: int) -> tuple[Tensor, Tenso
     m, k = x.shape
     q = x.new_empty(-(-m // ROWS) * ROWS, lifted_depth(k, pairs), dtype=dtype)
     scale = x.new_empty(len(q), dtype=torch.float32)
-    activations.quantise(x, pairs, q=q, scale=scale, **default({"k": k, "pairs": pairs}))
+    activations.quantise(x, pairs, q=q, scale=scale, **default({"k": k}))
     return q, scale
 
 
@@ -28,7 +28,7 @@ def _lifted(x: Tensor, pairs: int) -> Tensor:
     """``ops.lift``, likewise."""
     m, k = x.shape
     out = x.new_empty(-(-m // ROWS) * ROWS, lifted_depth(k, pairs))
-    activations.lift(x, pairs, out=out, **default({"k": k, "pairs": pairs}))
+    activations.lift(x, pairs, out=out, **default_lift({"k": k, "pairs": pairs}))
     return out
 
 
