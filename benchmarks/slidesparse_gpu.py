@@ -1,7 +1,8 @@
 """2:4 and slid 6:8 weights on a GPU against dense products of 8 and 16 bits, and against torch's own sparse product.
 
 ``gemm``: captured products, L2 flushed before each, runs taking turns, medians; algorithms chosen beforehand among all
-that the library makes a plan of. ``overhead``: one call among many in a row, wall clock. ``activations``: quantise and
+that the library makes a plan of. ``overhead``: one call among many in a row, wall clock, and captured, with what the
+library and what torch choose by themselves beside it. ``activations``: quantise and
 lift, against a copy of as many bytes. ``blocks``: Llama-like transformer blocks of random weights, prefill of 8192
 tokens and decode under CUDA graphs. Each section has its share of ``--seconds`` and drops what it has no time for; the
 goals of the issue, and what came of each, are printed after each section and head the record.
@@ -31,6 +32,7 @@ from _slidesparse_gpu import (
     FAILED,
     FP8,
     INT8,
+    TRIED,
     Run,
     chosen,
     failed,
@@ -42,13 +44,14 @@ from _slidesparse_gpu import (
     two_of_four,
     values,
     wall,
+    with_config,
 )  # fmt: skip
 
 import shiplap as sl
 from shiplap.impl.native import build
 from shiplap.kernels.slidesparse import formats, layers, lt, ops
 from shiplap.kernels.slidesparse.cuda import CONFIGS
-from shiplap.kernels.slidesparse.lt import kernels, native
+from shiplap.kernels.slidesparse.lt import native
 from shiplap.op.config import Config
 
 SOURCES = [
@@ -67,15 +70,16 @@ NAMES = {FP8: "fp8", INT8: "int8", BF16: "bf16"}
 Case = tuple[dict[str, Any], Callable[[], dict[str, Any]]]  # what a row is about, and its measurement
 
 
-def sparse_case(dtype: torch.dtype, m: int, n: int, k: int, pairs: int = 2, picked: dict[str, Any] | None = None,
-                name: str = "") -> Run:  # fmt: skip
+def sparse_case(dtype: torch.dtype, m: int, n: int, k: int, pairs: int, picked: dict[str, Any], name: str,
+                untuned: dict[str, Run] | None = None) -> Run:  # fmt: skip
     """Our product with a slid weight of depth ``k`` before lifting; its algorithm goes into ``picked``."""
     depth = formats.lifted_depth(k, pairs)
     op = {FP8: ops.sparse_mm_fp8, INT8: ops.sparse_mm_int8, BF16: ops.sparse_mm_bf16}[dtype]
     args = (values(m, depth, dtype), lt.compress(two_of_four(n, depth, dtype)), n, ops.CUSPARSELT)
-    found = chosen(op, args, m, n, depth)
-    if picked is not None:
-        picked[name] = found
+    picked[name] = chosen(op, args, m, n, depth)
+    picked[f"{name}: tried"] = TRIED[f"{op.spec.opname} {m} x {n} x {depth}"]
+    if untuned is not None:
+        untuned[f"{name}, untuned"] = with_config(op, args)
     return lambda: op(*args)
 
 
@@ -107,11 +111,14 @@ def dense_runs(m: int, n: int, k: int) -> dict[str, Run]:
     return found
 
 
-def torch_sparse(dtype: torch.dtype, m: int, n: int, k: int) -> Run:
-    """torch's own 2:4 product, its algorithm searched."""
+def torch_sparse(dtype: torch.dtype, m: int, n: int, k: int, picked: dict[str, Any],
+                 untuned: dict[str, Run] | None = None) -> Run:  # fmt: skip
+    """torch's own 2:4 product, its algorithm searched; that goes into ``picked``."""
     blob, x = torch._cslt_compress(two_of_four(n, k, dtype)), values(m, k, dtype).t()
     kind = {"out_dtype": torch.int32 if dtype == INT8 else BF16, "transpose_result": True}
-    alg = torch._cslt_sparse_mm_search(blob, x, **kind)
+    alg = picked[f"torch sparse {NAMES[dtype]}"] = torch._cslt_sparse_mm_search(blob, x, **kind)
+    if untuned is not None:
+        untuned[f"torch sparse {NAMES[dtype]}, untuned"] = lambda: torch._cslt_sparse_mm(blob, x, **kind)
     return lambda: torch._cslt_sparse_mm(blob, x, alg_id=alg, **kind)
 
 
@@ -128,7 +135,7 @@ def gemm_row(m: int, n: int, k: int) -> dict[str, Any]:
         put(runs, name, lambda d=dtype, p=pairs, name=name: sparse_case(d, m, n, k, p, picked, name))
     put(runs, "int8 2:4 scaled to bf16", lambda: scaled_case(m, n, k), missing=True)
     for dtype in (FP8, INT8):
-        put(runs, f"torch sparse {NAMES[dtype]}", lambda d=dtype: torch_sparse(d, m, n, k), missing=True)
+        put(runs, f"torch sparse {NAMES[dtype]}", lambda d=dtype: torch_sparse(d, m, n, k, picked), missing=True)
     us = timed(runs)
     flops = {name: round(2e-6 * m * n * k / t, 1) for name, t in us.items()}
     return {"us": us, "tflops": flops, **ratios(us), "algorithms": picked}
@@ -151,20 +158,22 @@ def overhead() -> Iterator[Case]:
 
 
 def overhead_row(m: int) -> dict[str, Any]:
-    runs = dense_runs(m, SIDE, SIDE)
+    runs, untuned, picked = dense_runs(m, SIDE, SIDE), {}, {}
     del runs["torch bf16"]
     if m <= 16:
         del runs["torch int8"]  # takes more than 16 rows only
     for dtype in (FP8, INT8):
-        put(runs, f"{NAMES[dtype]} 2:4", lambda d=dtype: sparse_case(d, m, SIDE, SIDE))
-        put(runs, f"torch sparse {NAMES[dtype]}", lambda d=dtype: torch_sparse(d, m, SIDE, SIDE), missing=True)
+        name = f"{NAMES[dtype]} 2:4"
+        put(runs, name, lambda d=dtype, name=name: sparse_case(d, m, SIDE, SIDE, 2, picked, name, untuned))
+        put(runs, f"torch sparse {NAMES[dtype]}", lambda d=dtype: torch_sparse(d, m, SIDE, SIDE, picked, untuned),
+            missing=True)  # fmt: skip
     x = torch.randn(m, SIDE, device=CUDA, dtype=BF16)
     for mode in ("torch-fp8", "fp8", "fp8 2:4", "int8 2:4"):
         put(runs, f"layer {mode}", lambda mode=mode: partial(Linear(SIDE, SIDE, mode, m), x))
     with torch.inference_mode():
         call = wall(runs)
     return {
-        "us a call": call, "us captured": timed(runs, 0.3),
+        "us a call": call, "us captured": timed({**runs, **untuned}, 0.4), "algorithms": picked,
         "2:4 call over _scaled_mm": over(call, "fp8 2:4", "torch fp8 rowwise"),
         "torch sparse call over ours": over(call, "torch sparse fp8", "fp8 2:4", 1),
     }  # fmt: skip
@@ -285,7 +294,7 @@ def block_row(shape: tuple[int, int, int, int], rows: int, decode: bool) -> dict
 
 
 SECTIONS: dict[str, tuple[Callable[[], Iterator[Case]], float]] = {  # and their shares of the time
-    "overhead": (overhead, 0.12), "activations": (activations, 0.13), "gemm": (gemm, 0.3), "blocks": (blocks, 0.45),
+    "overhead": (overhead, 0.1), "gemm": (gemm, 0.3), "blocks": (blocks, 0.5), "activations": (activations, 0.1),
 }  # fmt: skip
 
 
@@ -316,7 +325,7 @@ def main() -> None:
     build(ops.mm_fp8)  # one translation unit binds all leaf ops
     device = f"{torch.cuda.get_device_name()}, CUDA {torch.version.cuda}"
     measured: dict[str, Any] = {}
-    print(f"# {device}, torch {torch.__version__}, {kernels.WORKSPACE} bytes of workspace", flush=True)
+    print(f"# {device}, torch {torch.__version__}, cuSPARSELt {lt.versions()[1]}", flush=True)
     sections = options.only.split(",")
     whole, ends, cut = sum(SECTIONS[s][1] for s in sections), time.monotonic(), []
     with torch.no_grad():
