@@ -75,6 +75,22 @@ def test_what_is_compressed_comes_back(sparse, dtype):
 
 
 @pytest.mark.parametrize("dtype", SPARSE, ids=str)
+def test_wide_weights_have_the_workspace_they_want(sparse, dtype):
+    m, n, k = 128, 28672, 12288
+    weight = torch.zeros(n, k, device=CUDA, dtype=dtype)
+    weight[:, 1::4], weight[:, 2::4] = values(n, k // 4, dtype), values(n, k // 4, dtype)
+    x, blob = values(m, k, dtype), lt.compress(weight)
+    some = torch.randint(0, n, (512,), device=CUDA)
+    check(SPARSE[dtype](x, blob, n, ops.CUSPARSELT)[:, some], x, weight[some])
+
+
+def test_the_library_is_asked_before_torch_has_begun(sparse):
+    text = "import torch; from shiplap.kernels.slidesparse import lt; print(lt.available('cuda', torch.float8_e4m3fn))"
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False, timeout=120)
+    assert done.stdout.strip().endswith("True"), done.stderr[-800:]
+
+
+@pytest.mark.parametrize("dtype", SPARSE, ids=str)
 @pytest.mark.parametrize("m", [16, 256, 4096])
 def test_all_algorithms_agree(sparse, dtype, m):
     n, k = 1024, 2048
