@@ -27,12 +27,12 @@ def late(module: str, name: str) -> Callable[..., Any]:
 
 # --- activations: bound to the memory, so what counts is how much of it is under way at once --------------------------
 
-CONFIGS = [{"num_warps": w} for w in (4, 8, 2, 1, 16)]
+CONFIGS = [{"num_warps": w} for w in (4, 8, 2, 16)]
 
 
 def default(sizes: Mapping[str, Any]) -> dict[str, int]:
     """Many rows under way hide more than many threads on one do: they meet twice in each."""
-    return CONFIGS[0] if sizes["k"] > 1024 else CONFIGS[2] if sizes["k"] > 512 else CONFIGS[3]
+    return CONFIGS[0] if sizes["k"] > 1024 else CONFIGS[2]
 
 
 def _quantise(x: Tensor, pairs: int, *, q: Tensor, scale: Tensor, num_warps: int) -> None:
