@@ -32,5 +32,5 @@ for dtype, bits, k, pairs in CASES:
     x = torch.empty(ROWS, k, dtype=dtype, device="meta")
     q = torch.empty(ROWS, formats.lifted_depth(k, pairs), dtype=bits, device="meta")
     activations.quantise(x, pairs, q=q, scale=x.new_empty(ROWS, dtype=FP32), **default({"k": k, "pairs": pairs}))
-    about = {**hopper.resources(found[-1]), "fused": found[-1].metadata.enable_fp_fusion}
-    print(json.dumps([str(dtype), str(bits), k, pairs, about]), flush=True)
+    about = {"fused": found[-1].metadata.enable_fp_fusion, "NaN": "max.NaN.f32" in found[-1].asm["ptx"]}
+    print(json.dumps([str(dtype), str(bits), k, pairs, {**hopper.resources(found[-1]), **about}]), flush=True)
