@@ -67,6 +67,28 @@ def test_what_is_remembered_goes_with_what_it_was_chosen_among(scaled):
     assert seen == ["picked", "picked"]
 
 
+def test_kernels_that_look_at_values_are_asked_at_every_call(scaled):
+    op, route, seen = scaled
+    asked: list[float] = []
+
+    def positive(x, *rest):
+        asked.append(float(x[0, 0]))
+        return asked[-1] > 0 or "negative"
+
+    def ones(x, w, k, by, on, *, out):
+        out.fill_(1)
+
+    op.kernel("cpu", ones, name="ones", supports=positive)
+    plus, minus = torch.full((3, 4), 2.0), torch.full((3, 4), -2.0)
+    for x in (plus, plus, minus, plus, minus):
+        assert torch.equal(route(x), torch.ones(3, 4) if x is plus else x * 6)
+    assert set(asked) == {2.0, -2.0}
+    assert seen.count("picked") == 3  # of equal calls the first, and those of which a kernel says something else
+    seen.clear()
+    assert torch.equal(route(plus, None, 3), torch.ones(3, 4))  # what is remembered of one call is not another's
+    assert seen == ["picked"]
+
+
 def test_a_recorder_sees_every_call(scaled, monkeypatch):
     _, route, _ = scaled
     calls: list[object] = []

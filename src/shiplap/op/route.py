@@ -21,6 +21,7 @@ from shiplap.op.spec import Arg, OpSpec
 
 if TYPE_CHECKING:
     from shiplap.op.check import Binding
+    from shiplap.op.launch import Kernel
     from shiplap.op.op import Op
 
 __all__ = ["compile_route", "route_of", "source"]
@@ -62,17 +63,43 @@ def _start(op: Op) -> Callable[[Binding, tuple[Any, ...]], Any]:
 
     def start(call: Binding, key: tuple[Any, ...] | None = None) -> Any:
         kernel = op.pick(call)
-        if kernel is None or key is None or kernel.supports is not None:  # which may look at values
+        if kernel is None or key is None:
             return op.serve(call, kernel)
+        asked = _asked(op, kernel, call)
         run: Any = kernel.run
         outs, again = run.start(call)
         if again is not None and choices.observer is None:
             if len(ready) >= LIMIT:
                 ready.clear()
-            ready[key] = again
+            ready[key] = _asking(asked, again, lambda args: start(op._bind(*args))) if asked else again
         return outs[0] if len(outs) == 1 else outs or None
 
     return start
+
+
+def _asked(op: Op, picked: Kernel, call: Binding) -> list[tuple[Callable[..., bool | str], bool]]:
+    """The ``supports`` of the kernels up to the one that was picked, and what each said of this call."""
+    found = []
+    for kernel in op.eager(picked.device):
+        if kernel.supports is not None:
+            found.append((kernel.supports, kernel.supports(*call.args) is True))
+        if kernel.name == picked.name:
+            break
+    return found
+
+
+def _asking(
+    asked: list[tuple[Callable[..., bool | str], bool]], again: Callable[..., Any], anew: Callable[..., Any]
+) -> Callable[[tuple[Any, ...]], Any]:
+    """``again`` for a call of which the kernels say what they said before: they may look at values."""
+
+    def checked(args: tuple[Any, ...]) -> Any:
+        for supports, said in asked:
+            if (supports(*args) is True) is not said:
+                return anew(args)
+        return again(args)
+
+    return checked
 
 
 def _simple(spec: OpSpec) -> bool:

@@ -18,8 +18,9 @@ _SPARSE = {torch.bfloat16: ops.sparse_mm_bf16, torch.float16: ops.sparse_mm_fp16
 def _quantised(x: Tensor, dtype: torch.dtype, pairs: int) -> tuple[Tensor, Tensor]:
     """``ops.quantise_*`` launched from here: a second trip through the dispatcher costs as much as all the rest."""
     m, k = x.shape
-    q = x.new_empty(-(-m // ROWS) * ROWS, lifted_depth(k, pairs), dtype=dtype)
-    scale = x.new_empty(len(q), dtype=torch.float32)
+    rows = -(-m // ROWS) * ROWS
+    q = x.new_empty(rows, lifted_depth(k, pairs), dtype=dtype)
+    scale = x.new_empty(rows, dtype=torch.float32)
     activations.quantise(x, pairs, q=q, scale=scale, **default({"k": k}))
     return q, scale
 
@@ -37,7 +38,7 @@ def slide_8bit(
     out: Tensor,
 ) -> None:  # fmt: skip
     q, rows = _quantised(x, dtype, pairs)
-    n = dense_depth(len(scale))
+    n = dense_depth(scale.shape[0])  # len() of a tensor costs a microsecond
     if dtype == torch.int8:
         total = ops.sparse_mm_int8(q, packed, n, layout)
     elif x.dtype == torch.bfloat16:
@@ -55,7 +56,7 @@ def dense_8bit(
         finish(ops.mm_int8(q, weight), rows, scale, bias, out)
     elif x.dtype != torch.bfloat16:
         finish(lt.product(q, weight, len(weight), torch.float32, sparse=False), rows, scale, bias, out)
-    elif bias is None and len(out) == len(q):
+    elif bias is None and out.shape[0] == q.shape[0]:
         ops.mm_fp8.out(q, weight, rows, scale, out=out)
     else:
         finish(ops.mm_fp8(q, weight, rows, scale), None, None, bias, out)
