@@ -71,7 +71,7 @@ def _start(op: Op) -> Callable[[Binding, tuple[Any, ...]], Any]:
         if again is not None and choices.observer is None:
             if len(ready) >= LIMIT:
                 ready.clear()
-            ready[key] = _asking(asked, again, lambda args: start(op._bind(*args))) if asked else again
+            ready[key] = _asking(asked, again, op.execute) if asked else again
         return outs[0] if len(outs) == 1 else outs or None
 
     return start
@@ -96,7 +96,7 @@ def _asking(
     def checked(args: tuple[Any, ...]) -> Any:
         for supports, said in asked:
             if (supports(*args) is True) is not said:
-                return anew(args)
+                return anew(*args)
         return again(args)
 
     return checked
