@@ -138,7 +138,9 @@ def gemm_row(m: int, n: int, k: int) -> dict[str, Any]:
         put(runs, f"torch sparse {NAMES[dtype]}", lambda d=dtype: torch_sparse(d, m, n, k, picked), missing=True)
     us = timed(runs)
     flops = {name: round(2e-6 * m * n * k / t, 1) for name, t in us.items()}
-    return {"us": us, "tflops": flops, **ratios(us), "algorithms": picked}
+    peers = {f"{n} 2:4 over torch sparse": over(us, f"torch sparse {n}", f"{n} 2:4") for n in ("fp8", "int8")}
+    return {"us": us, "tflops": flops, **ratios(us), **peers, "fp8 2:4 tflops": flops.get("fp8 2:4"),
+            "algorithms": picked}  # fmt: skip
 
 
 def ratios(us: dict[str, float]) -> dict[str, float]:
