@@ -124,7 +124,7 @@ def contestant(
     case: Case, model: nn.Module, x: Tensor, rewrites: Sequence[Rewrite] = (), **patch: Any
 ) -> tuple[Callable[[], Any], int]:
     """A call that is compiled, and in how many places it was rewritten; casts that do nothing do not count."""
-    run = torch.compile(of_its_own(model), mode=case.mode)
+    run = torch.compile(of_its_own(model), mode=case.mode, dynamic=False)  # one case is no size of another
 
     def call() -> Any:
         out = run(x)

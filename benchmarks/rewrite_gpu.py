@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from shiplap.kernels.dense.rewrites import conv_norm_dense, int8_linear, linear_activation, norm_linear
-from shiplap.rewrite import Rewrite
+from shiplap.rewrite import PatternRewrite, Rewrite
 from shiplap.rewrite.shipped import attention
 
 OURS = ("benchmarks/rewrite_gpu.py", *SOURCES, "src/shiplap/kernels/dense/rewrites.py",
@@ -39,7 +39,7 @@ class Mlp(nn.Sequential):
     """A linear layer and GELU, as in ViT and BERT."""
 
     def __init__(self, k: int) -> None:
-        super().__init__(nn.Linear(k, 4 * k), nn.GELU(), nn.Linear(4 * k, k))
+        super().__init__(nn.Linear(k, 4 * k), nn.GELU())
 
 
 class Normed(nn.Module):
@@ -77,26 +77,51 @@ class Bottleneck(nn.Sequential):
 
 
 class Attention(nn.Module):
-    """Written out, as transformers does: four heads, the softmax in float32."""
+    """Written out, as transformers does: the softmax in float32, a mask that is added."""
 
-    def __init__(self, k: int) -> None:
+    mask: Tensor | None
+
+    def __init__(self, heads: int, masked: tuple[int, ...] = ()) -> None:
         super().__init__()
-        self.k = k
+        self.heads = heads
+        future = torch.ones(masked, dtype=torch.bool).triu(1) if masked else None
+        self.register_buffer("mask", None if future is None else torch.zeros(masked).masked_fill(future, -1e9))
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (part.unflatten(-1, (4, -1)).transpose(1, 2) for part in x.chunk(3, -1))
-        scores = torch.matmul(q, k.transpose(2, 3)) * self.k**-0.5
-        weights = F.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype)
-        return torch.matmul(weights, v).transpose(1, 2)
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in x.chunk(3, -1))
+        scores = torch.matmul(q, k.transpose(2, 3)) * q.shape[-1] ** -0.5
+        weights = F.softmax(scores if self.mask is None else scores + self.mask, dim=-1, dtype=torch.float32)
+        return torch.matmul(weights.to(q.dtype), v).transpose(1, 2)
+
+
+def attended(always: bool) -> list[Rewrite]:
+    """As it ships, or wherever it is found: without the guards that ask for the device."""
+    return [
+        _unguarded(r) if always and isinstance(r, PatternRewrite) and "attention" in r.name else r for r in attention
+    ]
+
+
+def _unguarded(made: PatternRewrite) -> PatternRewrite:
+    guards = [g.source for g in made.guards if "device" not in g.source]
+    return type(made)(made.name, made.pattern, made.replacement, made.level, guards, None, None)
+
+
+def heads(size: int, count: int, batch: int, tokens: int, dtype: torch.dtype, *how: str) -> Case:
+    """Untuned: the products of the written-out form are the library's either way, and tuning them takes a minute."""
+    name, mask = ", ".join([f"{count} heads of {size}, {batch}x{tokens} tokens", *how]), (batch, 1, tokens, tokens)
+    kind = f"attention_{str(dtype).removeprefix('torch.')}"
+    return Case(name, lambda: Attention(count, mask if "mask" in how else ()), (batch, tokens, 3 * count * size),
+                only(attended, "no_ops", kind), dtype=dtype)  # fmt: skip
 
 
 def groups() -> list[Case]:
     graphs: dict[str, Any] = {"mode": "reduce-overhead"}
-    small = [towers(16, 4, 64), towers(64, 4, 32), towers(4, 4, 256), towers(2, 4, 32), towers(16, 256, 64)]
+    small = [towers(16, 4, 64), towers(64, 4, 32), towers(4, 4, 256), towers(2, 4, 32)]
+    small += [towers(16, 256, 64), towers(16, 1024, 64), towers(4, 1024, 256), towers(4, 4096, 256)]
     blocks = [block(1, 1024), block(16, 4096), block(2048, 4096), block(1, 1024, frozen=True)]
     blocks.append(block(16, 4096, frozen=True))
-    captured = [towers(64, 4, 32, **graphs), block(1, 1024, **graphs), block(16, 4096, frozen=True, **graphs)]
-    return [*small, towers(64, 4, 32, train=True), *blocks, *captured]
+    captured = [towers(16, 4, 64, **graphs), block(1, 1024, **graphs), block(16, 4096, frozen=True, **graphs)]
+    return [*small, towers(16, 4, 64, train=True), *blocks, *captured]
 
 
 def only(of: Callable[..., Sequence[Rewrite]], *names: str) -> Callable[[bool], Sequence[Rewrite]]:
@@ -110,9 +135,8 @@ def kernels(small: bool) -> list[Case]:
     how: dict[str, Any] = {"mode": TUNED, "dtype": torch.float32 if small else BF16}
     gelu = only(linear_activation, "linear_gelu")
     normed = only(norm_linear, "no_ops", "rms_norm_linear" if small else "rms_norm_linear_bfloat16")
-    int8 = only(lambda always: int8_linear(), "int8_linear_float32" if small else "int8_linear_bfloat16")
+    int8 = only(int8_linear, "int8_linear_float32" if small else "int8_linear_bfloat16")
     conv = only(lambda always: [conv_norm_dense.forced() if always else conv_norm_dense], "conv_norm_dense")
-    attended = only(lambda always: attention, "no_ops", "attention_float32" if small else "attention_bfloat16")
     found = []
     for rows in (many,) if small else (16, many):
         found += [
@@ -125,8 +149,19 @@ def kernels(small: bool) -> list[Case]:
     return [
         *found,
         Case("bottleneck", lambda: Bottleneck(channels), images, conv, **last, **how),
-        Case("attention", lambda: Attention(k // 4), (2, many, 3 * k), attended, **how),
+        *attentions(small),
     ]
+
+
+def attentions(small: bool) -> list[Case]:
+    """A decoder's, a ViT's, and heads for which no fused kernel was written."""
+    if small:
+        return [heads(8, 2, 2, 4, torch.float32), heads(8, 2, 2, 4, torch.float32, "mask")]
+    large, many = (128, 32, 2, 2048, BF16), (64, 12, 32, 197)
+    return [
+        heads(*large), heads(*large, "mask"), heads(*many, BF16), heads(*many, BF16, "mask"),
+        heads(*many, torch.float32, "float32"), heads(1024, 4, 2, 2048, BF16),
+    ]  # fmt: skip
 
 
 def rehearsed(case: Case) -> Case:

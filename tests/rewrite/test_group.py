@@ -263,3 +263,72 @@ def test_groups_are_proven(made: Any) -> None:
     assert verdicts.pop("gradients") == ("skip" if made.level == "post-grad" else "ok")
     assert set(verdicts.values()) == {"ok"}
     assert not proving.get()
+
+
+def on_cuda(fn: Callable[..., Any], *args: Tensor, dynamic: list[int] | None = None) -> list[Price]:
+    """What merging the linear layers of ``fn`` gains and costs on CUDA, by the shape of the graph; a price a family."""
+    found: list[Any] = []
+
+    def backend(gm: torch.fx.GraphModule, _: Any) -> Any:
+        rewrite = StackedLinears()
+        families: dict[Any, list[Any]] = {}
+        for node in gm.graph.nodes:
+            families.setdefault(rewrite.key(node), []).append(node)
+        found[:] = [rewrite.price(nodes, MACHINES["cuda"]) for key, nodes in families.items() if key and nodes[1:]]
+        return gm.forward
+
+    torch._dynamo.reset()
+    if dynamic:
+        torch._dynamo.mark_dynamic(args[0], dynamic)
+    torch.compile(fn, backend=backend, fullgraph=True, dynamic=None if dynamic else False)(*args)
+    return found
+
+
+def encoders(count: int, *, turned: bool = False, sums: bool = False) -> Callable[..., Tensor]:
+    def fn(x: Tensor, *weights: Tensor) -> Tensor:
+        inputs = [x[i] for i in range(count)][:: -1 if turned else 1]
+        inputs = [a.cumsum(0) for a in inputs] if sums else inputs
+        return torch.cat([F.linear(a, w).relu() for a, w in zip(inputs, weights, strict=True)], 1)
+
+    return fn
+
+
+def layers(count: int, rows: int, size: int) -> list[Tensor]:
+    return [torch.zeros(count, rows, size), *(torch.zeros(size, size) for _ in range(count))]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "how", "dynamic", "kernels", "pays"),
+    [
+        ((16, 4, 64), {}, None, 1, True),  # one kernel stacks the weights
+        ((16, 4, 64), {"turned": True}, None, 2, True),  # one the inputs, too
+        ((16, 4, 64), {}, [1], 1, True),  # the number of rows varies
+        ((16, 4, 64), {}, [0, 1], 17, False),  # so does the number of entries: each is copied by a kernel of its own
+        ((16, 4, 64), {"sums": True}, None, 17, False),  # and so is what another kernel computed
+        ((6, 4, 64), {"sums": True}, None, 2, True),  # unless they are few
+    ],
+)  # fmt: skip
+def test_on_gpus_a_merge_costs_the_kernels_that_lay_operands_side_by_side(
+    sizes: Any, how: Any, dynamic: list[int] | None, kernels: int, pays: bool
+) -> None:
+    (price,) = on_cuda(encoders(sizes[0], **how), *layers(*sizes), dynamic=dynamic)
+    assert int(price.added // MACHINES["cuda"].launch) == kernels
+    assert price.pays == pays
+
+
+def test_on_gpus_long_products_hide_their_launches() -> None:
+    def saved(rows: int) -> float:
+        (price,) = on_cuda(encoders(4), *layers(4, rows, 256))
+        return price.saved
+
+    assert saved(4) > 0.98 * 3 * MACHINES["cuda"].launch > saved(1024) > saved(4096) == 0
+
+
+def test_on_gpus_what_is_computed_where_it_is_needed_is_not_copied() -> None:
+    def deep(x: Tensor, *weights: Tensor) -> Tensor:
+        inner = [F.linear(x[i], w).relu() for i, w in enumerate(weights)]
+        return torch.cat([F.linear(a, w[:32]) for a, w in zip(inner, weights, strict=True)], 1)
+
+    first, second = on_cuda(deep, *layers(16, 4, 64))
+    assert first.pays
+    assert second.pays

@@ -234,6 +234,35 @@ def test_what_does_not_pay_says_so():
     assert {f.verdict for f in made.findings} == {"ok"}  # a proof does not ask
 
 
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [({"pays": lambda x, w, b: x.shape[0] <= 2}, "whether it pays depends on a size that only the data knows"),
+     ({"where": "x.shape[0] <= 2"}, "x.shape[0] <= 2 does not hold: x.shape[0] is u0")],
+    ids=["pays", "where"],
+)  # fmt: skip
+def test_a_size_that_only_the_data_knows_decides_nothing(options, reason):
+    made = linear_gelu(**options)
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        found = near(made, lambda x, w, b: F.gelu(F.linear(x[x[:, 0] > 0], w, b)), X, W, B)
+    assert found.reason == reason
+    assert isinstance(outcomes(made, lambda x, w, b: F.gelu(F.linear(x, w, b)), X[:2], W, B)[0], Match)
+
+
+def test_sizes_that_vary_become_guards_of_what_was_decided():
+    made, found = linear_gelu(pays=lambda x, w, b: x.shape[0] <= 8), []
+
+    def backend(gm, _):
+        found.extend(made.apply(gm.graph))
+        gm.recompile()
+        return gm.forward
+
+    compiled = torch.compile(lambda x: F.gelu(F.linear(x, W, B)), backend=backend, dynamic=True)
+    for rows in (3, 4, 16, 20, 5):
+        torch.testing.assert_close(compiled(x := torch.randn(rows, 6)), F.gelu(F.linear(x, W, B)))
+    assert [type(f).__name__ for f in found] == ["Match", "NearMiss"]
+    assert found[1].reason == "it does not pay here"
+
+
 def test_a_float_of_the_pattern_is_any_constant():
     def norm(x: Float[Tensor, "b k"], eps: float):
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
 from torch.nn import functional as F
 
 from shiplap.kernels.dense.rewrites import conv_norm_dense, int8_linear, linear_activation, norm_linear
 from shiplap.kernels.sparse3d.rewrites import conv_norm_sparse3d
-from shiplap.rewrite import Match
+from shiplap.rewrite import Match, NearMiss
 from shiplap.rewrite.shipped import attention, conv_norm, no_ops
 from tests.kernels.nets import UNet, padded
 from tests.rewrite.specimens import near, outcomes
@@ -68,6 +69,62 @@ def test_attention_whose_weights_are_wanted_stays() -> None:
     miss = near(attention[1], lambda *a: attend(*a, keep=True), *shapes(*QKV))
     assert (miss.rewrite, miss.obstacle) == ("attention", "user")
     assert "the graph returns it" in miss.reason
+
+
+def plain(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    scores = torch.matmul(q, k.transpose(2, 3)) * 0.5
+    return torch.matmul(F.softmax(scores if mask is None else scores + mask, dim=-1), v)
+
+
+def on_cuda(dtype: torch.dtype, *sizes: tuple[int, ...]) -> list[Tensor]:
+    with FakeTensorMode():
+        return [torch.empty(s, dtype=dtype, device="cuda") for s in sizes]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "head", "masked", "stopped"),
+    [
+        (torch.bfloat16, (64, 64), True, ""), (torch.float16, (256, 256), False, ""),
+        (torch.float32, (128, 64), True, ""), (torch.bfloat16, (1024, 1024), False, "e is 1024, d is 1024"),
+        (torch.bfloat16, (256, 256), True, "mask is bfloat16[2, 1, 5, 5]"),
+        (torch.bfloat16, (256, 128), False, "e is 256, d is 128"),
+        (torch.float32, (256, 256), False, "q.itemsize is 4"),
+        (torch.bfloat16, (64, 60), False, "d is 60"), (torch.float64, (64, 64), False, "q.itemsize is 8"),
+    ],
+)  # fmt: skip
+def test_attention_on_gpus_needs_a_fused_kernel(dtype: torch.dtype, head: Any, masked: bool, stopped: str) -> None:
+    e, d = head
+    args = on_cuda(dtype, (2, 3, 5, e), (2, 3, 5, e), (2, 3, 5, d), *([(2, 1, 5, 5)] if masked else []))
+    (found,) = outcomes(attention[1], plain, *args)
+    if not stopped:
+        assert isinstance(found, Match), found
+        return
+    assert isinstance(found, NearMiss)
+    assert (found.obstacle, found.rewrite) == ("guard", "attention")
+    assert "q.device.type != 'cuda'" in found.reason
+    assert stopped in found.reason
+    assert "function" not in found.reason
+
+
+def test_attention_of_any_head_is_placed_on_the_cpu() -> None:
+    (found,) = outcomes(attention[1], plain, *shapes((2, 3, 5, 300), (2, 3, 5, 300), (2, 3, 5, 7)))
+    assert isinstance(found, Match)
+
+
+@pytest.mark.parametrize(("rows", "device", "placed"), [(256, "cuda", True), (257, "cuda", False), (257, "cpu", True)])
+def test_weights_of_8_bits_pay_on_gpus_for_few_rows(rows: int, device: str, placed: bool) -> None:
+    def fn(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
+        return F.linear(x, weight.to(torch.bfloat16) * scale)
+
+    with FakeTensorMode():
+        x, scale = (torch.empty(s, dtype=torch.bfloat16, device=device) for s in ((1, rows, 8), (6, 1)))
+        weight = torch.empty(6, 8, dtype=torch.int8, device=device)
+    (declined, forced) = (r[1] for r in (int8_linear(), int8_linear(always=True)))
+    (found,) = outcomes(declined, fn, x, weight, scale)
+    assert isinstance(found, Match) == placed
+    if isinstance(found, NearMiss):
+        assert (found.obstacle, found.reason.partition(":")[0]) == ("cost", "more than 256 rows")
+        assert isinstance(outcomes(forced, fn, x, weight, scale)[0], Match)
 
 
 def test_dropout_that_drops_stays() -> None:

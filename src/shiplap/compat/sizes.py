@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["Sizes", "holds", "is_size"]
+__all__ = ["Sizes", "data_dependent", "holds", "is_size"]
 
 
 def is_size(held: Any) -> bool:
@@ -52,3 +52,10 @@ def holds(condition: Any, *, may_guard: bool) -> bool:
 
         return statically_known_true(condition)
     return bool(condition)
+
+
+def data_dependent() -> type[Exception]:
+    """What is raised where a condition depends on a size that only the data knows."""
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+    return GuardOnDataDependentSymNode

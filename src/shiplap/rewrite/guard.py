@@ -92,6 +92,8 @@ class Guard:
                 return ""
         except (ArithmeticError, LookupError, TypeError, AttributeError) as e:
             return f"{type(e).__name__}: {e}"
+        except sizes.data_dependent():
+            pass
         leaves = {ast.unparse(n): _shown(self._value(n, env)) for n in _leaves(self._tree)}
         return ", ".join(f"{name} is {held}" for name, held in leaves.items())
 
@@ -124,6 +126,9 @@ class _Seen:
         self.is_contiguous, self.stride, self.numel = tensor.is_contiguous, tensor.stride, tensor.numel
         self.size, self.dim = tensor.size, tensor.dim
 
+    def __repr__(self) -> str:
+        return f"{_shown(self.dtype)}{list(self.shape)}"
+
 
 def _admitted(node: ast.AST) -> bool:
     if isinstance(node, (ast.expr_context, ast.operator, ast.unaryop, ast.cmpop, ast.boolop)):
@@ -144,7 +149,7 @@ def _leaves(tree: ast.AST) -> list[ast.expr]:
     if isinstance(tree, (ast.Name, ast.Attribute, ast.Subscript)) or (
         isinstance(tree, ast.Call) and isinstance(tree.func, ast.Attribute)
     ):
-        return [] if isinstance(tree, ast.Name) and tree.id in _DTYPES else [tree]
+        return [] if isinstance(tree, ast.Name) and tree.id in _DTYPES.keys() | FUNCTIONS.keys() else [tree]
     return [leaf for child in ast.iter_child_nodes(tree) for leaf in _leaves(child)]
 
 

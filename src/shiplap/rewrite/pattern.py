@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
+from shiplap.compat import sizes
 from shiplap.errors import error
 from shiplap.op.source import source_digest
 from shiplap.rewrite.base import Program, Rewrite, proving
@@ -24,6 +25,8 @@ from shiplap.rewrite.signature import Signature
 from shiplap.rewrite.walk import Fit, Pattern, Stop, check_sizes, check_users, complete, walk
 
 __all__ = ["PatternRewrite", "rewrite"]
+
+NO_GAIN = "it does not pay here"
 
 
 class PatternRewrite(Rewrite):
@@ -102,11 +105,18 @@ class PatternRewrite(Rewrite):
         for guard in self.guards:
             if why := guard.refuses(env, may_guard=self.level != "post-grad"):
                 return Stop(at, "guard", f"{guard.source} does not hold: {why}")
-        if self.pays is not None and not proving.get():
-            answer = self.pays(**{n: env[n] for n in self.signature.parameters})
-            if answer is not True:
-                return Stop(at, "cost", answer or "it does not pay here")
-        return None
+        why = "" if self.pays is None or proving.get() else self._costs(self.pays, env)
+        return Stop(at, "cost", why) if why else None
+
+    def _costs(self, pays: Callable[..., bool | str], env: Mapping[str, Any]) -> str:
+        """Why it does not pay; empty where it does. What is asked of symbolic sizes becomes a guard, as in guards."""
+        try:
+            answer = pays(**{n: env[n] for n in self.signature.parameters})
+            if isinstance(answer, str):
+                return answer or NO_GAIN
+            return "" if sizes.holds(answer, may_guard=self.level != "post-grad") else NO_GAIN
+        except sizes.data_dependent():
+            return "whether it pays depends on a size that only the data knows"
 
     def _place(self, graph: Graph, pattern: Pattern, fit: Fit) -> Match | NearMiss:
         args = {**pattern.fixed, **fit.args}

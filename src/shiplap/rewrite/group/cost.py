@@ -8,16 +8,21 @@ reads and writes. The numbers are low for launches and low for bandwidths, so th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from torch.fx import Node
 
 from shiplap.compat.nodes import hint
 from shiplap.rewrite.graph import value
+from shiplap.rewrite.normal import called
 
-__all__ = ["HORIZONTAL", "MACHINES", "Machine", "Price", "bytes_of", "machine_for", "product_ns"]
+__all__ = [
+    "HORIZONTAL", "MACHINES", "MARGIN", "Machine", "Price", "arithmetic_ns", "bytes_of", "kernels_to_stack",
+    "launch_ns", "machine_for", "product_ns",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,7 @@ class Machine:
         copy: bytes that a generated kernel reads and writes in a ns. ``read``: bytes of weights that a product reads.
         flops: of a product, in a ns.
         horizontal: whether the code generator puts independent loops of one size into one kernel by itself.
+        ahead: whether kernels are launched while others run, so that long ones hide what launches cost.
     """
 
     launch: float
@@ -36,14 +42,20 @@ class Machine:
     read: float
     flops: float
     horizontal: bool
+    ahead: bool
 
 
-# cpu: one core of a shared Xeon server, torch 2.13, 2026-11-21. cuda: H200 without CUDA graphs, assumed.
+# cpu: one core of a shared Xeon server, torch 2.13, 2026-11-21. cuda: H200, torch 2.11, 2026-11-21; a layer of 64x64 on
+# 4 rows that is not launched saves 14 us of the host, and 4 us of the device where CUDA graphs launch it.
 MACHINES = {
-    "cpu": Machine(launch=2500, copy=25, read=20, flops=60, horizontal=True),
-    "cuda": Machine(launch=4000, copy=1500, read=2500, flops=100_000, horizontal=False),
+    "cpu": Machine(launch=2500, copy=25, read=20, flops=60, horizontal=True, ahead=False),
+    "cuda": Machine(launch=4000, copy=1500, read=2500, flops=100_000, horizontal=False, ahead=True),
 }
 HORIZONTAL = "the C++ code generator computes independent loops of one size in one kernel by itself"
+
+# As many as Inductor computes in one kernel if it concatenates.
+FEW = 8
+ENTRIES = frozenset({"getitem", "select", "unbind"})
 
 # A merge has to promise that much of the time that it touches, so that a wrong estimate costs less than it.
 MARGIN = 0.10
@@ -84,8 +96,43 @@ def bytes_of(nodes: Iterable[Node]) -> int:
 
 def product_ns(machine: Machine, out: Node, weight: Node) -> float:
     """Of a linear layer, without its launch."""
-    flops = 2 * _numel(value(out)) * hint(value(weight).shape[1])
-    return flops / machine.flops + bytes_of([weight]) / machine.read
+    return arithmetic_ns(machine, out, weight) + bytes_of([weight]) / machine.read
+
+
+def arithmetic_ns(machine: Machine, out: Node, weight: Node) -> float:
+    """Of a linear layer whose weights cost nothing."""
+    return 2 * _numel(value(out)) * hint(value(weight).shape[1]) / machine.flops
+
+
+def launch_ns(machine: Machine, hidden: float) -> float:
+    """Of one call, behind a kernel that computes for ``hidden`` ns."""
+    return max(0.0, machine.launch - hidden) if machine.ahead else machine.launch
+
+
+def kernels_to_stack(machine: Machine, *stacks: Sequence[Node]) -> int:
+    """How many kernels lay the operands of each stack side by side; at least one.
+
+    One for few, and for inputs of fixed size (a "foreach" kernel); else each operand has its own, unless what computes
+    it writes there.
+    """
+    if machine.horizontal:
+        return 1
+    return max(1, sum(1 if len(s) <= FEW or all(map(_given, s)) else sum(map(_copied, s)) for s in stacks if s))
+
+
+def _given(node: Node) -> bool:
+    """Whether it is an input of the graph or an entry of one, of fixed size."""
+    fixed = isinstance(held := value(node), Tensor) and all(isinstance(n, int) for n in held.shape)
+    while called(node) in ENTRIES and isinstance(source := node.args[0], Node):
+        node = source
+    return fixed and node.op in ("placeholder", "get_attr")
+
+
+def _copied(node: Node) -> bool:
+    """Unless it is pointwise and nobody else reads it."""
+    packet = getattr(torch.ops.aten, str(called(node)), None) if node.op.startswith("call") else None
+    tags = getattr(packet, packet.overloads()[0]).tags if packet is not None else ()
+    return len(node.users) != 1 or torch.Tag.pointwise not in tags
 
 
 def _numel(t: Tensor) -> int:

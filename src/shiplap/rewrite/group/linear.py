@@ -13,7 +13,15 @@ from torch.nn import functional as F
 from shiplap.compat.constants import folded
 from shiplap.rewrite.base import Program
 from shiplap.rewrite.group.base import Group, Merged, escapes, signature, tensor
-from shiplap.rewrite.group.cost import Machine, Price, bytes_of, product_ns
+from shiplap.rewrite.group.cost import (
+    Machine,
+    Price,
+    arithmetic_ns,
+    bytes_of,
+    kernels_to_stack,
+    launch_ns,
+    product_ns,
+)
 from shiplap.rewrite.normal import arguments, called
 
 __all__ = ["StackedLinears", "WideLinears"]
@@ -88,11 +96,13 @@ class StackedLinears(Group):
         xs, weights, _ = _parts(members)
         if len(set(xs)) == 1:
             return "they share their input: shared_input_linears makes one product of them"
-        moved = [n for n in weights if not folded(n)] + ([] if whole(xs) else xs)
-        work = sum(product_ns(machine, m, w) for m, w in zip(members, weights, strict=True))
-        added = 2 * bytes_of(moved) / machine.copy + machine.launch
-        count = len(members)
-        return Price(count * machine.launch + work, (count - 1) * machine.launch, added, "stacking operands costs")
+        stacks = [[n for n in weights if not folded(n)], [] if whole(xs) else xs]
+        added = 2 * bytes_of(n for s in stacks for n in s) / machine.copy
+        added += kernels_to_stack(machine, *stacks) * machine.launch
+        count, pairs = len(members), list(zip(members, weights, strict=True))
+        work = sum(product_ns(machine, m, w) for m, w in pairs)
+        saved = (count - 1) * launch_ns(machine, arithmetic_ns(machine, *pairs[0]))
+        return Price(count * machine.launch + work, saved, added, "stacking operands costs")
 
     def programs(self) -> Iterator[Program]:
         kinds = ((12, True, (3,), _towers), (9, False, (2, 2), _towers), (24, True, (1,), _mirrored))
