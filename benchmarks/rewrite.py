@@ -22,6 +22,7 @@ import sys
 import time
 import types
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -138,7 +139,10 @@ def contestant(
     return call, sum(isinstance(o, Match) and o.rewrite != "no_ops" for o in scope.outcomes)
 
 
-def measured(case: Case, device: str, rounds: int) -> dict[str, Any]:
+def measured(
+    case: Case, device: str, rounds: int, turn: Callable[[], AbstractContextManager[Any]] = nullcontext
+) -> dict[str, Any]:
+    """What is timed is timed within a ``turn``, after all is compiled."""
     torch.manual_seed(0)
     model = case.model().to(device, case.dtype, memory_format=case.layout).train(case.train)
     x = torch.randn(*case.x, device=device, dtype=case.dtype).to(memory_format=case.layout)
@@ -156,7 +160,8 @@ def measured(case: Case, device: str, rounds: int) -> dict[str, Any]:
         seconds, expected = time.monotonic() - started, eager(x)
         errors = {n: apart(call(), expected) for n, call in calls.items() if n != "eager"}
         assert max(errors.values()) < (3e-2 if case.dtype.itemsize < 4 else 2e-3), (case.name, errors)
-        times = timed(calls, device, rounds)
+        with turn():
+            times = timed(calls, device, rounds)
     least, off = {n: min(ts) for n, ts in times.items()}, times["off"]
     medians = {n: statistics.median(o / t for o, t in zip(off, ts, strict=True)) for n, ts in times.items()}
     return {
@@ -196,17 +201,26 @@ def run(
     wanted: Sequence[Case], sources: Sequence[str], device: str, rounds: int, path: Path | None, only: str = ""
 ) -> None:
     """Measure, and write after each case: time on a machine may end early. What ``path`` has of these sources stays."""
-    held = json.loads(path.read_text(encoding="utf-8")) if path and path.exists() else {}
-    found: list[dict[str, Any]] = held["cases"] if held.get("digest") == _record.digest(sources) else []
+    found = kept(path, sources)
     for case in wanted:
         if only not in case.name or any(f["case"] == case.name for f in found):
             continue
         found.append(measured(case, device, rounds))
         print(json.dumps(found[-1]), flush=True)
-        if path:
-            name = torch.cuda.get_device_name() if device == "cuda" else ""
-            packages = ["triton"] if name else []
-            _record.write(path, _record.record(sources, packages, name, rounds=rounds, cases=found))
+        keep(path, sources, device, rounds, found)
+
+
+def kept(path: Path | None, sources: Sequence[str]) -> list[dict[str, Any]]:
+    """The cases of a record of these sources."""
+    held = json.loads(path.read_text(encoding="utf-8")) if path and path.exists() else {}
+    return list(held["cases"]) if held.get("digest") == _record.digest(sources) else []
+
+
+def keep(path: Path | None, sources: Sequence[str], device: str, rounds: int, found: list[dict[str, Any]]) -> None:
+    if path:
+        name = torch.cuda.get_device_name() if device == "cuda" else ""
+        packages = ["triton"] if name else []
+        _record.write(path, _record.record(sources, packages, name, rounds=rounds, cases=found))
 
 
 def arguments(about: str | None) -> argparse.ArgumentParser:

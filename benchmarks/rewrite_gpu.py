@@ -6,12 +6,14 @@ kernels. Beside torch and Triton it needs jaxtyping, wadler-lindig, msgspec and 
 
     python benchmarks/rewrite_gpu.py [--json benchmarks/results/rewrite_gpu.json] [--rounds 60] [--only NAME]
 
-Run again with the same ``--json``, it goes on where it was stopped.
+Run again with the same ``--json``, it goes on where it was stopped. ``--together`` compiles all cases at once, each in
+a process of its own, and then times one after the other; what compilers time, they time one at a time.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -21,7 +23,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import torch
-from rewrite import SOURCES, Block, Case, arguments, block, run, towers
+from _together import Turns, together
+from rewrite import SOURCES, Block, Case, arguments, block, keep, kept, measured, run, towers
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -29,7 +32,7 @@ from shiplap.kernels.dense.rewrites import conv_norm_dense, int8_linear, linear_
 from shiplap.rewrite import PatternRewrite, Rewrite
 from shiplap.rewrite.shipped import attention
 
-OURS = ("benchmarks/rewrite_gpu.py", *SOURCES, "src/shiplap/kernels/dense/rewrites.py",
+OURS = ("benchmarks/rewrite_gpu.py", "benchmarks/_together.py", *SOURCES, "src/shiplap/kernels/dense/rewrites.py",
         "src/shiplap/rewrite/shipped/attention.py", "src/shiplap/rewrite/shipped/conv_norm.py")  # fmt: skip
 TUNED = "max-autotune-no-cudagraphs"
 BF16 = torch.bfloat16
@@ -175,13 +178,31 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--tiny", action="store_true", help="small sizes: whether every case runs, not how fast")
+    parser.add_argument("--together", type=float, metavar="SECONDS", help="compile all at once, in so many seconds")
+    parser.add_argument(
+        "--turns", nargs=3, metavar=("FOLDER", "NAME", "CASE"), help="one of those that --together starts"
+    )
     args = parser.parse_args()
     torch.set_num_threads(1)
     torch.set_float32_matmul_precision("high" if args.device == "cuda" else "highest")
     wanted = [*kernels(args.tiny), *groups()]
     if args.tiny:
         wanted = [rehearsed(c) for c in wanted]
-    run(wanted, OURS, args.device, args.rounds, args.json, args.only)
+    if args.turns:
+        turns = Turns(Path(args.turns[0]), args.turns[1])
+        turns.search_alone()
+        case = next(c for c in wanted if c.name == args.turns[2])
+        turns.tell(measured(case, args.device, args.rounds, turns.turn))
+    elif args.together:
+        found = kept(args.json, OURS)
+        names = [c.name for c in wanted if args.only in c.name and all(f["case"] != c.name for f in found)]
+        again = [sys.executable, __file__, "--device", args.device, "--rounds", str(args.rounds)]
+        for told in together(names, [*again, *["--tiny"] * args.tiny, "--turns"], args.together):
+            found.append(told)
+            print(json.dumps(told), flush=True)
+            keep(args.json, OURS, args.device, args.rounds, found)
+    else:
+        run(wanted, OURS, args.device, args.rounds, args.json, args.only)
 
 
 if __name__ == "__main__":
