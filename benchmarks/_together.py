@@ -61,12 +61,13 @@ def together(names: Sequence[str], command: Sequence[str], seconds: float) -> It
     """What ``command FOLDER NAME CASE`` tells, for each case; nothing of one that is not ready after ``seconds``."""
     with tempfile.TemporaryDirectory() as made:
         folder, end = Path(made), time.monotonic() + seconds
-        env = os.environ | {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "4"}
+        env = os.environ | {"OMP_NUM_THREADS": "1"}
         running = {f"{i:02}": subprocess.Popen([*command, made, f"{i:02}", n], env=env) for i, n in enumerate(names)}
-        ready: set[str] = set()
-        while running.keys() - ready and time.monotonic() < end:
-            time.sleep(0.1)
+        while True:
             ready = {f.stem for f in folder.glob("*.ready")} | {n for n, p in running.items() if p.poll() is not None}
+            if not running.keys() - ready or time.monotonic() > end:
+                break
+            time.sleep(0.1)
         for late in running.keys() - ready:
             running[late].kill()
             print(f"# {names[int(late)]}: not compiled in {seconds:.0f} s", file=sys.stderr)

@@ -192,6 +192,7 @@ def main() -> None:
         turns = Turns(Path(args.turns[0]), args.turns[1])
         turns.search_alone()
         case = next(c for c in wanted if c.name == args.turns[2])
+        torch._inductor.config.compile_threads = 3 if case.mode == TUNED else 1
         turns.tell(measured(case, args.device, args.rounds, turns.turn))
     elif args.together:
         found = kept(args.json, OURS)
