@@ -180,7 +180,8 @@ def test_the_page_repeats_the_recorded_merges(name: str) -> None:
     for case in result["cases"]:
         best = max(case["off over"]["on"], case["medians"]["on"])
         small = case["case"] in ("16 layers, 4 rows, 64x64", "64 layers, 4 rows, 32x32")
-        assert best >= (1.2 if small else 0.98) or not case["merged"], case["case"]
+        declined_since = case["case"] in result.get("stale", "")
+        assert best >= (1.2 if small else 0.98) or not case["merged"] or declined_since, case["case"]
 
 
 def test_the_page_repeats_the_recorded_models() -> None:
