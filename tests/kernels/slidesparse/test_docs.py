@@ -40,3 +40,25 @@ def test_the_ceilings_are_the_arithmetic() -> None:
         for cell, share in ((cells[3], 0.625 * p.expansion), (cells[4], 0.5625 * p.expansion)):
             gain = f"{1 / share:.2f}x" if share < 1 else "none" if share == 1 else "slower"
             assert cell == f"{share:.3f} ({gain})"
+
+
+def test_the_page_repeats_the_recorded_gpu() -> None:
+    recorded = json.loads((ROOT / "benchmarks" / "results" / "slidesparse_gpu.json").read_text(encoding="utf-8"))
+    products = ["torch bf16", "torch fp8 rowwise", "torch int8", "fp8 2:4", "torch sparse fp8", "fp8 6:8", "int8 2:4"]
+    products.append("int8 6:8")
+    modes = ["bf16", "torch-fp8", "fp8", "fp8 2:4", "fp8 6:8", "int8", "int8 2:4", "int8 6:8"]
+    tables = {
+        "gemm": [(f"{g['m']} x {g['n']} x {g['k']}", [g["us"][n] for n in products]) for g in recorded["gemm"]],
+        "blocks": [
+            (f"{b['model']}, {b['rows']}", [b["us"][n] for n in modes])
+            for b in sorted(recorded["blocks"], key=lambda b: (b["model"] != "8B", b["rows"]))
+        ],
+    }
+    for name, rows in tables.items():
+        shown = PAGE[PAGE.index(f"<!-- slidesparse_gpu {name} -->") : PAGE.index(f"<!-- /slidesparse_gpu {name} -->")]
+        lines = [f"| {title} | {' | '.join(f'{us:.0f}' for us in times)} |" for title, times in rows]
+        assert shown.splitlines()[3:] == lines, "\n".join(lines)
+    goals = recorded["goals"]
+    assert max(goals["a 2:4 call over _scaled_mm's, at most 1.2"].values()) <= 1.2
+    assert min(goals["quantise + lift of copy bandwidth, at least 0.8"].values()) >= 0.8
+    assert min(goals["int8 6:8 over torch's fastest dense, m >= 4096, at least 1.3"].values()) >= 1.3
