@@ -252,5 +252,6 @@ def test_a_second_process_hits(tmp_path):
                            env=env | {"PYTHONHASHSEED": "2"}, check=True, capture_output=True, text=True)  # fmt: skip
     first, second = (json.loads(p.stdout.splitlines()[-1]) for p in (done, again))
     missed = {"matches": 1, "user": 1, "fx": [0, 2], "aot": [0, 1]}
+    ahead = int(torch.__version__ < "2.13")  # there pre-grad passes run ahead of the look-up
     assert first == [missed]
-    assert second == [{"matches": 0, "user": 0, "fx": [2, 0], "aot": [1, 0]}, missed]
+    assert second == [{"matches": ahead, "user": ahead, "fx": [2, 0], "aot": [1, 0]}, missed]
