@@ -105,6 +105,23 @@ def test_the_pages_repeat_the_recorded_shells() -> None:
     assert f"Forward is {min(better):.2f}x to {max(better):.2f}x" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
+def _limits(shell: dict[str, Any]) -> str:
+    """Of a forward: products of pairs, the fewest bytes (each operand once), and what the captured call makes of it."""
+    n, pairs, channels, ms = (shell[k] for k in ("n", "pairs", "channels", "captured_ms"))
+    flops = 2 * pairs * channels**2
+    moved = 2 * (2 * n * channels + 27 * channels**2) + 4 * 27 * n
+    cells = [f"{flops / 1e9:.0f}", f"{moved / 1e6:.1f}", f"{2 * pairs * channels / 1e6:.0f}", f"{ms:.3f}"]
+    rates = [f"{flops / ms / 1e9:.0f}", f"{moved / ms / 1e6:.0f}", f"{100 * shell['fraction']:.0f} %"]
+    return f"| {shell['res']}, {channels} | {' | '.join(cells + rates)} |"
+
+
+def test_the_design_note_has_flops_and_bytes_of_each_shell() -> None:
+    result = json.loads((ROOT / "benchmarks" / "results" / "sparse3d_gpu.json").read_text(encoding="utf-8"))
+    text = (ROOT / "docs" / "design" / "0008-sparse3d-cuda.md").read_text(encoding="utf-8")
+    shown = text[text.index("<!-- sparse3d_gpu limits -->") : text.index("<!-- /sparse3d_gpu limits -->")]
+    assert shown.splitlines()[3:] == [_limits(s) for s in [*result["shells"], *result["earlier"]["shells"]]]
+
+
 def test_the_int8_product_is_as_fast_as_the_readme_says() -> None:
     result = json.loads((ROOT / "benchmarks" / "results" / "dense_cpu.json").read_text(encoding="utf-8"))
     note = (ROOT / "docs" / "design" / "0007-dense-cpu.md").read_text(encoding="utf-8")
