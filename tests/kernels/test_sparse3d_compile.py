@@ -129,10 +129,14 @@ def test_sorted_tables_of_any_size_are_one_graph():
 def test_what_is_done_to_padded_tensors_is_one_graph_for_all_scenes():
     compat.reset_compiler()
     layer = sparse3d.GenerativeConv3d(6, 4, 3, capacity=2000, dtype=torch.float64)
+    bounded = sparse3d.SparseMaxPool3d(2), sparse3d.SparseConvTranspose3d(4, 2, 2, 2, dtype=torch.float64)
 
     def run(x: sparse3d.SparseTensor, y: sparse3d.SparseTensor) -> torch.Tensor:
         both = sparse3d.cat([x, x + y])
-        return layer(sparse3d.cat([both[0], both[1:]], 0)).dense()
+        grown = layer(sparse3d.cat([both[0], both[1:]], 0))
+        for step in bounded:  # of as many rows as there can be: a number that is worked out while the graph is traced
+            grown = step(grown)
+        return grown.dense()
 
     compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
     for n in (60, 80, 50):

@@ -48,11 +48,12 @@ class Window(NamedTuple):
 
     def most(self, rows: int, grid: Triple, batch_size: int) -> int:
         """The largest number of voxels that ``rows`` of them can reach."""
-        each = math.prod(self.kernel)
+        each = list(self.kernel)
         if self.output_padding is None:
             axes = zip(self.kernel, self.stride, self.dilation, strict=True)
-            each = math.prod(-(-k // (s // math.gcd(s, d))) for k, s, d in axes)
-        return min(rows * each, batch_size * math.prod(self.shape(grid)))
+            each = [-(-k // (s // math.gcd(s, d))) for k, s, d in axes]
+        x, y, z = self.shape(grid)  # multiplied out: math.prod of a generator is closed to torch.compile
+        return min(rows * each[0] * each[1] * each[2], batch_size * x * y * z)
 
 
 def reach(window: Window, coords: Tensor, grid: Triple) -> Tensor:
