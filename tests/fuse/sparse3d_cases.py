@@ -97,10 +97,13 @@ def graphs() -> None:
         compiled(f"fused {parts}", lambda f, w, b, y: torch.relu(p.conv(f, w, b) * 2 + y), x.feats, weight, bias, rest)  # noqa: B023
     compiled("prologue", lambda f, w: plan.sorted(1).conv(torch.sigmoid(f), w), x.feats, weight)
 
+    # How many voxels it leads to only the data knows, so the proof draws thousands of rows: tiles for so many.
+    ops.conv.templates["cpu"] = [dataclasses.replace(ops.conv.templates["cpu"][0], configs=({**TILE, "BLOCK_M": 512},))]
+
     def down(feats: Tensor, coords: Tensor) -> Tensor:
         return torch.relu(sparse3d.Geometry(coords, (8, 8, 8), 2).strided(2, 2).plan.sorted(1).conv(feats, weight))
 
-    for n in (60, 90):  # how many voxels it leads to only the data knows
+    for n in (60, 90):
         y = scene(n, (8, 8, 8), 16, dtype=torch.float32)
         for tensor in (y.feats, y.coords):
             torch._dynamo.mark_dynamic(tensor, 0)
