@@ -33,8 +33,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def load(folder: Path, **more: Any) -> Any:
-    return transformers.AutoModelForCausalLM.from_pretrained(folder, **more).eval()
+def load(folder: Path, cls: str = "AutoModelForCausalLM", **more: Any) -> Any:
+    return getattr(transformers, cls).from_pretrained(folder, **more).eval()
 
 
 def logits(model: Any) -> torch.Tensor:
@@ -64,9 +64,11 @@ def test_what_was_saved_is_a_checkpoint_of_pruned_dense_weights(saved: Path) -> 
     assert state["model.layers.0.mlp.down_proj.weight"].dtype == torch.int8
     assert state["model.layers.0.mlp.down_proj.weight_scale"].shape == (48, 1)
     assert not any("packed" in name for name in state)
-    assert json.loads((saved / "int8" / "config.json").read_text())["quantization_config"] == {
-        "dtype": "int8", "kept": ["lm_head"], "pattern": "6:8", "quant_method": "slidesparse", "skip": ["lm_head"],
-    }  # fmt: skip
+    config = json.loads((saved / "int8" / "config.json").read_text())["quantization_config"]
+    converted = config.pop("converted")
+    assert config == {"dtype": "int8", "pattern": "6:8", "quant_method": "slidesparse", "skip": ["lm_head"]}
+    assert len(converted) == 14
+    assert "model.layers.1.self_attn.o_proj" in converted
 
 
 def test_a_reloaded_model_is_packed_and_keeps_its_dtypes(saved: Path) -> None:
@@ -87,6 +89,24 @@ def test_a_model_that_convert_changed_is_saved(tmp_path: Path) -> None:
     assert torch.equal(logits(again), logits(model))
     assert type(again.model.layers[0].mlp.up_proj) is nn.Linear
     assert str(again.model.layers[1].mlp.up_proj.pattern) == "4:6"
+    base = transformers.AutoModel.from_pretrained(tmp_path).eval()  # its modules have no "model." in front
+    with torch.no_grad():
+        assert torch.equal(base(TOKENS)[0], model.model(TOKENS)[0])
+    base.save_pretrained(tmp_path / "base")
+    headed = load(tmp_path / "base", cls="AutoModelForSequenceClassification")
+    assert type(headed.score) is nn.Linear  # it is new, and trained from random numbers
+    with torch.no_grad():
+        assert torch.equal(headed.model(TOKENS)[0], base(TOKENS)[0])
+
+
+def test_skip_is_what_convert_takes(saved: Path) -> None:
+    """What is kept unasked is by default; a name is looked for, as a typing error would convert what was to be kept."""
+    every = load(saved / "dense", quantization_config=hf.SlidesparseConfig(skip=()))
+    assert isinstance(every.lm_head, ss.Linear)
+    with pytest.raises(ShiplapError, match="skip='lm_haed', which names no module"):
+        load(saved / "dense", quantization_config=hf.SlidesparseConfig(skip=["lm_haed"]))
+    encoder = load(saved / "dense", cls="AutoModel", quantization_config=hf.SlidesparseConfig())  # has no lm_head
+    assert isinstance(encoder.layers[1].mlp.up_proj, ss.Linear)
 
 
 def test_dequantised_it_is_a_dense_model(saved: Path) -> None:
@@ -111,6 +131,19 @@ def test_configurations_are_checked() -> None:
         hf.SlidesparseConfig(dtype="int4")
     with pytest.raises(ShiplapError, match=r"SL211[\s\S]*'7:9'"):
         hf.SlidesparseConfig("7:9")
+
+
+def test_weights_that_are_not_in_memory_are_refused() -> None:
+    model, config = llama(), hf.SlidesparseConfig()
+    done = ss.convert(model)
+    model.model.layers[1].mlp.up_proj.to("meta")  # as device_map leaves what it offloads
+    hf.attach(model, done)
+    with pytest.raises(ShiplapError, match=r"layers.1.mlp.up_proj.weight[\s\S]*meta[\s\S]*a device_map that offloads"):
+        model.hf_quantizer._process_model_after_weight_loading(model)
+    model = llama()
+    model.model.layers[1].mlp.up_proj.to("meta")
+    with pytest.raises(ShiplapError, match=r"layers.1.mlp.up_proj.weight[\s\S]*meta[\s\S]*offload none"):
+        hf.SlidesparseQuantizer(config, pre_quantized=False)._process_model_after_weight_loading(model)
 
 
 def test_weights_that_were_cut_while_they_were_loaded_are_refused() -> None:

@@ -103,9 +103,13 @@ def test_ranks_cut_the_depth(plugin: Any) -> None:
 
 
 def test_configurations_of_both_kinds(plugin: Any) -> None:
-    ours = {"quant_method": "slidesparse", "pattern": "4:6", "dtype": "fp8", "kept": ["lm_head"], "skip": []}
+    ours = {"quant_method": "slidesparse", "pattern": "4:6", "dtype": "fp8", "converted": ["a.q_proj"], "skip": []}
     made = plugin.SlidesparseConfig.from_config(ours)
-    assert repr(made) == "SlidesparseConfig(pattern=4:6, dtype=fp8, kept=1 layers)"
+    assert repr(made) == "SlidesparseConfig(pattern=4:6, dtype=fp8, 1 layers)"
+    assert not made._keeps("a.q_proj")
+    assert made._keeps("a.gate")  # linear to vLLM, while transformers may hold a parameter of its own
+    made = plugin.SlidesparseConfig.from_config({k: v for k, v in ours.items() if k not in ("converted", "skip")})
+    assert repr(made) == "SlidesparseConfig(pattern=4:6, dtype=fp8, all but ['lm_head'])"
     theirs = {"quant_method": "compressed-tensors", "format": "int-quantized", "ignore": ["lm_head", "re:.*gate$"],
               "slidesparse": {"pattern": "6:8"}}  # fmt: skip
     made = plugin.SlidesparseConfig.from_config(theirs)
@@ -125,7 +129,7 @@ def test_configurations_of_both_kinds(plugin: Any) -> None:
 
 def test_which_layers_are_ours(plugin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plugin, "UnquantizedLinearMethod", lambda: "dense")
-    config = plugin.SlidesparseConfig("6:8", "int8", kept=["lm_head", "a.q_proj", "a.k_proj", "a.v_proj", "b.q_proj"])
+    config = plugin.SlidesparseConfig("6:8", "int8", converted=["a.o_proj", "b.k_proj", "b.v_proj"])
     config.packed_modules_mapping = {"qkv_proj": ["q_proj", "k_proj", "v_proj"]}
     layer = linear_of(plugin)
     assert config.get_quant_method(nn.Identity(), "x") is None

@@ -164,9 +164,10 @@ def _check(
     for name, linear in chosen.items():
         kind = MODES[dtype] if MODES[dtype].itemsize > 1 else linear.weight.dtype
         if linear.weight.is_meta or not torch.isfinite(linear.weight.to(kind)).all():
-            got = "a weight on the meta device" if linear.weight.is_meta else f"NaN or an infinity as {kind}"
-            raise error("SL211", where=f"{where}: {name}.weight", got=got, expected="finite weights",
-                        fix="load the weights first" if linear.weight.is_meta else "repair the checkpoint")  # fmt: skip
+            meta = linear.weight.is_meta
+            got = "a weight on the meta device" if meta else f"NaN or an infinity as {kind}"
+            fix = "load the weights first, and offload none" if meta else "repair the checkpoint"
+            raise error("SL211", where=f"{where}: {name}.weight", got=got, expected="finite weights", fix=fix)
 
 
 def _error(weight: Tensor, made: Linear) -> float:

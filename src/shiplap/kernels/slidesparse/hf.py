@@ -28,12 +28,13 @@ METHOD = "slidesparse"
 class SlidesparseConfig(QuantizationConfigMixin):
     """``quantization_config`` of a model; ``pattern``, ``dtype`` and ``skip`` as :func:`convert` takes them.
 
-    ``kept`` are the exact names of linear layers that were not converted, written when a model has been.
+    By default what transformers itself would not convert (the output layer, tied ones) is kept as well. ``converted``
+    are the exact names of the layers that were, written when a model has been.
     """
 
     def __init__(
         self, pattern: str = "6:8", dtype: str = "int8", skip: str | Iterable[str] = SKIPPED,
-        kept: Iterable[str] | None = None, quant_method: str = METHOD,
+        converted: Iterable[str] | None = None, quant_method: str = METHOD,
     ) -> None:  # fmt: skip
         if dtype not in MODES or quant_method != METHOD:
             raise error("SL211", where="slidesparse.hf.SlidesparseConfig", got=f"dtype {dtype!r}, method "
@@ -41,7 +42,7 @@ class SlidesparseConfig(QuantizationConfigMixin):
                         fix="repair quantization_config in config.json")  # fmt: skip
         self.quant_method: Any = METHOD
         self.pattern, self.dtype = str(Pattern.parse(pattern)), dtype
-        self.skip, self.kept = sorted(named(skip)), None if kept is None else sorted(kept)
+        self.skip, self.converted = sorted(named(skip)), None if converted is None else sorted(converted)
 
 
 class SlidesparseQuantizer(HfQuantizer):
@@ -54,11 +55,11 @@ class SlidesparseQuantizer(HfQuantizer):
         config = self.quantization_config
         if not self.pre_quantized:
             return
-        if config.kept is None:
-            raise error("SL211", where="quantization_config of config.json", got="no list 'kept'", expected="a model "
-                        "that was saved after conversion", fix="convert it, then save it")  # fmt: skip
+        if config.converted is None:
+            raise error("SL211", where="quantization_config of config.json", got="no list 'converted'", expected="a "
+                        "model that was saved after conversion", fix="convert it, then save it")  # fmt: skip
         for name, module in list(model.named_modules()):
-            if isinstance(module, nn.Linear) and name not in config.kept:
+            if isinstance(module, nn.Linear) and _aliases(model, name) & set(config.converted):
                 empty = Linear(module.in_features, module.out_features, module.bias is not None, pattern=config.pattern,
                                mode=config.dtype, device="meta", dtype=module.weight.dtype)  # fmt: skip
                 replace(model, module, empty.train(module.training))
@@ -70,12 +71,17 @@ class SlidesparseQuantizer(HfQuantizer):
             for name, layer in layers_of(model).items():
                 _pack(name, layer)
         else:
-            wanted = self.get_modules_to_not_convert(model, config.skip, model._keep_in_fp32_modules, True)
-            names = [name for name, _ in model.named_modules(remove_duplicate=False)]
-            skip = [s for s in wanted if any(matches(name, s) for name in names)]
-            convert(model, config.pattern, config.dtype, skip=skip)
-            config.kept = _kept(model)
+            convert(model, config.pattern, config.dtype, skip=self._skipped(model))
+            config.converted = list(layers_of(model))
         return model
+
+    def _skipped(self, model: Any) -> list[str]:
+        """What the user named, for :func:`convert` to check; of what is kept unasked, as much as the model has."""
+        skip, default = self.quantization_config.skip, self.quantization_config.skip == sorted(SKIPPED)
+        unasked = self.get_modules_to_not_convert(model, None if default else [], model._keep_in_fp32_modules)
+        names = [name for name, _ in model.named_modules(remove_duplicate=False)]
+        there = [s for s in {*unasked, *(SKIPPED if default else ())} if any(matches(name, s) for name in names)]
+        return sorted({*there, *(() if default else skip)})
 
     def is_serializable(self) -> bool:
         return True
@@ -111,14 +117,16 @@ def register() -> None:
 def attach(model: Any, conversion: Conversion) -> None:
     """Say in the configuration of a model that :func:`convert` has changed it: then ``save_pretrained`` works."""
     register()
-    config = SlidesparseConfig(conversion.pattern, conversion.dtype, kept=_kept(model))
+    config = SlidesparseConfig(conversion.pattern, conversion.dtype, converted=layers_of(model))
     model.config.quantization_config = config
     model.hf_quantizer = SlidesparseQuantizer(config, pre_quantized=True)
     model.is_quantized, model.quantization_method = True, METHOD
 
 
-def _kept(model: nn.Module) -> list[str]:
-    return sorted(name for name, m in model.named_modules(remove_duplicate=False) if isinstance(m, nn.Linear))
+def _aliases(model: Any, name: str) -> set[str]:
+    """Names of a module in checkpoints: with a head, its base model is a part with a name; alone it has none."""
+    home = f"{model.base_model_prefix}."
+    return {name, home + name, name.removeprefix(home)}
 
 
 def _refuse_shards(model: nn.Module) -> None:
@@ -135,5 +143,5 @@ def _pack(name: str, layer: Linear) -> None:
     try:
         layer.pack()
     except ShiplapError as e:
-        raise error(e.id, what=e.what, where=f"{name}.weight", got=e.got, expected=e.expected,
-                    fix="convert the dense checkpoint anew") from None  # fmt: skip
+        fix = "load with a device_map that offloads none" if layer.weight.is_meta else "convert the dense model anew"
+        raise error(e.id, what=e.what, where=f"{name}.weight", got=e.got, expected=e.expected, fix=fix) from None

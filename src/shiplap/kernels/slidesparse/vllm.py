@@ -32,17 +32,21 @@ CAPABILITY = 80  # the first with sparse tensor cores
 
 
 class SlidesparseConfig(QuantizationConfig):
-    """What ``quantization_config`` of a checkpoint says. ``kept``: exact names of layers that are not converted."""
+    """What ``quantization_config`` of a checkpoint says. ``converted``: exact names; None: all layers but ``skip``."""
 
-    def __init__(self, pattern: str, dtype: str, kept: Iterable[str] = (), skip: Iterable[str] = ()) -> None:
+    def __init__(
+        self, pattern: str, dtype: str, converted: Iterable[str] | None = None, skip: Iterable[str] = ()
+    ) -> None:
         super().__init__()
         if dtype not in MODES:
             raise error("SL211", where="quantization_config of config.json", got=f"dtype {dtype!r}",
                         expected=", ".join(MODES), fix="convert the model anew")  # fmt: skip
-        self.pattern, self.dtype, self.kept, self.skip = Pattern.parse(pattern), dtype, frozenset(kept), tuple(skip)
+        self.pattern, self.dtype, self.skip = Pattern.parse(pattern), dtype, tuple(skip)
+        self.converted = None if converted is None else frozenset(converted)
 
     def __repr__(self) -> str:
-        return f"SlidesparseConfig(pattern={self.pattern}, dtype={self.dtype}, kept={len(self.kept)} layers)"
+        layers = f"all but {list(self.skip)}" if self.converted is None else f"{len(self.converted)} layers"
+        return f"SlidesparseConfig(pattern={self.pattern}, dtype={self.dtype}, {layers})"
 
     def get_name(self) -> str:
         return METHOD
@@ -61,8 +65,9 @@ class SlidesparseConfig(QuantizationConfig):
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> SlidesparseConfig:
         if "slidesparse" not in config:
-            return cls(config.get("pattern", ""), config.get("dtype", ""), config.get("kept") or (),
-                       config.get("skip", SKIPPED) if config.get("kept") is None else ())  # fmt: skip
+            converted = config.get("converted")
+            return cls(config.get("pattern", ""), config.get("dtype", ""), converted,
+                       config.get("skip", SKIPPED) if converted is None else ())  # fmt: skip
         return cls(dict(config["slidesparse"]).get("pattern", ""), FORMATS.get(config.get("format", ""), ""),
                    skip=config.get("ignore") or ())  # fmt: skip
 
@@ -83,7 +88,8 @@ class SlidesparseConfig(QuantizationConfig):
         home, _, name = prefix.rpartition(".")
         mapping: Mapping[str, list[str]] = self.packed_modules_mapping
         parts = [f"{home}.{part}" if home else part for part in mapping.get(name, [name])]
-        kept = {p for p in parts if p in self.kept or any(_ignores(s, p) for s in self.skip)}
+        listed = self.converted
+        kept = {p for p in parts if (listed is not None and p not in listed) or any(_ignores(s, p) for s in self.skip)}
         if kept and len(kept) < len(parts):
             raise error("SL211", where=prefix, got=f"kept as it was: {', '.join(sorted(kept))}",
                         expected=f"all or none of {', '.join(parts)}, which vLLM runs as one layer",
