@@ -77,6 +77,20 @@ def test_scales_of_other_shapes_are_loaded(shape: tuple[int, ...]) -> None:
     assert fresh.weight_scale.eq(0.5).all()
 
 
+def test_what_is_assigned_has_the_dtypes_of_the_mode() -> None:
+    """``assign=True`` puts the tensors of a checkpoint into the layer: any 16 bits or float32, scales in bfloat16."""
+    made, x = layer("bf16"), inputs(3, 52)
+    empty = ss.Linear(52, 40, mode="bf16", device="meta")
+    empty.load_state_dict({k: v.float() for k, v in made.state_dict().items()}, assign=True)
+    assert torch.equal(empty(x.bfloat16()), made(x.bfloat16()))
+    for scale in (torch.tensor(0.5), torch.full((40, 1), 0.5).bfloat16()):
+        empty = ss.Linear(52, 40, device="meta")
+        empty.load_state_dict({**layer().state_dict(), "weight_scale": scale}, assign=True)
+        assert empty.weight_scale.dtype == torch.float32
+        assert empty.weight_scale.is_contiguous()
+        assert empty.fresh
+
+
 def test_a_weight_that_is_not_of_the_pattern_is_refused() -> None:
     dense = {**layer().state_dict(), "weight": torch.ones(40, 52, dtype=torch.int8)}
     with pytest.raises(RuntimeError, match=r"SL211[\s\S]*8 non-zeros in row 0, columns 0 to 7[\s\S]*at most 6 of 8"):
@@ -101,6 +115,28 @@ def test_casts_leave_the_weight_alone() -> None:
         torch.testing.assert_close(made(x.half()), wanted, atol=0.02, rtol=0.02)
         made.float()
         assert made.weight_scale is None or made.weight_scale.dtype == torch.float32
+
+
+def test_moves_and_casts_of_all_tensors_leave_the_weight_packed() -> None:
+    made, x = layer(), inputs(4, 52)
+    wanted = made(x)
+    assert made.share_memory().fresh
+    assert torch.equal(made(x), wanted)
+    assert made.type(torch.float32).weight.dtype == torch.int8  # .type() casts integers, too
+    assert made.fresh
+    assert torch.equal(made(x), wanted)
+
+
+def test_activations_are_cast_as_those_of_nn_linear() -> None:
+    for mode in ("int8", "bf16"):
+        made = layer(mode)
+        for bad in (torch.ones(3, 52, dtype=torch.int32), torch.ones(3, 52, dtype=torch.complex64)):
+            with pytest.raises(ShiplapError, match=f"SL204[\\s\\S]*{bad.dtype}"):
+                made(bad)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert made(inputs(3, 52).double()).dtype == torch.float64
+            with pytest.raises(ShiplapError, match="SL204"):
+                made(torch.ones(3, 52, dtype=torch.int32))
 
 
 def test_copies_are_their_own() -> None:
@@ -182,6 +218,8 @@ def test_gradients_of_one_row_and_of_transforms() -> None:
     assert torch.equal(made.bias.grad, torch.ones(40))
     wanted = made.as_packed().dequantised().sum(0)
     torch.testing.assert_close(torch.func.grad(lambda t: made(t).sum())(x), wanted)
+    rows = torch.func.vmap(torch.func.grad(lambda t: made(t).sum()))(inputs(3, 52))  # gradients of each sample
+    torch.testing.assert_close(rows, wanted.expand(3, 52))
 
 
 def test_one_graph_also_where_gradients_are_on() -> None:

@@ -29,7 +29,8 @@ class Linear(nn.Module):
     ``weight`` and ``weight_scale`` keep their dtype when the model is cast (``.half()``); ``bias`` follows. Results
     have the dtype of the input, or autocast's. Both forms of the weight are kept, and ``shiplap.tune`` chooses between
     them per number of rows; untuned, the dense one runs. Gradients pass straight through the rounding of activations,
-    to the input and to the bias (if it requires one); the weight is frozen.
+    to the input and to the bias (if it requires one); the weight is frozen. Forward mode (``torch.func.jvp``) is that
+    of the reference: in the 8-bit modes rounding has no slope, and tangents are zero.
 
     Args:
         in_features, out_features, bias, device: as in ``nn.Linear``; the weight is zero until it is loaded.
@@ -131,9 +132,10 @@ class Linear(nn.Module):
             notice("slidesparse/stale", f"{self} was packed before its weight was changed, and runs dense: "
                    "call pack()")  # fmt: skip
             packed = None
-        if not x.is_meta and torch.is_autocast_enabled(x.device.type):
+        if not x.is_meta and torch.is_autocast_enabled(x.device.type) and _cast_by_autocast(x):
             x = x.to(torch.get_autocast_dtype(x.device.type))
-        inner = x if scale is not None or x.dtype == weight.dtype else x.to(weight.dtype)
+        other = scale is None and x.dtype != weight.dtype and x.is_floating_point()  # integers are the op's to refuse
+        inner = x.to(weight.dtype) if other else x
         if bias is not None and bias.dtype != inner.dtype:
             bias = bias.to(inner.dtype)
         rest = weight, packed, _flat(scale), bias, self.mode, self.pattern.pairs, self.layout
@@ -151,11 +153,15 @@ class Linear(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Linear:
         held = {id(t) for t in (self.weight, self.weight_scale) if t is not None}
         before, fresh, packed = self.weight.device, self.fresh, self.packed
-        place = None if before.type == "meta" else self.weight.data_ptr()
+        held_before = self.weight.detach()  # follows where memory is moved in place (share_memory)
         self.packed = None
 
         def moved(t: Tensor) -> Tensor:
-            return fn(t.view(_BITS[t.itemsize])).view(t.dtype) if id(t) in held else fn(t)
+            if id(t) not in held:
+                return fn(t)
+            bits = t.view(_BITS[t.itemsize])
+            made = fn(bits)
+            return made.view(t.dtype) if made.dtype == bits.dtype else t  # .type() casts integers as well
 
         super()._apply(moved, recurse)
         if packed is None or self.weight.device.type == "meta":
@@ -163,7 +169,8 @@ class Linear(nn.Module):
         if self.weight.device != before:  # what is packed is packed for a device
             return self.pack() if fresh else self
         self.packed = packed
-        self._packed_from = _state(self.weight) if fresh and self.weight.data_ptr() == place else None
+        same = fresh and self.weight.data_ptr() == held_before.data_ptr()
+        self._packed_from = _state(self.weight) if same else None
         return self
 
     def __getstate__(self) -> dict[str, Any]:
@@ -183,7 +190,9 @@ class Linear(nn.Module):
             error_msgs.append(f"{prefix}weight is {given.dtype}, and a layer of mode {self.mode} loads "
                               f"{self.weight.dtype}: load the model first, then convert it")  # fmt: skip
             return
-        if scale is not None and self.weight_scale is not None and scale.shape != self.weight_scale.shape:
+        if given is not None:  # with assign=True it takes the place of the weight, which has the dtype of the mode
+            state_dict = {**state_dict, f"{prefix}weight": given.detach().to(self.weight.dtype)}
+        if scale is not None and self.weight_scale is not None:
             state_dict = {**state_dict, f"{prefix}weight_scale": _per_channel(scale, self.out_features)}
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, errors)
         if given is not None and not errors and not self.weight.is_meta:
@@ -203,6 +212,8 @@ def _product(
 
 class _StraightThrough(torch.autograd.Function):
     """The product, and the gradient of the same product without rounding of activations; the weight is frozen."""
+
+    generate_vmap_rule = True
 
     @staticmethod
     def forward(
@@ -253,5 +264,11 @@ def _loads(given: torch.dtype, wanted: torch.dtype) -> bool:
 
 
 def _per_channel(scale: Tensor, n: int) -> Tensor:
-    """A scale ``[n]``, or one for the whole weight, as ``[n, 1]``; another shape as it is, for torch to refuse."""
-    return scale.reshape(-1, 1).expand(n, 1) if scale.numel() in (1, n) else scale
+    """Scales ``[n]``, or one for the whole weight, as float32 ``[n, 1]``; another shape for torch to refuse."""
+    wide = scale.detach().to(torch.float32)
+    return wide.reshape(-1, 1).expand(n, 1).contiguous() if scale.numel() in (1, n) else wide
+
+
+def _cast_by_autocast(x: Tensor) -> bool:
+    """What autocast casts before ``nn.Linear``."""
+    return x.is_floating_point() and x.dtype != torch.float64
