@@ -100,6 +100,17 @@ def test_a_weight_beyond_float16_is_found_before_anything_is_replaced() -> None:
     ss.convert(net, dtype="bf16")
 
 
+def test_what_is_too_deep_for_int8_is_kept() -> None:
+    net = nn.Sequential(nn.Linear(65544, 8), nn.Linear(8, 4))
+    done = ss.convert(net, "2:4")
+    assert {s.name: s.reason for s in done.skipped} == {"0": "int8 sums no more than 65536 columns exactly"}
+    assert net(torch.ones(1, 65544)).shape == (1, 4)
+    with pytest.raises(ShiplapError, match=r"SL211[\s\S]*65544 columns in mode 'int8'[\s\S]*at most 65536"):
+        ss.pack(torch.zeros(1, 65544), "2:4")
+    ss.convert(net, "2:4", "fp8")
+    assert net(torch.ones(1, 65544)).shape == (1, 4)
+
+
 def test_bad_arguments() -> None:
     with pytest.raises(ShiplapError, match="skip='head', which names no module"):
         ss.convert(mlp(), skip=["head"])

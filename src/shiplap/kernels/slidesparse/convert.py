@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from shiplap.errors import error
 from shiplap.kernels.slidesparse.formats import Pattern
+from shiplap.kernels.slidesparse.layers import INT8_DEPTH
 from shiplap.kernels.slidesparse.linear import Linear
 from shiplap.kernels.slidesparse.packed import MODES, known_mode
 from shiplap.tune.engine import shown
@@ -76,7 +77,7 @@ def convert(
     """
     shape = Pattern.parse(pattern)
     skip = named(skip)
-    chosen, skipped = _choose(model, skip)
+    chosen, skipped = _choose(model, skip, dtype)
     _check(model, dtype, chosen, skipped, [] if skip == SKIPPED else skip)
     done: list[Converted] = []
     with shown(progress) as report:
@@ -111,7 +112,9 @@ def replace(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
                 setattr(parent, name, new)
 
 
-def _choose(model: nn.Module, skip: Sequence[str]) -> tuple[dict[str, nn.Linear], dict[str, str]]:
+def _choose(
+    model: nn.Module, skip: Sequence[str], dtype: str
+) -> tuple[dict[str, nn.Linear], dict[str, str]]:  # fmt: skip
     holders = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
     encoders = (m for m in model.modules() if isinstance(m, nn.TransformerEncoderLayer))  # for its fused inference
     read = {id(part) for encoder in encoders for part in (encoder.linear1, encoder.linear2)}
@@ -131,6 +134,8 @@ def _choose(model: nn.Module, skip: Sequence[str]) -> tuple[dict[str, nn.Linear]
             skipped[name] = "it has forward hooks"
         elif not module.weight.is_floating_point() or not module.weight.numel():
             skipped[name] = f"its weight is {module.weight.dtype} {tuple(module.weight.shape)}"
+        elif dtype == "int8" and module.in_features > INT8_DEPTH:
+            skipped[name] = f"int8 sums no more than {INT8_DEPTH} columns exactly"
         else:
             chosen[name] = module
     return chosen, skipped

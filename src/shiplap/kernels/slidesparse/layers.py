@@ -17,8 +17,9 @@ from shiplap.kernels.slidesparse import formats
 from shiplap.kernels.slidesparse.ops import expand, product, rounded
 from shiplap.kernels.slidesparse.quantise import quantise
 
-__all__ = ["linear_bf16", "linear_fp8", "linear_fp16", "linear_int8"]
+__all__ = ["INT8_DEPTH", "linear_bf16", "linear_fp8", "linear_fp16", "linear_int8"]
 
+INT8_DEPTH = 65536  # lifted for any pattern, sums of int8 stay below 2^31
 _REQUIRES = ("pairs >= 2", "pairs <= 8", "layout >= 0", "layout <= 1")
 
 
@@ -45,7 +46,7 @@ def _quantised(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) ->
     return _finish(product(q, weight).to(wide) * scale_q[:, None] * scale, bias, x.dtype)
 
 
-@sl.op("slidesparse::linear_int8", requires=(*_REQUIRES, "k <= 65536"))
+@sl.op("slidesparse::linear_int8", requires=(*_REQUIRES, f"k <= {INT8_DEPTH}"))
 def linear_int8(
     x: Float[Tensor, "m k"],
     scale: Float32[Tensor, "n"],

@@ -108,12 +108,16 @@ def pack(
         keep: which forms stay. With both, ``sl.tune`` chooses; dense alone is the way of a device without sparse units.
 
     Raises:
-        ShiplapError: SL211 for weights that are not of the pattern or not finite, and for an unknown mode.
+        ShiplapError: SL211 for weights that are not of the pattern, not finite or too deep for int8 (65536 columns),
+            and for an unknown mode.
     """
     shape = Pattern.parse(pattern)
     known_mode(mode, "slidesparse.pack")
     _known_keep(keep, "slidesparse.pack")
     weight, dtype = formats.matrix(weight, "slidesparse.pack").detach(), MODES[mode]
+    if mode == "int8" and weight.shape[1] > layers.INT8_DEPTH:
+        raise error("SL211", where="slidesparse.pack", got=f"{weight.shape[1]} columns in mode 'int8'",
+                    expected=f"at most {layers.INT8_DEPTH}, whose sums are exact", fix='take mode="fp8"')  # fmt: skip
     if scale is not None:
         _check_quantised(weight, scale, mode)
     elif weight.itemsize == 1:
