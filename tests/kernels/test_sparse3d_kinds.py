@@ -265,7 +265,7 @@ def test_what_is_refused():
         layer_of("SubMConv", 2, 3, 4, 3)(x)
     with pytest.raises(sl.ShiplapError, match=r"SL208(.|\n)*3 groups of 4 and 6 channels"):
         sparse3d.SubMConv3d(4, 6, 3, groups=3)
-    with pytest.raises(sl.ShiplapError, match=r"SL208(.|\n)*kernel(.|\n)*\(3, 3\)(.|\n)*one int per axis"):
+    with pytest.raises(sl.ShiplapError, match=r"SL208(.|\n)*kernel(.|\n)*\(3, 3\)(.|\n)*one int for each of 3 axes"):
         sparse3d.SubMConv3d(4, 6, (3, 3))
     with pytest.raises(sl.ShiplapError, match=r"SL201(.|\n)*5 columns(.|\n)*2 to 4"):
         sparse3d.SparseTensor(x.feats, torch.zeros(10, 5, dtype=torch.int32), 5)

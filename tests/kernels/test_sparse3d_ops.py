@@ -307,6 +307,38 @@ def test_voxelize_refuses_points_outside_and_nan():
             sparse3d.voxelize(points, feats, 1.0, origin=(0, 0, 0), spatial_shape=(4, 4, 4))
 
 
+def test_voxelize_of_integers_and_halves():
+    """Edges and corners are no integers, and half of the cells there can be have no number in float16."""
+    points = torch.tensor([[0, 1, 2], [3, 4, 5], [5, 4, 3]])
+    expected = (points.double() + 0.5).div(1.5).floor().int()
+    for dtype in (torch.int64, torch.uint8, torch.float16, torch.bfloat16, torch.float64):
+        voxels, inverse = sparse3d.voxelize(points.to(dtype), torch.zeros(3, 1), 1.5, origin=(-0.5, -0.5, -0.5))
+        assert torch.equal(voxels.coords[inverse.long()][:, 1:], expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_means_of_many_halves_are_means(dtype):
+    feats = torch.rand(70_000, 1).to(dtype).requires_grad_()
+    voxels, _ = sparse3d.voxelize(torch.zeros(70_000, 3), feats, 1.0)
+    torch.testing.assert_close(voxels.feats.double(), feats.double().mean(0, keepdim=True), rtol=1e-2, atol=0)
+    voxels.feats.backward(torch.full((1, 1), 60_000.0, dtype=dtype))  # an even share of it is in the range of a half
+    torch.testing.assert_close(feats.grad.double(), torch.full((70_000, 1), 6 / 7).double(), rtol=1e-2, atol=0)
+
+
+@pytest.mark.parametrize(("id", "told", "change"), [
+    ("SL211", "point 1 in scene -1", {"batch": [0, -1]}), ("SL211", "point 1 in scene 2", {"batch": [0, 2]}),
+    ("SL204", "integers", {"batch": [0.0, 1.0]}), ("SL202", "as points", {"batch": [0]}),
+    ("SL208", "'size'", {"size": 0.0}), ("SL208", "'size'", {"size": [1.0, 1.0]}),
+    ("SL208", "'origin'", {"origin": (0, 0)}), ("SL201", "'points'", {"points": [[0.0, 0.0]]}),
+])  # fmt: skip
+def test_voxelize_refuses_what_does_not_fit(id, told, change):
+    """A scene of -1 would make a voxel that counts as padding."""
+    tensors = {name: torch.tensor(value) for name, value in change.items() if name in ("batch", "points")}
+    call = {"points": torch.zeros(2, 3), "size": 1.0, "batch_size": 2} | change | tensors
+    with pytest.raises(sl.ShiplapError, match=rf"{id}(.|\n)*{told}"):
+        sparse3d.voxelize(feats=torch.zeros(2, 1), **call)
+
+
 def test_voxelize_of_nothing():
     voxels, inverse = sparse3d.voxelize(torch.zeros(0, 3), torch.zeros(0, 2), 1.0)
     assert voxels.feats.shape == (0, 2)

@@ -13,7 +13,10 @@ from torch import Tensor
 
 from shiplap.errors import error
 
-__all__ = ["Lookup", "check_coords", "check_rows", "inside", "keys_of", "output_shape", "refuse", "taps", "voxel_rows"]
+__all__ = [
+    "Lookup", "check_coords", "check_rows", "check_scenes", "inside", "keys_of", "output_shape", "refuse", "taps",
+    "voxel_rows",
+]  # fmt: skip
 
 MAX_CELLS = 2**63
 
@@ -77,6 +80,12 @@ def check_coords(op: str, coords: Tensor, shape: Sequence[int]) -> None:
     rows, twins = voxels[at], torch.zeros(coords.shape[0], dtype=torch.bool, device=coords.device)
     twins[rows[1:]] = ordered[1:] == ordered[:-1]
     refuse(op, twins, "duplicate coordinates: row {row} occurs more than once")
+
+
+def check_scenes(op: str, coords: Tensor, batch_size: int) -> None:
+    """Refuse rows of scenes that the batch has not; padding is accepted."""
+    bad = (coords[:, 0] < -1) | (coords[:, 0] >= batch_size)
+    refuse(op, bad, "coords row {row} has a batch index outside " + f"[-1, {batch_size})")
 
 
 class Lookup:

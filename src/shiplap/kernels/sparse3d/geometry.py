@@ -6,8 +6,10 @@ Coordinates of one or two axes get leading axes of one cell. A row whose batch i
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,10 +25,18 @@ Axes = int | Sequence[int]
 
 
 def per_axis(value: Axes, name: str, ndim: int = 3) -> tuple[int, ...]:
-    """``3`` or ``(3, 3, 1)`` → one int for each of ``ndim`` axes."""
-    values = (value,) * ndim if isinstance(value, int) else tuple(value)
+    """``3`` or ``(3, 3, 1)`` → one int for each of ``ndim`` axes; NumPy's and torch's integers count.
+
+    Raises SL208 for another number of them, SL209 for what is no integer.
+    """
+    expected = f"an int, or one int for each of {ndim} axes"
+    try:
+        given: Any = value if hasattr(value, "__len__") else (value,) * ndim
+        values: tuple[Any, ...] = tuple(v if isinstance(v, (int, torch.SymInt)) else operator.index(v) for v in given)
+    except TypeError as wrong:
+        raise error("SL209", where=name, got=repr(value), expected=expected) from wrong
     if len(values) != ndim:
-        raise error("SL208", where=name, got=values, expected="an int, or one int per axis")
+        raise error("SL208", where=name, got=values, expected=expected)
     return values
 
 
@@ -73,6 +83,9 @@ class Geometry:
     """
 
     def __init__(self, coords: Tensor, spatial_shape: Axes, batch_size: int, *, padded: bool = False) -> None:
+        if coords.dim() != 2 or coords.dtype != torch.int32:
+            id, got = ("SL201", f"{coords.dim()} dims") if coords.dim() != 2 else ("SL204", coords.dtype)
+            raise error(id, where="Geometry, argument 'coords'", got=got, expected="int32 [n, 1 + axes]")
         self.ndim = coords.shape[1] - 1
         if not 1 <= self.ndim <= 3:
             raise error("SL201", where="Geometry, argument 'coords'", got=f"{self.ndim + 1} columns", expected="2 to 4")

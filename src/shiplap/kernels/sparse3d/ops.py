@@ -57,20 +57,29 @@ def unique_coords(
     return unique, inverse.int(), counts.int()
 
 
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """What sums of ``dtype`` are kept in: a sum of halves leaves their range, its average does not."""
+    return torch.promote_types(dtype, torch.float32)
+
+
 @sl.op("sparse3d::segment_mean")
 def segment_mean(
     feats: Float[Tensor, "n c"], index: Int32[Tensor, "n"], counts: Int32[Tensor, "m"]
 ) -> Float[Tensor, "m c"]:
-    """Mean of the rows of ``feats`` that share an ``index``; ``counts`` says how many there are of each (0: zeros)."""
+    """Mean of the rows of ``feats`` that share an ``index``; ``counts`` says how many there are of each (0: zeros).
+
+    Sums are kept in at least float32.
+    """
     refuse("segment_mean", (index < 0) | (index >= counts.shape[0]), "index[{row}] is not a row of counts")
-    total = feats.new_zeros(counts.shape[0], feats.shape[1]).index_add(0, index.long(), feats)
-    return total / counts.clamp_min(1).to(feats.dtype)[:, None]
+    total = feats.new_zeros(counts.shape[0], feats.shape[1], dtype=_wide(feats.dtype))
+    total = total.index_add(0, index.long(), feats.to(total.dtype))
+    return (total / counts.clamp_min(1).to(total.dtype)[:, None]).to(feats.dtype)
 
 
 @segment_mean.backward(saves=("index", "counts"))
 def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
-    share = grad / saved.counts.clamp_min(1).to(grad.dtype)[:, None]
-    return {"feats": share[saved.index.long()]} if needs.feats else {}
+    share = grad.to(_wide(grad.dtype)) / saved.counts.clamp_min(1)[:, None]
+    return {"feats": share.to(grad.dtype)[saved.index.long()]} if needs.feats else {}
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------

@@ -15,18 +15,13 @@ from torch import Tensor
 
 import shiplap as sl
 from shiplap.errors import error
-from shiplap.kernels.sparse3d.coords import refuse
-from shiplap.kernels.sparse3d.ops import CPU_FLOATS, LIBRARY, transpose_table
+from shiplap.kernels.sparse3d.coords import check_scenes, refuse
+from shiplap.kernels.sparse3d.ops import CPU_FLOATS, LIBRARY, _wide, transpose_table
 
 __all__ = [
     "avg_pool", "global_max_pool", "global_pool", "global_sum_pool", "max_pool", "max_pool_grad", "max_pool_with_taps",
     "sum_pool",
 ]  # fmt: skip
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    """What sums of ``dtype`` are kept in: a sum of halves leaves their range, its average does not."""
-    return torch.promote_types(dtype, torch.float32)
 
 
 def _check_table(op: str, table: Tensor, rows: int) -> None:
@@ -174,9 +169,8 @@ def global_pool(feats: Tensor, coords: Tensor, batch_size: int, mode: Literal["m
 
 def _scenes(op: str, coords: Tensor, batch_size: int) -> Tensor:
     """``int64 [n]``: scene of each row, ``batch_size`` for padding."""
+    check_scenes(op, coords, batch_size)
     scene = coords[:, 0].long()
-    bad = (scene < -1) | (scene >= batch_size)
-    refuse(op, bad, "coords row {row} has a batch index outside " + f"[-1, {batch_size})")
     return torch.where(scene < 0, batch_size, scene)
 
 

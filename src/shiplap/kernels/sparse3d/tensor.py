@@ -9,8 +9,8 @@ from torch import Tensor
 
 from shiplap.errors import error
 from shiplap.kernels.sparse3d import ops
-from shiplap.kernels.sparse3d.coords import check_rows
-from shiplap.kernels.sparse3d.geometry import Geometry, Strided, triple
+from shiplap.kernels.sparse3d.coords import check_coords, check_rows, check_scenes
+from shiplap.kernels.sparse3d.geometry import Axes, Geometry, Strided, per_axis, triple
 
 __all__ = ["Geometry", "SparseTensor", "Strided", "cat", "triple", "voxelize"]
 
@@ -45,6 +45,8 @@ class SparseTensor:
             if coords is None:
                 raise error("SL209", where="SparseTensor", got="no coords", expected="coords or geometry")
             geometry = Geometry(coords, spatial_shape, batch_size, padded=padded)
+        if feats.dim() != 2:
+            raise error("SL201", where="SparseTensor, argument 'feats'", got=f"{feats.dim()} dims", expected="[n, c]")
         check_rows("SparseTensor", feats, geometry.coords)
         self.feats, self.geometry = feats, geometry
 
@@ -84,9 +86,16 @@ class SparseTensor:
         return SparseTensor(feats, geometry=moved)
 
     def dense(self) -> Tensor:
-        """``[batch_size, c, *spatial_shape]``, zeros where no voxel is active."""
-        b, x, y, z = self.geometry.coords.long().unbind(1)
-        width, height, depth = self.geometry.spatial_shape
+        """``[batch_size, c, *spatial_shape]``, zeros where no voxel is active.
+
+        Raises:
+            ArgumentError: SL211 on the CPU, outside of a graph, for duplicates and for voxels outside of grid or batch.
+        """
+        coords, (width, height, depth) = self.geometry.coords, self.geometry.spatial_shape
+        if coords.device.type == "cpu" and not torch.compiler.is_compiling():
+            check_scenes("dense", coords, self.batch_size)
+            check_coords("dense", coords, self.geometry.spatial_shape)
+        b, x, y, z = coords.long().unbind(1)
         cells = self.batch_size * width * height * depth
         cell = torch.where(b < 0, cells, ((b * width + x) * height + y) * depth + z)  # padding has a cell, dropped here
         out = self.feats.new_zeros(cells + 1, self.feats.shape[1]).index_put((cell,), self.feats)[:cells]
@@ -192,16 +201,16 @@ def voxelize(
     *,
     batch: Tensor | None = None,
     origin: Sequence[float] | None = None,
-    spatial_shape: Sequence[int] | None = None,
+    spatial_shape: Axes | None = None,
     batch_size: int | None = None,
 ) -> tuple[SparseTensor, Tensor]:
     """Points → voxels with the mean of their features, and the voxel of each point.
 
     Args:
-        points: ``[p, 3]`` positions, in the unit of ``size``.
+        points: ``[p, 3]`` positions, in the unit of ``size``; integers and halves are worked on in a wider dtype.
         feats: ``[p, c]``.
         size: edge of a voxel, one number or one per axis.
-        batch: ``int32 [p]`` scene of each point (default: one scene).
+        batch: integers ``[p]``, the scene of each point (default: one scene).
         origin: corner of the grid (default: the minimum of the points).
         spatial_shape, batch_size: default: as large as the points need, which costs a host synchronisation.
 
@@ -209,26 +218,57 @@ def voxelize(
         ``(voxels, inverse)`` with ``inverse int32 [p]``; voxels are in ascending (batch, x, y, z) order.
 
     Raises:
-        ArgumentError: SL211 for points below ``origin``, beyond ``spatial_shape`` or not finite.
+        ArgumentError: SL211 for points below ``origin``, beyond ``spatial_shape`` or not finite, and for scenes that
+            are not in ``[0, batch_size)``; SL201 to SL208 for arguments that do not fit each other.
     """
-    edge = points.new_tensor([size] * 3 if isinstance(size, (int, float)) else list(size))
-    if origin is not None:
-        corner = points.new_tensor(list(origin))
-    else:
-        corner = points.amin(0) if points.shape[0] else points.new_zeros(3)
-    cells = torch.floor((points - corner) / edge)
-    _check_cells(points, cells, spatial_shape)
-    scene = batch if batch is not None else torch.zeros(points.shape[0], dtype=torch.int32, device=points.device)
-    coords, inverse, counts = ops.unique_coords(torch.cat([scene.int()[:, None], cells.int()], 1))
-    if spatial_shape is None:
-        spatial_shape = (coords[:, 1:].amax(0) + 1).tolist() if coords.shape[0] else [1, 1, 1]
+    if points.dim() != 2 or points.shape[1] != 3:
+        raise error("SL201", where="sparse3d.voxelize, argument 'points'", got=f"shape {tuple(points.shape)}",
+                    expected="[p, 3]")  # fmt: skip
+    wide = torch.promote_types(points.dtype, torch.float32) if points.is_floating_point() else torch.float64
+    place, shape = points.to(wide), None if spatial_shape is None else per_axis(spatial_shape, "spatial_shape")
+    edge, corner = _vector("size", size, place), _vector("origin", 0.0 if origin is None else origin, place)
+    if origin is None and points.shape[0]:
+        corner = place.amin(0)
+    if not bool((edge > 0).all()):
+        raise error("SL208", where="sparse3d.voxelize, argument 'size'", got=size, expected="more than 0")
+    cells = torch.floor((place - corner) / edge)
+    _check_cells(points, cells, shape)
+    scene = _scenes(batch, batch_size, points)
+    coords, inverse, counts = ops.unique_coords(torch.cat([scene[:, None], cells.int()], 1))
+    if shape is None:
+        shape = per_axis((coords[:, 1:].amax(0) + 1).tolist() if coords.shape[0] else 1, "spatial_shape")
     if batch_size is None:
         batch_size = 1 if batch is None or not coords.shape[0] else int(coords[:, 0].max()) + 1
-    return SparseTensor(ops.segment_mean(feats, inverse, counts), coords, spatial_shape, batch_size), inverse
+    return SparseTensor(ops.segment_mean(feats, inverse, counts), coords, shape, batch_size), inverse
 
 
-def _check_cells(points: Tensor, cells: Tensor, spatial_shape: Sequence[int] | None) -> None:
-    limit = cells.new_tensor(list(spatial_shape)) if spatial_shape is not None else cells.new_full((3,), 2.0**31)
+def _vector(name: str, value: float | Sequence[float] | Tensor, like: Tensor) -> Tensor:
+    """``[3]`` in the dtype of ``like``: one number for each axis."""
+    vector = torch.as_tensor(value, dtype=like.dtype, device=like.device)
+    if vector.shape not in ((), (1,), (3,)):
+        raise error("SL208", where=f"sparse3d.voxelize, argument {name!r}", got=value,
+                    expected="one number, or one per axis")  # fmt: skip
+    return vector.expand(3)
+
+
+def _scenes(batch: Tensor | None, batch_size: int | None, points: Tensor) -> Tensor:
+    """``int32 [p]``: the scene of each point. A negative one would make a voxel of it that counts as padding."""
+    if batch is None:
+        return torch.zeros(points.shape[0], dtype=torch.int32, device=points.device)
+    where, limit = "sparse3d.voxelize, argument 'batch'", 2**31 if batch_size is None else batch_size
+    if batch.is_floating_point():
+        raise error("SL204", where=where, got=batch.dtype, expected="integers")
+    if batch.shape != points.shape[:1]:
+        raise error("SL202", where=where, got=f"shape {tuple(batch.shape)}", expected=f"[{points.shape[0]}], as points")
+    outside = (batch < 0) | (batch >= limit)
+    if bool(outside.any()):
+        row = int(outside.nonzero()[0, 0])
+        raise error("SL211", where=where, got=f"point {row} in scene {int(batch[row])}", expected=f"0 to {limit - 1}")
+    return batch.int()
+
+
+def _check_cells(points: Tensor, cells: Tensor, shape: Sequence[int] | None) -> None:
+    limit = cells.new_tensor(shape) if shape is not None else cells.new_full((3,), 2.0**31)
     outside = ~((cells >= 0) & (cells < limit)).all(1)  # a NaN compares false, so it is outside
     if bool(outside.any()):
         row = int(outside.nonzero()[0, 0])

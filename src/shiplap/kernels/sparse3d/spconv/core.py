@@ -14,7 +14,7 @@ from torch import Tensor
 from shiplap.errors import error
 from shiplap.kernels.sparse3d import ops as kernels
 from shiplap.kernels.sparse3d.coords import check_rows
-from shiplap.kernels.sparse3d.geometry import Geometry, Strided
+from shiplap.kernels.sparse3d.geometry import Geometry, Strided, per_axis
 from shiplap.kernels.sparse3d.plan import Plan
 from shiplap.kernels.sparse3d.tensor import SparseTensor
 
@@ -33,10 +33,7 @@ class ConvAlgo(Enum):
 
 def expand_nd(ndim: int, val: int | Sequence[int]) -> list[int]:
     """``3`` or ``(3, 3, 1)`` → one int per axis. Raises SL208 for another number of them."""
-    values = [val] * ndim if isinstance(val, int) else [int(v) for v in val]
-    if len(values) != ndim:
-        raise error("SL208", where="spconv", got=values, expected=f"an int, or one int for each of {ndim} axes")
-    return values
+    return list(per_axis(val, "spconv", ndim))
 
 
 def check_ndim(where: str, ndim: int) -> None:
