@@ -4,6 +4,7 @@ import pytest
 import torch
 from jaxtyping import Float, Int64, Shaped
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import shiplap as sl
 from shiplap import compat
@@ -269,3 +270,24 @@ def test_checkpointing_recomputes(affine):
     got, x.grad = x.grad, None
     affine.reference(x, w).sin().sum().backward()
     torch.testing.assert_close(got, x.grad)
+
+
+def test_what_was_traced_without_gradients_can_be_trained(affine):
+    """Such graphs hold ``raw``: fx's, the dispatcher's, an exported program that was decomposed."""
+
+    class Model(torch.nn.Module):
+        def forward(self, x, w):
+            return affine(x, w, None, 2, scale=1.5).sin()
+
+    model, given = Model(), tensors((3, 2), (4, 2), grad=False)
+    traced = {
+        "fx": torch.fx.symbolic_trace(model),
+        "make_fx": make_fx(model)(*given),
+        "export": torch.export.export(model, tuple(given)).run_decompositions().module(),
+    }
+    leaves = tensors((3, 2), (4, 2))
+    expected = torch.autograd.grad(model(*leaves).sum(), leaves)
+    for name, graph in traced.items():
+        found = torch.autograd.grad(graph(*leaves).sum(), leaves)
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True)), name
+        assert not graph(*given).requires_grad

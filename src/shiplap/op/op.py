@@ -29,7 +29,7 @@ from shiplap.op.fast import compile_bind
 from shiplap.op.launch import Kernel, PythonKernel, check_sharing, fit_outputs, own_outputs
 from shiplap.op.out import OutVariant, WithOut, has_out
 from shiplap.op.route import route_of
-from shiplap.op.schema import schema
+from shiplap.op.schema import schema, tags
 from shiplap.op.source import source_digest
 from shiplap.op.spec import OpSpec
 from shiplap.op.template import Template, as_kernel, read_template
@@ -277,6 +277,10 @@ class Op(calls.ShortCut, WithOut):
 
     def serve(self, call: Binding, kernel: Kernel | None) -> Any:
         """Run a bound call with the kernel that was picked, or with the reference."""
+        if self._differentiable and torch.is_grad_enabled() and calls.any_requires_grad(*call.args):
+            # A graph that was traced where nothing required grad holds `raw`; now it is trained.
+            positional, named = self._as_given(call.args)
+            return self._record(None, *positional, **named)
         # Where no autograd formula stands in front, torch would record the operations of the kernel.
         with nullcontext() if self._differentiable or not torch.is_grad_enabled() else torch.no_grad():
             outs = kernel.run(call) if kernel else fit_outputs(self.spec, call, self._reference(call.args))
@@ -289,9 +293,13 @@ class Op(calls.ShortCut, WithOut):
         return own_outputs(self._reference(call.args))
 
     def _reference(self, args: tuple[Any, ...]) -> Any:
+        positional, named = self._as_given(args)
+        return self.reference(*positional, **named)
+
+    def _as_given(self, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """All arguments in schema order → how a function takes them: keyword-only ones by name."""
         split = sum(not a.keyword_only for a in self.spec.args)
-        named = {a.name: v for a, v in zip(self.spec.args[split:], args[split:], strict=True)}
-        return self.reference(*args[:split], **named)
+        return args[:split], {a.name: v for a, v in zip(self.spec.args[split:], args[split:], strict=True)}
 
     def _register(self) -> None:
         """Define the schema and the implementations that every op has."""
@@ -328,7 +336,7 @@ class Op(calls.ShortCut, WithOut):
     def _define(self, name: str) -> Any:
         """Schema, real implementation and fake under ``name`` (two overloads of one name cannot be redeclared)."""
         spec = self.spec
-        self._library.define(schema(spec, name), tags=_tags(spec))
+        self._library.define(schema(spec, name), tags=tags(spec))
         self._library.impl(name, self.execute, "CompositeExplicitAutograd")
         torch.library.register_fake(f"{spec.namespace}::{name}", make_fake(self._checker), lib=self._library)
         return getattr(getattr(torch.ops, spec.namespace), name).default
@@ -379,15 +387,6 @@ def op(
         return Op(spec, fn)
 
     return declare
-
-
-def _tags(spec: OpSpec) -> tuple[torch.Tag, ...]:
-    tags = [torch.Tag.pt2_compliant_tag]
-    if any(a.contiguous or a.mutated for a in spec.args):
-        tags.append(torch.Tag.needs_exact_strides)
-    if spec.dynamic:
-        tags += [torch.Tag.dynamic_output_shape, torch.Tag.cudagraph_unsafe]
-    return tuple(tags)
 
 
 def _home(fn: Callable[..., Any]) -> str:

@@ -1,13 +1,15 @@
-"""``OpSpec`` → torch schema string."""
+"""``OpSpec`` → torch schema string and tags."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
+import torch
+
 from shiplap.op.spec import Arg, OpSpec
 
-__all__ = ["schema"]
+__all__ = ["schema", "tags"]
 
 _TYPES = {
     "int": "SymInt", "float": "float", "bool": "bool", "str": "str",
@@ -43,3 +45,13 @@ def _literal(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(_literal(v) for v in value)}]"
     return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
+
+
+def tags(spec: OpSpec) -> tuple[torch.Tag, ...]:
+    """What torch may assume of the op."""
+    found = [torch.Tag.pt2_compliant_tag]
+    if any(a.contiguous or a.mutated for a in spec.args):
+        found.append(torch.Tag.needs_exact_strides)
+    if spec.dynamic:
+        found += [torch.Tag.dynamic_output_shape, torch.Tag.cudagraph_unsafe]
+    return tuple(found)
