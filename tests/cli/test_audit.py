@@ -218,3 +218,22 @@ def test_a_sanitizer_without_a_gpu_is_skipped_and_an_unknown_tool_refused(run: A
     result = run("audit", f"{OPS}:scale", "--sanitizer", "mumcheck")
     assert result.exit_code == 2
     assert "SL503" in result.stderr
+
+
+def test_an_op_that_cannot_be_called_is_still_reported(run: Any, tmp_path: Path, ns: str) -> None:
+    file = tmp_path / "raises.py"
+    file.write_text(
+        "import shiplap as sl\nfrom jaxtyping import Float\nfrom torch import Tensor\n\n"
+        f"@sl.op('{ns}::raises')\n"
+        "def raises(x: Float[Tensor, 'n']) -> Float[Tensor, 'n']:\n    return x + 1\n\n"
+        "@raises.kernel('cpu')\n"
+        "def _(x, *, out):\n    raise RuntimeError('no such <device>')\n"
+    )
+    page = tmp_path / "page.html"
+    result = run("audit", str(file), "--check", "numerics", "--cost", "--json", "--html", str(page))
+    assert result.exit_code == 1, result.output
+    found = json.loads(result.stdout)
+    assert "no such <device>" in found["findings"][0]["evidence"]
+    assert found["no_costs"] == f"{ns}::raises: RuntimeError: no such <device>"
+    assert "no such &lt;device&gt;" in page.read_text()
+    assert "no such <device>" not in page.read_text()

@@ -68,6 +68,7 @@ class _Results:
 
     findings: list[Finding] = field(default_factory=list)
     costs: list[CostCard] = field(default_factory=list)
+    unmeasured: list[str] = field(default_factory=list)
     coverage: dict[str, Coverage] = field(default_factory=dict)
     written: list[Path] = field(default_factory=list)
 
@@ -126,7 +127,7 @@ def _audit(
     measured: bool,
 ) -> _Results:  # fmt: skip
     """Findings of all ops, in the order of ``ops`` and checks; a cost card of each that has samples."""
-    from shiplap.audit import CHECKS, audit, cost
+    from shiplap.audit import CHECKS, audit
     from shiplap.audit.checks import load
     from shiplap.audit.passport import Coverage
 
@@ -150,8 +151,19 @@ def _audit(
                     break
             else:
                 if measured:
-                    results.costs.append(cost(op, device=device))
+                    _measure(op, device, results)
     return results
+
+
+def _measure(op: Op, device: str, results: _Results) -> None:
+    """Add the op's card; one that cannot be called has none, and its findings say why."""
+    from shiplap.audit import cost
+    from shiplap.verify.run import last_line
+
+    try:
+        results.costs.append(cost(op, device=device))
+    except Exception as e:
+        results.unmeasured.append(f"{op.spec.name}: {last_line(e)}")
 
 
 def _unsampled(op: Op, e: ShiplapError) -> Finding:
@@ -180,7 +192,9 @@ def _show(results: _Results, json: bool, html: Path | None, about: dict[str, str
     findings, costs = results.findings, results.costs
     for path in results.written:
         console.note(f"wrote {path}")
-    why = "" if measured else "not measured: only some checks were asked for, or --no-cost"
+    for reason in results.unmeasured:
+        console.note(f"no cost of {reason}")
+    why = "; ".join(results.unmeasured) if measured else "not measured: only some checks were asked for, or --no-cost"
     if html is not None:
         console.write_text(html, findings_html(findings, about, costs=costs, no_costs=why))
     if json:
