@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,8 +44,17 @@ def note(message: str) -> None:
 
 def emit_json(value: Any) -> None:
     """The one JSON value that ``--json`` promises."""
-    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n")
+    sys.stdout.write(json.dumps(_finite(value), indent=2, ensure_ascii=False, default=str) + "\n")
     sys.stdout.flush()
+
+
+def _finite(value: Any) -> Any:
+    """``value`` with null for infinities and NaN, which JSON has not and most of its readers refuse."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,9 +10,11 @@ import typer
 
 from shiplap.cli import console
 from shiplap.cli.target import import_home, near_miss, split
-from shiplap.errors import error
+from shiplap.errors import ShiplapError, error
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import nn
 
     from shiplap.kernels.slidesparse.report import Bucket, Report, Size
@@ -33,6 +36,8 @@ Exit status:
   0  the sparse form wins somewhere (with --no-measure: is predicted to, or nothing is)
   1  it wins nowhere: dense layers are faster here
   2  no such model, nothing to convert, or tokens that do not fit"""
+
+_MODEL = "pass a directory, or file.py:name of a module or of a function that returns one"
 
 group = typer.Typer(
     help="Sparse and 8-bit linear layers: what they would do to a model.",
@@ -78,18 +83,17 @@ def command(
 
     wanted = _rows(rows)
     check(pattern, dtype)  # before a model is loaded
+    _require_time(seconds)
     console.require_device(device)
+    if html is not None:
+        console.write_text(html, "")  # before the work: an unwritable path is not worth a minute
     with console.own_stdout():
         given = _tokens(tokens, text, model)
         found = survey(_model(model).to(device), pattern, dtype, rows=wanted, skip=skip or SKIPPED, tokens=given,
                        measure=measure, tune=tune, seconds=seconds, progress=False if json else None)  # fmt: skip
     about = facts(model=model, device=found.device)
     if html is not None:
-        from shiplap.report import render_html
-
-        console.write_text(html, render_html("slidesparse.html.jinja", title=f"slidesparse: {model}", facts=about,
-                                             report=found.as_json(), headline=_headline(found)))  # fmt: skip
-        console.note(f"written: {html}")
+        _write_page(html, f"slidesparse: {model}", about, found)
     _show(found) if not json else console.emit_json({"facts": about, **found.as_json()})
     if not found.pays and (measure or found.peaks):
         raise typer.Exit(console.FAILED)
@@ -105,32 +109,78 @@ def _rows(text: str) -> list[int]:
     return found
 
 
+def _require_time(seconds: float) -> None:
+    if not (math.isfinite(seconds) and seconds > 0):
+        raise error("SL613", where="--seconds", got=f"{seconds}", expected="more than 0",
+                    fix="pass --no-measure to measure nothing")  # fmt: skip
+
+
 def _model(target: str) -> nn.Module:
     if Path(target).is_dir():
-        return _transformers(target).AutoModelForCausalLM.from_pretrained(target, dtype="auto", local_files_only=True)
+        return _loaded(target)
     from torch import nn
 
     home, name = split(target)
+    if "/" in home and not home.endswith(".py"):
+        raise error("SL501", where=target, what="no such model", got="no such directory", fix=_MODEL)
     module = import_home(home or target)
-    value = getattr(module, name or "model", None)
-    if callable(value) and not isinstance(value, nn.Module):
-        value = value()
+    value = found = getattr(module, name or "model", None)
+    if callable(found) and not isinstance(found, nn.Module):
+        value = _called(found, target)
     if isinstance(value, nn.Module):
         return value
+    if found is not None:
+        raise error("SL501", where=target, what="no such model", got=type(value).__name__, expected="a torch module",
+                    fix=_MODEL)  # fmt: skip
     names = [n for n, v in vars(module).items() if isinstance(v, nn.Module) or
              (callable(v) and getattr(v, "__module__", "") == module.__name__)]  # fmt: skip
-    raise error("SL501", where=target, what="no such model", got=type(value).__name__ if value is not None else
-                name or "model", expected=near_miss(name or "model", names) if names else "a torch module",
-                fix="pass a directory, or file.py:name of a module or of a function that returns one")  # fmt: skip
+    raise error("SL501", where=target, what="no such model", got=name or "model", fix=_MODEL,
+                expected=near_miss(name or "model", names) if names else "a torch module")  # fmt: skip
+
+
+def _loaded(target: str) -> nn.Module:
+    """What ``from_pretrained`` makes of a directory; one that was converted, too, for the report to refuse."""
+    transformers = _transformers(target)
+    from shiplap.kernels.slidesparse import hf
+
+    hf.register()
+    try:
+        return transformers.AutoModelForCausalLM.from_pretrained(target, dtype="auto", local_files_only=True)
+    except ShiplapError:
+        raise
+    except Exception as e:  # whatever is wrong with the files of a user
+        raise error("SL601", where=target, what="model cannot be loaded", got=_first_line(e), expected="a causal "
+                    "language model that save_pretrained wrote", fix=_MODEL) from e  # fmt: skip
+
+
+def _called(make: Callable[[], Any], target: str) -> Any:
+    try:
+        return make()
+    except Exception as e:  # the user's code
+        raise error("SL601", where=target, what="model cannot be made", got=_first_line(e), expected="a function "
+                    "without arguments that returns a torch module") from e  # fmt: skip
+
+
+def _first_line(failure: Exception) -> str:
+    return f"{type(failure).__name__}: {str(failure).strip().partition(chr(10))[0]}"
 
 
 def _tokens(tokens: Path | None, text: Path | None, model: str) -> list[int]:
     if tokens is not None and text is not None:
         raise error("SL613", where="slidesparse report", got="both --tokens and --text", expected="one of them")
     if tokens is not None:
-        return _numbers(tokens)
-    if text is None:
+        found = _numbers(tokens)
+    elif text is not None:
+        found = _of_text(text, model)
+    else:
         return []
+    if len(found) < 2:
+        raise error("SL613", where=str(tokens or text), got=f"{len(found)} tokens", expected="two or more: each is "
+                    "predicted from those before it", fix="pass another file")  # fmt: skip
+    return found
+
+
+def _of_text(text: Path, model: str) -> list[int]:
     if not Path(model).is_dir():
         raise error("SL613", where="--text", got=f"{model}, which has no tokenizer", expected="a directory of "
                     "transformers, or --tokens")  # fmt: skip
@@ -138,9 +188,8 @@ def _tokens(tokens: Path | None, text: Path | None, model: str) -> list[int]:
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(model, local_files_only=True)
     except (OSError, ValueError, ImportError) as e:
-        why = str(e).strip().partition("\n")[0]
-        raise error("SL613", where="--text", got=f"no tokenizer in {model}: {why}", expected="tokenizer.json, say, "
-                    "beside the model", fix="save it there, or pass --tokens") from None  # fmt: skip
+        raise error("SL613", where="--text", got=f"no tokenizer in {model}: {_first_line(e)}", expected="tokenizer.json"
+                    ", say, beside the model", fix="save it there, or pass --tokens") from None  # fmt: skip
     return list(tokenizer(written)["input_ids"])
 
 
@@ -175,6 +224,14 @@ def _transformers(target: str) -> Any:
         raise error("SL501", where=target, what="no model there", got="no config.json", expected="a directory that "
                     "save_pretrained wrote", fix="pass that directory, or file.py:name")  # fmt: skip
     return transformers
+
+
+def _write_page(path: Path, title: str, about: dict[str, str], found: Report) -> None:
+    from shiplap.report import render_html
+
+    console.write_text(path, render_html("slidesparse.html.jinja", title=title, facts=about, report=found.as_json(),
+                                         headline=_headline(found)))  # fmt: skip
+    console.note(f"written: {path}")
 
 
 def _headline(found: Report) -> str:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-__all__ = ["TOKENS", "llama", "mlp", "model"]
+__all__ = ["TOKENS", "layer_of", "llama", "mlp", "model", "overflowing"]
 
 TOKENS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]])
 
@@ -22,6 +22,18 @@ def model() -> nn.Module:
     """What the command line imports."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Embedding(32, 48), *mlp(), nn.Linear(48, 32)).eval()
+
+
+def overflowing() -> nn.Module:
+    """Its logits are too far apart for a perplexity."""
+    net = model()
+    net[-1].weight.data.mul_(1e6)
+    return net
+
+
+def layer_of(size: int) -> nn.Module:
+    """Not what the command line can call."""
+    return nn.Linear(size, size)
 
 
 def llama(**changes: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import types
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,12 @@ def test_drift_is_what_it_says() -> None:
     moved = accuracy.drift(before, accuracy.logits_of(net, tokens, window=4), tokens, window=4)
     assert moved.divergence > 0
     assert moved.largest > 0
+    places = torch.nn.Module()
+    assert accuracy.window_of(places) == accuracy.WINDOW
+    places.config = types.SimpleNamespace(max_position_embeddings=16)  # more would be no tokens that it knows
+    assert accuracy.window_of(places) == 16
+    with pytest.raises(ShiplapError, match=r"SL613[\s\S]*model\(tokens \[1, 3\]\)[\s\S]*RuntimeError"):
+        accuracy.logits_of(mlp(), [1, 2, 3])
     with pytest.raises(ShiplapError, match=r"SL613[\s\S]*1 of them"):
         accuracy.logits_of(net, [1])
     with pytest.raises(ShiplapError, match=r"SL613[\s\S]*tokens from 1 to 70[\s\S]*0 to 63"):
@@ -108,6 +115,33 @@ def test_the_verb(tmp_path: Path) -> None:
     assert "weight off by" in html
 
 
+def test_numbers_that_json_has_not_are_null(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens.txt"
+    tokens.write_text("3 1 4")
+    done = run(f"{HERE}:overflowing", "--rows", "4", "--no-measure", "--json", "--tokens", tokens)
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout, parse_constant=lambda name: pytest.fail(name))
+    assert found["drift"]["perplexity"] is None
+
+
+def test_directories_that_are_no_dense_model(tmp_path: Path) -> None:
+    from shiplap.kernels.slidesparse import hf
+
+    done = run(tmp_path / "nowhere")
+    assert done.exit_code == 2
+    assert "no such directory" in done.output
+    net = llama()
+    net.config.save_pretrained(tmp_path)
+    done = run(tmp_path)
+    assert done.exit_code == 2
+    assert re.search(r"SL601: model cannot be loaded(.|\n)*OSError", done.output)
+    hf.attach(net, ss.convert(net))
+    net.save_pretrained(tmp_path)
+    done = run(tmp_path, "--no-measure")  # int8 weights are not the numbers of a dense one
+    assert done.exit_code == 2
+    assert "a model that is converted already" in done.output
+
+
 def test_the_verb_as_json(tmp_path: Path) -> None:
     llama().save_pretrained(tmp_path)
     tokens = tmp_path / "tokens.json"
@@ -126,6 +160,12 @@ def test_the_verb_as_json(tmp_path: Path) -> None:
     [
         ((f"{HERE}:model", "--rows", "1,x"), "SL613"),
         ((f"{HERE}:model", "--rows", "0"), "SL613"),
+        ((f"{HERE}:model", "--seconds", "0"), "pass --no-measure"),
+        ((f"{HERE}:model", "--seconds", "nan"), "more than 0"),
+        ((f"{HERE}:TOKENS",), "expected a torch module"),
+        (("nowhere.py", "--html", "nowhere/page.html"), "SL602"),  # before anything is measured
+        ((f"{HERE}:model", "--tokens", "/dev/null"), "0 tokens"),
+        ((f"{HERE}:layer_of",), "model cannot be made"),
         ((f"{HERE}:modle",), "did you mean 'model'?"),
         (("nowhere.py",), "SL501"),
         (("tests",), "no config.json"),

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from shiplap.errors import error
 
-__all__ = ["Drift", "drift", "logits_of"]
+__all__ = ["Drift", "drift", "logits_of", "window_of"]
 
-WINDOW = 2048  # tokens in one forward pass
+WINDOW = 2048  # tokens in one forward pass, at most
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,12 @@ class Drift:
     largest: float
 
 
+def window_of(model: nn.Module) -> int:
+    """Tokens that one forward pass takes: no more places than the model of transformers has learned."""
+    places = getattr(getattr(model, "config", None), "max_position_embeddings", None)
+    return min(WINDOW, places) if isinstance(places, int) and places > 1 else WINDOW
+
+
 def logits_of(model: nn.Module, tokens: Sequence[int], window: int = WINDOW) -> list[Tensor]:
     """float32 ``[t, vocabulary]`` on the CPU of each ``window`` of ``tokens`` with at least two of them."""
     if len(tokens) < 2:
@@ -48,17 +54,23 @@ def logits_of(model: nn.Module, tokens: Sequence[int], window: int = WINDOW) -> 
         raise error("SL613", where="tokens", got=f"tokens from {min(tokens)} to {max(tokens)}", expected=limit,
                     fix="use the tokenizer of this model")  # fmt: skip
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    found = []
     with torch.no_grad():
-        for part in _windows(tokens, window):
-            out: Any = model(torch.tensor([part], device=device))
-            logits = getattr(out, "logits", out)
-            if not isinstance(logits, Tensor) or logits.dim() != 3 or logits.shape[:2] != (1, len(part)):
-                shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-                raise error("SL613", where="model(tokens [1, t])", got=f"{shape}", expected="logits [1, t, vocabulary]",
-                            fix="leave --tokens and --text out, or pass a language model")  # fmt: skip
-            found.append(logits[0].to("cpu", torch.float32))
-    return found
+        return [_logits(model, torch.tensor([part], device=device)) for part in _windows(tokens, window)]
+
+
+def _logits(model: nn.Module, tokens: Tensor) -> Tensor:
+    cause = None
+    try:
+        out: Any = model(tokens)
+    except (IndexError, RuntimeError, TypeError, ValueError) as e:  # no language model, or one of fewer places
+        got, cause = f"{type(e).__name__}: {e}", e
+    else:
+        logits = getattr(out, "logits", out)
+        if isinstance(logits, Tensor) and logits.dim() == 3 and logits.shape[:2] == tokens.shape:
+            return logits[0].to("cpu", torch.float32)
+        got = f"{tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
+    raise error("SL613", where=f"model(tokens [1, {tokens.shape[1]}])", got=got, expected="logits [1, t, vocabulary]",
+                fix="leave --tokens and --text out, or pass a language model, or fewer tokens") from cause  # fmt: skip
 
 
 def drift(before: Sequence[Tensor], after: Sequence[Tensor], tokens: Sequence[int], window: int = WINDOW) -> Drift:

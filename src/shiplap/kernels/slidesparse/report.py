@@ -13,7 +13,7 @@ from torch import nn
 
 from shiplap.errors import error
 from shiplap.kernels.slidesparse import choosing, roofline
-from shiplap.kernels.slidesparse.accuracy import Drift, drift, logits_of
+from shiplap.kernels.slidesparse.accuracy import Drift, drift, logits_of, window_of
 from shiplap.kernels.slidesparse.convert import SKIPPED, Conversion, convert, layers_of
 from shiplap.kernels.slidesparse.formats import Pattern
 from shiplap.kernels.slidesparse.linear import Linear
@@ -117,9 +117,10 @@ def survey(
                     expected="the dense model: what is lost is measured against it")  # fmt: skip
     shape, kind = Pattern.parse(pattern), _float_of(model)
     model.eval()
-    before = logits_of(model, tokens) if tokens else []
+    window = window_of(model)
+    before = logits_of(model, tokens, window) if tokens else []
     conversion = convert(model, shape, dtype, skip=skip, progress=progress)
-    moved = drift(before, logits_of(model, tokens), tokens) if tokens else None
+    moved = drift(before, logits_of(model, tokens, window), tokens, window) if tokens else None
     if tune:
         choosing.tune(model, rows, seconds=seconds, dtype=kind)
     errors = {c.name: c.error for c in conversion.converted}
