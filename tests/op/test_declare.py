@@ -4,6 +4,7 @@ import collections.abc
 import dataclasses
 import typing
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple, Optional
 
 import pytest
@@ -69,6 +70,44 @@ def test_argument_names_are_ascii(ns):
 
         @sl.op(f"{ns}::f")
         def op(x: F, größe: int) -> F: ...
+
+
+def test_argument_names_are_not_those_of_generated_code(ns):
+    with fails("SL103", where=f"{ns}::f, argument '_env'", fix="rename the argument"):
+
+        @sl.op(f"{ns}::f")
+        def op(x: F, _env: float = 1.0) -> F: ...
+
+
+def test_a_method_is_told_what_to_do(ns):
+    with fails("SL102", got="self", fix="declare a function; in a class, put @staticmethod above @sl.op"):
+
+        class Module:
+            @sl.op(f"{ns}::f")
+            def op(self, x: F) -> F: ...
+
+
+@pytest.mark.parametrize("target", [staticmethod(lambda x: x), partial(max, 1), Tensor, torch.nn.ReLU()])
+def test_what_is_no_function(ns, target):
+    with fails("SL103", "not a function", got=f"a {type(target).__name__}", expected="a function defined with def"):
+        sl.op(f"{ns}::f")(target)
+
+
+@pytest.mark.parametrize("declare", [sl.op, sl.adopt])
+def test_the_parentheses_are_missing(declare):
+    with fails("SL101", where="@sl.op", got="function op", fix='write @sl.op("namespace::name")'):
+
+        @declare
+        def op(x: F) -> F: ...
+
+
+def test_a_keyword_only_argument_may_be_called_keys(ns):
+    @sl.op(f"{ns}::f")
+    def op(x: F, *, keys: int = 1) -> F:
+        return x * keys
+
+    x = torch.ones(2, 2, requires_grad=True)
+    assert torch.equal(op(x, keys=3), torch.full((2, 2), 3.0))
 
 
 def test_an_annotation_that_cannot_be_evaluated(ns):
@@ -285,7 +324,10 @@ def test_outputs_are_tensors_that_are_always_there(ns, annotation):
         sl.op(f"{ns}::f")(fn)
 
 
-@pytest.mark.parametrize("outputs", [("a",), ("a", "a"), ("a", "x"), ("a", "b c"), ("a", "b", "c")])
+@pytest.mark.parametrize(
+    "outputs",
+    [("a",), ("a", "a"), ("a", "x"), ("a", "b c"), ("a", "b", "c"), ("a", "class"), ("a", "größe"), ("a", "workspace")],
+)
 def test_output_names(ns, outputs):
     with fails("SL109"):
 

@@ -210,3 +210,16 @@ def test_ops_that_have_no_route(ns, scaled):
     assert "is_cuda" in source(scaled[0].spec, "cuda", True)
     with fails("SL201"):
         scaled[1](X[0])
+
+
+def test_arguments_may_be_named_as_builtins_are(ns):
+    @sl.op(f"{ns}::named")
+    def op(x: Float[Tensor, "n c"], type: float = 1.0, map: int = 1) -> Float[Tensor, "n c"]:
+        return x * type * map
+
+    @op.kernel("cpu")
+    def _(x, type, map, *, out):
+        torch.mul(x, type * map, out=out)
+
+    route = compile_route(op, "cpu") or op  # there is no route, or a right one
+    assert torch.equal(route(X, 2.0, 3), X * 6)

@@ -9,7 +9,7 @@ import torch
 
 from shiplap.compat import calls
 from shiplap.errors import error
-from shiplap.op.declare import read_spec
+from shiplap.op.declare import check_name, read_spec
 from shiplap.op.op import Op
 
 __all__ = ["AdoptedOp", "adopt"]
@@ -43,6 +43,7 @@ def adopt(name: str, **declaration: Any) -> Callable[[Callable[..., Any]], Adopt
     Takes the keyword arguments of :func:`op`; the decorated function is the reference, as there. Nothing is registered
     or changed: schema, fake, gradient and kernels stay those of the op's own library.
     """
+    check_name(name)
 
     def declare(fn: Callable[..., Any]) -> AdoptedOp:
         keywords: dict[str, Any] = {"dims": {}, "bounds": {}, "requires": (), "mutates": (), "contiguous": (),

@@ -131,7 +131,7 @@ def make_autograd(
     function: Any = type(name, (torch.autograd.Function,), members)
     at_level = transforms.level_function(name, members)
 
-    def autograd(keys: Any, *args: Any, **kwargs: Any) -> Any:
+    def autograd(keys: Any, /, *args: Any, **kwargs: Any) -> Any:
         transformed = transforms.active()
         if transformed and transforms.carries_tangent((*args, *kwargs.values())):
             return reference(*args, **kwargs)

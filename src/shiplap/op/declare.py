@@ -16,7 +16,7 @@ from shiplap.op.explain import mismatch
 from shiplap.op.expr import Expr
 from shiplap.op.spec import Arg, Dim, OpSpec, Output
 
-__all__ = ["read_arguments", "read_spec", "read_workspace"]
+__all__ = ["check_name", "read_arguments", "read_spec", "read_workspace"]
 
 AUTOCAST_RULES = ("widest", "autocast", "float32", None)
 
@@ -35,9 +35,11 @@ def read_spec(
     library: Iterable[str] = (),
 ) -> OpSpec:
     """The declaration of ``fn`` as data; raises ``DeclarationError`` (SL1xx) for what cannot be declared."""
-    namespace, _, opname = name.partition("::")
-    if not all(_plain(part) for part in (namespace, opname)):
-        raise error("SL101", where=f"@sl.op({name!r})", got=name, expected="namespace::name")
+    check_name(name)
+    if not inspect.isfunction(fn):
+        raise error("SL103", where=name, what="not a function", got=f"a {type(fn).__name__}",
+                    expected="a function defined with def",
+                    fix="write a function that calls it; @staticmethod goes above @sl.op")  # fmt: skip
     if autocast not in AUTOCAST_RULES:
         raise error("SL112", where=name, got=repr(autocast), expected=", ".join(map(repr, AUTOCAST_RULES)))
     hints = _hints(fn)
@@ -53,6 +55,15 @@ def read_spec(
     )  # fmt: skip
     _check(spec)
     return spec
+
+
+def check_name(name: Any) -> None:
+    """SL101 unless ``name`` is ``"namespace::name"``; ``@sl.op`` without its parentheses is handed the function."""
+    namespace, _, opname = name.partition("::") if isinstance(name, str) else ("", "", "")
+    if not (_plain(namespace) and _plain(opname)):
+        got = name if isinstance(name, str) else f"{type(name).__name__} {getattr(name, '__name__', name)}"
+        raise error("SL101", where=f"@sl.op({name!r})" if isinstance(name, str) else "@sl.op", got=got,
+                    expected="namespace::name")  # fmt: skip
 
 
 def read_arguments(name: str, fn: Callable[..., Any]) -> tuple[Arg, ...]:
@@ -90,11 +101,12 @@ def _arguments(
         where = f"{name}, argument {p.name!r}"
         if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
             raise error("SL103", where=where, got=str(p), expected="named arguments", fix="name each argument")
-        if not _plain(p.name):
-            raise error("SL103", where=where, got=f"the name {p.name}", expected="a name of ASCII letters",
+        if not _plain(p.name) or p.name.startswith("_"):  # names with _ are those of generated code
+            raise error("SL103", where=where, got=f"the name {p.name}", expected="a name of ASCII letters, no _ first",
                         fix="rename the argument")  # fmt: skip
         if p.name not in hints:
-            raise error("SL102", where=where, got=str(p), expected="an annotation")
+            method = "declare a function; in a class, put @staticmethod above @sl.op" if p.name == "self" else ""
+            raise error("SL102", where=where, got=str(p), expected="an annotation", fix=method)
         arg = read_argument(
             p.name, hints[p.name], where,
             default=... if p.default is p.empty else p.default,
@@ -136,9 +148,11 @@ def _outputs(
     names = names or (("out",) if len(parts) == 1 else tuple(f"out{i}" for i in range(len(parts))))
     if len(names) != len(parts):
         raise error("SL109", where=where, got=f"{len(names)} names in outputs=", expected=f"{len(parts)} names")
-    taken = [n for i, n in enumerate(names) if n in names[:i] or n in arguments or not n.isidentifier()]
+    used = arguments | {"workspace"}  # keywords of kernels
+    taken = [n for i, n in enumerate(names) if n in names[:i] or n in used or not _plain(n)]
     if taken:
-        raise error("SL109", where=where, got=f"output name {taken[0]!r}", expected="new names, none an argument's",
+        raise error("SL109", where=where, got=f"output name {taken[0]!r}",
+                    expected="new names of ASCII letters, none an argument's, nor workspace",
                     fix='give outputs=("name", ...)')  # fmt: skip
     for out_name, part in zip(names, parts, strict=True):
         yield Output(out_name, read_tensor(part, f"{where} {out_name!r}"))

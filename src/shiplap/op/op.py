@@ -22,7 +22,7 @@ from shiplap.op.batch import Batching, read_batching
 from shiplap.op.bucket import read_rule
 from shiplap.op.check import Binding, Checker
 from shiplap.op.config import read_space
-from shiplap.op.declare import read_spec, read_workspace
+from shiplap.op.declare import check_name, read_spec, read_workspace
 from shiplap.op.explain import explain
 from shiplap.op.fake import make_fake
 from shiplap.op.fast import compile_bind
@@ -378,6 +378,7 @@ def op(
         ... def axpy(x: Float[Tensor, "n"], y: Float[Tensor, "n"], a: float = 1.0) -> Float[Tensor, "n"]:
         ...     return a * x + y
     """
+    check_name(name)
 
     def declare(fn: Callable[..., Any]) -> Op:
         spec = read_spec(

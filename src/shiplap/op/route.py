@@ -30,6 +30,7 @@ LIMIT = 4096  # calls remembered: each may have sizes of its own
 WIDEST = 2**63 - 1
 _TYPES = {"int": "int", "float": "float", "bool": "bool", "str": "str", "list[int]": "list", "list[float]": "list",
           "list[bool]": "list"}  # fmt: skip
+_BUILTINS = {"map", "max", "min", "repr", "tuple", "type", *_TYPES.values()}  # that the function calls
 
 
 def route_of(op: Op) -> Callable[..., Any]:
@@ -103,9 +104,12 @@ def _asking(
 
 
 def _simple(spec: OpSpec) -> bool:
-    """Tensors of real dtypes, for others may be marked as conjugated, and scalars that are always there."""
+    """Tensors of real dtypes, for others may be marked as conjugated, and scalars that are always there.
+
+    None is named as a builtin is: its value would be called in place of that.
+    """
     known = all(_dtypes(a) and not any(getattr(torch, n).is_complex for n in _dtypes(a)) for a in spec.tensors)
-    return known and not any(a.optional or a.scalar not in _TYPES for a in spec.scalars)
+    return known and not any(a.optional or a.scalar not in _TYPES or a.name in _BUILTINS for a in spec.scalars)
 
 
 def _dtypes(arg: Arg) -> tuple[str, ...]:
