@@ -295,7 +295,8 @@ def test_bfloat16_has_a_form_of_its_own_in_aten():
 @pytest.mark.parametrize(
     ("where", "expected"),
     [("x.__class__", "an expression without"), ("len(open('f'))", "an expression without"), ("z > 1", "names among"),
-     ("x.shape[", "was never closed"), ("[n for n in x]", "an expression without")],
+     ("x.is_contiguous", r"x\.is_contiguous\(\)"), ("x.shape[", "was never closed"),
+     ("[n for n in x]", "an expression without")],
 )  # fmt: skip
 def test_guards_are_a_small_language(where, expected):
     with pytest.raises(sl.ShiplapError, match=f"SL803: guard(.|\n)*{expected}"):
@@ -305,6 +306,7 @@ def test_guards_are_a_small_language(where, expected):
 @pytest.mark.parametrize(
     ("options", "expected"),
     [({"replacement": lambda x, weight: x}, r"got      replacement\(x, weight\)\n  expected \(x, w\)"),
+     ({"pattern": lambda x, *, w: x, "replacement": lambda x, *, w: x}, r"w\n  expected arguments that may be passed"),
      ({"name": "not a name"}, "an identifier"), ({"level": "post_grad"}, "pre-grad, joint, post-grad")],
 )  # fmt: skip
 def test_declarations(options, expected):

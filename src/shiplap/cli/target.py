@@ -178,7 +178,6 @@ def _import_file(path: Path) -> ModuleType:
         siblings = [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
         close = difflib.get_close_matches(path.name, siblings, n=1)
         expected = f"did you mean {str(path.parent / close[0])!r}?" if close else "a Python file"
-        expected = f"did you mean {str(path.parent / close[0])!r}?" if close else "a Python file"
         raise error("SL501", where=str(path), what="no such file", got=str(path), expected=expected)
     name, spec = _module_of(path.resolve())
     if spec is None:

@@ -6,13 +6,15 @@ Run on torch 2.11, 2.13 and 2.15. Nothing of the compiler is imported before a g
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from itertools import takewhile
 from typing import Any
 
 import torch
 from torch.fx import Graph, Node
 
-__all__ = ["carry_over", "count", "counted", "hint", "node_value", "set_value", "trace"]
+__all__ = ["autocast_at", "carry_over", "count", "counted", "hint", "node_value", "set_value", "trace"]
 
 
 def node_value(node: Node) -> Any:
@@ -38,6 +40,23 @@ def carry_over(new: Node, old: Node) -> None:
     for key in ("stack_trace", "nn_module_stack", "source_fn_stack", "seq_nr", "partitioner_tag", "custom"):
         if key in old.meta:
             new.meta.setdefault(key, old.meta[key])
+
+
+@contextmanager
+def autocast_at(node: Node) -> Iterator[None]:
+    """Under the autocast that a graph ahead of autograd enters, and has not left, where ``node`` is."""
+    from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
+
+    entered: dict[Node, tuple[Any, ...]] = {}
+    for before in takewhile(lambda n: n is not node, node.graph.nodes):
+        if before.target is _enter_autocast:
+            entered[before] = before.args
+        elif before.target is _exit_autocast:
+            entered.pop(before.args[0])
+    with ExitStack() as stack:
+        for args in entered.values():
+            stack.enter_context(torch.autocast(*args))
+        yield
 
 
 def trace(fn: Callable[..., Any], values: Sequence[Any], level: str) -> Graph:

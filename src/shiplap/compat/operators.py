@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import operator
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -52,8 +53,8 @@ def _plain(name: str) -> str:
     return "view" if name in VIEWS else name
 
 
-def signature_of(node: Node) -> Signature:
-    """Names and defaults of the arguments of this very call; empty where nobody knows them."""
+def signature_of(node: Node, args: Sequence[Any]) -> Signature:
+    """Names and defaults of the arguments of this very call, ``args`` by position; empty where nobody knows them."""
     target = node.target
     if isinstance(target, torch._ops.OpOverload):
         return _of_schema(target)
@@ -64,7 +65,7 @@ def signature_of(node: Node) -> Signature:
         }  # fmt: skip
     packet = target if isinstance(target, torch._ops.OpOverloadPacket) else _packet(str(operator_of(node)))
     for overload in _overloads(packet):
-        if _fits(overload, node):
+        if _fits(overload, args, node.kwargs):
             return _of_schema(overload)
     return {}
 
@@ -90,12 +91,12 @@ def _of_schema(overload: Any) -> Signature:
     }
 
 
-def _fits(overload: Any, node: Node) -> bool:
+def _fits(overload: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     positional = [a for a in overload._schema.arguments if not a.kwarg_only]
     names = {"input" if a.name == "self" else a.name for a in overload._schema.arguments}
-    if len(node.args) > len(positional) or not set(node.kwargs) <= names:
+    if len(args) > len(positional) or not set(kwargs) <= names:
         return False
-    pairs = zip(positional, node.args, strict=False)
+    pairs = zip(positional, args, strict=False)
     return all(_takes(str(a.type), v) for a, v in pairs if v is not None)
 
 

@@ -11,7 +11,7 @@ import threading
 import types
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain, repeat
 from typing import Any
@@ -23,7 +23,9 @@ from torch.fx import Graph, Node
 from shiplap.compat import mark_dynamic
 from shiplap.compat.nodes import node_value
 
-__all__ = ["PLACES", "Captured", "Pass", "apart", "capture", "compile_with", "current", "installed"]
+__all__ = [
+    "PLACES", "Captured", "Pass", "apart", "autocasts", "capture", "compile_with", "current", "installed", "uncast",
+]  # fmt: skip
 
 PLACES = {
     "pre-grad": "pre_grad_custom_pass",
@@ -104,8 +106,9 @@ def _leave(place: str, entered: Pass) -> None:
 
 
 def current(level: str) -> Any:
-    """The pass, or passes, that the user's configuration has at this place."""
-    return getattr(config, PLACES[level])
+    """The pass, or passes, that the user's configuration has at this place; not ours, which runs ahead of them."""
+    there = getattr(config, PLACES[level])
+    return list(there.inner) if isinstance(there, Pass) and there.users else there
 
 
 def compile_with(graph: Any, inputs: Sequence[Any], mode: str | None, options: dict[str, Any]) -> Callable[..., Any]:
@@ -124,10 +127,34 @@ class _Uncached(Pass):
         return None
 
 
+def autocasts() -> tuple[tuple[str, torch.dtype], ...]:
+    """Device types for which this thread is under autocast, each with the dtype that it casts to."""
+    kinds = ("cpu", "cuda", "xpu", "mps", torch._C._get_privateuse1_backend_name())
+    return tuple((kind, torch.get_autocast_dtype(kind)) for kind in kinds if torch.is_autocast_enabled(kind))
+
+
+@contextmanager
+def uncast() -> Iterator[None]:
+    """Without the autocast that this thread is under."""
+    with ExitStack() as stack:
+        for kind, _ in autocasts():
+            stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
+
+
 @contextmanager
 def apart() -> Iterator[None]:
     """Leave torch's counters, and its stack of events, as they were: also inside of another compilation, whose fake
-    tensors are not ours."""
+    tensors are not ours. One thread at a time, by the lock that a compilation holds: with one of ours, two threads
+    that came from either side would wait for each other."""
+    from torch._dynamo.convert_frame import compile_lock
+
+    with compile_lock, _as_it_was():
+        yield
+
+
+@contextmanager
+def _as_it_was() -> Iterator[None]:
     from torch._dynamo import utils
     from torch.utils._python_dispatch import _disable_current_modes
 
@@ -137,7 +164,7 @@ def apart() -> Iterator[None]:
     data = logger.get_event_data()
     held = dict(data)
     try:
-        with _disable_current_modes(), torch.enable_grad():
+        with _disable_current_modes(), torch.inference_mode(False), torch.enable_grad():
             yield
     finally:
         for stack, before in stacks:

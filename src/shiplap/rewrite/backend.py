@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from shiplap.rewrite.base import Rewrite
 from shiplap.rewrite.scope import Rewrites
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ def shiplap(
 
     given = dict(options or {})
     chosen = given.pop("rewrites", None)
+    if isinstance(chosen, Rewrite):
+        chosen = [chosen]
     scope = _shipped() if chosen is None else chosen if isinstance(chosen, Rewrites) else Rewrites(*chosen)
     return compile_with(gm, example_inputs, mode, scope.options(**given))
 

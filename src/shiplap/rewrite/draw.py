@@ -10,8 +10,9 @@ from typing import Any
 from torch import Tensor
 from torch.fx import Graph
 
-from shiplap.errors import error
+from shiplap.errors import AuditError, error
 from shiplap.op.check import Checker
+from shiplap.op.source import source_digest
 from shiplap.rewrite.base import Program
 from shiplap.rewrite.graph import value
 from shiplap.rewrite.guard import Guard
@@ -67,14 +68,21 @@ class Drawn:
 
     @cached_property
     def base(self) -> Recipe:
-        """Of float32 where that is admitted, no two dims of one size: equal ones would be one symbol of the pattern."""
-        recipe = self.samples.base
+        """Of float32 where that is admitted, no two dims of one size: equal ones would be one symbol of the pattern.
+
+        Not the smallest size that the guards admit, where there is another: of a pattern that halves it, 1 would be
+        left, which is no symbol.
+        """
+        try:
+            recipe = self.samples.base
+        except AuditError as e:  # which speaks of ops
+            raise error("SL805", where=f"rewrite {self.signature.name!r}", got=e.got, expected=e.expected) from None
         taken: set[int] = set()
         for name, size in recipe.sizes:
             if not isinstance(size, int):
                 taken.update(size)
                 continue
-            for wanted in (size, *(size * n for n in (2, 3, 4, 5)), *(size + n for n in (1, 2, 3))):
+            for wanted in (*(size * n for n in (2, 3, 4, 5)), size, *(size + n for n in (1, 2, 3))):
                 changed = recipe.but(sizes={name: wanted})
                 if wanted > 1 and wanted not in taken and self.samples.make(changed) is not None:
                     recipe = changed
@@ -139,17 +147,21 @@ class Drawn:
     def patterns(self, fn: Callable[..., Any], level: Level, graph: Graph) -> list[Pattern]:
         """The forms that ``fn`` may have in ``graph``: each is traced once, when a graph first asks for it.
 
-        Ahead of autograd neither rank nor dtype changes what is traced; later both do.
+        Ahead of autograd neither rank nor dtype changes what is traced; later both do, and autocast does.
         """
+        from shiplap.compat.passes import autocasts
+
+        of = source_digest(fn), autocasts()
         train = level == "joint" and any(str(n.target).startswith("tangents") for n in graph.nodes)
         found = []
         for key, args, stand_ins in self._traced(level, graph):
             floating = tuple(n for n, a in zip(self.signature.parameters, args, strict=True) if _differentiable(a))
             # All are trained, all but the input of the model, or only what flows through frozen weights.
             for leaves in dict.fromkeys((floating, floating[1:], floating[:1])) if train else ((),):
-                if (key, leaves) not in self._made:
-                    self._made[key, leaves] = as_pattern(fn, self.signature.parameters, args, level, stand_ins, leaves)
-                found.append(self._made[key, leaves])
+                form = (*of, key, leaves)
+                if form not in self._made:
+                    self._made[form] = as_pattern(fn, self.signature.parameters, args, level, stand_ins, leaves)
+                found.append(self._made[form])
         return found
 
     def _traced(self, level: Level, graph: Graph) -> Iterator[tuple[Any, tuple[Any, ...], dict[float, str]]]:

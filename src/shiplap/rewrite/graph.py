@@ -57,12 +57,15 @@ def place(
     miss = _miss(level, rewrite, outputs[0], len(replaced))
     inputs = flat_nodes(args)
     try:
-        with quiet():
+        with quiet(), fx.autocast_at(replaced[-1]):
             made = fx.trace(lambda *values: fn(*_filled(args, inputs, values)), [value(n) for n in inputs], level)
     except Refused as e:
         return miss(e.obstacle, str(e))
     except Exception as e:
         return miss("operator", f"the replacement cannot be traced here: {_first_line(e)}")
+    if constant := next((n for n in made.nodes if n.op == "get_attr"), None):
+        return miss("operator", f"the replacement makes a tensor of constants, {constant.name}: torch.full makes one "
+                    "in the graph, and an argument brings one along")  # fmt: skip
     results = _results(made)
     if len(results) != len(outputs):
         return miss("operator", f"the replacement returns {len(results)} values, {len(outputs)} are to be replaced")

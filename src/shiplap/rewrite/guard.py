@@ -44,7 +44,11 @@ class Guard:
             tree = ast.parse(source.strip(), mode="eval")
         except SyntaxError as e:
             raise error("SL803", where=where, got=source, expected=str(e.msg)) from None
+        called = {n.func for n in ast.walk(tree) if isinstance(n, ast.Call)}
         for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and node.attr in _METHODS and node not in called:
+                raise error("SL803", where=where, got=source, expected=f"{ast.unparse(node)}()",
+                            fix="call it: a method itself is always true")  # fmt: skip
             if not _admitted(node):
                 part = repr(ast.unparse(node)) if isinstance(node, ast.expr) else type(node).__name__
                 raise error("SL803", where=where, got=source, expected=f"an expression without {part}")

@@ -6,25 +6,43 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.fx import Node
 
 from shiplap.compat.operators import operator_of, signature_of
 from shiplap.rewrite.graph import value
 
-__all__ = ["COMMUTATIVE", "arguments", "called"]
+__all__ = ["COMMUTATIVE", "Dim", "arguments", "called"]
 
 COMMUTATIVE = frozenset({"add", "mul", "maximum", "minimum", "logical_and", "logical_or", "bitwise_and", "bitwise_or"})
-DIMS = ("dim", "dims", "dim0", "dim1", "start_dim", "end_dim")
+DIMS = ("dim", "dims", "dim0", "dim1", "dim2", "start_dim", "end_dim")
+OF_THE_RESULT = ("unsqueeze", "stack", "diag_embed")  # their dims are those of what they return
 SPREAD = ("view", "expand", "permute", "repeat", "tile", "flip")  # methods that take a list as several arguments
 NOISE = ("_stacklevel",)
+SAME = {"self": "input", "tensor": "input", "split_size_or_sections": "split_size"}  # torch.split has its own names
 EMPTY = inspect.Parameter.empty
 
 called = operator_of
+
+
+class Dim(int):
+    """A dim, counted from the front as ints are compared; where two ranks differ it is counted as it was written."""
+
+    rank: int
+    from_end: bool
+
+    @classmethod
+    def of(cls, written: int, rank: int) -> Dim:
+        made = cls(written % rank)
+        made.rank, made.from_end = rank, written < 0
+        return made
+
+    def means(self, other: int) -> bool:
+        """Whether a pattern that has this dim is about ``other`` of a graph."""
+        return self - self.rank == other - other.rank if self.from_end and isinstance(other, Dim) else self == other
 
 
 def arguments(node: Node, spelled: Collection[str] = ()) -> dict[str, Any]:
@@ -33,20 +51,33 @@ def arguments(node: Node, spelled: Collection[str] = ()) -> dict[str, Any]:
     Those that have their default are left out, except for those in ``spelled``, which are there even if the call does
     not give them.
     """
-    signature = {_same(k): p for k, p in signature_of(node).items()}
-    names = [*signature, *(f"arg{i}" for i in range(len(signature), len(node.args)))]
     passed = node.args
     if called(node) in SPREAD and len(passed) > 2:  # x.view(2, 3)
         passed = (passed[0], passed[1:])
+    signature = {_same(k): p for k, p in signature_of(node, passed).items()}
+    names = [*signature, *(f"arg{i}" for i in range(len(signature), len(passed)))]
+    if called(node) in COMMUTATIVE and not signature and len(passed) == 2:
+        names = ["other", "input"]  # 2 * x
     given = {_same(k): v for k, v in (*zip(names, passed, strict=False), *node.kwargs.items()) if k not in NOISE}
-    defaults = {k: _canonical(k, p.default, p.numbers, node) for k, p in signature.items() if p.default is not EMPTY}
-    named = {k: _canonical(k, v, signature[k].numbers if k in signature else 0, node) for k, v in given.items()}
+    rank = _rank(node, given)
+    defaults = {
+        k: _canonical(k, p.default, p.numbers, node, rank) for k, p in signature.items() if p.default is not EMPTY
+    }
+    named = {k: _canonical(k, v, signature[k].numbers if k in signature else 0, node, rank) for k, v in given.items()}
     kept = {k: v for k, v in named.items() if not (k in defaults and _equal(v, defaults[k]))}
     return {k: v for k, v in {**defaults, **named}.items() if k in kept or (k in spelled and v is not None)}
 
 
+def _rank(node: Node, given: Mapping[str, Any]) -> int:
+    """Of the tensor whose dims a call names; 0 where there is none."""
+    inputs = [given.get("input"), *node.all_input_nodes]
+    of = node if called(node) in OF_THE_RESULT else next((n for n in inputs if isinstance(n, Node)), None)
+    held = value(of) if of is not None and called(node) != "tensordot" else None  # its dims may be a number of dims
+    return held.dim() if isinstance(held, Tensor) else 0
+
+
 def _same(name: str) -> str:
-    return "input" if name == "self" else name
+    return SAME.get(name, name)
 
 
 def _equal(given: Any, default: Any) -> bool:
@@ -57,18 +88,15 @@ def _equal(given: Any, default: Any) -> bool:
     return (numbers or type(given) is type(default)) and bool(given == default)
 
 
-def _canonical(name: str, given: Any, count: int, node: Node) -> Any:
+def _canonical(name: str, given: Any, count: int, node: Node, rank: int) -> Any:
     """Dims counted from the front; the sizes of a view without -1; ``count`` numbers where one stands for all."""
     if count and isinstance(given, int) and not isinstance(given, bool):
         given = [given] * count
-    if name in DIMS and node.all_input_nodes:
-        held = value(node.all_input_nodes[0])
-        rank = held.dim() if isinstance(held, Tensor) else 0
+    if name in DIMS and rank:
         if isinstance(given, int) and not isinstance(given, bool):
-            return given % rank if rank else given
-        if isinstance(given, (list, tuple)) and rank and all(isinstance(d, int) for d in given):
-            return [d % rank for d in given]
-    sizes = called(node) in ("view", "expand") and name not in ("input", "implicit")
-    if sizes and isinstance(value(node), Tensor) and not isinstance(given, torch.dtype):
+            return Dim.of(given, rank)
+        if isinstance(given, (list, tuple)) and all(isinstance(d, int) for d in given):
+            return [Dim.of(d, rank) for d in given]
+    if called(node) in ("view", "expand") and name in ("size", "shape") and isinstance(value(node), Tensor):
         return list(value(node).shape)
     return list(given) if isinstance(given, (list, tuple)) else given

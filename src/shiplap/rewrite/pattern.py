@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -22,7 +21,8 @@ from shiplap.rewrite.guard import Guard
 from shiplap.rewrite.match import LEVELS, Level, Match, NearMiss, Outcome
 from shiplap.rewrite.normal import called
 from shiplap.rewrite.signature import Signature
-from shiplap.rewrite.walk import Fit, Pattern, Stop, check_sizes, check_users, complete, walk
+from shiplap.rewrite.walk import Fit, Pattern, Stop, check_sizes, check_users, complete, ways
+from shiplap.verify.run import last_line
 
 __all__ = ["PatternRewrite", "rewrite"]
 
@@ -51,7 +51,7 @@ class PatternRewrite(Rewrite):
     def __repr__(self) -> str:
         return f"<rewrite {self.name} at {self.level}>"
 
-    @cached_property
+    @property
     def digest(self) -> str:
         functions = [source_digest(f) if f else "" for f in (self.pattern, self.replacement, self.pays)]
         parts = [self.name, self.level, *functions, *(g.source for g in self.guards), *map(repr, self.signature.args)]
@@ -81,8 +81,7 @@ class PatternRewrite(Rewrite):
     def _at(self, graph: Graph, node: Node, patterns: Sequence[Pattern]) -> Match | NearMiss | None:
         """What becomes of the place whose result is ``node``: the first form that fits, else the nearest."""
         best: tuple[Pattern, Fit, Stop] | None = None
-        for pattern in patterns:
-            fit = walk(pattern, node)
+        for pattern, fit in ((p, way) for p in patterns for way in ways(p, node)):
             if fit.stop is None:
                 fit = complete(pattern, fit, graph)
             stop = fit.stop or self._refused(pattern, fit)
@@ -117,6 +116,8 @@ class PatternRewrite(Rewrite):
             return "" if sizes.holds(answer, may_guard=self.level != "post-grad") else NO_GAIN
         except sizes.data_dependent():
             return "whether it pays depends on a size that only the data knows"
+        except Exception as e:  # nothing was asked for: a guard that raises does not hold either
+            return f"pays= raises {last_line(e)}"
 
     def _place(self, graph: Graph, pattern: Pattern, fit: Fit) -> Match | NearMiss:
         args = {**pattern.fixed, **fit.args}
@@ -194,7 +195,11 @@ def rewrite(
         raise error("SL802", where=here, got=f"name {name!r}", expected="an identifier", fix='give name="..."')
     if level not in LEVELS:
         raise error("SL802", where=here, got=f"level {level!r}", expected=", ".join(LEVELS), fix="name one of these")
-    ours, theirs = (list(inspect.signature(f).parameters) for f in (pattern, replacement))
+    parameters = [inspect.signature(f).parameters for f in (pattern, replacement)]
+    if named := [str(p) for of in parameters for p in of.values() if p.kind is not p.POSITIONAL_OR_KEYWORD]:
+        raise error("SL802", where=here, got=named[0], expected="arguments that may be passed by position",
+                    fix="remove '*', '**' and '/' from the parameters")  # fmt: skip
+    ours, theirs = map(list, parameters)
     if ours != theirs:
         raise error("SL802", where=here, got=f"replacement({', '.join(theirs)})", expected=f"({', '.join(ours)})")
     return PatternRewrite(name, pattern, replacement, level, where, samples, pays)

@@ -88,21 +88,24 @@ class Rewrites:
         _active.reset(token)
 
     def options(self, **options: Any) -> dict[str, Any]:
-        """For ``torch.compile(fn, options=...)``: these rewrites, after the passes of ``options`` or in force."""
+        """For ``torch.compile(fn, options=...)``: these rewrites, after the passes of ``options`` or those configured.
+
+        Compiled inside of blocks, the rewrites of these come first.
+        """
         from shiplap.compat import passes
 
         made = dict(options)
         for level in self.levels:
             place = passes.PLACES[level]
             before = options.get(place, passes.current(level))
-            made[place] = _pass(level, lambda: (self,), before)
+            made[place] = _pass(level, lambda: (*_active.get(), self), before)
         return made
 
     def run(self, level: Level, graph: Graph) -> None:
         """Apply the rewrites of one level to one graph; ``outcomes`` says what they did."""
         for rewrite in self.rewrites:
             if rewrite.level == level:
-                self.outcomes.extend(replace(o, graph=self.graphs) for o in rewrite.apply(graph))
+                self.outcomes.extend(replace(o, graph=self.graphs) for o in proven(rewrite).apply(graph))
         self.graphs += 1
 
     def identity(self, level: Level) -> str:

@@ -13,13 +13,14 @@ from torch.fx import Graph, Node
 from shiplap.compat.sizes import Sizes, is_size
 from shiplap.rewrite.graph import describe, operator_name, value
 from shiplap.rewrite.match import Obstacle
-from shiplap.rewrite.normal import COMMUTATIVE, arguments, called
+from shiplap.rewrite.normal import COMMUTATIVE, Dim, arguments, called
 
-__all__ = ["Fit", "Pattern", "Stop", "check_sizes", "check_users", "complete", "walk"]
+__all__ = ["Fit", "Pattern", "Stop", "check_sizes", "check_users", "complete", "walk", "ways"]
 
 
 TRANSPOSES = frozenset({"permute", "t", "transpose", "mT", "T"})
 PRODUCTS = frozenset({"matmul", "mm", "bmm", "addmm"})
+MOST_WAYS = 32  # of one pattern at one place: each sum of two arguments doubles them
 
 
 @dataclass(frozen=True)
@@ -83,19 +84,19 @@ class _Walker:
     def __init__(self, pattern: Pattern) -> None:
         self.pattern = pattern
 
-    def node(self, fit: Fit, want: Node, found: Any, user: Node) -> Fit:
-        """``want`` of the pattern is ``found``, which ``user`` reads."""
+    def node(self, fit: Fit, want: Node, found: Any, user: Node) -> list[Fit]:
+        """``want`` of the pattern is ``found``, which ``user`` reads: in which ways, or how far it came."""
         if want in self.pattern.inputs:
-            return self._input(fit, want, found, user)
+            return [self._input(fit, want, found, user)]
         if want in fit.nodes:
             same = fit.nodes[want] is found
             reason = f"{operator_name(user)} reads {_name(found)}, the pattern {fit.nodes[want].name} again"
-            return fit if same else self._stop(fit, user, "operator", reason)
+            return [fit if same else self._stop(fit, user, "operator", reason)]
         if not isinstance(found, Node) or not found.op.startswith("call") or called(found) != called(want):
             reason = (
                 f"{_name(found)} is {_what(found)}; the pattern has {operator_name(want)} there{_hint(want, found)}"
             )
-            return self._stop(fit, found if isinstance(found, Node) else user, "operator", reason)
+            return [self._stop(fit, found if isinstance(found, Node) else user, "operator", reason)]
         fit = fit.copy()
         fit.nodes[want] = found
         return self._arguments(fit, want, found)
@@ -111,52 +112,57 @@ class _Walker:
         return self._stop(fit, user, "argument", f"the pattern uses {name} more than once; here it would be both "
                           f"{_name(fit.args[name])} and {_name(found)}")  # fmt: skip
 
-    def _arguments(self, fit: Fit, want: Node, found: Node) -> Fit:
+    def _arguments(self, fit: Fit, want: Node, found: Node) -> list[Fit]:
         wanted, given = arguments(want), arguments(found)
         if not wanted.keys() <= given.keys():
             given = arguments(found, wanted)
         if wanted.keys() != given.keys():
-            return self._stop(fit, found, "argument", _renamed(found, wanted, given))
+            return [self._stop(fit, found, "argument", _renamed(found, wanted, given))]
         orders = [list(wanted)]
         if called(want) in COMMUTATIVE and {"input", "other"} <= wanted.keys():
             orders.append([{"input": "other", "other": "input"}.get(n, n) for n in wanted])
-        best = fit
+        tried: list[Fit] = []
         for order in orders:
-            tried = fit
-            for name, other in zip(wanted, order, strict=True):
-                tried = self._value(tried, wanted[name], given[other], name, want, found)
-            if tried.stop is fit.stop:
-                return tried
-            best = tried if best is fit or len(tried.nodes) > len(best.nodes) else best
-        return best
+            tried += self._each(fit, [(n, wanted[n], given[o]) for n, o in zip(wanted, order, strict=True)], found)
+        return _nearest(tried)
 
-    def _value(self, fit: Fit, want: Any, given: Any, name: str, caller: Node, user: Node) -> Fit:
+    def _each(self, fit: Fit, pairs: Sequence[tuple[str, Any, Any]], user: Node) -> list[Fit]:
+        """All of ``pairs``: the name of an argument of ``user``, what the pattern has there, what is there."""
+        fits = [fit]
+        for name, want, given in pairs:
+            fits = _nearest([more for fit in fits for more in self._value(fit, want, given, name, user)])
+        return fits
+
+    def _value(self, fit: Fit, want: Any, given: Any, name: str, user: Node) -> list[Fit]:
         if isinstance(want, (list, tuple)):
             if not isinstance(given, (list, tuple)) or len(want) != len(given):
-                return self._differs(fit, user, name, given, _name(want))
-            for w, g in zip(want, given, strict=True):
-                fit = self._value(fit, w, g, name, caller, user)
-            return fit
+                return [self._differs(fit, user, name, given, _name(want))]
+            return self._each(fit, [(name, w, g) for w, g in zip(want, given, strict=True)], user)
+        if isinstance(want, slice) and isinstance(given, slice):
+            parts = [(name, getattr(want, part), getattr(given, part)) for part in ("start", "stop", "step")]
+            return self._each(fit, parts, user)
         held = value(want) if isinstance(want, Node) else want
         if is_size(held) and not (type(given) is float and held == given):  # alpha=2 and alpha=2.0 are one
-            return self._size(fit, held, given, name, user)
+            return [self._size(fit, held, given, name, user)]
         if isinstance(want, Node):
             return self.node(fit, want, given, user)
         if type(want) is float and want in self.pattern.scalars and type(given) in (int, float):
-            return self._scalar(fit, self.pattern.scalars[want], given, user)
-        if want == given and (type(want) is type(given) or isinstance(want, (int, float))):
-            return fit
-        return self._differs(fit, user, name, given, _name(want))
+            return [self._scalar(fit, self.pattern.scalars[want], given, user)]
+        return [fit if _equal(want, given) else self._differs(fit, user, name, given, _name(want))]
 
     def _size(self, fit: Fit, want: Any, given: Any, name: str, user: Node) -> Fit:
         actual = value(given) if isinstance(given, Node) else given
         if not is_size(actual):
             return self._differs(fit, user, name, given, "a size")
+        if isinstance(want, int):  # known already: which one of several results a getitem picks, say
+            same = isinstance(actual, int) and (want.means(actual) if isinstance(want, Dim) else want == actual)
+            return fit if same else self._differs(fit, user, name, given, str(want))
         fit = fit.copy()
         fit.sizes.append((want, actual, user, name))
         return fit
 
     def _scalar(self, fit: Fit, name: str, given: float, user: Node) -> Fit:
+        fit = fit.copy()
         if fit.args.setdefault(name, given) == given:
             return fit
         return self._stop(fit, user, "constant", f"{name} would be both {fit.args[name]} and {given}")
@@ -171,9 +177,27 @@ class _Walker:
         return stopped
 
 
-def walk(pattern: Pattern, at: Node, known: Fit | None = None, output: int = 0) -> Fit:
-    """``pattern`` with an output (the first) at ``at``, on top of what is ``known``; ``stop`` is what is in the way."""
+def ways(pattern: Pattern, at: Node, known: Fit | None = None, output: int = 0) -> list[Fit]:
+    """How ``pattern`` may lie with an output (the first) at ``at``, on top of what is ``known``.
+
+    Several ways where arguments commute: which one is meant, only what is looked at later may tell. One with a
+    ``stop`` where something is in the way.
+    """
     return _Walker(pattern).node(known or Fit(), pattern.outputs[output], at, at)
+
+
+def walk(pattern: Pattern, at: Node) -> Fit:
+    """The first of the :func:`ways`."""
+    return ways(pattern, at)[0]
+
+
+def _nearest(tried: Sequence[Fit]) -> list[Fit]:
+    """Those that nothing stops, each binding of arguments once; else the one that came farthest."""
+    fitting: list[Fit] = []
+    for way in tried:
+        if way.stop is None and all(way.args != other.args for other in fitting):
+            fitting.append(way)
+    return fitting[:MOST_WAYS] or [max(tried, key=lambda way: len(way.nodes))]
 
 
 def complete(pattern: Pattern, fit: Fit, graph: Graph) -> Fit:
@@ -182,7 +206,7 @@ def complete(pattern: Pattern, fit: Fit, graph: Graph) -> Fit:
         if output in fit.nodes:
             continue
         places = [n for n in graph.nodes if n.op.startswith("call") and called(n) == called(output)]
-        tried = [walk(pattern, n, fit, index) for n in places]
+        tried = [way for n in places for way in ways(pattern, n, fit, index)]
         fitting = [t for t in tried if t.stop is None]
         if not fitting:
             nearest = max(tried, key=lambda t: len(t.nodes), default=None)
@@ -239,6 +263,13 @@ def _renamed(found: Node, wanted: Mapping[str, Any], given: Mapping[str, Any]) -
     if more:
         return f"{call} is also given {', '.join(f'{n}={_name(given[n])}' for n in more)}; the pattern leaves that out"
     return f"{call} is not given {', '.join(f'{n}={_name(wanted[n])}' for n in less)}, which the pattern has"
+
+
+def _equal(want: Any, given: Any) -> bool:
+    """Constants: 1 and 1.0 are one, and so is NaN; 0.0 and -0.0 are two."""
+    if type(want) is type(given) is float:
+        return repr(want) == repr(given)
+    return want == given and (type(want) is type(given) or isinstance(want, (int, float)))
 
 
 def _name(found: Any) -> str:
