@@ -156,8 +156,8 @@ def slide(weight: Tensor, pattern: str | Pattern) -> Tensor:
     zero = torch.zeros((), dtype=weight.dtype, device=weight.device)
     whole = pad(weight, n, groups * shape.size).view(n, groups, pairs, 2)
     used = whole != 0
-    counts = used.sum(-1)
-    over = counts.sum(-1) > shape.kept
+    counts = used.sum(-1, dtype=torch.int8)
+    over = counts.sum(-1, dtype=torch.int8) > shape.kept
     if over.any():
         row, group = map(int, over.nonzero()[0])
         raise error("SL211", where="slidesparse.slide",
@@ -178,10 +178,11 @@ def _halves(used: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
     ``C_k`` the non-zeros up to and including pair ``k``: nothing of the last pair exactly if the group has ``2N - 2``.
     """
     pairs = counts.shape[-1]
-    left = (counts.cumsum(-1) - 2 * torch.arange(pairs, device=counts.device)).clamp_min(0)
-    early = (counts - left)[..., None]
-    before = used.cumsum(-1) - used.to(torch.int64)  # non-zeros of the pair in front of this one
-    return used & (before < early), used & (before >= early)
+    first = torch.arange(0, 2 * pairs, 2, dtype=counts.dtype, device=counts.device)
+    left = (counts.cumsum(-1, dtype=counts.dtype) - first).clamp_min(0)
+    early = counts - left
+    goes = torch.stack((early > 0, early > used[..., 0]), -1)  # of a pair, the first ``early`` non-zeros
+    return used & goes, used & ~goes
 
 
 def unslide(slid: Tensor, k: int, pattern: str | Pattern) -> Tensor:
@@ -215,11 +216,19 @@ def compress(slid: Tensor) -> Tensor:
         row, four = map(int, bad.nonzero()[0])
         raise error("SL211", where="slidesparse.compress", got=f"more than 2 non-zeros in row {row}, lanes {4 * four} "
                     f"to {4 * four + 3}", expected="2 of 4", fix="compress what slide() returned")  # fmt: skip
-    lanes = (~used).to(torch.uint8).argsort(dim=-1, stable=True)[..., :2].sort(-1).values
-    values = fours.view(_BITS[slid.itemsize]).masked_fill(~used, 0).gather(-1, lanes)  # -0.0 becomes 0.0
-    nibbles = (lanes[..., 0] + 4 * lanes[..., 1]).view(n, depth // 8, 2)
-    meta = (nibbles[..., 0] + 16 * nibbles[..., 1]).to(torch.uint8)
+    bits = used.view(torch.uint8)
+    masks = bits[..., 0] + 2 * bits[..., 1] + 4 * bits[..., 2] + 8 * bits[..., 3]
+    kept = _kept_lanes(slid.device)[masks.int()]
+    values = fours.view(_BITS[slid.itemsize]).masked_fill(~used, 0).gather(-1, kept.long())  # -0.0 becomes 0.0
+    nibbles = (kept[..., 0] + 4 * kept[..., 1]).view(n, depth // 8, 2)
+    meta = nibbles[..., 0] + 16 * nibbles[..., 1]
     return torch.cat((values.reshape(-1).view(torch.uint8), meta.reshape(-1)))
+
+
+def _kept_lanes(device: torch.device) -> Tensor:
+    """uint8 ``[16, 2]``: by the mask of the lanes that are not zero, those that are kept."""
+    masks = torch.arange(16, device=device)[:, None] >> torch.arange(4, device=device) & 1
+    return (1 - masks).argsort(dim=-1, stable=True)[:, :2].sort(-1).values.to(torch.uint8)
 
 
 def decompress(packed: Tensor, n: int, depth: int, dtype: torch.dtype) -> Tensor:
