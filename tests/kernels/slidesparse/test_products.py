@@ -232,6 +232,14 @@ def test_any_bytes_are_a_packed_weight() -> None:
     assert got.shape == (16, 32)
 
 
+def test_a_packed_weight_is_equal_to_itself_and_not_moved_to_nowhere() -> None:
+    one, other = (pack(prune(torch.randn(4, 8), "6:8")) for _ in range(2))
+    assert one == one
+    assert one != other  # comparing tensors would be an error
+    with pytest.raises(ShiplapError, match=r"SL211[\s\S]*a weight on the meta device"):
+        one.to("meta")
+
+
 def test_pack_says_what_it_wants() -> None:
     weight = prune(torch.randn(4, 8), "6:8")
     with pytest.raises(ShiplapError, match=r"SL211[\s\S]*int8, fp8, bf16, fp16"):

@@ -181,3 +181,5 @@ def test_weights_have_no_negative_zero() -> None:
         assert q.view(torch.uint8).tolist()[0][2] == 0
     slid = formats.slide(torch.tensor([[-0.0, 1.0, -0.0, 2.0]]), "2:4")
     assert not torch.signbit(slid).any()
+    one = torch.tensor([[-0.0, 1.0, -0.0, -0.0, -0.0, -0.0, -0.0, -0.0]])
+    assert torch.equal(formats.compress(one), formats.compress(one.abs()))  # bytes

@@ -28,7 +28,7 @@ def known_mode(mode: str, where: str, called: str = "mode") -> str:
     return mode
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # tensors have no one answer to ==
 class Packed:
     """A weight ``[n, k]`` of a pattern, ready to be multiplied with: tensors and integers, nothing else.
 
@@ -83,7 +83,7 @@ class Packed:
             "packed" if self.dense is None else "dense"
         )  # fmt: skip
         scale = None if self.scale is None else self.scale.to(target)
-        return _assemble(self.weight().to(target), scale, self.mode, self.pattern, keep)
+        return pack(self.weight().to(target), self.pattern, self.mode, scale=scale, keep=keep)
 
     def keeping(self, keep: Keep) -> Packed:
         """Without one of the two forms, to save its memory: ``"dense"`` or ``"packed"`` is what stays."""
