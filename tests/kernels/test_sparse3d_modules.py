@@ -67,6 +67,7 @@ def test_features_are_as_many_as_voxels():
     """Those that are more would be dropped, or sampled from elsewhere."""
     x = scene(30, GRID, 3)
     weight, shape = torch.randn(4, 3, 3, 3, 3, **DOUBLE), (2, 3, *GRID)
+    _, cache = flexgemm.sparse_submanifold_conv3d(x.feats, x.coords, shape, weight)
     for feats in (x.feats[:7], torch.cat([x.feats, x.feats])):
         for where, call in {
             "SparseTensor": lambda f: sparse3d.SparseTensor(f, x.coords, GRID, 2),
@@ -74,6 +75,8 @@ def test_features_are_as_many_as_voxels():
             "grid_sample_3d": lambda f: sparse3d.grid_sample_3d(f, x.coords, shape, torch.rand(2, 5, 3)),
             "sparse_conv3d": lambda f: flexgemm.sparse_conv3d(f, x.coords, shape, weight),
             "sparse_submanifold_conv3d": lambda f: flexgemm.sparse_submanifold_conv3d(f, x.coords, shape, weight),
+            "sparse3d.flexgemm, argument 'feats'": lambda f: cache.freeze().conv(f, weight),
+            "sparse3d.flexgemm, argument 'feats' ": lambda f: cache.freeze(algorithm="explicit_gemm").conv(f, weight),
         }.items():
             told = rf"SL202(.|\n)*where    {where.strip()}\n  got      {len(feats)} rows of features\n  expected 30"
             with pytest.raises(sl.ShiplapError, match=told):
@@ -138,6 +141,7 @@ def test_scenes_by_index_and_slice(padded):
 def test_to_another_dtype_and_device():
     x = scene(30, GRID, 3)
     assert x.to(dtype=torch.float32).feats.dtype == torch.float32
+    assert x.to(torch.float32).feats.dtype == torch.float32
     assert x.to(dtype=torch.float32).geometry is x.geometry
     moved = x.to("meta")
     assert moved.coords.device.type == "meta"
@@ -214,12 +218,13 @@ def test_batch_norm_of_no_voxel_learns_nothing():
 
 
 def test_a_batch_norm_that_would_learn_from_padding_is_refused():
-    net = sparse3d.Sequential(nn.BatchNorm1d(3, **DOUBLE), nn.ReLU())
     x = scene(20, GRID, 3)
-    net(x)
-    with pytest.raises(sl.ShiplapError, match=r"SL208(.|\n)*BatchNorm1d(.|\n)*padding(.|\n)*use sparse3d.BatchNorm"):
-        net(x.pad(30))
-    net.eval()(x.pad(30))
+    for norm in (nn.BatchNorm1d(3, **DOUBLE), nn.Sequential(nn.ReLU(), nn.BatchNorm1d(3, **DOUBLE))):
+        net = sparse3d.Sequential(norm, nn.ReLU())
+        net(x)
+        with pytest.raises(sl.ShiplapError, match=r"SL208(.|\n)*BatchNorm1d(.|\n)*padding(.|\n)*sparse3d.BatchNorm"):
+            net(x.pad(30))
+        net.eval()(x.pad(30))
 
 
 # --- autocast ---------------------------------------------------------------------------------------------------------

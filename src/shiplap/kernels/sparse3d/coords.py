@@ -27,13 +27,13 @@ def refuse(op: str, bad: Tensor, message: str) -> None:
         raise error("SL211", where=f"sparse3d::{op}", got=message.format(row=int(bad.nonzero()[0, 0])))
 
 
-def check_rows(where: str, feats: Tensor, coords: Tensor) -> None:
+def check_rows(where: str, feats: Tensor, voxels: int) -> None:
     """SL202 where features are not as many as voxels. A graph that is traced is not asked: it would learn a guard."""
     if torch.compiler.is_compiling():
         return
-    rows, voxels = feats.shape[0], coords.shape[0]
-    if rows != voxels:
-        raise error("SL202", where=where, got=f"{rows} rows of features", expected=f"{voxels}, one for each voxel")
+    if feats.shape[0] != voxels:
+        got = f"{feats.shape[0]} rows of features"
+        raise error("SL202", where=where, got=got, expected=f"{voxels}, one for each voxel")
 
 
 def taps(kernel: Sequence[int]) -> Iterator[tuple[int, int, int]]:

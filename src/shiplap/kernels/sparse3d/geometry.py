@@ -29,15 +29,17 @@ def per_axis(value: Axes, name: str, ndim: int = 3) -> tuple[int, ...]:
 
     Raises SL208 for another number of them, SL209 for what is no integer.
     """
-    expected = f"an int, or one int for each of {ndim} axes"
     try:
         given: Any = value if hasattr(value, "__len__") else (value,) * ndim
         values: tuple[Any, ...] = tuple(v if isinstance(v, (int, torch.SymInt)) else operator.index(v) for v in given)
     except TypeError as wrong:
-        raise error("SL209", where=name, got=repr(value), expected=expected) from wrong
+        raise error("SL209", where=name, got=repr(value), expected=_PER_AXIS.format(ndim)) from wrong
     if len(values) != ndim:
-        raise error("SL208", where=name, got=values, expected=expected)
+        raise error("SL208", where=name, got=values, expected=_PER_AXIS.format(ndim))
     return values
+
+
+_PER_AXIS = "an int, or one int for each of {} axes"
 
 
 def triple(value: Axes, name: str, ndim: int = 3, fill: int = 1) -> Triple:

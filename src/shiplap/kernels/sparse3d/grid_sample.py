@@ -170,7 +170,7 @@ def grid_sample_3d(
     if len(shape) != 5:
         raise error("SL208", where="grid_sample_3d", got=f"shape {tuple(shape)}",
                     expected="(batches, channels, X, Y, Z)")  # fmt: skip
-    check_rows("grid_sample_3d", feats, coords)
+    check_rows("grid_sample_3d", feats, coords.shape[0])
     queries, spatial = grid.float(), list(shape[2:])
     if mode == "trilinear":
         indices, weights = trilinear_map(coords, queries, spatial)

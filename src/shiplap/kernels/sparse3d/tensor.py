@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,7 +48,7 @@ class SparseTensor:
             geometry = Geometry(coords, spatial_shape, batch_size, padded=padded)
         if feats.dim() != 2:
             raise error("SL201", where="SparseTensor, argument 'feats'", got=f"{feats.dim()} dims", expected="[n, c]")
-        check_rows("SparseTensor", feats, geometry.coords)
+        check_rows("SparseTensor", feats, geometry.coords.shape[0])
         self.feats, self.geometry = feats, geometry
 
     @classmethod
@@ -79,9 +80,9 @@ class SparseTensor:
         """Other features on the same voxels; tables are shared."""
         return SparseTensor(feats, geometry=self.geometry)
 
-    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> SparseTensor:
-        """On another device (without tables), with features of another dtype, or both."""
-        feats = self.feats.to(device=device, dtype=dtype)
+    def to(self, *args: Any, **options: Any) -> SparseTensor:
+        """On another device (without tables), with features of another dtype, or both; arguments of ``Tensor.to``."""
+        feats = self.feats.to(*args, **options)
         moved = self.geometry if feats.device == self.geometry.coords.device else self.geometry.to(feats.device)
         return SparseTensor(feats, geometry=moved)
 

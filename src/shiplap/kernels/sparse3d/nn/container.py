@@ -34,10 +34,17 @@ class Sequential(nn.Sequential, SparseModule):
     def forward(self, x: SparseTensor) -> SparseTensor | Tensor:
         for module in self:
             if isinstance(x, SparseTensor) and not isinstance(module, SparseModule):
-                if x.geometry.padded and module.training and isinstance(module, (nn.BatchNorm1d, nn.SyncBatchNorm)):
-                    raise error("SL208", where=f"Sequential, {type(module).__name__}", got="rows of padding",
-                                expected="statistics of voxels", fix="use sparse3d.BatchNorm")  # fmt: skip
+                if x.geometry.padded:
+                    _refuse_learning(module)
                 x = x.replace(module(x.feats))
             else:
                 x = module(x)
         return x
+
+
+def _refuse_learning(module: nn.Module) -> None:
+    """Refuse batch norms of torch, at any depth, that would learn from rows of padding."""
+    for inner in module.modules():
+        if inner.training and isinstance(inner, (nn.BatchNorm1d, nn.SyncBatchNorm)):
+            raise error("SL208", where=f"Sequential, {type(inner).__name__}", got="rows of padding",
+                        expected="statistics of voxels", fix="use sparse3d.BatchNorm")  # fmt: skip

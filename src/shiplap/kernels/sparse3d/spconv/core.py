@@ -52,7 +52,7 @@ def check_sparse(where: str, x: Any) -> None:
     if not isinstance(x, SparseConvTensor):
         fix = "SparseConvTensor(features, indices, spatial_shape, batch_size)"
         raise error("SL209", where=where, got=type(x).__name__, expected="a SparseConvTensor", fix=fix)
-    check_rows(where, x.features, x.indices)
+    check_rows(where, x.features, x.indices.shape[0])
 
 
 def autocast(tensor: Tensor) -> Tensor:

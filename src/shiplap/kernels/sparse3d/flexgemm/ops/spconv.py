@@ -15,6 +15,7 @@ from torch import Tensor
 from shiplap.errors import error
 from shiplap.kernels.sparse3d import ops
 from shiplap.kernels.sparse3d.coords import check_rows
+from shiplap.kernels.sparse3d.geometry import triple
 from shiplap.kernels.sparse3d.plan import Plan, wants_sorted
 from shiplap.kernels.sparse3d.steps import Triple, Window, connect, submanifold
 
@@ -59,6 +60,7 @@ class SpConvConfig:
         if tuple(weight.shape[1:-1]) != self.kernel:
             raise error("SL202", where="sparse3d.flexgemm, argument 'weight'", got=f"shape {tuple(weight.shape)}",
                         expected=f"kernel {self.kernel}, that of the neighbours")  # fmt: skip
+        check_rows("sparse3d.flexgemm, argument 'feats'", feats, self.plan.rows)
         flat = weight.flatten(1, 3)
         if self.algorithm == Algorithm.EXPLICIT_GEMM:
             return _explicit(feats, flat, bias, self.plan.table)
@@ -149,7 +151,7 @@ def sparse_submanifold_conv3d(
     window = Window(_kernel(weight), ones, (0, 0, 0), _triple("dilation", dilation))
     cache = neighbor_cache
     if cache is None:
-        check_rows("sparse_submanifold_conv3d", feats, coords)
+        check_rows("sparse_submanifold_conv3d", feats, coords.shape[0])
         plan = submanifold(coords, grid, window.kernel, window.dilation)
         cache = SubMConv3dNeighborCache(plan, grid, window)
     cache.check(feats.shape[0], grid, window)
@@ -180,7 +182,7 @@ def sparse_conv3d(
     window = Window(_kernel(weight), *step)
     cache = neighbor_cache
     if cache is None:
-        check_rows("sparse_conv3d", feats, coords)
+        check_rows("sparse_conv3d", feats, coords.shape[0])
         if out_coords is None:
             out_coords = ops.out_coords(coords, list(grid), *(list(values) for values in window[:4]))
         cache = SparseConv3dNeighborCache(connect(window, coords, grid, out_coords), grid, window, out_coords)
@@ -218,12 +220,7 @@ def _kernel(weight: Tensor) -> Triple:
 
 
 def _triple(name: str, values: Sequence[int]) -> Triple:
-    if len(values) != 3:
-        raise error(
-            "SL208", where=f"sparse3d.flexgemm, argument {name!r}", got=tuple(values), expected="three integers"
-        )
-    x, y, z = values
-    return x, y, z
+    return triple(values, f"sparse3d.flexgemm, argument {name!r}")
 
 
 _GLOBALS = {"ALGORITHM", "HASHMAP_RATIO", "OUT_COORD_ALGO", "OUT_COORD_HASHMAP_RATIO", "SERIALIZATION_MODE"}
