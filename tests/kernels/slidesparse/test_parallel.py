@@ -63,6 +63,12 @@ def test_what_cannot_be_cut_is_named_before_anything_is(plan, world, said):
         planned(block(), plan, world)
 
 
+def test_layers_that_take_and_give_all_features_stay_whole():
+    """As GLM-4's plan has them: the output of one is gathered, and the next takes its part of it."""
+    plan = {"up": "colwise_gather_output", "down": "rowwise_split_input", "head": "colwise"}
+    assert [c.name for c in planned(block(), plan, 2)] == ["head"]
+
+
 def test_names_are_wildcards_as_transformers_writes_them():
     model = nn.ModuleDict({"model": nn.ModuleList([block(), block()])})
     assert [c.name for c in planned(model, {"*.down": "rowwise"}, 2)] == ["model.0.down", "model.1.down"]

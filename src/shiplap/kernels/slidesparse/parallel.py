@@ -19,7 +19,8 @@ from shiplap.kernels.slidesparse.linear import Linear
 
 __all__ = ["Cut", "cut", "planned", "shard"]
 
-WHOLE = ("colwise_gather_output", "colwise_rep", "replicate")  # what goes in and comes out is whole: so is the layer
+# Of layers of these styles, what goes in and comes out is whole: so are they.
+WHOLE = ("colwise_gather_output", "colwise_rep", "replicate", "rowwise_split_input")
 
 
 @dataclass(frozen=True)
