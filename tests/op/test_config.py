@@ -69,6 +69,8 @@ def test_configs_are_part_of_the_identity(ns):
         ([], "an empty list"),
         ([{}], "{}"),
         ([{"BLOKC": 8}], "a keyword 'BLOKC' of the kernel"),
+        ([{"x": 8}], "a keyword 'x' of the kernel"),  # an argument of the op
+        ([{"out": 8}], "a keyword 'out' of the kernel"),
         ([{"BLOCK": [8]}], "an int, float, bool or str"),
         (["BLOCK"], "a dict of names and values"),
     ],

@@ -90,7 +90,7 @@ def read_space(spec: OpSpec, name: str, configs: Any, default: Any, prior: Any, 
         if default is not None or prior is not None:
             raise error("SL116", where=where, got="default= or prior= alone", expected="configs=")
         return None
-    keywords = _keywords(implementation)
+    keywords = _keywords(spec, implementation)
     derived = configs if callable(configs) else None
     fixed = () if derived else tuple(_read(where, c, keywords) for c in configs)
     if not (fixed or derived):
@@ -126,11 +126,14 @@ def _read(where: str, values: Any, keywords: frozenset[str] | None) -> Config:
     return Config.of(values)
 
 
-def _keywords(implementation: Any) -> frozenset[str] | None:
-    """Keywords that a Python launcher takes; None when it takes any, or is none (a C function, a template)."""
+def _keywords(spec: OpSpec, implementation: Any) -> frozenset[str] | None:
+    """Keywords that a Python launcher has left for a config; None when it takes any, or is none (C, a template)."""
     if implementation is None or hasattr(implementation, "bind"):
         return None
     parameters = inspect.signature(implementation).parameters.values()
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return None
-    return frozenset(p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD))
+    positional = sum(not a.keyword_only for a in spec.args)
+    named = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY][positional:]
+    given = {*(a.name for a in spec.args if a.keyword_only), *(o.name for o in spec.outputs), "workspace"}
+    return frozenset({*named, *(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)} - given)
