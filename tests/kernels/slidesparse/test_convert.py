@@ -49,14 +49,21 @@ def test_what_is_kept_says_why() -> None:
     net = nn.ModuleDict({
         "plain": nn.Linear(16, 16), "own": Own(16, 16), "tied": nn.Linear(16, 16), "table": nn.Embedding(16, 16),
         "hooked": nn.Linear(16, 16), "named": nn.Linear(16, 16), "empty": nn.Linear(0, 4), "shared": nn.Linear(16, 16),
+        "watched": nn.Linear(16, 16), "patched": nn.Linear(16, 16), "adapted": nn.Linear(16, 16),
+        "eight": nn.Linear(16, 16).to(torch.float8_e4m3fn),
     })  # fmt: skip
     net["table"].weight = net["tied"].weight
     net["hooked"].register_forward_hook(lambda *a: None)
+    net["watched"].register_full_backward_hook(lambda *a: None)
+    net["patched"].forward = lambda x: x
+    net["adapted"].register_buffer("mask", torch.ones(16))
     net["again"] = net["shared"]
     done = ss.convert(net, skip=["nam*"])
     assert {s.name: s.reason for s in done.skipped} == {
         "own": "Own does more than nn.Linear", "tied": "its weight is another module's, too",
-        "hooked": "it has forward hooks", "named": "skip='nam*'", "empty": "its weight is torch.float32 (4, 0)",
+        "hooked": "it has hooks", "named": "skip='nam*'", "empty": "its weight is torch.float32 (4, 0)",
+        "watched": "it has hooks", "patched": "its forward was replaced",
+        "adapted": "it holds other tensors or modules", "eight": "its weight is torch.float8_e4m3fn (16, 16)",
     }  # fmt: skip
     assert [c.name for c in done.converted] == ["plain", "shared"]
     assert net["again"] is net["shared"]
@@ -118,6 +125,8 @@ def test_bad_arguments() -> None:
         ss.convert(mlp(), dtype="int4")
     with pytest.raises(ShiplapError, match="no linear layer to convert, 0 to keep"):
         ss.convert(nn.Sequential(nn.GELU()))
+    with pytest.raises(ShiplapError, match=r"3 to keep; skip='out_proj'; nn\.TransformerEncoderLayer reads its"):
+        ss.convert(nn.TransformerEncoderLayer(16, 2, 32), skip="out_proj")
     with pytest.raises(ShiplapError, match=r"slidesparse.Linear.of\(linear\)"):
         ss.convert(nn.Linear(8, 8))
     net = mlp()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import io
 
 import pytest
@@ -163,14 +164,19 @@ def test_meta_and_back() -> None:
     assert made.to_empty(device="cpu").packed is None
 
 
-def test_a_stale_form_is_not_served() -> None:
+def test_a_stale_form_is_not_served(monkeypatch: pytest.MonkeyPatch) -> None:
     made, x = layer(), inputs(4, 52)
     before = made.packed
     with torch.no_grad():
         made.weight.neg_()
     assert "stale" in repr(made)
+    packed: list[object] = []
+    home = importlib.import_module("shiplap.kernels.slidesparse.linear")
+    served = home.multiply
+    monkeypatch.setattr(home, "multiply", lambda *args: (packed.append(args[5]), served(*args))[1])
     with pytest.warns(ShiplapNotice, match=r"was packed before its weight was changed, and runs dense: call pack\(\)"):
         changed = made(x)
+    assert packed == [None]  # also where tuning chose the packed form
     torch.testing.assert_close(changed - made.bias, -(layer()(x) - layer().bias))
     made.pack()
     assert made.packed is before  # what a captured graph reads is what was written

@@ -130,15 +130,25 @@ def _choose(
             skipped[name] = "its weight is another module's, too"
         elif id(module) in read:
             skipped[name] = "nn.TransformerEncoderLayer reads its weight past it"
-        elif module._forward_hooks or module._forward_pre_hooks:
-            skipped[name] = "it has forward hooks"
-        elif not module.weight.is_floating_point() or not module.weight.numel():
+        elif more := _more(module):
+            skipped[name] = more
+        elif not module.weight.is_floating_point() or module.weight.itemsize == 1 or not module.weight.numel():
             skipped[name] = f"its weight is {module.weight.dtype} {tuple(module.weight.shape)}"
         elif dtype == "int8" and module.in_features > INT8_DEPTH:
             skipped[name] = f"int8 sums no more than {INT8_DEPTH} columns exactly"
         else:
             chosen[name] = module
     return chosen, skipped
+
+
+def _more(module: nn.Linear) -> str:
+    """What would be lost with ``module``, beside its weight and its bias."""
+    if any((module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)):
+        return "it has hooks"
+    if "forward" in vars(module) and not hasattr(module, "_hf_hook"):  # accelerate's aligns devices, as its block does
+        return "its forward was replaced"
+    extra = module._modules or module._buffers or len(module._parameters) > 2
+    return "it holds other tensors or modules" if extra else ""
 
 
 def _linears(model: nn.Module) -> Iterator[tuple[str, nn.Linear, list[str]]]:
@@ -163,7 +173,8 @@ def _check(
                         fix="see model.named_modules()")  # fmt: skip
     if not chosen or "" in chosen:
         done = f", {n} converted already" if (n := len(layers_of(model))) else ""
-        got = "nn.Linear itself" if "" in chosen else f"no linear layer to convert, {len(skipped)} to keep{done}"
+        why = "".join(f"; {reason}" for reason in dict.fromkeys(skipped.values()))
+        got = "nn.Linear itself" if "" in chosen else f"no linear layer to convert, {len(skipped)} to keep{why}{done}"
         raise error("SL211", where=where, got=got, expected="a model with linear layers",
                     fix="for a layer: slidesparse.Linear.of(linear)" if "" in chosen else "see skip=")  # fmt: skip
     for name, linear in chosen.items():
