@@ -145,6 +145,7 @@ def test_ls_lists_damaged_entries(run: Any, store: Store) -> None:
     result = run("cache", "ls")
     assert result.exit_code == 1
     assert result.stdout.startswith(f"damaged  {path.name}: damaged: ")
+    assert run("cache", "why", "tune_test::mm").stdout.endswith("no entry serves here: tune again\n")
     assert run("cache", "gc").stdout.startswith("removed 1 files from ")
     assert run("cache", "ls").stdout == f"no entries in {store.root}\n"
 

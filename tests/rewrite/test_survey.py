@@ -8,7 +8,7 @@ from rich.console import Console
 
 import shiplap as sl
 from shiplap.rewrite.show import print_survey
-from shiplap.rewrite.survey import survey
+from shiplap.rewrite.survey import _apart, survey
 
 X, W, U = torch.randn(5, 3), torch.randn(7, 3), torch.randn(2, 7, 4)
 
@@ -43,3 +43,12 @@ def test_steps_add_up_to_the_whole():
         f"late (post-grad): 1 matched, 0 near; {second.kernels[0]} -> {second.kernels[1]} kernels, "
     )
     assert "never (pre-grad): 0 matched, 0 near" in lines
+
+
+def test_results_that_are_not_finite_are_compared_too():
+    nan, inf = float("nan"), float("inf")
+    for got, expected, apart in (
+        ([1.0, nan, inf], [1.0, nan, inf], 0.0), ([2.5, nan], [2.0, nan], 0.25), ([1.0, nan], [1.0, 2.0], inf),
+        ([1.0, 2.0], [1.0, nan], inf), ([inf], [-inf], inf), ([nan, 1.0], [inf, 1.0], inf),
+    ):  # fmt: skip
+        assert _apart([torch.tensor(got)], [torch.tensor(expected)]) == apart, (got, expected)

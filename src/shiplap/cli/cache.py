@@ -128,8 +128,9 @@ def _why(store: Store, what: str) -> Result:
     lines = [_line(e) for e in found] or [f"nothing is stored for {name} in {store.root}: tune it"]
     serves = any(not _state(e) for e in found)
     if found and not serves:
-        fields = sorted({d.partition(":")[0] for e in found for d in _state(e)})
-        lines.append(f"no entry serves here: {', '.join(fields)} changed; tune again, or freeze on the other machine")
+        fields = sorted({d.partition(":")[0] for e in found if not e.problem for d in _state(e)})
+        why = f": {', '.join(fields)} changed; tune again, or freeze on the other machine" if fields else ": tune again"
+        lines.append(f"no entry serves here{why}")
     return {"op": name, "serves": serves, "entries": [_row(e) for e in found]}, lines, int(not serves)
 
 

@@ -250,9 +250,13 @@ def _plain(result: Any) -> Any:
 
 
 def _apart(got: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    """The largest difference relative to the largest finite value; infinite where only one of two values is finite."""
     worst = 0.0
-    for g, e in zip(got, expected, strict=False):
-        if e.is_floating_point() and e.numel():
-            scale = max(float(e.abs().max()), 1e-30)
-            worst = max(worst, float((g.double() - e.double()).abs().max()) / scale)
+    for result, wanted in zip(got, expected, strict=False):
+        if wanted.is_floating_point() and wanted.numel():
+            g, e = result.double(), wanted.double()
+            differ = ~torch.isclose(g, e, rtol=0, atol=0, equal_nan=True)
+            off = (g - e)[differ].abs().nan_to_num(float("inf"), float("inf"))
+            scale = max(float(e[e.isfinite()].abs().max()) if e.isfinite().any() else 0.0, 1e-30)
+            worst = max(worst, float(off.max()) / scale if off.numel() else 0.0)
     return worst
