@@ -113,6 +113,12 @@ def test_budget_skips_the_rest_and_says_so():
     assert all("budget_s" in f.evidence for f in findings)
 
 
+@pytest.mark.parametrize("target", ["audit_engine::axpy", torch.ops.aten.relu.default, axpy.reference])
+def test_what_is_no_declared_op(target):
+    with pytest.raises(AuditError, match=r"SL501: not a declared op(.|\n)*sl.adopt"):
+        audit(target)
+
+
 def test_unknown_check():
     with pytest.raises(AuditError, match="SL503"):
         audit(axpy, checks=["numeric"])

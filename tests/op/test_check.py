@@ -120,6 +120,7 @@ def test_a_negative_output_size(ns):
         ({"groups": torch.zeros(2)}, "argument 'groups'", "Tensor", "int"),
         ({"groups": 1.5}, "argument 'groups'", "float", "int"),
         ({"groups": None}, "argument 'groups'", "None", "int"),
+        ({"groups": 2**63}, "argument 'groups'", "int beyond 64 bits", "int"),
     ],
 )
 def test_python_types(conv, changes, where, got, expected):

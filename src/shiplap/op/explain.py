@@ -18,7 +18,7 @@ from shiplap.op.spec import Arg
 __all__ = ["explain", "mismatch", "restated"]
 
 _IS: dict[str, Callable[[Any], bool]] = {
-    "int": lambda v: hasattr(v, "__index__") and not (isinstance(v, Tensor) and v.dim()),
+    "int": lambda v: hasattr(v, "__index__") and not (isinstance(v, Tensor) and v.dim()) and not _too_large(v),
     "float": lambda v: isinstance(v, (float, torch.SymFloat)) or _IS["int"](v) or hasattr(v, "__float__"),
     "bool": lambda v: isinstance(v, (bool, torch.SymBool)),
     "str": lambda v: isinstance(v, str),
@@ -65,9 +65,17 @@ def mismatch(arg: Arg, value: Any) -> str:
         if not isinstance(value, (list, tuple, torch.Size)):
             return type(value).__name__
         fits = (lambda v: isinstance(v, Tensor)) if arg.many else _IS[kind[5:-1]]
-        return next((f"{type(v).__name__} in a {type(value).__name__}" for v in value if not fits(v)), "")
+        return next((f"{_kind(v)} in a {type(value).__name__}" for v in value if not fits(v)), "")
     fits = (lambda v: isinstance(v, Tensor)) if arg.tensor is not None else _IS[kind]
-    return "" if fits(value) else type(value).__name__
+    return "" if fits(value) else _kind(value)
+
+
+def _kind(value: Any) -> str:
+    return "int beyond 64 bits" if _too_large(value) else type(value).__name__
+
+
+def _too_large(value: Any) -> bool:
+    return type(value) is int and not -(2**63) <= value < 2**63
 
 
 def _declared(arg: Arg) -> str:
