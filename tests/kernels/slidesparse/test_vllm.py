@@ -123,6 +123,17 @@ def test_configurations_of_both_kinds(plugin: Any) -> None:
     assert made.get_supported_act_dtypes() == [torch.bfloat16, torch.float16]
     assert plugin.SlidesparseConfig("6:8", "bf16").get_supported_act_dtypes() == [torch.bfloat16]
     assert made.get_config_filenames() == []
+    weights, inputs = {"strategy": "channel", "symmetric": True}, {"strategy": "token", "dynamic": True}
+    group = {"weights": weights, "input_activations": inputs}
+    assert plugin.SlidesparseConfig.from_config({**theirs, "config_groups": {"group_0": group}}).dtype == "int8"
+    for other in (
+        {"input_activations": None}, {"input_activations": {"dynamic": False}},
+        {"weights": {**weights, "symmetric": False}}, {"weights": {**weights, "strategy": "group"}},
+    ):  # fmt: skip
+        with pytest.raises(ShiplapError, match=r"SL211[\s\S]*group_0[\s\S]*symmetric per channel, dynamic activations"):
+            plugin.SlidesparseConfig.from_config({**theirs, "config_groups": {"group_0": group | other}})
+    with pytest.raises(ShiplapError, match=r"SL211[\s\S]*'7:9'"):
+        plugin.SlidesparseConfig.from_config({**theirs, "slidesparse": "7:9"})
     with pytest.raises(ShiplapError, match=r"SL211[\s\S]*dtype ''"):
         plugin.SlidesparseConfig.from_config({**theirs, "format": "pack-quantized"})
 

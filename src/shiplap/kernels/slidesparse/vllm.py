@@ -68,8 +68,10 @@ class SlidesparseConfig(QuantizationConfig):
             converted = config.get("converted")
             return cls(config.get("pattern", ""), config.get("dtype", ""), converted,
                        config.get("skip", SKIPPED) if converted is None else ())  # fmt: skip
-        return cls(dict(config["slidesparse"]).get("pattern", ""), FORMATS.get(config.get("format", ""), ""),
-                   skip=config.get("ignore") or ())  # fmt: skip
+        dtype, ours = FORMATS.get(config.get("format", ""), ""), config["slidesparse"]
+        if MODES.get(dtype, torch.bfloat16).itemsize == 1:
+            _check_groups(config.get("config_groups") or {})
+        return cls(ours.get("pattern", "") if isinstance(ours, dict) else ours, dtype, skip=config.get("ignore") or ())
 
     @classmethod
     def override_quantization_method(
@@ -141,6 +143,18 @@ class SlidesparseLinearMethod(LinearMethodBase):
     def dequantize_weight(self, layer: Any) -> Tensor:
         """The weight as numbers, for vLLM to quantise otherwise."""
         return layer.slidesparse.as_packed().dequantised()
+
+
+def _check_groups(groups: Mapping[str, Any]) -> None:
+    """SL211 for schemes of compressed-tensors that mean other numbers than ours: they would load, and be wrong."""
+    for name, group in groups.items():
+        weights, inputs = (group.get(part) or {} for part in ("weights", "input_activations"))
+        scheme = weights.get("strategy", "channel"), weights.get("symmetric", True), inputs.get("dynamic", False)
+        if scheme != ("channel", True, True):
+            raise error("SL211", where=f"config_groups of config.json: {name}",
+                        got="weights per {}, symmetric={}; activations dynamic={}".format(*scheme),
+                        expected="weights symmetric per channel, dynamic activations of 8 bits",
+                        fix='quantise to such a scheme, or leave "slidesparse" out')  # fmt: skip
 
 
 def _ignores(wanted: str, name: str) -> bool:
