@@ -43,7 +43,7 @@ def audit(
         looked: called with the name of a check and each sample that it looked at, those set aside excepted.
 
     Raises:
-        AuditError: SL501 for what is no declared op, SL502 when no samples can be generated, SL503 for an unknown check.
+        AuditError: SL501 for what is no declared op, SL502 without samples, SL503 for an unknown check.
         LibraryError: SL4xx when the kernel's library is not there.
 
     Example:
@@ -52,7 +52,7 @@ def audit(
     if not isinstance(op, Op):
         raise error("SL501", where="audit()", what="not a declared op", got=f"{type(op).__name__} {op}",
                     expected="what @sl.op or @sl.adopt returned",
-                    fix='declare what it should do: @sl.op(...), or @sl.adopt("namespace::name") for a registered op')  # fmt: skip
+                    fix='declare what it should do: @sl.op(...), or @sl.adopt("namespace::name")')  # fmt: skip
     chosen = [load(name) for name in (CHECKS if checks is None else checks)]
     with quiet(), _sampler(op, samples):
         subject = Subject(op, Samples(op, secrets.randbelow(2**31) if seed is None else seed, device or "cpu"))
