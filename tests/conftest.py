@@ -36,8 +36,7 @@ def ns() -> Iterator[str]:
     yield name
     if mine := [op for op in registry._ops if op.startswith(f"{name}::")]:
         for op in mine:
-            del registry._ops[op]
-        registry.refresh()
+            registry.refresh(registry._ops.pop(op))
 
 
 @pytest.fixture

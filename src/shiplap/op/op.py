@@ -162,7 +162,7 @@ class Op(calls.ShortCut, WithOut):
         self.templates[template.device] = [*others, template]
         if (kernel := as_kernel(self.spec, template)) is not None:
             self._attach(kernel)
-        registry.refresh()
+        registry.refresh(self)
         return template
 
     def _attach(self, kernel: Kernel) -> None:
@@ -174,7 +174,7 @@ class Op(calls.ShortCut, WithOut):
         elif kernel.name not in [k.name for k in others]:
             self.kernels[kernel.device] = [*others, kernel]
         self._plain = route_of(self)
-        registry.refresh()
+        registry.refresh(self)
 
     def own(self, device: str) -> list[Kernel]:
         """The kernels for a device type that are no templates."""
@@ -200,7 +200,7 @@ class Op(calls.ShortCut, WithOut):
             return lambda f: self.backward(f, saves=saves)
         self.gradient = Backward.declare(self.spec, fn, saves)
         self._declare()
-        registry.refresh()
+        registry.refresh(self)
         return fn
 
     def samples(self, fn: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
@@ -219,7 +219,7 @@ class Op(calls.ShortCut, WithOut):
         """
         self.drop_native()
         self.rule = read_rule(self.spec, default, kinds)
-        registry.refresh()
+        registry.refresh(self)
 
     def batches(self, *dims: str) -> None:
         """Declare that calls which agree in every argument without a dim are one call, concatenated along it.

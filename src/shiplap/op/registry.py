@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["add", "digest", "find", "on_digest", "on_trace", "ops"]
 
 _ops: dict[str, Op] = {}
+_identities: dict[str, str] = {}  # of `_ops`, as far as they have been asked for since they changed
 _salt = ""
 _listeners: list[Callable[[], None]] = []
 _parts: list[Callable[[], str]] = []
@@ -32,12 +33,19 @@ def find(name: str) -> Op | None:
 def add(op: Op) -> None:
     """Register or replace ``op``; from now on compiled artefacts of another set of declarations do not match."""
     _ops[op.spec.name] = op
-    refresh()
+    refresh(op)
 
 
-def refresh() -> None:
-    """Recompute the salt in torch's compile cache keys: called when anything in ``digest`` has changed."""
+def refresh(op: Op | None = None) -> None:
+    """Recompute the salt in torch's compile cache keys: called when anything in ``digest`` has changed.
+
+    ``op``: the only declaration that has; programs declare hundreds of them, one after the other.
+    """
     global _salt
+    if op is None:
+        _identities.clear()
+    else:
+        _identities.pop(op.spec.name, None)
     choices.forget()
     _salt = f"+shiplap:{digest()}"
     compat.salt_compile_caches(_salt)
@@ -65,7 +73,9 @@ def digest() -> str:
     """sha256 over every op's declaration, reference, gradient and kernels, and over the choices among them."""
     state = hashlib.sha256()
     for name in sorted(_ops):
-        state.update(f"{name}={_ops[name].identity};".encode())
+        if name not in _identities:
+            _identities[name] = _ops[name].identity
+        state.update(f"{name}={_identities[name]};".encode())
     for part in (choices.digest, *_parts):
         state.update(f"{part()};".encode())
     return state.hexdigest()[:16]
