@@ -17,13 +17,13 @@ from tests.tune import ops
 
 def test_a_crash_a_hang_and_an_exit_cost_the_candidate_only():
     before = measure.benchmarks
-    with Isolation(timeout=2.0) as isolation:
+    with Isolation(timeout=6.0) as isolation:
         choice = choose(ops.hostile, recipe_of(ops.hostile, (torch.randn(64),)), bench=isolation.bench())
         assert isolation.started == 5, "one, and one after each that ended it"
     found = {f.evidence.partition(":")[0]: f.evidence.partition(": ")[2] for f in choice.findings}
     assert found == {
         "hostile(HOW=crash)": "ended the process (SIGSEGV)",
-        "hostile(HOW=hang)": "no answer for 2 s: it hangs, or is hopelessly slow",
+        "hostile(HOW=hang)": "no answer for 6 s: it hangs, or is hopelessly slow",
         "hostile(HOW=exit)": "ended the process (exit status 3)",
         "hostile(HOW=raise)": "ValueError: never on sizes(n=64), dtypes(Float='float32')",
         "hostile(HOW=late)": "ended the process (SIGSEGV): {not json}",  # the last line that it printed
@@ -35,13 +35,13 @@ def test_a_crash_a_hang_and_an_exit_cost_the_candidate_only():
 
 def test_a_compiler_that_crashes_or_hangs_beside_others_costs_its_candidate_only():
     """Who it was shows when nothing runs beside it."""
-    with Isolation(timeout=2.0) as isolation:
+    with Isolation(timeout=6.0) as isolation:
         choice = choose(ops.hostile, recipe_of(ops.hostile, (torch.randn(64),)), candidates_of=ops.compiled,
                         bench=isolation.bench("tests.tune.ops:compiled"))  # fmt: skip
         assert isolation.started == 4, "one; one for who waited when it ended; one after each that has a name"
     dropped = [f.evidence for f in choice.findings]
     assert dropped == ["compiled(HOW=crash, N=1): ended the process (SIGSEGV)",
-                       "compiled(HOW=hang, N=2): no answer for 2 s: it hangs, or is hopelessly slow"]  # fmt: skip
+                       "compiled(HOW=hang, N=2): no answer for 6 s: it hangs, or is hopelessly slow"]  # fmt: skip
     assert choice.tried == 5
 
 
