@@ -152,7 +152,7 @@ def test_a_timeout_kills_what_was_started_and_is_no_verdict(fake, tmp_path):
          "print('========= COMPUTE-SANITIZER', flush=True)\ntime.sleep(60)\n")  # fmt: skip
     began = time.monotonic()
     report = sanitizer.run([sys.executable, "-c", ""], "memcheck", 2.0)
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 50
     assert "no end within 2 s" in check.judge(report, "memcheck", 1).skip
     time.sleep(0.2)
     pid = int((tmp_path / "pid").read_text())

@@ -409,7 +409,7 @@ def test_a_hot_op_gets_native_code_by_itself(ops, counted, tmp_path, monkeypatch
         ops.keep(x)
     assert not list((tmp_path / "cache" / "native").glob("*")), "no compiler for a few calls"
     ops.keep(x)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while ops.keep.native is None and time.monotonic() < deadline:
         ops.keep(x)
         time.sleep(0.05)
@@ -437,7 +437,7 @@ def test_without_a_compiler_python_serves_and_one_notice_says_so(ops, tmp_path, 
     ops.keep.drop_native()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 300
         while time.monotonic() < deadline and ops.keep.kernels["cpu"][0].run.calls >= 0:
             assert torch.equal(ops.keep(torch.ones(2)), torch.ones(2))
             time.sleep(0.01)
@@ -507,8 +507,8 @@ def test_eight_processes_build_once(tmp_path):
 
 
 def test_a_builder_that_is_killed_leaves_nothing_broken(tmp_path):
-    slow = builder(tmp_path, compiler_that(tmp_path, "sleep 30"))
-    deadline = time.monotonic() + 20
+    slow = builder(tmp_path, compiler_that(tmp_path, "sleep 600"))
+    deadline = time.monotonic() + 300
     while not list(tmp_path.glob(".abc-*/binding.cpp")) and time.monotonic() < deadline:
         time.sleep(0.01)
     os.killpg(slow.pid, signal.SIGKILL)

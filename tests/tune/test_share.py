@@ -40,7 +40,7 @@ def test_one_rank_tunes_and_the_other_receives(tmp_path: Path) -> None:
         )
         for rank in range(2)
     ]  # fmt: skip
-    first, second = (json.loads(p.communicate(timeout=60)[0]) for p in ranks)
+    first, second = (json.loads(p.communicate(timeout=300)[0]) for p in ranks)
     assert (first["origin"], second["origin"]) == ("measured", "received")
     assert first["label"] == second["label"] == first["picked"] == second["picked"] == "right(WAIT=300)"
     assert first["benchmarks"] > 0
