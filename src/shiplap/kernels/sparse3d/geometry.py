@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -30,8 +30,9 @@ def per_axis(value: Axes, name: str, ndim: int = 3) -> tuple[int, ...]:
     Raises SL208 for another number of them, SL209 for what is no integer.
     """
     try:
-        given: Any = value if hasattr(value, "__len__") else (value,) * ndim
-        values: tuple[Any, ...] = tuple(v if isinstance(v, (int, torch.SymInt)) else operator.index(v) for v in given)
+        values: tuple[Any, ...] = tuple(cast(Any, value)) if hasattr(value, "__len__") else (value,) * ndim
+        if not torch.compiler.is_compiling():  # a graph would learn a guard for each size that is looked at
+            values = tuple(operator.index(v) for v in values)
     except TypeError as wrong:
         raise error("SL209", where=name, got=repr(value), expected=_PER_AXIS.format(ndim)) from wrong
     if len(values) != ndim:
