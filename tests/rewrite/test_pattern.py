@@ -139,8 +139,9 @@ def test_a_proof_and_forms_of_a_pattern_are_not_those_of_another_mode():
 
     made = rewrite(product, lambda x, w: F.linear(x, -w), name="product", level="post-grad")
     w = torch.randn(8, 4)
-    with torch.autocast("cpu", torch.bfloat16), torch.inference_mode():
+    with torch.device("meta"), torch.autocast("cpu", torch.bfloat16), torch.inference_mode():
         assert {f.verdict for f in made.findings} == {"ok", "skip"}
+    with torch.autocast("cpu", torch.bfloat16), torch.inference_mode():
         assert fires(made, lambda x, w: product(x, w), X, w)
     assert fires(made, lambda x, w: product(x, w), X, w)
 

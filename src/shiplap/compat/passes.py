@@ -11,7 +11,7 @@ import threading
 import types
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from itertools import chain, repeat
 from typing import Any
@@ -149,7 +149,8 @@ def apart() -> Iterator[None]:
     that came from either side would wait for each other."""
     from torch._dynamo.convert_frame import compile_lock
 
-    with compile_lock, _as_it_was():
+    elsewhere = torch.get_default_device().type != "cpu"  # what is drawn here says where it lies, or is the CPU's
+    with compile_lock, torch.device("cpu") if elsewhere else nullcontext(), _as_it_was():
         yield
 
 
