@@ -7,9 +7,10 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch._dynamo.convert_frame import compile_lock
 
 import shiplap as sl
-from shiplap.compat.passes import apart, capture
+from shiplap.compat.passes import capture
 from shiplap.rewrite import Match, rewrite
 from tests.rewrite.specimens import linear_gelu, near, outcomes
 
@@ -174,7 +175,7 @@ def test_what_became_something_else_is_proven_again():
 def test_a_proof_does_not_wait_for_a_compilation_that_waits_for_a_proof():
     """Torch holds a lock while it compiles, and a backend may have something to prove."""
     proved = []
-    with apart():  # what a compilation holds
+    with compile_lock:
         other = threading.Thread(target=lambda: proved.append(linear_gelu().findings))
         other.start()
         proved.append(linear_gelu().findings)  # the other one, which waits, holds nothing that this needs
