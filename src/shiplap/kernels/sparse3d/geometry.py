@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,15 +29,20 @@ def per_axis(value: Axes, name: str, ndim: int = 3) -> tuple[int, ...]:
 
     Raises SL208 for another number of them, SL209 for what is no integer.
     """
-    try:
-        values: tuple[Any, ...] = tuple(cast(Any, value)) if hasattr(value, "__len__") else (value,) * ndim
-        if not torch.compiler.is_compiling():  # a graph would learn a guard for each size that is looked at
-            values = tuple(operator.index(v) for v in values)
-    except TypeError as wrong:
-        raise error("SL209", where=name, got=repr(value), expected=_PER_AXIS.format(ndim)) from wrong
+    if not torch.compiler.is_compiling():  # a graph would learn a guard for each size that is looked at
+        value = _integers(value, name, ndim)
+    values = (value,) * ndim if isinstance(value, int) else tuple(value)
     if len(values) != ndim:
         raise error("SL208", where=name, got=values, expected=_PER_AXIS.format(ndim))
     return values
+
+
+def _integers(value: Any, name: str, ndim: int) -> Axes:
+    """``value`` in Python's own integers."""
+    try:
+        return tuple(operator.index(v) for v in value) if hasattr(value, "__len__") else operator.index(value)
+    except TypeError as wrong:
+        raise error("SL209", where=name, got=repr(value), expected=_PER_AXIS.format(ndim)) from wrong
 
 
 _PER_AXIS = "an int, or one int for each of {} axes"
