@@ -191,3 +191,31 @@ def test_adopting_what_nobody_registered(ns):
 def test_the_reset_of_the_compiler_forgets(ns):
     compat.reset_compiler()
     assert compat.compile_counts().recompiles == 0
+
+
+def test_whoever_holds_an_op_that_was_declared_again_calls_the_new_one(ns):
+    """A cell that was run twice, a module that was reloaded: torch has freed the operator that the old object named."""
+
+    def declare(k):
+        @sl.op(f"{ns}::again")
+        def op(x: V) -> V:
+            return x * k
+
+        @op.kernel("cpu")
+        def _(x, *, out):
+            torch.mul(x, k, out=out)
+
+        return op
+
+    held = []
+    for k in range(1, 4):
+        held.append(declare(k))
+        assert [op(torch.ones(1)).item() for op in held] == [k] * k
+
+    @held[0].backward
+    def _(grad, saved, needs):
+        return {"x": grad * 5}
+
+    x = torch.ones(1, requires_grad=True)
+    for op in held:
+        assert torch.autograd.grad(op(x), x)[0].item() == 5

@@ -30,7 +30,7 @@ from shiplap.op.launch import Kernel, PythonKernel, check_sharing, fit_outputs, 
 from shiplap.op.out import OutVariant, WithOut, has_out
 from shiplap.op.route import route_of
 from shiplap.op.schema import schema, tags
-from shiplap.op.source import source_digest
+from shiplap.op.source import home, same_home, source_digest
 from shiplap.op.spec import OpSpec
 from shiplap.op.template import Template, as_kernel, read_template
 from shiplap.settings import settings
@@ -73,6 +73,7 @@ class Op(calls.ShortCut, WithOut):
         self.sampler: Callable[..., tuple[Any, ...]] | None = None
         self.native: Native | None = None
         self.batching: tuple[Batching, ...] = ()
+        self._former: list[Op] = []
         self._checker, self._bind, self.rule = Checker(spec), compile_bind(spec), read_rule(spec)
         self._differentiable = not spec.mutated and floating_outputs(spec)
         self._register()
@@ -305,13 +306,14 @@ class Op(calls.ShortCut, WithOut):
         """Define the schema and the implementations that every op has."""
         previous = registry.find(self.spec.name)
         if previous is not None:
-            if not _same_home(previous.reference, self.reference):
-                raise error(
-                    "SL108", where=self.spec.name, got=_home(self.reference), expected=_home(previous.reference)
-                )
+            if not same_home(previous.reference, self.reference):
+                raise error("SL108", where=self.spec.name, got=home(self.reference), expected=home(previous.reference))
             previous.drop_native()
             compat.destroy_library(previous._library)
+            self._former = [*previous._former, previous]
         self._declare()
+        for former in self._former:  # whoever holds one calls this op: torch has freed what it was registered as
+            former.__dict__ = self.__dict__
         registry.add(self)
 
     def _declare(self) -> None:
@@ -388,13 +390,3 @@ def op(
         return Op(spec, fn)
 
     return declare
-
-
-def _home(fn: Callable[..., Any]) -> str:
-    return f"{fn.__module__}.{fn.__qualname__}"
-
-
-def _same_home(a: Callable[..., Any], b: Callable[..., Any]) -> bool:
-    """Whether ``b`` is ``a`` again: a cell run twice, or a file that is both imported and run as ``__main__``."""
-    files = [getattr(getattr(fn, "__code__", None), "co_filename", None) for fn in (a, b)]
-    return _home(a) == _home(b) or (files[0] == files[1] is not None and a.__qualname__ == b.__qualname__)

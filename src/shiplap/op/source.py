@@ -12,7 +12,7 @@ from functools import partial
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-__all__ = ["source_digest"]
+__all__ = ["home", "same_home", "source_digest"]
 
 
 def source_digest(fn: Callable[..., Any]) -> str:
@@ -92,3 +92,13 @@ def _value(value: Any) -> str:
     if type(value).__module__ == "torch" and type(value).__name__ in ("dtype", "device"):
         return str(value)
     return str(getattr(value, "__qualname__", type(value).__qualname__))
+
+
+def home(fn: Callable[..., Any]) -> str:
+    return f"{fn.__module__}.{fn.__qualname__}"
+
+
+def same_home(a: Callable[..., Any], b: Callable[..., Any]) -> bool:
+    """Whether ``b`` is ``a`` again: a cell run twice, or a file that is both imported and run as ``__main__``."""
+    files = [getattr(getattr(fn, "__code__", None), "co_filename", None) for fn in (a, b)]
+    return home(a) == home(b) or (files[0] == files[1] is not None and a.__qualname__ == b.__qualname__)
