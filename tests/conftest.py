@@ -14,6 +14,7 @@ os.environ.setdefault("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O0")
 
 from shiplap import compat, errors
 from shiplap.op import registry
+from tests.forked import settle
 
 _numbers = itertools.count()
 
@@ -70,6 +71,10 @@ def vector_instructions(request: pytest.FixtureRequest) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     rank = {f"tests/{name}.py": place for place, name in enumerate(LONG)}
     items.sort(key=lambda item: rank.get(item.nodeid.partition("::")[0], len(rank)))  # stable
+
+
+def pytest_collection_finish() -> None:
+    settle()
 
 
 def pytest_configure(config: pytest.Config) -> None:
