@@ -75,3 +75,11 @@ def test_a_defect_is_one_line(run: Any, monkeypatch: pytest.MonkeyPatch) -> None
     assert result.exit_code == 2
     assert result.stderr.splitlines()[0] == "unexpected ZeroDivisionError: by [bold]zero"
     assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize("command", ["audit nowhere:op", "rewrite nowhere.py", "slidesparse report nowhere.py"])
+def test_a_page_stays_until_there_is_another(run, tmp_path, command):
+    page = tmp_path / "page.html"
+    page.write_text("the one before")
+    assert run(*command.split(), "--html", page).exit_code == 2
+    assert page.read_text() == "the one before"

@@ -68,3 +68,9 @@ def test_exit_status_2(run: Any, tmp_path: Path, arguments: list[str], expected:
     done = run("rewrite", *(a.format(file=file) for a in arguments), "--dry-run")
     assert done.exit_code == 2
     assert expected in done.stderr
+
+
+def test_a_page_that_cannot_be_written_is_said_before_the_work(run: Any, tmp_path: Path) -> None:
+    done = run("rewrite", "nowhere.py", "--html", tmp_path / "absent" / "page.html")
+    assert done.exit_code == 2
+    assert "SL602: file cannot be written" in done.stderr

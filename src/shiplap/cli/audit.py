@@ -117,7 +117,7 @@ def command(
 
 def _writable(html: Path | None, passport: Path | None) -> None:
     if html is not None:
-        console.write_text(html, "")
+        console.require_file(html)
     if passport is not None:
         console.require_directory(passport)
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 __all__ = [
-    "emit_json", "err", "note", "out", "own_stdout", "require_device", "require_directory", "show_defect", "show_error",
-    "write_text",
+    "emit_json", "err", "note", "out", "own_stdout", "require_device", "require_directory", "require_file",
+    "show_defect", "show_error", "write_text",
 ]  # fmt: skip
 
 FAILED, ERROR = 1, 2
@@ -85,8 +85,18 @@ def show_defect(failure: Exception) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write ``path``; SL602 says why it cannot be."""
+    _open(path, "w", text)
+
+
+def require_file(path: Path) -> None:
+    """SL602 before the work rather than after it; what ``path`` holds stays until there is something new."""
+    _open(path, "a", "")
+
+
+def _open(path: Path, mode: str, text: str) -> None:
     try:
-        path.write_text(text, encoding="utf-8")
+        with path.open(mode, encoding="utf-8") as file:
+            file.write(text)
     except OSError as e:
         raise error("SL602", where=str(path), what="file cannot be written", got=e.strerror or e, expected="a path "
                     "in an existing, writable directory") from None  # fmt: skip

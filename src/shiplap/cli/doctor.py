@@ -51,7 +51,7 @@ def command(
     from shiplap.report import facts
 
     if html is not None:
-        console.write_text(html, "")  # before the work: an unwritable path is not worth a run
+        console.require_file(html)
     found = examine(program, stdout=STDERR if json else None)
     if not found.compiled:
         status = f" (exit status {found.exit_code})" if found.exit_code else ""

@@ -62,6 +62,8 @@ def command(
     from shiplap.report import facts
     from shiplap.rewrite.survey import survey
 
+    if html is not None:
+        console.require_file(html)
     with console.own_stdout():
         home, name = split(model)
         module = import_home(home or model)

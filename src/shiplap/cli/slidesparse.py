@@ -86,7 +86,7 @@ def command(
     _require_time(seconds)
     console.require_device(device)
     if html is not None:
-        console.write_text(html, "")  # before the work: an unwritable path is not worth a minute
+        console.require_file(html)
     with console.own_stdout():
         given = _tokens(tokens, text, model)
         found = survey(_model(model).to(device), pattern, dtype, rows=wanted, skip=skip or SKIPPED, tokens=given,
