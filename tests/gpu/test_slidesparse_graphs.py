@@ -1,4 +1,4 @@
-"""slidesparse in CUDA graphs, on streams, compiled and exported: plans are made before and found again."""
+"""slidesparse in CUDA graphs, on streams, compiled and exported: plans are made once and found again."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import gc
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ import shiplap as sl
 from shiplap.kernels.slidesparse import layers, lt, ops
 from shiplap.kernels.slidesparse.lt import kernels, native, tuning
 from shiplap.op.config import Config
-from tests.gpu.slidesparse_cases import CUDA, FP8, LAYERS, MARKS, captured, check, layer, slid_weight, values
+from tests.gpu.slidesparse_cases import CUDA, FP8, LAYERS, MARKS, SPARSE, captured, check, layer, slid_weight, values
 from tests.gpu.slidesparse_cases import sparse as sparse
 
 pytestmark = MARKS
@@ -40,16 +41,51 @@ def test_captured_layers_follow_new_data(sparse, op):
         assert native.plans() == made
 
 
-def test_a_capture_without_a_plan_is_refused_and_harmless(sparse):
-    weight = slid_weight(160, 224, torch.int8)
-    blob, x = lt.compress(weight), values(80, 224, torch.int8)
+@pytest.mark.parametrize("op", [ops.mm_int8, ops.mm_fp8, *SPARSE.values()], ids=lambda op: op.spec.opname)
+def test_a_capture_makes_its_plan_beside_the_graph(sparse, op):
+    """Sizes that were never seen, in a process that has used the libraries: nothing was run with them before."""
+    dtype = (
+        torch.int8 if op is ops.mm_int8 else FP8 if op is ops.mm_fp8 else next(d for d, o in SPARSE.items() if o is op)
+    )
+
+    def operands(m: int, n: int, k: int) -> tuple:
+        x, weight = values(m, k, dtype), slid_weight(n, k, dtype)
+        scales = (torch.rand(m, device=CUDA) + 0.5, torch.rand(n, device=CUDA) + 0.5) if op is ops.mm_fp8 else ()
+        rest = (lt.compress(weight), n, ops.CUSPARSELT) if op in SPARSE.values() else (weight, *scales)
+        return x, weight, rest, scales
+
+    x, _, rest, _ = operands(16, 32, 64)
+    op(x, *rest)
+    x, weight, rest, scales = operands(80, 192 if op in SPARSE.values() else 160, 288)
     graph, made = torch.cuda.CUDAGraph(), native.plans()
-    with pytest.raises(sl.ShiplapError, match="no plan for m=80 n=160 k=224"):  # noqa: SIM117
-        with torch.cuda.graph(graph):
-            ops.sparse_mm_int8(x, blob, 160, ops.CUSPARSELT)
     torch.cuda.synchronize()
-    assert native.plans() == made
-    check(ops.sparse_mm_int8(x, blob, 160, ops.CUSPARSELT), x, weight)
+    with torch.cuda.graph(graph):
+        out = op(x, *rest)
+    assert native.plans() == made + 1
+    for _ in range(3):
+        x.copy_(values(80, 288, dtype))
+        graph.replay()
+        assert torch.equal(out, op(x, *rest))
+        check(out, x, weight, *scales)
+
+
+def test_a_process_that_begins_with_a_capture_is_told_so(sparse):
+    text = """
+import torch, shiplap
+from shiplap.kernels.slidesparse import ops
+x, w = torch.zeros(16, 64, dtype=torch.int8, device="cuda"), torch.zeros(32, 64, dtype=torch.int8, device="cuda")
+torch.cuda.synchronize()
+try:
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        ops.mm_int8(x, w)
+except (RuntimeError, shiplap.ShiplapError) as e:
+    assert "no plan for m=16 n=32 k=64" in str(e) and "slidesparse.prepare" in str(e), e
+    torch.cuda.synchronize()
+    assert not ops.mm_int8(x, w).any()
+    print("told")
+"""
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False, timeout=300)
+    assert done.stdout.split() == ["told"], done.stderr[-2000:]
 
 
 def test_graphs_that_share_a_pool(sparse):
@@ -145,7 +181,7 @@ def test_both_bindings_use_the_same_plans(sparse):
     build(ops.sparse_mm_int8)
     check(ops.sparse_mm_int8(x, blob, 96, ops.CUSPARSELT), x, weight)
     assert native.plans() == made
-    with pytest.raises(sl.ShiplapError, match="bytes, a weight of 96 rows of 96 has"):
+    with pytest.raises(sl.ShiplapError, match="bytes, a weight of 96 rows of 96 takes"):
         ops.sparse_mm_int8(x, blob[:-16].clone(), 96, ops.CUSPARSELT)
 
 
@@ -160,6 +196,29 @@ def test_calls_take_no_memory_of_their_own(sparse):
         ops.sparse_mm_fp8(x, blob, 1024, ops.CUSPARSELT)
     torch.cuda.synchronize()
     assert torch.cuda.mem_get_info()[0] == free
+
+
+@pytest.mark.parametrize("op", SPARSE.values(), ids=lambda op: op.spec.opname)
+def test_threads_share_one_plan(sparse, op):
+    dtype = next(d for d, o in SPARSE.items() if o is op)
+    weight = slid_weight(64, 128, dtype)
+    blob, start, wrong = lt.compress(weight), threading.Barrier(8), []
+    mine = [values(32, 128, dtype) for _ in range(8)]
+    want = [op(x, blob, 64, ops.CUSPARSELT) for x in mine]
+    torch.cuda.synchronize()
+
+    def work(i: int) -> None:
+        start.wait()
+        with torch.cuda.stream(torch.cuda.Stream()):
+            got = [op(mine[i], blob, 64, ops.CUSPARSELT) for _ in range(300)]
+            wrong.extend(i for each in got if not torch.equal(each, want[i]))
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == [], f"{len(wrong)} of 2,400 calls got another thread's product"
 
 
 def test_tuning_chooses_among_the_librarys_algorithms(sparse, tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ import shiplap as sl
 from shiplap import compat
 from shiplap.audit import CHECKS
 from shiplap.kernels.sparse3d import bounded, grid_sample, hashing, ops, planning, pooling, postprocess, serialize
-from shiplap.verify.compare import close
+from shiplap.verify.compare import Reduction, close
 from shiplap.verify.run import call, effects
 from shiplap.verify.samples import Samples
 
@@ -48,6 +48,6 @@ def test_all_ops_are_one_graph_for_all_sizes():
         compiled = torch.compile(program, fullgraph=True, dynamic=True)
         for case in zip(*(s.grown(2) for s in samples), strict=True):
             got, want = (tuple(f(*(c.fresh() for c in case))) for f in (compiled, program))
-            assert close(got, want, want, 64).problem == "", [c.label for c in case]
+            assert close(got, want, want, Reduction(64)).problem == "", [c.label for c in case]
     assert compat.compile_counts().recompiles <= 1
     compat.reset_compiler()

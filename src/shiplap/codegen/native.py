@@ -44,7 +44,7 @@ class Native:
     """One op to be bound: its declaration, and what its only kernel on ``device`` says.
 
     ``names`` are the torch ops to register; ``dtypes`` what the kernel takes, empty for all that are declared. ``out``
-    asks for the out-variant too.
+    asks for the out-variant too; ``align`` is what the kernel asks of addresses.
     """
 
     spec: OpSpec
@@ -57,6 +57,7 @@ class Native:
     out: bool = False
     space: Space | None = None
     rule: Rule | None = None
+    align: int = 1
 
 
 def native_source(ops: Sequence[Native]) -> str:
@@ -92,6 +93,7 @@ def describe(op: Native, id: str) -> dict[str, Any]:
         "where": f"{spec.name}, kernel {op.symbol}",
         "abouts": [_about(spec, a) for a in spec.tensors],
         "about_outs": [_about_out(spec, o) for o in spec.outputs], "deferrals": list(_deferrals(op)),
+        "out_deferrals": list(_misaligned(op, len(spec.args), [False] * len(spec.outputs))),
         "checks": [*checks.lines, *_sharing(spec)],
         "bounds": [{"dim": d, "value": to_cpp(e, names), "text": quote(e.source)} for d, e in spec.bounds],
         "outputs": [_output(spec, out, names) for out in spec.outputs],
@@ -171,7 +173,10 @@ def _deferrals(op: Native) -> Iterable[str]:
     classes: set[str] = set()
     for index, arg in enumerate(op.spec.args):
         kind = arg.tensor
-        if kind is None or arg.optional:
+        if kind is None:
+            continue
+        yield from _misaligned(op, index, [arg.optional])
+        if arg.optional:
             continue
         if not kind.concrete and kind.dtype_class not in classes:
             classes.add(kind.dtype_class)
@@ -181,6 +186,12 @@ def _deferrals(op: Native) -> Iterable[str]:
             yield f"!peek_contiguous(values[{index}])"
             if not kind.dtypes or set(kind.dtypes) & _FLOATING:
                 yield "aoti_torch_grad_mode_is_enabled()"
+
+
+def _misaligned(op: Native, first: int, optional: Sequence[bool]) -> Iterable[str]:
+    """Conditions on the tensors from number ``first`` on under which one lies where the kernel does not take it."""
+    for index, may_be_absent in enumerate(optional, first) if op.align > 1 else ():
+        yield f"!peek_aligned{'_or_absent' if may_be_absent else ''}(values[{index}], {op.align})"
 
 
 def _peek_contiguous(index: int, arg: Arg) -> str:

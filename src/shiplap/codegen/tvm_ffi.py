@@ -26,7 +26,7 @@ def tvm_ffi_source(op: Native, library: Path) -> str:
 
 
 def _narrowed(op: Native) -> Iterable[str]:
-    """Checks of what the kernel asks beyond the declaration: its own dtypes, and arguments that lie contiguous."""
+    """Checks of what the kernel asks beyond the declaration: its own dtypes, tensors that lie contiguous, aligned."""
     for arg in op.spec.tensors:
         assert arg.tensor is not None
         given = f"if (t_{arg.name}) " if arg.optional else ""
@@ -34,3 +34,7 @@ def _narrowed(op: Native) -> Iterable[str]:
             yield f"{given}about_{arg.name}.dtype(t_{arg.name}.dtype(), {dtype_mask(op.dtypes)});"
         if arg.name not in op.strided and not arg.contiguous:
             yield f"{given}about_{arg.name}.contiguous(t_{arg.name});"
+        if op.align > 1:
+            yield f"{given}about_{arg.name}.aligned(t_{arg.name}, {op.align});"
+    for out in op.spec.outputs if op.align > 1 else ():
+        yield f"about_out_{out.name}.aligned(o_{out.name}, {op.align});"

@@ -10,7 +10,7 @@ from torch import Tensor
 from shiplap.fuse.call import Call
 from shiplap.fuse.candidate import TemplateCandidate
 from shiplap.fuse.decide import Verdict
-from shiplap.verify.compare import close, reduction_size
+from shiplap.verify.compare import close, reduction
 from shiplap.verify.run import last_line, needs_builder, reference, reference64
 from shiplap.verify.samples import Case, Samples
 
@@ -45,10 +45,10 @@ def prove(candidate: TemplateCandidate, seeds: tuple[int, ...] = (SEED, SEED + 1
 
 
 def _compare(call: Call, case: Case, outs: tuple[Tensor, ...]) -> str:
-    terms = reduction_size(call.op.spec, case.env)
+    sums = reduction(call.op.spec, case.env)
     own = reference(call.op, case.args)
-    wide = reference64(call.op, case.args) if terms * own[0].numel() <= WIDE else _exact(own)
-    return close(outs, own, wide, terms).problem
+    wide = reference64(call.op, case.args) if sums.terms * own[0].numel() <= WIDE else _exact(own)
+    return close(outs, own, wide, sums).problem
 
 
 def _exact(own: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -62,8 +62,10 @@ _TYPE: dict[str, Any] = {
 class CAbi:
     """A C ABI kernel, not yet bound to a declaration."""
 
-    def __init__(self, library: str | os.PathLike[str], symbol: str, strided: Iterable[str] = ()) -> None:
-        self.library, self.symbol, self.strided = Path(library), symbol, frozenset(strided)
+    def __init__(
+        self, library: str | os.PathLike[str], symbol: str, strided: Iterable[str] = (), align: int = 1
+    ) -> None:
+        self.library, self.symbol, self.strided, self.align = Path(library), symbol, frozenset(strided), align
         self.name = symbol
 
     @property
@@ -75,13 +77,15 @@ class CAbi:
         return BoundKernel(self, spec, workspace)
 
 
-def cabi(library: str | os.PathLike[str], symbol: str, *, strided: Iterable[str] = ()) -> CAbi:
+def cabi(library: str | os.PathLike[str], symbol: str, *, strided: Iterable[str] = (), align: int = 1) -> CAbi:
     """A kernel behind Shiplap's C ABI: pass it to ``op.kernel(device, ...)``.
 
     Args:
         library: path of the shared library; a file of that name in ``SHIPLAP_LIBRARY_PATH`` comes first.
         symbol: the C function, with the prototype that ``shiplap header`` prints.
         strided: tensor arguments that the kernel takes with any strides; the others arrive contiguous.
+        align: bytes; tensors arrive at a multiple of it, which a view need not be: such a one is copied. An output
+            that the caller owns is SL212 instead.
 
     Raises:
         LibraryError: SL401-SL403 at the first call, when the library is missing or was built for another declaration.
@@ -89,7 +93,10 @@ def cabi(library: str | os.PathLike[str], symbol: str, *, strided: Iterable[str]
     if not (symbol.isidentifier() and symbol.isascii()):
         raise error("SL402", where=f"sl.cabi({library}, ...)", got=symbol, expected="the name of a C function",
                     fix="pass the symbol as it is written in C")  # fmt: skip
-    return CAbi(library, symbol, strided)
+    if align < 1 or align & (align - 1):
+        raise error("SL404", where=f"sl.cabi(..., {symbol!r})", got=f"align={align!r}", expected="a power of two",
+                    fix="pass the bytes that the kernel wants of an address, such as align=16")  # fmt: skip
+    return CAbi(library, symbol, strided, align)
 
 
 class BoundKernel:
@@ -129,6 +136,11 @@ class BoundKernel:
 
     def into(self, call: Binding, outs: Sequence[Tensor], scratch: Tensor | None) -> None:
         """Fill ``outs``, of fixed sizes, with the caller's workspace if one is given."""
+        for output, tensor in zip(self.spec.outputs, outs, strict=True):
+            if not self._aligned(tensor):
+                raise error("SL212", where=f"{self.spec.name}, output {output.name!r}",
+                            got=f"an address that is no multiple of {self.source.align} bytes",
+                            expected="memory as an allocator gives it")  # fmt: skip
         self._run(call, outs, {}, scratch)
 
     def _run(self, call: Binding, outs: Sequence[Tensor], extents: dict[str, Any], scratch: Tensor | None) -> None:
@@ -151,19 +163,28 @@ class BoundKernel:
         return ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, *types)(address or 0)
 
     def _inputs(self, call: Binding) -> tuple[list[Tensor | None], list[tuple[Tensor, Tensor]]]:
-        """Tensors in order, contiguous where the kernel wants it; copies of mutated ones are to be written back."""
+        """Tensors in order, contiguous and aligned where the kernel wants it; copies of mutated ones are to be written
+        back.
+        """
         found: list[Tensor | None] = []
         write_back: list[tuple[Tensor, Tensor]] = []
         for arg, value in zip(self.spec.args, call.args, strict=True):
             if arg.tensor is None:
                 continue
-            if value is not None and arg.name not in self.source.strided and not value.is_contiguous():
-                copy = value.contiguous()
+            if value is not None and not self._takes(arg.name, value):
+                copy = value.clone(memory_format=torch.contiguous_format)
                 if arg.mutated:
                     write_back.append((value, copy))
                 value = copy
             found.append(value)
         return found, write_back
+
+    def _takes(self, name: str, tensor: Tensor) -> bool:
+        """Whether the kernel takes the tensor as it lies."""
+        return (name in self.source.strided or tensor.is_contiguous()) and self._aligned(tensor)
+
+    def _aligned(self, tensor: Tensor) -> bool:
+        return self.source.align == 1 or tensor.data_ptr() % self.source.align == 0
 
     def _invoke(
         self, call: Binding, tensors: list[Tensor | None], extents: dict[str, Any], scratch: Tensor | None

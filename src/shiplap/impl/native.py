@@ -261,7 +261,8 @@ def _serves(op: Op, run: BoundKernel) -> bool:
 def _native(op: Op, device: str, run: BoundKernel) -> Native:
     names = (op.spec.opname, *([f"{op.spec.opname}__raw"] if op.raw is not op.overload else []))
     return Native(op.spec, run.source.symbol, names, device, run.workspace, run.source.strided,
-                  op.kernels[device][0].dtypes, has_out(op.spec), op.kernels[device][0].space, op.rule)  # fmt: skip
+                  op.kernels[device][0].dtypes, has_out(op.spec), op.kernels[device][0].space, op.rule,
+                  run.source.align)  # fmt: skip
 
 
 def _entries(op: Op) -> list[_Entry]:

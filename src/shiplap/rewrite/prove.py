@@ -17,7 +17,7 @@ from shiplap.compat.nodes import hint, node_value
 from shiplap.errors import ShiplapError, error
 from shiplap.rewrite.base import Program, Rewrite, proving
 from shiplap.rewrite.match import Match, NearMiss
-from shiplap.verify.compare import bitwise, close
+from shiplap.verify.compare import Reduction, bitwise, close
 from shiplap.verify.finding import Finding
 from shiplap.verify.layouts import clone_exactly
 from shiplap.verify.run import last_line, quiet, widen
@@ -224,7 +224,7 @@ def _compared(run: _Run, before: Interpreter, after: Interpreter) -> Iterator[tu
         wide = run(before, wide=True)
     except Exception:  # it insists on a dtype
         wide = own
-    yield "outputs", close(got.outs, own.outs, wide.outs, run.terms).problem
+    yield "outputs", close(got.outs, own.outs, wide.outs, Reduction(run.terms)).problem
     yield "strides", _strides(got.outs, own.outs)
     yield "aliasing", _aliasing(got, own)
     yield "mutation", _mutation(got, own, run.tensors)
@@ -256,7 +256,7 @@ def _mutation(got: _Effect, own: _Effect, tensors: Sequence[Tensor]) -> str:
     for i, (g, o, t) in enumerate(zip(got.leaves, own.leaves, tensors, strict=True)):
         if bool(bitwise([g], [t])) != bool(bitwise([o], [t])):
             return f"argument {i} is {'written to' if bitwise([g], [t]) else 'left alone'}; before it was not so"
-        if bitwise([o], [t]) and (problem := close([g], [o], [o], 1).problem):
+        if bitwise([o], [t]) and (problem := close([g], [o], [o], Reduction(1)).problem):
             return f"what is written to argument {i}: {problem}"
     return ""
 
@@ -273,6 +273,6 @@ def _gradient(run: _Run, own: _Effect, got: _Effect, wide: _Effect) -> str:
             return f"argument {i} has {'no gradient' if mine is None else 'a gradient'}; before it was not so"
         if mine is None or before is None or exact is None:
             continue
-        if problem := close([mine], [before], [exact], run.terms).problem:
+        if problem := close([mine], [before], [exact], Reduction(run.terms)).problem:
             return f"of argument {i}: {problem}"
     return ""

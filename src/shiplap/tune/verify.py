@@ -11,7 +11,7 @@ from torch import Tensor
 from shiplap.op.launch import poisoned_workspace
 from shiplap.tune.candidate import Candidate, Refused
 from shiplap.tune.inputs import Inputs
-from shiplap.verify.compare import close, reduction_size
+from shiplap.verify.compare import close, reduction
 from shiplap.verify.run import effects, last_line, reference, reference64
 from shiplap.verify.samples import Case
 
@@ -73,8 +73,8 @@ class Verifier:
                 outs = tuple(run())
         synchronize(self.inputs.device)
         own, wide = self._reference(number, case)
-        terms = reduction_size(self.op.spec, case.env)
-        return close(effects(self.op, args, outs), own, wide, terms, wide_sums=True).problem
+        sums = reduction(self.op.spec, case.env)
+        return close(effects(self.op, args, outs), own, wide, sums, wide_sums=True).problem
 
     def _reference(self, number: int, case: Case) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         if number not in self._law:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from shiplap.op.spec import OpSpec
 
-__all__ = ["Difference", "bitwise", "close", "reduction_size"]
+__all__ = ["Difference", "Reduction", "bitwise", "close", "reduction"]
 
 
 @dataclass(frozen=True)
@@ -23,12 +23,36 @@ class Difference:
     error: float = 0.0
 
 
-def reduction_size(spec: OpSpec, env: dict[str, Any]) -> int:
-    """Product of the input dims that no output has: how many terms one output element may be summed from."""
+@dataclass(frozen=True)
+class Reduction:
+    """How many ``terms`` one output element may be summed from, and ``eps`` of such sums where it is coarser than that
+    of the output.
+    """
+
+    terms: int
+    eps: float = 0.0
+
+    def growth(self, eps: float, wide_sums: bool) -> float:
+        """Rounding errors of a sum that is written with ``eps``, relative to its size."""
+        steps = 4 + 2 * self.terms**0.5
+        grown = max(eps, self.eps) * steps
+        return min(grown, 8 * eps + max(torch.finfo(torch.float32).eps, self.eps) * steps) if wide_sums else grown
+
+
+FLOAT8_SUMS = 2.0**-13  # what Hopper's tensor cores keep of sums of 8-bit floats, whatever those are written as
+
+
+def reduction(spec: OpSpec, env: dict[str, Any]) -> Reduction:
+    """The product of the input dims that no output has, and the sums of tensor cores where an argument can be nothing
+    but float8.
+    """
     inputs = {d.text for a in spec.tensors if a.tensor for d in a.tensor.dims if d.kind in ("name", "variadic")}
     outs = {d.text for o in spec.outputs for d in o.tensor.dims}
     sizes = [env[n] for n in inputs - outs if n in env]
-    return max(1, prod(prod(s) if isinstance(s, tuple) else int(s) for s in sizes))
+    terms = max(1, prod(prod(s) if isinstance(s, tuple) else int(s) for s in sizes))
+    dtypes = [a.tensor.dtypes for a in spec.tensors if a.tensor]
+    eight = any(names and all(n.startswith("float8") for n in names) for names in dtypes)
+    return Reduction(terms, FLOAT8_SUMS if eight else 0.0)
 
 
 def bitwise(got: Sequence[Tensor], expected: Sequence[Tensor], than: str = "") -> str:
@@ -60,12 +84,12 @@ def _shape(got: Tensor, expected: Tensor) -> str:
 
 
 def close(
-    got: Sequence[Tensor], own: Sequence[Tensor], wide: Sequence[Tensor], terms: int, *, wide_sums: bool = False
+    got: Sequence[Tensor], own: Sequence[Tensor], wide: Sequence[Tensor], sums: Reduction, *, wide_sums: bool = False
 ) -> Difference:
     """``got`` against the reference in its own precision (``own``) and in float64 (``wide``).
 
     Integers, and the places of NaN and infinity, are those of one of the two. An element may be off by
-    ``eps * (4 + 2 sqrt(terms)) * (|wide| + rms(wide))``, the growth of rounding errors in a sum of ``terms``, plus
+    ``eps * (4 + 2 sqrt(terms)) * (|wide| + rms(wide))``, the growth of rounding errors in such ``sums``, plus
     three times the reference's own largest error (more for few elements): a kernel need not be better than the law.
 
     With ``wide_sums``, sums of 16-bit numbers are taken to be kept in float32, as kernels do: else the tolerance of a
@@ -75,20 +99,14 @@ def close(
         return Difference(f"{len(got)} results, expected {len(own)}")
     worst = 0.0
     for index, (g, o, w) in enumerate(zip(got, own, wide, strict=True)):
-        found = Difference(problem) if (problem := _shape(g, o)) else _elements(g, o, w, terms, wide_sums)
+        found = Difference(problem) if (problem := _shape(g, o)) else _elements(g, o, w, sums, wide_sums)
         worst = max(worst, found.error)
         if found.problem:
             return Difference(f"result {index}: {found.problem}", worst)
     return Difference(error=worst)
 
 
-def _growth(eps: float, terms: int, wide_sums: bool) -> float:
-    """Rounding errors of a sum, relative to its size."""
-    grown = eps * (4 + 2 * terms**0.5)
-    return min(grown, 8 * eps + torch.finfo(torch.float32).eps * (4 + 2 * terms**0.5)) if wide_sums else grown
-
-
-def _elements(got: Tensor, own: Tensor, wide: Tensor, terms: int, wide_sums: bool) -> Difference:
+def _elements(got: Tensor, own: Tensor, wide: Tensor, sums: Reduction, wide_sums: bool) -> Difference:
     got, own, wide = got.detach(), own.detach(), wide.detach()
     if wide.shape != own.shape:
         wide = own
@@ -107,7 +125,7 @@ def _elements(got: Tensor, own: Tensor, wide: Tensor, terms: int, wide_sums: boo
     own_error = torch.where(finite, (_double(own) - w).abs(), 0)
     # Where terms cancel, rounding errors are draws at random: the largest of a few says little about the next.
     slack = (3 + 30 / max(1, size.numel()) ** 0.5) * (own_error.max() if own_error.numel() else 0.0)
-    tolerance = _growth(finfo.eps, terms, wide_sums) * (size + rms) + slack + finfo.tiny
+    tolerance = sums.growth(finfo.eps, wide_sums) * (size + rms) + slack + finfo.tiny
     error = torch.where(finite, (g - w).abs(), 0) / tolerance
     worst = float(error.max()) if error.numel() else 0.0
     found = _first(error > 1, got, wide)

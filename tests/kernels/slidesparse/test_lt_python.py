@@ -125,15 +125,28 @@ def test_one_scale_for_each_operand(device):
 
 def test_operands_that_would_be_read_beyond_are_refused(device):
     x, weight = torch.zeros(16, 64).to(FP8), two_of_four(32, 64, FP8)
-    blob, odd = lt.compress(weight), torch.zeros(16 * 64 + 1).to(FP8)[1:].view(16, 64)
+    blob = lt.compress(weight)
     for got, operands in {
         r"\(15, 64\)": (x[:15], weight, 32, False), r"\(31, 64\).* 31 rows": (x, weight[:31], 31, False),
         r"\(32, 32\)": (x, weight[:, :32], 32, False), "weight .*int8": (x, weight.view(torch.int8), 32, False),
-        "64 rows": (x, weight, 64, False), "no multiple of 16": (odd, weight, 32, False),
-        r"\(32, 64\) of .*, 32 rows": (x, weight, 32, True), "multiple of 16": (x, blob.repeat(2)[3:], 32, True),
+        "64 rows": (x, weight, 64, False), r"\(32, 64\) of .*, 32 rows": (x, weight, 32, True),
+        "bytes": (x, blob[:-16], 32, True),
     }.items():  # fmt: skip
         with pytest.raises(ShiplapError, match=rf"SL211(.|\n)*{got}"):
             lt.product(*operands[:3], torch.float32, sparse=operands[3])
+
+
+def test_operands_that_begin_anywhere_and_no_depth(device):
+    x, weight = torch.randn(16, 64).to(FP8), two_of_four(32, 64, FP8)
+    want, odd = x.double() @ weight.double().t(), torch.zeros(16 * 64 + 1).to(FP8)[1:].view(16, 64).copy_(x)
+    blob = lt.compress(weight)
+    far = torch.cat((blob[:3], blob))[3:]
+    assert odd.data_ptr() % 16
+    assert far.data_ptr() % 16
+    for left, right, sparse in ((odd, weight, False), (odd, blob, True), (x, far, True)):
+        torch.testing.assert_close(lt.product(left, right, 32, torch.float32, sparse=sparse).double(), want)
+    for right, sparse in ((weight[:, :0], False), (blob[:0], True)):
+        assert not lt.product(x[:, :0], right, 32, torch.float32, sparse=sparse).any()
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from shiplap.audit.check import Check, Observation
 from shiplap.op import Op
-from shiplap.verify.compare import close, reduction_size
+from shiplap.verify.compare import close, reduction
 from shiplap.verify.layouts import apply_layout
 from shiplap.verify.run import call, effects, reference, reference64, tensors
 from shiplap.verify.samples import Case, Samples, other, tree_map
@@ -47,7 +47,7 @@ def _differs(op: Op, case: Case, args: tuple[Any, ...]) -> str:
     own, wide = reference(op, args), reference64(op, args)
     pairs = zip(op.spec.args, args, strict=True)
     args = tuple(v.clone() if a.mutated and isinstance(v, Tensor) else v for a, v in pairs)
-    return close(effects(op, args, call(op, args)), own, wide, reduction_size(op.spec, case.env)).problem
+    return close(effects(op, args, call(op, args)), own, wide, reduction(op.spec, case.env)).problem
 
 
 def _moved(op: Op, case: Case, first: tuple[Any, ...]) -> Iterator[tuple[str, tuple[Any, ...], str]]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from shiplap import compat
 from shiplap.audit.check import Check, Observation
 from shiplap.op import Op
-from shiplap.verify.compare import close, reduction_size
+from shiplap.verify.compare import close, reduction
 from shiplap.verify.run import call, effects, is_float8, last_line
 from shiplap.verify.samples import Case, Samples
 
@@ -84,7 +84,7 @@ def _too_much(counts: compat.CompileCounts, backend: str, sizes: int) -> str:
 
 def _agrees(op: Op, case: Case, compiled: Callable[..., Any], how: str) -> Observation:
     expected = _program(op)(*case.fresh())
-    found = close(compiled(*case.fresh()), expected, expected, reduction_size(op.spec, case.env))
+    found = close(compiled(*case.fresh()), expected, expected, reduction(op.spec, case.env))
     return Observation(f"{how} differs from eager: {found.problem}" if found.problem else "", error=found.error)
 
 

@@ -27,7 +27,7 @@ from shiplap.audit.capture import (
 from shiplap.audit.check import Check, Observation
 from shiplap.audit.trace import traced
 from shiplap.op import Op
-from shiplap.verify.compare import bitwise, close, reduction_size
+from shiplap.verify.compare import Reduction, bitwise, close, reduction
 from shiplap.verify.run import call, effects, last_line, reference, reference64, tensors
 from shiplap.verify.samples import Case, Samples
 
@@ -89,7 +89,7 @@ class _Trial:
 
     def differs(self, got: tuple[Tensor, ...], case: Case) -> str:
         own, wide = reference(self.op, case.args), reference64(self.op, case.args)
-        return close(got, own, wide, reduction_size(self.op.spec, case.env)).problem
+        return close(got, own, wide, reduction(self.op.spec, case.env)).problem
 
     def replayed(self, recording: Recording, case: Case) -> str:
         """What is wrong after a replay with the values of ``case``."""
@@ -234,7 +234,7 @@ def _new_values(trial: _Trial, recording: Recording, old: tuple[Tensor, ...]) ->
         if problem == WRITES:
             return Observation(f"replay {turn} {problem}", fix="work on a copy, or declare mutates=(...)")
         if problem:
-            stale = not close(recording.outs, old, old, 1).problem
+            stale = not close(recording.outs, old, old, Reduction(1)).problem
             nothing = recording.nodes and not set(recording.nodes) - {"empty node"}
             why = "; the graph is empty" if nothing else "; these are the results of the values at capture" * stale
             return Observation(f"replay {turn} with new values: {problem}{why}", fix=BAKED)

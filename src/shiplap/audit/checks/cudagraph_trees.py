@@ -19,7 +19,7 @@ from shiplap.audit.check import Check, Observation
 from shiplap.audit.checks.cuda_graph import WARM, kept_out
 from shiplap.compat.graphs import cudagraph_inputs, cudagraph_skips
 from shiplap.op import Op
-from shiplap.verify.compare import close, reduction_size
+from shiplap.verify.compare import close, reduction
 from shiplap.verify.run import call, effects, reference, reference64
 from shiplap.verify.samples import Case, Samples, other
 
@@ -100,7 +100,7 @@ def _compiled(op: Op, case: Case, note: str) -> Observation:
 def _differs(op: Op, case: Case, moving: int, x: Tensor, got: tuple[Tensor, ...]) -> str:
     args = (*case.args[:moving], x, *case.args[moving + 1 :])
     own, wide = reference(op, args), reference64(op, args)
-    return close(got, own, wide, reduction_size(op.spec, case.env)).problem
+    return close(got, own, wide, reduction(op.spec, case.env)).problem
 
 
 def _staged(op: Op, case: Case) -> Observation:

@@ -8,7 +8,7 @@ from itertools import chain, islice
 from shiplap.audit.check import Check, Observation
 from shiplap.errors import ArgumentError
 from shiplap.op import Op
-from shiplap.verify.compare import close, reduction_size
+from shiplap.verify.compare import close, reduction
 from shiplap.verify.run import last_line, needs_builder, reference, reference64, run
 from shiplap.verify.samples import Case, Samples
 
@@ -30,7 +30,7 @@ def observe(op: Op, case: Case) -> Observation:
             f"the declaration admits this input, and the reference raised {last_line(e)}",
             fix="handle it in the reference and kernels, or exclude it with requires=(...)",
         )
-    found = close(run(op, case), own, reference64(op, case.args), reduction_size(op.spec, case.env))
+    found = close(run(op, case), own, reference64(op, case.args), reduction(op.spec, case.env))
     return Observation(found.problem, error=found.error)
 
 

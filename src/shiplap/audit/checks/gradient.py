@@ -18,7 +18,7 @@ from torch.autograd.gradcheck import GradcheckError
 
 from shiplap.audit.check import Check, Observation
 from shiplap.op import Op
-from shiplap.verify.compare import close
+from shiplap.verify.compare import Reduction, close
 from shiplap.verify.layouts import LAYOUTS, apply_layout
 from shiplap.verify.run import call, floating_args, has_backward, last_line, outputs, split, widen
 from shiplap.verify.samples import Case, Samples, tree_map
@@ -80,7 +80,10 @@ def _against_reference(op: Op, case: Case, names: list[str], leaf: bool, layout:
     for name, g, o, w, r in zip(names, got, own, wide, rough, strict=True):
         # In double precision the reference has no wider self: its rounding errors are those in single, scaled.
         found = close(
-            [g], [w + (r - w) * DOUBLE_TO_SINGLE if g.dtype == torch.float64 else o], [w], _terms(op, case, name)
+            [g],
+            [w + (r - w) * DOUBLE_TO_SINGLE if g.dtype == torch.float64 else o],
+            [w],
+            Reduction(_terms(op, case, name)),
         )
         worst = max(worst, found.error)
         if found.problem:

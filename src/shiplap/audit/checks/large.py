@@ -17,7 +17,7 @@ from shiplap import compat
 from shiplap.audit.check import Check, Observation
 from shiplap.op import Arg, Op
 from shiplap.op.check import shape_of
-from shiplap.verify.compare import close, reduction_size
+from shiplap.verify.compare import close, reduction
 from shiplap.verify.run import call, effects, outputs, reference, split
 from shiplap.verify.samples import Case, Samples
 from shiplap.verify.sizes import environment
@@ -93,7 +93,7 @@ def _real(op: Op, case: Case) -> tuple[str, str]:
         args[position] = _far_apart(value)
         got = effects(op, tuple(args), call(op, tuple(args)))
         expected = reference(op, case.args)
-        found = close(got, expected, expected, reduction_size(op.spec, case.env))
+        found = close(got, expected, expected, reduction(op.spec, case.env))
         if found.problem:
             return f"{arg.name} with strides {args[position].stride()}: {found.problem}", ""
         spread.append(arg.name)

@@ -7,7 +7,7 @@ from itertools import chain, islice
 
 from shiplap.audit.check import Check, Observation
 from shiplap.op import Op
-from shiplap.verify.compare import close, reduction_size
+from shiplap.verify.compare import close, reduction
 from shiplap.verify.run import last_line, reference, reference64, run
 from shiplap.verify.samples import Case, Samples, other
 
@@ -25,7 +25,7 @@ def observe(op: Op, case: Case) -> Observation:
         if "not implemented for" in str(e):  # torch has no such kernel for this dtype on this device
             return Observation(skip=f"reference: {last_line(e)}")
         raise
-    found = close(run(op, case), own, reference64(op, case.args), reduction_size(op.spec, case.env))
+    found = close(run(op, case), own, reference64(op, case.args), reduction(op.spec, case.env))
     return Observation(found.problem, error=found.error)
 
 

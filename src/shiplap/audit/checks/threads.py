@@ -10,7 +10,7 @@ from torch import Tensor
 
 from shiplap.audit.check import Check, Observation
 from shiplap.op import Op
-from shiplap.verify.compare import close, reduction_size
+from shiplap.verify.compare import close, reduction
 from shiplap.verify.run import run
 from shiplap.verify.samples import Case, Samples, other
 
@@ -27,7 +27,7 @@ def observe(op: Op, case: Case) -> Observation:
     expected = [run(op, c) for c in pair]
 
     def agrees(which: int, got: tuple[Tensor, ...]) -> str:
-        return close(got, expected[which], expected[which], reduction_size(op.spec, case.env)).problem
+        return close(got, expected[which], expected[which], reduction(op.spec, case.env)).problem
 
     def caller(which: int) -> str:
         return next((p for _ in range(ROUNDS) if (p := agrees(which, run(op, pair[which])))), "")

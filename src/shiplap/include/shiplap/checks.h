@@ -99,6 +99,12 @@ struct Argument {
     }
     if (!t.is_contiguous()) refuse("SL212", kGiven, place(), "strides " + show(t.strides(), rank), "a contiguous tensor");
   }
+  void aligned(const Tensor& t, uintptr_t bytes) const {
+    const uintptr_t beyond = reinterpret_cast<uintptr_t>(t.data()) % bytes;
+    if (beyond == 0) return;
+    refuse("SL207", "layout", where(), "an address that is " + std::to_string(beyond) + " modulo " + std::to_string(bytes),
+           "memory aligned to " + std::to_string(bytes) + " bytes");
+  }
   void contiguous(const Tensor& t) const {
     if (!t.is_contiguous()) refuse("SL207", "layout", where(), "strides " + show(t.strides(), t.dim()), "a contiguous tensor");
   }

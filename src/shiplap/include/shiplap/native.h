@@ -113,6 +113,11 @@ inline bool peek_contiguous(StableIValue value) {
   check(aoti_torch_is_contiguous(to<AtenTensorHandle>(value), &contiguous), "is_contiguous");
   return contiguous;
 }
+inline bool peek_aligned(StableIValue value, uintptr_t bytes) {
+  void* data = nullptr;
+  check(aoti_torch_get_data_ptr(to<AtenTensorHandle>(value), &data), "data_ptr");
+  return reinterpret_cast<uintptr_t>(data) % bytes == 0;
+}
 // -1 where there is no such axis: the checks will say so.
 inline int64_t peek_size(StableIValue value, int axis) {
   int64_t rank = 0, *sizes = nullptr;
@@ -125,6 +130,9 @@ inline int64_t peek_bool(StableIValue value) { return to<bool>(value) ? 1 : 0; }
 inline bool peek_present(StableIValue value) { return to<void*>(value) != nullptr; }
 inline bool peek_contiguous_or_absent(StableIValue value) {
   return !peek_present(value) || peek_contiguous(*to<StableIValue*>(value));
+}
+inline bool peek_aligned_or_absent(StableIValue value, uintptr_t bytes) {
+  return !peek_present(value) || peek_aligned(*to<StableIValue*>(value), bytes);
 }
 inline bool carried(int32_t dtype, uint64_t mask) { return dtype >= 0 && dtype < 64 && (mask >> dtype & 1); }
 

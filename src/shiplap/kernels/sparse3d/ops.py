@@ -337,6 +337,13 @@ def _swap(weight: Tensor, groups: int) -> Tensor:
 def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
     found, here = {}, (saved.table, saved.order, saved.masks)
     groups, reflect, tf32 = saved.groups, saved.reflect, saved.tf32
+    if needs.bias:  # what takes scratch comes before what stays: a sum over rows takes 132 MiB on an H200
+        found["bias"] = grad.sum(0)
+    if needs.weight:
+        blocks = tap_blocks(saved.masks, saved.table.shape[1]) if saved.masks is not None else (None, None)
+        found["weight"] = conv_weight_grad(
+            grad, saved.feats, saved.table, saved.order, *blocks, groups, reflect, tf32
+        )  # fmt: skip
     if needs.feats and saved.symmetric:
         weight, nothing = _swap(saved.weight, groups), (None, None, None)
         found["feats"] = conv(grad, weight, here[0], None, *here[1:], *nothing, groups, not reflect, True, tf32)
@@ -346,13 +353,6 @@ def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str,
             back = transpose_table(by_output(*here[:2]), saved.feats.shape[0]), None, None
         weight = _swap(saved.weight, groups)
         found["feats"] = conv(grad, weight, back[0], None, *back[1:], *here, groups, reflect, False, tf32)
-    if needs.weight:
-        blocks = tap_blocks(saved.masks, saved.table.shape[1]) if saved.masks is not None else (None, None)
-        found["weight"] = conv_weight_grad(
-            grad, saved.feats, saved.table, saved.order, *blocks, groups, reflect, tf32
-        )  # fmt: skip
-    if needs.bias:
-        found["bias"] = grad.sum(0)
     return found
 
 

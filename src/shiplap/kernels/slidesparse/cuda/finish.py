@@ -37,10 +37,12 @@ _finish = triton_launcher(finish_kernel)
 
 
 def finish(total: Tensor, rows: Tensor | None, columns: Tensor | None, bias: Tensor | None, out: Tensor) -> None:
-    """``out = total[:m, :n] * rows[:, None] * columns + bias`` in float32; ``total`` and ``out`` contiguous."""
+    """``out = total[:m, :n] * rows[:, None] * columns + bias`` in float32; ``total``, ``rows``, ``out`` contiguous."""
     m, n = out.shape
     if not out.numel():
         return
+    columns = columns if columns is None else columns.contiguous()
+    bias = bias if bias is None else bias.contiguous()
     # In plain integers: Triton's own helpers take constants too, and a microsecond each for finding out.
     cols = min(COLUMNS, 1 << (n - 1).bit_length())
     tall = min(ELEMENTS // cols, 1 << (m - 1).bit_length())

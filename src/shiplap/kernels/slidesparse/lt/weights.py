@@ -72,11 +72,11 @@ def scaled_product(x: Tensor, packed: Tensor, scale: Tensor, result: torch.dtype
 
 
 def _run(problem: native.Problem, sparse: bool, x: Tensor, weight: Tensor, scales: tuple[int, int]) -> Tensor:
-    where, x, weight = "slidesparse.lt.product", x.contiguous(), weight.contiguous()
+    where, x, weight = "slidesparse.lt.product", _placed(x), _placed(weight)
     _check_operands(where, problem, sparse, x, weight)
     out = torch.empty(problem.m, problem.n, dtype=problem.result, device=x.device)
-    if not out.numel():
-        return out
+    if not out.numel() or not problem.k:
+        return out.zero_()
     with torch.cuda.device(x.device):
         stream = torch.cuda.current_stream().cuda_stream
         try:
@@ -96,12 +96,16 @@ def _check_operands(where: str, p: native.Problem, sparse: bool, x: Tensor, weig
     """SL211 for operands that the library would read beyond, or from where it cannot: a GPU does not survive that."""
     wanted = (torch.uint8, weight.shape[:1]) if sparse else (p.source, (p.n, p.k))
     fits = (weight.dtype, tuple(weight.shape)) == (wanted[0], tuple(wanted[1])) and weight.device == x.device
-    placed = not (x.data_ptr() | weight.data_ptr()) & 15
-    if p.m % 16 or p.n % 32 or p.k % 32 or not fits or not placed:
+    if p.m % 16 or p.n % 32 or p.k % 32 or not fits:
         raise error("SL211", where=where, got=f"x {tuple(x.shape)} of {x.dtype} on {x.device}, weight "
-                    f"{tuple(weight.shape)} of {weight.dtype} on {weight.device}, {p.n} rows"
-                    f"{'' if placed else ', at an address that is no multiple of 16'}",
-                    expected="m of 16, n and k of 32, and a weight that has them", fix="pad, or .clone()")  # fmt: skip
+                    f"{tuple(weight.shape)} of {weight.dtype} on {weight.device}, {p.n} rows",
+                    expected="m of 16, n and k of 32, and a weight that has them", fix="pad it")  # fmt: skip
+
+
+def _placed(t: Tensor) -> Tensor:
+    """``t`` contiguous and where the libraries take it: a view may begin at any element."""
+    t = t.contiguous()
+    return t.clone() if t.data_ptr() & 15 else t
 
 
 def expand(packed: Tensor, n: int, k: int, dtype: torch.dtype) -> Tensor:

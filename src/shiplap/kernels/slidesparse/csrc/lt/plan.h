@@ -8,6 +8,7 @@
 #define SHIPLAP_SLIDESPARSE_LT_PLAN_H_
 
 #include <memory>
+#include <mutex>
 
 #include "library.h"
 
@@ -98,6 +99,9 @@ struct SparsePlan {
   size_t compressed = 0, scratch = 0;  // bytes of the compressed weight, and for making it
   int algorithms = 0;
   bool selected = false, planned = false;  // what has to be destroyed
+  // cuSPARSELt writes a call's operands into the plan: of two calls at once, both launched with the
+  // same ones (0.8.1, H200, 2026-11).
+  mutable std::mutex launching;
 
   ~SparsePlan();
   // With no algorithm asked for, the library's own choice, or the first that can be had.

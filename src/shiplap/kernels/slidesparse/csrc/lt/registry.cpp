@@ -6,6 +6,7 @@ namespace shiplap::slidesparse::lt {
 namespace {
 
 constexpr Status kNotInitialised = 3, kNoContext = 201;  // CUDA_ERROR_..., of the driver
+constexpr int kRelaxed = 2;                              // CU_STREAM_CAPTURE_MODE_RELAXED
 
 }  // namespace
 
@@ -29,8 +30,8 @@ std::atomic<Registry*> slidesparse_lt_registry{nullptr};
 // Read by `shiplap audit`.
 extern "C" SL_EXPORT const char shiplap_keeps[];
 const char shiplap_keeps[] =
-    "slidesparse_lt_registry: plans by problem and handles by device, added outside captures, "
-    "never changed or removed";
+    "slidesparse_lt_registry: plans by problem and handles by device, added, never changed "
+    "or removed";
 
 Registry& registry() {
   Registry* found = slidesparse_lt_registry.load(std::memory_order_acquire);
@@ -79,20 +80,21 @@ int Registry::own(int64_t index, const Report& report, Device** found) {
   return SL_OK;
 }
 
-int Registry::may_make(const Problem& p, Stream stream, const Report& report) {
-  // In a capture nothing may be created; while another stream captures, asking about the default
-  // stream is an error too.
-  int capturing = 0;
-  const Status status = driver_->cuStreamIsCapturing(stream, &capturing);
+int Registry::may_make(const Problem& p, Stream stream, bool has_handle, const Report& report,
+                       bool* capturing) {
+  int answer = 0;
+  const Status status = driver_->cuStreamIsCapturing(stream, &answer);
+  *capturing = answer != 0;
   if (status == kNotInitialised || status == kNoContext) {
     return report.fail(SL_INVALID_ARGUMENT,
                        "CUDA has not begun in this process: put a tensor on the device first");
   }
-  if (status != 0 || capturing != 0) {
+  // While another stream captures, asking about the default stream is an error.
+  if (status != 0 || (*capturing && !has_handle)) {
     return report.fail(SL_INVALID_ARGUMENT,
-                       "no plan for m=%lld n=%lld k=%lld with algorithm %lld, and none is made "
-                       "while a CUDA graph is "
-                       "captured: run it once with as many rows before (slidesparse.prepare)",
+                       "no plan for m=%lld n=%lld k=%lld with algorithm %lld, and the library has "
+                       "not begun on this device, or on this stream, before a CUDA graph is "
+                       "captured: run it once before (slidesparse.prepare)",
                        static_cast<long long>(p.m), static_cast<long long>(p.n),
                        static_cast<long long>(p.k), static_cast<long long>(p.algorithm));
   }
@@ -103,6 +105,21 @@ int Registry::may_make(const Problem& p, Stream stream, const Report& report) {
   return SL_OK;
 }
 
+template <class Make>
+int Registry::beside_the_graph(bool capturing, const Report& report, const Make& make) {
+  int mode = kRelaxed;
+  const auto exchange = [&] {
+    const Status status = capturing ? driver_->cuThreadExchangeStreamCaptureMode(&mode) : 0;
+    return status == 0 ? static_cast<int>(SL_OK)
+                       : report.fail(SL_INTERNAL, "cuThreadExchangeStreamCaptureMode: status %d",
+                                     status);
+  };
+  SHIPLAP_LT_TRY(exchange());
+  const int made = make();
+  SHIPLAP_LT_TRY(exchange());  // back to what it was
+  return made;
+}
+
 int Registry::plan(const Problem& problem, Stream stream, const Report& report,
                    const DensePlan** found) {
   if ((*found = dense_.find(problem)) != nullptr) return SL_OK;
@@ -110,15 +127,19 @@ int Registry::plan(const Problem& problem, Stream stream, const Report& report,
   if ((*found = dense_.find(problem)) != nullptr) return SL_OK;
   SHIPLAP_LT_TRY(open_driver("", report));
   SHIPLAP_LT_TRY(open_cublaslt("", report));
-  SHIPLAP_LT_TRY(may_make(problem, stream, report));
   Device* device = nullptr;
   SHIPLAP_LT_TRY(own(problem.device, report, &device));
-  SHIPLAP_LT_TRY(device->open_dense(*cublaslt_, report));
-  std::unique_ptr<DensePlan> made;
-  SHIPLAP_LT_TRY(DensePlan::make(*device, problem, report, &made));
-  *found = made.get();
-  dense_.add(std::move(made));
-  return SL_OK;
+  bool capturing = false;
+  SHIPLAP_LT_TRY(
+      may_make(problem, stream, device->dense_api != nullptr, report, &capturing));
+  return beside_the_graph(capturing, report, [&]() -> int {
+    SHIPLAP_LT_TRY(device->open_dense(*cublaslt_, report));
+    std::unique_ptr<DensePlan> made;
+    SHIPLAP_LT_TRY(DensePlan::make(*device, problem, report, &made));
+    *found = made.get();
+    dense_.add(std::move(made));
+    return SL_OK;
+  });
 }
 
 int Registry::plan(const Problem& problem, Stream stream, const Report& report,
@@ -127,20 +148,24 @@ int Registry::plan(const Problem& problem, Stream stream, const Report& report,
   const std::lock_guard<std::mutex> guard(making_);
   if ((*found = sparse_.find(problem)) != nullptr) return SL_OK;
   SHIPLAP_LT_TRY(open_driver("", report));
-  SHIPLAP_LT_TRY(may_make(problem, stream, report));
+  Device* device = nullptr;
+  SHIPLAP_LT_TRY(own(problem.device, report, &device));
+  bool capturing = false;
+  SHIPLAP_LT_TRY(
+      may_make(problem, stream, device->sparse_api != nullptr, report, &capturing));
   if (cusparselt_ == nullptr) {
     return report.fail(SL_UNSUPPORTED,
                        "cuSPARSELt is not open in this process: ask "
                        "shiplap.kernels.slidesparse.lt.available() first");
   }
-  Device* device = nullptr;
-  SHIPLAP_LT_TRY(own(problem.device, report, &device));
-  SHIPLAP_LT_TRY(device->open_sparse(*cusparselt_, report));
-  std::unique_ptr<SparsePlan> made;
-  SHIPLAP_LT_TRY(SparsePlan::make(*device, problem, report, &made));
-  *found = made.get();
-  sparse_.add(std::move(made));
-  return SL_OK;
+  return beside_the_graph(capturing, report, [&]() -> int {
+    SHIPLAP_LT_TRY(device->open_sparse(*cusparselt_, report));
+    std::unique_ptr<SparsePlan> made;
+    SHIPLAP_LT_TRY(SparsePlan::make(*device, problem, report, &made));
+    *found = made.get();
+    sparse_.add(std::move(made));
+    return SL_OK;
+  });
 }
 
 int Registry::driver(const Report& report, const Driver** found) {

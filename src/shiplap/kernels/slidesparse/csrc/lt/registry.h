@@ -1,6 +1,6 @@
 // The one thing this library keeps: plans by problem, and the handles they were made with. Plans
-// are added while no graph is captured, never changed and never taken away while the process
-// computes, so a call reads them without a lock.
+// are added, never changed and never taken away while the process computes, so a call reads them
+// without a lock.
 #ifndef SHIPLAP_SLIDESPARSE_LT_REGISTRY_H_
 #define SHIPLAP_SLIDESPARSE_LT_REGISTRY_H_
 
@@ -78,7 +78,8 @@ class Registry {
   int driver(const Report& report, const Driver** found);
 
   // The plan for `problem`, made if need be. `stream` says whether a graph is being captured: then
-  // a miss is an error.
+  // making it is kept out of the graph, and without a handle, which would wait for the device, it
+  // is an error.
   int plan(const Problem& problem, Stream stream, const Report& report, const DensePlan** found);
   int plan(const Problem& problem, Stream stream, const Report& report, const SparsePlan** found);
   // The handles of a device that is current, with cuSPARSELt opened on it.
@@ -88,7 +89,11 @@ class Registry {
  private:
   int open_driver(const char* path, const Report& report);
   int open_cublaslt(const char* path, const Report& report);
-  int may_make(const Problem& problem, Stream stream, const Report& report);
+  int may_make(const Problem& problem, Stream stream, bool has_handle, const Report& report,
+               bool* capturing);
+  // Calls `make`, which may allocate and load: what a capture would refuse as part of the graph.
+  template <class Make>
+  int beside_the_graph(bool capturing, const Report& report, const Make& make);
   int own(int64_t index, const Report& report, Device** found);
 
   std::mutex making_;

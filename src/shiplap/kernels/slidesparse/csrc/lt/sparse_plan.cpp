@@ -170,6 +170,7 @@ int SparsePlan::run(const sl_context* ctx, const Operands& on) const {
   const float one = 1.0f, zero = 0.0f;
   Stream stream = ctx->stream;
   const void* alpha = problem.scaling == kPerRow ? on.scale_weight : &one;
+  const std::lock_guard<std::mutex> guard(launching);
   CUSPARSELT_TRY(cusparseLtMatmul, &device->sparse, &plan, alpha, on.weight, on.x, &zero, on.out,
                  on.out, ctx->workspace, &stream, 1);
   return SL_OK;

@@ -141,8 +141,9 @@ enum SelectionField : int { kAlgorithm = 0, kAlgorithms = 1, kSplitK = 3 };
 
 // ------------------------------------------------------------------------------------------ driver
 
-#define SHIPLAP_DRIVER(X)                          \
-  X(cuStreamIsCapturing, (Stream, int* capturing)) \
+#define SHIPLAP_DRIVER(X)                               \
+  X(cuStreamIsCapturing, (Stream, int* capturing))      \
+  X(cuThreadExchangeStreamCaptureMode, (int* mode))     \
   X(cuMemsetD8Async, (uint64_t where, unsigned char value, size_t bytes, Stream))
 
 }  // namespace shiplap::slidesparse::lt
