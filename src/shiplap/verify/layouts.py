@@ -59,10 +59,11 @@ LAYOUTS: dict[str, tuple[int, Callable[[Tensor], Tensor]]] = {
 def possible(layout: str, t: Tensor, *, contiguous: bool, mutated: bool) -> bool:
     """Whether ``t``, of an argument declared like this, may arrive in ``layout``.
 
-    Expanding changes the values, so integers, which may have to be distinct or sorted, are never expanded.
+    Expanding changes the values, so integers, which may have to be distinct or sorted, are never expanded; nor are
+    floats of 8 bits, codes that other arguments may repeat or give a scale to.
     """
     least, _ = LAYOUTS[layout]
-    if layout == "expanded" and (mutated or not (t.is_floating_point() or t.is_complex())):
+    if layout == "expanded" and (mutated or t.itemsize == 1 or not (t.is_floating_point() or t.is_complex())):
         return False
     return t.dim() >= least and not (contiguous and layout != "offset")
 
