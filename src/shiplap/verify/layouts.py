@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-__all__ = ["LAYOUTS", "apply_layout", "clone_exactly", "possible"]
+__all__ = ["LAYOUTS", "apply_layout", "clone_exactly", "independent", "possible"]
 
 
 def _offset(t: Tensor) -> Tensor:
@@ -56,14 +56,22 @@ LAYOUTS: dict[str, tuple[int, Callable[[Tensor], Tensor]]] = {
 """Name → (least rank, layout)."""
 
 
+def independent(t: Tensor) -> bool:
+    """Whether ``t`` may have any values, whatever the other arguments are.
+
+    Integers may have to be distinct, sorted or rows of another; floats of 8 bits are codes, which another argument
+    may repeat or give a scale to.
+    """
+    return (t.is_floating_point() and t.itemsize > 1) or t.is_complex()
+
+
 def possible(layout: str, t: Tensor, *, contiguous: bool, mutated: bool) -> bool:
     """Whether ``t``, of an argument declared like this, may arrive in ``layout``.
 
-    Expanding changes the values, so integers, which may have to be distinct or sorted, are never expanded; nor are
-    floats of 8 bits, codes that other arguments may repeat or give a scale to.
+    Expanding changes the values, so only what may change alone is expanded.
     """
     least, _ = LAYOUTS[layout]
-    if layout == "expanded" and (mutated or t.itemsize == 1 or not (t.is_floating_point() or t.is_complex())):
+    if layout == "expanded" and (mutated or not independent(t)):
         return False
     return t.dim() >= least and not (contiguous and layout != "offset")
 

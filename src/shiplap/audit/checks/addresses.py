@@ -14,7 +14,7 @@ from torch import Tensor
 from shiplap.audit.check import Check, Observation
 from shiplap.op import Op
 from shiplap.verify.compare import close, reduction
-from shiplap.verify.layouts import apply_layout
+from shiplap.verify.layouts import apply_layout, independent
 from shiplap.verify.run import call, effects, reference, reference64, tensors
 from shiplap.verify.samples import Case, Samples, other, tree_map
 
@@ -51,14 +51,14 @@ def _differs(op: Op, case: Case, args: tuple[Any, ...]) -> str:
 
 
 def _moved(op: Op, case: Case, first: tuple[Any, ...]) -> Iterator[tuple[str, tuple[Any, ...], str]]:
-    """Other values elsewhere, then a view that is aligned to one element: of each floating argument, and of all."""
+    """Other values elsewhere, then a view that is aligned to one element: of each independent argument, and of all."""
     changed = other(op, case).fresh()
     if [t.shape for t in tensors(changed)] != [t.shape for t in tensors(first)]:
         return
     for position, arg in enumerate(op.spec.args):
         new = changed[position]
-        if not isinstance(new, Tensor) or arg.mutated or not new.numel() or not new.is_floating_point():
-            continue  # integers may have to fit the other arguments: they move all together
+        if not isinstance(new, Tensor) or arg.mutated or not new.numel() or not independent(new):
+            continue  # it may have to fit the other arguments: those move all together
         for what, value, fix in ((f"another {arg.name}", new, KEEP),
                                  (f"{arg.name} at an address aligned to one element", _odd(new), ALIGN)):  # fmt: skip
             yield f"{what}, same size", (*first[:position], value, *first[position + 1 :]), fix
