@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float8e4m3fn
 from torch import Tensor
 
 import shiplap as sl
@@ -58,3 +58,30 @@ def test_integers_move_only_together():
     assert "4 moves" in look(good.gather, "addresses").evidence  # x alone twice, all twice; never the index alone
     assert "2 moves" in look(good.histogram, "addresses").evidence
     assert "4 moves" in look(double, "addresses").evidence
+
+
+@sl.op("audit_addresses::twice")
+def twice(
+    codes: Float8e4m3fn[Tensor, "n"], again: Float8e4m3fn[Tensor, "n"], scale: Float[Tensor, "n"]
+) -> Float[Tensor, "n"]:
+    """``again`` holds the same codes, for kernels that want them elsewhere."""
+    return codes.to(scale.dtype) * scale
+
+
+@twice.kernel("cpu")
+def _(codes, again, scale, *, out):
+    torch.mul(again.to(scale.dtype), scale, out=out)
+
+
+@twice.samples
+def _(rng, sizes, dtype, device):
+    codes = torch.randn(sizes["n"], generator=rng).to(device, torch.float8_e4m3fn)
+    return codes, codes.clone(), torch.rand(sizes["n"], generator=rng).to(device, dtype)
+
+
+@pytest.mark.parametrize("check", ["addresses", "edges"])
+def test_codes_of_eight_bits_change_only_together(check):
+    """Two forms of one quantised weight, and a scale that belongs to it: neither form changes alone."""
+    found = look(twice, check)
+    assert found.verdict == "ok", found.evidence
+    assert check == "edges" or "4 moves" in found.evidence

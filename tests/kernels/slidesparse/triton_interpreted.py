@@ -101,10 +101,13 @@ def activation_cases(rng: torch.Generator) -> None:
 def finishing_cases(rng: torch.Generator) -> None:
     for m, n in ((1, 32), (17, 40), (16, 320), (5, 1)):
         total = torch.randint(-(2**31), 2**31 - 1, (-(-m // 16) * 16, -(-n // 32) * 32), generator=rng).int()
-        rows, columns, bias = (torch.randn(size, generator=rng) for size in (len(total), n, n))
+        rows = torch.randn(len(total), generator=rng)
+        columns = torch.randn(2 * n, generator=rng)[::2]  # as a user's scale may be
+        bias = torch.randn(1, generator=rng).expand(n) if m == 17 else torch.randn(n, 2, generator=rng)[:, 1]
         for by_row, by_column, bias_too in ((True, True, True), (True, False, True), (False, False, False)):
             dtype = random.choice((torch.float32, torch.float16))
-            added = bias.to(dtype) if bias_too else None
+            added = bias.to(dtype) if dtype != bias.dtype else bias  # a conversion keeps these strides
+            added = added if bias_too else None
             want = total[:m, :n].float() * (rows[:m, None] if by_row else 1) * (columns if by_column else 1)
             out = torch.full((m, n), float(GUARD), dtype=dtype)
             finish(total, rows if by_row else None, columns if by_column else None, added, out)
