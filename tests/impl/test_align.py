@@ -44,18 +44,19 @@ def bind(ops, folder, align=ALIGN):
         op.kernel("cpu", sl.cabi(library, symbol, align=align), dtypes="float32")
 
 
-@pytest.fixture(params=["python", "native"])
-def ops(request, ns, tmp_path, monkeypatch):
-    tmp_path.chmod(0o700)
-    monkeypatch.setenv("SHIPLAP_CACHE_DIR", str(tmp_path))
-    monkeypatch.setenv("SHIPLAP_NATIVE", "1" if request.param == "native" else "0")
-    found = declare(ns)
-    bind(found, tmp_path)
-    if request.param == "native":
-        native.build(found[0])
-    yield found
-    if request.param == "native":
-        assert found[0].native is not None, "it is the native binding that was tried"
+@pytest.fixture(scope="module", params=["python", "native"])
+def ops(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("align")
+    folder.chmod(0o700)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SHIPLAP_CACHE_DIR", str(folder))
+        patch.setenv("SHIPLAP_NATIVE", "1" if request.param == "native" else "0")
+        found = declare(f"align_{request.param}")
+        bind(found, folder)
+        if request.param == "native":
+            native.build(found[0])
+        yield found
+        assert (found[0].native is not None) == (request.param == "native"), "it is this binding that was tried"
 
 
 def views(n):
