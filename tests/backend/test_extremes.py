@@ -23,6 +23,8 @@ VALUES = torch.tensor([nan, inf, -inf, 0.0, -0.0, 1e-6, -1e-6, 0.5, -100.0, 100.
 CASES: dict[str, tuple[Callable[[Tensor], Any], Tensor]] = {
     "exp.out": (torch.exp, VALUES),
     "clamp.out": (lambda x: (x.clamp(-1, 1), x.clamp(nan, 1), x.clamp(-1, nan)), VALUES),
+    "gt.Tensor_out": (lambda x: (x > x.flip(0), x > x), VALUES),
+    "ge.Tensor_out": (lambda x: (x >= x.flip(0), x >= x), VALUES),
     "_softmax.out": (lambda x: (x.softmax(0), x.softmax(1)), ROWS),
     "topk.values": (lambda x: x.topk(2, 1)[0], ROWS),
 }

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <openvino/op/exp.hpp>
+#include <openvino/op/less.hpp>
+#include <openvino/op/less_eq.hpp>
 #include <openvino/op/log_softmax.hpp>
 #include <openvino/op/sign.hpp>
 #include <openvino/op/softmax.hpp>
@@ -12,6 +14,10 @@ namespace shiplap::backend::helpers {
 
 // The plugin's is infinite of NaN.
 inline Node Exp(Node value) { return make<ov::op::v1::Select>(make<ov::op::v10::IsNaN>(value), value, make<ov::op::v0::Exp>(value)); }
+
+// True of NaN where the CPU has AVX-512; Less is false on every one.
+inline Node Greater(Node left, Node right) { return make<ov::op::v1::Less>(right, left); }
+inline Node GreaterEqual(Node left, Node right) { return make<ov::op::v1::LessEqual>(right, left); }
 
 // 0 of NaN.
 inline Node Sign(Node value) {

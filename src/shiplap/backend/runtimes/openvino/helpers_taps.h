@@ -2,12 +2,12 @@
 #pragma once
 
 #include <openvino/op/gather.hpp>
-#include <openvino/op/greater.hpp>
 #include <openvino/op/logical_or.hpp>
 #include <openvino/op/not_equal.hpp>
 #include <openvino/op/scatter_elements_update.hpp>
 
 #include <helpers.h>
+#include <helpers_nan.h>
 #include <shiplap_backend/taps.h>
 
 namespace shiplap::backend::helpers {
@@ -82,7 +82,7 @@ static std::vector<Node> highest(Node value, const std::vector<Taps>& taps) {
         where = inner.get_node() ? place : make<ov::op::v3::Broadcast>(place, constant(sizes(v)));
         continue;
       }
-      Node higher = make<ov::op::v1::LogicalOr>(make<ov::op::v1::Greater>(v, best), make<ov::op::v1::NotEqual>(v, v));
+      Node higher = make<ov::op::v1::LogicalOr>(Greater(v, best), make<ov::op::v1::NotEqual>(v, v));
       best = make<ov::op::v1::Select>(higher, v, best);
       where = make<ov::op::v1::Select>(higher, place, where);
     }
