@@ -79,12 +79,8 @@ def _against_reference(op: Op, case: Case, names: list[str], leaf: bool, layout:
     worst = 0.0
     for name, g, o, w, r in zip(names, got, own, wide, rough, strict=True):
         # In double precision the reference has no wider self: its rounding errors are those in single, scaled.
-        found = close(
-            [g],
-            [w + (r - w) * DOUBLE_TO_SINGLE if g.dtype == torch.float64 else o],
-            [w],
-            Reduction(_terms(op, case, name)),
-        )
+        rounded = w + (r - w) * DOUBLE_TO_SINGLE if g.dtype == torch.float64 else o
+        found = close([g], [rounded], [w], Reduction(_terms(op, case, name)))
         worst = max(worst, found.error)
         if found.problem:
             return Observation(f"d/d{name} {found.problem.removeprefix('result 0: ')}", error=worst)
