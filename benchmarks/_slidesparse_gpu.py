@@ -179,12 +179,17 @@ def goals(measured: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {
         "a 2:4 call over _scaled_mm's, at most 1.2": _by("m", measured.get("overhead"), "2:4 call over _scaled_mm"),
         "torch's sparse call over ours, over 10": _by("m", measured.get("overhead"), "torch sparse call over ours"),
-        "quantise + lift of copy bandwidth, at least 0.8": _by(("pairs", "m", "k"), measured.get("activations"),
-                                                               "of copy bandwidth"),
+        "quantise + lift of copy bandwidth, at least 0.8": _by(
+            ("pairs", "m", "k"), measured.get("activations"), "of copy bandwidth"
+        ),
         "the same, untuned": _by(("pairs", "m", "k"), measured.get("activations"), "default of copy bandwidth"),
-    }  # fmt: skip
-    for name, goal in (("fp8 2:4", "at least 1.5"), ("int8 2:4", "at least 2.0"), ("int8 6:8", "at least 1.3"),
-                       ("fp8 6:8", "what is true")):  # fmt: skip
+    }
+    for name, goal in (
+        ("fp8 2:4", "at least 1.5"),
+        ("int8 2:4", "at least 2.0"),
+        ("int8 6:8", "at least 1.3"),
+        ("fp8 6:8", "what is true"),
+    ):
         found[f"{name} over torch's fastest dense, m >= 4096, {goal}"] = _by(
             ("m", "n", "k"), gemm, f"{name} over dense"
         )

@@ -32,9 +32,13 @@ from tests.backend.models import MODELS  # noqa: E402
 
 RUNTIMES = "src/shiplap/backend/runtimes"
 SOURCES = (
-    f"{RUNTIMES}/common/csrc/*.cpp", f"{RUNTIMES}/common/include/shiplap_backend/*.h", f"{RUNTIMES}/openvino/*.cpp",
-    f"{RUNTIMES}/openvino/*.h", "src/shiplap/backend/metadata/openvino.yaml", "tests/backend/models.py",
-)  # fmt: skip
+    f"{RUNTIMES}/common/csrc/*.cpp",
+    f"{RUNTIMES}/common/include/shiplap_backend/*.h",
+    f"{RUNTIMES}/openvino/*.cpp",
+    f"{RUNTIMES}/openvino/*.h",
+    "src/shiplap/backend/metadata/openvino.yaml",
+    "tests/backend/models.py",
+)
 Contestant = Callable[[], Any]
 
 

@@ -27,9 +27,13 @@ from shiplap.backend.project import open_project  # noqa: E402
 DTYPES = ("f32", "bf16", "f16", "i64", "i32", "u8", "bool")
 RUNTIMES = "src/shiplap/backend/runtimes"
 SOURCES = (
-    f"{RUNTIMES}/common/csrc/*.cpp", f"{RUNTIMES}/common/include/shiplap_backend/*.h", f"{RUNTIMES}/openvino/*.cpp",
-    f"{RUNTIMES}/openvino/*.h", "src/shiplap/backend/metadata/openvino.yaml", "src/shiplap/backend/opinfo.py",
-)  # fmt: skip
+    f"{RUNTIMES}/common/csrc/*.cpp",
+    f"{RUNTIMES}/common/include/shiplap_backend/*.h",
+    f"{RUNTIMES}/openvino/*.cpp",
+    f"{RUNTIMES}/openvino/*.h",
+    "src/shiplap/backend/metadata/openvino.yaml",
+    "src/shiplap/backend/opinfo.py",
+)
 RECORD = ROOT / "benchmarks" / "results" / "backend_opinfo.json"
 PAGE = ROOT / "docs" / "backend-opinfo.md"  # every operator
 SUMMARY = ROOT / "docs" / "backend.md"  # the counts, between two marks
@@ -63,11 +67,21 @@ def measure(verdicts: list[audit.Verdict], samples: int) -> dict[str, Any]:
     for v in verdicts:
         states.setdefault(v.op, {})[v.dtype] = v.state
     return _record.record(
-        SOURCES, ["openvino"], samples=samples, cases=len(verdicts), counts=audit.table(verdicts), dtypes=DTYPES,
+        SOURCES,
+        ["openvino"],
+        samples=samples,
+        cases=len(verdicts),
+        counts=audit.table(verdicts),
+        dtypes=DTYPES,
         states={op: " ".join(s.get(d, "-") for d in DTYPES) for op, s in states.items()},
-        reasons=sorted({f"{v.op} {v.dtype} {v.state}: {v.why.splitlines()[0]}" for v in verdicts
-                        if v.state in ("fail", "crash", "refused")}),
-    )  # fmt: skip
+        reasons=sorted(
+            {
+                f"{v.op} {v.dtype} {v.state}: {v.why.splitlines()[0]}"
+                for v in verdicts
+                if v.state in ("fail", "crash", "refused")
+            }
+        ),
+    )
 
 
 def page(result: dict[str, Any]) -> str:

@@ -46,11 +46,13 @@ from shiplap.verify.samples import Samples
 
 AUDIT = "src/shiplap/audit"
 SOURCES = [
-    "benchmarks/capture.py", "tests/zoo/gpu/*.py", "src/shiplap/kernels/sparse3d/ops.py",
+    "benchmarks/capture.py",
+    "tests/zoo/gpu/*.py",
+    "src/shiplap/kernels/sparse3d/ops.py",
     "src/shiplap/kernels/*/cuda.py",
     *(f"{AUDIT}/{name}.py" for name in ("capture", "cost", "sanitizer", "trace")),
     *(f"{AUDIT}/checks/{name}.py" for name in ("cuda_graph", "cudagraph_trees", "sanitizer")),
-]  # fmt: skip
+]
 GRAPHS = ["cuda_graph", "cudagraph_trees"]
 SEED, DEVICE = 20261121, "cuda"
 SECONDS, PER_OP_S = 270, 25
@@ -236,9 +238,19 @@ def measure(seconds: float) -> dict[str, Any]:
     )
     specimens = timed("zoo", lambda: zoo(clock), spent)
     device = f"{torch.cuda.get_device_name()}, driver {driver()}, CUDA {torch.version.cuda}"
-    return record(SOURCES, ["triton"], device=device, compute_sanitizer=sanitizer.version() or "absent", seed=SEED,
-                  devices=torch.cuda.device_count(), seconds=spent, cost=cards, ops=table, sanitizer=memory,
-                  zoo=specimens)  # fmt: skip
+    return record(
+        SOURCES,
+        ["triton"],
+        device=device,
+        compute_sanitizer=sanitizer.version() or "absent",
+        seed=SEED,
+        devices=torch.cuda.device_count(),
+        seconds=spent,
+        cost=cards,
+        ops=table,
+        sanitizer=memory,
+        zoo=specimens,
+    )
 
 
 def show(result: dict[str, Any]) -> None:
@@ -271,8 +283,10 @@ def show(result: dict[str, Any]) -> None:
     silent = [
         r for r in good if r["cuda_graph"]["verdict"] == "ok" and r["cudagraph_trees"]["verdict"] in ("ok", "skip")
     ]
-    print(f"zoo: {sum(r['as_expected'] for r in run)} of {len(run)} bad ops flagged as expected "
-          f"({len(bad) - len(run)} not run), {len(silent)} of {len(good)} good ops silent")  # fmt: skip
+    print(
+        f"zoo: {sum(r['as_expected'] for r in run)} of {len(run)} bad ops flagged as expected "
+        f"({len(bad) - len(run)} not run), {len(silent)} of {len(good)} good ops silent"
+    )
     print(f"{result['device']}; {result['versions']}; seconds {result['seconds']}")
 
 

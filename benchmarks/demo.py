@@ -40,9 +40,12 @@ def run(folder: Path) -> dict:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(
         [sys.executable, "-m", "shiplap.cli", "demo", "--json", "--output", str(folder)],
-        stdout=subprocess.PIPE, text=True, check=False, cwd=_record.ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+        cwd=_record.ROOT,
         env=os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(folder / "cache")},
-    )  # fmt: skip
+    )
     if done.returncode not in (0, 1):
         raise SystemExit(done.returncode)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -60,18 +60,27 @@ def int8_product(m: int, k: int, n: int, dtype: torch.dtype = torch.float32) -> 
     w = torch.randint(-127, 128, (n, k), dtype=torch.int8)
     args = torch.randn(m, k).to(dtype), w, (torch.rand(n) / 127).to(dtype), torch.randn(n).to(dtype)
     return Workload(
-        f"int8 product + bias + gelu, {str(dtype).removeprefix('torch.')}", f"{m}x{k}x{n}", ops.int8_mm,
+        f"int8 product + bias + gelu, {str(dtype).removeprefix('torch.')}",
+        f"{m}x{k}x{n}",
+        ops.int8_mm,
         lambda x, w, s, b: gelu(dense.matmul_int8(x, w, s, b)),
-        lambda x, w, s, b: gelu((x @ w.to(x.dtype).t()) * s + b), args, m * k * n,
-    )  # fmt: skip
+        lambda x, w, s, b: gelu((x @ w.to(x.dtype).t()) * s + b),
+        args,
+        m * k * n,
+    )
 
 
 def product(m: int, k: int, n: int) -> Workload:
     args = torch.randn(m, k), torch.randn(k, n), torch.randn(n)
     return Workload(
-        "product + bias + relu, float32", f"{m}x{k}x{n}", ops.mm, lambda a, b, c: relu(dense.matmul(a, b, c)),
-        lambda a, b, c: relu(a @ b + c), args, m * k * n,
-    )  # fmt: skip
+        "product + bias + relu, float32",
+        f"{m}x{k}x{n}",
+        ops.mm,
+        lambda a, b, c: relu(dense.matmul(a, b, c)),
+        lambda a, b, c: relu(a @ b + c),
+        args,
+        m * k * n,
+    )
 
 
 def convolution(ci: int, co: int, size: int, kernel: int, stride: int) -> Workload:
@@ -80,10 +89,14 @@ def convolution(ci: int, co: int, size: int, kernel: int, stride: int) -> Worklo
     pad = kernel // 2
     out = (size + 2 * pad - kernel) // stride + 1
     return Workload(
-        "convolution + bias + relu, float32", f"{ci}->{co}, {size}x{size}, {kernel}x{kernel}/{stride}", ops.conv2d,
+        "convolution + bias + relu, float32",
+        f"{ci}->{co}, {size}x{size}, {kernel}x{kernel}/{stride}",
+        ops.conv2d,
         lambda x, w, b: relu(dense.conv2d(x, w, b, stride, pad)),
-        lambda x, w, b: relu(conv2d(x, w, b, stride, pad)), (x, w, torch.randn(co)), out * out * co * ci * kernel**2,
-    )  # fmt: skip
+        lambda x, w, b: relu(conv2d(x, w, b, stride, pad)),
+        (x, w, torch.randn(co)),
+        out * out * co * ci * kernel**2,
+    )
 
 
 def workloads() -> list[Workload]:
@@ -91,8 +104,14 @@ def workloads() -> list[Workload]:
     int8 = [int8_product(m, k, n) for k, n in shapes for m in (1, 16, 128, 512, 2048)]
     half = [int8_product(m, 1024, 4096, torch.bfloat16) for m in (1, 128)]
     plain = [product(128, 1024, 4096), product(2048, 64, 1024), product(512, 512, 512)]
-    resnet = [(64, 64, 56, 1, 1), (64, 64, 56, 3, 1), (3, 64, 224, 7, 2), (128, 128, 28, 3, 1), (256, 1024, 14, 1, 1),
-              (512, 512, 7, 3, 1)]  # fmt: skip
+    resnet = [
+        (64, 64, 56, 1, 1),
+        (64, 64, 56, 3, 1),
+        (3, 64, 224, 7, 2),
+        (128, 128, 28, 3, 1),
+        (256, 1024, 14, 1, 1),
+        (512, 512, 7, 3, 1),
+    ]
     return [*int8, *half, *plain, *(convolution(*shape) for shape in resnet)]
 
 

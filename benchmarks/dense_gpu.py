@@ -28,17 +28,24 @@ from shiplap.kernels.dense import ops
 from shiplap.tune.measure import CudaClock, Plan, race
 
 SOURCES = [
-    "benchmarks/dense_gpu.py", "src/shiplap/kernels/dense/*.triton.jinja", "src/shiplap/kernels/dense/cuda.py",
-    "src/shiplap/fuse/surroundings.py", "src/shiplap/tune/measure.py",
-]  # fmt: skip
+    "benchmarks/dense_gpu.py",
+    "src/shiplap/kernels/dense/*.triton.jinja",
+    "src/shiplap/kernels/dense/cuda.py",
+    "src/shiplap/fuse/surroundings.py",
+    "src/shiplap/tune/measure.py",
+]
 MODE = "max-autotune-no-cudagraphs"
 Fn = Callable[..., Tensor]
 gelu, relu = torch.nn.functional.gelu, torch.relu
 MATMUL = [(m, n, k) for n, k in ((4096, 4096), (8192, 8192), (8192, 4096)) for m in (16, 128, 4096, 8192)]
 CONV = [  # ResNet-50, batch 32: (channels in, size, channels out, kernel, stride)
-    (64, 56, 64, 1, 1), (64, 56, 64, 3, 1), (128, 56, 128, 3, 2), (128, 28, 512, 1, 1), (256, 14, 256, 3, 1),
+    (64, 56, 64, 1, 1),
+    (64, 56, 64, 3, 1),
+    (128, 56, 128, 3, 2),
+    (128, 28, 512, 1, 1),
+    (256, 14, 256, 3, 1),
     (512, 7, 512, 3, 1),
-]  # fmt: skip
+]
 GROUPED = [(4096, 8, 1024, 2048), (8192, 16, 2048, 1024)]  # tokens, experts, k, n
 
 
@@ -114,8 +121,15 @@ def measure(name: str, plain: Fn, ours: Fn, args: tuple[Tensor, ...], op: Any, c
     spread = {row: [round(times[i].low * 1e6, 2), round(times[i].high * 1e6, 2)] for i, row in enumerate(rows)}
     print(f"{name:28s} " + " ".join(f"{r} {t:8.1f}" for r, t in found.items()) + f"  {decision.chosen}", flush=True)
     print(f"    {decision.reason}; errors " + " ".join(f"{r} {e:.1e}" for r, e in errors.items()), flush=True)
-    return {"case": name, "us": found, "quartiles_us": spread, "error": errors, "compile_s": seconds,
-            "chosen": decision.chosen, "reason": decision.reason}  # fmt: skip
+    return {
+        "case": name,
+        "us": found,
+        "quartiles_us": spread,
+        "error": errors,
+        "compile_s": seconds,
+        "chosen": decision.chosen,
+        "reason": decision.reason,
+    }
 
 
 def cases(wanted: list[str]) -> list[tuple[str, Any]]:
@@ -139,8 +153,12 @@ def main() -> None:
         results.append(measure(name, *make(*shape), clock))
         torch.cuda.empty_cache()
     if options.json:
-        smi = subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
-                             capture_output=True, text=True, check=False).stdout.strip()  # fmt: skip
+        smi = subprocess.run(
+            ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            check=False,
+        ).stdout.strip()
         device = f"{torch.cuda.get_device_name()}, driver {smi}"
         write(options.json, record(SOURCES, ["triton"], device, mode=MODE, cases=results))
 

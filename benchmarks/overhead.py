@@ -35,13 +35,18 @@ from shiplap.impl import native
 
 # What the rows execute. Of files that are edited for other reasons, the functions on the path.
 SOURCES = [
-    "benchmarks/overhead.py", "src/shiplap/codegen/native.py", "src/shiplap/codegen/expression.py",
-    "src/shiplap/codegen/templates/native.cpp.jinja", "src/shiplap/codegen/templates/tvm_ffi.cpp.jinja",
-    "src/shiplap/include/shiplap/*.h", "src/shiplap/impl/frame.py", "src/shiplap/impl/cabi.py::BoundKernel",
+    "benchmarks/overhead.py",
+    "src/shiplap/codegen/native.py",
+    "src/shiplap/codegen/expression.py",
+    "src/shiplap/codegen/templates/native.cpp.jinja",
+    "src/shiplap/codegen/templates/tvm_ffi.cpp.jinja",
+    "src/shiplap/include/shiplap/*.h",
+    "src/shiplap/impl/frame.py",
+    "src/shiplap/impl/cabi.py::BoundKernel",
     "src/shiplap/op/fast.py",
     *(f"src/shiplap/op/op.py::Op.{name}" for name in ("_dispatch", "execute", "pick")),
     "src/shiplap/compat/calls.py",
-]  # fmt: skip
+]
 INCLUDE = Path(sl.__file__).parent / "include"
 TORCH = Path(torch.__file__).parent
 NOTE, BEGIN, END = ROOT / "docs/design/0004-native.md", "<!-- overhead -->", "<!-- /overhead -->"
@@ -188,12 +193,18 @@ def tvm_ffi(folder: Path) -> Function:
 
 KEPT: list[Any] = []
 ROWS: dict[str, Callable[[Path], Function]] = {
-    "torch_library_cpp": hand_written, "shiplap_native": through_native, "shiplap_python": through_python,
-    "library_impl_ctypes": library_impl, "custom_op_ctypes": custom_op, "tvm_ffi": tvm_ffi,
-}  # fmt: skip
+    "torch_library_cpp": hand_written,
+    "shiplap_native": through_native,
+    "shiplap_python": through_python,
+    "library_impl_ctypes": library_impl,
+    "custom_op_ctypes": custom_op,
+    "tvm_ffi": tvm_ffi,
+}
 CONTROLS: dict[str, Callable[[Path], Function]] = {
-    "plain_function": by_ctypes, "tvm_ffi_direct": tvm_ffi_direct, "aten_add": lambda folder: torch.add,
-}  # fmt: skip
+    "plain_function": by_ctypes,
+    "tvm_ffi_direct": tvm_ffi_direct,
+    "aten_add": lambda folder: torch.add,
+}
 
 
 def functions(folder: Path) -> tuple[dict[str, Function], dict[str, str]]:
@@ -281,8 +292,15 @@ def measure(rounds: int, *, compiled: bool) -> dict[str, Any]:
         }
         for name, times in tables.items()
     }
-    return record(SOURCES, ["apache-tvm-ffi"], load_average=os.getloadavg()[0], rounds=rounds, missing=missing,
-                  ratios=ratios, **result)  # fmt: skip
+    return record(
+        SOURCES,
+        ["apache-tvm-ffi"],
+        load_average=os.getloadavg()[0],
+        rounds=rounds,
+        missing=missing,
+        ratios=ratios,
+        **result,
+    )
 
 
 def show(result: dict[str, Any]) -> None:

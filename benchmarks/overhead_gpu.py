@@ -36,11 +36,15 @@ import shiplap as sl
 from shiplap.impl import native, triton_launcher
 
 SOURCES = [
-    "benchmarks/overhead_gpu.py", *(f"src/shiplap/impl/{name}.py" for name in ("cabi", "frame", "native", "triton")),
-    "src/shiplap/compat/calls.py", "src/shiplap/op/fast.py", "src/shiplap/op/launch.py",
-    "src/shiplap/codegen/native.py", "src/shiplap/codegen/templates/native.cpp.jinja",
+    "benchmarks/overhead_gpu.py",
+    *(f"src/shiplap/impl/{name}.py" for name in ("cabi", "frame", "native", "triton")),
+    "src/shiplap/compat/calls.py",
+    "src/shiplap/op/fast.py",
+    "src/shiplap/op/launch.py",
+    "src/shiplap/codegen/native.py",
+    "src/shiplap/codegen/templates/native.cpp.jinja",
     "src/shiplap/include/shiplap/*.h",
-]  # fmt: skip
+]
 INCLUDE = Path(sl.__file__).parent / "include"
 TORCH = Path(torch.__file__).parent
 SIZE, BLOCK = 1024, 1024
@@ -236,8 +240,12 @@ def hand_written(folder: Path) -> Function:
     source, library = folder / "hand.cpp", folder / "hand.so"
     source.write_text(HAND_WRITTEN)
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
-    include = [f"-I{TORCH}/include", f"-I{TORCH}/include/torch/csrc/api/include", f"-I{home}/include",
-               f"-I{home}/include/cccl"]  # fmt: skip
+    include = [
+        f"-I{TORCH}/include",
+        f"-I{TORCH}/include/torch/csrc/api/include",
+        f"-I{home}/include",
+        f"-I{home}/include/cccl",
+    ]
     link = [kernel, f"-Wl,-rpath,{folder}", f"-L{TORCH}/lib", "-ltorch_cpu", "-ltorch", "-lc10", "-lc10_cuda"]
     run(["c++", "-O2", "-std=c++20", "-shared", "-fPIC", abi, *include, "-o", library, source, *link])
     torch.ops.load_library(library)
@@ -311,12 +319,18 @@ def custom_op(folder: Path) -> Function:
 
 
 ROWS: dict[str, Callable[[Path], Function]] = {
-    "triton_plain": triton_plain, "triton_launcher_plain": triton_launcher_plain, "triton_op": triton_library_op,
-    "triton_custom_op": triton_custom_op, "triton_shiplap": triton_shiplap,
-    "triton_shiplap_launcher": triton_shiplap_launcher, "torch_library_cpp": hand_written,
-    "shiplap_native": through_native, "shiplap_python": through_python, "library_impl_ctypes": library_impl,
+    "triton_plain": triton_plain,
+    "triton_launcher_plain": triton_launcher_plain,
+    "triton_op": triton_library_op,
+    "triton_custom_op": triton_custom_op,
+    "triton_shiplap": triton_shiplap,
+    "triton_shiplap_launcher": triton_shiplap_launcher,
+    "torch_library_cpp": hand_written,
+    "shiplap_native": through_native,
+    "shiplap_python": through_python,
+    "library_impl_ctypes": library_impl,
     "custom_op_ctypes": custom_op,
-}  # fmt: skip
+}
 EAGER_ONLY = {"triton_launcher_plain", "shiplap_native_out"}
 FIRST = ("torch_library_cpp", "shiplap_native", "triton_custom_op", "triton_shiplap_launcher", "custom_op_ctypes")
 
@@ -462,8 +476,16 @@ def measure(rounds: int, budget: float, *, compile: bool) -> dict[str, Any]:
     for table in result.values():
         table.update(dict.fromkeys(name for name in missing if name in ROWS))
     device = f"{torch.cuda.get_device_name()}, driver {driver()}, CUDA {torch.version.cuda}"
-    return record(SOURCES, ["triton"], device=device, load_average=os.getloadavg()[0], missing=missing,
-                  seconds=round(time.monotonic() - began), ratios=ratios(result), **result)  # fmt: skip
+    return record(
+        SOURCES,
+        ["triton"],
+        device=device,
+        load_average=os.getloadavg()[0],
+        missing=missing,
+        seconds=round(time.monotonic() - began),
+        ratios=ratios(result),
+        **result,
+    )
 
 
 def driver() -> str:

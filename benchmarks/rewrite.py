@@ -97,13 +97,24 @@ def named(name: str, how: dict[str, Any]) -> str:
 
 def towers(count: int, rows: int, k: int, **how: Any) -> Case:
     name, peer = named(f"{count} layers, {rows} rows, {k}x{k}", how), {"pre_grad_fusion_options": TORCHS_OWN}
-    return Case(name, lambda: Towers(count, k), (count, rows, k), lambda always: [StackedLinears(always=always)],
-                peer=peer, **how)  # fmt: skip
+    return Case(
+        name,
+        lambda: Towers(count, k),
+        (count, rows, k),
+        lambda always: [StackedLinears(always=always)],
+        peer=peer,
+        **how,
+    )
 
 
 def block(rows: int, k: int, **how: Any) -> Case:
-    return Case(named(f"block of {k}, {rows} rows", how), lambda: Block(k), (rows, k),
-                lambda always: [WideLinears(always=always)], **how)  # fmt: skip
+    return Case(
+        named(f"block of {k}, {rows} rows", how),
+        lambda: Block(k),
+        (rows, k),
+        lambda always: [WideLinears(always=always)],
+        **how,
+    )
 
 
 def cases() -> list[Case]:
@@ -165,12 +176,15 @@ def measured(
     least, off = {n: min(ts) for n, ts in times.items()}, times["off"]
     medians = {n: statistics.median(o / t for o, t in zip(off, ts, strict=True)) for n, ts in times.items()}
     return {
-        "case": case.name, "rewrites": [r.name for r in case.rewrites(False)], "merged": merged,
+        "case": case.name,
+        "rewrites": [r.name for r in case.rewrites(False)],
+        "merged": merged,
         "us": {n: round(t * 1e6, 1) for n, t in least.items()},
         "off over": {n: round(least["off"] / t, 3) for n, t in least.items() if n != "off"},
         "medians": {n: round(r, 3) for n, r in medians.items() if n != "off"},
-        "error": {n: float(f"{e:.2g}") for n, e in errors.items()}, "compile_s": round(seconds, 1),
-    }  # fmt: skip
+        "error": {n: float(f"{e:.2g}") for n, e in errors.items()},
+        "compile_s": round(seconds, 1),
+    }
 
 
 def apart(got: Tensor, expected: Tensor) -> float:

@@ -32,8 +32,14 @@ from shiplap.kernels.dense.rewrites import conv_norm_dense, int8_linear, linear_
 from shiplap.rewrite import PatternRewrite, Rewrite
 from shiplap.rewrite.shipped import attention
 
-OURS = ("benchmarks/rewrite_gpu.py", "benchmarks/_together.py", *SOURCES, "src/shiplap/kernels/dense/rewrites.py",
-        "src/shiplap/rewrite/shipped/attention.py", "src/shiplap/rewrite/shipped/conv_norm.py")  # fmt: skip
+OURS = (
+    "benchmarks/rewrite_gpu.py",
+    "benchmarks/_together.py",
+    *SOURCES,
+    "src/shiplap/kernels/dense/rewrites.py",
+    "src/shiplap/rewrite/shipped/attention.py",
+    "src/shiplap/rewrite/shipped/conv_norm.py",
+)
 TUNED = "max-autotune-no-cudagraphs"
 BF16 = torch.bfloat16
 
@@ -113,8 +119,13 @@ def heads(size: int, count: int, batch: int, tokens: int, dtype: torch.dtype, *h
     """Untuned: the products of the written-out form are the library's either way, and tuning them takes a minute."""
     name, mask = ", ".join([f"{count} heads of {size}, {batch}x{tokens} tokens", *how]), (batch, 1, tokens, tokens)
     kind = f"attention_{str(dtype).removeprefix('torch.')}"
-    return Case(name, lambda: Attention(count, mask if "mask" in how else ()), (batch, tokens, 3 * count * size),
-                only(attended, "no_ops", kind), dtype=dtype)  # fmt: skip
+    return Case(
+        name,
+        lambda: Attention(count, mask if "mask" in how else ()),
+        (batch, tokens, 3 * count * size),
+        only(attended, "no_ops", kind),
+        dtype=dtype,
+    )
 
 
 def groups() -> list[Case]:
@@ -162,9 +173,13 @@ def attentions(small: bool) -> list[Case]:
         return [heads(8, 2, 2, 4, torch.float32), heads(8, 2, 2, 4, torch.float32, "mask")]
     large, many = (128, 32, 2, 2048, BF16), (64, 12, 32, 197)
     return [
-        heads(*large), heads(*large, "mask"), heads(*many, BF16), heads(*many, BF16, "mask"),
-        heads(*many, torch.float32, "float32"), heads(1024, 4, 2, 2048, BF16),
-    ]  # fmt: skip
+        heads(*large),
+        heads(*large, "mask"),
+        heads(*many, BF16),
+        heads(*many, BF16, "mask"),
+        heads(*many, torch.float32, "float32"),
+        heads(1024, 4, 2, 2048, BF16),
+    ]
 
 
 def rehearsed(case: Case) -> Case:

@@ -56,11 +56,14 @@ def contestants(m: int, n: int, k: int) -> dict[str, Callable[[], Tensor]]:
         return lambda: matmul(x, kept)
 
     return {
-        "int8 6:8": layer(x, int8, "packed"), "int8 dense (control)": layer(x, int8, "dense"),
-        "torch._int_mm": lambda: int_mm(x, int8.dense, int8.scale), "F.linear float32": lambda: linear(x, weight),
-        "bf16 6:8": layer(half, bf16, "packed"), "bf16 dense (control)": layer(half, bf16, "dense"),
+        "int8 6:8": layer(x, int8, "packed"),
+        "int8 dense (control)": layer(x, int8, "dense"),
+        "torch._int_mm": lambda: int_mm(x, int8.dense, int8.scale),
+        "F.linear float32": lambda: linear(x, weight),
+        "bf16 6:8": layer(half, bf16, "packed"),
+        "bf16 dense (control)": layer(half, bf16, "dense"),
         "F.linear bfloat16": lambda: linear(half, narrow),
-    }  # fmt: skip
+    }
 
 
 def activations(m: int, k: int) -> dict[str, Callable[[], Tensor]]:
@@ -76,7 +79,7 @@ def activations(m: int, k: int) -> dict[str, Callable[[], Tensor]]:
         "quantise_fp8 + lift 6:8": lambda: ops.quantise_fp8(x, 4)[0],
         "eager PyTorch, not lifted": eager,
         "copy": x.clone,
-    }  # fmt: skip
+    }
 
 
 def measure(runs: dict[str, Callable[[], Tensor]], seconds: float) -> dict[str, float]:

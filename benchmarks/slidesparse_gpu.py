@@ -45,7 +45,7 @@ from _slidesparse_gpu import (
     values,
     wall,
     with_config,
-)  # fmt: skip
+)
 
 import shiplap as sl
 from shiplap.impl.native import build
@@ -55,23 +55,35 @@ from shiplap.kernels.slidesparse.lt import native
 from shiplap.op.config import Config
 
 SOURCES = [
-    "benchmarks/slidesparse_gpu.py", "benchmarks/_slidesparse_gpu.py", "src/shiplap/kernels/slidesparse/csrc/lt/*.cpp",
-    "src/shiplap/kernels/slidesparse/csrc/lt/*.h", "src/shiplap/kernels/slidesparse/cuda/*.py",
+    "benchmarks/slidesparse_gpu.py",
+    "benchmarks/_slidesparse_gpu.py",
+    "src/shiplap/kernels/slidesparse/csrc/lt/*.cpp",
+    "src/shiplap/kernels/slidesparse/csrc/lt/*.h",
+    "src/shiplap/kernels/slidesparse/cuda/*.py",
     "src/shiplap/kernels/slidesparse/lt/*.py",
-]  # fmt: skip
+]
 SQUARES = (1024, 2048, 4096, 8192)
 TALL = ((4096, 28672, 8192), (8192, 4096, 14336), (16384, 8192, 8192))  # m, n, k
 PATTERNS = {"2:4": 2, "4:6": 3, "6:8": 4}
 SHAPES = {  # hidden, query and key-value heads of 128, intermediate
-    "8B": (4096, 32, 8, 14336), "70B": (8192, 64, 8, 28672),
-}  # fmt: skip
+    "8B": (4096, 32, 8, 14336),
+    "70B": (8192, 64, 8, 28672),
+}
 SIDE = 4096  # of the weight whose calls are counted
 NAMES = {FP8: "fp8", INT8: "int8", BF16: "bf16"}
 Case = tuple[dict[str, Any], Callable[[], dict[str, Any]]]  # what a row is about, and its measurement
 
 
-def sparse_case(dtype: torch.dtype, m: int, n: int, k: int, pairs: int, picked: dict[str, Any], name: str,
-                untuned: dict[str, Run] | None = None) -> Run:  # fmt: skip
+def sparse_case(
+    dtype: torch.dtype,
+    m: int,
+    n: int,
+    k: int,
+    pairs: int,
+    picked: dict[str, Any],
+    name: str,
+    untuned: dict[str, Run] | None = None,
+) -> Run:
     """Our product with a slid weight of depth ``k`` before lifting; its algorithm goes into ``picked``."""
     depth = formats.lifted_depth(k, pairs)
     op = {FP8: ops.sparse_mm_fp8, INT8: ops.sparse_mm_int8, BF16: ops.sparse_mm_bf16}[dtype]
@@ -105,14 +117,17 @@ def dense_runs(m: int, n: int, k: int) -> dict[str, Run]:
         "torch fp8 rowwise": lambda: torch._scaled_mm(a8, b8t, rows, columns, out_dtype=BF16, use_fast_accum=True),
         "torch int8": lambda: torch._int_mm(ai, bit),
     }
-    for name, op, args in (("fp8 rowwise", ops.mm_fp8, (a8, b8, rows.flatten(), columns.flatten())),
-                           ("int8", ops.mm_int8, (ai, bi))):  # fmt: skip
+    for name, op, args in (
+        ("fp8 rowwise", ops.mm_fp8, (a8, b8, rows.flatten(), columns.flatten())),
+        ("int8", ops.mm_int8, (ai, bi)),
+    ):
         put(found, name, lambda op=op, args=args: chosen(op, args, m, n, k) and (lambda: op(*args)))
     return found
 
 
-def torch_sparse(dtype: torch.dtype, m: int, n: int, k: int, picked: dict[str, Any],
-                 untuned: dict[str, Run] | None = None) -> Run:  # fmt: skip
+def torch_sparse(
+    dtype: torch.dtype, m: int, n: int, k: int, picked: dict[str, Any], untuned: dict[str, Run] | None = None
+) -> Run:
     """torch's own 2:4 product, its algorithm searched; that goes into ``picked``."""
     blob, x = torch._cslt_compress(two_of_four(n, k, dtype)), values(m, k, dtype).t()
     kind = {"out_dtype": torch.int32 if dtype == INT8 else BF16, "transpose_result": True}
@@ -139,8 +154,14 @@ def gemm_row(m: int, n: int, k: int) -> dict[str, Any]:
     us = timed(runs)
     flops = {name: round(2e-6 * m * n * k / t, 1) for name, t in us.items()}
     peers = {f"{n} 2:4 over torch sparse": over(us, f"torch sparse {n}", f"{n} 2:4") for n in ("fp8", "int8")}
-    return {"us": us, "tflops": flops, **ratios(us), **peers, "fp8 2:4 tflops": flops.get("fp8 2:4"),
-            "algorithms": picked}  # fmt: skip
+    return {
+        "us": us,
+        "tflops": flops,
+        **ratios(us),
+        **peers,
+        "fp8 2:4 tflops": flops.get("fp8 2:4"),
+        "algorithms": picked,
+    }
 
 
 def ratios(us: dict[str, float]) -> dict[str, float]:
@@ -167,18 +188,24 @@ def overhead_row(m: int) -> dict[str, Any]:
     for dtype in (FP8, INT8):
         name = f"{NAMES[dtype]} 2:4"
         put(runs, name, lambda d=dtype, name=name: sparse_case(d, m, SIDE, SIDE, 2, picked, name, untuned))
-        put(runs, f"torch sparse {NAMES[dtype]}", lambda d=dtype: torch_sparse(d, m, SIDE, SIDE, picked, untuned),
-            missing=True)  # fmt: skip
+        put(
+            runs,
+            f"torch sparse {NAMES[dtype]}",
+            lambda d=dtype: torch_sparse(d, m, SIDE, SIDE, picked, untuned),
+            missing=True,
+        )
     x = torch.randn(m, SIDE, device=CUDA, dtype=BF16)
     for mode in ("torch-fp8", "fp8", "fp8 2:4", "int8 2:4"):
         put(runs, f"layer {mode}", lambda mode=mode: partial(Linear(SIDE, SIDE, mode, m), x))
     with torch.inference_mode():
         call = wall(runs)
     return {
-        "us a call": call, "us captured": timed({**runs, **untuned}, 0.4), "algorithms": picked,
+        "us a call": call,
+        "us captured": timed({**runs, **untuned}, 0.4),
+        "algorithms": picked,
         "2:4 call over _scaled_mm": over(call, "fp8 2:4", "torch fp8 rowwise"),
         "torch sparse call over ours": over(call, "torch sparse fp8", "fp8 2:4", 1),
-    }  # fmt: skip
+    }
 
 
 # --- activations ------------------------------------------------------------------------------------------------------
@@ -203,9 +230,12 @@ def activation(op: sl.Op, pairs: int, m: int, k: int) -> dict[str, Any]:
     best = min((name for name in us if name != "copy"), key=lambda name: us[name])
     default = us.get(str(kernel.space.default(call.env).as_dict()))
     return {
-        "us": us, "best": best, "of copy bandwidth": round(us["copy"] / us[best], 3),
-        "default of copy bandwidth": default and round(us["copy"] / default, 3), "GB/s": round(moved / us[best] / 1e3),
-    }  # fmt: skip
+        "us": us,
+        "best": best,
+        "of copy bandwidth": round(us["copy"] / us[best], 3),
+        "default of copy bandwidth": default and round(us["copy"] / default, 3),
+        "GB/s": round(moved / us[best] / 1e3),
+    }
 
 
 # --- blocks -----------------------------------------------------------------------------------------------------------
@@ -239,8 +269,9 @@ class Linear:
             return F.linear(x, self.weight)
         if self.kind == "torch-fp8":  # the peer: our quantisation, torch's rowwise product
             q, scale = ops.quantise_fp8(x, 2)
-            out = torch._scaled_mm(q, self.weight.t(), scale[:, None], self.scale[None], out_dtype=BF16,
-                                   use_fast_accum=True)  # fmt: skip
+            out = torch._scaled_mm(
+                q, self.weight.t(), scale[:, None], self.scale[None], out_dtype=BF16, use_fast_accum=True
+            )
             return out[: len(x)]
         op = {"fp8": layers.linear_fp8, "int8": layers.linear_int8, "bf16": layers.linear_bf16}[self.kind]
         return op(x, self.scale, self.weight, self.packed, None, self.pairs, ops.CUSPARSELT)
@@ -296,8 +327,11 @@ def block_row(shape: tuple[int, int, int, int], rows: int, decode: bool) -> dict
 
 
 SECTIONS: dict[str, tuple[Callable[[], Iterator[Case]], float]] = {  # and their shares of the time
-    "overhead": (overhead, 0.1), "gemm": (gemm, 0.3), "blocks": (blocks, 0.5), "activations": (activations, 0.1),
-}  # fmt: skip
+    "overhead": (overhead, 0.1),
+    "gemm": (gemm, 0.3),
+    "blocks": (blocks, 0.5),
+    "activations": (activations, 0.1),
+}
 
 
 def measure(section: str, ends: float, rows: list[dict[str, Any]]) -> str:
@@ -338,8 +372,10 @@ def main() -> None:
             print(json.dumps({"goals": found, "left out": cut}), flush=True)
             if options.json:
                 versions = dict(zip(("cublaslt", "cusparselt"), lt.versions(), strict=True))  # of what is open by now
-                write(options.json, record(SOURCES, ["triton"], device, libraries=versions, goals=found, cut=cut,
-                                           **measured))  # fmt: skip
+                write(
+                    options.json,
+                    record(SOURCES, ["triton"], device, libraries=versions, goals=found, cut=cut, **measured),
+                )
 
 
 if __name__ == "__main__":

@@ -43,12 +43,15 @@ CSRC = "src/shiplap/kernels/sparse3d/csrc"
 OPS = "src/shiplap/kernels/sparse3d/ops.py"
 PRODUCTS = (
     *(f"{CSRC}/{name}" for name in ("conv*.cpp", "gemm_kernels*", "row_kernels*", "h*t*.h", "simd.h", "number.h")),
-    f"{OPS}::conv", f"{OPS}::conv_weight_grad",
-)  # fmt: skip
+    f"{OPS}::conv",
+    f"{OPS}::conv_weight_grad",
+)
 SOURCES = (
-    *PRODUCTS, *(f"{CSRC}/{name}" for name in ("tables.cpp", "transpose_table.cpp", "voxels.*", "radix_sort.*")),
-    f"{OPS}::subm_table", f"{OPS}::transpose_table",
-)  # fmt: skip
+    *PRODUCTS,
+    *(f"{CSRC}/{name}" for name in ("tables.cpp", "transpose_table.cpp", "voxels.*", "radix_sort.*")),
+    f"{OPS}::subm_table",
+    f"{OPS}::transpose_table",
+)
 LIDAR = ROOT / "src/shiplap/demo/data/autzen_trim.laz"
 KERNEL = (3, 3, 3)
 MIN_ROUNDS, SECONDS = 5, 10.0  # of a section; a busy machine would take minutes for all rounds

@@ -30,12 +30,15 @@ from shiplap.kernels import sparse3d
 from shiplap.kernels.sparse3d import ops
 
 SOURCES = [
-    "benchmarks/sparse3d_gpu.py", "src/shiplap/kernels/sparse3d/cuda/conv.py",
-    "src/shiplap/kernels/sparse3d/cuda/*.triton.jinja", "src/shiplap/kernels/sparse3d/cuda/hash.py",
-    "src/shiplap/kernels/sparse3d/cuda/lookup.py", "src/shiplap/kernels/sparse3d/cuda/tables.py",
+    "benchmarks/sparse3d_gpu.py",
+    "src/shiplap/kernels/sparse3d/cuda/conv.py",
+    "src/shiplap/kernels/sparse3d/cuda/*.triton.jinja",
+    "src/shiplap/kernels/sparse3d/cuda/hash.py",
+    "src/shiplap/kernels/sparse3d/cuda/lookup.py",
+    "src/shiplap/kernels/sparse3d/cuda/tables.py",
     "src/shiplap/kernels/sparse3d/cuda/sort.py",
     "src/shiplap/kernels/sparse3d/plan.py",
-]  # fmt: skip
+]
 SHELLS = ((8, 1024), (16, 1024), (32, 1024), (64, 1024), (128, 512), (256, 256), (512, 128), (1024, 64))
 Run = Callable[[], Any]
 
@@ -271,8 +274,12 @@ def show(r: dict[str, Any]) -> None:
         f"{k} " + " ".join(f"{n}={v:.3f}" for n, v in r[k].items()) for k in ("forward", "train", "map", "strided")
     ]
     mib = " ".join(f"{n}={v:.0f}" for n, v in r["peak_mib"].items())
-    print(f"{r['res']}/{r['channels']} n={r['n']} parts={r['parts']} fraction={r['fraction']:.3f} | "
-          + " | ".join(cells) + f" | MiB {mib}", flush=True)  # fmt: skip
+    print(
+        f"{r['res']}/{r['channels']} n={r['n']} parts={r['parts']} fraction={r['fraction']:.3f} | "
+        + " | ".join(cells)
+        + f" | MiB {mib}",
+        flush=True,
+    )
 
 
 def main() -> None:

@@ -29,11 +29,19 @@ from shiplap.impl import triton as launching
 from shiplap.op import route
 
 SOURCES = [
-    "benchmarks/sparse3d_host.py", "src/shiplap/impl/triton.py", "src/shiplap/impl/direct.py",
-    "src/shiplap/impl/facts.py", "src/shiplap/op/fast.py", "src/shiplap/op/launch.py", "src/shiplap/op/autograd.py",
-    "src/shiplap/op/op.py", "src/shiplap/kernels/sparse3d/cuda/*.py", "src/shiplap/kernels/sparse3d/steps.py",
-    "src/shiplap/kernels/sparse3d/plan.py", "src/shiplap/kernels/sparse3d/geometry.py",
-]  # fmt: skip
+    "benchmarks/sparse3d_host.py",
+    "src/shiplap/impl/triton.py",
+    "src/shiplap/impl/direct.py",
+    "src/shiplap/impl/facts.py",
+    "src/shiplap/op/fast.py",
+    "src/shiplap/op/launch.py",
+    "src/shiplap/op/autograd.py",
+    "src/shiplap/op/op.py",
+    "src/shiplap/kernels/sparse3d/cuda/*.py",
+    "src/shiplap/kernels/sparse3d/steps.py",
+    "src/shiplap/kernels/sparse3d/plan.py",
+    "src/shiplap/kernels/sparse3d/geometry.py",
+]
 ROWS = {8: 192, 16: 848, 32: 3840}  # voxels of a shell, by its grid
 CHANNELS = 256  # nothing is multiplied; from here on a tile's weights are loaded by the bulk copy engine
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of mallopt
@@ -160,8 +168,16 @@ def main() -> None:
     silence()
     from shiplap.kernels.sparse3d import bounded, ops, plan, planning
 
-    on_cpu([ops.conv, ops.conv_weight_grad, ops.tap_blocks, planning.subm_plan, planning.conv_plan,
-            bounded.out_coords_bounded])  # fmt: skip
+    on_cpu(
+        [
+            ops.conv,
+            ops.conv_weight_grad,
+            ops.tap_blocks,
+            planning.subm_plan,
+            planning.conv_plan,
+            bounded.out_coords_bounded,
+        ]
+    )
     plan.wants_sorted.__code__ = (lambda tensor: True).__code__
     if args.profile:
         profile(cases(args.res)[args.profile])

@@ -158,9 +158,10 @@ def outputs(kind: Kind, work: base.Workload) -> Tensor:
     geometry = Geometry(torch.from_numpy(work.coords), work.shape, 1)
     down = geometry.strided(3, 2, 1).geometry
     return {
-        "strided 3/2": lambda: down.coords, "transposed 2/2": lambda: down.transposed(2, 2).geometry.coords,
+        "strided 3/2": lambda: down.coords,
+        "transposed 2/2": lambda: down.transposed(2, 2).geometry.coords,
         "max pool 2/2": lambda: geometry.pooled(2, 2).geometry.coords,
-    }.get(kind.name, lambda: geometry.coords)()  # fmt: skip
+    }.get(kind.name, lambda: geometry.coords)()
 
 
 def wrong_rows(kind: Kind, work: base.Workload, peer: Spconv, want: Tensor) -> int:

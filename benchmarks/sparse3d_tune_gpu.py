@@ -26,9 +26,12 @@ from sparse3d_gpu import SHELLS, device_name, in_turns, no_grad, shell
 from shiplap.kernels import sparse3d
 
 SOURCES = [
-    "benchmarks/sparse3d_tune_gpu.py", "src/shiplap/kernels/sparse3d/cuda/conv.py",
-    "src/shiplap/kernels/sparse3d/cuda/*.triton.jinja", "src/shiplap/tune/search.py", "src/shiplap/tune/bench.py",
-]  # fmt: skip
+    "benchmarks/sparse3d_tune_gpu.py",
+    "src/shiplap/kernels/sparse3d/cuda/conv.py",
+    "src/shiplap/kernels/sparse3d/cuda/*.triton.jinja",
+    "src/shiplap/tune/search.py",
+    "src/shiplap/tune/bench.py",
+]
 BARS = {"seconds": 120.0}
 
 
@@ -85,13 +88,18 @@ def main() -> None:
             cache: json.loads(apart(folder, cache, __file__, "--layers", "7")[1]) for cache in ("default", "tuned")
         }
     measured = {
-        "seconds": runs[0][0], "seconds of a second process": runs[1][0],
+        "seconds": runs[0][0],
+        "seconds of a second process": runs[1][0],
         "measured by a second process": sum(c["origin"] == "measured" for c in second),
-        "choices": [{k: c[k] for k in ("op", "bucket", "kernel", "config", "time", "default_time", "tried", "reason")}
-                    for c in first],
-        "layers": [{"res": res, "channels": channels, "default": a, "tuned": b}
-                   for (res, channels), a, b in zip(SHELLS, times["default"], times["tuned"], strict=True)],
-    }  # fmt: skip
+        "choices": [
+            {k: c[k] for k in ("op", "bucket", "kernel", "config", "time", "default_time", "tried", "reason")}
+            for c in first
+        ],
+        "layers": [
+            {"res": res, "channels": channels, "default": a, "tuned": b}
+            for (res, channels), a, b in zip(SHELLS, times["default"], times["tuned"], strict=True)
+        ],
+    }
     for layer in measured["layers"]:
         print(layer, flush=True)
     print({k: v for k, v in measured.items() if k not in ("choices", "layers")}, flush=True)

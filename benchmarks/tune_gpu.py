@@ -26,9 +26,10 @@ from _record import record
 from _record import write as write_record
 
 SOURCES = [
-    "benchmarks/tune_gpu.py", "benchmarks/tune_gpu_ops.py",
+    "benchmarks/tune_gpu.py",
+    "benchmarks/tune_gpu_ops.py",
     *(f"src/shiplap/tune/{n}.py" for n in ("bench", "decide", "isolate", "measure", "search", "verify", "worker")),
-]  # fmt: skip
+]
 SHAPES = [(m, n, k) for m in (16, 128, 4096, 8192) for n, k in ((4096, 4096), (8192, 4096), (8192, 8192))]
 SECOND = """
 import json, sys, time
@@ -56,11 +57,18 @@ def tuned(ops: Any, budget: str) -> dict[str, Any]:
     started = time.perf_counter()
     found = sl.tune(ops.mm, [sample(*s) for s in SHAPES], budget, device="cuda", progress=sys.stderr.isatty())
     rows = [
-        {"shape": shape, "choice": c.label, "us": c.time * 1e6, "runner_up": c.runner_up,
-         "default_us": c.default_time * 1e6, "tried": c.tried, "reason": c.reason,
-         "dropped": [f.evidence[:160] for f in c.findings]}
+        {
+            "shape": shape,
+            "choice": c.label,
+            "us": c.time * 1e6,
+            "runner_up": c.runner_up,
+            "default_us": c.default_time * 1e6,
+            "tried": c.tried,
+            "reason": c.reason,
+            "dropped": [f.evidence[:160] for f in c.findings],
+        }
         for shape, c in zip(SHAPES, found, strict=True)
-    ]  # fmt: skip
+    ]
     return {"seconds": time.perf_counter() - started, "rows": rows}
 
 
@@ -83,8 +91,14 @@ def exhaustive(ops: Any, shape: tuple[int, int, int]) -> dict[str, Any]:
     mine = next(i for i, c in enumerate(listed) if (c.kernel, c.config) == (choice.kernel, choice.config))
     final, _ = bench.race(list(dict.fromkeys([mine, *order[:4]])), Plan(rounds=60, hopeless=9.0, seconds=20.0))
     best = min(final, key=lambda i: final[i].median)
-    return {"shape": shape, "candidates": len(listed), "failed": len(failed), "choice": choice.label,
-            "winner": label(listed[best]), "loss": final[mine].median / final[best].median - 1}  # fmt: skip
+    return {
+        "shape": shape,
+        "candidates": len(listed),
+        "failed": len(failed),
+        "choice": choice.label,
+        "winner": label(listed[best]),
+        "loss": final[mine].median / final[best].median - 1,
+    }
 
 
 def hostile(ops: Any) -> dict[str, Any]:
@@ -94,13 +108,20 @@ def hostile(ops: Any) -> dict[str, Any]:
     keep = sample(512, 512, 512)
     free = sl.tune(ops.hostile, [keep], "60s", device="cuda", again=True)[0]
     captured = sl.tune(ops.hostile, [keep], "60s", device="cuda", again=True, capture="always")[0]
-    return {name: {"choice": c.label, "dropped": [f"{f.check} {f.evidence}"[:200] for f in c.findings]}
-            for name, c in (("free", free), ("captured", captured))}  # fmt: skip
+    return {
+        name: {"choice": c.label, "dropped": [f"{f.check} {f.evidence}"[:200] for f in c.findings]}
+        for name, c in (("free", free), ("captured", captured))
+    }
 
 
 def process(program: str, *arguments: str, **environment: str) -> dict[str, Any]:
-    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False,
-                          env={**os.environ, **environment})  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **environment},
+    )
     return json.loads(done.stdout) if done.returncode == 0 else {"error": done.stderr[-2000:]}
 
 
@@ -153,8 +174,15 @@ def main() -> int:
         frozen = process(SECOND, here, json.dumps(SHAPES), SHIPLAP_TUNED=table, SHIPLAP_CACHE_DIR=f"{cache}/none")
         compared = [exhaustive(ops, s) for s in (SHAPES[0], SHAPES[6], SHAPES[11], *SHAPES[1:6])[: given.exhaustive]]
         attacked = hostile(ops)
-        result = {"environment": about, "tuned": first, "second": second, "frozen": frozen, "exhaustive": compared,
-                  "hostile": attacked, "lookup_ns": lookup()}  # fmt: skip
+        result = {
+            "environment": about,
+            "tuned": first,
+            "second": second,
+            "frozen": frozen,
+            "exhaustive": compared,
+            "hostile": attacked,
+            "lookup_ns": lookup(),
+        }
     result["claims"] = claims(result)
     print(json.dumps(result, indent=1))
     if given.json:
@@ -172,13 +200,14 @@ def claims(result: dict[str, Any]) -> dict[str, bool]:
         "within 3 % of the winner": all(row["loss"] <= 0.03 for row in result["exhaustive"]),
         "a second process measures nothing": _nothing(result["second"], "stored"),
         "a frozen process measures nothing": _nothing(result["frozen"], "frozen"),
-        "the same choices": [r["choice"] for r in result["tuned"]["rows"]] == result["second"].get("choices")
+        "the same choices": [r["choice"] for r in result["tuned"]["rows"]]
+        == result["second"].get("choices")
         == result["frozen"].get("choices"),
         "the wrong and the trespassing are dropped": "cut(" in dropped and "trespass" in dropped,
         "the rest is chosen": free["choice"] in ("right", "synchronises", "reference"),
         "under capture the uncapturable is dropped": "synchronises" in " ".join(captured["dropped"])
         and captured["choice"] in ("right", "reference"),
-    }  # fmt: skip
+    }
 
 
 def _nothing(process: dict[str, Any], origin: str) -> bool:

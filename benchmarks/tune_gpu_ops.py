@@ -17,9 +17,18 @@ from shiplap.impl import triton_launcher
 
 @triton.jit
 def _tiled(
-    a_ptr, b_ptr, out_ptr, m, n, k, steps,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr = 8,
-):  # fmt: skip
+    a_ptr,
+    b_ptr,
+    out_ptr,
+    m,
+    n,
+    k,
+    steps,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    GROUP: tl.constexpr = 8,
+):
     program = tl.program_id(0)
     across, down = tl.cdiv(n, BN), tl.cdiv(m, BM)
     group = program // (GROUP * across)
@@ -74,8 +83,20 @@ def _launch(a: Tensor, b: Tensor, out: Tensor, steps: int, config: dict[str, int
     m, k = a.shape
     n = b.shape[1]
     grid = (-(-m // config["BM"]) * -(-n // config["BN"]),)
-    tiled[grid](a.contiguous(), b.contiguous(), out, m, n, k, steps, BM=config["BM"], BN=config["BN"], BK=config["BK"],
-                num_stages=config["STAGES"], num_warps=config["WARPS"])  # fmt: skip
+    tiled[grid](
+        a.contiguous(),
+        b.contiguous(),
+        out,
+        m,
+        n,
+        k,
+        steps,
+        BM=config["BM"],
+        BN=config["BN"],
+        BK=config["BK"],
+        num_stages=config["STAGES"],
+        num_warps=config["WARPS"],
+    )
 
 
 @mm.kernel("cuda", name="cublas")

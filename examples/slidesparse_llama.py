@@ -12,9 +12,13 @@ from shiplap.kernels.slidesparse import hf
 folder = Path(tempfile.mkdtemp())
 torch.manual_seed(0)
 config = LlamaConfig(
-    vocab_size=64, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+    vocab_size=64,
+    hidden_size=64,
+    intermediate_size=96,
+    num_hidden_layers=2,
+    num_attention_heads=4,
     num_key_value_heads=2,
-)  # fmt: skip
+)
 LlamaForCausalLM(config).save_pretrained(folder / "dense")  # stands for a model of yours
 tokens = torch.arange(12)[None]
 

@@ -10,9 +10,13 @@ points, colours = torch.rand(500, 3), torch.rand(500, 3)
 x, inverse = sparse3d.voxelize(points, colours, 0.1, origin=(0, 0, 0), spatial_shape=(10, 10, 10), batch_size=1)
 
 net = sparse3d.Sequential(
-    sparse3d.SubMConv3d(3, 16, 3), sparse3d.BatchNorm(16), nn.ReLU(),
-    sparse3d.SparseConv3d(16, 32, 2, stride=2), nn.ReLU(), sparse3d.SparseInverseConv3d(32, 4, 2),
-)  # fmt: skip
+    sparse3d.SubMConv3d(3, 16, 3),
+    sparse3d.BatchNorm(16),
+    nn.ReLU(),
+    sparse3d.SparseConv3d(16, 32, 2, stride=2),
+    nn.ReLU(),
+    sparse3d.SparseInverseConv3d(32, 4, 2),
+)
 logits = net(x).feats[inverse.long()]  # one row a point
 # --8<-- [end:network]
 

@@ -42,13 +42,17 @@ class Second(nn.Module):
         self.stem = spconv.SparseSequential(block(channels, 16, "subm1"), Residual(16, "subm1"))
         self.down = spconv.SparseSequential(
             spconv.SparseConv3d(16, 32, 3, stride=2, padding=1, bias=False, indice_key="down"),
-            nn.BatchNorm1d(32), nn.ReLU(), block(32, 32, "subm2"),
-        )  # fmt: skip
+            nn.BatchNorm1d(32),
+            nn.ReLU(),
+            block(32, 32, "subm2"),
+        )
         self.up = spconv.SparseSequential(spconv.SparseInverseConv3d(32, 16, 3, indice_key="down"), nn.ReLU())
         self.flat = spconv.SparseSequential(
-            spconv.SparseConv3d(32, 32, (3, 1, 1), stride=(2, 1, 1), bias=False), nn.BatchNorm1d(32), nn.ReLU(),
+            spconv.SparseConv3d(32, 32, (3, 1, 1), stride=(2, 1, 1), bias=False),
+            nn.BatchNorm1d(32),
+            nn.ReLU(),
             spconv.ToDense(),
-        )  # fmt: skip
+        )
 
     def forward(self, features: torch.Tensor, indices: torch.Tensor, batch_size: int):
         x = spconv.SparseConvTensor(features, indices, self.grid, batch_size)

@@ -20,14 +20,33 @@ _numbers = itertools.count()
 
 # Files of 15 s and more, the longest first: whatever comes last, the workers of `make test` end at about the same time.
 LONG = (
-    "test_examples", "fuse/test_cpp", "fuse/test_lower", "kernels/test_sparse3d_audit", "rewrite/test_models",
-    "impl/test_native", "kernels/test_sparse3d_compile", "kernels/test_dense_audit", "fuse/test_sparse3d_cpu",
-    "audit/test_zoo", "fuse/test_sparse3d_triton", "doctor/test_real", "tune/test_isolate",
-    "kernels/test_sparse3d_flexgemm", "impl/test_direct", "kernels/test_sparse3d_lowlevel_triton",
-    "kernels/test_sparse3d_maps", "fuse/test_triton", "rewrite/test_scope", "doctor/test_examine",
-    "kernels/test_spconv_compile", "rewrite/test_triton", "cli/test_explain", "impl/test_tvm_ffi",
-    "fuse/test_seed_source", "kernels/test_sparse3d_modules",
-)  # fmt: skip
+    "test_examples",
+    "fuse/test_cpp",
+    "fuse/test_lower",
+    "kernels/test_sparse3d_audit",
+    "rewrite/test_models",
+    "impl/test_native",
+    "kernels/test_sparse3d_compile",
+    "kernels/test_dense_audit",
+    "fuse/test_sparse3d_cpu",
+    "audit/test_zoo",
+    "fuse/test_sparse3d_triton",
+    "doctor/test_real",
+    "tune/test_isolate",
+    "kernels/test_sparse3d_flexgemm",
+    "impl/test_direct",
+    "kernels/test_sparse3d_lowlevel_triton",
+    "kernels/test_sparse3d_maps",
+    "fuse/test_triton",
+    "rewrite/test_scope",
+    "doctor/test_examine",
+    "kernels/test_spconv_compile",
+    "rewrite/test_triton",
+    "cli/test_explain",
+    "impl/test_tvm_ffi",
+    "fuse/test_seed_source",
+    "kernels/test_sparse3d_modules",
+)
 
 
 @pytest.fixture

@@ -38,8 +38,14 @@ def test_a_forked_program_does_what_a_started_one_does(name, tmp_path):
     for file in ("script.py", "module.py"):
         (tmp_path / file).write_text(textwrap.dedent(PROGRAM))
     env = {**os.environ, "MINE": "set"}
-    started = subprocess.run([sys.executable, *COMMANDS[name]], cwd=tmp_path, env=env, capture_output=True, text=True,
-                             stdin=subprocess.DEVNULL)  # fmt: skip
+    started = subprocess.run(
+        [sys.executable, *COMMANDS[name]],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+    )
     forked = python(*COMMANDS[name], cwd=tmp_path, env=env)
     assert (forked.returncode, forked.stdout) == (started.returncode, started.stdout)
     assert forked.stderr.splitlines()[-1:] == started.stderr.splitlines()[-1:]
@@ -47,8 +53,11 @@ def test_a_forked_program_does_what_a_started_one_does(name, tmp_path):
 
 def test_nothing_of_one_program_is_in_the_next():
     assert python("-c", "import builtins, os; builtins.seen = 1; os.environ['SEEN'] = '1'").returncode == 0
-    done = python("-c", "import builtins, os, sys; print(hasattr(builtins, 'seen'), 'SEEN' in os.environ, "
-                  "[m for m in sys.modules if m.startswith(('shiplap', 'tests', 'pytest'))])")  # fmt: skip
+    done = python(
+        "-c",
+        "import builtins, os, sys; print(hasattr(builtins, 'seen'), 'SEEN' in os.environ, "
+        "[m for m in sys.modules if m.startswith(('shiplap', 'tests', 'pytest'))])",
+    )
     assert done.stdout == "False False []\n", done.stderr
 
 

@@ -144,10 +144,14 @@ def _kinds(result: dict[str, Any]) -> Iterator[str]:
             peer = forward.get("spconv")
             bound = (peer or forward["torch loop"]).get("bound")
             cells = [
-                f"{work['workload']}: {kind['kind']}", f"{forward['ours']['ms']:.2f}",
-                f"{peer['ratio']:.2f}" if peer else "–", f"{forward['torch loop']['ratio']:.2f}",
-                f"{bound:.1f}" if bound else "–", f"{train['ours']['ms']:.2f}", f"{train['torch loop']['ratio']:.2f}",
-            ]  # fmt: skip
+                f"{work['workload']}: {kind['kind']}",
+                f"{forward['ours']['ms']:.2f}",
+                f"{peer['ratio']:.2f}" if peer else "–",
+                f"{forward['torch loop']['ratio']:.2f}",
+                f"{bound:.1f}" if bound else "–",
+                f"{train['ours']['ms']:.2f}",
+                f"{train['torch loop']['ratio']:.2f}",
+            ]
             yield f"| {' | '.join(cells)} |"
 
 

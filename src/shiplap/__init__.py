@@ -11,6 +11,21 @@ from shiplap.tune import freeze, tune
 
 __version__ = "0.1.0"
 __all__ = [
-    "Diagnosis", "Explanation", "Finding", "Op", "OpSpec", "ShiplapError", "ShiplapNotice", "adopt", "audit", "cabi",
-    "doctor", "explain", "freeze", "op", "rewrite", "rewrites", "tune",
-]  # fmt: skip
+    "Diagnosis",
+    "Explanation",
+    "Finding",
+    "Op",
+    "OpSpec",
+    "ShiplapError",
+    "ShiplapNotice",
+    "adopt",
+    "audit",
+    "cabi",
+    "doctor",
+    "explain",
+    "freeze",
+    "op",
+    "rewrite",
+    "rewrites",
+    "tune",
+]

@@ -95,8 +95,13 @@ def test_gradient_fires_on_a_backward_that_reads_its_gradient_as_contiguous():
     def backward(ctx, grad):
         return torch.empty(0, dtype=grad.dtype).set_(grad.untyped_storage()).resize_(grad.shape) * 2
 
-    register("audit_autograd::contiguous_grad", "(Tensor x) -> Tensor", lambda x: x.detach() * 2, torch.empty_like,
-             backward=backward)  # fmt: skip
+    register(
+        "audit_autograd::contiguous_grad",
+        "(Tensor x) -> Tensor",
+        lambda x: x.detach() * 2,
+        torch.empty_like,
+        backward=backward,
+    )
 
     @sl.adopt("audit_autograd::contiguous_grad")
     def contiguous_grad(x: Float[Tensor, "n c"]) -> Float[Tensor, "n c"]:
@@ -159,8 +164,12 @@ def test_autocast_fires_on_a_missing_rule():
 
 
 def test_autocast_fires_on_a_wrong_rule():
-    register("audit_autograd::promotes", "(Tensor x, Tensor w) -> Tensor",
-             lambda x, w: x.float() @ w.float(), lambda x, w: (x @ w).float())  # fmt: skip
+    register(
+        "audit_autograd::promotes",
+        "(Tensor x, Tensor w) -> Tensor",
+        lambda x, w: x.float() @ w.float(),
+        lambda x, w: (x @ w).float(),
+    )
 
     @sl.adopt("audit_autograd::promotes", autocast="autocast")
     def promotes(x: Float[Tensor, "n c"], w: Float[Tensor, "c d"]) -> Float[Tensor, "n d"]:

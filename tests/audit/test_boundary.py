@@ -122,7 +122,10 @@ int everything(const sl_context* ctx, const DLTensor* x, const DLTensor* bias, D
 
 
 def _everything(
-    x: Float32[Tensor, "n"], bias: Float32[Tensor, "n"] | None = None, a: float = 0.5, mode: str = "add",
+    x: Float32[Tensor, "n"],
+    bias: Float32[Tensor, "n"] | None = None,
+    a: float = 0.5,
+    mode: str = "add",
     ks: list[int] = (3, 7),
-) -> Float32[Tensor, "n"]:  # fmt: skip
+) -> Float32[Tensor, "n"]:
     return x if bias is None else x + bias

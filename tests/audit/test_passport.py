@@ -45,9 +45,20 @@ def test_the_same_evidence_is_the_same_file(passport, tmp_path):
     assert one[0].read_text() == two[0].read_text()
     assert one[1].read_text() == two[1].read_text()
     assert list(json.loads(one[0].read_text())) == [
-        "schema", "op", "date", "device", "seed", "declaration", "digests", "versions", "verdicts", "findings",
-        "coverage", "cost", "seal",
-    ]  # fmt: skip
+        "schema",
+        "op",
+        "date",
+        "device",
+        "seed",
+        "declaration",
+        "digests",
+        "versions",
+        "verdicts",
+        "findings",
+        "coverage",
+        "cost",
+        "seal",
+    ]
 
 
 def test_it_reads_back(passport, tmp_path):

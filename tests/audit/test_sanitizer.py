@@ -86,10 +86,12 @@ def test_memcheck_names_the_access_and_its_sample():
 
 @pytest.mark.parametrize(
     ("text", "tool", "says"),
-    [(RACE, "racecheck", "1 errors: Error: Race reported between Write access at sum_kernel(int *)+0x100; and Read"),
-     (UNINITIALISED, "initcheck", "48 errors: Uninitialized __global__ memory read of size 4 bytes; at add_kernel")],
+    [
+        (RACE, "racecheck", "1 errors: Error: Race reported between Write access at sum_kernel(int *)+0x100; and Read"),
+        (UNINITIALISED, "initcheck", "48 errors: Uninitialized __global__ memory read of size 4 bytes; at add_kernel"),
+    ],
     ids=["race", "init"],
-)  # fmt: skip
+)
 def test_other_tools(text, tool, says):
     found = check.judge(sanitizer.read(text), tool, 1)
     assert says in found.problem
@@ -148,8 +150,10 @@ def test_the_process_gets_the_tool_its_options_and_no_caching_allocator(fake, tm
 
 
 def test_a_timeout_kills_what_was_started_and_is_no_verdict(fake, tmp_path):
-    fake(f"child = subprocess.Popen(['sleep', '60'])\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(child.pid))\n"
-         "print('========= COMPUTE-SANITIZER', flush=True)\ntime.sleep(60)\n")  # fmt: skip
+    fake(
+        f"child = subprocess.Popen(['sleep', '60'])\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(child.pid))\n"
+        "print('========= COMPUTE-SANITIZER', flush=True)\ntime.sleep(60)\n"
+    )
     began = time.monotonic()
     report = sanitizer.run([sys.executable, "-c", ""], "memcheck", 2.0)
     assert time.monotonic() - began < 50
@@ -215,9 +219,10 @@ def test_a_series_without_a_verdict_is_a_skip(monkeypatch):
     from dataclasses import replace
 
     silent = replace(
-        load("sanitizer"), observe=lambda op, case: check.Observation(),
+        load("sanitizer"),
+        observe=lambda op, case: check.Observation(),
         sequence=lambda op, cases: check.Observation(skip="the tool said nothing"),
-    )  # fmt: skip
+    )
     found = silent.run(Subject(good.saxpy, Samples(good.saxpy, 1)))
     assert (found.verdict, found.evidence) == ("skip", "the tool said nothing")
 

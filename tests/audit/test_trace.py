@@ -23,17 +23,38 @@ MARK = event(trace.MARK, 100, "user_annotation", dur=100)
 
 
 def test_calls_within_the_mark_are_counted_by_kind():
-    found = trace.read({"traceEvents": [
-        event("cudaMalloc", 50), MARK, event("cudaLaunchKernel", 110, correlation=1),
-        event("cuLaunchKernelEx", 111, "cuda_driver", 2), event("cudaMalloc", 112), event("cudaMallocAsync", 113),
-        event("cudaFree", 114), event("cudaStreamSynchronize", 115), event("cudaMemcpy", 116),
-        event("cudaMemcpyAsync", 117), event("cudaLaunchHostFunc", 118), event("cuModuleLoadData", 119, "cuda_driver"),
-        event("cudaLibraryLoadData", 120), event("cudaDeviceSynchronize", 250),
-        event("twice", 130, "kernel", 1, stream=7), event("other", 131, "kernel", 2, stream=13),
-        event("earlier", 90, "kernel", 99, stream=20), {"ph": "M", "name": "process_name"},
-    ]})  # fmt: skip
-    assert found.calls == {"launch": 2, "raw allocation": 2, "raw release": 1, "synchronisation": 2, "host callback": 1,
-                           "module load": 2}  # fmt: skip
+    found = trace.read(
+        {
+            "traceEvents": [
+                event("cudaMalloc", 50),
+                MARK,
+                event("cudaLaunchKernel", 110, correlation=1),
+                event("cuLaunchKernelEx", 111, "cuda_driver", 2),
+                event("cudaMalloc", 112),
+                event("cudaMallocAsync", 113),
+                event("cudaFree", 114),
+                event("cudaStreamSynchronize", 115),
+                event("cudaMemcpy", 116),
+                event("cudaMemcpyAsync", 117),
+                event("cudaLaunchHostFunc", 118),
+                event("cuModuleLoadData", 119, "cuda_driver"),
+                event("cudaLibraryLoadData", 120),
+                event("cudaDeviceSynchronize", 250),
+                event("twice", 130, "kernel", 1, stream=7),
+                event("other", 131, "kernel", 2, stream=13),
+                event("earlier", 90, "kernel", 99, stream=20),
+                {"ph": "M", "name": "process_name"},
+            ]
+        }
+    )
+    assert found.calls == {
+        "launch": 2,
+        "raw allocation": 2,
+        "raw release": 1,
+        "synchronisation": 2,
+        "host callback": 1,
+        "module load": 2,
+    }
     assert found.streams == {7, 13}
     assert str(found) == (
         "2 launches on 2 streams, 2 raw allocations, 2 synchronisations, 1 host callbacks, 2 module loads"

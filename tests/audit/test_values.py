@@ -230,9 +230,11 @@ def test_large_fires_on_int32_offsets():
 
 def test_large_fires_on_a_fake_that_overflows():
     register(
-        "audit_values::wraps", "(Tensor x) -> Tensor", lambda x: x.flatten() * 2,
+        "audit_values::wraps",
+        "(Tensor x) -> Tensor",
+        lambda x: x.flatten() * 2,
         lambda x: x.new_empty(x.numel() if x.numel() < 2**31 else x.numel() - 2**31),
-    )  # fmt: skip
+    )
 
     @sl.adopt("audit_values::wraps", dims={"m": "n * c"})
     def wraps(x: Float[Tensor, "n c"]) -> Float[Tensor, "m"]:

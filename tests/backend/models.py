@@ -30,8 +30,17 @@ def bert(small: bool) -> Case:
     """BERT-base; ``small`` has three narrow layers. No dropout, so that a training step can be compared."""
     from transformers import BertConfig, BertForSequenceClassification
 
-    narrow: dict[str, Any] = {"hidden_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
-                              "intermediate_size": 192, "vocab_size": 200} if small else {}  # fmt: skip
+    narrow: dict[str, Any] = (
+        {
+            "hidden_size": 96,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "intermediate_size": 192,
+            "vocab_size": 200,
+        }
+        if small
+        else {}
+    )
     config = BertConfig(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, **narrow)
     length = 12 if small else 128
     mask = torch.ones(2, length, dtype=torch.int64)
@@ -46,9 +55,14 @@ def llama(small: bool) -> Case:
 
     width = 64 if small else 512
     config = LlamaConfig(
-        hidden_size=width, intermediate_size=2 * width, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, vocab_size=200, use_cache=False,
-    )  # fmt: skip
+        hidden_size=width,
+        intermediate_size=2 * width,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=200,
+        use_cache=False,
+    )
     ids = torch.randint(0, 200, (2, 10 if small else 128))
     return LlamaForCausalLM(config), {"input_ids": ids}, ids
 

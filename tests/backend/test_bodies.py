@@ -50,19 +50,31 @@ def test_bodies_may_stand_in_one_file_and_are_written_as_cpp_may_be(project: Pro
 @pytest.mark.parametrize(
     ("old", "new_", "line", "got"),
     [
-        ("Tensor const& self)", "Tensor const& slef)", 5,
-         "parameter 1: 'Tensor const& slef' stands for 'self'; did you mean 'self'?"),
-        ("& tensor1, const Tensor & tensor2", "& tensor2, const Tensor & tensor1", 7,
-         "parameter 2: 'const at::Tensor& tensor2' stands for 'tensor1', 'tensor2' is parameter 3"),
+        (
+            "Tensor const& self)",
+            "Tensor const& slef)",
+            5,
+            "parameter 1: 'Tensor const& slef' stands for 'self'; did you mean 'self'?",
+        ),
+        (
+            "& tensor1, const Tensor & tensor2",
+            "& tensor2, const Tensor & tensor1",
+            7,
+            "parameter 2: 'const at::Tensor& tensor2' stands for 'tensor1', 'tensor2' is parameter 3",
+        ),
         ("at::Scalar const& /*value*/", "double value", 7, "parameter 4: 'double value' is no 'const at::Scalar &'"),
         ("at::Tensor& out)", "const at::Tensor& out)", 7, "parameter 5: 'const at::Tensor& out' is no 'at::Tensor &'"),
         (",\n    at::Tensor& out)", ")", 7, "4 parameters, not 5"),
         ("Tensor trace(Tensor", "void trace(Tensor", 5, "it returns void, not at::Tensor"),
-        ("at::Tensor &addcmul_out(", "at::Tensor &addcmul_ou(", 4,
-         "no definition of 'addcmul_out'; did you mean 'addcmul_ou'?"),
+        (
+            "at::Tensor &addcmul_out(",
+            "at::Tensor &addcmul_ou(",
+            4,
+            "no definition of 'addcmul_out'; did you mean 'addcmul_ou'?",
+        ),
     ],
     ids=["name", "order", "type", "const", "number", "return", "function"],
-)  # fmt: skip
+)
 def test_another_signature(project: Project, old: str, new_: str, line: int, got: str) -> None:
     assert old in RIGHT
     path = write(project, RIGHT.replace(old, new_))

@@ -82,10 +82,14 @@ def test_bad_input_is_answered(fresh: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("option", "got"),
-    [(["--dtypes", "f31"], "'f31'; did you mean 'f32'?"), (["--match", "("], "unterminated subpattern"),
-     (["--match", "no such operator"], "no operator matches"), (["--ops", "softmxa"], "did you mean 'softmax'?"),
-     (["--ops", "relu"], "'relu'; did you mean 'nn.functional.relu'?")],
-)  # fmt: skip
+    [
+        (["--dtypes", "f31"], "'f31'; did you mean 'f32'?"),
+        (["--match", "("], "unterminated subpattern"),
+        (["--match", "no such operator"], "no operator matches"),
+        (["--ops", "softmxa"], "did you mean 'softmax'?"),
+        (["--ops", "relu"], "'relu'; did you mean 'nn.functional.relu'?"),
+    ],
+)
 def test_audit_knows_what_it_can_be_asked(
     fresh: Path, monkeypatch: pytest.MonkeyPatch, option: list[str], got: str
 ) -> None:

@@ -150,8 +150,10 @@ def test_the_torch_of_a_newer_release_changes_only_the_banner(everything) -> Non
 def test_new_refuses_names_and_places_that_are_taken(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for name, where, got in (
-        ("Nope-1", tmp_path / "a", "'Nope-1'"), ("cuda", tmp_path / "a", "'cuda'"), ("fine", tmp_path, "not empty"),
-    ):  # fmt: skip
+        ("Nope-1", tmp_path / "a", "'Nope-1'"),
+        ("cuda", tmp_path / "a", "'cuda'"),
+        ("fine", tmp_path, "not empty"),
+    ):
         with pytest.raises(BackendError) as caught:
             new(name, "openvino", where)
         assert caught.value.id == "SL905"

@@ -118,7 +118,10 @@ POOL = (
     "'CEIL' if ceil_mode else 'FLOOR', 'EXPLICIT')\"}\n"
 )
 TAKEN = {
-    "an int for a node of indices": (CUMSUM.replace("GRAPH", "'CumSum(self, dim)'"), "constant(at::Scalar(dim), at::kLong)"),
+    "an int for a node of indices": (
+        CUMSUM.replace("GRAPH", "'CumSum(self, dim)'"),
+        "constant(at::Scalar(dim), at::kLong)",
+    ),
     "an int for an int": (CUMSUM.replace("GRAPH", "'Softmax(self, dim)'"), "Softmax(n_self, dim)"),
     "an int for an operand": (CUMSUM.replace("GRAPH", "self * dim"), "constant(at::Scalar(dim), compute)"),
     "ints for a shape": (POOL, "to<ov::Strides>(stride), to<ov::Shape>(padding)"),
@@ -127,8 +130,11 @@ TAKEN = {
         "  roll: {template: functional, graph: 'Roll(self, shifts, dims)', output: {result: {mode: bypass}}}\n",
         "constant(shifts), constant(dims)",
     ),
-    "a Scalar for an operand": ("  fill_.Scalar: {template: inplace, graph: 'full(sizes(self), value)'}\n", "call.scalar(value, compute)"),
-}  # fmt: skip
+    "a Scalar for an operand": (
+        "  fill_.Scalar: {template: inplace, graph: 'full(sizes(self), value)'}\n",
+        "call.scalar(value, compute)",
+    ),
+}
 
 
 @pytest.mark.parametrize("what", TAKEN)

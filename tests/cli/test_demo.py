@@ -20,11 +20,28 @@ from shiplap.demo import DemoResult, DemoSettings
 from shiplap.demo.run import Verdicts
 
 RESULT = DemoResult(
-    graphs=1, graph_breaks=0, recompiles=0, iou=0.9, baseline_iou=0.8, points_per_s=1e5, compiled_ms=10, eager_ms=20,
-    audits={"sparse3d::conv": Verdicts(15, 0, 1, ())}, compile_s=20, train_s=30, total_s=60,
-    training_points=70, held_out_points=30, tile_points=(1, 2), tile_voxels=(1, 2), parameters=5, losses=(1.0, 0.5),
-    environment="here", html="shiplap-report/demo.html", png="shiplap-report/demo.png",
-)  # fmt: skip
+    graphs=1,
+    graph_breaks=0,
+    recompiles=0,
+    iou=0.9,
+    baseline_iou=0.8,
+    points_per_s=1e5,
+    compiled_ms=10,
+    eager_ms=20,
+    audits={"sparse3d::conv": Verdicts(15, 0, 1, ())},
+    compile_s=20,
+    train_s=30,
+    total_s=60,
+    training_points=70,
+    held_out_points=30,
+    tile_points=(1, 2),
+    tile_voxels=(1, 2),
+    parameters=5,
+    losses=(1.0, 0.5),
+    environment="here",
+    html="shiplap-report/demo.html",
+    png="shiplap-report/demo.png",
+)
 
 
 @pytest.fixture

@@ -59,9 +59,13 @@ def test_exit_status_1_where_nothing_matched(run: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "expected"),
-    [(["{file}:nothing"], "SL501: no such function"), (["{file}", "--inputs", "none"], "SL613"),
-     (["{file}", "--with", "{file}:other"], "SL501: no such rewrite"), (["missing.py"], "SL501")],
-)  # fmt: skip
+    [
+        (["{file}:nothing"], "SL501: no such function"),
+        (["{file}", "--inputs", "none"], "SL613"),
+        (["{file}", "--with", "{file}:other"], "SL501: no such rewrite"),
+        (["missing.py"], "SL501"),
+    ],
+)
 def test_exit_status_2(run: Any, tmp_path: Path, arguments: list[str], expected: str) -> None:
     file = tmp_path / "model.py"
     file.write_text(MODEL.format(constant="2.0"))

@@ -11,10 +11,23 @@ from shiplap.impl.native import FLAGS, INCLUDE
 from shiplap.op.expr import Expr
 
 EXPRESSIONS = (
-    "a + b * 2 - 3", "-a // b", "a % b", "-a % -b", "cdiv(a, b)", "gcd(a, b)", "pow2ceil(a)", "min(a, b, 7)",
-    "max(a, b)", "prod(a, b, 2)", "len(v) * prod(v) + min(v) - max(v)", "v[0] + v[-1]", "v[len(v) - 2]",
-    "a < b <= 5 and a != 3", "a == b", "a >= 2 and b > 1",
-)  # fmt: skip
+    "a + b * 2 - 3",
+    "-a // b",
+    "a % b",
+    "-a % -b",
+    "cdiv(a, b)",
+    "gcd(a, b)",
+    "pow2ceil(a)",
+    "min(a, b, 7)",
+    "max(a, b)",
+    "prod(a, b, 2)",
+    "len(v) * prod(v) + min(v) - max(v)",
+    "v[0] + v[-1]",
+    "v[len(v) - 2]",
+    "a < b <= 5 and a != 3",
+    "a == b",
+    "a >= 2 and b > 1",
+)
 
 
 @pytest.fixture(scope="module")

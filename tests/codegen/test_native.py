@@ -20,9 +20,13 @@ V = Float[Tensor, "n"]
 def gather(ns):
     @sl.op(f"{ns}::gather", mutates=["table"], dims={"k": "prod(kernel)"}, bounds={"m": "n * k"}, requires="k > 0")
     def gather(
-        x: Float[Tensor, "n 4"], table: Int32[Tensor, "n k"], bias: Float[Tensor, "n"] | None, kernel: list[int],
-        *, mode: str = "a",
-    ) -> Float[Tensor, "m 2"]: ...  # fmt: skip
+        x: Float[Tensor, "n 4"],
+        table: Int32[Tensor, "n k"],
+        bias: Float[Tensor, "n"] | None,
+        kernel: list[int],
+        *,
+        mode: str = "a",
+    ) -> Float[Tensor, "m 2"]: ...
 
     return gather
 
@@ -37,20 +41,35 @@ def test_checks_follow_the_declaration(gather):
     expected = [
         'if (!carried(peek_dtype(values[0]), uint64_t{192})) return defer("NS::gather__python", values);',
         "if (!peek_contiguous(values[1])) return defer(",
-        "Tensor t_x = stack.tensor(0);", "Tensor t_bias = stack.optional_tensor(2);",
+        "Tensor t_x = stack.tensor(0);",
+        "Tensor t_bias = stack.optional_tensor(2);",
         "a_kernel = stack.scalar<List>(3);",
-        "about_x.rank(t_x, 2);", "const int32_t dtype_Float = t_x.dtype();", "const Device device = device_of(t_x);",
-        "const int64_t d_n = size_x[0];", "about_x.fixed(1, size_x[1], 4);", "about_table.rank(t_table, 2);",
-        'about_table.size("n", 0, size_table[0], d_n);', "const int64_t d_k = size_table[1];", "if (t_bias) {",
+        "about_x.rank(t_x, 2);",
+        "const int32_t dtype_Float = t_x.dtype();",
+        "const Device device = device_of(t_x);",
+        "const int64_t d_n = size_x[0];",
+        "about_x.fixed(1, size_x[1], 4);",
+        "about_table.rank(t_table, 2);",
+        'about_table.size("n", 0, size_table[0], d_n);',
+        "const int64_t d_k = size_table[1];",
+        "if (t_bias) {",
         "about_bias.same_dtype(t_bias.dtype(), dtype_Float);",
         'agree("NS::gather", "k", d_k, shiplap::prod(a_kernel));',
-        'require((d_k > int64_t{0}), "NS::gather", "k > 0");', 'about_table.unshared(t_table, t_x, "x");',
-        "const int64_t d_m = (d_n * d_k);", "Tensor o_out = empty({d_m, int64_t{2}}, dtype_Float, device);",
-        "widest({dtype_Float})", "needed = ((d_n * w_itemsize) + w_threads);", "scratch = workspace(needed, device);",
-        "look(v_x, t_x)", "t_bias ? look(v_bias, t_bias) : nullptr", "look(v_out, o_out)", "a_mode.c_str()",
+        'require((d_k > int64_t{0}), "NS::gather", "k > 0");',
+        'about_table.unshared(t_table, t_x, "x");',
+        "const int64_t d_m = (d_n * d_k);",
+        "Tensor o_out = empty({d_m, int64_t{2}}, dtype_Float, device);",
+        "widest({dtype_Float})",
+        "needed = ((d_n * w_itemsize) + w_threads);",
+        "scratch = workspace(needed, device);",
+        "look(v_x, t_x)",
+        "t_bias ? look(v_bias, t_bias) : nullptr",
+        "look(v_out, o_out)",
+        "a_mode.c_str()",
         "&extent_m",
-        'within_bound("NS::gather, kernel f", "m", "n * k", extent_m, d_m);', "{extent_m, int64_t{2}}",
-    ]  # fmt: skip
+        'within_bound("NS::gather, kernel f", "m", "n * k", extent_m, d_m);',
+        "{extent_m, int64_t{2}}",
+    ]
     position = 0
     for fragment in expected:
         position = text.find(fragment, position)

@@ -22,10 +22,14 @@ def mask(bits: str) -> Tensor:
 @pytest.mark.parametrize(
     ("predicted", "truth", "expected"),
     [
-        ("1100", "1010", 1 / 3), ("1111", "1111", 1.0), ("1000", "0111", 0.0), ("1111", "1000", 0.25),
-        ("0000", "0000", 0.0), ("", "", 0.0),
+        ("1100", "1010", 1 / 3),
+        ("1111", "1111", 1.0),
+        ("1000", "0111", 0.0),
+        ("1111", "1000", 0.25),
+        ("0000", "0000", 0.0),
+        ("", "", 0.0),
     ],
-)  # fmt: skip
+)
 def test_iou(predicted: str, truth: str, expected: float) -> None:
     assert evaluate.iou(mask(predicted), mask(truth)) == pytest.approx(expected)
     assert evaluate.iou(mask(truth), mask(predicted)) == pytest.approx(expected)

@@ -14,11 +14,28 @@ from shiplap.demo.report import _curve, html, rows
 from shiplap.demo.run import Verdicts
 
 RESULT = DemoResult(
-    graphs=1, graph_breaks=0, recompiles=2, iou=0.8765, baseline_iou=0.7141, points_per_s=123456.7, compiled_ms=10.04,
-    eager_ms=20, audits={"sparse3d::conv": Verdicts(15, 1, 3, ("fresh",))}, compile_s=20, train_s=30, total_s=60,
-    training_points=77_000, held_out_points=33_000, tile_points=(1, 2), tile_voxels=(595, 8561), parameters=64_128,
-    losses=(1.0, 0.5, 0.25), environment="here", html="demo.html", png="demo.png",
-)  # fmt: skip
+    graphs=1,
+    graph_breaks=0,
+    recompiles=2,
+    iou=0.8765,
+    baseline_iou=0.7141,
+    points_per_s=123456.7,
+    compiled_ms=10.04,
+    eager_ms=20,
+    audits={"sparse3d::conv": Verdicts(15, 1, 3, ("fresh",))},
+    compile_s=20,
+    train_s=30,
+    total_s=60,
+    training_points=77_000,
+    held_out_points=33_000,
+    tile_points=(1, 2),
+    tile_voxels=(595, 8561),
+    parameters=64_128,
+    losses=(1.0, 0.5, 0.25),
+    environment="here",
+    html="demo.html",
+    png="demo.png",
+)
 IMAGE = b"\x89PNG not really"
 VOID = {"meta", "img"}
 

@@ -22,8 +22,16 @@ from shiplap.demo.train import Recipe
 demo = importlib.import_module("shiplap.demo.run")  # the package's attribute `run` is the function
 
 REQUIRED = {
-    "graphs", "graph_breaks", "recompiles", "iou", "baseline_iou", "points_per_s", "compiled_ms", "eager_ms", "audits",
-}  # fmt: skip
+    "graphs",
+    "graph_breaks",
+    "recompiles",
+    "iou",
+    "baseline_iou",
+    "points_per_s",
+    "compiled_ms",
+    "eager_ms",
+    "audits",
+}
 SMALL = Recipe(steps=3, levels=2, channels=4)
 
 

@@ -26,9 +26,12 @@ def first(areas: list[Scan], seed: int, count: int = 3) -> list[Tile]:
 
 def same(a: Tile, b: Tile) -> bool:
     pairs = [
-        (a.voxels.feats, b.voxels.feats), (a.voxels.coords, b.voxels.coords), (a.points, b.points),
-        (a.inverse, b.inverse), (a.ground, b.ground),
-    ]  # fmt: skip
+        (a.voxels.feats, b.voxels.feats),
+        (a.voxels.coords, b.voxels.coords),
+        (a.points, b.points),
+        (a.inverse, b.inverse),
+        (a.ground, b.ground),
+    ]
     return all(torch.equal(x, y) for x, y in pairs)
 
 

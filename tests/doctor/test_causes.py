@@ -89,18 +89,21 @@ def test_most_of_the_registry_has_a_cause_of_its_own() -> None:
     assert causes.count("other") < 0.2 * len(causes)  # the rest keeps torch's explanation and hints
 
 
-@pytest.mark.parametrize(("reason", "context", "cause"), [
-    ("Unsupported method call", "call_method UserDefinedObjectVariable(Autotuner) run [] {}", "launcher"),
-    ("triton kernel unsupported feature", "", "launcher"),
-    ("Fake tensor propagation exception", "", "fake"),
-    ("Operator does not support running with fake tensors", "unsupported operator: mylib.f", "fake"),
-    ("Observed exception", "raised exception ValueError('x')", "exception"),
-    ("Dynamo recompile limit exceeded", "Limit type: recompile_limit", "recompiles"),
-    ("Attempted to inline function marked as skipped", "qualname: f, name: f, filename: `x.py`", "disabled"),
-    ("Attempt to trace generator", "", "generator"),
-    ("HOP: Unsafe side effect", "", "higher_order"),
-    ("Attempted to wrap sparse Tensor", "", "tensor"),
-    ("something new in the next torch", "", "other"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("reason", "context", "cause"),
+    [
+        ("Unsupported method call", "call_method UserDefinedObjectVariable(Autotuner) run [] {}", "launcher"),
+        ("triton kernel unsupported feature", "", "launcher"),
+        ("Fake tensor propagation exception", "", "fake"),
+        ("Operator does not support running with fake tensors", "unsupported operator: mylib.f", "fake"),
+        ("Observed exception", "raised exception ValueError('x')", "exception"),
+        ("Dynamo recompile limit exceeded", "Limit type: recompile_limit", "recompiles"),
+        ("Attempted to inline function marked as skipped", "qualname: f, name: f, filename: `x.py`", "disabled"),
+        ("Attempt to trace generator", "", "generator"),
+        ("HOP: Unsafe side effect", "", "higher_order"),
+        ("Attempted to wrap sparse Tensor", "", "tensor"),
+        ("something new in the next torch", "", "other"),
+    ],
+)
 def test_causes_that_need_a_device_or_a_rare_program(reason: str, context: str, cause: str) -> None:
     assert classify(Message(reason, context=context)) == cause

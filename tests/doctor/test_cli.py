@@ -70,8 +70,13 @@ def test_json_is_one_value_and_the_program_prints_to_stderr(tmp_path: Path, capf
     assert found.keys() == {"facts", "ok", "summary", *Diagnosis.__dataclass_fields__}
     (b,) = found["breaks"]
     assert {k: b[k] for k in ("cause", "call", "registry", "graphs", "times", "skipped")} == {
-        "cause": "foreign", "call": "zlib.crc32", "registry": "GB0007", "graphs": 1, "times": 1, "skipped": False,
-    }  # fmt: skip
+        "cause": "foreign",
+        "call": "zlib.crc32",
+        "registry": "GB0007",
+        "graphs": 1,
+        "times": 1,
+        "skipped": False,
+    }
     assert b["place"]["line"] == 4
     assert found["recompiles"][0]["cause"] == "dtype"
 
@@ -91,11 +96,14 @@ def test_a_program_that_compiles_nothing() -> None:
     assert "no compiled function was called (exit status 5)" in done.stderr
 
 
-@pytest.mark.parametrize(("arguments", "says"), [
-    ((), "Missing argument"),
-    (("--", "/no/such/program"), "SL701: program cannot be started"),
-    (("--html", "no/such/directory.html", "--", "true"), "SL602: file cannot be written"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ((), "Missing argument"),
+        (("--", "/no/such/program"), "SL701: program cannot be started"),
+        (("--html", "no/such/directory.html", "--", "true"), "SL602: file cannot be written"),
+    ],
+)
 def test_usage_errors(arguments: tuple[str, ...], says: str) -> None:
     done = run(*arguments)
     assert done.exit_code == 2
@@ -125,8 +133,11 @@ def test_a_trace_cut_off_in_the_middle_of_an_unknown_break(tmp_path: Path) -> No
     found = diagnose(read(tmp_path), "a run")
     (b,) = found.breaks
     assert (str(b.place), b.cause, b.registry, b.reason) == (
-        "/gone/model.py:12", "other", "", "something new in the next torch",
-    )  # fmt: skip
+        "/gone/model.py:12",
+        "other",
+        "",
+        "something new in the next torch",
+    )
     assert (b.explanation, b.hints) == ("Nobody knows.", ("Wait.",))
     assert near(b.place) == []
     assert "Nobody knows." in diagnosis_html(found, {})
@@ -138,9 +149,12 @@ def test_an_empty_trace() -> None:
     assert "nothing was compiled" in diagnosis_html(found, {})
 
 
-@pytest.mark.parametrize(("file", "package", "shown"), [
-    ("/x/site-packages/pkg/sub/m.py", "pkg", "pkg/sub/m.py:3"),
-    ("/elsewhere/m.py", "", "/elsewhere/m.py:3"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("file", "package", "shown"),
+    [
+        ("/x/site-packages/pkg/sub/m.py", "pkg", "pkg/sub/m.py:3"),
+        ("/elsewhere/m.py", "", "/elsewhere/m.py:3"),
+    ],
+)
 def test_places_are_as_short_as_they_stay_findable(file: str, package: str, shown: str) -> None:
     assert show(Place(file, 3, package=package)) == shown

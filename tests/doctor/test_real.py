@@ -29,8 +29,11 @@ EXPECTED = {
         (_MISC, "if error_ratio < 1:", "branch"),
         (_MISC, "assert (t[1:] > t[:-1]).all(), '{} must be strictly increasing or decreasing'.format(name)", "branch"),
         (_MISC, "if len(t) > 1 and t[0] > t[1]:", "branch"),
-        (_MISC, 'assert diff.all() or (~diff).all(), \'{} must be strictly increasing or decreasing\'.format(name)',
-         "branch"),
+        (
+            _MISC,
+            "assert diff.all() or (~diff).all(), '{} must be strictly increasing or decreasing'.format(name)",
+            "branch",
+        ),
         (_RK, "if alpha_i == 1.:", "branch"),
         (_RK, "if (counts > 1).any():", "branch"),
         (_RK, "self.next_step_index = min(bisect.bisect(self.step_t.tolist(), t[0]), len(self.step_t) - 1)", "item"),
@@ -38,16 +41,24 @@ EXPECTED = {
         (_RK, "self.next_jump_index = min(bisect.bisect(self.jump_t.tolist(), t[0]), len(self.jump_t) - 1)", "item"),
         (_RK, "self.next_jump_index = min(bisect.bisect(self.jump_t.tolist(), t[0]), len(self.jump_t) - 1)", "foreign"),
         (_RK, "while next_t > self.rk_state.t1:", "branch"),
-        (_RK, "assert n_steps < self.max_num_steps, 'max_num_steps exceeded ({}>={})'.format(n_steps, "
-              "self.max_num_steps)", "branch"),
+        (
+            _RK,
+            "assert n_steps < self.max_num_steps, 'max_num_steps exceeded ({}>={})'.format(n_steps, "
+            "self.max_num_steps)",
+            "branch",
+        ),
         (_RK, "if not torch.isfinite(dt):", "branch"),
         (_RK, "assert t0 + dt > t0, 'underflow in dt {}'.format(dt.item())", "branch"),
         (_RK, "assert torch.isfinite(y0).all(), 'non-finite values in state `y`: {}'.format(y0)", "branch"),
         (_RK, "if dt > self.max_step:", "branch"),
         (_RK, "if dt <= self.min_step:", "branch"),
         (_RK, "if accept_step:", "branch"),
-        ("torchdiffeq/_impl/interp.py", "assert (t0 <= t) & (t <= t1), 'invalid interpolation, fails `t0 <= t <= t1`: "
-                                        "{}, {}, {}'.format(t0, t, t1)", "branch"),
+        (
+            "torchdiffeq/_impl/interp.py",
+            "assert (t0 <= t) & (t <= t1), 'invalid interpolation, fails `t0 <= t <= t1`: "
+            "{}, {}, {}'.format(t0, t, t1)",
+            "branch",
+        ),
         ("torchdiffeq/_impl/odeint.py", "solution = solver.integrate(t)", "object"),
     },
     "graphs": {
@@ -62,15 +73,18 @@ EXPECTED = {
         ("matching.py", "_, nearest = tree.query(points.numpy(), k=2)", "object"),
     },
     "transformers_models": {
-        ("transformers/models/longformer/modeling_longformer.py",
-         "is_global_attn = is_index_global_attn.flatten().any().item()", "item"),
+        (
+            "transformers/models/longformer/modeling_longformer.py",
+            "is_global_attn = is_index_global_attn.flatten().any().item()",
+            "item",
+        ),
         ("transformers/models/wav2vec2/modeling_wav2vec2.py", "hidden_states.requires_grad = True", "autograd"),
         ("transformers/models/wav2vec2/modeling_wav2vec2.py", "epsilon = np.random.rand(1).item()", "item"),
         ("transformers/models/wav2vec2/modeling_wav2vec2.py", "spec_aug_mask_idx = np.random.choice(", "item"),
         ("transformers/models/wav2vec2/modeling_wav2vec2.py", "if not skip_the_layer or synced_gpus:", "branch"),
         ("transformers/utils/output_capturing.py", "recordable_keys = {", "generator"),
     },
-}  # fmt: skip
+}
 
 
 HERE = [name for name, needed in NEEDS.items() if find_spec(needed)]

@@ -69,13 +69,16 @@ def of(found: Diagnosis, function: str) -> Recompile:
     return only
 
 
-@pytest.mark.parametrize(("function", "cause", "subject", "values", "times"), [
-    ("sized", "size", "x, dim 0", tuple(map(str, range(2, 11))), 8),
-    ("ranked", "rank", "x", ("1", "2"), 1),
-    ("typed", "dtype", "x", ("Float", "Double"), 1),
-    ("flagged", "value", "flag", ("'a'",), 1),
-    ("forward", "attribute", "self.step", ("0", "1"), 2),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("function", "cause", "subject", "values", "times"),
+    [
+        ("sized", "size", "x, dim 0", tuple(map(str, range(2, 11))), 8),
+        ("ranked", "rank", "x", ("1", "2"), 1),
+        ("typed", "dtype", "x", ("Float", "Double"), 1),
+        ("flagged", "value", "flag", ("'a'",), 1),
+        ("forward", "attribute", "self.step", ("0", "1"), 2),
+    ],
+)
 def test_what_varied(
     found: Diagnosis, function: str, cause: str, subject: str, values: tuple[str, ...], times: int
 ) -> None:
@@ -109,18 +112,24 @@ def test_an_unused_cuda_graph_says_why(found: Diagnosis) -> None:
     assert "1 CUDA graph skip" in found.summary
 
 
-@pytest.mark.parametrize(("guard", "failure"), [
-    ("0/0: tensor 'x' size mismatch at index 1. expected 4, actual 5", Failure("size", "x, dim 1", ("4", "5"))),
-    ("0/0: tensor 'x' size mismatch at index 0. expected 4, actual 1", Failure("small", "x, dim 0", ("4", "1"))),
-    ("0/0: tensor 'x' stride mismatch at index 0. expected 1, actual 2", Failure("stride", "x, dim 0", ("1", "2"))),
-    ("0/0: tensor 'x' requires_grad mismatch. expected requires_grad=0", Failure("grad", "x", ("requires_grad=0",))),
-    ("1/0: n == 3   # return x*n  # a.py:4 in f\\nUser stack trace:", Failure("value", "n", ("3",))),
-    ("1/0: self.flag == True  # return x", Failure("attribute", "self.flag", ("True",))),
-    ("1/0: ___check_type_id(n, 139), type=<class 'float'>  # x", Failure("type", "n")),
-    ("1/0: ___check_obj_id(fn, 139)  # x", Failure("identity", "fn")),
-    ("1/0: len(xs) == 2  # x", Failure("length", "len(xs)")),
-    ("1/0: GLOBAL_STATE changed: grad_mode ", Failure("grad", "the grad mode or another global setting")),
-    ("1/0: something new", Failure("other", "something")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("guard", "failure"),
+    [
+        ("0/0: tensor 'x' size mismatch at index 1. expected 4, actual 5", Failure("size", "x, dim 1", ("4", "5"))),
+        ("0/0: tensor 'x' size mismatch at index 0. expected 4, actual 1", Failure("small", "x, dim 0", ("4", "1"))),
+        ("0/0: tensor 'x' stride mismatch at index 0. expected 1, actual 2", Failure("stride", "x, dim 0", ("1", "2"))),
+        (
+            "0/0: tensor 'x' requires_grad mismatch. expected requires_grad=0",
+            Failure("grad", "x", ("requires_grad=0",)),
+        ),
+        ("1/0: n == 3   # return x*n  # a.py:4 in f\\nUser stack trace:", Failure("value", "n", ("3",))),
+        ("1/0: self.flag == True  # return x", Failure("attribute", "self.flag", ("True",))),
+        ("1/0: ___check_type_id(n, 139), type=<class 'float'>  # x", Failure("type", "n")),
+        ("1/0: ___check_obj_id(fn, 139)  # x", Failure("identity", "fn")),
+        ("1/0: len(xs) == 2  # x", Failure("length", "len(xs)")),
+        ("1/0: GLOBAL_STATE changed: grad_mode ", Failure("grad", "the grad mode or another global setting")),
+        ("1/0: something new", Failure("other", "something")),
+    ],
+)
 def test_guards(guard: str, failure: Failure) -> None:
     assert parse_guard(guard) == failure

@@ -56,8 +56,10 @@ def main() -> None:
         os.environ["SHIPLAP_CACHE_DIR"] = home
         found = compiled()
     (kernel,) = found.kernels
-    print(f"# {kernel.name}: {', '.join(kernel.operators)} in one kernel; torch {torch.__version__.partition('+')[0]}, "
-          f"Triton {triton.__version__}")  # fmt: skip
+    print(
+        f"# {kernel.name}: {', '.join(kernel.operators)} in one kernel; torch {torch.__version__.partition('+')[0]}, "
+        f"Triton {triton.__version__}"
+    )
     print(kernel_text(found.source[0]), end="")
 
 

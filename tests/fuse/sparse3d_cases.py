@@ -24,8 +24,16 @@ from shiplap.kernels.sparse3d.cuda import conv as cuda
 from tests.fuse import interpreted  # first: it says that Triton is interpreted
 from tests.kernels.scenes import scene
 
-TILE = {"BLOCK_M": 64, "BLOCK_N": 16, "BLOCK_K": 16, "num_warps": 4, "num_stages": 2, "SPLITS": 1,
-        "BULK": False, "MASKED": True}  # fmt: skip
+TILE = {
+    "BLOCK_M": 64,
+    "BLOCK_N": 16,
+    "BLOCK_K": 16,
+    "num_warps": 4,
+    "num_stages": 2,
+    "SPLITS": 1,
+    "BULK": False,
+    "MASKED": True,
+}
 GRID = (4, 4, 3)
 
 

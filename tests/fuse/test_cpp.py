@@ -117,9 +117,10 @@ def test_bfloat16():
 def test_products_with_any_strides():
     def graph(a, b, bias, batch_a, batch_b):
         return (
-            relu(dense.matmul(a[3:, 1:], b[1:, ::2], bias[::2])), dense.matmul(b.t(), a.t()) + 1,
+            relu(dense.matmul(a[3:, 1:], b[1:, ::2], bias[::2])),
+            dense.matmul(b.t(), a.t()) + 1,
             gelu(dense.matmul(batch_a, batch_b.mT)),
-        )  # fmt: skip
+        )
 
     batched = torch.randn(3, 20, K), torch.randn(3, N, K)
     check(graph, torch.randn(M, K), torch.randn(K, N), torch.randn(N), *batched)

@@ -49,13 +49,17 @@ OUTSIDE = {
     "sum": (lambda x, w, s, b: (qmm(x, w, s) + b).sum(1), "after", "template epilogue not satisfied", "it reduces"),
     "transposed": (
         lambda x, w, s, b: (qmm(x, w, s) + b).t().contiguous(),
-        "after", ("memory deps did not match", "no shared data"), "it reads other elements than the one it writes",
+        "after",
+        ("memory deps did not match", "no shared data"),
+        "it reads other elements than the one it writes",
     ),
     "producer": (
         lambda x, w, s, b: gelu(qmm(x.sigmoid(), w, s) + b),
-        "before", ("template has no allowed prologue inputs", "prologue fusion only supported for Triton"), "take",
+        "before",
+        ("template has no allowed prologue inputs", "prologue fusion only supported for Triton"),
+        "take",
     ),
-}  # fmt: skip
+}
 
 
 @cache

@@ -129,8 +129,12 @@ def test_tuning_shows_times_drops_what_is_wrong_broken_or_crashes_and_is_done_on
     assert all(v.time_us and v.time_us > 0 and "with add, mul" in v.detail for v in timed.values())
     dropped = [v for v in made.verdicts if v.status == "dropped"]
     assert [v.time_us for v in dropped] == [None] * 3
-    why = {json.dumps(c): v.detail for c in (FAST_AND_WRONG, BROKEN, CRASHING) for v in dropped
-           if f"STEPS={c['STEPS']}, WRECK={c['WRECK']}" in v.candidate}  # fmt: skip
+    why = {
+        json.dumps(c): v.detail
+        for c in (FAST_AND_WRONG, BROKEN, CRASHING)
+        for v in dropped
+        if f"STEPS={c['STEPS']}, WRECK={c['WRECK']}" in v.candidate
+    }
     assert "off by" in why[json.dumps(FAST_AND_WRONG)]
     assert "CppCompileError" in why[json.dumps(BROKEN)]
     assert "ended the process (SIGSEGV)" in why[json.dumps(CRASHING)]
@@ -178,9 +182,13 @@ def test_an_edited_template_is_never_served_from_a_cache(tmp_path):
     (tmp_path / "edited.py").write_text(module)
     (tmp_path / "qmm.cpp.jinja").write_text(source)
     (tmp_path / "program.py").write_text(textwrap.dedent(PROGRAM))
-    env = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"), "PYTHONDONTWRITEBYTECODE": "1",
-           "SHIPLAP_CACHE_DIR": str(tmp_path / "shiplap"),
-           "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}  # fmt: skip
+    env = {
+        **os.environ,
+        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "SHIPLAP_CACHE_DIR": str(tmp_path / "shiplap"),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),
+    }
 
     def run() -> str:
         done = python("-W", "ignore", tmp_path / "program.py", tmp_path, env=env)

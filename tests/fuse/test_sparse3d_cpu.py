@@ -101,7 +101,5 @@ def test_what_the_template_does_not_take_and_the_default_is_the_kernel():
         assert (made.chosen, [v.detail for v in made.verdicts]) == ("reference", [reason])
     check(lambda *args: sparse3d.conv(*args) + 1, feats, weight, table, bias)
     made = decisions("sparse3d::conv")[-1]
-    assert (made.chosen, made.reason) == (
-        "reference", "templates are chosen by measurement only: mode='max-autotune'"
-    )  # fmt: skip
+    assert (made.chosen, made.reason) == ("reference", "templates are chosen by measurement only: mode='max-autotune'")
     assert counted() == (0, 0)

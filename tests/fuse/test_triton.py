@@ -28,10 +28,25 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
 
 # One kernel each: everything around the product is inside.
 FUSED = [
-    "bias inside, gelu", "raw kept", "siblings", "prologue", "cast", "dynamic", "transposed views", "offset views",
-    "one row", "three dims", "seed", "bulk copies", "bmm", "int8", "grouped", "conv", "conv dilated",
+    "bias inside, gelu",
+    "raw kept",
+    "siblings",
+    "prologue",
+    "cast",
+    "dynamic",
+    "transposed views",
+    "offset views",
+    "one row",
+    "three dims",
+    "seed",
+    "bulk copies",
+    "bmm",
+    "int8",
+    "grouped",
+    "conv",
+    "conv dilated",
     "twice one buffer",
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("name", FUSED)

@@ -31,9 +31,7 @@ def shrink() -> None:
     for op in (ops.mm, ops.bmm, ops.int8_mm, ops.grouped_mm, ops.conv2d):
         op.kernels.pop("cpu")  # what eager calls run is what compiled ones are compared with: the reference
         triton = [t for t in op.templates["cpu"] if t.language == "triton"]
-        op.templates["cpu"] = [
-            dataclasses.replace(t, configs=({**SMALL, **more.get(t.name, {})},)) for t in triton
-        ]  # fmt: skip
+        op.templates["cpu"] = [dataclasses.replace(t, configs=({**SMALL, **more.get(t.name, {})},)) for t in triton]
 
 
 def case(name: str, fn: Callable[..., Any], *args: Tensor, dynamic: bool = False) -> None:

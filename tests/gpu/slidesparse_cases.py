@@ -66,7 +66,7 @@ def layer(op: sl.Op, m: int, n: int, k: int, pairs: int = 4, bias: bool = True) 
 
 def captured(
     run: Callable[[Tensor], Tensor], x: Tensor, pool: object = None
-) -> tuple[torch.cuda.CUDAGraph, Tensor, Tensor]:  # fmt: skip
+) -> tuple[torch.cuda.CUDAGraph, Tensor, Tensor]:
     """A graph of ``run`` on a copy of ``x``, after a warm-up on a side stream."""
     static, stream = x.clone(), torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())

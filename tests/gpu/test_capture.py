@@ -26,8 +26,14 @@ def rows():
     for op in OPS:
         (found,) = audit(op, checks=["cuda_graph"], seed=SEED, device="cuda")
         kernels = [k.name for k in op.kernels.get("cuda", ())] or ["reference"]
-        yield {"op": op.spec.name, "runs": "/".join(kernels), "verdict": found.verdict, "evidence": found.evidence,
-               "input": found.input, "fix": found.fix}  # fmt: skip
+        yield {
+            "op": op.spec.name,
+            "runs": "/".join(kernels),
+            "verdict": found.verdict,
+            "evidence": found.evidence,
+            "input": found.input,
+            "fix": found.fix,
+        }
 
 
 def test_every_shipped_op_is_captured_or_says_why_not():

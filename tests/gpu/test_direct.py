@@ -70,22 +70,40 @@ def test_gather_multiply_scatter(dtype, sizes):
 
 def test_views():
     feats, weight, table, order, bias = draw()[:5]
-    args = (feats.repeat(1, 2)[:, ::2], weight.transpose(2, 3).contiguous().transpose(2, 3), table.t().contiguous().t(),
-            order.repeat_interleave(2)[::2], bias[:1].expand(10))  # fmt: skip
+    args = (
+        feats.repeat(1, 2)[:, ::2],
+        weight.transpose(2, 3).contiguous().transpose(2, 3),
+        table.t().contiguous().t(),
+        order.repeat_interleave(2)[::2],
+        bias[:1].expand(10),
+    )
     assert error(gathered(*args), reference(gathered, args)) < 1e-5
 
 
 EAGER = {
-    "int8_mm": lambda d: (randn(70, 90, dtype=d), torch.randint(-127, 128, (50, 90), device="cuda", dtype=torch.int8),
-                          torch.rand(50, device="cuda").to(d) / 100, randn(50, dtype=d)),
-    "grouped_mm": lambda d: (randn(70, 90, dtype=d), randn(5, 90, 50, dtype=d),
-                             torch.tensor([10, 10, 40, 45, 60], dtype=torch.int32, device="cuda")),
+    "int8_mm": lambda d: (
+        randn(70, 90, dtype=d),
+        torch.randint(-127, 128, (50, 90), device="cuda", dtype=torch.int8),
+        torch.rand(50, device="cuda").to(d) / 100,
+        randn(50, dtype=d),
+    ),
+    "grouped_mm": lambda d: (
+        randn(70, 90, dtype=d),
+        randn(5, 90, 50, dtype=d),
+        torch.tensor([10, 10, 40, 45, 60], dtype=torch.int32, device="cuda"),
+    ),
     "mm": lambda d: (randn(70, 90, dtype=d), randn(90, 50, dtype=d), randn(50, dtype=d)),
     "mm even": lambda d: (randn(128, 64, dtype=d), randn(64, 256, dtype=d)),
     "bmm": lambda d: (randn(3, 40, 50, dtype=d), randn(3, 50, 33, dtype=d)),
-    "conv2d": lambda d: (randn(2, 13, 11, 16, dtype=d), randn(24, 3, 3, 16, dtype=d), randn(24, dtype=d),
-                         [2, 2], [1, 1], [1, 1]),
-}  # fmt: skip
+    "conv2d": lambda d: (
+        randn(2, 13, 11, 16, dtype=d),
+        randn(24, 3, 3, 16, dtype=d),
+        randn(24, dtype=d),
+        [2, 2],
+        [1, 1],
+        [1, 1],
+    ),
+}
 
 
 @DTYPES

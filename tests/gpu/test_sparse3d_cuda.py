@@ -52,9 +52,13 @@ def test_arguments_on_two_devices_are_refused():
 def test_a_network_trains_on_cuda_in_one_graph():
     compat.reset_compiler()
     net = sparse3d.Sequential(
-        sparse3d.SubMConv3d(5, 16, 3), torch.nn.BatchNorm1d(16), torch.nn.ReLU(), sparse3d.SparseConv3d(16, 16, 2, 2),
-        torch.nn.ReLU(), sparse3d.SparseInverseConv3d(16, 4, 2),
-    ).cuda()  # fmt: skip
+        sparse3d.SubMConv3d(5, 16, 3),
+        torch.nn.BatchNorm1d(16),
+        torch.nn.ReLU(),
+        sparse3d.SparseConv3d(16, 16, 2, 2),
+        torch.nn.ReLU(),
+        sparse3d.SparseInverseConv3d(16, 4, 2),
+    ).cuda()
     compiled = torch.compile(lambda x: net(x).feats.square().mean(), fullgraph=True)
     for n in (100, 200, 300):
         x = scene(n, (9, 8, 7), 5, dtype=torch.float32)

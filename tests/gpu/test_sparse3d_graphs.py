@@ -37,18 +37,23 @@ def gradients(net: nn.Module, run, *args: object) -> list[torch.Tensor]:
 # --- every kind -------------------------------------------------------------------------------------------------------
 
 KINDS = {
-    "subm": lambda: sparse3d.SubMConv3d(8, 16, 3), "even": lambda: sparse3d.SubMConv3d(8, 16, 2),
-    "wide": lambda: sparse3d.SubMConv3d(8, 16, 5), "groups": lambda: sparse3d.SubMConv3d(8, 16, 3, groups=4),
+    "subm": lambda: sparse3d.SubMConv3d(8, 16, 3),
+    "even": lambda: sparse3d.SubMConv3d(8, 16, 2),
+    "wide": lambda: sparse3d.SubMConv3d(8, 16, 5),
+    "groups": lambda: sparse3d.SubMConv3d(8, 16, 3, groups=4),
     "depthwise": lambda: sparse3d.SubMConv3d(8, 8, 3, groups=8),
     "strided": lambda: sparse3d.SparseConv3d(8, 16, 3, 2, 1),
     "transposed": lambda: sparse3d.SparseConvTranspose3d(8, 16, 2, 2),
     "generative": lambda: sparse3d.GenerativeConv3d(8, 16, 3),
     "inverse": lambda: sparse3d.Sequential(sparse3d.SparseConv3d(8, 8, 2, 2), sparse3d.SparseInverseConv3d(8, 16, 2)),
-    "max": lambda: sparse3d.SparseMaxPool3d(2), "avg": lambda: sparse3d.SparseAvgPool3d(3, 2, 1),
+    "max": lambda: sparse3d.SparseMaxPool3d(2),
+    "avg": lambda: sparse3d.SparseAvgPool3d(3, 2, 1),
     "unpool": lambda: sparse3d.Sequential(sparse3d.SparseMaxPool3d(2), sparse3d.SparseInverseConv3d(8, 16, 2)),
-    "norm": lambda: sparse3d.BatchNorm(8), "global max": lambda: sparse3d.GlobalPool("max"),
-    "global avg": lambda: sparse3d.GlobalPool("avg"), "global sum": lambda: sparse3d.GlobalPool("sum"),
-}  # fmt: skip
+    "norm": lambda: sparse3d.BatchNorm(8),
+    "global max": lambda: sparse3d.GlobalPool("max"),
+    "global avg": lambda: sparse3d.GlobalPool("avg"),
+    "global sum": lambda: sparse3d.GlobalPool("sum"),
+}
 
 
 @pytest.mark.parametrize("padding", [0, 60])
@@ -81,10 +86,13 @@ def test_pooling_is_its_reference_and_the_same_in_each_run(dtype):
     grad = torch.randn(table.shape[0], 37, device="cuda").to(dtype)
     taps = pooling.max_pool_with_taps(feats, table)[1]
     for op, args in (
-        (pooling.max_pool_with_taps, (feats, table)), (pooling.max_pool_grad, (grad, taps, back)),
-        (pooling.sum_pool, (feats, table)), (pooling.sum_pool, (feats[:, ::2], table, None, True)),
-        (pooling.global_max_pool, (feats, x.coords, 3)), (pooling.global_sum_pool, (feats, x.coords, 3, True)),
-    ):  # fmt: skip
+        (pooling.max_pool_with_taps, (feats, table)),
+        (pooling.max_pool_grad, (grad, taps, back)),
+        (pooling.sum_pool, (feats, table)),
+        (pooling.sum_pool, (feats[:, ::2], table, None, True)),
+        (pooling.global_max_pool, (feats, x.coords, 3)),
+        (pooling.global_sum_pool, (feats, x.coords, 3, True)),
+    ):
         runs = [r if isinstance(r, tuple) else (r,) for r in (op.reference(*args), op(*args), op(*args))]
         for want, got, again in zip(*runs, strict=True):
             torch.testing.assert_close(got, want)
@@ -136,9 +144,14 @@ def test_more_voxels_than_the_capacity_are_told_late():
 def test_one_graph_for_eight_voxel_counts():
     compat.reset_compiler()
     net = sparse3d.Sequential(
-        sparse3d.SubMConv3d(5, 8, 3), sparse3d.BatchNorm(8), nn.ReLU(), sparse3d.SparseConv3d(8, 8, 2, 2),
-        sparse3d.SubMConv3d(8, 8, 3), sparse3d.SparseInverseConv3d(8, 4, 2), sparse3d.GlobalPool("avg"),
-    ).cuda()  # fmt: skip
+        sparse3d.SubMConv3d(5, 8, 3),
+        sparse3d.BatchNorm(8),
+        nn.ReLU(),
+        sparse3d.SparseConv3d(8, 8, 2, 2),
+        sparse3d.SubMConv3d(8, 8, 3),
+        sparse3d.SparseInverseConv3d(8, 4, 2),
+        sparse3d.GlobalPool("avg"),
+    ).cuda()
     compiled = torch.compile(net, fullgraph=True)
     for n in (1000, 1300, 700, 12000, 900, 40000, 1600, 2400):
         x = cuda(scene(n, (64, 64, 64), 5, dtype=torch.float32))

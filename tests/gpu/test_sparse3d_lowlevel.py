@@ -78,7 +78,7 @@ LATE = {
         torch.ones(len(c), 4).cuda(), c, torch.ones(len(c), 4).cuda(), 3
     ),
     "row": lambda c: sparse3d.masked_gemm_kernels(c[:, 1].contiguous(), c[:, 1].long() + 70, 8),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", LATE)

@@ -19,9 +19,17 @@ DEVICE = "cuda"
 WINDOW = [3, 3, 3], [2, 2, 2], [1, 1, 1], [1, 1, 1]
 READS_BACK = ("out_coords", "unique_coords")  # a size that only the data knows
 NAMES = (
-    "subm_table", "subm_plan", "out_coords_bounded", "conv_table", "conv_plan", "transpose_table", "sort_table",
-    "tap_blocks", "segment_mean", *READS_BACK,
-)  # fmt: skip
+    "subm_table",
+    "subm_plan",
+    "out_coords_bounded",
+    "conv_table",
+    "conv_plan",
+    "transpose_table",
+    "sort_table",
+    "tap_blocks",
+    "segment_mean",
+    *READS_BACK,
+)
 SYNC_FREE = tuple(name for name in NAMES if name not in READS_BACK)
 
 
@@ -52,14 +60,18 @@ def arguments(name: str, rows: int) -> tuple[Any, ...]:
     counts = torch.bincount(index, minlength=rows // 3 + 2).int()
     parts = parts_for(rows, 27)
     return {
-        "subm_table": (coords, grid, WINDOW[0], WINDOW[3]), "subm_plan": (coords, grid, WINDOW[0], WINDOW[3], parts),
-        "out_coords_bounded": (coords, grid, *WINDOW, len(queries)), "conv_table": (coords, queries, grid, *WINDOW),
+        "subm_table": (coords, grid, WINDOW[0], WINDOW[3]),
+        "subm_plan": (coords, grid, WINDOW[0], WINDOW[3], parts),
+        "out_coords_bounded": (coords, grid, *WINDOW, len(queries)),
+        "conv_table": (coords, queries, grid, *WINDOW),
         "conv_plan": (coords, queries, grid, *WINDOW, parts_for(len(queries), 27), parts),
-        "transpose_table": (table, rows), "sort_table": (table, parts_for(len(table), 27)),
+        "transpose_table": (table, rows),
+        "sort_table": (table, parts_for(len(table), 27)),
         "tap_blocks": (torch.randint(0, 2**9, (3, rows // 64 + 1), dtype=torch.int32, device=DEVICE), 27),
-        "segment_mean": (torch.randn(rows, 20, device=DEVICE), index, counts), "out_coords": (coords, grid, *WINDOW),
+        "segment_mean": (torch.randn(rows, 20, device=DEVICE), index, counts),
+        "out_coords": (coords, grid, *WINDOW),
         "unique_coords": (coords // 2,),
-    }[name]  # fmt: skip
+    }[name]
 
 
 def outputs(found: Any) -> tuple[torch.Tensor, ...]:
@@ -207,9 +219,15 @@ def broken(name: str, fault: str) -> tuple[Any, ...]:
 
 
 FAULTS = [
-    *[(name, fault, f"SL211(.|\n)*{said}") for name in ("subm_table", "subm_plan", "conv_table", "conv_plan")
-      for fault, said in (("duplicate", "duplicate coordinates: row (17|2900) "), ("outside", "row 2900 is outside"),
-                          ("a scene below padding", "row 2900 is outside"))],
+    *[
+        (name, fault, f"SL211(.|\n)*{said}")
+        for name in ("subm_table", "subm_plan", "conv_table", "conv_plan")
+        for fault, said in (
+            ("duplicate", "duplicate coordinates: row (17|2900) "),
+            ("outside", "row 2900 is outside"),
+            ("a scene below padding", "row 2900 is outside"),
+        )
+    ],
     ("out_coords_bounded", "outside", "SL211(.|\n)*row 2900 is outside"),
     ("conv_table", "outside the output grid", "SL211(.|\n)*out_coords row 5 is outside"),
     ("conv_plan", "outside the output grid", "SL211(.|\n)*out_coords row 5 is outside"),
@@ -217,7 +235,7 @@ FAULTS = [
     ("transpose_table", "entry", r"SL211(.|\n)*row 40 has an entry outside \[-1, rows\)"),
     ("transpose_table", "entry twice", "SL211(.|\n)*occurs twice under its tap"),
     ("segment_mean", "index", r"SL211(.|\n)*index\[1234\] is not a row of counts"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("name", "fault", "match"), FAULTS)

@@ -20,15 +20,22 @@ GRID = (19, 18, 17)
 
 def network() -> spconv.SparseSequential:
     return spconv.SparseSequential(
-        spconv.SubMConv3d(16, 32, 3, bias=False, indice_key="s1"), nn.BatchNorm1d(32), nn.ReLU(),
+        spconv.SubMConv3d(16, 32, 3, bias=False, indice_key="s1"),
+        nn.BatchNorm1d(32),
+        nn.ReLU(),
         spconv.SubMConv3d(32, 32, 3, indice_key="s1"),
         spconv.SparseConv3d(32, 32, 3, 2, 1, bias=False, indice_key="d1"),
-        spconv.SparseBatchNorm(32), spconv.SparseReLU(), spconv.SparseMaxPool3d(2, 1, 1, indice_key="d2"),
-        spconv.SparseInverseConv3d(32, 32, 2, "d2"), spconv.SparseConvTranspose3d(32, 16, 2, 2, indice_key="u1"),
-        spconv.SparseInverseConv3d(16, 32, 2, "u1"), spconv.SparseAvgPool3d(3, 1, 1, indice_key="d3"),
-        spconv.SparseInverseConv3d(32, 32, 3, "d3"), spconv.SparseInverseConv3d(32, 16, 3, "d1"),
+        spconv.SparseBatchNorm(32),
+        spconv.SparseReLU(),
+        spconv.SparseMaxPool3d(2, 1, 1, indice_key="d2"),
+        spconv.SparseInverseConv3d(32, 32, 2, "d2"),
+        spconv.SparseConvTranspose3d(32, 16, 2, 2, indice_key="u1"),
+        spconv.SparseInverseConv3d(16, 32, 2, "u1"),
+        spconv.SparseAvgPool3d(3, 1, 1, indice_key="d3"),
+        spconv.SparseInverseConv3d(32, 32, 3, "d3"),
+        spconv.SparseInverseConv3d(32, 16, 3, "d1"),
         spconv.SubMConv3d(16, 8, 1),
-    )  # fmt: skip
+    )
 
 
 def results(net: nn.Module, features: torch.Tensor, indices: torch.Tensor, run=None) -> list[torch.Tensor]:

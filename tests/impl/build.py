@@ -12,9 +12,14 @@ INCLUDE = Path(shiplap.__file__).parent / "include"
 
 
 def compile_c(
-    folder: Path, name: str, ops: dict[str, Op], body: str, *, compiler: str = "cc",
+    folder: Path,
+    name: str,
+    ops: dict[str, Op],
+    body: str,
+    *,
+    compiler: str = "cc",
     configs: Mapping[str, Sequence[str]] | None = None,
-) -> Path:  # fmt: skip
+) -> Path:
     """``lib<name>.so`` in ``folder`` from ``body``, which sees the header of ``symbol → op``; raises on a warning."""
     text = header({symbol: op.spec for symbol, op in ops.items()}, name, configs)
     (folder / f"{name}.h").write_text(text)

@@ -53,5 +53,14 @@ def at_launch(args: tuple[Any, ...]) -> int:
 
 
 other = gathered.sampler(generator, {**sizes, "m": 96}, torch.float16, torch.device("cpu"))  # a multiple of 16
-print(json.dumps({"candidates": len(listed), "ahead": ahead, "binaries": binaries, "at launch": at_launch(args),
-                  "of another size": at_launch(other)}))  # fmt: skip
+print(
+    json.dumps(
+        {
+            "candidates": len(listed),
+            "ahead": ahead,
+            "binaries": binaries,
+            "at launch": at_launch(args),
+            "of another size": at_launch(other),
+        }
+    )
+)

@@ -126,8 +126,15 @@ def gather_cases() -> None:
     case("gather one row", gathered, *draw(m=1, n=1))
     case("gather no rows", gathered, *draw(m=0))
     case("gather of nothing", gathered, *draw(n=0))
-    case("gather views", gathered, feats.repeat(1, 2)[:, ::2], weight.transpose(2, 3).contiguous().transpose(2, 3),
-         table.t().contiguous().t(), order, bias[:1].expand(10))  # fmt: skip
+    case(
+        "gather views",
+        gathered,
+        feats.repeat(1, 2)[:, ::2],
+        weight.transpose(2, 3).contiguous().transpose(2, 3),
+        table.t().contiguous().t(),
+        order,
+        bias[:1].expand(10),
+    )
     case("gather half", gathered, *[t.half() if t.is_floating_point() else t for t in full[:5]])
 
 
@@ -138,11 +145,13 @@ def compiled_cases() -> None:
     c = torch.randn(40, 10)
     fns: dict[str, tuple[Callable[..., Tensor], list[Tensor]]] = {
         "fused": (lambda f, w, t, o, b, c: relu(gathered(f, w, t, o, b) + c), [feats, weight, table, order, bias, c]),
-        "fused reflected": (lambda f, w, t, c: relu(gathered(f, w, t, None, None, True, 1, 2.0, "relu")) * c,
-                            [feats, weight, table, c]),
+        "fused reflected": (
+            lambda f, w, t, c: relu(gathered(f, w, t, None, None, True, 1, 2.0, "relu")) * c,
+            [feats, weight, table, c],
+        ),
         "fused groups": (lambda f, w, t, o: relu(gathered(f, w, t, o, None, False, 3)), draw(g=3)[:4]),
         "fused in planes": (lambda f, w, t, o, b: relu(gathered(f, w, t, o, b)), draw(ci=40)[:5]),
-    }  # fmt: skip
+    }
     for name, (fn, args) in fns.items():
         try:
             _, error, kernels = interpreted.run(fn, *args)
@@ -162,9 +171,10 @@ def eager_cases() -> None:
 
     direct.TemplateKernel.into = watch  # type: ignore[method-assign]
     for name, fn in {
-        "template": lambda: gathered(*draw(ci=12)), "library": lambda: ops.mm(torch.randn(3, 4), torch.randn(4, 5)),
+        "template": lambda: gathered(*draw(ci=12)),
+        "library": lambda: ops.mm(torch.randn(3, 4), torch.randn(4, 5)),
         "reference": lambda: gathered(*draw(ci=80)),
-    }.items():  # fmt: skip
+    }.items():
         ran.clear()
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always", ShiplapNotice)
@@ -179,8 +189,12 @@ def tuned_cases() -> None:
 
     args = draw(m=16, n=9, k=2)
     (choice,) = sl.tune(gathered, [tuple(args)], isolate=False, progress=False, budget=120)
-    say("tuned", tried=choice.tried, wrong=[f.evidence for f in choice.findings if f.verdict == "fail"],
-        skipped=len([f for f in choice.findings if f.verdict == "skip"]))  # fmt: skip
+    say(
+        "tuned",
+        tried=choice.tried,
+        wrong=[f.evidence for f in choice.findings if f.verdict == "fail"],
+        skipped=len([f for f in choice.findings if f.verdict == "skip"]),
+    )
     key = ("cpu", *gathered.rule.key(gathered._checker.bind(args)))
     for index, config in enumerate(direct_ops.CONFIGS):
         choices.install([choices.Entry(gathered.spec.name, gathered.identity, key, "gathered", Config.of(config))])
@@ -189,8 +203,9 @@ def tuned_cases() -> None:
     fits = gathered._checker.bind(draw(m=16, n=9, k=2, ci=16, co=32))
     key = ("cpu", *gathered.rule.key(too_wide))
     assert key == ("cpu", *gathered.rule.key(fits))
-    choices.install([choices.Entry(gathered.spec.name, gathered.identity, key, "gathered",
-                                   Config.of(direct_ops.CONFIGS[0]))])  # fmt: skip
+    choices.install(
+        [choices.Entry(gathered.spec.name, gathered.identity, key, "gathered", Config.of(direct_ops.CONFIGS[0]))]
+    )
     say("chosen too wide", picked=str(gathered.pick(too_wide).config))
     choices.install([], file="")
 

@@ -19,10 +19,16 @@ CONFIGS = [
 
 @sl.op("directtest::gathered", requires=("g == groups",))
 def gathered(
-    feats: Float[Tensor, "n g*ci"], weight: Float[Tensor, "g k ci co"], table: Int32[Tensor, "m k"],
-    order: Int32[Tensor, "m"] | None = None, bias: Float[Tensor, "g*co"] | None = None,
-    reflect: bool = False, groups: int = 1, scale: float = 1.0, after: str = "nothing",
-) -> Float[Tensor, "m g*co"]:  # fmt: skip
+    feats: Float[Tensor, "n g*ci"],
+    weight: Float[Tensor, "g k ci co"],
+    table: Int32[Tensor, "m k"],
+    order: Int32[Tensor, "m"] | None = None,
+    bias: Float[Tensor, "g*co"] | None = None,
+    reflect: bool = False,
+    groups: int = 1,
+    scale: float = 1.0,
+    after: str = "nothing",
+) -> Float[Tensor, "m g*co"]:
     """``scale * (sum over k of feats[table[:, k]] @ weight[:, k] + bias)`` by groups; ``order`` changes no value."""
     taps = weight.flip(1) if reflect else weight
     feats = torch.cat((feats, feats.new_zeros(1, feats.shape[1])))  # what row -1 reads
@@ -36,9 +42,13 @@ def gathered(
 def _(rng: torch.Generator, sizes: dict[str, Any], dtype: torch.dtype, device: torch.device) -> tuple[Any, ...]:
     n, m, k, g, ci, co = (sizes[name] for name in ("n", "m", "k", "g", "ci", "co"))
     table = torch.randint(-1, max(n, 1), (m, k), generator=rng, dtype=torch.int32) if n else torch.full((m, k), -1)
-    tensors = (torch.randn(n, g * ci, generator=rng).to(dtype), torch.randn(g, k, ci, co, generator=rng).to(dtype),
-               table.to(torch.int32), torch.randperm(m, generator=rng).to(torch.int32),
-               torch.randn(g * co, generator=rng).to(dtype))  # fmt: skip
+    tensors = (
+        torch.randn(n, g * ci, generator=rng).to(dtype),
+        torch.randn(g, k, ci, co, generator=rng).to(dtype),
+        table.to(torch.int32),
+        torch.randperm(m, generator=rng).to(torch.int32),
+        torch.randn(g * co, generator=rng).to(dtype),
+    )
     return (*(t.to(device) for t in tensors), sizes["reflect"], g, sizes["scale"], sizes["after"])
 
 
@@ -59,9 +69,14 @@ def fits_here(sizes: dict[str, Any], dtypes: dict[str, torch.dtype], config: dic
 
 def attach(device: str) -> None:
     gathered.template(
-        device, "gathered.triton.jinja", configs=CONFIGS, supports=fits_here if device == "cpu" else fits,
+        device,
+        "gathered.triton.jinja",
+        configs=CONFIGS,
+        supports=fits_here if device == "cpu" else fits,
         planes=lambda sizes, config: config["SPLITS"],
         grid=lambda sizes, config, cdiv: (
-            cdiv(sizes["m"], config["BLOCK_M"]) * sizes["groups"] * config["SPLITS"], 1, 1,
+            cdiv(sizes["m"], config["BLOCK_M"]) * sizes["groups"] * config["SPLITS"],
+            1,
+            1,
         ),
-    )  # fmt: skip
+    )

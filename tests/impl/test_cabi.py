@@ -166,10 +166,19 @@ def test_dtype_codes(describe):
     op, library = describe
     op.kernel("cpu", sl.cabi(library, "describe"))
     codes = {
-        torch.int8: (0, 8), torch.int64: (0, 64), torch.uint8: (1, 8), torch.uint32: (1, 32), torch.float16: (2, 16),
-        torch.float64: (2, 64), torch.bfloat16: (4, 16), torch.complex64: (5, 64), torch.complex128: (5, 128),
-        torch.bool: (6, 8), torch.float8_e4m3fn: (10, 8), torch.float8_e5m2: (12, 8),
-    }  # fmt: skip
+        torch.int8: (0, 8),
+        torch.int64: (0, 64),
+        torch.uint8: (1, 8),
+        torch.uint32: (1, 32),
+        torch.float16: (2, 16),
+        torch.float64: (2, 64),
+        torch.bfloat16: (4, 16),
+        torch.complex64: (5, 64),
+        torch.complex128: (5, 128),
+        torch.bool: (6, 8),
+        torch.float8_e4m3fn: (10, 8),
+        torch.float8_e5m2: (12, 8),
+    }
     for dtype, want in codes.items():
         x = torch.zeros(2, 3, dtype=dtype)
         found = op(x).tolist()

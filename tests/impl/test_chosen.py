@@ -97,8 +97,13 @@ def test_the_default_reaches_the_kernel(tell):
 
 def test_a_choice_serves_its_bucket_dtype_and_presence_only(tell):
     bias = torch.zeros(3, dtype=torch.float64)
-    choices.install([entry(tell, (x(), None), CONFIGS[1]), entry(tell, (x(), None, 2, True), {"TILE": 7, "DEPTH": 9}),
-                     entry(tell, (x(), bias), {"TILE": 5, "DEPTH": 6})])  # fmt: skip
+    choices.install(
+        [
+            entry(tell, (x(), None), CONFIGS[1]),
+            entry(tell, (x(), None, 2, True), {"TILE": 7, "DEPTH": 9}),
+            entry(tell, (x(), bias), {"TILE": 5, "DEPTH": 6}),
+        ]
+    )
     assert said(tell, x(), None) == said(tell, x(8, 4), None) == CONFIGS[1]
     assert said(tell, x(9), None) == said(tell, x(5, 5), None) == CONFIGS[0]
     assert said(tell, x(), None, 2, True) == {"TILE": 7, "DEPTH": 9}

@@ -54,12 +54,40 @@ def test_what_is_compiled_ahead_is_what_a_launch_looks_up(tmp_path):
 
 
 RIGHT = [
-    "mm", "mm bias", "mm transposed", "mm offset", "mm expanded", "mm strided", "mm one buffer", "mm one row",
-    "mm no rows", "mm no columns", "mm even", "bmm", "int8_mm", "int8_mm even", "grouped_mm", "conv2d",
-    "conv2d dilated", "conv2d channels apart", "gather", "gather unordered", "gather bias alone", "gather reflected",
-    "gather scaled", "gather relu", "gather groups", "gather second config", "gather one row", "gather no rows",
-    "gather of nothing", "gather views", "gather half", "gather in planes", "gather in planes, half",
-]  # fmt: skip
+    "mm",
+    "mm bias",
+    "mm transposed",
+    "mm offset",
+    "mm expanded",
+    "mm strided",
+    "mm one buffer",
+    "mm one row",
+    "mm no rows",
+    "mm no columns",
+    "mm even",
+    "bmm",
+    "int8_mm",
+    "int8_mm even",
+    "grouped_mm",
+    "conv2d",
+    "conv2d dilated",
+    "conv2d channels apart",
+    "gather",
+    "gather unordered",
+    "gather bias alone",
+    "gather reflected",
+    "gather scaled",
+    "gather relu",
+    "gather groups",
+    "gather second config",
+    "gather one row",
+    "gather no rows",
+    "gather of nothing",
+    "gather views",
+    "gather half",
+    "gather in planes",
+    "gather in planes, half",
+]
 
 
 @pytest.mark.parametrize("name", RIGHT)
@@ -301,8 +329,10 @@ def test_no_table_is_made_while_a_graph_is_captured(monkeypatch):
 
 
 def test_offsets_beyond_32_bits_are_asked_for_when_needed():
-    source = '{{def_kernel()}}\n    M = {{size("x", 0)}}\n    {{load_input("x", "t", ("r", "c"), mask="m")}}\n' \
-             '    p = y + r * {{stride("y", 0)}} + W\n    {{store_output(("r", "c"), "t", "m")}}\n'  # fmt: skip
+    source = (
+        '{{def_kernel()}}\n    M = {{size("x", 0)}}\n    {{load_input("x", "t", ("r", "c"), mask="m")}}\n'
+        '    p = y + r * {{stride("y", 0)}} + W\n    {{store_output(("r", "c"), "t", "m")}}\n'
+    )
     narrow = render(source, "f", {"x": 2, "y": 1}, 2, {"W": float("inf"), "Z": 1}, False)
     wide = render(source, "f", {"x": 2, "y": 1}, 2, {"W": float("inf"), "Z": 1}, True)
     assert "int64" not in narrow.text

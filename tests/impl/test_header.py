@@ -103,8 +103,10 @@ int64_t l, const char* m, int64_t* e) { return SL_OK; }"
 
 
 def test_a_kernel_with_another_prototype_does_not_compile(gather, tmp_path):
-    good = "const sl_context* c, const DLTensor* x, DLTensor* t, const DLTensor* m, DLTensor* a, DLTensor* b, " \
-           "const int64_t* k, int64_t n, double p, const char* s, int64_t* e"  # fmt: skip
+    good = (
+        "const sl_context* c, const DLTensor* x, DLTensor* t, const DLTensor* m, DLTensor* a, DLTensor* b, "
+        "const int64_t* k, int64_t n, double p, const char* s, int64_t* e"
+    )
     assert compile_c(tmp_path, "good", {"demo_gather": gather}, f"int demo_gather({good}) {{ return 0; }}")
     for wrong in (
         good.replace("double p", "float p"),

@@ -282,9 +282,18 @@ def test_a_packaged_model_runs_without_shiplap(cache, tmp_path, ns):
 def test_errors_are_those_of_the_python_binding(ops):
     x, b = torch.randn(3, 4), torch.randn(4)
     calls = [
-        (x[0], None, 1), (x, b[:3], 1), (x, b.double(), 1), (x.long(), None, 1), (x, b, 99), (x, b, 1, True, [1] * 4),
-        (x, b, 13), (x, b, 14), (x, b, "k"), (None, b, 1), (x.to_sparse(), b, 1),
-    ]  # fmt: skip
+        (x[0], None, 1),
+        (x, b[:3], 1),
+        (x, b.double(), 1),
+        (x.long(), None, 1),
+        (x, b, 99),
+        (x, b, 1, True, [1] * 4),
+        (x, b, 13),
+        (x, b, 14),
+        (x, b, "k"),
+        (None, b, 1),
+        (x.to_sparse(), b, 1),
+    ]
 
     def refusals():
         found = []
@@ -304,8 +313,20 @@ def test_errors_are_those_of_the_python_binding(ops):
         patch.setenv("SHIPLAP_NATIVE", "0")
         assert by_native == refusals()
     ids = [text[:5] for _, text in by_native]
-    assert ids == ["SL201", "SL202", "SL205", "SL204", "SL208", "SL208", "SL211", "SL305", "SL209", "SL209", "SL207",
-                   "SL302"]  # fmt: skip
+    assert ids == [
+        "SL201",
+        "SL202",
+        "SL205",
+        "SL204",
+        "SL208",
+        "SL208",
+        "SL211",
+        "SL305",
+        "SL209",
+        "SL209",
+        "SL207",
+        "SL302",
+    ]
 
 
 def test_torch_ops_say_it_in_the_words_of_the_catalogue(ops):

@@ -61,8 +61,14 @@ def test_one_unit_serves_both_device_types(step):
     cpu, cuda = text.split("namespace op_1 {")
     assert "guard" not in cpu
     assert "nullptr, scratch, message" in cpu
-    order = ["about_x.dtype", "Tensor o_out = empty(", "scratch = workspace(needed", "const DeviceGuard guard(device);",
-             "current_stream(device), scratch", "reinterpret_cast<Kernel>(kernel)(&context"]  # fmt: skip
+    order = [
+        "about_x.dtype",
+        "Tensor o_out = empty(",
+        "scratch = workspace(needed",
+        "const DeviceGuard guard(device);",
+        "current_stream(device), scratch",
+        "reinterpret_cast<Kernel>(kernel)(&context",
+    ]
     position = 0
     for fragment in order:
         position = cuda.find(fragment, position)
@@ -80,8 +86,15 @@ def test_it_is_built_without_a_cuda_toolkit(step):
         symbols = list(elf.get_section_by_name(".dynsym").iter_symbols())
     missing = {s.name for s in symbols if s["st_shndx"] == "SHN_UNDEF"}
     exported = {s.name for s in symbols if s["st_shndx"] != "SHN_UNDEF" and s.name.startswith("shiplap_")}
-    assert exported == {"shiplap_attach", "shiplap_choose", "shiplap_detach", "shiplap_poison", "shiplap_said",
-                        "shiplap_standalone", "shiplap_standalone_for"}  # fmt: skip
+    assert exported == {
+        "shiplap_attach",
+        "shiplap_choose",
+        "shiplap_detach",
+        "shiplap_poison",
+        "shiplap_said",
+        "shiplap_standalone",
+        "shiplap_standalone_for",
+    }
     assert {"aoti_torch_create_device_guard", "aoti_torch_get_current_device_index"} <= missing
     assert not [n for n in needed if re.match(r"libcu|libnv|libtorch_cuda", n)], "one binary, with and without CUDA"
     assert not [n for n in missing if n.startswith(("cuda", "cu")) or "cuda_stream" in n]

@@ -67,10 +67,16 @@ class Kernel:
     def __init__(self, fn=f, constants=("BLOCK", "MODE"), free=()):
         self.signature, self.fn = inspect.signature(fn), fn
         self.params = [
-            types.SimpleNamespace(name=n, is_constexpr=n in constants, is_const=False, do_not_specialize=n in free,
-                                  do_not_specialize_on_alignment=False, annotation_type="")
+            types.SimpleNamespace(
+                name=n,
+                is_constexpr=n in constants,
+                is_const=False,
+                do_not_specialize=n in free,
+                do_not_specialize_on_alignment=False,
+                annotation_type="",
+            )
             for n in self.signature.parameters
-        ]  # fmt: skip
+        ]
         self.hash, self.used_global_vals, self.pre_run_hooks, self.debug = "source", {}, [], None
         self.ordinary, self.launched = 0, []
         self.__qualname__, self.__module__ = fn.__qualname__, fn.__module__
@@ -274,8 +280,12 @@ def test_what_the_key_cannot_hold_goes_the_ordinary_way(knobs):
         assert not launch.found
     launch = triton_launcher(kernel)
     kernel.specialise = lambda args, kwargs: "odd"
-    for args, keywords in (((None, (1, 2), 1, 1), {}), ((None, 2**70, 1, 1), {}), ((None, 1, 1, 1), {"MODE": [1]}),
-                           ((None, 1, 1, 1), {"grid_constant": [1]})):  # fmt: skip
+    for args, keywords in (
+        ((None, (1, 2), 1, 1), {}),
+        ((None, 2**70, 1, 1), {}),
+        ((None, 1, 1, 1), {"MODE": [1]}),
+        ((None, 1, 1, 1), {"grid_constant": [1]}),
+    ):
         before = kernel.ordinary
         for _ in range(2):
             launch[(1,)](*args, **keywords)

@@ -110,9 +110,28 @@ def calls(ops):
     }
 
 
-CALLS = ("rank", "size", "dtype", "dtype of the kernel", "dtypes", "layout", "precondition", "count", "kind", "none",
-         "kind of number", "kind of list", "shared", "output over input", "value", "status", "shape of an output",
-         "dtype of an output", "layout of an output", "not the CPU")  # fmt: skip
+CALLS = (
+    "rank",
+    "size",
+    "dtype",
+    "dtype of the kernel",
+    "dtypes",
+    "layout",
+    "precondition",
+    "count",
+    "kind",
+    "none",
+    "kind of number",
+    "kind of list",
+    "shared",
+    "output over input",
+    "value",
+    "status",
+    "shape of an output",
+    "dtype of an output",
+    "layout of an output",
+    "not the CPU",
+)
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -14,9 +14,14 @@ class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layers = sparse3d.Sequential(
-            sparse3d.SubMConv3d(4, 8, 3), nn.ReLU(), sparse3d.SparseConv3d(8, 8, 2, 2), sparse3d.BatchNorm(8),
-            sparse3d.SparseMaxPool3d(3, 1, 1), sparse3d.SparseConvTranspose3d(8, 6, 2, 2), sparse3d.GlobalPool("avg"),
-        ).double()  # fmt: skip
+            sparse3d.SubMConv3d(4, 8, 3),
+            nn.ReLU(),
+            sparse3d.SparseConv3d(8, 8, 2, 2),
+            sparse3d.BatchNorm(8),
+            sparse3d.SparseMaxPool3d(3, 1, 1),
+            sparse3d.SparseConvTranspose3d(8, 6, 2, 2),
+            sparse3d.GlobalPool("avg"),
+        ).double()
 
     def forward(self, x: sparse3d.SparseTensor) -> torch.Tensor:
         return self.layers(x)

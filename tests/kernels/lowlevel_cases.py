@@ -13,10 +13,22 @@ from shiplap.verify.run import effects
 from shiplap.verify.samples import Case, Samples, tree_map
 
 OPS = (
-    "hash_insert", "hash_lookup", "hash_insert_3d", "hash_insert_3d_index", "hash_lookup_3d", "z_order_encode",
-    "z_order_decode", "hilbert_encode", "hilbert_decode", "nearest_map", "trilinear_map", "indice_weighted_sum",
-    "indice_weighted_sum_grad", "masked_gemm_signals", "masked_gemm_kernels",
-)  # fmt: skip
+    "hash_insert",
+    "hash_lookup",
+    "hash_insert_3d",
+    "hash_insert_3d_index",
+    "hash_lookup_3d",
+    "z_order_encode",
+    "z_order_decode",
+    "hilbert_encode",
+    "hilbert_decode",
+    "nearest_map",
+    "trilinear_map",
+    "indice_weighted_sum",
+    "indice_weighted_sum_grad",
+    "masked_gemm_signals",
+    "masked_gemm_kernels",
+)
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 
 

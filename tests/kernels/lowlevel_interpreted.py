@@ -65,9 +65,12 @@ def late_errors() -> None:
         run()
         told("outside")
     postprocess.kernels(
-        torch.ones(2, dtype=torch.int32), torch.tensor([0, 9]), 2, torch.empty(32, dtype=torch.int32),
+        torch.ones(2, dtype=torch.int32),
+        torch.tensor([0, 9]),
+        2,
+        torch.empty(32, dtype=torch.int32),
         torch.empty(2, dtype=torch.int32),
-    )  # fmt: skip
+    )
     told("sorted_index[1]")
 
 

@@ -28,10 +28,15 @@ from shiplap.kernels.sparse3d.cuda import HASH, PLAN, SORT, coords, lookup, sort
 
 CPU = torch.device("cpu")
 WORKSPACES = {
-    "subm_table": (tables, HASH), "conv_table": (tables, HASH), "transpose_table": (tables, None),
-    "sort_table": (sort, SORT.format("m")), "subm_plan": (tables, f"{HASH} + {SORT.format('n')} + 4 * n * k"),
-    "conv_plan": (tables, PLAN), "tap_blocks": (sort, None), "out_coords_bounded": (coords, None),
-}  # fmt: skip
+    "subm_table": (tables, HASH),
+    "conv_table": (tables, HASH),
+    "transpose_table": (tables, None),
+    "sort_table": (sort, SORT.format("m")),
+    "subm_plan": (tables, f"{HASH} + {SORT.format('n')} + 4 * n * k"),
+    "conv_plan": (tables, PLAN),
+    "tap_blocks": (sort, None),
+    "out_coords_bounded": (coords, None),
+}
 GUARD = 64  # bytes behind a workspace that nobody may touch
 
 

@@ -19,9 +19,11 @@ class UNet(nn.Module):
         super().__init__()
         self.enter = sparse3d.Sequential(sparse3d.SubMConv3d(5, 8, 3), sparse3d.BatchNorm(8), nn.ReLU())
         self.down = sparse3d.Sequential(
-            sparse3d.SparseConv3d(8, 16, 2, 2, capacity=capacity), sparse3d.BatchNorm(16), nn.ReLU(),
+            sparse3d.SparseConv3d(8, 16, 2, 2, capacity=capacity),
+            sparse3d.BatchNorm(16),
+            nn.ReLU(),
             sparse3d.SubMConv3d(16, 16, 3),
-        )  # fmt: skip
+        )
         self.up = sparse3d.SparseInverseConv3d(16, 8, 2)
         self.leave = sparse3d.Sequential(
             sparse3d.SubMConv3d(16, 8, 3), sparse3d.BatchNorm(8), nn.ReLU(), nn.Linear(8, 3)

@@ -30,10 +30,27 @@ def test_micro_kernels_equal_plain_loops(isa, tmp_path):
     libraries = str(Path(torch.__file__).parent / "lib")
     include = [f"-I{path}" for path in [*include_paths("cpu"), SOURCES]]
     built = subprocess.run(
-        ["g++", "-std=c++20", "-O1", "-w", "-DC10_USING_CUSTOM_GENERATED_MACROS", "-DSTANDALONE_TORCH_HEADER",
-         *flags, *include, str(HERE / "dense_micro.cpp"), "-o", str(tmp_path / "micro"), f"-L{libraries}",
-         f"-Wl,-rpath,{libraries}", "-ltorch_cpu", "-lc10"], capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [
+            "g++",
+            "-std=c++20",
+            "-O1",
+            "-w",
+            "-DC10_USING_CUSTOM_GENERATED_MACROS",
+            "-DSTANDALONE_TORCH_HEADER",
+            *flags,
+            *include,
+            str(HERE / "dense_micro.cpp"),
+            "-o",
+            str(tmp_path / "micro"),
+            f"-L{libraries}",
+            f"-Wl,-rpath,{libraries}",
+            "-ltorch_cpu",
+            "-lc10",
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert built.returncode == 0, built.stderr[-3000:]
     if not has(isa):
         pytest.skip(f"compiled; this processor has no {isa}")

@@ -18,24 +18,39 @@ COUNTS = (100, 130, 77, 150, 90, 201, 160, 55)
 
 def subm() -> sparse3d.Sequential:
     return sparse3d.Sequential(
-        sparse3d.SubMConv3d(5, 8, 3), sparse3d.BatchNorm(8), nn.ReLU(), sparse3d.SubMConv3d(8, 8, 2, groups=4),
-        sparse3d.SubMConv3d(8, 4, (1, 3, 1), 2), sparse3d.GlobalPool("max"),
-    )  # fmt: skip
+        sparse3d.SubMConv3d(5, 8, 3),
+        sparse3d.BatchNorm(8),
+        nn.ReLU(),
+        sparse3d.SubMConv3d(8, 8, 2, groups=4),
+        sparse3d.SubMConv3d(8, 4, (1, 3, 1), 2),
+        sparse3d.GlobalPool("max"),
+    )
 
 
 def u_net() -> sparse3d.Sequential:
     return sparse3d.Sequential(
-        sparse3d.SubMConv3d(5, 8, 3), sparse3d.BatchNorm(8), nn.ReLU(), sparse3d.SparseConv3d(8, 8, 2, 2),
-        sparse3d.BatchNorm(8), nn.ReLU(), sparse3d.SparseInverseConv3d(8, 4, 2), sparse3d.SubMConv3d(4, 4, 3),
+        sparse3d.SubMConv3d(5, 8, 3),
+        sparse3d.BatchNorm(8),
+        nn.ReLU(),
+        sparse3d.SparseConv3d(8, 8, 2, 2),
+        sparse3d.BatchNorm(8),
+        nn.ReLU(),
+        sparse3d.SparseInverseConv3d(8, 4, 2),
+        sparse3d.SubMConv3d(4, 4, 3),
         sparse3d.GlobalPool("avg"),
-    )  # fmt: skip
+    )
 
 
 def others() -> sparse3d.Sequential:
     return sparse3d.Sequential(
-        sparse3d.SparseMaxPool3d(2), sparse3d.SparseConvTranspose3d(5, 8, 2, 2), sparse3d.GenerativeConv3d(8, 8, 3),
-        sparse3d.SparseAvgPool3d(3, 2, 1), nn.LeakyReLU(), sparse3d.GlobalPool("sum"), nn.Linear(8, 2),
-    )  # fmt: skip
+        sparse3d.SparseMaxPool3d(2),
+        sparse3d.SparseConvTranspose3d(5, 8, 2, 2),
+        sparse3d.GenerativeConv3d(8, 8, 3),
+        sparse3d.SparseAvgPool3d(3, 2, 1),
+        nn.LeakyReLU(),
+        sparse3d.GlobalPool("sum"),
+        nn.Linear(8, 2),
+    )
 
 
 def fresh(x: sparse3d.SparseTensor) -> sparse3d.SparseTensor:
@@ -50,11 +65,18 @@ def step(net: nn.Module, x: sparse3d.SparseTensor, run) -> list[torch.Tensor]:
     return [value.detach(), *(p.grad.clone() for p in net.parameters())]
 
 
-@pytest.mark.parametrize(("build", "tables", "mode"), [
-    (subm, "built in the graph", "training"), (u_net, "built in the graph", "training"),
-    (others, "built in the graph", "training"), (u_net, "built in the graph", "eval"),
-    (subm, "built before", "training"), (u_net, "built before", "training"), (others, "built before", "eval"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("build", "tables", "mode"),
+    [
+        (subm, "built in the graph", "training"),
+        (u_net, "built in the graph", "training"),
+        (others, "built in the graph", "training"),
+        (u_net, "built in the graph", "eval"),
+        (subm, "built before", "training"),
+        (u_net, "built before", "training"),
+        (others, "built before", "eval"),
+    ],
+)
 def test_all_sizes_are_one_graph(build, tables, mode):
     compat.reset_compiler()
     torch.manual_seed(0)
@@ -95,9 +117,12 @@ def test_a_submanifold_network_has_no_size_that_only_the_data_knows():
 def test_inductor_agrees_with_eager():
     compat.reset_compiler()
     net = sparse3d.Sequential(
-        sparse3d.SubMConv3d(5, 8, 3), sparse3d.SparseConv3d(8, 8, 2, 2), sparse3d.BatchNorm(8), nn.ReLU(),
+        sparse3d.SubMConv3d(5, 8, 3),
+        sparse3d.SparseConv3d(8, 8, 2, 2),
+        sparse3d.BatchNorm(8),
+        nn.ReLU(),
         sparse3d.GlobalPool("avg"),
-    )  # fmt: skip
+    )
 
     def loss(x: sparse3d.SparseTensor) -> torch.Tensor:
         return net(x).square().sum()
@@ -149,9 +174,14 @@ def test_what_is_done_to_padded_tensors_is_one_graph_for_all_scenes():
 def test_two_axes_are_one_graph_for_all_sizes():
     compat.reset_compiler()
     net = sparse3d.Sequential(
-        sparse3d.SubMConv2d(4, 8, 3), sparse3d.BatchNorm(8), nn.ReLU(), sparse3d.SparseConv2d(8, 8, 3, 2, 1),
-        sparse3d.SparseMaxPool2d(2), sparse3d.SparseInverseConv2d(8, 8, 2), sparse3d.SparseInverseConv2d(8, 4, 3),
-    )  # fmt: skip
+        sparse3d.SubMConv2d(4, 8, 3),
+        sparse3d.BatchNorm(8),
+        nn.ReLU(),
+        sparse3d.SparseConv2d(8, 8, 3, 2, 1),
+        sparse3d.SparseMaxPool2d(2),
+        sparse3d.SparseInverseConv2d(8, 8, 2),
+        sparse3d.SparseInverseConv2d(8, 4, 3),
+    )
 
     def loss(x: sparse3d.SparseTensor) -> torch.Tensor:
         return net(x).dense().square().sum()

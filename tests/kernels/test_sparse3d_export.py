@@ -82,9 +82,11 @@ def test_table_ops_take_padding_anywhere(order, share):
     queries = torch.cat([outputs, torch.full((5, 4), -1, dtype=torch.int32)])[torch.randperm(len(outputs) + 5)]
     capacity = len(outputs) + 7
     for op, args in (
-        (sparse3d.subm_table, (coords, window[0], window[1], window[4])), (sparse3d.out_coords, (coords, *window)),
-        (sparse3d.conv_table, (coords, queries, *window)), (bounded.out_coords_bounded, (coords, *window, capacity)),
-    ):  # fmt: skip
+        (sparse3d.subm_table, (coords, window[0], window[1], window[4])),
+        (sparse3d.out_coords, (coords, *window)),
+        (sparse3d.conv_table, (coords, queries, *window)),
+        (bounded.out_coords_bounded, (coords, *window, capacity)),
+    ):
         found, wanted = (run(*args) for run in (op, op.reference))
         for a, b in zip(*((r if isinstance(r, tuple) else (r,)) for r in (found, wanted)), strict=True):
             assert torch.equal(a, b), op
@@ -185,13 +187,17 @@ WINDOW = [[8] * 3, [3] * 3, [2] * 3, [1] * 3, [1] * 3]
         (lambda at: bounded.out_coords_bounded(at, *WINDOW, 20), "cuda", "sparse3d::out_coords_bounded"),
         (lambda at: planning.subm_plan(at, [8] * 3, [3] * 3, [1] * 3, 9), "cpu", ""),
         (
-            lambda at: ops.conv(at.new_empty(9, 4, dtype=torch.float16), at.new_empty(4, 27, 4, dtype=torch.float16),
-                                at.new_empty(9, 27)),
-            "cuda", "",
+            lambda at: ops.conv(
+                at.new_empty(9, 4, dtype=torch.float16),
+                at.new_empty(4, 27, 4, dtype=torch.float16),
+                at.new_empty(9, 27),
+            ),
+            "cuda",
+            "",
         ),
     ],
     ids=["table", "coordinates", "table on the CPU", "template"],
-)  # fmt: skip
+)
 def test_what_python_launches_on_cuda_is_refused_by_a_package(call, device, refused):
     """On fake tensors, as Inductor has them while it makes a package."""
     with FakeTensorMode():

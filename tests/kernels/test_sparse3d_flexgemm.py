@@ -34,10 +34,15 @@ def dense_subm(x, weight, bias, dilation):
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize(("kernel", "dilation", "bias"), [
-    ((3, 3, 3), (1, 1, 1), True), ((3, 1, 5), (2, 1, 1), False), ((2, 2, 2), (1, 1, 1), False),
-    ((4, 3, 2), (1, 2, 1), True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kernel", "dilation", "bias"),
+    [
+        ((3, 3, 3), (1, 1, 1), True),
+        ((3, 1, 5), (2, 1, 1), False),
+        ((2, 2, 2), (1, 1, 1), False),
+        ((4, 3, 2), (1, 2, 1), True),
+    ],
+)
 def test_submanifold_forward_and_all_gradients(kernel, dilation, bias, algorithm):
     """Even kernels and training without a bias included, which go wrong there."""
     x = scene(90, GRID, 3)
@@ -55,10 +60,14 @@ def test_submanifold_forward_and_all_gradients(kernel, dilation, bias, algorithm
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize(("kernel", "stride", "padding", "dilation"), [
-    ((3, 3, 3), (2, 2, 2), (1, 1, 1), (1, 1, 1)), ((2, 2, 2), (2, 2, 2), (0, 0, 0), (1, 1, 1)),
-    ((3, 2, 1), (1, 2, 3), (2, 0, 1), (1, 2, 1)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kernel", "stride", "padding", "dilation"),
+    [
+        ((3, 3, 3), (2, 2, 2), (1, 1, 1), (1, 1, 1)),
+        ((2, 2, 2), (2, 2, 2), (0, 0, 0), (1, 1, 1)),
+        ((3, 2, 1), (1, 2, 3), (2, 0, 1), (1, 2, 1)),
+    ],
+)
 def test_strided_forward_and_all_gradients(kernel, stride, padding, dilation, algorithm):
     x = scene(90, GRID, 3)
     leaves = [x.feats.requires_grad_(), torch.randn(4, *kernel, 3).double().requires_grad_()]
@@ -195,9 +204,11 @@ def test_a_cache_of_another_convolution_is_refused():
     other = scene(31, GRID, 3)
     cube, ones = (3, 3, 3), (1, 1, 1)
     for y, shape, kernel, dilation in (
-        (other, shape_of(other), cube, ones), (x, shape_of(x), (3, 3, 1), ones), (x, shape_of(x), cube, (2, 1, 1)),
+        (other, shape_of(other), cube, ones),
+        (x, shape_of(x), (3, 3, 1), ones),
+        (x, shape_of(x), cube, (2, 1, 1)),
         (x, (2, 3, 9, 9, 9), cube, ones),
-    ):  # fmt: skip
+    ):
         with pytest.raises(sl.ShiplapError, match=r"SL208: cache of another convolution"):
             sparse_submanifold_conv3d(
                 y.feats, y.coords, shape, torch.randn(4, *kernel, 3).double(), None, cache, dilation
@@ -206,19 +217,22 @@ def test_a_cache_of_another_convolution_is_refused():
         sparse_submanifold_conv3d(x.feats, weight=torch.randn(4, 1, 9, 3, 3).double(), config=cache.freeze())
 
 
-@pytest.mark.parametrize(("id", "call"), [
-    ("SL208", lambda x, w: sparse_submanifold_conv3d(x.feats, x.coords, GRID, w)),
-    ("SL208", lambda x, w: sparse_submanifold_conv3d(x.feats, x.coords, None, w)),
-    ("SL208", lambda x, w: sparse_submanifold_conv3d(x.feats, x.coords, shape_of(x), w, algorithm="fastest")),
-    ("SL208", lambda x, w: sparse_submanifold_conv3d(x.feats, x.coords, shape_of(x), w)[1].freeze(0)),
-    ("SL208", lambda x, w: sparse_conv3d(x.feats, x.coords, shape_of(x), w, stride=(2, 2))),
-    ("SL208", lambda x, w: sparse_conv3d(x.feats, x.coords, shape_of(x), w, stride=(0, 1, 1))),
-    ("SL209", lambda x, w: sparse_submanifold_conv3d(x.feats, None, shape_of(x), w)),
-    ("SL209", lambda x, w: sparse_submanifold_conv3d(x.feats, x.coords, shape_of(x))),
-    ("SL201", lambda x, w: sparse_submanifold_conv3d(x.feats, x.coords, shape_of(x), w.flatten(1, 3))),
-    ("SL211", lambda x, w: sparse_submanifold_conv3d(x.feats, x.coords, (2, 3, 3, 3, 3), w)),
-    ("SL211", lambda x, w: sparse_conv3d(x.feats, x.coords[:1].expand(30, 4), shape_of(x), w)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("id", "call"),
+    [
+        ("SL208", lambda x, w: sparse_submanifold_conv3d(x.feats, x.coords, GRID, w)),
+        ("SL208", lambda x, w: sparse_submanifold_conv3d(x.feats, x.coords, None, w)),
+        ("SL208", lambda x, w: sparse_submanifold_conv3d(x.feats, x.coords, shape_of(x), w, algorithm="fastest")),
+        ("SL208", lambda x, w: sparse_submanifold_conv3d(x.feats, x.coords, shape_of(x), w)[1].freeze(0)),
+        ("SL208", lambda x, w: sparse_conv3d(x.feats, x.coords, shape_of(x), w, stride=(2, 2))),
+        ("SL208", lambda x, w: sparse_conv3d(x.feats, x.coords, shape_of(x), w, stride=(0, 1, 1))),
+        ("SL209", lambda x, w: sparse_submanifold_conv3d(x.feats, None, shape_of(x), w)),
+        ("SL209", lambda x, w: sparse_submanifold_conv3d(x.feats, x.coords, shape_of(x))),
+        ("SL201", lambda x, w: sparse_submanifold_conv3d(x.feats, x.coords, shape_of(x), w.flatten(1, 3))),
+        ("SL211", lambda x, w: sparse_submanifold_conv3d(x.feats, x.coords, (2, 3, 3, 3, 3), w)),
+        ("SL211", lambda x, w: sparse_conv3d(x.feats, x.coords[:1].expand(30, 4), shape_of(x), w)),
+    ],
+)
 def test_calls_that_mean_nothing_are_refused(id, call):
     with pytest.raises(sl.ShiplapError, match=id):
         call(scene(30, GRID, 3), torch.randn(4, 3, 3, 3, 3).double())

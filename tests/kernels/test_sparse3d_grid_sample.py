@@ -20,8 +20,9 @@ POINT = st.tuples(*[st.one_of(NEAR, st.integers(-4, 18).map(lambda v: v / 2))] *
 CELLS = st.one_of(
     st.lists(st.tuples(*[st.integers(0, 4)] * 3), max_size=30, unique=True),  # clustered
     st.lists(st.tuples(*[st.sampled_from([1, 3])] * 3), max_size=8, unique=True),  # all odd
-    st.just([]), st.just([(5, 4, 6)]),
-)  # fmt: skip
+    st.just([]),
+    st.just([(5, 4, 6)]),
+)
 
 
 def around(rows: dict[tuple[int, ...], int], scene: int, point: tuple[float, ...]) -> list[tuple[int, float]]:

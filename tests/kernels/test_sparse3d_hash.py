@@ -111,8 +111,9 @@ def test_all_odd_voxels_overrun_a_heuristic_capacity_and_are_told():
 @settings(max_examples=30, deadline=None)
 @given(
     cells=st.lists(st.tuples(*[st.integers(0, 2)] * 4), max_size=30),
-    far=st.sampled_from([0, 2**30]), step=st.sampled_from([1, 2]),
-)  # fmt: skip
+    far=st.sampled_from([0, 2**30]),
+    step=st.sampled_from([1, 2]),
+)
 def test_voxels_clustered_odd_and_far_away(cells, far, step):
     """Of equal voxels the first row is found, in grids of more than 2^32 cells too."""
     shape = [far + 6, 7, 2**20]

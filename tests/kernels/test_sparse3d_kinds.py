@@ -230,9 +230,12 @@ def test_any_scene_any_window(x, k, stride, padding, dilation):
 def test_no_voxel_and_one(n):
     x = scene(n, (6, 6, 6), 3)
     for layer in (
-        layer_of("SparseConvTranspose", 3, 3, 4, 2, 2), layer_of("GenerativeConv", 3, 3, 4, 3),
-        sparse3d.SparseMaxPool3d(2), sparse3d.SparseAvgPool3d(3, 2, 1), sparse3d.BatchNorm(3).double(),
-    ):  # fmt: skip
+        layer_of("SparseConvTranspose", 3, 3, 4, 2, 2),
+        layer_of("GenerativeConv", 3, 3, 4, 3),
+        sparse3d.SparseMaxPool3d(2),
+        sparse3d.SparseAvgPool3d(3, 2, 1),
+        sparse3d.BatchNorm(3).double(),
+    ):
         y = layer(x)
         assert (y.feats.shape[0] > 0) == (n > 0)
         assert y.feats.isfinite().all()
@@ -245,9 +248,11 @@ def test_grids_of_two_to_the_57_cells():
     far = small.coords + torch.tensor([0, *[edge - 6] * 3], dtype=torch.int32)
     huge = sparse3d.SparseTensor(small.feats, far, edge, 1)
     for layer in (
-        layer_of("SubMConv", 3, 2, 3, 3), layer_of("SparseConv", 3, 2, 3, 2, 2),
-        layer_of("SparseConvTranspose", 3, 2, 3, 2, 2), layer_of("GenerativeConv", 3, 2, 3, 3),
-    ):  # fmt: skip
+        layer_of("SubMConv", 3, 2, 3, 3),
+        layer_of("SparseConv", 3, 2, 3, 2, 2),
+        layer_of("SparseConvTranspose", 3, 2, 3, 2, 2),
+        layer_of("GenerativeConv", 3, 2, 3, 3),
+    ):
         near, there = layer(small), layer(huge)
         if isinstance(layer, sparse3d.GenerativeConv3d):  # the small grid cuts off what the huge one keeps
             kept = (there.coords[:, 1:] >= edge - 6).all(1)

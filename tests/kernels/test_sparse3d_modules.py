@@ -36,11 +36,15 @@ def test_dense_and_back(ndim):
     assert x.spatial_shape == dense.shape[2:]
 
 
-@pytest.mark.parametrize(("rows", "told"), [
-    ([[0, 0, 0, 0], [0, 1, 1, 2]], r"row 1 is outside spatial_shape \(2, 2, 2\)"),
-    ([[0, 0, 0, -1]], "row 0 is outside"), ([[0, 1, 1, 1], [0, 1, 1, 1]], "duplicate coordinates: row 1"),
-    ([[0, 1, 1, 1], [1, 0, 0, 0]], r"row 1 has a batch index outside \[-1, 1\)"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [
+        ([[0, 0, 0, 0], [0, 1, 1, 2]], r"row 1 is outside spatial_shape \(2, 2, 2\)"),
+        ([[0, 0, 0, -1]], "row 0 is outside"),
+        ([[0, 1, 1, 1], [0, 1, 1, 1]], "duplicate coordinates: row 1"),
+        ([[0, 1, 1, 1], [1, 0, 0, 0]], r"row 1 has a batch index outside \[-1, 1\)"),
+    ],
+)
 def test_voxels_that_have_no_cell_of_their_own_are_refused_by_dense(rows, told):
     """They would go to another cell, or nowhere."""
     coords = torch.tensor(rows, dtype=torch.int32)
@@ -53,9 +57,12 @@ def test_voxels_that_have_no_cell_of_their_own_are_refused_by_dense(rows, told):
 def test_what_is_no_sparse_tensor_is_refused_when_it_is_made():
     feats, coords = torch.ones(2, 1), torch.zeros(2, 4, dtype=torch.int32)
     for id, bad in (
-        ("SL201", (feats, coords[0], 2)), ("SL201", (feats[:, 0], coords, 2)), ("SL204", (feats, coords.long(), 2)),
-        ("SL209", (feats, coords, 2.0)), ("SL209", (feats, coords, (2, 2, 2.5))),
-    ):  # fmt: skip
+        ("SL201", (feats, coords[0], 2)),
+        ("SL201", (feats[:, 0], coords, 2)),
+        ("SL204", (feats, coords.long(), 2)),
+        ("SL209", (feats, coords, 2.0)),
+        ("SL209", (feats, coords, (2, 2, 2.5))),
+    ):
         with pytest.raises(sl.ShiplapError, match=id):
             sparse3d.SparseTensor(*bad)
     for shape in (numpy.int64(2), numpy.array([2, 2, 2]), torch.tensor([2, 2, 2])):  # tables are found by their numbers

@@ -28,8 +28,13 @@ def test_submanifold_equals_dense_convolution(k, dilation, dtype):
     x = scene(200, SHAPE, 5, dtype=dtype)
     layer = sparse3d.SubMConv3d(5, 6, k, dilation, dtype=dtype)
     padding = [(a - 1) // 2 * d for a, d in zip(layer.kernel, layer.dilation, strict=True)]
-    dense = F.conv3d(x.dense().double(), layer.weight.double().permute(0, 4, 1, 2, 3), layer.bias.double(),
-                     padding=padding, dilation=layer.dilation)  # fmt: skip
+    dense = F.conv3d(
+        x.dense().double(),
+        layer.weight.double().permute(0, 4, 1, 2, 3),
+        layer.bias.double(),
+        padding=padding,
+        dilation=layer.dilation,
+    )
     assert relative(layer(x).feats, at(dense, x.coords)) < TOLERANCE[dtype]
 
 
@@ -110,9 +115,13 @@ def test_gradients_by_gradcheck():
 
 def network() -> sparse3d.Sequential:
     return sparse3d.Sequential(
-        sparse3d.SubMConv3d(5, 8, 3), nn.BatchNorm1d(8), nn.ReLU(),
-        sparse3d.SparseConv3d(8, 12, 2, 2), nn.ReLU(), sparse3d.SparseInverseConv3d(12, 4, 2),
-    )  # fmt: skip
+        sparse3d.SubMConv3d(5, 8, 3),
+        nn.BatchNorm1d(8),
+        nn.ReLU(),
+        sparse3d.SparseConv3d(8, 12, 2, 2),
+        nn.ReLU(),
+        sparse3d.SparseInverseConv3d(12, 4, 2),
+    )
 
 
 def fresh(x: sparse3d.SparseTensor) -> sparse3d.SparseTensor:
@@ -157,8 +166,12 @@ def test_tables_are_shared_by_layers_of_one_level():
 @pytest.mark.parametrize("n", [0, 1])
 def test_empty_and_single_voxel_scenes(n):
     x = scene(n, SHAPE, 5, dtype=torch.float32)
-    net = sparse3d.Sequential(sparse3d.SubMConv3d(5, 8, 3), nn.ReLU(), sparse3d.SparseConv3d(8, 6, 3, 2, 1),
-                              sparse3d.SparseInverseConv3d(6, 4, 3))  # fmt: skip
+    net = sparse3d.Sequential(
+        sparse3d.SubMConv3d(5, 8, 3),
+        nn.ReLU(),
+        sparse3d.SparseConv3d(8, 6, 3, 2, 1),
+        sparse3d.SparseInverseConv3d(6, 4, 3),
+    )
     y = net(x)
     assert y.feats.shape == (n, 4)
     y.feats.sum().backward()

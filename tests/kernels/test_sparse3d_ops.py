@@ -77,11 +77,16 @@ def test_tables_at_the_corners_of_the_grid(cells, kernel):
 
 
 @pytest.mark.parametrize("n", [0, 1, 300])
-@pytest.mark.parametrize(("kernel", "stride", "padding", "dilation"), [
-    ([3, 3, 3], [2, 2, 2], [1, 1, 1], ONE), ([2, 2, 2], [2, 2, 2], [0, 0, 0], ONE),
-    ([1, 1, 1], [2, 2, 2], [0, 0, 0], ONE), ([5, 4, 3], [3, 1, 2], [2, 0, 1], [1, 2, 1]),
-    ([3, 3, 3], [2, 2, 2], [1, 1, 1], [2, 2, 2]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kernel", "stride", "padding", "dilation"),
+    [
+        ([3, 3, 3], [2, 2, 2], [1, 1, 1], ONE),
+        ([2, 2, 2], [2, 2, 2], [0, 0, 0], ONE),
+        ([1, 1, 1], [2, 2, 2], [0, 0, 0], ONE),
+        ([5, 4, 3], [3, 1, 2], [2, 0, 1], [1, 2, 1]),
+        ([3, 3, 3], [2, 2, 2], [1, 1, 1], [2, 2, 2]),
+    ],
+)
 def test_out_coords_and_tables(n, kernel, stride, padding, dilation):
     x = scene(n, (9, 8, 11), 1)
     window = ([9, 8, 11], kernel, stride, padding, dilation)
@@ -125,10 +130,11 @@ def test_conv_and_weight_gradient(ci, co, dtype):
     weight, bias, grad = (torch.randn(s, dtype=dtype) for s in ((co, 27, ci), (co,), (120, co)))
     tolerance = {"rtol": 1e-4, "atol": 1e-4} if dtype == torch.float32 else {"rtol": 1e-12, "atol": 1e-11}
     for op, args in (
-        (sparse3d.conv, (x.feats, weight, table)), (sparse3d.conv, (x.feats, weight, table, bias)),
+        (sparse3d.conv, (x.feats, weight, table)),
+        (sparse3d.conv, (x.feats, weight, table, bias)),
         (sparse3d.conv, (x.feats, weight.transpose(0, 1).contiguous().transpose(0, 1), table)),
         (sparse3d.conv_weight_grad, (grad, x.feats, table)),
-    ):  # fmt: skip
+    ):
         torch.testing.assert_close(op(*args), op.reference(*args), **tolerance)
 
 
@@ -199,9 +205,10 @@ def pooled_case(n: int, m: int, k: int, c: int, dtype: torch.dtype) -> tuple[tor
 def test_pooling_kernels(n, m, k, c, dtype):
     feats, table = pooled_case(n, m, k, c, dtype)
     for op, args in (
-        (sparse3d.pooling.max_pool_with_taps, (feats, table)), (sparse3d.pooling.sum_pool, (feats, table)),
+        (sparse3d.pooling.max_pool_with_taps, (feats, table)),
+        (sparse3d.pooling.sum_pool, (feats, table)),
         (sparse3d.pooling.sum_pool, (feats, table, None, True)),
-    ):  # fmt: skip
+    ):
         assert [kernel.supports for kernel in op.kernels["cpu"]] == [None]
         for got, want in zip(flat(op(*args)), flat(op.reference(*args)), strict=True):
             torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
@@ -325,12 +332,19 @@ def test_means_of_many_halves_are_means(dtype):
     torch.testing.assert_close(feats.grad.double(), torch.full((70_000, 1), 6 / 7).double(), rtol=1e-2, atol=0)
 
 
-@pytest.mark.parametrize(("id", "told", "change"), [
-    ("SL211", "point 1 in scene -1", {"batch": [0, -1]}), ("SL211", "point 1 in scene 2", {"batch": [0, 2]}),
-    ("SL204", "integers", {"batch": [0.0, 1.0]}), ("SL202", "as points", {"batch": [0]}),
-    ("SL208", "'size'", {"size": 0.0}), ("SL208", "'size'", {"size": [1.0, 1.0]}),
-    ("SL208", "'origin'", {"origin": (0, 0)}), ("SL201", "'points'", {"points": [[0.0, 0.0]]}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("id", "told", "change"),
+    [
+        ("SL211", "point 1 in scene -1", {"batch": [0, -1]}),
+        ("SL211", "point 1 in scene 2", {"batch": [0, 2]}),
+        ("SL204", "integers", {"batch": [0.0, 1.0]}),
+        ("SL202", "as points", {"batch": [0]}),
+        ("SL208", "'size'", {"size": 0.0}),
+        ("SL208", "'size'", {"size": [1.0, 1.0]}),
+        ("SL208", "'origin'", {"origin": (0, 0)}),
+        ("SL201", "'points'", {"points": [[0.0, 0.0]]}),
+    ],
+)
 def test_voxelize_refuses_what_does_not_fit(id, told, change):
     """A scene of -1 would make a voxel that counts as padding."""
     tensors = {name: torch.tensor(value) for name, value in change.items() if name in ("batch", "points")}

@@ -65,10 +65,13 @@ def test_they_are_what_the_convolution_and_its_weight_gradient_sum_over():
     table = x.geometry.subm(3).table.contiguous()
     codes, order, inputs, outputs, ends = sparse3d.masked_gemm_signals(table)
     weight, grad = torch.randn(3, 27, 4).double(), torch.randn(150, 3).double()
-    by_pairs = torch.stack([
-        grad[outputs[a:b].long()].T @ x.feats[inputs[a:b].long()]
-        for a, b in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)
-    ], 1)  # fmt: skip
+    by_pairs = torch.stack(
+        [
+            grad[outputs[a:b].long()].T @ x.feats[inputs[a:b].long()]
+            for a, b in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)
+        ],
+        1,
+    )
     torch.testing.assert_close(by_pairs, sparse3d.conv_weight_grad(grad, x.feats, table))
     taps, seg = sparse3d.masked_gemm_kernels(codes, order, 32)
     out = torch.zeros(150, 3).double()

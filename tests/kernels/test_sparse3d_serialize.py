@@ -73,12 +73,19 @@ def test_axes_say_which_one_counts_most():
 
 
 @pytest.mark.parametrize("mode", CURVES)
-@pytest.mark.parametrize(("shape", "dtype"), [
-    ((1, 1, 1, 1, 1), torch.int32), ((5, 3, 1, 1, 1), torch.int32),  # no bits for the axes at all
-    ((2, 1, 1024, 1000, 513), torch.int32), ((3, 1, 1024, 2, 2), torch.int64),  # 31 bits and 32
-    ((8, 1, 4096, 4096, 4096), torch.int64), ((9, 1, 2048, 3, 3), torch.int64),  # 3 * bits >= 32: the batch stays
-    ((1 << 15, 1, 1 << 16, 5, 5), torch.int64), ((1, 1, 1 << 21, 1 << 21, 1 << 21), torch.int64),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        ((1, 1, 1, 1, 1), torch.int32),
+        ((5, 3, 1, 1, 1), torch.int32),  # no bits for the axes at all
+        ((2, 1, 1024, 1000, 513), torch.int32),
+        ((3, 1, 1024, 2, 2), torch.int64),  # 31 bits and 32
+        ((8, 1, 4096, 4096, 4096), torch.int64),
+        ((9, 1, 2048, 3, 3), torch.int64),  # 3 * bits >= 32: the batch stays
+        ((1 << 15, 1, 1 << 16, 5, 5), torch.int64),
+        ((1, 1, 1 << 21, 1 << 21, 1 << 21), torch.int64),
+    ],
+)
 def test_shapes_keep_their_batch_and_every_axis(mode, shape, dtype):
     last = [shape[0] - 1, *(s - 1 for s in shape[2:])]
     rows = [last, [shape[0] - 1, 0, 0, 0], [0, *last[1:]], [0, 0, 0, 0], [shape[0] // 2, 0, shape[3] // 2, 0]]
@@ -104,13 +111,21 @@ def test_what_does_not_fit_is_refused(mode, run):
             decode(torch.tensor([5, code]), 2, [0, 1, 2])
 
 
-@pytest.mark.parametrize("call", [
-    lambda c: sparse3d.z_order_encode(c, 22), lambda c: sparse3d.z_order_encode(c, 5, [0, 1, 2], 14),
-    lambda c: sparse3d.hilbert_encode(c, 2, [0, 1, 1]), lambda c: sparse3d.hilbert_encode(c, 2, [1, 1, 1]),
-    lambda c: sparse3d.z_order_decode(c[:, 0].long(), 22), lambda c: sparse3d.encode_seq(c, (1, 1, 4, 4), "z_order"),
-    lambda c: sparse3d.encode_seq(c, (1, 1, 4, 4, 0)), lambda c: sparse3d.encode_seq(c, (2, 1, 1 << 21, 1, 1)),
-    lambda c: sparse3d.encode_seq(c, (1, 1, 4, 4, 4), "morton"), lambda c: sparse3d.decode_seq(c, (1,) * 5, axes="xxz"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda c: sparse3d.z_order_encode(c, 22),
+        lambda c: sparse3d.z_order_encode(c, 5, [0, 1, 2], 14),
+        lambda c: sparse3d.hilbert_encode(c, 2, [0, 1, 1]),
+        lambda c: sparse3d.hilbert_encode(c, 2, [1, 1, 1]),
+        lambda c: sparse3d.z_order_decode(c[:, 0].long(), 22),
+        lambda c: sparse3d.encode_seq(c, (1, 1, 4, 4), "z_order"),
+        lambda c: sparse3d.encode_seq(c, (1, 1, 4, 4, 0)),
+        lambda c: sparse3d.encode_seq(c, (2, 1, 1 << 21, 1, 1)),
+        lambda c: sparse3d.encode_seq(c, (1, 1, 4, 4, 4), "morton"),
+        lambda c: sparse3d.decode_seq(c, (1,) * 5, axes="xxz"),
+    ],
+)
 def test_calls_that_mean_nothing_are_refused(call):
     with pytest.raises(sl.ShiplapError, match="SL208"):
         call(torch.zeros(1, 4, dtype=torch.int32))

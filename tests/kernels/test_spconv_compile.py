@@ -38,12 +38,19 @@ class Branches(spconv.SparseModule):
 
 def network() -> spconv.SparseSequential:
     return spconv.SparseSequential(
-        block(4, 8, "s1"), spconv.SparseConv3d(8, 6, 3, 2, 1, indice_key="d1", record_voxel_count=True),
-        nn.BatchNorm1d(6), nn.ReLU(), Branches(6), spconv.SparseMaxPool3d(2, 1, 1, indice_key="d2"),
-        spconv.SparseInverseConv3d(12, 6, 2, "d2"), spconv.SparseConvTranspose3d(6, 5, 2, 2, indice_key="u1"),
-        spconv.SparseInverseConv3d(5, 6, 2, "u1"), spconv.SparseAvgPool3d(3, 1, 1, indice_key="d3"),
-        spconv.SparseInverseConv3d(6, 6, 3, "d3"), spconv.SparseInverseConv3d(6, 4, 3, "d1"),
-    )  # fmt: skip
+        block(4, 8, "s1"),
+        spconv.SparseConv3d(8, 6, 3, 2, 1, indice_key="d1", record_voxel_count=True),
+        nn.BatchNorm1d(6),
+        nn.ReLU(),
+        Branches(6),
+        spconv.SparseMaxPool3d(2, 1, 1, indice_key="d2"),
+        spconv.SparseInverseConv3d(12, 6, 2, "d2"),
+        spconv.SparseConvTranspose3d(6, 5, 2, 2, indice_key="u1"),
+        spconv.SparseInverseConv3d(5, 6, 2, "u1"),
+        spconv.SparseAvgPool3d(3, 1, 1, indice_key="d3"),
+        spconv.SparseInverseConv3d(6, 6, 3, "d3"),
+        spconv.SparseInverseConv3d(6, 4, 3, "d1"),
+    )
 
 
 def gradients(run, net: nn.Module, *arguments: object) -> list[torch.Tensor]:

@@ -107,11 +107,17 @@ def test_a_kernel_of_uneven_sides(golden):
 
 def test_a_checkpoint_of_spconv_loads_and_means_the_same(golden):
     net = spconv.SparseSequential(
-        spconv.SubMConv3d(CI, 8, 3, indice_key="fine", bias=False), spconv.SparseBatchNorm(8), spconv.SparseReLU(),
-        spconv.SparseConv3d(8, 12, 3, 2, 1, indice_key="down", record_voxel_count=True), nn.BatchNorm1d(12), nn.ReLU(),
-        spconv.SubMConv3d(12, 6, 1), spconv.SubMConv3d(6, 6, 3, indice_key="coarse"),
-        spconv.SparseInverseConv3d(6, 4, 3, "down"), spconv.ToDense(),
-    )  # fmt: skip
+        spconv.SubMConv3d(CI, 8, 3, indice_key="fine", bias=False),
+        spconv.SparseBatchNorm(8),
+        spconv.SparseReLU(),
+        spconv.SparseConv3d(8, 12, 3, 2, 1, indice_key="down", record_voxel_count=True),
+        nn.BatchNorm1d(12),
+        nn.ReLU(),
+        spconv.SubMConv3d(12, 6, 1),
+        spconv.SubMConv3d(6, 6, 3, indice_key="coarse"),
+        spconv.SparseInverseConv3d(6, 4, 3, "down"),
+        spconv.ToDense(),
+    )
     saved = {name.removeprefix("state:"): value for name, value in golden.items() if name.startswith("state:")}
     own = net.state_dict()
     assert {n: (v.shape, v.dtype) for n, v in own.items()} == {n: (v.shape, v.dtype) for n, v in saved.items()}
@@ -162,14 +168,21 @@ def test_pairs(golden):
 # --- surface ----------------------------------------------------------------------------------------------------------
 
 ABSENT = {  # debugging and internals
-    "conv.SparseConvolutionBase", "core.ThrustSortAllocator", "core.scatter_nd", "modules.PrintCurrentTime",
-    "modules.PrintTensorMeta", "modules.is_sparse_conv", "ops.fused_indice_conv",
-}  # fmt: skip
+    "conv.SparseConvolutionBase",
+    "core.ThrustSortAllocator",
+    "core.scatter_nd",
+    "modules.PrintCurrentTime",
+    "modules.PrintTensorMeta",
+    "modules.is_sparse_conv",
+    "ops.fused_indice_conv",
+}
 RECORDS = {"core.IndiceData", "core.ImplicitGemmIndiceData"}  # one record, made by layers
 TORCHS_OWN = {  # their parameters are torch's
-    "SparseBatchNorm": nn.BatchNorm1d, "SparseSyncBatchNorm": nn.SyncBatchNorm, "SparseReLU": nn.ReLU,
+    "SparseBatchNorm": nn.BatchNorm1d,
+    "SparseSyncBatchNorm": nn.SyncBatchNorm,
+    "SparseReLU": nn.ReLU,
     "SparseIdentity": nn.Identity,
-}  # fmt: skip
+}
 
 
 def surface() -> dict[str, object]:

@@ -33,11 +33,15 @@ def refused(match: str) -> pytest.RaisesExc:
 
 
 READERS = {
-    "SubMConv3d": lambda x: spconv.SubMConv3d(4, 4, 3)(x), "SparseConv3d": lambda x: spconv.SparseConv3d(4, 4, 1)(x),
-    "SparseInverseConv3d": lambda x: spconv.SparseInverseConv3d(4, 4, 3, "a")(x), "ToDense": spconv.ToDense(),
-    "SparseMaxPool3d": spconv.SparseMaxPool3d(2), "SparseGlobalAvgPool": spconv.SparseGlobalAvgPool(),
-    "AddTable": lambda x: spconv.AddTable()([x, x]), "JoinTable": lambda x: spconv.JoinTable()([x, x]),
-}  # fmt: skip
+    "SubMConv3d": lambda x: spconv.SubMConv3d(4, 4, 3)(x),
+    "SparseConv3d": lambda x: spconv.SparseConv3d(4, 4, 1)(x),
+    "SparseInverseConv3d": lambda x: spconv.SparseInverseConv3d(4, 4, 3, "a")(x),
+    "ToDense": spconv.ToDense(),
+    "SparseMaxPool3d": spconv.SparseMaxPool3d(2),
+    "SparseGlobalAvgPool": spconv.SparseGlobalAvgPool(),
+    "AddTable": lambda x: spconv.AddTable()([x, x]),
+    "JoinTable": lambda x: spconv.JoinTable()([x, x]),
+}
 
 
 @pytest.mark.parametrize("name", READERS)
@@ -178,9 +182,22 @@ def test_a_record_has_spconvs_tables():
         x.features, weight, pairs, record.indice_pair_num, len(y.indices), record.algo, None, down.bias
     )
     by_table = functional.implicit_gemm(
-        x.features, weight, record.pair_fwd, record.pair_bwd, [], [], [], [], len(y.indices), [], True, False, None,
-        None, down.bias,
-    )  # fmt: skip
+        x.features,
+        weight,
+        record.pair_fwd,
+        record.pair_bwd,
+        [],
+        [],
+        [],
+        [],
+        len(y.indices),
+        [],
+        True,
+        False,
+        None,
+        None,
+        down.bias,
+    )
     torch.testing.assert_close(by_pairs, y.features)
     torch.testing.assert_close(by_table, y.features)
     back = functional.indice_inverse_conv(y.features, torch.randn(4, 3, 3, 3, 6), pairs, record.indice_pair_num, 80)
@@ -211,10 +228,13 @@ def test_misused_keys_are_refused():
 
 def test_a_u_net_finds_its_way_back():
     net = spconv.SparseSequential(
-        spconv.SubMConv3d(4, 8, 3, indice_key="s1"), spconv.SparseConv3d(8, 8, 3, 2, 1, indice_key="d1"),
-        spconv.SparseMaxPool3d(2, 2, indice_key="d2"), spconv.SubMConv3d(8, 8, 3, indice_key="s3"),
-        spconv.SparseInverseConv3d(8, 8, 2, "d2"), spconv.SparseInverseConv3d(8, 4, 3, "d1"),
-    )  # fmt: skip
+        spconv.SubMConv3d(4, 8, 3, indice_key="s1"),
+        spconv.SparseConv3d(8, 8, 3, 2, 1, indice_key="d1"),
+        spconv.SparseMaxPool3d(2, 2, indice_key="d2"),
+        spconv.SubMConv3d(8, 8, 3, indice_key="s3"),
+        spconv.SparseInverseConv3d(8, 8, 2, "d2"),
+        spconv.SparseInverseConv3d(8, 4, 3, "d1"),
+    )
     x = voxels()
     y = net(x)
     assert y.indices is x.indices
@@ -301,10 +321,13 @@ def test_no_voxel_and_one_voxel(n):
     """Both are trouble in spconv; no voxels give no voxels, and leave batch norm alone."""
     norm = nn.BatchNorm1d(8)
     net = spconv.SparseSequential(
-        spconv.SubMConv3d(4, 8, 3), norm if n == 0 else nn.ReLU(), spconv.SparseConv3d(8, 6, 3, 2, 1, indice_key="a"),
-        spconv.SparseMaxPool3d(3, 2, 1, indice_key="b"), spconv.SparseInverseConv3d(6, 6, 3, "b"),
+        spconv.SubMConv3d(4, 8, 3),
+        norm if n == 0 else nn.ReLU(),
+        spconv.SparseConv3d(8, 6, 3, 2, 1, indice_key="a"),
+        spconv.SparseMaxPool3d(3, 2, 1, indice_key="b"),
+        spconv.SparseInverseConv3d(6, 6, 3, "b"),
         spconv.SparseInverseConv3d(6, 4, 3, "a"),
-    )  # fmt: skip
+    )
     x = scene(n, GRID, 4, dtype=torch.float32)
     y = net(spconv.SparseConvTensor(x.feats, x.coords, GRID, 2))
     assert y.features.shape == (n, 4)
@@ -323,9 +346,11 @@ def test_no_voxel_and_one_voxel(n):
 @pytest.mark.parametrize("k", [1, 3])
 def test_autocast_narrows_every_layer(dtype, training, k):
     net = spconv.SparseSequential(
-        spconv.SubMConv3d(4, 8, k), spconv.SparseConv3d(8, 8, 2, 2, indice_key="a"), spconv.SparseMaxPool3d(2, 1),
+        spconv.SubMConv3d(4, 8, k),
+        spconv.SparseConv3d(8, 8, 2, 2, indice_key="a"),
+        spconv.SparseMaxPool3d(2, 1),
         spconv.SparseAvgPool3d(2, 1),
-    ).train(training)  # fmt: skip
+    ).train(training)
     x = voxels()
     wide = net(x).features
     with torch.autocast("cpu", dtype=dtype):
@@ -340,9 +365,12 @@ def test_autocast_narrows_every_layer(dtype, training, k):
 def test_a_model_in_another_dtype(dtype):
     """bfloat16 too, which spconv has no kernels for."""
     net = spconv.SparseSequential(
-        spconv.SubMConv3d(4, 8, 3), nn.BatchNorm1d(8), nn.ReLU(), spconv.SparseConv3d(8, 4, 3, 2, 1, indice_key="a"),
+        spconv.SubMConv3d(4, 8, 3),
+        nn.BatchNorm1d(8),
+        nn.ReLU(),
+        spconv.SparseConv3d(8, 4, 3, 2, 1, indice_key="a"),
         spconv.SparseInverseConv3d(4, 4, 3, "a"),
-    )  # fmt: skip
+    )
     x = voxels(dtype=torch.float64)
     expected = copy.deepcopy(net).double()(x).features
     y = net.to(dtype)(x.replace_feature(x.features.to(dtype))).features

@@ -18,9 +18,14 @@ def test_a_dim_of_an_argument_and_every_output_is_one(ns):
 
 
 @pytest.mark.parametrize(
-    ("dim", "got"), [("k", "missing in an output"), ("q", "missing in an output"), ("m", "once, as a plain dim"),
-                     ("n", "p follows from it")],
-)  # fmt: skip
+    ("dim", "got"),
+    [
+        ("k", "missing in an output"),
+        ("q", "missing in an output"),
+        ("m", "once, as a plain dim"),
+        ("n", "p follows from it"),
+    ],
+)
 def test_other_dims_are_refused(ns, dim, got):
     @sl.op(f"{ns}::outer", dims={"p": "n + 1"})
     def outer(a: Float[Tensor, "m m k"], b: Float[Tensor, "k n"]) -> Float[Tensor, "m n p"]:

@@ -207,11 +207,27 @@ def errors(on):
 
 
 CASES = [
-    gradient, gradient_by_keyword, no_gradient_where_none_is_wanted, autocast, functorch_gradient,
-    functorch_gradient_inside_another, functorch_vmap, forward_mode,
-    dispatch_mode, flop_counter, fake_mode, function_mode, function_subclass, dispatch_subclass, traced_by_make_fx,
-    traced_by_symbolic_trace, traced_by_jit, exported, compiled, errors,
-]  # fmt: skip
+    gradient,
+    gradient_by_keyword,
+    no_gradient_where_none_is_wanted,
+    autocast,
+    functorch_gradient,
+    functorch_gradient_inside_another,
+    functorch_vmap,
+    forward_mode,
+    dispatch_mode,
+    flop_counter,
+    fake_mode,
+    function_mode,
+    function_subclass,
+    dispatch_subclass,
+    traced_by_make_fx,
+    traced_by_symbolic_trace,
+    traced_by_jit,
+    exported,
+    compiled,
+    errors,
+]
 by_name = pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 
 
@@ -243,11 +259,13 @@ class NotCompiling:
 
 
 QUESTIONS = {
-    "compiler": (exported, NotCompiling), "any_autocast": (autocast, lambda: False),
+    "compiler": (exported, NotCompiling),
+    "any_autocast": (autocast, lambda: False),
     "any_requires_grad": (gradient, lambda *_: False),
     "functorch_transform": (functorch_gradient_inside_another, lambda: None),
-    "is_dynamo_compiling": (compiled, lambda: False), "forward": (forward_mode, SimpleNamespace(_current_level=-1)),
-}  # fmt: skip
+    "is_dynamo_compiling": (compiled, lambda: False),
+    "forward": (forward_mode, SimpleNamespace(_current_level=-1)),
+}
 
 
 @pytest.mark.parametrize("question", QUESTIONS)

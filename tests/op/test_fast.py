@@ -19,9 +19,13 @@ def spec_of(fn, **declaration) -> OpSpec:
 
 
 def conv(
-    feats: Float[Tensor, "n ci"], weight: Float[Tensor, "co k ci"], table: Int32[Tensor, "n k"],
-    bias: Float[Tensor, "co"] | None = None, taps: list[int] = (3,), scale: float = 1.0,
-) -> Float[Tensor, "n co"]: ...  # fmt: skip
+    feats: Float[Tensor, "n ci"],
+    weight: Float[Tensor, "co k ci"],
+    table: Int32[Tensor, "n k"],
+    bias: Float[Tensor, "co"] | None = None,
+    taps: list[int] = (3,),
+    scale: float = 1.0,
+) -> Float[Tensor, "n co"]: ...
 
 
 SPEC = spec_of(conv, dims={"k": "prod(taps)"}, requires=("min(taps) >= 1",), contiguous=("table",))

@@ -25,9 +25,12 @@ def scaled(ns):
 
     @sl.op(f"{ns}::scaled")
     def op(
-        x: Float[Tensor, "n c"], w: Float[Tensor, "c"] | None = None, k: int = 2, by: list[int] = [1, 2],  # noqa: B006
+        x: Float[Tensor, "n c"],
+        w: Float[Tensor, "c"] | None = None,
+        k: int = 2,
+        by: list[int] = [1, 2],  # noqa: B006
         on: bool = True,
-    ) -> Float[Tensor, "n c"]:  # fmt: skip
+    ) -> Float[Tensor, "n c"]:
         y = x * (k * sum(by)) if on else x.clone()
         return y if w is None else y * w
 
@@ -118,11 +121,17 @@ NEGATIVE = torch.randn(3, 4, dtype=torch.complex64).conj().imag
 @pytest.mark.parametrize(
     "args",
     [
-        (X.as_subclass(Marked),), (NEGATIVE,), (torch._efficientzerotensor(3, 4),), (X, None, True),
-        (X, None, 2, (1, 2)), (X, None, 2, [True, 2]), (X, None, 2, []), (X.to("meta"),),
+        (X.as_subclass(Marked),),
+        (NEGATIVE,),
+        (torch._efficientzerotensor(3, 4),),
+        (X, None, True),
+        (X, None, 2, (1, 2)),
+        (X, None, 2, [True, 2]),
+        (X, None, 2, []),
+        (X.to("meta"),),
     ],
     ids=["subclass", "negated", "no memory", "bool for int", "tuple", "bool in a list", "empty list", "device"],
-)  # fmt: skip
+)
 def test_unusual_arguments_are_the_dispatchers(scaled, args):
     op, route, seen = scaled
     got = route(*args)

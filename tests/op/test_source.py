@@ -57,13 +57,15 @@ def test_closures_partials_and_objects():
 
 def test_the_digest_is_the_same_in_another_process():
     code = CODE.format(extra="", size=1, helper=2, comment="c", default=3)
-    program = "\n".join([
-        "import runpy",
-        f"digest = runpy.run_path({source.__file__!r})['source_digest']",
-        "scope = {'__name__': 'package.module'}",
-        f"exec(compile({code!r}, 'f.py', 'exec'), scope)",
-        "print(digest(scope['target']))",
-    ])  # fmt: skip
+    program = "\n".join(
+        [
+            "import runpy",
+            f"digest = runpy.run_path({source.__file__!r})['source_digest']",
+            "scope = {'__name__': 'package.module'}",
+            f"exec(compile({code!r}, 'f.py', 'exec'), scope)",
+            "print(digest(scope['target']))",
+        ]
+    )
     run = functools.partial(subprocess.run, [sys.executable, "-c", program], capture_output=True, text=True, check=True)
     found = {run(env={"PYTHONHASHSEED": seed}).stdout.strip() for seed in ("1", "2", "3")}
     assert found == {source_digest(load())}

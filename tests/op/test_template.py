@@ -69,8 +69,12 @@ def test_source_configs_and_functions_are_its_identity(op, tmp_path: Path):
     assert plain.identity == made().identity
     assert plain.candidates({}) == ({"BLOCK": 16},)
     others = [
-        made("other source"), made(configs=[{"BLOCK": 32}]), made(configs=lambda sizes: [{"BLOCK": 16}]),
-        made(grid=lambda sizes, config, cdiv: (1, 1, 1)), made(innermost={"x": "c"}),
-        made(supports=lambda sizes, dtypes, config: True), made(tables={"t": lambda sizes: torch.zeros(1)}),
-    ]  # fmt: skip
+        made("other source"),
+        made(configs=[{"BLOCK": 32}]),
+        made(configs=lambda sizes: [{"BLOCK": 16}]),
+        made(grid=lambda sizes, config, cdiv: (1, 1, 1)),
+        made(innermost={"x": "c"}),
+        made(supports=lambda sizes, dtypes, config: True),
+        made(tables={"t": lambda sizes: torch.zeros(1)}),
+    ]
     assert len({plain.identity, *(o.identity for o in others)}) == 1 + len(others)

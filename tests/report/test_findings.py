@@ -14,17 +14,29 @@ from shiplap.report import exit_code, facts, findings_html, findings_json, print
 
 
 def finding(**changes):
-    fields = {"check": "fake", "verdict": "ok", "subject": "lib::op", "evidence": "seen", "input": "3 samples",
-              "fix": "", "reproducer": ""}  # fmt: skip
+    fields = {
+        "check": "fake",
+        "verdict": "ok",
+        "subject": "lib::op",
+        "evidence": "seen",
+        "input": "3 samples",
+        "fix": "",
+        "reproducer": "",
+    }
     return SimpleNamespace(**{**fields, **changes})
 
 
 GOOD = finding()
 SKIPPED = finding(check="bound", verdict="skip", evidence="no output size depends on data", input="")
 BAD = finding(
-    verdict="fail", check="numerics", subject="lib::other", evidence='[0] = 1, expected <b>2</b> & "3"',
-    input="x float32(5,); seed 3", fix="correct [bold]it[/bold]", reproducer="import os\nassert 1 < 0\n",
-)  # fmt: skip
+    verdict="fail",
+    check="numerics",
+    subject="lib::other",
+    evidence='[0] = 1, expected <b>2</b> & "3"',
+    input="x float32(5,); seed 3",
+    fix="correct [bold]it[/bold]",
+    reproducer="import os\nassert 1 < 0\n",
+)
 
 
 def text(findings) -> str:

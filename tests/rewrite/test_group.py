@@ -58,10 +58,17 @@ def test_dependent_calls_are_not_merged_and_the_rest_is() -> None:
 
 @pytest.mark.parametrize(
     ("pick", "stacked"),
-    [(lambda x: [x[0], x[1], x[2]], 1), (lambda x: x.unbind(), 1), (lambda x: [x.select(0, i) for i in range(3)], 1),
-     (lambda x: [x[1], x[0], x[2]], 2), (lambda x: [x[0], x[1], x[1]], 2), (lambda x: x.unbind(1), 2),
-     (lambda x: [x[0], x[1], x[2] * 2], 2), (lambda x: (*x[:2].unbind(), x[2]), 2)],
-)  # fmt: skip
+    [
+        (lambda x: [x[0], x[1], x[2]], 1),
+        (lambda x: x.unbind(), 1),
+        (lambda x: [x.select(0, i) for i in range(3)], 1),
+        (lambda x: [x[1], x[0], x[2]], 2),
+        (lambda x: [x[0], x[1], x[1]], 2),
+        (lambda x: x.unbind(1), 2),
+        (lambda x: [x[0], x[1], x[2] * 2], 2),
+        (lambda x: (*x[:2].unbind(), x[2]), 2),
+    ],
+)
 def test_inputs_that_are_one_tensor_are_not_stacked(pick: Any, stacked: int) -> None:
     """The other stack is that of the weights."""
 
@@ -135,9 +142,12 @@ def test_calls_of_another_form_are_not_merged(change: str) -> None:
 @pytest.mark.parametrize("layout", ["one row", "transposed", "expanded", "offset", "no rows"])
 def test_any_layout_of_the_input(layout: str) -> None:
     x = {
-        "one row": torch.randn(1, 4), "transposed": torch.randn(4, 3).t(), "expanded": torch.randn(1, 4).expand(3, 4),
-        "offset": torch.randn(5, 8)[1:4, 2:6], "no rows": torch.randn(0, 4),
-    }[layout]  # fmt: skip
+        "one row": torch.randn(1, 4),
+        "transposed": torch.randn(4, 3).t(),
+        "expanded": torch.randn(1, 4).expand(3, 4),
+        "offset": torch.randn(5, 8)[1:4, 2:6],
+        "no rows": torch.randn(0, 4),
+    }[layout]
 
     def fn(x: Tensor, w: Tensor, u: Tensor) -> tuple[Tensor, ...]:
         return F.linear(x, w), F.linear(x, u).sin()
@@ -254,10 +264,16 @@ def test_a_wrong_merge_is_refused() -> None:
 
 @pytest.mark.parametrize(
     "made",
-    [StackedLinears(), WideLinears(), StackedNorms(), StackedChains(), JoinedCalls(dense.mm, "n"),
-     JoinedCalls(dense.int8_mm, "m")],
+    [
+        StackedLinears(),
+        WideLinears(),
+        StackedNorms(),
+        StackedChains(),
+        JoinedCalls(dense.mm, "n"),
+        JoinedCalls(dense.int8_mm, "m"),
+    ],
     ids=lambda r: r.name,
-)  # fmt: skip
+)
 def test_groups_are_proven(made: Any) -> None:
     verdicts = {f.check: f.verdict for f in made.findings}
     assert verdicts.pop("gradients") == ("skip" if made.level == "post-grad" else "ok")
@@ -307,7 +323,7 @@ def layers(count: int, rows: int, size: int) -> list[Tensor]:
         ((16, 4, 64), {"sums": True}, None, 17, False),  # and so is what another kernel computed
         ((6, 4, 64), {"sums": True}, None, 2, True),  # unless they are few
     ],
-)  # fmt: skip
+)
 def test_on_gpus_a_merge_costs_the_kernels_that_lay_operands_side_by_side(
     sizes: Any, how: Any, dynamic: list[int] | None, kernels: int, pays: bool
 ) -> None:

@@ -41,9 +41,14 @@ def everything() -> list[Rewrite]:
     """All that ship for floating models, whether they pay here or not; each proven in test_shipped.py."""
     always: dict[str, Any] = {"always": True}
     return [
-        *attention, WideLinears(**always), *norm_linear(**always)[1:], *linear_activation(**always),
-        StackedLinears(**always), StackedNorms(**always), conv_norm.forced(),
-    ]  # fmt: skip
+        *attention,
+        WideLinears(**always),
+        *norm_linear(**always)[1:],
+        *linear_activation(**always),
+        StackedLinears(**always),
+        StackedNorms(**always),
+        conv_norm.forced(),
+    ]
 
 
 def rewritten(model: nn.Module, inputs: dict[str, torch.Tensor], rewrites: list[Rewrite]) -> tuple[Any, list[Any]]:

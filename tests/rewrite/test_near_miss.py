@@ -117,28 +117,64 @@ def test_a_block_without_gradients_is_rewritten_inside():
 @pytest.mark.parametrize(
     ("fn", "obstacle", "node", "reason"),
     [
-        (lambda x, w, b: F.gelu(F.linear(x, w, b), approximate="tanh"), "argument", "gelu",
-         "gelu is also given approximate='tanh'; the pattern leaves that out"),
-        (lambda x, w, b: F.gelu(F.linear(x, w)) + b[0], "argument", "linear",
-         "linear is not given bias=l_tensors_2_, which the pattern has"),
-        (lambda x, w, b: F.gelu(x @ w.view(6, 8) + b), "operator", "add",
-         "add is a call of add; the pattern has linear there: matmul multiplies by the weight as it is, linear by "
-         "its transpose"),
-        (lambda x, w, b: F.gelu(x @ w.t() + b), "operator", "add",
-         "add is a call of add; the pattern has linear there: matmul says the same in other words, which is another "
-         "pattern"),
-        (lambda x, w, b: (lambda y: F.gelu(y) + y.sum())(F.linear(x, w, b)), "user", "linear",
-         "linear (linear) would no longer be computed, but sum_1 reads it, too"),
-        (lambda x, w, b: (lambda y: (F.gelu(y), y))(F.linear(x, w, b)), "user", "linear",
-         "linear (linear) would no longer be computed, but the graph returns it"),
-        (lambda x, w, b: (lambda y: (x.add_(1), F.gelu(y)))(F.linear(x, w, b)), "mutation", "gelu",
-         "add_ (.add_) writes to a tensor in between"),
-        (lambda x, w, b: F.gelu(constant(x, w, b)), "mode", "gelu",
-         "_set_grad_enabled_1 (_set_grad_enabled) switches gradients, autocast or a transform in between"),
-        (lambda x, w, b: F.gelu(F.linear(x.view(2, 2, 6), w, b)), "shape", "gelu",
-         "x is float32[2, 2, 6] of view: 3 dims, the pattern has 2"),
+        (
+            lambda x, w, b: F.gelu(F.linear(x, w, b), approximate="tanh"),
+            "argument",
+            "gelu",
+            "gelu is also given approximate='tanh'; the pattern leaves that out",
+        ),
+        (
+            lambda x, w, b: F.gelu(F.linear(x, w)) + b[0],
+            "argument",
+            "linear",
+            "linear is not given bias=l_tensors_2_, which the pattern has",
+        ),
+        (
+            lambda x, w, b: F.gelu(x @ w.view(6, 8) + b),
+            "operator",
+            "add",
+            "add is a call of add; the pattern has linear there: matmul multiplies by the weight as it is, linear by "
+            "its transpose",
+        ),
+        (
+            lambda x, w, b: F.gelu(x @ w.t() + b),
+            "operator",
+            "add",
+            "add is a call of add; the pattern has linear there: matmul says the same in other words, which is another "
+            "pattern",
+        ),
+        (
+            lambda x, w, b: (lambda y: F.gelu(y) + y.sum())(F.linear(x, w, b)),
+            "user",
+            "linear",
+            "linear (linear) would no longer be computed, but sum_1 reads it, too",
+        ),
+        (
+            lambda x, w, b: (lambda y: (F.gelu(y), y))(F.linear(x, w, b)),
+            "user",
+            "linear",
+            "linear (linear) would no longer be computed, but the graph returns it",
+        ),
+        (
+            lambda x, w, b: (lambda y: (x.add_(1), F.gelu(y)))(F.linear(x, w, b)),
+            "mutation",
+            "gelu",
+            "add_ (.add_) writes to a tensor in between",
+        ),
+        (
+            lambda x, w, b: F.gelu(constant(x, w, b)),
+            "mode",
+            "gelu",
+            "_set_grad_enabled_1 (_set_grad_enabled) switches gradients, autocast or a transform in between",
+        ),
+        (
+            lambda x, w, b: F.gelu(F.linear(x.view(2, 2, 6), w, b)),
+            "shape",
+            "gelu",
+            "x is float32[2, 2, 6] of view: 3 dims, the pattern has 2",
+        ),
     ],
-)  # fmt: skip
+)
 def test_the_reason(fn, obstacle, node, reason):
     found = near(REWRITE, fn, X, W, B)
     assert (found.obstacle, found.node, found.reason) == (obstacle, node, reason)
@@ -160,10 +196,14 @@ TYPED = rewrite(annotated, by_hand, where=["x.shape[-1] % 16 == 0", "n >= 8", "x
     [
         (torch.randn(4, 100), torch.randn(8, 100), "guard", "x.shape[-1] % 16 == 0 does not hold: x.shape[-1] is 100"),
         (torch.randn(4, 16), torch.randn(7, 16), "guard", "n >= 8 does not hold: n is 7"),
-        (torch.randn(4, 16).double(), torch.randn(8, 16).double(), "guard",
-         "x.dtype != float64 does not hold: x.dtype is float64"),
+        (
+            torch.randn(4, 16).double(),
+            torch.randn(8, 16).double(),
+            "guard",
+            "x.dtype != float64 does not hold: x.dtype is float64",
+        ),
     ],
-)  # fmt: skip
+)
 def test_guards(x, w, obstacle, reason):
     found = near(TYPED, annotated, x, w)
     assert (found.obstacle, found.reason) == (obstacle, reason)
@@ -236,10 +276,12 @@ def test_what_does_not_pay_says_so():
 
 @pytest.mark.parametrize(
     ("options", "reason"),
-    [({"pays": lambda x, w, b: x.shape[0] <= 2}, "whether it pays depends on a size that only the data knows"),
-     ({"where": "x.shape[0] <= 2"}, "x.shape[0] <= 2 does not hold: x.shape[0] is u0")],
+    [
+        ({"pays": lambda x, w, b: x.shape[0] <= 2}, "whether it pays depends on a size that only the data knows"),
+        ({"where": "x.shape[0] <= 2"}, "x.shape[0] <= 2 does not hold: x.shape[0] is u0"),
+    ],
     ids=["pays", "where"],
-)  # fmt: skip
+)
 def test_a_size_that_only_the_data_knows_decides_nothing(options, reason):
     made = linear_gelu(**options)
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
@@ -294,10 +336,15 @@ def test_bfloat16_has_a_form_of_its_own_in_aten():
 
 @pytest.mark.parametrize(
     ("where", "expected"),
-    [("x.__class__", "an expression without"), ("len(open('f'))", "an expression without"), ("z > 1", "names among"),
-     ("x.is_contiguous", r"x\.is_contiguous\(\)"), ("x.shape[", "was never closed"),
-     ("[n for n in x]", "an expression without")],
-)  # fmt: skip
+    [
+        ("x.__class__", "an expression without"),
+        ("len(open('f'))", "an expression without"),
+        ("z > 1", "names among"),
+        ("x.is_contiguous", r"x\.is_contiguous\(\)"),
+        ("x.shape[", "was never closed"),
+        ("[n for n in x]", "an expression without"),
+    ],
+)
 def test_guards_are_a_small_language(where, expected):
     with pytest.raises(sl.ShiplapError, match=f"SL803: guard(.|\n)*{expected}"):
         rewrite(annotated, by_hand, where=where)
@@ -305,10 +352,16 @@ def test_guards_are_a_small_language(where, expected):
 
 @pytest.mark.parametrize(
     ("options", "expected"),
-    [({"replacement": lambda x, weight: x}, r"got      replacement\(x, weight\)\n  expected \(x, w\)"),
-     ({"pattern": lambda x, *, w: x, "replacement": lambda x, *, w: x}, r"w\n  expected arguments that may be passed"),
-     ({"name": "not a name"}, "an identifier"), ({"level": "post_grad"}, "pre-grad, joint, post-grad")],
-)  # fmt: skip
+    [
+        ({"replacement": lambda x, weight: x}, r"got      replacement\(x, weight\)\n  expected \(x, w\)"),
+        (
+            {"pattern": lambda x, *, w: x, "replacement": lambda x, *, w: x},
+            r"w\n  expected arguments that may be passed",
+        ),
+        ({"name": "not a name"}, "an identifier"),
+        ({"level": "post_grad"}, "pre-grad, joint, post-grad"),
+    ],
+)
 def test_declarations(options, expected):
     with pytest.raises(sl.ShiplapError, match=f"SL802(.|\n)*{expected}"):
         rewrite(**{"pattern": annotated, "replacement": by_hand, "name": "r", **options})

@@ -101,8 +101,12 @@ def test_zero_has_a_sign_and_nan_is_itself():
         return torch.where(x > 1, value, F.relu(x)).cos()
 
     for value, others in ((0.0, [(0.0, True), (-0.0, False)]), (float("nan"), [(float("nan"), True)])):
-        made = rewrite(lambda x, v=value: masked(x, v), lambda x, v=value: masked(x, v), name="masked",
-                       samples=lambda v=value: [(X, v)])  # fmt: skip
+        made = rewrite(
+            lambda x, v=value: masked(x, v),
+            lambda x, v=value: masked(x, v),
+            name="masked",
+            samples=lambda v=value: [(X, v)],
+        )
         for other, same in others:
             assert fires(made, lambda x, o=other: masked(x, o), X) == same
 

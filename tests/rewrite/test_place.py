@@ -54,8 +54,12 @@ def test_places_that_overlap_are_taken_once():
 
 
 def test_several_results():
-    made = rewrite(lambda x: (torch.sin(x), torch.cos(x)), lambda x: (x.sin(), torch.sin(x + torch.pi / 2)),
-                   name="both", samples=lambda: [(X.double(),)])  # fmt: skip
+    made = rewrite(
+        lambda x: (torch.sin(x), torch.cos(x)),
+        lambda x: (x.sin(), torch.sin(x + torch.pi / 2)),
+        name="both",
+        samples=lambda: [(X.double(),)],
+    )
     assert {f.verdict for f in made.findings} == {"ok"}
     (found,) = outcomes(made, lambda x, y: torch.cos(x) * torch.sin(x) + torch.cos(y), X, W[:4])
     assert isinstance(found, Match)
@@ -117,12 +121,23 @@ def test_by_name(fresh_compiler, monkeypatch):
     from shiplap.rewrite import backend, shipped
 
     names = [r.name for r in shipped.everything]
-    assert names == ["no_ops", "attention", "attention_float32", "attention_bfloat16", "attention_float16",
-                     "shared_input_linears", "batch_linear", "conv_norm"]  # fmt: skip
-    assert set(names) == {r.name for v in vars(shipped).values() for r in (v if isinstance(v, tuple) else (v,))
-                          if isinstance(r, Rewrite)}  # fmt: skip
-    given, default = (rewrite(lambda x, w: F.linear(x, w), lambda x, w: x @ w.t(), name=name,
-                              samples=lambda: [(X, W)]) for name in ("given", "default"))  # fmt: skip
+    assert names == [
+        "no_ops",
+        "attention",
+        "attention_float32",
+        "attention_bfloat16",
+        "attention_float16",
+        "shared_input_linears",
+        "batch_linear",
+        "conv_norm",
+    ]
+    assert set(names) == {
+        r.name for v in vars(shipped).values() for r in (v if isinstance(v, tuple) else (v,)) if isinstance(r, Rewrite)
+    }
+    given, default = (
+        rewrite(lambda x, w: F.linear(x, w), lambda x, w: x @ w.t(), name=name, samples=lambda: [(X, W)])
+        for name in ("given", "default")
+    )
     scope = sl.rewrites(given)
     monkeypatch.setattr(shipped, "everything", (default,))
     backend._shipped.cache_clear()

@@ -66,8 +66,7 @@ def test_an_alias_instead_of_a_copy():
 
 
 def test_a_copy_instead_of_an_alias():
-    made = rewrite(lambda x: x.t(), lambda x: x.t().clone(), name="same",
-                   samples=lambda: [(torch.randn(4, 4),)])  # fmt: skip
+    made = rewrite(lambda x: x.t(), lambda x: x.t().clone(), name="same", samples=lambda: [(torch.randn(4, 4),)])
     check, _ = refusal(made)
     assert check in ("aliasing", "strides")
 
@@ -84,8 +83,18 @@ def test_results_that_share_memory():
 def test_a_write_to_an_argument():
     made = rewrite(lambda x: x + 1, lambda x: x.add_(1).clone(), name="plus", samples=lambda: [(torch.randn(3, 4),)])
     assert "in-place" in refusal(made)[1]  # autograd says so first
-    assert refusal(rewrite(lambda x: x + 1, lambda x: x.add_(1).clone(), name="plus", level="post-grad",
-                           samples=lambda: [(torch.randn(3, 4),)]))[0] == "mutation"  # fmt: skip
+    assert (
+        refusal(
+            rewrite(
+                lambda x: x + 1,
+                lambda x: x.add_(1).clone(),
+                name="plus",
+                level="post-grad",
+                samples=lambda: [(torch.randn(3, 4),)],
+            )
+        )[0]
+        == "mutation"
+    )
 
 
 def test_another_dtype():
@@ -165,12 +174,16 @@ def test_a_proof_runs_once():
         (lambda: rewrite("relu", replacement), r"SL802(.|\n)*sl.rewrite\(pattern=...\)"),
         (lambda: rewrite(replacement, replacement, pays=3), r"SL802(.|\n)*sl.rewrite\(pays=...\)"),
         (lambda: rewrite(replacement, replacement, where=[replacement]), "SL803(.|\n)*expected text"),
-        (lambda: rewrites(rewrite(lambda x: x, lambda x: x * 1, name="same", samples=lambda: [(torch.ones(3),)])),
-         "SL804(.|\n)*it computes nothing"),
-        (lambda: rewrites(rewrite(lambda x: -x, lambda x: x.neg(), name="one", samples=lambda: torch.ones(()))),
-         "SL802(.|\n)*samples of rewrite 'one'(.|\n)*got +Tensor(.|\n)*expected 1 arguments"),
+        (
+            lambda: rewrites(rewrite(lambda x: x, lambda x: x * 1, name="same", samples=lambda: [(torch.ones(3),)])),
+            "SL804(.|\n)*it computes nothing",
+        ),
+        (
+            lambda: rewrites(rewrite(lambda x: -x, lambda x: x.neg(), name="one", samples=lambda: torch.ones(()))),
+            "SL802(.|\n)*samples of rewrite 'one'(.|\n)*got +Tensor(.|\n)*expected 1 arguments",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_rewrite(call, text):
     with pytest.raises(sl.ShiplapError, match=text):
         call()
@@ -178,8 +191,12 @@ def test_what_is_no_rewrite(call, text):
 
 def test_a_constant_of_a_sample_reaches_the_replacement():
     """As it would with an annotation: here it is part of the pattern."""
-    made = rewrite(lambda x, eps=0.5: F.relu(x) + eps, lambda x, eps=0.5: eps + F.relu(x), name="shifted",
-                   samples=lambda: [(torch.randn(3, 4), 0.5)])  # fmt: skip
+    made = rewrite(
+        lambda x, eps=0.5: F.relu(x) + eps,
+        lambda x, eps=0.5: eps + F.relu(x),
+        name="shifted",
+        samples=lambda: [(torch.randn(3, 4), 0.5)],
+    )
     assert rewrites(made).rewrites == (made,)
 
 

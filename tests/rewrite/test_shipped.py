@@ -84,14 +84,17 @@ def on_cuda(dtype: torch.dtype, *sizes: tuple[int, ...]) -> list[Tensor]:
 @pytest.mark.parametrize(
     ("dtype", "head", "masked", "stopped"),
     [
-        (torch.bfloat16, (64, 64), True, ""), (torch.float16, (256, 256), False, ""),
-        (torch.float16, (128, 64), True, ""), (torch.bfloat16, (1024, 1024), False, "e is 1024, d is 1024"),
+        (torch.bfloat16, (64, 64), True, ""),
+        (torch.float16, (256, 256), False, ""),
+        (torch.float16, (128, 64), True, ""),
+        (torch.bfloat16, (1024, 1024), False, "e is 1024, d is 1024"),
         (torch.bfloat16, (256, 256), True, "mask is bfloat16[2, 1, 5, 5]"),
         (torch.bfloat16, (256, 128), False, "e is 256, d is 128"),
         (torch.float32, (64, 64), False, "q.itemsize is 4"),
-        (torch.bfloat16, (64, 60), False, "d is 60"), (torch.float64, (64, 64), False, "q.itemsize is 8"),
+        (torch.bfloat16, (64, 60), False, "d is 60"),
+        (torch.float64, (64, 64), False, "q.itemsize is 8"),
     ],
-)  # fmt: skip
+)
 def test_attention_on_gpus_needs_a_fused_kernel(dtype: torch.dtype, head: Any, masked: bool, stopped: str) -> None:
     e, d = head
     args = on_cuda(dtype, (2, 3, 5, e), (2, 3, 5, e), (2, 3, 5, d), *([(2, 1, 5, 5)] if masked else []))

@@ -18,10 +18,19 @@ def model(x, w, u):
 
 
 def test_steps_add_up_to_the_whole():
-    late = sl.rewrite(lambda x, w: F.linear(x, w), lambda x, w: torch.mm(x, w.t()).clone(), name="late",
-                      level="post-grad", samples=lambda: [(X, W)])  # fmt: skip
-    early = sl.rewrite(lambda a, b: torch.bmm(a, b), lambda a, b: torch.matmul(a, b), name="early",
-                       samples=lambda: [(torch.randn(2, 5, 7), U)])  # fmt: skip
+    late = sl.rewrite(
+        lambda x, w: F.linear(x, w),
+        lambda x, w: torch.mm(x, w.t()).clone(),
+        name="late",
+        level="post-grad",
+        samples=lambda: [(X, W)],
+    )
+    early = sl.rewrite(
+        lambda a, b: torch.bmm(a, b),
+        lambda a, b: torch.matmul(a, b),
+        name="early",
+        samples=lambda: [(torch.randn(2, 5, 7), U)],
+    )
     never = sl.rewrite(lambda x: x.erf(), lambda x: torch.erf(x) * 1, name="never", samples=lambda: [(X,)])
     said = []
     found = survey(model, (X, W, U), [late, never, early], say=said.append)
@@ -34,8 +43,13 @@ def test_steps_add_up_to_the_whole():
     assert (first.kernels[0], second.kernels[1]) == found.measured.kernels
     assert min(*first.seconds, second.seconds[1]) > 0
     assert found.step("never") is None
-    assert said == ["proving the rewrites", "compiling with them", "compiling without", "compiling with early, too",
-                    "measuring"]  # fmt: skip
+    assert said == [
+        "proving the rewrites",
+        "compiling with them",
+        "compiling without",
+        "compiling with early, too",
+        "measuring",
+    ]
     out = io.StringIO()
     print_survey(found, Console(file=out, width=200))
     lines = out.getvalue().splitlines()
@@ -48,7 +62,11 @@ def test_steps_add_up_to_the_whole():
 def test_results_that_are_not_finite_are_compared_too():
     nan, inf = float("nan"), float("inf")
     for got, expected, apart in (
-        ([1.0, nan, inf], [1.0, nan, inf], 0.0), ([2.5, nan], [2.0, nan], 0.25), ([1.0, nan], [1.0, 2.0], inf),
-        ([1.0, 2.0], [1.0, nan], inf), ([inf], [-inf], inf), ([nan, 1.0], [inf, 1.0], inf),
-    ):  # fmt: skip
+        ([1.0, nan, inf], [1.0, nan, inf], 0.0),
+        ([2.5, nan], [2.0, nan], 0.25),
+        ([1.0, nan], [1.0, 2.0], inf),
+        ([1.0, 2.0], [1.0, nan], inf),
+        ([inf], [-inf], inf),
+        ([nan, 1.0], [inf, 1.0], inf),
+    ):
         assert _apart([torch.tensor(got)], [torch.tensor(expected)]) == apart, (got, expected)

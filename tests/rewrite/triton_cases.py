@@ -43,8 +43,13 @@ def main() -> None:
     scale = torch.rand(36, 1) / 900
     case([int8_linear()[0]], lambda x, w, s, b: F.linear(x, w.to(torch.float32) * s, b), x, int8(36, 50), scale, bias)
     statistics = torch.randn(36), torch.rand(36) + 0.5
-    case([conv_norm_dense.forced()], lambda x, w, *s: F.batch_norm(F.conv2d(x, w), *s).relu(), last(2, 20, 4, 5),
-         torch.randn(36, 20, 1, 1), *statistics)  # fmt: skip
+    case(
+        [conv_norm_dense.forced()],
+        lambda x, w, *s: F.batch_norm(F.conv2d(x, w), *s).relu(),
+        last(2, 20, 4, 5),
+        torch.randn(36, 20, 1, 1),
+        *statistics,
+    )
 
 
 if __name__ == "__main__":

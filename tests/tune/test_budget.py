@@ -75,8 +75,9 @@ def test_the_command_says_what_it_left_out(monkeypatch):
     answer = json.loads(result.stdout)
     assert answer["left_out"] == 1
     assert [c["origin"] for c in answer["choices"]] == ["left out"]
-    assert result.stderr == ("1 of 1 calls are left out: the budget of 0.3s was spent. "
-                             "The same command goes on with them.\n")  # fmt: skip
+    assert result.stderr == (
+        "1 of 1 calls are left out: the budget of 0.3s was spent. The same command goes on with them.\n"
+    )
     result = CliRunner().invoke(app, arguments)
     assert result.stdout.splitlines()[1] == "  no choice: the budget was spent (left out)"
 

@@ -82,9 +82,14 @@ def test_a_line_cut_short_by_a_kill_is_left_out(tmp_path):
 
 @pytest.mark.parametrize(
     "line",
-    ["{}", "[1]", "text", '{"op": 3, "device": "cpu", "recipe": ""}',
-     '{"op": "a::b", "device": "cpu", "recipe": "__import__(1)"}'],
-)  # fmt: skip
+    [
+        "{}",
+        "[1]",
+        "text",
+        '{"op": 3, "device": "cpu", "recipe": ""}',
+        '{"op": "a::b", "device": "cpu", "recipe": "__import__(1)"}',
+    ],
+)
 def test_other_lines_are_refused_with_their_number(tmp_path, line):
     good = json.dumps({"op": "a::b", "device": "cpu", "recipe": "sizes(n=3)"})
     (tmp_path / "calls.jsonl").write_text(f"{good}\n\n{line}\n")

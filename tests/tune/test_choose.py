@@ -90,8 +90,9 @@ def test_a_choice_of_a_rebound_kernel_is_not_served(ns):
 
     one.kernel("cpu", add, configs=[{"BY": 1}, {"BY": 2}])
     call = one._checker.bind((torch.ones(4),))
-    entry = choices.Entry(one.spec.name, one.identity, ("cpu", *one.rule.key(call)), "add",
-                          one.kernels["cpu"][0].space.fixed[1])  # fmt: skip
+    entry = choices.Entry(
+        one.spec.name, one.identity, ("cpu", *one.rule.key(call)), "add", one.kernels["cpu"][0].space.fixed[1]
+    )
     choices.install([entry])
     assert str(one.pick(call).config) == "BY=2"
     one.kernel("cpu", add, configs=[{"BY": 1}, {"BY": 2}, {"BY": 3}])
@@ -221,8 +222,9 @@ def test_with_a_builder_indices_are_valid_and_no_zeros(monkeypatch):
 
 
 def test_a_builder_that_returns_other_sizes_is_refused(monkeypatch):
-    monkeypatch.setattr(ops.pick, "sampler", lambda rng, sizes, dtype, device: (
-        torch.randn(8, 4), torch.zeros(6, dtype=torch.int64)))  # fmt: skip
+    monkeypatch.setattr(
+        ops.pick, "sampler", lambda rng, sizes, dtype, device: (torch.randn(8, 4), torch.zeros(6, dtype=torch.int64))
+    )
     args = torch.randn(64, 4), torch.zeros(6, dtype=torch.int64)
     with pytest.raises(ShiplapError) as caught:
         choose(ops.pick, recipe_of(ops.pick, args))
@@ -265,8 +267,12 @@ def test_nothing_tunes_inside_an_op_a_backward_or_a_trace(ns, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     attempt()
-    assert said == ["tuning inside an op", "tuning inside a backward pass", "tuning inside a function that is being "
-                    "traced", "tuning inside a CUDA graph capture"]  # fmt: skip
+    assert said == [
+        "tuning inside an op",
+        "tuning inside a backward pass",
+        "tuning inside a function that is being traced",
+        "tuning inside a CUDA graph capture",
+    ]
     assert not compat.in_backward()
 
 
@@ -308,8 +314,9 @@ class Template:
 
 def test_candidates_may_come_from_elsewhere():
     right, wrong = (Template(c.config, f) for c, f in zip(candidates(ops.mm, "cpu", {})[1:3], (1.0, 1.01), strict=True))
-    choice = choose(ops.mm, recipe_of(ops.mm, matrices()), candidates_of=lambda op, inputs: [right, wrong],
-                    extra={"from": "test"})  # fmt: skip
+    choice = choose(
+        ops.mm, recipe_of(ops.mm, matrices()), candidates_of=lambda op, inputs: [right, wrong], extra={"from": "test"}
+    )
     assert choice.kernel == "template"
     assert choice.config == right.config
     assert [f.evidence.partition(":")[0] for f in choice.findings] == [f"template({wrong.config})"]

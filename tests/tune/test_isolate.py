@@ -36,12 +36,18 @@ def test_a_crash_a_hang_and_an_exit_cost_the_candidate_only():
 def test_a_compiler_that_crashes_or_hangs_beside_others_costs_its_candidate_only():
     """Who it was shows when nothing runs beside it."""
     with Isolation(timeout=6.0) as isolation:
-        choice = choose(ops.hostile, recipe_of(ops.hostile, (torch.randn(64),)), candidates_of=ops.compiled,
-                        bench=isolation.bench("tests.tune.ops:compiled"))  # fmt: skip
+        choice = choose(
+            ops.hostile,
+            recipe_of(ops.hostile, (torch.randn(64),)),
+            candidates_of=ops.compiled,
+            bench=isolation.bench("tests.tune.ops:compiled"),
+        )
         assert isolation.started == 4, "one; one for who waited when it ended; one after each that has a name"
     dropped = [f.evidence for f in choice.findings]
-    assert dropped == ["compiled(HOW=crash, N=1): ended the process (SIGSEGV)",
-                       "compiled(HOW=hang, N=2): no answer for 6 s: it hangs, or is hopelessly slow"]  # fmt: skip
+    assert dropped == [
+        "compiled(HOW=crash, N=1): ended the process (SIGSEGV)",
+        "compiled(HOW=hang, N=2): no answer for 6 s: it hangs, or is hopelessly slow",
+    ]
     assert choice.tried == 5
 
 

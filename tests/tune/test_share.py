@@ -35,11 +35,12 @@ dist.destroy_process_group()
 def test_one_rank_tunes_and_the_other_receives(tmp_path: Path) -> None:
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(rank), str(tmp_path / "rendezvous")], stdout=subprocess.PIPE,
+            [sys.executable, "-c", PROGRAM, str(rank), str(tmp_path / "rendezvous")],
+            stdout=subprocess.PIPE,
             env={**os.environ, "SHIPLAP_CACHE_DIR": str(tmp_path / f"cache{rank}")},
         )
         for rank in range(2)
-    ]  # fmt: skip
+    ]
     first, second = (json.loads(p.communicate(timeout=300)[0]) for p in ranks)
     assert (first["origin"], second["origin"]) == ("measured", "received")
     assert first["label"] == second["label"] == first["picked"] == second["picked"] == "right(WAIT=300)"

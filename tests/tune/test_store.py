@@ -262,8 +262,12 @@ def test_only_what_dead_processes_of_this_machine_left_is_rubbish(store):
     host = store_module._host()
     dead = child(lambda: None)
     wait([dead])
-    names = {f".a@{host}~{dead}~0.tmp": True, f".a@{host}~{os.getpid()}~0.tmp": False, f".a@other~{dead}~0.tmp": False,
-             ".strange.tmp": False}  # fmt: skip
+    names = {
+        f".a@{host}~{dead}~0.tmp": True,
+        f".a@{host}~{os.getpid()}~0.tmp": False,
+        f".a@other~{dead}~0.tmp": False,
+        ".strange.tmp": False,
+    }
     for name in names:
         (folder / name).write_text("half")
     assert {p.name for p in store.rubbish()} == {name for name, is_rubbish in names.items() if is_rubbish}

@@ -161,9 +161,13 @@ def test_fresh_copies_keep_strides_offset_and_the_bytes_around():
 
 def test_labels_read_back():
     recipe = Recipe().but(
-        sizes={"n": 3, "batch": (2, 3)}, scalars={"a": float("inf"), "mode": "x, y"}, dtypes={"Float": "float64"},
-        layouts={"x": "padded"}, values="ties", absent=("bias",),
-    )  # fmt: skip
+        sizes={"n": 3, "batch": (2, 3)},
+        scalars={"a": float("inf"), "mode": "x, y"},
+        dtypes={"Float": "float64"},
+        layouts={"x": "padded"},
+        values="ties",
+        absent=("bias",),
+    )
     assert Recipe.parse(str(recipe)) == recipe
 
 

@@ -80,19 +80,35 @@ def bad(name, op, says):
     SAYS[name] = says
 
 
-bad("C++: exception leaves the C function", library("throws", CPP + "HEAD { return gather(x, index, out); }", "c++"),
-    "index full of -1: std::out_of_range leaves the C function")  # fmt: skip
+bad(
+    "C++: exception leaves the C function",
+    library("throws", CPP + "HEAD { return gather(x, index, out); }", "c++"),
+    "index full of -1: std::out_of_range leaves the C function",
+)
 bad("C: index used without a check", c("unchecked_index"), "the process dies of SIGSEGV")
-bad("C: memory lost on the error path",
+bad(
+    "C: memory lost on the error path",
     c("leaks", ROOM, RANGE + "return SL_INVALID_ARGUMENT; } room[0] = in[0];", "free(room);"),
-    "returns status 1 and leaves 41")  # fmt: skip
-bad("C: file left open on the error path",
-    c("keeps_file", 'FILE* file = fopen("/dev/null", "r");', RANGE + "return SL_INVALID_ARGUMENT; }",
-      "if (file) fclose(file);"), "an open file")  # fmt: skip
+    "returns status 1 and leaves 41",
+)
+bad(
+    "C: file left open on the error path",
+    c(
+        "keeps_file",
+        'FILE* file = fopen("/dev/null", "r");',
+        RANGE + "return SL_INVALID_ARGUMENT; }",
+        "if (file) fclose(file);",
+    ),
+    "an open file",
+)
 
-SOUND.append(Specimen(
-    "C++: exceptions become a status",
-    library("catches", CPP + """
+SOUND.append(
+    Specimen(
+        "C++: exceptions become a status",
+        library(
+            "catches",
+            CPP
+            + """
 HEAD {
   try {
     return gather(x, index, out);
@@ -100,10 +116,14 @@ HEAD {
     snprintf(ctx->error, ctx->error_size, "%s", e.what());
     return SL_INVALID_ARGUMENT;
   }
-}""", "c++"),
-))  # fmt: skip
-SOUND.append(Specimen(
-    "C: every path releases",
-    c("releases", ROOM, RANGE + "free(room); return SL_INVALID_ARGUMENT; } room[0] = in[0];",
-      "free(room);"),
-))  # fmt: skip
+}""",
+            "c++",
+        ),
+    )
+)
+SOUND.append(
+    Specimen(
+        "C: every path releases",
+        c("releases", ROOM, RANGE + "free(room); return SL_INVALID_ARGUMENT; } room[0] = in[0];", "free(room);"),
+    )
+)

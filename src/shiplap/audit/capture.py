@@ -21,13 +21,27 @@ from shiplap.verify.run import last_line, tensors
 from shiplap.verify.samples import clone_exactly, tree_map
 
 __all__ = [
-    "Canaries", "CaptureFailure", "Copy", "Recording", "fill", "hold", "no_synchronisation", "on_stream", "record",
-]  # fmt: skip
+    "Canaries",
+    "CaptureFailure",
+    "Copy",
+    "Recording",
+    "fill",
+    "hold",
+    "no_synchronisation",
+    "on_stream",
+    "record",
+]
 
 NODES = {  # cudaGraphNodeType
-    0: "kernel", 1: "memcpy", 2: "memset", 3: "host callback", 4: "child graph", 5: "empty node",
-    10: "memory allocation", 11: "memory release",
-}  # fmt: skip
+    0: "kernel",
+    1: "memcpy",
+    2: "memset",
+    3: "host callback",
+    4: "child graph",
+    5: "empty node",
+    10: "memory allocation",
+    11: "memory release",
+}
 POISON = 0xFF  # NaN in every floating dtype, -1 in every signed integer
 SMALL = 1 << 20
 MOST_POISON = 1 << 30  # bytes; a process that has more lying free is not the one that an audit runs in
@@ -96,9 +110,12 @@ def no_synchronisation() -> Iterator[None]:
 
 
 def record(
-    call: Callable[[tuple[Any, ...]], tuple[Tensor, ...]], args: tuple[Any, ...], stream: torch.cuda.Stream,
-    pool: Any = None, mode: str = "global",
-) -> Recording:  # fmt: skip
+    call: Callable[[tuple[Any, ...]], tuple[Tensor, ...]],
+    args: tuple[Any, ...],
+    stream: torch.cuda.Stream,
+    pool: Any = None,
+    mode: str = "global",
+) -> Recording:
     """``call`` on copies of ``args``, captured on ``stream``; CaptureFailure says why that is not possible.
 
     Only in ``mode="global"`` may the graph be replayed: the others let pass what can crash the process.
@@ -158,11 +175,17 @@ class _Memcpy(ctypes.Structure):
     """``cudaMemcpy3DParms``, its nested structs written out."""
 
     _fields_ = (
-        ("source_array", ctypes.c_void_p), ("source_at", ctypes.c_size_t * 3), ("source", ctypes.c_void_p),
-        ("source_pitch", ctypes.c_size_t * 3), ("target_array", ctypes.c_void_p), ("target_at", ctypes.c_size_t * 3),
-        ("target", ctypes.c_void_p), ("target_pitch", ctypes.c_size_t * 3), ("extent", ctypes.c_size_t * 3),
+        ("source_array", ctypes.c_void_p),
+        ("source_at", ctypes.c_size_t * 3),
+        ("source", ctypes.c_void_p),
+        ("source_pitch", ctypes.c_size_t * 3),
+        ("target_array", ctypes.c_void_p),
+        ("target_at", ctypes.c_size_t * 3),
+        ("target", ctypes.c_void_p),
+        ("target_pitch", ctypes.c_size_t * 3),
+        ("extent", ctypes.c_size_t * 3),
         ("kind", ctypes.c_int),
-    )  # fmt: skip
+    )
 
 
 def _copy(runtime: Any, node: int) -> Copy | None:

@@ -169,8 +169,13 @@ class _Tally:
         evidence = f"{found.problem} (in {len(self.failed)} of {total} samples)" if case else found.problem
         where = f"{describe(subject.op, case)}; {case.label}; seed {samples.seed}" if case else f"seed {samples.seed}"
         return Finding(
-            check.name, "fail", subject.name, evidence, input=where, fix=found.fix or check.fix,
+            check.name,
+            "fail",
+            subject.name,
+            evidence,
+            input=where,
+            fix=found.fix or check.fix,
             reproducer=script(
                 subject.op, check.name, case.label if case else None, samples.seed, str(samples.device), check.symbol
             ),
-        )  # fmt: skip
+        )

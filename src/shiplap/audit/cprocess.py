@@ -27,20 +27,33 @@ class Tensor(ctypes.Structure):
     """``DLTensor``."""
 
     _fields_ = (
-        ("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32),
-        ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.c_void_p), ("strides", ctypes.c_void_p), ("byte_offset", ctypes.c_uint64),
-    )  # fmt: skip
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+        ("byte_offset", ctypes.c_uint64),
+    )
 
 
 class Context(ctypes.Structure):
     """``sl_context``."""
 
     _fields_ = (
-        ("abi_version", ctypes.c_uint32), ("num_threads", ctypes.c_int32), ("stream", ctypes.c_void_p),
-        ("workspace", ctypes.c_void_p), ("workspace_size", ctypes.c_size_t), ("error", ctypes.c_void_p),
-        ("error_size", ctypes.c_size_t), ("config", ctypes.c_void_p), ("config_size", ctypes.c_size_t),
-    )  # fmt: skip
+        ("abi_version", ctypes.c_uint32),
+        ("num_threads", ctypes.c_int32),
+        ("stream", ctypes.c_void_p),
+        ("workspace", ctypes.c_void_p),
+        ("workspace_size", ctypes.c_size_t),
+        ("error", ctypes.c_void_p),
+        ("error_size", ctypes.c_size_t),
+        ("config", ctypes.c_void_p),
+        ("config_size", ctypes.c_size_t),
+    )
 
 
 class HeapInfo(ctypes.Structure):
@@ -48,9 +61,19 @@ class HeapInfo(ctypes.Structure):
 
     _fields_ = tuple(
         (name, ctypes.c_size_t)
-        for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks",
-                     "keepcost")
-    )  # fmt: skip
+        for name in (
+            "arena",
+            "ordblks",
+            "smblks",
+            "hblks",
+            "hblkhd",
+            "usmblks",
+            "fsmblks",
+            "uordblks",
+            "fordblks",
+            "keepcost",
+        )
+    )
 
 
 class Call:
@@ -85,8 +108,18 @@ class Call:
         if kind == "tensor":
             sizes = (ctypes.c_int64 * 8)(*v["shape"], *[1] * (8 - len(v["shape"])))
             steps = (ctypes.c_int64 * 8)(*v["strides"], *[0] * (8 - len(v["strides"])))
-            tensor = Tensor(self.buffer(base64.b64decode(v["data"])), 1, 0, v["ndim"], v["code"], v["bits"], 1,
-                            ctypes.addressof(sizes), ctypes.addressof(steps), 0)  # fmt: skip
+            tensor = Tensor(
+                self.buffer(base64.b64decode(v["data"])),
+                1,
+                0,
+                v["ndim"],
+                v["code"],
+                v["bits"],
+                1,
+                ctypes.addressof(sizes),
+                ctypes.addressof(steps),
+                0,
+            )
             self.kept += [sizes, steps, tensor]
             return ctypes.c_void_p(ctypes.addressof(tensor))
         if kind in INTEGERS:

@@ -50,9 +50,14 @@ def audit(
         >>> failed = [f for f in audit(axpy) if f.verdict == "fail"]  # doctest: +SKIP
     """
     if not isinstance(op, Op):
-        raise error("SL501", where="audit()", what="not a declared op", got=f"{type(op).__name__} {op}",
-                    expected="what @sl.op or @sl.adopt returned",
-                    fix='declare what it should do: @sl.op(...), or @sl.adopt("namespace::name")')  # fmt: skip
+        raise error(
+            "SL501",
+            where="audit()",
+            what="not a declared op",
+            got=f"{type(op).__name__} {op}",
+            expected="what @sl.op or @sl.adopt returned",
+            fix='declare what it should do: @sl.op(...), or @sl.adopt("namespace::name")',
+        )
     chosen = [load(name) for name in (CHECKS if checks is None else checks)]
     with quiet(), _sampler(op, samples):
         subject = Subject(op, Samples(op, secrets.randbelow(2**31) if seed is None else seed, device or "cpu"))
@@ -80,11 +85,19 @@ def _preflight(op: Op, samples: Samples) -> None:
         reference(op, case.args)
     except Exception as e:
         if needs_builder(op):
-            raise error("SL502", where=op.spec.name, got=f"the reference raised {last_line(e)}",
-                        expected="integers that mean something to the op") from e  # fmt: skip
-        raise error("SL502", where=op.spec.name, got=f"the reference raised {last_line(e)}",
-                    expected=f"a result for {describe(op, case)}",
-                    fix="correct the reference, or exclude the input with requires=(...)") from e  # fmt: skip
+            raise error(
+                "SL502",
+                where=op.spec.name,
+                got=f"the reference raised {last_line(e)}",
+                expected="integers that mean something to the op",
+            ) from e
+        raise error(
+            "SL502",
+            where=op.spec.name,
+            got=f"the reference raised {last_line(e)}",
+            expected=f"a result for {describe(op, case)}",
+            fix="correct the reference, or exclude the input with requires=(...)",
+        ) from e
     try:
         call(op, case.fresh())
     except LibraryError:
@@ -99,9 +112,13 @@ def _run(check: Any, subject: Subject) -> Finding:
         return finding
     except Exception as e:  # a check must not take the audit down with it
         return Finding(
-            check.name, "fail", subject.name, f"the check itself raised {last_line(e)}",
-            input=f"seed {subject.samples.seed}", fix="report this: the auditor is wrong, not the op",
-        )  # fmt: skip
+            check.name,
+            "fail",
+            subject.name,
+            f"the check itself raised {last_line(e)}",
+            input=f"seed {subject.samples.seed}",
+            fix="report this: the auditor is wrong, not the op",
+        )
 
 
 @contextmanager

@@ -177,11 +177,19 @@ def describe(
     """The sealed passport of these results; ``date`` is today in UTC by default."""
     rows = [Row(f.check, f.verdict, f.evidence, f.input, f.fix) for f in findings if f.subject == op.spec.name]
     passport = Passport(
-        schema=SCHEMA, op=op.spec.name, date=date or datetime.now(UTC).strftime("%Y-%m-%d"), device=_device(device),
-        seed=seed, declaration=_declaration(op.spec), digests=digests(op), versions=_versions(op, device),
-        verdicts={v: sum(r.verdict == v for r in rows) for v in ("fail", "ok", "skip")}, findings=rows,
-        coverage=coverage.rows(), cost=_cost(card),
-    )  # fmt: skip
+        schema=SCHEMA,
+        op=op.spec.name,
+        date=date or datetime.now(UTC).strftime("%Y-%m-%d"),
+        device=_device(device),
+        seed=seed,
+        declaration=_declaration(op.spec),
+        digests=digests(op),
+        versions=_versions(op, device),
+        verdicts={v: sum(r.verdict == v for r in rows) for v in ("fail", "ok", "skip")},
+        findings=rows,
+        coverage=coverage.rows(),
+        cost=_cost(card),
+    )
     return msgspec.structs.replace(passport, seal=_seal(passport))
 
 
@@ -256,8 +264,13 @@ def write(folder: str | Path, passport: Passport) -> tuple[Path, Path]:
         paths[0].write_bytes(_text(passport))
         paths[1].write_text(passport_html(msgspec.to_builtins(passport)), encoding="utf-8")
     except OSError as e:
-        raise error("SL602", where=str(folder), what="passport cannot be written", got=e.strerror or e,
-                    expected="a writable directory") from None  # fmt: skip
+        raise error(
+            "SL602",
+            where=str(folder),
+            what="passport cannot be written",
+            got=e.strerror or e,
+            expected="a writable directory",
+        ) from None
     return paths
 
 
@@ -265,8 +278,14 @@ def read(path: str | Path) -> Passport:
     """A passport from its JSON file; SL602 for anything else, another version of the schema, or a broken seal."""
 
     def refused(got: object, expected: str) -> Exception:
-        return error("SL602", where=str(path), what="not a passport that can be relied on", got=got, expected=expected,
-                     fix="issue it again: shiplap audit TARGET --passport DIR")  # fmt: skip
+        return error(
+            "SL602",
+            where=str(path),
+            what="not a passport that can be relied on",
+            got=got,
+            expected=expected,
+            fix="issue it again: shiplap audit TARGET --passport DIR",
+        )
 
     try:
         content = Path(path).read_bytes()

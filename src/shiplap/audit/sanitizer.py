@@ -89,9 +89,13 @@ def run(script: list[str], tool: str, timeout_s: float, env: dict[str, str] | No
     options = ["--tool", tool, "--print-limit", "100", "--target-processes", "application-only"]
     quiet = ["--report-api-errors", "no"] if tool == "memcheck" else []  # torch probes with calls that may fail
     child = subprocess.Popen(
-        [path, *options, *quiet, *script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
-        env={**os.environ, **(env or {})}, start_new_session=True,
-    )  # fmt: skip
+        [path, *options, *quiet, *script],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, **(env or {})},
+        start_new_session=True,
+    )
     late = ""
     try:
         out, err = child.communicate(timeout=timeout_s)

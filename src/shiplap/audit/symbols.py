@@ -12,13 +12,22 @@ __all__ = ["State", "Symbol", "compilers", "state_of"]
 
 # What compilers and runtimes put there themselves, and who it belongs to. Nothing else is set aside.
 RUNTIME = {
-    "__dso_handle": "C runtime", "__TMC_END__": "C runtime", "completed.*": "C runtime", "__bss_start": "linker",
-    "_edata": "linker", "_end": "linker", "_GLOBAL_OFFSET_TABLE_": "linker",
-    "DW.ref.*": "C++ exceptions", "__cpu_model": "CPU detection of libgcc",
-    "__cpu_features2": "CPU detection of libgcc", "_ZGV*": "guard of a C++ static, listed under its own name",
-    "_ZStL8__ioinit": "iostream start-up", "__gcov*": "coverage counters", "__asan*": "sanitizer",
-}  # fmt: skip
-LINKED_IN = (
+    "__dso_handle": "C runtime",
+    "__TMC_END__": "C runtime",
+    "completed.*": "C runtime",
+    "__bss_start": "linker",
+    "_edata": "linker",
+    "_end": "linker",
+    "_GLOBAL_OFFSET_TABLE_": "linker",
+    "DW.ref.*": "C++ exceptions",
+    "__cpu_model": "CPU detection of libgcc",
+    "__cpu_features2": "CPU detection of libgcc",
+    "_ZGV*": "guard of a C++ static, listed under its own name",
+    "_ZStL8__ioinit": "iostream start-up",
+    "__gcov*": "coverage counters",
+    "__asan*": "sanitizer",
+}
+LINKED_IN = (  # a static libstdc++: its own namespaces
     "_ZNSt",
     "_ZNKSt",
     "_ZNSs",
@@ -30,7 +39,7 @@ LINKED_IN = (
     "_ZN9__gnu_cxx",
     "_ZZN9__gnu_cxx",
     "_ZN14__gnu_internal",
-)  # fmt: skip  static libstdc++: its own namespaces
+)
 OURS_NOW = "C++ runtime, linked in"
 CRT_BYTES = {".data": 16, ".bss": 16}  # what an empty library has, with its alignment
 

@@ -23,8 +23,13 @@ def find(home: str, name: str) -> Op:
     declared = [op for op in _ops(vars(module).values()) if op.spec.name == name]
     found = declared[0] if declared else registry.find(name)
     if found is None:
-        raise error("SL501", where=home, got=name, expected="an op that is declared when the module is imported",
-                    fix="import it from where it is declared, then call shiplap.audit.sample(op, ...)")  # fmt: skip
+        raise error(
+            "SL501",
+            where=home,
+            got=name,
+            expected="an op that is declared when the module is imported",
+            fix="import it from where it is declared, then call shiplap.audit.sample(op, ...)",
+        )
     return found
 
 

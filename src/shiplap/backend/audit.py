@@ -53,8 +53,14 @@ def operators(project: Project) -> list[str]:
     """Names of the OpInfo database. SL906 if torch's test package cannot be imported."""
     lines, end = _lines(project, None)
     if end:
-        raise error("SL906", where="the OpInfo database", what="backend cannot be swept", got=end,
-                    expected="torch's test package", fix="pip install expecttest hypothesis")  # fmt: skip
+        raise error(
+            "SL906",
+            where="the OpInfo database",
+            what="backend cannot be swept",
+            got=end,
+            expected="torch's test package",
+            fix="pip install expecttest hypothesis",
+        )
     found: list[str] = json.loads(lines[0])
     return found
 
@@ -105,8 +111,14 @@ def _batch(project: Project, cases: Sequence[Case], samples: int) -> list[Verdic
             started = None
             verdicts.append(_verdict(row))
         if end and started is None:
-            raise error("SL906", where=str(project.package), what="backend cannot be swept", got=end,
-                        expected="a device that loads", fix="run 'shiplap backend build' first")  # fmt: skip
+            raise error(
+                "SL906",
+                where=str(project.package),
+                what="backend cannot be swept",
+                got=end,
+                expected="a device that loads",
+                fix="run 'shiplap backend build' first",
+            )
         if started is None:
             break
         verdicts.append(Verdict(*started, "crash", 0, why=end))

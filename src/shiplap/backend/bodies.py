@@ -20,9 +20,13 @@ __all__ = ["hold"]
 
 # Names that mean one type: torch's headers use both.
 _SAME = {
-    "long": "int64_t", "IntList": "IntArrayRef", "ArrayRef<int64_t>": "IntArrayRef", "ArrayRef<Tensor>": "TensorList",
-    "optional<IntArrayRef>": "OptionalIntArrayRef", "basic_string_view<char>": "string_view",
-}  # fmt: skip
+    "long": "int64_t",
+    "IntList": "IntArrayRef",
+    "ArrayRef<int64_t>": "IntArrayRef",
+    "ArrayRef<Tensor>": "TensorList",
+    "optional<IntArrayRef>": "OptionalIntArrayRef",
+    "basic_string_view<char>": "string_view",
+}
 
 
 @dataclass(frozen=True)

@@ -40,8 +40,13 @@ def build(project: Project, *, jobs: int | None = None) -> Path:
     try:
         result = subprocess.run(command, capture_output=True, text=True)
     except FileNotFoundError:
-        raise error("SL906", where=str(directory), got="no program 'ninja'", expected="ninja, which runs the compiler",
-                    fix="pip install ninja") from None  # fmt: skip
+        raise error(
+            "SL906",
+            where=str(directory),
+            got="no program 'ninja'",
+            expected="ninja, which runs the compiler",
+            fix="pip install ninja",
+        ) from None
     if result.returncode:
         raise error(
             "SL906",

@@ -63,12 +63,13 @@ class Coverage:
     def as_json(self) -> dict[str, Any]:
         required = [p for p in self.places if p.required]
         return {
-            "target": self.target, "torch": self.torch,
+            "target": self.target,
+            "torch": self.torch,
             "native": self.of("native"),
             "counts": dict(sorted(Counter(p.state for p in self.places).items())),
             "required": dict(sorted(Counter(p.state for p in required).items())),
             "reasons": {p.name: p.why for p in self.places if p.state in ("expected", "gap")},
-        }  # fmt: skip
+        }
 
 
 def coverage(metadata: Metadata, runtime: Runtime, made: Generated) -> Coverage:
@@ -119,16 +120,28 @@ def program(project: Project, script: Path, cover: Coverage, arguments: Sequence
     """Run ``script`` with the device loaded; what it called, gaps first. SL905 if it cannot be run."""
     require_built(project)
     if not script.is_file():
-        raise error("SL905", where=str(script), what="program cannot be run", got="no such file",
-                    expected="a Python script", fix="name a script that uses the device")  # fmt: skip
+        raise error(
+            "SL905",
+            where=str(script),
+            what="program cannot be run",
+            got="no such file",
+            expected="a Python script",
+            fix="name a script that uses the device",
+        )
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch) / "counters.json"
         names = [str(project.root.resolve()), project.package.name, project.device, str(script), str(out)]
         run = subprocess.run([sys.executable, "-c", _RUN, *names, *arguments], capture_output=True, text=True)
         if run.returncode or not out.is_file():
             last = _message(run.stderr) or f"exit status {run.returncode}"
-            raise error("SL905", where=str(script), what="program cannot be run", got=last, expected="exit status 0",
-                        fix="run it by hand and correct what it says")  # fmt: skip
+            raise error(
+                "SL905",
+                where=str(script),
+                what="program cannot be run",
+                got=last,
+                expected="exit status 0",
+                fix="run it by hand and correct what it says",
+            )
         counters = json.loads(out.read_text(encoding="utf-8"))
     return needs(counters, cover)
 

@@ -20,15 +20,37 @@ from shiplap.backend.vendor import Functions, Parameter, VendorFunction, enum_va
 __all__ = ["Compiler", "ExpressionError", "Typed", "Vocabulary", "nearest"]
 
 DTYPES = {
-    "f64": "at::kDouble", "f32": "at::kFloat", "f16": "at::kHalf", "bf16": "at::kBFloat16", "i64": "at::kLong",
-    "i32": "at::kInt", "i16": "at::kShort", "i8": "at::kChar", "u8": "at::kByte", "bool": "at::kBool",
-}  # fmt: skip
+    "f64": "at::kDouble",
+    "f32": "at::kFloat",
+    "f16": "at::kHalf",
+    "bf16": "at::kBFloat16",
+    "i64": "at::kLong",
+    "i32": "at::kInt",
+    "i16": "at::kShort",
+    "i8": "at::kChar",
+    "u8": "at::kByte",
+    "bool": "at::kBool",
+}
 
 _BINARY = {
-    ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.Pow: "**", ast.Mod: "%", ast.FloorDiv: "//",
-    ast.BitAnd: "&", ast.BitOr: "|", ast.BitXor: "^", ast.MatMult: "@",
-    ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=",
-}  # fmt: skip
+    ast.Add: "+",
+    ast.Sub: "-",
+    ast.Mult: "*",
+    ast.Div: "/",
+    ast.Pow: "**",
+    ast.Mod: "%",
+    ast.FloorDiv: "//",
+    ast.BitAnd: "&",
+    ast.BitOr: "|",
+    ast.BitXor: "^",
+    ast.MatMult: "@",
+    ast.Eq: "==",
+    ast.NotEq: "!=",
+    ast.Lt: "<",
+    ast.LtE: "<=",
+    ast.Gt: ">",
+    ast.GtE: ">=",
+}
 
 
 class ExpressionError(ValueError):

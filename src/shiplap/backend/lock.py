@@ -63,16 +63,26 @@ def _with_group(name: str, declared: Mapping[str, Declaration]) -> list[tuple[st
 def read(path: Path) -> Lock:
     """A lock file. SL904 if there is none, or it is damaged."""
     if not path.is_file():
-        raise error("SL904", where=str(path), what="there is no schema lock", got="no such file",
-                    expected="a file that 'shiplap backend gen' or 'shiplap backend diff --write' wrote",
-                    fix="name a project that was generated, or such a file")  # fmt: skip
+        raise error(
+            "SL904",
+            where=str(path),
+            what="there is no schema lock",
+            got="no such file",
+            expected="a file that 'shiplap backend gen' or 'shiplap backend diff --write' wrote",
+            fix="name a project that was generated, or such a file",
+        )
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         return Lock(str(data["torch"]), {str(k): str(v) for k, v in data["schemas"].items()})
     except (ValueError, KeyError, AttributeError) as e:
-        raise error("SL904", where=str(path), what="schema lock is damaged", got=f"{type(e).__name__}: {e}",
-                    expected="a file that 'shiplap backend gen' wrote",
-                    fix="restore it from version control") from None  # fmt: skip
+        raise error(
+            "SL904",
+            where=str(path),
+            what="schema lock is damaged",
+            got=f"{type(e).__name__}: {e}",
+            expected="a file that 'shiplap backend gen' wrote",
+            fix="restore it from version control",
+        ) from None
 
 
 def difference(old: Lock, new: Lock) -> list[Change]:
@@ -97,6 +107,10 @@ def hold(path: Path, metadata: Metadata, *, accept: bool = False) -> Lock:
             if c.kind == "changed" or (c.kind == "removed" and c.name in metadata.entries)
         ]
         if drift:
-            raise error("SL904", where=str(path), got="\n".join(str(c) for c in drift),
-                        expected=f"the schemas of torch {locked.torch}; installed is {now.torch}")  # fmt: skip
+            raise error(
+                "SL904",
+                where=str(path),
+                got="\n".join(str(c) for c in drift),
+                expected=f"the schemas of torch {locked.torch}; installed is {now.torch}",
+            )
     return now

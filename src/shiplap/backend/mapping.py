@@ -19,9 +19,11 @@ __all__ = ["map_entry", "vocabulary"]
 
 # The seed's named modes, as sizes of the arguments that such ops have.
 _SIZES = {
-    "matmul": "multiplied(self, mat2)", "reduce": "reduced(self, dim, keepdim)", "concat": "concatenated(tensors, dim)",
+    "matmul": "multiplied(self, mat2)",
+    "reduce": "reduced(self, dim, keepdim)",
+    "concat": "concatenated(tensors, dim)",
     "transpose": "swapped(self, dim0, dim1)",
-}  # fmt: skip
+}
 _ITERATORS = ("unary_op", "binary_op", "comparison_op")
 
 
@@ -79,8 +81,9 @@ class _Mapping:
         value = "backend::value" if any(a.name == "value" for a in self.d.inputs) else "value"  # one so named hides it
         return {
             a.name: Typed(kind(a), f"{value}({a.name})" if a.name in optional else a.name)
-            for a in self.d.inputs if kind(a)
-        }  # fmt: skip
+            for a in self.d.inputs
+            if kind(a)
+        }
 
     def _result_names(self) -> list[str]:
         if self.d.kind == "out":
@@ -324,8 +327,12 @@ class _Mapping:
         lost = [n for n, fate in fates.items() if not fate]
         if lost and self.family.graph:
             missing = ", ".join(f"{n!r}" for n in lost)
-            raise error("SL903", where=f"{self.where}: {self.d.name}", got=f"{missing} of {self.d.schema}",
-                        expected="an argument that is mapped, guarded or shape only")  # fmt: skip
+            raise error(
+                "SL903",
+                where=f"{self.where}: {self.d.name}",
+                got=f"{missing} of {self.d.schema}",
+                expected="an argument that is mapped, guarded or shape only",
+            )
         return fates
 
     def _fate(self, a: Argument) -> str:

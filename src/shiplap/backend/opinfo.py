@@ -21,9 +21,17 @@ from shiplap.compat import device_tests
 __all__ = ["DTYPES", "Evidence", "case_name", "instantiate"]
 
 DTYPES = {
-    "f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, "i64": torch.int64, "i32": torch.int32,
-    "u8": torch.uint8, "bool": torch.bool, "i16": torch.int16, "i8": torch.int8, "f64": torch.float64,
-}  # fmt: skip
+    "f32": torch.float32,
+    "bf16": torch.bfloat16,
+    "f16": torch.float16,
+    "i64": torch.int64,
+    "i32": torch.int32,
+    "u8": torch.uint8,
+    "bool": torch.bool,
+    "i16": torch.int16,
+    "i8": torch.int8,
+    "f64": torch.float64,
+}
 
 # What these return is not determined by their arguments.
 UNDEFINED = ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided")
@@ -158,8 +166,9 @@ def _hold(op: Any, dtype: torch.dtype, got: Any, want: Any, kept: Any) -> None:
     try:
         for g, w in zip(ours, theirs, strict=True):
             if isinstance(w, torch.Tensor):
-                torch.testing.assert_close(g.cpu(), w, rtol=max(loose, 1.3e-6), atol=max(loose, 1e-5), equal_nan=True,
-                                           check_stride=False)  # fmt: skip
+                torch.testing.assert_close(
+                    g.cpu(), w, rtol=max(loose, 1.3e-6), atol=max(loose, 1e-5), equal_nan=True, check_stride=False
+                )
     except AssertionError:
         if not _as_exact(op, kept, ours, theirs, dtype):
             raise

@@ -56,17 +56,24 @@ def new(device: str, runtime_name: str, root: Path, *, units: int = 16) -> Proje
     """Write a project for ``device``. SL905 if the name is no identifier or ``root`` holds something already."""
     chosen = runtime(runtime_name)
     if not _is_name(device) or hasattr(torch, device) or _is_device(device):
-        raise error("SL905", where=device, got=f"device name {device!r}",
-                    expected="a lower-case word that is neither a device nor an attribute of torch",
-                    fix="choose another name")  # fmt: skip
+        raise error(
+            "SL905",
+            where=device,
+            got=f"device name {device!r}",
+            expected="a lower-case word that is neither a device nor an attribute of torch",
+            fix="choose another name",
+        )
     _make_directory(root)
     project = Project(root, device, chosen, units)
     context = {"device": device, "runtime": chosen.name, "units": units, "requires": chosen.requires}
     files = {
-        "backend.toml": "backend.toml", "ops.yaml": "ops.yaml", "setup.py": "setup.py",
-        "pyproject.toml": "pyproject.toml", "test_opinfo.py": "test_opinfo.py",
+        "backend.toml": "backend.toml",
+        "ops.yaml": "ops.yaml",
+        "setup.py": "setup.py",
+        "pyproject.toml": "pyproject.toml",
+        "test_opinfo.py": "test_opinfo.py",
         f"torch_{device}/__init__.py": "package.py",
-    }  # fmt: skip
+    }
     for name, template in files.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -114,16 +121,25 @@ def open_project(root: Path) -> Project:
         if isinstance(e, ShiplapError):
             raise
         got = f"no {e}" if isinstance(e, KeyError) else str(e)
-        raise error("SL905", where=str(path), got=got,
-                    expected="device (a lower-case word), runtime (a name) and units (at least 1)",
-                    fix="correct backend.toml") from None  # fmt: skip
+        raise error(
+            "SL905",
+            where=str(path),
+            got=got,
+            expected="device (a lower-case word), runtime (a name) and units (at least 1)",
+            fix="correct backend.toml",
+        ) from None
 
 
 def require_built(project: Project) -> None:
     """SL905 if there is no library to load yet."""
     if not (project.package / "_C.so").is_file() or not (project.package / "_manifest.json").is_file():
-        raise error("SL905", where=str(project.root), got="a project that is not built", expected="a built one",
-                    fix=f"shiplap backend build {project.root}")  # fmt: skip
+        raise error(
+            "SL905",
+            where=str(project.root),
+            got="a project that is not built",
+            expected="a built one",
+            fix=f"shiplap backend build {project.root}",
+        )
 
 
 def gen(project: Project, *, accept_drift: bool = False) -> tuple[Generated, list[str]]:
@@ -151,9 +167,12 @@ def _manifest(project: Project, made: Generated) -> str:
     """What the wrappers were generated for: `build` puts it beside the library that is made of them."""
     schemas = {d.name: lock.digest(d.schema) for w in made.wrappers for d in (w.declaration, *w.derived)}
     manifest = {
-        "device": project.device, "runtime": project.runtime.name, "torch": torch.__version__.partition("+")[0],
-        "vendor": project.runtime.version(), "schemas": dict(sorted(schemas.items())),
-    }  # fmt: skip
+        "device": project.device,
+        "runtime": project.runtime.name,
+        "torch": torch.__version__.partition("+")[0],
+        "vendor": project.runtime.version(),
+        "schemas": dict(sorted(schemas.items())),
+    }
     return json.dumps(manifest, indent=1) + "\n"
 
 

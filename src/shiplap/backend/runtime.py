@@ -68,7 +68,12 @@ def runtime(name: str) -> Runtime:
     """The runtime called ``name``. SL907 if there is none."""
     known = sorted(p.parent.name for p in RUNTIMES.glob("*/__init__.py"))
     if name not in known:
-        raise error("SL907", where=name, got=f"no runtime {name!r}{nearest(name, known)}", expected=", ".join(known),
-                    fix="name one of these runtimes")  # fmt: skip
+        raise error(
+            "SL907",
+            where=name,
+            got=f"no runtime {name!r}{nearest(name, known)}",
+            expected=", ".join(known),
+            fix="name one of these runtimes",
+        )
     found: Runtime = import_module(f"shiplap.backend.runtimes.{name}").RUNTIME
     return found

@@ -52,9 +52,13 @@ def _run(case: Any) -> dict[str, Any]:
     if not failure and not seen.refused:
         failure = "".join(text.strip().splitlines()[-1][:300] for _, text in (result.errors + result.failures)[:1])
     return {
-        "samples": seen.samples, "native": sorted(seen.native), "fallback": seen.fallback, "failure": failure,
-        "refused": seen.refused, "skipped": "".join(reason for _, reason in result.skipped[:1]),
-    }  # fmt: skip
+        "samples": seen.samples,
+        "native": sorted(seen.native),
+        "fallback": seen.fallback,
+        "failure": failure,
+        "refused": seen.refused,
+        "skipped": "".join(reason for _, reason in result.skipped[:1]),
+    }
 
 
 def main() -> None:

@@ -13,22 +13,58 @@ from itertools import takewhile
 from pathlib import Path
 
 __all__ = [
-    "Functions", "Parameter", "VendorFunction", "balanced", "enum_values", "enums", "free_functions", "node_classes",
-    "split", "uncommented",
-]  # fmt: skip
+    "Functions",
+    "Parameter",
+    "VendorFunction",
+    "balanced",
+    "enum_values",
+    "enums",
+    "free_functions",
+    "node_classes",
+    "split",
+    "uncommented",
+]
 
 # What an expression computes, by the C++ type of a parameter; Shape, Strides and the like are made from integers.
 _KINDS = {
-    "Output<Node>": "node", "Node": "node", "OutputVector": "nodes", "vector<Node>": "nodes",
-    "bool": "bool", "int64_t": "int", "size_t": "int", "int": "int", "uint64_t": "int", "float": "float",
-    "double": "float", "Shape": "ints", "Strides": "ints", "CoordinateDiff": "ints", "AxisSet": "ints",
-    "vector<int64_t>": "ints", "IntArrayRef": "ints", "vector<size_t>": "ints", "element::Type": "dtype",
-    "element::Type_t": "dtype", "ScalarType": "dtype", "string": "str", "string_view": "str", "Tensor": "tensor",
-    "Scalar": "scalar", "OptionalIntArrayRef": "ints?", "optional<int64_t>": "int?", "optional<double>": "float?",
-    "optional<ScalarType>": "dtype?", "optional<Scalar>": "scalar?", "optional<bool>": "bool?", "Graph": "graph",
+    "Output<Node>": "node",
+    "Node": "node",
+    "OutputVector": "nodes",
+    "vector<Node>": "nodes",
+    "bool": "bool",
+    "int64_t": "int",
+    "size_t": "int",
+    "int": "int",
+    "uint64_t": "int",
+    "float": "float",
+    "double": "float",
+    "Shape": "ints",
+    "Strides": "ints",
+    "CoordinateDiff": "ints",
+    "AxisSet": "ints",
+    "vector<int64_t>": "ints",
+    "IntArrayRef": "ints",
+    "vector<size_t>": "ints",
+    "element::Type": "dtype",
+    "element::Type_t": "dtype",
+    "ScalarType": "dtype",
+    "string": "str",
+    "string_view": "str",
+    "Tensor": "tensor",
+    "Scalar": "scalar",
+    "OptionalIntArrayRef": "ints?",
+    "optional<int64_t>": "int?",
+    "optional<double>": "float?",
+    "optional<ScalarType>": "dtype?",
+    "optional<Scalar>": "scalar?",
+    "optional<bool>": "bool?",
+    "Graph": "graph",
     "List<optional<Tensor>>": "tensors",
-    "ITensorListRef": "tensors", "TensorList": "tensors", "array<bool,3>": "bools", "array<bool,2>": "bools",
-}  # fmt: skip
+    "ITensorListRef": "tensors",
+    "TensorList": "tensors",
+    "array<bool,3>": "bools",
+    "array<bool,2>": "bools",
+}
 _NAMESPACES = re.compile(r"\b(?:::)?(?:std|ov|op|at|c10|util)::")
 
 

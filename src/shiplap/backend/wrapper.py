@@ -12,12 +12,29 @@ __all__ = ["Wrapper", "kind"]
 
 # Kind of the value of an argument, by its type in the schema; ``Tensor`` arguments can also be graph inputs.
 _KINDS = {
-    "Tensor": "tensor", "Tensor?": "tensor", "Tensor[]": "tensors", "Tensor?[]": "tensors", "Scalar": "scalar",
-    "Scalar?": "scalar?", "int": "int", "SymInt": "int", "int?": "int?", "SymInt?": "int?", "float": "float",
-    "float?": "float?", "bool": "bool", "bool?": "bool?", "str": "str", "str?": "str?", "ScalarType": "dtype",
-    "ScalarType?": "dtype?", "Layout?": "layout?", "Device?": "device?", "MemoryFormat?": "format?",
+    "Tensor": "tensor",
+    "Tensor?": "tensor",
+    "Tensor[]": "tensors",
+    "Tensor?[]": "tensors",
+    "Scalar": "scalar",
+    "Scalar?": "scalar?",
+    "int": "int",
+    "SymInt": "int",
+    "int?": "int?",
+    "SymInt?": "int?",
+    "float": "float",
+    "float?": "float?",
+    "bool": "bool",
+    "bool?": "bool?",
+    "str": "str",
+    "str?": "str?",
+    "ScalarType": "dtype",
+    "ScalarType?": "dtype?",
+    "Layout?": "layout?",
+    "Device?": "device?",
+    "MemoryFormat?": "format?",
     "Generator?": "generator?",
-}  # fmt: skip
+}
 
 _ALWAYS = Output("bypass")
 

@@ -47,19 +47,29 @@ Targets = Annotated[
 ]
 Costs = Annotated[
     bool | None,
-    typer.Option("--cost/--no-cost", show_default=False,
-                 help="Measure a call: raw, eager, compiled, captured. By default unless --check is given."),
-]  # fmt: skip
+    typer.Option(
+        "--cost/--no-cost",
+        show_default=False,
+        help="Measure a call: raw, eager, compiled, captured. By default unless --check is given.",
+    ),
+]
 Tools = Annotated[
     list[str] | None,
-    typer.Option("--sanitizer", metavar="TOOL", help="Run the samples under this tool of compute-sanitizer, too: "
-                 "memcheck, racecheck, initcheck or synccheck; repeatable."),
-]  # fmt: skip
+    typer.Option(
+        "--sanitizer",
+        metavar="TOOL",
+        help="Run the samples under this tool of compute-sanitizer, too: "
+        "memcheck, racecheck, initcheck or synccheck; repeatable.",
+    ),
+]
 Passports = Annotated[
     list[Path] | None,
-    typer.Option("--verify-passport", metavar="FILE", help="Run no check: say whether this passport is still that of "
-                 "its op; repeatable."),
-]  # fmt: skip
+    typer.Option(
+        "--verify-passport",
+        metavar="FILE",
+        help="Run no check: say whether this passport is still that of its op; repeatable.",
+    ),
+]
 
 
 @dataclass
@@ -123,9 +133,15 @@ def _writable(html: Path | None, passport: Path | None) -> None:
 
 
 def _audit(
-    ops: Sequence[Op], checks: list[str] | None, tools: list[str], seed: int | None, device: str, *, quiet: bool,
+    ops: Sequence[Op],
+    checks: list[str] | None,
+    tools: list[str],
+    seed: int | None,
+    device: str,
+    *,
+    quiet: bool,
     measured: bool,
-) -> _Results:  # fmt: skip
+) -> _Results:
     """Findings of all ops, in the order of ``ops`` and checks; a cost card of each that has samples."""
     from shiplap.audit import CHECKS, audit
     from shiplap.audit.checks import load
@@ -142,8 +158,9 @@ def _audit(
             # A sanitizer takes minutes of its own: each has a budget of its own.
             for chosen, budget_s in ((checks, 60.0), *(([name], 600.0) for name in extra)):
                 try:
-                    results.findings += audit(op, checks=chosen, seed=seed, device=device, progress=advance,
-                                              budget_s=budget_s, looked=looked)  # fmt: skip
+                    results.findings += audit(
+                        op, checks=chosen, seed=seed, device=device, progress=advance, budget_s=budget_s, looked=looked
+                    )
                 except ShiplapError as e:
                     if e.id != "SL502":
                         raise

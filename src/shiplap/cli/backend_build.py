@@ -38,9 +38,11 @@ def _gen(directory: Path, accept: bool) -> tuple[Generated, dict[str, object]]:
     made, touched = gen(open_project(directory), accept_drift=accept)
     overloads = sum(1 + len(w.derived) for w in made.wrappers)
     report: dict[str, object] = {
-        "registered": overloads, "touched": touched, "skipped": {s.name: s.reason for s in made.skipped},
+        "registered": overloads,
+        "touched": touched,
+        "skipped": {s.name: s.reason for s in made.skipped},
         "gen_seconds": round(time.perf_counter() - start, 2),
-    }  # fmt: skip
+    }
     return made, report
 
 

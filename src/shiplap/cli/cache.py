@@ -57,8 +57,14 @@ def command(
     with console.own_stdout():
         from shiplap.tune.store import Store
 
-        run = {Action.ls: _ls, Action.why: _why, Action.export: _export, Action.import_: _import, Action.rm: _rm,
-               Action.gc: _gc}[action]  # fmt: skip
+        run = {
+            Action.ls: _ls,
+            Action.why: _why,
+            Action.export: _export,
+            Action.import_: _import,
+            Action.rm: _rm,
+            Action.gc: _gc,
+        }[action]
         result, lines, status = run(Store(), what)
     if json:
         console.emit_json(result)
@@ -148,8 +154,13 @@ def _import(store: Store, what: str) -> Result:
     found = read(Path(what))
     kept = sum(store.put(key, value) for key, value in found)
     if kept < len(found):
-        raise error("SL602", where=str(store.root), what="entries cannot be written", got=f"{kept} of {len(found)}",
-                    expected="a writable cache directory")  # fmt: skip
+        raise error(
+            "SL602",
+            where=str(store.root),
+            what="entries cannot be written",
+            got=f"{kept} of {len(found)}",
+            expected="a writable cache directory",
+        )
     return {"root": str(store.root), "entries": kept}, [f"{kept} entries in {store.root}"], 0
 
 

@@ -16,9 +16,18 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 __all__ = [
-    "emit_json", "err", "note", "out", "own_stdout", "require_device", "require_directory", "require_file",
-    "show_defect", "show_error", "write_text",
-]  # fmt: skip
+    "emit_json",
+    "err",
+    "note",
+    "out",
+    "own_stdout",
+    "require_device",
+    "require_directory",
+    "require_file",
+    "show_defect",
+    "show_error",
+    "write_text",
+]
 
 FAILED, ERROR = 1, 2
 
@@ -98,8 +107,13 @@ def _open(path: Path, mode: str, text: str) -> None:
         with path.open(mode, encoding="utf-8") as file:
             file.write(text)
     except OSError as e:
-        raise error("SL602", where=str(path), what="file cannot be written", got=e.strerror or e, expected="a path "
-                    "in an existing, writable directory") from None  # fmt: skip
+        raise error(
+            "SL602",
+            where=str(path),
+            what="file cannot be written",
+            got=e.strerror or e,
+            expected="a path in an existing, writable directory",
+        ) from None
 
 
 def require_directory(path: Path) -> None:
@@ -109,8 +123,13 @@ def require_directory(path: Path) -> None:
         (path / ".shiplap").touch()
         (path / ".shiplap").unlink()
     except OSError as e:
-        raise error("SL602", where=str(path), what="directory cannot be written", got=e.strerror or e,
-                    expected="a writable directory") from None  # fmt: skip
+        raise error(
+            "SL602",
+            where=str(path),
+            what="directory cannot be written",
+            got=e.strerror or e,
+            expected="a writable directory",
+        ) from None
 
 
 def require_device(device: str) -> None:

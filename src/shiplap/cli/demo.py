@@ -72,8 +72,14 @@ def command(
 def _require_device(device: str) -> None:
     """SL605 before any work. The kernels of the demo exist for two kinds of device; others would fail on the way."""
     if device.partition(":")[0] not in DEVICES:
-        raise error("SL605", where=f"--device {device}", got=f"{device!r}", expected=" or ".join(DEVICES),
-                    what="device that the demo does not run on", fix="shiplap demo --device cpu")  # fmt: skip
+        raise error(
+            "SL605",
+            where=f"--device {device}",
+            got=f"{device!r}",
+            expected=" or ".join(DEVICES),
+            what="device that the demo does not run on",
+            fix="shiplap demo --device cpu",
+        )
     console.require_device(device)
 
 

@@ -55,8 +55,12 @@ def command(
     found = examine(program, stdout=STDERR if json else None)
     if not found.compiled:
         status = f" (exit status {found.exit_code})" if found.exit_code else ""
-        raise error("SL702", where=found.target, got=f"no compiled function was called{status}",
-                    expected="a program that calls torch.compile")  # fmt: skip
+        raise error(
+            "SL702",
+            where=found.target,
+            got=f"no compiled function was called{status}",
+            expected="a program that calls torch.compile",
+        )
     _show(found, json, html, facts(program=found.target))
     if found.exit_code or (fail_on_break and found.breaks):
         raise typer.Exit(console.FAILED)

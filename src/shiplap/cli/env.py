@@ -54,12 +54,14 @@ def report() -> dict[str, Any]:
     return {
         "versions": versions(),
         "devices": devices(),
-        "capabilities": [{"name": c.name, "known": c.known, "uses": c.uses, "verified": list(c.verified)}
-                         for c in compat.CAPABILITIES],
+        "capabilities": [
+            {"name": c.name, "known": c.known, "uses": c.uses, "verified": list(c.verified)}
+            for c in compat.CAPABILITIES
+        ],
         "settings": [{"variable": v, "value": value, "meaning": meaning} for v, value, meaning in describe()],
         "libraries": libraries(),
         "bindings": bindings(),
-    }  # fmt: skip
+    }
 
 
 def versions() -> dict[str, str | None]:
@@ -95,10 +97,15 @@ def devices() -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = [cpu]
     for index in range(torch.cuda.device_count()):
         about = torch.cuda.get_device_properties(index)
-        found.append({
-            "device": f"cuda:{index}", "name": about.name, "capability": f"{about.major}.{about.minor}",
-            "memory_gib": round(about.total_memory / 2**30, 1), "runtime": torch.version.cuda or torch.version.hip,
-        })  # fmt: skip
+        found.append(
+            {
+                "device": f"cuda:{index}",
+                "name": about.name,
+                "capability": f"{about.major}.{about.minor}",
+                "memory_gib": round(about.total_memory / 2**30, 1),
+                "runtime": torch.version.cuda or torch.version.hip,
+            }
+        )
     other = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if other is not None and other.type != "cuda":
         found += [{"device": f"{other.type}:{i}", "name": other.type} for i in range(torch.accelerator.device_count())]
@@ -176,7 +183,7 @@ def _print(found: dict[str, Any]) -> None:
         ("settings", [(s["variable"], s["value"] or "(empty)", s["meaning"]) for s in found["settings"]]),
         ("kernel libraries", [(v["family"], _state(v), v["path"]) for v in found["libraries"]]),
         ("bindings", [(b["op"], b["binding"], b["why"]) for b in found["bindings"]]),
-    )  # fmt: skip
+    )
     for title, rows in sections:
         screen.print(title, style="bold")
         for row in rows or [("none",)]:

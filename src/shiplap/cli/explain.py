@@ -54,8 +54,13 @@ def command(
     with console.own_stdout():
         home, _, name = function.rpartition(":")
         if not home or split(function) == ("", function):
-            raise error("SL501", where=function, what="function not understood", got=function,
-                        expected="module:function or path/to/file.py:function")  # fmt: skip
+            raise error(
+                "SL501",
+                where=function,
+                what="function not understood",
+                got=function,
+                expected="module:function or path/to/file.py:function",
+            )
         module = import_home(home)
         called, args = _attribute(module, name), _arguments(module, inputs)
         options: dict[str, Any] = {k: v for k, v in (("mode", mode), ("dynamic", dynamic)) if v}
@@ -72,16 +77,26 @@ def _attribute(module: ModuleType, name: str) -> Any:
     names = [n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__]
     expected = near_miss(name, names) if names else "a function; none is defined here"
     got = f"{name} is {type(value).__name__}" if value is not None else name
-    raise error("SL501", where=module.__name__, what="no such function", got=got, expected=expected,
-                fix="pass module:function or path/to/file.py:function")  # fmt: skip
+    raise error(
+        "SL501",
+        where=module.__name__,
+        what="no such function",
+        got=got,
+        expected=expected,
+        fix="pass module:function or path/to/file.py:function",
+    )
 
 
 def _arguments(module: ModuleType, name: str) -> tuple[Any, ...]:
     """What ``name()`` of the module returns; a single value is the only argument."""
     if not callable(getattr(module, name, None)):
-        raise error("SL613", where=module.__name__, got=f"no function {name!r}",
-                    expected=f"def {name}(): return the arguments to compile for",
-                    fix="define it, or name another with --inputs")  # fmt: skip
+        raise error(
+            "SL613",
+            where=module.__name__,
+            got=f"no function {name!r}",
+            expected=f"def {name}(): return the arguments to compile for",
+            fix="define it, or name another with --inputs",
+        )
     made = getattr(module, name)()
     return tuple(made) if isinstance(made, (tuple, list)) else (made,)
 

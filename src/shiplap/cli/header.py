@@ -89,8 +89,14 @@ def generate(target: str, ops: Sequence[Op]) -> str:
     symbols = bound_symbols(ops)
     if not symbols:
         names = ", ".join(op.spec.name for op in ops)
-        raise error("SL501", where=target, what="no C kernel bound", got=names, expected="a C ABI kernel",
-                    fix='bind one: op.kernel("cpu", sl.cabi("libname.so", "symbol"))')  # fmt: skip
+        raise error(
+            "SL501",
+            where=target,
+            what="no C kernel bound",
+            got=names,
+            expected="a C ABI kernel",
+            fix='bind one: op.kernel("cpu", sl.cabi("libname.so", "symbol"))',
+        )
     return header(symbols, target, config_names(ops))
 
 
@@ -105,8 +111,13 @@ def _check(target: str, text: str, path: Path | None) -> dict[str, Any]:
     try:
         committed = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as e:
-        raise error("SL602", where=str(path), what="file cannot be read", got=getattr(e, "strerror", None) or e,
-                    expected="the header to compare with") from None  # fmt: skip
+        raise error(
+            "SL602",
+            where=str(path),
+            what="file cannot be read",
+            got=getattr(e, "strerror", None) or e,
+            expected="the header to compare with",
+        ) from None
     diff = difflib.unified_diff(
         committed.splitlines(keepends=True), text.splitlines(keepends=True), str(path), f"shiplap header {target}"
     )

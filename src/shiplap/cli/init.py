@@ -46,8 +46,14 @@ def command(
     """
     to_stdout = str(file) == "-"
     if not to_stdout and file.exists() and not force:
-        raise error("SL602", where=str(file), what="file exists", got="a file that would be overwritten",
-                    expected="a new file", fix="pass --force, or another path")  # fmt: skip
+        raise error(
+            "SL602",
+            where=str(file),
+            what="file exists",
+            got="a file that would be overwritten",
+            expected="a new file",
+            fix="pass --force, or another path",
+        )
     with console.own_stdout():
         made = draft(source)
         text = render(made)
@@ -101,12 +107,21 @@ def _adopted(name: str, module: Any) -> Draft:
             module = None
     packet = getattr(getattr(torch.ops, namespace), opname, None)
     if packet is None:
-        raise error("SL501", where=name, what="no such op", got="not registered with torch",
-                    expected=near_miss(opname, dir(getattr(torch.ops, namespace))),
-                    fix=f"name the module that registers it: module:{name}")  # fmt: skip
+        raise error(
+            "SL501",
+            where=name,
+            what="no such op",
+            got="not registered with torch",
+            expected=near_miss(opname, dir(getattr(torch.ops, namespace))),
+            fix=f"name the module that registers it: module:{name}",
+        )
     if "default" not in packet.overloads():
-        raise error("SL604", where=name, got=f"overloads {', '.join(packet.overloads())}",
-                    expected="an overload without a suffix, which sl.adopt takes")  # fmt: skip
+        raise error(
+            "SL604",
+            where=name,
+            got=f"overloads {', '.join(packet.overloads())}",
+            expected="an overload without a suffix, which sl.adopt takes",
+        )
     reachable = module is not None and not module.__name__.startswith(OWN_NAME)
     imports = f"import {module.__name__}  # noqa: F401 - registers {name}\n" if reachable else ""
     return Draft(name, namespace, "adopt", [of_overload(packet.default)], imports)

@@ -18,9 +18,15 @@ __all__ = ["verify", "write_all"]
 
 
 def write_all(
-    folder: Path, ops: Sequence[Op], findings: Sequence[Finding], coverage: Mapping[str, Coverage],
-    costs: Sequence[CostCard], *, seed: int, device: str,
-) -> list[Path]:  # fmt: skip
+    folder: Path,
+    ops: Sequence[Op],
+    findings: Sequence[Finding],
+    coverage: Mapping[str, Coverage],
+    costs: Sequence[CostCard],
+    *,
+    seed: int,
+    device: str,
+) -> list[Path]:
     """The passport of each op that has samples; returns the JSON files."""
     from shiplap.audit.passport import describe, write
 
@@ -51,12 +57,24 @@ def _verified(file: Path, ops: Sequence[Op]) -> dict[str, Any]:
     passport = read(file)
     op = next((op for op in ops if op.spec.name == passport.op), None)
     if op is None:
-        raise error("SL501", where=str(file), what="no op of this passport in the targets", got=passport.op,
-                    expected=f"one of {', '.join(op.spec.name for op in ops)}",
-                    fix="name the target that declares the op")  # fmt: skip
+        raise error(
+            "SL501",
+            where=str(file),
+            what="no op of this passport in the targets",
+            got=passport.op,
+            expected=f"one of {', '.join(op.spec.name for op in ops)}",
+            fix="name the target that declares the op",
+        )
     moves = [{"what": m.what, "then": m.then, "now": m.now} for m in moved(passport, op)]
-    return {"file": str(file), "op": passport.op, "date": passport.date, "device": passport.device["name"],
-            "verdicts": passport.verdicts, "moved": moves, "elsewhere": _elsewhere(passport)}  # fmt: skip
+    return {
+        "file": str(file),
+        "op": passport.op,
+        "date": passport.date,
+        "device": passport.device["name"],
+        "verdicts": passport.verdicts,
+        "moved": moves,
+        "elsewhere": _elsewhere(passport),
+    }
 
 
 def _elsewhere(passport: Passport) -> dict[str, list[str]]:

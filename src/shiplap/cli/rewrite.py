@@ -69,8 +69,9 @@ def command(
         module = import_home(home or model)
         fn, args = _model(module, name), _arguments(module, inputs)
         chosen = _rewrites(module, rewrites or [])
-        found = survey(fn, args, chosen, train=train, measure=not dry_run, target=model, dynamic=dynamic or None,
-                       say=console.note)  # fmt: skip
+        found = survey(
+            fn, args, chosen, train=train, measure=not dry_run, target=model, dynamic=dynamic or None, say=console.note
+        )
     about = facts(model=model)
     if html is not None:
         from shiplap.rewrite.show import survey_html
@@ -88,16 +89,26 @@ def _model(module: ModuleType, name: str) -> Any:
     if callable(fn):
         return fn
     names = [n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__]
-    raise error("SL501", where=module.__name__, what="no such function", got=wanted, expected=near_miss(wanted, names),
-                fix="pass file.py:function")  # fmt: skip
+    raise error(
+        "SL501",
+        where=module.__name__,
+        what="no such function",
+        got=wanted,
+        expected=near_miss(wanted, names),
+        fix="pass file.py:function",
+    )
 
 
 def _arguments(module: ModuleType, name: str) -> tuple[Any, ...]:
     made = getattr(module, name, None)
     if not callable(made):
-        raise error("SL613", where=module.__name__, got=f"no function {name!r}",
-                    expected=f"def {name}(): return the arguments to compile for",
-                    fix="define it, or name another with --inputs")  # fmt: skip
+        raise error(
+            "SL613",
+            where=module.__name__,
+            got=f"no function {name!r}",
+            expected=f"def {name}(): return the arguments to compile for",
+            fix="define it, or name another with --inputs",
+        )
     found = made()
     return tuple(found) if isinstance(found, (tuple, list)) else (found,)
 
@@ -121,9 +132,14 @@ def _of(module: ModuleType, name: str = "") -> list[Rewrite]:
     held = {n: v for n, v in vars(module).items() if isinstance(v, Rewrite)}
     if name:
         if name not in held:
-            raise error("SL501", where=module.__name__, what="no such rewrite", got=name,
-                        expected=near_miss(name, list(held)) if held else "a rewrite; none is declared here",
-                        fix="pass module:name of a value that sl.rewrite returned")  # fmt: skip
+            raise error(
+                "SL501",
+                where=module.__name__,
+                what="no such rewrite",
+                got=name,
+                expected=near_miss(name, list(held)) if held else "a rewrite; none is declared here",
+                fix="pass module:name of a value that sl.rewrite returned",
+            )
         return [held[name]]
     return list(dict.fromkeys(held.values()))
 

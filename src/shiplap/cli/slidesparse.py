@@ -54,16 +54,22 @@ def _verbs() -> None:
 
 @group.command("report", epilog=EPILOG)
 def command(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A directory of transformers, or module[:name] or "
-                                         "file.py[:name] of a torch module.")],
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL", help="A directory of transformers, or module[:name] or file.py[:name] of a torch module."
+        ),
+    ],
     pattern: Annotated[str, typer.Option("--pattern", help="2:4, 4:6, 6:8, ...")] = "6:8",
     dtype: Annotated[str, typer.Option("--dtype", help="int8, fp8, bf16 or fp16.")] = "int8",
     rows: Annotated[str, typer.Option("--rows", metavar="M,...", help="Numbers of rows (tokens of a call).")] = "1,16,"
     "64,256,1024,4096",
-    skip: Annotated[list[str] | None, typer.Option("--skip", metavar="NAME", help="Layers to keep; repeatable. By "
-                                                   "default lm_head.")] = None,
-    tokens: Annotated[Path | None, typer.Option("--tokens", metavar="FILE", help="Numbers of tokens: JSON, or "
-                                                "separated by spaces.")] = None,
+    skip: Annotated[
+        list[str] | None, typer.Option("--skip", metavar="NAME", help="Layers to keep; repeatable. By default lm_head.")
+    ] = None,
+    tokens: Annotated[
+        Path | None, typer.Option("--tokens", metavar="FILE", help="Numbers of tokens: JSON, or separated by spaces.")
+    ] = None,
     text: Annotated[Path | None, typer.Option("--text", metavar="FILE", help="Text, for its tokenizer.")] = None,
     device: Annotated[str, typer.Option("--device", help="Where to measure.")] = "cpu",
     tune: Annotated[bool, typer.Option("--tune", help="Choose algorithms first, and store the choices.")] = False,
@@ -71,7 +77,7 @@ def command(
     seconds: Annotated[float, typer.Option("--seconds", help="For one size and number of rows.")] = 2.0,
     html: Annotated[Path | None, typer.Option("--html", metavar="PATH", help="Write one self-contained page.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-) -> None:  # fmt: skip
+) -> None:
     """Show per layer and number of rows which form is fastest, by how much, and what accuracy it costs.
 
     The forms: base, the layer as it is; dense, pruned and in 8 (or 16) bits; slide, the same packed for sparse units.
@@ -89,8 +95,18 @@ def command(
         console.require_file(html)
     with console.own_stdout():
         given = _tokens(tokens, text, model)
-        found = survey(_model(model).to(device), pattern, dtype, rows=wanted, skip=skip or SKIPPED, tokens=given,
-                       measure=measure, tune=tune, seconds=seconds, progress=False if json else None)  # fmt: skip
+        found = survey(
+            _model(model).to(device),
+            pattern,
+            dtype,
+            rows=wanted,
+            skip=skip or SKIPPED,
+            tokens=given,
+            measure=measure,
+            tune=tune,
+            seconds=seconds,
+            progress=False if json else None,
+        )
     about = facts(model=model, device=found.device)
     if html is not None:
         _write_page(html, f"slidesparse: {model}", about, found)
@@ -111,8 +127,13 @@ def _rows(text: str) -> list[int]:
 
 def _require_time(seconds: float) -> None:
     if not (math.isfinite(seconds) and seconds > 0):
-        raise error("SL613", where="--seconds", got=f"{seconds}", expected="more than 0",
-                    fix="pass --no-measure to measure nothing")  # fmt: skip
+        raise error(
+            "SL613",
+            where="--seconds",
+            got=f"{seconds}",
+            expected="more than 0",
+            fix="pass --no-measure to measure nothing",
+        )
 
 
 def _model(target: str) -> nn.Module:
@@ -130,12 +151,22 @@ def _model(target: str) -> nn.Module:
     if isinstance(value, nn.Module):
         return value
     if found is not None:
-        raise error("SL501", where=target, what="no such model", got=type(value).__name__, expected="a torch module",
-                    fix=_MODEL)  # fmt: skip
-    names = [n for n, v in vars(module).items() if isinstance(v, nn.Module) or
-             (callable(v) and getattr(v, "__module__", "") == module.__name__)]  # fmt: skip
-    raise error("SL501", where=target, what="no such model", got=name or "model", fix=_MODEL,
-                expected=near_miss(name or "model", names) if names else "a torch module")  # fmt: skip
+        raise error(
+            "SL501", where=target, what="no such model", got=type(value).__name__, expected="a torch module", fix=_MODEL
+        )
+    names = [
+        n
+        for n, v in vars(module).items()
+        if isinstance(v, nn.Module) or (callable(v) and getattr(v, "__module__", "") == module.__name__)
+    ]
+    raise error(
+        "SL501",
+        where=target,
+        what="no such model",
+        got=name or "model",
+        fix=_MODEL,
+        expected=near_miss(name or "model", names) if names else "a torch module",
+    )
 
 
 def _loaded(target: str) -> nn.Module:
@@ -149,16 +180,27 @@ def _loaded(target: str) -> nn.Module:
     except ShiplapError:
         raise
     except Exception as e:  # whatever is wrong with the files of a user
-        raise error("SL601", where=target, what="model cannot be loaded", got=_first_line(e), expected="a causal "
-                    "language model that save_pretrained wrote", fix=_MODEL) from e  # fmt: skip
+        raise error(
+            "SL601",
+            where=target,
+            what="model cannot be loaded",
+            got=_first_line(e),
+            expected="a causal language model that save_pretrained wrote",
+            fix=_MODEL,
+        ) from e
 
 
 def _called(make: Callable[[], Any], target: str) -> Any:
     try:
         return make()
     except Exception as e:  # the user's code
-        raise error("SL601", where=target, what="model cannot be made", got=_first_line(e), expected="a function "
-                    "without arguments that returns a torch module") from e  # fmt: skip
+        raise error(
+            "SL601",
+            where=target,
+            what="model cannot be made",
+            got=_first_line(e),
+            expected="a function without arguments that returns a torch module",
+        ) from e
 
 
 def _first_line(failure: Exception) -> str:
@@ -175,21 +217,35 @@ def _tokens(tokens: Path | None, text: Path | None, model: str) -> list[int]:
     else:
         return []
     if len(found) < 2:
-        raise error("SL613", where=str(tokens or text), got=f"{len(found)} tokens", expected="two or more: each is "
-                    "predicted from those before it", fix="pass another file")  # fmt: skip
+        raise error(
+            "SL613",
+            where=str(tokens or text),
+            got=f"{len(found)} tokens",
+            expected="two or more: each is predicted from those before it",
+            fix="pass another file",
+        )
     return found
 
 
 def _of_text(text: Path, model: str) -> list[int]:
     if not Path(model).is_dir():
-        raise error("SL613", where="--text", got=f"{model}, which has no tokenizer", expected="a directory of "
-                    "transformers, or --tokens")  # fmt: skip
+        raise error(
+            "SL613",
+            where="--text",
+            got=f"{model}, which has no tokenizer",
+            expected="a directory of transformers, or --tokens",
+        )
     written, transformers = _read(text), _transformers(model)
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(model, local_files_only=True)
     except (OSError, ValueError, ImportError) as e:
-        raise error("SL613", where="--text", got=f"no tokenizer in {model}: {_first_line(e)}", expected="tokenizer.json"
-                    ", say, beside the model", fix="save it there, or pass --tokens") from None  # fmt: skip
+        raise error(
+            "SL613",
+            where="--text",
+            got=f"no tokenizer in {model}: {_first_line(e)}",
+            expected="tokenizer.json, say, beside the model",
+            fix="save it there, or pass --tokens",
+        ) from None
     return list(tokenizer(written)["input_ids"])
 
 
@@ -210,27 +266,47 @@ def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as e:
-        raise error("SL602", where=str(path), what="file cannot be read", got=getattr(e, "strerror", None) or e,
-                    expected="a text file") from None  # fmt: skip
+        raise error(
+            "SL602",
+            where=str(path),
+            what="file cannot be read",
+            got=getattr(e, "strerror", None) or e,
+            expected="a text file",
+        ) from None
 
 
 def _transformers(target: str) -> Any:
     try:
         import transformers
     except ImportError:
-        raise error("SL603", where=target, got="no transformers", expected="the extra 'programs'",
-                    fix="pip install 'shiplap[programs]'") from None  # fmt: skip
+        raise error(
+            "SL603",
+            where=target,
+            got="no transformers",
+            expected="the extra 'programs'",
+            fix="pip install 'shiplap[programs]'",
+        ) from None
     if not (Path(target) / "config.json").is_file():
-        raise error("SL501", where=target, what="no model there", got="no config.json", expected="a directory that "
-                    "save_pretrained wrote", fix="pass that directory, or file.py:name")  # fmt: skip
+        raise error(
+            "SL501",
+            where=target,
+            what="no model there",
+            got="no config.json",
+            expected="a directory that save_pretrained wrote",
+            fix="pass that directory, or file.py:name",
+        )
     return transformers
 
 
 def _write_page(path: Path, title: str, about: dict[str, str], found: Report) -> None:
     from shiplap.report import render_html
 
-    console.write_text(path, render_html("slidesparse.html.jinja", title=title, facts=about, report=found.as_json(),
-                                         headline=_headline(found)))  # fmt: skip
+    console.write_text(
+        path,
+        render_html(
+            "slidesparse.html.jinja", title=title, facts=about, report=found.as_json(), headline=_headline(found)
+        ),
+    )
     console.note(f"written: {path}")
 
 
@@ -250,22 +326,38 @@ def _show(found: Report) -> None:
     out = console.out()
     out.print(_headline(found), markup=False, style="bold")
     for size in found.sizes:
-        table = Table("rows", "base", "dense", "slide", "fastest", "slide over dense", "at most", title=_title(size),
-                      title_justify="left")  # fmt: skip
+        table = Table(
+            "rows",
+            "base",
+            "dense",
+            "slide",
+            "fastest",
+            "slide over dense",
+            "at most",
+            title=_title(size),
+            title_justify="left",
+        )
         for b in size.buckets:
             times = b.measured or b.predicted
             ratio = f"{times['dense'] / times['slide']:.2f}x" if "slide" in times else "-"
-            table.add_row(str(b.rows), *(_cell(b, form) for form in ("base", "dense", "slide")),
-                          f"{b.winner} {b.gain:.2f}x" if b.winner else "-", ratio, f"{b.most:.2f}x")  # fmt: skip
+            table.add_row(
+                str(b.rows),
+                *(_cell(b, form) for form in ("base", "dense", "slide")),
+                f"{b.winner} {b.gain:.2f}x" if b.winner else "-",
+                ratio,
+                f"{b.most:.2f}x",
+            )
         out.print(table)
     if any(b.measured and b.predicted for size in found.sizes for b in size.buckets):
         out.print("In brackets: predicted, from peak arithmetic and bandwidth.", markup=False)
     out.print(str(found.conversion), markup=False)
     if found.drift is not None:
         d = found.drift
-        out.print(f"{d.tokens} tokens: perplexity {d.perplexity:.4g} → {d.perplexity_after:.4g}, divergence "
-                  f"{d.divergence:.3g} nats, same first choice {d.agreement:.1%}, logits off by up to {d.largest:.3g}",
-                  markup=False)  # fmt: skip
+        out.print(
+            f"{d.tokens} tokens: perplexity {d.perplexity:.4g} → {d.perplexity_after:.4g}, divergence "
+            f"{d.divergence:.3g} nats, same first choice {d.agreement:.1%}, logits off by up to {d.largest:.3g}",
+            markup=False,
+        )
 
 
 def _title(size: Size) -> str:

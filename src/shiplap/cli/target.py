@@ -58,8 +58,13 @@ def split(target: str) -> tuple[str, str]:
         return "", target
     match = _FORM.match(target)
     if match is None:
-        raise error("SL501", where=target, what="target not understood", got=target,
-                    expected="module:op, path/to/file.py[:op] or namespace::name")  # fmt: skip
+        raise error(
+            "SL501",
+            where=target,
+            what="target not understood",
+            got=target,
+            expected="module:op, path/to/file.py[:op] or namespace::name",
+        )
     return match["home"], match["name"] or ""
 
 
@@ -82,8 +87,13 @@ def _resolve(target: str) -> list[Op]:
         return [_named(target, module, name, declared)]
     if not declared:
         _refuse_drafts(vars(module).values())
-        raise error("SL501", where=target, what="no op in target", got=f"{module.__name__} declares none",
-                    expected="a module that uses sl.op or sl.adopt")  # fmt: skip
+        raise error(
+            "SL501",
+            where=target,
+            what="no op in target",
+            got=f"{module.__name__} declares none",
+            expected="a module that uses sl.op or sl.adopt",
+        )
     return declared
 
 
@@ -96,9 +106,14 @@ def _registered(name: str) -> Op:
     op = registry.find(name)
     if op is not None:
         return op
-    raise error("SL501", where=name, what="no such op", got=name,
-                expected=near_miss(name, [o.spec.name for o in registry.ops()]),
-                fix=f"pass the module that declares it as well: module:{name}")  # fmt: skip
+    raise error(
+        "SL501",
+        where=name,
+        what="no such op",
+        got=name,
+        expected=near_miss(name, [o.spec.name for o in registry.ops()]),
+        fix=f"pass the module that declares it as well: module:{name}",
+    )
 
 
 def _named(target: str, module: ModuleType, name: str, declared: Sequence[Op]) -> Op:
@@ -112,9 +127,13 @@ def _named(target: str, module: ModuleType, name: str, declared: Sequence[Op]) -
         if name in (op.spec.opname, op.spec.name):
             return op
     names = [op.spec.opname for op in declared]
-    raise error("SL501", where=target, what="no such op",
-                got=f"{name} is {type(value).__name__}" if value is not None else name,
-                expected=near_miss(name, names))  # fmt: skip
+    raise error(
+        "SL501",
+        where=target,
+        what="no such op",
+        got=f"{name} is {type(value).__name__}" if value is not None else name,
+        expected=near_miss(name, names),
+    )
 
 
 def _refuse_drafts(values: Iterable[Any]) -> None:
@@ -165,8 +184,13 @@ def _import_module(name: str) -> ModuleType:
     except ModuleNotFoundError as e:
         if e.name is None or not _within(name, e.name):
             raise _not_imported(name, e) from None
-        raise error("SL501", where=name, what="no such module", got=f"no module named {e.name!r}",
-                    expected="an installed module, or one in the current directory") from None  # fmt: skip
+        raise error(
+            "SL501",
+            where=name,
+            what="no such module",
+            got=f"no module named {e.name!r}",
+            expected="an installed module, or one in the current directory",
+        ) from None
     except (ShiplapError, KeyboardInterrupt):
         raise
     except BaseException as e:  # a module may even exit
@@ -230,6 +254,7 @@ def _frames(e: BaseException) -> list[str]:
 
     ours = (importlib.__file__, __file__)
     return [
-        f"{f.filename}:{f.lineno}" for f in traceback.extract_tb(e.__traceback__)
+        f"{f.filename}:{f.lineno}"
+        for f in traceback.extract_tb(e.__traceback__)
         if f.filename not in ours and not f.filename.startswith("<")
-    ]  # fmt: skip
+    ]

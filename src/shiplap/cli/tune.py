@@ -61,13 +61,20 @@ def command(
     Each candidate runs in a process of its own. What the store has is not measured again; see 'shiplap cache'.
     """
     if (profile is None) == (not sizes):
-        raise error("SL613", where="shiplap tune", got="both --profile and --sizes" if sizes else "no calls",
-                    expected="--profile FILE or --sizes n=...")  # fmt: skip
+        raise error(
+            "SL613",
+            where="shiplap tune",
+            got="both --profile and --sizes" if sizes else "no calls",
+            expected="--profile FILE or --sizes n=...",
+        )
     if device is not None:
         console.require_device(device)
     with console.own_stdout():
-        requests = _profiled(targets or [], profile, device) if profile else _sized(targets or [], sizes or [], dtype,
-                                                                                     device or "cpu")  # fmt: skip
+        requests = (
+            _profiled(targets or [], profile, device)
+            if profile
+            else _sized(targets or [], sizes or [], dtype, device or "cpu")
+        )
         choices = _tune(requests, budget, again, "always" if under_capture else "auto", not in_process, quiet=json)
     raise typer.Exit(_told(choices, budget, json=json))
 
@@ -81,8 +88,10 @@ def _told(choices: Sequence[Choice], budget: str | None, *, json: bool) -> int:
         for choice in choices:
             show(choice)
     if missing:
-        console.note(f"{missing} of {len(choices)} calls are left out: the budget of {budget} was spent. "
-                     "The same command goes on with them.")  # fmt: skip
+        console.note(
+            f"{missing} of {len(choices)} calls are left out: the budget of {budget} was spent. "
+            "The same command goes on with them."
+        )
     if any(f.verdict == "fail" for c in choices for f in c.findings):
         return console.FAILED
     return OUT_OF_TIME if missing else 0
@@ -156,6 +165,12 @@ def _op(call: Call) -> Op:
             import_home(call.file)
     op = registry.find(call.op)
     if op is None:
-        raise error("SL501", where=call.op, what="no such op", got=f"{call.module} does not declare it",
-                    expected=call.op, fix="pass the module that declares it as TARGET")  # fmt: skip
+        raise error(
+            "SL501",
+            where=call.op,
+            what="no such op",
+            got=f"{call.module} does not declare it",
+            expected=call.op,
+            fix="pass the module that declares it as TARGET",
+        )
     return op

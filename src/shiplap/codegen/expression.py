@@ -11,12 +11,20 @@ from shiplap.op.expr import Expr
 __all__ = ["quote", "to_cpp"]
 
 _ARITHMETIC: dict[type[ast.operator], str] = {
-    ast.Add: "({} + {})", ast.Sub: "({} - {})", ast.Mult: "({} * {})",
-    ast.FloorDiv: "shiplap::floordiv({}, {})", ast.Mod: "shiplap::floormod({}, {})",
-}  # fmt: skip
+    ast.Add: "({} + {})",
+    ast.Sub: "({} - {})",
+    ast.Mult: "({} * {})",
+    ast.FloorDiv: "shiplap::floordiv({}, {})",
+    ast.Mod: "shiplap::floormod({}, {})",
+}
 _COMPARISON: dict[type[ast.cmpop], str] = {
-    ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=",
-}  # fmt: skip
+    ast.Eq: "==",
+    ast.NotEq: "!=",
+    ast.Lt: "<",
+    ast.LtE: "<=",
+    ast.Gt: ">",
+    ast.GtE: ">=",
+}
 
 
 def quote(text: str) -> str:

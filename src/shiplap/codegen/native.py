@@ -27,15 +27,32 @@ __all__ = ["SCALAR", "Native", "describe", "dtype_mask", "native_source", "scala
 
 # torch.headeronly ScalarType numbers: part of the stable ABI.
 _DTYPE = {
-    "uint8": 0, "int8": 1, "int16": 2, "int32": 3, "int64": 4, "float16": 5, "float32": 6, "float64": 7,
-    "complex64": 9, "complex128": 10, "bool": 11, "bfloat16": 15, "float8_e5m2": 23, "float8_e4m3fn": 24,
-    "float8_e5m2fnuz": 25, "float8_e4m3fnuz": 26,
-}  # fmt: skip
+    "uint8": 0,
+    "int8": 1,
+    "int16": 2,
+    "int32": 3,
+    "int64": 4,
+    "float16": 5,
+    "float32": 6,
+    "float64": 7,
+    "complex64": 9,
+    "complex128": 10,
+    "bool": 11,
+    "bfloat16": 15,
+    "float8_e5m2": 23,
+    "float8_e4m3fn": 24,
+    "float8_e5m2fnuz": 25,
+    "float8_e4m3fnuz": 26,
+}
 _FLOATING = {"float16", "float32", "float64", "bfloat16"}
 SCALAR = {
-    "int": "int64_t", "float": "double", "bool": "bool", "str": "std::string",
-    "list[int]": "List", "list[float]": "std::vector<double>",
-}  # fmt: skip
+    "int": "int64_t",
+    "float": "double",
+    "bool": "bool",
+    "str": "std::string",
+    "list[int]": "List",
+    "list[float]": "std::vector<double>",
+}
 _MAX_RANK = 8
 
 
@@ -63,9 +80,11 @@ class Native:
 def native_source(ops: Sequence[Native]) -> str:
     """One translation unit for ``ops``; SL404 for a declaration that has to stay with the Python binding."""
     return render(
-        "native.cpp.jinja", scalar_types=SCALAR, schemas=_by_namespace(ops),
+        "native.cpp.jinja",
+        scalar_types=SCALAR,
+        schemas=_by_namespace(ops),
         ops=[describe(op, f"op_{index}") for index, op in enumerate(ops)],
-    )  # fmt: skip
+    )
 
 
 def _by_namespace(ops: Sequence[Native]) -> list[tuple[str, list[str]]]:
@@ -81,18 +100,29 @@ def describe(op: Native, id: str) -> dict[str, Any]:
     spec = op.spec
     parameters = prototype(spec)
     if reason := unfit(op):
-        raise error("SL404", where=spec.name, got=reason, expected="a declaration whose checks are one straight line",
-                    fix="none needed: the Python binding serves it")  # fmt: skip
+        raise error(
+            "SL404",
+            where=spec.name,
+            got=reason,
+            expected="a declaration whose checks are one straight line",
+            fix="none needed: the Python binding serves it",
+        )
     names = _Names(spec)
     checks = _Checks(op, names)
     return {
-        "id": id, "spec": spec, "symbol": op.symbol, "device": op.device, "prototype": parameters,
-        "functions": ", ".join(f"{{{quote(name)}, &{f}}}" for name, f in _functions(op)), "key": op.device.upper(),
+        "id": id,
+        "spec": spec,
+        "symbol": op.symbol,
+        "device": op.device,
+        "prototype": parameters,
+        "functions": ", ".join(f"{{{quote(name)}, &{f}}}" for name, f in _functions(op)),
+        "key": op.device.upper(),
         "calls": [{"function": "call", "python": f"{spec.name}__python", "out": False}, *_out_call(op)],
         "scratch": scratch_name(spec),
         "where": f"{spec.name}, kernel {op.symbol}",
         "abouts": [_about(spec, a) for a in spec.tensors],
-        "about_outs": [_about_out(spec, o) for o in spec.outputs], "deferrals": list(_deferrals(op)),
+        "about_outs": [_about_out(spec, o) for o in spec.outputs],
+        "deferrals": list(_deferrals(op)),
         "out_deferrals": list(_misaligned(op, len(spec.args), [False] * len(spec.outputs))),
         "checks": [*checks.lines, *_sharing(spec)],
         "bounds": [{"dim": d, "value": to_cpp(e, names), "text": quote(e.source)} for d, e in spec.bounds],
@@ -101,9 +131,10 @@ def describe(op: Native, id: str) -> dict[str, Any]:
         "workspace": to_cpp(op.workspace, names) if op.workspace else "",
         "widest": _widest(spec, checks.classes),
         "arguments": [_argument(spec, p) for p in parameters],
-        "config": config_values(op.space), "lookup": lookup_key(spec, op.rule),
+        "config": config_values(op.space),
+        "lookup": lookup_key(spec, op.rule),
         "contiguous": [_peek_contiguous(i, a) for i, a in enumerate(spec.args) if a.tensor is not None],
-    }  # fmt: skip
+    }
 
 
 def _schemas(op: Native) -> list[str]:

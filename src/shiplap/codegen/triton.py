@@ -123,16 +123,26 @@ class _Writer:
         return self._wide(self._number("stride", name, index))
 
     def load_input(
-        self, input_name: str, output_name: str, indices: Sequence[str], mask: str | None = None,
-        other: float | None = 0.0, indent_width: int = 4, index_shape: Sequence[str] | None = None,
-    ) -> str:  # fmt: skip
+        self,
+        input_name: str,
+        output_name: str,
+        indices: Sequence[str],
+        mask: str | None = None,
+        other: float | None = 0.0,
+        indent_width: int = 4,
+        index_shape: Sequence[str] | None = None,
+    ) -> str:
         masked = f", mask={mask}, other={other}" if mask else ""
         return f"{output_name} = tl.load({input_name} + {self._offset(input_name, indices, index_shape)}{masked})"
 
     def store_output(
-        self, indices: Sequence[str], val: str, mask: str | None = None, indent_width: int = 4,
+        self,
+        indices: Sequence[str],
+        val: str,
+        mask: str | None = None,
+        indent_width: int = 4,
         val_shape: Sequence[str] | None = None,
-    ) -> str:  # fmt: skip
+    ) -> str:
         value = _broadcast(val, val_shape)
         return f"tl.store(out_ptr + {self._offset(None, indices, val_shape)}, {value}, mask={mask})"
 

@@ -20,9 +20,14 @@ def tvm_ffi_source(op: Native, library: Path) -> str:
     """One translation unit that exports ``op`` and ``set_num_threads``; SL404 for what C++ cannot check."""
     signature = schema(op.spec)
     return render(
-        "tvm_ffi.cpp.jinja", op=describe(op, "op"), scalar_types=SCALAR, library=quote(str(library)),
-        signature=signature, quoted_signature=quote(signature), narrowed=list(_narrowed(op)),
-    )  # fmt: skip
+        "tvm_ffi.cpp.jinja",
+        op=describe(op, "op"),
+        scalar_types=SCALAR,
+        library=quote(str(library)),
+        signature=signature,
+        quoted_signature=quote(signature),
+        narrowed=list(_narrowed(op)),
+    )
 
 
 def _narrowed(op: Native) -> Iterable[str]:

@@ -79,10 +79,20 @@ class ShortCut:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
             # is_plain_call without its frame, that of is_compiling, and unpacking keywords that are rarely there.
-            if kwargs or is_dynamo_compiling() or compiler._is_compiling_flag or (self._split and (
-                any_autocast() or functorch_transform() is not None or forward._current_level >= 0
-                or (is_grad_enabled() and any_requires_grad(*args))
-            )):  # fmt: skip
+            if (
+                kwargs
+                or is_dynamo_compiling()
+                or compiler._is_compiling_flag
+                or (
+                    self._split
+                    and (
+                        any_autocast()
+                        or functorch_transform() is not None
+                        or forward._current_level >= 0
+                        or (is_grad_enabled() and any_requires_grad(*args))
+                    )
+                )
+            ):
                 return self._dispatch(args, kwargs)
             return self._plain(*args)
         except (RuntimeError, TypeError) as e:

@@ -17,9 +17,13 @@ __all__ = ["choice"]
 
 
 def choice(
-    name: str, source: str, arguments: Mapping[str, Any], layout: Any, values: Mapping[str, Any],
+    name: str,
+    source: str,
+    arguments: Mapping[str, Any],
+    layout: Any,
+    values: Mapping[str, Any],
     config: Mapping[str, Any],
-) -> Any:  # fmt: skip
+) -> Any:
     """A choice that renders ``source``. ``arguments``: input buffers by name; ``values``, ``config``: for the holes."""
     return _Template(name, source, dict(arguments), layout, {**values, **config}).generate()
 
@@ -32,9 +36,13 @@ class _Template(CppTemplate):
         self.source, self.arguments, self.values = source, arguments, values
 
     def render(  # type: ignore[override]
-        self, kernel: Any, template_buffer_node: Any = None, flag_template_buffer_has_other_users: bool | None = None,
-        epilogue_nodes: list[Any] | None = None, **_: Any,
-    ) -> str:  # fmt: skip
+        self,
+        kernel: Any,
+        template_buffer_node: Any = None,
+        flag_template_buffer_has_other_users: bool | None = None,
+        epilogue_nodes: list[Any] | None = None,
+        **_: Any,
+    ) -> str:
         raw = self.output_node if template_buffer_node is None else template_buffer_node
         store = _Store(kernel, raw, list(epilogue_nodes or []), bool(flag_template_buffer_has_other_users))
 
@@ -43,15 +51,19 @@ class _Template(CppTemplate):
             return text
 
         helpers = {
-            "header": self.header().getvalue, "def_kernel": def_kernel, "store_output": store.output,
-            "tile": store.tile, "size": lambda n, d: kernel.size(self._buffer(n, raw), d),
+            "header": self.header().getvalue,
+            "def_kernel": def_kernel,
+            "store_output": store.output,
+            "tile": store.tile,
+            "size": lambda n, d: kernel.size(self._buffer(n, raw), d),
             "stride": lambda n, d: kernel.stride(self._buffer(n, raw), d),
             "index": lambda n, *at: kernel.index(self._buffer(n, raw), list(at)),
             "rank": lambda n: len(self._buffer(n, raw).get_size()),
             "adjacent": lambda n, d: _is_one(self._buffer(n, raw).get_stride()[d]),
             "divisible": lambda n, d, by: _divisible(self._buffer(n, raw).get_size()[d], by),
-            "dtype": lambda n: kernel.dtype(self._buffer(n, raw)), "num_threads": self.num_threads,
-        }  # fmt: skip
+            "dtype": lambda n: kernel.dtype(self._buffer(n, raw)),
+            "num_threads": self.num_threads,
+        }
         text: str = self._template_from_string(self.source).render(**helpers, **self.values)
         return text
 

@@ -16,9 +16,15 @@ from typing import Any, Literal
 import torch
 
 __all__ = [
-    "Argument", "Declaration", "Structured", "declarations", "has_cpu_kernel", "has_kernel", "header_rows",
+    "Argument",
+    "Declaration",
+    "Structured",
+    "declarations",
+    "has_cpu_kernel",
+    "has_kernel",
+    "header_rows",
     "registered_schemas",
-]  # fmt: skip
+]
 
 Kind = Literal["functional", "inplace", "out", "mutable"]
 

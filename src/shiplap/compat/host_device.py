@@ -64,6 +64,8 @@ def inductor(device: str) -> dict[str, Any]:
     for name in (device, f"{device}:0"):
         register_interface_for_device(name, CpuInterface)
     return {
-        "CppWrapperCodegen": CppWrapperCpu, "PythonWrapperCodegen": wrapper.PythonWrapperCodegen,
-        "Scheduling": _host_loops(CppScheduling), "WrapperFxCodegen": WrapperFxCodegen,
-    }  # fmt: skip
+        "CppWrapperCodegen": CppWrapperCpu,
+        "PythonWrapperCodegen": wrapper.PythonWrapperCodegen,
+        "Scheduling": _host_loops(CppScheduling),
+        "WrapperFxCodegen": WrapperFxCodegen,
+    }

@@ -18,11 +18,35 @@ from torch._inductor import config, ir, lowering
 from torch._inductor.virtualized import V
 
 __all__ = [
-    "add_table", "alignment", "autotuning", "choice_node", "compile_graph", "current_node", "expression", "extern",
-    "fake", "fixed_fake", "fixed_layout", "hint", "inline", "inner_axis", "innermost", "launch", "layout_key", "like",
-    "memory", "no_autotuning", "realize", "register", "shared", "static", "trace", "uncached", "with_values",
+    "add_table",
+    "alignment",
+    "autotuning",
+    "choice_node",
+    "compile_graph",
+    "current_node",
+    "expression",
+    "extern",
+    "fake",
+    "fixed_fake",
+    "fixed_layout",
+    "hint",
+    "inline",
+    "inner_axis",
+    "innermost",
+    "launch",
+    "layout_key",
+    "like",
+    "memory",
+    "no_autotuning",
+    "realize",
+    "register",
+    "shared",
+    "static",
+    "trace",
+    "uncached",
+    "with_values",
     "write_graph",
-]  # fmt: skip
+]
 
 
 def register(overload: Any, lower: Callable[..., Any]) -> None:
@@ -219,9 +243,15 @@ def write_graph(graph: torch.fx.GraphModule, values: Sequence[Any]) -> Callable[
 
     outer = V.graph
     nested = GraphLowering(
-        gm=graph, example_inputs=list(values), shape_env=outer._shape_env, cpp_wrapper=False, aot_mode=False,
-        is_inference=outer.is_inference, is_backward=outer.is_backward, name="shiplap_trial",
-    )  # fmt: skip
+        gm=graph,
+        example_inputs=list(values),
+        shape_env=outer._shape_env,
+        cpp_wrapper=False,
+        aot_mode=False,
+        is_inference=outer.is_inference,
+        is_backward=outer.is_backward,
+        name="shiplap_trial",
+    )
     quiet = {"benchmark_fusion": False, "pipeline_max_autotune_gemm": False}
     with V.set_graph_handler(nested), config.patch({k: v for k, v in quiet.items() if hasattr(config, k)}):
         nested.run(*values)

@@ -60,9 +60,11 @@ def signature_of(node: Node, args: Sequence[Any]) -> Signature:
         return _of_schema(target)
     if node.op == "call_function" and inspect.isfunction(target):
         parameters = inspect.signature(target).parameters.values()
-        return {} if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters) else {
-            p.name: Parameter(p.default) for p in parameters
-        }  # fmt: skip
+        return (
+            {}
+            if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)
+            else {p.name: Parameter(p.default) for p in parameters}
+        )
     packet = target if isinstance(target, torch._ops.OpOverloadPacket) else _packet(str(operator_of(node)))
     for overload in _overloads(packet):
         if _fits(overload, args, node.kwargs):

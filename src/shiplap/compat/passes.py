@@ -24,8 +24,17 @@ from shiplap.compat import mark_dynamic
 from shiplap.compat.nodes import node_value
 
 __all__ = [
-    "PLACES", "Captured", "Pass", "apart", "autocasts", "capture", "compile_with", "current", "installed", "uncast",
-]  # fmt: skip
+    "PLACES",
+    "Captured",
+    "Pass",
+    "apart",
+    "autocasts",
+    "capture",
+    "compile_with",
+    "current",
+    "installed",
+    "uncast",
+]
 
 PLACES = {
     "pre-grad": "pre_grad_custom_pass",

@@ -49,9 +49,14 @@ def narrow(code: str, bounded: frozenset[str]) -> str:
 
 
 def choice(
-    name: str, source: str, grid: Callable[..., tuple[Any, Any, Any]], sizes: Sequence[Any], inputs: Sequence[Any],
-    layout: Any, config: Mapping[str, Any],
-) -> Any:  # fmt: skip
+    name: str,
+    source: str,
+    grid: Callable[..., tuple[Any, Any, Any]],
+    sizes: Sequence[Any],
+    inputs: Sequence[Any],
+    layout: Any,
+    config: Mapping[str, Any],
+) -> Any:
     """A choice that renders ``source`` for these inputs and this config.
 
     ``grid(*sizes, config, cdiv=)`` is evaluated on numbers and on expressions. Template names are global to the

@@ -39,9 +39,11 @@ def picture(scan: Scan, held_out: Tensor, predicted: Tensor) -> bytes:
     _classes(labels, scan, [("ground", _GROUND, truth), ("other", _OTHER, ~truth)], 0.35)
     labels.set_title("truth: cloth simulation, iterative")
     groups = [
-        ("ground", _GROUND, predicted & truth), ("other", _OTHER, ~predicted & ~truth),
-        ("missed ground", _MISSED, ~predicted & truth), ("invented ground", _INVENTED, predicted & ~truth),
-    ]  # fmt: skip
+        ("ground", _GROUND, predicted & truth),
+        ("other", _OTHER, ~predicted & ~truth),
+        ("missed ground", _MISSED, ~predicted & truth),
+        ("invented ground", _INVENTED, predicted & ~truth),
+    ]
     _classes(prediction, scan, groups, 1.0)
     prediction.set_title("prediction: sparse U-Net, one pass")
     border = float(scan.xyz[held_out, 0].min())
@@ -99,6 +101,13 @@ def _name_sides(ax: Axes, border: float) -> None:
     for text, side, shift in (("trained on", "right", -6), ("held out", "left", 6)):
         arrow = f"← {text}" if side == "right" else f"{text} →"
         ax.annotate(
-            arrow, (border, 0.03), xycoords=("data", "axes fraction"), xytext=(shift, 0), textcoords="offset points",
-            ha=side, fontsize="small", fontweight="bold", bbox={"facecolor": "white", "alpha": 0.85, "linewidth": 0},
-        )  # fmt: skip
+            arrow,
+            (border, 0.03),
+            xycoords=("data", "axes fraction"),
+            xytext=(shift, 0),
+            textcoords="offset points",
+            ha=side,
+            fontsize="small",
+            fontweight="bold",
+            bbox={"facecolor": "white", "alpha": 0.85, "linewidth": 0},
+        )

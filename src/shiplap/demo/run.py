@@ -25,9 +25,15 @@ FULL = Recipe()
 QUICK = Recipe(steps=100, levels=3)
 QUICK_CHECKS = ("schema", "fake", "numerics", "fresh", "gradient")  # a second or less each
 OPS = (
-    sparse3d.conv, sparse3d.conv_weight_grad, sparse3d.subm_table, sparse3d.out_coords, sparse3d.conv_table,
-    sparse3d.transpose_table, sparse3d.unique_coords, sparse3d.segment_mean,
-)  # fmt: skip
+    sparse3d.conv,
+    sparse3d.conv_weight_grad,
+    sparse3d.subm_table,
+    sparse3d.out_coords,
+    sparse3d.conv_table,
+    sparse3d.transpose_table,
+    sparse3d.unique_coords,
+    sparse3d.segment_mean,
+)
 
 
 @dataclass(frozen=True)
@@ -124,14 +130,28 @@ def _run(settings: DemoSettings, progress: Progress) -> DemoResult:
     progress("report", 0, 1, "")
     png = picture.picture(here, held_out, judged.predicted)
     result = DemoResult(
-        graphs=counts.graphs, graph_breaks=counts.graph_breaks, recompiles=counts.recompiles,
-        iou=judged.iou, baseline_iou=judged.baseline, points_per_s=judged.points_per_s,
-        compiled_ms=speed.compiled_ms, eager_ms=speed.eager_ms, audits=audits,
-        compile_s=trained.first_step, train_s=trained.seconds, total_s=time.perf_counter() - start,
-        training_points=len(training), held_out_points=int(held_out.sum()),
-        tile_points=trained.points, tile_voxels=trained.voxels, parameters=parameters(trained.net),
-        losses=trained.losses, environment=_environment(device), html=str(page), png=str(image),
-    )  # fmt: skip
+        graphs=counts.graphs,
+        graph_breaks=counts.graph_breaks,
+        recompiles=counts.recompiles,
+        iou=judged.iou,
+        baseline_iou=judged.baseline,
+        points_per_s=judged.points_per_s,
+        compiled_ms=speed.compiled_ms,
+        eager_ms=speed.eager_ms,
+        audits=audits,
+        compile_s=trained.first_step,
+        train_s=trained.seconds,
+        total_s=time.perf_counter() - start,
+        training_points=len(training),
+        held_out_points=int(held_out.sum()),
+        tile_points=trained.points,
+        tile_voxels=trained.voxels,
+        parameters=parameters(trained.net),
+        losses=trained.losses,
+        environment=_environment(device),
+        html=str(page),
+        png=str(image),
+    )
     _write({image: png, page: report.html(result, png).encode()})
     progress("report", 1, 1, "")
     return result

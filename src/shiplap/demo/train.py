@@ -79,9 +79,14 @@ def fit(areas: Sequence[Scan], recipe: Recipe, seed: int, progress: Progress, *,
         marks.append(time.perf_counter())
         progress("train", step + 1, recipe.steps, f"loss {sum(losses[-20:]) / len(losses[-20:]):.3f}")
     return Fit(
-        net, forward, tuple(losses), (min(points), max(points)), (min(voxels), max(voxels)), marks[1] - marks[0],
+        net,
+        forward,
+        tuple(losses),
+        (min(points), max(points)),
+        (min(voxels), max(voxels)),
+        marks[1] - marks[0],
         marks[-1] - marks[0],
-    )  # fmt: skip
+    )
 
 
 def _step(forward: Forward, tile: Tile, optimizer: torch.optim.Optimizer) -> float:

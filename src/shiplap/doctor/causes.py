@@ -34,47 +34,107 @@ class Cause:
     why: str
 
 
-CAUSES: dict[str, Cause] = {c.id: c for c in (
-    Cause("item", "a tensor's value becomes a Python number",
-          "A graph holds tensors; a number known only once they are computed ends it, and waits for the device."),
-    Cause("branch", "Python control flow on a tensor's value",
-          "Which way `if`, `while` or `assert` goes is known only at run time, so the graph ends in front of it."),
-    Cause("shape", "the size of a result depends on values",
-          "Without a bound for the size the compiler will not keep the operation in the graph unless it is told to."),
-    Cause("foreign", "a compiled function that torch cannot see into",
-          "pybind11, Cython, SWIG and ctypes functions are opaque; undeclared, nothing says what they return."),
-    Cause("launcher", "a kernel launcher that is a Python object",
-          "Dynamo traces plain calls of triton.jit kernels; a class around them is an object that it cannot follow."),
-    Cause("numpy", "NumPy inside the compiled region",
-          "Only the part of NumPy that torch re-implements is traced; arrays from elsewhere leave the graph."),
-    Cause("print", "output for a person: print, logging or warnings",
-          "It has to happen in order with the rest of the program, so the graph is cut around it."),
-    Cause("system", "the outside world: files, clocks, random numbers, the operating system",
-          "Its result is no function of the inputs, so it is not traced."),
-    Cause("disabled", "a break that somebody put there",
-          "torch.compiler.disable, graph_break() or torch's own list of skipped functions asks for it."),
-    Cause("autograd_function", "a torch.autograd.Function that is not traced",
-          "Dynamo traces forward and backward of it, but not every use of ctx and not every signature."),
-    Cause("autograd", "gradients inside the compiled region",
-          "backward(), requires_grad and hooks change the autograd graph while it is being traced."),
-    Cause("context", "a context manager that is not traced",
-          "Its enter and exit would have to be replayed around each half of the graph."),
-    Cause("generator", "a generator or iterator that is not traced",
-          "Half-consumed iterators cannot be carried across a graph."),
-    Cause("fake", "an op without a working fake kernel",
-          "The compiler runs ops on tensors without data to learn shapes; this one cannot, or failed."),
-    Cause("recompiles", "too many versions of one function",
-          "After that many recompiles torch gives up and runs the function uncompiled. See the recompiles below."),
-    Cause("exception", "an exception that leaves the compiled region",
-          "Raised while tracing and not caught inside: often a library's own check, or its way out of a special case."),
-    Cause("tensor", "a kind of tensor, or a method of it, that is not traced",
-          "Subclasses, sparse and nested tensors and methods that change a tensor's storage are supported in part."),
-    Cause("higher_order", "a function handed to torch.cond, scan, vmap or the like",
-          "What such an operator calls has to be one graph, without side effects or tensors from outside."),
-    Cause("object", "a Python object or construct that is not traced",
-          "Its class lives in C, or it uses a part of Python that Dynamo does not follow."),
-    Cause("other", "something else that is not traced", "Torch's own explanation and hints say what."),
-)}  # fmt: skip
+CAUSES: dict[str, Cause] = {
+    c.id: c
+    for c in (
+        Cause(
+            "item",
+            "a tensor's value becomes a Python number",
+            "A graph holds tensors; a number known only once they are computed ends it, and waits for the device.",
+        ),
+        Cause(
+            "branch",
+            "Python control flow on a tensor's value",
+            "Which way `if`, `while` or `assert` goes is known only at run time, so the graph ends in front of it.",
+        ),
+        Cause(
+            "shape",
+            "the size of a result depends on values",
+            "Without a bound for the size the compiler will not keep the operation in the graph unless it is told to.",
+        ),
+        Cause(
+            "foreign",
+            "a compiled function that torch cannot see into",
+            "pybind11, Cython, SWIG and ctypes functions are opaque; undeclared, nothing says what they return.",
+        ),
+        Cause(
+            "launcher",
+            "a kernel launcher that is a Python object",
+            "Dynamo traces plain calls of triton.jit kernels; a class around them is an object that it cannot follow.",
+        ),
+        Cause(
+            "numpy",
+            "NumPy inside the compiled region",
+            "Only the part of NumPy that torch re-implements is traced; arrays from elsewhere leave the graph.",
+        ),
+        Cause(
+            "print",
+            "output for a person: print, logging or warnings",
+            "It has to happen in order with the rest of the program, so the graph is cut around it.",
+        ),
+        Cause(
+            "system",
+            "the outside world: files, clocks, random numbers, the operating system",
+            "Its result is no function of the inputs, so it is not traced.",
+        ),
+        Cause(
+            "disabled",
+            "a break that somebody put there",
+            "torch.compiler.disable, graph_break() or torch's own list of skipped functions asks for it.",
+        ),
+        Cause(
+            "autograd_function",
+            "a torch.autograd.Function that is not traced",
+            "Dynamo traces forward and backward of it, but not every use of ctx and not every signature.",
+        ),
+        Cause(
+            "autograd",
+            "gradients inside the compiled region",
+            "backward(), requires_grad and hooks change the autograd graph while it is being traced.",
+        ),
+        Cause(
+            "context",
+            "a context manager that is not traced",
+            "Its enter and exit would have to be replayed around each half of the graph.",
+        ),
+        Cause(
+            "generator",
+            "a generator or iterator that is not traced",
+            "Half-consumed iterators cannot be carried across a graph.",
+        ),
+        Cause(
+            "fake",
+            "an op without a working fake kernel",
+            "The compiler runs ops on tensors without data to learn shapes; this one cannot, or failed.",
+        ),
+        Cause(
+            "recompiles",
+            "too many versions of one function",
+            "After that many recompiles torch gives up and runs the function uncompiled. See the recompiles below.",
+        ),
+        Cause(
+            "exception",
+            "an exception that leaves the compiled region",
+            "Raised while tracing and not caught inside: often a library's own check, or the way out of a special case.",
+        ),
+        Cause(
+            "tensor",
+            "a kind of tensor, or a method of it, that is not traced",
+            "Subclasses, sparse and nested tensors and methods that change a tensor's storage are supported in part.",
+        ),
+        Cause(
+            "higher_order",
+            "a function handed to torch.cond, scan, vmap or the like",
+            "What such an operator calls has to be one graph, without side effects or tensors from outside.",
+        ),
+        Cause(
+            "object",
+            "a Python object or construct that is not traced",
+            "Its class lives in C, or it uses a part of Python that Dynamo does not follow.",
+        ),
+        Cause("other", "something else that is not traced", "Torch's own explanation and hints say what."),
+    )
+}
 
 Rule = tuple[str, str, str]
 
@@ -117,7 +177,7 @@ RULES: tuple[Rule, ...] = (
     ("object", r"[Oo]bject|attribute|[Rr]econstruct|Not a Python constant|Failed to convert args|nn\.Module", ""),
     ("object", r"(get|has)attr|is(instance|subclass)\(|\bid\(|deepcopy|functools|dataclass|dict|keys|super", ""),
     ("object", r"bytecode|[Cc]omprehension|handler|BUILD_|LOAD_|namedtuple|python_type|cell|variable|missing \w+", ""),
-)  # fmt: skip
+)
 
 
 def classify(message: Message) -> str:
@@ -174,14 +234,19 @@ def _short(text: str, limit: int = 60) -> str:
 
 # What a line of each cause usually calls, the surest sign first.
 _TELLING: dict[str, tuple[str, ...]] = {
-    "item": (r"\.(item|tolist|data_ptr)$", r"^(int|float|bool)$", r"\.(is_nonzero|equal|allclose)$",
-             r"^(np|numpy)\.|torch\.(split|arange)$", r"^(len|range|max|min|sum)$",
-             r"\.(split|repeat|expand|view|new_zeros|all|any)$"),
+    "item": (
+        r"\.(item|tolist|data_ptr)$",
+        r"^(int|float|bool)$",
+        r"\.(is_nonzero|equal|allclose)$",
+        r"^(np|numpy)\.|torch\.(split|arange)$",
+        r"^(len|range|max|min|sum)$",
+        r"\.(split|repeat|expand|view|new_zeros|all|any)$",
+    ),
     "shape": (r"(nonzero|unique|unique_consecutive|masked_select|where|argwhere|repeat_interleave|bincount|one_hot)$",),
     "disabled": (r"(graph_break|skip_frame|step_unsupported)$",),
     "autograd": (r"\.(backward|requires_grad_|retain_grad|register_hook|grad)$",),
     "autograd_function": (r"\.apply$|\.(mark_dirty|save_for_backward|set_materialize_grads)$",),
-}  # fmt: skip
+}
 
 
 def call_at(place: Place, cause: str) -> ast.expr | None:

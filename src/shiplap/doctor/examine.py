@@ -34,8 +34,9 @@ def examine(command: Sequence[str], stdout: IO[Any] | int | None = None) -> Diag
         try:
             process = subprocess.Popen(command, stdout=stdout, env={**os.environ, "TORCH_TRACE": str(directory)})
         except OSError as e:
-            raise error("SL701", where=" ".join(command), got=e.strerror or e, expected="a program, such as "
-                        "'python script.py'") from None  # fmt: skip
+            raise error(
+                "SL701", where=" ".join(command), got=e.strerror or e, expected="a program, such as 'python script.py'"
+            ) from None
         status = _wait(process)
         trace = read(directory)
     scripts = [Path(a).resolve().parent for a in command[1:] if a.endswith(".py") and Path(a).is_file()]
@@ -157,7 +158,7 @@ _SKIP_FIXES = (
     ("dynamic|symbolic|symint", "pad to a few fixed sizes; pad a size that depends on data to its bound"),
     ("incompatible op|unsafe", "declare it with @sl.op: outputs come from outside; then `shiplap audit` it"),
     ("multiple device", "keep each compiled function on one device"),
-)  # fmt: skip
+)
 
 
 def _skips(compiled: Sequence[Compilation]) -> list[Skip]:
@@ -167,10 +168,14 @@ def _skips(compiled: Sequence[Compilation]) -> list[Skip]:
         if reason := c.metrics.get("cudagraph_skip_reason"):
             groups.setdefault(_skip_reason(str(reason)), []).append(c)
     skips = [
-        Skip(reason, place(rows[0].file, rows[0].line, rows[0].function) if rows[0].file else None, len(rows),
-             next((fix for pattern, fix in _SKIP_FIXES if re.search(pattern, reason)), ""))
+        Skip(
+            reason,
+            place(rows[0].file, rows[0].line, rows[0].function) if rows[0].file else None,
+            len(rows),
+            next((fix for pattern, fix in _SKIP_FIXES if re.search(pattern, reason)), ""),
+        )
         for reason, rows in groups.items()
-    ]  # fmt: skip
+    ]
     return sorted(skips, key=lambda s: s.times, reverse=True)
 
 

@@ -109,10 +109,17 @@ def _declaration(message: Message, place: Place, call: str, paths: tuple[Path, .
     signatures = signatures or _written(place)
     if not signatures:
         return ""
-    return render(Draft(
-        f"{call} at {place.short}", namespace if namespace.isidentifier() else "mylib", "op", signatures,
-        f"import {module}\n" if fn else "", f"{module}.{name}" if fn else "", by="shiplap doctor",
-    )).rstrip()  # fmt: skip
+    return render(
+        Draft(
+            f"{call} at {place.short}",
+            namespace if namespace.isidentifier() else "mylib",
+            "op",
+            signatures,
+            f"import {module}\n" if fn else "",
+            f"{module}.{name}" if fn else "",
+            by="shiplap doctor",
+        )
+    ).rstrip()
 
 
 def _documented(fn: object, where: str) -> list[Signature]:

@@ -33,15 +33,26 @@ VARIED: dict[str, Varied] = {
         "sizes 0 and 1 get a version of their own; pad to 2, or mark the dim with torch._dynamo.mark_unbacked",
         "torch._dynamo.mark_unbacked({name}, {dim})  # never specialised, not even on 0 and 1",
     ),
-    "rank": Varied("a tensor's number of dims", "reshape to one rank before the compiled function",
-                   "{name} = {name}.reshape(-1, {name}.shape[-1])"),
-    "stride": Varied("a tensor's memory layout", "call .contiguous() in front of the compiled function",
-                     "{name} = {name}.contiguous()"),
-    "dtype": Varied("a tensor's dtype", "convert in front of the compiled function: there is one version per dtype",
-                    "{name} = {name}.to(torch.float32)"),
+    "rank": Varied(
+        "a tensor's number of dims",
+        "reshape to one rank before the compiled function",
+        "{name} = {name}.reshape(-1, {name}.shape[-1])",
+    ),
+    "stride": Varied(
+        "a tensor's memory layout",
+        "call .contiguous() in front of the compiled function",
+        "{name} = {name}.contiguous()",
+    ),
+    "dtype": Varied(
+        "a tensor's dtype",
+        "convert in front of the compiled function: there is one version per dtype",
+        "{name} = {name}.to(torch.float32)",
+    ),
     "device": Varied("a tensor's device, subclass or dispatch keys", "one device and one tensor class per function"),
-    "grad": Varied("requires_grad of a tensor, or the grad mode",
-                   "call it under one mode: the same torch.no_grad() or requires_grad each time"),
+    "grad": Varied(
+        "requires_grad of a tensor, or the grad mode",
+        "call it under one mode: the same torch.no_grad() or requires_grad each time",
+    ),
     "value": Varied(
         "a Python number, string or bool",
         "pass it as a tensor, or as an int argument that stays symbolic (SymInt); strings and bools are compiled in",
@@ -56,7 +67,7 @@ VARIED: dict[str, Varied] = {
     "type": Varied("a Python type", "pass one type: always float, or always int, or always a tensor"),
     "identity": Varied("which object it was", "create it once, outside the compiled function, and reuse it"),
     "other": Varied("something else", "read the guard; what it names has to stay the same from call to call"),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -68,8 +79,10 @@ class Failure:
     values: tuple[str, ...] = ()
 
 
-_TENSOR = re.compile(r"tensor '(?P<name>.+?)' (?P<what>.+?) mismatch(?: at index (?P<dim>\d+))?"
-                     r"(?:\. expected (?P<old>.+?)(?:, actual (?P<new>.+))?)?$")  # fmt: skip
+_TENSOR = re.compile(
+    r"tensor '(?P<name>.+?)' (?P<what>.+?) mismatch(?: at index (?P<dim>\d+))?"
+    r"(?:\. expected (?P<old>.+?)(?:, actual (?P<new>.+))?)?$"
+)
 _EQUAL = re.compile(r"^(?P<name>[^=<>!]+?) (?:==|is) (?P<old>.+)$")
 _KINDS = {"size": "size", "rank": "rank", "stride": "stride", "dtype": "dtype", "requires_grad": "grad"}
 

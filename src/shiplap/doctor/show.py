@@ -32,10 +32,20 @@ def diagnosis_json(found: Diagnosis, facts: Mapping[str, str]) -> dict[str, obje
 def diagnosis_html(found: Diagnosis, facts: Mapping[str, str]) -> str:
     """One page that needs nothing else."""
     return render_html(
-        "diagnosis.html.jinja", package="shiplap.doctor", title="shiplap doctor", facts=facts, found=found,
-        groups=_by_cause(found.breaks), causes=CAUSES, varied=VARIED, near=near, seen=seen, again=again,
-        entry=registry.by_id, show=show,
-    )  # fmt: skip
+        "diagnosis.html.jinja",
+        package="shiplap.doctor",
+        title="shiplap doctor",
+        facts=facts,
+        found=found,
+        groups=_by_cause(found.breaks),
+        causes=CAUSES,
+        varied=VARIED,
+        near=near,
+        seen=seen,
+        again=again,
+        entry=registry.by_id,
+        show=show,
+    )
 
 
 def _by_cause(breaks: Sequence[Break]) -> list[tuple[str, list[Break]]]:

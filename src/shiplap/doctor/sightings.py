@@ -19,8 +19,14 @@ __all__ = ["Compilation", "Sighting", "compilations", "parse_message", "sighting
 _AT = re.compile(r"^Graph break in user code at (.+):(\d+)$", re.MULTILINE)
 _STACK = re.compile(r"User code traceback:|The graph break occurred in the following user code:")
 _TRACEBACK = re.compile(r"^(?:Traceback \(most recent call last\):|NoneType: None)$", re.MULTILINE)
-_ENDS = ("\nStack variable source attribution:", "\nUser code traceback:", "\nfrom user code:", "\n*** While handling",
-         "\nSet TORCHDYNAMO_VERBOSE", "\nThe above exception")  # fmt: skip
+_ENDS = (
+    "\nStack variable source attribution:",
+    "\nUser code traceback:",
+    "\nfrom user code:",
+    "\n*** While handling",
+    "\nSet TORCHDYNAMO_VERBOSE",
+    "\nThe above exception",
+)
 _SECTION = re.compile(r"^  (Explanation|Hint|Developer debug context): ?", re.MULTILINE)
 _ID = re.compile(r"/gb/(gb\d+)\.html")
 SKIPPED = "Skipping the function and falling back to eager"
@@ -68,12 +74,17 @@ def compilations(trace: Trace) -> list[Compilation]:
         if not version or m.get("is_runtime") or (m.get("co_name") is None and m.get("fail_type") is None):
             continue
         known = next((c for c in found if c.frame == (event.process, frame)), None)  # past the limit it has no name
-        found.append(Compilation(
-            event.process, f"{frame}/{version}", m.get("co_name") or (known.function if known else ""),
-            m.get("co_filename") or (known.file if known else ""),
-            m.get("co_firstlineno") or (known.line if known else 0),
-            float(m.get("entire_frame_compile_time_s") or 0.0), m,
-        ))  # fmt: skip
+        found.append(
+            Compilation(
+                event.process,
+                f"{frame}/{version}",
+                m.get("co_name") or (known.function if known else ""),
+                m.get("co_filename") or (known.file if known else ""),
+                m.get("co_firstlineno") or (known.line if known else 0),
+                float(m.get("entire_frame_compile_time_s") or 0.0),
+                m,
+            )
+        )
     return found
 
 

@@ -59,8 +59,12 @@ def of_function(fn: Callable[..., Any], where: str) -> list[Signature]:
     if not found and annotated is not None and _tells(annotated):
         found = [parse(f"{name}{_spell(annotated)}", where)]
     if not found:
-        raise error("SL604", where=where, got="no annotations, and no signature in the docstring",
-                    expected=f"{name}(x: torch.Tensor, ...) -> torch.Tensor")  # fmt: skip
+        raise error(
+            "SL604",
+            where=where,
+            got="no annotations, and no signature in the docstring",
+            expected=f"{name}(x: torch.Tensor, ...) -> torch.Tensor",
+        )
     return found
 
 
@@ -112,12 +116,15 @@ def of_overload(overload: Any) -> Signature:
     schema = overload._schema
     parameters = tuple(
         Parameter(
-            a.name, _form(_expression(str(a.type))) or "object", str(a.type),
+            a.name,
+            _form(_expression(str(a.type))) or "object",
+            str(a.type),
             _literal(a.default_value) if a.has_default_value() else None,
-            a.kwarg_only, bool(a.alias_info and a.alias_info.is_write),
+            a.kwarg_only,
+            bool(a.alias_info and a.alias_info.is_write),
         )
         for a in schema.arguments
-    )  # fmt: skip
+    )
     returns = tuple(
         "object" if r.alias_info else _form(_expression(str(r.type))) or "object" for r in schema.returns
     )  # an alias is no fresh output
@@ -181,8 +188,16 @@ def _returns(node: ast.expr) -> tuple[str, ...]:
     return (_form(node) or "object",)
 
 
-_SCALARS = {"int": "int", "SupportsInt": "int", "SupportsIndex": "int", "SymInt": "int", "float": "float",
-            "SupportsFloat": "float", "bool": "bool", "str": "str"}  # fmt: skip
+_SCALARS = {
+    "int": "int",
+    "SupportsInt": "int",
+    "SupportsIndex": "int",
+    "SymInt": "int",
+    "float": "float",
+    "SupportsFloat": "float",
+    "bool": "bool",
+    "str": "str",
+}
 _LISTS = ("list", "List", "Sequence", "tuple", "Tuple", "Iterable")
 
 

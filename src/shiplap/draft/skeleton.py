@@ -110,10 +110,13 @@ def _defaults(parameters: Sequence[Parameter]) -> list[Parameter]:
         keep -= 1
     kept = {p.name for p in positional[keep:]} | {p.name for p in parameters if p.keyword_only}
     return [
-        p if p.name in kept and p.default != "..." else Parameter(
+        p
+        if p.name in kept and p.default != "..."
+        else Parameter(
             p.name, p.type, p.original + (f" = {p.default}" if p.default else ""), None, p.keyword_only, p.written
-        ) for p in parameters
-    ]  # fmt: skip
+        )
+        for p in parameters
+    ]
 
 
 def _argument(p: Parameter) -> str:

@@ -125,8 +125,9 @@ class Call:
         scalars = {a.name: hints[a.name] for a in spec.scalars}
         classes = {
             a.tensor.dtype_class: str(self.tensors[a.name].dtype).removeprefix("torch.")
-            for a in spec.tensors if a.tensor and a.name in self.tensors and not a.tensor.concrete
-        }  # fmt: skip
+            for a in spec.tensors
+            if a.tensor and a.name in self.tensors and not a.tensor.concrete
+        }
         absent = tuple(a.name for a in spec.tensors if a.name not in self.tensors)
         return Recipe(absent=absent).but(sizes=sizes, scalars=scalars, dtypes=classes, layouts=self._layouts())
 

@@ -137,8 +137,13 @@ def explain(fn: Callable[..., Any], *args: Any, **options: Any) -> Explanation:
         finally:
             reset_compiler()
     if not graphs:
-        raise error("SL702", where=target, got="no graph reached Inductor", expected="a function of tensors that "
-                    "torch.compile can take", fix="run 'shiplap doctor' on a program that calls it")  # fmt: skip
+        raise error(
+            "SL702",
+            where=target,
+            got="no graph reached Inductor",
+            expected="a function of tensors that torch.compile can take",
+            fix="run 'shiplap doctor' on a program that calls it",
+        )
     kernels = tuple(k for n, graph in enumerate(graphs) for k in _kernels(n, graph, [d for g, d in made if g == n]))
     return Explanation(target, kernels, tuple(d for _, d in made), tuple(g.code for g in graphs))
 
@@ -148,10 +153,15 @@ def _kernels(number: int, graph: Graph, made: Sequence[Decision]) -> Iterator[Ke
     for group in groups:
         nodes = tuple(o.node for o in group.origins)
         yield Kernel(
-            group.kernel, group.kind, _operators(group), nodes, _lines(group), number,
+            group.kernel,
+            group.kind,
+            _operators(group),
+            nodes,
+            _lines(group),
+            number,
             tuple(d for d in made if d.node in nodes),
             tuple(_neighbours(graph, groups, group)) if group.kind == "template" else (),
-        )  # fmt: skip
+        )
 
 
 def _operators(group: Group) -> tuple[str, ...]:
@@ -175,9 +185,12 @@ def _neighbours(graph: Graph, groups: Sequence[Group], template: Group) -> Itera
             continue
         reason = _reason(graph, *((other, template) if before else (template, other)))
         yield Neighbour(
-            other.kernel, _operators(other), "before" if before else "after", reason or SILENT,
+            other.kernel,
+            _operators(other),
+            "before" if before else "after",
+            reason or SILENT,
             _meaning(reason, other),
-        )  # fmt: skip
+        )
 
 
 def _reason(graph: Graph, first: Group, second: Group) -> str:

@@ -199,14 +199,22 @@ def _decide(selection: Selection, listed: list[Any], ranking: Ranking, here: boo
     best, second = ranked[0], ranked[1] if len(ranked) > 1 else None
     times = {i: t.median for i, t in timings.items()}
     choice = Choice(
-        op=selection.call.op.spec.name, device=selection.key["device"], bucket=selection.inputs.bucket,
-        dtypes=selection.inputs.dtypes, layout=selection.inputs.layout, kernel=listed[best].kernel,
-        config=listed[best].config, time=times.get(best, 0.0),
+        op=selection.call.op.spec.name,
+        device=selection.key["device"],
+        bucket=selection.inputs.bucket,
+        dtypes=selection.inputs.dtypes,
+        layout=selection.inputs.layout,
+        kernel=listed[best].kernel,
+        config=listed[best].config,
+        time=times.get(best, 0.0),
         runner_up=label(listed[second]) if second is not None else "",
-        runner_up_time=times[second] if second is not None else 0.0, default_time=times.get(0, 0.0),
-        reason=_reason(listed, ranked, times, how, ranking), findings=tuple(ranking.findings),
-        tried=len(listed) - ranking.unseen, sizes=str(selection.inputs.recipe),
-    )  # fmt: skip
+        runner_up_time=times[second] if second is not None else 0.0,
+        default_time=times.get(0, 0.0),
+        reason=_reason(listed, ranked, times, how, ranking),
+        findings=tuple(ranking.findings),
+        tried=len(listed) - ranking.unseen,
+        sizes=str(selection.inputs.recipe),
+    )
     return choice, around
 
 

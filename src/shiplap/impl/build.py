@@ -71,9 +71,12 @@ def build(root: Path, digest: str, source: str, command: list[str]) -> str:
 def detached(root: Path, digest: str, source: str, command: list[str]) -> subprocess.Popen[bytes]:
     """``build`` in a process of its own, which outlives this one; its output is what went wrong."""
     child = subprocess.Popen(
-        [sys.executable, "-I", __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        [sys.executable, "-I", __file__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
         start_new_session=True,
-    )  # fmt: skip
+    )
     assert child.stdin is not None
     with contextlib.suppress(BrokenPipeError), child.stdin as pipe:
         pipe.write(json.dumps([str(root), digest, source, command]).encode())

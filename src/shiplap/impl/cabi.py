@@ -37,26 +37,41 @@ class DLTensor(ctypes.Structure):
     """As in ``shiplap/abi.h``: the layout that ``frame.TENSOR`` packs."""
 
     _fields_ = (
-        ("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32),
-        ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.POINTER(ctypes.c_int64)), ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
         ("byte_offset", ctypes.c_uint64),
-    )  # fmt: skip
+    )
 
 
 class Context(ctypes.Structure):
     """``sl_context``: the layout that ``frame.CONTEXT`` packs."""
 
     _fields_ = (
-        ("abi_version", ctypes.c_uint32), ("num_threads", ctypes.c_int32), ("stream", ctypes.c_void_p),
-        ("workspace", ctypes.c_void_p), ("workspace_size", ctypes.c_size_t), ("error", ctypes.c_char_p),
-        ("error_size", ctypes.c_size_t), ("config", ctypes.POINTER(ctypes.c_int64)), ("config_size", ctypes.c_size_t),
-    )  # fmt: skip
+        ("abi_version", ctypes.c_uint32),
+        ("num_threads", ctypes.c_int32),
+        ("stream", ctypes.c_void_p),
+        ("workspace", ctypes.c_void_p),
+        ("workspace_size", ctypes.c_size_t),
+        ("error", ctypes.c_char_p),
+        ("error_size", ctypes.c_size_t),
+        ("config", ctypes.POINTER(ctypes.c_int64)),
+        ("config_size", ctypes.c_size_t),
+    )
 
 
 _TYPE: dict[str, Any] = {
-    "int64_t": ctypes.c_int64, "double": ctypes.c_double, "int32_t": ctypes.c_int32, "const char*": ctypes.c_char_p,
-}  # fmt: skip
+    "int64_t": ctypes.c_int64,
+    "double": ctypes.c_double,
+    "int32_t": ctypes.c_int32,
+    "const char*": ctypes.c_char_p,
+}
 
 
 class CAbi:
@@ -91,11 +106,21 @@ def cabi(library: str | os.PathLike[str], symbol: str, *, strided: Iterable[str]
         LibraryError: SL401-SL403 at the first call, when the library is missing or was built for another declaration.
     """
     if not (symbol.isidentifier() and symbol.isascii()):
-        raise error("SL402", where=f"sl.cabi({library}, ...)", got=symbol, expected="the name of a C function",
-                    fix="pass the symbol as it is written in C")  # fmt: skip
+        raise error(
+            "SL402",
+            where=f"sl.cabi({library}, ...)",
+            got=symbol,
+            expected="the name of a C function",
+            fix="pass the symbol as it is written in C",
+        )
     if align < 1 or align & (align - 1):
-        raise error("SL404", where=f"sl.cabi(..., {symbol!r})", got=f"align={align!r}", expected="a power of two",
-                    fix="pass the bytes that the kernel wants of an address, such as align=16")  # fmt: skip
+        raise error(
+            "SL404",
+            where=f"sl.cabi(..., {symbol!r})",
+            got=f"align={align!r}",
+            expected="a power of two",
+            fix="pass the bytes that the kernel wants of an address, such as align=16",
+        )
     return CAbi(library, symbol, strided, align)
 
 
@@ -138,9 +163,12 @@ class BoundKernel:
         """Fill ``outs``, of fixed sizes, with the caller's workspace if one is given."""
         for output, tensor in zip(self.spec.outputs, outs, strict=True):
             if not self._aligned(tensor):
-                raise error("SL212", where=f"{self.spec.name}, output {output.name!r}",
-                            got=f"an address that is no multiple of {self.source.align} bytes",
-                            expected="memory as an allocator gives it")  # fmt: skip
+                raise error(
+                    "SL212",
+                    where=f"{self.spec.name}, output {output.name!r}",
+                    got=f"an address that is no multiple of {self.source.align} bytes",
+                    expected="memory as an allocator gives it",
+                )
         self._run(call, outs, {}, scratch)
 
     def _run(self, call: Binding, outs: Sequence[Tensor], extents: dict[str, Any], scratch: Tensor | None) -> None:

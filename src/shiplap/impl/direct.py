@@ -127,9 +127,16 @@ class TemplateKernel:
 
     def _runner(self, launches: dict[Any, Callable[..., None]], launch_for: Callable[..., Callable[..., None]]) -> Run:
         return compile_run(
-            self.spec, self.words, self.reads, self.adjacent, tuple(self.tables.values()),
-            grid=self.template.grid, config=self.values, launches=launches, launch_for=launch_for,
-        )  # fmt: skip
+            self.spec,
+            self.words,
+            self.reads,
+            self.adjacent,
+            tuple(self.tables.values()),
+            grid=self.template.grid,
+            config=self.values,
+            launches=launches,
+            launch_for=launch_for,
+        )
 
     def _launch(self, call: Binding, out: Tensor, kept: list[Any] | None) -> None:
         assert self._run is not None
@@ -278,8 +285,11 @@ def _repeated(
     """Allocate and launch as was done for ``out``; ``rest`` is each tensor with its shape and strides."""
     shape, dtype, device, sizes = out.shape, out.dtype, out.device, (planes, *out.shape)
     target, strides = (out.shape, out.stride()) if planes == 1 else (sizes, (out.numel(), *out.stride()))
-    known = {f"{kind}{i}": value for i, at in enumerate(range(0, len(rest), 3))
-             for kind, value in zip("sd", rest[at + 1 : at + 3], strict=True)}  # fmt: skip
+    known = {
+        f"{kind}{i}": value
+        for i, at in enumerate(range(0, len(rest), 3))
+        for kind, value in zip("sd", rest[at + 1 : at + 3], strict=True)
+    }
     each = "".join(f", args[{place}], s{i}, d{i}" for i, place in enumerate(places))
     scope = {"launch": launch, "grid": grid, "target": target, "strides": strides, **known}
     go = eval(f"lambda args, out: launch(grid, out, target, strides{each})", scope)

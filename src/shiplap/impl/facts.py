@@ -38,9 +38,13 @@ def compile_key(spec: OpSpec, layouts: Iterable[str]) -> Callable[[Binding], tup
 
 
 def compile_run(
-    spec: OpSpec, words: Iterable[str], reads: Sequence[Arg], axes: Mapping[str, int], tables: Sequence[Any],
+    spec: OpSpec,
+    words: Iterable[str],
+    reads: Sequence[Arg],
+    axes: Mapping[str, int],
+    tables: Sequence[Any],
     **scope: Any,
-) -> Run:  # fmt: skip
+) -> Run:
     """``run(call, out, planes, kept)`` for a template that mentions ``words`` and reads the arguments ``reads``.
 
     ``axes`` are those along which arguments have to be adjacent; ``tables`` are called with sizes and a device. The
@@ -48,9 +52,13 @@ def compile_run(
     list ``kept`` gets the launch, its grid, and each tensor with its shape and strides.
     """
     scope |= {
-        "cdiv": lambda a, b: -(-a // b), "adjacent": adjacent, "inner": inner, "reach": _reach,
-        "matmul": torch.backends.cuda.matmul, **{f"table{i}": t for i, t in enumerate(tables)},
-    }  # fmt: skip
+        "cdiv": lambda a, b: -(-a // b),
+        "adjacent": adjacent,
+        "inner": inner,
+        "reach": _reach,
+        "matmul": torch.backends.cuda.matmul,
+        **{f"table{i}": t for i, t in enumerate(tables)},
+    }
     text = _source(spec, frozenset(words), reads, axes, len(tables))
     exec(compile(text, f"<launch {spec.name}>", "exec"), scope)
     run: Run = scope["run"]
@@ -76,8 +84,10 @@ def _source(spec: OpSpec, words: frozenset[str], reads: Sequence[Arg], axes: Map
         reaches.append(_reach_of(arg, i))
     count = len(reads)
     for i in range(tables):
-        lines += [f"    t{count + i} = table{i}(env, call.device)",
-                  f"    s{count + i}, d{count + i} = t{count + i}.shape, t{count + i}.stride()"]  # fmt: skip
+        lines += [
+            f"    t{count + i} = table{i}(env, call.device)",
+            f"    s{count + i}, d{count + i} = t{count + i}.shape, t{count + i}.stride()",
+        ]
     tensors = range(count + tables)
     lines += [
         f"    wide = {' or '.join(f'{r} > {WIDE}' for r in reaches)}",

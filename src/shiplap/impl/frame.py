@@ -25,9 +25,16 @@ CONTEXT, TENSOR = "IiPPNPNPN", "PiiiBBHPPQ"  # sl_context and DLTensor of shipla
 _DEVICE = {"cpu": 1, "cuda": 2}
 _EXTENSION = 12  # kDLExtDev: any other device type, such as a PrivateUse1 backend
 _CODE = {
-    torch.bool: 6, torch.bfloat16: 4, torch.complex32: 5, torch.complex64: 5, torch.complex128: 5,
-    torch.float8_e4m3fn: 10, torch.float8_e4m3fnuz: 11, torch.float8_e5m2: 12, torch.float8_e5m2fnuz: 13,
-}  # fmt: skip
+    torch.bool: 6,
+    torch.bfloat16: 4,
+    torch.complex32: 5,
+    torch.complex64: 5,
+    torch.complex128: 5,
+    torch.float8_e4m3fn: 10,
+    torch.float8_e4m3fnuz: 11,
+    torch.float8_e5m2: 12,
+    torch.float8_e5m2fnuz: 13,
+}
 
 
 @dataclass(frozen=True)
@@ -53,9 +60,13 @@ class Frame:
     """Views of ``tensors`` and a context; its addresses are valid as long as it lives."""
 
     def __init__(
-        self, tensors: Sequence[Tensor | None], device: torch.device, scratch: Tensor | None, stream: int,
+        self,
+        tensors: Sequence[Tensor | None],
+        device: torch.device,
+        scratch: Tensor | None,
+        stream: int,
         config: tuple[int, int] = (0, 0),
-    ) -> None:  # fmt: skip
+    ) -> None:
         layout = _layout(tuple([-1 if t is None else t.dim() for t in tensors]))
         self._buffer = ctypes.create_string_buffer(layout.size)
         base = self.context = ctypes.addressof(self._buffer)
@@ -81,9 +92,18 @@ class Frame:
             # torch leaves the strides of dims of size 0 or 1 arbitrary, also in a contiguous tensor
             strides = _canonical(shape) if tensor.is_contiguous() else tensor.stride()
             fields += (
-                tensor.data_ptr(), kind, index, rank, *_element(tensor.dtype), 1, sizes, sizes + 8 * rank, 0,
-                *shape, *strides,
-            )  # fmt: skip
+                tensor.data_ptr(),
+                kind,
+                index,
+                rank,
+                *_element(tensor.dtype),
+                1,
+                sizes,
+                sizes + 8 * rank,
+                0,
+                *shape,
+                *strides,
+            )
             self.tensors.append(base + place)
         layout.pack.pack_into(self._buffer, 0, *fields)
 

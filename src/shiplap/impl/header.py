@@ -27,8 +27,13 @@ def bound_symbols(ops: Iterable[Op]) -> dict[str, OpSpec]:
         for kernel in (k for kernels in op.kernels.values() for k in kernels):
             symbol = getattr(getattr(kernel.run, "source", None), "symbol", None)
             if symbol is not None and found.setdefault(symbol, op.spec) != op.spec:
-                raise error("SL403", where=symbol, got=f"bound to {op.spec.name}", expected=found[symbol].name,
-                            fix="give each op a C function of its own")  # fmt: skip
+                raise error(
+                    "SL403",
+                    where=symbol,
+                    got=f"bound to {op.spec.name}",
+                    expected=found[symbol].name,
+                    fix="give each op a C function of its own",
+                )
     return found
 
 

@@ -197,14 +197,22 @@ def _plan(op: Op) -> _Plan:
     """Everything about the library that ``op`` shares with the other ops of its kernel libraries; compiles nothing."""
     runs = _runs(op)
     if not runs:
-        raise error("SL404", where=op.spec.name, got="no kernel, several, or one that asks supports=",
-                    expected="one C ABI kernel on the CPU or on CUDA",
-                    fix="use dtypes= instead of supports=")  # fmt: skip
+        raise error(
+            "SL404",
+            where=op.spec.name,
+            got="no kernel, several, or one that asks supports=",
+            expected="one C ABI kernel on the CPU or on CUDA",
+            fix="use dtypes= instead of supports=",
+        )
     reasons = [unfit(_native(op, device, run)) for device, run in runs.items()]
     if all(reasons):
-        raise error("SL404", where=op.spec.name, got=reasons[0],
-                    expected="sizes and dtypes that C++ can check in one go",
-                    fix="none needed: the Python binding serves it")  # fmt: skip
+        raise error(
+            "SL404",
+            where=op.spec.name,
+            got=reasons[0],
+            expected="sizes and dtypes that C++ can check in one go",
+            fix="none needed: the Python binding serves it",
+        )
     for run in runs.values():
         locate(run.source.library)
     entries = _related(op, [e for o in registry.ops() for e in _entries(o)])
@@ -223,8 +231,12 @@ def compiler(op: Op) -> str:
     """Path of the C++ compiler; SL405 if there is none."""
     found = shutil.which(os.environ.get("CXX") or "c++")
     if found is None:
-        raise error("SL405", where=op.spec.name, got=f"no {os.environ.get('CXX') or 'c++'} on the PATH",
-                    expected="a C++20 compiler")  # fmt: skip
+        raise error(
+            "SL405",
+            where=op.spec.name,
+            got=f"no {os.environ.get('CXX') or 'c++'} on the PATH",
+            expected="a C++20 compiler",
+        )
     return found
 
 
@@ -238,8 +250,13 @@ def bound(op: Op, device: str) -> tuple[Native, BoundKernel]:
     """The one C ABI kernel of ``op`` on ``device`` and what is generated for it; SL404 if there are others or none."""
     run = _runs(op).get(device)
     if run is None:
-        raise error("SL404", where=op.spec.name, got="no kernel, several, or one that asks supports=",
-                    expected=f"one C ABI kernel on {device}", fix="use dtypes= instead of supports=")  # fmt: skip
+        raise error(
+            "SL404",
+            where=op.spec.name,
+            got="no kernel, several, or one that asks supports=",
+            expected=f"one C ABI kernel on {device}",
+            fix="use dtypes= instead of supports=",
+        )
     return _native(op, device, run), run
 
 
@@ -260,9 +277,19 @@ def _serves(op: Op, run: BoundKernel) -> bool:
 
 def _native(op: Op, device: str, run: BoundKernel) -> Native:
     names = (op.spec.opname, *([f"{op.spec.opname}__raw"] if op.raw is not op.overload else []))
-    return Native(op.spec, run.source.symbol, names, device, run.workspace, run.source.strided,
-                  op.kernels[device][0].dtypes, has_out(op.spec), op.kernels[device][0].space, op.rule,
-                  run.source.align)  # fmt: skip
+    return Native(
+        op.spec,
+        run.source.symbol,
+        names,
+        device,
+        run.workspace,
+        run.source.strided,
+        op.kernels[device][0].dtypes,
+        has_out(op.spec),
+        op.kernels[device][0].space,
+        op.rule,
+        run.source.align,
+    )
 
 
 def _entries(op: Op) -> list[_Entry]:

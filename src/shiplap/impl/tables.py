@@ -32,9 +32,14 @@ class Table:
         table = self.found.get(key)
         if table is None:
             if capturing:
-                raise error("SL305", where=self.where, got="sizes that it has not been called with",
-                            expected="one call before the capture", what="table is not on the device yet",
-                            fix="call it once with tensors of these sizes, then capture")  # fmt: skip
+                raise error(
+                    "SL305",
+                    where=self.where,
+                    got="sizes that it has not been called with",
+                    expected="one call before the capture",
+                    what="table is not on the device yet",
+                    fix="call it once with tensors of these sizes, then capture",
+                )
             table = self._make(env, device)
         if capturing:
             self.captured.setdefault(id(table), table)

@@ -99,13 +99,21 @@ class Launcher:
             self._launch = lambda grid, *args, **kwargs: kernel[grid](*args, **kwargs)
         else:
             scope = {
-                "_self": self, "_kernel": self.kernel, "_device_of": runtime.device, "_stream_of": runtime.stream,
-                "_runtime": runtime.knobs.runtime, "_compilation": runtime.knobs.compilation, "_Chain": runtime.chain,
-                "_Tensor": _TENSORS[0], "_Parameter": _TENSORS[-1], "_absent": object(),
+                "_self": self,
+                "_kernel": self.kernel,
+                "_device_of": runtime.device,
+                "_stream_of": runtime.stream,
+                "_runtime": runtime.knobs.runtime,
+                "_compilation": runtime.knobs.compilation,
+                "_Chain": runtime.chain,
+                "_Tensor": _TENSORS[0],
+                "_Parameter": _TENSORS[-1],
+                "_absent": object(),
                 "_PLAIN": frozenset((*_PLAIN, *runtime.plain)),
-                "_fits": struct.Struct("i" * sum(map(_is_free, self.kernel.params))).pack, "_Unfit": struct.error,
+                "_fits": struct.Struct("i" * sum(map(_is_free, self.kernel.params))).pack,
+                "_Unfit": struct.error,
                 **_defaults(self.kernel),
-            }  # fmt: skip
+            }
             exec(compile(_source(self.kernel), f"<launch {self.__qualname__}>", "exec"), scope)
             self._launch = scope["launch"]
         return self._launch

@@ -21,8 +21,13 @@ class AdoptedOp(Op):
     def _register(self) -> None:
         packet = getattr(getattr(torch.ops, self.spec.namespace), self.spec.opname, None)
         if packet is None:
-            raise error("SL501", where=self.spec.name, got="not registered", expected=f"torch.ops.{self.spec.name}",
-                        fix="import the library that registers it first")  # fmt: skip
+            raise error(
+                "SL501",
+                where=self.spec.name,
+                got="not registered",
+                expected=f"torch.ops.{self.spec.name}",
+                fix="import the library that registers it first",
+            )
         self.overload = self.raw = packet.default
         self._split, self._plain = self.raw is not self.overload, calls.builtin(self.raw)
 
@@ -46,8 +51,16 @@ def adopt(name: str, **declaration: Any) -> Callable[[Callable[..., Any]], Adopt
     check_name(name)
 
     def declare(fn: Callable[..., Any]) -> AdoptedOp:
-        keywords: dict[str, Any] = {"dims": {}, "bounds": {}, "requires": (), "mutates": (), "contiguous": (),
-                                    "outputs": (), "autocast": "widest", **declaration}  # fmt: skip
+        keywords: dict[str, Any] = {
+            "dims": {},
+            "bounds": {},
+            "requires": (),
+            "mutates": (),
+            "contiguous": (),
+            "outputs": (),
+            "autocast": "widest",
+            **declaration,
+        }
         return AdoptedOp(read_spec(name, fn, **keywords), fn)
 
     return declare

@@ -67,8 +67,13 @@ def read_argument(name: str, annotation: Any, where: str, **extra: Any) -> Arg:
     element = _element(inner)
     if is_tensor(element):
         if optional:
-            raise error("SL103", where=where, got=_show(annotation), expected="a list of tensors that is not optional",
-                        fix="pass an empty list instead of None")  # fmt: skip
+            raise error(
+                "SL103",
+                where=where,
+                got=_show(annotation),
+                expected="a list of tensors that is not optional",
+                fix="pass an empty list instead of None",
+            )
         return Arg(name, tensor=read_tensor(element, where), many=True, **extra)
     scalar = _SCALARS.get(inner) if isinstance(inner, type) else None
     if scalar is None and element in (int, float, bool):

@@ -30,8 +30,13 @@ class Backward:
     def declare(cls, spec: OpSpec, fn: Callable[..., Any], saves: Iterable[str] | None) -> Backward:
         """``saves`` defaults to every tensor argument; outputs may be named too. SL110 for an unknown name."""
         if spec.mutated:
-            raise error("SL110", where=spec.name, got=f"mutates {', '.join(spec.mutated)}", expected="a functional op",
-                        fix="declare a functional op that returns the new value")  # fmt: skip
+            raise error(
+                "SL110",
+                where=spec.name,
+                got=f"mutates {', '.join(spec.mutated)}",
+                expected="a functional op",
+                fix="declare a functional op that returns the new value",
+            )
         names = tuple(saves) if saves is not None else tuple(a.name for a in spec.tensors)
         known = {a.name for a in spec.args} | {o.name for o in spec.outputs}
         for name in names:
@@ -51,8 +56,12 @@ class Backward:
                 raise error("SL110", where=spec.name, got=f"gradient of {name!r}", expected="a tensor argument")
             got, expected = _shape(value), shapes[name]
             if value is not None and expected is not None and got != expected:
-                raise error("SL303", where=f"{spec.name}, argument {name!r}", got=f"gradient {_text(got)}",
-                            expected=_text(expected))  # fmt: skip
+                raise error(
+                    "SL303",
+                    where=f"{spec.name}, argument {name!r}",
+                    got=f"gradient {_text(got)}",
+                    expected=_text(expected),
+                )
         return result
 
 
@@ -87,10 +96,12 @@ def make_backward(spec: OpSpec, backward: Backward) -> tuple[Callable[..., Any],
                 wanted[name] = shapes[name] is not None
         found = backward.gradients(spec, shapes, grads[0] if single else grads, saved, SimpleNamespace(**wanted))
         # One answer for each argument that the dispatcher left in place; a list, even an empty one, gets a list.
-        return tuple([
-            _answer(found.get(arg.name) if wanted.get(arg.name) else None, need)
-            for arg, need in zip(spec.args, needed, strict=False)
-        ])  # fmt: skip
+        return tuple(
+            [
+                _answer(found.get(arg.name) if wanted.get(arg.name) else None, need)
+                for arg, need in zip(spec.args, needed, strict=False)
+            ]
+        )
 
     return run, setup_context
 

@@ -127,8 +127,13 @@ class Checker:
             got = f"shape {_plain(value.shape)}, strides {value.stride()}"
             raise self._error("SL210", label, got, "distinct memory")
         if value.requires_grad and torch.is_grad_enabled():
-            raise self._error("SL304", label, "a tensor that requires grad", "a mutated tensor outside autograd",
-                              fix="call the op under torch.no_grad(), or pass .detach()")  # fmt: skip
+            raise self._error(
+                "SL304",
+                label,
+                "a tensor that requires grad",
+                "a mutated tensor outside autograd",
+                fix="call the op under torch.no_grad(), or pass .detach()",
+            )
 
     def _dtype(self, call: Binding, arg: Arg, label: str, value: Tensor) -> None:
         accepted, kind = self._accepted[arg.name], arg.tensor

@@ -20,9 +20,18 @@ if TYPE_CHECKING:
     from shiplap.op.op import Op
 
 __all__ = [
-    "MISSING", "REFERENCE", "Entry", "digest", "find", "forget", "install", "ready", "ready_calls", "resolved",
+    "MISSING",
+    "REFERENCE",
+    "Entry",
+    "digest",
+    "find",
+    "forget",
+    "install",
+    "ready",
+    "ready_calls",
+    "resolved",
     "tunable",
-]  # fmt: skip
+]
 
 REFERENCE = "reference"
 LIMIT = 4096  # calls remembered per op: exact sizes may all differ

@@ -100,8 +100,9 @@ def read_space(spec: OpSpec, name: str, configs: Any, default: Any, prior: Any, 
     if native:
         _fits_c(where, fixed, chosen)
     codes = [source_digest(f) for f in (derived, default, prior) if callable(f)]
-    identity = "|".join([*(f"[{c}]" for c in dict.fromkeys(fixed)), f"default {chosen}" if not callable(chosen) else "",
-                         *codes])  # fmt: skip
+    identity = "|".join(
+        [*(f"[{c}]" for c in dict.fromkeys(fixed)), f"default {chosen}" if not callable(chosen) else "", *codes]
+    )
     return Space(tuple(dict.fromkeys(fixed)), derived, chosen, prior, identity, where, keywords, native)
 
 

@@ -37,9 +37,14 @@ def read_spec(
     """The declaration of ``fn`` as data; raises ``DeclarationError`` (SL1xx) for what cannot be declared."""
     check_name(name)
     if not inspect.isfunction(fn):
-        raise error("SL103", where=name, what="not a function", got=f"a {type(fn).__name__}",
-                    expected="a function defined with def",
-                    fix="write a function that calls it; @staticmethod goes above @sl.op")  # fmt: skip
+        raise error(
+            "SL103",
+            where=name,
+            what="not a function",
+            got=f"a {type(fn).__name__}",
+            expected="a function defined with def",
+            fix="write a function that calls it; @staticmethod goes above @sl.op",
+        )
     if autocast not in AUTOCAST_RULES:
         raise error("SL112", where=name, got=repr(autocast), expected=", ".join(map(repr, AUTOCAST_RULES)))
     hints = _hints(fn)
@@ -47,12 +52,16 @@ def read_spec(
     returns = hints.get("return", inspect.Parameter.empty)
     outs = tuple(_outputs(name, returns, _names(outputs), any(a.mutated for a in args), {a.name for a in args}))
     spec = OpSpec(
-        name, args, outs,
+        name,
+        args,
+        outs,
         dims=tuple((k, Expr.parse(v, f"{name}, dims[{k!r}]")) for k, v in dims.items()),
         bounds=tuple((k, Expr.parse(v, f"{name}, bounds[{k!r}]")) for k, v in bounds.items()),
         requires=tuple(Expr.parse(v, f"{name}, requires") for v in _names(requires)),
-        autocast=autocast, library=_names(library), doc=inspect.getdoc(fn) or "",
-    )  # fmt: skip
+        autocast=autocast,
+        library=_names(library),
+        doc=inspect.getdoc(fn) or "",
+    )
     _check(spec)
     return spec
 
@@ -62,8 +71,12 @@ def check_name(name: Any) -> None:
     namespace, _, opname = name.partition("::") if isinstance(name, str) else ("", "", "")
     if not (_plain(namespace) and _plain(opname)):
         got = name if isinstance(name, str) else f"{type(name).__name__} {getattr(name, '__name__', name)}"
-        raise error("SL101", where=f"@sl.op({name!r})" if isinstance(name, str) else "@sl.op", got=got,
-                    expected="namespace::name")  # fmt: skip
+        raise error(
+            "SL101",
+            where=f"@sl.op({name!r})" if isinstance(name, str) else "@sl.op",
+            got=got,
+            expected="namespace::name",
+        )
 
 
 def read_arguments(name: str, fn: Callable[..., Any]) -> tuple[Arg, ...]:
@@ -87,8 +100,13 @@ def _hints(fn: Callable[..., Any]) -> dict[str, Any]:
     try:
         return typing.get_type_hints(fn, globalns={**scope, **fn.__globals__}, localns={**closure.nonlocals})
     except NameError as e:
-        raise error("SL102", where=fn.__qualname__, got=str(e), expected="annotations that can be evaluated",
-                    fix="import the name at run time, at module level") from None  # fmt: skip
+        raise error(
+            "SL102",
+            where=fn.__qualname__,
+            got=str(e),
+            expected="annotations that can be evaluated",
+            fix="import the name at run time, at module level",
+        ) from None
 
 
 def _arguments(
@@ -102,23 +120,41 @@ def _arguments(
         if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
             raise error("SL103", where=where, got=str(p), expected="named arguments", fix="name each argument")
         if not _plain(p.name) or p.name.startswith("_"):  # names with _ are those of generated code
-            raise error("SL103", where=where, got=f"the name {p.name}", expected="a name of ASCII letters, no _ first",
-                        fix="rename the argument")  # fmt: skip
+            raise error(
+                "SL103",
+                where=where,
+                got=f"the name {p.name}",
+                expected="a name of ASCII letters, no _ first",
+                fix="rename the argument",
+            )
         if p.name not in hints:
             method = "declare a function; in a class, put @staticmethod above @sl.op" if p.name == "self" else ""
             raise error("SL102", where=where, got=str(p), expected="an annotation", fix=method)
         arg = read_argument(
-            p.name, hints[p.name], where,
+            p.name,
+            hints[p.name],
+            where,
             default=... if p.default is p.empty else p.default,
             keyword_only=p.kind is p.KEYWORD_ONLY,
-            mutated=p.name in mutates, contiguous=p.name in contiguous,
-        )  # fmt: skip
+            mutated=p.name in mutates,
+            contiguous=p.name in contiguous,
+        )
         if arg.tensor and arg.keyword_only:
-            raise error("SL103", where=where, got="a keyword-only tensor", expected="positional tensors",
-                        fix="move it before the *")  # fmt: skip
+            raise error(
+                "SL103",
+                where=where,
+                got="a keyword-only tensor",
+                expected="positional tensors",
+                fix="move it before the *",
+            )
         if arg.has_default and (bad := _bad_default(arg)):
-            raise error("SL103", where=where, got=f"default {arg.default!r}", expected=bad,
-                        fix="use None as the default, in an optional argument")  # fmt: skip
+            raise error(
+                "SL103",
+                where=where,
+                got=f"default {arg.default!r}",
+                expected=bad,
+                fix="use None as the default, in an optional argument",
+            )
         if arg.mutated and (arg.tensor is None or arg.many or arg.optional):
             raise error("SL107", where=where, got="not a plain tensor", expected="a tensor argument")
         yield arg
@@ -151,9 +187,13 @@ def _outputs(
     used = arguments | {"workspace"}  # keywords of kernels
     taken = [n for i, n in enumerate(names) if n in names[:i] or n in used or not _plain(n)]
     if taken:
-        raise error("SL109", where=where, got=f"output name {taken[0]!r}",
-                    expected="new names of ASCII letters, none an argument's, nor workspace",
-                    fix='give outputs=("name", ...)')  # fmt: skip
+        raise error(
+            "SL109",
+            where=where,
+            got=f"output name {taken[0]!r}",
+            expected="new names of ASCII letters, none an argument's, nor workspace",
+            fix='give outputs=("name", ...)',
+        )
     for out_name, part in zip(names, parts, strict=True):
         yield Output(out_name, read_tensor(part, f"{where} {out_name!r}"))
 
@@ -190,8 +230,12 @@ def _check_dims(spec: OpSpec) -> set[str]:
             if size.expr is not None:
                 _check_names(where, size.expr, known | own)
             elif kinds.setdefault(size.text, size.kind) != size.kind:
-                raise error("SL105", where=where, got=f"{size.text!r} as one dim and as *{size.text}",
-                            expected="one meaning a name")  # fmt: skip
+                raise error(
+                    "SL105",
+                    where=where,
+                    got=f"{size.text!r} as one dim and as *{size.text}",
+                    expected="one meaning a name",
+                )
     return known
 
 
@@ -202,8 +246,13 @@ def _check_bounds(spec: OpSpec, known: set[str]) -> None:
         where = f"{spec.name}, bounds[{dim!r}]"
         if dim in known or dim not in plain:
             got = "a dim that the inputs determine" if dim in known else "a dim that is no output's size"
-            raise error("SL104", where=where, got=got, expected="a dim of an output that no input has",
-                        fix="remove it from bounds=, or name the output's dim so")  # fmt: skip
+            raise error(
+                "SL104",
+                where=where,
+                got=got,
+                expected="a dim of an output that no input has",
+                fix="remove it from bounds=, or name the output's dim so",
+            )
         _check_names(where, expr, known)
 
 
@@ -217,9 +266,12 @@ def _check_output_dim(spec: OpSpec, where: str, dim: Dim, known: set[str]) -> No
 def _known_names(spec: OpSpec) -> set[str]:
     """Dims of inputs that are always there, and int arguments."""
     named = {
-        d.text for a in spec.tensors if a.tensor for d in a.tensor.dims
+        d.text
+        for a in spec.tensors
+        if a.tensor
+        for d in a.tensor.dims
         if d.kind in ("name", "variadic") and d.text != "..." and not a.optional
-    }  # fmt: skip
+    }
     return named | {a.name for a in spec.scalars if a.scalar in ("int", "list[int]", "bool") and not a.optional}
 
 

@@ -57,14 +57,40 @@ def _pow2ceil(a: Any) -> int:
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "len": len, "prod": _prod, "min": _min, "max": _max, "cdiv": _cdiv, "gcd": math.gcd, "pow2ceil": _pow2ceil,
-}  # fmt: skip
+    "len": len,
+    "prod": _prod,
+    "min": _min,
+    "max": _max,
+    "cdiv": _cdiv,
+    "gcd": math.gcd,
+    "pow2ceil": _pow2ceil,
+}
 
 _GRAMMAR = (
-    ast.Expression, ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Mod, ast.UnaryOp, ast.USub, ast.Constant,
-    ast.Name, ast.Load, ast.Call, ast.Subscript, ast.Compare, ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE,
-    ast.BoolOp, ast.And,
-)  # fmt: skip
+    ast.Expression,
+    ast.BinOp,
+    ast.Add,
+    ast.Sub,
+    ast.Mult,
+    ast.FloorDiv,
+    ast.Mod,
+    ast.UnaryOp,
+    ast.USub,
+    ast.Constant,
+    ast.Name,
+    ast.Load,
+    ast.Call,
+    ast.Subscript,
+    ast.Compare,
+    ast.Eq,
+    ast.NotEq,
+    ast.Lt,
+    ast.LtE,
+    ast.Gt,
+    ast.GtE,
+    ast.BoolOp,
+    ast.And,
+)
 
 
 @dataclass(frozen=True)

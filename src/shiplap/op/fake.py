@@ -54,8 +54,9 @@ def _refuse_python(name: str, call: Binding) -> None:
         return
     if all(isinstance(k.run, PythonKernel) for k in op.kernels.get(device, ())):
         names = ", ".join(k.name for k in op.kernels.get(device, ())) or "the reference"
-        raise error("SL307", where=name, got=f"{names}, launched by Python on {device}",
-                    expected="a template or a C ABI kernel")  # fmt: skip
+        raise error(
+            "SL307", where=name, got=f"{names}, launched by Python on {device}", expected="a template or a C ABI kernel"
+        )
 
 
 def _positional(checker: Checker, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:

@@ -148,16 +148,18 @@ def source(spec: OpSpec) -> str:
     parameters = [
         parameter(i, a) if d else variables([a]) for i, (a, d) in enumerate(zip(spec.args, optional, strict=True))
     ]
-    return "\n".join([
-        f"def bind({', '.join(parameters)}):",
-        "  try:",
-        *(f"    {n} = None" for n in maybe),
-        *writer.lines,
-        f"    _env = {{{env}}}",
-        *present,
-        f"    return Binding(({arguments},), _env, {{{dtypes}}}, _device)",
-        "  except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError): return None",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            f"def bind({', '.join(parameters)}):",
+            "  try:",
+            *(f"    {n} = None" for n in maybe),
+            *writer.lines,
+            f"    _env = {{{env}}}",
+            *present,
+            f"    return Binding(({arguments},), _env, {{{dtypes}}}, _device)",
+            "  except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError): return None",
+        ]
+    )
 
 
 def variables(args: Sequence[Arg]) -> str:

@@ -249,8 +249,13 @@ def check_sharing(spec: OpSpec, call: Binding) -> None:
         target = call.args[spec.args.index(spec.arg(name))]
         for other, t in tensors:
             if other != name and t.numel() and t.data_ptr() == target.data_ptr():
-                raise error("SL210", where=f"{spec.name}, argument {name!r}", got=f"memory of argument {other!r}",
-                            expected="memory of its own", what="mutated tensor is another argument too")  # fmt: skip
+                raise error(
+                    "SL210",
+                    where=f"{spec.name}, argument {name!r}",
+                    got=f"memory of argument {other!r}",
+                    expected="memory of its own",
+                    what="mutated tensor is another argument too",
+                )
 
 
 def _tensors(args: Sequence[Any]) -> Iterator[Tensor]:

@@ -129,9 +129,16 @@ class Op(calls.ShortCut, WithOut):
         """
         if implementation is None:
             return lambda fn: self.kernel(
-                device, fn, name=name, workspace=workspace, dtypes=dtypes, supports=supports, configs=configs,
-                default=default, prior=prior,
-            )  # fmt: skip
+                device,
+                fn,
+                name=name,
+                workspace=workspace,
+                dtypes=dtypes,
+                supports=supports,
+                configs=configs,
+                default=default,
+                prior=prior,
+            )
         device = device.partition(":")[0]
         scratch = read_workspace(self.spec, workspace) if workspace else None
         taken = (dtypes,) if isinstance(dtypes, str) else tuple(dtypes)
@@ -384,9 +391,17 @@ def op(
 
     def declare(fn: Callable[..., Any]) -> Op:
         spec = read_spec(
-            name, fn, dims=dims or {}, bounds=bounds or {}, requires=requires, mutates=mutates,
-            contiguous=contiguous, outputs=outputs, autocast=autocast, library=library,
-        )  # fmt: skip
+            name,
+            fn,
+            dims=dims or {},
+            bounds=bounds or {},
+            requires=requires,
+            mutates=mutates,
+            contiguous=contiguous,
+            outputs=outputs,
+            autocast=autocast,
+            library=library,
+        )
         return Op(spec, fn)
 
     return declare

@@ -127,9 +127,13 @@ class OutVariant:
     def _several(self, out: Any) -> tuple[Tensor, ...]:
         outs = (out,) if isinstance(out, Tensor) else tuple(out)
         if len(outs) != len(self.names):
-            raise error("SL212", where=self.spec.name, got=f"{len(outs)} tensors in out=",
-                        expected=f"{len(self.names)}: {', '.join(self.names)}",
-                        fix="pass one tensor for each output")  # fmt: skip
+            raise error(
+                "SL212",
+                where=self.spec.name,
+                got=f"{len(outs)} tensors in out=",
+                expected=f"{len(self.names)}: {', '.join(self.names)}",
+                fix="pass one tensor for each output",
+            )
         return outs
 
     def _explain(self, args: Any, kwargs: Any, outs: Sequence[Tensor], workspace: Any, cause: Exception) -> None:
@@ -190,13 +194,23 @@ class OutVariant:
         for index, (name, target) in enumerate(written):
             for other, tensor in tensors + written[:index]:
                 if _overlap(target, tensor):
-                    raise error("SL210", where=f"{spec.name}, output {name!r}", got=f"memory of {other!r}",
-                                expected="memory of its own", what="output overlaps another tensor",
-                                fix="pass a tensor of its own")  # fmt: skip
+                    raise error(
+                        "SL210",
+                        where=f"{spec.name}, output {name!r}",
+                        got=f"memory of {other!r}",
+                        expected="memory of its own",
+                        what="output overlaps another tensor",
+                        fix="pass a tensor of its own",
+                    )
         if torch.is_grad_enabled() and any(t.requires_grad for _, t in tensors + written):
-            raise error("SL304", where=f"{spec.name}, out=", got="a tensor that requires grad",
-                        expected="tensors outside autograd", what="an out-variant has no gradient",
-                        fix="call it under torch.no_grad(), or call the op without out=")  # fmt: skip
+            raise error(
+                "SL304",
+                where=f"{spec.name}, out=",
+                got="a tensor that requires grad",
+                expected="tensors outside autograd",
+                what="an out-variant has no gradient",
+                fix="call it under torch.no_grad(), or call the op without out=",
+            )
         if spec.mutated:
             check_sharing(spec, call)
 
@@ -230,8 +244,12 @@ class OutVariant:
             or scratch.stride(0) != 1
         ):
             got = f"{scratch.dtype} on {scratch.device}, {tuple(scratch.shape)} by {tuple(scratch.stride())}"
-            raise error("SL213", where=f"{self.spec.name}, {self.scratch}", got=got,
-                        expected=f"torch.uint8 on {call.device}, one contiguous dim")  # fmt: skip
+            raise error(
+                "SL213",
+                where=f"{self.spec.name}, {self.scratch}",
+                got=got,
+                expected=f"torch.uint8 on {call.device}, one contiguous dim",
+            )
 
 
 def _overlap(a: Tensor, b: Tensor) -> bool:

@@ -28,8 +28,15 @@ __all__ = ["compile_route", "route_of", "source"]
 
 LIMIT = 4096  # calls remembered: each may have sizes of its own
 WIDEST = 2**63 - 1
-_TYPES = {"int": "int", "float": "float", "bool": "bool", "str": "str", "list[int]": "list", "list[float]": "list",
-          "list[bool]": "list"}  # fmt: skip
+_TYPES = {
+    "int": "int",
+    "float": "float",
+    "bool": "bool",
+    "str": "str",
+    "list[int]": "list",
+    "list[float]": "list",
+    "list[bool]": "list",
+}
 _BUILTINS = {"map", "max", "min", "repr", "tuple", "type", *_TYPES.values()}  # that the function calls
 
 
@@ -48,11 +55,18 @@ def compile_route(op: Op, device: str = "cuda") -> Callable[..., Any] | None:
         return None  # calls come here under autocast, too
     remembers = any(k.template is not None or getattr(k.run, "out_style", False) for k in kernels)
     scope: dict[str, Any] = {
-        "_dispatcher": calls.builtin(op.raw), "_untouched": calls.untouched, "_is_zero": calls.is_zero,
-        "_Tensor": torch.Tensor, "_Parameter": torch.nn.Parameter, "_INTS": {int}, "_choices": choices,
-        "_defaults": [a.default for a in op.spec.args], "_bind": op._bind,
-        "_ready": choices.ready_calls(op.spec.name), "_start": _start(op),
-    }  # fmt: skip
+        "_dispatcher": calls.builtin(op.raw),
+        "_untouched": calls.untouched,
+        "_is_zero": calls.is_zero,
+        "_Tensor": torch.Tensor,
+        "_Parameter": torch.nn.Parameter,
+        "_INTS": {int},
+        "_choices": choices,
+        "_defaults": [a.default for a in op.spec.args],
+        "_bind": op._bind,
+        "_ready": choices.ready_calls(op.spec.name),
+        "_start": _start(op),
+    }
     exec(compile(source(op.spec, device, remembers), f"<route {op.spec.name}>", "exec"), scope)
     route: Callable[..., Any] = scope["route"]
     return route
@@ -129,8 +143,11 @@ def source(spec: OpSpec, device: str, remembers: bool) -> str:
     strange = [_strange(a, device) for a in spec.args if a.tensor is not None]
     numbers = [a.name if a.scalar == "int" else f"*{a.name}" for a in spec.args if a.scalar in ("int", "list[int]")]
     kinds = [_kind(a) for a in spec.args if a.scalar is not None and a.scalar != "int"]
-    lines = [f"def route({', '.join(parameters)}):", *fixed,
-             f"    if {' or '.join([*strange, *kinds, 'not _untouched()'])}: {dispatched}"]  # fmt: skip
+    lines = [
+        f"def route({', '.join(parameters)}):",
+        *fixed,
+        f"    if {' or '.join([*strange, *kinds, 'not _untouched()'])}: {dispatched}",
+    ]
     if numbers:
         lines += [
             f"    _n = (0, {', '.join(numbers)})",

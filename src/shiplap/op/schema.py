@@ -12,9 +12,14 @@ from shiplap.op.spec import Arg, OpSpec
 __all__ = ["schema", "tags"]
 
 _TYPES = {
-    "int": "SymInt", "float": "float", "bool": "bool", "str": "str",
-    "list[int]": "SymInt[]", "list[float]": "float[]", "list[bool]": "bool[]",
-}  # fmt: skip
+    "int": "SymInt",
+    "float": "float",
+    "bool": "bool",
+    "str": "str",
+    "list[int]": "SymInt[]",
+    "list[float]": "float[]",
+    "list[bool]": "bool[]",
+}
 
 
 def schema(spec: OpSpec, name: str = "") -> str:

@@ -72,7 +72,12 @@ class Template:
 
 
 def read_template(
-    spec: OpSpec, home: str, device: str, source: str, *, name: str | None = None,
+    spec: OpSpec,
+    home: str,
+    device: str,
+    source: str,
+    *,
+    name: str | None = None,
     configs: Iterable[Config] | Callable[..., Iterable[Config]] = ({},),
     grid: Callable[..., tuple[Any, Any, Any]] | None = None,
     tables: Mapping[str, Callable[..., Any]] | None = None,
@@ -81,7 +86,7 @@ def read_template(
     planes: Callable[..., int] | None = None,
     fuses: Callable[..., bool] | None = None,
     default: bool = True,
-) -> Template:  # fmt: skip
+) -> Template:
     """The template of a file beside ``home`` (``*.triton.jinja``, ``*.cpp.jinja``); SL114 for what cannot be one."""
     language = next((kind for suffix, kind in LANGUAGES.items() if source.endswith(suffix)), "")
     path = Path(home).parent / source
@@ -92,13 +97,22 @@ def read_template(
         raise error("SL114", where=where, got="no such file", expected=f"a file beside {Path(home).name}")
     text = _included(path, where)
     if len(spec.outputs) != 1 or spec.dynamic or spec.mutated or any(a.many for a in spec.args):
-        raise error("SL114", where=where, got=f"{len(spec.outputs)} outputs, {len(spec.mutated)} mutated arguments",
-                    expected="one output of fixed size, no mutated argument, no tensor list")  # fmt: skip
+        raise error(
+            "SL114",
+            where=where,
+            got=f"{len(spec.outputs)} outputs, {len(spec.mutated)} mutated arguments",
+            expected="one output of fixed size, no mutated argument, no tensor list",
+        )
     if language == "triton" and grid is None:
         raise error("SL114", where=where, got="no grid", expected="grid=lambda sizes, config, cdiv: (programs, 1, 1)")
     if language == "triton" and (taken := SIZE.search(" ".join(INDICES.findall(text)))):
-        raise error("SL114", where=where, got=f"an index named {taken[1]!r}", fix="rename it",
-                    expected="a name that does not begin with s, u or ps: Inductor's sizes do")  # fmt: skip
+        raise error(
+            "SL114",
+            where=where,
+            got=f"an index named {taken[1]!r}",
+            fix="rename it",
+            expected="a name that does not begin with s, u or ps: Inductor's sizes do",
+        )
     for argument, dim in (innermost or {}).items():
         tensor = next((a.tensor for a in spec.tensors if a.name == argument), None)
         if tensor is None or dim not in [d.text for d in tensor.dims]:
@@ -109,9 +123,19 @@ def read_template(
     if not callable(given) and not given:
         raise error("SL114", where=where, got="no configs", expected="at least one, the default first")
     return Template(
-        name or path.name.split(".")[0], device.partition(":")[0], language, text, given, grid,
-        tuple((tables or {}).items()), tuple((innermost or {}).items()), supports, planes, fuses, default,
-    )  # fmt: skip
+        name or path.name.split(".")[0],
+        device.partition(":")[0],
+        language,
+        text,
+        given,
+        grid,
+        tuple((tables or {}).items()),
+        tuple((innermost or {}).items()),
+        supports,
+        planes,
+        fuses,
+        default,
+    )
 
 
 def as_kernel(spec: OpSpec, template: Template) -> Kernel | None:

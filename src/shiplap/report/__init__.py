@@ -6,6 +6,12 @@ from shiplap.report.html import render_html
 from shiplap.report.passport import passport_html
 
 __all__ = [
-    "exit_code", "facts", "findings_html", "findings_json", "passport_html", "print_costs", "print_findings",
+    "exit_code",
+    "facts",
+    "findings_html",
+    "findings_json",
+    "passport_html",
+    "print_costs",
+    "print_findings",
     "render_html",
-]  # fmt: skip
+]

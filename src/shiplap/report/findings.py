@@ -156,11 +156,22 @@ def findings_json(
 
 
 def findings_html(
-    findings: Sequence[Finding], facts: Mapping[str, str], title: str = "shiplap audit",
-    costs: Sequence[CostCard] = (), no_costs: str = "",
-) -> str:  # fmt: skip
+    findings: Sequence[Finding],
+    facts: Mapping[str, str],
+    title: str = "shiplap audit",
+    costs: Sequence[CostCard] = (),
+    no_costs: str = "",
+) -> str:
     """One page that needs nothing else."""
     return render_html(
-        "findings.html.jinja", title=title, facts=facts, groups=_groups(findings), summary=_summary(findings),
-        failed=exit_code(findings), costs=costs, no_costs=no_costs or NONE, heading=HEADING, ns=_ns,
-    )  # fmt: skip
+        "findings.html.jinja",
+        title=title,
+        facts=facts,
+        groups=_groups(findings),
+        summary=_summary(findings),
+        failed=exit_code(findings),
+        costs=costs,
+        no_costs=no_costs or NONE,
+        heading=HEADING,
+        ns=_ns,
+    )

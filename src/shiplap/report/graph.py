@@ -40,6 +40,12 @@ def graph_svg(boxes: Sequence[Box]) -> str:
     }
     edges = [(at[r], at[b.name]) for b in boxes for r in b.reads if r in at]
     return render_html(
-        "graph.svg.jinja", boxes=[(b, *at[b.name]) for b in boxes], edges=edges, width=full, w=WIDTH, h=HEIGHT,
-        height=len(rows) * (HEIGHT + RISE), rise=RISE,
-    )  # fmt: skip
+        "graph.svg.jinja",
+        boxes=[(b, *at[b.name]) for b in boxes],
+        edges=edges,
+        width=full,
+        w=WIDTH,
+        h=HEIGHT,
+        height=len(rows) * (HEIGHT + RISE),
+        rise=RISE,
+    )

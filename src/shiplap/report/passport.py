@@ -15,14 +15,23 @@ CARD = ("raw_ns", "eager_ns", "compiled_ns", "captured_ns")
 
 def passport_html(passport: Mapping[str, Any]) -> str:
     """One page that needs nothing else; everything in it is escaped."""
-    about = {"date": passport["date"], "seed": passport["seed"], "seal": passport["seal"][:16],
-             **{f"device {k}": v for k, v in passport["device"].items()}, **passport["versions"]}  # fmt: skip
+    about = {
+        "date": passport["date"],
+        "seed": passport["seed"],
+        "seal": passport["seal"][:16],
+        **{f"device {k}": v for k, v in passport["device"].items()},
+        **passport["versions"],
+    }
     cost = passport["cost"]
     return render_html(
-        "passport.html.jinja", title=f"Passport of {passport['op']}", facts=about, passport=passport,
-        declaration={k: _shown(v) for k, v in passport["declaration"].items()}, cost=cost,
+        "passport.html.jinja",
+        title=f"Passport of {passport['op']}",
+        facts=about,
+        passport=passport,
+        declaration={k: _shown(v) for k, v in passport["declaration"].items()},
+        cost=cost,
         times=[_ns(cost[name]) for name in CARD] if cost else [],
-    )  # fmt: skip
+    )
 
 
 def _shown(value: Any) -> str:

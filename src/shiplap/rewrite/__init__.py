@@ -9,6 +9,17 @@ from shiplap.rewrite.prove import prove
 from shiplap.rewrite.scope import Rewrites, rewrites
 
 __all__ = [
-    "Guard", "Level", "Match", "NearMiss", "PatternRewrite", "Program", "Rewrite", "Rewrites", "Saving", "place",
-    "prove", "rewrite", "rewrites",
-]  # fmt: skip
+    "Guard",
+    "Level",
+    "Match",
+    "NearMiss",
+    "PatternRewrite",
+    "Program",
+    "Rewrite",
+    "Rewrites",
+    "Saving",
+    "place",
+    "prove",
+    "rewrite",
+    "rewrites",
+]

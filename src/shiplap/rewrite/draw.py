@@ -51,8 +51,12 @@ class Drawn:
     @cached_property
     def samples(self) -> Samples:
         if not self.signature.args:
-            raise error("SL805", where=f"rewrite {self.signature.name!r}", got="neither annotations nor samples",
-                        expected="one of them")  # fmt: skip
+            raise error(
+                "SL805",
+                where=f"rewrite {self.signature.name!r}",
+                got="neither annotations nor samples",
+                expected="one of them",
+            )
         return Samples(self, SEED)  # type: ignore[arg-type]
 
     def _listed(self) -> Iterator[tuple[Any, ...]]:
@@ -62,8 +66,13 @@ class Drawn:
         for args in found if isinstance(found, Iterable) and not isinstance(found, Tensor) else (found,):
             if not isinstance(args, (list, tuple)) or len(args) != count:
                 got = f"{len(args)} arguments" if isinstance(args, (list, tuple)) else type(args).__name__
-                raise error("SL802", where=f"samples of rewrite {self.signature.name!r}", got=got,
-                            expected=f"{count} arguments", fix="return a list of one tuple a call")  # fmt: skip
+                raise error(
+                    "SL802",
+                    where=f"samples of rewrite {self.signature.name!r}",
+                    got=got,
+                    expected=f"{count} arguments",
+                    fix="return a list of one tuple a call",
+                )
             yield tuple(args)
 
     @cached_property
@@ -188,9 +197,13 @@ class Drawn:
 
 
 def as_pattern(
-    fn: Callable[..., Any], names: Sequence[str], args: tuple[Any, ...], level: Level, stand_ins: dict[float, str],
+    fn: Callable[..., Any],
+    names: Sequence[str],
+    args: tuple[Any, ...],
+    level: Level,
+    stand_ins: dict[float, str],
     leaves: Collection[str | None] = (),
-) -> Pattern:  # fmt: skip
+) -> Pattern:
     """``fn`` as a graph whose sizes are symbols; with the gradients of ``leaves``."""
     from shiplap.compat.passes import capture
 
@@ -200,15 +213,19 @@ def as_pattern(
     try:
         found = capture(of_tensors, tensors, level, dynamic=True)
     except Exception as e:
-        raise error("SL804", where=fn.__qualname__, got=last_line(e),
-                    expected="a graph of its arguments") from e  # fmt: skip
+        raise error("SL804", where=fn.__qualname__, got=last_line(e), expected="a graph of its arguments") from e
     inputs = {n: names[at[r]] for n, r in found.roles.items() if isinstance(r, int)}
     missing = [names[i] for i in at if names[i] not in inputs.values()]
     text = str(found.graph)
     missing += [name for constant, name in stand_ins.items() if repr(constant) not in text]
     if missing:
-        raise error("SL804", where=fn.__qualname__, got=f"it does not use {', '.join(missing)} as it is",
-                    expected="a graph of its arguments", fix="remove the argument, or use it unchanged")  # fmt: skip
+        raise error(
+            "SL804",
+            where=fn.__qualname__,
+            got=f"it does not use {', '.join(missing)} as it is",
+            expected="a graph of its arguments",
+            fix="remove the argument, or use it unchanged",
+        )
     pairs = zip(names, args, strict=True)
     fixed = {n: a for n, a in pairs if not isinstance(a, Tensor) and not (type(a) is float and a in stand_ins)}
     tangents = {n: f"gradient {i}" for i, n in enumerate(n for n, r in found.roles.items() if r == "grad")}
@@ -222,8 +239,13 @@ def as_pattern(
         found.graph, {**inputs, **tangents}, results, stand_ins, fixed, tuple(grads), tuple(tangents.values())
     )
     if not made.picked:
-        raise error("SL804", where=fn.__qualname__, got="it computes nothing: its results are its arguments",
-                    expected="a graph of its arguments", fix="write what models compute")  # fmt: skip
+        raise error(
+            "SL804",
+            where=fn.__qualname__,
+            got="it computes nothing: its results are its arguments",
+            expected="a graph of its arguments",
+            fix="write what models compute",
+        )
     return made
 
 

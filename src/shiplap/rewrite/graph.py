@@ -18,8 +18,16 @@ from shiplap.rewrite.match import Level, Match, NearMiss, Obstacle, Saving
 from shiplap.verify.run import quiet
 
 __all__ = [
-    "Refused", "barrier", "describe", "flat_nodes", "operator_name", "place", "sort", "source_line", "value",
-]  # fmt: skip
+    "Refused",
+    "barrier",
+    "describe",
+    "flat_nodes",
+    "operator_name",
+    "place",
+    "sort",
+    "source_line",
+    "value",
+]
 
 FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in ')
 
@@ -42,9 +50,15 @@ def flat_nodes(args: Any) -> list[Node]:
 
 
 def place(
-    graph: Graph, level: Level, rewrite: str, fn: Callable[..., Any], args: Sequence[Any], outputs: Sequence[Node],
-    nodes: Iterable[Node] = (), bound: Sequence[tuple[str, str]] = (),
-) -> Match | NearMiss:  # fmt: skip
+    graph: Graph,
+    level: Level,
+    rewrite: str,
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    outputs: Sequence[Node],
+    nodes: Iterable[Node] = (),
+    bound: Sequence[tuple[str, str]] = (),
+) -> Match | NearMiss:
     """Compute ``outputs`` as ``fn(*args)`` from now on, and take out what nobody needs then.
 
     ``fn`` is plain PyTorch and returns as many tensors as there are ``outputs``, in that order; ``args`` may hold nodes
@@ -64,8 +78,11 @@ def place(
     except Exception as e:
         return miss("operator", f"the replacement cannot be traced here: {_first_line(e)}")
     if constant := next((n for n in made.nodes if n.op == "get_attr"), None):
-        return miss("operator", f"the replacement makes a tensor of constants, {constant.name}: torch.full makes one "
-                    "in the graph, and an argument brings one along")  # fmt: skip
+        return miss(
+            "operator",
+            f"the replacement makes a tensor of constants, {constant.name}: torch.full makes one "
+            "in the graph, and an argument brings one along",
+        )
     results = _results(made)
     if len(results) != len(outputs):
         return miss("operator", f"the replacement returns {len(results)} values, {len(outputs)} are to be replaced")
@@ -82,8 +99,16 @@ def place(
     fx.count(rewrite, len(replaced))
     saving = Saving(nodes=before - len(graph.nodes), bytes=cost - _traffic(placed))
     lines = tuple(dict.fromkeys(line for n in replaced if (line := source_line(n))))
-    return Match(rewrite, level, tuple(n.name for n in replaced), tuple(n.name for n in placed), lines,
-                 tuple(operator_name(n) for n in replaced), tuple(bound), saving=saving)  # fmt: skip
+    return Match(
+        rewrite,
+        level,
+        tuple(n.name for n in replaced),
+        tuple(n.name for n in placed),
+        lines,
+        tuple(operator_name(n) for n in replaced),
+        tuple(bound),
+        saving=saving,
+    )
 
 
 def _miss(level: Level, rewrite: str, at: Node, of: int) -> Callable[[Obstacle, str], NearMiss]:
@@ -210,9 +235,21 @@ def mutates(node: Node) -> bool:
 
 
 _WRITERS = (
-    operator.setitem, operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ifloordiv, operator.imod,
-    operator.ipow, operator.iand, operator.ior, operator.ixor, operator.imatmul, operator.ilshift, operator.irshift,
-)  # fmt: skip
+    operator.setitem,
+    operator.iadd,
+    operator.isub,
+    operator.imul,
+    operator.itruediv,
+    operator.ifloordiv,
+    operator.imod,
+    operator.ipow,
+    operator.iand,
+    operator.ior,
+    operator.ixor,
+    operator.imatmul,
+    operator.ilshift,
+    operator.irshift,
+)
 
 
 def _insert(

@@ -18,11 +18,42 @@ from shiplap.op.expr import FUNCTIONS, Expr
 __all__ = ["Guard"]
 
 _GRAMMAR = (
-    ast.Expression, ast.BoolOp, ast.And, ast.Or, ast.UnaryOp, ast.Not, ast.USub, ast.BinOp, ast.Add, ast.Sub, ast.Mult,
-    ast.Div, ast.FloorDiv, ast.Mod, ast.Pow, ast.Compare, ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Is,
-    ast.IsNot, ast.In, ast.NotIn, ast.Name, ast.Load, ast.Attribute, ast.Subscript, ast.Slice, ast.Constant, ast.Tuple,
-    ast.List, ast.Call,
-)  # fmt: skip
+    ast.Expression,
+    ast.BoolOp,
+    ast.And,
+    ast.Or,
+    ast.UnaryOp,
+    ast.Not,
+    ast.USub,
+    ast.BinOp,
+    ast.Add,
+    ast.Sub,
+    ast.Mult,
+    ast.Div,
+    ast.FloorDiv,
+    ast.Mod,
+    ast.Pow,
+    ast.Compare,
+    ast.Eq,
+    ast.NotEq,
+    ast.Lt,
+    ast.LtE,
+    ast.Gt,
+    ast.GtE,
+    ast.Is,
+    ast.IsNot,
+    ast.In,
+    ast.NotIn,
+    ast.Name,
+    ast.Load,
+    ast.Attribute,
+    ast.Subscript,
+    ast.Slice,
+    ast.Constant,
+    ast.Tuple,
+    ast.List,
+    ast.Call,
+)
 _ATTRIBUTES = frozenset({"shape", "dtype", "device", "ndim", "type", "itemsize", "requires_grad"})
 _METHODS = frozenset({"is_contiguous", "stride", "numel", "size", "dim"})
 _DTYPES = {n: getattr(torch, n) for n in dir(torch) if isinstance(getattr(torch, n), torch.dtype)}
@@ -47,14 +78,23 @@ class Guard:
         called = {n.func for n in ast.walk(tree) if isinstance(n, ast.Call)}
         for node in ast.walk(tree):
             if isinstance(node, ast.Attribute) and node.attr in _METHODS and node not in called:
-                raise error("SL803", where=where, got=source, expected=f"{ast.unparse(node)}()",
-                            fix="call it: a method itself is always true")  # fmt: skip
+                raise error(
+                    "SL803",
+                    where=where,
+                    got=source,
+                    expected=f"{ast.unparse(node)}()",
+                    fix="call it: a method itself is always true",
+                )
             if not _admitted(node):
                 part = repr(ast.unparse(node)) if isinstance(node, ast.expr) else type(node).__name__
                 raise error("SL803", where=where, got=source, expected=f"an expression without {part}")
             if isinstance(node, ast.Name) and node.id not in names | _DTYPES.keys() | FUNCTIONS.keys():
-                raise error("SL803", where=where, got=f"{source!r} uses {node.id!r}",
-                            expected=f"names among {', '.join(sorted(names))}")  # fmt: skip
+                raise error(
+                    "SL803",
+                    where=where,
+                    got=f"{source!r} uses {node.id!r}",
+                    expected=f"names among {', '.join(sorted(names))}",
+                )
         return cls(source.strip())
 
     @cached_property

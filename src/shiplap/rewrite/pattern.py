@@ -39,9 +39,15 @@ class PatternRewrite(Rewrite):
     """
 
     def __init__(
-        self, name: str, pattern: Callable[..., Any], replacement: Callable[..., Any], level: Level,
-        where: Iterable[str], samples: Any, pays: Callable[..., bool | str] | None,
-    ) -> None:  # fmt: skip
+        self,
+        name: str,
+        pattern: Callable[..., Any],
+        replacement: Callable[..., Any],
+        level: Level,
+        where: Iterable[str],
+        samples: Any,
+        pays: Callable[..., bool | str] | None,
+    ) -> None:
         self.name, self.level, self.pattern, self.replacement, self.pays = name, level, pattern, replacement, pays
         self.signature = Signature(name, pattern)
         known = frozenset(self.signature.parameters) | self.signature.dims
@@ -123,16 +129,24 @@ class PatternRewrite(Rewrite):
         args = {**pattern.fixed, **fit.args}
         names = self.signature.parameters
         given = [args[n] for n in (*names, *pattern.tangents)]
-        return place(graph, self.level, self.name, stand_in(pattern, self.replacement, names), given,
-                     [fit.nodes[o] for o in pattern.outputs], fit.nodes.values(),
-                     [(n, describe(args[n])) for n in names])  # fmt: skip
+        return place(
+            graph,
+            self.level,
+            self.name,
+            stand_in(pattern, self.replacement, names),
+            given,
+            [fit.nodes[o] for o in pattern.outputs],
+            fit.nodes.values(),
+            [(n, describe(args[n])) for n in names],
+        )
 
     def _near(self, pattern: Pattern, fit: Fit, stop: Stop) -> NearMiss | None:
         fitting, of = len(fit.nodes), len(pattern.calls)
         if 2 * fitting < of:
             return None
-        return NearMiss(self.name, self.level, stop.node.name, source_line(stop.node), stop.obstacle, stop.reason,
-                        fitting, of)  # fmt: skip
+        return NearMiss(
+            self.name, self.level, stop.node.name, source_line(stop.node), stop.obstacle, stop.reason, fitting, of
+        )
 
 
 def stand_in(pattern: Pattern, replacement: Callable[..., Any], names: Sequence[str]) -> Callable[..., list[Any]]:
@@ -197,8 +211,13 @@ def rewrite(
         raise error("SL802", where=here, got=f"level {level!r}", expected=", ".join(LEVELS), fix="name one of these")
     parameters = [inspect.signature(f).parameters for f in (pattern, replacement)]
     if named := [str(p) for of in parameters for p in of.values() if p.kind is not p.POSITIONAL_OR_KEYWORD]:
-        raise error("SL802", where=here, got=named[0], expected="arguments that may be passed by position",
-                    fix="remove '*', '**' and '/' from the parameters")  # fmt: skip
+        raise error(
+            "SL802",
+            where=here,
+            got=named[0],
+            expected="arguments that may be passed by position",
+            fix="remove '*', '**' and '/' from the parameters",
+        )
     ours, theirs = map(list, parameters)
     if ours != theirs:
         raise error("SL802", where=here, got=f"replacement({', '.join(theirs)})", expected=f"({', '.join(ours)})")

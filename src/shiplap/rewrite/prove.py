@@ -53,8 +53,13 @@ def proven(rewrite: R) -> R:
     """``rewrite``, proven; SL801 says what it changes if it is refused."""
     for found in prove(rewrite):
         if found.verdict == "fail":
-            raise error("SL801", where=f"rewrite {rewrite.name!r} on {found.input}",
-                        got=f"{found.check}: {found.evidence}", expected="what it replaces", fix=found.fix)  # fmt: skip
+            raise error(
+                "SL801",
+                where=f"rewrite {rewrite.name!r} on {found.input}",
+                got=f"{found.check}: {found.evidence}",
+                expected="what it replaces",
+                fix=found.fix,
+            )
     return rewrite
 
 
@@ -100,8 +105,12 @@ def _observed(rewrite: Rewrite) -> Iterator[_Seen]:
 
 def _summed(rewrite: Rewrite, seen: Sequence[_Seen]) -> Iterator[Finding]:
     if not seen:
-        raise error("SL805", where=f"rewrite {rewrite.name!r}", got="no program in which it fires",
-                    expected="samples that its guards admit")  # fmt: skip
+        raise error(
+            "SL805",
+            where=f"rewrite {rewrite.name!r}",
+            got="no program in which it fires",
+            expected="samples that its guards admit",
+        )
     for check in CHECKS:
         mine = [s for s in seen if s.check == check]
         bad = next((s for s in mine if s.problem), None)
@@ -152,8 +161,12 @@ def _captured(rewrite: Rewrite, program: Program, train: bool) -> tuple[Captured
     except ShiplapError:
         raise
     except Exception as e:
-        raise error("SL804", where=f"rewrite {rewrite.name!r} on {program.label}", got=last_line(e),
-                    expected="one graph of tensors") from e  # fmt: skip
+        raise error(
+            "SL804",
+            where=f"rewrite {rewrite.name!r} on {program.label}",
+            got=last_line(e),
+            expected="one graph of tensors",
+        ) from e
 
 
 def _module(graph: Graph) -> Interpreter:

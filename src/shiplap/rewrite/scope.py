@@ -47,12 +47,21 @@ class Rewrites:
     def __init__(self, *rewrites: Rewrite) -> None:
         if strange := [r for r in rewrites if not isinstance(r, Rewrite)]:
             fix = "sl.rewrites(*several) for a list; sl.rewrite(pattern, replacement) for functions"
-            raise error("SL802", where="sl.rewrites(...)", got=repr(strange[0])[:80],
-                        expected="what sl.rewrite returns", fix=fix)  # fmt: skip
+            raise error(
+                "SL802",
+                where="sl.rewrites(...)",
+                got=repr(strange[0])[:80],
+                expected="what sl.rewrite returns",
+                fix=fix,
+            )
         names = [r.name for r in rewrites]
         for twice in {n for n in names if names.count(n) > 1}:
-            raise error("SL802", where=f"sl.rewrites(..., {twice!r}, ...)", got="two rewrites of that name",
-                        expected="a name each")  # fmt: skip
+            raise error(
+                "SL802",
+                where=f"sl.rewrites(..., {twice!r}, ...)",
+                got="two rewrites of that name",
+                expected="a name each",
+            )
         self.rewrites = tuple(proven(r) for r in rewrites)
         self.outcomes: list[Outcome] = []
         self.graphs = 0

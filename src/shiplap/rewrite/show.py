@@ -25,13 +25,16 @@ def survey_json(found: Survey, facts: Mapping[str, str]) -> dict[str, Any]:
     """One JSON-ready object: facts, matches, near misses, measurements, and each graph as a difference of texts."""
     measured = asdict(found.measured) | {"speedup": found.measured.speedup} if found.measured else None
     return {
-        "facts": dict(facts), "target": found.target, "summary": found.summary, "graphs": found.graphs,
+        "facts": dict(facts),
+        "target": found.target,
+        "summary": found.summary,
+        "graphs": found.graphs,
         "rewrites": [{"name": n, "level": level} for n, level in found.rewrites],
         "matches": json.loads(json.dumps([asdict(m) for m in found.matches])),
         "near_misses": json.loads(json.dumps([asdict(m) for m in found.near_misses])),
         "measured": measured,
         "differences": [{"graph": v.number, "level": v.level, "text": difference(v)} for v in found.views],
-    }  # fmt: skip
+    }
 
 
 def print_survey(found: Survey, console: Console, graphs: bool = False) -> None:
@@ -138,11 +141,19 @@ def _line(call: Call) -> str:
 def survey_html(found: Survey, facts: Mapping[str, str]) -> str:
     """One page that needs nothing else: the places as pictures, before and after."""
     return render_html(
-        "survey.html.jinja", package="shiplap.rewrite", title="shiplap rewrite", facts=facts, found=found,
-        matched=_matched, missed=_missed, saved=_saved, measured=_measured, changed=_changed,
+        "survey.html.jinja",
+        package="shiplap.rewrite",
+        title="shiplap rewrite",
+        facts=facts,
+        found=found,
+        matched=_matched,
+        missed=_missed,
+        saved=_saved,
+        measured=_measured,
+        changed=_changed,
         difference=difference,
         pictures=list(_pictures(found)),
-    )  # fmt: skip
+    )
 
 
 def _pictures(found: Survey) -> Iterator[tuple[Match, int, str, str]]:

@@ -50,8 +50,12 @@ class Signature:
 
     def spec(self, requires: Iterable[str] = ()) -> OpSpec:
         """As an op that computes nothing: what samples are drawn from."""
-        return OpSpec(f"rewrite::{self.name}", self.args, (), requires=tuple(
-            Expr.parse(r, f"rewrite {self.name!r}, where") for r in requires))  # fmt: skip
+        return OpSpec(
+            f"rewrite::{self.name}",
+            self.args,
+            (),
+            requires=tuple(Expr.parse(r, f"rewrite {self.name!r}, where") for r in requires),
+        )
 
     def bind(self, bound: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[Obstacle, str] | None]:
         """What guards may use - arguments and dims by name - or what a match must not be bound to, and why."""

@@ -126,10 +126,16 @@ class _Watched(Rewrites):
 def calls(graph: Graph) -> tuple[Call, ...]:
     """The nodes of a graph but for its output, as values."""
     return tuple(
-        Call(n.name, operator_name(n) if n.op.startswith("call") else n.op, tuple(a.name for a in n.all_input_nodes),
-             _shape(n), source_line(n))
-        for n in graph.nodes if n.op != "output"
-    )  # fmt: skip
+        Call(
+            n.name,
+            operator_name(n) if n.op.startswith("call") else n.op,
+            tuple(a.name for a in n.all_input_nodes),
+            _shape(n),
+            source_line(n),
+        )
+        for n in graph.nodes
+        if n.op != "output"
+    )
 
 
 def _shape(node: Node) -> str:
@@ -140,9 +146,16 @@ def _shape(node: Node) -> str:
 
 
 def survey(
-    fn: Callable[..., Any], args: Sequence[Any], rewrites: Sequence[Rewrite], *, train: bool = False,
-    measure: bool = True, target: str = "", dynamic: bool | None = None, say: Callable[[str], None] = lambda text: None,
-) -> Survey:  # fmt: skip
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    rewrites: Sequence[Rewrite],
+    *,
+    train: bool = False,
+    measure: bool = True,
+    target: str = "",
+    dynamic: bool | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> Survey:
     """Compile ``fn`` for ``args`` with ``rewrites`` and run it; nothing stays compiled, no cache is read or filled.
 
     Args:
@@ -165,8 +178,12 @@ def survey(
         changed = _Variant(fn, args, watched.options(), train, dynamic)
         if not watched.compiled:
             where = target or getattr(fn, "__qualname__", type(fn).__name__)
-            raise error("SL806", where=where, got="no graph was compiled",
-                        expected="a function of tensors that torch.compile can take")  # fmt: skip
+            raise error(
+                "SL806",
+                where=where,
+                got="no graph was compiled",
+                expected="a function of tensors that torch.compile can take",
+            )
         outcomes, views, graphs = tuple(watched.outcomes), tuple(watched.views), watched.compiled
         measured = _measured(fn, args, watched, changed, say) if measure else None
     finally:

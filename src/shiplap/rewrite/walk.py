@@ -109,8 +109,12 @@ class _Walker:
             return fit
         if fit.args[name] is found:
             return fit
-        return self._stop(fit, user, "argument", f"the pattern uses {name} more than once; here it would be both "
-                          f"{_name(fit.args[name])} and {_name(found)}")  # fmt: skip
+        return self._stop(
+            fit,
+            user,
+            "argument",
+            f"the pattern uses {name} more than once; here it would be both {_name(fit.args[name])} and {_name(found)}",
+        )
 
     def _arguments(self, fit: Fit, want: Node, found: Node) -> list[Fit]:
         wanted, given = arguments(want), arguments(found)
@@ -236,8 +240,11 @@ def check_sizes(pattern: Pattern, fit: Fit, *, any_rank: bool) -> Stop | None:
             continue
         for dim, (w, g) in enumerate(zip(wanted.shape, held.shape, strict=True)):
             if not sizes.bind(w, g):
-                return Stop(at, "shape", f"{name} is {describe(found)}: dim {dim} is {g}, the pattern has "
-                            f"{sizes.shown(w)} there")  # fmt: skip
+                return Stop(
+                    at,
+                    "shape",
+                    f"{name} is {describe(found)}: dim {dim} is {g}, the pattern has {sizes.shown(w)} there",
+                )
     for want, actual, user, name in fit.sizes:
         if not sizes.same(want, actual):
             return Stop(user, "shape", f"{operator_name(user)} has {name}={actual}, the pattern {sizes.shown(want)}")

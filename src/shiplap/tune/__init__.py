@@ -24,15 +24,34 @@ if TYPE_CHECKING:
     from shiplap.tune.table import frozen, thaw
 
 __all__ = [
-    "Candidate", "Choice", "Isolation", "Options", "Refused", "Store", "choose", "freeze", "frozen", "recipe_of",
-    "record", "thaw", "tune",
-]  # fmt: skip
+    "Candidate",
+    "Choice",
+    "Isolation",
+    "Options",
+    "Refused",
+    "Store",
+    "choose",
+    "freeze",
+    "frozen",
+    "recipe_of",
+    "record",
+    "thaw",
+    "tune",
+]
 
 _HOMES = {
-    "Candidate": "candidate", "Choice": "choice", "Isolation": "isolate", "Options": "decide", "Refused": "candidate",
-    "Store": "store", "choose": "decide", "frozen": "table", "recipe_of": "inputs", "record": "calls",
+    "Candidate": "candidate",
+    "Choice": "choice",
+    "Isolation": "isolate",
+    "Options": "decide",
+    "Refused": "candidate",
+    "Store": "store",
+    "choose": "decide",
+    "frozen": "table",
+    "recipe_of": "inputs",
+    "record": "calls",
     "thaw": "table",
-}  # fmt: skip
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -77,9 +96,13 @@ def tune(
     from shiplap.tune.decide import Options
 
     return engine.tune_all(
-        engine.requests_of(op, samples, device), budget, options=Options(again=again, capture=capture),
-        isolate=isolate, timeout=timeout, progress=progress,
-    )  # fmt: skip
+        engine.requests_of(op, samples, device),
+        budget,
+        options=Options(again=again, capture=capture),
+        isolate=isolate,
+        timeout=timeout,
+        progress=progress,
+    )
 
 
 def freeze(path: str | os.PathLike[str], ops: Iterable[Op] | None = None) -> list[Choice]:

@@ -44,9 +44,12 @@ class LocalBench:
     """In this process: a candidate that crashes takes it along."""
 
     def __init__(
-        self, inputs: Inputs, candidates: Sequence[Candidate], capture: str = "auto",
+        self,
+        inputs: Inputs,
+        candidates: Sequence[Candidate],
+        capture: str = "auto",
         at: Callable[[int], None] = lambda index: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.inputs, self.candidates, self.capture, self.at = inputs, candidates, capture, at
         self._verifier = Verifier(inputs)
         self._compiling: dict[int, Future[None]] = {}

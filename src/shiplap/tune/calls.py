@@ -56,8 +56,13 @@ class Recorder:
             self._counts[key] = self._counts.get(key, 0) + 1
             if key not in self._seen:
                 code = getattr(op.reference, "__code__", None)
-                made = Call(op.spec.name, str(call.device), str(recipe_of(op, call.args)), op.__module__,
-                            os.path.abspath(code.co_filename) if code is not None else "")  # fmt: skip
+                made = Call(
+                    op.spec.name,
+                    str(call.device),
+                    str(recipe_of(op, call.args)),
+                    op.__module__,
+                    os.path.abspath(code.co_filename) if code is not None else "",
+                )
                 self._seen[key] = made
                 self._append([made])
         self._hold(op)
@@ -140,8 +145,13 @@ def read_calls(path: str | os.PathLike[str]) -> list[Call]:
     try:
         lines = Path(path).read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as e:
-        raise error("SL602", where=str(path), what="file cannot be read", got=getattr(e, "strerror", "") or e,
-                    expected="a profile written by shiplap.tune.record") from None  # fmt: skip
+        raise error(
+            "SL602",
+            where=str(path),
+            what="file cannot be read",
+            got=getattr(e, "strerror", "") or e,
+            expected="a profile written by shiplap.tune.record",
+        ) from None
     counts: dict[Call, int] = {}
     for number, line in enumerate(lines, 1):
         if not line.strip() or number == len(lines):  # what has no newline was cut short
@@ -150,9 +160,14 @@ def read_calls(path: str | os.PathLike[str]) -> list[Call]:
             call = msgspec.json.decode(line, type=Call)
             _ = call.parsed
         except Exception as e:
-            raise error("SL609", where=f"{path}:{number}", what="profile not accepted", got=str(e).splitlines()[0],
-                        expected="a line written by shiplap.tune.record", fix="delete the line, or record again"
-                        ) from None  # fmt: skip
+            raise error(
+                "SL609",
+                where=f"{path}:{number}",
+                what="profile not accepted",
+                got=str(e).splitlines()[0],
+                expected="a line written by shiplap.tune.record",
+                fix="delete the line, or record again",
+            ) from None
         key = replace(call, count=1)
         counts[key] = max(counts.get(key, 0), call.count)
     ranked = sorted(counts.items(), key=lambda pair: -pair[1])

@@ -61,16 +61,30 @@ class Choice:
 
     def as_json(self) -> dict[str, Any]:
         """Everything, for ``--json``."""
-        return {**self.value(), "op": self.op, "device": self.device, "bucket": str(self.bucket),
-                "dtypes": self.dtypes, "layout": self.layout, "origin": self.origin}  # fmt: skip
+        return {
+            **self.value(),
+            "op": self.op,
+            "device": self.device,
+            "bucket": str(self.bucket),
+            "dtypes": self.dtypes,
+            "layout": self.layout,
+            "origin": self.origin,
+        }
 
     def value(self) -> dict[str, Any]:
         """What an entry of the store holds beside its key."""
         return {
-            "kernel": self.kernel, "config": self.config.as_dict(), "time": self.time, "runner_up": self.runner_up,
-            "runner_up_time": self.runner_up_time, "default_time": self.default_time, "reason": self.reason,
-            "findings": [asdict(f) for f in self.findings], "tried": self.tried, "sizes": self.sizes,
-        }  # fmt: skip
+            "kernel": self.kernel,
+            "config": self.config.as_dict(),
+            "time": self.time,
+            "runner_up": self.runner_up,
+            "runner_up_time": self.runner_up_time,
+            "default_time": self.default_time,
+            "reason": self.reason,
+            "findings": [asdict(f) for f in self.findings],
+            "tried": self.tried,
+            "sizes": self.sizes,
+        }
 
 
 def from_json(key: Key, value: Mapping[str, Any], origin: str) -> Choice:
@@ -85,11 +99,23 @@ def from_json(key: Key, value: Mapping[str, Any], origin: str) -> Choice:
     except (msgspec.ValidationError, TypeError) as e:
         raise ValueError(str(e)) from e
     return Choice(
-        op=key["op"], device=key["device"], bucket=Bucket.parse(key["bucket"]), dtypes=key["dtypes"],
-        layout=key["layout"], kernel=read.kernel, config=Config.of(read.config), time=read.time,
-        runner_up=read.runner_up, runner_up_time=read.runner_up_time, default_time=read.default_time,
-        reason=read.reason, findings=findings, tried=read.tried, origin=origin, sizes=read.sizes,
-    )  # fmt: skip
+        op=key["op"],
+        device=key["device"],
+        bucket=Bucket.parse(key["bucket"]),
+        dtypes=key["dtypes"],
+        layout=key["layout"],
+        kernel=read.kernel,
+        config=Config.of(read.config),
+        time=read.time,
+        runner_up=read.runner_up,
+        runner_up_time=read.runner_up_time,
+        default_time=read.default_time,
+        reason=read.reason,
+        findings=findings,
+        tried=read.tried,
+        origin=origin,
+        sizes=read.sizes,
+    )
 
 
 def entry_of(choice: Choice, source: str, extra: Mapping[str, str] | None = None) -> Entry:

@@ -135,14 +135,20 @@ def _frozen(op: Op, drawn: Inputs, key: Key, extra: Mapping[str, str] | None) ->
     wanted = entry_of(blank, op.identity, extra).key
     for entry in choices.entries():
         if entry.op == op.spec.name and entry.key == wanted and entry.source == op.identity:
-            return blank.but(kernel=entry.kernel, config=entry.config, reason=f"frozen in {choices.frozen}",
-                             origin="frozen")  # fmt: skip
+            return blank.but(
+                kernel=entry.kernel, config=entry.config, reason=f"frozen in {choices.frozen}", origin="frozen"
+            )
     if settings().strict:
-        raise error("SL607", where=f"{op.spec.name} {drawn.bucket}", got=f"no entry in {choices.frozen}",
-                    expected="a frozen choice")  # fmt: skip
+        raise error(
+            "SL607",
+            where=f"{op.spec.name} {drawn.bucket}",
+            got=f"no entry in {choices.frozen}",
+            expected="a frozen choice",
+        )
     kernel, config = default_of(op, drawn.call, drawn.device)
-    return blank.but(kernel=kernel, config=config, reason=f"declared default: not in {choices.frozen}",
-                     origin="default")  # fmt: skip
+    return blank.but(
+        kernel=kernel, config=config, reason=f"declared default: not in {choices.frozen}", origin="default"
+    )
 
 
 def _ranking(task: Task, bench: Bench, report: Report) -> Ranking:
@@ -159,13 +165,22 @@ def _decide(task: Task, ranking: Ranking) -> Choice:
     default = _index(listed, default_of(task.op, drawn.call, drawn.device))
     times = {i: t.median for i, t in ranking.timings.items()}
     return Choice(
-        op=task.op.spec.name, device=task.key["device"], bucket=drawn.bucket, dtypes=drawn.dtypes, layout=drawn.layout,
-        kernel=best.kernel, config=best.config, time=times.get(order[0], 0.0) if order else 0.0,
+        op=task.op.spec.name,
+        device=task.key["device"],
+        bucket=drawn.bucket,
+        dtypes=drawn.dtypes,
+        layout=drawn.layout,
+        kernel=best.kernel,
+        config=best.config,
+        time=times.get(order[0], 0.0) if order else 0.0,
         runner_up=label(listed[second]) if second is not None else "",
         runner_up_time=times[second] if second is not None else 0.0,
-        default_time=times.get(default, 0.0), reason=_reason(ranking, listed, default),
-        findings=tuple(ranking.findings), tried=len(listed) - ranking.unseen, sizes=str(drawn.recipe),
-    )  # fmt: skip
+        default_time=times.get(default, 0.0),
+        reason=_reason(ranking, listed, default),
+        findings=tuple(ranking.findings),
+        tried=len(listed) - ranking.unseen,
+        sizes=str(drawn.recipe),
+    )
 
 
 def _index(listed: Sequence[Candidate], wanted: tuple[str, Config]) -> int:
@@ -184,6 +199,8 @@ def _reason(ranking: Ranking, listed: Sequence[Candidate], default: int) -> str:
     times = ranking.timings
     gain = times[default].median / times[order[0]].median if default in times and times[order[0]].median else 0.0
     against = f", {gain:.2f}x the declared default" if gain and default != order[0] else ", the declared default"
-    return (f"fastest of {len(order)} verified: {show_time(times[order[0]].median)}, "
-            f"next {label(listed[order[1]])} {show_time(times[order[1]].median)}"
-            f"{against if default in times else ''}{dropped}")  # fmt: skip
+    return (
+        f"fastest of {len(order)} verified: {show_time(times[order[0]].median)}, "
+        f"next {label(listed[order[1]])} {show_time(times[order[1]].median)}"
+        f"{against if default in times else ''}{dropped}"
+    )

@@ -36,9 +36,14 @@ def requests_of(op: Op, samples: Iterable[Any], device: str | None) -> list[Requ
 
 
 def tune_all(
-    requests: Sequence[Request], budget: float | str | None = None, *, options: Options, isolate: bool = True,
-    timeout: float = TIMEOUT, progress: bool | None = None,
-) -> list[Choice]:  # fmt: skip
+    requests: Sequence[Request],
+    budget: float | str | None = None,
+    *,
+    options: Options,
+    isolate: bool = True,
+    timeout: float = TIMEOUT,
+    progress: bool | None = None,
+) -> list[Choice]:
     """A choice per bucket of ``requests``, in order. Under torch.distributed rank 0 measures for all."""
     require_quiet("tune")
     wanted = _buckets(requests)
@@ -79,8 +84,15 @@ def _each(
                 deadline.check()
             report(f"{place}: {what}", done, total)
 
-        work = partial(choose, op, recipe, device=device, options=replace(options, seconds=share), report=said,
-                       bench=isolation.bench() if isolation else None)  # fmt: skip
+        work = partial(
+            choose,
+            op,
+            recipe,
+            device=device,
+            options=replace(options, seconds=share),
+            report=said,
+            bench=isolation.bench() if isolation else None,
+        )
         try:
             found.append(work() if deadline is None else deadline.run(work))
         except OutOfTime:
@@ -92,8 +104,17 @@ def _left_out(op: Op, recipe: Recipe, device: str) -> Choice:
     """A bucket that the budget did not reach: nothing is stored, and what runs is what ran before."""
     env = environment(op.spec, dict(recipe.sizes), {**dict(recipe.scalars), **dict(recipe.sizes)}) or {}
     dtypes = ", ".join(f"{c}={d}" for c, d in recipe.dtypes)
-    return Choice(op.spec.name, device.partition(":")[0], op.rule.bucket(env), dtypes, "", "",
-                  reason="the budget was spent", origin=LEFT_OUT, sizes=str(recipe))  # fmt: skip
+    return Choice(
+        op.spec.name,
+        device.partition(":")[0],
+        op.rule.bucket(env),
+        dtypes,
+        "",
+        "",
+        reason="the budget was spent",
+        origin=LEFT_OUT,
+        sizes=str(recipe),
+    )
 
 
 def _receive(op: Op, recipe: Recipe, device: str, value: Mapping[str, Any]) -> Choice:
@@ -140,18 +161,33 @@ def recipe_for(op: Op, values: Mapping[str, Any], dtype: str = "float32") -> Rec
     missing = [n for n in dims if n not in values]
     strange = [n for n, kind in dims.items() if n in values and not _is_size(values[n], kind)]
     if unknown or missing or strange:
-        got = ", ".join([*(f"unknown {n}" for n in unknown), *(f"no {n}" for n in missing),
-                         *(f"{n}={values[n]!r}" for n in strange)])  # fmt: skip
-        raise error("SL502", where=op.spec.name, what="sizes do not fit", got=got,
-                    expected=f"sizes of {', '.join(dims)}",
-                    fix="give each free dim a whole number, and a variadic one a list of them")  # fmt: skip
+        got = ", ".join(
+            [
+                *(f"unknown {n}" for n in unknown),
+                *(f"no {n}" for n in missing),
+                *(f"{n}={values[n]!r}" for n in strange),
+            ]
+        )
+        raise error(
+            "SL502",
+            where=op.spec.name,
+            what="sizes do not fit",
+            got=got,
+            expected=f"sizes of {', '.join(dims)}",
+            fix="give each free dim a whole number, and a variadic one a list of them",
+        )
     given = {n: values[n] if n in values else scalar_candidates(a)[0] for n, a in scalars.items() if n not in dims}
     classes = {a.tensor.dtype_class: a.tensor for a in op.spec.tensors if a.tensor and not a.tensor.concrete}
     admitted = {c: t.dtypes or (dtype,) for c, t in classes.items()}
     if dtype != "float32" and not any(dtype in names for names in admitted.values()):
-        raise error("SL502", where=op.spec.name, what="dtype does not fit", got=dtype,
-                    expected="; ".join(f"{c}: {', '.join(names)}" for c, names in admitted.items()) or "none to choose",
-                    fix="pass a dtype that the declaration admits")  # fmt: skip
+        raise error(
+            "SL502",
+            where=op.spec.name,
+            what="dtype does not fit",
+            got=dtype,
+            expected="; ".join(f"{c}: {', '.join(names)}" for c, names in admitted.items()) or "none to choose",
+            fix="pass a dtype that the declaration admits",
+        )
     dtypes = {c: next((d for d in (dtype, "float32") if d in names), names[0]) for c, names in admitted.items()}
     return Recipe().but(sizes={n: values[n] for n in dims}, scalars=given, dtypes=dtypes)
 

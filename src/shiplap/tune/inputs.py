@@ -67,8 +67,12 @@ def inputs(op: Op, recipe: Recipe, device: str, seed: int = SEED) -> Inputs:
     """Arguments for ``recipe``; SL606 when nobody knows what its integers mean, SL502 or SL610 when they do not fit."""
     if needs_builder(op):
         names = ", ".join(a.name for a in op.spec.tensors if a.tensor and all("int" in n for n in a.tensor.dtypes))
-        raise error("SL606", where=op.spec.name, got=f"integer tensors {names} without a builder",
-                    expected="values that mean something")  # fmt: skip
+        raise error(
+            "SL606",
+            where=op.spec.name,
+            got=f"integer tensors {names} without a builder",
+            expected="values that mean something",
+        )
     found = Inputs(op, recipe, device, seed)
     wanted = op.rule.bucket({**dict(recipe.scalars), **dict(recipe.sizes)})
     asked = {name: value for name, _, value in wanted.limits if name in dict(recipe.sizes)}

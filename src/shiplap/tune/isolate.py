@@ -71,8 +71,10 @@ class Isolation:
                 reason = found.open()
                 if not reason:
                     return found
-            notice(f"tune in process {task.op.spec.name}", f"{task.op.spec.name} is tuned in this process, where a "
-                   f"kernel that crashes takes it along: {reason}")  # fmt: skip
+            notice(
+                f"tune in process {task.op.spec.name}",
+                f"{task.op.spec.name} is tuned in this process, where a kernel that crashes takes it along: {reason}",
+            )
             return LocalBench(task.inputs, task.candidates, task.options.capture)
 
         return make
@@ -99,9 +101,13 @@ class Isolation:
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the worker
         environment = {**os.environ, "SHIPLAP_RECORD": "", "SHIPLAP_TUNED": ""}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "shiplap.tune.worker", str(handle)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=self._said, pass_fds=[handle], env=environment,
-        )  # fmt: skip
+            [sys.executable, "-m", "shiplap.tune.worker", str(handle)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._said,
+            pass_fds=[handle],
+            env=environment,
+        )
         os.close(handle)
         self._mark()
         self.started += 1
@@ -183,11 +189,19 @@ class RemoteBench:
         self._begun = 0  # which worker, counted as they are started, was the last to begin that
         op = task.op
         self._opening = {
-            "do": "open", "op": op.spec.name, "identity": op.identity, "modules": _modules(op), "file": _file(op),
-            "path": sys.path, "recipe": str(task.inputs.recipe), "device": task.inputs.device, "provider": provider,
-            "capture": task.options.capture, "threads": torch.get_num_threads(),
+            "do": "open",
+            "op": op.spec.name,
+            "identity": op.identity,
+            "modules": _modules(op),
+            "file": _file(op),
+            "path": sys.path,
+            "recipe": str(task.inputs.recipe),
+            "device": task.inputs.device,
+            "provider": provider,
+            "capture": task.options.capture,
+            "threads": torch.get_num_threads(),
             "candidates": [{"kernel": c.kernel, "config": c.config.as_dict()} for c in task.candidates],
-        }  # fmt: skip
+        }
 
     def open(self) -> str:
         """Why the worker cannot serve the task, or empty; SL611 when that ended it."""

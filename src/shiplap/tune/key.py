@@ -50,10 +50,15 @@ class Key:
 def key_for(op: Op, inputs: Inputs, extra: Mapping[str, str] | None = None) -> Key:
     """The key of a choice for these inputs on this machine."""
     fields = {
-        "op": op.spec.name, "device": torch.device(inputs.device).type, "bucket": str(inputs.bucket),
-        "dtypes": inputs.dtypes, "layout": inputs.layout, "source": op.identity, **environment(inputs.device),
+        "op": op.spec.name,
+        "device": torch.device(inputs.device).type,
+        "bucket": str(inputs.bucket),
+        "dtypes": inputs.dtypes,
+        "layout": inputs.layout,
+        "source": op.identity,
+        **environment(inputs.device),
         **{f"extra.{name}": str(value) for name, value in (extra or {}).items()},
-    }  # fmt: skip
+    }
     return Key.of(fields)
 
 
@@ -66,18 +71,26 @@ def environment(device: str) -> dict[str, str]:
         return {**found, "device_name": name, "capability": capability, "threads": str(torch.get_num_threads())}
     about = torch.cuda.get_device_properties(device)
     return {
-        **found, "device_name": about.name, "capability": f"{about.major}.{about.minor}", "threads": "-",
-        "driver": _driver(), "cuda": torch.version.cuda or torch.version.hip or "-",
+        **found,
+        "device_name": about.name,
+        "capability": f"{about.major}.{about.minor}",
+        "threads": "-",
+        "driver": _driver(),
+        "cuda": torch.version.cuda or torch.version.hip or "-",
         "cublas": _package("nvidia-cublas", "nvidia-cublas-cu12") or f"of torch {torch.__version__}",
-    }  # fmt: skip
+    }
 
 
 @cache
 def _versions() -> tuple[tuple[str, str], ...]:
     found = {
-        "triton": _package("triton") or "-", "torch": torch.__version__, "shiplap": _package("shiplap") or "-",
-        "driver": "-", "cuda": "-", "cublas": "-",
-    }  # fmt: skip
+        "triton": _package("triton") or "-",
+        "torch": torch.__version__,
+        "shiplap": _package("shiplap") or "-",
+        "driver": "-",
+        "cuda": "-",
+        "cublas": "-",
+    }
     return tuple(found.items())
 
 

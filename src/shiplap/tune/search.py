@@ -75,8 +75,9 @@ class _Search:
         evidence = f"{label(self.candidates[index])}: {why}"
         self.ranking.dropped.add(index)
         self.ranking.timings.pop(index, None)
-        self.ranking.findings.append(Finding(check, "skip" if skipped else "fail", self.op.spec.name, evidence,
-                                             str(self.inputs.recipe), fix))  # fmt: skip
+        self.ranking.findings.append(
+            Finding(check, "skip" if skipped else "fail", self.op.spec.name, evidence, str(self.inputs.recipe), fix)
+        )
 
     def race(self, indices: Sequence[int], plan: Plan) -> None:
         self.report(f"race {len(indices)} candidates", 0, 1)

@@ -35,8 +35,14 @@ def from_first(work: Callable[[], Any]) -> Any:
     if failure is not None:
         raise failure
     if "error" in content:
-        raise error("SL611", where=f"rank {rank}", what="rank 0 could not tune", got=content["error"],
-                    expected="choices from rank 0", fix="see the error of rank 0")  # fmt: skip
+        raise error(
+            "SL611",
+            where=f"rank {rank}",
+            what="rank 0 could not tune",
+            got=content["error"],
+            expected="choices from rank 0",
+            fix="see the error of rank 0",
+        )
     return content["result"]
 
 

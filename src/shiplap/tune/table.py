@@ -69,8 +69,13 @@ def dump(path: str | os.PathLike[str], entries: Sequence[tuple[Key, Mapping[str,
     try:
         write_whole(Path(path), text)
     except OSError as e:
-        raise error("SL602", where=str(path), what="file cannot be written", got=e.strerror or e,
-                    expected="a path in a writable directory") from None  # fmt: skip
+        raise error(
+            "SL602",
+            where=str(path),
+            what="file cannot be written",
+            got=e.strerror or e,
+            expected="a path in a writable directory",
+        ) from None
 
 
 def read(path: str | os.PathLike[str]) -> list[tuple[Key, Mapping[str, Any]]]:
@@ -78,8 +83,13 @@ def read(path: str | os.PathLike[str]) -> list[tuple[Key, Mapping[str, Any]]]:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as e:
-        raise error("SL602", where=str(path), what="file cannot be read", got=getattr(e, "strerror", "") or e,
-                    expected="a table written by 'shiplap freeze'") from None  # fmt: skip
+        raise error(
+            "SL602",
+            where=str(path),
+            what="file cannot be read",
+            got=getattr(e, "strerror", "") or e,
+            expected="a table written by 'shiplap freeze'",
+        ) from None
     try:
         content = json.loads(text)
         if not isinstance(content, dict) or content.get("format") != FORMAT:

@@ -89,8 +89,10 @@ class Worker:
     def _race(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         assert self._bench is not None
         timings, failed = self._bench.race(asked["indices"], Plan(**asked["plan"]))
-        return {"timings": {str(i): asdict(t) for i, t in timings.items()},
-                "failed": {str(i): why for i, why in failed.items()}}  # fmt: skip
+        return {
+            "timings": {str(i): asdict(t) for i, t in timings.items()},
+            "failed": {str(i): why for i, why in failed.items()},
+        }
 
 
 def provided(provider: str, op: Op, drawn: Inputs) -> Sequence[Candidate]:

@@ -60,8 +60,13 @@ class Recipe:
                 fields |= _field(node.func.id, node)
             return cls(**fields)
         except (SyntaxError, AttributeError, IndexError, ValueError, TypeError):
-            raise error("SL502", where="sample", got=label, expected="a label printed by a finding",
-                        fix="copy the label from the finding") from None  # fmt: skip
+            raise error(
+                "SL502",
+                where="sample",
+                got=label,
+                expected="a label printed by a finding",
+                fix="copy the label from the finding",
+            ) from None
 
 
 def _call(name: str, values: Mapping[str, Any]) -> str:

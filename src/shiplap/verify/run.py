@@ -14,9 +14,22 @@ from shiplap.op import AdoptedOp, Op, OpSpec
 from shiplap.verify.samples import Case, tree_map
 
 __all__ = [
-    "call", "effects", "floating_args", "has_backward", "is_adopted", "is_float8", "last_line", "needs_builder",
-    "outputs", "quiet", "reference", "reference64", "run", "split", "tensors",
-]  # fmt: skip
+    "call",
+    "effects",
+    "floating_args",
+    "has_backward",
+    "is_adopted",
+    "is_float8",
+    "last_line",
+    "needs_builder",
+    "outputs",
+    "quiet",
+    "reference",
+    "reference64",
+    "run",
+    "split",
+    "tensors",
+]
 
 
 def split(spec: OpSpec, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:

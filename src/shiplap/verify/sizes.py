@@ -49,11 +49,14 @@ def scalar_candidates(arg: Arg) -> Sequence[Any]:
     """Values to try, the default first."""
     kind = str(arg.scalar)
     usual: dict[str, Sequence[Any]] = {
-        "int": (1, 2, 3, 4, 8, 32, 0), "float": (0.5, 1.0, 2.0), "bool": (False, True), "str": (),
+        "int": (1, 2, 3, 4, 8, 32, 0),
+        "float": (0.5, 1.0, 2.0),
+        "bool": (False, True),
+        "str": (),
         "list[int]": [(v,) * n for n in (3, 2, 1, 4) for v in (3, 2, 1)],
         "list[float]": [(v,) * n for n in (3, 2, 1) for v in (0.5, 1.0)],
         "list[bool]": [(v,) * n for n in (3, 2, 1) for v in (False, True)],
-    }  # fmt: skip
+    }
     tried = [arg.default] if arg.has_default else [None] if arg.optional else []
     first = [tuple(v) if isinstance(v, list) else v for v in tried]
     same_length = [v for v in usual[kind] if not (first and isinstance(first[0], tuple)) or len(v) == len(first[0])]

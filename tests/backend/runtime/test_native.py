@@ -157,9 +157,12 @@ def norms() -> Iterator[Case]:
 def indexing() -> Iterator[Case]:
     i, j = torch.tensor([0, 2, -1, 1]), torch.tensor([[1], [0], [-2]])
     picks: list[Callable[..., Any]] = [
-        lambda x, i, j: x[i], lambda x, i, j: x[:, i, j], lambda x, i, j: x[i, :, j], lambda x, i, j: x[..., i, j],
+        lambda x, i, j: x[i],
+        lambda x, i, j: x[:, i, j],
+        lambda x, i, j: x[i, :, j],
+        lambda x, i, j: x[..., i, j],
         lambda x, i, j: x[j, i.int()],
-    ]  # fmt: skip
+    ]
     for x, pick in product(layouts(torch.randn(3, 4, 5, 6)), picks):
         yield with_gradients(lambda x, i, j, pick=pick: pick(x, i, j)), [x, i, j]
     for x in layouts(torch.randn(3, 4, 5)):

@@ -49,9 +49,17 @@ class Call:
         scratch = ctypes.create_string_buffer(max(1, self.workspace))
         text = ctypes.create_string_buffer(self.error_size + 8)
         config = (ctypes.c_int64 * max(1, len(self.config)))(*self.config)
-        context = Context(1, 1, self.stream, ctypes.addressof(scratch), self.workspace,
-                          ctypes.cast(text, ctypes.c_char_p) if self.error_size else None, self.error_size,
-                          config if self.config else None, len(self.config))  # fmt: skip
+        context = Context(
+            1,
+            1,
+            self.stream,
+            ctypes.addressof(scratch),
+            self.workspace,
+            ctypes.cast(text, ctypes.c_char_p) if self.error_size else None,
+            self.error_size,
+            config if self.config else None,
+            len(self.config),
+        )
         function = getattr(native._functions(), f"slidesparse_lt_{symbol}")
         status = function(
             ctypes.byref(context), *(k and ctypes.byref(k[0]) for k in kept), *(ctypes.c_int64(s) for s in scalars)

@@ -39,6 +39,13 @@ def layer_of(size: int) -> nn.Module:
 def llama(**changes: Any) -> Any:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
-    sizes = {"vocab_size": 64, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2,
-             "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}  # fmt: skip
+    sizes = {
+        "vocab_size": 64,
+        "hidden_size": 48,
+        "intermediate_size": 80,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+    }
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes | changes)).eval()

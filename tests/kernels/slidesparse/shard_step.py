@@ -24,9 +24,16 @@ def same_integers(rank: int, world: int) -> None:
     hidden, last = whole[0](x), whole[1]
     step = 48 // world
     assert torch.equal(model[0](x), hidden[:, rank * step : (rank + 1) * step])
-    parts = [layers.linear_int8(hidden[:, at : at + step].contiguous(), last.weight_scale[:, 0],
-                                last.weight[:, at : at + step].contiguous(), None, None if at else last.bias)
-             for at in range(0, 48, step)]  # fmt: skip
+    parts = [
+        layers.linear_int8(
+            hidden[:, at : at + step].contiguous(),
+            last.weight_scale[:, 0],
+            last.weight[:, at : at + step].contiguous(),
+            None,
+            None if at else last.bias,
+        )
+        for at in range(0, 48, step)
+    ]
     assert torch.equal(model(x), sum(parts[1:], parts[0]))
 
 

@@ -18,8 +18,13 @@ from shiplap.kernels.slidesparse import layers, ops
 OPS = [op for module in (ops, layers) for name in module.__all__ if isinstance(op := getattr(module, name), sl.Op)]
 WHOLE = OPS if os.environ.get("SHIPLAP_TEST_AUDITS") == "all" else [ops.quantise_fp8, layers.linear_int8]
 TWINS = [
-    ops.quantise_int8, ops.mm_fp8, ops.sparse_mm_fp16, ops.sparse_mm_bf16, layers.linear_fp16, layers.linear_fp8,
-]  # fmt: skip
+    ops.quantise_int8,
+    ops.mm_fp8,
+    ops.sparse_mm_fp16,
+    ops.sparse_mm_bf16,
+    layers.linear_fp16,
+    layers.linear_fp8,
+]
 COMPILES = {"compile", "opcheck", "requires_grad"}
 VALUES = {"numerics", "edges", "schema", "arguments", "stateless"}
 

@@ -46,12 +46,22 @@ def test_what_is_kept_says_why() -> None:
     class Own(nn.Linear):
         pass
 
-    net = nn.ModuleDict({
-        "plain": nn.Linear(16, 16), "own": Own(16, 16), "tied": nn.Linear(16, 16), "table": nn.Embedding(16, 16),
-        "hooked": nn.Linear(16, 16), "named": nn.Linear(16, 16), "empty": nn.Linear(0, 4), "shared": nn.Linear(16, 16),
-        "watched": nn.Linear(16, 16), "patched": nn.Linear(16, 16), "adapted": nn.Linear(16, 16),
-        "eight": nn.Linear(16, 16).to(torch.float8_e4m3fn),
-    })  # fmt: skip
+    net = nn.ModuleDict(
+        {
+            "plain": nn.Linear(16, 16),
+            "own": Own(16, 16),
+            "tied": nn.Linear(16, 16),
+            "table": nn.Embedding(16, 16),
+            "hooked": nn.Linear(16, 16),
+            "named": nn.Linear(16, 16),
+            "empty": nn.Linear(0, 4),
+            "shared": nn.Linear(16, 16),
+            "watched": nn.Linear(16, 16),
+            "patched": nn.Linear(16, 16),
+            "adapted": nn.Linear(16, 16),
+            "eight": nn.Linear(16, 16).to(torch.float8_e4m3fn),
+        }
+    )
     net["table"].weight = net["tied"].weight
     net["hooked"].register_forward_hook(lambda *a: None)
     net["watched"].register_full_backward_hook(lambda *a: None)
@@ -60,11 +70,16 @@ def test_what_is_kept_says_why() -> None:
     net["again"] = net["shared"]
     done = ss.convert(net, skip=["nam*"])
     assert {s.name: s.reason for s in done.skipped} == {
-        "own": "Own does more than nn.Linear", "tied": "its weight is another module's, too",
-        "hooked": "it has hooks", "named": "skip='nam*'", "empty": "its weight is torch.float32 (4, 0)",
-        "watched": "it has hooks", "patched": "its forward was replaced",
-        "adapted": "it holds other tensors or modules", "eight": "its weight is torch.float8_e4m3fn (16, 16)",
-    }  # fmt: skip
+        "own": "Own does more than nn.Linear",
+        "tied": "its weight is another module's, too",
+        "hooked": "it has hooks",
+        "named": "skip='nam*'",
+        "empty": "its weight is torch.float32 (4, 0)",
+        "watched": "it has hooks",
+        "patched": "its forward was replaced",
+        "adapted": "it holds other tensors or modules",
+        "eight": "its weight is torch.float8_e4m3fn (16, 16)",
+    }
     assert [c.name for c in done.converted] == ["plain", "shared"]
     assert net["again"] is net["shared"]
     assert isinstance(net["shared"], ss.Linear)

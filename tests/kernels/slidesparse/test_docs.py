@@ -10,9 +10,14 @@ from shiplap.kernels.slidesparse import Pattern
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs" / "slidesparse.md").read_text(encoding="utf-8")
 COLUMNS = (
-    "int8 dense (control)", "int8 6:8", "torch._int_mm", "F.linear float32", "bf16 dense (control)", "bf16 6:8",
+    "int8 dense (control)",
+    "int8 6:8",
+    "torch._int_mm",
+    "F.linear float32",
+    "bf16 dense (control)",
+    "bf16 6:8",
     "F.linear bfloat16",
-)  # fmt: skip
+)
 
 
 def test_the_page_repeats_the_recorded_layers() -> None:

@@ -48,8 +48,10 @@ def test_the_weight_is_of_the_pattern_and_as_large_as_a_checkpoints() -> None:
     made = layer(k=52)
     state = made.state_dict()
     assert {k: (tuple(v.shape), v.dtype) for k, v in state.items()} == {
-        "weight": ((40, 52), torch.int8), "weight_scale": ((40, 1), torch.float32), "bias": ((40,), torch.float32),
-    }  # fmt: skip
+        "weight": ((40, 52), torch.int8),
+        "weight_scale": ((40, 1), torch.float32),
+        "bias": ((40,), torch.float32),
+    }
     groups = torch.nn.functional.pad(state["weight"], (0, 4)).view(40, -1, 8)
     assert (groups != 0).sum(-1).max() == 6
     assert layer("bf16").state_dict().keys() == {"weight", "bias"}  # nn.Linear's

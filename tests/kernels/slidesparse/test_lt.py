@@ -26,14 +26,28 @@ FP8 = torch.float8_e4m3fn
 # What a call may do to the libraries once its plan is there.
 RUN = {"cublasLtMatmul", "cusparseLtMatmul", "cublasLtMatmulDescSetAttribute"}
 FUNCTIONS = (
-    "cublasLtCreate", "cublasLtMatmulDescInit_internal", "cublasLtMatmulDescSetAttribute",
-    "cublasLtMatrixLayoutInit_internal", "cublasLtMatmulPreferenceInit_internal", "cublasLtMatmulAlgoGetHeuristic",
-    "cublasLtMatmul", "cusparseLtInit", "cusparseLtStructuredDescriptorInit", "cusparseLtDenseDescriptorInit",
-    "cusparseLtMatmulDescriptorInit", "cusparseLtMatmulDescSetAttribute", "cusparseLtMatmulAlgSelectionInit",
-    "cusparseLtMatmulAlgGetAttribute", "cusparseLtMatmulAlgSetAttribute", "cusparseLtMatmulPlanInit",
-    "cusparseLtMatmulGetWorkspace", "cusparseLtSpMMACompressedSize2", "cusparseLtMatmul", "cuStreamIsCapturing",
+    "cublasLtCreate",
+    "cublasLtMatmulDescInit_internal",
+    "cublasLtMatmulDescSetAttribute",
+    "cublasLtMatrixLayoutInit_internal",
+    "cublasLtMatmulPreferenceInit_internal",
+    "cublasLtMatmulAlgoGetHeuristic",
+    "cublasLtMatmul",
+    "cusparseLtInit",
+    "cusparseLtStructuredDescriptorInit",
+    "cusparseLtDenseDescriptorInit",
+    "cusparseLtMatmulDescriptorInit",
+    "cusparseLtMatmulDescSetAttribute",
+    "cusparseLtMatmulAlgSelectionInit",
+    "cusparseLtMatmulAlgGetAttribute",
+    "cusparseLtMatmulAlgSetAttribute",
+    "cusparseLtMatmulPlanInit",
+    "cusparseLtMatmulGetWorkspace",
+    "cusparseLtSpMMACompressedSize2",
+    "cusparseLtMatmul",
+    "cuStreamIsCapturing",
     "cuThreadExchangeStreamCaptureMode",
-)  # fmt: skip
+)
 
 
 def counts(vendor: ctypes.CDLL) -> dict[str, int]:
@@ -81,9 +95,13 @@ def sparse(call: Call, dtype: torch.dtype = torch.int8, m: int = 16, n: int = 32
 
 
 KINDS: dict[str, Callable[..., int]] = {
-    "dense int8": dense_int8, "dense fp8": dense_fp8, "sparse int8": sparse, "sparse fp8": partial(sparse, dtype=FP8),
-    "sparse bf16": partial(sparse, dtype=torch.bfloat16), "sparse fp16": partial(sparse, dtype=torch.float16),
-}  # fmt: skip
+    "dense int8": dense_int8,
+    "dense fp8": dense_fp8,
+    "sparse int8": sparse,
+    "sparse fp8": partial(sparse, dtype=FP8),
+    "sparse bf16": partial(sparse, dtype=torch.bfloat16),
+    "sparse fp16": partial(sparse, dtype=torch.float16),
+}
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -127,11 +127,14 @@ def test_operands_that_would_be_read_beyond_are_refused(device):
     x, weight = torch.zeros(16, 64).to(FP8), two_of_four(32, 64, FP8)
     blob = lt.compress(weight)
     for got, operands in {
-        r"\(15, 64\)": (x[:15], weight, 32, False), r"\(31, 64\).* 31 rows": (x, weight[:31], 31, False),
-        r"\(32, 32\)": (x, weight[:, :32], 32, False), "weight .*int8": (x, weight.view(torch.int8), 32, False),
-        "64 rows": (x, weight, 64, False), r"\(32, 64\) of .*, 32 rows": (x, weight, 32, True),
+        r"\(15, 64\)": (x[:15], weight, 32, False),
+        r"\(31, 64\).* 31 rows": (x, weight[:31], 31, False),
+        r"\(32, 32\)": (x, weight[:, :32], 32, False),
+        "weight .*int8": (x, weight.view(torch.int8), 32, False),
+        "64 rows": (x, weight, 64, False),
+        r"\(32, 64\) of .*, 32 rows": (x, weight, 32, True),
         "bytes": (x, blob[:-16], 32, True),
-    }.items():  # fmt: skip
+    }.items():
         with pytest.raises(ShiplapError, match=rf"SL211(.|\n)*{got}"):
             lt.product(*operands[:3], torch.float32, sparse=operands[3])
 
@@ -151,10 +154,13 @@ def test_operands_that_begin_anywhere_and_no_depth(device):
 
 @pytest.mark.parametrize(
     ("weight", "said"),
-    [(torch.zeros(33, 64, dtype=torch.int8), "33 x 64"), (torch.zeros(32, 48, dtype=torch.int8), "32 x 48"),
-     (torch.zeros(32, 64), "torch.float32")],
+    [
+        (torch.zeros(33, 64, dtype=torch.int8), "33 x 64"),
+        (torch.zeros(32, 48, dtype=torch.int8), "32 x 48"),
+        (torch.zeros(32, 64), "torch.float32"),
+    ],
     ids=["rows", "depth", "dtype"],
-)  # fmt: skip
+)
 def test_what_cannot_be_compressed_is_told(device, weight, said):
     with pytest.raises(ShiplapError, match=rf"SL211(.|\n)*{said}"):
         lt.compress(weight)

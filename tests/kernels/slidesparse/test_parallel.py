@@ -52,12 +52,14 @@ def test_parts_are_those_of_the_whole_and_of_the_pattern(mode):
 
 @pytest.mark.parametrize(
     ("plan", "world", "said"),
-    [({"down": "rowwise"}, 4, r"shard: down(.|\n)*48 columns for 4 ranks(.|\n)*as many whole groups of 8 on each"),
-     ({"up": "colwise"}, 5, r"shard: up(.|\n)*48 features of the output for 5 ranks"),
-     ({"up": "sequence_parallel"}, 2, r"shard: up(.|\n)*style 'sequence_parallel'(.|\n)*colwise, rowwise"),
-     ({"gate": "colwise"}, 2, r"cuts no linear layer: \{'gate': 'colwise'\}")],
+    [
+        ({"down": "rowwise"}, 4, r"shard: down(.|\n)*48 columns for 4 ranks(.|\n)*as many whole groups of 8 on each"),
+        ({"up": "colwise"}, 5, r"shard: up(.|\n)*48 features of the output for 5 ranks"),
+        ({"up": "sequence_parallel"}, 2, r"shard: up(.|\n)*style 'sequence_parallel'(.|\n)*colwise, rowwise"),
+        ({"gate": "colwise"}, 2, r"cuts no linear layer: \{'gate': 'colwise'\}"),
+    ],
     ids=["groups", "rows", "style", "nothing"],
-)  # fmt: skip
+)
 def test_what_cannot_be_cut_is_named_before_anything_is(plan, world, said):
     with pytest.raises(ShiplapError, match=rf"SL211(.|\n)*{said}"):
         planned(block(), plan, world)
@@ -78,8 +80,16 @@ def test_names_are_wildcards_as_transformers_writes_them():
 @pytest.mark.slow
 @pytest.mark.skipif("SHIPLAP_TEST_RANKS" not in os.environ, reason="two processes of torch: set SHIPLAP_TEST_RANKS")
 def test_two_ranks_agree_with_the_whole_model():
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=0", "--standalone",
-               "--module", "tests.kernels.slidesparse.shard_step"]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node=2",
+        "--master-port=0",
+        "--standalone",
+        "--module",
+        "tests.kernels.slidesparse.shard_step",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("agrees") == 2

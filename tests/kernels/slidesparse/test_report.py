@@ -54,9 +54,12 @@ def test_drift_is_what_it_says() -> None:
     before = accuracy.logits_of(net, tokens, window=4)  # 4, 4 and 2
     same = accuracy.drift(before, before, tokens, window=4)
     assert (same.tokens, same.divergence, same.agreement, same.largest) == (7, 0, 1, 0)
-    wanted = torch.cat([torch.nn.functional.cross_entropy(b[:-1], torch.tensor(tokens[i + 1 : i + len(b)]),
-                                                          reduction="none")
-                        for i, b in zip((0, 4, 8), before, strict=True)])  # fmt: skip
+    wanted = torch.cat(
+        [
+            torch.nn.functional.cross_entropy(b[:-1], torch.tensor(tokens[i + 1 : i + len(b)]), reduction="none")
+            for i, b in zip((0, 4, 8), before, strict=True)
+        ]
+    )
     assert same.perplexity == pytest.approx(math.exp(wanted.mean()), rel=1e-5)
     ss.convert(net, "2:4")
     moved = accuracy.drift(before, accuracy.logits_of(net, tokens, window=4), tokens, window=4)
@@ -97,8 +100,11 @@ def test_the_winner_is_the_fastest_by_the_next() -> None:
 
 def test_both_numbers_are_shown() -> None:
     both = report.Bucket(16, {"base": 3e-3, "dense": 1e-3}, {"base": 2e-3, "dense": 5e-4, "slide": 1e-4}, 1.3)
-    assert [slidesparse._cell(both, form) for form in ("base", "dense", "slide")] == ["3 ms (2 ms)", "1 ms (500 us)",
-                                                                                     "100 us"]  # fmt: skip
+    assert [slidesparse._cell(both, form) for form in ("base", "dense", "slide")] == [
+        "3 ms (2 ms)",
+        "1 ms (500 us)",
+        "100 us",
+    ]
     assert slidesparse._cell(report.Bucket(16, {}, {}, 1.3), "base") == "-"
 
 

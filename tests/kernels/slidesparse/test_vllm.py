@@ -110,8 +110,12 @@ def test_configurations_of_both_kinds(plugin: Any) -> None:
     assert made._keeps("a.gate")  # linear to vLLM, while transformers may hold a parameter of its own
     made = plugin.SlidesparseConfig.from_config({k: v for k, v in ours.items() if k not in ("converted", "skip")})
     assert repr(made) == "SlidesparseConfig(pattern=4:6, dtype=fp8, all but ['lm_head'])"
-    theirs = {"quant_method": "compressed-tensors", "format": "int-quantized", "ignore": ["lm_head", "re:.*gate$"],
-              "slidesparse": {"pattern": "6:8"}}  # fmt: skip
+    theirs = {
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized",
+        "ignore": ["lm_head", "re:.*gate$"],
+        "slidesparse": {"pattern": "6:8"},
+    }
     made = plugin.SlidesparseConfig.from_config(theirs)
     assert (str(made.pattern), made.dtype) == ("6:8", "int8")
     assert made._keeps("model.mlp.gate")
@@ -127,9 +131,11 @@ def test_configurations_of_both_kinds(plugin: Any) -> None:
     group = {"weights": weights, "input_activations": inputs}
     assert plugin.SlidesparseConfig.from_config({**theirs, "config_groups": {"group_0": group}}).dtype == "int8"
     for other in (
-        {"input_activations": None}, {"input_activations": {"dynamic": False}},
-        {"weights": {**weights, "symmetric": False}}, {"weights": {**weights, "strategy": "group"}},
-    ):  # fmt: skip
+        {"input_activations": None},
+        {"input_activations": {"dynamic": False}},
+        {"weights": {**weights, "symmetric": False}},
+        {"weights": {**weights, "strategy": "group"}},
+    ):
         with pytest.raises(ShiplapError, match=r"SL211[\s\S]*group_0[\s\S]*symmetric per channel, dynamic activations"):
             plugin.SlidesparseConfig.from_config({**theirs, "config_groups": {"group_0": group | other}})
     with pytest.raises(ShiplapError, match=r"SL211[\s\S]*'7:9'"):

@@ -68,8 +68,17 @@ def representable(m: int, k: int, rng: torch.Generator) -> Tensor:
     return x * 2.0 ** torch.randint(-40, 40, (m, 1), generator=rng)
 
 
-CASES = ((1, 64, 2), (17, 40, 3), (16, 33, 4), (0, 32, 5), (3, 1, 6), (2, 0, 7), (5, 100, 8),
-         (2, 32, 3), (2, 64, 5))  # m, k, pairs; the last two: a group lies across the end of what is read  # fmt: skip
+CASES = (
+    (1, 64, 2),
+    (17, 40, 3),
+    (16, 33, 4),
+    (0, 32, 5),
+    (3, 1, 6),
+    (2, 0, 7),
+    (5, 100, 8),
+    (2, 32, 3),
+    (2, 64, 5),
+)  # m, k, pairs; the last two: a group lies across the end of what is read
 
 
 def activation_cases(rng: torch.Generator) -> None:

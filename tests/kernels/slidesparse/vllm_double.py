@@ -85,14 +85,21 @@ def install(monkeypatch: pytest.MonkeyPatch) -> dict[str, type]:
 
     layers = "vllm.model_executor.layers"
     for name, values in {
-        "vllm": {}, "vllm.model_executor": {}, layers: {},
-        f"{layers}.linear": {"LinearBase": LinearBase, "LinearMethodBase": Method,
-                             "UnquantizedLinearMethod": Unquantized},
+        "vllm": {},
+        "vllm.model_executor": {},
+        layers: {},
+        f"{layers}.linear": {
+            "LinearBase": LinearBase,
+            "LinearMethodBase": Method,
+            "UnquantizedLinearMethod": Unquantized,
+        },
         f"{layers}.quantization": {"QUANTIZATION_METHODS": methods, "register_quantization_config": register},
         f"{layers}.quantization.base_config": {"QuantizationConfig": Base},
-        "vllm.model_executor.parameter": {"ModelWeightParameter": WeightParameter,
-                                          "ChannelQuantScaleParameter": ScaleParameter},
-    }.items():  # fmt: skip
+        "vllm.model_executor.parameter": {
+            "ModelWeightParameter": WeightParameter,
+            "ChannelQuantScaleParameter": ScaleParameter,
+        },
+    }.items():
         module = ModuleType(name)
         vars(module).update(values)
         monkeypatch.setitem(sys.modules, name, module)

@@ -117,11 +117,17 @@ def network(out: dict[str, np.ndarray]) -> None:
     """A checkpoint with its result: what a user who switches has."""
     torch.manual_seed(7)
     net = spconv.SparseSequential(
-        spconv.SubMConv3d(CI, 8, 3, indice_key="fine", bias=False), spconv.SparseBatchNorm(8), spconv.SparseReLU(),
-        spconv.SparseConv3d(8, 12, 3, 2, 1, indice_key="down", record_voxel_count=True), torch.nn.BatchNorm1d(12),
-        torch.nn.ReLU(), spconv.SubMConv3d(12, 6, 1), spconv.SubMConv3d(6, 6, 3, indice_key="coarse"),
-        spconv.SparseInverseConv3d(6, 4, 3, "down"), spconv.ToDense(),
-    )  # fmt: skip
+        spconv.SubMConv3d(CI, 8, 3, indice_key="fine", bias=False),
+        spconv.SparseBatchNorm(8),
+        spconv.SparseReLU(),
+        spconv.SparseConv3d(8, 12, 3, 2, 1, indice_key="down", record_voxel_count=True),
+        torch.nn.BatchNorm1d(12),
+        torch.nn.ReLU(),
+        spconv.SubMConv3d(12, 6, 1),
+        spconv.SubMConv3d(6, 6, 3, indice_key="coarse"),
+        spconv.SparseInverseConv3d(6, 4, 3, "down"),
+        spconv.ToDense(),
+    )
     for module in net.modules():
         if isinstance(module, torch.nn.BatchNorm1d):
             module.running_mean.uniform_(-1, 1)

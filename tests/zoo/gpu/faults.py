@@ -222,10 +222,14 @@ bad("undeclared mutation", sorts, "replay 0 writes to an input", "cuda_graph", "
 
 
 @sl.adopt(
-    register("gpu_nonzero(Tensor x) -> Tensor", lambda x: (x > 0).nonzero()[:, 0],
-             lambda x: x.new_empty(torch.library.get_ctx().new_dynamic_size(), dtype=torch.int64)),
-    bounds={"m": "n"}, autocast=None,
-)  # fmt: skip
+    register(
+        "gpu_nonzero(Tensor x) -> Tensor",
+        lambda x: (x > 0).nonzero()[:, 0],
+        lambda x: x.new_empty(torch.library.get_ctx().new_dynamic_size(), dtype=torch.int64),
+    ),
+    bounds={"m": "n"},
+    autocast=None,
+)
 def nonzero(x: V) -> Int64[Tensor, "m"]:
     return (x > 0).nonzero()[:, 0]
 

@@ -64,8 +64,9 @@ def staged(x: M, weight: M) -> M:
     return x * weight
 
 
-bad("weights copied into a staging buffer", staged, "bytes of weight into a buffer that the op keeps",
-    "cudagraph_trees")  # fmt: skip
+bad(
+    "weights copied into a staging buffer", staged, "bytes of weight into a buffer that the op keeps", "cudagraph_trees"
+)
 
 
 @sl.op("zoo_gpu::appended")

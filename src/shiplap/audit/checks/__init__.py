@@ -17,10 +17,28 @@ if TYPE_CHECKING:
 __all__ = ["CHECKS", "ON_REQUEST", "load"]
 
 CHECKS = (
-    "bound", "numerics", "edges", "determinism", "schema", "arguments", "fake", "fresh", "addresses", "workspace",
-    "threads", "autocast", "requires_grad", "gradient", "large", "opcheck", "compile", "stateless", "c_abi",
-    "cuda_graph", "cudagraph_trees",
-)  # fmt: skip
+    "bound",
+    "numerics",
+    "edges",
+    "determinism",
+    "schema",
+    "arguments",
+    "fake",
+    "fresh",
+    "addresses",
+    "workspace",
+    "threads",
+    "autocast",
+    "requires_grad",
+    "gradient",
+    "large",
+    "opcheck",
+    "compile",
+    "stateless",
+    "c_abi",
+    "cuda_graph",
+    "cudagraph_trees",
+)
 # Not part of an audit unless asked for: each runs the samples again in a process of its own, a minute per tool.
 ON_REQUEST = ("sanitizer", "sanitizer:memcheck", "sanitizer:racecheck", "sanitizer:initcheck", "sanitizer:synccheck")
 

@@ -59,8 +59,10 @@ def _moved(op: Op, case: Case, first: tuple[Any, ...]) -> Iterator[tuple[str, tu
         new = changed[position]
         if not isinstance(new, Tensor) or arg.mutated or not new.numel() or not independent(new):
             continue  # it may have to fit the other arguments: those move all together
-        for what, value, fix in ((f"another {arg.name}", new, KEEP),
-                                 (f"{arg.name} at an address aligned to one element", _odd(new), ALIGN)):  # fmt: skip
+        for what, value, fix in (
+            (f"another {arg.name}", new, KEEP),
+            (f"{arg.name} at an address aligned to one element", _odd(new), ALIGN),
+        ):
             yield f"{what}, same size", (*first[:position], value, *first[position + 1 :]), fix
     if tensors(first):
         yield "all tensors elsewhere", changed, KEEP

@@ -36,8 +36,10 @@ def observe(op: Op, case: Case) -> Observation:
             if not 0 <= size <= bound:
                 return Observation(f"{dim.text} = {size}, bound {op.spec.dynamic[dim.text]} = {bound}")
             if not low <= size <= high:
-                return Observation(f"{dim.text} = {size}, the fake promised {low} <= {dim.text} <= {high}",
-                                   fix="give new_dynamic_size the true min and max, or none")  # fmt: skip
+                return Observation(
+                    f"{dim.text} = {size}, the fake promised {low} <= {dim.text} <= {high}",
+                    fix="give new_dynamic_size the true min and max, or none",
+                )
             fullest = max(fullest, size / bound if bound else 0.0)
     return Observation(error=fullest)
 

@@ -110,8 +110,11 @@ def _judge(kernel: BoundKernel, library: Path, attempts: list[Attempt]) -> Obser
     for index, result in results.items():
         if left := _left(result):
             outcome = f"returns status {result['status']}" if result["status"] else "succeeds"
-            return Observation(f"{kernel.source.symbol} called with {attempts[index].what} {outcome} and leaves {left} "
-                               f"behind per call ({2 * result['calls']} calls)", fix=RELEASE)  # fmt: skip
+            return Observation(
+                f"{kernel.source.symbol} called with {attempts[index].what} {outcome} and leaves {left} "
+                f"behind per call ({2 * result['calls']} calls)",
+                fix=RELEASE,
+            )
     refused = sum(bool(r["status"]) for r in results.values())
     trusted = f", {len(deaths)} that the declaration refuses crash it" if deaths else ""
     return Observation(note=f"{kernel.source.symbol}: {len(results)} kinds of calls, {refused} refused{trusted}")
@@ -200,8 +203,15 @@ def _tensor(t: Tensor) -> dict[str, Any]:
     t = t.detach().contiguous()
     code, bits = _element(t.dtype)
     data = base64.b64encode(t.reshape(-1).view(torch.uint8).numpy().tobytes()).decode()
-    return {"kind": "tensor", "data": data, "shape": list(t.shape), "strides": list(t.stride()), "ndim": t.dim(),
-            "code": code, "bits": bits}  # fmt: skip
+    return {
+        "kind": "tensor",
+        "data": data,
+        "shape": list(t.shape),
+        "strides": list(t.stride()),
+        "ndim": t.dim(),
+        "code": code,
+        "bits": bits,
+    }
 
 
 def _scalar(role: str, ctype: str, value: Any) -> dict[str, Any]:

@@ -42,8 +42,10 @@ LIFETIME = "allocate scratch in each call (workspace=): a graph keeps the addres
 PREPARE = "make plans, handles and tuned choices when the model is loaded; during capture look them up only"
 WRITES = "writes to an input that the schema does not declare mutated"
 CALLBACK = "do it on the device, or after the replay: host code in a graph stops the stream until it has run"
-CAPACITY = "use the capacity form: pad the output to its bound and return the count as a tensor; or tag the op with " \
-           "torch.Tag.cudagraph_unsafe, which keeps it out of graphs"  # fmt: skip
+CAPACITY = (
+    "use the capacity form: pad the output to its bound and return the count as a tensor; or tag the op with "
+    "torch.Tag.cudagraph_unsafe, which keeps it out of graphs"
+)
 
 
 def cases(samples: Samples) -> Iterable[Case]:
@@ -156,8 +158,9 @@ def _side_stream(trial: _Trial) -> Observation:
     if problem := trial.differs(got, changed):
         return Observation(
             f"on a side stream, after writes to the inputs that are still under way on it: {problem}; so part of the "
-            "work is launched on another stream", fix=STREAM,
-        )  # fmt: skip
+            "work is launched on another stream",
+            fix=STREAM,
+        )
     return Observation()
 
 
@@ -189,8 +192,10 @@ def _two_streams(trial: _Trial) -> Observation:
     torch.cuda.synchronize(trial.stream.device)
     problems = [p for which, outs in got if (p := trial.differs(outs, pair[which]))]
     if problems:
-        return Observation(f"two streams at once: {len(problems)} of {len(got)} calls are wrong, first {problems[0]}",
-                           fix="share no scratch memory between streams: take it as workspace=")  # fmt: skip
+        return Observation(
+            f"two streams at once: {len(problems)} of {len(got)} calls are wrong, first {problems[0]}",
+            fix="share no scratch memory between streams: take it as workspace=",
+        )
     return Observation()
 
 
@@ -221,8 +226,11 @@ def _why(trial: _Trial, failure: str) -> Observation:
         record(trial.run, trial.case.args, trial.stream, mode="relaxed")
     except CaptureFailure:
         return Observation(f"capture fails, in relaxed mode too: {failure}", fix=SYNC)
-    return Observation(f"allocates or releases device memory by itself (cudaMalloc, cudaFree), which only "
-                       f"capture_error_mode='relaxed' lets pass: {failure}", fix=ALLOCATE)  # fmt: skip
+    return Observation(
+        f"allocates or releases device memory by itself (cudaMalloc, cudaFree), which only "
+        f"capture_error_mode='relaxed' lets pass: {failure}",
+        fix=ALLOCATE,
+    )
 
 
 def _new_values(trial: _Trial, recording: Recording, old: tuple[Tensor, ...]) -> Observation | None:
@@ -249,16 +257,20 @@ def _after_larger(trial: _Trial, recording: Recording, _: Any) -> Observation | 
         for case in [trial.values(), trial.values(), *([larger] if larger else [])]:
             trial.run(case.fresh())
     if problem := bitwise(recording.outs, before, "before"):
-        return Observation(f"an eager call overwrites the results of the graph: {problem}",
-                           fix="allocate the output in every call: keep no output buffer")  # fmt: skip
+        return Observation(
+            f"an eager call overwrites the results of the graph: {problem}",
+            fix="allocate the output in every call: keep no output buffer",
+        )
     gc.collect()
     changed, canaries = trial.values(), Canaries(trial.stream.device)
     problem = trial.replayed(recording, changed)
     if damaged := canaries.damaged():
         return Observation(_trespass(damaged, "a replay after a larger call"), fix=LIFETIME)
     if problem:
-        return Observation(f"a replay after a larger call, freed memory poisoned: {problem}",
-                           fix=f"{LIFETIME}; the same holds for host memory that a captured copy reads")  # fmt: skip
+        return Observation(
+            f"a replay after a larger call, freed memory poisoned: {problem}",
+            fix=f"{LIFETIME}; the same holds for host memory that a captured copy reads",
+        )
     return None
 
 
@@ -307,8 +319,10 @@ def _cold(trial: _Trial) -> Observation:
     with on_stream(trial.stream):
         eager = trial.run(case.fresh())
     if problem := trial.differs(eager, case):
-        return Observation(f"{how}, leaves state behind that is recorded but not computed: an eager call is then "
-                           f"wrong: {problem}", fix=PREPARE)  # fmt: skip
+        return Observation(
+            f"{how}, leaves state behind that is recorded but not computed: an eager call is then wrong: {problem}",
+            fix=PREPARE,
+        )
     if problem := trial.replayed(recording, trial.values(case)):
         return Observation(f"{how}, is wrong on replay: {problem}", fix=PREPARE)
     return Observation()

@@ -92,8 +92,11 @@ def _compiled(op: Op, case: Case, note: str) -> Observation:
     finally:
         compat.reset_compiler()
     if skips or not inputs:  # torch may also cut the graph around the op, and count nothing
-        return Observation(f"torch.compile(mode='reduce-overhead') does without a CUDA graph wherever this op is "
-                           f"({skips} skips, {inputs} inputs recorded)", fix=HOST)  # fmt: skip
+        return Observation(
+            f"torch.compile(mode='reduce-overhead') does without a CUDA graph wherever this op is "
+            f"({skips} skips, {inputs} inputs recorded)",
+            fix=HOST,
+        )
     return Observation(note=f"{CALLS} calls under mode='reduce-overhead', 0 skips, {inputs} inputs copied; {note}")
 
 

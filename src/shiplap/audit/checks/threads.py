@@ -38,8 +38,10 @@ def observe(op: Op, case: Case) -> Observation:
     with ThreadPoolExecutor(CALLERS) as pool:
         problems = list(pool.map(caller, [i % 2 for i in range(CALLERS)]))
     if problem := next(filter(None, problems), ""):
-        return Observation(f"{CALLERS} concurrent callers with different values: {problem}",
-                           fix="keep no state between calls: pass scratch memory in as workspace")  # fmt: skip
+        return Observation(
+            f"{CALLERS} concurrent callers with different values: {problem}",
+            fix="keep no state between calls: pass scratch memory in as workspace",
+        )
     return _intra_op(op, case, agrees)
 
 

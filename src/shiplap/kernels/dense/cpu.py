@@ -45,9 +45,7 @@ def _panel_configs(sizes: Sizes) -> tuple[dict[str, int], ...]:
 
 
 ADJACENT = {"a": "k", "weight": "k"}
-ops.int8_mm.template(
-    "cpu", "int8_rows.cpp.jinja", configs=_rows_configs, innermost=ADJACENT, supports=_few_rows
-)  # fmt: skip
+ops.int8_mm.template("cpu", "int8_rows.cpp.jinja", configs=_rows_configs, innermost=ADJACENT, supports=_few_rows)
 ops.int8_mm.template("cpu", "int8_panels.cpp.jinja", configs=_panel_configs, innermost=ADJACENT, supports=_floats)
 
 
@@ -69,4 +67,4 @@ ops.mm.template("cpu", "mm.cpp.jinja", configs=_product_configs, supports=_float
 ops.bmm.template("cpu", "mm.cpp.jinja", configs=_product_configs, supports=_floats)
 ops.conv2d.template(
     "cpu", "conv2d.cpp.jinja", configs=_conv_configs, innermost={"x": "ci", "weight": "ci"}, supports=_side_by_side
-)  # fmt: skip
+)

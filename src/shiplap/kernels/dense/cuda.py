@@ -24,27 +24,57 @@ def _config(m: int, n: int, k: int, warps: int, stages: int, **more: Any) -> dic
 
 # A default that is good almost everywhere, then wide tiles for much work, then flat ones for few rows.
 TILES = (
-    _config(128, 128, 64, 8, 3), _config(64, 64, 32, 4, 3), _config(128, 128, 32, 8, 3), _config(128, 256, 64, 8, 3),
-    _config(256, 128, 64, 8, 3), _config(128, 128, 64, 4, 4), _config(64, 128, 64, 4, 4), _config(128, 64, 64, 4, 4),
-    _config(64, 64, 64, 4, 4), _config(128, 64, 128, 4, 3), _config(128, 32, 128, 4, 4), _config(128, 32, 64, 4, 6),
-    _config(64, 32, 128, 4, 5), _config(32, 32, 128, 4, 5), _config(32, 64, 128, 4, 4),
-)  # fmt: skip
+    _config(128, 128, 64, 8, 3),
+    _config(64, 64, 32, 4, 3),
+    _config(128, 128, 32, 8, 3),
+    _config(128, 256, 64, 8, 3),
+    _config(256, 128, 64, 8, 3),
+    _config(128, 128, 64, 4, 4),
+    _config(64, 128, 64, 4, 4),
+    _config(128, 64, 64, 4, 4),
+    _config(64, 64, 64, 4, 4),
+    _config(128, 64, 128, 4, 3),
+    _config(128, 32, 128, 4, 4),
+    _config(128, 32, 64, 4, 6),
+    _config(64, 32, 128, 4, 5),
+    _config(32, 32, 128, 4, 5),
+    _config(32, 64, 128, 4, 4),
+)
 # Few rows: the weights are read once, so what counts is how many bytes are on their way.
 FLAT = (
-    _config(16, 32, 128, 2, 5), _config(16, 32, 256, 4, 4), _config(16, 32, 256, 4, 6), _config(16, 16, 256, 2, 5),
-    _config(16, 16, 512, 4, 4), _config(16, 32, 512, 4, 3), _config(16, 64, 128, 4, 6), _config(16, 64, 256, 4, 4),
-    _config(16, 16, 256, 1, 4), _config(16, 32, 128, 4, 8),
-)  # fmt: skip
+    _config(16, 32, 128, 2, 5),
+    _config(16, 32, 256, 4, 4),
+    _config(16, 32, 256, 4, 6),
+    _config(16, 16, 256, 2, 5),
+    _config(16, 16, 512, 4, 4),
+    _config(16, 32, 512, 4, 3),
+    _config(16, 64, 128, 4, 6),
+    _config(16, 64, 256, 4, 4),
+    _config(16, 16, 256, 1, 4),
+    _config(16, 32, 128, 4, 8),
+)
 # Tiles for the bulk copy engine: block sizes, warps, stages, programs per multiprocessor (0: one program a tile).
 BULK = (
-    (128, 256, 64, 8, 3, 1), (256, 128, 64, 8, 3, 1), (128, 256, 64, 8, 4, 1), (256, 128, 64, 8, 4, 1),
-    (128, 128, 64, 4, 3, 2), (128, 128, 64, 8, 3, 2), (128, 128, 64, 4, 3, 0), (128, 128, 128, 8, 3, 1),
-    (128, 256, 64, 8, 3, 0), (64, 256, 64, 4, 3, 2), (128, 192, 64, 8, 3, 1),
-)  # fmt: skip
+    (128, 256, 64, 8, 3, 1),
+    (256, 128, 64, 8, 3, 1),
+    (128, 256, 64, 8, 4, 1),
+    (256, 128, 64, 8, 4, 1),
+    (128, 128, 64, 4, 3, 2),
+    (128, 128, 64, 8, 3, 2),
+    (128, 128, 64, 4, 3, 0),
+    (128, 128, 128, 8, 3, 1),
+    (128, 256, 64, 8, 3, 0),
+    (64, 256, 64, 4, 3, 2),
+    (128, 192, 64, 8, 3, 1),
+)
 FLAT_BULK = (
-    (16, 32, 256, 4, 5, 0), (16, 64, 256, 4, 4, 0), (16, 16, 512, 4, 4, 0), (64, 32, 128, 4, 5, 0),
-    (128, 32, 128, 4, 5, 0), (128, 64, 128, 4, 4, 0),
-)  # fmt: skip
+    (16, 32, 256, 4, 5, 0),
+    (16, 64, 256, 4, 4, 0),
+    (16, 16, 512, 4, 4, 0),
+    (64, 32, 128, 4, 5, 0),
+    (128, 32, 128, 4, 5, 0),
+    (128, 64, 128, 4, 4, 0),
+)
 
 
 def _floats(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str:
@@ -79,8 +109,10 @@ def _bulk_tiles(sizes: Sizes) -> list[dict[str, Any]]:
     listed = FLAT_BULK if sizes["m"] <= 256 else BULK
     return [
         _config(*tile, PROGRAMS=each * processors, FLATTEN=flat)
-        for *tile, each in listed if not (tile[1] & (tile[1] - 1)) for flat in ((True, False) if each else (False,))
-    ]  # fmt: skip
+        for *tile, each in listed
+        if not (tile[1] & (tile[1] - 1))
+        for flat in ((True, False) if each else (False,))
+    ]
 
 
 def _bulk(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str:
@@ -112,8 +144,14 @@ def _taps(sizes: Sizes) -> torch.Tensor:
 def _grouped(sizes: Sizes) -> list[dict[str, Any]]:
     groups = 1 << sizes["g"].bit_length()  # one more than there are: the rows that belong to none
     plain = [{**tile, "GROUPS": groups, "BULK": False} for tile in TILES[:9] if tile["BLOCK_M"] <= 128]
-    bulk = ((128, 256, 64, 8, 3), (128, 256, 64, 8, 4), (128, 128, 64, 4, 3), (128, 128, 64, 8, 4),
-            (64, 256, 64, 4, 3), (64, 128, 64, 4, 4))  # fmt: skip
+    bulk = (
+        (128, 256, 64, 8, 3),
+        (128, 256, 64, 8, 4),
+        (128, 128, 64, 4, 3),
+        (128, 128, 64, 8, 4),
+        (64, 256, 64, 4, 3),
+        (64, 128, 64, 4, 4),
+    )
     return [*plain, *(_config(*tile, GROUPS=groups, BULK=True) for tile in bulk)]
 
 
@@ -128,24 +166,37 @@ def attach(device: str) -> None:
     ops.mm.template(device, "mm.triton.jinja", configs=_tiles, grid=_product_grid, supports=_tiled)
     ops.mm.template(device, "mm_tma.triton.jinja", configs=_bulk_tiles, supports=_bulk, grid=_walking_grid)
     ops.bmm.template(
-        device, "bmm.triton.jinja", configs=TILES, supports=_tiled,
+        device,
+        "bmm.triton.jinja",
+        configs=TILES,
+        supports=_tiled,
         grid=lambda sizes, config, cdiv: (*_product_grid(sizes, config, cdiv)[:1], sizes["batch"], 1),
-    )  # fmt: skip
+    )
     ops.int8_mm.template(device, "int8_mm.triton.jinja", configs=_tiles, grid=_product_grid, supports=_tiled)
     ops.grouped_mm.template(
-        device, "grouped_mm.triton.jinja", configs=_grouped, supports=_experts,
+        device,
+        "grouped_mm.triton.jinja",
+        configs=_grouped,
+        supports=_experts,
         grid=lambda sizes, config, cdiv: (
-            cdiv(sizes["m"], config["BLOCK_M"]) + sizes["g"] + 1, cdiv(sizes["n"], config["BLOCK_N"]), 1,
+            cdiv(sizes["m"], config["BLOCK_M"]) + sizes["g"] + 1,
+            cdiv(sizes["n"], config["BLOCK_N"]),
+            1,
         ),
-    )  # fmt: skip
+    )
     ops.conv2d.template(
-        device, "conv2d.triton.jinja", configs=TILES, tables={"taps": _taps},
-        innermost={"x": "ci", "weight": "ci"}, supports=_pixels,
+        device,
+        "conv2d.triton.jinja",
+        configs=TILES,
+        tables={"taps": _taps},
+        innermost={"x": "ci", "weight": "ci"},
+        supports=_pixels,
         grid=lambda sizes, config, cdiv: (
             cdiv(sizes["batch"] * sizes["ho"] * sizes["wo"], config["BLOCK_M"]) * cdiv(sizes["co"], config["BLOCK_N"]),
-            1, 1,
+            1,
+            1,
         ),
-    )  # fmt: skip
+    )
 
 
 def _pixels(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str:

@@ -44,9 +44,13 @@ def grouped_matmul(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
 
 
 def conv2d(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: int | tuple[int, int] = 1,
-    padding: int | tuple[int, int] = 0, dilation: int | tuple[int, int] = 1,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | tuple[int, int] = 1,
+    padding: int | tuple[int, int] = 0,
+    dilation: int | tuple[int, int] = 1,
+) -> Tensor:
     """``torch.nn.functional.conv2d`` (without groups) for tensors in ``torch.channels_last``: no copy is made for them.
 
     Args:

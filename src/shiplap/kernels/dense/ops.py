@@ -60,9 +60,11 @@ def _(grad: Tensor, saved: Any, needs: Any) -> dict[str, Tensor]:
 
 @sl.op("dense::int8_mm")
 def int8_mm(
-    a: Float[Tensor, "m k"], weight: Int8[Tensor, "n k"], scale: Float[Tensor, "n"],
+    a: Float[Tensor, "m k"],
+    weight: Int8[Tensor, "n k"],
+    scale: Float[Tensor, "n"],
     bias: Float[Tensor, "n"] | None = None,
-) -> Float[Tensor, "m n"]:  # fmt: skip
+) -> Float[Tensor, "m n"]:
     """``a @ (weight * scale[:, None]).T + bias`` for weights of 8 bits with one scale per output channel."""
     out = (a @ weight.to(a.dtype).t()) * scale
     return out if bias is None else out + bias
@@ -120,16 +122,26 @@ def _(rng: torch.Generator, sizes: dict[str, Any], dtype: torch.dtype, device: t
         "wo": "(w + 2 * padding[1] - dilation[1] * (kw - 1) - 1) // stride[1] + 1",
     },
     requires=(
-        "min(stride) >= 1", "min(dilation) >= 1", "min(padding) >= 0", "len(stride) == 2", "len(padding) == 2",
-        "len(dilation) == 2", "min(h, w, ci, co, kh, kw) >= 1", "h + 2 * padding[0] > dilation[0] * (kh - 1)",
+        "min(stride) >= 1",
+        "min(dilation) >= 1",
+        "min(padding) >= 0",
+        "len(stride) == 2",
+        "len(padding) == 2",
+        "len(dilation) == 2",
+        "min(h, w, ci, co, kh, kw) >= 1",
+        "h + 2 * padding[0] > dilation[0] * (kh - 1)",
         "w + 2 * padding[1] > dilation[1] * (kw - 1)",
     ),
     library=TUNED,
-)  # fmt: skip
+)
 def conv2d(
-    x: Float[Tensor, "batch h w ci"], weight: Float[Tensor, "co kh kw ci"], bias: Float[Tensor, "co"] | None = None,
-    stride: list[int] = [1, 1], padding: list[int] = [0, 0], dilation: list[int] = [1, 1],  # noqa: B006
-) -> Float[Tensor, "batch ho wo co"]:  # fmt: skip
+    x: Float[Tensor, "batch h w ci"],
+    weight: Float[Tensor, "co kh kw ci"],
+    bias: Float[Tensor, "co"] | None = None,
+    stride: list[int] = [1, 1],  # noqa: B006
+    padding: list[int] = [0, 0],  # noqa: B006
+    dilation: list[int] = [1, 1],  # noqa: B006
+) -> Float[Tensor, "batch ho wo co"]:
     """2-D convolution, channels last: pixels and filter taps hold their channels side by side."""
     out = torch.nn.functional.conv2d(x.permute(0, 3, 1, 2), weight.permute(0, 3, 1, 2), bias, stride, padding, dilation)
     return out.permute(0, 2, 3, 1).contiguous()

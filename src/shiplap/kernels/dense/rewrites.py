@@ -42,15 +42,11 @@ def _on_gpu(x: Tensor, **others: Any) -> bool | str:
 def linear_activation(*, always: bool = False) -> tuple[PatternRewrite, ...]:
     """``gelu(linear(x, weight, bias))`` and the like: our product with the activation in its epilogue. On GPUs."""
     pays = None if always else _on_gpu
-    return tuple(
-        rewrite(*_activated(act), name=f"linear_{name}", pays=pays) for name, act in ACTIVATIONS.items()
-    )  # fmt: skip
+    return tuple(rewrite(*_activated(act), name=f"linear_{name}", pays=pays) for name, act in ACTIVATIONS.items())
 
 
 def _activated(act: Callable[[Tensor], Tensor]) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
-    def pattern(
-        x: Float[Tensor, "*b k"], weight: Float[Tensor, "n k"], bias: Float[Tensor, "n"] | None
-    ) -> Tensor:  # fmt: skip
+    def pattern(x: Float[Tensor, "*b k"], weight: Float[Tensor, "n k"], bias: Float[Tensor, "n"] | None) -> Tensor:
         return act(F.linear(x, weight, bias))
 
     def replacement(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -68,15 +64,19 @@ def norm_linear(*, always: bool = False) -> Rewrites:
 
 
 def _layer_norm(
-    x: Float[Tensor, "*b k"], gain: Float[Tensor, "k"], shift: Float[Tensor, "k"], weight: Float[Tensor, "n k"],
-    bias: Float[Tensor, "n"] | None, eps: float,
-) -> Tensor:  # fmt: skip
+    x: Float[Tensor, "*b k"],
+    gain: Float[Tensor, "k"],
+    shift: Float[Tensor, "k"],
+    weight: Float[Tensor, "n k"],
+    bias: Float[Tensor, "n"] | None,
+    eps: float,
+) -> Tensor:
     return F.linear(F.layer_norm(x, (x.shape[-1],), gain, shift, eps), weight, bias)
 
 
 def _layer_norm_product(
     x: Tensor, gain: Tensor, shift: Tensor, weight: Tensor, bias: Tensor | None, eps: float
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     return matmul(F.layer_norm(x, (x.shape[-1],), gain, shift, eps), weight.t(), bias)
 
 
@@ -126,9 +126,11 @@ def _dequantised(kind: Any, dtype: torch.dtype) -> tuple[Callable[..., Tensor], 
         return matmul_int8(x, weight, scale.view(-1), bias)
 
     pattern.__annotations__ |= {
-        "x": kind[Tensor, "*b k"], "weight": Int8[Tensor, "n k"], "scale": kind[Tensor, "n 1"],
+        "x": kind[Tensor, "*b k"],
+        "weight": Int8[Tensor, "n k"],
+        "scale": kind[Tensor, "n 1"],
         "bias": kind[Tensor, "n"] | None,
-    }  # fmt: skip
+    }
     return pattern, replacement
 
 
@@ -157,9 +159,7 @@ def _of_one_pixel(named: dict[str, Any]) -> bool | str:
     return True
 
 
-conv_norm_dense = FoldedNorm(
-    "conv_norm_dense", "conv2d", _folded, _examples, pays=_of_one_pixel, gradient=False
-)  # fmt: skip
+conv_norm_dense = FoldedNorm("conv_norm_dense", "conv2d", _folded, _examples, pays=_of_one_pixel, gradient=False)
 """A convolution of a tensor in ``torch.channels_last`` and the norm behind it: ``dense.conv2d`` with folded weights.
 
 It pays for 1x1 on CUDA, with what follows in the template's epilogue (H200, 2026-11: 1.29x and 1.23x of Inductor;

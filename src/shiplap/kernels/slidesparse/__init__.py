@@ -12,6 +12,16 @@ from shiplap.kernels.slidesparse.packed import MODES, Packed, matmul, pack
 from shiplap.kernels.slidesparse.parallel import shard
 
 __all__ = [
-    "MODES", "Conversion", "Linear", "Packed", "Pattern", "convert", "matmul", "pack", "prepare", "prune", "shard",
+    "MODES",
+    "Conversion",
+    "Linear",
+    "Packed",
+    "Pattern",
+    "convert",
+    "matmul",
+    "pack",
+    "prepare",
+    "prune",
+    "shard",
     "tune",
-]  # fmt: skip
+]

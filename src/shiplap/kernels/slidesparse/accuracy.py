@@ -46,13 +46,22 @@ def window_of(model: nn.Module) -> int:
 def logits_of(model: nn.Module, tokens: Sequence[int], window: int = WINDOW) -> list[Tensor]:
     """float32 ``[t, vocabulary]`` on the CPU of each ``window`` of ``tokens`` with at least two of them."""
     if len(tokens) < 2:
-        raise error("SL613", where="tokens", got=f"{len(tokens)} of them", expected="two or more: each is predicted "
-                    "from those before it")  # fmt: skip
+        raise error(
+            "SL613",
+            where="tokens",
+            got=f"{len(tokens)} of them",
+            expected="two or more: each is predicted from those before it",
+        )
     known = next((m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)), None)
     if min(tokens) < 0 or (known is not None and max(tokens) >= known):  # a GPU would not survive it
         limit = "numbers from 0" + (f" to {known - 1}" if known else "")
-        raise error("SL613", where="tokens", got=f"tokens from {min(tokens)} to {max(tokens)}", expected=limit,
-                    fix="use the tokenizer of this model")  # fmt: skip
+        raise error(
+            "SL613",
+            where="tokens",
+            got=f"tokens from {min(tokens)} to {max(tokens)}",
+            expected=limit,
+            fix="use the tokenizer of this model",
+        )
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     with torch.no_grad():
         return [_logits(model, torch.tensor([part], device=device)) for part in _windows(tokens, window)]
@@ -69,8 +78,13 @@ def _logits(model: nn.Module, tokens: Tensor) -> Tensor:
         if isinstance(logits, Tensor) and logits.dim() == 3 and logits.shape[:2] == tokens.shape:
             return logits[0].to("cpu", torch.float32)
         got = f"{tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
-    raise error("SL613", where=f"model(tokens [1, {tokens.shape[1]}])", got=got, expected="logits [1, t, vocabulary]",
-                fix="leave --tokens and --text out, or pass a language model, or fewer tokens") from cause  # fmt: skip
+    raise error(
+        "SL613",
+        where=f"model(tokens [1, {tokens.shape[1]}])",
+        got=got,
+        expected="logits [1, t, vocabulary]",
+        fix="leave --tokens and --text out, or pass a language model, or fewer tokens",
+    ) from cause
 
 
 def drift(before: Sequence[Tensor], after: Sequence[Tensor], tokens: Sequence[int], window: int = WINDOW) -> Drift:

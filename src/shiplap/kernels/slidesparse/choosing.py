@@ -21,9 +21,13 @@ ROWS = (1, 16, 64, 256, 1024, 4096)  # decoding of few and of many sequences, an
 
 
 def tune(
-    model: nn.Module, rows: Iterable[int] = ROWS, *, seconds: float = 20.0, dtype: torch.dtype = torch.bfloat16,
+    model: nn.Module,
+    rows: Iterable[int] = ROWS,
+    *,
+    seconds: float = 20.0,
+    dtype: torch.dtype = torch.bfloat16,
     again: bool = False,
-) -> list[Any]:  # fmt: skip
+) -> list[Any]:
     """Choose for each size of a converted layer and each number of ``rows``; the choices come into force, and are kept.
 
     Slide and dense are verified and timed, on a GPU after their algorithms. Layers of one size share a choice.
@@ -56,8 +60,13 @@ def numbers_of(rows: Iterable[int], where: str) -> list[int]:
     """Each once, ascending; SL211 for what is no number of rows, and for none at all."""
     found = sorted(set(rows))
     if not found or found[0] < 0:
-        raise error("SL211", where=where, got=f"rows {found}", expected="numbers of rows, 0 or more",
-                    fix="pass rows=(1, 16, 256), say")  # fmt: skip
+        raise error(
+            "SL211",
+            where=where,
+            got=f"rows {found}",
+            expected="numbers of rows, 0 or more",
+            fix="pass rows=(1, 16, 256), say",
+        )
     return found
 
 
@@ -68,6 +77,11 @@ def sizes_of(model: nn.Module) -> dict[tuple[str, int, int, int, str], Linear]:
         key = layer.mode, layer.out_features, layer.in_features, layer.pattern.pairs, str(layer.weight.device)
         found.setdefault(key, layer)
     if not found:
-        raise error("SL211", where="slidesparse", got="a model without converted layers",
-                    expected="one that holds slidesparse.Linear", fix="convert(model) first")  # fmt: skip
+        raise error(
+            "SL211",
+            where="slidesparse",
+            got="a model without converted layers",
+            expected="one that holds slidesparse.Linear",
+            fix="convert(model) first",
+        )
     return found

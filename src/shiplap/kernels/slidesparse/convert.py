@@ -51,15 +51,21 @@ class Conversion:
 
     def __str__(self) -> str:
         worst = max(self.converted, key=lambda c: c.error)
-        lines = [f"{len(self.converted)} layers → {self.pattern} {self.dtype}, weights off by at most "
-                 f"{worst.error:.1%} ({worst.name})"]  # fmt: skip
+        lines = [
+            f"{len(self.converted)} layers → {self.pattern} {self.dtype}, weights off by at most "
+            f"{worst.error:.1%} ({worst.name})"
+        ]
         return "\n".join([*lines, *(f"kept {s.name}: {s.reason}" for s in self.skipped)])
 
 
 def convert(
-    model: nn.Module, pattern: str | Pattern = "6:8", dtype: str = "int8", *, skip: str | Iterable[str] = SKIPPED,
+    model: nn.Module,
+    pattern: str | Pattern = "6:8",
+    dtype: str = "int8",
+    *,
+    skip: str | Iterable[str] = SKIPPED,
     progress: bool | None = None,
-) -> Conversion:  # fmt: skip
+) -> Conversion:
     """Replace the linear layers of ``model``, in place, by :class:`Linear`: pruned by magnitude, quantised, packed.
 
     Everything is checked before anything is replaced; then one layer at a time, so that little memory is needed beside
@@ -112,9 +118,7 @@ def replace(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
                 setattr(parent, name, new)
 
 
-def _choose(
-    model: nn.Module, skip: Sequence[str], dtype: str
-) -> tuple[dict[str, nn.Linear], dict[str, str]]:  # fmt: skip
+def _choose(model: nn.Module, skip: Sequence[str], dtype: str) -> tuple[dict[str, nn.Linear], dict[str, str]]:
     holders = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
     encoders = (m for m in model.modules() if isinstance(m, nn.TransformerEncoderLayer))  # for its fused inference
     read = {id(part) for encoder in encoders for part in (encoder.linear1, encoder.linear2)}
@@ -163,20 +167,29 @@ def _linears(model: nn.Module) -> Iterator[tuple[str, nn.Linear, list[str]]]:
 
 def _check(
     model: nn.Module, dtype: str, chosen: dict[str, nn.Linear], skipped: dict[str, str], skip: Sequence[str]
-) -> None:  # fmt: skip
+) -> None:
     where = "slidesparse.convert"
     known_mode(dtype, where, "dtype")
     for wanted in skip:
         if not any(matches(name, wanted) for name, _ in model.named_modules(remove_duplicate=False)):
-            raise error("SL211", where=where, got=f"skip={wanted!r}, which names no module",
-                        expected="names of modules, their last parts, or wildcards",
-                        fix="see model.named_modules()")  # fmt: skip
+            raise error(
+                "SL211",
+                where=where,
+                got=f"skip={wanted!r}, which names no module",
+                expected="names of modules, their last parts, or wildcards",
+                fix="see model.named_modules()",
+            )
     if not chosen or "" in chosen:
         done = f", {n} converted already" if (n := len(layers_of(model))) else ""
         why = "".join(f"; {reason}" for reason in dict.fromkeys(skipped.values()))
         got = "nn.Linear itself" if "" in chosen else f"no linear layer to convert, {len(skipped)} to keep{why}{done}"
-        raise error("SL211", where=where, got=got, expected="a model with linear layers",
-                    fix="for a layer: slidesparse.Linear.of(linear)" if "" in chosen else "see skip=")  # fmt: skip
+        raise error(
+            "SL211",
+            where=where,
+            got=got,
+            expected="a model with linear layers",
+            fix="for a layer: slidesparse.Linear.of(linear)" if "" in chosen else "see skip=",
+        )
     for name, linear in chosen.items():
         kind = MODES[dtype] if MODES[dtype].itemsize > 1 else linear.weight.dtype
         if linear.weight.is_meta or not torch.isfinite(linear.weight.to(kind)).all():

@@ -17,9 +17,19 @@ from torch import Tensor
 from shiplap.errors import error
 
 __all__ = [
-    "Pattern", "compress", "compressed_bytes", "decompress", "dense_depth", "lift", "lifted_depth", "pad", "prune",
-    "slide", "source", "unslide",
-]  # fmt: skip
+    "Pattern",
+    "compress",
+    "compressed_bytes",
+    "decompress",
+    "dense_depth",
+    "lift",
+    "lifted_depth",
+    "pad",
+    "prune",
+    "slide",
+    "source",
+    "unslide",
+]
 
 ROWS, DEPTH = 16, 32  # what sparse tensor cores take: rows of activations, and the other two sizes, in multiples of
 MAX_PAIRS = 8
@@ -35,8 +45,13 @@ class Pattern:
 
     def __post_init__(self) -> None:
         if type(self.pairs) is not int or not 2 <= self.pairs <= MAX_PAIRS:
-            raise error("SL211", where="slidesparse.Pattern", got=f"{self.pairs!r} pairs", expected=f"2 to {MAX_PAIRS}",
-                        fix=_ONE_OF)  # fmt: skip
+            raise error(
+                "SL211",
+                where="slidesparse.Pattern",
+                got=f"{self.pairs!r} pairs",
+                expected=f"2 to {MAX_PAIRS}",
+                fix=_ONE_OF,
+            )
 
     @classmethod
     def parse(cls, text: str | Pattern) -> Pattern:
@@ -46,8 +61,13 @@ class Pattern:
         found = re.fullmatch(r"(\d{1,2}):(\d{1,2})", text) if isinstance(text, str) else None
         kept, size = map(int, found.groups()) if found else (0, 0)
         if size % 2 or kept != size - 2 or not 4 <= size <= 2 * MAX_PAIRS:
-            raise error("SL211", where="slidesparse.Pattern", got=repr(text), expected="(2N-2):2N with N from 2 to 8",
-                        fix=_ONE_OF)  # fmt: skip
+            raise error(
+                "SL211",
+                where="slidesparse.Pattern",
+                got=repr(text),
+                expected="(2N-2):2N with N from 2 to 8",
+                fix=_ONE_OF,
+            )
         return cls(size // 2)
 
     def __str__(self) -> str:
@@ -141,8 +161,13 @@ def matrix(weight: Any, where: str) -> Tensor:
 def _refuse_nan(where: str, weight: Tensor) -> None:
     if (bad := torch.isnan(weight).any(-1)).any():
         row = int(bad.nonzero()[0, 0])
-        raise error("SL211", where=where, got=f"row {row} holds NaN", expected="weights without NaN",
-                    fix="repair the checkpoint: NaN has no magnitude to prune by")  # fmt: skip
+        raise error(
+            "SL211",
+            where=where,
+            got=f"row {row} holds NaN",
+            expected="weights without NaN",
+            fix="repair the checkpoint: NaN has no magnitude to prune by",
+        )
 
 
 def slide(weight: Tensor, pattern: str | Pattern) -> Tensor:
@@ -160,10 +185,14 @@ def slide(weight: Tensor, pattern: str | Pattern) -> Tensor:
     over = counts.sum(-1, dtype=torch.int8) > shape.kept
     if over.any():
         row, group = map(int, over.nonzero()[0])
-        raise error("SL211", where="slidesparse.slide",
-                    got=f"{int(counts[row, group].sum())} non-zeros in row {row}, columns {group * shape.size} to "
-                    f"{min(k, (group + 1) * shape.size) - 1}", expected=f"at most {shape.kept} of {shape.size}",
-                    fix=f'prune(weight, "{shape}") first')  # fmt: skip
+        raise error(
+            "SL211",
+            where="slidesparse.slide",
+            got=f"{int(counts[row, group].sum())} non-zeros in row {row}, columns {group * shape.size} to "
+            f"{min(k, (group + 1) * shape.size) - 1}",
+            expected=f"at most {shape.kept} of {shape.size}",
+            fix=f'prune(weight, "{shape}") first',
+        )
     early, late = _halves(used, counts)
     windows = whole.new_empty(n, groups, pairs - 1, 4)  # autocast refuses to join float16 on a CPU
     windows[..., :2] = torch.where(late[:, :, :-1], whole[:, :, :-1], zero)
@@ -214,8 +243,13 @@ def compress(slid: Tensor) -> Tensor:
     used = fours != 0
     if (bad := used.sum(-1) > 2).any():
         row, four = map(int, bad.nonzero()[0])
-        raise error("SL211", where="slidesparse.compress", got=f"more than 2 non-zeros in row {row}, lanes {4 * four} "
-                    f"to {4 * four + 3}", expected="2 of 4", fix="compress what slide() returned")  # fmt: skip
+        raise error(
+            "SL211",
+            where="slidesparse.compress",
+            got=f"more than 2 non-zeros in row {row}, lanes {4 * four} to {4 * four + 3}",
+            expected="2 of 4",
+            fix="compress what slide() returned",
+        )
     bits = used.view(torch.uint8)
     masks = bits[..., 0] + 2 * bits[..., 1] + 4 * bits[..., 2] + 8 * bits[..., 3]
     kept = _kept_lanes(slid.device)[masks.int()]
@@ -235,8 +269,13 @@ def decompress(packed: Tensor, n: int, depth: int, dtype: torch.dtype) -> Tensor
     """The portable form → 2:4 ``[n, depth]`` of ``dtype``; SL211 for a wrong number of bytes."""
     wanted = compressed_bytes(n, depth, dtype.itemsize)
     if packed.numel() != wanted:
-        raise error("SL211", where="slidesparse.decompress", got=f"{packed.numel()} bytes",
-                    expected=f"{wanted} for {n} rows of {depth} {dtype}", fix="pack the weight anew")  # fmt: skip
+        raise error(
+            "SL211",
+            where="slidesparse.decompress",
+            got=f"{packed.numel()} bytes",
+            expected=f"{wanted} for {n} rows of {depth} {dtype}",
+            fix="pack the weight anew",
+        )
     packed = packed.contiguous()
     kept = n * depth * dtype.itemsize // 2
     values = (

@@ -33,13 +33,21 @@ class SlidesparseConfig(QuantizationConfigMixin):
     """
 
     def __init__(
-        self, pattern: str = "6:8", dtype: str = "int8", skip: str | Iterable[str] = SKIPPED,
-        converted: Iterable[str] | None = None, quant_method: str = METHOD,
-    ) -> None:  # fmt: skip
+        self,
+        pattern: str = "6:8",
+        dtype: str = "int8",
+        skip: str | Iterable[str] = SKIPPED,
+        converted: Iterable[str] | None = None,
+        quant_method: str = METHOD,
+    ) -> None:
         if dtype not in MODES or quant_method != METHOD:
-            raise error("SL211", where="slidesparse.hf.SlidesparseConfig", got=f"dtype {dtype!r}, method "
-                        f"{quant_method!r}", expected=f"{', '.join(MODES)}; {METHOD}",
-                        fix="repair quantization_config in config.json")  # fmt: skip
+            raise error(
+                "SL211",
+                where="slidesparse.hf.SlidesparseConfig",
+                got=f"dtype {dtype!r}, method {quant_method!r}",
+                expected=f"{', '.join(MODES)}; {METHOD}",
+                fix="repair quantization_config in config.json",
+            )
         self.quant_method: Any = METHOD
         self.pattern, self.dtype = str(Pattern.parse(pattern)), dtype
         self.skip, self.converted = sorted(named(skip)), None if converted is None else sorted(converted)
@@ -56,12 +64,24 @@ class SlidesparseQuantizer(HfQuantizer):
         if not self.pre_quantized:
             return
         if config.converted is None:
-            raise error("SL211", where="quantization_config of config.json", got="no list 'converted'", expected="a "
-                        "model that was saved after conversion", fix="convert it, then save it")  # fmt: skip
+            raise error(
+                "SL211",
+                where="quantization_config of config.json",
+                got="no list 'converted'",
+                expected="a model that was saved after conversion",
+                fix="convert it, then save it",
+            )
         for name, module in list(model.named_modules()):
             if isinstance(module, nn.Linear) and _aliases(model, name) & set(config.converted):
-                empty = Linear(module.in_features, module.out_features, module.bias is not None, pattern=config.pattern,
-                               mode=config.dtype, device="meta", dtype=module.weight.dtype)  # fmt: skip
+                empty = Linear(
+                    module.in_features,
+                    module.out_features,
+                    module.bias is not None,
+                    pattern=config.pattern,
+                    mode=config.dtype,
+                    device="meta",
+                    dtype=module.weight.dtype,
+                )
                 replace(model, module, empty.train(module.training))
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
@@ -135,8 +155,13 @@ def _refuse_shards(model: nn.Module) -> None:
         if not isinstance(m, nn.Linear | Linear):
             continue
         if hasattr(m.weight, "placements") or m.weight.shape != (m.out_features, m.in_features):
-            raise error("SL211", where=f"{name}.weight", got="a shard of the weight", expected="all of it",
-                        fix="load without tp_plan on each rank, then slidesparse.shard(model)")  # fmt: skip
+            raise error(
+                "SL211",
+                where=f"{name}.weight",
+                got="a shard of the weight",
+                expected="all of it",
+                fix="load without tp_plan on each rank, then slidesparse.shard(model)",
+            )
 
 
 def _pack(name: str, layer: Linear) -> None:

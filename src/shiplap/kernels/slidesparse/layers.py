@@ -25,13 +25,18 @@ _REQUIRES = ("pairs >= 2", "pairs <= 8", "layout >= 0", "layout <= 1")
 
 def _weight(
     dense: Tensor | None, packed: Tensor | None, n: int, k: int, pairs: int, layout: int, dtype: torch.dtype
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """The weight ``[n, k]``, whichever way it came."""
     if dense is not None:
         return dense
     if packed is None:
-        raise error("SL211", where="slidesparse linear layer", got="neither a dense nor a packed weight",
-                    expected="one of them", fix="pack() the weight, with keep= one of its forms")  # fmt: skip
+        raise error(
+            "SL211",
+            where="slidesparse linear layer",
+            got="neither a dense nor a packed weight",
+            expected="one of them",
+            fix="pack() the weight, with keep= one of its forms",
+        )
     slid = expand(packed, formats.dense_depth(n), formats.lifted_depth(k, pairs), dtype, layout)
     return formats.unslide(slid, k, formats.Pattern(pairs))[:n]
 

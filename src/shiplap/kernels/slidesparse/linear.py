@@ -45,9 +45,16 @@ class Linear(nn.Module):
     packed: Tensor | None
 
     def __init__(
-        self, in_features: int, out_features: int, bias: bool = True, *, pattern: str | Pattern = "6:8",
-        mode: str = "int8", device: Any = None, dtype: torch.dtype | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        pattern: str | Pattern = "6:8",
+        mode: str = "int8",
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__()
         self.in_features, self.out_features, self.pattern = in_features, out_features, Pattern.parse(pattern)
         self.mode, self.layout = known_mode(mode, "slidesparse.Linear"), ops.PORTABLE
@@ -65,8 +72,13 @@ class Linear(nn.Module):
     def of(cls, linear: nn.Linear, pattern: str | Pattern = "6:8", mode: str = "int8", *, pack: bool = True) -> Linear:
         """``linear`` pruned by magnitude, quantised and packed; SL211 for weights that are not finite."""
         if not isinstance(linear, nn.Linear):
-            raise error("SL211", where="slidesparse.Linear.of", got=type(linear).__name__, expected="an nn.Linear",
-                        fix="convert(model) finds those of a model")  # fmt: skip
+            raise error(
+                "SL211",
+                where="slidesparse.Linear.of",
+                got=type(linear).__name__,
+                expected="an nn.Linear",
+                fix="convert(model) finds those of a model",
+            )
         weight, bias = formats.prune(linear.weight, pattern), linear.bias
         made = cls.from_weight(
             _packed_dense(weight, pattern, known_mode(mode, "slidesparse.Linear")),
@@ -101,12 +113,21 @@ class Linear(nn.Module):
         the dense form alone stays, with a notice.
         """
         if reason := blocked():
-            raise error("SL608", where="slidesparse.Linear.pack", what="no packing here", got=f"pack() inside {reason}",
-                        expected="a weight that was packed before", fix="call pack() after loading")  # fmt: skip
+            raise error(
+                "SL608",
+                where="slidesparse.Linear.pack",
+                what="no packing here",
+                got=f"pack() inside {reason}",
+                expected="a weight that was packed before",
+                fix="call pack() after loading",
+            )
         made = pack(self.weight, self.pattern, self.mode, scale=_flat(self.weight_scale))
         old, self.layout = self.packed, made.layout
-        if old is not None and made.packed is not None and (old.shape, old.device) == (made.packed.shape,
-                                                                                      made.packed.device):  # fmt: skip
+        if (
+            old is not None
+            and made.packed is not None
+            and (old.shape, old.device) == (made.packed.shape, made.packed.device)
+        ):
             old.copy_(made.packed)
         else:
             self.packed = made.packed
@@ -116,8 +137,16 @@ class Linear(nn.Module):
     def as_packed(self) -> Packed:
         """The weight as the value that ``matmul`` takes."""
         packed = self.packed if self.fresh else None
-        return Packed(self.mode, self.pattern.pairs, self.out_features, self.in_features, self.weight, packed,
-                      _flat(self.weight_scale), self.layout)  # fmt: skip
+        return Packed(
+            self.mode,
+            self.pattern.pairs,
+            self.out_features,
+            self.in_features,
+            self.weight,
+            packed,
+            _flat(self.weight_scale),
+            self.layout,
+        )
 
     # --- forward --------------------------------------------------------------------------------------------------
 
@@ -129,8 +158,7 @@ class Linear(nn.Module):
         """:meth:`forward` with a bias that somebody else holds."""
         weight, scale, packed = self.weight, self.weight_scale, self.packed  # once: a module's attributes are slow
         if packed is not None and not torch.compiler.is_compiling() and self._packed_from != _state(weight):
-            notice("slidesparse/stale", f"{self} was packed before its weight was changed, and runs dense: "
-                   "call pack()")  # fmt: skip
+            notice("slidesparse/stale", f"{self} was packed before its weight was changed, and runs dense: call pack()")
             packed = None
         if not x.is_meta and torch.is_autocast_enabled(x.device.type) and _cast_by_autocast(x):
             x = x.to(torch.get_autocast_dtype(x.device.type))
@@ -145,8 +173,10 @@ class Linear(nn.Module):
 
     def extra_repr(self) -> str:
         form = "packed" if self.fresh else "not packed" if self.packed is None else "stale"
-        return (f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, "
-                f"pattern={self.pattern}, mode={self.mode}, {form}")  # fmt: skip
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, "
+            f"pattern={self.pattern}, mode={self.mode}, {form}"
+        )
 
     # --- moves, copies and checkpoints ----------------------------------------------------------------------------
 
@@ -181,14 +211,22 @@ class Linear(nn.Module):
         self._packed_from = _state(self.weight) if state["_packed_from"] else None
 
     def _load_from_state_dict(
-        self, state_dict: dict[str, Any], prefix: str, local_metadata: Any, strict: bool, missing_keys: list[str],
-        unexpected_keys: list[str], error_msgs: list[str],
-    ) -> None:  # fmt: skip
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
         errors: list[str] = []
         given, scale = state_dict.get(f"{prefix}weight"), state_dict.get(f"{prefix}weight_scale")
         if given is not None and not _loads(given.dtype, self.weight.dtype):
-            error_msgs.append(f"{prefix}weight is {given.dtype}, and a layer of mode {self.mode} loads "
-                              f"{self.weight.dtype}: load the model first, then convert it")  # fmt: skip
+            error_msgs.append(
+                f"{prefix}weight is {given.dtype}, and a layer of mode {self.mode} loads "
+                f"{self.weight.dtype}: load the model first, then convert it"
+            )
             return
         if given is not None:  # with assign=True it takes the place of the weight, which has the dtype of the mode
             state_dict = {**state_dict, f"{prefix}weight": given.detach().to(self.weight.dtype)}
@@ -204,9 +242,15 @@ class Linear(nn.Module):
 
 
 def _product(
-    x: Tensor, dense: Tensor, packed: Tensor | None, scale: Tensor | None, bias: Tensor | None, mode: str, pairs: int,
+    x: Tensor,
+    dense: Tensor,
+    packed: Tensor | None,
+    scale: Tensor | None,
+    bias: Tensor | None,
+    mode: str,
+    pairs: int,
     layout: int,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     return multiply(x, mode, len(dense), scale, dense, packed, bias, pairs, layout)
 
 
@@ -217,9 +261,15 @@ class _StraightThrough(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        x: Tensor, dense: Tensor, packed: Tensor | None, scale: Tensor | None, bias: Tensor | None, mode: str,
-        pairs: int, layout: int,
-    ) -> Tensor:  # fmt: skip
+        x: Tensor,
+        dense: Tensor,
+        packed: Tensor | None,
+        scale: Tensor | None,
+        bias: Tensor | None,
+        mode: str,
+        pairs: int,
+        layout: int,
+    ) -> Tensor:
         return _product(x, dense, packed, scale, bias, mode, pairs, layout)
 
     @staticmethod

@@ -28,7 +28,7 @@ __all__ = [
     "sparse_mm_fp8",
     "sparse_mm_fp16",
     "sparse_mm_int8",
-]  # fmt: skip
+]
 
 PORTABLE, CUSPARSELT = 0, 1  # layouts of a packed weight
 
@@ -49,9 +49,7 @@ def _lifted(x: Tensor, dtype: torch.dtype, pairs: int) -> tuple[Tensor, Tensor]:
 
 
 @sl.op("slidesparse::quantise_int8", dims=_LIFTED, requires=_PAIRS, outputs=("q", "scale"))
-def quantise_int8(
-    x: Float[Tensor, "m k"], pairs: int = 2
-) -> tuple[Int8[Tensor, "mp kq"], Float32[Tensor, "mp"]]:  # fmt: skip
+def quantise_int8(x: Float[Tensor, "m k"], pairs: int = 2) -> tuple[Int8[Tensor, "mp kq"], Float32[Tensor, "mp"]]:
     """Rows of ``x`` as int8 with a scale each (``quantise.py`` has the law), lifted for windows of ``pairs``.
 
     With 2 pairs nothing is duplicated: that is for dense and 2:4 weights. Rows and columns that are added hold zeros,
@@ -95,8 +93,13 @@ def expand(packed: Tensor, n: int, k: int, dtype: torch.dtype, layout: int) -> T
     if layout == PORTABLE:
         return formats.decompress(packed, n, k, dtype)
     if packed.device.type != "cuda":
-        raise error("SL211", where="slidesparse", got=f"a weight packed by cuSPARSELt on {packed.device}",
-                    expected="the portable layout", fix="pack the weight on the device that uses it")  # fmt: skip
+        raise error(
+            "SL211",
+            where="slidesparse",
+            got=f"a weight packed by cuSPARSELt on {packed.device}",
+            expected="the portable layout",
+            fix="pack the weight on the device that uses it",
+        )
     vendor = importlib.import_module("shiplap.kernels.slidesparse.lt")  # only where its layout is in use
     return vendor.expand(packed, n, k, dtype)
 

@@ -23,8 +23,7 @@ Keep = Literal["both", "dense", "packed"]
 def known_mode(mode: str, where: str, called: str = "mode") -> str:
     """``mode``, if there is one; SL211 with what the argument is ``called``."""
     if mode not in MODES:
-        raise error("SL211", where=where, got=f"{called} {mode!r}", expected=", ".join(MODES),
-                    fix="pass one of these")  # fmt: skip
+        raise error("SL211", where=where, got=f"{called} {mode!r}", expected=", ".join(MODES), fix="pass one of these")
     return mode
 
 
@@ -79,9 +78,11 @@ class Packed:
         here = self.dense if self.dense is not None else self.packed
         if here is not None and here.device == target:
             return self
-        keep: Keep = "both" if self.dense is not None and self.packed is not None else (
-            "packed" if self.dense is None else "dense"
-        )  # fmt: skip
+        keep: Keep = (
+            "both"
+            if self.dense is not None and self.packed is not None
+            else ("packed" if self.dense is None else "dense")
+        )
         scale = None if self.scale is None else self.scale.to(target)
         return pack(self.weight().to(target), self.pattern, self.mode, scale=scale, keep=keep)
 
@@ -94,9 +95,13 @@ class Packed:
 
 
 def pack(
-    weight: Tensor, pattern: str | Pattern = "6:8", mode: str = "int8", *, scale: Tensor | None = None,
+    weight: Tensor,
+    pattern: str | Pattern = "6:8",
+    mode: str = "int8",
+    *,
+    scale: Tensor | None = None,
     keep: Keep = "both",
-) -> Packed:  # fmt: skip
+) -> Packed:
     """A pruned ``weight`` ``[n, k]``, quantised per row (8-bit modes) and packed for its device.
 
     Pack at load, and after cutting a weight for tensor parallelism: groups begin at the first column of what is packed,
@@ -116,13 +121,23 @@ def pack(
     _known_keep(keep, "slidesparse.pack")
     weight, dtype = formats.matrix(weight, "slidesparse.pack").detach(), MODES[mode]
     if mode == "int8" and weight.shape[1] > layers.INT8_DEPTH:
-        raise error("SL211", where="slidesparse.pack", got=f"{weight.shape[1]} columns in mode 'int8'",
-                    expected=f"at most {layers.INT8_DEPTH}, whose sums are exact", fix='take mode="fp8"')  # fmt: skip
+        raise error(
+            "SL211",
+            where="slidesparse.pack",
+            got=f"{weight.shape[1]} columns in mode 'int8'",
+            expected=f"at most {layers.INT8_DEPTH}, whose sums are exact",
+            fix='take mode="fp8"',
+        )
     if scale is not None:
         _check_quantised(weight, scale, mode)
     elif weight.itemsize == 1:
-        raise error("SL211", where="slidesparse.pack", got=f"{weight.dtype} without a scale",
-                    expected="a floating weight, or one of 8 bits with scale=", fix="pass its scales")  # fmt: skip
+        raise error(
+            "SL211",
+            where="slidesparse.pack",
+            got=f"{weight.dtype} without a scale",
+            expected="a floating weight, or one of 8 bits with scale=",
+            fix="pass its scales",
+        )
     elif dtype.itemsize == 1:
         weight, scale = quantise_weight(weight, dtype)
     else:
@@ -133,25 +148,40 @@ def pack(
 
 def _known_keep(keep: str, where: str) -> None:
     if keep not in get_args(Keep):
-        raise error("SL211", where=where, got=f"keep {keep!r}", expected=", ".join(get_args(Keep)),
-                    fix="pass one of these")  # fmt: skip
+        raise error(
+            "SL211", where=where, got=f"keep {keep!r}", expected=", ".join(get_args(Keep)), fix="pass one of these"
+        )
 
 
 def _refuse_infinite(finite: Tensor, dtype: torch.dtype) -> None:
     """Also where ``dtype`` has no room for a number of the weight."""
     if (bad := ~finite.all(1)).any():
-        raise error("SL211", where="slidesparse.pack", got=f"row {int(bad.nonzero()[0, 0])} holds NaN or an infinity "
-                    f"as {dtype}", expected="finite weights and scales",
-                    fix="repair the checkpoint, or take a mode of a wider range")  # fmt: skip
+        raise error(
+            "SL211",
+            where="slidesparse.pack",
+            got=f"row {int(bad.nonzero()[0, 0])} holds NaN or an infinity as {dtype}",
+            expected="finite weights and scales",
+            fix="repair the checkpoint, or take a mode of a wider range",
+        )
 
 
 def _check_quantised(weight: Tensor, scale: Tensor, mode: str) -> None:
     if weight.dtype != MODES[mode] or MODES[mode].itemsize != 1:
-        raise error("SL211", where="slidesparse.pack", got=f"a scale with {weight.dtype} in mode {mode!r}",
-                    expected="a scale only with a weight of 8 bits", fix="leave scale out")  # fmt: skip
+        raise error(
+            "SL211",
+            where="slidesparse.pack",
+            got=f"a scale with {weight.dtype} in mode {mode!r}",
+            expected="a scale only with a weight of 8 bits",
+            fix="leave scale out",
+        )
     if scale.shape != weight.shape[:1] or scale.dtype != torch.float32:
-        raise error("SL211", where="slidesparse.pack", got=f"a scale {tuple(scale.shape)} of {scale.dtype}",
-                    expected=f"float32 ({weight.shape[0]},)", fix="pass one scale per output channel")  # fmt: skip
+        raise error(
+            "SL211",
+            where="slidesparse.pack",
+            got=f"a scale {tuple(scale.shape)} of {scale.dtype}",
+            expected=f"float32 ({weight.shape[0]},)",
+            fix="pass one scale per output channel",
+        )
     _refuse_infinite((weight == weight) & torch.isfinite(scale)[:, None], weight.dtype)  # NaN is not itself
 
 
@@ -177,8 +207,11 @@ def _compress(slid: Tensor, keep: Keep) -> tuple[Tensor | None, int]:
 
 
 LAYERS: dict[str, Any] = {
-    "int8": layers.linear_int8, "fp8": layers.linear_fp8, "bf16": layers.linear_bf16, "fp16": layers.linear_fp16,
-}  # fmt: skip
+    "int8": layers.linear_int8,
+    "fp8": layers.linear_fp8,
+    "bf16": layers.linear_bf16,
+    "fp16": layers.linear_fp16,
+}
 
 
 def matmul(x: Tensor, packed: Packed, bias: Tensor | None = None) -> Tensor:
@@ -187,14 +220,22 @@ def matmul(x: Tensor, packed: Packed, bias: Tensor | None = None) -> Tensor:
     In the 8-bit modes ``x`` is quantised per row and may be of any floating dtype; in the others it has the weight's.
     One op (``slidesparse::linear_*``), whose kernels read one or the other form of the weight; ``sl.tune`` chooses.
     """
-    return multiply(x, packed.mode, packed.n, packed.scale, packed.dense, packed.packed, bias, packed.pairs,
-                    packed.layout)  # fmt: skip
+    return multiply(
+        x, packed.mode, packed.n, packed.scale, packed.dense, packed.packed, bias, packed.pairs, packed.layout
+    )
 
 
 def multiply(
-    x: Tensor, mode: str, n: int, scale: Tensor | None, dense: Tensor | None, packed: Tensor | None,
-    bias: Tensor | None, pairs: int, layout: int,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    mode: str,
+    n: int,
+    scale: Tensor | None,
+    dense: Tensor | None,
+    packed: Tensor | None,
+    bias: Tensor | None,
+    pairs: int,
+    layout: int,
+) -> Tensor:
     """:func:`matmul` with the fields of a weight: a module holds them as parameters and buffers."""
     rows = x if x.dim() == 2 else x.flatten(0, -2) if x.dim() > 1 else x[None]
     out = LAYERS[mode](rows, n if scale is None else scale, dense, packed, bias, pairs, layout)

@@ -75,17 +75,31 @@ def planned(model: nn.Module, plan: Mapping[str, str], world: int) -> list[Cut]:
             found.append(Cut(name, module, style))
     where = "slidesparse.shard"
     if not found:
-        raise error("SL211", where=where, got=f"a plan that cuts no linear layer: {dict(plan)}",
-                    expected="names of layers", fix='plan={"layers.*.up_proj": "colwise", ...}')  # fmt: skip
+        raise error(
+            "SL211",
+            where=where,
+            got=f"a plan that cuts no linear layer: {dict(plan)}",
+            expected="names of layers",
+            fix='plan={"layers.*.up_proj": "colwise", ...}',
+        )
     for each in found:
         if each.style not in ("colwise", "rowwise"):
-            raise error("SL211", where=f"{where}: {each.name}", got=f"style {each.style!r}",
-                        expected="colwise, rowwise", fix="leave it out of the plan: then it stays whole")  # fmt: skip
+            raise error(
+                "SL211",
+                where=f"{where}: {each.name}",
+                got=f"style {each.style!r}",
+                expected="colwise, rowwise",
+                fix="leave it out of the plan: then it stays whole",
+            )
         if each.size % (world * each.unit):
             groups = f" groups of {each.unit}" if each.unit > 1 else ""
-            raise error("SL211", where=f"{where}: {each.name}", got=f"{each.size} {_sides(each)} for {world} ranks",
-                        expected=f"as many whole{groups or ' ones'} on each",
-                        fix="leave it and what feeds it out of the plan, or take another pattern")  # fmt: skip
+            raise error(
+                "SL211",
+                where=f"{where}: {each.name}",
+                got=f"{each.size} {_sides(each)} for {world} ranks",
+                expected=f"as many whole{groups or ' ones'} on each",
+                fix="leave it and what feeds it out of the plan, or take another pattern",
+            )
     return found
 
 

@@ -36,6 +36,11 @@ def quantise_weight(weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]
     """The same per output channel of ``[n, k]``, with -0.0 as 0.0; SL211 for weights that are not finite."""
     q, scale = quantise(weight, dtype)
     if (bad := torch.isnan(scale)).any():
-        raise error("SL211", where="slidesparse.quantise_weight", got=f"row {int(bad.nonzero()[0, 0])} holds NaN or an "
-                    "infinity", expected="finite weights", fix="repair the checkpoint")  # fmt: skip
+        raise error(
+            "SL211",
+            where="slidesparse.quantise_weight",
+            got=f"row {int(bad.nonzero()[0, 0])} holds NaN or an infinity",
+            expected="finite weights",
+            fix="repair the checkpoint",
+        )
     return torch.where(q != 0, q, torch.zeros((), dtype=dtype, device=q.device)), scale

@@ -102,10 +102,18 @@ def check(pattern: str | Pattern, dtype: str) -> None:
 
 
 def survey(
-    model: nn.Module, pattern: str | Pattern = "6:8", dtype: str = "int8", *, rows: Sequence[int] = choosing.ROWS,
-    skip: Sequence[str] = SKIPPED, tokens: Sequence[int] = (), measure: bool = True, tune: bool = False,
-    seconds: float = 2.0, progress: bool | None = None,
-) -> Report:  # fmt: skip
+    model: nn.Module,
+    pattern: str | Pattern = "6:8",
+    dtype: str = "int8",
+    *,
+    rows: Sequence[int] = choosing.ROWS,
+    skip: Sequence[str] = SKIPPED,
+    tokens: Sequence[int] = (),
+    measure: bool = True,
+    tune: bool = False,
+    seconds: float = 2.0,
+    progress: bool | None = None,
+) -> Report:
     """Convert ``model``, in place, and report on it. SL613 for one that is converted already.
 
     Args:
@@ -113,8 +121,12 @@ def survey(
         measure: False only predicts; ``tune`` chooses algorithms first; ``seconds`` are for one size and its rows.
     """
     if layers_of(model):
-        raise error("SL613", where="slidesparse report", got="a model that is converted already",
-                    expected="the dense model: what is lost is measured against it")  # fmt: skip
+        raise error(
+            "SL613",
+            where="slidesparse report",
+            got="a model that is converted already",
+            expected="the dense model: what is lost is measured against it",
+        )
     shape, kind = Pattern.parse(pattern), _float_of(model)
     model.eval()
     window = window_of(model)
@@ -134,12 +146,20 @@ def survey(
                 said(f"{layer.out_features} x {layer.in_features}, {m} rows", len(sizes), len(every))
                 return _bucket(layer, m, kind, seconds if measure else 0.0)
 
-            sizes.append(Size(layer.out_features, layer.in_features, names, max(errors[n] for n in names),
-                              tuple(at(m) for m in rows)))  # fmt: skip
+            sizes.append(
+                Size(
+                    layer.out_features,
+                    layer.in_features,
+                    names,
+                    max(errors[n] for n in names),
+                    tuple(at(m) for m in rows),
+                )
+            )
     device = next(iter(every.values())).weight.device
     known = roofline.peaks_of(device)
-    return Report(str(shape), dtype, str(device), shape.ceiling, known.name if known else "", tuple(sizes), conversion,
-                  moved)  # fmt: skip
+    return Report(
+        str(shape), dtype, str(device), shape.ceiling, known.name if known else "", tuple(sizes), conversion, moved
+    )
 
 
 def _float_of(model: nn.Module) -> torch.dtype:
@@ -150,8 +170,10 @@ def _float_of(model: nn.Module) -> torch.dtype:
 def _bucket(layer: Linear, m: int, kind: torch.dtype, seconds: float) -> Bucket:
     device, size = layer.weight.device, (layer.out_features, layer.in_features, layer.pattern.pairs)
     units, peaks = device.type == "cuda", roofline.peaks_of(device)
-    done = {form: roofline.work(form, layer.mode, m, *size, width=kind.itemsize, sparse_units=units)
-            for form in roofline.FORMS}  # fmt: skip
+    done = {
+        form: roofline.work(form, layer.mode, m, *size, width=kind.itemsize, sparse_units=units)
+        for form in roofline.FORMS
+    }
     predicted = {f: roofline.seconds(f, layer.mode, w, peaks) for f, w in done.items()} if peaks else {}
     compute, memory = done["dense"].macs / done["slide"].macs, done["dense"].bytes / done["slide"].bytes
     most = predicted["dense"] / predicted["slide"] if peaks else max(compute, memory)

@@ -78,15 +78,19 @@ def _layer(op: sl.Op, dtype: torch.dtype) -> None:
 
 _DRAWN: dict[Callable[[sl.Op, torch.dtype], None], dict[torch.dtype, sl.Op]] = {
     _sparse: {
-        torch.int8: ops.sparse_mm_int8, torch.float8_e4m3fn: ops.sparse_mm_fp8, torch.bfloat16: ops.sparse_mm_bf16,
+        torch.int8: ops.sparse_mm_int8,
+        torch.float8_e4m3fn: ops.sparse_mm_fp8,
+        torch.bfloat16: ops.sparse_mm_bf16,
         torch.float16: ops.sparse_mm_fp16,
     },
     _dense: {torch.int8: ops.mm_int8, torch.float8_e4m3fn: ops.mm_fp8},
     _layer: {
-        torch.int8: layers.linear_int8, torch.float8_e4m3fn: layers.linear_fp8, torch.bfloat16: layers.linear_bf16,
+        torch.int8: layers.linear_int8,
+        torch.float8_e4m3fn: layers.linear_fp8,
+        torch.bfloat16: layers.linear_bf16,
         torch.float16: layers.linear_fp16,
     },
-}  # fmt: skip
+}
 
 for _draw, _ops in _DRAWN.items():
     for _dtype, _op in _ops.items():

@@ -39,8 +39,13 @@ class SlidesparseConfig(QuantizationConfig):
     ) -> None:
         super().__init__()
         if dtype not in MODES:
-            raise error("SL211", where="quantization_config of config.json", got=f"dtype {dtype!r}",
-                        expected=", ".join(MODES), fix="convert the model anew")  # fmt: skip
+            raise error(
+                "SL211",
+                where="quantization_config of config.json",
+                got=f"dtype {dtype!r}",
+                expected=", ".join(MODES),
+                fix="convert the model anew",
+            )
         self.pattern, self.dtype, self.skip = Pattern.parse(pattern), dtype, tuple(skip)
         self.converted = None if converted is None else frozenset(converted)
 
@@ -66,8 +71,12 @@ class SlidesparseConfig(QuantizationConfig):
     def from_config(cls, config: dict[str, Any]) -> SlidesparseConfig:
         if "slidesparse" not in config:
             converted = config.get("converted")
-            return cls(config.get("pattern", ""), config.get("dtype", ""), converted,
-                       config.get("skip", SKIPPED) if converted is None else ())  # fmt: skip
+            return cls(
+                config.get("pattern", ""),
+                config.get("dtype", ""),
+                converted,
+                config.get("skip", SKIPPED) if converted is None else (),
+            )
         dtype, ours = FORMATS.get(config.get("format", ""), ""), config["slidesparse"]
         if MODES.get(dtype, torch.bfloat16).itemsize == 1:
             _check_groups(config.get("config_groups") or {})
@@ -93,9 +102,13 @@ class SlidesparseConfig(QuantizationConfig):
         listed = self.converted
         kept = {p for p in parts if (listed is not None and p not in listed) or any(_ignores(s, p) for s in self.skip)}
         if kept and len(kept) < len(parts):
-            raise error("SL211", where=prefix, got=f"kept as it was: {', '.join(sorted(kept))}",
-                        expected=f"all or none of {', '.join(parts)}, which vLLM runs as one layer",
-                        fix="convert the model anew, with skip= for all of them")  # fmt: skip
+            raise error(
+                "SL211",
+                where=prefix,
+                got=f"kept as it was: {', '.join(sorted(kept))}",
+                expected=f"all or none of {', '.join(parts)}, which vLLM runs as one layer",
+                fix="convert the model anew, with skip= for all of them",
+            )
         return bool(kept)
 
 
@@ -106,9 +119,15 @@ class SlidesparseLinearMethod(LinearMethodBase):
         self.config = config
 
     def create_weights(
-        self, layer: Any, input_size_per_partition: int, output_partition_sizes: list[int], input_size: int,
-        output_size: int, params_dtype: torch.dtype, **extra_weight_attrs: Any,
-    ) -> None:  # fmt: skip
+        self,
+        layer: Any,
+        input_size_per_partition: int,
+        output_partition_sizes: list[int],
+        input_size: int,
+        output_size: int,
+        params_dtype: torch.dtype,
+        **extra_weight_attrs: Any,
+    ) -> None:
         dtype, n = MODES[self.config.dtype], sum(output_partition_sizes)
         loader = extra_weight_attrs.get("weight_loader")
         weight = torch.zeros(n, input_size_per_partition, dtype=dtype)
@@ -133,8 +152,10 @@ class SlidesparseLinearMethod(LinearMethodBase):
         if layer.whole_groups:
             made.pack()
         else:
-            notice(f"slidesparse/shard/{k}", f"slidesparse runs shards of depth {k} dense: they cut groups of "
-                   f"{self.config.pattern.size}")  # fmt: skip
+            notice(
+                f"slidesparse/shard/{k}",
+                f"slidesparse runs shards of depth {k} dense: they cut groups of {self.config.pattern.size}",
+            )
         layer.weight, layer.weight_scale, layer.slidesparse = made.weight, made.weight_scale, made
 
     def apply(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -151,10 +172,13 @@ def _check_groups(groups: Mapping[str, Any]) -> None:
         weights, inputs = (group.get(part) or {} for part in ("weights", "input_activations"))
         scheme = weights.get("strategy", "channel"), weights.get("symmetric", True), inputs.get("dynamic", False)
         if scheme != ("channel", True, True):
-            raise error("SL211", where=f"config_groups of config.json: {name}",
-                        got="weights per {}, symmetric={}; activations dynamic={}".format(*scheme),
-                        expected="weights symmetric per channel, dynamic activations of 8 bits",
-                        fix='quantise to such a scheme, or leave "slidesparse" out')  # fmt: skip
+            raise error(
+                "SL211",
+                where=f"config_groups of config.json: {name}",
+                got="weights per {}, symmetric={}; activations dynamic={}".format(*scheme),
+                expected="weights symmetric per channel, dynamic activations of 8 bits",
+                fix='quantise to such a scheme, or leave "slidesparse" out',
+            )
 
 
 def _ignores(wanted: str, name: str) -> bool:

@@ -14,9 +14,10 @@ __all__ = ["out_coords_bounded"]
 
 
 @sl.op(
-    "sparse3d::out_coords_bounded", outputs=("reached", "count"),
+    "sparse3d::out_coords_bounded",
+    outputs=("reached", "count"),
     requires=(*ops._WINDOW, "capacity >= 0"),
-)  # fmt: skip
+)
 def out_coords_bounded(
     coords: Int32[Tensor, "n 4"],
     spatial_shape: list[int],

@@ -14,9 +14,17 @@ from torch import Tensor
 from shiplap.errors import error
 
 __all__ = [
-    "Lookup", "check_coords", "check_rows", "check_scenes", "inside", "keys_of", "output_shape", "refuse", "taps",
+    "Lookup",
+    "check_coords",
+    "check_rows",
+    "check_scenes",
+    "inside",
+    "keys_of",
+    "output_shape",
+    "refuse",
+    "taps",
     "voxel_rows",
-]  # fmt: skip
+]
 
 MAX_CELLS = 2**63
 

@@ -142,9 +142,15 @@ class Geometry:
         return self.step(self._window(kernel, 1, around[3 - self.ndim :], dilation, capacity=capacity))
 
     def transposed(
-        self, kernel: Axes, stride: Axes = 1, padding: Axes = 0, dilation: Axes = 1, output_padding: Axes = 0, *,
+        self,
+        kernel: Axes,
+        stride: Axes = 1,
+        padding: Axes = 0,
+        dilation: Axes = 1,
+        output_padding: Axes = 0,
+        *,
         capacity: int | None = None,
-    ) -> Strided:  # fmt: skip
+    ) -> Strided:
         """One transposed convolution away, onto new voxels: every ``o = i*S - P + k*Dl`` inside the output grid.
 
         That grid has ``(in - 1)*S - 2P + Dl*(K - 1) + 1 + output_padding`` cells per axis, as ``torch.nn.
@@ -200,14 +206,23 @@ class Geometry:
         return triple(value, name, self.ndim, fill)
 
     def _window(
-        self, kernel: Axes, stride: Axes, padding: Axes, dilation: Axes, output_padding: Axes | None = None, *,
+        self,
+        kernel: Axes,
+        stride: Axes,
+        padding: Axes,
+        dilation: Axes,
+        output_padding: Axes | None = None,
+        *,
         capacity: int | None,
-    ) -> Window:  # fmt: skip
+    ) -> Window:
         window = Window(
-            self._axes(kernel, "kernel"), self._axes(stride, "stride"), self._axes(padding, "padding", 0),
+            self._axes(kernel, "kernel"),
+            self._axes(stride, "stride"),
+            self._axes(padding, "padding", 0),
             self._axes(dilation, "dilation"),
-            None if output_padding is None else self._axes(output_padding, "output_padding", 0), capacity,
-        )  # fmt: skip
+            None if output_padding is None else self._axes(output_padding, "output_padding", 0),
+            capacity,
+        )
         if not self.padded or capacity is not None:
             return window
         return window._replace(capacity=window.most(self.coords.shape[0], self.spatial_shape, self.batch_size))

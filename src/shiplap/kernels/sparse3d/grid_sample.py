@@ -144,8 +144,10 @@ nearest_map.kernel("cpu", sl.cabi(LIBRARY, "sparse3d_nearest_map"), workspace=_S
 trilinear_map.kernel("cpu", sl.cabi(LIBRARY, "sparse3d_trilinear_map"), workspace=_SORT)
 indice_weighted_sum.kernel("cpu", sl.cabi(LIBRARY, "sparse3d_indice_weighted_sum"))
 indice_weighted_sum_grad.kernel(
-    "cpu", sl.cabi(LIBRARY, "sparse3d_indice_weighted_sum_grad"), workspace="8 * (rows + q * k) + 192",
-)  # fmt: skip
+    "cpu",
+    sl.cabi(LIBRARY, "sparse3d_indice_weighted_sum_grad"),
+    workspace="8 * (rows + q * k) + 192",
+)
 
 
 # --- public ----------------------------------------------------------------------------------------------------------
@@ -168,8 +170,9 @@ def grid_sample_3d(
         ArgumentError: SL211 for duplicate or outside coords, SL304 if a gradient of ``grid`` is asked for (detach it).
     """
     if len(shape) != 5:
-        raise error("SL208", where="grid_sample_3d", got=f"shape {tuple(shape)}",
-                    expected="(batches, channels, X, Y, Z)")  # fmt: skip
+        raise error(
+            "SL208", where="grid_sample_3d", got=f"shape {tuple(shape)}", expected="(batches, channels, X, Y, Z)"
+        )
     check_rows("grid_sample_3d", feats, coords.shape[0])
     queries, spatial = grid.float(), list(shape[2:])
     if mode == "trilinear":

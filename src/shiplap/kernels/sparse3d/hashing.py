@@ -19,8 +19,13 @@ from shiplap.kernels.sparse3d.coords import MAX_CELLS, inside, keys_of, refuse
 from shiplap.kernels.sparse3d.ops import LIBRARY
 
 __all__ = [
-    "hash_insert", "hash_insert_3d", "hash_insert_3d_index", "hash_lookup", "hash_lookup_3d", "init_hashmap",
-]  # fmt: skip
+    "hash_insert",
+    "hash_insert_3d",
+    "hash_insert_3d_index",
+    "hash_lookup",
+    "hash_lookup_3d",
+    "init_hashmap",
+]
 
 EMPTY = -1
 
@@ -82,8 +87,13 @@ def _insert(op: str, table_keys: Tensor, table_values: Tensor, keys: Tensor, val
 
 def full(op: str, capacity: int) -> sl.ShiplapError:
     """The error of a table that has no room."""
-    return error("SL211", where=f"sparse3d::{op}", got=f"more distinct keys than the {capacity} slots of the table",
-                 expected="a table that holds them all", fix="make it with init_hashmap(number of keys)")  # fmt: skip
+    return error(
+        "SL211",
+        where=f"sparse3d::{op}",
+        got=f"more distinct keys than the {capacity} slots of the table",
+        expected="a table that holds them all",
+        fix="make it with init_hashmap(number of keys)",
+    )
 
 
 def _lookup(table_keys: Tensor, table_values: Tensor, keys: Tensor) -> Tensor:
@@ -97,8 +107,11 @@ def _lookup(table_keys: Tensor, table_values: Tensor, keys: Tensor) -> Tensor:
 def voxel_keys(op: str, coords: Tensor, spatial_shape: list[int]) -> Tensor:
     """Keys of voxels, -1 for padding rows; SL211 for others outside the grid and for grids of 2^63 cells or more."""
     padding = coords[:, 0] == EMPTY
-    refuse(op, ~(inside(coords, spatial_shape) | padding),
-           "coords row {row} is outside spatial_shape " + str(tuple(spatial_shape)))  # fmt: skip
+    refuse(
+        op,
+        ~(inside(coords, spatial_shape) | padding),
+        "coords row {row} is outside spatial_shape " + str(tuple(spatial_shape)),
+    )
     check_cells(op, coords, spatial_shape)
     return torch.where(padding, EMPTY, keys_of(coords, spatial_shape))
 
@@ -115,9 +128,11 @@ def check_cells(op: str, coords: Tensor, spatial_shape: list[int]) -> None:
 
 @sl.op("sparse3d::hash_insert", mutates=_TABLE, requires=(_CAPACITY,))
 def hash_insert(
-    table_keys: Int64[Tensor, "t"], table_values: Int32[Tensor, "t"], keys: Int64[Tensor, "m"],
+    table_keys: Int64[Tensor, "t"],
+    table_values: Int32[Tensor, "t"],
+    keys: Int64[Tensor, "m"],
     values: Int32[Tensor, "m"],
-) -> None:  # fmt: skip
+) -> None:
     """Insert ``keys`` with their ``values``. Raises SL211 when the table has no room; its content is undefined then."""
     _insert("hash_insert", table_keys, table_values, keys, values)
 
@@ -132,9 +147,12 @@ def hash_lookup(
 
 @sl.op("sparse3d::hash_insert_3d", mutates=_TABLE, requires=(_CAPACITY, *_GRID))
 def hash_insert_3d(
-    table_keys: Int64[Tensor, "t"], table_values: Int32[Tensor, "t"], coords: Int32[Tensor, "m 4"],
-    values: Int32[Tensor, "m"], spatial_shape: list[int],
-) -> None:  # fmt: skip
+    table_keys: Int64[Tensor, "t"],
+    table_values: Int32[Tensor, "t"],
+    coords: Int32[Tensor, "m 4"],
+    values: Int32[Tensor, "m"],
+    spatial_shape: list[int],
+) -> None:
     """Insert voxels with their ``values``; the key of a voxel is ``((b*X + x)*Y + y)*Z + z``.
 
     Raises SL211 as ``hash_insert`` does, and for coordinates outside ``spatial_shape`` (cells per axis).
@@ -144,9 +162,11 @@ def hash_insert_3d(
 
 @sl.op("sparse3d::hash_insert_3d_index", mutates=_TABLE, requires=(_CAPACITY, *_GRID))
 def hash_insert_3d_index(
-    table_keys: Int64[Tensor, "t"], table_values: Int32[Tensor, "t"], coords: Int32[Tensor, "m 4"],
+    table_keys: Int64[Tensor, "t"],
+    table_values: Int32[Tensor, "t"],
+    coords: Int32[Tensor, "m 4"],
     spatial_shape: list[int],
-) -> None:  # fmt: skip
+) -> None:
     """``hash_insert_3d`` of each voxel with its row number, so that of equal voxels the first is found."""
     keys = voxel_keys("hash_insert_3d_index", coords, spatial_shape)
     rows = torch.arange(coords.shape[0], dtype=torch.int32)
@@ -155,9 +175,11 @@ def hash_insert_3d_index(
 
 @sl.op("sparse3d::hash_lookup_3d", requires=(_CAPACITY, *_GRID))
 def hash_lookup_3d(
-    table_keys: Int64[Tensor, "t"], table_values: Int32[Tensor, "t"], coords: Int32[Tensor, "m 4"],
+    table_keys: Int64[Tensor, "t"],
+    table_values: Int32[Tensor, "t"],
+    coords: Int32[Tensor, "m 4"],
     spatial_shape: list[int],
-) -> Int32[Tensor, "m"]:  # fmt: skip
+) -> Int32[Tensor, "m"]:
     """The value of each voxel, -1 for those that are not in the table; outside the grid there is none."""
     check_cells("hash_lookup_3d", coords, spatial_shape)
     keys = torch.where(inside(coords, spatial_shape), keys_of(coords, spatial_shape), EMPTY)

@@ -17,23 +17,36 @@ import shiplap as sl
 from shiplap.kernels.sparse3d.coords import Lookup, check_coords, inside, output_shape, refuse, taps
 
 __all__ = [
-    "conv", "conv_table", "conv_weight_grad", "out_coords", "segment_mean", "sort_table", "subm_table",
-    "tap_blocks", "transpose_table", "unique_coords",
-]  # fmt: skip
+    "conv",
+    "conv_table",
+    "conv_weight_grad",
+    "out_coords",
+    "segment_mean",
+    "sort_table",
+    "subm_table",
+    "tap_blocks",
+    "transpose_table",
+    "unique_coords",
+]
 
 LIBRARY = Path(__file__).parent / "libshiplap_sparse3d.so"
 
 _GEOMETRY = ("len(spatial_shape) == 3", "min(spatial_shape) >= 1", "len(kernel) == 3", "min(kernel) >= 1")
 _WINDOW = (
-    *_GEOMETRY, "len(stride) == 3", "min(stride) >= 1", "len(padding) == 3", "min(padding) >= 0",
-    "len(dilation) == 3", "min(dilation) >= 1",
-)  # fmt: skip
+    *_GEOMETRY,
+    "len(stride) == 3",
+    "min(stride) >= 1",
+    "len(padding) == 3",
+    "min(padding) >= 0",
+    "len(dilation) == 3",
+    "min(dilation) >= 1",
+)
 _BOUND = "n * " + " * ".join(f"cdiv(kernel[{d}], stride[{d}] // gcd(stride[{d}], dilation[{d}]))" for d in range(3))
 
 
 def _bind(
     op: sl.Op, workspace: str | None = None, *, strided: tuple[str, ...] = (), dtypes: tuple[str, ...] = ()
-) -> None:  # fmt: skip
+) -> None:
     """The CPU kernel of ``op``: the C function of the same name."""
     kernel = sl.cabi(LIBRARY, f"sparse3d_{op.spec.opname}", strided=strided)
     op.kernel("cpu", kernel, workspace=workspace, dtypes=dtypes)
@@ -183,9 +196,11 @@ def part_size(taps: int, parts: int) -> int:
 
 
 @sl.op(
-    "sparse3d::sort_table", dims={"b": "cdiv(m, 64)"}, outputs=("columns", "order", "masks"),
+    "sparse3d::sort_table",
+    dims={"b": "cdiv(m, 64)"},
+    outputs=("columns", "order", "masks"),
     requires=("parts >= 1", "cdiv(k, parts) <= 31", "run >= 1"),
-)  # fmt: skip
+)
 def sort_table(
     table: Int32[Tensor, "m k"], parts: int, run: int = 1 << 18
 ) -> tuple[Int32[Tensor, "k m"], Int32[Tensor, "parts m"], Int32[Tensor, "parts b"]]:
@@ -330,10 +345,20 @@ def _swap(weight: Tensor, groups: int) -> Tensor:
 
 @conv.backward(
     saves=(
-        "feats", "weight", "table", "order", "masks", "table_t", "order_t", "masks_t", "groups", "reflect", "symmetric",
+        "feats",
+        "weight",
+        "table",
+        "order",
+        "masks",
+        "table_t",
+        "order_t",
+        "masks_t",
+        "groups",
+        "reflect",
+        "symmetric",
         "tf32",
     )
-)  # fmt: skip
+)
 def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
     found, here = {}, (saved.table, saved.order, saved.masks)
     groups, reflect, tf32 = saved.groups, saved.reflect, saved.tf32
@@ -341,9 +366,7 @@ def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str,
         found["bias"] = grad.sum(0)
     if needs.weight:
         blocks = tap_blocks(saved.masks, saved.table.shape[1]) if saved.masks is not None else (None, None)
-        found["weight"] = conv_weight_grad(
-            grad, saved.feats, saved.table, saved.order, *blocks, groups, reflect, tf32
-        )  # fmt: skip
+        found["weight"] = conv_weight_grad(grad, saved.feats, saved.table, saved.order, *blocks, groups, reflect, tf32)
     if needs.feats and saved.symmetric:
         weight, nothing = _swap(saved.weight, groups), (None, None, None)
         found["feats"] = conv(grad, weight, here[0], None, *here[1:], *nothing, groups, not reflect, True, tf32)
@@ -389,8 +412,9 @@ _bind(
     f"(k * cg * groups * 16 * cdiv(co // groups, 16) + 16 * cdiv(co, 16)) * {_SUM} + {_UNSORTED}"
     f" + threads * (2112 * k + 64 * cdiv(k, 16) + (1 - {_WIDENED}) * 65536 + 4 * {_WIDENED}"
     " * (max(65536, 256 * groups * cdiv(co // groups, 16)) + max(8192, 192 * cdiv(ci, 16))))",
-    strided=("weight",), dtypes=CPU_FLOATS,
-)  # fmt: skip
+    strided=("weight",),
+    dtypes=CPU_FLOATS,
+)
 _bind(
     conv_weight_grad,
     f"k * max(co * 16 * cdiv(ci // groups, 16), 32 * cdiv(co, 16)) * {_SUM} + 64 * cdiv(k, 8) + {_UNSORTED}"

@@ -12,12 +12,18 @@ __all__ = ["conv_plan", "subm_plan"]
 
 
 @sl.op(
-    "sparse3d::subm_plan", dims={"k": "prod(kernel)", "b": "cdiv(n, 64)"}, outputs=("columns", "order", "masks"),
+    "sparse3d::subm_plan",
+    dims={"k": "prod(kernel)", "b": "cdiv(n, 64)"},
+    outputs=("columns", "order", "masks"),
     requires=(
-        *ops._GEOMETRY, "len(dilation) == 3", "min(dilation) >= 1", "parts >= 1", "cdiv(prod(kernel), parts) <= 31",
+        *ops._GEOMETRY,
+        "len(dilation) == 3",
+        "min(dilation) >= 1",
+        "parts >= 1",
+        "cdiv(prod(kernel), parts) <= 31",
         "run >= 1",
     ),
-)  # fmt: skip
+)
 def subm_plan(
     coords: Int32[Tensor, "n 4"],
     spatial_shape: list[int],
@@ -35,14 +41,21 @@ def subm_plan(
 @sl.op(
     "sparse3d::conv_plan",
     dims={
-        "k": "prod(kernel)", "b": "cdiv(m, 64)", "k_t": "prod(kernel) * min(parts_t, 1)", "b_t": "cdiv(n, 64)",
+        "k": "prod(kernel)",
+        "b": "cdiv(m, 64)",
+        "k_t": "prod(kernel) * min(parts_t, 1)",
+        "b_t": "cdiv(n, 64)",
     },
     outputs=("columns", "order", "masks", "columns_t", "order_t", "masks_t"),
     requires=(
-        *ops._WINDOW, "parts >= 1", "cdiv(prod(kernel), parts) <= 31", "parts_t >= 0",
-        "prod(kernel) * min(parts_t, 1) <= 31 * parts_t", "run >= 1",
+        *ops._WINDOW,
+        "parts >= 1",
+        "cdiv(prod(kernel), parts) <= 31",
+        "parts_t >= 0",
+        "prod(kernel) * min(parts_t, 1) <= 31 * parts_t",
+        "run >= 1",
     ),
-)  # fmt: skip
+)
 def conv_plan(
     coords: Int32[Tensor, "n 4"],
     out_coords: Int32[Tensor, "m 4"],
@@ -55,9 +68,13 @@ def conv_plan(
     parts_t: int,
     run: int = 1 << 18,
 ) -> tuple[
-    Int32[Tensor, "k m"], Int32[Tensor, "parts m"], Int32[Tensor, "parts b"],
-    Int32[Tensor, "k_t n"], Int32[Tensor, "parts_t n"], Int32[Tensor, "parts_t b_t"],
-]:  # fmt: skip
+    Int32[Tensor, "k m"],
+    Int32[Tensor, "parts m"],
+    Int32[Tensor, "parts b"],
+    Int32[Tensor, "k_t n"],
+    Int32[Tensor, "parts_t n"],
+    Int32[Tensor, "parts_t b_t"],
+]:
     """``sort_table`` of ``conv_table`` in ``parts``, and of its transpose in ``parts_t`` (0: no transpose).
 
     Raises SL211 as those do.

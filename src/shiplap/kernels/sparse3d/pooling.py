@@ -19,9 +19,15 @@ from shiplap.kernels.sparse3d.coords import check_scenes, refuse
 from shiplap.kernels.sparse3d.ops import CPU_FLOATS, LIBRARY, _wide, transpose_table
 
 __all__ = [
-    "avg_pool", "global_max_pool", "global_pool", "global_sum_pool", "max_pool", "max_pool_grad", "max_pool_with_taps",
+    "avg_pool",
+    "global_max_pool",
+    "global_pool",
+    "global_sum_pool",
+    "max_pool",
+    "max_pool_grad",
+    "max_pool_with_taps",
     "sum_pool",
-]  # fmt: skip
+]
 
 
 def _check_table(op: str, table: Tensor, rows: int) -> None:
@@ -240,6 +246,8 @@ def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str,
 
 global_max_pool.kernel("cpu", sl.cabi(LIBRARY, "sparse3d_global_max_pool"), dtypes=CPU_FLOATS)
 global_sum_pool.kernel(
-    "cpu", sl.cabi(LIBRARY, "sparse3d_global_sum_pool"), dtypes=CPU_FLOATS,
+    "cpu",
+    sl.cabi(LIBRARY, "sparse3d_global_sum_pool"),
+    dtypes=CPU_FLOATS,
     workspace="8 * batch_size + batch_size * c * max(itemsize, 4) + 128",
-)  # fmt: skip
+)

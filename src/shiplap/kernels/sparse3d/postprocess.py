@@ -26,9 +26,10 @@ def _bits(codes: Tensor) -> Tensor:
 
 
 @sl.op(
-    "sparse3d::masked_gemm_signals", requires=("v <= 32",),
+    "sparse3d::masked_gemm_signals",
+    requires=("v <= 32",),
     outputs=("gray_code", "sorted_index", "valid_signal_i", "valid_signal_o", "valid_signal_seg"),
-)  # fmt: skip
+)
 def masked_gemm_signals(
     table: Int32[Tensor, "n v"],
 ) -> tuple[Int32[Tensor, "n"], Int64[Tensor, "n"], Int32[Tensor, "n*v"], Int32[Tensor, "n*v"], Int64[Tensor, "v+1"]]:
@@ -53,9 +54,11 @@ def masked_gemm_signals(
 
 
 @sl.op(
-    "sparse3d::masked_gemm_kernels", dims={"b": "cdiv(n, block)"}, outputs=("valid_kernel", "valid_kernel_seg"),
+    "sparse3d::masked_gemm_kernels",
+    dims={"b": "cdiv(n, block)"},
+    outputs=("valid_kernel", "valid_kernel_seg"),
     requires=("block >= 1", "32 * cdiv(n, block) <= 2147483647"),
-)  # fmt: skip
+)
 def masked_gemm_kernels(
     gray_code: Int32[Tensor, "n"], sorted_index: Int64[Tensor, "n"], block: int
 ) -> tuple[Int32[Tensor, "32*b"], Int32[Tensor, "b+1"]]:

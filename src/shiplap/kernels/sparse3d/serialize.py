@@ -23,9 +23,15 @@ __all__ = ["decode_seq", "encode_seq", "hilbert_decode", "hilbert_encode", "z_or
 MAX_BATCH = 2**31
 XYZ = [0, 1, 2]
 _CURVE = (
-    "bits >= 0", "3 * bits <= width", "width <= 63", "len(axes) == 3", "min(axes) >= 0",
-    "axes[0] + axes[1] + axes[2] == 3", "axes[0] * axes[1] * axes[2] == 0", "max(axes) == 2",
-)  # fmt: skip
+    "bits >= 0",
+    "3 * bits <= width",
+    "width <= 63",
+    "len(axes) == 3",
+    "min(axes) >= 0",
+    "axes[0] + axes[1] + axes[2] == 3",
+    "axes[0] * axes[1] * axes[2] == 0",
+    "max(axes) == 2",
+)
 _DECODE = ("bits <= 21", *(condition for condition in _CURVE if "width" not in condition))
 
 
@@ -188,11 +194,19 @@ def _curve(mode: str, axes: str) -> tuple[sl.Op, sl.Op, list[int]]:
 def _layout(shape: Sequence[int]) -> tuple[int, int]:
     """Bits of an axis and of a code."""
     if len(shape) != 5 or min(shape[0], *shape[2:]) < 1:
-        raise error("SL208", where="sparse3d serialization", got=f"shape {tuple(shape)}",
-                    expected="(batches, channels, X, Y, Z), each but channels at least 1")  # fmt: skip
+        raise error(
+            "SL208",
+            where="sparse3d serialization",
+            got=f"shape {tuple(shape)}",
+            expected="(batches, channels, X, Y, Z), each but channels at least 1",
+        )
     bits = (max(int(s) for s in shape[2:]) - 1).bit_length()
     used = 3 * bits + (int(shape[0]) - 1).bit_length()
     if bits > 21 or used > 63:
-        raise error("SL208", where="sparse3d serialization", got=f"{used} bits for shape {tuple(shape)}",
-                    expected="at most 21 bits an axis and 63 in all")  # fmt: skip
+        raise error(
+            "SL208",
+            where="sparse3d serialization",
+            got=f"{used} bits for shape {tuple(shape)}",
+            expected="at most 21 bits an axis and 63 in all",
+        )
     return bits, 31 if used <= 31 else 63

@@ -115,8 +115,12 @@ class SparseTensor:
         """
         n = self.feats.shape[0]
         if n > capacity:
-            raise error("SL208", where="SparseTensor.pad", got=f"{n} rows, capacity {capacity}",
-                        expected="a capacity that holds all rows")  # fmt: skip
+            raise error(
+                "SL208",
+                where="SparseTensor.pad",
+                got=f"{n} rows, capacity {capacity}",
+                expected="a capacity that holds all rows",
+            )
         coords = torch.nn.functional.pad(self.coords, (0, 0, 0, capacity - n), value=-1)
         feats = torch.nn.functional.pad(self.feats, (0, 0, 0, capacity - n))
         return SparseTensor(feats, coords, self.spatial_shape, self.batch_size, padded=True)
@@ -134,9 +138,12 @@ class SparseTensor:
             if not self.geometry.same(other.geometry):
                 both = f"{self} and {other}, each on voxels of its own"
                 raise error(
-                    "SL202", where="SparseTensor + SparseTensor", got=both, expected="tensors on the same voxels",
+                    "SL202",
+                    where="SparseTensor + SparseTensor",
+                    got=both,
+                    expected="tensors on the same voxels",
                     fix="add tensors of one geometry, as a skip connection and its inverse convolution are",
-                )  # fmt: skip
+                )
             other = other.feats
         return self.replace(self.feats + other)
 
@@ -176,8 +183,9 @@ def cat(tensors: Sequence[SparseTensor], dim: int = 1) -> SparseTensor:
     first, where = tensors[0], f"sparse3d.cat, dim {dim}"
     for other in tensors[1:]:
         if dim == 1 and not first.geometry.same(other.geometry):
-            raise error("SL202", where=where, got=f"{first} and {other} on other voxels",
-                        expected="tensors on the same voxels")  # fmt: skip
+            raise error(
+                "SL202", where=where, got=f"{first} and {other} on other voxels", expected="tensors on the same voxels"
+            )
         if dim == 0 and first.spatial_shape != other.spatial_shape:
             raise error("SL202", where=where, got=f"{first} and {other}", expected="grids of one size")
     if dim == 1:
@@ -223,8 +231,9 @@ def voxelize(
             are not in ``[0, batch_size)``; SL201 to SL208 for arguments that do not fit each other.
     """
     if points.dim() != 2 or points.shape[1] != 3:
-        raise error("SL201", where="sparse3d.voxelize, argument 'points'", got=f"shape {tuple(points.shape)}",
-                    expected="[p, 3]")  # fmt: skip
+        raise error(
+            "SL201", where="sparse3d.voxelize, argument 'points'", got=f"shape {tuple(points.shape)}", expected="[p, 3]"
+        )
     wide = torch.promote_types(points.dtype, torch.float32) if points.is_floating_point() else torch.float64
     place, shape = points.to(wide), None if spatial_shape is None else per_axis(spatial_shape, "spatial_shape")
     edge, corner = _vector("size", size, place), _vector("origin", 0.0 if origin is None else origin, place)
@@ -247,8 +256,9 @@ def _vector(name: str, value: float | Sequence[float] | Tensor, like: Tensor) ->
     """``[3]`` in the dtype of ``like``: one number for each axis."""
     vector = torch.as_tensor(value, dtype=like.dtype, device=like.device)
     if vector.shape not in ((), (1,), (3,)):
-        raise error("SL208", where=f"sparse3d.voxelize, argument {name!r}", got=value,
-                    expected="one number, or one per axis")  # fmt: skip
+        raise error(
+            "SL208", where=f"sparse3d.voxelize, argument {name!r}", got=value, expected="one number, or one per axis"
+        )
     return vector.expand(3)
 
 
@@ -274,7 +284,9 @@ def _check_cells(points: Tensor, cells: Tensor, shape: Sequence[int] | None) -> 
     if bool(outside.any()):
         row = int(outside.nonzero()[0, 0])
         raise error(
-            "SL211", where="sparse3d.voxelize", got=f"point {row} = {points[row].tolist()}, cell {cells[row].tolist()}",
+            "SL211",
+            where="sparse3d.voxelize",
+            got=f"point {row} = {points[row].tolist()}, cell {cells[row].tolist()}",
             expected=f"cells from 0 to {[int(v) - 1 for v in limit.tolist()]}",
             fix="set origin and spatial_shape so that every point is inside, or drop the points that are not",
-        )  # fmt: skip
+        )

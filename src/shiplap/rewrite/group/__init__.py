@@ -8,6 +8,13 @@ from shiplap.rewrite.group.op import JoinedCalls
 from shiplap.rewrite.group.pointwise import StackedChains
 
 __all__ = [
-    "MACHINES", "Group", "JoinedCalls", "Machine", "Price", "StackedChains", "StackedLinears", "StackedNorms",
+    "MACHINES",
+    "Group",
+    "JoinedCalls",
+    "Machine",
+    "Price",
+    "StackedChains",
+    "StackedLinears",
+    "StackedNorms",
     "WideLinears",
-]  # fmt: skip
+]

@@ -24,11 +24,39 @@ Merged = tuple[Callable[..., Any], Sequence[Any]]
 """A function of plain PyTorch that returns a tensor per member, and its arguments: nodes, constants, lists of them."""
 
 # Operators whose result may be memory of their argument ("to", "contiguous": where there is nothing to do).
-ALIASES = frozenset({
-    "alias", "chunk", "contiguous", "detach", "diagonal", "dropout", "expand", "expand_as", "flatten", "float",
-    "getattr", "getitem", "movedim", "narrow", "permute", "select", "slice", "split", "squeeze", "swapaxes", "t", "to",
-    "transpose", "type_as", "unbind", "unflatten", "unsqueeze", "view", "view_as",
-})  # fmt: skip
+ALIASES = frozenset(
+    {
+        "alias",
+        "chunk",
+        "contiguous",
+        "detach",
+        "diagonal",
+        "dropout",
+        "expand",
+        "expand_as",
+        "flatten",
+        "float",
+        "getattr",
+        "getitem",
+        "movedim",
+        "narrow",
+        "permute",
+        "select",
+        "slice",
+        "split",
+        "squeeze",
+        "swapaxes",
+        "t",
+        "to",
+        "transpose",
+        "type_as",
+        "unbind",
+        "unflatten",
+        "unsqueeze",
+        "view",
+        "view_as",
+    }
+)
 
 
 class Group(Rewrite):

@@ -20,9 +20,18 @@ from shiplap.rewrite.graph import value
 from shiplap.rewrite.normal import called
 
 __all__ = [
-    "HORIZONTAL", "MACHINES", "MARGIN", "Machine", "Price", "arithmetic_ns", "bytes_of", "kernels_to_stack",
-    "launch_ns", "machine_for", "product_ns",
-]  # fmt: skip
+    "HORIZONTAL",
+    "MACHINES",
+    "MARGIN",
+    "Machine",
+    "Price",
+    "arithmetic_ns",
+    "bytes_of",
+    "kernels_to_stack",
+    "launch_ns",
+    "machine_for",
+    "product_ns",
+]
 
 
 @dataclass(frozen=True)

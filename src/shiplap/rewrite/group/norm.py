@@ -72,6 +72,10 @@ def _normed(
 
 def _norms(x: Tensor, scales: Tensor | None = None, shifts: Tensor | None = None) -> Tensor:
     absent = [None] * len(x)
-    parts = zip(x.unbind(0), scales.unbind(0) if scales is not None else absent,
-                shifts.unbind(0) if shifts is not None else absent, strict=True)  # fmt: skip
+    parts = zip(
+        x.unbind(0),
+        scales.unbind(0) if scales is not None else absent,
+        shifts.unbind(0) if shifts is not None else absent,
+        strict=True,
+    )
     return torch.cat([torch.relu(F.layer_norm(v, (v.shape[-1],), a, b)) for v, a, b in parts], -1)

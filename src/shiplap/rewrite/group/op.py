@@ -37,8 +37,13 @@ class JoinedCalls(Group):
         super().__init__(**options)
         found = next((b for b in op.batching if b.dim == dim), None)
         if found is None:
-            raise error("SL117", where=f"JoinedCalls({op.spec.name}, {dim!r})", got="a dim that it does not declare",
-                        expected=f"one of {[b.dim for b in op.batching]}", fix=f"call op.batches({dim!r})")  # fmt: skip
+            raise error(
+                "SL117",
+                where=f"JoinedCalls({op.spec.name}, {dim!r})",
+                got="a dim that it does not declare",
+                expected=f"one of {[b.dim for b in op.batching]}",
+                fix=f"call op.batches({dim!r})",
+            )
         self.op, self.batching = op, found
         self.name = f"joined_{op.spec.namespace}_{op.spec.opname}_{dim}"
 
@@ -52,13 +57,19 @@ class JoinedCalls(Group):
 
     def merge(self, members: Sequence[Node]) -> Merged:
         calls = [self._arguments(m) for m in members]
-        joined = [[c[i] for c in calls] if at is not None and calls[0][i] is not None else None
-                  for i, at in enumerate(self._places())]  # fmt: skip
+        joined = [
+            [c[i] for c in calls] if at is not None and calls[0][i] is not None else None
+            for i, at in enumerate(self._places())
+        ]
         return _joined(self.op, self._places(), self.batching.outputs[0]), (joined, calls[0])
 
     def price(self, members: Sequence[Node], machine: Machine) -> Price | str:
-        parts = [v for m in members for v, at in zip(self._arguments(m), self._places(), strict=True)
-                 if at is not None and isinstance(v, Node) and not folded(v)]  # fmt: skip
+        parts = [
+            v
+            for m in members
+            for v, at in zip(self._arguments(m), self._places(), strict=True)
+            if at is not None and isinstance(v, Node) and not folded(v)
+        ]
         added = 2 * (bytes_of(parts) + bytes_of(members)) / machine.copy + machine.launch
         work = bytes_of({n for m in members for n in m.all_input_nodes} | set(members)) / machine.read
         count = len(members)

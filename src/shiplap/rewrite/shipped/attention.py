@@ -75,6 +75,8 @@ FUSED = (
 )
 attention = (
     no_ops,
-    *(Attention(name, _written_out(kind, softmax), _attended, "pre-grad", (*SIZES, *FUSED), None, None)
-      for name, (kind, softmax) in SPELLINGS.items()),
-)  # fmt: skip
+    *(
+        Attention(name, _written_out(kind, softmax), _attended, "pre-grad", (*SIZES, *FUSED), None, None)
+        for name, (kind, softmax) in SPELLINGS.items()
+    ),
+)

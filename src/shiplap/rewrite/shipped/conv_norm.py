@@ -62,10 +62,17 @@ class FoldedNorm(Rewrite):
     level: Level = "pre-grad"
 
     def __init__(
-        self, name: str, operator: str, conv: Callable[..., Tensor], examples: Callable[[], Iterator[Program]],
-        *, written_out: Mapping[torch.dtype, Callable[..., Tensor]] = MappingProxyType({}),
-        pays: Callable[[dict[str, Any]], bool | str] | None = None, always: bool = False, gradient: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        name: str,
+        operator: str,
+        conv: Callable[..., Tensor],
+        examples: Callable[[], Iterator[Program]],
+        *,
+        written_out: Mapping[torch.dtype, Callable[..., Tensor]] = MappingProxyType({}),
+        pays: Callable[[dict[str, Any]], bool | str] | None = None,
+        always: bool = False,
+        gradient: bool = True,
+    ) -> None:
         self.name, self.operator, self.conv, self.examples = name, operator, conv, examples
         self.written_out = {
             dtype: (fn, Drawn(Signature(f"{name}_norm", fn), (), None)) for dtype, fn in written_out.items()
@@ -75,8 +82,16 @@ class FoldedNorm(Rewrite):
     def forced(self) -> FoldedNorm:
         """The same with ``always=True``."""
         norms = {dtype: fn for dtype, (fn, _) in self.written_out.items()}
-        return FoldedNorm(self.name, self.operator, self.conv, self.examples, written_out=norms, pays=self.pays,
-                          always=True, gradient=self.gradient)  # fmt: skip
+        return FoldedNorm(
+            self.name,
+            self.operator,
+            self.conv,
+            self.examples,
+            written_out=norms,
+            pays=self.pays,
+            always=True,
+            gradient=self.gradient,
+        )
 
     @property
     def digest(self) -> str:
@@ -140,8 +155,16 @@ class FoldedNorm(Rewrite):
             return self._miss(norm.out, "cost", reason)
         if not self.gradient and torch.is_grad_enabled() and value(norm.out).requires_grad:
             return self._miss(norm.out, "argument", "a gradient is asked for, and the folded convolution has none")
-        return place(graph, self.level, self.name, self._folded, [named, *norm.statistics], [norm.out],
-                     [conv, *norm.nodes], [(k, describe(v)) for k, v in named.items()])  # fmt: skip
+        return place(
+            graph,
+            self.level,
+            self.name,
+            self._folded,
+            [named, *norm.statistics],
+            [norm.out],
+            [conv, *norm.nodes],
+            [(k, describe(v)) for k, v in named.items()],
+        )
 
     def _declined(self, named: dict[str, Any]) -> str:
         """Why it is not worth it; empty where it is."""
@@ -185,9 +208,17 @@ def _examples() -> Iterator[Program]:
     for bias, stride, padding, groups in ((True, 1, 1, 1), (False, (2, 1), 0, 2)):
 
         def conv(
-            x: Tensor, weight: Tensor, mean: Tensor, var: Tensor, scale: Tensor, shift: Tensor, b: Tensor | None = None,
-            stride: Any = stride, padding: Any = padding, groups: int = groups,
-        ) -> Tensor:  # fmt: skip
+            x: Tensor,
+            weight: Tensor,
+            mean: Tensor,
+            var: Tensor,
+            scale: Tensor,
+            shift: Tensor,
+            b: Tensor | None = None,
+            stride: Any = stride,
+            padding: Any = padding,
+            groups: int = groups,
+        ) -> Tensor:
             out = F.conv2d(x, weight, b, stride, padding, 1, groups)
             return F.batch_norm(out, mean.detach(), var.detach(), scale, shift, False, 0.1, 1e-3)
 

@@ -23,12 +23,22 @@ def _installed(package: str, name: str) -> Path:
     try:
         files = distribution(package).files or []
     except PackageNotFoundError:
-        raise error("SL907", where="onednn", got=f"no package {package!r}", expected=f"{_LIBRARY} and {_HEADERS}",
-                    fix="pip install 'shiplap[onednn]'") from None  # fmt: skip
+        raise error(
+            "SL907",
+            where="onednn",
+            got=f"no package {package!r}",
+            expected=f"{_LIBRARY} and {_HEADERS}",
+            fix="pip install 'shiplap[onednn]'",
+        ) from None
     found = next((f for f in files if f.name == name), None)
     if found is None:
-        raise error("SL907", where="onednn", got=f"{package} without {name}", expected="an intact installation",
-                    fix=f"pip install --force-reinstall {package}")  # fmt: skip
+        raise error(
+            "SL907",
+            where="onednn",
+            got=f"{package} without {name}",
+            expected="an intact installation",
+            fix=f"pip install --force-reinstall {package}",
+        )
     return Path(str(found.locate())).resolve()
 
 
@@ -61,4 +71,4 @@ RUNTIME = Runtime(
     opset=_functions,
     enums=_enums,
     version=_version,
-)  # fmt: skip
+)

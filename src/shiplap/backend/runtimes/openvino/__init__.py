@@ -22,8 +22,13 @@ def _package() -> Path:
     """Where the wheel is; found without importing it."""
     spec = find_spec("openvino")
     if spec is None or spec.origin is None:
-        raise error("SL907", where="openvino", got="no package 'openvino'", expected="openvino>=2026.1",
-                    fix="pip install 'shiplap[openvino]'")  # fmt: skip
+        raise error(
+            "SL907",
+            where="openvino",
+            got="no package 'openvino'",
+            expected="openvino>=2026.1",
+            fix="pip install 'shiplap[openvino]'",
+        )
     return Path(spec.origin).parent
 
 
@@ -65,4 +70,4 @@ RUNTIME = Runtime(
     opset=_opset,
     enums=_enums,
     version=_version,
-)  # fmt: skip
+)

@@ -75,15 +75,29 @@ def _dense_there(dense: Tensor | None, tile: int) -> bool | str:
 
 def _bind_8bit(op: sl.Op, dtype: torch.dtype) -> None:
     def slide(
-        x: Tensor, scale: Tensor, dense: Tensor | None, packed: Tensor, bias: Tensor | None, pairs: int, layout: int, *,
+        x: Tensor,
+        scale: Tensor,
+        dense: Tensor | None,
+        packed: Tensor,
+        bias: Tensor | None,
+        pairs: int,
+        layout: int,
+        *,
         out: Tensor,
-    ) -> None:  # fmt: skip
+    ) -> None:
         late("linear", "slide_8bit")(dtype, x, scale, packed, bias, pairs, layout, out)
 
     def dense(
-        x: Tensor, scale: Tensor, dense: Tensor, packed: Tensor | None, bias: Tensor | None, pairs: int, layout: int, *,
+        x: Tensor,
+        scale: Tensor,
+        dense: Tensor,
+        packed: Tensor | None,
+        bias: Tensor | None,
+        pairs: int,
+        layout: int,
+        *,
         out: Tensor,
-    ) -> None:  # fmt: skip
+    ) -> None:
         late("linear", "dense_8bit")(dtype, x, scale, dense, bias, out)
 
     op.kernel("cuda", slide, dtypes=FLOATS, supports=lambda *a: _packed_there(a[3], a[6]))
@@ -92,15 +106,29 @@ def _bind_8bit(op: sl.Op, dtype: torch.dtype) -> None:
 
 def _bind_16bit(op: sl.Op) -> None:
     def slide(
-        x: Tensor, n: int, dense: Tensor | None, packed: Tensor, bias: Tensor | None, pairs: int, layout: int, *,
+        x: Tensor,
+        n: int,
+        dense: Tensor | None,
+        packed: Tensor,
+        bias: Tensor | None,
+        pairs: int,
+        layout: int,
+        *,
         out: Tensor,
-    ) -> None:  # fmt: skip
+    ) -> None:
         late("linear", "slide_16bit")(x, packed, n, bias, pairs, layout, out)
 
     def dense(
-        x: Tensor, n: int, dense: Tensor, packed: Tensor | None, bias: Tensor | None, pairs: int, layout: int, *,
+        x: Tensor,
+        n: int,
+        dense: Tensor,
+        packed: Tensor | None,
+        bias: Tensor | None,
+        pairs: int,
+        layout: int,
+        *,
         out: Tensor,
-    ) -> None:  # fmt: skip
+    ) -> None:
         late("linear", "dense_16bit")(x, dense, bias, out)
 
     op.kernel("cuda", slide, supports=lambda *a: _packed_there(a[3], a[6]))

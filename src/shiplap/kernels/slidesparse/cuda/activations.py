@@ -61,9 +61,17 @@ def _bytes(value, inverse, INTEGER: tl.constexpr):
 
 @triton.jit
 def _write(
-    q, value, inverse, k, first, end,
-    PAIRS: tl.constexpr, INTEGER: tl.constexpr, SPAN: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    q,
+    value,
+    inverse,
+    k,
+    first,
+    end,
+    PAIRS: tl.constexpr,
+    INTEGER: tl.constexpr,
+    SPAN: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """Windows ``first`` to ``end`` of a row, from its values, of which those behind ``k`` are zero."""
     even, odd = tl.split(tl.reshape(_bytes(value, inverse, INTEGER), [SPAN // 2, 2]))
     words = even | (odd << 8)
@@ -81,10 +89,21 @@ def _write(
 
 @triton.jit(do_not_specialize=["m"])
 def quantise_kernel(
-    x, q, scales, m, k, windows, row_stride, stride,
-    PAIRS: tl.constexpr, LIMIT: tl.constexpr, INTEGER: tl.constexpr, LOOP: tl.constexpr, SPAN: tl.constexpr,
+    x,
+    q,
+    scales,
+    m,
+    k,
+    windows,
+    row_stride,
+    stride,
+    PAIRS: tl.constexpr,
+    LIMIT: tl.constexpr,
+    INTEGER: tl.constexpr,
+    LOOP: tl.constexpr,
+    SPAN: tl.constexpr,
     BLOCK: tl.constexpr,
-):  # fmt: skip
+):
     row = tl.program_id(0).to(tl.int64)
     there = row < m
     x += row * row_stride
@@ -146,10 +165,22 @@ def quantise(x: Tensor, pairs: int, *, q: Tensor, scale: Tensor, num_warps: int)
     span = WHOLE // 2 if loop else _power(max(dense_depth(k), DEPTH))
     block = _power(span // (2 * pairs) * (pairs - 1) if loop else max(depth, DEPTH) // 4)
     _quantise[(rows,)](
-        x, q, scale, m, k, depth // 4, *x.stride(), PAIRS=pairs, LIMIT=LIMITS[q.dtype], INTEGER=q.dtype == torch.int8,
-        LOOP=loop, SPAN=span, BLOCK=block, num_warps=num_warps,
+        x,
+        q,
+        scale,
+        m,
+        k,
+        depth // 4,
+        *x.stride(),
+        PAIRS=pairs,
+        LIMIT=LIMITS[q.dtype],
+        INTEGER=q.dtype == torch.int8,
+        LOOP=loop,
+        SPAN=span,
+        BLOCK=block,
+        num_warps=num_warps,
         enable_fp_fusion=False,  # the law rounds a product before TO_INTEGER is added to it
-    )  # fmt: skip
+    )
 
 
 def lift(x: Tensor, pairs: int, *, out: Tensor, BLOCK: int, num_warps: int) -> None:

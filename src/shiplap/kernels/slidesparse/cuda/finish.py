@@ -16,9 +16,20 @@ COLUMNS, ELEMENTS = 256, 4096  # of a program
 
 @triton.jit(do_not_specialize=["m"])
 def finish_kernel(
-    total, rows, columns, bias, out, m, n, width,
-    BY_ROW: tl.constexpr, BY_COLUMN: tl.constexpr, BIASED: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
-):  # fmt: skip
+    total,
+    rows,
+    columns,
+    bias,
+    out,
+    m,
+    n,
+    width,
+    BY_ROW: tl.constexpr,
+    BY_COLUMN: tl.constexpr,
+    BIASED: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLS + tl.arange(0, COLS)
     below, within = row < m, column < n
@@ -47,7 +58,19 @@ def finish(total: Tensor, rows: Tensor | None, columns: Tensor | None, bias: Ten
     cols = min(COLUMNS, 1 << (n - 1).bit_length())
     tall = min(ELEMENTS // cols, 1 << (m - 1).bit_length())
     _finish[(-(-m // tall), -(-n // cols))](
-        total, total if rows is None else rows, total if columns is None else columns, total if bias is None else bias,
-        out, m, n, total.shape[1], BY_ROW=rows is not None, BY_COLUMN=columns is not None, BIASED=bias is not None,
-        ROWS=tall, COLS=cols, num_warps=4, enable_fp_fusion=False,  # the reference rounds after each step
-    )  # fmt: skip
+        total,
+        total if rows is None else rows,
+        total if columns is None else columns,
+        total if bias is None else bias,
+        out,
+        m,
+        n,
+        total.shape[1],
+        BY_ROW=rows is not None,
+        BY_COLUMN=columns is not None,
+        BIASED=bias is not None,
+        ROWS=tall,
+        COLS=cols,
+        num_warps=4,
+        enable_fp_fusion=False,  # the reference rounds after each step
+    )

@@ -34,9 +34,15 @@ def _lifted(x: Tensor, pairs: int) -> Tensor:
 
 
 def slide_8bit(
-    dtype: torch.dtype, x: Tensor, scale: Tensor, packed: Tensor, bias: Tensor | None, pairs: int, layout: int,
+    dtype: torch.dtype,
+    x: Tensor,
+    scale: Tensor,
+    packed: Tensor,
+    bias: Tensor | None,
+    pairs: int,
+    layout: int,
     out: Tensor,
-) -> None:  # fmt: skip
+) -> None:
     q, rows = _quantised(x, dtype, pairs)
     n = dense_depth(scale.shape[0])  # len() of a tensor costs a microsecond
     if dtype == torch.int8:
@@ -48,9 +54,7 @@ def slide_8bit(
     finish(total, rows, scale, bias, out)
 
 
-def dense_8bit(
-    dtype: torch.dtype, x: Tensor, scale: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor
-) -> None:  # fmt: skip
+def dense_8bit(dtype: torch.dtype, x: Tensor, scale: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
     q, rows = _quantised(x, dtype, 2)
     if dtype == torch.int8:
         finish(ops.mm_int8(q, weight), rows, scale, bias, out)

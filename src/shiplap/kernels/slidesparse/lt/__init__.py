@@ -6,9 +6,17 @@ from shiplap.kernels.slidesparse.lt.prepare import prepare
 from shiplap.kernels.slidesparse.lt.weights import compress, expand, product, scaled_product
 
 __all__ = [
-    "available", "compress", "expand", "prepare", "product", "scaled_product", "takes", "tune", "tune_layer",
+    "available",
+    "compress",
+    "expand",
+    "prepare",
+    "product",
+    "scaled_product",
+    "takes",
+    "tune",
+    "tune_layer",
     "versions",
-]  # fmt: skip
+]
 
 
 def __getattr__(name: str):  # type: ignore[no-untyped-def]

@@ -85,8 +85,9 @@ def _answer(device: int, source: torch.dtype, result: torch.dtype, scaling: int,
     with torch.cuda.device(device):
         _begin(device)
         try:
-            native.prepare(native.Problem(device, *ASKED, source, result, scaling), True,
-                           torch.cuda.current_stream().cuda_stream)  # fmt: skip
+            native.prepare(
+                native.Problem(device, *ASKED, source, result, scaling), True, torch.cuda.current_stream().cuda_stream
+            )
         except native.Refusal as e:
             return f"cuSPARSELt {version}: {e}"
     return True
@@ -101,5 +102,10 @@ def require(device: torch.device, where: str) -> None:
     """SL401 unless :func:`available`."""
     why = available(device)
     if why is not True:
-        raise error("SL401", where=where, got=str(why), expected=f"cuSPARSELt {'.'.join(map(str, OLDEST))} or later",
-                    fix="install nvidia-cusparselt-cu13, or use the dense form")  # fmt: skip
+        raise error(
+            "SL401",
+            where=where,
+            got=str(why),
+            expected=f"cuSPARSELt {'.'.join(map(str, OLDEST))} or later",
+            fix="install nvidia-cusparselt-cu13, or use the dense form",
+        )

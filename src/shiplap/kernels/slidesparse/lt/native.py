@@ -15,22 +15,43 @@ from shiplap.errors import error
 from shiplap.impl.library import locate
 
 __all__ = [
-    "LIBRARY", "PER_ROW", "PER_TENSOR", "RESULT", "UNSCALED", "Plan", "Problem", "Refusal", "compress",
-    "compressed_size", "forget", "multiply", "open_libraries", "plans", "prepare", "versions",
-]  # fmt: skip
+    "LIBRARY",
+    "PER_ROW",
+    "PER_TENSOR",
+    "RESULT",
+    "UNSCALED",
+    "Plan",
+    "Problem",
+    "Refusal",
+    "compress",
+    "compressed_size",
+    "forget",
+    "multiply",
+    "open_libraries",
+    "plans",
+    "prepare",
+    "versions",
+]
 
 LIBRARY = Path(__file__).parents[1] / "libshiplap_slidesparse_lt.so"
 UNSUPPORTED = 2  # SL_UNSUPPORTED
 
 _CUDA_TYPE = {
-    torch.float32: 0, torch.float16: 2, torch.int8: 3, torch.int32: 10, torch.bfloat16: 14, torch.float8_e4m3fn: 28,
-}  # fmt: skip
+    torch.float32: 0,
+    torch.float16: 2,
+    torch.int8: 3,
+    torch.int32: 10,
+    torch.bfloat16: 14,
+    torch.float8_e4m3fn: 28,
+}
 UNSCALED, PER_TENSOR, PER_ROW = 0, 1, 2
 # What a product of such operands is written as; one term of it is exact.
 RESULT = {
-    torch.int8: torch.int32, torch.float8_e4m3fn: torch.bfloat16, torch.bfloat16: torch.bfloat16,
+    torch.int8: torch.int32,
+    torch.float8_e4m3fn: torch.bfloat16,
+    torch.bfloat16: torch.bfloat16,
     torch.float16: torch.float16,
-}  # fmt: skip
+}
 
 
 class Refusal(Exception):
@@ -127,9 +148,15 @@ def compress(problem: Problem, weight: int, compressed: int, scratch: int, strea
 
 
 def multiply(
-    problem: Problem, sparse: bool, x: int, weight: int, scales: tuple[int, int], out: int, workspace: tuple[int, int],
+    problem: Problem,
+    sparse: bool,
+    x: int,
+    weight: int,
+    scales: tuple[int, int],
+    out: int,
+    workspace: tuple[int, int],
     stream: int,
-) -> None:  # fmt: skip
+) -> None:
     """Addresses of ``x``, a weight, compressed if ``sparse``, their scales (0: none), the result and scratch, whose
     size comes with it.
     """

@@ -12,9 +12,12 @@ __all__ = ["prepare"]
 
 
 def prepare(
-    run: Callable[[Tensor], Any], rows: Iterable[int], k: int, dtype: torch.dtype = torch.bfloat16,
+    run: Callable[[Tensor], Any],
+    rows: Iterable[int],
+    k: int,
+    dtype: torch.dtype = torch.bfloat16,
     device: torch.device | str = "cuda",
-) -> None:  # fmt: skip
+) -> None:
     """Call ``run`` (a layer, a model) on zeros ``[m, k]`` for each ``m`` of ``rows``, and wait for the device.
 
     Afterwards captures of as many rows find every plan; a capture of another number says which one it misses.

@@ -27,13 +27,19 @@ SPLITS = (2, 4, -1)  # beside the library's own; -1 is segment-k
 FEW_ROWS = 1024  # with more, there are tiles enough to fill the device
 
 _SOURCE = {
-    ops.mm_int8: torch.int8, ops.mm_fp8: torch.float8_e4m3fn, ops.sparse_mm_int8: torch.int8,
-    ops.sparse_mm_fp8: torch.float8_e4m3fn, ops.sparse_mm_bf16: torch.bfloat16, ops.sparse_mm_fp16: torch.float16,
-}  # fmt: skip
+    ops.mm_int8: torch.int8,
+    ops.mm_fp8: torch.float8_e4m3fn,
+    ops.sparse_mm_int8: torch.int8,
+    ops.sparse_mm_fp8: torch.float8_e4m3fn,
+    ops.sparse_mm_bf16: torch.bfloat16,
+    ops.sparse_mm_fp16: torch.float16,
+}
 _LEAVES = {
-    layers.linear_int8: (ops.mm_int8, ops.sparse_mm_int8), layers.linear_fp8: (ops.mm_fp8, ops.sparse_mm_fp8),
-    layers.linear_bf16: (None, ops.sparse_mm_bf16), layers.linear_fp16: (None, ops.sparse_mm_fp16),
-}  # fmt: skip
+    layers.linear_int8: (ops.mm_int8, ops.sparse_mm_int8),
+    layers.linear_fp8: (ops.mm_fp8, ops.sparse_mm_fp8),
+    layers.linear_bf16: (None, ops.sparse_mm_bf16),
+    layers.linear_fp16: (None, ops.sparse_mm_fp16),
+}
 
 
 def problem_of(op: sl.Op, device: int, m: int, n: int, k: int) -> native.Problem:
@@ -90,8 +96,9 @@ def algorithms(
         return []
     if splits is None:
         splits = (0, *SPLITS) if sparse and problem.m <= FEW_ROWS else (0,)
-    listed = [{"ALG": a, "SPLIT_K": s, "VERSION": _version()} if sparse else {"ALG": a}
-              for s in splits for a in range(count)]  # fmt: skip
+    listed = [
+        {"ALG": a, "SPLIT_K": s, "VERSION": _version()} if sparse else {"ALG": a} for s in splits for a in range(count)
+    ]
     return [config for config in listed if taken(op, problem, config, stream)]
 
 
@@ -120,7 +127,7 @@ def _stream(device: torch.device) -> int:
 
 def tune(
     op: sl.Op, sizes: Iterable[tuple[int, int, int]], device: str = "cuda", seconds: float = 20.0, again: bool = False
-) -> list[Any]:  # fmt: skip
+) -> list[Any]:
     """Choose the algorithm of a leaf product for each ``(m, n, k)``; candidates run in a process of their own."""
     found = []
     with Isolation() as isolation:
@@ -130,15 +137,25 @@ def tune(
             if op in kernels.SPARSE:
                 wanted |= {"_": 1, "layout": ops.CUSPARSELT}
             options = Options(seconds=seconds, again=again)
-            found.append(choose(op, recipe_for(op, wanted), device=device, candidates_of=candidates, bench=bench,
-                                options=options))  # fmt: skip
+            found.append(
+                choose(
+                    op, recipe_for(op, wanted), device=device, candidates_of=candidates, bench=bench, options=options
+                )
+            )
     return found
 
 
 def tune_layer(
-    op: sl.Op, rows: Iterable[int], n: int, k: int, pairs: int, dtype: torch.dtype = torch.bfloat16,
-    device: str = "cuda", seconds: float = 20.0, again: bool = False,
-) -> list[Any]:  # fmt: skip
+    op: sl.Op,
+    rows: Iterable[int],
+    n: int,
+    k: int,
+    pairs: int,
+    dtype: torch.dtype = torch.bfloat16,
+    device: str = "cuda",
+    seconds: float = 20.0,
+    again: bool = False,
+) -> list[Any]:
     """Choose algorithms for both forms of a layer ``[n, k]`` and then the form, for each number of rows: all choices.
 
     The race of forms is run in this process: their products have been verified, and their algorithms are in force here.

@@ -23,8 +23,13 @@ def compress(slid: Tensor) -> Tensor:
     where = "slidesparse.lt.compress"
     n, k = slid.shape
     if slid.dtype not in RESULT or n % 32 or k % 32:
-        raise error("SL211", where=where, got=f"{slid.dtype} {n} x {k}", fix="pass what slide() returned",
-                    expected="int8, float8_e4m3fn, bfloat16 or float16, sizes that are multiples of 32")  # fmt: skip
+        raise error(
+            "SL211",
+            where=where,
+            got=f"{slid.dtype} {n} x {k}",
+            fix="pass what slide() returned",
+            expected="int8, float8_e4m3fn, bfloat16 or float16, sizes that are multiples of 32",
+        )
     libraries.require(slid.device, where)
     if not slid.numel():
         return slid.new_empty(0, dtype=torch.uint8)
@@ -82,11 +87,24 @@ def _run(problem: native.Problem, sparse: bool, x: Tensor, weight: Tensor, scale
         try:
             plan = native.prepare(problem, sparse, stream)
             if weight.numel() < plan.compressed:  # 0 of a dense one
-                raise error("SL211", where=where, got=f"{weight.numel()} bytes", fix="pack the weight anew",
-                            expected=f"those of {problem.n} rows of {problem.k} {x.dtype}")  # fmt: skip
+                raise error(
+                    "SL211",
+                    where=where,
+                    got=f"{weight.numel()} bytes",
+                    fix="pack the weight anew",
+                    expected=f"those of {problem.n} rows of {problem.k} {x.dtype}",
+                )
             scratch = torch.empty(plan.workspace, dtype=torch.uint8, device=x.device)
-            native.multiply(problem, sparse, x.data_ptr(), weight.data_ptr(), scales, out.data_ptr(),
-                            (scratch.data_ptr(), plan.workspace), stream)  # fmt: skip
+            native.multiply(
+                problem,
+                sparse,
+                x.data_ptr(),
+                weight.data_ptr(),
+                scales,
+                out.data_ptr(),
+                (scratch.data_ptr(), plan.workspace),
+                stream,
+            )
         except native.Refusal as e:
             raise error("SL305", where=where, got=str(e), expected="a product") from None
     return out
@@ -97,9 +115,14 @@ def _check_operands(where: str, p: native.Problem, sparse: bool, x: Tensor, weig
     wanted = (torch.uint8, weight.shape[:1]) if sparse else (p.source, (p.n, p.k))
     fits = (weight.dtype, tuple(weight.shape)) == (wanted[0], tuple(wanted[1])) and weight.device == x.device
     if p.m % 16 or p.n % 32 or p.k % 32 or not fits:
-        raise error("SL211", where=where, got=f"x {tuple(x.shape)} of {x.dtype} on {x.device}, weight "
-                    f"{tuple(weight.shape)} of {weight.dtype} on {weight.device}, {p.n} rows",
-                    expected="m of 16, n and k of 32, and a weight that has them", fix="pad it")  # fmt: skip
+        raise error(
+            "SL211",
+            where=where,
+            got=f"x {tuple(x.shape)} of {x.dtype} on {x.device}, weight "
+            f"{tuple(weight.shape)} of {weight.dtype} on {weight.device}, {p.n} rows",
+            expected="m of 16, n and k of 32, and a weight that has them",
+            fix="pad it",
+        )
 
 
 def _placed(t: Tensor) -> Tensor:

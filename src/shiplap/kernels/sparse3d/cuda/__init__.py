@@ -79,13 +79,25 @@ PLAN = f"{HASH} + {SORT.format('m')} + parts_t * (20 * n + 8192) + 4 * k * (m + 
 
 @planning.conv_plan.kernel("cuda", name="triton", workspace=PLAN)
 def _(
-    *args: Any, columns: Tensor, order: Tensor, masks: Tensor, columns_t: Tensor, order_t: Tensor, masks_t: Tensor,
+    *args: Any,
+    columns: Tensor,
+    order: Tensor,
+    masks: Tensor,
+    columns_t: Tensor,
+    order_t: Tensor,
+    masks_t: Tensor,
     workspace: Tensor,
-) -> None:  # fmt: skip
+) -> None:
     late("tables", "conv_plan")(
-        *args, columns=columns, order=order, masks=masks, columns_t=columns_t, order_t=order_t, masks_t=masks_t,
+        *args,
+        columns=columns,
+        order=order,
+        masks=masks,
+        columns_t=columns_t,
+        order_t=order_t,
+        masks_t=masks_t,
         workspace=workspace,
-    )  # fmt: skip
+    )
 
 
 @bounded.out_coords_bounded.kernel("cuda", name="triton")

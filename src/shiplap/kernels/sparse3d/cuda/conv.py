@@ -35,10 +35,19 @@ def _deep(sizes: Sizes, channels: int, itemsize: int = 2) -> int:
 
 # The first that fits is good almost everywhere (H200, 2026-11-21: docs/design/0008-sparse3d-cuda.md).
 _TILES = (
-    (128, 256, 64, 8, 3, True), (128, 128, 64, 4, 3, True), (128, 128, 64, 4, 3, False), (128, 64, 64, 4, 2, False),
-    (128, 64, 64, 4, 3, False), (64, 256, 64, 4, 4, True), (64, 128, 64, 4, 3, True), (64, 128, 64, 4, 3, False),
-    (128, 256, 64, 8, 4, True), (64, 64, 64, 4, 3, False), (128, 256, 32, 8, 5, True), (128, 64, 32, 4, 4, False),
-)  # fmt: skip
+    (128, 256, 64, 8, 3, True),
+    (128, 128, 64, 4, 3, True),
+    (128, 128, 64, 4, 3, False),
+    (128, 64, 64, 4, 2, False),
+    (128, 64, 64, 4, 3, False),
+    (64, 256, 64, 4, 4, True),
+    (64, 128, 64, 4, 3, True),
+    (64, 128, 64, 4, 3, False),
+    (128, 256, 64, 8, 4, True),
+    (64, 64, 64, 4, 3, False),
+    (128, 256, 32, 8, 5, True),
+    (128, 64, 32, 4, 4, False),
+)
 # Of float32 in full precision, which tensor cores do not multiply: operands are held in registers, so few at a time.
 _FULL = ((64, 128, 16, 4, 3, False), (128, 128, 16, 8, 3, False), (64, 64, 16, 4, 3, False))
 
@@ -54,8 +63,10 @@ def _tiles(sizes: Sizes) -> list[dict[str, Any]]:
         fitting.sort(key=lambda t: t[0])
     return [
         _config(m, n, min(k, deep), warps, stages, BULK=bulk, MASKED=masked, SPLITS=splits)
-        for splits in _channel_splits(sizes) for masked in (True, False) for m, n, k, warps, stages, bulk in fitting
-    ]  # fmt: skip
+        for splits in _channel_splits(sizes)
+        for masked in (True, False)
+        for m, n, k, warps, stages, bulk in fitting
+    ]
 
 
 def _channel_splits(sizes: Sizes) -> tuple[int, ...]:
@@ -125,9 +136,17 @@ def _fuses(sizes: Sizes) -> bool:
 
 
 _OUTER = (
-    (128, 128, 64, 4, 3), (128, 128, 64, 8, 3), (128, 128, 32, 4, 4), (64, 64, 64, 4, 3), (64, 128, 64, 4, 3),
-    (128, 64, 64, 4, 3), (128, 256, 64, 8, 3), (64, 64, 64, 4, 4), (32, 32, 64, 4, 3), (16, 16, 64, 4, 3),
-)  # fmt: skip
+    (128, 128, 64, 4, 3),
+    (128, 128, 64, 8, 3),
+    (128, 128, 32, 4, 4),
+    (64, 64, 64, 4, 3),
+    (64, 128, 64, 4, 3),
+    (128, 64, 64, 4, 3),
+    (128, 256, 64, 8, 3),
+    (64, 64, 64, 4, 4),
+    (32, 32, 64, 4, 3),
+    (16, 16, 64, 4, 3),
+)
 
 
 def _outer_tiles(sizes: Sizes) -> list[dict[str, Any]]:
@@ -175,11 +194,15 @@ def attach(device: str) -> None:
     """Bind the Triton templates for ``device`` (``"cuda"``; tests bind them for the interpreter's ``"cpu"``)."""
     ops.conv.template(
         device, "cuda/conv.triton.jinja", configs=_tiles, grid=_grid, supports=_product, planes=_planes, fuses=_fuses
-    )  # fmt: skip
+    )
     ops.conv_weight_grad.template(
-        device, "cuda/conv_weight_grad.triton.jinja", configs=_outer_tiles, grid=_outer_grid, supports=_outer,
+        device,
+        "cuda/conv_weight_grad.triton.jinja",
+        configs=_outer_tiles,
+        grid=_outer_grid,
+        supports=_outer,
         planes=lambda sizes, config: int(config["SPLITS"]),
-    )  # fmt: skip
+    )
 
 
 attach("cuda")

@@ -50,16 +50,66 @@ def _slot(key, mask):
 
 @triton.jit(
     do_not_specialize=[
-        "n", "width", "height", "depth", "width_q", "height_q", "depth_q", "batches", "sx", "sy", "sz", "px", "py",
-        "pz", "dx", "dy", "dz", "mask", "limit", "capacity", "code",
+        "n",
+        "width",
+        "height",
+        "depth",
+        "width_q",
+        "height_q",
+        "depth_q",
+        "batches",
+        "sx",
+        "sy",
+        "sz",
+        "px",
+        "py",
+        "pz",
+        "dx",
+        "dy",
+        "dz",
+        "mask",
+        "limit",
+        "capacity",
+        "code",
     ]
-)  # fmt: skip
+)
 def reach_kernel(
-    coords, slots, keys, count, status, n, width, height, depth, width_q, height_q, depth_q, batches,
-    sx, sy, sz, px, py, pz, dx, dy, dz, mask, limit, capacity, code,
-    KX: tl.constexpr, KY: tl.constexpr, KZ: tl.constexpr, JX: tl.constexpr, JY: tl.constexpr, JZ: tl.constexpr,
-    UNIT: tl.constexpr, REACH: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    coords,
+    slots,
+    keys,
+    count,
+    status,
+    n,
+    width,
+    height,
+    depth,
+    width_q,
+    height_q,
+    depth_q,
+    batches,
+    sx,
+    sy,
+    sz,
+    px,
+    py,
+    pz,
+    dx,
+    dy,
+    dz,
+    mask,
+    limit,
+    capacity,
+    code,
+    KX: tl.constexpr,
+    KY: tl.constexpr,
+    KZ: tl.constexpr,
+    JX: tl.constexpr,
+    JY: tl.constexpr,
+    JZ: tl.constexpr,
+    UNIT: tl.constexpr,
+    REACH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """Keys of the outputs that a block of inputs reaches: new ones into the set ``slots`` and the list ``keys``."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     row, j = at // REACH, (at % REACH).to(tl.int32)
@@ -92,9 +142,7 @@ def reach_kernel(
 
 
 @triton.jit(do_not_specialize=["capacity", "width", "height", "depth", "code"])
-def write_kernel(
-    keys, found, count, reached, status, capacity, width, height, depth, code, BLOCK: tl.constexpr
-):  # fmt: skip
+def write_kernel(keys, found, count, reached, status, capacity, width, height, depth, code, BLOCK: tl.constexpr):
     """Sorted keys → coordinates, padding behind them; the count as int32."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     key = tl.load(keys + at, mask=at < capacity, other=NO_KEY)
@@ -149,16 +197,39 @@ def _keys(
         # A set of too few slots is never searched to its end: a long search means that it is full, which is reported.
         limit = capacity_of_set if most < capacity else min(capacity_of_set, 4096)
         _reach[(-(-n * lanes // BLOCK),)](
-            coords.contiguous(), slots, keys, count, word, n, *shape, *grid, batches, *stride, *padding, *dilation,
-            capacity_of_set - 1, limit, capacity, status.code_of(op, OUTSIDE), KX=kernel[0], KY=kernel[1],
-            KZ=kernel[2], JX=reach[0], JY=reach[1], JZ=reach[2], UNIT=unit, REACH=lanes, BLOCK=BLOCK, num_warps=4,
-        )  # fmt: skip
+            coords.contiguous(),
+            slots,
+            keys,
+            count,
+            word,
+            n,
+            *shape,
+            *grid,
+            batches,
+            *stride,
+            *padding,
+            *dilation,
+            capacity_of_set - 1,
+            limit,
+            capacity,
+            status.code_of(op, OUTSIDE),
+            KX=kernel[0],
+            KY=kernel[1],
+            KZ=kernel[2],
+            JX=reach[0],
+            JY=reach[1],
+            JZ=reach[2],
+            UNIT=unit,
+            REACH=lanes,
+            BLOCK=BLOCK,
+            num_warps=4,
+        )
     return keys.sort()[0], count
 
 
 def _decode(
     op: str, keys: Tensor, found: Tensor, grid: Sequence[int], word: int, reached: Tensor, count: Tensor
-) -> None:  # fmt: skip
+) -> None:
     capacity = keys.shape[0]
     _write[(max(1, -(-capacity // BLOCK)),)](
         keys, found, count, reached, word, capacity, *(max(1, g) for g in grid), status.code_of(op, MANY), BLOCK=BLOCK
@@ -166,9 +237,17 @@ def _decode(
 
 
 def out_coords_bounded(
-    coords: Tensor, shape: list[int], kernel: list[int], stride: list[int], padding: list[int], dilation: list[int],
-    capacity: int, *, reached: Tensor, count: Tensor,
-) -> None:  # fmt: skip
+    coords: Tensor,
+    shape: list[int],
+    kernel: list[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    capacity: int,
+    *,
+    reached: Tensor,
+    count: Tensor,
+) -> None:
     """See ``bounded.out_coords_bounded``."""
     op, window, word = "out_coords_bounded", (kernel, stride, padding, dilation), status.word(coords.device)
     keys, found = _keys(op, coords, shape, window, capacity, word)

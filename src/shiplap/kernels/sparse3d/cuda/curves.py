@@ -84,9 +84,19 @@ def _from_hilbert(x, y, z, BITS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["n", "scenes", "code"])
 def encode_kernel(
-    coords, codes, status, n, scenes, code, BITS: tl.constexpr, A0: tl.constexpr, A1: tl.constexpr, A2: tl.constexpr,
-    HILBERT: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    coords,
+    codes,
+    status,
+    n,
+    scenes,
+    code,
+    BITS: tl.constexpr,
+    A0: tl.constexpr,
+    A1: tl.constexpr,
+    A2: tl.constexpr,
+    HILBERT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = row < n
     b = tl.load(coords + row * 4, mask=inside, other=-1)
@@ -104,9 +114,18 @@ def encode_kernel(
 
 @triton.jit(do_not_specialize=["n", "code"])
 def decode_kernel(
-    codes, coords, status, n, code, BITS: tl.constexpr, A0: tl.constexpr, A1: tl.constexpr, A2: tl.constexpr,
-    HILBERT: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    codes,
+    coords,
+    status,
+    n,
+    code,
+    BITS: tl.constexpr,
+    A0: tl.constexpr,
+    A1: tl.constexpr,
+    A2: tl.constexpr,
+    HILBERT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = row < n
     given = tl.load(codes + row, mask=inside, other=-1)
@@ -135,9 +154,19 @@ def encode(op: str, coords: Tensor, bits: int, axes: Sequence[int], width: int, 
     if rows:
         scenes = min(2**31, 2 ** (width - 3 * bits))
         _encode[(-(-rows // BLOCK),)](
-            coords.contiguous(), codes, word, rows, scenes, status.code_of(op, NO_FIT),
-            BITS=bits, A0=axes[0], A1=axes[1], A2=axes[2], HILBERT=op.startswith("hilbert"), BLOCK=BLOCK,
-        )  # fmt: skip
+            coords.contiguous(),
+            codes,
+            word,
+            rows,
+            scenes,
+            status.code_of(op, NO_FIT),
+            BITS=bits,
+            A0=axes[0],
+            A1=axes[1],
+            A2=axes[2],
+            HILBERT=op.startswith("hilbert"),
+            BLOCK=BLOCK,
+        )
 
 
 def decode(op: str, codes: Tensor, bits: int, axes: Sequence[int], coords: Tensor) -> None:
@@ -145,6 +174,15 @@ def decode(op: str, codes: Tensor, bits: int, axes: Sequence[int], coords: Tenso
     word, rows = status.word(codes.device), codes.shape[0]
     if rows:
         _decode[(-(-rows // BLOCK),)](
-            codes.contiguous(), coords, word, rows, status.code_of(op, NO_CODE),
-            BITS=bits, A0=axes[0], A1=axes[1], A2=axes[2], HILBERT=op.startswith("hilbert"), BLOCK=BLOCK,
-        )  # fmt: skip
+            codes.contiguous(),
+            coords,
+            word,
+            rows,
+            status.code_of(op, NO_CODE),
+            BITS=bits,
+            A0=axes[0],
+            A1=axes[1],
+            A2=axes[2],
+            HILBERT=op.startswith("hilbert"),
+            BLOCK=BLOCK,
+        )

@@ -110,7 +110,7 @@ def twins_kernel(table, table_values, keys, status, n, capacity, code, BLOCK: tl
 @triton.jit(do_not_specialize=["n", "width", "height", "depth", "batches", "code"])
 def voxel_keys_kernel(
     coords, keys, status, n, width, height, depth, batches, code, SEARCH: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
+):
     """``((b*X + x)*Y + y)*Z + z``, -1 outside the grid: wrong, unless it is for a search, and the cell has a number."""
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     b, x, y, z = load_coords(coords, row, row < n)

@@ -50,9 +50,19 @@ NEAR_ROWS, NEAR_OTHERS = 4, 256
     do_not_specialize=["status", "slots", "n", "width", "height", "depth", "batches", "capacity", "code", "code_twice"]
 )
 def insert_kernel(
-    coords, slots: tl.int64, status: tl.int64, n, width, height, depth, batches, capacity, code, code_twice,
+    coords,
+    slots: tl.int64,
+    status: tl.int64,
+    n,
+    width,
+    height,
+    depth,
+    batches,
+    capacity,
+    code,
+    code_twice,
     BLOCK: tl.constexpr,
-):  # fmt: skip
+):
     """Rows of ``coords`` into ``slots``; padding is left out, and so is what lies outside the grid."""
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     b, x, y, z = load_coords(coords, row, row < n)
@@ -72,17 +82,74 @@ def _under(at, stride, padding, dilation, tap, WIDE: tl.constexpr):
 
 @triton.jit(
     do_not_specialize=[
-        "slots", "table", "keys", "counts", "status", "m", "k", "width", "height", "depth", "width_q", "height_q",
-        "depth_q", "batches", "sx", "sy", "sz", "px", "py", "pz", "dx", "dy", "dz", "capacity", "code", "run", "runs",
+        "slots",
+        "table",
+        "keys",
+        "counts",
+        "status",
+        "m",
+        "k",
+        "width",
+        "height",
+        "depth",
+        "width_q",
+        "height_q",
+        "depth_q",
+        "batches",
+        "sx",
+        "sy",
+        "sz",
+        "px",
+        "py",
+        "pz",
+        "dx",
+        "dy",
+        "dz",
+        "capacity",
+        "code",
+        "run",
+        "runs",
     ]
-)  # fmt: skip
+)
 def lookup_kernel(
-    queries, slots: tl.int64, table: tl.int64, keys: tl.int64, counts: tl.int64, masks, status: tl.int64, m, k,
-    width, height, depth, width_q, height_q, depth_q,
-    batches, sx, sy, sz, px, py, pz, dx, dy, dz, capacity, code, run, runs,
-    KY: tl.constexpr, KZ: tl.constexpr, WIDE: tl.constexpr, SIZE: tl.constexpr, TAPS: tl.constexpr,
-    ROWS: tl.constexpr, KEY: tl.constexpr, BINS: tl.constexpr,
-):  # fmt: skip
+    queries,
+    slots: tl.int64,
+    table: tl.int64,
+    keys: tl.int64,
+    counts: tl.int64,
+    masks,
+    status: tl.int64,
+    m,
+    k,
+    width,
+    height,
+    depth,
+    width_q,
+    height_q,
+    depth_q,
+    batches,
+    sx,
+    sy,
+    sz,
+    px,
+    py,
+    pz,
+    dx,
+    dy,
+    dz,
+    capacity,
+    code,
+    run,
+    runs,
+    KY: tl.constexpr,
+    KZ: tl.constexpr,
+    WIDE: tl.constexpr,
+    SIZE: tl.constexpr,
+    TAPS: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEY: tl.constexpr,
+    BINS: tl.constexpr,
+):
     """``table[j, v]``: the row of the hash under tap v of query j; what its sort needs if ``KEY`` is a dtype.
 
     A program looks up the ``SIZE`` taps of one part.
@@ -109,17 +176,67 @@ def lookup_kernel(
 
 @triton.jit(
     do_not_specialize=[
-        "slots", "table", "keys", "counts", "status", "m", "width", "height", "depth", "width_q", "height_q", "depth_q",
-        "batches", "sx", "sy", "sz", "px", "py", "pz", "capacity", "code", "run", "runs",
+        "slots",
+        "table",
+        "keys",
+        "counts",
+        "status",
+        "m",
+        "width",
+        "height",
+        "depth",
+        "width_q",
+        "height_q",
+        "depth_q",
+        "batches",
+        "sx",
+        "sy",
+        "sz",
+        "px",
+        "py",
+        "pz",
+        "capacity",
+        "code",
+        "run",
+        "runs",
     ]
-)  # fmt: skip
+)
 def block_kernel(
-    queries, slots: tl.int64, table: tl.int64, keys: tl.int64, counts: tl.int64, masks, status: tl.int64, m,
-    width, height, depth, width_q, height_q, depth_q,
-    batches, sx, sy, sz, px, py, pz, capacity, code, run, runs,
-    KX: tl.constexpr, KY: tl.constexpr, KZ: tl.constexpr, WIDE: tl.constexpr, SIZE: tl.constexpr, PARTS: tl.constexpr,
-    ROWS: tl.constexpr, KEY: tl.constexpr, BINS: tl.constexpr,
-):  # fmt: skip
+    queries,
+    slots: tl.int64,
+    table: tl.int64,
+    keys: tl.int64,
+    counts: tl.int64,
+    masks,
+    status: tl.int64,
+    m,
+    width,
+    height,
+    depth,
+    width_q,
+    height_q,
+    depth_q,
+    batches,
+    sx,
+    sy,
+    sz,
+    px,
+    py,
+    pz,
+    capacity,
+    code,
+    run,
+    runs,
+    KX: tl.constexpr,
+    KY: tl.constexpr,
+    KZ: tl.constexpr,
+    WIDE: tl.constexpr,
+    SIZE: tl.constexpr,
+    PARTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEY: tl.constexpr,
+    BINS: tl.constexpr,
+):
     """``lookup_kernel`` for dilation 1 and at most three cells per axis: eight blocks are looked up, then their cells.
 
     Each tap is one cell of one block.
@@ -160,15 +277,49 @@ def _tap(offset, dilation, SIZE: tl.constexpr):
 
 @triton.jit(
     do_not_specialize=[
-        "table", "status", "n", "k", "width", "height", "depth", "batches", "px", "py", "pz", "dx", "dy", "dz", "code",
+        "table",
+        "status",
+        "n",
+        "k",
+        "width",
+        "height",
+        "depth",
+        "batches",
+        "px",
+        "py",
+        "pz",
+        "dx",
+        "dy",
+        "dz",
+        "code",
         "code_twice",
     ]
-)  # fmt: skip
+)
 def near_kernel(
-    coords, table: tl.int64, status: tl.int64, n, k, width, height, depth, batches, px, py, pz, dx, dy, dz,
-    code, code_twice,
-    KX: tl.constexpr, KY: tl.constexpr, KZ: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, OTHERS: tl.constexpr,
-):  # fmt: skip
+    coords,
+    table: tl.int64,
+    status: tl.int64,
+    n,
+    k,
+    width,
+    height,
+    depth,
+    batches,
+    px,
+    py,
+    pz,
+    dx,
+    dy,
+    dz,
+    code,
+    code_twice,
+    KX: tl.constexpr,
+    KY: tl.constexpr,
+    KZ: tl.constexpr,
+    WIDE: tl.constexpr,
+    ROWS: tl.constexpr,
+    OTHERS: tl.constexpr,
+):
     """The table of voxels among themselves: a program compares its rows with all of them."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     b, x, y, z = load_coords(coords, row, row < n)
@@ -248,9 +399,15 @@ class Target(NamedTuple):
 
 
 def look_up(
-    op: str, coords: Tensor, queries: Tensor, window: Window, target: Target, word: int, message: str,
+    op: str,
+    coords: Tensor,
+    queries: Tensor,
+    window: Window,
+    target: Target,
+    word: int,
+    message: str,
     workspace: Tensor,
-) -> None:  # fmt: skip
+) -> None:
     """Look up all taps of all queries. ``workspace`` starts with the hash; counts, which start as 0, are behind it."""
     form = target.form
     n, keyed = coords.shape[0], form is not None and form.key is not None
@@ -258,10 +415,25 @@ def look_up(
     if queries is coords and n <= NEAR and not keyed:
         shape, _, kernel, _, padding, dilation = window
         _near[(-(-n // NEAR_ROWS),)](
-            coords, target.table, word, n, target.k, *shape, batches_below(shape), *padding, *dilation,
-            status.code_of(op, OUTSIDE), status.code_of(op, TWICE), KX=kernel[0], KY=kernel[1], KZ=kernel[2],
-            WIDE=window.wide, ROWS=NEAR_ROWS, OTHERS=NEAR_OTHERS, num_warps=4,
-        )  # fmt: skip
+            coords,
+            target.table,
+            word,
+            n,
+            target.k,
+            *shape,
+            batches_below(shape),
+            *padding,
+            *dilation,
+            status.code_of(op, OUTSIDE),
+            status.code_of(op, TWICE),
+            KX=kernel[0],
+            KY=kernel[1],
+            KZ=kernel[2],
+            WIDE=window.wide,
+            ROWS=NEAR_ROWS,
+            OTHERS=NEAR_OTHERS,
+            num_warps=4,
+        )
         return
     capacity = _build_hash(op, coords, window.shape, workspace, word, form.zeros if form else 0)
     launch = _look_up_blocks if window.few_blocks else _look_up_taps
@@ -277,29 +449,62 @@ def _build_hash(op: str, coords: Tensor, shape: Sequence[int], workspace: Tensor
         workspace = workspace[: -(-used // 8) * 8].view(torch.int64)  # wide stores
     workspace.zero_()
     _insert[(-(-n // INSERTS),)](
-        coords, workspace.data_ptr(), word, n, *shape, batches_below(shape), capacity, status.code_of(op, OUTSIDE),
-        status.code_of(op, TWICE), BLOCK=INSERTS, num_warps=1,
-    )  # fmt: skip
+        coords,
+        workspace.data_ptr(),
+        word,
+        n,
+        *shape,
+        batches_below(shape),
+        capacity,
+        status.code_of(op, OUTSIDE),
+        status.code_of(op, TWICE),
+        BLOCK=INSERTS,
+        num_warps=1,
+    )
     return capacity
 
 
 def _look_up_blocks(
     window: Window, queries: Tensor, capacity: int, slots: int, target: Target, word: int, code: int
-) -> None:  # fmt: skip
+) -> None:
     shape, grid, kernel, stride, padding, _ = window
     table, k, form, keys, counts, masks = target
     m = queries.shape[0]
     size, run, runs, key, bins = (form.size, form.run, form.runs, form.key, form.bins) if form else (k, 1, 1, None, 0)
     _blocks[(-(-m // BLOCK_ROWS),)](
-        queries, slots, table, keys, counts, masks, word, m, *shape, *grid, batches_below(grid), *stride, *padding,
-        capacity, code, run, runs, KX=kernel[0], KY=kernel[1], KZ=kernel[2], WIDE=window.wide, SIZE=size,
-        PARTS=-(-k // size), ROWS=BLOCK_ROWS, KEY=key, BINS=bins, num_warps=BLOCK_WARPS,
-    )  # fmt: skip
+        queries,
+        slots,
+        table,
+        keys,
+        counts,
+        masks,
+        word,
+        m,
+        *shape,
+        *grid,
+        batches_below(grid),
+        *stride,
+        *padding,
+        capacity,
+        code,
+        run,
+        runs,
+        KX=kernel[0],
+        KY=kernel[1],
+        KZ=kernel[2],
+        WIDE=window.wide,
+        SIZE=size,
+        PARTS=-(-k // size),
+        ROWS=BLOCK_ROWS,
+        KEY=key,
+        BINS=bins,
+        num_warps=BLOCK_WARPS,
+    )
 
 
 def _look_up_taps(
     window: Window, queries: Tensor, capacity: int, slots: int, target: Target, word: int, code: int
-) -> None:  # fmt: skip
+) -> None:
     shape, grid, kernel, stride, padding, dilation = window
     table, k, form, keys, counts, masks = target
     m, size = queries.shape[0], form.size if form else min(k, 32)
@@ -307,7 +512,32 @@ def _look_up_taps(
     rows = LOOKUPS // taps
     run, runs, key, bins = (form.run, form.runs, form.key, form.bins) if form else (1, 1, None, 0)
     _lookup[(-(-m // rows), -(-k // size))](
-        queries, slots, table, keys, counts, masks, word, m, k, *shape, *grid, batches_below(grid), *stride,
-        *padding, *dilation, capacity, code, run, runs, KY=kernel[1], KZ=kernel[2], WIDE=window.wide, SIZE=size,
-        TAPS=taps, ROWS=rows, KEY=key, BINS=bins, num_warps=1,
-    )  # fmt: skip
+        queries,
+        slots,
+        table,
+        keys,
+        counts,
+        masks,
+        word,
+        m,
+        k,
+        *shape,
+        *grid,
+        batches_below(grid),
+        *stride,
+        *padding,
+        *dilation,
+        capacity,
+        code,
+        run,
+        runs,
+        KY=kernel[1],
+        KZ=kernel[2],
+        WIDE=window.wide,
+        SIZE=size,
+        TAPS=taps,
+        ROWS=rows,
+        KEY=key,
+        BINS=bins,
+        num_warps=1,
+    )

@@ -79,9 +79,14 @@ def _(*args: Any, out: Tensor) -> None:
 
 @postprocess.masked_gemm_signals.kernel("cuda", name="triton")
 def _(
-    table: Tensor, *, gray_code: Tensor, sorted_index: Tensor, valid_signal_i: Tensor, valid_signal_o: Tensor,
+    table: Tensor,
+    *,
+    gray_code: Tensor,
+    sorted_index: Tensor,
+    valid_signal_i: Tensor,
+    valid_signal_o: Tensor,
     valid_signal_seg: Tensor,
-) -> None:  # fmt: skip
+) -> None:
     late("postprocess", "signals")(table, gray_code, sorted_index, valid_signal_i, valid_signal_o, valid_signal_seg)
 
 

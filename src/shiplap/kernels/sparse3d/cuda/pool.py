@@ -63,9 +63,24 @@ def _beats(x, best):
 
 @triton.jit(do_not_specialize=["n", "m", "k", "code"])
 def max_kernel(
-    feats, table, out, taps, status, n, m, c, k, feats_row, feats_col, table_row, table_tap, code,
-    ROWS: tl.constexpr, CHANNELS: tl.constexpr, WIDE: tl.constexpr,
-):  # fmt: skip
+    feats,
+    table,
+    out,
+    taps,
+    status,
+    n,
+    m,
+    c,
+    k,
+    feats_row,
+    feats_col,
+    table_row,
+    table_tap,
+    code,
+    ROWS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    WIDE: tl.constexpr,
+):
     row, there, channel, within = _block(m, c, ROWS, CHANNELS)
     best = _accumulator(ROWS, CHANNELS, WIDE)
     tap = tl.full([ROWS, CHANNELS], -1, tl.int32)
@@ -81,9 +96,26 @@ def max_kernel(
 
 @triton.jit(do_not_specialize=["n", "m", "k", "code"])
 def max_grad_kernel(
-    grad, taps, table, out, status, n, m, c, k, grad_row, grad_col, taps_row, taps_col, table_row, table_tap, code,
-    ROWS: tl.constexpr, CHANNELS: tl.constexpr, WIDE: tl.constexpr,
-):  # fmt: skip
+    grad,
+    taps,
+    table,
+    out,
+    status,
+    n,
+    m,
+    c,
+    k,
+    grad_row,
+    grad_col,
+    taps_row,
+    taps_col,
+    table_row,
+    table_tap,
+    code,
+    ROWS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    WIDE: tl.constexpr,
+):
     row, there, channel, within = _block(m, c, ROWS, CHANNELS)
     total = _accumulator(ROWS, CHANNELS, WIDE)
     for v in range(k):
@@ -95,9 +127,24 @@ def max_grad_kernel(
 
 @triton.jit(do_not_specialize=["n", "m", "k", "code"])
 def sum_kernel(
-    feats, table, out, status, n, m, c, k, feats_row, feats_col, table_row, table_tap, code,
-    AVERAGE: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr, WIDE: tl.constexpr,
-):  # fmt: skip
+    feats,
+    table,
+    out,
+    status,
+    n,
+    m,
+    c,
+    k,
+    feats_row,
+    feats_col,
+    table_row,
+    table_tap,
+    code,
+    AVERAGE: tl.constexpr,
+    ROWS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    WIDE: tl.constexpr,
+):
     row, there, channel, within = _block(m, c, ROWS, CHANNELS)
     total = _accumulator(ROWS, CHANNELS, WIDE)
     hits = tl.zeros([ROWS, 1], tl.int32)
@@ -124,9 +171,21 @@ def max_pool_with_taps(feats: Tensor, table: Tensor, table_t: Tensor | None, *, 
     if out.numel():
         grid, blocks = _grid(m, c)
         _max[grid](
-            feats, table, out, taps, word, n, m, c, k, *feats.stride(), *table.stride(),
-            status.code_of("max_pool_with_taps", ENTRY), **_wide(feats), **blocks,
-        )  # fmt: skip
+            feats,
+            table,
+            out,
+            taps,
+            word,
+            n,
+            m,
+            c,
+            k,
+            *feats.stride(),
+            *table.stride(),
+            status.code_of("max_pool_with_taps", ENTRY),
+            **_wide(feats),
+            **blocks,
+        )
 
 
 def max_pool_grad(grad: Tensor, taps: Tensor, table_t: Tensor, *, out: Tensor) -> None:
@@ -135,9 +194,22 @@ def max_pool_grad(grad: Tensor, taps: Tensor, table_t: Tensor, *, out: Tensor) -
     if out.numel():
         grid, blocks = _grid(m, c)
         _max_grad[grid](
-            grad, taps, table_t, out, word, n, m, c, k, *grad.stride(), *taps.stride(), *table_t.stride(),
-            status.code_of("max_pool_grad", ENTRY), **_wide(grad), **blocks,
-        )  # fmt: skip
+            grad,
+            taps,
+            table_t,
+            out,
+            word,
+            n,
+            m,
+            c,
+            k,
+            *grad.stride(),
+            *taps.stride(),
+            *table_t.stride(),
+            status.code_of("max_pool_grad", ENTRY),
+            **_wide(grad),
+            **blocks,
+        )
 
 
 def sum_pool(feats: Tensor, table: Tensor, table_t: Tensor | None, average: bool, *, out: Tensor) -> None:
@@ -146,9 +218,21 @@ def sum_pool(feats: Tensor, table: Tensor, table_t: Tensor | None, average: bool
     if out.numel():
         grid, blocks = _grid(m, c)
         _sum[grid](
-            feats, table, out, word, n, m, c, k, *feats.stride(), *table.stride(), status.code_of("sum_pool", ENTRY),
-            AVERAGE=average, **_wide(feats), **blocks,
-        )  # fmt: skip
+            feats,
+            table,
+            out,
+            word,
+            n,
+            m,
+            c,
+            k,
+            *feats.stride(),
+            *table.stride(),
+            status.code_of("sum_pool", ENTRY),
+            AVERAGE=average,
+            **_wide(feats),
+            **blocks,
+        )
 
 
 # --- over scenes ------------------------------------------------------------------------------------------------------
@@ -172,9 +256,23 @@ def _members(coords, row, end, scene, scenes, coords_row, status, code):
 
 @triton.jit(do_not_specialize=["n", "parts", "part_rows", "scenes", "code"])
 def global_max_kernel(
-    feats, coords, partial, status, n, c, parts, part_rows, scenes, feats_row, feats_col, coords_row, code,
-    ROWS: tl.constexpr, CHANNELS: tl.constexpr, WIDE: tl.constexpr,
-):  # fmt: skip
+    feats,
+    coords,
+    partial,
+    status,
+    n,
+    c,
+    parts,
+    part_rows,
+    scenes,
+    feats_row,
+    feats_col,
+    coords_row,
+    code,
+    ROWS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    WIDE: tl.constexpr,
+):
     """``partial[part, scene, c]``: the first row with the largest value, or -1."""
     part, scene, channel, within = _part(parts, c, CHANNELS)
     start = part.to(tl.int64) * part_rows
@@ -216,9 +314,24 @@ def global_max_finish(
 
 @triton.jit(do_not_specialize=["n", "parts", "part_rows", "scenes", "code"])
 def global_sum_kernel(
-    feats, coords, partial, counts, status, n, c, parts, part_rows, scenes, feats_row, feats_col, coords_row, code,
-    ROWS: tl.constexpr, CHANNELS: tl.constexpr, WIDE: tl.constexpr,
-):  # fmt: skip
+    feats,
+    coords,
+    partial,
+    counts,
+    status,
+    n,
+    c,
+    parts,
+    part_rows,
+    scenes,
+    feats_row,
+    feats_col,
+    coords_row,
+    code,
+    ROWS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    WIDE: tl.constexpr,
+):
     """``partial[part, scene, c]`` and ``counts[part, scene]``: sums, and of how many rows."""
     part, scene, channel, within = _part(parts, c, CHANNELS)
     start = part.to(tl.int64) * part_rows
@@ -274,9 +387,21 @@ def global_max_pool(
     columns = triton.cdiv(c, blocks["CHANNELS"])
     if parts:
         _global_max[(parts * batch_size, columns)](
-            feats, coords, partial, word, n, c, parts, part_rows, batch_size, *feats.stride(), coords.stride(0), code,
-            **_wide(feats), **blocks,
-        )  # fmt: skip
+            feats,
+            coords,
+            partial,
+            word,
+            n,
+            c,
+            parts,
+            part_rows,
+            batch_size,
+            *feats.stride(),
+            coords.stride(0),
+            code,
+            **_wide(feats),
+            **blocks,
+        )
     del blocks["ROWS"]
     _finish_max[(batch_size, columns)](
         feats, partial, out, rows, c, parts, batch_size, *feats.stride(), **_wide(feats), **blocks
@@ -296,9 +421,22 @@ def global_sum_pool(
     counts = workspace[sums:].view(torch.int32)
     if parts:
         _global_sum[(parts * batch_size, columns)](
-            feats, coords, partial, counts, word, n, c, parts, part_rows, batch_size, *feats.stride(),
-            coords.stride(0), code, **_wide(feats), **blocks,
-        )  # fmt: skip
+            feats,
+            coords,
+            partial,
+            counts,
+            word,
+            n,
+            c,
+            parts,
+            part_rows,
+            batch_size,
+            *feats.stride(),
+            coords.stride(0),
+            code,
+            **_wide(feats),
+            **blocks,
+        )
     del blocks["ROWS"]
     _finish_sum[(batch_size, columns)](
         partial, counts, out, c, parts, batch_size, AVERAGE=average, **_wide(feats), **blocks

@@ -121,9 +121,17 @@ def kernels(codes: Tensor, index: Tensor, block: int, taps: Tensor, ends: Tensor
         return
     unions = torch.empty(blocks, dtype=torch.int32, device=codes.device)
     _union[(blocks,)](
-        codes.contiguous(), index.contiguous(), unions, ends[1:], word, n, block,
-        status.code_of("masked_gemm_kernels", INDEX), ROWS=ROWS, TAPS=TAPS,
-    )  # fmt: skip
+        codes.contiguous(),
+        index.contiguous(),
+        unions,
+        ends[1:],
+        word,
+        n,
+        block,
+        status.code_of("masked_gemm_kernels", INDEX),
+        ROWS=ROWS,
+        TAPS=TAPS,
+    )
     ends.copy_(ends.cumsum(0))
     taps.fill_(-1)
     _list[(blocks,)](unions, ends, taps, TAPS=TAPS)

@@ -37,9 +37,20 @@ def _cell(value, size):
 
 @triton.jit(do_not_specialize=["count", "each", "width", "height", "depth", "capacity"])
 def query_kernel(
-    table, rows, queries, indices, weights, count, each, width, height, depth, capacity,
-    CORNERS: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
+    table,
+    rows,
+    queries,
+    indices,
+    weights,
+    count,
+    each,
+    width,
+    height,
+    depth,
+    capacity,
+    CORNERS: tl.constexpr,
+    ROWS: tl.constexpr,
+):
     """The row of the voxel of each query (one corner), or rows and weights of those around it (eight)."""
     query = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     corner = tl.arange(0, CORNERS)[None, :]
@@ -69,9 +80,20 @@ def query_kernel(
 
 @triton.jit(do_not_specialize=["queries", "rows", "corners", "channels", "code"])
 def sum_kernel(
-    feats, indices, weights, out, status, queries, rows, corners, channels, code,
-    DOUBLE: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
-):  # fmt: skip
+    feats,
+    indices,
+    weights,
+    out,
+    status,
+    queries,
+    rows,
+    corners,
+    channels,
+    code,
+    DOUBLE: tl.constexpr,
+    ROWS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+):
     WIDE: tl.constexpr = tl.float64 if DOUBLE else tl.float32
     query = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
@@ -90,9 +112,18 @@ def sum_kernel(
 
 @triton.jit(do_not_specialize=["rows", "corners", "channels"])
 def grad_kernel(
-    grad, weights, entries, starts, out, rows, corners, channels,
-    DOUBLE: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
-):  # fmt: skip
+    grad,
+    weights,
+    entries,
+    starts,
+    out,
+    rows,
+    corners,
+    channels,
+    DOUBLE: tl.constexpr,
+    ROWS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+):
     """``out[r]``: the sum over ``entries[starts[r] : starts[r + 1]]``, in this order."""
     WIDE: tl.constexpr = tl.float64 if DOUBLE else tl.float32
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -138,9 +169,18 @@ def find_queries(
     corners = 1 if weights is None else 8
     each = LOOKUPS // corners
     _query[(-(-count // each),)](
-        table, rows, queries.contiguous(), indices, indices if weights is None else weights, count, queries.shape[1],
-        *shape, table.shape[0], CORNERS=corners, ROWS=each,
-    )  # fmt: skip
+        table,
+        rows,
+        queries.contiguous(),
+        indices,
+        indices if weights is None else weights,
+        count,
+        queries.shape[1],
+        *shape,
+        table.shape[0],
+        CORNERS=corners,
+        ROWS=each,
+    )
 
 
 def _tile(channels: int) -> tuple[int, int]:
@@ -156,10 +196,20 @@ def weighted_sum(feats: Tensor, indices: Tensor, weights: Tensor, out: Tensor) -
         return
     rows, wide = _tile(channels)
     _sum[(-(-queries // rows), -(-channels // wide))](
-        feats.contiguous(), indices.contiguous(), weights.contiguous(), out, word, queries, feats.shape[0], corners,
-        channels, status.code_of("indice_weighted_sum", ENTRY), DOUBLE=feats.dtype == torch.float64, ROWS=rows,
+        feats.contiguous(),
+        indices.contiguous(),
+        weights.contiguous(),
+        out,
+        word,
+        queries,
+        feats.shape[0],
+        corners,
+        channels,
+        status.code_of("indice_weighted_sum", ENTRY),
+        DOUBLE=feats.dtype == torch.float64,
+        ROWS=rows,
         CHANNELS=wide,
-    )  # fmt: skip
+    )
 
 
 def weighted_sum_grad(grad: Tensor, indices: Tensor, weights: Tensor, rows: int, out: Tensor) -> None:
@@ -170,14 +220,29 @@ def weighted_sum_grad(grad: Tensor, indices: Tensor, weights: Tensor, rows: int,
         return
     keys = torch.empty(count, dtype=torch.int32, device=grad.device)
     _check[(-(-count // BLOCK),)](
-        indices.contiguous(), keys, word, count, rows, corners, status.code_of("indice_weighted_sum_grad", ENTRY),
+        indices.contiguous(),
+        keys,
+        word,
+        count,
+        rows,
+        corners,
+        status.code_of("indice_weighted_sum_grad", ENTRY),
         BLOCK=BLOCK,
-    )  # fmt: skip
+    )
     keys, entries = keys.sort(stable=True)
     starts = torch.searchsorted(keys, torch.arange(rows + 1, dtype=torch.int32, device=grad.device))
     channels = grad.shape[1]
     each, wide = _tile(channels)
     _grad[(-(-rows // each), -(-channels // wide))](
-        grad.contiguous(), weights.contiguous(), entries, starts, out, rows, corners, channels,
-        DOUBLE=grad.dtype == torch.float64, ROWS=each, CHANNELS=wide,
-    )  # fmt: skip
+        grad.contiguous(),
+        weights.contiguous(),
+        entries,
+        starts,
+        out,
+        rows,
+        corners,
+        channels,
+        DOUBLE=grad.dtype == torch.float64,
+        ROWS=each,
+        CHANNELS=wide,
+    )

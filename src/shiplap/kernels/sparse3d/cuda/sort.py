@@ -90,7 +90,7 @@ def _key(hits, SIZE: tl.constexpr):
 @triton.jit
 def store_key(
     keys, counts, masks, hits, row, m, part, run, runs, SIZE: tl.constexpr, KEY: tl.constexpr, BINS: tl.constexpr
-):  # fmt: skip
+):
     """Keys of rows with these ``hits``. ``BINS``: counted in their tiles, masks cleared; 0: keys tell part and run."""
     key = _key(hits, SIZE)
     place = keys.to(tl.int64).to(tl.pointer_type(KEY)) + m.to(tl.int64) * part + row
@@ -107,9 +107,20 @@ def store_key(
 
 @triton.jit(do_not_specialize=["table", "keys", "counts", "m", "k", "run", "runs"])
 def key_kernel(
-    table: tl.int64, keys: tl.int64, counts: tl.int64, masks, m, k, run, runs,
-    SIZE: tl.constexpr, TAPS: tl.constexpr, ROWS: tl.constexpr, KEY: tl.constexpr, BINS: tl.constexpr,
-):  # fmt: skip
+    table: tl.int64,
+    keys: tl.int64,
+    counts: tl.int64,
+    masks,
+    m,
+    k,
+    run,
+    runs,
+    SIZE: tl.constexpr,
+    TAPS: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEY: tl.constexpr,
+    BINS: tl.constexpr,
+):
     """What a sort needs of a tile of rows under one part."""
     part, row = tl.program_id(1), tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     _, hits, _ = _hits(table, row, m, k, part, SIZE, TAPS)
@@ -118,9 +129,17 @@ def key_kernel(
 
 @triton.jit(do_not_specialize=["table", "m", "k"])
 def alone_kernel(
-    table: tl.int64, columns, order, masks, m, k,
-    SIZE: tl.constexpr, TAPS: tl.constexpr, BINS: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
+    table: tl.int64,
+    columns,
+    order,
+    masks,
+    m,
+    k,
+    SIZE: tl.constexpr,
+    TAPS: tl.constexpr,
+    BINS: tl.constexpr,
+    ROWS: tl.constexpr,
+):
     """All rows of a part, ``ROWS`` at a time: counted, then placed. Masks follow from the ranks in a block."""
     part, bins = tl.program_id(0), tl.arange(0, BINS)
     total = tl.zeros([BINS], tl.int32)
@@ -173,9 +192,20 @@ def scan_kernel(
 
 @triton.jit(do_not_specialize=["table", "keys", "counts", "totals", "m", "k"])
 def place_kernel(
-    table: tl.int64, keys: tl.int64, counts: tl.int64, totals: tl.int64, columns, order, masks, m, k,
-    SIZE: tl.constexpr, TAPS: tl.constexpr, BINS: tl.constexpr, CHUNK: tl.constexpr,
-):  # fmt: skip
+    table: tl.int64,
+    keys: tl.int64,
+    counts: tl.int64,
+    totals: tl.int64,
+    columns,
+    order,
+    masks,
+    m,
+    k,
+    SIZE: tl.constexpr,
+    TAPS: tl.constexpr,
+    BINS: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
     """Rows of a tile to their places: after smaller keys, after the same key in earlier tiles and earlier in this."""
     counts = counts.to(tl.int64).to(tl.pointer_type(tl.int32))
     totals = totals.to(tl.int64).to(tl.pointer_type(tl.int32))
@@ -200,9 +230,7 @@ def place_kernel(
 
 
 @triton.jit(do_not_specialize=["table", "m", "k"])
-def gather_kernel(
-    table: tl.int64, sorted_rows, columns, order, masks, m, k, SIZE: tl.constexpr, TAPS: tl.constexpr
-):  # fmt: skip
+def gather_kernel(table: tl.int64, sorted_rows, columns, order, masks, m, k, SIZE: tl.constexpr, TAPS: tl.constexpr):
     """64 sorted rows of a part: their entries tap by tap, their mask, and the order as int32."""
     block, part = tl.program_id(0), tl.program_id(1)
     place = block * MASK_ROWS + tl.arange(0, MASK_ROWS)
@@ -233,9 +261,17 @@ def sort_table(
 
 
 def sort_at(
-    table: int, m: int, k: int, parts: int, run: int, workspace: Tensor, scratch: int, columns: Tensor, order: Tensor,
+    table: int,
+    m: int,
+    k: int,
+    parts: int,
+    run: int,
+    workspace: Tensor,
+    scratch: int,
+    columns: Tensor,
+    order: Tensor,
     masks: Tensor,
-) -> None:  # fmt: skip
+) -> None:
     """The sorted form of the table at address ``table``, with what is ``scratch`` bytes into the workspace."""
     form, at = form_of(m, k, parts, run), workspace.data_ptr() + scratch
     if form.zeros:
@@ -244,9 +280,21 @@ def sort_at(
         taps = pow2(form.size)
         rows = max(64, 2048 // taps)
         _keys[(-(-m // rows), parts)](
-            table, at + form.keys, at, masks, m, k, form.run, form.runs, SIZE=form.size, TAPS=taps, ROWS=rows,
-            KEY=form.key, BINS=form.bins, num_warps=4,
-        )  # fmt: skip
+            table,
+            at + form.keys,
+            at,
+            masks,
+            m,
+            k,
+            form.run,
+            form.runs,
+            SIZE=form.size,
+            TAPS=taps,
+            ROWS=rows,
+            KEY=form.key,
+            BINS=form.bins,
+            num_warps=4,
+        )
     sort_rows(form, table, workspace, scratch, m, k, parts, columns, order, masks)
 
 
@@ -256,9 +304,17 @@ def pow2(size: int) -> int:
 
 
 def sort_rows(
-    form: Form, table: int, workspace: Tensor, scratch: int, m: int, k: int, parts: int, columns: Tensor,
-    order: Tensor, masks: Tensor,
-) -> None:  # fmt: skip
+    form: Form,
+    table: int,
+    workspace: Tensor,
+    scratch: int,
+    m: int,
+    k: int,
+    parts: int,
+    columns: Tensor,
+    order: Tensor,
+    masks: Tensor,
+) -> None:
     """``sort_at`` once keys are there; keys and counts lie ``scratch`` bytes into the workspace."""
     size, taps = form.size, pow2(form.size)
     if form.key is None:
@@ -271,9 +327,21 @@ def sort_rows(
         totals, chunk = counts + form.zeros, min(bins, 16)
         _scan[(bins // chunk, parts)](counts, totals, tiles, BINS=bins, CHUNK=chunk, TILES=64, num_warps=4)
         _place[(tiles, parts)](
-            table, counts + form.keys, counts, totals, columns, order, masks, m, k, SIZE=size, TAPS=taps, BINS=bins,
-            CHUNK=32, num_warps=4,
-        )  # fmt: skip
+            table,
+            counts + form.keys,
+            counts,
+            totals,
+            columns,
+            order,
+            masks,
+            m,
+            k,
+            SIZE=size,
+            TAPS=taps,
+            BINS=bins,
+            CHUNK=32,
+            num_warps=4,
+        )
     else:
         dtype = {tl.int16: torch.int16, tl.int32: torch.int32, tl.int64: torch.int64}[form.key]
         keys = workspace[scratch : scratch + parts * m * dtype.itemsize].view(dtype)
@@ -308,6 +376,12 @@ def tap_blocks(masks: Tensor, taps: int, *, blocks: Tensor, counts: Tensor) -> N
     if taps:
         wide = b > 512
         _taps_of_blocks[(taps,)](
-            masks.contiguous(), blocks, counts, parts, b, max(1, part_size(taps, parts)), BLOCK=4096 if wide else 512,
+            masks.contiguous(),
+            blocks,
+            counts,
+            parts,
+            b,
+            max(1, part_size(taps, parts)),
+            BLOCK=4096 if wide else 512,
             num_warps=16 if wide else 4,
-        )  # fmt: skip
+        )

@@ -34,9 +34,17 @@ def subm_table(
 
 
 def conv_table(
-    coords: Tensor, out_coords: Tensor, shape: list[int], kernel: list[int], stride: list[int], padding: list[int],
-    dilation: list[int], *, out: Tensor, workspace: Tensor,
-) -> None:  # fmt: skip
+    coords: Tensor,
+    out_coords: Tensor,
+    shape: list[int],
+    kernel: list[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    *,
+    out: Tensor,
+    workspace: Tensor,
+) -> None:
     """See ``ops.conv_table``."""
     word = status.word(coords.device)
     if not coords.shape[0]:
@@ -50,9 +58,18 @@ def conv_table(
 
 
 def subm_plan(
-    coords: Tensor, shape: list[int], kernel: list[int], dilation: list[int], parts: int, run: int, *,
-    columns: Tensor, order: Tensor, masks: Tensor, workspace: Tensor,
-) -> None:  # fmt: skip
+    coords: Tensor,
+    shape: list[int],
+    kernel: list[int],
+    dilation: list[int],
+    parts: int,
+    run: int,
+    *,
+    columns: Tensor,
+    order: Tensor,
+    masks: Tensor,
+    workspace: Tensor,
+) -> None:
     """See ``planning.subm_plan``: the table lies in the workspace, behind the hash and what sorting needs."""
     word, (k, n) = status.word(coords.device), columns.shape
     if not n:
@@ -92,16 +109,39 @@ def _turn(table: Tensor, rows: int, out: Tensor, word: int, op: str, twice: str)
     out.fill_(-1)
     if entries:
         _transpose[(-(-entries // 1024),)](
-            table, out, word, entries, table.shape[1], rows, status.code_of(op, ENTRY), status.code_of(op, twice),
-            BLOCK=1024, num_warps=4,
-        )  # fmt: skip
+            table,
+            out,
+            word,
+            entries,
+            table.shape[1],
+            rows,
+            status.code_of(op, ENTRY),
+            status.code_of(op, twice),
+            BLOCK=1024,
+            num_warps=4,
+        )
 
 
 def conv_plan(
-    coords: Tensor, out_coords: Tensor, shape: list[int], kernel: list[int], stride: list[int], padding: list[int],
-    dilation: list[int], parts: int, parts_t: int, run: int, *, columns: Tensor, order: Tensor, masks: Tensor,
-    columns_t: Tensor, order_t: Tensor, masks_t: Tensor, workspace: Tensor,
-) -> None:  # fmt: skip
+    coords: Tensor,
+    out_coords: Tensor,
+    shape: list[int],
+    kernel: list[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    parts: int,
+    parts_t: int,
+    run: int,
+    *,
+    columns: Tensor,
+    order: Tensor,
+    masks: Tensor,
+    columns_t: Tensor,
+    order_t: Tensor,
+    masks_t: Tensor,
+    workspace: Tensor,
+) -> None:
     """See ``planning.conv_plan``. In the workspace: the hash, what sorting needs, then the tables."""
     word, (k, m), n = status.word(coords.device), columns.shape, coords.shape[0]
     if not (m and n):

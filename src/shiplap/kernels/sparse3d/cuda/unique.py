@@ -103,9 +103,23 @@ def unique_coords(coords: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 @triton.jit(do_not_specialize=["status", "n", "m", "code"])
 def mean_kernel(
-    feats, index, rows, starts, counts, out, status, n, m, c, row_stride, column_stride, code,
-    ROWS: tl.constexpr, CHANNELS: tl.constexpr, WIDE: tl.constexpr,
-):  # fmt: skip
+    feats,
+    index,
+    rows,
+    starts,
+    counts,
+    out,
+    status,
+    n,
+    m,
+    c,
+    row_stride,
+    column_stride,
+    code,
+    ROWS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    WIDE: tl.constexpr,
+):
     """The mean of one segment: its rows follow each other in ``rows``, in whose order ``index`` is."""
     segment = tl.program_id(0)
     if segment == 0:
@@ -138,7 +152,20 @@ def segment_mean(feats: Tensor, index: Tensor, counts: Tensor, *, out: Tensor) -
     starts = torch.searchsorted(ordered, torch.arange(m + 1, dtype=torch.int32, device=index.device), out_int32=True)
     channels = min(128, triton.next_power_of_2(max(c, 1)))
     _mean[(max(m, 1), max(1, -(-c // channels)))](
-        feats, ordered, rows, starts, counts.contiguous(), out, word, n, m, c, *feats.stride(),
-        status.code_of("segment_mean", INDEX), ROWS=max(4, min(16, 512 // channels)), CHANNELS=channels,
-        WIDE=feats.dtype == torch.float64, num_warps=1,
-    )  # fmt: skip
+        feats,
+        ordered,
+        rows,
+        starts,
+        counts.contiguous(),
+        out,
+        word,
+        n,
+        m,
+        c,
+        *feats.stride(),
+        status.code_of("segment_mean", INDEX),
+        ROWS=max(4, min(16, 512 // channels)),
+        CHANNELS=channels,
+        WIDE=feats.dtype == torch.float64,
+        num_warps=1,
+    )

@@ -15,11 +15,21 @@ class SparseModule(nn.Module):
 
     def _check_axes(self, x: SparseTensor, ndim: int) -> None:
         if not isinstance(x, SparseTensor):
-            raise error("SL209", where=type(self).__name__, got=f"a {type(x).__name__}", expected="a SparseTensor",
-                        fix="make one: sparse3d.SparseTensor(feats, coords, spatial_shape)")  # fmt: skip
+            raise error(
+                "SL209",
+                where=type(self).__name__,
+                got=f"a {type(x).__name__}",
+                expected="a SparseTensor",
+                fix="make one: sparse3d.SparseTensor(feats, coords, spatial_shape)",
+            )
         if x.geometry.ndim != ndim:
-            raise error("SL201", where=type(self).__name__, got=f"voxels with {x.geometry.ndim} axes",
-                        expected=f"{ndim} axes", fix="use the module of that name for as many axes")  # fmt: skip
+            raise error(
+                "SL201",
+                where=type(self).__name__,
+                got=f"voxels with {x.geometry.ndim} axes",
+                expected=f"{ndim} axes",
+                fix="use the module of that name for as many axes",
+            )
 
 
 class Sequential(nn.Sequential, SparseModule):
@@ -46,5 +56,10 @@ def _refuse_learning(module: nn.Module) -> None:
     """Refuse batch norms of torch, at any depth, that would learn from rows of padding."""
     for inner in module.modules():
         if inner.training and isinstance(inner, (nn.BatchNorm1d, nn.SyncBatchNorm)):
-            raise error("SL208", where=f"Sequential, {type(inner).__name__}", got="rows of padding",
-                        expected="statistics of voxels", fix="use sparse3d.BatchNorm")  # fmt: skip
+            raise error(
+                "SL208",
+                where=f"Sequential, {type(inner).__name__}",
+                got="rows of padding",
+                expected="statistics of voxels",
+                fix="use sparse3d.BatchNorm",
+            )

@@ -15,10 +15,22 @@ from shiplap.kernels.sparse3d.plan import Plan
 from shiplap.kernels.sparse3d.tensor import SparseTensor
 
 __all__ = [
-    "GenerativeConv1d", "GenerativeConv2d", "GenerativeConv3d", "SparseConv1d", "SparseConv2d", "SparseConv3d",
-    "SparseConvTranspose1d", "SparseConvTranspose2d", "SparseConvTranspose3d", "SparseInverseConv1d",
-    "SparseInverseConv2d", "SparseInverseConv3d", "SubMConv1d", "SubMConv2d", "SubMConv3d",
-]  # fmt: skip
+    "GenerativeConv1d",
+    "GenerativeConv2d",
+    "GenerativeConv3d",
+    "SparseConv1d",
+    "SparseConv2d",
+    "SparseConv3d",
+    "SparseConvTranspose1d",
+    "SparseConvTranspose2d",
+    "SparseConvTranspose3d",
+    "SparseInverseConv1d",
+    "SparseInverseConv2d",
+    "SparseInverseConv3d",
+    "SubMConv1d",
+    "SubMConv2d",
+    "SubMConv3d",
+]
 
 
 class _Conv(SparseModule):
@@ -29,8 +41,12 @@ class _Conv(SparseModule):
     def __init__(self, ci: int, co: int, k: Axes, *, groups: int, bias: bool, **factory: Any) -> None:
         super().__init__()
         if groups < 1 or ci % groups or co % groups:
-            raise error("SL208", where=f"{type(self).__name__}, argument 'groups'",
-                        got=f"{groups} groups of {ci} and {co} channels", expected="a divisor of both")  # fmt: skip
+            raise error(
+                "SL208",
+                where=f"{type(self).__name__}, argument 'groups'",
+                got=f"{groups} groups of {ci} and {co} channels",
+                expected="a divisor of both",
+            )
         self.ci, self.co, self.groups, self.kernel = ci, co, groups, per_axis(k, "kernel", self.ndim)
         self.weight = nn.Parameter(torch.empty(co, *self.kernel, ci // groups, **factory))
         self.bias = nn.Parameter(torch.empty(co, **factory)) if bias else None
@@ -97,9 +113,18 @@ class SparseConv3d(_Conv):
     """
 
     def __init__(
-        self, ci: int, co: int, k: Axes, stride: Axes = 1, padding: Axes = 0, dilation: Axes = 1, bias: bool = True,
-        groups: int = 1, capacity: int | None = None, **factory: Any,
-    ) -> None:  # fmt: skip
+        self,
+        ci: int,
+        co: int,
+        k: Axes,
+        stride: Axes = 1,
+        padding: Axes = 0,
+        dilation: Axes = 1,
+        bias: bool = True,
+        groups: int = 1,
+        capacity: int | None = None,
+        **factory: Any,
+    ) -> None:
         super().__init__(ci, co, k, groups=groups, bias=bias, **factory)
         self.stride, self.padding = per_axis(stride, "stride", self.ndim), per_axis(padding, "padding", self.ndim)
         self.dilation, self.capacity = per_axis(dilation, "dilation", self.ndim), capacity
@@ -124,9 +149,19 @@ class SparseConvTranspose3d(_Conv):
     """
 
     def __init__(
-        self, ci: int, co: int, k: Axes, stride: Axes = 1, padding: Axes = 0, output_padding: Axes = 0,
-        dilation: Axes = 1, bias: bool = True, groups: int = 1, capacity: int | None = None, **factory: Any,
-    ) -> None:  # fmt: skip
+        self,
+        ci: int,
+        co: int,
+        k: Axes,
+        stride: Axes = 1,
+        padding: Axes = 0,
+        output_padding: Axes = 0,
+        dilation: Axes = 1,
+        bias: bool = True,
+        groups: int = 1,
+        capacity: int | None = None,
+        **factory: Any,
+    ) -> None:
         super().__init__(ci, co, k, groups=groups, bias=bias, **factory)
         self.stride, self.padding = per_axis(stride, "stride", self.ndim), per_axis(padding, "padding", self.ndim)
         self.dilation, self.capacity = per_axis(dilation, "dilation", self.ndim), capacity
@@ -163,9 +198,12 @@ class SparseInverseConv3d(_Conv):
                 made = f"one with kernel {origin.window.kernel[3 - self.ndim :]}"
             name = f"SparseConv{self.ndim}d"
             raise error(
-                "SL208", where=type(self).__name__, got=made, expected=f"a {name} with kernel {self.kernel}",
+                "SL208",
+                where=type(self).__name__,
+                got=made,
+                expected=f"a {name} with kernel {self.kernel}",
                 fix=f"pair each inverse convolution with a {name} of the same kernel",
-            )  # fmt: skip
+            )
         return SparseTensor(self._convolve(x.feats, origin.plan.t), geometry=origin.geometry)
 
 
@@ -182,9 +220,16 @@ class GenerativeConv3d(_Conv):
     """
 
     def __init__(
-        self, ci: int, co: int, k: Axes, dilation: Axes = 1, bias: bool = True, groups: int = 1,
-        capacity: int | None = None, **factory: Any,
-    ) -> None:  # fmt: skip
+        self,
+        ci: int,
+        co: int,
+        k: Axes,
+        dilation: Axes = 1,
+        bias: bool = True,
+        groups: int = 1,
+        capacity: int | None = None,
+        **factory: Any,
+    ) -> None:
         super().__init__(ci, co, k, groups=groups, bias=bias, **factory)
         self.dilation, self.capacity = per_axis(dilation, "dilation", self.ndim), capacity
 

@@ -58,7 +58,7 @@ class BatchNorm(nn.BatchNorm1d, SparseModule):
 
 def running_norm(
     feats: Tensor, mean: Tensor, var: Tensor, scale: Tensor | None, shift: Tensor | None, eps: float
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """``feats`` ``[n, c]`` normalised by running statistics. ``conv_norm_sparse3d`` looks for what this computes."""
     wide = feats.to(torch.promote_types(feats.dtype, mean.dtype))
     return _scaled(wide - mean, var, scale, shift, eps).to(feats.dtype)

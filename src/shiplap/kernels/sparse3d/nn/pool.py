@@ -14,9 +14,14 @@ from shiplap.kernels.sparse3d.plan import Plan
 from shiplap.kernels.sparse3d.tensor import SparseTensor
 
 __all__ = [
-    "GlobalPool", "SparseAvgPool1d", "SparseAvgPool2d", "SparseAvgPool3d", "SparseMaxPool1d", "SparseMaxPool2d",
+    "GlobalPool",
+    "SparseAvgPool1d",
+    "SparseAvgPool2d",
+    "SparseAvgPool3d",
+    "SparseMaxPool1d",
+    "SparseMaxPool2d",
     "SparseMaxPool3d",
-]  # fmt: skip
+]
 
 
 class _Pool(SparseModule):
@@ -34,9 +39,13 @@ class _Pool(SparseModule):
     ndim = 3
 
     def __init__(
-        self, kernel: Axes, stride: Axes | None = None, padding: Axes = 0, dilation: Axes = 1,
+        self,
+        kernel: Axes,
+        stride: Axes | None = None,
+        padding: Axes = 0,
+        dilation: Axes = 1,
         capacity: int | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         self.kernel = per_axis(kernel, "kernel", self.ndim)
         self.stride = self.kernel if stride is None else per_axis(stride, "stride", self.ndim)

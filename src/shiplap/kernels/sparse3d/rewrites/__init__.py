@@ -43,9 +43,15 @@ def _examples() -> Iterator[Program]:
 
 
 def _normed(
-    feats: Tensor, weight: Tensor, table: Tensor, mean: Tensor, var: Tensor, scale: Tensor, shift: Tensor,
+    feats: Tensor,
+    weight: Tensor,
+    table: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    scale: Tensor,
+    shift: Tensor,
     bias: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     out = ops.conv(feats, weight, table, bias)
     return F.batch_norm(out, mean.detach(), var.detach(), scale, shift, False, 0.1, 1e-3)
 
@@ -57,7 +63,10 @@ def _written_out(
 
 
 conv_norm_sparse3d = FoldedNorm(
-    "conv_norm_sparse3d", ops.conv.spec.name, ops.conv.overload, _examples,
+    "conv_norm_sparse3d",
+    ops.conv.spec.name,
+    ops.conv.overload,
+    _examples,
     written_out={dtype: _spelled(kind) for dtype, kind in KINDS.items()},
-)  # fmt: skip
+)
 """Any sparse convolution and an evaluated norm over its rows: ``torch.nn.BatchNorm1d`` or ``sparse3d.BatchNorm``."""

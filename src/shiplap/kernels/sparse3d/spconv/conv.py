@@ -23,10 +23,24 @@ from shiplap.kernels.sparse3d.spconv.core import (
 from shiplap.kernels.sparse3d.spconv.modules import SparseModule
 
 __all__ = [
-    "SparseConv1d", "SparseConv2d", "SparseConv3d", "SparseConv4d", "SparseConvTranspose1d", "SparseConvTranspose2d",
-    "SparseConvTranspose3d", "SparseConvTranspose4d", "SparseConvolution", "SparseInverseConv1d", "SparseInverseConv2d",
-    "SparseInverseConv3d", "SparseInverseConv4d", "SubMConv1d", "SubMConv2d", "SubMConv3d", "SubMConv4d",
-]  # fmt: skip
+    "SparseConv1d",
+    "SparseConv2d",
+    "SparseConv3d",
+    "SparseConv4d",
+    "SparseConvTranspose1d",
+    "SparseConvTranspose2d",
+    "SparseConvTranspose3d",
+    "SparseConvTranspose4d",
+    "SparseConvolution",
+    "SparseInverseConv1d",
+    "SparseInverseConv2d",
+    "SparseInverseConv3d",
+    "SparseInverseConv4d",
+    "SubMConv1d",
+    "SubMConv2d",
+    "SubMConv3d",
+    "SubMConv4d",
+]
 
 Ints = int | Sequence[int]
 
@@ -90,8 +104,13 @@ class SparseConvolution(SparseModule):
     def _refuse(self, act_type: object) -> None:
         where = type(self).__name__
         if act_type is not None:
-            raise error("SL208", where=where, got=f"act_type={act_type}", expected="None",
-                        fix="put the activation behind the layer; torch.compile fuses it")  # fmt: skip
+            raise error(
+                "SL208",
+                where=where,
+                got=f"act_type={act_type}",
+                expected="None",
+                fix="put the activation behind the layer; torch.compile fuses it",
+            )
         if self.in_channels % self.groups or self.out_channels % self.groups:
             got = f"{self.in_channels} and {self.out_channels} channels"
             raise error("SL208", where=where, got=got, expected=f"multiples of groups = {self.groups}")
@@ -132,8 +151,12 @@ class SparseConvolution(SparseModule):
     def forward(self, input: SparseConvTensor, add_input: SparseConvTensor | None = None) -> SparseConvTensor:
         check_sparse(type(self).__name__, input)
         if input.features.shape[1] != self.in_channels:
-            raise error("SL202", where=type(self).__name__, got=f"{input.features.shape[1]} channels",
-                        expected=f"in_channels = {self.in_channels}")  # fmt: skip
+            raise error(
+                "SL202",
+                where=type(self).__name__,
+                got=f"{input.features.shape[1]} channels",
+                expected=f"in_channels = {self.in_channels}",
+            )
         if self.conv1x1:
             output = self._pointwise(input)
         else:
@@ -206,10 +229,23 @@ class _Strided(SparseConvolution):
         name: str | None = None,
     ) -> None:
         super().__init__(
-            self.NDIM, in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias,
-            transposed=self.TRANSPOSED, indice_key=indice_key, algo=algo, fp32_accum=fp32_accum,
-            record_voxel_count=record_voxel_count, large_kernel_fast_algo=large_kernel_fast_algo, name=name,
-        )  # fmt: skip
+            self.NDIM,
+            in_channels,
+            out_channels,
+            kernel_size,
+            stride,
+            padding,
+            dilation,
+            groups,
+            bias,
+            transposed=self.TRANSPOSED,
+            indice_key=indice_key,
+            algo=algo,
+            fp32_accum=fp32_accum,
+            record_voxel_count=record_voxel_count,
+            large_kernel_fast_algo=large_kernel_fast_algo,
+            name=name,
+        )
 
 
 class _Transposed(_Strided):
@@ -232,9 +268,18 @@ class _Inverse(SparseConvolution):
         name: str | None = None,
     ) -> None:
         super().__init__(
-            self.NDIM, in_channels, out_channels, kernel_size, bias=bias, inverse=True, indice_key=indice_key,
-            algo=algo, fp32_accum=fp32_accum, large_kernel_fast_algo=large_kernel_fast_algo, name=name,
-        )  # fmt: skip
+            self.NDIM,
+            in_channels,
+            out_channels,
+            kernel_size,
+            bias=bias,
+            inverse=True,
+            indice_key=indice_key,
+            algo=algo,
+            fp32_accum=fp32_accum,
+            large_kernel_fast_algo=large_kernel_fast_algo,
+            name=name,
+        )
 
 
 class _SubM(SparseConvolution):
@@ -257,10 +302,22 @@ class _SubM(SparseConvolution):
         name: str | None = None,
     ) -> None:
         super().__init__(
-            self.NDIM, in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, True,
-            indice_key=indice_key, algo=algo, fp32_accum=fp32_accum, large_kernel_fast_algo=large_kernel_fast_algo,
+            self.NDIM,
+            in_channels,
+            out_channels,
+            kernel_size,
+            stride,
+            padding,
+            dilation,
+            groups,
+            bias,
+            True,
+            indice_key=indice_key,
+            algo=algo,
+            fp32_accum=fp32_accum,
+            large_kernel_fast_algo=large_kernel_fast_algo,
             name=name,
-        )  # fmt: skip
+        )
 
 
 class SparseConv1d(_Strided):

@@ -39,9 +39,12 @@ def expand_nd(ndim: int, val: int | Sequence[int]) -> list[int]:
 def check_ndim(where: str, ndim: int) -> None:
     if not 1 <= ndim <= MAX_NDIM:
         raise error(
-            "SL208", where=where, got=f"{ndim} spatial axes", expected=f"1 to {MAX_NDIM}",
+            "SL208",
+            where=where,
+            got=f"{ndim} spatial axes",
+            expected=f"1 to {MAX_NDIM}",
             fix="fold an axis into the batch index where no layer convolves along it",
-        )  # fmt: skip
+        )
 
 
 def check_sparse(where: str, x: Any) -> None:
@@ -249,9 +252,12 @@ class SparseConvTensor:
     @features.setter
     def features(self, val: Tensor) -> None:
         raise error(
-            "SL208", where="SparseConvTensor.features", got="an assignment", expected="a new tensor",
+            "SL208",
+            where="SparseConvTensor.features",
+            got="an assignment",
+            expected="a new tensor",
             fix="x = x.replace_feature(f)",
-        )  # fmt: skip
+        )
 
     @property
     def indices(self) -> Tensor:
@@ -297,9 +303,16 @@ class SparseConvTensor:
     def replace_feature(self, feature: Tensor) -> SparseConvTensor:
         """Other features on the same voxels; ``indice_dict`` and tables are shared."""
         other = SparseConvTensor(
-            feature, self._indices, self.spatial_shape, self.batch_size, self.grid, self.voxel_num, self.indice_dict,
-            self.benchmark, force_algo=self.force_algo,
-        )  # fmt: skip
+            feature,
+            self._indices,
+            self.spatial_shape,
+            self.batch_size,
+            self.grid,
+            self.voxel_num,
+            self.indice_dict,
+            self.benchmark,
+            force_algo=self.force_algo,
+        )
         other.benchmark_record = self.benchmark_record
         other._geometry = self._geometry
         return other

@@ -11,9 +11,16 @@ from shiplap.kernels.sparse3d.spconv.core import ConvAlgo, autocast
 from shiplap.kernels.sparse3d.spconv.tables import sparse_add
 
 __all__ = [
-    "implicit_gemm", "indice_avgpool_implicit_gemm", "indice_conv", "indice_inverse_conv", "indice_maxpool",
-    "indice_maxpool_implicit_gemm", "indice_subm_conv", "sparse_add", "sparse_add_hash_based",
-]  # fmt: skip
+    "implicit_gemm",
+    "indice_avgpool_implicit_gemm",
+    "indice_conv",
+    "indice_inverse_conv",
+    "indice_maxpool",
+    "indice_maxpool_implicit_gemm",
+    "indice_subm_conv",
+    "sparse_add",
+    "sparse_add_hash_based",
+]
 
 sparse_add_hash_based = sparse_add
 
@@ -56,9 +63,15 @@ indice_subm_conv = indice_conv
 
 
 def _over_pairs(
-    features: Tensor, filters: Tensor, pairs: Tensor, counts: Tensor, rows: int, inverse: bool, bias: Tensor | None,
+    features: Tensor,
+    filters: Tensor,
+    pairs: Tensor,
+    counts: Tensor,
+    rows: int,
+    inverse: bool,
+    bias: Tensor | None,
     act_type: Any,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     return ops.indice_conv(features, filters, pairs, counts, rows, inverse, bias=bias, act_type=act_type)
 
 
@@ -84,9 +97,20 @@ def implicit_gemm(
 ) -> Tensor:
     """Convolution over a table ``int32 [taps, m]``: ``[n, ci]``, ``[co, *k, ci]`` → ``[m, co]``."""
     return ops.implicit_gemm(
-        features, filters, pair_fwd, pair_mask_fwd_splits, mask_argsort_fwd_splits,
-        num_activate_out, masks, is_train, is_subm, timer, fp32_accum, bias, act_type=act_type,
-    )[0]  # fmt: skip
+        features,
+        filters,
+        pair_fwd,
+        pair_mask_fwd_splits,
+        mask_argsort_fwd_splits,
+        num_activate_out,
+        masks,
+        is_train,
+        is_subm,
+        timer,
+        fp32_accum,
+        bias,
+        act_type=act_type,
+    )[0]
 
 
 def indice_maxpool(features: Tensor, indice_pairs: Tensor, indice_pair_num: Tensor, num_activate_out: int) -> Tensor:

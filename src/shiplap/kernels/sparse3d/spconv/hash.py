@@ -53,8 +53,12 @@ class HashTable:
         last[:-1] = ordered[1:] != ordered[:-1]
         kept = ordered[last]
         if 0 < self.max_size < kept.shape[0]:
-            raise error("SL211", where="HashTable.insert", got=f"{kept.shape[0]} distinct keys",
-                        expected=f"at most max_size = {self.max_size}")  # fmt: skip
+            raise error(
+                "SL211",
+                where="HashTable.insert",
+                got=f"{kept.shape[0]} distinct keys",
+                expected=f"at most max_size = {self.max_size}",
+            )
         self._keys, self._values = kept, all_values[order[last]]
 
     def query(self, keys: Tensor, values: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -96,5 +100,9 @@ class HashTable:
     def _check(self, keys: Tensor, values: Tensor | None = None) -> None:
         for what, tensor, dtype in (("keys", keys, self.key_dtype), ("values", values, self.value_dtype)):
             if tensor is not None and (tensor.dtype != dtype or tensor.shape != (keys.shape[0],)):
-                raise error("SL208", where=f"HashTable, {what}", got=f"{tensor.dtype} {tuple(tensor.shape)}",
-                            expected=f"{dtype} [{keys.shape[0]}]")  # fmt: skip
+                raise error(
+                    "SL208",
+                    where=f"HashTable, {what}",
+                    got=f"{tensor.dtype} {tuple(tensor.shape)}",
+                    expected=f"{dtype} [{keys.shape[0]}]",
+                )

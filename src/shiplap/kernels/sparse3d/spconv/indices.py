@@ -11,9 +11,17 @@ from shiplap.errors import ShiplapError, error
 from shiplap.kernels.sparse3d.spconv.core import ConvAlgo, IndiceData, SparseConvTensor, Window, indices_of
 
 __all__ = [
-    "COUNT", "algorithm", "build", "check_inverse", "check_subm", "count_voxels", "find", "get_conv_output_size",
-    "get_deconv_output_size", "taken",
-]  # fmt: skip
+    "COUNT",
+    "algorithm",
+    "build",
+    "check_inverse",
+    "check_subm",
+    "count_voxels",
+    "find",
+    "get_conv_output_size",
+    "get_deconv_output_size",
+    "taken",
+]
 
 COUNT = "max_num_voxels_during_training"  # the buffer's name in spconv's checkpoints
 
@@ -40,8 +48,12 @@ def get_deconv_output_size(
 ) -> list[int]:
     """``(W - 1)*S - 2P + K + output_padding`` per axis. Dilation does not enter, unlike in ``ConvTranspose3d``."""
     if -1 in kernel_size:
-        raise error("SL208", where="get_deconv_output_size", got=f"kernel_size {list(kernel_size)}",
-                    expected="1 or more per axis")  # fmt: skip
+        raise error(
+            "SL208",
+            where="get_deconv_output_size",
+            got=f"kernel_size {list(kernel_size)}",
+            expected="1 or more per axis",
+        )
     axes = zip(input_size, kernel_size, stride, padding, output_padding, strict=True)
     return [(w - 1) * s - 2 * p + k + o for w, k, s, p, o in axes]
 
@@ -57,15 +69,24 @@ def find(where: str, input: SparseConvTensor, key: str | None, algo: ConvAlgo) -
     """The record under ``key``, which must be of the same ``algo``."""
     found = input.find_indice_pair(key)
     if found is not None and found.algo != algo:
-        raise error("SL208", where=_named(where, key), got=f"algo={algo}", expected=f"algo={found.algo}",
-                    fix="give layers that share an indice_key the same algo")  # fmt: skip
+        raise error(
+            "SL208",
+            where=_named(where, key),
+            got=f"algo={algo}",
+            expected=f"algo={found.algo}",
+            fix="give layers that share an indice_key the same algo",
+        )
     return found
 
 
 def taken(where: str, key: str | None) -> ShiplapError:
     """The error of a layer that makes new voxels under a key that exists."""
-    return error("SL208", where=_named(where, key), got="a key that an earlier layer has used",
-                 expected="a new key: only submanifold layers share one")  # fmt: skip
+    return error(
+        "SL208",
+        where=_named(where, key),
+        got="a key that an earlier layer has used",
+        expected="a new key: only submanifold layers share one",
+    )
 
 
 def build(
@@ -84,8 +105,13 @@ def build(
     else:
         out_shape = get_deconv_output_size(shape, *sizes, window.output_padding)
     if min(out_shape) < 1:
-        raise error("SL208", where=where, got=f"output shape {out_shape} of input shape {shape}, {window}",
-                    expected="1 cell or more per axis", fix="enlarge spatial_shape or the padding")  # fmt: skip
+        raise error(
+            "SL208",
+            where=where,
+            got=f"output shape {out_shape} of input shape {shape}, {window}",
+            expected="1 cell or more per axis",
+            fix="enlarge spatial_shape or the padding",
+        )
     there = window.step(here).geometry
     indices = indices_of(there.coords, input.ndim)
     _check_vanished(where, input, indices.shape[0], window, training)
@@ -107,9 +133,12 @@ def _check_vanished(where: str, input: SparseConvTensor, out_rows: int, window: 
         torch._check(out_rows > (1 if training else 0), lambda: "SL211: sparse3d.spconv: too few output voxels")
     elif out_rows == 0:
         raise error(
-            "SL211", where=where, got=f"{rows} voxels, none with an output, in {input.spatial_shape} under {window}",
-            expected="an output for one voxel at least", fix="enlarge spatial_shape or the padding",
-        )  # fmt: skip
+            "SL211",
+            where=where,
+            got=f"{rows} voxels, none with an output, in {input.spatial_shape} under {window}",
+            expected="an output for one voxel at least",
+            fix="enlarge spatial_shape or the padding",
+        )
 
 
 def check_subm(where: str, input: SparseConvTensor, key: str | None, found: IndiceData, window: Window) -> IndiceData:
@@ -142,8 +171,13 @@ def check_inverse(
 
 def _same(where: str, key: str | None, what: str, got: object, expected: object) -> None:
     if got != expected:
-        raise error("SL208", where=_named(where, key), got=f"{what} {got}", expected=f"{what} {expected}",
-                    fix="layers that share an indice_key work on the same voxels; use another key")  # fmt: skip
+        raise error(
+            "SL208",
+            where=_named(where, key),
+            got=f"{what} {got}",
+            expected=f"{what} {expected}",
+            fix="layers that share an indice_key work on the same voxels; use another key",
+        )
 
 
 def _named(where: str, key: str | None) -> str:

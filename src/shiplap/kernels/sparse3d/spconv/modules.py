@@ -10,9 +10,17 @@ from torch import Tensor, nn
 from shiplap.kernels.sparse3d.spconv.core import SparseConvTensor, check_sparse
 
 __all__ = [
-    "RemoveGrid", "SparseBatchNorm", "SparseIdentity", "SparseModule", "SparseReLU", "SparseSequential",
-    "SparseSyncBatchNorm", "ToDense", "assign_name_for_sparse_modules", "is_spconv_module",
-]  # fmt: skip
+    "RemoveGrid",
+    "SparseBatchNorm",
+    "SparseIdentity",
+    "SparseModule",
+    "SparseReLU",
+    "SparseSequential",
+    "SparseSyncBatchNorm",
+    "ToDense",
+    "assign_name_for_sparse_modules",
+    "is_spconv_module",
+]
 
 
 class SparseModule(nn.Module):

@@ -22,21 +22,40 @@ from shiplap.kernels.sparse3d.spconv.core import ConvAlgo, IndiceData, SparseCon
 from shiplap.kernels.sparse3d.spconv.indices import get_conv_output_size, get_deconv_output_size
 
 __all__ = [
-    "ConvAlgo", "get_conv_output_size", "get_deconv_output_size", "get_indice_pairs", "get_indice_pairs_implicit_gemm",
-    "global_pool_rearrange", "implicit_gemm", "implicit_gemm_backward", "indice_avgpool_implicit_gemm",
-    "indice_avgpool_implicit_gemm_backward", "indice_conv", "indice_conv_backward", "indice_maxpool",
-    "indice_maxpool_backward", "indice_maxpool_implicit_gemm", "indice_maxpool_implicit_gemm_backward",
+    "ConvAlgo",
+    "get_conv_output_size",
+    "get_deconv_output_size",
+    "get_indice_pairs",
+    "get_indice_pairs_implicit_gemm",
+    "global_pool_rearrange",
+    "implicit_gemm",
+    "implicit_gemm_backward",
+    "indice_avgpool_implicit_gemm",
+    "indice_avgpool_implicit_gemm_backward",
+    "indice_conv",
+    "indice_conv_backward",
+    "indice_maxpool",
+    "indice_maxpool_backward",
+    "indice_maxpool_implicit_gemm",
+    "indice_maxpool_implicit_gemm_backward",
     "maximum_value_int_",
-]  # fmt: skip
+]
 
 
 # --- pairs ------------------------------------------------------------------------------------------------------------
 
 
 def _record(
-    where: str, indices: Tensor, batch_size: int, spatial_shape: Sequence[int], algo: ConvAlgo,
-    sizes: tuple[Sequence[int], ...], transpose: bool, subm: bool, bound: int,
-) -> IndiceData:  # fmt: skip
+    where: str,
+    indices: Tensor,
+    batch_size: int,
+    spatial_shape: Sequence[int],
+    algo: ConvAlgo,
+    sizes: tuple[Sequence[int], ...],
+    transpose: bool,
+    subm: bool,
+    bound: int,
+) -> IndiceData:
     voxels = SparseConvTensor(
         torch.empty(indices.shape[0], 0, device=indices.device), indices, spatial_shape, batch_size
     )
@@ -44,8 +63,12 @@ def _record(
     window = Window(ksize, stride, padding, dilation, extra if transpose else None)
     found = records.build(where, voxels, window, algo, subm=subm)
     if 0 < bound < found.out_indices.shape[0]:
-        raise error("SL211", where=where, got=f"{found.out_indices.shape[0]} output voxels",
-                    expected=f"at most num_out_act_bound = {bound}")  # fmt: skip
+        raise error(
+            "SL211",
+            where=where,
+            got=f"{found.out_indices.shape[0]} output voxels",
+            expected=f"at most num_out_act_bound = {bound}",
+        )
     return found
 
 
@@ -107,8 +130,17 @@ def get_indice_pairs_implicit_gemm(
     there = _masks(backward, parts, do_sort) if is_train and not subm else ([], [])
     covered = [np.array([(1 << stop) - (1 << start) & 0xFFFFFFFF], dtype=np.uint32) for start, stop in parts]
     back = backward if is_train else backward.new_empty(0)
-    return found.out_indices, (forward >= 0).sum(1, dtype=torch.int32), forward, back, here[0], there[0], here[1], \
-        there[1], covered  # fmt: skip
+    return (
+        found.out_indices,
+        (forward >= 0).sum(1, dtype=torch.int32),
+        forward,
+        back,
+        here[0],
+        there[0],
+        here[1],
+        there[1],
+        covered,
+    )
 
 
 def _parts(algo: ConvAlgo, taps: int) -> list[tuple[int, int]]:
@@ -151,8 +183,13 @@ def _weight(filters: Tensor) -> Tensor:
 
 def _no_activation(where: str, act_type: Any) -> None:
     if act_type is not None:
-        raise error("SL208", where=where, got=f"act_type={act_type}", expected="None",
-                    fix="apply the activation to the result; torch.compile fuses it")  # fmt: skip
+        raise error(
+            "SL208",
+            where=where,
+            got=f"act_type={act_type}",
+            expected="None",
+            fix="apply the activation to the result; torch.compile fuses it",
+        )
 
 
 def _backward(plan: Plan, features: Tensor, filters: Tensor, out_bp: Tensor) -> tuple[Tensor, Tensor]:
@@ -224,8 +261,13 @@ def implicit_gemm(
     """Convolution over a table ``[taps, m]``: ``(out [m, co], None, -1)``; spconv's masks are not needed."""
     _no_activation("implicit_gemm", act_type)
     if scale is not None or output_add is not None or output_scale != 1.0:
-        raise error("SL208", where="implicit_gemm", got="scale, output_scale or output_add", expected="none of them",
-                    fix="int8 is not supported")  # fmt: skip
+        raise error(
+            "SL208",
+            where="implicit_gemm",
+            got="scale, output_scale or output_add",
+            expected="none of them",
+            fix="int8 is not supported",
+        )
     out = Plan(pair_fwd.t(), features.shape[0]).conv(features, _weight(filters), bias)
     return (out if output_dtype is None else out.to(output_dtype)), None, -1
 

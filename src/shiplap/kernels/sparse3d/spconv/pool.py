@@ -23,10 +23,19 @@ from shiplap.kernels.sparse3d.spconv.core import (
 from shiplap.kernels.sparse3d.spconv.modules import SparseModule
 
 __all__ = [
-    "SparseAvgPool", "SparseAvgPool1d", "SparseAvgPool2d", "SparseAvgPool3d", "SparseGlobalAvgPool",
-    "SparseGlobalMaxOrAvgPool", "SparseGlobalMaxPool", "SparseMaxPool", "SparseMaxPool1d", "SparseMaxPool2d",
-    "SparseMaxPool3d", "SparseMaxPool4d",
-]  # fmt: skip
+    "SparseAvgPool",
+    "SparseAvgPool1d",
+    "SparseAvgPool2d",
+    "SparseAvgPool3d",
+    "SparseGlobalAvgPool",
+    "SparseGlobalMaxOrAvgPool",
+    "SparseGlobalMaxPool",
+    "SparseMaxPool",
+    "SparseMaxPool1d",
+    "SparseMaxPool2d",
+    "SparseMaxPool3d",
+    "SparseMaxPool4d",
+]
 
 Ints = int | Sequence[int]
 
@@ -131,9 +140,16 @@ class _Nd(_Pool):
         name: str | None = None,
     ) -> None:
         super().__init__(
-            self.NDIM, kernel_size, stride, padding, dilation, indice_key, algo=algo,
-            record_voxel_count=record_voxel_count, name=name,
-        )  # fmt: skip
+            self.NDIM,
+            kernel_size,
+            stride,
+            padding,
+            dilation,
+            indice_key,
+            algo=algo,
+            record_voxel_count=record_voxel_count,
+            name=name,
+        )
 
 
 class SparseMaxPool1d(_Nd, SparseMaxPool):

@@ -23,8 +23,13 @@ def _check(where: str, tensors: list[SparseConvTensor], *attributes: str) -> Non
         seen = [_ATTRIBUTES[what](tensor) for tensor in tensors]
         for value in seen[1:]:
             if value != seen[0]:
-                raise error("SL208", where=where, got=f"{what} {value}", expected=f"{what} {seen[0]}",
-                            fix="AddTableMisaligned takes tensors on different voxels of one grid")  # fmt: skip
+                raise error(
+                    "SL208",
+                    where=where,
+                    got=f"{what} {value}",
+                    expected=f"{what} {seen[0]}",
+                    fix="AddTableMisaligned takes tensors on different voxels of one grid",
+                )
 
 
 _ATTRIBUTES: dict[str, Any] = {

@@ -38,8 +38,12 @@ class PointToVoxel:
     ) -> None:
         self.ndim = len(vsize_xyz)
         if len(coors_range_xyz) != 2 * self.ndim:
-            raise error("SL208", where="PointToVoxel", got=f"{len(coors_range_xyz)} bounds, {self.ndim} edges",
-                        expected="a lower and an upper bound per axis")  # fmt: skip
+            raise error(
+                "SL208",
+                where="PointToVoxel",
+                got=f"{len(coors_range_xyz)} bounds, {self.ndim} edges",
+                expected="a lower and an upper bound per axis",
+            )
         self.num_point_features, self.device = num_point_features, torch.device(device)
         self.max_num_voxels, self.max_num_points_per_voxel = max_num_voxels, max_num_points_per_voxel
         lower, upper = coors_range_xyz[: self.ndim], coors_range_xyz[self.ndim :]
@@ -73,8 +77,12 @@ class PointToVoxel:
             the order of their first points.
         """
         if pc.ndim != 2 or pc.shape[1] != self.num_point_features or pc.device.type != self.device.type:
-            raise error("SL208", where="PointToVoxel", got=f"points {tuple(pc.shape)} on {pc.device}",
-                        expected=f"[n, {self.num_point_features}] on {self.device}")  # fmt: skip
+            raise error(
+                "SL208",
+                where="PointToVoxel",
+                got=f"points {tuple(pc.shape)} on {pc.device}",
+                expected=f"[n, {self.num_point_features}] on {self.device}",
+            )
         cells, number = self._cells(pc)
         voxel, indices = self._number(cells, number)
         rank = _rank(voxel, indices.shape[0])

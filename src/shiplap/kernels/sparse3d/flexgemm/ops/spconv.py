@@ -20,9 +20,13 @@ from shiplap.kernels.sparse3d.plan import Plan, wants_sorted
 from shiplap.kernels.sparse3d.steps import Triple, Window, connect, submanifold
 
 __all__ = [
-    "Algorithm", "SpConvConfig", "SparseConv3dNeighborCache", "SubMConv3dNeighborCache", "sparse_conv3d",
+    "Algorithm",
+    "SpConvConfig",
+    "SparseConv3dNeighborCache",
+    "SubMConv3dNeighborCache",
+    "sparse_conv3d",
     "sparse_submanifold_conv3d",
-]  # fmt: skip
+]
 
 
 class Algorithm:
@@ -58,8 +62,12 @@ class SpConvConfig:
     def conv(self, feats: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """``feats [n, ci]``, ``weight [co, kw, kh, kd, ci]`` → ``[m, co]``."""
         if tuple(weight.shape[1:-1]) != self.kernel:
-            raise error("SL202", where="sparse3d.flexgemm, argument 'weight'", got=f"shape {tuple(weight.shape)}",
-                        expected=f"kernel {self.kernel}, that of the neighbours")  # fmt: skip
+            raise error(
+                "SL202",
+                where="sparse3d.flexgemm, argument 'weight'",
+                got=f"shape {tuple(weight.shape)}",
+                expected=f"kernel {self.kernel}, that of the neighbours",
+            )
         check_rows("sparse3d.flexgemm, argument 'feats'", feats, self.plan.rows)
         flat = weight.flatten(1, 3)
         if self.algorithm == Algorithm.EXPLICIT_GEMM:
@@ -82,8 +90,12 @@ class NeighborCache:
     def freeze(self, splitk: int = 1, algorithm: str = DEFAULT) -> SpConvConfig:
         """What compiled code takes. SL208 for an unknown algorithm and for ``splitk`` below 1."""
         if algorithm not in ALGORITHMS or splitk < 1:
-            raise error("SL208", where="sparse3d.flexgemm", got=f"algorithm {algorithm!r}, splitk {splitk}",
-                        expected=f"one of {', '.join(ALGORITHMS)}, splitk >= 1")  # fmt: skip
+            raise error(
+                "SL208",
+                where="sparse3d.flexgemm",
+                got=f"algorithm {algorithm!r}, splitk {splitk}",
+                expected=f"one of {', '.join(ALGORITHMS)}, splitk >= 1",
+            )
         masked = algorithm in (Algorithm.MASKED_IMPLICIT_GEMM, Algorithm.MASKED_IMPLICIT_GEMM_SPLITK)
         plan = self._plan(masked and wants_sorted(self._built.table))
         return SpConvConfig(plan, self.window.kernel, algorithm, splitk)
@@ -97,10 +109,14 @@ class NeighborCache:
         """SL208 unless this is the cache of such a convolution."""
         mine, asked = (self._built.rows, self.grid, *self.window), (rows, grid, *window)
         if mine != asked:
-            raise error("SL208", where="sparse3d.flexgemm, argument 'neighbor_cache'",
-                        what="cache of another convolution",
-                        got=f"(rows, grid, kernel, stride, padding, dilation) = {mine[:6]}", expected=asked[:6],
-                        fix="pass neighbor_cache=None, or the cache of a layer like this one")  # fmt: skip
+            raise error(
+                "SL208",
+                where="sparse3d.flexgemm, argument 'neighbor_cache'",
+                what="cache of another convolution",
+                got=f"(rows, grid, kernel, stride, padding, dilation) = {mine[:6]}",
+                expected=asked[:6],
+                fix="pass neighbor_cache=None, or the cache of a layer like this one",
+            )
 
 
 class SubMConv3dNeighborCache(NeighborCache):
@@ -188,8 +204,12 @@ def sparse_conv3d(
         cache = SparseConv3dNeighborCache(connect(window, coords, grid, out_coords), grid, window, out_coords)
     cache.check(feats.shape[0], grid, window)
     if out_coords is not None and out_coords.shape != cache.out_coords.shape:
-        raise error("SL208", where="sparse3d.flexgemm, argument 'out_coords'", got=f"{out_coords.shape[0]} rows",
-                    expected=f"the {cache.out_coords.shape[0]} of neighbor_cache, or None")  # fmt: skip
+        raise error(
+            "SL208",
+            where="sparse3d.flexgemm, argument 'out_coords'",
+            got=f"{out_coords.shape[0]} rows",
+            expected=f"the {cache.out_coords.shape[0]} of neighbor_cache, or None",
+        )
     return cache.freeze(algorithm=algorithm).conv(feats, weight, bias), cache.out_coords, cache
 
 
@@ -214,8 +234,12 @@ def _grid(shape: Sequence[int] | None) -> Triple:
 
 def _kernel(weight: Tensor) -> Triple:
     if weight.dim() != 5:
-        raise error("SL201", where="sparse3d.flexgemm, argument 'weight'", got=f"shape {tuple(weight.shape)}",
-                    expected="[Co, Kw, Kh, Kd, Ci]")  # fmt: skip
+        raise error(
+            "SL201",
+            where="sparse3d.flexgemm, argument 'weight'",
+            got=f"shape {tuple(weight.shape)}",
+            expected="[Co, Kw, Kh, Kd, Ci]",
+        )
     return _triple("weight", weight.shape[1:-1])
 
 
