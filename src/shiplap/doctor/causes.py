@@ -115,7 +115,7 @@ CAUSES: dict[str, Cause] = {
         Cause(
             "exception",
             "an exception that leaves the compiled region",
-            "Raised while tracing and not caught inside: often a library's own check, or the way out of a special case.",
+            "Raised while tracing and not caught inside: often a library's own check, or how it leaves a special case.",
         ),
         Cause(
             "tensor",
