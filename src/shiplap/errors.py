@@ -499,7 +499,7 @@ CATALOGUE: dict[str, Entry] = {
             (
                 "SL903",
                 "argument without a fate",
-                "An argument of an ATen overload is mapped, guarded or shape only; one that is dropped gives wrong values.",
+                "An argument of an ATen overload is mapped, guarded or shape only; a dropped one gives wrong values.",
                 "use it in 'graph', or add it to 'guard' or 'shape_only'",
             ),
             (
