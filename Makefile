@@ -11,9 +11,12 @@ STAMP := $(VENV)/.installed
 DOCS  := $(VENV)/.installed-docs
 PIP   := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
+PACKAGES := shiplap shiplap-backend shiplap-dense shiplap-headers shiplap-slidesparse shiplap-sparse3d shiplap-testing
+
 # What an editable install compiles. CMakeFiles holds CMake's own probes.
-NATIVE := CMakeLists.txt $(wildcard cmake/*.cmake) $(shell find src -name CMakeFiles -prune -o \
-	\( -name CMakeLists.txt -o -name '*.cpp' -o -name '*.cc' -o -name '*.h' -o -name '*.hpp' \) -print)
+NATIVE := $(shell find packages -name CMakeFiles -prune -o \
+	\( -name CMakeLists.txt -o -name '*.cmake' -o -name '*.cpp' -o -name '*.h' \) -path '*/src/*' -print | grep -v shiplap_backend)
+PROJECTS := $(foreach package,$(PACKAGES),packages/$(package)/pyproject.toml)
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test lint type docs bench bench-overhead test-gpu bench-gpu sanitize header wheel clean
@@ -22,7 +25,7 @@ NATIVE := CMakeLists.txt $(wildcard cmake/*.cmake) $(shell find src -name CMakeF
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
-install: $(STAMP) ## create .venv and install shiplap, editable, with its kernels compiled
+install: $(STAMP) ## create .venv and install every package, editable, with the kernels compiled
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
@@ -30,12 +33,14 @@ $(BIN)/python:
 	       "Try: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-# torch first and alone: its version decides which build of it pip takes. CMake and Ninja before the package, since
-# there is no build isolation: an isolated build would leave paths into a deleted environment in the CMake cache.
-$(STAMP): pyproject.toml constraints.txt $(NATIVE) | $(BIN)/python
+# torch first and alone: its version decides which build of it pip takes. The build requirements before the packages,
+# since there is no build isolation: an isolated build would leave paths into a deleted environment in CMake's cache.
+$(STAMP): $(PROJECTS) constraints.txt $(NATIVE) | $(BIN)/python
 	$(PIP) torch numpy
-	$(PIP) scikit-build-core cmake ninja
-	$(PIP) --no-build-isolation -e ".[dev,demo]"
+	$(PIP) scikit-build-core cmake ninja hatchling editables
+	$(PIP) --no-build-isolation -e packages/shiplap-headers
+	$(PIP) --no-build-isolation -e packages/shiplap -e packages/shiplap-dense -e "packages/shiplap-sparse3d[demo]" \
+	  -e packages/shiplap-slidesparse -e "packages/shiplap-backend[openvino]" -e "packages/shiplap-testing[all,dev]"
 	@touch $@
 
 demo: $(STAMP) ## run the demonstration and write shiplap-report/ (ARGS=--quick)
@@ -44,30 +49,29 @@ demo: $(STAMP) ## run the demonstration and write shiplap-report/ (ARGS=--quick)
 # Tests start many processes: none of them compiles the package's Python again, whatever the environment says.
 export PYTHONDONTWRITEBYTECODE :=
 
-# A file stays with one worker, since its tests share what is compiled; tests/conftest.py says which files come first.
+# A file stays with one worker, since its tests share what is compiled; shiplap_testing.plugin says which files come first.
 PYTEST = $(BIN)/python -m pytest -q -n auto --dist loadfile --no-loadscope-reorder
 
 # Tests that load a device into their process come in a run of their own. Status 5: -k left one of the runs empty.
 test: $(STAMP) ## run the tests
 	@one=0; two=0; \
 	$(PYTEST) -m "not device" $(ARGS) || one=$$?; \
-	$(PYTEST) -m device tests/backend $(ARGS) || two=$$?; \
+	$(PYTEST) -m device packages/shiplap-backend $(ARGS) || two=$$?; \
 	[ $$one != 5 ] || exit $$two; [ $$two != 5 ] || exit $$one; exit $$((one > two ? one : two))
 
-# The header check switches itself on with the verb.
-lint: $(STAMP) ## style, import directions, private torch, size budget, generated header
+lint: $(STAMP) ## style, import directions, private torch, size budget, generated headers
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python tools/check_private_torch.py
 	$(BIN)/python tools/size_budget.py
-	$(if $(wildcard src/shiplap/cli/header.py),$(BIN)/shiplap header --check)
+	$(if $(wildcard packages/shiplap/src/shiplap/cli/header.py),$(BIN)/shiplap header --check)
 
 type: $(STAMP) ## check the types
 	$(BIN)/mypy $(ARGS)
 
 $(DOCS): $(STAMP)
-	$(PIP) --no-build-isolation -e ".[docs]"
+	$(PIP) --no-build-isolation -e "packages/shiplap-testing[docs]"
 	@touch $@
 
 docs: $(DOCS) ## build the documentation into site/
@@ -89,23 +93,32 @@ bench-gpu: $(STAMP) ## measure on an accelerator (benchmarks/*_gpu.py)
 # in torch aborts because the sanitizer found no __cxa_throw to intercept when it started.
 PRELOAD = $(foreach lib,libasan.so libubsan.so libstdc++.so.6,$(shell $(CXX) -print-file-name=$(lib)))
 
+SANITIZE := build/sanitize
+FAMILIES := sparse3d slidesparse
+
 # --capture=sys: the report of a sanitizer goes to file descriptor 2 and the process ends; pytest would keep it.
 sanitize: $(STAMP) ## run the kernel tests with the address and undefined-behaviour sanitizers
-	$(BIN)/cmake -S . -B build/sanitize -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) \
-	  -DCMAKE_CXX_COMPILER=$(CXX) -DSHIPLAP_SANITIZE=ON
-	$(BIN)/cmake --build build/sanitize
+	for family in $(FAMILIES); do \
+	  $(BIN)/cmake -S packages/shiplap-$$family -B $(SANITIZE)/$$family -G Ninja -DSHIPLAP_SANITIZE=ON \
+	    -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DCMAKE_CXX_COMPILER=$(CXX) \
+	    -DCMAKE_MODULE_PATH=$$($(BIN)/python -m shiplap_headers --cmake) && \
+	  $(BIN)/cmake --build $(SANITIZE)/$$family && mkdir -p $(SANITIZE)/lib && \
+	  cp $(SANITIZE)/$$family/lib/*.so $(SANITIZE)/lib/ || exit; done
 	env LD_PRELOAD="$(strip $(PRELOAD))" ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
-	  SHIPLAP_LIBRARY_PATH=$(abspath build/sanitize/lib) $(BIN)/python -m pytest -q --capture=sys tests/kernels $(ARGS)
+	  SHIPLAP_LIBRARY_PATH=$(abspath $(SANITIZE)/lib) $(BIN)/python -m pytest -q --capture=sys \
+	  packages/shiplap-sparse3d/tests/sparse3d packages/shiplap-slidesparse/tests/slidesparse $(ARGS)
 
 header: $(STAMP) ## write the C header that the declarations imply
 	$(BIN)/shiplap header $(ARGS)
 
-wheel: $(STAMP) ## build dist/shiplap-*-py3-none-*.whl
-	$(BIN)/python -m build --wheel --no-isolation
+wheel: $(STAMP) ## build dist/*.whl of every distribution that is published
+	for package in $(filter-out shiplap-testing,$(PACKAGES)); do \
+	  $(BIN)/python -m build --wheel --no-isolation --outdir dist packages/$$package || exit; done
 
 clean: ## remove what was built (.venv stays; its stamp goes)
-	rm -rf build dist site shiplap-report .cmake CMakeCache.txt CMakeFiles CMakeInit.txt build.ninja cmake_install.cmake \
-	  compile_commands.json .ninja_deps .ninja_log .skbuild-info.json $(STAMP) $(DOCS)
-	find src -name CMakeFiles -prune -exec rm -rf {} +
-	find src \( -name '*.so' -o -name cmake_install.cmake \) -delete
-	find src tests tools -name __pycache__ -prune -exec rm -rf {} +
+	rm -rf build dist site shiplap-report $(STAMP) $(DOCS)
+	for package in packages/*; do (cd $$package && rm -rf build dist .cmake CMakeCache.txt CMakeFiles CMakeInit.txt \
+	  build.ninja cmake_install.cmake compile_commands.json .ninja_deps .ninja_log .skbuild-info.json); done
+	find packages -name CMakeFiles -prune -exec rm -rf {} +
+	find packages \( -name '*.so' -o -name cmake_install.cmake \) -delete
+	find packages tests tools -name __pycache__ -prune -exec rm -rf {} +

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 import shiplap as sl
-from shiplap.kernels.slidesparse.lt import kernels, tuning
 from shiplap.op import choices
 from shiplap.op.config import Config
-from shiplap.tune.measure import CudaClock, Plan, race
+from shiplap.selection.measure import CudaClock, Plan, race
+from shiplap_slidesparse.lt import kernels, tuning
 
 FP8, INT8, BF16, CUDA = torch.float8_e4m3fn, torch.int8, torch.bfloat16, "cuda"
 Run = Callable[[], Any]

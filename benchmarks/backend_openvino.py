@@ -28,15 +28,16 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks"), str(ROOT)]
 
 import _record  # noqa: E402
+
 from tests.backend.models import MODELS  # noqa: E402
 
-RUNTIMES = "src/shiplap/backend/runtimes"
+RUNTIMES = "packages/shiplap-backend/src/shiplap_backend/runtimes"
 SOURCES = (
     f"{RUNTIMES}/common/csrc/*.cpp",
     f"{RUNTIMES}/common/include/shiplap_backend/*.h",
     f"{RUNTIMES}/openvino/*.cpp",
     f"{RUNTIMES}/openvino/*.h",
-    "src/shiplap/backend/metadata/openvino.yaml",
+    "packages/shiplap-backend/src/shiplap_backend/metadata/openvino.yaml",
     "tests/backend/models.py",
 )
 Contestant = Callable[[], Any]

@@ -21,18 +21,18 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks")]
 
 import _record  # noqa: E402
 
-from shiplap.backend import audit  # noqa: E402
-from shiplap.backend.project import open_project  # noqa: E402
+from shiplap_backend import audit  # noqa: E402
+from shiplap_backend.project import open_project  # noqa: E402
 
 DTYPES = ("f32", "bf16", "f16", "i64", "i32", "u8", "bool")
-RUNTIMES = "src/shiplap/backend/runtimes"
+RUNTIMES = "packages/shiplap-backend/src/shiplap_backend/runtimes"
 SOURCES = (
     f"{RUNTIMES}/common/csrc/*.cpp",
     f"{RUNTIMES}/common/include/shiplap_backend/*.h",
     f"{RUNTIMES}/openvino/*.cpp",
     f"{RUNTIMES}/openvino/*.h",
-    "src/shiplap/backend/metadata/openvino.yaml",
-    "src/shiplap/backend/opinfo.py",
+    "packages/shiplap-backend/src/shiplap_backend/metadata/openvino.yaml",
+    "packages/shiplap-backend/src/shiplap_backend/opinfo.py",
 )
 RECORD = ROOT / "benchmarks" / "results" / "backend_opinfo.json"
 PAGE = ROOT / "docs" / "backend-opinfo.md"  # every operator

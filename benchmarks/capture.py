@@ -36,20 +36,21 @@ from _record import ROOT, record, write
 
 sys.path.insert(0, str(ROOT))
 
-import shiplap as sl
 import shiplap.kernels
+
+import shiplap as sl
 from shiplap.audit import audit, cost, sanitizer
 from shiplap.audit.checks import sanitizer as sanitizer_check
 from shiplap.errors import ShiplapError
+from shiplap.referee.samples import Samples
 from shiplap.report.facts import driver
-from shiplap.verify.samples import Samples
 
-AUDIT = "src/shiplap/audit"
+AUDIT = "packages/shiplap/src/shiplap/audit"
 SOURCES = [
     "benchmarks/capture.py",
     "tests/zoo/gpu/*.py",
-    "src/shiplap/kernels/sparse3d/ops.py",
-    "src/shiplap/kernels/*/cuda.py",
+    "packages/shiplap-sparse3d/src/shiplap_sparse3d/ops.py",
+    "packages/shiplap/src/shiplap/kernels/*/cuda.py",
     *(f"{AUDIT}/{name}.py" for name in ("capture", "cost", "sanitizer", "trace")),
     *(f"{AUDIT}/checks/{name}.py" for name in ("cuda_graph", "cudagraph_trees", "sanitizer")),
 ]
@@ -130,7 +131,7 @@ def ops(clock: Clock) -> list[dict[str, Any]]:
 
 def zoo(clock: Clock) -> dict[str, Any]:
     """Each bad op with the check that flagged it, in the words expected; each good one with its verdicts."""
-    from tests.zoo import gpu
+    from shiplap_testing.zoo import gpu
 
     sound = [{"op": s.name, **looked(s.op, GRAPHS, clock)} for s in gpu.GOOD]
     rows = []
@@ -204,7 +205,7 @@ def costs() -> list[dict[str, Any]]:
 
 def sanitized() -> list[dict[str, str]]:
     """Both ops at once, each in a process of its own."""
-    from tests.zoo.gpu import memory
+    from shiplap_testing.zoo.gpu import memory
 
     if not sanitizer.version():
         return [{"op": name, "verdict": "skip", "evidence": "compute-sanitizer is not on PATH"} for name in memory.OPS]

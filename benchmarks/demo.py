@@ -24,12 +24,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import _record
 
 SOURCES = (
-    "src/shiplap/demo/*.py",
-    "src/shiplap/demo/data/autzen_*",
-    "src/shiplap/kernels/sparse3d/*.py",
-    "src/shiplap/kernels/sparse3d/csrc/*.cpp",
-    "src/shiplap/kernels/sparse3d/csrc/*.h",
-    "src/shiplap/kernels/sparse3d/csrc/CMakeLists.txt",
+    "packages/shiplap-sparse3d/src/shiplap_sparse3d/demo/*.py",
+    "packages/shiplap-sparse3d/src/shiplap_sparse3d/demo/data/autzen_*",
+    "packages/shiplap-sparse3d/src/shiplap_sparse3d/*.py",
+    "packages/shiplap-sparse3d/src/shiplap_sparse3d/csrc/*.cpp",
+    "packages/shiplap-sparse3d/src/shiplap_sparse3d/csrc/*.h",
+    "packages/shiplap-sparse3d/src/shiplap_sparse3d/csrc/CMakeLists.txt",
 )
 BARS = {"iou": 0.80, "graph_breaks": 0, "recompiles": 3}
 

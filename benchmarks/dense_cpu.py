@@ -31,11 +31,11 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks")]
 
 import _record  # noqa: E402
 
+import shiplap_dense as dense  # noqa: E402
 from shiplap.fuse import decisions, switches  # noqa: E402
-from shiplap.kernels import dense  # noqa: E402
-from shiplap.kernels.dense import ops  # noqa: E402
+from shiplap_dense import ops  # noqa: E402
 
-DENSE = "src/shiplap/kernels/dense"
+DENSE = "packages/shiplap-dense/src/shiplap_dense"
 SOURCES = (f"{DENSE}/*.h", f"{DENSE}/*.cpp.jinja", f"{DENSE}/cpu.py")
 BAR = 1.5  # int8-weight product over plain Inductor
 MAX_ROUNDS, MIN_ROUNDS = 60, 5

@@ -22,17 +22,17 @@ sys.path.insert(0, str(Path(__file__).parent))
 from _record import record, write
 
 import shiplap as sl  # noqa: F401
+import shiplap_dense as dense
 from shiplap.fuse import decisions, switches
-from shiplap.kernels import dense
-from shiplap.kernels.dense import ops
-from shiplap.tune.measure import CudaClock, Plan, race
+from shiplap.selection.measure import CudaClock, Plan, race
+from shiplap_dense import ops
 
 SOURCES = [
     "benchmarks/dense_gpu.py",
-    "src/shiplap/kernels/dense/*.triton.jinja",
-    "src/shiplap/kernels/dense/cuda.py",
-    "src/shiplap/fuse/surroundings.py",
-    "src/shiplap/tune/measure.py",
+    "packages/shiplap-dense/src/shiplap_dense/*.triton.jinja",
+    "packages/shiplap-dense/src/shiplap_dense/cuda.py",
+    "packages/shiplap/src/shiplap/fuse/surroundings.py",
+    "packages/shiplap/src/shiplap/selection/measure.py",
 ]
 MODE = "max-autotune-no-cudagraphs"
 Fn = Callable[..., Tensor]

@@ -31,21 +31,21 @@ sys.path.insert(0, str(Path(__file__).parent))
 from _record import ROOT, record, write
 
 import shiplap as sl
-from shiplap.impl import native
+from shiplap.bind import native
 
 # What the rows execute. Of files that are edited for other reasons, the functions on the path.
 SOURCES = [
     "benchmarks/overhead.py",
-    "src/shiplap/codegen/native.py",
-    "src/shiplap/codegen/expression.py",
-    "src/shiplap/codegen/templates/native.cpp.jinja",
-    "src/shiplap/codegen/templates/tvm_ffi.cpp.jinja",
-    "src/shiplap/include/shiplap/*.h",
-    "src/shiplap/impl/frame.py",
-    "src/shiplap/impl/cabi.py::BoundKernel",
-    "src/shiplap/op/fast.py",
-    *(f"src/shiplap/op/op.py::Op.{name}" for name in ("_dispatch", "execute", "pick")),
-    "src/shiplap/compat/calls.py",
+    "packages/shiplap/src/shiplap/codegen/native.py",
+    "packages/shiplap/src/shiplap/codegen/expression.py",
+    "packages/shiplap/src/shiplap/codegen/templates/native.cpp.jinja",
+    "packages/shiplap/src/shiplap/codegen/templates/tvm_ffi.cpp.jinja",
+    "packages/shiplap-headers/src/shiplap_headers/include/shiplap/*.h",
+    "packages/shiplap/src/shiplap/bind/frame.py",
+    "packages/shiplap/src/shiplap/bind/cabi.py::BoundKernel",
+    "packages/shiplap/src/shiplap/op/fast.py",
+    *(f"packages/shiplap/src/shiplap/op/op.py::Op.{name}" for name in ("_dispatch", "execute", "pick")),
+    "packages/shiplap/src/shiplap/compat/calls.py",
 ]
 INCLUDE = Path(sl.__file__).parent / "include"
 TORCH = Path(torch.__file__).parent
@@ -168,7 +168,7 @@ def custom_op(folder: Path) -> Function:
 def tvm_ffi_direct(folder: Path) -> Function:
     """The C ABI kernel exported through apache-tvm-ffi, called with torch tensors; ImportError without that package."""
     importlib.import_module("tvm_ffi")
-    from shiplap.impl import tvm_ffi
+    from shiplap.bind import tvm_ffi
 
     function = tvm_ffi.export(declared(folder, "ffi_export"))
 

@@ -33,17 +33,17 @@ sys.path.insert(0, str(Path(__file__).parent))
 from _record import ROOT, record, write
 
 import shiplap as sl
-from shiplap.impl import native, triton_launcher
+from shiplap.bind import native, triton_launcher
 
 SOURCES = [
     "benchmarks/overhead_gpu.py",
-    *(f"src/shiplap/impl/{name}.py" for name in ("cabi", "frame", "native", "triton")),
-    "src/shiplap/compat/calls.py",
-    "src/shiplap/op/fast.py",
-    "src/shiplap/op/launch.py",
-    "src/shiplap/codegen/native.py",
-    "src/shiplap/codegen/templates/native.cpp.jinja",
-    "src/shiplap/include/shiplap/*.h",
+    *(f"packages/shiplap/src/shiplap/bind/{name}.py" for name in ("cabi", "frame", "native", "triton")),
+    "packages/shiplap/src/shiplap/compat/calls.py",
+    "packages/shiplap/src/shiplap/op/fast.py",
+    "packages/shiplap/src/shiplap/op/launch.py",
+    "packages/shiplap/src/shiplap/codegen/native.py",
+    "packages/shiplap/src/shiplap/codegen/templates/native.cpp.jinja",
+    "packages/shiplap-headers/src/shiplap_headers/include/shiplap/*.h",
 ]
 INCLUDE = Path(sl.__file__).parent / "include"
 TORCH = Path(torch.__file__).parent

@@ -43,7 +43,7 @@ import shiplap as sl  # noqa: E402
 from shiplap.rewrite import Match, Rewrite  # noqa: E402
 from shiplap.rewrite.group import StackedLinears, WideLinears  # noqa: E402
 
-GROUP = "src/shiplap/rewrite/group"
+GROUP = "packages/shiplap/src/shiplap/rewrite/group"
 SOURCES = ("benchmarks/rewrite.py", f"{GROUP}/linear.py", f"{GROUP}/cost.py", f"{GROUP}/base.py")
 TORCHS_OWN = {"batch_linear": {"min_fuse_set_size": 2}}
 

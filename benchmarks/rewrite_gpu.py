@@ -28,17 +28,17 @@ from rewrite import SOURCES, Block, Case, arguments, block, keep, kept, measured
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from shiplap.kernels.dense.rewrites import conv_norm_dense, int8_linear, linear_activation, norm_linear
 from shiplap.rewrite import PatternRewrite, Rewrite
 from shiplap.rewrite.shipped import attention
+from shiplap_dense.rewrites import conv_norm_dense, int8_linear, linear_activation, norm_linear
 
 OURS = (
     "benchmarks/rewrite_gpu.py",
     "benchmarks/_together.py",
     *SOURCES,
-    "src/shiplap/kernels/dense/rewrites.py",
-    "src/shiplap/rewrite/shipped/attention.py",
-    "src/shiplap/rewrite/shipped/conv_norm.py",
+    "packages/shiplap-dense/src/shiplap_dense/rewrites.py",
+    "packages/shiplap/src/shiplap/rewrite/shipped/attention.py",
+    "packages/shiplap/src/shiplap/rewrite/shipped/conv_norm.py",
 )
 TUNED = "max-autotune-no-cudagraphs"
 BF16 = torch.bfloat16

@@ -20,16 +20,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from shiplap.kernels.slidesparse import Packed, layers, matmul, ops, pack, prune
+from shiplap_slidesparse import Packed, layers, matmul, ops, pack, prune
 
 SOURCES = [
     "benchmarks/slidesparse_cpu.py",
-    "src/shiplap/kernels/slidesparse/csrc/layers.cpp",
-    "src/shiplap/kernels/slidesparse/csrc/activations.*",
-    "src/shiplap/kernels/slidesparse/csrc/dot*",
-    "src/shiplap/kernels/slidesparse/csrc/numbers.h",
-    "src/shiplap/kernels/slidesparse/csrc/operands.h",
-    "src/shiplap/kernels/slidesparse/cpu.py::_bind_layer",
+    "packages/shiplap-slidesparse/src/shiplap_slidesparse/csrc/layers.cpp",
+    "packages/shiplap-slidesparse/src/shiplap_slidesparse/csrc/activations.*",
+    "packages/shiplap-slidesparse/src/shiplap_slidesparse/csrc/dot*",
+    "packages/shiplap-slidesparse/src/shiplap_slidesparse/csrc/numbers.h",
+    "packages/shiplap-slidesparse/src/shiplap_slidesparse/csrc/operands.h",
+    "packages/shiplap-slidesparse/src/shiplap_slidesparse/cpu.py::_bind_layer",
 ]
 SHAPES = ((2048, 2048),)
 ROWS = (1, 16, 128)

@@ -48,19 +48,19 @@ from _slidesparse_gpu import (
 )
 
 import shiplap as sl
-from shiplap.impl.native import build
-from shiplap.kernels.slidesparse import formats, layers, lt, ops
-from shiplap.kernels.slidesparse.cuda import CONFIGS
-from shiplap.kernels.slidesparse.lt import native
+from shiplap.bind.native import build
 from shiplap.op.config import Config
+from shiplap_slidesparse import formats, layers, lt, ops
+from shiplap_slidesparse.cuda import CONFIGS
+from shiplap_slidesparse.lt import native
 
 SOURCES = [
     "benchmarks/slidesparse_gpu.py",
     "benchmarks/_slidesparse_gpu.py",
-    "src/shiplap/kernels/slidesparse/csrc/lt/*.cpp",
-    "src/shiplap/kernels/slidesparse/csrc/lt/*.h",
-    "src/shiplap/kernels/slidesparse/cuda/*.py",
-    "src/shiplap/kernels/slidesparse/lt/*.py",
+    "packages/shiplap-slidesparse/src/shiplap_slidesparse/csrc/lt/*.cpp",
+    "packages/shiplap-slidesparse/src/shiplap_slidesparse/csrc/lt/*.h",
+    "packages/shiplap-slidesparse/src/shiplap_slidesparse/cuda/*.py",
+    "packages/shiplap-slidesparse/src/shiplap_slidesparse/lt/*.py",
 ]
 SQUARES = (1024, 2048, 4096, 8192)
 TALL = ((4096, 28672, 8192), (8192, 4096, 14336), (16384, 8192, 8192))  # m, n, k

@@ -35,12 +35,12 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src"), str(ROOT / "benchmarks")]
 
 import _record  # noqa: E402
-from tests.kernels.abi_harness import Sparse3d  # noqa: E402
 
-from shiplap.kernels import sparse3d  # noqa: E402
+import shiplap_sparse3d as sparse3d  # noqa: E402
+from tests.sparse3d.abi_harness import Sparse3d  # noqa: E402
 
-CSRC = "src/shiplap/kernels/sparse3d/csrc"
-OPS = "src/shiplap/kernels/sparse3d/ops.py"
+CSRC = "packages/shiplap-sparse3d/src/shiplap_sparse3d/csrc"
+OPS = "packages/shiplap-sparse3d/src/shiplap_sparse3d/ops.py"
 PRODUCTS = (
     *(f"{CSRC}/{name}" for name in ("conv*.cpp", "gemm_kernels*", "row_kernels*", "h*t*.h", "simd.h", "number.h")),
     f"{OPS}::conv",
@@ -52,7 +52,7 @@ SOURCES = (
     f"{OPS}::subm_table",
     f"{OPS}::transpose_table",
 )
-LIDAR = ROOT / "src/shiplap/demo/data/autzen_trim.laz"
+LIDAR = ROOT / "packages/shiplap-sparse3d/src/shiplap_sparse3d/demo/data/autzen_trim.laz"
 KERNEL = (3, 3, 3)
 MIN_ROUNDS, SECONDS = 5, 10.0  # of a section; a busy machine would take minutes for all rounds
 BARS = {"map build": ("spconv", 2.0), "forward": ("spconv", 2.0), "forward+backward": ("torch loop", 2.0)}

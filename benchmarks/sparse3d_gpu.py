@@ -25,19 +25,19 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parent))
 from _record import record, write
 
+import shiplap_sparse3d as sparse3d
 from shiplap.fuse import switches
-from shiplap.kernels import sparse3d
-from shiplap.kernels.sparse3d import ops
+from shiplap_sparse3d import ops
 
 SOURCES = [
     "benchmarks/sparse3d_gpu.py",
-    "src/shiplap/kernels/sparse3d/cuda/conv.py",
-    "src/shiplap/kernels/sparse3d/cuda/*.triton.jinja",
-    "src/shiplap/kernels/sparse3d/cuda/hash.py",
-    "src/shiplap/kernels/sparse3d/cuda/lookup.py",
-    "src/shiplap/kernels/sparse3d/cuda/tables.py",
-    "src/shiplap/kernels/sparse3d/cuda/sort.py",
-    "src/shiplap/kernels/sparse3d/plan.py",
+    "packages/shiplap-sparse3d/src/shiplap_sparse3d/cuda/conv.py",
+    "packages/shiplap-sparse3d/src/shiplap_sparse3d/cuda/*.triton.jinja",
+    "packages/shiplap-sparse3d/src/shiplap_sparse3d/cuda/hash.py",
+    "packages/shiplap-sparse3d/src/shiplap_sparse3d/cuda/lookup.py",
+    "packages/shiplap-sparse3d/src/shiplap_sparse3d/cuda/tables.py",
+    "packages/shiplap-sparse3d/src/shiplap_sparse3d/cuda/sort.py",
+    "packages/shiplap-sparse3d/src/shiplap_sparse3d/plan.py",
 ]
 SHELLS = ((8, 1024), (16, 1024), (32, 1024), (64, 1024), (128, 512), (256, 256), (512, 128), (1024, 64))
 Run = Callable[[], Any]
@@ -249,7 +249,7 @@ def fused(res: int, channels: int, rounds: int) -> dict[str, Any]:
         for module, name in peers():
             if name == "spconv":  # the better one in all of these shells
                 side = Peer(module, name, coords, res, weight, bias, feats)
-                runs[f"{name}, apart"] = lambda: pointwise(side.forward(), residual)
+                runs[f"{name}, apart"] = lambda side=side: pointwise(side.forward(), residual)
         times = in_turns(runs, rounds)
     return {"res": res, "channels": channels, "n": len(coords), **times}
 

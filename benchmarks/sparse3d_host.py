@@ -25,22 +25,22 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 from _record import record, write
 
-from shiplap.impl import triton as launching
+from shiplap.bind import triton as launching
 from shiplap.op import route
 
 SOURCES = [
     "benchmarks/sparse3d_host.py",
-    "src/shiplap/impl/triton.py",
-    "src/shiplap/impl/direct.py",
-    "src/shiplap/impl/facts.py",
-    "src/shiplap/op/fast.py",
-    "src/shiplap/op/launch.py",
-    "src/shiplap/op/autograd.py",
-    "src/shiplap/op/op.py",
-    "src/shiplap/kernels/sparse3d/cuda/*.py",
-    "src/shiplap/kernels/sparse3d/steps.py",
-    "src/shiplap/kernels/sparse3d/plan.py",
-    "src/shiplap/kernels/sparse3d/geometry.py",
+    "packages/shiplap/src/shiplap/bind/triton.py",
+    "packages/shiplap/src/shiplap/bind/direct.py",
+    "packages/shiplap/src/shiplap/bind/facts.py",
+    "packages/shiplap/src/shiplap/op/fast.py",
+    "packages/shiplap/src/shiplap/op/launch.py",
+    "packages/shiplap/src/shiplap/op/autograd.py",
+    "packages/shiplap/src/shiplap/op/op.py",
+    "packages/shiplap-sparse3d/src/shiplap_sparse3d/cuda/*.py",
+    "packages/shiplap-sparse3d/src/shiplap_sparse3d/steps.py",
+    "packages/shiplap-sparse3d/src/shiplap_sparse3d/plan.py",
+    "packages/shiplap-sparse3d/src/shiplap_sparse3d/geometry.py",
 ]
 ROWS = {8: 192, 16: 848, 32: 3840}  # voxels of a shell, by its grid
 CHANNELS = 256  # nothing is multiplied; from here on a tile's weights are loaded by the bulk copy engine
@@ -90,8 +90,8 @@ def shell(res: int) -> torch.Tensor:
 
 def cases(res: int) -> dict[str, Callable[[], Any]]:
     """What is timed on a shell."""
-    from shiplap.kernels import sparse3d
-    from shiplap.kernels.sparse3d import planning, steps
+    import shiplap_sparse3d as sparse3d
+    from shiplap_sparse3d import planning, steps
 
     coords, generator = shell(res), torch.Generator().manual_seed(0)
     feats = torch.randn(ROWS[res], CHANNELS, generator=generator).half()
@@ -166,7 +166,7 @@ def main() -> None:
     for parameter in (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD):  # memory that is freed is kept, as CUDA's allocator does
         ctypes.CDLL(None).mallopt(parameter, 1 << 30)
     silence()
-    from shiplap.kernels.sparse3d import bounded, ops, plan, planning
+    from shiplap_sparse3d import bounded, ops, plan, planning
 
     on_cpu(
         [

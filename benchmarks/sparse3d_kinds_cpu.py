@@ -27,9 +27,12 @@ import sparse3d_cpu as base
 import torch
 from torch import Tensor
 
-from shiplap.kernels.sparse3d import Geometry, Plan, pooling
+from shiplap_sparse3d import Geometry, Plan, pooling
 
-OPS, POOLING = "src/shiplap/kernels/sparse3d/ops.py", "src/shiplap/kernels/sparse3d/pooling.py"
+OPS, POOLING = (
+    "packages/shiplap-sparse3d/src/shiplap_sparse3d/ops.py",
+    "packages/shiplap-sparse3d/src/shiplap_sparse3d/pooling.py",
+)
 SOURCES = (*base.PRODUCTS, f"{base.CSRC}/pool.cpp", f"{POOLING}::max_pool_with_taps", f"{POOLING}::max_pool_grad")
 BARS = {"forward": ("spconv", 2.0), "forward+backward": ("torch loop", 2.0)}
 Run = Callable[[], object]

@@ -23,14 +23,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 from _record import record, write
 from sparse3d_gpu import SHELLS, device_name, in_turns, no_grad, shell
 
-from shiplap.kernels import sparse3d
+import shiplap_sparse3d as sparse3d
 
 SOURCES = [
     "benchmarks/sparse3d_tune_gpu.py",
-    "src/shiplap/kernels/sparse3d/cuda/conv.py",
-    "src/shiplap/kernels/sparse3d/cuda/*.triton.jinja",
-    "src/shiplap/tune/search.py",
-    "src/shiplap/tune/bench.py",
+    "packages/shiplap-sparse3d/src/shiplap_sparse3d/cuda/conv.py",
+    "packages/shiplap-sparse3d/src/shiplap_sparse3d/cuda/*.triton.jinja",
+    "packages/shiplap/src/shiplap/selection/search.py",
+    "packages/shiplap/src/shiplap/selection/bench.py",
 ]
 BARS = {"seconds": 120.0}
 
@@ -81,7 +81,7 @@ def main() -> None:
         folder = Path(name)
         calls = str(folder / "calls.jsonl")
         apart(folder, "default", __file__, "--layers", "0", SHIPLAP_RECORD=calls)
-        tune = ["-m", "shiplap.cli", "tune", "shiplap.kernels.sparse3d.ops", "--profile", calls, "--device", "cuda"]
+        tune = ["-m", "shiplap.cli", "tune", "shiplap_sparse3d.ops", "--profile", calls, "--device", "cuda"]
         runs = [apart(folder, "tuned", *tune, "--budget", options.budget, "--json") for _ in range(2)]
         first, second = (json.loads(text)["choices"] for _, text in runs)
         times = {

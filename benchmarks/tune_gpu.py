@@ -28,14 +28,17 @@ from _record import write as write_record
 SOURCES = [
     "benchmarks/tune_gpu.py",
     "benchmarks/tune_gpu_ops.py",
-    *(f"src/shiplap/tune/{n}.py" for n in ("bench", "decide", "isolate", "measure", "search", "verify", "worker")),
+    *(
+        f"packages/shiplap/src/shiplap/selection/{n}.py"
+        for n in ("bench", "decide", "isolate", "measure", "search", "verify", "worker")
+    ),
 ]
 SHAPES = [(m, n, k) for m in (16, 128, 4096, 8192) for n, k in ((4096, 4096), (8192, 4096), (8192, 8192))]
 SECOND = """
 import json, sys, time
 sys.path.insert(0, sys.argv[1])
 import torch, shiplap as sl
-from shiplap.tune import measure
+from shiplap.selection import measure
 import tune_gpu_ops as ops
 torch.empty(1, device="cuda")
 started = time.perf_counter()
@@ -74,12 +77,12 @@ def tuned(ops: Any, budget: str) -> dict[str, Any]:
 
 def exhaustive(ops: Any, shape: tuple[int, int, int]) -> dict[str, Any]:
     """Every candidate of one shape in one race, and what the choice loses against the winner of that race."""
-    from shiplap.tune.bench import LocalBench
-    from shiplap.tune.candidate import candidates, label
-    from shiplap.tune.decide import choose
-    from shiplap.tune.engine import recipe_for
-    from shiplap.tune.inputs import inputs
-    from shiplap.tune.measure import Plan
+    from shiplap.selection.bench import LocalBench
+    from shiplap.selection.candidate import candidates, label
+    from shiplap.selection.decide import choose
+    from shiplap.selection.engine import recipe_for
+    from shiplap.selection.inputs import inputs
+    from shiplap.selection.measure import Plan
 
     recipe = recipe_for(ops.mm, {n: v for n, v in sample(*shape).items() if n != "dtype"}, "bfloat16")
     choice = choose(ops.mm, recipe, device="cuda")
@@ -128,7 +131,7 @@ def process(program: str, *arguments: str, **environment: str) -> dict[str, Any]
 def lookup() -> dict[str, float]:
     """Nanoseconds of ``Op.pick`` with and without choices, in Python."""
     from shiplap.op import choices
-    from shiplap.tune import thaw
+    from shiplap.selection import thaw
 
     ops = __import__("tune_gpu_ops")
     args = torch.empty(64, 64, device="cuda"), torch.empty(64, 64, device="cuda")
@@ -163,8 +166,8 @@ def main() -> int:
         os.environ["SHIPLAP_CACHE_DIR"] = cache
         import tune_gpu_ops as ops
 
-        from shiplap.tune.key import environment
-        from shiplap.tune.table import write
+        from shiplap.selection.key import environment
+        from shiplap.selection.table import write
 
         about = environment("cuda")
         first = tuned(ops, given.budget)

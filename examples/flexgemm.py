@@ -2,8 +2,8 @@
 
 import torch
 
-import shiplap.kernels.sparse3d.flexgemm as flex_gemm
-from shiplap.kernels.sparse3d.flexgemm.ops.spconv import Algorithm, sparse_conv3d, sparse_submanifold_conv3d
+import shiplap_sparse3d.flexgemm as flex_gemm
+from shiplap_sparse3d.flexgemm.ops.spconv import Algorithm, sparse_conv3d, sparse_submanifold_conv3d
 
 
 def shell(resolution: int) -> torch.Tensor:

@@ -5,7 +5,7 @@ import torch
 import shiplap as sl
 
 # --8<-- [start:parts]
-from shiplap.kernels import slidesparse
+import shiplap_slidesparse as slidesparse
 
 torch.manual_seed(0)
 weight, x = torch.randn(256, 320), torch.randn(7, 320)
@@ -28,7 +28,7 @@ assert torch.equal(sparse, dense)  # integers: which form of the weight is read 
 print("the packed weight gives the bits of the dense one")
 
 # --8<-- [start:tune]
-from shiplap.kernels.slidesparse import layers
+from shiplap_slidesparse import layers
 
 arguments = (x, packed.scale, packed.dense, packed.packed, None, packed.pairs, packed.layout)
 (choice,) = sl.tune(layers.linear_int8, [arguments], budget=60, isolate=False)

@@ -6,8 +6,8 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from shiplap.kernels import slidesparse
-from shiplap.kernels.slidesparse import hf
+import shiplap_slidesparse as slidesparse
+from shiplap_slidesparse import hf
 
 folder = Path(tempfile.mkdtemp())
 torch.manual_seed(0)

@@ -4,7 +4,7 @@
 import torch
 from torch import nn
 
-from shiplap.kernels import sparse3d
+import shiplap_sparse3d as sparse3d
 
 points, colours = torch.rand(500, 3), torch.rand(500, 3)
 x, inverse = sparse3d.voxelize(points, colours, 0.1, origin=(0, 0, 0), spatial_shape=(10, 10, 10), batch_size=1)

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 # --8<-- [start:switch]
-import shiplap.kernels.sparse3d.spconv as spconv  # was: import spconv.pytorch as spconv
+import shiplap_sparse3d.spconv as spconv  # was: import spconv.pytorch as spconv
 
 # --8<-- [end:switch]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -10,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.forked import python
+from shiplap_testing.forked import python
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
 def run(*command: object) -> subprocess.CompletedProcess[str]:
-    return python(*command, env={**os.environ, "PYTHONPATH": str(ROOT / "src")})
+    return python(*command, cwd=ROOT)
 
 
 def output(name: str) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 INTERNALS = frozenset({"_C", "_dynamo", "_functorch", "_guards", "_inductor", "_library", "_subclasses"})
-ALLOWED = Path("src/shiplap/compat")
+ALLOWED = Path("packages/shiplap/src/shiplap/compat")
 ROOT = Path(__file__).resolve().parents[1]
 
 

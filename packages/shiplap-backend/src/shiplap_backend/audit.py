@@ -1,0 +1,151 @@
+"""The OpInfo sweep of a built project: processes that may crash, and one verdict for each operator and dtype."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from shiplap.errors import error
+from shiplap_backend.project import Project
+
+__all__ = ["STATES", "Verdict", "audit", "operators", "table"]
+
+State = Literal["native", "mixed", "fallback", "core", "refused", "fail", "crash", "left"]
+STATES: dict[State, str] = {
+    "native": "in the device's own kernels",
+    "mixed": "native, with help of the CPU",
+    "fallback": "on the CPU, counted",
+    "core": "views, copies and memory: no kernel was asked",
+    "refused": "NotImplementedError that says why, and no value",
+    "fail": "a wrong value or an unexpected error",
+    "crash": "the process ended or hung",
+    "left": "not run: torch's own decorators skip it, or the CPU accepts no sample",
+}
+_GRANULE = 168  # cases a process: an import costs 4 s, a crash another one
+_PATIENCE = 900  # seconds for a process
+
+Case = tuple[str, str]  # operator, dtype
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One operator and dtype: where it ran, and what was wrong or why it did not run."""
+
+    op: str
+    dtype: str
+    state: State
+    samples: int
+    native: tuple[str, ...] = ()
+    fallback: tuple[str, ...] = ()
+    why: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def operators(project: Project) -> list[str]:
+    """Names of the OpInfo database. SL906 if torch's test package cannot be imported."""
+    lines, end = _lines(project, None)
+    if end:
+        raise error(
+            "SL906",
+            where="the OpInfo database",
+            what="backend cannot be swept",
+            got=end,
+            expected="torch's test package",
+            fix="pip install expecttest hypothesis",
+        )
+    found: list[str] = json.loads(lines[0])
+    return found
+
+
+def _lines(project: Project, cases: Sequence[Case] | None, samples: int = 0) -> tuple[list[str], str]:
+    """Output lines of one process, and how it ended if it did not end well; without ``cases``, the operators."""
+    arguments = ["--list"] if cases is None else ["--samples", str(samples)]
+    command = [sys.executable, "-m", "shiplap_backend.sweep", str(project.package.resolve()), *arguments]
+    try:
+        run = subprocess.run(command, input=json.dumps(cases), capture_output=True, text=True, timeout=_PATIENCE)
+    except subprocess.TimeoutExpired as e:
+        text = e.stdout.decode() if isinstance(e.stdout, bytes) else e.stdout or ""
+        return text.splitlines(), f"no answer within {_PATIENCE} s"
+    if run.returncode == 0:
+        return run.stdout.splitlines(), ""
+    return run.stdout.splitlines(), f"exit status {run.returncode}: {run.stderr.strip()[-300:]}"
+
+
+def audit(
+    project: Project,
+    names: Sequence[str],
+    dtypes: Sequence[str],
+    *,
+    samples: int = 8,
+    jobs: int = 1,
+    tell: Callable[[str], object] = str,
+) -> Iterator[Verdict]:
+    """Yield a verdict for each of ``names`` in each dtype that it has. SL906 if the device cannot be loaded at all."""
+    cases = [(name, dtype) for name in names for dtype in dtypes]
+    batches = [cases[i : i + _GRANULE] for i in range(0, len(cases), _GRANULE)]
+    with ThreadPoolExecutor(jobs) as pool:
+        for n, verdicts in enumerate(pool.map(lambda batch: _batch(project, batch, samples), batches)):
+            tell(f"{min((n + 1) * _GRANULE, len(cases))}/{len(cases)} operators and dtypes")
+            yield from verdicts
+
+
+def _batch(project: Project, cases: Sequence[Case], samples: int) -> list[Verdict]:
+    """Verdicts of ``cases``; after a crash another process goes on behind the case that caused it."""
+    verdicts = []
+    waiting = list(cases)
+    while waiting:
+        lines, end = _lines(project, waiting, samples)
+        started: Case | None = None
+        for row in map(json.loads, lines):
+            if "start" in row:
+                started = row["start"], row["dtype"]
+                continue
+            started = None
+            verdicts.append(_verdict(row))
+        if end and started is None:
+            raise error(
+                "SL906",
+                where=str(project.package),
+                what="backend cannot be swept",
+                got=end,
+                expected="a device that loads",
+                fix="run 'shiplap backend build' first",
+            )
+        if started is None:
+            break
+        verdicts.append(Verdict(*started, "crash", 0, why=end))
+        waiting = waiting[waiting.index(started) + 1 :]
+    return verdicts
+
+
+def _verdict(row: dict[str, Any]) -> Verdict:
+    fallback = tuple(f"{op}: {why}" for op, reasons in sorted(row["fallback"].items()) for why in reasons)
+    state: State = "core"
+    if row["failure"]:
+        state = "fail"
+    elif row["refused"]:
+        state = "refused"
+    elif not row["samples"]:
+        state = "left"
+    elif row["native"]:
+        state = "mixed" if fallback else "native"
+    elif fallback:
+        state = "fallback"
+    why = row["failure"] or row["refused"] or row["skipped"]
+    return Verdict(row["op"], row["dtype"], state, row["samples"], tuple(row["native"]), fallback, why)
+
+
+def table(verdicts: Sequence[Verdict]) -> dict[str, dict[str, int]]:
+    """Counts by dtype and state, every state named."""
+    counts: dict[str, Counter[str]] = {}
+    for v in verdicts:
+        counts.setdefault(v.dtype, Counter())[v.state] += 1
+    return {dtype: {state: c[state] for state in STATES} for dtype, c in counts.items()}

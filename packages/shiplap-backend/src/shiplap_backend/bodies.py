@@ -1,0 +1,118 @@
+"""Hand-written bodies in ``csrc/``: scaffolds, and signatures held to those that the generated wrappers call.
+
+C++ would find some of it later - an undefined symbol at import - and some never: two tensors exchanged have one type.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from shiplap.codegen import render
+from shiplap.errors import ShiplapError, error
+from shiplap_backend.expression import nearest
+from shiplap_backend.vendor import balanced, split, uncommented
+from shiplap_backend.wrapper import Wrapper
+
+__all__ = ["hold"]
+
+# Names that mean one type: torch's headers use both.
+_SAME = {
+    "long": "int64_t",
+    "IntList": "IntArrayRef",
+    "ArrayRef<int64_t>": "IntArrayRef",
+    "ArrayRef<Tensor>": "TensorList",
+    "optional<IntArrayRef>": "OptionalIntArrayRef",
+    "basic_string_view<char>": "string_view",
+}
+
+
+@dataclass(frozen=True)
+class _Definition:
+    """A function that a file of ``csrc/`` defines, and in which line."""
+
+    where: str
+    name: str
+    returns: str
+    parameters: tuple[str, ...]
+
+
+def hold(directory: Path, wrappers: Sequence[Wrapper]) -> None:
+    """Write a scaffold for each body that is not there. SL908: file, line and parameter of another signature."""
+    found = [d for path in sorted(directory.glob("*.cpp")) for d in _definitions(path)] if wrappers else []
+    missing = [w for w in wrappers if not _check(w, found, directory / f"{w.id}.cpp")]
+    for w in missing:
+        (directory / f"{w.id}.cpp").write_text(
+            render("scaffold.cpp.jinja", package="shiplap_backend", w=w), encoding="utf-8"
+        )
+
+
+def _definitions(path: Path) -> Iterator[_Definition]:
+    """Functions defined in ``path``: a name, a list in parentheses and a body. Lines stay where they are."""
+    text = uncommented(path.read_text(encoding="utf-8"), keep_lines=True)
+    for m in re.finditer(r"([\w:<>,&*\s]*(?:[&*]|[\w>]\s))\s*((?:\w+::)*)(\w+)\s*\(", text):
+        try:
+            end = balanced(text, m.end() - 1, "()")
+        except ValueError:
+            continue
+        if re.match(r"\s*(?:noexcept\s*)?\{", text[end:]):
+            where = f"{path}:{text.count(chr(10), 0, m.start(3)) + 1}"
+            yield _Definition(where, m[3], m[1].strip(), tuple(split(text[m.end() : end - 1])))
+
+
+def _check(w: Wrapper, found: Sequence[_Definition], path: Path) -> bool:
+    """Whether ``w`` has a body, in ``path`` or elsewhere; SL908 if it is not one for ``w``."""
+    named = [d for d in found if d.name == w.id]
+    if not named and path.exists():
+        here = [d for d in found if d.where.startswith(f"{path}:")]
+        where = here[0].where if here else f"{path}:1"
+        raise _wrong(w, where, f"no definition of {w.id!r}{nearest(w.id, [d.name for d in found])}")
+    problems = [(d, _problem(w, d)) for d in named]
+    if named and all(problem for _, problem in problems):  # an overload of the same name may serve the author himself
+        definition, problem = problems[0]
+        raise _wrong(w, definition.where, problem)
+    return bool(named)
+
+
+def _problem(w: Wrapper, d: _Definition) -> str:
+    """What is wrong with ``d`` as the body of ``w``, or nothing."""
+    arguments = w.declaration.arguments
+    if _type(d.returns) != _type(w.declaration.cpp_returns):
+        return f"it returns {d.returns}, not {w.declaration.cpp_returns}"
+    if len(d.parameters) != len(arguments):
+        return f"{len(d.parameters)} parameters, not {len(arguments)}"
+    names = [a.name for a in arguments]
+    for place, (text, a) in enumerate(zip(d.parameters, arguments, strict=True), 1):
+        declared, name = _parameter(text)
+        if _type(declared) != _type(a.cpp):
+            return f"parameter {place}: {text!r} is no {a.cpp!r}"
+        if name and name != a.name:
+            hint = f", {name!r} is parameter {names.index(name) + 1}" if name in names else nearest(name, names)
+            return f"parameter {place}: {text!r} stands for {a.name!r}{hint}"
+    return ""
+
+
+def _parameter(text: str) -> tuple[str, str]:
+    """Type and name of one parameter; a name in a comment is none."""
+    m = re.fullmatch(r"(.*[\s>&*])(\w+)", text.strip(), re.S)
+    if m and m[1].strip() not in ("", "const") and m[2] not in ("const", "int", "long", "double", "bool"):
+        return m[1], m[2]
+    return text, ""
+
+
+def _type(text: str) -> str:
+    """``text`` without what does not change the type: namespaces, space, the side that const is on."""
+    plain = re.sub(r"\b(?:inline|static)\b|(?:\b\w+)?::", " ", text)
+    constant = bool(re.search(r"\bconst\b(?![^<]*>)", plain))
+    plain = re.sub(r"\s+", "", re.sub(r"\bconst\b", "", plain))
+    for name, same in _SAME.items():
+        plain = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", same, plain)
+    # const of a value is the body's own affair.
+    return f"const {plain}" if constant and plain.endswith(("&", "*")) else plain
+
+
+def _wrong(w: Wrapper, where: str, got: str) -> ShiplapError:
+    signature = f"{w.declaration.cpp_returns} {w.id}({w.parameters})"
+    return error("SL908", where=f"{where}: {w.declaration.name}", got=got, expected=signature)

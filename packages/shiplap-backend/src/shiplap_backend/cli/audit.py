@@ -1,0 +1,93 @@
+"""``shiplap backend audit``: PyTorch's OpInfo database on the device against the CPU."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shiplap.cli import console
+
+__all__ = ["command"]
+
+EPILOG = """\b
+Examples:
+  shiplap backend audit torch-openvino                           float32, every operator
+  shiplap backend audit torch-openvino --dtypes f32,bf16,i64     several dtypes
+  shiplap backend audit torch-openvino --match '^add|^mm$'       some operators
+  shiplap backend audit torch-openvino --ops add,mm --samples 3  these, quickly
+  shiplap backend audit torch-openvino --jobs 8                  several processes at a time
+  shiplap backend audit torch-openvino --json > opinfo.json      every verdict, with its reason
+
+\b
+The same test cases run under pytest: cd torch-openvino && pytest test_opinfo.py -k 'add and float32'
+
+\b
+Exit status:
+  0  no wrong value and no crash
+  1  a wrong value, an error or a crash
+  2  the device does not load, or no operator matches"""
+
+
+def command(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A project that was built.")],
+    dtypes: Annotated[str, typer.Option("--dtypes", help="Of f32 bf16 f16 f64 i64 i32 i16 i8 u8 bool.")] = "f32",
+    match: Annotated[str, typer.Option("--match", help="Regular expression on the operator's name.")] = "",
+    ops: Annotated[str, typer.Option("--ops", help="Exact names instead, separated by commas.")] = "",
+    samples: Annotated[int, typer.Option("--samples", min=1, help="At most so many samples an operator.")] = 8,
+    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Processes at a time.")] = 1,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON value: counts and verdicts.")] = False,
+) -> None:
+    """Run torch's operator database on the device and on the CPU, in processes that may crash."""
+    from shiplap_backend import audit
+    from shiplap_backend.expression import DTYPES
+    from shiplap_backend.project import open_project, require_built
+
+    project = open_project(directory)
+    require_built(project)
+    chosen = _known("--dtypes", dtypes.split(","), list(DTYPES))
+    known = audit.operators(project)
+    names = _known("--ops", ops.split(","), known) if ops else _matching(match, known)
+    verdicts = list(audit.audit(project, names, chosen, samples=samples, jobs=jobs, tell=console.note))
+    bad = [v for v in verdicts if v.state in ("fail", "crash")]
+    if json:
+        console.emit_json({"counts": audit.table(verdicts), "verdicts": [v.as_json() for v in verdicts]})
+    else:
+        for dtype, counts in audit.table(verdicts).items():
+            console.out().print(f"{dtype:5}" + "  ".join(f"{k} {n}" for k, n in counts.items() if n), markup=False)
+        for v in verdicts:
+            if v.state in ("fail", "crash", "refused"):
+                console.out().print(f"{v.state}  {v.op}  {v.dtype}  {v.why}", markup=False)
+    if bad:
+        raise typer.Exit(console.FAILED)
+
+
+def _known(option: str, given: list[str], known: Sequence[str]) -> list[str]:
+    """``given``, each of which is known. SL613 names the nearest for one that is not."""
+    from shiplap.errors import error
+    from shiplap_backend.expression import nearest
+
+    for name in given:
+        if name not in known:
+            expected = ", ".join(known) if len(known) < 20 else "names of torch's operator database, such as 'add'"
+            whole = next((n for n in known if n.endswith(f".{name}")), "")  # "nn.functional.relu" for "relu"
+            meant = f"; did you mean {whole!r}?" if whole else nearest(name, known)
+            raise error("SL613", where=option, got=f"{name!r}{meant}", expected=expected)
+    return given
+
+
+def _matching(pattern: str, known: Sequence[str]) -> list[str]:
+    """The known names that ``pattern`` is found in. SL613 if there is none, or it is no regular expression."""
+    from shiplap.errors import error
+
+    try:
+        names = [n for n in known if re.search(pattern, n)]
+        got = "" if names else f"no operator matches {pattern!r}"
+    except re.error as e:
+        got = f"{pattern!r}: {e}"
+    if got:
+        raise error("SL613", where="--match", got=got, expected="part of a name such as 'add', or a regular expression")
+    return names

@@ -1,0 +1,81 @@
+"""``shiplap backend gen`` and ``build``: metadata → C++ → extension module."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shiplap.cli import console
+
+if TYPE_CHECKING:
+    from shiplap_backend.generate import Generated
+
+__all__ = ["command", "gen_command"]
+
+EPILOG = """\b
+Examples:
+  shiplap backend gen torch-openvino                  the C++ only; unchanged files keep their time
+  shiplap backend gen torch-openvino --accept-drift   after 'shiplap backend diff' was read
+  shiplap backend build torch-openvino                gen, then compile what changed
+
+\b
+Exit status:
+  0  done
+  2  the metadata is wrong, torch has drifted from schema.lock, or the compiler refused"""
+
+_Directory = Annotated[Path, typer.Argument(metavar="DIR", help="A directory that 'shiplap backend new' wrote.")]
+_Drift = Annotated[bool, typer.Option("--accept-drift", help="Renew schema.lock from the installed torch.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print one JSON value: what was made, and the seconds it took.")]
+
+
+def _gen(directory: Path, accept: bool) -> tuple[Generated, dict[str, object]]:
+    from shiplap_backend.project import gen, open_project
+
+    start = time.perf_counter()
+    made, touched = gen(open_project(directory), accept_drift=accept)
+    overloads = sum(1 + len(w.derived) for w in made.wrappers)
+    report: dict[str, object] = {
+        "registered": overloads,
+        "touched": touched,
+        "skipped": {s.name: s.reason for s in made.skipped},
+        "gen_seconds": round(time.perf_counter() - start, 2),
+    }
+    return made, report
+
+
+def gen_command(directory: _Directory, accept_drift: _Drift = False, json: _Json = False) -> None:
+    """Generate the C++ of every entry of the metadata, for the installed torch and vendor packages."""
+    _, report = _gen(directory, accept_drift)
+    _say(report, json)
+
+
+def command(
+    directory: _Directory,
+    accept_drift: _Drift = False,
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", "-j", help="Compilers at a time; by default ninja's choice.")
+    ] = None,
+    json: _Json = False,
+) -> None:
+    """Generate, then compile what changed and link it into the project's package."""
+    from shiplap_backend.build import build
+    from shiplap_backend.project import open_project
+
+    _, report = _gen(directory, accept_drift)
+    console.note(f"generated in {report['gen_seconds']} s; compiling")
+    start = time.perf_counter()
+    report["library"] = str(build(open_project(directory), jobs=jobs))
+    report["build_seconds"] = round(time.perf_counter() - start, 2)
+    _say(report, json)
+
+
+def _say(report: dict[str, object], json: bool) -> None:
+    if json:
+        console.emit_json(report)
+        return
+    for key, value in report.items():
+        if value not in ([], {}):
+            console.out().print(f"{key.replace('_', ' ')}: {value}", markup=False)

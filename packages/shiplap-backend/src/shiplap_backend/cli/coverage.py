@@ -1,0 +1,59 @@
+"""``shiplap backend coverage``: which overloads are native, and what a program needs next."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shiplap.cli import console
+
+__all__ = ["command"]
+
+EPILOG = """\b
+Examples:
+  shiplap backend coverage torch-openvino                       counts, and the overloads with no entry
+  shiplap backend coverage torch-openvino --model run_bert.py   what this program called, gaps first
+  shiplap backend coverage torch-openvino --html cover.html     the same as one page
+  shiplap backend coverage torch-openvino --json                "native": the list of native overloads
+
+\b
+Exit status:
+  0  reported
+  1  the program fell back where no entry or reason expects it
+  2  no project there, or the program cannot be run"""
+
+
+def command(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A directory that 'shiplap backend new' wrote.")],
+    model: Annotated[Path | None, typer.Option("--model", help="A script to run on the device (after build).")] = None,
+    page: Annotated[Path | None, typer.Option("--html", help="Write one self-contained page here.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON value.")] = False,
+) -> None:
+    """Place every overload of the installed torch: native, composite, expected on the CPU, or a gap."""
+    from shiplap_backend.coverage import coverage, html, program
+    from shiplap_backend.generate import generate
+    from shiplap_backend.project import open_project
+
+    project = open_project(directory)
+    metadata = project.metadata()
+    cover = coverage(metadata, project.runtime, generate(metadata, project.runtime, units=project.units))
+    called = program(project, model, cover) if model else []
+    if page:
+        console.write_text(page, html(cover, called))
+    unexpected = [n for n in called if n.fallback and not n.expected]
+    if json:
+        console.emit_json({**cover.as_json(), "called": [asdict(n) for n in called]})
+    else:
+        report = cover.as_json()
+        console.out().print(f"{cover.target} on torch {cover.torch}", markup=False)
+        for state, n in report["counts"].items():
+            console.out().print(f"  {state:10}{n:5}  ({report['required'].get(state, 0)} owed)", markup=False)
+        for need in called:
+            where = f"{need.fallback} on the CPU: {need.why}" if need.fallback else "native"
+            mark = "  <- needs an entry" if need in unexpected else ""
+            console.out().print(f"  {need.op:42}{need.native:6} native  {where}{mark}", markup=False)
+    if unexpected:
+        raise typer.Exit(console.FAILED)

@@ -1,0 +1,65 @@
+"""``shiplap backend diff``: what changed in torch's schemas."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shiplap.cli import console
+
+__all__ = ["command"]
+
+EPILOG = """\b
+Examples:
+  shiplap backend diff torch-openvino              the project's lock against the installed torch
+  shiplap backend diff --all --write 2.13.lock     every schema of the installed torch, into a file
+  shiplap backend diff 2.11.lock 2.13.lock         two such files
+
+\b
+Exit status:
+  0  no difference
+  1  they differ
+  2  a lock cannot be read"""
+
+
+def command(
+    old: Annotated[Path | None, typer.Argument(metavar="OLD", help="A project or a lock file.")] = None,
+    new: Annotated[Path | None, typer.Argument(metavar="NEW", help="The same; by default the installed torch.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="All overloads of torch, not only the project's.")] = False,
+    write: Annotated[Path | None, typer.Option("--write", help="Write the installed torch's lock here.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON value: the changes.")] = False,
+) -> None:
+    """Compare the schemas that a project was generated for with those of another torch."""
+    from shiplap.errors import error
+    from shiplap_backend import lock
+
+    if write is not None:
+        console.write_text(write, lock.snapshot().text())
+        console.note(f"wrote {write}")
+    if old is None:
+        if write is None:
+            raise error("SL613", where="shiplap backend diff", got="nothing to compare", expected="OLD or --write")
+        return
+    before = lock.read(old / "schema.lock" if old.is_dir() else old)
+    after = lock.read(new / "schema.lock" if new.is_dir() else new) if new else _installed(before, everything)
+    changes = lock.difference(before, after)
+    if json:
+        console.emit_json({"old": before.torch, "new": after.torch, "changes": [vars(c) for c in changes]})
+    else:
+        console.out().print(f"torch {before.torch} -> {after.torch}: {len(changes)} changes", markup=False)
+        for change in changes:
+            console.out().print(str(change), markup=False)
+    if changes:
+        raise typer.Exit(console.FAILED)
+
+
+def _installed(before: object, everything: bool):  # type: ignore[no-untyped-def]
+    """The installed torch's schemas: all, or those that the other side has."""
+    from shiplap_backend.lock import Lock, snapshot
+
+    now = snapshot()
+    assert isinstance(before, Lock)
+    names = now.schemas if everything else {n: s for n, s in now.schemas.items() if n in before.schemas}
+    return Lock(now.torch, names)

@@ -1,0 +1,41 @@
+"""``shiplap backend functions``: the vendor functions that expressions of the metadata may call."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from shiplap.cli import console
+
+__all__ = ["command"]
+
+EPILOG = """\b
+Examples:
+  shiplap backend functions openvino          all signatures, as parsed from the installed headers
+  shiplap backend functions openvino Pool     those with Pool in their name
+
+\b
+Exit status:
+  0  printed
+  1  no function has such a name
+  2  no such runtime, or its package is not installed"""
+
+
+def command(
+    runtime: Annotated[str, typer.Argument(metavar="RUNTIME", help="openvino or onednn.")],
+    part: Annotated[str, typer.Argument(metavar="PART", help="Part of a name.")] = "",
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON value: signatures by name.")] = False,
+) -> None:
+    """List the functions that a vendor's headers declare and metadata may use."""
+    from shiplap_backend.runtime import runtime as find
+
+    found = {n: [str(f) for f in fs] for n, fs in find(runtime).functions().items() if part.lower() in n.lower()}
+    if json:
+        console.emit_json(found)
+    else:
+        for signatures in found.values():
+            for signature in signatures:
+                console.out().print(signature, markup=False)
+    if not found:
+        raise typer.Exit(console.FAILED)

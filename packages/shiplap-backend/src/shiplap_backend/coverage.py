@@ -1,0 +1,184 @@
+"""Which overloads of ATen run where on a target, and why; and which of them a program called."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import dropwhile
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from shiplap.compat.declarations import Declaration, declarations
+from shiplap.errors import error
+from shiplap_backend.generate import Generated
+from shiplap_backend.metadata import Metadata
+from shiplap_backend.project import Project, require_built
+from shiplap_backend.runtime import Runtime
+
+__all__ = ["Coverage", "Need", "Place", "coverage", "html", "program"]
+
+State = Literal["native", "composite", "expected", "gap", "elsewhere"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """One overload: where it runs and why. ``elsewhere`` has no dense CPU kernel: sparse, quantised, other devices."""
+
+    name: str
+    state: State
+    why: str
+    required: bool
+
+
+@dataclass(frozen=True)
+class Need:
+    """What a program asked of the device: calls of one overload, and those that went to the CPU for one reason."""
+
+    op: str
+    native: int
+    fallback: int
+    why: str
+    expected: bool
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """All overloads of the installed torch on one target."""
+
+    target: str
+    torch: str
+    places: tuple[Place, ...]
+
+    def of(self, state: State) -> list[str]:
+        return [p.name for p in self.places if p.state == state]
+
+    def as_json(self) -> dict[str, Any]:
+        required = [p for p in self.places if p.required]
+        return {
+            "target": self.target,
+            "torch": self.torch,
+            "native": self.of("native"),
+            "counts": dict(sorted(Counter(p.state for p in self.places).items())),
+            "required": dict(sorted(Counter(p.state for p in required).items())),
+            "reasons": {p.name: p.why for p in self.places if p.state in ("expected", "gap")},
+        }
+
+
+def coverage(metadata: Metadata, runtime: Runtime, made: Generated) -> Coverage:
+    """Place every declared overload."""
+    declared = declarations()
+    native = {name: "the device core" for name in runtime.registers if name in declared}
+    for w in made.wrappers:
+        native[w.declaration.name] = f"{w.where.rpartition('/')[2]}, template {w.entry.template}"
+        native |= {d.name: f"derived from {w.declaration.name}" for d in w.derived}
+        if w.declaration.structured:
+            native |= dict.fromkeys(w.declaration.group, f"delegates to {w.declaration.name}")
+    skipped = {s.name: s.reason for s in made.skipped}
+    places = [_place(d, native, skipped, metadata.target.falls_back) for _, d in sorted(declared.items())]
+    return Coverage(runtime.name, torch.__version__.partition("+")[0], tuple(places))
+
+
+def _place(d: Declaration, native: Mapping[str, str], skipped: Mapping[str, str], expected: Mapping[str, str]) -> Place:
+    required = d.cpu and not d.composite and not (d.kind != "out" and d.delegate)
+    if d.name in native:
+        return Place(d.name, "native", native[d.name], required)
+    if d.composite or (d.delegate and not d.cpu):
+        return Place(d.name, "composite", f"composite {d.composite}: made of other operators", False)
+    if not d.cpu:
+        return Place(d.name, "elsewhere", "no dense CPU kernel", False)
+    if d.name in skipped:
+        return Place(d.name, "expected", skipped[d.name], required)
+    for pattern, why in expected.items():
+        if fnmatch.fnmatchcase(d.name, pattern):
+            return Place(d.name, "expected", why, required)
+    return Place(d.name, "gap", "no entry in the metadata", required)
+
+
+_RUN = """
+import json, runpy, sys
+sys.path.insert(0, sys.argv[1]); package = __import__(sys.argv[2]); package.autoload()
+import torch
+device = getattr(torch, sys.argv[3]); device.reset_counters()
+script, out = sys.argv[4], sys.argv[5]
+sys.argv = sys.argv[4:5] + sys.argv[6:]
+try:
+    runpy.run_path(script, run_name="__main__")
+finally:
+    json.dump(device.counters(), open(out, "w"))
+"""
+
+
+def program(project: Project, script: Path, cover: Coverage, arguments: Sequence[str] = ()) -> list[Need]:
+    """Run ``script`` with the device loaded; what it called, gaps first. SL905 if it cannot be run."""
+    require_built(project)
+    if not script.is_file():
+        raise error(
+            "SL905",
+            where=str(script),
+            what="program cannot be run",
+            got="no such file",
+            expected="a Python script",
+            fix="name a script that uses the device",
+        )
+    with tempfile.TemporaryDirectory() as scratch:
+        out = Path(scratch) / "counters.json"
+        names = [str(project.root.resolve()), project.package.name, project.device, str(script), str(out)]
+        run = subprocess.run([sys.executable, "-c", _RUN, *names, *arguments], capture_output=True, text=True)
+        if run.returncode or not out.is_file():
+            last = _message(run.stderr) or f"exit status {run.returncode}"
+            raise error(
+                "SL905",
+                where=str(script),
+                what="program cannot be run",
+                got=last,
+                expected="exit status 0",
+                fix="run it by hand and correct what it says",
+            )
+        counters = json.loads(out.read_text(encoding="utf-8"))
+    return needs(counters, cover)
+
+
+def _message(traceback: str) -> str:
+    """The exception that ended a program, which may take several lines: what follows its last frame."""
+    lines = traceback.strip().splitlines()
+    frames = [i for i, line in enumerate(lines) if line.startswith("  File ")]
+    after = lines[frames[-1] + 1 :] if frames else lines[-1:]
+    return "\n".join(dropwhile(lambda line: line.startswith("    "), after))
+
+
+def needs(counters: Mapping[str, Any], cover: Coverage) -> list[Need]:
+    """The counters of a program as needs: gaps first, then the CPU's share, then what ran natively."""
+    places = {p.name: p for p in cover.places}
+    found = []
+    for full, counts in counters.items():
+        place = places.get(full.removeprefix("aten::"))
+        state = place.state if place else "gap"
+        for why, calls in counts["fallback"].items():
+            unregistered = why.startswith("unregistered")
+            known = not unregistered or state == "expected"
+            reason = place.why if place and unregistered else why
+            found.append(Need(full, counts["native"], calls, reason, known))
+        if not counts["fallback"]:
+            found.append(Need(full, counts["native"], 0, "", True))
+    return sorted(found, key=lambda n: (n.expected, -n.fallback, -n.native, n.op))
+
+
+def html(cover: Coverage, called: Sequence[Need] = ()) -> str:
+    """One self-contained page."""
+    from shiplap.codegen import render
+
+    return render(
+        "coverage.html.jinja",
+        package="shiplap_backend",
+        cover=cover,
+        counts=cover.as_json(),
+        called=[asdict(n) for n in called],
+    )

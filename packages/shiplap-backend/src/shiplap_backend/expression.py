@@ -1,0 +1,369 @@
+"""Vendor expressions of the metadata → C++: Python's expression syntax over ATen's arguments and vendor functions.
+
+``self * (self > 0)``, ``TopK(self, k, axis=dim, mode='max', sort='none')[1]``, ``a if transposed else b``. A name is an
+argument of the overload, an output, or a ``let`` binding. Every call is checked against the vendor's signatures, and
+what each argument became is recorded: a graph input (``inputs``), baked into the graph and so part of the cache key
+(``baked``), or neither (then mapping asks for its fate).
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isfinite
+
+from shiplap_backend.vendor import Functions, Parameter, VendorFunction, enum_values
+
+__all__ = ["Compiler", "ExpressionError", "Typed", "Vocabulary", "nearest"]
+
+DTYPES = {
+    "f64": "at::kDouble",
+    "f32": "at::kFloat",
+    "f16": "at::kHalf",
+    "bf16": "at::kBFloat16",
+    "i64": "at::kLong",
+    "i32": "at::kInt",
+    "i16": "at::kShort",
+    "i8": "at::kChar",
+    "u8": "at::kByte",
+    "bool": "at::kBool",
+}
+
+_BINARY = {
+    ast.Add: "+",
+    ast.Sub: "-",
+    ast.Mult: "*",
+    ast.Div: "/",
+    ast.Pow: "**",
+    ast.Mod: "%",
+    ast.FloorDiv: "//",
+    ast.BitAnd: "&",
+    ast.BitOr: "|",
+    ast.BitXor: "^",
+    ast.MatMult: "@",
+    ast.Eq: "==",
+    ast.NotEq: "!=",
+    ast.Lt: "<",
+    ast.LtE: "<=",
+    ast.Gt: ">",
+    ast.GtE: ">=",
+}
+
+
+class ExpressionError(ValueError):
+    """An expression that means nothing; the caller knows file and line."""
+
+
+def nearest(name: str, names: Sequence[str] | Mapping[str, object]) -> str:
+    """``"; did you mean 'x'?"``, or nothing."""
+    match = difflib.get_close_matches(name, list(names), 1)
+    return f"; did you mean {match[0]!r}?" if match else ""
+
+
+def _inside(expected: str) -> str:
+    """What operands are looked for as: plain values inside a plain value, graph nodes where there may be any."""
+    return "any" if expected in ("any", "node", "nodes") else "value"
+
+
+@dataclass(frozen=True)
+class Typed:
+    """C++ of one subexpression, and what it is: node, tensor, int, ints, float, bool, str, dtype, scalar, none."""
+
+    kind: str
+    code: str
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What the expressions of one target may say: its functions, the values of its enums, what operators mean."""
+
+    functions: Functions
+    enums: Mapping[str, Mapping[str, str]]
+    operators: Mapping[str, str]
+    index_parameters: frozenset[str]
+
+
+@dataclass
+class Compiler:
+    """Compiles the expressions of one overload; ``nodes`` names what can be a graph input, ``values`` all arguments."""
+
+    vocabulary: Vocabulary
+    nodes: Mapping[str, str]
+    values: Mapping[str, Typed]
+    lets: dict[str, Typed] = field(default_factory=dict)
+    used: set[str] = field(default_factory=set)
+    baked: set[str] = field(default_factory=set)
+    inputs: set[str] = field(default_factory=set)
+    headers: set[str] = field(default_factory=set)
+    conditions: dict[str, None] = field(default_factory=dict)
+    scopes: list[str] = field(default_factory=list)  # the vendor functions around the current argument
+
+    def compile(self, source: str, expected: str = "node") -> Typed:
+        """C++ of ``source`` as a value of kind ``expected``; ExpressionError says what is wrong with it."""
+        try:
+            tree = ast.parse(source.strip(), mode="eval").body
+        except SyntaxError as e:
+            raise ExpressionError(f"not an expression: {e.msg}") from None
+        return self._as(self._visit(tree, expected), expected, tree)
+
+    def _visit(self, tree: ast.expr, expected: str) -> Typed:
+        match tree:
+            case ast.Constant():
+                return self._constant(tree.value)
+            case ast.Name():
+                return self._name(tree.id, expected)
+            case ast.Call(func=ast.Name()):
+                return self._call(tree, expected)
+            case ast.Subscript():
+                return self._subscript(tree)
+            case ast.BinOp():
+                return self._operator(_BINARY.get(type(tree.op), ""), [tree.left, tree.right], _inside(expected))
+            case ast.Compare(ops=[ast.Is() | ast.IsNot()]):
+                return self._presence(tree)
+            case ast.Compare(ops=[op]):
+                return self._operator(_BINARY.get(type(op), ""), [tree.left, tree.comparators[0]], _inside(expected))
+            case ast.UnaryOp():
+                return self._unary(tree)
+            case ast.BoolOp():
+                parts = [self._as(self._visit(v, "bool"), "bool", v).code for v in tree.values]
+                return Typed("bool", "(" + (" && " if isinstance(tree.op, ast.And) else " || ").join(parts) + ")")
+            case ast.IfExp():
+                return self._choice(tree, expected)
+            case ast.List():
+                return self._list(tree, expected)
+        raise ExpressionError(f"{ast.unparse(tree)!r} is not part of the language")
+
+    def _constant(self, value: object) -> Typed:
+        if value is None:
+            return Typed("none", "::std::nullopt")
+        if isinstance(value, bool):
+            return Typed("bool", str(value).lower())
+        if isinstance(value, int) and abs(value) < 2**63:
+            return Typed("int", f"INT64_C({value})")
+        if isinstance(value, float) and isfinite(value):
+            return Typed("float", repr(value))
+        if isinstance(value, str) and re.fullmatch(r"\w*", value):
+            return Typed("literal", value)
+        raise ExpressionError(f"{value!r} is not a number that C++ has, a word, bool or None")
+
+    def _name(self, name: str, expected: str) -> Typed:
+        if name in self.lets:
+            return self.lets[name]
+        if name in ("inf", "nan") and name not in self.values:
+            limit = {"inf": "infinity", "nan": "quiet_NaN"}[name]
+            return Typed("float", f"::std::numeric_limits<double>::{limit}()")
+        if name == "compute":
+            return Typed("dtype", "compute")
+        if name not in self.values:
+            known = {**self.values, **self.lets}
+            raise ExpressionError(f"{name!r} is no argument, output or binding{nearest(name, known)}")
+        self.used.add(name)
+        value = self.values[name]
+        # A number is a graph input unless the place it stands in takes a plain value.
+        wanted = expected in ("node", "nodes", "any")
+        if wanted and name in self.nodes:
+            self.inputs.add(name)
+            return Typed("nodes" if value.kind == "tensors" else "node", self.nodes[name])
+        if value.kind not in ("tensor", "tensors"):
+            self.baked.add(name)
+        return value
+
+    def _choice(self, tree: ast.IfExp, expected: str) -> Typed:
+        if self._is_node(tree.test):
+            return self._operator("if else", [tree.test, tree.body, tree.orelse])
+        condition = self._condition(tree.test)
+        one, other = self._visit(tree.body, expected), self._visit(tree.orelse, expected)
+        if expected.startswith("enum") or expected in ("str", "dtype", "node"):
+            one, other = self._as(one, expected, tree.body), self._as(other, expected, tree.orelse)
+        if {one.kind, other.kind} <= {"float", "int", "scalar", "scalar?"} and one.kind != other.kind:
+            one, other = self._as(one, "float", tree.body), self._as(other, "float", tree.orelse)
+        if one.kind != other.kind:
+            raise ExpressionError(f"{ast.unparse(tree)!r} is a {one.kind} or a {other.kind}")
+        return Typed(one.kind, f"({condition} ? {one.code} : {other.code})")
+
+    def _is_node(self, tree: ast.expr) -> bool:
+        """Whether ``tree`` is a value of the graph; presence and plain arguments are not."""
+        before = set(self.used), set(self.baked), set(self.inputs), set(self.headers), dict(self.conditions)
+        kind = self._visit(tree, "any").kind
+        self.used, self.baked, self.inputs, self.headers, self.conditions = before
+        names = [n.id for n in ast.walk(tree) if isinstance(n, ast.Name)]
+        # A comparison of scalars alone, `beta == 0`, is decided before the graph is built.
+        plain = all(n in self.values and self.values[n].kind in ("scalar", "scalar?") for n in names)
+        return kind == "node" and not (names and plain)
+
+    def _condition(self, tree: ast.expr) -> str:
+        """A test that decides the graph's form: its outcome is part of the cache key, not the values it looks at."""
+        baked, inputs = set(self.baked), set(self.inputs)
+        code = self._as(self._visit(tree, "value"), "bool", tree).code
+        self.baked, self.inputs = baked, inputs
+        self.conditions[code] = None
+        return code
+
+    def _presence(self, tree: ast.Compare) -> Typed:
+        if not (isinstance(tree.left, ast.Name) and ast.unparse(tree.comparators[0]) == "None"):
+            raise ExpressionError(f"{ast.unparse(tree)!r}: 'is' compares an argument with None")
+        value = self._name(tree.left.id, "value")
+        code = f"has({value.code})"
+        return Typed("bool", code if isinstance(tree.ops[0], ast.IsNot) else f"!{code}")
+
+    def _unary(self, tree: ast.UnaryOp) -> Typed:
+        operand = self._visit(tree.operand, "any")
+        sign = {ast.USub: "-", ast.Not: "not", ast.Invert: "~"}.get(type(tree.op), "")
+        if operand.kind == "node":
+            return self._operator(f"unary {sign}", [tree.operand])
+        if sign == "not":
+            return Typed("bool", f"!({self._as(operand, 'bool', tree.operand).code})")
+        if sign == "-" and operand.kind in ("int", "float"):
+            return Typed(operand.kind, f"-({operand.code})")
+        raise ExpressionError(f"{ast.unparse(tree)!r}: no {sign!r} of a {operand.kind}")
+
+    def _operator(self, symbol: str, operands: list[ast.expr], expected: str = "any") -> Typed:
+        values = [self._visit(o, expected) for o in operands]
+        if any(v.kind == "node" for v in values):
+            function = self.vocabulary.operators.get(symbol)
+            if function is None:
+                raise ExpressionError(f"operator {symbol!r} has no vendor function under 'operators'")
+            codes = [self._as(v, "node", o).code for v, o in zip(values, operands, strict=True)]
+            return Typed("node", f"{self._function(function, len(codes)).call}({', '.join(codes)})")
+        values = [Typed("float", f"{v.code}.toDouble()") if v.kind == "scalar" else v for v in values]
+        kinds = {v.kind for v in values}
+        comparison = symbol in ("==", "!=", "<", "<=", ">", ">=")
+        if "literal" in kinds and symbol in ("==", "!="):
+            codes = [self._as(v, "str", o).code for v, o in zip(values, operands, strict=True)]
+            return Typed("bool", f"({codes[0]} {symbol} {codes[1]})")
+        if len(kinds - {"int", "float"}) > (comparison and len(kinds) == 1) or symbol not in "+-*/%==!=<=>=":
+            raise ExpressionError(f"operator {symbol!r} between {' and '.join(v.kind for v in values)}")
+        kind = "bool" if comparison else "float" if "float" in kinds else "int"
+        return Typed(kind, f"({values[0].code} {symbol} {values[1].code})")
+
+    def _function(self, name: str, arguments: int) -> VendorFunction:
+        overloads = self.vocabulary.functions.get(name)
+        if not overloads:
+            raise ExpressionError(f"{name!r} is no vendor function{nearest(name, self.vocabulary.functions)}")
+        fitting = [f for f in overloads if sum(not p.optional for p in f.parameters) <= arguments <= len(f.parameters)]
+        self.headers.add((fitting or overloads)[0].header)
+        return (fitting or overloads)[0]
+
+    def _subscript(self, tree: ast.Subscript) -> Typed:
+        value = self._visit(tree.value, "nodes")
+        index = self._as(self._visit(tree.slice, "int"), "int", tree.slice).code
+        element = {"nodes": "node", "ints": "int", "bools": "bool", "tensors": "tensor"}.get(value.kind)
+        if element is None:
+            raise ExpressionError(f"{ast.unparse(tree.value)!r} is a {value.kind} and has no element {index}")
+        return Typed(element, f"{value.code}[{index}]")
+
+    def _list(self, tree: ast.List, expected: str) -> Typed:
+        element = "node" if expected == "nodes" else "int"
+        items = [self._as(self._visit(e, element), element, e).code for e in tree.elts]
+        cpp = "Node" if element == "node" else "int64_t"
+        return Typed(element + "s", f"std::vector<{cpp}>{{{', '.join(items)}}}")
+
+    def _call(self, tree: ast.Call, expected: str) -> Typed:
+        name = tree.func.id  # type: ignore[attr-defined]  # matched as Name
+        overloads = self.vocabulary.functions.get(name)
+        if not overloads:
+            raise ExpressionError(f"{name!r} is no vendor function{nearest(name, self.vocabulary.functions)}")
+        problems = []
+        for function in overloads:
+            before = set(self.used), set(self.baked), set(self.inputs)
+            depth = len(self.scopes)
+            try:
+                arguments = self._arguments(function, tree)
+            except ExpressionError as e:
+                problems.append(str(e))
+                del self.scopes[depth:]
+                self.used, self.baked, self.inputs = before
+                continue
+            self.headers.add(function.header)
+            if function.returns == "node" and expected == "nodes":
+                return Typed("nodes", f"{function.every}({arguments})")
+            return Typed(function.returns, f"{function.call}({arguments})")
+        raise ExpressionError("; ".join(dict.fromkeys(problems)))
+
+    def _arguments(self, function: VendorFunction, tree: ast.Call) -> str:
+        given: dict[str, ast.expr] = {}
+        parameters = [p for p in function.parameters if p.kind != "graph"]
+        if len(tree.args) > len(parameters):
+            raise ExpressionError(f"{function} takes at most {len(parameters)} arguments, got {len(tree.args)}")
+        given.update({p.name: a for p, a in zip(parameters, tree.args, strict=False)})
+        for keyword in tree.keywords:
+            if keyword.arg not in {p.name for p in parameters}:
+                hint = nearest(keyword.arg or "", [p.name for p in parameters])
+                raise ExpressionError(f"{function} has no parameter {keyword.arg!r}{hint}")
+            if keyword.arg in given:
+                raise ExpressionError(f"{function}: {keyword.arg!r} is given twice")
+            given[keyword.arg] = keyword.value
+        missing = [p.name for p in parameters if not p.optional and p.name not in given]
+        if missing:
+            raise ExpressionError(f"{function} needs {', '.join(missing)}")
+        return self._emit(function, given)
+
+    def _emit(self, function: VendorFunction, given: dict[str, ast.expr]) -> str:
+        """Arguments up to the last one given; C++ has no keywords, so one left out in between is an error."""
+        codes = []
+        last = max((i for i, p in enumerate(function.parameters) if p.name in given), default=-1)
+        for parameter in function.parameters[: last + 1]:
+            if parameter.kind == "graph":
+                codes.append("g")
+            elif parameter.name not in given:
+                raise ExpressionError(f"{function}: give {parameter.name!r} too, C++ takes arguments by position")
+            else:
+                codes.append(self._argument(function, parameter, given[parameter.name]))
+        return ", ".join(codes)
+
+    def _argument(self, function: VendorFunction, parameter: Parameter, tree: ast.expr) -> str:
+        self.scopes.append(function.call)
+        value = self._visit(tree, parameter.kind)
+        self.scopes.pop()
+        try:
+            if parameter.kind == "node" and parameter.name in self.vocabulary.index_parameters:
+                return value.code if value.kind == "node" else f"constant({self._index(value, tree)})"
+            self.scopes.append(function.call)
+            code = self._as(value, parameter.kind, tree).code
+            self.scopes.pop()
+        except ExpressionError as e:
+            raise ExpressionError(f"{function}, {parameter.name}: {e}") from None
+        if parameter.kind == "ints" and not parameter.cpp.startswith("at::"):
+            return f"to<{parameter.cpp}>({code})"
+        if parameter.kind == "dtype" and "element" in parameter.cpp:
+            return f"vendor_type({code})"
+        return code
+
+    def _enum(self, call: str, expected: str, value: Typed) -> Typed:
+        values = enum_values(self.vocabulary.enums, expected, call)
+        if value.code not in values:
+            raise ExpressionError(f"{value.code!r} is no {expected}{nearest(value.code, values)}")
+        return Typed(expected, values[value.code])
+
+    def _index(self, value: Typed, tree: ast.expr) -> str:
+        """An integer or list of integers as a constant of the graph."""
+        if value.kind in ("int", "ints"):
+            return f"at::Scalar({value.code}), at::kLong" if value.kind == "int" else value.code
+        raise ExpressionError(f"{ast.unparse(tree)!r} is a {value.kind}, not an integer or a list of them")
+
+    def _as(self, value: Typed, expected: str, tree: ast.expr) -> Typed:
+        """``value`` where a ``expected`` stands, with the conversions that lose nothing."""
+        kind = value.kind
+        if expected in ("any", kind, "value"):
+            return value
+        if expected == "node" and kind in ("int", "float", "bool", "scalar"):
+            return Typed("node", f"constant(at::Scalar({value.code}), compute)")
+        if expected == "dtype" and kind == "literal" and value.code in DTYPES:
+            return Typed("dtype", DTYPES[value.code])
+        if expected.startswith("enum ") and kind == "literal":
+            return self._enum(self.scopes[-1], expected, value)
+        if expected == "str" and kind == "literal":
+            return Typed("str", f'"{value.code}"')
+        if expected == "float" and kind in ("int", "scalar", "scalar?"):
+            access = {"int": f"double({value.code})", "scalar": f"{value.code}.toDouble()"}
+            return Typed("float", access.get(kind, f"{value.code}->toDouble()"))
+        if expected.endswith("?") and kind in ("none", expected[:-1]):
+            return value
+        if kind == expected + "?":  # the overload guards presence with `is None`
+            return Typed(expected, f"{value.code}.value()")
+        if expected == "scalar" and kind in ("int", "float", "bool"):
+            return Typed("scalar", f"at::Scalar({value.code})")
+        raise ExpressionError(f"{ast.unparse(tree)!r} is a {kind}, expected a {expected}")

@@ -1,0 +1,140 @@
+"""Metadata → C++ files of a project: N translation units, deterministic, written only where they changed."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from shiplap.codegen import render
+from shiplap.compat.declarations import Declaration, declarations
+from shiplap_backend.families import FAMILIES
+from shiplap_backend.mapping import map_entry, vocabulary
+from shiplap_backend.metadata import Entry, Metadata, nearest, wrong
+from shiplap_backend.runtime import Runtime
+from shiplap_backend.versions import allows
+from shiplap_backend.wrapper import Wrapper
+
+__all__ = ["Generated", "Skipped", "generate", "write"]
+
+# Fields that say nothing to a template: the body of `custom` is C++, and shapes of structured ops are ATen's.
+_UNREAD = {
+    "custom": ("graph", "let", "compute", "output", "shape_only", "redundant", "empty"),
+    "structured": ("output",),
+}
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """An entry that is not generated here, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Generated:
+    """The wrappers of one target on this torch, and the C++ by file name."""
+
+    wrappers: tuple[Wrapper, ...]
+    skipped: tuple[Skipped, ...]
+    files: Mapping[str, str]
+
+
+def generate(metadata: Metadata, runtime: Runtime, *, units: int = 16) -> Generated:
+    """Map and render every entry. SL901 to SL903 name file and line of an entry that is wrong."""
+    declared = declarations()
+    words = vocabulary(metadata, runtime.functions(), runtime.enums())
+    wrappers: list[Wrapper] = []
+    skipped: list[Skipped] = []
+    for name in sorted(metadata.entries):
+        entry = metadata.entries[name]
+        reason = _check(name, entry, metadata, declared, runtime)
+        if reason:
+            skipped.append(Skipped(name, reason))
+        else:
+            wrapper = map_entry(name, declared[name], metadata, words)
+            wrapper.derived = _derived(wrapper.declaration, metadata, declared)
+            wrappers.append(wrapper)
+    return Generated(tuple(wrappers), tuple(skipped), _files(wrappers, units))
+
+
+def _check(name: str, entry: Entry, metadata: Metadata, declared: Mapping[str, Declaration], runtime: Runtime) -> str:
+    """Why the entry is left out here (a version range), or nothing; SL901 if it is wrong anywhere."""
+    where = metadata.where[name]
+    if entry.template not in FAMILIES:
+        raise wrong(
+            where,
+            f"{name}: template {entry.template!r}{nearest(entry.template, FAMILIES)}",
+            f"one of {', '.join(FAMILIES)}",
+        )
+    for unread in _UNREAD.get(FAMILIES[entry.template].file, ()):
+        if getattr(entry, unread):
+            raise wrong(
+                where, f"{name}: {unread!r}, which template {entry.template!r} does not read", "an entry without it"
+            )
+    if not allows(entry.torch, torch.__version__):
+        return f"needs torch {entry.torch}, here is {torch.__version__}"
+    if entry.vendor and not allows(entry.vendor, runtime.version()):
+        return f"needs {runtime.name} {entry.vendor}, here is {runtime.version()}"
+    if name not in declared:
+        raise wrong(where, f"{name!r}{nearest(name, declared)}", f"an overload that torch {torch.__version__} declares")
+    if name in runtime.registers:
+        raise wrong(where, f"{name!r}", "an overload that the runtime does not register itself")
+    structured = declared[name].structured
+    if FAMILIES[entry.template].file == "structured" and structured is None:
+        primary = next((d.name for d in declared.values() if name in d.group), "")
+        expected = (
+            f"its group's primary overload, {primary!r}" if primary else "a structured out= overload; this one has none"
+        )
+        raise wrong(where, f"{name}: template {entry.template!r}", expected)
+    return ""
+
+
+def _derived(d: Declaration, metadata: Metadata, declared: Mapping[str, Declaration]) -> tuple[Declaration, ...]:
+    """In-place and out= overloads that torch asks for and that a functional wrapper gives by assignment."""
+    if d.kind != "functional":
+        return ()
+    group = [declared[n] for n in d.group if n not in metadata.entries]
+    return tuple(o for o in group if o.cpu and not o.composite and o.kind in ("inplace", "out"))
+
+
+def _files(wrappers: Iterable[Wrapper], units: int) -> dict[str, str]:
+    """Ops stay in their unit when others come and go, so that a changed op recompiles its own unit only."""
+    shares: dict[int, list[Wrapper]] = {i: [] for i in range(units)}
+    for w in wrappers:
+        shares[zlib.crc32(w.declaration.name.encode()) % units].append(w)
+    return {f"wrappers_{i:02d}.cpp": _unit(share) for i, share in shares.items() if share}
+
+
+def _unit(share: list[Wrapper]) -> str:
+    headers = sorted({h for w in share for h in w.headers})
+    bodies = [render(f"{w.family.file}.cpp.jinja", package="shiplap_backend", w=w) for w in share]
+    registered = [d for w in share for d in (w.declaration, *w.derived)]
+    return render(
+        "unit.cpp.jinja",
+        package="shiplap_backend",
+        torch=torch.__version__.partition("+")[0],
+        headers=headers,
+        wrappers=bodies,
+        registered=registered,
+    )
+
+
+def write(directory: Path, files: Mapping[str, str]) -> list[str]:
+    """Write what changed, remove generated files that are no longer made; returns the names touched."""
+    directory.mkdir(parents=True, exist_ok=True)
+    touched = []
+    for name, text in files.items():
+        path = directory / name
+        if not path.is_file() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
+            touched.append(name)
+    for stale in sorted(directory.glob("wrappers_*.cpp")):
+        if stale.name not in files:
+            stale.unlink()
+            touched.append(stale.name)
+    return touched

@@ -1,0 +1,116 @@
+"""The schema lock: overload → schema of the torch that a project was checked against; drift stops the generator."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from shiplap.compat.declarations import Declaration, declarations
+from shiplap.errors import error
+from shiplap_backend.metadata import Metadata
+
+__all__ = ["Change", "Lock", "difference", "digest", "hold", "read", "snapshot"]
+
+
+@dataclass(frozen=True)
+class Lock:
+    """The schemas of one torch."""
+
+    torch: str
+    schemas: Mapping[str, str]
+
+    def text(self) -> str:
+        return json.dumps({"torch": self.torch, "schemas": dict(sorted(self.schemas.items()))}, indent=1) + "\n"
+
+
+@dataclass(frozen=True)
+class Change:
+    """One overload that differs: ``added``, ``removed`` or ``changed``, with what it was and is."""
+
+    name: str
+    kind: str
+    old: str
+    new: str
+
+    def __str__(self) -> str:
+        if self.kind == "changed":
+            return f"changed {self.name}\n  - {self.old}\n  + {self.new}"
+        return f"{self.kind} {self.old or self.new}"
+
+
+def digest(schema: str) -> str:
+    """Short and stable: the manifest of a built extension holds it for each overload."""
+    return hashlib.sha256(schema.encode()).hexdigest()[:12]
+
+
+def snapshot(names: Mapping[str, object] | None = None) -> Lock:
+    """The installed torch's schemas, of all overloads or of ``names`` and what is generated along with them."""
+    declared = declarations()
+    chosen = declared if names is None else {n: d for n in names for n, d in _with_group(n, declared)}
+    return Lock(torch.__version__.partition("+")[0], {n: d.schema for n, d in sorted(chosen.items())})
+
+
+def _with_group(name: str, declared: Mapping[str, Declaration]) -> list[tuple[str, Declaration]]:
+    found = declared.get(name)
+    return [] if found is None else [(n, declared[n]) for n in (name, *found.group)]
+
+
+def read(path: Path) -> Lock:
+    """A lock file. SL904 if there is none, or it is damaged."""
+    if not path.is_file():
+        raise error(
+            "SL904",
+            where=str(path),
+            what="there is no schema lock",
+            got="no such file",
+            expected="a file that 'shiplap backend gen' or 'shiplap backend diff --write' wrote",
+            fix="name a project that was generated, or such a file",
+        )
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        return Lock(str(data["torch"]), {str(k): str(v) for k, v in data["schemas"].items()})
+    except (ValueError, KeyError, AttributeError) as e:
+        raise error(
+            "SL904",
+            where=str(path),
+            what="schema lock is damaged",
+            got=f"{type(e).__name__}: {e}",
+            expected="a file that 'shiplap backend gen' wrote",
+            fix="restore it from version control",
+        ) from None
+
+
+def difference(old: Lock, new: Lock) -> list[Change]:
+    """What changed from ``old`` to ``new``, by name."""
+    changes = []
+    for name in sorted({*old.schemas, *new.schemas}):
+        a, b = old.schemas.get(name, ""), new.schemas.get(name, "")
+        if a != b:
+            kind = "added" if not a else "removed" if not b else "changed"
+            changes.append(Change(name, kind, a, b))
+    return changes
+
+
+def hold(path: Path, metadata: Metadata, *, accept: bool = False) -> Lock:
+    """The lock that ``path`` is to hold from now on: new entries join it. SL904 shows what differs in this torch."""
+    now = snapshot(metadata.entries)
+    if path.is_file() and not accept:
+        locked = read(path)
+        drift = [
+            c
+            for c in difference(locked, now)
+            if c.kind == "changed" or (c.kind == "removed" and c.name in metadata.entries)
+        ]
+        if drift:
+            raise error(
+                "SL904",
+                where=str(path),
+                got="\n".join(str(c) for c in drift),
+                expected=f"the schemas of torch {locked.torch}; installed is {now.torch}",
+            )
+    return now

@@ -1,0 +1,362 @@
+"""Declaration × entry × vendor functions → ``Wrapper``: C++ fragments that a template puts together.
+
+Every argument of the overload has a fate - graph input, baked attribute, guard, shape only - or the entry is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+
+from shiplap.compat.declarations import Argument, Declaration, has_kernel
+from shiplap.errors import error
+from shiplap_backend.expression import DTYPES, Compiler, ExpressionError, Typed, Vocabulary, nearest
+from shiplap_backend.families import FAMILIES, Family
+from shiplap_backend.metadata import Entry, Metadata, Output, wrong
+from shiplap_backend.wrapper import Wrapper, kind
+
+__all__ = ["map_entry", "vocabulary"]
+
+# The seed's named modes, as sizes of the arguments that such ops have.
+_SIZES = {
+    "matmul": "multiplied(self, mat2)",
+    "reduce": "reduced(self, dim, keepdim)",
+    "concat": "concatenated(tensors, dim)",
+    "transpose": "swapped(self, dim0, dim1)",
+}
+_ITERATORS = ("unary_op", "binary_op", "comparison_op")
+
+
+def map_entry(name: str, declaration: Declaration, metadata: Metadata, vocabulary: Vocabulary) -> Wrapper:
+    """The wrapper of one entry. SL901, SL902 and SL903 name file and line of what is wrong with it."""
+    entry, where = metadata.entries[name], metadata.where[name]
+    family = FAMILIES[entry.template]
+    return _Mapping(declaration, entry, family, where, metadata, vocabulary).wrapper()
+
+
+class _Mapping:
+    def __init__(
+        self, declaration: Declaration, entry: Entry, family: Family, where: str, metadata: Metadata, words: Vocabulary
+    ) -> None:
+        self.d, self.entry, self.family, self.where, self.metadata = declaration, entry, family, where, metadata
+        self.values = {**self._arguments(), **self._outputs()}
+        nodes = {
+            a.name: f"n_{a.name}" for a in declaration.inputs if kind(a) in ("tensor", "tensors", "scalar", "scalar?")
+        }
+        self.graph = Compiler(words, nodes, self.values)
+        # Guards run before shapes are inferred: an output is only what the caller passed.
+        self.plain = Compiler(words, {}, {**self.values, **{a.name: Typed("tensor", a.name) for a in declaration.outs}})
+
+    def wrapper(self) -> Wrapper:
+        self._check_names()
+        w = Wrapper(self.d, self.entry, self.family, self.where, self._mask(), self._gated())
+        w.guards = [
+            (self._compiled(self.plain, c, "bool", f"guard {c!r}").code, json.dumps(why)) for c, why in self._guards()
+        ]
+        w.decides = self._decides()
+        w.compute = DTYPES.get(w.decides) or (f"opmath({w.decides})" if w.decides else "")
+        w.outputs = [self._result(i, name) for i, name in enumerate(self._result_names())]
+        if self.family.file == "functional":
+            w.prepare = [p for i, n in enumerate(self._result_names()) for p in self._prepare(i, n)]
+        if self.family.graph:
+            w.lets = list(self._lets())
+            w.results = [self._compiled(self.graph, e, "node", f"graph of {o!r}").code for o, e in self._graphs()]
+            w.updates = list(self._updates())
+            w.keys, w.nodes = list(self._keys()), list(self._nodes())
+        w.fates = self._fates()
+        structured = self.d.structured
+        w.headers = {f"ATen/ops/{self.d.base}_ops.h", *self.graph.headers, *self.plain.headers}
+        w.headers |= {structured.header} if structured else set()
+        w.headers.discard("")
+        return w
+
+    def _compiled(self, compiler: Compiler, source: str, expected: str, place: str) -> Typed:
+        try:
+            return compiler.compile(source, expected)
+        except ExpressionError as e:
+            raise error("SL902", where=f"{self.where}: {self.d.name}, {place}", got=str(e), expected=expected) from None
+
+    def _arguments(self) -> dict[str, Typed]:
+        optional = {a.name for a in self.d.inputs if a.type == "Tensor?"}
+        value = "backend::value" if any(a.name == "value" for a in self.d.inputs) else "value"  # one so named hides it
+        return {
+            a.name: Typed(kind(a), f"{value}({a.name})" if a.name in optional else a.name)
+            for a in self.d.inputs
+            if kind(a)
+        }
+
+    def _result_names(self) -> list[str]:
+        if self.d.kind == "out":
+            return [a.name for a in self.d.outs]
+        if self.d.kind == "inplace" or not self.d.returns:
+            return [a.name for a in self.d.arguments if a.mutated]
+        return ["result"] if len(self.d.returns) == 1 else [f"result{i}" for i in range(len(self.d.returns))]
+
+    def _outputs(self) -> dict[str, Typed]:
+        return {n: Typed("tensor", self._result(i, n)) for i, n in enumerate(self._result_names())}
+
+    def _result(self, index: int, name: str) -> str:
+        return f"op.maybe_get_output({index})" if self.family.file == "structured" else name
+
+    def _check_names(self) -> None:
+        inputs = [a.name for a in self.d.inputs]
+        stated = {"shape_only": self.entry.shape_only, "inputs": self.entry.inputs, "redundant": self.entry.redundant}
+        for what, names in stated.items():
+            for name in names:
+                if name not in inputs:
+                    raise wrong(
+                        self.where,
+                        f"{self.d.name}, {what}: {name!r}{nearest(name, inputs)}",
+                        f"one of {', '.join(inputs)}",
+                    )
+        for name in self.entry.shape_only:
+            if kind(next(a for a in self.d.inputs if a.name == name)) in ("tensor", "tensors", "scalar", "scalar?"):
+                raise wrong(
+                    self.where, f"{self.d.name}, shape_only: {name!r} carries values", "an argument of sizes or flags"
+                )
+        results = self._result_names()
+        named = [*self.entry.output, *(self.entry.graph if isinstance(self.entry.graph, dict) else ())]
+        for name in named:
+            if name not in results:
+                raise wrong(
+                    self.where,
+                    f"{self.d.name}: {name!r} is no output{nearest(name, results)}",
+                    f"one of {', '.join(results)}",
+                )
+
+    def _mask(self) -> tuple[str, ...]:
+        chosen = self.entry.dtypes or self.family.dtypes
+        names = [chosen] if isinstance(chosen, str) else chosen
+        sets = self.metadata.dtype_sets
+        members = dict.fromkeys(d for n in names for d in sets.get(n, (n,)))
+        unknown = [d for d in members if d not in DTYPES]
+        if unknown:
+            raise wrong(
+                self.where,
+                f"{self.d.name}: dtypes {unknown[0]!r}{nearest(unknown[0], {**sets, **DTYPES})}",
+                "a dtype or a set",
+            )
+        return tuple(DTYPES[d] for d in members)
+
+    def _gated(self) -> tuple[str, ...]:
+        """The tensors whose dtype the mask decides about: raw inputs are for the vendor as they are."""
+        raw = {n for n, how in self.entry.inputs.items() if how != "compute"}
+        tensors = [a.name for a in self.d.inputs if a.tensor]
+        return tuple(n for n in tensors or [a.name for a in self.d.outs] if n not in raw)
+
+    def _guards(self) -> Iterator[tuple[str, str]]:
+        yield from {**self.family.guard, **self.entry.guard}.items()
+
+    def _decides(self) -> str:
+        """The dtype in which the vendor computes, before narrow types are widened: C++, or a dtype of the metadata."""
+        rule = self.entry.compute or self.family.compute
+        structured = self.d.structured
+        if rule == "common":
+            rule = "op.common_dtype()" if structured is not None and structured.iterator else "self"
+        if rule in DTYPES or rule.startswith("op."):
+            return rule
+        if rule == "out":
+            return f"dtype_of({self._result(0, self._result_names()[0])})"
+        tensors = [n for n, v in self.values.items() if v.kind in ("tensor", "tensors")]
+        rule = tensors[0] if rule == "self" and rule not in tensors and tensors else rule
+        if rule not in tensors:
+            raise wrong(
+                self.where,
+                f"{self.d.name}, compute: {rule!r}{nearest(rule, [*tensors, *DTYPES])}",
+                "common, out, a tensor or a dtype",
+            )
+        return f"dtype_of({self.values[rule].code})"
+
+    def _prepare(self, index: int, name: str) -> Iterator[str]:
+        """Statements that make or resize an output whose shape no structured ``meta`` gives."""
+        if self.d.kind == "inplace" or not self.d.returns:
+            return
+        rule = self.entry.output.get(name) or self.family.output
+        if rule is None:
+            raise wrong(self.where, f"{self.d.name}: output {name!r} has no rule", f"output: {{{name}: {{mode: ...}}}}")
+        if rule.mode in ("broadcast", "iterator", "infer"):
+            yield from self._placed(index, name, rule)
+            return
+        like = self._like(name, rule)
+        dtype = self._compiled(self.plain, rule.dtype, "dtype", "dtype").code if rule.dtype else f"dtype_of({like})"
+        sizes = f"{like}.sizes()"
+        if rule.mode != "bypass":
+            expression = rule.sizes if rule.mode == "sizes" else _SIZES[rule.mode]
+            sizes = self._compiled(self.plain, expression, "ints", f"sizes of {name!r}").code
+        if self.d.kind == "out":
+            yield f"fit({name}, {sizes}, {dtype});"
+            return
+        formats = "".join(f", {self._tensor(name, 'format', of)}" for of in rule.format)
+        made = f"like({like}, {dtype})" if rule.mode == "bypass" else f"make_result({sizes}, {like}, {dtype}{formats})"
+        if rule.when:
+            made = f"{self._compiled(self.plain, rule.when, 'bool', 'when').code} ? {made} : at::Tensor()"
+        yield f"const at::Tensor {name} = {made};"
+
+    def _placed(self, index: int, name: str, rule: Output) -> Iterator[str]:
+        """Outputs that ATen itself makes: by TensorIterator, or by the Meta kernel of the op."""
+        if rule.mode == "infer":
+            if not has_kernel(self.d.name, "Meta") or self.d.kind != "functional":
+                expected = "a functional overload that has a Meta kernel"
+                raise wrong(self.where, f"{self.d.name}: output mode 'infer' of {name!r}", expected)
+            self.plain.used.update(a.name for a in self.d.inputs)
+            if index == 0:
+                arguments = ", ".join(a.name for a in self.d.inputs)
+                yield f"const auto made = infer<at::_ops::{self.d.identifier}>({arguments});"
+            yield f"const at::Tensor {name} = made[{index}];"
+            return
+        operands = [self.values[a.name].code for a in self.d.inputs if a.tensor]
+        if self.d.kind != "out":
+            yield f"at::Tensor {name};"
+        if rule.mode == "broadcast":
+            dtype = self._compiled(self.plain, rule.dtype, "dtype", "dtype").code
+            yield f"broadcast({name}, {dtype}, {{{', '.join(operands)}}});"
+            return
+        if rule.of not in _ITERATORS:
+            raise wrong(self.where, f"{self.d.name}: of: {rule.of!r}{nearest(rule.of, _ITERATORS)}", "an iterator")
+        yield f"auto op = at::TensorIterator::{rule.of}({', '.join([name, *operands])});"
+        if self.d.kind != "out":
+            yield f"{name} = op.output();"
+
+    def _like(self, name: str, rule: Output) -> str:
+        first = next((a.name for a in self.d.inputs if a.tensor), name)
+        return self._tensor(name, "of", rule.of or first)
+
+    def _tensor(self, output: str, field: str, name: str) -> str:
+        """C++ of the tensor argument that a rule of ``output`` names."""
+        if name not in self.values or self.values[name].kind not in ("tensor", "tensors"):
+            got = f"{self.d.name}: output {output!r}, {field}: {name!r}{nearest(name, self.values)}"
+            raise wrong(self.where, got, "a tensor argument")
+        if self.values[name].kind == "tensors":
+            return f"list_of({self.values[name].code}).front()"
+        self.plain.used.add(name)
+        return self.values[name].code
+
+    def _lets(self) -> Iterator[str]:
+        expressions = [*self.entry.let.values(), *(e for _, e in self._graphs())]
+        expressions += [u.graph for u in self.entry.updates.values()]
+        for name, source in self.entry.let.items():
+            many = any(f"{name}[" in e for e in expressions)
+            value = self._compiled(self.graph, source, "nodes" if many else "node", f"let {name!r}")
+            self.graph.lets[name] = Typed(value.kind, f"l_{name}")
+            yield f"const auto l_{name} = {value.code};"
+
+    def _graphs(self) -> Iterator[tuple[str, str]]:
+        results = self._result_names()
+        if isinstance(self.entry.graph, str):
+            if len(results) != 1 or not self.entry.graph:
+                raise wrong(
+                    self.where,
+                    f"{self.d.name}: graph {self.entry.graph!r}",
+                    f"an expression for each of {', '.join(results)}",
+                )
+            yield results[0], self.entry.graph
+            return
+        for name in results:
+            if name not in self.entry.graph:
+                raise wrong(
+                    self.where,
+                    f"{self.d.name}: graph has no {name!r}",
+                    f"an expression for each of {', '.join(results)}",
+                )
+            yield name, self.entry.graph[name]
+
+    def _updates(self) -> Iterator[tuple[str, str, str, str]]:
+        """Arguments that are written besides the results: name, tensor, whether it is written, and what."""
+        for name, update in self.entry.updates.items():
+            if self.values.get(name, Typed("", "")).kind != "tensor":
+                got = f"{self.d.name}, updates: {name!r}{nearest(name, self.values)}"
+                raise wrong(self.where, got, "a tensor argument")
+            when = self._compiled(self.plain, update.when, "bool", "when").code if update.when else "true"
+            graph = self._compiled(self.graph, update.graph, "node", f"update of {name!r}").code
+            yield name, self.values[name].code, when, graph
+
+    def _how(self, name: str) -> str:
+        how = self.entry.inputs.get(name, "compute")
+        return "" if how == "raw" else f", {DTYPES.get(how, 'compute')}"
+
+    def _keys(self) -> Iterator[str]:
+        """Statements that fill the ``Call``: inputs in declared order, then what decides the graph's form."""
+        for a in self.d.inputs:
+            if a.name in self.graph.inputs:
+                yield self._given(a)
+            elif a.tensor and a.name in self.graph.used:
+                yield f"call.attribute(geometry({self.values[a.name].code}));"
+            if a.name in self.graph.baked:
+                yield f"call.attribute({a.name});"
+        for condition in self.graph.conditions:
+            yield f"call.attribute({condition});"
+        if "compute" in self.family.key:
+            yield f"call.attribute({self._promoted() or 'compute'});"
+
+    def _given(self, a: Argument) -> str:
+        """The statement that makes one argument an input."""
+        inputs = {
+            "tensor": f"call.input({self.values[a.name].code});",
+            "tensors": f"call.inputs(list_of({a.name}));",
+            "scalar": f"call.scalar({a.name}, compute);",
+            "scalar?": f"call.scalar(*{a.name}, compute);",
+        }
+        statement = inputs[kind(a)]
+        if a.type.startswith("Tensor?["):  # which are given decides the graph's form
+            return f"call.attribute(attributes::places({a.name})); {statement}"
+        return f"call.attribute(has({a.name})); if (has({a.name})) {statement}" if a.type.endswith("?") else statement
+
+    def _nodes(self) -> Iterator[str]:
+        for a in self.d.inputs:
+            if a.name not in self.graph.inputs:
+                continue
+            how = self._how(a.name)
+            if kind(a) == "tensors":
+                yield f"const auto n_{a.name} = inputs_of(g, next, list_of({a.name}).size(){how});"
+                continue
+            promoted = self._promoted() if how == ", compute" else ""
+            node = f"promoted(g, next++, {promoted}, compute)" if promoted else f"g.input(next++{how})"
+            yield f"const Node n_{a.name} = " + (
+                f"has({a.name}) ? {node} : Node();" if a.type.endswith("?") else f"{node};"
+            )
+
+    def _promoted(self) -> str:
+        """The dtype that promotion arrives at, which integers wrap to before they are widened; or nothing."""
+        decides = self._decides()
+        return decides if decides.startswith("op.") else ""
+
+    def _fates(self) -> dict[str, str]:
+        fates = {}
+        for a in self.d.inputs:
+            fates[a.name] = self._fate(a)
+        lost = [n for n, fate in fates.items() if not fate]
+        if lost and self.family.graph:
+            missing = ", ".join(f"{n!r}" for n in lost)
+            raise error(
+                "SL903",
+                where=f"{self.where}: {self.d.name}",
+                got=f"{missing} of {self.d.schema}",
+                expected="an argument that is mapped, guarded or shape only",
+            )
+        return fates
+
+    def _fate(self, a: Argument) -> str:
+        if a.name in self.graph.inputs:
+            return "graph input"
+        if a.name in self.graph.used:
+            return "attribute"
+        if a.name in self.plain.used:
+            return "guard or shape"
+        if a.name in self.entry.shape_only:
+            return "shape only"
+        if a.name in self.entry.redundant:
+            return f"redundant: {self.entry.redundant[a.name]}"
+        return "result" if a.mutated else ""
+
+
+def vocabulary(metadata: Metadata, functions: Mapping, enums: Mapping) -> Vocabulary:
+    """The words that expressions of ``metadata`` may use. SL902: an operator names no vendor function."""
+    for symbol, name in metadata.target.operators.items():
+        if name not in functions:
+            raise error(
+                "SL902",
+                where=f"operators: {symbol!r}",
+                got=f"{name!r}{nearest(name, functions)}",
+                expected="a vendor function",
+            )
+    return Vocabulary(functions, enums, metadata.target.operators, frozenset(metadata.target.index_parameters))

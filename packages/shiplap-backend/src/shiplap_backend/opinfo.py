@@ -1,0 +1,192 @@
+"""PyTorch's operator database on a device, compared with the CPU: torch's own kind of device test.
+
+``instantiate`` makes the test cases; a project's ``test_opinfo.py`` runs them under pytest or unittest, and
+``shiplap_backend.sweep`` in processes that may crash.
+"""
+
+from __future__ import annotations
+
+import copy
+import unittest
+import warnings
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_map
+
+from shiplap.compat import device_tests
+
+__all__ = ["DTYPES", "Evidence", "case_name", "instantiate"]
+
+DTYPES = {
+    "f32": torch.float32,
+    "bf16": torch.bfloat16,
+    "f16": torch.float16,
+    "i64": torch.int64,
+    "i32": torch.int32,
+    "u8": torch.uint8,
+    "bool": torch.bool,
+    "i16": torch.int16,
+    "i8": torch.int8,
+    "f64": torch.float64,
+}
+
+# What these return is not determined by their arguments.
+UNDEFINED = ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided")
+
+
+@dataclass
+class Evidence:
+    """What the samples of one operator and dtype showed. A refusal is a NotImplementedError: no value at all."""
+
+    samples: int = 0
+    native: set[str] = field(default_factory=set)
+    fallback: dict[str, dict[str, int]] = field(default_factory=dict)
+    refused: str = ""
+    failure: str = ""
+
+    def count(self, counters: dict[str, Any]) -> None:
+        """Add what ``torch.<device>.counters()`` holds."""
+        for name, calls in counters.items():
+            if calls["native"]:
+                self.native.add(name)
+            if calls["fallback"]:
+                self.fallback[name] = {**self.fallback.get(name, {}), **calls["fallback"]}
+
+
+def case_name(device: str, op: Any, dtype: torch.dtype) -> str:
+    """Name of the method that tests ``op`` (an OpInfo) in ``dtype``."""
+    return f"test_compare_cpu_{op.formatted_name}_{device}_{str(dtype).removeprefix('torch.')}"
+
+
+def instantiate(
+    scope: dict[str, Any],
+    *,
+    names: Collection[str] | None = None,
+    dtypes: Collection[str] = ("f32", "bf16", "f16", "i64", "i32", "u8", "bool"),
+    samples: int = 8,
+) -> type[unittest.TestCase]:
+    """Define ``TestOpInfoPRIVATEUSE1`` in ``scope`` (a module's globals) for the device that was loaded before.
+
+    Args:
+        names: operators of the database by full name; by default all.
+        dtypes: keys of ``DTYPES``.
+        samples: at most so many of an operator's samples.
+    """
+    infos = [op for name, op in sorted(device_tests.op_infos().items()) if names is None or name in names]
+
+    def test_compare_cpu(self: Any, device: str, dtype: torch.dtype, op: Any) -> None:
+        self.evidence = evidence = Evidence()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            error = _check(op, device, dtype, samples, evidence)
+        if error is not None:
+            raise error
+        if not evidence.samples:
+            self.skipTest("the CPU accepts no sample")
+
+    return device_tests.instantiate("TestOpInfo", test_compare_cpu, infos, [DTYPES[d] for d in dtypes], scope)
+
+
+def _check(op: Any, device: str, dtype: torch.dtype, most: int, evidence: Evidence) -> Exception | None:
+    """Run up to ``most`` samples that the CPU accepts; the first error, a wrong value before a refusal."""
+    module = getattr(torch, device.partition(":")[0])
+    failure = refusal = None
+    samples = iter(op.sample_inputs(device, dtype, requires_grad=False))
+    while evidence.samples < most:
+        try:
+            sample = next(samples, None)
+            if sample is None:
+                break
+            ours = sample.input, sample.args, sample.kwargs
+            theirs = _on_cpu(ours, device)
+            kept = copy.deepcopy(theirs)
+        except NotImplementedError as e:  # arguments that the device cannot hold; the generator ends here
+            refusal = refusal or e
+            break
+        try:
+            want = _called(op, theirs)
+        except Exception:
+            continue
+        evidence.samples += 1
+        module.reset_counters()
+        try:
+            got = _called(op, ours)
+            evidence.count(module.counters())
+            _hold(op, dtype, (got, ours), (want, theirs), kept)
+        except NotImplementedError as e:
+            refusal = refusal or e
+        except Exception as e:
+            failure = failure or e
+    evidence.refused, evidence.failure = (
+        f"{type(e).__name__}: {str(e)[:300]}" if e is not None else "" for e in (refusal, failure)
+    )
+    return failure or refusal
+
+
+def _on_cpu(arguments: Any, device: str) -> Any:
+    """``arguments`` for the CPU: tensors with their strides, offset and a copy of all their storage."""
+
+    def twin(value: Any) -> Any:
+        if isinstance(value, (str, torch.device)) and str(value) == device:
+            return "cpu"
+        if not isinstance(value, torch.Tensor):
+            return value
+        if value.layout is not torch.strided or value.is_conj() or value.is_neg():
+            return value.cpu().clone()
+        whole = torch.empty(0, dtype=value.dtype, device=value.device).set_(value.untyped_storage())
+        return whole.cpu().clone().as_strided(value.size(), value.stride(), value.storage_offset())
+
+    return tree_map(twin, arguments)
+
+
+def _called(op: Any, arguments: Any) -> Any:
+    input, args, kwargs = arguments
+    torch.manual_seed(0)
+    return op.op(input, *args, **kwargs)
+
+
+def _hold(op: Any, dtype: torch.dtype, got: Any, want: Any, kept: Any) -> None:
+    """Results and arguments (some operators write there) are the CPU's. AssertionError with the first difference.
+
+    ``got`` and ``want`` are ``(results, arguments)``, ``kept`` the arguments before the call.
+    """
+    ours, theirs = (tree_flatten(v)[0] for v in (got, want))
+    for g, w in zip(ours, theirs, strict=True):
+        if isinstance(w, torch.Tensor):
+            assert g.dtype == w.dtype, f"dtype {g.dtype} for {w.dtype}"
+            assert g.shape == w.shape, f"shape {tuple(g.shape)} for {tuple(w.shape)}"
+        else:
+            assert g == w or isinstance(g, (str, torch.device)) or (g != g and w != w), f"{g} for {w}"
+    if op.name in UNDEFINED:
+        return
+    loose = {torch.float16: 2e-3, torch.bfloat16: 2e-2, torch.float32: 2e-5}.get(dtype, 0.0)
+    try:
+        for g, w in zip(ours, theirs, strict=True):
+            if isinstance(w, torch.Tensor):
+                torch.testing.assert_close(
+                    g.cpu(), w, rtol=max(loose, 1.3e-6), atol=max(loose, 1e-5), equal_nan=True, check_stride=False
+                )
+    except AssertionError:
+        if not _as_exact(op, kept, ours, theirs, dtype):
+            raise
+
+
+def _as_exact(op: Any, arguments: Any, ours: list[Any], theirs: list[Any], dtype: torch.dtype) -> bool:
+    """Whether the device is about as near to the result in float64 as the CPU is, which rounds where it pleases."""
+    if not dtype.is_floating_point or dtype is torch.float64:
+        return False
+    wide = tree_map(lambda v: v.double() if isinstance(v, torch.Tensor) and v.dtype == dtype else v, arguments)
+    for g, w, exact in zip(ours, theirs, tree_flatten((_called(op, wide), wide))[0], strict=True):
+        if not isinstance(w, torch.Tensor) or not w.numel():
+            continue
+        if not w.is_floating_point():
+            if not torch.equal(g.cpu(), w):
+                return False
+            continue
+        us, them = ((v.cpu().double() - exact).abs().nan_to_num().max().item() for v in (g, w))
+        if g.isnan().cpu().ne(w.isnan()).any() or us > 3 * them:
+            return False
+    return True

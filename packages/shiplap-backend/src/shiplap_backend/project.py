@@ -1,0 +1,183 @@
+"""A project that ``shiplap backend new`` wrote: its settings, and generating into it."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from keyword import iskeyword
+from pathlib import Path
+
+import torch
+
+from shiplap.codegen import render
+from shiplap.compat import host_device
+from shiplap.errors import ShiplapError, error
+from shiplap_backend import bodies, lock
+from shiplap_backend.generate import Generated, generate, write
+from shiplap_backend.metadata import Metadata, load
+from shiplap_backend.runtime import COMMON, Runtime, runtime
+
+__all__ = ["Project", "gen", "new", "open_project", "require_built"]
+
+
+@dataclass(frozen=True)
+class Project:
+    """A project's directory and what ``backend.toml`` says: device name, runtime, number of translation units."""
+
+    root: Path
+    device: str
+    runtime: Runtime
+    units: int
+
+    @property
+    def package(self) -> Path:
+        return self.root / f"torch_{self.device}"
+
+    @property
+    def generated(self) -> Path:
+        return self.root / "generated"
+
+    @property
+    def bodies(self) -> Path:
+        return self.root / "csrc"
+
+    @property
+    def lock(self) -> Path:
+        return self.root / "schema.lock"
+
+    def metadata(self) -> Metadata:
+        return load(self.root / "ops.yaml")
+
+
+def new(device: str, runtime_name: str, root: Path, *, units: int = 16) -> Project:
+    """Write a project for ``device``. SL905 if the name is no identifier or ``root`` holds something already."""
+    chosen = runtime(runtime_name)
+    if not _is_name(device) or hasattr(torch, device) or _is_device(device):
+        raise error(
+            "SL905",
+            where=device,
+            got=f"device name {device!r}",
+            expected="a lower-case word that is neither a device nor an attribute of torch",
+            fix="choose another name",
+        )
+    _make_directory(root)
+    project = Project(root, device, chosen, units)
+    context = {"device": device, "runtime": chosen.name, "units": units, "requires": chosen.requires}
+    files = {
+        "backend.toml": "backend.toml",
+        "ops.yaml": "ops.yaml",
+        "setup.py": "setup.py",
+        "pyproject.toml": "pyproject.toml",
+        "test_opinfo.py": "test_opinfo.py",
+        f"torch_{device}/__init__.py": "package.py",
+    }
+    for name, template in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(render(f"project/{template}.jinja", package="shiplap_backend", **context), encoding="utf-8")
+    project.bodies.mkdir()
+    return project
+
+
+def _is_name(device: str) -> bool:
+    return bool(re.fullmatch(r"[a-z][a-z0-9_]*", device)) and not iskeyword(device)
+
+
+def _is_device(name: str) -> bool:
+    try:
+        torch.device(name)
+    except RuntimeError:
+        return False
+    return True
+
+
+def _make_directory(root: Path) -> None:
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        got = "a directory that is not empty" if any(root.iterdir()) else ""
+    except OSError as e:
+        got = e.strerror or str(e)
+    if got:
+        raise error("SL905", where=str(root), got=got, expected="a new directory", fix="name another one")
+
+
+def open_project(root: Path) -> Project:
+    """The project in ``root``. SL905 if there is none, or its ``backend.toml`` is damaged."""
+    path = root / "backend.toml"
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        project = Project(root, str(data["device"]), runtime(str(data["runtime"])), int(data.get("units", 16)))
+        if not _is_name(project.device) or project.units < 1:
+            raise ValueError(f"device {project.device!r}, units {project.units}")
+        return project
+    except OSError:
+        raise error(
+            "SL905", where=str(root), got="no backend.toml", expected="a directory that 'shiplap backend new' wrote"
+        ) from None
+    except (tomllib.TOMLDecodeError, KeyError, TypeError, ValueError) as e:
+        if isinstance(e, ShiplapError):
+            raise
+        got = f"no {e}" if isinstance(e, KeyError) else str(e)
+        raise error(
+            "SL905",
+            where=str(path),
+            got=got,
+            expected="device (a lower-case word), runtime (a name) and units (at least 1)",
+            fix="correct backend.toml",
+        ) from None
+
+
+def require_built(project: Project) -> None:
+    """SL905 if there is no library to load yet."""
+    if not (project.package / "_C.so").is_file() or not (project.package / "_manifest.json").is_file():
+        raise error(
+            "SL905",
+            where=str(project.root),
+            got="a project that is not built",
+            expected="a built one",
+            fix=f"shiplap backend build {project.root}",
+        )
+
+
+def gen(project: Project, *, accept_drift: bool = False) -> tuple[Generated, list[str]]:
+    """Generate into ``project``; returns what was made and the files touched.
+
+    Nothing is written before the metadata (SL901 to SL903), the schemas (SL904) and hand-written bodies (SL908) are
+    found to be right.
+    """
+    metadata = project.metadata()
+    schemas = lock.hold(project.lock, metadata, accept=accept_drift)
+    made = generate(metadata, project.runtime, units=project.units)
+    custom = [w for w in made.wrappers if w.family.file == "custom"]
+    bodies.hold(project.bodies, custom)
+    declared = {
+        "bodies.h": render("bodies.h.jinja", package="shiplap_backend", wrappers=custom),
+        "manifest.json": _manifest(project, made),
+    }
+    touched = write(project.generated, {**made.files, **declared})
+    touched += write(project.package, _modules())
+    touched += write(project.root, {project.lock.name: schemas.text()})
+    return made, touched
+
+
+def _manifest(project: Project, made: Generated) -> str:
+    """What the wrappers were generated for: `build` puts it beside the library that is made of them."""
+    schemas = {d.name: lock.digest(d.schema) for w in made.wrappers for d in (w.declaration, *w.derived)}
+    manifest = {
+        "device": project.device,
+        "runtime": project.runtime.name,
+        "torch": torch.__version__.partition("+")[0],
+        "vendor": project.runtime.version(),
+        "schemas": dict(sorted(schemas.items())),
+    }
+    return json.dumps(manifest, indent=1) + "\n"
+
+
+def _modules() -> Mapping[str, str]:
+    """The Python of the device: it goes where the library goes, so nothing of shiplap is needed there."""
+    modules = {p.name: p.read_text(encoding="utf-8") for p in sorted((COMMON / "package").glob("*.py"))}
+    modules["_inductor.py"] = Path(host_device.__file__).read_text(encoding="utf-8")  # private torch stays in compat/
+    return modules

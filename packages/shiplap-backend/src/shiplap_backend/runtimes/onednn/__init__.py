@@ -1,0 +1,74 @@
+"""oneDNN: a graph is a list of primitives, run one after another. Headers and library come from oneDNN's CPU wheels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+from shiplap.errors import error
+from shiplap_backend.runtime import COMMON, Runtime
+from shiplap_backend.vendor import Functions, free_functions
+
+__all__ = ["RUNTIME"]
+
+_HERE = Path(__file__).parent
+_LIBRARY, _HEADERS = "onednn-cpu-gomp", "onednn-devel-cpu-gomp"
+
+
+@cache
+def _installed(package: str, name: str) -> Path:
+    """Where ``package`` put its file ``name``: wheels of libraries install outside site-packages."""
+    try:
+        files = distribution(package).files or []
+    except PackageNotFoundError:
+        raise error(
+            "SL907",
+            where="onednn",
+            got=f"no package {package!r}",
+            expected=f"{_LIBRARY} and {_HEADERS}",
+            fix="pip install 'shiplap[onednn]'",
+        ) from None
+    found = next((f for f in files if f.name == name), None)
+    if found is None:
+        raise error(
+            "SL907",
+            where="onednn",
+            got=f"{package} without {name}",
+            expected="an intact installation",
+            fix=f"pip install --force-reinstall {package}",
+        )
+    return Path(str(found.locate())).resolve()
+
+
+def _version() -> str:
+    _installed(_LIBRARY, "libdnnl.so.3")
+    return distribution(_LIBRARY).version
+
+
+def _link_args() -> list[str]:
+    library = _installed(_LIBRARY, "libdnnl.so.3")
+    return [str(library), f"-Wl,-rpath,{library.parent}"]
+
+
+@cache
+def _functions() -> Functions:
+    return free_functions(_HERE / "functions.h", "functions", "functions.h")
+
+
+def _enums() -> Mapping[str, Mapping[str, str]]:
+    return {}
+
+
+RUNTIME = Runtime(
+    name="onednn",
+    requires={_LIBRARY: ">=2023.2", _HEADERS: ">=2023.2"},
+    sources=(COMMON / "csrc" / "all.cpp", *sorted(_HERE.glob("*.cpp"))),
+    include_dirs=lambda: [_HERE, COMMON / "include"],
+    system_dirs=lambda: [_installed(_HEADERS, "dnnl.hpp").parent],
+    link_args=_link_args,
+    opset=_functions,
+    enums=_enums,
+    version=_version,
+)

@@ -1,0 +1,73 @@
+"""OpenVINO: graphs of its opset 15, compiled for the CPU. Headers and libraries come from the ``openvino`` wheel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+
+from shiplap.errors import error
+from shiplap_backend.runtime import COMMON, Runtime
+from shiplap_backend.vendor import Functions, enums, node_classes
+
+__all__ = ["RUNTIME"]
+
+_HERE = Path(__file__).parent
+
+
+@cache
+def _package() -> Path:
+    """Where the wheel is; found without importing it."""
+    spec = find_spec("openvino")
+    if spec is None or spec.origin is None:
+        raise error(
+            "SL907",
+            where="openvino",
+            got="no package 'openvino'",
+            expected="openvino>=2026.1",
+            fix="pip install 'shiplap[openvino]'",
+        )
+    return Path(spec.origin).parent
+
+
+def _version() -> str:
+    try:
+        return version("openvino")
+    except PackageNotFoundError:
+        _package()
+        return "0"
+
+
+def _headers() -> Path:
+    return _package() / "include" / "openvino"
+
+
+@cache
+def _opset() -> Functions:
+    return node_classes(_headers() / "op", _headers() / "opsets" / "opset15_tbl.hpp")
+
+
+@cache
+def _enums() -> Mapping[str, Mapping[str, str]]:
+    return enums(_headers() / "op")
+
+
+def _link_args() -> list[str]:
+    libraries = _package() / "libs"
+    library = next(libraries.glob("libopenvino.so.*"))
+    return [str(library), f"-Wl,-rpath,{libraries}"]
+
+
+RUNTIME = Runtime(
+    name="openvino",
+    requires={"openvino": ">=2026.1,<2027"},
+    sources=(COMMON / "csrc" / "all.cpp", *sorted(_HERE.glob("*.cpp"))),
+    include_dirs=lambda: [_HERE, COMMON / "include"],
+    system_dirs=lambda: [_package() / "include"],
+    link_args=_link_args,
+    opset=_opset,
+    enums=_enums,
+    version=_version,
+)

@@ -1,0 +1,90 @@
+"""A process of the sweep: test cases of ``shiplap_backend.opinfo``, one JSON line each on stdout.
+
+Run as ``python -m shiplap_backend.sweep``, since a broken kernel may take the process with it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+import unittest
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from shiplap.compat.device_tests import op_infos
+from shiplap_backend.opinfo import DTYPES, Evidence, case_name, instantiate
+
+__all__ = ["load", "main"]
+
+
+def load(package: Path) -> str:
+    """Import the generated package and register its device; returns the device's name."""
+    sys.path.insert(0, str(package.parent))
+    importlib.import_module(package.name).autoload()
+    return package.name.removeprefix("torch_")
+
+
+def results(package: Path, cases: list[list[str]], samples: int) -> Iterator[dict[str, Any]]:
+    """Yield ``{"op", "dtype", ...}`` of each operator and dtype that torch tests, and ``{"start", "dtype"}`` before."""
+    device = load(package)
+    names, dtypes = ({case[i] for case in cases} for i in (0, 1))
+    tests = instantiate(globals(), names=names, dtypes=dtypes, samples=samples)
+    tests.setUpClass()
+    infos = op_infos()
+    for name, dtype in cases:
+        case = case_name(device, infos[name], DTYPES[dtype])
+        if hasattr(tests, case):
+            yield {"start": name, "dtype": dtype}
+            yield {"op": name, "dtype": dtype, **_run(tests(case))}
+
+
+def _run(case: Any) -> dict[str, Any]:
+    result = unittest.TestResult()
+    case.run(result)
+    seen: Evidence = getattr(case, "evidence", Evidence())  # none if torch's decorators skip the case
+    failure = seen.failure
+    if not failure and not seen.refused:
+        failure = "".join(text.strip().splitlines()[-1][:300] for _, text in (result.errors + result.failures)[:1])
+    return {
+        "samples": seen.samples,
+        "native": sorted(seen.native),
+        "fallback": seen.fallback,
+        "failure": failure,
+        "refused": seen.refused,
+        "skipped": "".join(reason for _, reason in result.skipped[:1]),
+    }
+
+
+def main() -> None:
+    """``sweep PACKAGE --samples 8``, with ``[[op, dtype], ...]`` on stdin; ``--list`` prints the operators' names."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("package", type=Path)
+    parser.add_argument("--samples", type=int, default=8)
+    parser.add_argument("--list", action="store_true")
+    options = parser.parse_args()
+    out = sys.stdout
+    sys.stdout = sys.stderr  # what operators print is not ours
+    torch.set_num_threads(1)
+    if options.list:
+        out.write(json.dumps(sorted(op_infos())) + "\n")
+        return
+
+    def sweep() -> None:
+        for row in results(options.package, json.load(sys.stdin), options.samples):
+            out.write(json.dumps(row) + "\n")
+            out.flush()
+
+    # For each sample torch's tests look up the source of every frame of the stack, and search all modules for those
+    # without a file, which the frames of `python -m` are: a thread has none of them, and takes a tenth of the time.
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(sweep).result()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""``Wrapper``: what the templates need of one overload, and the kinds of value that its arguments are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from shiplap.compat.declarations import Argument, Declaration
+from shiplap_backend.families import Family
+from shiplap_backend.metadata import Entry, Output
+
+__all__ = ["Wrapper", "kind"]
+
+# Kind of the value of an argument, by its type in the schema; ``Tensor`` arguments can also be graph inputs.
+_KINDS = {
+    "Tensor": "tensor",
+    "Tensor?": "tensor",
+    "Tensor[]": "tensors",
+    "Tensor?[]": "tensors",
+    "Scalar": "scalar",
+    "Scalar?": "scalar?",
+    "int": "int",
+    "SymInt": "int",
+    "int?": "int?",
+    "SymInt?": "int?",
+    "float": "float",
+    "float?": "float?",
+    "bool": "bool",
+    "bool?": "bool?",
+    "str": "str",
+    "str?": "str?",
+    "ScalarType": "dtype",
+    "ScalarType?": "dtype?",
+    "Layout?": "layout?",
+    "Device?": "device?",
+    "MemoryFormat?": "format?",
+    "Generator?": "generator?",
+}
+
+_ALWAYS = Output("bypass")
+
+
+@dataclass
+class Wrapper:
+    """What the templates need of one overload, as C++; ``fates`` says what became of each argument."""
+
+    declaration: Declaration
+    entry: Entry
+    family: Family
+    where: str
+    mask: tuple[str, ...]
+    gated: tuple[str, ...]
+    compute: str = ""
+    decides: str = ""  # dtype that the mask must hold as well, once shapes and promotion are known
+    prepare: list[str] = field(default_factory=list)
+    derived: tuple[Declaration, ...] = ()
+    guards: list[tuple[str, str]] = field(default_factory=list)
+    keys: list[str] = field(default_factory=list)
+    nodes: list[str] = field(default_factory=list)
+    lets: list[str] = field(default_factory=list)
+    results: list[str] = field(default_factory=list)
+    outputs: list[str] = field(default_factory=list)
+    updates: list[tuple[str, str, str, str]] = field(default_factory=list)  # name, tensor, condition, node
+    fates: dict[str, str] = field(default_factory=dict)
+    headers: set[str] = field(default_factory=set)
+
+    @property
+    def id(self) -> str:
+        return self.declaration.identifier
+
+    @property
+    def parameters(self) -> str:
+        return ", ".join(f"{a.cpp} {a.name}" for a in self.declaration.arguments)
+
+    @property
+    def names(self) -> str:
+        return ", ".join(a.name for a in self.declaration.arguments)
+
+    @property
+    def tensors(self) -> list[str]:
+        return [a.name for a in self.declaration.inputs if a.tensor]
+
+    @property
+    def sometimes(self) -> list[bool]:
+        """Of each output: whether it is made only when a condition holds."""
+        return [bool(rule.when) for rule in (self.entry.output.get(n, _ALWAYS) for n in self.outputs)]
+
+    @property
+    def placed(self) -> str:
+        """The tensor whose device the call runs on."""
+        return next((a.name for a in self.declaration.arguments if a.type == "Tensor"), "")
+
+    @property
+    def empty(self) -> str:
+        return self.entry.empty or self.family.empty
+
+
+def kind(argument: Argument) -> str:
+    """The kind of value that ``argument`` is in an expression, or ``""`` if it cannot be in one."""
+    base, bracket, rest = argument.type.partition("[")
+    if bracket and base in ("int", "SymInt"):
+        return "ints?" if rest.endswith("?") else "ints"
+    if bracket and base == "float":
+        return "floats?" if rest.endswith("?") else "floats"
+    if bracket and base == "bool":
+        return "bools"
+    return _KINDS.get(argument.type.split("(")[0] + argument.type.partition(")")[2], "")

@@ -1,0 +1,146 @@
+"""PyTorch's operator database on the device: torch's own kind of device test, in processes of its own."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from shiplap_backend import audit, opinfo
+from shiplap_backend.project import Project
+from shiplap_testing.forked import python
+from shiplap_testing.paths import REPOSITORY
+from tests.backend.conftest import FULL
+
+OPS = ("add", "mm", "erfc", "softmax", "sum", "transpose", "tensor_split", "to_sparse", "jiterator_unary", "sinh")
+DTYPES = ("f32", "bf16", "i64", "u8", "bool")
+
+
+def test_a_slice_of_the_database(project: Project) -> None:
+    """Every state that is not a crash; ``sinh`` of tests/backend/ops.yaml is wrong on purpose, and found."""
+    pytest.importorskip("openvino")
+    verdicts = {(v.op, v.dtype): v for v in audit.audit(project, OPS, DTYPES, samples=3)}
+    state = {key: v.state for key, v in verdicts.items()}
+    assert {state["add", d] for d in ("f32", "bf16", "u8", "bool")} == {state["softmax", "bf16"]} == {"native"}
+    assert state["mm", "f32"] == "mixed"  # a product without terms is the CPU's
+    assert state["add", "i64"] == state["mm", "i64"] == state["erfc", "f32"] == "fallback"
+    assert verdicts["add", "i64"].fallback == ("aten::add.out: dtype: Long",)
+    assert state["transpose", "f32"] == state["tensor_split", "f32"] == "core"
+    assert ("softmax", "bool") not in state
+    assert state["to_sparse", "f32"] == "refused"
+    assert "the result is Sparse on cpu, which this device cannot hold" in verdicts["to_sparse", "f32"].why
+    assert (state["jiterator_unary", "f32"], verdicts["jiterator_unary", "f32"].why) == ("left", "Only runs on cuda")
+    bad = {v.op: v.why for v in verdicts.values() if v.state in ("fail", "crash")}
+    assert FULL or "Tensor-likes are not close" in bad.pop("sinh")
+    assert bad == {}
+
+
+def test_the_project_has_the_cases_for_unittest(project: Project) -> None:
+    cases = [f"test_opinfo.TestOpInfoPRIVATEUSE1.test_compare_cpu_{op}_openvino_float32" for op in ("mm", "sinh")]
+    run = python("-m", "unittest", *cases, cwd=project.root)
+    if not FULL:
+        assert run.returncode == 1
+        assert "Tensor-likes are not close" in run.stderr
+        assert "test_compare_cpu_sinh_openvino_float32" in run.stderr
+    assert "test_compare_cpu_mm" not in run.stderr
+    assert "Ran 2 tests" in run.stderr
+
+
+def test_a_process_without_the_device_says_so() -> None:
+    script = "from shiplap.compat import device_tests as d; d.instantiate('T', lambda: None, [], [], globals())"
+    run = python("-c", script)
+    assert "RuntimeError: torch's tests know no PrivateUse1 device: load it before they are imported" in run.stderr
+
+
+class Op:
+    """An operator of the database, as far as the comparison asks."""
+
+    name = "double"
+
+    @staticmethod
+    def op(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+
+ARGUMENTS = (torch.tensor([0.5, 1.0]), (), {})
+
+
+def held(got: Any, want: Any, after: Any = ARGUMENTS, name: str = "double") -> bool:
+    """Whether the comparison accepts ``got``, with arguments ``after`` the call, for ``want``."""
+    op = Op()
+    op.name = name
+    try:
+        opinfo._hold(op, torch.float32, (got, after), (want, ARGUMENTS), ARGUMENTS)
+    except AssertionError:
+        return False
+    return True
+
+
+def test_what_counts_as_wrong() -> None:
+    right = torch.tensor([1.0, 2.0])
+    assert held(right.clone(), right)
+    assert held((right, 3), (right, 3))
+    assert not held(right + 1e-3, right)
+    assert not held(right.double(), right)
+    assert not held(right[None], right)
+    assert not held(torch.tensor([1.0, float("nan")]), right)
+    assert not held((right, 3), (right, 4))
+    assert not held(right, right, after=(torch.tensor([0.5, 1.5]), (), {})), "an argument was written"
+    assert held(right + 1, right, name="empty"), "what empty() holds is not determined"
+
+
+def test_float64_decides_between_two_roundings() -> None:
+    exact = torch.tensor([1.0, 2.0])
+    assert held(exact - 1e-3, exact + 1e-3)
+    assert not held(exact - 4e-3, exact + 1e-3)
+
+
+@pytest.fixture(scope="module")
+def benchmark() -> ModuleType:
+    path = REPOSITORY / "benchmarks" / "backend_opinfo.py"
+    spec = importlib.util.spec_from_file_location("backend_opinfo", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "path", [*sys.path])  # a script finds its neighbours there
+        spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("path", sorted((REPOSITORY / "benchmarks" / "results").glob("backend_opinfo.json")))
+def test_the_docs_are_the_record_and_nothing_in_it_is_wrong(benchmark: ModuleType, path: Path) -> None:
+    result = json.loads(path.read_text(encoding="utf-8"))
+    assert benchmark.PAGE.read_text(encoding="utf-8") == benchmark.page(result), "run with --pages"
+    text = benchmark.SUMMARY.read_text(encoding="utf-8")
+    assert text == benchmark.with_summary(text, result), "run with --pages"
+    assert list(result["counts"]) == ["f32", "bf16", "f16", "i64", "i32", "u8", "bool"]
+    for dtype, counts in result["counts"].items():
+        assert counts["fail"] == counts["crash"] == 0, dtype
+    assert result["counts"]["f32"]["native"] > 200
+    refused = {reason.split()[0] for reason in result["reasons"]}
+    assert refused <= {"to_sparse", "sparse.sampled_addmm"}, "what the docs do not explain"
+
+
+def test_pages_of_a_record(benchmark: ModuleType) -> None:
+    found = [
+        audit.Verdict("add", "f32", "native", 2),
+        audit.Verdict("add", "bool", "mixed", 2),
+        audit.Verdict("to_sparse", "f32", "refused", 2, why="NotImplementedError: sparse\nmore"),
+    ]
+    result = benchmark.measure(found, 2) | {"date": "2026-11-21"}
+    assert result["states"] == {"add": "native - - - - - mixed", "to_sparse": "refused - - - - - -"}
+    page = benchmark.page(result)
+    assert "| `add` | native | - | - | - | - | - | mixed |" in page
+    assert "- `to_sparse f32 refused: NotImplementedError: sparse`" in page
+    assert "| f32 | 2 | 1 | 0 | 0 | 0 | 1 | 0 | 0 | 0 |" in page
+    text = benchmark.with_summary("a\n<!-- opinfo -->\nold\n<!-- /opinfo -->\nb\n", result)
+    assert text.startswith("a\n<!-- opinfo -->\nOpenVINO ")
+    assert text.endswith("\n<!-- /opinfo -->\nb\n")
+    assert "old" not in text

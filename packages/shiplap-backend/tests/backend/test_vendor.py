@@ -1,0 +1,74 @@
+"""Headers → signatures: node classes as OpenVINO declares them, free functions as ours do."""
+
+from pathlib import Path
+
+import pytest
+
+from shiplap_backend.runtime import runtime
+from shiplap_backend.vendor import enum_values, free_functions, node_classes
+
+HEADER = """
+namespace ov { namespace op { namespace v1 {
+// class OPENVINO_API Commented : public Op { Commented(int a); };
+class OPENVINO_API Pool : public Op {
+public:
+    enum class Mode { FAST, RIGHT = 3 };
+    Pool() = default;
+    Pool(const Output<Node>& arg, const Strides& strides = {1, 1}, const std::vector<int64_t>& axes = {},
+         const Mode mode = Mode::FAST);
+    Pool(const OutputVector& args, std::shared_ptr<Thing> opaque);
+    bool visit(AttributeVisitor& v);
+};
+} namespace v2 {
+class OPENVINO_API Pool : public Op { public: Pool(const Output<Node>& newer); };
+} } }
+"""
+
+
+def test_constructors_of_the_listed_version(tmp_path: Path) -> None:
+    headers = tmp_path / "vendor" / "op"
+    headers.mkdir(parents=True)
+    (headers / "pool.hpp").write_text(HEADER)
+    table = tmp_path / "table.hpp"
+    table.write_text("_OPENVINO_OP_REG(Pool, ov::op::v1)\n_OPENVINO_OP_REG(Gone, ov::op::v0)\n")
+    (pool,) = node_classes(headers, table)["Pool"]
+    assert str(pool) == "Pool(arg, strides = ..., axes = ..., mode = ...)"
+    assert [p.kind for p in pool.parameters] == ["node", "ints", "ints", "enum Mode"]
+    assert pool.parameters[1].cpp == "ov::Strides"
+    assert pool.call == "make<ov::op::v1::Pool>"
+    assert pool.header == "vendor/op/pool.hpp"
+
+
+def test_free_functions(tmp_path: Path) -> None:
+    path = tmp_path / "h.h"
+    path.write_text(
+        "inline Node cast(Node v, at::ScalarType to) { return v; }\n"
+        "static int hidden(int a);\n"
+        "inline std::vector<int64_t> axes(at::OptionalIntArrayRef d, const at::Tensor& t) {\n}\n"
+    )
+    found = free_functions(path, "helpers", "h.h")
+    signatures = {n: [str(f) for f in fs] for n, fs in found.items()}
+    assert signatures == {"axes": ["axes(d, t)"], "cast": ["cast(v, to)"]}
+    assert (found["axes"][0].returns, found["cast"][0].returns) == ("ints", "node")
+
+
+@pytest.fixture(scope="module")
+def openvino():
+    pytest.importorskip("openvino")
+    return runtime("openvino")
+
+
+def test_the_installed_opset(openvino) -> None:
+    functions = openvino.functions()
+    assert len(functions) > 150
+    assert str(functions["MatMul"][0]) == "MatMul(A, B, transpose_a = ..., transpose_b = ...)"
+    assert {str(f) for f in functions["Swish"]} == {"Swish(arg, beta)", "Swish(arg)"}
+
+
+def test_enums_of_the_class_that_is_meant(openvino) -> None:
+    """ScatterElementsUpdate and ScatterNDUpdate each have a Reduction."""
+    enums = openvino.enums()
+    for cls, n in (("ov::op::v12::ScatterElementsUpdate", 6), ("ov::op::v15::ScatterNDUpdate", 6)):
+        values = enum_values(enums, "enum Reduction", f"make<{cls}>")
+        assert values["SUM"] == f"{cls}::Reduction::SUM"
+        assert len(values) == n

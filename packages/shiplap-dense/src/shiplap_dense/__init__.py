@@ -1,0 +1,10 @@
+"""Dense products and convolutions as templates: what stands around them is fused into them.
+
+``matmul`` (2-D and batched, bias), ``matmul_int8`` (weights of 8 bits), ``grouped_matmul`` (mixture of experts) and
+``conv2d`` (channels last).
+"""
+
+from shiplap_dense import cpu, cuda  # templates attach to the ops
+from shiplap_dense.functional import conv2d, grouped_matmul, matmul, matmul_int8
+
+__all__ = ["conv2d", "cpu", "cuda", "grouped_matmul", "matmul", "matmul_int8"]

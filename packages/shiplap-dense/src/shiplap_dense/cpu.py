@@ -1,0 +1,70 @@
+"""Templates for the CPU: C++ micro-kernels, vectorised as Inductor vectorises (``shiplap/cpu/micro.h``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from shiplap_dense import ops
+
+__all__: list[str] = []
+
+Sizes = Mapping[str, Any]
+FEW = 8  # rows up to which weights are widened in registers
+LANES = 8  # of the narrower vectors
+
+
+def _floats(sizes: Sizes, dtypes: Mapping[str, torch.dtype], config: Mapping[str, Any]) -> bool | str:
+    if odd := sorted({str(d) for d in dtypes.values()} - {"torch.float32", "torch.bfloat16", "torch.int8"}):
+        return f"{odd[0]} is neither float32 nor bfloat16"
+    if any(isinstance(v, int) and v == 0 for k, v in sizes.items() if k.isidentifier()):
+        return "an empty size"
+    return True
+
+
+def _few_rows(sizes: Sizes, dtypes: Mapping[str, torch.dtype], config: Mapping[str, Any]) -> bool | str:
+    return f"more than {FEW} rows" if sizes["m"] > FEW else _floats(sizes, dtypes, config)
+
+
+def _rows_configs(sizes: Sizes) -> tuple[dict[str, int], ...]:
+    return ({"BM": min(FEW, max(1, sizes["m"])), "BN": 64, "KC": 1024},)
+
+
+def _even_blocks(rows: int, limit: int) -> int:
+    """The height of equal blocks, a multiple of 12: threads are given the same number of them."""
+    blocks = -(-max(rows, 1) // limit)
+    return -(-rows // (12 * blocks)) * 12 or 12
+
+
+def _panel_configs(sizes: Sizes) -> tuple[dict[str, int], ...]:
+    """Blocks of rows as tall as the call, up to 384: each block widens the weights again."""
+    tall, low = _even_blocks(sizes["m"], 384), _even_blocks(sizes["m"], 192)
+    return {"BM": tall, "BN": 64, "KC": 256}, {"BM": low, "BN": 128, "KC": 512}
+
+
+ADJACENT = {"a": "k", "weight": "k"}
+ops.int8_mm.template("cpu", "int8_rows.cpp.jinja", configs=_rows_configs, innermost=ADJACENT, supports=_few_rows)
+ops.int8_mm.template("cpu", "int8_panels.cpp.jinja", configs=_panel_configs, innermost=ADJACENT, supports=_floats)
+
+
+def _product_configs(sizes: Sizes) -> tuple[dict[str, int], ...]:
+    rows = _even_blocks(sizes["m"], 192)
+    return {"BM": rows, "BN": 128, "KC": 256}, {"BM": rows, "BN": 64, "KC": 512}
+
+
+def _conv_configs(sizes: Sizes) -> tuple[dict[str, int], ...]:
+    return {"BM": 96, "BN": 128 if sizes["co"] > 64 else 64, "KC": 256}, {"BM": 48, "BN": 64, "KC": 512}
+
+
+def _side_by_side(sizes: Sizes, dtypes: Mapping[str, torch.dtype], config: Mapping[str, Any]) -> bool | str:
+    """Taps are gathered channel run by channel run."""
+    return f"fewer than {LANES} channels lie side by side" if sizes["ci"] < LANES else _floats(sizes, dtypes, config)
+
+
+ops.mm.template("cpu", "mm.cpp.jinja", configs=_product_configs, supports=_floats)
+ops.bmm.template("cpu", "mm.cpp.jinja", configs=_product_configs, supports=_floats)
+ops.conv2d.template(
+    "cpu", "conv2d.cpp.jinja", configs=_conv_configs, innermost={"x": "ci", "weight": "ci"}, supports=_side_by_side
+)

@@ -1,0 +1,207 @@
+"""Templates for CUDA devices, in Triton. Which config is best for which sizes is measured, not known here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from shiplap_dense import ops
+
+__all__ = ["attach"]
+
+Sizes = Mapping[str, Any]
+Dtypes = Mapping[str, torch.dtype]
+Config = Mapping[str, Any]
+
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def _config(m: int, n: int, k: int, warps: int, stages: int, **more: Any) -> dict[str, Any]:
+    return {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "num_warps": warps, "num_stages": stages, "GROUP_M": 8, **more}
+
+
+# A default that is good almost everywhere, then wide tiles for much work, then flat ones for few rows.
+TILES = (
+    _config(128, 128, 64, 8, 3),
+    _config(64, 64, 32, 4, 3),
+    _config(128, 128, 32, 8, 3),
+    _config(128, 256, 64, 8, 3),
+    _config(256, 128, 64, 8, 3),
+    _config(128, 128, 64, 4, 4),
+    _config(64, 128, 64, 4, 4),
+    _config(128, 64, 64, 4, 4),
+    _config(64, 64, 64, 4, 4),
+    _config(128, 64, 128, 4, 3),
+    _config(128, 32, 128, 4, 4),
+    _config(128, 32, 64, 4, 6),
+    _config(64, 32, 128, 4, 5),
+    _config(32, 32, 128, 4, 5),
+    _config(32, 64, 128, 4, 4),
+)
+# Few rows: the weights are read once, so what counts is how many bytes are on their way.
+FLAT = (
+    _config(16, 32, 128, 2, 5),
+    _config(16, 32, 256, 4, 4),
+    _config(16, 32, 256, 4, 6),
+    _config(16, 16, 256, 2, 5),
+    _config(16, 16, 512, 4, 4),
+    _config(16, 32, 512, 4, 3),
+    _config(16, 64, 128, 4, 6),
+    _config(16, 64, 256, 4, 4),
+    _config(16, 16, 256, 1, 4),
+    _config(16, 32, 128, 4, 8),
+)
+# Tiles for the bulk copy engine: block sizes, warps, stages, programs per multiprocessor (0: one program a tile).
+BULK = (
+    (128, 256, 64, 8, 3, 1),
+    (256, 128, 64, 8, 3, 1),
+    (128, 256, 64, 8, 4, 1),
+    (256, 128, 64, 8, 4, 1),
+    (128, 128, 64, 4, 3, 2),
+    (128, 128, 64, 8, 3, 2),
+    (128, 128, 64, 4, 3, 0),
+    (128, 128, 128, 8, 3, 1),
+    (128, 256, 64, 8, 3, 0),
+    (64, 256, 64, 4, 3, 2),
+    (128, 192, 64, 8, 3, 1),
+)
+FLAT_BULK = (
+    (16, 32, 256, 4, 5, 0),
+    (16, 64, 256, 4, 4, 0),
+    (16, 16, 512, 4, 4, 0),
+    (64, 32, 128, 4, 5, 0),
+    (128, 32, 128, 4, 5, 0),
+    (128, 64, 128, 4, 4, 0),
+)
+
+
+def _floats(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str:
+    """No empty size, and dtypes whose products are accumulated in float32."""
+    if empty := [k for k, v in sizes.items() if type(v) is int and v == 0 and len(k) <= 5 and k != "padding"]:
+        return f"{empty[0]} = 0"
+    other = [str(d) for d in dtypes.values() if d.is_floating_point and d not in FLOATS]
+    return f"{other[0]}: products are accumulated in float32" if other else True
+
+
+def _tiled(sizes: Sizes, dtypes: Dtypes, config: Config, rows: str = "m", cols: str = "n") -> bool | str:
+    """Tiles not much larger than the matrix; smaller ones exist."""
+    if (fits := _floats(sizes, dtypes, config)) is not True:
+        return fits
+    if config["BLOCK_M"] > 64 and config["BLOCK_M"] >= 2 * sizes[rows]:
+        return f"BLOCK_M={config['BLOCK_M']} is wasted on {sizes[rows]} rows"
+    if config["BLOCK_N"] > 64 and config["BLOCK_N"] >= 2 * sizes[cols]:
+        return f"BLOCK_N={config['BLOCK_N']} is wasted on {sizes[cols]} columns"
+    area = config["BLOCK_M"] * config["BLOCK_N"]
+    if sizes[rows] * sizes[cols] >= 1 << 24 and area < 128 * 128:  # 1.5 times slower and more (H200, 2026-11-21)
+        return f"tiles of {area} elements read the operands too often for so large a result"
+    return True
+
+
+def _tiles(sizes: Sizes) -> list[dict[str, Any]]:
+    """The default first; for few rows the flat tiles, else the others."""
+    return [TILES[0], *(FLAT if sizes["m"] <= 32 else TILES[1:])]
+
+
+def _bulk_tiles(sizes: Sizes) -> list[dict[str, Any]]:
+    processors = torch.cuda.get_device_properties().multi_processor_count if torch.cuda.is_available() else 4
+    listed = FLAT_BULK if sizes["m"] <= 256 else BULK
+    return [
+        _config(*tile, PROGRAMS=each * processors, FLATTEN=flat)
+        for *tile, each in listed
+        if not (tile[1] & (tile[1] - 1))
+        for flat in ((True, False) if each else (False,))
+    ]
+
+
+def _bulk(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str:
+    """What the bulk copy engine asks for: Hopper, 16-byte rows, an axis with stride 1."""
+    if torch.cuda.is_available() and torch.cuda.get_device_capability() < (9, 0):
+        return "needs the bulk copy engine of compute capability 9.0"
+    if dtypes["a"].itemsize != 2:
+        return f"{dtypes['a']}: made for 16-bit operands"
+    if any(sizes[d] % 8 for d in ("n", "k")) or (sizes["m"] % 8 and sizes["m"] > 1):
+        return "rows are not multiples of 16 bytes"
+    return _tiled(sizes, dtypes, config)
+
+
+def _product_grid(sizes: Sizes, config: Config, cdiv: Any) -> tuple[Any, Any, Any]:
+    return cdiv(sizes["m"], config["BLOCK_M"]) * cdiv(sizes["n"], config["BLOCK_N"]), 1, 1
+
+
+def _walking_grid(sizes: Sizes, config: Config, cdiv: Any) -> tuple[Any, Any, Any]:
+    return (config["PROGRAMS"], 1, 1) if config["PROGRAMS"] else _product_grid(sizes, config, cdiv)
+
+
+def _taps(sizes: Sizes) -> torch.Tensor:
+    """Where each filter tap lies relative to ``stride * pixel``: int32 ``[kh * kw, 2]``."""
+    (pad_y, pad_x), (dil_y, dil_x) = sizes["padding"], sizes["dilation"]
+    y, x = torch.meshgrid(torch.arange(sizes["kh"]), torch.arange(sizes["kw"]), indexing="ij")
+    return torch.stack((y * dil_y - pad_y, x * dil_x - pad_x), -1).reshape(-1, 2).to(torch.int32)
+
+
+def _grouped(sizes: Sizes) -> list[dict[str, Any]]:
+    groups = 1 << sizes["g"].bit_length()  # one more than there are: the rows that belong to none
+    plain = [{**tile, "GROUPS": groups, "BULK": False} for tile in TILES[:9] if tile["BLOCK_M"] <= 128]
+    bulk = (
+        (128, 256, 64, 8, 3),
+        (128, 256, 64, 8, 4),
+        (128, 128, 64, 4, 3),
+        (128, 128, 64, 8, 4),
+        (64, 256, 64, 4, 3),
+        (64, 128, 64, 4, 4),
+    )
+    return [*plain, *(_config(*tile, GROUPS=groups, BULK=True) for tile in bulk)]
+
+
+def _experts(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str:
+    if config["BULK"] and (fits := _bulk(sizes, dtypes, config)) is not True:
+        return fits
+    return _tiled(sizes, dtypes, config)
+
+
+def attach(device: str) -> None:
+    """Bind the Triton templates for ``device`` (``"cuda"``; tests bind them for the interpreter's ``"cpu"``)."""
+    ops.mm.template(device, "mm.triton.jinja", configs=_tiles, grid=_product_grid, supports=_tiled)
+    ops.mm.template(device, "mm_tma.triton.jinja", configs=_bulk_tiles, supports=_bulk, grid=_walking_grid)
+    ops.bmm.template(
+        device,
+        "bmm.triton.jinja",
+        configs=TILES,
+        supports=_tiled,
+        grid=lambda sizes, config, cdiv: (*_product_grid(sizes, config, cdiv)[:1], sizes["batch"], 1),
+    )
+    ops.int8_mm.template(device, "int8_mm.triton.jinja", configs=_tiles, grid=_product_grid, supports=_tiled)
+    ops.grouped_mm.template(
+        device,
+        "grouped_mm.triton.jinja",
+        configs=_grouped,
+        supports=_experts,
+        grid=lambda sizes, config, cdiv: (
+            cdiv(sizes["m"], config["BLOCK_M"]) + sizes["g"] + 1,
+            cdiv(sizes["n"], config["BLOCK_N"]),
+            1,
+        ),
+    )
+    ops.conv2d.template(
+        device,
+        "conv2d.triton.jinja",
+        configs=TILES,
+        tables={"taps": _taps},
+        innermost={"x": "ci", "weight": "ci"},
+        supports=_pixels,
+        grid=lambda sizes, config, cdiv: (
+            cdiv(sizes["batch"] * sizes["ho"] * sizes["wo"], config["BLOCK_M"]) * cdiv(sizes["co"], config["BLOCK_N"]),
+            1,
+            1,
+        ),
+    )
+
+
+def _pixels(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str:
+    pixels = sizes["batch"] * sizes["ho"] * sizes["wo"]
+    return _tiled({**sizes, "pixels": pixels}, dtypes, config, rows="pixels", cols="co")
+
+
+attach("cuda")

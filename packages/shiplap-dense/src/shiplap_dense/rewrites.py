@@ -1,0 +1,167 @@
+"""Rewrites that put our dense ops into models: what surrounds the product goes into the template's kernel.
+
+``linear_activation``, ``norm_linear``, ``int8_linear`` are functions that return rewrites, for
+``sl.rewrites(*linear_activation(), ...)``. ``always=True`` places an op where its template is not expected to pay, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from jaxtyping import BFloat16, Float, Float16, Float32, Int8
+from torch import Tensor
+from torch.nn import functional as F
+
+from shiplap.rewrite import PatternRewrite, Program, rewrite
+from shiplap.rewrite.shipped import FoldedNorm, conv_norm, no_ops
+from shiplap_dense.functional import conv2d, matmul, matmul_int8
+
+__all__ = ["conv_norm_dense", "int8_linear", "linear_activation", "norm_linear"]
+
+Rewrites = tuple[Any, ...]
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_tanh": lambda y: F.gelu(y, approximate="tanh"),
+    "relu": F.relu,
+    "silu": F.silu,
+    "tanh": torch.tanh,
+}
+
+
+# Unpacking n*k weights moves 3nk bytes, once; of 2mnk operations the template does fewer a second than the library.
+# Both grow with nk, so it is m that decides (H200, bfloat16: 1.25x at 256 rows, level at 512, 0.93x at 1024).
+FEW_ROWS = 256
+
+
+def _on_gpu(x: Tensor, **others: Any) -> bool | str:
+    return x.device.type == "cuda" or "on the CPU a product of the library's is faster than the template"
+
+
+def linear_activation(*, always: bool = False) -> tuple[PatternRewrite, ...]:
+    """``gelu(linear(x, weight, bias))`` and the like: our product with the activation in its epilogue. On GPUs."""
+    pays = None if always else _on_gpu
+    return tuple(rewrite(*_activated(act), name=f"linear_{name}", pays=pays) for name, act in ACTIVATIONS.items())
+
+
+def _activated(act: Callable[[Tensor], Tensor]) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
+    def pattern(x: Float[Tensor, "*b k"], weight: Float[Tensor, "n k"], bias: Float[Tensor, "n"] | None) -> Tensor:
+        return act(F.linear(x, weight, bias))
+
+    def replacement(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return act(matmul(x, weight.t(), bias))
+
+    return pattern, replacement
+
+
+def norm_linear(*, always: bool = False) -> Rewrites:
+    """A layer norm or RMS norm that one linear layer reads: our product with the norm in its prologue. On GPUs."""
+    pays = None if always else _on_gpu
+    spelled = (("rms_norm_linear", Float32, torch.float32), ("rms_norm_linear_bfloat16", BFloat16, torch.bfloat16))
+    rms = (rewrite(*_rms(kind, dtype), name=name, pays=pays) for name, kind, dtype in spelled)
+    return (no_ops, rewrite(_layer_norm, _layer_norm_product, name="layer_norm_linear", pays=pays), *rms)
+
+
+def _layer_norm(
+    x: Float[Tensor, "*b k"],
+    gain: Float[Tensor, "k"],
+    shift: Float[Tensor, "k"],
+    weight: Float[Tensor, "n k"],
+    bias: Float[Tensor, "n"] | None,
+    eps: float,
+) -> Tensor:
+    return F.linear(F.layer_norm(x, (x.shape[-1],), gain, shift, eps), weight, bias)
+
+
+def _layer_norm_product(
+    x: Tensor, gain: Tensor, shift: Tensor, weight: Tensor, bias: Tensor | None, eps: float
+) -> Tensor:
+    return matmul(F.layer_norm(x, (x.shape[-1],), gain, shift, eps), weight.t(), bias)
+
+
+def _rms(kind: Any, dtype: torch.dtype) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
+    """As transformers spells it: computed in float32, scaled in the model's dtype."""
+
+    def normed(x: Tensor, gain: Tensor, eps: float) -> Tensor:
+        wide = x if dtype == torch.float32 else x.to(torch.float32)
+        scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+        return gain * (scaled if dtype == torch.float32 else scaled.to(dtype))
+
+    def pattern(x: Tensor, gain: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+        return F.linear(normed(x, gain, eps), weight, bias)
+
+    def replacement(x: Tensor, gain: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+        return matmul(normed(x, gain, eps), weight.t(), bias)
+
+    shapes = {"x": "batch tokens k", "gain": "k", "weight": "n k", "bias": "n"}
+    kinds = {name: kind[Tensor, shape] for name, shape in shapes.items()}
+    pattern.__annotations__ |= kinds | {"bias": kinds["bias"] | None, "eps": float}
+    return pattern, replacement
+
+
+def int8_linear(*, always: bool = False) -> tuple[PatternRewrite, ...]:
+    """``linear(x, weight.to(x.dtype) * scale)`` with weights of 8 bits: our product, which never unpacks them.
+
+    On GPUs up to ``FEW_ROWS``.
+    """
+    kinds = {"float32": Float32, "bfloat16": BFloat16, "float16": Float16}
+    pays = None if always else _few_rows
+    return tuple(
+        rewrite(*_dequantised(kind, getattr(torch, name)), name=f"int8_linear_{name}", pays=pays)
+        for name, kind in kinds.items()
+    )
+
+
+def _few_rows(x: Tensor, **others: Any) -> bool | str:
+    few = x.device.type != "cuda" or x.numel() <= FEW_ROWS * x.shape[-1]
+    return few or f"more than {FEW_ROWS} rows: unpacking the weights costs less than the template loses to the library"
+
+
+def _dequantised(kind: Any, dtype: torch.dtype) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
+    def pattern(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+        return F.linear(x, weight.to(dtype) * scale, bias)
+
+    def replacement(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+        return matmul_int8(x, weight, scale.view(-1), bias)
+
+    pattern.__annotations__ |= {
+        "x": kind[Tensor, "*b k"],
+        "weight": Int8[Tensor, "n k"],
+        "scale": kind[Tensor, "n 1"],
+        "bias": kind[Tensor, "n"] | None,
+    }
+    return pattern, replacement
+
+
+def _folded(
+    input: Tensor, weight: Tensor, bias: Tensor, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
+) -> Tensor:
+    if groups != 1:
+        raise NotImplementedError("dense.conv2d has no groups")
+    pair = [v if isinstance(v, int) else tuple(v) for v in (stride, padding, dilation)]
+    return conv2d(input, weight, bias, *pair)
+
+
+def _examples() -> Iterator[Program]:
+    for program in conv_norm.examples():
+        x, *others = program.args
+        if "groups=1" in program.label:
+            args = (x.to(memory_format=torch.channels_last), *others)
+            yield Program(program.fn, args, program.label, train=False)
+
+
+def _of_one_pixel(named: dict[str, Any]) -> bool | str:
+    if named["weight"].device.type == "cpu":
+        return "on the CPU, Inductor folds constants into the library's convolution, and the template is no faster"
+    if set(named["weight"].shape[2:]) != {1}:
+        return f"weights of {list(named['weight'].shape[2:])}: the library's convolution is as fast as the template"
+    return True
+
+
+conv_norm_dense = FoldedNorm("conv_norm_dense", "conv2d", _folded, _examples, pays=_of_one_pixel, gradient=False)
+"""A convolution of a tensor in ``torch.channels_last`` and the norm behind it: ``dense.conv2d`` with folded weights.
+
+It pays for 1x1 on CUDA, with what follows in the template's epilogue (H200, 2026-11: 1.29x and 1.23x of Inductor;
+3x3 are 0.83x to 1.06x: ``benchmarks/results/dense_gpu.json``).
+"""

@@ -1,0 +1,57 @@
+"""Shapes and layouts of the dense ops on the CPU against references in float64, through compiled code."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+
+import pytest
+import torch
+
+import shiplap_dense as dense
+from shiplap_dense import cpu, ops
+from shiplap_testing.paths import REPOSITORY
+
+
+def test_functional_forms_are_pytorchs():
+    a, b, bias = torch.randn(2, 5, 7), torch.randn(7, 6), torch.randn(6)
+    torch.testing.assert_close(dense.matmul(a, b, bias), a @ b + bias)
+    torch.testing.assert_close(dense.matmul(a, a.mT, torch.ones(5)), a @ a.mT + 1)
+    w = torch.randint(-127, 128, (6, 7), dtype=torch.int8)
+    torch.testing.assert_close(dense.matmul_int8(a, w, bias), a @ w.to(a.dtype).mT * bias)
+    x, filters = torch.randn(2, 3, 9, 8), torch.randn(4, 3, 3, 2)
+    out = dense.conv2d(x, filters, None, 2, (1, 0), (1, 2))
+    torch.testing.assert_close(out, torch.nn.functional.conv2d(x, filters, None, 2, (1, 0), (1, 2)))
+    assert out.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 8, 9, 100, 193, 5000])
+def test_a_block_of_rows_holds_whole_registers(rows):
+    """Blocks taller than the call waste scratch only; those of the default cover small calls at once."""
+    sizes = {"m": rows, "n": 64, "k": 64}
+    for config in (*cpu._rows_configs(sizes), *cpu._panel_configs(sizes), *cpu._product_configs(sizes)):
+        assert config["BN"] % 32 == 0  # two AVX-512 registers
+        assert config["BM"] * config["BN"] * 4 <= 1 << 18  # a tile lies on the stack
+
+
+def test_dtypes_and_empty_sizes_are_refused_with_a_reason():
+    floats = {"a": torch.float32, "weight": torch.int8, "out": torch.float32}
+    assert cpu._floats({"m": 1, "k": 4}, floats, {}) is True
+    assert cpu._floats({"m": 0, "k": 4}, floats, {}) == "an empty size"
+    assert cpu._floats({"m": 1}, floats | {"a": torch.float16}, {}) == "torch.float16 is neither float32 nor bfloat16"
+    assert cpu._few_rows({"m": 9}, floats, {}) == "more than 8 rows"
+    assert [t.name for t in ops.int8_mm.templates["cpu"]] == ["int8_rows", "int8_panels"]
+
+
+def test_the_design_note_repeats_the_recorded_table():
+    spec = importlib.util.spec_from_file_location("dense_cpu", REPOSITORY / "benchmarks" / "dense_cpu.py")
+    assert spec is not None
+    assert spec.loader is not None
+    benchmark = importlib.util.module_from_spec(spec)
+    sys.modules["dense_cpu"] = benchmark  # dataclasses look there
+    spec.loader.exec_module(benchmark)
+    page = (REPOSITORY / "docs/design/0007-dense-cpu.md").read_text(encoding="utf-8")
+    recorded = json.loads((REPOSITORY / "benchmarks/results/dense_cpu.json").read_text(encoding="utf-8"))
+    shown = page.split("<!-- dense_cpu -->\n")[1].split("<!-- /dense_cpu -->")[0]
+    assert shown == benchmark.table(recorded)

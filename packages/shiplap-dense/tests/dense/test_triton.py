@@ -1,0 +1,99 @@
+"""Triton templates without a GPU: rendered and fused by Inductor, run by Triton's interpreter, compared with eager."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shiplap_testing.forked import interpreted
+
+pytest.importorskip("triton")
+SCRIPT = Path(__file__).parent / "triton_cases.py"
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """A process of its own: Triton reads once whether it interprets."""
+    home = tmp_path_factory.mktemp("triton")
+    env = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(home / "inductor"), "SHIPLAP_CACHE_DIR": str(home / "shiplap")}
+    done = interpreted("-W", "ignore", SCRIPT, env=env)
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return {row.pop("name"): row for row in rows}
+
+
+# One kernel each: everything around the product is inside.
+FUSED = [
+    "bias inside, gelu",
+    "raw kept",
+    "siblings",
+    "prologue",
+    "cast",
+    "dynamic",
+    "transposed views",
+    "offset views",
+    "one row",
+    "three dims",
+    "seed",
+    "bulk copies",
+    "bmm",
+    "int8",
+    "grouped",
+    "conv",
+    "conv dilated",
+    "twice one buffer",
+]
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_one_kernel_with_the_values_of_eager(results, name):
+    found = results[name]
+    assert "failed" not in found, found["failed"]
+    if name == "twice one buffer":  # two arguments are views of one buffer: the floor, and no wrong kernel
+        assert found["chosen"] == ["reference"]
+    else:
+        assert len(found["kernels"]) == 1, found
+        assert found["kernels"][0].startswith("triton_tem_fused"), found
+    assert found["error"] < (2e-3 if name in ("cast", "seed", "bulk copies") else 2e-6), found
+    assert not found["verdicts"] or name == "twice one buffer", found
+
+
+def test_a_reduction_is_a_kernel_of_its_own(results):
+    assert [k.split("_")[1] for k in results["reduction after"]["kernels"]] == ["tem", "per"]
+    assert results["reduction after"]["error"] < 2e-6
+
+
+def test_an_empty_product_takes_the_floor(results):
+    assert results["no rows"]["chosen"] in ([], ["reference"])
+
+
+def test_controls(results):
+    apart, off = results["fusion off"], results["templates off"]
+    assert [k.split("_")[1] for k in apart["kernels"]] == ["tem", "poi"]
+    assert not any("_tem_" in k for k in off["kernels"])
+    assert off["chosen"] == ["reference"]
+    assert apart["error"] < 2e-6
+    assert off["error"] < 2e-6
+
+
+def test_bfloat16_is_refused_by_the_interpreter_and_never_trusted(results):
+    found = results["bf16"]
+    assert "bf16 is wrong in Triton's interpreter" in json.dumps(found)
+    assert found.get("chosen", ["reference"]) == ["reference"]
+
+
+def test_training_goes_through_templates_forward_and_backward(results):
+    found = results["training"]
+    assert found["chosen"].count("reference") == 0, found
+    assert len(found["chosen"]) == 3
+    assert found["error"] < 2e-6
+
+
+def test_a_planted_bug_in_an_epilogue_is_seen(results):
+    """The comparison that all others rest on can fail."""
+    assert len(results["planted bug"]["kernels"]) == 1
+    assert results["planted bug"]["error"] > 1e-2

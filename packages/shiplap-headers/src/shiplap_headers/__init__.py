@@ -1,0 +1,15 @@
+"""Where the C headers (``shiplap/abi.h``) and the CMake module (``ShiplapKernels``) of Shiplap are."""
+
+from pathlib import Path
+
+__all__ = ["cmake_dir", "include_dir"]
+
+
+def include_dir() -> Path:
+    """The folder to pass to a compiler with ``-I``; it holds ``shiplap/abi.h`` and the headers beside it."""
+    return Path(__file__).parent / "include"
+
+
+def cmake_dir() -> Path:
+    """The folder for ``CMAKE_MODULE_PATH``; it holds ``ShiplapKernels.cmake``."""
+    return Path(__file__).parent / "cmake"

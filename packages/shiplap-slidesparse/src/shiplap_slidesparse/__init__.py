@@ -1,0 +1,27 @@
+"""Linear layers with (2N-2):2N weights and 8-bit products. Formats, limits and how to use it: docs/slidesparse.md."""
+
+from shiplap_slidesparse import cpu as _cpu  # noqa: F401  (attaches to the ops)
+from shiplap_slidesparse import cuda as _cuda  # noqa: F401  (attaches to the ops)
+from shiplap_slidesparse import lt as _lt  # noqa: F401  (attaches to the ops)
+from shiplap_slidesparse import samples as _samples  # noqa: F401  (attaches to the ops)
+from shiplap_slidesparse.choosing import prepare, tune
+from shiplap_slidesparse.convert import Conversion, convert
+from shiplap_slidesparse.formats import Pattern, prune
+from shiplap_slidesparse.linear import Linear
+from shiplap_slidesparse.packed import MODES, Packed, matmul, pack
+from shiplap_slidesparse.parallel import shard
+
+__all__ = [
+    "MODES",
+    "Conversion",
+    "Linear",
+    "Packed",
+    "Pattern",
+    "convert",
+    "matmul",
+    "pack",
+    "prepare",
+    "prune",
+    "shard",
+    "tune",
+]

@@ -1,0 +1,87 @@
+"""``tune``: which form of the weight, and which algorithm, each converted layer runs; at load, per number of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import nn
+
+import shiplap as sl
+from shiplap.errors import error
+from shiplap_slidesparse.convert import layers_of
+from shiplap_slidesparse.linear import Linear
+from shiplap_slidesparse.packed import LAYERS
+
+__all__ = ["ROWS", "prepare", "sizes_of", "tune"]
+
+ROWS = (1, 16, 64, 256, 1024, 4096)  # decoding of few and of many sequences, and prefill
+
+
+def tune(
+    model: nn.Module,
+    rows: Iterable[int] = ROWS,
+    *,
+    seconds: float = 20.0,
+    dtype: torch.dtype = torch.bfloat16,
+    again: bool = False,
+) -> list[Any]:
+    """Choose for each size of a converted layer and each number of ``rows``; the choices come into force, and are kept.
+
+    Slide and dense are verified and timed, on a GPU after their algorithms. Layers of one size share a choice.
+    ``dtype`` is that of the activations; ``seconds`` are for one choice. Afterwards ``shiplap freeze`` writes them into
+    a file. SL211 for a model that holds no converted layer.
+    """
+    found: list[Any] = []
+    rows = numbers_of(rows, "slidesparse.tune")
+    for (mode, n, k, pairs, device), layer in sizes_of(model).items():
+        op = LAYERS[mode]
+        if torch.device(device).type == "cuda":
+            vendor = import_module("shiplap_slidesparse.lt")
+            found += vendor.tune_layer(op, rows, n, k, pairs, dtype, device, seconds, again)
+        else:
+            typed = {"dtype": str(dtype)} if layer.weight_scale is not None else {}
+            samples = [{"m": m, "n": n, "k": k, "_": 1, "pairs": pairs, "layout": 0, **typed} for m in rows]
+            found += sl.tune(op, samples, seconds * len(rows), device=device, again=again, isolate=False)
+    return found
+
+
+def prepare(model: nn.Module, rows: Iterable[int], dtype: torch.dtype = torch.bfloat16) -> None:
+    """Run every converted layer on each number of ``rows``, so that a capture finds its plans and modules."""
+    vendor = import_module("shiplap_slidesparse.lt")
+    rows = numbers_of(rows, "slidesparse.prepare")
+    for layer in sizes_of(model).values():
+        vendor.prepare(layer, rows, layer.in_features, dtype, layer.weight.device)
+
+
+def numbers_of(rows: Iterable[int], where: str) -> list[int]:
+    """Each once, ascending; SL211 for what is no number of rows, and for none at all."""
+    found = sorted(set(rows))
+    if not found or found[0] < 0:
+        raise error(
+            "SL211",
+            where=where,
+            got=f"rows {found}",
+            expected="numbers of rows, 0 or more",
+            fix="pass rows=(1, 16, 256), say",
+        )
+    return found
+
+
+def sizes_of(model: nn.Module) -> dict[tuple[str, int, int, int, str], Linear]:
+    """One converted layer of each mode, size, pattern and device; SL211 when there is none."""
+    found: dict[tuple[str, int, int, int, str], Linear] = {}
+    for layer in layers_of(model).values():
+        key = layer.mode, layer.out_features, layer.in_features, layer.pattern.pairs, str(layer.weight.device)
+        found.setdefault(key, layer)
+    if not found:
+        raise error(
+            "SL211",
+            where="slidesparse",
+            got="a model without converted layers",
+            expected="one that holds slidesparse.Linear",
+            fix="convert(model) first",
+        )
+    return found

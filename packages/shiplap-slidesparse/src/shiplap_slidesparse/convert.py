@@ -1,0 +1,206 @@
+"""``convert``: the linear layers of a model, pruned, quantised and replaced; which were not, and why."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor, nn
+
+from shiplap.errors import error
+from shiplap.selection.engine import shown
+from shiplap_slidesparse.formats import Pattern
+from shiplap_slidesparse.layers import INT8_DEPTH
+from shiplap_slidesparse.linear import Linear
+from shiplap_slidesparse.packed import MODES, known_mode
+
+__all__ = ["SKIPPED", "Conversion", "Converted", "Skipped", "convert", "layers_of", "matches", "named", "replace"]
+
+SKIPPED = ("lm_head",)  # its errors are the model's: kept by default, as other quantisers do
+
+
+@dataclass(frozen=True)
+class Converted:
+    """A layer that was replaced. ``error``: norm of what the weight lost, over the norm of the weight."""
+
+    name: str
+    n: int
+    k: int
+    error: float
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A linear layer that was left as it is, and the reason."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What ``convert`` did to a model."""
+
+    pattern: str
+    dtype: str
+    converted: tuple[Converted, ...]
+    skipped: tuple[Skipped, ...]
+
+    def __str__(self) -> str:
+        worst = max(self.converted, key=lambda c: c.error)
+        lines = [
+            f"{len(self.converted)} layers → {self.pattern} {self.dtype}, weights off by at most "
+            f"{worst.error:.1%} ({worst.name})"
+        ]
+        return "\n".join([*lines, *(f"kept {s.name}: {s.reason}" for s in self.skipped)])
+
+
+def convert(
+    model: nn.Module,
+    pattern: str | Pattern = "6:8",
+    dtype: str = "int8",
+    *,
+    skip: str | Iterable[str] = SKIPPED,
+    progress: bool | None = None,
+) -> Conversion:
+    """Replace the linear layers of ``model``, in place, by :class:`Linear`: pruned by magnitude, quantised, packed.
+
+    Everything is checked before anything is replaced; then one layer at a time, so that little memory is needed beside
+    the model.
+
+    Args:
+        pattern: ``"2:4"``, ``"4:6"``, ``"6:8"``, ...
+        dtype: ``"int8"``, ``"fp8"``, ``"bf16"`` or ``"fp16"``.
+        skip: layers to keep, by name, last parts of a name, or wildcards (``"model.layers.0.*"``).
+        progress: show a bar on stderr, by default when that is a terminal.
+
+    Raises:
+        ShiplapError: SL211 for weights that are not finite or not there (meta), for a ``skip`` that names nothing and
+            for a model without linear layers to convert.
+    """
+    shape = Pattern.parse(pattern)
+    skip = named(skip)
+    chosen, skipped = _choose(model, skip, dtype)
+    _check(model, dtype, chosen, skipped, [] if skip == SKIPPED else skip)
+    done: list[Converted] = []
+    with shown(progress) as report:
+        for name, linear in chosen.items():
+            report(f"convert {name}", len(done), len(chosen))
+            made = Linear.of(linear, shape, dtype)
+            done.append(Converted(name, made.out_features, made.in_features, _error(linear.weight, made)))
+            replace(model, linear, made)
+    return Conversion(str(shape), dtype, tuple(done), tuple(Skipped(n, r) for n, r in skipped.items()))
+
+
+def named(skip: str | Iterable[str]) -> tuple[str, ...]:
+    """Layers to keep: a name alone is one of them, not its letters."""
+    return (skip,) if isinstance(skip, str) else tuple(skip)
+
+
+def layers_of(model: nn.Module) -> dict[str, Linear]:
+    """The layers that are converted, by name."""
+    return {name: m for name, m in model.named_modules() if isinstance(m, Linear)}
+
+
+def matches(name: str, wanted: str) -> bool:
+    """Whether ``wanted`` names the module ``name``: all of it, its last parts, or as a wildcard."""
+    return name == wanted or name.endswith(f".{wanted}") or fnmatchcase(name, wanted)
+
+
+def replace(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
+    """Put ``new`` wherever ``old`` is: a module may be used under several names."""
+    for parent in model.modules():
+        for name, child in list(parent._modules.items()):  # named_children() leaves out a second name
+            if child is old:
+                setattr(parent, name, new)
+
+
+def _choose(model: nn.Module, skip: Sequence[str], dtype: str) -> tuple[dict[str, nn.Linear], dict[str, str]]:
+    holders = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
+    encoders = (m for m in model.modules() if isinstance(m, nn.TransformerEncoderLayer))  # for its fused inference
+    read = {id(part) for encoder in encoders for part in (encoder.linear1, encoder.linear2)}
+    chosen: dict[str, nn.Linear] = {}
+    skipped: dict[str, str] = {}
+    for name, module, names in _linears(model):
+        wanted = next((s for s in skip if any(matches(n, s) for n in names)), None)
+        if wanted is not None:
+            skipped[name] = f"skip={wanted!r}"
+        elif type(module) is not nn.Linear:
+            skipped[name] = f"{type(module).__name__} does more than nn.Linear"
+        elif holders[id(module.weight)] > len(names):
+            skipped[name] = "its weight is another module's, too"
+        elif id(module) in read:
+            skipped[name] = "nn.TransformerEncoderLayer reads its weight past it"
+        elif more := _more(module):
+            skipped[name] = more
+        elif not module.weight.is_floating_point() or module.weight.itemsize == 1 or not module.weight.numel():
+            skipped[name] = f"its weight is {module.weight.dtype} {tuple(module.weight.shape)}"
+        elif dtype == "int8" and module.in_features > INT8_DEPTH:
+            skipped[name] = f"int8 sums no more than {INT8_DEPTH} columns exactly"
+        else:
+            chosen[name] = module
+    return chosen, skipped
+
+
+def _more(module: nn.Linear) -> str:
+    """What would be lost with ``module``, beside its weight and its bias."""
+    if any((module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)):
+        return "it has hooks"
+    if "forward" in vars(module) and not hasattr(module, "_hf_hook"):  # accelerate's aligns devices, as its block does
+        return "its forward was replaced"
+    extra = module._modules or module._buffers or len(module._parameters) > 2
+    return "it holds other tensors or modules" if extra else ""
+
+
+def _linears(model: nn.Module) -> Iterator[tuple[str, nn.Linear, list[str]]]:
+    """Each linear layer once, with all its names."""
+    found: dict[int, tuple[nn.Linear, list[str]]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        if isinstance(module, nn.Linear):
+            found.setdefault(id(module), (module, []))[1].append(name)
+    for module, names in found.values():
+        yield names[0], module, names
+
+
+def _check(
+    model: nn.Module, dtype: str, chosen: dict[str, nn.Linear], skipped: dict[str, str], skip: Sequence[str]
+) -> None:
+    where = "slidesparse.convert"
+    known_mode(dtype, where, "dtype")
+    for wanted in skip:
+        if not any(matches(name, wanted) for name, _ in model.named_modules(remove_duplicate=False)):
+            raise error(
+                "SL211",
+                where=where,
+                got=f"skip={wanted!r}, which names no module",
+                expected="names of modules, their last parts, or wildcards",
+                fix="see model.named_modules()",
+            )
+    if not chosen or "" in chosen:
+        done = f", {n} converted already" if (n := len(layers_of(model))) else ""
+        why = "".join(f"; {reason}" for reason in dict.fromkeys(skipped.values()))
+        got = "nn.Linear itself" if "" in chosen else f"no linear layer to convert, {len(skipped)} to keep{why}{done}"
+        raise error(
+            "SL211",
+            where=where,
+            got=got,
+            expected="a model with linear layers",
+            fix="for a layer: slidesparse.Linear.of(linear)" if "" in chosen else "see skip=",
+        )
+    for name, linear in chosen.items():
+        kind = MODES[dtype] if MODES[dtype].itemsize > 1 else linear.weight.dtype
+        if linear.weight.is_meta or not torch.isfinite(linear.weight.to(kind)).all():
+            meta = linear.weight.is_meta
+            got = "a weight on the meta device" if meta else f"NaN or an infinity as {kind}"
+            fix = "load the weights first, and offload none" if meta else "repair the checkpoint"
+            raise error("SL211", where=f"{where}: {name}.weight", got=got, expected="finite weights", fix=fix)
+
+
+def _error(weight: Tensor, made: Linear) -> float:
+    """Frobenius norm of the difference over that of ``weight``; 0 where there is nothing to lose."""
+    before = weight.detach().to(torch.float32)
+    lost, norm = (before - made.as_packed().dequantised()).norm(), before.norm()
+    return float(lost / norm) if norm else 0.0

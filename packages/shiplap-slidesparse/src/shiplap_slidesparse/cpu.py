@@ -1,0 +1,48 @@
+"""The kernels of the CPU: C functions of the ops' names (``csrc/``), integers by VNNI where there is such a thing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import shiplap as sl
+from shiplap_slidesparse import layers, ops
+
+__all__: list[str] = []
+
+LIBRARY = Path(__file__).parent / "libshiplap_slidesparse.so"
+FLOATS = ("float32", "bfloat16", "float16")
+
+# In bytes; the formulas of csrc/*.cpp. A block is 16 rows of a weight, decoded.
+_ROWS = "threads * (5 * k + 192)"  # a row being quantised, as floats and as bytes
+_BLOCK = "threads * 16 * k"
+_FLOATS = "4 * (m + threads * 16) * k + 64"
+_DEPTH = "max(k, cdiv(cdiv(k, 2 * pairs) * 4 * (pairs - 1), 32) * 32)"
+_INT8_LAYER = f"(m + threads * 16) * {_DEPTH} + 4 * m + {_ROWS} + 256"
+_FP8_LAYER = f"(5 * m + 64 * threads) * {_DEPTH} + 4 * m + {_ROWS} + 384"
+_FLOAT_LAYER = f"4 * (m * ({_DEPTH} + k + 16) + threads * 16 * {_DEPTH}) + 256"
+
+
+def _bind(op: sl.Op, workspace: str | None = None) -> None:
+    op.kernel("cpu", sl.cabi(LIBRARY, f"slidesparse_{op.spec.opname}"), workspace=workspace)
+
+
+def _bind_layer(op: sl.Op, workspace: str, dtypes: tuple[str, ...] = ()) -> None:
+    """Two kernels of one function: each reads its form of the weight if it is there, else the other."""
+    for name, slide in (("slide", 1), ("dense", 0)):
+        kernel = sl.cabi(LIBRARY, f"slidesparse_{op.spec.opname}")
+        op.kernel("cpu", kernel, name=name, workspace=workspace, dtypes=dtypes, configs=[{"SLIDE": slide}])
+
+
+_bind(ops.quantise_int8, _ROWS)
+_bind(ops.quantise_fp8, _ROWS)
+_bind(ops.lift)
+_bind(ops.mm_int8)
+_bind(ops.mm_fp8, _FLOATS)
+_bind(ops.sparse_mm_int8, _BLOCK)
+_bind(ops.sparse_mm_fp8, _FLOATS)
+_bind(ops.sparse_mm_bf16, _FLOATS)
+_bind(ops.sparse_mm_fp16, _FLOATS)
+_bind_layer(layers.linear_int8, _INT8_LAYER, FLOATS)
+_bind_layer(layers.linear_fp8, _FP8_LAYER, FLOATS)
+_bind_layer(layers.linear_bf16, _FLOAT_LAYER)
+_bind_layer(layers.linear_fp16, _FLOAT_LAYER)

@@ -1,0 +1,192 @@
+"""Activations in Triton: a row's scale, its quantised values and their lifting, in one kernel; or the lifting alone.
+
+One program owns one row. A row that fits is read once and stays in registers: each element is quantised once, two
+neighbours become one word of 16 bits, and a window is two of these words, gathered through shared memory. A longer row
+is read for its largest magnitude and again, as many whole groups at a time as fit. Row offsets have 64 bits.
+"""
+# mypy: disable-error-code="no-untyped-def"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from shiplap.bind import triton_launcher
+from shiplap_slidesparse.formats import DEPTH, dense_depth
+from shiplap_slidesparse.quantise import LIMITS, MIN_SCALE
+
+__all__ = ["lift", "quantise"]
+
+LARGEST = tl.constexpr(3.4028234663852886e38)  # of float32; NaN is not below it
+TO_INTEGER = tl.constexpr(12582912.0)  # 1.5 * 2^23: adding it leaves a float32 no room for a fraction, ties to even
+LEAST = tl.constexpr(MIN_SCALE)
+
+
+@triton.jit
+def _elements(x, at, there, k, stride):
+    return tl.load(x + at * stride, mask=there & (at < k), other=0)
+
+
+@triton.jit
+def _pair(o, PAIRS: tl.constexpr):
+    """The pair of a row with which window ``o`` begins. Windows behind the last group begin behind the row."""
+    return o + o // (PAIRS - 1)
+
+
+@triton.jit
+def _larger(a, b):
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def _magnitude(value):
+    return tl.abs(value.to(tl.float32))
+
+
+@triton.jit
+def _bytes(value, inverse, INTEGER: tl.constexpr):
+    """The quantised bytes of the values of a row that is finite, of others any; in words of 16 bits.
+
+    Nothing is clamped: three roundings take the largest magnitude less than half a step beyond the limit. What has no
+    fraction left is the sum with ``TO_INTEGER``, and its low byte is the integer, in two's complement.
+    """
+    scaled = value.to(tl.float32) * inverse
+    if INTEGER:
+        return ((scaled + TO_INTEGER).to(tl.uint32, bitcast=True) & 255).to(tl.uint16)
+    else:
+        return scaled.to(tl.float8e4nv).to(tl.uint8, bitcast=True).to(tl.uint16)
+
+
+@triton.jit
+def _write(
+    q,
+    value,
+    inverse,
+    k,
+    first,
+    end,
+    PAIRS: tl.constexpr,
+    INTEGER: tl.constexpr,
+    SPAN: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Windows ``first`` to ``end`` of a row, from its values, of which those behind ``k`` are zero."""
+    even, odd = tl.split(tl.reshape(_bytes(value, inverse, INTEGER), [SPAN // 2, 2]))
+    words = even | (odd << 8)
+    o = tl.arange(0, BLOCK)
+    pair = _pair(o, PAIRS)
+    if PAIRS == 2:  # what is written is what is read, in its order
+        low, high = tl.split(tl.reshape(words, [BLOCK, 2]))
+    else:
+        low = tl.gather(words, tl.minimum(pair, SPAN // 2 - 1), 0)
+        high = tl.gather(words, tl.minimum(pair + 1, SPAN // 2 - 1), 0)
+    low = tl.where(pair * 2 < k, low, 0).to(tl.uint32)
+    high = tl.where(pair * 2 + 2 < k, high, 0).to(tl.uint32)
+    tl.store(q + (first + o), low | (high << 16), mask=first + o < end)
+
+
+@triton.jit(do_not_specialize=["m"])
+def quantise_kernel(
+    x,
+    q,
+    scales,
+    m,
+    k,
+    windows,
+    row_stride,
+    stride,
+    PAIRS: tl.constexpr,
+    LIMIT: tl.constexpr,
+    INTEGER: tl.constexpr,
+    LOOP: tl.constexpr,
+    SPAN: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    there = row < m
+    x += row * row_stride
+    q = q.to(tl.pointer_type(tl.uint32)) + row * windows
+    at = tl.arange(0, SPAN)
+    value = _elements(x, at, there, k, stride)
+    most = _magnitude(value)
+    if LOOP:
+        for start in range(SPAN, k, SPAN):
+            most = _larger(most, _magnitude(_elements(x, start + at, there, k, stride)))
+    largest = tl.reduce(most, 0, _larger)
+    finite = largest <= LARGEST
+    scale = tl.maximum(tl.div_rn(largest, LIMIT), LEAST)
+    inverse = tl.div_rn(1.0, scale)
+    tl.store(scales + row, tl.where(there, tl.where(finite, scale, float("nan")), 1.0))
+    k = tl.where(finite, k, 0)  # of a row that is not, nothing is written but zeros
+    if LOOP:
+        GROUPS: tl.constexpr = SPAN // (2 * PAIRS)
+        for group in range(0, (windows + PAIRS - 2) // (PAIRS - 1), GROUPS):
+            value = _elements(x, group * (2 * PAIRS) + at, there, k, stride)
+            first = group * (PAIRS - 1)
+            end = tl.minimum(first + GROUPS * (PAIRS - 1), windows)
+            _write(q, value, inverse, k - group * (2 * PAIRS), first, end, PAIRS, INTEGER, SPAN, BLOCK)
+    else:
+        _write(q, value, inverse, k, 0, windows, PAIRS, INTEGER, SPAN, BLOCK)
+
+
+@triton.jit(do_not_specialize=["m"])
+def lift_kernel(x, out, m, k, windows, row_stride, stride, PAIRS: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    o = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    lane = tl.arange(0, 4)[None, :]
+    value = _elements(x + row * row_stride, _pair(o, PAIRS)[:, None] * 2 + lane, row < m, k, stride)
+    tl.store(out + row * windows * 4 + (o[:, None] * 4 + lane), value, mask=(o < windows)[:, None])
+
+
+_quantise, _lift = triton_launcher(quantise_kernel), triton_launcher(lift_kernel)
+
+WHOLE = 16384  # elements of a row that are read at once, of one that has no more; of others half as many
+
+
+def _near(x: Tensor) -> Tensor:
+    """``x``, or a copy where offsets within a row pass 31 bits: those of rows may, a view's columns lie anywhere."""
+    return x if (x.shape[1] + WHOLE) * x.stride(1) < 2**31 else x.contiguous()
+
+
+def _power(size: int) -> int:
+    """The power of two that is not below ``size``."""
+    return 1 << (size - 1).bit_length()
+
+
+def quantise(x: Tensor, pairs: int, *, q: Tensor, scale: Tensor, num_warps: int) -> None:
+    """See ``ops.quantise_int8`` and ``ops.quantise_fp8``."""
+    (m, k), (rows, depth) = x.shape, q.shape
+    if rows == 0:
+        return
+    x = _near(x)
+    loop = k > WHOLE
+    span = WHOLE // 2 if loop else _power(max(dense_depth(k), DEPTH))
+    block = _power(span // (2 * pairs) * (pairs - 1) if loop else max(depth, DEPTH) // 4)
+    _quantise[(rows,)](
+        x,
+        q,
+        scale,
+        m,
+        k,
+        depth // 4,
+        *x.stride(),
+        PAIRS=pairs,
+        LIMIT=LIMITS[q.dtype],
+        INTEGER=q.dtype == torch.int8,
+        LOOP=loop,
+        SPAN=span,
+        BLOCK=block,
+        num_warps=num_warps,
+        enable_fp_fusion=False,  # the law rounds a product before TO_INTEGER is added to it
+    )
+
+
+def lift(x: Tensor, pairs: int, *, out: Tensor, BLOCK: int, num_warps: int) -> None:
+    """See ``ops.lift``."""
+    (m, k), (rows, depth) = x.shape, out.shape
+    if out.numel():
+        x = _near(x)
+        grid = rows, -(-(depth // 4) // BLOCK)
+        _lift[grid](x, out, m, k, depth // 4, *x.stride(), PAIRS=pairs, BLOCK=BLOCK, num_warps=num_warps)

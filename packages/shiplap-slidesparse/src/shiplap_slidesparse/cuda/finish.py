@@ -1,0 +1,76 @@
+"""What follows a product: scales of rows and columns, bias, the caller's type, padding cut off; one pass."""
+# mypy: disable-error-code="no-untyped-def"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from shiplap.bind import triton_launcher
+
+__all__ = ["finish"]
+
+COLUMNS, ELEMENTS = 256, 4096  # of a program
+
+
+@triton.jit(do_not_specialize=["m"])
+def finish_kernel(
+    total,
+    rows,
+    columns,
+    bias,
+    out,
+    m,
+    n,
+    width,
+    BY_ROW: tl.constexpr,
+    BY_COLUMN: tl.constexpr,
+    BIASED: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(1) * COLS + tl.arange(0, COLS)
+    below, within = row < m, column < n
+    mask = below[:, None] & within[None, :]
+    value = tl.load(total + row[:, None] * width + column[None, :], mask=mask, other=0).to(tl.float32)
+    if BY_ROW:
+        value *= tl.load(rows + row, mask=below, other=0)[:, None]
+    if BY_COLUMN:
+        value *= tl.load(columns + column, mask=within, other=0)[None, :]
+    if BIASED:
+        value += tl.load(bias + column, mask=within, other=0).to(tl.float32)[None, :]
+    tl.store(out + row[:, None] * n + column[None, :], value.to(out.dtype.element_ty), mask=mask)
+
+
+_finish = triton_launcher(finish_kernel)
+
+
+def finish(total: Tensor, rows: Tensor | None, columns: Tensor | None, bias: Tensor | None, out: Tensor) -> None:
+    """``out = total[:m, :n] * rows[:, None] * columns + bias`` in float32; ``total``, ``rows``, ``out`` contiguous."""
+    m, n = out.shape
+    if not out.numel():
+        return
+    columns = columns if columns is None else columns.contiguous()
+    bias = bias if bias is None else bias.contiguous()
+    # In plain integers: Triton's own helpers take constants too, and a microsecond each for finding out.
+    cols = min(COLUMNS, 1 << (n - 1).bit_length())
+    tall = min(ELEMENTS // cols, 1 << (m - 1).bit_length())
+    _finish[(-(-m // tall), -(-n // cols))](
+        total,
+        total if rows is None else rows,
+        total if columns is None else columns,
+        total if bias is None else bias,
+        out,
+        m,
+        n,
+        total.shape[1],
+        BY_ROW=rows is not None,
+        BY_COLUMN=columns is not None,
+        BIASED=bias is not None,
+        ROWS=tall,
+        COLS=cols,
+        num_warps=4,
+        enable_fp_fusion=False,  # the reference rounds after each step
+    )

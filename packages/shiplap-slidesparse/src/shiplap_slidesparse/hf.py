@@ -1,0 +1,172 @@
+"""Hugging Face transformers: a quantizer that prunes, quantises and packs while a model is loaded.
+
+transformers has no entry point for quantizers: call :func:`register` before ``from_pretrained``, in each process.
+Importing this module imports transformers and registers nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.quantizers import HfQuantizer, auto, register_quantization_config, register_quantizer
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+from shiplap.errors import ShiplapError, error
+from shiplap_slidesparse.convert import SKIPPED, Conversion, convert, layers_of, matches, named, replace
+from shiplap_slidesparse.formats import Pattern
+from shiplap_slidesparse.linear import Linear
+from shiplap_slidesparse.packed import MODES
+
+__all__ = ["METHOD", "SlidesparseConfig", "SlidesparseQuantizer", "attach", "register"]
+
+METHOD = "slidesparse"
+
+
+class SlidesparseConfig(QuantizationConfigMixin):
+    """``quantization_config`` of a model; ``pattern``, ``dtype`` and ``skip`` as :func:`convert` takes them.
+
+    By default what transformers itself would not convert (the output layer, tied ones) is kept as well. ``converted``
+    are the exact names of the layers that were, written when a model has been.
+    """
+
+    def __init__(
+        self,
+        pattern: str = "6:8",
+        dtype: str = "int8",
+        skip: str | Iterable[str] = SKIPPED,
+        converted: Iterable[str] | None = None,
+        quant_method: str = METHOD,
+    ) -> None:
+        if dtype not in MODES or quant_method != METHOD:
+            raise error(
+                "SL211",
+                where="slidesparse.hf.SlidesparseConfig",
+                got=f"dtype {dtype!r}, method {quant_method!r}",
+                expected=f"{', '.join(MODES)}; {METHOD}",
+                fix="repair quantization_config in config.json",
+            )
+        self.quant_method: Any = METHOD
+        self.pattern, self.dtype = str(Pattern.parse(pattern)), dtype
+        self.skip, self.converted = sorted(named(skip)), None if converted is None else sorted(converted)
+
+
+class SlidesparseQuantizer(HfQuantizer):
+    """Converts a dense checkpoint after it has been loaded; loads a converted one as it is, and packs it."""
+
+    requires_calibration = False
+    quantization_config: SlidesparseConfig
+
+    def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> None:
+        config = self.quantization_config
+        if not self.pre_quantized:
+            return
+        if config.converted is None:
+            raise error(
+                "SL211",
+                where="quantization_config of config.json",
+                got="no list 'converted'",
+                expected="a model that was saved after conversion",
+                fix="convert it, then save it",
+            )
+        for name, module in list(model.named_modules()):
+            if isinstance(module, nn.Linear) and _aliases(model, name) & set(config.converted):
+                empty = Linear(
+                    module.in_features,
+                    module.out_features,
+                    module.bias is not None,
+                    pattern=config.pattern,
+                    mode=config.dtype,
+                    device="meta",
+                    dtype=module.weight.dtype,
+                )
+                replace(model, module, empty.train(module.training))
+
+    def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
+        config = self.quantization_config
+        _refuse_shards(model)
+        if self.pre_quantized:
+            for name, layer in layers_of(model).items():
+                _pack(name, layer)
+        else:
+            convert(model, config.pattern, config.dtype, skip=self._skipped(model))
+            config.converted = list(layers_of(model))
+        return model
+
+    def _skipped(self, model: Any) -> list[str]:
+        """What the user named, for :func:`convert` to check; of what is kept unasked, as much as the model has."""
+        skip, default = self.quantization_config.skip, self.quantization_config.skip == sorted(SKIPPED)
+        unasked = self.get_modules_to_not_convert(model, None if default else [], model._keep_in_fp32_modules)
+        names = [name for name, _ in model.named_modules(remove_duplicate=False)]
+        there = [s for s in {*unasked, *(SKIPPED if default else ())} if any(matches(name, s) for name in names)]
+        return sorted({*there, *(() if default else skip)})
+
+    def is_serializable(self) -> bool:
+        return True
+
+    @property
+    def is_trainable(self) -> bool:
+        """With adapters: gradients pass to the input of a layer, its weight is frozen."""
+        return True
+
+    @property
+    def is_compileable(self) -> bool:
+        return True
+
+    def _dequantize(self, model: Any, dtype: torch.dtype | None = None) -> Any:
+        """Dense layers again, with what is left of their weights."""
+        for layer in layers_of(model).values():
+            weight = layer.as_packed().dequantised(dtype or torch.float32)
+            dense = nn.Linear(layer.in_features, layer.out_features, layer.bias is not None, device="meta")
+            dense.weight = nn.Parameter(weight)
+            if layer.bias is not None:
+                dense.bias = nn.Parameter(layer.bias.detach().to(weight.dtype))
+            replace(model, layer, dense.train(layer.training))
+        return model
+
+
+def register() -> None:
+    """Make the method known to transformers in this process; a second call does nothing."""
+    if METHOD not in auto.AUTO_QUANTIZER_MAPPING:
+        register_quantization_config(METHOD)(SlidesparseConfig)
+        register_quantizer(METHOD)(SlidesparseQuantizer)
+
+
+def attach(model: Any, conversion: Conversion) -> None:
+    """Say in the configuration of a model that :func:`convert` has changed it: then ``save_pretrained`` works."""
+    register()
+    config = SlidesparseConfig(conversion.pattern, conversion.dtype, converted=layers_of(model))
+    model.config.quantization_config = config
+    model.hf_quantizer = SlidesparseQuantizer(config, pre_quantized=True)
+    model.is_quantized, model.quantization_method = True, METHOD
+
+
+def _aliases(model: Any, name: str) -> set[str]:
+    """Names of a module in checkpoints: with a head, its base model is a part with a name; alone it has none."""
+    home = f"{model.base_model_prefix}."
+    return {name, home + name, name.removeprefix(home)}
+
+
+def _refuse_shards(model: nn.Module) -> None:
+    """transformers cuts weights where it likes, and through groups: ``shard`` cuts them after they have been loaded."""
+    for name, m in model.named_modules():
+        if not isinstance(m, nn.Linear | Linear):
+            continue
+        if hasattr(m.weight, "placements") or m.weight.shape != (m.out_features, m.in_features):
+            raise error(
+                "SL211",
+                where=f"{name}.weight",
+                got="a shard of the weight",
+                expected="all of it",
+                fix="load without tp_plan on each rank, then slidesparse.shard(model)",
+            )
+
+
+def _pack(name: str, layer: Linear) -> None:
+    try:
+        layer.pack()
+    except ShiplapError as e:
+        fix = "load with a device_map that offloads none" if layer.weight.is_meta else "convert the dense model anew"
+        raise error(e.id, what=e.what, where=f"{name}.weight", got=e.got, expected=e.expected, fix=fix) from None

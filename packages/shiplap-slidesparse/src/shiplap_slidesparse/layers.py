@@ -1,0 +1,110 @@
+"""Whole linear layers as ops: a user's sizes in, his dtype out, scales and bias applied.
+
+Each takes the weight twice, as far as it is kept: *dense* (pruned, quantised) and *packed*. Both
+are the same numbers, so kernels that read one or the other are candidates of one choice, made by ``sl.tune`` per bucket
+of rows, and sparse never loses by accident. One of them may be None, to save memory.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import BFloat16, Float, Float8e4m3fn, Float16, Float32, Int8, UInt8
+from torch import Tensor
+
+import shiplap as sl
+from shiplap.errors import error
+from shiplap_slidesparse import formats
+from shiplap_slidesparse.ops import expand, product, rounded
+from shiplap_slidesparse.quantise import quantise
+
+__all__ = ["INT8_DEPTH", "linear_bf16", "linear_fp8", "linear_fp16", "linear_int8"]
+
+INT8_DEPTH = 65536  # lifted for any pattern, sums of int8 stay below 2^31
+_REQUIRES = ("pairs >= 2", "pairs <= 8", "layout >= 0", "layout <= 1")
+
+
+def _weight(
+    dense: Tensor | None, packed: Tensor | None, n: int, k: int, pairs: int, layout: int, dtype: torch.dtype
+) -> Tensor:
+    """The weight ``[n, k]``, whichever way it came."""
+    if dense is not None:
+        return dense
+    if packed is None:
+        raise error(
+            "SL211",
+            where="slidesparse linear layer",
+            got="neither a dense nor a packed weight",
+            expected="one of them",
+            fix="pack() the weight, with keep= one of its forms",
+        )
+    slid = expand(packed, formats.dense_depth(n), formats.lifted_depth(k, pairs), dtype, layout)
+    return formats.unslide(slid, k, formats.Pattern(pairs))[:n]
+
+
+def _finish(total: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    return rounded(total if bias is None else total + bias.to(total.dtype), dtype)
+
+
+def _quantised(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+    q, scale_q = quantise(x, torch.int8 if weight.dtype == torch.int8 else torch.float8_e4m3fn)
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    return _finish(product(q, weight).to(wide) * scale_q[:, None] * scale, bias, x.dtype)
+
+
+@sl.op("slidesparse::linear_int8", requires=(*_REQUIRES, f"k <= {INT8_DEPTH}"))
+def linear_int8(
+    x: Float[Tensor, "m k"],
+    scale: Float32[Tensor, "n"],
+    dense: Int8[Tensor, "n k"] | None = None,
+    packed: UInt8[Tensor, "_"] | None = None,
+    bias: Float[Tensor, "n"] | None = None,
+    pairs: int = 4,
+    layout: int = 0,
+) -> Float[Tensor, "m n"]:
+    """``x`` quantised per row, times an int8 weight with a ``scale`` per output channel, plus ``bias``."""
+    return _quantised(x, _weight(dense, packed, len(scale), x.shape[1], pairs, layout, torch.int8), scale, bias)
+
+
+@sl.op("slidesparse::linear_fp8", requires=_REQUIRES)
+def linear_fp8(
+    x: Float[Tensor, "m k"],
+    scale: Float32[Tensor, "n"],
+    dense: Float8e4m3fn[Tensor, "n k"] | None = None,
+    packed: UInt8[Tensor, "_"] | None = None,
+    bias: Float[Tensor, "n"] | None = None,
+    pairs: int = 4,
+    layout: int = 0,
+) -> Float[Tensor, "m n"]:
+    """As ``linear_int8``, in float8_e4m3fn."""
+    weight = _weight(dense, packed, len(scale), x.shape[1], pairs, layout, torch.float8_e4m3fn)
+    return _quantised(x, weight, scale, bias)
+
+
+@sl.op("slidesparse::linear_bf16", requires=_REQUIRES)
+def linear_bf16(
+    x: BFloat16[Tensor, "m k"],
+    n: int,
+    dense: BFloat16[Tensor, "n k"] | None = None,
+    packed: UInt8[Tensor, "_"] | None = None,
+    bias: BFloat16[Tensor, "n"] | None = None,
+    pairs: int = 4,
+    layout: int = 0,
+) -> BFloat16[Tensor, "m n"]:
+    """``x`` times a bfloat16 weight of ``n`` rows, plus ``bias``, summed in float32."""
+    weight = _weight(dense, packed, n, x.shape[1], pairs, layout, torch.bfloat16)
+    return _finish(product(x, weight), bias, torch.bfloat16)
+
+
+@sl.op("slidesparse::linear_fp16", requires=_REQUIRES)
+def linear_fp16(
+    x: Float16[Tensor, "m k"],
+    n: int,
+    dense: Float16[Tensor, "n k"] | None = None,
+    packed: UInt8[Tensor, "_"] | None = None,
+    bias: Float16[Tensor, "n"] | None = None,
+    pairs: int = 4,
+    layout: int = 0,
+) -> Float16[Tensor, "m n"]:
+    """As ``linear_bf16``, in float16."""
+    weight = _weight(dense, packed, n, x.shape[1], pairs, layout, torch.float16)
+    return _finish(product(x, weight), bias, torch.float16)

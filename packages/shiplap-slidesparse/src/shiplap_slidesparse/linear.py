@@ -1,0 +1,324 @@
+"""``Linear``: a layer that holds the pruned dense weight as a checkpoint has it, and multiplies with its packed form.
+
+State is that of ``nn.Linear`` (``weight [n, k]``, ``bias``); the 8-bit modes add ``weight_scale [n, 1]``, as W8A8
+checkpoints of compressed-tensors do. What is packed is derived from it, at load and never in a forward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shiplap.errors import ShiplapError, error, notice
+from shiplap.selection.guard import blocked
+from shiplap_slidesparse import formats, ops
+from shiplap_slidesparse.formats import Pattern
+from shiplap_slidesparse.packed import MODES, Packed, known_mode, multiply, pack
+
+__all__ = ["Linear"]
+
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # a cast of floating tensors leaves these alone
+
+
+class Linear(nn.Module):
+    """``nn.Linear`` with a weight of the pattern (2N-2):2N, for inference, and frozen under adapters.
+
+    ``weight`` and ``weight_scale`` keep their dtype when the model is cast (``.half()``); ``bias`` follows. Results
+    have the dtype of the input, or autocast's. Both forms of the weight are kept, and ``shiplap.tune`` chooses between
+    them per number of rows; untuned, the dense one runs. Gradients pass straight through the rounding of activations,
+    to the input and to the bias (if it requires one); the weight is frozen. Forward mode (``torch.func.jvp``) is that
+    of the reference: in the 8-bit modes rounding has no slope, and tangents are zero.
+
+    Args:
+        in_features, out_features, bias, device: as in ``nn.Linear``; the weight is zero until it is loaded.
+        dtype: of the bias.
+        pattern: ``"6:8"`` and the like.
+        mode: ``"int8"``, ``"fp8"``, ``"bf16"`` or ``"fp16"``.
+    """
+
+    weight: nn.Parameter
+    weight_scale: nn.Parameter | None
+    bias: nn.Parameter | None
+    packed: Tensor | None
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        pattern: str | Pattern = "6:8",
+        mode: str = "int8",
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.in_features, self.out_features, self.pattern = in_features, out_features, Pattern.parse(pattern)
+        self.mode, self.layout = known_mode(mode, "slidesparse.Linear"), ops.PORTABLE
+        kind = MODES[mode]
+        self.weight = _frozen(torch.zeros(out_features, in_features, dtype=kind, device=device))
+        scale = torch.ones(out_features, 1, device=device, dtype=torch.float32) if kind.itemsize == 1 else None
+        self.register_parameter("weight_scale", None if scale is None else _frozen(scale))
+        self.register_parameter(
+            "bias", _frozen(torch.zeros(out_features, device=device, dtype=dtype)) if bias else None
+        )
+        self.register_buffer("packed", None, persistent=False)
+        self._packed_from: tuple[int, int, int] | None = None
+
+    @classmethod
+    def of(cls, linear: nn.Linear, pattern: str | Pattern = "6:8", mode: str = "int8", *, pack: bool = True) -> Linear:
+        """``linear`` pruned by magnitude, quantised and packed; SL211 for weights that are not finite."""
+        if not isinstance(linear, nn.Linear):
+            raise error(
+                "SL211",
+                where="slidesparse.Linear.of",
+                got=type(linear).__name__,
+                expected="an nn.Linear",
+                fix="convert(model) finds those of a model",
+            )
+        weight, bias = formats.prune(linear.weight, pattern), linear.bias
+        made = cls.from_weight(
+            _packed_dense(weight, pattern, known_mode(mode, "slidesparse.Linear")),
+            None if bias is None else bias.detach(),
+        )
+        made.train(linear.training)
+        return made.pack() if pack else made
+
+    @classmethod
+    def from_weight(cls, weight: Packed, bias: Tensor | None = None) -> Linear:
+        """A layer around the tensors of ``weight``, whose dense form has to be there; not packed."""
+        made = cls(weight.k, weight.n, bias is not None, pattern=weight.pattern, mode=weight.mode, device="meta")
+        made.weight = _frozen(weight.weight())
+        if weight.scale is not None:
+            made.weight_scale = _frozen(weight.scale[:, None])
+        if bias is not None:
+            made.bias = _frozen(bias)
+        return made
+
+    # --- packing --------------------------------------------------------------------------------------------------
+
+    @property
+    def fresh(self) -> bool:
+        """Whether ``packed`` is what ``weight`` holds; a change in place, or another tensor, makes it stale."""
+        return self.packed is not None and self._packed_from == _state(self.weight)
+
+    def pack(self) -> Linear:
+        """Verify the pattern and pack ``weight`` for its device; after a change of it, again.
+
+        What fits is written into the tensor that is there, so that graphs captured or compiled before stay right. SL211
+        for a weight that is not of the pattern, SL608 in a trace, a capture or an op. On a device without sparse units
+        the dense form alone stays, with a notice.
+        """
+        if reason := blocked():
+            raise error(
+                "SL608",
+                where="slidesparse.Linear.pack",
+                what="no packing here",
+                got=f"pack() inside {reason}",
+                expected="a weight that was packed before",
+                fix="call pack() after loading",
+            )
+        made = pack(self.weight, self.pattern, self.mode, scale=_flat(self.weight_scale))
+        old, self.layout = self.packed, made.layout
+        if (
+            old is not None
+            and made.packed is not None
+            and (old.shape, old.device) == (made.packed.shape, made.packed.device)
+        ):
+            old.copy_(made.packed)
+        else:
+            self.packed = made.packed
+        self._packed_from = _state(self.weight)
+        return self
+
+    def as_packed(self) -> Packed:
+        """The weight as the value that ``matmul`` takes."""
+        packed = self.packed if self.fresh else None
+        return Packed(
+            self.mode,
+            self.pattern.pairs,
+            self.out_features,
+            self.in_features,
+            self.weight,
+            packed,
+            _flat(self.weight_scale),
+            self.layout,
+        )
+
+    # --- forward --------------------------------------------------------------------------------------------------
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[..., in_features]`` → ``[..., out_features]``."""
+        return self.multiply(x, self.bias)
+
+    def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """:meth:`forward` with a bias that somebody else holds."""
+        weight, scale, packed = self.weight, self.weight_scale, self.packed  # once: a module's attributes are slow
+        if packed is not None and not torch.compiler.is_compiling() and self._packed_from != _state(weight):
+            notice("slidesparse/stale", f"{self} was packed before its weight was changed, and runs dense: call pack()")
+            packed = None
+        if not x.is_meta and torch.is_autocast_enabled(x.device.type) and _cast_by_autocast(x):
+            x = x.to(torch.get_autocast_dtype(x.device.type))
+        other = scale is None and x.dtype != weight.dtype and x.is_floating_point()  # integers are the op's to refuse
+        inner = x.to(weight.dtype) if other else x
+        if bias is not None and bias.dtype != inner.dtype:
+            bias = bias.to(inner.dtype)
+        rest = weight, packed, _flat(scale), bias, self.mode, self.pattern.pairs, self.layout
+        learns = inner.requires_grad or (bias is not None and bias.requires_grad)
+        out = _StraightThrough.apply(inner, *rest) if learns and torch.is_grad_enabled() else _product(inner, *rest)
+        return out if out.dtype == x.dtype else out.to(x.dtype)
+
+    def extra_repr(self) -> str:
+        form = "packed" if self.fresh else "not packed" if self.packed is None else "stale"
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, "
+            f"pattern={self.pattern}, mode={self.mode}, {form}"
+        )
+
+    # --- moves, copies and checkpoints ----------------------------------------------------------------------------
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Linear:
+        held = {id(t) for t in (self.weight, self.weight_scale) if t is not None}
+        before, fresh, packed = self.weight.device, self.fresh, self.packed
+        held_before = self.weight.detach()  # follows where memory is moved in place (share_memory)
+        self.packed = None
+
+        def moved(t: Tensor) -> Tensor:
+            if id(t) not in held:
+                return fn(t)
+            bits = t.view(_BITS[t.itemsize])
+            made = fn(bits)
+            return made.view(t.dtype) if made.dtype == bits.dtype else t  # .type() casts integers as well
+
+        super()._apply(moved, recurse)
+        if packed is None or self.weight.device.type == "meta":
+            return self
+        if self.weight.device != before:  # what is packed is packed for a device
+            return self.pack() if fresh else self
+        self.packed = packed
+        same = fresh and self.weight.data_ptr() == held_before.data_ptr()
+        self._packed_from = _state(self.weight) if same else None
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_packed_from": self.fresh}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._packed_from = _state(self.weight) if state["_packed_from"] else None
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        errors: list[str] = []
+        given, scale = state_dict.get(f"{prefix}weight"), state_dict.get(f"{prefix}weight_scale")
+        if given is not None and not _loads(given.dtype, self.weight.dtype):
+            error_msgs.append(
+                f"{prefix}weight is {given.dtype}, and a layer of mode {self.mode} loads "
+                f"{self.weight.dtype}: load the model first, then convert it"
+            )
+            return
+        if given is not None:  # with assign=True it takes the place of the weight, which has the dtype of the mode
+            state_dict = {**state_dict, f"{prefix}weight": given.detach().to(self.weight.dtype)}
+        if scale is not None and self.weight_scale is not None:
+            state_dict = {**state_dict, f"{prefix}weight_scale": _per_channel(scale, self.out_features)}
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, errors)
+        if given is not None and not errors and not self.weight.is_meta:
+            try:
+                self.pack()
+            except ShiplapError as e:
+                errors.append(f"{prefix}weight: {e}")
+        error_msgs.extend(errors)
+
+
+def _product(
+    x: Tensor,
+    dense: Tensor,
+    packed: Tensor | None,
+    scale: Tensor | None,
+    bias: Tensor | None,
+    mode: str,
+    pairs: int,
+    layout: int,
+) -> Tensor:
+    return multiply(x, mode, len(dense), scale, dense, packed, bias, pairs, layout)
+
+
+class _StraightThrough(torch.autograd.Function):
+    """The product, and the gradient of the same product without rounding of activations; the weight is frozen."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        x: Tensor,
+        dense: Tensor,
+        packed: Tensor | None,
+        scale: Tensor | None,
+        bias: Tensor | None,
+        mode: str,
+        pairs: int,
+        layout: int,
+    ) -> Tensor:
+        return _product(x, dense, packed, scale, bias, mode, pairs, layout)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Apart from ``forward``, as the transforms of ``torch.func`` ask."""
+        ctx.save_for_backward(inputs[1], inputs[3])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        dense, scale = ctx.saved_tensors
+        scaled = grad if scale is None else grad * scale.to(grad.dtype)
+        to_x = scaled @ dense.to(grad.dtype) if ctx.needs_input_grad[0] else None
+        rows = grad if grad.dim() > 1 else grad[None]
+        to_bias = rows.flatten(0, -2).sum(0) if ctx.needs_input_grad[4] else None
+        return to_x, None, None, None, to_bias, None, None, None
+
+
+def _packed_dense(weight: Tensor, pattern: str | Pattern, mode: str) -> Packed:
+    return pack(weight, pattern, mode, keep="dense")
+
+
+def _flat(scale: Tensor | None) -> Tensor | None:
+    return None if scale is None else scale.view(-1)
+
+
+def _frozen(tensor: Tensor) -> nn.Parameter:
+    return nn.Parameter(tensor, requires_grad=False)
+
+
+def _state(weight: Tensor) -> tuple[int, int, int]:
+    """What changes when ``weight`` does, or its ``.data``; those made in inference mode do not tell of writes."""
+    try:
+        place = weight.data_ptr()
+    except RuntimeError:  # a fake tensor lies nowhere
+        place = 0
+    return id(weight), place, 0 if weight.is_inference() else weight._version
+
+
+def _loads(given: torch.dtype, wanted: torch.dtype) -> bool:
+    """Whether a copy into ``wanted`` is the weight, rounded at most; of 8 bits only the very dtype is."""
+    return given == wanted or (wanted.itemsize == 2 and given.is_floating_point and given.itemsize > 1)
+
+
+def _per_channel(scale: Tensor, n: int) -> Tensor:
+    """Scales ``[n]``, or one for the whole weight, as float32 ``[n, 1]``; another shape for torch to refuse."""
+    wide = scale.detach().to(torch.float32)
+    return wide.reshape(-1, 1).expand(n, 1).contiguous() if scale.numel() in (1, n) else wide
+
+
+def _cast_by_autocast(x: Tensor) -> bool:
+    """What autocast casts before ``nn.Linear``."""
+    return x.is_floating_point() and x.dtype != torch.float64

@@ -1,0 +1,37 @@
+"""The leaf products on CUDA: cuBLASLt and cuSPARSELt behind the C ABI, plans kept by their library (csrc/lt).
+
+A plan is found by what it depends on: sizes, types, scaling, algorithm and device, which a call has in its arguments
+and its config. No handle passes through a schema: an integer that stands for memory would be baked into compiled
+graphs, exported programs and their caches, and mean nothing in the next process.
+"""
+
+from __future__ import annotations
+
+import shiplap as sl
+from shiplap_slidesparse import ops
+from shiplap_slidesparse.lt.native import LIBRARY
+
+__all__ = ["DEFAULT", "DENSE", "SPARSE", "WORKSPACE"]
+
+# Bytes, as plan.h has them: no plan takes more. Those of cuSPARSELt grow with the weight.
+WORKSPACE = 32 << 20
+SPARSE_WORKSPACE = f"{WORKSPACE} + n * k // 4"
+
+DENSE = (ops.mm_int8, ops.mm_fp8)
+SPARSE = (ops.sparse_mm_int8, ops.sparse_mm_fp8, ops.sparse_mm_bf16, ops.sparse_mm_fp16)
+
+# The library's own choice. What else there is depends on sizes, device and version: ``tuning.py`` asks. VERSION is that
+# of the cuSPARSELt whose algorithm ALG is; another one takes its own choice instead (0: any).
+DEFAULT = {"ALG": -1, "SPLIT_K": 0, "VERSION": 0}
+
+
+def _bind(op: sl.Op, workspace: str, config: dict[str, int]) -> None:
+    symbol = f"slidesparse_lt_{op.spec.opname}"
+    op.kernel("cuda", sl.cabi(LIBRARY, symbol, align=16), name="lt", workspace=workspace, configs=[config])
+    op.buckets(n="exact", k="exact")  # weights have few sizes, and the best algorithm hangs on each
+
+
+for _op in DENSE:
+    _bind(_op, str(WORKSPACE), {"ALG": -1})
+for _op in SPARSE:
+    _bind(_op, SPARSE_WORKSPACE, DEFAULT)

@@ -1,0 +1,111 @@
+"""Where cuSPARSELt is, and whether it may be used: found in its wheel, opened by absolute path, its version checked.
+
+cuBLASLt is taken as torch has loaded it. cuSPARSELt is not: torch 2.11 for CUDA 13 pins 0.8.0, which is slower on
+Hopper than the releases before and after it (NVIDIA's notes to 0.8.1), so a newer one is opened beside it. Two versions
+in one process do not meet: each is opened with RTLD_LOCAL.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from shiplap.errors import ShiplapError, error
+from shiplap.settings import settings
+from shiplap_slidesparse.lt import native
+
+__all__ = ["NAME", "OLDEST", "available", "candidates", "open_cusparselt", "takes"]
+
+NAME = "libcusparseLt.so.0"
+OLDEST = (0, 8, 1)
+CAPABILITY = (8, 0)  # sparse tensor cores
+ASKED = (128, 128, 128)  # m, n, k: whole tiles of every type
+# Of the wheels, the newest layout first.
+_HOMES = ("nvidia/cu13/lib", "nvidia/cu12/lib", "nvidia/cusparselt/lib", "cusparselt/lib")
+
+
+def candidates() -> Iterator[Path]:
+    """Files that may be cuSPARSELt: in ``SHIPLAP_LIBRARY_PATH``, then in the wheels on ``sys.path``."""
+    if settings().library_path:
+        yield Path(settings().library_path).absolute() / NAME
+    for entry in dict.fromkeys(sys.path):
+        for home in _HOMES:
+            yield Path(entry or ".").absolute() / home / NAME
+
+
+@cache
+def open_cusparselt() -> str:
+    """Open the first cuSPARSELt that is new enough; why there is none, or empty. Found once per process."""
+    refused = []
+    for path in dict.fromkeys(p.resolve() for p in candidates() if p.is_file()):
+        try:
+            native.open_libraries("", str(path), "", OLDEST)
+            return ""
+        except native.Refusal as e:
+            refused.append(f"{path}: {e}")
+        except ShiplapError as e:  # our own library is not built
+            return f"{e.id} {e.what}: {e.got}"
+    wanted = ".".join(map(str, OLDEST))
+    return "; ".join(refused) or f"no {NAME} on sys.path: pip install 'nvidia-cusparselt-cu13>={wanted}'"
+
+
+def available(device: torch.device | str | int = "cuda", dtype: torch.dtype | None = None) -> bool | str:
+    """Whether products with 2:4 weights, those of ``dtype``, run on ``device``; the reason if not.
+
+    Opens cuSPARSELt when first asked.
+    """
+    device = torch.device(device if not isinstance(device, int) else f"cuda:{device}")
+    if device.type != "cuda":
+        return f"{device.type} has no sparse tensor cores"
+    if not torch.cuda.is_available():
+        return "this torch sees no GPU"
+    capability = torch.cuda.get_device_capability(device)
+    if capability < CAPABILITY:
+        return f"compute capability {capability[0]}.{capability[1]} has no sparse tensor cores"
+    return open_cusparselt() or dtype is None or takes(device, dtype)
+
+
+def takes(
+    device: torch.device, source: torch.dtype, result: torch.dtype | None = None, scaling: int = native.UNSCALED
+) -> bool | str:
+    """Whether the open cuSPARSELt makes plans of such products; its refusal if not. Asked once for each, not in calls.
+
+    ``scaling`` PER_ROW asks whether it applies the scales of a weight's rows itself.
+    """
+    index = device.index if device.index is not None else torch.cuda.current_device()
+    return _answer(index, source, result or native.RESULT[source], scaling, native.versions()[1])
+
+
+@cache
+def _answer(device: int, source: torch.dtype, result: torch.dtype, scaling: int, version: str) -> bool | str:
+    with torch.cuda.device(device):
+        _begin(device)
+        try:
+            native.prepare(
+                native.Problem(device, *ASKED, source, result, scaling), True, torch.cuda.current_stream().cuda_stream
+            )
+        except native.Refusal as e:
+            return f"cuSPARSELt {version}: {e}"
+    return True
+
+
+def _begin(device: int) -> None:
+    """Have torch make the device's context if that has not been done: without one the driver answers nothing."""
+    torch.empty(1, device=torch.device("cuda", device))
+
+
+def require(device: torch.device, where: str) -> None:
+    """SL401 unless :func:`available`."""
+    why = available(device)
+    if why is not True:
+        raise error(
+            "SL401",
+            where=where,
+            got=str(why),
+            expected=f"cuSPARSELt {'.'.join(map(str, OLDEST))} or later",
+            fix="install nvidia-cusparselt-cu13, or use the dense form",
+        )

@@ -1,0 +1,174 @@
+"""The C functions of ``csrc/lt/manage.h``, by ctypes: what is done beside the hot path."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from shiplap.bind.library import locate
+from shiplap.errors import error
+
+__all__ = [
+    "LIBRARY",
+    "PER_ROW",
+    "PER_TENSOR",
+    "RESULT",
+    "UNSCALED",
+    "Plan",
+    "Problem",
+    "Refusal",
+    "compress",
+    "compressed_size",
+    "forget",
+    "multiply",
+    "open_libraries",
+    "plans",
+    "prepare",
+    "versions",
+]
+
+LIBRARY = Path(__file__).parents[1] / "libshiplap_slidesparse_lt.so"
+UNSUPPORTED = 2  # SL_UNSUPPORTED
+
+_CUDA_TYPE = {
+    torch.float32: 0,
+    torch.float16: 2,
+    torch.int8: 3,
+    torch.int32: 10,
+    torch.bfloat16: 14,
+    torch.float8_e4m3fn: 28,
+}
+UNSCALED, PER_TENSOR, PER_ROW = 0, 1, 2
+# What a product of such operands is written as; one term of it is exact.
+RESULT = {
+    torch.int8: torch.int32,
+    torch.float8_e4m3fn: torch.bfloat16,
+    torch.bfloat16: torch.bfloat16,
+    torch.float16: torch.float16,
+}
+
+
+class Refusal(Exception):
+    """A library does not do this: not for this device, type, size or algorithm."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A product ``[m, k] @ [n, k].T`` on a device; the fields of ``slidesparse_lt_problem`` in order.
+
+    ``algorithm`` -1 and ``split_k`` 0 leave the choice to the library.
+    """
+
+    device: int
+    m: int
+    n: int
+    k: int
+    source: torch.dtype
+    result: torch.dtype
+    scaling: int = UNSCALED
+    algorithm: int = -1
+    split_k: int = 0
+
+    def but(self, **changes: Any) -> Problem:
+        return replace(self, **changes)
+
+    def packed(self) -> Any:
+        """As the C struct."""
+        values = [_CUDA_TYPE[v] if isinstance(v, torch.dtype) else v for v in astuple(self)]
+        return (ctypes.c_int64 * len(values))(*values)
+
+
+@cache
+def _library(path: Path) -> ctypes.CDLL:
+    library = ctypes.CDLL(str(path))
+    library.slidesparse_lt_plans.restype = ctypes.c_int64
+    library.slidesparse_lt_versions.restype = library.slidesparse_lt_forget.restype = None
+    return library
+
+
+def _functions() -> ctypes.CDLL:
+    return _library(locate(LIBRARY))
+
+
+def _call(name: str, *args: Any) -> None:
+    """Call a function that reports by status and text. Raises Refusal, or SL305."""
+    text = ctypes.create_string_buffer(1024)
+    converted = [v.encode() if isinstance(v, str) else ctypes.c_void_p(v) if isinstance(v, int) else v for v in args]
+    status = getattr(_functions(), f"slidesparse_lt_{name}")(*converted, text, ctypes.c_size_t(len(text)))
+    if status == UNSUPPORTED:
+        raise Refusal(text.value.decode(errors="replace"))
+    if status:
+        raise error("SL305", where=f"slidesparse_lt_{name}", got=text.value.decode(errors="replace"), expected="")
+
+
+def open_libraries(cublaslt: str, cusparselt: str, driver: str, oldest: Sequence[int]) -> None:
+    """Open what is not open yet; empty paths as in ``manage.h``. Raises Refusal with the loader's or version's."""
+    _call("open", cublaslt, cusparselt, driver, (ctypes.c_int64 * 3)(*oldest))
+
+
+def versions() -> tuple[str, str]:
+    """Versions of cuBLASLt and cuSPARSELt, ``""`` where one is not open."""
+    found = (ctypes.c_int64 * 6)()
+    _functions().slidesparse_lt_versions(found)
+    return tuple(".".join(map(str, part)) if part[0] >= 0 else "" for part in (found[:3], found[3:]))  # type: ignore[return-value]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is known of a plan: bytes of workspace and of the compressed weight, number of algorithms to choose from."""
+
+    workspace: int
+    compressed: int
+    algorithms: int
+
+
+def prepare(problem: Problem, sparse: bool, stream: int = 0) -> Plan:
+    """Make the plan unless it is there. Raises Refusal for what the library does not do."""
+    info = (ctypes.c_int64 * 3)()
+    _call("prepare", problem.packed(), ctypes.c_int32(sparse), stream, info)
+    return Plan(*info)
+
+
+def compressed_size(problem: Problem) -> tuple[int, int]:
+    """Bytes of the compressed weight and of the scratch for making it."""
+    sizes = (ctypes.c_int64 * 2)()
+    _call("compressed_size", problem.packed(), sizes)
+    return sizes[0], sizes[1]
+
+
+def compress(problem: Problem, weight: int, compressed: int, scratch: int, stream: int) -> None:
+    """Addresses of a row-major 2:4 weight, of where to put it, and of scratch."""
+    _call("compress", problem.packed(), weight, compressed, scratch, stream)
+
+
+def multiply(
+    problem: Problem,
+    sparse: bool,
+    x: int,
+    weight: int,
+    scales: tuple[int, int],
+    out: int,
+    workspace: tuple[int, int],
+    stream: int,
+) -> None:
+    """Addresses of ``x``, a weight, compressed if ``sparse``, their scales (0: none), the result and scratch, whose
+    size comes with it.
+    """
+    room = ctypes.c_size_t(workspace[1])
+    _call("multiply", problem.packed(), ctypes.c_int32(sparse), x, weight, *scales, out, workspace[0], room, stream)
+
+
+def plans() -> int:
+    """How many plans there are."""
+    return int(_functions().slidesparse_lt_plans())
+
+
+def forget() -> None:
+    """Destroy plans and handles: for tests."""
+    _functions().slidesparse_lt_forget()

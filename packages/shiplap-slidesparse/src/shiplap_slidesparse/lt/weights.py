@@ -1,0 +1,148 @@
+"""Weights in cuSPARSELt's own bytes: made once, at load, for the device and version at hand; never stored."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from shiplap.errors import error
+from shiplap_slidesparse.lt import libraries, native
+from shiplap_slidesparse.lt.native import RESULT
+
+__all__ = ["compress", "expand", "product", "scaled_product"]
+
+ROWS = 2048  # of an identity matrix at a time
+
+
+def compress(slid: Tensor) -> Tensor:
+    """A 2:4 weight ``[n, k']`` on a GPU, whole tiles → cuSPARSELt's bytes, uint8 ``[_]`` (layout 1).
+
+    Of no weights there are no bytes. SL211 for another dtype or size, SL401 without a usable cuSPARSELt, SL305
+    when it refuses.
+    """
+    where = "slidesparse.lt.compress"
+    n, k = slid.shape
+    if slid.dtype not in RESULT or n % 32 or k % 32:
+        raise error(
+            "SL211",
+            where=where,
+            got=f"{slid.dtype} {n} x {k}",
+            fix="pass what slide() returned",
+            expected="int8, float8_e4m3fn, bfloat16 or float16, sizes that are multiples of 32",
+        )
+    libraries.require(slid.device, where)
+    if not slid.numel():
+        return slid.new_empty(0, dtype=torch.uint8)
+    slid = slid.contiguous()
+    problem = _problem(slid.device, 16, n, k, slid.dtype)
+    with torch.cuda.device(slid.device):
+        stream = torch.cuda.current_stream().cuda_stream
+        try:
+            size, scratch_size = native.compressed_size(problem)
+            packed = slid.new_zeros(size, dtype=torch.uint8)
+            scratch = slid.new_empty(max(scratch_size, 16), dtype=torch.uint8)
+            native.compress(problem, slid.data_ptr(), packed.data_ptr(), scratch.data_ptr(), stream)
+        except native.Refusal as e:
+            raise error("SL305", where=where, got=str(e), expected="a compressed weight") from None
+    return packed
+
+
+def product(
+    x: Tensor, weight: Tensor, n: int, result: torch.dtype, *, sparse: bool, scales: tuple[Tensor, Tensor] | None = None
+) -> Tensor:
+    """``x [m, k]`` times a weight of ``n`` rows, compressed if ``sparse``, as ``result``: whole tiles.
+
+    For what no leaf op has: other types of results, and FP8 with one scale for all of ``x`` and one for all of a dense
+    weight (``scales``, float32 of one element each). SL305 when the library refuses.
+    """
+    problem = _problem(x.device, x.shape[0], n, x.shape[1], x.dtype).but(result=result)
+    if scales is None:
+        return _run(problem, sparse, x, weight, (0, 0))
+    places = scales[0].data_ptr(), scales[1].data_ptr()
+    return _run(problem.but(scaling=native.PER_TENSOR), sparse, x, weight, places)
+
+
+def scaled_product(x: Tensor, packed: Tensor, scale: Tensor, result: torch.dtype) -> Tensor:
+    """``x [m, k]`` times a compressed weight, times the float32 ``scale`` of each of the weight's rows, as ``result``.
+
+    Scaled by cuSPARSELt where it does that (of integers, :func:`libraries.takes`); else by PyTorch, from integers or
+    float32. Rounded once either way.
+    """
+    n, scale = len(scale), scale.contiguous()
+    if libraries.takes(x.device, x.dtype, result, native.PER_ROW) is True:
+        problem = _problem(x.device, x.shape[0], n, x.shape[1], x.dtype).but(result=result, scaling=native.PER_ROW)
+        return _run(problem, True, x, packed, (0, scale.data_ptr()))
+    wide = torch.int32 if x.dtype == torch.int8 else torch.float32
+    return (product(x, packed, n, wide, sparse=True) * scale).to(result)
+
+
+def _run(problem: native.Problem, sparse: bool, x: Tensor, weight: Tensor, scales: tuple[int, int]) -> Tensor:
+    where, x, weight = "slidesparse.lt.product", _placed(x), _placed(weight)
+    _check_operands(where, problem, sparse, x, weight)
+    out = torch.empty(problem.m, problem.n, dtype=problem.result, device=x.device)
+    if not out.numel() or not problem.k:
+        return out.zero_()
+    with torch.cuda.device(x.device):
+        stream = torch.cuda.current_stream().cuda_stream
+        try:
+            plan = native.prepare(problem, sparse, stream)
+            if weight.numel() < plan.compressed:  # 0 of a dense one
+                raise error(
+                    "SL211",
+                    where=where,
+                    got=f"{weight.numel()} bytes",
+                    fix="pack the weight anew",
+                    expected=f"those of {problem.n} rows of {problem.k} {x.dtype}",
+                )
+            scratch = torch.empty(plan.workspace, dtype=torch.uint8, device=x.device)
+            native.multiply(
+                problem,
+                sparse,
+                x.data_ptr(),
+                weight.data_ptr(),
+                scales,
+                out.data_ptr(),
+                (scratch.data_ptr(), plan.workspace),
+                stream,
+            )
+        except native.Refusal as e:
+            raise error("SL305", where=where, got=str(e), expected="a product") from None
+    return out
+
+
+def _check_operands(where: str, p: native.Problem, sparse: bool, x: Tensor, weight: Tensor) -> None:
+    """SL211 for operands that the library would read beyond, or from where it cannot: a GPU does not survive that."""
+    wanted = (torch.uint8, weight.shape[:1]) if sparse else (p.source, (p.n, p.k))
+    fits = (weight.dtype, tuple(weight.shape)) == (wanted[0], tuple(wanted[1])) and weight.device == x.device
+    if p.m % 16 or p.n % 32 or p.k % 32 or not fits:
+        raise error(
+            "SL211",
+            where=where,
+            got=f"x {tuple(x.shape)} of {x.dtype} on {x.device}, weight "
+            f"{tuple(weight.shape)} of {weight.dtype} on {weight.device}, {p.n} rows",
+            expected="m of 16, n and k of 32, and a weight that has them",
+            fix="pad it",
+        )
+
+
+def _placed(t: Tensor) -> Tensor:
+    """``t`` contiguous and where the libraries take it: a view may begin at any element."""
+    t = t.contiguous()
+    return t.clone() if t.data_ptr() & 15 else t
+
+
+def expand(packed: Tensor, n: int, k: int, dtype: torch.dtype) -> Tensor:
+    """The inverse of :func:`compress`, ``[n, k]``: the product with an identity matrix, a few rows at a time."""
+    libraries.require(packed.device, "slidesparse.lt.expand")
+    weight = torch.empty(n, k, dtype=dtype, device=packed.device)
+    for start in range(0, k, ROWS):
+        rows = min(ROWS, k - start)
+        eye = torch.eye(k, rows, device=packed.device, dtype=torch.float16).roll(start, 0).t()
+        columns = product(eye.to(dtype).contiguous(), packed, n, RESULT[dtype], sparse=True)
+        weight[:, start : start + rows] = columns.t().to(dtype)
+    return weight
+
+
+def _problem(device: torch.device, m: int, n: int, k: int, dtype: torch.dtype) -> native.Problem:
+    index = device.index if device.index is not None else torch.cuda.current_device()
+    return native.Problem(index, m, n, k, dtype, RESULT[dtype])

@@ -1,0 +1,151 @@
+"""The leaf ops, declared: activations quantised and lifted, and products of padded operands.
+
+Contracts, layouts and whose business padding is: docs/design/0011-slidesparse.md. In short: ``quantise_*`` and ``lift``
+take any size and return whole tiles (rows a multiple of 16, depth of 32, zeros in what they add); products take whole
+tiles only. ``layers.py`` has the ops that take a user's sizes.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+import torch
+from jaxtyping import BFloat16, Float, Float8e4m3fn, Float16, Float32, Int8, Int32, UInt8
+from torch import Tensor
+
+import shiplap as sl
+from shiplap.errors import error
+from shiplap_slidesparse import formats
+from shiplap_slidesparse.quantise import quantise
+
+__all__ = [
+    "lift",
+    "mm_fp8",
+    "mm_int8",
+    "quantise_fp8",
+    "quantise_int8",
+    "sparse_mm_bf16",
+    "sparse_mm_fp8",
+    "sparse_mm_fp16",
+    "sparse_mm_int8",
+]
+
+PORTABLE, CUSPARSELT = 0, 1  # layouts of a packed weight
+
+_LIFTED = {"mp": "cdiv(m, 16) * 16", "kq": "cdiv(cdiv(k, 2 * pairs) * 4 * (pairs - 1), 32) * 32"}
+_PAIRS = ("pairs >= 2", "pairs <= 8")
+_TILES = ("m % 16 == 0", "k % 32 == 0", "n % 32 == 0")
+_INT32 = "k <= 131040"  # 128 * 128 * k stays below 2^31
+_LAYOUTS = ("layout >= 0", "layout <= 1")
+
+
+# --- activations ------------------------------------------------------------------------------------------------------
+
+
+def _lifted(x: Tensor, dtype: torch.dtype, pairs: int) -> tuple[Tensor, Tensor]:
+    q, scale = quantise(x, dtype)
+    lifted = formats.lift(q, pairs)
+    return lifted, torch.cat((scale, scale.new_ones(lifted.shape[0] - x.shape[0])))
+
+
+@sl.op("slidesparse::quantise_int8", dims=_LIFTED, requires=_PAIRS, outputs=("q", "scale"))
+def quantise_int8(x: Float[Tensor, "m k"], pairs: int = 2) -> tuple[Int8[Tensor, "mp kq"], Float32[Tensor, "mp"]]:
+    """Rows of ``x`` as int8 with a scale each (``quantise.py`` has the law), lifted for windows of ``pairs``.
+
+    With 2 pairs nothing is duplicated: that is for dense and 2:4 weights. Rows and columns that are added hold zeros,
+    with the scale 1. A row that holds NaN or an infinity is all zeros with the scale NaN.
+    """
+    return _lifted(x, torch.int8, pairs)
+
+
+@sl.op("slidesparse::quantise_fp8", dims=_LIFTED, requires=_PAIRS, outputs=("q", "scale"))
+def quantise_fp8(
+    x: Float[Tensor, "m k"], pairs: int = 2
+) -> tuple[Float8e4m3fn[Tensor, "mp kq"], Float32[Tensor, "mp"]]:
+    """As ``quantise_int8``, to float8_e4m3fn."""
+    return _lifted(x, torch.float8_e4m3fn, pairs)
+
+
+@sl.op("slidesparse::lift", dims=_LIFTED, requires=_PAIRS)
+def lift(x: Float[Tensor, "m k"], pairs: int = 2) -> Float[Tensor, "mp kq"]:
+    """Rows of ``x`` as they are, lifted for windows of ``pairs``, zeros in rows and columns that are added."""
+    return formats.lift(x, pairs)
+
+
+# --- products ---------------------------------------------------------------------------------------------------------
+
+
+def product(left: Tensor, right: Tensor) -> Tensor:
+    """``left @ right.T``: int32 of int8, exact; else float32, and float64 where one operand is."""
+    if left.dtype == torch.int8:
+        return (left.to(torch.float64) @ right.to(torch.float64).t()).to(torch.int32)
+    wide = torch.float64 if left.dtype == torch.float64 else torch.float32
+    return left.to(wide) @ right.to(wide).t()
+
+
+def rounded(value: Tensor, dtype: torch.dtype) -> Tensor:
+    """``value`` in ``dtype``, but float64 stays: the audit runs references in double precision."""
+    return value if value.dtype == torch.float64 else value.to(dtype)
+
+
+def expand(packed: Tensor, n: int, k: int, dtype: torch.dtype, layout: int) -> Tensor:
+    """A packed weight as 2:4 ``[n, k]``."""
+    if layout == PORTABLE:
+        return formats.decompress(packed, n, k, dtype)
+    if packed.device.type != "cuda":
+        raise error(
+            "SL211",
+            where="slidesparse",
+            got=f"a weight packed by cuSPARSELt on {packed.device}",
+            expected="the portable layout",
+            fix="pack the weight on the device that uses it",
+        )
+    vendor = importlib.import_module("shiplap_slidesparse.lt")  # only where its layout is in use
+    return vendor.expand(packed, n, k, dtype)
+
+
+@sl.op("slidesparse::mm_int8", requires=(*_TILES, _INT32))
+def mm_int8(q: Int8[Tensor, "m k"], weight: Int8[Tensor, "n k"]) -> Int32[Tensor, "m n"]:
+    """``q @ weight.T``, exact."""
+    return product(q, weight)
+
+
+@sl.op("slidesparse::mm_fp8", requires=_TILES)
+def mm_fp8(
+    q: Float8e4m3fn[Tensor, "m k"],
+    weight: Float8e4m3fn[Tensor, "n k"],
+    scale_q: Float32[Tensor, "m"],
+    scale_weight: Float32[Tensor, "n"],
+) -> BFloat16[Tensor, "m n"]:
+    """``(q @ weight.T) * scale_q[:, None] * scale_weight``, rounded once."""
+    return rounded(product(q, weight) * scale_q[:, None] * scale_weight, torch.bfloat16)
+
+
+@sl.op("slidesparse::sparse_mm_int8", requires=(*_TILES, _INT32, *_LAYOUTS))
+def sparse_mm_int8(q: Int8[Tensor, "m k"], packed: UInt8[Tensor, "_"], n: int, layout: int = 0) -> Int32[Tensor, "m n"]:
+    """``mm_int8`` with a weight of 2:4 in its packed form: ``n`` rows of depth ``k``. SL211 for a wrong size."""
+    return product(q, expand(packed, n, q.shape[1], torch.int8, layout))
+
+
+@sl.op("slidesparse::sparse_mm_fp8", requires=(*_TILES, *_LAYOUTS))
+def sparse_mm_fp8(
+    q: Float8e4m3fn[Tensor, "m k"], packed: UInt8[Tensor, "_"], n: int, layout: int = 0
+) -> BFloat16[Tensor, "m n"]:
+    """``q @ weight.T`` with a packed weight of 2:4, summed in float32 and not scaled: both scales are the caller's."""
+    return rounded(product(q, expand(packed, n, q.shape[1], torch.float8_e4m3fn, layout)), torch.bfloat16)
+
+
+@sl.op("slidesparse::sparse_mm_bf16", requires=(*_TILES, *_LAYOUTS))
+def sparse_mm_bf16(
+    x: BFloat16[Tensor, "m k"], packed: UInt8[Tensor, "_"], n: int, layout: int = 0
+) -> BFloat16[Tensor, "m n"]:
+    """``x @ weight.T`` with a packed weight of 2:4, summed in float32."""
+    return rounded(product(x, expand(packed, n, x.shape[1], torch.bfloat16, layout)), torch.bfloat16)
+
+
+@sl.op("slidesparse::sparse_mm_fp16", requires=(*_TILES, *_LAYOUTS))
+def sparse_mm_fp16(
+    x: Float16[Tensor, "m k"], packed: UInt8[Tensor, "_"], n: int, layout: int = 0
+) -> Float16[Tensor, "m n"]:
+    """``x @ weight.T`` with a packed weight of 2:4, summed in float32."""
+    return rounded(product(x, expand(packed, n, x.shape[1], torch.float16, layout)), torch.float16)

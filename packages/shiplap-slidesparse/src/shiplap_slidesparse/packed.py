@@ -1,0 +1,242 @@
+"""The parts that a user puts together: a pruned weight, packed for its device, and the product with it."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from shiplap.errors import error, notice
+from shiplap_slidesparse import formats, layers, ops
+from shiplap_slidesparse.formats import Pattern
+from shiplap_slidesparse.quantise import quantise_weight
+
+__all__ = ["LAYERS", "MODES", "Packed", "known_mode", "matmul", "multiply", "pack"]
+
+MODES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn, "bf16": torch.bfloat16, "fp16": torch.float16}
+Keep = Literal["both", "dense", "packed"]
+
+
+def known_mode(mode: str, where: str, called: str = "mode") -> str:
+    """``mode``, if there is one; SL211 with what the argument is ``called``."""
+    if mode not in MODES:
+        raise error("SL211", where=where, got=f"{called} {mode!r}", expected=", ".join(MODES), fix="pass one of these")
+    return mode
+
+
+@dataclass(frozen=True, eq=False)  # tensors have no one answer to ==
+class Packed:
+    """A weight ``[n, k]`` of a pattern, ready to be multiplied with: tensors and integers, nothing else.
+
+    Attributes:
+        mode: ``"int8"``, ``"fp8"``, ``"bf16"`` or ``"fp16"``.
+        pairs: N of the pattern ``(2N-2):2N``.
+        n, k: rows and depth.
+        dense: the pruned weight in the mode's dtype, ``[n, k]``, or None.
+        packed: its compressed windows, uint8, or None; ``layout`` says in which form.
+        scale: float32 ``[n]``, of the 8-bit modes.
+    """
+
+    mode: str
+    pairs: int
+    n: int
+    k: int
+    dense: Tensor | None
+    packed: Tensor | None
+    scale: Tensor | None
+    layout: int = ops.PORTABLE
+
+    @property
+    def pattern(self) -> Pattern:
+        return Pattern(self.pairs)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all that is kept."""
+        return sum(t.numel() * t.itemsize for t in (self.dense, self.packed, self.scale) if t is not None)
+
+    def weight(self) -> Tensor:
+        """The pruned weight ``[n, k]`` in the mode's dtype, from whichever form is kept."""
+        if self.dense is not None:
+            return self.dense
+        assert self.packed is not None
+        depth = formats.lifted_depth(self.k, self.pairs)
+        slid = ops.expand(self.packed, formats.dense_depth(self.n), depth, MODES[self.mode], self.layout)
+        return formats.unslide(slid, self.k, self.pattern)[: self.n]
+
+    def dequantised(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The weight as numbers of ``dtype``, scales applied."""
+        weight = self.weight().to(dtype)
+        return weight if self.scale is None else weight * self.scale[:, None].to(dtype)
+
+    def to(self, device: torch.device | str) -> Packed:
+        """The same weight, packed anew for ``device``."""
+        target = torch.device(device)
+        here = self.dense if self.dense is not None else self.packed
+        if here is not None and here.device == target:
+            return self
+        keep: Keep = (
+            "both"
+            if self.dense is not None and self.packed is not None
+            else ("packed" if self.dense is None else "dense")
+        )
+        scale = None if self.scale is None else self.scale.to(target)
+        return pack(self.weight().to(target), self.pattern, self.mode, scale=scale, keep=keep)
+
+    def keeping(self, keep: Keep) -> Packed:
+        """Without one of the two forms, to save its memory: ``"dense"`` or ``"packed"`` is what stays."""
+        _known_keep(keep, "Packed.keeping")
+        if keep == "dense":
+            return replace(self, dense=self.weight(), packed=None)
+        return self if keep == "both" or self.packed is None else replace(self, dense=None)
+
+
+def pack(
+    weight: Tensor,
+    pattern: str | Pattern = "6:8",
+    mode: str = "int8",
+    *,
+    scale: Tensor | None = None,
+    keep: Keep = "both",
+) -> Packed:
+    """A pruned ``weight`` ``[n, k]``, quantised per row (8-bit modes) and packed for its device.
+
+    Pack at load, and after cutting a weight for tensor parallelism: groups begin at the first column of what is packed,
+    so a shard whose columns begin at no multiple of the group has to be pruned as a shard.
+
+    Args:
+        weight: of the pattern, see :func:`prune`; with ``scale`` it is already in the mode's dtype.
+        mode: ``"int8"``, ``"fp8"``, ``"bf16"`` or ``"fp16"``.
+        keep: which forms stay. With both, ``sl.tune`` chooses; dense alone is the way of a device without sparse units.
+
+    Raises:
+        ShiplapError: SL211 for weights that are not of the pattern, not finite or too deep for int8 (65536 columns),
+            and for an unknown mode.
+    """
+    shape = Pattern.parse(pattern)
+    known_mode(mode, "slidesparse.pack")
+    _known_keep(keep, "slidesparse.pack")
+    weight, dtype = formats.matrix(weight, "slidesparse.pack").detach(), MODES[mode]
+    if mode == "int8" and weight.shape[1] > layers.INT8_DEPTH:
+        raise error(
+            "SL211",
+            where="slidesparse.pack",
+            got=f"{weight.shape[1]} columns in mode 'int8'",
+            expected=f"at most {layers.INT8_DEPTH}, whose sums are exact",
+            fix='take mode="fp8"',
+        )
+    if scale is not None:
+        _check_quantised(weight, scale, mode)
+    elif weight.itemsize == 1:
+        raise error(
+            "SL211",
+            where="slidesparse.pack",
+            got=f"{weight.dtype} without a scale",
+            expected="a floating weight, or one of 8 bits with scale=",
+            fix="pass its scales",
+        )
+    elif dtype.itemsize == 1:
+        weight, scale = quantise_weight(weight, dtype)
+    else:
+        weight = weight.to(dtype)
+        _refuse_infinite(torch.isfinite(weight), dtype)
+    return _assemble(weight.contiguous(), scale, mode, shape, keep)
+
+
+def _known_keep(keep: str, where: str) -> None:
+    if keep not in get_args(Keep):
+        raise error(
+            "SL211", where=where, got=f"keep {keep!r}", expected=", ".join(get_args(Keep)), fix="pass one of these"
+        )
+
+
+def _refuse_infinite(finite: Tensor, dtype: torch.dtype) -> None:
+    """Also where ``dtype`` has no room for a number of the weight."""
+    if (bad := ~finite.all(1)).any():
+        raise error(
+            "SL211",
+            where="slidesparse.pack",
+            got=f"row {int(bad.nonzero()[0, 0])} holds NaN or an infinity as {dtype}",
+            expected="finite weights and scales",
+            fix="repair the checkpoint, or take a mode of a wider range",
+        )
+
+
+def _check_quantised(weight: Tensor, scale: Tensor, mode: str) -> None:
+    if weight.dtype != MODES[mode] or MODES[mode].itemsize != 1:
+        raise error(
+            "SL211",
+            where="slidesparse.pack",
+            got=f"a scale with {weight.dtype} in mode {mode!r}",
+            expected="a scale only with a weight of 8 bits",
+            fix="leave scale out",
+        )
+    if scale.shape != weight.shape[:1] or scale.dtype != torch.float32:
+        raise error(
+            "SL211",
+            where="slidesparse.pack",
+            got=f"a scale {tuple(scale.shape)} of {scale.dtype}",
+            expected=f"float32 ({weight.shape[0]},)",
+            fix="pass one scale per output channel",
+        )
+    _refuse_infinite((weight == weight) & torch.isfinite(scale)[:, None], weight.dtype)  # NaN is not itself
+
+
+def _assemble(weight: Tensor, scale: Tensor | None, mode: str, pattern: Pattern, keep: Keep) -> Packed:
+    (n, k), packed, layout = weight.shape, None, ops.PORTABLE
+    slid = formats.slide(formats.pad(weight, formats.dense_depth(n), k), pattern)  # also: is it of the pattern?
+    if keep != "dense":
+        packed, layout = _compress(slid, keep)
+    dense = None if keep == "packed" and packed is not None else weight
+    return Packed(mode, pattern.pairs, n, k, dense, packed, scale, layout)
+
+
+def _compress(slid: Tensor, keep: Keep) -> tuple[Tensor | None, int]:
+    """In the form of the device; None where it has no use for one."""
+    if slid.device.type != "cuda":
+        return formats.compress(slid), ops.PORTABLE
+    vendor: Any = importlib.import_module("shiplap_slidesparse.lt")
+    available = vendor.available(slid.device, slid.dtype)
+    if available is True:
+        return vendor.compress(slid), ops.CUSPARSELT
+    notice(f"slidesparse/{slid.device}", f"slidesparse keeps its weights dense on {slid.device}: {available}")
+    return None, ops.PORTABLE
+
+
+LAYERS: dict[str, Any] = {
+    "int8": layers.linear_int8,
+    "fp8": layers.linear_fp8,
+    "bf16": layers.linear_bf16,
+    "fp16": layers.linear_fp16,
+}
+
+
+def matmul(x: Tensor, packed: Packed, bias: Tensor | None = None) -> Tensor:
+    """``x @ weight.T + bias``: ``[..., k]`` → ``[..., n]`` of ``x``'s dtype, contiguous.
+
+    In the 8-bit modes ``x`` is quantised per row and may be of any floating dtype; in the others it has the weight's.
+    One op (``slidesparse::linear_*``), whose kernels read one or the other form of the weight; ``sl.tune`` chooses.
+    """
+    return multiply(
+        x, packed.mode, packed.n, packed.scale, packed.dense, packed.packed, bias, packed.pairs, packed.layout
+    )
+
+
+def multiply(
+    x: Tensor,
+    mode: str,
+    n: int,
+    scale: Tensor | None,
+    dense: Tensor | None,
+    packed: Tensor | None,
+    bias: Tensor | None,
+    pairs: int,
+    layout: int,
+) -> Tensor:
+    """:func:`matmul` with the fields of a weight: a module holds them as parameters and buffers."""
+    rows = x if x.dim() == 2 else x.flatten(0, -2) if x.dim() > 1 else x[None]
+    out = LAYERS[mode](rows, n if scale is None else scale, dense, packed, bias, pairs, layout)
+    return out if rows is x else out.view(*x.shape[:-1], n)

@@ -1,0 +1,138 @@
+"""Tensor parallelism: each rank keeps its rows or its columns of a model's linear layers, and packs what it keeps.
+
+What a layer holds is the pruned dense weight, so it can be cut. Rows anywhere; columns between groups only, or the
+windows of a shard would not be those of the weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from shiplap.errors import error
+from shiplap_slidesparse.linear import Linear
+
+__all__ = ["Cut", "cut", "planned", "shard"]
+
+# Of layers of these styles, what goes in and comes out is whole: so are they.
+WHOLE = ("colwise_gather_output", "colwise_rep", "replicate", "rowwise_split_input")
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A layer to be cut: ``"colwise"`` keeps rows of the weight (features of the output), ``"rowwise"`` columns."""
+
+    name: str
+    layer: nn.Linear | Linear
+    style: str
+
+    @property
+    def size(self) -> int:
+        return self.layer.out_features if self.style == "colwise" else self.layer.in_features
+
+    @property
+    def unit(self) -> int:
+        """What must not be cut through: a group along the depth of a converted layer."""
+        return self.layer.pattern.size if self.style == "rowwise" and isinstance(self.layer, Linear) else 1
+
+
+def shard(model: nn.Module, plan: Mapping[str, str] | None = None, group: Any = None) -> list[str]:
+    """Cut the linear layers of ``model``, in place, for this rank of ``group``; their names.
+
+    Layers that were converted and those that were not are cut alike. A ``rowwise`` layer sums over the ranks, so its
+    input has to come from ``colwise`` ones. In the 8-bit modes each rank scales its part of a row by itself.
+
+    Args:
+        model: whole, on every rank, each on its device. For inference.
+        plan: ``"colwise"`` or ``"rowwise"`` by name, ``*`` for numbers; by default ``model.tp_plan``, as models of
+            transformers have it.
+        group: a process group, by default all ranks.
+
+    Raises:
+        ShiplapError: SL211, before anything is cut, for a plan that names no layer, another style, and a size that is
+            no multiple of the ranks (rowwise: of the ranks times the group of the pattern).
+    """
+    rank, world = dist.get_rank(group), dist.get_world_size(group)
+    cuts = planned(model, getattr(model, "tp_plan", None) or {} if plan is None else plan, world)
+    for each in cuts:
+        cut(each, rank, world)
+        if each.style == "rowwise" and world > 1:
+            each.layer.register_forward_hook(lambda module, args, out: _summed(out, group))
+    return [each.name for each in cuts]
+
+
+def planned(model: nn.Module, plan: Mapping[str, str], world: int) -> list[Cut]:
+    """What ``plan`` cuts, once it is known that all of it can be."""
+    found = []
+    for name, module in model.named_modules():
+        style = next((s for wanted, s in plan.items() if fnmatchcase(f".{name}", f"*.{wanted}")), None)
+        if style is not None and isinstance(module, nn.Linear | Linear) and style not in WHOLE:
+            found.append(Cut(name, module, style))
+    where = "slidesparse.shard"
+    if not found:
+        raise error(
+            "SL211",
+            where=where,
+            got=f"a plan that cuts no linear layer: {dict(plan)}",
+            expected="names of layers",
+            fix='plan={"layers.*.up_proj": "colwise", ...}',
+        )
+    for each in found:
+        if each.style not in ("colwise", "rowwise"):
+            raise error(
+                "SL211",
+                where=f"{where}: {each.name}",
+                got=f"style {each.style!r}",
+                expected="colwise, rowwise",
+                fix="leave it out of the plan: then it stays whole",
+            )
+        if each.size % (world * each.unit):
+            groups = f" groups of {each.unit}" if each.unit > 1 else ""
+            raise error(
+                "SL211",
+                where=f"{where}: {each.name}",
+                got=f"{each.size} {_sides(each)} for {world} ranks",
+                expected=f"as many whole{groups or ' ones'} on each",
+                fix="leave it and what feeds it out of the plan, or take another pattern",
+            )
+    return found
+
+
+def _sides(each: Cut) -> str:
+    return "features of the output" if each.style == "colwise" else "columns"
+
+
+def cut(each: Cut, rank: int, world: int) -> None:
+    """Keep what ``rank`` of ``world`` computes; of a sum over ranks the first one adds the bias."""
+    layer, step = each.layer, each.size // world
+    mine = slice(rank * step, (rank + 1) * step)
+    rows = each.style == "colwise"
+    layer.weight = _part(layer.weight, (mine,) if rows else (slice(None), mine))
+    if layer.bias is not None and rows:
+        layer.bias = _part(layer.bias, (mine,))
+    elif rank > 0:
+        layer.bias = None
+    if rows:
+        layer.out_features = step
+    else:
+        layer.in_features = step
+    if isinstance(layer, Linear):
+        if rows and layer.weight_scale is not None:
+            layer.weight_scale = _part(layer.weight_scale, (mine,))
+        layer.packed = None
+        layer.pack()
+
+
+def _part(held: Tensor, where: tuple[slice, ...]) -> nn.Parameter:
+    """A copy, so that the whole weight can go."""
+    return nn.Parameter(held.detach()[where].clone(), requires_grad=held.requires_grad)
+
+
+def _summed(out: Tensor, group: Any) -> Tensor:
+    dist.all_reduce(out, group=group)
+    return out

@@ -1,0 +1,213 @@
+"""Which form each layer of a model should run, per number of rows: predicted and measured; what accuracy it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from time import monotonic
+from typing import Any
+
+import torch
+from torch import nn
+
+from shiplap.errors import error
+from shiplap.selection.engine import shown
+from shiplap.selection.measure import clock_for
+from shiplap_slidesparse import choosing, roofline
+from shiplap_slidesparse.accuracy import Drift, drift, logits_of, window_of
+from shiplap_slidesparse.convert import SKIPPED, Conversion, convert, layers_of
+from shiplap_slidesparse.formats import Pattern
+from shiplap_slidesparse.linear import Linear
+from shiplap_slidesparse.packed import known_mode, matmul
+
+__all__ = ["Bucket", "Report", "Size", "check", "survey"]
+
+SAMPLE = 1e-3  # seconds of one sample: long against the clock
+EQUAL = 1.03  # times of medians that tell nothing
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A layer at ``rows``. Seconds by form: ``base`` is nn.Linear as it was, ``dense`` and ``slide`` are converted.
+
+    ``predicted`` is empty where the peaks of the device are not known. ``most`` is what slide can gain over dense at
+    most: the multiply-adds or the bytes of one over those of the other, whichever is scarcer at these rows.
+    """
+
+    rows: int
+    measured: dict[str, float]
+    predicted: dict[str, float]
+    most: float
+
+    @property
+    def winner(self) -> str:
+        """The fastest form, measured if it was, else predicted; empty where neither is known.
+
+        Of forms that are as good as equal, the one that asks for less: the layer as it is, then dense.
+        """
+        times = self.measured or self.predicted
+        near = [form for form in times if times[form] <= EQUAL * min(times.values())]
+        return min(near, key=roofline.FORMS.index) if near else ""
+
+    @property
+    def gain(self) -> float:
+        """The time of the best of the other forms over the winner's; a little less than 1 where they are equal."""
+        times = self.measured or self.predicted
+        others = [time for form, time in times.items() if form != self.winner]
+        return min(others) / times[self.winner] if others else 1.0
+
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "winner": self.winner, "gain": self.gain}
+
+
+@dataclass(frozen=True)
+class Size:
+    """Layers of one size, which share their measurements. ``error``: the largest loss of a weight's norm among them."""
+
+    n: int
+    k: int
+    layers: tuple[str, ...]
+    error: float
+    buckets: tuple[Bucket, ...]
+
+
+@dataclass(frozen=True)
+class Report:
+    """All of it. ``ceiling``: of the pattern on sparse tensor cores. ``peaks``: the device as listed, or empty."""
+
+    pattern: str
+    dtype: str
+    device: str
+    ceiling: float
+    peaks: str
+    sizes: tuple[Size, ...]
+    conversion: Conversion
+    drift: Drift | None
+
+    @property
+    def pays(self) -> bool:
+        """Whether slide wins anywhere."""
+        return any(b.winner == "slide" for size in self.sizes for b in size.buckets)
+
+    def as_json(self) -> dict[str, Any]:
+        sizes = [{**asdict(s), "buckets": [b.as_json() for b in s.buckets]} for s in self.sizes]
+        return {**asdict(self), "sizes": sizes, "pays": self.pays}
+
+
+def check(pattern: str | Pattern, dtype: str) -> None:
+    """SL211 for a pattern or a dtype that there is not."""
+    Pattern.parse(pattern)
+    known_mode(dtype, "slidesparse report", "dtype")
+
+
+def survey(
+    model: nn.Module,
+    pattern: str | Pattern = "6:8",
+    dtype: str = "int8",
+    *,
+    rows: Sequence[int] = choosing.ROWS,
+    skip: Sequence[str] = SKIPPED,
+    tokens: Sequence[int] = (),
+    measure: bool = True,
+    tune: bool = False,
+    seconds: float = 2.0,
+    progress: bool | None = None,
+) -> Report:
+    """Convert ``model``, in place, and report on it. SL613 for one that is converted already.
+
+    Args:
+        tokens: to predict, before and after; none: no drift.
+        measure: False only predicts; ``tune`` chooses algorithms first; ``seconds`` are for one size and its rows.
+    """
+    if layers_of(model):
+        raise error(
+            "SL613",
+            where="slidesparse report",
+            got="a model that is converted already",
+            expected="the dense model: what is lost is measured against it",
+        )
+    shape, kind = Pattern.parse(pattern), _float_of(model)
+    model.eval()
+    window = window_of(model)
+    before = logits_of(model, tokens, window) if tokens else []
+    conversion = convert(model, shape, dtype, skip=skip, progress=progress)
+    moved = drift(before, logits_of(model, tokens, window), tokens, window) if tokens else None
+    if tune:
+        choosing.tune(model, rows, seconds=seconds, dtype=kind)
+    errors = {c.name: c.error for c in conversion.converted}
+    sizes: list[Size] = []
+    with shown(progress) as said:
+        every = choosing.sizes_of(model)
+        for layer in every.values():
+            names = tuple(n for n, other in layers_of(model).items() if other.weight.shape == layer.weight.shape)
+
+            def at(m: int, layer: Linear = layer) -> Bucket:
+                said(f"{layer.out_features} x {layer.in_features}, {m} rows", len(sizes), len(every))
+                return _bucket(layer, m, kind, seconds if measure else 0.0)
+
+            sizes.append(
+                Size(
+                    layer.out_features,
+                    layer.in_features,
+                    names,
+                    max(errors[n] for n in names),
+                    tuple(at(m) for m in rows),
+                )
+            )
+    device = next(iter(every.values())).weight.device
+    known = roofline.peaks_of(device)
+    return Report(
+        str(shape), dtype, str(device), shape.ceiling, known.name if known else "", tuple(sizes), conversion, moved
+    )
+
+
+def _float_of(model: nn.Module) -> torch.dtype:
+    """The dtype of the linear layers' weights: that of activations."""
+    return next((m.weight.dtype for m in model.modules() if isinstance(m, nn.Linear)), torch.float32)
+
+
+def _bucket(layer: Linear, m: int, kind: torch.dtype, seconds: float) -> Bucket:
+    device, size = layer.weight.device, (layer.out_features, layer.in_features, layer.pattern.pairs)
+    units, peaks = device.type == "cuda", roofline.peaks_of(device)
+    done = {
+        form: roofline.work(form, layer.mode, m, *size, width=kind.itemsize, sparse_units=units)
+        for form in roofline.FORMS
+    }
+    predicted = {f: roofline.seconds(f, layer.mode, w, peaks) for f, w in done.items()} if peaks else {}
+    compute, memory = done["dense"].macs / done["slide"].macs, done["dense"].bytes / done["slide"].bytes
+    most = predicted["dense"] / predicted["slide"] if peaks else max(compute, memory)
+    return Bucket(m, _times(layer, m, kind, seconds) if seconds else {}, predicted, most)
+
+
+def _times(layer: Linear, m: int, kind: torch.dtype, seconds: float) -> dict[str, float]:
+    """Medians of runs in turn; the base weight is random, as its values do not matter."""
+    device = layer.weight.device
+    base = torch.randn(layer.weight.shape, device=device, dtype=kind)
+    x = torch.randn(m, layer.in_features, device=device, dtype=kind)
+    inner = x if layer.weight_scale is not None else x.to(layer.weight.dtype)
+    weight = layer.as_packed()
+    runs: dict[str, Callable[[], Any]] = {"base": lambda: (torch.nn.functional.linear(x, base),)}
+    dense = weight.keeping("dense")
+    runs["dense"] = lambda: (matmul(inner, dense),)
+    if weight.packed is not None:
+        slide = weight.keeping("packed")
+        runs["slide"] = lambda: (matmul(inner, slide),)
+    with torch.no_grad():
+        return _medians(runs, str(device), seconds)
+
+
+def _medians(runs: dict[str, Callable[[], Any]], device: str, seconds: float) -> dict[str, float]:
+    """Each in turn until the time is up, five times at least; nobody is given up for a sample that was disturbed."""
+    clock = clock_for(device)
+    ready = {form: clock.ready(run) for form, run in runs.items()}
+    repeats = {}
+    for form, run in ready.items():
+        run()  # the first call of a kernel loads it
+        repeats[form] = max(1, min(200, int(SAMPLE / max(clock.sample(run, 2), 1e-9))))
+    samples: dict[str, list[float]] = {form: [] for form in ready}
+    ends = monotonic() + seconds
+    while len(samples["base"]) < 5 or (monotonic() < ends and len(samples["base"]) < 25):
+        for form, run in ready.items():
+            samples[form].append(clock.sample(run, repeats[form]))
+    return {form: median(values) for form, values in samples.items()}

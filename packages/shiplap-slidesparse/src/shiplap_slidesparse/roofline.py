@@ -1,0 +1,75 @@
+"""What a layer can gain at most: bytes, multiply-adds and the ceilings that follow from them.
+
+Counted is what has to move and to be multiplied, with activations quantised (and lifted) by a kernel of their own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from shiplap_slidesparse.formats import compressed_bytes, dense_depth, lifted_depth
+from shiplap_slidesparse.packed import MODES
+
+__all__ = ["FORMS", "PEAKS", "Peaks", "Work", "peaks_of", "seconds", "work"]
+
+FORMS = ("base", "dense", "slide")
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """Of a device: dense 16-bit and 8-bit multiply-adds a second, bytes a second, as its vendor states them."""
+
+    name: str
+    wide: float
+    narrow: float
+    bandwidth: float
+
+
+# SXM modules, without sparsity (which doubles both rates); a FLOP is half a multiply-add.
+PEAKS = (
+    Peaks("H200", 494.5e12, 989.5e12, 4.8e12),
+    Peaks("H100 80GB HBM3", 494.5e12, 989.5e12, 3.35e12),
+    Peaks("A100-SXM4-80GB", 156e12, 312e12, 2.04e12),
+)
+
+
+@dataclass(frozen=True)
+class Work:
+    """Of one call of a layer: multiply-adds that are carried out, and bytes that are read and written."""
+
+    macs: float
+    bytes: int
+
+
+def work(
+    form: str, mode: str, m: int, n: int, k: int, pairs: int, *, width: int = 2, sparse_units: bool = True
+) -> Work:
+    """What ``m`` rows take in one of ``FORMS``; ``width``: bytes of an element of the model.
+
+    Sparse units skip half of what is lifted; without them all of it is multiplied.
+    """
+    size, ends = MODES[mode].itemsize, width * m * (k + n)
+    if form == "base":
+        return Work(m * n * k, width * n * k + ends)
+    depth = lifted_depth(k, pairs) if form == "slide" else dense_depth(k)
+    again = 2 * m * depth * size if size == 1 or (form == "slide" and pairs > 2) else 0  # written, and read
+    if form == "dense":
+        return Work(m * n * k, size * n * k + ends + again)
+    macs = m * n * depth / 2 if sparse_units else m * n * depth
+    return Work(macs, compressed_bytes(n, depth, size) + ends + again)
+
+
+def peaks_of(device: torch.device) -> Peaks | None:
+    """Those of a GPU that is listed here, else None."""
+    if device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device)
+    return next((p for p in PEAKS if p.name in name), None)
+
+
+def seconds(form: str, mode: str, done: Work, peaks: Peaks) -> float:
+    """The roofline of ``done``: nothing but arithmetic at its peak, or nothing but memory at its own."""
+    rate = peaks.wide if form == "base" or MODES[mode].itemsize == 2 else peaks.narrow
+    return max(done.macs / rate, done.bytes / peaks.bandwidth)

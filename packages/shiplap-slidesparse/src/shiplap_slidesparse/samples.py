@@ -1,0 +1,97 @@
+"""How the audit and the tuner draw arguments: weights of the pattern, packed for the device that they are drawn for."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+import shiplap as sl
+from shiplap_slidesparse import formats, layers, ops
+from shiplap_slidesparse.quantise import quantise_weight
+
+__all__ = ["pack_for"]
+
+
+def pack_for(slid: Tensor, layout: int) -> tuple[Tensor, int]:
+    """A 2:4 weight packed as its device reads it, and the layout: cuSPARSELt's where there is a GPU with it."""
+    if slid.device.type == "cuda":
+        vendor = importlib.import_module("shiplap_slidesparse.lt")
+        if vendor.available(slid.device, slid.dtype) is True:
+            return vendor.compress(slid), ops.CUSPARSELT
+    if layout != ops.PORTABLE:
+        raise ValueError(f"layout {layout} on {slid.device}")  # a sample that there is not
+    return formats.compress(slid), ops.PORTABLE
+
+
+def _values(rng: Generator, rows: int, columns: int, dtype: torch.dtype, device: Any) -> Tensor:
+    """All values of 8 bits that quantisation gives; else normal ones."""
+    if dtype == torch.int8:
+        return torch.randint(-127, 128, (rows, columns), generator=rng).to(device, dtype)
+    return torch.randn(rows, columns, generator=rng).to(device, dtype)
+
+
+def _scale(rng: Generator, rows: int, device: Any) -> Tensor:
+    return (torch.rand(rows, generator=rng) + 0.5).to(device) / 64
+
+
+def _two_of_four(rng: Generator, n: int, k: int, dtype: torch.dtype, device: Any) -> Tensor:
+    """Pruned on ``device``: on a CPU that takes seconds for a large weight, and gives the same."""
+    return formats.prune(_values(rng, n, k, dtype, device).float(), "2:4").to(dtype)
+
+
+def _sparse(op: sl.Op, dtype: torch.dtype) -> None:
+    @op.samples
+    def _(rng: Generator, sizes: dict[str, Any], _: torch.dtype, device: Any) -> tuple[Any, ...]:
+        m, n, k = sizes["m"], sizes["n"], sizes["k"]
+        packed, layout = pack_for(_two_of_four(rng, n, k, dtype, device), sizes["layout"])
+        return _values(rng, m, k, dtype, device), packed, n, layout
+
+
+def _dense(op: sl.Op, dtype: torch.dtype) -> None:
+    @op.samples
+    def _(rng: Generator, sizes: dict[str, Any], _: torch.dtype, device: Any) -> tuple[Any, ...]:
+        m, n, k = sizes["m"], sizes["n"], sizes["k"]
+        operands = _values(rng, m, k, dtype, device), _values(rng, n, k, dtype, device)
+        scales = (_scale(rng, m, device), _scale(rng, n, device)) if op is ops.mm_fp8 else ()
+        return *operands, *scales
+
+
+def _layer(op: sl.Op, dtype: torch.dtype) -> None:
+    @op.samples
+    def _(rng: Generator, sizes: dict[str, Any], floating: torch.dtype, device: Any) -> tuple[Any, ...]:
+        m, n, k, pairs = sizes["m"], sizes["n"], sizes["k"], sizes["pairs"]
+        if {"dense", "packed"} <= set(sizes["absent"]):
+            raise ValueError("a layer without a weight")
+        pruned = formats.prune(torch.randn(n, k, generator=rng).to(device), formats.Pattern(pairs))
+        eight = dtype.itemsize == 1
+        weight, scale = quantise_weight(pruned, dtype) if eight else (pruned.to(dtype), pruned[:0])
+        slid = formats.slide(formats.pad(weight, formats.dense_depth(n), k), formats.Pattern(pairs))
+        packed, layout = pack_for(slid, sizes["layout"])
+        x = torch.randn(m, k, generator=rng).to(device, floating if eight else dtype)
+        bias = torch.randn(n, generator=rng).to(x)
+        return x, scale if eight else n, weight, packed, bias, pairs, layout
+
+
+_DRAWN: dict[Callable[[sl.Op, torch.dtype], None], dict[torch.dtype, sl.Op]] = {
+    _sparse: {
+        torch.int8: ops.sparse_mm_int8,
+        torch.float8_e4m3fn: ops.sparse_mm_fp8,
+        torch.bfloat16: ops.sparse_mm_bf16,
+        torch.float16: ops.sparse_mm_fp16,
+    },
+    _dense: {torch.int8: ops.mm_int8, torch.float8_e4m3fn: ops.mm_fp8},
+    _layer: {
+        torch.int8: layers.linear_int8,
+        torch.float8_e4m3fn: layers.linear_fp8,
+        torch.bfloat16: layers.linear_bf16,
+        torch.float16: layers.linear_fp16,
+    },
+}
+
+for _draw, _ops in _DRAWN.items():
+    for _dtype, _op in _ops.items():
+        _draw(_op, _dtype)

@@ -1,0 +1,192 @@
+"""vLLM: a quantization method for checkpoints of pruned dense weights, packed by each rank for its shard.
+
+vLLM calls :func:`register` in every process, through the entry point group ``vllm.general_plugins``. Checkpoints are
+those that ``hf.py`` writes, or W8A8 ones of compressed-tensors whose ``quantization_config`` has a ``slidesparse`` key
+with a ``pattern``, which every other program reads as the dense 8-bit model that it is. Importing this imports vLLM.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from vllm.model_executor.layers.linear import LinearBase, LinearMethodBase, UnquantizedLinearMethod
+from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS, register_quantization_config
+from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
+from vllm.model_executor.parameter import ChannelQuantScaleParameter, ModelWeightParameter
+
+from shiplap.errors import error, notice
+from shiplap_slidesparse.convert import SKIPPED, matches
+from shiplap_slidesparse.formats import Pattern
+from shiplap_slidesparse.linear import Linear
+from shiplap_slidesparse.packed import MODES, Packed
+
+__all__ = ["METHOD", "SlidesparseConfig", "SlidesparseLinearMethod", "register"]
+
+METHOD = "slidesparse"
+FORMATS = {"int-quantized": "int8", "float-quantized": "fp8", "dense": "bf16"}  # of compressed-tensors
+CAPABILITY = 80  # the first with sparse tensor cores
+
+
+class SlidesparseConfig(QuantizationConfig):
+    """What ``quantization_config`` of a checkpoint says. ``converted``: exact names; None: all layers but ``skip``."""
+
+    def __init__(
+        self, pattern: str, dtype: str, converted: Iterable[str] | None = None, skip: Iterable[str] = ()
+    ) -> None:
+        super().__init__()
+        if dtype not in MODES:
+            raise error(
+                "SL211",
+                where="quantization_config of config.json",
+                got=f"dtype {dtype!r}",
+                expected=", ".join(MODES),
+                fix="convert the model anew",
+            )
+        self.pattern, self.dtype, self.skip = Pattern.parse(pattern), dtype, tuple(skip)
+        self.converted = None if converted is None else frozenset(converted)
+
+    def __repr__(self) -> str:
+        layers = f"all but {list(self.skip)}" if self.converted is None else f"{len(self.converted)} layers"
+        return f"SlidesparseConfig(pattern={self.pattern}, dtype={self.dtype}, {layers})"
+
+    def get_name(self) -> str:
+        return METHOD
+
+    def get_supported_act_dtypes(self) -> list[torch.dtype]:
+        return {"bf16": [torch.bfloat16], "fp16": [torch.float16]}.get(self.dtype, [torch.bfloat16, torch.float16])
+
+    @classmethod
+    def get_min_capability(cls) -> int:
+        return CAPABILITY
+
+    @staticmethod
+    def get_config_filenames() -> list[str]:
+        return []
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> SlidesparseConfig:
+        if "slidesparse" not in config:
+            converted = config.get("converted")
+            return cls(
+                config.get("pattern", ""),
+                config.get("dtype", ""),
+                converted,
+                config.get("skip", SKIPPED) if converted is None else (),
+            )
+        dtype, ours = FORMATS.get(config.get("format", ""), ""), config["slidesparse"]
+        if MODES.get(dtype, torch.bfloat16).itemsize == 1:
+            _check_groups(config.get("config_groups") or {})
+        return cls(ours.get("pattern", "") if isinstance(ours, dict) else ours, dtype, skip=config.get("ignore") or ())
+
+    @classmethod
+    def override_quantization_method(
+        cls, hf_quant_cfg: dict[str, Any], user_quant: str | None, hf_config: Any = None
+    ) -> str | None:
+        """Ours, also where the checkpoint says compressed-tensors: its weights are known to be of a pattern."""
+        return METHOD if hf_quant_cfg and "slidesparse" in hf_quant_cfg else None
+
+    def get_quant_method(self, layer: nn.Module, prefix: str) -> Any:
+        if not isinstance(layer, LinearBase):
+            return None
+        return UnquantizedLinearMethod() if self._keeps(prefix) else SlidesparseLinearMethod(self)
+
+    def _keeps(self, prefix: str) -> bool:
+        """Whether a layer is dense in the checkpoint; layers that vLLM fuses have to be so all, or none."""
+        home, _, name = prefix.rpartition(".")
+        mapping: Mapping[str, list[str]] = self.packed_modules_mapping
+        parts = [f"{home}.{part}" if home else part for part in mapping.get(name, [name])]
+        listed = self.converted
+        kept = {p for p in parts if (listed is not None and p not in listed) or any(_ignores(s, p) for s in self.skip)}
+        if kept and len(kept) < len(parts):
+            raise error(
+                "SL211",
+                where=prefix,
+                got=f"kept as it was: {', '.join(sorted(kept))}",
+                expected=f"all or none of {', '.join(parts)}, which vLLM runs as one layer",
+                fix="convert the model anew, with skip= for all of them",
+            )
+        return bool(kept)
+
+
+class SlidesparseLinearMethod(LinearMethodBase):
+    """The weight as the checkpoint has it until it is loaded; then packed: the shard of this rank, for its device."""
+
+    def __init__(self, config: SlidesparseConfig) -> None:
+        self.config = config
+
+    def create_weights(
+        self,
+        layer: Any,
+        input_size_per_partition: int,
+        output_partition_sizes: list[int],
+        input_size: int,
+        output_size: int,
+        params_dtype: torch.dtype,
+        **extra_weight_attrs: Any,
+    ) -> None:
+        dtype, n = MODES[self.config.dtype], sum(output_partition_sizes)
+        loader = extra_weight_attrs.get("weight_loader")
+        weight = torch.zeros(n, input_size_per_partition, dtype=dtype)
+        layer.register_parameter(
+            "weight", ModelWeightParameter(data=weight, input_dim=1, output_dim=0, weight_loader=loader)
+        )
+        if dtype.itemsize == 1:
+            scale = torch.zeros(n, 1, dtype=torch.float32)
+            layer.register_parameter(
+                "weight_scale", ChannelQuantScaleParameter(data=scale, output_dim=0, weight_loader=loader)
+            )
+        layer.whole_groups = input_size_per_partition == input_size or (
+            input_size_per_partition % self.config.pattern.size == 0
+        )
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        weight, scale = layer.weight.data, layer.weight_scale.data[:, 0] if hasattr(layer, "weight_scale") else None
+        n, k = weight.shape
+        made = Linear.from_weight(
+            Packed(self.config.dtype, self.config.pattern.pairs, n, k, weight.contiguous(), None, scale)
+        )
+        if layer.whole_groups:
+            made.pack()
+        else:
+            notice(
+                f"slidesparse/shard/{k}",
+                f"slidesparse runs shards of depth {k} dense: they cut groups of {self.config.pattern.size}",
+            )
+        layer.weight, layer.weight_scale, layer.slidesparse = made.weight, made.weight_scale, made
+
+    def apply(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        return layer.slidesparse.multiply(x, bias)
+
+    def dequantize_weight(self, layer: Any) -> Tensor:
+        """The weight as numbers, for vLLM to quantise otherwise."""
+        return layer.slidesparse.as_packed().dequantised()
+
+
+def _check_groups(groups: Mapping[str, Any]) -> None:
+    """SL211 for schemes of compressed-tensors that mean other numbers than ours: they would load, and be wrong."""
+    for name, group in groups.items():
+        weights, inputs = (group.get(part) or {} for part in ("weights", "input_activations"))
+        scheme = weights.get("strategy", "channel"), weights.get("symmetric", True), inputs.get("dynamic", False)
+        if scheme != ("channel", True, True):
+            raise error(
+                "SL211",
+                where=f"config_groups of config.json: {name}",
+                got="weights per {}, symmetric={}; activations dynamic={}".format(*scheme),
+                expected="weights symmetric per channel, dynamic activations of 8 bits",
+                fix='quantise to such a scheme, or leave "slidesparse" out',
+            )
+
+
+def _ignores(wanted: str, name: str) -> bool:
+    """As compressed-tensors writes names: regular expressions begin with ``re:``."""
+    return bool(re.match(wanted[3:], name)) if wanted.startswith("re:") else matches(name, wanted)
+
+
+def register() -> None:
+    """The plugin; a second call does nothing."""
+    if METHOD not in QUANTIZATION_METHODS:
+        register_quantization_config(METHOD)(SlidesparseConfig)

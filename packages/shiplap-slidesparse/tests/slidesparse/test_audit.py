@@ -1,0 +1,51 @@
+"""Every op passes its audit: all of it for the two that have every kind of argument, less for the others.
+
+All but what compiles graphs for one op of each kind, values and arguments for those that are the same code and the same
+dims (of which fakes are made) with another dtype. ``SHIPLAP_TEST_AUDITS=all`` is all of it for all, minutes: before a
+release.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+
+import pytest
+
+import shiplap as sl
+from shiplap_slidesparse import layers, ops
+
+OPS = [op for module in (ops, layers) for name in module.__all__ if isinstance(op := getattr(module, name), sl.Op)]
+WHOLE = OPS if os.environ.get("SHIPLAP_TEST_AUDITS") == "all" else [ops.quantise_fp8, layers.linear_int8]
+TWINS = [
+    ops.quantise_int8,
+    ops.mm_fp8,
+    ops.sparse_mm_fp16,
+    ops.sparse_mm_bf16,
+    layers.linear_fp16,
+    layers.linear_fp8,
+]
+COMPILES = {"compile", "opcheck", "requires_grad"}
+VALUES = {"numerics", "edges", "schema", "arguments", "stateless"}
+
+
+def checks_of(op: sl.Op) -> list[str]:
+    found = importlib.import_module("shiplap.audit").CHECKS
+    if op in WHOLE:
+        return list(found)
+    return [c for c in found if (c in VALUES if op in TWINS else c not in COMPILES)]
+
+
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.spec.opname)
+def test_an_op_passes_its_audit(op: sl.Op) -> None:
+    findings = sl.audit(op, checks=checks_of(op), budget_s=300)
+    assert [f"{f.check}: {f.evidence} [{f.input}]" for f in findings if f.verdict == "fail"] == []
+    assert sum(f.verdict == "ok" for f in findings) >= (15 if op in WHOLE else len(VALUES) - 1 if op in TWINS else 12)
+
+
+def test_the_samples_are_not_empty() -> None:
+    """An argument ``n`` in whole tiles was once drawn as 0: an audit of nothing passes."""
+    verify = importlib.import_module("shiplap.referee.samples")
+    for op in OPS:
+        case = verify.Samples(op, 0).build(verify.Samples(op, 0).base)
+        assert all(size > 0 for name, size in case.env.items() if isinstance(size, int) and name != "layout")

@@ -1,0 +1,117 @@
+"""``shiplap demo``: run the demonstration, show its numbers, say where the report is."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shiplap.cli import console
+from shiplap.errors import error
+
+if TYPE_CHECKING:
+    from shiplap_sparse3d.demo import DemoResult
+
+__all__ = ["command"]
+
+EPILOG = """\b
+Examples:
+  shiplap demo                       writes shiplap-report/demo.html
+  shiplap demo --quick --no-audit    smaller network, fewer steps, ops not audited
+  shiplap demo --device cuda --output report
+  shiplap demo --quick --json | jq .graph_breaks
+
+\b
+Exit status:
+  0  it ran
+  1  it ran, but the graph broke or an audited op failed a check
+  2  it could not run: optional packages, device or output directory"""
+
+EXTRAS = ("laspy", "lazrs", "matplotlib")
+DEVICES = ("cpu", "cuda")
+
+
+def command(
+    quick: Annotated[bool, typer.Option("--quick", help="A smaller network and fewer steps.")] = False,
+    device: Annotated[str, typer.Option("--device", help="Device to run on.")] = "cpu",
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="DIR", help="Directory for the report; created if absent.")
+    ] = Path("shiplap-report"),
+    seed: Annotated[int, typer.Option("--seed", help="Seed of weights and tiles.")] = 0,
+    no_audit: Annotated[bool, typer.Option("--no-audit", help="Do not audit the ops that were used.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object: everything measured.")] = False,
+) -> None:
+    """Train a compiled sparse U-Net on a real laser scan and report what was measured.
+
+    Reads a scan that comes with shiplap, learns which points are ground, judges itself on a part it has not seen,
+    counts graphs, breaks and recompiles, compares compiled with eager, and audits the ops.
+    """
+    missing = [name for name in EXTRAS if importlib.util.find_spec(name) is None]
+    if missing:
+        raise error("SL603", where="shiplap demo", got=f"no {', '.join(missing)}", expected=", ".join(EXTRAS))
+    _require_device(device)
+    console.require_directory(output)
+    from shiplap_sparse3d.demo import DemoSettings, run
+
+    settings = DemoSettings(quick=quick, device=device, out=output, seed=seed, audit=not no_audit)
+    with console.own_stdout(), _progress(quiet=json) as progress:
+        result = run(settings, progress)
+    if json:
+        console.emit_json(result.json())
+    else:
+        _print(result)
+    if result.graph_breaks or any(verdicts.fail for verdicts in result.audits.values()):
+        raise typer.Exit(console.FAILED)
+
+
+def _require_device(device: str) -> None:
+    """SL605 before any work. The kernels of the demo exist for two kinds of device; others would fail on the way."""
+    if device.partition(":")[0] not in DEVICES:
+        raise error(
+            "SL605",
+            where=f"--device {device}",
+            got=f"{device!r}",
+            expected=" or ".join(DEVICES),
+            what="device that the demo does not run on",
+            fix="shiplap demo --device cpu",
+        )
+    console.require_device(device)
+
+
+@contextlib.contextmanager
+def _progress(quiet: bool) -> Iterator[Callable[[str, int, int, str], None]]:
+    """A bar per stage on stderr while someone is watching; nothing stays of it."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda stage, done, total, note: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = TextColumn("{task.description:10}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, TextColumn("{task.fields[note]}"), console=console.err(), transient=True) as bar:
+        tasks = {}
+
+        def advance(stage: str, done: int, total: int, note: str) -> None:
+            if stage not in tasks:
+                tasks[stage] = bar.add_task(stage, note="")
+            bar.update(tasks[stage], completed=done, total=total, note=note)
+
+        yield advance
+
+
+def _print(result: DemoResult) -> None:
+    from shiplap_sparse3d.demo.report import rows
+
+    screen = console.out()
+    shown = rows(result)
+    wide, value_wide = max(len(label) for label, _, _ in shown), max(len(value) for _, value, _ in shown)
+    for label, value, note in shown:
+        screen.print(f"{label:{wide}}  {value:>{value_wide}}  {note}".rstrip(), markup=False)
+    for op, found in result.audits.items():
+        failed = f", {found.fail} fail ({', '.join(found.failed)})" if found.fail else ""
+        screen.print(f"{'audit of ' + op:{wide}}  {found.ok} ok, {found.skip} skip{failed}", markup=False)
+    screen.print(f"report: {result.html}", markup=False)

@@ -1,0 +1,208 @@
+"""Matrix products of sparse3d on CUDA: Triton templates, and which of their configs suit which sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from shiplap_sparse3d import ops
+
+__all__ = ["attach"]
+
+Sizes = Mapping[str, Any]
+Dtypes = Mapping[str, torch.dtype]
+Config = Mapping[str, Any]
+
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+SHARED = 227 * 1024  # bytes that a program may have on Hopper
+
+
+def _config(m: int, n: int, k: int, warps: int, stages: int, **more: Any) -> dict[str, Any]:
+    return {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "num_warps": warps, "num_stages": stages, **more}
+
+
+def _wide(sizes: Sizes, columns: str) -> int:
+    """Columns of a tile: as many as a group of channels has, between 16 and 256."""
+    each = max(1, sizes[columns] // sizes["groups"])
+    return min(256, max(16, 1 << (each - 1).bit_length()))
+
+
+def _deep(sizes: Sizes, channels: int, itemsize: int = 2) -> int:
+    return min(128 // itemsize, max(16, 1 << (max(1, channels) - 1).bit_length()))
+
+
+# The first that fits is good almost everywhere (H200, 2026-11-21: docs/design/0008-sparse3d-cuda.md).
+_TILES = (
+    (128, 256, 64, 8, 3, True),
+    (128, 128, 64, 4, 3, True),
+    (128, 128, 64, 4, 3, False),
+    (128, 64, 64, 4, 2, False),
+    (128, 64, 64, 4, 3, False),
+    (64, 256, 64, 4, 4, True),
+    (64, 128, 64, 4, 3, True),
+    (64, 128, 64, 4, 3, False),
+    (128, 256, 64, 8, 4, True),
+    (64, 64, 64, 4, 3, False),
+    (128, 256, 32, 8, 5, True),
+    (128, 64, 32, 4, 4, False),
+)
+# Of float32 in full precision, which tensor cores do not multiply: operands are held in registers, so few at a time.
+_FULL = ((64, 128, 16, 4, 3, False), (128, 128, 16, 8, 3, False), (64, 64, 16, 4, 3, False))
+
+
+def _tiles(sizes: Sizes) -> list[dict[str, Any]]:
+    """Tiles for these sizes, likely ones first: as wide as the channels, few rows in low ones."""
+    wide, deep = _wide(sizes, "co"), _deep(sizes, sizes["cg"])
+    fitting = [t for t in _TILES if t[1] <= wide and (t[1] >= 128 or 2 * t[1] > wide or wide == 64)]
+    fitting = fitting or [(128, wide, deep, 4, 3, False), (64, wide, deep, 4, 3, False), (64, wide, deep, 4, 2, False)]
+    if not sizes["tf32"] and deep > 16:
+        fitting += [t for t in _FULL if t[1] <= wide]
+    if sizes["m"] <= 512:
+        fitting.sort(key=lambda t: t[0])
+    return [
+        _config(m, n, min(k, deep), warps, stages, BULK=bulk, MASKED=masked, SPLITS=splits)
+        for splits in _channel_splits(sizes)
+        for masked in (True, False)
+        for m, n, k, warps, stages, bulk in fitting
+    ]
+
+
+def _channel_splits(sizes: Sizes) -> tuple[int, ...]:
+    """Few tiles and many channels: several programs may share a tile."""
+    tiles = sizes.get("parts", 1) * -(-sizes["m"] // 64) * -(-sizes["co"] // 128)
+    return (1, 2, 4) if tiles < 132 and sizes["cg"] >= 512 else (1,)
+
+
+def _floats(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str:
+    if odd := [str(d) for d in dtypes.values() if d.is_floating_point and d not in FLOATS]:
+        return f"{odd[0]}: products are accumulated in float32"
+    if empty := [n for n in ("m", "n", "k", "co", "ci", "cg") if sizes.get(n) == 0]:
+        return f"{empty[0]} = 0"
+    m, n, k, itemsize = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"], dtypes["feats"].itemsize
+    full = _in_full(sizes, dtypes)
+    if (dtypes["feats"] == torch.float32 and m * n > 128 * 128) or (full and m * n * k > 128 * 128 * 16):
+        return "a tile of float32 that does not fit the registers"
+    if config["num_stages"] * (m + n) * k * itemsize > SHARED - 1024:
+        return "stages of tiles that do not fit the shared memory"
+    return True
+
+
+def _in_full(sizes: Sizes, dtypes: Dtypes) -> bool:
+    """Whether products are of float32 as it is, and not of the 19 bits that a tensor core takes of it."""
+    return dtypes["feats"] == torch.float32 and not sizes["tf32"]
+
+
+def _is_for_full(config: Config) -> bool:
+    return (*(config[n] for n in ("BLOCK_M", "BLOCK_N", "BLOCK_K", "num_warps", "num_stages")), False) in _FULL
+
+
+def _product(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str:
+    """What the tile loop asks for."""
+    if (fits := _floats(sizes, dtypes, config)) is not True:
+        return fits
+    if config["MASKED"] and "b" not in sizes:
+        return "an unsorted table"
+    full = _in_full(sizes, dtypes)
+    if not full and config["BLOCK_K"] < sizes["cg"] and _is_for_full(config):
+        return "a tile for float32 in full precision"
+    if not config["BULK"]:
+        return True
+    if full:
+        return "float32 in full precision, whose registers spill behind the bulk copy engine"
+    if torch.cuda.is_available() and torch.cuda.get_device_capability() < (9, 0):
+        return "needs the bulk copy engine of compute capability 9.0"
+    if sizes["cg"] % config["BLOCK_K"] or (sizes["co"] * dtypes["weight"].itemsize) % 16:
+        return "channels of a tap that are no whole number of tiles"
+    return True
+
+
+def _planes(sizes: Sizes, config: Config) -> int:
+    return int(sizes.get("parts", 1)) * int(config["SPLITS"])
+
+
+def _grid(sizes: Sizes, config: Config, cdiv: Any) -> tuple[Any, Any, Any]:
+    tiles_n = sizes["groups"] * cdiv(sizes["co"] // sizes["groups"], config["BLOCK_N"])
+    return _planes(sizes, config) * cdiv(sizes["m"], config["BLOCK_M"]) * tiles_n, 1, 1
+
+
+def _fuses(sizes: Sizes) -> bool:
+    """Short rows in the table's order, too many for the cache, are streamed better by a kernel of their own.
+
+    (4,113,056 rows of 64 channels: 1.93 ms with batch norm, residual and ReLU inside, 1.79 behind; H200, 2026-11.)
+    """
+    return sizes["co"] > 64 or sizes["m"] < 1 << 20
+
+
+_OUTER = (
+    (128, 128, 64, 4, 3),
+    (128, 128, 64, 8, 3),
+    (128, 128, 32, 4, 4),
+    (64, 64, 64, 4, 3),
+    (64, 128, 64, 4, 3),
+    (128, 64, 64, 4, 3),
+    (128, 256, 64, 8, 3),
+    (64, 64, 64, 4, 4),
+    (32, 32, 64, 4, 3),
+    (16, 16, 64, 4, 3),
+)
+
+
+def _outer_tiles(sizes: Sizes) -> list[dict[str, Any]]:
+    """Tiles of a tap's weights: the largest that is not mostly padding, then those next to it."""
+    high, wide = _wide(sizes, "co"), _wide(sizes, "ci")
+    fitting = [
+        t for t in _OUTER if t[0] <= high and t[1] <= wide and (t[0] * 4 > min(high, 128) and t[1] * 4 > min(wide, 128))
+    ]
+    fitting = fitting or [(min(high, 128), min(wide, 128), 64, 4, 3)]
+    if not sizes["tf32"]:
+        fitting += [t[:5] for t in _FULL if t[0] <= high and t[1] <= wide]
+    few = splits_for(sizes["m"], sizes["k"], sizes["co"], sizes["ci"] // sizes["groups"])
+    return [_config(*t, SPLITS=splits) for splits in dict.fromkeys((few, 2 * few, max(1, few // 2))) for t in fitting]
+
+
+def _outer(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str:
+    if (fits := _floats(sizes, dtypes, config)) is not True:
+        return fits
+    if dtypes["feats"] == torch.float32 and config["BLOCK_K"] > 32 and config["BLOCK_M"] * config["BLOCK_N"] > 64 * 64:
+        return "tiles of float32 that do not fit the shared memory"
+    if not _in_full(sizes, dtypes) and _is_for_full(config):
+        return "a tile for float32 in full precision"
+    return True
+
+
+def _outer_grid(sizes: Sizes, config: Config, cdiv: Any) -> tuple[Any, Any, Any]:
+    groups = sizes["groups"]
+    tiles = cdiv(sizes["co"] // groups, config["BLOCK_M"]) * cdiv(sizes["ci"] // groups, config["BLOCK_N"])
+    return sizes["k"] * groups * tiles * config["SPLITS"], 1, 1
+
+
+def splits_for(rows: int, taps: int, co: int, cg: int) -> int:
+    """Into how many runs of rows to cut the weight gradient, a power of two: some waves of programs, to even out.
+
+    Of tiles of 128 x 128 two fit a multiprocessor, of 64 x 64 four; from two waves of whole tiles on, cutting costs.
+    (Best of 1 to 64 at 512, 256, 128 and 64 channels: 2, 8, 32 and 64; H200, 2026-11-22.)
+    """
+    tiles = max(1, taps * -(-co // 128) * -(-cg // 128))
+    narrow = 2 if co <= 64 and cg <= 64 else 1
+    wanted = min(64, 900 * narrow // tiles, rows // 2048) if tiles < 528 else 1
+    return 1 << max(0, wanted.bit_length() - 1) if wanted else 1
+
+
+def attach(device: str) -> None:
+    """Bind the Triton templates for ``device`` (``"cuda"``; tests bind them for the interpreter's ``"cpu"``)."""
+    ops.conv.template(
+        device, "cuda/conv.triton.jinja", configs=_tiles, grid=_grid, supports=_product, planes=_planes, fuses=_fuses
+    )
+    ops.conv_weight_grad.template(
+        device,
+        "cuda/conv_weight_grad.triton.jinja",
+        configs=_outer_tiles,
+        grid=_outer_grid,
+        supports=_outer,
+        planes=lambda sizes, config: int(config["SPLITS"]),
+    )
+
+
+attach("cuda")

@@ -1,0 +1,188 @@
+"""``z_order_*`` and ``hilbert_*`` in Triton: one pass over the rows, everything in registers."""
+
+# mypy: disable-error-code="no-untyped-def"
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from shiplap.bind import triton_launcher
+from shiplap_sparse3d.cuda import status
+from shiplap_sparse3d.cuda.hash import report
+
+__all__ = ["decode", "encode"]
+
+NO_FIT = "coords row {row} does not fit a code of this many bits"
+NO_CODE = "codes[{row}] is no code of this many bits an axis"
+BLOCK = 512
+
+
+@triton.jit
+def _spread(x):
+    """The low 21 bits, two zeros between each."""
+    x = (x | (x << 32)) & 0x1F00000000FFFF
+    x = (x | (x << 16)) & 0x1F0000FF0000FF
+    x = (x | (x << 8)) & 0x100F00F00F00F00F
+    x = (x | (x << 4)) & 0x10C30C30C30C30C3
+    return (x | (x << 2)) & 0x1249249249249249
+
+
+@triton.jit
+def _gather(x):
+    x = x & 0x1249249249249249
+    x = (x | (x >> 2)) & 0x10C30C30C30C30C3
+    x = (x | (x >> 4)) & 0x100F00F00F00F00F
+    x = (x | (x >> 8)) & 0x1F0000FF0000FF
+    x = (x | (x >> 16)) & 0x1F00000000FFFF
+    return (x | (x >> 32)) & 0x1FFFFF
+
+
+@triton.jit
+def _invert(first, bit):
+    """Skilling's step for the first axis itself."""
+    return first ^ tl.where((first >> bit) & 1 == 1, (1 << bit) - 1, 0)
+
+
+@triton.jit
+def _exchange(first, other, bit):
+    """Invert the low bits of the first axis, or exchange them with another's."""
+    flip = (other >> bit) & 1 == 1
+    swap = tl.where(flip, 0, (first ^ other) & ((1 << bit) - 1))
+    return first ^ swap ^ tl.where(flip, (1 << bit) - 1, 0), other ^ swap
+
+
+@triton.jit
+def _to_hilbert(x, y, z, BITS: tl.constexpr):
+    for step in range(1, BITS):
+        x = _invert(x, BITS - step)
+        x, y = _exchange(x, y, BITS - step)
+        x, z = _exchange(x, z, BITS - step)
+    y = y ^ x
+    z = z ^ y
+    parity = z ^ z
+    for step in range(1, BITS):
+        parity = parity ^ tl.where((z >> (BITS - step)) & 1 == 1, (1 << (BITS - step)) - 1, 0)
+    return x ^ parity, y ^ parity, z ^ parity
+
+
+@triton.jit
+def _from_hilbert(x, y, z, BITS: tl.constexpr):
+    last = z >> 1
+    z = z ^ y
+    y = y ^ x
+    x = x ^ last
+    for bit in range(1, BITS):
+        x, z = _exchange(x, z, bit)
+        x, y = _exchange(x, y, bit)
+        x = _invert(x, bit)
+    return x, y, z
+
+
+@triton.jit(do_not_specialize=["n", "scenes", "code"])
+def encode_kernel(
+    coords,
+    codes,
+    status,
+    n,
+    scenes,
+    code,
+    BITS: tl.constexpr,
+    A0: tl.constexpr,
+    A1: tl.constexpr,
+    A2: tl.constexpr,
+    HILBERT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = row < n
+    b = tl.load(coords + row * 4, mask=inside, other=-1)
+    x = tl.load(coords + row * 4 + 1 + A0, mask=inside, other=0)
+    y = tl.load(coords + row * 4 + 1 + A1, mask=inside, other=0)
+    z = tl.load(coords + row * 4 + 1 + A2, mask=inside, other=0)
+    EDGE: tl.constexpr = 1 << BITS
+    fits = (b >= 0) & (b < scenes) & (x >= 0) & (x < EDGE) & (y >= 0) & (y < EDGE) & (z >= 0) & (z < EDGE)
+    report(status, code, row, (b != -1) & ~fits)
+    if HILBERT:
+        x, y, z = _to_hilbert(x, y, z, BITS)
+    low = (_spread(x.to(tl.int64)) << 2) | (_spread(y.to(tl.int64)) << 1) | _spread(z.to(tl.int64))
+    tl.store(codes + row, tl.where(fits, (b.to(tl.int64) << (3 * BITS)) | low, -1), mask=inside)
+
+
+@triton.jit(do_not_specialize=["n", "code"])
+def decode_kernel(
+    codes,
+    coords,
+    status,
+    n,
+    code,
+    BITS: tl.constexpr,
+    A0: tl.constexpr,
+    A1: tl.constexpr,
+    A2: tl.constexpr,
+    HILBERT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = row < n
+    given = tl.load(codes + row, mask=inside, other=-1)
+    b = given >> (3 * BITS)
+    good = (b >= 0) & (b < 0x80000000)
+    report(status, code, row, (given != -1) & ~good)
+    low = given - (b << (3 * BITS))
+    x = _gather(low >> 2).to(tl.int32)
+    y = _gather(low >> 1).to(tl.int32)
+    z = _gather(low).to(tl.int32)
+    if HILBERT:
+        x, y, z = _from_hilbert(x, y, z, BITS)
+    tl.store(coords + row * 4, tl.where(good, b.to(tl.int32), -1), mask=inside)
+    tl.store(coords + row * 4 + 1 + A0, tl.where(good, x, -1), mask=inside)
+    tl.store(coords + row * 4 + 1 + A1, tl.where(good, y, -1), mask=inside)
+    tl.store(coords + row * 4 + 1 + A2, tl.where(good, z, -1), mask=inside)
+
+
+_encode = triton_launcher(encode_kernel)
+_decode = triton_launcher(decode_kernel)
+
+
+def encode(op: str, coords: Tensor, bits: int, axes: Sequence[int], width: int, codes: Tensor) -> None:
+    """See ``serialize.z_order_encode`` and ``hilbert_encode``."""
+    word, rows = status.word(coords.device), coords.shape[0]
+    if rows:
+        scenes = min(2**31, 2 ** (width - 3 * bits))
+        _encode[(-(-rows // BLOCK),)](
+            coords.contiguous(),
+            codes,
+            word,
+            rows,
+            scenes,
+            status.code_of(op, NO_FIT),
+            BITS=bits,
+            A0=axes[0],
+            A1=axes[1],
+            A2=axes[2],
+            HILBERT=op.startswith("hilbert"),
+            BLOCK=BLOCK,
+        )
+
+
+def decode(op: str, codes: Tensor, bits: int, axes: Sequence[int], coords: Tensor) -> None:
+    """See ``serialize.z_order_decode`` and ``hilbert_decode``."""
+    word, rows = status.word(codes.device), codes.shape[0]
+    if rows:
+        _decode[(-(-rows // BLOCK),)](
+            codes.contiguous(),
+            coords,
+            word,
+            rows,
+            status.code_of(op, NO_CODE),
+            BITS=bits,
+            A0=axes[0],
+            A1=axes[1],
+            A2=axes[2],
+            HILBERT=op.startswith("hilbert"),
+            BLOCK=BLOCK,
+        )

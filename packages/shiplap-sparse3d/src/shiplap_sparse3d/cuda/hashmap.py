@@ -1,0 +1,202 @@
+"""``hash_insert*`` and ``hash_lookup*`` in Triton: the tables of hashing.py, built by all threads at once.
+
+A slot goes to the lowest key that passes it: ``atomic_min`` puts it there and hands over the one that moves on. Slots
+only ever fall, so a key that is where it belongs has lower ones all the way from its home, whatever the other threads
+do, and the keys end where the reference puts them. Values follow in a pass of their own, since until then keys move.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from shiplap.bind import triton_launcher
+from shiplap_sparse3d.cuda import status
+from shiplap_sparse3d.cuda.hash import is_inside, load_coords, report
+from shiplap_sparse3d.cuda.lookup import OUTSIDE, TWICE, batches_below
+from shiplap_sparse3d.hashing import init_hashmap
+
+__all__ = ["index", "insert", "insert_3d", "lookup", "lookup_3d", "slot_of"]
+
+FULL = "row {row} finds no room: more distinct keys than the table has slots"
+TOO_FAR = "coords row {row} has a batch index with which spatial_shape has 2^63 cells or more"
+BLOCK = 256
+
+EMPTY = tl.constexpr(0xFFFFFFFFFFFFFFFF)
+NO_VALUE = tl.constexpr(0xFFFFFFFF)
+
+
+@triton.jit
+def _home(key, capacity):
+    """The first slot to look at: ``hashing.home``."""
+    mixed = (key ^ (key >> 33)) * 0xFF51AFD7ED558CCD
+    mixed = (mixed ^ (mixed >> 33)) * 0xC4CEB9FE1A85EC53
+    mixed = mixed ^ (mixed >> 33)
+    return (((mixed >> 32) * capacity.to(tl.uint64)) >> 32).to(tl.int64)
+
+
+@triton.jit
+def _load_keys(keys, row, n):
+    return tl.load(keys + row, mask=row < n, other=-1).to(tl.uint64)
+
+
+@triton.jit
+def slot_of(table, key, capacity):
+    """The slot of each key (of any shape), -1 for those that are not in the table."""
+    slot, active = _home(key, capacity), key != EMPTY
+    found = tl.where(active, -1, -1).to(tl.int64)
+    step = 0
+    while (tl.max(active.to(tl.int32)) > 0) & (step < capacity):
+        held = tl.load(table + slot, mask=active, other=-1).to(tl.uint64)
+        found = tl.where(active & (held == key), slot, found)
+        active = active & (held < key)
+        slot = tl.where(slot + 1 == capacity, 0, slot + 1)
+        step += 1
+    return found
+
+
+@triton.jit(do_not_specialize=["n", "capacity", "code"])
+def keys_kernel(table, keys, status, n, capacity, code, BLOCK: tl.constexpr):
+    """Puts ``keys`` in. While a slot is free nobody passes it; if the last one is taken meanwhile, the key in hand is
+    in the table already, at most another round away."""
+    row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    key = _load_keys(keys, row, n)
+    slots = table.to(tl.pointer_type(tl.uint64))
+    slot, active = _home(key, capacity), key != EMPTY
+    step = 0
+    while (tl.max(active.to(tl.int32), 0) > 0) & (step < 2 * capacity.to(tl.int64)):
+        old = tl.atomic_min(slots + slot, key, mask=active, sem="relaxed")
+        active = active & (old != EMPTY) & (old != key)
+        key = tl.maximum(key, old)  # the lower one stays
+        slot = tl.where(slot + 1 == capacity, 0, slot + 1)
+        step += 1
+    report(status, code, row, active)
+
+
+@triton.jit(do_not_specialize=["n", "capacity"])
+def values_kernel(table, table_values, keys, values, n, capacity, BLOCK: tl.constexpr):
+    """Offers each key its value, or its row where there are none: the lowest remains."""
+    row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    slot = slot_of(table, _load_keys(keys, row, n), capacity)
+    if values is None:
+        value = row.to(tl.uint32)
+    else:
+        value = tl.load(values + row, mask=row < n, other=-1).to(tl.uint32)
+    tl.atomic_min(table_values.to(tl.pointer_type(tl.uint32)) + slot, value, mask=slot >= 0, sem="relaxed")
+
+
+@triton.jit(do_not_specialize=["n", "capacity"])
+def lookup_kernel(table, table_values, keys, out, n, capacity, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    slot = slot_of(table, _load_keys(keys, row, n), capacity)
+    tl.store(out + row, tl.load(table_values + slot, mask=slot >= 0, other=-1), mask=row < n)
+
+
+@triton.jit(do_not_specialize=["n", "capacity", "code"])
+def twins_kernel(table, table_values, keys, status, n, capacity, code, BLOCK: tl.constexpr):
+    """Reports the rows of which there is an earlier copy, which is found in their place."""
+    row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    slot = slot_of(table, _load_keys(keys, row, n), capacity)
+    first = tl.load(table_values + slot, mask=slot >= 0, other=-1)
+    report(status, code, row, (slot >= 0) & (first != row))
+
+
+@triton.jit(do_not_specialize=["n", "width", "height", "depth", "batches", "code"])
+def voxel_keys_kernel(
+    coords, keys, status, n, width, height, depth, batches, code, SEARCH: tl.constexpr, BLOCK: tl.constexpr
+):
+    """``((b*X + x)*Y + y)*Z + z``, -1 outside the grid: wrong, unless it is for a search, and the cell has a number."""
+    row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    b, x, y, z = load_coords(coords, row, row < n)
+    good = is_inside(b, x, y, z, width, height, depth, batches)
+    report(status, code, row, b >= batches if SEARCH else (b != -1) & ~good)
+    key = ((b.to(tl.int64) * width + x) * height + y) * depth + z
+    tl.store(keys + row, tl.where(good, key, -1), mask=row < n)
+
+
+_keys = triton_launcher(keys_kernel)
+_values = triton_launcher(values_kernel)
+_lookup = triton_launcher(lookup_kernel)
+_twins = triton_launcher(twins_kernel)
+_voxel_keys = triton_launcher(voxel_keys_kernel)
+
+
+def _grid(rows: int) -> tuple[int]:
+    return (-(-rows // BLOCK),)
+
+
+def insert(op: str, table_keys: Tensor, table_values: Tensor, keys: Tensor, values: Tensor | None) -> None:
+    """See ``hashing.hash_insert``; without ``values`` each key gets its row number."""
+    _insert(op, status.word(keys.device), table_keys, table_values, keys.contiguous(), values)
+
+
+def insert_3d(
+    op: str, table_keys: Tensor, table_values: Tensor, coords: Tensor, values: Tensor | None, shape: Sequence[int]
+) -> None:
+    """See ``hashing.hash_insert_3d`` and ``hash_insert_3d_index``."""
+    word = status.word(coords.device)  # asked once: what this call meets is for the next one to tell
+    keys = _keys_of(coords, shape, word, status.code_of(op, OUTSIDE))
+    _insert(op, word, table_keys, table_values, keys, values)
+
+
+def lookup(table_keys: Tensor, table_values: Tensor, keys: Tensor, out: Tensor) -> None:
+    """See ``hashing.hash_lookup``."""
+    status.word(keys.device)
+    _look_up(table_keys, table_values, keys.contiguous(), out)
+
+
+def lookup_3d(table_keys: Tensor, table_values: Tensor, coords: Tensor, shape: Sequence[int], out: Tensor) -> None:
+    """See ``hashing.hash_lookup_3d``."""
+    code = status.code_of("hash_lookup_3d", TOO_FAR)
+    _look_up(table_keys, table_values, _keys_of(coords, shape, status.word(coords.device), code, search=True), out)
+
+
+def index(op: str, coords: Tensor, shape: Sequence[int], word: int) -> tuple[Tensor, Tensor]:
+    """A new table of the row numbers of ``coords``; rows outside the grid and duplicates are reported."""
+    keys, rows = _keys_of(coords, shape, word, status.code_of(op, OUTSIDE)), coords.shape[0]
+    table, values = init_hashmap(rows, coords.device)
+    if rows:
+        capacity = table.shape[0]
+        _keys[_grid(rows)](table, keys, word, rows, capacity, status.code_of(op, FULL), BLOCK=BLOCK)
+        _values[_grid(rows)](table, values, keys, None, rows, capacity, BLOCK=BLOCK)
+        _twins[_grid(rows)](table, values, keys, word, rows, capacity, status.code_of(op, TWICE), BLOCK=BLOCK)
+    return table, values
+
+
+def _insert(op: str, word: int, table_keys: Tensor, table_values: Tensor, keys: Tensor, values: Tensor | None) -> None:
+    code, count, capacity = status.code_of(op, FULL), keys.shape[0], table_keys.shape[0]
+    if not count:
+        return
+    table, slots = table_keys.contiguous(), table_values.contiguous()
+    before, values = (table.clone(), slots.clone()), None if values is None else values.contiguous()
+    _keys[_grid(count)](table, keys, word, count, capacity, code, BLOCK=BLOCK)
+    slots.fill_(-1)
+    if capacity:
+        _values[_grid(capacity)](table, slots, *before, capacity, capacity, BLOCK=BLOCK)
+        _values[_grid(count)](table, slots, keys, values, count, capacity, BLOCK=BLOCK)
+    for given, used in ((table_keys, table), (table_values, slots)):
+        if given.data_ptr() != used.data_ptr():
+            given.copy_(used)
+
+
+def _look_up(table_keys: Tensor, table_values: Tensor, keys: Tensor, out: Tensor) -> None:
+    table, values, count = table_keys.contiguous(), table_values.contiguous(), keys.shape[0]
+    if count:
+        _lookup[_grid(count)](table, values, keys, out, count, table.shape[0], BLOCK=BLOCK)
+
+
+def _keys_of(coords: Tensor, shape: Sequence[int], word: int, code: int, search: bool = False) -> Tensor:
+    """``int64 [n]``; what is wrong is reported with ``code``."""
+    rows = coords.shape[0]
+    keys = torch.empty(rows, dtype=torch.int64, device=coords.device)
+    if rows:
+        _voxel_keys[_grid(rows)](
+            coords.contiguous(), keys, word, rows, *shape, batches_below(shape), code, SEARCH=search, BLOCK=BLOCK
+        )
+    return keys

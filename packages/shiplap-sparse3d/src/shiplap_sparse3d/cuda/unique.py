@@ -1,0 +1,171 @@
+"""Points to voxels in Triton: distinct rows by a sort of their keys, and means of the rows that share one."""
+
+# mypy: disable-error-code="no-untyped-def"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from shiplap.bind import triton_launcher
+from shiplap.errors import error
+from shiplap_sparse3d.cuda import status
+from shiplap_sparse3d.cuda.hash import load_coords, report
+
+__all__ = ["segment_mean", "unique_coords"]
+
+INDEX = "index[{row}] is not a row of counts"
+BLOCK = 256
+
+
+@triton.jit
+def _extent(low, high, axis: tl.constexpr):
+    """Where a column starts, and its radix."""
+    start = tl.load(low + axis).to(tl.int64)
+    return start, tl.load(high + axis).to(tl.int64) - start + 1
+
+
+@triton.jit(do_not_specialize=["n"])
+def pack_kernel(coords, low, high, keys, wide, n, BLOCK: tl.constexpr):
+    """Keys in the order of the rows; ``wide``: whether the columns span too many cells for that."""
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    b, x, y, z = load_coords(coords, row, row < n)
+    b_low, batches = _extent(low, high, 0)
+    x_low, width = _extent(low, high, 1)
+    y_low, height = _extent(low, high, 2)
+    z_low, depth = _extent(low, high, 3)
+    key = ((b - b_low) * width + (x - x_low)) * height + (y - y_low)
+    tl.store(keys + row, key * depth + (z - z_low), mask=row < n)
+    if tl.program_id(0) == 0:
+        most = tl.full([], 0x7FFFFFFFFFFFFFFF, tl.int64)
+        many = height > most // depth
+        cells = tl.where(many, 1, height * depth)
+        many = many | (width > most // cells)
+        cells = tl.where(many, 1, cells * width)
+        tl.store(wide, (many | (batches > most // cells)).to(tl.int32))
+
+
+@triton.jit(do_not_specialize=["n"])
+def first_kernel(keys, first, n, BLOCK: tl.constexpr):
+    """1 where another key begins."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    key = tl.load(keys + at, mask=at < n, other=0)
+    before = tl.load(keys + at - 1, mask=(at > 0) & (at < n), other=0)
+    tl.store(first + at, ((at == 0) | (key != before)).to(tl.int32), mask=at < n)
+
+
+@triton.jit(do_not_specialize=["n"])
+def group_kernel(coords, rows, groups, unique, inverse, counts, n, BLOCK: tl.constexpr):
+    """``groups[i]``: one more than the group of the i-th row in order. ``counts`` starts as zeros."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    there = at < n
+    row = tl.load(rows + at, mask=there, other=0)
+    group = tl.load(groups + at, mask=there, other=0)
+    begins = there & (group != tl.load(groups + at - 1, mask=there & (at > 0), other=0))
+    ends = there & (group != tl.load(groups + at + 1, mask=at < n - 1, other=0))
+    place = group.to(tl.int64) - 1
+    tl.store(inverse + row, place.to(tl.int32), mask=there)
+    tl.atomic_add(counts + place, at + 1, mask=ends, sem="relaxed")
+    tl.atomic_add(counts + place, -at, mask=begins, sem="relaxed")
+    column = tl.arange(0, 4)[None, :]
+    cell = tl.load(coords + row[:, None] * 4 + column, mask=begins[:, None], other=0)
+    tl.store(unique + place[:, None] * 4 + column, cell, mask=begins[:, None])
+
+
+_pack = triton_launcher(pack_kernel)
+_first = triton_launcher(first_kernel)
+_group = triton_launcher(group_kernel)
+
+
+def unique_coords(coords: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """See ``ops.unique_coords``: reads back how many there are."""
+    n, coords = coords.shape[0], coords.contiguous()
+    status.word(coords.device)
+    inverse = coords.new_empty(n)
+    if not n:
+        return coords.new_empty(0, 4), inverse, coords.new_empty(0)
+    low, high = coords.aminmax(dim=0)
+    keys, groups, grid = coords.new_empty(n, dtype=torch.int64), coords.new_empty(n + 1), (-(-n // BLOCK),)
+    _pack[grid](coords, low, high, keys, groups[n:], n, BLOCK=BLOCK)
+    keys, rows = keys.sort()
+    _first[grid](keys, groups, n, BLOCK=BLOCK)
+    groups[:n].cumsum_(0)
+    m, wide = groups[n - 1 :].tolist()
+    if wide:
+        span = tuple((high.long() - low + 1).tolist())
+        raise error("SL211", where="sparse3d::unique_coords", got=f"coords span {span} cells, 2^63 or more in all")
+    unique, counts = coords.new_empty(m, 4), coords.new_zeros(m)
+    _group[grid](coords, rows, groups, unique, inverse, counts, n, BLOCK=BLOCK)
+    return unique, inverse, counts
+
+
+@triton.jit(do_not_specialize=["status", "n", "m", "code"])
+def mean_kernel(
+    feats,
+    index,
+    rows,
+    starts,
+    counts,
+    out,
+    status,
+    n,
+    m,
+    c,
+    row_stride,
+    column_stride,
+    code,
+    ROWS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """The mean of one segment: its rows follow each other in ``rows``, in whose order ``index`` is."""
+    segment = tl.program_id(0)
+    if segment == 0:
+        lowest, highest = tl.load(index), tl.load(index + n - 1)
+        report(status, code, tl.load(rows), lowest < 0)
+        report(status, code, tl.load(rows + n - 1), highest >= m)
+    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    begin = tl.load(starts + segment)
+    end = tl.load(starts + segment + 1, mask=segment < m, other=0)
+    total = tl.zeros([ROWS, CHANNELS], tl.float64 if WIDE else tl.float32)
+    for first in range(begin, end, ROWS):
+        at = first + tl.arange(0, ROWS)
+        row = tl.load(rows + at, mask=at < end, other=0)
+        place = feats + row[:, None] * row_stride + channel.to(tl.int64)[None, :] * column_stride
+        total += tl.load(place, mask=(at < end)[:, None] & (channel < c)[None, :], other=0.0).to(total.dtype)
+    count = tl.maximum(tl.load(counts + segment, mask=segment < m, other=1), 1).to(total.dtype)
+    tl.store(out + segment.to(tl.int64) * c + channel, tl.sum(total, 0) / count, mask=(segment < m) & (channel < c))
+
+
+_mean = triton_launcher(mean_kernel)
+
+
+def segment_mean(feats: Tensor, index: Tensor, counts: Tensor, *, out: Tensor) -> None:
+    """See ``ops.segment_mean``: rows are sorted by segment and added in their order, so sums do not vary."""
+    word, (n, c), m = status.word(feats.device), feats.shape, counts.shape[0]
+    if not n:
+        out.zero_()
+        return
+    ordered, rows = index.sort(stable=True)
+    starts = torch.searchsorted(ordered, torch.arange(m + 1, dtype=torch.int32, device=index.device), out_int32=True)
+    channels = min(128, triton.next_power_of_2(max(c, 1)))
+    _mean[(max(m, 1), max(1, -(-c // channels)))](
+        feats,
+        ordered,
+        rows,
+        starts,
+        counts.contiguous(),
+        out,
+        word,
+        n,
+        m,
+        c,
+        *feats.stride(),
+        status.code_of("segment_mean", INDEX),
+        ROWS=max(4, min(16, 512 // channels)),
+        CHANNELS=channels,
+        WIDE=feats.dtype == torch.float64,
+        num_warps=1,
+    )

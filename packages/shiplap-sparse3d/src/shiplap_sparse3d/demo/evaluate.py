@@ -1,0 +1,74 @@
+"""Scores on an area the network has not seen, the plain baseline, and what compiling is worth."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shiplap_sparse3d.demo.scan import Scan
+from shiplap_sparse3d.demo.tiles import Tile, make_tile
+from shiplap_sparse3d.demo.train import Forward, loss_of
+
+__all__ = ["Speed", "baseline", "iou", "predict", "speed"]
+
+MARGIN = 50.0  # metres of context around the area to be judged, as far as the widest feature looks
+_BASELINE_CELL, _BASELINE_HEIGHT = 12.0, 0.8  # metres, chosen on the training area (data/README.md)
+
+
+def iou(predicted: Tensor, truth: Tensor) -> float:
+    """Intersection over union of two masks."""
+    return float((predicted & truth).sum() / (predicted | truth).sum().clamp_min(1))
+
+
+def baseline(scan: Scan) -> Tensor:
+    """Plain rule: a point is ground if it is less than 0.8 m above the lowest of its 12 m cell. ``-> bool [p]``."""
+    cell = (scan.xyz[:, :2] / _BASELINE_CELL).long()
+    flat = cell[:, 0] * (int(cell[:, 1].max()) + 1) + cell[:, 1]
+    lowest = scan.xyz.new_full((int(flat.max()) + 1,), 1e4).scatter_reduce(0, flat, scan.xyz[:, 2], "amin")
+    return scan.xyz[:, 2] - lowest[flat] < _BASELINE_HEIGHT
+
+
+def predict(forward: Forward, scan: Scan, wanted: Tensor, levels: int) -> Tensor:
+    """Logits of the ``wanted`` points (a mask of a strip of x), ``[wanted]``.
+
+    The strip is one tile, with 50 m of context on either side: positions of points, never their labels.
+    """
+    x = scan.xyz[:, 0]
+    near = (x >= x[wanted].min() - MARGIN) & (x <= x[wanted].max() + MARGIN)
+    tile = make_tile(scan.take(near), levels)
+    # Gradients stay on: a graph without them would be compiled a second time, for one call.
+    return forward(tile.voxels, tile.points, tile.inverse).detach()[wanted[near]]
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Milliseconds of a training step on one tile (forward and backward, tables excluded), median of ``runs``."""
+
+    compiled_ms: float
+    eager_ms: float
+    runs: int
+
+
+def speed(net: Forward, compiled: Forward, tile: Tile, runs: int) -> Speed:
+    """Both in turns on the same tile, so that a busy moment hits both."""
+    times: dict[str, list[float]] = {"compiled": [], "eager": []}
+    for forward in (compiled, net):
+        _timed(forward, tile)
+    for _ in range(runs):
+        times["compiled"].append(_timed(compiled, tile))
+        times["eager"].append(_timed(net, tile))
+    return Speed(statistics.median(times["compiled"]), statistics.median(times["eager"]), runs)
+
+
+def _timed(forward: Forward, tile: Tile) -> float:
+    synchronize: Callable[[], None] = torch.cuda.synchronize if tile.ground.is_cuda else (lambda: None)
+    synchronize()
+    start = time.perf_counter()
+    loss_of(forward, tile).backward()
+    synchronize()
+    return (time.perf_counter() - start) * 1000

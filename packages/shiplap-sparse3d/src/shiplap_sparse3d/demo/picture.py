@@ -1,0 +1,113 @@
+"""Scan, truth and prediction from above, as a PNG."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from shiplap_sparse3d.demo.scan import Scan
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["picture"]
+
+_GROUND, _OTHER, _MISSED, _INVENTED = "#c8a165", "#4f7cac", "#111111", "#d62728"
+_WIDTH, _LEFT, _RIGHT, _BETWEEN, _TITLE, _FOOT = 10.0, 0.72, 0.12, 0.2, 0.36, 0.56  # inches
+_DPI = 100
+_MARGIN = 6.0  # metres around the scan
+
+
+def picture(scan: Scan, held_out: Tensor, predicted: Tensor) -> bytes:
+    """PNG, 1,000 pixels wide: height and truth above, prediction below; everything right of the line is held out.
+
+    Args:
+        scan: all points.
+        held_out: ``bool [p]``.
+        predicted: ``bool [p]``, ground according to the network.
+    """
+    from matplotlib.figure import Figure  # without pyplot: no global state, no display
+
+    truth = scan.ground
+    figure = Figure()
+    height, labels, prediction = _panels(figure, scan)
+    _heights(height, scan)
+    height.set_title("scan, coloured by height")
+    _classes(labels, scan, [("ground", _GROUND, truth), ("other", _OTHER, ~truth)], 0.35)
+    labels.set_title("truth: cloth simulation, iterative")
+    groups = [
+        ("ground", _GROUND, predicted & truth),
+        ("other", _OTHER, ~predicted & ~truth),
+        ("missed ground", _MISSED, ~predicted & truth),
+        ("invented ground", _INVENTED, predicted & ~truth),
+    ]
+    _classes(prediction, scan, groups, 1.0)
+    prediction.set_title("prediction: sparse U-Net, one pass")
+    border = float(scan.xyz[held_out, 0].min())
+    for ax in (height, labels, prediction):
+        ax.axvline(border, color="black", linewidth=1)
+    _name_sides(prediction, border)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=_DPI)
+    return buffer.getvalue()
+
+
+def _panels(figure: Figure, scan: Scan) -> tuple[Axes, Axes, Axes]:
+    """Two small panels above a wide one. Placed by hand: a metre is as long in y as in x, so the sizes are known, and
+    matplotlib's layouts cut labels off when they meet a fixed aspect."""
+    low, high = scan.xyz[:, :2].amin(0) - _MARGIN, scan.xyz[:, :2].amax(0) + _MARGIN
+    ratio = float((high - low)[1] / (high - low)[0])
+    wide = _WIDTH - _LEFT - _RIGHT
+    small = (wide - _BETWEEN) / 2
+    top = _FOOT + wide * ratio + _TITLE + 0.3
+    height = top + small * ratio + _TITLE
+    figure.set_size_inches(_WIDTH, height)
+    places = (_LEFT, top, small), (_LEFT + small + _BETWEEN, top, small), (_LEFT, _FOOT, wide)
+    panels = [figure.add_axes((x / _WIDTH, y / height, w / _WIDTH, w * ratio / height)) for x, y, w in places]
+    for ax in panels:
+        ax.set(xlim=(float(low[0]), float(high[0])), ylim=(float(low[1]), float(high[1])), aspect="equal")
+        ax.tick_params(labelsize="small")
+    panels[0].set_ylabel("y [m]")
+    panels[1].tick_params(labelleft=False)
+    panels[2].set(xlabel="x [m]", ylabel="y [m]")
+    return panels[0], panels[1], panels[2]
+
+
+def _heights(ax: Axes, scan: Scan) -> None:
+    """Colours span the terrain: with the tree tops in it, the river bank would not be seen."""
+    xyz = scan.xyz[scan.xyz[:, 2].argsort()]
+    low, high = (float(xyz[int(len(xyz) * q), 2]) for q in (0.01, 0.9))
+    x, y, z = xyz.T.numpy()
+    dots = ax.scatter(x, y, c=z, s=0.35, vmin=low, vmax=high, cmap="viridis", linewidths=0)
+    bar = ax.inset_axes((0.66, 0.92, 0.31, 0.03))
+    ax.figure.colorbar(dots, cax=bar, orientation="horizontal", extend="max", format="{x:.0f} m")
+    bar.tick_params(labelsize="x-small")
+
+
+def _classes(ax: Axes, scan: Scan, groups: list[tuple[str, str, Tensor]], size: float) -> None:
+    for name, colour, mask in groups:
+        x, y, _ = scan.xyz[mask].T.numpy()
+        ax.scatter(x, y, color=colour, s=size, linewidths=0, label=f"{name} ({len(x):,})")
+    legend = ax.legend(loc="upper right", ncols=2, fontsize="x-small", columnspacing=1, handletextpad=0.2)
+    for handle in legend.legend_handles:
+        handle.set_sizes([24.0])  # type: ignore[union-attr]
+
+
+def _name_sides(ax: Axes, border: float) -> None:
+    """Which side of the line is which."""
+    for text, side, shift in (("trained on", "right", -6), ("held out", "left", 6)):
+        arrow = f"← {text}" if side == "right" else f"{text} →"
+        ax.annotate(
+            arrow,
+            (border, 0.03),
+            xycoords=("data", "axes fraction"),
+            xytext=(shift, 0),
+            textcoords="offset points",
+            ha=side,
+            fontsize="small",
+            fontweight="bold",
+            bbox={"facecolor": "white", "alpha": 0.85, "linewidth": 0},
+        )

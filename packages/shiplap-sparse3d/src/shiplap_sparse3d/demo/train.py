@@ -1,0 +1,102 @@
+"""The training loop: one tile a step, forward and backward compiled."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from shiplap_sparse3d.demo.model import GroundNet
+from shiplap_sparse3d.demo.scan import Scan
+from shiplap_sparse3d.demo.tiles import Tile, random_tiles
+
+__all__ = ["Fit", "Forward", "Progress", "Recipe", "fit", "loss_of"]
+
+Progress = Callable[[str, int, int, str], None]
+"""Called with (stage, steps done, steps in all, note), for a progress bar."""
+
+Forward = Callable[..., Tensor]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All that shapes the training; chosen by validation inside the training area (0003-demo.md)."""
+
+    steps: int = 150
+    levels: int = 4
+    channels: int = 16
+    rate: float = 1e-2
+    weight_decay: float = 1e-2
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A trained network.
+
+    Attributes:
+        net: the module.
+        forward: the same, compiled.
+        losses: one a step.
+        points: smallest and largest number of points of a tile; ``voxels`` likewise.
+        first_step: seconds of the first step, in which everything is compiled.
+        seconds: of the whole training.
+    """
+
+    net: GroundNet
+    forward: Forward
+    losses: tuple[float, ...]
+    points: tuple[int, int]
+    voxels: tuple[int, int]
+    first_step: float
+    seconds: float
+
+
+def loss_of(forward: Forward, tile: Tile) -> Tensor:
+    """Binary cross-entropy over the points of ``tile``."""
+    return F.binary_cross_entropy_with_logits(forward(tile.voxels, tile.points, tile.inverse), tile.ground)
+
+
+def fit(areas: Sequence[Scan], recipe: Recipe, seed: int, progress: Progress, *, compiled: bool = True) -> Fit:
+    """Train on tiles of ``areas``, on the device they are on. No tile lies in two areas."""
+    torch.manual_seed(seed)
+    net = GroundNet(recipe.channels, recipe.levels).to(areas[0].xyz.device)
+    forward: Forward = torch.compile(net, fullgraph=True) if compiled else net
+    optimizer = torch.optim.AdamW(net.parameters(), recipe.rate, weight_decay=recipe.weight_decay)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, recipe.rate, total_steps=recipe.steps, pct_start=0.2)
+    tiles = random_tiles(areas, recipe.levels, seed)
+    losses, points, voxels, marks = [], [], [], [time.perf_counter()]
+    progress("train", 0, recipe.steps, "compiling")
+    for step in range(recipe.steps):
+        tile = next(tiles)
+        losses.append(_step(forward, tile, optimizer))
+        schedule.step()
+        points.append(len(tile.ground))
+        voxels.append(tile.voxels.feats.shape[0])
+        marks.append(time.perf_counter())
+        progress("train", step + 1, recipe.steps, f"loss {sum(losses[-20:]) / len(losses[-20:]):.3f}")
+    return Fit(
+        net,
+        forward,
+        tuple(losses),
+        (min(points), max(points)),
+        (min(voxels), max(voxels)),
+        marks[1] - marks[0],
+        marks[-1] - marks[0],
+    )
+
+
+def _step(forward: Forward, tile: Tile, optimizer: torch.optim.Optimizer) -> float:
+    loss = loss_of(forward, tile)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return float(loss.detach())
+
+
+def parameters(net: nn.Module) -> int:
+    """How many numbers were learned."""
+    return sum(p.numel() for p in net.parameters())

@@ -1,0 +1,5 @@
+"""``flex_gemm.ops.grid_sample``."""
+
+from shiplap_sparse3d.grid_sample import grid_sample_3d
+
+__all__ = ["grid_sample_3d"]

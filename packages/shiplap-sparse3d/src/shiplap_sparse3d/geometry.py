@@ -1,0 +1,239 @@
+"""``Geometry``: the active voxels of a grid, and every table computed on them so far.
+
+Layers on the same voxels share one table, and a network whose tables exist runs without touching a coordinate.
+Coordinates of one or two axes get leading axes of one cell. A row whose batch index is -1 is padding: no voxel.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from shiplap.errors import error
+from shiplap_sparse3d.plan import Plan, wants_sorted
+from shiplap_sparse3d.steps import Triple, Window, connect, reach, submanifold
+
+__all__ = ["Axes", "Geometry", "Origin", "Strided", "Triple", "per_axis", "triple"]
+
+Axes = int | Sequence[int]
+
+
+def per_axis(value: Axes, name: str, ndim: int = 3) -> tuple[int, ...]:
+    """``3`` or ``(3, 3, 1)`` → one int for each of ``ndim`` axes; NumPy's and torch's integers count.
+
+    Raises SL208 for another number of them, SL209 for what is no integer.
+    """
+    if not torch.compiler.is_compiling():  # a graph would learn a guard for each size that is looked at
+        value = _integers(value, name, ndim)
+    values = (value,) * ndim if isinstance(value, int) else tuple(value)
+    if len(values) != ndim:
+        raise error("SL208", where=name, got=values, expected=_PER_AXIS.format(ndim))
+    return values
+
+
+def _integers(value: Any, name: str, ndim: int) -> Axes:
+    """``value`` in Python's own integers."""
+    try:
+        return tuple(operator.index(v) for v in value) if hasattr(value, "__len__") else operator.index(value)
+    except TypeError as wrong:
+        raise error("SL209", where=name, got=repr(value), expected=_PER_AXIS.format(ndim)) from wrong
+
+
+_PER_AXIS = "an int, or one int for each of {} axes"
+
+
+def triple(value: Axes, name: str, ndim: int = 3, fill: int = 1) -> Triple:
+    """The same for all three axes; where ``ndim`` is less, the leading ones get ``fill``."""
+    x, y, z = (*(fill,) * (3 - ndim), *per_axis(value, name, ndim))
+    return x, y, z
+
+
+@dataclass
+class Strided:
+    """The result of one step: the geometry it leads to, and the plan of convolutions onto it."""
+
+    geometry: Geometry
+    plan: Plan
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The step that made a geometry: from which voxels, and how."""
+
+    geometry: Geometry
+    window: Window
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of convolutions that made that step."""
+        return self.geometry.step(self.window, back=True).plan
+
+
+class Geometry:
+    """Active voxels of a grid.
+
+    Args:
+        coords: ``int32 [n, 1 + d]``: rows of a batch index and ``d`` of (x, y, z), distinct and inside the grid.
+        spatial_shape: cells per axis, ``d`` of them.
+        batch_size: number of scenes.
+        padded: rows may be padding. Then every step to other voxels leads to a fixed number of rows, too.
+
+    Attributes:
+        coords: ``int32 [n, 4]``; like ``spatial_shape`` it has three axes, whatever ``ndim`` is.
+        ndim: axes of the voxels, 1 to 3.
+        parent: the step that led here, for the way back.
+    """
+
+    def __init__(self, coords: Tensor, spatial_shape: Axes, batch_size: int, *, padded: bool = False) -> None:
+        if coords.dim() != 2 or coords.dtype != torch.int32:
+            id, got = ("SL201", f"{coords.dim()} dims") if coords.dim() != 2 else ("SL204", coords.dtype)
+            raise error(id, where="Geometry, argument 'coords'", got=got, expected="int32 [n, 1 + axes]")
+        self.ndim = coords.shape[1] - 1
+        if not 1 <= self.ndim <= 3:
+            raise error("SL201", where="Geometry, argument 'coords'", got=f"{self.ndim + 1} columns", expected="2 to 4")
+        lead = 3 - self.ndim
+        self.coords = torch.cat([coords[:, :1], pad(coords[:, 1:], (lead, 0))], 1) if lead else coords
+        self.spatial_shape = triple(spatial_shape, "spatial_shape", self.ndim)
+        self.batch_size, self.padded = batch_size, padded
+        self.parent: Origin | None = None
+        self._subm: dict[tuple[Triple, Triple], Plan] = {}
+        self._reached: dict[Window, Geometry] = {}
+        self._plans: dict[tuple[Window, bool], Plan] = {}
+
+    def subm(self, kernel: Axes, dilation: Axes = 1) -> Plan:
+        """Plan of a submanifold convolution, built at most once."""
+        key = self._axes(kernel, "kernel"), self._axes(dilation, "dilation")
+        found = self._subm.get(key)
+        if found is None:
+            found = submanifold(self.coords, self.spatial_shape, *key)
+            self._subm[key] = found = self._settled(found, torch.is_grad_enabled())
+        elif torch.is_grad_enabled() and not found.whole:
+            self._subm[key] = found = found.complete()
+        return found
+
+    def strided(
+        self, kernel: Axes, stride: Axes = 1, padding: Axes = 0, dilation: Axes = 1, *, capacity: int | None = None
+    ) -> Strided:
+        """One strided convolution away: every voxel that an input reaches.
+
+        With ``capacity`` there are that many rows, the last ones padding, and more voxels are SL211; on a padded
+        geometry it is the largest number there can be unless given.
+        """
+        return self.step(self._window(kernel, stride, padding, dilation, capacity=capacity))
+
+    def pooled(
+        self, kernel: Axes, stride: Axes = 1, padding: Axes = 0, dilation: Axes = 1, *, capacity: int | None = None
+    ) -> Strided:
+        """The same voxels as :meth:`strided`, with a plan for pooling: its tables are never sorted."""
+        return self.step(self._window(kernel, stride, padding, dilation, capacity=capacity), plain=True)
+
+    def generative(self, kernel: Axes, dilation: Axes = 1, *, capacity: int | None = None) -> Strided:
+        """Every voxel that a submanifold kernel reaches from an input: the taps are those of :meth:`subm`.
+
+        The grid stays as it is; along axes of even kernel size it grows by ``dilation`` at its far end.
+        """
+        around = [k // 2 * d for k, d in zip(self._axes(kernel, ""), self._axes(dilation, ""), strict=True)]
+        return self.step(self._window(kernel, 1, around[3 - self.ndim :], dilation, capacity=capacity))
+
+    def transposed(
+        self,
+        kernel: Axes,
+        stride: Axes = 1,
+        padding: Axes = 0,
+        dilation: Axes = 1,
+        output_padding: Axes = 0,
+        *,
+        capacity: int | None = None,
+    ) -> Strided:
+        """One transposed convolution away, onto new voxels: every ``o = i*S - P + k*Dl`` inside the output grid.
+
+        That grid has ``(in - 1)*S - 2P + Dl*(K - 1) + 1 + output_padding`` cells per axis, as ``torch.nn.
+        ConvTranspose3d`` has; a negative ``output_padding`` cuts off its far end. ``capacity``: see :meth:`strided`.
+        """
+        return self.step(self._window(kernel, stride, padding, dilation, output_padding, capacity=capacity))
+
+    def step(self, window: Window, *, plain: bool = False, back: bool | None = None) -> Strided:
+        """What ``window`` leads to; coordinates and tables are built at most once.
+
+        ``plain`` leaves tables unsorted. The plan has its way ``back`` (default: while gradients are recorded).
+        """
+        back = torch.is_grad_enabled() if back is None else back
+        if window not in self._reached:
+            coords, shape = reach(window, self.coords, self.spatial_shape), window.shape(self.spatial_shape)
+            self._reached[window] = self._alike(coords, shape, padded=window.capacity is not None)
+        found = self._reached[window]._under(Origin(self, window))
+        plain = plain or not wants_sorted(self.coords)
+        plan = self._plans.get((window, plain))
+        if plan is None:
+            plan = connect(window, self.coords, self.spatial_shape, found.coords, ordered=not plain, back=back)
+            self._plans[window, plain] = plan = self._settled(plan, back, plain)
+        elif back and not plan.whole:
+            self._plans[window, plain] = plan = plan.complete()
+        return Strided(found, plan)
+
+    def to(self, device: torch.device | str) -> Geometry:
+        """The same voxels on another device, without tables."""
+        return self._alike(self.coords.to(device), self.spatial_shape, padded=self.padded)
+
+    def same(self, other: Geometry) -> bool:
+        """Whether the rows of both are known to be the same voxels; looks at none."""
+        return self.coords is other.coords and self.spatial_shape == other.spatial_shape
+
+    @property
+    def is_voxel(self) -> Tensor:
+        """``bool [n, 1]``: which rows are voxels, and not padding."""
+        return self.coords[:, :1] >= 0
+
+    def _alike(self, coords: Tensor, shape: Triple, *, padded: bool) -> Geometry:
+        """Other voxels with as many axes and scenes."""
+        other = Geometry(coords, shape, self.batch_size, padded=padded)
+        other.ndim = self.ndim
+        return other
+
+    def _under(self, parent: Origin) -> Geometry:
+        """The same voxels and tables with a parent. What is kept has none, or the two would keep each other alive."""
+        child = self._alike(self.coords, self.spatial_shape, padded=self.padded)
+        child.parent, child._subm, child._reached, child._plans = parent, self._subm, self._reached, self._plans
+        return child
+
+    def _axes(self, value: Axes, name: str, fill: int = 1) -> Triple:
+        return triple(value, name, self.ndim, fill)
+
+    def _window(
+        self,
+        kernel: Axes,
+        stride: Axes,
+        padding: Axes,
+        dilation: Axes,
+        output_padding: Axes | None = None,
+        *,
+        capacity: int | None,
+    ) -> Window:
+        window = Window(
+            self._axes(kernel, "kernel"),
+            self._axes(stride, "stride"),
+            self._axes(padding, "padding", 0),
+            self._axes(dilation, "dilation"),
+            None if output_padding is None else self._axes(output_padding, "output_padding", 0),
+            capacity,
+        )
+        if not self.padded or capacity is not None:
+            return window
+        return window._replace(capacity=window.most(self.coords.shape[0], self.spatial_shape, self.batch_size))
+
+    def _settled(self, plan: Plan, back: bool, plain: bool = False) -> Plan:
+        """``plan`` as the kernels of this device want it, with its way back only if that is wanted."""
+        if back or plan.back is not None:
+            plan = plan.complete() if back else replace(plan, back=None)
+        return plan.sorted() if wants_sorted(self.coords) and not plain else plan
+
+    def __repr__(self) -> str:
+        kind = ", padded" if self.padded else ""
+        shape = self.spatial_shape[3 - self.ndim :]
+        return f"Geometry(n={self.coords.shape[0]}, spatial_shape={shape}, batch_size={self.batch_size}{kind})"

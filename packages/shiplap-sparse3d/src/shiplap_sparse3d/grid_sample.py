@@ -1,0 +1,186 @@
+"""Features of sparse voxels at any points of their grid: the nearest voxel's, or interpolated between eight.
+
+Queries are ``float32 [b, l, 3]`` in units of voxels; row ``b`` of them asks scene ``b``. The centre of voxel (i, j, k)
+is (i + 0.5, j + 0.5, k + 0.5). A voxel that is not there has the index -1 and nothing of it is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+
+import torch
+from jaxtyping import Float, Float32, Int32
+from torch import Tensor
+
+import shiplap as sl
+from shiplap.errors import error
+from shiplap_sparse3d.coords import Lookup, check_coords, check_rows, refuse
+from shiplap_sparse3d.ops import LIBRARY
+
+__all__ = ["grid_sample_3d", "indice_weighted_sum", "indice_weighted_sum_grad", "nearest_map", "trilinear_map"]
+
+_GRID = ("len(spatial_shape) == 3", "min(spatial_shape) >= 1")
+_SORT = "24 * n + 49472"  # of sort_voxels (csrc/voxels.h)
+
+
+# --- where to read ---------------------------------------------------------------------------------------------------
+
+
+def _find(lookup: Lookup, cells: Tensor, shape: list[int]) -> Tensor:
+    """Rows of ``cells [b, l, 3]``, which are whole numbers in floating point, some of them NaN or far away."""
+    b, points, _ = cells.shape
+    limit = torch.tensor(shape, dtype=torch.float64, device=cells.device)  # float32 has not every int32
+    known = ((cells >= 0) & (cells.double() < limit)).all(2)
+    scene = torch.arange(b, device=cells.device).view(b, 1, 1).expand(b, points, 1)
+    rows = torch.cat([scene, cells.where(known[..., None], -1.0).long()], 2)
+    return lookup(rows.view(-1, 4)).view(b, points)
+
+
+def _present(op: str, coords: Tensor, shape: list[int]) -> Lookup:
+    """The voxels by coordinate; the row numbers found are those of ``coords``."""
+    check_coords(op, coords, shape)
+    return Lookup(coords, shape)
+
+
+@sl.op("sparse3d::nearest_map", requires=_GRID)
+def nearest_map(
+    coords: Int32[Tensor, "n 4"], queries: Float32[Tensor, "b l 3"], spatial_shape: list[int]
+) -> Int32[Tensor, "b l"]:
+    """The row of the voxel that each query lies in, -1 where there is none. Raises SL211 as ``subm_table`` does."""
+    return _find(_present("nearest_map", coords, spatial_shape), queries.floor(), spatial_shape)
+
+
+@sl.op("sparse3d::trilinear_map", outputs=("indices", "weights"), requires=_GRID)
+def trilinear_map(
+    coords: Int32[Tensor, "n 4"], queries: Float32[Tensor, "b l 3"], spatial_shape: list[int]
+) -> tuple[Int32[Tensor, "b l 8"], Float32[Tensor, "b l 8"]]:
+    """The rows of the eight voxels around each query, and their weights; -1 and 0 where there is none.
+
+    Corner ``i`` lies ``(i & 1, i >> 1 & 1, i >> 2 & 1)`` from the lowest. Weights are those of trilinear interpolation,
+    divided by the sum over the voxels that are there. Raises SL211 as ``subm_table`` does.
+    """
+    lookup = _present("trilinear_map", coords, spatial_shape)
+    lowest = (queries - 0.5).floor()
+    indices, weights = [], []
+    for corner in range(8):
+        cells = lowest + torch.tensor([corner & 1, corner >> 1 & 1, corner >> 2 & 1], device=queries.device)
+        indices.append(_find(lookup, cells, spatial_shape))
+        weights.append((1 - (queries - cells - 0.5).abs()).prod(2).where(indices[-1] >= 0, 0.0))
+    found = torch.stack(weights, 2)
+    return torch.stack(indices, 2), (found / found.sum(2, keepdim=True).clamp_min(1e-12)).float()
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def _check_indices(op: str, indices: Tensor, rows: int) -> None:
+    refuse(op, ((indices < -1) | (indices >= rows)).any(1), "indices row {row} has an entry outside " + f"[-1, {rows})")
+
+
+def _gather(feats: Tensor, indices: Tensor) -> Tensor:
+    """``feats[indices]`` in at least float32, zeros where the index is -1: ``[q, k, c]``."""
+    wide = torch.promote_types(feats.dtype, torch.float32)
+    if feats.shape[0] == 0:
+        return feats.new_zeros(*indices.shape, feats.shape[1], dtype=wide)
+    return torch.where(indices[..., None] >= 0, feats[indices.clamp_min(0).long()], 0).to(wide)
+
+
+@sl.op("sparse3d::indice_weighted_sum")
+def indice_weighted_sum(
+    feats: Float[Tensor, "n c"], indices: Int32[Tensor, "q k"], weights: Float32[Tensor, "q k"]
+) -> Float[Tensor, "q c"]:
+    """``out[i] = sum_j weights[i, j] * feats[indices[i, j]]``; an index of -1 adds nothing, whatever its weight.
+
+    Raises SL211 for an index outside ``[-1, n)``.
+    """
+    _check_indices("indice_weighted_sum", indices, feats.shape[0])
+    share = torch.where(indices >= 0, weights, 0)[..., None]
+    return (_gather(feats, indices) * share).sum(1).to(feats.dtype)
+
+
+@sl.op("sparse3d::indice_weighted_sum_grad", requires=("rows >= 0",))
+def indice_weighted_sum_grad(
+    grad: Float[Tensor, "q c"], indices: Int32[Tensor, "q k"], weights: Float32[Tensor, "q k"], rows: int
+) -> Float[Tensor, "rows c"]:
+    """The features' gradient of ``indice_weighted_sum``, whose transpose it is: ``rows`` is its ``n``.
+
+    Entries that share a row are added in ascending order of (i, j) on every device, so results do not depend on
+    threads. Raises SL211 as ``indice_weighted_sum`` does.
+    """
+    _check_indices("indice_weighted_sum_grad", indices, rows)
+    i, j = (indices >= 0).nonzero().unbind(1)
+    wide = torch.promote_types(grad.dtype, torch.float32)
+    share = grad[i].to(wide) * weights[i, j][:, None]
+    return share.new_zeros(rows, grad.shape[1], dtype=share.dtype).index_add(0, indices[i, j].long(), share).to(grad)
+
+
+def _weights_grad(outer: Tensor, inner: Tensor, indices: Tensor) -> Tensor:
+    """``out[i, j] = outer[i] . inner[indices[i, j]]``, 0 where the index is -1."""
+    return (outer[:, None] * _gather(inner, indices)).sum(2).float()
+
+
+@indice_weighted_sum.backward
+def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
+    found = {}
+    if needs.feats:
+        found["feats"] = indice_weighted_sum_grad(grad, saved.indices, saved.weights, saved.feats.shape[0])
+    if needs.weights:
+        found["weights"] = _weights_grad(grad, saved.feats, saved.indices)
+    return found
+
+
+@indice_weighted_sum_grad.backward
+def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
+    found = {}
+    if needs.grad:
+        found["grad"] = indice_weighted_sum(grad, saved.indices, saved.weights)
+    if needs.weights:
+        found["weights"] = _weights_grad(saved.grad, grad, saved.indices)
+    return found
+
+
+nearest_map.kernel("cpu", sl.cabi(LIBRARY, "sparse3d_nearest_map"), workspace=_SORT)
+trilinear_map.kernel("cpu", sl.cabi(LIBRARY, "sparse3d_trilinear_map"), workspace=_SORT)
+indice_weighted_sum.kernel("cpu", sl.cabi(LIBRARY, "sparse3d_indice_weighted_sum"))
+indice_weighted_sum_grad.kernel(
+    "cpu",
+    sl.cabi(LIBRARY, "sparse3d_indice_weighted_sum_grad"),
+    workspace="8 * (rows + q * k) + 192",
+)
+
+
+# --- public ----------------------------------------------------------------------------------------------------------
+
+
+def grid_sample_3d(
+    feats: Tensor, coords: Tensor, shape: Sequence[int], grid: Tensor, mode: str = "trilinear"
+) -> Tensor:
+    """``[b, l, c]``: the features of sparse voxels at ``grid``, differentiable in ``feats``.
+
+    Args:
+        feats: ``[n, c]``.
+        coords: ``int32 [n, 4]`` rows (batch, x, y, z), distinct.
+        shape: ``(batches, channels, X, Y, Z)``; only the grid is looked at.
+        grid: ``[b, l, 3]`` points in units of voxels, whose centres are at integers + 0.5.
+        mode: ``"trilinear"``, between those of eight voxels that are there, or ``"nearest"``, of the voxel that holds
+            the point; zeros where there is none.
+
+    Raises:
+        ArgumentError: SL211 for duplicate or outside coords, SL304 if a gradient of ``grid`` is asked for (detach it).
+    """
+    if len(shape) != 5:
+        raise error(
+            "SL208", where="grid_sample_3d", got=f"shape {tuple(shape)}", expected="(batches, channels, X, Y, Z)"
+        )
+    check_rows("grid_sample_3d", feats, coords.shape[0])
+    queries, spatial = grid.float(), list(shape[2:])
+    if mode == "trilinear":
+        indices, weights = trilinear_map(coords, queries, spatial)
+    elif mode == "nearest":
+        indices = nearest_map(coords, queries, spatial)[..., None]
+        weights = torch.ones_like(indices, dtype=torch.float32)
+    else:
+        raise error("SL208", where="grid_sample_3d", got=f"mode {mode!r}", expected="trilinear or nearest")
+    found: Tensor = indice_weighted_sum(feats, indices.flatten(0, 1), weights.flatten(0, 1))
+    return found.view(*grid.shape[:2], feats.shape[1])

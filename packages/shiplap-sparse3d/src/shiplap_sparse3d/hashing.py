@@ -1,0 +1,190 @@
+"""Hash maps on the device of their tensors: ops that insert and look up 64-bit keys, or voxels of a grid.
+
+A table is ``keys int64 [t]`` and ``values int32 [t]``, both -1 where it is empty. It is probed linearly from
+:func:`home`, and a slot goes to the lowest key (as unsigned) that passes it, which makes the tables a function of the
+set of their entries: neither the order of insertion nor the number of threads shows (Amble and Knuth, "Ordered hash
+tables", 1974). The key -1 is padding: never inserted, never found. A key given more than once, in one call or in
+several, keeps its lowest value (as unsigned). Probes are bounded by the capacity.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Int32, Int64
+from torch import Tensor
+
+import shiplap as sl
+from shiplap.errors import error
+from shiplap_sparse3d.coords import MAX_CELLS, inside, keys_of, refuse
+from shiplap_sparse3d.ops import LIBRARY
+
+__all__ = [
+    "hash_insert",
+    "hash_insert_3d",
+    "hash_insert_3d_index",
+    "hash_lookup",
+    "hash_lookup_3d",
+    "init_hashmap",
+]
+
+EMPTY = -1
+
+_TABLE = ("table_keys", "table_values")
+_CAPACITY = "t < 4294967296"
+_GRID = ("len(spatial_shape) == 3", "min(spatial_shape) >= 1")
+
+
+def init_hashmap(n: int, device: torch.device | str | None = None) -> tuple[Tensor, Tensor]:
+    """An empty table ``(keys, values)`` for at most ``n`` distinct keys.
+
+    Its capacity is ``2 * n + 1``. Every key takes one slot, so any ``n`` keys fit whatever they are, and as at least
+    half of the slots stay empty, runs are short.
+    """
+    capacity = 2 * n + 1
+    return (
+        torch.full((capacity,), EMPTY, dtype=torch.int64, device=device),
+        torch.full((capacity,), EMPTY, dtype=torch.int32, device=device),
+    )
+
+
+# --- the reference: all entries of a table, laid out anew ------------------------------------------------------------
+
+_KEY, _VALUE = 2**64, 2**32
+
+
+def home(key: int, capacity: int) -> int:
+    """The slot where the search for ``key`` starts: MurmurHash3's 64-bit finaliser, scaled to the capacity."""
+    mixed = key % _KEY
+    for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53, 1):
+        mixed = (mixed ^ mixed >> 33) * factor % _KEY
+    return (mixed >> 32) * capacity >> 32
+
+
+def _signed(value: int, modulus: int) -> int:
+    return value - modulus if value >= modulus // 2 else value
+
+
+def _insert(op: str, table_keys: Tensor, table_values: Tensor, keys: Tensor, values: Tensor) -> None:
+    """Lay the table out anew with ``keys`` in it: lowest keys first, each in the first free slot from its home."""
+    entries: dict[int, int] = {}
+    for key, value in zip(
+        [*table_keys.tolist(), *keys.tolist()], [*table_values.tolist(), *values.tolist()], strict=True
+    ):
+        if key != EMPTY:
+            entries[key % _KEY] = min(value % _VALUE, entries.get(key % _KEY, _VALUE))
+    capacity = table_keys.shape[0]
+    if len(entries) > capacity:
+        raise full(op, capacity)
+    slots: list[tuple[int, int]] = [(EMPTY, EMPTY)] * capacity
+    for key in sorted(entries):
+        slot = home(key, capacity)
+        while slots[slot][0] != EMPTY:
+            slot = (slot + 1) % capacity
+        slots[slot] = _signed(key, _KEY), _signed(entries[key], _VALUE)
+    table_keys.copy_(torch.tensor([k for k, _ in slots], dtype=torch.int64))
+    table_values.copy_(torch.tensor([v for _, v in slots], dtype=torch.int32))
+
+
+def full(op: str, capacity: int) -> sl.ShiplapError:
+    """The error of a table that has no room."""
+    return error(
+        "SL211",
+        where=f"sparse3d::{op}",
+        got=f"more distinct keys than the {capacity} slots of the table",
+        expected="a table that holds them all",
+        fix="make it with init_hashmap(number of keys)",
+    )
+
+
+def _lookup(table_keys: Tensor, table_values: Tensor, keys: Tensor) -> Tensor:
+    order = table_keys.argsort()
+    if order.numel() == 0:
+        return keys.new_full(keys.shape, EMPTY, dtype=torch.int32)
+    at = order[torch.searchsorted(table_keys[order], keys.contiguous()).clamp_max(order.numel() - 1)]
+    return torch.where((table_keys[at] == keys) & (keys != EMPTY), table_values[at], EMPTY)
+
+
+def voxel_keys(op: str, coords: Tensor, spatial_shape: list[int]) -> Tensor:
+    """Keys of voxels, -1 for padding rows; SL211 for others outside the grid and for grids of 2^63 cells or more."""
+    padding = coords[:, 0] == EMPTY
+    refuse(
+        op,
+        ~(inside(coords, spatial_shape) | padding),
+        "coords row {row} is outside spatial_shape " + str(tuple(spatial_shape)),
+    )
+    check_cells(op, coords, spatial_shape)
+    return torch.where(padding, EMPTY, keys_of(coords, spatial_shape))
+
+
+def check_cells(op: str, coords: Tensor, spatial_shape: list[int]) -> None:
+    """SL211 when the grid, with the batches of ``coords``, has cells without an int64 number."""
+    scenes = int(coords[:, 0].max()) + 1 if coords.shape[0] else 1
+    if scenes * spatial_shape[0] * spatial_shape[1] * spatial_shape[2] >= MAX_CELLS:
+        raise error("SL211", where=f"sparse3d::{op}", got=f"a grid {tuple(spatial_shape)} of 2^63 cells or more")
+
+
+# --- ops -------------------------------------------------------------------------------------------------------------
+
+
+@sl.op("sparse3d::hash_insert", mutates=_TABLE, requires=(_CAPACITY,))
+def hash_insert(
+    table_keys: Int64[Tensor, "t"],
+    table_values: Int32[Tensor, "t"],
+    keys: Int64[Tensor, "m"],
+    values: Int32[Tensor, "m"],
+) -> None:
+    """Insert ``keys`` with their ``values``. Raises SL211 when the table has no room; its content is undefined then."""
+    _insert("hash_insert", table_keys, table_values, keys, values)
+
+
+@sl.op("sparse3d::hash_lookup", requires=(_CAPACITY,))
+def hash_lookup(
+    table_keys: Int64[Tensor, "t"], table_values: Int32[Tensor, "t"], keys: Int64[Tensor, "m"]
+) -> Int32[Tensor, "m"]:
+    """The value of each key, -1 for those that are not in the table."""
+    return _lookup(table_keys, table_values, keys)
+
+
+@sl.op("sparse3d::hash_insert_3d", mutates=_TABLE, requires=(_CAPACITY, *_GRID))
+def hash_insert_3d(
+    table_keys: Int64[Tensor, "t"],
+    table_values: Int32[Tensor, "t"],
+    coords: Int32[Tensor, "m 4"],
+    values: Int32[Tensor, "m"],
+    spatial_shape: list[int],
+) -> None:
+    """Insert voxels with their ``values``; the key of a voxel is ``((b*X + x)*Y + y)*Z + z``.
+
+    Raises SL211 as ``hash_insert`` does, and for coordinates outside ``spatial_shape`` (cells per axis).
+    """
+    _insert("hash_insert_3d", table_keys, table_values, voxel_keys("hash_insert_3d", coords, spatial_shape), values)
+
+
+@sl.op("sparse3d::hash_insert_3d_index", mutates=_TABLE, requires=(_CAPACITY, *_GRID))
+def hash_insert_3d_index(
+    table_keys: Int64[Tensor, "t"],
+    table_values: Int32[Tensor, "t"],
+    coords: Int32[Tensor, "m 4"],
+    spatial_shape: list[int],
+) -> None:
+    """``hash_insert_3d`` of each voxel with its row number, so that of equal voxels the first is found."""
+    keys = voxel_keys("hash_insert_3d_index", coords, spatial_shape)
+    rows = torch.arange(coords.shape[0], dtype=torch.int32)
+    _insert("hash_insert_3d_index", table_keys, table_values, keys, rows)
+
+
+@sl.op("sparse3d::hash_lookup_3d", requires=(_CAPACITY, *_GRID))
+def hash_lookup_3d(
+    table_keys: Int64[Tensor, "t"],
+    table_values: Int32[Tensor, "t"],
+    coords: Int32[Tensor, "m 4"],
+    spatial_shape: list[int],
+) -> Int32[Tensor, "m"]:
+    """The value of each voxel, -1 for those that are not in the table; outside the grid there is none."""
+    check_cells("hash_lookup_3d", coords, spatial_shape)
+    keys = torch.where(inside(coords, spatial_shape), keys_of(coords, spatial_shape), EMPTY)
+    return _lookup(table_keys, table_values, keys)
+
+
+for _op in (hash_insert, hash_lookup, hash_insert_3d, hash_insert_3d_index, hash_lookup_3d):
+    _op.kernel("cpu", sl.cabi(LIBRARY, f"sparse3d_{_op.spec.opname}"))

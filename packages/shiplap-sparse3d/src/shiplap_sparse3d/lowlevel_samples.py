@@ -1,0 +1,153 @@
+"""How the audit draws arguments of hash maps, curves, grid sampling and post-processing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+from shiplap_sparse3d import grid_sample, hashing, postprocess, serialize
+from shiplap_sparse3d.samples import _grid, _normal, _table, _voxels
+
+PADDING = (-1, -1, -1, -1)
+
+
+# --- hash maps -------------------------------------------------------------------------------------------------------
+
+
+def _hash_table(rng: Generator, capacity: int, keys: Tensor, device: Any) -> tuple[Tensor, Tensor]:
+    """A table of about a third of ``keys``, at most half full."""
+    table = torch.full((capacity,), -1), torch.full((capacity,), -1, dtype=torch.int32)
+    some = keys[torch.randperm(len(keys), generator=rng)[: min(len(keys) // 3, capacity // 2)]]
+    hashing.hash_insert.reference(*table, some, torch.randperm(len(some), generator=rng).int())
+    return table[0].to(device), table[1].to(device)
+
+
+def _distinct(rng: Generator, capacity: int) -> Tensor:
+    """As many keys as the table may get: half of its slots, some of them beyond 2^62, and negative ones."""
+    return torch.randint(-(2**63), 2**63 - 1, (capacity // 2,), generator=rng)
+
+
+def _with_repeats(rng: Generator, keys: Tensor, count: int) -> Tensor:
+    """``count`` of ``keys`` with repeats, and padding among them."""
+    pool = torch.cat([keys, torch.tensor([-1])])
+    return pool[torch.randint(0, len(pool), (count,), generator=rng)]
+
+
+def _values(rng: Generator, count: int, device: Any) -> Tensor:
+    return torch.randint(0, 2**31 - 1, (count,), generator=rng, dtype=torch.int32).to(device)
+
+
+@hashing.hash_insert.samples
+def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    keys = _distinct(rng, sizes["t"])
+    wanted = _with_repeats(rng, keys, sizes["m"]).to(device)
+    return *_hash_table(rng, sizes["t"], keys, device), wanted, _values(rng, sizes["m"], device)
+
+
+@hashing.hash_lookup.samples
+def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    keys = _distinct(rng, sizes["t"])
+    return *_hash_table(rng, sizes["t"], keys, device), _with_repeats(rng, keys, sizes["m"]).to(device)
+
+
+def _hash_3d(rng: Generator, sizes: dict[str, Any], device: Any) -> tuple[Tensor, Tensor, Tensor, list[int]]:
+    """A table of voxels, voxels of which about half are in it, and the grid."""
+    grid = _grid(sizes["t"])
+    coords = _voxels(rng, sizes["t"] // 2, grid, "cpu")
+    keys = hashing.voxel_keys("samples", coords, grid)
+    pool = torch.cat([coords, torch.tensor([PADDING], dtype=torch.int32)])
+    wanted = pool[torch.randint(0, len(pool), (sizes["m"],), generator=rng)].to(device)
+    return *_hash_table(rng, sizes["t"], keys, device), wanted, grid
+
+
+@hashing.hash_insert_3d.samples
+def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    keys, values, coords, grid = _hash_3d(rng, sizes, device)
+    return keys, values, coords, _values(rng, sizes["m"], device), grid
+
+
+@hashing.hash_insert_3d_index.samples
+def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    return _hash_3d(rng, sizes, device)
+
+
+@hashing.hash_lookup_3d.samples
+def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    return _hash_3d(rng, sizes, device)
+
+
+# --- curves ----------------------------------------------------------------------------------------------------------
+
+
+def _encodable(rng: Generator, sizes: dict[str, Any], device: Any) -> Tensor:
+    """Rows that fit the codes asked for, and padding."""
+    scenes = min(serialize.MAX_BATCH, 2 ** (sizes.get("width", 63) - 3 * sizes["bits"]))
+    limits = [scenes, *3 * [2 ** sizes["bits"]]]
+    columns = [torch.randint(0, limit, (sizes["n"],), generator=rng) for limit in limits]
+    padding = torch.rand(sizes["n"], generator=rng) < 0.1
+    return torch.stack(columns, 1).masked_fill(padding[:, None], -1).int().to(device)
+
+
+def _draw_coords(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    return _encodable(rng, sizes, device), sizes["bits"], list(sizes["axes"]), sizes["width"]
+
+
+def _draw_codes(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    codes = serialize.z_order_encode.reference(_encodable(rng, sizes, "cpu"), sizes["bits"])
+    return codes.to(device), sizes["bits"], list(sizes["axes"])
+
+
+for _encode in (serialize.z_order_encode, serialize.hilbert_encode):
+    _encode.samples(_draw_coords)
+for _decode in (serialize.z_order_decode, serialize.hilbert_decode):
+    _decode.samples(_draw_codes)
+
+
+# --- grid sampling ---------------------------------------------------------------------------------------------------
+
+
+def _draw_queries(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    """Points in the grid and a little outside it, on whole and half numbers too, one of them NaN."""
+    grid = _grid(sizes["n"])
+    points = torch.rand(sizes["b"], sizes["l"], 3, generator=rng) * (torch.tensor(grid) + 4) - 2
+    snapped = torch.rand(sizes["b"], sizes["l"], 1, generator=rng) < 0.2
+    points = torch.where(snapped, (2 * points).round() / 2, points)
+    points.view(-1, 3)[:1] = float("nan")
+    return _voxels(rng, sizes["n"], grid, device), points.to(device), grid
+
+
+grid_sample.nearest_map.samples(_draw_queries)
+grid_sample.trilinear_map.samples(_draw_queries)
+
+
+def _indices(rng: Generator, sizes: dict[str, Any], rows: int, device: Any) -> tuple[Tensor, Tensor]:
+    found = torch.randint(-1, rows, (sizes["q"], sizes["k"]), generator=rng, dtype=torch.int32)
+    return found.to(device), torch.rand(sizes["q"], sizes["k"], generator=rng).to(device)
+
+
+@grid_sample.indice_weighted_sum.samples
+def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    return _normal(rng, (sizes["n"], sizes["c"]), dtype, device), *_indices(rng, sizes, sizes["n"], device)
+
+
+@grid_sample.indice_weighted_sum_grad.samples
+def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    grad = _normal(rng, (sizes["q"], sizes["c"]), dtype, device)
+    return grad, *_indices(rng, sizes, sizes["rows"], device), sizes["rows"]
+
+
+# --- post-processing -------------------------------------------------------------------------------------------------
+
+
+@postprocess.masked_gemm_signals.samples
+def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    return (_table(rng, sizes["n"], sizes["n"], sizes["v"], device),)
+
+
+@postprocess.masked_gemm_kernels.samples
+def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    codes = torch.randint(-(2**31), 2**31 - 1, (sizes["n"],), generator=rng, dtype=torch.int32)
+    sparse = codes & torch.randint(-(2**31), 2**31 - 1, (sizes["n"],), generator=rng, dtype=torch.int32)
+    return sparse.to(device), torch.randperm(sizes["n"], generator=rng).to(device), sizes["block"]

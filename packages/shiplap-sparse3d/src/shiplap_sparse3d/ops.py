@@ -1,0 +1,423 @@
+"""The eight ops of sparse3d, each declared once. Contracts and words: docs/design/0002-sparse3d.md.
+
+Coordinates are ``int32 [n, 4]`` rows (batch, x, y, z). A table is ``int32 [m, k]``: the input row under each tap of
+each output row, or -1. Semantics follow spconv 2.x and FlexGEMM (cross-correlation, tap ``(kx*Ky + ky)*Kz + kz``).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+from jaxtyping import Float, Int32
+from torch import Tensor
+
+import shiplap as sl
+from shiplap_sparse3d.coords import Lookup, check_coords, inside, output_shape, refuse, taps
+
+__all__ = [
+    "conv",
+    "conv_table",
+    "conv_weight_grad",
+    "out_coords",
+    "segment_mean",
+    "sort_table",
+    "subm_table",
+    "tap_blocks",
+    "transpose_table",
+    "unique_coords",
+]
+
+LIBRARY = Path(__file__).parent / "libshiplap_sparse3d.so"
+
+_GEOMETRY = ("len(spatial_shape) == 3", "min(spatial_shape) >= 1", "len(kernel) == 3", "min(kernel) >= 1")
+_WINDOW = (
+    *_GEOMETRY,
+    "len(stride) == 3",
+    "min(stride) >= 1",
+    "len(padding) == 3",
+    "min(padding) >= 0",
+    "len(dilation) == 3",
+    "min(dilation) >= 1",
+)
+_BOUND = "n * " + " * ".join(f"cdiv(kernel[{d}], stride[{d}] // gcd(stride[{d}], dilation[{d}]))" for d in range(3))
+
+
+def _bind(
+    op: sl.Op, workspace: str | None = None, *, strided: tuple[str, ...] = (), dtypes: tuple[str, ...] = ()
+) -> None:
+    """The CPU kernel of ``op``: the C function of the same name."""
+    kernel = sl.cabi(LIBRARY, f"sparse3d_{op.spec.opname}", strided=strided)
+    op.kernel("cpu", kernel, workspace=workspace, dtypes=dtypes)
+
+
+# --- voxels -----------------------------------------------------------------------------------------------------------
+
+
+@sl.op("sparse3d::unique_coords", bounds={"m": "n"}, outputs=("unique", "inverse", "counts"))
+def unique_coords(
+    coords: Int32[Tensor, "n 4"],
+) -> tuple[Int32[Tensor, "m 4"], Int32[Tensor, "n"], Int32[Tensor, "m"]]:
+    """Distinct rows in ascending order, the distinct row of each input row, and how often each occurs.
+
+    Raises SL211 when the extents of the four columns multiply to 2^63 or more.
+    """
+    if coords.shape[0] == 0:
+        empty = coords.new_empty(0)
+        return coords.new_empty(0, 4), empty, empty.clone()
+    unique, inverse, counts = torch.unique(coords, dim=0, return_inverse=True, return_counts=True)
+    return unique, inverse.int(), counts.int()
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """What sums of ``dtype`` are kept in: a sum of halves leaves their range, its average does not."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+@sl.op("sparse3d::segment_mean")
+def segment_mean(
+    feats: Float[Tensor, "n c"], index: Int32[Tensor, "n"], counts: Int32[Tensor, "m"]
+) -> Float[Tensor, "m c"]:
+    """Mean of the rows of ``feats`` that share an ``index``; ``counts`` says how many there are of each (0: zeros).
+
+    Sums are kept in at least float32.
+    """
+    refuse("segment_mean", (index < 0) | (index >= counts.shape[0]), "index[{row}] is not a row of counts")
+    total = feats.new_zeros(counts.shape[0], feats.shape[1], dtype=_wide(feats.dtype))
+    total = total.index_add(0, index.long(), feats.to(total.dtype))
+    return (total / counts.clamp_min(1).to(total.dtype)[:, None]).to(feats.dtype)
+
+
+@segment_mean.backward(saves=("index", "counts"))
+def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
+    share = grad.to(_wide(grad.dtype)) / saved.counts.clamp_min(1)[:, None]
+    return {"feats": share.to(grad.dtype)[saved.index.long()]} if needs.feats else {}
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+@sl.op(
+    "sparse3d::subm_table",
+    dims={"k": "prod(kernel)"},
+    requires=(*_GEOMETRY, "len(dilation) == 3", "min(dilation) >= 1"),
+)
+def subm_table(
+    coords: Int32[Tensor, "n 4"], spatial_shape: list[int], kernel: list[int], dilation: list[int]
+) -> Int32[Tensor, "n k"]:
+    """Submanifold table: the row at ``x + (kx - Kx//2)*Dx``, and so on per axis.
+
+    Raises SL211 for duplicate rows and for coordinates outside ``spatial_shape`` (cells per axis).
+    """
+    check_coords("subm_table", coords, spatial_shape)
+    find, columns = Lookup(coords, spatial_shape), []
+    for tap in taps(kernel):
+        offset = [(t - k // 2) * d for t, k, d in zip(tap, kernel, dilation, strict=True)]
+        columns.append(find(coords.long() + torch.tensor([0, *offset], device=coords.device)))
+    return torch.stack(columns, 1)
+
+
+@sl.op("sparse3d::out_coords", bounds={"m": _BOUND}, requires=_WINDOW)
+def out_coords(
+    coords: Int32[Tensor, "n 4"],
+    spatial_shape: list[int],
+    kernel: list[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+) -> Int32[Tensor, "m 4"]:
+    """Output voxels of a strided convolution in ascending order: every one that an input voxel reaches.
+
+    Raises SL211 as ``subm_table`` does.
+    """
+    check_coords("out_coords", coords, spatial_shape)
+    grid = output_shape(spatial_shape, kernel, stride, padding, dilation)
+    step = torch.tensor([1, *stride], device=coords.device)
+    reached = [coords.long().new_empty(0, 4)]
+    for tap in taps(kernel):
+        shift = [p - t * d for p, t, d in zip(padding, tap, dilation, strict=True)]
+        moved = coords.long() + torch.tensor([0, *shift], device=coords.device)
+        outputs = torch.div(moved, step, rounding_mode="floor")
+        reached.append(outputs[(outputs * step == moved).all(1) & inside(outputs, grid)])
+    candidates = torch.cat(reached)
+    return (torch.unique(candidates, dim=0) if candidates.shape[0] else candidates).int()
+
+
+@sl.op("sparse3d::conv_table", dims={"k": "prod(kernel)"}, requires=_WINDOW)
+def conv_table(
+    coords: Int32[Tensor, "n 4"],
+    out_coords: Int32[Tensor, "m 4"],
+    spatial_shape: list[int],
+    kernel: list[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+) -> Int32[Tensor, "m k"]:
+    """Strided table: the input row at ``o*S - P + k*Dl``. Raises SL211 as ``subm_table`` does."""
+    check_coords("conv_table", coords, spatial_shape)
+    grid = output_shape(spatial_shape, kernel, stride, padding, dilation)
+    check_coords("conv_table", out_coords, grid)
+    find, columns = Lookup(coords, spatial_shape), []
+    corner = out_coords.long() * torch.tensor([1, *stride], device=coords.device)
+    for tap in taps(kernel):
+        offset = [t * d - p for t, d, p in zip(tap, dilation, padding, strict=True)]
+        columns.append(find(corner + torch.tensor([0, *offset], device=coords.device)))
+    return torch.stack(columns, 1)
+
+
+@sl.op("sparse3d::transpose_table", requires=("rows >= 0",))
+def transpose_table(table: Int32[Tensor, "m k"], rows: int) -> Int32[Tensor, "rows k"]:
+    """``t[table[j, v], v] = j`` and -1 elsewhere: from each input row to the output rows it reaches.
+
+    Raises SL211 for an entry outside ``[-1, rows)``, and when two rows reach one input by the same tap.
+    """
+    refuse("transpose_table", ((table < -1) | (table >= rows)).any(1), "row {row} has an entry outside [-1, rows)")
+    result = table.new_full((rows, table.shape[1]), -1)
+    j, v = (table >= 0).nonzero().unbind(1)
+    result[table[j, v].long(), v] = j.int()
+    refuse("transpose_table", result[table[j, v].long(), v] != j, "entry {row} occurs twice under its tap")
+    return result
+
+
+# --- convolution ------------------------------------------------------------------------------------------------------
+#
+# A table may be *sorted*, so that rows whose hits look alike lie together: its taps are cut into ``parts`` runs of
+# ``cdiv(k, parts)``, and ``order[p, r]`` is the output row whose hits under the taps of part ``p`` are ``table[r]``.
+# ``masks[p, b]`` has a bit for each tap of the part that any of the rows ``64 * b`` to ``64 * b + 63`` hits.
+
+ROWS_PER_MASK = 64
+MAX_PART = 31  # taps of a part: one bit each in an int32 that stays positive
+
+
+def part_size(taps: int, parts: int) -> int:
+    """How many taps the parts of a sorted table have; the last may have fewer."""
+    return -(-taps // parts) if parts else 0
+
+
+@sl.op(
+    "sparse3d::sort_table",
+    dims={"b": "cdiv(m, 64)"},
+    outputs=("columns", "order", "masks"),
+    requires=("parts >= 1", "cdiv(k, parts) <= 31", "run >= 1"),
+)
+def sort_table(
+    table: Int32[Tensor, "m k"], parts: int, run: int = 1 << 18
+) -> tuple[Int32[Tensor, "k m"], Int32[Tensor, "parts m"], Int32[Tensor, "parts b"]]:
+    """The sorted form of ``table``: tap by tap (``columns.t()`` is a table again), with ``order`` and ``masks``.
+
+    Every ``run`` rows of a part are ordered by the Gray code rank of their hits, descending, equal ones as before: a
+    block of them has few taps that only some of its rows hit, and rows without a hit come last. Runs as long as what
+    fits the cache of a GPU keep neighbours near each other.
+    """
+    m, k = table.shape
+    size, columns, orders, masks = part_size(k, parts), [], [], []
+    blocks = -(-m // ROWS_PER_MASK)
+    for part in range(parts):
+        taps_here = table[:, part * size : (part + 1) * size]
+        bits = torch.arange(taps_here.shape[1], device=table.device)
+        hits = ((taps_here >= 0).long() << bits).sum(1)
+        rank = hits
+        for shift in (1, 2, 4, 8, 16):  # the prefix XOR that undoes a Gray code
+            rank = rank ^ (rank >> shift)
+        within = torch.arange(m, device=table.device) // run
+        order = (rank - (within << MAX_PART + 1)).argsort(descending=True, stable=True)
+        columns.append(taps_here[order].t())
+        orders.append(order.int())
+        padded = torch.nn.functional.pad(hits[order], (0, blocks * ROWS_PER_MASK - m)).view(blocks, ROWS_PER_MASK)
+        any_row = ((padded[..., None] >> torch.arange(MAX_PART, device=table.device)) & 1).amax(1)
+        masks.append((any_row << torch.arange(MAX_PART, device=table.device)).sum(1).int())
+    return torch.cat(columns).contiguous(), torch.stack(orders), torch.stack(masks)
+
+
+@sl.op("sparse3d::tap_blocks", dims={"k": "taps"}, outputs=("blocks", "counts"), requires=("taps >= 0",))
+def tap_blocks(masks: Int32[Tensor, "parts b"], taps: int) -> tuple[Int32[Tensor, "k b"], Int32[Tensor, "k"]]:
+    """Which blocks of 64 rows of a sorted table hit each tap, ascending, then zeros; and how many do."""
+    size = part_size(taps, masks.shape[0])
+    tap = torch.arange(taps, device=masks.device)
+    hit = ((masks[tap // max(size, 1)] >> (tap % max(size, 1))[:, None]) & 1).bool() if taps else masks.new_zeros(0, 0)
+    counts = hit.sum(1)
+    blocks = (~hit).to(torch.uint8).argsort(dim=1, stable=True) if taps else masks.new_zeros(0, masks.shape[1])
+    behind = torch.arange(masks.shape[1], device=masks.device) >= counts[:, None]
+    return blocks.masked_fill(behind, 0).int(), counts.int()
+
+
+def by_output(table: Tensor, order: Tensor | None) -> Tensor:
+    """``table`` with its rows where ``order`` says they belong."""
+    if order is None or table.shape[1] == 0:
+        return table
+    part = torch.arange(table.shape[1], device=table.device) // part_size(table.shape[1], order.shape[0])
+    return torch.full_like(table, -1).scatter(0, order.long()[part].t(), table)
+
+
+def _gather(feats: Tensor, column: Tensor) -> Tensor:
+    """Rows of ``feats`` under one tap, zeros where there is none."""
+    if feats.shape[0] == 0:
+        return feats.new_zeros(column.shape[0], feats.shape[1])
+    return torch.where(column[:, None] >= 0, feats[column.clamp_min(0).long()], 0)
+
+
+def _check_table(op: str, table: Tensor, rows: int) -> None:
+    refuse(op, ((table < -1) | (table >= rows)).any(1), "table row {row} has an entry outside " + f"[-1, {rows})")
+
+
+_CHANNELS = ("groups >= 1", "cg * groups == ci", "co % groups == 0")
+
+
+@sl.op("sparse3d::conv", requires=_CHANNELS, autocast="autocast")
+def conv(
+    feats: Float[Tensor, "n ci"],
+    weight: Float[Tensor, "co k cg"],
+    table: Int32[Tensor, "m k"],
+    bias: Float[Tensor, "co"] | None = None,
+    order: Int32[Tensor, "parts m"] | None = None,
+    masks: Int32[Tensor, "parts b"] | None = None,
+    table_t: Int32[Tensor, "n k"] | None = None,
+    order_t: Int32[Tensor, "parts_t n"] | None = None,
+    masks_t: Int32[Tensor, "parts_t bt"] | None = None,
+    groups: int = 1,
+    reflect: bool = False,
+    symmetric: bool = False,
+    tf32: bool = False,
+) -> Float[Tensor, "m co"]:
+    """Convolution over a table: ``out[j] = bias + sum_v weight[:, v] @ feats[table[j, v]]``.
+
+    ``order`` and ``masks`` come with a sorted table. Channels are convolved in ``groups``, as in ``torch.nn.Conv3d``.
+    With ``reflect`` tap ``v`` takes ``weight[:, k - 1 - v]``. The rest is read by the backward only: the transposed
+    table (``transpose_table(table, n)``) and its sorted form, or ``symmetric``: the table is its own transpose read
+    backwards, as submanifold tables of odd kernels are. With neither, the backward builds the transposed table.
+    ``tf32`` lets a GPU round float32 factors to 10 bits of fraction; sums are float32 (float64 for float64) always.
+    Raises SL211 for a table entry outside ``[-1, n)``.
+    """
+    _check_table("conv", table, feats.shape[0])
+    table, weight = by_output(table, order), weight.flip(1) if reflect else weight
+    out = feats.new_zeros(table.shape[0], weight.shape[0])
+    for v in range(table.shape[1]):
+        out = out + _grouped(_gather(feats, table[:, v]), weight[:, v], groups)
+    return out if bias is None else out + bias
+
+
+def _grouped(rows: Tensor, weight: Tensor, groups: int) -> Tensor:
+    """``rows [m, ci] @ weight [co, ci / groups].T``, group by group."""
+    if groups == 1:
+        return rows @ weight.T
+    (m, _), (co, cg) = rows.shape, weight.shape
+    split = rows.reshape(m, groups, cg).transpose(0, 1) @ weight.reshape(groups, co // groups, cg).mT
+    return split.transpose(0, 1).reshape(m, co)
+
+
+@sl.op(
+    "sparse3d::conv_weight_grad",
+    dims={"cg": "ci // groups"},
+    requires=("groups >= 1", "ci % groups == 0", "co % groups == 0"),
+)
+def conv_weight_grad(
+    grad: Float[Tensor, "m co"],
+    feats: Float[Tensor, "n ci"],
+    table: Int32[Tensor, "m k"],
+    order: Int32[Tensor, "parts m"] | None = None,
+    blocks: Int32[Tensor, "k b"] | None = None,
+    counts: Int32[Tensor, "k"] | None = None,
+    groups: int = 1,
+    reflect: bool = False,
+    tf32: bool = False,
+) -> Float[Tensor, "co k cg"]:
+    """Weight gradient of ``conv``: ``out[:, v] = sum_j grad[j] (x) feats[table[j, v]]``. Raises like ``conv``.
+
+    A sorted table comes with its ``order`` and its ``tap_blocks``.
+    """
+    _check_table("conv_weight_grad", table, feats.shape[0])
+    table, co, ci = by_output(table, order), grad.shape[1], feats.shape[1]
+    out = feats.new_zeros(table.shape[1], co, ci // groups)
+    for v in range(table.shape[1]):
+        rows = _gather(feats, table[:, v]).reshape(len(table), groups, ci // groups).permute(1, 0, 2)
+        out[v] = (grad.reshape(len(table), groups, co // groups).permute(1, 2, 0) @ rows).reshape(co, ci // groups)
+    return (out.flip(0) if reflect else out).transpose(0, 1).contiguous()
+
+
+def _swap(weight: Tensor, groups: int) -> Tensor:
+    """``[co, k, ci / groups]`` → ``[ci, k, co / groups]``: the weight seen from the other end; a view of one group."""
+    if groups == 1:
+        return weight.permute(2, 1, 0)
+    co, k, cg = weight.shape
+    return weight.view(groups, co // groups, k, cg).permute(0, 3, 2, 1).reshape(groups * cg, k, co // groups)
+
+
+@conv.backward(
+    saves=(
+        "feats",
+        "weight",
+        "table",
+        "order",
+        "masks",
+        "table_t",
+        "order_t",
+        "masks_t",
+        "groups",
+        "reflect",
+        "symmetric",
+        "tf32",
+    )
+)
+def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
+    found, here = {}, (saved.table, saved.order, saved.masks)
+    groups, reflect, tf32 = saved.groups, saved.reflect, saved.tf32
+    if needs.bias:  # what takes scratch comes before what stays: a sum over rows takes 132 MiB on an H200
+        found["bias"] = grad.sum(0)
+    if needs.weight:
+        blocks = tap_blocks(saved.masks, saved.table.shape[1]) if saved.masks is not None else (None, None)
+        found["weight"] = conv_weight_grad(grad, saved.feats, saved.table, saved.order, *blocks, groups, reflect, tf32)
+    if needs.feats and saved.symmetric:
+        weight, nothing = _swap(saved.weight, groups), (None, None, None)
+        found["feats"] = conv(grad, weight, here[0], None, *here[1:], *nothing, groups, not reflect, True, tf32)
+    elif needs.feats:
+        back = (saved.table_t, saved.order_t, saved.masks_t)
+        if back[0] is None:
+            back = transpose_table(by_output(*here[:2]), saved.feats.shape[0]), None, None
+        weight = _swap(saved.weight, groups)
+        found["feats"] = conv(grad, weight, back[0], None, *back[1:], *here, groups, reflect, False, tf32)
+    return found
+
+
+@conv_weight_grad.backward(saves=("grad", "feats", "table", "order", "groups", "reflect", "tf32"))
+def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
+    table, found = by_output(saved.table, saved.order), {}
+    options = {"groups": saved.groups, "reflect": saved.reflect, "tf32": saved.tf32}
+    if needs.grad:
+        found["grad"] = conv(saved.feats, grad, table, **options)
+    if needs.feats:
+        back = transpose_table(table, saved.feats.shape[0])
+        found["feats"] = conv(saved.grad, _swap(grad, saved.groups), back, **options)
+    return found
+
+
+# Pages are touched as the hash set grows, so memory follows the outputs found and not this bound.
+OUT_COORDS_SPACE = (
+    f"24 * n + 16 * pow2ceil(max(2 * {_BOUND}, 16)) + 16 * {_BOUND} + 8 * (kernel[0] + kernel[1] + kernel[2]) + 49664"
+)
+_SINGLE_OR_DOUBLE = ("float32", "float64")
+CPU_FLOATS = ("bfloat16", "float16", *_SINGLE_OR_DOUBLE)  # whose sums are float32 at least
+
+_bind(unique_coords, "24 * n + 49408")
+_bind(segment_mean, dtypes=_SINGLE_OR_DOUBLE)
+_bind(subm_table, "24 * n + 49472")
+_bind(out_coords, OUT_COORDS_SPACE)
+_bind(conv_table, "24 * (n + m) + 49792")
+_bind(transpose_table)
+_SUM = "max(itemsize, 4)"  # bytes of a sum
+_WIDENED = "(4 // itemsize // 2)"  # 1 for elements of 16 bits, else 0
+_UNSORTED = "64 * cdiv(m * k, 16)"
+_bind(
+    conv,
+    f"(k * cg * groups * 16 * cdiv(co // groups, 16) + 16 * cdiv(co, 16)) * {_SUM} + {_UNSORTED}"
+    f" + threads * (2112 * k + 64 * cdiv(k, 16) + (1 - {_WIDENED}) * 65536 + 4 * {_WIDENED}"
+    " * (max(65536, 256 * groups * cdiv(co // groups, 16)) + max(8192, 192 * cdiv(ci, 16))))",
+    strided=("weight",),
+    dtypes=CPU_FLOATS,
+)
+_bind(
+    conv_weight_grad,
+    f"k * max(co * 16 * cdiv(ci // groups, 16), 32 * cdiv(co, 16)) * {_SUM} + 64 * cdiv(k, 8) + {_UNSORTED}"
+    f" + threads * (2048 * (cdiv(ci, 16) + cdiv(co, 16) + min(1, groups - 1)) * {_SUM} + 4160 * k + 64 * cdiv(k, 16))",
+    dtypes=CPU_FLOATS,
+)

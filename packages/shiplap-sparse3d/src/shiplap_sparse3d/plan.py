@@ -1,0 +1,128 @@
+"""``Plan``: where a convolution reads and writes, as tensors and integers, for any number of layers and steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shiplap_sparse3d import ops
+
+__all__ = ["Plan", "parts_for", "wants_sorted"]
+
+
+def parts_for(rows: int, taps: int) -> int:
+    """Into how many parts to sort a table: few rows differ in most taps, so their blocks share only short runs of them.
+
+    Measured on an H200: docs/design/0008-sparse3d-cuda.md. A graph compiled for any number of rows has as many as suits
+    many of them, or it would be compiled anew for each of these limits.
+    """
+    least = -(-taps // ops.MAX_PART)
+    known = _known if torch.compiler.is_compiling() else bool
+    for limit, parts in _PARTS:
+        if known(rows <= limit):
+            return max(least, min(taps, parts))
+    return max(1, least)
+
+
+_PARTS = (8_000, 9), (32_000, 3), (128_000, 2)  # up to so many rows, into so many parts
+
+
+def wants_sorted(tensor: Tensor) -> bool:
+    """Whether the convolutions of its device are at their best over sorted tables: those of GPUs are."""
+    return tensor.device.type == "cuda"
+
+
+def _known(condition: Any) -> bool:
+    """Whether it holds, as far as can be said without a guard on a size."""
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    return statically_known_true(condition)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A table, sorted or not, and its transpose for the gradient and the way back.
+
+    Attributes:
+        table: ``int32 [m, k]``, the input row under each tap of each output row, or -1. May be a view.
+        rows: ``n``, the number of input rows.
+        order, masks: what makes a table a sorted one (``sort_table``); None on the CPU.
+        reflect: tap ``v`` takes the weight of tap ``k - 1 - v``.
+        symmetric: the table read backwards is its own transpose (submanifold, odd kernel).
+        back: tables of the transpose ``(table, order, masks)``, or None: a symmetric plan needs none, and the gradient
+            of others builds them when it runs.
+    """
+
+    table: Tensor
+    rows: int
+    order: Tensor | None = None
+    masks: Tensor | None = None
+    reflect: bool = False
+    symmetric: bool = False
+    back: tuple[Tensor, Tensor | None, Tensor | None] | None = None
+
+    def conv(
+        self, feats: Tensor, weight: Tensor, bias: Tensor | None = None, groups: int = 1, tf32: bool | None = None
+    ) -> Tensor:
+        """``feats [n, ci]``, ``weight [co, k, ci / groups]`` → ``[m, co]``; ``tf32`` by default as for matmul."""
+        back: tuple[Any, ...] = self.back or (None, None, None)
+        tf32 = torch.backends.cuda.matmul.allow_tf32 if tf32 is None else tf32
+        return ops.conv(
+            feats, weight, self.table, bias, self.order, self.masks, *back, groups, self.reflect, self.symmetric, tf32
+        )
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All of its tensors, to move, record or mark as dynamic."""
+        return [t for t in (self.table, self.order, self.masks, *(self.back or ())) if t is not None]
+
+    @property
+    def t(self) -> Plan:
+        """The plan of the transposed convolution: from outputs to inputs, by the same taps."""
+        if self.symmetric:
+            return replace(self, reflect=not self.reflect)
+        if self.back is None:
+            return replace(self.transposed(), reflect=self.reflect)
+        table, order, masks = self.back
+        return Plan(table, self.table.shape[0], order, masks, self.reflect, back=(self.table, self.order, self.masks))
+
+    def transposed(self) -> Plan:
+        """The transpose, built now, with this plan as its way back; sorted if this one is."""
+        plain = ops.transpose_table(self.unsorted().table, self.rows)
+        table, order, masks = (plain, None, None) if self.order is None else _sorted(plain, None)
+        return Plan(table, self.table.shape[0], order, masks, back=(self.table, self.order, self.masks))
+
+    @property
+    def whole(self) -> bool:
+        """Whether its way back is there, or is not needed."""
+        return self.symmetric or self.back is not None
+
+    def complete(self) -> Plan:
+        """The same plan with its way back, built now if it is missing: what a gradient wants."""
+        if self.whole:
+            return self
+        back = self.transposed()
+        return replace(self, back=(back.table, back.order, back.masks))
+
+    def sorted(self, parts: int | None = None) -> Plan:
+        """The same plan over sorted tables, which the masked kernels of GPUs want (default: :func:`parts_for`)."""
+        if self.order is not None:
+            return self
+        table, order, masks = _sorted(self.table, parts)
+        back = _sorted(self.back[0], parts) if self.back is not None else None
+        return replace(self, table=table, order=order, masks=masks, back=back)
+
+    def unsorted(self) -> Plan:
+        """The same plan over tables whose rows are those of the output."""
+        if self.order is None:
+            return self
+        back = (ops.by_output(*self.back[:2]), None, None) if self.back is not None else None
+        return replace(self, table=ops.by_output(self.table, self.order), order=None, masks=None, back=back)
+
+
+def _sorted(table: Tensor, parts: int | None) -> tuple[Tensor, Tensor, Tensor]:
+    columns, order, masks = ops.sort_table(table, parts or parts_for(table.shape[0], table.shape[1]))
+    return columns.t(), order, masks

@@ -1,0 +1,91 @@
+"""Ops that make what several others make, in one go: on a GPU a launch or a call costs more than most of their work."""
+
+from __future__ import annotations
+
+from jaxtyping import Int32
+from torch import Tensor
+
+import shiplap as sl
+from shiplap_sparse3d import ops
+
+__all__ = ["conv_plan", "subm_plan"]
+
+
+@sl.op(
+    "sparse3d::subm_plan",
+    dims={"k": "prod(kernel)", "b": "cdiv(n, 64)"},
+    outputs=("columns", "order", "masks"),
+    requires=(
+        *ops._GEOMETRY,
+        "len(dilation) == 3",
+        "min(dilation) >= 1",
+        "parts >= 1",
+        "cdiv(prod(kernel), parts) <= 31",
+        "run >= 1",
+    ),
+)
+def subm_plan(
+    coords: Int32[Tensor, "n 4"],
+    spatial_shape: list[int],
+    kernel: list[int],
+    dilation: list[int],
+    parts: int,
+    run: int = 1 << 18,
+) -> tuple[Int32[Tensor, "k n"], Int32[Tensor, "parts n"], Int32[Tensor, "parts b"]]:
+    """``sort_table(subm_table(coords, spatial_shape, kernel, dilation), parts, run)``. Raises SL211 as those do."""
+    table = ops.subm_table.reference(coords, spatial_shape, kernel, dilation)
+    found: tuple[Tensor, Tensor, Tensor] = ops.sort_table.reference(table, parts, run)
+    return found
+
+
+@sl.op(
+    "sparse3d::conv_plan",
+    dims={
+        "k": "prod(kernel)",
+        "b": "cdiv(m, 64)",
+        "k_t": "prod(kernel) * min(parts_t, 1)",
+        "b_t": "cdiv(n, 64)",
+    },
+    outputs=("columns", "order", "masks", "columns_t", "order_t", "masks_t"),
+    requires=(
+        *ops._WINDOW,
+        "parts >= 1",
+        "cdiv(prod(kernel), parts) <= 31",
+        "parts_t >= 0",
+        "prod(kernel) * min(parts_t, 1) <= 31 * parts_t",
+        "run >= 1",
+    ),
+)
+def conv_plan(
+    coords: Int32[Tensor, "n 4"],
+    out_coords: Int32[Tensor, "m 4"],
+    spatial_shape: list[int],
+    kernel: list[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    parts: int,
+    parts_t: int,
+    run: int = 1 << 18,
+) -> tuple[
+    Int32[Tensor, "k m"],
+    Int32[Tensor, "parts m"],
+    Int32[Tensor, "parts b"],
+    Int32[Tensor, "k_t n"],
+    Int32[Tensor, "parts_t n"],
+    Int32[Tensor, "parts_t b_t"],
+]:
+    """``sort_table`` of ``conv_table`` in ``parts``, and of its transpose in ``parts_t`` (0: no transpose).
+
+    Raises SL211 as those do.
+    """
+    table = ops.conv_table.reference(coords, out_coords, spatial_shape, kernel, stride, padding, dilation)
+    found: tuple[Tensor, Tensor, Tensor] = ops.sort_table.reference(table, parts, run)
+    if parts_t:
+        back: tuple[Tensor, Tensor, Tensor] = ops.sort_table.reference(
+            ops.transpose_table.reference(table, coords.shape[0]), parts_t, run
+        )
+    else:
+        n = coords.shape[0]
+        back = table.new_empty(0, n), table.new_empty(0, n), table.new_empty(0, -(-n // ops.ROWS_PER_MASK))
+    return *found, *back

@@ -1,0 +1,253 @@
+"""Pooling: over a table (max, sum, average of the rows under the taps) and over whole scenes.
+
+Tables are plain ones here (``Geometry.pooled``), never sorted: pooling reads each entry once, whatever the order. A row
+without hits, a scene without voxels and a padding row give zeros.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int16, Int32
+from torch import Tensor
+
+import shiplap as sl
+from shiplap.errors import error
+from shiplap_sparse3d.coords import check_scenes, refuse
+from shiplap_sparse3d.ops import CPU_FLOATS, LIBRARY, _wide, transpose_table
+
+__all__ = [
+    "avg_pool",
+    "global_max_pool",
+    "global_pool",
+    "global_sum_pool",
+    "max_pool",
+    "max_pool_grad",
+    "max_pool_with_taps",
+    "sum_pool",
+]
+
+
+def _check_table(op: str, table: Tensor, rows: int) -> None:
+    refuse(op, ((table < -1) | (table >= rows)).any(1), "table row {row} has an entry outside " + f"[-1, {rows})")
+
+
+def _rows(feats: Tensor, column: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows of ``feats`` under one tap (anything where there is none), and where there is one."""
+    hit = column >= 0
+    rows = feats[column.clamp_min(0).long()] if feats.shape[0] else feats.new_zeros(column.shape[0], feats.shape[1])
+    return rows, hit[:, None]
+
+
+# --- over a table -----------------------------------------------------------------------------------------------------
+
+
+def max_pool(feats: Tensor, table: Tensor, table_t: Tensor | None = None) -> Tensor:
+    """Largest of the rows under the taps, channel by channel: ``feats [n, c]``, ``table [m, k]`` → ``[m, c]``.
+
+    See :func:`max_pool_with_taps`; ``table_t`` is ``transpose_table(table, n)``, built by the gradient if None.
+    """
+    return max_pool_with_taps(feats, table, table_t)[0]
+
+
+def avg_pool(feats: Tensor, table: Tensor, table_t: Tensor | None = None) -> Tensor:
+    """Mean of the rows that are really under the taps: ``feats [n, c]``, ``table [m, k]`` → ``[m, c]``.
+
+    ``torch.nn.AvgPool3d`` divides by the volume of the kernel instead; see :func:`sum_pool`.
+    """
+    return sum_pool(feats, table, table_t, average=True)
+
+
+@sl.op("sparse3d::max_pool_with_taps", requires=("k <= 32767",), outputs=("out", "taps"))
+def max_pool_with_taps(
+    feats: Float[Tensor, "n c"], table: Int32[Tensor, "m k"], table_t: Int32[Tensor, "n k"] | None = None
+) -> tuple[Float[Tensor, "m c"], Int16[Tensor, "m c"]]:
+    """Largest value under the taps, and the tap it came from: of equal ones the first, -1 where there is no hit.
+
+    Starts from the first hit and not from zero, so negative values survive; NaN beats every number, as in
+    ``torch.nn.MaxPool3d``. The gradient goes to that tap alone (spconv gives it in full to every input that equals the
+    output). ``table_t`` is read by the backward only, which builds it if it is None.
+    Raises SL211 for a table entry outside ``[-1, n)``.
+    """
+    _check_table("max_pool_with_taps", table, feats.shape[0])
+    out = feats.new_zeros(table.shape[0], feats.shape[1])
+    taps = torch.full_like(out, -1, dtype=torch.int16)
+    for v in range(table.shape[1]):
+        rows, hit = _rows(feats, table[:, v])
+        better = hit & ((taps < 0) | (rows > out) | (rows.isnan() & ~out.isnan()))
+        out, taps = torch.where(better, rows, out), taps.masked_fill(better, v)
+    return out, taps
+
+
+@sl.op("sparse3d::max_pool_grad")
+def max_pool_grad(
+    grad: Float[Tensor, "m c"], taps: Int16[Tensor, "m c"], table_t: Int32[Tensor, "n k"]
+) -> Float[Tensor, "n c"]:
+    """Input gradient of ``max_pool_with_taps``: ``out[i] = sum_v grad[t[i, v]]`` over the channels whose tap is ``v``.
+
+    A sum over the transposed table in tap order, so it is the same in each run. Raises SL211 for an entry outside
+    ``[-1, m)``.
+    """
+    _check_table("max_pool_grad", table_t, grad.shape[0])
+    out = grad.new_zeros(table_t.shape[0], grad.shape[1], dtype=_wide(grad.dtype))
+    for v in range(table_t.shape[1]):
+        rows, hit = _rows(grad, table_t[:, v])
+        chosen, _ = _rows(taps, table_t[:, v])
+        out = out + torch.where(hit & (chosen == v), rows, 0)
+    return out.to(grad.dtype)
+
+
+@max_pool_with_taps.backward(saves=("feats", "table", "table_t", "taps"))
+def _(grads: tuple[Tensor, Tensor], saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
+    if not needs.feats:
+        return {}
+    back = saved.table_t if saved.table_t is not None else transpose_table(saved.table, saved.feats.shape[0])
+    return {"feats": max_pool_grad(grads[0], saved.taps, back)}
+
+
+@max_pool_grad.backward(saves=("taps", "table_t"))
+def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
+    if not needs.grad:
+        return {}
+    if grad.shape[0] == 0 or saved.table_t.shape[1] == 0:
+        return {"grad": grad.new_zeros(saved.taps.shape)}
+    table = transpose_table(saved.table_t, saved.taps.shape[0])
+    rows = table.gather(1, saved.taps.clamp_min(0).long())
+    hit = (saved.taps >= 0) & (rows >= 0)
+    return {"grad": torch.where(hit, grad.gather(0, rows.clamp_min(0).long()), 0)}
+
+
+@sl.op("sparse3d::sum_pool")
+def sum_pool(
+    feats: Float[Tensor, "n c"],
+    table: Int32[Tensor, "m k"],
+    table_t: Int32[Tensor, "n k"] | None = None,
+    average: bool = False,
+) -> Float[Tensor, "m c"]:
+    """Sum of the rows under the taps, or their ``average``: the sum over the number of hits (zeros without a hit).
+
+    Sums are kept in at least float32. ``table_t`` is read by the backward only, which builds it if it is None.
+    Raises SL211 for a table entry outside ``[-1, n)``.
+    """
+    _check_table("sum_pool", table, feats.shape[0])
+    out = feats.new_zeros(table.shape[0], feats.shape[1], dtype=_wide(feats.dtype))
+    for v in range(table.shape[1]):
+        rows, hit = _rows(feats, table[:, v])
+        out = out + torch.where(hit, rows, 0)
+    return (out / _hits(table, out) if average else out).to(feats.dtype)
+
+
+def _hits(table: Tensor, like: Tensor) -> Tensor:
+    """``[m, 1]`` in the dtype of ``like``: hits of each row, at least 1."""
+    return (table >= 0).sum(1, keepdim=True).clamp_min(1).to(like.dtype)
+
+
+@sum_pool.backward(saves=("feats", "table", "table_t", "average"))
+def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
+    if not needs.feats:
+        return {}
+    back = saved.table_t if saved.table_t is not None else transpose_table(saved.table, saved.feats.shape[0])
+    share = (grad / _hits(saved.table, grad)) if saved.average else grad
+    return {"feats": sum_pool(share, back, saved.table)}
+
+
+for _op in (max_pool_with_taps, max_pool_grad, sum_pool):
+    _op.kernel("cpu", sl.cabi(LIBRARY, f"sparse3d_{_op.spec.opname}"), dtypes=CPU_FLOATS)
+
+
+# --- over scenes ------------------------------------------------------------------------------------------------------
+
+
+def global_pool(feats: Tensor, coords: Tensor, batch_size: int, mode: Literal["max", "avg", "sum"] = "avg") -> Tensor:
+    """One row a scene: ``feats [n, c]``, ``coords [n, 4]`` → ``[batch_size, c]``; zeros for a scene without voxels.
+
+    Raises:
+        ArgumentError: SL208 for another ``mode``, SL211 for a batch index outside ``[-1, batch_size)``.
+    """
+    if mode == "max":
+        return global_max_pool(feats, coords, batch_size)[0]
+    if mode not in ("avg", "sum"):
+        raise error("SL208", where="global_pool, argument 'mode'", got=repr(mode), expected="'max', 'avg' or 'sum'")
+    return global_sum_pool(feats, coords, batch_size, mode == "avg")
+
+
+def _scenes(op: str, coords: Tensor, batch_size: int) -> Tensor:
+    """``int64 [n]``: scene of each row, ``batch_size`` for padding."""
+    check_scenes(op, coords, batch_size)
+    scene = coords[:, 0].long()
+    return torch.where(scene < 0, batch_size, scene)
+
+
+@sl.op("sparse3d::global_max_pool", requires=("batch_size >= 1",), outputs=("out", "rows"))
+def global_max_pool(
+    feats: Float[Tensor, "n c"], coords: Int32[Tensor, "n 4"], batch_size: int
+) -> tuple[Float[Tensor, "batch_size c"], Int32[Tensor, "batch_size c"]]:
+    """Largest value of each scene, channel by channel, and its row: of equal ones the first, -1 without voxels.
+
+    NaN beats every number. The gradient goes to that row alone. Raises SL211 for a batch index outside
+    ``[-1, batch_size)``; -1 marks padding.
+    """
+    scene = _scenes("global_max_pool", coords, batch_size)
+    out = feats.new_zeros(batch_size, feats.shape[1])
+    rows = torch.full_like(out, -1, dtype=torch.int32)
+    for b in range(batch_size):
+        members = (scene == b).nonzero()[:, 0]
+        if members.shape[0]:
+            here = feats[members]
+            most = here.amax(0)
+            first = ((here == most) | (here.isnan() & most.isnan())).int().argmax(0)
+            out[b], rows[b] = here.gather(0, first[None])[0], members[first].int()
+    return out, rows
+
+
+@global_max_pool.backward(saves=("feats", "rows"))
+def _(grads: tuple[Tensor, Tensor], saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
+    if not needs.feats:
+        return {}
+    grad, n = grads[0], saved.feats.shape[0]
+    # No row wins twice under one channel; scenes without one add to a row of their own, which is dropped.
+    rows = torch.where(saved.rows >= 0, saved.rows, n).long()
+    return {"feats": grad.new_zeros(n + 1, grad.shape[1]).scatter_add(0, rows, grad)[:n]}
+
+
+@sl.op("sparse3d::global_sum_pool", requires=("batch_size >= 1",))
+def global_sum_pool(
+    feats: Float[Tensor, "n c"], coords: Int32[Tensor, "n 4"], batch_size: int, average: bool = False
+) -> Float[Tensor, "batch_size c"]:
+    """Sum of each scene's rows, or their ``average``; zeros without voxels. Sums are kept in at least float32.
+
+    Raises SL211 for a batch index outside ``[-1, batch_size)``; -1 marks padding.
+    """
+    scene = _scenes("global_sum_pool", coords, batch_size)
+    total = feats.new_zeros(batch_size + 1, feats.shape[1], dtype=_wide(feats.dtype))
+    total = total.index_add(0, scene, feats.to(total.dtype))[:batch_size]
+    return (total / _counts(scene, batch_size, total) if average else total).to(feats.dtype)
+
+
+def _counts(scene: Tensor, batch_size: int, like: Tensor) -> Tensor:
+    """``[batch_size, 1]`` in the dtype of ``like``: rows of each scene, at least 1; counted as integers, so exact."""
+    counts = torch.zeros(batch_size + 1, dtype=torch.int64, device=scene.device)
+    counts = counts.scatter_add(0, scene, torch.ones_like(scene))[:batch_size, None]
+    return counts.clamp_min(1).to(like.dtype)
+
+
+@global_sum_pool.backward(saves=("coords", "batch_size", "average"))
+def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
+    if not needs.feats:
+        return {}
+    scene = saved.coords[:, 0].long()
+    scene = torch.where(scene < 0, saved.batch_size, scene)
+    share = grad.to(_wide(grad.dtype))  # a count may leave the range of a half
+    share = share / _counts(scene, saved.batch_size, share) if saved.average else share
+    return {"feats": torch.nn.functional.pad(share, (0, 0, 0, 1))[scene].to(grad.dtype)}
+
+
+global_max_pool.kernel("cpu", sl.cabi(LIBRARY, "sparse3d_global_max_pool"), dtypes=CPU_FLOATS)
+global_sum_pool.kernel(
+    "cpu",
+    sl.cabi(LIBRARY, "sparse3d_global_sum_pool"),
+    dtypes=CPU_FLOATS,
+    workspace="8 * batch_size + batch_size * c * max(itemsize, 4) + 128",
+)

@@ -1,0 +1,72 @@
+"""Rewrites of sparse networks: the batch norm behind a convolution goes into its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from jaxtyping import BFloat16, Float16, Float32
+from torch import Tensor
+from torch.nn import functional as F
+
+from shiplap.rewrite import Program
+from shiplap.rewrite.shipped import FoldedNorm
+from shiplap.rewrite.shipped.conv_norm import statistics
+from shiplap_sparse3d import ops
+from shiplap_sparse3d.nn.norm import running_norm
+
+__all__ = ["conv_norm_sparse3d"]
+
+KINDS = {torch.float32: Float32, torch.bfloat16: BFloat16, torch.float16: Float16}
+
+
+def _spelled(kind: Any) -> Callable[..., Tensor]:
+    """What ``sparse3d.BatchNorm`` is in compiled code, in one dtype: casts name it."""
+
+    def norm(x: Tensor, mean: Tensor, var: Tensor, scale: Tensor, shift: Tensor, eps: float) -> Tensor:
+        return running_norm(x, mean, var, scale, shift, eps)
+
+    norm.__annotations__ |= dict.fromkeys(("mean", "var", "scale", "shift"), kind[Tensor, "c"])
+    norm.__annotations__["x"] = kind[Tensor, "n c"]
+    return norm
+
+
+def _examples() -> Iterator[Program]:
+    rng = torch.Generator().manual_seed(0)
+    columns = [torch.randperm(7, generator=rng) for _ in range(3)]  # no row twice under one tap
+    table = torch.stack([torch.where(c < 5, c, -1) for c in columns], 1).int()
+    args = [torch.randn(5, 4), torch.randn(6, 3, 4) / 4, table, *statistics(6)]
+    for more in ([torch.randn(6)], []):
+        yield Program(_normed, (*args, *more), f"{len(more)} bias")
+    yield Program(_written_out, tuple(args), "sparse3d.BatchNorm")
+
+
+def _normed(
+    feats: Tensor,
+    weight: Tensor,
+    table: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    scale: Tensor,
+    shift: Tensor,
+    bias: Tensor | None = None,
+) -> Tensor:
+    out = ops.conv(feats, weight, table, bias)
+    return F.batch_norm(out, mean.detach(), var.detach(), scale, shift, False, 0.1, 1e-3)
+
+
+def _written_out(
+    feats: Tensor, weight: Tensor, table: Tensor, mean: Tensor, var: Tensor, scale: Tensor, shift: Tensor
+) -> Tensor:
+    return running_norm(ops.conv(feats, weight, table), mean, var, scale, shift, 1e-3)
+
+
+conv_norm_sparse3d = FoldedNorm(
+    "conv_norm_sparse3d",
+    ops.conv.spec.name,
+    ops.conv.overload,
+    _examples,
+    written_out={dtype: _spelled(kind) for dtype, kind in KINDS.items()},
+)
+"""Any sparse convolution and an evaluated norm over its rows: ``torch.nn.BatchNorm1d`` or ``sparse3d.BatchNorm``."""

@@ -1,0 +1,278 @@
+"""How the audit draws arguments of the sparse3d ops: distinct voxels inside a grid, tables as table ops return them."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+from shiplap_sparse3d import bounded, ops, planning, pooling
+from shiplap_sparse3d.coords import output_shape
+
+SCENES = 2
+
+
+def _grid(rows: int) -> list[int]:
+    """A grid whose scenes hold ``rows`` voxels at about a third of its cells."""
+    edge = max(3, math.ceil((3 * rows / SCENES) ** (1 / 3)))
+    return [edge + 1, edge, edge + 2]
+
+
+def _voxels(rng: Generator, rows: int, grid: list[int], device: Any) -> Tensor:
+    """``int32 [rows, 4]``: distinct, unsorted."""
+    cells = torch.randperm(SCENES * math.prod(grid), generator=rng)[:rows]
+    z, rest = cells % grid[2], cells // grid[2]
+    y, rest = rest % grid[1], rest // grid[1]
+    return torch.stack([rest // grid[0], rest % grid[0], y, z], 1).int().to(device)
+
+
+MANY = 4096  # rows from which a table is drawn on its device, and looks like those of scans
+
+
+def _table(rng: Generator, outputs: int, inputs: int, taps: int, device: Any) -> Tensor:
+    """``int32 [outputs, taps]``: about half the entries set, no input twice under one tap."""
+    if outputs >= MANY:
+        edge = round(taps ** (1 / 3))
+        sheet = outputs == inputs and edge % 2 == 1 and edge**3 == taps
+        return _sheet(rng, outputs, edge, device) if sheet else _spread(rng, outputs, inputs, taps, device)
+    span = max(1, 2 * max(outputs, inputs))
+    columns = [torch.randperm(span, generator=rng)[:outputs] for _ in range(taps)]
+    table = torch.stack(columns, 1) if taps else torch.zeros(outputs, 0, dtype=torch.int64)
+    return torch.where(table < inputs, table, -1).int().to(device)
+
+
+def _sheet(rng: Generator, rows: int, edge: int, device: Any) -> Tensor:
+    """Neighbours on a wavy surface two voxels thick: what skipping taps saves shows on such tables only."""
+    at = torch.arange(rows, device=device)
+    side = math.isqrt((rows + 1) // 2) + 1
+    x, y = at // 2 // side, at // 2 % side
+    shift = torch.rand(2, generator=rng).tolist()
+    height = (12 + 6 * torch.sin(x / 7 + shift[0]) + 6 * torch.cos(y / 9 + shift[1])).long() + at % 2
+    coords = torch.stack([torch.zeros_like(x), x, y, height], 1).int()
+    return ops.subm_table.reference(coords, [side + 1, side, 32], [edge] * 3, [1, 1, 1])
+
+
+def _spread(rng: Generator, outputs: int, inputs: int, taps: int, device: Any) -> Tensor:
+    """Entries by a permutation for each tap that is cheap to compute: an odd multiple modulo a power of two."""
+    span = 1 << (2 * max(outputs, inputs) - 1).bit_length()
+    odd, shift = (torch.randint(0, span // 2, (taps,), generator=rng).to(device) for _ in range(2))
+    entries = (torch.arange(outputs, device=device)[:, None] * (2 * odd + 1) + shift) % span
+    return torch.where(entries < inputs, entries, -1).int()
+
+
+def _triple(sizes: dict[str, Any], name: str, default: list[int], least: int = 1) -> list[int]:
+    value = list(sizes.get(name) or ())
+    return [max(least, v) for v in value] if len(value) == 3 else default
+
+
+def _window(sizes: dict[str, Any]) -> tuple[list[int], list[int], list[int], list[int]]:
+    kernel = [min(5, k) for k in _triple(sizes, "kernel", [3, 3, 3])]
+    padding = [min(p, k - 1) for p, k in zip(_triple(sizes, "padding", [1, 1, 1], 0), kernel, strict=True)]
+    return kernel, _triple(sizes, "stride", [2, 2, 2]), padding, _triple(sizes, "dilation", [1, 1, 1])
+
+
+def _normal(rng: Generator, shape: tuple[int, ...], dtype: torch.dtype, device: Any) -> Tensor:
+    if math.prod(shape) < 2**20:
+        return torch.randn(shape, generator=rng, dtype=torch.float64).to(device=device, dtype=dtype)
+    there = Generator(device).manual_seed(int(torch.randint(2**62, (1,), generator=rng)))
+    return torch.randn(shape, generator=there, device=device).to(dtype)
+
+
+def _short(tf32: bool, *values: Tensor) -> list[Tensor]:
+    """Values of few bits if their products may be rounded to TF32: those are exact then, so that errors show."""
+    return [v.bfloat16().to(v.dtype) for v in values] if tf32 else [*values]
+
+
+@ops.unique_coords.samples
+def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    return (torch.randint(-3, 4, (sizes["n"], 4), generator=rng, dtype=torch.int32).to(device),)
+
+
+@ops.segment_mean.samples
+def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    segments = sizes["m"]
+    rows = sizes["n"] if segments else 0
+    index = torch.randint(0, max(1, segments), (rows,), generator=rng)
+    counts = torch.bincount(index, minlength=segments)[:segments].int().to(device)
+    return _normal(rng, (rows, sizes["c"]), dtype, device), index.int().to(device), counts
+
+
+@ops.subm_table.samples
+def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    grid = _grid(sizes["n"])
+    kernel, _, _, dilation = _window(sizes)
+    return _voxels(rng, sizes["n"], grid, device), grid, kernel, dilation
+
+
+@ops.out_coords.samples
+def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    grid = _grid(sizes["n"])
+    return _voxels(rng, sizes["n"], grid, device), grid, *_window(sizes)
+
+
+def _steps(rng: Generator, sizes: dict[str, Any], device: Any) -> tuple[Any, ...]:
+    """Arguments of ``conv_table``."""
+    kernel, stride, padding, dilation = _window(sizes)
+    grid = _grid(max(sizes["n"], sizes["m"] * math.prod(stride)))
+    grid = [g + d * (k - 1) for g, d, k in zip(grid, dilation, kernel, strict=True)]
+    outputs = list(output_shape(grid, kernel, stride, padding, dilation))
+    coords, out_coords = _voxels(rng, sizes["n"], grid, device), _voxels(rng, sizes["m"], outputs, device)
+    return coords, out_coords, grid, kernel, stride, padding, dilation
+
+
+@ops.conv_table.samples
+def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    return _steps(rng, sizes, device)
+
+
+@ops.transpose_table.samples
+def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    return _table(rng, sizes["m"], sizes["rows"], sizes["k"], device), sizes["rows"]
+
+
+def _sorted(table: Tensor, parts: int) -> tuple[Tensor, Tensor, Tensor]:
+    """``table`` as tables for GPUs are: (table, order, masks)."""
+    columns, order, masks = ops.sort_table.reference(table, parts)
+    return columns.t(), order, masks
+
+
+def _parts(sizes: dict[str, Any], name: str = "parts") -> int:
+    """Enough of them, as asked for otherwise."""
+    return max(1, -(-sizes["k"] // ops.MAX_PART), min(sizes[name], sizes["k"]))
+
+
+@ops.sort_table.samples
+def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    return _table(rng, sizes["m"], sizes["m"], sizes["k"], device), _parts(sizes), sizes["run"]
+
+
+@planning.subm_plan.samples
+def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    grid = _grid(sizes["n"])
+    kernel, _, _, dilation = _window(sizes)
+    parts = _parts({**sizes, "k": math.prod(kernel)})
+    return _voxels(rng, sizes["n"], grid, device), grid, kernel, dilation, parts, sizes["run"]
+
+
+@planning.conv_plan.samples
+def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    sizes = {**sizes, "k": math.prod(_window(sizes)[0])}
+    back = _parts(sizes, "parts_t") if sizes["parts_t"] else 0
+    return *_steps(rng, sizes, device), _parts(sizes), back, sizes["run"]
+
+
+def _channels(sizes: dict[str, Any]) -> tuple[int, int, int, int]:
+    """``(groups, ci, co, channels of a group)`` near the sizes asked for."""
+    groups = max(1, min(sizes["groups"], sizes["ci"], sizes["co"]))
+    ci, co = (sizes[name] // groups * groups for name in ("ci", "co"))
+    return groups, ci, co, ci // groups
+
+
+@ops.conv.samples
+def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    n, m, k = (sizes[name] for name in ("n", "m", "k"))
+    groups, ci, co, cg = _channels(sizes)
+    table: Tensor = _table(rng, m, n, k, device)
+    shapes = (n, ci), (co, k, cg), (co,)
+    feats, weight, bias = _short(sizes["tf32"], *(_normal(rng, shape, dtype, device) for shape in shapes))
+    back: tuple[Any, ...] = (None, None, None)
+    if "table_t" not in sizes["absent"]:
+        back = ops.transpose_table.reference(table, n), None, None
+    order = masks = None
+    if not {"order", "masks"} & {*sizes["absent"]}:
+        table, order, masks = _sorted(table, _parts(sizes))
+    if not {"table_t", "order_t", "masks_t"} & {*sizes["absent"]}:
+        back = _sorted(back[0], _parts(sizes, "parts_t"))
+    return feats, weight, table, bias, order, masks, *back, groups, sizes["reflect"], False, sizes["tf32"]
+
+
+@ops.conv_weight_grad.samples
+def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    n, m, k = (sizes[name] for name in ("n", "m", "k"))
+    groups, ci, co, _ = _channels(sizes)
+    values = (_normal(rng, shape, dtype, device) for shape in ((m, co), (n, ci)))
+    grad, feats = _short(sizes["tf32"], *values)
+    table: Tensor = _table(rng, m, n, k, device)
+    order = blocks = counts = None
+    if not {"order", "blocks", "counts"} & {*sizes["absent"]}:
+        table, order, masks = _sorted(table, max(1, -(-k // ops.MAX_PART), min(sizes["parts"], k)))
+        blocks, counts = ops.tap_blocks.reference(masks, k)
+    return grad, feats, table, order, blocks, counts, groups, sizes["reflect"], sizes["tf32"]
+
+
+@ops.tap_blocks.samples
+def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    taps = sizes["taps"]
+    parts = max(1, sizes["parts"], -(-taps // ops.MAX_PART))
+    last = 1 << ops.part_size(taps, parts)
+    return torch.randint(0, last, (parts, sizes["b"]), generator=rng).int().to(device), taps
+
+
+# --- pooling ----------------------------------------------------------------------------------------------------------
+
+
+def _negative(rng: Generator, shape: tuple[int, ...], dtype: torch.dtype, device: Any) -> Tensor:
+    """Values whose maxima are below zero; equal ones have no derivative, so those are left to the tests."""
+    return -_normal(rng, shape, dtype, device).abs()
+
+
+def _pooled(rng: Generator, sizes: dict[str, Any], device: Any) -> tuple[Tensor, Tensor]:
+    table: Tensor = _table(rng, sizes["m"], sizes["n"], sizes["k"], device)
+    return table, ops.transpose_table.reference(table, sizes["n"])
+
+
+@pooling.max_pool_with_taps.samples
+def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    return _negative(rng, (sizes["n"], sizes["c"]), dtype, device), *_pooled(rng, sizes, device)
+
+
+@pooling.max_pool_grad.samples
+def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    table, back = _pooled(rng, sizes, device)
+    feats = _negative(rng, (sizes["n"], sizes["c"]), dtype, device)
+    taps = pooling.max_pool_with_taps.reference(feats, table)[1]
+    return _normal(rng, (sizes["m"], sizes["c"]), dtype, device), taps, back
+
+
+@pooling.sum_pool.samples
+def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    return _normal(rng, (sizes["n"], sizes["c"]), dtype, device), *_pooled(rng, sizes, device), sizes["average"]
+
+
+def _scenes(rng: Generator, sizes: dict[str, Any], device: Any) -> tuple[Tensor, int]:
+    """Rows in any order, one in a few of them padding."""
+    count = max(1, sizes["batch_size"])
+    batch = torch.randint(-1, count, (sizes["n"], 1), generator=rng)
+    cells = torch.randint(0, 9, (sizes["n"], 3), generator=rng)
+    return torch.cat([batch, cells], 1).int().to(device), count
+
+
+@pooling.global_max_pool.samples
+def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    return _negative(rng, (sizes["n"], sizes["c"]), dtype, device), *_scenes(rng, sizes, device)
+
+
+@pooling.global_sum_pool.samples
+def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    return _normal(rng, (sizes["n"], sizes["c"]), dtype, device), *_scenes(rng, sizes, device), sizes["average"]
+
+
+# --- capacity form ----------------------------------------------------------------------------------------------------
+
+
+@bounded.out_coords_bounded.samples
+def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    """As many voxels, between padding, as reach no more than the capacity."""
+    grid, window = _grid(sizes["n"]), _window(sizes)
+    coords = _voxels(rng, sizes["n"], grid, device)
+    coords[torch.rand(sizes["n"], generator=rng).to(device) < 0.2] = -1
+
+    def reached(rows: int) -> int:
+        return ops.out_coords.reference(coords[:rows], grid, *window).shape[0]
+
+    kept = bisect_right(range(sizes["n"] + 1), sizes["capacity"], key=reached) - 1
+    coords[kept:] = -1
+    return coords, grid, *window, sizes["capacity"]

@@ -1,0 +1,212 @@
+"""Voxels along a space-filling curve: Z-order (Morton) and Hilbert codes, and back.
+
+A code holds the three axes in its lowest ``3 * bits`` bits and the batch above them, so that sorting codes sorts by
+batch first. ``axes`` says which axis counts most: (0, 1, 2) is x, then y, then z. Codes are not negative; a padding row
+(batch -1) has the code -1, which decodes to a row of -1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Int32, Int64
+from torch import Tensor
+
+import shiplap as sl
+from shiplap.errors import error
+from shiplap_sparse3d.coords import refuse
+from shiplap_sparse3d.ops import LIBRARY
+
+__all__ = ["decode_seq", "encode_seq", "hilbert_decode", "hilbert_encode", "z_order_decode", "z_order_encode"]
+
+MAX_BATCH = 2**31
+XYZ = [0, 1, 2]
+_CURVE = (
+    "bits >= 0",
+    "3 * bits <= width",
+    "width <= 63",
+    "len(axes) == 3",
+    "min(axes) >= 0",
+    "axes[0] + axes[1] + axes[2] == 3",
+    "axes[0] * axes[1] * axes[2] == 0",
+    "max(axes) == 2",
+)
+_DECODE = ("bits <= 21", *(condition for condition in _CURVE if "width" not in condition))
+
+
+# --- references ------------------------------------------------------------------------------------------------------
+
+
+def _columns(op: str, coords: Tensor, bits: int, axes: list[int], width: int) -> tuple[Tensor, list[Tensor]]:
+    """Batch and the axes, the one that counts most first; zeros for padding."""
+    coords = coords.long()
+    padding, scenes = coords[:, 0] == -1, min(MAX_BATCH, 2 ** (width - 3 * bits))
+    fits = (coords[:, 0] >= 0) & (coords[:, 0] < scenes)
+    fits &= ((coords[:, 1:] >= 0) & (coords[:, 1:] < 2**bits)).all(1)
+    refuse(op, ~(fits | padding), f"coords row {{row}} does not fit a code of {width} bits, {bits} for each axis")
+    batch, *xyz = coords.masked_fill(padding[:, None], 0).unbind(1)
+    return batch, [xyz[axis] for axis in axes]
+
+
+def _interleave(columns: list[Tensor], bits: int) -> Tensor:
+    code = torch.zeros_like(columns[0])
+    for bit in range(bits):
+        for place, column in enumerate(reversed(columns)):
+            code |= (column >> bit & 1) << (3 * bit + place)
+    return code
+
+
+def _deinterleave(code: Tensor, bits: int) -> list[Tensor]:
+    columns = [torch.zeros_like(code) for _ in range(3)]
+    for bit in range(bits):
+        for place, column in enumerate(reversed(columns)):
+            column |= (code >> (3 * bit + place) & 1) << bit
+    return columns
+
+
+def _encoded(coords: Tensor, batch: Tensor, columns: list[Tensor], bits: int) -> Tensor:
+    return torch.where(coords[:, 0] == -1, -1, batch << 3 * bits | _interleave(columns, bits))
+
+
+def _decoded(codes: Tensor, columns: list[Tensor], bits: int, axes: list[int]) -> Tensor:
+    xyz = [columns[axes.index(axis)] for axis in range(3)]
+    rows = torch.stack([codes >> 3 * bits, *xyz], 1)
+    return torch.where(codes[:, None] == -1, -1, rows).int()
+
+
+def _check_codes(op: str, codes: Tensor, bits: int) -> None:
+    refuse(op, (codes < -1) | (codes >> 3 * bits >= MAX_BATCH), "codes[{row}] is no code of " + f"{bits} bits an axis")
+
+
+def _exchange(x: list[Tensor], axis: int, bit: int) -> None:
+    """One step of Skilling's algorithm: invert the low bits of the first axis, or exchange them with ``axis``."""
+    low = (1 << bit) - 1
+    flip = (x[axis] >> bit & 1).bool()
+    swap = torch.where(flip, 0, (x[0] ^ x[axis]) & low)
+    x[axis] = x[axis] ^ swap
+    x[0] = x[0] ^ swap ^ torch.where(flip, low, 0)
+
+
+def _to_hilbert(x: list[Tensor], bits: int) -> list[Tensor]:
+    """Axes → transposed Hilbert index (J. Skilling, "Programming the Hilbert curve", 2004)."""
+    x = list(x)
+    for bit in range(bits - 1, 0, -1):
+        for axis in range(3):
+            _exchange(x, axis, bit)
+    x[1] = x[1] ^ x[0]
+    x[2] = x[2] ^ x[1]
+    parity = torch.zeros_like(x[0])
+    for bit in range(bits - 1, 0, -1):
+        parity = parity ^ torch.where((x[2] >> bit & 1).bool(), (1 << bit) - 1, 0)
+    return [column ^ parity for column in x]
+
+
+def _from_hilbert(x: list[Tensor], bits: int) -> list[Tensor]:
+    x = list(x)
+    last = x[2] >> 1
+    x[2] = x[2] ^ x[1]
+    x[1] = x[1] ^ x[0]
+    x[0] = x[0] ^ last
+    for bit in range(1, bits):
+        for axis in (2, 1, 0):
+            _exchange(x, axis, bit)
+    return x
+
+
+# --- ops -------------------------------------------------------------------------------------------------------------
+
+
+@sl.op("sparse3d::z_order_encode", outputs=("codes",), requires=_CURVE)
+def z_order_encode(
+    coords: Int32[Tensor, "n 4"], bits: int, axes: list[int] = XYZ, width: int = 63
+) -> Int64[Tensor, "n"]:
+    """Z-order codes of at most ``width`` bits. Raises SL211 for rows that do not fit ``bits`` bits an axis."""
+    batch, columns = _columns("z_order_encode", coords, bits, axes, width)
+    return _encoded(coords, batch, columns, bits)
+
+
+@sl.op("sparse3d::z_order_decode", outputs=("coords",), requires=_DECODE)
+def z_order_decode(codes: Int64[Tensor, "n"], bits: int, axes: list[int] = XYZ) -> Int32[Tensor, "n 4"]:
+    """The voxels of Z-order codes. Raises SL211 for codes whose batch is no int32."""
+    _check_codes("z_order_decode", codes, bits)
+    return _decoded(codes, _deinterleave(codes, bits), bits, axes)
+
+
+@sl.op("sparse3d::hilbert_encode", outputs=("codes",), requires=_CURVE)
+def hilbert_encode(
+    coords: Int32[Tensor, "n 4"], bits: int, axes: list[int] = XYZ, width: int = 63
+) -> Int64[Tensor, "n"]:
+    """Hilbert codes of at most ``width`` bits. Raises SL211 as ``z_order_encode`` does."""
+    batch, columns = _columns("hilbert_encode", coords, bits, axes, width)
+    return _encoded(coords, batch, _to_hilbert(columns, bits), bits)
+
+
+@sl.op("sparse3d::hilbert_decode", outputs=("coords",), requires=_DECODE)
+def hilbert_decode(codes: Int64[Tensor, "n"], bits: int, axes: list[int] = XYZ) -> Int32[Tensor, "n 4"]:
+    """The voxels of Hilbert codes. Raises SL211 as ``z_order_decode`` does."""
+    _check_codes("hilbert_decode", codes, bits)
+    return _decoded(codes, _from_hilbert(_deinterleave(codes, bits), bits), bits, axes)
+
+
+for _op in (z_order_encode, z_order_decode, hilbert_encode, hilbert_decode):
+    _op.kernel("cpu", sl.cabi(LIBRARY, f"sparse3d_{_op.spec.opname}"))
+
+
+# --- public ----------------------------------------------------------------------------------------------------------
+
+_MODES = {"z_order": (z_order_encode, z_order_decode), "hilbert": (hilbert_encode, hilbert_decode)}
+
+
+def encode_seq(coords: Tensor, shape: Sequence[int], mode: str = "z_order", axes: str = "xyz") -> Tensor:
+    """Codes of voxels along a curve, ``int32 [n]`` where 31 bits hold them and ``int64 [n]`` otherwise.
+
+    Args:
+        coords: ``int32 [n, 4]`` rows (batch, x, y, z).
+        shape: ``(batches, channels, X, Y, Z)``; the channels are not looked at.
+        mode: ``"z_order"`` or ``"hilbert"``.
+        axes: which axis counts most, one of the six orders of "xyz".
+
+    Raises:
+        ArgumentError: SL208 when 63 bits do not hold a code of this shape, SL211 for voxels that do not fit it.
+    """
+    encode, _, order = _curve(mode, axes)
+    bits, width = _layout(shape)
+    codes: Tensor = encode(coords, bits, order, width)
+    return codes.int() if width == 31 else codes
+
+
+def decode_seq(codes: Tensor, shape: Sequence[int], mode: str = "z_order", axes: str = "xyz") -> Tensor:
+    """``int32 [n, 4]``: the voxels that :func:`encode_seq` gave ``codes`` (int32 or int64)."""
+    _, decode, order = _curve(mode, axes)
+    found: Tensor = decode(codes.long(), _layout(shape)[0], order)
+    return found
+
+
+def _curve(mode: str, axes: str) -> tuple[sl.Op, sl.Op, list[int]]:
+    if mode not in _MODES:
+        raise error("SL208", where="sparse3d serialization", got=f"mode {mode!r}", expected=" or ".join(_MODES))
+    if sorted(axes) != ["x", "y", "z"]:
+        raise error("SL208", where="sparse3d serialization", got=f"axes {axes!r}", expected='an order of "xyz"')
+    return *_MODES[mode], ["xyz".index(axis) for axis in axes]
+
+
+def _layout(shape: Sequence[int]) -> tuple[int, int]:
+    """Bits of an axis and of a code."""
+    if len(shape) != 5 or min(shape[0], *shape[2:]) < 1:
+        raise error(
+            "SL208",
+            where="sparse3d serialization",
+            got=f"shape {tuple(shape)}",
+            expected="(batches, channels, X, Y, Z), each but channels at least 1",
+        )
+    bits = (max(int(s) for s in shape[2:]) - 1).bit_length()
+    used = 3 * bits + (int(shape[0]) - 1).bit_length()
+    if bits > 21 or used > 63:
+        raise error(
+            "SL208",
+            where="sparse3d serialization",
+            got=f"{used} bits for shape {tuple(shape)}",
+            expected="at most 21 bits an axis and 63 in all",
+        )
+    return bits, 31 if used <= 31 else 63

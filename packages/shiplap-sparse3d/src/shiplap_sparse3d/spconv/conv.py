@@ -1,0 +1,384 @@
+"""Convolution layers: spconv's parameters and bookkeeping around ``Plan.conv``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from shiplap.errors import error
+from shiplap_sparse3d.spconv import indices
+from shiplap_sparse3d.spconv.core import (
+    ConvAlgo,
+    IndiceData,
+    SparseConvTensor,
+    Window,
+    check_ndim,
+    check_sparse,
+    expand_nd,
+)
+from shiplap_sparse3d.spconv.modules import SparseModule
+
+__all__ = [
+    "SparseConv1d",
+    "SparseConv2d",
+    "SparseConv3d",
+    "SparseConv4d",
+    "SparseConvTranspose1d",
+    "SparseConvTranspose2d",
+    "SparseConvTranspose3d",
+    "SparseConvTranspose4d",
+    "SparseConvolution",
+    "SparseInverseConv1d",
+    "SparseInverseConv2d",
+    "SparseInverseConv3d",
+    "SparseInverseConv4d",
+    "SubMConv1d",
+    "SubMConv2d",
+    "SubMConv3d",
+    "SubMConv4d",
+]
+
+Ints = int | Sequence[int]
+
+
+class SparseConvolution(SparseModule):
+    """What every convolution layer is; the classes below choose ``ndim``, ``subm``, ``transposed`` and ``inverse``.
+
+    Args:
+        in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, output_padding: as in torch.
+        indice_key: name under which tables are kept (``SubM``: also found) in the tensor's ``indice_dict``.
+        algo: what spconv would run; layers that share an ``indice_key`` must agree on it.
+        fp32_accum, large_kernel_fast_algo: accepted; sums are always kept in float32.
+        record_voxel_count: keep the largest number of output voxels in a buffer.
+        name, device, dtype: as in torch and spconv.
+
+    Shape: weight ``[out_channels, *kernel_size, in_channels / groups]`` (KRSC). A kernel of one cell and stride 1 reads
+    that memory as ``[in_channels, out_channels]``, as spconv does.
+    """
+
+    def __init__(
+        self,
+        ndim: int,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Ints = 3,
+        stride: Ints = 1,
+        padding: Ints = 0,
+        dilation: Ints = 1,
+        groups: int = 1,
+        bias: bool = True,
+        subm: bool = False,
+        output_padding: Ints = 0,
+        transposed: bool = False,
+        inverse: bool = False,
+        indice_key: str | None = None,
+        algo: ConvAlgo | None = None,
+        fp32_accum: bool | None = None,
+        record_voxel_count: bool = False,
+        act_type: None = None,
+        act_alpha: float = 0,
+        act_beta: float = 0,
+        large_kernel_fast_algo: bool = False,
+        name: str | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(name=name)
+        check_ndim(type(self).__name__, ndim)
+        self.ndim, self.in_channels, self.out_channels, self.groups = ndim, in_channels, out_channels, groups
+        self.kernel_size, self.stride = expand_nd(ndim, kernel_size), expand_nd(ndim, stride)
+        self.padding, self.dilation = expand_nd(ndim, padding), expand_nd(ndim, dilation)
+        self.output_padding = expand_nd(ndim, output_padding)
+        self.subm, self.transposed, self.inverse = subm, transposed, inverse
+        self.indice_key, self.record_voxel_count, self.fp32_accum = indice_key, record_voxel_count, fp32_accum
+        taps = math.prod(self.kernel_size)
+        self.algo = indices.algorithm(algo, taps, 128 if large_kernel_fast_algo else 32)
+        self.conv1x1 = taps == 1 and groups == 1 and (subm or math.prod(self.stride) == 1)
+        self._refuse(act_type)
+        self._allocate(bias, device=device, dtype=dtype)
+
+    def _refuse(self, act_type: object) -> None:
+        where = type(self).__name__
+        if act_type is not None:
+            raise error(
+                "SL208",
+                where=where,
+                got=f"act_type={act_type}",
+                expected="None",
+                fix="put the activation behind the layer; torch.compile fuses it",
+            )
+        if self.in_channels % self.groups or self.out_channels % self.groups:
+            got = f"{self.in_channels} and {self.out_channels} channels"
+            raise error("SL208", where=where, got=got, expected=f"multiples of groups = {self.groups}")
+        if self.conv1x1 and not self.subm and any(self.padding):
+            got = f"kernel_size={self.kernel_size}, padding={self.padding}"
+            raise error("SL208", where=where, got=got, expected="padding 0 with a kernel of one cell and stride 1")
+
+    def _allocate(self, bias: bool, **factory: Any) -> None:
+        """Weight, bias and count, in the order in which spconv's checkpoints have them."""
+        if self.record_voxel_count and not self.subm and not self.inverse:
+            self.register_buffer(indices.COUNT, torch.zeros(1, dtype=torch.int32, device=factory["device"]))
+        shape = self.out_channels, *self.kernel_size, self.in_channels // self.groups
+        self.weight = nn.Parameter(torch.empty(shape, **factory))
+        self.bias = nn.Parameter(torch.empty(self.out_channels, **factory)) if bias else None
+        self.reset_parameters()
+        self.register_load_state_dict_pre_hook(_without_count)
+
+    def reset_parameters(self) -> None:
+        """Kaiming uniform with ``a = sqrt(5)`` over the fan-in, as ``torch.nn.Conv3d`` does."""
+        fan_in = self.weight[0].numel()
+        bound = 1 / math.sqrt(fan_in) if fan_in else 0.0
+        nn.init.uniform_(self.weight, -bound, bound)
+        if self.bias is not None:
+            nn.init.uniform_(self.bias, -bound, bound)
+
+    def is_inverseable(self) -> bool:
+        return self.indice_key is not None and not self.subm
+
+    def get_max_num_voxels(self) -> Tensor | None:
+        """The largest number of output voxels seen, or None without ``record_voxel_count``."""
+        return getattr(self, indices.COUNT, None)
+
+    @property
+    def window(self) -> Window:
+        extra = self.output_padding if self.transposed else None
+        return Window(self.kernel_size, self.stride, self.padding, self.dilation, extra)
+
+    def forward(self, input: SparseConvTensor, add_input: SparseConvTensor | None = None) -> SparseConvTensor:
+        check_sparse(type(self).__name__, input)
+        if input.features.shape[1] != self.in_channels:
+            raise error(
+                "SL202",
+                where=type(self).__name__,
+                got=f"{input.features.shape[1]} channels",
+                expected=f"in_channels = {self.in_channels}",
+            )
+        if self.conv1x1:
+            output = self._pointwise(input)
+        else:
+            output = self._convolve(input, self._indice_data(input))
+        return output if add_input is None else output + add_input
+
+    def _pointwise(self, input: SparseConvTensor) -> SparseConvTensor:
+        # spconv views the memory of [out, 1, .., in] as [in, out], which is no transpose; so do its checkpoints.
+        weight = self.weight.reshape(self.in_channels, self.out_channels)
+        return input.replace_feature(nn.functional.linear(input.features, weight.t(), self.bias))
+
+    def _convolve(self, input: SparseConvTensor, data: IndiceData) -> SparseConvTensor:
+        plan = data.plan.t if self.inverse else data.plan
+        features = plan.conv(input.features, self.weight.flatten(1, self.ndim), self.bias, self.groups)
+        if self.inverse:
+            return input.move(features, data.geometry, data.indices, data.spatial_shape)
+        output = input.move(features, data.out_geometry, data.out_indices, data.out_spatial_shape)
+        if self.indice_key is not None:
+            output.indice_dict[self.indice_key] = data
+        indices.count_voxels(self.get_max_num_voxels(), features.shape[0])
+        return output
+
+    def _indice_data(self, input: SparseConvTensor) -> IndiceData:
+        """The record under ``indice_key`` if this layer may use it, or a new one."""
+        where, key = type(self).__name__, self.indice_key
+        found = indices.find(where, input, key, self.algo)
+        if self.inverse:
+            return indices.check_inverse(where, input, key, found, self.window)
+        if found is None:
+            return indices.build(where, input, self.window, self.algo, subm=self.subm, training=self.training)
+        if not self.subm:
+            raise indices.taken(where, key)
+        return indices.check_subm(where, input, key, found, self.window)
+
+    def extra_repr(self) -> str:
+        text = f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}"
+        for name, default in (("padding", 0), ("dilation", 1), ("output_padding", 0)):
+            if any(v != default for v in getattr(self, name)):
+                text += f", {name}={getattr(self, name)}"
+        text += "" if self.groups == 1 else f", groups={self.groups}"
+        text += "" if self.bias is not None else ", bias=False"
+        return f"{text}, algo={self.algo}" + ("" if self.indice_key is None else f", indice_key={self.indice_key!r}")
+
+
+def _without_count(layer: Any, state_dict: Mapping[str, Any], prefix: str, *_: Any) -> None:
+    """A checkpoint that was saved without ``record_voxel_count`` starts counting at 0."""
+    if layer.get_max_num_voxels() is not None and isinstance(state_dict, dict):
+        state_dict.setdefault(prefix + indices.COUNT, torch.zeros(1, dtype=torch.int32))
+
+
+class _Strided(SparseConvolution):
+    NDIM: ClassVar[int]
+    TRANSPOSED: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Ints,
+        stride: Ints = 1,
+        padding: Ints = 0,
+        dilation: Ints = 1,
+        groups: int = 1,
+        bias: bool = True,
+        indice_key: str | None = None,
+        algo: ConvAlgo | None = None,
+        fp32_accum: bool | None = None,
+        record_voxel_count: bool = False,
+        large_kernel_fast_algo: bool = False,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(
+            self.NDIM,
+            in_channels,
+            out_channels,
+            kernel_size,
+            stride,
+            padding,
+            dilation,
+            groups,
+            bias,
+            transposed=self.TRANSPOSED,
+            indice_key=indice_key,
+            algo=algo,
+            fp32_accum=fp32_accum,
+            record_voxel_count=record_voxel_count,
+            large_kernel_fast_algo=large_kernel_fast_algo,
+            name=name,
+        )
+
+
+class _Transposed(_Strided):
+    TRANSPOSED = True
+
+
+class _Inverse(SparseConvolution):
+    NDIM: ClassVar[int]
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Ints,
+        indice_key: str,
+        bias: bool = True,
+        algo: ConvAlgo | None = None,
+        fp32_accum: bool | None = None,
+        large_kernel_fast_algo: bool = False,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(
+            self.NDIM,
+            in_channels,
+            out_channels,
+            kernel_size,
+            bias=bias,
+            inverse=True,
+            indice_key=indice_key,
+            algo=algo,
+            fp32_accum=fp32_accum,
+            large_kernel_fast_algo=large_kernel_fast_algo,
+            name=name,
+        )
+
+
+class _SubM(SparseConvolution):
+    NDIM: ClassVar[int]
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Ints,
+        stride: Ints = 1,
+        padding: Ints = 0,
+        dilation: Ints = 1,
+        groups: int = 1,
+        bias: bool = True,
+        indice_key: str | None = None,
+        algo: ConvAlgo | None = None,
+        fp32_accum: bool | None = None,
+        large_kernel_fast_algo: bool = False,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(
+            self.NDIM,
+            in_channels,
+            out_channels,
+            kernel_size,
+            stride,
+            padding,
+            dilation,
+            groups,
+            bias,
+            True,
+            indice_key=indice_key,
+            algo=algo,
+            fp32_accum=fp32_accum,
+            large_kernel_fast_algo=large_kernel_fast_algo,
+            name=name,
+        )
+
+
+class SparseConv1d(_Strided):
+    NDIM = 1
+
+
+class SparseConv2d(_Strided):
+    NDIM = 2
+
+
+class SparseConv3d(_Strided):
+    NDIM = 3
+
+
+class SparseConv4d(_Strided):
+    NDIM = 4
+
+
+class SparseConvTranspose1d(_Transposed):
+    NDIM = 1
+
+
+class SparseConvTranspose2d(_Transposed):
+    NDIM = 2
+
+
+class SparseConvTranspose3d(_Transposed):
+    NDIM = 3
+
+
+class SparseConvTranspose4d(_Transposed):
+    NDIM = 4
+
+
+class SparseInverseConv1d(_Inverse):
+    NDIM = 1
+
+
+class SparseInverseConv2d(_Inverse):
+    NDIM = 2
+
+
+class SparseInverseConv3d(_Inverse):
+    NDIM = 3
+
+
+class SparseInverseConv4d(_Inverse):
+    NDIM = 4
+
+
+class SubMConv1d(_SubM):
+    NDIM = 1
+
+
+class SubMConv2d(_SubM):
+    NDIM = 2
+
+
+class SubMConv3d(_SubM):
+    NDIM = 3
+
+
+class SubMConv4d(_SubM):
+    NDIM = 4

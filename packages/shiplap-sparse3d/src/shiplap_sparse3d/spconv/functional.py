@@ -1,0 +1,132 @@
+"""spconv's differentiable functions: those of :mod:`ops`; ``torch.autocast`` narrows all of them, pooling too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from shiplap_sparse3d.spconv import ops
+from shiplap_sparse3d.spconv.core import ConvAlgo, autocast
+from shiplap_sparse3d.spconv.tables import sparse_add
+
+__all__ = [
+    "implicit_gemm",
+    "indice_avgpool_implicit_gemm",
+    "indice_conv",
+    "indice_inverse_conv",
+    "indice_maxpool",
+    "indice_maxpool_implicit_gemm",
+    "indice_subm_conv",
+    "sparse_add",
+    "sparse_add_hash_based",
+]
+
+sparse_add_hash_based = sparse_add
+
+
+def indice_conv(
+    features: Tensor,
+    filters: Tensor,
+    indice_pairs: Tensor,
+    indice_pair_num: Tensor,
+    num_activate_out: int,
+    algo: ConvAlgo = ConvAlgo.Native,
+    timer: Any = None,
+    bias: Tensor | None = None,
+    act_alpha: float = 0.0,
+    act_beta: float = 0.0,
+    act_type: Any = None,
+) -> Tensor:
+    """Convolution over pairs ``int32 [2, taps, n]``: ``[n, ci]``, ``[co, *k, ci]`` → ``[num_activate_out, co]``."""
+    return _over_pairs(features, filters, indice_pairs, indice_pair_num, num_activate_out, False, bias, act_type)
+
+
+def indice_inverse_conv(
+    features: Tensor,
+    filters: Tensor,
+    indice_pairs: Tensor,
+    indice_pair_num: Tensor,
+    num_activate_out: int,
+    algo: ConvAlgo = ConvAlgo.Native,
+    timer: Any = None,
+    bias: Tensor | None = None,
+    act_alpha: float = 0.0,
+    act_beta: float = 0.0,
+    act_type: Any = None,
+) -> Tensor:
+    """:func:`indice_conv` from the outputs of the pairs to their inputs."""
+    return _over_pairs(features, filters, indice_pairs, indice_pair_num, num_activate_out, True, bias, act_type)
+
+
+indice_subm_conv = indice_conv
+
+
+def _over_pairs(
+    features: Tensor,
+    filters: Tensor,
+    pairs: Tensor,
+    counts: Tensor,
+    rows: int,
+    inverse: bool,
+    bias: Tensor | None,
+    act_type: Any,
+) -> Tensor:
+    return ops.indice_conv(features, filters, pairs, counts, rows, inverse, bias=bias, act_type=act_type)
+
+
+def implicit_gemm(
+    features: Tensor,
+    filters: Tensor,
+    pair_fwd: Tensor,
+    pair_bwd: Tensor,
+    pair_mask_fwd_splits: list[Tensor],
+    pair_mask_bwd_splits: list[Tensor],
+    mask_argsort_fwd_splits: list[Tensor],
+    mask_argsort_bwd_splits: list[Tensor],
+    num_activate_out: int,
+    masks: list[Any],
+    is_train: bool,
+    is_subm: bool,
+    timer: Any = None,
+    fp32_accum: bool | None = None,
+    bias: Tensor | None = None,
+    act_alpha: float = 0.0,
+    act_beta: float = 0.0,
+    act_type: Any = None,
+) -> Tensor:
+    """Convolution over a table ``int32 [taps, m]``: ``[n, ci]``, ``[co, *k, ci]`` → ``[m, co]``."""
+    return ops.implicit_gemm(
+        features,
+        filters,
+        pair_fwd,
+        pair_mask_fwd_splits,
+        mask_argsort_fwd_splits,
+        num_activate_out,
+        masks,
+        is_train,
+        is_subm,
+        timer,
+        fp32_accum,
+        bias,
+        act_type=act_type,
+    )[0]
+
+
+def indice_maxpool(features: Tensor, indice_pairs: Tensor, indice_pair_num: Tensor, num_activate_out: int) -> Tensor:
+    """Largest value over pairs: ``[n, c]`` → ``[num_activate_out, c]``."""
+    return ops.indice_maxpool(autocast(features), indice_pairs, indice_pair_num, num_activate_out)
+
+
+def indice_maxpool_implicit_gemm(
+    features: Tensor, indice_pairs_fwd: Tensor, indice_pairs_bwd: Tensor, num_activate_out: int
+) -> Tensor:
+    """Largest value over a table ``int32 [taps, m]``."""
+    return ops.indice_maxpool_implicit_gemm(autocast(features), indice_pairs_fwd, num_activate_out)
+
+
+def indice_avgpool_implicit_gemm(
+    features: Tensor, indice_pairs_fwd: Tensor, indice_pairs_bwd: Tensor, num_activate_out: int, calc_count: bool
+) -> Tensor:
+    """Mean of the inputs there are over a table ``int32 [taps, m]``."""
+    return ops.indice_avgpool_implicit_gemm(autocast(features), indice_pairs_fwd, num_activate_out, False)[0]

@@ -1,0 +1,190 @@
+"""The life of an ``indice_key``: how a record comes to be, who may use it, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from shiplap.errors import ShiplapError, error
+from shiplap_sparse3d.spconv.core import ConvAlgo, IndiceData, SparseConvTensor, Window, indices_of
+
+__all__ = [
+    "COUNT",
+    "algorithm",
+    "build",
+    "check_inverse",
+    "check_subm",
+    "count_voxels",
+    "find",
+    "get_conv_output_size",
+    "get_deconv_output_size",
+    "taken",
+]
+
+COUNT = "max_num_voxels_during_training"  # the buffer's name in spconv's checkpoints
+
+
+def get_conv_output_size(
+    input_size: Sequence[int],
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> list[int]:
+    """``(W + 2P - D*(K-1) - 1) // S + 1`` per axis; a kernel of -1 covers its axis, which leaves one cell."""
+    axes = zip(input_size, kernel_size, stride, padding, dilation, strict=True)
+    return [1 if k == -1 else (w + 2 * p - d * (k - 1) - 1) // s + 1 for w, k, s, p, d in axes]
+
+
+def get_deconv_output_size(
+    input_size: Sequence[int],
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    output_padding: Sequence[int],
+) -> list[int]:
+    """``(W - 1)*S - 2P + K + output_padding`` per axis. Dilation does not enter, unlike in ``ConvTranspose3d``."""
+    if -1 in kernel_size:
+        raise error(
+            "SL208",
+            where="get_deconv_output_size",
+            got=f"kernel_size {list(kernel_size)}",
+            expected="1 or more per axis",
+        )
+    axes = zip(input_size, kernel_size, stride, padding, output_padding, strict=True)
+    return [(w - 1) * s - 2 * p + k + o for w, k, s, p, o in axes]
+
+
+def algorithm(algo: ConvAlgo | None, taps: int, limit: int) -> ConvAlgo:
+    """``algo``, or what spconv would choose for a kernel of so many taps."""
+    if algo is None:
+        return ConvAlgo.MaskImplicitGemm if taps <= limit else ConvAlgo.Native
+    return ConvAlgo(algo.value if hasattr(algo, "value") else algo)  # also spconv's own enumeration
+
+
+def find(where: str, input: SparseConvTensor, key: str | None, algo: ConvAlgo) -> IndiceData | None:
+    """The record under ``key``, which must be of the same ``algo``."""
+    found = input.find_indice_pair(key)
+    if found is not None and found.algo != algo:
+        raise error(
+            "SL208",
+            where=_named(where, key),
+            got=f"algo={algo}",
+            expected=f"algo={found.algo}",
+            fix="give layers that share an indice_key the same algo",
+        )
+    return found
+
+
+def taken(where: str, key: str | None) -> ShiplapError:
+    """The error of a layer that makes new voxels under a key that exists."""
+    return error(
+        "SL208",
+        where=_named(where, key),
+        got="a key that an earlier layer has used",
+        expected="a new key: only submanifold layers share one",
+    )
+
+
+def build(
+    where: str, input: SparseConvTensor, window: Window, algo: ConvAlgo, *, subm: bool = False, training: bool = False
+) -> IndiceData:
+    """The record of a layer that finds none.
+
+    Raises SL208 when the output grid has no cells, SL211 when there are voxels and none has an output.
+    """
+    here, shape = input.geometry, input.spatial_shape
+    if subm:
+        return IndiceData(input.indices, input.indices, shape, shape, True, algo, window, here, here)
+    sizes = window.ksize, window.stride, window.padding, window.dilation
+    if window.output_padding is None:
+        out_shape = get_conv_output_size(shape, *sizes)
+    else:
+        out_shape = get_deconv_output_size(shape, *sizes, window.output_padding)
+    if min(out_shape) < 1:
+        raise error(
+            "SL208",
+            where=where,
+            got=f"output shape {out_shape} of input shape {shape}, {window}",
+            expected="1 cell or more per axis",
+            fix="enlarge spatial_shape or the padding",
+        )
+    there = window.step(here).geometry
+    indices = indices_of(there.coords, input.ndim)
+    _check_vanished(where, input, indices.shape[0], window, training)
+    return IndiceData(input.indices, indices, shape, out_shape, False, algo, window, here, there)
+
+
+def _check_vanished(where: str, input: SparseConvTensor, out_rows: int, window: Window, training: bool) -> None:
+    """Refuse that all voxels vanish, which spconv refuses too; no voxels give no voxels.
+
+    In a graph it is an assertion at run time, and in training one of two rows: batch norm asks whether there is one
+    only, and a graph has no answer to a question about sizes that only the data knows.
+    """
+    from torch.fx.experimental.symbolic_shapes import guard_or_false  # here: it is slow to import
+
+    rows = input.indices.shape[0]
+    if not guard_or_false(rows > 0):
+        return
+    if torch.compiler.is_compiling():
+        torch._check(out_rows > (1 if training else 0), lambda: "SL211: sparse3d.spconv: too few output voxels")
+    elif out_rows == 0:
+        raise error(
+            "SL211",
+            where=where,
+            got=f"{rows} voxels, none with an output, in {input.spatial_shape} under {window}",
+            expected="an output for one voxel at least",
+            fix="enlarge spatial_shape or the padding",
+        )
+
+
+def check_subm(where: str, input: SparseConvTensor, key: str | None, found: IndiceData, window: Window) -> IndiceData:
+    """``found`` if a submanifold layer may reuse it."""
+    if not found.is_subm:
+        raise taken(where, key)
+    _same(where, key, "kernel_size", window.ksize, found.ksize)
+    _same(where, key, "dilation", window.dilation, found.dilation)
+    _same(where, key, "spatial_shape", input.spatial_shape, found.spatial_shape)
+    _same(where, key, "number of voxels", input.indices.shape[0], found.indices.shape[0])
+    return found
+
+
+def check_inverse(
+    where: str, input: SparseConvTensor, key: str | None, found: IndiceData | None, window: Window
+) -> IndiceData:
+    """``found`` if an inverse layer may go back along it."""
+    if found is None or found.is_subm:
+        got = "no such key" if found is None else "the key of a submanifold layer"
+        raise error("SL208", where=_named(where, key), got=got, expected="the key of an earlier SparseConv or pool")
+    _same(where, key, "kernel_size", window.ksize, found.ksize)
+    _same(where, key, "spatial_shape", input.spatial_shape, found.out_spatial_shape)
+    from torch.fx.experimental.symbolic_shapes import guard_or_false  # here: it is slow to import
+
+    rows, wanted = input.indices.shape[0], found.out_indices.shape[0]
+    if guard_or_false(rows != wanted):  # of sizes that only the data knows nothing is asked
+        _same(where, key, "number of voxels", rows, wanted)
+    return found
+
+
+def _same(where: str, key: str | None, what: str, got: object, expected: object) -> None:
+    if got != expected:
+        raise error(
+            "SL208",
+            where=_named(where, key),
+            got=f"{what} {got}",
+            expected=f"{what} {expected}",
+            fix="layers that share an indice_key work on the same voxels; use another key",
+        )
+
+
+def _named(where: str, key: str | None) -> str:
+    return f"{where}, indice_key={key!r}"
+
+
+def count_voxels(most: Tensor | None, rows: int) -> None:
+    """Raise the recorded count to ``rows``."""
+    if most is not None:
+        most.copy_(torch.maximum(most, torch.full_like(most, rows)))

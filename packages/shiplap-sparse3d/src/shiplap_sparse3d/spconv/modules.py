@@ -1,0 +1,150 @@
+"""Containers, and the modules that take a sparse tensor or a plain one."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+from torch import Tensor, nn
+
+from shiplap_sparse3d.spconv.core import SparseConvTensor, check_sparse
+
+__all__ = [
+    "RemoveGrid",
+    "SparseBatchNorm",
+    "SparseIdentity",
+    "SparseModule",
+    "SparseReLU",
+    "SparseSequential",
+    "SparseSyncBatchNorm",
+    "ToDense",
+    "assign_name_for_sparse_modules",
+    "is_spconv_module",
+]
+
+
+class SparseModule(nn.Module):
+    """Base of every module that takes a ``SparseConvTensor`` inside a :class:`SparseSequential`."""
+
+    def __init__(self, name: str | None = None) -> None:
+        super().__init__()
+        self.name = name
+        self._sparse_unique_name = ""
+
+
+def _on_features(forward: Any, input: Any) -> Any:
+    """``forward`` on the features of a sparse tensor, or on a plain tensor."""
+    if isinstance(input, SparseConvTensor):
+        return input.replace_feature(forward(input.features))
+    return forward(input)
+
+
+class SparseBatchNorm(nn.BatchNorm1d):
+    """Batch norm over the active voxels of the batch."""
+
+    def forward(self, input: Any) -> Any:
+        return _on_features(super().forward, input)
+
+
+class SparseSyncBatchNorm(nn.SyncBatchNorm):
+    """Batch norm over the active voxels of all processes."""
+
+    def forward(self, input: Any) -> Any:
+        return _on_features(super().forward, input)
+
+
+class SparseReLU(nn.ReLU):
+    """ReLU of the features."""
+
+    def forward(self, input: Any) -> Any:
+        return _on_features(super().forward, input)
+
+
+class SparseIdentity(nn.Identity):
+    """The features as they are."""
+
+    def forward(self, input: Any) -> Any:
+        return _on_features(super().forward, input)
+
+
+_TAKE_SPARSE = (SparseModule, SparseBatchNorm, SparseSyncBatchNorm, SparseReLU, SparseIdentity)
+
+
+def is_spconv_module(module: nn.Module) -> bool:
+    """Whether ``module`` takes a ``SparseConvTensor``."""
+    return isinstance(module, _TAKE_SPARSE)
+
+
+def has_rows(tensor: Tensor) -> bool:
+    """Whether there are any, and True where only the running graph will know."""
+    from torch.fx.experimental.symbolic_shapes import guard_or_true  # here: it is slow to import
+
+    return guard_or_true(tensor.shape[0] != 0)
+
+
+class SparseSequential(SparseModule):
+    """Modules one after the other: sparse modules get the tensor, any other module its features.
+
+    Args:
+        *args: modules, or one ``OrderedDict`` of them.
+        **kwargs: modules by name.
+
+    Modules that are not sparse are skipped when there is no voxel, so that an empty batch leaves the running
+    statistics of batch norm alone.
+    """
+
+    def __init__(self, *args: Any, **kwargs: nn.Module) -> None:
+        super().__init__()
+        if len(args) == 1 and isinstance(args[0], OrderedDict):
+            named = list(args[0].items())
+        else:
+            named = [(str(i), module) for i, module in enumerate(args)]
+        for name, module in [*named, *kwargs.items()]:
+            self.add(module, name)
+
+    def __getitem__(self, idx: int) -> nn.Module:
+        return self._members()[idx]
+
+    def __len__(self) -> int:
+        return len(self._modules)
+
+    def add(self, module: nn.Module, name: str | None = None) -> None:
+        """Append ``module``, by default under its number. Raises KeyError for a name that is taken."""
+        name = str(len(self._modules)) if name is None else name
+        if name in self._modules:
+            raise KeyError(f"SparseSequential already has a module {name!r}")
+        self.add_module(name, module)
+
+    def _members(self) -> list[nn.Module]:
+        return [module for module in self._modules.values() if module is not None]  # children() has no repetitions
+
+    def forward(self, input: Any) -> Any:
+        for module in self._members():
+            if is_spconv_module(module) or not isinstance(input, SparseConvTensor):
+                input = module(input)
+            elif has_rows(input.indices):
+                input = input.replace_feature(module(input.features))
+        return input
+
+
+class ToDense(SparseModule):
+    """``[batch, c, *spatial]``, zeros where no voxel is active."""
+
+    def forward(self, x: SparseConvTensor) -> Tensor:
+        check_sparse("ToDense", x)
+        return x.dense()
+
+
+class RemoveGrid(SparseModule):
+    """Drops ``grid``, which nothing reads."""
+
+    def forward(self, x: SparseConvTensor) -> SparseConvTensor:
+        x.grid = None
+        return x
+
+
+def assign_name_for_sparse_modules(module: nn.Module) -> None:
+    """Tell every sparse module below ``module`` its qualified name."""
+    for name, child in module.named_modules():
+        if isinstance(child, SparseModule):
+            child._sparse_unique_name = name

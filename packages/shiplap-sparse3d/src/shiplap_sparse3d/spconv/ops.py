@@ -1,0 +1,352 @@
+"""spconv's functions on index tensors: sizes, pairs, and what is computed over pairs. Layers do not use them.
+
+``Native`` pairs are ``int32 [2, taps, n]`` (input row, output row), padded with -1; tables are ``int32 [taps, rows]``,
+the other side's row or -1. How many pairs a tap has is not read: the padding says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shiplap.errors import error
+from shiplap_sparse3d import ops as kernels
+from shiplap_sparse3d import pooling
+from shiplap_sparse3d.plan import Plan
+from shiplap_sparse3d.spconv import indices as records
+from shiplap_sparse3d.spconv.core import ConvAlgo, IndiceData, SparseConvTensor, Window
+from shiplap_sparse3d.spconv.indices import get_conv_output_size, get_deconv_output_size
+
+__all__ = [
+    "ConvAlgo",
+    "get_conv_output_size",
+    "get_deconv_output_size",
+    "get_indice_pairs",
+    "get_indice_pairs_implicit_gemm",
+    "global_pool_rearrange",
+    "implicit_gemm",
+    "implicit_gemm_backward",
+    "indice_avgpool_implicit_gemm",
+    "indice_avgpool_implicit_gemm_backward",
+    "indice_conv",
+    "indice_conv_backward",
+    "indice_maxpool",
+    "indice_maxpool_backward",
+    "indice_maxpool_implicit_gemm",
+    "indice_maxpool_implicit_gemm_backward",
+    "maximum_value_int_",
+]
+
+
+# --- pairs ------------------------------------------------------------------------------------------------------------
+
+
+def _record(
+    where: str,
+    indices: Tensor,
+    batch_size: int,
+    spatial_shape: Sequence[int],
+    algo: ConvAlgo,
+    sizes: tuple[Sequence[int], ...],
+    transpose: bool,
+    subm: bool,
+    bound: int,
+) -> IndiceData:
+    voxels = SparseConvTensor(
+        torch.empty(indices.shape[0], 0, device=indices.device), indices, spatial_shape, batch_size
+    )
+    ksize, stride, padding, dilation, extra = map(list, sizes)
+    window = Window(ksize, stride, padding, dilation, extra if transpose else None)
+    found = records.build(where, voxels, window, algo, subm=subm)
+    if 0 < bound < found.out_indices.shape[0]:
+        raise error(
+            "SL211",
+            where=where,
+            got=f"{found.out_indices.shape[0]} output voxels",
+            expected=f"at most num_out_act_bound = {bound}",
+        )
+    return found
+
+
+def get_indice_pairs(
+    indices: Tensor,
+    batch_size: int,
+    spatial_shape: Sequence[int],
+    algo: ConvAlgo,
+    ksize: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    out_padding: Sequence[int],
+    subm: bool = False,
+    transpose: bool = False,
+    num_out_act_bound: int = -1,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Output indices ``int32 [m, 1 + ndim]``, pairs ``int32 [2, taps, n]``, pairs of each tap ``int32 [taps]``."""
+    sizes = ksize, stride, padding, dilation, out_padding
+    found = _record(
+        "get_indice_pairs", indices, batch_size, spatial_shape, algo, sizes, transpose, subm, num_out_act_bound
+    )
+    return found.out_indices, found.indice_pairs, found.indice_pair_num
+
+
+def get_indice_pairs_implicit_gemm(
+    indices: Tensor,
+    batch_size: int,
+    spatial_shape: Sequence[int],
+    algo: ConvAlgo,
+    ksize: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    out_padding: Sequence[int],
+    subm: bool = False,
+    transpose: bool = False,
+    is_train: bool = True,
+    alloc: Any = None,
+    timer: Any = None,
+    num_out_act_bound: int = -1,
+    direct_table: bool = True,
+    do_sort: bool = True,
+) -> tuple[Any, ...]:
+    """Output indices, hits of each tap, both tables, and masks with their sorting orders, as spconv returns them.
+
+    ``(out_inds, num_per_tap, pair_fwd, pair_bwd, mask_fwd, mask_bwd, argsort_fwd, argsort_bwd, masks)``: masks
+    ``int32 [rows, ceil(taps / 32)]`` have a bit for each hit of a row; there are two of each for
+    ``MaskSplitImplicitGemm``, one otherwise, and ``masks`` are the taps that each covers. Backward ones are empty
+    unless ``is_train``, and for ``subm``.
+    """
+    sizes = ksize, stride, padding, dilation, out_padding
+    where = "get_indice_pairs_implicit_gemm"
+    found = _record(where, indices, batch_size, spatial_shape, algo, sizes, transpose, subm, num_out_act_bound)
+    forward, backward = found.pair_fwd, found.pair_bwd
+    taps = forward.shape[0]
+    parts = _parts(algo, taps)
+    here = _masks(forward, parts, do_sort)
+    there = _masks(backward, parts, do_sort) if is_train and not subm else ([], [])
+    covered = [np.array([(1 << stop) - (1 << start) & 0xFFFFFFFF], dtype=np.uint32) for start, stop in parts]
+    back = backward if is_train else backward.new_empty(0)
+    return (
+        found.out_indices,
+        (forward >= 0).sum(1, dtype=torch.int32),
+        forward,
+        back,
+        here[0],
+        there[0],
+        here[1],
+        there[1],
+        covered,
+    )
+
+
+def _parts(algo: ConvAlgo, taps: int) -> list[tuple[int, int]]:
+    half = taps - taps // 2
+    return [(0, half), (half, taps)] if algo == ConvAlgo.MaskSplitImplicitGemm else [(0, max(taps, 32))]
+
+
+def _masks(table: Tensor, parts: list[tuple[int, int]], do_sort: bool) -> tuple[list[Tensor], list[Tensor]]:
+    """Bits of the hits ``int32 [rows, words]`` and the rows in ascending order of them, for each part of the taps."""
+    taps, rows = table.shape
+    words = -(-taps // 32)
+    hit = torch.nn.functional.pad((table >= 0).t(), (0, words * 32 - taps)).view(rows, words, 32)
+    masks, orders = [], []
+    for start, stop in parts:
+        tap = torch.arange(words * 32, device=table.device).view(words, 32)
+        bits = ((hit & (tap >= start) & (tap < stop)).long() << (tap % 32)).sum(2)
+        order = torch.arange(rows, device=table.device)
+        if do_sort:
+            for word in range(words):
+                order = order[bits[order, word].argsort(stable=True)]
+        masks.append(torch.where(bits >= 2**31, bits - 2**32, bits).int())
+        orders.append(order.int())
+    return masks, orders
+
+
+def _plan_of_pairs(pairs: Tensor, rows: int, out_rows: int, inverse: bool = False) -> Plan:
+    """``Native`` pairs as a plan."""
+    source, target = (pairs[1], pairs[0]) if inverse else (pairs[0], pairs[1])
+    at = torch.where(target >= 0, target, out_rows).long()  # padding goes to a row that is dropped
+    table = source.new_full((pairs.shape[1], out_rows + 1), -1).scatter(1, at, source)[:, :out_rows]
+    return Plan(table.t(), rows)
+
+
+# --- convolution ------------------------------------------------------------------------------------------------------
+
+
+def _weight(filters: Tensor) -> Tensor:
+    return filters.flatten(1, -2)
+
+
+def _no_activation(where: str, act_type: Any) -> None:
+    if act_type is not None:
+        raise error(
+            "SL208",
+            where=where,
+            got=f"act_type={act_type}",
+            expected="None",
+            fix="apply the activation to the result; torch.compile fuses it",
+        )
+
+
+def _backward(plan: Plan, features: Tensor, filters: Tensor, out_bp: Tensor) -> tuple[Tensor, Tensor]:
+    weight = _weight(filters)
+    grad = kernels.conv_weight_grad(out_bp, features, plan.table)
+    return plan.t.conv(out_bp, weight.permute(2, 1, 0)), grad.view_as(filters)
+
+
+def indice_conv(
+    features: Tensor,
+    filters: Tensor,
+    indice_pairs: Tensor,
+    indice_pair_num: Tensor,
+    num_activate_out: int,
+    inverse: bool = False,
+    subm: bool = False,
+    algo: ConvAlgo = ConvAlgo.Native,
+    timer: Any = None,
+    bias: Tensor | None = None,
+    act_alpha: float = 0.0,
+    act_beta: float = 0.0,
+    act_type: Any = None,
+) -> Tensor:
+    """Convolution over pairs: ``features [n, ci]``, ``filters [co, *k, ci]`` → ``[num_activate_out, co]``."""
+    _no_activation("indice_conv", act_type)
+    plan = _plan_of_pairs(indice_pairs, features.shape[0], num_activate_out, inverse)
+    return plan.conv(features, _weight(filters), bias)
+
+
+def indice_conv_backward(
+    features: Tensor,
+    filters: Tensor,
+    out_bp: Tensor,
+    indice_pairs: Tensor,
+    indice_pair_num: Tensor,
+    inverse: bool = False,
+    subm: bool = False,
+    algo: ConvAlgo = ConvAlgo.Native,
+    timer: Any = None,
+) -> tuple[Tensor, Tensor]:
+    """Gradients of ``features`` and ``filters`` of :func:`indice_conv`."""
+    return _backward(
+        _plan_of_pairs(indice_pairs, features.shape[0], out_bp.shape[0], inverse), features, filters, out_bp
+    )
+
+
+def implicit_gemm(
+    features: Tensor,
+    filters: Tensor,
+    pair_fwd: Tensor,
+    pair_mask_fwd_splits: list[Tensor],
+    mask_argsort_fwd_splits: list[Tensor],
+    num_activate_out: int,
+    masks: list[Any],
+    is_train: bool,
+    is_subm: bool,
+    timer: Any = None,
+    fp32_accum: bool | None = None,
+    bias: Tensor | None = None,
+    act_alpha: float = 0.0,
+    act_beta: float = 0.0,
+    act_type: Any = None,
+    output_scale: float = 1.0,
+    scale: Tensor | None = None,
+    output_add: Tensor | None = None,
+    output_add_scale: float = 0.0,
+    output_dtype: torch.dtype | None = None,
+) -> tuple[Tensor, None, int]:
+    """Convolution over a table ``[taps, m]``: ``(out [m, co], None, -1)``; spconv's masks are not needed."""
+    _no_activation("implicit_gemm", act_type)
+    if scale is not None or output_add is not None or output_scale != 1.0:
+        raise error(
+            "SL208",
+            where="implicit_gemm",
+            got="scale, output_scale or output_add",
+            expected="none of them",
+            fix="int8 is not supported",
+        )
+    out = Plan(pair_fwd.t(), features.shape[0]).conv(features, _weight(filters), bias)
+    return (out if output_dtype is None else out.to(output_dtype)), None, -1
+
+
+def implicit_gemm_backward(
+    features: Tensor,
+    filters: Tensor,
+    out_bp: Tensor,
+    pair_fwd: Tensor,
+    pair_bwd: Tensor,
+    pair_mask_fwd_splits: list[Tensor],
+    pair_mask_bwd_splits: list[Tensor],
+    mask_argsort_fwd_splits: list[Tensor],
+    mask_argsort_bwd_splits: list[Tensor],
+    mask_output_fwd: Tensor | None,
+    masks: list[Any],
+    mask_width: int,
+    is_subm: bool,
+    timer: Any = None,
+    fp32_accum: bool | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Gradients of ``features`` and ``filters`` of :func:`implicit_gemm`."""
+    return _backward(Plan(pair_fwd.t(), features.shape[0]), features, filters, out_bp)
+
+
+# --- pooling ----------------------------------------------------------------------------------------------------------
+
+
+def indice_maxpool(features: Tensor, indice_pairs: Tensor, indice_pair_num: Tensor, num_activate_out: int) -> Tensor:
+    """Largest value over pairs; starts from the first input and not, as spconv's ``Native``, from zero."""
+    return pooling.max_pool(features, _plan_of_pairs(indice_pairs, features.shape[0], num_activate_out).table)
+
+
+def indice_maxpool_backward(
+    features: Tensor, out_features: Tensor, out_bp: Tensor, indice_pairs: Tensor, indice_pair_num: Tensor
+) -> Tensor:
+    """Gradient of ``features`` of :func:`indice_maxpool`."""
+    plan = _plan_of_pairs(indice_pairs, features.shape[0], out_bp.shape[0])
+    return _maxpool_backward(features, out_bp, plan.table, plan.transposed().table)
+
+
+def indice_maxpool_implicit_gemm(features: Tensor, indice_pairs: Tensor, num_activate_out: int) -> Tensor:
+    """Largest value over a table ``[taps, m]``."""
+    return pooling.max_pool(features, indice_pairs.t())
+
+
+def indice_maxpool_implicit_gemm_backward(
+    features: Tensor, out_features: Tensor, out_bp: Tensor, indice_pairs: Tensor
+) -> Tensor:
+    """Gradient of ``features`` of :func:`indice_maxpool_implicit_gemm`; ``indice_pairs`` is the backward table."""
+    table = kernels.transpose_table(indice_pairs.t(), out_bp.shape[0])
+    return _maxpool_backward(features, out_bp, table, indice_pairs.t())
+
+
+def _maxpool_backward(features: Tensor, out_bp: Tensor, table: Tensor, table_t: Tensor) -> Tensor:
+    _, taps = pooling.max_pool_with_taps(features, table)
+    return pooling.max_pool_grad(out_bp, taps, table_t)
+
+
+def indice_avgpool_implicit_gemm(
+    features: Tensor, indice_pairs: Tensor, num_activate_out: int, calc_count: bool
+) -> tuple[Tensor, Tensor]:
+    """Mean of the inputs there are over a table ``[taps, m]``, and their number ``int32 [m]`` if ``calc_count``."""
+    count = (indice_pairs >= 0).sum(0, dtype=torch.int32) if calc_count else indice_pairs.new_empty(0)
+    return pooling.avg_pool(features, indice_pairs.t()), count
+
+
+def indice_avgpool_implicit_gemm_backward(out_bp: Tensor, indice_pairs: Tensor, count_out: Tensor) -> Tensor:
+    """Gradient of ``features`` of :func:`indice_avgpool_implicit_gemm`; ``indice_pairs`` is the backward table."""
+    return pooling.sum_pool(out_bp / count_out.clamp_min(1).to(out_bp.dtype)[:, None], indice_pairs.t())
+
+
+def global_pool_rearrange(coords: Tensor, batch_size: int) -> tuple[Tensor, Tensor]:
+    """Rows of each scene ``int32 [batch_size, n]``, then -1, and how many there are ``int32 [batch_size]``."""
+    member = coords[:, 0] == torch.arange(batch_size, device=coords.device)[:, None]
+    first = (~member).to(torch.int8).argsort(dim=1, stable=True)
+    return torch.where(member.gather(1, first), first, -1).int(), member.sum(1, dtype=torch.int32)
+
+
+def maximum_value_int_(ten: Tensor, value: int) -> None:
+    """Raise the one element of ``ten`` to ``value``."""
+    records.count_voxels(ten, value)

@@ -1,0 +1,207 @@
+"""Pooling layers over windows and over scenes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from shiplap_sparse3d import pooling
+from shiplap_sparse3d.plan import Plan
+from shiplap_sparse3d.spconv import indices
+from shiplap_sparse3d.spconv.core import (
+    ConvAlgo,
+    SparseConvTensor,
+    Window,
+    autocast,
+    check_ndim,
+    check_sparse,
+    expand_nd,
+)
+from shiplap_sparse3d.spconv.modules import SparseModule
+
+__all__ = [
+    "SparseAvgPool",
+    "SparseAvgPool1d",
+    "SparseAvgPool2d",
+    "SparseAvgPool3d",
+    "SparseGlobalAvgPool",
+    "SparseGlobalMaxOrAvgPool",
+    "SparseGlobalMaxPool",
+    "SparseMaxPool",
+    "SparseMaxPool1d",
+    "SparseMaxPool2d",
+    "SparseMaxPool3d",
+    "SparseMaxPool4d",
+]
+
+Ints = int | Sequence[int]
+
+
+class _Pool(SparseModule):
+    """Pooling over a window; only the voxels there are count.
+
+    Args:
+        kernel_size, stride, padding, dilation: as in torch; a stride of None is the kernel size.
+        indice_key: a new name under which an inverse convolution finds the way back.
+        subm: keep the voxels of the input.
+        algo, record_voxel_count, name: as in :class:`SparseConvolution`.
+    """
+
+    ALGO: ClassVar[ConvAlgo | None] = None
+
+    def __init__(
+        self,
+        ndim: int,
+        kernel_size: Ints = 3,
+        stride: Ints | None = 1,
+        padding: Ints = 0,
+        dilation: Ints = 1,
+        indice_key: str | None = None,
+        subm: bool = False,
+        algo: ConvAlgo | None = None,
+        record_voxel_count: bool = False,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(name=name)
+        check_ndim(type(self).__name__, ndim)
+        self.ndim, self.subm, self.indice_key = ndim, subm, indice_key
+        self.kernel_size = expand_nd(ndim, kernel_size)
+        self.stride = list(self.kernel_size) if stride is None else expand_nd(ndim, stride)
+        self.padding, self.dilation = expand_nd(ndim, padding), expand_nd(ndim, dilation)
+        taps = 1
+        for size in self.kernel_size:
+            taps *= size
+        self.algo = indices.algorithm(self.ALGO or algo, taps, 128)
+        self.record_voxel_count = record_voxel_count
+        if record_voxel_count and not subm:
+            self.register_buffer(indices.COUNT, torch.zeros(1, dtype=torch.int32))
+
+    def get_max_num_voxels(self) -> Tensor | None:
+        """The largest number of output voxels seen, or None without ``record_voxel_count``."""
+        return getattr(self, indices.COUNT, None)
+
+    def _reduce(self, features: Tensor, plan: Plan) -> Tensor:
+        raise NotImplementedError
+
+    def forward(self, input: SparseConvTensor) -> SparseConvTensor:
+        where, window = type(self).__name__, Window(self.kernel_size, self.stride, self.padding, self.dilation)
+        check_sparse(where, input)
+        if input.find_indice_pair(self.indice_key) is not None:
+            raise indices.taken(where, self.indice_key)
+        data = indices.build(where, input, window, self.algo, subm=self.subm, training=self.training)
+        features = self._reduce(autocast(input.features), data.pool_plan)
+        output = input.move(features, data.out_geometry, data.out_indices, data.out_spatial_shape)
+        if self.indice_key is not None:
+            output.indice_dict[self.indice_key] = data
+        indices.count_voxels(self.get_max_num_voxels(), features.shape[0])
+        return output
+
+    def extra_repr(self) -> str:
+        text = f"kernel_size={self.kernel_size}, stride={self.stride}"
+        for name, default in (("padding", 0), ("dilation", 1)):
+            if any(v != default for v in getattr(self, name)):
+                text += f", {name}={getattr(self, name)}"
+        return f"{text}, algo={self.algo}"
+
+
+class SparseMaxPool(_Pool):
+    """Largest value of the voxels in the window, of negative ones too."""
+
+    def _reduce(self, features: Tensor, plan: Plan) -> Tensor:
+        return pooling.max_pool(features, plan.table, None if plan.back is None else plan.back[0])
+
+
+class SparseAvgPool(_Pool):
+    """Mean of the voxels in the window, over their number and not over the volume of the kernel."""
+
+    ALGO = ConvAlgo.MaskImplicitGemm  # whatever was asked for, as in spconv: inverse layers look at it
+
+    def _reduce(self, features: Tensor, plan: Plan) -> Tensor:
+        return pooling.avg_pool(features, plan.table, None if plan.back is None else plan.back[0])
+
+
+class _Nd(_Pool):
+    """With the number of axes in the class; no stride is one of the kernel size."""
+
+    NDIM: ClassVar[int]
+
+    def __init__(
+        self,
+        kernel_size: Ints,
+        stride: Ints | None = None,
+        padding: Ints = 0,
+        dilation: Ints = 1,
+        indice_key: str | None = None,
+        algo: ConvAlgo | None = None,
+        record_voxel_count: bool = False,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(
+            self.NDIM,
+            kernel_size,
+            stride,
+            padding,
+            dilation,
+            indice_key,
+            algo=algo,
+            record_voxel_count=record_voxel_count,
+            name=name,
+        )
+
+
+class SparseMaxPool1d(_Nd, SparseMaxPool):
+    NDIM = 1
+
+
+class SparseMaxPool2d(_Nd, SparseMaxPool):
+    NDIM = 2
+
+
+class SparseMaxPool3d(_Nd, SparseMaxPool):
+    NDIM = 3
+
+
+class SparseMaxPool4d(_Nd, SparseMaxPool):
+    NDIM = 4
+
+
+class SparseAvgPool1d(_Nd, SparseAvgPool):
+    NDIM = 1
+
+
+class SparseAvgPool2d(_Nd, SparseAvgPool):
+    NDIM = 2
+
+
+class SparseAvgPool3d(_Nd, SparseAvgPool):
+    NDIM = 3
+
+
+class SparseGlobalMaxOrAvgPool(SparseModule):
+    """One row a scene, ``[batch_size, c]``: the mean or the largest value of its voxels, zeros where there is none."""
+
+    def __init__(self, is_mean: bool, name: str | None = None) -> None:
+        super().__init__(name=name)
+        self.is_mean = is_mean
+
+    def forward(self, input: SparseConvTensor) -> Tensor:
+        check_sparse(type(self).__name__, input)
+        coords, scenes = input.geometry.coords, input.batch_size
+        return pooling.global_pool(input.features, coords, scenes, "avg" if self.is_mean else "max")
+
+
+class SparseGlobalMaxPool(SparseGlobalMaxOrAvgPool):
+    """Largest value of each scene."""
+
+    def __init__(self, name: str | None = None) -> None:
+        super().__init__(is_mean=False, name=name)
+
+
+class SparseGlobalAvgPool(SparseGlobalMaxOrAvgPool):
+    """Mean of each scene."""
+
+    def __init__(self, name: str | None = None) -> None:
+        super().__init__(is_mean=True, name=name)

@@ -1,0 +1,109 @@
+"""Joining branches: concatenation, sums on the same voxels, sums on the union of voxels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from shiplap.errors import error
+from shiplap_sparse3d import ops as kernels
+from shiplap_sparse3d.spconv.core import SparseConvTensor, check_sparse, indices_of
+from shiplap_sparse3d.spconv.modules import SparseModule
+
+__all__ = ["AddTable", "AddTableMisaligned", "ConcatTable", "JoinTable", "sparse_add"]
+
+
+def _check(where: str, tensors: list[SparseConvTensor], *attributes: str) -> None:
+    """Refuse what is no sparse tensor, and tensors that differ in one of ``attributes``."""
+    for tensor in tensors:
+        check_sparse(where, tensor)
+    for what in attributes:
+        seen = [_ATTRIBUTES[what](tensor) for tensor in tensors]
+        for value in seen[1:]:
+            if value != seen[0]:
+                raise error(
+                    "SL208",
+                    where=where,
+                    got=f"{what} {value}",
+                    expected=f"{what} {seen[0]}",
+                    fix="AddTableMisaligned takes tensors on different voxels of one grid",
+                )
+
+
+_ATTRIBUTES: dict[str, Any] = {
+    "spatial_shape": lambda t: t.spatial_shape,
+    "batch_size": lambda t: t.batch_size,
+    "number of channels": lambda t: t.features.shape[1],
+    "number of voxels": lambda t: t.indices.shape[0],
+}
+
+
+class _Table(SparseModule):
+    def input_spatial_size(self, out_size: Any) -> Any:
+        return out_size
+
+
+class JoinTable(_Table):
+    """Channels side by side; all on the voxels of the first tensor, whose ``indice_dict`` stays."""
+
+    def forward(self, input: list[SparseConvTensor]) -> SparseConvTensor:
+        _check("JoinTable", input, "spatial_shape", "batch_size", "number of voxels")
+        return input[0].replace_feature(torch.cat([tensor.features for tensor in input], 1))
+
+
+class AddTable(_Table):
+    """Sum of features; all on the voxels of the first tensor, whose ``indice_dict`` stays."""
+
+    def forward(self, input: list[SparseConvTensor]) -> SparseConvTensor:
+        _check("AddTable", input, *_ATTRIBUTES)
+        total = input[0].features
+        for tensor in input[1:]:
+            total = total + tensor.features
+        return input[0].replace_feature(total)
+
+
+class AddTableMisaligned(_Table):
+    """Sum over the union of voxels: :func:`sparse_add`."""
+
+    def forward(self, input: list[SparseConvTensor]) -> SparseConvTensor:
+        return sparse_add(*input)
+
+
+class ConcatTable(SparseModule):
+    """The list of what each module makes of the input."""
+
+    def forward(self, input: Any) -> list[Any]:
+        return [module(input) for module in self._modules.values() if module is not None]
+
+    def add(self, module: nn.Module) -> ConcatTable:
+        self.add_module(str(len(self._modules)), module)
+        return self
+
+    def input_spatial_size(self, out_size: Any) -> Any:
+        return self._modules["0"].input_spatial_size(out_size)  # type: ignore[union-attr,operator]
+
+
+def sparse_add(*tens: SparseConvTensor) -> SparseConvTensor:
+    """Sum of tensors of one grid on the union of their voxels, which comes in ascending order without records.
+
+    Where one operand covers the union, the sum is on its voxels, in their order and with its ``indice_dict``; a graph
+    that is being compiled cannot know that.
+    """
+    first = tens[0]
+    _check("sparse_add", list(tens), "spatial_shape", "batch_size", "number of channels")
+    coords = torch.cat([tensor.geometry.coords for tensor in tens])
+    union, inverse, _ = kernels.unique_coords(coords)
+    features = torch.cat([tensor.features for tensor in tens])
+    total = features.new_zeros(union.shape[0], features.shape[1]).index_add(0, inverse.long(), features)
+    if not torch.compiler.is_compiling():
+        start = 0
+        for tensor in tens:
+            stop = start + tensor.indices.shape[0]
+            if stop - start == union.shape[0]:
+                return tensor.replace_feature(total[inverse[start:stop].long()])
+            start = stop
+    result = first.replace_feature(total)
+    result.indices, result.indice_dict = indices_of(union, first.ndim), {}
+    return result

@@ -1,0 +1,127 @@
+"""One step from voxels to other voxels: which ones a window reaches, and the plan of convolutions onto them.
+
+Both directions share their ops. A transposed window reaches ``o = i*S - P + k*Dl``: seen from the scaled voxels
+``i*S`` that is a window of stride 1 whose taps count backwards, so ``out_coords`` finds those too, and its table is the
+transpose of the strided one that leads back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from shiplap_sparse3d import bounded, ops, planning
+from shiplap_sparse3d.coords import output_shape
+from shiplap_sparse3d.plan import Plan, parts_for, wants_sorted
+
+__all__ = ["Triple", "Window", "connect", "reach", "submanifold"]
+
+Triple = tuple[int, int, int]
+
+
+class Window(NamedTuple):
+    """What a step is made with.
+
+    Attributes:
+        output_padding: of a transposed step; None for a strided one.
+        capacity: rows of the result if that is fixed (the last ones are padding), or None.
+    """
+
+    kernel: Triple
+    stride: Triple
+    padding: Triple
+    dilation: Triple
+    output_padding: Triple | None = None
+    capacity: int | None = None
+
+    def shape(self, grid: Triple) -> Triple:
+        """The grid that the step leads to."""
+        if self.output_padding is None:
+            return output_shape(grid, *self[:4])
+        axes = zip(grid, *self[:4], self.output_padding, strict=True)
+        x, y, z = (max(0, (w - 1) * s - 2 * p + d * (k - 1) + 1 + extra) for w, k, s, p, d, extra in axes)
+        return x, y, z
+
+    def most(self, rows: int, grid: Triple, batch_size: int) -> int:
+        """The largest number of voxels that ``rows`` of them can reach."""
+        each = list(self.kernel)
+        if self.output_padding is None:
+            axes = zip(self.kernel, self.stride, self.dilation, strict=True)
+            each = [-(-k // (s // math.gcd(s, d))) for k, s, d in axes]
+        x, y, z = self.shape(grid)  # multiplied out: math.prod of a generator is closed to torch.compile
+        return min(rows * each[0] * each[1] * each[2], batch_size * x * y * z)
+
+
+def reach(window: Window, coords: Tensor, grid: Triple) -> Tensor:
+    """``int32 [m, 4]``: the voxels that those at ``coords`` reach, ascending; ``m`` is the capacity if there is one."""
+    kernel, stride, padding, dilation, extra, capacity = window
+    if extra is None:
+        return _out_coords(coords, grid, kernel, stride, padding, dilation, capacity)
+    # Taps count backwards, hence padding on the far side; more padding than the kernel covers cuts the border off.
+    far = [d * (k - 1) - p for p, d, k in zip(padding, dilation, kernel, strict=True)]
+    room = [(w - 1) * s + 1 + max(0, e) + min(0, 2 * f) for w, s, e, f in zip(grid, stride, extra, far, strict=True)]
+    b, *cells = coords.unbind(1)
+    scaled = torch.stack([b, *(c * s + min(0, f) for c, s, f in zip(cells, stride, far, strict=True))], 1)
+    if min(far) < 0:
+        scaled = _cut(scaled, room)
+    outer = [max(0, f) for f in far]
+    found = _out_coords(scaled, [max(1, r) for r in room], kernel, (1, 1, 1), outer, dilation, capacity)
+    if min(extra) >= 0:
+        return found
+    found = _cut(found, window.shape(grid))
+    return found if capacity is not None else found[found[:, 0] >= 0]
+
+
+def _out_coords(coords: Tensor, grid: Sequence[int], *window: Sequence[int] | int | None) -> Tensor:
+    *lists, capacity = window
+    arguments = [list(grid), *map(list, lists)]  # type: ignore[arg-type]
+    if capacity is None:
+        return ops.out_coords(coords, *arguments)
+    return bounded.out_coords_bounded(coords, *arguments, capacity)[0]
+
+
+def _cut(coords: Tensor, limits: Sequence[int]) -> Tensor:
+    """``coords`` with padding in place of the rows outside ``limits``."""
+    inside = [(c >= 0) & (c < limit) for c, limit in zip(coords.unbind(1)[1:], limits, strict=True)]
+    return torch.where((inside[0] & inside[1] & inside[2])[:, None], coords, -1)
+
+
+def submanifold(coords: Tensor, grid: Triple, kernel: Triple, dilation: Triple) -> Plan:
+    """The plan of convolutions from ``coords`` onto themselves; not sorted, unless it is made so in one go."""
+    arguments = coords, list(grid), list(kernel), list(dilation)
+    # A neighbour across offset d sees this voxel across -d: an odd kernel read backwards is its own transpose.
+    odd = all(k % 2 == 1 for k in kernel)
+    if odd and wants_sorted(coords):
+        parts = parts_for(coords.shape[0], math.prod(kernel))
+        columns, order, masks = planning.subm_plan(*arguments, parts)
+        return Plan(columns.t(), coords.shape[0], order, masks, symmetric=True)
+    return Plan(ops.subm_table(*arguments), coords.shape[0], symmetric=odd)
+
+
+def connect(
+    window: Window, coords: Tensor, grid: Triple, reached: Tensor, *, ordered: bool = False, back: bool = False
+) -> Plan:
+    """The plan of convolutions from ``coords`` onto the voxels they ``reach``, with its way back if that is at hand.
+
+    ``ordered``: sorted if that and, where it is wanted, the way ``back`` are made in one go.
+    """
+    kernel, stride, padding, dilation, extra, _ = window
+    lists = list(kernel), list(stride), list(padding), list(dilation)
+    n, m, k = coords.shape[0], reached.shape[0], math.prod(kernel)
+    if extra is None:
+        arguments = coords, reached, list(grid), *lists
+        if not ordered:
+            return Plan(ops.conv_table(*arguments), n)
+        columns, order, masks, *rest = planning.conv_plan(*arguments, parts_for(m, k), parts_for(n, k) if back else 0)
+        return Plan(columns.t(), n, order, masks, back=(rest[0].t(), rest[1], rest[2]) if back else None)
+    whole = window._replace(output_padding=(max(0, extra[0]), max(0, extra[1]), max(0, extra[2]))).shape(grid)
+    arguments = reached, coords, [max(1, w) for w in whole], *lists
+    if not (ordered and back):
+        table = ops.conv_table(*arguments)
+        return Plan(ops.transpose_table(table, m), n, back=(table, None, None))
+    columns, order, masks, *rest = planning.conv_plan(*arguments, parts_for(n, k), parts_for(m, k))
+    return Plan(rest[0].t(), n, rest[1], rest[2], back=(columns.t(), order, masks))

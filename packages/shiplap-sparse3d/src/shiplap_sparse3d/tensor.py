@@ -1,0 +1,292 @@
+"""``SparseTensor``: features on the active voxels of a geometry; and how points and dense volumes become one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shiplap.errors import error
+from shiplap_sparse3d import ops
+from shiplap_sparse3d.coords import check_coords, check_rows, check_scenes
+from shiplap_sparse3d.geometry import Axes, Geometry, Strided, per_axis, triple
+
+__all__ = ["Geometry", "SparseTensor", "Strided", "cat", "triple", "voxelize"]
+
+
+class SparseTensor:
+    """Features on active voxels.
+
+    Args:
+        feats: ``[n, c]``.
+        coords: ``int32 [n, 1 + d]`` rows of a batch index and ``d`` of (x, y, z), 1 to 3 axes; distinct and inside the
+            grid (checked when a table is built).
+        spatial_shape: cells per axis, ``d`` of them.
+        batch_size: number of scenes; every batch index is below it.
+        padded: rows may be padding (batch index -1), see :meth:`pad`.
+        geometry: used instead of the four above when the voxels are those of another tensor.
+
+    Raises:
+        ArgumentError: SL202 when ``feats`` and the voxels are not as many.
+    """
+
+    def __init__(
+        self,
+        feats: Tensor,
+        coords: Tensor | None = None,
+        spatial_shape: int | Sequence[int] = (),
+        batch_size: int = 1,
+        *,
+        padded: bool = False,
+        geometry: Geometry | None = None,
+    ) -> None:
+        if geometry is None:
+            if coords is None:
+                raise error("SL209", where="SparseTensor", got="no coords", expected="coords or geometry")
+            geometry = Geometry(coords, spatial_shape, batch_size, padded=padded)
+        if feats.dim() != 2:
+            raise error("SL201", where="SparseTensor, argument 'feats'", got=f"{feats.dim()} dims", expected="[n, c]")
+        check_rows("SparseTensor", feats, geometry.coords.shape[0])
+        self.feats, self.geometry = feats, geometry
+
+    @classmethod
+    def from_dense(cls, dense: Tensor) -> SparseTensor:
+        """The cells of ``[b, c, *spatial]`` that have a channel other than zero, in ascending order.
+
+        How many there are is up to the data, so a GPU has to be waited for.
+        """
+        rows = dense.movedim(1, -1)
+        where = (rows != 0).any(-1).nonzero()
+        return cls(rows[tuple(where.unbind(1))], where.int(), dense.shape[2:], dense.shape[0])
+
+    @property
+    def coords(self) -> Tensor:
+        """``int32 [n, 1 + d]``."""
+        lead = 3 - self.geometry.ndim
+        coords = self.geometry.coords
+        return torch.cat([coords[:, :1], coords[:, 1 + lead :]], 1) if lead else coords
+
+    @property
+    def spatial_shape(self) -> tuple[int, ...]:
+        return self.geometry.spatial_shape[3 - self.geometry.ndim :]
+
+    @property
+    def batch_size(self) -> int:
+        return self.geometry.batch_size
+
+    def replace(self, feats: Tensor) -> SparseTensor:
+        """Other features on the same voxels; tables are shared."""
+        return SparseTensor(feats, geometry=self.geometry)
+
+    def to(self, *args: Any, **options: Any) -> SparseTensor:
+        """On another device (without tables), with features of another dtype, or both; arguments of ``Tensor.to``."""
+        feats = self.feats.to(*args, **options)
+        moved = self.geometry if feats.device == self.geometry.coords.device else self.geometry.to(feats.device)
+        return SparseTensor(feats, geometry=moved)
+
+    def dense(self) -> Tensor:
+        """``[batch_size, c, *spatial_shape]``, zeros where no voxel is active.
+
+        Raises:
+            ArgumentError: SL211 on the CPU, outside of a graph, for duplicates and for voxels outside of grid or batch.
+        """
+        coords, (width, height, depth) = self.geometry.coords, self.geometry.spatial_shape
+        if coords.device.type == "cpu" and not torch.compiler.is_compiling():
+            check_scenes("dense", coords, self.batch_size)
+            check_coords("dense", coords, self.geometry.spatial_shape)
+        b, x, y, z = coords.long().unbind(1)
+        cells = self.batch_size * width * height * depth
+        cell = torch.where(b < 0, cells, ((b * width + x) * height + y) * depth + z)  # padding has a cell, dropped here
+        out = self.feats.new_zeros(cells + 1, self.feats.shape[1]).index_put((cell,), self.feats)[:cells]
+        return out.view(self.batch_size, *self.spatial_shape, self.feats.shape[1]).movedim(-1, 1)
+
+    # --- capacity form ------------------------------------------------------------------------------------------------
+
+    def pad(self, capacity: int) -> SparseTensor:
+        """The same voxels in ``capacity`` rows; what is left over is padding, and so it stays in every layer.
+
+        All sizes are fixed then, whatever the data: one graph to export or to capture serves all scenes. Features of
+        padding rows mean nothing; ``dense``, pooling, batch norm, indexing and every table leave them out.
+
+        Raises:
+            ArgumentError: SL208 when there are more rows than that.
+        """
+        n = self.feats.shape[0]
+        if n > capacity:
+            raise error(
+                "SL208",
+                where="SparseTensor.pad",
+                got=f"{n} rows, capacity {capacity}",
+                expected="a capacity that holds all rows",
+            )
+        coords = torch.nn.functional.pad(self.coords, (0, 0, 0, capacity - n), value=-1)
+        feats = torch.nn.functional.pad(self.feats, (0, 0, 0, capacity - n))
+        return SparseTensor(feats, coords, self.spatial_shape, self.batch_size, padded=True)
+
+    @property
+    def is_voxel(self) -> Tensor:
+        """``bool [n, 1]``: which rows are voxels, and not padding."""
+        return self.geometry.is_voxel
+
+    # --- arithmetic and selection -------------------------------------------------------------------------------------
+
+    def __add__(self, other: SparseTensor | Tensor | float) -> SparseTensor:
+        """Row by row. Raises SL202 for a tensor on other voxels: rows of the two mean different places."""
+        if isinstance(other, SparseTensor):
+            if not self.geometry.same(other.geometry):
+                both = f"{self} and {other}, each on voxels of its own"
+                raise error(
+                    "SL202",
+                    where="SparseTensor + SparseTensor",
+                    got=both,
+                    expected="tensors on the same voxels",
+                    fix="add tensors of one geometry, as a skip connection and its inverse convolution are",
+                )
+            other = other.feats
+        return self.replace(self.feats + other)
+
+    __radd__ = __add__
+
+    def __getitem__(self, scenes: int | slice) -> SparseTensor:
+        """``x[b]`` and ``x[start:stop]``: those scenes, counted from 0 again.
+
+        How many rows that keeps is up to the data, so a GPU has to be waited for; a padded tensor keeps all of its rows
+        and the other scenes become padding.
+        """
+        chosen = range(self.batch_size)[scenes]
+        chosen = range(chosen, chosen + 1) if isinstance(chosen, int) else chosen
+        if chosen.step != 1:
+            raise error("SL208", where="SparseTensor[...]", got=scenes, expected="an int, or a slice with step 1")
+        coords, feats = self.coords, self.feats
+        inside = (coords[:, 0] >= chosen.start) & (coords[:, 0] < chosen.stop)
+        moved = torch.cat([coords[:, :1] - chosen.start, coords[:, 1:]], 1)
+        if self.geometry.padded:
+            coords = torch.where(inside[:, None], moved, -1)
+        else:
+            coords, feats = moved[inside], feats[inside]
+        return SparseTensor(feats, coords, self.spatial_shape, len(chosen), padded=self.geometry.padded)
+
+    def __repr__(self) -> str:
+        n, c = self.feats.shape
+        kind = ", padded" if self.geometry.padded else ""
+        return f"SparseTensor(n={n}, c={c}, spatial_shape={self.spatial_shape}, batch_size={self.batch_size}{kind})"
+
+
+def cat(tensors: Sequence[SparseTensor], dim: int = 1) -> SparseTensor:
+    """Concatenation as of the dense tensors ``[b, c, *spatial]``: of channels (1) or of scenes (0).
+
+    Raises:
+        ArgumentError: SL202 for channels on different voxels, or scenes of different grids; SL208 for another ``dim``.
+    """
+    first, where = tensors[0], f"sparse3d.cat, dim {dim}"
+    for other in tensors[1:]:
+        if dim == 1 and not first.geometry.same(other.geometry):
+            raise error(
+                "SL202", where=where, got=f"{first} and {other} on other voxels", expected="tensors on the same voxels"
+            )
+        if dim == 0 and first.spatial_shape != other.spatial_shape:
+            raise error("SL202", where=where, got=f"{first} and {other}", expected="grids of one size")
+    if dim == 1:
+        return first.replace(torch.cat([t.feats for t in tensors], 1))
+    if dim != 0:
+        raise error("SL208", where=where, got=dim, expected="0 (scenes) or 1 (channels)")
+    moved, scenes = [], 0
+    for t in tensors:
+        b = t.coords[:, :1]
+        moved.append(torch.cat([torch.where(b < 0, b, b + scenes), t.coords[:, 1:]], 1))
+        scenes += t.batch_size
+    padded = any(t.geometry.padded for t in tensors)
+    return SparseTensor(
+        torch.cat([t.feats for t in tensors]), torch.cat(moved), first.spatial_shape, scenes, padded=padded
+    )
+
+
+def voxelize(
+    points: Tensor,
+    feats: Tensor,
+    size: float | Sequence[float],
+    *,
+    batch: Tensor | None = None,
+    origin: Sequence[float] | None = None,
+    spatial_shape: Axes | None = None,
+    batch_size: int | None = None,
+) -> tuple[SparseTensor, Tensor]:
+    """Points → voxels with the mean of their features, and the voxel of each point.
+
+    Args:
+        points: ``[p, 3]`` positions, in the unit of ``size``; integers and halves are worked on in a wider dtype.
+        feats: ``[p, c]``.
+        size: edge of a voxel, one number or one per axis.
+        batch: integers ``[p]``, the scene of each point (default: one scene).
+        origin: corner of the grid (default: the minimum of the points).
+        spatial_shape, batch_size: default: as large as the points need, which costs a host synchronisation.
+
+    Returns:
+        ``(voxels, inverse)`` with ``inverse int32 [p]``; voxels are in ascending (batch, x, y, z) order.
+
+    Raises:
+        ArgumentError: SL211 for points below ``origin``, beyond ``spatial_shape`` or not finite, and for scenes that
+            are not in ``[0, batch_size)``; SL201 to SL208 for arguments that do not fit each other.
+    """
+    if points.dim() != 2 or points.shape[1] != 3:
+        raise error(
+            "SL201", where="sparse3d.voxelize, argument 'points'", got=f"shape {tuple(points.shape)}", expected="[p, 3]"
+        )
+    wide = torch.promote_types(points.dtype, torch.float32) if points.is_floating_point() else torch.float64
+    place, shape = points.to(wide), None if spatial_shape is None else per_axis(spatial_shape, "spatial_shape")
+    edge, corner = _vector("size", size, place), _vector("origin", 0.0 if origin is None else origin, place)
+    if origin is None and points.shape[0]:
+        corner = place.amin(0)
+    if not bool((edge > 0).all()):
+        raise error("SL208", where="sparse3d.voxelize, argument 'size'", got=size, expected="more than 0")
+    cells = torch.floor((place - corner) / edge)
+    _check_cells(points, cells, shape)
+    scene = _scenes(batch, batch_size, points)
+    coords, inverse, counts = ops.unique_coords(torch.cat([scene[:, None], cells.int()], 1))
+    if shape is None:
+        shape = per_axis((coords[:, 1:].amax(0) + 1).tolist() if coords.shape[0] else 1, "spatial_shape")
+    if batch_size is None:
+        batch_size = 1 if batch is None or not coords.shape[0] else int(coords[:, 0].max()) + 1
+    return SparseTensor(ops.segment_mean(feats, inverse, counts), coords, shape, batch_size), inverse
+
+
+def _vector(name: str, value: float | Sequence[float] | Tensor, like: Tensor) -> Tensor:
+    """``[3]`` in the dtype of ``like``: one number for each axis."""
+    vector = torch.as_tensor(value, dtype=like.dtype, device=like.device)
+    if vector.shape not in ((), (1,), (3,)):
+        raise error(
+            "SL208", where=f"sparse3d.voxelize, argument {name!r}", got=value, expected="one number, or one per axis"
+        )
+    return vector.expand(3)
+
+
+def _scenes(batch: Tensor | None, batch_size: int | None, points: Tensor) -> Tensor:
+    """``int32 [p]``: the scene of each point. A negative one would make a voxel of it that counts as padding."""
+    if batch is None:
+        return torch.zeros(points.shape[0], dtype=torch.int32, device=points.device)
+    where, limit = "sparse3d.voxelize, argument 'batch'", 2**31 if batch_size is None else batch_size
+    if batch.is_floating_point():
+        raise error("SL204", where=where, got=batch.dtype, expected="integers")
+    if batch.shape != points.shape[:1]:
+        raise error("SL202", where=where, got=f"shape {tuple(batch.shape)}", expected=f"[{points.shape[0]}], as points")
+    outside = (batch < 0) | (batch >= limit)
+    if bool(outside.any()):
+        row = int(outside.nonzero()[0, 0])
+        raise error("SL211", where=where, got=f"point {row} in scene {int(batch[row])}", expected=f"0 to {limit - 1}")
+    return batch.int()
+
+
+def _check_cells(points: Tensor, cells: Tensor, shape: Sequence[int] | None) -> None:
+    limit = cells.new_tensor(shape) if shape is not None else cells.new_full((3,), 2.0**31)
+    outside = ~((cells >= 0) & (cells < limit)).all(1)  # a NaN compares false, so it is outside
+    if bool(outside.any()):
+        row = int(outside.nonzero()[0, 0])
+        raise error(
+            "SL211",
+            where="sparse3d.voxelize",
+            got=f"point {row} = {points[row].tolist()}, cell {cells[row].tolist()}",
+            expected=f"cells from 0 to {[int(v) - 1 for v in limit.tolist()]}",
+            fix="set origin and spatial_shape so that every point is inside, or drop the points that are not",
+        )

@@ -1,0 +1,22 @@
+"""The full audit, on the GPU, of every op of sparse3d that the files of its kind do not audit there themselves."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import shiplap as sl
+import shiplap_sparse3d as sparse3d
+from shiplap.op import registry
+from tests.sparse3d.gpu import test_lowlevel, test_maps
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+ELSEWHERE = {*test_maps.NAMES, *test_lowlevel.OPS}
+REST = sorted({name.removeprefix("sparse3d::") for name in registry._ops if name.startswith("sparse3d::")} - ELSEWHERE)
+
+
+@pytest.mark.parametrize("name", REST)
+def test_an_op_passes_its_full_audit(name):
+    findings = sl.audit(registry.find(f"sparse3d::{name}"), device="cuda")
+    assert [f"{f.check}: {f.evidence} [{f.input}]" for f in findings if f.verdict == "fail"] == []
+    sparse3d.synchronize()

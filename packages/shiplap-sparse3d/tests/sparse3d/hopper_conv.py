@@ -1,0 +1,42 @@
+"""What the first configs of sparse3d's products need of a Hopper GPU, by Triton's compiler. Run by its test."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from shiplap.op import Op
+from shiplap_sparse3d import ops
+from shiplap_testing import hopper
+
+ROWS, TAPS, PARTS, CHANNELS = 4096, 27, 3, 256
+HALF, FULL, TF32 = "float16", "float32", "float32 on tensor cores"
+
+
+def first(op: Op, args: tuple[Any, ...]) -> Any:
+    """The kernel that runs without a choice, compiled."""
+    (kernel,) = op.kernels["cuda"]
+    call = op._checker.bind(args)
+    serving = replace(kernel, device="cpu", _variants={}).serving(call)
+    assert not isinstance(serving, str), serving
+    serving.run.jitted.clear()
+    serving.run.compile(call)
+    (compiled,) = hopper.compiled(serving.run)
+    return {**hopper.resources(compiled), "config": str(serving.config)}
+
+
+hopper.pretend()
+generator = torch.Generator().manual_seed(0)
+table = torch.randint(-1, ROWS, (ROWS, TAPS), generator=generator, dtype=torch.int32)
+columns, order, masks = ops.sort_table._reference((table, PARTS, 1 << 18))
+blocks, counts = ops.tap_blocks._reference((masks, TAPS))
+for name in (HALF, FULL, TF32):
+    feats = torch.zeros(ROWS, CHANNELS, dtype=torch.float16 if name == HALF else torch.float32)
+    weight = feats.new_zeros(CHANNELS, TAPS, CHANNELS)
+    conv = (feats, weight, columns.t(), None, order, masks, None, None, None, 1, False, False, name == TF32)
+    outer = (feats, feats, columns.t(), order, blocks, counts, 1, False, name == TF32)
+    for op, args in ((ops.conv, conv), (ops.conv_weight_grad, outer)):
+        print(json.dumps([op.spec.opname, name, first(op, args)]), flush=True)

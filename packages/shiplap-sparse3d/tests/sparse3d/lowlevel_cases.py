@@ -1,0 +1,62 @@
+"""The low-level ops of sparse3d on the audit's samples: a kernel beside the reference, wherever it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+
+import torch
+
+import shiplap as sl
+import shiplap_sparse3d as sparse3d
+from shiplap.referee.run import effects
+from shiplap.referee.samples import Case, Samples, tree_map
+
+OPS = (
+    "hash_insert",
+    "hash_lookup",
+    "hash_insert_3d",
+    "hash_insert_3d_index",
+    "hash_lookup_3d",
+    "z_order_encode",
+    "z_order_decode",
+    "hilbert_encode",
+    "hilbert_decode",
+    "nearest_map",
+    "trilinear_map",
+    "indice_weighted_sum",
+    "indice_weighted_sum_grad",
+    "masked_gemm_signals",
+    "masked_gemm_kernels",
+)
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+
+
+def cases(op: sl.Op, seed: int, device: str) -> Iterator[Case]:
+    samples = Samples(op, seed, device)
+    yield from chain(samples.edges(), samples.scalars(), samples.dtypes(), samples.layouts(), samples.grown(2))
+
+
+def disagreements(name: str, seed: int, device: str = "cpu", without: tuple[torch.dtype, ...] = ()) -> list[str]:
+    """Labels of the samples on which the kernel for CUDA and the reference differ; at least twenty are tried."""
+    op, found, tried = getattr(sparse3d, name), [], 0
+    (kernel,) = (k for k in op.kernels["cuda"] if k.name == "triton")
+    for case in cases(op, seed, device):
+        args, plain = case.fresh(), tree_map(torch.Tensor.contiguous, case.fresh())
+        if any(isinstance(a, torch.Tensor) and a.dtype in without for a in args):
+            continue
+        got = effects(op, args, kernel.run(op._checker.bind(args)))
+        outs = op.reference(*plain)
+        outs = outs if isinstance(outs, tuple) else (outs,) if outs is not None else ()
+        same = (agree(g, w) for g, w in zip(got, effects(op, plain, outs), strict=True))
+        found += [] if all(same) else [case.label]
+        tried += 1
+    assert tried >= 20
+    return found
+
+
+def agree(got: torch.Tensor, want: torch.Tensor) -> bool:
+    if not got.is_floating_point():
+        return torch.equal(got, want)
+    tolerance = TOLERANCE[got.dtype]
+    return torch.allclose(got.double(), want.double(), rtol=tolerance, atol=tolerance, equal_nan=True)

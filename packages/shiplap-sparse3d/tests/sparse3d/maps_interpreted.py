@@ -1,0 +1,198 @@
+"""Run by test_sparse3d_maps.py in a process of its own: the Triton kernels, interpreted, on CPU tensors.
+
+``maps_interpreted.py SEED [FOLDER]``: each case says that it agrees, or what does not. Modules in ``FOLDER`` stand
+before those of the package: wrong ones, which must not agree.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+import math
+import sys
+import warnings
+from typing import Any
+
+import pytest
+import torch
+
+import shiplap as sl
+from shiplap.op.expr import Expr
+from shiplap_sparse3d import bounded, cuda, ops, planning
+
+cuda.__path__[:0] = sys.argv[2:]  # before its modules are imported
+
+from shiplap_sparse3d.cuda import HASH, PLAN, SORT, coords, lookup, sort, status, tables, unique  # noqa: E402
+
+CPU = torch.device("cpu")
+WORKSPACES = {
+    "subm_table": (tables, HASH),
+    "conv_table": (tables, HASH),
+    "transpose_table": (tables, None),
+    "sort_table": (sort, SORT.format("m")),
+    "subm_plan": (tables, f"{HASH} + {SORT.format('n')} + 4 * n * k"),
+    "conv_plan": (tables, PLAN),
+    "tap_blocks": (sort, None),
+    "out_coords_bounded": (coords, None),
+}
+GUARD = 64  # bytes behind a workspace that nobody may touch
+
+
+def voxels(rng: torch.Generator, rows: int, grid: list[int], scenes: int = 2, padding: float = 0.0) -> torch.Tensor:
+    """Distinct rows in any order, some of them padding."""
+    cells = torch.randperm(scenes * math.prod(grid), generator=rng)[:rows]
+    z, rest = cells % grid[2], cells // grid[2]
+    y, rest = rest % grid[1], rest // grid[1]
+    found = torch.stack([rest // grid[0], rest % grid[0], y, z], 1).int()
+    found[torch.rand(len(found), generator=rng) < padding] = -1
+    return found
+
+
+def run(op: Any, *args: Any) -> tuple[torch.Tensor, ...]:
+    """The kernel of ``op`` on poisoned outputs and a poisoned workspace of the declared size."""
+    module, workspace = WORKSPACES[op.spec.opname]
+    want = op.reference(*args)
+    want = want if isinstance(want, tuple) else (want,)
+    names, outs = [o.name for o in op.spec.outputs], [torch.full_like(w, 77) for w in want]
+    given = dict(zip([a.name for a in op.spec.args], args, strict=False))
+    scalars = {name: value for name, value in given.items() if not isinstance(value, torch.Tensor)}
+    sizes = {"n": len(args[0]), "m": len(given.get("out_coords", args[0])), "k": math.prod(given.get("kernel", []))}
+    size = int(Expr.parse(workspace or "0", "test")({**sizes, **scalars}))
+    memory = torch.full((size + GUARD,), 0xAB, dtype=torch.uint8)
+    extra = {} if workspace is None else {"workspace": memory[:size]}
+    getattr(module, op.spec.opname)(*args, **dict(zip(names, outs, strict=True)), **extra)
+    status.poll(CPU)
+    for name, got, expected in zip(names, outs, want, strict=True):
+        assert torch.equal(got, expected), f"{op.spec.opname} {name} {scalars}"
+    assert bool((memory[size:] == 0xAB).all()), f"{op.spec.opname} writes behind its workspace"
+    return tuple(outs)
+
+
+def submanifold(rng: torch.Generator) -> None:
+    for rows, grid, kernel, dilation, padding in (
+        (40, [4, 5, 6], [5, 2, 4], [1, 3, 2], 0.1),
+        (0, [4, 4, 4], [3, 3, 3], [1, 1, 1], 0.0),
+        (1, [1, 1, 1], [3, 3, 3], [1, 1, 1], 0.0),
+        (135, [7, 5, 6], [3, 3, 1], [1, 1, 1], 0.2),  # more than one tile of a counting sort
+        (30, [2**21 - 1, 2**20, 2**20], [1, 3, 2], [2**31 - 1, 1, 2**20], 0.1),
+    ):
+        at = voxels(rng, rows, grid, padding=padding) if math.prod(grid) < 10**6 else far(rng, rows, grid)
+        at = torch.cat([at.new_zeros(1, 4), at])[1:]  # an offset
+        for lookup.NEAR in (1024, 0):  # compared with each other, and through the hash
+            run(ops.subm_table, at, grid, kernel, dilation)
+        taps = math.prod(kernel)
+        for parts, near, run_of in ((-(-taps // 31), 0, 1 << 18), (-(-taps // 3), 1024, 50)):
+            lookup.NEAR = near
+            run(planning.subm_plan, at, grid, kernel, dilation, parts, run_of)
+
+
+def far(rng: torch.Generator, rows: int, grid: list[int]) -> torch.Tensor:
+    """Voxels at the corners of a vast grid."""
+    ends = [torch.tensor([0, 1, w - 2, w - 1])[torch.randint(0, 4, (rows,), generator=rng)] for w in grid]
+    return torch.unique(torch.stack([torch.randint(0, 2, (rows,), generator=rng), *ends], 1), dim=0).int()
+
+
+def steps(rng: torch.Generator) -> None:
+    for rows, window in (
+        (0, [[3, 3, 3], [2, 2, 2], [1, 1, 1], [1, 1, 1]]),
+        (50, [[3, 3, 3], [2, 2, 2], [1, 1, 1], [1, 1, 1]]),
+        (60, [[2, 3, 1], [2, 1, 3], [0, 1, 0], [1, 2, 3]]),
+    ):
+        grid = [9, 8, 10]
+        at = voxels(rng, rows, grid, padding=0.1)
+        reached = ops.out_coords.reference(at, grid, *window)
+        reached, _ = run(bounded.out_coords_bounded, at, grid, *window, len(reached) + 9)
+        (table,) = run(ops.conv_table, at, reached, grid, *window)
+        run(ops.transpose_table, table, rows)
+        k = math.prod(window[0])
+        for parts, parts_t, run_of in ((-(-k // 9), 1, 1 << 18), (1, 0, 40)):
+            run(planning.conv_plan, at, reached, grid, *window, parts, parts_t, run_of)
+    run(planning.conv_plan, at, reached[:0], grid, *window, 2, 3, 50)
+
+
+def sorts(rng: torch.Generator) -> None:
+    for parts, b, taps in ((1, 0, 5), (3, 1, 27), (2, 700, 40), (9, 2000, 27), (4, 30, 3), (1, 3, 0)):
+        masks = torch.randint(0, 2**31 - 1, (b, parts), generator=rng).int().t()
+        run(ops.tap_blocks, masks & torch.randint(0, 2**31 - 1, (parts, 1), generator=rng).int(), taps)
+    for m, k in ((0, 27), (1, 9), (64, 5), (1200, 5), (135, 40), (90, 1)):
+        table = torch.where(torch.rand(m, k, generator=rng) < 0.3, torch.randint(0, 9, (m, k), generator=rng), -1).int()
+        for parts in sorted({-(-k // 31), -(-k // 9), -(-k // 3)}):
+            run(ops.sort_table, table, parts, 1 << 18)
+        run(ops.sort_table, table, -(-k // 9), 100)
+    run(ops.sort_table, torch.arange(-1, 59).int().view(10, 6), 6, 1 << 18)  # a part for each tap
+
+
+def points(rng: torch.Generator) -> None:
+    """Distinct rows, and means of those that share one; some segments are empty, and rows are views."""
+    for n in (0, 1, 700):
+        rows = torch.randint(-3, 4, (n, 4), generator=rng).int()
+        for at in (rows, rows.new_zeros(4, n).t().copy_(rows), rows * 2**13):
+            for got, want in zip(unique.unique_coords(at), ops.unique_coords.reference(at), strict=True):
+                assert torch.equal(got, want), "unique_coords"
+        if n:
+            corners = torch.cat([rows[:1].fill_(-(2**31)), torch.full((1, 4), 2**31 - 1, dtype=torch.int32)])
+            with pytest.raises(sl.ShiplapError, match=r"span \(4294967296(, 4294967296){3}\) cells"):
+                unique.unique_coords(corners)
+        for m, c, dtype in (
+            (9, 5, torch.float32),
+            (60, 150, torch.float64),
+            (3, 1, torch.float16),
+            (2, 0, torch.float32),
+        ):
+            index = torch.randint(0, m - 1, (n,), generator=rng).int()
+            feats = torch.randn(2 * n, c, generator=rng).to(dtype)[::2]
+            args = feats, index, torch.bincount(index, minlength=m).int()
+            got = torch.full((m, c), torch.nan, dtype=dtype)
+            unique.segment_mean(*args, out=got)
+            status.poll(CPU)
+            want = ops.segment_mean.reference(feats.double(), *args[1:])
+            torch.testing.assert_close(got, want.to(dtype))
+    for bad, m in ((-1, 3), (3, 3), (0, 0)):
+        args = torch.ones(2, 4), torch.tensor([0, bad], dtype=torch.int32), torch.ones(m, dtype=torch.int32)
+        unique.segment_mean(*args, out=torch.empty(m, 4))
+        with pytest.raises(sl.ShiplapError, match=r"index\[\d\] is not a row of counts"):
+            status.poll(CPU)
+
+
+def told(match: str, op: Any, *args: Any) -> None:
+    """What is wrong with the arguments is told by the next call."""
+    with pytest.raises(sl.ShiplapError, match=match):
+        op.reference(*args)
+    module, _ = WORKSPACES[op.spec.opname]
+    names = [o.name for o in op.spec.outputs]
+    shapes = [(4, 27)] if len(names) == 1 else [(27, 4), (9, 4), (9, 1)]
+    outs = [torch.empty(shape, dtype=torch.int32) for shape in shapes]
+    scratch = torch.empty(1 << 18, dtype=torch.uint8)
+    getattr(module, op.spec.opname)(*args, **dict(zip(names, outs, strict=True)), workspace=scratch)
+    with pytest.raises(sl.ShiplapError, match=match):
+        status.poll(CPU)
+    status.poll(CPU)
+
+
+def late_errors(rng: torch.Generator) -> None:
+    at = torch.tensor([[0, 1, 1, 1], [0, 2, 2, 2], [1, 3, 3, 3], [0, 0, 1, 2]], dtype=torch.int32)
+    arguments = [4, 4, 4], [3, 3, 3], [1, 1, 1]
+    for row, match in (([0, 2, 2, 2], "duplicate"), ([0, 4, 0, 0], "outside"), ([-2, 0, 0, 0], "outside")):
+        bad = at.clone()
+        bad[3] = torch.tensor(row)
+        for lookup.NEAR in (1024, 0):
+            told(match, ops.subm_table, bad, *arguments)
+        told(match, planning.subm_plan, bad, *arguments, 9, 1 << 18)
+        told(match, ops.conv_table, bad, at, *arguments[:2], *[[1, 1, 1]] * 3)
+    bad = at.clone()
+    bad[1, 3] = 9
+    told("outside", ops.conv_table, at, bad, *arguments[:2], *[[1, 1, 1]] * 3)
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore", sl.ShiplapNotice)  # the launcher says that the interpreter launches otherwise
+    generator = torch.Generator().manual_seed(int(sys.argv[1]))
+    for case in (late_errors, points, submanifold, steps, sorts):
+        try:
+            case(generator)
+        except (AssertionError, pytest.fail.Exception, sl.ShiplapError) as failure:
+            print(case.__name__, "differs:", str(failure).splitlines()[0])
+        else:
+            print(case.__name__, "agrees")

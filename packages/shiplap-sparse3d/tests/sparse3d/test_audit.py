@@ -1,0 +1,53 @@
+"""Every shipped op passes its audit, on a fresh seed, within a minute; all of them together are one compiled graph."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+import shiplap as sl
+from shiplap import compat
+from shiplap.audit import CHECKS
+from shiplap.referee.compare import Reduction, close
+from shiplap.referee.run import call, effects
+from shiplap.referee.samples import Samples
+from shiplap_sparse3d import bounded, grid_sample, hashing, ops, planning, pooling, postprocess, serialize
+
+MODULES = (bounded, grid_sample, hashing, ops, planning, pooling, postprocess, serialize)
+OPS = [value for module in MODULES for name in module.__all__ if isinstance(value := vars(module)[name], sl.Op)]
+
+
+def worked() -> float:
+    """Seconds of this process and its children: other work on the machine does not count."""
+    return sum(os.times()[:4])
+
+
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.spec.opname)
+def test_a_shipped_op_passes_its_audit(op):
+    """All checks but those that compile it again and again, of which torch's own one is for ops with a gradient."""
+    began = worked()
+    left_out = {"compile"} if op.gradient is not None else {"compile", "opcheck"}
+    findings = sl.audit(op, checks=[c for c in CHECKS if c not in left_out], budget_s=600)
+    assert [f"{f.check}: {f.evidence} [{f.input}]" for f in findings if f.verdict == "fail"] == []
+    assert sum(f.verdict == "ok" for f in findings) >= 10
+    assert worked() - began < 60
+
+
+def test_all_ops_are_one_graph_for_all_sizes():
+    """With a pointwise neighbour on each result, it gives what eager calls give."""
+    samples = [Samples(op, torch.seed() % 2**31) for op in OPS]
+
+    def program(*args):
+        found = (t for op, a in zip(OPS, args, strict=True) for t in effects(op, a, call(op, a)))
+        return [t * 2 if t.is_floating_point() else t for t in found]
+
+    compat.reset_compiler()
+    with compat.data_dependent_sizes():
+        compiled = torch.compile(program, fullgraph=True, dynamic=True)
+        for case in zip(*(s.grown(2) for s in samples), strict=True):
+            got, want = (tuple(f(*(c.fresh() for c in case))) for f in (compiled, program))
+            assert close(got, want, want, Reduction(64)).problem == "", [c.label for c in case]
+    assert compat.compile_counts().recompiles <= 1
+    compat.reset_compiler()

@@ -1,0 +1,24 @@
+"""Resources of compiled kernels, without the GPU that they are for: nothing spills, everything fits."""
+
+import json
+
+import pytest
+
+from shiplap_testing.forked import python
+
+pytest.importorskip("triton")
+SHARED = 232_448  # bytes of shared memory that a program may have there
+REGISTERS = 255
+
+
+def test_the_configs_that_run_first_fit_and_do_not_spill():
+    """In full precision the tile of half precision kept 23 kB a thread in memory, and was right."""
+    done = python("-m", "tests.sparse3d.hopper_conv")
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(rows) == 6
+    for row in rows:
+        *_, found = row
+        assert found["stack"] == 0, row
+        assert found["shared"] <= SHARED, row
+        assert 16 < found["registers"] <= REGISTERS, row

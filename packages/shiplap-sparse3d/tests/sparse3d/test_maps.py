@@ -1,0 +1,58 @@
+"""Triton kernels of tables, sorted tables and coordinates, interpreted on the CPU beside the references."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+
+import shiplap_sparse3d
+from shiplap_testing.forked import interpreted
+
+CASES = ("late_errors", "points", "submanifold", "steps", "sorts")
+WRONG = (  # one slip for each case: file, what it says, what it would say
+    ("lookup.py", "report(status, code_twice, row, good & (twin != 0))", "report(status, code_twice, row, twin < 0)"),
+    ("lookup.py", "[k // 2 * d for k", "[(k - 1) // 2 * d for k"),
+    ("unique.py", "mask=ends, sem", "mask=begins, sem"),
+    ("coords.py", "tl.where(there, line % width, -1)", "tl.where(there, line % width, 0)"),
+    ("sort.py", "b - 1 - (block - place)", "b - 1"),
+)
+
+
+def said(*args: str) -> dict[str, str]:
+    """What the script says of each case, on a fresh seed."""
+    script = Path(__file__).with_name("maps_interpreted.py")
+    command = script, random.randrange(2**31), *args
+    done = interpreted(*command, timeout=300)
+    lines = dict(line.split(" ", 1) for line in done.stdout.splitlines())
+    assert tuple(lines) == CASES, f"{command}\n{done.stdout}{done.stderr}"
+    return lines
+
+
+def test_interpreted_kernels_agree_with_the_references_and_tell_what_was_wrong():
+    assert said() == dict.fromkeys(CASES, "agrees")
+
+
+def test_a_slip_in_a_kernel_does_not_agree(tmp_path):
+    for file, right, wrong in WRONG:
+        place, source = tmp_path / file, Path(shiplap_sparse3d.__file__).parent / "cuda" / file
+        text = (place if place.exists() else source).read_text()
+        assert text.count(right) == 1, f"{file} no longer says {right}"
+        place.write_text(text.replace(right, wrong))
+    verdicts = said(str(tmp_path))
+    assert all(verdict.startswith("differs: ") for verdict in verdicts.values()), verdicts
+
+
+def test_every_form_of_a_sort_fits_its_scratch():
+    from shiplap_sparse3d.cuda import sort
+
+    for m in (1, 63, 129, 5000, 8193, 31999, 10**5, sort.COUNTED_ROWS, 10**6, 5 * 10**6):
+        for k, parts in ((27, 1), (27, 2), (27, 3), (27, 9), (27, 27), (125, 9), (1, 1)):
+            for run in (1 << 18, 1000):
+                form = sort.form_of(m, k, parts, run)
+                width = form.key.primitive_bitwidth // 8 if form.key is not None else 0
+                assert form.keys + parts * m * width <= sort.scratch_bytes(m, parts), (m, k, parts, form)
+                assert form.zeros + 4 * parts * form.bins <= form.keys or not form.bins

@@ -1,0 +1,39 @@
+"""Compile tiny C kernel libraries against generated headers."""
+
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from shiplap.bind.header import header
+from shiplap.op import Op
+from shiplap_headers import include_dir
+
+INCLUDE = include_dir()
+
+
+def compile_c(
+    folder: Path,
+    name: str,
+    ops: dict[str, Op],
+    body: str,
+    *,
+    compiler: str = "cc",
+    configs: Mapping[str, Sequence[str]] | None = None,
+) -> Path:
+    """``lib<name>.so`` in ``folder`` from ``body``, which sees the header of ``symbol → op``; raises on a warning."""
+    text = header({symbol: op.spec for symbol, op in ops.items()}, name, configs)
+    (folder / f"{name}.h").write_text(text)
+    source = folder / f"{name}.{'c' if compiler == 'cc' else 'cpp'}"
+    source.write_text(f'#include "{name}.h"\n#include <stdio.h>\n#include <string.h>\nSL_SIGNATURES\n{body}')
+    library = folder / f"lib{name}.so"
+    command = [compiler, "-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter", "-O1", "-shared", "-fPIC"]
+    done = subprocess.run(
+        [*command, f"-I{INCLUDE}", "-o", library, source], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise CompileError(done.stderr)
+    return library
+
+
+class CompileError(Exception):
+    """What the compiler said."""

@@ -1,0 +1,63 @@
+"""Triton compiles for Hopper on a machine without a GPU, up to the launch. For programs of their own only."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime.driver import driver
+
+OBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+
+
+class Target:
+    """What Triton asks a driver before it launches."""
+
+    is_active = classmethod(lambda cls: True)
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int = 0) -> int:
+        return 0
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+
+def pretend() -> None:
+    """From now on this process compiles for Hopper."""
+    from shiplap.bind import direct
+
+    driver.set_active(Target())
+    torch.cuda.is_available = lambda: True
+    torch.cuda.get_device_capability = lambda *device: (9, 0)
+    torch.cuda.get_device_properties = lambda *device: SimpleNamespace(multi_processor_count=132)
+    direct.is_current = lambda device: True  # type: ignore[assignment]
+
+
+def compiled(run: Any) -> list[Any]:
+    """What Triton has compiled of a template's kernels."""
+    kernels = [launcher.kernel for launcher in run.jitted.values()]
+    return [found for kernel in kernels for found in kernel.device_caches[0][0].values()]
+
+
+def resources(kernel: Any) -> dict[str, int]:
+    """Registers and bytes of stack of a thread - where registers spill to - and bytes of shared memory of a program."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        text = subprocess.check_output([OBJDUMP, "-res-usage", file.name], text=True)
+    found = re.search(r"REG:(\d+) STACK:(\d+)", text)
+    assert found is not None, text
+    return {"registers": int(found[1]), "stack": int(found[2]), "shared": kernel.metadata.shared}

@@ -1,0 +1,17 @@
+"""Where the repository's files are, for tests of pages, examples, benchmarks and tools."""
+
+import os
+from pathlib import Path
+
+__all__ = ["REPOSITORY", "SEARCHED", "searched"]
+
+REPOSITORY = Path(__file__).resolve().parents[4]
+
+# The tests of each package are a part of the namespace package ``tests``; programs that tests start find it here too.
+SEARCHED = (REPOSITORY, *sorted(p.parent for p in REPOSITORY.glob("packages/*/tests")))
+
+
+def searched() -> str:
+    """A value for ``PYTHONPATH`` by which a program finds the helpers of all tests."""
+    given = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    return os.pathsep.join(dict.fromkeys([*map(str, SEARCHED), *given]))

@@ -1,0 +1,143 @@
+"""Fixtures of all tests: names that no other test declares, compilers and settings left as they were."""
+
+import itertools
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from shiplap_testing.paths import SEARCHED, searched
+
+# Before torch is loaded. Workers of pytest-xdist have as many threads each as there are cores: threads that spin while
+# they wait for work take the cores from the other workers (half of the time of small convolutions).
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# The C++ around the kernels of a package is compiled for seconds; how fast it runs, no test asks.
+os.environ.setdefault("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O0")
+# Programs that tests start find the helpers of the tests as the tests themselves do.
+os.environ["PYTHONPATH"] = searched()
+
+from shiplap import compat, errors
+from shiplap.op import registry
+from shiplap_testing.forked import CORE, python, settle
+
+sys.path[:0] = [str(folder) for folder in SEARCHED]
+import_module("tests")  # the namespace of all packages, before pytest makes a module of one folder of that name
+_numbers = itertools.count()
+
+# Files of 15 s and more, the longest first: whatever comes last, the workers of `make test` end at about the same time.
+LONG = (
+    "tests/test_examples",
+    "dense/test_fuse_cpp",
+    "fuse/test_lower",
+    "sparse3d/test_audit",
+    "dense/rewrite/test_models",
+    "bind/test_native",
+    "sparse3d/test_compile",
+    "dense/test_audit",
+    "sparse3d/fuse/test_fuse_cpu",
+    "audit/test_zoo",
+    "sparse3d/fuse/test_fuse_triton",
+    "doctor/test_real",
+    "selection/test_isolate",
+    "sparse3d/test_flexgemm",
+    "dense/test_direct",
+    "sparse3d/test_lowlevel_triton",
+    "sparse3d/test_maps",
+    "dense/test_triton",
+    "rewrite/test_scope",
+    "doctor/test_examine",
+    "sparse3d/test_spconv_compile",
+    "dense/rewrite/test_triton",
+    "cli/test_explain",
+    "bind/test_tvm_ffi",
+    "dense/test_seed_source",
+    "sparse3d/test_modules",
+)
+
+
+@pytest.fixture
+def ns() -> Iterator[str]:
+    """A namespace of this test alone: ``@sl.op(f"{ns}::scale")``. Its ops go with it: no other test meets them."""
+    name = f"test{next(_numbers)}"
+    yield name
+    if mine := [op for op in registry._ops if op.startswith(f"{name}::")]:
+        for op in mine:
+            registry.refresh(registry._ops.pop(op))
+
+
+@pytest.fixture
+def fresh_compiler() -> Iterator[None]:
+    """No compiled code or counters from another test."""
+    compat.reset_compiler()
+    yield
+    compat.reset_compiler()
+
+
+@pytest.fixture(autouse=True)
+def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A notice comes once per process; each test counts as one, whatever ran before it in the worker."""
+    monkeypatch.setattr(errors, "_said", set())
+
+
+@pytest.fixture(scope="session", autouse=True)
+def vector_instructions(request: pytest.FixtureRequest) -> None:
+    """A worker of a whole run tries once what its compiler and CPU can do, and the processes that tests start do not.
+
+    Inductor tries it in each process, and without a cache from the past that is 3 s.
+    """
+    if hasattr(request.config, "workerinput"):
+        from torch._inductor.cpu_vec_isa import valid_vec_isa_list
+
+        best = next(iter(valid_vec_isa_list()), None)
+        if best:  # it compiles, loads and runs
+            os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files first, in the order of ``LONG``; the sort is stable."""
+
+    def place(item: pytest.Item) -> int:
+        file = item.nodeid.partition("::")[0].removesuffix(".py")
+        return next(
+            (number for number, name in enumerate(LONG) if file.endswith(f"/{name}") or file == name), len(LONG)
+        )
+
+    items.sort(key=place)
+
+
+def pytest_collection_finish() -> None:
+    settle()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Most tests run references on purpose; those about the notice catch it themselves."""
+    config.addinivalue_line("filterwarnings", "ignore::shiplap.errors.ShiplapNotice")
+
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Run:
+    """``run("env", "--json")`` → result with ``exit_code``, ``stdout``, ``stderr``; in this process."""
+    from shiplap.cli import app
+
+    monkeypatch.chdir(CORE)
+    monkeypatch.setattr(sys, "path", list(sys.path))  # targets extend it
+    return lambda *args: CliRunner().invoke(app, [str(a) for a in args])
+
+
+@pytest.fixture
+def process() -> Run:
+    """The same in a process of its own: ``returncode``, ``stdout``, ``stderr``."""
+
+    def start(*args: object, cwd: Path = CORE) -> subprocess.CompletedProcess[str]:
+        return python("-m", "shiplap.cli", *args, cwd=cwd)
+
+    return start

@@ -1,0 +1,107 @@
+"""Broken gradients and modes: wrong backward, missing autocast rule, branches on requires_grad."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from shiplap_testing.zoo.bad.common import M, adopt, bad, declare
+from shiplap_testing.zoo.specimen import register
+
+
+def _save_x(ctx, inputs, output):
+    ctx.save_for_backward(inputs[0])
+
+
+@adopt(
+    register(
+        "wrong_gradient(Tensor x) -> Tensor",
+        lambda x: x * x,
+        torch.empty_like,
+        lambda ctx, grad: grad * ctx.saved_tensors[0],
+        _save_x,
+    )
+)
+def wrong_gradient(x: M) -> M:
+    return x * x
+
+
+bad("wrong gradient", wrong_gradient, "gradient", note="the factor 2 is missing")
+
+
+def _linear(x, w):
+    if x.dtype != w.dtype:
+        raise RuntimeError("expected x and w of one dtype")
+    return x @ w
+
+
+@adopt(
+    register("no_autocast(Tensor x, Tensor w) -> Tensor", _linear, lambda x, w: x.new_empty(x.shape[0], w.shape[1])),
+    autocast="widest",
+)
+def no_autocast(x: Float[Tensor, "n ci"], w: Float[Tensor, "ci co"]) -> Float[Tensor, "n co"]:
+    return x @ w
+
+
+bad("missing autocast rule", no_autocast, "autocast")
+
+
+@adopt(register("looks_at_grad(Tensor x) -> Tensor", lambda x: x * (2 if x.requires_grad else 3), torch.empty_like))
+def looks_at_grad(x: M) -> M:
+    return x * 3
+
+
+bad("branch on requires_grad", looks_at_grad, "requires_grad")
+
+
+def _flat_gradient(ctx, grad):
+    return grad.as_strided(grad.shape, torch.empty(grad.shape).stride(), grad.storage_offset()) * 2
+
+
+@adopt(
+    register(
+        "flat_gradient(Tensor x) -> Tensor", lambda x: x * 2, lambda x: torch.empty_like(x), _flat_gradient, _save_x
+    )
+)
+def flat_gradient(x: M) -> M:
+    return x * 2
+
+
+bad("backward reads any gradient as contiguous", flat_gradient, "gradient", note="y.T.backward() or y.sum().backward()")
+
+
+@declare("gradient")
+def sl_gradient(x: Float[Tensor, "n ci"], w: Float[Tensor, "co ci"]) -> Float[Tensor, "n co"]:
+    return x @ w.T
+
+
+@sl_gradient.backward
+def _(grad, saved, needs):
+    both = needs.x and needs.w
+    return {
+        "x": grad @ saved.w if needs.x else None,
+        "w": grad.T @ saved.x * (1 if both else 2) if needs.w else None,
+    }
+
+
+bad("gradient wrong when asked for alone", sl_gradient, "gradient", note="both at once are right")
+
+
+@declare("looks_at_grad")
+def sl_looks_at_grad(x: M) -> M:
+    return x * 3
+
+
+sl_looks_at_grad.backward(saves=[])(lambda grad, saved, needs: {"x": grad * 3})
+
+sl_looks_at_grad.kernel("cpu", lambda x: x * (2 if x.requires_grad else 3), name="looking")
+
+bad("kernel that branches on requires_grad", sl_looks_at_grad, "requires_grad")
+
+
+@declare("wasteful")
+def sl_gradient_wasteful(x: Float[Tensor, "n ci"], w: Float[Tensor, "co ci"]) -> Float[Tensor, "n co"]:
+    """Right, but each gradient is computed whether it is needed or not: noted, not failed, so no specimen."""
+    return x @ w.T
+
+
+sl_gradient_wasteful.backward(lambda grad, saved, needs: {"x": grad @ saved.w, "w": grad.T @ saved.x})

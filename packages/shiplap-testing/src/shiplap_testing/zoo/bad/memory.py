@@ -1,0 +1,199 @@
+"""Broken memory: buffers kept between calls, writes beside the output, strides and offsets that are not looked at."""
+
+import ctypes
+import time
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from shiplap_testing.zoo.bad.common import M, V, adopt, bad, declare
+from shiplap_testing.zoo.specimen import register
+
+_cache: dict[object, Tensor] = {}
+
+
+def _cached(x):
+    key = (x.shape, x.dtype)
+    if key not in _cache:
+        _cache[key] = torch.empty(x.shape, dtype=x.dtype)
+    return _cache[key].copy_(x).mul_(2)
+
+
+@adopt(register("cached_buffer(Tensor x) -> Tensor", _cached, lambda x: x.new_empty(x.shape)))
+def cached_buffer(x: M) -> M:
+    return x * 2
+
+
+bad("cached buffer", cached_buffer, "fresh", note="f(a) + f(b) is 2 f(b)")
+
+
+def _median(x):
+    if not bool((x[1:] >= x[:-1]).all()):
+        x.copy_(x.sort().values)
+    return x * 2
+
+
+@adopt(register("hidden_mutation(Tensor x) -> Tensor", _median, lambda x: x.new_empty(x.shape)))
+def hidden_mutation(x: V) -> V:
+    return x.sort().values * 2
+
+
+bad("hidden mutation when unsorted", hidden_mutation, "schema", note="a sorted sample does not show it")
+
+
+_scratch = torch.empty(1 << 16, dtype=torch.float64)
+
+
+def _shared_scratch(x):
+    mine = _scratch[: x.numel()].view(x.shape)
+    mine.copy_(x)
+    time.sleep(5e-4)  # a kernel that takes its time
+    return (mine * 2).to(x.dtype)
+
+
+@adopt(register("scratch(Tensor x) -> Tensor", _shared_scratch, lambda x: x.new_empty(x.shape)))
+def scratch(x: M) -> M:
+    return x * 2
+
+
+bad("module-global scratch", scratch, "threads", note="two threads share it")
+
+
+@adopt(
+    register(
+        "aliases(Tensor x, float a=1.0) -> Tensor",
+        lambda x, a=1.0: x if a == 1 else x * a,
+        lambda x, a=1.0: x.new_empty(x.shape),
+    )
+)
+def aliases(x: M, a: float = 1.0) -> M:
+    return x * a
+
+
+bad("output is the input", aliases, "fresh", note="a shortcut for a == 1")
+
+
+@adopt(
+    register(
+        "no_offset(Tensor x) -> Tensor",
+        lambda x: x.as_strided(x.shape, x.stride(), 0).mul(2).contiguous(),
+        lambda x: x.new_empty(x.shape),
+    )
+)
+def no_offset(x: M) -> M:
+    return x * 2
+
+
+bad("ignores the storage offset", no_offset, "edges")
+
+
+def _flat(x):
+    rows = torch.empty(x.shape).stride()
+    return x.as_strided(x.shape, rows, x.storage_offset()).mul(2)
+
+
+@adopt(register("no_strides(Tensor x) -> Tensor", _flat, lambda x: x.new_empty(x.shape)))
+def no_strides(x: M) -> M:
+    return x * 2
+
+
+bad("reads any input as contiguous", no_strides, "edges")
+
+
+def _int32_offsets(x):
+    n, c = x.shape
+    if not x.numel():
+        return x * 2
+    row, column = x.stride()
+    span = (n - 1) * row + (c - 1) * column + 1
+    offsets = torch.arange(n, dtype=torch.int32) * ctypes.c_int32(row).value
+    index = offsets[:, None].long() + torch.arange(c) * column
+    return x.as_strided((span,), (1,))[index % span] * 2
+
+
+@adopt(register("int32_offsets(Tensor x) -> Tensor", _int32_offsets, lambda x: x.new_empty(x.shape)))
+def int32_offsets(x: M) -> M:
+    return x * 2
+
+
+bad("offsets in 32 bits", int32_offsets, "large", note="row * stride beyond 2^31")
+
+
+_seen: dict[int, Tensor] = {}
+
+
+def _by_address(x):
+    key = x.data_ptr()
+    if key not in _seen or _seen[key].shape != x.shape:
+        _seen[key] = x * 2
+    return _seen[key].clone()
+
+
+@adopt(register("stale(Tensor x) -> Tensor", _by_address, lambda x: x.new_empty(x.shape)))
+def stale(x: M) -> M:
+    return x * 2
+
+
+bad("result cached by address", stale, "fresh", note="weights updated in place keep their old result")
+
+
+@declare("cached")
+def sl_cached(x: M) -> M:
+    return x * 2
+
+
+sl_cached.kernel("cpu", _cached, name="cached")
+
+bad("kernel that returns a cached buffer", sl_cached, "fresh")
+
+
+@declare("mutation")
+def sl_mutation(x: V) -> V:
+    return x.sort().values * 2
+
+
+sl_mutation.kernel("cpu", _median, name="median")
+
+bad("kernel with a hidden mutation", sl_mutation, "schema")
+
+
+@declare("workspace")
+def sl_workspace(x: M) -> Float[Tensor, "c"]:
+    return x.sum(0)
+
+
+@sl_workspace.kernel("cpu", workspace="4 * c")
+def _(x, *, out, workspace):
+    partial = workspace.view(torch.float32)  # "it is always zero"
+    partial += x.float().sum(0)
+    out.copy_(partial)
+
+
+bad("workspace read before it is written", sl_workspace, "workspace")
+
+
+@declare("unwritten")
+def sl_unwritten(x: M) -> M:
+    return x.clamp(min=0)
+
+
+@sl_unwritten.kernel("cpu")
+def _(x, *, out):
+    out[x > 0] = x[x > 0]
+
+
+bad("output not written everywhere", sl_unwritten, "workspace", note="fresh pages are often zero")
+
+
+@declare("outside", mutates=["table"])
+def sl_outside(table: M) -> None:
+    table += 1
+
+
+@sl_outside.kernel("cpu")
+def _(table):
+    torch.empty(0, dtype=table.dtype).set_(table.untyped_storage()).add_(1)
+
+
+bad("writes beside the view it was given", sl_outside, "schema", note="a column slice of a larger table")

@@ -1,0 +1,147 @@
+"""Broken values: wrong results, bounds that do not hold, empty inputs, results that vary, calls that nobody checks."""
+
+import random
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from shiplap_testing.zoo.bad.common import M, V, adopt, bad, declare
+from shiplap_testing.zoo.specimen import register
+
+
+@adopt(register("wrong_numerics(Tensor x) -> Tensor", lambda x: x.exp() * 1.0001, torch.empty_like))
+def wrong_numerics(x: M) -> M:
+    return x.exp()
+
+
+bad("wrong numerics", wrong_numerics, "numerics", note="one part in ten thousand: a wrong constant, not rounding")
+
+
+def _at_most_four(x):
+    return x.new_empty(torch.library.get_ctx().new_dynamic_size(max=4), dtype=torch.int64)
+
+
+@adopt(
+    register("wrong_bound(Tensor x) -> Tensor", lambda x: (x == x).nonzero()[:, 0], _at_most_four), bounds={"m": "n"}
+)
+def wrong_bound(x: V) -> Int64[Tensor, "m"]:
+    return (x == x).nonzero()[:, 0]
+
+
+bad("wrong bound", wrong_bound, "bound", note="the fake promises at most 4 rows, 10 come")
+
+
+@adopt(register("zero_rows(Tensor x) -> Tensor", lambda x: x - x.max(), lambda x: x.new_empty(x.shape)))
+def zero_rows(x: V) -> V:
+    return x - x.max() if x.numel() else x.clone()
+
+
+bad("crash on zero rows", zero_rows, "edges", note="an empty scene")
+
+
+def _last_bit(x):
+    return torch.nextafter(x * 2, torch.full_like(x, random.choice([-9e9, 9e9])))
+
+
+@adopt(register("nondeterministic(Tensor x) -> Tensor", _last_bit, torch.empty_like))
+def nondeterministic(x: M) -> M:
+    return x * 2
+
+
+bad("nondeterministic in the last bit", nondeterministic, "determinism", note="atol=rtol=0 means default to opcheck")
+
+
+_calls = [0]
+
+
+def _counting(x):
+    _calls[0] += 1
+    return x * 2 + (_calls[0] % 7 == 0)
+
+
+@adopt(register("counter(Tensor x) -> Tensor", _counting, torch.empty_like))
+def counter(x: M) -> M:
+    return x * 2
+
+
+bad("hidden Python counter", counter, "determinism", note="every seventh call is different")
+
+
+@adopt(
+    register(
+        "unchecked(Tensor x, Tensor b) -> Tensor", lambda x, b: x + b[: x.shape[0]], lambda x, b: x.new_empty(x.shape)
+    )
+)
+def unchecked(x: V, b: V) -> V:
+    return x + b
+
+
+bad("takes sizes that disagree", unchecked, "arguments")
+
+
+@declare("numerics")
+def sl_numerics(x: M, eps: float = 1e-5) -> M:
+    return x * torch.rsqrt(x.square().mean(1, keepdim=True) + eps)
+
+
+@sl_numerics.kernel("cpu")
+def _(x, eps, *, out):
+    torch.mul(x, torch.rsqrt(x.square().mean(1, keepdim=True) + 1e-5), out=out)
+
+
+bad("kernel that ignores a scalar", sl_numerics, "numerics", note="right for the default")
+
+
+@declare("bound", bounds={"m": "n // 2 + 1"})
+def sl_bound(x: V) -> Int64[Tensor, "m"]:
+    return (x > 0).nonzero()[:, 0]
+
+
+bad("declared bound too small", sl_bound, "bound", note="half of the rows, usually")
+
+
+@declare("empty")
+def sl_empty(x: M) -> Float[Tensor, "c"]:
+    return x.amax(0) if len(x) else x.new_zeros(x.shape[1])
+
+
+@sl_empty.kernel("cpu")
+def _(x, *, out):
+    torch.amax(x, 0, out=out)
+
+
+bad("kernel that crashes on zero rows", sl_empty, "edges")
+
+
+@declare("nondeterministic")
+def sl_nondeterministic(x: M) -> M:
+    return x * 2
+
+
+sl_nondeterministic.kernel("cpu", _last_bit, name="atomics")
+
+bad("nondeterministic kernel", sl_nondeterministic, "determinism")
+
+
+@declare("counter")
+def sl_counter(x: M) -> M:
+    return x * 2
+
+
+sl_counter.kernel("cpu", _counting, name="counting")
+
+bad("kernel that counts its calls", sl_counter, "determinism")
+
+
+@declare("optional")
+def sl_optional(x: M, bias: Float[Tensor, "c"] | None = None) -> M:
+    return x * 2 if bias is None else x * 2 + bias
+
+
+@sl_optional.kernel("cpu")
+def _(x, bias, *, out):
+    torch.add(x * 2, bias, out=out)
+
+
+bad("kernel that needs its optional argument", sl_optional, "numerics")

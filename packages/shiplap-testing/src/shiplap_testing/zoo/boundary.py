@@ -1,0 +1,129 @@
+"""C ABI kernels and their error paths: what leaves the function when a value is wrong, and what stays behind.
+
+Each gathers ``x[index]``; all are right for every index that is one.
+"""
+
+import atexit
+import shutil
+import tempfile
+from pathlib import Path
+
+import torch
+from jaxtyping import Float32, Int32
+from torch import Tensor
+
+import shiplap as sl
+from shiplap_testing.build import compile_c
+from shiplap_testing.zoo.specimen import Specimen
+
+SPECIMENS: list[Specimen] = []
+SOUND: list[Specimen] = []
+SAYS: dict[str, str] = {}  # specimen → what the finding says
+_folder = Path(tempfile.mkdtemp(prefix="shiplap-zoo-"))
+atexit.register(shutil.rmtree, _folder, ignore_errors=True)
+
+HEAD = "int {name}(const sl_context* ctx, const DLTensor* x, const DLTensor* index, DLTensor* out)"
+CPP = """
+#include <stdexcept>
+#include <vector>
+static int gather(const DLTensor* x, const DLTensor* index, DLTensor* out) {
+  auto in = static_cast<const float*>(x->data);
+  auto at = static_cast<const int32_t*>(index->data);
+  auto to = static_cast<float*>(out->data);
+  const std::vector<float> copy(in, in + x->shape[0]);
+  for (int64_t i = 0; i < index->shape[0]; ++i) to[i] = copy.at(static_cast<size_t>(at[i]));
+  return SL_OK;
+}
+"""
+C = """
+#include <stdlib.h>
+HEAD {
+  const float* in = x->data; const int32_t* at = index->data; float* to = out->data;
+  SETUP
+  for (int64_t i = 0; i < index->shape[0]; ++i) {
+    CHECK
+    to[i] = in[at[i]];
+  }
+  RELEASE
+  return SL_OK;
+}"""
+ROOM = "float* volatile room = malloc(4096);"
+RANGE = 'if (at[i] < 0 || at[i] >= x->shape[0]) { snprintf(ctx->error, ctx->error_size, "row %d", at[i]); '
+
+
+def library(name, body, compiler="cc"):
+    """The op ``zoo_boundary::<name>`` with the C function of that name as its kernel."""
+
+    def reference(x: Float32[Tensor, "n"], index: Int32[Tensor, "m"]) -> Float32[Tensor, "m"]:
+        return x[index.long()]
+
+    reference.__name__ = reference.__qualname__ = name
+    op = sl.op(f"zoo_boundary::{name}")(reference)
+    text = body.replace("HEAD", ('extern "C" ' if compiler == "c++" else "") + HEAD.format(name=name))
+    op.kernel("cpu", sl.cabi(compile_c(_folder, name, {name: op}, text, compiler=compiler), name))
+
+    @op.samples
+    def _(rng, sizes, dtype, device):
+        n, m = sizes["n"], sizes["m"]
+        rows = torch.randint(0, max(n, 1), (m if n else 0,), generator=rng, dtype=torch.int32)
+        return torch.randn(n, generator=rng), rows
+
+    return op
+
+
+def c(name, setup="", check="", release=""):
+    return library(name, C.replace("SETUP", setup).replace("CHECK", check).replace("RELEASE", release))
+
+
+def bad(name, op, says):
+    SPECIMENS.append(Specimen(name, op, frozenset({"c_abi"})))
+    SAYS[name] = says
+
+
+bad(
+    "C++: exception leaves the C function",
+    library("throws", CPP + "HEAD { return gather(x, index, out); }", "c++"),
+    "index full of -1: std::out_of_range leaves the C function",
+)
+bad("C: index used without a check", c("unchecked_index"), "the process dies of SIGSEGV")
+bad(
+    "C: memory lost on the error path",
+    c("leaks", ROOM, RANGE + "return SL_INVALID_ARGUMENT; } room[0] = in[0];", "free(room);"),
+    "returns status 1 and leaves 41",
+)
+bad(
+    "C: file left open on the error path",
+    c(
+        "keeps_file",
+        'FILE* file = fopen("/dev/null", "r");',
+        RANGE + "return SL_INVALID_ARGUMENT; }",
+        "if (file) fclose(file);",
+    ),
+    "an open file",
+)
+
+SOUND.append(
+    Specimen(
+        "C++: exceptions become a status",
+        library(
+            "catches",
+            CPP
+            + """
+HEAD {
+  try {
+    return gather(x, index, out);
+  } catch (const std::exception& e) {
+    snprintf(ctx->error, ctx->error_size, "%s", e.what());
+    return SL_INVALID_ARGUMENT;
+  }
+}""",
+            "c++",
+        ),
+    )
+)
+SOUND.append(
+    Specimen(
+        "C: every path releases",
+        c("releases", ROOM, RANGE + "free(room); return SL_INVALID_ARGUMENT; } room[0] = in[0];", "free(room);"),
+    )
+)

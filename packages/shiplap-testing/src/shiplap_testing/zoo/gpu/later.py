@@ -1,0 +1,105 @@
+"""More faults of capture and replay: what is loaded late, copied in secret, or left to the host."""
+
+import ctypes
+import importlib.util
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+import shiplap as sl
+from shiplap_testing.zoo.gpu.common import M, bad, checked, cudart, double, good, stream_of
+from shiplap_testing.zoo.specimen import register
+
+# 3: a module that is compiled and loaded at the first launch of each size, and one that serves all sizes
+
+if importlib.util.find_spec("triton"):
+    import triton
+    import triton.language as tl
+
+    @triton.jit
+    def _fixed_kernel(x, out, N: tl.constexpr, BLOCK: tl.constexpr):
+        at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        tl.store(out + at, tl.load(x + at, at < N) * 2, at < N)
+
+    @triton.jit(do_not_specialize=["n"])
+    def _any_kernel(x, out, n, BLOCK: tl.constexpr):
+        at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        tl.store(out + at, tl.load(x + at, at < n) * 2, at < n)
+
+    def _launch(kernel):
+        def run(x):
+            x, out = x.contiguous(), torch.empty(x.shape, dtype=x.dtype, device=x.device)
+            if x.numel():
+                with torch.cuda.device(x.device):
+                    kernel[(triton.cdiv(x.numel(), 256),)](x, out, x.numel(), BLOCK=256)
+            return out
+
+        return run
+
+    def _empty(x):
+        return x.new_empty(x.shape)
+
+    # Said to break captures, but CUDA 13.0 loads modules inside one (H200, torch 2.11, Triton 3.6, 2026-11-21).
+    good("module loaded at the first launch of a size", double("gpu_module", _launch(_fixed_kernel), _empty))
+    good("one module for all sizes", double("gpu_one_module", _launch(_any_kernel), _empty))
+
+# 18: weights copied at every replay, since the op has a static buffer of its own
+
+_staging = {}
+
+
+def _staged(x, weight):
+    key = weight.shape, weight.dtype, weight.device, torch.cuda.current_stream(x.device).cuda_stream
+    if key not in _staging:
+        _staging[key] = torch.empty_like(weight)
+    return x * _staging[key].copy_(weight)
+
+
+@sl.adopt(
+    register("gpu_staged(Tensor x, Tensor weight) -> Tensor", _staged, lambda x, weight: x.new_empty(x.shape)),
+    autocast=None,
+)
+def staged(x: M, weight: M) -> M:
+    return x * weight
+
+
+bad(
+    "weights copied into a staging buffer", staged, "bytes of weight into a buffer that the op keeps", "cudagraph_trees"
+)
+
+
+@sl.op("zoo_gpu::appended")
+def appended(x: M, weight: Float[Tensor, "c"]) -> M:
+    """Its result starts as a copy of an input: no staging buffer."""
+    return x.clone().mul_(weight)
+
+
+good("result that starts as a copy of an input", appended)
+
+
+def _on_host(x):
+    return (x > 0).sum().cpu()
+
+
+@sl.adopt(
+    register("gpu_on_host(Tensor x) -> Tensor", _on_host, lambda x: torch.empty((), dtype=torch.int64, device="cpu")),
+    autocast=None,
+)
+def on_host(x: M) -> Int64[Tensor, ""]:
+    return (x > 0).sum().cpu()
+
+
+bad("result on the host", on_host, "Cannot copy between CPU and CUDA tensors", "cudagraph_trees")
+
+# 20: host code in the stream: free(NULL), which does nothing
+
+
+def _callback(x):
+    y = x * 2
+    nothing = ctypes.cast(ctypes.CDLL(None).free, ctypes.c_void_p)
+    checked(cudart().cudaLaunchHostFunc(stream_of(x), nothing, None))
+    return y
+
+
+bad("host callback in the stream", double("gpu_callback", _callback), "every replay runs 1 host callbacks")

@@ -1,0 +1,250 @@
+"""CUDA graphs, one at a time: capture a call over static buffers, replay it, and know which memory is free meanwhile.
+
+A capture that fails leaves torch's allocator, generator and current stream in the middle of it; ``record`` puts all
+three back, so that a check may fail a capture on purpose and go on.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shiplap import compat
+from shiplap.referee.run import last_line, tensors
+from shiplap.referee.samples import clone_exactly, tree_map
+
+__all__ = [
+    "Canaries",
+    "CaptureFailure",
+    "Copy",
+    "Recording",
+    "fill",
+    "hold",
+    "no_synchronisation",
+    "on_stream",
+    "record",
+]
+
+NODES = {  # cudaGraphNodeType
+    0: "kernel",
+    1: "memcpy",
+    2: "memset",
+    3: "host callback",
+    4: "child graph",
+    5: "empty node",
+    10: "memory allocation",
+    11: "memory release",
+}
+POISON = 0xFF  # NaN in every floating dtype, -1 in every signed integer
+SMALL = 1 << 20
+MOST_POISON = 1 << 30  # bytes; a process that has more lying free is not the one that an audit runs in
+
+
+class CaptureFailure(Exception):
+    """What the call or CUDA said when the capture failed."""
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A memcpy node: ``size`` bytes from one address to another, at every replay."""
+
+    source: int
+    target: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A captured call: its graph, the buffers that it reads, its results, and what the graph consists of."""
+
+    graph: torch.cuda.CUDAGraph
+    stream: torch.cuda.Stream
+    args: tuple[Any, ...]
+    outs: tuple[Tensor, ...]
+    nodes: Counter[str]
+    copies: tuple[Copy, ...]
+    allocations: int
+
+    def replay(self, args: tuple[Any, ...] | None = None) -> tuple[Tensor, ...]:
+        """The results of a replay, with the values of ``args`` copied into the static buffers first."""
+        with on_stream(self.stream):
+            if args is not None:
+                fill(self.args, args)
+            self.graph.replay()
+        return self.outs
+
+
+def fill(buffers: tuple[Any, ...], args: tuple[Any, ...]) -> None:
+    """Copy the values of ``args`` into ``buffers`` of the same shapes."""
+    for buffer, value in zip(tensors(buffers), tensors(args), strict=True):
+        buffer.copy_(value)
+
+
+@contextmanager
+def on_stream(stream: torch.cuda.Stream) -> Iterator[None]:
+    """Work on ``stream``; all other work waits for it, before and after."""
+    torch.cuda.synchronize(stream.device)
+    try:
+        with torch.cuda.stream(stream):
+            yield
+    finally:
+        torch.cuda.synchronize(stream.device)
+
+
+@contextmanager
+def no_synchronisation() -> Iterator[None]:
+    """A synchronisation through torch raises."""
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
+def record(
+    call: Callable[[tuple[Any, ...]], tuple[Tensor, ...]],
+    args: tuple[Any, ...],
+    stream: torch.cuda.Stream,
+    pool: Any = None,
+    mode: str = "global",
+) -> Recording:
+    """``call`` on copies of ``args``, captured on ``stream``; CaptureFailure says why that is not possible.
+
+    Only in ``mode="global"`` may the graph be replayed: the others let pass what can crash the process.
+    """
+    with on_stream(stream):
+        static = tree_map(clone_exactly, args)
+    graph, handle = torch.cuda.CUDAGraph(keep_graph=True), pool or torch.cuda.graph_pool_handle()
+    failure, before = "", 0
+    outs: tuple[Tensor, ...] = ()
+    with on_stream(stream):
+        graph.capture_begin(pool=handle, capture_error_mode=mode)
+        before = _allocations(stream)
+        try:
+            outs = call(static)
+        except Exception as e:
+            failure = last_line(e)
+        try:
+            graph.capture_end()
+        except RuntimeError as e:
+            failure = failure or last_line(e)
+            compat.abandon_capture(stream.device_index, handle)
+    if failure:
+        raise CaptureFailure(failure)
+    made = _allocations(stream) - before
+    nodes, copies = _nodes(graph)
+    if mode == "global":  # torch 2.11 on CUDA 13 crashes over a graph with addresses that cudaFree has taken back
+        graph.instantiate()
+    return Recording(graph, stream, static, outs, nodes, copies, made)
+
+
+def _allocations(stream: torch.cuda.Stream) -> int:
+    return int(torch.cuda.memory_stats(stream.device).get("allocation.all.allocated", 0))
+
+
+def _nodes(graph: torch.cuda.CUDAGraph) -> tuple[Counter[str], tuple[Copy, ...]]:
+    """How many nodes of each kind, and the copies; empty where the runtime library is not found by its usual name."""
+    kinds: Counter[str] = Counter()
+    copies = []
+    try:
+        runtime = ctypes.CDLL(f"libcudart.so.{str(torch.version.cuda).partition('.')[0]}")
+    except OSError:
+        return kinds, ()
+    raw, count = ctypes.c_void_p(graph.raw_cuda_graph()), ctypes.c_size_t(0)
+    if runtime.cudaGraphGetNodes(raw, None, ctypes.byref(count)):
+        return kinds, ()
+    found, kind = (ctypes.c_void_p * max(1, count.value))(), ctypes.c_int(0)
+    runtime.cudaGraphGetNodes(raw, found, ctypes.byref(count))
+    for node in found[: count.value]:
+        runtime.cudaGraphNodeGetType(ctypes.c_void_p(node), ctypes.byref(kind))
+        kinds[NODES.get(kind.value, f"type {kind.value}")] += 1
+        if node and NODES.get(kind.value) == "memcpy" and (copy := _copy(runtime, node)) is not None:
+            copies.append(copy)
+    return kinds, tuple(copies)
+
+
+class _Memcpy(ctypes.Structure):
+    """``cudaMemcpy3DParms``, its nested structs written out."""
+
+    _fields_ = (
+        ("source_array", ctypes.c_void_p),
+        ("source_at", ctypes.c_size_t * 3),
+        ("source", ctypes.c_void_p),
+        ("source_pitch", ctypes.c_size_t * 3),
+        ("target_array", ctypes.c_void_p),
+        ("target_at", ctypes.c_size_t * 3),
+        ("target", ctypes.c_void_p),
+        ("target_pitch", ctypes.c_size_t * 3),
+        ("extent", ctypes.c_size_t * 3),
+        ("kind", ctypes.c_int),
+    )
+
+
+def _copy(runtime: Any, node: int) -> Copy | None:
+    """What a memcpy node copies; None when the runtime does not say."""
+    found = _Memcpy()
+    if runtime.cudaGraphMemcpyNodeGetParams(ctypes.c_void_p(node), ctypes.byref(found)):
+        return None
+    width, height, depth = found.extent
+    return Copy(found.source or 0, found.target or 0, width * max(1, height) * max(1, depth))
+
+
+class Canaries:
+    """All memory that lies free in torch's caches, taken and poisoned: who writes to it, or reads it, is found out.
+
+    Device memory of every stream, and page-locked host memory up to 64 KiB. It goes back when this object goes.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        torch.cuda.synchronize(device)
+        self.held = [_poisoned(size, stream, device) for size, stream in _free_blocks(device)]
+        self.host = [torch.full((1 << e,), POISON, dtype=torch.uint8, pin_memory=True) for e in range(17) for _ in "12"]
+        torch.cuda.synchronize(device)
+
+    def damaged(self) -> int:
+        """Bytes of device memory that are no longer as they were filled."""
+        return sum(int((t != POISON).sum()) for t in self.held)
+
+
+def _poisoned(size: int, stream: int, device: torch.device) -> Tensor:
+    with torch.cuda.stream(torch.cuda.ExternalStream(stream, device=device)):
+        return torch.full((size,), POISON, dtype=torch.uint8, device=device)
+
+
+def _free_blocks(device: torch.device) -> list[tuple[int, int]]:
+    """``(bytes, stream)`` of the inactive blocks outside of graph pools, largest first.
+
+    Torch serves requests of up to 1 MiB from segments of their own, where a free block may well be larger than that.
+    """
+    index, found = torch.device(device).index or 0, []
+    for segment in torch.cuda.memory_snapshot():
+        if segment["device"] != index or tuple(segment.get("segment_pool_id", (0, 0))) != (0, 0):
+            continue
+        for block in segment["blocks"]:
+            left = block["size"] if block["state"] == "inactive" else 0
+            most = SMALL if segment["segment_type"] == "small" else left
+            while left > 0:
+                found.append((min(left, most), segment["stream"]))
+                left -= most
+    total, chosen = 0, []
+    for size, stream in sorted(found):  # small ones are the likelier to be anybody's scratch
+        if (total := total + size) <= MOST_POISON:
+            chosen.append((size, stream))
+    return chosen[::-1]
+
+
+def hold(stream: torch.cuda.Stream) -> torch.cuda.Event:
+    """An event that comes some milliseconds from now: whoever waits for it can be overtaken by those who do not."""
+    with torch.cuda.stream(stream):
+        a, b = (torch.ones(4096, 4096, device=stream.device) for _ in range(2))
+        for _ in range(3):
+            torch.mm(a, a, out=b)
+        return stream.record_event()

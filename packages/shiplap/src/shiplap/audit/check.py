@@ -1,0 +1,181 @@
+"""What a check is: samples to look at, a way to observe one, and the words for what it found."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from shiplap.audit.finding import Finding
+from shiplap.audit.target import script
+from shiplap.errors import ShiplapError
+from shiplap.op import Op
+from shiplap.referee.run import last_line
+from shiplap.referee.samples import Case, Samples, describe
+
+__all__ = ["Check", "Observation", "Subject"]
+
+
+@dataclass(frozen=True)
+class Observation:
+    """Of one sample: a ``problem``, or the reason to ``skip`` it, or neither; ``error`` and ``note`` tell more."""
+
+    problem: str = ""
+    skip: str = ""
+    error: float = 0.0
+    note: str = ""
+    fix: str = ""
+
+
+@dataclass
+class Subject:
+    """One op under audit."""
+
+    op: Op
+    samples: Samples
+    deadline: float = float("inf")
+    failed: set[str] = field(default_factory=set)
+    raised: dict[str, str] = field(default_factory=dict)  # error → the check that reports it
+    looked: Callable[[str, Case], None] = lambda check, case: None
+
+    @property
+    def name(self) -> str:
+        return self.op.spec.name
+
+
+def _always(op: Op) -> str:
+    return ""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check, defined once in the module of its name.
+
+    Attributes:
+        name: id, the name of the module.
+        observes: what is compared with what, in one line.
+        observe: looks at one sample; an exception counts as a problem.
+        cases: the samples, plain ones first.
+        fix: what usually repairs it.
+        skips: the reason why the check cannot apply to an op, or "".
+        needs: checks without whose success this one observes nothing new, or takes a risk.
+        sequence: for checks whose evidence is in a series of samples: looks at all of them after the single ones.
+        error: how to say the largest ``Observation.error``.
+        symbol: its name in its module, where a module has several.
+    """
+
+    name: str
+    observes: str
+    observe: Callable[[Op, Case], Observation]
+    cases: Callable[[Samples], Iterable[Case]]
+    fix: str
+    skips: Callable[[Op], str] = _always
+    needs: tuple[str, ...] = ()
+    sequence: Callable[[Op, list[Case]], Observation] | None = None
+    error: str = "largest error {:.2g} of the tolerance"
+    symbol: str = "CHECK"
+
+    def run(self, subject: Subject) -> Finding:
+        """Observe every case; the smallest failing one becomes the finding."""
+        broken = [name for name in self.needs if name in subject.failed]
+        if reason := f"says nothing while {broken[0]} fails" if broken else self.skips(subject.op):
+            return Finding(self.name, "skip", subject.name, reason)
+        tally = _Tally(self, subject)
+        for case in self.cases(subject.samples):
+            if time.monotonic() > subject.deadline:
+                tally.cut = True
+                break
+            tally.add(case, self._once(subject, case))
+        if self.sequence and tally.seen and not tally.failed and not tally.cut:
+            tally.add(None, _guarded(self.sequence, subject.op, tally.seen))
+        return tally.finding()
+
+    def _once(self, subject: Subject, case: Case) -> Observation:
+        """``observe``; an error that an earlier check reports already is set aside."""
+        try:
+            return self.observe(subject.op, case)
+        except Exception as e:
+            key = e.id if isinstance(e, ShiplapError) else last_line(e)
+            reporter = subject.raised.setdefault(key, self.name)
+            if reporter != self.name:
+                return Observation(skip=f"the call itself fails, see {reporter}: {last_line(e)}")
+            return Observation(f"raised {last_line(e)}")
+
+    def look(self, op: Op, case: Case) -> Observation:
+        """``observe``, with an exception turned into a problem."""
+        return _guarded(self.observe, op, case)
+
+    def replay(self, op: Op, seed: int, device: str = "cpu") -> Observation:
+        """What ``sequence`` observes on the series that an audit with this seed sees."""
+        assert self.sequence is not None
+        cases = [c for c in self.cases(Samples(op, seed, device)) if not self.look(op, c).skip]
+        return _guarded(self.sequence, op, cases)
+
+
+def _guarded(observe: Callable[..., Observation], *args: object) -> Observation:
+    try:
+        return observe(*args)
+    except Exception as e:
+        return Observation(problem=f"raised {last_line(e)}")
+
+
+@dataclass
+class _Tally:
+    check: Check
+    subject: Subject
+    seen: list[Case] = field(default_factory=list)
+    failed: list[tuple[Case | None, Observation]] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    error: float = 0.0
+    cut: bool = False
+
+    def add(self, case: Case | None, found: Observation) -> None:
+        if found.skip:
+            self.skipped.append(found.skip)
+            if case is None:  # nothing came of the series, and the single samples alone prove nothing
+                self.seen, self.skipped = [], [found.skip]
+            return
+        if case is not None:
+            self.seen.append(case)
+            self.subject.looked(self.check.name, case)
+        if found.problem:
+            self.failed.append((case, found))
+        if found.note and found.note not in self.notes:
+            self.notes.append(found.note)
+        self.error = max(self.error, found.error)
+
+    def finding(self) -> Finding:
+        check, subject, samples = self.check, self.subject, self.subject.samples
+        if self.failed:
+            return self._failure()
+        if not self.seen:
+            reason = self.skipped[0] if self.skipped else "the declaration admits no such sample"
+            return Finding(check.name, "skip", subject.name, "out of budget_s" if self.cut else reason)
+        evidence = [check.observes, *self.notes]
+        if self.error:
+            evidence.append(check.error.format(self.error))
+        if self.skipped:
+            evidence.append(f"{len(self.skipped)} samples set aside ({self.skipped[0]})")
+        if self.cut:
+            evidence.append("stopped early: out of budget_s")
+        count = f"{len(self.seen)} sample{'s' if len(self.seen) > 1 else ''}, seed {samples.seed}"
+        return Finding(check.name, "ok", subject.name, "; ".join(evidence), input=count)
+
+    def _failure(self) -> Finding:
+        check, subject, samples = self.check, self.subject, self.subject.samples
+        case, found = min(self.failed, key=lambda f: f[0].numel if f[0] else 0)
+        total = len(self.seen)
+        evidence = f"{found.problem} (in {len(self.failed)} of {total} samples)" if case else found.problem
+        where = f"{describe(subject.op, case)}; {case.label}; seed {samples.seed}" if case else f"seed {samples.seed}"
+        return Finding(
+            check.name,
+            "fail",
+            subject.name,
+            evidence,
+            input=where,
+            fix=found.fix or check.fix,
+            reproducer=script(
+                subject.op, check.name, case.label if case else None, samples.seed, str(samples.device), check.symbol
+            ),
+        )

@@ -1,0 +1,84 @@
+"""``addresses``: the same sizes at other addresses, aligned or not, while the first tensors are still alive.
+
+Plans of vendor libraries keep pointers (a bias, scales, sparse metadata) that belong to one call, and promise an
+alignment that the next tensor may not have. Both are right until two models, or two views, share a plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from torch import Tensor
+
+from shiplap.audit.check import Check, Observation
+from shiplap.op import Op
+from shiplap.referee.compare import close, reduction
+from shiplap.referee.layouts import apply_layout, independent
+from shiplap.referee.run import call, effects, reference, reference64, tensors
+from shiplap.referee.samples import Case, Samples, other, tree_map
+
+KEEP = "keep no pointer in a plan or descriptor: set it before each launch, or make it part of the plan's key"
+ALIGN = "promise no more alignment than one element has, or test the pointer and take a path without the promise"
+
+
+def cases(samples: Samples) -> Iterable[Case]:
+    yield from samples.plain()
+
+
+def observe(op: Op, case: Case) -> Observation:
+    first = case.fresh()
+    kept = [first]  # everything stays alive: an address that is used again would hide the fault
+    if problem := _differs(op, case, first):
+        return Observation(problem)
+    tried = 0
+    for what, args, fix in _moved(op, case, first):
+        kept.append(args)
+        tried += 1
+        if problem := _differs(op, case, args):
+            return Observation(f"{what}: {problem}", fix=fix)
+        if problem := _differs(op, case, first):
+            return Observation(f"the first tensors again, after {what}: {problem}", fix=KEEP)
+    return Observation(note=f"{tried} moves") if tried else Observation(skip="no tensor can be moved")
+
+
+def _differs(op: Op, case: Case, args: tuple[Any, ...]) -> str:
+    """What is wrong with a call on ``args``; arguments that it mutates are copied, the others are these very ones."""
+    own, wide = reference(op, args), reference64(op, args)
+    pairs = zip(op.spec.args, args, strict=True)
+    args = tuple(v.clone() if a.mutated and isinstance(v, Tensor) else v for a, v in pairs)
+    return close(effects(op, args, call(op, args)), own, wide, reduction(op.spec, case.env)).problem
+
+
+def _moved(op: Op, case: Case, first: tuple[Any, ...]) -> Iterator[tuple[str, tuple[Any, ...], str]]:
+    """Other values elsewhere, then a view that is aligned to one element: of each independent argument, and of all."""
+    changed = other(op, case).fresh()
+    if [t.shape for t in tensors(changed)] != [t.shape for t in tensors(first)]:
+        return
+    for position, arg in enumerate(op.spec.args):
+        new = changed[position]
+        if not isinstance(new, Tensor) or arg.mutated or not new.numel() or not independent(new):
+            continue  # it may have to fit the other arguments: those move all together
+        for what, value, fix in (
+            (f"another {arg.name}", new, KEEP),
+            (f"{arg.name} at an address aligned to one element", _odd(new), ALIGN),
+        ):
+            yield f"{what}, same size", (*first[:position], value, *first[position + 1 :]), fix
+    if tensors(first):
+        yield "all tensors elsewhere", changed, KEEP
+        yield "all tensors at addresses aligned to one element", tree_map(_odd, changed), ALIGN
+
+
+def _odd(t: Tensor) -> Tensor:
+    return apply_layout(t, "offset")
+
+
+CHECK = Check(
+    "addresses",
+    observes="the same sizes with other values at other addresses, and at misaligned ones, equal the reference, "
+    "also when the first tensors come again",
+    observe=observe,
+    cases=cases,
+    needs=("numerics", "edges"),
+    fix=KEEP,
+)

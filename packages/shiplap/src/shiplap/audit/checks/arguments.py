@@ -1,0 +1,166 @@
+"""``arguments``: a call that does not fit the declaration is refused with a catalogue error, and writes nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shiplap.audit.check import Check, Observation
+from shiplap.errors import ShiplapError
+from shiplap.op import Arg, Op
+from shiplap.op.explain import restated
+from shiplap.referee.compare import bitwise
+from shiplap.referee.run import call, is_adopted, last_line, reference, tensors
+from shiplap.referee.samples import Case, Samples, tree_map
+
+
+@dataclass(frozen=True)
+class Bad:
+    """One wrong call: what is wrong with it, and the ids that say so."""
+
+    what: str
+    args: tuple[Any, ...]
+    ids: tuple[str, ...]
+    narrower: bool = False  # an adopted op may well take more than its declaration says
+
+
+def cases(samples: Samples) -> Iterable[Case]:
+    yield from samples.plain()
+
+
+def observe(op: Op, case: Case) -> Observation:
+    adopted = is_adopted(op)
+    bad_calls = [b for b in _bad(op, case) if not (adopted and b.narrower)]
+    for bad in bad_calls:
+        problem = _adopted(op, bad) if adopted else _refused(op, bad)
+        if problem:
+            return Observation(f"{bad.what}: {problem}")
+    kinds = Counter(b.what.split(":")[0] for b in bad_calls)
+    shown = ", ".join(f"{n} {kind}" for kind, n in kinds.items())
+    if adopted:
+        shown += "; adopted: refused in its own words, or accepted as the reference does"
+    return Observation(note=shown) if bad_calls else Observation(skip="no argument can be made wrong")
+
+
+def _refused(op: Op, bad: Bad) -> str:
+    kept = [t.detach().clone() for t in _readable(bad.args)]
+    try:
+        call(op, bad.args)
+    except Exception as e:
+        said = (
+            e if isinstance(e, ShiplapError) else restated(e)
+        )  # native code has the catalogue's text, not its classes
+        if said is None:
+            return f"raised {last_line(e)}, expected {' or '.join(bad.ids)}"
+        if said.id not in bad.ids:
+            return f"refused with {said.id} ({said.what}), expected {' or '.join(bad.ids)}"
+        if op.spec.name not in said.where:
+            return f"{said.id} does not say which op: where = {said.where!r}"
+    else:
+        return "was accepted"
+    changed = bitwise([t.detach() for t in _readable(bad.args)], kept, "before the call")
+    return f"was refused after something was written: {changed}" if changed else ""
+
+
+def _adopted(op: Op, bad: Bad) -> str:
+    """Another library's op has its own words, but it must refuse, or do about what the reference does."""
+    copies = tree_map(torch.clone, bad.args)
+    try:
+        got = call(op, copies)
+    except Exception:
+        return ""
+    try:
+        pairs = list(zip(got, reference(op, bad.args)[: len(got)], strict=True))
+        same = all(g.shape == e.shape and torch.allclose(g, e, 1e-2, 1e-2, equal_nan=True) for g, e in pairs)
+    except Exception as e:
+        return f"was accepted; the reference raised {last_line(e)}"
+    return "" if same else "was accepted, with a result that is not the reference's"
+
+
+def _readable(args: tuple[Any, ...]) -> list[Tensor]:
+    return [t for t in tensors(args) if t.device.type != "meta"]
+
+
+def _bad(op: Op, case: Case) -> Iterator[Bad]:
+    for position, arg in enumerate(op.spec.args):
+        value = case.args[position]
+        if isinstance(value, Tensor):
+            for what, wrong, ids, narrower in _wrong_tensors(op, case, arg, value):
+                args = list(case.fresh())
+                args[position] = wrong
+                yield Bad(what, tuple(args), ids, narrower)
+    yield from _violated(op, case)
+
+
+def _wrong_tensors(op: Op, case: Case, arg: Arg, t: Tensor) -> Iterator[tuple[str, Tensor, tuple[str, ...], bool]]:
+    assert arg.tensor is not None
+    kind, name = arg.tensor, arg.name
+    if not kind.variadic:
+        yield f"wrong rank: {name} with a dim more", t.clone().unsqueeze(0), ("SL201",), False
+        if t.dim():
+            less = t.flatten(0, 1) if t.dim() > 1 else t.new_zeros(())
+            yield f"wrong rank: {name} with a dim less", less.clone(), ("SL201",), False
+        for axis in _bound_axes(op, case, arg):
+            wrong = torch.cat([t, t.narrow(axis, 0, 1)], axis).clone()
+            yield f"wrong size: {name}, axis {axis}", wrong, ("SL202", "SL203"), False
+    for dtype in (torch.float32, torch.int32, torch.bool, torch.complex64):
+        if kind.dtypes and str(dtype).removeprefix("torch.") not in kind.dtypes:
+            yield f"wrong dtype: {name} {dtype}", torch.zeros_like(t, dtype=dtype), ("SL204",), True
+            break
+    if len(tensors(case.args)) > 1:
+        yield f"wrong device: {name} on meta", t.to("meta"), ("SL206",), False
+    if arg.mutated and t.dim() and t.shape[0] > 1:
+        yield f"overlapping: {name} expanded", t[:1].clone().expand(t.shape), ("SL210",), True
+    if arg.contiguous and t.dim() > 1 and min(t.shape[-2:]) > 1:
+        yield f"wrong layout: {name} transposed", t.mT.contiguous().mT, ("SL207",), True
+
+
+def _bound_axes(op: Op, case: Case, arg: Arg) -> Iterator[int]:
+    """Axes whose size another argument, an expression or the declaration itself fixes."""
+    assert arg.tensor is not None
+    present = [a for a, v in zip(op.spec.args, case.args, strict=True) if a.tensor and isinstance(v, Tensor)]
+    names = Counter(d.text for a in present if a.tensor for d in a.tensor.dims if d.kind == "name")
+    computed = {n for n, _ in op.spec.dims} | {a.name for a in op.spec.scalars}
+    for axis, dim in enumerate(arg.tensor.dims):
+        fixed = dim.kind in ("fixed", "expr") or (dim.kind == "name" and (names[dim.text] > 1 or dim.text in computed))
+        value = case.args[op.spec.args.index(arg)]
+        if fixed and value.shape[axis] > 0:
+            yield axis
+
+
+def _violated(op: Op, case: Case) -> Iterator[Bad]:
+    """For each precondition one scalar that breaks it, if changing a scalar can."""
+    for expr in op.spec.requires:
+        for position, arg in enumerate(op.spec.args):
+            if arg.scalar not in ("int", "list[int]") or arg.name not in expr.names:
+                continue
+            for value in (-1, 0, 1 << 20):
+                old = case.args[position]
+                wrong = [value] * len(old) if isinstance(old, list) else value
+                if _breaks(expr, {**case.env, arg.name: wrong}):
+                    args = list(case.fresh())
+                    args[position] = wrong
+                    what = f"violated requirement: {expr} with {arg.name}={wrong}"
+                    yield Bad(what, tuple(args), ("SL208", "SL202", "SL203"))
+                    break
+
+
+def _breaks(expr: Any, env: dict[str, Any]) -> bool:
+    try:
+        return not expr(env)
+    except (ArithmeticError, LookupError, TypeError, ValueError):
+        return False
+
+
+CHECK = Check(
+    "arguments",
+    observes="wrong calls are refused with an error that names op and argument, and nothing is written",
+    observe=observe,
+    cases=cases,
+    fix="check before the first write; sl.op derives these checks from the declaration",
+)

@@ -1,0 +1,277 @@
+"""``c_abi``: a C ABI kernel answers wrong values with a status; nothing leaves it, crashes or stays behind.
+
+An exception that leaves an ``extern "C"`` function ends the process, so the calls are made in a process of their own
+(see ``cprocess``), on the C function itself: what the dispatcher or a native binding would catch does not count.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shiplap.audit import cprocess
+from shiplap.audit.check import Check, Observation
+from shiplap.bind.cabi import BoundKernel
+from shiplap.bind.frame import _element
+from shiplap.bind.library import locate
+from shiplap.errors import LibraryError
+from shiplap.op import Op
+from shiplap.op.check import Binding, shape_of
+from shiplap.op.launch import allocate_workspace
+from shiplap.referee.samples import Case, Samples
+
+SECONDS, TIMEOUT_S, DEATHS = 0.01, 30, 8
+LARGEST = 1 << 22  # bytes of one tensor
+HEAP, RESIDENT, FILES = 8, 512, 0.5  # per call: less is the noise of two rounds
+THROWN = re.compile(r"(?:instance of '([^']+)'|uncaught exception of type (\S+))")
+WHAT = re.compile(r"what\(\):\s*(.*)")
+
+CATCH = 'catch everything inside the extern "C" function, write what() to ctx->error and return SL_INVALID_ARGUMENT'
+CHECK_VALUES = "check values before they are used as addresses, and return SL_INVALID_ARGUMENT"
+RELEASE = "release on every path: RAII (std::vector, std::unique_ptr), or take scratch memory from ctx->workspace"
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One call. A ``lax`` one passes what the declaration's checks would have refused: there a crash proves nothing."""
+
+    what: str
+    spec: dict[str, Any]
+    lax: bool = False
+
+
+@dataclass(frozen=True)
+class Death:
+    """How the process ended in a call."""
+
+    call: int
+    status: int
+    said: str
+
+    def __str__(self) -> str:
+        name = signal.Signals(-self.status).name if self.status < 0 else f"status {self.status}"
+        if thrown := THROWN.search(self.said):
+            what = WHAT.search(self.said)
+            return f"{thrown[1] or thrown[2]} leaves the C function ({what[1] if what else name})"
+        return f"the process dies of {name}"
+
+    @property
+    def thrown(self) -> bool:
+        return bool(THROWN.search(self.said))
+
+
+def _kernels(op: Op) -> list[BoundKernel]:
+    return [k.run for k in op.kernels.get("cpu", ()) if isinstance(k.run, BoundKernel)]
+
+
+def skips(op: Op) -> str:
+    return "" if _kernels(op) else "no C ABI kernel for the CPU"
+
+
+def cases(samples: Samples) -> Iterable[Case]:
+    yield from samples.plain()
+
+
+def observe(op: Op, case: Case) -> Observation:
+    if case.device != "cpu":
+        return Observation(skip="C functions are called on the CPU: audit with device='cpu'")
+    notes = []
+    for kernel in _kernels(op):
+        try:
+            library = locate(kernel.source.library)
+        except LibraryError as e:
+            return Observation(skip=f"{kernel.source.library.name}: {e.what}")
+        found = _judge(kernel, library, list(_attempts(op, kernel, case)))
+        if found.problem:
+            return found
+        notes.append(found.note)
+    return Observation(note="; ".join(notes))
+
+
+def _judge(kernel: BoundKernel, library: Path, attempts: list[Attempt]) -> Observation:
+    """The first attempt that throws, crashes or leaks."""
+    results, deaths = _run(library, kernel.source.symbol, attempts)
+    for death in deaths:
+        attempt = attempts[death.call]
+        if death.thrown or not attempt.lax:
+            fix = CATCH if death.thrown or death.status == -signal.SIGABRT else CHECK_VALUES
+            return Observation(f"{kernel.source.symbol} called with {attempt.what}: {death}", fix=fix)
+    for index, result in results.items():
+        if left := _left(result):
+            outcome = f"returns status {result['status']}" if result["status"] else "succeeds"
+            return Observation(
+                f"{kernel.source.symbol} called with {attempts[index].what} {outcome} and leaves {left} "
+                f"behind per call ({2 * result['calls']} calls)",
+                fix=RELEASE,
+            )
+    refused = sum(bool(r["status"]) for r in results.values())
+    trusted = f", {len(deaths)} that the declaration refuses crash it" if deaths else ""
+    return Observation(note=f"{kernel.source.symbol}: {len(results)} kinds of calls, {refused} refused{trusted}")
+
+
+def _left(result: dict[str, Any]) -> str:
+    left = [f"{result['heap']:.0f} bytes"] if result["heap"] >= HEAP else []
+    if not left and result["resident"] >= RESIDENT:
+        left = [f"{result['resident']:.0f} bytes of resident memory"]
+    return " and ".join(left + ["an open file"] * (result["files"] >= FILES))
+
+
+def _run(library: Path, symbol: str, attempts: list[Attempt]) -> tuple[dict[int, dict[str, Any]], list[Death]]:
+    """Results by attempt, and who died; after a death the next process goes on with the next attempt."""
+    results: dict[int, dict[str, Any]] = {}
+    deaths: list[Death] = []
+    first = 0
+    while first < len(attempts) and len(deaths) < DEATHS:
+        calls = [(i, attempts[i].spec) for i in range(first, len(attempts))]
+        task = {"library": str(library), "symbol": symbol, "seconds": SECONDS, "calls": calls}
+        status, out, err = _process(json.dumps(task))
+        lines = [json.loads(line) for line in out.splitlines() if line.endswith("}")]
+        results |= {line["call"]: line for line in lines if "status" in line}
+        begun = max((line["call"] for line in lines), default=None)
+        if status == 0 or begun is None:
+            if status:
+                raise RuntimeError(f"{library.name} cannot be called in a process of its own: {err.strip()[-300:]}")
+            break
+        deaths.append(Death(begun, status, err))
+        first = begun + 1
+    return results, deaths
+
+
+def _process(task: str) -> tuple[int, str, str]:
+    command = [sys.executable, "-I", cprocess.__file__]
+    try:
+        done = subprocess.run(command, input=task.encode(), capture_output=True, timeout=TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired as e:
+        return -signal.SIGKILL, (e.stdout or b"").decode(), f"no answer within {TIMEOUT_S} s"
+    return done.returncode, done.stdout.decode(), done.stderr.decode(errors="replace")
+
+
+def _attempts(op: Op, kernel: BoundKernel, case: Case) -> Iterator[Attempt]:
+    plain = _attempt(op, kernel, "its plain sample", case.args)
+    assert plain is not None
+    yield plain
+    for what, args in _wrong_values(op, case):
+        if (attempt := _attempt(op, kernel, what, args)) is not None:
+            yield attempt
+    yield from _misdescribed(plain)
+
+
+def _attempt(op: Op, kernel: BoundKernel, what: str, args: tuple[Any, ...]) -> Attempt | None:
+    """None where the declaration refuses the arguments, or where they ask for large outputs."""
+    try:
+        call = op._checker.bind(args)
+        spec = _spec(op, kernel, call)
+    except Exception:
+        return None
+    return Attempt(what, spec) if spec is not None else None
+
+
+def _spec(op: Op, kernel: BoundKernel, call: Binding) -> dict[str, Any] | None:
+    """The call as ``cprocess`` takes it."""
+    env = {**call.env, **{dim: bound(call.env) for dim, bound in op.spec.bounds}}
+    given = {a.name: v for a, v in zip(op.spec.args, call.args, strict=True)}
+    arguments: list[dict[str, Any]] = []
+    for p in kernel.parameters:
+        if p.role == "output":
+            out = next(o for o in op.spec.outputs if o.name == p.source)
+            shape, dtype = list(shape_of(out, env)), call.dtype_of(out.tensor)
+            if torch.Size(shape).numel() * dtype.itemsize > LARGEST:
+                return None
+            arguments.append(_tensor(torch.zeros(shape, dtype=dtype)))
+        elif p.role == "input":
+            arguments.append({"kind": "null"} if given[p.source] is None else _tensor(given[p.source]))
+        else:
+            arguments.append(_scalar(p.role, p.ctype, env.get(p.source)))
+    scratch = allocate_workspace(kernel.workspace, call) if kernel.workspace is not None else None
+    config = kernel.space.default(env).items if kernel.space is not None else ()
+    size = 0 if scratch is None else scratch.numel()
+    return {"workspace": size, "arguments": arguments, "config": [int(v) for _, v in config]}
+
+
+def _tensor(t: Tensor) -> dict[str, Any]:
+    t = t.detach().contiguous()
+    code, bits = _element(t.dtype)
+    data = base64.b64encode(t.reshape(-1).view(torch.uint8).numpy().tobytes()).decode()
+    return {
+        "kind": "tensor",
+        "data": data,
+        "shape": list(t.shape),
+        "strides": list(t.stride()),
+        "ndim": t.dim(),
+        "code": code,
+        "bits": bits,
+    }
+
+
+def _scalar(role: str, ctype: str, value: Any) -> dict[str, Any]:
+    if role == "extent":
+        return {"kind": "int64s", "value": [0]}
+    if role == "length":
+        return {"kind": "int64", "value": len(value)}
+    if role == "list":
+        return {"kind": "doubles" if "double" in ctype else "int64s", "value": list(value)}
+    kinds = {"int64_t": "int64", "double": "double", "int32_t": "int32", "const char*": "string"}
+    return {"kind": kinds[ctype], "value": int(value) if isinstance(value, bool) else value}
+
+
+def _wrong_values(op: Op, case: Case) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """Values that the types admit and no sample holds."""
+    for position, arg in enumerate(op.spec.args):
+        value = case.args[position]
+
+        def swap(wrong: Any, position: int = position) -> tuple[Any, ...]:
+            return (*case.args[:position], wrong, *case.args[position + 1 :])
+
+        if isinstance(value, Tensor) and value.numel():
+            yield from ((f"{arg.name} full of {name}", swap(torch.full_like(value, w))) for name, w in _extremes(value))
+        elif arg.scalar in ("int", "list[int]"):
+            for wrong in (-1, 0, 1 << 31, (1 << 63) - 1, -(1 << 63)):
+                yield f"{arg.name}={wrong}", swap([wrong] * len(value) if isinstance(value, list) else wrong)
+        elif arg.scalar == "float":
+            yield from ((f"{arg.name}={wrong}", swap(wrong)) for wrong in (float("nan"), float("inf"), -1.0))
+        elif arg.scalar == "str":
+            yield from ((f"{arg.name} of {len(wrong)} letters", swap(wrong)) for wrong in ("", "x" * 5000))
+
+
+def _extremes(t: Tensor) -> list[tuple[str, Any]]:
+    if t.is_floating_point():
+        widest = float("inf") if t.itemsize > 1 else torch.finfo(t.dtype).max  # not every float8 has infinities
+        return [("NaN", float("nan")), (str(widest), widest)]
+    if t.dtype == torch.bool or t.is_complex():
+        return []
+    info = torch.iinfo(t.dtype)
+    return [(str(v), v) for v in (-1, 1 << 20, info.max, info.min) if info.min <= v <= info.max]
+
+
+def _misdescribed(plain: Attempt) -> Iterator[Attempt]:
+    """A rank or dtype that the declaration refuses: a kernel may trust it, or refuse too, but not throw or leak."""
+    for index, argument in enumerate(plain.spec["arguments"]):
+        if argument["kind"] != "tensor":
+            continue
+        wrong = [("rank", {"ndim": argument["ndim"] + 1}), ("dtype", {"code": 1, "bits": 8})]
+        for what, change in wrong:
+            arguments = [*plain.spec["arguments"]]
+            arguments[index] = {**argument, **change}
+            yield Attempt(f"another {what} of tensor {index}", {**plain.spec, "arguments": arguments}, lax=True)
+
+
+CHECK = Check(
+    "c_abi",
+    observes="the C function, in a process of its own, answers wrong values with a status, throws nothing and keeps "
+    "neither memory nor files",
+    observe=observe,
+    cases=cases,
+    fix=CATCH,
+    skips=skips,
+)

@@ -1,0 +1,99 @@
+"""``compile``: eager, aot_eager and inductor agree, in one graph, and a new size does not mean a new compilation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shiplap import compat
+from shiplap.audit.check import Check, Observation
+from shiplap.op import Op
+from shiplap.referee.compare import close, reduction
+from shiplap.referee.run import call, effects, is_float8, last_line
+from shiplap.referee.samples import Case, Samples
+
+SIZES, MOST_RECOMPILES = 4, 2
+
+
+def cases(samples: Samples) -> Iterable[Case]:
+    layouts = (c for c in samples.layouts() if dict(c.recipe.layouts).get("every") in ("transposed", "padded"))
+    yield from chain(samples.plain(), samples.grown(SIZES), layouts, samples.optionals())
+
+
+def _program(op: Op) -> Callable[..., tuple[Tensor, ...]]:
+    """The op with a pointwise neighbour on each result, which Inductor reads through the promised strides."""
+
+    def program(*args: Any) -> tuple[Tensor, ...]:
+        found = (t.float() if is_float8(t) else t for t in effects(op, args, call(op, args)))
+        return tuple(t * 2 if t.is_floating_point() else t for t in found)
+
+    return program
+
+
+def observe(op: Op, case: Case) -> Observation:
+    """One sample, compiled for its sizes with aot_eager; other sizes are compiled in ``sequence``, twice."""
+    if not (case.recipe.layouts or case.recipe.absent) and case.recipe != Samples(op, case.seed, case.device).base:
+        return Observation()
+    compat.reset_compiler()
+    with compat.data_dependent_sizes():
+        return _agrees(op, case, torch.compile(_program(op), backend="aot_eager", fullgraph=True), "aot_eager")
+
+
+def sequence(op: Op, cases: list[Case]) -> Observation:
+    """All sizes through one compiled function: aot_eager as users call it, inductor with dynamic sizes."""
+    plain = [c for c in cases if not c.recipe.layouts and c.form == cases[0].form]
+    transposed = [c for c in cases if dict(c.recipe.layouts).get("every") == "transposed"]
+    reports = []
+    with compat.data_dependent_sizes():
+        for backend, dynamic in (("aot_eager", None), ("inductor", True)):
+            compat.reset_compiler()
+            compiled = torch.compile(_program(op), backend=backend, fullgraph=True, dynamic=dynamic)
+            for case in plain:
+                if problem := _problem(op, case, compiled, f"{backend}, dynamic={dynamic}"):
+                    return Observation(f"{case.label}: {problem}")
+            counts = compat.compile_counts()
+            if problem := _too_much(counts, backend, len(plain)):
+                return Observation(
+                    problem, fix="compute sizes with SymInts: no int(), no comparison, no loop over them"
+                )
+            reports.append(f"{backend} {counts.recompiles} recompiles")
+        for case in transposed:
+            if problem := _problem(op, case, compiled, "inductor"):
+                return Observation(f"{case.label}: {problem}")
+    return Observation(note=f"0 graph breaks over {len(plain)} sizes, {', '.join(reports)}")
+
+
+def _problem(op: Op, case: Case, compiled: Callable[..., Any], how: str) -> str:
+    try:
+        return _agrees(op, case, compiled, how).problem
+    except Exception as e:
+        return f"{how}: raised {last_line(e)}"
+
+
+def _too_much(counts: compat.CompileCounts, backend: str, sizes: int) -> str:
+    if counts.graph_breaks:
+        return f"{backend}: {counts.graph_breaks} graph breaks: {', '.join(counts.break_reasons)}"
+    if counts.recompiles > MOST_RECOMPILES:
+        return f"{backend}: {counts.recompiles} recompiles over {sizes} sizes"
+    return ""
+
+
+def _agrees(op: Op, case: Case, compiled: Callable[..., Any], how: str) -> Observation:
+    expected = _program(op)(*case.fresh())
+    found = close(compiled(*case.fresh()), expected, expected, reduction(op.spec, case.env))
+    return Observation(f"{how} differs from eager: {found.problem}" if found.problem else "", error=found.error)
+
+
+CHECK = Check(
+    "compile",
+    observes="eager = aot_eager = inductor with fullgraph=True",
+    observe=observe,
+    cases=cases,
+    needs=("determinism",),
+    fix="make the fake promise what the op returns (see the check fake); keep Python out of the op's signature",
+    sequence=sequence,
+)

@@ -1,0 +1,365 @@
+"""``cuda_graph``: captured once, the op is right on every replay, whatever happens to memory in between.
+
+Each step looks for one class of fault, the harmless ones first: a step that could take the CUDA context down (a replay
+over released memory) only runs when all freed memory was held, poisoned and found untouched before.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shiplap.audit.capture import (
+    Canaries,
+    CaptureFailure,
+    Recording,
+    fill,
+    hold,
+    no_synchronisation,
+    on_stream,
+    record,
+)
+from shiplap.audit.check import Check, Observation
+from shiplap.audit.trace import traced
+from shiplap.op import Op
+from shiplap.referee.compare import Reduction, bitwise, close, reduction
+from shiplap.referee.run import call, effects, last_line, reference, reference64, tensors
+from shiplap.referee.samples import Case, Samples
+
+WARM, REPLAYS, ROUNDS = 3, 3, 12
+LARGER, COLD = 10, 12  # how often a sample has grown: beyond what the other checks have shown to the op
+
+STREAM = "launch on torch.cuda.current_stream(tensor.device), and allocate nothing under another stream"
+SYNC = "compute it on the device, or on the host before the op: no .item(), .cpu(), .nonzero() or stream.synchronize()"
+ALLOCATE = "take scratch memory as workspace=, or from torch.empty: the graph's own pool then owns it"
+BAKED = "read every value on the device at each launch: no host copy of a value, no result cached by address or shape"
+LIFETIME = "allocate scratch in each call (workspace=): a graph keeps the address of a buffer that a cache replaces"
+PREPARE = "make plans, handles and tuned choices when the model is loaded; during capture look them up only"
+WRITES = "writes to an input that the schema does not declare mutated"
+CALLBACK = "do it on the device, or after the replay: host code in a graph stops the stream until it has run"
+CAPACITY = (
+    "use the capacity form: pad the output to its bound and return the count as a tensor; or tag the op with "
+    "torch.Tag.cudagraph_unsafe, which keeps it out of graphs"
+)
+
+
+def cases(samples: Samples) -> Iterable[Case]:
+    yield from samples.plain()
+    yield from samples.optionals()
+
+
+@dataclass
+class _Trial:
+    """One sample with the streams it is tried on."""
+
+    op: Op
+    case: Case
+    stream: torch.cuda.Stream
+    second: torch.cuda.Stream
+    drawn: int = 0
+
+    @classmethod
+    def of(cls, op: Op, case: Case) -> _Trial:
+        return cls(op, case, torch.cuda.Stream(case.device), torch.cuda.Stream(case.device))
+
+    def run(self, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
+        return effects(self.op, args, call(self.op, args))
+
+    def warm(self, case: Case) -> None:
+        with on_stream(self.stream):
+            for _ in range(WARM):
+                self.run(case.fresh())
+
+    def values(self, case: Case | None = None) -> Case:
+        """The same sizes with values that were never seen before."""
+        case, self.drawn = case or self.case, self.drawn + 1
+        for attempt in range(8):  # a builder may deviate from the sizes it is asked for
+            fresh = Samples(self.op, case.seed + 100 * self.drawn + attempt, case.device).build(case.recipe)
+            if [t.shape for t in tensors(fresh.args)] == [t.shape for t in tensors(case.args)]:
+                return fresh
+        return case
+
+    def grown(self, steps: int) -> Case | None:
+        """The sample after so many steps of growth, if the declaration lets it grow so far."""
+        *_, found = [None, *Samples(self.op, self.case.seed, self.case.device).grown(steps)]
+        return found if found is not None and found.form == self.case.form else None
+
+    def differs(self, got: tuple[Tensor, ...], case: Case) -> str:
+        own, wide = reference(self.op, case.args), reference64(self.op, case.args)
+        return close(got, own, wide, reduction(self.op.spec, case.env)).problem
+
+    def replayed(self, recording: Recording, case: Case) -> str:
+        """What is wrong after a replay with the values of ``case``."""
+        got = recording.replay(case.args)
+        pairs = zip(self.op.spec.args, recording.args, case.args, strict=True)
+        kept = [(b, v) for a, b, v in pairs if not a.mutated]
+        for buffer, value in zip(tensors(b for b, _ in kept), tensors(v for _, v in kept), strict=True):
+            if bitwise([buffer], [value]):
+                return WRITES
+        return self.differs(got, case)
+
+
+def observe(op: Op, case: Case) -> Observation:
+    if not case.device.startswith("cuda"):
+        return Observation(skip="graphs are captured on a CUDA device: audit with device='cuda'")
+    if found := kept_out(op):
+        return found
+    torch.cuda.empty_cache()  # what lies free from now on is of this trial
+    trial, notes = _Trial.of(op, case), []
+    for step in (_eager, _side_stream, _synchronises, _two_streams, _capture, _cold, _counted, _other_device):
+        found = step(trial)
+        if found.problem:
+            return found
+        notes += [found.note] if found.note else []
+    return Observation(note="; ".join(notes))
+
+
+def kept_out(op: Op) -> Observation | None:
+    """An op that no graph can hold: fine if it is tagged so, for then the compiler keeps it out."""
+    tagged = torch.Tag.cudagraph_unsafe in op.overload.tags
+    if op.spec.dynamic:
+        reason = f"cannot be captured: its size {', '.join(op.spec.dynamic)} depends on data; use the capacity form"
+        if tagged or torch.Tag.dynamic_output_shape in op.overload.tags:
+            return Observation(skip=f"{reason} (tagged, so that torch.compile keeps it out of graphs)")
+        return Observation(f"{reason}; and it is not tagged cudagraph_unsafe", fix=CAPACITY)
+    return Observation(skip="tagged cudagraph_unsafe: torch.compile keeps it out of graphs") if tagged else None
+
+
+def _eager(trial: _Trial) -> Observation:
+    """No graph yet: the same buffers with new values, one call after another."""
+    trial.warm(trial.case)
+    args = trial.case.fresh()
+    for _ in range(REPLAYS):
+        changed = trial.values()
+        with on_stream(trial.stream):
+            fill(args, changed.args)
+            got = trial.run(args)
+        if problem := trial.differs(got, changed):
+            return Observation(f"without any graph, with new values in the same buffers: {problem}", fix=BAKED)
+    return Observation()
+
+
+def _side_stream(trial: _Trial) -> Observation:
+    """The inputs are written late on the op's own stream: work that was launched elsewhere reads old values."""
+    trial.warm(trial.case)
+    changed, args = trial.values(), trial.case.fresh()
+    torch.cuda.synchronize(trial.stream.device)
+    gate = hold(trial.second)
+    with torch.cuda.stream(trial.stream):
+        trial.stream.wait_event(gate)
+        fill(args, changed.args)
+        got = trial.run(args)
+    torch.cuda.synchronize(trial.stream.device)
+    if problem := trial.differs(got, changed):
+        return Observation(
+            f"on a side stream, after writes to the inputs that are still under way on it: {problem}; so part of the "
+            "work is launched on another stream",
+            fix=STREAM,
+        )
+    return Observation()
+
+
+def _synchronises(trial: _Trial) -> Observation:
+    args = trial.case.fresh()
+    try:
+        with on_stream(trial.stream), no_synchronisation():
+            trial.run(args)
+    except RuntimeError as e:
+        if "synchronizing" not in str(e):
+            raise
+        return Observation(f"waits for the device, which a capture forbids: {last_line(e)}", fix=SYNC)
+    return Observation()
+
+
+def _two_streams(trial: _Trial) -> Observation:
+    """Calls with different values, alternating between two streams that start together."""
+    streams = trial.stream, trial.second
+    pair = [trial.values(), trial.values()]
+    args = [[c.fresh() for _ in range(ROUNDS)] for c in pair]
+    trial.warm(trial.case)
+    gate, got = hold(torch.cuda.Stream(trial.stream.device)), []
+    for stream in streams:
+        stream.wait_event(gate)
+    for turn in range(ROUNDS):
+        for which, stream in enumerate(streams):
+            with torch.cuda.stream(stream):
+                got.append((which, trial.run(args[which][turn])))
+    torch.cuda.synchronize(trial.stream.device)
+    problems = [p for which, outs in got if (p := trial.differs(outs, pair[which]))]
+    if problems:
+        return Observation(
+            f"two streams at once: {len(problems)} of {len(got)} calls are wrong, first {problems[0]}",
+            fix="share no scratch memory between streams: take it as workspace=",
+        )
+    return Observation()
+
+
+def _capture(trial: _Trial) -> Observation:
+    """Capture after a warm-up, then replays with new values while the world around the graph changes."""
+    trial.warm(trial.case)
+    try:
+        recording = record(trial.run, trial.case.args, trial.stream)
+    except CaptureFailure as e:
+        return _why(trial, str(e))
+    if recording.nodes["host callback"]:
+        return Observation(f"every replay runs {recording.nodes['host callback']} host callbacks", fix=CALLBACK)
+    old = reference(trial.op, trial.case.args)
+    for step in (_new_values, _after_larger, _shared_pool, _after_release):
+        if found := step(trial, recording, old):
+            return found
+    first = [t.clone() for t in recording.replay(trial.case.args)]
+    nodes = ", ".join(f"{n} {kind}{'s' if n > 1 else ''}" for kind, n in sorted(recording.nodes.items()))
+    note = f"graph of {nodes or 'unknown nodes'}, {recording.allocations} allocations from its pool"
+    if bitwise(recording.replay(trial.case.args), first):
+        note += ", two replays with the same values differ in bits (see determinism)"
+    return Observation(note=note)
+
+
+def _why(trial: _Trial, failure: str) -> Observation:
+    """A capture that failed in the strict mode: what is it that only the relaxed mode lets pass?"""
+    try:
+        record(trial.run, trial.case.args, trial.stream, mode="relaxed")
+    except CaptureFailure:
+        return Observation(f"capture fails, in relaxed mode too: {failure}", fix=SYNC)
+    return Observation(
+        f"allocates or releases device memory by itself (cudaMalloc, cudaFree), which only "
+        f"capture_error_mode='relaxed' lets pass: {failure}",
+        fix=ALLOCATE,
+    )
+
+
+def _new_values(trial: _Trial, recording: Recording, old: tuple[Tensor, ...]) -> Observation | None:
+    for turn in range(REPLAYS):
+        changed, canaries = trial.values(), Canaries(trial.stream.device)
+        problem = trial.replayed(recording, changed)
+        if damaged := canaries.damaged():
+            return Observation(_trespass(damaged, f"replay {turn}"), fix=LIFETIME)
+        if problem == WRITES:
+            return Observation(f"replay {turn} {problem}", fix="work on a copy, or declare mutates=(...)")
+        if problem:
+            stale = not close(recording.outs, old, old, Reduction(1)).problem
+            nothing = recording.nodes and not set(recording.nodes) - {"empty node"}
+            why = "; the graph is empty" if nothing else "; these are the results of the values at capture" * stale
+            return Observation(f"replay {turn} with new values: {problem}{why}", fix=BAKED)
+    return None
+
+
+def _after_larger(trial: _Trial, recording: Recording, _: Any) -> Observation | None:
+    """A larger call may replace a cached buffer: its memory is free for others while the graph still uses it."""
+    before = [t.clone() for t in recording.replay(trial.values().args)]
+    larger = trial.grown(LARGER)
+    with on_stream(trial.stream):
+        for case in [trial.values(), trial.values(), *([larger] if larger else [])]:
+            trial.run(case.fresh())
+    if problem := bitwise(recording.outs, before, "before"):
+        return Observation(
+            f"an eager call overwrites the results of the graph: {problem}",
+            fix="allocate the output in every call: keep no output buffer",
+        )
+    gc.collect()
+    changed, canaries = trial.values(), Canaries(trial.stream.device)
+    problem = trial.replayed(recording, changed)
+    if damaged := canaries.damaged():
+        return Observation(_trespass(damaged, "a replay after a larger call"), fix=LIFETIME)
+    if problem:
+        return Observation(
+            f"a replay after a larger call, freed memory poisoned: {problem}",
+            fix=f"{LIFETIME}; the same holds for host memory that a captured copy reads",
+        )
+    return None
+
+
+def _trespass(damaged: int, when: str) -> str:
+    return f"{when} writes {damaged} bytes of memory that was freed: another tensor would have lived there"
+
+
+def _shared_pool(trial: _Trial, recording: Recording, _: Any) -> Observation | None:
+    """A second graph in the same pool, replayed in the order of capture."""
+    case = trial.grown(LARGER) or trial.case
+    trial.warm(case)
+    try:
+        second = record(trial.run, case.args, trial.stream, recording.graph.pool())
+    except CaptureFailure as e:
+        return Observation(f"a second graph in the same pool cannot be captured: {e}", fix=LIFETIME)
+    for turn in range(REPLAYS):
+        for which, each in (("first", trial.values()), ("second", trial.values(case))):
+            if problem := trial.replayed(recording if which == "first" else second, each):
+                return Observation(
+                    f"two graphs share a pool: the {which} is wrong in round {turn}: {problem}", fix=LIFETIME
+                )
+    return None
+
+
+def _after_release(trial: _Trial, recording: Recording, _: Any) -> Observation | None:
+    """The second graph is gone, and so is all cached memory."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    if problem := trial.replayed(recording, trial.values()):
+        return Observation(
+            f"a replay after another graph was destroyed and caches were emptied: {problem}", fix=LIFETIME
+        )
+    return None
+
+
+def _cold(trial: _Trial) -> Observation:
+    """The first call with new sizes happens inside a capture, which records work and does not do it."""
+    case = trial.grown(COLD)
+    if case is None:
+        return Observation()
+    how = "the first call with new sizes, made while capturing"
+    try:
+        recording = record(trial.run, case.args, trial.stream)
+    except CaptureFailure as e:
+        return Observation(f"{how}, fails: {e}", fix=PREPARE)
+    with on_stream(trial.stream):
+        eager = trial.run(case.fresh())
+    if problem := trial.differs(eager, case):
+        return Observation(
+            f"{how}, leaves state behind that is recorded but not computed: an eager call is then wrong: {problem}",
+            fix=PREPARE,
+        )
+    if problem := trial.replayed(recording, trial.values(case)):
+        return Observation(f"{how}, is wrong on replay: {problem}", fix=PREPARE)
+    return Observation()
+
+
+def _counted(trial: _Trial) -> Observation:
+    """What a warm call and a first one ask of the CUDA runtime: evidence, since each fault has a step of its own."""
+    trial.warm(trial.case)
+    args, new = trial.case.fresh(), trial.grown(COLD + 1)
+    with on_stream(trial.stream):
+        notes = [f"a warm call: {traced(lambda: trial.run(args))}"]
+        if new is not None:
+            fresh = new.fresh()
+            notes.append(f"a first call with new sizes: {traced(lambda: trial.run(fresh))}")
+    return Observation(note="; ".join(notes))
+
+
+def _other_device(trial: _Trial) -> Observation:
+    """The tensors' device is not the current one."""
+    count = torch.cuda.device_count()
+    if count < 2:
+        return Observation(note="one device: not tried with another one current")
+    current = (torch.device(trial.case.device).index or 0) + 1
+    with torch.cuda.device(current % count):
+        try:
+            problem = trial.differs(trial.run(trial.case.fresh()), trial.case)
+        except RuntimeError as e:
+            problem = last_line(e)
+    fix = "guard with torch.cuda.device(tensor.device); keep handles by device"
+    return Observation(f"with cuda:{current % count} current, tensors elsewhere: {problem}" if problem else "", fix=fix)
+
+
+CHECK = Check(
+    "cuda_graph",
+    observes="on side streams, captured and replayed with new values, freed memory poisoned, equals the reference",
+    observe=observe,
+    cases=cases,
+    needs=("numerics",),
+    fix=PREPARE,
+)

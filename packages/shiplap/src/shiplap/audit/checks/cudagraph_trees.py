@@ -1,0 +1,165 @@
+"""``cudagraph_trees``: under ``torch.compile(mode="reduce-overhead")`` the op stays in the graph and copies nothing.
+
+Torch keeps parameters and buffers where they are and copies other inputs before each replay. An op can undo both: a
+result on the host keeps the whole region out of graphs, and a staging buffer of its own copies the weights at every
+replay, which nobody sees since the values are right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shiplap import compat
+from shiplap.audit.capture import CaptureFailure, Recording, on_stream, record
+from shiplap.audit.check import Check, Observation
+from shiplap.audit.checks.cuda_graph import WARM, kept_out
+from shiplap.compat.graphs import cudagraph_inputs, cudagraph_skips
+from shiplap.op import Op
+from shiplap.referee.compare import close, reduction
+from shiplap.referee.run import call, effects, reference, reference64
+from shiplap.referee.samples import Case, Samples, other
+
+CALLS = 5  # torch warms up, records, then replays
+STAGED = "read the input where it is: no staging buffer, no copy into memory that the op keeps"
+HOST = "return tensors on the device of the inputs only; or tag the op with torch.Tag.cudagraph_unsafe"
+
+
+def cases(samples: Samples) -> Iterable[Case]:
+    yield from samples.plain()
+
+
+class _Holder(torch.nn.Module):
+    """A module that owns all tensor arguments but one, as a model owns its weights; buffers, since they are static."""
+
+    def __init__(self, op: Op, case: Case) -> None:
+        super().__init__()
+        self.op, self.args = op, list(case.fresh())
+        self.moving = _moving(op, case)
+        for i, value in enumerate(self.args):
+            if isinstance(value, Tensor) and i != self.moving:
+                self.register_buffer(f"held{i}", value)
+                self.args[i] = None
+        self.held = [i for i, v in enumerate(case.args) if isinstance(v, Tensor) and i != self.moving]
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        args = list(self.args)
+        args[self.moving] = x
+        for i in self.held:
+            args[i] = getattr(self, f"held{i}")
+        return effects(self.op, tuple(args), call(self.op, tuple(args)))
+
+
+def _moving(op: Op, case: Case) -> int:
+    """Position of the argument that changes from call to call; -1 when none can."""
+    pairs = zip(op.spec.args, case.args, strict=True)
+    return next((i for i, (a, v) in enumerate(pairs) if isinstance(v, Tensor) and not a.mutated), -1)
+
+
+def observe(op: Op, case: Case) -> Observation:
+    if not case.device.startswith("cuda"):
+        return Observation(skip="graphs are captured on a CUDA device: audit with device='cuda'")
+    if found := kept_out(op):
+        return Observation(skip=found.skip or "cannot be captured, see cuda_graph")
+    if op.spec.mutated or _moving(op, case) < 0:
+        return Observation(skip="mutates its arguments: whether they are static is the model's affair")
+    found = _staged(op, case)
+    return found if found.problem else _compiled(op, case, found.note)
+
+
+def _compiled(op: Op, case: Case, note: str) -> Observation:
+    """The op in a module, compiled with CUDA graphs: how often torch had to do without one, and the values."""
+    compat.reset_compiler()
+    changed = other(op, case)
+    moving = _moving(op, case)
+    values = case.args[moving], changed.args[moving]
+    if values[0].shape != values[1].shape or not values[0].is_floating_point():
+        values = values[0], values[0]  # integers may have to fit the other arguments
+    holder = _Holder(op, case)
+    compiled = torch.compile(holder, mode="reduce-overhead", fullgraph=True, dynamic=False)
+    try:
+        with torch.no_grad():
+            for turn in range(CALLS):
+                x = values[turn % 2].clone()
+                torch.compiler.cudagraph_mark_step_begin()
+                got = tuple(t.clone() for t in compiled(x))
+                if problem := _differs(op, case, moving, x, got):
+                    return Observation(f"mode='reduce-overhead', call {turn}: {problem}")
+        skips, inputs = cudagraph_skips(), cudagraph_inputs()
+    finally:
+        compat.reset_compiler()
+    if skips or not inputs:  # torch may also cut the graph around the op, and count nothing
+        return Observation(
+            f"torch.compile(mode='reduce-overhead') does without a CUDA graph wherever this op is "
+            f"({skips} skips, {inputs} inputs recorded)",
+            fix=HOST,
+        )
+    return Observation(note=f"{CALLS} calls under mode='reduce-overhead', 0 skips, {inputs} inputs copied; {note}")
+
+
+def _differs(op: Op, case: Case, moving: int, x: Tensor, got: tuple[Tensor, ...]) -> str:
+    args = (*case.args[:moving], x, *case.args[moving + 1 :])
+    own, wide = reference(op, args), reference64(op, args)
+    return close(got, own, wide, reduction(op.spec, case.env)).problem
+
+
+def _staged(op: Op, case: Case) -> Observation:
+    """Copies in the captured graph from an input to a buffer that the op keeps."""
+    stream = torch.cuda.Stream(case.device)
+
+    def run(args: tuple[Any, ...]) -> tuple[Tensor, ...]:
+        return call(op, args)
+
+    with on_stream(stream):
+        for _ in range(WARM):
+            run(case.fresh())
+    try:
+        recording = record(run, case.args, stream)
+    except CaptureFailure:
+        return Observation(note="not captured, see cuda_graph")
+    if found := staged(op, recording, _private()):
+        return Observation(found, fix=STAGED)
+    size = sum(copy.size for copy in recording.copies)
+    return Observation(note=f"{len(recording.copies)} copies of {size} bytes in the graph")
+
+
+def _private() -> list[tuple[int, int]]:
+    """Addresses of the pools of graphs: what a call allocates while it is captured lies there."""
+    return [
+        (s["address"], s["address"] + s["total_size"])
+        for s in torch.cuda.memory_snapshot()
+        if tuple(s.get("segment_pool_id", (0, 0))) != (0, 0)
+    ]
+
+
+def staged(op: Op, recording: Recording, private: list[tuple[int, int]]) -> str:
+    """The first input that the graph copies into memory that is neither an output nor its own, in words."""
+    owned = [*private, *(_range(t) for t in recording.outs)]
+    for copy in recording.copies:
+        if any(low <= copy.target < high for low, high in owned):
+            continue  # a result, or a temporary, that starts as a copy of an input
+        for arg, value in zip(op.spec.args, recording.args, strict=True):
+            if isinstance(value, Tensor):
+                low, high = _range(value)
+                if low <= copy.source < high:
+                    return f"every replay copies {copy.size} bytes of {arg.name} into a buffer that the op keeps"
+    return ""
+
+
+def _range(t: Tensor) -> tuple[int, int]:
+    start = t.untyped_storage().data_ptr()
+    return start, start + t.untyped_storage().nbytes()
+
+
+CHECK = Check(
+    "cudagraph_trees",
+    observes="with its tensors held by a module, torch.compile(mode='reduce-overhead') captures and replays it; "
+    "its graph copies no input into a buffer that the op keeps",
+    observe=observe,
+    cases=cases,
+    needs=("numerics", "cuda_graph"),
+    fix=STAGED,
+)

@@ -1,0 +1,37 @@
+"""``determinism``: the same input gives the same bits, whatever was called in between."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from shiplap.audit.check import Check, Observation
+from shiplap.op import Op
+from shiplap.referee.compare import bitwise
+from shiplap.referee.run import run
+from shiplap.referee.samples import Case, Samples, other
+
+REPEATS = 3
+
+
+def cases(samples: Samples) -> Iterable[Case]:
+    yield from samples.values()
+
+
+def observe(op: Op, case: Case) -> Observation:
+    first = run(op, case)
+    for _ in range(REPEATS - 1):
+        if problem := bitwise(run(op, case), first, "the first time"):
+            return Observation(f"the same call again: {problem}")
+    run(op, other(op, case))
+    if problem := bitwise(run(op, case), first, "before"):
+        return Observation(f"after a call with other values: {problem}", fix="keep no state between calls")
+    return Observation()
+
+
+CHECK = Check(
+    "determinism",
+    observes=f"{REPEATS} calls, and one more after a call with other values, agree bit for bit",
+    observe=observe,
+    cases=cases,
+    fix="fix the order of accumulation, draw random numbers outside the op, and keep no state between calls",
+)

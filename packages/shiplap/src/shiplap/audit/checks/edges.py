@@ -1,0 +1,54 @@
+"""``edges``: empty, single and just-around-a-tile sizes, and every memory layout, give the values of plain input."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import chain, islice
+
+from shiplap.audit.check import Check, Observation
+from shiplap.errors import ArgumentError
+from shiplap.op import Op
+from shiplap.referee.compare import close, reduction
+from shiplap.referee.run import last_line, needs_builder, reference, reference64, run
+from shiplap.referee.samples import Case, Samples
+
+
+def cases(samples: Samples) -> Iterable[Case]:
+    grown = (samples.layouts(c.recipe) for c in islice(samples.grown(1), 1))
+    yield from chain(samples.edges(), samples.layouts(), *grown)
+
+
+def observe(op: Op, case: Case) -> Observation:
+    try:
+        own = reference(op, case.args)
+    except ArgumentError as e:  # a precondition on values, which the declaration cannot express
+        return _refused(op, case, e)
+    except Exception as e:
+        if needs_builder(op):  # for example a row number into no rows: our guess, not the op's fault
+            return Observation(skip=f"generated integers mean nothing here, declare @op.samples: {last_line(e)}")
+        return Observation(
+            f"the declaration admits this input, and the reference raised {last_line(e)}",
+            fix="handle it in the reference and kernels, or exclude it with requires=(...)",
+        )
+    found = close(run(op, case), own, reference64(op, case.args), reduction(op.spec, case.env))
+    return Observation(found.problem, error=found.error)
+
+
+def _refused(op: Op, case: Case, e: ArgumentError) -> Observation:
+    """What the reference refuses, the op refuses with the same error."""
+    try:
+        run(op, case)
+    except ArgumentError as mine:
+        if mine.id == e.id:
+            return Observation(skip=f"refused: {last_line(e)}")
+    return Observation(f"the reference refuses this input with {last_line(e)}, the kernel does not")
+
+
+CHECK = Check(
+    "edges",
+    observes="0, 1, 15, 16, 17, 31, 33 in every dim, and offset, padded, strided, transposed, reversed and expanded "
+    "inputs give the reference's values",
+    observe=observe,
+    cases=cases,
+    fix="return early for empty input, mask the tail of the last tile, and use the strides (or contiguous=(...))",
+)

@@ -1,0 +1,119 @@
+"""``fake``: what compiled code is told about the outputs is what the real op returns.
+
+Sizes, dtype, strides, offset, device and aliasing, with plain and with symbolic sizes; a symbolic run must not pin a
+dim to the size of the sample either, or every other size recompiles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shiplap import compat
+from shiplap.audit.check import Check, Observation
+from shiplap.op import Op
+from shiplap.referee.run import call, outputs, split, tensors
+from shiplap.referee.samples import Case, Samples, tree_map
+
+
+def cases(samples: Samples) -> Iterable[Case]:
+    yield from chain(samples.plain(), samples.dtypes(), samples.optionals(), samples.scalars(), samples.layouts())
+    yield from chain(samples.edges(), samples.grown(2))
+
+
+def observe(op: Op, case: Case) -> Observation:
+    args = case.fresh()
+    with torch.no_grad():
+        real = call(op, args)
+        for symbolic in (False, True) if _varies(case) else (False,):
+            how = "symbolic sizes" if symbolic else "plain sizes"
+            with compat.fake_mode(symbolic or bool(op.spec.bounds)) as mode:
+                fakes = tree_map(partial(_fakify, mode, symbolic), case.args)
+                sizes = [list(t.shape) for t in tensors(fakes)]
+                positional, named = split(op.spec, fakes)
+                problem = _differs(real, args, outputs(op.overload(*positional, **named)), fakes)
+                if problem:
+                    return Observation(f"with {how}, {problem}")
+            if symbolic and (pinned := _pinned(op, case, sizes)):
+                return Observation(
+                    f"the fake pins {pinned} to this sample's size: every other size recompiles",
+                    fix="compute sizes with SymInts: no int(), no comparison, no loop over them",
+                )
+    return Observation()
+
+
+def _varies(case: Case) -> bool:
+    """Whether symbolic sizes could tell more: torch makes 0 and 1 constants, and one argument is like all."""
+    sizes = [v for _, v in case.recipe.sizes if type(v) is int]
+    return min(sizes, default=2) > 1 and set(dict(case.recipe.layouts)) <= {"every"}
+
+
+def _fakify(mode: Any, symbolic: bool, t: Tensor) -> Tensor:
+    return compat.fakify(mode, t, dynamic=symbolic)
+
+
+def _differs(real: tuple[Tensor, ...], args: Any, fake: tuple[Tensor, ...], fakes: Any) -> str:
+    if len(real) != len(fake):
+        return f"{len(fake)} fake outputs, {len(real)} real ones"
+    known = {
+        symbol: size
+        for r, f in zip(real, fake, strict=True)
+        for size, s in zip(r.shape, f.shape, strict=False)
+        if (symbol := compat.size_symbol(s))
+    }
+    for index, (r, f) in enumerate(zip(real, fake, strict=True)):
+        for name, is_real, is_fake in _facts(r, f, known):
+            if is_real != is_fake:
+                return f"output {index}: {name} {is_real} is real, {is_fake} is promised"
+        for position, (a, b) in enumerate(zip(tensors(args), tensors(fakes), strict=True)):
+            if r.numel() and (compat.same_storage(r, a) != compat.same_storage(f, b)):
+                which = "the real" if compat.same_storage(r, a) else "only the fake"
+                return f"output {index}: {which} output shares the memory of input {position}"
+    return ""
+
+
+def _facts(r: Tensor, f: Tensor, known: dict[str, int]) -> Iterable[tuple[str, Any, Any]]:
+    def plain(sizes: Iterable[Any]) -> tuple[int | None, ...]:
+        return tuple(compat.size_value(s, known) for s in sizes)
+
+    yield "dtype", r.dtype, f.dtype
+    yield "device", r.device, f.device
+    yield "shape", tuple(r.shape), plain(f.shape)
+    if r.numel() > 1:  # strides of an empty tensor are never used
+        relevant = [i for i, size in enumerate(r.shape) if size > 1]
+        yield "strides", tuple(r.stride(i) for i in relevant), plain(f.stride(i) for i in relevant)
+    yield "storage offset", r.storage_offset(), compat.size_value(f.storage_offset(), known)
+
+
+def _pinned(op: Op, case: Case, sizes: list[list[Any]]) -> str:
+    """The first dim that was symbolic before the fake ran and is a constant now, against the declaration."""
+    free = {n for n, _ in case.recipe.sizes} - {n for e in op.spec.requires for n in e.names}
+    free -= {a.name for a in op.spec.scalars}  # a dim that an argument names has that size, and no other
+    named = [
+        (a, t)
+        for a, v in zip(op.spec.args, case.args, strict=True)
+        for t in (v if isinstance(v, list) else [v])
+        if isinstance(t, Tensor)
+    ]
+    for (arg, _), symbols in zip(named, sizes, strict=True):
+        assert arg.tensor is not None
+        for dim, size in zip(arg.tensor.dims, symbols, strict=False):
+            if arg.tensor.variadic or dim.text not in free or isinstance(size, int):
+                continue
+            if compat.size_constant(size) is not None:
+                return f"dim {dim.text!r} of {arg.name}"
+    return ""
+
+
+CHECK = Check(
+    "fake",
+    observes="shape, dtype, strides, offset, device and aliasing are as the fake says, for plain and symbolic sizes",
+    observe=observe,
+    cases=cases,
+    fix="correct the fake (or declare the op with sl.op, which derives it); return contiguous outputs",
+)

@@ -1,0 +1,73 @@
+"""``fresh``: every call returns memory of its own, which later calls, and writes to the inputs, leave alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import Tensor
+
+from shiplap.audit.check import Check, Observation
+from shiplap.op import Op
+from shiplap.referee.compare import bitwise
+from shiplap.referee.run import call, run, tensors
+from shiplap.referee.samples import Case, Samples, other
+
+
+def cases(samples: Samples) -> Iterable[Case]:
+    yield from samples.plain()
+    yield from samples.grown(1)
+
+
+def observe(op: Op, case: Case) -> Observation:
+    args = case.fresh()
+    first = call(op, args)
+    if shared := _shared(first, tensors(args)):
+        return Observation(f"output {shared[0]} shares memory with {shared[1]}", fix="return a copy: .clone()")
+    kept = [o.detach().clone() for o in first]
+    second_case = other(op, case)
+    second = call(op, second_case.fresh())
+    if shared := _shared(first, list(second), "the next call's output"):
+        return Observation(f"output {shared[0]} shares memory with {shared[1]}")
+    if problem := bitwise(first, kept, "before the next call"):
+        return Observation(f"an earlier output changed when the op was called with other values: {problem}")
+    return _stale(op, case, second_case)
+
+
+def _stale(op: Op, case: Case, changed: Case) -> Observation:
+    """The same tensor objects with new contents: a result cached by address would be served again."""
+    shapes = [[t.shape for t in tensors(c.args)] for c in (case, changed)]
+    if op.spec.mutated or case.form != changed.form or shapes[0] != shapes[1]:
+        return Observation()
+    args = case.fresh()
+    call(op, args)
+    for t, new in zip(tensors(args), tensors(changed.args), strict=True):
+        t.copy_(new)
+    expected = run(op, changed)
+    if any(bitwise(run(op, changed), expected) for _ in range(3)):
+        return Observation()  # varies by itself: see determinism
+    problem = bitwise(call(op, args), expected, "with the same values in new tensors")
+    return Observation(f"an input overwritten in place gives a stale result: {problem}" if problem else "")
+
+
+def _shared(outs: tuple[Tensor, ...], others: list[Tensor], name: str = "input") -> tuple[int, str] | None:
+    """``(output, what it shares memory with)``; an empty tensor owns nothing."""
+    for i, out in enumerate(outs):
+        pointer = out.untyped_storage().data_ptr()
+        if not pointer or not out.numel():
+            continue
+        rivals = [(f"{name} {j}", t) for j, t in enumerate(others)] + [
+            (f"output {j}", t) for j, t in enumerate(outs) if j < i
+        ]
+        for label, t in rivals:
+            if t.numel() and t.untyped_storage().data_ptr() == pointer:
+                return i, label
+    return None
+
+
+CHECK = Check(
+    "fresh",
+    observes="outputs own their memory; a second call leaves the first output alone and sees inputs changed in place",
+    observe=observe,
+    cases=cases,
+    fix="allocate the output in every call (torch.empty, or an out-style kernel); keep no buffer between calls",
+)

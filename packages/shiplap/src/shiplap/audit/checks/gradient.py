@@ -1,0 +1,172 @@
+"""``gradient``: the backward is the derivative of the reference, for every subset of inputs that may need one.
+
+Compared with autograd through the reference in float64; where the op takes float64, also with finite differences of
+the op itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import chain, islice
+from math import prod
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.gradcheck import GradcheckError
+
+from shiplap.audit.check import Check, Observation
+from shiplap.op import Op
+from shiplap.referee.compare import Reduction, close
+from shiplap.referee.layouts import LAYOUTS, apply_layout
+from shiplap.referee.run import call, floating_args, has_backward, last_line, outputs, split, widen
+from shiplap.referee.samples import Case, Samples, tree_map
+
+SLOW_LIMIT, FAST_LIMIT = 64, 4096  # elements: full Jacobian by finite differences, random projection of it
+
+Call = Any
+
+
+def cases(samples: Samples) -> Iterable[Case]:
+    wide = (c for c in samples.dtypes() if "float64" in dict(c.recipe.dtypes).values())
+    grown = islice(samples.grown(1), 1)
+    transposed = (c for c in samples.layouts() if dict(c.recipe.layouts).get("every") == "transposed")
+    rows = (
+        c for c in samples.edges() if c.numel and min((v for _, v in c.recipe.sizes if type(v) is int), default=1) <= 1
+    )
+    yield from chain(samples.plain(), wide, samples.optionals(), samples.scalars(), grown, transposed, islice(rows, 4))
+
+
+def observe(op: Op, case: Case) -> Observation:
+    if reason := has_backward(op, case):
+        return Observation(skip=reason)
+    names = floating_args(op, case)
+    runs = [([n], True, "") for n in names] + ([(names, True, "")] if len(names) > 1 else [])
+    runs += [(names, False, ""), (names, True, "expanded"), (names, True, "transposed")]
+    worst = 0.0
+    for subset, leaf, layout in runs:
+        found = _against_reference(op, case, subset, leaf, layout)
+        worst = max(worst, found.error)
+        if found.problem:
+            how = f"{'leaf' if leaf else 'non-leaf'} inputs, gradients of {', '.join(subset)}"
+            of = f", {layout} gradient of the output" if layout else ""
+            return Observation(f"{how}{of}: {found.problem}")
+    if problem := _numerically(op, case, names):
+        return Observation(problem)
+    return Observation(error=worst, note=_wasted(op, case, names))
+
+
+def _against_reference(op: Op, case: Case, names: list[str], leaf: bool, layout: str) -> Observation:
+    def directions(outs: Sequence[Tensor]) -> list[Tensor]:
+        """The same for op and reference, in ``layout`` (``sum().backward()`` hands over an expanded gradient).
+
+        Of few bits: what a kernel rounds to TF32 is then what it was.
+        """
+        rng = torch.Generator().manual_seed(case.seed)
+        drawn = [torch.randn(o.shape, generator=rng).bfloat16().to(o.device, o.dtype) for o in outs]
+        fits = [layout and d.dim() >= LAYOUTS[layout][0] for d in drawn]
+        return [apply_layout(d, layout) if ok else d for d, ok in zip(drawn, fits, strict=True)]
+
+    got = _grads(op, lambda args: call(op, args), case.fresh(), names, directions, leaf)
+    plain = tree_map(lambda t: t.detach().clone(memory_format=torch.contiguous_format), case.args)
+    try:
+        own = _grads(op, lambda args: _reference(op, args), plain, names, directions, True)
+        wide = _grads(op, lambda args: _reference(op, args), tree_map(widen, plain), names, directions, True)
+        rough = _grads(op, lambda args: _reference(op, args), tree_map(_single, plain), names, directions, True)
+    except RuntimeError as e:
+        return Observation(note=f"autograd cannot differentiate the reference: {last_line(e)}")
+    worst = 0.0
+    for name, g, o, w, r in zip(names, got, own, wide, rough, strict=True):
+        # In double precision the reference has no wider self: its rounding errors are those in single, scaled.
+        rounded = w + (r - w) * DOUBLE_TO_SINGLE if g.dtype == torch.float64 else o
+        found = close([g], [rounded], [w], Reduction(_terms(op, case, name)))
+        worst = max(worst, found.error)
+        if found.problem:
+            return Observation(f"d/d{name} {found.problem.removeprefix('result 0: ')}", error=worst)
+    return Observation(error=worst)
+
+
+DOUBLE_TO_SINGLE = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps
+
+
+def _single(t: Tensor) -> Tensor:
+    return t.to(torch.float32) if t.dtype == torch.float64 else t
+
+
+def _reference(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
+    positional, named = split(op.spec, args)
+    return outputs(op.reference(*positional, **named))
+
+
+def _grads(
+    op: Op, forward: Call, args: tuple[Any, ...], names: list[str], directions: Call, leaf: bool
+) -> list[Tensor]:
+    """Gradients of ``names`` only; an unused input has a zero gradient."""
+    given = {a.name: v for a, v in zip(op.spec.args, args, strict=True)}
+    wanted = [given[n].requires_grad_() for n in names]
+    used = args if leaf else tuple(v * 1 if n in names else v for n, v in given.items())
+    outs = [o for o in forward(used) if o.is_floating_point()]
+    pairs = [(o, d) for o, d in zip(outs, directions(outs), strict=True) if o.requires_grad]
+    if not pairs:
+        raise RuntimeError("no output requires a gradient")
+    found = torch.autograd.grad([o for o, _ in pairs], wanted, [d for _, d in pairs], allow_unused=True)
+    return [torch.zeros_like(t) if g is None else g for g, t in zip(found, wanted, strict=True)]
+
+
+def _terms(op: Op, case: Case, name: str) -> int:
+    """An element of a gradient sums over all dims that its argument does not have."""
+    kind = op.spec.arg(name).tensor
+    mine = {d.text for d in kind.dims} if kind else set()
+    sizes = [v for n, v in case.recipe.sizes if n not in mine]
+    return max(1, prod(prod(v) if isinstance(v, tuple) else v for v in sizes))
+
+
+def _numerically(op: Op, case: Case, names: list[str]) -> str:
+    """Finite differences of the op itself, in float64."""
+    given = {a.name: v for a, v in zip(op.spec.args, case.fresh(), strict=True)}
+    points = [given[n] for n in names]
+    size = sum(p.numel() for p in points)
+    if not 0 < size <= FAST_LIMIT or any(p.dtype != torch.float64 for p in points):
+        return ""
+
+    def forward(*values: Tensor) -> Any:
+        args = tuple({**given, **dict(zip(names, values, strict=True))}.values())
+        return tuple(o for o in call(op, args) if o.is_floating_point())
+
+    dense = [p.detach().clone(memory_format=torch.contiguous_format).requires_grad_() for p in points]
+    try:
+        torch.autograd.gradcheck(forward, dense, fast_mode=size > SLOW_LIMIT, nondet_tol=1e-9)
+    except GradcheckError as e:
+        return f"finite differences: {last_line(e)}"
+    return ""
+
+
+def _wasted(op: Op, case: Case, names: list[str]) -> str:
+    """Gradients that a declared backward computes although nobody needs them: right, but paid for."""
+    if op.gradient is None or len(names) < 2:
+        return ""
+    args = case.fresh()
+    outs = call(op, args)
+    values = {a.name: v for a, v in zip(op.spec.args, args, strict=True)}
+    values |= {o.name: t for o, t in zip(op.spec.outputs, outs, strict=True)}
+    keep = {a.name for a in op.spec.scalars} | set(op.gradient.saves)
+    saved = SimpleNamespace(**{n: v for n, v in values.items() if n in keep})
+    grad = torch.ones_like(outs[0]) if len(outs) == 1 else tuple(torch.ones_like(o) for o in outs)
+    wasted: set[str] = set()
+    for name in names:
+        needs = SimpleNamespace(**{a.name: a.name == name for a in op.spec.tensors})
+        found = op.gradient.fn(grad, saved, needs)
+        wasted |= {n for n, g in found.items() if g is not None and n != name}
+    return f"also computed when not needed: d/d{', d/d'.join(sorted(wasted))}" if wasted else ""
+
+
+CHECK = Check(
+    "gradient",
+    observes="gradients equal autograd through the reference in float64 and finite differences of the op, for leaf and "
+    "non-leaf inputs and every single input alone",
+    observe=observe,
+    cases=cases,
+    needs=("determinism",),
+    fix="correct the backward; it may be written in terms of the reference's own derivative",
+)

@@ -1,0 +1,38 @@
+"""``numerics``: the kernel computes what the reference computes, which is evaluated in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import chain, islice
+
+from shiplap.audit.check import Check, Observation
+from shiplap.op import Op
+from shiplap.referee.compare import close, reduction
+from shiplap.referee.run import last_line, reference, reference64, run
+from shiplap.referee.samples import Case, Samples, other
+
+
+def cases(samples: Samples) -> Iterable[Case]:
+    big = list(islice(samples.grown(2), 2))
+    yield from chain(samples.values(), samples.dtypes(), samples.optionals(), samples.scalars(), big)
+    yield from (other(samples.op, c) for c in big)
+
+
+def observe(op: Op, case: Case) -> Observation:
+    try:
+        own = reference(op, case.args)
+    except RuntimeError as e:
+        if "not implemented for" in str(e):  # torch has no such kernel for this dtype on this device
+            return Observation(skip=f"reference: {last_line(e)}")
+        raise
+    found = close(run(op, case), own, reference64(op, case.args), reduction(op.spec, case.env))
+    return Observation(found.problem, error=found.error)
+
+
+CHECK = Check(
+    "numerics",
+    observes="equals the reference in float64 within eps * (4 + 2 sqrt(terms)); integers, NaN and inf exactly",
+    observe=observe,
+    cases=cases,
+    fix="correct the kernel; the reference is the law",
+)

@@ -1,0 +1,44 @@
+"""``opcheck``: torch's own test of a registration, on generated samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import chain, islice
+from typing import Any
+
+import torch
+
+from shiplap.audit.check import Check, Observation
+from shiplap.op import Op
+from shiplap.referee.run import has_backward, is_float8, last_line, split, tensors
+from shiplap.referee.samples import Case, Samples, tree_map
+
+TESTS = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")  # all it has
+
+
+def cases(samples: Samples) -> Iterable[Case]:
+    transposed = (c for c in samples.layouts() if dict(c.recipe.layouts).get("every") == "transposed")
+    yield from chain(samples.plain(), transposed, samples.optionals(), islice(samples.grown(1), 1))
+
+
+def observe(op: Op, case: Case) -> Observation:
+    args = case.fresh()
+    if not has_backward(op, case):
+        args = tree_map(lambda t: t.requires_grad_() if t.is_floating_point() else t, args)
+    positional, named = split(op.spec, args)
+    narrow = any(is_float8(t) for t in tensors(args))
+    note = "test_schema left out: it compares arguments, which torch cannot do with float8" if narrow else ""
+    tests = TESTS[1:] if narrow else TESTS
+    results = torch.library.opcheck(op.overload, positional, named, test_utils=tests, raise_exception=False)
+    failed: list[tuple[str, Any]] = [(test, e) for test, e in results.items() if e != "SUCCESS"]
+    return Observation(f"{failed[0][0]}: {last_line(failed[0][1])}" if failed else "", note=note)
+
+
+CHECK = Check(
+    "opcheck",
+    observes="torch.library.opcheck passes: schema, autograd registration, fake tensor, AOT dispatch",
+    observe=observe,
+    cases=cases,
+    needs=("determinism",),
+    fix="see the message; torch.library.opcheck(op, args) alone fails the same way",
+)

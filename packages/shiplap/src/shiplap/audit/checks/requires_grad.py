@@ -1,0 +1,76 @@
+"""``requires_grad``: asking for gradients, or forbidding them, does not change the values.
+
+Known to differ between leaf and non-leaf inputs under the compiler, so both are run, eagerly and compiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shiplap import compat
+from shiplap.audit.check import Check, Observation
+from shiplap.op import Op
+from shiplap.referee.compare import bitwise
+from shiplap.referee.run import call, effects, floating_args, has_backward, last_line
+from shiplap.referee.samples import Case, Samples
+
+
+def cases(samples: Samples) -> Iterable[Case]:
+    yield from samples.plain()
+
+
+def observe(op: Op, case: Case) -> Observation:
+    def program(*args: Any) -> tuple[Tensor, ...]:
+        return effects(op, args, call(op, args))
+
+    with torch.no_grad():
+        expected = program(*case.fresh())
+    with torch.inference_mode():
+        if problem := bitwise([t.clone() for t in program(*case.fresh())], expected, "with no_grad"):
+            return Observation(f"in inference mode: {problem}")
+    names = floating_args(op, case)
+    if not names or op.spec.mutated:
+        return Observation(note="inference mode only: no argument can require a gradient")
+    note = has_backward(op, case)
+    for backend in ("", "aot_eager") if not note else ("",):
+        for leaf in (True, False):
+            args = _requiring(op, case, names)
+            try:
+                got = _run(program, backend, leaf, args)
+            except Exception as e:
+                if not backend:
+                    raise
+                return Observation(note=f"eager only, see compile: {last_line(e)}")
+            if problem := bitwise(got, expected, "with no_grad"):
+                how = f"compiled with {backend}" if backend else "eager"
+                return Observation(f"{how}, {'leaf' if leaf else 'non-leaf'} inputs that require gradients: {problem}")
+    return Observation(note=f"eager only: {note}" if note else "")
+
+
+def _requiring(op: Op, case: Case, names: list[str]) -> tuple[Any, ...]:
+    return tuple(v.requires_grad_() if a.name in names else v for a, v in zip(op.spec.args, case.fresh(), strict=True))
+
+
+def _run(program: Callable[..., Any], backend: str, leaf: bool, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
+    def nonleaf(*values: Any) -> Any:
+        return program(*(v * 1 if isinstance(v, Tensor) and v.requires_grad else v for v in values))
+
+    fn = program if leaf else nonleaf
+    if not backend:
+        return tuple(fn(*args))
+    compat.reset_compiler()
+    return tuple(torch.compile(fn, backend=backend, fullgraph=True)(*args))
+
+
+CHECK = Check(
+    "requires_grad",
+    observes="no_grad, inference mode, leaf and non-leaf inputs, eager and aot_eager, give the same bits",
+    observe=observe,
+    cases=cases,
+    needs=("determinism",),
+    fix="do not look at requires_grad or torch.is_grad_enabled() inside the op",
+)

@@ -1,0 +1,88 @@
+"""``schema``: the op writes what its schema says it writes, and nothing else.
+
+Inputs are compared with all bytes of their storages, also those that a sliced input skips, before and after the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shiplap.audit.check import Check, Observation
+from shiplap.op import Arg, Op
+from shiplap.referee.run import call, is_adopted, tensors
+from shiplap.referee.samples import Case, Samples
+
+
+def cases(samples: Samples) -> Iterable[Case]:
+    yield from samples.values()
+    yield from (c for c in samples.layouts() if "every" in dict(c.recipe.layouts))
+
+
+def observe(op: Op, case: Case) -> Observation:
+    if is_adopted(op) and (problem := _schema_differs(op)):
+        return Observation(problem, fix="correct the schema of the op, or the declaration")
+    args = case.fresh()
+    before = [_snapshot(v) for v in args]
+    call(op, args)
+    for arg, value, saved in zip(op.spec.args, args, before, strict=True):
+        for index, (t, bytes_before) in enumerate(zip(_each(value), saved, strict=True)):
+            changed = _changed(t, bytes_before, arg)
+            if changed:
+                label = f"{arg.name}[{index}]" if arg.many else arg.name
+                return Observation(f"{label} {changed}")
+    return Observation()
+
+
+def _each(value: Any) -> list[Tensor]:
+    return tensors([value])
+
+
+def _snapshot(value: Any) -> list[Tensor]:
+    return [_storage(t).clone() for t in _each(value)]
+
+
+def _storage(t: Tensor) -> Tensor:
+    """All bytes under ``t``."""
+    return torch.empty(0, dtype=torch.uint8, device=t.device).set_(t.untyped_storage())
+
+
+def _changed(t: Tensor, before: Tensor, arg: Arg) -> str:
+    after = _storage(t)
+    different = after != before
+    if arg.mutated:
+        mine = torch.zeros(before.numel() // t.itemsize, dtype=torch.bool, device=t.device)
+        mine.as_strided(t.shape, t.stride(), t.storage_offset()).fill_(True)
+        different[: mine.numel() * t.itemsize] &= ~mine.repeat_interleave(t.itemsize)
+        what = "was written outside of the view that was passed"
+    else:
+        what = "was changed, and the declaration does not say mutates=..."
+    return f"{what}: {int(different.sum())} of {before.numel()} bytes" if different.any() else ""
+
+
+def _schema_differs(op: Op) -> str:
+    """An adopted op's own schema against its declaration: names, mutation, number of results."""
+    real = op.overload._schema
+    names = [a.name for a in real.arguments]
+    declared = [a.name for a in op.spec.args]
+    if names != declared:
+        return f"arguments {', '.join(names)}, declared {', '.join(declared)}"
+    for mine, theirs in zip(op.spec.args, real.arguments, strict=True):
+        writes = theirs.alias_info is not None and theirs.alias_info.is_write
+        if writes != mine.mutated:
+            return f"{mine.name} is {'' if writes else 'not '}mutated in {real}, the declaration says otherwise"
+    if len(real.returns) != len(op.spec.outputs):
+        return f"{len(real.returns)} results in {real}, declared {len(op.spec.outputs)}"
+    return ""
+
+
+CHECK = Check(
+    "schema",
+    observes="the bytes under every input are as before the call, except where the schema says mutated",
+    observe=observe,
+    cases=cases,
+    fix="work on a copy, or declare mutates=(...)",
+)

@@ -1,0 +1,103 @@
+"""``stateless``: the libraries of C ABI kernels hold no writable globals and no thread-locals.
+
+Scratch buffers, plan caches, handles and error texts that a library keeps are shared by threads, streams, devices and
+CUDA graphs that know nothing of each other. The symbol table shows them without running anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from shiplap.audit.check import Check, Observation
+from shiplap.audit.symbols import State, state_of
+from shiplap.bind.cabi import CAbi
+from shiplap.bind.library import locate
+from shiplap.errors import LibraryError
+from shiplap.op import Op
+from shiplap.referee.samples import Case, Samples
+
+SHOWN = 6
+
+
+def _libraries(op: Op) -> Iterator[CAbi]:
+    for kernels in op.kernels.values():
+        for kernel in kernels:
+            source = getattr(kernel.run, "source", None)
+            if isinstance(source, CAbi):
+                yield source
+
+
+def located(op: Op) -> tuple[list[Path], list[str]]:
+    """Library files, and the names of those that are not here (of another device's kernels, usually)."""
+    there, absent = set(), set()
+    for source in _libraries(op):
+        try:
+            there.add(locate(source.library))
+        except LibraryError:
+            absent.add(source.library.name)
+    return sorted(there), sorted(absent)
+
+
+def skips(op: Op) -> str:
+    return "" if any(_libraries(op)) else "no C ABI kernel; for Python kernels see fresh, determinism and threads"
+
+
+def cases(samples: Samples) -> Iterable[Case]:
+    yield from samples.plain()
+
+
+def observe(op: Op, case: Case) -> Observation:
+    notes, unclear, admitted = [], [], []
+    there, absent = located(op)
+    if not there:
+        return Observation(skip=f"not on this machine: {_listed(absent)}")
+    for library in there:
+        try:
+            state = state_of(library)
+        except ValueError as e:
+            return Observation(skip=str(e))
+        if state.symbols:
+            return Observation(f"{library.name} keeps {_listed([str(s) for s in state.symbols])}", fix=_fix(state))
+        threaded = [f"{size} bytes" for section, size in state.nameless if section.startswith((".tbss", ".tdata"))]
+        if threaded and not state.linked_in:
+            return Observation(
+                f"{library.name} keeps thread-local memory, nameless since stripped: {_listed(threaded)}"
+            )
+        unclear += [reason] if (reason := _unclear(library.name, state)) else []
+        if state.declared:
+            admitted.append(f"{library.name} keeps {_listed(state.declared)}, and says so")
+        notes += [f"{library.name}: only {_listed(state.runtime)}" if state.runtime else f"{library.name}: none"]
+    if unclear or admitted:  # whether what it keeps is harmless, cuda_graph, threads and workspace observe
+        return Observation(skip="; ".join(unclear + admitted))
+    return Observation(note="; ".join(notes + [f"{name} is not on this machine" for name in absent]))
+
+
+def _unclear(name: str, state: State) -> str:
+    """Why the symbols do not tell."""
+    if state.linked_in:
+        return f"{name} has a C++ runtime linked in, whose private state looks like its own: link libstdc++ dynamically"
+    sections = [f"{size} bytes in {section}" for section, size in state.nameless]
+    return f"{name} is stripped: {_listed(sections)} have no names; audit it before strip" if sections else ""
+
+
+def _listed(names: Iterable[str]) -> str:
+    names = list(names)
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more
+
+
+def _fix(state: State) -> str:
+    if {s.kind for s in state.symbols} == {"thread-local"}:
+        return "write messages to sl_context.error, and take scratch memory from sl_context.workspace"
+    return "take scratch memory from sl_context.workspace; build tables at compile time (const), plans outside the call"
+
+
+CHECK = Check(
+    "stateless",
+    observes="the kernel's library has no writable globals and no thread-locals in its symbol table",
+    observe=observe,
+    cases=cases,
+    fix="take scratch memory from sl_context.workspace, and write messages to sl_context.error",
+    skips=skips,
+)

@@ -1,0 +1,68 @@
+"""``threads``: the op works on other threads, concurrently, and with any number of intra-op threads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from torch import Tensor
+
+from shiplap.audit.check import Check, Observation
+from shiplap.op import Op
+from shiplap.referee.compare import close, reduction
+from shiplap.referee.run import run
+from shiplap.referee.samples import Case, Samples, other
+
+CALLERS, ROUNDS = 4, 8
+
+
+def cases(samples: Samples) -> Iterable[Case]:
+    yield from samples.plain()
+    yield from samples.grown(1)
+
+
+def observe(op: Op, case: Case) -> Observation:
+    pair = [case, other(op, case)]
+    expected = [run(op, c) for c in pair]
+
+    def agrees(which: int, got: tuple[Tensor, ...]) -> str:
+        return close(got, expected[which], expected[which], reduction(op.spec, case.env)).problem
+
+    def caller(which: int) -> str:
+        return next((p for _ in range(ROUNDS) if (p := agrees(which, run(op, pair[which])))), "")
+
+    with ThreadPoolExecutor(1) as pool:
+        if problem := pool.submit(caller, 0).result():
+            return Observation(f"on another thread: {problem}")
+    with ThreadPoolExecutor(CALLERS) as pool:
+        problems = list(pool.map(caller, [i % 2 for i in range(CALLERS)]))
+    if problem := next(filter(None, problems), ""):
+        return Observation(
+            f"{CALLERS} concurrent callers with different values: {problem}",
+            fix="keep no state between calls: pass scratch memory in as workspace",
+        )
+    return _intra_op(op, case, agrees)
+
+
+def _intra_op(op: Op, case: Case, agrees: object) -> Observation:
+    assert callable(agrees)
+    before = torch.get_num_threads()
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            if problem := agrees(0, run(op, case)):
+                return Observation(f"with torch.set_num_threads({count}): {problem}")
+    finally:
+        torch.set_num_threads(before)
+    return Observation()
+
+
+CHECK = Check(
+    "threads",
+    observes=f"another thread, {CALLERS} concurrent callers, and 1 and 2 intra-op threads give the same values",
+    observe=observe,
+    cases=cases,
+    needs=("determinism",),
+    fix="use no thread-local state and no fixed thread count",
+)

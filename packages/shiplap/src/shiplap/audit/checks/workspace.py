@@ -1,0 +1,76 @@
+"""``workspace``: results do not depend on what uninitialised memory happens to hold.
+
+Workspaces that shiplap provides are filled with several bytes. Memory from ``torch.empty``, outputs above all, is
+filled with NaN or the largest integer by torch itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.utils.deterministic
+from torch import Tensor
+
+from shiplap.audit.check import Check, Observation
+from shiplap.op import Op
+from shiplap.op.launch import poisoned_workspace
+from shiplap.referee.compare import bitwise
+from shiplap.referee.run import run
+from shiplap.referee.samples import Case, Samples
+
+BYTES = (0x00, 0xFF, 0x7F, 0xA5)
+
+
+def cases(samples: Samples) -> Iterable[Case]:
+    yield from samples.plain()
+    yield from samples.grown(2)
+    yield from samples.optionals()
+
+
+def observe(op: Op, case: Case) -> Observation:
+    def filled(byte: int) -> tuple[Tensor, ...]:
+        with poisoned_workspace(byte), _filled_empty():
+            return run(op, case)
+
+    first = filled(BYTES[0])
+    if any(bitwise(filled(BYTES[0]), first) for _ in range(3)):
+        return Observation(skip="results vary by themselves, see determinism")
+    for byte in BYTES[1:]:
+        if problem := bitwise(filled(byte), first, f"with 0x{BYTES[0]:02X}"):
+            return Observation(f"workspace filled with 0x{byte:02X}: {problem}")
+    with poisoned_workspace(BYTES[0]):
+        if problem := bitwise(first, run(op, case), "with memory as it comes"):
+            return Observation(
+                f"fresh memory filled with NaN: {problem}",
+                fix="write every element of the output, or allocate it with torch.zeros",
+            )
+    wants = any(getattr(k.run, "workspace", None) is not None for ks in op.kernels.values() for k in ks)
+    return Observation(note="" if wants else "no kernel declares a workspace")
+
+
+@contextmanager
+def _filled_empty() -> Iterator[None]:
+    """``torch.empty`` returns NaN (or the largest integer) in every element."""
+    settings: Any = torch.utils.deterministic
+    enabled = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    fill = settings.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    settings.fill_uninitialized_memory = True
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
+        settings.fill_uninitialized_memory = fill
+
+
+CHECK = Check(
+    "workspace",
+    observes="the bits are the same for workspaces full of 00, FF, 7F and A5 and for torch.empty full of NaN",
+    observe=observe,
+    cases=cases,
+    fix="initialise the part of the workspace that is read before it is written",
+)

@@ -1,0 +1,206 @@
+"""The cost card of an op: a call raw, eager, compiled and captured, on so small a sample that all is overhead.
+
+*raw* is the C function alone, called through ctypes with arguments that are ready. *eager* is ``op(...)`` as a user
+writes it. *compiled* is the slope per op inside one Inductor-compiled function (nine calls less one), so that the entry
+into the compiled function does not count. *captured* is the share of one call in a replayed CUDA graph.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shiplap import compat
+from shiplap.audit.capture import CaptureFailure, on_stream, record
+from shiplap.bind.cabi import CAbi
+from shiplap.errors import ShiplapError
+from shiplap.op import Op
+from shiplap.referee.run import call, last_line, quiet, split
+from shiplap.referee.samples import Case, Samples, describe
+
+__all__ = ["CostCard", "cost"]
+
+ROUNDS, ROUND_S = 7, 0.01
+CHAIN, GRAPHED = 9, 20
+
+
+@dataclass(frozen=True)
+class CostCard:
+    """Nanoseconds per call, median of seven rounds; None where nothing can be measured, with the reason in ``notes``.
+
+    Attributes:
+        binding: what serves an eager call: ``"native"`` or ``"python"`` for a C ABI kernel, else the kernel's name,
+            ``"reference"`` or ``"adopted"``.
+    """
+
+    subject: str
+    device: str
+    input: str
+    binding: str
+    raw_ns: float | None
+    eager_ns: float
+    compiled_ns: float | None
+    captured_ns: float | None
+    notes: tuple[str, ...] = ()
+
+
+def cost(op: Op, *, seed: int = 0, device: str = "cpu") -> CostCard:
+    """Measure one op on its smallest plain sample, without gradients. Resets Dynamo; takes some seconds."""
+    notes: list[str] = []
+    with quiet(), torch.no_grad():
+        samples = Samples(op, seed, device)
+        case = samples.build(samples.base)
+        binding = _binding(op, torch.device(device).type, notes)
+        positional, named = split(op.spec, case.fresh())
+        eager = _per_call(lambda: op(*positional, **named), device)
+        raw = _raw(op, case, notes)
+        compiled = _attempt("compiled", lambda: _compiled(op, case, notes), notes)
+        captured = _attempt("captured", lambda: _captured(op, case), notes)
+    return CostCard(op.spec.name, device, describe(op, case), binding, raw, eager, compiled, captured, tuple(notes))
+
+
+def _per_call(run: Callable[[], Any], device: str) -> float:
+    """Median nanoseconds of a call, the device's own time included."""
+    wait = torch.cuda.synchronize if device.startswith("cuda") else lambda: None
+    for _ in range(3):
+        run()
+    repeats, spent = 1, 0.0
+    while spent < ROUND_S and repeats < 1 << 20:
+        repeats, spent = 2 * repeats, _timed(run, 2 * repeats, wait)
+    return statistics.median(_timed(run, repeats, wait) / repeats for _ in range(ROUNDS)) * 1e9
+
+
+def _timed(run: Callable[[], Any], repeats: int, wait: Callable[[], None]) -> float:
+    wait()
+    began = time.perf_counter()
+    for _ in range(repeats):
+        run()
+    wait()
+    return time.perf_counter() - began
+
+
+def _attempt(what: str, measure: Callable[[], float], notes: list[str]) -> float | None:
+    try:
+        return measure()
+    except Exception as e:  # the card shows what there is
+        notes.append(f"{what}: {e if isinstance(e, _Absent) else last_line(e)}")
+        return None
+
+
+class _Absent(Exception):
+    """Why there is nothing to measure."""
+
+
+def _binding(op: Op, device: str, notes: list[str]) -> str:
+    """What serves the calls that are timed; a native binding is built first, so that it does not arrive half-way."""
+    kernels = op.eager(device)
+    if not kernels:
+        return "reference" if op.kernels or type(op) is Op else "adopted"
+    if not any(isinstance(getattr(k.run, "source", None), CAbi) for k in kernels):
+        return kernels[0].name
+    from shiplap.bind import native  # not when only checks are asked for
+
+    with suppress(ShiplapError, OSError):
+        native.build(op)
+    which, why = native.state(op, device)
+    if which != "native":
+        notes.append(f"Python binding: {why}")
+    return which
+
+
+def _raw(op: Op, case: Case, notes: list[str]) -> float | None:
+    """The C function, timed from inside a call through the Python binding: there all its arguments are alive."""
+    device = torch.device(case.device).type
+    runs = [k.run for k in op.kernels.get(device, ()) if isinstance(getattr(k.run, "source", None), CAbi)]
+    if not runs:
+        notes.append("raw: no C ABI kernel")
+        return None
+    run: Any = runs[0]
+    found = [0.0]
+    function: Any = None
+
+    def timed(*args: Any) -> int:
+        found[0] = _per_call(lambda: function(*args), case.device)
+        status: int = function(*args)
+        return status
+
+    bound = op._checker.bind(case.fresh())
+    run(bound)  # loads the function
+    function = run._function
+    assert function is not None
+    try:
+        run._function = timed
+        run(bound)
+    finally:
+        run._function = function
+    return found[0]
+
+
+def _link(op: Op) -> tuple[int, int] | None:
+    """``(argument, output)`` of the same declared type: then calls can be chained, each on the result of the last."""
+    for i, arg in enumerate(op.spec.args):
+        for j, out in enumerate(op.spec.outputs):
+            if arg.tensor is not None and not arg.mutated and not arg.many and str(arg.tensor) == str(out.tensor):
+                return i, j
+    return None
+
+
+def _chain(op: Op, length: int) -> Callable[[list[tuple[Any, ...]]], list[Any]]:
+    """``length`` calls in one function, chained where possible, else each on arguments of its own (never merged)."""
+    link = _link(op)
+
+    def program(groups: list[tuple[Any, ...]]) -> list[Any]:
+        results, previous = [], None
+        for group in groups[:length]:
+            args = list(group)
+            if link and previous is not None:
+                args[link[0]] = previous[link[1]]
+            previous = call(op, tuple(args))
+            results.append(previous)
+        return results[-1:] if link else results
+
+    return program
+
+
+def _groups(op: Op, case: Case, length: int) -> list[tuple[Any, ...]]:
+    """Arguments of each call of a chain; a chain that is linked shares them."""
+    shared = case.fresh()
+    return [shared if _link(op) else case.fresh() for _ in range(length)]
+
+
+def _compiled(op: Op, case: Case, notes: list[str]) -> float:
+    took = []
+    with compat.data_dependent_sizes():
+        for length in (1, CHAIN):
+            compat.reset_compiler()
+            compiled = torch.compile(_chain(op, length), fullgraph=True, dynamic=False)
+            groups = _groups(op, case, length)
+            took.append(_per_call(lambda run=compiled, on=groups: run(on), case.device))  # type: ignore[misc]
+    compat.reset_compiler()
+    if not _link(op):
+        notes.append("compiled: calls on arguments of their own, so the guards on those are in it")
+    return max(0.0, (took[1] - took[0]) / (CHAIN - 1))
+
+
+def _captured(op: Op, case: Case) -> float:
+    if not case.device.startswith("cuda"):
+        raise _Absent("graphs are captured on a CUDA device")
+    stream, groups, program = torch.cuda.Stream(case.device), _groups(op, case, GRAPHED), _chain(op, GRAPHED)
+
+    def run(_: Any) -> tuple[Tensor, ...]:
+        return tuple(t for outs in program(groups) for t in outs)
+
+    with on_stream(stream):
+        run(())
+    try:
+        recording = record(run, (), stream)
+    except CaptureFailure as e:
+        raise _Absent(str(e)) from None
+    return _per_call(recording.graph.replay, case.device) / GRAPHED

@@ -1,0 +1,319 @@
+"""The passport of an op: what was proved about which code, with what, on which machine, as one JSON and one HTML file.
+
+``issue`` audits and measures, ``write`` makes the two files, ``read`` validates one, ``moved`` says which digest of the
+op at hand is no longer that of the passport. A passport holds labels and seeds of samples, no paths of a machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from shiplap.audit.checks.stateless import located
+from shiplap.audit.cost import CostCard, cost
+from shiplap.audit.engine import audit
+from shiplap.audit.finding import Finding
+from shiplap.audit.symbols import compilers
+from shiplap.errors import error
+from shiplap.op import Op, OpSpec
+from shiplap.op.schema import schema
+from shiplap.op.source import source_digest
+from shiplap.referee.recipe import Recipe
+from shiplap.referee.run import is_adopted, tensors
+from shiplap.referee.samples import Case
+from shiplap.report import facts, passport_html
+from shiplap.report.facts import driver
+
+__all__ = ["SCHEMA", "Coverage", "Move", "Passport", "describe", "digests", "issue", "moved", "read", "sealed", "write"]
+
+SCHEMA = "shiplap.passport/1"
+FAR = "not on this machine"
+
+
+class Row(msgspec.Struct, frozen=True):
+    """A finding; the sample is named by label and seed, from which ``shiplap.audit.sample`` rebuilds it."""
+
+    check: str
+    verdict: str
+    evidence: str
+    input: str
+    fix: str
+
+
+class Covered(msgspec.Struct, frozen=True):
+    """The samples that one check looked at."""
+
+    samples: int
+    dtypes: list[str]
+    sizes: dict[str, list[str]]
+    values: list[str]
+    layouts: list[str]
+    absent: list[str]
+
+
+class Cost(msgspec.Struct, frozen=True):
+    """The cost card: nanoseconds per call."""
+
+    input: str
+    binding: str
+    raw_ns: float | None
+    eager_ns: float
+    compiled_ns: float | None
+    captured_ns: float | None
+    notes: list[str]
+
+
+class Passport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """See the module; fields are in the order of the file, and maps are sorted, so equal evidence is equal text.
+
+    Attributes:
+        schema: ``SCHEMA``.
+        declaration: the torch schema and, where declared, dims, bounds, preconditions, mutation, autocast rule.
+        digests: of everything that the evidence depends on and that can move.
+        coverage: by check.
+        seal: sha256 of the file with an empty seal; a file that someone edited has another one.
+    """
+
+    schema: str
+    op: str
+    date: str
+    device: dict[str, str]
+    seed: int
+    declaration: dict[str, Any]
+    digests: dict[str, str]
+    versions: dict[str, str]
+    verdicts: dict[str, int]
+    findings: list[Row]
+    coverage: dict[str, Covered]
+    cost: Cost | None
+    seal: str = ""
+
+
+class Move(msgspec.Struct, frozen=True):
+    """A digest that is another one now."""
+
+    what: str
+    then: str
+    now: str
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.then[:16]} then, {self.now[:16]} now"
+
+
+class Coverage:
+    """Collects what checks look at: pass it to ``audit`` as ``looked``."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, list[tuple[Recipe, frozenset[str]]]] = {}
+
+    def __call__(self, check: str, case: Case) -> None:
+        dtypes = frozenset(str(t.dtype).removeprefix("torch.") for t in tensors(case.args))
+        self.seen.setdefault(check, []).append((case.recipe, dtypes))  # not the case: it may hold large tensors
+
+    def rows(self) -> dict[str, Covered]:
+        """By check, each value once and in order."""
+        return {check: _covered(seen) for check, seen in sorted(self.seen.items())}
+
+
+def _covered(seen: list[tuple[Recipe, frozenset[str]]]) -> Covered:
+    recipes = [recipe for recipe, _ in seen]
+    names = sorted({name for r in recipes for name, _ in r.sizes})
+    sizes = {name: {dict(r.sizes)[name] for r in recipes if name in dict(r.sizes)} for name in names}
+    return Covered(
+        samples=len(seen),
+        dtypes=sorted(frozenset().union(*(dtypes for _, dtypes in seen))),
+        sizes={name: [str(v) for v in sorted(found, key=_order)] for name, found in sizes.items()},
+        values=sorted({r.values for r in recipes}),
+        layouts=sorted({layout for r in recipes for _, layout in r.layouts}),
+        absent=sorted({name for r in recipes for name in r.absent}),
+    )
+
+
+def _order(value: Any) -> tuple[bool, Any]:
+    return isinstance(value, tuple), value
+
+
+def issue(
+    op: Op,
+    folder: str | Path | None = None,
+    *,
+    device: str = "cpu",
+    seed: int | None = None,
+    checks: Iterable[str] | None = None,
+    budget_s: float = 60.0,
+) -> Passport:
+    """Audit and measure ``op``; with ``folder``, also write the passport there (see ``write``).
+
+    Raises:
+        AuditError: as ``audit``.
+        CommandError: SL602 when the folder cannot be written.
+    """
+    seed = secrets.randbelow(2**31) if seed is None else seed
+    looked = Coverage()
+    findings = audit(op, checks=checks, seed=seed, device=device, budget_s=budget_s, looked=looked)
+    passport = describe(op, findings, looked, cost(op, device=device), seed=seed, device=device)
+    if folder is not None:
+        write(folder, passport)
+    return passport
+
+
+def describe(
+    op: Op,
+    findings: Sequence[Finding],
+    coverage: Coverage,
+    card: CostCard | None,
+    *,
+    seed: int,
+    device: str,
+    date: str = "",
+) -> Passport:
+    """The sealed passport of these results; ``date`` is today in UTC by default."""
+    rows = [Row(f.check, f.verdict, f.evidence, f.input, f.fix) for f in findings if f.subject == op.spec.name]
+    passport = Passport(
+        schema=SCHEMA,
+        op=op.spec.name,
+        date=date or datetime.now(UTC).strftime("%Y-%m-%d"),
+        device=_device(device),
+        seed=seed,
+        declaration=_declaration(op.spec),
+        digests=digests(op),
+        versions=_versions(op, device),
+        verdicts={v: sum(r.verdict == v for r in rows) for v in ("fail", "ok", "skip")},
+        findings=rows,
+        coverage=coverage.rows(),
+        cost=_cost(card),
+    )
+    return msgspec.structs.replace(passport, seal=_seal(passport))
+
+
+def _seal(passport: Passport) -> str:
+    return hashlib.sha256(_text(msgspec.structs.replace(passport, seal=""))).hexdigest()
+
+
+def _text(passport: Passport) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(passport), indent=1) + b"\n"
+
+
+def _cost(card: CostCard | None) -> Cost | None:
+    if card is None:
+        return None
+    times = (
+        None if t is None else round(t, 1) for t in (card.raw_ns, card.eager_ns, card.compiled_ns, card.captured_ns)
+    )
+    raw, eager, compiled, captured = times
+    return Cost(card.input, card.binding, raw, eager or 0.0, compiled, captured, list(card.notes))
+
+
+def _device(device: str) -> dict[str, str]:
+    name = torch.cuda.get_device_name(device) if device.startswith("cuda") else facts()["machine"]
+    return {"name": name, "type": torch.device(device).type}
+
+
+def _declaration(spec: OpSpec) -> dict[str, Any]:
+    expressions = {name: {dim: str(e) for dim, e in sorted(getattr(spec, name))} for name in ("bounds", "dims")}
+    found: dict[str, Any] = {
+        "arguments": {a.name: str(a.tensor) if a.tensor else str(a.scalar) for a in spec.args},
+        "autocast": spec.autocast,
+        **expressions,
+        "mutates": list(spec.mutated),
+        "outputs": {o.name: str(o.tensor) for o in spec.outputs},
+        "requires": [str(e) for e in spec.requires],
+        "schema": f"{spec.namespace}::{schema(spec)}",
+    }
+    return {name: value for name, value in found.items() if value not in ({}, [])}
+
+
+def digests(op: Op) -> dict[str, str]:
+    """By name: the op's identity and what it is made of, and the libraries of its C ABI kernels as files."""
+    found = {"declaration": op.spec.digest, "op": op.identity, "reference": source_digest(op.reference)}
+    if op.gradient is not None:
+        found["gradient"] = op.gradient.source
+    for device, kernels in op.kernels.items():
+        for kernel in kernels:
+            found[f"kernel {device}/{kernel.name}"] = hashlib.sha256(kernel.identity.encode()).hexdigest()[:16]
+    there, absent = located(op)
+    found |= {f"library {path.name}": hashlib.sha256(path.read_bytes()).hexdigest() for path in there}
+    found |= {f"library {name}": FAR for name in absent}
+    if is_adopted(op):
+        found["implementation"] = "another library's: not in any digest"
+    return dict(sorted(found.items()))
+
+
+def _versions(op: Op, device: str) -> dict[str, str]:
+    known = {name: facts()[name] for name in ("python", "shiplap", "system", "torch", "triton")}
+    made = sorted({text for path in located(op)[0] for text in compilers(path)})
+    known["compiler"] = "; ".join(made) or ("not recorded in the libraries" if located(op)[0] else "none used")
+    if device.startswith("cuda"):
+        known |= {"cuda": str(torch.version.cuda), "driver": driver()}
+    return dict(sorted(known.items()))
+
+
+def write(folder: str | Path, passport: Passport) -> tuple[Path, Path]:
+    """``NAMESPACE.NAME.DEVICE.passport.json`` and ``.html`` in ``folder``, which is made; SL602 if that fails."""
+    stem = f"{passport.op.replace('::', '.')}.{passport.device['type']}.passport"
+    paths = Path(folder) / f"{stem}.json", Path(folder) / f"{stem}.html"
+    try:
+        paths[0].parent.mkdir(parents=True, exist_ok=True)
+        paths[0].write_bytes(_text(passport))
+        paths[1].write_text(passport_html(msgspec.to_builtins(passport)), encoding="utf-8")
+    except OSError as e:
+        raise error(
+            "SL602",
+            where=str(folder),
+            what="passport cannot be written",
+            got=e.strerror or e,
+            expected="a writable directory",
+        ) from None
+    return paths
+
+
+def read(path: str | Path) -> Passport:
+    """A passport from its JSON file; SL602 for anything else, another version of the schema, or a broken seal."""
+
+    def refused(got: object, expected: str) -> Exception:
+        return error(
+            "SL602",
+            where=str(path),
+            what="not a passport that can be relied on",
+            got=got,
+            expected=expected,
+            fix="issue it again: shiplap audit TARGET --passport DIR",
+        )
+
+    try:
+        content = Path(path).read_bytes()
+        head = msgspec.json.decode(content)
+    except OSError as e:
+        raise refused(e.strerror or e, "a file that can be read") from None
+    except msgspec.DecodeError as e:
+        raise refused(e, "JSON") from None
+    if not isinstance(head, dict) or head.get("schema") != SCHEMA:
+        raise refused(head.get("schema") if isinstance(head, dict) else type(head).__name__, SCHEMA)
+    try:
+        passport = msgspec.convert(head, Passport)
+    except msgspec.ValidationError as e:
+        raise refused(e, f"the fields of {SCHEMA}") from None
+    if not sealed(passport):
+        raise refused("a seal that is not that of its content", "a file as shiplap wrote it")
+    return passport
+
+
+def sealed(passport: Passport) -> bool:
+    """Whether nobody has edited it: no protection against someone who seals it again."""
+    return passport.seal == _seal(passport)
+
+
+def moved(passport: Passport, op: Op) -> list[Move]:
+    """The digests of ``op`` that are others than in its passport, those that only one of them has included."""
+    then, now = passport.digests, digests(op)
+    if passport.op != op.spec.name:
+        return [Move("name", passport.op, op.spec.name)]
+    names = sorted(then.keys() | now.keys())
+    return [Move(n, then.get(n, "absent"), now.get(n, "absent")) for n in names if then.get(n) != now.get(n)]

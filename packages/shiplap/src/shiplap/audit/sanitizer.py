@@ -1,0 +1,156 @@
+"""NVIDIA's compute-sanitizer: run a script under one of its tools, and read its report.
+
+The report goes through the script's own stdout, in order: a line that the script prints before each sample says to
+which sample an error belongs.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+
+__all__ = ["SAMPLE", "TOOLS", "Fault", "Report", "read", "run", "version"]
+
+TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
+COMMAND = "compute-sanitizer"
+SAMPLE, DONE = "shiplap-sample: ", "shiplap-done: "
+PREFIX = "========= "
+FAULT = re.compile(
+    r"(Invalid |Misaligned |Uninitialized |Error: |Warning: Race|Barrier error|Illegal |Fatal |Stack |Device-side )"
+)
+SUMMARY = re.compile(r"(?:ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: \d+ hazards? displayed \((\d+) error)")
+UNUSABLE = re.compile(r"(Device not supported|not supported on|Unable to|Failed to initialize|requires|Internal error)")
+
+
+@dataclass
+class Fault:
+    """One record: its first line, what follows it but host frames, and the sample that ran."""
+
+    title: str
+    details: list[str] = field(default_factory=list)
+    sample: str = ""
+
+    def __str__(self) -> str:
+        return "; ".join([self.title, *self.details[:4]])
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a run came to.
+
+    Attributes:
+        faults: the tool's records, in order, as far as it prints them.
+        errors: how many it counted.
+        samples: how many the script began.
+        finished: the script came to its end.
+        problem: why there is no verdict: no such tool, no device for it, killed, timed out.
+        said: the last line on stderr.
+    """
+
+    faults: tuple[Fault, ...] = ()
+    errors: int = 0
+    samples: int = 0
+    finished: bool = False
+    problem: str = ""
+    said: str = ""
+
+
+def command() -> str | None:
+    """The tool: on PATH, below CUDA_HOME, or beside nvcc."""
+    nvcc = shutil.which("nvcc")
+    folders = [f"{home}/bin" for home in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")) if home]
+    folders += [str(Path(nvcc).resolve().parent)] if nvcc else []
+    return shutil.which(COMMAND) or shutil.which(COMMAND, path=os.pathsep.join(folders) or os.devnull)
+
+
+def version() -> str:
+    """``2025.3.1.0``, or empty where there is none."""
+    path = command()
+    if path is None:
+        return ""
+    try:
+        done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    found = re.search(r"[Vv]ersion\s+([\d.]+)", done.stdout)
+    return found[1] if found else ""
+
+
+def run(script: list[str], tool: str, timeout_s: float, env: dict[str, str] | None = None) -> Report:
+    """The command ``script`` under ``tool``, at most ``timeout_s`` long; then it and all that it started are killed."""
+    path = command()
+    if path is None:
+        return Report(problem=f"{COMMAND} is not on PATH (it comes with the CUDA toolkit)")
+    options = ["--tool", tool, "--print-limit", "100", "--target-processes", "application-only"]
+    quiet = ["--report-api-errors", "no"] if tool == "memcheck" else []  # torch probes with calls that may fail
+    child = subprocess.Popen(
+        [path, *options, *quiet, *script],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, **(env or {})},
+        start_new_session=True,
+    )
+    late = ""
+    try:
+        out, err = child.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        os.killpg(child.pid, signal.SIGKILL)
+        out, err = child.communicate()
+        late = f"no end within {timeout_s:g} s"
+    return read(out.decode(errors="replace"), err.decode(errors="replace"), child.returncode, late)
+
+
+def read(out: str, err: str = "", status: int = 0, late: str = "") -> Report:
+    """The report in what the tool and the script printed."""
+    faults: list[Fault] = []
+    sample, samples, finished, counted, unusable = "", 0, False, None, ""
+    for line in out.splitlines():
+        if line.startswith(SAMPLE):
+            sample, samples = line.removeprefix(SAMPLE), samples + 1
+        elif line.startswith(DONE):
+            finished = True
+        elif line.startswith(PREFIX.rstrip()):
+            text = line.removeprefix(PREFIX.rstrip()).removeprefix(" ")
+            if found := SUMMARY.match(text):
+                counted = max(counted or 0, int(found[1] or found[2]))
+            elif UNUSABLE.search(text) and not faults:
+                unusable = text.strip()
+            else:
+                _gather(faults, text, sample)
+    said = next((line.strip() for line in reversed(err.splitlines()) if line.strip()), "")
+    problem = late
+    if not problem and counted is None and not faults:
+        problem = unusable or (f"it died of {signal.Signals(-status).name}" if status < 0 else said or "no summary")
+    elif not problem and unusable and not finished and not faults:
+        problem = unusable
+    return Report(tuple(faults), max(counted or 0, len(faults)), samples, finished, problem, said)
+
+
+def _gather(faults: list[Fault], text: str, sample: str) -> None:
+    """A record begins at a title without indentation; its indented lines follow."""
+    if FAULT.match(text):
+        faults.append(Fault(text.strip(), sample=sample))
+    elif faults and text.startswith("    ") and not re.match(r"\s+(Host Frame|Saved host|Device Frame|in )", text):
+        faults[-1].details.append(text.strip())
+
+
+def script_of(home: str, name: str, labels: list[str], seed: int, device: str, root: Path | None) -> str:
+    """A Python program that calls the op on these samples, and says which one it is at."""
+    path = f"sys.path.insert(0, {str(root)!r})\n" if root else ""
+    return (
+        f"import sys\n{path}import torch\nfrom shiplap.audit import find, sample\n"
+        "from shiplap.referee.run import call\n"
+        f"op = find({home!r}, {name!r})\n"
+        f"for label in {labels!r}:\n"
+        f"    args = sample(op, label, {seed}, {device!r}).fresh()\n"
+        "    torch.cuda.synchronize()\n"
+        f"    print({SAMPLE!r} + label, flush=True)\n"
+        "    call(op, args)\n    torch.cuda.synchronize()\n"
+        f"print({DONE!r} + str({len(labels)}), flush=True)\n"
+    )

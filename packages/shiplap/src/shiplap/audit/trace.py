@@ -1,0 +1,85 @@
+"""What a call asks of the CUDA runtime, from torch's profiler: launches, raw allocations, synchronisations, loads.
+
+The caching allocator hides behind none of these names, so a raw allocation in a warm call is the op's own.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from shiplap.referee.run import last_line
+
+__all__ = ["Trace", "read", "traced"]
+
+MARK = "shiplap::traced"
+KINDS = {  # what a call is counted as → names of the runtime's and the driver's functions
+    "raw allocation": r"cu(da)?(Malloc|MemAlloc|MemCreate|HostAlloc|MemHostAlloc|HostRegister|MemHostRegister)",
+    "raw release": r"cu(da)?(Free|MemFree|MemRelease)",
+    "synchronisation": r"cu(da)?\w*Synchronize|cudaMemcpy(_v\d+)?$|cuMemcpy(DtoH|HtoD)(_v2)?$",
+    "host callback": r"cu(da)?(LaunchHostFunc|StreamAddCallback)",
+    "module load": r"cu(da)?(ModuleLoad|LibraryLoad)",
+    "launch": r"cu(da)?Launch(Cooperative)?Kernel",
+}
+SHOWN = ("raw allocation", "synchronisation", "host callback", "module load")
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Calls by kind (see ``KINDS``), and the streams that kernels ran on; or the ``reason`` why nothing was seen."""
+
+    calls: Counter[str]
+    streams: frozenset[int] = frozenset()
+    reason: str = ""
+
+    def __str__(self) -> str:
+        if self.reason:
+            return f"not counted ({self.reason})"
+        counts = [f"{self.calls['launch']} launches on {len(self.streams)} streams"]
+        return ", ".join(counts + [f"{self.calls[kind]} {kind}s" for kind in SHOWN])
+
+
+def traced(run: Callable[[], Any]) -> Trace:
+    """Run it under torch's profiler and count; what the profiler itself does is not in it."""
+    activity = torch.profiler.ProfilerActivity
+    if activity.CUDA not in torch.profiler.supported_activities():
+        return Trace(Counter(), reason="this torch has no CUPTI")
+    try:
+        with torch.profiler.profile(activities=[activity.CPU, activity.CUDA]) as profile:
+            with torch.profiler.record_function(MARK):
+                run()
+            torch.cuda.synchronize()
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "trace.json"
+            profile.export_chrome_trace(str(file))
+            return read(json.loads(file.read_text()))
+    except (RuntimeError, OSError, ValueError) as e:
+        return Trace(Counter(), reason=last_line(e))
+
+
+def read(trace: dict[str, Any]) -> Trace:
+    """Count in a Chrome trace what happened within the mark, and the kernels that it launched."""
+    events = [e for e in trace.get("traceEvents", ()) if e.get("ph") == "X"]
+    mark = next((e for e in events if e.get("name") == MARK and "gpu" not in e.get("cat", "")), None)
+    if mark is None:
+        return Trace(Counter(), reason="the profiler lost its mark")
+    calls: Counter[str] = Counter()
+    launched = set()
+    for e in events:
+        inside = mark["ts"] <= e["ts"] <= mark["ts"] + mark["dur"]
+        if inside and e.get("cat") in ("cuda_runtime", "cuda_driver"):
+            launched.add(e.get("args", {}).get("correlation"))
+            calls.update(kind for kind, pattern in KINDS.items() if re.match(pattern, e["name"]))
+    if not launched:
+        return Trace(Counter(), reason="the profiler saw no call of the CUDA runtime")
+    kernels = [e.get("args", {}) for e in events if e.get("cat") == "kernel"]
+    streams = frozenset(k["stream"] for k in kernels if k.get("correlation") in launched and "stream" in k)
+    return Trace(calls, streams)

@@ -1,0 +1,260 @@
+"""``sl.cabi(library, symbol)``: an out-style, stateless C function as a kernel (Python binding).
+
+Per call: outputs and workspace come from PyTorch's allocator, DLTensor views are built over them, the function is
+called without the GIL, and a status other than SL_OK becomes SL305 with the kernel's own message.
+"""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import os
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shiplap.bind import native
+from shiplap.bind.frame import Frame
+from shiplap.bind.header import signature
+from shiplap.bind.library import load_symbol
+from shiplap.codegen import CParameter, prototype
+from shiplap.errors import error
+from shiplap.op.check import Binding, shape_of
+from shiplap.op.config import Config, Space
+from shiplap.op.expr import Expr
+from shiplap.op.launch import allocate_workspace, check_bound
+from shiplap.op.spec import OpSpec
+
+__all__ = ["CAbi", "cabi"]
+
+SL_OK, SL_INVALID_ARGUMENT = 0, 1
+
+
+class DLTensor(ctypes.Structure):
+    """As in ``shiplap/abi.h``: the layout that ``frame.TENSOR`` packs."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+class Context(ctypes.Structure):
+    """``sl_context``: the layout that ``frame.CONTEXT`` packs."""
+
+    _fields_ = (
+        ("abi_version", ctypes.c_uint32),
+        ("num_threads", ctypes.c_int32),
+        ("stream", ctypes.c_void_p),
+        ("workspace", ctypes.c_void_p),
+        ("workspace_size", ctypes.c_size_t),
+        ("error", ctypes.c_char_p),
+        ("error_size", ctypes.c_size_t),
+        ("config", ctypes.POINTER(ctypes.c_int64)),
+        ("config_size", ctypes.c_size_t),
+    )
+
+
+_TYPE: dict[str, Any] = {
+    "int64_t": ctypes.c_int64,
+    "double": ctypes.c_double,
+    "int32_t": ctypes.c_int32,
+    "const char*": ctypes.c_char_p,
+}
+
+
+class CAbi:
+    """A C ABI kernel, not yet bound to a declaration."""
+
+    def __init__(
+        self, library: str | os.PathLike[str], symbol: str, strided: Iterable[str] = (), align: int = 1
+    ) -> None:
+        self.library, self.symbol, self.strided, self.align = Path(library), symbol, frozenset(strided), align
+        self.name = symbol
+
+    @property
+    def identity(self) -> str:
+        return f"cabi:{self.library.name}:{self.symbol}"
+
+    def bind(self, spec: OpSpec, workspace: Expr | None) -> Callable[[Binding], tuple[Tensor, ...]]:
+        """The kernel for ``spec``. The library is opened at the first call, never at import."""
+        return BoundKernel(self, spec, workspace)
+
+
+def cabi(library: str | os.PathLike[str], symbol: str, *, strided: Iterable[str] = (), align: int = 1) -> CAbi:
+    """A kernel behind Shiplap's C ABI: pass it to ``op.kernel(device, ...)``.
+
+    Args:
+        library: path of the shared library; a file of that name in ``SHIPLAP_LIBRARY_PATH`` comes first.
+        symbol: the C function, with the prototype that ``shiplap header`` prints.
+        strided: tensor arguments that the kernel takes with any strides; the others arrive contiguous.
+        align: bytes; tensors arrive at a multiple of it, which a view need not be: such a one is copied. An output
+            that the caller owns is SL212 instead.
+
+    Raises:
+        LibraryError: SL401-SL403 at the first call, when the library is missing or was built for another declaration.
+    """
+    if not (symbol.isidentifier() and symbol.isascii()):
+        raise error(
+            "SL402",
+            where=f"sl.cabi({library}, ...)",
+            got=symbol,
+            expected="the name of a C function",
+            fix="pass the symbol as it is written in C",
+        )
+    if align < 1 or align & (align - 1):
+        raise error(
+            "SL404",
+            where=f"sl.cabi(..., {symbol!r})",
+            got=f"align={align!r}",
+            expected="a power of two",
+            fix="pass the bytes that the kernel wants of an address, such as align=16",
+        )
+    return CAbi(library, symbol, strided, align)
+
+
+class BoundKernel:
+    """``Runnable`` for one spec: everything that does not depend on the call is worked out here."""
+
+    def __init__(self, source: CAbi, spec: OpSpec, workspace: Expr | None) -> None:
+        self.source, self.spec, self.workspace = source, spec, workspace
+        self.parameters = prototype(spec)
+        self.signature = signature(spec)
+        self.calls, self.why, self.digest = 0, "", ""  # of the native binding: calls until then, or why there is none
+        self._function: Any = None
+        self.space: Space | None = None
+        self.base, self.config = self, (0, 0)  # the kernel whose config this is; address and length of the values
+
+    def configure(self, space: Space) -> None:
+        """The kernel declares configs: their names are part of what its library is built for."""
+        self.space, self.signature = space, signature(self.spec, space.names)
+
+    def with_config(self, config: Config) -> BoundKernel:
+        """The same function, which finds the values of ``config`` in its context, in the order of their names."""
+        configured = copy.copy(self)
+        values = [int(v) for _, v in config.items]
+        configured._values = array = (ctypes.c_int64 * len(values))(*values)  # type: ignore[attr-defined] # kept alive
+        configured.config = ctypes.addressof(array), len(values)
+        return configured
+
+    def __call__(self, call: Binding) -> tuple[Tensor, ...]:
+        spec, env = self.spec, call.env
+        if spec.bounds:
+            env = {**env, **{dim: bound(env) for dim, bound in spec.bounds}}
+        outs = tuple(
+            [torch.empty(shape_of(o, env), dtype=call.dtype_of(o.tensor), device=call.device) for o in spec.outputs]
+        )
+        extents = {dim: ctypes.c_int64(0) for dim in spec.dynamic}
+        self._run(call, outs, extents, None)
+        return self._narrow(call, outs, extents) if extents else outs
+
+    def into(self, call: Binding, outs: Sequence[Tensor], scratch: Tensor | None) -> None:
+        """Fill ``outs``, of fixed sizes, with the caller's workspace if one is given."""
+        for output, tensor in zip(self.spec.outputs, outs, strict=True):
+            if not self._aligned(tensor):
+                raise error(
+                    "SL212",
+                    where=f"{self.spec.name}, output {output.name!r}",
+                    got=f"an address that is no multiple of {self.source.align} bytes",
+                    expected="memory as an allocator gives it",
+                )
+        self._run(call, outs, {}, scratch)
+
+    def _run(self, call: Binding, outs: Sequence[Tensor], extents: dict[str, Any], scratch: Tensor | None) -> None:
+        if self._function is None:
+            self._function = self._load()
+        inputs, write_back = self._inputs(call)
+        if scratch is None and self.workspace is not None:
+            scratch = allocate_workspace(self.workspace, call)
+        self._invoke(call, [*inputs, *outs], extents, scratch)
+        for target, packed in write_back:
+            target.copy_(packed)
+        if self.base.calls >= 0:
+            native.consider(self.base)
+
+    def _load(self) -> Any:
+        """The C function with its types: integers are addresses, and the GIL is released."""
+        found = load_symbol(self.source.library, self.source.symbol, self.signature)
+        types = [_TYPE.get(p.ctype, ctypes.c_void_p) for p in self.parameters]
+        address = ctypes.cast(found, ctypes.c_void_p).value
+        return ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, *types)(address or 0)
+
+    def _inputs(self, call: Binding) -> tuple[list[Tensor | None], list[tuple[Tensor, Tensor]]]:
+        """Tensors in order, contiguous and aligned where the kernel wants it; copies of mutated ones are to be written
+        back.
+        """
+        found: list[Tensor | None] = []
+        write_back: list[tuple[Tensor, Tensor]] = []
+        for arg, value in zip(self.spec.args, call.args, strict=True):
+            if arg.tensor is None:
+                continue
+            if value is not None and not self._takes(arg.name, value):
+                copy = value.clone(memory_format=torch.contiguous_format)
+                if arg.mutated:
+                    write_back.append((value, copy))
+                value = copy
+            found.append(value)
+        return found, write_back
+
+    def _takes(self, name: str, tensor: Tensor) -> bool:
+        """Whether the kernel takes the tensor as it lies."""
+        return (name in self.source.strided or tensor.is_contiguous()) and self._aligned(tensor)
+
+    def _aligned(self, tensor: Tensor) -> bool:
+        return self.source.align == 1 or tensor.data_ptr() % self.source.align == 0
+
+    def _invoke(
+        self, call: Binding, tensors: list[Tensor | None], extents: dict[str, Any], scratch: Tensor | None
+    ) -> None:
+        device = call.device
+        assert device is not None
+        rest = [_argument(p, call, extents) for p in self.parameters[len(tensors) :]]
+        if device.type == "cuda":
+            frame = Frame(tensors, device, scratch, torch.cuda.current_stream(device).cuda_stream, self.config)
+            with torch.cuda.device(device):
+                status = self._function(frame.context, *frame.tensors, *rest)
+        else:
+            frame = Frame(tensors, device, scratch, 0, self.config)
+            status = self._function(frame.context, *frame.tensors, *rest)
+        if status != SL_OK:
+            id = "SL211" if status == SL_INVALID_ARGUMENT else "SL305"
+            where = f"{self.spec.name}, kernel {self.source.symbol}"
+            raise error(id, where=where, got=frame.message or f"status {status}", expected="")
+
+    def _narrow(self, call: Binding, outs: tuple[Tensor, ...], extents: dict[str, Any]) -> tuple[Tensor, ...]:
+        """Cut outputs from their bound to what the kernel filled; a mostly empty one is copied to free its memory."""
+        env = dict(call.env)
+        for dim, extent in extents.items():
+            env[dim] = extent.value
+            check_bound(self.spec, f"{self.spec.name}, kernel {self.source.symbol}", dim, env)
+        narrowed = []
+        for out, full in zip(self.spec.outputs, outs, strict=True):
+            shape = shape_of(out, env)
+            part = full[tuple(slice(0, size) for size in shape)]
+            keep = part.is_contiguous() and 2 * part.numel() > full.numel()
+            narrowed.append(part if keep else part.clone(memory_format=torch.contiguous_format))
+        return tuple(narrowed)
+
+
+def _argument(p: CParameter, call: Binding, extents: dict[str, Any]) -> Any:
+    """A parameter after the tensors, as the function's type takes it."""
+    if p.role == "extent":
+        return ctypes.byref(extents[p.source])
+    value = call.env[p.source]
+    if p.role == "length":
+        return len(value)
+    if p.role == "list":
+        element = ctypes.c_double if "double" in p.ctype else ctypes.c_int64
+        return (element * max(1, len(value)))(*value)
+    return value.encode() if isinstance(value, str) else value

@@ -1,0 +1,89 @@
+"""The command line: the verbs, and how every failure leaves it - an id, what, got, expected, one fix, exit status 2."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from shiplap.cli import (
+    audit,
+    cache,
+    console,
+    doctor,
+    env,
+    explain,
+    families,
+    freeze,
+    header,
+    init,
+    rewrite,
+    tune,
+)
+from shiplap.errors import ShiplapError
+
+__all__ = ["app", "main"]
+
+
+class Verbs(TyperGroup):
+    """Runs a verb; a failure becomes text on stderr unless ``--traceback`` was given."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ShiplapError as failure:
+            if ctx.params.get("traceback"):
+                raise
+            console.show_error(failure)
+        except Exception as failure:
+            if ctx.params.get("traceback") or type(failure).__module__.split(".")[0] in ("click", "typer"):
+                raise  # usage errors, Exit and Abort have their own way out
+            console.show_defect(failure)
+        raise typer.Exit(console.ERROR)
+
+
+app = typer.Typer(
+    cls=Verbs,
+    name="shiplap",
+    help="Declare a kernel once; it becomes a native, proven part of torch.compile.",
+    epilog="Exit status of every verb: 0 good, 1 the verb found something wrong, 2 it could not do what was asked.",
+    rich_markup_mode=None,  # plain help: the same on a terminal, in a pipe and in docs/cli.md
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from shiplap import __version__
+
+        typer.echo(f"shiplap {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    traceback: Annotated[bool, typer.Option("--traceback", help="Show Python tracebacks instead of messages.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+for verb in (env, init, audit, doctor, explain, rewrite, tune, freeze, cache, header):
+    app.command(verb.__name__.rpartition(".")[2], epilog=verb.EPILOG)(verb.command)
+
+for name, module in families.verbs():
+    if hasattr(module, "group"):
+        app.add_typer(module.group, name=name)
+    else:
+        app.command(name, epilog=module.EPILOG)(module.command)
+
+
+def main() -> None:
+    """The console script."""
+    app(prog_name="shiplap")

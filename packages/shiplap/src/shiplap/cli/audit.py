@@ -1,0 +1,225 @@
+"""``shiplap audit``: run the checks, print the findings, leave an exit status that CI can use."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shiplap.cli import console
+from shiplap.cli.passport import verify, write_all
+from shiplap.cli.target import resolve
+from shiplap.errors import ShiplapError
+
+if TYPE_CHECKING:
+    from shiplap.audit import CostCard, Finding
+    from shiplap.audit.passport import Coverage
+    from shiplap.op import Op
+
+__all__ = ["command"]
+
+EPILOG = """\b
+Examples:
+  shiplap audit mylib.ops                        every op that the module declares
+  shiplap audit mylib/ops.py:rms_norm --seed 7   one op of a file, the samples of seed 7
+  shiplap audit sparse3d::conv --check gradient --check fake
+  shiplap audit mylib.ops --json > findings.json
+  shiplap audit mylib.ops --html audit.html      one self-contained file
+  shiplap audit mylib.ops --passport passports   the evidence, a JSON and an HTML file per op
+  shiplap audit mylib.ops --verify-passport passports/mylib.rms_norm.cpu.passport.json
+  shiplap audit mylib.ops --device cuda --sanitizer memcheck
+
+\b
+Exit status:
+  0  no check failed (a skipped check is listed with its reason); the passport is that of the op
+  1  at least one check failed; the op is no longer that of the passport
+  2  no such target, no such check, or the report cannot be written"""
+
+
+Targets = Annotated[
+    list[str], typer.Argument(metavar="TARGET...", help="module[:op], path/to/file.py[:op] or namespace::name.")
+]
+Costs = Annotated[
+    bool | None,
+    typer.Option(
+        "--cost/--no-cost",
+        show_default=False,
+        help="Measure a call: raw, eager, compiled, captured. By default unless --check is given.",
+    ),
+]
+Tools = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--sanitizer",
+        metavar="TOOL",
+        help="Run the samples under this tool of compute-sanitizer, too: "
+        "memcheck, racecheck, initcheck or synccheck; repeatable.",
+    ),
+]
+Passports = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--verify-passport",
+        metavar="FILE",
+        help="Run no check: say whether this passport is still that of its op; repeatable.",
+    ),
+]
+
+
+@dataclass
+class _Results:
+    """What an audit of some ops came to."""
+
+    findings: list[Finding] = field(default_factory=list)
+    costs: list[CostCard] = field(default_factory=list)
+    unmeasured: list[str] = field(default_factory=list)
+    coverage: dict[str, Coverage] = field(default_factory=dict)
+    written: list[Path] = field(default_factory=list)
+
+
+def command(
+    targets: Targets,
+    check: Annotated[
+        list[str] | None, typer.Option("--check", metavar="ID", help="Run only this check; repeatable.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Seed of the samples; by default a fresh one.")] = None,
+    device: Annotated[str, typer.Option("--device", help="Device to run on.")] = "cpu",
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON value: all findings.")] = False,
+    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write an HTML report as well.")] = None,
+    cost: Costs = None,
+    sanitizer: Tools = None,
+    passport: Annotated[
+        Path | None, typer.Option("--passport", metavar="DIR", help="Write a passport of each op: JSON and HTML.")
+    ] = None,
+    verify_passport: Passports = None,
+) -> None:
+    """Hold declared ops to their declarations: values, gradients, strides, aliasing, bounds, compilation.
+
+    Samples are generated from the declaration: empty and odd sizes, strides, dtypes, adversarial values. A finding
+    names the sample that shows it, and one fix.
+    """
+    console.require_device(device)
+    with console.own_stdout():
+        ops = resolve(targets)
+    if verify_passport:
+        raise typer.Exit(verify(verify_passport, ops, json=json))
+    seed = secrets.randbelow(2**31) if seed is None and passport is not None else seed
+    measured = not check if cost is None else cost
+    with console.own_stdout():
+        _writable(html, passport)  # before the work: an unwritable path is not worth a minute
+        results = _audit(ops, check, sanitizer or [], seed, device, quiet=json, measured=measured)
+    from shiplap.report import exit_code, facts
+
+    if passport is not None:
+        results.written = write_all(
+            passport, ops, results.findings, results.coverage, results.costs, seed=seed or 0, device=device
+        )
+    _show(results, json, html, facts(target=" ".join(targets), seed=seed, device=device), measured=measured)
+    if status := exit_code(results.findings):
+        raise typer.Exit(status)
+
+
+def _writable(html: Path | None, passport: Path | None) -> None:
+    if html is not None:
+        console.require_file(html)
+    if passport is not None:
+        console.require_directory(passport)
+
+
+def _audit(
+    ops: Sequence[Op],
+    checks: list[str] | None,
+    tools: list[str],
+    seed: int | None,
+    device: str,
+    *,
+    quiet: bool,
+    measured: bool,
+) -> _Results:
+    """Findings of all ops, in the order of ``ops`` and checks; a cost card of each that has samples."""
+    from shiplap.audit import CHECKS, audit
+    from shiplap.audit.checks import load
+    from shiplap.audit.passport import Coverage
+
+    extra = [f"sanitizer:{tool}" for tool in tools]
+    for name in (*(checks or ()), *extra):
+        load(name)  # an unknown name fails before the first op is run
+    total = len(ops) * (len(checks or CHECKS) + len(extra))
+    results = _Results()
+    with _progress(total, quiet) as advance:
+        for op in ops:
+            looked = results.coverage.setdefault(op.spec.name, Coverage())
+            # A sanitizer takes minutes of its own: each has a budget of its own.
+            for chosen, budget_s in ((checks, 60.0), *(([name], 600.0) for name in extra)):
+                try:
+                    results.findings += audit(
+                        op, checks=chosen, seed=seed, device=device, progress=advance, budget_s=budget_s, looked=looked
+                    )
+                except ShiplapError as e:
+                    if e.id != "SL502":
+                        raise
+                    results.findings.append(_unsampled(op, e))  # the other ops are audited all the same
+                    break
+            else:
+                if measured:
+                    _measure(op, device, results)
+    return results
+
+
+def _measure(op: Op, device: str, results: _Results) -> None:
+    """Add the op's card; one that cannot be called has none, and its findings say why."""
+    from shiplap.audit import cost
+    from shiplap.referee.run import last_line
+
+    try:
+        results.costs.append(cost(op, device=device))
+    except Exception as e:
+        results.unmeasured.append(f"{op.spec.name}: {last_line(e)}")
+
+
+def _unsampled(op: Op, e: ShiplapError) -> Finding:
+    from shiplap.audit import Finding
+
+    return Finding("samples", "fail", op.spec.name, f"{e.id}: {e.what}: {e.got}", fix=e.fix)
+
+
+@contextlib.contextmanager
+def _progress(total: int, quiet: bool) -> Iterator[Callable[[Finding], None]]:
+    """A bar on stderr while someone is watching; nothing stays of it."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda finding: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=console.err(), transient=True) as bar:
+        task = bar.add_task("audit", total=total)
+        yield lambda finding: bar.update(task, advance=1, description=f"{finding.subject} {finding.check}")
+
+
+def _show(results: _Results, json: bool, html: Path | None, about: dict[str, str], *, measured: bool) -> None:
+    from shiplap.report import findings_html, findings_json, print_costs, print_findings
+
+    findings, costs = results.findings, results.costs
+    for path in results.written:
+        console.note(f"wrote {path}")
+    for reason in results.unmeasured:
+        console.note(f"no cost of {reason}")
+    why = "; ".join(results.unmeasured) if measured else "not measured: only some checks were asked for, or --no-cost"
+    if html is not None:
+        console.write_text(html, findings_html(findings, about, costs=costs, no_costs=why))
+    if json:
+        typer.echo(findings_json(findings, about, costs, no_costs=why), nl=False)
+        return
+    from rich.console import Console
+
+    print_costs(costs, Console(highlight=False), no_costs=why)
+    print_findings(findings, Console(highlight=False))
+    if html is not None:
+        console.note(f"wrote {html}")

@@ -1,0 +1,180 @@
+"""``shiplap cache``: what the store of choices holds, why an entry does not serve, moving entries between machines."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from shiplap.cli import console
+from shiplap.errors import error
+
+if TYPE_CHECKING:
+    from shiplap.selection.store import Store, Stored
+
+__all__ = ["command"]
+
+EPILOG = """\b
+Examples:
+  shiplap cache ls                       all entries, and whether they serve here
+  shiplap cache why mylib::rms_norm      which key field differs from what is asked now
+  shiplap cache why mylib.ops:rms_norm   the same, and whether a kernel has changed
+  shiplap cache export all.json          shiplap cache import all.json
+  shiplap cache rm mylib::rms_norm       one op; 'rm all' removes every entry
+  shiplap cache gc                       what serves no more, and damaged files
+
+\b
+Exit status:
+  0  done; 'why': an entry serves
+  1  'ls': an entry is damaged; 'why': none serves; 'rm' or 'gc': a file could not be removed
+  2  no such action or file, or it cannot be written"""
+
+
+class Action(StrEnum):
+    ls = "ls"
+    why = "why"
+    export = "export"
+    import_ = "import"
+    rm = "rm"
+    gc = "gc"
+
+
+def command(
+    action: Annotated[Action, typer.Argument(metavar="ls|why|export|import|rm|gc")],
+    what: Annotated[str, typer.Argument(metavar="WHAT", help="An op (ls, why, rm) or a file (export, import).")] = "",
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON value.")] = False,
+) -> None:
+    """Look into the store of tuned choices: one readable JSON file per entry, in SHIPLAP_CACHE_DIR/tuned.
+
+    Entries are compared with this machine, its driver and its library versions, and with the op's kernels where the op
+    can be imported.
+    """
+    if not what and action not in (Action.ls, Action.gc):
+        expected = "a file" if action in (Action.export, Action.import_) else "an op, or 'all' for rm"
+        raise error("SL613", where=f"shiplap cache {action}", got="no argument", expected=expected)
+    with console.own_stdout():
+        from shiplap.selection.store import Store
+
+        run = {
+            Action.ls: _ls,
+            Action.why: _why,
+            Action.export: _export,
+            Action.import_: _import,
+            Action.rm: _rm,
+            Action.gc: _gc,
+        }[action]
+        result, lines, status = run(Store(), what)
+    if json:
+        console.emit_json(result)
+    else:
+        for line in lines:
+            console.out().print(line, markup=False)
+    if status:
+        raise typer.Exit(status)
+
+
+Result = tuple[Any, list[str], int]
+
+
+def _state(entry: Stored) -> list[str]:
+    """Why an entry does not serve here and now; empty when it does."""
+    import torch
+
+    from shiplap.op import registry
+    from shiplap.selection.key import MACHINE, VERSIONS, differences, environment
+
+    if entry.problem or entry.key is None:
+        return [entry.problem]
+    device = entry.key["device"]
+    if device == "cuda" and not torch.cuda.is_available():
+        return ["device: no CUDA device here"]
+    found = differences(entry.key.as_dict(), environment(device), (*MACHINE, *VERSIONS))
+    op = registry.find(entry.key["op"])
+    if op is not None and op.identity != entry.key["source"]:
+        found.insert(0, f"source: {entry.key['source']} → {op.identity} (the op or one of its kernels has changed)")
+    return found
+
+
+def _row(entry: Stored) -> dict[str, Any]:
+    key = entry.key.as_dict() if entry.key else {}
+    return {"file": str(entry.path), "key": key, "value": dict(entry.value or {}), "differs": _state(entry)}
+
+
+def _line(entry: Stored) -> str:
+    if entry.key is None or entry.value is None:
+        return f"damaged  {entry.path.name}: {entry.problem}"
+    config = ", ".join(f"{n}={v}" for n, v in entry.value["config"].items())
+    state = "serves" if not (differs := _state(entry)) else "other "
+    why = f"  ({'; '.join(differs)})" if differs else ""
+    kernel = f"{entry.value['kernel']}({config})" if config else entry.value["kernel"]
+    return f"{state}  {entry.key['op']}  {entry.key['bucket']}  {entry.key['dtypes']}  {kernel}{why}"
+
+
+def _ls(store: Store, what: str) -> Result:
+    found = list(store.entries(_named(what)))
+    lines = [_line(e) for e in found] or [f"no entries in {store.root}"]
+    return {"root": str(store.root), "entries": [_row(e) for e in found]}, lines, int(any(e.problem for e in found))
+
+
+def _named(what: str) -> str:
+    """The name of an op; a target with a home is imported, so that its kernels can be compared."""
+    from shiplap.cli.target import resolve, split
+
+    if not what:
+        return ""
+    home, name = split(what)
+    return resolve([what])[0].spec.name if home else name
+
+
+def _why(store: Store, what: str) -> Result:
+    name = _named(what)
+    found = list(store.entries(name))
+    lines = [_line(e) for e in found] or [f"nothing is stored for {name} in {store.root}: tune it"]
+    serves = any(not _state(e) for e in found)
+    if found and not serves:
+        fields = sorted({d.partition(":")[0] for e in found if not e.problem for d in _state(e)})
+        why = f": {', '.join(fields)} changed; tune again, or freeze on the other machine" if fields else ": tune again"
+        lines.append(f"no entry serves here{why}")
+    return {"op": name, "serves": serves, "entries": [_row(e) for e in found]}, lines, int(not serves)
+
+
+def _export(store: Store, what: str) -> Result:
+    from shiplap.selection.table import dump
+
+    found = [(e.key, e.value) for e in store.entries() if e.key is not None and e.value is not None]
+    dump(Path(what), found)
+    return {"file": what, "entries": len(found)}, [f"wrote {what}: {len(found)} entries"], 0
+
+
+def _import(store: Store, what: str) -> Result:
+    from shiplap.selection.table import read
+
+    found = read(Path(what))
+    kept = sum(store.put(key, value) for key, value in found)
+    if kept < len(found):
+        raise error(
+            "SL602",
+            where=str(store.root),
+            what="entries cannot be written",
+            got=f"{kept} of {len(found)}",
+            expected="a writable cache directory",
+        )
+    return {"root": str(store.root), "entries": kept}, [f"{kept} entries in {store.root}"], 0
+
+
+def _rm(store: Store, what: str) -> Result:
+    name = "" if what == "all" else _named(what)
+    return _removed(store, [e.path for e in store.entries(name)])
+
+
+def _gc(store: Store, what: str) -> Result:
+    stale = [e.path for e in store.entries(_named(what)) if _state(e)]
+    return _removed(store, [*stale, *store.rubbish()])
+
+
+def _removed(store: Store, paths: list[Path]) -> Result:
+    stuck = [str(p) for p in paths if not store.remove(p)]
+    lines = [f"removed {len(paths) - len(stuck)} files from {store.root}", *(f"cannot remove {p}" for p in stuck)]
+    return {"root": str(store.root), "removed": len(paths) - len(stuck), "stuck": stuck}, lines, int(bool(stuck))

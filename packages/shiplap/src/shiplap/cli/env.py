@@ -1,0 +1,211 @@
+"""``shiplap env``: what is installed, what this torch can do, which kernel libraries would be loaded."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import os
+import platform
+import shutil
+import subprocess
+from typing import Annotated, Any
+
+import typer
+
+from shiplap.cli import console
+from shiplap.cli.families import families
+from shiplap.cli.target import ops_of
+from shiplap.errors import ShiplapError
+
+__all__ = ["command", "report"]
+
+EPILOG = """\b
+Examples:
+  shiplap env
+  shiplap env --json > environment.json
+
+\b
+Exit status:
+  0  always, also when a library is missing: this verb describes, it does not judge
+  2  an unexpected failure"""
+
+PACKAGES = ("torch", "triton", "numpy", "jaxtyping", "typer", "rich", "Jinja2", "msgspec")
+
+
+def command(
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Show versions, devices, capabilities of this torch, settings and kernel libraries.
+
+    Put its output into a bug report. Devices are queried here and nowhere at import.
+    """
+    with console.own_stdout():
+        found = report()
+    if json:
+        console.emit_json(found)
+    else:
+        _print(found)
+
+
+def report() -> dict[str, Any]:
+    """Everything as plain data, the same for text and JSON."""
+    from shiplap import compat
+    from shiplap.settings import describe
+
+    return {
+        "versions": versions(),
+        "devices": devices(),
+        "capabilities": [
+            {"name": c.name, "known": c.known, "uses": c.uses, "verified": list(c.verified)}
+            for c in compat.CAPABILITIES
+        ],
+        "settings": [{"variable": v, "value": value, "meaning": meaning} for v, value, meaning in describe()],
+        "libraries": libraries(),
+        "bindings": bindings(),
+    }
+
+
+def versions() -> dict[str, str | None]:
+    """Versions by name; None for what is not installed. Reads metadata, imports nothing."""
+    from shiplap import __version__
+
+    found: dict[str, str | None] = {"shiplap": __version__, "python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package.lower()] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package.lower()] = None
+    return {**found, "platform": platform.platform(), "compiler": _compiler()}
+
+
+def _compiler() -> str | None:
+    """First line of ``$CXX --version``."""
+    path = shutil.which(os.environ.get("CXX") or "c++")
+    if path is None:
+        return None
+    try:
+        shown = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10, check=False).stdout
+    except (OSError, subprocess.SubprocessError):
+        return path
+    return (shown.splitlines() or [path])[0]
+
+
+def devices() -> list[dict[str, Any]]:
+    """The CPU and every accelerator that torch sees, with the runtime it was built for."""
+    import torch
+
+    cpu = {"device": "cpu", "name": torch.backends.cpu.get_cpu_capability(), "threads": torch.get_num_threads()}
+    found: list[dict[str, Any]] = [cpu]
+    for index in range(torch.cuda.device_count()):
+        about = torch.cuda.get_device_properties(index)
+        found.append(
+            {
+                "device": f"cuda:{index}",
+                "name": about.name,
+                "capability": f"{about.major}.{about.minor}",
+                "memory_gib": round(about.total_memory / 2**30, 1),
+                "runtime": torch.version.cuda or torch.version.hip,
+            }
+        )
+    other = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if other is not None and other.type != "cuda":
+        found += [{"device": f"{other.type}:{i}", "name": other.type} for i in range(torch.accelerator.device_count())]
+    return found
+
+
+def libraries() -> list[dict[str, Any]]:
+    """The C ABI libraries behind the shipped ops: where, whether the loader takes them, whether signatures agree."""
+    return [entry for family in families() for entry in _libraries_of(family.module)]
+
+
+def _libraries_of(family: str) -> list[dict[str, Any]]:
+    try:
+        ops = ops_of(importlib.import_module(family))
+    except Exception as e:
+        return [_entry(family, "", f"cannot be imported: {type(e).__name__}: {e}")]
+    found: dict[str, dict[str, Any]] = {}
+    for kernel in (k for op in ops for kernels in op.kernels.values() for k in kernels):
+        source: Any = getattr(kernel.run, "source", None)
+        if hasattr(source, "symbol"):
+            entry = found.setdefault(str(source.library), _located(family, source.library))
+            _count(entry, source, str(getattr(kernel.run, "signature", "")))
+    return list(found.values())
+
+
+def bindings() -> list[dict[str, str]]:
+    """Which binding serves the C ABI kernel of each shipped op in a process like this one, and why."""
+    from shiplap.bind import native
+
+    found = []
+    for family in families():
+        try:
+            ops = ops_of(importlib.import_module(family.module))
+        except Exception:  # libraries() says what is wrong
+            continue
+        for op in ops:
+            kind, why = native.state(op)
+            found.append({"op": op.spec.name, "binding": kind, "why": why})
+    return found
+
+
+def _entry(family: str, path: str, problem: str | None) -> dict[str, Any]:
+    return {"family": family, "path": path, "found": not problem, "symbols": 0, "ok": 0, "problem": problem}
+
+
+def _located(family: str, library: Any) -> dict[str, Any]:
+    from shiplap.bind.library import locate
+
+    try:
+        return _entry(family, str(locate(library)), None)
+    except ShiplapError as e:
+        return _entry(family, str(library), f"{e.id}: {e.what}; {e.fix}")
+
+
+def _count(entry: dict[str, Any], source: Any, signature: str) -> None:
+    """Load one symbol and count it; the first problem is kept."""
+    from shiplap.bind.library import load_symbol
+
+    entry["symbols"] += 1
+    if not entry["found"]:
+        return
+    try:
+        load_symbol(source.library, source.symbol, signature)
+        entry["ok"] += 1
+    except ShiplapError as e:
+        entry["problem"] = entry["problem"] or f"{e.id}: {e.what} ({e.where}); {e.fix}"
+
+
+def _print(found: dict[str, Any]) -> None:
+    screen = console.out()
+    sections: tuple[tuple[str, list[tuple[str, ...]]], ...] = (
+        ("versions", [(name, value or "not installed") for name, value in found["versions"].items()]),
+        ("devices", [(d["device"], _about(d)) for d in found["devices"]]),
+        ("capabilities on this torch", [(c["name"], _known(c), c["uses"]) for c in found["capabilities"]]),
+        ("settings", [(s["variable"], s["value"] or "(empty)", s["meaning"]) for s in found["settings"]]),
+        ("kernel libraries", [(v["family"], _state(v), v["path"]) for v in found["libraries"]]),
+        ("bindings", [(b["op"], b["binding"], b["why"]) for b in found["bindings"]]),
+    )
+    for title, rows in sections:
+        screen.print(title, style="bold")
+        for row in rows or [("none",)]:
+            screen.print("  " + "  ".join(_pad(rows, row)), markup=False)
+        screen.print()
+
+
+def _pad(rows: list[tuple[str, ...]], row: tuple[str, ...]) -> list[str]:
+    """Columns as wide as their widest cell, the last as it is."""
+    return [*(cell.ljust(max(len(r[i]) for r in rows)) for i, cell in enumerate(row[:-1])), row[-1]]
+
+
+def _about(device: dict[str, Any]) -> str:
+    return ", ".join(str(v) if k == "name" else f"{k} {v}" for k, v in device.items() if k != "device")
+
+
+def _known(capability: dict[str, Any]) -> str:
+    return "known" if capability["known"] else f"unverified (run on {', '.join(capability['verified'])})"
+
+
+def _state(library: dict[str, Any]) -> str:
+    if library["problem"]:
+        return str(library["problem"])
+    return f"{library['ok']} of {library['symbols']} symbols loaded, signatures agree"

@@ -1,0 +1,63 @@
+"""What installed distributions add to the command line, found through entry points.
+
+A distribution of kernels names itself in two groups of its ``pyproject.toml``::
+
+    [project.entry-points."shiplap.families"]
+    sparse3d = "shiplap_sparse3d"              # importing the module declares the ops
+
+    [project.entry-points."shiplap.verbs"]
+    demo = "shiplap_sparse3d.cli.demo"         # a module with ``command`` and ``EPILOG``, or with ``group``
+
+Nothing is imported until a verb needs it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import ModuleType
+
+__all__ = ["Family", "families", "load_families", "verbs"]
+
+
+@dataclass(frozen=True)
+class Family:
+    """A distribution of ops: its name, and the module whose import declares them."""
+
+    name: str
+    module: str
+
+    @property
+    def header(self) -> Path | None:
+        """The C header of its kernels in a source tree, ``csrc/<name>.h``; None where the family has no C kernels."""
+        spec = importlib.util.find_spec(self.module)
+        if spec is None or spec.origin is None:
+            return None
+        folder = Path(spec.origin).parent / "csrc"
+        return folder / f"{self.name}.h" if folder.is_dir() else None
+
+
+def families() -> tuple[Family, ...]:
+    """The installed families, by name."""
+    return tuple(Family(e.name, e.value) for e in _installed("shiplap.families"))
+
+
+def load_families() -> None:
+    """Import every installed family, so that its ops are declared."""
+    for family in families():
+        importlib.import_module(family.module)
+
+
+def verbs() -> list[tuple[str, ModuleType]]:
+    """The verbs of installed distributions: the name, and the module that holds ``command`` or ``group``."""
+    return [(e.name, importlib.import_module(e.value)) for e in _installed("shiplap.verbs")]
+
+
+def _installed(group: str) -> Sequence[EntryPoint]:
+    """Entry points of ``group``, each once: an editable install may be listed beside the wheel that it replaced."""
+    found = {e.name: e for e in entry_points(group=group)}
+    return [found[name] for name in sorted(found)]

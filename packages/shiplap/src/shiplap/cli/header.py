@@ -1,0 +1,138 @@
+"""``shiplap header``: the C header that declarations imply, and whether a committed one still agrees."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from shiplap.cli import console
+from shiplap.cli.families import families
+from shiplap.cli.target import resolve
+from shiplap.errors import error
+from shiplap_headers import include_dir
+
+if TYPE_CHECKING:
+    from shiplap.op import Op
+
+__all__ = ["command", "generate"]
+
+EPILOG = """\b
+Examples:
+  shiplap header mylib.ops                         print the header of all C kernels bound there
+  shiplap header mylib/ops.py -o csrc/ops.h        write it
+  shiplap header mylib/ops.py -o csrc/ops.h --check
+                                                   compare instead of write, for CI
+  shiplap header --check                           check the headers of the shipped kernels
+  shiplap header                                   write those, in a source tree
+  cc -I$(shiplap header --include) ...             where shiplap/abi.h is
+
+\b
+Exit status:
+  0  written, printed, or equal
+  1  --check found a difference; the diff is on stdout
+  2  no such target, no C kernel bound in it, or the file cannot be used"""
+
+
+def command(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="[TARGET]",
+            help="module[:op], path/to/file.py[:op] or namespace::name; all shipped kernels if omitted.",
+        ),
+    ] = "",
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write, or to compare with.")] = None,
+    check: Annotated[bool, typer.Option("--check", help="Write nothing; compare.")] = False,
+    include: Annotated[bool, typer.Option("--include", help="Print the directory of shiplap/abi.h and exit.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON array, an object per header.")] = False,
+) -> None:
+    """Print, write or check the C header of declared ops.
+
+    The header holds a prototype and a signature for each C function bound with sl.cabi(...). A library that was built
+    against another declaration is refused when it is loaded (SL403), so keep the header generated.
+    """
+    if include:
+        directory = str(include_dir())
+        return console.emit_json([{"include": directory}]) if json else typer.echo(directory)
+    with console.own_stdout():
+        jobs = _jobs(target, output, check)
+        results = [_check(*job) if check else _write(*job) for job in jobs]
+    if json:
+        console.emit_json(results)
+    else:
+        _print(results)
+    if not all(r["ok"] for r in results):
+        raise typer.Exit(console.FAILED)
+
+
+Job = tuple[str, str, Path | None]
+
+
+def _jobs(target: str, output: Path | None, check: bool) -> list[Job]:
+    """``(target, header, file)`` for each header asked for."""
+    if target:
+        if check and output is None:
+            raise typer.BadParameter("with a TARGET it needs -o FILE, the file to compare with", param_hint="--check")
+        return [(target, generate(target, resolve([target])), output)]
+    if output is not None:
+        raise typer.BadParameter("needs a TARGET", param_hint="-o")
+    found = [(f.module, path) for f in families() if (path := f.header) is not None]
+    return [(module, generate(module, resolve([module])), path) for module, path in found]
+
+
+def generate(target: str, ops: Sequence[Op]) -> str:
+    """The header of the C kernels bound to ``ops``; SL501 when there is none."""
+    from shiplap.bind.header import bound_symbols, config_names, header
+
+    symbols = bound_symbols(ops)
+    if not symbols:
+        names = ", ".join(op.spec.name for op in ops)
+        raise error(
+            "SL501",
+            where=target,
+            what="no C kernel bound",
+            got=names,
+            expected="a C ABI kernel",
+            fix='bind one: op.kernel("cpu", sl.cabi("libname.so", "symbol"))',
+        )
+    return header(symbols, target, config_names(ops))
+
+
+def _write(target: str, text: str, path: Path | None) -> dict[str, Any]:
+    if path is not None:
+        console.write_text(path, text)
+    return {"target": target, "path": path and str(path), "ok": True, "header": text}
+
+
+def _check(target: str, text: str, path: Path | None) -> dict[str, Any]:
+    assert path is not None
+    try:
+        committed = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as e:
+        raise error(
+            "SL602",
+            where=str(path),
+            what="file cannot be read",
+            got=getattr(e, "strerror", None) or e,
+            expected="the header to compare with",
+        ) from None
+    diff = difflib.unified_diff(
+        committed.splitlines(keepends=True), text.splitlines(keepends=True), str(path), f"shiplap header {target}"
+    )
+    return {"target": target, "path": str(path), "ok": committed == text, "diff": "".join(diff)}
+
+
+def _print(results: list[dict[str, Any]]) -> None:
+    for result in results:
+        if "diff" in result:
+            typer.echo(result["diff"], nl=False)
+            state = "agrees with" if result["ok"] else "differs from"
+            console.note(f"{result['path']} {state} the declarations of {result['target']}")
+        elif result["path"] is None:
+            typer.echo(result["header"], nl=False)
+        else:
+            console.note(f"wrote {result['path']}")

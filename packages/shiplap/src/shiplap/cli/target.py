@@ -1,0 +1,233 @@
+"""``TARGET`` → declared ops: ``module[:op]``, ``path/to/file.py[:op]`` or ``namespace::name``."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from shiplap.cli.families import load_families
+from shiplap.errors import ShiplapError, Unfinished, error
+
+if TYPE_CHECKING:
+    from shiplap.op import Op
+
+__all__ = ["OWN_NAME", "import_home", "near_miss", "ops_of", "resolve", "split"]
+
+_FORM = re.compile(r"^(?P<home>[^:]+)(?::(?P<name>[^:]+(?:::[^:]+)?))?$")
+OWN_NAME = "shiplap_target_"
+_QUALIFIED = re.compile(r"^\w+::\w+$")
+
+
+def split(target: str) -> tuple[str, str]:
+    """``(home, name)``: either may be empty; SL501 when ``target`` has none of the forms."""
+    if _QUALIFIED.match(target):
+        return "", target
+    match = _FORM.match(target)
+    if match is None:
+        raise error(
+            "SL501",
+            where=target,
+            what="target not understood",
+            got=target,
+            expected="module:op, path/to/file.py[:op] or namespace::name",
+        )
+    return match["home"], match["name"] or ""
+
+
+def resolve(targets: Iterable[str]) -> list[Op]:
+    """All ops that ``targets`` name, each once, in order; SL501 with a suggestion when one names none."""
+    found: dict[str, Op] = {}
+    for target in targets:
+        for op in _resolve(target):
+            found.setdefault(op.spec.name, op)
+    return list(found.values())
+
+
+def _resolve(target: str) -> list[Op]:
+    home, name = split(target)
+    if not home:
+        return [_registered(name)]
+    module = import_home(home)
+    declared = ops_of(module)
+    if name:
+        return [_named(target, module, name, declared)]
+    if not declared:
+        _refuse_drafts(vars(module).values())
+        raise error(
+            "SL501",
+            where=target,
+            what="no op in target",
+            got=f"{module.__name__} declares none",
+            expected="a module that uses sl.op or sl.adopt",
+        )
+    return declared
+
+
+def _registered(name: str) -> Op:
+    """An op by its qualified name: declared already, or by a family that we ship."""
+    from shiplap.op import registry
+
+    if registry.find(name) is None:
+        load_families()
+    op = registry.find(name)
+    if op is not None:
+        return op
+    raise error(
+        "SL501",
+        where=name,
+        what="no such op",
+        got=name,
+        expected=near_miss(name, [o.spec.name for o in registry.ops()]),
+        fix=f"pass the module that declares it as well: module:{name}",
+    )
+
+
+def _named(target: str, module: ModuleType, name: str, declared: Sequence[Op]) -> Op:
+    from shiplap.op import Op
+
+    value = getattr(module, name, None)
+    if isinstance(value, Op):
+        return value
+    _refuse_drafts([value])
+    for op in declared:
+        if name in (op.spec.opname, op.spec.name):
+            return op
+    names = [op.spec.opname for op in declared]
+    raise error(
+        "SL501",
+        where=target,
+        what="no such op",
+        got=f"{name} is {type(value).__name__}" if value is not None else name,
+        expected=near_miss(name, names),
+    )
+
+
+def _refuse_drafts(values: Iterable[Any]) -> None:
+    for value in values:
+        if isinstance(value, Unfinished):
+            raise error("SL113", where=value.name, got="a draft of 'shiplap init'", expected="a finished declaration")
+
+
+def near_miss(wanted: str, names: Sequence[str]) -> str:
+    """What was probably meant, or what there is."""
+    close = difflib.get_close_matches(wanted, names, n=1, cutoff=0.6)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    return f"one of {', '.join(names)}" if names else "an op; none is declared here"
+
+
+def ops_of(module: ModuleType) -> list[Op]:
+    """The ops that ``module`` or its submodules declare, not those they import; in order of declaration."""
+    from shiplap.op import Op, registry
+
+    inside = [m for n, m in sorted(sys.modules.items()) if _within(n, module.__name__) and isinstance(m, ModuleType)]
+    attributes = (v for m in inside for v in list(vars(m).values()) if isinstance(v, Op))
+    found = {op.spec.name: op for op in (*attributes, *registry.ops()) if _within(op.__module__, module.__name__)}
+    return sorted(found.values(), key=_position)
+
+
+def _position(op: Op) -> tuple[str, int]:
+    """Module and line of a declaration."""
+    code = getattr(op.reference, "__code__", None)
+    return op.__module__, code.co_firstlineno if code else 0
+
+
+def _within(name: str, package: str) -> bool:
+    return name == package or name.startswith(package + ".")
+
+
+def import_home(home: str) -> ModuleType:
+    """The module or file; SL501 when it is not there, SL601 when it raises."""
+    is_file = home.endswith(".py")
+    if not is_file:
+        _look_in(Path.cwd())
+    return _import_file(Path(home)) if is_file else _import_module(home)
+
+
+def _import_module(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as e:
+        if e.name is None or not _within(name, e.name):
+            raise _not_imported(name, e) from None
+        raise error(
+            "SL501",
+            where=name,
+            what="no such module",
+            got=f"no module named {e.name!r}",
+            expected="an installed module, or one in the current directory",
+        ) from None
+    except (ShiplapError, KeyboardInterrupt):
+        raise
+    except BaseException as e:  # a module may even exit
+        raise _not_imported(name, e) from e
+
+
+def _import_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        siblings = [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
+        close = difflib.get_close_matches(path.name, siblings, n=1)
+        expected = f"did you mean {str(path.parent / close[0])!r}?" if close else "a Python file"
+        raise error("SL501", where=str(path), what="no such file", got=str(path), expected=expected)
+    name, spec = _module_of(path.resolve())
+    if spec is None:
+        return _import_module(name)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as e:
+        del sys.modules[name]
+        if isinstance(e, (ShiplapError, KeyboardInterrupt)):
+            raise
+        raise _not_imported(str(path), e) from e
+    return module
+
+
+def _module_of(path: Path) -> tuple[str, Any]:
+    """The name under which Python would import ``path``; a spec too where only a name of our own is free."""
+    parts, root = [path.stem], path.parent
+    while (root / "__init__.py").is_file():
+        parts.insert(0, root.name)
+        root = root.parent
+    name = ".".join(parts)
+    _look_in(root)
+    importlib.invalidate_caches()
+    try:
+        found = importlib.util.find_spec(name)
+    except Exception:  # a parent package that raises, or a __main__ without a spec: then the file alone
+        found = None
+    if found is not None and found.origin is not None and Path(found.origin).resolve() == path:
+        return name, None
+    own = OWN_NAME + path.stem
+    return own, importlib.util.spec_from_file_location(own, path)
+
+
+def _look_in(directory: Path) -> None:
+    """Look for modules in ``directory`` first, from now on, as ``python file.py`` does."""
+    if str(directory) not in sys.path:
+        sys.path.insert(0, str(directory))
+
+
+def _not_imported(where: str, e: BaseException) -> ShiplapError:
+    frames = _frames(e)
+    at = f" ({frames[-1]})" if frames else ""
+    return error("SL601", where=where, got=f"{type(e).__name__}: {e}{at}", expected="a module that imports")
+
+
+def _frames(e: BaseException) -> list[str]:
+    """``file:line`` of the user's frames, innermost last."""
+    import traceback
+
+    ours = (importlib.__file__, __file__)
+    return [
+        f"{f.filename}:{f.lineno}"
+        for f in traceback.extract_tb(e.__traceback__)
+        if f.filename not in ours and not f.filename.startswith("<")
+    ]

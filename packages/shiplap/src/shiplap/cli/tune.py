@@ -1,0 +1,176 @@
+"""``shiplap tune``: verify and time the candidates for recorded or named calls, and store the choices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from shiplap.cli import console
+from shiplap.cli.target import OWN_NAME, import_home, resolve
+from shiplap.errors import ShiplapError, error
+
+if TYPE_CHECKING:
+    from shiplap.op import Op
+    from shiplap.selection import Choice
+    from shiplap.selection.calls import Call
+    from shiplap.selection.engine import Request
+
+__all__ = ["command"]
+
+OUT_OF_TIME = 3
+EPILOG = """\b
+Examples:
+  shiplap tune --profile calls.jsonl --budget 5m        what a program called
+  shiplap tune mylib.ops:rms_norm --sizes n=4096,c=1024 --sizes n=1,c=1024 --device cuda
+  shiplap tune mylib.ops --profile calls.jsonl          the ops of one module only
+  shiplap tune mylib.ops:conv --sizes n=4096,kernel=[3,3,3] --dtype float16 --under-capture
+
+\b
+Exit status:
+  0  every call has a choice, and every candidate was right
+  1  the same, but a candidate was wrong, crashed or hung: see the findings
+  2  no such target, or nothing valid to tune on
+  3  the budget was spent before every call had a choice; those that have one are stored"""
+
+
+def command(
+    targets: Annotated[
+        list[str] | None, typer.Argument(metavar="TARGET", help="module[:op], path/to/file.py[:op] or name.")
+    ] = None,
+    profile: Annotated[
+        Path | None, typer.Option("--profile", metavar="FILE", help="Calls recorded by a program (JSON lines).")
+    ] = None,
+    sizes: Annotated[
+        list[str] | None, typer.Option("--sizes", metavar="N=V,...", help="Sizes and scalars of a call; repeatable.")
+    ] = None,
+    dtype: Annotated[str, typer.Option("--dtype", help="Dtype of the calls that --sizes describes.")] = "float32",
+    device: Annotated[str | None, typer.Option("--device", help="Device; by default the CPU, or as recorded.")] = None,
+    budget: Annotated[str | None, typer.Option("--budget", metavar="TIME", help="For all of it: 90s, 5m, 1h.")] = None,
+    again: Annotated[bool, typer.Option("--again", help="Measure what is in the store, too.")] = False,
+    under_capture: Annotated[
+        bool, typer.Option("--under-capture", help="Time CUDA graph replays; drop what cannot be captured.")
+    ] = False,
+    in_process: Annotated[bool, typer.Option("--in-process", help="Run candidates in this process.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON value: all choices.")] = False,
+) -> None:
+    """Choose kernel and config for given calls: verified against the reference, timed, stored.
+
+    Each candidate runs in a process of its own. What the store has is not measured again; see 'shiplap cache'.
+    """
+    if (profile is None) == (not sizes):
+        raise error(
+            "SL613",
+            where="shiplap tune",
+            got="both --profile and --sizes" if sizes else "no calls",
+            expected="--profile FILE or --sizes n=...",
+        )
+    if device is not None:
+        console.require_device(device)
+    with console.own_stdout():
+        requests = (
+            _profiled(targets or [], profile, device)
+            if profile
+            else _sized(targets or [], sizes or [], dtype, device or "cpu")
+        )
+        choices = _tune(requests, budget, again, "always" if under_capture else "auto", not in_process, quiet=json)
+    raise typer.Exit(_told(choices, budget, json=json))
+
+
+def _told(choices: Sequence[Choice], budget: str | None, *, json: bool) -> int:
+    """Print ``choices`` and what is wrong with them; the exit status."""
+    missing = sum(c.origin == "left out" for c in choices)
+    if json:
+        console.emit_json({"choices": [c.as_json() for c in choices], "left_out": missing})
+    else:
+        for choice in choices:
+            show(choice)
+    if missing:
+        console.note(
+            f"{missing} of {len(choices)} calls are left out: the budget of {budget} was spent. "
+            "The same command goes on with them."
+        )
+    if any(f.verdict == "fail" for c in choices for f in c.findings):
+        return console.FAILED
+    return OUT_OF_TIME if missing else 0
+
+
+def _tune(
+    requests: Sequence[Request], budget: str | None, again: bool, capture: str, isolate: bool, *, quiet: bool
+) -> list[Choice]:
+    from shiplap.selection.decide import Options
+    from shiplap.selection.engine import tune_all
+
+    options = Options(again=again, capture=capture)
+    return tune_all(requests, budget, options=options, isolate=isolate, progress=False if quiet else None)
+
+
+def show(choice: Choice) -> None:
+    """A choice as text: the call, what runs, why, what was dropped."""
+    screen = console.out()
+    screen.print(f"{choice.op}  {choice.bucket}  {choice.dtypes}  {choice.device}", markup=False, style="bold")
+    screen.print(f"  {choice.label or 'no choice'}: {choice.reason} ({choice.origin})", markup=False)
+    for finding in choice.findings:
+        style = "red" if finding.verdict == "fail" else "dim"
+        screen.print(f"  {finding.verdict}  {finding.evidence}", markup=False, style=style)
+
+
+def _sized(targets: Sequence[str], sizes: Sequence[str], dtype: str, device: str) -> list[Request]:
+    from shiplap.selection.engine import recipe_for
+
+    ops = resolve(targets)
+    if len(ops) != 1:
+        raise error("SL613", where="shiplap tune --sizes", got=f"{len(ops)} ops", expected="one op: module:op")
+    return [(ops[0], recipe_for(ops[0], _values(text), dtype), device) for text in sizes]
+
+
+def _values(text: str) -> dict[str, Any]:
+    """``n=4096,kernel=[3,3,3]`` → names and literals."""
+    import ast
+
+    try:
+        call: Any = ast.parse(f"f({text})", mode="eval").body
+        if call.args:
+            raise ValueError
+        return {k.arg: tuple(v) if isinstance(v := ast.literal_eval(k.value), list) else v for k in call.keywords}
+    except (SyntaxError, ValueError, AttributeError):
+        raise error("SL613", where="--sizes", got=text, expected="n=4096,c=64") from None
+
+
+def _profiled(targets: Sequence[str], profile: Path, device: str | None) -> list[Request]:
+    """The recorded calls, of ``targets`` only if there are any."""
+    from shiplap.selection.calls import read_calls
+
+    calls = read_calls(profile)
+    only = {op.spec.name for op in resolve(targets)} if targets else None
+    found = [(_op(call), call.parsed, device or call.device) for call in calls if only is None or call.op in only]
+    if not found:
+        raise error("SL613", where=str(profile), got="no calls", expected="calls of declared ops")
+    return found
+
+
+def _op(call: Call) -> Op:
+    """The op of a recorded call, imported from where it was declared."""
+    from shiplap.op import registry
+
+    if registry.find(call.op) is None:
+        home = call.file if call.module == "__main__" or call.module.startswith(OWN_NAME) else call.module
+        try:
+            import_home(home)
+        except ShiplapError:
+            if not call.file or home == call.file:
+                raise
+            import_home(call.file)
+    op = registry.find(call.op)
+    if op is None:
+        raise error(
+            "SL501",
+            where=call.op,
+            what="no such op",
+            got=f"{call.module} does not declare it",
+            expected=call.op,
+            fix="pass the module that declares it as TARGET",
+        )
+    return op

@@ -1,0 +1,30 @@
+"""Templates are data files of a package; a name missing from the context is an error, never an empty string."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+__all__ = ["render"]
+
+
+@cache
+def _environment(package: str) -> Environment:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    return Environment(
+        loader=PackageLoader(package),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
+
+
+def render(template: str, *, package: str = "shiplap.codegen", **context: Any) -> str:
+    """Source text from ``<package>/templates/<template>``."""
+    return _environment(package).get_template(template).render(**context)

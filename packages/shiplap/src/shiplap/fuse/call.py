@@ -1,0 +1,156 @@
+"""One call of an op as Inductor sees it: buffers by argument name, sizes as expressions and as the numbers at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shiplap.codegen.triton import constants
+from shiplap.compat import lowering
+from shiplap.op import Op
+from shiplap.op.template import Template
+from shiplap.referee.recipe import Recipe
+from shiplap.selection.inputs import layout_name
+
+__all__ = ["Call"]
+
+
+@dataclass(frozen=True)
+class Call:
+    """``values`` are fakes and scalars in schema order; ``env`` maps dims and scalars to sizes, symbolic or not."""
+
+    op: Op
+    args: tuple[Any, ...]
+    values: tuple[Any, ...]
+    env: Mapping[str, Any]
+    output: Tensor
+    _scratch: dict[str, Tensor] = field(default_factory=dict, repr=False)
+
+    def scratch(self, name: str, make: Callable[..., Tensor], *args: Any) -> Tensor:
+        """Memory that all candidates of this call use in turn, made at the first request."""
+        if name not in self._scratch:
+            self._scratch[name] = make(*args)
+        return self._scratch[name]
+
+    @staticmethod
+    def bind(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+        """The call being lowered: ``args`` hold IR nodes where its FX node holds fakes."""
+        node = lowering.current_node()
+        fakes = torch.fx.map_arg(node.args, lambda n: n.meta["val"])  # also in lists: sizes may be symbols
+        named = torch.fx.map_arg(node.kwargs, lambda n: n.meta["val"])
+        rest = op.spec.args[len(args) :]
+        values = (*fakes, *(named.get(a.name, a.default) for a in rest))
+        nodes = (*args, *(kwargs.get(a.name, a.default) for a in rest))
+        return Call(op, nodes, values, op._checker.bind(values).env, node.meta["val"])
+
+    @property
+    def device(self) -> torch.device:
+        return self.output.device
+
+    def reference(self, *tensors: Any) -> Any:
+        """The reference on the tensors that are present, everything else as in this call."""
+        given = iter(tensors)
+        values = [next(given) if isinstance(v, Tensor) else v for v in self.values]
+        return self.op._reference(tuple(values))
+
+    @property
+    def nodes(self) -> list[Any]:
+        """IR nodes of the tensor arguments that are present."""
+        return [n for n, v in zip(self.args, self.values, strict=True) if isinstance(v, Tensor)]
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """Fakes of the tensor arguments that are present."""
+        pairs = zip(self.op.spec.args, self.values, strict=True)
+        return {a.name: v for a, v in pairs if isinstance(v, Tensor)}
+
+    @property
+    def dtypes(self) -> dict[str, torch.dtype]:
+        return {name: t.dtype for name, t in self.tensors.items()} | {"out": self.output.dtype}
+
+    @cached_property
+    def hints(self) -> dict[str, Any]:
+        """``env`` as plain numbers: those of the call that is being compiled."""
+        return {k: _plain(v) for k, v in self.env.items()}
+
+    @cached_property
+    def shape(self) -> tuple[int, ...]:
+        """Of the output, as plain numbers."""
+        return tuple(lowering.hint(s) for s in self.output.shape)
+
+    @property
+    def static(self) -> bool:
+        return all(isinstance(s, int) for t in (*self.tensors.values(), self.output) for s in (*t.shape, *t.stride()))
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        """What a template may know at compile time: ``HAS_BIAS``, ``STRIDE_0``, each scalar in capitals."""
+        return constants(self.op.spec, self.values, lambda v: lowering.static(v) if isinstance(v, torch.SymInt) else v)
+
+    def facts(self, buffers: Mapping[str, Any]) -> dict[str, int]:
+        """``K_ALIGN``: a power of two that divides the size for certain; ``A_INNER``: the axis with stride 1, or -1."""
+        found = {f"{k.upper()}_ALIGN": lowering.alignment(v) for k, v in self.env.items() if _is_size(v)}
+        return found | {f"{name.upper()}_INNER": lowering.inner_axis(node) for name, node in buffers.items()}
+
+    def buffers(self, template: Template) -> dict[str, Any]:
+        """The input buffers in schema order, then the template's tables, laid out as the template wants them."""
+        wanted, found = dict(template.innermost), {}
+        for arg, node in zip(self.op.spec.args, self.args, strict=True):
+            if arg.tensor is None or node is None:
+                continue
+            if arg.name in wanted:
+                dim = [d.text for d in arg.tensor.dims].index(wanted[arg.name])
+                node = lowering.innermost(node, dim - len(arg.tensor.dims) if arg.tensor.variadic else dim)
+            found[arg.name] = lowering.realize(node)
+        sizes = {k: _static(v) for k, v in self.env.items()} if template.tables else {}
+        for name, build in template.tables:
+            table = build(sizes).to(self.device)
+            found[name] = lowering.realize(lowering.add_table(table, f"{self.op.spec.opname}_{template.name}_{name}"))
+        return found
+
+    @property
+    def recipe(self) -> Recipe:
+        """A sample of these sizes, scalars and dtypes."""
+        spec, hints = self.op.spec, self.hints
+        dims = {
+            d.text for a in spec.tensors if a.tensor for d in a.tensor.dims if d.kind in ("name", "any", "variadic")
+        }
+        computed = {name for name, _ in spec.dims}
+        sizes = {k: v for k, v in hints.items() if k in dims - computed}
+        scalars = {a.name: hints[a.name] for a in spec.scalars}
+        classes = {
+            a.tensor.dtype_class: str(self.tensors[a.name].dtype).removeprefix("torch.")
+            for a in spec.tensors
+            if a.tensor and a.name in self.tensors and not a.tensor.concrete
+        }
+        absent = tuple(a.name for a in spec.tensors if a.name not in self.tensors)
+        return Recipe(absent=absent).but(sizes=sizes, scalars=scalars, dtypes=classes, layouts=self._layouts())
+
+    def _layouts(self) -> dict[str, str]:
+        """Names of the layouts that we know and arguments have."""
+        found = {}
+        for name, value in self.tensors.items():
+            sizes, strides = ([lowering.hint(s) for s in of] for of in (value.shape, value.stride()))
+            found[name] = layout_name(torch.empty_strided(sizes, strides, dtype=value.dtype, device="meta"))
+        return {name: layout for name, layout in found.items() if layout}
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return tuple(_plain(v) for v in value)
+    return lowering.hint(value) if isinstance(value, torch.SymInt) else value
+
+
+def _static(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return tuple(_static(v) for v in value)
+    return lowering.static(value) if isinstance(value, torch.SymInt) else value

@@ -1,0 +1,60 @@
+"""A candidate against the reference, on samples of the very call being compiled, before anybody may choose it."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import Tensor
+
+from shiplap.fuse.call import Call
+from shiplap.fuse.candidate import TemplateCandidate
+from shiplap.fuse.decide import Verdict
+from shiplap.referee.compare import close, reduction
+from shiplap.referee.run import last_line, needs_builder, reference, reference64
+from shiplap.referee.samples import Case, Samples
+
+__all__ = ["prove", "sample"]
+
+SEED = 20
+WIDE = 2e10  # operations of a reference in float64 that a compilation may cost; above that its own precision has to do
+
+
+def sample(call: Call, seed: int = SEED) -> Case:
+    """Arguments with the sizes, scalars and dtypes of ``call``, drawn from the declaration."""
+    return Samples(call.op, seed, str(call.device)).build(call.recipe)
+
+
+def prove(candidate: TemplateCandidate, seeds: tuple[int, ...] = (SEED, SEED + 1)) -> Verdict:
+    """``ok`` if the candidate computes what the reference does, on non-degenerate inputs and into poisoned outputs."""
+    call = candidate.call
+    if needs_builder(call.op):
+        return Verdict(candidate.label, "refused", "integers that mean something, and no @op.samples to draw them")
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for seed in seeds:
+            case = sample(call, seed)
+            try:
+                outs = candidate.prepare(case.fresh())()
+                _synchronize(call)
+            except Exception as e:
+                return Verdict(candidate.label, "broken", last_line(e))
+            if problem := _compare(call, case, outs):
+                return Verdict(candidate.label, "wrong", f"{problem}, seed {seed}, {case.label}")
+    return Verdict(candidate.label, "ok")
+
+
+def _compare(call: Call, case: Case, outs: tuple[Tensor, ...]) -> str:
+    sums = reduction(call.op.spec, case.env)
+    own = reference(call.op, case.args)
+    wide = reference64(call.op, case.args) if sums.terms * own[0].numel() <= WIDE else _exact(own)
+    return close(outs, own, wide, sums).problem
+
+
+def _exact(own: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return tuple(t.double() if t.is_floating_point() else t for t in own)
+
+
+def _synchronize(call: Call) -> None:
+    if call.device.type != "cpu":
+        torch.accelerator.synchronize()

@@ -1,0 +1,252 @@
+"""Choose by measurement: all candidates alone, then the best of them and the floor with the neighbours they fuse.
+
+A kernel that loses by itself may win with its epilogue inside, and the other way round: so the last word is a race of
+graphs compiled as they will run. What was chosen is stored, keyed by the op, the machine and what surrounds the call.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shiplap.compat import in_backward, lowering
+from shiplap.fuse.call import Call
+from shiplap.fuse.candidate import TemplateCandidate
+from shiplap.fuse.decide import Verdict
+from shiplap.fuse.surroundings import Surroundings
+from shiplap.op.choices import REFERENCE
+from shiplap.op.config import NO_CONFIG, Config
+from shiplap.selection.bench import Bench, LocalBench
+from shiplap.selection.candidate import label
+from shiplap.selection.choice import Choice, show_time
+from shiplap.selection.decide import Options, Task, stored
+from shiplap.selection.engine import shown
+from shiplap.selection.inputs import Inputs, inputs
+from shiplap.selection.isolate import Isolation
+from shiplap.selection.key import Key, key_for
+from shiplap.selection.measure import Plan, Timing, clock_for, race
+from shiplap.selection.search import Ranking, search
+from shiplap.selection.store import Store
+
+__all__ = ["Selection", "forced", "known", "measure", "trial"]
+
+FINALISTS = 6  # and within NEAR of the best alone: an epilogue of its own costs each kernel something else
+NEAR = 1.3
+SECONDS = 60.0  # per call, with the compilation of its candidates
+
+_forced: ContextVar[dict[str, str]] = ContextVar("shiplap_forced_candidate")
+
+
+def forced(op: str) -> str | None:
+    """The candidate that a trial compilation has to take, or None."""
+    return _forced.get({}).get(op)
+
+
+@contextmanager
+def trial(op: str, candidate: str) -> Iterator[None]:
+    """Compile with this candidate of ``op``, which has been proven."""
+    token = _forced.set({**_forced.get({}), op: candidate})
+    try:
+        yield
+    finally:
+        _forced.reset(token)
+
+
+@dataclass
+class FloorCandidate:
+    """What Inductor makes of the reference, or the op's own kernel."""
+
+    call: Call
+    kernel: str = REFERENCE
+    config: Config = NO_CONFIG
+    fixed: bool = True
+    opaque: bool = True
+    _compiled: Callable[..., Any] | None = None
+    _like: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = ()
+
+    def render(self) -> None:
+        """Compile the reference, while the call's graph is lowered."""
+        if self._compiled is None and not self.call.op.own(self.call.device.type):
+            values = Surroundings.alone(self.call)
+            self._like = tuple((tuple(v.shape), tuple(v.stride())) for v in values[1])
+            with lowering.no_autotuning():
+                self._compiled = lowering.compile_graph(*values)
+
+    def prepare(self, args: tuple[Any, ...]) -> Callable[[], tuple[Tensor, ...]]:
+        self.render()
+        if self._compiled is None:
+            return lambda: (self.call.op.execute(*args),)
+        tensors = [a for a in args if isinstance(a, Tensor)]
+        laid = [_laid(t, *like) for t, like in zip(tensors, self._like, strict=True)]
+        return partial(_call, self._compiled, laid)
+
+
+def _laid(tensor: Tensor, sizes: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
+    return torch.empty_strided(sizes, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What to ask the store about one call, and what to measure for it."""
+
+    call: Call
+    surroundings: Surroundings
+    inputs: Inputs
+    key: Key
+
+    @staticmethod
+    def of(call: Call) -> Selection:
+        around = Surroundings.of(call)
+        drawn = inputs(call.op, call.recipe, str(call.device))
+        layouts = ";".join(",".join(lowering.layout_key(n)) for n in call.nodes)
+        extra = {"epilogue": around.text, "layouts": layouts, "static": str(call.static)}
+        return Selection(call, around, drawn, key_for(call.op, drawn, extra))
+
+
+def known(selection: Selection, store: Store | None = None) -> Choice | None:
+    """The stored choice."""
+    return stored(selection.call.op, selection.key, store or Store())
+
+
+def blocked() -> str:
+    """Why nothing may be measured now, or empty."""
+    if in_backward():
+        return "a backward pass is waiting"
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        return "a CUDA graph is being captured"
+    return ""
+
+
+def measure(
+    selection: Selection, found: Sequence[TemplateCandidate], store: Store | None = None
+) -> tuple[Choice, list[Verdict]]:
+    """Verify and race ``found`` and the floor; the choice is stored. With it, what became of each candidate."""
+    call = selection.call
+    listed = rendered(call, found)
+    task = Task(call.op, selection.inputs, selection.key, listed, Options(seconds=SECONDS))
+    bench = _bench(task, call)
+    with torch.no_grad(), shown(None) as report:
+        ranking = search(call.op, listed, bench, selection.inputs, SECONDS, report, Plan(seconds=4.0))
+        choice, raced = _decide(selection, listed, ranking, isinstance(bench, LocalBench))
+    (store or Store()).put(selection.key, choice.value())
+    return choice, _verdicts(selection, listed, ranking, raced)
+
+
+def _verdicts(selection: Selection, listed: list[Any], ranking: Ranking, raced: Mapping[int, Timing]) -> list[Verdict]:
+    """The measured ones, the fastest alone first, then what was dropped."""
+    around = selection.surroundings.text
+    together = {i: f"with {around}: {show_time(t.median)}" for i, t in raced.items()}
+    timed = [(i, round(ranking.timings[i].median * 1e6, 3)) for i in ranking.order]
+    parts = [f.evidence.partition(": ") for f in ranking.findings]
+    return [
+        *(Verdict(label(listed[i]), "ok", together.get(i, ""), us) for i, us in timed),
+        *(Verdict(name, "dropped", why) for name, _, why in parts),
+    ]
+
+
+def rendered(call: Call, found: Sequence[TemplateCandidate]) -> list[Any]:
+    """The floor and ``found``, rendered here; what fails says so when it is verified."""
+    listed: list[Any] = [FloorCandidate(call), *found]
+    for candidate in listed:  # needs the graph at hand, which is this thread's
+        with suppress(Exception):
+            candidate.render()
+    return listed
+
+
+_isolation = Isolation()
+atexit.register(_isolation.stop)
+
+
+def _bench(task: Task, call: Call) -> Bench:
+    """A process of its own where that can draw the same call: static sizes, and layouts that have a name."""
+    named = dict(task.inputs.recipe.layouts)
+    known = all(name in named or t.is_contiguous() for name, t in call.tensors.items())
+    if call.static and known:
+        found: Bench = _isolation.bench("shiplap.fuse.isolated:provide")(task)
+        if not isinstance(found, LocalBench):
+            return found
+    return LocalBench(task.inputs, task.candidates)
+
+
+def _decide(selection: Selection, listed: list[Any], ranking: Ranking, here: bool) -> tuple[Choice, dict[int, Timing]]:
+    """The choice, and the times of the candidates that were raced with their surroundings."""
+    order, alone = ranking.order, ranking.timings
+    near = [i for i in order if alone[i].median <= NEAR * alone[order[0]].median][:FINALISTS]
+    if not here:  # what was proven in the other process is proven again as it was rendered in this one
+        check = LocalBench(selection.inputs, listed)
+        check.compile(near)
+        near = [i for i in near if i == 0 or check.verify(i).ok]
+        order = [i for i in order if i in near or i == 0]
+    finalists = [*near, *([0] if 0 in alone and 0 not in near else [])]
+    around: dict[int, Timing] = {}
+    how = "alone"
+    if selection.surroundings.nodes and len(finalists) > 1:
+        around, how = _race(selection, listed, finalists), f"with {selection.surroundings.text}"
+    timings: dict[int, Timing] = around or alone
+    ranked = sorted(timings, key=lambda i: timings[i].median) or [0]
+    if not around:
+        ranked = order or [0]
+    best, second = ranked[0], ranked[1] if len(ranked) > 1 else None
+    times = {i: t.median for i, t in timings.items()}
+    choice = Choice(
+        op=selection.call.op.spec.name,
+        device=selection.key["device"],
+        bucket=selection.inputs.bucket,
+        dtypes=selection.inputs.dtypes,
+        layout=selection.inputs.layout,
+        kernel=listed[best].kernel,
+        config=listed[best].config,
+        time=times.get(best, 0.0),
+        runner_up=label(listed[second]) if second is not None else "",
+        runner_up_time=times[second] if second is not None else 0.0,
+        default_time=times.get(0, 0.0),
+        reason=_reason(listed, ranked, times, how, ranking),
+        findings=tuple(ranking.findings),
+        tried=len(listed) - ranking.unseen,
+        sizes=str(selection.inputs.recipe),
+    )
+    return choice, around
+
+
+def _reason(listed: list[Any], ranked: list[int], times: dict[int, float], how: str, ranking: Ranking) -> str:
+    if not times:
+        return "the floor: no template could be run"
+    best = ranked[0]
+    against = f", floor {show_time(times[0])}" if 0 in times and best != 0 else ""
+    other = next((i for i in ranked[1:] if i != 0), None)
+    behind = f", next {label(listed[other])} {show_time(times[other])}" if other is not None else ""
+    wrong = sum(f.verdict == "fail" for f in ranking.findings)
+    return f"fastest {how}: {show_time(times[best])}{against}{behind}" + (f"; {wrong} dropped" if wrong else "")
+
+
+def _call(compiled: Callable[..., Any], args: list[Any]) -> tuple[Tensor, ...]:
+    return tuple(compiled(*args))
+
+
+def _race(selection: Selection, listed: list[Any], finalists: Sequence[int]) -> dict[int, Timing]:
+    """The finalists compiled with their surroundings; one that cannot be is left out."""
+    around = selection.surroundings
+    clock = clock_for(str(selection.call.device))
+    args = around.arguments(selection.inputs.real[0].fresh())
+    written: dict[int, Callable[[], Callable[..., Any]]] = {}
+    for index in finalists:
+        name = REFERENCE if index == 0 else listed[index].label
+        with suppress(Exception), lowering.no_autotuning(), trial(selection.call.op.spec.name, name):
+            written[index] = lowering.write_graph(around.graph(), around.fakes())
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        loading = {index: pool.submit(load) for index, load in written.items()}
+    runs: dict[int, Any] = {}
+    for index, future in loading.items():
+        with suppress(Exception):
+            runs[index] = clock.ready(partial(_call, future.result(), args))
+    return race(runs, clock, Plan(seconds=2.0)) if len(runs) > 1 else {}

@@ -1,0 +1,164 @@
+"""A template as data: kernel source with holes that Inductor fills with fused neighbours (``fuse`` lowers it).
+
+A Triton template is a kernel too: rendered with nothing in its holes (``impl.direct``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shiplap.errors import error
+from shiplap.op.config import read_space
+from shiplap.op.launch import Kernel, Runnable
+from shiplap.op.source import source_digest
+from shiplap.op.spec import OpSpec
+from shiplap_headers import include_dir
+
+__all__ = ["Template", "as_kernel", "read_template"]
+
+LANGUAGES = {".triton.jinja": "triton", ".cpp.jinja": "cpp"}
+INCLUDE = re.compile(r"""\{%-? include "([\w./]+)" -?%\}""")
+# Inductor knows sizes by how their names begin, and would take such an index for one.
+INDICES = re.compile(r"""(?:load_input\(\s*"\w+",\s*"\w+",|store_output\()\s*\(([^()]*)\)""")
+SIZE = re.compile(r'"((?:s|u|ps|zuf)\w*)"', re.IGNORECASE)
+Config = Mapping[str, Any]
+
+runnable: Callable[[OpSpec, Template], Runnable] | None = None  # set by shiplap.bind: runs a template by itself
+
+
+@dataclass(frozen=True)
+class Template:
+    """One templated kernel of an op for one device type.
+
+    ``configs`` are values of compile-time parameters, the declared default first. ``grid`` (Triton) maps sizes, config
+    and a ceiling division to three program counts. ``tables`` builds lookup tables on the host from sizes and scalars;
+    each becomes an input. ``innermost`` names, for an argument, the dim whose elements must be adjacent in memory.
+    ``supports`` gets sizes and scalars, dtypes by argument and a config; it returns True or the reason why not.
+    ``planes`` says, from sizes and a config, into how many summands the kernel cuts the output: it stores each as a
+    plane of float32 (``PLANES``, the first index), and they are added up behind it. With 1 it stores the output.
+    ``fuses`` says, from sizes and scalars, whether neighbours are better off inside the kernel than behind it.
+    One that is no ``default`` is only chosen by measurement: the op's own kernel may be as good, and needs no compiler.
+    """
+
+    name: str
+    device: str
+    language: str
+    source: str = field(repr=False)
+    configs: tuple[Config, ...] | Callable[..., Iterable[Config]]
+    grid: Callable[..., tuple[Any, Any, Any]] | None = None
+    tables: tuple[tuple[str, Callable[..., Any]], ...] = ()
+    innermost: tuple[tuple[str, str], ...] = ()
+    supports: Callable[..., bool | str] | None = None
+    planes: Callable[..., int] | None = None
+    fuses: Callable[..., bool] | None = None
+    default: bool = True
+
+    @property
+    def identity(self) -> str:
+        """What digests see: the source, the configs and the code of every function."""
+        functions = [self.grid, self.supports, self.planes, self.fuses, *(fn for _, fn in self.tables)]
+        configs = source_digest(self.configs) if callable(self.configs) else repr([dict(c) for c in self.configs])
+        values = repr((self.innermost, self.default))
+        parts = [self.source, configs, values, *(source_digest(fn) for fn in functions if fn)]
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+    def candidates(self, env: Mapping[str, Any]) -> tuple[Config, ...]:
+        """The configs to consider for these sizes and scalars, the default first."""
+        return tuple(self.configs(env)) if callable(self.configs) else self.configs
+
+
+def read_template(
+    spec: OpSpec,
+    home: str,
+    device: str,
+    source: str,
+    *,
+    name: str | None = None,
+    configs: Iterable[Config] | Callable[..., Iterable[Config]] = ({},),
+    grid: Callable[..., tuple[Any, Any, Any]] | None = None,
+    tables: Mapping[str, Callable[..., Any]] | None = None,
+    innermost: Mapping[str, str] | None = None,
+    supports: Callable[..., bool | str] | None = None,
+    planes: Callable[..., int] | None = None,
+    fuses: Callable[..., bool] | None = None,
+    default: bool = True,
+) -> Template:
+    """The template of a file beside ``home`` (``*.triton.jinja``, ``*.cpp.jinja``); SL114 for what cannot be one."""
+    language = next((kind for suffix, kind in LANGUAGES.items() if source.endswith(suffix)), "")
+    path = Path(home).parent / source
+    where = f"{spec.name}, template {source!r}"
+    if not language:
+        raise error("SL114", where=where, got=f"file name {source!r}", expected=" or ".join(f"*{s}" for s in LANGUAGES))
+    if not path.is_file():
+        raise error("SL114", where=where, got="no such file", expected=f"a file beside {Path(home).name}")
+    text = _included(path, where)
+    if len(spec.outputs) != 1 or spec.dynamic or spec.mutated or any(a.many for a in spec.args):
+        raise error(
+            "SL114",
+            where=where,
+            got=f"{len(spec.outputs)} outputs, {len(spec.mutated)} mutated arguments",
+            expected="one output of fixed size, no mutated argument, no tensor list",
+        )
+    if language == "triton" and grid is None:
+        raise error("SL114", where=where, got="no grid", expected="grid=lambda sizes, config, cdiv: (programs, 1, 1)")
+    if language == "triton" and (taken := SIZE.search(" ".join(INDICES.findall(text)))):
+        raise error(
+            "SL114",
+            where=where,
+            got=f"an index named {taken[1]!r}",
+            fix="rename it",
+            expected="a name that does not begin with s, u or ps: Inductor's sizes do",
+        )
+    for argument, dim in (innermost or {}).items():
+        tensor = next((a.tensor for a in spec.tensors if a.name == argument), None)
+        if tensor is None or dim not in [d.text for d in tensor.dims]:
+            raise error("SL114", where=where, got=f"innermost={{{argument!r}: {dim!r}}}", expected="an argument's dim")
+    if language != "triton" and planes is not None:
+        raise error("SL114", where=where, got="planes in C++", expected="a Triton template, or no planes")
+    given = configs if callable(configs) else tuple(dict(c) for c in configs)
+    if not callable(given) and not given:
+        raise error("SL114", where=where, got="no configs", expected="at least one, the default first")
+    return Template(
+        name or path.name.split(".")[0],
+        device.partition(":")[0],
+        language,
+        text,
+        given,
+        grid,
+        tuple((tables or {}).items()),
+        tuple((innermost or {}).items()),
+        supports,
+        planes,
+        fuses,
+        default,
+    )
+
+
+def as_kernel(spec: OpSpec, template: Template) -> Kernel | None:
+    """A Triton template as a kernel of its name with its configs; None for another language."""
+    if template.language != "triton" or runnable is None:
+        return None
+    run = runnable(spec, template)
+    configs = None if template.configs == ({},) else template.configs
+    space = read_space(spec, template.name, configs, None, None, None)
+    return Kernel(template.name, template.device, run, template.identity, space=space, template=template)
+
+
+def _included(path: Path, where: str) -> str:
+    """The text of ``path``; each ``{% include "file" %}`` is replaced by that file, so that digests see it.
+
+    A file is looked for beside ``path`` first, then among the headers that shiplap ships.
+    """
+
+    def read(found: re.Match[str]) -> str:
+        for folder in (path.parent, include_dir()):
+            if (folder / found[1]).is_file():
+                return (folder / found[1]).read_text(encoding="utf-8")
+        raise error("SL114", where=where, got=f"{found[0]}: no such file", expected=f"a file beside {path.name}")
+
+    return INCLUDE.sub(read, path.read_text(encoding="utf-8"))

@@ -1,0 +1,151 @@
+"""Calling an op and its reference on a sample, and looking at all that the call had an effect on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shiplap.errors import ShiplapError
+from shiplap.op import AdoptedOp, Op, OpSpec
+from shiplap.referee.samples import Case, tree_map
+
+__all__ = [
+    "call",
+    "effects",
+    "floating_args",
+    "has_backward",
+    "is_adopted",
+    "is_float8",
+    "last_line",
+    "needs_builder",
+    "outputs",
+    "quiet",
+    "reference",
+    "reference64",
+    "run",
+    "split",
+    "tensors",
+]
+
+
+def split(spec: OpSpec, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments in schema order → positional and keyword-only ones."""
+    pairs = list(zip(spec.args, args, strict=True))
+    return tuple(v for a, v in pairs if not a.keyword_only), {a.name: v for a, v in pairs if a.keyword_only}
+
+
+def outputs(result: Any) -> tuple[Tensor, ...]:
+    """What an op returned, always as a tuple."""
+    return () if result is None else tuple(result) if isinstance(result, (tuple, list)) else (result,)
+
+
+def call(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
+    """The registered op on these very arguments."""
+    positional, named = split(op.spec, args)
+    return outputs(op.overload(*positional, **named))
+
+
+def effects(op: Op, args: tuple[Any, ...], outs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Outputs and, after the call, the mutated arguments."""
+    return (*outs, *(v for a, v in zip(op.spec.args, args, strict=True) if a.mutated))
+
+
+def run(op: Op, case: Case) -> tuple[Tensor, ...]:
+    """Effects of the op on fresh copies of the case's arguments."""
+    args = case.fresh()
+    return effects(op, args, call(op, args))
+
+
+def reference(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
+    """Effects of the plain PyTorch body on copies of ``args``."""
+    copies = tree_map(lambda t: t.detach().clone(memory_format=torch.contiguous_format), args)
+    positional, named = split(op.spec, copies)
+    return effects(op, copies, outputs(op.reference(*positional, **named)))
+
+
+def widen(t: Tensor) -> Tensor:
+    """Floating and complex tensors in double precision, others as they are."""
+    return t.to(torch.promote_types(t.dtype, torch.float64)) if t.is_floating_point() or t.is_complex() else t
+
+
+def reference64(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
+    """The reference in float64; in its own precision where it insists on a narrower one."""
+    try:
+        return reference(op, tree_map(widen, args))
+    except RuntimeError:
+        return reference(op, args)
+
+
+def tensors(args: Iterable[Any]) -> list[Tensor]:
+    """All tensors of ``args``, in order, those inside lists too."""
+    found: list[Tensor] = []
+    tree_map(lambda t: found.append(t), args)
+    return found
+
+
+def is_float8(t: Tensor) -> bool:
+    """Whether ``t`` is of a dtype that torch converts and copies, but neither adds, multiplies nor compares."""
+    return t.is_floating_point() and t.itemsize == 1
+
+
+def floating_args(op: Op, case: Case) -> list[str]:
+    """Names of the plain tensor arguments that are present and can carry a gradient."""
+    pairs = [(a, v) for a, v in zip(op.spec.args, case.args, strict=True) if isinstance(v, Tensor)]
+    return [a.name for a, v in pairs if v.is_floating_point() and not is_float8(v) and not a.mutated]
+
+
+def is_adopted(op: Op) -> bool:
+    return isinstance(op, AdoptedOp)
+
+
+def needs_builder(op: Op) -> bool:
+    """Whether integer values were drawn without knowing what they mean."""
+    kinds = [t.tensor.dtypes for t in op.spec.tensors if t.tensor]
+    return op.sampler is None and any(d and all("int" in n for n in d) for d in kinds)
+
+
+def has_backward(op: Op, case: Case) -> str:
+    """Empty if a backward of the op runs, else why not, in the words of what happened."""
+    names = floating_args(op, case)
+    if not names or op.spec.mutated:
+        return "it mutates arguments" if op.spec.mutated else "no floating-point tensor argument"
+    args = tuple(v.requires_grad_() if a.name in names else v for a, v in zip(op.spec.args, case.fresh(), strict=True))
+    outs = [o for o in call(op, args) if o.requires_grad]
+    if not outs:
+        return "no output carries a gradient"
+    try:
+        sums = [(o.float() if is_float8(o) else o).sum() for o in outs]
+        torch.autograd.grad(sums, [v for v in tensors(args) if v.requires_grad], allow_unused=True)
+    except Exception as e:
+        text = str(e)
+        if "SL304" in text or "no autograd formula" in text or "not implemented" in text:
+            return f"a gradient is refused: {last_line(e)}"
+    return ""
+
+
+def last_line(e: BaseException) -> str:
+    """``Type: message`` on one line, as the end of a traceback."""
+    if isinstance(e, ShiplapError):
+        return f"{e.id}: {e.what}; {e.where}: got {e.got}, expected {e.expected}"
+    text = " ".join(line.strip() for line in str(e).strip().splitlines()[:5])
+    return f"{type(e).__name__}: {text}"[:400]
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """No warnings and no log: an audit fails on purpose, and says what matters in its findings."""
+    import logging
+    import warnings
+
+    disabled = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(disabled)

@@ -1,0 +1,300 @@
+"""Samples, generated from the declaration: sizes it admits, values of its dtypes, layouts that callers produce.
+
+A sample is a function of (op, label, seed), so a finding can be replayed. Arguments whose values mean something
+(row numbers, sorted keys) come from the builder declared with ``@op.samples``; without one, integers lie in
+``[0, smallest positive size)``, which makes them valid row numbers of every argument.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shiplap.errors import ShiplapError, error
+from shiplap.op import Arg, Op, Output
+from shiplap.op.check import Binding, shape_of
+from shiplap.referee.layouts import LAYOUTS, apply_layout, clone_exactly, possible
+from shiplap.referee.recipe import Recipe
+from shiplap.referee.sizes import EDGES, environment, free_dims, scalar_candidates, search
+from shiplap.referee.values import KINDS, draw
+
+__all__ = ["Case", "Samples", "describe", "other", "sample", "tree_map"]
+
+FLOATS = ("float32", "float64", "bfloat16", "float16")
+PREFERRED = (*FLOATS, "complex64", "int64", "int32", "int16", "int8", "uint8", "bool")
+
+
+def tree_map(fn: Callable[[Tensor], Any], args: Iterable[Any]) -> tuple[Any, ...]:
+    """``fn`` on every tensor of ``args``, also inside lists; anything else stays."""
+    return tuple(fn(v) if isinstance(v, Tensor) else list(tree_map(fn, v)) if isinstance(v, list) else v for v in args)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One sample. ``args`` are never passed to an op: ``fresh()`` gives copies with the same strides and offsets."""
+
+    recipe: Recipe
+    seed: int
+    args: tuple[Any, ...]
+    env: dict[str, Any]
+    device: str = "cpu"
+
+    @property
+    def label(self) -> str:
+        return str(self.recipe)
+
+    @property
+    def numel(self) -> int:
+        total = 0
+
+        def count(t: Tensor) -> None:
+            nonlocal total
+            total += t.numel()
+
+        tree_map(count, self.args)
+        return total
+
+    @property
+    def form(self) -> tuple[object, ...]:
+        """What two cases share that one compiled graph, or one set of buffers, can serve: which arguments are there."""
+        return tuple(len(v) if isinstance(v, list) else v is None for v in self.args)
+
+    def fresh(self) -> tuple[Any, ...]:
+        return tree_map(clone_exactly, self.args)
+
+
+def describe(op: Op, case: Case) -> str:
+    """One line: ``x float32(5, 3) strides (1, 5), a=1.0``."""
+    return ", ".join(_show(a.name, v) for a, v in zip(op.spec.args, case.args, strict=True))
+
+
+def _show(name: str, value: Any) -> str:
+    if isinstance(value, Tensor):
+        plain = value.is_contiguous() and value.storage_offset() == 0
+        layout = "" if plain else f" strides {value.stride()} offset {value.storage_offset()}"
+        return f"{name} {str(value.dtype).removeprefix('torch.')}{tuple(value.shape)}{layout}"
+    if isinstance(value, list) and value and isinstance(value[0], Tensor):
+        return f"{name} [{', '.join(_show('', v).strip() for v in value)}]"
+    return f"{name}={value!r}"
+
+
+def sample(op: Op, label: str, seed: int, device: str = "cpu") -> Case:
+    """The sample that a finding names: the same values, sizes, layout and dtypes, on this machine and any other."""
+    return Samples(op, seed, device).build(Recipe.parse(label))
+
+
+def other(op: Op, case: Case) -> Case:
+    """``case`` with other values: same sizes, dtypes and layouts."""
+    return Samples(op, case.seed + 1, case.device).build(case.recipe)
+
+
+class Samples:
+    """The samples of one op for one seed. Methods yield ``Case``s from plain to peculiar."""
+
+    def __init__(self, op: Op, seed: int, device: str = "cpu") -> None:
+        self.op, self.spec, self.seed, self.device = op, op.spec, seed, torch.device(device)
+        self._known: dict[str, Case | None] = {}
+        self._sized: dict[str, Recipe | None] = {}
+
+    @cached_property
+    def base(self) -> Recipe:
+        """Small distinct sizes, default scalars, float32: SL502 when the declaration admits nothing we tried."""
+        found = search(self.spec)
+        if found is None:
+            wanted = "; ".join(map(str, self.spec.requires)) or "a value for every scalar without a default"
+            raise error("SL502", where=self.spec.name, got="no combination of sizes and scalars", expected=wanted)
+        recipe = self._recipe(*found)
+        try:
+            self.build(recipe)
+        except ShiplapError as e:
+            raise error("SL502", where=self.spec.name, got=f"{e.id} {e.what}: {e.got}", expected=e.expected) from e
+        return recipe
+
+    def _recipe(self, sizes: dict[str, Any], scalars: dict[str, Any]) -> Recipe:
+        classes = [a.tensor for a in self.spec.tensors if a.tensor and not a.tensor.concrete]
+        dtypes = {t.dtype_class: next(n for n in PREFERRED if n in t.dtypes or not t.dtypes) for t in classes}
+        return Recipe().but(sizes=sizes, scalars={k: v for k, v in scalars.items() if k not in sizes}, dtypes=dtypes)
+
+    def build(self, recipe: Recipe) -> Case:
+        """The case of a recipe; raises what the declaration's own checks raise if it does not fit."""
+        sizes, scalars = dict(recipe.sizes), dict(recipe.scalars)
+        scalars |= {a.name: sizes[a.name] for a in self.spec.scalars if a.name in sizes}
+        env = environment(self.spec, {**sizes, "...": (2,)}, scalars)
+        if env is None:
+            raise error("SL502", where=self.spec.name, got=str(recipe), expected="sizes that the declaration admits")
+        digest = hashlib.sha256(f"{self.seed}|{recipe.drawn}".encode()).digest()
+        rng = torch.Generator().manual_seed(int.from_bytes(digest[:6], "little"))
+        drawn = self._built(recipe, env, rng) if self.op.sampler else self._drawn(recipe, env, rng)
+        args = tuple(self._place(recipe, a, v) for a, v in zip(self.spec.args, drawn, strict=True))
+        return Case(recipe, self.seed, args, self.op._checker.bind(args).env, str(self.device))
+
+    def blank(self, recipe: Recipe) -> Binding:
+        """The call of a recipe without values, on the meta device: sizes, dtypes and layouts cost nothing to know."""
+        sizes, scalars = dict(recipe.sizes), dict(recipe.scalars)
+        scalars |= {a.name: sizes[a.name] for a in self.spec.scalars if a.name in sizes}
+        env = environment(self.spec, {**sizes, "...": (2,)}, scalars)
+        if env is None:
+            raise error("SL502", where=self.spec.name, got=str(recipe), expected="sizes that the declaration admits")
+        drawn = self._drawn(recipe, env, None)
+        return self.op._checker.bind([self._place(recipe, a, v) for a, v in zip(self.spec.args, drawn, strict=True)])
+
+    def make(self, recipe: Recipe) -> Case | None:
+        """``build``, or None when the declaration or the builder does not admit the recipe."""
+        key = str(recipe)
+        if key not in self._known:
+            try:
+                self._known[key] = self.build(recipe)
+            except Exception:
+                self._known[key] = None
+        return self._known[key]
+
+    def _cases(self, recipes: Iterable[Recipe]) -> Iterator[Case]:
+        seen: set[str] = set()
+        for recipe in recipes:
+            if str(recipe) not in seen and (case := self.make(recipe)) is not None:
+                seen.add(str(recipe))
+                yield case
+
+    def _built(self, recipe: Recipe, env: dict[str, Any], rng: torch.Generator) -> tuple[Any, ...]:
+        assert self.op.sampler is not None
+        floats = [n for n in dict(recipe.dtypes).values() if getattr(torch, n).is_floating_point]
+        wanted = {k: v for k, v in env.items() if k != "..."} | {"absent": recipe.absent}
+        made = self.op.sampler(rng, wanted, getattr(torch, floats[0]) if floats else torch.float32, self.device)
+        args = tuple(list(v) if isinstance(v, tuple) else v for v in made)
+        return (*args, *(a.default for a in self.spec.args[len(args) :]))
+
+    def _drawn(self, recipe: Recipe, env: dict[str, Any], rng: torch.Generator | None) -> tuple[Any, ...]:
+        positive = [v for v in env.values() if type(v) is int and v > 0]
+        below = min([env[d] for d in free_dims(self.spec) if type(env[d]) is int and env[d] > 0] or positive or [1])
+
+        def tensor(arg: Arg) -> Tensor:
+            assert arg.tensor is not None
+            kind = arg.tensor
+            name = kind.dtypes[0] if kind.concrete else dict(recipe.dtypes)[kind.dtype_class]
+            shape = tuple(shape_of(Output(arg.name, kind), env))
+            if rng is None:
+                return torch.empty(shape, dtype=getattr(torch, name), device="meta")
+            return draw(shape, getattr(torch, name), recipe.values, below, rng)
+
+        def value(arg: Arg) -> Any:
+            if arg.scalar is not None:
+                found = env[arg.name]
+                return list(found) if isinstance(found, tuple) else found
+            return [tensor(arg), tensor(arg)] if arg.many else tensor(arg)
+
+        return tuple(value(a) for a in self.spec.args)
+
+    def _place(self, recipe: Recipe, arg: Arg, value: Any) -> Any:
+        """``value`` absent, on the device, in its layout."""
+        if arg.name in recipe.absent:
+            return None
+        layouts = dict(recipe.layouts)
+        layout = layouts.get(arg.name, layouts.get("every", ""))
+
+        def place(t: Tensor) -> Tensor:
+            t = t.detach().to(self.device)
+            fits = layout and possible(layout, t, contiguous=arg.contiguous, mutated=arg.mutated)
+            return apply_layout(t, layout) if fits else t
+
+        return tree_map(place, (value,))[0]
+
+    # What the checks ask for.
+
+    def plain(self) -> Iterator[Case]:
+        """The base sample alone."""
+        yield from self._cases([self.base])
+
+    def values(self) -> Iterator[Case]:
+        """The base sizes, then larger ones, with every kind of values."""
+        bases = [self.base, *(c.recipe for c in self.grown(1))]
+        yield from self._cases(b.but(values=kind) for b in bases for kind in KINDS)
+
+    def dtypes(self) -> Iterator[Case]:
+        """The base sample in every floating dtype that the declaration admits."""
+        classes = {a.tensor.dtype_class: a.tensor for a in self.spec.tensors if a.tensor and not a.tensor.concrete}
+        for dtype in FLOATS:
+            names = {c: dtype for c, t in classes.items() if dtype in t.dtypes or not t.dtypes}
+            if names:
+                yield from self._cases([self.base.but(dtypes=names)])
+
+    def scalars(self) -> Iterator[Case]:
+        """One scalar at a time at another value; sizes follow where they must."""
+        for arg in self.spec.scalars:
+            if arg.name in dict(self.base.sizes):
+                continue
+            for value in scalar_candidates(arg)[:4]:
+                found = search(self.spec, fixed_scalars={**dict(self.base.scalars), arg.name: value})
+                if found is not None:
+                    yield from self._cases([self._recipe(*found)])
+
+    def optionals(self) -> Iterator[Case]:
+        """Each optional tensor absent, then all of them."""
+        names = tuple(a.name for a in self.spec.tensors if a.optional)
+        groups = [(n,) for n in names] + ([names] if len(names) > 1 else [])
+        yield from self._cases(self.base.but(absent=group) for group in groups)
+
+    def edges(self) -> Iterator[Case]:
+        """Each dim at 0, 1 and around powers of two, the others as usual."""
+        kinds = free_dims(self.spec)
+        for name, kind in kinds.items():
+            for size in ((), (0,), (1,), (2, 3)) if kind == "variadic" else EDGES:
+                yield from self._resized({name: size})
+        yield from self._resized({n: 0 for n, kind in kinds.items() if kind != "variadic"})
+
+    def grown(self, count: int) -> Iterator[Case]:
+        """``count`` cases with all dims of at least 2, growing as far as the declaration lets them."""
+        base = dict(self.base.sizes)
+        for step in range(1, 4 * count + 1):
+            if count == 0:
+                return
+            sizes = {n: v + step * (5 + i) if type(v) is int and v > 1 else v for i, (n, v) in enumerate(base.items())}
+            times = {n: 8 * step * v if type(v) is int else v for n, v in base.items()}
+            for wanted in (sizes, *({n: v} for n, v in sizes.items()), times):
+                case = next(self._resized(wanted), None)
+                if case is not None and _dims(case) > _dims_of(self.base):
+                    count -= 1
+                    yield case
+                    break
+
+    def _resized(self, sizes: dict[str, Any]) -> Iterator[Case]:
+        direct = self.base.but(sizes=sizes)
+        if self.make(direct) is not None:
+            yield from self._cases([direct])
+        elif len(sizes) == 1 and (found := self._fitted(sizes)) is not None:
+            yield from self._cases([found])
+
+    def _fitted(self, sizes: dict[str, Any]) -> Recipe | None:
+        """The first recipe with these sizes, the other sizes as the declaration wants them: searched for once."""
+        if (key := str(sizes)) not in self._sized:
+            found = search(self.spec, sizes, dict(self.base.scalars))
+            self._sized[key] = found and self._recipe(*found).but(dtypes=dict(self.base.dtypes))
+        return self._sized[key]
+
+    def layouts(self, base: Recipe | None = None) -> Iterator[Case]:
+        """Every layout of every argument alone, then of all arguments at once."""
+        recipe = base or self.base
+        for layout in LAYOUTS:
+            for name in (*(a.name for a in self.spec.tensors), "every"):
+                case = self.make(recipe.but(layouts={name: layout}))
+                if case is not None and not _plain(case):
+                    yield case
+
+
+def _plain(case: Case) -> bool:
+    found: list[bool] = []
+    tree_map(lambda t: found.append(t.is_contiguous() and t.storage_offset() == 0), case.args)
+    return all(found)
+
+
+def _dims(case: Case) -> int:
+    return _dims_of(case.recipe)
+
+
+def _dims_of(recipe: Recipe) -> int:
+    return sum(v for _, v in recipe.sizes if type(v) is int)

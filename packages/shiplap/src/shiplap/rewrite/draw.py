@@ -1,0 +1,258 @@
+"""Samples of a pattern: the programs on which it is proven, and the forms in which it is looked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import cached_property
+from itertools import islice
+from typing import Any
+
+from torch import Tensor
+from torch.fx import Graph
+
+from shiplap.errors import AuditError, error
+from shiplap.op.check import Checker
+from shiplap.op.source import source_digest
+from shiplap.referee.recipe import Recipe
+from shiplap.referee.run import last_line
+from shiplap.referee.samples import Case, Samples
+from shiplap.referee.sizes import free_dims
+from shiplap.referee.values import KINDS
+from shiplap.rewrite.base import Program
+from shiplap.rewrite.graph import value
+from shiplap.rewrite.guard import Guard
+from shiplap.rewrite.match import Level
+from shiplap.rewrite.signature import Signature
+from shiplap.rewrite.walk import Pattern
+
+__all__ = ["Drawn"]
+
+SEED = 0
+STAND_IN = 0.7390851332151607  # a float argument while a pattern is traced: no constant of a model is this by accident
+FLOATS = (1e-6, 1e-3, 0.125, 2.0, 16.0)  # tried where the guards do not admit the default of a float argument
+NARROW = ("bfloat16", "float16")
+OTHER = (*NARROW, "float64")  # than the base has: in ATen constants and casts name their dtype
+RANKS = ((), (2, 3))  # of a variadic dim, besides the usual (2,)
+
+Given = Callable[[], Iterable[Sequence[Any]]]
+
+
+class Drawn:
+    """Arguments for one pattern, drawn from its annotations or given by its author."""
+
+    def __init__(self, signature: Signature, guards: Sequence[Guard], given: Given | None) -> None:
+        self.signature, self.guards, self.given = signature, guards, given
+        # With these, `Samples` takes this for an op. Guards on sizes alone are preconditions: it finds what holds.
+        self.sampler = None
+        self.spec = signature.spec(filter(None, (g.of_dims(signature.dim_at, signature.dims) for g in guards)))
+        self._checker = Checker(self.spec)
+        self._made: dict[Any, Pattern] = {}
+
+    @cached_property
+    def samples(self) -> Samples:
+        if not self.signature.args:
+            raise error(
+                "SL805",
+                where=f"rewrite {self.signature.name!r}",
+                got="neither annotations nor samples",
+                expected="one of them",
+            )
+        return Samples(self, SEED)  # type: ignore[arg-type]
+
+    def _listed(self) -> Iterator[tuple[Any, ...]]:
+        """What ``samples=`` returned: a tuple of arguments each."""
+        count = len(self.signature.parameters)
+        found = self.given() if self.given is not None else ()
+        for args in found if isinstance(found, Iterable) and not isinstance(found, Tensor) else (found,):
+            if not isinstance(args, (list, tuple)) or len(args) != count:
+                got = f"{len(args)} arguments" if isinstance(args, (list, tuple)) else type(args).__name__
+                raise error(
+                    "SL802",
+                    where=f"samples of rewrite {self.signature.name!r}",
+                    got=got,
+                    expected=f"{count} arguments",
+                    fix="return a list of one tuple a call",
+                )
+            yield tuple(args)
+
+    @cached_property
+    def base(self) -> Recipe:
+        """Of float32 where that is admitted, no two dims of one size: equal ones would be one symbol of the pattern.
+
+        Not the smallest size that the guards admit, where there is another: of a pattern that halves it, 1 would be
+        left, which is no symbol.
+        """
+        try:
+            recipe = self.samples.base
+        except AuditError as e:  # which speaks of ops
+            raise error("SL805", where=f"rewrite {self.signature.name!r}", got=e.got, expected=e.expected) from None
+        taken: set[int] = set()
+        for name, size in recipe.sizes:
+            if not isinstance(size, int):
+                taken.update(size)
+                continue
+            for wanted in (*(size * n for n in (2, 3, 4, 5)), size, *(size + n for n in (1, 2, 3))):
+                changed = recipe.but(sizes={name: wanted})
+                if wanted > 1 and wanted not in taken and self.samples.make(changed) is not None:
+                    recipe = changed
+                    taken.add(wanted)
+                    break
+        floats = [a.name for a in self.spec.scalars if a.scalar == "float"]
+        tried = (recipe.but(scalars=dict.fromkeys(floats, v)) for v in FLOATS)
+        return next((r for r in (recipe, *tried) if self._admitted(r)), recipe)
+
+    def _forms(self) -> Iterator[Recipe]:
+        """The base, then each optional argument absent, then other ranks: what a pattern may look different for."""
+        yield self.base
+        names = self.signature.optional
+        yield from (self.base.but(absent=group) for group in [*((n,) for n in names), *([names] if names[1:] else [])])
+        for dim in (n for n, kind in free_dims(self.spec).items() if kind == "variadic"):
+            yield from (self.base.but(sizes={dim: rank}) for rank in RANKS)
+
+    def _in(self, recipe: Recipe, dtype: str) -> Recipe | None:
+        """``recipe`` in another floating dtype, where the declaration admits it."""
+        classes = {
+            a.tensor.dtype_class: a.tensor.dtypes for a in self.spec.tensors if a.tensor and not a.tensor.concrete
+        }
+        changed = {c: dtype for c, admitted in classes.items() if dtype in admitted or not admitted}
+        return recipe.but(dtypes=changed) if changed else None
+
+    def _admitted(self, recipe: Recipe | None) -> Case | None:
+        """The sample of ``recipe``, if there is one and the guards hold for it."""
+        case = self.samples.make(recipe) if recipe is not None else None
+        if case is None:
+            return None
+        env, problem = self.signature.bind(dict(zip(self.signature.parameters, case.args, strict=True)))
+        return None if problem or any(g.refuses(env) for g in self.guards) else case
+
+    def programs(self, fn: Callable[..., Any], level: Level) -> Iterator[Program]:
+        """What the proof runs: wide and narrow dtypes, ranks, kinds of values; other layouts; sizes of 1 and 0.
+
+        The last two may look different in ATen, where the pattern need not be found.
+        """
+        if self.given is not None:
+            kinds = ("zeros",)
+            yield from (Program(fn, tuple(a), f"sample {i}", kinds=kinds) for i, a in enumerate(self._listed()))
+            return
+        usual = KINDS[1:]
+        for number, recipe in enumerate(self._forms()):
+            yield from self._program(fn, self._in(recipe, "float64") or recipe, kinds=usual if number == 0 else ())
+        yield from self._program(fn, self.base.but(layouts={"every": "transposed"}), fires=level == "pre-grad")
+        yield from self._program(fn, self.base, dynamic=True)
+        for dtype in NARROW:
+            yield from self._program(fn, self._in(self.base, dtype))
+        for sizes in self._edges() if level == "pre-grad" else islice(self._edges(), 1, 2):
+            yield from self._program(fn, self.base.but(sizes=sizes), fires=False)
+
+    def _edges(self) -> Iterator[dict[str, int]]:
+        names = [n for n, kind in free_dims(self.spec).items() if kind != "variadic"]
+        yield dict.fromkeys(names, 1)
+        yield from ({n: 0} for n in names)
+
+    def _program(self, fn: Callable[..., Any], recipe: Recipe | None, **options: Any) -> Iterator[Program]:
+        if (case := self._admitted(recipe)) is not None:
+            yield Program(fn, case.fresh(), case.label, **options)
+
+    def patterns(self, fn: Callable[..., Any], level: Level, graph: Graph) -> list[Pattern]:
+        """The forms that ``fn`` may have in ``graph``: each is traced once, when a graph first asks for it.
+
+        Ahead of autograd neither rank nor dtype changes what is traced; later both do, and autocast does.
+        """
+        from shiplap.compat.passes import autocasts
+
+        of = source_digest(fn), autocasts()
+        train = level == "joint" and any(str(n.target).startswith("tangents") for n in graph.nodes)
+        found = []
+        for key, args, stand_ins in self._traced(level, graph):
+            floating = tuple(n for n, a in zip(self.signature.parameters, args, strict=True) if _differentiable(a))
+            # All are trained, all but the input of the model, or only what flows through frozen weights.
+            for leaves in dict.fromkeys((floating, floating[1:], floating[:1])) if train else ((),):
+                form = (*of, key, leaves)
+                if form not in self._made:
+                    self._made[form] = as_pattern(fn, self.signature.parameters, args, level, stand_ins, leaves)
+                found.append(self._made[form])
+        return found
+
+    def _traced(self, level: Level, graph: Graph) -> Iterator[tuple[Any, tuple[Any, ...], dict[float, str]]]:
+        if self.given is not None:
+            yield from ((i, tuple(args), {}) for i, args in enumerate(self._listed()))
+            return
+        floats = {a.name: STAND_IN + i for i, a in enumerate(self.spec.scalars) if a.scalar == "float"}
+        held = [v for v in map(value, graph.nodes) if isinstance(v, Tensor) and v.is_floating_point()]
+        dtypes = {str(v.dtype).removeprefix("torch.") for v in held} if level != "pre-grad" else set[str]()
+        ranks = {v.dim() for v in held}
+        for form in self._forms():
+            if form.sizes != self.base.sizes and (level == "pre-grad" or not self._ranks(form) & ranks):
+                continue
+            for recipe in (form, *(self._in(form, dtype) for dtype in sorted(dtypes.intersection(OTHER)))):
+                if recipe is not None and (case := self.samples.make(recipe)) is not None:  # guards say nothing here
+                    args = zip(self.signature.parameters, case.fresh(), strict=True)
+                    yield str(recipe), tuple(floats.get(n, a) for n, a in args), {v: k for k, v in floats.items()}
+
+    def _ranks(self, recipe: Recipe) -> set[int]:
+        """Of the arguments whose number of dims the declaration leaves open."""
+        sizes = dict(recipe.sizes)
+        kinds = [a.tensor.dims for a in self.spec.tensors if a.tensor and a.tensor.variadic]
+        return {sum(len(sizes.get(d.text, ())) if d.kind == "variadic" else 1 for d in dims) for dims in kinds}
+
+
+def as_pattern(
+    fn: Callable[..., Any],
+    names: Sequence[str],
+    args: tuple[Any, ...],
+    level: Level,
+    stand_ins: dict[float, str],
+    leaves: Collection[str | None] = (),
+) -> Pattern:
+    """``fn`` as a graph whose sizes are symbols; with the gradients of ``leaves``."""
+    from shiplap.compat.passes import capture
+
+    at = [i for i, a in enumerate(args) if isinstance(a, Tensor)]
+    of_tensors, tensors = Program(fn, args).of_tensors()
+    tensors = [t.detach().requires_grad_(names[i] in leaves) for i, t in zip(at, tensors, strict=True)]
+    try:
+        found = capture(of_tensors, tensors, level, dynamic=True)
+    except Exception as e:
+        raise error("SL804", where=fn.__qualname__, got=last_line(e), expected="a graph of its arguments") from e
+    inputs = {n: names[at[r]] for n, r in found.roles.items() if isinstance(r, int)}
+    missing = [names[i] for i in at if names[i] not in inputs.values()]
+    text = str(found.graph)
+    missing += [name for constant, name in stand_ins.items() if repr(constant) not in text]
+    if missing:
+        raise error(
+            "SL804",
+            where=fn.__qualname__,
+            got=f"it does not use {', '.join(missing)} as it is",
+            expected="a graph of its arguments",
+            fix="remove the argument, or use it unchanged",
+        )
+    pairs = zip(names, args, strict=True)
+    fixed = {n: a for n, a in pairs if not isinstance(a, Tensor) and not (type(a) is float and a in stand_ins)}
+    tangents = {n: f"gradient {i}" for i, n in enumerate(n for n, r in found.roles.items() if r == "grad")}
+    grads = [inputs[n] for n in found.roles if inputs.get(n) in leaves] if tangents else []
+    results = _results(found.graph)
+    if tangents:  # gradients come last, one per input, sizes included
+        own = [n for n, role in found.roles.items() if role != "grad"]
+        of = dict(zip(own, results[-len(own) :], strict=True))
+        results = [*results[: -len(own)], *(of[n] for n in own if inputs.get(n) in leaves)]
+    made = Pattern(
+        found.graph, {**inputs, **tangents}, results, stand_ins, fixed, tuple(grads), tuple(tangents.values())
+    )
+    if not made.picked:
+        raise error(
+            "SL804",
+            where=fn.__qualname__,
+            got="it computes nothing: its results are its arguments",
+            expected="a graph of its arguments",
+            fix="write what models compute",
+        )
+    return made
+
+
+def _results(graph: Graph) -> list[Any]:
+    (found,) = next(n for n in graph.nodes if n.op == "output").args
+    return list(found) if isinstance(found, (list, tuple)) else [found]
+
+
+def _differentiable(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()

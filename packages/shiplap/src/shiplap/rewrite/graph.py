@@ -1,0 +1,354 @@
+"""Putting nodes into a graph in place of others: the one way in which rewrites change graphs."""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, Node
+from torch.fx.node import map_arg
+
+from shiplap.compat import nodes as fx
+from shiplap.referee.run import quiet
+from shiplap.rewrite.match import Level, Match, NearMiss, Obstacle, Saving
+
+__all__ = [
+    "Refused",
+    "barrier",
+    "describe",
+    "flat_nodes",
+    "operator_name",
+    "place",
+    "sort",
+    "source_line",
+    "value",
+]
+
+FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in ')
+
+value = fx.node_value
+
+
+class Refused(Exception):
+    """Raised by a function that :func:`place` traces: it cannot stand here, for this reason."""
+
+    def __init__(self, obstacle: Obstacle, reason: str) -> None:
+        self.obstacle: Obstacle = obstacle
+        super().__init__(reason)
+
+
+def flat_nodes(args: Any) -> list[Node]:
+    """The nodes in ``args``, each once, in order."""
+    found: dict[Node, None] = {}
+    map_arg(args, lambda n: found.setdefault(n))
+    return list(found)
+
+
+def place(
+    graph: Graph,
+    level: Level,
+    rewrite: str,
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    outputs: Sequence[Node],
+    nodes: Iterable[Node] = (),
+    bound: Sequence[tuple[str, str]] = (),
+) -> Match | NearMiss:
+    """Compute ``outputs`` as ``fn(*args)`` from now on, and take out what nobody needs then.
+
+    ``fn`` is plain PyTorch and returns as many tensors as there are ``outputs``, in that order; ``args`` may hold nodes
+    (tensors or sizes), constants, and lists of those. ``nodes`` are all that the rewrite means to replace, ``outputs``
+    included. Nothing is changed when the result is a near miss: ``fn`` raised, its results have another shape, dtype,
+    device or strides than the outputs, they depend on one another, or between what is merged lies a write or the edge
+    of a ``no_grad`` or autocast block.
+    """
+    replaced = sorted({*nodes, *outputs}, key=_order(graph))
+    miss = _miss(level, rewrite, outputs[0], len(replaced))
+    inputs = flat_nodes(args)
+    try:
+        with quiet(), fx.autocast_at(replaced[-1]):
+            made = fx.trace(lambda *values: fn(*_filled(args, inputs, values)), [value(n) for n in inputs], level)
+    except Refused as e:
+        return miss(e.obstacle, str(e))
+    except Exception as e:
+        return miss("operator", f"the replacement cannot be traced here: {_first_line(e)}")
+    if constant := next((n for n in made.nodes if n.op == "get_attr"), None):
+        return miss(
+            "operator",
+            f"the replacement makes a tensor of constants, {constant.name}: torch.full makes one "
+            "in the graph, and an argument brings one along",
+        )
+    results = _results(made)
+    if len(results) != len(outputs):
+        return miss("operator", f"the replacement returns {len(results)} values, {len(outputs)} are to be replaced")
+    for new, old in zip(results, outputs, strict=True):
+        if problem := _differs(value(new) if isinstance(new, Node) else new, value(old)):
+            return miss(*problem)
+    needs = [_needed(made, inputs, r) for r in results]
+    if problem := _looped(needs, outputs) or _blocked(graph, inputs, replaced):
+        return miss(*problem)
+    before, cost = len(graph.nodes), _traffic(replaced)
+    placed = _insert(graph, level, made, inputs, results, outputs)
+    sort(graph)
+    _erase(replaced)
+    fx.count(rewrite, len(replaced))
+    saving = Saving(nodes=before - len(graph.nodes), bytes=cost - _traffic(placed))
+    lines = tuple(dict.fromkeys(line for n in replaced if (line := source_line(n))))
+    return Match(
+        rewrite,
+        level,
+        tuple(n.name for n in replaced),
+        tuple(n.name for n in placed),
+        lines,
+        tuple(operator_name(n) for n in replaced),
+        tuple(bound),
+        saving=saving,
+    )
+
+
+def _miss(level: Level, rewrite: str, at: Node, of: int) -> Callable[[Obstacle, str], NearMiss]:
+    return lambda obstacle, reason: NearMiss(rewrite, level, at.name, source_line(at), obstacle, reason, of, of)
+
+
+def _order(graph: Graph) -> Callable[[Node], int]:
+    return {n: i for i, n in enumerate(graph.nodes)}.__getitem__
+
+
+def _filled(args: Sequence[Any], inputs: Sequence[Node], values: Sequence[Any]) -> list[Any]:
+    given = dict(zip(inputs, values, strict=True))
+    return list(map_arg(tuple(args), given.__getitem__))
+
+
+def _first_line(e: Exception) -> str:
+    return f"{type(e).__name__}: {str(e).strip().splitlines()[0] if str(e).strip() else ''}"[:200]
+
+
+def _results(made: Graph) -> list[Any]:
+    return list(next(n for n in made.nodes if n.op == "output").args[0])
+
+
+def _differs(new: Any, old: Any) -> tuple[Obstacle, str] | None:
+    """Whether a consumer of ``old`` would see anything else in ``new``, by their fake values."""
+    if not (isinstance(new, Tensor) and isinstance(old, Tensor)):
+        return (
+            None if isinstance(old, Tensor) is isinstance(new, Tensor) else ("argument", "one of the two is no tensor")
+        )
+    if new.dtype != old.dtype:
+        return "dtype", f"the replacement is {_plain(new.dtype)}, the graph has {_plain(old.dtype)}"
+    if new.device != old.device:
+        return "device", f"the replacement is on {new.device}, the graph has {old.device}"
+    if tuple(new.shape) != tuple(old.shape):
+        return "shape", f"the replacement is {_shape(new.shape)}, the graph has {_shape(old.shape)}"
+    if _strides(new) != _strides(old):
+        return "layout", f"the replacement has strides {_shape(new.stride())}, the graph has {_shape(old.stride())}"
+    return None
+
+
+def _strides(t: Tensor) -> list[Any]:
+    """Those that matter: of dims with more than one element."""
+    return [s for s, n in zip(t.stride(), t.shape, strict=True) if not (isinstance(n, int) and n <= 1)]
+
+
+def _needed(made: Graph, inputs: Sequence[Node], result: Any) -> set[Node]:
+    """The inputs from which one result is computed."""
+    given = dict(zip((n for n in made.nodes if n.op == "placeholder"), inputs, strict=True))
+    stack, found = [result] if isinstance(result, Node) else [], set()
+    while stack:
+        node = stack.pop()
+        if node not in found:
+            found.add(node)
+            stack.extend(node.all_input_nodes)
+    return {given[n] for n in found if n in given}
+
+
+def _looped(needs: Sequence[set[Node]], outputs: Sequence[Node]) -> tuple[Obstacle, str] | None:
+    """Whether a result would be computed from itself, through others: in training, gradients come from results."""
+    after = [_downstream([o]) for o in outputs]
+    reads = [{j for j, need in enumerate(needs) if need & after[i]} for i in range(len(outputs))]
+    for start in range(len(outputs)):
+        reached: set[int] = set()
+        stack = list(reads[start])
+        while stack:
+            if (at := stack.pop()) not in reached:
+                reached.add(at)
+                stack.extend(reads[at])
+        if start in reached:
+            loop = next(n for need in needs for n in need if n in after[start])
+            return "argument", f"{loop.name} is computed from what would be replaced"
+    return None
+
+
+def _blocked(graph: Graph, inputs: Sequence[Node], replaced: Sequence[Node]) -> tuple[Obstacle, str] | None:
+    order = _order(graph)
+    first, last = order(replaced[0]), max(map(order, [*replaced, *inputs]))
+    between = (n for n in list(graph.nodes)[first : last + 1] if n not in replaced)
+    wall = next((n for n in between if barrier(n)), None)
+    if wall is None:
+        return None
+    obstacle, does = barrier(wall) or ("mutation", "")
+    return obstacle, f"{wall.name} ({operator_name(wall)}) {does} in between"
+
+
+def _downstream(nodes: Sequence[Node]) -> set[Node]:
+    found: set[Node] = set(nodes)
+    stack = list(nodes)
+    while stack:
+        for user in stack.pop().users:
+            if user not in found:
+                found.add(user)
+                stack.append(user)
+    return found
+
+
+def barrier(node: Node) -> tuple[Obstacle, str] | None:
+    """Whether nothing may be moved past ``node``, and what it does."""
+    if mutates(node):
+        return "mutation", "writes to a tensor"
+    return ("mode", "switches gradients, autocast or a transform") if _switches(node) else None
+
+
+def _switches(node: Node) -> bool:
+    """Before autograd a graph holds ``with torch.no_grad():`` and its like as two calls without a result."""
+    name = getattr(node.target, "__name__", "")
+    plain = node.op == "call_function" and not isinstance(node.target, torch._ops.OpOverload)
+    return plain and re.match(r"_(?!_|check|assert)", name) is not None and value(node) is None
+
+
+def mutates(node: Node) -> bool:
+    """Whether ``node`` writes to a tensor that it is given."""
+    if node.op == "call_method":
+        name = str(node.target)
+        return (name.endswith("_") and not name.endswith("__")) or name in ("__setitem__", "__iadd__", "__imul__")
+    if node.op != "call_function":
+        return False
+    schema = getattr(node.target, "_schema", None)
+    if schema is not None:
+        return bool(schema.is_mutable)
+    name = getattr(node.target, "__name__", "")
+    inplace = name.endswith("_") and not name.startswith("__")
+    return inplace or node.target in _WRITERS or bool(node.kwargs.get("inplace")) or "out" in node.kwargs
+
+
+_WRITERS = (
+    operator.setitem,
+    operator.iadd,
+    operator.isub,
+    operator.imul,
+    operator.itruediv,
+    operator.ifloordiv,
+    operator.imod,
+    operator.ipow,
+    operator.iand,
+    operator.ior,
+    operator.ixor,
+    operator.imatmul,
+    operator.ilshift,
+    operator.irshift,
+)
+
+
+def _insert(
+    graph: Graph, level: Level, made: Graph, inputs: Sequence[Node], results: Sequence[Any], outputs: Sequence[Node]
+) -> list[Node]:
+    """The nodes of ``made`` ahead of the last output; the outputs' users read them instead."""
+    order = _order(graph)
+    given = iter(inputs)
+    env: dict[Node, Node] = {}
+    placed: list[Node] = []
+    with graph.inserting_before(max(outputs, key=order)):
+        for node in made.nodes:
+            if node.op == "placeholder":
+                env[node] = next(given)
+            elif node.op != "output":
+                env[node] = graph.node_copy(node, env.__getitem__)
+                env[node].meta = {k: v for k, v in node.meta.items() if k not in ("val", "example_value")}
+                fx.set_value(env[node], value(node), level)
+                fx.carry_over(env[node], outputs[0])
+                placed.append(env[node])
+    for new, old in zip(results, outputs, strict=True):
+        if isinstance(new, Node):
+            fx.carry_over(env[new], old)
+            old.replace_all_uses_with(env[new])
+    return placed
+
+
+def sort(graph: Graph) -> None:
+    """Every node after what it reads; otherwise as before."""
+    done: set[Node] = set()
+    cursor = None
+    for start in list(graph.nodes):
+        stack = [start]
+        while stack:
+            node = stack[-1]
+            waiting = [n for n in node.all_input_nodes if n not in done]
+            if node in done:
+                stack.pop()
+            elif waiting:
+                stack.extend(reversed(waiting))
+            else:
+                stack.pop()
+                done.add(node)
+                if cursor is not None and cursor.next is not node:
+                    cursor.append(node)
+                cursor = node
+
+
+def _erase(replaced: Sequence[Node]) -> None:
+    for node in reversed(replaced):
+        if not node.users and not mutates(node):
+            node.graph.erase_node(node)
+
+
+def operator_name(node: Node) -> str:
+    """``aten.addmm``, ``linear``, ``.view``: what a node calls, as its users write it."""
+    target = node.target
+    if node.op == "call_method":
+        return f".{target}"
+    if isinstance(target, torch._ops.OpOverload):
+        namespace, _, name = target._schema.name.partition("::")
+        return f"aten.{name}" if namespace in ("aten", "prims") else f"{namespace}::{name}"
+    return str(getattr(target, "__name__", target))
+
+
+def source_line(node: Node) -> str:
+    """``file:line`` of the user's call, empty where the compiler does not know."""
+    frames = FRAME.findall(node.meta.get("stack_trace") or "")
+    return ":".join(frames[-1]) if frames else ""
+
+
+def describe(node: Any) -> str:
+    """``float32[8, 64] of linear_1``; constants as they are."""
+    if not isinstance(node, Node):
+        return repr(node)
+    held = value(node)
+    return f"{_plain(held.dtype)}{_shape(held.shape)} of {node.name}" if isinstance(held, Tensor) else node.name
+
+
+def _plain(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _shape(sizes: Iterable[Any]) -> str:
+    return f"[{', '.join(map(str, sizes))}]"
+
+
+def _traffic(nodes: Iterable[Node]) -> int:
+    """Bytes that the nodes read and write, each on its own; symbolic sizes count as in the call compiled for."""
+    return sum(sum(map(_bytes, (n, *n.all_input_nodes))) for n in nodes if not _is_view(n))
+
+
+def _is_view(node: Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return node.target is operator.getitem or bool(schema and any(r.alias_info for r in schema.returns))
+
+
+def _bytes(node: Node) -> int:
+    held = value(node)
+    if not isinstance(held, Tensor):
+        return 0
+    return math.prod(fx.hint(n) for n in held.shape) * held.itemsize

@@ -1,0 +1,231 @@
+"""``rewrite``: a pattern and a replacement, both plain functions of the same arguments."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, Node
+
+from shiplap.compat import sizes
+from shiplap.errors import error
+from shiplap.op.source import source_digest
+from shiplap.referee.run import last_line
+from shiplap.rewrite.base import Program, Rewrite, proving
+from shiplap.rewrite.draw import Drawn
+from shiplap.rewrite.graph import Refused, describe, place, source_line
+from shiplap.rewrite.guard import Guard
+from shiplap.rewrite.match import LEVELS, Level, Match, NearMiss, Outcome
+from shiplap.rewrite.normal import called
+from shiplap.rewrite.signature import Signature
+from shiplap.rewrite.walk import Fit, Pattern, Stop, check_sizes, check_users, complete, ways
+
+__all__ = ["PatternRewrite", "rewrite"]
+
+NO_GAIN = "it does not pay here"
+
+
+class PatternRewrite(Rewrite):
+    """Puts ``replacement`` where a graph computes what ``pattern`` does.
+
+    Attributes:
+        pattern, replacement: plain functions of the same arguments.
+        guards: conditions on what these are bound to.
+        pays: says of fake arguments whether the replacement is worth it, or why not.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        pattern: Callable[..., Any],
+        replacement: Callable[..., Any],
+        level: Level,
+        where: Iterable[str],
+        samples: Any,
+        pays: Callable[..., bool | str] | None,
+    ) -> None:
+        self.name, self.level, self.pattern, self.replacement, self.pays = name, level, pattern, replacement, pays
+        self.signature = Signature(name, pattern)
+        known = frozenset(self.signature.parameters) | self.signature.dims
+        self.guards = tuple(Guard.parse(w, known, f"rewrite {name!r}") for w in where)
+        self._drawn = Drawn(self.signature, self.guards, samples)
+
+    def __repr__(self) -> str:
+        return f"<rewrite {self.name} at {self.level}>"
+
+    @property
+    def digest(self) -> str:
+        functions = [source_digest(f) if f else "" for f in (self.pattern, self.replacement, self.pays)]
+        parts = [self.name, self.level, *functions, *(g.source for g in self.guards), *map(repr, self.signature.args)]
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+    def programs(self) -> Iterator[Program]:
+        return self._drawn.programs(self.pattern, self.level)
+
+    def apply(self, graph: Graph) -> Iterator[Outcome]:
+        from shiplap.compat.passes import apart
+
+        with apart():
+            patterns = self._drawn.patterns(self.pattern, self.level, graph)
+        roots = {called(p.outputs[0]) for p in patterns}
+        gone: set[str] = set()
+        misses: list[tuple[str, NearMiss]] = []
+        for node in list(graph.nodes):
+            if node.op.startswith("call") and called(node) in roots and node.name not in gone:
+                outcome = self._at(graph, node, patterns)
+                if isinstance(outcome, Match):
+                    gone.update(outcome.nodes)
+                    yield outcome
+                elif outcome is not None:
+                    misses.append((node.name, outcome))
+        yield from (miss for root, miss in misses if root not in gone)  # what belongs to a match is no miss
+
+    def _at(self, graph: Graph, node: Node, patterns: Sequence[Pattern]) -> Match | NearMiss | None:
+        """What becomes of the place whose result is ``node``: the first form that fits, else the nearest."""
+        best: tuple[Pattern, Fit, Stop] | None = None
+        for pattern, fit in ((p, way) for p in patterns for way in ways(p, node)):
+            if fit.stop is None:
+                fit = complete(pattern, fit, graph)
+            stop = fit.stop or self._refused(pattern, fit)
+            if stop is None:
+                found = self._place(graph, pattern, fit)
+                if isinstance(found, Match):
+                    return found
+                stop = Stop(node, found.obstacle, found.reason)
+            if best is None or len(fit.nodes) > len(best[1].nodes):
+                best = pattern, fit, stop
+        return self._near(*best) if best else None
+
+    def _refused(self, pattern: Pattern, fit: Fit) -> Stop | None:
+        env, problem = self.signature.bind({**pattern.fixed, **fit.args})
+        if problem:
+            return Stop(fit.nodes[pattern.outputs[0]], *problem)
+        if stop := check_sizes(pattern, fit, any_rank=bool(self.signature.args)) or check_users(pattern, fit):
+            return stop
+        at = fit.nodes[pattern.outputs[0]]
+        for guard in self.guards:
+            if why := guard.refuses(env, may_guard=self.level != "post-grad"):
+                return Stop(at, "guard", f"{guard.source} does not hold: {why}")
+        why = "" if self.pays is None or proving.get() else self._costs(self.pays, env)
+        return Stop(at, "cost", why) if why else None
+
+    def _costs(self, pays: Callable[..., bool | str], env: Mapping[str, Any]) -> str:
+        """Why it does not pay; empty where it does. What is asked of symbolic sizes becomes a guard, as in guards."""
+        try:
+            answer = pays(**{n: env[n] for n in self.signature.parameters})
+            if isinstance(answer, str):
+                return answer or NO_GAIN
+            return "" if sizes.holds(answer, may_guard=self.level != "post-grad") else NO_GAIN
+        except sizes.data_dependent():
+            return "whether it pays depends on a size that only the data knows"
+        except Exception as e:  # nothing was asked for: a guard that raises does not hold either
+            return f"pays= raises {last_line(e)}"
+
+    def _place(self, graph: Graph, pattern: Pattern, fit: Fit) -> Match | NearMiss:
+        args = {**pattern.fixed, **fit.args}
+        names = self.signature.parameters
+        given = [args[n] for n in (*names, *pattern.tangents)]
+        return place(
+            graph,
+            self.level,
+            self.name,
+            stand_in(pattern, self.replacement, names),
+            given,
+            [fit.nodes[o] for o in pattern.outputs],
+            fit.nodes.values(),
+            [(n, describe(args[n])) for n in names],
+        )
+
+    def _near(self, pattern: Pattern, fit: Fit, stop: Stop) -> NearMiss | None:
+        fitting, of = len(fit.nodes), len(pattern.calls)
+        if 2 * fitting < of:
+            return None
+        return NearMiss(
+            self.name, self.level, stop.node.name, source_line(stop.node), stop.obstacle, stop.reason, fitting, of
+        )
+
+
+def stand_in(pattern: Pattern, replacement: Callable[..., Any], names: Sequence[str]) -> Callable[..., list[Any]]:
+    """What computes the outputs of ``pattern``: the replacement, and in a form for training its gradients."""
+
+    def forward(*args: Any) -> list[Any]:
+        found = replacement(*args)
+        flat = list(found) if isinstance(found, (list, tuple)) else [found]
+        return [flat[i] for i in pattern.picked]
+
+    def both(*given: Any) -> list[Any]:
+        args, tangents = list(given[: len(names)]), given[len(names) :]
+        with torch.enable_grad():
+            leaves = {n: args[i].detach().requires_grad_() for i, n in enumerate(names) if n in pattern.grads}
+            found = replacement(*(leaves.get(n, a) for n, a in zip(names, args, strict=True)))
+            flat = list(found) if isinstance(found, (list, tuple)) else [found]
+            live = [r for r in flat if isinstance(r, Tensor) and r.requires_grad]
+            grads = torch.autograd.grad(live, [leaves[n] for n in pattern.grads], tangents, allow_unused=True)
+        for name, grad in zip(pattern.grads, grads, strict=True):
+            if grad is None:
+                raise Refused("gradient", f"the replacement gives {name} no gradient, the pattern does")
+        results = [r.detach() for r in flat] + list(grads)
+        return [results[i] for i in pattern.picked]
+
+    return both if pattern.tangents else forward
+
+
+def rewrite(
+    pattern: Callable[..., Any],
+    replacement: Callable[..., Any],
+    *,
+    name: str = "",
+    level: Level = "pre-grad",
+    where: Iterable[str] | str = (),
+    samples: Callable[[], Iterable[Sequence[Any]]] | None = None,
+    pays: Callable[..., bool | str] | None = None,
+) -> PatternRewrite:
+    """Declare that ``replacement`` may stand where a model computes ``pattern``.
+
+    Args:
+        pattern: what models compute, as a plain function. Annotated as an op is (``x: Float[Tensor, "*b k"]``), it
+            says which dtypes and sizes are meant, and from which ones the proof draws samples.
+        replacement: what to compute instead; the same parameters, which may also be sizes' owners: ``x.shape[0]``.
+        name: an identifier; by default the replacement's.
+        level: ``"pre-grad"`` (torch functions, before autograd), ``"joint"`` or ``"post-grad"`` (ATen).
+        where: guards, such as ``"x.shape[-1] % 16 == 0"`` or ``"k >= 64"``; see :class:`Guard`.
+        samples: returns arguments to prove it on, where annotations cannot say which values are valid.
+        pays: gets the (fake) arguments; returns True, or why the replacement is not worth it here.
+
+    Raises:
+        ShiplapError: SL802, SL803. What it computes is proven when it is put into force, by :func:`rewrites`.
+    """
+    _callable(pattern=pattern, replacement=replacement, samples=samples or list, pays=pays or bool)
+    name = name or replacement.__name__
+    where = (where,) if isinstance(where, str) else tuple(where) if isinstance(where, Iterable) else (where,)
+    here = f"sl.rewrite({name!r})"
+    if strange := [w for w in where if not isinstance(w, str)]:
+        raise error("SL803", where=here, got=repr(strange[0])[:80], expected='text, such as "x.shape[-1] % 16 == 0"')
+    if not name.isidentifier():
+        raise error("SL802", where=here, got=f"name {name!r}", expected="an identifier", fix='give name="..."')
+    if level not in LEVELS:
+        raise error("SL802", where=here, got=f"level {level!r}", expected=", ".join(LEVELS), fix="name one of these")
+    parameters = [inspect.signature(f).parameters for f in (pattern, replacement)]
+    if named := [str(p) for of in parameters for p in of.values() if p.kind is not p.POSITIONAL_OR_KEYWORD]:
+        raise error(
+            "SL802",
+            where=here,
+            got=named[0],
+            expected="arguments that may be passed by position",
+            fix="remove '*', '**' and '/' from the parameters",
+        )
+    ours, theirs = map(list, parameters)
+    if ours != theirs:
+        raise error("SL802", where=here, got=f"replacement({', '.join(theirs)})", expected=f"({', '.join(ours)})")
+    return PatternRewrite(name, pattern, replacement, level, where, samples, pays)
+
+
+def _callable(**functions: Any) -> None:
+    fix = "give a function of the pattern's arguments; samples= takes none, and returns a list of such arguments"
+    for name, given in functions.items():
+        if not callable(given):
+            raise error("SL802", where=f"sl.rewrite({name}=...)", got=repr(given)[:80], expected="a function", fix=fix)

@@ -1,0 +1,291 @@
+"""The proof of a rewrite: programs before and after it, compared in everything that a caller could see."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, GraphModule, Interpreter
+
+from shiplap.compat import same_storage
+from shiplap.compat.nodes import hint, node_value
+from shiplap.errors import ShiplapError, error
+from shiplap.referee.compare import Reduction, bitwise, close
+from shiplap.referee.finding import Finding
+from shiplap.referee.layouts import clone_exactly
+from shiplap.referee.run import last_line, quiet, widen
+from shiplap.rewrite.base import Program, Rewrite, proving
+from shiplap.rewrite.match import Match, NearMiss
+
+if TYPE_CHECKING:
+    from shiplap.compat.passes import Captured
+
+__all__ = ["CHECKS", "prove", "proven"]
+
+CHECKS = ("fires", "deterministic", "outputs", "strides", "aliasing", "mutation", "gradients")
+FIXES = {
+    "fires": "write the pattern as models compute it, and let guards admit its samples",
+    "deterministic": "a proof compares two runs: leave randomness out of the pattern",
+    "outputs": "correct the replacement: it computes something else",
+    "strides": "return the layout that the pattern returns, with .contiguous() or a transpose",
+    "aliasing": "return a copy where the pattern does, and a view where it returns one",
+    "mutation": "write to the same arguments as the pattern does, or to none",
+    "gradients": "let autograd see every step of the replacement, or give its op a backward",
+}
+BY_OBSTACLE = {
+    "gradient": "gradients",
+    "layout": "strides",
+    "dtype": "outputs",
+    "shape": "outputs",
+    "device": "outputs",
+}
+
+R = TypeVar("R", bound=Rewrite)
+_findings: WeakKeyDictionary[Rewrite, tuple[str, tuple[Finding, ...]]] = WeakKeyDictionary()
+
+
+def proven(rewrite: R) -> R:
+    """``rewrite``, proven; SL801 says what it changes if it is refused."""
+    for found in prove(rewrite):
+        if found.verdict == "fail":
+            raise error(
+                "SL801",
+                where=f"rewrite {rewrite.name!r} on {found.input}",
+                got=f"{found.check}: {found.evidence}",
+                expected="what it replaces",
+                fix=found.fix,
+            )
+    return rewrite
+
+
+def prove(rewrite: Rewrite) -> tuple[Finding, ...]:
+    """A finding per check of ``CHECKS``; the rewrite is refused if one of them fails.
+
+    Run once in a process, and again when what its functions call has become something else (in a notebook, say).
+
+    Raises:
+        ShiplapError: SL805 without a program to prove it on, SL804 for a program that is no graph.
+    """
+    from shiplap.compat.passes import apart, uncast
+
+    digest = rewrite.digest
+    if _findings.get(rewrite, ("",))[0] != digest:
+        with apart(), uncast(), quiet():
+            if _findings.get(rewrite, ("",))[0] != digest:  # no other thread did it meanwhile
+                token = proving.set(True)
+                try:
+                    _findings[rewrite] = digest, tuple(_summed(rewrite, list(_observed(rewrite))))
+                finally:
+                    proving.reset(token)
+    return _findings[rewrite][1]
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What one check saw on one program; ``problem`` is empty where all is well."""
+
+    check: str
+    problem: str
+    label: str
+
+
+def _observed(rewrite: Rewrite) -> Iterator[_Seen]:
+    """What the checks see, program by program; after a first difference no more is looked for."""
+    for program in rewrite.programs():
+        seen = list(_program(rewrite, program))
+        yield from seen
+        if any(s.problem for s in seen):
+            return
+
+
+def _summed(rewrite: Rewrite, seen: Sequence[_Seen]) -> Iterator[Finding]:
+    if not seen:
+        raise error(
+            "SL805",
+            where=f"rewrite {rewrite.name!r}",
+            got="no program in which it fires",
+            expected="samples that its guards admit",
+        )
+    for check in CHECKS:
+        mine = [s for s in seen if s.check == check]
+        bad = next((s for s in mine if s.problem), None)
+        if bad:
+            yield Finding(check, "fail", rewrite.name, bad.problem, bad.label, FIXES[check])
+        elif mine:
+            yield Finding(check, "ok", rewrite.name, "the same before and after", f"{len(mine)} programs")
+        else:
+            why = "autograd has run before this level" if check == "gradients" and rewrite.level == "post-grad" else ""
+            yield Finding(check, "skip", rewrite.name, why or "no program was compared that far")
+
+
+def _program(rewrite: Rewrite, program: Program) -> Iterator[_Seen]:
+    def seen(check: str, problem: str = "") -> _Seen:
+        return _Seen(check, problem, program.label)
+
+    train = program.train and rewrite.level != "post-grad"
+    captured, tensors = _captured(rewrite, program, train)
+    before = _module(captured.graph)
+    outcomes = list(rewrite.apply(captured.graph))
+    if not any(isinstance(o, Match) for o in outcomes):
+        if program.fires:
+            yield _silent(outcomes, seen)
+        return
+    yield seen("fires")
+    captured.graph.lint()
+    after = _module(captured.graph)
+    for values in (tensors, *program.others(tensors)):
+        run = _Run(captured, values, rewrite.level if train else "")
+        yield from (seen(check, problem) for check, problem in _compared(run, before, after))
+
+
+def _silent(outcomes: Sequence[Any], seen: Any) -> _Seen:
+    misses = [o for o in outcomes if isinstance(o, NearMiss)]
+    nearest = max(misses, key=lambda o: o.fitting, default=None)
+    if nearest is None:
+        return seen("fires", "the pattern is not found in its own program")
+    return seen(BY_OBSTACLE.get(nearest.obstacle, "fires"), nearest.reason)
+
+
+def _captured(rewrite: Rewrite, program: Program, train: bool) -> tuple[Captured, list[Tensor]]:
+    from shiplap.compat.passes import capture
+
+    fn, tensors = program.of_tensors()
+    leaves = [t.detach().requires_grad_(train and t.is_floating_point()) for t in tensors]
+    try:
+        return capture(fn, leaves, rewrite.level, dynamic=program.dynamic), tensors
+    except ShiplapError:
+        raise
+    except Exception as e:
+        raise error(
+            "SL804",
+            where=f"rewrite {rewrite.name!r} on {program.label}",
+            got=last_line(e),
+            expected="one graph of tensors",
+        ) from e
+
+
+def _module(graph: Graph) -> Interpreter:
+    """A copy of ``graph`` that takes and returns flat lists, whatever its own code does."""
+    held = Graph()
+    held.output(held.graph_copy(graph, {}))
+    return Interpreter(GraphModule(graph.owning_module or {}, held))
+
+
+class _Run:
+    """Running a graph on copies of the same values, with everything that this has an effect on."""
+
+    def __init__(self, captured: Captured, tensors: Sequence[Tensor], train: str) -> None:
+        self.captured, self.tensors = captured, tensors
+        self.differentiate, self.joint = train == "pre-grad", train == "joint"
+        self.primals = sum(role != "grad" for role in captured.roles.values())
+        self.terms = max((t.numel() for t in tensors), default=1)
+
+    def __call__(self, module: Interpreter, wide: bool = False) -> _Effect:
+        made = [clone_exactly(widen(t) if wide else t) for t in self.tensors]
+        leaves = [t.requires_grad_(self.differentiate and t.is_floating_point()) for t in made]
+        rng = torch.Generator().manual_seed(1)
+        given = [self._input(node, role, leaves, rng, wide) for node, role in self.captured.roles.items()]
+        with nullcontext() if self.differentiate else torch.no_grad():
+            results = module.run(*given)
+        results = list(results) if isinstance(results, (list, tuple)) else [results]
+        grads = results[-self.primals :] if self.joint else None
+        outs = [o for o in (results[: -self.primals] if self.joint else results) if isinstance(o, Tensor)]
+        return _Effect(outs, leaves, _gradients(outs, leaves) if self.differentiate else grads)
+
+    def _input(self, node: Any, role: Any, leaves: Sequence[Tensor], rng: torch.Generator, wide: bool) -> Any:
+        if isinstance(role, int):
+            return leaves[role]
+        held = node_value(node)
+        if role == "size":
+            return hint(held)
+        drawn = torch.randn([hint(n) for n in held.shape], generator=rng, dtype=torch.float64).to(held.dtype)
+        return (widen(drawn) if wide else drawn).to(held.device)
+
+
+@dataclass
+class _Effect:
+    outs: list[Tensor]
+    leaves: list[Tensor]
+    grads: list[Tensor | None] | None
+
+
+def _gradients(outs: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor | None]:
+    rng = torch.Generator().manual_seed(2)
+    live = [o for o in outs if o.requires_grad]
+    if not live:
+        return [None] * len(leaves)
+    cotangents = [torch.randn(o.shape, generator=rng, dtype=torch.float64).to(o) for o in live]
+    wanted = [t for t in leaves if t.requires_grad]
+    found = iter(torch.autograd.grad(live, wanted, cotangents, allow_unused=True))
+    return [next(found) if t.requires_grad else None for t in leaves]
+
+
+def _compared(run: _Run, before: Interpreter, after: Interpreter) -> Iterator[tuple[str, str]]:
+    own, again, got = run(before), run(before), None
+    yield "deterministic", bitwise(again.outs, own.outs, "then")
+    try:
+        got = run(after)
+    except Exception as e:
+        yield "outputs", f"the replacement fails where the pattern does not: {last_line(e)}"
+        return
+    try:
+        wide = run(before, wide=True)
+    except Exception:  # it insists on a dtype
+        wide = own
+    yield "outputs", close(got.outs, own.outs, wide.outs, Reduction(run.terms)).problem
+    yield "strides", _strides(got.outs, own.outs)
+    yield "aliasing", _aliasing(got, own)
+    yield "mutation", _mutation(got, own, run.tensors)
+    if own.grads is not None and got.grads is not None and wide.grads is not None:
+        yield "gradients", _gradient(run, own, got, wide)
+
+
+def _strides(got: Sequence[Tensor], own: Sequence[Tensor]) -> str:
+    for i, (g, o) in enumerate(zip(got, own, strict=False)):
+        if [s for s, n in zip(g.stride(), g.shape, strict=True) if n > 1] != [
+            s for s, n in zip(o.stride(), o.shape, strict=False) if n > 1
+        ]:
+            return f"result {i} has strides {g.stride()}, before {o.stride()}"
+    return ""
+
+
+def _aliasing(got: _Effect, own: _Effect) -> str:
+    for i, (g, o) in enumerate(zip(got.outs, own.outs, strict=False)):
+        for j, (a, b) in enumerate(zip(got.leaves, own.leaves, strict=True)):
+            if same_storage(g, a) != same_storage(o, b):
+                return f"result {i} is {'a' if same_storage(g, a) else 'no'} view of argument {j}; before it was not so"
+        for j in range(i):
+            if same_storage(g, got.outs[j]) != same_storage(o, own.outs[j]):
+                return f"results {j} and {i} {'share' if same_storage(g, got.outs[j]) else 'no longer share'} memory"
+    return ""
+
+
+def _mutation(got: _Effect, own: _Effect, tensors: Sequence[Tensor]) -> str:
+    for i, (g, o, t) in enumerate(zip(got.leaves, own.leaves, tensors, strict=True)):
+        if bool(bitwise([g], [t])) != bool(bitwise([o], [t])):
+            return f"argument {i} is {'written to' if bitwise([g], [t]) else 'left alone'}; before it was not so"
+        if bitwise([o], [t]) and (problem := close([g], [o], [o], Reduction(1)).problem):
+            return f"what is written to argument {i}: {problem}"
+    return ""
+
+
+def _gradient(run: _Run, own: _Effect, got: _Effect, wide: _Effect) -> str:
+    for i, (g, o) in enumerate(zip(got.outs, own.outs, strict=False)):
+        if g.requires_grad != o.requires_grad:
+            return f"result {i} {'carries' if g.requires_grad else 'carries no'} gradient; before it was not so"
+    assert own.grads is not None
+    assert got.grads is not None
+    assert wide.grads is not None
+    for i, (mine, before, exact) in enumerate(zip(got.grads, own.grads, wide.grads, strict=True)):
+        if (mine is None) != (before is None):
+            return f"argument {i} has {'no gradient' if mine is None else 'a gradient'}; before it was not so"
+        if mine is None or before is None or exact is None:
+            continue
+        if problem := close([mine], [before], [exact], Reduction(run.terms)).problem:
+            return f"of argument {i}: {problem}"
+    return ""

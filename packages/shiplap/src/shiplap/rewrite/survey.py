@@ -1,0 +1,279 @@
+"""``survey``: compile a function with rewrites in force, look on, and say what they did, missed and saved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, Node
+
+from shiplap.errors import error
+from shiplap.referee.run import tensors
+from shiplap.rewrite.base import Rewrite
+from shiplap.rewrite.graph import operator_name, source_line, value
+from shiplap.rewrite.match import LEVELS, Level, Match, NearMiss, Outcome
+from shiplap.rewrite.scope import Rewrites
+from shiplap.selection.measure import Plan, clock_for, race
+
+__all__ = ["Call", "Measured", "Step", "Survey", "View", "survey"]
+
+
+@dataclass(frozen=True)
+class Call:
+    """A node as it is shown. ``reads``: names of the nodes that it reads; ``shape``: ``float32[8, 64]``."""
+
+    name: str
+    operator: str
+    reads: tuple[str, ...]
+    shape: str = ""
+    where: str = ""
+
+
+@dataclass(frozen=True)
+class View:
+    """One graph at one level, before the rewrites of that level and after them."""
+
+    number: int
+    level: Level
+    before: tuple[Call, ...]
+    after: tuple[Call, ...]
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one rewrite adds to those before it: kernels, and seconds a call, without it and with it."""
+
+    rewrite: str
+    kernels: tuple[int, int]
+    seconds: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The compiled function without the rewrites and with them: kernels, seconds a call (medians), largest difference.
+
+    ``error``: between the two, relative to the largest result; ``eager_error``: between compiled code without rewrites
+    and eager, for comparison. ``steps``: of the rewrites that matched, in the order in which they are applied; kernels
+    and seconds of one step are where those of the next begin.
+    """
+
+    kernels: tuple[int, int]
+    seconds: tuple[float, float]
+    error: float
+    eager_error: float
+    steps: tuple[Step, ...] = ()
+
+    @property
+    def speedup(self) -> float:
+        return self.seconds[0] / self.seconds[1]
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What rewrites do to a function. ``views`` are of the graphs in which something was found."""
+
+    target: str
+    rewrites: tuple[tuple[str, Level], ...]
+    outcomes: tuple[Outcome, ...]
+    views: tuple[View, ...]
+    graphs: int
+    measured: Measured | None = None
+
+    @property
+    def matches(self) -> list[Match]:
+        return [o for o in self.outcomes if isinstance(o, Match)]
+
+    @property
+    def near_misses(self) -> list[NearMiss]:
+        return [o for o in self.outcomes if isinstance(o, NearMiss)]
+
+    def step(self, rewrite: str) -> Step | None:
+        """What was measured of one rewrite, if it matched."""
+        return next((s for s in (self.measured.steps if self.measured else ()) if s.rewrite == rewrite), None)
+
+    @property
+    def summary(self) -> str:
+        """``12 matches, 2 near misses in 1 graph``."""
+        counts = ((len(self.matches), "match", "es"), (len(self.near_misses), "near miss", "es"))
+        found = ", ".join(f"{n} {what}{'' if n == 1 else more}" for n, what, more in counts)
+        return f"{found} in {self.graphs} graph{'' if self.graphs == 1 else 's'}"
+
+
+class _Watched(Rewrites):
+    """Rewrites that keep each graph as it was and as it became."""
+
+    def __init__(self, *rewrites: Rewrite) -> None:
+        super().__init__(*rewrites)
+        self.views: list[View] = []
+        self.compiled = 0
+
+    @property
+    def levels(self) -> set[Level]:
+        return set(LEVELS)  # graphs are counted where they end
+
+    def run(self, level: Level, graph: Graph) -> None:
+        seen = len(self.outcomes)
+        number, before = self.graphs, calls(graph)
+        super().run(level, graph)
+        self.compiled += level == "post-grad"
+        if len(self.outcomes) > seen:
+            self.views.append(View(number, level, before, calls(graph)))
+
+
+def calls(graph: Graph) -> tuple[Call, ...]:
+    """The nodes of a graph but for its output, as values."""
+    return tuple(
+        Call(
+            n.name,
+            operator_name(n) if n.op.startswith("call") else n.op,
+            tuple(a.name for a in n.all_input_nodes),
+            _shape(n),
+            source_line(n),
+        )
+        for n in graph.nodes
+        if n.op != "output"
+    )
+
+
+def _shape(node: Node) -> str:
+    held = value(node)
+    if not isinstance(held, Tensor):
+        return ""
+    return f"{str(held.dtype).removeprefix('torch.')}[{', '.join(map(str, held.shape))}]"
+
+
+def survey(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    rewrites: Sequence[Rewrite],
+    *,
+    train: bool = False,
+    measure: bool = True,
+    target: str = "",
+    dynamic: bool | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> Survey:
+    """Compile ``fn`` for ``args`` with ``rewrites`` and run it; nothing stays compiled, no cache is read or filled.
+
+    Args:
+        train: run a backward pass as well; else gradients are off.
+        measure: compile without the rewrites, too, and with one after the other of those that matched; compare
+            kernels, time and results.
+        dynamic: of ``torch.compile``.
+        say: hears what is being compiled.
+
+    Raises:
+        ShiplapError: SL806 when no graph was compiled; SL801 for a rewrite that its proof refuses.
+    """
+    from shiplap.compat import reset_compiler
+
+    say("proving the rewrites")
+    watched = _Watched(*rewrites)
+    reset_compiler()
+    try:
+        say("compiling with them")
+        changed = _Variant(fn, args, watched.options(), train, dynamic)
+        if not watched.compiled:
+            where = target or getattr(fn, "__qualname__", type(fn).__name__)
+            raise error(
+                "SL806",
+                where=where,
+                got="no graph was compiled",
+                expected="a function of tensors that torch.compile can take",
+            )
+        outcomes, views, graphs = tuple(watched.outcomes), tuple(watched.views), watched.compiled
+        measured = _measured(fn, args, watched, changed, say) if measure else None
+    finally:
+        reset_compiler()
+    return Survey(target, tuple((r.name, r.level) for r in watched), outcomes, views, graphs, measured)
+
+
+class _Variant:
+    """``fn`` compiled in one way and called once: ``kernels`` of its code, and its ``results``."""
+
+    def __init__(
+        self, fn: Callable[..., Any], args: Sequence[Any], options: dict[str, Any], train: bool, dynamic: bool | None
+    ) -> None:
+        from shiplap.compat.explain import observe
+
+        self.args, self.train, self.dynamic = args, train, dynamic
+        self.compiled = torch.compile(_alone(fn), options=options, dynamic=dynamic)
+        with observe() as graphs:
+            self.results = self()
+        self.kernels = sum(bool(g.kernel) for graph in graphs for g in graph.named())
+
+    def __call__(self) -> list[Tensor]:
+        return _call(self.compiled, self.args, self.train)
+
+
+def _measured(
+    fn: Callable[..., Any], args: Sequence[Any], scope: Rewrites, changed: _Variant, say: Callable[[str], None]
+) -> Measured:
+    """``changed`` against no rewrites, and against the rewrites that matched, one more each time."""
+    found = {m.rewrite for m in scope.matches}
+    matched = sorted((r for r in scope if r.name in found), key=lambda r: LEVELS.index(r.level))
+    variants = []
+    for count in range(len(matched)):
+        say(f"compiling with {matched[count - 1].name}, too" if count else "compiling without")
+        options = Rewrites(*matched[:count]).options()
+        variants.append(_Variant(fn, args, options, changed.train, changed.dynamic))
+    if not matched:
+        variants.append(_Variant(fn, args, {}, changed.train, changed.dynamic))
+    say("measuring")
+    plain, variants = variants[0], [*variants, changed]
+    seconds, kernels = _timed(variants), [v.kernels for v in variants]
+    steps = [Step(r.name, (kernels[i], kernels[i + 1]), (seconds[i], seconds[i + 1])) for i, r in enumerate(matched)]
+    apart = _apart(changed.results, plain.results), _apart(plain.results, _call(fn, args, changed.train))
+    return Measured((kernels[0], kernels[-1]), (seconds[0], seconds[-1]), *apart, tuple(steps))
+
+
+def _timed(variants: Sequence[_Variant]) -> list[float]:
+    """Medians of the variants, which take turns."""
+    device = next((t.device for t in tensors(variants[0].args)), torch.device("cpu"))
+    runs = {i: lambda v=v: tuple(v()) for i, v in enumerate(variants)}
+    plan = Plan(seconds=1.5 * len(variants), hopeless=float("inf"))
+    found = race(runs, clock_for(str(device), "never"), plan)
+    return [found[i].median for i in runs]
+
+
+def _alone(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """``fn`` behind a function of its own: compiled code is kept by code object."""
+
+    def run(*args: Any) -> Any:
+        return fn(*args)
+
+    run.__code__ = run.__code__.replace()
+    return run
+
+
+def _call(fn: Callable[..., Any], args: Sequence[Any], train: bool) -> list[Tensor]:
+    """All tensors of the result; training, with a backward pass from the floating ones."""
+    from torch.utils._pytree import tree_leaves
+
+    with torch.set_grad_enabled(train):
+        found = [t for t in tree_leaves(_plain(fn(*args))) if isinstance(t, Tensor)]
+        live = [t for t in found if t.requires_grad] if train else []
+        if live:
+            torch.stack([t.float().sum() for t in live]).sum().backward()
+    return [t.detach() for t in found]
+
+
+def _plain(result: Any) -> Any:
+    """Outputs of models are often classes of their own, which are mappings."""
+    return dict(result) if hasattr(result, "keys") else result
+
+
+def _apart(got: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    """The largest difference relative to the largest finite value; infinite where only one of two values is finite."""
+    worst = 0.0
+    for result, wanted in zip(got, expected, strict=False):
+        if wanted.is_floating_point() and wanted.numel():
+            g, e = result.double(), wanted.double()
+            differ = ~torch.isclose(g, e, rtol=0, atol=0, equal_nan=True)
+            off = (g - e)[differ].abs().nan_to_num(float("inf"), float("inf"))
+            scale = max(float(e[e.isfinite()].abs().max()) if e.isfinite().any() else 0.0, 1e-30)
+            worst = max(worst, float(off.max()) / scale if off.numel() else 0.0)
+    return worst

@@ -1,0 +1,132 @@
+"""Choose: candidates → verified → measured → stored choice; freeze.
+
+Names are loaded when they are first used: a program that does not tune pays for none of it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from shiplap.op import Op, choices
+from shiplap.settings import settings
+
+if TYPE_CHECKING:
+    from shiplap.selection.calls import record
+    from shiplap.selection.candidate import Candidate, Refused
+    from shiplap.selection.choice import Choice
+    from shiplap.selection.decide import Options, choose
+    from shiplap.selection.inputs import recipe_of
+    from shiplap.selection.isolate import Isolation
+    from shiplap.selection.store import Store
+    from shiplap.selection.table import frozen, thaw
+
+__all__ = [
+    "Candidate",
+    "Choice",
+    "Isolation",
+    "Options",
+    "Refused",
+    "Store",
+    "choose",
+    "freeze",
+    "frozen",
+    "recipe_of",
+    "record",
+    "thaw",
+    "tune",
+]
+
+_HOMES = {
+    "Candidate": "candidate",
+    "Choice": "choice",
+    "Isolation": "isolate",
+    "Options": "decide",
+    "Refused": "candidate",
+    "Store": "store",
+    "choose": "decide",
+    "frozen": "table",
+    "recipe_of": "inputs",
+    "record": "calls",
+    "thaw": "table",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def tune(
+    op: Op,
+    samples: Iterable[Any],
+    budget: float | str | None = None,
+    *,
+    device: str | None = None,
+    again: bool = False,
+    capture: str = "auto",
+    isolate: bool = True,
+    timeout: float = 60.0,
+    progress: bool | None = None,
+) -> list[Choice]:
+    """Choose kernel and config for the calls that ``samples`` stand for, and put the choices into force.
+
+    Candidates are verified against the reference before they are timed, in a process of their own; the result is kept
+    in the store, and what the store has is not measured again.
+
+    Args:
+        samples: each a tuple of arguments, a dict of sizes and scalars (``{"n": 4096, "c": 64}``, with ``"dtype"`` if
+            it is not float32), or a recipe. Values are drawn afresh from the declaration.
+        budget: seconds for all of it, or text such as ``"5m"``; by default 30 s a bucket. Nothing goes on after that:
+            what has a choice by then is stored, and the others come back with ``origin="left out"``.
+        device: where samples given as sizes are drawn, by default the CPU; tuples of arguments say it themselves.
+        again: measure what is in the store, too.
+        capture: ``"always"`` times replays of CUDA graphs, and drops what cannot be captured.
+        isolate: False runs candidates in this process; ``timeout`` is how many seconds one may take.
+        progress: show a bar on stderr, by default when that is a terminal.
+
+    Raises:
+        ShiplapError: SL606 for integer arguments without a builder; SL608 inside an op, a backward, a trace or a
+            capture; SL502 or SL610 for samples that cannot be drawn.
+    """
+    from shiplap.selection import engine
+    from shiplap.selection.decide import Options
+
+    return engine.tune_all(
+        engine.requests_of(op, samples, device),
+        budget,
+        options=Options(again=again, capture=capture),
+        isolate=isolate,
+        timeout=timeout,
+        progress=progress,
+    )
+
+
+def freeze(path: str | os.PathLike[str], ops: Iterable[Op] | None = None) -> list[Choice]:
+    """Write the choices that hold on this machine now (of ``ops``, else of all) to ``path``, for :func:`frozen`.
+
+    They come from the store and from this process. Those of another device, library version or version of a declared
+    op are left out. Returns what was written; SL602 when it cannot be.
+    """
+    from shiplap.selection.table import write
+
+    return write(path, ops)
+
+
+def _from_environment() -> None:
+    """SHIPLAP_TUNED and SHIPLAP_RECORD, when the first op is called or traced."""
+    current = settings()
+    if current.tuned:
+        from shiplap.selection.table import frozen
+
+        frozen(current.tuned)
+    if current.record:
+        from shiplap.selection.calls import start
+
+        start(current.record)
+
+
+choices.from_environment = _from_environment

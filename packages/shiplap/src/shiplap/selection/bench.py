@@ -1,0 +1,105 @@
+"""Where candidates run: the search drives a ``Bench``, here in this process, or in another one (``isolate.py``)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from struct import Struct
+from typing import Any, Protocol
+
+import torch
+
+from shiplap.referee.run import last_line
+from shiplap.selection.candidate import Candidate
+from shiplap.selection.inputs import Inputs
+from shiplap.selection.measure import Plan, Timing, Uncapturable, clock_for, race
+from shiplap.selection.verify import Outcome, Verifier, cases_of, is_fatal, synchronize
+
+__all__ = ["BEAT", "COMPILERS", "Bench", "LocalBench"]
+
+BEAT = Struct("=qd")  # in memory shared with a worker: index of the candidate that runs (-1: none), and since when
+COMPILERS = -2  # instead of an index: compilers of any candidates are waited for
+
+
+class Bench(Protocol):
+    """Verifies and times candidates by their index."""
+
+    def compile(self, indices: Sequence[int]) -> int:
+        """Begin to compile candidates, side by side; how many. Who is verified next waits for none but itself."""
+        ...
+
+    def quiet(self) -> None:
+        """Compile no more: return when nobody does."""
+        ...
+
+    def verify(self, index: int) -> Outcome: ...
+
+    def race(self, indices: Sequence[int], plan: Plan) -> tuple[dict[int, Timing], dict[int, str]]:
+        """Timings, and why others have none."""
+        ...
+
+
+class LocalBench:
+    """In this process: a candidate that crashes takes it along."""
+
+    def __init__(
+        self,
+        inputs: Inputs,
+        candidates: Sequence[Candidate],
+        capture: str = "auto",
+        at: Callable[[int], None] = lambda index: None,
+    ) -> None:
+        self.inputs, self.candidates, self.capture, self.at = inputs, candidates, capture, at
+        self._verifier = Verifier(inputs)
+        self._compiling: dict[int, Future[None]] = {}
+
+    def compile(self, indices: Sequence[int]) -> int:
+        able = [i for i in indices if getattr(self.candidates[i], "precompile", None) is not None]
+        if len(able) < 2:
+            return 0
+        _ = self.inputs.real, self.inputs.small  # drawn once, here
+        pool = ThreadPoolExecutor(min(len(able), os.cpu_count() or 1), "shiplap compile")
+        self._compiling |= {i: pool.submit(self._precompile, self.candidates[i]) for i in able}
+        pool.shutdown(wait=False)
+        return len(able)
+
+    def _precompile(self, candidate: Any) -> None:
+        """What the cases of its verification need; nothing is launched, so nobody writes to them."""
+        for case in cases_of(self.inputs, candidate)[1:]:  # the first two have the same sizes
+            candidate.precompile(case.args)
+
+    def _compiled(self, index: int) -> None:
+        """What went wrong there goes wrong again, with its reason, in ``prepare``."""
+        if (compiling := self._compiling.pop(index, None)) is not None:
+            wait([compiling])
+
+    def quiet(self) -> None:
+        self.at(COMPILERS)
+        left = [c for c in self._compiling.values() if not c.cancel()]
+        self._compiling.clear()
+        wait(left)
+        self.at(-1)
+
+    def verify(self, index: int) -> Outcome:
+        self.at(index)
+        self._compiled(index)
+        return self._verifier.check(self.candidates[index])
+
+    def race(self, indices: Sequence[int], plan: Plan) -> tuple[dict[int, Timing], dict[int, str]]:
+        self.quiet()  # the clock is for candidates alone
+        clock = clock_for(self.inputs.device, self.capture)
+        ready: dict[int, Any] = {}
+        failed: dict[int, str] = {}
+        args = self.inputs.real[0].fresh()  # one copy for all: a large call fits once, not once per candidate
+        with torch.no_grad():
+            for index in indices:
+                self.at(index)
+                try:
+                    ready[index] = clock.ready(self.candidates[index].prepare(args))
+                    synchronize(self.inputs.device)
+                except Exception as e:
+                    if is_fatal(e) and not isinstance(e, Uncapturable):
+                        raise
+                    failed[index] = last_line(e)
+            return (race(ready, clock, plan, self.at) if ready else {}), failed

@@ -1,0 +1,174 @@
+"""Which calls a program makes: one JSON line per op, sizes, dtypes and layout, to be tuned later, elsewhere.
+
+A line is appended at the first such call, in one write: processes may share a file, and one that is killed has written
+what it saw. Counts follow at the end, as lines of their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from shiplap.errors import error, notice
+from shiplap.op import Op, choices, registry
+from shiplap.op.check import Binding
+from shiplap.referee.recipe import Recipe
+from shiplap.selection.inputs import recipe_of
+
+__all__ = ["Call", "read_calls", "record", "start", "stop"]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One line: an op by name, with what declares it, and a recipe of its arguments."""
+
+    op: str
+    device: str
+    recipe: str
+    module: str = ""
+    file: str = ""
+    count: int = 1
+
+    @property
+    def parsed(self) -> Recipe:
+        return Recipe.parse(self.recipe)
+
+
+class Recorder:
+    """Sees every bound call of this process (``choices.observer``)."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self._seen: dict[tuple[Any, ...], Call] = {}
+        self._counts: dict[tuple[Any, ...], int] = {}
+        self._lock = threading.Lock()
+        self._held: dict[int, Any] = {}
+
+    def __call__(self, op: Op, call: Binding) -> None:
+        key = (op.spec.name, str(call.device), op.rule.key(call), tuple(call.env.items()).__repr__())
+        with self._lock:
+            self._counts[key] = self._counts.get(key, 0) + 1
+            if key not in self._seen:
+                code = getattr(op.reference, "__code__", None)
+                made = Call(
+                    op.spec.name,
+                    str(call.device),
+                    str(recipe_of(op, call.args)),
+                    op.__module__,
+                    os.path.abspath(code.co_filename) if code is not None else "",
+                )
+                self._seen[key] = made
+                self._append([made])
+        self._hold(op)
+
+    def _hold(self, op: Op) -> None:
+        """Keep the native binding, which calls no Python, from taking over while we watch."""
+        for kernel in (k for kernels in op.kernels.values() for k in kernels):
+            run: Any = kernel.run
+            if getattr(run, "calls", -1) >= 0:
+                run.calls = -1
+                self._held[id(run)] = run
+
+    def close(self) -> None:
+        """Write the counts; native bindings may come back."""
+        with self._lock:
+            many = [(self._seen[k], n) for k, n in self._counts.items() if n > 1]
+            self._append([replace(c, count=n) for c, n in many])
+        for run in self._held.values():
+            run.calls = 0
+
+    def _append(self, calls: list[Call]) -> None:
+        text = "".join(json.dumps(vars(c)) + "\n" for c in calls)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            try:
+                os.write(handle, text.encode())
+            finally:
+                os.close(handle)
+        except OSError as e:
+            notice(f"record {self.path}", f"calls cannot be recorded in {self.path}: {e.strerror or e}")
+
+
+_current: Recorder | None = None
+
+
+def start(path: str | os.PathLike[str]) -> None:
+    """Record from now on, until :func:`stop` or the end of the process."""
+    global _current
+    stop()
+    _current = Recorder(path)
+    for op in registry.ops():
+        op.drop_native()
+        _current._hold(op)
+    choices.observer = _current
+    choices.refresh()
+
+
+def stop() -> None:
+    """Stop recording, and write the counts."""
+    global _current
+    recorder, _current = _current, None
+    choices.observer = None
+    choices.refresh()
+    if recorder is not None:
+        recorder.close()
+
+
+@contextlib.contextmanager
+def record(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Within this context, calls of declared ops are recorded in ``path`` (JSON lines), for ``shiplap tune --profile``.
+
+    Compiled graphs call ops as well; kernels that Inductor made from a template are recorded when they are lowered.
+    """
+    start(path)
+    try:
+        yield
+    finally:
+        stop()
+
+
+def read_calls(path: str | os.PathLike[str]) -> list[Call]:
+    """Calls of a profile, each once, the most frequent first. A last line cut short by a kill is left out.
+
+    Raises:
+        CommandError: SL602 when the file cannot be read, SL609 when a line is no call.
+    """
+    import msgspec
+
+    try:
+        lines = Path(path).read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as e:
+        raise error(
+            "SL602",
+            where=str(path),
+            what="file cannot be read",
+            got=getattr(e, "strerror", "") or e,
+            expected="a profile written by shiplap.selection.record",
+        ) from None
+    counts: dict[Call, int] = {}
+    for number, line in enumerate(lines, 1):
+        if not line.strip() or number == len(lines):  # what has no newline was cut short
+            continue
+        try:
+            call = msgspec.json.decode(line, type=Call)
+            _ = call.parsed
+        except Exception as e:
+            raise error(
+                "SL609",
+                where=f"{path}:{number}",
+                what="profile not accepted",
+                got=str(e).splitlines()[0],
+                expected="a line written by shiplap.selection.record",
+                fix="delete the line, or record again",
+            ) from None
+        key = replace(call, count=1)
+        counts[key] = max(counts.get(key, 0), call.count)
+    ranked = sorted(counts.items(), key=lambda pair: -pair[1])
+    return [replace(key, count=n) for key, n in ranked]

@@ -1,0 +1,133 @@
+"""``Choice``: the candidate picked for a bucket, with the reason; and the form in which it is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from shiplap.op.bucket import Bucket
+from shiplap.op.choices import Entry
+from shiplap.op.config import NO_CONFIG, Config
+from shiplap.referee.finding import Finding
+from shiplap.selection.key import Key
+
+__all__ = ["LEFT_OUT", "Choice", "entry_of", "from_json", "show_time"]
+
+LEFT_OUT = "left out"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What runs for the calls of one bucket, and why.
+
+    Attributes:
+        op, device, bucket, dtypes, layout: which calls it is for; ``device`` is a device type.
+        kernel, config: the candidate; kernel ``"reference"`` is the plain PyTorch body.
+        time: median seconds of a run, 0.0 when nothing was measured.
+        runner_up, runner_up_time: the next candidate; empty without one.
+        default_time: of the declared default, 0.0 when it was not measured.
+        reason: in one line.
+        findings: what was dropped, and why; empty in a choice that was read from the store or a table.
+        tried: candidates considered.
+        origin: ``"measured"``, ``"stored"``, ``"frozen"``, ``"default"``, ``"received"`` (from another rank), or
+            ``"left out"``: the budget ended before this bucket had a choice, and ``kernel`` is empty.
+        sizes: the recipe of the call that was measured.
+    """
+
+    op: str
+    device: str
+    bucket: Bucket
+    dtypes: str
+    layout: str
+    kernel: str
+    config: Config = NO_CONFIG
+    time: float = 0.0
+    runner_up: str = ""
+    runner_up_time: float = 0.0
+    default_time: float = 0.0
+    reason: str = ""
+    findings: tuple[Finding, ...] = ()
+    tried: int = 0
+    origin: str = "measured"
+    sizes: str = ""
+
+    @property
+    def label(self) -> str:
+        return f"{self.kernel}({self.config})" if self.config.items else self.kernel
+
+    def but(self, **changes: Any) -> Choice:
+        return replace(self, **changes)
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything, for ``--json``."""
+        return {
+            **self.value(),
+            "op": self.op,
+            "device": self.device,
+            "bucket": str(self.bucket),
+            "dtypes": self.dtypes,
+            "layout": self.layout,
+            "origin": self.origin,
+        }
+
+    def value(self) -> dict[str, Any]:
+        """What an entry of the store holds beside its key."""
+        return {
+            "kernel": self.kernel,
+            "config": self.config.as_dict(),
+            "time": self.time,
+            "runner_up": self.runner_up,
+            "runner_up_time": self.runner_up_time,
+            "default_time": self.default_time,
+            "reason": self.reason,
+            "findings": [asdict(f) for f in self.findings],
+            "tried": self.tried,
+            "sizes": self.sizes,
+        }
+
+
+def from_json(key: Key, value: Mapping[str, Any], origin: str) -> Choice:
+    """The choice of an entry; ValueError when it is none."""
+    import msgspec
+
+    from shiplap.selection.schema import Value
+
+    try:
+        read = msgspec.convert(dict(value), Value)
+        findings = tuple(Finding(**f) for f in read.findings)  # type: ignore[arg-type]
+    except (msgspec.ValidationError, TypeError) as e:
+        raise ValueError(str(e)) from e
+    return Choice(
+        op=key["op"],
+        device=key["device"],
+        bucket=Bucket.parse(key["bucket"]),
+        dtypes=key["dtypes"],
+        layout=key["layout"],
+        kernel=read.kernel,
+        config=Config.of(read.config),
+        time=read.time,
+        runner_up=read.runner_up,
+        runner_up_time=read.runner_up_time,
+        default_time=read.default_time,
+        reason=read.reason,
+        findings=findings,
+        tried=read.tried,
+        origin=origin,
+        sizes=read.sizes,
+    )
+
+
+def entry_of(choice: Choice, source: str, extra: Mapping[str, str] | None = None) -> Entry:
+    """The line of the table of choices in force; with ``extra`` it is one that no call of the op itself meets."""
+    key: tuple[Any, ...] = (choice.device, *(v for _, _, v in choice.bucket.limits), choice.dtypes, choice.layout)
+    key = (*key, tuple(sorted(extra.items()))) if extra else key
+    return Entry(choice.op, source, key, choice.kernel, choice.config)
+
+
+def show_time(seconds: float) -> str:
+    """``1.23 ms``, ``45.6 us``."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= scale:
+            return f"{seconds / scale:.3g} {unit}"
+    return f"{seconds * 1e9:.3g} ns"

@@ -1,0 +1,206 @@
+"""``choose``: one call's bucket → the verified, fastest candidate, from the table, the store, or a measurement."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from shiplap.errors import error, notice
+from shiplap.op import Op, choices, registry
+from shiplap.op.config import Config
+from shiplap.referee.recipe import Recipe
+from shiplap.selection.bench import Bench, LocalBench
+from shiplap.selection.candidate import Candidate, ReferenceCandidate, candidates, default_of, label
+from shiplap.selection.choice import Choice, entry_of, from_json, show_time
+from shiplap.selection.guard import require_quiet
+from shiplap.selection.inputs import Inputs, inputs
+from shiplap.selection.key import Key, key_for
+from shiplap.selection.measure import Plan
+from shiplap.selection.search import Ranking, Report, search
+from shiplap.selection.store import Store
+from shiplap.selection.table import keep
+from shiplap.settings import settings
+
+__all__ = ["Options", "Task", "choose", "force", "stored"]
+
+Maker = Callable[["Task"], Bench]
+
+
+def _silent(what: str, done: int, total: int) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to choose. ``seconds``: budget of one bucket; ``capture``: ``"auto"``, ``"always"`` or ``"never"`` (CUDA).
+
+    ``again`` measures although the store has an answer; ``keep`` writes the answer there; ``install`` puts it into
+    force in this process.
+    """
+
+    seconds: float = 30.0
+    capture: str = "auto"
+    again: bool = False
+    keep: bool = True
+    install: bool = True
+    plan: Plan = Plan()  # noqa: RUF009 - frozen
+
+
+@dataclass(frozen=True)
+class Task:
+    """One bucket to choose for."""
+
+    op: Op
+    inputs: Inputs
+    key: Key
+    candidates: Sequence[Candidate]
+    options: Options
+
+
+def choose(
+    op: Op,
+    recipe: Recipe,
+    *,
+    device: str = "cpu",
+    candidates_of: Callable[[Op, Inputs], Sequence[Candidate]] | None = None,
+    extra: Mapping[str, str] | None = None,
+    options: Options = Options(),
+    bench: Maker | None = None,
+    report: Report = _silent,
+    store: Store | None = None,
+) -> Choice:
+    """The choice for calls like ``recipe`` (sizes, scalars, dtypes, layouts; see ``inputs.recipe_of``).
+
+    The table that is frozen answers first, and alone; else the store; else candidates are verified and timed: the
+    op's kernels × configs, or what ``candidates_of`` returns, the declared default first. The reference is always one
+    of them. ``extra`` are further key fields. ``bench`` says where candidates run (by default in this process).
+
+    Raises:
+        ShiplapError: SL502, SL606, SL610 without valid inputs; SL607 for a missing frozen entry in strict mode; SL608
+            inside an op, a backward, a capture or a trace.
+    """
+    drawn = inputs(op, recipe, device)
+    key = key_for(op, drawn, extra)
+    choices.ready()
+    if choices.frozen:
+        return _frozen(op, drawn, key, extra)
+    store = store or Store()
+    found = None if options.again else stored(op, key, store)
+    if found is None:
+        require_quiet(f"{op.spec.name} {drawn.bucket}")
+        listed = list(candidates_of(op, drawn)) if candidates_of else candidates(op, device, drawn.call.env)
+        if not listed or listed[0].kernel != choices.REFERENCE:
+            listed.insert(0, ReferenceCandidate(op))
+        task = Task(op, drawn, key, listed, options)
+        ranking = _ranking(task, (bench or _local)(task), report)
+        found = _decide(task, ranking)
+        report("keep", 1, 1)  # raises where nobody waits for it any more
+        if not ranking.order:  # not even the reference runs: too large for now, perhaps; that is no answer for later
+            return found
+        if options.keep:
+            store.put(key, found.value())
+    keep(key, found)
+    if options.install and not extra:
+        force(op, [found])
+    return found
+
+
+def force(op: Op, chosen: Sequence[Choice]) -> None:
+    """Put choices into force in this process; compiled graphs made before are not served any more."""
+    choices.install([entry_of(c, op.identity) for c in chosen])
+    registry.refresh()
+
+
+def stored(op: Op, key: Key, store: Store) -> Choice | None:
+    """What the store has for ``key``, if it is still something that can be run."""
+    value = store.get(key)
+    if value is None:
+        return None
+    try:
+        return from_json(key, value, "stored")
+    except (ValueError, TypeError) as e:
+        notice(f"entry {key.digest}", f"{op.spec.name}: an entry of {store.root} is not used: {e}")
+        return None
+
+
+def _local(task: Task) -> Bench:
+    return LocalBench(task.inputs, task.candidates, task.options.capture)
+
+
+def _frozen(op: Op, drawn: Inputs, key: Key, extra: Mapping[str, str] | None) -> Choice:
+    """The frozen entry of a bucket, or the declared default; never a measurement."""
+    blank = Choice(op.spec.name, key["device"], drawn.bucket, drawn.dtypes, drawn.layout, "", sizes=str(drawn.recipe))
+    wanted = entry_of(blank, op.identity, extra).key
+    for entry in choices.entries():
+        if entry.op == op.spec.name and entry.key == wanted and entry.source == op.identity:
+            return blank.but(
+                kernel=entry.kernel, config=entry.config, reason=f"frozen in {choices.frozen}", origin="frozen"
+            )
+    if settings().strict:
+        raise error(
+            "SL607",
+            where=f"{op.spec.name} {drawn.bucket}",
+            got=f"no entry in {choices.frozen}",
+            expected="a frozen choice",
+        )
+    kernel, config = default_of(op, drawn.call, drawn.device)
+    return blank.but(
+        kernel=kernel, config=config, reason=f"declared default: not in {choices.frozen}", origin="default"
+    )
+
+
+def _ranking(task: Task, bench: Bench, report: Report) -> Ranking:
+    """Verify and time."""
+    with torch.no_grad():
+        return search(task.op, task.candidates, bench, task.inputs, task.options.seconds, report, task.options.plan)
+
+
+def _decide(task: Task, ranking: Ranking) -> Choice:
+    """Whatever happens, there is a choice."""
+    order, listed, drawn = ranking.order, task.candidates, task.inputs
+    best = listed[order[0]] if order else listed[0]
+    second = order[1] if len(order) > 1 else None
+    default = _index(listed, default_of(task.op, drawn.call, drawn.device))
+    times = {i: t.median for i, t in ranking.timings.items()}
+    return Choice(
+        op=task.op.spec.name,
+        device=task.key["device"],
+        bucket=drawn.bucket,
+        dtypes=drawn.dtypes,
+        layout=drawn.layout,
+        kernel=best.kernel,
+        config=best.config,
+        time=times.get(order[0], 0.0) if order else 0.0,
+        runner_up=label(listed[second]) if second is not None else "",
+        runner_up_time=times[second] if second is not None else 0.0,
+        default_time=times.get(default, 0.0),
+        reason=_reason(ranking, listed, default),
+        findings=tuple(ranking.findings),
+        tried=len(listed) - ranking.unseen,
+        sizes=str(drawn.recipe),
+    )
+
+
+def _index(listed: Sequence[Candidate], wanted: tuple[str, Config]) -> int:
+    return next((i for i, c in enumerate(listed) if (c.kernel, c.config) == wanted), 0)
+
+
+def _reason(ranking: Ranking, listed: Sequence[Candidate], default: int) -> str:
+    order = ranking.order
+    wrong = sum(f.verdict == "fail" for f in ranking.findings)
+    dropped = f"; {wrong} dropped, see findings" if wrong else ""
+    dropped += f"; {ranking.unseen} not looked at" if ranking.unseen else ""
+    if not order:
+        return f"no candidate could be run, nor the reference; nothing is kept{dropped}"
+    if len(order) == 1:
+        return f"the only candidate that is right{dropped}"
+    times = ranking.timings
+    gain = times[default].median / times[order[0]].median if default in times and times[order[0]].median else 0.0
+    against = f", {gain:.2f}x the declared default" if gain and default != order[0] else ", the declared default"
+    return (
+        f"fastest of {len(order)} verified: {show_time(times[order[0]].median)}, "
+        f"next {label(listed[order[1]])} {show_time(times[order[1]].median)}"
+        f"{against if default in times else ''}{dropped}"
+    )

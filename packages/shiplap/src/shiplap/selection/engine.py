@@ -1,0 +1,226 @@
+"""``sl.tune``: samples of an op, or a recorded profile, → a choice for each bucket that they fall into."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from shiplap.errors import error
+from shiplap.op import Op
+from shiplap.referee.recipe import Recipe
+from shiplap.referee.sizes import environment, free_dims, scalar_candidates
+from shiplap.selection.choice import LEFT_OUT, Choice, from_json
+from shiplap.selection.deadline import Deadline, OutOfTime
+from shiplap.selection.decide import Options, choose, force
+from shiplap.selection.guard import require_quiet
+from shiplap.selection.inputs import inputs, recipe_of
+from shiplap.selection.isolate import TIMEOUT, Isolation
+from shiplap.selection.key import key_for
+from shiplap.selection.search import Report
+from shiplap.selection.share import from_first, ranks
+from shiplap.selection.table import keep
+
+__all__ = ["Request", "recipe_for", "requests_of", "seconds_of", "shown", "tune_all"]
+
+Request = tuple[Op, Recipe, str]
+EACH = 30.0  # seconds per bucket without a budget
+
+
+def requests_of(op: Op, samples: Iterable[Any], device: str | None) -> list[Request]:
+    """What ``samples`` (argument tuples, sizes, recipes or their labels) stand for."""
+    return [_request(op, sample, device) for sample in samples]
+
+
+def tune_all(
+    requests: Sequence[Request],
+    budget: float | str | None = None,
+    *,
+    options: Options,
+    isolate: bool = True,
+    timeout: float = TIMEOUT,
+    progress: bool | None = None,
+) -> list[Choice]:
+    """A choice per bucket of ``requests``, in order. Under torch.distributed rank 0 measures for all."""
+    require_quiet("tune")
+    wanted = _buckets(requests)
+
+    def work() -> list[Choice]:
+        seconds = seconds_of(budget)
+        with shown(progress) as report, Isolation(timeout) as isolation:
+            rest = options, isolation if isolate else None, report
+            if seconds is None:
+                return _each(wanted, None, *rest)
+            with Deadline(seconds, isolation.close) as deadline:
+                return _each(wanted, deadline, *rest)
+
+    rank, count = ranks()
+    if count == 1:
+        return work()
+    mine: list[Choice] = []
+
+    def tell() -> list[dict[str, Any]]:
+        mine.extend(work())
+        return [choice.value() if choice.origin != LEFT_OUT else {} for choice in mine]
+
+    found = from_first(tell)
+    return mine if rank == 0 else [_receive(*request, value) for request, value in zip(wanted, found, strict=True)]
+
+
+def _each(
+    wanted: Sequence[Request], deadline: Deadline | None, options: Options, isolation: Isolation | None, report: Report
+) -> list[Choice]:
+    """Each bucket has an equal share of the time that is left."""
+    found: list[Choice] = []
+    for number, (op, recipe, device) in enumerate(wanted):
+        place = f"{number + 1}/{len(wanted)} {op.spec.name}"
+        share = EACH if deadline is None else deadline.left / (len(wanted) - number)
+
+        def said(what: str, done: int, total: int, place: str = place) -> None:
+            if deadline is not None:
+                deadline.check()
+            report(f"{place}: {what}", done, total)
+
+        work = partial(
+            choose,
+            op,
+            recipe,
+            device=device,
+            options=replace(options, seconds=share),
+            report=said,
+            bench=isolation.bench() if isolation else None,
+        )
+        try:
+            found.append(work() if deadline is None else deadline.run(work))
+        except OutOfTime:
+            found.append(_left_out(op, recipe, device))
+    return found
+
+
+def _left_out(op: Op, recipe: Recipe, device: str) -> Choice:
+    """A bucket that the budget did not reach: nothing is stored, and what runs is what ran before."""
+    env = environment(op.spec, dict(recipe.sizes), {**dict(recipe.scalars), **dict(recipe.sizes)}) or {}
+    dtypes = ", ".join(f"{c}={d}" for c, d in recipe.dtypes)
+    return Choice(
+        op.spec.name,
+        device.partition(":")[0],
+        op.rule.bucket(env),
+        dtypes,
+        "",
+        "",
+        reason="the budget was spent",
+        origin=LEFT_OUT,
+        sizes=str(recipe),
+    )
+
+
+def _receive(op: Op, recipe: Recipe, device: str, value: Mapping[str, Any]) -> Choice:
+    """A choice of rank 0 as one of ours, put into force."""
+    if not value:
+        return _left_out(op, recipe, device)
+    key = key_for(op, inputs(op, recipe, device))
+    choice = from_json(key, value, "received")
+    force(op, [choice])
+    keep(key, choice)
+    return choice
+
+
+def _buckets(requests: Iterable[Request]) -> list[Request]:
+    """The first request of each bucket."""
+    found: dict[tuple[Any, ...], Request] = {}
+    for op, recipe, device in requests:
+        env = environment(op.spec, dict(recipe.sizes), {**dict(recipe.scalars), **dict(recipe.sizes)}) or {}
+        key = (op.spec.name, device, op.rule.values(env), recipe.dtypes, recipe.layouts, recipe.absent)
+        found.setdefault(key, (op, recipe, device))
+    return list(found.values())
+
+
+def _request(op: Op, sample: Any, device: str | None) -> Request:
+    if isinstance(sample, Recipe):
+        return op, sample, device or "cpu"
+    if isinstance(sample, str):
+        return op, Recipe.parse(sample), device or "cpu"
+    if isinstance(sample, Mapping):
+        sizes = dict(sample)
+        return op, recipe_for(op, sizes, str(sizes.pop("dtype", "float32")).removeprefix("torch.")), device or "cpu"
+    args = tuple(sample)
+    return op, recipe_of(op, args), str(op._checker.bind(args).device)
+
+
+def recipe_for(op: Op, values: Mapping[str, Any], dtype: str = "float32") -> Recipe:
+    """The recipe of a call with these sizes and scalars; SL502 when a size is missing, or a name or dtype does not fit.
+
+    ``dtype`` is for the tensors whose declaration admits it; others have float32, or the first that theirs admits.
+    """
+    dims = free_dims(op.spec)
+    scalars = {a.name: a for a in op.spec.scalars}
+    unknown = [n for n in values if n not in dims and n not in scalars]
+    missing = [n for n in dims if n not in values]
+    strange = [n for n, kind in dims.items() if n in values and not _is_size(values[n], kind)]
+    if unknown or missing or strange:
+        got = ", ".join(
+            [
+                *(f"unknown {n}" for n in unknown),
+                *(f"no {n}" for n in missing),
+                *(f"{n}={values[n]!r}" for n in strange),
+            ]
+        )
+        raise error(
+            "SL502",
+            where=op.spec.name,
+            what="sizes do not fit",
+            got=got,
+            expected=f"sizes of {', '.join(dims)}",
+            fix="give each free dim a whole number, and a variadic one a list of them",
+        )
+    given = {n: values[n] if n in values else scalar_candidates(a)[0] for n, a in scalars.items() if n not in dims}
+    classes = {a.tensor.dtype_class: a.tensor for a in op.spec.tensors if a.tensor and not a.tensor.concrete}
+    admitted = {c: t.dtypes or (dtype,) for c, t in classes.items()}
+    if dtype != "float32" and not any(dtype in names for names in admitted.values()):
+        raise error(
+            "SL502",
+            where=op.spec.name,
+            what="dtype does not fit",
+            got=dtype,
+            expected="; ".join(f"{c}: {', '.join(names)}" for c, names in admitted.items()) or "none to choose",
+            fix="pass a dtype that the declaration admits",
+        )
+    dtypes = {c: next((d for d in (dtype, "float32") if d in names), names[0]) for c, names in admitted.items()}
+    return Recipe().but(sizes={n: values[n] for n in dims}, scalars=given, dtypes=dtypes)
+
+
+def _is_size(value: Any, kind: str) -> bool:
+    """Whether a dim of this kind can have this size: one number, or a list of them for ``"variadic"``."""
+    sizes = value if kind == "variadic" else [value]
+    return isinstance(sizes, (list, tuple)) and all(type(n) is int and n >= 0 for n in sizes)
+
+
+def seconds_of(budget: float | str | None) -> float | None:
+    """``"5m"``, ``"90s"``, ``"1h"`` or a number of seconds."""
+    if budget is None or isinstance(budget, (int, float)):
+        return budget
+    text = budget.strip()
+    unit = {"s": 1.0, "m": 60.0, "h": 3600.0}.get(text[-1:], 0.0)
+    with contextlib.suppress(ValueError):
+        seconds = float(text[:-1]) * unit if unit else float(text)
+        if seconds > 0:
+            return seconds
+    raise error("SL612", where="budget", got=repr(budget), expected="a time such as 90s, 5m or 1h")
+
+
+@contextlib.contextmanager
+def shown(wanted: bool | None) -> Iterator[Report]:
+    """A bar on stderr while someone is watching; nothing stays of it."""
+    if not (sys.stderr.isatty() if wanted is None else wanted):
+        yield lambda what, done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("tune", total=None)
+        yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total)

@@ -1,0 +1,121 @@
+"""What candidates are run on: arguments like those of the call, drawn from the declaration, never zeros."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shiplap.errors import ShiplapError, error
+from shiplap.op import Op
+from shiplap.op.bucket import Bucket, dtypes_of, layout_of
+from shiplap.op.check import Binding
+from shiplap.referee.layouts import LAYOUTS, apply_layout
+from shiplap.referee.recipe import Recipe
+from shiplap.referee.run import needs_builder
+from shiplap.referee.samples import Case, Samples
+from shiplap.referee.sizes import free_dims, search
+
+__all__ = ["Inputs", "inputs", "layout_name", "recipe_of"]
+
+SEED = 20261121  # any; the same everywhere, so that two processes verify on the same numbers
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What candidates for ``recipe`` are run on; drawn when asked for, since the process that asks may run none."""
+
+    op: Op
+    recipe: Recipe
+    device: str
+    seed: int
+
+    @cached_property
+    def real(self) -> tuple[Case, Case]:
+        """Two draws at the sizes of the call."""
+        return tuple(Samples(self.op, self.seed + i, self.device).build(self.recipe) for i in (0, 1))  # type: ignore[return-value]
+
+    @cached_property
+    def small(self) -> Case | None:
+        """A draw of small odd sizes, or None when the declaration admits none."""
+        return _small(Samples(self.op, self.seed, self.device), self.recipe)
+
+    @cached_property
+    def call(self) -> Binding:
+        """The call without values where they do not decide its sizes; else the first draw."""
+        if self.op.sampler is None:
+            return Samples(self.op, self.seed, "meta").blank(self.recipe)
+        return self.op._checker.bind(self.real[0].args)
+
+    @property
+    def bucket(self) -> Bucket:
+        return self.op.rule.bucket(self.call.env)
+
+    @property
+    def dtypes(self) -> str:
+        return dtypes_of(self.op.rule, self.call)
+
+    @property
+    def layout(self) -> str:
+        return layout_of(self.call.args)
+
+
+def inputs(op: Op, recipe: Recipe, device: str, seed: int = SEED) -> Inputs:
+    """Arguments for ``recipe``; SL606 when nobody knows what its integers mean, SL502 or SL610 when they do not fit."""
+    if needs_builder(op):
+        names = ", ".join(a.name for a in op.spec.tensors if a.tensor and all("int" in n for n in a.tensor.dtypes))
+        raise error(
+            "SL606",
+            where=op.spec.name,
+            got=f"integer tensors {names} without a builder",
+            expected="values that mean something",
+        )
+    found = Inputs(op, recipe, device, seed)
+    wanted = op.rule.bucket({**dict(recipe.scalars), **dict(recipe.sizes)})
+    asked = {name: value for name, _, value in wanted.limits if name in dict(recipe.sizes)}
+    drawn = {name: value for name, _, value in found.bucket.limits if name in asked}
+    if drawn != asked:
+        raise error("SL610", where=op.spec.name, got=str(found.bucket), expected=f"{wanted} ({recipe})")
+    return found
+
+
+def _small(samples: Samples, recipe: Recipe) -> Case | None:
+    """Small distinct odd sizes with the dtypes and scalars of the call."""
+    same: dict[str, Any] = {"dtypes": dict(recipe.dtypes), "absent": recipe.absent}
+    try:
+        base = samples.base
+    except ShiplapError:
+        return None
+    names = [n for n, kind in free_dims(samples.spec).items() if kind != "variadic"]
+    odd = {n: 5 + 2 * i for i, n in enumerate(names) if n in dict(base.sizes)}
+    scalars = dict(recipe.scalars)
+    tried = [base.but(sizes=odd, scalars=scalars, **same), base.but(scalars=scalars, **same), base.but(**same)]
+    if (sizes := search(samples.spec, fixed_scalars=scalars)) is not None:
+        tried.insert(1, recipe.but(sizes=sizes[0], layouts={}))
+    return next((case for r in tried if (case := samples.make(r)) is not None), None)
+
+
+def recipe_of(op: Op, args: tuple[Any, ...]) -> Recipe:
+    """The recipe of a call: sizes, scalars, dtypes, layouts and what is absent; no values."""
+    call = op._checker.bind(args)
+    sizes = {n: call.env[n] for n in free_dims(op.spec) if n in call.env}
+    scalars = {a.name: call.env[a.name] for a in op.spec.scalars if a.name not in sizes}
+    dtypes = {c: str(d).removeprefix("torch.") for c, d in call.dtypes.items()}
+    pairs = [(a, v) for a, v in zip(op.spec.args, call.args, strict=True) if a.tensor is not None]
+    layouts = {a.name: name for a, v in pairs if isinstance(v, Tensor) and (name := layout_name(v))}
+    absent = tuple(a.name for a, v in pairs if v is None)
+    return Recipe(absent=absent).but(sizes=sizes, scalars=scalars, dtypes=dtypes, layouts=layouts)
+
+
+def layout_name(t: Tensor) -> str:
+    """The name of the layout that has the code of ``t``; empty when it is contiguous, or like none that we know."""
+    if t.is_contiguous():
+        return ""
+    code = layout_of([t])
+    shape = torch.zeros([min(s, 3) for s in t.shape])
+    return next(
+        (n for n in LAYOUTS if shape.dim() >= LAYOUTS[n][0] and layout_of([apply_layout(shape, n)]) == code), ""
+    )

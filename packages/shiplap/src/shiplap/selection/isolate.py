@@ -1,0 +1,293 @@
+"""Candidates in a process of their own: a crash, hang or illegal access costs the candidate, and a fresh one goes on.
+
+The op is named by module or file, never pickled. One that has no importable home (declared in a function or a
+notebook) is tuned in this process, with a notice.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from typing import IO, TYPE_CHECKING, Any
+
+import torch
+
+from shiplap.errors import error, notice
+from shiplap.op import Op
+from shiplap.selection.bench import BEAT, COMPILERS, Bench, LocalBench
+from shiplap.selection.measure import Plan, Timing
+from shiplap.selection.verify import Outcome
+
+if TYPE_CHECKING:
+    from shiplap.selection.decide import Task
+
+__all__ = ["Died", "Isolation"]
+
+TIMEOUT = 60.0  # seconds that one run, with its compilation, may take; the reference may take ten times as long
+
+
+class Died(Exception):
+    """The worker ended while candidate ``index`` ran (-1: none)."""
+
+    def __init__(self, index: int, how: str) -> None:
+        super().__init__(how)
+        self.index, self.how = index, how
+
+
+class Isolation:
+    """A worker process, started when it is needed and again when it has died. Use as a context."""
+
+    def __init__(self, timeout: float = TIMEOUT) -> None:
+        self.timeout = timeout
+        self.started, self._closed = 0, False
+        self._process: subprocess.Popen[bytes] | None = None
+        self._open = ""
+        self._said: IO[bytes] | None = None
+        self._beat: mmap.mmap | None = None
+
+    def __enter__(self) -> Isolation:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def bench(self, provider: str = "") -> Callable[[Task], Bench]:
+        """A maker of benches for :func:`shiplap.selection.choose`."""
+
+        def make(task: Task) -> Bench:
+            reason = _homeless(task.op, provider)
+            if not reason:
+                found = RemoteBench(self, task, provider)
+                reason = found.open()
+                if not reason:
+                    return found
+            notice(
+                f"tune in process {task.op.spec.name}",
+                f"{task.op.spec.name} is tuned in this process, where a kernel that crashes takes it along: {reason}",
+            )
+            return LocalBench(task.inputs, task.candidates, task.options.capture)
+
+        return make
+
+    def ask(self, opening: Mapping[str, Any], request: Mapping[str, Any]) -> dict[str, Any]:
+        """The reply to ``request``, in a worker that was opened with ``opening``; raises Died."""
+        text = json.dumps(opening)
+        if self._process is None or self._process.poll() is not None:
+            self._start()
+        if self._open != text:
+            reply = self._exchange(text)
+            if "error" in reply:
+                return {"closed": reply["error"]}
+            self._open = text
+        return self._exchange(json.dumps(request)) if request else {}
+
+    def _start(self) -> None:
+        self.stop()
+        if self._closed:
+            raise Died(-1, "the budget was spent")
+        handle = os.memfd_create("shiplap-tune")
+        os.ftruncate(handle, BEAT.size)
+        self._beat = mmap.mmap(handle, BEAT.size)
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the worker
+        environment = {**os.environ, "SHIPLAP_RECORD": "", "SHIPLAP_TUNED": ""}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "shiplap.selection.worker", str(handle)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._said,
+            pass_fds=[handle],
+            env=environment,
+        )
+        os.close(handle)
+        self._mark()
+        self.started += 1
+
+    def close(self) -> None:
+        """End the worker, and start no other: whoever waits for it hears that it died."""
+        self._closed = True
+        process = self._process
+        if process is not None:
+            process.kill()
+
+    def stop(self) -> None:
+        """End the worker, if there is one."""
+        process, self._process, self._open = self._process, None, ""
+        if process is not None:
+            process.kill()
+            process.wait()
+            for stream in (process.stdin, process.stdout, self._said):
+                if stream is not None:
+                    stream.close()
+
+    def _mark(self) -> None:
+        assert self._beat is not None
+        BEAT.pack_into(self._beat, 0, -1, time.monotonic())
+
+    def _exchange(self, text: str) -> dict[str, Any]:
+        process = self._process
+        assert process is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._mark()
+        try:
+            process.stdin.write(text.encode() + b"\n")
+            process.stdin.flush()
+            while not select.select([process.stdout], [], [], 0.2)[0]:
+                self._watch()
+            line = process.stdout.readline()
+        except BrokenPipeError:
+            line = b""
+        if not line.endswith(b"\n"):
+            raise self._ended()
+        reply = json.loads(line)
+        if reply.get("fatal"):
+            self.stop()
+            if "error" in reply:
+                raise Died(reply["index"], reply["error"])
+        return reply
+
+    def _now(self) -> tuple[int, float]:
+        assert self._beat is not None
+        index, since = BEAT.unpack_from(self._beat, 0)
+        return index, since
+
+    def _watch(self) -> None:
+        index, since = self._now()
+        limit = self.timeout * (10 if index in (-1, 0) else 1)
+        if time.monotonic() - since > limit:
+            self.stop()
+            raise Died(index, f"no answer for {limit:g} s: it hangs, or is hopelessly slow")
+
+    def _ended(self) -> Died:
+        index, _ = self._now()
+        assert self._process is not None
+        code = self._process.wait()
+        how = f"ended the process ({signal.Signals(-code).name if code < 0 else f'exit status {code}'})"
+        assert self._said is not None
+        self._said.seek(0)
+        last = self._said.read().decode(errors="replace").strip().splitlines()[-1:]
+        self.stop()
+        return Died(index, ": ".join([how, *(line[:200] for line in last)]))
+
+
+class RemoteBench:
+    """A task in the worker of an ``Isolation``."""
+
+    def __init__(self, isolation: Isolation, task: Task, provider: str) -> None:
+        self.isolation, self.task = isolation, task
+        self._beside = True  # candidates may be compiled side by side
+        self._begun = 0  # which worker, counted as they are started, was the last to begin that
+        op = task.op
+        self._opening = {
+            "do": "open",
+            "op": op.spec.name,
+            "identity": op.identity,
+            "modules": _modules(op),
+            "file": _file(op),
+            "path": sys.path,
+            "recipe": str(task.inputs.recipe),
+            "device": task.inputs.device,
+            "provider": provider,
+            "capture": task.options.capture,
+            "threads": torch.get_num_threads(),
+            "candidates": [{"kernel": c.kernel, "config": c.config.as_dict()} for c in task.candidates],
+        }
+
+    def open(self) -> str:
+        """Why the worker cannot serve the task, or empty; SL611 when that ended it."""
+        try:
+            return str(self.isolation.ask(self._opening, {}).get("closed", ""))
+        except Died as e:
+            raise self._lost(e) from e
+
+    def compile(self, indices: Sequence[int]) -> int:
+        begun = 0
+        if self._beside:
+            with suppress(Died):
+                begun = self._ask({"do": "compile", "indices": list(indices)}).get("begun", 0)
+        if begun:
+            self._begun = self.isolation.started
+        return begun
+
+    @property
+    def _compiling(self) -> bool:
+        """Whether the worker of now may be compiling what it was not asked to verify yet."""
+        return self._begun == self.isolation.started
+
+    def quiet(self) -> None:
+        if self._compiling:
+            with suppress(Died):  # then nobody does
+                self._ask({"do": "quiet"})
+            self._begun = 0
+
+    def verify(self, index: int) -> Outcome:
+        try:
+            reply = self._ask({"do": "verify", "index": index})
+        except Died as e:
+            if not self._compiling:
+                return Outcome(e.how)
+            self._beside, self._begun = False, 0  # it may have been another one's compiler: now one after another
+            return self.verify(index)
+        return Outcome(reply["error"]) if "error" in reply else Outcome(**reply)
+
+    def race(self, indices: Sequence[int], plan: Plan) -> tuple[dict[int, Timing], dict[int, str]]:
+        left, failed = list(indices), {}
+        while left:
+            try:
+                reply = self._ask({"do": "race", "indices": left, "plan": asdict(plan)})
+            except Died as e:
+                if e.index == COMPILERS:  # of candidates that are not in this race, or are right all the same
+                    self._beside, self._begun = False, 0
+                    continue
+                if e.index not in left:
+                    raise self._lost(e) from e
+                failed[e.index] = e.how
+                left.remove(e.index)
+                continue
+            if "error" in reply:
+                raise error("SL611", where=self.task.op.spec.name, got=reply["error"], expected="timings")
+            failed |= {int(i): why for i, why in reply["failed"].items()}
+            return {int(i): Timing(**t) for i, t in reply["timings"].items()}, failed
+        return {}, failed
+
+    def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        reply = self.isolation.ask(self._opening, request)
+        if "closed" in reply:
+            raise error("SL611", where=self.task.op.spec.name, got=reply["closed"], expected="the op, as before")
+        return reply
+
+    def _lost(self, e: Died) -> Exception:
+        expected = "a worker that imports the op and draws its inputs"
+        return error("SL611", where=self.task.op.spec.name, got=e.how, expected=expected)
+
+
+def _homeless(op: Op, provider: str) -> str:
+    if "<locals>" in op.reference.__qualname__ or "<locals>" in provider:
+        return "it is declared inside a function"
+    if not (_modules(op) or os.path.isfile(_file(op))):
+        return "it is not declared in a file"
+    return ""
+
+
+def _modules(op: Op) -> list[str]:
+    """Modules that declare the op, its kernels and its sampler."""
+    functions: list[Any] = [op.reference, op.sampler]
+    functions += [getattr(k.run, "fn", None) for kernels in op.kernels.values() for k in kernels]
+    functions += [getattr(f, "fn", f) for f in functions]  # a Triton kernel wraps its function
+    names = (getattr(f, "__module__", None) for f in functions if f is not None)
+    return [n for n in dict.fromkeys(names) if n and n != "__main__" and not n.startswith("shiplap_target_")]
+
+
+def _file(op: Op) -> str:
+    code = getattr(op.reference, "__code__", None)
+    return os.path.abspath(code.co_filename) if code is not None else ""

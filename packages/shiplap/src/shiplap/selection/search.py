@@ -1,0 +1,178 @@
+"""From candidates to a ranking: verify, drop the wrong with a finding, race the rest, look around the best.
+
+A small space is raced whole. Of a large one, those that the kernel's ``prior`` ranks first (or, without one, a spread
+over the declared order) are raced, then the neighbours of the winner: configs that differ from it in one value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from time import monotonic
+
+from shiplap.op import Op
+from shiplap.referee.finding import Finding
+from shiplap.selection.bench import Bench
+from shiplap.selection.candidate import Candidate, KernelCandidate, label
+from shiplap.selection.inputs import Inputs
+from shiplap.selection.measure import Plan, Timing
+
+__all__ = ["Ranking", "Report", "search"]
+
+WHOLE = 32  # candidates up to which the space is searched whole
+SHARE = 0.6  # of the time of a bucket, after which no more candidates are verified: those that are have to be raced
+CLIMBS = 3  # how often the neighbourhood of a new winner is looked at
+
+Report = Callable[[str, int, int], None]  # what is going on, steps done, steps in all
+
+
+@dataclass
+class Ranking:
+    """What is known so far. ``order`` lists verified candidates, the fastest first."""
+
+    timings: dict[int, Timing] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+    dropped: set[int] = field(default_factory=set)
+    unseen: int = 0
+
+    @property
+    def order(self) -> list[int]:
+        return sorted(self.timings, key=lambda i: (not self.timings[i].finished, self.timings[i].median))
+
+
+class _Search:
+    def __init__(
+        self, op: Op, candidates: Sequence[Candidate], bench: Bench, inputs: Inputs, seconds: float, report: Report
+    ) -> None:
+        self.op, self.candidates, self.bench, self.inputs, self.report = op, candidates, bench, inputs, report
+        self.ends, self.seconds = monotonic() + seconds, seconds
+        self.ranking = Ranking()
+        self.verified: set[int] = set()
+
+    @property
+    def left(self) -> float:
+        return self.ends - monotonic()
+
+    def verify(self, indices: Sequence[int]) -> list[int]:
+        """Those that are right. The first two - reference and default - are looked at whatever the budget."""
+        right = []
+        self.bench.compile(indices)
+        for step, index in enumerate(indices):
+            if self.left <= (1 - SHARE) * self.seconds and index > 1:
+                self.ranking.unseen += 1
+                continue
+            self.report(f"verify {label(self.candidates[index])}", step, len(indices))
+            outcome = self.bench.verify(index)
+            if outcome.ok:
+                right.append(index)
+                self.verified.add(index)
+            else:
+                self.drop(index, "tune.verify", outcome.problem, skipped=outcome.refused)
+        return right
+
+    def drop(self, index: int, check: str, why: str, *, skipped: bool = False) -> None:
+        fix = "" if skipped else "correct the kernel, or leave this config out"
+        evidence = f"{label(self.candidates[index])}: {why}"
+        self.ranking.dropped.add(index)
+        self.ranking.timings.pop(index, None)
+        self.ranking.findings.append(
+            Finding(check, "skip" if skipped else "fail", self.op.spec.name, evidence, str(self.inputs.recipe), fix)
+        )
+
+    def race(self, indices: Sequence[int], plan: Plan) -> None:
+        self.report(f"race {len(indices)} candidates", 0, 1)
+        # A race may take as long again as it is told to, and getting ready comes first.
+        timings, failed = self.bench.race(indices, replace(plan, seconds=max(0.2, min(plan.seconds, self.left / 3))))
+        self.ranking.timings.update(timings)
+        for index, why in failed.items():
+            self.drop(index, "tune.measure", why)
+
+
+def search(
+    op: Op, candidates: Sequence[Candidate], bench: Bench, inputs: Inputs, seconds: float, report: Report, plan: Plan
+) -> Ranking:
+    """Rank ``candidates`` (the reference first, then the declared default) within about ``seconds``."""
+    work = _Search(op, candidates, bench, inputs, seconds, report)
+    try:
+        return _ranked(work, candidates, inputs, plan)
+    finally:
+        bench.quiet()
+
+
+def _ranked(work: _Search, candidates: Sequence[Candidate], inputs: Inputs, plan: Plan) -> Ranking:
+    first = _seeds(candidates, inputs)
+    right = work.verify(first)
+    if len(right) > WHOLE // 2 and len(candidates) > WHOLE:
+        right = _halve(work, right, plan)
+    if len(right) > 1:
+        work.race(right, plan)
+    elif right:
+        work.ranking.timings[right[0]] = Timing(0.0, 0.0, 0.0, 0, True)
+    for _ in range(CLIMBS if len(candidates) > WHOLE else 0):
+        if not _climb(work, plan):
+            break
+    seen = work.verified | work.ranking.dropped
+    work.ranking.unseen = len(candidates) - len(seen)
+    return work.ranking
+
+
+def _halve(work: _Search, right: list[int], plan: Plan) -> list[int]:
+    """Short races, each of the better half of the one before."""
+    rounds = 2
+    while len(right) > WHOLE // 4 and work.left > 0:
+        work.race(right, replace(plan, rounds=rounds, least=1, hopeless=2.0))
+        ranked = sorted((i for i in right if i in work.ranking.timings), key=lambda i: work.ranking.timings[i].median)
+        kept = ranked[: max(2, len(ranked) // 2)]
+        if len(kept) >= len(right):
+            break
+        right, rounds = kept, rounds * 2
+    work.ranking.timings = {i: replace(t, finished=False) for i, t in work.ranking.timings.items()}
+    return right
+
+
+def _seeds(candidates: Sequence[Candidate], inputs: Inputs) -> list[int]:
+    """All of a small space; of a large one the first of each kernel, and the best WHOLE by prior or by spread."""
+    if len(candidates) <= WHOLE:
+        return list(range(len(candidates)))
+    kernels = [c.kernel for c in candidates]
+    first = [i for i, name in enumerate(kernels) if kernels.index(name) == i]
+    rest = [i for i in range(len(candidates)) if i not in first]
+    scores = {i: _prior(candidates[i], inputs) for i in rest}
+    if any(s is not None for s in scores.values()):
+        best = sorted(rest, key=lambda i: (scores[i] is None, scores[i] or 0.0))[:WHOLE]
+    else:
+        best = list(dict.fromkeys(rest[i * len(rest) // WHOLE] for i in range(WHOLE)))
+    return [*first, *best]
+
+
+def _prior(candidate: Candidate, inputs: Inputs) -> float | None:
+    """The kernel's own estimate; None without one, or when it fails."""
+    space = candidate.bound.space if isinstance(candidate, KernelCandidate) else None
+    estimate = space.prior if space is not None else getattr(candidate, "prior", None)
+    if estimate is None:
+        return None
+    try:
+        return float(estimate(dict(inputs.call.env), candidate.config.as_dict()))
+    except (ArithmeticError, LookupError, TypeError, ValueError):
+        return None
+
+
+def _climb(work: _Search, plan: Plan) -> bool:
+    """Race the best against its unseen neighbours; whether one of them has beaten it."""
+    order = work.ranking.order
+    if not order or work.left <= 0:
+        return False
+    best = order[0]
+    seen = work.verified | work.ranking.dropped
+    near = [i for i in range(len(work.candidates)) if i not in seen and _neighbours(work.candidates, i, best)]
+    right = work.verify(near)
+    if not right:
+        return False
+    work.race([best, *right], plan)
+    return bool(work.ranking.order) and work.ranking.order[0] != best
+
+
+def _neighbours(candidates: Sequence[Candidate], a: int, b: int) -> bool:
+    x, y = candidates[a], candidates[b]
+    mine, other = x.config.as_dict(), y.config.as_dict()
+    return x.kernel == y.kernel and mine.keys() == other.keys() and sum(mine[n] != other[n] for n in mine) == 1

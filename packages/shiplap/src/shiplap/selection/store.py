@@ -1,0 +1,192 @@
+"""Where choices persist: one readable JSON file per entry, written whole or not at all, read with suspicion.
+
+``put`` writes a file of its own, syncs it and renames it over the entry: readers see the old or the new one, also after
+a kill or a power cut, and no lock is needed. A file names its key and a checksum of its content; one that is cut
+short, edited, or of another key counts as absent. No clock is asked: nothing depends on which file is newer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from shiplap.errors import notice
+from shiplap.selection.key import Key
+from shiplap.settings import settings
+
+__all__ = ["FORMAT", "Store", "Stored", "seal", "unseal"]
+
+FORMAT = "shiplap-choice/1"
+LIMIT = 1 << 20  # bytes: no entry of ours comes near
+_numbers = count()
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A file of the store: its key and value, or what is wrong with it."""
+
+    path: Path
+    key: Key | None = None
+    value: Mapping[str, Any] | None = None
+    problem: str = ""
+
+
+def seal(key: Key, value: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of an entry, with its checksum."""
+    body = {"format": FORMAT, "key": key.as_dict(), "value": dict(value)}
+    return {**body, "sha256": _checksum(body)}
+
+
+def unseal(content: Any) -> tuple[Key, Mapping[str, Any]]:
+    """Key and value of an entry; ValueError says why it is none."""
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise ValueError(f"not of format {FORMAT}")
+    body = {name: content.get(name) for name in ("format", "key", "value")}
+    if content.get("sha256") != _checksum(body):
+        raise ValueError("its checksum does not fit")
+    key, value = body["key"], body["value"]
+    if not isinstance(key, dict) or not isinstance(value, dict) or not all(isinstance(v, str) for v in key.values()):
+        raise ValueError("no key or no value")
+    return Key.of(key), value
+
+
+def _checksum(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+class Store:
+    """The directory ``tuned`` of the cache, or any other; a choice that cannot be kept there is made again."""
+
+    def __init__(self, root: str | os.PathLike[str] | None = None) -> None:
+        self.root = Path(root) if root is not None else Path(settings().cache_dir) / "tuned"
+
+    def path(self, key: Key) -> Path:
+        """Where the entry of ``key`` is or would be: a directory per op, a digest as name."""
+        return self.root / _directory(key["op"]) / f"{key.digest}.json"
+
+    def get(self, key: Key) -> Mapping[str, Any] | None:
+        """The value stored for ``key``, or None."""
+        found = self._read(self.path(key))
+        return found.value if found is not None and found.key == key else None
+
+    def put(self, key: Key, value: Mapping[str, Any]) -> bool:
+        """Write an entry; True once it is on disk. A full or read-only directory is said once, not raised."""
+        text = json.dumps(seal(key, value), indent=1) + "\n"
+        try:
+            self.root.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # native bindings want it private
+            write_whole(self.path(key), text)
+        except OSError as e:
+            code = errno.errorcode.get(e.errno or 0, type(e).__name__)
+            message = f"choices cannot be kept in {self.root} ({code}: {e.strerror or e}): they serve this process only"
+            notice(f"store {self.root} {code}", message)
+            return False
+        return True
+
+    def remove(self, path: Path) -> bool:
+        """Delete an entry; False when it cannot be."""
+        try:
+            path.unlink(missing_ok=True)
+        except OSError:
+            return False
+        return True
+
+    def entries(self, op: str = "") -> Iterator[Stored]:
+        """All files, sorted by name, the damaged ones with what is wrong; those of ``op`` if it is given."""
+        for directory in self._directories(op):
+            for path in sorted(directory.glob("*.json")):
+                if (found := self._read(path)) is not None:
+                    yield found
+
+    def rubbish(self) -> Iterator[Path]:
+        """Files that a killed process of this machine left half-written. Those of other machines are not judged."""
+        for directory in self._directories(""):
+            for path in sorted(directory.glob(".*.tmp")):
+                host, _, pid = path.name[1:].rpartition(".tmp")[0].rpartition("@")[2].partition("~")
+                if host == _host() and pid.partition("~")[0].isdigit() and not _alive(int(pid.partition("~")[0])):
+                    yield path
+
+    def _directories(self, op: str) -> list[Path]:
+        try:
+            found = sorted(d for d in self.root.iterdir() if d.is_dir())
+        except OSError:
+            return []
+        return [d for d in found if not op or d.name == _directory(op)]
+
+    def _read(self, path: Path) -> Stored | None:
+        """A file as it is; None when there is none."""
+        for attempt in range(3):
+            try:
+                with path.open("rb") as file:
+                    raw = file.read(LIMIT + 1)
+            except FileNotFoundError:
+                return None
+            except OSError as e:
+                if e.errno == errno.ESTALE and attempt < 2:  # NFS: the file was replaced on another machine
+                    continue
+                return Stored(path, problem=f"cannot be read: {e.strerror or e}")
+            break
+        try:
+            key, value = unseal(json.loads(raw)) if len(raw) <= LIMIT else _too_large()
+        except (ValueError, RecursionError) as e:  # JSONDecodeError and UnicodeDecodeError are ValueErrors
+            return Stored(path, problem=f"damaged: {str(e)[:120]}")
+        if path != self.path(key):
+            return Stored(path, key, problem="its key belongs to another file name")
+        return Stored(path, key, value)
+
+
+def _too_large() -> tuple[Key, Mapping[str, Any]]:
+    raise ValueError("too large")
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write ``path`` so that it holds its old content or all of ``text``, whatever happens; raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.parent / f".{path.stem[:16]}@{_host()}~{os.getpid()}~{next(_numbers)}.tmp"
+    try:
+        with temporary.open("x", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+    _sync_directory(path.parent)
+
+
+def _sync_directory(directory: Path) -> None:
+    """Make the rename last; where directories cannot be synced (some network file systems) it lasts as it is."""
+    with contextlib.suppress(OSError):
+        handle = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _directory(op: str) -> str:
+    return "".join(c if c.isalnum() or c in "_-" else "." for c in op).strip(".") or "-"
+
+
+def _host() -> str:
+    return "".join(c if c.isalnum() else "-" for c in socket.gethostname())[:40]
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True

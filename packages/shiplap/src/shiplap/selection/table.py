@@ -1,0 +1,144 @@
+"""``write``: the choices of this machine as one file; ``frozen``: a file in force, after which nothing is measured."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from shiplap.errors import error, notice
+from shiplap.op import Op, choices, registry
+from shiplap.selection.choice import Choice, entry_of, from_json
+from shiplap.selection.key import MACHINE, VERSIONS, Key, differences, environment
+from shiplap.selection.store import Store, seal, unseal, write_whole
+from shiplap.settings import settings
+
+__all__ = ["dump", "frozen", "keep", "read", "thaw", "write"]
+
+FORMAT = "shiplap-tuned/1"
+
+_made: dict[str, tuple[Key, Choice]] = {}  # what this process chose or received, also where no store takes it
+
+
+def keep(key: Key, choice: Choice) -> None:
+    """Remember a choice for ``write``."""
+    _made[key.digest] = key, choice
+
+
+def write(path: str | os.PathLike[str], ops: Iterable[Op] | None = None, *, store: Store | None = None) -> list[Choice]:
+    """What ``shiplap.freeze`` does."""
+    found: dict[str, tuple[Key, Mapping[str, Any]]] = {}
+    for entry in (store or Store()).entries():
+        if entry.key is not None and entry.value is not None:
+            found[entry.key.digest] = entry.key, entry.value
+    found |= {digest: (key, choice.value()) for digest, (key, choice) in _made.items()}
+    names = None if ops is None else {op.spec.name for op in ops}
+    kept = [(k, v) for k, v in found.values() if (names is None or k["op"] in names) and _holds(k)]
+    kept.sort(key=lambda pair: pair[0].fields)
+    dump(path, kept)
+    return [from_json(key, value, "frozen") for key, value in kept]
+
+
+def _holds(key: Key) -> bool:
+    """Whether a choice with this key would be asked for now; of an op that is not declared here, all but its source."""
+    op = registry.find(key["op"])
+    if op is not None and key["source"] != op.identity:
+        return False
+    now = _environments([key["device"]]).get(key["device"])
+    return now is not None and not differences(key.as_dict(), now, (*MACHINE, *VERSIONS))
+
+
+def _environments(devices: Iterable[str]) -> dict[str, dict[str, str]]:
+    """MACHINE and VERSIONS for each device type that this machine has."""
+    found = {}
+    for device in set(devices):
+        if device != "cuda" or torch.cuda.is_available():
+            found[device] = environment(device)
+    return found
+
+
+def dump(path: str | os.PathLike[str], entries: Sequence[tuple[Key, Mapping[str, Any]]]) -> None:
+    """Write a table of choices, whole or not at all; SL602 when it cannot be written."""
+    body = {"format": FORMAT, "entries": [seal(key, value) for key, value in entries]}
+    text = json.dumps({**body, "sha256": _checksum(body)}, indent=1) + "\n"
+    try:
+        write_whole(Path(path), text)
+    except OSError as e:
+        raise error(
+            "SL602",
+            where=str(path),
+            what="file cannot be written",
+            got=e.strerror or e,
+            expected="a path in a writable directory",
+        ) from None
+
+
+def read(path: str | os.PathLike[str]) -> list[tuple[Key, Mapping[str, Any]]]:
+    """Keys and values of a table; SL602 when there is none, SL609 when it is damaged."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as e:
+        raise error(
+            "SL602",
+            where=str(path),
+            what="file cannot be read",
+            got=getattr(e, "strerror", "") or e,
+            expected="a table written by 'shiplap freeze'",
+        ) from None
+    try:
+        content = json.loads(text)
+        if not isinstance(content, dict) or content.get("format") != FORMAT:
+            raise ValueError(f"not of format {FORMAT}")
+        if content.get("sha256") != _checksum({n: content.get(n) for n in ("format", "entries")}):
+            raise ValueError("its checksum does not fit")
+        found = [unseal(entry) for entry in content["entries"]]
+        for key, value in found:
+            from_json(key, value, "frozen")
+    except (ValueError, RecursionError) as e:
+        raise error("SL609", where=str(path), got=str(e)[:200], expected=f"a table of format {FORMAT}") from None
+    return found
+
+
+def _checksum(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def frozen(path: str | os.PathLike[str]) -> list[Choice]:
+    """Fix the choices of this process to those of a table: from now on nothing is measured.
+
+    A call without an entry runs its declared default and says so once; with ``SHIPLAP_STRICT=1`` it raises SL607.
+    Entries of another machine are left out, entries of other library versions used, both with a notice.
+    """
+    found = read(path)
+    now = _environments(key["device"] for key, _ in found)
+    taken, other, older = [], [], []
+    for key, value in found:
+        here = now.get(key["device"])
+        if here is None or (differs := differences(key.as_dict(), here, MACHINE)):
+            other += [f"no device {key['device']}"] if here is None else differs
+            continue
+        older += differences(key.as_dict(), here, VERSIONS)
+        taken.append((key, from_json(key, value, "frozen")))
+    if older and settings().strict:
+        raise error("SL609", where=str(path), got=", ".join(sorted(set(older))), expected="the versions it was made on")
+    for what, fields in (("of another machine are left out", other), ("of other versions are used", older)):
+        if fields:
+            notice(f"frozen {path} {what}", f"{path}: entries {what} ({', '.join(sorted(set(fields)))})")
+    choices.install([entry_of(c, k["source"], _extra(k)) for k, c in taken], str(path))
+    registry.refresh()
+    return [choice for _, choice in taken]
+
+
+def _extra(key: Key) -> dict[str, str]:
+    return {name.removeprefix("extra."): value for name, value in key.fields if name.startswith("extra.")}
+
+
+def thaw() -> None:
+    """Undo :func:`frozen`: no choices are in force."""
+    choices.install([], "")
+    registry.refresh()

@@ -1,0 +1,87 @@
+"""addresses: what a plan keeps of one call, and what it promises about the next."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from jaxtyping import Float, Float8e4m3fn
+from torch import Tensor
+
+import shiplap as sl
+from shiplap_testing.zoo import bad, good
+from tests.audit.common import look
+from tests.audit.test_memory import double
+
+# --8<-- [start:addresses]
+_plans: dict[torch.Size, Tensor] = {}
+
+
+@sl.op("audit_addresses::add_bias")
+def add_bias(x: Float[Tensor, "n c"], bias: Float[Tensor, "c"]) -> Float[Tensor, "n c"]:
+    return x + bias
+
+
+@add_bias.kernel("cpu")
+def _(x, bias, *, out):
+    kept = _plans.setdefault(x.shape, bias)  # the descriptor of a shape has the first caller's bias
+    torch.add(x, kept, out=out)
+
+
+# --8<-- [end:addresses]
+
+
+def test_addresses_fires():
+    found = look(add_bias, "addresses")
+    assert found.verdict == "fail"
+    assert "another bias, same size: result 0" in found.evidence
+    assert "keep no pointer in a plan" in found.fix
+
+
+def test_addresses_tells_a_promise_of_alignment_from_a_baked_pointer():
+    found = look(bad.addresses.aligned, "addresses")
+    assert found.verdict == "fail"
+    assert "x at an address aligned to one element" in found.evidence
+    assert "promise no more alignment" in found.fix
+
+
+@pytest.mark.parametrize(
+    "op", [good.affine, good.update_, good.gather, good.stack, good.saxpy], ids=lambda o: o.__name__
+)
+def test_addresses_is_silent(op):
+    found = look(op, "addresses")
+    assert found.verdict == "ok"
+    assert "moves" in found.evidence
+
+
+def test_integers_move_only_together():
+    """Row numbers of one sample need not fit the tensors of another."""
+    assert "4 moves" in look(good.gather, "addresses").evidence  # x alone twice, all twice; never the index alone
+    assert "2 moves" in look(good.histogram, "addresses").evidence
+    assert "4 moves" in look(double, "addresses").evidence
+
+
+@sl.op("audit_addresses::twice")
+def twice(
+    codes: Float8e4m3fn[Tensor, "n"], again: Float8e4m3fn[Tensor, "n"], scale: Float[Tensor, "n"]
+) -> Float[Tensor, "n"]:
+    """``again`` holds the same codes, for kernels that want them elsewhere."""
+    return codes.to(scale.dtype) * scale
+
+
+@twice.kernel("cpu")
+def _(codes, again, scale, *, out):
+    torch.mul(again.to(scale.dtype), scale, out=out)
+
+
+@twice.samples
+def _(rng, sizes, dtype, device):
+    codes = torch.randn(sizes["n"], generator=rng).to(device, torch.float8_e4m3fn)
+    return codes, codes.clone(), torch.rand(sizes["n"], generator=rng).to(device, dtype)
+
+
+@pytest.mark.parametrize("check", ["addresses", "edges"])
+def test_codes_of_eight_bits_change_only_together(check):
+    """Two forms of one quantised weight, and a scale that belongs to it: neither form changes alone."""
+    found = look(twice, check)
+    assert found.verdict == "ok", found.evidence
+    assert check == "edges" or "4 moves" in found.evidence

@@ -1,0 +1,101 @@
+"""cuda_graph, as far as it goes without a GPU; the rest is in tests/gpu."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+import shiplap as sl
+from shiplap.audit import capture
+from shiplap.audit.checks import cuda_graph
+from shiplap_testing.zoo import gpu
+from tests.audit.common import look
+from tests.audit.test_memory import double
+
+# --8<-- [start:cuda_graph]
+_workspace: dict[torch.device, Tensor] = {}
+
+
+@sl.op("audit_graph::grows")
+def grows(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+    return x * 2
+
+
+@grows.kernel("cuda")
+def _(x, *, out):
+    if x.device not in _workspace or _workspace[x.device].numel() < len(x):
+        _workspace[x.device] = torch.empty(len(x), device=x.device)  # an older graph still writes to the last one
+    torch.mul(_workspace[x.device][: len(x)].copy_(x), 2, out=out)
+
+
+# --8<-- [end:cuda_graph]
+
+
+def test_cuda_graph_is_skipped_elsewhere_and_says_so():
+    found = look(double, "cuda_graph")
+    assert found.verdict == "skip"
+    assert "device='cuda'" in found.evidence
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_cuda_graph_fires():
+    (found,) = sl.audit(grows, checks=["cuda_graph"], device="cuda", seed=1)
+    assert found.verdict == "fail", found.evidence
+
+
+def test_a_data_dependent_size_is_a_reason_to_stay_out_of_graphs():
+    @sl.op("audit_graph::positive", bounds={"m": "n"})
+    def positive(x: Float[Tensor, "n"]) -> Int64[Tensor, "m"]:
+        return (x > 0).nonzero()[:, 0]
+
+    tagged = cuda_graph.kept_out(positive)
+    assert tagged is not None
+    assert "its size m depends on data; use the capacity form" in tagged.skip
+    untagged = cuda_graph.kept_out(gpu.faults.nonzero)
+    assert untagged is not None
+    assert "not tagged cudagraph_unsafe" in untagged.problem
+    assert "capacity form" in untagged.fix
+    assert cuda_graph.kept_out(double) is None
+
+
+def test_a_tag_keeps_an_op_out():
+    library = torch.library.Library("audit_graph_raw", "DEF")
+    library.define("waits(Tensor x) -> Tensor", tags=(torch.Tag.cudagraph_unsafe,))
+
+    @sl.adopt("audit_graph_raw::waits")
+    def waits(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+        return x * 2
+
+    found = cuda_graph.kept_out(waits)
+    assert found is not None
+    assert "tagged cudagraph_unsafe" in found.skip
+
+
+def test_free_blocks_are_covered_by_requests_that_find_them(monkeypatch):
+    """Torch serves up to 1 MiB from small segments, so a larger free block there takes several requests."""
+
+    def segment(kind, *blocks, pool=(0, 0), device=0, stream=7):
+        states = [{"size": size, "state": state} for size, state in blocks]
+        return {"device": device, "stream": stream, "segment_type": kind, "segment_pool_id": pool, "blocks": states}
+
+    mib = 1 << 20
+    segments = [
+        segment("small", (512, "active_allocated"), (2 * mib - 512, "inactive")),
+        segment("large", (20 * mib, "inactive"), stream=0),
+        segment("small", (2 * mib, "inactive"), pool=(0, 1)),
+        segment("small", (2 * mib, "inactive"), device=1),
+    ]
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: segments)
+    assert capture._free_blocks(torch.device("cuda")) == [(20 * mib, 0), (mib, 7), (mib - 512, 7)]
+    monkeypatch.setattr(capture, "MOST_POISON", 2 * mib)  # the small ones first
+    assert capture._free_blocks(torch.device("cuda")) == [(mib, 7), (mib - 512, 7)]
+
+
+def test_the_zoo_of_graphs_is_complete():
+    assert {s.name for s in gpu.BAD} == set(gpu.EVIDENCE)
+    assert len(gpu.BAD) >= 18
+    elsewhere = {"atomics in any order", "weights copied into a staging buffer", "result on the host"}
+    assert all("cuda_graph" in s.flagged_by or s.name in elsewhere for s in gpu.BAD)

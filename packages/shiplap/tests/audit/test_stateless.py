@@ -1,0 +1,133 @@
+"""stateless: what a C ABI library keeps between calls, read from its symbols."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import shiplap as sl
+from shiplap.audit.checks import stateless
+from shiplap.audit.symbols import Symbol, state_of
+from shiplap.bind.cabi import CAbi
+from shiplap_testing.zoo import bad, good, stateful
+from tests.audit.common import look
+from tests.audit.test_memory import double
+
+NAMED = [s for s in stateful.SPECIMENS if s.name in stateful.NAMES]
+
+
+def library_of(op) -> Path:
+    return op.kernels["cpu"][0].run.source.library
+
+
+@pytest.mark.parametrize("specimen", NAMED, ids=str)
+def test_stateless_fires_and_names_the_symbols(specimen):
+    found = look(specimen.op, "stateless")
+    assert found.verdict == "fail"
+    for name in stateful.NAMES[specimen.name]:
+        assert name in found.evidence
+    assert "sl_context" in found.fix
+
+
+def test_stateless_tells_thread_local_from_global():
+    (error,) = state_of(library_of(NAMED[1].op)).symbols
+    assert error == Symbol("last_error", 1024, "thread-local")
+    assert {s.kind for s in state_of(library_of(NAMED[0].op)).symbols} == {"global"}
+
+
+def test_stateless_is_silent_and_says_what_it_set_aside():
+    assert look(good.saxpy, "stateless").verdict == "ok"
+    found = look(stateful.STATELESS[0].op, "stateless")
+    assert found.verdict == "ok"
+    assert "DW.ref._ZTISt9exception (C++ exceptions)" in found.evidence
+
+
+def test_stateless_skips_what_has_no_library():
+    found = look(double, "stateless")
+    assert (found.verdict, "no C ABI kernel" in found.evidence) == ("skip", True)
+    assert look(bad.values.wrong_numerics, "stateless").verdict == "skip"
+
+
+@pytest.mark.skipif(shutil.which("strip") is None, reason="no strip")
+@pytest.mark.parametrize(("index", "verdict"), [(0, "skip"), (1, "fail"), (-1, "skip")])
+def test_stateless_of_a_stripped_library_is_never_ok_by_ignorance(tmp_path, monkeypatch, index, verdict):
+    """Thread-locals still show as a section; writable data without names cannot be told from the runtime's."""
+    op = (NAMED[index] if index >= 0 else NAMED[2]).op
+    source = library_of(op)
+    subprocess.run(["strip", "-o", tmp_path / source.name, source], check=True)
+    monkeypatch.setattr(stateless, "locate", lambda path: tmp_path / source.name)
+    found = look(op, "stateless")
+    assert found.verdict == verdict
+    assert "stripped" in found.evidence
+
+
+@pytest.mark.parametrize("stripped", [False, True])
+def test_a_cpp_runtime_that_is_linked_in_is_no_alarm_and_no_ok(tmp_path, monkeypatch, stripped):
+    """As manylinux wheels do it: dozens of writable objects, none of them ours."""
+    source = tmp_path / "a.cpp"
+    source.write_text("""#include <iostream>
+#include <stdexcept>
+extern "C" int f(int n) { try { throw std::runtime_error("x"); } catch (std::exception& e) { std::cerr << e.what(); }
+  return n; }""")
+    command = [
+        "c++",
+        "-shared",
+        "-fPIC",
+        "-static-libstdc++",
+        "-static-libgcc",
+        "-o",
+        tmp_path / "libstatic.so",
+        source,
+    ]
+    subprocess.run([*command, *(["-s"] if stripped else [])], check=True)
+    monkeypatch.setattr(stateless, "locate", lambda path: tmp_path / "libstatic.so")
+    found = look(good.saxpy, "stateless")
+    assert found.verdict == "skip", found.evidence
+    assert "C++ runtime linked in" in found.evidence
+
+
+def test_stateless_of_something_else_is_skipped(tmp_path, monkeypatch):
+    (tmp_path / "libtext.so").write_text("INPUT(other.so)")
+    monkeypatch.setattr(stateless, "locate", lambda path: tmp_path / "libtext.so")
+    found = look(good.saxpy, "stateless")
+    assert found.verdict == "skip"
+    assert "no readable ELF symbol table" in found.evidence
+
+
+def test_stateless_names_libraries_that_are_elsewhere(monkeypatch):
+    monkeypatch.setattr(stateless, "_libraries", lambda op: [sl.cabi("/nowhere/libfar.so", "f")])
+    assert isinstance(sl.cabi("/nowhere/libfar.so", "f"), CAbi)
+    found = look(good.saxpy, "stateless")
+    assert (found.verdict, found.evidence) == ("skip", "not on this machine: libfar.so")
+
+
+def test_state_that_a_library_admits_is_told_and_is_not_ok(tmp_path, monkeypatch):
+    """A plan registry, say: skip with its reason. What it does not name, and thread-locals, stay failures."""
+    source = tmp_path / "a.c"
+    source.write_text("""#include <stdint.h>
+void* plans;
+__attribute__((visibility("default"))) const char shiplap_keeps[] =
+    "plans: made before, never changed\\nlost: no reason";
+#ifdef MORE
+MORE lost;
+#endif
+int f(void) { return plans != 0; }""")
+
+    def verdict(*more):
+        library = tmp_path / f"lib{len(more[0]) if more else 0}.so"
+        subprocess.run(["cc", "-shared", "-fPIC", *more, "-o", library, source], check=True)
+        monkeypatch.setattr(stateless, "locate", lambda path: library)
+        return look(good.saxpy, "stateless")
+
+    found = verdict()
+    assert found.verdict == "skip"
+    assert "keeps plans (made before, never changed), and says so" in found.evidence
+    assert verdict("-DMORE=int").verdict == "skip"
+    threaded = verdict("-DMORE=_Thread_local int")
+    assert threaded.verdict == "fail"
+    assert "lost (4 bytes, thread-local)" in threaded.evidence
+    source.write_text(source.read_text().replace("lost: no reason", ""))
+    assert "lost (4 bytes, global)" in verdict("-DMORE=float").evidence

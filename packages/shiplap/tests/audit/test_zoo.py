@@ -1,0 +1,79 @@
+"""The audit and the zoo: every broken op is flagged by the check that is there for it, no sound op by any."""
+
+import pytest
+import torch
+
+from shiplap.audit import CHECKS, audit
+from shiplap_testing.zoo import bad, boundary, good, gpu, stateful
+
+SEED = 20261121
+# A full audit of these: what fails is the fault itself and what follows from it, and nothing else.
+WHOLE = {
+    "wrong gradient": {"gradient"},
+    "kernel that ignores a scalar": {"numerics"},
+    "kernel that crashes on zero rows": {"edges"},
+}
+LIBRARY = ("numerics", "edges", "fresh", "threads", "stateless", "c_abi")
+
+CPU_BAD = (*bad.SPECIMENS, *stateful.SPECIMENS, *boundary.SPECIMENS)
+CPU_SOUND = (*good.SPECIMENS, *stateful.STATELESS, *boundary.SOUND)
+EVERY_BAD = (*CPU_BAD, *gpu.BAD)  # those of gpu: tests/gpu/test_zoo_gpu.py
+
+
+def failures(op, **keywords):
+    return {f.check: f for f in audit(op, seed=SEED, budget_s=600, **keywords) if f.verdict == "fail"}
+
+
+@pytest.fixture(autouse=True)
+def fewer_threads():
+    """Two audits at once (pytest -n 2) would otherwise wait for each other's threads."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("specimen", CPU_BAD, ids=str)
+def test_a_broken_op_is_flagged(specimen):
+    for check in sorted(specimen.flagged_by):  # one at a time: a check may wait for another that failed
+        (finding,) = audit(specimen.op, checks=[check], seed=SEED)
+        assert finding.verdict == "fail", finding.evidence
+        assert finding.subject == specimen.op.spec.name
+        assert finding.evidence
+        assert finding.fix
+        assert f"seed {SEED}" in finding.input
+
+
+@pytest.mark.parametrize("specimen", [s for s in bad.SPECIMENS if s.name in WHOLE], ids=str)
+def test_a_whole_audit_blames_nothing_else(specimen):
+    assert failures(specimen.op).keys() == WHOLE[specimen.name]
+
+
+@pytest.mark.parametrize("specimen", [*stateful.STATELESS, *boundary.SOUND], ids=str)
+def test_a_sound_c_function_passes_what_looks_at_its_library(specimen):
+    """Around the function they are the one C ABI kernel of ``good``, which passes everything."""
+    findings = audit(specimen.op, checks=LIBRARY, seed=SEED)
+    assert {f.check: f.verdict for f in findings} == dict.fromkeys(LIBRARY, "ok"), findings
+
+
+@pytest.mark.parametrize("specimen", good.SPECIMENS, ids=str)
+def test_a_sound_op_passes_everything(specimen):
+    findings = audit(specimen.op, seed=SEED, budget_s=600)
+    assert [f"{f.check}: {f.evidence} ({f.input})" for f in findings if f.verdict == "fail"] == []
+    assert {f.check for f in findings if f.verdict == "ok"} >= {"schema", "fake", "numerics", "fresh", "compile"}
+
+
+def test_every_check_has_an_op_that_it_flags():
+    assert {check for s in EVERY_BAD for check in s.flagged_by} == set(CHECKS)
+
+
+def test_the_eleven_of_which_opcheck_passes_ten():
+    assert len(bad.SPECIMENS) >= 19
+    assert len(good.SPECIMENS) >= 10
+    names = [s.name for s in (*EVERY_BAD, *CPU_SOUND, *gpu.GOOD)]
+    assert len(names) == len(set(names))
+
+
+def test_gradients_that_nobody_asked_for_are_noted():
+    (finding,) = audit(bad.gradients.sl_gradient_wasteful, checks=["gradient"], seed=SEED)
+    assert finding.verdict == "ok"
+    assert "also computed when not needed: d/dw, d/dx" in finding.evidence

@@ -1,0 +1,252 @@
+"""Configs of C kernels: in the context, in the header, and looked up natively when one has been chosen."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+import shiplap as sl
+from shiplap.bind import native
+from shiplap.bind.chosen import rows
+from shiplap.bind.header import config_names, header
+from shiplap.codegen.chosen import lookup_key
+from shiplap.errors import ShiplapError
+from shiplap.op import choices
+from shiplap.op.config import Config
+from shiplap.selection import choose, recipe_of, thaw
+from shiplap_testing.build import INCLUDE, compile_c
+
+BODY = """
+int tell(const sl_context* ctx, const DLTensor* x, const DLTensor* bias, DLTensor* out, int64_t by, int32_t wide) {
+  if (ctx->config_size != 2) return SL_INTERNAL;
+  double* o = out->data;
+  for (int64_t i = 0; i < out->shape[0]; i++) o[i] = 1000.0 * ctx->config[TELL_TILE] + ctx->config[TELL_DEPTH];
+  return SL_OK;
+}
+"""
+CONFIGS = [{"TILE": 64, "DEPTH": 2}, {"TILE": 128, "DEPTH": 3}, {"TILE": -1, "DEPTH": 1 << 40}]
+
+
+def declare(library: Path, name="chosen_test::tell", configs=CONFIGS, **keywords):
+    @sl.op(name)
+    def tell(
+        x: Float[Tensor, "n c"], bias: Float[Tensor, "c"] | None, by: int = 1, wide: bool = False
+    ) -> Float[Tensor, "n"]:
+        return x.new_zeros(x.shape[0])
+
+    tell.kernel("cpu", sl.cabi(library, "tell"), dtypes=["float64"], configs=configs, **keywords)
+    return tell
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("chosen")
+    tell = declare(folder / "libtell.so")
+    return compile_c(folder, "tell", {"tell": tell}, BODY, configs=config_names([tell]))
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("SHIPLAP_CACHE_DIR", str(tmp_path / "cache"))
+    thaw()
+    yield
+    thaw()
+
+
+@pytest.fixture(params=["python", "native"])
+def tell(request, library, tmp_path_factory, monkeypatch):
+    """The op with either binding; the native one is built once."""
+    thaw()
+    monkeypatch.setenv("SHIPLAP_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "chosen-cache"))
+    tell = declare(library)
+    if request.param == "native":
+        native.build(tell)
+        assert tell.native is not None
+    else:
+        monkeypatch.setenv("SHIPLAP_NATIVE", "0")
+    yield tell
+    thaw()
+    tell.drop_native()
+
+
+def x(n=5, c=3):
+    return torch.zeros(n, c, dtype=torch.float64)
+
+
+def said(op, *args):
+    """The config that a call ran with."""
+    value = int(op(*args)[0])
+    tile = round(value / 1000)
+    return {"TILE": tile, "DEPTH": value - 1000 * tile}
+
+
+def entry(op, args, config, kernel="tell"):
+    call = op._checker.bind(args)
+    return choices.Entry(op.spec.name, op.identity, ("cpu", *op.rule.key(call)), kernel, Config.of(config))
+
+
+def test_the_default_reaches_the_kernel(tell):
+    assert said(tell, x(), None) == CONFIGS[0]
+
+
+def test_a_choice_serves_its_bucket_dtype_and_presence_only(tell):
+    bias = torch.zeros(3, dtype=torch.float64)
+    choices.install(
+        [
+            entry(tell, (x(), None), CONFIGS[1]),
+            entry(tell, (x(), None, 2, True), {"TILE": 7, "DEPTH": 9}),
+            entry(tell, (x(), bias), {"TILE": 5, "DEPTH": 6}),
+        ]
+    )
+    assert said(tell, x(), None) == said(tell, x(8, 4), None) == CONFIGS[1]
+    assert said(tell, x(9), None) == said(tell, x(5, 5), None) == CONFIGS[0]
+    assert said(tell, x(), None, 2, True) == {"TILE": 7, "DEPTH": 9}
+    assert said(tell, x(), None, 2, False) == said(tell, x(), None, 3, True) == CONFIGS[0]
+    assert said(tell, x(), bias) == {"TILE": 5, "DEPTH": 6}
+    assert said(tell, x(3, 5).T, None) == CONFIGS[0], "another layout"
+    thaw()
+    assert said(tell, x(), None) == CONFIGS[0]
+
+
+def test_many_choices_are_all_found(tell):
+    found = {}
+    for by in range(300):
+        for n in (1, 4, 64):
+            found[n, by] = {"TILE": n, "DEPTH": by}
+    choices.install([entry(tell, (x(n), None, by), c) for (n, by), c in found.items()])
+    for (n, by), config in found.items():
+        assert said(tell, x(n), None, by) == config
+    assert said(tell, x(), None, 301) == CONFIGS[0]
+
+
+def test_a_chosen_reference_is_run(tell):
+    choices.install([entry(tell, (x(), None), {}, kernel="reference")])
+    assert tell(x(), None).tolist() == [0.0] * 5
+    assert said(tell, x(9), None) == CONFIGS[0]
+
+
+def test_a_choice_by_measuring_is_served_by_either_binding(library, cache, monkeypatch):
+    """The kernel is wrong on purpose (it tells its config): so the reference is chosen, natively too."""
+    tell = declare(library)
+    native.build(tell)
+    choice = choose(tell, recipe_of(tell, (x(), None)))
+    assert choice.kernel == "reference"
+    assert len(choice.findings) == 3
+    assert tell(x(), None).tolist() == [0.0] * 5
+    tell.drop_native()
+
+
+def test_frozen_and_missing_says_so_from_native_code_too(tell, monkeypatch):
+    choices.install([entry(tell, (x(), None), CONFIGS[1])], "tuned.json")
+    assert said(tell, x(), None) == CONFIGS[1]
+    with pytest.warns(sl.ShiplapNotice, match="is not in tuned.json: its declared default runs"):
+        assert said(tell, x(9), None) == CONFIGS[0]
+    monkeypatch.setenv("SHIPLAP_STRICT", "1")
+    with pytest.raises(ShiplapError, match="SL607"):
+        tell(x(9), None)
+
+
+def test_errors_are_those_of_the_declaration_also_with_choices(tell):
+    choices.install([entry(tell, (x(), None), CONFIGS[1])], "tuned.json")
+    with pytest.raises(ShiplapError, match="SL201"):
+        tell(torch.zeros(5, dtype=torch.float64), None)
+
+
+def test_the_header_names_the_parameters_and_the_signature_counts_them(library, ns):
+    tell = declare(library, f"{ns}::tell")
+    text = header({"tell": tell.spec}, "t", config_names([tell]))
+    assert "#define TELL_DEPTH 0 /* index into ctx->config */\n#define TELL_TILE 1 " in text
+    other = declare(library, configs=[{"WIDTH": 1, "TILE": 2}])
+    with pytest.raises(ShiplapError) as caught:
+        other(x(), None)
+    assert caught.value.id == "SL403"
+
+
+@pytest.mark.parametrize(
+    ("configs", "got"),
+    [
+        ([{"TILE": 1.5}], "TILE=1.5"),
+        ([{"TILE": 1}, {"DEPTH": 1}], "DEPTH=1"),
+        (lambda sizes: [{"TILE": 1}], "a function"),
+    ],
+)
+def test_a_c_kernel_takes_integers_under_the_same_names(library, ns, configs, got):
+    with pytest.raises(ShiplapError) as caught:
+        declare(library, f"{ns}::tell", configs=configs)
+    assert (caught.value.id, caught.value.got) == ("SL116", got)
+
+
+def test_a_default_that_follows_from_sizes_stays_with_python(library, ns, cache):
+    tell = declare(library, f"{ns}::tell", default=lambda sizes: CONFIGS[1])
+    with pytest.raises(ShiplapError, match="a config that C\\+\\+ cannot look up"):
+        native.build(tell)
+
+
+def test_what_c_cannot_look_up_has_no_key(ns):
+    @sl.op(f"{ns}::text")
+    def text(x: Float[Tensor, "n"], mode: str = "a", eps: float = 1.0) -> Float[Tensor, "n"]:
+        return x
+
+    assert lookup_key(text.spec, text.rule) == []
+    text.buckets(mode="none")
+    assert lookup_key(text.spec, text.rule) == ["rounded(peek_size(values[0], 0))", "peek_dtype(values[0])"]
+
+
+def test_rows_hold_what_the_table_holds(tell):
+    choices.install([entry(tell, (x(), None), CONFIGS[1]), entry(tell, (x(3, 5).T, None), CONFIGS[1])])
+    if tell.native is not None:
+        assert rows(tell, "cpu") == [[8, 4, 1, 0, 7, 0, 0, 3, 128]], "the other layout stays with Python"
+
+
+PROGRAM = r"""
+#include "shiplap/choices.h"
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <new>
+static size_t allocations = 0;
+void* operator new(size_t n) { ++allocations; return std::malloc(n); }
+void operator delete(void* p) noexcept { std::free(p); }
+void operator delete(void* p, size_t) noexcept { std::free(p); }
+int main() {
+  constexpr int64_t entries = 1000, key = 6, config = 4;
+  std::vector<int64_t> rows;
+  for (int64_t i = 0; i < entries; ++i) {
+    const int64_t row[] = {shiplap::rounded(i), i, 7, 0, 1, 1, 0, i, i + 1, i + 2, i + 3};
+    rows.insert(rows.end(), row, row + key + 1 + config);
+  }
+  shiplap::Choices choices;
+  choices.set(std::make_unique<const shiplap::Table>(rows.data(), entries, key, config, false));
+  const size_t before = allocations;
+  const auto started = std::chrono::steady_clock::now();
+  constexpr int64_t rounds = 2000000;
+  int64_t sum = 0, wrong = 0;
+  for (int64_t r = 0; r < rounds; ++r) {
+    const int64_t i = (r * 7919) % (2 * entries);
+    const int64_t wanted[] = {shiplap::rounded(i), i, 7, 0, 1, 1}, none = -1, *found = &none;
+    const bool defer = choices.table()->look(wanted, &found);
+    wrong += defer || (i < entries ? found[0] != i || found[3] != i + 3 : found != &none);
+    sum += *found;
+  }
+  const auto ns = std::chrono::duration<double, std::nano>(std::chrono::steady_clock::now() - started).count() / rounds;
+  std::printf("%.1f %zu %lld %lld\n", ns, allocations - before, (long long)wrong, (long long)sum);
+}
+"""
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
+def test_a_lookup_takes_less_than_200_ns_and_allocates_nothing(tmp_path):
+    """1000 entries, hits and misses, keys of six numbers (EPYC, 2026-11: about 15 ns); the best of five runs."""
+    (tmp_path / "look.cpp").write_text(PROGRAM)
+    command = ["c++", "-O2", "-std=c++20", "-Wall", "-Wextra", "-Werror", f"-I{INCLUDE}", "-o", tmp_path / "look"]
+    subprocess.run([*command, tmp_path / "look.cpp"], check=True)
+    runs = [subprocess.run([tmp_path / "look"], capture_output=True, text=True, check=True) for _ in range(5)]
+    found = [run.stdout.split() for run in runs]
+    assert all(f[1:3] == ["0", "0"] for f in found), found
+    assert min(float(f[0]) for f in found) < 200, found

@@ -1,0 +1,238 @@
+"""``shiplap audit``: findings in three forms, and an exit status that CI can rely on."""
+
+from __future__ import annotations
+
+import json
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shiplap.cli import console
+
+OPS = "tests/cli/targets.py"
+QUICK = ("--check", "numerics", "--check", "fresh")
+BROKEN = "examples/adopt_foreign_op.py"
+AUDIT = import_module("shiplap.audit")  # the package: sl.audit, an attribute of the same name, is the function
+
+
+def test_good_ops_leave_status_0(run: Any) -> None:
+    result = run("audit", OPS, *QUICK)
+    assert result.exit_code == 0, result.output
+    assert "cli_targets::scale" in result.stdout
+    assert "cli_targets::shift" in result.stdout
+    assert "0 failed, 4 ok, 0 skipped" in result.stdout
+    assert "noisy" not in result.stdout
+
+
+def test_a_failure_leaves_status_1_and_its_fix(process: Any) -> None:
+    done = process("audit", BROKEN, "--check", "fresh", "--seed", "3")
+    assert done.returncode == 1, done.stderr
+    assert "shares memory with the next call's output" in done.stdout
+    assert "seed 3" in done.stdout
+    assert "fix" in done.stdout
+
+
+def test_json_is_all_of_stdout(process: Any) -> None:
+    done = process("audit", f"{OPS}:scale", *QUICK, "--seed", "5", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert [(f["check"], f["verdict"]) for f in found["findings"]] == [("numerics", "ok"), ("fresh", "ok")]
+    assert found["facts"]["seed"] == "5"
+    assert found["facts"]["target"] == f"{OPS}:scale"
+    assert "noisy" in done.stderr  # what the module printed is not lost
+
+
+def test_json_keeps_the_exit_status(run: Any) -> None:
+    result = run("audit", BROKEN, "--check", "fresh", "--json")
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["findings"][0]["verdict"] == "fail"
+
+
+def test_html(run: Any, tmp_path: Path) -> None:
+    result = run("audit", BROKEN, "--check", "fresh", "--html", tmp_path / "audit.html")
+    assert result.exit_code == 1
+    page = (tmp_path / "audit.html").read_text()
+    assert "foreign::row_softmax" in page
+    assert "http://" not in page
+
+
+def test_cost_is_measured_on_request(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AUDIT, "cost", card)
+    assert json.loads(run("audit", OPS, *QUICK, "--json").stdout)["costs"] == []
+    costs = json.loads(run("audit", OPS, *QUICK, "--json", "--cost").stdout)["costs"]
+    assert [(c["subject"], c["raw_ns"]) for c in costs] == [("cli_targets::scale", 1.0), ("cli_targets::shift", 1.0)]
+    assert "ns per call" in run("audit", OPS, *QUICK, "--cost").stdout
+
+
+def test_several_targets_each_op_once(run: Any) -> None:
+    result = run("audit", OPS, f"{OPS}:shift", "examples/data_dependent.py", "--check", "schema", "--json")
+    subjects = [f["subject"] for f in json.loads(result.stdout)["findings"]]
+    assert subjects == ["cli_targets::scale", "cli_targets::shift", "data_dependent::distinct"]
+
+
+def test_an_op_without_samples_fails_and_the_others_are_audited(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from shiplap.errors import error
+
+    audit = AUDIT.audit
+
+    def refuse(op: Any, **keywords: Any) -> Any:
+        if op.spec.opname == "scale":
+            raise error("SL502", where=op.spec.name, got="no size fits")
+        return audit(op, **keywords)
+
+    monkeypatch.setattr(AUDIT, "audit", refuse)
+    result = run("audit", OPS, "--check", "schema", "--json")
+    assert result.exit_code == 1
+    first, second = json.loads(result.stdout)["findings"]
+    assert (first["check"], first["verdict"]) == ("samples", "fail")
+    assert first["evidence"] == "SL502: no samples can be generated: no size fits"
+    assert (second["subject"], second["verdict"]) == ("cli_targets::shift", "ok")
+
+
+def test_unknown_check_lists_the_known(run: Any) -> None:
+    from shiplap.audit import CHECKS
+
+    result = run("audit", OPS, "--check", "frsh")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.splitlines()[-5:-3] == ["SL503: no such check", "  where    audit(checks=...)"]
+    assert ", ".join(CHECKS) in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        ("absent.py", "no such file"),
+        ("tests/cli/conftest.py", "no op in target"),
+        (f"{OPS}:scael", "did you mean 'scale'?"),
+    ],
+)
+def test_wrong_targets(run: Any, target: str, expected: str) -> None:
+    result = run("audit", target)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert expected in result.stderr
+
+
+def test_unwritable_report_is_refused_before_the_work(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(AUDIT, "audit", lambda *a, **k: pytest.fail("the audit was run"))
+    result = run("audit", OPS, "--html", tmp_path / "absent" / "x.html")
+    assert result.exit_code == 2
+    assert "SL602: file cannot be written" in result.stderr
+
+
+def test_unavailable_device(run: Any) -> None:
+    result = run("audit", OPS, "--device", "nowhere")
+    assert result.exit_code == 2
+    assert "SL605: device not available" in result.stderr
+
+
+def test_progress_is_for_a_terminal_only(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from rich.console import Console
+
+    from shiplap.audit import Finding
+    from shiplap.cli import audit
+
+    finding = Finding("fake", "ok", "a::b", "fine")
+    for terminal, quiet in ((True, False), (True, True), (False, False)):
+        monkeypatch.setattr("sys.stderr.isatty", lambda terminal=terminal: terminal, raising=False)
+        monkeypatch.setattr(console, "err", lambda: Console(stderr=True, force_terminal=True))
+        with audit._progress(1, quiet) as advance:
+            advance(finding)
+        shown = capsys.readouterr()
+        assert shown.out == ""
+        assert bool(shown.err) == (terminal and not quiet)
+
+
+def card(op: Any, **keywords: Any) -> Any:
+    return AUDIT.CostCard(op.spec.name, "cpu", "x", "native", 1.0, 2.0, 3.0, None, ())
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cards at once, and where all checks are asked for a quick one of them."""
+    monkeypatch.setattr(AUDIT, "cost", card)
+    audit = AUDIT.audit
+    monkeypatch.setattr(AUDIT, "audit", lambda op, checks, **rest: audit(op, checks=checks or ["fresh"], **rest))
+
+
+def test_every_report_has_the_cost_card(run: Any, measured: None, tmp_path: Path) -> None:
+    page = tmp_path / "audit.html"
+    full = ("audit", f"{OPS}:scale", "--html", page)
+    assert "native" in run(*full).stdout
+    assert "native" in page.read_text()
+    assert json.loads(run(*full, "--json").stdout)["costs"][0]["eager_ns"] == 2.0
+    for why in (("--no-cost",), QUICK):
+        text = run(*full, *why).stdout
+        assert "ns per call, smallest sample: not measured: only some checks were asked for, or --no-cost" in text
+        assert "not measured" in page.read_text()
+        assert "not measured" in json.loads(run(*full, *why, "--json").stdout)["no_costs"]
+
+
+def test_passports_are_written_and_verified(run: Any, measured: None, tmp_path: Path) -> None:
+    result = run("audit", OPS, *QUICK, "--cost", "--passport", tmp_path / "new")
+    assert result.exit_code == 0, result.output
+    names = sorted(p.name for p in (tmp_path / "new").iterdir() if not p.name.startswith("."))
+    assert names == [f"cli_targets.{op}.cpu.passport.{kind}" for op in ("scale", "shift") for kind in ("html", "json")]
+    files = [a for p in sorted((tmp_path / "new").glob("*.json")) for a in ("--verify-passport", p)]
+    again = run("audit", OPS, *files)
+    assert again.exit_code == 0, again.output
+    assert "cli_targets::scale: passport of " in again.stdout
+    assert again.stdout.count("is that of the op") == 2
+    rows = json.loads(run("audit", OPS, *files, "--json").stdout)["passports"]
+    assert [(r["op"], r["moved"]) for r in rows] == [("cli_targets::scale", []), ("cli_targets::shift", [])]
+
+
+def test_a_passport_of_another_op_or_torch_says_so(run: Any, tmp_path: Path) -> None:
+    import msgspec
+
+    from shiplap.audit import passport as passports
+    from shiplap.cli.target import resolve
+
+    (op,) = resolve([f"{OPS}:scale"])
+    made = passports.describe(op, [], passports.Coverage(), None, seed=1, device="cpu")
+    other = msgspec.structs.replace(
+        made, digests=made.digests | {"reference": "0" * 16}, versions=made.versions | {"torch": "2.0.0"}, seal=""
+    )
+    other = msgspec.structs.replace(other, seal=passports._seal(other))
+    file, _ = passports.write(tmp_path, other)
+    result = run("audit", OPS, "--verify-passport", file)
+    assert result.exit_code == 1
+    assert "is no longer that of the op" in result.stdout
+    assert "  reference: 0000000000000000 then, " in result.stdout
+    assert "  evidence is of torch 2.0.0, here is 2." in result.stdout
+    result = run("audit", "examples/data_dependent.py", "--verify-passport", file)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "SL501: no op of this passport in the targets" in result.stderr
+
+
+def test_a_sanitizer_without_a_gpu_is_skipped_and_an_unknown_tool_refused(run: Any) -> None:
+    result = run("audit", f"{OPS}:scale", "--check", "fresh", "--sanitizer", "memcheck", "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)["findings"]
+    assert [(f["check"], f["verdict"]) for f in found] == [("fresh", "ok"), ("sanitizer", "skip")]
+    assert "device='cuda'" in found[1]["evidence"]
+    result = run("audit", f"{OPS}:scale", "--sanitizer", "mumcheck")
+    assert result.exit_code == 2
+    assert "SL503" in result.stderr
+
+
+def test_an_op_that_cannot_be_called_is_still_reported(run: Any, tmp_path: Path, ns: str) -> None:
+    file = tmp_path / "raises.py"
+    file.write_text(
+        "import shiplap as sl\nfrom jaxtyping import Float\nfrom torch import Tensor\n\n"
+        f"@sl.op('{ns}::raises')\n"
+        "def raises(x: Float[Tensor, 'n']) -> Float[Tensor, 'n']:\n    return x + 1\n\n"
+        "@raises.kernel('cpu')\n"
+        "def _(x, *, out):\n    raise RuntimeError('no such <device>')\n"
+    )
+    page = tmp_path / "page.html"
+    result = run("audit", str(file), "--check", "numerics", "--cost", "--json", "--html", str(page))
+    assert result.exit_code == 1, result.output
+    found = json.loads(result.stdout)
+    assert "no such <device>" in found["findings"][0]["evidence"]
+    assert found["no_costs"] == f"{ns}::raises: RuntimeError: no such <device>"
+    assert "no such &lt;device&gt;" in page.read_text()
+    assert "no such <device>" not in page.read_text()

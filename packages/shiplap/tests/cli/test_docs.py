@@ -1,0 +1,37 @@
+"""Pages that are written by a tool are as the tool would write them now, and pages say only what exists."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from shiplap_testing.forked import python
+from shiplap_testing.paths import REPOSITORY
+
+
+def test_generated_pages_are_current() -> None:
+    tool = REPOSITORY / "tools" / "generate_docs.py"
+    done = python(tool, "--check")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("page", sorted((REPOSITORY / "docs").glob("*.md")), ids=lambda p: p.name)
+def test_snippets_exist(page: Path) -> None:
+    assert "--8 <" not in page.read_text(), "a formatter took a snippet for Python: write ``` { .python }"
+    for file, name in re.findall(r'--8<-- "([^":]+):(\w+)"', page.read_text()):
+        text = (REPOSITORY / file).read_text()
+        assert f"--8<-- [start:{name}]" in text, f"{page.name}: {file}:{name}"
+        assert f"--8<-- [end:{name}]" in text, f"{page.name}: {file}:{name}"
+
+
+@pytest.mark.parametrize("page", sorted((REPOSITORY / "docs").glob("*.md")), ids=lambda p: p.name)
+def test_ids_and_verbs_exist(page: Path) -> None:
+    from shiplap.cli import app
+    from shiplap.errors import CATALOGUE
+
+    text = page.read_text()
+    assert set(re.findall(r"\bSL\d{3}\b", text)) <= CATALOGUE.keys()
+    verbs = {command.name for command in (*app.registered_commands, *app.registered_groups)}
+    assert set(re.findall(r"^\$ shiplap (\w+)", text, re.MULTILINE)) <= verbs

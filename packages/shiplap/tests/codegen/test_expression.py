@@ -1,0 +1,74 @@
+"""Dim expressions mean the same in C++ as in Python: compiled once, compared on many values."""
+
+import ctypes
+import subprocess
+
+import pytest
+import torch
+
+from shiplap.bind.native import FLAGS, INCLUDE
+from shiplap.codegen.expression import quote, to_cpp
+from shiplap.op.expr import Expr
+
+EXPRESSIONS = (
+    "a + b * 2 - 3",
+    "-a // b",
+    "a % b",
+    "-a % -b",
+    "cdiv(a, b)",
+    "gcd(a, b)",
+    "pow2ceil(a)",
+    "min(a, b, 7)",
+    "max(a, b)",
+    "prod(a, b, 2)",
+    "len(v) * prod(v) + min(v) - max(v)",
+    "v[0] + v[-1]",
+    "v[len(v) - 2]",
+    "a < b <= 5 and a != 3",
+    "a == b",
+    "a >= 2 and b > 1",
+)
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("expression")
+    lines = ['#include "shiplap/native.h"']
+    for i, text in enumerate(EXPRESSIONS):
+        value = to_cpp(Expr.parse(text, ""), lambda name: name)
+        lines.append(f"""extern "C" SL_EXPORT int e{i}(
+    int64_t a, int64_t b, const int64_t* p, int64_t n, int64_t* out) {{
+  const shiplap::List v(p, p + n);
+  try {{ *out = {value}; return 1; }} catch (const std::runtime_error& e) {{ return 0; }}
+}}""")
+    source = folder / "e.cpp"
+    source.write_text("\n".join(lines))
+    torch_home = torch.__file__.removesuffix("__init__.py")
+    command = ["c++", *FLAGS, "-Wno-unused", f"-I{INCLUDE}", "-isystem", f"{torch_home}include", "-o", folder / "e.so"]
+    subprocess.run([*command, source, f"-L{torch_home}lib", "-ltorch_cpu", "-ldl"], check=True)
+    return ctypes.CDLL(str(folder / "e.so"))
+
+
+@pytest.mark.parametrize("index", range(len(EXPRESSIONS)), ids=EXPRESSIONS)
+def test_same_value_or_same_refusal(library, index):
+    expr = Expr.parse(EXPRESSIONS[index], "")
+    function = getattr(library, f"e{index}")
+    for a in (-7, -1, 0, 1, 3, 8, 9):
+        for b in (-4, -1, 0, 1, 3, 5):
+            for v in ([], [4], [3, -2], [1, 2, 3]):
+                try:
+                    want = int(expr({"a": a, "b": b, "v": v}))
+                except (ArithmeticError, LookupError, TypeError, ValueError):
+                    want = None
+                out = ctypes.c_int64()
+                values = (ctypes.c_int64 * max(1, len(v)))(*v)
+                done = function(ctypes.c_int64(a), ctypes.c_int64(b), values, ctypes.c_int64(len(v)), ctypes.byref(out))
+                assert (out.value if done else None) == want, (a, b, v)
+
+
+def test_text():
+    assert to_cpp(Expr.parse('mode == "a"', ""), lambda name: f"a_{name}") == '(a_mode == std::string("a"))'
+    assert quote('a "b" \\') == '"a \\"b\\" \\\\"'
+    for text in ("é", "a\nb"):
+        with pytest.raises(ValueError, match="printable ASCII"):
+            quote(text)

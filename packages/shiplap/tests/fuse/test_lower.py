@@ -1,0 +1,212 @@
+"""Which candidate compiled code gets: a wrong one never wins, a stale one is never served, there is always a floor."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+import textwrap
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import shiplap as sl
+from shiplap.compat import lowering
+from shiplap.fuse import decisions, explain, select, switches
+from shiplap.op import registry
+from shiplap_testing.forked import python
+from tests.fuse import targets
+from tests.fuse.targets import BROKEN, CRASHING, FAST_AND_WRONG, GOOD, qmm
+
+measure = import_module("shiplap.selection.measure")  # ``shiplap.tune`` is a function as well
+gelu = torch.nn.functional.gelu
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def fresh(fresh_compiler: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("SHIPLAP_CACHE_DIR", str(tmp_path / "shiplap"))
+    before = list(qmm.templates["cpu"])
+    with lowering.uncached():
+        yield
+    qmm.templates["cpu"] = before
+    registry.refresh()
+
+
+def only(*configs: dict[str, Any]) -> None:
+    qmm.templates["cpu"] = [dataclasses.replace(qmm.templates["cpu"][0], configs=configs)]
+    registry.refresh()
+
+
+def arguments() -> tuple[torch.Tensor, ...]:
+    w = torch.randint(-127, 128, (64, 96), dtype=torch.int8)
+    return torch.randn(70, 64), w, torch.rand(96) / 127, torch.randn(96)
+
+
+def layer(x, w, s, b):
+    return gelu(qmm(x, w, s) + b)
+
+
+def compiled(*args: torch.Tensor, **options: Any) -> Any:
+    """The layer compiled and compared with eager; the decision that was made."""
+    got, want = torch.compile(layer, fullgraph=True, **options)(*args), layer(*args)
+    assert float((got - want).norm() / want.norm()) < 1e-6
+    return decisions("fusetest::qmm")[-1]
+
+
+@pytest.mark.parametrize("bad", [FAST_AND_WRONG, BROKEN], ids=["wrong", "does not compile"])
+def test_what_is_not_proven_is_passed_over(bad):
+    only(bad, GOOD)
+    with pytest.warns(sl.ShiplapNotice, match=r"fusetest::qmm: qmm\(.*\) is (wrong|broken) and is not used"):
+        made = compiled(*arguments())
+    assert [v.status for v in made.verdicts] == ["wrong" if bad is FAST_AND_WRONG else "broken", "ok"]
+    assert made.chosen == f"qmm({', '.join(f'{k}={v}' for k, v in sorted(GOOD.items()))})"
+
+
+@pytest.mark.parametrize("bad", [FAST_AND_WRONG, BROKEN], ids=["wrong", "does not compile"])
+def test_a_single_bad_choice_leaves_the_floor(bad):
+    only(bad)
+    with pytest.warns(sl.ShiplapNotice, match="is not used"):
+        made = compiled(*arguments())
+    assert made.chosen == "reference"
+    assert made.reason == "no template is proven for this call"
+
+
+def test_the_verification_can_fail(monkeypatch):
+    """Without it the wrong kernel is served: what the two tests above rest on."""
+    from shiplap.fuse import prove
+
+    only(FAST_AND_WRONG)
+    monkeypatch.setattr(prove, "_compare", lambda *args: "")
+    args = arguments()
+    got = torch.compile(layer, fullgraph=True)(*args)
+    assert float((got - layer(*args)).norm() / layer(*args).norm()) > 1e-2
+
+
+def test_switches_are_controls():
+    only(GOOD)
+    args = arguments()
+    from torch._dynamo.utils import counters
+
+    found = {}
+    for name, keywords in (("on", {}), ("apart", {"fusion": False}), ("off", {"templates": False})):
+        torch._dynamo.reset()
+        counters.clear()
+        with switches(qmm, **keywords):
+            made = compiled(*args)
+        inductor = counters["inductor"]
+        found[name] = (inductor["cpp_templated_kernel_counter"], inductor["cpp_epilogue_fusion_counter"], made.chosen)
+    assert found["on"][:2] == (1, 1)
+    assert found["apart"][:2] == (1, 0)
+    assert found["off"] == (0, 0, "reference")
+    asked = []
+    declines = {"fuses": lambda sizes: bool(asked.append(dict(sizes)))}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(qmm.templates, "cpu", [dataclasses.replace(t, **declines) for t in qmm.templates["cpu"]])
+        torch._dynamo.reset()
+        counters.clear()
+        compiled(*args)
+    assert counters["inductor"]["cpp_epilogue_fusion_counter"] == 0
+    assert asked
+    assert asked[0]["m"] == len(args[0])
+
+
+@pytest.mark.slow
+def test_tuning_shows_times_drops_what_is_wrong_broken_or_crashes_and_is_done_once(monkeypatch):
+    """CRASHING ends the process that runs it: that is a worker, and the compilation goes on."""
+    monkeypatch.setattr(select, "SECONDS", 600.0)  # nobody is left out, however busy the machine
+    monkeypatch.setattr(select, "NEAR", 1e9)  # all are raced with their neighbours, however slow they are alone
+    args = arguments()
+    found = explain(layer, *args, mode="max-autotune-no-cudagraphs", fullgraph=True)
+    (made,) = found.decisions
+    timed = {v.candidate: v for v in made.verdicts if v.status == "ok"}
+    assert made.chosen in timed.keys() == {"reference", "qmm(BM=32, BN=64, STEPS=K, WRECK=0)"}
+    assert all(v.time_us and v.time_us > 0 and "with add, mul" in v.detail for v in timed.values())
+    dropped = [v for v in made.verdicts if v.status == "dropped"]
+    assert [v.time_us for v in dropped] == [None] * 3
+    why = {
+        json.dumps(c): v.detail
+        for c in (FAST_AND_WRONG, BROKEN, CRASHING)
+        for v in dropped
+        if f"STEPS={c['STEPS']}, WRECK={c['WRECK']}" in v.candidate
+    }
+    assert "off by" in why[json.dumps(FAST_AND_WRONG)]
+    assert "CppCompileError" in why[json.dumps(BROKEN)]
+    assert "ended the process (SIGSEGV)" in why[json.dumps(CRASHING)]
+    assert made.reason.startswith("fastest with ")
+    assert "3 dropped" in made.reason
+    assert not found.ok
+
+    torch._dynamo.reset()
+    before = measure.benchmarks
+    again = compiled(*args, mode="max-autotune-no-cudagraphs")
+    assert measure.benchmarks == before
+    assert again.chosen == made.chosen
+    assert again.reason.startswith("stored: ")
+
+
+def test_frozen_choices_are_not_measured(monkeypatch):
+    from shiplap.op import choices
+
+    only(GOOD)
+    monkeypatch.setattr(choices, "frozen", "tuned.json")
+    before = measure.benchmarks
+    made = compiled(*arguments(), mode="max-autotune-no-cudagraphs")
+    assert measure.benchmarks == before
+    assert made.reason == "not measured: choices are frozen"
+    assert made.chosen != "reference"
+
+
+PROGRAM = """
+    import sys, torch
+    from shiplap.fuse import decisions
+    sys.path.insert(0, sys.argv[1])
+    import edited
+    args = torch.randn(20, 30), torch.randint(-127, 128, (30, 40), dtype=torch.int8), torch.rand(40) / 127
+    got = torch.compile(lambda *a: torch.relu(edited.qmm(*a)))(*args)
+    torch.testing.assert_close(got, torch.relu(edited.qmm.reference(*args)), rtol=1e-4, atol=1e-4)
+    print("chosen:", [d.chosen for d in decisions()])
+"""
+
+
+def test_an_edited_template_is_never_served_from_a_cache(tmp_path):
+    """First process: miss. Same again: hit. Config, then template edited: miss, with what was edited."""
+    source = Path(targets.__file__).with_name("qmm.cpp.jinja").read_text()
+    module = Path(targets.__file__).read_text().replace("fusetest::qmm", "fusetest::edited")
+    module = module.replace("[GOOD, FAST_AND_WRONG, BROKEN, CRASHING]", "[GOOD]")
+    (tmp_path / "edited.py").write_text(module)
+    (tmp_path / "qmm.cpp.jinja").write_text(source)
+    (tmp_path / "program.py").write_text(textwrap.dedent(PROGRAM))
+    env = {
+        **os.environ,
+        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "SHIPLAP_CACHE_DIR": str(tmp_path / "shiplap"),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),
+    }
+
+    def run() -> str:
+        done = python("-W", "ignore", tmp_path / "program.py", tmp_path, env=env)
+        assert done.returncode == 0, done.stderr[-2000:]
+        return done.stdout.strip()
+
+    good = "chosen: ['qmm(BM=32, BN=64, STEPS=K, WRECK=0)']"
+    assert run() == good
+    assert run() == "chosen: []"  # nothing was lowered: the caches served it
+    (tmp_path / "edited.py").write_text(module.replace('"BM": 32', '"BM": 16'))
+    assert run() == "chosen: ['qmm(BM=16, BN=64, STEPS=K, WRECK=0)']"
+    wrong = source.replace("t[m * {{BN}} + n] *=", "t[m * {{BN}} + n] *= 2.f *")
+    assert wrong != source
+    (tmp_path / "qmm.cpp.jinja").write_text(wrong)
+    assert run() == "chosen: ['reference']"  # edited into a wrong one
+
+
+def test_a_changed_lowering_is_another_key(monkeypatch):
+    before = registry.digest()
+    monkeypatch.setattr(import_module("shiplap.fuse.install"), "_code", ["another lowering"])
+    assert registry.digest() != before

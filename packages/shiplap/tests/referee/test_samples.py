@@ -1,0 +1,195 @@
+"""Samples: what is generated, that it fits the declaration, and that it can be rebuilt from its label."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from jaxtyping import Bool, Float, Int32, Shaped
+from torch import Tensor
+
+import shiplap as sl
+from shiplap.audit import Samples, sample
+from shiplap.errors import AuditError
+from shiplap.referee.layouts import LAYOUTS, apply_layout, clone_exactly
+from shiplap.referee.recipe import Recipe
+from shiplap.referee.sizes import search
+
+
+@sl.op("audit_samples::window", requires=("c % 4 == 0", "len(kernel) == 2"), dims={"k": "prod(kernel)"})
+def window(
+    x: Float[Tensor, "n c"],
+    weight: Float[Tensor, "k c"],
+    rows: Int32[Tensor, "n k"],
+    bias: Float[Tensor, "c"] | None = None,
+    kernel: list[int] = [3, 2],  # noqa: B006
+    scale: float = 1.0,
+) -> Float[Tensor, "n c"]:
+    return x * scale + weight.sum(0)
+
+
+@sl.op("audit_samples::batched", mutates=("x",), contiguous=("y",))
+def batched(x: Float[Tensor, "*batch n"], y: Float[Tensor, "*batch n"], mask: Bool[Tensor, "n"]) -> None:
+    x += y
+
+
+def everything(samples: Samples):
+    groups = ("plain", "values", "dtypes", "scalars", "optionals", "edges", "layouts")
+    cases = [c for g in groups for c in getattr(samples, g)()]
+    return cases + list(samples.grown(4))
+
+
+@pytest.mark.parametrize("op", [window, batched])
+def test_every_case_fits_the_declaration_and_is_rebuilt_from_its_label(op):
+    for case in everything(Samples(op, 7)):
+        op._checker.bind(case.args)
+        again = sample(op, case.label, 7)
+        for a, b in zip(case.args, again.args, strict=True):
+            assert type(a) is type(b)
+            if isinstance(a, Tensor):
+                assert torch.equal(a, b)
+                assert (a.stride(), a.storage_offset()) == (b.stride(), b.storage_offset())
+            else:
+                assert a == b
+
+
+def test_another_seed_has_other_values_of_the_same_sizes():
+    a, b = (next(Samples(window, seed).plain()) for seed in (1, 2))
+    assert a.label == b.label
+    assert not torch.equal(a.args[0], b.args[0])
+
+
+def test_sizes_are_distinct_and_respect_requirements():
+    case = next(Samples(window, 0).plain())
+    n, c = case.args[0].shape
+    assert c % 4 == 0
+    assert len({n, c, case.env["k"]}) == 3
+    assert all(c.args[0].shape[1] % 4 == 0 for c in everything(Samples(window, 0)))
+
+
+def test_edges_hold_no_row_one_row_and_the_sizes_around_a_tile():
+    rows = {c.args[0].shape[0] for c in Samples(window, 0).edges()}
+    assert {0, 1, 15, 16, 17, 31, 33} <= rows
+    assert () in {c.args[0].shape[:-1] for c in Samples(batched, 0).edges()}
+    assert any(c.args[0].shape[:-1] == (2, 3) for c in Samples(batched, 0).edges())
+
+
+def test_layouts_hold_every_kind_with_equal_values():
+    plain = next(Samples(window, 0).plain()).args[0]
+    found = {dict(c.recipe.layouts).get("x"): c.args[0] for c in Samples(window, 0).layouts()}
+    assert not found["transposed"].is_contiguous()
+    assert found["padded"].stride() == (plain.shape[1] + 3, 1)
+    assert found["strided"].stride(-1) == 2
+    assert found["offset"].storage_offset() == 3
+    assert found["expanded"].stride(0) == 0
+    for name in ("offset", "padded", "strided", "transposed"):
+        assert torch.equal(found[name], plain)
+
+
+def test_mutated_contiguous_and_integer_arguments_keep_to_what_they_may():
+    for case in Samples(batched, 0).layouts():
+        x, y, _ = case.args
+        assert 0 not in x.stride()
+        assert y.is_contiguous()
+    assert all(0 not in c.args[2].stride() for c in Samples(window, 0).layouts())
+
+
+def test_values_hold_ties_descending_and_zeros():
+    found = {c.recipe.values: c.args[0].flatten() for c in Samples(window, 0).values()}
+    assert found["ties"].unique().numel() <= 3
+    assert (found["descending"].diff() <= 0).all()
+    assert not found["zeros"].any()
+    assert found["large"].abs().max() > 100
+
+
+def test_generated_integers_are_row_numbers():
+    for case in everything(Samples(window, 0)):
+        x, _, rows, *_ = case.args
+        assert ((rows >= 0) & (rows < max(1, len(x)))).all()
+
+
+def test_optionals_scalars_and_dtypes_vary_one_at_a_time():
+    assert [c.args[3] for c in Samples(window, 0).optionals()] == [None]
+    assert {tuple(c.args[4]) for c in Samples(window, 0).scalars()} >= {(3, 2), (3, 3), (2, 2)}
+    dtypes = {c.args[0].dtype for c in Samples(window, 0).dtypes()}
+    assert dtypes == {torch.float32, torch.float64, torch.bfloat16, torch.float16}
+
+
+def test_grown_cases_have_only_dims_of_two_and_more():
+    sizes = [c.args[0].shape[0] for c in Samples(window, 0).grown(4)]
+    assert len(set(sizes)) == 4
+    assert min(sizes) >= 2
+
+
+def test_what_grows_is_a_size_and_not_the_rank():
+    @sl.op("audit_samples::any_rank")
+    def any_rank(x: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
+        return x * 2
+
+    samples = Samples(any_rank, 0)
+    assert list(samples.grown(1)) == []  # no dim of it has a name
+    assert max(case.args[0].dim() for case in samples._known.values() if case) <= 3
+
+
+def test_a_builder_gives_the_arguments_and_is_told_what_is_wanted():
+    asked = []
+
+    @sl.op("audit_samples::gather")
+    def gather(x: Float[Tensor, "n c"], rows: Int32[Tensor, "m"], scale: int = 2) -> Float[Tensor, "m c"]:
+        return x[rows] * scale
+
+    @gather.samples
+    def _(rng, sizes, dtype, device):
+        asked.append((sizes, dtype, device))
+        n = max(1, sizes["n"])
+        x = torch.randn(n, sizes["c"], generator=rng).to(dtype)
+        return x, torch.randperm(n, generator=rng)[: sizes["m"]].int(), sizes["scale"]
+
+    case = next(Samples(gather, 0).plain())
+    wanted = {"n": 5, "c": 3, "m": 2, "scale": 2, "absent": ()}
+    assert asked[0] == (wanted, torch.float32, torch.device("cpu"))
+    assert case.env["m"] == 2
+
+
+def test_fresh_copies_keep_strides_offset_and_the_bytes_around():
+    for name in LAYOUTS:
+        t = apply_layout(torch.randn(5, 4, 3), name)
+        copy = clone_exactly(t)
+        assert torch.equal(copy, t)
+        assert (copy.stride(), copy.storage_offset()) == (t.stride(), t.storage_offset())
+        assert copy.untyped_storage().data_ptr() != t.untyped_storage().data_ptr()
+
+
+def test_labels_read_back():
+    recipe = Recipe().but(
+        sizes={"n": 3, "batch": (2, 3)},
+        scalars={"a": float("inf"), "mode": "x, y"},
+        dtypes={"Float": "float64"},
+        layouts={"x": "padded"},
+        values="ties",
+        absent=("bias",),
+    )
+    assert Recipe.parse(str(recipe)) == recipe
+
+
+@pytest.mark.parametrize("label", ["nonsense", "sizes(n=5", "sizes(n=__import__('os'))", "sizes(1)", "other(n=1)"])
+def test_anything_else_is_no_label(label):
+    with pytest.raises(AuditError, match="SL502"):
+        sample(window, label, 0)
+
+
+def test_sl502_when_nothing_is_admitted():
+    @sl.op("audit_samples::impossible", requires=("n > n",))
+    def impossible(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+        return x
+
+    assert search(impossible.spec) is None
+    with pytest.raises(AuditError, match="SL502: no samples can be generated"):
+        next(Samples(impossible, 0).plain())
+
+
+def test_any_dtype_starts_at_float32():
+    @sl.op("audit_samples::anything")
+    def anything(x: Shaped[Tensor, "n"]) -> Shaped[Tensor, "n"]:
+        return x.clone()
+
+    assert next(Samples(anything, 0).plain()).args[0].dtype == torch.float32

@@ -1,0 +1,51 @@
+"""Two ranks: one tunes, both run the same choice; what goes wrong on the one is an error on the other."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+PROGRAM = """
+import json, os, sys, warnings
+import torch, torch.distributed as dist
+torch.set_num_threads(1)
+import shiplap as sl
+from shiplap.selection import measure
+from tests.selection import ops
+rank = int(sys.argv[1])
+dist.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=2)
+a, b = torch.randn(16, 512), torch.randn(512, 16)
+(choice,) = sl.tune(ops.mm, [(a, b)], budget=60, isolate=False)
+picked = ops.mm.pick(ops.mm._checker.bind((a, b)))
+frozen = [c.label for c in sl.freeze(sys.argv[2] + f".{rank}.json")]
+try:
+    sl.tune(ops.pick, [{"n": 8, "c": 2, "m": 4}], isolate=False)
+    failure = ""
+except sl.ShiplapError as e:
+    failure = f"{e.id} {e.what}"
+print(json.dumps({"origin": choice.origin, "label": choice.label, "picked": f"{picked.name}({picked.config})",
+                  "benchmarks": measure.benchmarks, "frozen": frozen, "failure": failure}))
+dist.destroy_process_group()
+"""
+
+
+def test_one_rank_tunes_and_the_other_receives(tmp_path: Path) -> None:
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, str(rank), str(tmp_path / "rendezvous")],
+            stdout=subprocess.PIPE,
+            env={**os.environ, "SHIPLAP_CACHE_DIR": str(tmp_path / f"cache{rank}")},
+        )
+        for rank in range(2)
+    ]
+    first, second = (json.loads(p.communicate(timeout=300)[0]) for p in ranks)
+    assert (first["origin"], second["origin"]) == ("measured", "received")
+    assert first["label"] == second["label"] == first["picked"] == second["picked"] == "right(WAIT=300)"
+    assert first["benchmarks"] > 0
+    assert second["benchmarks"] == 0
+    assert first["frozen"] == second["frozen"] == ["right(WAIT=300)"]
+    assert first["failure"] == "SL606 nothing valid to tune on"
+    assert second["failure"] == "SL611 rank 0 could not tune"

@@ -1,5 +1,0 @@
-"""``Finding`` under the name that the checks import: tuning has findings too, and lies below the audit."""
-
-from shiplap.verify.finding import Finding, Verdict
-
-__all__ = ["Finding", "Verdict"]

@@ -1,5 +1,0 @@
-"""``shiplap demo``: a sparse U-Net learns in one pass what a cloth simulation does iteratively, on a real scan."""
-
-from shiplap.demo.run import DemoResult, DemoSettings, run
-
-__all__ = ["DemoResult", "DemoSettings", "run"]

@@ -1,1 +1,0 @@
-"""Kernel families that Shiplap ships, each built on the public API alone: the proof that it suffices."""

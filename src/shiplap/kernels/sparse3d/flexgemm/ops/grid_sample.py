@@ -1,5 +1,0 @@
-"""``flex_gemm.ops.grid_sample``."""
-
-from shiplap.kernels.sparse3d.grid_sample import grid_sample_3d
-
-__all__ = ["grid_sample_3d"]

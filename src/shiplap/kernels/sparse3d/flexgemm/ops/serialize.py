@@ -1,5 +1,0 @@
-"""``flex_gemm.ops.serialize``."""
-
-from shiplap.kernels.sparse3d.serialize import decode_seq, encode_seq
-
-__all__ = ["decode_seq", "encode_seq"]
