@@ -4,7 +4,7 @@ Flags ``import torch._x``, ``from torch._x import y``, and the internal packages
 (``from torch import _C``). Underscored functions that torch documents, such as ``torch._check``, are not internals.
 Works on the syntax tree, so strings and comments raise no alarm.
 
-Usage: ``check_private_torch.py [FILE_OR_DIRECTORY ...]``, by default ``src/shiplap``; exit status 1 on a finding.
+Usage: ``check_private_torch.py [FILE_OR_DIRECTORY ...]``, by default ``packages/*/src``; exit status 1 on a finding.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def main(arguments: list[str]) -> int:
     """Print each finding as ``file:line: what``; return 1 if there is one, else 0."""
     findings = [
         f"{file}:{line}: {what} is private; give compat a function for what you need of it"
-        for file in python_files([Path(a) for a in arguments] or [ROOT / "src" / "shiplap"])
+        for file in python_files([Path(a) for a in arguments] or sorted(ROOT.glob("packages/*/src")))
         for line, what in sorted(private_uses(file.read_text(encoding="utf-8")))
     ]
     print("\n".join(findings), end="\n" if findings else "")

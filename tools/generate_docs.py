@@ -10,7 +10,6 @@ from itertools import groupby
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "src"))
 
 NOTE = "<!-- Written by tools/generate_docs.py: do not edit. -->"
 

@@ -97,8 +97,8 @@ def function_sizes(path: str, source: str) -> Iterator[Size]:
 
 
 def sizes(root: Path) -> Iterator[Size]:
-    """Yield the sizes of all files under ``root/src`` and of the functions of the Python ones."""
-    for file in sorted((root / "src").rglob("*")):
+    """Yield the sizes of all source files under ``root`` and of the functions of the Python ones."""
+    for file in sorted((*root.glob("src/**/*"), *root.glob("packages/*/src/**/*"))):
         if file.suffix not in PYTHON | CPP or "CMakeFiles" in file.parts:
             continue
         path = file.relative_to(root).as_posix()

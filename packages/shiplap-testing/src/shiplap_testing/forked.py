@@ -29,13 +29,15 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-CORE = Path(__file__).resolve().parents[3] / "shiplap"  # where most programs of tests are at home
+REPOSITORY = (
+    Path(__file__).resolve().parents[4]
+)  # as paths.py has it: run as a script, this file imports nothing of ours
 READ_AT_IMPORT = ("TORCH_", "TORCHINDUCTOR_", "TORCHDYNAMO_", "TRITON_", "OMP_")
 READ_LATER = {"TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}
 
 
 def python(
-    *command: object, cwd: Path = CORE, env: Mapping[str, str] | None = None, timeout: float = 600.0
+    *command: object, cwd: Path = REPOSITORY, env: Mapping[str, str] | None = None, timeout: float = 600.0
 ) -> subprocess.CompletedProcess[str]:
     """``python *command`` - a script, ``-m module`` or ``-c code``, after ``-W`` filters: what it printed, its status.
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from shiplap_testing.paths import SEARCHED, searched
+from shiplap_testing.paths import REPOSITORY, SEARCHED, searched
 
 # Before torch is loaded. Workers of pytest-xdist have as many threads each as there are cores: threads that spin while
 # they wait for work take the cores from the other workers (half of the time of small convolutions).
@@ -24,7 +24,7 @@ os.environ["PYTHONPATH"] = searched()
 
 from shiplap import compat, errors
 from shiplap.op import registry
-from shiplap_testing.forked import CORE, python, settle
+from shiplap_testing.forked import python, settle
 
 sys.path[:0] = [str(folder) for folder in SEARCHED]
 import_module("tests")  # the namespace of all packages, before pytest makes a module of one folder of that name
@@ -128,7 +128,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
     """``run("env", "--json")`` → result with ``exit_code``, ``stdout``, ``stderr``; in this process."""
     from shiplap.cli import app
 
-    monkeypatch.chdir(CORE)
+    monkeypatch.chdir(REPOSITORY)
     monkeypatch.setattr(sys, "path", list(sys.path))  # targets extend it
     return lambda *args: CliRunner().invoke(app, [str(a) for a in args])
 
@@ -137,7 +137,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
 def process() -> Run:
     """The same in a process of its own: ``returncode``, ``stdout``, ``stderr``."""
 
-    def start(*args: object, cwd: Path = CORE) -> subprocess.CompletedProcess[str]:
+    def start(*args: object, cwd: Path = REPOSITORY) -> subprocess.CompletedProcess[str]:
         return python("-m", "shiplap.cli", *args, cwd=cwd)
 
     return start

@@ -45,20 +45,20 @@ def test_unknown_verb(run: Any) -> None:
 
 
 def test_errors_are_text_on_stderr(process: Any) -> None:
-    done = process("header", "tests/cli/target.py")
+    done = process("header", "packages/shiplap/tests/cli/target.py")
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.splitlines() == [
         "SL501: no such file",
-        "  where    tests/cli/target.py",
-        "  got      tests/cli/target.py",
-        "  expected did you mean 'tests/cli/targets.py'?",
+        "  where    packages/shiplap/tests/cli/target.py",
+        "  got      packages/shiplap/tests/cli/target.py",
+        "  expected did you mean 'packages/shiplap/tests/cli/targets.py'?",
         "  fix      pass module:op, a file that declares ops, or namespace::name of a declared op",
     ]
 
 
 def test_traceback_on_request(process: Any) -> None:
-    done = process("--traceback", "header", "tests/cli/target.py")
+    done = process("--traceback", "header", "packages/shiplap/tests/cli/target.py")
     assert done.returncode == 1
     assert "Traceback (most recent call last)" in done.stderr
     assert "SL501" in done.stderr

@@ -11,7 +11,7 @@ import pytest
 
 from shiplap.cli import console
 
-OPS = "tests/cli/targets.py"
+OPS = "packages/shiplap/tests/cli/targets.py"
 QUICK = ("--check", "numerics", "--check", "fresh")
 BROKEN = "examples/adopt_foreign_op.py"
 AUDIT = import_module("shiplap.audit")  # the package: sl.audit, an attribute of the same name, is the function
@@ -104,7 +104,7 @@ def test_unknown_check_lists_the_known(run: Any) -> None:
     ("target", "expected"),
     [
         ("absent.py", "no such file"),
-        ("tests/cli/conftest.py", "no op in target"),
+        ("packages/shiplap/tests/cli/test_app.py", "no op in target"),
         (f"{OPS}:scael", "did you mean 'scale'?"),
     ],
 )

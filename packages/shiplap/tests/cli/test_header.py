@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 
-@pytest.mark.parametrize("target", ["tests.cli.targets", "tests/cli/targets.py:shift"])
+@pytest.mark.parametrize("target", ["tests.cli.targets", "packages/shiplap/tests/cli/targets.py:shift"])
 def test_prints_the_header(run: Any, target: str) -> None:
     result = run("header", target)
     assert result.exit_code == 0
@@ -21,45 +21,45 @@ def test_prints_the_header(run: Any, target: str) -> None:
 
 def test_write_then_check(run: Any, process: Any, tmp_path: Path) -> None:
     file = tmp_path / "targets.h"
-    assert run("header", "tests/cli/targets.py", "-o", file).exit_code == 0
-    result = run("header", "tests/cli/targets.py", "-o", file, "--check")
+    assert run("header", "packages/shiplap/tests/cli/targets.py", "-o", file).exit_code == 0
+    result = run("header", "packages/shiplap/tests/cli/targets.py", "-o", file, "--check")
     assert (result.exit_code, result.stdout) == (0, "")
 
     file.write_text(file.read_text().replace("double by", "float by"))
-    done = process("header", "tests/cli/targets.py", "-o", file, "--check")
+    done = process("header", "packages/shiplap/tests/cli/targets.py", "-o", file, "--check")
     assert done.returncode == 1
     assert re.search(r"^\+ +double by\);$", done.stdout, re.MULTILINE)
     assert "float by);" in file.read_text()  # --check writes nothing
 
 
 def test_json(run: Any, tmp_path: Path) -> None:
-    (result,) = json.loads(run("header", "tests/cli/targets.py", "--json").stdout)
+    (result,) = json.loads(run("header", "packages/shiplap/tests/cli/targets.py", "--json").stdout)
     assert result["ok"] is True
     assert "cli_targets_shift" in result["header"]
     (tmp_path / "old.h").write_text("old\n")
-    outcome = run("header", "tests/cli/targets.py", "-o", tmp_path / "old.h", "--check", "--json")
+    outcome = run("header", "packages/shiplap/tests/cli/targets.py", "-o", tmp_path / "old.h", "--check", "--json")
     assert outcome.exit_code == 1
     (result,) = json.loads(outcome.stdout)
     assert (result["ok"], result["diff"].startswith("--- ")) == (False, True)
 
 
 def test_no_kernel_bound(run: Any) -> None:
-    result = run("header", "tests/cli/targets.py:scale")
+    result = run("header", "packages/shiplap/tests/cli/targets.py:scale")
     assert result.exit_code == 2
     assert "no C kernel bound" in result.stderr
     assert "cli_targets::scale" in result.stderr
 
 
 def test_unusable_files(run: Any, tmp_path: Path) -> None:
-    result = run("header", "tests/cli/targets.py", "-o", tmp_path / "absent" / "x.h")
+    result = run("header", "packages/shiplap/tests/cli/targets.py", "-o", tmp_path / "absent" / "x.h")
     assert (result.exit_code, result.stdout) == (2, "")
     assert "SL602: file cannot be written" in result.stderr
-    result = run("header", "tests/cli/targets.py", "-o", tmp_path / "absent.h", "--check")
+    result = run("header", "packages/shiplap/tests/cli/targets.py", "-o", tmp_path / "absent.h", "--check")
     assert result.exit_code == 2
     assert "SL602: file cannot be read" in result.stderr
 
 
-@pytest.mark.parametrize("args", [("tests/cli/targets.py", "--check"), ("-o", "x.h")])
+@pytest.mark.parametrize("args", [("packages/shiplap/tests/cli/targets.py", "--check"), ("-o", "x.h")])
 def test_incomplete_requests(run: Any, args: tuple[str, ...]) -> None:
     assert run("header", *args).exit_code == 2
 

@@ -9,6 +9,7 @@ import pytest
 
 from shiplap.cli import target
 from shiplap.errors import ShiplapError
+from shiplap_testing.paths import REPOSITORY
 
 OP = """
 from jaxtyping import Float
@@ -23,7 +24,7 @@ def double(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
 
 @pytest.fixture(autouse=True)
 def _here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(Path(__file__).resolve().parents[2])
+    monkeypatch.chdir(REPOSITORY)
     monkeypatch.setattr(sys, "path", list(sys.path))
 
 
@@ -44,9 +45,9 @@ BOTH = ["cli_targets::scale", "cli_targets::shift"]
     ("text", "expected"),
     [
         ("tests.cli.targets", BOTH),
-        ("tests/cli/targets.py", BOTH),
+        ("packages/shiplap/tests/cli/targets.py", BOTH),
         ("tests.cli.targets:scale", BOTH[:1]),
-        ("tests/cli/targets.py:shift", BOTH[1:]),
+        ("packages/shiplap/tests/cli/targets.py:shift", BOTH[1:]),
         ("tests.cli.targets:cli_targets::shift", BOTH[1:]),
     ],
 )
@@ -55,7 +56,10 @@ def test_every_form(text: str, expected: list[str]) -> None:
 
 
 def test_qualified_name_and_repetition() -> None:
-    assert names("tests.cli.targets:shift", "cli_targets::scale", "tests/cli/targets.py") == [BOTH[1], BOTH[0]]
+    assert names("tests.cli.targets:shift", "cli_targets::scale", "packages/shiplap/tests/cli/targets.py") == [
+        BOTH[1],
+        BOTH[0],
+    ]
 
 
 def test_file_outside_any_package(tmp_path: Path) -> None:
@@ -82,13 +86,18 @@ def test_imported_ops_are_not_the_module_s_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "id", "what", "expected"),
     [
-        ("tests/cli/target.py", "SL501", "no such file", "did you mean 'tests/cli/targets.py'?"),
-        ("tests/nowhere/ops.py", "SL501", "no such file", "a Python file"),
+        (
+            "packages/shiplap/tests/cli/target.py",
+            "SL501",
+            "no such file",
+            "did you mean 'packages/shiplap/tests/cli/targets.py'?",
+        ),
+        ("packages/shiplap/tests/nowhere/ops.py", "SL501", "no such file", "a Python file"),
         ("tests.cli.absent", "SL501", "no such module", "an installed module, or one in the current directory"),
         ("tests.cli.targets:scal", "SL501", "no such op", "did you mean 'scale'?"),
         ("tests.cli.targets:zzz", "SL501", "no such op", "one of scale, shift"),
         ("tests.cli.targets:not_an_op", "SL501", "no such op", "one of scale, shift"),
-        ("tests.cli.conftest", "SL501", "no op in target", "a module that uses sl.op or sl.adopt"),
+        ("tests.cli.test_app", "SL501", "no op in target", "a module that uses sl.op or sl.adopt"),
         ("a:b:c", "SL501", "target not understood", "module:op, path/to/file.py[:op] or namespace::name"),
     ],
 )

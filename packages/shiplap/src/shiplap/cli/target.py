@@ -196,8 +196,13 @@ def _module_of(path: Path) -> tuple[str, Any]:
     while (root / "__init__.py").is_file():
         parts.insert(0, root.name)
         root = root.parent
+    known = [Path(entry) for entry in sys.path if Path(entry).is_absolute() and root.is_relative_to(entry)]
+    if known:  # a part of a namespace package, unless the root itself is looked in
+        outer = max(known, key=lambda entry: len(entry.parts))
+        parts[:0] = root.relative_to(outer).parts
+    else:
+        _look_in(root)
     name = ".".join(parts)
-    _look_in(root)
     importlib.invalidate_caches()
     try:
         found = importlib.util.find_spec(name)
