@@ -44,6 +44,7 @@ from shiplap.audit.checks import sanitizer as sanitizer_check
 from shiplap.errors import ShiplapError
 from shiplap.referee.samples import Samples
 from shiplap.report.facts import driver
+from shiplap_headers import include_dir
 
 AUDIT = "packages/shiplap/src/shiplap/audit"
 SOURCES = [
@@ -58,7 +59,7 @@ GRAPHS = ["cuda_graph", "cudagraph_trees"]
 SEED, DEVICE = 20261121, "cuda"
 SECONDS, PER_OP_S = 270, 25
 LATE = "not run: out of time"
-INCLUDE = Path(sl.__file__).parent / "include"
+INCLUDE = include_dir()
 
 NVCC = """
 #include <cuda_runtime.h>

@@ -34,6 +34,7 @@ from _record import ROOT, record, write
 
 import shiplap as sl
 from shiplap.bind import native, triton_launcher
+from shiplap_headers import include_dir
 
 SOURCES = [
     "benchmarks/overhead_gpu.py",
@@ -45,7 +46,7 @@ SOURCES = [
     "packages/shiplap/src/shiplap/codegen/templates/native.cpp.jinja",
     "packages/shiplap-headers/src/shiplap_headers/include/shiplap/*.h",
 ]
-INCLUDE = Path(sl.__file__).parent / "include"
+INCLUDE = include_dir()
 TORCH = Path(torch.__file__).parent
 SIZE, BLOCK = 1024, 1024
 SHORT, LONG = 2, 18  # ops in a compiled chain

@@ -13,11 +13,12 @@ import shiplap as sl
 from shiplap.bind import native
 from shiplap.bind.header import header
 from shiplap.op.launch import poisoned_workspace
+from shiplap_headers import include_dir
 from shiplap_testing.support import fails
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
-INCLUDE = Path(sl.__file__).parent / "include"
+INCLUDE = include_dir()
 BODY = """
 #include "scale.h"
 #include <cstdio>
