@@ -11,6 +11,7 @@ import torch
 from torch.utils.cpp_extension import include_paths
 
 import shiplap_dense
+from shiplap_headers import include_dir
 
 HERE = Path(__file__).resolve().parent
 SOURCES = Path(shiplap_dense.__file__).parent
@@ -30,7 +31,7 @@ def has(isa: str) -> bool:
 def test_micro_kernels_equal_plain_loops(isa, tmp_path):
     lanes, flags = SETS[isa]
     libraries = str(Path(torch.__file__).parent / "lib")
-    include = [f"-I{path}" for path in [*include_paths("cpu"), SOURCES]]
+    include = [f"-I{path}" for path in [*include_paths("cpu"), SOURCES, include_dir()]]
     built = subprocess.run(
         [
             "g++",
@@ -41,7 +42,7 @@ def test_micro_kernels_equal_plain_loops(isa, tmp_path):
             "-DSTANDALONE_TORCH_HEADER",
             *flags,
             *include,
-            str(HERE / "dense_micro.cpp"),
+            str(HERE / "micro.cpp"),
             "-o",
             str(tmp_path / "micro"),
             f"-L{libraries}",
