@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from shiplap.errors import BackendError
+from shiplap_backend import BackendError
 from tests.backend import described
 
 pytest.importorskip("openvino")
