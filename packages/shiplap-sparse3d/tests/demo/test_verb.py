@@ -17,7 +17,7 @@ pytest.importorskip("lazrs")
 pytest.importorskip("matplotlib")
 
 from shiplap_sparse3d.demo import DemoResult, DemoSettings
-from shiplap_sparse3d.demo.run import Verdicts
+from shiplap_sparse3d.demo.result import Verdicts
 
 RESULT = DemoResult(
     graphs=1,
