@@ -34,6 +34,27 @@ def repository(tmp_path: Path) -> Path:
         ("import torch\n\ndepth = torch._inductor.config.max_autotune", "torch._inductor"),
         ("import torch as t\n\nt._C._jit_version()", "torch._C"),
         ("def lazy():\n    from torch._higher_order_ops import cond", "torch._higher_order_ops"),
+        # What stood in rewrite/graph.py, fuse/surroundings.py, backend/opinfo.py and rewrite/survey.py.
+        ("import torch\n\nplain = not isinstance(node.target, torch._ops.OpOverload)", "torch._ops"),
+        ("from torch.utils._pytree import tree_flatten, tree_map", "torch.utils._pytree"),
+        ("def lazy():\n    from torch.utils._pytree import tree_leaves", "torch.utils._pytree"),
+        # The same by other ways.
+        ("import torch.utils._pytree as p", "torch.utils._pytree"),
+        ("from torch.utils import _pytree as pytree", "torch.utils._pytree"),
+        ("from torch import utils\n\nutils._pytree.tree_map(f, x)", "torch.utils._pytree"),
+        ("import torch.fx as fx\n\nfx._symbolic_trace.Tracer()", "torch.fx._symbolic_trace"),
+        ("import torch\n\nfx = torch.fx\nfx._symbolic_trace.Tracer()", "torch.fx._symbolic_trace"),
+        ("import torch\n\ntorch.ops.aten._to_copy(x)", "torch.ops.aten._to_copy"),
+        ("import torch\n\ntorch.cuda.Stream._as_parameter_", "torch.cuda.Stream._as_parameter_"),
+        ("import torch\n\ngetattr(torch.utils, '_pytree').tree_map", "torch.utils._pytree"),
+        ("import importlib\n\nimportlib.import_module('torch._dynamo')", "torch._dynamo"),
+        (
+            "from importlib import import_module as load, import_module\n\nimport_module('torch.fx._pytree')",
+            "torch.fx._pytree",
+        ),
+        ("import sys\n\nsys.modules['torch._inductor.config']", "torch._inductor"),
+        ("import torch\n\n\ndef f(x: 'torch._ops.OpOverload'): ...", "torch._ops"),
+        ("import torch\n\n\ndef f(n, torch=None): return torch._C, n\n\n\ntorch._C", "torch._C"),
     ],
 )
 def test_private_torch_is_flagged(tmp_path: Path, line: str, what: str) -> None:
@@ -55,10 +76,25 @@ def test_public_torch_and_strings_are_not_flagged(tmp_path: Path) -> None:
         "\n"
         'NAME = "import torch._dynamo"\n'
         'torch._check(True, lambda: "torch._C")\n'
+        "torch._assert(True, torch.__version__)\n"
+        "torch._register_device_module(name, module)\n"
+        'if name == "torch._dynamo":\n'
+        "    node._args, nn.Linear(1, 1)._parameters\n"
+        "def f(nn, x: 'n ci'): return nn._inductor\n"
+        "nn = shiplap\n"
         "other = nn._inductor\n"
     )
     result = run("check_private_torch.py", tmp_path)
     assert (result.returncode, result.stdout) == (0, "")
+
+
+def test_compat_may_touch_private_torch_and_nothing_else_in_the_packages_does() -> None:
+    root = TOOLS.parent
+    result = subprocess.run(
+        [sys.executable, TOOLS / "check_private_torch.py"], capture_output=True, text=True, check=False
+    )
+    assert (result.returncode, result.stdout) == (0, "")
+    assert "torch._" in (root / "packages" / "shiplap" / "src" / "shiplap" / "compat" / "nodes.py").read_text()
 
 
 def test_size_within_budget_passes(repository: Path) -> None:

@@ -46,10 +46,13 @@ are found. Targets are imported, so their top level runs.
 
 def errors_page() -> str:
     """The catalogue, a table for each class of errors."""
+    from shiplap.cli.families import load_families, verbs
     from shiplap.errors import CATALOGUE
 
+    load_families()  # errors of theirs are on the page, too
+    verbs()
     parts = [NOTE, ERRORS]
-    for kind, entries in groupby(CATALOGUE.values(), key=lambda e: e.kind):
+    for kind, entries in groupby(sorted(CATALOGUE.values(), key=lambda e: e.id), key=lambda e: e.kind):
         builtin = next(base.__name__ for base in kind.__mro__ if base.__module__ == "builtins")
         parts += [
             f"## {kind.__name__}",
@@ -73,7 +76,7 @@ def cli_page() -> str:
     """The help of every verb, as a user sees it."""
     from typer.testing import CliRunner
 
-    from shiplap.cli import app
+    from shiplap.cli.app import app
 
     def shown(*arguments: str) -> str:
         environment = {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_map
 
 from shiplap.compat import device_tests
+from shiplap.compat.trees import leaves, map_leaves
 
 __all__ = ["DTYPES", "Evidence", "case_name", "instantiate"]
 
@@ -139,7 +139,7 @@ def _on_cpu(arguments: Any, device: str) -> Any:
         whole = torch.empty(0, dtype=value.dtype, device=value.device).set_(value.untyped_storage())
         return whole.cpu().clone().as_strided(value.size(), value.stride(), value.storage_offset())
 
-    return tree_map(twin, arguments)
+    return map_leaves(twin, arguments)
 
 
 def _called(op: Any, arguments: Any) -> Any:
@@ -153,7 +153,7 @@ def _hold(op: Any, dtype: torch.dtype, got: Any, want: Any, kept: Any) -> None:
 
     ``got`` and ``want`` are ``(results, arguments)``, ``kept`` the arguments before the call.
     """
-    ours, theirs = (tree_flatten(v)[0] for v in (got, want))
+    ours, theirs = (leaves(v) for v in (got, want))
     for g, w in zip(ours, theirs, strict=True):
         if isinstance(w, torch.Tensor):
             assert g.dtype == w.dtype, f"dtype {g.dtype} for {w.dtype}"
@@ -178,8 +178,8 @@ def _as_exact(op: Any, arguments: Any, ours: list[Any], theirs: list[Any], dtype
     """Whether the device is about as near to the result in float64 as the CPU is, which rounds where it pleases."""
     if not dtype.is_floating_point or dtype is torch.float64:
         return False
-    wide = tree_map(lambda v: v.double() if isinstance(v, torch.Tensor) and v.dtype == dtype else v, arguments)
-    for g, w, exact in zip(ours, theirs, tree_flatten((_called(op, wide), wide))[0], strict=True):
+    wide = map_leaves(lambda v: v.double() if isinstance(v, torch.Tensor) and v.dtype == dtype else v, arguments)
+    for g, w, exact in zip(ours, theirs, leaves((_called(op, wide), wide)), strict=True):
         if not isinstance(w, torch.Tensor) or not w.numel():
             continue
         if not w.is_floating_point():

@@ -18,7 +18,8 @@ from shiplap.errors import ShiplapError, error
 from shiplap_backend import bodies, lock
 from shiplap_backend.generate import Generated, generate, write
 from shiplap_backend.metadata import Metadata, load
-from shiplap_backend.runtime import COMMON, Runtime, runtime
+from shiplap_backend.runtime import COMMON, Runtime
+from shiplap_backend.runtimes import runtime
 
 __all__ = ["Project", "gen", "new", "open_project", "require_built"]
 

@@ -6,14 +6,11 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 
-from shiplap.errors import error
-from shiplap_backend.expression import nearest
 from shiplap_backend.vendor import Functions, free_functions
 
-__all__ = ["RUNTIMES", "Runtime", "runtime"]
+__all__ = ["COMMON", "RUNTIMES", "Runtime"]
 
 RUNTIMES = Path(__file__).parent / "runtimes"
 COMMON = RUNTIMES / "common"
@@ -62,18 +59,3 @@ def _core() -> frozenset[str]:
     source = (COMMON / "csrc" / "ops.cpp").read_text(encoding="utf-8")
     aten = source.partition("TORCH_LIBRARY_IMPL(aten, PrivateUse1")[2].partition("TORCH_LIBRARY_IMPL(")[0]
     return frozenset(re.findall(r'm\.impl\("([^"]+)"', aten))
-
-
-def runtime(name: str) -> Runtime:
-    """The runtime called ``name``. SL907 if there is none."""
-    known = sorted(p.parent.name for p in RUNTIMES.glob("*/__init__.py"))
-    if name not in known:
-        raise error(
-            "SL907",
-            where=name,
-            got=f"no runtime {name!r}{nearest(name, known)}",
-            expected=", ".join(known),
-            fix="name one of these runtimes",
-        )
-    found: Runtime = import_module(f"shiplap_backend.runtimes.{name}").RUNTIME
-    return found

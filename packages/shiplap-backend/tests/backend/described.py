@@ -6,7 +6,7 @@ from pathlib import Path
 
 from shiplap_backend.generate import Generated, generate
 from shiplap_backend.metadata import load, shipped
-from shiplap_backend.runtime import runtime
+from shiplap_backend.runtimes import runtime
 
 # The shipped target without its ops: its operators, dtypes and index parameters.
 HEAD = shipped("openvino").read_text(encoding="utf-8").partition("\nops:\n")[0]

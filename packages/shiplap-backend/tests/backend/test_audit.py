@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from shiplap.errors import BackendError
-from shiplap_backend import audit
+from shiplap_backend import BackendError, audit
 
 
 class Processes:

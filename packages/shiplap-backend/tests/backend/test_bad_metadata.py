@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from shiplap.errors import BackendError
+from shiplap_backend import BackendError
 from tests.backend import described
 
 pytest.importorskip("openvino")
@@ -173,7 +173,7 @@ def test_a_vendor_function_of_another_signature(tmp_path: Path) -> None:
 
     from shiplap_backend.generate import generate
     from shiplap_backend.metadata import load
-    from shiplap_backend.runtime import runtime
+    from shiplap_backend.runtimes import runtime
     from shiplap_backend.vendor import Parameter, VendorFunction
 
     openvino = runtime("openvino")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from shiplap.errors import BackendError
+from shiplap_backend import BackendError
 from shiplap_backend.project import Project, gen, new
 
 pytest.importorskip("openvino")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from shiplap.compat.declarations import declarations
-from shiplap.errors import BackendError
+from shiplap_backend import BackendError
 from tests.backend import described
 
 pytest.importorskip("openvino")

@@ -12,11 +12,11 @@ import pytest
 from expecttest import assert_expected_inline
 
 from shiplap.compat.declarations import declarations
-from shiplap.errors import BackendError
+from shiplap_backend import BackendError
 from shiplap_backend.generate import generate, write
 from shiplap_backend.metadata import load, shipped
 from shiplap_backend.project import gen, new
-from shiplap_backend.runtime import runtime
+from shiplap_backend.runtimes import runtime
 from tests.backend import described
 
 pytest.importorskip("openvino")

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from shiplap.errors import BackendError
-from shiplap_backend import lock
+from shiplap_backend import BackendError, lock
 from shiplap_backend.metadata import load
 from shiplap_backend.project import Project, gen, new
 from tests.backend import described

@@ -18,7 +18,7 @@ from shiplap_backend.families import FAMILIES
 from shiplap_backend.generate import Generated, generate
 from shiplap_backend.metadata import load, shipped
 from shiplap_backend.project import gen, new
-from shiplap_backend.runtime import runtime
+from shiplap_backend.runtimes import runtime
 from shiplap_testing.paths import REPOSITORY
 
 TEMPLATES = Path(shiplap_backend.__file__).with_name("templates")

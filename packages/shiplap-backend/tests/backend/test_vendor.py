@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from shiplap_backend.runtime import runtime
+from shiplap_backend.runtimes import runtime
 from shiplap_backend.vendor import enum_values, free_functions, node_classes
 
 HEADER = """

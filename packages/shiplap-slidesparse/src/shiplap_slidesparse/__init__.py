@@ -1,9 +1,6 @@
 """Linear layers with (2N-2):2N weights and 8-bit products. Formats, limits and how to use it: docs/slidesparse.md."""
 
-from shiplap_slidesparse import cpu as _cpu  # noqa: F401  (attaches to the ops)
-from shiplap_slidesparse import cuda as _cuda  # noqa: F401  (attaches to the ops)
-from shiplap_slidesparse import lt as _lt  # noqa: F401  (attaches to the ops)
-from shiplap_slidesparse import samples as _samples  # noqa: F401  (attaches to the ops)
+from shiplap_slidesparse import cpu, cuda, lt, samples
 from shiplap_slidesparse.choosing import prepare, tune
 from shiplap_slidesparse.convert import Conversion, convert
 from shiplap_slidesparse.formats import Pattern, prune
@@ -25,3 +22,6 @@ __all__ = [
     "shard",
     "tune",
 ]
+
+_ATTACHED = (cpu, cuda, lt, samples)
+"""Importing these gives the ops their kernels, and says how arguments are drawn for them."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ from torch import nn
 
 import shiplap as sl
 from shiplap.errors import error
+from shiplap_slidesparse import lt
 from shiplap_slidesparse.convert import layers_of
 from shiplap_slidesparse.linear import Linear
 from shiplap_slidesparse.packed import LAYERS
@@ -39,8 +39,7 @@ def tune(
     for (mode, n, k, pairs, device), layer in sizes_of(model).items():
         op = LAYERS[mode]
         if torch.device(device).type == "cuda":
-            vendor = import_module("shiplap_slidesparse.lt")
-            found += vendor.tune_layer(op, rows, n, k, pairs, dtype, device, seconds, again)
+            found += lt.tune_layer(op, rows, n, k, pairs, dtype, device, seconds, again)
         else:
             typed = {"dtype": str(dtype)} if layer.weight_scale is not None else {}
             samples = [{"m": m, "n": n, "k": k, "_": 1, "pairs": pairs, "layout": 0, **typed} for m in rows]
@@ -50,10 +49,9 @@ def tune(
 
 def prepare(model: nn.Module, rows: Iterable[int], dtype: torch.dtype = torch.bfloat16) -> None:
     """Run every converted layer on each number of ``rows``, so that a capture finds its plans and modules."""
-    vendor = import_module("shiplap_slidesparse.lt")
     rows = numbers_of(rows, "slidesparse.prepare")
     for layer in sizes_of(model).values():
-        vendor.prepare(layer, rows, layer.in_features, dtype, layer.weight.device)
+        lt.prepare(layer, rows, layer.in_features, dtype, layer.weight.device)
 
 
 def numbers_of(rows: Iterable[int], where: str) -> list[int]:

@@ -283,8 +283,8 @@ def _transformers(target: str) -> Any:
             "SL603",
             where=target,
             got="no transformers",
-            expected="the extra 'programs'",
-            fix="pip install 'shiplap[programs]'",
+            expected="Hugging Face's library",
+            fix="pip install transformers",
         ) from None
     if not (Path(target) / "config.json").is_file():
         raise error(

@@ -7,7 +7,7 @@ tiles only. ``layers.py`` has the ops that take a user's sizes.
 
 from __future__ import annotations
 
-import importlib
+from collections.abc import Callable
 
 import torch
 from jaxtyping import BFloat16, Float, Float8e4m3fn, Float16, Float32, Int8, Int32, UInt8
@@ -31,6 +31,15 @@ __all__ = [
 ]
 
 PORTABLE, CUSPARSELT = 0, 1  # layouts of a packed weight
+
+Unpack = Callable[[Tensor, int, int, torch.dtype], Tensor]  # packed weight, n, k, dtype -> the weight as 2:4 [n, k]
+_unpackers: dict[int, Unpack] = {PORTABLE: formats.decompress}
+
+
+def add_layout(layout: int, unpack: Unpack) -> None:
+    """Let the references read weights of ``layout``: whoever brings a layout says how it is unpacked."""
+    _unpackers[layout] = unpack
+
 
 _LIFTED = {"mp": "cdiv(m, 16) * 16", "kq": "cdiv(cdiv(k, 2 * pairs) * 4 * (pairs - 1), 32) * 32"}
 _PAIRS = ("pairs >= 2", "pairs <= 8")
@@ -90,9 +99,7 @@ def rounded(value: Tensor, dtype: torch.dtype) -> Tensor:
 
 def expand(packed: Tensor, n: int, k: int, dtype: torch.dtype, layout: int) -> Tensor:
     """A packed weight as 2:4 ``[n, k]``."""
-    if layout == PORTABLE:
-        return formats.decompress(packed, n, k, dtype)
-    if packed.device.type != "cuda":
+    if layout == CUSPARSELT and packed.device.type != "cuda":
         raise error(
             "SL211",
             where="slidesparse",
@@ -100,8 +107,7 @@ def expand(packed: Tensor, n: int, k: int, dtype: torch.dtype, layout: int) -> T
             expected="the portable layout",
             fix="pack the weight on the device that uses it",
         )
-    vendor = importlib.import_module("shiplap_slidesparse.lt")  # only where its layout is in use
-    return vendor.expand(packed, n, k, dtype)
+    return _unpackers[layout](packed, n, k, dtype)
 
 
 @sl.op("slidesparse::mm_int8", requires=(*_TILES, _INT32))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 from shiplap.errors import error, notice
-from shiplap_slidesparse import formats, layers, ops
+from shiplap_slidesparse import formats, layers, lt, ops
 from shiplap_slidesparse.formats import Pattern
 from shiplap_slidesparse.quantise import quantise_weight
 
@@ -198,10 +197,9 @@ def _compress(slid: Tensor, keep: Keep) -> tuple[Tensor | None, int]:
     """In the form of the device; None where it has no use for one."""
     if slid.device.type != "cuda":
         return formats.compress(slid), ops.PORTABLE
-    vendor: Any = importlib.import_module("shiplap_slidesparse.lt")
-    available = vendor.available(slid.device, slid.dtype)
+    available = lt.available(slid.device, slid.dtype)
     if available is True:
-        return vendor.compress(slid), ops.CUSPARSELT
+        return lt.compress(slid), ops.CUSPARSELT
     notice(f"slidesparse/{slid.device}", f"slidesparse keeps its weights dense on {slid.device}: {available}")
     return None, ops.PORTABLE
 

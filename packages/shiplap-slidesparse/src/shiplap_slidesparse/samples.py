@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 from torch import Generator, Tensor
 
 import shiplap as sl
-from shiplap_slidesparse import formats, layers, ops
+from shiplap_slidesparse import formats, layers, lt, ops
 from shiplap_slidesparse.quantise import quantise_weight
 
 __all__ = ["pack_for"]
@@ -18,10 +17,8 @@ __all__ = ["pack_for"]
 
 def pack_for(slid: Tensor, layout: int) -> tuple[Tensor, int]:
     """A 2:4 weight packed as its device reads it, and the layout: cuSPARSELt's where there is a GPU with it."""
-    if slid.device.type == "cuda":
-        vendor = importlib.import_module("shiplap_slidesparse.lt")
-        if vendor.available(slid.device, slid.dtype) is True:
-            return vendor.compress(slid), ops.CUSPARSELT
+    if slid.device.type == "cuda" and lt.available(slid.device, slid.dtype) is True:
+        return lt.compress(slid), ops.CUSPARSELT
     if layout != ops.PORTABLE:
         raise ValueError(f"layout {layout} on {slid.device}")  # a sample that there is not
     return formats.compress(slid), ops.PORTABLE

@@ -14,7 +14,7 @@ import torch
 from typer.testing import CliRunner
 
 import shiplap_slidesparse as ss
-from shiplap.cli import app
+from shiplap.cli.app import app
 from shiplap.errors import ShiplapError
 from shiplap_slidesparse import accuracy, report, roofline
 from shiplap_slidesparse import cli as slidesparse

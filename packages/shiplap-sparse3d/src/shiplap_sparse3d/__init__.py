@@ -1,12 +1,9 @@
 """Sparse 3D convolution: voxels, tables, convolution and modules, traceable by ``torch.compile(fullgraph=True)``."""
 
-from shiplap_sparse3d import cpu as _cpu  # noqa: F401  (attaches to the ops)
-from shiplap_sparse3d import lowlevel_samples as _lowlevel_samples  # noqa: F401  (attaches to the ops)
-from shiplap_sparse3d import samples as _samples  # noqa: F401  (attaches to the ops)
+from shiplap_sparse3d import cpu, lowlevel_samples, samples
 from shiplap_sparse3d.bounded import out_coords_bounded
-from shiplap_sparse3d.cuda import conv as _conv  # noqa: F401  (attaches to the ops)
-from shiplap_sparse3d.cuda import lowlevel as _lowlevel  # noqa: F401  (attaches to the ops)
-from shiplap_sparse3d.cuda import synchronize
+from shiplap_sparse3d.cuda import conv as convolutions
+from shiplap_sparse3d.cuda import lowlevel, synchronize
 from shiplap_sparse3d.grid_sample import (
     grid_sample_3d,
     indice_weighted_sum,
@@ -161,3 +158,6 @@ __all__ = [
     "z_order_decode",
     "z_order_encode",
 ]
+
+_ATTACHED = (convolutions, cpu, lowlevel, lowlevel_samples, samples)
+"""Importing these gives the ops their kernels, and says how arguments are drawn for them."""

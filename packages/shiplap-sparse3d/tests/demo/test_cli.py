@@ -9,7 +9,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from shiplap.cli import app
+from shiplap.cli.app import app
 
 for name in ("laspy", "lazrs", "matplotlib"):
     pytest.importorskip(name)

@@ -11,7 +11,7 @@ import pytest
 
 from shiplap_sparse3d.demo import DemoResult
 from shiplap_sparse3d.demo.report import _curve, html, rows
-from shiplap_sparse3d.demo.run import Verdicts
+from shiplap_sparse3d.demo.result import Verdicts
 
 RESULT = DemoResult(
     graphs=1,

@@ -17,7 +17,7 @@ pytest.importorskip("lazrs")
 pytest.importorskip("matplotlib")
 
 from shiplap_sparse3d.demo import DemoResult, DemoSettings
-from shiplap_sparse3d.demo.run import Verdicts
+from shiplap_sparse3d.demo.result import Verdicts
 
 RESULT = DemoResult(
     graphs=1,
@@ -93,7 +93,7 @@ def test_missing_packages(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.exit_code == 2
     assert "SL603: optional packages are missing" in result.stderr
     assert "  got      no lazrs\n" in result.stderr
-    assert '  fix      pip install "shiplap[demo]"\n' in result.stderr
+    assert '  fix      pip install "shiplap-sparse3d[demo]"\n' in result.stderr
 
 
 def test_unusable_output(process: Any, tmp_path: Path) -> None:

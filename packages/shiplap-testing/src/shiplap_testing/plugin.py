@@ -82,7 +82,7 @@ def fresh_compiler() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """A notice comes once per process; each test counts as one, whatever ran before it in the worker."""
-    monkeypatch.setattr(errors, "_said", set())
+    monkeypatch.setattr(errors.base, "_said", set())
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -126,7 +126,7 @@ Run = Callable[..., Any]
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Run:
     """``run("env", "--json")`` → result with ``exit_code``, ``stdout``, ``stderr``; in this process."""
-    from shiplap.cli import app
+    from shiplap.cli.app import app
 
     monkeypatch.chdir(REPOSITORY)
     monkeypatch.setattr(sys, "path", list(sys.path))  # targets extend it

@@ -1,13 +1,22 @@
 """Shiplap: declare a kernel once, and it is a native, proven part of ``torch.compile``."""
 
-from shiplap.audit import Finding, audit
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
 from shiplap.bind import cabi
-from shiplap.doctor import Diagnosis, doctor
 from shiplap.errors import ShiplapError, ShiplapNotice
-from shiplap.fuse import Explanation, explain  # also: the first trace of an op with templates registers their lowering
-from shiplap.op import Op, OpSpec, adopt, op
-from shiplap.rewrite import rewrite, rewrites
+from shiplap.op import Op, OpSpec, adopt, op, registry
 from shiplap.selection import freeze, tune
+
+if TYPE_CHECKING:
+    from shiplap.audit import Finding, audit
+    from shiplap.doctor import Diagnosis, doctor
+    from shiplap.fuse import Explanation, explain
+    from shiplap.rewrite import rewrite, rewrites
 
 __version__ = "0.1.0"
 __all__ = [
@@ -29,3 +38,50 @@ __all__ = [
     "rewrites",
     "tune",
 ]
+
+# What a program that only calls ops does not need: loaded when it is first used. Name -> where it is.
+_LATE = {
+    "Diagnosis": "shiplap.doctor",
+    "Explanation": "shiplap.fuse",
+    "Finding": "shiplap.audit",
+    "audit": "shiplap.audit",
+    "doctor": "shiplap.doctor",
+    "explain": "shiplap.fuse",
+    "rewrite": "shiplap.rewrite",
+    "rewrites": "shiplap.rewrite",
+}
+
+
+class _Package(ModuleType):
+    """``shiplap`` itself, which loads the names of ``_LATE`` when they are first used.
+
+    ``audit``, ``doctor`` and ``rewrite`` are functions and, by the same name, packages. When Python has imported
+    ``shiplap.audit``, at whatever time and for whomever, it binds that package to the name ``audit`` of ``shiplap``. A
+    module's own ``__getattr__`` would not be asked from then on, and ``sl.audit(op)`` would call a module: so this
+    class, the documented way to control what is bound, lets the function keep the name.
+    """
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name in _LATE and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _LATE:
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        found = getattr(import_module(_LATE[name]), name)
+        setattr(self, name, found)
+        return found
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *_LATE})
+
+
+def _lower_templates() -> None:
+    """At a trace, before compile caches are asked: templates of the ops declared by now have a lowering."""
+    from shiplap.fuse.install import install
+
+    install()
+
+
+registry.on_trace(_lower_templates)
+sys.modules[__name__].__class__ = _Package

@@ -412,7 +412,7 @@ def test_shapes_of_any_rank_stay_with_python(ops, cache, tmp_path, ns):
     any_rank.kernel("cpu", sl.cabi(compile_c(tmp_path, "any", {"any_rank": any_rank}, body), "any_rank"))
     with fails("SL404", got='Shaped[Tensor, "*b"], whose rank is not fixed'):
         native.build(any_rank)
-    errors._said.discard(f"native {native.state(any_rank)[1]}")
+    errors.base._said.discard(f"native {native.state(any_rank)[1]}")
     with pytest.warns(sl.ShiplapNotice, match=r"stays with the Python binding: SL404"):
         any_rank(torch.ones(2))
     assert native.state(any_rank) == ("python", native.state(any_rank)[1])
@@ -454,7 +454,7 @@ def test_native_can_be_switched_off(ops, monkeypatch):
 def test_without_a_compiler_python_serves_and_one_notice_says_so(ops, tmp_path, monkeypatch, compiler):
     monkeypatch.setenv("SHIPLAP_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("CXX", compiler)
-    errors._said.clear()
+    errors.base._said.clear()
     ops.keep.drop_native()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -34,7 +34,7 @@ SCRIPT = """
 
 def run(*arguments: str) -> Any:
     """In this process; the program itself is one of its own all the same."""
-    from shiplap.cli import app
+    from shiplap.cli.app import app
 
     return CliRunner().invoke(app, ["doctor", *arguments])
 

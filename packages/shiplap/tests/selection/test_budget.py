@@ -9,7 +9,7 @@ import time
 import pytest
 from typer.testing import CliRunner
 
-from shiplap.cli import app
+from shiplap.cli.app import app
 from shiplap.selection import Store
 from shiplap.selection.deadline import Deadline, OutOfTime
 from shiplap.selection.decide import Options

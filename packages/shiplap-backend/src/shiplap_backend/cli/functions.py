@@ -28,7 +28,7 @@ def command(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON value: signatures by name.")] = False,
 ) -> None:
     """List the functions that a vendor's headers declare and metadata may use."""
-    from shiplap_backend.runtime import runtime as find
+    from shiplap_backend.runtimes import runtime as find
 
     found = {n: [str(f) for f in fs] for n, fs in find(runtime).functions().items() if part.lower() in n.lower()}
     if json:

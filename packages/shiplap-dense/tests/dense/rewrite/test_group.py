@@ -15,10 +15,10 @@ from shiplap.compat.passes import capture
 from shiplap.errors import ShiplapError
 from shiplap.op.batch import read_batching
 from shiplap.rewrite import Match, NearMiss
-from shiplap.rewrite.base import proving
 from shiplap.rewrite.graph import value
 from shiplap.rewrite.group import JoinedCalls, StackedChains, StackedLinears, StackedNorms, WideLinears
 from shiplap.rewrite.group.cost import MACHINES, Price
+from shiplap.rewrite.program import proving
 from shiplap_dense import ops as dense
 
 W = [torch.randn(4, 4) for _ in range(6)]

@@ -2,37 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from importlib import import_module
-from typing import Any
-
 import torch
 from torch import Tensor
 
 import shiplap as sl
 from shiplap_slidesparse import layers, ops
+from shiplap_slidesparse.cuda.configs import CONFIGS, LIFTS, default, default_lift
+from shiplap_slidesparse.cuda.late import late
 
-__all__ = ["CONFIGS", "default", "default_lift", "late"]
+__all__ = ["CONFIGS", "default", "default_lift"]
 
-_found: dict[tuple[str, str], Callable[..., Any]] = {}
-
-
-def late(module: str, name: str) -> Callable[..., Any]:
-    """The function ``name`` of a module of this package, imported at the first call."""
-    found = _found.get((module, name))
-    if found is None:
-        found = _found[module, name] = getattr(import_module(f"{__name__}.{module}"), name)
-    return found
-
-
-# --- activations: bound to the memory, so what counts is how much of it is under way at once --------------------------
-
-CONFIGS = [{"num_warps": w} for w in (4, 8, 2, 16)]
-
-
-def default(sizes: Mapping[str, Any]) -> dict[str, int]:
-    """Many rows under way hide more than many threads on one do: they meet twice in each."""
-    return CONFIGS[0] if sizes["k"] > 1024 else CONFIGS[2]
+# --- activations ---------------------------------------------------------------------------------------------------
 
 
 def _quantise(x: Tensor, pairs: int, *, q: Tensor, scale: Tensor, num_warps: int) -> None:
@@ -41,14 +21,6 @@ def _quantise(x: Tensor, pairs: int, *, q: Tensor, scale: Tensor, num_warps: int
 
 for _op in (ops.quantise_int8, ops.quantise_fp8):
     _op.kernel("cuda", _quantise, name="triton", configs=CONFIGS, default=default)
-
-LIFTS = [{"BLOCK": b, "num_warps": w} for b, w in ((1024, 8), (512, 4), (1024, 4), (2048, 8), (2048, 16), (256, 4))]
-
-
-def default_lift(sizes: Mapping[str, Any]) -> dict[str, int]:
-    """Few windows want few warps."""
-    windows = (sizes["k"] // (2 * sizes["pairs"]) + 1) * (sizes["pairs"] - 1)
-    return LIFTS[0] if windows > 1024 else LIFTS[1] if windows > 256 else LIFTS[5]
 
 
 @ops.lift.kernel("cuda", name="triton", configs=LIFTS, default=default_lift)

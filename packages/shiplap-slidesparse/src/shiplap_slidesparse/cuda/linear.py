@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from shiplap_slidesparse import lt, ops
-from shiplap_slidesparse.cuda import activations, default, default_lift
+from shiplap_slidesparse.cuda import activations
+from shiplap_slidesparse.cuda.configs import default, default_lift
 from shiplap_slidesparse.cuda.finish import finish
 from shiplap_slidesparse.formats import DEPTH, ROWS, dense_depth, lifted_depth
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shiplap as sl
 from shiplap_slidesparse import ops
+from shiplap_slidesparse.lt import weights
 from shiplap_slidesparse.lt.native import LIBRARY
 
 __all__ = ["DEFAULT", "DENSE", "SPARSE", "WORKSPACE"]
@@ -31,6 +32,7 @@ def _bind(op: sl.Op, workspace: str, config: dict[str, int]) -> None:
     op.buckets(n="exact", k="exact")  # weights have few sizes, and the best algorithm hangs on each
 
 
+ops.add_layout(ops.CUSPARSELT, weights.expand)
 for _op in DENSE:
     _bind(_op, str(WORKSPACE), {"ALG": -1})
 for _op in SPARSE:

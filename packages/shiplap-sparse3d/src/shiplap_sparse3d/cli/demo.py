@@ -53,7 +53,13 @@ def command(
     """
     missing = [name for name in EXTRAS if importlib.util.find_spec(name) is None]
     if missing:
-        raise error("SL603", where="shiplap demo", got=f"no {', '.join(missing)}", expected=", ".join(EXTRAS))
+        raise error(
+            "SL603",
+            where="shiplap demo",
+            got=f"no {', '.join(missing)}",
+            expected=", ".join(EXTRAS),
+            fix='pip install "shiplap-sparse3d[demo]"',
+        )
     _require_device(device)
     console.require_directory(output)
     from shiplap_sparse3d.demo import DemoSettings, run

@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from importlib import import_module
 from typing import Any
 
 from torch import Tensor
 
 from shiplap_sparse3d import bounded, ops, planning, pooling
+from shiplap_sparse3d.cuda.late import late
 from shiplap_sparse3d.cuda.status import synchronize
 
 __all__ = ["synchronize"]
-
-_found: dict[tuple[str, str], Callable[..., Any]] = {}
-
-
-def late(module: str, name: str) -> Callable[..., Any]:
-    """The function ``name`` of a module of this package, imported at the first call."""
-    found = _found.get((module, name))
-    if found is None:
-        found = _found[module, name] = getattr(import_module(f"{__name__}.{module}"), name)
-    return found
-
 
 HASH = "40 * max(2 * n, 64)"  # bytes of hash.SLOT_BYTES * hash.slots_for(n)
 SORT = "parts * (20 * {} + 8192)"  # bytes of sort.scratch_bytes

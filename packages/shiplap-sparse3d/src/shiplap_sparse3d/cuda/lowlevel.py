@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from shiplap_sparse3d import grid_sample, hashing, postprocess, serialize
-from shiplap_sparse3d.cuda import late
+from shiplap_sparse3d.cuda.late import late
 
 __all__: list[str] = []
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from shiplap_sparse3d.demo.run import DemoResult
+    from shiplap_sparse3d.demo.result import DemoResult
 
 __all__ = ["html", "rows"]
 

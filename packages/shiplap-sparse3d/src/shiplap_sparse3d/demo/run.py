@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import platform
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,11 +14,12 @@ from torch import Tensor
 import shiplap_sparse3d as sparse3d
 from shiplap import compat
 from shiplap_sparse3d.demo import evaluate, picture, report
+from shiplap_sparse3d.demo.result import DemoResult, Verdicts
 from shiplap_sparse3d.demo.scan import Scan, load, split
 from shiplap_sparse3d.demo.tiles import random_tiles
 from shiplap_sparse3d.demo.train import Fit, Progress, Recipe, fit, parameters
 
-__all__ = ["DemoResult", "DemoSettings", "Verdicts", "run"]
+__all__ = ["DemoSettings", "run"]
 
 FULL = Recipe()
 QUICK = Recipe(steps=100, levels=3)
@@ -55,47 +55,6 @@ class DemoSettings:
     audit: bool = True
 
 
-@dataclass(frozen=True)
-class Verdicts:
-    """Of the audit of one op: how many checks said what, and the names of those that failed."""
-
-    ok: int
-    fail: int
-    skip: int
-    failed: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class DemoResult:
-    """What was measured. Times in seconds (``_s``) or milliseconds (``_ms``); IoU of the class ground, held out."""
-
-    graphs: int
-    graph_breaks: int
-    recompiles: int
-    iou: float
-    baseline_iou: float
-    points_per_s: float
-    compiled_ms: float
-    eager_ms: float
-    audits: dict[str, Verdicts]
-    compile_s: float
-    train_s: float
-    total_s: float
-    training_points: int
-    held_out_points: int
-    tile_points: tuple[int, int]
-    tile_voxels: tuple[int, int]
-    parameters: int
-    losses: tuple[float, ...]
-    environment: str
-    html: str
-    png: str
-
-    def json(self) -> dict[str, Any]:
-        """One object of plain values."""
-        return asdict(self)
-
-
 def run(settings: DemoSettings, progress: Progress = lambda stage, done, total, note: None) -> DemoResult:
     """Read, train, judge, measure, audit, report."""
     # A tile is a few thousand voxels: work for one core. With two, every small loop ends in a wait for the slower one,
@@ -126,35 +85,51 @@ def _run(settings: DemoSettings, progress: Progress) -> DemoResult:
     progress("evaluate", 1, 1, "")
     counts = compat.compile_counts()  # before the audit, which compiles graphs of its own
     audits = _audits(settings.quick, progress) if settings.audit else {}
-    page, image = settings.out / "demo.html", settings.out / "demo.png"
     progress("report", 0, 1, "")
     png = picture.picture(here, held_out, judged.predicted)
-    result = DemoResult(
-        graphs=counts.graphs,
-        graph_breaks=counts.graph_breaks,
-        recompiles=counts.recompiles,
-        iou=judged.iou,
-        baseline_iou=judged.baseline,
-        points_per_s=judged.points_per_s,
-        compiled_ms=speed.compiled_ms,
-        eager_ms=speed.eager_ms,
-        audits=audits,
-        compile_s=trained.first_step,
-        train_s=trained.seconds,
-        total_s=time.perf_counter() - start,
-        training_points=len(training),
-        held_out_points=int(held_out.sum()),
-        tile_points=trained.points,
-        tile_voxels=trained.voxels,
-        parameters=parameters(trained.net),
-        losses=trained.losses,
-        environment=_environment(device),
-        html=str(page),
-        png=str(image),
-    )
+    measured = _Measured(trained, judged, speed, counts, audits, len(training), int(held_out.sum()))
+    page, image = settings.out / "demo.html", settings.out / "demo.png"
+    result = _result(measured, device, time.perf_counter() - start, html=str(page), png=str(image))
     _write({image: png, page: report.html(result, png).encode()})
     progress("report", 1, 1, "")
     return result
+
+
+@dataclass(frozen=True)
+class _Measured:
+    trained: Fit
+    judged: _Judged
+    speed: evaluate.Speed
+    counts: compat.CompileCounts
+    audits: dict[str, Verdicts]
+    training_points: int
+    held_out_points: int
+
+
+def _result(found: _Measured, device: torch.device, seconds: float, html: str, png: str) -> DemoResult:
+    return DemoResult(
+        graphs=found.counts.graphs,
+        graph_breaks=found.counts.graph_breaks,
+        recompiles=found.counts.recompiles,
+        iou=found.judged.iou,
+        baseline_iou=found.judged.baseline,
+        points_per_s=found.judged.points_per_s,
+        compiled_ms=found.speed.compiled_ms,
+        eager_ms=found.speed.eager_ms,
+        audits=found.audits,
+        compile_s=found.trained.first_step,
+        train_s=found.trained.seconds,
+        total_s=seconds,
+        training_points=found.training_points,
+        held_out_points=found.held_out_points,
+        tile_points=found.trained.points,
+        tile_voxels=found.trained.voxels,
+        parameters=parameters(found.trained.net),
+        losses=found.trained.losses,
+        environment=_environment(device),
+        html=html,
+        png=png,
+    )
 
 
 def _write(files: dict[Path, bytes]) -> None:

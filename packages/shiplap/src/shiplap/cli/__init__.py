@@ -1,5 +1,5 @@
-"""``shiplap``: one verb a file. Verbs import torch only when they run."""
+"""``shiplap``: one verb a file. Verbs import torch only when they run.
 
-from shiplap.cli.app import app, main
-
-__all__ = ["app", "main"]
+Installed distributions bring verbs of their own, whose modules import ``shiplap.cli.console``: so this package does not
+import its ``app``, which imports them.
+"""

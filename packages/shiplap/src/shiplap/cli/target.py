@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from shiplap.cli.families import load_families
-from shiplap.errors import ShiplapError, Unfinished, error
+from shiplap.errors import ShiplapError, error
 
 if TYPE_CHECKING:
     from shiplap.op import Op
@@ -110,6 +110,8 @@ def _named(target: str, module: ModuleType, name: str, declared: Sequence[Op]) -
 
 
 def _refuse_drafts(values: Iterable[Any]) -> None:
+    from shiplap.draft import Unfinished
+
     for value in values:
         if isinstance(value, Unfinished):
             raise error("SL113", where=value.name, got="a draft of 'shiplap init'", expected="a finished declaration")

@@ -68,6 +68,8 @@ CAPABILITIES = (
         "Inductor on a generated device",
         "torch._inductor.codegen.common.register_device_op_overrides, PythonWrapperCodegen",
     ),
+    Capability("nested arguments", "torch.utils._pytree.tree_leaves, tree_map", ("2.11", "2.13", "2.15")),
+    Capability("operators of a graph", "torch._ops.OpOverload, its _schema and tags", ("2.11", "2.13", "2.15")),
     Capability(
         "device tests",
         "torch.testing._internal.common_device_type, common_methods_invocations.op_db",

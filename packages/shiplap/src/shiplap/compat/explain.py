@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch._inductor import config
 from torch._inductor.virtualized import V
 
 from shiplap.compat.lowering import uncached
+from shiplap.compat.nodes import operator_name
 
 __all__ = ["Graph", "Group", "Origin", "observe"]
 
@@ -149,12 +149,4 @@ def _origin(node: Any, kind: str) -> Origin:
     """A library call has a name of its own; loops are known by what the user wrote."""
     operator = node.target if kind == "extern" else node.meta.get("original_aten") or node.target
     frames = [f for f in FRAME.findall(node.meta.get("stack_trace") or "") if not f[0].startswith(DISPATCH)]
-    return Origin(node.name, _operator(operator), ":".join(frames[-1]) if frames else "")
-
-
-def _operator(target: Any) -> str:
-    """``aten.gelu``, ``tt::qmm``: an operator as its users write it."""
-    if not isinstance(target, torch._ops.OpOverload):
-        return str(getattr(target, "__name__", target))
-    namespace, _, name = target._schema.name.partition("::")
-    return f"aten.{name}" if namespace in ("aten", "prims") else f"{namespace}::{name}"
+    return Origin(node.name, operator_name(operator), ":".join(frames[-1]) if frames else "")

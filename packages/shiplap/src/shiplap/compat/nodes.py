@@ -9,12 +9,28 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import takewhile
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.fx import Graph, Node
 
-__all__ = ["autocast_at", "carry_over", "count", "counted", "hint", "node_value", "set_value", "trace"]
+from shiplap.compat.trees import leaves
+
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
+
+__all__ = [
+    "autocast_at",
+    "carry_over",
+    "count",
+    "counted",
+    "hint",
+    "node_value",
+    "operator_name",
+    "overload_of",
+    "set_value",
+    "trace",
+]
 
 
 def node_value(node: Node) -> Any:
@@ -25,6 +41,20 @@ def node_value(node: Node) -> Any:
 def set_value(node: Node, value: Any, level: str) -> None:
     """Give ``node`` the fake value that later passes of this level look for."""
     node.meta["example_value" if level == "pre-grad" else "val"] = value
+
+
+def overload_of(node: Node) -> OpOverload | None:
+    """The overload of an operator that ``node`` calls; None for methods, and for functions of Python."""
+    target = node.target
+    return target if node.op == "call_function" and isinstance(target, torch._ops.OpOverload) else None
+
+
+def operator_name(target: Any) -> str:
+    """``aten.gelu``, ``tt::qmm``: an overload as its users write it; of a function of Python, the name."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return str(getattr(target, "__name__", target))
+    namespace, _, name = target._schema.name.partition("::")
+    return f"aten.{name}" if namespace in ("aten", "prims") else f"{namespace}::{name}"
 
 
 def hint(size: Any) -> int:
@@ -67,13 +97,12 @@ def trace(fn: Callable[..., Any], values: Sequence[Any], level: str) -> Graph:
     from torch._dispatch.python import enable_python_dispatcher
     from torch._inductor.decomposition import select_decomp_table
     from torch.fx.experimental.proxy_tensor import make_fx
-    from torch.utils._pytree import tree_leaves
 
     ahead = level == "pre-grad"
     table = None if ahead else select_decomp_table()
 
     def flat(*args: Any) -> list[Any]:
-        return tree_leaves(fn(*args))
+        return leaves(fn(*args))
 
     mode = next(v.fake_mode for v in values if hasattr(v, "fake_mode"))
     with mode, enable_python_dispatcher(), torch.set_grad_enabled(ahead), warnings.catch_warnings():

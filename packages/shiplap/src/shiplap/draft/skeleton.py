@@ -66,7 +66,8 @@ def _head(draft: Draft) -> list[str]:
         "from torch import Tensor",
         "",
         f"import shiplap as sl  # noqa: F401 - for sl.{draft.decorator}",
-        "from shiplap.errors import error, unfinished",
+        "from shiplap.draft import unfinished",
+        "from shiplap.errors import error",
     ]
 
 

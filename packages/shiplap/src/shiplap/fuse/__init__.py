@@ -2,10 +2,9 @@
 
 from shiplap.fuse.decide import Decision, decisions
 from shiplap.fuse.explanation import Explanation, explain
-from shiplap.fuse.install import install
 from shiplap.fuse.switch import switches
 from shiplap.op import registry
 
 __all__ = ["Decision", "Explanation", "decisions", "explain", "switches"]
 
-registry.on_trace(install)
+registry.refresh()  # modules of this room add to the digest, and it is loaded after ops have been declared

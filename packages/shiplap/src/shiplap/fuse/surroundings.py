@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx
 
 from shiplap.compat import lowering
+from shiplap.compat.nodes import overload_of
 from shiplap.fuse.call import Call
 
 __all__ = ["Surroundings"]
@@ -81,10 +82,10 @@ class Surroundings:
 
 
 def _fusible(node: fx.Node) -> bool:
-    target = node.target
-    if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload):
+    overload = overload_of(node)
+    if overload is None:
         return False
-    pointwise = torch.Tag.pointwise in target.tags or _name(node) in CASTS
+    pointwise = torch.Tag.pointwise in overload.tags or _name(node) in CASTS
     return isinstance(node.meta.get("val"), Tensor) and (pointwise or _name(node) in VIEWS)
 
 

@@ -1,10 +1,11 @@
 """Place: rewrites put kernels into models that nobody edited, and say where, and why not."""
 
-from shiplap.rewrite.base import Program, Rewrite
+from shiplap.rewrite.base import Rewrite
 from shiplap.rewrite.graph import place
 from shiplap.rewrite.guard import Guard
 from shiplap.rewrite.match import Level, Match, NearMiss, Saving
 from shiplap.rewrite.pattern import PatternRewrite, rewrite
+from shiplap.rewrite.program import Program
 from shiplap.rewrite.prove import prove
 from shiplap.rewrite.scope import Rewrites, rewrites
 

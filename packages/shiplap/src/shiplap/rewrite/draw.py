@@ -18,10 +18,10 @@ from shiplap.referee.run import last_line
 from shiplap.referee.samples import Case, Samples
 from shiplap.referee.sizes import free_dims
 from shiplap.referee.values import KINDS
-from shiplap.rewrite.base import Program
 from shiplap.rewrite.graph import value
 from shiplap.rewrite.guard import Guard
 from shiplap.rewrite.match import Level
+from shiplap.rewrite.program import Program
 from shiplap.rewrite.signature import Signature
 from shiplap.rewrite.walk import Pattern
 

@@ -215,7 +215,7 @@ def barrier(node: Node) -> tuple[Obstacle, str] | None:
 def _switches(node: Node) -> bool:
     """Before autograd a graph holds ``with torch.no_grad():`` and its like as two calls without a result."""
     name = getattr(node.target, "__name__", "")
-    plain = node.op == "call_function" and not isinstance(node.target, torch._ops.OpOverload)
+    plain = node.op == "call_function" and fx.overload_of(node) is None
     return plain and re.match(r"_(?!_|check|assert)", name) is not None and value(node) is None
 
 
@@ -306,13 +306,7 @@ def _erase(replaced: Sequence[Node]) -> None:
 
 def operator_name(node: Node) -> str:
     """``aten.addmm``, ``linear``, ``.view``: what a node calls, as its users write it."""
-    target = node.target
-    if node.op == "call_method":
-        return f".{target}"
-    if isinstance(target, torch._ops.OpOverload):
-        namespace, _, name = target._schema.name.partition("::")
-        return f"aten.{name}" if namespace in ("aten", "prims") else f"{namespace}::{name}"
-    return str(getattr(target, "__name__", target))
+    return f".{node.target}" if node.op == "call_method" else fx.operator_name(node.target)
 
 
 def source_line(node: Node) -> str:

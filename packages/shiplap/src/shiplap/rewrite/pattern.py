@@ -15,12 +15,13 @@ from shiplap.compat import sizes
 from shiplap.errors import error
 from shiplap.op.source import source_digest
 from shiplap.referee.run import last_line
-from shiplap.rewrite.base import Program, Rewrite, proving
+from shiplap.rewrite.base import Rewrite
 from shiplap.rewrite.draw import Drawn
 from shiplap.rewrite.graph import Refused, describe, place, source_line
 from shiplap.rewrite.guard import Guard
 from shiplap.rewrite.match import LEVELS, Level, Match, NearMiss, Outcome
 from shiplap.rewrite.normal import called
+from shiplap.rewrite.program import Program, proving
 from shiplap.rewrite.signature import Signature
 from shiplap.rewrite.walk import Fit, Pattern, Stop, check_sizes, check_users, complete, ways
 

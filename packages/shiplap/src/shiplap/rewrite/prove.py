@@ -19,8 +19,8 @@ from shiplap.referee.compare import Reduction, bitwise, close
 from shiplap.referee.finding import Finding
 from shiplap.referee.layouts import clone_exactly
 from shiplap.referee.run import last_line, quiet, widen
-from shiplap.rewrite.base import Program, Rewrite, proving
 from shiplap.rewrite.match import Match, NearMiss
+from shiplap.rewrite.program import Program, Provable, proving
 
 if TYPE_CHECKING:
     from shiplap.compat.passes import Captured
@@ -45,8 +45,8 @@ BY_OBSTACLE = {
     "device": "outputs",
 }
 
-R = TypeVar("R", bound=Rewrite)
-_findings: WeakKeyDictionary[Rewrite, tuple[str, tuple[Finding, ...]]] = WeakKeyDictionary()
+R = TypeVar("R", bound=Provable)
+_findings: WeakKeyDictionary[Provable, tuple[str, tuple[Finding, ...]]] = WeakKeyDictionary()
 
 
 def proven(rewrite: R) -> R:
@@ -63,7 +63,7 @@ def proven(rewrite: R) -> R:
     return rewrite
 
 
-def prove(rewrite: Rewrite) -> tuple[Finding, ...]:
+def prove(rewrite: Provable) -> tuple[Finding, ...]:
     """A finding per check of ``CHECKS``; the rewrite is refused if one of them fails.
 
     Run once in a process, and again when what its functions call has become something else (in a notebook, say).
@@ -94,7 +94,7 @@ class _Seen:
     label: str
 
 
-def _observed(rewrite: Rewrite) -> Iterator[_Seen]:
+def _observed(rewrite: Provable) -> Iterator[_Seen]:
     """What the checks see, program by program; after a first difference no more is looked for."""
     for program in rewrite.programs():
         seen = list(_program(rewrite, program))
@@ -103,7 +103,7 @@ def _observed(rewrite: Rewrite) -> Iterator[_Seen]:
             return
 
 
-def _summed(rewrite: Rewrite, seen: Sequence[_Seen]) -> Iterator[Finding]:
+def _summed(rewrite: Provable, seen: Sequence[_Seen]) -> Iterator[Finding]:
     if not seen:
         raise error(
             "SL805",
@@ -123,7 +123,7 @@ def _summed(rewrite: Rewrite, seen: Sequence[_Seen]) -> Iterator[Finding]:
             yield Finding(check, "skip", rewrite.name, why or "no program was compared that far")
 
 
-def _program(rewrite: Rewrite, program: Program) -> Iterator[_Seen]:
+def _program(rewrite: Provable, program: Program) -> Iterator[_Seen]:
     def seen(check: str, problem: str = "") -> _Seen:
         return _Seen(check, problem, program.label)
 
@@ -151,7 +151,7 @@ def _silent(outcomes: Sequence[Any], seen: Any) -> _Seen:
     return seen(BY_OBSTACLE.get(nearest.obstacle, "fires"), nearest.reason)
 
 
-def _captured(rewrite: Rewrite, program: Program, train: bool) -> tuple[Captured, list[Tensor]]:
+def _captured(rewrite: Provable, program: Program, train: bool) -> tuple[Captured, list[Tensor]]:
     from shiplap.compat.passes import capture
 
     fn, tensors = program.of_tensors()

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
+from shiplap.compat.trees import leaves
 from shiplap.errors import error
 from shiplap.referee.run import tensors
 from shiplap.rewrite.base import Rewrite
@@ -251,10 +252,8 @@ def _alone(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 def _call(fn: Callable[..., Any], args: Sequence[Any], train: bool) -> list[Tensor]:
     """All tensors of the result; training, with a backward pass from the floating ones."""
-    from torch.utils._pytree import tree_leaves
-
     with torch.set_grad_enabled(train):
-        found = [t for t in tree_leaves(_plain(fn(*args))) if isinstance(t, Tensor)]
+        found = [t for t in leaves(_plain(fn(*args))) if isinstance(t, Tensor)]
         live = [t for t in found if t.requires_grad] if train else []
         if live:
             torch.stack([t.float().sum() for t in live]).sum().backward()

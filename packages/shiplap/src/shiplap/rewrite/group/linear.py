@@ -11,7 +11,6 @@ from torch.fx import Node
 from torch.nn import functional as F
 
 from shiplap.compat.constants import folded
-from shiplap.rewrite.base import Program
 from shiplap.rewrite.group.base import Group, Merged, escapes, signature, tensor
 from shiplap.rewrite.group.cost import (
     Machine,
@@ -23,6 +22,7 @@ from shiplap.rewrite.group.cost import (
     product_ns,
 )
 from shiplap.rewrite.normal import arguments, called
+from shiplap.rewrite.program import Program
 
 __all__ = ["StackedLinears", "WideLinears"]
 

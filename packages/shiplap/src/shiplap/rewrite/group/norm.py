@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.fx import Node
 from torch.nn import functional as F
 
-from shiplap.rewrite.base import Program
 from shiplap.rewrite.group.base import Group, Merged, escapes, signature, tensor
 from shiplap.rewrite.group.cost import HORIZONTAL, Machine, Price, bytes_of
 from shiplap.rewrite.normal import arguments, called
+from shiplap.rewrite.program import Program
 
 __all__ = ["StackedNorms"]
 

@@ -13,10 +13,10 @@ from shiplap.compat.constants import folded
 from shiplap.errors import error
 from shiplap.op import Op
 from shiplap.referee.samples import Samples
-from shiplap.rewrite.base import Program
 from shiplap.rewrite.group.base import Group, Merged, tensor
 from shiplap.rewrite.group.cost import Machine, Price, bytes_of
 from shiplap.rewrite.normal import called
+from shiplap.rewrite.program import Program
 
 __all__ = ["JoinedCalls"]
 

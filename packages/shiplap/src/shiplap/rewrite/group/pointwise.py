@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from shiplap.rewrite.base import Program
 from shiplap.rewrite.group.base import Group, Merged, escapes, signature, tensor
 from shiplap.rewrite.group.cost import HORIZONTAL, Machine, Price, bytes_of
 from shiplap.rewrite.match import Level
+from shiplap.rewrite.program import Program
 
 __all__ = ["StackedChains"]
 

@@ -14,8 +14,8 @@ from jaxtyping import BFloat16, Float, Float16, Float32
 from torch import Tensor
 from torch.nn import functional as F
 
-from shiplap.rewrite.base import Program
 from shiplap.rewrite.pattern import PatternRewrite
+from shiplap.rewrite.program import Program
 from shiplap.rewrite.shipped.no_ops import no_ops
 
 __all__ = ["attention"]

@@ -20,11 +20,12 @@ from torch.nn import functional as F
 
 from shiplap.compat.constants import folded
 from shiplap.op.source import source_digest
-from shiplap.rewrite.base import Program, Rewrite, proving
+from shiplap.rewrite.base import Rewrite
 from shiplap.rewrite.draw import Drawn
 from shiplap.rewrite.graph import describe, operator_name, place, source_line, value
 from shiplap.rewrite.match import Level, NearMiss, Obstacle, Outcome
 from shiplap.rewrite.normal import arguments, called
+from shiplap.rewrite.program import Program, proving
 from shiplap.rewrite.signature import Signature
 from shiplap.rewrite.walk import check_sizes, check_users, walk
 

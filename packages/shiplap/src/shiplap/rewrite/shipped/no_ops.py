@@ -14,10 +14,11 @@ from torch.fx import Graph, Node
 from torch.nn import functional as F
 
 from shiplap.op.source import source_digest
-from shiplap.rewrite.base import Program, Rewrite
+from shiplap.rewrite.base import Rewrite
 from shiplap.rewrite.graph import describe, place, value
 from shiplap.rewrite.match import Level, Outcome
 from shiplap.rewrite.normal import arguments, called
+from shiplap.rewrite.program import Program
 
 __all__ = ["NoOps", "no_ops"]
 

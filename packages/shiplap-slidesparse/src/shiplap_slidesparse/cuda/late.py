@@ -1,0 +1,19 @@
+"""Modules with Triton code, each imported when its first kernel runs: importing Triton takes a while."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+__all__ = ["late"]
+
+_found: dict[tuple[str, str], Callable[..., Any]] = {}
+
+
+def late(module: str, name: str) -> Callable[..., Any]:
+    """The function ``name`` of a module of this package, imported at the first call."""
+    found = _found.get((module, name))
+    if found is None:
+        found = _found[module, name] = getattr(import_module(f"{__package__}.{module}"), name)
+    return found

@@ -1,0 +1,24 @@
+"""Nested arguments and results: lists, tuples, dicts and what else torch looks into, taken apart and put together.
+
+``torch.utils._pytree`` is what Dynamo, ``torch.export`` and ``make_fx`` use themselves; torch 2.11 to 2.15 offer no
+public way. Run on torch 2.11, 2.13 and 2.15.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch.utils import _pytree
+
+__all__ = ["leaves", "map_leaves"]
+
+
+def leaves(tree: Any) -> list[Any]:
+    """What ``tree`` holds, in order; what torch does not look into is one leaf."""
+    return list(_pytree.tree_leaves(tree))
+
+
+def map_leaves(fn: Callable[[Any], Any], tree: Any) -> Any:
+    """``tree`` with ``fn`` of each leaf in its place."""
+    return _pytree.tree_map(fn, tree)

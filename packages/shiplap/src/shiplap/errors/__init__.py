@@ -1,0 +1,33 @@
+"""The error catalogue: every failure has a stable id, and says what, got, expected, where, and one fix.
+
+A file here holds the errors of one kind: the exception class and its entries, as data. Packages built on shiplap add
+entries of their own with :func:`register`; an id is never given twice.
+"""
+
+from shiplap.errors.argument import ArgumentError
+from shiplap.errors.audit import AuditError
+from shiplap.errors.base import CATALOGUE, Entry, ShiplapError, ShiplapNotice, error, notice, register
+from shiplap.errors.command import CommandError
+from shiplap.errors.declaration import DeclarationError
+from shiplap.errors.doctor import DoctorError
+from shiplap.errors.kernel import KernelError
+from shiplap.errors.library import LibraryError
+from shiplap.errors.rewrite import RewriteError
+
+__all__ = [
+    "CATALOGUE",
+    "ArgumentError",
+    "AuditError",
+    "CommandError",
+    "DeclarationError",
+    "DoctorError",
+    "Entry",
+    "KernelError",
+    "LibraryError",
+    "RewriteError",
+    "ShiplapError",
+    "ShiplapNotice",
+    "error",
+    "notice",
+    "register",
+]

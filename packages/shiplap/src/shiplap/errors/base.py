@@ -1,0 +1,90 @@
+"""What errors are made of, and the catalogue itself: ``register`` adds to it, ``error`` reads it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+__all__ = ["CATALOGUE", "Entry", "ShiplapError", "ShiplapNotice", "error", "notice", "register"]
+
+
+class ShiplapError(Exception):
+    """Base of all errors of the catalogue.
+
+    Attributes: ``id`` (``"SL202"``), ``what``, ``got``, ``expected``, ``where`` (op, argument or file), ``fix``.
+    """
+
+    def __init__(self, id: str, *, what: str, got: str, expected: str, where: str, fix: str) -> None:
+        self.id, self.what, self.got, self.expected, self.where, self.fix = id, what, got, expected, where, fix
+        super().__init__(str(self))
+
+    def __str__(self) -> str:
+        rows = [("where", self.where), ("got", self.got), ("expected", self.expected), ("fix", self.fix)]
+        return "\n".join([f"{self.id}: {self.what}", *(f"  {k:<9}{v}" for k, v in rows if v)])
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), self.id, self.what, self.got, self.expected, self.where, self.fix)
+
+
+def _rebuild(
+    cls: type[ShiplapError], id: str, what: str, got: str, expected: str, where: str, fix: str
+) -> ShiplapError:
+    return cls(id, what=what, got=got, expected=expected, where=where, fix=fix)
+
+
+class ShiplapNotice(UserWarning):
+    """Said once per process and reason: a slower or narrower path is in force."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One catalogue line: what it means, why it is an error, and the usual fix."""
+
+    id: str
+    kind: type[ShiplapError]
+    title: str
+    why: str
+    fix: str
+
+
+_entries: dict[str, Entry] = {}
+CATALOGUE: Mapping[str, Entry] = MappingProxyType(_entries)
+"""Every entry of the packages that are loaded, by its id. The documentation page and the tests come from it."""
+
+
+def register(kind: type[ShiplapError], rows: Iterable[tuple[str, str, str, str]]) -> None:
+    """Add entries ``(id, title, why, fix)`` to the catalogue; :func:`error` then raises them as ``kind``.
+
+    A family of kernels declares its own errors so, in a module of its own that is imported with the family. An id
+    stands for one failure, whichever packages are installed: ValueError for one that is taken, and nothing is added.
+    """
+    entries = [Entry(id, kind, title, why, fix) for id, title, why, fix in rows]
+    seen: dict[str, Entry] = dict(_entries)
+    for entry in entries:
+        if entry.id in seen:
+            taken = seen[entry.id]
+            raise ValueError(f"error id {entry.id} is taken: {taken.title!r}, a {taken.kind.__name__}")
+        seen[entry.id] = entry
+    _entries.update((entry.id, entry) for entry in entries)
+
+
+def error(
+    id: str, *, where: str, got: object = "", expected: object = "", what: str = "", fix: str = ""
+) -> ShiplapError:
+    """The catalogue error ``id`` with its particulars; ``what`` and ``fix`` default to the entry's own."""
+    entry = CATALOGUE[id]
+    return entry.kind(
+        id, what=what or entry.title, got=str(got), expected=str(expected), where=where, fix=fix or entry.fix
+    )
+
+
+_said: set[str] = set()
+
+
+def notice(key: str, message: str) -> None:
+    """Warn once per process about ``key``: every slow or narrow path says so, none repeats itself."""
+    if key not in _said:
+        _said.add(key)
+        warnings.warn(message, ShiplapNotice, stacklevel=3)

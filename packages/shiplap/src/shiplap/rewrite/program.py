@@ -1,0 +1,85 @@
+"""``Program``: what the proof of a rewrite runs, and ``Provable``: what it asks of a rewrite."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+
+from shiplap.referee.layouts import clone_exactly
+from shiplap.referee.values import draw
+from shiplap.rewrite.match import Level, Outcome
+
+if TYPE_CHECKING:
+    from torch.fx import Graph
+
+__all__ = ["Program", "Provable", "proving"]
+
+proving: ContextVar[bool] = ContextVar("shiplap_proving", default=False)
+"""Set while a proof runs: what a replacement gains is not asked then, samples are small."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A function with arguments in which a rewrite fires, and which computes the same afterwards.
+
+    Attributes:
+        fn: plain PyTorch, as a model would contain it.
+        args: tensors, scalars, None; never changed.
+        label: says which sample this is, for findings.
+        dynamic: whether sizes are traced as symbols.
+        train: whether gradients of the floating tensors are compared as well.
+        fires: whether the rewrite has to fire; where sizes are 0 or 1 the compiler may leave nothing of a pattern.
+        kinds: of values (see ``shiplap.referee.values``) that it is run on besides ``args``.
+    """
+
+    fn: Callable[..., Any]
+    args: tuple[Any, ...]
+    label: str = ""
+    dynamic: bool = False
+    train: bool = True
+    fires: bool = True
+    kinds: tuple[str, ...] = ()
+
+    def of_tensors(self) -> tuple[Callable[..., Any], list[Tensor]]:
+        """``fn`` as a function of its tensors alone, and these."""
+        at = [i for i, a in enumerate(self.args) if isinstance(a, Tensor)]
+
+        def of_tensors(*tensors: Tensor) -> Any:
+            given = list(self.args)
+            for i, t in zip(at, tensors, strict=True):
+                given[i] = t
+            return self.fn(*given)
+
+        return of_tensors, [self.args[i] for i in at]
+
+    def others(self, tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+        """``tensors`` with values of other kinds: same sizes, dtypes and strides; integers stay."""
+        for seed, kind in enumerate(self.kinds):
+            rng = torch.Generator().manual_seed(seed)
+            yield [_redrawn(t, kind, rng) if t.is_floating_point() else t for t in tensors]
+
+
+def _redrawn(t: Tensor, kind: str, rng: torch.Generator) -> Tensor:
+    copy = clone_exactly(t)
+    if all(s for s, n in zip(t.stride(), t.shape, strict=True) if n > 1):  # expanded ones cannot be written to
+        copy.copy_(draw(tuple(t.shape), t.dtype, kind, 1, rng))
+    return copy
+
+
+class Provable(Hashable, Protocol):
+    """A change of graphs that can be proven: :class:`shiplap.rewrite.base.Rewrite` says what each member means."""
+
+    name: str
+    level: Level
+
+    @property
+    def digest(self) -> str: ...
+
+    def apply(self, graph: Graph) -> Iterator[Outcome]: ...
+
+    def programs(self) -> Iterable[Program]: ...

@@ -1,0 +1,71 @@
+"""The catalogue: an id stands for one failure, whoever declares it; errors survive a process boundary."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+
+import pytest
+
+from shiplap.errors import CATALOGUE, KernelError, ShiplapError, error, register
+
+
+class FamilyError(ShiplapError, RuntimeError):
+    """What a family of kernels declares for itself."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _family() -> None:
+    register(FamilyError, [("ZZ101", "empty scene", "There is nothing to convolve.", "leave the scene out")])
+
+
+def test_a_family_adds_entries_of_its_own() -> None:
+    found = error("ZZ101", where="family::conv", got="0 voxels")
+    assert isinstance(found, FamilyError)
+    assert str(found) == (
+        "ZZ101: empty scene\n  where    family::conv\n  got      0 voxels\n  fix      leave the scene out"
+    )
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (
+            [("SL301", "other", "Why.", "fix")],
+            "error id SL301 is taken: 'output does not fit the declaration', a KernelError",
+        ),
+        (
+            [("ZZ102", "one", "Why.", "fix"), ("ZZ101", "other", "Why.", "fix")],
+            "error id ZZ101 is taken: 'empty scene'",
+        ),
+        ([("ZZ103", "one", "Why.", "fix"), ("ZZ103", "two", "Why.", "fix")], "error id ZZ103 is taken: 'one'"),
+    ],
+    ids=["of the core", "of another family", "twice in one list"],
+)
+def test_an_id_is_given_once(rows: list[tuple[str, str, str, str]], message: str) -> None:
+    before = dict(CATALOGUE)
+    with pytest.raises(ValueError, match=message):
+        register(KernelError, rows)
+    assert dict(CATALOGUE) == before
+
+
+def test_nobody_else_writes_to_the_catalogue() -> None:
+    with pytest.raises(TypeError):
+        CATALOGUE["ZZ104"] = CATALOGUE["SL301"]  # type: ignore[index] # what it refuses
+
+
+def test_an_error_survives_a_pickle() -> None:
+    before = error("ZZ101", where="family::conv", got="0 voxels")
+    after = pickle.loads(pickle.dumps(before))
+    assert (type(after), str(after), after.got) == (FamilyError, str(before), "0 voxels")
+
+
+def test_errors_of_the_backend_come_with_the_backend() -> None:
+    """A program without it has no entry that speaks of it."""
+    program = (
+        "from shiplap.errors import CATALOGUE; before = 'SL901' in CATALOGUE\n"
+        "import shiplap_backend; print(before, 'SL901' in CATALOGUE, any(id >= 'SL9' for id in CATALOGUE))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "False True True\n"
