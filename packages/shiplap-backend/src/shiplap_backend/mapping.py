@@ -13,6 +13,7 @@ from shiplap.errors import error
 from shiplap_backend.expression import DTYPES, Compiler, ExpressionError, Typed, Vocabulary, nearest
 from shiplap_backend.families import FAMILIES, Family
 from shiplap_backend.metadata import Entry, Metadata, Output, wrong
+from shiplap_backend.vendor import Functions
 from shiplap_backend.wrapper import Wrapper, kind
 
 __all__ = ["map_entry", "vocabulary"]
@@ -349,7 +350,7 @@ class _Mapping:
         return "result" if a.mutated else ""
 
 
-def vocabulary(metadata: Metadata, functions: Mapping, enums: Mapping) -> Vocabulary:
+def vocabulary(metadata: Metadata, functions: Functions, enums: Mapping[str, Mapping[str, str]]) -> Vocabulary:
     """The words that expressions of ``metadata`` may use. SL902: an operator names no vendor function."""
     for symbol, name in metadata.target.operators.items():
         if name not in functions:

@@ -176,7 +176,10 @@ def _loaded(target: str) -> nn.Module:
 
     hf.register()
     try:
-        return transformers.AutoModelForCausalLM.from_pretrained(target, dtype="auto", local_files_only=True)
+        model: nn.Module = transformers.AutoModelForCausalLM.from_pretrained(
+            target, dtype="auto", local_files_only=True
+        )
+        return model
     except ShiplapError:
         raise
     except Exception as e:  # whatever is wrong with the files of a user

@@ -11,7 +11,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers.quantizers import HfQuantizer, auto, register_quantization_config, register_quantizer
+from transformers.quantizers import auto
+from transformers.quantizers.auto import register_quantization_config, register_quantizer
+from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from shiplap.errors import ShiplapError, error

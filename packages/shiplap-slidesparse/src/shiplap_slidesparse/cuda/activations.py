@@ -4,7 +4,6 @@ One program owns one row. A row that fits is read once and stays in registers: e
 neighbours become one word of 16 bits, and a window is two of these words, gathered through shared memory. A longer row
 is read for its largest magnitude and again, as many whole groups at a time as fit. Row offsets have 64 bits.
 """
-# mypy: disable-error-code="no-untyped-def"
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
 """What follows a product: scales of rows and columns, bias, the caller's type, padding cut off; one pass."""
-# mypy: disable-error-code="no-untyped-def"
 
 from __future__ import annotations
 

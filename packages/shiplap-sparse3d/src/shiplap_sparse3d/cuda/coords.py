@@ -1,7 +1,5 @@
 """Output voxels of a strided convolution in Triton: candidates, a hash set of their keys, a sort of what it kept."""
 
-# mypy: disable-error-code="no-untyped-def"
-
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """``z_order_*`` and ``hilbert_*`` in Triton: one pass over the rows, everything in registers."""
 
-# mypy: disable-error-code="no-untyped-def"
-
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -6,8 +6,6 @@ slots for each row and linear probing; in which slot a block ends depends on the
 it does not. Numbers and rows are kept + 1, and 0 is nothing: zeros are an empty table.
 """
 
-# mypy: disable-error-code="no-untyped-def"
-
 from __future__ import annotations
 
 import triton

@@ -5,8 +5,6 @@ only ever fall, so a key that is where it belongs has lower ones all the way fro
 do, and the keys end where the reference puts them. Values follow in a pass of their own, since until then keys move.
 """
 
-# mypy: disable-error-code="no-untyped-def"
-
 from __future__ import annotations
 
 from collections.abc import Sequence

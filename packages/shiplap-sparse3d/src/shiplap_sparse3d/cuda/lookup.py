@@ -6,8 +6,6 @@ Every entry is looked up, also where a submanifold table could be mirrored: neig
 are written whole, and no two programs write the same place.
 """
 
-# mypy: disable-error-code="no-untyped-def"
-
 from __future__ import annotations
 
 from collections.abc import Sequence

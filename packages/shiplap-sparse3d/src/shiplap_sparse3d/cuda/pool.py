@@ -1,7 +1,6 @@
 """Pooling in Triton. Over a table one program owns some output rows and walks their taps; over scenes two passes reduce
 parts of the rows and then the parts, in order. No atomics: results are the same in each run.
 """
-# mypy: disable-error-code="no-untyped-def"
 
 from __future__ import annotations
 

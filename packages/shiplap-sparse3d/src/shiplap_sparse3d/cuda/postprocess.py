@@ -1,7 +1,5 @@
 """``masked_gemm_signals`` and ``masked_gemm_kernels`` in Triton; the prefix sums and the sort between are torch's."""
 
-# mypy: disable-error-code="no-untyped-def"
-
 from __future__ import annotations
 
 import torch

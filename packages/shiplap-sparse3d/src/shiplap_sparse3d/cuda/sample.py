@@ -4,8 +4,6 @@ The gradient sums entries by row after a stable sort, and not by atomics: the re
 zeroed output, and many queries in one voxel do not queue for one address.
 """
 
-# mypy: disable-error-code="no-untyped-def"
-
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ one counting sort: a histogram of each tile of rows, their running sums, then ea
 goes through ``torch.sort``, which is stable too. Addresses are integers, into one workspace.
 """
 
-# mypy: disable-error-code="no-untyped-def"
-
 from __future__ import annotations
 
 from typing import Any, NamedTuple

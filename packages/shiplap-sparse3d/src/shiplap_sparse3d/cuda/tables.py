@@ -1,7 +1,5 @@
 """Tables of neighbours, sorted or not, and their transposes, on CUDA: lookups (lookup.py), then sorts (sort.py)."""
 
-# mypy: disable-error-code="no-untyped-def"
-
 from __future__ import annotations
 
 import torch

@@ -1,7 +1,5 @@
 """Points to voxels in Triton: distinct rows by a sort of their keys, and means of the rows that share one."""
 
-# mypy: disable-error-code="no-untyped-def"
-
 from __future__ import annotations
 
 import torch

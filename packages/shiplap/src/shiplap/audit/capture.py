@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from shiplap import compat
+from shiplap.referee.layouts import clone_exactly
 from shiplap.referee.run import last_line, tensors
-from shiplap.referee.samples import clone_exactly, tree_map
+from shiplap.referee.samples import tree_map
 
 __all__ = [
     "Canaries",
@@ -247,4 +248,5 @@ def hold(stream: torch.cuda.Stream) -> torch.cuda.Event:
         a, b = (torch.ones(4096, 4096, device=stream.device) for _ in range(2))
         for _ in range(3):
             torch.mm(a, a, out=b)
-        return stream.record_event()
+        event: torch.cuda.Event = stream.record_event()
+        return event

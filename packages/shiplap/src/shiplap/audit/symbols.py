@@ -146,7 +146,8 @@ def _text(elf: Any, table: Any, name: str) -> str:
         section = elf.get_section(entry["st_shndx"]) if not isinstance(entry["st_shndx"], str) else None
         if section is not None and not _writable(section.name):
             start = entry["st_value"] - section["sh_addr"]
-            return section.data()[start : start + entry["st_size"]].rstrip(b"\0").decode(errors="replace")
+            data: bytes = section.data()
+            return data[start : start + entry["st_size"]].rstrip(b"\0").decode(errors="replace")
     return ""
 
 

@@ -137,10 +137,9 @@ def fakify(mode: Any, tensor: torch.Tensor, dynamic: bool) -> torch.Tensor:
     """``tensor`` as a fake of ``mode``; ``dynamic`` gives every dim a symbol."""
     from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 
-    if not dynamic:
-        return mode.from_tensor(tensor)
-    context: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * tensor.dim())
-    return mode.from_tensor(tensor, symbolic_context=context)
+    context: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * tensor.dim()) if dynamic else None
+    fake: torch.Tensor = mode.from_tensor(tensor, symbolic_context=context)
+    return fake
 
 
 def size_value(size: Any, unbacked: dict[str, int]) -> int | None:

@@ -51,7 +51,7 @@ def _transformed() -> bool:
     """Whether a trace, autocast, torch.func or forward-mode AD (a level is open) has to see this thread's calls."""
     if torch.compiler.is_compiling() or any_autocast() or functorch_transform() is not None:
         return True
-    return forward._current_level >= 0
+    return bool(forward._current_level >= 0)
 
 
 def is_plain_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

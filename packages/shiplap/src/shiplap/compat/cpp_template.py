@@ -8,9 +8,9 @@ from typing import Any
 import sympy
 import torch
 from torch._inductor import ir
-from torch._inductor.codegen.cpp import parallel_num_threads
 from torch._inductor.codegen.cpp_gemm_template import gen_2d_view_of_epilogue_buf
 from torch._inductor.codegen.cpp_template import CppTemplate
+from torch._inductor.utils import parallel_num_threads
 from torch._inductor.virtualized import V
 
 __all__ = ["choice"]
@@ -25,7 +25,7 @@ def choice(
     config: Mapping[str, Any],
 ) -> Any:
     """A choice that renders ``source``. ``arguments``: input buffers by name; ``values``, ``config``: for the holes."""
-    return _Template(name, source, dict(arguments), layout, {**values, **config}).generate()
+    return CppTemplate.generate(_Template(name, source, dict(arguments), layout, {**values, **config}))
 
 
 class _Template(CppTemplate):

@@ -27,25 +27,26 @@ class _Group(tuple[Any, ...]):
         return -1
 
 
-def _host_loops(base: type) -> type:
-    """``base``, C++ loops, for a device that Inductor does not take for the CPU: what it writes and calls are loops of
+def _host_loops() -> type:
+    """Inductor's C++ loops for a device that Inductor does not take for the CPU: what it writes and calls are loops of
     the CPU, so the CPU is the current device while it does."""
     import torch
+    from torch._inductor.codegen.cpp import CppScheduling
     from torch._inductor.virtualized import V
 
     host = torch.device("cpu")
 
-    class HostLoops(base):
+    class HostLoops(CppScheduling):
         def group_fn(self, sizes: Any) -> Any:
-            return tuple(_Group(group) for group in super().group_fn(sizes))
+            return tuple(_Group(group) for group in CppScheduling.group_fn(self, sizes))
 
         def codegen_node(self, node: Any) -> Any:
             with V.graph.set_current_device(host):
-                return super().codegen_node(node)
+                return CppScheduling.codegen_node(self, node)
 
         def flush(self) -> Any:
             with V.graph.set_current_device(host):
-                return super().flush()
+                return CppScheduling.flush(self)
 
     return HostLoops
 
@@ -55,7 +56,6 @@ def inductor(device: str) -> dict[str, Any]:
     """What ``device`` gives for each name in ``INDUCTOR``; device, streams and wrappers are handled as the CPU's."""
     from torch._dynamo.device_interface import CpuInterface, register_interface_for_device
     from torch._inductor.codegen import common, wrapper
-    from torch._inductor.codegen.cpp import CppScheduling
     from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
     from torch._inductor.codegen.cpu_device_op_overrides import CpuDeviceOpOverrides
     from torch._inductor.codegen.wrapper_fxir import WrapperFxCodegen
@@ -66,6 +66,6 @@ def inductor(device: str) -> dict[str, Any]:
     return {
         "CppWrapperCodegen": CppWrapperCpu,
         "PythonWrapperCodegen": wrapper.PythonWrapperCodegen,
-        "Scheduling": _host_loops(CppScheduling),
+        "Scheduling": _host_loops(),
         "WrapperFxCodegen": WrapperFxCodegen,
     }

@@ -125,7 +125,8 @@ def compile_with(graph: Any, inputs: Sequence[Any], mode: str | None, options: d
     from torch._inductor import list_mode_options
     from torch._inductor.compile_fx import compile_fx
 
-    compiled: Any = compile_fx(graph, inputs, config_patches={**(list_mode_options(mode) if mode else {}), **options})
+    made: Any = compile_fx(graph, inputs, config_patches={**(list_mode_options(mode) if mode else {}), **options})
+    compiled: Callable[..., Any] = made
     return compiled
 
 

@@ -34,7 +34,7 @@ class Reduction:
 
     def growth(self, eps: float, wide_sums: bool) -> float:
         """Rounding errors of a sum that is written with ``eps``, relative to its size."""
-        steps = 4 + 2 * self.terms**0.5
+        steps: float = 4 + 2 * self.terms**0.5
         grown = max(eps, self.eps) * steps
         return min(grown, 8 * eps + max(torch.finfo(torch.float32).eps, self.eps) * steps) if wide_sums else grown
 

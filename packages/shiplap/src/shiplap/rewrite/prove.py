@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,7 +19,7 @@ from shiplap.referee.compare import Reduction, bitwise, close
 from shiplap.referee.finding import Finding
 from shiplap.referee.layouts import clone_exactly
 from shiplap.referee.run import last_line, quiet, widen
-from shiplap.rewrite.match import Match, NearMiss
+from shiplap.rewrite.match import Match, NearMiss, Outcome
 from shiplap.rewrite.program import Program, Provable, proving
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def _program(rewrite: Provable, program: Program) -> Iterator[_Seen]:
         yield from (seen(check, problem) for check, problem in _compared(run, before, after))
 
 
-def _silent(outcomes: Sequence[Any], seen: Any) -> _Seen:
+def _silent(outcomes: Sequence[Outcome], seen: Callable[[str, str], _Seen]) -> _Seen:
     misses = [o for o in outcomes if isinstance(o, NearMiss)]
     nearest = max(misses, key=lambda o: o.fitting, default=None)
     if nearest is None:

@@ -149,7 +149,7 @@ class Isolation:
             line = b""
         if not line.endswith(b"\n"):
             raise self._ended()
-        reply = json.loads(line)
+        reply: dict[str, Any] = json.loads(line)
         if reply.get("fatal"):
             self.stop()
             if "error" in reply:

@@ -117,7 +117,7 @@ class CudaClock:
     def sample(self, run: Run, repeats: int) -> float:
         for _ in range(3):  # the device is busy while the host gets ahead: what it launches next waits in the queue
             self._flush.zero_()
-        events = []
+        events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         for _ in range(repeats):
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             self._flush.zero_()
@@ -126,7 +126,8 @@ class CudaClock:
             end.record()
             events.append((start, end))
         events[-1][1].synchronize()
-        return sum(start.elapsed_time(end) for start, end in events) * 1e-3 / repeats
+        took: float = sum(start.elapsed_time(end) for start, end in events)
+        return took * 1e-3 / repeats
 
 
 def clock_for(device: str, capture: str = "auto") -> Clock:

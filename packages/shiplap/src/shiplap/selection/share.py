@@ -56,4 +56,5 @@ def _broadcast(content: dict[str, Any]) -> dict[str, Any]:
     if dist.get_rank() != 0:
         data = torch.empty(int(size), dtype=torch.uint8, device=device)
     dist.broadcast(data, src=0)
-    return json.loads(bytes(data.cpu().tolist()))
+    received: dict[str, Any] = json.loads(bytes(data.cpu().tolist()))
+    return received

@@ -52,7 +52,8 @@ class Worker:
     def answer(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """One request → one reply; an exception becomes ``error``."""
         try:
-            return getattr(self, f"_{asked['do']}")(asked)
+            reply: dict[str, Any] = getattr(self, f"_{asked['do']}")(asked)
+            return reply
         except Exception as e:
             index, _ = BEAT.unpack_from(self._beat, 0)
             return {"error": last_line(e), "fatal": is_fatal(e), "index": index}
@@ -103,7 +104,8 @@ def provided(provider: str, op: Op, drawn: Inputs) -> Sequence[Candidate]:
     value: Any = importlib.import_module(module)
     for part in name.split("."):
         value = getattr(value, part)
-    return value(op, drawn)
+    found: Sequence[Candidate] = value(op, drawn)
+    return found
 
 
 def find(asked: Mapping[str, Any]) -> Op:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.utils.backend_registration import generate_methods_for_privateuse1_backend
 
 from . import _C  # type: ignore[attr-defined]
 from ._inductor import INDUCTOR, inductor
@@ -65,7 +66,7 @@ def register(name: str) -> None:
     global NAME
     NAME = name
     torch._register_device_module(name, sys.modules[__name__])
-    torch.utils.generate_methods_for_privateuse1_backend(for_packed_sequence=True, for_storage=True)
+    generate_methods_for_privateuse1_backend(for_packed_sequence=True, for_storage=True)
 
 
 def __getattr__(name: str) -> Any:
@@ -94,7 +95,7 @@ def _lazy_init() -> None:
 
 def _is_in_bad_fork() -> bool:
     """Whether the process was forked after the vendor's threads were started in its parent."""
-    return _C.in_bad_fork()
+    return bool(_C.in_bad_fork())
 
 
 def device_count() -> int:
