@@ -12,14 +12,17 @@ _COMPARE = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operato
 
 def _number(version: str) -> tuple[int, ...]:
     """Release numbers only: a local or development suffix says nothing about schemas."""
-    return tuple(int(n) for n in re.match(r"\d+(?:\.\d+)*", version)[0].split("."))  # type: ignore[index]
+    release = re.match(r"\d+(?:\.\d+)*", version)
+    assert release is not None, version
+    return tuple(int(n) for n in release[0].split("."))
 
 
 def allows(range_: str, version: str) -> bool:
     """Whether ``version`` lies in ``range_``; an empty range allows all. Compared to the precision the range gives."""
     for part in filter(None, range_.split(",")):
-        sign, bound = re.match(r"(>=|<=|==|>|<)(.*)", part.strip()).groups()  # type: ignore[union-attr]
-        wanted = _number(bound)
-        if not _COMPARE[sign](_number(version)[: len(wanted)], wanted):
+        bound = re.match(r"(>=|<=|==|>|<)(.*)", part.strip())
+        assert bound is not None, range_
+        wanted = _number(bound[2])
+        if not _COMPARE[bound[1]](_number(version)[: len(wanted)], wanted):
             return False
     return True

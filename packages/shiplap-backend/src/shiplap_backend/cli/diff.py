@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from shiplap.cli import console
+
+if TYPE_CHECKING:
+    from shiplap_backend.lock import Lock
 
 __all__ = ["command"]
 
@@ -55,11 +58,10 @@ def command(
         raise typer.Exit(console.FAILED)
 
 
-def _installed(before: object, everything: bool):  # type: ignore[no-untyped-def]
+def _installed(before: Lock, everything: bool) -> Lock:
     """The installed torch's schemas: all, or those that the other side has."""
     from shiplap_backend.lock import Lock, snapshot
 
     now = snapshot()
-    assert isinstance(before, Lock)
     names = now.schemas if everything else {n: s for n, s in now.schemas.items() if n in before.schemas}
     return Lock(now.torch, names)

@@ -33,8 +33,7 @@ class _Kernel(TritonTemplateKernel):
 
     def _register_hook(self, hook_name: str, hook_fn: Callable[[], str], *args: Any, **kwargs: Any) -> Any:
         if hook_name.startswith("<STORE_OUTPUT"):
-            write, bounded = hook_fn, self.bounded
-            hook_fn = lambda: narrow(write(), bounded)  # noqa: E731
+            return super()._register_hook(hook_name, lambda: narrow(hook_fn(), self.bounded), *args, **kwargs)
         return super()._register_hook(hook_name, hook_fn, *args, **kwargs)
 
 

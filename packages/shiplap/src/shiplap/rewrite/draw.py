@@ -215,17 +215,8 @@ def as_pattern(
     except Exception as e:
         raise error("SL804", where=fn.__qualname__, got=last_line(e), expected="a graph of its arguments") from e
     inputs = {n: names[at[r]] for n, r in found.roles.items() if isinstance(r, int)}
-    missing = [names[i] for i in at if names[i] not in inputs.values()]
-    text = str(found.graph)
-    missing += [name for constant, name in stand_ins.items() if repr(constant) not in text]
-    if missing:
-        raise error(
-            "SL804",
-            where=fn.__qualname__,
-            got=f"it does not use {', '.join(missing)} as it is",
-            expected="a graph of its arguments",
-            fix="remove the argument, or use it unchanged",
-        )
+    unused = [names[i] for i in at if names[i] not in inputs.values()]
+    _require_used(fn, [*unused, *_absent(found.graph, stand_ins)])
     pairs = zip(names, args, strict=True)
     fixed = {n: a for n, a in pairs if not isinstance(a, Tensor) and not (type(a) is float and a in stand_ins)}
     tangents = {n: f"gradient {i}" for i, n in enumerate(n for n, r in found.roles.items() if r == "grad")}
@@ -247,6 +238,23 @@ def as_pattern(
             fix="write what models compute",
         )
     return made
+
+
+def _absent(graph: Graph, stand_ins: dict[float, str]) -> list[str]:
+    """The names of the scalars whose stand-in is not in ``graph``."""
+    text = str(graph)
+    return [name for constant, name in stand_ins.items() if repr(constant) not in text]
+
+
+def _require_used(fn: Callable[..., Any], missing: Sequence[str]) -> None:
+    if missing:
+        raise error(
+            "SL804",
+            where=fn.__qualname__,
+            got=f"it does not use {', '.join(missing)} as it is",
+            expected="a graph of its arguments",
+            fix="remove the argument, or use it unchanged",
+        )
 
 
 def _results(graph: Graph) -> list[Any]:

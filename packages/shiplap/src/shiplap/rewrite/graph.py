@@ -77,20 +77,12 @@ def place(
         return miss(e.obstacle, str(e))
     except Exception as e:
         return miss("operator", f"the replacement cannot be traced here: {_first_line(e)}")
-    if constant := next((n for n in made.nodes if n.op == "get_attr"), None):
-        return miss(
-            "operator",
-            f"the replacement makes a tensor of constants, {constant.name}: torch.full makes one "
-            "in the graph, and an argument brings one along",
-        )
     results = _results(made)
-    if len(results) != len(outputs):
-        return miss("operator", f"the replacement returns {len(results)} values, {len(outputs)} are to be replaced")
-    for new, old in zip(results, outputs, strict=True):
-        if problem := _differs(value(new) if isinstance(new, Node) else new, value(old)):
-            return miss(*problem)
-    needs = [_needed(made, inputs, r) for r in results]
-    if problem := _looped(needs, outputs) or _blocked(graph, inputs, replaced):
+    if problem := (
+        _unfit(made, results, outputs)
+        or _looped([_needed(made, inputs, r) for r in results], outputs)
+        or _blocked(graph, inputs, replaced)
+    ):
         return miss(*problem)
     before, cost = len(graph.nodes), _traffic(replaced)
     placed = _insert(graph, level, made, inputs, results, outputs)
@@ -109,6 +101,21 @@ def place(
         tuple(bound),
         saving=saving,
     )
+
+
+def _unfit(made: Graph, results: Sequence[Any], outputs: Sequence[Node]) -> tuple[Obstacle, str] | None:
+    """Why ``results`` of the replacement ``made`` cannot stand for ``outputs``; None if they can."""
+    if constant := next((n for n in made.nodes if n.op == "get_attr"), None):
+        return (
+            "operator",
+            f"the replacement makes a tensor of constants, {constant.name}: torch.full makes one "
+            "in the graph, and an argument brings one along",
+        )
+    if len(results) != len(outputs):
+        return "operator", f"the replacement returns {len(results)} values, {len(outputs)} are to be replaced"
+    pairs = zip(results, outputs, strict=True)
+    problems = (_differs(value(new) if isinstance(new, Node) else new, value(old)) for new, old in pairs)
+    return next(filter(None, problems), None)
 
 
 def _miss(level: Level, rewrite: str, at: Node, of: int) -> Callable[[Obstacle, str], NearMiss]:

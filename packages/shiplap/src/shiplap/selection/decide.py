@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -45,7 +45,7 @@ class Options:
     again: bool = False
     keep: bool = True
     install: bool = True
-    plan: Plan = Plan()  # noqa: RUF009 - frozen
+    plan: Plan = field(default_factory=Plan)
 
 
 @dataclass(frozen=True)

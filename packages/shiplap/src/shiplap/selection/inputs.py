@@ -36,7 +36,8 @@ class Inputs:
     @cached_property
     def real(self) -> tuple[Case, Case]:
         """Two draws at the sizes of the call."""
-        return tuple(Samples(self.op, self.seed + i, self.device).build(self.recipe) for i in (0, 1))  # type: ignore[return-value]
+        first, second = (Samples(self.op, self.seed + i, self.device).build(self.recipe) for i in (0, 1))
+        return first, second
 
     @cached_property
     def small(self) -> Case | None:

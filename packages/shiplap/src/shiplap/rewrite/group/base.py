@@ -92,7 +92,8 @@ class Group(Rewrite):
     @property
     def digest(self) -> str:
         methods = [m for c in type(self).__mro__ for m in vars(c).values() if callable(m) or isinstance(m, property)]
-        parts = [source_digest(m.fget if isinstance(m, property) else m) for m in methods]  # type: ignore[arg-type]
+        plain = [m.fget if isinstance(m, property) else m for m in methods]
+        parts = [source_digest(m) for m in plain if m is not None]
         parts += [str(v) for v in (self.least, self.most, self.always, MACHINES, MARGIN, self.described())]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
@@ -165,5 +166,13 @@ def signature(held: Any) -> tuple[Any, ...] | None:
 
 
 def tensor(node: Any) -> Tensor | None:
-    held = value(node) if isinstance(node, Node) else None
-    return held if isinstance(held, Tensor) else None
+    """The fake tensor that ``node`` stands for; None for what is no tensor."""
+    found = value(node) if isinstance(node, Node) else None
+    return found if isinstance(found, Tensor) else None
+
+
+def held(node: Node) -> Tensor:
+    """The same of a node that is known to stand for a tensor."""
+    found = tensor(node)
+    assert found is not None, f"{node} stands for no tensor"
+    return found

@@ -11,7 +11,7 @@ from torch.fx import Node
 from torch.nn import functional as F
 
 from shiplap.compat.constants import folded
-from shiplap.rewrite.group.base import Group, Merged, escapes, signature, tensor
+from shiplap.rewrite.group.base import Group, Merged, escapes, held, signature, tensor
 from shiplap.rewrite.group.cost import (
     Machine,
     Price,
@@ -37,7 +37,9 @@ def linear_of(node: Node) -> tuple[Node, Node, Node | None] | None:
     if held is None or matrix is None or out is None or held.dim() < 2 or matrix.dim() != 2:
         return None
     same = out.dtype == held.dtype == matrix.dtype and held.dtype.is_floating_point  # no autocast around it
-    return (x, weight, bias) if same and (bias is None or tensor(bias) is not None) else None  # type: ignore[return-value]
+    assert isinstance(x, Node), "a tensor of the graph"
+    assert isinstance(weight, Node), "a tensor of the graph"
+    return (x, weight, bias) if same and (bias is None or tensor(bias) is not None) else None
 
 
 def _parts(members: Sequence[Node]) -> tuple[list[Node], list[Node], list[Node]]:
@@ -144,7 +146,7 @@ class WideLinears(Group):
 
     def key(self, node: Node) -> Hashable | None:
         found = linear_of(node)
-        return None if found is None else (found[0], found[2] is None, str(tensor(found[1]).dtype))  # type: ignore[union-attr]
+        return None if found is None else (found[0], found[2] is None, str(held(found[1]).dtype))
 
     def merge(self, members: Sequence[Node]) -> Merged:
         xs, weights, biases = _parts(members)

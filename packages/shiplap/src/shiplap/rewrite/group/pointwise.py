@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from shiplap.rewrite.group.base import Group, Merged, escapes, signature, tensor
+from shiplap.rewrite.group.base import Group, Merged, escapes, held, signature, tensor
 from shiplap.rewrite.group.cost import HORIZONTAL, Machine, Price, bytes_of
 from shiplap.rewrite.match import Level
 from shiplap.rewrite.program import Program
@@ -71,7 +71,7 @@ def _pointwise(node: Node) -> bool:
 
 def _inside(node: Node, user: Node) -> bool:
     """Whether ``node`` is read by ``user`` alone, so that it is a step of its chain and no operand."""
-    return _pointwise(node) and list(node.users) == [user] and tensor(node).shape == tensor(user).shape  # type: ignore[union-attr]
+    return _pointwise(node) and list(node.users) == [user] and held(node).shape == held(user).shape
 
 
 def _ends(node: Node) -> bool:
