@@ -51,7 +51,7 @@ import shiplap as sl
 from shiplap.bind.native import build
 from shiplap.op.config import Config
 from shiplap_slidesparse import formats, layers, lt, ops
-from shiplap_slidesparse.cuda import CONFIGS
+from shiplap_slidesparse.cuda.configs import CONFIGS
 from shiplap_slidesparse.lt import native
 
 SOURCES = [

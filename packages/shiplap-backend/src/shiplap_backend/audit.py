@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from shiplap.errors import error
+from shiplap.extend import error
 from shiplap_backend.project import Project
 
 __all__ = ["STATES", "Verdict", "audit", "operators", "table"]

@@ -10,8 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from shiplap import ShiplapError
 from shiplap.codegen import render
-from shiplap.errors import ShiplapError, error
+from shiplap.extend import error
 from shiplap_backend.expression import nearest
 from shiplap_backend.vendor import balanced, split, uncommented
 from shiplap_backend.wrapper import Wrapper

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 
 from shiplap.compat.declarations import Declaration, declarations
-from shiplap.errors import error
+from shiplap.extend import error
 from shiplap_backend.generate import Generated
 from shiplap_backend.metadata import Metadata
 from shiplap_backend.project import Project, require_built

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from shiplap.errors import ShiplapError, register
+from shiplap import ShiplapError
+from shiplap.extend import register_errors
 
 __all__ = ["BackendError"]
 
@@ -11,7 +12,7 @@ class BackendError(ShiplapError, RuntimeError):
     """A generated backend that cannot be described, generated, built or loaded (SL9xx)."""
 
 
-register(
+register_errors(
     BackendError,
     [
         (

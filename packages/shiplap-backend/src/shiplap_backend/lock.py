@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from shiplap.compat.declarations import Declaration, declarations
-from shiplap.errors import error
+from shiplap.extend import error
 from shiplap_backend.metadata import Metadata
 
 __all__ = ["Change", "Lock", "difference", "digest", "hold", "read", "snapshot"]

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Mapping
 
 from shiplap.compat.declarations import Argument, Declaration, has_kernel
-from shiplap.errors import error
+from shiplap.extend import error
 from shiplap_backend.expression import DTYPES, Compiler, ExpressionError, Typed, Vocabulary, nearest
 from shiplap_backend.families import FAMILIES, Family
 from shiplap_backend.metadata import Entry, Metadata, Output, wrong

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 
-from shiplap.errors import ShiplapError, error
+from shiplap import ShiplapError
+from shiplap.extend import error
 from shiplap_backend.expression import DTYPES, nearest
 
 if TYPE_CHECKING:

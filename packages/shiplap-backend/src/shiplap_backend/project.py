@@ -12,9 +12,10 @@ from pathlib import Path
 
 import torch
 
+from shiplap import ShiplapError
 from shiplap.codegen import render
 from shiplap.compat import host_device
-from shiplap.errors import ShiplapError, error
+from shiplap.extend import error
 from shiplap_backend import bodies, lock
 from shiplap_backend.generate import Generated, generate, write
 from shiplap_backend.metadata import Metadata, load

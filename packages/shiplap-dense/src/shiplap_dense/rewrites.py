@@ -14,13 +14,13 @@ from jaxtyping import BFloat16, Float, Float16, Float32, Int8
 from torch import Tensor
 from torch.nn import functional as F
 
-from shiplap.rewrite import PatternRewrite, Program, rewrite
-from shiplap.rewrite.shipped import FoldedNorm, conv_norm, no_ops
+from shiplap import rewrite
+from shiplap.extend.rewriting import FoldedNorm, PatternRewrite, Program, Rewrite, conv_norm, no_ops
 from shiplap_dense.functional import conv2d, matmul, matmul_int8
 
 __all__ = ["conv_norm_dense", "int8_linear", "linear_activation", "norm_linear"]
 
-Rewrites = tuple[Any, ...]
+Rewrites = tuple[Rewrite, ...]
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": lambda y: F.gelu(y, approximate="tanh"),

@@ -5,6 +5,7 @@ from shiplap_slidesparse.choosing import prepare, tune
 from shiplap_slidesparse.convert import Conversion, convert
 from shiplap_slidesparse.formats import Pattern, prune
 from shiplap_slidesparse.linear import Linear
+from shiplap_slidesparse.lt import kernels
 from shiplap_slidesparse.packed import MODES, Packed, matmul, pack
 from shiplap_slidesparse.parallel import shard
 
@@ -23,5 +24,5 @@ __all__ = [
     "tune",
 ]
 
-_ATTACHED = (cpu, cuda, lt, samples)
+_ATTACHED = (cpu, cuda, kernels, lt, samples)
 """Importing these gives the ops their kernels, and says how arguments are drawn for them."""

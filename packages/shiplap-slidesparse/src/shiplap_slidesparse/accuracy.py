@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shiplap.errors import error
+from shiplap.extend import error
 
 __all__ = ["Drift", "drift", "logits_of", "window_of"]
 

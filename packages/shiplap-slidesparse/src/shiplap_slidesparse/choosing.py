@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 import shiplap as sl
-from shiplap.errors import error
+from shiplap.extend import error
 from shiplap_slidesparse import lt
 from shiplap_slidesparse.convert import layers_of
 from shiplap_slidesparse.linear import Linear
 from shiplap_slidesparse.packed import LAYERS
+
+if TYPE_CHECKING:
+    from shiplap.extend.tuning import Choice
 
 __all__ = ["ROWS", "prepare", "sizes_of", "tune"]
 
@@ -27,19 +30,21 @@ def tune(
     seconds: float = 20.0,
     dtype: torch.dtype = torch.bfloat16,
     again: bool = False,
-) -> list[Any]:
+) -> list[Choice]:
     """Choose for each size of a converted layer and each number of ``rows``; the choices come into force, and are kept.
 
     Slide and dense are verified and timed, on a GPU after their algorithms. Layers of one size share a choice.
     ``dtype`` is that of the activations; ``seconds`` are for one choice. Afterwards ``shiplap freeze`` writes them into
     a file. SL211 for a model that holds no converted layer.
     """
-    found: list[Any] = []
+    found: list[Choice] = []
     rows = numbers_of(rows, "slidesparse.tune")
     for (mode, n, k, pairs, device), layer in sizes_of(model).items():
         op = LAYERS[mode]
         if torch.device(device).type == "cuda":
-            found += lt.tune_layer(op, rows, n, k, pairs, dtype, device, seconds, again)
+            from shiplap_slidesparse.lt.tuning import tune_layer
+
+            found += tune_layer(op, rows, n, k, pairs, dtype, device, seconds, again)
         else:
             typed = {"dtype": str(dtype)} if layer.weight_scale is not None else {}
             samples = [{"m": m, "n": n, "k": k, "_": 1, "pairs": pairs, "layout": 0, **typed} for m in rows]

@@ -10,8 +10,8 @@ from fnmatch import fnmatchcase
 import torch
 from torch import Tensor, nn
 
-from shiplap.errors import error
-from shiplap.selection.engine import shown
+from shiplap.extend import error
+from shiplap.extend.timing import progress_bar
 from shiplap_slidesparse.formats import Pattern
 from shiplap_slidesparse.layers import INT8_DEPTH
 from shiplap_slidesparse.linear import Linear
@@ -86,7 +86,7 @@ def convert(
     chosen, skipped = _choose(model, skip, dtype)
     _check(model, dtype, chosen, skipped, [] if skip == SKIPPED else skip)
     done: list[Converted] = []
-    with shown(progress) as report:
+    with progress_bar(progress) as report:
         for name, linear in chosen.items():
             report(f"convert {name}", len(done), len(chosen))
             made = Linear.of(linear, shape, dtype)

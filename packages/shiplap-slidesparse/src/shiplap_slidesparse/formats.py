@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shiplap.errors import error
+from shiplap.extend import error
 
 __all__ = [
     "Pattern",

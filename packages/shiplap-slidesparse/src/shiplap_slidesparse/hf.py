@@ -16,7 +16,8 @@ from transformers.quantizers.auto import register_quantization_config, register_
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from shiplap.errors import ShiplapError, error
+from shiplap import ShiplapError
+from shiplap.extend import error
 from shiplap_slidesparse.convert import SKIPPED, Conversion, convert, layers_of, matches, named, replace
 from shiplap_slidesparse.formats import Pattern
 from shiplap_slidesparse.linear import Linear

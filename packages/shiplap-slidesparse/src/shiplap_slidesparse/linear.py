@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shiplap.errors import ShiplapError, error, notice
-from shiplap.selection.guard import blocked
+from shiplap import ShiplapError
+from shiplap.extend import blocked, error, notice
 from shiplap_slidesparse import formats, ops
 from shiplap_slidesparse.formats import Pattern
 from shiplap_slidesparse.packed import MODES, Packed, known_mode, multiply, pack

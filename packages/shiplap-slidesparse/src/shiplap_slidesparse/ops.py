@@ -7,15 +7,14 @@ tiles only. ``layers.py`` has the ops that take a user's sizes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from jaxtyping import BFloat16, Float, Float8e4m3fn, Float16, Float32, Int8, Int32, UInt8
 from torch import Tensor
 
 import shiplap as sl
-from shiplap.errors import error
+from shiplap.extend import error
 from shiplap_slidesparse import formats
+from shiplap_slidesparse.lt import weights
 from shiplap_slidesparse.quantise import quantise
 
 __all__ = [
@@ -31,15 +30,6 @@ __all__ = [
 ]
 
 PORTABLE, CUSPARSELT = 0, 1  # layouts of a packed weight
-
-Unpack = Callable[[Tensor, int, int, torch.dtype], Tensor]  # packed weight, n, k, dtype -> the weight as 2:4 [n, k]
-_unpackers: dict[int, Unpack] = {PORTABLE: formats.decompress}
-
-
-def add_layout(layout: int, unpack: Unpack) -> None:
-    """Let the references read weights of ``layout``: whoever brings a layout says how it is unpacked."""
-    _unpackers[layout] = unpack
-
 
 _LIFTED = {"mp": "cdiv(m, 16) * 16", "kq": "cdiv(cdiv(k, 2 * pairs) * 4 * (pairs - 1), 32) * 32"}
 _PAIRS = ("pairs >= 2", "pairs <= 8")
@@ -99,7 +89,9 @@ def rounded(value: Tensor, dtype: torch.dtype) -> Tensor:
 
 def expand(packed: Tensor, n: int, k: int, dtype: torch.dtype, layout: int) -> Tensor:
     """A packed weight as 2:4 ``[n, k]``."""
-    if layout == CUSPARSELT and packed.device.type != "cuda":
+    if layout == PORTABLE:
+        return formats.decompress(packed, n, k, dtype)
+    if packed.device.type != "cuda":
         raise error(
             "SL211",
             where="slidesparse",
@@ -107,7 +99,7 @@ def expand(packed: Tensor, n: int, k: int, dtype: torch.dtype, layout: int) -> T
             expected="the portable layout",
             fix="pack the weight on the device that uses it",
         )
-    return _unpackers[layout](packed, n, k, dtype)
+    return weights.expand(packed, n, k, dtype)
 
 
 @sl.op("slidesparse::mm_int8", requires=(*_TILES, _INT32))

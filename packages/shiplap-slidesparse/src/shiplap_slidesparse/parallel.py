@@ -14,7 +14,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from shiplap.errors import error
+from shiplap.extend import error
 from shiplap_slidesparse.linear import Linear
 
 __all__ = ["Cut", "cut", "planned", "shard"]

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from statistics import median
-from time import monotonic
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from shiplap.errors import error
-from shiplap.selection.engine import shown
-from shiplap.selection.measure import clock_for
+from shiplap.extend import error
+from shiplap.extend.timing import progress_bar, time_in_turn
 from shiplap_slidesparse import choosing, roofline
 from shiplap_slidesparse.accuracy import Drift, drift, logits_of, window_of
 from shiplap_slidesparse.convert import SKIPPED, Conversion, convert, layers_of
@@ -23,7 +20,6 @@ from shiplap_slidesparse.packed import known_mode, matmul
 
 __all__ = ["Bucket", "Report", "Size", "check", "survey"]
 
-SAMPLE = 1e-3  # seconds of one sample: long against the clock
 EQUAL = 1.03  # times of medians that tell nothing
 
 
@@ -135,31 +131,34 @@ def survey(
     moved = drift(before, logits_of(model, tokens, window), tokens, window) if tokens else None
     if tune:
         choosing.tune(model, rows, seconds=seconds, dtype=kind)
+    sizes = _sizes(model, conversion, rows, kind, seconds if measure else 0.0, progress)
+    device = next(iter(layers_of(model).values())).weight.device
+    known = roofline.peaks_of(device)
+    return Report(str(shape), dtype, str(device), shape.ceiling, known.name if known else "", sizes, conversion, moved)
+
+
+def _sizes(
+    model: nn.Module,
+    conversion: Conversion,
+    rows: Sequence[int],
+    kind: torch.dtype,
+    seconds: float,
+    progress: bool | None,
+) -> tuple[Size, ...]:
+    """Each size of a layer once, measured for ``seconds`` at each number of rows (0: predicted only)."""
     errors = {c.name: c.error for c in conversion.converted}
-    sizes: list[Size] = []
-    with shown(progress) as said:
-        every = choosing.sizes_of(model)
+    every = choosing.sizes_of(model)
+    found: list[Size] = []
+    with progress_bar(progress) as said:
         for layer in every.values():
             names = tuple(n for n, other in layers_of(model).items() if other.weight.shape == layer.weight.shape)
-
-            def at(m: int, layer: Linear = layer) -> Bucket:
-                said(f"{layer.out_features} x {layer.in_features}, {m} rows", len(sizes), len(every))
-                return _bucket(layer, m, kind, seconds if measure else 0.0)
-
-            sizes.append(
-                Size(
-                    layer.out_features,
-                    layer.in_features,
-                    names,
-                    max(errors[n] for n in names),
-                    tuple(at(m) for m in rows),
-                )
-            )
-    device = next(iter(every.values())).weight.device
-    known = roofline.peaks_of(device)
-    return Report(
-        str(shape), dtype, str(device), shape.ceiling, known.name if known else "", tuple(sizes), conversion, moved
-    )
+            buckets = []
+            for m in rows:
+                said(f"{layer.out_features} x {layer.in_features}, {m} rows", len(found), len(every))
+                buckets.append(_bucket(layer, m, kind, seconds))
+            worst = max(errors[n] for n in names)
+            found.append(Size(layer.out_features, layer.in_features, names, worst, tuple(buckets)))
+    return tuple(found)
 
 
 def _float_of(model: nn.Module) -> torch.dtype:
@@ -187,27 +186,11 @@ def _times(layer: Linear, m: int, kind: torch.dtype, seconds: float) -> dict[str
     x = torch.randn(m, layer.in_features, device=device, dtype=kind)
     inner = x if layer.weight_scale is not None else x.to(layer.weight.dtype)
     weight = layer.as_packed()
-    runs: dict[str, Callable[[], Any]] = {"base": lambda: (torch.nn.functional.linear(x, base),)}
+    runs: dict[str, Callable[[], tuple[Tensor, ...]]] = {"base": lambda: (torch.nn.functional.linear(x, base),)}
     dense = weight.keeping("dense")
     runs["dense"] = lambda: (matmul(inner, dense),)
     if weight.packed is not None:
         slide = weight.keeping("packed")
         runs["slide"] = lambda: (matmul(inner, slide),)
     with torch.no_grad():
-        return _medians(runs, str(device), seconds)
-
-
-def _medians(runs: dict[str, Callable[[], Any]], device: str, seconds: float) -> dict[str, float]:
-    """Each in turn until the time is up, five times at least; nobody is given up for a sample that was disturbed."""
-    clock = clock_for(device)
-    ready = {form: clock.ready(run) for form, run in runs.items()}
-    repeats = {}
-    for form, run in ready.items():
-        run()  # the first call of a kernel loads it
-        repeats[form] = max(1, min(200, int(SAMPLE / max(clock.sample(run, 2), 1e-9))))
-    samples: dict[str, list[float]] = {form: [] for form in ready}
-    ends = monotonic() + seconds
-    while len(samples["base"]) < 5 or (monotonic() < ends and len(samples["base"]) < 25):
-        for form, run in ready.items():
-            samples[form].append(clock.sample(run, repeats[form]))
-    return {form: median(values) for form, values in samples.items()}
+        return time_in_turn(runs, device=str(device), seconds=seconds)

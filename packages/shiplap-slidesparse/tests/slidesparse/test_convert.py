@@ -169,6 +169,6 @@ def test_progress_is_said_layer_by_layer(monkeypatch: pytest.MonkeyPatch) -> Non
         said.append(wanted)
         yield lambda *report: said.append(report)
 
-    monkeypatch.setattr(importlib.import_module("shiplap_slidesparse.convert"), "shown", shown)
+    monkeypatch.setattr(importlib.import_module("shiplap_slidesparse.convert"), "progress_bar", shown)
     ss.convert(mlp(), progress=True)
     assert said == [True, ("convert 0", 0, 2), ("convert 2", 1, 2)]

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from shiplap.errors import ShiplapError
-from shiplap.op.config import Config
 from shiplap.selection import Refused
 from shiplap.selection.candidate import label
 from shiplap.selection.engine import recipe_for
@@ -207,7 +206,7 @@ def test_the_library_is_found_where_its_wheels_put_it(vendor, vendor_file, tmp_p
 def test_an_old_library_is_passed_over_and_named(vendor, vendor_file, monkeypatch, unasked):
     monkeypatch.setattr(sys, "path", [])
     monkeypatch.setenv("SHIPLAP_LIBRARY_PATH", str(vendor_file.parent))
-    monkeypatch.setattr(native, "locate", lambda path: path)
+    monkeypatch.setattr(native, "find_library", lambda path: path)
     vendor.double_version(0, 8, 0)
     said = libraries.open_cusparselt()
     assert said == f"{vendor_file}: cuSPARSELt 0.8.0 is older than 0.8.1"
@@ -231,20 +230,23 @@ def test_algorithms_are_those_of_which_there_is_a_plan(device):
 def test_candidates_begin_with_the_reference_and_the_librarys_choice(device):
     """In the process of its own, too, where candidates are looked up by name and config."""
     drawn = inputs(ops.mm_int8, recipe_for(ops.mm_int8, {"m": 16, "n": 32, "k": 64}), "cpu")
-    names = [label(c) for c in tuning.candidates(ops.mm_int8, drawn)]
+    names = [label(c) for c in tuning.ALGORITHMS.candidates(ops.mm_int8, drawn)]
     assert names == ["reference", "lt(ALG=-1)", "lt(ALG=0)", "lt(ALG=1)", "lt(ALG=2)"]
     sizes = {"m": 2048, "n": 32, "k": 64, "_": 1, "layout": 0}
     drawn = inputs(ops.sparse_mm_int8, recipe_for(ops.sparse_mm_int8, sizes), "cpu")
-    names = [label(c) for c in tuning.candidates(ops.sparse_mm_int8, drawn)]
+    names = [label(c) for c in tuning.ALGORITHMS.candidates(ops.sparse_mm_int8, drawn)]
     assert names[:3] == ["reference", "lt(ALG=-1, SPLIT_K=0, VERSION=0)", "lt(ALG=0, SPLIT_K=0, VERSION=8001)"]
 
 
 def test_a_candidate_without_a_plan_is_refused_and_not_wrong(device, monkeypatch):
     x, blob = torch.zeros(16, 64, dtype=torch.int8), lt.compress(two_of_four(32, 64, torch.int8))
-    algorithm = tuning.Algorithm(ops.sparse_mm_int8, Config.of({"ALG": 5, "SPLIT_K": 0, "VERSION": 8001}))
+    listed = [{"ALG": a, "SPLIT_K": 0, "VERSION": 8001} for a in (5, 4)]
+    monkeypatch.setattr(tuning.Algorithms, "configs", lambda self, op, device, sizes: listed)
+    sizes = {"m": 16, "n": 32, "k": 64, "_": 1, "layout": 0}
+    drawn = inputs(ops.sparse_mm_int8, recipe_for(ops.sparse_mm_int8, sizes), "cpu")
+    _, absent, fine = tuning.ALGORITHMS.candidates(ops.sparse_mm_int8, drawn)
     with pytest.raises(Refused, match="has 5 algorithms"):
-        algorithm.prepare((x, blob, 32, 1))
-    fine = tuning.Algorithm(ops.sparse_mm_int8, Config.of({"ALG": 4, "SPLIT_K": 0, "VERSION": 8001}))
+        absent.prepare((x, blob, 32, 1))
     assert callable(fine.prepare((x, blob, 32, 1)))
 
 

@@ -17,7 +17,7 @@ import shiplap_slidesparse as ss
 from shiplap.cli.app import app
 from shiplap.errors import ShiplapError
 from shiplap_slidesparse import accuracy, report, roofline
-from shiplap_slidesparse import cli as slidesparse
+from shiplap_slidesparse.cli import show
 from tests.slidesparse.models import llama, mlp, model
 
 HERE = "tests.slidesparse.models"
@@ -101,12 +101,12 @@ def test_the_winner_is_the_fastest_by_the_next() -> None:
 
 def test_both_numbers_are_shown() -> None:
     both = report.Bucket(16, {"base": 3e-3, "dense": 1e-3}, {"base": 2e-3, "dense": 5e-4, "slide": 1e-4}, 1.3)
-    assert [slidesparse._cell(both, form) for form in ("base", "dense", "slide")] == [
+    assert [show.cell(both, form) for form in ("base", "dense", "slide")] == [
         "3 ms (2 ms)",
         "1 ms (500 us)",
         "100 us",
     ]
-    assert slidesparse._cell(report.Bucket(16, {}, {}, 1.3), "base") == "-"
+    assert show.cell(report.Bucket(16, {}, {}, 1.3), "base") == "-"
 
 
 def test_the_verb(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from jaxtyping import Int32
 from torch import Tensor
 
 import shiplap as sl
-from shiplap.errors import error
+from shiplap.extend import error
 from shiplap_sparse3d import ops
 
 __all__ = ["out_coords_bounded"]

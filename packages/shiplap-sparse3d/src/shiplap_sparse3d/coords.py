@@ -11,7 +11,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from shiplap.errors import error
+from shiplap.extend import error
 
 __all__ = [
     "Lookup",

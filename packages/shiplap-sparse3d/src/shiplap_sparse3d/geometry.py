@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from shiplap.errors import error
+from shiplap.extend import error
 from shiplap_sparse3d.plan import Plan, wants_sorted
 from shiplap_sparse3d.steps import Triple, Window, connect, reach, submanifold
 

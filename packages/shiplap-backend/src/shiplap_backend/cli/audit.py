@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from shiplap.cli import console
+from shiplap.extend import verbs
 
 __all__ = ["command"]
 
@@ -51,23 +51,23 @@ def command(
     chosen = _known("--dtypes", dtypes.split(","), list(DTYPES))
     known = audit.operators(project)
     names = _known("--ops", ops.split(","), known) if ops else _matching(match, known)
-    verdicts = list(audit.audit(project, names, chosen, samples=samples, jobs=jobs, tell=console.note))
+    verdicts = list(audit.audit(project, names, chosen, samples=samples, jobs=jobs, tell=verbs.note))
     bad = [v for v in verdicts if v.state in ("fail", "crash")]
     if json:
-        console.emit_json({"counts": audit.table(verdicts), "verdicts": [v.as_json() for v in verdicts]})
+        verbs.emit_json({"counts": audit.table(verdicts), "verdicts": [v.as_json() for v in verdicts]})
     else:
         for dtype, counts in audit.table(verdicts).items():
-            console.out().print(f"{dtype:5}" + "  ".join(f"{k} {n}" for k, n in counts.items() if n), markup=False)
+            verbs.out().print(f"{dtype:5}" + "  ".join(f"{k} {n}" for k, n in counts.items() if n), markup=False)
         for v in verdicts:
             if v.state in ("fail", "crash", "refused"):
-                console.out().print(f"{v.state}  {v.op}  {v.dtype}  {v.why}", markup=False)
+                verbs.out().print(f"{v.state}  {v.op}  {v.dtype}  {v.why}", markup=False)
     if bad:
-        raise typer.Exit(console.FAILED)
+        raise typer.Exit(verbs.FAILED)
 
 
 def _known(option: str, given: list[str], known: Sequence[str]) -> list[str]:
     """``given``, each of which is known. SL613 names the nearest for one that is not."""
-    from shiplap.errors import error
+    from shiplap.extend import error
     from shiplap_backend.expression import nearest
 
     for name in given:
@@ -81,7 +81,7 @@ def _known(option: str, given: list[str], known: Sequence[str]) -> list[str]:
 
 def _matching(pattern: str, known: Sequence[str]) -> list[str]:
     """The known names that ``pattern`` is found in. SL613 if there is none, or it is no regular expression."""
-    from shiplap.errors import error
+    from shiplap.extend import error
 
     try:
         names = [n for n in known if re.search(pattern, n)]

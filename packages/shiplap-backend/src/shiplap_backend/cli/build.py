@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shiplap.cli import console
+from shiplap.extend import verbs
 
 if TYPE_CHECKING:
     from shiplap_backend.generate import Generated
@@ -65,7 +65,7 @@ def command(
     from shiplap_backend.project import open_project
 
     _, report = _gen(directory, accept_drift)
-    console.note(f"generated in {report['gen_seconds']} s; compiling")
+    verbs.note(f"generated in {report['gen_seconds']} s; compiling")
     start = time.perf_counter()
     report["library"] = str(build(open_project(directory), jobs=jobs))
     report["build_seconds"] = round(time.perf_counter() - start, 2)
@@ -74,8 +74,8 @@ def command(
 
 def _say(report: dict[str, object], json: bool) -> None:
     if json:
-        console.emit_json(report)
+        verbs.emit_json(report)
         return
     for key, value in report.items():
         if value not in ([], {}):
-            console.out().print(f"{key.replace('_', ' ')}: {value}", markup=False)
+            verbs.out().print(f"{key.replace('_', ' ')}: {value}", markup=False)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from shiplap.cli import console
+from shiplap.extend import verbs
 
 __all__ = ["command"]
 
@@ -42,18 +42,18 @@ def command(
     cover = coverage(metadata, project.runtime, generate(metadata, project.runtime, units=project.units))
     called = program(project, model, cover) if model else []
     if page:
-        console.write_text(page, html(cover, called))
+        verbs.write_text(page, html(cover, called))
     unexpected = [n for n in called if n.fallback and not n.expected]
     if json:
-        console.emit_json({**cover.as_json(), "called": [asdict(n) for n in called]})
+        verbs.emit_json({**cover.as_json(), "called": [asdict(n) for n in called]})
     else:
         report = cover.as_json()
-        console.out().print(f"{cover.target} on torch {cover.torch}", markup=False)
+        verbs.out().print(f"{cover.target} on torch {cover.torch}", markup=False)
         for state, n in report["counts"].items():
-            console.out().print(f"  {state:10}{n:5}  ({report['required'].get(state, 0)} owed)", markup=False)
+            verbs.out().print(f"  {state:10}{n:5}  ({report['required'].get(state, 0)} owed)", markup=False)
         for need in called:
             where = f"{need.fallback} on the CPU: {need.why}" if need.fallback else "native"
             mark = "  <- needs an entry" if need in unexpected else ""
-            console.out().print(f"  {need.op:42}{need.native:6} native  {where}{mark}", markup=False)
+            verbs.out().print(f"  {need.op:42}{need.native:6} native  {where}{mark}", markup=False)
     if unexpected:
-        raise typer.Exit(console.FAILED)
+        raise typer.Exit(verbs.FAILED)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shiplap.cli import console
+from shiplap.extend import verbs
 
 if TYPE_CHECKING:
     from shiplap_backend.lock import Lock
@@ -35,12 +35,12 @@ def command(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON value: the changes.")] = False,
 ) -> None:
     """Compare the schemas that a project was generated for with those of another torch."""
-    from shiplap.errors import error
+    from shiplap.extend import error
     from shiplap_backend import lock
 
     if write is not None:
-        console.write_text(write, lock.snapshot().text())
-        console.note(f"wrote {write}")
+        verbs.write_text(write, lock.snapshot().text())
+        verbs.note(f"wrote {write}")
     if old is None:
         if write is None:
             raise error("SL613", where="shiplap backend diff", got="nothing to compare", expected="OLD or --write")
@@ -49,13 +49,13 @@ def command(
     after = lock.read(new / "schema.lock" if new.is_dir() else new) if new else _installed(before, everything)
     changes = lock.difference(before, after)
     if json:
-        console.emit_json({"old": before.torch, "new": after.torch, "changes": [vars(c) for c in changes]})
+        verbs.emit_json({"old": before.torch, "new": after.torch, "changes": [vars(c) for c in changes]})
     else:
-        console.out().print(f"torch {before.torch} -> {after.torch}: {len(changes)} changes", markup=False)
+        verbs.out().print(f"torch {before.torch} -> {after.torch}: {len(changes)} changes", markup=False)
         for change in changes:
-            console.out().print(str(change), markup=False)
+            verbs.out().print(str(change), markup=False)
     if changes:
-        raise typer.Exit(console.FAILED)
+        raise typer.Exit(verbs.FAILED)
 
 
 def _installed(before: Lock, everything: bool) -> Lock:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from shiplap.cli import console
+from shiplap.extend import verbs
 
 __all__ = ["command"]
 
@@ -32,10 +32,10 @@ def command(
 
     found = {n: [str(f) for f in fs] for n, fs in find(runtime).functions().items() if part.lower() in n.lower()}
     if json:
-        console.emit_json(found)
+        verbs.emit_json(found)
     else:
         for signatures in found.values():
             for signature in signatures:
-                console.out().print(signature, markup=False)
+                verbs.out().print(signature, markup=False)
     if not found:
-        raise typer.Exit(console.FAILED)
+        raise typer.Exit(verbs.FAILED)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from shiplap.cli import console
+from shiplap.extend import verbs
 
 __all__ = ["command"]
 
@@ -35,6 +35,6 @@ def command(
 
     project = new(name, runtime, directory or Path(f"torch-{name}"))
     if json:
-        console.emit_json({"directory": str(project.root), "device": project.device, "runtime": project.runtime.name})
+        verbs.emit_json({"directory": str(project.root), "device": project.device, "runtime": project.runtime.name})
     else:
-        console.note(f"wrote {project.root}; next: shiplap backend build {project.root}")
+        verbs.note(f"wrote {project.root}; next: shiplap backend build {project.root}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from shiplap.errors import error
+from shiplap.extend import error
 from shiplap_backend.expression import nearest
 from shiplap_backend.runtime import RUNTIMES, Runtime
 

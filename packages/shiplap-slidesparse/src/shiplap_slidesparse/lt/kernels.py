@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import shiplap as sl
 from shiplap_slidesparse import ops
-from shiplap_slidesparse.lt import weights
 from shiplap_slidesparse.lt.native import LIBRARY
 
-__all__ = ["DEFAULT", "DENSE", "SPARSE", "WORKSPACE"]
+__all__ = ["DEFAULT", "DENSE", "NAME", "SPARSE", "WORKSPACE"]
+
+NAME = "lt"  # of the kernels, in choices and tables
 
 # Bytes, as plan.h has them: no plan takes more. Those of cuSPARSELt grow with the weight.
 WORKSPACE = 32 << 20
@@ -28,11 +29,10 @@ DEFAULT = {"ALG": -1, "SPLIT_K": 0, "VERSION": 0}
 
 def _bind(op: sl.Op, workspace: str, config: dict[str, int]) -> None:
     symbol = f"slidesparse_lt_{op.spec.opname}"
-    op.kernel("cuda", sl.cabi(LIBRARY, symbol, align=16), name="lt", workspace=workspace, configs=[config])
+    op.kernel("cuda", sl.cabi(LIBRARY, symbol, align=16), name=NAME, workspace=workspace, configs=[config])
     op.buckets(n="exact", k="exact")  # weights have few sizes, and the best algorithm hangs on each
 
 
-ops.add_layout(ops.CUSPARSELT, weights.expand)
 for _op in DENSE:
     _bind(_op, str(WORKSPACE), {"ALG": -1})
 for _op in SPARSE:

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import torch
 
-from shiplap.errors import ShiplapError, error
-from shiplap.settings import settings
+from shiplap import ShiplapError
+from shiplap.extend import error, library_folder
 from shiplap_slidesparse.lt import native
 
 __all__ = ["NAME", "OLDEST", "available", "candidates", "open_cusparselt", "takes"]
@@ -30,8 +30,8 @@ _HOMES = ("nvidia/cu13/lib", "nvidia/cu12/lib", "nvidia/cusparselt/lib", "cuspar
 
 def candidates() -> Iterator[Path]:
     """Files that may be cuSPARSELt: in ``SHIPLAP_LIBRARY_PATH``, then in the wheels on ``sys.path``."""
-    if settings().library_path:
-        yield Path(settings().library_path).absolute() / NAME
+    if (folder := library_folder()) is not None:
+        yield folder / NAME
     for entry in dict.fromkeys(sys.path):
         for home in _HOMES:
             yield Path(entry or ".").absolute() / home / NAME

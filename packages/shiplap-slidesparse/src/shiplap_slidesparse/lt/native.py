@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 
-from shiplap.bind.library import locate
-from shiplap.errors import error
+from shiplap.extend import error, find_library
 
 __all__ = [
     "LIBRARY",
@@ -93,7 +92,7 @@ def _library(path: Path) -> ctypes.CDLL:
 
 
 def _functions() -> ctypes.CDLL:
-    return _library(locate(LIBRARY))
+    return _library(find_library(LIBRARY))
 
 
 def _call(name: str, *args: Any) -> None:

@@ -6,22 +6,17 @@ of the leaf op (``shiplap freeze``, ``shiplap cache``); in a call nothing is loo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 import shiplap as sl
-from shiplap.op.config import Config
-from shiplap.selection import Isolation, Options, Refused, choose
-from shiplap.selection.candidate import KernelCandidate, ReferenceCandidate
-from shiplap.selection.engine import recipe_for
-from shiplap.selection.inputs import Inputs
+from shiplap.extend.tuning import Choice, ConfigSource, Value
 from shiplap_slidesparse import formats, layers, ops
 from shiplap_slidesparse.lt import kernels, libraries, native
 
-__all__ = ["FEW_ROWS", "SPLITS", "algorithms", "candidates", "problem_of", "taken", "tune", "tune_layer"]
+__all__ = ["ALGORITHMS", "FEW_ROWS", "SPLITS", "algorithms", "problem_of", "taken", "tune", "tune_layer"]
 
 SPLITS = (2, 4, -1)  # beside the library's own; -1 is segment-k
 FEW_ROWS = 1024  # with more, there are tiles enough to fill the device
@@ -49,38 +44,31 @@ def problem_of(op: sl.Op, device: int, m: int, n: int, k: int) -> native.Problem
     return native.Problem(device, m, n, k, source, native.RESULT[source], scaling)
 
 
-def _configured(problem: native.Problem, config: dict[str, Any]) -> native.Problem:
+def _configured(problem: native.Problem, config: Mapping[str, Value]) -> native.Problem:
     return problem.but(algorithm=config["ALG"], split_k=config.get("SPLIT_K", 0))
 
 
-@dataclass(frozen=True)
-class Algorithm:
-    """A candidate: the kernel of a leaf op with one algorithm, which takes a call if the library has a plan for it."""
+class Algorithms(ConfigSource):
+    """Algorithms of a leaf product, as the library lists them; one takes a call if the library has a plan for it."""
 
-    op: sl.Op
-    config: Config
+    def configs(self, op: sl.Op, device: torch.device, sizes: Mapping[str, Any]) -> list[dict[str, int]]:
+        """The library's own choice, then every algorithm of which it makes a plan."""
+        problem = problem_of(op, _index(device), sizes["m"], sizes["n"], sizes["k"])
+        default = {"ALG": -1} if op in kernels.DENSE else kernels.DEFAULT
+        return [default, *algorithms(op, problem, _stream(device))]
 
-    kernel = "lt"
-
-    def prepare(self, args: tuple[Any, ...]) -> Callable[[], tuple[torch.Tensor, ...]]:
+    def refusal(self, op: sl.Op, config: Mapping[str, Value], args: tuple[Any, ...]) -> str:
         x = args[0]
-        n = len(args[1]) if self.op in kernels.DENSE else args[2]
-        problem = problem_of(self.op, _index(x.device), x.shape[0], n, x.shape[1])
+        n = len(args[1]) if op in kernels.DENSE else args[2]
+        problem = problem_of(op, _index(x.device), x.shape[0], n, x.shape[1])
         try:
-            native.prepare(_configured(problem, self.config.as_dict()), self.op in kernels.SPARSE, _stream(x.device))
+            native.prepare(_configured(problem, config), op in kernels.SPARSE, _stream(x.device))
         except native.Refusal as e:
-            raise Refused(str(e)) from None
-        bound = next(k for k in self.op.kernels["cuda"] if k.name == self.kernel)
-        return KernelCandidate(self.op, bound.variant(self.config)).prepare(args)
+            return str(e)
+        return ""
 
 
-def candidates(op: sl.Op, drawn: Inputs) -> Sequence[Any]:
-    """The reference, the library's own choice, then every algorithm of which it makes a plan."""
-    device, env = torch.device(drawn.device), drawn.call.env
-    problem = problem_of(op, _index(device), env["m"], env["n"], env["k"])
-    default = {"ALG": -1} if op in kernels.DENSE else kernels.DEFAULT
-    listed = (default, *algorithms(op, problem, _stream(device)))
-    return [ReferenceCandidate(op), *(Algorithm(op, Config.of(c)) for c in listed)]
+ALGORITHMS = Algorithms(f"{__name__}:ALGORITHMS", "cuda", kernels.NAME)
 
 
 def algorithms(
@@ -102,7 +90,7 @@ def algorithms(
     return [config for config in listed if taken(op, problem, config, stream)]
 
 
-def taken(op: sl.Op, problem: native.Problem, config: dict[str, Any], stream: int = 0) -> bool:
+def taken(op: sl.Op, problem: native.Problem, config: Mapping[str, Value], stream: int = 0) -> bool:
     """Whether the library makes a plan of this config; then there is one."""
     try:
         native.prepare(_configured(problem, config), op in kernels.SPARSE, stream)
@@ -127,22 +115,11 @@ def _stream(device: torch.device) -> int:
 
 def tune(
     op: sl.Op, sizes: Iterable[tuple[int, int, int]], device: str = "cuda", seconds: float = 20.0, again: bool = False
-) -> list[Any]:
+) -> list[Choice]:
     """Choose the algorithm of a leaf product for each ``(m, n, k)``; candidates run in a process of their own."""
-    found = []
-    with Isolation() as isolation:
-        bench = isolation.bench(f"{__name__}:candidates")
-        for m, n, k in dict.fromkeys(sizes):
-            wanted: dict[str, Any] = {"m": m, "n": n, "k": k}
-            if op in kernels.SPARSE:
-                wanted |= {"_": 1, "layout": ops.CUSPARSELT}
-            options = Options(seconds=seconds, again=again)
-            found.append(
-                choose(
-                    op, recipe_for(op, wanted), device=device, candidates_of=candidates, bench=bench, options=options
-                )
-            )
-    return found
+    more = {"_": 1, "layout": ops.CUSPARSELT} if op in kernels.SPARSE else {}
+    samples: list[dict[str, Value]] = [{"m": m, "n": n, "k": k, **more} for m, n, k in dict.fromkeys(sizes)]
+    return ALGORITHMS.tune(op, samples, device=device, seconds=seconds, again=again)
 
 
 def tune_layer(
@@ -155,14 +132,14 @@ def tune_layer(
     device: str = "cuda",
     seconds: float = 20.0,
     again: bool = False,
-) -> list[Any]:
+) -> list[Choice]:
     """Choose algorithms for both forms of a layer ``[n, k]`` and then the form, for each number of rows: all choices.
 
     The race of forms is run in this process: their products have been verified, and their algorithms are in force here.
     """
     rows = list(rows)
     dense, sparse = _LEAVES[op]
-    wide, found = formats.dense_depth(n), []
+    wide, found = formats.dense_depth(n), list[Choice]()
     for leaf, depth in ((dense, k), (sparse, formats.lifted_depth(k, pairs))):
         usable = leaf in kernels.SPARSE and libraries.available(device, _SOURCE[leaf]) is True
         if leaf is not None and (usable or (leaf in kernels.DENSE and n % 32 == 0 and k % 32 == 0)):

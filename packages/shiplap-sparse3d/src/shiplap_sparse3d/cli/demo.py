@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shiplap.cli import console
-from shiplap.errors import error
+from shiplap.extend import error, verbs
 
 if TYPE_CHECKING:
     from shiplap_sparse3d.demo import DemoResult
@@ -61,18 +60,18 @@ def command(
             fix='pip install "shiplap-sparse3d[demo]"',
         )
     _require_device(device)
-    console.require_directory(output)
+    verbs.require_directory(output)
     from shiplap_sparse3d.demo import DemoSettings, run
 
     settings = DemoSettings(quick=quick, device=device, out=output, seed=seed, audit=not no_audit)
-    with console.own_stdout(), _progress(quiet=json) as progress:
+    with verbs.own_stdout(), _progress(quiet=json) as progress:
         result = run(settings, progress)
     if json:
-        console.emit_json(result.json())
+        verbs.emit_json(result.json())
     else:
         _print(result)
     if result.graph_breaks or any(verdicts.fail for verdicts in result.audits.values()):
-        raise typer.Exit(console.FAILED)
+        raise typer.Exit(verbs.FAILED)
 
 
 def _require_device(device: str) -> None:
@@ -86,7 +85,7 @@ def _require_device(device: str) -> None:
             what="device that the demo does not run on",
             fix="shiplap demo --device cpu",
         )
-    console.require_device(device)
+    verbs.require_device(device)
 
 
 @contextlib.contextmanager
@@ -98,7 +97,7 @@ def _progress(quiet: bool) -> Iterator[Callable[[str, int, int, str], None]]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = TextColumn("{task.description:10}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, TextColumn("{task.fields[note]}"), console=console.err(), transient=True) as bar:
+    with Progress(*columns, TextColumn("{task.fields[note]}"), console=verbs.err(), transient=True) as bar:
         tasks = {}
 
         def advance(stage: str, done: int, total: int, note: str) -> None:
@@ -112,7 +111,7 @@ def _progress(quiet: bool) -> Iterator[Callable[[str, int, int, str], None]]:
 def _print(result: DemoResult) -> None:
     from shiplap_sparse3d.demo.report import rows
 
-    screen = console.out()
+    screen = verbs.out()
     shown = rows(result)
     wide, value_wide = max(len(label) for label, _, _ in shown), max(len(value) for _, value, _ in shown)
     for label, value, note in shown:

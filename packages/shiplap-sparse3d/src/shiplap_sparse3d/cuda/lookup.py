@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from shiplap.bind import triton_launcher
+from shiplap.extend import triton_launcher
 from shiplap_sparse3d.coords import MAX_CELLS
 from shiplap_sparse3d.cuda import sort, status
 from shiplap_sparse3d.cuda.hash import (

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from shiplap.bind import triton_launcher
+from shiplap.extend import triton_launcher
 from shiplap_sparse3d.ops import ROWS_PER_MASK, part_size
 
 __all__ = ["Form", "form_of", "pow2", "scratch_bytes", "sort_at", "sort_rows", "sort_table", "store_key", "tap_blocks"]

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from shiplap.errors import error
+from shiplap.extend import error
 
 __all__ = ["code_of", "poll", "synchronize", "word"]
 

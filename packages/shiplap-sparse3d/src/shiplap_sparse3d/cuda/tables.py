@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from shiplap.bind import triton_launcher
+from shiplap.extend import triton_launcher
 from shiplap_sparse3d.coords import output_shape
 from shiplap_sparse3d.cuda import sort, status
 from shiplap_sparse3d.cuda.hash import SLOT_BYTES, report, slots_for

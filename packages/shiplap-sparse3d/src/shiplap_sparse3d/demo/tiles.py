@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from shiplap import compat
+from shiplap.extend.compiling import mark_dynamic
 from shiplap_sparse3d import Geometry, SparseTensor, voxelize
 from shiplap_sparse3d.demo.scan import Scan
 
@@ -100,7 +100,7 @@ def _tables(geometry: Geometry, levels: int) -> list[Tensor]:
 
 def _let_sizes_vary(tile: Tile, tables: Sequence[Tensor]) -> None:
     for tensor in (tile.voxels.feats, tile.points, tile.inverse, *tables):
-        compat.mark_dynamic(tensor, 0)
+        mark_dynamic(tensor, 0)
 
 
 def random_tiles(areas: Sequence[Scan], levels: int, seed: int) -> Iterator[Tile]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from shiplap.errors import error
+from shiplap.extend import error
 from shiplap_sparse3d.tensor import SparseTensor
 
 __all__ = ["Sequential", "SparseModule"]

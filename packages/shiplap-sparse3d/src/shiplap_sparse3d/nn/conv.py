@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shiplap.errors import error
+from shiplap.extend import error
 from shiplap_sparse3d.geometry import Axes, Strided, per_axis, triple
 from shiplap_sparse3d.nn.container import SparseModule
 from shiplap_sparse3d.plan import Plan

@@ -10,9 +10,7 @@ from jaxtyping import BFloat16, Float16, Float32
 from torch import Tensor
 from torch.nn import functional as F
 
-from shiplap.rewrite import Program
-from shiplap.rewrite.shipped import FoldedNorm
-from shiplap.rewrite.shipped.conv_norm import statistics
+from shiplap.extend.rewriting import FoldedNorm, Program, norm_statistics
 from shiplap_sparse3d import ops
 from shiplap_sparse3d.nn.norm import running_norm
 
@@ -36,7 +34,7 @@ def _examples() -> Iterator[Program]:
     rng = torch.Generator().manual_seed(0)
     columns = [torch.randperm(7, generator=rng) for _ in range(3)]  # no row twice under one tap
     table = torch.stack([torch.where(c < 5, c, -1) for c in columns], 1).int()
-    args = [torch.randn(5, 4), torch.randn(6, 3, 4) / 4, table, *statistics(6)]
+    args = [torch.randn(5, 4), torch.randn(6, 3, 4) / 4, table, *norm_statistics(6)]
     for more in ([torch.randn(6)], []):
         yield Program(_normed, (*args, *more), f"{len(more)} bias")
     yield Program(_written_out, tuple(args), "sparse3d.BatchNorm")

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from shiplap.errors import error
+from shiplap.extend import error
 from shiplap_sparse3d.spconv import indices
 from shiplap_sparse3d.spconv.core import (
     ConvAlgo,

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shiplap.errors import error
+from shiplap.extend import error
 from shiplap_sparse3d import ops as kernels
 from shiplap_sparse3d.coords import check_rows
 from shiplap_sparse3d.geometry import Geometry, Strided, per_axis

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from shiplap.errors import ShiplapError, error
+from shiplap import ShiplapError
+from shiplap.extend import error
 from shiplap_sparse3d.spconv.core import ConvAlgo, IndiceData, SparseConvTensor, Window, indices_of
 
 __all__ = [

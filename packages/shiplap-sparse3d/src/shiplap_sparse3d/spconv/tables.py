@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from shiplap.errors import error
+from shiplap.extend import error
 from shiplap_sparse3d import ops as kernels
 from shiplap_sparse3d.spconv.core import SparseConvTensor, check_sparse, indices_of
 from shiplap_sparse3d.spconv.modules import SparseModule

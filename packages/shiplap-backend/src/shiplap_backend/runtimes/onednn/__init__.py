@@ -7,7 +7,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
-from shiplap.errors import error
+from shiplap.extend import error
 from shiplap_backend.runtime import COMMON, Runtime
 from shiplap_backend.vendor import Functions, free_functions
 

@@ -1,0 +1,184 @@
+"""What a user names on the command line: a model, and tokens for it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shiplap import ShiplapError
+from shiplap.extend import error, verbs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import nn
+
+__all__ = ["model_of", "tokens_of"]
+
+_FIX = "pass a directory, or file.py:name of a module or of a function that returns one"
+
+
+def model_of(target: str) -> nn.Module:
+    """The model that a user names: a directory of transformers, or a module (or a function that makes one) by name.
+
+    SL501 when there is none, SL601 when it cannot be loaded or made.
+    """
+    if Path(target).is_dir():
+        return _loaded(target)
+    from torch import nn
+
+    home = target.partition(":")[0]
+    if "/" in home and not home.endswith(".py"):
+        raise error("SL501", where=target, what="no such model", got="no such directory", fix=_FIX)
+    module, name = verbs.load_target(target)
+    value = found = getattr(module, name or "model", None)
+    if callable(found) and not isinstance(found, nn.Module):
+        value = _called(found, target)
+    if isinstance(value, nn.Module):
+        return value
+    if found is not None:
+        raise error(
+            "SL501", where=target, what="no such model", got=type(value).__name__, expected="a torch module", fix=_FIX
+        )
+    names = [
+        n
+        for n, v in vars(module).items()
+        if isinstance(v, nn.Module) or (callable(v) and getattr(v, "__module__", "") == module.__name__)
+    ]
+    raise error(
+        "SL501",
+        where=target,
+        what="no such model",
+        got=name or "model",
+        fix=_FIX,
+        expected=verbs.near_miss(name or "model", names) if names else "a torch module",
+    )
+
+
+def _loaded(target: str) -> nn.Module:
+    """What ``from_pretrained`` makes of a directory; one that was converted, too, for the report to refuse."""
+    transformers = _transformers(target)
+    from shiplap_slidesparse import hf
+
+    hf.register()
+    try:
+        return transformers.AutoModelForCausalLM.from_pretrained(target, dtype="auto", local_files_only=True)
+    except ShiplapError:
+        raise
+    except Exception as e:  # whatever is wrong with the files of a user
+        raise error(
+            "SL601",
+            where=target,
+            what="model cannot be loaded",
+            got=_first_line(e),
+            expected="a causal language model that save_pretrained wrote",
+            fix=_FIX,
+        ) from e
+
+
+def _called(make: Callable[[], Any], target: str) -> Any:
+    try:
+        return make()
+    except Exception as e:  # the user's code
+        raise error(
+            "SL601",
+            where=target,
+            what="model cannot be made",
+            got=_first_line(e),
+            expected="a function without arguments that returns a torch module",
+        ) from e
+
+
+def _first_line(failure: Exception) -> str:
+    return f"{type(failure).__name__}: {str(failure).strip().partition(chr(10))[0]}"
+
+
+def tokens_of(tokens: Path | None, text: Path | None, model: str) -> list[int]:
+    """Numbers of tokens from a file of them, or from a text for the tokenizer of ``model``; none without a file."""
+    if tokens is not None and text is not None:
+        raise error("SL613", where="slidesparse report", got="both --tokens and --text", expected="one of them")
+    if tokens is not None:
+        found = _numbers(tokens)
+    elif text is not None:
+        found = _of_text(text, model)
+    else:
+        return []
+    if len(found) < 2:
+        raise error(
+            "SL613",
+            where=str(tokens or text),
+            got=f"{len(found)} tokens",
+            expected="two or more: each is predicted from those before it",
+            fix="pass another file",
+        )
+    return found
+
+
+def _of_text(text: Path, model: str) -> list[int]:
+    if not Path(model).is_dir():
+        raise error(
+            "SL613",
+            where="--text",
+            got=f"{model}, which has no tokenizer",
+            expected="a directory of transformers, or --tokens",
+        )
+    written, transformers = _read(text), _transformers(model)
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(model, local_files_only=True)
+    except (OSError, ValueError, ImportError) as e:
+        raise error(
+            "SL613",
+            where="--text",
+            got=f"no tokenizer in {model}: {_first_line(e)}",
+            expected="tokenizer.json, say, beside the model",
+            fix="save it there, or pass --tokens",
+        ) from None
+    return list(tokenizer(written)["input_ids"])
+
+
+def _numbers(path: Path) -> list[int]:
+    written = _read(path)
+    try:
+        found = json.loads(written) if written.lstrip().startswith("[") else [int(part) for part in written.split()]
+    except ValueError:
+        found = None
+    if not isinstance(found, list) or any(type(v) is not int for v in found):
+        raise error("SL613", where=str(path), got="other text", expected="numbers of tokens: [1, 2, 3] or 1 2 3")
+    return found
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as e:
+        raise error(
+            "SL602",
+            where=str(path),
+            what="file cannot be read",
+            got=getattr(e, "strerror", None) or e,
+            expected="a text file",
+        ) from None
+
+
+def _transformers(target: str) -> Any:
+    try:
+        import transformers
+    except ImportError:
+        raise error(
+            "SL603",
+            where=target,
+            got="no transformers",
+            expected="Hugging Face's library",
+            fix="pip install transformers",
+        ) from None
+    if not (Path(target) / "config.json").is_file():
+        raise error(
+            "SL501",
+            where=target,
+            what="no model there",
+            got="no config.json",
+            expected="a directory that save_pretrained wrote",
+            fix="pass that directory, or file.py:name",
+        )
+    return transformers

@@ -1,0 +1,113 @@
+"""``shiplap slidesparse report``: what structured sparsity and 8 bits would do to a model."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shiplap.extend import error, verbs
+from shiplap_slidesparse.cli.inputs import model_of, tokens_of
+from shiplap_slidesparse.cli.show import show, write_page
+
+__all__ = ["EPILOG", "command"]
+
+EPILOG = """\b
+Examples:
+  shiplap slidesparse report ./llama --pattern 6:8 --dtype fp8 --device cuda --tune
+                                  a directory of Hugging Face transformers
+  shiplap slidesparse report ./llama --text article.txt --html report.html
+                                  with perplexity and drift of logits on a text
+  shiplap slidesparse report model.py:net --tokens tokens.json --rows 1,16,256
+                                  a module, or a function that returns one; tokens as numbers
+  shiplap slidesparse report ./llama --no-measure --json
+
+\b
+Exit status:
+  0  the sparse form wins somewhere (with --no-measure: is predicted to, or nothing is)
+  1  it wins nowhere: dense layers are faster here
+  2  no such model, nothing to convert, or tokens that do not fit"""
+
+
+def command(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL", help="A directory of transformers, or module[:name] or file.py[:name] of a torch module."
+        ),
+    ],
+    pattern: Annotated[str, typer.Option("--pattern", help="2:4, 4:6, 6:8, ...")] = "6:8",
+    dtype: Annotated[str, typer.Option("--dtype", help="int8, fp8, bf16 or fp16.")] = "int8",
+    rows: Annotated[str, typer.Option("--rows", metavar="M,...", help="Numbers of rows (tokens of a call).")] = "1,16,"
+    "64,256,1024,4096",
+    skip: Annotated[
+        list[str] | None, typer.Option("--skip", metavar="NAME", help="Layers to keep; repeatable. By default lm_head.")
+    ] = None,
+    tokens: Annotated[
+        Path | None, typer.Option("--tokens", metavar="FILE", help="Numbers of tokens: JSON, or separated by spaces.")
+    ] = None,
+    text: Annotated[Path | None, typer.Option("--text", metavar="FILE", help="Text, for its tokenizer.")] = None,
+    device: Annotated[str, typer.Option("--device", help="Where to measure.")] = "cpu",
+    tune: Annotated[bool, typer.Option("--tune", help="Choose algorithms first, and store the choices.")] = False,
+    measure: Annotated[bool, typer.Option("--measure/--no-measure", help="Or only predict.")] = True,
+    seconds: Annotated[float, typer.Option("--seconds", help="For one size and number of rows.")] = 2.0,
+    html: Annotated[Path | None, typer.Option("--html", metavar="PATH", help="Write one self-contained page.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Show per layer and number of rows which form is fastest, by how much, and what accuracy it costs.
+
+    The forms: base, the layer as it is; dense, pruned and in 8 (or 16) bits; slide, the same packed for sparse units.
+    Predicted is what arithmetic and memory allow, where the device is known; measured is what it did.
+    """
+    from shiplap_slidesparse.convert import SKIPPED
+    from shiplap_slidesparse.report import check, survey
+
+    wanted = _rows(rows)
+    check(pattern, dtype)  # before a model is loaded
+    _require_time(seconds)
+    verbs.require_device(device)
+    if html is not None:
+        verbs.require_file(html)
+    with verbs.own_stdout():
+        given = tokens_of(tokens, text, model)
+        found = survey(
+            model_of(model).to(device),
+            pattern,
+            dtype,
+            rows=wanted,
+            skip=skip or SKIPPED,
+            tokens=given,
+            measure=measure,
+            tune=tune,
+            seconds=seconds,
+            progress=False if json else None,
+        )
+    about = verbs.facts(model=model, device=found.device)
+    if html is not None:
+        write_page(html, f"slidesparse: {model}", about, found)
+    show(found) if not json else verbs.emit_json({"facts": about, **found.as_json()})
+    if not found.pays and (measure or found.peaks):
+        raise typer.Exit(verbs.FAILED)
+
+
+def _rows(text: str) -> list[int]:
+    try:
+        found = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        found = []
+    if not found or found[0] < 1:
+        raise error("SL613", where="--rows", got=text, expected="positive numbers: 1,16,256")
+    return found
+
+
+def _require_time(seconds: float) -> None:
+    if not (math.isfinite(seconds) and seconds > 0):
+        raise error(
+            "SL613",
+            where="--seconds",
+            got=f"{seconds}",
+            expected="more than 0",
+            fix="pass --no-measure to measure nothing",
+        )

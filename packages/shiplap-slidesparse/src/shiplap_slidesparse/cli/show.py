@@ -1,0 +1,93 @@
+"""A report on the terminal and as a page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shiplap.extend import verbs
+
+if TYPE_CHECKING:
+    from shiplap_slidesparse.report import Bucket, Report, Size
+
+__all__ = ["cell", "show", "write_page"]
+
+
+def write_page(path: Path, title: str, about: dict[str, str], found: Report) -> None:
+    """One self-contained page at ``path``, and a note that it is there."""
+    verbs.write_text(
+        path,
+        verbs.render_html(
+            "slidesparse.html.jinja",
+            package="shiplap_slidesparse",
+            title=title,
+            facts=about,
+            report=found.as_json(),
+            headline=_headline(found),
+        ),
+    )
+    verbs.note(f"written: {path}")
+
+
+def _headline(found: Report) -> str:
+    buckets = [b for size in found.sizes for b in size.buckets if b.winner]
+    won = sum(b.winner == "slide" for b in buckets)
+    how = "measured" if any(b.measured for b in buckets) else "predicted"
+    said = f"slide wins {won} of {len(buckets)}, {how}" if buckets else "nothing measured, and no peaks known"
+    return (
+        f"{found.pattern} {found.dtype} on {found.device}: {said}; at most {found.ceiling:.2f}x on sparse tensor cores"
+    )
+
+
+def show(found: Report) -> None:
+    """The report as tables on stdout, one for each size of a layer."""
+    from rich.table import Table
+
+    out = verbs.out()
+    out.print(_headline(found), markup=False, style="bold")
+    for size in found.sizes:
+        table = Table(
+            "rows",
+            "base",
+            "dense",
+            "slide",
+            "fastest",
+            "slide over dense",
+            "at most",
+            title=_title(size),
+            title_justify="left",
+        )
+        for b in size.buckets:
+            times = b.measured or b.predicted
+            ratio = f"{times['dense'] / times['slide']:.2f}x" if "slide" in times else "-"
+            table.add_row(
+                str(b.rows),
+                *(cell(b, form) for form in ("base", "dense", "slide")),
+                f"{b.winner} {b.gain:.2f}x" if b.winner else "-",
+                ratio,
+                f"{b.most:.2f}x",
+            )
+        out.print(table)
+    if any(b.measured and b.predicted for size in found.sizes for b in size.buckets):
+        out.print("In brackets: predicted, from peak arithmetic and bandwidth.", markup=False)
+    out.print(str(found.conversion), markup=False)
+    if found.drift is not None:
+        d = found.drift
+        out.print(
+            f"{d.tokens} tokens: perplexity {d.perplexity:.4g} → {d.perplexity_after:.4g}, divergence "
+            f"{d.divergence:.3g} nats, same first choice {d.agreement:.1%}, logits off by up to {d.largest:.3g}",
+            markup=False,
+        )
+
+
+def _title(size: Size) -> str:
+    more = f" and {len(size.layers) - 1} more" if len(size.layers) > 1 else ""
+    return f"{size.n} x {size.k}: {size.layers[0]}{more}; weight off by {size.error:.1%}"
+
+
+def cell(bucket: Bucket, form: str) -> str:
+    """What was measured, and in brackets what was predicted; either alone where there is no other."""
+    from shiplap.extend.timing import show_time
+
+    told = [show_time(times[form]) for times in (bucket.measured, bucket.predicted) if form in times]
+    return f"{told[0]} ({told[1]})" if len(told) > 1 else told[0] if told else "-"

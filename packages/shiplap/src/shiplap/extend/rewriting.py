@@ -1,0 +1,19 @@
+"""What rewrites are made of, beside ``sl.rewrite``: sample programs, folded norms, and rewrites that ship.
+
+``Rewrite``
+    the base class of a pass of one's own; ``PatternRewrite`` is what ``sl.rewrite`` returns.
+``Program``
+    a function with arguments in which a rewrite has to fire, and which has to compute the same afterwards.
+``FoldedNorm``
+    folds an evaluated batch norm into the convolution before it, whatever op computes that; ``conv_norm`` is the one
+    for ``torch.nn.functional.conv2d``, whose programs serve others as well, and ``norm_statistics`` draws the mean,
+    variance, scale and shift for a program.
+``no_ops``
+    takes out casts and dropouts that do nothing, so that patterns behind it need not spell them.
+"""
+
+from shiplap.rewrite import PatternRewrite, Program, Rewrite
+from shiplap.rewrite.shipped import FoldedNorm, conv_norm, no_ops
+from shiplap.rewrite.shipped.conv_norm import statistics as norm_statistics
+
+__all__ = ["FoldedNorm", "PatternRewrite", "Program", "Rewrite", "conv_norm", "no_ops", "norm_statistics"]
