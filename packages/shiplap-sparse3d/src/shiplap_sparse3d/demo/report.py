@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from shiplap_sparse3d.demo.result import DemoResult
+from shiplap_sparse3d.demo.result import DemoResult
 
 __all__ = ["html", "rows"]
 

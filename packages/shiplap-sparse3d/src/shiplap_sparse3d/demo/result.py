@@ -1,11 +1,31 @@
-"""What a run of the demonstration measured."""
+"""What the caller of the demonstration may choose, and what it hands back."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
-__all__ = ["DemoResult", "Verdicts"]
+__all__ = ["DemoResult", "DemoSettings", "Verdicts"]
+
+
+@dataclass(frozen=True)
+class DemoSettings:
+    """What the caller may choose.
+
+    Attributes:
+        quick: a smaller network and fewer steps; finishes in a minute.
+        device: where everything runs, ``"cpu"`` or ``"cuda"``.
+        out: folder for the report and the picture, created if absent.
+        seed: of weights and tiles.
+        audit: whether to audit the ops that were used.
+    """
+
+    quick: bool = False
+    device: str = "cpu"
+    out: Path = Path("shiplap-report")
+    seed: int = 0
+    audit: bool = True
 
 
 @dataclass(frozen=True)

@@ -11,48 +11,18 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-import shiplap_sparse3d as sparse3d
-from shiplap import compat
+from shiplap.extend.compiling import CompileCounts, compile_counts, reset_compiler
 from shiplap_sparse3d.demo import evaluate, picture, report
-from shiplap_sparse3d.demo.result import DemoResult, Verdicts
+from shiplap_sparse3d.demo.audits import audits
+from shiplap_sparse3d.demo.result import DemoResult, DemoSettings, Verdicts
 from shiplap_sparse3d.demo.scan import Scan, load, split
 from shiplap_sparse3d.demo.tiles import random_tiles
 from shiplap_sparse3d.demo.train import Fit, Progress, Recipe, fit, parameters
 
-__all__ = ["DemoSettings", "run"]
+__all__ = ["run"]
 
 FULL = Recipe()
 QUICK = Recipe(steps=100, levels=3)
-QUICK_CHECKS = ("schema", "fake", "numerics", "fresh", "gradient")  # a second or less each
-OPS = (
-    sparse3d.conv,
-    sparse3d.conv_weight_grad,
-    sparse3d.subm_table,
-    sparse3d.out_coords,
-    sparse3d.conv_table,
-    sparse3d.transpose_table,
-    sparse3d.unique_coords,
-    sparse3d.segment_mean,
-)
-
-
-@dataclass(frozen=True)
-class DemoSettings:
-    """What the caller may choose.
-
-    Attributes:
-        quick: a smaller network and fewer steps; finishes in a minute.
-        device: where everything runs, ``"cpu"`` or ``"cuda"``.
-        out: folder for the report and the picture, created if absent.
-        seed: of weights and tiles.
-        audit: whether to audit the ops that were used.
-    """
-
-    quick: bool = False
-    device: str = "cpu"
-    out: Path = Path("shiplap-report")
-    seed: int = 0
-    audit: bool = True
 
 
 def run(settings: DemoSettings, progress: Progress = lambda stage, done, total, note: None) -> DemoResult:
@@ -69,7 +39,7 @@ def run(settings: DemoSettings, progress: Progress = lambda stage, done, total, 
 
 def _run(settings: DemoSettings, progress: Progress) -> DemoResult:
     start = time.perf_counter()
-    compat.reset_compiler()
+    reset_compiler()
     recipe, device = QUICK if settings.quick else FULL, torch.device(settings.device)
     progress("read", 0, 1, "")
     here = load()
@@ -83,52 +53,50 @@ def _run(settings: DemoSettings, progress: Progress) -> DemoResult:
     tile = next(random_tiles([training], recipe.levels, settings.seed + 1))
     speed = evaluate.speed(trained.net, trained.forward, tile, 5 if settings.quick else 20)
     progress("evaluate", 1, 1, "")
-    counts = compat.compile_counts()  # before the audit, which compiles graphs of its own
-    audits = _audits(settings.quick, progress) if settings.audit else {}
+    counts = compile_counts()  # before the audit, which compiles graphs of its own
+    found = audits(settings.quick, progress) if settings.audit else {}
     progress("report", 0, 1, "")
     png = picture.picture(here, held_out, judged.predicted)
-    measured = _Measured(trained, judged, speed, counts, audits, len(training), int(held_out.sum()))
-    page, image = settings.out / "demo.html", settings.out / "demo.png"
-    result = _result(measured, device, time.perf_counter() - start, html=str(page), png=str(image))
-    _write({image: png, page: report.html(result, png).encode()})
+    points = (len(training), int(held_out.sum()))
+    result = _result(settings, points, time.perf_counter() - start, trained, judged, speed, counts, found)
+    _write({Path(result.png): png, Path(result.html): report.html(result, png).encode()})
     progress("report", 1, 1, "")
     return result
 
 
-@dataclass(frozen=True)
-class _Measured:
-    trained: Fit
-    judged: _Judged
-    speed: evaluate.Speed
-    counts: compat.CompileCounts
-    audits: dict[str, Verdicts]
-    training_points: int
-    held_out_points: int
-
-
-def _result(found: _Measured, device: torch.device, seconds: float, html: str, png: str) -> DemoResult:
+def _result(
+    settings: DemoSettings,
+    points: tuple[int, int],
+    seconds: float,
+    trained: Fit,
+    judged: _Judged,
+    speed: evaluate.Speed,
+    counts: CompileCounts,
+    found: dict[str, Verdicts],
+) -> DemoResult:
+    """All that was measured; ``points``: of the training area and of the held-out one."""
     return DemoResult(
-        graphs=found.counts.graphs,
-        graph_breaks=found.counts.graph_breaks,
-        recompiles=found.counts.recompiles,
-        iou=found.judged.iou,
-        baseline_iou=found.judged.baseline,
-        points_per_s=found.judged.points_per_s,
-        compiled_ms=found.speed.compiled_ms,
-        eager_ms=found.speed.eager_ms,
-        audits=found.audits,
-        compile_s=found.trained.first_step,
-        train_s=found.trained.seconds,
+        graphs=counts.graphs,
+        graph_breaks=counts.graph_breaks,
+        recompiles=counts.recompiles,
+        iou=judged.iou,
+        baseline_iou=judged.baseline,
+        points_per_s=judged.points_per_s,
+        compiled_ms=speed.compiled_ms,
+        eager_ms=speed.eager_ms,
+        audits=found,
+        compile_s=trained.first_step,
+        train_s=trained.seconds,
         total_s=seconds,
-        training_points=found.training_points,
-        held_out_points=found.held_out_points,
-        tile_points=found.trained.points,
-        tile_voxels=found.trained.voxels,
-        parameters=parameters(found.trained.net),
-        losses=found.trained.losses,
-        environment=_environment(device),
-        html=html,
-        png=png,
+        training_points=points[0],
+        held_out_points=points[1],
+        tile_points=trained.points,
+        tile_voxels=trained.voxels,
+        parameters=parameters(trained.net),
+        losses=trained.losses,
+        environment=_environment(torch.device(settings.device)),
+        html=str(settings.out / "demo.html"),
+        png=str(settings.out / "demo.png"),
     )
 
 
@@ -165,21 +133,6 @@ def _judge(scan: Scan, held: Tensor, trained: Fit, recipe: Recipe) -> _Judged:
     return _Judged(
         evaluate.iou(predicted[held], truth), evaluate.iou(plain, truth), int(held.sum()) / seconds, predicted.cpu()
     )
-
-
-def _audits(quick: bool, progress: Progress) -> dict[str, Verdicts]:
-    """What ``shiplap audit`` says of each op of the network, on the CPU; name of the op → verdicts."""
-    from shiplap import audit
-
-    found = {}
-    for done, op in enumerate(OPS):
-        progress("audit", done, len(OPS), op.spec.name)
-        findings = audit(op, checks=QUICK_CHECKS if quick else None, seed=0, budget_s=2 if quick else 20)
-        count = [f.verdict for f in findings].count
-        failed = tuple(f.check for f in findings if f.verdict == "fail")
-        found[op.spec.name] = Verdicts(count("ok"), count("fail"), count("skip"), failed)
-    progress("audit", len(OPS), len(OPS), "")
-    return found
 
 
 def _environment(device: torch.device) -> str:

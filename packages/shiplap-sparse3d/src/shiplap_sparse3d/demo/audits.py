@@ -1,0 +1,35 @@
+"""The audit of every op that the network of the demonstration uses."""
+
+from __future__ import annotations
+
+import shiplap as sl
+import shiplap_sparse3d as sparse3d
+from shiplap_sparse3d.demo.result import Verdicts
+from shiplap_sparse3d.demo.train import Progress
+
+__all__ = ["audits"]
+
+QUICK_CHECKS = ("schema", "fake", "numerics", "fresh", "gradient")  # a second or less each
+OPS = (
+    sparse3d.conv,
+    sparse3d.conv_weight_grad,
+    sparse3d.subm_table,
+    sparse3d.out_coords,
+    sparse3d.conv_table,
+    sparse3d.transpose_table,
+    sparse3d.unique_coords,
+    sparse3d.segment_mean,
+)
+
+
+def audits(quick: bool, progress: Progress) -> dict[str, Verdicts]:
+    """What ``shiplap audit`` says of each op of the network, on the CPU; name of the op → verdicts."""
+    found: dict[str, Verdicts] = {}
+    for done, op in enumerate(OPS):
+        progress("audit", done, len(OPS), op.spec.name)
+        findings = sl.audit(op, checks=QUICK_CHECKS if quick else None, seed=0, budget_s=2 if quick else 20)
+        count = [f.verdict for f in findings].count
+        failed = tuple(f.check for f in findings if f.verdict == "fail")
+        found[op.spec.name] = Verdicts(count("ok"), count("fail"), count("skip"), failed)
+    progress("audit", len(OPS), len(OPS), "")
+    return found
