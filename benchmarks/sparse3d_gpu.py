@@ -35,6 +35,7 @@ SOURCES = [
     "packages/shiplap-sparse3d/src/shiplap_sparse3d/cuda/*.triton.jinja",
     "packages/shiplap-sparse3d/src/shiplap_sparse3d/cuda/hash.py",
     "packages/shiplap-sparse3d/src/shiplap_sparse3d/cuda/lookup.py",
+    "packages/shiplap-sparse3d/src/shiplap_sparse3d/cuda/lookup_kernels.py",
     "packages/shiplap-sparse3d/src/shiplap_sparse3d/cuda/tables.py",
     "packages/shiplap-sparse3d/src/shiplap_sparse3d/cuda/sort.py",
     "packages/shiplap-sparse3d/src/shiplap_sparse3d/plan.py",

@@ -8,7 +8,7 @@ from torch import Tensor
 
 import shiplap as sl
 from shiplap.extend import error
-from shiplap_sparse3d import ops
+from shiplap_sparse3d import cpu, ops
 
 __all__ = ["out_coords_bounded"]
 
@@ -16,7 +16,7 @@ __all__ = ["out_coords_bounded"]
 @sl.op(
     "sparse3d::out_coords_bounded",
     outputs=("reached", "count"),
-    requires=(*ops._WINDOW, "capacity >= 0"),
+    requires=(*ops.WINDOW, "capacity >= 0"),
 )
 def out_coords_bounded(
     coords: Int32[Tensor, "n 4"],
@@ -40,4 +40,4 @@ def out_coords_bounded(
     return padded, torch.full((1,), m, dtype=torch.int32, device=coords.device)
 
 
-ops._bind(out_coords_bounded, ops.OUT_COORDS_SPACE)
+cpu.bind(out_coords_bounded, cpu.OUT_COORDS_SPACE)

@@ -1,15 +1,62 @@
-"""The convolution as a template for the CPU: its neighbours go into its own store."""
+"""The kernels of ``ops.py`` for the CPU: C functions, and the convolution as a template with its neighbours inside."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 
+import shiplap as sl
 from shiplap_sparse3d import ops
 
-__all__: list[str] = []
+__all__ = ["CPU_FLOATS", "LIBRARY", "OUT_COORDS_SPACE", "bind"]
+
+LIBRARY = Path(__file__).parent / "libshiplap_sparse3d.so"
+
+
+def bind(
+    op: sl.Op, workspace: str | None = None, *, strided: tuple[str, ...] = (), dtypes: tuple[str, ...] = ()
+) -> None:
+    """The CPU kernel of ``op``: the C function of the same name."""
+    kernel = sl.cabi(LIBRARY, f"sparse3d_{op.spec.opname}", strided=strided)
+    op.kernel("cpu", kernel, workspace=workspace, dtypes=dtypes)
+
+
+_BOUND = ops.OUT_COORDS_BOUND
+# Pages are touched as the hash set grows, so memory follows the outputs found and not this bound.
+OUT_COORDS_SPACE = (
+    f"24 * n + 16 * pow2ceil(max(2 * {_BOUND}, 16)) + 16 * {_BOUND} + 8 * (kernel[0] + kernel[1] + kernel[2]) + 49664"
+)
+_SINGLE_OR_DOUBLE = ("float32", "float64")
+CPU_FLOATS = ("bfloat16", "float16", *_SINGLE_OR_DOUBLE)  # whose sums are float32 at least
+
+bind(ops.unique_coords, "24 * n + 49408")
+bind(ops.segment_mean, dtypes=_SINGLE_OR_DOUBLE)
+bind(ops.subm_table, "24 * n + 49472")
+bind(ops.out_coords, OUT_COORDS_SPACE)
+bind(ops.conv_table, "24 * (n + m) + 49792")
+bind(ops.transpose_table)
+_SUM = "max(itemsize, 4)"  # bytes of a sum
+_WIDENED = "(4 // itemsize // 2)"  # 1 for elements of 16 bits, else 0
+_UNSORTED = "64 * cdiv(m * k, 16)"
+bind(
+    ops.conv,
+    f"(k * cg * groups * 16 * cdiv(co // groups, 16) + 16 * cdiv(co, 16)) * {_SUM} + {_UNSORTED}"
+    f" + threads * (2112 * k + 64 * cdiv(k, 16) + (1 - {_WIDENED}) * 65536 + 4 * {_WIDENED}"
+    " * (max(65536, 256 * groups * cdiv(co // groups, 16)) + max(8192, 192 * cdiv(ci, 16))))",
+    strided=("weight",),
+    dtypes=CPU_FLOATS,
+)
+bind(
+    ops.conv_weight_grad,
+    f"k * max(co * 16 * cdiv(ci // groups, 16), 32 * cdiv(co, 16)) * {_SUM} + 64 * cdiv(k, 8) + {_UNSORTED}"
+    f" + threads * (2048 * (cdiv(ci, 16) + cdiv(co, 16) + min(1, groups - 1)) * {_SUM} + 4160 * k + 64 * cdiv(k, 16))",
+    dtypes=CPU_FLOATS,
+)
+
+# --- the convolution as a template ------------------------------------------------------------------------------------
 
 Sizes = Mapping[str, Any]
 TILE = 16384  # sums of a tile: with the weights of a tap they stay in the second cache

@@ -16,7 +16,7 @@ from torch import Tensor
 import shiplap as sl
 from shiplap.extend import error
 from shiplap_sparse3d.coords import Lookup, check_coords, check_rows, refuse
-from shiplap_sparse3d.ops import LIBRARY
+from shiplap_sparse3d.cpu import LIBRARY
 
 __all__ = ["grid_sample_3d", "indice_weighted_sum", "indice_weighted_sum_grad", "nearest_map", "trilinear_map"]
 

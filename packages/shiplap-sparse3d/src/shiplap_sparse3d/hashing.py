@@ -16,7 +16,7 @@ from torch import Tensor
 import shiplap as sl
 from shiplap.extend import error
 from shiplap_sparse3d.coords import MAX_CELLS, inside, keys_of, refuse
-from shiplap_sparse3d.ops import LIBRARY
+from shiplap_sparse3d.cpu import LIBRARY
 
 __all__ = [
     "hash_insert",

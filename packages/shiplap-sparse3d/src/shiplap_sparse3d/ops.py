@@ -6,7 +6,6 @@ each output row, or -1. Semantics follow spconv 2.x and FlexGEMM (cross-correlat
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 
 import torch
@@ -29,11 +28,9 @@ __all__ = [
     "unique_coords",
 ]
 
-LIBRARY = Path(__file__).parent / "libshiplap_sparse3d.so"
-
-_GEOMETRY = ("len(spatial_shape) == 3", "min(spatial_shape) >= 1", "len(kernel) == 3", "min(kernel) >= 1")
-_WINDOW = (
-    *_GEOMETRY,
+GEOMETRY = ("len(spatial_shape) == 3", "min(spatial_shape) >= 1", "len(kernel) == 3", "min(kernel) >= 1")
+WINDOW = (
+    *GEOMETRY,
     "len(stride) == 3",
     "min(stride) >= 1",
     "len(padding) == 3",
@@ -41,15 +38,9 @@ _WINDOW = (
     "len(dilation) == 3",
     "min(dilation) >= 1",
 )
-_BOUND = "n * " + " * ".join(f"cdiv(kernel[{d}], stride[{d}] // gcd(stride[{d}], dilation[{d}]))" for d in range(3))
-
-
-def _bind(
-    op: sl.Op, workspace: str | None = None, *, strided: tuple[str, ...] = (), dtypes: tuple[str, ...] = ()
-) -> None:
-    """The CPU kernel of ``op``: the C function of the same name."""
-    kernel = sl.cabi(LIBRARY, f"sparse3d_{op.spec.opname}", strided=strided)
-    op.kernel("cpu", kernel, workspace=workspace, dtypes=dtypes)
+OUT_COORDS_BOUND = "n * " + " * ".join(
+    f"cdiv(kernel[{d}], stride[{d}] // gcd(stride[{d}], dilation[{d}]))" for d in range(3)
+)
 
 
 # --- voxels -----------------------------------------------------------------------------------------------------------
@@ -70,7 +61,7 @@ def unique_coords(
     return unique, inverse.int(), counts.int()
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
+def wide(dtype: torch.dtype) -> torch.dtype:
     """What sums of ``dtype`` are kept in: a sum of halves leaves their range, its average does not."""
     return torch.promote_types(dtype, torch.float32)
 
@@ -84,14 +75,14 @@ def segment_mean(
     Sums are kept in at least float32.
     """
     refuse("segment_mean", (index < 0) | (index >= counts.shape[0]), "index[{row}] is not a row of counts")
-    total = feats.new_zeros(counts.shape[0], feats.shape[1], dtype=_wide(feats.dtype))
+    total = feats.new_zeros(counts.shape[0], feats.shape[1], dtype=wide(feats.dtype))
     total = total.index_add(0, index.long(), feats.to(total.dtype))
     return (total / counts.clamp_min(1).to(total.dtype)[:, None]).to(feats.dtype)
 
 
 @segment_mean.backward(saves=("index", "counts"))
 def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
-    share = grad.to(_wide(grad.dtype)) / saved.counts.clamp_min(1)[:, None]
+    share = grad.to(wide(grad.dtype)) / saved.counts.clamp_min(1)[:, None]
     return {"feats": share.to(grad.dtype)[saved.index.long()]} if needs.feats else {}
 
 
@@ -101,7 +92,7 @@ def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str,
 @sl.op(
     "sparse3d::subm_table",
     dims={"k": "prod(kernel)"},
-    requires=(*_GEOMETRY, "len(dilation) == 3", "min(dilation) >= 1"),
+    requires=(*GEOMETRY, "len(dilation) == 3", "min(dilation) >= 1"),
 )
 def subm_table(
     coords: Int32[Tensor, "n 4"], spatial_shape: list[int], kernel: list[int], dilation: list[int]
@@ -118,7 +109,7 @@ def subm_table(
     return torch.stack(columns, 1)
 
 
-@sl.op("sparse3d::out_coords", bounds={"m": _BOUND}, requires=_WINDOW)
+@sl.op("sparse3d::out_coords", bounds={"m": OUT_COORDS_BOUND}, requires=WINDOW)
 def out_coords(
     coords: Int32[Tensor, "n 4"],
     spatial_shape: list[int],
@@ -144,7 +135,7 @@ def out_coords(
     return (torch.unique(candidates, dim=0) if candidates.shape[0] else candidates).int()
 
 
-@sl.op("sparse3d::conv_table", dims={"k": "prod(kernel)"}, requires=_WINDOW)
+@sl.op("sparse3d::conv_table", dims={"k": "prod(kernel)"}, requires=WINDOW)
 def conv_table(
     coords: Int32[Tensor, "n 4"],
     out_coords: Int32[Tensor, "m 4"],
@@ -389,35 +380,3 @@ def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str,
         back = transpose_table(table, saved.feats.shape[0])
         found["feats"] = conv(saved.grad, _swap(grad, saved.groups), back, **options)
     return found
-
-
-# Pages are touched as the hash set grows, so memory follows the outputs found and not this bound.
-OUT_COORDS_SPACE = (
-    f"24 * n + 16 * pow2ceil(max(2 * {_BOUND}, 16)) + 16 * {_BOUND} + 8 * (kernel[0] + kernel[1] + kernel[2]) + 49664"
-)
-_SINGLE_OR_DOUBLE = ("float32", "float64")
-CPU_FLOATS = ("bfloat16", "float16", *_SINGLE_OR_DOUBLE)  # whose sums are float32 at least
-
-_bind(unique_coords, "24 * n + 49408")
-_bind(segment_mean, dtypes=_SINGLE_OR_DOUBLE)
-_bind(subm_table, "24 * n + 49472")
-_bind(out_coords, OUT_COORDS_SPACE)
-_bind(conv_table, "24 * (n + m) + 49792")
-_bind(transpose_table)
-_SUM = "max(itemsize, 4)"  # bytes of a sum
-_WIDENED = "(4 // itemsize // 2)"  # 1 for elements of 16 bits, else 0
-_UNSORTED = "64 * cdiv(m * k, 16)"
-_bind(
-    conv,
-    f"(k * cg * groups * 16 * cdiv(co // groups, 16) + 16 * cdiv(co, 16)) * {_SUM} + {_UNSORTED}"
-    f" + threads * (2112 * k + 64 * cdiv(k, 16) + (1 - {_WIDENED}) * 65536 + 4 * {_WIDENED}"
-    " * (max(65536, 256 * groups * cdiv(co // groups, 16)) + max(8192, 192 * cdiv(ci, 16))))",
-    strided=("weight",),
-    dtypes=CPU_FLOATS,
-)
-_bind(
-    conv_weight_grad,
-    f"k * max(co * 16 * cdiv(ci // groups, 16), 32 * cdiv(co, 16)) * {_SUM} + 64 * cdiv(k, 8) + {_UNSORTED}"
-    f" + threads * (2048 * (cdiv(ci, 16) + cdiv(co, 16) + min(1, groups - 1)) * {_SUM} + 4160 * k + 64 * cdiv(k, 16))",
-    dtypes=CPU_FLOATS,
-)

@@ -16,7 +16,7 @@ __all__ = ["conv_plan", "subm_plan"]
     dims={"k": "prod(kernel)", "b": "cdiv(n, 64)"},
     outputs=("columns", "order", "masks"),
     requires=(
-        *ops._GEOMETRY,
+        *ops.GEOMETRY,
         "len(dilation) == 3",
         "min(dilation) >= 1",
         "parts >= 1",
@@ -48,7 +48,7 @@ def subm_plan(
     },
     outputs=("columns", "order", "masks", "columns_t", "order_t", "masks_t"),
     requires=(
-        *ops._WINDOW,
+        *ops.WINDOW,
         "parts >= 1",
         "cdiv(prod(kernel), parts) <= 31",
         "parts_t >= 0",

@@ -16,7 +16,8 @@ from torch import Tensor
 import shiplap as sl
 from shiplap.extend import error
 from shiplap_sparse3d.coords import check_scenes, refuse
-from shiplap_sparse3d.ops import CPU_FLOATS, LIBRARY, _wide, transpose_table
+from shiplap_sparse3d.cpu import CPU_FLOATS, LIBRARY
+from shiplap_sparse3d.ops import transpose_table, wide
 
 __all__ = [
     "avg_pool",
@@ -91,7 +92,7 @@ def max_pool_grad(
     ``[-1, m)``.
     """
     _check_table("max_pool_grad", table_t, grad.shape[0])
-    out = grad.new_zeros(table_t.shape[0], grad.shape[1], dtype=_wide(grad.dtype))
+    out = grad.new_zeros(table_t.shape[0], grad.shape[1], dtype=wide(grad.dtype))
     for v in range(table_t.shape[1]):
         rows, hit = _rows(grad, table_t[:, v])
         chosen, _ = _rows(taps, table_t[:, v])
@@ -132,7 +133,7 @@ def sum_pool(
     Raises SL211 for a table entry outside ``[-1, n)``.
     """
     _check_table("sum_pool", table, feats.shape[0])
-    out = feats.new_zeros(table.shape[0], feats.shape[1], dtype=_wide(feats.dtype))
+    out = feats.new_zeros(table.shape[0], feats.shape[1], dtype=wide(feats.dtype))
     for v in range(table.shape[1]):
         rows, hit = _rows(feats, table[:, v])
         out = out + torch.where(hit, rows, 0)
@@ -221,7 +222,7 @@ def global_sum_pool(
     Raises SL211 for a batch index outside ``[-1, batch_size)``; -1 marks padding.
     """
     scene = _scenes("global_sum_pool", coords, batch_size)
-    total = feats.new_zeros(batch_size + 1, feats.shape[1], dtype=_wide(feats.dtype))
+    total = feats.new_zeros(batch_size + 1, feats.shape[1], dtype=wide(feats.dtype))
     total = total.index_add(0, scene, feats.to(total.dtype))[:batch_size]
     return (total / _counts(scene, batch_size, total) if average else total).to(feats.dtype)
 
@@ -239,7 +240,7 @@ def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str,
         return {}
     scene = saved.coords[:, 0].long()
     scene = torch.where(scene < 0, saved.batch_size, scene)
-    share = grad.to(_wide(grad.dtype))  # a count may leave the range of a half
+    share = grad.to(wide(grad.dtype))  # a count may leave the range of a half
     share = share / _counts(scene, saved.batch_size, share) if saved.average else share
     return {"feats": torch.nn.functional.pad(share, (0, 0, 0, 1))[scene].to(grad.dtype)}
 

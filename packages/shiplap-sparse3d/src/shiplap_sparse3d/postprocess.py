@@ -13,7 +13,7 @@ from torch import Tensor
 
 import shiplap as sl
 from shiplap_sparse3d.coords import refuse
-from shiplap_sparse3d.ops import LIBRARY
+from shiplap_sparse3d.cpu import LIBRARY
 
 __all__ = ["masked_gemm_kernels", "masked_gemm_signals"]
 

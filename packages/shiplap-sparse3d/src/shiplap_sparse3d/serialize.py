@@ -16,7 +16,7 @@ from torch import Tensor
 import shiplap as sl
 from shiplap.extend import error
 from shiplap_sparse3d.coords import refuse
-from shiplap_sparse3d.ops import LIBRARY
+from shiplap_sparse3d.cpu import LIBRARY
 
 __all__ = ["decode_seq", "encode_seq", "hilbert_decode", "hilbert_encode", "z_order_decode", "z_order_encode"]
 

@@ -11,6 +11,7 @@ import torch
 from shiplap.errors import ShiplapError
 from shiplap_sparse3d import pooling
 from shiplap_sparse3d.cuda import pool, status
+from shiplap_sparse3d.cuda import scenes as over
 
 CPU = torch.device("cpu")
 
@@ -22,11 +23,15 @@ def outputs(op, args, **sizes):
     return want, [torch.full_like(w, 77) for w in want]
 
 
+def kernel_of(name):
+    return getattr(over if name.startswith("global") else pool, name)
+
+
 def same(op, args, scratch: int | None = None):
     want, got = outputs(op, args)
     names = [o.name for o in op.spec.outputs]
     extra = {} if scratch is None else {"workspace": torch.full((scratch,), 0xAB, dtype=torch.uint8)}
-    getattr(pool, op.spec.opname)(*args, **dict(zip(names, got, strict=True)), **extra)
+    kernel_of(op.spec.opname)(*args, **dict(zip(names, got, strict=True)), **extra)
     status.poll(CPU)
     tolerance = 2e-3 if want[0].dtype == torch.float16 else 1e-5 if want[0].dtype == torch.float32 else 1e-12
     for w, g in zip(want, got, strict=True):
@@ -56,7 +61,7 @@ def over_tables(rng, dtype, m, n, k, c):
 def over_scenes(rng, dtype, n, c, scenes):
     feats = (torch.randint(-9, 3, (n, c), generator=rng) / 4).to(dtype)
     coords = torch.randint(-1, max(1, scenes - 1), (n, 4), generator=rng, dtype=torch.int32)  # the last one is empty
-    parts = min(-(-n // pool.PART), pool.PARTS) * scenes
+    parts = min(-(-n // over.PART), over.PARTS) * scenes
     same(pooling.global_sum_pool, (feats, coords, scenes, False), parts * (8 * c + 8))
     same(pooling.global_sum_pool, (feats, coords, scenes, True), parts * (8 * c + 8))
     feats[torch.rand(n, c, generator=rng) < 0.01] = torch.nan
@@ -65,7 +70,7 @@ def over_scenes(rng, dtype, n, c, scenes):
 
 
 def told(op, *args, **outs):
-    getattr(pool, op)(*args, **outs)
+    kernel_of(op)(*args, **outs)
     try:
         status.poll(CPU)
     except ShiplapError as e:
@@ -75,7 +80,7 @@ def told(op, *args, **outs):
 
 if __name__ == "__main__":
     rng = torch.Generator().manual_seed(torch.seed() % 2**31)
-    pool.PART, pool.TILE = 32, 512  # several parts and blocks of few rows
+    over.PART, pool.TILE = 32, 512  # several parts and blocks of few rows
     for dtype in (torch.float32, torch.float16, torch.float64):
         for m, n, k, c in ((0, 3, 8, 4), (1, 1, 1, 1), (40, 25, 8, 3), (20, 0, 4, 5)):
             over_tables(rng, dtype, m, n, k, c)

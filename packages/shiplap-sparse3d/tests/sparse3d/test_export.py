@@ -173,7 +173,7 @@ def test_a_packaged_u_net_runs_without_shiplap(tmp_path):
     scenes = [padded(n) for n in (200, 90, ROWS, 0)]
     torch.save([(*inputs, net(*inputs).detach()) for inputs in scenes], tmp_path / "scenes.pt")
     (tmp_path / "alone.py").write_text(ALONE)
-    done = forked.python(tmp_path / "alone.py", library, ops.LIBRARY, package, tmp_path / "scenes.pt", cwd=tmp_path)
+    done = forked.python(tmp_path / "alone.py", library, cpu.LIBRARY, package, tmp_path / "scenes.pt", cwd=tmp_path)
     assert done.stdout == "served without shiplap\n", done.stderr
 
 

@@ -14,7 +14,11 @@ from shiplap_testing.forked import interpreted
 
 CASES = ("late_errors", "points", "submanifold", "steps", "sorts")
 WRONG = (  # one slip for each case: file, what it says, what it would say
-    ("lookup.py", "report(status, code_twice, row, good & (twin != 0))", "report(status, code_twice, row, twin < 0)"),
+    (
+        "lookup_kernels.py",
+        "report(status, code_twice, row, good & (twin != 0))",
+        "report(status, code_twice, row, twin < 0)",
+    ),
     ("lookup.py", "[k // 2 * d for k", "[(k - 1) // 2 * d for k"),
     ("unique.py", "mask=ends, sem", "mask=begins, sem"),
     ("coords.py", "tl.where(there, line % width, -1)", "tl.where(there, line % width, 0)"),

@@ -111,14 +111,14 @@ def _(*args: Any, out: Tensor) -> None:
     late("pool", "sum_pool")(*args, out=out)
 
 
-_PARTS = "min(cdiv(n, 2048), 256) * batch_size"  # as many as pool.PART and pool.PARTS make, for each scene
+_PARTS = "min(cdiv(n, 2048), 256) * batch_size"  # as many as scenes.PART and scenes.PARTS make, for each scene
 
 
 @pooling.global_max_pool.kernel("cuda", name="triton", workspace=f"{_PARTS} * 4 * c")
 def _(*args: Any, out: Tensor, rows: Tensor, workspace: Tensor) -> None:
-    late("pool", "global_max_pool")(*args, out=out, rows=rows, workspace=workspace)
+    late("scenes", "global_max_pool")(*args, out=out, rows=rows, workspace=workspace)
 
 
 @pooling.global_sum_pool.kernel("cuda", name="triton", workspace=f"{_PARTS} * (8 * c + 8)")
 def _(*args: Any, out: Tensor, workspace: Tensor) -> None:
-    late("pool", "global_sum_pool")(*args, out=out, workspace=workspace)
+    late("scenes", "global_sum_pool")(*args, out=out, workspace=workspace)

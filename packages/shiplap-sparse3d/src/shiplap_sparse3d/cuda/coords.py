@@ -181,17 +181,16 @@ def _keys(
     op: str, coords: Tensor, shape: Sequence[int], window: Sequence[Sequence[int]], capacity: int, word: int
 ) -> tuple[Tensor, Tensor]:
     """Sorted keys of the outputs ``int64 [capacity]``, ``NO_KEY`` behind them, and how many there are ``int64 [1]``."""
-    n, grid, (reach, unit) = coords.shape[0], output_shape(shape, *window), _candidates(window)
+    n, grid = coords.shape[0], output_shape(shape, *window)
+    (reach, unit), (kernel, stride, padding, dilation) = _candidates(window), window
     most = min(capacity, bound(n, window))
     capacity_of_set = triton.next_power_of_2(max(64, 2 * most))
     room = torch.empty(capacity_of_set + capacity + 1, dtype=torch.int64, device=coords.device)
     room.fill_(NO_KEY.value)
-    slots, keys, count = room[:capacity_of_set], room[capacity_of_set:-1], room[-1:]
-    count.zero_()
+    slots, keys, count = room[:capacity_of_set], room[capacity_of_set:-1], room[-1:].zero_()
     if n and min(grid) and reach[0] * reach[1] * reach[2]:
         batches = min(batches_below(shape), batches_below(grid))
         lanes = triton.next_power_of_2(reach[0] * reach[1] * reach[2])
-        kernel, stride, padding, dilation = window
         # A set of too few slots is never searched to its end: a long search means that it is full, which is reported.
         limit = capacity_of_set if most < capacity else min(capacity_of_set, 4096)
         _reach[(-(-n * lanes // BLOCK),)](

@@ -1,5 +1,5 @@
-"""Pooling in Triton. Over a table one program owns some output rows and walks their taps; over scenes two passes reduce
-parts of the rows and then the parts, in order. No atomics: results are the same in each run.
+"""Pooling over a table, in Triton: one program owns some output rows and walks their taps. No atomics: results are the
+same in each run. ``scenes.py`` pools over scenes.
 """
 
 from __future__ import annotations
@@ -13,22 +13,19 @@ from shiplap.extend import triton_launcher
 from shiplap_sparse3d.cuda import status
 from shiplap_sparse3d.cuda.hash import report
 
-__all__ = ["global_max_pool", "global_sum_pool", "max_pool_grad", "max_pool_with_taps", "sum_pool"]
+__all__ = ["accumulator", "beats", "blocks_of", "is_wide", "max_pool_grad", "max_pool_with_taps", "sum_pool"]
 
 ENTRY = "table row {row} has an entry outside its range"
-SCENE = "coords row {row} has a batch index outside [-1, batch_size)"
 TILE = 2048  # values of a program: 16 a thread
-PART, PARTS = 2048, 256  # rows of a part over scenes, and how many parts at most
-NO_ROW = tl.constexpr(0x7FFFFFFF)
 
 
-def _blocks(c: int) -> dict[str, int]:
+def blocks_of(c: int) -> dict[str, int]:
     """Rows and channels of a program."""
     channels = min(128, triton.next_power_of_2(max(c, 1)))
     return {"ROWS": TILE // channels, "CHANNELS": channels, "num_warps": 4}
 
 
-def _wide(t: Tensor) -> dict[str, bool]:
+def is_wide(t: Tensor) -> dict[str, bool]:
     return {"WIDE": t.dtype == torch.float64}
 
 
@@ -50,12 +47,12 @@ def _entry(table, row, there, v, row_stride, tap_stride, n, status, code):
 
 
 @triton.jit
-def _accumulator(ROWS: tl.constexpr, CHANNELS: tl.constexpr, WIDE: tl.constexpr):
+def accumulator(ROWS: tl.constexpr, CHANNELS: tl.constexpr, WIDE: tl.constexpr):
     return tl.zeros([ROWS, CHANNELS], tl.float64 if WIDE else tl.float32)
 
 
 @triton.jit
-def _beats(x, best):
+def beats(x, best):
     """Whether ``x`` is larger; NaN is larger than any number."""
     return (x > best) | ((x != x) & (best == best))
 
@@ -81,12 +78,12 @@ def max_kernel(
     WIDE: tl.constexpr,
 ):
     row, there, channel, within = _block(m, c, ROWS, CHANNELS)
-    best = _accumulator(ROWS, CHANNELS, WIDE)
+    best = accumulator(ROWS, CHANNELS, WIDE)
     tap = tl.full([ROWS, CHANNELS], -1, tl.int32)
     for v in range(k):
         entry, hit = _entry(table, row, there, v, table_row, table_tap, n, status, code)
         x = tl.load(feats + entry * feats_row + channel * feats_col, mask=hit & within, other=0).to(best.dtype)
-        better = hit & ((tap < 0) | _beats(x, best))
+        better = hit & ((tap < 0) | beats(x, best))
         best, tap = tl.where(better, x, best), tl.where(better, v, tap)
     at = row[:, None] * c + channel
     tl.store(out + at, best.to(out.dtype.element_ty), mask=there[:, None] & within)
@@ -116,7 +113,7 @@ def max_grad_kernel(
     WIDE: tl.constexpr,
 ):
     row, there, channel, within = _block(m, c, ROWS, CHANNELS)
-    total = _accumulator(ROWS, CHANNELS, WIDE)
+    total = accumulator(ROWS, CHANNELS, WIDE)
     for v in range(k):
         entry, hit = _entry(table, row, there, v, table_row, table_tap, n, status, code)
         chosen = tl.load(taps + entry * taps_row + channel * taps_col, mask=hit & within, other=-1) == v
@@ -145,7 +142,7 @@ def sum_kernel(
     WIDE: tl.constexpr,
 ):
     row, there, channel, within = _block(m, c, ROWS, CHANNELS)
-    total = _accumulator(ROWS, CHANNELS, WIDE)
+    total = accumulator(ROWS, CHANNELS, WIDE)
     hits = tl.zeros([ROWS, 1], tl.int32)
     for v in range(k):
         entry, hit = _entry(table, row, there, v, table_row, table_tap, n, status, code)
@@ -160,7 +157,7 @@ _max, _max_grad, _sum = (triton_launcher(kernel) for kernel in (max_kernel, max_
 
 
 def _grid(m: int, c: int) -> tuple[tuple[int, int], dict[str, int]]:
-    blocks = _blocks(c)
+    blocks = blocks_of(c)
     return (triton.cdiv(m, blocks["ROWS"]), triton.cdiv(c, blocks["CHANNELS"])), blocks
 
 
@@ -182,7 +179,7 @@ def max_pool_with_taps(feats: Tensor, table: Tensor, table_t: Tensor | None, *, 
             *feats.stride(),
             *table.stride(),
             status.code_of("max_pool_with_taps", ENTRY),
-            **_wide(feats),
+            **is_wide(feats),
             **blocks,
         )
 
@@ -206,7 +203,7 @@ def max_pool_grad(grad: Tensor, taps: Tensor, table_t: Tensor, *, out: Tensor) -
             *taps.stride(),
             *table_t.stride(),
             status.code_of("max_pool_grad", ENTRY),
-            **_wide(grad),
+            **is_wide(grad),
             **blocks,
         )
 
@@ -229,214 +226,6 @@ def sum_pool(feats: Tensor, table: Tensor, table_t: Tensor | None, average: bool
             *table.stride(),
             status.code_of("sum_pool", ENTRY),
             AVERAGE=average,
-            **_wide(feats),
+            **is_wide(feats),
             **blocks,
         )
-
-
-# --- over scenes ------------------------------------------------------------------------------------------------------
-
-
-@triton.jit
-def _part(parts, c, CHANNELS: tl.constexpr):
-    """Part, scene, channels and which of them there are."""
-    pid = tl.program_id(0)
-    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    return pid % parts, pid // parts, channel[None, :].to(tl.int64), (channel < c)[None, :]
-
-
-@triton.jit
-def _members(coords, row, end, scene, scenes, coords_row, status, code):
-    """Which rows are of the scene."""
-    b = tl.load(coords + row * coords_row, mask=row < end, other=-1)
-    report(status, code, row, (b < -1) | (b >= scenes))
-    return (b == scene)[:, None]
-
-
-@triton.jit(do_not_specialize=["n", "parts", "part_rows", "scenes", "code"])
-def global_max_kernel(
-    feats,
-    coords,
-    partial,
-    status,
-    n,
-    c,
-    parts,
-    part_rows,
-    scenes,
-    feats_row,
-    feats_col,
-    coords_row,
-    code,
-    ROWS: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    WIDE: tl.constexpr,
-):
-    """``partial[part, scene, c]``: the first row with the largest value, or -1."""
-    part, scene, channel, within = _part(parts, c, CHANNELS)
-    start = part.to(tl.int64) * part_rows
-    end = tl.minimum(start + part_rows, n)
-    best = _accumulator(ROWS, CHANNELS, WIDE)
-    found = tl.full([ROWS, CHANNELS], NO_ROW, tl.int32)
-    for first in range(start, end, ROWS):
-        row = first + tl.arange(0, ROWS)
-        mine = _members(coords, row, end, scene, scenes, coords_row, status, code)
-        x = tl.load(feats + row[:, None] * feats_row + channel * feats_col, mask=mine & within, other=0).to(best.dtype)
-        better = mine & ((found == NO_ROW) | _beats(x, best))
-        best, found = tl.where(better, x, best), tl.where(better, row[:, None].to(tl.int32), found)
-    there = found != NO_ROW
-    nan = there & (best != best)
-    most = tl.max(tl.where(there & ~nan, best, float("-inf")), 0)[None, :]
-    any_nan = tl.max(nan.to(tl.int32), 0)[None, :] > 0
-    winner = there & tl.where(any_nan, nan, best == most)
-    first_row = tl.min(tl.where(winner, found, NO_ROW), 0)[None, :]
-    at = (part.to(tl.int64) * scenes + scene) * c + channel
-    tl.store(partial + at, tl.where(first_row == NO_ROW, -1, first_row), mask=within)
-
-
-@triton.jit(do_not_specialize=["parts", "scenes"])
-def global_max_finish(
-    feats, partial, out, rows, c, parts, scenes, feats_row, feats_col, CHANNELS: tl.constexpr, WIDE: tl.constexpr
-):
-    _, scene, channel, within = _part(1, c, CHANNELS)
-    best = _accumulator(1, CHANNELS, WIDE)
-    found = tl.full([1, CHANNELS], -1, tl.int32)
-    for part in range(parts):
-        row = tl.load(partial + (part * scenes + scene).to(tl.int64) * c + channel, mask=within, other=-1)
-        x = tl.load(feats + row.to(tl.int64) * feats_row + channel * feats_col, mask=row >= 0, other=0).to(best.dtype)
-        better = (row >= 0) & ((found < 0) | _beats(x, best))
-        best, found = tl.where(better, x, best), tl.where(better, row, found)
-    at = scene.to(tl.int64) * c + channel
-    tl.store(out + at, best.to(out.dtype.element_ty), mask=within)
-    tl.store(rows + at, found, mask=within)
-
-
-@triton.jit(do_not_specialize=["n", "parts", "part_rows", "scenes", "code"])
-def global_sum_kernel(
-    feats,
-    coords,
-    partial,
-    counts,
-    status,
-    n,
-    c,
-    parts,
-    part_rows,
-    scenes,
-    feats_row,
-    feats_col,
-    coords_row,
-    code,
-    ROWS: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    WIDE: tl.constexpr,
-):
-    """``partial[part, scene, c]`` and ``counts[part, scene]``: sums, and of how many rows."""
-    part, scene, channel, within = _part(parts, c, CHANNELS)
-    start = part.to(tl.int64) * part_rows
-    end = tl.minimum(start + part_rows, n)
-    total = _accumulator(ROWS, CHANNELS, WIDE)
-    count = tl.zeros([ROWS, 1], tl.int32)
-    for first in range(start, end, ROWS):
-        row = first + tl.arange(0, ROWS)
-        mine = _members(coords, row, end, scene, scenes, coords_row, status, code)
-        total += tl.load(feats + row[:, None] * feats_row + channel * feats_col, mask=mine & within, other=0).to(
-            total.dtype
-        )
-        count += mine.to(tl.int32)
-    at = part.to(tl.int64) * scenes + scene
-    tl.store(partial + at * c + channel, tl.sum(total, 0)[None, :], mask=within)
-    tl.store(counts + at, tl.sum(tl.sum(count, 1), 0), mask=tl.program_id(1) == 0)
-
-
-@triton.jit(do_not_specialize=["parts", "scenes"])
-def global_sum_finish(
-    partial, counts, out, c, parts, scenes, AVERAGE: tl.constexpr, CHANNELS: tl.constexpr, WIDE: tl.constexpr
-):
-    _, scene, channel, within = _part(1, c, CHANNELS)
-    total = _accumulator(1, CHANNELS, WIDE)
-    count = 0
-    for part in range(parts):
-        at = (part * scenes + scene).to(tl.int64)
-        total += tl.load(partial + at * c + channel, mask=within, other=0)
-        count += tl.load(counts + at)
-    if AVERAGE:
-        total = total / tl.maximum(count, 1).to(total.dtype)
-    tl.store(out + scene.to(tl.int64) * c + channel, total.to(out.dtype.element_ty), mask=within)
-
-
-_global_max, _global_sum = triton_launcher(global_max_kernel), triton_launcher(global_sum_kernel)
-_finish_max, _finish_sum = triton_launcher(global_max_finish), triton_launcher(global_sum_finish)
-
-
-def _parts(n: int) -> tuple[int, int]:
-    """How many parts, and their rows."""
-    parts = min(triton.cdiv(n, PART), PARTS)
-    return parts, triton.cdiv(n, parts) if parts else 0
-
-
-def global_max_pool(
-    feats: Tensor, coords: Tensor, batch_size: int, *, out: Tensor, rows: Tensor, workspace: Tensor
-) -> None:
-    """See ``pooling.global_max_pool``."""
-    word, (n, c), code = status.word(feats.device), feats.shape, status.code_of("global_max_pool", SCENE)
-    if not out.numel():
-        return
-    (parts, part_rows), blocks, partial = _parts(n), _blocks(c), workspace.view(torch.int32)
-    columns = triton.cdiv(c, blocks["CHANNELS"])
-    if parts:
-        _global_max[(parts * batch_size, columns)](
-            feats,
-            coords,
-            partial,
-            word,
-            n,
-            c,
-            parts,
-            part_rows,
-            batch_size,
-            *feats.stride(),
-            coords.stride(0),
-            code,
-            **_wide(feats),
-            **blocks,
-        )
-    del blocks["ROWS"]
-    _finish_max[(batch_size, columns)](
-        feats, partial, out, rows, c, parts, batch_size, *feats.stride(), **_wide(feats), **blocks
-    )
-
-
-def global_sum_pool(
-    feats: Tensor, coords: Tensor, batch_size: int, average: bool, *, out: Tensor, workspace: Tensor
-) -> None:
-    """See ``pooling.global_sum_pool``."""
-    word, (n, c), code = status.word(feats.device), feats.shape, status.code_of("global_sum_pool", SCENE)
-    if not out.numel():
-        return
-    (parts, part_rows), blocks = _parts(n), _blocks(c)
-    columns, sums = triton.cdiv(c, blocks["CHANNELS"]), 8 * parts * batch_size * c
-    partial = workspace[:sums].view(torch.float64 if feats.dtype == torch.float64 else torch.float32)
-    counts = workspace[sums:].view(torch.int32)
-    if parts:
-        _global_sum[(parts * batch_size, columns)](
-            feats,
-            coords,
-            partial,
-            counts,
-            word,
-            n,
-            c,
-            parts,
-            part_rows,
-            batch_size,
-            *feats.stride(),
-            coords.stride(0),
-            code,
-            **_wide(feats),
-            **blocks,
-        )
-    del blocks["ROWS"]
-    _finish_sum[(batch_size, columns)](
-        partial, counts, out, c, parts, batch_size, AVERAGE=average, **_wide(feats), **blocks
-    )
