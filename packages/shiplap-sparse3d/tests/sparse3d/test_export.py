@@ -13,7 +13,7 @@ from torch._subclasses import FakeTensorMode
 import shiplap as sl
 import shiplap_sparse3d as sparse3d
 from shiplap.bind import native
-from shiplap_sparse3d import bounded, ops, planning
+from shiplap_sparse3d import bounded, cpu, ops, planning
 from shiplap_testing import forked
 from tests.sparse3d.nets import COARSE, GRID, ROWS, UNet, padded
 from tests.sparse3d.scenes import scene
