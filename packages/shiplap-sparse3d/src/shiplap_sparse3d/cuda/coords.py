@@ -185,8 +185,7 @@ def _keys(
     (reach, unit), (kernel, stride, padding, dilation) = _candidates(window), window
     most = min(capacity, bound(n, window))
     capacity_of_set = triton.next_power_of_2(max(64, 2 * most))
-    room = torch.empty(capacity_of_set + capacity + 1, dtype=torch.int64, device=coords.device)
-    room.fill_(NO_KEY.value)
+    room = torch.full((capacity_of_set + capacity + 1,), NO_KEY.value, dtype=torch.int64, device=coords.device)
     slots, keys, count = room[:capacity_of_set], room[capacity_of_set:-1], room[-1:].zero_()
     if n and min(grid) and reach[0] * reach[1] * reach[2]:
         batches = min(batches_below(shape), batches_below(grid))

@@ -1,7 +1,5 @@
 """The kernels of ``lookup.py``: rows into a hash, rows of the hash under the taps of queries, rows near each other."""
 
-# mypy: disable-error-code="no-untyped-def"
-
 from __future__ import annotations
 
 import triton

@@ -1,7 +1,6 @@
 """Pooling over scenes, in Triton: parts of the rows are reduced, and then the parts, in order. No atomics: results are
 the same in each run.
 """
-# mypy: disable-error-code="no-untyped-def"
 
 from __future__ import annotations
 

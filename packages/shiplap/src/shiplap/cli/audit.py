@@ -28,7 +28,7 @@ EPILOG = """\b
 Examples:
   shiplap audit mylib.ops                        every op that the module declares
   shiplap audit mylib/ops.py:rms_norm --seed 7   one op of a file, the samples of seed 7
-  shiplap audit sparse3d::conv --check gradient --check fake
+  shiplap audit mylib::rms_norm --check fake     an op of an installed family needs no module
   shiplap audit mylib.ops --json > findings.json
   shiplap audit mylib.ops --html audit.html      one self-contained file
   shiplap audit mylib.ops --passport passports   the evidence, a JSON and an HTML file per op

@@ -3,10 +3,10 @@
 A distribution of kernels names itself in two groups of its ``pyproject.toml``::
 
     [project.entry-points."shiplap.families"]
-    sparse3d = "shiplap_sparse3d"              # importing the module declares the ops
+    mylib = "mylib"              # importing the module declares the ops
 
     [project.entry-points."shiplap.verbs"]
-    demo = "shiplap_sparse3d.cli.demo"         # a module with ``command`` and ``EPILOG``, or with ``group``
+    myverb = "mylib.cli.myverb"  # a module with ``command`` and ``EPILOG``, or with ``group``
 
 Nothing is imported until a verb needs it.
 """
