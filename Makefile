@@ -19,7 +19,7 @@ NATIVE := $(shell find packages -name CMakeFiles -prune -o \
 PROJECTS := $(foreach package,$(PACKAGES),packages/$(package)/pyproject.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint type docs bench bench-overhead test-gpu bench-gpu sanitize header wheel clean
+.PHONY: help install demo test lint type docs bench bench-overhead records test-gpu bench-gpu sanitize header wheel clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -82,6 +82,9 @@ bench: $(STAMP) ## measure the CPU kernels
 
 bench-overhead: $(STAMP) ## measure what a call costs beside its work (ARGS=--json)
 	$(BIN)/python benchmarks/overhead.py $(ARGS)
+
+records: $(STAMP) ## list recorded measurements, which are stale and what measures them again
+	$(BIN)/python tools/records.py $(ARGS)
 
 test-gpu: $(STAMP) ## run the tests that need an accelerator
 	$(BIN)/python -m pytest -q -m gpu $(ARGS)

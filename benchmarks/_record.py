@@ -1,25 +1,28 @@
-"""What every recorded result carries: where, with what and when it was measured, and a digest of what was measured.
+"""What every recorded result carries: where, when, with what and at which commit it was measured, and what of.
 
-``tests/test_results.py`` holds ``benchmarks/results/NAME.json`` to this, and ``benchmarks/NAME.py --json`` writes it.
+``benchmarks/NAME.py --json`` writes ``benchmarks/results/NAME.json``. ``make records`` (``tools/records.py``) says
+which of them are of sources that have changed since.
 """
 
 from __future__ import annotations
 
-import ast
 import datetime
-import hashlib
 import json
 import os
 import platform
+import sys
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-__all__ = ["FIELDS", "ROOT", "cpu_model", "digest", "record", "write"]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
+
+from records import clean_commit, digest_of, sources_of
+
+__all__ = ["ROOT", "cpu_model", "digest", "record", "write"]
 
 ROOT = Path(__file__).resolve().parents[1]
-FIELDS = "device", "versions", "date", "sources", "digest"
 
 
 def cpu_model() -> str:
@@ -31,46 +34,16 @@ def cpu_model() -> str:
 
 
 def digest(patterns: Sequence[str]) -> str:
-    """sha256 over names and contents of what ``patterns`` name, relative to the repository.
-
-    A pattern is one of files, or ``FILE::NAME`` or ``FILE::CLASS.NAME``: that definition in a Python file alone.
-    """
-    parts: dict[str, bytes] = {}
-    for pattern in patterns:
-        if "::" in pattern:
-            parts[pattern] = _definition(*pattern.split("::")).encode()
-            continue
-        parts |= {p.relative_to(ROOT).as_posix(): p.read_bytes() for p in ROOT.glob(pattern) if p.is_file()}
-    if not parts:
-        raise FileNotFoundError(f"nothing matches {', '.join(patterns)}")
-    result = hashlib.sha256()
-    for name in sorted(parts, key=lambda name: name.split("/")):
-        result.update(name.encode() + b"\0" + parts[name] + b"\0")
-    return result.hexdigest()
-
-
-def _definition(file: str, name: str) -> str:
-    """Source of a function, class or assigned name; a method as ``CLASS.NAME``."""
-    source = (ROOT / file).read_text(encoding="utf-8")
-    nodes: list[ast.stmt] = ast.parse(source).body
-    for part in name.split("."):
-        found = next((n for n in nodes if part in _names(n)), None)
-        if found is None:
-            raise FileNotFoundError(f"{file} defines no {name}")
-        nodes = getattr(found, "body", [])
-    return ast.get_source_segment(source, found) or ""
-
-
-def _names(node: ast.stmt) -> list[str]:
-    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-    return [getattr(node, "name", ""), *(t.id for t in targets if isinstance(t, ast.Name))]
+    """What ``record`` enters for these sources as they are now."""
+    return digest_of(sources_of(patterns, ROOT))
 
 
 def record(sources: Sequence[str], packages: Sequence[str], device: str = "", **measured: Any) -> dict[str, Any]:
     """``measured`` with its provenance.
 
     Args:
-        sources: patterns of the files whose change makes the result stale; never of built files.
+        sources: patterns of the files whose change makes the result stale, relative to the repository; never of built
+            files. ``FILE::NAME`` and ``FILE::CLASS.NAME`` are that definition in a Python file alone.
         packages: distributions whose versions matter, besides torch and numpy.
         device: what it ran on, by default this CPU.
     """
@@ -80,12 +53,14 @@ def record(sources: Sequence[str], packages: Sequence[str], device: str = "", **
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             versions[name] = "not installed"
+    found = sources_of(sources, ROOT)
     return {
         "device": device or f"{cpu_model()}, {os.cpu_count()} cores",
         "versions": versions,
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
-        "sources": list(sources),
-        "digest": digest(sources),
+        "commit": clean_commit(sources, ROOT),
+        "sources": found,
+        "digest": digest_of(found),
         **measured,
     }
 

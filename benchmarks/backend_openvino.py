@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks"), str(ROOT)]
+sys.path[:0] = [str(ROOT / "packages" / "shiplap-backend"), str(ROOT / "benchmarks")]
 
 import _record  # noqa: E402
 
@@ -38,7 +38,7 @@ SOURCES = (
     f"{RUNTIMES}/openvino/*.cpp",
     f"{RUNTIMES}/openvino/*.h",
     "packages/shiplap-backend/src/shiplap_backend/metadata/openvino.yaml",
-    "tests/backend/models.py",
+    "packages/shiplap-backend/tests/backend/models.py",
 )
 Contestant = Callable[[], Any]
 

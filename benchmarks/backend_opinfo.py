@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks")]
+sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import _record  # noqa: E402
 
@@ -91,6 +91,7 @@ def page(result: dict[str, Any]) -> str:
         "",
         "<!-- written by benchmarks/backend_opinfo.py --pages -->",
         "",
+        "<!-- backend_opinfo -->",
         *summary(result),
         "",
         "| operator | " + " | ".join(result["dtypes"]) + " |",
@@ -100,6 +101,7 @@ def page(result: dict[str, Any]) -> str:
         "Not as on the CPU, and why:",
         "",
         *(f"- `{reason}`" for reason in result["reasons"]),
+        "<!-- /backend_opinfo -->",
     ]
     return "\n".join(head) + "\n"
 
@@ -128,8 +130,8 @@ def counts(result: dict[str, Any]) -> list[str]:
 
 def with_summary(text: str, result: dict[str, Any]) -> str:
     """``text`` of docs/backend.md with the counts between its marks."""
-    before, mark, rest = text.partition("<!-- opinfo -->\n")
-    after = rest[rest.index("<!-- /opinfo -->") :]
+    before, mark, rest = text.partition("<!-- backend_opinfo -->\n")
+    after = rest[rest.index("<!-- /backend_opinfo -->") :]
     return before + mark + "\n".join(summary(result)[:-1]) + "\n" + after
 
 

@@ -2,8 +2,8 @@
 
 Needs a GPU, nvcc and Triton; less than five minutes on one H200. Four parts:
 
-``ops``: every op of ``shiplap.kernels``, audited with ``cuda_graph`` and ``cudagraph_trees``; where an op has no kernel
-for the GPU its reference runs, and where it cannot be captured the row has the reason.
+``ops``: every op of our families, audited with ``cuda_graph`` and ``cudagraph_trees``; where an op has no kernel for
+the GPU its reference runs, and where it cannot be captured the row has the reason.
 ``zoo``: known-bad ops must be flagged, in the words that are expected, and known-good ones must not be.
 ``cost``: the cost card of one op as a Triton kernel, as a C ABI kernel that nvcc built, and as its reference.
 ``sanitizer``: a kernel that writes out of bounds and one that does not, under compute-sanitizer, where it is there.
@@ -15,7 +15,6 @@ import argparse
 import importlib
 import importlib.util
 import json
-import pkgutil
 import shutil
 import subprocess
 import sys
@@ -34,10 +33,6 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parent))
 from _record import ROOT, record, write
 
-sys.path.insert(0, str(ROOT))
-
-import shiplap.kernels
-
 import shiplap as sl
 from shiplap.audit import audit, cost, sanitizer
 from shiplap.audit.checks import sanitizer as sanitizer_check
@@ -49,12 +44,13 @@ from shiplap_headers import include_dir
 AUDIT = "packages/shiplap/src/shiplap/audit"
 SOURCES = [
     "benchmarks/capture.py",
-    "tests/zoo/gpu/*.py",
+    "packages/shiplap-testing/src/shiplap_testing/zoo/gpu/*.py",
     "packages/shiplap-sparse3d/src/shiplap_sparse3d/ops.py",
-    "packages/shiplap/src/shiplap/kernels/*/cuda.py",
+    "packages/shiplap-dense/src/shiplap_dense/cuda.py",
     *(f"{AUDIT}/{name}.py" for name in ("capture", "cost", "sanitizer", "trace")),
     *(f"{AUDIT}/checks/{name}.py" for name in ("cuda_graph", "cudagraph_trees", "sanitizer")),
 ]
+FAMILIES = "shiplap_dense", "shiplap_slidesparse", "shiplap_sparse3d"
 GRAPHS = ["cuda_graph", "cudagraph_trees"]
 SEED, DEVICE = 20261121, "cuda"
 SECONDS, PER_OP_S = 270, 25
@@ -99,11 +95,10 @@ class Clock:
 
 
 def shipped() -> Iterator[sl.Op]:
-    """Every op of every package of shiplap.kernels, once."""
+    """Every op of every family of kernels, once."""
     seen: dict[str, sl.Op] = {}
-    for package in pkgutil.iter_modules(shiplap.kernels.__path__, "shiplap.kernels."):
-        names = [package.name, *([f"{package.name}.ops"] if importlib.util.find_spec(f"{package.name}.ops") else [])]
-        for value in (v for name in names for v in vars(importlib.import_module(name)).values()):
+    for family in FAMILIES:
+        for value in (v for name in (family, f"{family}.ops") for v in vars(importlib.import_module(name)).values()):
             if isinstance(value, sl.Op):
                 seen.setdefault(value.spec.name, value)
     yield from (seen[name] for name in sorted(seen))

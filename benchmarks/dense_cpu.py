@@ -27,7 +27,7 @@ import torch._inductor.config as inductor
 from torch._dynamo.utils import counters
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks")]
+sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import _record  # noqa: E402
 
@@ -36,7 +36,8 @@ from shiplap.fuse import decisions, switches  # noqa: E402
 from shiplap_dense import ops  # noqa: E402
 
 DENSE = "packages/shiplap-dense/src/shiplap_dense"
-SOURCES = (f"{DENSE}/*.h", f"{DENSE}/*.cpp.jinja", f"{DENSE}/cpu.py")
+HEADERS = "packages/shiplap-headers/src/shiplap_headers/include"
+SOURCES = (f"{DENSE}/*.h", f"{HEADERS}/shiplap/cpu/micro.h", f"{DENSE}/*.cpp.jinja", f"{DENSE}/cpu.py")
 BAR = 1.5  # int8-weight product over plain Inductor
 MAX_ROUNDS, MIN_ROUNDS = 60, 5
 gelu, relu, conv2d = torch.nn.functional.gelu, torch.relu, torch.nn.functional.conv2d

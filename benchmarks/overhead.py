@@ -31,8 +31,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from _record import ROOT, record, write
 
 import shiplap as sl
+import shiplap_headers
 from shiplap.bind import native
-from shiplap_headers import include_dir
 
 # What the rows execute. Of files that are edited for other reasons, the functions on the path.
 SOURCES = [
@@ -48,7 +48,7 @@ SOURCES = [
     *(f"packages/shiplap/src/shiplap/op/op.py::Op.{name}" for name in ("_dispatch", "execute", "pick")),
     "packages/shiplap/src/shiplap/compat/calls.py",
 ]
-INCLUDE = include_dir()
+INCLUDE = Path(shiplap_headers.__file__).parent / "include"
 TORCH = Path(torch.__file__).parent
 NOTE, BEGIN, END = ROOT / "docs/design/0004-native.md", "<!-- overhead -->", "<!-- /overhead -->"
 SHORT, LONG = 2, 18  # ops in a compiled chain: the difference pays for nothing but ops

@@ -33,12 +33,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 from _record import ROOT, record, write
 
 import shiplap as sl
+import shiplap_headers
 from shiplap.bind import native, triton_launcher
-from shiplap_headers import include_dir
 
+# What the rows execute. Of the file that builds libraries, what they are built with.
 SOURCES = [
     "benchmarks/overhead_gpu.py",
-    *(f"packages/shiplap/src/shiplap/bind/{name}.py" for name in ("cabi", "frame", "native", "triton")),
+    *(f"packages/shiplap/src/shiplap/bind/{name}.py" for name in ("cabi", "frame", "triton")),
+    *(f"packages/shiplap/src/shiplap/bind/native.py::{name}" for name in ("FLAGS", "_command")),
     "packages/shiplap/src/shiplap/compat/calls.py",
     "packages/shiplap/src/shiplap/op/fast.py",
     "packages/shiplap/src/shiplap/op/launch.py",
@@ -46,7 +48,7 @@ SOURCES = [
     "packages/shiplap/src/shiplap/codegen/templates/native.cpp.jinja",
     "packages/shiplap-headers/src/shiplap_headers/include/shiplap/*.h",
 ]
-INCLUDE = include_dir()
+INCLUDE = Path(shiplap_headers.__file__).parent / "include"
 TORCH = Path(torch.__file__).parent
 SIZE, BLOCK = 1024, 1024
 SHORT, LONG = 2, 18  # ops in a compiled chain

@@ -32,7 +32,7 @@ import numpy as np
 import torch
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "src"), str(ROOT / "benchmarks")]
+sys.path[:0] = [str(ROOT / "packages" / "shiplap-sparse3d"), str(ROOT / "benchmarks")]
 
 import _record  # noqa: E402
 

@@ -248,9 +248,9 @@ def fused(res: int, channels: int, rounds: int) -> dict[str, Any]:
         runs["shiplap, apart"] = _captured(lambda: pointwise(plan.conv(feats, weight), residual))
         bias = torch.zeros(channels, device="cuda").half()
         for module, name in peers():
-            if name == "spconv":  # the better one in all of these shells
+            if name == "spconv":  # the better one in all of these shells, and so the only ``side``
                 side = Peer(module, name, coords, res, weight, bias, feats)
-                runs[f"{name}, apart"] = lambda side=side: pointwise(side.forward(), residual)
+                runs[f"{name}, apart"] = lambda: pointwise(side.forward(), residual)  # noqa: B023
         times = in_turns(runs, rounds)
     return {"res": res, "channels": channels, "n": len(coords), **times}
 

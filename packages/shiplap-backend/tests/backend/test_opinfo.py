@@ -140,7 +140,7 @@ def test_pages_of_a_record(benchmark: ModuleType) -> None:
     assert "| `add` | native | - | - | - | - | - | mixed |" in page
     assert "- `to_sparse f32 refused: NotImplementedError: sparse`" in page
     assert "| f32 | 2 | 1 | 0 | 0 | 0 | 1 | 0 | 0 | 0 |" in page
-    text = benchmark.with_summary("a\n<!-- opinfo -->\nold\n<!-- /opinfo -->\nb\n", result)
-    assert text.startswith("a\n<!-- opinfo -->\nOpenVINO ")
-    assert text.endswith("\n<!-- /opinfo -->\nb\n")
+    text = benchmark.with_summary("a\n<!-- backend_opinfo -->\nold\n<!-- /backend_opinfo -->\nb\n", result)
+    assert text.startswith("a\n<!-- backend_opinfo -->\nOpenVINO ")
+    assert text.endswith("\n<!-- /backend_opinfo -->\nb\n")
     assert "old" not in text
