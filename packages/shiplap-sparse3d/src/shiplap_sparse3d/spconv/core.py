@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from shiplap.compat.sizes import assert_in_graph
 from shiplap.errors import error
 from shiplap_sparse3d import ops as kernels
 from shiplap_sparse3d.coords import check_rows
@@ -176,11 +178,31 @@ def compact(pair_bwd: Tensor) -> tuple[Tensor, Tensor]:
     return pairs, hit.sum(1, dtype=torch.int32)
 
 
-def _ints(spatial_shape: Sequence[int]) -> list[int]:
-    if torch.compiler.is_compiling() and not isinstance(spatial_shape, (list, tuple)):
-        # On one line, because that line is what torch.compile shows of it: a graph needs the numbers.
-        raise error("SL209", where="spatial_shape", got="an array in a compiled function", expected="a list of ints")
-    return [int(v) for v in spatial_shape]
+def _ints(spatial_shape: Sequence[int] | np.ndarray[Any, Any] | Tensor) -> list[int]:
+    """The numbers of cells as Python's own integers, or as sizes of the graph that is being made."""
+    if not torch.compiler.is_compiling():
+        return [int(v) for v in spatial_shape]
+    return [_of_graph(spatial_shape[axis]) for axis in range(len(spatial_shape))]
+
+
+def _of_graph(cells: Any) -> int:
+    """A number that stands in an array is what it is now, which each run of the graph asserts."""
+    if isinstance(cells, int):
+        return cells
+    number: int = _number(cells)
+    assert_in_graph(torch.as_tensor(cells) == number, _OTHER_ARRAY)
+    return number
+
+
+_OTHER_ARRAY = (
+    "SL209: spatial_shape is an array, and holds other numbers than when torch.compile made this graph of them; "
+    "pass a list of ints, which the graph can follow"
+)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _number(value: Any) -> int:
+    return int(value)
 
 
 class SparseConvTensor:
