@@ -238,10 +238,55 @@ def test_calls_that_mean_nothing_are_refused(id, call):
         call(scene(30, GRID, 3), torch.randn(4, 3, 3, 3, 3).double())
 
 
-@pytest.mark.parametrize("name", ["ALGORITHM", "set_algorithm", "set_hashmap_ratio", "HASHMAP_RATIO"])
-def test_there_are_no_process_globals(name):
-    with pytest.raises(AttributeError, match=f"no process globals such as {name}: pass algorithm="):
-        getattr(flex_gemm.ops.spconv, name)
+@pytest.fixture
+def shell():
+    """A hollow sphere, as in FlexGEMM's examples: features, coordinates, shape, weight, bias."""
+    r = torch.arange(16)
+    x, y, z = torch.meshgrid(r, r, r, indexing="ij")
+    distance = ((x - 7.5) ** 2 + (y - 7.5) ** 2 + (z - 7.5) ** 2).sqrt()
+    cells = ((distance > 5.5) & (distance < 7)).nonzero().int()
+    coords = torch.cat([torch.zeros_like(cells[:, :1]), cells], 1).contiguous()
+    weight, bias = torch.randn(8, 3, 3, 3, 6, requires_grad=True), torch.randn(8, requires_grad=True)
+    return torch.randn(len(coords), 6), coords, torch.Size((1, 6, 16, 16, 16)), weight, bias
+
+
+def test_the_example_of_flexgemm_with_a_setting(shell):
+    """That of its main branch: the setter, then functions under ``ops.spconv``."""
+    *_, weight, bias = shell
+    flex_gemm.ops.spconv.set_algorithm(flex_gemm.ops.spconv.Algorithm.MASKED_IMPLICIT_GEMM_SPLITK)
+    flex_gemm.ops.spconv.set_hashmap_ratio(2.0)
+    out, cache = flex_gemm.ops.spconv.sparse_submanifold_conv3d(*shell)
+    out.sum().backward()
+    x = sparse3d.SparseTensor(shell[0], shell[1], (16, 16, 16), 1)
+    expected = dense_subm(x, weight, bias, (1, 1, 1))
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
+    wanted = torch.autograd.grad(expected.sum(), [weight, bias])
+    torch.testing.assert_close([weight.grad, bias.grad], list(wanted), rtol=1e-4, atol=1e-3)
+    assert cache["neighbor_map"].shape == (len(shell[0]), 27)
+
+
+def test_the_example_of_flexgemm_with_an_argument(shell):
+    """That of its newest branch: functions at the top, the algorithm an argument."""
+    out, _ = flex_gemm.sparse_submanifold_conv3d(*shell, algorithm="masked_implicit_gemm_splitk")
+    out.sum().backward()
+    assert shell[3].grad.shape == shell[3].shape
+
+
+def test_settings_of_the_process_are_accepted_and_change_nothing(shell):
+    """TRELLIS.2 makes them in every forward, compiled too."""
+
+    def layer(feats, weight):
+        flex_gemm.ops.spconv.set_algorithm("explicit_gemm")
+        flex_gemm.ops.spconv.set_hashmap_ratio(1.5)
+        return sparse_submanifold_conv3d(feats, shell[1], shell[2], weight, shell[4], None, (1, 1, 1))[0]
+
+    expected = sparse_submanifold_conv3d(*shell)[0]
+    torch.testing.assert_close(layer(shell[0], shell[3]), expected)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(shell[0], shell[3]), expected)
+    assert (spconv.ALGORITHM, spconv.HASHMAP_RATIO) == (Algorithm.MASKED_IMPLICIT_GEMM_SPLITK, 2.0)
+    with pytest.raises(sl.ShiplapError, match="SL208"):
+        spconv.set_algorithm("fastest")
     with pytest.raises(AttributeError, match="no attribute 'sparse'"):
         flex_gemm.ops.spconv.sparse  # noqa: B018
 

@@ -11,6 +11,7 @@ from torch import nn
 
 import shiplap_sparse3d.spconv as spconv
 from shiplap import compat
+from shiplap.errors import ArgumentError
 from tests.sparse3d.scenes import scene
 
 GRID = (9, 8, 7)
@@ -137,16 +138,59 @@ def test_voxels_that_vanish_are_an_error_of_the_graph_too():
             call(torch.ones(4, 4), lost)
 
 
-def test_an_array_as_spatial_shape_is_refused_in_a_graph():
-    """Its numbers would be unknown to the graph; the line that torch.compile shows says what to pass."""
-    layer, shape = spconv.SparseConv3d(4, 4, 3, 2), np.array(GRID)
+class Array(nn.Module):
+    """As OpenPCDet's backbones: the grid is an array, turned round and padded."""
+
+    def __init__(self, grid: np.ndarray) -> None:
+        super().__init__()
+        self.sparse_shape = grid[::-1] + [1, 0, 0]  # noqa: RUF005 - a sum, not a longer list
+        self.enter, self.down = block(4, 4, "s1"), spconv.SparseConv3d(4, 4, 3, 2, 1)
+
+    def forward(self, features: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        x = spconv.SparseConvTensor(features, indices, self.sparse_shape, 2)
+        return self.down(self.enter(x)).dense()
+
+
+@pytest.mark.parametrize("options", [{}, {"fullgraph": True}], ids=["plain", "fullgraph"])
+def test_an_array_as_spatial_shape_is_numbers_of_the_graph(options):
+    compat.reset_compiler()
+    net = Array(np.array([7, 8, 8])).eval()
+    compiled = torch.compile(net, backend="aot_eager", **options)
+    for n in (60, 80, 70):
+        x = scene(n, GRID, 4, dtype=torch.float32)
+        torch.testing.assert_close(compiled(x.feats, x.coords), net(x.feats, x.coords))
+    counts = compat.compile_counts()
+    assert (counts.graphs, counts.graph_breaks) == (2, 0)  # the second for any number of voxels
+    net.sparse_shape = np.array([10, 9, 8])
+    with pytest.raises(RuntimeError, match="SL209: spatial_shape is an array, and holds other numbers"):
+        compiled(x.feats, x.coords)
+
+
+@pytest.mark.parametrize("shape", [[np.int64(9), 8, 7], torch.tensor([9, 8, 7]), torch.Size([9, 8, 7])], ids=type)
+def test_numbers_of_other_kinds_in_a_spatial_shape(shape):
+    layer = spconv.SparseConv3d(4, 4, 3, 2)
+    x = scene(60, GRID, 4, dtype=torch.float32)
 
     def run(features: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-        return layer(spconv.SparseConvTensor(features, indices, shape, 2)).features
+        return layer(spconv.SparseConvTensor(features, indices, shape, 2)).dense()
+
+    expected = run(x.feats, x.coords)
+    torch.testing.assert_close(torch.compile(run, fullgraph=True, backend="aot_eager")(x.feats, x.coords), expected)
+
+
+def test_an_error_of_a_graph_is_the_error_it_is():
+    """Itself where the graph may break; where it may not, torch has an error of its own, which has all of its text."""
+    layer = spconv.SubMConv3d(5, 4, 3)
+
+    def run(features: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        return layer(spconv.SparseConvTensor(features, indices, GRID, 2)).features
 
     x = scene(60, GRID, 4, dtype=torch.float32)
-    assert run(x.feats, x.coords).shape[1] == 4
-    with pytest.raises(Exception, match='expected="a list of ints"'):
+    with pytest.raises(ArgumentError, match="SL202") as caught:
+        torch.compile(run, backend="aot_eager")(x.feats, x.coords)
+    assert (caught.value.id, caught.value.got) == ("SL202", "4 channels")
+    compat.reset_compiler()
+    with pytest.raises(Exception, match=r"ArgumentError\('SL202: sizes disagree.*got      4 channels.*fix"):
         torch.compile(run, fullgraph=True, backend="aot_eager")(x.feats, x.coords)
 
 

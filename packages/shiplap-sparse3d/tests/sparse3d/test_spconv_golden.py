@@ -65,7 +65,7 @@ def test_every_window(golden, number):
     up = with_weights(spconv.SparseInverseConv3d(CO, CI, k, "key"), golden[f"back{k}"], golden["bias_back"])
     grow = with_weights(spconv.SparseConvTranspose3d(CI, CO, k, **window), golden[f"weight{k}"], golden["bias"])
     pool = spconv.SparseMaxPool3d(k, **window)
-    layers = {"conv": (down, None), "transposed": (grow, None), "pool": (pool, golden["feats"].abs() + 1)}
+    layers = {"conv": (down, None), "transposed": (grow, None), "pool": (pool, None)}
     for kind, (layer, feats) in layers.items():
         expected = case(golden, kind, number)
         if not len(expected):  # spconv refused it, or lost all voxels
@@ -79,6 +79,17 @@ def test_every_window(golden, number):
             z = up(y)
             assert np.array_equal(rows(z), case(golden, "inverse", number))
             assert z.indices is scene(golden).indices
+
+
+def test_a_maximum_starts_from_zero_and_so_does_its_gradient(golden):
+    feats = golden["max_feats"].clone().requires_grad_()
+    x = spconv.SparseConvTensor(feats, golden["max_indices"], GRID, BATCH)
+    for algo in (spconv.ConvAlgo.Native, spconv.ConvAlgo.MaskImplicitGemm):  # one source, two kernels, the same zero
+        y = spconv.SparseMaxPool3d(3, 2, 1, algo=algo)(x)
+        assert np.array_equal(rows(y), case(golden, "max", 0))
+        assert bool((y.features == 0).any())
+        cotangent = y.indices.sum(1, keepdim=True).float().expand_as(y.features)
+        assert torch.equal(torch.autograd.grad(y.features, feats, cotangent)[0], golden["max_grad"])
 
 
 @pytest.mark.parametrize("ndim", [1, 2])

@@ -70,6 +70,27 @@ def test_data_dependent_sizes_compile(nonzero, backend):
     assert compat.compile_counts().recompiles == 0
 
 
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_a_size_with_a_bound_breaks_no_graph_without_a_setting(nonzero, backend):
+    """Neither ``fullgraph=True`` nor ``capture_dynamic_output_shape_ops``; a question about the size breaks there."""
+
+    def fn(x):
+        index, table = nonzero(x)
+        return x[index] * 2, table.sum(0)
+
+    def asks(x):  # a size that nobody knows
+        index, table = nonzero(x)
+        return (x[index], index) if index.shape[0] == 2 else (table.sum(0), index)
+
+    x = torch.tensor([1.0, -1, 2])
+    for f in (fn, asks):
+        for a, b in zip(torch.compile(f, backend=backend)(x), f(x), strict=True):
+            assert torch.equal(a, b)
+        graphs = compat.compile_counts().graphs
+        assert graphs == 1 if f is fn else graphs > 2
+
+
 @pytest.mark.usefixtures("dynamic_outputs", "fresh_compiler")
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 def test_the_bound_is_asserted_at_run_time(nonzero, ns, backend):

@@ -4,31 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from shiplap.extend import error
-from shiplap_sparse3d import ops as kernels
 from shiplap_sparse3d.coords import check_rows
-from shiplap_sparse3d.geometry import Geometry, Strided, per_axis
-from shiplap_sparse3d.plan import Plan
+from shiplap_sparse3d.geometry import Geometry, per_axis
+from shiplap_sparse3d.spconv.record import ConvAlgo, ImplicitGemmIndiceData, IndiceData, Window
+from shiplap_sparse3d.spconv.sizes import cells_of, check_least
+from shiplap_sparse3d.spconv.timer import CUDAKernelTimer
 from shiplap_sparse3d.tensor import SparseTensor
 
 __all__ = ["ConvAlgo", "ImplicitGemmIndiceData", "IndiceData", "SparseConvTensor", "Window", "expand_nd"]
 
 MAX_NDIM = 3
-
-
-class ConvAlgo(Enum):
-    """spconv's algorithms. Accepted everywhere; layers that share an ``indice_key`` must name the same one."""
-
-    Native = 0
-    MaskImplicitGemm = 1
-    MaskSplitImplicitGemm = 2
 
 
 def expand_nd(ndim: int, val: int | Sequence[int]) -> list[int]:
@@ -71,118 +63,6 @@ def indices_of(coords: Tensor, ndim: int) -> Tensor:
     return coords if ndim == MAX_NDIM else torch.cat([coords[:, :1], coords[:, -ndim:]], 1)
 
 
-@dataclass(frozen=True)
-class Window:
-    """What a layer looks through, one int per axis each; ``output_padding`` makes it a transposed one."""
-
-    ksize: list[int]
-    stride: list[int]
-    padding: list[int]
-    dilation: list[int]
-    output_padding: list[int] | None = None
-
-    def step(self, geometry: Geometry, *, pooled: bool = False) -> Strided:
-        """What it leads to from ``geometry``, built at most once."""
-        window = self.ksize, self.stride, self.padding, self.dilation
-        if self.output_padding is None:
-            return geometry.pooled(*window) if pooled else geometry.strided(*window)
-        # spconv's grid has the size of an undilated kernel.
-        extra = [o - (d - 1) * (k - 1) for o, d, k in zip(self.output_padding, self.dilation, self.ksize, strict=True)]
-        return geometry.transposed(*window, extra)
-
-
-@dataclass
-class IndiceData:
-    """What a layer leaves in ``indice_dict``: where it read, where it wrote, and the plan between the two.
-
-    Attributes:
-        geometry, out_geometry: the voxels on either side; ``indices`` and ``out_indices`` are theirs.
-        plan: from inputs to outputs.
-        pair_fwd, pair_bwd: spconv's tables ``int32 [taps, m]`` and ``[taps, n]``, the other side's row or -1.
-        indice_pairs, indice_pair_num: spconv's ``Native`` form, ``int32 [2, taps, n]`` padded with -1, and pairs a tap.
-    """
-
-    indices: Tensor
-    out_indices: Tensor
-    spatial_shape: list[int]
-    out_spatial_shape: list[int]
-    is_subm: bool
-    algo: ConvAlgo
-    window: Window
-    geometry: Geometry
-    out_geometry: Geometry
-
-    @property
-    def plan(self) -> Plan:
-        if self.is_subm:
-            return self.geometry.subm(self.ksize, self.dilation)
-        return self.window.step(self.geometry).plan
-
-    @property
-    def pool_plan(self) -> Plan:
-        """The plan with tables that are not sorted, for pooling."""
-        if self.is_subm:
-            return Plan(by_output(self.plan), self.plan.rows)
-        return self.window.step(self.geometry, pooled=True).plan
-
-    @property
-    def ksize(self) -> list[int]:
-        return self.window.ksize
-
-    @property
-    def stride(self) -> list[int]:
-        return self.window.stride
-
-    @property
-    def padding(self) -> list[int]:
-        return self.window.padding
-
-    @property
-    def dilation(self) -> list[int]:
-        return self.window.dilation
-
-    @property
-    def pair_fwd(self) -> Tensor:
-        return by_output(self.plan).t()
-
-    @property
-    def pair_bwd(self) -> Tensor:
-        return kernels.transpose_table(by_output(self.plan), self.plan.rows).t()
-
-    @property
-    def indice_pairs(self) -> Tensor:
-        return compact(self.pair_bwd)[0]
-
-    @property
-    def indice_pair_num(self) -> Tensor:
-        return compact(self.pair_bwd)[1]
-
-
-ImplicitGemmIndiceData = IndiceData  # one record serves both: a table is either form
-
-
-def by_output(plan: Plan) -> Tensor:
-    """The table of ``plan`` with one row per output, in their order."""
-    return plan.unsorted().table
-
-
-def compact(pair_bwd: Tensor) -> tuple[Tensor, Tensor]:
-    """``int32 [taps, n]``, the output row of each input row → pairs ``[2, taps, n]`` (input, output), hits first and
-    then -1, and how many there are a tap."""
-    hit = pair_bwd >= 0
-    first = (~hit).to(torch.int8).argsort(dim=1, stable=True)
-    inputs = torch.arange(pair_bwd.shape[1], dtype=torch.int32, device=pair_bwd.device).expand_as(pair_bwd)
-    pairs = torch.stack([torch.where(hit, inputs, -1).gather(1, first), pair_bwd.gather(1, first)])
-    return pairs, hit.sum(1, dtype=torch.int32)
-
-
-def _ints(spatial_shape: Sequence[int]) -> list[int]:
-    if torch.compiler.is_compiling() and not isinstance(spatial_shape, (list, tuple)):
-        # On one line, because that line is what torch.compile shows of it: a graph needs the numbers.
-        raise error("SL209", where="spatial_shape", got="an array in a compiled function", expected="a list of ints")
-    return [int(v) for v in spatial_shape]
-
-
 class SparseConvTensor:
     """Features on active voxels, as spconv's layers pass them on.
 
@@ -203,8 +83,8 @@ class SparseConvTensor:
         self,
         features: Tensor,
         indices: Tensor,
-        spatial_shape: Sequence[int],
-        batch_size: int,
+        spatial_shape: Sequence[int] | np.ndarray[Any, Any] | Tensor,
+        batch_size: int | Tensor,
         grid: Tensor | None = None,
         voxel_num: Tensor | None = None,
         indice_dict: dict[str, IndiceData] | None = None,
@@ -216,13 +96,14 @@ class SparseConvTensor:
         self._features = features
         self._indices = indices
         self._geometry: Geometry | None = None
-        self.spatial_shape = _ints(spatial_shape)
-        self.batch_size = batch_size
+        self.spatial_shape = cells_of(spatial_shape)
+        self.batch_size = int(batch_size) if isinstance(batch_size, Tensor) else batch_size
         self.grid, self.voxel_num = grid, voxel_num
         self.indice_dict: dict[str, IndiceData] = {} if indice_dict is None else indice_dict
         self.benchmark = benchmark
         self.benchmark_record: dict[str, Any] = {}
         self.thrust_allocator = None
+        self._timer = CUDAKernelTimer(enable_timer)  # models copy it from one tensor to the next
         self.force_algo = force_algo
         self.int8_scale = None
         self._check()
@@ -240,8 +121,7 @@ class SparseConvTensor:
             raise error("SL204", where=f"{where}, indices", got=self._indices.dtype, expected="int32")
         if self._features.is_quantized:
             raise error("SL204", where=f"{where}, features", got=self._features.dtype, expected="a floating dtype")
-        if self.batch_size <= 0:
-            raise error("SL208", where=where, got=f"batch_size {self.batch_size}", expected="1 or more")
+        check_least(where, [self.batch_size], f"batch_size {self.batch_size}")
 
     # --- what layers read ---------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from shiplap import ShiplapError
 from shiplap.extend import error
 from shiplap_sparse3d.spconv.core import ConvAlgo, IndiceData, SparseConvTensor, Window, indices_of
+from shiplap_sparse3d.spconv.sizes import check_least
 
 __all__ = [
     "COUNT",
@@ -105,14 +106,8 @@ def build(
         out_shape = get_conv_output_size(shape, *sizes)
     else:
         out_shape = get_deconv_output_size(shape, *sizes, window.output_padding)
-    if min(out_shape) < 1:
-        raise error(
-            "SL208",
-            where=where,
-            got=f"output shape {out_shape} of input shape {shape}, {window}",
-            expected="1 cell or more per axis",
-            fix="enlarge spatial_shape or the padding",
-        )
+    got = f"output shape {out_shape} of input shape {shape}, {window}"
+    check_least(where, out_shape, got, "enlarge spatial_shape or the padding")
     there = window.step(here).geometry
     indices = indices_of(there.coords, input.ndim)
     _check_vanished(where, input, indices.shape[0], window, training)

@@ -20,6 +20,7 @@ from shiplap_sparse3d.plan import Plan
 from shiplap_sparse3d.spconv import indices as records
 from shiplap_sparse3d.spconv.core import ConvAlgo, IndiceData, SparseConvTensor, Window
 from shiplap_sparse3d.spconv.indices import get_conv_output_size, get_deconv_output_size
+from shiplap_sparse3d.spconv.maximum import max_pool_from_zero, max_pool_from_zero_grad
 
 __all__ = [
     "ConvAlgo",
@@ -297,8 +298,8 @@ def implicit_gemm_backward(
 
 
 def indice_maxpool(features: Tensor, indice_pairs: Tensor, indice_pair_num: Tensor, num_activate_out: int) -> Tensor:
-    """Largest value over pairs; starts from the first input and not, as spconv's ``Native``, from zero."""
-    return pooling.max_pool(features, _plan_of_pairs(indice_pairs, features.shape[0], num_activate_out).table)
+    """Largest value over pairs, at least zero: spconv starts from zero."""
+    return max_pool_from_zero(features, _plan_of_pairs(indice_pairs, features.shape[0], num_activate_out).table)
 
 
 def indice_maxpool_backward(
@@ -306,12 +307,12 @@ def indice_maxpool_backward(
 ) -> Tensor:
     """Gradient of ``features`` of :func:`indice_maxpool`."""
     plan = _plan_of_pairs(indice_pairs, features.shape[0], out_bp.shape[0])
-    return _maxpool_backward(features, out_bp, plan.table, plan.transposed().table)
+    return max_pool_from_zero_grad(features, out_bp, plan.table, plan.transposed().table)
 
 
 def indice_maxpool_implicit_gemm(features: Tensor, indice_pairs: Tensor, num_activate_out: int) -> Tensor:
-    """Largest value over a table ``[taps, m]``."""
-    return pooling.max_pool(features, indice_pairs.t())
+    """Largest value over a table ``[taps, m]``, at least zero."""
+    return max_pool_from_zero(features, indice_pairs.t())
 
 
 def indice_maxpool_implicit_gemm_backward(
@@ -319,12 +320,7 @@ def indice_maxpool_implicit_gemm_backward(
 ) -> Tensor:
     """Gradient of ``features`` of :func:`indice_maxpool_implicit_gemm`; ``indice_pairs`` is the backward table."""
     table = kernels.transpose_table(indice_pairs.t(), out_bp.shape[0])
-    return _maxpool_backward(features, out_bp, table, indice_pairs.t())
-
-
-def _maxpool_backward(features: Tensor, out_bp: Tensor, table: Tensor, table_t: Tensor) -> Tensor:
-    _, taps = pooling.max_pool_with_taps(features, table)
-    return pooling.max_pool_grad(out_bp, taps, table_t)
+    return max_pool_from_zero_grad(features, out_bp, table, indice_pairs.t())
 
 
 def indice_avgpool_implicit_gemm(

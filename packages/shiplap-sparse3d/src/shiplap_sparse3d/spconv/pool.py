@@ -20,6 +20,7 @@ from shiplap_sparse3d.spconv.core import (
     check_sparse,
     expand_nd,
 )
+from shiplap_sparse3d.spconv.maximum import max_pool_from_zero
 from shiplap_sparse3d.spconv.modules import SparseModule
 
 __all__ = [
@@ -108,10 +109,10 @@ class _Pool(SparseModule):
 
 
 class SparseMaxPool(_Pool):
-    """Largest value of the voxels in the window, of negative ones too."""
+    """Largest value of the voxels in the window, and at least zero: spconv starts from zero, so this layer does."""
 
     def _reduce(self, features: Tensor, plan: Plan) -> Tensor:
-        return pooling.max_pool(features, plan.table, None if plan.back is None else plan.back[0])
+        return max_pool_from_zero(features, plan.table, None if plan.back is None else plan.back[0])
 
 
 class SparseAvgPool(_Pool):

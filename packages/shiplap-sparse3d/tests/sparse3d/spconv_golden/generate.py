@@ -74,7 +74,7 @@ def windows(out: dict[str, np.ndarray]) -> None:
         layers = {
             "conv": (down, feats),
             "transposed": (with_weights(spconv.SparseConvTranspose3d(CI, CO, k, **window), weights[k], bias), feats),
-            "pool": (spconv.SparseMaxPool3d(k, **window), feats.abs() + 1),  # its CPU kernel starts from zero
+            "pool": (spconv.SparseMaxPool3d(k, **window), feats),  # of either sign: spconv starts from zero
         }
         for kind, (layer, values) in layers.items():
             if kind != "transposed" and min(GRID) + 2 * p < d * (k - 1) + 1:
@@ -139,6 +139,16 @@ def network(out: dict[str, np.ndarray]) -> None:
     out |= {f"state:{name}": value.numpy() for name, value in net.state_dict().items()}
 
 
+def maxima(out: dict[str, np.ndarray]) -> None:
+    """Max pooling of signed features, none of them equal, with its gradient."""
+    indices, values = scene(60, GRID, 90), torch.randperm(60 * CI, generator=rng(91)).reshape(60, CI).float() - 120
+    values = torch.where(values % 3 == 0, -values, values).requires_grad_()
+    y = spconv.SparseMaxPool3d(3, 2, 1)(spconv.SparseConvTensor(values, indices, list(GRID), BATCH))
+    y.features.backward(y.indices.sum(1, keepdim=True).float().expand_as(y.features).contiguous())
+    out |= {"max_indices": indices.numpy(), "max_feats": values.detach().numpy(), "max": rows(y, 0)}
+    out["max_grad"] = values.grad.numpy()
+
+
 def points(out: dict[str, np.ndarray]) -> None:
     cloud = torch.rand(120, 4, generator=rng(8)) * torch.tensor([4.4, 3.3, 2.2, 1.0]) - 0.1
     voxelizer = utils.PointToVoxel([1.0, 0.5, 1.0], [0, 0, 0, 4, 3, 2], 4, 30, 3)
@@ -193,7 +203,7 @@ def surface() -> dict[str, object]:
 
 def main() -> None:
     out: dict[str, np.ndarray] = {}
-    for part in (windows, fewer_axes, network, points, union):
+    for part in (windows, fewer_axes, network, maxima, points, union):
         part(out)
     np.savez_compressed(HERE / "golden.npz", **out)
     (HERE / "api.json").write_text(json.dumps(surface(), indent=1, sort_keys=True) + "\n")

@@ -6,12 +6,35 @@ from typing import Any
 
 import torch
 
-__all__ = ["Sizes", "data_dependent", "holds", "is_size"]
+__all__ = ["Sizes", "assert_in_graph", "data_dependent", "holds", "is_size", "new_size"]
 
 
 def is_size(held: Any) -> bool:
     """Whether a fake value is a size: an int that may be a symbol."""
     return isinstance(held, (int, torch.SymInt)) and not isinstance(held, bool)
+
+
+def new_size() -> torch.SymInt:
+    """A size that only the data will know, in a fake implementation.
+
+    ``ctx.new_dynamic_size`` refuses it to ``torch.compile`` without ``fullgraph=True`` or
+    ``capture_dynamic_output_shape_ops``, which breaks the graph. A size with a proven bound needs no such caution: where
+    a later line asks what nobody knows, the graph breaks there. torch's own ops for device meshes do the same.
+    """
+    ctx = torch.library.get_ctx()
+    env = getattr(ctx, "_shape_env", None)
+    if env is None or not hasattr(env, "create_unbacked_symint"):
+        return ctx.new_dynamic_size()
+    from torch.fx.experimental.symbolic_shapes import _constrain_range_for_size
+
+    size: torch.SymInt = env.create_unbacked_symint()
+    _constrain_range_for_size(size, min=0)
+    return size
+
+
+def assert_in_graph(condition: torch.Tensor, message: str) -> None:
+    """RuntimeError with ``message`` when a compiled graph runs with a false ``condition``; on a GPU it is told late."""
+    torch._assert_async(condition, message)
 
 
 class Sizes:

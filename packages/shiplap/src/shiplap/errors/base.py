@@ -13,25 +13,18 @@ __all__ = ["CATALOGUE", "Entry", "ShiplapError", "ShiplapNotice", "error", "noti
 class ShiplapError(Exception):
     """Base of all errors of the catalogue.
 
+    Made by :func:`error`. The class has no constructor of its own: ``torch.compile`` cannot follow the making of such an
+    exception, and would report that in place of the error.
+
     Attributes: ``id`` (``"SL202"``), ``what``, ``got``, ``expected``, ``where`` (op, argument or file), ``fix``.
     """
 
-    def __init__(self, id: str, *, what: str, got: str, expected: str, where: str, fix: str) -> None:
-        self.id, self.what, self.got, self.expected, self.where, self.fix = id, what, got, expected, where, fix
-        super().__init__(str(self))
-
-    def __str__(self) -> str:
-        rows = [("where", self.where), ("got", self.got), ("expected", self.expected), ("fix", self.fix)]
-        return "\n".join([f"{self.id}: {self.what}", *(f"  {k:<9}{v}" for k, v in rows if v)])
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (type(self), self.id, self.what, self.got, self.expected, self.where, self.fix)
-
-
-def _rebuild(
-    cls: type[ShiplapError], id: str, what: str, got: str, expected: str, where: str, fix: str
-) -> ShiplapError:
-    return cls(id, what=what, got=got, expected=expected, where=where, fix=fix)
+    id: str
+    what: str
+    got: str
+    expected: str
+    where: str
+    fix: str
 
 
 class ShiplapNotice(UserWarning):
@@ -75,9 +68,14 @@ def error(
 ) -> ShiplapError:
     """The catalogue error ``id`` with its particulars; ``what`` and ``fix`` default to the entry's own."""
     entry = CATALOGUE[id]
-    return entry.kind(
-        id, what=what or entry.title, got=str(got), expected=str(expected), where=where, fix=fix or entry.fix
-    )
+    what, fix = what or entry.title, fix or entry.fix
+    text = f"{id}: {what}"
+    for name, value in (("where   ", where), ("got     ", str(got)), ("expected", str(expected)), ("fix     ", fix)):
+        if value:
+            text += f"\n  {name} {value}"
+    made = entry.kind(text)
+    made.id, made.what, made.got, made.expected, made.where, made.fix = id, what, str(got), str(expected), where, fix
+    return made
 
 
 _said: set[str] = set()

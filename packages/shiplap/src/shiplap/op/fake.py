@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shiplap.compat import packages
+from shiplap.compat import packages, sizes
 from shiplap.errors import error
 from shiplap.op import registry
 from shiplap.op.check import Binding, Checker, shape_of
@@ -30,7 +30,7 @@ def make_fake(checker: Checker) -> Callable[..., Any]:
         if packages.packaging():
             _refuse_python(checker.spec.name, call)
         for dim, bound in spec.bounds:
-            size = torch.library.get_ctx().new_dynamic_size()
+            size = sizes.new_size()
             call.env[dim] = size
             limit = bound(call.env)
             torch._check(

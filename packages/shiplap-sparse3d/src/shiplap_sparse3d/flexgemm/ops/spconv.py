@@ -20,10 +20,19 @@ from shiplap_sparse3d.plan import Plan, wants_sorted
 from shiplap_sparse3d.steps import Triple, Window, connect, submanifold
 
 __all__ = [
+    "ALGORITHM",
+    "HASHMAP_RATIO",
+    "OUT_COORD_ALGO",
+    "OUT_COORD_HASHMAP_RATIO",
+    "SERIALIZATION_MODE",
     "Algorithm",
+    "SerializationMode",
     "SpConvConfig",
     "SparseConv3dNeighborCache",
+    "SparseConv3dOutCoordAlgorithm",
     "SubMConv3dNeighborCache",
+    "set_algorithm",
+    "set_hashmap_ratio",
     "sparse_conv3d",
     "sparse_submanifold_conv3d",
 ]
@@ -75,6 +84,16 @@ class SpConvConfig:
         return self.plan.conv(feats, flat, bias)
 
 
+def _check_algorithm(algorithm: str, splitk: int) -> None:
+    if algorithm not in ALGORITHMS or splitk < 1:
+        raise error(
+            "SL208",
+            where="sparse3d.flexgemm",
+            got=f"algorithm {algorithm!r}, splitk {splitk}",
+            expected=f"one of {', '.join(ALGORITHMS)}, splitk >= 1",
+        )
+
+
 class NeighborCache:
     """Neighbours of one convolution, for any number of layers with the same ``window``, gradients or not."""
 
@@ -87,15 +106,14 @@ class NeighborCache:
         """``int32 [m, k]``: the input row under each tap, -1 where there is none."""
         return self._plan(False).table
 
+    def __getitem__(self, name: str) -> Tensor:
+        """``cache["neighbor_map"]``, as FlexGEMM's caches have it."""
+        found: Tensor = getattr(self, name)
+        return found
+
     def freeze(self, splitk: int = 1, algorithm: str = DEFAULT) -> SpConvConfig:
         """What compiled code takes. SL208 for an unknown algorithm and for ``splitk`` below 1."""
-        if algorithm not in ALGORITHMS or splitk < 1:
-            raise error(
-                "SL208",
-                where="sparse3d.flexgemm",
-                got=f"algorithm {algorithm!r}, splitk {splitk}",
-                expected=f"one of {', '.join(ALGORITHMS)}, splitk >= 1",
-            )
+        _check_algorithm(algorithm, splitk)
         masked = algorithm in (Algorithm.MASKED_IMPLICIT_GEMM, Algorithm.MASKED_IMPLICIT_GEMM_SPLITK)
         plan = self._plan(masked and wants_sorted(self._built.table))
         return SpConvConfig(plan, self.window.kernel, algorithm, splitk)
@@ -247,11 +265,35 @@ def _triple(name: str, values: Sequence[int]) -> Triple:
     return triple(values, f"sparse3d.flexgemm, argument {name!r}")
 
 
-_GLOBALS = {"ALGORITHM", "HASHMAP_RATIO", "OUT_COORD_ALGO", "OUT_COORD_HASHMAP_RATIO", "SERIALIZATION_MODE"}
+# --- settings of the process, which callers make and nothing follows --------------------------------------------------
 
 
-def __getattr__(name: str) -> object:
-    """Process globals and their setters do not exist: two models in one process would share them."""
-    if name in _GLOBALS or name in ("set_algorithm", "set_hashmap_ratio"):
-        raise AttributeError(f"{__name__} has no process globals such as {name}: pass algorithm= to the call")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+class SerializationMode:
+    """Orders of output voxels. Theirs is always ascending (batch, x, y, z)."""
+
+    BXYZ, Z_ORDER, HILBERT = 0, 1, 2
+
+
+class SparseConv3dOutCoordAlgorithm:
+    """How output voxels are found. There is one way."""
+
+    HASHMAP, EXPAND_UNIQUE = 0, 1
+
+
+ALGORITHM = DEFAULT
+HASHMAP_RATIO = 2.0
+OUT_COORD_HASHMAP_RATIO = 1.1
+OUT_COORD_ALGO = SparseConv3dOutCoordAlgorithm.HASHMAP
+SERIALIZATION_MODE = SerializationMode.BXYZ
+
+
+def set_algorithm(algorithm: str) -> None:
+    """Accepted, and SL208 for an unknown name. The algorithms compute the same, and ``algorithm=`` chooses one.
+
+    Nothing is kept: two models in one process would share such a setting.
+    """
+    _check_algorithm(algorithm, 1)
+
+
+def set_hashmap_ratio(ratio: float) -> None:
+    """Accepted: the room of a table follows from the number of its keys."""

@@ -1,0 +1,24 @@
+"""spconv's maximum over a window. Both of its algorithms start from zero, and checkpoints were trained with that."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from shiplap_sparse3d import pooling
+
+__all__ = ["max_pool_from_zero", "max_pool_from_zero_grad"]
+
+
+def max_pool_from_zero(features: Tensor, table: Tensor, table_t: Tensor | None = None) -> Tensor:
+    """The larger of zero and the largest row under the taps: ``[n, c]``, ``table [m, k]`` → ``[m, c]``.
+
+    Where every row under the taps is negative, the result is zero and no input has a gradient.
+    ``sparse3d.SparseMaxPool3d``, which is not a layer of spconv, starts from the first row instead.
+    """
+    return pooling.max_pool(features, table, table_t).clamp_min(0)
+
+
+def max_pool_from_zero_grad(features: Tensor, grad: Tensor, table: Tensor, table_t: Tensor) -> Tensor:
+    """Gradient of ``features`` of :func:`max_pool_from_zero`; ``table_t`` is the transpose of ``table``."""
+    largest, taps = pooling.max_pool_with_taps(features, table)
+    return pooling.max_pool_grad(grad.masked_fill(largest < 0, 0), taps, table_t)

@@ -1,0 +1,128 @@
+"""What a layer leaves under its ``indice_key``: where it read, where it wrote, and the plan between the two."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+from torch import Tensor
+
+from shiplap_sparse3d import ops as kernels
+from shiplap_sparse3d.geometry import Geometry, Strided
+from shiplap_sparse3d.plan import Plan
+
+__all__ = ["ConvAlgo", "ImplicitGemmIndiceData", "IndiceData", "Window"]
+
+
+class ConvAlgo(Enum):
+    """spconv's algorithms. Accepted everywhere; layers that share an ``indice_key`` must name the same one."""
+
+    Native = 0
+    MaskImplicitGemm = 1
+    MaskSplitImplicitGemm = 2
+
+
+@dataclass(frozen=True)
+class Window:
+    """What a layer looks through, one int per axis each; ``output_padding`` makes it a transposed one."""
+
+    ksize: list[int]
+    stride: list[int]
+    padding: list[int]
+    dilation: list[int]
+    output_padding: list[int] | None = None
+
+    def step(self, geometry: Geometry, *, pooled: bool = False) -> Strided:
+        """What it leads to from ``geometry``, built at most once."""
+        window = self.ksize, self.stride, self.padding, self.dilation
+        if self.output_padding is None:
+            return geometry.pooled(*window) if pooled else geometry.strided(*window)
+        # spconv's grid has the size of an undilated kernel.
+        extra = [o - (d - 1) * (k - 1) for o, d, k in zip(self.output_padding, self.dilation, self.ksize, strict=True)]
+        return geometry.transposed(*window, extra)
+
+
+@dataclass
+class IndiceData:
+    """What a layer leaves in ``indice_dict``: where it read, where it wrote, and the plan between the two.
+
+    Attributes:
+        geometry, out_geometry: the voxels on either side; ``indices`` and ``out_indices`` are theirs.
+        plan: from inputs to outputs.
+        pair_fwd, pair_bwd: spconv's tables ``int32 [taps, m]`` and ``[taps, n]``, the other side's row or -1.
+        indice_pairs, indice_pair_num: spconv's ``Native`` form, ``int32 [2, taps, n]`` padded with -1, and pairs a tap.
+    """
+
+    indices: Tensor
+    out_indices: Tensor
+    spatial_shape: list[int]
+    out_spatial_shape: list[int]
+    is_subm: bool
+    algo: ConvAlgo
+    window: Window
+    geometry: Geometry
+    out_geometry: Geometry
+
+    @property
+    def plan(self) -> Plan:
+        if self.is_subm:
+            return self.geometry.subm(self.ksize, self.dilation)
+        return self.window.step(self.geometry).plan
+
+    @property
+    def pool_plan(self) -> Plan:
+        """The plan with tables that are not sorted, for pooling."""
+        if self.is_subm:
+            return Plan(by_output(self.plan), self.plan.rows)
+        return self.window.step(self.geometry, pooled=True).plan
+
+    @property
+    def ksize(self) -> list[int]:
+        return self.window.ksize
+
+    @property
+    def stride(self) -> list[int]:
+        return self.window.stride
+
+    @property
+    def padding(self) -> list[int]:
+        return self.window.padding
+
+    @property
+    def dilation(self) -> list[int]:
+        return self.window.dilation
+
+    @property
+    def pair_fwd(self) -> Tensor:
+        return by_output(self.plan).t()
+
+    @property
+    def pair_bwd(self) -> Tensor:
+        return kernels.transpose_table(by_output(self.plan), self.plan.rows).t()
+
+    @property
+    def indice_pairs(self) -> Tensor:
+        return compact(self.pair_bwd)[0]
+
+    @property
+    def indice_pair_num(self) -> Tensor:
+        return compact(self.pair_bwd)[1]
+
+
+ImplicitGemmIndiceData = IndiceData  # one record serves both: a table is either form
+
+
+def by_output(plan: Plan) -> Tensor:
+    """The table of ``plan`` with one row per output, in their order."""
+    return plan.unsorted().table
+
+
+def compact(pair_bwd: Tensor) -> tuple[Tensor, Tensor]:
+    """``int32 [taps, n]``, the output row of each input row → pairs ``[2, taps, n]`` (input, output), hits first and
+    then -1, and how many there are a tap."""
+    hit = pair_bwd >= 0
+    first = (~hit).to(torch.int8).argsort(dim=1, stable=True)
+    inputs = torch.arange(pair_bwd.shape[1], dtype=torch.int32, device=pair_bwd.device).expand_as(pair_bwd)
+    pairs = torch.stack([torch.where(hit, inputs, -1).gather(1, first), pair_bwd.gather(1, first)])
+    return pairs, hit.sum(1, dtype=torch.int32)

@@ -1,0 +1,63 @@
+"""Grids and numbers of scenes as models give them: Python's integers, arrays, or sizes that only the data will know."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shiplap.compat.sizes import assert_in_graph
+from shiplap.extend import error
+
+__all__ = ["cells_of", "check_least"]
+
+
+def cells_of(spatial_shape: Sequence[int] | np.ndarray[Any, Any] | Tensor) -> list[int]:
+    """The numbers of cells as Python's own integers, or as sizes of the graph that is being made.
+
+    In a graph, numbers of an array are what they are now, which each run of the graph asserts: a grid is a setting of a
+    model, and layers behind ``dense()`` need to know it. Numbers in a tensor come from the data, and stay sizes.
+    """
+    if not torch.compiler.is_compiling():
+        return [int(v) for v in spatial_shape]
+    return [_of_graph(spatial_shape[axis]) for axis in range(len(spatial_shape))]
+
+
+def _of_graph(cells: Any) -> int:
+    if isinstance(cells, (int, Tensor)):
+        return int(cells)
+    number: int = _number(cells)
+    assert_in_graph(torch.as_tensor(cells) == number, _OTHER_ARRAY)
+    return number
+
+
+_OTHER_ARRAY = (
+    "SL209: spatial_shape is an array, and holds other numbers than when torch.compile made this graph of them; "
+    "pass a list of ints, which the graph can follow"
+)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _number(value: Any) -> int:
+    return int(value)
+
+
+def check_least(where: str, sizes: Sequence[int], got: str, fix: str = "") -> None:
+    """SL208 with what was ``got`` where one of ``sizes`` is not 1 or more.
+
+    Of sizes that only the data knows, a graph asserts it as it runs.
+    """
+    if not torch.compiler.is_compiling():
+        small = min(sizes) < 1
+    else:
+        from torch.fx.experimental.symbolic_shapes import guard_or_false  # here: it is slow to import
+
+        small = any(guard_or_false(size < 1) for size in sizes)
+    if small:
+        raise error("SL208", where=where, got=got, expected="1 or more", fix=fix)
+    if torch.compiler.is_compiling():
+        for size in sizes:
+            torch._check(size >= 1, lambda: "SL208: sparse3d.spconv: a size of 1 or more is expected")
