@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shiplap.compat.sizes import assert_in_graph
 from shiplap.extend import error
+from shiplap.extend.compiling import assert_in_graph
 
 __all__ = ["cells_of", "check_least"]
 
@@ -40,7 +40,7 @@ _OTHER_ARRAY = (
 )
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@torch.compiler.assume_constant_result
 def _number(value: Any) -> int:
     return int(value)
 

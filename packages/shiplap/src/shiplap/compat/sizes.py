@@ -18,8 +18,8 @@ def new_size() -> torch.SymInt:
     """A size that only the data will know, in a fake implementation.
 
     ``ctx.new_dynamic_size`` refuses it to ``torch.compile`` without ``fullgraph=True`` or
-    ``capture_dynamic_output_shape_ops``, which breaks the graph. A size with a proven bound needs no such caution: where
-    a later line asks what nobody knows, the graph breaks there. torch's own ops for device meshes do the same.
+    ``capture_dynamic_output_shape_ops``, which breaks the graph. A size with a proven bound needs no such caution:
+    where a later line asks what nobody knows, the graph breaks there. torch's own ops for device meshes do the same.
     """
     ctx = torch.library.get_ctx()
     env = getattr(ctx, "_shape_env", None)

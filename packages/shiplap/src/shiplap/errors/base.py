@@ -13,8 +13,8 @@ __all__ = ["CATALOGUE", "Entry", "ShiplapError", "ShiplapNotice", "error", "noti
 class ShiplapError(Exception):
     """Base of all errors of the catalogue.
 
-    Made by :func:`error`. The class has no constructor of its own: ``torch.compile`` cannot follow the making of such an
-    exception, and would report that in place of the error.
+    Made by :func:`error`. The class has no constructor of its own: ``torch.compile`` cannot follow the making of such
+    an exception, and would report that in place of the error.
 
     Attributes: ``id`` (``"SL202"``), ``what``, ``got``, ``expected``, ``where`` (op, argument or file), ``fix``.
     """
