@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import json
 from pathlib import Path
+from typing import cast
 
 import pytest
-from tools.meaning import Repository, combined, digests
+from tools.meaning import Repository, _hash, _python, combined, digests
 
 Changes = dict[str, list[tuple[str, str]]]
 MEASURED = "measure.clock_for("
@@ -40,6 +43,7 @@ SAME = {
     "other quotes": [('"a text"', "'a text'")],
     "imports in another order": [("import torch\n", ""), ("from typing", "import torch\nfrom typing")],
     "an import where it is used": [("import torch\n", ""), ('"""Seconds."""', "import torch")],
+    "no imports for types": [("if TYPE_CHECKING:\n    from collections.abc import Callable\n\n", "")],
     "an unused import": [("import torch", "import os\nimport torch")],
     "a helper in another module": [("shiplap.tune.measure", "shiplap.other")],
     "a helper under another name": [("clock_for", "clock"), ("import clock", "import clock_for as clock")],
@@ -67,6 +71,7 @@ C = """// What it does.
 #include <vector>
 #include "shiplap/abi.h"
 #define SCALE(x) (2 * (x))
+#define URL "http://a"  // where
 namespace a {
 /* a
    block */
@@ -77,6 +82,8 @@ const char* raw = R"(one " // two)";
 """
 SAME_C = {
     "no comment": [("  // why", "")],
+    "no comment behind a directive": [("  // where", "")],
+    "what looks like a block comment there": [("// where", "// where /* it is")],
     "no block comment": [("/* a\n   block */\n", "")],
     "other lines": [("{ return", "{\n  return"), ("; }  //", ";\n} //")],
     "other includes": [('#include "shiplap/abi.h"', '#include "other/place/abi.h"\n#include <map>')],
@@ -85,6 +92,7 @@ SAME_C = {
 }
 OTHER_C = {
     "a number": [("1'000", "1'001")],
+    "a string in a directive": [("http://a", "http://b")],
     "a character": [("'x'", "'y'")],
     "what looks like a comment in a string": [("a // b", "a // c")],
     "the same in a raw string": [("// two", "// three")],
@@ -205,9 +213,13 @@ def test_a_benchmarks_list_of_sources_is_not_what_it_measures(root: Path) -> Non
 
 
 def test_all_versions_of_python_make_one_digest(root: Path) -> None:
-    """Records are made by several. 3.11.7, 3.12.1 (with other format specifications) and 3.13.0 make this one."""
+    """Records are made by several: 3.11.7, 3.12.1 and 3.13.0 make this one."""
     text = "def f(x: int) -> None:\n    return f'{x:{wide}} {x=} b'\n"
     assert digest(root, "a.py", text) == "357582f8298fe498"
+    tree = ast.parse(text)
+    (spec,) = (n.format_spec for n in ast.walk(tree) if isinstance(n, ast.FormattedValue) and n.format_spec)
+    cast(ast.JoinedStr, spec).values.append(ast.Constant(""))  # as 3.12.1 does
+    assert digest(root, "a.py", text) == _hash(json.dumps(_python(tree, Repository(root), "", "a.py")).encode())
 
 
 def test_a_file_that_does_not_parse_has_a_digest(root: Path) -> None:

@@ -155,6 +155,9 @@ def test_the_documentation_says_it_beside_the_figures(root: Path, monkeypatch: p
         f"{head}\n*Measured 2026-11-22 on a device, commit {COMMIT}; **the measured sources have changed since**: "
         f"`src/kernel.cpp`. Run `{USAGE} --json benchmarks/results/kernel.json`.*\n{tail}"
     )
+    for name in "abc":
+        (root / f"src/{name}.cpp").write_text(f"int {name}();\n")
+    assert "`src/a.cpp`, `src/b.cpp`, `src/c.cpp` and 1 more. Run" in built(PAGE)
     assert built("<!-- /unknown -->\n") == "<!-- /unknown -->\n"
     assert "tools/mkdocs_records.py" in (ROOT / "mkdocs.yml").read_text()
 
@@ -182,9 +185,10 @@ def test_a_commit_is_entered_once_it_is_known(root: Path) -> None:
     assert records.clean_commit(["src/*.cpp"], root) == head
     (root / "src/kernel.cpp").write_text("int f() { return 2; }\n")
     assert records.clean_commit(["src/*.cpp"], root) == ""
+    git("commit", "-q", "-a", "-m", "other")
     records.update(root)
     assert only(root).commit == COMMIT  # stale: of no commit that is known
-    git("checkout", "-q", "src")
+    git("reset", "-q", "--hard", head)
     records.update(root)  # COMMIT is in no history
     assert only(root).commit == head
     assert f"commit {head}: [kernel.json]" in (root / "README.md").read_text()

@@ -67,7 +67,8 @@ class Record:
         """What a page of the documentation says below its figures."""
         if not self.stale:
             return f"*{self.measured}.*"
-        what = ", ".join(f"`{name}`" for name in (*self.changed, *self.gone))
+        files = *self.changed, *self.gone
+        what = ", ".join(f"`{name}`" for name in files[:3]) + (f" and {len(files) - 3} more" if len(files) > 3 else "")
         return f"*{self.measured}; **the measured sources have changed since**: {what}. Run `{self.command}`.*"
 
     @property
