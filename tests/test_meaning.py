@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 LIMITS = (1, 2.0, "a text")
+WIDTH: int = 1
 
 
 class Timer:
@@ -31,7 +32,8 @@ class Timer:
 
     def read(self, count: int = 1) -> float:
         """Seconds."""
-        return clock_for(options.current, torch.ones(count)) * 2  # why
+        factor: int = 2
+        return clock_for(options.current, torch.ones(count)) * factor  # why
 '''
 SAME = {
     "a trailing space": [("class Timer:", "class Timer: ")],
@@ -44,6 +46,8 @@ SAME = {
     "imports in another order": [("import torch\n", ""), ("from typing", "import torch\nfrom typing")],
     "an import where it is used": [("import torch\n", ""), ('"""Seconds."""', "import torch")],
     "no imports for types": [("if TYPE_CHECKING:\n    from collections.abc import Callable\n\n", "")],
+    "a type of a local variable": [("factor: int", "factor")],
+    "a cast": [("import TYPE_CHECKING", "import TYPE_CHECKING, cast"), ("* factor", '* cast("int", factor)')],
     "an unused import": [("import torch", "import os\nimport torch")],
     "a helper in another module": [("shiplap.tune.measure", "shiplap.other")],
     "a helper under another name": [("clock_for", "clock"), ("import clock", "import clock_for as clock")],
@@ -51,13 +55,14 @@ SAME = {
     "torch's function by name": [("import torch\n", "from torch import ones\n"), ("torch.ones", "ones")],
 }
 OTHER = {
-    "a number": [("* 2", "* 3")],
+    "a number": [("= 2", "= 3")],
     "a number of another type": [("2.0", "2")],
     "true for one": [("(1,", "(True,")],
     "a text": [("a text", "a  text")],
-    "an operator": [("* 2", "+ 2")],
+    "an operator": [("* factor", "+ factor")],
     "a default": [("count: int = 1", "count: int = 2")],
     "an annotation": [("count: int", "count: float")],
+    "an annotation outside": [("WIDTH: int", "WIDTH: float")],
     "a name": [("def read", "def reads")],
     "another helper": [("clock_for", "clock_of")],
     "another function of torch": [("torch.ones", "torch.zeros")],

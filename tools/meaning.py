@@ -1,9 +1,9 @@
 """A digest of what a source file means: the same for a file that was moved, formatted or commented, and for no other.
 
-Python counts as its parsed tree, without docstrings and imports; C++ as its tokens, without comments and includes;
-YAML as what it holds. A name that was imported counts as what it was imported from, but for modules of this repository:
-which of them a function comes from is no part of a digest, and neither is where in the repository a file lies. So
-modules may be moved and renamed, and functions may not.
+Python counts as its parsed tree, without docstrings, imports and types of local variables; C++ as its tokens, without
+comments and includes; YAML as what it holds. A name that was imported counts as what it was imported from, but for
+modules of this repository: which of them a function comes from is no part of a digest, and neither is where in the
+repository a file lies. So modules may be moved and renamed, and functions may not.
 
 The tokens are cut by regular expressions of our own and not by a highlighter's lexer: with a new version of that, every
 recorded measurement would be out of date.
@@ -17,6 +17,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import cast
 
 __all__ = ["Repository", "combined", "digests"]
 
@@ -142,10 +143,40 @@ def _imported(tree: ast.Module) -> dict[str, str]:
 
 
 class _Meaning(ast.NodeTransformer):
-    """Takes out what says where things are: imports, ``sys.path``, names of modules, paths. Docstrings, too."""
+    """Takes out what says where things are: imports, ``sys.path``, names of modules, paths.
+
+    Docstrings go, too, and what only a type checker reads: annotations of local variables, and casts.
+    """
 
     def __init__(self, imported: dict[str, str], repository: Repository) -> None:
         self.imported, self.repository = imported, repository
+        self.local = False
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        return self._scope(node, local=True)
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
+        return self._scope(node, local=True)
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
+        return self._scope(node, local=False)
+
+    def _scope(self, node: ast.AST, local: bool) -> ast.AST:
+        outside, self.local = self.local, local
+        self.generic_visit(node)
+        self.local = outside
+        return node
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST | None:
+        if self.local and isinstance(node.target, ast.Name):
+            return self.visit_Assign(ast.Assign([node.target], node.value)) if node.value else None
+        return self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        named = self._named(node.func)
+        if named is not None and named.id == "typing.cast" and len(node.args) == 2:
+            return cast(ast.AST, self.visit(node.args[1]))
+        return self.generic_visit(node)
 
     def visit_Import(self, node: ast.Import) -> None:
         return None
