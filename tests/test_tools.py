@@ -118,6 +118,63 @@ def test_long_files_and_functions_are_flagged(repository: Path) -> None:
     )
 
 
+def test_a_signature_counts_one_line_however_many_parameters_it_has(repository: Path) -> None:
+    many = "".join(f"    p{i}: int,\n" for i in range(20))
+    file = repository / "src" / "a.py"
+    (repository / "size-budget.toml").write_text(BUDGET.replace("file = 10", "file = 100"))
+    file.write_text(f"@wrap(\n    1,\n)\ndef f(\n{many}) -> int:\n    x = 1\n    return x\n")
+    assert run("size_budget.py", repository).returncode == 0
+    file.write_text(f"def f(\n{many}) -> int:\n    x = 1\n    y = 2\n    return x\n\n\ndef g(): return 1\n")
+    assert run("size_budget.py", repository).stdout == "src/a.py:1: f has 4 lines, its budget is 3\n"
+
+
+def test_what_a_call_has_between_its_parentheses_counts(repository: Path) -> None:
+    (repository / "src" / "a.py").write_text("def f():\n    return g(\n        1,\n        2,\n    )\n")
+    assert "f has 5 lines" in run("size_budget.py", repository).stdout
+
+
+def exempting(root: Path, budget: int, files: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    folder = root / "packages" / "one" / "src" / "one"
+    folder.mkdir(parents=True, exist_ok=True)
+    (root / "size-budget.toml").write_text(f"[limits]\nexemptions = {budget}\n")
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    return run("exemptions.py", root)
+
+
+def test_exemptions_of_every_kind_are_counted(tmp_path: Path) -> None:
+    python = "\n".join(
+        [
+            "import os  # noqa: F401",
+            "x = f()  # type: ignore[misc] # why",
+            "# fmt: off",
+            "y = 1  # fmt: skip",
+            '# mypy: disable-error-code="misc"',
+            "# ruff: noqa: E501",
+            "z = 1  # pylint: disable=all",
+            "# isort: skip_file",
+            "w = 1  # pragma: no cover",
+        ]
+    )
+    cpp = "// clang-format off\nint x; // NOLINT(misc)\n"
+    files = {"a.py": python, "b.cpp": cpp, "c.triton.jinja": "# clang-format off\n"}
+    assert exempting(tmp_path, 12, files).stdout == ""
+    done = exempting(tmp_path, 11, files)
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[-1] == "12 exemptions, the budget is 11"
+    assert "packages/one/src/one/b.cpp:2: int x; // NOLINT(misc)" in done.stdout
+
+
+def test_texts_are_no_exemptions_and_an_exemption_says_of_what(tmp_path: Path) -> None:
+    assert exempting(tmp_path, 0, {"a.py": 'LINE = "import x  # noqa: F401"\n# a note on noqas\n'}).returncode == 0
+    done = exempting(tmp_path, 9, {"a.py": "import x  # noqa\ny = f()  # type: ignore\n"})
+    assert done.returncode == 1
+    assert done.stdout == (
+        "packages/one/src/one/a.py:1: say what is exempted: # noqa\n"
+        "packages/one/src/one/a.py:2: say what is exempted: # type: ignore\n"
+    )
+
+
 def test_an_exception_excuses_what_it_names(repository: Path) -> None:
     (repository / "src" / "b.cpp").write_text("//\n" * 11)
     budget = repository / "size-budget.toml"

@@ -16,93 +16,15 @@ _SCALAR = {"int": "int64_t", "float": "double", "bool": "int32_t", "str": "const
 _ELEMENT = {"list[int]": "int64_t", "list[float]": "double"}
 
 # What a Python argument may be called and a C or C++ parameter may not.
-_RESERVED = frozenset(
-    [
-        "ctx",
-        "alignas",
-        "alignof",
-        "and_eq",
-        "asm",
-        "auto",
-        "bitand",
-        "bitor",
-        "bool",
-        "case",
-        "catch",
-        "char",
-        "char8_t",
-        "char16_t",
-        "char32_t",
-        "co_await",
-        "co_return",
-        "co_yield",
-        "compl",
-        "concept",
-        "const",
-        "const_cast",
-        "consteval",
-        "constexpr",
-        "constinit",
-        "decltype",
-        "default",
-        "delete",
-        "do",
-        "double",
-        "dynamic_cast",
-        "enum",
-        "explicit",
-        "export",
-        "extern",
-        "false",
-        "float",
-        "friend",
-        "goto",
-        "inline",
-        "int",
-        "long",
-        "mutable",
-        "namespace",
-        "new",
-        "noexcept",
-        "not_eq",
-        "nullptr",
-        "operator",
-        "or_eq",
-        "private",
-        "protected",
-        "public",
-        "register",
-        "reinterpret_cast",
-        "requires",
-        "restrict",
-        "short",
-        "signed",
-        "sizeof",
-        "static",
-        "static_assert",
-        "static_cast",
-        "struct",
-        "switch",
-        "template",
-        "this",
-        "thread_local",
-        "throw",
-        "true",
-        "typedef",
-        "typeid",
-        "typename",
-        "typeof",
-        "union",
-        "unsigned",
-        "using",
-        "virtual",
-        "void",
-        "volatile",
-        "wchar_t",
-        "xor",
-        "xor_eq",
-    ]
-)
+_WORDS = """
+ctx alignas alignof and_eq asm auto bitand bitor bool case catch char char8_t char16_t char32_t co_await co_return
+co_yield compl concept const const_cast consteval constexpr constinit decltype default delete do double dynamic_cast
+enum explicit export extern false float friend goto inline int long mutable namespace new noexcept not_eq nullptr
+operator or_eq private protected public register reinterpret_cast requires restrict short signed sizeof static
+static_assert static_cast struct switch template this thread_local throw true typedef typeid typename typeof union
+unsigned using virtual void volatile wchar_t xor xor_eq
+"""
+_RESERVED = frozenset(_WORDS.split())
 
 
 @dataclass(frozen=True)
