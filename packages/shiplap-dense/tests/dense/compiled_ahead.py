@@ -35,7 +35,7 @@ direct_ops.attach("cpu")
 generator = torch.Generator().manual_seed(0)
 sizes = {"n": 100, "m": 100, "k": 3, "g": 1, "ci": 16, "co": 16, "reflect": False, "scale": 1.0, "after": "nothing"}
 args = gathered.sampler(generator, sizes, torch.float16, torch.device("cpu"))
-call = gathered._checker.bind(args)
+call = gathered.bind(args)
 listed = [c for c in candidates(gathered, "cpu", call.env)[1:] if not c.bound.refuses(call)]
 with ThreadPoolExecutor(2) as pool:
     list(pool.map(lambda candidate: candidate.precompile(args), listed))

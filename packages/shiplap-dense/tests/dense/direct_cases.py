@@ -46,7 +46,7 @@ def bind() -> None:
 
 def case(name: str, op: Op, *args: Any, kernel: Any = None) -> Any:
     """The kernel, run, against the reference in float64."""
-    call = op._checker.bind(args)
+    call = op.bind(args)
     kernel = kernel or op.kernels["cpu"][0]
     try:
         serving = kernel.serving(call)
@@ -54,7 +54,7 @@ def case(name: str, op: Op, *args: Any, kernel: Any = None) -> Any:
             return say(name, refused=serving)
         (got,) = serving.run(call)
         wide = [a.double() if isinstance(a, Tensor) and a.is_floating_point() else a for a in call.args]
-        want = op._reference(tuple(wide))
+        want = op.run_reference(tuple(wide))
         say(name, error=interpreted._error(got.double(), want), config=str(serving.config), shape=list(got.shape))
     except Exception as e:
         say(name, failed=f"{type(e).__name__}: {e}"[:2000])
@@ -195,12 +195,12 @@ def tuned_cases() -> None:
         wrong=[f.evidence for f in choice.findings if f.verdict == "fail"],
         skipped=len([f for f in choice.findings if f.verdict == "skip"]),
     )
-    key = ("cpu", *gathered.rule.key(gathered._checker.bind(args)))
+    key = ("cpu", *gathered.rule.key(gathered.bind(args)))
     for index, config in enumerate(direct_ops.CONFIGS):
         choices.install([choices.Entry(gathered.spec.name, gathered.identity, key, "gathered", Config.of(config))])
-        say(f"chosen {index}", picked=str(gathered.pick(gathered._checker.bind(args)).config))
-    too_wide = gathered._checker.bind(draw(m=16, n=9, k=2, ci=16, co=17))  # of a bucket with what follows
-    fits = gathered._checker.bind(draw(m=16, n=9, k=2, ci=16, co=32))
+        say(f"chosen {index}", picked=str(gathered.pick(gathered.bind(args)).config))
+    too_wide = gathered.bind(draw(m=16, n=9, k=2, ci=16, co=17))  # of a bucket with what follows
+    fits = gathered.bind(draw(m=16, n=9, k=2, ci=16, co=32))
     key = ("cpu", *gathered.rule.key(too_wide))
     assert key == ("cpu", *gathered.rule.key(fits))
     choices.install(

@@ -235,7 +235,7 @@ def test_where_the_reference_is_a_library_call_it_stands_before_templates(declar
     bind(op, "cuda")
     assert [k.name for k in op.eager("cuda")] == ["scale"]
     assert op.eager("cpu") == []
-    call = op._checker.bind((torch.ones(3),))
+    call = op.bind((torch.ones(3),))
     assert default_of(op, call, "cpu") == (REFERENCE, NO_CONFIG)
     assert [c.kernel for c in candidates(op, "cpu", call.env)] == [REFERENCE, "scale"]
     monkeypatch.setenv("SHIPLAP_STRICT", "1")
@@ -270,9 +270,9 @@ def test_configs_are_the_kernels(declare):
     )
     (kernel,) = op.kernels["cpu"]
     assert [str(c) for c in kernel.space.configs({})] == ["BLOCK=16", "BLOCK=32"]
-    picked = [kernel.serving(op._checker.bind((torch.ones(n),))) for n in (0, 3, 20, 40)]
+    picked = [kernel.serving(op.bind((torch.ones(n),))) for n in (0, 3, 20, 40)]
     assert [p if isinstance(p, str) else str(p.config) for p in picked] == ["BLOCK=16", "BLOCK=16", "BLOCK=32", "small"]
-    assert op.pick(op._checker.bind((torch.ones(20),))) is kernel.variant(picked[2].config)
+    assert op.pick(op.bind((torch.ones(20),))) is kernel.variant(picked[2].config)
 
 
 def test_a_template_beside_a_c_kernel_leaves_that_to_native_code(declare, monkeypatch):

@@ -19,7 +19,7 @@ HALF, FULL, TF32 = "float16", "float32", "float32 on tensor cores"
 def first(op: Op, args: tuple[Any, ...]) -> Any:
     """The kernel that runs without a choice, compiled."""
     (kernel,) = op.kernels["cuda"]
-    call = op._checker.bind(args)
+    call = op.bind(args)
     serving = replace(kernel, device="cpu", _variants={}).serving(call)
     assert not isinstance(serving, str), serving
     serving.run.jitted.clear()
@@ -31,8 +31,8 @@ def first(op: Op, args: tuple[Any, ...]) -> Any:
 hopper.pretend()
 generator = torch.Generator().manual_seed(0)
 table = torch.randint(-1, ROWS, (ROWS, TAPS), generator=generator, dtype=torch.int32)
-columns, order, masks = ops.sort_table._reference((table, PARTS, 1 << 18))
-blocks, counts = ops.tap_blocks._reference((masks, TAPS))
+columns, order, masks = ops.sort_table.run_reference((table, PARTS, 1 << 18))
+blocks, counts = ops.tap_blocks.run_reference((masks, TAPS))
 for name in (HALF, FULL, TF32):
     feats = torch.zeros(ROWS, CHANNELS, dtype=torch.float16 if name == HALF else torch.float32)
     weight = feats.new_zeros(CHANNELS, TAPS, CHANNELS)

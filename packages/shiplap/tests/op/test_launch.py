@@ -6,7 +6,7 @@ from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
 import shiplap as sl
-from shiplap.op.check import Binding
+from shiplap.op.binding import Binding
 from shiplap.op.launch import PythonKernel, poisoned_workspace
 from shiplap_testing.support import fails
 

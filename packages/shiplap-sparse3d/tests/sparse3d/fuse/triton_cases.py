@@ -48,7 +48,7 @@ def error(got: Tensor, want: Tensor) -> float:
 def alone(op: sl.Op, args: tuple[Any, ...], **config: Any) -> Tensor:
     """The op's template as a kernel of its own."""
     template = dataclasses.replace(op.templates["cpu"][0], configs=({**TILE, **config},))
-    call, kernel = op._checker.bind(args), TemplateKernel(op.spec, template)
+    call, kernel = op.bind(args), TemplateKernel(op.spec, template)
     chosen = kernel.first(call)
     assert not isinstance(chosen, str), chosen
     return kernel.with_config(chosen)(call)[0]

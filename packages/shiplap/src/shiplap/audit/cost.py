@@ -132,7 +132,7 @@ def _raw(op: Op, case: Case, notes: list[str]) -> float | None:
         status: int = function(*args)
         return status
 
-    bound = op._checker.bind(case.fresh())
+    bound = op.bind(case.fresh())
     run(bound)  # loads the function
     function = run._function
     assert function is not None

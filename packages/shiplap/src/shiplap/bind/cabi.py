@@ -22,7 +22,7 @@ from shiplap.bind.header import signature
 from shiplap.bind.library import load_symbol
 from shiplap.codegen import CParameter, prototype
 from shiplap.errors import error
-from shiplap.op.check import Binding, shape_of
+from shiplap.op.binding import Binding, shape_of
 from shiplap.op.config import Config, Space
 from shiplap.op.expr import Expr
 from shiplap.op.launch import allocate_workspace, check_bound

@@ -26,7 +26,7 @@ from shiplap.bind.tables import Table
 from shiplap.bind.triton import Launcher, triton_launcher
 from shiplap.codegen.triton import DESCRIBED, WORD, Rendered, constants, render
 from shiplap.op import template as templates
-from shiplap.op.check import Binding, shape_of
+from shiplap.op.binding import Binding, shape_of
 from shiplap.op.config import Config
 from shiplap.op.launch import is_current
 from shiplap.op.spec import OpSpec

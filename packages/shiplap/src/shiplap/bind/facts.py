@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shiplap.op.check import Binding
+from shiplap.op.binding import Binding
 from shiplap.op.spec import Arg, OpSpec
 
 __all__ = ["Run", "adjacent", "compile_key", "compile_run", "inner"]

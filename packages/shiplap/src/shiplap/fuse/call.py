@@ -46,7 +46,7 @@ class Call:
         rest = op.spec.args[len(args) :]
         values = (*fakes, *(named.get(a.name, a.default) for a in rest))
         nodes = (*args, *(kwargs.get(a.name, a.default) for a in rest))
-        return Call(op, nodes, values, op._checker.bind(values).env, node.meta["val"])
+        return Call(op, nodes, values, op.bind(values).env, node.meta["val"])
 
     @property
     def device(self) -> torch.device:
@@ -56,7 +56,7 @@ class Call:
         """The reference on the tensors that are present, everything else as in this call."""
         given = iter(tensors)
         values = [next(given) if isinstance(v, Tensor) else v for v in self.values]
-        return self.op._reference(tuple(values))
+        return self.op.run_reference(tuple(values))
 
     @property
     def nodes(self) -> list[Any]:

@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from shiplap.errors import error
-from shiplap.op.check import Binding
+from shiplap.op.binding import Binding
 from shiplap.op.spec import OpSpec
 
 __all__ = ["Bucket", "Rule", "dtypes_of", "layout_of", "read_rule"]

@@ -15,7 +15,7 @@ from shiplap.errors import error, notice
 from shiplap.op.config import NO_CONFIG, Config
 
 if TYPE_CHECKING:
-    from shiplap.op.check import Binding
+    from shiplap.op.binding import Binding
     from shiplap.op.launch import Kernel
     from shiplap.op.op import Op
 

@@ -11,7 +11,8 @@ from torch import Tensor
 from shiplap.compat import packages, sizes
 from shiplap.errors import error
 from shiplap.op import registry
-from shiplap.op.check import Binding, Checker, shape_of
+from shiplap.op.binding import Binding, shape_of
+from shiplap.op.check import Checker
 from shiplap.op.launch import PythonKernel
 
 __all__ = ["make_fake"]

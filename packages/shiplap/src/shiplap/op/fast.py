@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from shiplap.op.check import Binding
+from shiplap.op.binding import Binding
 from shiplap.op.expr import FUNCTIONS
 from shiplap.op.spec import Arg, Dim, OpSpec, TensorType
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from shiplap.errors import error
-from shiplap.op.check import Binding, shape_of
+from shiplap.op.binding import Binding, shape_of
 from shiplap.op.config import NO_CONFIG, Config, Space
 from shiplap.op.expr import Expr
 from shiplap.op.spec import OpSpec

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,8 +19,9 @@ from shiplap.op import choices, registry
 from shiplap.op.autocast import make_cast
 from shiplap.op.autograd import Backward, floating_outputs, make_autograd
 from shiplap.op.batch import Batching, read_batching
+from shiplap.op.binding import Binding
 from shiplap.op.bucket import read_rule
-from shiplap.op.check import Binding, Checker
+from shiplap.op.check import Checker
 from shiplap.op.config import read_space
 from shiplap.op.declare import check_name, read_spec, read_workspace
 from shiplap.op.explain import explain
@@ -274,6 +275,19 @@ class Op(calls.ShortCut, WithOut):
             raise error("SL306", where=self.spec.name, got=why, expected=f"a kernel for {device}")
         notice(f"{self.spec.name}/{device}/{key}", f"{self.spec.name} runs its reference ({why}): correct, not fast")
 
+    def bind(self, args: Sequence[Any]) -> Binding:
+        """Check all arguments, in declared order, real tensors or fakes; trailing defaults may be left out.
+
+        Raises:
+            ArgumentError: SL201 to SL210, what the declaration refuses.
+        """
+        return self._checker.bind(args)
+
+    def run_reference(self, args: tuple[Any, ...]) -> Any:
+        """The reference on all arguments, in declared order; what it returns is not looked at."""
+        positional, named = self._as_given(args)
+        return self.reference(*positional, **named)
+
     def execute(self, *args: Any, **kwargs: Any) -> Any:
         """The real implementation, below autograd and autocast."""
         if kwargs:
@@ -291,18 +305,14 @@ class Op(calls.ShortCut, WithOut):
             return self._record(None, *positional, **named)
         # Where no autograd formula stands in front, torch would record the operations of the kernel.
         with nullcontext() if self._differentiable or not torch.is_grad_enabled() else torch.no_grad():
-            outs = kernel.run(call) if kernel else fit_outputs(self.spec, call, self._reference(call.args))
+            outs = kernel.run(call) if kernel else fit_outputs(self.spec, call, self.run_reference(call.args))
         return outs[0] if len(outs) == 1 else outs or None
 
     def _law(self, *args: Any, **kwargs: Any) -> Any:
         """The reference of a checked call, as torch records it: where a tangent is asked for, which no kernel has."""
         call = self._checker.bind((*args, *(kwargs.get(a.name, a.default) for a in self.spec.args[len(args) :])))
         self._unserved(str(call.device), "forward-mode AD is the reference's", key="tangent")
-        return own_outputs(self._reference(call.args))
-
-    def _reference(self, args: tuple[Any, ...]) -> Any:
-        positional, named = self._as_given(args)
-        return self.reference(*positional, **named)
+        return own_outputs(self.run_reference(call.args))
 
     def _as_given(self, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """All arguments in schema order → how a function takes them: keyword-only ones by name."""

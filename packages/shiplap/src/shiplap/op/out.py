@@ -15,7 +15,7 @@ from torch.library import Library
 
 from shiplap.errors import ShiplapError, error
 from shiplap.op import registry
-from shiplap.op.check import Binding, shape_of
+from shiplap.op.binding import Binding, shape_of
 from shiplap.op.explain import explain
 from shiplap.op.launch import check_sharing, fit_outputs, workspace_size
 from shiplap.op.schema import schema
@@ -88,7 +88,7 @@ def bound(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Binding:
     """The checked call, whichever arguments come by name."""
     if kwargs:
         args = (*args, *(kwargs.get(a.name, a.default) for a in op.spec.args[len(args) :]))
-    return (op._bind and op._bind(*args)) or op._checker.bind(args)
+    return (op._bind and op._bind(*args)) or op.bind(args)
 
 
 class OutVariant:
@@ -160,7 +160,7 @@ class OutVariant:
             if kernel is not None and hasattr(kernel.run, "into"):
                 kernel.run.into(call, outs, scratch)
                 return
-            made = kernel.run(call) if kernel else fit_outputs(self.spec, call, op._reference(call.args))
+            made = kernel.run(call) if kernel else fit_outputs(self.spec, call, op.run_reference(call.args))
             for out, value in zip(outs, made, strict=True):
                 out.copy_(value)
 
@@ -169,7 +169,7 @@ class OutVariant:
         outs = tuple(kwargs.pop(o.name) for o in self.spec.outputs)
         scratch = kwargs.pop(self.scratch, None)
         full = (*args, *(kwargs.get(a.name, a.default) for a in self.spec.args[len(args) :]))
-        call = self.op._checker.bind(full)
+        call = self.op.bind(full)
         self._fit(call, outs)
         if scratch is not None:
             self._check_bytes(call, scratch)

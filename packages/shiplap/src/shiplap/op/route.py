@@ -20,7 +20,7 @@ from shiplap.op.launch import PythonKernel
 from shiplap.op.spec import Arg, OpSpec
 
 if TYPE_CHECKING:
-    from shiplap.op.check import Binding
+    from shiplap.op.binding import Binding
     from shiplap.op.launch import Kernel
     from shiplap.op.op import Op
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from shiplap.errors import error, notice
 from shiplap.op import Op, choices, registry
-from shiplap.op.check import Binding
+from shiplap.op.binding import Binding
 from shiplap.referee.recipe import Recipe
 from shiplap.selection.inputs import recipe_of
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from shiplap.op import Op
-from shiplap.op.check import Binding
+from shiplap.op.binding import Binding
 from shiplap.op.choices import REFERENCE
 from shiplap.op.config import NO_CONFIG, Config
 from shiplap.op.launch import Kernel, fit_outputs
@@ -71,7 +71,7 @@ class KernelCandidate:
         return self.bound.config
 
     def prepare(self, args: tuple[Any, ...]) -> Run:
-        call = self.op._checker.bind(args)
+        call = self.op.bind(args)
         if reason := self.bound.refuses(call):
             raise Refused(reason)
         return partial(self.bound.run, call)
@@ -83,7 +83,7 @@ class KernelCandidate:
         return None if compile_only is None else partial(self._precompile, compile_only)
 
     def _precompile(self, compile_only: Callable[[Binding], None], args: tuple[Any, ...]) -> None:
-        call = self.op._checker.bind(args)
+        call = self.op.bind(args)
         if not self.bound.refuses(call):
             compile_only(call)
 
@@ -97,8 +97,8 @@ class ReferenceCandidate:
     config: Config = NO_CONFIG
 
     def prepare(self, args: tuple[Any, ...]) -> Run:
-        call = self.op._checker.bind(args)
-        return lambda: fit_outputs(self.op.spec, call, self.op._reference(call.args))
+        call = self.op.bind(args)
+        return lambda: fit_outputs(self.op.spec, call, self.op.run_reference(call.args))
 
 
 def candidates(op: Op, device: str, env: Mapping[str, Any]) -> list[Candidate]:

@@ -27,7 +27,7 @@ from shiplap.bind.frame import _element
 from shiplap.bind.library import locate
 from shiplap.errors import LibraryError
 from shiplap.op import Op
-from shiplap.op.check import Binding, shape_of
+from shiplap.op.binding import Binding, shape_of
 from shiplap.op.launch import allocate_workspace
 from shiplap.referee.samples import Case, Samples
 
@@ -170,7 +170,7 @@ def _attempts(op: Op, kernel: BoundKernel, case: Case) -> Iterator[Attempt]:
 def _attempt(op: Op, kernel: BoundKernel, what: str, args: tuple[Any, ...]) -> Attempt | None:
     """None where the declaration refuses the arguments, or where they ask for large outputs."""
     try:
-        call = op._checker.bind(args)
+        call = op.bind(args)
         spec = _spec(op, kernel, call)
     except Exception:
         return None
