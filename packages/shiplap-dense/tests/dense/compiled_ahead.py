@@ -40,7 +40,7 @@ listed = [c for c in candidates(gathered, "cpu", call.env)[1:] if not c.bound.re
 with ThreadPoolExecutor(2) as pool:
     list(pool.map(lambda candidate: candidate.precompile(args), listed))
 ahead = len(compiled)
-binaries = [len(kernel.asm["cubin"]) for kernel in hopper.compiled(listed[0].bound.run)]
+binaries = [len(kernel.asm["cubin"]) for kernel in hopper.compiled(listed[0].bound)]
 
 
 def at_launch(args: tuple[Any, ...]) -> int:

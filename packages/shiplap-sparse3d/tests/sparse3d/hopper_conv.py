@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,11 +19,11 @@ def first(op: Op, args: tuple[Any, ...]) -> Any:
     """The kernel that runs without a choice, compiled."""
     (kernel,) = op.kernels["cuda"]
     call = op.bind(args)
-    serving = replace(kernel, device="cpu", _variants={}).serving(call)
+    serving = kernel.serving(call)
     assert not isinstance(serving, str), serving
-    serving.run.jitted.clear()
-    serving.run.compile(call)
-    (compiled,) = hopper.compiled(serving.run)
+    serving.jitted.clear()
+    serving.compile(call)
+    (compiled,) = hopper.compiled(serving)
     return {**hopper.resources(compiled), "config": str(serving.config)}
 
 

@@ -10,9 +10,9 @@ from torch import Tensor
 import shiplap as sl
 from shiplap import compat
 from shiplap.errors import ShiplapError, ShiplapNotice
-from shiplap.op import choices, registry
+from shiplap.op import choices, digest
 from shiplap.selection import Store, choose, measure, recipe_of, thaw
-from shiplap.selection.candidate import candidates
+from shiplap.selection.candidate import Candidate, candidates
 from shiplap.selection.verify import Verifier
 from tests.selection import ops
 
@@ -101,12 +101,12 @@ def test_a_choice_of_a_rebound_kernel_is_not_served(ns):
 
 
 def test_choices_are_part_of_the_digest_of_compiled_graphs():
-    before = registry.digest()
+    before = digest.digest()
     choose(ops.mm, recipe_of(ops.mm, matrices()))
-    assert registry.digest() != before
-    assert registry.digest() in torch.compiler.config.cache_key_tag
+    assert digest.digest() != before
+    assert digest.digest() in torch.compiler.config.cache_key_tag
     thaw()
-    assert registry.digest() == before
+    assert digest.digest() == before
 
 
 def test_there_is_always_a_floor(ns):
@@ -299,7 +299,7 @@ def test_extra_fields_separate_choices():
     assert len(list(Store().entries("tune_test::mm"))) == 2
 
 
-class Template:
+class Template(Candidate):
     """What fuse/ supplies: not a kernel of the op, prepared once, allocated elsewhere."""
 
     kernel, fixed, opaque = "template", True, True

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import shiplap as sl
-from shiplap.op.launch import Kernel
+from shiplap.op.kernel import Kernel
 from shiplap_dense import ops
 from tests.dense import direct_ops
 from tests.dense.direct_ops import gathered

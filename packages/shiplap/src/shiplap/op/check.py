@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shiplap.compat.sizes import check
 from shiplap.errors import ShiplapError, error
-from shiplap.op.binding import Binding
+from shiplap.op.binding import UNPLACED, Binding
 from shiplap.op.expr import Expr
 from shiplap.op.spec import Arg, Dim, OpSpec, TensorType
 
@@ -55,7 +56,7 @@ class Checker:
     def _relate(self, call: Binding) -> None:
         """What no argument can tell alone: that lists were not empty, computed dims, preconditions."""
         spec = self.spec
-        if call.device is None or not (self._names <= call.env.keys() and self._classes <= call.dtypes.keys()):
+        if call.device is UNPLACED or not (self._names <= call.env.keys() and self._classes <= call.dtypes.keys()):
             raise self._error("SL209", "", "an empty list of tensors", "at least one tensor")
         for name, expr in spec.dims:
             self._agree(call, "", name, self._value(call, expr), f"declared as {expr}")
@@ -78,7 +79,7 @@ class Checker:
         if value.layout is not torch.strided:
             raise self._error("SL207", label, value.layout, "a dense tensor", fix="call .to_dense() first")
         self._dtype(call, arg, label, value)
-        if call.device is None:
+        if call.device is UNPLACED:
             call.device, call.origin["device"] = value.device, label
         elif value.device != call.device:
             raise self._error("SL206", label, value.device, f"{call.device}, as {call.origin['device']!r}")
@@ -146,6 +147,7 @@ class Checker:
         if dim.text == "...":
             return
         bound = call.env.setdefault(dim.text, sizes)
+        assert isinstance(bound, (tuple, list))  # another variadic dim, or a list of ints
         if len(bound) != len(sizes):
             raise self._error("SL201", label, f"{dim.text} = {_plain(sizes)}", f"{dim.text} = {_plain(bound)}")
         for a, b in zip(sizes, bound, strict=True):
@@ -161,7 +163,7 @@ class Checker:
 
     def _require(self, call: Binding, expr: Expr, holds: Any) -> None:
         if isinstance(holds, torch.SymBool):
-            torch._check(holds, lambda: str(self._error("SL208", "", _show(call, expr), expr)))
+            check(holds, lambda: str(self._error("SL208", "", _show(call, expr), expr)))
         elif not holds:
             raise self._error("SL208", "", _show(call, expr), expr)
 
@@ -182,7 +184,7 @@ def _each(arg: Arg, value: Any) -> Iterator[tuple[str, Any]]:
 def _equal(a: Any, b: Any, failure: Callable[[], ShiplapError]) -> None:
     """Plain sizes are compared; symbolic ones become a guard or a run-time assertion of the graph."""
     if isinstance(a, torch.SymInt) or isinstance(b, torch.SymInt):
-        torch._check(a == b, lambda: str(failure()))
+        check(a == b, lambda: str(failure()))
     elif a != b:
         raise failure()
 

@@ -36,7 +36,8 @@ def compile_bind(spec: OpSpec) -> Callable[..., Binding | None] | None:
     }
     scope |= {f"_ok_{a.name}": frozenset(getattr(torch, n) for n in a.tensor.dtypes) for a in spec.args if a.tensor}
     exec(compile(text, f"<bind {spec.name}>", "exec"), scope)
-    return scope["bind"]
+    bind: Callable[..., Binding | None] = scope["bind"]
+    return bind
 
 
 def loose(spec: OpSpec) -> frozenset[str]:

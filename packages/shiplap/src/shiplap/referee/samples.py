@@ -177,7 +177,7 @@ class Samples:
             assert arg.tensor is not None
             kind = arg.tensor
             name = kind.dtypes[0] if kind.concrete else dict(recipe.dtypes)[kind.dtype_class]
-            shape = tuple(shape_of(Output(arg.name, kind), env))
+            shape = tuple(int(n) for n in shape_of(Output(arg.name, kind), env))
             if rng is None:
                 return torch.empty(shape, dtype=getattr(torch, name), device="meta")
             return draw(shape, getattr(torch, name), recipe.values, below, rng)

@@ -13,6 +13,7 @@ from shiplap.errors import ShiplapError, error
 from shiplap.op import Op
 from shiplap.op.binding import Binding
 from shiplap.op.bucket import Bucket, dtypes_of, layout_of
+from shiplap.op.state import OpState
 from shiplap.referee.layouts import LAYOUTS, apply_layout
 from shiplap.referee.recipe import Recipe
 from shiplap.referee.run import needs_builder
@@ -99,7 +100,7 @@ def _small(samples: Samples, recipe: Recipe) -> Case | None:
     return next((case for r in tried if (case := samples.make(r)) is not None), None)
 
 
-def recipe_of(op: Op, args: tuple[Any, ...]) -> Recipe:
+def recipe_of(op: OpState, args: tuple[Any, ...]) -> Recipe:
     """The recipe of a call: sizes, scalars, dtypes, layouts and what is absent; no values."""
     call = op.bind(args)
     sizes = {n: call.env[n] for n in free_dims(op.spec) if n in call.env}
