@@ -59,14 +59,17 @@ test: $(STAMP) ## run the tests
 	$(PYTEST) -m device packages/shiplap-backend $(ARGS) || two=$$?; \
 	[ $$one != 5 ] || exit $$two; [ $$two != 5 ] || exit $$one; exit $$((one > two ? one : two))
 
-lint: $(STAMP) ## style, import directions, private torch, size budget, exemptions, generated headers
+lint: $(STAMP) ## style, imports and circles, private torch, types by name, sizes, exemptions, generated headers
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python tools/check_private_torch.py
+	$(BIN)/python tools/check_circles.py
+	$(BIN)/python tools/check_dispatch.py
+	$(BIN)/python tools/check_annotations.py
 	$(BIN)/python tools/size_budget.py
 	$(BIN)/python tools/exemptions.py
-	$(if $(wildcard packages/shiplap/src/shiplap/cli/header.py),$(BIN)/shiplap header --check)
+	$(BIN)/shiplap header --check
 
 type: $(STAMP) ## check the types
 	$(BIN)/mypy $(ARGS)

@@ -96,7 +96,7 @@ _picked: dict[tuple[sl.Op, int, int, int], dict[str, int]] = {}
 
 def with_config(op: sl.Op, args: tuple[Any, ...], config: dict[str, int] | None = None) -> Run:
     """A call of the vendor's kernel with this config; without one, with the library's own choice."""
-    kernel, call = next(k for k in op.kernels[CUDA] if k.name == "lt"), op._checker.bind(args)
+    kernel, call = next(k for k in op.kernels[CUDA] if k.name == "lt"), op.bind(args)
     run = kernel.variant(Config.of(config) if config else kernel.space.default(call.env)).run
     return lambda: run(call)
 
@@ -132,7 +132,7 @@ def chosen(op: sl.Op, args: tuple[Any, ...], m: int, n: int, k: int) -> dict[str
     finals = [(quick(with_config(op, args, config), 9), config) for _, config in ranked[:3]]
     best = _picked[op, m, n, k] = min(finals, key=lambda pair: pair[0])[1]
     TRIED[f"{op.spec.opname} {m} x {n} x {k}"] = len(ranked)
-    key = (CUDA, *op.rule.key(op._checker.bind(args)))
+    key = (CUDA, *op.rule.key(op.bind(args)))
     choices.install([choices.Entry(op.spec.name, op.identity, key, "lt", Config.of(best))])
     return best
 

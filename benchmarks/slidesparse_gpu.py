@@ -220,7 +220,7 @@ def activations() -> Iterator[Case]:
 
 def activation(op: sl.Op, pairs: int, m: int, k: int) -> dict[str, Any]:
     """Every config against a copy of as many bytes."""
-    call = op._checker.bind((torch.randn(m, k, device=CUDA, dtype=BF16), pairs))
+    call = op.bind((torch.randn(m, k, device=CUDA, dtype=BF16), pairs))
     kernel = op.kernels[CUDA][0]
     runs: dict[str, Run] = {str(c): lambda c=c: kernel.variant(Config.of(c)).run(call) for c in CONFIGS}
     moved = m * k * 2 + m * formats.lifted_depth(k, pairs)

@@ -79,7 +79,7 @@ def on_cpu(ops: list[Any]) -> None:
     for op in ops:
         op.drop_native()
         op.kernels["cpu"] = [replace(k, device="cpu", _variants={}) for k in op.kernels["cuda"]]
-        op._plain = route.compile_route(op, "cpu") or op._plain
+        op.direct = route.compile_route(op, "cpu") or op.direct
 
 
 def shell(res: int) -> torch.Tensor:

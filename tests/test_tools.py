@@ -191,3 +191,129 @@ def test_an_exception_needs_a_reason(repository: Path) -> None:
     result = run("size_budget.py", repository)
     assert result.returncode == 1
     assert "gives no reason" in result.stderr
+
+
+def package(root: Path, **files: str) -> Path:
+    """A package ``p`` below ``root`` with these modules; ``a__b`` is the module ``b`` of its package ``a``."""
+    for name, source in {"__init__": "", **files}.items():
+        file = root / "p" / f"{name.replace('__', '/') if name != '__init__' else name}.py"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if file.parent != root / "p":
+            (file.parent / "__init__.py").touch()
+        file.write_text(source)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("back", "how"),
+    [
+        ("from p.a import f\n", ""),
+        ("import p.a\n", ""),
+        ("from p import a\n", ""),
+        ("from .a import f\n", ""),
+        ("from . import a\n", ""),
+        ("def lazy():\n    from p import a\n", " (lazy)"),
+        ("from typing import TYPE_CHECKING\n\nif TYPE_CHECKING:\n    from p.a import f\n", " (typing)"),
+        ("import typing\n\nif typing.TYPE_CHECKING:\n    from p.a import f\n", " (typing)"),
+        ("from importlib import import_module\n\nimport_module('p.a')\n", ""),
+        ("import importlib\n\ndef lazy():\n    return importlib.import_module('.a', __package__)\n", " (lazy)"),
+        ("class C:\n    async def lazy(self):\n        import p.a.f\n", " (lazy)"),
+    ],
+)
+def test_a_circle_of_files_is_flagged_however_it_is_imported(tmp_path: Path, back: str, how: str) -> None:
+    package(tmp_path, a="from p import b\n\ndef f(): ...\n", b=back)
+    result = run("check_circles.py", tmp_path)
+    assert result.returncode == 1
+    first, forth, again = result.stdout.splitlines()
+    assert first == "circle of 2 files: p.a, p.b"
+    assert forth == f"  {tmp_path}/p/a.py:1: imports p.b"
+    assert again == f"  {tmp_path}/p/b.py:{len(back.splitlines())}: imports p.a{how}"
+
+
+def test_a_ring_of_files_is_one_circle_and_what_hangs_on_it_is_not_in_it(tmp_path: Path) -> None:
+    ring = {name: f"from p import {to}\n" for name, to in (("a", "b"), ("b", "c"), ("c", "a"), ("d", "a"))}
+    package(tmp_path, **ring, e="from p import f\n", f="")
+    assert run("check_circles.py", tmp_path).stdout.splitlines()[0] == "circle of 3 files: p.a, p.b, p.c"
+
+
+def test_packages_are_no_circles_by_themselves(tmp_path: Path) -> None:
+    """A module imports a sibling past the package, and the package shows both; a name is not the module it is in."""
+    inner = {
+        "sub____init__": "from p.sub.x import f\n",
+        "sub__x": "from p.sub import y\n\ndef f(): ...\n",
+        "sub__y": "",
+    }
+    files = {**inner, "a": "import p.sub\nfrom p.sub import f\n", "b": "'from p import a'  # import p.a\n"}
+    result = run("check_circles.py", package(tmp_path, **files))
+    assert (result.returncode, result.stdout) == (0, "")
+
+
+DISPATCH = Path("packages/shiplap/src/shiplap")
+
+
+def room(root: Path, source: str, listed: str = "") -> Path:
+    """A repository whose room ``op`` has one file, and the list of what is allowed."""
+    (root / DISPATCH / "op").mkdir(parents=True)
+    (root / DISPATCH / "op" / "a.py").write_text(source)
+    (root / "tools").mkdir()
+    (root / "tools" / "dispatch.toml").write_text(listed)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("source", "what"),
+    [
+        ("hasattr(run, 'why')", "hasattr(run, 'why')"),
+        ("x = getattr(run, 'fn', None)", "getattr(run, 'fn', None)"),
+        ("try:\n    f()\nexcept AttributeError:\n    pass", "except AttributeError"),
+        ("try:\n    f()\nexcept (KeyError, AttributeError) as e:\n    pass", "except (KeyError, AttributeError)"),
+        ("with contextlib.suppress(AttributeError):\n    f()", "contextlib.suppress(AttributeError)"),
+    ],
+)
+def test_dispatch_by_what_an_object_has_is_flagged(tmp_path: Path, source: str, what: str) -> None:
+    entry = f'[[use]]\npath = "op/a.py"\nwhat = "{what}"\nreason = "another library\'s"\n'
+    result = run("check_dispatch.py", room(tmp_path, source))
+    assert result.returncode == 1
+    assert result.stdout.endswith(f": {what}: say by a type what the object can do\n")
+    (tmp_path / "tools" / "dispatch.toml").write_text(entry)
+    assert run("check_dispatch.py", tmp_path).returncode == 0
+    (tmp_path / DISPATCH / "op" / "a.py").write_text("dtype = getattr(torch, 'float32')\n")
+    result = run("check_dispatch.py", tmp_path)
+    assert result.stdout == f"tools/dispatch.toml: the entry for op/a.py: {what} is not needed\n"
+
+
+def test_an_allowed_dispatch_needs_a_reason(tmp_path: Path) -> None:
+    listed = '[[use]]\npath = "op/a.py"\nwhat = "hasattr(x, \'y\')"\nreason = " "\n'
+    assert "has no reason" in run("check_dispatch.py", room(tmp_path, "hasattr(x, 'y')", listed)).stderr
+
+
+def annotated(root: Path, source: str, most: int) -> Path:
+    (root / "src").mkdir(exist_ok=True)
+    (root / "src" / "a.py").write_text(source)
+    (root / "size-budget.toml").write_text(f'[annotations]\n"src" = {most}\n')
+    return root
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "def f(x: Any): ...",
+        "def f() -> object: ...",
+        "def f() -> 'list[object]': ...",
+        "def f(*args: typing.Any): ...",
+        "x: dict[str, object] = {}",
+        "X: TypeAlias = Callable[..., object]",
+        "X = Callable[..., Any]",
+        "x = cast('object', y)",
+        "T = TypeVar('T', bound=object)",
+    ],
+)
+def test_vague_annotations_are_counted(tmp_path: Path, line: str) -> None:
+    assert run("check_annotations.py", annotated(tmp_path, line + "\n" * 10, 100)).returncode == 0
+    result = run("check_annotations.py", annotated(tmp_path, line + "\n" * 10, 99))
+    assert result.stdout == "src: 1 Any and object in 10 lines, 100.0 a thousand; budget 99\n"
+
+
+def test_words_and_imports_are_no_annotations(tmp_path: Path) -> None:
+    text = '"""Any object."""\nfrom typing import Any\n\nmade = object.__new__(C)\nx = object()  # Any\n'
+    assert run("check_annotations.py", annotated(tmp_path, text, 0)).returncode == 0

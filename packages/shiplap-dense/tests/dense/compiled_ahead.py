@@ -35,12 +35,12 @@ direct_ops.attach("cpu")
 generator = torch.Generator().manual_seed(0)
 sizes = {"n": 100, "m": 100, "k": 3, "g": 1, "ci": 16, "co": 16, "reflect": False, "scale": 1.0, "after": "nothing"}
 args = gathered.sampler(generator, sizes, torch.float16, torch.device("cpu"))
-call = gathered._checker.bind(args)
+call = gathered.bind(args)
 listed = [c for c in candidates(gathered, "cpu", call.env)[1:] if not c.bound.refuses(call)]
 with ThreadPoolExecutor(2) as pool:
     list(pool.map(lambda candidate: candidate.precompile(args), listed))
 ahead = len(compiled)
-binaries = [len(kernel.asm["cubin"]) for kernel in hopper.compiled(listed[0].bound.run)]
+binaries = [len(kernel.asm["cubin"]) for kernel in hopper.compiled(listed[0].bound)]
 
 
 def at_launch(args: tuple[Any, ...]) -> int:

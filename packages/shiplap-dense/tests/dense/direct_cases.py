@@ -19,6 +19,7 @@ import shiplap as sl
 from shiplap.bind import direct
 from shiplap.errors import ShiplapNotice
 from shiplap.op import Op
+from shiplap.op.kernel import template_kernel
 from shiplap_dense import cuda, ops
 from shiplap_testing import interpreted
 from tests.dense import direct_ops
@@ -39,14 +40,14 @@ def bind() -> None:
         more: dict[str, Any] = {"grouped_mm": {"BULK": False, "GROUPS": 8}}
         for template in [t for t in op.templates["cpu"] if t.name == op.spec.opname]:
             small = ({**SMALL, **more.get(template.name, {})},)
-            kernel = direct.templates.as_kernel(op.spec, dataclasses.replace(template, configs=small))
+            kernel = template_kernel(op.spec, dataclasses.replace(template, configs=small))
             assert kernel is not None
             op.kernels["cpu"] = [kernel]
 
 
 def case(name: str, op: Op, *args: Any, kernel: Any = None) -> Any:
     """The kernel, run, against the reference in float64."""
-    call = op._checker.bind(args)
+    call = op.bind(args)
     kernel = kernel or op.kernels["cpu"][0]
     try:
         serving = kernel.serving(call)
@@ -54,7 +55,7 @@ def case(name: str, op: Op, *args: Any, kernel: Any = None) -> Any:
             return say(name, refused=serving)
         (got,) = serving.run(call)
         wide = [a.double() if isinstance(a, Tensor) and a.is_floating_point() else a for a in call.args]
-        want = op._reference(tuple(wide))
+        want = op.run_reference(tuple(wide))
         say(name, error=interpreted._error(got.double(), want), config=str(serving.config), shape=list(got.shape))
     except Exception as e:
         say(name, failed=f"{type(e).__name__}: {e}"[:2000])
@@ -95,7 +96,7 @@ def descriptor_cases() -> None:
     """A template for the bulk copy engine takes what that can read, and says so of the rest."""
     (template,) = [t for t in ops.mm.templates["cpu"] if t.name == "mm_tma"]
     small = ({**SMALL, "PROGRAMS": 4, "FLATTEN": True},)
-    kernel = direct.templates.as_kernel(ops.mm.spec, dataclasses.replace(template, configs=small))
+    kernel = template_kernel(ops.mm.spec, dataclasses.replace(template, configs=small))
     a, b, c = torch.randn(64, 96).half(), torch.randn(96, 64).half(), torch.randn(64).half()
     case("bulk", ops.mm, a, b, c, kernel=kernel)
     case("bulk transposed", ops.mm, a, b.t().contiguous().t(), kernel=kernel)
@@ -195,12 +196,12 @@ def tuned_cases() -> None:
         wrong=[f.evidence for f in choice.findings if f.verdict == "fail"],
         skipped=len([f for f in choice.findings if f.verdict == "skip"]),
     )
-    key = ("cpu", *gathered.rule.key(gathered._checker.bind(args)))
+    key = ("cpu", *gathered.rule.key(gathered.bind(args)))
     for index, config in enumerate(direct_ops.CONFIGS):
         choices.install([choices.Entry(gathered.spec.name, gathered.identity, key, "gathered", Config.of(config))])
-        say(f"chosen {index}", picked=str(gathered.pick(gathered._checker.bind(args)).config))
-    too_wide = gathered._checker.bind(draw(m=16, n=9, k=2, ci=16, co=17))  # of a bucket with what follows
-    fits = gathered._checker.bind(draw(m=16, n=9, k=2, ci=16, co=32))
+        say(f"chosen {index}", picked=str(gathered.pick(gathered.bind(args)).config))
+    too_wide = gathered.bind(draw(m=16, n=9, k=2, ci=16, co=17))  # of a bucket with what follows
+    fits = gathered.bind(draw(m=16, n=9, k=2, ci=16, co=32))
     key = ("cpu", *gathered.rule.key(too_wide))
     assert key == ("cpu", *gathered.rule.key(fits))
     choices.install(
@@ -224,7 +225,7 @@ def renderings() -> None:
     import inspect
 
     (kernel,) = gathered.kernels["cpu"]
-    run: Any = kernel.run
+    run: Any = kernel
     for m in (3, 16, 17, 100, 33):
         gathered(*draw(m=m))
     before = len(run.jitted)
@@ -233,8 +234,7 @@ def renderings() -> None:
     launcher = next(iter(run.jitted.values()))
     say("renderings", before=before, after=len(run.jitted), source=inspect.getsource(launcher.fn).splitlines()[0])
     (conv,) = ops.conv2d.kernels["cpu"]
-    conv_run: Any = conv.run
-    (taps,) = conv_run.tables.values()
+    (taps,) = conv.tables.values()
     say("tables", tables=len(taps.found), looked_at=taps.looked_at)
 
 

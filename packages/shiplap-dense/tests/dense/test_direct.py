@@ -14,13 +14,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 import shiplap as sl
-from shiplap.bind import native, tables
+from shiplap.bind import plan, tables
 from shiplap.bind.tables import Table
 from shiplap.codegen.triton import render
 from shiplap.op import template
 from shiplap.op.choices import REFERENCE
 from shiplap.op.config import NO_CONFIG
-from shiplap.op.launch import Kernel, PythonKernel
+from shiplap.op.kernel import template_kernel
 from shiplap.selection import isolate
 from shiplap.selection.candidate import candidates, default_of
 from shiplap_testing.forked import interpreted, python
@@ -193,7 +193,7 @@ def declare(ns: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def bind(op: sl.Op, device: str = "cpu", **keywords: Any) -> None:
         read = partial(template.read_template, op.spec, str(tmp_path / "ops.py"))
         found = read(device, "scale.triton.jinja", grid=lambda sizes, config, cdiv: (1, 1, 1), **keywords)
-        kernel = template.as_kernel(op.spec, found)
+        kernel = template_kernel(op.spec, found)
         assert kernel is not None
         op._attach(kernel)
 
@@ -235,7 +235,7 @@ def test_where_the_reference_is_a_library_call_it_stands_before_templates(declar
     bind(op, "cuda")
     assert [k.name for k in op.eager("cuda")] == ["scale"]
     assert op.eager("cpu") == []
-    call = op._checker.bind((torch.ones(3),))
+    call = op.bind((torch.ones(3),))
     assert default_of(op, call, "cpu") == (REFERENCE, NO_CONFIG)
     assert [c.kernel for c in candidates(op, "cpu", call.env)] == [REFERENCE, "scale"]
     monkeypatch.setenv("SHIPLAP_STRICT", "1")
@@ -270,19 +270,19 @@ def test_configs_are_the_kernels(declare):
     )
     (kernel,) = op.kernels["cpu"]
     assert [str(c) for c in kernel.space.configs({})] == ["BLOCK=16", "BLOCK=32"]
-    picked = [kernel.serving(op._checker.bind((torch.ones(n),))) for n in (0, 3, 20, 40)]
+    picked = [kernel.serving(op.bind((torch.ones(n),))) for n in (0, 3, 20, 40)]
     assert [p if isinstance(p, str) else str(p.config) for p in picked] == ["BLOCK=16", "BLOCK=16", "BLOCK=32", "small"]
-    assert op.pick(op._checker.bind((torch.ones(20),))) is kernel.variant(picked[2].config)
+    assert op.pick(op.bind((torch.ones(20),))) is kernel.variant(picked[2].config)
 
 
-def test_a_template_beside_a_c_kernel_leaves_that_to_native_code(declare, monkeypatch):
+def test_a_template_beside_a_c_kernel_leaves_that_to_native_code(declare):
     made, bind = declare
     op = made()
-    run = PythonKernel(op.spec, lambda x: x * 2, None)
-    monkeypatch.setattr(run, "why", "", raising=False)  # as a C ABI kernel has it
-    op._attach(Kernel("c", "cpu", run, "c"))
+    kernel = op.kernel("cpu", sl.cabi("no library", "c"))
     bind(op)
-    assert native._runs(op) == {"cpu": run}
+    form = op.own("cpu")[0].native
+    assert form.symbol == kernel.symbol
+    assert plan.serves(op, form)
 
 
 def test_tables_are_made_once_for_what_they_look_at():

@@ -321,7 +321,7 @@ def test_workspaces_of_sparse_plans_grow_with_the_weight(opened):
     call = Call()
     for op in SPARSE:
         bound = next(kernel for kernel in op.kernels["cuda"] if kernel.name == "lt")
-        assert bound.run.workspace({"m": m, "n": n, "k": k}) == most
+        assert bound.workspace({"m": m, "n": n, "k": k}) == most
     opened.double_want(ctypes.c_size_t(most + 1))
     assert sparse(call, m=m, n=n, k=k) == UNSUPPORTED
     assert call.message == f"algorithm -1 with split-k 0 wants {most + 1} bytes of workspace, more than {most}"

@@ -51,7 +51,7 @@ def rows_of(m: int, k: int, dtype: torch.dtype, rng: torch.Generator) -> Tensor:
 
 def quantised(x: Tensor, pairs: int, dtype: torch.dtype = torch.int8) -> None:
     op = ops.quantise_int8 if dtype == torch.int8 else ops.quantise_fp8
-    want, scales = op._reference((x, pairs))
+    want, scales = op.run_reference((x, pairs))
     q, scale = torch.full(want.shape, GUARD, dtype=torch.uint8).view(dtype), torch.full_like(scales, GUARD)
     what = f"{dtype} {tuple(x.shape)} {x.stride()} {x.dtype} pairs {pairs}"
     activations.quantise(x, pairs, q=q, scale=scale, num_warps=4)
@@ -87,7 +87,7 @@ def activation_cases(rng: torch.Generator) -> None:
         quantised(x, pairs)
         out = torch.full((-(-m // 16) * 16, formats.lifted_depth(k, pairs)), GUARD, dtype=x.dtype)
         activations.lift(x, pairs, out=out, BLOCK=64, num_warps=4)
-        same(out, ops.lift._reference((x, pairs)), f"lift {m} x {k} pairs {pairs}")
+        same(out, ops.lift.run_reference((x, pairs)), f"lift {m} x {k} pairs {pairs}")
     for pairs in (2, 3, 4):
         quantised(representable(5, random.randrange(1, 70), rng), pairs, torch.float8_e4m3fn)
     base = rows_of(12, 2 * 48 + 3, torch.float32, rng)
@@ -132,7 +132,7 @@ def layer_cases(rng: torch.Generator) -> None:
             formats.prune(torch.randn(n, k, generator=rng), formats.Pattern(pairs)), torch.int8
         )
         slid = formats.slide(formats.pad(weight, formats.dense_depth(n), k), formats.Pattern(pairs))
-        want = layers.linear_int8._reference((x, scale, weight, None, added, pairs, 0))
+        want = layers.linear_int8.run_reference((x, scale, weight, None, added, pairs, 0))
         out = torch.full((m, n), float(GUARD))
         linear.slide_8bit(torch.int8, x, scale, formats.compress(slid), added, pairs, 0, out)
         same(out, want, f"slide {m} x {n} x {k} pairs {pairs}")

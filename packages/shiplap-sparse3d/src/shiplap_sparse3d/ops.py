@@ -356,8 +356,10 @@ def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str,
     if needs.bias:  # what takes scratch comes before what stays: a sum over rows takes 132 MiB on an H200
         found["bias"] = grad.sum(0)
     if needs.weight:
-        blocks = tap_blocks(saved.masks, saved.table.shape[1]) if saved.masks is not None else (None, None)
-        found["weight"] = conv_weight_grad(grad, saved.feats, saved.table, saved.order, *blocks, groups, reflect, tf32)
+        blocks, counts = tap_blocks(saved.masks, saved.table.shape[1]) if saved.masks is not None else (None, None)
+        found["weight"] = conv_weight_grad(
+            grad, saved.feats, saved.table, saved.order, blocks, counts, groups, reflect, tf32
+        )
     if needs.feats and saved.symmetric:
         weight, nothing = _swap(saved.weight, groups), (None, None, None)
         found["feats"] = conv(grad, weight, here[0], None, *here[1:], *nothing, groups, not reflect, True, tf32)

@@ -68,10 +68,22 @@ class Plan:
         self, feats: Tensor, weight: Tensor, bias: Tensor | None = None, groups: int = 1, tf32: bool | None = None
     ) -> Tensor:
         """``feats [n, ci]``, ``weight [co, k, ci / groups]`` → ``[m, co]``; ``tf32`` by default as for matmul."""
-        back: tuple[Any, ...] = self.back or (None, None, None)
+        back, order, masks = self.back or (None, None, None)
         tf32 = torch.backends.cuda.matmul.allow_tf32 if tf32 is None else tf32
         return ops.conv(
-            feats, weight, self.table, bias, self.order, self.masks, *back, groups, self.reflect, self.symmetric, tf32
+            feats,
+            weight,
+            self.table,
+            bias,
+            self.order,
+            self.masks,
+            back,
+            order,
+            masks,
+            groups,
+            self.reflect,
+            self.symmetric,
+            tf32,
         )
 
     @property

@@ -76,12 +76,19 @@ def reach(window: Window, coords: Tensor, grid: Triple) -> Tensor:
     return found if capacity is not None else found[found[:, 0] >= 0]
 
 
-def _out_coords(coords: Tensor, grid: Sequence[int], *window: Sequence[int] | int | None) -> Tensor:
-    *lists, capacity = window
-    arguments = [list(grid), *map(list, lists)]  # type: ignore[arg-type]
+def _out_coords(
+    coords: Tensor,
+    grid: Sequence[int],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    capacity: int | None,
+) -> Tensor:
+    window = list(kernel), list(stride), list(padding), list(dilation)
     if capacity is None:
-        return ops.out_coords(coords, *arguments)
-    return bounded.out_coords_bounded(coords, *arguments, capacity)[0]
+        return ops.out_coords(coords, list(grid), *window)
+    return bounded.out_coords_bounded(coords, list(grid), *window, capacity)[0]
 
 
 def _cut(coords: Tensor, limits: Sequence[int]) -> Tensor:

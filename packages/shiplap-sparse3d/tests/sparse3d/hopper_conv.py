@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,20 +18,20 @@ HALF, FULL, TF32 = "float16", "float32", "float32 on tensor cores"
 def first(op: Op, args: tuple[Any, ...]) -> Any:
     """The kernel that runs without a choice, compiled."""
     (kernel,) = op.kernels["cuda"]
-    call = op._checker.bind(args)
-    serving = replace(kernel, device="cpu", _variants={}).serving(call)
+    call = op.bind(args)
+    serving = kernel.serving(call)
     assert not isinstance(serving, str), serving
-    serving.run.jitted.clear()
-    serving.run.compile(call)
-    (compiled,) = hopper.compiled(serving.run)
+    serving.jitted.clear()
+    serving.compile(call)
+    (compiled,) = hopper.compiled(serving)
     return {**hopper.resources(compiled), "config": str(serving.config)}
 
 
 hopper.pretend()
 generator = torch.Generator().manual_seed(0)
 table = torch.randint(-1, ROWS, (ROWS, TAPS), generator=generator, dtype=torch.int32)
-columns, order, masks = ops.sort_table._reference((table, PARTS, 1 << 18))
-blocks, counts = ops.tap_blocks._reference((masks, TAPS))
+columns, order, masks = ops.sort_table.run_reference((table, PARTS, 1 << 18))
+blocks, counts = ops.tap_blocks.run_reference((masks, TAPS))
 for name in (HALF, FULL, TF32):
     feats = torch.zeros(ROWS, CHANNELS, dtype=torch.float16 if name == HALF else torch.float32)
     weight = feats.new_zeros(CHANNELS, TAPS, CHANNELS)

@@ -66,9 +66,8 @@ def ns() -> Iterator[str]:
     """A namespace of this test alone: ``@sl.op(f"{ns}::scale")``. Its ops go with it: no other test meets them."""
     name = f"test{next(_numbers)}"
     yield name
-    if mine := [op for op in registry._ops if op.startswith(f"{name}::")]:
-        for op in mine:
-            registry.refresh(registry._ops.pop(op))
+    for op in [op.spec.name for op in registry.ops() if op.spec.namespace == name]:
+        registry.forget(op)
 
 
 @pytest.fixture

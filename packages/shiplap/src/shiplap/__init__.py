@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from shiplap.bind import cabi
 from shiplap.errors import ShiplapError, ShiplapNotice
-from shiplap.op import Op, OpSpec, adopt, op, registry
+from shiplap.op import Op, OpSpec, adopt, digest, op
 from shiplap.selection import freeze, tune
 
 if TYPE_CHECKING:
@@ -83,5 +83,5 @@ def _lower_templates() -> None:
     install()
 
 
-registry.on_trace(_lower_templates)
+digest.on_trace(_lower_templates)
 sys.modules[__name__].__class__ = _Package

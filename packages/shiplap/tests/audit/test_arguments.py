@@ -53,7 +53,7 @@ def test_arguments_lists_what_was_refused():
 
 def test_arguments_fires_when_a_check_is_missing(monkeypatch):
     """A shiplap op cannot lose its checks by accident, so they are taken away here."""
-    checker = careful._checker
+    checker = careful.checker
     bind = type(checker).bind
 
     def without_ranks(self, args):

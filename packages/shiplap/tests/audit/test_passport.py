@@ -100,7 +100,7 @@ def test_a_check_that_set_a_sample_aside_has_not_covered_it():
 
 
 def library_of(op):
-    return op.kernels["cpu"][0].run.source.library
+    return op.kernels["cpu"][0].native.library
 
 
 def test_nothing_has_moved(passport):

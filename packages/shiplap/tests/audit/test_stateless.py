@@ -20,7 +20,7 @@ NAMED = [s for s in stateful.SPECIMENS if s.name in stateful.NAMES]
 
 
 def library_of(op) -> Path:
-    return op.kernels["cpu"][0].run.source.library
+    return op.kernels["cpu"][0].native.library
 
 
 @pytest.mark.parametrize("specimen", NAMED, ids=str)

@@ -87,7 +87,7 @@ def said(op, *args):
 
 
 def entry(op, args, config, kernel="tell"):
-    call = op._checker.bind(args)
+    call = op.bind(args)
     return choices.Entry(op.spec.name, op.identity, ("cpu", *op.rule.key(call)), kernel, Config.of(config))
 
 

@@ -119,7 +119,7 @@ def test_redeclaring_drops_both(step):
     attached = step.native
     step.drop_native()
     assert step.native is None
-    assert all(entry.run.calls == 0 for entry in attached.parts.values())
+    assert all(entry.form.calls == 0 for entry in attached.parts.values())
     assert torch.equal(step(torch.ones(2)), torch.full((2,), 2.0))
     assert step.native is not None, "attached again at the first call"
 

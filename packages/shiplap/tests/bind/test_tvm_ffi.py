@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 import shiplap as sl
-from shiplap.bind import native
+from shiplap.bind import plan
 from shiplap.bind import tvm_ffi as ffi
 from shiplap_testing.build import compile_c
 from shiplap_testing.support import fails
@@ -203,4 +203,4 @@ def test_a_compiler_that_fails_is_quoted(ops, monkeypatch):
     monkeypatch.setenv("CXX", "false")
     with fails("SL405", "false failed with status 1"):
         ffi.export(ops.total)
-    assert native.compiler(ops.total).endswith("false")
+    assert plan.compiler(ops.total).endswith("false")

@@ -18,7 +18,7 @@ import torch
 import shiplap as sl
 from shiplap.compat import lowering
 from shiplap.fuse import decisions, explain, select, switches
-from shiplap.op import registry
+from shiplap.op import digest
 from shiplap_testing.forked import python
 from tests.fuse import targets
 from tests.fuse.targets import BROKEN, CRASHING, FAST_AND_WRONG, GOOD, qmm
@@ -35,12 +35,12 @@ def fresh(fresh_compiler: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     with lowering.uncached():
         yield
     qmm.templates["cpu"] = before
-    registry.refresh()
+    digest.refresh()
 
 
 def only(*configs: dict[str, Any]) -> None:
     qmm.templates["cpu"] = [dataclasses.replace(qmm.templates["cpu"][0], configs=configs)]
-    registry.refresh()
+    digest.refresh()
 
 
 def arguments() -> tuple[torch.Tensor, ...]:
@@ -207,6 +207,6 @@ def test_an_edited_template_is_never_served_from_a_cache(tmp_path):
 
 
 def test_a_changed_lowering_is_another_key(monkeypatch):
-    before = registry.digest()
+    before = digest.digest()
     monkeypatch.setattr(import_module("shiplap.fuse.install"), "_code", ["another lowering"])
-    assert registry.digest() != before
+    assert digest.digest() != before

@@ -20,7 +20,7 @@ def gather(
 
 
 def key(x, index, stride=(1, 2), rule=gather.rule, eps=1e-5):
-    return rule.key(gather._checker.bind((x, index, list(stride), eps, "a")))
+    return rule.key(gather.bind((x, index, list(stride), eps, "a")))
 
 
 def test_dims_are_rounded_up_scalars_are_exact_floats_do_not_count():
@@ -48,14 +48,14 @@ def test_the_quick_key_tells_apart_what_the_key_does():
         (x, index, [2, 2], 0.1, "a"),
         (x[..., :4], index, [1, 2], 0.1, "a"),
     ]
-    bound = [gather._checker.bind(c) for c in calls]
+    bound = [gather.bind(c) for c in calls]
     for a in bound:
         for b in bound:
             assert (gather.rule.key(a) == gather.rule.key(b)) == (gather.rule.quick(a) == gather.rule.quick(b))
 
 
 def test_the_text_reads_back():
-    env = gather._checker.bind((torch.ones(2, 900, 5), torch.zeros(27, dtype=torch.int32), [1, 2], 0.1, "a")).env
+    env = gather.bind((torch.ones(2, 900, 5), torch.zeros(27, dtype=torch.int32), [1, 2], 0.1, "a")).env
     bucket = gather.rule.bucket(env)
     assert str(bucket) == "batch<=(2,), n<=1024, c<=8, k<=32, stride==(1, 2), mode=='a'"
     assert Bucket.parse(str(bucket)) == bucket

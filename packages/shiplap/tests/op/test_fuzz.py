@@ -11,7 +11,8 @@ from torch import Tensor
 
 import shiplap as sl
 from shiplap import compat
-from shiplap.op.check import Checker, shape_of
+from shiplap.op.binding import shape_of
+from shiplap.op.check import Checker
 from shiplap.op.declare import read_spec
 from shiplap.op.fast import compile_bind
 

@@ -6,8 +6,10 @@ from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
 import shiplap as sl
-from shiplap.op.check import Binding
-from shiplap.op.launch import PythonKernel, poisoned_workspace
+from shiplap.op.binding import Binding
+from shiplap.op.kernel import Terms
+from shiplap.op.launch import poisoned_workspace
+from shiplap.op.python import PythonKernel
 from shiplap_testing.support import fails
 
 V = Float[Tensor, "n"]
@@ -91,7 +93,7 @@ def test_a_kernel_runs_with_its_device_as_the_current_one(scale, style, device, 
     def out(x, k, *, shift, tag, y, total):
         found.append(entered[-1])
 
-    kernel = PythonKernel(scale.spec, {"functional": functional, "out": out}[style], None)
+    kernel = PythonKernel(scale.spec, Terms("k", "cuda", ""), {"functional": functional, "out": out}[style])
     call = Binding((torch.ones(2), 2, 0.0, "t"), device=torch.device(device))
     outs = torch.empty(2), torch.empty(())
     if style == "functional":

@@ -13,7 +13,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.compiler import config
 
 import shiplap as sl
-from shiplap.op import registry
+from shiplap.op import digest, registry
 from shiplap_testing.forked import python
 
 V = Float[Tensor, "n"]
@@ -72,7 +72,7 @@ def test_the_same_declarations_give_the_same_key(ns):
     tag = config.cache_key_tag
     sl.op(f"{ns}::f")(f)
     assert config.cache_key_tag == tag
-    assert registry.digest() in tag
+    assert digest.digest() in tag
 
 
 def test_the_users_own_tag_is_kept(ns, restored_tag):
@@ -82,7 +82,7 @@ def test_the_users_own_tag_is_kept(ns, restored_tag):
     def f(x: V) -> V:
         return x * 2
 
-    assert config.cache_key_tag == f"mine+shiplap:{registry.digest()}"
+    assert config.cache_key_tag == f"mine+shiplap:{digest.digest()}"
 
 
 def test_a_tag_set_after_the_declarations_is_salted_again_before_it_is_used(ns, restored_tag, fresh_compiler):
@@ -92,7 +92,7 @@ def test_a_tag_set_after_the_declarations_is_salted_again_before_it_is_used(ns, 
 
     config.cache_key_tag = "theirs"
     torch.compile(f, backend="aot_eager", fullgraph=True)(torch.ones(2))
-    assert config.cache_key_tag == f"theirs+shiplap:{registry.digest()}"
+    assert config.cache_key_tag == f"theirs+shiplap:{digest.digest()}"
 
 
 def test_an_earlier_tag_that_comes_back_is_salted_once(ns, restored_tag):
@@ -105,7 +105,7 @@ def test_an_earlier_tag_that_comes_back_is_salted_once(ns, restored_tag):
     sl.op(f"{ns}::f")(f)
     config.cache_key_tag = "mine" + former
     sl.op(f"{ns}::g")(f)
-    assert config.cache_key_tag == f"mine+shiplap:{registry.digest()}"
+    assert config.cache_key_tag == f"mine+shiplap:{digest.digest()}"
 
 
 def test_every_thread_sees_the_salt(ns, thread):
@@ -115,10 +115,10 @@ def test_every_thread_sees_the_salt(ns, thread):
         return x * 2
 
     sl.op(f"{ns}::f")(f)
-    assert thread(lambda: config.cache_key_tag) == f"+shiplap:{registry.digest()}"
+    assert thread(lambda: config.cache_key_tag) == f"+shiplap:{digest.digest()}"
     thread(lambda: sl.op(f"{ns}::g")(f))
-    registry.ensure()  # as each trace does: here a tag of this thread's own may be set
-    assert config.cache_key_tag == f"+shiplap:{registry.digest()}"
+    digest.ensure()  # as each trace does: here a tag of this thread's own may be set
+    assert config.cache_key_tag == f"+shiplap:{digest.digest()}"
 
 
 def test_a_backward_compiled_in_another_thread_has_the_salt(ns, thread, fresh_compiler, monkeypatch):
@@ -142,7 +142,7 @@ def test_a_backward_compiled_in_another_thread_has_the_salt(ns, thread, fresh_co
     y = torch.compile(lambda x: f(x).sum(), backend=compiler, fullgraph=True)(x)
     thread(y.backward)
     assert x.grad.tolist() == [2, 2, 2]
-    assert tags == [f"+shiplap:{registry.digest()}"]
+    assert tags == [f"+shiplap:{digest.digest()}"]
 
 
 def test_ops_are_sorted(ns):

@@ -41,7 +41,7 @@ def everything(samples: Samples):
 @pytest.mark.parametrize("op", [window, batched])
 def test_every_case_fits_the_declaration_and_is_rebuilt_from_its_label(op):
     for case in everything(Samples(op, 7)):
-        op._checker.bind(case.args)
+        op.bind(case.args)
         again = sample(op, case.label, 7)
         for a, b in zip(case.args, again.args, strict=True):
             assert type(a) is type(b)

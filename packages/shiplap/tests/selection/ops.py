@@ -13,7 +13,7 @@ from torch import Tensor
 
 import shiplap as sl
 from shiplap.op.config import Config
-from shiplap.selection.candidate import ReferenceCandidate
+from shiplap.selection.candidate import Candidate, ReferenceCandidate
 
 
 @sl.op("tune_test::mm")
@@ -81,11 +81,12 @@ def _(x, rows, *, out):
 
 
 @dataclass(frozen=True)
-class Compiled:
+class Compiled(Candidate):
     """A candidate for :data:`hostile` whose compiler may take the process along."""
 
     config: Config
     kernel: str = "compiled"
+    compiles: bool = True
 
     def precompile(self, args):
         if self.config.as_dict()["HOW"] == "crash":

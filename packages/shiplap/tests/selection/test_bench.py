@@ -13,7 +13,7 @@ from shiplap.op.config import NO_CONFIG
 from shiplap.referee.recipe import Recipe
 from shiplap.selection import bench as benches
 from shiplap.selection.bench import LocalBench
-from shiplap.selection.candidate import ReferenceCandidate
+from shiplap.selection.candidate import Candidate, ReferenceCandidate
 from shiplap.selection.inputs import inputs
 from shiplap.selection.measure import Plan
 from shiplap.selection.search import search
@@ -25,7 +25,7 @@ def double(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
 
 
 @dataclass
-class Compiling:
+class Compiling(Candidate):
     """A right candidate that counts; ``work`` is what its compiler does."""
 
     work: object = None
@@ -35,6 +35,7 @@ class Compiling:
     sizes: list[int] = field(default_factory=list)
     ended: bool = False
     fixed: bool = False
+    compiles: bool = True
 
     def precompile(self, args):
         self.sizes.append(args[0].shape[0])

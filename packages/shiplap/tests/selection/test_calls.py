@@ -10,7 +10,8 @@ import torch
 
 import shiplap as sl
 from shiplap.errors import ShiplapError, ShiplapNotice
-from shiplap.op import choices
+from shiplap.op import Implementation, Kernel, choices
+from shiplap.op.native import NativeForm
 from shiplap.selection import recipe_of, record
 from shiplap.selection.calls import read_calls
 from shiplap.selection.engine import recipe_for, seconds_of
@@ -47,28 +48,28 @@ def test_compiled_graphs_are_recorded_too(tmp_path, fresh_compiler):
 
 
 def test_a_recorder_keeps_native_bindings_away(tmp_path, ns):
-    class Bound:
-        calls, why = 5, ""
-
-        def __call__(self, call):
-            return (call.args[0] + 1,)
-
-    class Source:
-        identity, name = "x", "bound"
-
-        def bind(self, spec, workspace):
-            return Bound()
-
     @sl.op(f"{ns}::one")
     def one(x: ops.Float[ops.Tensor, "n"]) -> ops.Float[ops.Tensor, "n"]:
         return x + 1
 
+    class Bound(Kernel):
+        def run(self, call):
+            return (call.args[0] + 1,)
+
+    class Source(Implementation):
+        identity, name = "x", "bound"
+
+        def bind(self, spec, terms):
+            kernel = Bound(spec, terms)
+            kernel.native = NativeForm(tmp_path, "bound", frozenset(), 1, "", calls=5)
+            return kernel
+
     one.kernel("cpu", Source())
-    run = one.kernels["cpu"][0].run
+    form = one.kernels["cpu"][0].native
     with record(tmp_path / "calls.jsonl"):
-        assert run.calls == -1
+        assert form.calls == -1
         one(torch.ones(2))
-    assert run.calls == 0
+    assert form.calls == 0
     assert [c.op for c in read_calls(tmp_path / "calls.jsonl")] == [one.spec.name]
 
 
@@ -124,7 +125,7 @@ def test_recipes_of_calls_build_calls_of_the_same_bucket():
     for a in (x, x.T.contiguous().T, x[:, :3], torch.randn(6, 8).double()[:, ::2], x[:1].expand(6, 4)):
         b = torch.randn(a.shape[1], 5, dtype=torch.float64)
         drawn = inputs(ops.mm, recipe_of(ops.mm, (a, b)), "cpu")
-        call = ops.mm._checker.bind((a, b))
+        call = ops.mm.bind((a, b))
         assert ops.mm.rule.key(drawn.call) == ops.mm.rule.key(call)
         assert drawn.real[0].args[0].shape == a.shape
 

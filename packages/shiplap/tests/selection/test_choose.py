@@ -10,9 +10,9 @@ from torch import Tensor
 import shiplap as sl
 from shiplap import compat
 from shiplap.errors import ShiplapError, ShiplapNotice
-from shiplap.op import choices, registry
+from shiplap.op import choices, digest
 from shiplap.selection import Store, choose, measure, recipe_of, thaw
-from shiplap.selection.candidate import candidates
+from shiplap.selection.candidate import Candidate, candidates
 from shiplap.selection.verify import Verifier
 from tests.selection import ops
 
@@ -38,7 +38,7 @@ def test_the_choice_is_served_to_its_bucket_and_to_no_other():
     choose(ops.mm, recipe_of(ops.mm, matrices()))
 
     def picked(*args):
-        found = ops.mm.pick(ops.mm._checker.bind(args))
+        found = ops.mm.pick(ops.mm.bind(args))
         return (found.name, str(found.config))
 
     assert picked(torch.ones(15, 500), torch.ones(500, 9)) == ("right", "WAIT=300")
@@ -55,7 +55,7 @@ def test_what_is_stored_is_not_measured_again():
     second = choose(ops.mm, recipe)
     assert measure.benchmarks == before
     assert second == first.but(origin="stored")
-    assert ops.mm.pick(ops.mm._checker.bind(matrices())).name == "right"
+    assert ops.mm.pick(ops.mm.bind(matrices())).name == "right"
 
 
 def test_another_kernel_makes_the_stored_choice_absent(ns):
@@ -89,7 +89,7 @@ def test_a_choice_of_a_rebound_kernel_is_not_served(ns):
         torch.add(x, 1, out=out)
 
     one.kernel("cpu", add, configs=[{"BY": 1}, {"BY": 2}])
-    call = one._checker.bind((torch.ones(4),))
+    call = one.bind((torch.ones(4),))
     entry = choices.Entry(
         one.spec.name, one.identity, ("cpu", *one.rule.key(call)), "add", one.kernels["cpu"][0].space.fixed[1]
     )
@@ -101,12 +101,12 @@ def test_a_choice_of_a_rebound_kernel_is_not_served(ns):
 
 
 def test_choices_are_part_of_the_digest_of_compiled_graphs():
-    before = registry.digest()
+    before = digest.digest()
     choose(ops.mm, recipe_of(ops.mm, matrices()))
-    assert registry.digest() != before
-    assert registry.digest() in torch.compiler.config.cache_key_tag
+    assert digest.digest() != before
+    assert digest.digest() in torch.compiler.config.cache_key_tag
     thaw()
-    assert registry.digest() == before
+    assert digest.digest() == before
 
 
 def test_there_is_always_a_floor(ns):
@@ -299,7 +299,7 @@ def test_extra_fields_separate_choices():
     assert len(list(Store().entries("tune_test::mm"))) == 2
 
 
-class Template:
+class Template(Candidate):
     """What fuse/ supplies: not a kernel of the op, prepared once, allocated elsewhere."""
 
     kernel, fixed, opaque = "template", True, True
@@ -332,11 +332,11 @@ def test_a_choice_that_does_not_take_a_call_is_passed_over(ns):
     def _(x, *, out):
         torch.add(x, 1, out=out)
 
-    call = one._checker.bind((torch.ones(8),))
+    call = one.bind((torch.ones(8),))
     choices.install([choices.Entry(one.spec.name, one.identity, ("cpu", *one.rule.key(call)), "even")])
     assert one.pick(call).name == "even"
     with pytest.warns(ShiplapNotice, match=r"the chosen kernel does not take this call \(odd\)"):
-        assert one.pick(one._checker.bind((torch.ones(7),))) is None
+        assert one.pick(one.bind((torch.ones(7),))) is None
 
 
 def test_the_reference_is_computed_once_per_case(monkeypatch):

@@ -11,7 +11,7 @@ import torch
 
 import shiplap as sl
 from shiplap.errors import ShiplapError, ShiplapNotice
-from shiplap.op import choices, registry
+from shiplap.op import choices, digest
 from shiplap.selection import Store, choose, frozen, measure, recipe_of, table, thaw
 from shiplap.selection.key import Key
 from shiplap_testing.forked import python
@@ -23,7 +23,7 @@ def matrices(m=16, k=512, dtype=torch.float32):
 
 
 def picked(args):
-    found = ops.mm.pick(ops.mm._checker.bind(args))
+    found = ops.mm.pick(ops.mm.bind(args))
     return f"{found.name}({found.config})" if found else "reference"
 
 
@@ -156,11 +156,11 @@ def test_choices_that_no_store_took_are_frozen_too(tmp_path, monkeypatch):
 
 
 def test_a_table_changes_the_digest_of_compiled_graphs(tuned):
-    before = registry.digest()
+    before = digest.digest()
     frozen(tuned)
-    assert registry.digest() != before
+    assert digest.digest() != before
     thaw()
-    assert registry.digest() == before
+    assert digest.digest() == before
 
 
 def test_freezing_into_nowhere_is_an_error(tmp_path):
@@ -179,22 +179,22 @@ def test_the_variable_is_read_at_the_first_call_and_compiled_code_obeys(tuned, t
 import torch
 torch.set_num_threads(1)
 import shiplap as sl
-from shiplap.op import choices, registry
+from shiplap.op import choices, digest
 from shiplap.selection import measure
 from shiplap_testing.forked import python
 from tests.selection import ops
-before = registry.digest()
+before = digest.digest()
 assert not choices.frozen, "read at import"
 a, b = torch.randn(16, 512), torch.randn(512, 16)
 seen = []
 for kernel in ops.mm.kernels["cpu"]:
-    fn = kernel.run.fn
-    kernel.run.fn = lambda *x, fn=fn, name=kernel.name, **k: (seen.append((name, k.get("WAIT"))), fn(*x, **k))[1]
+    fn = kernel.function
+    kernel.function = lambda *x, fn=fn, name=kernel.name, **k: (seen.append((name, k.get("WAIT"))), fn(*x, **k))[1]
 eager = ops.mm(a, b)
 compiled = torch.compile(lambda a, b: ops.mm(a, b) + 0, fullgraph=True, backend="aot_eager")(a, b)
 torch.testing.assert_close(eager, compiled)
 torch.testing.assert_close(eager, a @ b, rtol=1e-3, atol=1e-3)
-print(set(seen), measure.benchmarks, registry.digest() != before)
+print(set(seen), measure.benchmarks, digest.digest() != before)
 """
     done = program(code, SHIPLAP_TUNED=str(tuned), SHIPLAP_CACHE_DIR=str(tmp_path / "elsewhere"))
     assert done.returncode == 0, done.stderr

@@ -12,7 +12,7 @@ from torch import Tensor
 import shiplap as sl
 from shiplap.op.config import Config
 from shiplap.referee.recipe import Recipe
-from shiplap.selection.candidate import ReferenceCandidate
+from shiplap.selection.candidate import Candidate, ReferenceCandidate
 from shiplap.selection.inputs import inputs
 from shiplap.selection.measure import CpuClock, Plan, Timing, race
 from shiplap.selection.search import WHOLE, search
@@ -25,10 +25,13 @@ def one(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
 
 
 @dataclass(frozen=True)
-class Fake:
+class Fake(Candidate):
     config: Config
     kernel: str = "tiled"
     prior: object = None
+
+    def estimate(self, env):
+        return None if self.prior is None else self.prior(env, self.config.as_dict())
 
     def prepare(self, args):
         raise NotImplementedError

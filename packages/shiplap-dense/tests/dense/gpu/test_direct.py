@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import shiplap as sl
-from shiplap.op.launch import Kernel
+from shiplap.op.kernel import Kernel
 from shiplap_dense import ops
 from tests.dense import direct_ops
 from tests.dense.direct_ops import gathered
@@ -35,9 +35,9 @@ def draw(dtype: torch.dtype = torch.float32, **other: Any) -> list[Any]:
 
 
 def reference(op: sl.Op, args: Any) -> torch.Tensor:
-    call = op._checker.bind(args)
+    call = op.bind(args)
     wide = [a.double() if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in call.args]
-    return op._reference(tuple(wide))
+    return op.run_reference(tuple(wide))
 
 
 def error(got: torch.Tensor, want: torch.Tensor) -> float:
@@ -112,7 +112,7 @@ def test_every_config_of_the_dense_templates(dtype, case):
     from triton.runtime.errors import OutOfResources
 
     op, args = getattr(ops, case.partition(" ")[0]), EAGER[case](dtype)
-    call, want, seen = op._checker.bind(args), reference(op, args), set()
+    call, want, seen = op.bind(args), reference(op, args), set()
     for kernel in op.kernels["cuda"]:
         for config in kernel.space.configs(call.env):
             if kernel.variant(config).refuses(call):
@@ -133,7 +133,7 @@ def test_every_config_of_the_dense_templates(dtype, case):
 )
 def test_what_eager_calls_run(case, template):
     op, args = getattr(ops, case), EAGER[case](torch.float16)
-    picked = op.pick(op._checker.bind(args))
+    picked = op.pick(op.bind(args))
     assert isinstance(picked, Kernel) == template
     names = launched(op, *args)
     assert (case in names) == template, names
@@ -175,7 +175,7 @@ def test_a_table_in_a_graph_stays_where_it_is():
     kernel = ops.conv2d.kernels["cuda"][0]
     x, w = randn(2, 9, 9, 16), randn(24, 3, 3, 16)
     args = (x, w, None, [1, 1], [1, 1], [1, 1])
-    call = ops.conv2d._checker.bind(args)
+    call = ops.conv2d.bind(args)
     serving = kernel.serving(call)
     serving.run(call)
     graph = torch.cuda.CUDAGraph()
@@ -190,7 +190,7 @@ def test_a_table_in_a_graph_stays_where_it_is():
     graph.replay()
     assert error(out, reference(ops.conv2d, args)) < 1e-5
     del junk
-    other = ops.conv2d._checker.bind((x, randn(24, 2, 2, 16), None, [1, 1], [1, 1], [1, 1]))
+    other = ops.conv2d.bind((x, randn(24, 2, 2, 16), None, [1, 1], [1, 1], [1, 1]))
     with (
         pytest.raises(sl.ShiplapError, match="SL305: table is not on the device yet"),
         torch.cuda.graph(torch.cuda.CUDAGraph()),
@@ -204,7 +204,7 @@ def test_offsets_beyond_32_bits():
     a = space.as_strided((rows, 64), (far, 1)).normal_()
     b = randn(64, 48, dtype=torch.float16)
     for op, args in ((ops.mm, (a, b)), (ops.bmm, (a[None], b[None]))):
-        call = op._checker.bind(args)
+        call = op.bind(args)
         (got,) = op.kernels["cuda"][0].serving(call).run(call)
         assert error(got, reference(op, args)) < 3e-3
     feats = space.as_strided((rows, 12), (far, 1))

@@ -19,8 +19,8 @@ NAME = "lt"  # of the kernels, in choices and tables
 WORKSPACE = 32 << 20
 SPARSE_WORKSPACE = f"{WORKSPACE} + n * k // 4"
 
-DENSE = (ops.mm_int8, ops.mm_fp8)
-SPARSE = (ops.sparse_mm_int8, ops.sparse_mm_fp8, ops.sparse_mm_bf16, ops.sparse_mm_fp16)
+DENSE: tuple[sl.Op, ...] = (ops.mm_int8, ops.mm_fp8)
+SPARSE: tuple[sl.Op, ...] = (ops.sparse_mm_int8, ops.sparse_mm_fp8, ops.sparse_mm_bf16, ops.sparse_mm_fp16)
 
 # The library's own choice. What else there is depends on sizes, device and version: ``tuning.py`` asks. VERSION is that
 # of the cuSPARSELt whose algorithm ALG is; another one takes its own choice instead (0: any).

@@ -29,7 +29,7 @@ _SOURCE = {
     ops.sparse_mm_bf16: torch.bfloat16,
     ops.sparse_mm_fp16: torch.float16,
 }
-_LEAVES = {
+_LEAVES: dict[sl.Op, tuple[sl.Op | None, sl.Op]] = {
     layers.linear_int8: (ops.mm_int8, ops.sparse_mm_int8),
     layers.linear_fp8: (ops.mm_fp8, ops.sparse_mm_fp8),
     layers.linear_bf16: (None, ops.sparse_mm_bf16),

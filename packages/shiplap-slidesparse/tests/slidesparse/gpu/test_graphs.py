@@ -113,7 +113,7 @@ def test_streams_do_not_share_scratch(sparse):
     for config in split or [kernels.DEFAULT]:
         run, call = (
             kernel.variant(Config.of(config)).run,
-            ops.sparse_mm_int8._checker.bind((x, blob, n, ops.CUSPARSELT)),
+            ops.sparse_mm_int8.bind((x, blob, n, ops.CUSPARSELT)),
         )
         run(call)
         streams, outs = [torch.cuda.Stream() for _ in range(2)], []

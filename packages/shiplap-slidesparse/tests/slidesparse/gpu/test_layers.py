@@ -99,7 +99,7 @@ def test_all_algorithms_agree(sparse, dtype, m):
     configs = tuning.algorithms(op, problem, torch.cuda.current_stream().cuda_stream)
     assert len(configs) > 1, f"{len(configs)} algorithms for {dtype} {m} x {n} x {k}"
     kernel = next(k for k in op.kernels["cuda"] if k.name == "lt")
-    call, wrong = op._checker.bind((x, blob, n, ops.CUSPARSELT)), []
+    call, wrong = op.bind((x, blob, n, ops.CUSPARSELT)), []
     for config in configs:
         try:
             with poisoned_workspace(0xFF):
@@ -113,7 +113,7 @@ def test_all_algorithms_agree(sparse, dtype, m):
 def test_dense_algorithms_agree():
     x, weight = values(256, 2048, torch.int8), values(1024, 2048, torch.int8)
     configs = tuning.algorithms(ops.mm_int8, tuning.problem_of(ops.mm_int8, 0, 256, 1024, 2048))
-    kernel, call = ops.mm_int8.kernels["cuda"][0], ops.mm_int8._checker.bind((x, weight))
+    kernel, call = ops.mm_int8.kernels["cuda"][0], ops.mm_int8.bind((x, weight))
     for config in configs:
         check(kernel.variant(Config.of(config)).run(call)[0], x, weight)
 
@@ -164,13 +164,13 @@ def test_quantised_rows_have_the_bits_of_the_law(dtype, floats):
         x = x.to(floats)
         for view in (x, x[:, 1:], x.t().contiguous().t()):
             q, scale = op(view, pairs)
-            want_q, want_scale = op._reference((view.cpu(), pairs))
+            want_q, want_scale = op.run_reference((view.cpu(), pairs))
             same_bits(q.cpu(), want_q)
             same_bits(scale.cpu(), want_scale)
-            for got, want in zip(op._reference((view, pairs)), (want_q, want_scale), strict=True):
+            for got, want in zip(op.run_reference((view, pairs)), (want_q, want_scale), strict=True):
                 same_bits(got.cpu(), want)  # of the reference on CUDA, too
         lifted = ops.lift(x, pairs)
-        same_bits(lifted.cpu(), ops.lift._reference((x.cpu(), pairs)))
+        same_bits(lifted.cpu(), ops.lift.run_reference((x.cpu(), pairs)))
 
 
 def test_offsets_beyond_31_bits():
@@ -209,7 +209,7 @@ def test_layers_agree_with_their_reference(sparse, op, form):
     ):
         x, second, weight, packed, added, *rest = layer(op, m, n, k, pairs, bias)
         args = (x, second, weight if form == "dense" else None, packed if form == "slide" else None, added, *rest)
-        got, want = op(*args), op._reference((x, second, weight, None, added, *rest))
+        got, want = op(*args), op.run_reference((x, second, weight, None, added, *rest))
         heavy = x.float().abs() @ (weight.float() * (second[:, None] if isinstance(second, Tensor) else 1)).abs().t()
         exact = op is layers.linear_int8
         allowed = 0 if exact else want.float().abs() * 2**-7 + heavy * 2**-7 + 1e-4
@@ -221,7 +221,7 @@ def test_layers_agree_with_their_reference(sparse, op, form):
 def test_8_bit_layers_take_every_float_type(sparse, op, floats):
     x, second, weight, packed, added, *rest = layer(op, 33, 256, 512)
     x, added = x.to(floats), added.to(floats)
-    want = op._reference((x, second, weight, None, added, *rest))
+    want = op.run_reference((x, second, weight, None, added, *rest))
     heavy = x.float().abs() @ (weight.float() * second[:, None]).abs().t()
     for form in ((weight, None), (None, packed)):
         got = op(x, second, *form, added, *rest)

@@ -10,7 +10,7 @@ from shiplap_sparse3d.demo.train import Progress
 __all__ = ["audits"]
 
 QUICK_CHECKS = ("schema", "fake", "numerics", "fresh", "gradient")  # a second or less each
-OPS = (
+OPS: tuple[sl.Op, ...] = (
     sparse3d.conv,
     sparse3d.conv_weight_grad,
     sparse3d.subm_table,

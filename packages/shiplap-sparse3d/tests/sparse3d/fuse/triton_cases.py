@@ -19,6 +19,7 @@ import shiplap as sl
 import shiplap_sparse3d as sparse3d
 from shiplap.bind.direct import TemplateKernel
 from shiplap.fuse import decisions
+from shiplap.op.kernel import Terms
 from shiplap_sparse3d import ops
 from shiplap_sparse3d.cuda import conv as cuda
 from shiplap_testing import interpreted  # first: it says that Triton is interpreted
@@ -48,10 +49,10 @@ def error(got: Tensor, want: Tensor) -> float:
 def alone(op: sl.Op, args: tuple[Any, ...], **config: Any) -> Tensor:
     """The op's template as a kernel of its own."""
     template = dataclasses.replace(op.templates["cpu"][0], configs=({**TILE, **config},))
-    call, kernel = op._checker.bind(args), TemplateKernel(op.spec, template)
-    chosen = kernel.first(call)
-    assert not isinstance(chosen, str), chosen
-    return kernel.with_config(chosen)(call)[0]
+    call, kernel = op.bind(args), TemplateKernel(op.spec, Terms(template.name, "cpu", ""), template)
+    serving = kernel.serving(call)
+    assert not isinstance(serving, str), serving
+    return serving.run(call)[0]
 
 
 def kernels_alone() -> None:

@@ -12,7 +12,7 @@ from tests.sparse3d.gpu import test_lowlevel, test_maps
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 ELSEWHERE = {*test_maps.NAMES, *test_lowlevel.OPS}
-REST = sorted({name.removeprefix("sparse3d::") for name in registry._ops if name.startswith("sparse3d::")} - ELSEWHERE)
+REST = sorted({op.spec.opname for op in registry.ops() if op.spec.namespace == "sparse3d"} - ELSEWHERE)
 
 
 @pytest.mark.parametrize("name", REST)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from shiplap import compat
 from shiplap.audit.capture import CaptureFailure, on_stream, record
-from shiplap.bind.cabi import CAbi
+from shiplap.bind.cabi import CKernel
 from shiplap.errors import ShiplapError
 from shiplap.op import Op
 from shiplap.referee.run import call, last_line, quiet, split
@@ -104,7 +104,7 @@ def _binding(op: Op, device: str, notes: list[str]) -> str:
     kernels = op.eager(device)
     if not kernels:
         return "reference" if op.kernels or type(op) is Op else "adopted"
-    if not any(isinstance(getattr(k.run, "source", None), CAbi) for k in kernels):
+    if not any(k.native is not None for k in kernels):
         return kernels[0].name
     from shiplap.bind import native  # not when only checks are asked for
 
@@ -119,29 +119,11 @@ def _binding(op: Op, device: str, notes: list[str]) -> str:
 def _raw(op: Op, case: Case, notes: list[str]) -> float | None:
     """The C function, timed from inside a call through the Python binding: there all its arguments are alive."""
     device = torch.device(case.device).type
-    runs = [k.run for k in op.kernels.get(device, ()) if isinstance(getattr(k.run, "source", None), CAbi)]
-    if not runs:
+    kernel = next((k for k in op.kernels.get(device, ()) if isinstance(k, CKernel)), None)
+    if kernel is None:
         notes.append("raw: no C ABI kernel")
         return None
-    run: Any = runs[0]
-    found = [0.0]
-    function: Any = None
-
-    def timed(*args: Any) -> int:
-        found[0] = _per_call(lambda: function(*args), case.device)
-        status: int = function(*args)
-        return status
-
-    bound = op._checker.bind(case.fresh())
-    run(bound)  # loads the function
-    function = run._function
-    assert function is not None
-    try:
-        run._function = timed
-        run(bound)
-    finally:
-        run._function = function
-    return found[0]
+    return kernel.timed(op.bind(case.fresh()), lambda function: _per_call(function, case.device))
 
 
 def _link(op: Op) -> tuple[int, int] | None:

@@ -217,7 +217,8 @@ def _device(device: str) -> dict[str, str]:
 
 
 def _declaration(spec: OpSpec) -> dict[str, Any]:
-    expressions = {name: {dim: str(e) for dim, e in sorted(getattr(spec, name))} for name in ("bounds", "dims")}
+    related = {"bounds": spec.bounds, "dims": spec.dims}
+    expressions = {name: {dim: str(e) for dim, e in sorted(found)} for name, found in related.items()}
     found: dict[str, Any] = {
         "arguments": {a.name: str(a.tensor) if a.tensor else str(a.scalar) for a in spec.args},
         "autocast": spec.autocast,

@@ -6,12 +6,12 @@ called without the GIL, and a status other than SL_OK becomes SL305 with the ker
 
 from __future__ import annotations
 
-import copy
 import ctypes
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -22,13 +22,16 @@ from shiplap.bind.header import signature
 from shiplap.bind.library import load_symbol
 from shiplap.codegen import CParameter, prototype
 from shiplap.errors import error
-from shiplap.op.check import Binding, shape_of
-from shiplap.op.config import Config, Space
-from shiplap.op.expr import Expr
-from shiplap.op.launch import allocate_workspace, check_bound
+from shiplap.op.binding import Binding, shape_of
+from shiplap.op.config import Values
+from shiplap.op.kernel import Implementation, Kernel, Terms
+from shiplap.op.launch import allocate_workspace
+from shiplap.op.native import NativeForm
+from shiplap.op.outputs import check_bound, empty_outputs
 from shiplap.op.spec import OpSpec
+from shiplap.op.values import EnvValue, Outputs
 
-__all__ = ["CAbi", "cabi"]
+__all__ = ["CAbi", "CKernel", "cabi"]
 
 SL_OK, SL_INVALID_ARGUMENT = 0, 1
 
@@ -66,30 +69,36 @@ class Context(ctypes.Structure):
     )
 
 
-_TYPE: dict[str, Any] = {
+_TYPE: dict[str, type[ctypes._SimpleCData[int] | ctypes._SimpleCData[float] | ctypes._SimpleCData[bytes | None]]] = {
     "int64_t": ctypes.c_int64,
     "double": ctypes.c_double,
     "int32_t": ctypes.c_int32,
     "const char*": ctypes.c_char_p,
 }
+Extents: TypeAlias = dict[str, ctypes.c_int64]  # data-dependent dims, as the kernel reports them
 
 
-class CAbi:
+class CAbi(Implementation):
     """A C ABI kernel, not yet bound to a declaration."""
+
+    native_configs = True
 
     def __init__(
         self, library: str | os.PathLike[str], symbol: str, strided: Iterable[str] = (), align: int = 1
     ) -> None:
         self.library, self.symbol, self.strided, self.align = Path(library), symbol, frozenset(strided), align
-        self.name = symbol
+
+    @property
+    def name(self) -> str:
+        return self.symbol
 
     @property
     def identity(self) -> str:
         return f"cabi:{self.library.name}:{self.symbol}"
 
-    def bind(self, spec: OpSpec, workspace: Expr | None) -> Callable[[Binding], tuple[Tensor, ...]]:
+    def bind(self, spec: OpSpec, terms: Terms) -> CKernel:
         """The kernel for ``spec``. The library is opened at the first call, never at import."""
-        return BoundKernel(self, spec, workspace)
+        return CKernel(spec, terms, self)
 
 
 def cabi(library: str | os.PathLike[str], symbol: str, *, strided: Iterable[str] = (), align: int = 1) -> CAbi:
@@ -124,40 +133,38 @@ def cabi(library: str | os.PathLike[str], symbol: str, *, strided: Iterable[str]
     return CAbi(library, symbol, strided, align)
 
 
-class BoundKernel:
-    """``Runnable`` for one spec: everything that does not depend on the call is worked out here."""
+class CKernel(Kernel):
+    """Everything that does not depend on the call is worked out here, once for all configs."""
 
-    def __init__(self, source: CAbi, spec: OpSpec, workspace: Expr | None) -> None:
-        self.source, self.spec, self.workspace = source, spec, workspace
+    by_python = False  # native code can take over, and goes along in a package
+    native: NativeForm
+
+    def __init__(self, spec: OpSpec, terms: Terms, source: CAbi) -> None:
+        super().__init__(spec, terms)
+        names = terms.space.names if terms.space is not None else ()
+        stamp = signature(spec, names)
+        self.native = NativeForm(source.library, source.symbol, source.strided, source.align, stamp)
         self.parameters = prototype(spec)
-        self.signature = signature(spec)
-        self.calls, self.why, self.digest = 0, "", ""  # of the native binding: calls until then, or why there is none
-        self._function: Any = None
-        self.space: Space | None = None
-        self.base, self.config = self, (0, 0)  # the kernel whose config this is; address and length of the values
+        self.values = 0, 0  # of the config: address and length
+        self._array: ctypes.Array[ctypes.c_int64] | None = None  # holds them
+        self._function: Callable[..., int] | None = None
 
-    def configure(self, space: Space) -> None:
-        """The kernel declares configs: their names are part of what its library is built for."""
-        self.space, self.signature = space, signature(self.spec, space.names)
+    def configure(self, values: Values) -> None:
+        """The function finds the values in its context, in the order of their names."""
+        self._array = (ctypes.c_int64 * len(values))(*[int(v) for v in values.values()])
+        self.values = ctypes.addressof(self._array), len(values)
 
-    def with_config(self, config: Config) -> BoundKernel:
-        """The same function, which finds the values of ``config`` in its context, in the order of their names."""
-        configured = copy.copy(self)
-        values = [int(v) for _, v in config.items]
-        configured._values = array = (ctypes.c_int64 * len(values))(*values)  # type: ignore[attr-defined] # kept alive
-        configured.config = ctypes.addressof(array), len(values)
-        return configured
-
-    def __call__(self, call: Binding) -> tuple[Tensor, ...]:
-        spec, env = self.spec, call.env
-        if spec.bounds:
-            env = {**env, **{dim: bound(env) for dim, bound in spec.bounds}}
-        outs = tuple(
-            [torch.empty(shape_of(o, env), dtype=call.dtype_of(o.tensor), device=call.device) for o in spec.outputs]
-        )
+    def run(self, call: Binding) -> Outputs:
+        spec = self.spec
+        if not spec.bounds:
+            outs = empty_outputs(spec, call)
+            self._run(call, outs, {}, None)
+            return outs
+        env = {**call.env, **{dim: bound(call.env) for dim, bound in spec.bounds}}
+        outs = empty_outputs(spec, replace(call, env=env))
         extents = {dim: ctypes.c_int64(0) for dim in spec.dynamic}
         self._run(call, outs, extents, None)
-        return self._narrow(call, outs, extents) if extents else outs
+        return self._narrow(call, outs, extents)
 
     def into(self, call: Binding, outs: Sequence[Tensor], scratch: Tensor | None) -> None:
         """Fill ``outs``, of fixed sizes, with the caller's workspace if one is given."""
@@ -166,29 +173,44 @@ class BoundKernel:
                 raise error(
                     "SL212",
                     where=f"{self.spec.name}, output {output.name!r}",
-                    got=f"an address that is no multiple of {self.source.align} bytes",
+                    got=f"an address that is no multiple of {self.native.align} bytes",
                     expected="memory as an allocator gives it",
                 )
         self._run(call, outs, {}, scratch)
 
-    def _run(self, call: Binding, outs: Sequence[Tensor], extents: dict[str, Any], scratch: Tensor | None) -> None:
+    def timed(self, call: Binding, clock: Callable[[Callable[[], int]], float]) -> float:
+        """``clock(function)`` of the C function alone, asked from inside a call: there its arguments are alive."""
+        function, found = self._loaded(), [0.0]
+
+        def between(*args: object) -> int:
+            found[0] = clock(lambda: function(*args))
+            return function(*args)
+
+        try:
+            self._function = between
+            self.run(call)
+        finally:
+            self._function = function
+        return found[0]
+
+    def _loaded(self) -> Callable[..., int]:
+        """The C function with its types: integers are addresses, and the GIL is released."""
         if self._function is None:
-            self._function = self._load()
+            found = load_symbol(self.native.library, self.native.symbol, self.native.signature)
+            types = [_TYPE.get(p.ctype, ctypes.c_void_p) for p in self.parameters]
+            address = ctypes.cast(found, ctypes.c_void_p).value
+            self._function = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, *types)(address or 0)
+        return self._function
+
+    def _run(self, call: Binding, outs: Sequence[Tensor], extents: Extents, scratch: Tensor | None) -> None:
         inputs, write_back = self._inputs(call)
         if scratch is None and self.workspace is not None:
             scratch = allocate_workspace(self.workspace, call)
         self._invoke(call, [*inputs, *outs], extents, scratch)
         for target, packed in write_back:
             target.copy_(packed)
-        if self.base.calls >= 0:
-            native.consider(self.base)
-
-    def _load(self) -> Any:
-        """The C function with its types: integers are addresses, and the GIL is released."""
-        found = load_symbol(self.source.library, self.source.symbol, self.signature)
-        types = [_TYPE.get(p.ctype, ctypes.c_void_p) for p in self.parameters]
-        address = ctypes.cast(found, ctypes.c_void_p).value
-        return ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, *types)(address or 0)
+        if self.native.counting:
+            native.consider(self.spec, self.native)
 
     def _inputs(self, call: Binding) -> tuple[list[Tensor | None], list[tuple[Tensor, Tensor]]]:
         """Tensors in order, contiguous and aligned where the kernel wants it; copies of mutated ones are to be written
@@ -199,45 +221,43 @@ class BoundKernel:
         for arg, value in zip(self.spec.args, call.args, strict=True):
             if arg.tensor is None:
                 continue
-            if value is not None and not self._takes(arg.name, value):
-                copy = value.clone(memory_format=torch.contiguous_format)
+            tensor = value if isinstance(value, Tensor) else None
+            if tensor is not None and not self._takes(arg.name, tensor):
+                copy = tensor.clone(memory_format=torch.contiguous_format)
                 if arg.mutated:
-                    write_back.append((value, copy))
-                value = copy
-            found.append(value)
+                    write_back.append((tensor, copy))
+                tensor = copy
+            found.append(tensor)
         return found, write_back
 
     def _takes(self, name: str, tensor: Tensor) -> bool:
         """Whether the kernel takes the tensor as it lies."""
-        return (name in self.source.strided or tensor.is_contiguous()) and self._aligned(tensor)
+        return (name in self.native.strided or tensor.is_contiguous()) and self._aligned(tensor)
 
     def _aligned(self, tensor: Tensor) -> bool:
-        return self.source.align == 1 or tensor.data_ptr() % self.source.align == 0
+        return self.native.align == 1 or tensor.data_ptr() % self.native.align == 0
 
-    def _invoke(
-        self, call: Binding, tensors: list[Tensor | None], extents: dict[str, Any], scratch: Tensor | None
-    ) -> None:
-        device = call.device
-        assert device is not None
-        rest = [_argument(p, call, extents) for p in self.parameters[len(tensors) :]]
+    def _invoke(self, call: Binding, tensors: list[Tensor | None], extents: Extents, scratch: Tensor | None) -> None:
+        device, function = call.device, self._function or self._loaded()
+        rest = [_argument(p, call.env, extents) for p in self.parameters[len(tensors) :]]
         if device.type == "cuda":
-            frame = Frame(tensors, device, scratch, torch.cuda.current_stream(device).cuda_stream, self.config)
+            frame = Frame(tensors, device, scratch, torch.cuda.current_stream(device).cuda_stream, self.values)
             with torch.cuda.device(device):
-                status = self._function(frame.context, *frame.tensors, *rest)
+                status = function(frame.context, *frame.tensors, *rest)
         else:
-            frame = Frame(tensors, device, scratch, 0, self.config)
-            status = self._function(frame.context, *frame.tensors, *rest)
+            frame = Frame(tensors, device, scratch, 0, self.values)
+            status = function(frame.context, *frame.tensors, *rest)
         if status != SL_OK:
             id = "SL211" if status == SL_INVALID_ARGUMENT else "SL305"
-            where = f"{self.spec.name}, kernel {self.source.symbol}"
+            where = f"{self.spec.name}, kernel {self.native.symbol}"
             raise error(id, where=where, got=frame.message or f"status {status}", expected="")
 
-    def _narrow(self, call: Binding, outs: tuple[Tensor, ...], extents: dict[str, Any]) -> tuple[Tensor, ...]:
+    def _narrow(self, call: Binding, outs: Outputs, extents: Extents) -> Outputs:
         """Cut outputs from their bound to what the kernel filled; a mostly empty one is copied to free its memory."""
         env = dict(call.env)
         for dim, extent in extents.items():
             env[dim] = extent.value
-            check_bound(self.spec, f"{self.spec.name}, kernel {self.source.symbol}", dim, env)
+            check_bound(self.spec, f"{self.spec.name}, kernel {self.native.symbol}", dim, extent.value, env)
         narrowed = []
         for out, full in zip(self.spec.outputs, outs, strict=True):
             shape = shape_of(out, env)
@@ -247,14 +267,14 @@ class BoundKernel:
         return tuple(narrowed)
 
 
-def _argument(p: CParameter, call: Binding, extents: dict[str, Any]) -> Any:
+def _argument(p: CParameter, env: Mapping[str, EnvValue], extents: Extents) -> object:
     """A parameter after the tensors, as the function's type takes it."""
     if p.role == "extent":
         return ctypes.byref(extents[p.source])
-    value = call.env[p.source]
-    if p.role == "length":
-        return len(value)
-    if p.role == "list":
+    value = env[p.source]
+    if isinstance(value, (list, tuple)):
+        if p.role == "length":
+            return len(value)
         element = ctypes.c_double if "double" in p.ctype else ctypes.c_int64
         return (element * max(1, len(value)))(*value)
     return value.encode() if isinstance(value, str) else value

@@ -7,7 +7,6 @@ share one compiled kernel. Sizes and strides are arguments of that kernel, so th
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import linecache
 from collections.abc import Callable, Mapping, Sequence
@@ -15,36 +14,48 @@ from contextlib import nullcontext
 from contextvars import copy_context
 from functools import cache, partial
 from importlib.util import find_spec
-from typing import Any
+from typing import Self, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
-from shiplap.bind.facts import Run, adjacent, compile_key, compile_run, inner
+from shiplap.bind.facts import Kept, Key, Launch, Run, adjacent, compile_key, compile_run, inner
 from shiplap.bind.planes import add_planes
 from shiplap.bind.tables import Table
 from shiplap.bind.triton import Launcher, triton_launcher
 from shiplap.codegen.triton import DESCRIBED, WORD, Rendered, constants, render
-from shiplap.op import template as templates
-from shiplap.op.check import Binding, shape_of
-from shiplap.op.config import Config
+from shiplap.op.binding import Binding, shape_of
+from shiplap.op.config import Config, Values
+from shiplap.op.kernel import Again, Kernel, Terms, makers
 from shiplap.op.launch import is_current
+from shiplap.op.outputs import empty_outputs
 from shiplap.op.spec import OpSpec
 from shiplap.op.template import Template
+from shiplap.op.values import Args, Env, EnvValue, Outputs
 
 __all__ = ["TemplateKernel"]
 
 LIMIT = 4096  # calls and renderings remembered: each may have sizes or scalars of its own
-Again = Callable[[tuple[Any, ...]], Tensor]  # all arguments of a call → its output
 OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")  # of a config: Triton's own
+K = TypeVar("K")
+T = TypeVar("T")
+LaunchFor: TypeAlias = Callable[..., Launch]
 
 
-class TemplateKernel:
-    """``template`` of the op ``spec`` with one config. Nothing is imported, rendered or compiled before a call."""
+class TemplateKernel(Kernel):
+    """``template`` of the op ``spec`` with one config. Nothing is imported, rendered or compiled before a call.
 
-    def __init__(self, spec: OpSpec, template: Template) -> None:
-        self.spec, self.template = spec, template
-        self.values: Mapping[str, Any] = {}
+    It speaks for its configs itself: which of them takes a call depends on what the template's ``supports`` says.
+    """
+
+    compiles = True
+    repeats = True
+    template: Template
+
+    def __init__(self, spec: OpSpec, terms: Terms, template: Template) -> None:
+        super().__init__(spec, terms)
+        self.template, self.function = template, template.grid  # of the module that binds the template
+        self.values: Values = {}
         where = f"{spec.name}, template {template.name}"
         self.tables = {name: Table(f"{where}, table {name}", build) for name, build in template.tables}
         self.adjacent = _axes(spec, dict(template.innermost))
@@ -54,69 +65,55 @@ class TemplateKernel:
         self.jitted: dict[str, Launcher] = {}  # by text, of all configs
         inners = {a.name for a in spec.tensors if f"{a.name.upper()}_INNER" in self.words}
         self._key = compile_key(spec, self.described | inners if self.described else ())
-        self._texts: dict[Any, Rendered] = {}
-        self._firsts: dict[Any, Config | str] = {}
+        self._texts: dict[Key, Rendered] = {}
+        self._firsts: dict[Key, Config | str] = {}
         self._reset()
 
     def _reset(self) -> None:
-        self._refusals: dict[Any, str] = {}
-        self._launches: dict[Any, Callable[..., None]] = {}
+        self._refusals: dict[Key, str] = {}
+        self._launches: dict[Key, Launch] = {}
         self._run: Run | None = None
 
-    @property
-    def fn(self) -> Callable[..., Any] | None:
-        """A function of the module that binds the template: the worker of ``sl.tune`` imports that."""
-        return self.template.grid
+    def configure(self, values: Values) -> None:
+        """Render with these values."""
+        self.values = values
+        self._reset()
 
-    def with_config(self, config: Config) -> TemplateKernel:
-        """The same template with the values of ``config``."""
-        configured = copy.copy(self)
-        configured.values = config.as_dict()
-        configured._reset()
-        return configured
+    def run(self, call: Binding) -> Outputs:
+        outs = empty_outputs(self.spec, call)
+        self.into(call, outs, None)
+        return outs
 
-    def __call__(self, call: Binding) -> tuple[Tensor, ...]:
-        out = self._empty(call)
-        self.into(call, (out,), None)
-        return (out,)
-
-    def _empty(self, call: Binding) -> Tensor:
-        (output,) = self.spec.outputs
-        return torch.empty(shape_of(output, call.env), dtype=call.dtype_of(output.tensor), device=call.device)
-
-    def start(self, call: Binding) -> tuple[tuple[Tensor, ...], Again | None]:
+    def start(self, call: Binding) -> tuple[Outputs, Again | None]:
         """Run ``call``; and how to run calls that differ from it in addresses alone, as aligned as these."""
-        out, kept = self._empty(call), list[Any]()
-        self.into(call, (out,), None, kept)
-        return (out,), self._again(call, out, kept)
+        outs, kept = empty_outputs(self.spec, call), Kept()
+        self._fill(call, outs[0], kept)
+        return outs, self._again(call, outs[0], kept)
 
-    def _again(self, call: Binding, out: Tensor, kept: Sequence[Any]) -> Again | None:
+    def _again(self, call: Binding, out: Tensor, kept: Kept) -> Again | None:
         """None where a launch reads what the call did not bring: tables, and copies made for it."""
-        if not kept or self.tables or "ALLOW_TF32" in self.words:
+        if kept.launch is None or self.tables or "ALLOW_TF32" in self.words:
             return None
         places = [self.spec.args.index(a) for a in self.reads]
-        launch, grid, *rest = kept
-        if any(t is not call.args[i] for t, i in zip(rest[::3], places, strict=True)):
+        if any(t is not call.args[i] for (t, _, _), i in zip(kept.tensors, places, strict=True)):
             return None
-        return _repeated(launch, grid, places, rest, out, self._planes(call, self.values))
+        return _repeated(kept, places, out, self._planes(call, self.values))
 
-    def into(
-        self, call: Binding, outs: Sequence[Tensor], scratch: Tensor | None, kept: list[Any] | None = None
-    ) -> None:
+    def into(self, call: Binding, outs: Sequence[Tensor], scratch: Tensor | None) -> None:
         """Fill the output, which is contiguous, on the current stream of the call's device."""
+        self._fill(call, outs[0], None)
+
+    def _fill(self, call: Binding, out: Tensor, kept: Kept | None) -> None:
         if self._run is None:
             self._run = self._runner(self._launches, self.launch_for)
-        device = call.device
-        assert device is not None
-        if is_current(device):
-            self._launch(call, outs[0], kept)
+        if is_current(call.device):
+            self._launch(self._run, call, out, kept)
             return
-        with torch.cuda.device(device):
-            self._launch(call, outs[0], kept)
+        with torch.cuda.device(call.device):
+            self._launch(self._run, call, out, kept)
 
     def compile(self, call: Binding) -> None:
         """Compile what ``call`` launches, and launch nothing; in any thread, beside others."""
-        assert call.device is not None
         planes, (output,) = self._planes(call, self.values), self.spec.outputs
         sizes, dtype = shape_of(output, call.env), call.dtype_of(output.tensor)
         if planes > 1:
@@ -125,7 +122,7 @@ class TemplateKernel:
         with nullcontext() if is_current(call.device) else torch.cuda.device(call.device):
             self._runner({}, partial(self.launch_for, verb="compile"))(call, out, planes)
 
-    def _runner(self, launches: dict[Any, Callable[..., None]], launch_for: Callable[..., Callable[..., None]]) -> Run:
+    def _runner(self, launches: dict[Key, Launch], launch_for: LaunchFor) -> Run:
         return compile_run(
             self.spec,
             self.words,
@@ -138,16 +135,15 @@ class TemplateKernel:
             launch_for=launch_for,
         )
 
-    def _launch(self, call: Binding, out: Tensor, kept: list[Any] | None) -> None:
-        assert self._run is not None
+    def _launch(self, run: Run, call: Binding, out: Tensor, kept: Kept | None) -> None:
         if (planes := self._planes(call, self.values)) == 1:
-            self._run(call, out, 1, kept)
+            run(call, out, 1, kept)
             return
         summands = torch.empty((planes, *out.shape), dtype=torch.float32, device=out.device)
-        self._run(call, summands, planes, kept)
+        run(call, summands, planes, kept)
         add_planes(summands, out)
 
-    def _planes(self, call: Binding, values: Mapping[str, Any]) -> int:
+    def _planes(self, call: Binding, values: Values) -> int:
         """Into how many summands the kernel cuts the output."""
         if self.template.planes is None:
             return 1
@@ -155,13 +151,13 @@ class TemplateKernel:
 
     # --- which config takes a call ------------------------------------------------------------------------------------
 
-    def first(self, call: Binding) -> Config | str:
-        """The first config that takes ``call``, or why none does."""
+    def serving(self, call: Binding) -> Self | str:
+        """The template with the first config that takes ``call``, or why none does."""
         key = self._key(call)
         found = self._firsts.get(key)
         if found is None:
             found = _bounded(self._firsts)[key] = self._first(call)
-        return found
+        return found if isinstance(found, str) else self.variant(found)
 
     def _first(self, call: Binding) -> Config | str:
         env, reason = _plain_env(call.env), ""
@@ -181,7 +177,7 @@ class TemplateKernel:
             _bounded(self._refusals)[key] = found
         return found
 
-    def _takes(self, call: Binding, env: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], str]:
+    def _takes(self, call: Binding, env: Env) -> Callable[[Values], str]:
         """A function of a config: empty when the template takes ``call`` with it, else the reason."""
         if not _triton_is_there():
             return lambda values: "Triton is not installed"
@@ -190,7 +186,7 @@ class TemplateKernel:
         supports, given = self.template.supports, self._given(call)
         dtypes = {name: t.dtype for name, t in given.items()} | {"out": call.dtype_of(self.spec.outputs[0].tensor)}
 
-        def reason(values: Mapping[str, Any]) -> str:
+        def reason(values: Values) -> str:
             verdict = True if supports is None else supports(env, dtypes, values)
             if verdict is not True:
                 return verdict or "supports() returned False"
@@ -198,7 +194,7 @@ class TemplateKernel:
 
         return reason
 
-    def _indescribable(self, call: Binding, values: Mapping[str, Any]) -> str:
+    def _indescribable(self, call: Binding, values: Values) -> str:
         """Empty when the tensors that the kernel makes descriptors of can have some, else the reason."""
         present = self._present(call)
         for name in self.render(call, present, values).described:
@@ -215,7 +211,6 @@ class TemplateKernel:
 
     def _present(self, call: Binding) -> dict[str, Tensor]:
         """What the template reads: arguments, then tables."""
-        assert call.device is not None
         given = {name: t for name, t in self._given(call).items() if name in self.words}
         for name, axis in self.adjacent.items():
             if name in given:
@@ -224,14 +219,16 @@ class TemplateKernel:
 
     # --- rendering ----------------------------------------------------------------------------------------------------
 
-    def render(
-        self, call: Binding, present: Mapping[str, Tensor], values: Mapping[str, Any], wide: bool = False
-    ) -> Rendered:
+    def render(self, call: Binding, present: Mapping[str, Tensor], values: Values, wide: bool = False) -> Rendered:
         """The kernel for ``call`` with the config ``values``, for tensors laid out like those of ``present``."""
         name = "_".join(dict.fromkeys((self.spec.opname, self.template.name)))
-        facts: dict[str, Any] = {
+        facts: dict[str, EnvValue] = {
             **constants(self.spec, call.args),
-            **{f"{k.upper()}_ALIGN": _alignment(v) for k, v in call.env.items() if f"{k.upper()}_ALIGN" in self.words},
+            **{
+                f"{k.upper()}_ALIGN": _alignment(v)
+                for k, v in call.env.items()
+                if f"{k.upper()}_ALIGN" in self.words and isinstance(v, int)
+            },
             **{
                 f"{k.upper()}_INNER": inner(t.stride())
                 for k, t in present.items()
@@ -252,8 +249,8 @@ class TemplateKernel:
         return found
 
     def launch_for(
-        self, key: tuple[Any, ...], call: Binding, tensors: Sequence[Tensor | None], wide: bool, verb: str = "launch"
-    ) -> Callable[..., None]:
+        self, key: Key, call: Binding, tensors: Sequence[Tensor | None], wide: bool, verb: str = "launch"
+    ) -> Launch:
         """``launch(grid, out, out.shape, out.stride(), then of each tensor itself, its shape and its strides)``.
 
         With the verb ``compile``, a function of the same arguments that compiles what it would launch.
@@ -271,7 +268,7 @@ class TemplateKernel:
         parameters = ["grid", "out", "sout", "dout", *(f"{p}{i}" for i in range(len(names)) for p in "tsd")]
         start = "kernel[grid](" if verb == "launch" else "kernel.compile(grid, "
         text = f"lambda {', '.join(parameters)}: {start}{', '.join([*given, *options])})"
-        launch: Callable[..., None] = eval(text, {"kernel": self.jitted[rendered.text]})
+        launch: Launch = eval(text, {"kernel": self.jitted[rendered.text]})
         if verb != "launch":
             return launch
         launch = _with_memory(launch) if rendered.described else launch
@@ -279,22 +276,17 @@ class TemplateKernel:
         return launch
 
 
-def _repeated(
-    launch: Callable[..., None], grid: Any, places: Sequence[int], rest: Sequence[Any], out: Tensor, planes: int
-) -> Again:
-    """Allocate and launch as was done for ``out``; ``rest`` is each tensor with its shape and strides."""
+def _repeated(kept: Kept, places: Sequence[int], out: Tensor, planes: int) -> Again:
+    """Allocate and launch as was done for ``out``."""
     shape, dtype, device, sizes = out.shape, out.dtype, out.device, (planes, *out.shape)
     target, strides = (out.shape, out.stride()) if planes == 1 else (sizes, (out.numel(), *out.stride()))
-    known = {
-        f"{kind}{i}": value
-        for i, at in enumerate(range(0, len(rest), 3))
-        for kind, value in zip("sd", rest[at + 1 : at + 3], strict=True)
-    }
+    scope: dict[str, object] = {"launch": kept.launch, "grid": kept.grid, "target": target, "strides": strides}
+    for i, (_, sizes_of, strides_of) in enumerate(kept.tensors):
+        scope |= {f"s{i}": sizes_of, f"d{i}": strides_of}
     each = "".join(f", args[{place}], s{i}, d{i}" for i, place in enumerate(places))
-    scope = {"launch": launch, "grid": grid, "target": target, "strides": strides, **known}
-    go = eval(f"lambda args, out: launch(grid, out, target, strides{each})", scope)
+    go: Callable[[Args, Tensor], None] = eval(f"lambda args, out: launch(grid, out, target, strides{each})", scope)
 
-    def again(args: tuple[Any, ...]) -> Tensor:
+    def again(args: Args) -> Tensor:
         if not is_current(device):
             with torch.cuda.device(device):
                 return again(args)
@@ -323,7 +315,7 @@ def _jitted(rendered: Rendered) -> Launcher:
     digest = hashlib.sha256(rendered.text.encode()).hexdigest()[:12]
     file = f"<template {rendered.name} {digest}>"
     linecache.cache[file] = (len(rendered.text), None, rendered.text.splitlines(keepends=True), file)
-    scope: dict[str, Any] = {"__name__": f"shiplap.templates.{rendered.name}", "triton": triton, "tl": tl}
+    scope: dict[str, object] = {"__name__": f"shiplap.templates.{rendered.name}", "triton": triton, "tl": tl}
     if "libdevice" in rendered.text:
         from triton.language.extra import libdevice
 
@@ -332,7 +324,7 @@ def _jitted(rendered: Rendered) -> Launcher:
     return triton_launcher(triton.jit(scope[rendered.name]))
 
 
-def _with_memory(launch: Callable[..., None]) -> Callable[..., None]:
+def _with_memory(launch: Launch) -> Launch:
     """``launch`` where Triton gets memory for descriptors from PyTorch: in a context of its own, for the allocator is
     the user's to set elsewhere."""
     import triton
@@ -340,7 +332,7 @@ def _with_memory(launch: Callable[..., None]) -> Callable[..., None]:
     def memory(size: int, alignment: int, stream: int | None) -> Tensor:
         return torch.empty(size, dtype=torch.int8, device="cuda")
 
-    def inside(args: tuple[Any, ...]) -> None:
+    def inside(args: tuple[object, ...]) -> None:
         triton.set_allocator(memory)
         launch(*args)
 
@@ -363,15 +355,15 @@ def _alignment(size: int) -> int:
     return (size | 256) & -(size | 256)
 
 
-def _plain_env(env: Mapping[str, Any]) -> dict[str, Any]:
+def _plain_env(env: Env) -> dict[str, EnvValue]:
     """Sizes and scalars as templates see them: lists as tuples."""
     return {k: tuple(v) if type(v) is list else v for k, v in env.items()}
 
 
-def _bounded(memory: dict[Any, Any]) -> dict[Any, Any]:
+def _bounded(memory: dict[K, T]) -> dict[K, T]:
     if len(memory) >= LIMIT:
         memory.clear()
     return memory
 
 
-templates.runnable = TemplateKernel
+makers["triton"] = TemplateKernel

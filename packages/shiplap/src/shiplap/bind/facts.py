@@ -6,22 +6,40 @@ widths of offsets, alignments, strides of 1, scalars. Each set of answers has a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
-from shiplap.op.check import Binding
+from shiplap.bind.tables import Table
+from shiplap.op.binding import Binding
 from shiplap.op.spec import Arg, OpSpec
 
-__all__ = ["Run", "adjacent", "compile_key", "compile_run", "inner"]
+__all__ = ["Kept", "Key", "Launch", "Run", "adjacent", "compile_key", "compile_run", "inner"]
 
 WIDE = 2**31 - 1  # elements that a 32-bit offset reaches
-Run = Callable[..., None]
+Key: TypeAlias = Hashable  # all that a rendering, a launch or a refusal depends on
+Launch: TypeAlias = Callable[..., None]  # of the grid, then of the output and each tensor: itself, its shape, strides
 
 
-def compile_key(spec: OpSpec, layouts: Iterable[str]) -> Callable[[Binding], tuple[Any, ...]]:
+@dataclass
+class Kept:
+    """What a launch was made with, to make it again: empty where there was nothing to launch."""
+
+    launch: Launch | None = None
+    grid: Sequence[int] = ()
+    tensors: list[tuple[Tensor, Sequence[int], Sequence[int]]] = field(default_factory=list)  # with shape and strides
+
+
+class Run(Protocol):
+    """Launch a template for a call into an output, or into as many planes of summands, and note how."""
+
+    def __call__(self, call: Binding, out: Tensor, planes: int, kept: Kept | None = None) -> None: ...
+
+
+def compile_key(spec: OpSpec, layouts: Iterable[str]) -> Callable[[Binding], Key]:
     """``key(call)``: sizes, scalars, dtypes, what is absent, and how the arguments of ``layouts`` lie in memory."""
     lists = any("list" in str(a.scalar) for a in spec.scalars)
     env = "tuple([(k, tuple(v) if type(v) is list else v) for k, v in env.items()])" if lists else "tuple(env.items())"
@@ -31,7 +49,7 @@ def compile_key(spec: OpSpec, layouts: Iterable[str]) -> Callable[[Binding], tup
             parts.append(f"args[{i}] is None")
         if arg.name in layouts:
             parts.append(f"None if args[{i}] is None else (args[{i}].stride(), args[{i}].data_ptr() & 15)")
-    found: Callable[[Binding], tuple[Any, ...]] = eval(
+    found: Callable[[Binding], Key] = eval(
         f"lambda call: (lambda env, args: ({', '.join(parts)}))(call.env, call.args)"
     )
     return found
@@ -42,14 +60,13 @@ def compile_run(
     words: Iterable[str],
     reads: Sequence[Arg],
     axes: Mapping[str, int],
-    tables: Sequence[Any],
-    **scope: Any,
+    tables: Sequence[Table],
+    **scope: object,
 ) -> Run:
     """``run(call, out, planes, kept)`` for a template that mentions ``words`` and reads the arguments ``reads``.
 
     ``axes`` are those along which arguments have to be adjacent; ``tables`` are called with sizes and a device. The
-    scope has ``grid``, ``config``, the dict ``launches`` by answers, and ``launch_for``, which makes a missing one. The
-    list ``kept`` gets the launch, its grid, and each tensor with its shape and strides.
+    scope has ``grid``, ``config``, the dict ``launches`` by answers, and ``launch_for``, which makes a missing one.
     """
     scope |= {
         "cdiv": lambda a, b: -(-a // b),
@@ -61,7 +78,8 @@ def compile_run(
     }
     text = _source(spec, frozenset(words), reads, axes, len(tables))
     exec(compile(text, f"<launch {spec.name}>", "exec"), scope)
-    run: Run = scope["run"]
+    run = scope["run"]
+    assert callable(run)
     return run
 
 
@@ -89,6 +107,7 @@ def _source(spec: OpSpec, words: frozenset[str], reads: Sequence[Arg], axes: Map
             f"    s{count + i}, d{count + i} = t{count + i}.shape, t{count + i}.stride()",
         ]
     tensors = range(count + tables)
+    kept = ", ".join(f"(t{i}, s{i}, d{i})" for i in tensors)
     lines += [
         f"    wide = {' or '.join(f'{r} > {WIDE}' for r in reaches)}",
         f"    key = (wide, planes, {''.join(f'{fact}, ' for fact in _facts(spec, words, reads))})",
@@ -96,7 +115,7 @@ def _source(spec: OpSpec, words: frozenset[str], reads: Sequence[Arg], axes: Map
         f"    if launch is None: launch = launch_for(key, call, ({''.join(f't{i}, ' for i in tensors)}), wide)",
         "    blocks = grid(env, config, cdiv)",
         f"    launch(blocks, out, out.shape, out.stride(), {', '.join(f't{i}, s{i}, d{i}' for i in tensors)})",
-        f"    if kept is not None: kept += launch, blocks, {', '.join(f't{i}, s{i}, d{i}' for i in tensors)}",
+        f"    if kept is not None: kept.launch, kept.grid, kept.tensors = launch, blocks, [{kept}]",
     ]
     return "\n".join(lines)
 

@@ -25,8 +25,8 @@ def bound_symbols(ops: Iterable[Op]) -> dict[str, OpSpec]:
     found: dict[str, OpSpec] = {}
     for op in ops:
         for kernel in (k for kernels in op.kernels.values() for k in kernels):
-            symbol = getattr(getattr(kernel.run, "source", None), "symbol", None)
-            if symbol is not None and found.setdefault(symbol, op.spec) != op.spec:
+            symbol = kernel.native.symbol if kernel.native is not None else ""
+            if symbol and found.setdefault(symbol, op.spec) != op.spec:
                 raise error(
                     "SL403",
                     where=symbol,
@@ -40,7 +40,7 @@ def bound_symbols(ops: Iterable[Op]) -> dict[str, OpSpec]:
 def config_names(ops: Iterable[Op]) -> dict[str, tuple[str, ...]]:
     """``symbol → names`` of the config, for the C ABI kernels that have one."""
     kernels = [k for op in ops for kernels in op.kernels.values() for k in kernels if k.space is not None]
-    return {k.run.source.symbol: k.space.names for k in kernels if hasattr(k.run, "source") and k.space is not None}
+    return {k.native.symbol: k.space.names for k in kernels if k.native is not None and k.space is not None}
 
 
 def header(symbols: Mapping[str, OpSpec], target: str, configs: Mapping[str, Sequence[str]] | None = None) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Hashable, Iterator, Mapping
 
 import torch
 from torch import Tensor
 
 from shiplap.errors import error
+from shiplap.op.values import Env, EnvValue
 
 __all__ = ["Table"]
 
@@ -19,13 +19,13 @@ class Table:
     """``build(sizes)`` on demand. Its key are the sizes and scalars that ``build`` looks at, so that a table of filter
     taps is one table for every batch."""
 
-    def __init__(self, where: str, build: Callable[[Mapping[str, Any]], Tensor]) -> None:
+    def __init__(self, where: str, build: Callable[..., Tensor]) -> None:
         self.where, self.build = where, build
         self.looked_at: tuple[str, ...] = ()
-        self.found: dict[tuple[Any, ...], Tensor] = {}
+        self.found: dict[Hashable, Tensor] = {}
         self.captured: dict[int, Tensor] = {}  # CUDA graphs hold their addresses: never freed
 
-    def __call__(self, env: Mapping[str, Any], device: torch.device) -> Tensor:
+    def __call__(self, env: Env, device: torch.device) -> Tensor:
         """The table for these sizes; SL305 where it would have to be copied while a CUDA graph is captured."""
         key = (device, *[_plain(env[name]) for name in self.looked_at])
         capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
@@ -45,7 +45,7 @@ class Table:
             self.captured.setdefault(id(table), table)
         return table
 
-    def _make(self, env: Mapping[str, Any], device: torch.device) -> Tensor:
+    def _make(self, env: Env, device: torch.device) -> Tensor:
         seen = _Seen(env)
         table = self.build(seen).to(device)
         looked_at = tuple(sorted({*self.looked_at, *seen.names}))
@@ -57,13 +57,13 @@ class Table:
         return table
 
 
-class _Seen(Mapping[str, Any]):
+class _Seen(Mapping[str, EnvValue]):
     """Sizes that remember which of them were asked for."""
 
-    def __init__(self, env: Mapping[str, Any]) -> None:
+    def __init__(self, env: Env) -> None:
         self.env, self.names = env, set[str]()
 
-    def __getitem__(self, name: str) -> Any:
+    def __getitem__(self, name: str) -> EnvValue:
         value = self.env[name]
         self.names.add(name)
         return _plain(value)
@@ -76,5 +76,5 @@ class _Seen(Mapping[str, Any]):
         return len(self.env)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: EnvValue) -> EnvValue:
     return tuple(value) if isinstance(value, list) else value

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from shiplap.bind import native
+from shiplap.bind import plan
 from shiplap.bind.build import LIBRARY
 from shiplap.bind.build import build as compile_into
 from shiplap.bind.library import load_symbol, locate
@@ -62,13 +62,13 @@ def export(op: Op) -> Any:
 def build(op: Op) -> Path:
     """The library behind ``export(op)``, built if need be: tvm-ffi's own module format, for any language it serves."""
     package = _package(op)
-    described, run = native.bound(op, "cpu")
-    kernels = locate(run.source.library)
-    load_symbol(run.source.library, run.source.symbol, run.signature)  # which says what does not fit
+    described, form = plan.bound(op, "cpu")
+    kernels = locate(form.library)
+    load_symbol(form.library, form.symbol, form.signature)  # which says what does not fit
     library = (f"-L{package.library.parent}", f"-Wl,-rpath,{package.library.parent}", "-ltvm_ffi", "-ldl")
-    command = [native.compiler(op), *FLAGS, "-I", str(native.INCLUDE), *package.include, *library]
-    source, root = tvm_ffi_source(described, kernels), native.cache(op)
-    digest = native.digest(source, command, package.version)
+    command = [plan.compiler(op), *FLAGS, "-I", str(plan.INCLUDE), *package.include, *library]
+    source, root = tvm_ffi_source(described, kernels), plan.cache(op)
+    digest = plan.digest(source, command, package.version)
     if problem := compile_into(root, digest, source, command):
         raise error("SL405", where=op.spec.name, got=problem, expected="a library")
     return root / digest / LIBRARY

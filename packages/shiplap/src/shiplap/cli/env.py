@@ -8,7 +8,7 @@ import os
 import platform
 import shutil
 import subprocess
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,6 +16,9 @@ from shiplap.cli import console
 from shiplap.cli.families import families
 from shiplap.cli.target import ops_of
 from shiplap.errors import ShiplapError
+
+if TYPE_CHECKING:
+    from shiplap.op.native import NativeForm
 
 __all__ = ["command", "report"]
 
@@ -125,10 +128,9 @@ def _libraries_of(family: str) -> list[dict[str, Any]]:
         return [_entry(family, "", f"cannot be imported: {type(e).__name__}: {e}")]
     found: dict[str, dict[str, Any]] = {}
     for kernel in (k for op in ops for kernels in op.kernels.values() for k in kernels):
-        source: Any = getattr(kernel.run, "source", None)
-        if hasattr(source, "symbol"):
-            entry = found.setdefault(str(source.library), _located(family, source.library))
-            _count(entry, source, str(getattr(kernel.run, "signature", "")))
+        if (form := kernel.native) is not None:
+            entry = found.setdefault(str(form.library), _located(family, form.library))
+            _count(entry, form)
     return list(found.values())
 
 
@@ -161,7 +163,7 @@ def _located(family: str, library: Any) -> dict[str, Any]:
         return _entry(family, str(library), f"{e.id}: {e.what}; {e.fix}")
 
 
-def _count(entry: dict[str, Any], source: Any, signature: str) -> None:
+def _count(entry: dict[str, Any], form: NativeForm) -> None:
     """Load one symbol and count it; the first problem is kept."""
     from shiplap.bind.library import load_symbol
 
@@ -169,7 +171,7 @@ def _count(entry: dict[str, Any], source: Any, signature: str) -> None:
     if not entry["found"]:
         return
     try:
-        load_symbol(source.library, source.symbol, signature)
+        load_symbol(form.library, form.symbol, form.signature)
         entry["ok"] += 1
     except ShiplapError as e:
         entry["problem"] = entry["problem"] or f"{e.id}: {e.what} ({e.where}); {e.fix}"

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.library import Library
 
 __all__ = ["CAPABILITIES", "Capability"]
 
@@ -82,29 +81,6 @@ CAPABILITIES = (
     ),
     Capability("structured trace", "TORCH_TRACE, logger torch.__trace: metadata, payload of records", ("2.13",)),
 )
-
-
-def destroy_library(lib: Library) -> None:
-    """Forget every registration of ``lib``, so that its ops can be declared again."""
-    lib._destroy()
-
-
-def register_autocast_rule(lib: Library, opname: str, overload: Any, cast: Callable[..., tuple[Any, ...]]) -> None:
-    """Under ``torch.autocast`` call ``overload`` with ``cast(device_type, args)``."""
-    for device_type, key in (("cpu", "AutocastCPU"), ("cuda", "AutocastCUDA")):
-        lib.impl(opname, _autocast_kernel(overload, device_type, getattr(torch._C.DispatchKey, key), cast), key)
-
-
-def _autocast_kernel(
-    overload: Any, device_type: str, key: Any, cast: Callable[..., tuple[Any, ...]]
-) -> Callable[..., Any]:
-    keys = torch._C.DispatchKeySet(key)
-
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        with torch._C._ExcludeDispatchKeyGuard(keys):
-            return overload(*cast(device_type, args), **kwargs)
-
-    return kernel
 
 
 def salt_compile_caches(salt: str) -> None:

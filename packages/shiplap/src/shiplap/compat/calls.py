@@ -6,15 +6,22 @@ frame of Python costs as much as one of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic
 
 import torch
 from torch import Tensor, is_grad_enabled
 from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
+from typing_extensions import ParamSpec, TypeVar
 
-__all__ = ["ShortCut", "builtin", "is_plain_call", "is_recorded_call", "is_zero", "untouched"]
+if TYPE_CHECKING:
+    from shiplap.compat.library import Overload
+
+__all__ = ["P", "R", "ShortCut", "builtin", "is_plain_call", "is_recorded_call", "is_zero", "untouched"]
+
+P = ParamSpec("P", default=...)  # of the function that an op was declared from
+R = TypeVar("R", bound=Tensor | Sequence[Tensor] | None, default=Any)
 
 compiler: Any = torch.compiler
 forward: Any = forward_ad
@@ -39,7 +46,7 @@ def untouched() -> bool:
     return _included().raw_repr() in _QUIET and not _function_modes() and not _profiled()
 
 
-def builtin(overload: Any) -> Callable[..., Any]:
+def builtin(overload: Overload) -> Callable[..., Any]:
     """The C function that ``overload`` calls and nothing else; ``overload`` itself where its call does more.
 
     Modes, subclasses and tracers are seen to in C++ below it. Dynamo knows ``overload`` only.
@@ -54,29 +61,39 @@ def _transformed() -> bool:
     return bool(forward._current_level >= 0)
 
 
-def is_plain_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def is_plain_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Whether no gradient, autocast, transform or trace has to see this call: it may go below autograd."""
     if _transformed():
         return False
     return not (torch.is_grad_enabled() and any_requires_grad(*args, **kwargs))
 
 
-def is_recorded_call(args: tuple[Any, ...]) -> bool:
+def is_recorded_call(args: Sequence[Any]) -> bool:
     """Whether autograd alone has to see this call of plain tensors."""
     if _transformed() or not untouched():
         return False
     return not any(isinstance(a, Tensor) and type(a) not in _PLAIN for a in args)
 
 
-class ShortCut:
-    """An op's call: plain ones go to ``_plain``, all others to ``_dispatch``; ``_explain`` sees what went wrong."""
+class ShortCut(Generic[P, R]):
+    """The call of an op: ``direct`` where nothing but a kernel has to see it, else ``through`` whoever has to.
 
-    _split: bool  # whether `_plain` is below autograd and autocast
-    _plain: Callable[..., Any]
-    _dispatch: Callable[[tuple[Any, ...], dict[str, Any]], Any]
-    _explain: Callable[[tuple[Any, ...], dict[str, Any], Exception], None]
+    Attributes:
+        separable: whether ``direct`` is below autograd and autocast, so that they are asked about here.
+    """
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    separable: bool
+    direct: Callable[..., Tensor | tuple[Tensor, ...] | None]  # of positional arguments
+
+    def through(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | tuple[Tensor, ...] | None:
+        """Any other call."""
+        raise NotImplementedError
+
+    def explain(self, args: Sequence[Any], kwargs: Mapping[str, Any], cause: Exception) -> None:
+        """Raise what is wrong with a call that failed, if more can be said of it than ``cause`` does."""
+        raise NotImplementedError
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         try:
             # is_plain_call without its frame, that of is_compiling, and unpacking keywords that are rarely there.
             if (
@@ -84,7 +101,7 @@ class ShortCut:
                 or is_dynamo_compiling()
                 or compiler._is_compiling_flag
                 or (
-                    self._split
+                    self.separable
                     and (
                         any_autocast()
                         or functorch_transform() is not None
@@ -93,8 +110,8 @@ class ShortCut:
                     )
                 )
             ):
-                return self._dispatch(args, kwargs)
-            return self._plain(*args)
+                return self.through(args, kwargs)  # type: ignore[return-value] # it is what the declaration says
+            return self.direct(*args)  # type: ignore[return-value] # so it is
         except (RuntimeError, TypeError) as e:
-            self._explain(args, kwargs, e)
+            self.explain(args, kwargs, e)
             raise

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-__all__ = ["Sizes", "assert_in_graph", "data_dependent", "holds", "is_size", "new_size"]
+__all__ = ["Sizes", "assert_in_graph", "check", "data_dependent", "holds", "is_size", "new_size"]
 
 
 def is_size(held: Any) -> bool:
@@ -35,6 +36,12 @@ def new_size() -> torch.SymInt:
 def assert_in_graph(condition: torch.Tensor, message: str) -> None:
     """RuntimeError with ``message`` when a compiled graph runs with a false ``condition``; on a GPU it is told late."""
     torch._assert_async(condition, message)
+
+
+def check(condition: bool | torch.SymBool, message: Callable[[], str]) -> None:
+    """``torch._check``, which is documented but not typed: a symbolic condition becomes a guard or an assertion."""
+    torch_check: Any = torch._check
+    torch_check(condition, message)
 
 
 class Sizes:

@@ -4,14 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 
-__all__ = ["active", "apply_at_level", "below_autograd", "carries_tangent", "level_function"]
+if TYPE_CHECKING:
+    from shiplap.compat.library import Keys, Overload
+
+__all__ = ["Recorder", "active", "apply_at_level", "below_autograd", "carries_tangent", "function", "level_function"]
+
+
+class Recorder(Protocol):
+    """An ``autograd.Function``: ``apply`` calls its forward and records it."""
+
+    def apply(self, *args: Any) -> Tensor | tuple[Tensor, ...] | None: ...
+
+
+def function(name: str, members: dict[str, Any]) -> Recorder:
+    """An ``autograd.Function`` of that name."""
+    made: Any = type(name, (torch.autograd.Function,), members)
+    recorder: Recorder = made
+    return recorder
+
 
 _level: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
 _AFTER_AUTOGRAD: Any = torch._C._after_autograd_keyset
@@ -26,10 +43,11 @@ def carries_tangent(values: Iterable[Any]) -> bool:
     """Whether any tensor, or tensor of a list, is a dual one: forward-mode AD asks for the tangent of the result."""
     lists = [v if isinstance(v, (list, tuple)) else (v,) for v in values]
     tensors = [v for vs in lists for v in vs if isinstance(v, Tensor)]
-    return any(forward_ad.unpack_dual(t, level=0).tangent is not None for t in tensors)  # torch has one level
+    unpack: Any = forward_ad.unpack_dual
+    return any(unpack(t, level=0).tangent is not None for t in tensors)  # torch has one level
 
 
-def below_autograd(overload: Any, keys: Any) -> Callable[..., Any]:
+def below_autograd(overload: Overload, keys: Keys | None) -> Callable[..., Any]:
     """The call of ``overload`` that comes after autograd at this level: transforms further out see all of it."""
     redispatch = partial(overload.redispatch, keys & _AFTER_AUTOGRAD)
 
@@ -40,12 +58,14 @@ def below_autograd(overload: Any, keys: Any) -> Callable[..., Any]:
     return below
 
 
-def level_function(name: str, members: dict[str, Any]) -> Any:
+def level_function(name: str, members: dict[str, Any]) -> Recorder:
     """An ``autograd.Function`` that records at one level of torch.func, as the formulas of torch's own ops do."""
-    return type(name, (_SingleLevelFunction,), members)
+    made: Any = type(name, (_SingleLevelFunction,), members)
+    recorder: Recorder = made
+    return recorder
 
 
-def apply_at_level(function: Any, *args: Any) -> Any:
+def apply_at_level(function: Recorder, *args: Any) -> Tensor | tuple[Tensor, ...] | None:
     """Record a call of a :func:`level_function`."""
     from torch._functorch.utils import enable_single_level_autograd_function
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -96,20 +95,12 @@ class ConfigSource(ABC):
         return _Listed(self, KernelCandidate(op, kernel.variant(Config.of(config))))
 
 
-@dataclass(frozen=True)
-class _Listed:
-    """A candidate: the kernel with a config that the source listed."""
+class _Listed(Candidate):
+    """The kernel with a config that the source listed."""
 
-    source: ConfigSource
-    inner: KernelCandidate
-
-    @property
-    def kernel(self) -> str:
-        return self.inner.kernel
-
-    @property
-    def config(self) -> Config:
-        return self.inner.config
+    def __init__(self, source: ConfigSource, inner: KernelCandidate) -> None:
+        self.source, self.inner = source, inner
+        self.kernel, self.config = inner.kernel, inner.config
 
     def prepare(self, args: tuple[Any, ...]) -> Run:
         if reason := self.source.refusal(self.inner.op, self.config.as_dict(), args):

@@ -41,12 +41,12 @@ class Call:
     def bind(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
         """The call being lowered: ``args`` hold IR nodes where its FX node holds fakes."""
         node = lowering.current_node()
-        fakes = torch.fx.map_arg(node.args, lambda n: n.meta["val"])  # also in lists: sizes may be symbols
-        named = torch.fx.map_arg(node.kwargs, lambda n: n.meta["val"])
+        fakes: Any = torch.fx.map_arg(node.args, lambda n: n.meta["val"])  # also in lists: sizes may be symbols
+        named: Any = torch.fx.map_arg(node.kwargs, lambda n: n.meta["val"])
         rest = op.spec.args[len(args) :]
-        values = (*fakes, *(named.get(a.name, a.default) for a in rest))
+        values = op.spec.complete(fakes, named)
         nodes = (*args, *(kwargs.get(a.name, a.default) for a in rest))
-        return Call(op, nodes, values, op._checker.bind(values).env, node.meta["val"])
+        return Call(op, nodes, values, op.bind(values).env, node.meta["val"])
 
     @property
     def device(self) -> torch.device:
@@ -56,7 +56,7 @@ class Call:
         """The reference on the tensors that are present, everything else as in this call."""
         given = iter(tensors)
         values = [next(given) if isinstance(v, Tensor) else v for v in self.values]
-        return self.op._reference(tuple(values))
+        return self.op.run_reference(tuple(values))
 
     @property
     def nodes(self) -> list[Any]:

@@ -17,6 +17,7 @@ from shiplap.fuse.call import Call
 from shiplap.op.config import Config
 from shiplap.op.source import source_digest
 from shiplap.op.template import Template
+from shiplap.selection.candidate import Candidate
 
 __all__ = ["TemplateCandidate", "candidates"]
 
@@ -25,7 +26,7 @@ Memory = tuple[tuple[int, ...], tuple[int, ...], int]  # sizes, strides, offset 
 
 
 @dataclass
-class TemplateCandidate:
+class TemplateCandidate(Candidate):
     """``config`` of ``template`` for ``call``. Rendered while its graph is lowered; after that it runs on its own."""
 
     call: Call
@@ -33,13 +34,13 @@ class TemplateCandidate:
     config: Config
     fixed = True
     opaque = True
+    compiles = True
     _choice: Any = field(default=None, repr=False)
     _slots: tuple[tuple[str, Memory], ...] = ()
     _run: Any = field(default=None, repr=False)
 
-    @property
-    def kernel(self) -> str:
-        return self.template.name
+    def __post_init__(self) -> None:
+        self.kernel = self.template.name
 
     @property
     def label(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from shiplap.op import Op, registry
+from shiplap.op import Op, digest, registry
 from shiplap.op.source import source_digest
 
 __all__ = ["install"]
@@ -30,7 +30,7 @@ def _register(op: Op) -> None:
         _installed.add(overload)
     if not _code:
         _code.append(source_digest(lower))
-        registry.refresh()  # before the compile caches are asked, as ``on_trace`` promises
+        digest.refresh()  # before the compile caches are asked, as ``on_trace`` promises
 
 
-registry.on_digest(lambda: "".join(_code))
+digest.on_digest(lambda: "".join(_code))

@@ -26,8 +26,9 @@ from shiplap.fuse.decide import Verdict
 from shiplap.fuse.surroundings import Surroundings
 from shiplap.op.choices import REFERENCE
 from shiplap.op.config import NO_CONFIG, Config
+from shiplap.referee.run import outputs
 from shiplap.selection.bench import Bench, LocalBench
-from shiplap.selection.candidate import label
+from shiplap.selection.candidate import Candidate, label
 from shiplap.selection.choice import Choice, show_time
 from shiplap.selection.decide import Options, Task, stored
 from shiplap.selection.engine import shown
@@ -63,7 +64,7 @@ def trial(op: str, candidate: str) -> Iterator[None]:
 
 
 @dataclass
-class FloorCandidate:
+class FloorCandidate(Candidate):
     """What Inductor makes of the reference, or the op's own kernel."""
 
     call: Call
@@ -85,7 +86,7 @@ class FloorCandidate:
     def prepare(self, args: tuple[Any, ...]) -> Callable[[], tuple[Tensor, ...]]:
         self.render()
         if self._compiled is None:
-            return lambda: (self.call.op.execute(*args),)
+            return lambda: outputs(self.call.op.execute(*args))
         tensors = [a for a in args if isinstance(a, Tensor)]
         laid = [_laid(t, *like) for t, like in zip(tensors, self._like, strict=True)]
         return partial(_call, self._compiled, laid)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from shiplap.op import Op, registry
+from shiplap.op import Op, digest
 
 __all__ = ["Switches", "in_force", "switches"]
 
@@ -39,12 +39,12 @@ def switches(
     before = in_force(op)
     given: dict[str, Any] = {"templates": templates, "fusion": fusion, "only": only}
     _force[op.spec.name] = replace(before, **{k: v for k, v in given.items() if v is not None})
-    registry.refresh()
+    digest.refresh()
     try:
         yield
     finally:
         _force[op.spec.name] = before
-        registry.refresh()
+        digest.refresh()
 
 
-registry.on_digest(lambda: ";".join(f"{k}={v}" for k, v in sorted(_force.items()) if v != Switches()))
+digest.on_digest(lambda: ";".join(f"{k}={v}" for k, v in sorted(_force.items()) if v != Switches()))

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
-
-import torch
+from typing import NoReturn, Unpack
 
 from shiplap.compat import calls
+from shiplap.compat.calls import P, R
+from shiplap.compat.library import find_overload
 from shiplap.errors import error
-from shiplap.op.declare import check_name, read_spec
+from shiplap.op.declare import Declaration, check_name, read_spec
 from shiplap.op.op import Op
 
 __all__ = ["AdoptedOp", "adopt"]
 
 
-class AdoptedOp(Op):
+class AdoptedOp(Op[P, R]):
     """An op that someone else registered, with a declaration of what it should be: it can be audited, not extended."""
 
     def _register(self) -> None:
-        packet = getattr(getattr(torch.ops, self.spec.namespace), self.spec.opname, None)
-        if packet is None:
+        """Find what is registered; change nothing."""
+        found = find_overload(self.spec.namespace, self.spec.opname)
+        if found is None:
             raise error(
                 "SL501",
                 where=self.spec.name,
@@ -28,39 +29,28 @@ class AdoptedOp(Op):
                 expected=f"torch.ops.{self.spec.name}",
                 fix="import the library that registers it first",
             )
-        self.overload = self.raw = packet.default
-        self._split, self._plain = self.raw is not self.overload, calls.builtin(self.raw)
+        self.overload = self.raw = found
+        self.separable, self.direct = False, calls.builtin(found)
 
-    def kernel(self, *args: Any, **kwargs: Any) -> Any:
-        raise TypeError(
-            f"{self.spec.name} is adopted: its kernels are registered elsewhere; declare it with sl.op instead"
-        )
-
-    def backward(self, *args: Any, **kwargs: Any) -> Any:
-        raise TypeError(
-            f"{self.spec.name} is adopted: its gradient is registered elsewhere; declare it with sl.op instead"
-        )
+    def _extend(self, what: str) -> NoReturn:
+        raise TypeError(f"{self.spec.name} is adopted: its {what} registered elsewhere; declare it with sl.op instead")
 
 
-def adopt(name: str, **declaration: Any) -> Callable[[Callable[..., Any]], AdoptedOp]:
+def adopt(name: str, **declaration: Unpack[Declaration]) -> Adopt:
     """Declare what an already registered torch op should do, so that it can be audited: ``sl.audit(op)``.
 
     Takes the keyword arguments of :func:`op`; the decorated function is the reference, as there. Nothing is registered
     or changed: schema, fake, gradient and kernels stay those of the op's own library.
     """
-    check_name(name)
+    return Adopt(name, **declaration)
 
-    def declare(fn: Callable[..., Any]) -> AdoptedOp:
-        keywords: dict[str, Any] = {
-            "dims": {},
-            "bounds": {},
-            "requires": (),
-            "mutates": (),
-            "contiguous": (),
-            "outputs": (),
-            "autocast": "widest",
-            **declaration,
-        }
-        return AdoptedOp(read_spec(name, fn, **keywords), fn)
 
-    return declare
+class Adopt:
+    """What ``@sl.adopt(...)`` is: a decorator that keeps the types of the function."""
+
+    def __init__(self, name: str, **declaration: Unpack[Declaration]) -> None:
+        check_name(name)
+        self.name, self.declaration = name, declaration
+
+    def __call__(self, fn: Callable[P, R]) -> AdoptedOp[P, R]:
+        return AdoptedOp(read_spec(self.name, fn, **self.declaration), fn)

@@ -2,37 +2,42 @@
 
 from __future__ import annotations
 
+import dataclasses
 import types
 import typing
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TypeGuard
 
 import torch
+from jaxtyping import AbstractArray
 
 from shiplap.errors import error
 from shiplap.op.expr import Expr
-from shiplap.op.spec import Arg, Dim, TensorType
+from shiplap.op.spec import Arg, Dim, ScalarKind, TensorType
 
-__all__ = ["read_argument", "read_tensor", "tensor_dtypes"]
+__all__ = ["is_tensor", "read_argument", "read_tensor", "tensor_dtypes"]
 
-_SCALARS: dict[type, str] = {int: "int", float: "float", bool: "bool", str: "str"}
+_SCALARS: dict[object, ScalarKind] = {int: "int", float: "float", bool: "bool", str: "str"}
+_LISTS: dict[object, ScalarKind] = {int: "list[int]", float: "list[float]", bool: "list[bool]"}
 
 
-def is_tensor(annotation: Any) -> bool:
+def is_tensor(annotation: object) -> TypeGuard[type[AbstractArray]]:
     """Whether ``annotation`` is a jaxtyping array annotation over ``torch.Tensor``."""
-    return getattr(annotation, "array_type", None) is torch.Tensor and hasattr(annotation, "dim_str")
+    if not (isinstance(annotation, type) and issubclass(annotation, AbstractArray)):
+        return False
+    return annotation.array_type is torch.Tensor
 
 
-def read_tensor(annotation: Any, where: str) -> TensorType:
+def read_tensor(annotation: type[AbstractArray], where: str) -> TensorType:
     """``Float[Tensor, "n ci"]`` → ``TensorType``."""
     dims = tuple(_dim(token, where) for token in annotation.dim_str.split())
     if sum(d.kind == "variadic" for d in dims) > 1:
         raise error("SL105", where=where, got=annotation.dim_str, expected="at most one variadic dim")
-    dtype_class = getattr(annotation.dtype, "__name__", None) or type(annotation.dtype).__name__
-    return TensorType(dtype_class, tensor_dtypes(annotation), dims)
+    kind = annotation.dtype if isinstance(annotation.dtype, type) else type(annotation.dtype)
+    return TensorType(kind.__name__, tensor_dtypes(annotation), dims)
 
 
-def tensor_dtypes(annotation: Any) -> tuple[str, ...]:
+def tensor_dtypes(annotation: type[AbstractArray]) -> tuple[str, ...]:
     """Names of the torch dtypes that a jaxtyping annotation admits; empty means all (``Shaped``)."""
     names = annotation.dtypes if isinstance(annotation.dtypes, (tuple, list)) else ()
     return tuple(n for n in names if isinstance(n, str) and isinstance(getattr(torch, n, None), torch.dtype))
@@ -59,11 +64,11 @@ def _dim(token: str, where: str) -> Dim:
     return Dim("expr", token, expr=Expr.parse(token, where))
 
 
-def read_argument(name: str, annotation: Any, where: str, **extra: Any) -> Arg:
+def read_argument(name: str, annotation: object, where: str) -> Arg:
     """One parameter of the signature → ``Arg``; SL103 says how to split what a schema cannot carry."""
     inner, optional = _strip_optional(annotation)
     if is_tensor(inner):
-        return Arg(name, tensor=read_tensor(inner, where), optional=optional, **extra)
+        return Arg(name, tensor=read_tensor(inner, where), optional=optional)
     element = _element(inner)
     if is_tensor(element):
         if optional:
@@ -74,27 +79,28 @@ def read_argument(name: str, annotation: Any, where: str, **extra: Any) -> Arg:
                 expected="a list of tensors that is not optional",
                 fix="pass an empty list instead of None",
             )
-        return Arg(name, tensor=read_tensor(element, where), many=True, **extra)
+        return Arg(name, tensor=read_tensor(element, where), many=True)
     scalar = _SCALARS.get(inner) if isinstance(inner, type) else None
-    if scalar is None and element in (int, float, bool):
-        scalar = f"list[{element.__name__}]"
+    if scalar is None and isinstance(element, type):
+        scalar = _LISTS.get(element)
     if scalar is not None:
-        return Arg(name, scalar=typing.cast(Any, scalar), optional=optional, **extra)
+        return Arg(name, scalar=scalar, optional=optional)
     raise error("SL103", where=where, got=_show(annotation), expected=_EXPECTED, fix=_split_advice(inner))
 
 
-def _element(annotation: Any) -> Any:
+def _element(annotation: object) -> object:
     """The element type of ``list[T]``, ``Sequence[T]`` or ``tuple[T, ...]``, else None."""
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if (origin in (list, Sequence) and len(args) == 1) or (origin is tuple and len(args) == 2 and args[1] is ...):
-        return args[0]
+        element: object = args[0]
+        return element
     return None
 
 
 _EXPECTED = "a jaxtyping tensor, int, float, bool, str, list[int], list[float], list[bool], or one of these | None"
 
 
-def _strip_optional(annotation: Any) -> tuple[Any, bool]:
+def _strip_optional(annotation: object) -> tuple[object, bool]:
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         rest = [a for a in typing.get_args(annotation) if a is not type(None)]
         if len(rest) == 1 and len(typing.get_args(annotation)) == 2:
@@ -102,19 +108,28 @@ def _strip_optional(annotation: Any) -> tuple[Any, bool]:
     return annotation, False
 
 
-def _show(annotation: Any) -> str:
-    plain = isinstance(annotation, type) and not typing.get_args(annotation)
-    return annotation.__qualname__ if plain else str(annotation)
+def _show(annotation: object) -> str:
+    if isinstance(annotation, type) and not typing.get_args(annotation):
+        return annotation.__qualname__
+    return str(annotation)
 
 
-def _split_advice(annotation: Any) -> str:
+def _split_advice(annotation: object) -> str:
     if annotation is torch.Tensor:
         return 'say the dtype and dims: Float[Tensor, "n c"]'
-    fields = getattr(annotation, "__dataclass_fields__", None) or getattr(annotation, "_fields", None)
-    if fields:
+    if fields := _fields(annotation):
         return f"pass the fields as separate arguments: {', '.join(fields)}"
     if annotation in (Callable, typing.Callable) or typing.get_origin(annotation) is Callable:
         return "call the function outside the op and pass its result, or declare one op per function"
     if annotation is dict or typing.get_origin(annotation) is dict:
         return "pass the entries as separate arguments, or a list[int] / list[float] in a fixed order"
     return ""
+
+
+def _fields(annotation: object) -> list[str]:
+    """Names of the fields of a dataclass or a named tuple."""
+    if dataclasses.is_dataclass(annotation):
+        return [field.name for field in dataclasses.fields(annotation)]
+    if isinstance(annotation, type) and issubclass(annotation, tuple):
+        return list(vars(annotation).get("_fields", ()))
+    return []

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from shiplap.op.spec import OpSpec
+from shiplap.op.values import Args, Value
 
-__all__ = ["make_cast"]
+__all__ = ["Cast", "make_cast"]
+
+Cast: TypeAlias = Callable[[str, Args], Args]  # of a device type and the arguments of a call
 
 
-def make_cast(spec: OpSpec) -> Callable[[str, tuple[Any, ...]], tuple[Any, ...]]:
+def make_cast(spec: OpSpec) -> Cast:
     """``cast(device_type, args)``: every argument of a dtype class gets one floating dtype.
 
     ``widest`` the widest among them, ``autocast`` the context's dtype, ``float32`` as it says. Integer tensors and
@@ -31,13 +34,13 @@ def make_cast(spec: OpSpec) -> Callable[[str, tuple[Any, ...]], tuple[Any, ...]]
             return widest
         return torch.float32 if spec.autocast == "float32" else torch.get_autocast_dtype(device_type)
 
-    def cast(device_type: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def cast(device_type: str, args: Args) -> Args:
         groups: dict[str, list[Tensor]] = {}
         fixed: dict[str, torch.dtype] = {}
         for arg, value in zip(spec.args, args, strict=False):
             if arg.name in classes:
                 groups.setdefault(classes[arg.name], []).extend(_floating(value))
-            if arg.name in mutated and arg.name in classes:
+            if arg.name in mutated and arg.name in classes and isinstance(value, Tensor):
                 fixed[classes[arg.name]] = value.dtype  # a converted copy would take the writes
         dtypes = {name: target(device_type, values) for name, values in groups.items() if values} | fixed
         return tuple(
@@ -47,14 +50,19 @@ def make_cast(spec: OpSpec) -> Callable[[str, tuple[Any, ...]], tuple[Any, ...]]
     return cast
 
 
-def _floating(value: Any) -> list[Tensor]:
+def _floating(value: Value) -> list[Tensor]:
     values = value if isinstance(value, (list, tuple)) else [value]
     return [v for v in values if isinstance(v, Tensor) and v.is_floating_point()]
 
 
-def _convert(value: Any, dtype: torch.dtype | None) -> Any:
+def _convert(value: Value, dtype: torch.dtype | None) -> Value:
+    """An argument of a dtype class, a tensor or a list of them, in its dtype; anything else as it is."""
     if dtype is None:
         return value
     if isinstance(value, (list, tuple)):
-        return [_convert(v, dtype) for v in value]
-    return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+        return [_converted(v, dtype) for v in value if isinstance(v, Tensor)]
+    return _converted(value, dtype) if isinstance(value, Tensor) else value
+
+
+def _converted(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor

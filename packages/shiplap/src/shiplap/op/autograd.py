@@ -2,32 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Protocol, TypeAlias, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from shiplap.compat import transforms
+from shiplap.compat.library import Keys, Overload
 from shiplap.errors import error
 from shiplap.op.source import source_digest
 from shiplap.op.spec import OpSpec
+from shiplap.op.values import Args, Result, Value
 
-__all__ = ["Backward", "floating_outputs", "make_autograd", "make_backward", "missing_backward"]
+__all__ = ["Backward", "GradientFn", "Record", "floating_outputs", "make_autograd"]
+
+Gradient: TypeAlias = Tensor | Sequence[Tensor | None] | None  # of one argument; a sequence for a list of tensors
+Gradients: TypeAlias = Mapping[str, Gradient]  # by argument
+GradientFn: TypeAlias = Callable[..., Gradients]  # of grad, saved and needs
+Need: TypeAlias = bool | Sequence[bool]  # whether an argument's gradient is used; of a list, whose
+Shape: TypeAlias = torch.Size | list[torch.Size | None] | None  # of an argument: of a list, the shape of each
+Nest: TypeAlias = list[int | None] | None  # the length of each list among the arguments, None for all else
+Slot: TypeAlias = int | list[int] | None  # where among the saved tensors an argument is
+
+Record: TypeAlias = Callable[..., Result]  # of a dispatch key set or None, and the arguments of a call
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """What a recorded call keeps for its backward beside tensors."""
+
+    layout: list[tuple[str, Slot]]
+    scalars: dict[str, Value]
+    shapes: dict[str, Shape]
+
+
+class Context(Protocol):
+    """What of the context of an ``autograd.Function`` is used here; the last two are ours."""
+
+    needs_input_grad: tuple[bool, ...]
+
+    @property
+    def saved_tensors(self) -> tuple[Tensor, ...]: ...
+
+    def save_for_backward(self, *tensors: Tensor) -> None: ...
+
+    shiplap_kept: _Kept
+    shiplap_nest: Nest
+
+
+class _Run(Protocol):
+    """The backward of a recorded call: a gradient for each argument that the dispatcher left in place."""
+
+    def __call__(self, ctx: Context, needed: Sequence[Need], *grads: Tensor) -> tuple[Gradient, ...]: ...
+
+
+_SetUp: TypeAlias = Callable[[Context, Args, Result], None]  # keeps what of a call its backward needs
 
 
 @dataclass(frozen=True)
 class Backward:
     """A declared gradient: ``fn(grad, saved, needs) -> {argument: gradient}`` and the tensors it wants kept."""
 
-    fn: Callable[[Any, SimpleNamespace, SimpleNamespace], dict[str, Any]]
+    fn: GradientFn
     saves: tuple[str, ...]
     source: str
 
     @classmethod
-    def declare(cls, spec: OpSpec, fn: Callable[..., Any], saves: Iterable[str] | None) -> Backward:
+    def declare(cls, spec: OpSpec, fn: GradientFn, saves: Iterable[str] | None) -> Backward:
         """``saves`` defaults to every tensor argument; outputs may be named too. SL110 for an unknown name."""
         if spec.mutated:
             raise error(
@@ -46,9 +90,16 @@ class Backward:
                 )
         return cls(fn, names, source_digest(fn))
 
-    def gradients(self, spec: OpSpec, shapes: dict[str, Any], *given: Any) -> dict[str, Any]:
-        """Call the declared function with ``grad, saved, needs`` and hold its answer to the contract (SL110, SL303)."""
-        result = self.fn(*given)
+    def gradients(
+        self,
+        spec: OpSpec,
+        shapes: Mapping[str, Shape],
+        grad: Tensor | tuple[Tensor, ...],
+        saved: SimpleNamespace,
+        needs: SimpleNamespace,
+    ) -> Gradients:
+        """Call the declared function and hold its answer to the contract (SL110, SL303)."""
+        result = self.fn(grad, saved, needs)
         if not isinstance(result, dict):
             raise error("SL110", where=spec.name, got=type(result).__name__, expected="a dict {argument: gradient}")
         for name, value in result.items():
@@ -65,36 +116,33 @@ class Backward:
         return result
 
 
-def make_backward(spec: OpSpec, backward: Backward) -> tuple[Callable[..., Any], Callable[..., None]]:
-    """``(run, setup_context)`` of an ``autograd.Function`` of the op; ``needed`` is its ``needs_input_grad``."""
+def _make_backward(spec: OpSpec, backward: Backward) -> tuple[_Run, _SetUp]:
+    """``(run, set_up)`` of an ``autograd.Function`` of the op; ``needed`` is its ``needs_input_grad``."""
     places = {a.name: i for i, a in enumerate(spec.args)} | {o.name: -1 - i for i, o in enumerate(spec.outputs)}
-    listed = {a.name for a in spec.args if a.many}
     kept = [(n, places[n]) for n in backward.saves if places[n] < 0 or spec.args[places[n]].tensor is not None]
     scalars = [(a.name, places[a.name]) for a in spec.scalars]
     tensors = [(a.name, places[a.name]) for a in spec.tensors]
     single = len(spec.outputs) == 1
     unused = dict.fromkeys([name for name, _ in tensors], False)  # the dispatcher strips trailing defaults
 
-    def setup_context(
-        ctx: Any, inputs: tuple[Any, ...], output: Any, keyword_only_inputs: dict[str, Any] | None = None
-    ) -> None:
-        if keyword_only_inputs:
-            inputs = (*inputs, *(keyword_only_inputs[a.name] for a in spec.args[len(inputs) :]))
+    def set_up(ctx: Context, inputs: Args, output: Result) -> None:
         outs = output if isinstance(output, tuple) else (output,)
         flat: list[Tensor] = []
-        ctx.shiplap_layout = [(n, _store(flat, inputs[i] if i >= 0 else outs[-1 - i])) for n, i in kept]
+        layout = [(n, _store(flat, inputs[i] if i >= 0 else outs[-1 - i])) for n, i in kept]
         ctx.save_for_backward(*flat)
-        ctx.shiplap_scalars = {n: inputs[i] for n, i in scalars}
-        ctx.shiplap_shapes = {n: _shape(inputs[i]) for n, i in tensors}
+        ctx.shiplap_kept = _Kept(layout, {n: inputs[i] for n, i in scalars}, {n: _shape(inputs[i]) for n, i in tensors})
 
-    def run(ctx: Any, needed: tuple[Any, ...], *grads: Any) -> tuple[Any, ...]:
-        flat, shapes = ctx.saved_tensors, ctx.shiplap_shapes
-        saved = SimpleNamespace(**ctx.shiplap_scalars, **{n: _load(flat, slot) for n, slot in ctx.shiplap_layout})
+    def run(ctx: Context, needed: Sequence[Need], *grads: Tensor) -> tuple[Gradient, ...]:
+        flat, of = ctx.saved_tensors, ctx.shiplap_kept
+        saved = SimpleNamespace(**of.scalars, **{n: _load(flat, slot) for n, slot in of.layout})
         wanted = unused.copy()
         for name, i in tensors:
-            if i < len(needed) and (any(needed[i]) if name in listed else needed[i]):
-                wanted[name] = shapes[name] is not None
-        found = backward.gradients(spec, shapes, grads[0] if single else grads, saved, SimpleNamespace(**wanted))
+            if i < len(needed):
+                need = needed[i]
+                asked = need if isinstance(need, bool) else any(need)
+                wanted[name] = asked and of.shapes[name] is not None
+        grad = grads[0] if single else grads
+        found = backward.gradients(spec, of.shapes, grad, saved, SimpleNamespace(**wanted))
         # One answer for each argument that the dispatcher left in place; a list, even an empty one, gets a list.
         return tuple(
             [
@@ -103,65 +151,68 @@ def make_backward(spec: OpSpec, backward: Backward) -> tuple[Callable[..., Any],
             ]
         )
 
-    return run, setup_context
+    return run, set_up
+
+
+def _missing_backward(spec: OpSpec) -> tuple[_Run, _SetUp]:
+    """A backward that says SL304 instead of silently dropping the gradient."""
+
+    def run(ctx: Context, needed: Sequence[Need], *grads: Tensor) -> tuple[Gradient, ...]:
+        raise error("SL304", where=spec.name, got="a gradient was requested", expected="no gradient")
+
+    return run, lambda ctx, inputs, output: None
 
 
 def make_autograd(
-    spec: OpSpec,
-    overload: Any,
-    raw: Callable[..., Any],
-    reference: Callable[..., Any],
-    backward: Backward | None,
-) -> Callable[..., Any]:
-    """The implementation of the Autograd key: ``raw``, the op below autograd, recorded where a gradient is asked for.
+    spec: OpSpec, overload: Overload, below: Record, reference: Record, backward: Backward | None
+) -> Record:
+    """The implementation of the Autograd key: ``below``, the op below autograd, recorded where a gradient is asked for.
 
-    Graphs traced through it hold ``raw``, so compiled code never comes back here. ``overload`` is what transforms of
-    torch.func further out must see. A tangent (forward mode) is that of ``reference``, which is what the op computes.
+    Graphs traced through it hold what ``below`` calls, so compiled code never comes back here. ``overload`` is what
+    transforms of torch.func further out must see. A tangent (forward mode) is that of ``reference``, which is what the
+    op computes.
     """
-    if backward is not None:
-        run, setup_context = make_backward(spec, backward)
-    else:
-        run, setup_context = missing_backward(spec), lambda *_: None
-    defaults = [a.default for a in spec.args if not a.keyword_only]
-    keywords = [(a.name, a.default) for a in spec.args if a.keyword_only]
+    run, set_up = _make_backward(spec, backward) if backward is not None else _missing_backward(spec)
     listed = any(a.many for a in spec.args)
 
-    def forward(ctx: Any, below: Callable[..., Any], kwargs: dict[str, Any], nest: Any, *args: Any) -> Any:
-        ctx.shiplap_nest, args = nest, _nested(args, nest)
-        output = below(*args, **kwargs)
-        named = {name: kwargs.get(name, default) for name, default in keywords}
-        setup_context(ctx, (*args, *defaults[len(args) :]), output, named)
+    def forward(ctx: Context, call: Record, kwargs: dict[str, Value], nest: Nest, *flat: Value) -> Result:
+        ctx.shiplap_nest, args = nest, cast("Args", _nested(flat, nest))
+        output = call(*args, **kwargs)
+        set_up(ctx, spec.complete(args, kwargs), output)
         return output
 
-    def gradients(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+    def gradients(ctx: Context, *grads: Tensor) -> tuple[Gradient, ...]:
         nest = ctx.shiplap_nest
         found = run(ctx, _nested(ctx.needs_input_grad[3:], nest), *grads)
         return (None, None, None, *(found if nest is None else _flat(found)))
 
     name, members = f"{spec.opname}_backward", {"forward": staticmethod(forward), "backward": staticmethod(gradients)}
-    function: Any = type(name, (torch.autograd.Function,), members)
+    function = transforms.function(name, members)
     at_level = transforms.level_function(name, members)
 
-    def autograd(keys: Any, /, *args: Any, **kwargs: Any) -> Any:
+    def autograd(keys: Keys | None, /, *args: Value, **kwargs: Value) -> Result:
         transformed = transforms.active()
         if transformed and transforms.carries_tangent((*args, *kwargs.values())):
             return reference(*args, **kwargs)
         flat = _flat(args) if listed else args  # autograd.Function looks at tensors, not at lists of them
         if not (torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in flat)):
-            return raw(*args, **kwargs)
+            return below(*args, **kwargs)
         nest = [len(a) if isinstance(a, (list, tuple)) else None for a in args] if listed else None
         if not transformed:
-            return function.apply(raw, kwargs, nest, *flat)
+            return function.apply(below, kwargs, nest, *flat)
         return transforms.apply_at_level(at_level, transforms.below_autograd(overload, keys), kwargs, nest, *flat)
 
     return autograd
 
 
-def _flat(values: Iterable[Any]) -> tuple[Any, ...]:
+T = TypeVar("T")
+
+
+def _flat(values: Iterable[T | Sequence[T]]) -> tuple[T, ...]:
     return tuple(v for value in values for v in (value if isinstance(value, (list, tuple)) else (value,)))
 
 
-def _nested(values: tuple[Any, ...], nest: list[int | None] | None) -> tuple[Any, ...]:
+def _nested(values: tuple[T, ...], nest: Nest) -> tuple[T | list[T], ...]:
     """The inverse of :func:`_flat`: ``nest`` holds the length of each list and None for all else."""
     if nest is None:
         return values
@@ -169,46 +220,44 @@ def _nested(values: tuple[Any, ...], nest: list[int | None] | None) -> tuple[Any
     return tuple(next(rest) if n is None else [next(rest) for _ in range(n)] for n in nest)
 
 
-def _answer(gradient: Any, need: Any) -> Any:
-    if not isinstance(need, (list, tuple)):
+def _answer(gradient: Gradient, need: Need) -> Gradient:
+    if isinstance(need, bool):
         return gradient
-    return [None] * len(need) if gradient is None else [g if n else None for g, n in zip(gradient, need, strict=True)]
+    if gradient is None or isinstance(gradient, Tensor):
+        return [None] * len(need)
+    return [g if n else None for g, n in zip(gradient, need, strict=True)]
 
 
-def _shape(value: Any) -> Any:
+def _shape(value: Value | Gradient) -> Shape:
     """Sizes of a tensor, a list of them for a list, None for None."""
     if isinstance(value, Tensor):
         return value.shape
-    return [_shape(v) for v in value] if isinstance(value, (list, tuple)) else None
+    if isinstance(value, (list, tuple)):
+        return [v.shape if isinstance(v, Tensor) else None for v in value]
+    return None
 
 
-def _text(shape: Any) -> str:
-    plain = [_text(s) for s in shape] if isinstance(shape, list) else shape if shape is None else tuple(shape)
-    return str(plain).replace("'", "")
+def _text(shape: Shape) -> str:
+    if isinstance(shape, list):
+        return f"[{', '.join(map(_text, shape))}]"
+    return str(None if shape is None else tuple(shape))
 
 
-def _store(flat: list[Tensor], value: Any) -> int | list[int] | None:
-    if value is None:
-        return None
+def _store(flat: list[Tensor], value: Value) -> Slot:
+    """Where ``value``, a tensor or a list of them, is put among the saved tensors."""
     if isinstance(value, Tensor):
         flat.append(value)
         return len(flat) - 1
-    return [_store(flat, v) for v in value]  # type: ignore[misc]
+    if isinstance(value, (list, tuple)):
+        flat += value
+        return list(range(len(flat) - len(value), len(flat)))
+    return None
 
 
-def _load(flat: tuple[Tensor, ...], slot: int | list[int] | None) -> Any:
+def _load(flat: tuple[Tensor, ...], slot: Slot) -> Value:
     if slot is None:
         return None
     return flat[slot] if isinstance(slot, int) else [flat[i] for i in slot]
-
-
-def missing_backward(spec: OpSpec) -> Callable[..., Any]:
-    """A backward that says SL304 instead of silently dropping the gradient."""
-
-    def run(ctx: Any, needed: tuple[Any, ...], *grads: Any) -> Any:
-        raise error("SL304", where=spec.name, got="a gradient was requested", expected="no gradient")
-
-    return run
 
 
 def floating_outputs(spec: OpSpec) -> bool:

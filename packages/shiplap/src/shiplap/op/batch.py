@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shiplap.errors import error
-from shiplap.op.spec import Arg, OpSpec, TensorType
+from shiplap.op.spec import Arg, Dim, OpSpec, TensorType
 
 __all__ = ["Batching", "read_batching"]
 
@@ -28,7 +28,7 @@ def read_batching(spec: OpSpec, dim: str) -> Batching:
     """``dim`` as declared; SL117 unless it is a plain size of an argument and of every output, and no other size."""
 
     def place(name: str, tensor: TensorType) -> int | None:
-        at = [i for i, d in enumerate(tensor.dims) if dim in _names(d.text, d.expr)]
+        at = [i for i, d in enumerate(tensor.dims) if dim in _names(d)]
         if not at:
             return None
         if len(at) > 1 or tensor.dims[at[0]].kind != "name" or tensor.variadic:
@@ -47,8 +47,8 @@ def read_batching(spec: OpSpec, dim: str) -> Batching:
     return Batching(dim, tuple(joined), tuple(at for at in outputs if at is not None))
 
 
-def _names(text: str, expr: object) -> frozenset[str]:
-    return getattr(expr, "names", frozenset()) or frozenset({text})
+def _names(dim: Dim) -> frozenset[str]:
+    return (dim.expr.names if dim.expr is not None else frozenset()) or frozenset({dim.text})
 
 
 def _single(spec: OpSpec, dim: str, arg: Arg) -> bool:

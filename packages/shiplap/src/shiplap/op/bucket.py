@@ -7,27 +7,29 @@ declared otherwise), kept (``"exact"``, what scalars do) or left out (``"none"``
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TypeAlias
 
 from torch import Tensor
 
 from shiplap.errors import error
-from shiplap.op.check import Binding
+from shiplap.op.binding import Binding
 from shiplap.op.spec import OpSpec
+from shiplap.op.values import Env, EnvValue, Value
 
-__all__ = ["Bucket", "Rule", "dtypes_of", "layout_of", "read_rule"]
+__all__ = ["Bucket", "Key", "Rule", "dtypes_of", "layout_of", "read_rule"]
 
 KINDS = ("pow2", "exact", "none")
+Key: TypeAlias = tuple[Hashable, ...]  # values of a bucket, then dtypes and layout as text
 
 
 @dataclass(frozen=True)
 class Bucket:
     """Names with their bounds (``n<=4096``) or values (``k==27``); prints as text that reads back."""
 
-    limits: tuple[tuple[str, str, Any], ...] = ()
+    limits: tuple[tuple[str, str, Hashable], ...] = ()
 
     def __str__(self) -> str:
         return ", ".join(f"{name}{op}{value!r}" for name, op, value in self.limits)
@@ -36,17 +38,24 @@ class Bucket:
     def parse(cls, text: str) -> Bucket:
         """The bucket that printed as ``text``; ValueError for anything else."""
         try:
-            nodes = ast.parse(f"[{text}]", mode="eval").body.elts  # type: ignore[attr-defined]
-            return cls(tuple(_limit(node) for node in nodes))
-        except (SyntaxError, AttributeError, TypeError, KeyError, ValueError) as e:
+            parsed = ast.parse(f"[{text}]", mode="eval").body
+        except SyntaxError as e:
             raise ValueError(f"no bucket: {text!r}") from e
+        limits = [_limit(node) for node in parsed.elts] if isinstance(parsed, ast.List) else [None]
+        if None in limits:
+            raise ValueError(f"no bucket: {text!r}")
+        return cls(tuple(limit for limit in limits if limit is not None))
 
 
-_SIGNS = {ast.LtE: "<=", ast.Eq: "=="}
-
-
-def _limit(node: Any) -> tuple[str, str, Any]:
-    return node.left.id, _SIGNS[type(node.ops[0])], ast.literal_eval(node.comparators[0])
+def _limit(node: ast.expr) -> tuple[str, str, Hashable] | None:
+    """``name<=value`` or ``name==value``; None for anything else."""
+    match node:
+        case ast.Compare(ast.Name(name), [ast.LtE() | ast.Eq() as sign], [value]):
+            try:
+                return name, "<=" if isinstance(sign, ast.LtE) else "==", ast.literal_eval(value)
+            except (TypeError, ValueError):
+                return None
+    return None
 
 
 @dataclass(frozen=True)
@@ -63,7 +72,7 @@ class Rule:
     lists: bool = False
 
     @cached_property
-    def quick(self) -> Callable[[Binding], tuple[Any, ...]]:
+    def quick(self) -> Callable[[Binding], Key]:
         """``quick(call)``: equal for calls with the same device type and :meth:`key`, in a third of the time."""
         sizes = [f"_round(e.get({n!r}))" if pow2 else f"_plain(e.get({n!r}))" for n, pow2 in self._get]
         whole = [
@@ -75,9 +84,10 @@ class Rule:
         text = (
             f"lambda call: (lambda e, d, a: (call.device.type, {', '.join(parts)}))(call.env, call.dtypes, call.args)"
         )
-        return eval(text, {"_round": _round, "_plain": _plain, "layout_of": layout_of})
+        quick: Callable[[Binding], Key] = eval(text, {"_round": _round, "_plain": _plain, "layout_of": layout_of})
+        return quick
 
-    def bucket(self, env: Mapping[str, Any]) -> Bucket:
+    def bucket(self, env: Env) -> Bucket:
         """The bucket of a call with these sizes and scalars."""
         values = self.values(env)
         named = [(n, k) for n, k in self.kinds if k != "none"]
@@ -87,30 +97,30 @@ class Rule:
     def _get(self) -> list[tuple[str, bool]]:
         return [(name, kind == "pow2") for name, kind in self.kinds if kind != "none"]
 
-    def values(self, env: Mapping[str, Any]) -> tuple[Any, ...]:
+    def values(self, env: Env) -> Key:
         """What tells buckets of one op apart: the values of a bucket, without their names."""
         return tuple([_round(env.get(name)) if pow2 else _plain(env.get(name)) for name, pow2 in self._get])
 
-    def key(self, call: Binding) -> tuple[Any, ...]:
+    def key(self, call: Binding) -> Key:
         """Values, dtypes, layout: equal for the calls that share a choice."""
         return (*self.values(call.env), dtypes_of(self, call), layout_of(call.args))
 
-    def text(self, key: Sequence[Any]) -> str:
+    def text(self, key: Key) -> str:
         """A key without its device, as people read it."""
         limits = [f"{n}{'<=' if pow2 else '=='}{v!r}" for (n, pow2), v in zip(self._get, key[:-2], strict=True)]
-        return ", ".join([*limits, *filter(None, [key[-2]])])
+        return ", ".join([*limits, *([str(key[-2])] if key[-2] else [])])
 
     def __str__(self) -> str:
         return ", ".join(f"{name}: {kind}" for name, kind in self.kinds)
 
 
-def _round(size: Any) -> Any:
+def _round(size: EnvValue) -> Hashable:
     if type(size) is int:
         return 1 << (size - 1).bit_length() if size > 0 else 0
     return tuple(map(_round, size)) if isinstance(size, (tuple, list)) else size
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: EnvValue) -> Hashable:
     return tuple(value) if isinstance(value, list) else value
 
 
@@ -120,20 +130,18 @@ def dtypes_of(rule: Rule, call: Binding) -> str:
     return ", ".join([f"{c}={str(found[c])[6:]}" for c in rule.classes if c in found])
 
 
-def layout_of(args: Sequence[Any]) -> str:
+def layout_of(args: Sequence[Value]) -> str:
     """A code per tensor: ``c`` contiguous, ``-`` absent, else the order of its dims in memory, ``+`` with gaps."""
     return ",".join([_code(v) for v in args if v is None or isinstance(v, Tensor) or _lists(v)])
 
 
-def _code(value: Any) -> str:
+def _code(value: Value) -> str:
     if isinstance(value, Tensor):
         return "c" if value.is_contiguous() else _order(value)
-    if value is None:
-        return "-"
-    return f"[{','.join(map(_code, value))}]"
+    return f"[{','.join(map(_code, value))}]" if isinstance(value, (list, tuple)) else "-"
 
 
-def _lists(value: Any) -> bool:
+def _lists(value: Value) -> bool:
     return isinstance(value, (list, tuple)) and any(isinstance(v, Tensor) for v in value)
 
 

@@ -1,4 +1,4 @@
-"""Argument checks derived from the declaration, and the values they bind: sizes, dtypes, scalars, device.
+"""Argument checks derived from the declaration: a call that passes them is a ``Binding``.
 
 The same code runs on real tensors before a kernel is launched and on fake tensors while a graph is traced, so a call
 that would fail fails with the same error in both.
@@ -7,52 +7,19 @@ that would fail fails with the same error in both.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from shiplap.compat.sizes import check
 from shiplap.errors import ShiplapError, error
+from shiplap.op.binding import UNPLACED, Binding
 from shiplap.op.expr import Expr
-from shiplap.op.spec import Arg, Dim, OpSpec, Output, TensorType
+from shiplap.op.spec import Arg, Dim, OpSpec, TensorType
 
-__all__ = ["Binding", "Checker", "shape_of"]
-
-
-@dataclass
-class Binding:
-    """One call's arguments, by name, with what they determine.
-
-    ``env`` maps dim names and int arguments to sizes; ``dtypes`` maps dtype classes to dtypes.
-    """
-
-    args: tuple[Any, ...]
-    env: dict[str, Any] = field(default_factory=dict)
-    dtypes: dict[str, torch.dtype] = field(default_factory=dict)
-    device: torch.device | None = None
-    origin: dict[str, str] = field(default_factory=dict)
-    late: list[tuple[str, int, Any, Expr]] = field(default_factory=list)
-
-    def dtype_of(self, out: TensorType) -> torch.dtype:
-        """The dtype of an output: its own if it is concrete, else that of its class in this call."""
-        return getattr(torch, out.dtypes[0]) if out.concrete else self.dtypes[out.dtype_class]
-
-
-def shape_of(out: Output, env: dict[str, Any]) -> list[Any]:
-    """The shape of an output once ``env`` holds every dim it names."""
-    shape: list[Any] = []
-    for dim in out.tensor.dims:
-        if dim.kind == "variadic":
-            shape.extend(env[dim.text])
-        elif dim.expr is not None:
-            shape.append(dim.expr(env))
-            if isinstance(shape[-1], int) and shape[-1] < 0:
-                raise error("SL208", where=f"output {out.name!r}", got=f"{dim.text} = {shape[-1]}", expected="a size")
-        else:
-            shape.append(dim.size if dim.kind == "fixed" else env[dim.text])
-    return shape
+__all__ = ["Checker"]
 
 
 class Checker:
@@ -89,7 +56,7 @@ class Checker:
     def _relate(self, call: Binding) -> None:
         """What no argument can tell alone: that lists were not empty, computed dims, preconditions."""
         spec = self.spec
-        if call.device is None or not (self._names <= call.env.keys() and self._classes <= call.dtypes.keys()):
+        if call.device is UNPLACED or not (self._names <= call.env.keys() and self._classes <= call.dtypes.keys()):
             raise self._error("SL209", "", "an empty list of tensors", "at least one tensor")
         for name, expr in spec.dims:
             self._agree(call, "", name, self._value(call, expr), f"declared as {expr}")
@@ -112,7 +79,7 @@ class Checker:
         if value.layout is not torch.strided:
             raise self._error("SL207", label, value.layout, "a dense tensor", fix="call .to_dense() first")
         self._dtype(call, arg, label, value)
-        if call.device is None:
+        if call.device is UNPLACED:
             call.device, call.origin["device"] = value.device, label
         elif value.device != call.device:
             raise self._error("SL206", label, value.device, f"{call.device}, as {call.origin['device']!r}")
@@ -180,6 +147,7 @@ class Checker:
         if dim.text == "...":
             return
         bound = call.env.setdefault(dim.text, sizes)
+        assert isinstance(bound, (tuple, list))  # another variadic dim, or a list of ints
         if len(bound) != len(sizes):
             raise self._error("SL201", label, f"{dim.text} = {_plain(sizes)}", f"{dim.text} = {_plain(bound)}")
         for a, b in zip(sizes, bound, strict=True):
@@ -195,7 +163,7 @@ class Checker:
 
     def _require(self, call: Binding, expr: Expr, holds: Any) -> None:
         if isinstance(holds, torch.SymBool):
-            torch._check(holds, lambda: str(self._error("SL208", "", _show(call, expr), expr)))
+            check(holds, lambda: str(self._error("SL208", "", _show(call, expr), expr)))
         elif not holds:
             raise self._error("SL208", "", _show(call, expr), expr)
 
@@ -216,7 +184,7 @@ def _each(arg: Arg, value: Any) -> Iterator[tuple[str, Any]]:
 def _equal(a: Any, b: Any, failure: Callable[[], ShiplapError]) -> None:
     """Plain sizes are compared; symbolic ones become a guard or a run-time assertion of the graph."""
     if isinstance(a, torch.SymInt) or isinstance(b, torch.SymInt):
-        torch._check(a == b, lambda: str(failure()))
+        check(a == b, lambda: str(failure()))
     elif a != b:
         raise failure()
 

@@ -7,22 +7,23 @@ attribute. An entry names the digest of the op that it was made for; one of anot
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TypeAlias
 
 from shiplap.errors import error, notice
+from shiplap.op.binding import Binding
+from shiplap.op.bucket import Key
 from shiplap.op.config import NO_CONFIG, Config
-
-if TYPE_CHECKING:
-    from shiplap.op.check import Binding
-    from shiplap.op.launch import Kernel
-    from shiplap.op.op import Op
+from shiplap.op.kernel import Again, Kernel
+from shiplap.op.state import OpState
+from shiplap.settings import settings
 
 __all__ = [
     "MISSING",
     "REFERENCE",
     "Entry",
+    "Missing",
     "digest",
     "find",
     "forget",
@@ -33,6 +34,7 @@ __all__ = [
     "tunable",
 ]
 
+Ready: TypeAlias = dict[Hashable, Again]  # calls by all that they depend on: how each is run again
 REFERENCE = "reference"
 LIMIT = 4096  # calls remembered per op: exact sizes may all differ
 
@@ -43,7 +45,7 @@ class Entry:
 
     op: str
     source: str
-    key: tuple[Any, ...]
+    key: Key
     kernel: str
     config: Config = NO_CONFIG
 
@@ -53,22 +55,23 @@ class Missing:
 
 
 MISSING = Missing()
+_UNKNOWN = Missing()  # nobody has looked
 
 active = True  # until the environment has been looked at, once
 frozen = ""  # the file, when choices are fixed
-observer: Callable[[Op, Binding], None] | None = None
+observer: Callable[[OpState, Binding], None] | None = None
 from_environment: Callable[[], None] | None = None  # set by shiplap.tune: reads SHIPLAP_TUNED and SHIPLAP_RECORD
 
 listeners: list[Callable[[], None]] = []  # called when choices have changed: native code holds a copy
 
-_entries: dict[str, dict[tuple[Any, ...], Entry]] = {}
-_resolved: dict[str, dict[tuple[Any, ...], Kernel | None]] = {}
-_memo: dict[str, dict[tuple[Any, ...], Any]] = {}  # by the quick key: what was found for it
-_ready: dict[str, dict[tuple[Any, ...], Any]] = {}  # by all that a call depends on: how it is launched again
+_entries: dict[str, dict[Key, Entry]] = {}
+_resolved: dict[str, dict[Key, Kernel | None]] = {}
+_memo: dict[str, dict[Key, Kernel | Missing | None]] = {}  # by the quick key: what was found for it
+_ready: dict[str, Ready] = {}  # by all that a call depends on: how it is launched again
 _looked = False
 
 
-def ready_calls(op: str) -> dict[tuple[Any, ...], Any]:
+def ready_calls(op: str) -> Ready:
     """What is kept for calls of ``op`` while neither choices nor ops change; always the same dict."""
     return _ready.setdefault(op, {})
 
@@ -107,7 +110,7 @@ def install(entries: list[Entry], file: str | None = None) -> None:
         listener()
 
 
-def resolved(op: Op) -> dict[tuple[Any, ...], Kernel | None]:
+def resolved(op: OpState) -> dict[Key, Kernel | None]:
     """The choices for ``op`` that can be served, by ``(device type, *Rule.key)``; None stands for the reference."""
     table = _resolved.get(op.spec.name)
     if table is None:
@@ -134,7 +137,7 @@ def digest() -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16] if lines else ""
 
 
-def find(op: Op, call: Binding) -> Kernel | Missing | None:
+def find(op: OpState, call: Binding) -> Kernel | Missing | None:
     """The chosen kernel with its config, None for the reference, or ``MISSING``."""
     if not _looked:
         ready()
@@ -143,42 +146,40 @@ def find(op: Op, call: Binding) -> Kernel | Missing | None:
     memo = _memo.get(op.spec.name)
     if memo is None:
         memo = _memo[op.spec.name] = {}
-    key = op.rule.quick(call)
-    found = memo.get(key, memo)
-    if found is memo:
+    device, key = call.device.type, op.rule.quick(call)
+    found = memo.get(key, _UNKNOWN)
+    if found is _UNKNOWN:
         if len(memo) >= LIMIT:
             memo.clear()
-        found = memo[key] = resolved(op).get((key[0], *op.rule.key(call)), MISSING)
-    if found is MISSING:
-        return _absent(op, (key[0], *op.rule.key(call))) if frozen and tunable(op, key[0]) else MISSING
+        found = memo[key] = resolved(op).get((device, *op.rule.key(call)), MISSING)
+    if isinstance(found, Missing):
+        return _absent(op, device, op.rule.key(call)) if frozen and tunable(op, device) else found
     if found is not None and (reason := found.refuses(call)):
         notice(f"chosen {op.spec.name} {key}", f"{op.spec.name}: the chosen kernel does not take this call ({reason})")
         return MISSING
     return found
 
 
-def tunable(op: Op, device: str) -> bool:
+def tunable(op: OpState, device: str) -> bool:
     """Whether there is anything to choose."""
     kernels = op.kernels.get(device, [])
     return len(kernels) > 1 or any(k.space is not None for k in kernels)
 
 
-def _absent(op: Op, key: tuple[Any, ...]) -> Missing:
-    from shiplap.settings import settings
-
-    wanted = f"{op.spec.name} {op.rule.text(key[1:])} on {key[0]}"
+def _absent(op: OpState, device: str, key: Key) -> Missing:
+    wanted = f"{op.spec.name} {op.rule.text(key)} on {device}"
     if settings().strict:
         raise error("SL607", where=wanted, got=f"no entry in {frozen}", expected="a frozen choice")
     notice(f"frozen {op.spec.name}", f"{wanted} is not in {frozen}: its declared default runs")
     return MISSING
 
 
-def _resolve(op: Op) -> dict[tuple[Any, ...], Kernel | None]:
+def _resolve(op: OpState) -> dict[Key, Kernel | None]:
     """Entries of ``op`` as kernels that are bound now; what is of another digest is left out, and said."""
-    table: dict[tuple[Any, ...], Kernel | None] = {}
+    table: dict[Key, Kernel | None] = {}
     source = op.identity
     for key, entry in _entries.get(op.spec.name, {}).items():
-        bound = {k.name: k for k in op.kernels.get(key[0], [])}
+        bound = {k.name: k for k in op.kernels.get(str(key[0]), [])}
         if entry.source != source:
             why = "it was made for another version of the op or its kernels"
         elif entry.kernel == REFERENCE:

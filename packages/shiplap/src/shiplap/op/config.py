@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias
 
 from shiplap.errors import error
 from shiplap.op.source import source_digest
 from shiplap.op.spec import OpSpec
+from shiplap.op.values import Env, Scalar
 
-__all__ = ["NO_CONFIG", "Config", "Space", "read_space"]
+__all__ = ["NO_CONFIG", "Config", "Configs", "Default", "Prior", "Space", "Values", "read_space"]
 
-Value = int | float | bool | str
-Env = Mapping[str, Any]
+Values: TypeAlias = Mapping[str, Scalar]  # of a config, by name
+Derived: TypeAlias = Callable[[Env], Iterable[Values]]  # the configs for a call, from its sizes and scalars
+Configs: TypeAlias = Iterable[Values] | Callable[..., Iterable[Values]]  # as it is declared
+Default: TypeAlias = Values | Callable[..., Values]
+Prior: TypeAlias = Callable[..., float]
 
 
 @dataclass(frozen=True)
 class Config:
     """Named values, sorted by name: equal however they were written. A kernel without parameters has the empty one."""
 
-    items: tuple[tuple[str, Value], ...] = ()
+    items: tuple[tuple[str, Scalar], ...] = ()
 
     @classmethod
-    def of(cls, values: Mapping[str, Value]) -> Config:
+    def of(cls, values: Values) -> Config:
         return cls(tuple(sorted(values.items())))
 
-    def as_dict(self) -> dict[str, Value]:
+    def as_dict(self) -> dict[str, Scalar]:
         return dict(self.items)
 
     def __str__(self) -> str:
@@ -42,9 +45,9 @@ class Space:
     """What ``configs=`` declared. ``identity`` goes into the kernel's; ``prior(env, config)`` ranks, small is fast."""
 
     fixed: tuple[Config, ...] = ()
-    derived: Callable[[Env], Iterable[Mapping[str, Value]]] | None = None
-    chosen: Config | Callable[[Env], Mapping[str, Value]] | None = None
-    prior: Callable[[Env, dict[str, Value]], float] | None = None
+    derived: Derived | None = None
+    chosen: Config | Callable[[Env], Values] | None = None
+    prior: Prior | None = None
     identity: str = ""
     where: str = ""
     keywords: frozenset[str] | None = None
@@ -79,24 +82,34 @@ class Space:
         return self.fixed[0] if self.fixed else self.configs(env)[0]
 
 
-def _none(env: Env) -> Sequence[Mapping[str, Value]]:
+def _none(env: Env) -> Sequence[Values]:
     return ()
 
 
-def read_space(spec: OpSpec, name: str, configs: Any, default: Any, prior: Any, implementation: Any) -> Space | None:
-    """``configs=``, ``default=`` and ``prior=`` of a kernel as data; SL116 for what is no config."""
+def read_space(
+    spec: OpSpec,
+    name: str,
+    configs: Configs | None,
+    default: Default | None,
+    prior: Prior | None,
+    *,
+    keywords: frozenset[str] | None = None,
+    native: bool = False,
+) -> Space | None:
+    """``configs=``, ``default=`` and ``prior=`` of a kernel as data; SL116 for what is no config.
+
+    ``keywords`` are the names that a config may have, None for any; ``native`` says that C code reads its values.
+    """
     where = f"{spec.name}, kernel {name}"
     if configs is None:
         if default is not None or prior is not None:
             raise error("SL116", where=where, got="default= or prior= alone", expected="configs=")
         return None
-    keywords = _keywords(spec, implementation)
     derived = configs if callable(configs) else None
-    fixed = () if derived else tuple(_read(where, c, keywords) for c in configs)
+    fixed = () if callable(configs) else tuple(_read(where, c, keywords) for c in configs)
     if not (fixed or derived):
         raise error("SL116", where=where, got="an empty list", expected="at least one config")
     chosen = default if default is None or callable(default) else _read(where, default, keywords)
-    native = hasattr(implementation, "symbol")
     if native:
         _fits_c(where, fixed, chosen)
     codes = [source_digest(f) for f in (derived, default, prior) if callable(f)]
@@ -106,7 +119,7 @@ def read_space(spec: OpSpec, name: str, configs: Any, default: Any, prior: Any, 
     return Space(tuple(dict.fromkeys(fixed)), derived, chosen, prior, identity, where, keywords, native)
 
 
-def _fits_c(where: str, fixed: tuple[Config, ...], chosen: Any) -> None:
+def _fits_c(where: str, fixed: tuple[Config, ...], chosen: Config | Callable[[Env], Values] | None) -> None:
     """SL116 unless a C kernel can index every config alike: a list of integers with the same names."""
     if not fixed:
         raise error("SL116", where=where, got="a function", expected="a list: a C kernel's header names its parameters")
@@ -116,7 +129,7 @@ def _fits_c(where: str, fixed: tuple[Config, ...], chosen: Any) -> None:
             raise error("SL116", where=where, got=str(config), expected=f"integers for {', '.join(names)}")
 
 
-def _read(where: str, values: Any, keywords: frozenset[str] | None) -> Config:
+def _read(where: str, values: Values, keywords: frozenset[str] | None) -> Config:
     if not isinstance(values, Mapping) or not values or not all(isinstance(k, str) for k in values):
         raise error("SL116", where=where, got=repr(values), expected="a dict of names and values")
     for name, value in values.items():
@@ -125,16 +138,3 @@ def _read(where: str, values: Any, keywords: frozenset[str] | None) -> Config:
         if keywords is not None and name not in keywords:
             raise error("SL116", where=where, got=f"{name}={value!r}", expected=f"a keyword {name!r} of the kernel")
     return Config.of(values)
-
-
-def _keywords(spec: OpSpec, implementation: Any) -> frozenset[str] | None:
-    """Keywords that a Python launcher has left for a config; None when it takes any, or is none (C, a template)."""
-    if implementation is None or hasattr(implementation, "bind"):
-        return None
-    parameters = inspect.signature(implementation).parameters.values()
-    if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        return None
-    positional = sum(not a.keyword_only for a in spec.args)
-    named = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY][positional:]
-    given = {*(a.name for a in spec.args if a.keyword_only), *(o.name for o in spec.outputs), "workspace"}
-    return frozenset({*named, *(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)} - given)

@@ -8,7 +8,9 @@ import math
 import sys
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from dataclasses import replace
+from types import MappingProxyType
+from typing import TypedDict
 
 from shiplap.errors import error
 from shiplap.op.annotation import is_tensor, read_argument, read_tensor
@@ -16,22 +18,35 @@ from shiplap.op.explain import mismatch
 from shiplap.op.expr import Expr
 from shiplap.op.spec import Arg, Dim, OpSpec, Output
 
-__all__ = ["check_name", "read_arguments", "read_spec", "read_workspace"]
+__all__ = ["Declaration", "check_name", "read_arguments", "read_spec", "read_workspace"]
 
 AUTOCAST_RULES = ("widest", "autocast", "float32", None)
 
 
+class Declaration(TypedDict, total=False):
+    """What is declared beside the signature: the keywords of ``@sl.op``, which documents them, and ``@sl.adopt``."""
+
+    dims: Mapping[str, str]
+    bounds: Mapping[str, str]
+    requires: Iterable[str]
+    mutates: Iterable[str]
+    contiguous: Iterable[str]
+    outputs: Iterable[str]
+    autocast: str | None
+    library: Iterable[str]
+
+
 def read_spec(
     name: str,
-    fn: Callable[..., Any],
+    fn: Callable[..., object],
     *,
-    dims: Mapping[str, str],
-    bounds: Mapping[str, str],
-    requires: Iterable[str],
-    mutates: Iterable[str],
-    contiguous: Iterable[str],
-    outputs: Iterable[str],
-    autocast: str | None,
+    dims: Mapping[str, str] = MappingProxyType({}),
+    bounds: Mapping[str, str] = MappingProxyType({}),
+    requires: Iterable[str] = (),
+    mutates: Iterable[str] = (),
+    contiguous: Iterable[str] = (),
+    outputs: Iterable[str] = (),
+    autocast: str | None = "widest",
     library: Iterable[str] = (),
 ) -> OpSpec:
     """The declaration of ``fn`` as data; raises ``DeclarationError`` (SL1xx) for what cannot be declared."""
@@ -66,20 +81,18 @@ def read_spec(
     return spec
 
 
-def check_name(name: Any) -> None:
+def check_name(name: object) -> None:
     """SL101 unless ``name`` is ``"namespace::name"``; ``@sl.op`` without its parentheses is handed the function."""
-    namespace, _, opname = name.partition("::") if isinstance(name, str) else ("", "", "")
-    if not (_plain(namespace) and _plain(opname)):
-        got = name if isinstance(name, str) else f"{type(name).__name__} {getattr(name, '__name__', name)}"
-        raise error(
-            "SL101",
-            where=f"@sl.op({name!r})" if isinstance(name, str) else "@sl.op",
-            got=got,
-            expected="namespace::name",
-        )
+    if isinstance(name, str):
+        namespace, _, opname = name.partition("::")
+        if not (_plain(namespace) and _plain(opname)):
+            raise error("SL101", where=f"@sl.op({name!r})", got=name, expected="namespace::name")
+        return
+    shown = name.__name__ if inspect.isfunction(name) or inspect.isclass(name) else name
+    raise error("SL101", where="@sl.op", got=f"{type(name).__name__} {shown}", expected="namespace::name")
 
 
-def read_arguments(name: str, fn: Callable[..., Any]) -> tuple[Arg, ...]:
+def read_arguments(name: str, fn: Callable[..., object]) -> tuple[Arg, ...]:
     """The annotated parameters of ``fn`` as data, for functions that are no ops; raises SL1xx as ``read_spec`` does."""
     return tuple(_arguments(name, fn, _hints(fn), set(), set()))
 
@@ -93,7 +106,7 @@ def _plain(name: str) -> bool:
     return name.isidentifier() and name.isascii() and not keyword.iskeyword(name)
 
 
-def _hints(fn: Callable[..., Any]) -> dict[str, Any]:
+def _hints(fn: Callable[..., object]) -> dict[str, object]:
     """Evaluated annotations, also under ``from __future__ import annotations`` and for classes local to a function."""
     scope = dict(vars(sys.modules.get(fn.__module__, typing)))
     closure = inspect.getclosurevars(fn)
@@ -110,54 +123,62 @@ def _hints(fn: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _arguments(
-    name: str, fn: Callable[..., Any], hints: dict[str, Any], mutates: set[str], contiguous: set[str]
+    name: str, fn: Callable[..., object], hints: dict[str, object], mutates: set[str], contiguous: set[str]
 ) -> Iterable[Arg]:
     parameters = inspect.signature(fn).parameters
     for unknown in (mutates | contiguous) - parameters.keys():
         raise error("SL107", where=name, got=unknown, expected=f"one of {', '.join(parameters)}")
     for p in parameters.values():
         where = f"{name}, argument {p.name!r}"
-        if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
-            raise error("SL103", where=where, got=str(p), expected="named arguments", fix="name each argument")
-        if not _plain(p.name) or p.name.startswith("_"):  # names with _ are those of generated code
-            raise error(
-                "SL103",
-                where=where,
-                got=f"the name {p.name}",
-                expected="a name of ASCII letters, no _ first",
-                fix="rename the argument",
-            )
+        _check_name(where, p)
         if p.name not in hints:
             method = "declare a function; in a class, put @staticmethod above @sl.op" if p.name == "self" else ""
             raise error("SL102", where=where, got=str(p), expected="an annotation", fix=method)
-        arg = read_argument(
-            p.name,
-            hints[p.name],
-            where,
+        arg = replace(
+            read_argument(p.name, hints[p.name], where),
             default=... if p.default is p.empty else p.default,
             keyword_only=p.kind is p.KEYWORD_ONLY,
             mutated=p.name in mutates,
             contiguous=p.name in contiguous,
         )
-        if arg.tensor and arg.keyword_only:
-            raise error(
-                "SL103",
-                where=where,
-                got="a keyword-only tensor",
-                expected="positional tensors",
-                fix="move it before the *",
-            )
-        if arg.has_default and (bad := _bad_default(arg)):
-            raise error(
-                "SL103",
-                where=where,
-                got=f"default {arg.default!r}",
-                expected=bad,
-                fix="use None as the default, in an optional argument",
-            )
-        if arg.mutated and (arg.tensor is None or arg.many or arg.optional):
-            raise error("SL107", where=where, got="not a plain tensor", expected="a tensor argument")
+        _check_argument(where, arg)
         yield arg
+
+
+def _check_name(where: str, p: inspect.Parameter) -> None:
+    """SL103 for a parameter that a schema, or generated code, cannot name."""
+    if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
+        raise error("SL103", where=where, got=str(p), expected="named arguments", fix="name each argument")
+    if not _plain(p.name) or p.name.startswith("_"):  # names with _ are those of generated code
+        raise error(
+            "SL103",
+            where=where,
+            got=f"the name {p.name}",
+            expected="a name of ASCII letters, no _ first",
+            fix="rename the argument",
+        )
+
+
+def _check_argument(where: str, arg: Arg) -> None:
+    """SL103 or SL107 for what a schema cannot say of an argument."""
+    if arg.tensor and arg.keyword_only:
+        raise error(
+            "SL103",
+            where=where,
+            got="a keyword-only tensor",
+            expected="positional tensors",
+            fix="move it before the *",
+        )
+    if arg.has_default and (bad := _bad_default(arg)):
+        raise error(
+            "SL103",
+            where=where,
+            got=f"default {arg.default!r}",
+            expected=bad,
+            fix="use None as the default, in an optional argument",
+        )
+    if arg.mutated and (arg.tensor is None or arg.many or arg.optional):
+        raise error("SL107", where=where, got="not a plain tensor", expected="a tensor argument")
 
 
 def _bad_default(arg: Arg) -> str:
@@ -171,7 +192,7 @@ def _bad_default(arg: Arg) -> str:
 
 
 def _outputs(
-    name: str, annotation: Any, names: tuple[str, ...], mutating: bool, arguments: set[str]
+    name: str, annotation: object, names: tuple[str, ...], mutating: bool, arguments: set[str]
 ) -> Iterable[Output]:
     where = f"{name}, return"
     if annotation is None or annotation is type(None):

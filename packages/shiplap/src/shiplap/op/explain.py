@@ -64,10 +64,14 @@ def mismatch(arg: Arg, value: Any) -> str:
     if arg.many or kind.startswith("list["):
         if not isinstance(value, (list, tuple, torch.Size)):
             return type(value).__name__
-        fits = (lambda v: isinstance(v, Tensor)) if arg.many else _IS[kind[5:-1]]
+        fits = _is_tensor if arg.many else _IS[kind[5:-1]]
         return next((f"{_kind(v)} in a {type(value).__name__}" for v in value if not fits(v)), "")
-    fits = (lambda v: isinstance(v, Tensor)) if arg.tensor is not None else _IS[kind]
+    fits = _is_tensor if arg.tensor is not None else _IS[kind]
     return "" if fits(value) else _kind(value)
+
+
+def _is_tensor(value: object) -> bool:
+    return isinstance(value, Tensor)
 
 
 def _kind(value: Any) -> str:

@@ -8,46 +8,56 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, reduce
-from typing import Any
+from typing import TypeAlias
 
 import torch
 
 from shiplap.errors import error
+from shiplap.op.values import Env, Size
 
 __all__ = ["FUNCTIONS", "Expr"]
 
 
-def _prod(*values: Any) -> Any:
+_Sizes: TypeAlias = list[Size] | tuple[Size, ...]
+
+
+def _prod(*values: Size | _Sizes) -> Size:
     return math.prod(_items(values))
 
 
-def _min(*values: Any) -> Any:
+def _min(*values: Size | _Sizes) -> Size:
     items = _items(values)
     return min(items) if _plain(items) else reduce(torch.sym_min, items)
 
 
-def _max(*values: Any) -> Any:
+def _max(*values: Size | _Sizes) -> Size:
     items = _items(values)
     return max(items) if _plain(items) else reduce(torch.sym_max, items)
 
 
-def _plain(items: Any) -> bool:
+def _plain(items: Sequence[Size]) -> bool:
     """Whether these are ints, as in every real call: torch's functions cost microseconds."""
     return set(map(type, items)) == {int}
 
 
-def _items(values: tuple[Any, ...]) -> Any:
-    return values[0] if len(values) == 1 and isinstance(values[0], (list, tuple)) else values
+def _items(values: Sequence[Size | _Sizes]) -> Sequence[Size]:
+    """Of ``f(a, b)`` and of ``f(list)`` the sizes."""
+    if len(values) == 1 and isinstance(values[0], (list, tuple)):
+        return values[0]
+    sizes = [v for v in values if not isinstance(v, (list, tuple))]
+    if len(sizes) < len(values):
+        raise TypeError("a list among sizes")
+    return sizes
 
 
-def _cdiv(a: Any, b: Any) -> Any:
+def _cdiv(a: Size, b: Size) -> Size:
     return (a + b - 1) // b
 
 
-def _pow2ceil(a: Any) -> int:
+def _pow2ceil(a: Size) -> int:
     if isinstance(a, int):
         return 1 << max(0, a - 1).bit_length()
     power = 1
@@ -56,7 +66,7 @@ def _pow2ceil(a: Any) -> int:
     return power
 
 
-FUNCTIONS: dict[str, Callable[..., Any]] = {
+FUNCTIONS: dict[str, Callable[..., Size]] = {
     "len": len,
     "prod": _prod,
     "min": _min,
@@ -123,8 +133,8 @@ class Expr:
         tree = ast.parse(self.source, mode="eval")
         return frozenset(n.id for n in ast.walk(tree) if isinstance(n, ast.Name)) - FUNCTIONS.keys()
 
-    def __call__(self, env: Mapping[str, Any]) -> Any:
-        """The value under ``env``; ints in, int out; SymInts in, SymInt out."""
+    def __call__(self, env: Env) -> Size:
+        """The value under ``env``; ints in, int out; SymInts in, SymInt out. A comparison gives their booleans."""
         return _function(self.source)(env)
 
     def __str__(self) -> str:
@@ -142,12 +152,12 @@ class _FromEnv(ast.NodeTransformer):
 
 
 @cache
-def _function(source: str) -> Callable[[Mapping[str, Any]], Any]:
+def _function(source: str) -> Callable[[Env], Size]:
     """A function of ``env``, compiled once."""
     arguments = ast.arguments(posonlyargs=[], args=[ast.arg("env")], kwonlyargs=[], kw_defaults=[], defaults=[])
     body = _FromEnv().visit(ast.parse(source, mode="eval")).body
     tree = ast.fix_missing_locations(ast.Expression(ast.Lambda(arguments, body)))
-    found: Callable[[Mapping[str, Any]], Any] = eval(
+    found: Callable[[Env], Size] = eval(
         compile(tree, f"<dim expression {source}>", "eval"), {**FUNCTIONS, "__builtins__": {}}
     )
     return found

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from shiplap.op.check import Binding
+from shiplap.op.binding import Binding
 from shiplap.op.expr import FUNCTIONS
 from shiplap.op.spec import Arg, Dim, OpSpec, TensorType
 
@@ -36,7 +36,8 @@ def compile_bind(spec: OpSpec) -> Callable[..., Binding | None] | None:
     }
     scope |= {f"_ok_{a.name}": frozenset(getattr(torch, n) for n in a.tensor.dtypes) for a in spec.args if a.tensor}
     exec(compile(text, f"<bind {spec.name}>", "exec"), scope)
-    return scope["bind"]
+    bind: Callable[..., Binding | None] = scope["bind"]
+    return bind
 
 
 def loose(spec: OpSpec) -> frozenset[str]:

@@ -1,161 +1,167 @@
-"""``@sl.op``: a declaration becomes a registered torch op. The body is the reference; kernels and gradient attach."""
+"""``@sl.op``: a declaration becomes a registered torch op. The body is the reference; kernels and gradient attach.
+
+The way of a call, and where each step is::
+
+    op(x, y)            Op.__call__, compat/calls.py   has anything but a kernel to see this call?
+    |- no: op.direct    op/route.py                    on a GPU generated: checks, looks up, launches. Elsewhere torch's
+    |                                                  dispatcher, below autograd: native code or `execute`
+    `- yes: op.through  op/op.py                       a trace, a transform, autocast or autograd is there, or keywords
+       |- op.record     op/autograd.py                 autograd alone: recorded, then as if it were `direct`
+       `- op.overload   torch                          the dispatcher calls whoever has to see it, `execute` at last
+    op.execute          op/serve.py                    below autograd and autocast:
+       op.bind          op/check.py, fast.py           arguments are checked, names bound to sizes: a Binding
+       op.pick          op/serve.py, choices.py        the choice in force, or the first kernel that takes the call
+       op.serve         op/serve.py                    kernel.run (op/python.py, bind/cabi.py, bind/direct.py), or the
+                                                       reference
+
+What is wrong with a call is said in one place: :meth:`Op.explain`.
+"""
 
 from __future__ import annotations
 
-import hashlib
-import inspect
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
-from pathlib import Path
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar, Unpack, overload
 
-import torch
-from torch.library import Library
+from torch import Tensor
 
-from shiplap import compat
 from shiplap.compat import calls
-from shiplap.errors import error, notice
-from shiplap.op import choices, registry
+from shiplap.compat.calls import P, R
+from shiplap.compat.library import Overload, Registrations
+from shiplap.errors import error
+from shiplap.op import digest
 from shiplap.op.autocast import make_cast
-from shiplap.op.autograd import Backward, floating_outputs, make_autograd
-from shiplap.op.batch import Batching, read_batching
+from shiplap.op.autograd import Backward, GradientFn, make_autograd
+from shiplap.op.batch import read_batching
 from shiplap.op.bucket import read_rule
-from shiplap.op.check import Binding, Checker
-from shiplap.op.config import read_space
-from shiplap.op.declare import check_name, read_spec, read_workspace
+from shiplap.op.declare import Declaration, check_name, read_spec
 from shiplap.op.explain import explain
 from shiplap.op.fake import make_fake
-from shiplap.op.fast import compile_bind
-from shiplap.op.launch import Kernel, PythonKernel, check_sharing, fit_outputs, own_outputs
-from shiplap.op.out import OutVariant, WithOut, has_out
+from shiplap.op.kernel import Implementation, Kernel, KernelKeywords, read_terms, template_kernel
+from shiplap.op.launch import workspace_size
+from shiplap.op.out import OutVariant, has_out
+from shiplap.op.python import PythonFunction
 from shiplap.op.route import route_of
 from shiplap.op.schema import schema, tags
-from shiplap.op.source import home, same_home, source_digest
+from shiplap.op.serve import Served
+from shiplap.op.source import home, same_home
 from shiplap.op.spec import OpSpec
-from shiplap.op.template import Template, as_kernel, read_template
-from shiplap.settings import settings
+from shiplap.op.state import Sampler
+from shiplap.op.template import Template, TemplateKeywords, read_template
+from shiplap.op.values import Result, Returned, Value
 
-__all__ = ["Op", "op"]
+__all__ = ["Op", "declared", "op"]
 
-
-class Native(Protocol):
-    """Native code registered for an op, ahead of ``Op.execute``."""
-
-    library: Path
-
-    def release(self) -> None: ...
+Function = TypeVar("Function", bound=Callable[..., Returned])
+Code = TypeVar("Code", bound=Callable[..., Returned] | Implementation)
+Gradient = TypeVar("Gradient", bound=GradientFn)
+Samples = TypeVar("Samples", bound=Sampler)
 
 
-class Op(calls.ShortCut, WithOut):
+declared: dict[str, Op] = {}  # by name; `op/registry.py` shows them
+
+
+class Op(calls.ShortCut[P, R], Served):
     """A declared op. Call it like the function it was declared from.
 
-    Attributes:
-        spec: the declaration as data.
-        reference: the decorated function, plain PyTorch, the law for every kernel and gradient.
-        overload: the registered ``torch.ops.<namespace>.<name>.default``.
-        raw: the same below autograd and autocast; compiled graphs hold this one.
-        kernels: implementations by device type, first one first.
-        templates: kernel sources by device type, into which compiled code fuses its neighbours.
-        gradient: the declared backward, or None.
-        native: the native binding in force, or None: then ``execute`` serves.
-        sampler: builds arguments for the audit, or None: then they are drawn from the declaration.
-        batching: dims along which several calls may be made as one.
+    ``OpState`` (op/state.py) lists its attributes; ``overload`` and ``raw`` are what torch has of it (op/serve.py).
     """
 
-    _library: Library
+    reference: Callable[P, R]
+    variant: OutVariant | None = None  # `<name>__out`, for callers that own the memory
 
-    def __init__(self, spec: OpSpec, reference: Callable[..., Any]) -> None:
-        self.spec, self.reference = spec, reference
-        self._source = source_digest(reference)
-        self.kernels: dict[str, list[Kernel]] = {}
-        self.templates: dict[str, list[Template]] = {}
-        self.gradient: Backward | None = None
-        self.sampler: Callable[..., tuple[Any, ...]] | None = None
-        self.native: Native | None = None
-        self.batching: tuple[Batching, ...] = ()
+    def __init__(self, spec: OpSpec, reference: Callable[P, R]) -> None:
+        super().__init__(spec, reference)
+        self._registrations: Registrations | None = None
         self._former: list[Op] = []
-        self._checker, self._bind, self.rule = Checker(spec), compile_bind(spec), read_rule(spec)
-        self._differentiable = not spec.mutated and floating_outputs(spec)
         self._register()
         self.__name__, self.__doc__, self.__module__ = spec.opname, reference.__doc__, reference.__module__
-        self.__signature__ = inspect.signature(reference)
+        self.__signature__ = self.signature
 
-    def _dispatch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._split and calls.is_plain_call(args, kwargs):
-            return self.raw(*args, **kwargs)
-        recorded = self._split and not kwargs and calls.is_recorded_call(args)
-        return self._record(None, *args) if recorded else self.overload(*args, **kwargs)
+    # --- calls (the module says how they go on) ----------------------------------------------------------------------
 
-    def _below(self, *args: Any, **kwargs: Any) -> Any:
-        """The op below autograd."""
-        return self._plain(*args) if self._split and not kwargs else self.raw(*args, **kwargs)
+    def through(self, args: Sequence[Value], kwargs: Mapping[str, Value]) -> Result:
+        """A call that something beside a kernel may have to see, or that names arguments."""
+        if self.separable and not kwargs and calls.is_recorded_call(args):
+            return self.record(None, *args)
+        plain = self.separable and calls.is_plain_call(args, kwargs)
+        result: Result = (self.raw if plain else self.overload)(*args, **kwargs)
+        return result
 
-    def _explain(self, args: tuple[Any, ...], kwargs: dict[str, Any], cause: Exception) -> None:
-        explain(self._checker, self.__signature__, args, kwargs, cause)
+    def below(self, *args: Value, **kwargs: Value) -> Result:
+        """The op as its autograd formula calls it."""
+        if self.separable and not kwargs:
+            return self.direct(*args)
+        result: Result = self.raw(*args, **kwargs)
+        return result
 
-    def __reduce__(self) -> str:
-        """Copied and pickled by name, as functions are: a model that holds an op can be deep-copied."""
-        return self.reference.__qualname__
+    def explain(self, args: Sequence[Value], kwargs: Mapping[str, Value], cause: Exception) -> None:
+        """Raise what is wrong with a call that failed with ``cause``, in the words of the declaration; else return."""
+        explain(self.checker, self.signature, args, kwargs, cause)
 
-    def __repr__(self) -> str:
-        devices = ", ".join(f"{d}: {'/'.join(k.name for k in ks)}" for d, ks in self.kernels.items())
-        return f"<shiplap op {self.spec.namespace}::{schema(self.spec)}; kernels {devices or 'none'}>"
+    def out(
+        self, *args: Value, out: Tensor | Sequence[Tensor], workspace: Tensor | None = None, **kwargs: Value
+    ) -> Tensor | Sequence[Tensor]:
+        """Run into ``out``, a contiguous tensor or one for each output, and return it; nothing is allocated for it.
+
+        ``workspace`` is uint8 scratch of at least ``workspace_bytes(...)`` bytes, aligned to 64; without it, it is
+        allocated as ever. Arguments that a kernel wants contiguous and are not are still copied. No gradient is
+        recorded; native code serves where gradients are off, under ``torch.no_grad()`` or ``torch.inference_mode()``.
+
+        Raises:
+            ArgumentError: SL210, SL212 or SL213 for tensors that overlap, do not fit or are too small.
+            KernelError: SL304 when a gradient is asked for.
+            TypeError: the op's outputs have data-dependent sizes, or it has none.
+        """
+        if self.variant is None:
+            raise TypeError(f"{self!r} has no out-variant: no outputs, sizes that depend on data, or an adopted op")
+        return self.variant(args, kwargs, out, workspace)
+
+    def workspace_bytes(self, *args: Value, **kwargs: Value) -> int:
+        """Bytes of workspace that the kernel asks for which takes these arguments, 0 for one without."""
+        call = self.bind(self.spec.complete(args, kwargs))
+        kernel = self.pick(call)
+        return workspace_size(kernel.workspace, call) if kernel is not None else 0
+
+    # --- what an author attaches --------------------------------------------------------------------------------------
+
+    @overload
+    def kernel(self, device: str, implementation: Code, **keywords: Unpack[KernelKeywords]) -> Code: ...
+
+    @overload
+    def kernel(
+        self, device: str, implementation: None = None, **keywords: Unpack[KernelKeywords]
+    ) -> Callable[[Function], Function]: ...
 
     def kernel(
-        self,
-        device: str,
-        implementation: Any = None,
-        *,
-        name: str | None = None,
-        workspace: str | None = None,
-        dtypes: Iterable[str] = (),
-        supports: Callable[..., bool | str] | None = None,
-        configs: Any = None,
-        default: Any = None,
-        prior: Callable[..., float] | None = None,
-    ) -> Any:
+        self, device: str, implementation: Code | None = None, **keywords: Unpack[KernelKeywords]
+    ) -> Code | Callable[[Function], Function]:
         """Bind a kernel for ``device`` (a device type such as ``"cpu"``); the last one bound is tried first.
 
-        ``implementation`` is a Python function (out-style or functional) or an object with ``bind(spec)`` such as
-        ``sl.cabi(...)``; without it this is a decorator. ``workspace`` is a dim expression in bytes (it may use
+        ``implementation`` is a Python function (out-style or functional) or an :class:`Implementation`, such as
+        ``sl.cabi(...)``; without it this is a decorator. Binding a name again replaces that kernel.
+
+        ``name``: of the kernel; else the implementation's. ``workspace`` is a dim expression in bytes (it may use
         ``threads`` and ``itemsize``). ``dtypes`` names what the kernel takes where the declaration admits more;
         ``supports`` gets the arguments and returns True or the reason why not (and keeps the kernel from being bound
-        natively). Binding a name again replaces that kernel.
+        natively).
 
         ``configs`` lists what :func:`shiplap.tune` chooses from, dicts that arrive as keywords of a Python function, or
         is a function of the sizes that returns such a list. Without a choice ``default`` runs (a dict, or a function of
         the sizes; by default the first). ``prior(sizes, config)`` estimates a time in any unit: large spaces are
         searched from its best.
         """
+        self._extend("kernels are")
         if implementation is None:
-            return lambda fn: self.kernel(
-                device,
-                fn,
-                name=name,
-                workspace=workspace,
-                dtypes=dtypes,
-                supports=supports,
-                configs=configs,
-                default=default,
-                prior=prior,
-            )
-        device = device.partition(":")[0]
-        scratch = read_workspace(self.spec, workspace) if workspace else None
-        taken = (dtypes,) if isinstance(dtypes, str) else tuple(dtypes)
-        if hasattr(implementation, "bind"):
-            run, identity, label = implementation.bind(self.spec, scratch), implementation.identity, implementation.name
-        else:
-            run, identity = PythonKernel(self.spec, implementation, scratch), source_digest(implementation)
-            label = getattr(implementation, "__name__", "kernel")
-        space = read_space(self.spec, name or label, configs, default, prior, implementation)
-        if space is not None and hasattr(run, "configure"):
-            run.configure(space)
-        identity = f"{identity}/{workspace}/{taken}" + (f"/{space.identity}" if space else "")
-        kernel = Kernel(name or label, device, run, identity, supports, taken, space)
-        self._attach(kernel)
+
+            def decorate(function: Function) -> Function:
+                return self.kernel(device, function, **keywords)
+
+            return decorate
+        code = implementation if isinstance(implementation, Implementation) else PythonFunction(implementation)
+        self._attach(code.bind(self.spec, read_terms(self.spec, code, device, **keywords)))
         return implementation
 
-    def template(self, device: str, source: str, **declaration: Any) -> Template:
+    def template(self, device: str, source: str, **keywords: Unpack[TemplateKeywords]) -> Template:
         """Bind a templated kernel: ``source`` is a ``*.triton.jinja`` or ``*.cpp.jinja`` file beside the declaration.
 
         Compiled code fuses its neighbours into it; a Triton template is also a kernel of its name, for eager calls.
@@ -165,53 +171,37 @@ class Op(calls.ShortCut, WithOut):
         dtypes, config)``: True or the reason why not; ``fuses(sizes)``: whether neighbours are better off inside;
         ``default=False``: only where measured; ``name``. Binding a name again replaces that template.
         """
-        template = read_template(self.spec, self.reference.__code__.co_filename, device, source, **declaration)
+        template = read_template(self.spec, self.file, device, source, **keywords)
         others = [t for t in self.templates.get(template.device, []) if t.name != template.name]
         self.templates[template.device] = [*others, template]
-        if (kernel := as_kernel(self.spec, template)) is not None:
+        if (kernel := template_kernel(self.spec, template)) is not None:
             self._attach(kernel)
-        registry.refresh(self)
+        digest.refresh(self.spec.name)
         return template
 
-    def _attach(self, kernel: Kernel) -> None:
-        """Bind ``kernel``: one of the author's before all others; a template behind them, and in nobody's place."""
-        self.drop_native()
-        others = [k for k in self.kernels.get(kernel.device, []) if k.name != kernel.name or k.template is None]
-        if kernel.template is None:
-            self.kernels[kernel.device] = [kernel, *(k for k in others if k.name != kernel.name)]
-        elif kernel.name not in [k.name for k in others]:
-            self.kernels[kernel.device] = [*others, kernel]
-        self._plain = route_of(self)
-        registry.refresh(self)
+    @overload
+    def backward(self, fn: Gradient, *, saves: Iterable[str] | None = None) -> Gradient: ...
 
-    def own(self, device: str) -> list[Kernel]:
-        """The kernels for a device type that are no templates."""
-        return [k for k in self.kernels.get(device, ()) if k.template is None]
+    @overload
+    def backward(self, fn: None = None, *, saves: Iterable[str] | None = None) -> Callable[[Gradient], Gradient]: ...
 
-    def eager(self, device: str) -> list[Kernel]:
-        """What is tried in this order where nothing was chosen; then the reference runs.
-
-        A reference that is a library call there (``library=``) comes before templates; one that is no ``default`` is
-        run where it was chosen only.
-        """
-        library = device in self.spec.library
-        found = self.kernels.get(device, ())
-        return [k for k in found if k.template is None or (k.template.default and not library)]
-
-    def backward(self, fn: Callable[..., Any] | None = None, *, saves: Iterable[str] | None = None) -> Any:
+    def backward(
+        self, fn: Gradient | None = None, *, saves: Iterable[str] | None = None
+    ) -> Gradient | Callable[[Gradient], Gradient]:
         """Declare the gradient: ``fn(grad, saved, needs) -> {argument: gradient}``, in terms of other ops.
 
         ``grad`` is the output's gradient (a tuple for several outputs), ``saved`` has every scalar and the tensors
         of ``saves`` (default: all tensor arguments) by name, ``needs.<argument>`` says which gradients are used.
         """
+        self._extend("gradient is")
         if fn is None:
             return lambda f: self.backward(f, saves=saves)
         self.gradient = Backward.declare(self.spec, fn, saves)
         self._declare()
-        registry.refresh(self)
+        digest.refresh(self.spec.name)
         return fn
 
-    def samples(self, fn: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
+    def samples(self, fn: Samples) -> Samples:
         """Declare how arguments are drawn whose values mean something (row numbers, offsets, sorted keys).
 
         ``fn(rng, sizes, dtype, device)`` returns all arguments in order; ``rng`` is a seeded CPU generator, ``sizes``
@@ -227,7 +217,7 @@ class Op(calls.ShortCut, WithOut):
         """
         self.drop_native()
         self.rule = read_rule(self.spec, default, kinds)
-        registry.refresh(self)
+        digest.refresh(self.spec.name)
 
     def batches(self, *dims: str) -> None:
         """Declare that calls which agree in every argument without a dim are one call, concatenated along it.
@@ -243,112 +233,67 @@ class Op(calls.ShortCut, WithOut):
         if native is not None:
             native.release()
 
-    @property
-    def identity(self) -> str:
-        """What compiled artefacts depend on: declaration, reference, gradient and kernels."""
-        parts = [self.spec.digest, self._source, *([str(self.rule)] if self.rule != read_rule(self.spec) else [])]
-        parts += [f"{self.gradient.source}/{self.gradient.saves}"] if self.gradient else []
-        parts += [f"{d}/{k.name}/{k.identity}" for d, ks in sorted(self.kernels.items()) for k in ks]
-        parts += [f"{d}/{t.name}/{t.identity}" for d, ts in sorted(self.templates.items()) for t in ts]
-        return hashlib.sha256("|".join(parts).encode()).hexdigest()[:16]
+    def _extend(self, what: str) -> None:
+        """TypeError where ``what`` cannot be attached: to an op of somebody else."""
 
-    def pick(self, call: Any) -> Kernel | None:
-        """The kernel that takes this bound call, or None when the reference has to run; says why, once."""
-        device = call.device.type
-        if choices.active and not isinstance(found := choices.find(self, call), choices.Missing):
-            return found
-        reasons = []
-        for kernel in self.eager(device):
-            if isinstance(serving := kernel.serving(call), Kernel):
-                return serving
-            reasons.append(f"{kernel.name}: {serving}")
-        if device in self.spec.library:
-            return None
-        names = [k.name for k in self.kernels.get(device, ())]  # the reason may hold sizes: it is no key
-        self._unserved(device, "; ".join(reasons) or f"no kernel for {device}", key=str(names))
-        return None
+    def _attach(self, kernel: Kernel) -> None:
+        self.drop_native()
+        self.attach(kernel)
+        self.direct = route_of(self)
+        digest.refresh(self.spec.name)
 
-    def _unserved(self, device: str, why: str, key: str) -> None:
-        """Say once that the reference runs, or raise SL306 where that is forbidden."""
-        if settings().strict:
-            raise error("SL306", where=self.spec.name, got=why, expected=f"a kernel for {device}")
-        notice(f"{self.spec.name}/{device}/{key}", f"{self.spec.name} runs its reference ({why}): correct, not fast")
-
-    def execute(self, *args: Any, **kwargs: Any) -> Any:
-        """The real implementation, below autograd and autocast."""
-        if kwargs:
-            args = (*args, *(kwargs.get(a.name, a.default) for a in self.spec.args[len(args) :]))
-        call = (self._bind and self._bind(*args)) or self._checker.bind(args)
-        if self.spec.mutated:
-            check_sharing(self.spec, call)
-        return self.serve(call, self.pick(call))
-
-    def serve(self, call: Binding, kernel: Kernel | None) -> Any:
-        """Run a bound call with the kernel that was picked, or with the reference."""
-        if self._differentiable and torch.is_grad_enabled() and calls.any_requires_grad(*call.args):
-            # A graph that was traced where nothing required grad holds `raw`; now it is trained.
-            positional, named = self._as_given(call.args)
-            return self._record(None, *positional, **named)
-        # Where no autograd formula stands in front, torch would record the operations of the kernel.
-        with nullcontext() if self._differentiable or not torch.is_grad_enabled() else torch.no_grad():
-            outs = kernel.run(call) if kernel else fit_outputs(self.spec, call, self._reference(call.args))
-        return outs[0] if len(outs) == 1 else outs or None
-
-    def _law(self, *args: Any, **kwargs: Any) -> Any:
-        """The reference of a checked call, as torch records it: where a tangent is asked for, which no kernel has."""
-        call = self._checker.bind((*args, *(kwargs.get(a.name, a.default) for a in self.spec.args[len(args) :])))
-        self._unserved(str(call.device), "forward-mode AD is the reference's", key="tangent")
-        return own_outputs(self._reference(call.args))
-
-    def _reference(self, args: tuple[Any, ...]) -> Any:
-        positional, named = self._as_given(args)
-        return self.reference(*positional, **named)
-
-    def _as_given(self, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """All arguments in schema order → how a function takes them: keyword-only ones by name."""
-        split = sum(not a.keyword_only for a in self.spec.args)
-        return args[:split], {a.name: v for a, v in zip(self.spec.args[split:], args[split:], strict=True)}
+    # --- what torch has of it -----------------------------------------------------------------------------------------
 
     def _register(self) -> None:
-        """Define the schema and the implementations that every op has."""
-        previous = registry.find(self.spec.name)
+        """Define the schema and the implementations that every op has; in place of an earlier declaration of it."""
+        previous = declared.get(self.spec.name)
         if previous is not None:
             if not same_home(previous.reference, self.reference):
                 raise error("SL108", where=self.spec.name, got=home(self.reference), expected=home(previous.reference))
-            previous.drop_native()
-            compat.destroy_library(previous._library)
+            previous._forget()
             self._former = [*previous._former, previous]
         self._declare()
         for former in self._former:  # whoever holds one calls this op: torch has freed what it was registered as
             former.__dict__ = self.__dict__
-        registry.add(self)
+        declared[self.spec.name] = self
+        digest.add(self.spec.name, lambda: self.identity)
+
+    def _forget(self) -> None:
+        self.drop_native()
+        if self._registrations is not None:
+            self._registrations.forget()
 
     def _declare(self) -> None:
         """(Re)build the torch registration; done again when a gradient is attached, since torch allows it only once."""
-        if hasattr(self, "_library"):
-            self.drop_native()
-            compat.destroy_library(self._library)
-        spec, self._library = self.spec, Library(self.spec.namespace, "FRAGMENT")
-        self.overload = self._define(spec.opname)
-        self.raw = self._define(f"{spec.opname}__raw") if self._differentiable else self.overload
-        # Whether a list holds a tensor to record takes a look at each: calls with lists all go through the dispatcher.
-        self._split = self._differentiable and not any(a.many for a in spec.args)
-        self._plain = route_of(self)
-        if self._differentiable:
-            self._library.impl(f"{spec.opname}__raw", torch.library.fallthrough_kernel, "Autograd")
-            self._record = make_autograd(spec, self.overload, self._below, self._law, self.gradient)
-            self._library.impl(spec.opname, self._record, "Autograd", with_keyset=True)
-        self.variant = OutVariant(self, self._library) if has_out(spec) else None
+        self._forget()
+        spec, name = self.spec, self.spec.opname
+        self._registrations = there = Registrations(spec.namespace)
+        self.overload = self._define(there, name)
+        self.raw = self._define(there, f"{name}__raw") if self.differentiable else self.overload
+        self.separable = self.differentiable and not any(a.many for a in spec.args)
+        self.direct = route_of(self)
+        if self.differentiable:
+            there.skip_autograd(f"{name}__raw")
+            self.record = make_autograd(spec, self.overload, self.below, self.serve_tangent, self.gradient)
+            there.record(name, self.record)
+        self.variant = OutVariant(self, there) if has_out(spec) else None
         if spec.autocast is not None:
-            compat.register_autocast_rule(self._library, spec.opname, self.overload, make_cast(spec))
+            there.cast(name, self.overload, make_cast(spec))
 
-    def _define(self, name: str) -> Any:
+    def _define(self, there: Registrations, name: str) -> Overload:
         """Schema, real implementation and fake under ``name`` (two overloads of one name cannot be redeclared)."""
-        spec = self.spec
-        self._library.define(schema(spec, name), tags=tags(spec))
-        self._library.impl(name, self.execute, "CompositeExplicitAutograd")
-        torch.library.register_fake(f"{spec.namespace}::{name}", make_fake(self._checker), lib=self._library)
-        return getattr(getattr(torch.ops, spec.namespace), name).default
+        there.define(schema(self.spec, name), tags(self.spec))
+        there.implement(name, self.execute)
+        there.fake(name, make_fake(self))
+        return there.overload(name)
+
+    def __reduce__(self) -> str:
+        """Copied and pickled by name, as functions are: a model that holds an op can be deep-copied."""
+        return self.reference.__qualname__
+
+    def __repr__(self) -> str:
+        devices = ", ".join(f"{d}: {'/'.join(k.name for k in ks)}" for d, ks in self.kernels.items())
+        return f"<shiplap op {self.spec.namespace}::{schema(self.spec)}; kernels {devices or 'none'}>"
 
 
 def op(
@@ -362,7 +307,7 @@ def op(
     outputs: Iterable[str] = (),
     autocast: str | None = "widest",
     library: Iterable[str] = (),
-) -> Callable[[Callable[..., Any]], Op]:
+) -> Declare:
     """Declare a torch op from an annotated function whose body is its reference.
 
     Args:
@@ -387,21 +332,25 @@ def op(
         ... def axpy(x: Float[Tensor, "n"], y: Float[Tensor, "n"], a: float = 1.0) -> Float[Tensor, "n"]:
         ...     return a * x + y
     """
-    check_name(name)
+    return Declare(
+        name,
+        dims=dims or {},
+        bounds=bounds or {},
+        requires=requires,
+        mutates=mutates,
+        contiguous=contiguous,
+        outputs=outputs,
+        autocast=autocast,
+        library=library,
+    )
 
-    def declare(fn: Callable[..., Any]) -> Op:
-        spec = read_spec(
-            name,
-            fn,
-            dims=dims or {},
-            bounds=bounds or {},
-            requires=requires,
-            mutates=mutates,
-            contiguous=contiguous,
-            outputs=outputs,
-            autocast=autocast,
-            library=library,
-        )
-        return Op(spec, fn)
 
-    return declare
+class Declare:
+    """What ``@sl.op(...)`` is: a decorator that keeps the types of the function."""
+
+    def __init__(self, name: str, **declaration: Unpack[Declaration]) -> None:
+        check_name(name)
+        self.name, self.declaration = name, declaration
+
+    def __call__(self, fn: Callable[P, R]) -> Op[P, R]:
+        return Op(read_spec(self.name, fn, **self.declaration), fn)

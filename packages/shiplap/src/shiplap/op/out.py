@@ -7,24 +7,24 @@ its schema. No autograd and no autocast stand in front of it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.library import Library
 
+from shiplap.compat.library import Registrations
 from shiplap.errors import ShiplapError, error
-from shiplap.op import registry
-from shiplap.op.check import Binding, shape_of
+from shiplap.op import digest
+from shiplap.op.binding import Binding, shape_of
 from shiplap.op.explain import explain
-from shiplap.op.launch import check_sharing, fit_outputs, workspace_size
+from shiplap.op.expr import Expr
+from shiplap.op.launch import workspace_size
+from shiplap.op.outputs import check_sharing, fit_outputs, tensors_of
 from shiplap.op.schema import schema
+from shiplap.op.serve import Served
 from shiplap.op.spec import OpSpec
+from shiplap.op.values import Args, Outputs, Size, Value
 
-if TYPE_CHECKING:
-    from shiplap.op.op import Op
-
-__all__ = ["OutVariant", "WithOut", "has_out", "out_name", "out_schema", "scratch_name"]
+__all__ = ["OutVariant", "has_out", "out_name", "out_schema", "scratch_name"]
 
 ALIGNMENT = 64  # bytes: what kernels are promised of a workspace
 
@@ -56,58 +56,25 @@ def out_schema(spec: OpSpec, name: str = "") -> str:
     return f"{given}, {', '.join(keywords)}) -> ()"
 
 
-class WithOut:
-    """The part of ``Op`` for callers that own the memory: ``out`` and ``workspace_bytes``."""
-
-    variant: OutVariant | None = None
-
-    def out(self, *args: Any, out: Any, workspace: Tensor | None = None, **kwargs: Any) -> Any:
-        """Run into ``out``, a contiguous tensor or one for each output, and return it; nothing is allocated for it.
-
-        ``workspace`` is uint8 scratch of at least ``workspace_bytes(...)`` bytes, aligned to 64; without it, it is
-        allocated as ever. Arguments that a kernel wants contiguous and are not are still copied. No gradient is
-        recorded; native code serves where gradients are off, under ``torch.no_grad()`` or ``torch.inference_mode()``.
-
-        Raises:
-            ArgumentError: SL210, SL212 or SL213 for tensors that overlap, do not fit or are too small.
-            KernelError: SL304 when a gradient is asked for.
-            TypeError: the op's outputs have data-dependent sizes, or it has none.
-        """
-        if self.variant is None:
-            raise TypeError(f"{self!r} has no out-variant: no outputs, sizes that depend on data, or an adopted op")
-        return self.variant(args, kwargs, out, workspace)
-
-    def workspace_bytes(self, *args: Any, **kwargs: Any) -> int:
-        """Bytes of workspace that the kernel asks for which takes these arguments, 0 for one without."""
-        op: Any = self
-        kernel = op.pick(call := bound(op, args, kwargs))
-        return workspace_size(getattr(kernel and kernel.run, "workspace", None), call)
-
-
-def bound(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Binding:
-    """The checked call, whichever arguments come by name."""
-    if kwargs:
-        args = (*args, *(kwargs.get(a.name, a.default) for a in op.spec.args[len(args) :]))
-    return (op._bind and op._bind(*args)) or op._checker.bind(args)
-
-
 class OutVariant:
     """The registered out-variant of a declared op."""
 
-    def __init__(self, op: Op, library: Library) -> None:
+    def __init__(self, op: Served, registrations: Registrations) -> None:
         self.op, self.spec = op, op.spec
         self.scratch, self.names = scratch_name(self.spec), tuple(o.name for o in self.spec.outputs)
         name = out_name(self.spec)
         tags = [torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides]
         if marked := getattr(torch.Tag, "out_variant", None):  # since 2.13
             tags.append(marked)
-        library.define(out_schema(self.spec), tags=tuple(tags))
-        library.impl(name, self.execute, "CompositeExplicitAutograd")
-        library.impl(name, torch.library.fallthrough_kernel, "Autograd")  # execute and native code see to gradients
-        torch.library.register_fake(f"{self.spec.namespace}::{name}", self._fake, lib=library)
-        self.overload = getattr(getattr(torch.ops, self.spec.namespace), name).default
+        registrations.define(out_schema(self.spec), tags)
+        registrations.implement(name, self.execute)
+        registrations.skip_autograd(name)  # execute and native code see to gradients
+        registrations.fake(name, self._fake)
+        self.overload = registrations.overload(name)
 
-    def __call__(self, args: tuple[Any, ...], keywords: dict[str, Any], out: Any, workspace: Tensor | None) -> Any:
+    def __call__(
+        self, args: Args, keywords: dict[str, Value], out: Tensor | Sequence[Tensor], workspace: Tensor | None
+    ) -> Tensor | Sequence[Tensor]:
         """Run into ``out``; ``keywords`` is the caller's own dict no longer."""
         if len(self.names) == 1 and isinstance(out, Tensor):
             keywords[self.names[0]] = out
@@ -118,13 +85,12 @@ class OutVariant:
         try:
             self.overload(*args, **keywords)
         except (RuntimeError, TypeError) as e:
-            outs = [keywords.pop(name) for name in self.names]
-            keywords.pop(self.scratch, None)
+            outs, _ = self._taken(keywords)
             self._explain(args, keywords, outs, workspace, e)
             raise
         return out
 
-    def _several(self, out: Any) -> tuple[Tensor, ...]:
+    def _several(self, out: Tensor | Sequence[Tensor]) -> Outputs:
         outs = (out,) if isinstance(out, Tensor) else tuple(out)
         if len(outs) != len(self.names):
             raise error(
@@ -136,58 +102,64 @@ class OutVariant:
             )
         return outs
 
-    def _explain(self, args: Any, kwargs: Any, outs: Sequence[Tensor], workspace: Any, cause: Exception) -> None:
+    def _explain(
+        self, args: Args, kwargs: dict[str, Value], given: Args, workspace: Tensor | None, cause: Exception
+    ) -> None:
         """Raise what the checks in Python say of a call that native code or the dispatcher refused; else return."""
         if isinstance(cause, ShiplapError):
             return
-        op: Any = self.op
-        explain(op._checker, op.__signature__, args, kwargs, TypeError())  # the arguments come first
-        call = bound(op, args, kwargs)
-        self._check(call, outs, workspace)
-        self._check_workspace(call, workspace, self._needs(op.pick(call)))
-        explain(op._checker, op.__signature__, args, kwargs, cause)
-
-    def execute(self, *args: Any, **kwargs: Any) -> None:
-        """The real implementation where no native code serves."""
-        op: Any = self.op
-        outs = tuple([kwargs.pop(o.name) for o in self.spec.outputs])
-        scratch = kwargs.pop(self.scratch, None)
-        call = bound(op, args, kwargs)
-        self._check(call, outs, scratch)
+        op = self.op
+        explain(op.checker, op.signature, args, kwargs, TypeError())  # the arguments come first
+        call = op.bind(self.spec.complete(args, kwargs))
+        self._check(call, given, workspace)
         kernel = op.pick(call)
-        self._check_workspace(call, scratch, self._needs(kernel))
+        self._check_workspace(call, workspace, kernel.workspace if kernel else None)
+        explain(op.checker, op.signature, args, kwargs, cause)
+
+    def _taken(self, kwargs: dict[str, Value]) -> tuple[Args, Tensor | None]:
+        """The outputs and the workspace, taken out of the keywords of a call."""
+        given = tuple([kwargs.pop(name) for name in self.names])
+        scratch = kwargs.pop(self.scratch, None)
+        return given, scratch if isinstance(scratch, Tensor) else None
+
+    def execute(self, *args: Value, **kwargs: Value) -> None:
+        """The real implementation where no native code serves."""
+        op, (written, scratch) = self.op, self._taken(kwargs)
+        given = self.spec.complete(args, kwargs)
+        call = (op.quick_bind and op.quick_bind(*given)) or op.bind(given)
+        outs = self._check(call, written, scratch)
+        kernel = op.pick(call)
+        self._check_workspace(call, scratch, kernel.workspace if kernel else None)
         with torch.no_grad():
-            if kernel is not None and hasattr(kernel.run, "into"):
-                kernel.run.into(call, outs, scratch)
+            if kernel is not None:
+                kernel.into(call, outs, scratch)
                 return
-            made = kernel.run(call) if kernel else fit_outputs(self.spec, call, op._reference(call.args))
+            made = fit_outputs(self.spec, call, op.run_reference(call.args))
             for out, value in zip(outs, made, strict=True):
                 out.copy_(value)
 
-    def _fake(self, *args: Any, **kwargs: Any) -> None:
-        registry.ensure()
-        outs = tuple(kwargs.pop(o.name) for o in self.spec.outputs)
-        scratch = kwargs.pop(self.scratch, None)
-        full = (*args, *(kwargs.get(a.name, a.default) for a in self.spec.args[len(args) :]))
-        call = self.op._checker.bind(full)
-        self._fit(call, outs)
+    def _fake(self, *args: Value, **kwargs: Value) -> None:
+        digest.ensure()
+        written, scratch = self._taken(kwargs)
+        call = self.op.bind(self.spec.complete(args, kwargs))
+        self._fit(call, written)
         if scratch is not None:
             self._check_bytes(call, scratch)
 
-    @staticmethod
-    def _needs(kernel: Any) -> Any:
-        return getattr(kernel and kernel.run, "workspace", None)
+    def _fit(self, call: Binding, given: Args) -> Outputs:
+        """What the caller gave as outputs, if it is that; SL212 else."""
+        return tuple(
+            [
+                self._fits(call, output.name, value, shape_of(output, call.env), call.dtype_of(output.tensor))
+                for output, value in zip(self.spec.outputs, given, strict=True)
+            ]
+        )
 
-    def _fit(self, call: Binding, outs: Sequence[Tensor]) -> None:
-        for output, tensor in zip(self.spec.outputs, outs, strict=True):
-            self._fits(call, output.name, tensor, shape_of(output, call.env), call.dtype_of(output.tensor))
-
-    def _check(self, call: Binding, outs: Sequence[Tensor], scratch: Tensor | None) -> None:
+    def _check(self, call: Binding, given: Args, scratch: Tensor | None) -> Outputs:
         """The outputs are of the declared kind, each in memory of its own, and no gradient is asked for."""
-        spec = self.spec
-        self._fit(call, outs)
+        spec, outs = self.spec, self._fit(call, given)
         arguments = [(a.name, v) for a, v in zip(spec.args, call.args, strict=True) if a.tensor is not None]
-        tensors = [(n, t) for n, v in arguments for t in (v if isinstance(v, (list, tuple)) else [v]) if t is not None]
+        tensors = [(n, t) for n, v in arguments for t in tensors_of([v])]
         written = [(o.name, t) for o, t in zip(spec.outputs, outs, strict=True)]
         if scratch is not None:
             written.append((self.scratch, scratch))
@@ -213,8 +185,9 @@ class OutVariant:
             )
         if spec.mutated:
             check_sharing(spec, call)
+        return outs
 
-    def _fits(self, call: Binding, name: str, tensor: Tensor, shape: list[Any], dtype: torch.dtype) -> None:
+    def _fits(self, call: Binding, name: str, tensor: Value, shape: list[Size], dtype: torch.dtype) -> Tensor:
         where = f"{self.spec.name}, output {name!r}"
         if not isinstance(tensor, Tensor) or tensor.dtype != dtype or tensor.device != call.device:
             got = f"{tensor.dtype} on {tensor.device}" if isinstance(tensor, Tensor) else type(tensor).__name__
@@ -224,8 +197,9 @@ class OutVariant:
             raise error("SL212", where=where, got=f"shape {tuple(sizes)}", expected=f"shape {tuple(shape)}")
         if not tensor.is_contiguous():
             raise error("SL212", where=where, got=f"strides {tuple(tensor.stride())}", expected="a contiguous tensor")
+        return tensor
 
-    def _check_workspace(self, call: Binding, scratch: Tensor | None, expr: Any) -> None:
+    def _check_workspace(self, call: Binding, scratch: Tensor | None, expr: Expr | None) -> None:
         if scratch is None:
             return
         self._check_bytes(call, scratch)

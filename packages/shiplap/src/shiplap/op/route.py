@@ -8,24 +8,24 @@ memory itself: what was checked, chosen and computed for one holds for the next.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Hashable
+from typing import TypeAlias
 
 import torch
 
 from shiplap.compat import calls
 from shiplap.op import choices
+from shiplap.op.binding import Binding
 from shiplap.op.fast import parameter, variables
-from shiplap.op.launch import PythonKernel
+from shiplap.op.kernel import Again, Kernel
+from shiplap.op.outputs import result_of
+from shiplap.op.serve import Served
 from shiplap.op.spec import Arg, OpSpec
+from shiplap.op.values import Args, Result, Supports
 
-if TYPE_CHECKING:
-    from shiplap.op.check import Binding
-    from shiplap.op.launch import Kernel
-    from shiplap.op.op import Op
+__all__ = ["Route", "compile_route", "route_of", "source"]
 
-__all__ = ["compile_route", "route_of", "source"]
-
+Route: TypeAlias = Callable[..., Result]
 LIMIT = 4096  # calls remembered: each may have sizes of its own
 WIDEST = 2**63 - 1
 _TYPES = {
@@ -40,21 +40,22 @@ _TYPES = {
 _BUILTINS = {"map", "max", "min", "repr", "tuple", "type", *_TYPES.values()}  # that the function calls
 
 
-def route_of(op: Op) -> Callable[..., Any]:
+def route_of(op: Served) -> Route:
     """What a plain call of ``op`` runs: the shortest way to the kernels that are bound now."""
-    return compile_route(op) or calls.builtin(op.raw if op._split else op.overload)
+    return compile_route(op) or calls.builtin(op.raw if op.separable else op.overload)
 
 
-def compile_route(op: Op, device: str = "cuda") -> Callable[..., Any] | None:
+def compile_route(op: Served, device: str = "cuda") -> Route | None:
     """``route(*args)``: the result of ``op`` below autograd; None where its calls belong to the dispatcher."""
     kernels = op.kernels.get(device, [])
-    ours = [k for k in kernels if isinstance(k.run, PythonKernel) or k.template is not None]
-    if op._bind is None or op.spec.mutated or not kernels or len(ours) < len(kernels) or not _simple(op.spec):
+    if op.quick_bind is None or op.spec.mutated or not kernels or not _simple(op.spec):
         return None
-    if not op._split and any(getattr(torch, n).is_floating_point for a in op.spec.tensors for n in _dtypes(a)):
+    if not all(k.by_python for k in kernels):
+        return None
+    if not op.separable and any(getattr(torch, n).is_floating_point for a in op.spec.tensors for n in _dtypes(a)):
         return None  # calls come here under autocast, too
-    remembers = any(k.template is not None or getattr(k.run, "out_style", False) for k in kernels)
-    scope: dict[str, Any] = {
+    remembers = any(k.repeats for k in kernels)
+    scope: dict[str, object] = {
         "_dispatcher": calls.builtin(op.raw),
         "_untouched": calls.untouched,
         "_is_zero": calls.is_zero,
@@ -63,36 +64,36 @@ def compile_route(op: Op, device: str = "cuda") -> Callable[..., Any] | None:
         "_INTS": {int},
         "_choices": choices,
         "_defaults": [a.default for a in op.spec.args],
-        "_bind": op._bind,
+        "_bind": op.quick_bind,
         "_ready": choices.ready_calls(op.spec.name),
         "_start": _start(op),
     }
     exec(compile(source(op.spec, device, remembers), f"<route {op.spec.name}>", "exec"), scope)
-    route: Callable[..., Any] = scope["route"]
+    route = scope["route"]
+    assert callable(route)
     return route
 
 
-def _start(op: Op) -> Callable[[Binding, tuple[Any, ...]], Any]:
+def _start(op: Served) -> Callable[..., Result]:
     """Run a call, and remember how to run it again if its kernel can say that."""
     ready = choices.ready_calls(op.spec.name)
 
-    def start(call: Binding, key: tuple[Any, ...] | None = None) -> Any:
+    def start(call: Binding, key: Hashable | None = None) -> Result:
         kernel = op.pick(call)
         if kernel is None or key is None:
             return op.serve(call, kernel)
         asked = _asked(op, kernel, call)
-        run: Any = kernel.run
-        outs, again = run.start(call)
+        outs, again = kernel.start(call)
         if again is not None and choices.observer is None:
             if len(ready) >= LIMIT:
                 ready.clear()
             ready[key] = _asking(asked, again, op.execute) if asked else again
-        return outs[0] if len(outs) == 1 else outs or None
+        return result_of(outs)
 
     return start
 
 
-def _asked(op: Op, picked: Kernel, call: Binding) -> list[tuple[Callable[..., bool | str], bool]]:
+def _asked(op: Served, picked: Kernel, call: Binding) -> list[tuple[Supports, bool]]:
     """The ``supports`` of the kernels up to the one that was picked, and what each said of this call."""
     found = []
     for kernel in op.eager(picked.device):
@@ -103,12 +104,10 @@ def _asked(op: Op, picked: Kernel, call: Binding) -> list[tuple[Callable[..., bo
     return found
 
 
-def _asking(
-    asked: list[tuple[Callable[..., bool | str], bool]], again: Callable[..., Any], anew: Callable[..., Any]
-) -> Callable[[tuple[Any, ...]], Any]:
+def _asking(asked: list[tuple[Supports, bool]], again: Again, anew: Route) -> Again:
     """``again`` for a call of which the kernels say what they said before: they may look at values."""
 
-    def checked(args: tuple[Any, ...]) -> Any:
+    def checked(args: Args) -> Result:
         for supports, said in asked:
             if (supports(*args) is True) is not said:
                 return anew(*args)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from types import EllipsisType
 
 import torch
 
 from shiplap.op.spec import Arg, OpSpec
+from shiplap.op.values import Value
 
 __all__ = ["schema", "tags"]
 
@@ -46,7 +47,7 @@ def _argument(arg: Arg, index: int) -> str:
     return f"{kind}{optional} {arg.name}{default}"
 
 
-def _literal(value: Any) -> str:
+def _literal(value: Value | EllipsisType) -> str:
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(_literal(v) for v in value)}]"
     return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)

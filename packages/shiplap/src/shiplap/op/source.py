@@ -10,17 +10,16 @@ import hashlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import CodeType, FunctionType, ModuleType
-from typing import Any
 
 __all__ = ["home", "same_home", "source_digest"]
 
 
-def source_digest(fn: Callable[..., Any]) -> str:
+def source_digest(fn: Callable[..., object]) -> str:
     """The same in every process that loaded the same code; another one when it or a helper behaves differently."""
     return hashlib.sha256("\n".join(_walk(fn, set())).encode()).hexdigest()[:16]
 
 
-def _walk(fn: Any, seen: set[int]) -> Iterator[str]:
+def _walk(fn: object, seen: set[int]) -> Iterator[str]:
     if id(fn) in seen:
         return
     seen.add(id(fn))
@@ -49,7 +48,7 @@ def _code(code: CodeType) -> Iterator[str]:
             yield _value(constant)
 
 
-def _used(fn: FunctionType) -> Iterator[tuple[str, Any]]:
+def _used(fn: FunctionType) -> Iterator[tuple[str, object]]:
     """Captured variables, and globals that the code names, in modules too (``helpers.scale``)."""
     for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
         try:
@@ -69,7 +68,7 @@ def _names(code: CodeType) -> set[str]:
     return set(code.co_names).union(*(_names(c) for c in code.co_consts if isinstance(c, CodeType)))
 
 
-def _followed(value: Any, user: FunctionType) -> bool:
+def _followed(value: object, user: FunctionType) -> bool:
     """Functions (and Triton kernels, which wrap one) of the package that uses them."""
     home = getattr(value, "__module__", None)
     return isinstance(home, str) and callable(value) and _package(home) == _package(user.__module__)
@@ -79,7 +78,7 @@ def _package(module: str | None) -> str:
     return (module or "").partition(".")[0]
 
 
-def _value(value: Any) -> str:
+def _value(value: object) -> str:
     """A text without addresses, so that it is the same in every process."""
     if value is None or value is ... or isinstance(value, (bool, int, float, complex, str, bytes)):
         return repr(value)
@@ -94,11 +93,11 @@ def _value(value: Any) -> str:
     return str(getattr(value, "__qualname__", type(value).__qualname__))
 
 
-def home(fn: Callable[..., Any]) -> str:
+def home(fn: Callable[..., object]) -> str:
     return f"{fn.__module__}.{fn.__qualname__}"
 
 
-def same_home(a: Callable[..., Any], b: Callable[..., Any]) -> bool:
+def same_home(a: Callable[..., object], b: Callable[..., object]) -> bool:
     """Whether ``b`` is ``a`` again: a cell run twice, or a file that is both imported and run as ``__main__``."""
-    files = [getattr(getattr(fn, "__code__", None), "co_filename", None) for fn in (a, b)]
+    files = [fn.__code__.co_filename if isinstance(fn, FunctionType) else None for fn in (a, b)]
     return home(a) == home(b) or (files[0] == files[1] is not None and a.__qualname__ == b.__qualname__)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from types import EllipsisType
+from typing import Literal
 
 from shiplap.op.expr import Expr
+from shiplap.op.values import Args, Value
 
 __all__ = ["Arg", "Dim", "OpSpec", "Output", "TensorType"]
 
@@ -33,7 +36,7 @@ class TensorType:
     dtypes: tuple[str, ...]
     dims: tuple[Dim, ...]
 
-    @property
+    @cached_property
     def concrete(self) -> bool:
         return len(self.dtypes) == 1
 
@@ -57,7 +60,7 @@ class Arg:
     scalar: ScalarKind | None = None
     many: bool = False
     optional: bool = False
-    default: Any = ...
+    default: Value | EllipsisType = ...
     keyword_only: bool = False
     mutated: bool = False
     contiguous: bool = False
@@ -116,6 +119,23 @@ class OpSpec:
 
     def arg(self, name: str) -> Arg:
         return next(a for a in self.args if a.name == name)
+
+    def complete(self, args: Sequence[Value], named: Mapping[str, Value] | None = None) -> Args:
+        """All arguments in declared order: those ``args`` leave out come by name, or are their defaults.
+
+        The caller has seen to it that none is missing: torch's dispatcher, or the signature of the reference.
+        """
+        found = list(args)
+        for arg in self.args[len(args) :]:
+            value = named[arg.name] if named and arg.name in named else arg.default
+            assert not isinstance(value, EllipsisType), f"{self.name}: no argument {arg.name!r}"
+            found.append(value)
+        return tuple(found)
+
+    def split(self, args: Sequence[Value]) -> tuple[Args, dict[str, Value]]:
+        """All arguments in declared order → as a function takes them: keyword-only ones by name."""
+        at = sum(not a.keyword_only for a in self.args)
+        return tuple(args[:at]), {a.name: v for a, v in zip(self.args[at:], args[at:], strict=True)}
 
     @cached_property
     def digest(self) -> str:

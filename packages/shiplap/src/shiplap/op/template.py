@@ -1,6 +1,6 @@
 """A template as data: kernel source with holes that Inductor fills with fused neighbours (``fuse`` lowers it).
 
-A Triton template is a kernel too: rendered with nothing in its holes (``impl.direct``).
+A Triton template is a kernel too: rendered with nothing in its holes (``bind/direct.py``).
 """
 
 from __future__ import annotations
@@ -10,25 +10,40 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias, TypedDict
+
+from torch import Tensor
 
 from shiplap.errors import error
-from shiplap.op.config import read_space
-from shiplap.op.launch import Kernel, Runnable
+from shiplap.op.config import Configs, Values
 from shiplap.op.source import source_digest
 from shiplap.op.spec import OpSpec
+from shiplap.op.values import Env, Size, Supports
 from shiplap_headers import include_dir
 
-__all__ = ["Template", "as_kernel", "read_template"]
+__all__ = ["Grid", "Template", "TemplateKeywords", "read_template"]
 
 LANGUAGES = {".triton.jinja": "triton", ".cpp.jinja": "cpp"}
 INCLUDE = re.compile(r"""\{%-? include "([\w./]+)" -?%\}""")
 # Inductor knows sizes by how their names begin, and would take such an index for one.
 INDICES = re.compile(r"""(?:load_input\(\s*"\w+",\s*"\w+",|store_output\()\s*\(([^()]*)\)""")
 SIZE = re.compile(r'"((?:s|u|ps|zuf)\w*)"', re.IGNORECASE)
-Config = Mapping[str, Any]
+Grid: TypeAlias = Callable[..., tuple[Size, Size, Size]]  # of sizes, config and a ceiling division: programs
+TableMaker: TypeAlias = Callable[..., Tensor]  # of sizes and scalars
 
-runnable: Callable[[OpSpec, Template], Runnable] | None = None  # set by shiplap.bind: runs a template by itself
+
+class TemplateKeywords(TypedDict, total=False):
+    """The keywords of ``Op.template``, which says what they mean."""
+
+    name: str | None
+    configs: Configs
+    grid: Grid | None
+    tables: Mapping[str, TableMaker] | None
+    innermost: Mapping[str, str] | None
+    supports: Supports | None
+    planes: Callable[..., int] | None
+    fuses: Callable[..., bool] | None
+    default: bool
 
 
 @dataclass(frozen=True)
@@ -49,11 +64,11 @@ class Template:
     device: str
     language: str
     source: str = field(repr=False)
-    configs: tuple[Config, ...] | Callable[..., Iterable[Config]]
-    grid: Callable[..., tuple[Any, Any, Any]] | None = None
-    tables: tuple[tuple[str, Callable[..., Any]], ...] = ()
+    configs: tuple[Values, ...] | Callable[..., Iterable[Values]]
+    grid: Grid | None = None
+    tables: tuple[tuple[str, TableMaker], ...] = ()
     innermost: tuple[tuple[str, str], ...] = ()
-    supports: Callable[..., bool | str] | None = None
+    supports: Supports | None = None
     planes: Callable[..., int] | None = None
     fuses: Callable[..., bool] | None = None
     default: bool = True
@@ -67,7 +82,7 @@ class Template:
         parts = [self.source, configs, values, *(source_digest(fn) for fn in functions if fn)]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
-    def candidates(self, env: Mapping[str, Any]) -> tuple[Config, ...]:
+    def candidates(self, env: Env) -> tuple[Values, ...]:
         """The configs to consider for these sizes and scalars, the default first."""
         return tuple(self.configs(env)) if callable(self.configs) else self.configs
 
@@ -79,56 +94,29 @@ def read_template(
     source: str,
     *,
     name: str | None = None,
-    configs: Iterable[Config] | Callable[..., Iterable[Config]] = ({},),
-    grid: Callable[..., tuple[Any, Any, Any]] | None = None,
-    tables: Mapping[str, Callable[..., Any]] | None = None,
+    configs: Configs = ({},),
+    grid: Grid | None = None,
+    tables: Mapping[str, TableMaker] | None = None,
     innermost: Mapping[str, str] | None = None,
-    supports: Callable[..., bool | str] | None = None,
+    supports: Supports | None = None,
     planes: Callable[..., int] | None = None,
     fuses: Callable[..., bool] | None = None,
     default: bool = True,
 ) -> Template:
     """The template of a file beside ``home`` (``*.triton.jinja``, ``*.cpp.jinja``); SL114 for what cannot be one."""
+    where = f"{spec.name}, template {source!r}"
     language = next((kind for suffix, kind in LANGUAGES.items() if source.endswith(suffix)), "")
     path = Path(home).parent / source
-    where = f"{spec.name}, template {source!r}"
     if not language:
         raise error("SL114", where=where, got=f"file name {source!r}", expected=" or ".join(f"*{s}" for s in LANGUAGES))
     if not path.is_file():
         raise error("SL114", where=where, got="no such file", expected=f"a file beside {Path(home).name}")
-    text = _included(path, where)
-    if len(spec.outputs) != 1 or spec.dynamic or spec.mutated or any(a.many for a in spec.args):
-        raise error(
-            "SL114",
-            where=where,
-            got=f"{len(spec.outputs)} outputs, {len(spec.mutated)} mutated arguments",
-            expected="one output of fixed size, no mutated argument, no tensor list",
-        )
-    if language == "triton" and grid is None:
-        raise error("SL114", where=where, got="no grid", expected="grid=lambda sizes, config, cdiv: (programs, 1, 1)")
-    if language == "triton" and (taken := SIZE.search(" ".join(INDICES.findall(text)))):
-        raise error(
-            "SL114",
-            where=where,
-            got=f"an index named {taken[1]!r}",
-            fix="rename it",
-            expected="a name that does not begin with s, u or ps: Inductor's sizes do",
-        )
-    for argument, dim in (innermost or {}).items():
-        tensor = next((a.tensor for a in spec.tensors if a.name == argument), None)
-        if tensor is None or dim not in [d.text for d in tensor.dims]:
-            raise error("SL114", where=where, got=f"innermost={{{argument!r}: {dim!r}}}", expected="an argument's dim")
-    if language != "triton" and planes is not None:
-        raise error("SL114", where=where, got="planes in C++", expected="a Triton template, or no planes")
-    given = configs if callable(configs) else tuple(dict(c) for c in configs)
-    if not callable(given) and not given:
-        raise error("SL114", where=where, got="no configs", expected="at least one, the default first")
-    return Template(
+    found = Template(
         name or path.name.split(".")[0],
         device.partition(":")[0],
         language,
-        text,
-        given,
+        _included(path, where),
+        configs if callable(configs) else tuple(dict(c) for c in configs),
         grid,
         tuple((tables or {}).items()),
         tuple((innermost or {}).items()),
@@ -137,16 +125,38 @@ def read_template(
         fuses,
         default,
     )
+    _check(spec, found, where)
+    return found
 
 
-def as_kernel(spec: OpSpec, template: Template) -> Kernel | None:
-    """A Triton template as a kernel of its name with its configs; None for another language."""
-    if template.language != "triton" or runnable is None:
-        return None
-    run = runnable(spec, template)
-    configs = None if template.configs == ({},) else template.configs
-    space = read_space(spec, template.name, configs, None, None, None)
-    return Kernel(template.name, template.device, run, template.identity, space=space, template=template)
+def _check(spec: OpSpec, template: Template, where: str) -> None:
+    """SL114 where the op can have no template, or this one cannot be lowered."""
+    if len(spec.outputs) != 1 or spec.dynamic or spec.mutated or any(a.many for a in spec.args):
+        raise error(
+            "SL114",
+            where=where,
+            got=f"{len(spec.outputs)} outputs, {len(spec.mutated)} mutated arguments",
+            expected="one output of fixed size, no mutated argument, no tensor list",
+        )
+    triton = template.language == "triton"
+    if triton and template.grid is None:
+        raise error("SL114", where=where, got="no grid", expected="grid=lambda sizes, config, cdiv: (programs, 1, 1)")
+    if triton and (taken := SIZE.search(" ".join(INDICES.findall(template.source)))):
+        raise error(
+            "SL114",
+            where=where,
+            got=f"an index named {taken[1]!r}",
+            fix="rename it",
+            expected="a name that does not begin with s, u or ps: Inductor's sizes do",
+        )
+    for argument, dim in template.innermost:
+        tensor = next((a.tensor for a in spec.tensors if a.name == argument), None)
+        if tensor is None or dim not in [d.text for d in tensor.dims]:
+            raise error("SL114", where=where, got=f"innermost={{{argument!r}: {dim!r}}}", expected="an argument's dim")
+    if not triton and template.planes is not None:
+        raise error("SL114", where=where, got="planes in C++", expected="a Triton template, or no planes")
+    if not template.configs:
+        raise error("SL114", where=where, got="no configs", expected="at least one, the default first")
 
 
 def _included(path: Path, where: str) -> str:

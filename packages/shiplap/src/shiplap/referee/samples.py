@@ -18,7 +18,7 @@ from torch import Tensor
 
 from shiplap.errors import ShiplapError, error
 from shiplap.op import Arg, Op, Output
-from shiplap.op.check import Binding, shape_of
+from shiplap.op.binding import Binding, shape_of
 from shiplap.referee.layouts import LAYOUTS, apply_layout, clone_exactly, possible
 from shiplap.referee.recipe import Recipe
 from shiplap.referee.sizes import EDGES, environment, free_dims, scalar_candidates, search
@@ -132,7 +132,7 @@ class Samples:
         rng = torch.Generator().manual_seed(int.from_bytes(digest[:6], "little"))
         drawn = self._built(recipe, env, rng) if self.op.sampler else self._drawn(recipe, env, rng)
         args = tuple(self._place(recipe, a, v) for a, v in zip(self.spec.args, drawn, strict=True))
-        return Case(recipe, self.seed, args, self.op._checker.bind(args).env, str(self.device))
+        return Case(recipe, self.seed, args, self.op.bind(args).env, str(self.device))
 
     def blank(self, recipe: Recipe) -> Binding:
         """The call of a recipe without values, on the meta device: sizes, dtypes and layouts cost nothing to know."""
@@ -142,7 +142,7 @@ class Samples:
         if env is None:
             raise error("SL502", where=self.spec.name, got=str(recipe), expected="sizes that the declaration admits")
         drawn = self._drawn(recipe, env, None)
-        return self.op._checker.bind([self._place(recipe, a, v) for a, v in zip(self.spec.args, drawn, strict=True)])
+        return self.op.bind([self._place(recipe, a, v) for a, v in zip(self.spec.args, drawn, strict=True)])
 
     def make(self, recipe: Recipe) -> Case | None:
         """``build``, or None when the declaration or the builder does not admit the recipe."""
@@ -177,7 +177,7 @@ class Samples:
             assert arg.tensor is not None
             kind = arg.tensor
             name = kind.dtypes[0] if kind.concrete else dict(recipe.dtypes)[kind.dtype_class]
-            shape = tuple(shape_of(Output(arg.name, kind), env))
+            shape = tuple(int(n) for n in shape_of(Output(arg.name, kind), env))
             if rng is None:
                 return torch.empty(shape, dtype=getattr(torch, name), device="meta")
             return draw(shape, getattr(torch, name), recipe.values, below, rng)

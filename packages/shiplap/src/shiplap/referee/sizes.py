@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice, product
 from typing import Any
 
-from shiplap.op.check import shape_of
+from shiplap.op.binding import shape_of
 from shiplap.op.expr import Expr
 from shiplap.op.spec import Arg, OpSpec
 

@@ -55,7 +55,7 @@ class LocalBench:
         self._compiling: dict[int, Future[None]] = {}
 
     def compile(self, indices: Sequence[int]) -> int:
-        able = [i for i in indices if getattr(self.candidates[i], "precompile", None) is not None]
+        able = [i for i in indices if self.candidates[i].compiles]
         if len(able) < 2:
             return 0
         _ = self.inputs.real, self.inputs.small  # drawn once, here
@@ -64,7 +64,7 @@ class LocalBench:
         pool.shutdown(wait=False)
         return len(able)
 
-    def _precompile(self, candidate: Any) -> None:
+    def _precompile(self, candidate: Candidate) -> None:
         """What the cases of its verification need; nothing is launched, so nobody writes to them."""
         for case in cases_of(self.inputs, candidate)[1:]:  # the first two have the same sizes
             candidate.precompile(case.args)

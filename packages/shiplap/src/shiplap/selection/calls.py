@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from shiplap.errors import error, notice
-from shiplap.op import Op, choices, registry
-from shiplap.op.check import Binding
+from shiplap.op import choices, registry
+from shiplap.op.binding import Binding
+from shiplap.op.native import NativeForm
+from shiplap.op.state import OpState
 from shiplap.referee.recipe import Recipe
 from shiplap.selection.inputs import recipe_of
 
@@ -48,40 +50,39 @@ class Recorder:
         self._seen: dict[tuple[Any, ...], Call] = {}
         self._counts: dict[tuple[Any, ...], int] = {}
         self._lock = threading.Lock()
-        self._held: dict[int, Any] = {}
+        self._held: list[NativeForm] = []
 
-    def __call__(self, op: Op, call: Binding) -> None:
+    def __call__(self, op: OpState, call: Binding) -> None:
         key = (op.spec.name, str(call.device), op.rule.key(call), tuple(call.env.items()).__repr__())
         with self._lock:
             self._counts[key] = self._counts.get(key, 0) + 1
             if key not in self._seen:
-                code = getattr(op.reference, "__code__", None)
                 made = Call(
                     op.spec.name,
                     str(call.device),
                     str(recipe_of(op, call.args)),
-                    op.__module__,
-                    os.path.abspath(code.co_filename) if code is not None else "",
+                    op.reference.__module__,
+                    op.file,
                 )
                 self._seen[key] = made
                 self._append([made])
         self._hold(op)
 
-    def _hold(self, op: Op) -> None:
+    def _hold(self, op: OpState) -> None:
         """Keep the native binding, which calls no Python, from taking over while we watch."""
         for kernel in (k for kernels in op.kernels.values() for k in kernels):
-            run: Any = kernel.run
-            if getattr(run, "calls", -1) >= 0:
-                run.calls = -1
-                self._held[id(run)] = run
+            form = kernel.native
+            if form is not None and form.counting:
+                form.settle()
+                self._held.append(form)
 
     def close(self) -> None:
         """Write the counts; native bindings may come back."""
         with self._lock:
             many = [(self._seen[k], n) for k, n in self._counts.items() if n > 1]
             self._append([replace(c, count=n) for c, n in many])
-        for run in self._held.values():
-            run.calls = 0
+        for form in self._held:
+            form.resume()
 
     def _append(self, calls: list[Call]) -> None:
         text = "".join(json.dumps(vars(c)) + "\n" for c in calls)
@@ -149,7 +150,7 @@ def read_calls(path: str | os.PathLike[str]) -> list[Call]:
             "SL602",
             where=str(path),
             what="file cannot be read",
-            got=getattr(e, "strerror", "") or e,
+            got=(isinstance(e, OSError) and e.strerror) or e,
             expected="a profile written by shiplap.selection.record",
         ) from None
     counts: dict[Call, int] = {}

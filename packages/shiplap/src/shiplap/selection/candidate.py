@@ -1,24 +1,22 @@
-"""Candidates: kernel × config, and how one is run. Templates that Inductor compiles are candidates as well.
-
-``Candidate`` is a protocol: a name, a config, and ``prepare(args)``, which does what is done once (compile, check,
-refuse) and returns what is timed. Its calls are made under ``torch.no_grad()``.
-"""
+"""Candidates: kernel × config, and how one is run. Templates that Inductor compiles are candidates as well."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from shiplap.op import Op
-from shiplap.op.check import Binding
+from shiplap.op.binding import Binding
 from shiplap.op.choices import REFERENCE
 from shiplap.op.config import NO_CONFIG, Config
-from shiplap.op.launch import Kernel, fit_outputs
+from shiplap.op.kernel import Kernel
+from shiplap.op.outputs import fit_outputs
 
 __all__ = ["Candidate", "KernelCandidate", "ReferenceCandidate", "Refused", "candidates", "default_of", "label"]
 
@@ -29,25 +27,37 @@ class Refused(Exception):
     """A candidate that does not take these arguments: not wrong, not in the race."""
 
 
-@runtime_checkable
-class Candidate(Protocol):
-    """What can be verified and timed.
+class Candidate(ABC):
+    """What can be verified and timed, by the name ``kernel`` and a ``config``. Its calls are made without gradients.
 
-    Two optional attributes, both False by default: ``fixed`` says that it serves only the sizes at hand, so that it is
-    not asked about others; ``opaque`` that its outputs are not allocated in Python, where they could be poisoned. An
-    optional method, ``precompile(args)``, or None, does what takes long in the first ``prepare`` and launches nothing;
-    it runs in any thread, beside others.
+    Attributes:
+        fixed: whether it serves the sizes at hand only, so that it is not asked about others.
+        opaque: whether its outputs are not allocated in Python, where they could be poisoned.
+        compiles: whether :meth:`precompile` can be called.
     """
 
-    @property
-    def kernel(self) -> str: ...
+    kernel: str
+    config: Config
+    fixed: bool = False
+    opaque: bool = False
+    compiles: bool = False
 
-    @property
-    def config(self) -> Config: ...
-
+    @abstractmethod
     def prepare(self, args: tuple[Any, ...]) -> Run:
-        """Get ready for ``args`` (all arguments, in order); raises Refused, or whatever goes wrong."""
-        ...
+        """Do for ``args`` (all arguments, in order) what is done once - compile, check - and return what is timed.
+
+        Raises:
+            Refused: it does not take them.
+            Exception: whatever goes wrong.
+        """
+
+    def precompile(self, args: tuple[Any, ...]) -> None:
+        """Do what takes long in the first :meth:`prepare`, and launch nothing; in any thread, beside others."""
+        raise NotImplementedError(f"{label(self)} compiles nothing")
+
+    def estimate(self, env: Mapping[str, Any]) -> float | None:
+        """The time of a call of these sizes as its author estimates it, in any unit; None without an estimate."""
+        return None
 
 
 def label(candidate: Candidate) -> str:
@@ -56,40 +66,41 @@ def label(candidate: Candidate) -> str:
 
 
 @dataclass(frozen=True)
-class KernelCandidate:
+class KernelCandidate(Candidate):
     """A kernel bound to an op, with one of its configs; runs below autograd and the dispatcher."""
 
     op: Op
     bound: Kernel
+    kernel: str = field(init=False)
+    config: Config = field(init=False)
+    compiles: bool = field(init=False)
 
-    @property
-    def kernel(self) -> str:
-        return self.bound.name
-
-    @property
-    def config(self) -> Config:
-        return self.bound.config
+    def __post_init__(self) -> None:
+        for name, value in (
+            ("kernel", self.bound.name),
+            ("config", self.bound.config),
+            ("compiles", self.bound.compiles),
+        ):
+            object.__setattr__(self, name, value)
 
     def prepare(self, args: tuple[Any, ...]) -> Run:
-        call = self.op._checker.bind(args)
+        call = self.op.bind(args)
         if reason := self.bound.refuses(call):
             raise Refused(reason)
         return partial(self.bound.run, call)
 
-    @property
-    def precompile(self) -> Callable[[tuple[Any, ...]], None] | None:
-        """None where the kernel does not say how it is compiled without a launch."""
-        compile_only: Callable[[Binding], None] | None = getattr(self.bound.run, "compile", None)
-        return None if compile_only is None else partial(self._precompile, compile_only)
-
-    def _precompile(self, compile_only: Callable[[Binding], None], args: tuple[Any, ...]) -> None:
-        call = self.op._checker.bind(args)
+    def precompile(self, args: tuple[Any, ...]) -> None:
+        call = self.op.bind(args)
         if not self.bound.refuses(call):
-            compile_only(call)
+            self.bound.compile(call)
+
+    def estimate(self, env: Mapping[str, Any]) -> float | None:
+        space = self.bound.space
+        return None if space is None or space.prior is None else space.prior(env, self.config.as_dict())
 
 
 @dataclass(frozen=True)
-class ReferenceCandidate:
+class ReferenceCandidate(Candidate):
     """The reference, as the floor: it is right by definition, so that there is always a choice."""
 
     op: Op
@@ -97,8 +108,8 @@ class ReferenceCandidate:
     config: Config = NO_CONFIG
 
     def prepare(self, args: tuple[Any, ...]) -> Run:
-        call = self.op._checker.bind(args)
-        return lambda: fit_outputs(self.op.spec, call, self.op._reference(call.args))
+        call = self.op.bind(args)
+        return lambda: fit_outputs(self.op.spec, call, self.op.run_reference(call.args))
 
 
 def candidates(op: Op, device: str, env: Mapping[str, Any]) -> list[Candidate]:
@@ -117,6 +128,6 @@ def default_of(op: Op, call: Binding, device: str) -> tuple[str, Config]:
             serving = kernel.serving(call)
         except Exception:  # supports= may look at values, or at the device
             serving = kernel if kernel.space is None else kernel.variant(kernel.space.default(call.env))
-        if isinstance(serving, Kernel):
+        if not isinstance(serving, str):
             return serving.name, serving.config
     return REFERENCE, NO_CONFIG

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from shiplap.errors import error, notice
-from shiplap.op import Op, choices, registry
+from shiplap.op import Op, choices, digest
 from shiplap.op.config import Config
 from shiplap.referee.recipe import Recipe
 from shiplap.selection.bench import Bench, LocalBench
@@ -110,7 +110,7 @@ def choose(
 def force(op: Op, chosen: Sequence[Choice]) -> None:
     """Put choices into force in this process; compiled graphs made before are not served any more."""
     choices.install([entry_of(c, op.identity) for c in chosen])
-    registry.refresh()
+    digest.refresh()
 
 
 def stored(op: Op, key: Key, store: Store) -> Choice | None:

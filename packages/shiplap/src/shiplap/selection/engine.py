@@ -147,7 +147,7 @@ def _request(op: Op, sample: Any, device: str | None) -> Request:
         sizes = dict(sample)
         return op, recipe_for(op, sizes, str(sizes.pop("dtype", "float32")).removeprefix("torch.")), device or "cpu"
     args = tuple(sample)
-    return op, recipe_of(op, args), str(op._checker.bind(args).device)
+    return op, recipe_of(op, args), str(op.bind(args).device)
 
 
 def recipe_for(op: Op, values: Mapping[str, Any], dtype: str = "float32") -> Recipe:

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from shiplap.errors import ShiplapError, error
 from shiplap.op import Op
+from shiplap.op.binding import Binding
 from shiplap.op.bucket import Bucket, dtypes_of, layout_of
-from shiplap.op.check import Binding
+from shiplap.op.state import OpState
 from shiplap.referee.layouts import LAYOUTS, apply_layout
 from shiplap.referee.recipe import Recipe
 from shiplap.referee.run import needs_builder
@@ -49,7 +50,7 @@ class Inputs:
         """The call without values where they do not decide its sizes; else the first draw."""
         if self.op.sampler is None:
             return Samples(self.op, self.seed, "meta").blank(self.recipe)
-        return self.op._checker.bind(self.real[0].args)
+        return self.op.bind(self.real[0].args)
 
     @property
     def bucket(self) -> Bucket:
@@ -99,9 +100,9 @@ def _small(samples: Samples, recipe: Recipe) -> Case | None:
     return next((case for r in tried if (case := samples.make(r)) is not None), None)
 
 
-def recipe_of(op: Op, args: tuple[Any, ...]) -> Recipe:
+def recipe_of(op: OpState, args: tuple[Any, ...]) -> Recipe:
     """The recipe of a call: sizes, scalars, dtypes, layouts and what is absent; no values."""
-    call = op._checker.bind(args)
+    call = op.bind(args)
     sizes = {n: call.env[n] for n in free_dims(op.spec) if n in call.env}
     scalars = {a.name: call.env[a.name] for a in op.spec.scalars if a.name not in sizes}
     dtypes = {c: str(d).removeprefix("torch.") for c, d in call.dtypes.items()}

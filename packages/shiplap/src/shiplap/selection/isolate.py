@@ -193,7 +193,7 @@ class RemoteBench:
             "op": op.spec.name,
             "identity": op.identity,
             "modules": _modules(op),
-            "file": _file(op),
+            "file": op.file,
             "path": sys.path,
             "recipe": str(task.inputs.recipe),
             "device": task.inputs.device,
@@ -274,7 +274,7 @@ class RemoteBench:
 def _homeless(op: Op, provider: str) -> str:
     if "<locals>" in op.reference.__qualname__ or "<locals>" in provider:
         return "it is declared inside a function"
-    if not (_modules(op) or os.path.isfile(_file(op))):
+    if not (_modules(op) or os.path.isfile(op.file)):
         return "it is not declared in a file"
     return ""
 
@@ -282,12 +282,7 @@ def _homeless(op: Op, provider: str) -> str:
 def _modules(op: Op) -> list[str]:
     """Modules that declare the op, its kernels and its sampler."""
     functions: list[Any] = [op.reference, op.sampler]
-    functions += [getattr(k.run, "fn", None) for kernels in op.kernels.values() for k in kernels]
+    functions += [k.function for kernels in op.kernels.values() for k in kernels]
     functions += [getattr(f, "fn", f) for f in functions]  # a Triton kernel wraps its function
     names = (getattr(f, "__module__", None) for f in functions if f is not None)
     return [n for n in dict.fromkeys(names) if n and n != "__main__" and not n.startswith("shiplap_target_")]
-
-
-def _file(op: Op) -> str:
-    code = getattr(op.reference, "__code__", None)
-    return os.path.abspath(code.co_filename) if code is not None else ""

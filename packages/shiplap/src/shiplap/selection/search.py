@@ -13,7 +13,7 @@ from time import monotonic
 from shiplap.op import Op
 from shiplap.referee.finding import Finding
 from shiplap.selection.bench import Bench
-from shiplap.selection.candidate import Candidate, KernelCandidate, label
+from shiplap.selection.candidate import Candidate, label
 from shiplap.selection.inputs import Inputs
 from shiplap.selection.measure import Plan, Timing
 
@@ -147,12 +147,9 @@ def _seeds(candidates: Sequence[Candidate], inputs: Inputs) -> list[int]:
 
 def _prior(candidate: Candidate, inputs: Inputs) -> float | None:
     """The kernel's own estimate; None without one, or when it fails."""
-    space = candidate.bound.space if isinstance(candidate, KernelCandidate) else None
-    estimate = space.prior if space is not None else getattr(candidate, "prior", None)
-    if estimate is None:
-        return None
     try:
-        return float(estimate(dict(inputs.call.env), candidate.config.as_dict()))
+        estimated = candidate.estimate(dict(inputs.call.env))
+        return None if estimated is None else float(estimated)
     except (ArithmeticError, LookupError, TypeError, ValueError):
         return None
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from shiplap.errors import error, notice
-from shiplap.op import Op, choices, registry
+from shiplap.op import Op, choices, digest, registry
 from shiplap.selection.choice import Choice, entry_of, from_json
 from shiplap.selection.key import MACHINE, VERSIONS, Key, differences, environment
 from shiplap.selection.store import Store, seal, unseal, write_whole
@@ -87,7 +87,7 @@ def read(path: str | os.PathLike[str]) -> list[tuple[Key, Mapping[str, Any]]]:
             "SL602",
             where=str(path),
             what="file cannot be read",
-            got=getattr(e, "strerror", "") or e,
+            got=(isinstance(e, OSError) and e.strerror) or e,
             expected="a table written by 'shiplap freeze'",
         ) from None
     try:
@@ -130,7 +130,7 @@ def frozen(path: str | os.PathLike[str]) -> list[Choice]:
         if fields:
             notice(f"frozen {path} {what}", f"{path}: entries {what} ({', '.join(sorted(set(fields)))})")
     choices.install([entry_of(c, k["source"], _extra(k)) for k, c in taken], str(path))
-    registry.refresh()
+    digest.refresh()
     return [choice for _, choice in taken]
 
 
@@ -141,4 +141,4 @@ def _extra(key: Key) -> dict[str, str]:
 def thaw() -> None:
     """Undo :func:`frozen`: no choices are in force."""
     choices.install([], "")
-    registry.refresh()
+    digest.refresh()

@@ -33,7 +33,7 @@ class Outcome:
 
 def cases_of(inputs: Inputs, candidate: Candidate) -> list[Case]:
     """Two draws at the sizes of the call, and a small odd one, unless the candidate serves none but those sizes."""
-    small = inputs.small if not getattr(candidate, "fixed", False) else None
+    small = inputs.small if not candidate.fixed else None
     return [*inputs.real, *([small] if small else [])]
 
 
@@ -69,7 +69,7 @@ class Verifier:
         byte = (0xFF, 0x55, 0xAA)[number]
         with torch.no_grad(), poisoned_workspace(byte):
             run = candidate.prepare(args)
-            with nullcontext() if getattr(candidate, "opaque", False) else Poison(byte):
+            with nullcontext() if candidate.opaque else Poison(byte):
                 outs = tuple(run())
         synchronize(self.inputs.device)
         own, wide = self._reference(number, case)

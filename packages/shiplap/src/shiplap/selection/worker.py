@@ -15,7 +15,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -42,9 +42,15 @@ class Worker:
     """One task at a time."""
 
     def __init__(self, beat: mmap.mmap) -> None:
-        self._beat, self._bench = beat, None
-
-    _bench: LocalBench | None
+        self._beat = beat
+        self._bench: LocalBench | None = None
+        self._tasks: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
+            "open": self._open,
+            "compile": self._compile,
+            "quiet": self._quiet,
+            "verify": self._verify,
+            "race": self._race,
+        }
 
     def at(self, index: int) -> None:
         BEAT.pack_into(self._beat, 0, index, time.monotonic())
@@ -52,8 +58,7 @@ class Worker:
     def answer(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """One request → one reply; an exception becomes ``error``."""
         try:
-            reply: dict[str, Any] = getattr(self, f"_{asked['do']}")(asked)
-            return reply
+            return self._tasks[asked["do"]](asked)
         except Exception as e:
             index, _ = BEAT.unpack_from(self._beat, 0)
             return {"error": last_line(e), "fatal": is_fatal(e), "index": index}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import re
 import signal
 import subprocess
@@ -22,12 +23,12 @@ from torch import Tensor
 
 from shiplap.audit import cprocess
 from shiplap.audit.check import Check, Observation
-from shiplap.bind.cabi import BoundKernel
+from shiplap.bind.cabi import CKernel
 from shiplap.bind.frame import _element
 from shiplap.bind.library import locate
 from shiplap.errors import LibraryError
 from shiplap.op import Op
-from shiplap.op.check import Binding, shape_of
+from shiplap.op.binding import Binding, shape_of
 from shiplap.op.launch import allocate_workspace
 from shiplap.referee.samples import Case, Samples
 
@@ -71,8 +72,8 @@ class Death:
         return bool(THROWN.search(self.said))
 
 
-def _kernels(op: Op) -> list[BoundKernel]:
-    return [k.run for k in op.kernels.get("cpu", ()) if isinstance(k.run, BoundKernel)]
+def _kernels(op: Op) -> list[CKernel]:
+    return [k for k in op.kernels.get("cpu", ()) if isinstance(k, CKernel)]
 
 
 def skips(op: Op) -> str:
@@ -89,9 +90,9 @@ def observe(op: Op, case: Case) -> Observation:
     notes = []
     for kernel in _kernels(op):
         try:
-            library = locate(kernel.source.library)
+            library = locate(kernel.native.library)
         except LibraryError as e:
-            return Observation(skip=f"{kernel.source.library.name}: {e.what}")
+            return Observation(skip=f"{kernel.native.library.name}: {e.what}")
         found = _judge(kernel, library, list(_attempts(op, kernel, case)))
         if found.problem:
             return found
@@ -99,25 +100,25 @@ def observe(op: Op, case: Case) -> Observation:
     return Observation(note="; ".join(notes))
 
 
-def _judge(kernel: BoundKernel, library: Path, attempts: list[Attempt]) -> Observation:
+def _judge(kernel: CKernel, library: Path, attempts: list[Attempt]) -> Observation:
     """The first attempt that throws, crashes or leaks."""
-    results, deaths = _run(library, kernel.source.symbol, attempts)
+    results, deaths = _run(library, kernel.native.symbol, attempts)
     for death in deaths:
         attempt = attempts[death.call]
         if death.thrown or not attempt.lax:
             fix = CATCH if death.thrown or death.status == -signal.SIGABRT else CHECK_VALUES
-            return Observation(f"{kernel.source.symbol} called with {attempt.what}: {death}", fix=fix)
+            return Observation(f"{kernel.native.symbol} called with {attempt.what}: {death}", fix=fix)
     for index, result in results.items():
         if left := _left(result):
             outcome = f"returns status {result['status']}" if result["status"] else "succeeds"
             return Observation(
-                f"{kernel.source.symbol} called with {attempts[index].what} {outcome} and leaves {left} "
+                f"{kernel.native.symbol} called with {attempts[index].what} {outcome} and leaves {left} "
                 f"behind per call ({2 * result['calls']} calls)",
                 fix=RELEASE,
             )
     refused = sum(bool(r["status"]) for r in results.values())
     trusted = f", {len(deaths)} that the declaration refuses crash it" if deaths else ""
-    return Observation(note=f"{kernel.source.symbol}: {len(results)} kinds of calls, {refused} refused{trusted}")
+    return Observation(note=f"{kernel.native.symbol}: {len(results)} kinds of calls, {refused} refused{trusted}")
 
 
 def _left(result: dict[str, Any]) -> str:
@@ -157,7 +158,7 @@ def _process(task: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout.decode(), done.stderr.decode(errors="replace")
 
 
-def _attempts(op: Op, kernel: BoundKernel, case: Case) -> Iterator[Attempt]:
+def _attempts(op: Op, kernel: CKernel, case: Case) -> Iterator[Attempt]:
     plain = _attempt(op, kernel, "its plain sample", case.args)
     assert plain is not None
     yield plain
@@ -167,17 +168,17 @@ def _attempts(op: Op, kernel: BoundKernel, case: Case) -> Iterator[Attempt]:
     yield from _misdescribed(plain)
 
 
-def _attempt(op: Op, kernel: BoundKernel, what: str, args: tuple[Any, ...]) -> Attempt | None:
+def _attempt(op: Op, kernel: CKernel, what: str, args: tuple[Any, ...]) -> Attempt | None:
     """None where the declaration refuses the arguments, or where they ask for large outputs."""
     try:
-        call = op._checker.bind(args)
+        call = op.bind(args)
         spec = _spec(op, kernel, call)
     except Exception:
         return None
     return Attempt(what, spec) if spec is not None else None
 
 
-def _spec(op: Op, kernel: BoundKernel, call: Binding) -> dict[str, Any] | None:
+def _spec(op: Op, kernel: CKernel, call: Binding) -> dict[str, Any] | None:
     """The call as ``cprocess`` takes it."""
     env = {**call.env, **{dim: bound(call.env) for dim, bound in op.spec.bounds}}
     given = {a.name: v for a, v in zip(op.spec.args, call.args, strict=True)}
@@ -185,12 +186,13 @@ def _spec(op: Op, kernel: BoundKernel, call: Binding) -> dict[str, Any] | None:
     for p in kernel.parameters:
         if p.role == "output":
             out = next(o for o in op.spec.outputs if o.name == p.source)
-            shape, dtype = list(shape_of(out, env)), call.dtype_of(out.tensor)
-            if torch.Size(shape).numel() * dtype.itemsize > LARGEST:
+            shape, dtype = [int(n) for n in shape_of(out, env)], call.dtype_of(out.tensor)
+            if math.prod(shape) * dtype.itemsize > LARGEST:
                 return None
             arguments.append(_tensor(torch.zeros(shape, dtype=dtype)))
         elif p.role == "input":
-            arguments.append({"kind": "null"} if given[p.source] is None else _tensor(given[p.source]))
+            value = given[p.source]
+            arguments.append(_tensor(value) if isinstance(value, Tensor) else {"kind": "null"})
         else:
             arguments.append(_scalar(p.role, p.ctype, env.get(p.source)))
     scratch = allocate_workspace(kernel.workspace, call) if kernel.workspace is not None else None

@@ -16,7 +16,7 @@ from torch import Tensor
 from shiplap import compat
 from shiplap.audit.check import Check, Observation
 from shiplap.op import Arg, Op
-from shiplap.op.check import shape_of
+from shiplap.op.binding import shape_of
 from shiplap.referee.compare import close, reduction
 from shiplap.referee.run import call, effects, outputs, reference, split
 from shiplap.referee.samples import Case, Samples

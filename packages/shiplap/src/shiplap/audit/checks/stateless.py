@@ -11,21 +11,19 @@ from pathlib import Path
 
 from shiplap.audit.check import Check, Observation
 from shiplap.audit.symbols import State, state_of
-from shiplap.bind.cabi import CAbi
 from shiplap.bind.library import locate
 from shiplap.errors import LibraryError
 from shiplap.op import Op
+from shiplap.op.native import NativeForm
 from shiplap.referee.samples import Case, Samples
 
 SHOWN = 6
 
 
-def _libraries(op: Op) -> Iterator[CAbi]:
+def _libraries(op: Op) -> Iterator[NativeForm]:
+    """The C functions behind its kernels."""
     for kernels in op.kernels.values():
-        for kernel in kernels:
-            source = getattr(kernel.run, "source", None)
-            if isinstance(source, CAbi):
-                yield source
+        yield from (kernel.native for kernel in kernels if kernel.native is not None)
 
 
 def located(op: Op) -> tuple[list[Path], list[str]]:

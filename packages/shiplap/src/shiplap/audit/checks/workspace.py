@@ -47,7 +47,7 @@ def observe(op: Op, case: Case) -> Observation:
                 f"fresh memory filled with NaN: {problem}",
                 fix="write every element of the output, or allocate it with torch.zeros",
             )
-    wants = any(getattr(k.run, "workspace", None) is not None for ks in op.kernels.values() for k in ks)
+    wants = any(k.workspace is not None for ks in op.kernels.values() for k in ks)
     return Observation(note="" if wants else "no kernel declares a workspace")
 
 

@@ -1,0 +1,140 @@
+"""Attach a compiled binding: its library is opened, and its functions registered for the ops of a plan."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from shiplap.bind.build import LIBRARY
+from shiplap.bind.chosen import rows
+from shiplap.bind.plan import Entry, Plan
+from shiplap.compat.library import Registrations
+from shiplap.errors import ShiplapError, error, notice
+from shiplap.op import Op, choices, launch, registry
+from shiplap.op.native import NativeBinding
+from shiplap.op.out import out_name, out_schema
+from shiplap.op.schema import schema
+from shiplap.op.values import Result, Value
+
+__all__ = ["Attached", "attach"]
+
+_open: dict[Path, ctypes.CDLL] = {}
+
+
+@dataclass
+class Attached(NativeBinding):
+    """A live registration: the op's schema must not go before it has been released."""
+
+    op: Op
+    library: Path
+    binding: ctypes.CDLL
+    parts: dict[int, Entry]
+    python: Registrations
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        return tuple(e.device for e in self.parts.values())
+
+    def release(self) -> None:
+        """Unregister; the library stays loaded, for a call may be inside. The next calls may attach again."""
+        for index, entry in self.parts.items():
+            self.binding.shiplap_detach(ctypes.c_uint64(index))
+            entry.form.resume()
+        self.python.forget()
+
+    def choose(self) -> None:
+        """Tell the native code what is chosen now. What is no number, or not for contiguous tensors, stays with Python:
+        calls with other layouts are handed over as long as there are choices."""
+        for index, entry in self.parts.items():
+            found = rows(self.op, entry.device)
+            flat = [number for row in found for number in row]
+            array = (ctypes.c_int64 * max(1, len(flat)))(*flat)
+            defer = bool(choices.frozen) and choices.tunable(self.op, entry.device)
+            count, asks = ctypes.c_uint64(len(found)), ctypes.c_int32(defer)
+            self.binding.shiplap_choose(ctypes.c_uint64(index), array, count, asks)
+
+
+def attach(plan: Plan, digest: str) -> None:
+    """Register the native code of every op of the plan that has none yet."""
+    path = plan.root / digest / LIBRARY
+    binding = _load(path)
+    for op in dict.fromkeys(e.op for e in plan.entries):
+        if op.native is None:
+            _attach_op(op, {i: e for i, e in enumerate(plan.entries) if e.op is op}, path, binding)
+
+
+def _attach_op(op: Op, entries: dict[int, Entry], path: Path, binding: ctypes.CDLL) -> None:
+    """Register what of ``op`` this torch can have; the rest stays with Python and says so."""
+    attached = Attached(op, path, binding, {}, _python_op(op, binding))
+    why = ""
+    for index, entry in entries.items():
+        refused = binding.shiplap_attach(ctypes.c_uint64(index), os.fsencode(entry.kernels))
+        if not refused:
+            attached.parts[index] = entry
+            entry.form.settle()
+            continue
+        why = refused.decode(errors="replace")
+        entry.form.settle(why)
+        notice(f"native {entry.device} {why}", f"{op.spec.name} on {entry.device} stays with the Python binding: {why}")
+    if attached.parts:
+        op.native = attached
+        attached.choose()
+        return
+    attached.python.forget()
+    raise error("SL405", where=op.spec.name, got=why, expected="a registration")
+
+
+def _load(path: Path) -> ctypes.CDLL:
+    """The library, opened once in this process; it learns what workspaces are filled with, now and later."""
+    if path not in _open:
+        try:
+            binding = ctypes.CDLL(str(path), mode=os.RTLD_LOCAL | os.RTLD_NOW)
+        except OSError as e:
+            raise error("SL405", where=str(path), got=str(e), expected="a library that the loader accepts") from None
+        binding.shiplap_attach.restype = ctypes.c_char_p
+        binding.shiplap_choose.restype = None
+        launch.on_poison(lambda byte: binding.shiplap_poison(ctypes.c_int(-1 if byte is None else byte)))
+        _open[path] = binding
+    return _open[path]
+
+
+def _python_op(op: Op, binding: ctypes.CDLL) -> Registrations:
+    """``<op>__python``: what native code calls for arguments it does not take; so for the out-variant."""
+    python = Registrations(op.spec.namespace)
+    names: dict[str, tuple[str, Callable[..., Result]]] = {}
+    name = f"{op.spec.opname}__python"
+    names[name] = schema(op.spec, name), op.execute
+    if op.variant is not None:
+        name = f"{out_name(op.spec)}__python"
+        names[name] = out_schema(op.spec, name), op.variant.execute
+    for name, (declared, execute) in names.items():
+        python.define(declared)
+        python.implement(name, _telling(binding, execute))
+        python.skip_autograd(name)
+    return python
+
+
+def _telling(binding: ctypes.CDLL, execute: Callable[..., Result]) -> Callable[..., Result]:
+    """``execute`` whose errors reach the native code with their text, which torch 2.11 drops between the two."""
+
+    def run(*args: Value, **kwargs: Value) -> Result:
+        try:
+            return execute(*args, **kwargs)
+        except Exception as e:
+            text = str(e) if isinstance(e, ShiplapError) else f"{type(e).__name__}: {e}"
+            binding.shiplap_said(text.encode(errors="replace").replace(b"\0", b""))
+            raise
+
+    return run
+
+
+def _choose_all() -> None:
+    for op in registry.ops():
+        if op.native is not None:
+            op.native.choose()
+
+
+choices.listeners.append(_choose_all)

@@ -1,0 +1,66 @@
+"""What an op and the native binding of its C ABI kernels know of each other, as data and one interface.
+
+The binding itself is ``shiplap.bind.native``: it builds, caches and attaches what is described here.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["NativeBinding", "NativeForm"]
+
+
+class NativeBinding(ABC):
+    """Native code that is registered for an op, ahead of ``Op.execute``."""
+
+    library: Path
+
+    @property
+    @abstractmethod
+    def devices(self) -> tuple[str, ...]:
+        """Device types that it serves."""
+
+    @abstractmethod
+    def release(self) -> None:
+        """Unregister; Python serves until native code is attached again."""
+
+    @abstractmethod
+    def choose(self) -> None:
+        """The choices in force have changed: the native code holds a copy."""
+
+
+@dataclass
+class NativeForm:
+    """The C function behind a kernel, and how far the native binding has come with it; shared by all configs.
+
+    Attributes:
+        library: path of its library, to be located. ``symbol``: the function's name there.
+        strided: arguments that it takes with any strides. ``align``: bytes; what it asks of addresses.
+        signature: the stamp of the prototype that the library must have been built with.
+        calls: how many Python has served, less than 0 once nobody counts: attached, refused or held.
+        why: why there is no native binding, if so. ``digest``: of the binding that is built or looked for.
+    """
+
+    library: Path
+    symbol: str
+    strided: frozenset[str]
+    align: int
+    signature: str
+    calls: int = 0
+    why: str = ""
+    digest: str = ""
+
+    @property
+    def counting(self) -> bool:
+        """Whether calls are counted, since native code may take over."""
+        return self.calls >= 0
+
+    def settle(self, why: str = "") -> None:
+        """Count no more: native code is attached, or will not be, for the reason ``why``."""
+        self.calls, self.why = -1, why
+
+    def resume(self) -> None:
+        """Count from the start: the next calls may attach native code."""
+        self.calls = 0

@@ -1,0 +1,120 @@
+"""A Python function as a kernel, run with the call's device as the current one.
+
+Kernels come in two styles, told apart by their signature. *Out-style* takes the outputs' names as keywords and fills
+tensors that shiplap allocated. *Functional* returns its outputs; they are then made fresh, contiguous and shown to fit.
+Either may ask for ``workspace`` (uint8) by keyword.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from shiplap.op.binding import Binding
+from shiplap.op.config import Values
+from shiplap.op.kernel import Again, Implementation, Kernel, Terms
+from shiplap.op.launch import allocate_workspace, is_current, scratch, workspace_size
+from shiplap.op.outputs import empty_outputs, fit_outputs, result_of
+from shiplap.op.source import source_digest
+from shiplap.op.spec import OpSpec
+from shiplap.op.values import Args, Outputs, Result, Returned, Value
+
+__all__ = ["PythonFunction", "PythonKernel"]
+
+
+class PythonFunction(Implementation):
+    """What ``Op.kernel`` makes of a function."""
+
+    def __init__(self, function: Callable[..., Returned]) -> None:
+        self.function = function
+
+    @property
+    def name(self) -> str:
+        return getattr(self.function, "__name__", "kernel")
+
+    @property
+    def identity(self) -> str:
+        return source_digest(self.function)
+
+    def bind(self, spec: OpSpec, terms: Terms) -> PythonKernel:
+        return PythonKernel(spec, terms, self.function)
+
+    def keywords(self, spec: OpSpec) -> frozenset[str] | None:
+        """The keywords that the function has left for a config; None where it takes any."""
+        parameters = inspect.signature(self.function).parameters.values()
+        if any(p.kind is p.VAR_KEYWORD for p in parameters):
+            return None
+        positional = sum(not a.keyword_only for a in spec.args)
+        named = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY][positional:]
+        given = {*(a.name for a in spec.args if a.keyword_only), *(o.name for o in spec.outputs), "workspace"}
+        return frozenset({*named, *(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)} - given)
+
+
+class PythonKernel(Kernel):
+    """See the module."""
+
+    def __init__(self, spec: OpSpec, terms: Terms, function: Callable[..., Returned]) -> None:
+        super().__init__(spec, terms)
+        self.function: Callable[..., Returned] = function
+        keywords = inspect.signature(function).parameters
+        self.outputs = tuple(o.name for o in spec.outputs)
+        self.out_style = bool(self.outputs) and {*self.outputs} <= keywords.keys() and not spec.dynamic
+        self.repeats = self.out_style  # all that it needs is known once it has run
+        self.wants_workspace = "workspace" in keywords
+        self.named = [a.name for a in spec.args if a.keyword_only]  # the last ones
+        self.values: Values = {}
+
+    def configure(self, values: Values) -> None:
+        """The function gets the values by keyword."""
+        self.values = values
+
+    def run(self, call: Binding) -> Outputs:
+        given = allocate_workspace(self.workspace, call) if self.wants_workspace else None
+        if not self.out_style:
+            return fit_outputs(self.spec, call, self._call(call.args, call.device, given, {}))
+        outs = empty_outputs(self.spec, call)
+        self._call(call.args, call.device, given, dict(zip(self.outputs, outs, strict=True)))
+        return outs
+
+    def into(self, call: Binding, outs: Sequence[Tensor], scratch: Tensor | None) -> None:
+        """Fill ``outs``; a functional kernel's outputs are copied into them."""
+        if scratch is None and self.wants_workspace:
+            scratch = allocate_workspace(self.workspace, call)
+        if self.out_style:
+            self._call(call.args, call.device, scratch, dict(zip(self.outputs, outs, strict=True)))
+            return
+        made = fit_outputs(self.spec, call, self._call(call.args, call.device, scratch, {}))
+        for out, value in zip(outs, made, strict=True):
+            out.copy_(value)
+
+    def start(self, call: Binding) -> tuple[Outputs, Again | None]:
+        outs = self.run(call)
+        if not self.out_style or (self.workspace is not None and "threads" in self.workspace.names):
+            return outs, None
+        made = [(o.shape, o.dtype) for o in outs]
+        names, device, room = self.outputs, call.device, workspace_size(self.workspace, call)
+
+        def again(args: Args) -> Result:
+            found = tuple([torch.empty(shape, dtype=dtype, device=device) for shape, dtype in made])
+            given = scratch(room, device) if self.wants_workspace else None
+            self._call(args, device, given, dict(zip(names, found, strict=True)))
+            return result_of(found)
+
+        return outs, again
+
+    def _call(self, args: Args, device: torch.device, scratch: Tensor | None, keywords: dict[str, Value]) -> Returned:
+        """The function, given outputs by keyword, then its config, the workspace and keyword-only arguments."""
+        if self.values:
+            keywords.update(self.values)
+        if self.wants_workspace:
+            keywords["workspace"] = scratch
+        if self.named:
+            keywords.update(zip(self.named, args[-len(self.named) :], strict=True))
+            args = args[: -len(self.named)]
+        if is_current(device):
+            return self.function(*args, **keywords)
+        with torch.cuda.device(device):
+            return self.function(*args, **keywords)

@@ -1,0 +1,85 @@
+"""``Served``: an op below autograd and autocast - a call is bound, a kernel is picked, and the call is served."""
+
+from __future__ import annotations
+
+import torch
+
+from shiplap.compat import calls
+from shiplap.compat.library import Overload
+from shiplap.errors import error, notice
+from shiplap.op import choices
+from shiplap.op.autograd import Record
+from shiplap.op.binding import Binding
+from shiplap.op.kernel import Kernel
+from shiplap.op.outputs import check_sharing, fit_outputs, own_outputs
+from shiplap.op.state import OpState
+from shiplap.op.values import Result, Value
+from shiplap.settings import settings
+
+__all__ = ["Served"]
+
+
+class Served(OpState):
+    """What torch's dispatcher, generated functions and native code call.
+
+    Attributes:
+        overload: the registered ``torch.ops.<namespace>.<name>.default``.
+        raw: the same below autograd and autocast; compiled graphs hold this one. ``overload`` itself where no autograd
+            stands in front.
+        record: the implementation that autograd calls; there where ``raw`` is.
+        separable: whether a call that autograd and autocast need not see may go to ``raw``. Not so with tensor lists:
+            whether one holds a tensor to record takes a look at each.
+    """
+
+    overload: Overload
+    raw: Overload
+    record: Record
+    separable: bool
+
+    def execute(self, *args: Value, **kwargs: Value) -> Result:
+        """The real implementation: check and bind, pick, run."""
+        given = self.spec.complete(args, kwargs) if kwargs else args
+        call = (self.quick_bind and self.quick_bind(*given)) or self.bind(given)
+        if self.spec.mutated:
+            check_sharing(self.spec, call)
+        return self.serve(call, self.pick(call))
+
+    def pick(self, call: Binding) -> Kernel | None:
+        """The kernel that takes this bound call, or None when the reference has to run; says why, once."""
+        if choices.active and not isinstance(found := choices.find(self, call), choices.Missing):
+            return found
+        device, reasons = call.device.type, []
+        for kernel in self.eager(device):
+            if not isinstance(serving := kernel.serving(call), str):
+                return serving
+            reasons.append(f"{kernel.name}: {serving}")
+        if device not in self.spec.library:
+            names = [k.name for k in self.kernels.get(device, ())]  # the reason may hold sizes: it is no key
+            self._unserved(device, "; ".join(reasons) or f"no kernel for {device}", key=str(names))
+        return None
+
+    def serve(self, call: Binding, kernel: Kernel | None) -> Result:
+        """Run a bound call with the kernel that was picked, or with the reference."""
+        if torch.is_grad_enabled():
+            if not self.differentiable:  # no formula stands in front: torch would record the operations of the kernel
+                with torch.no_grad():
+                    return self.serve(call, kernel)
+            if calls.any_requires_grad(*call.args):
+                # A graph that was traced where nothing required grad holds `raw`; now it is trained.
+                positional, named = self.spec.split(call.args)
+                return self.record(None, *positional, **named)
+        outs = kernel.run(call) if kernel else fit_outputs(self.spec, call, self.run_reference(call.args))
+        return outs[0] if len(outs) == 1 else outs or None
+
+    def serve_tangent(self, *args: Value, **kwargs: Value) -> Result:
+        """The reference of a checked call, as torch records it: where a tangent is asked for, which no kernel has."""
+        call = self.bind(self.spec.complete(args, kwargs))
+        self._unserved(str(call.device), "forward-mode AD is the reference's", key="tangent")
+        return own_outputs(self.run_reference(call.args))
+
+    def _unserved(self, device: str, why: str, key: str) -> None:
+        """Say once that the reference runs, or raise SL306 where that is forbidden."""
+        name = self.spec.name
+        if settings().strict:
+            raise error("SL306", where=name, got=why, expected=f"a kernel for {device}")
+        notice(f"{name}/{device}/{key}", f"{name} runs its reference ({why}): correct, not fast")
