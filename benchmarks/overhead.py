@@ -38,7 +38,7 @@ from shiplap.bind import native
 SOURCES = [
     "benchmarks/overhead.py",
     "packages/shiplap/src/shiplap/codegen/native.py",
-    "packages/shiplap/src/shiplap/codegen/expression.py",
+    "packages/shiplap/src/shiplap/op/cpp.py",
     "packages/shiplap/src/shiplap/codegen/templates/native.cpp.jinja",
     "packages/shiplap/src/shiplap/codegen/templates/tvm_ffi.cpp.jinja",
     "packages/shiplap-headers/src/shiplap_headers/include/shiplap/*.h",

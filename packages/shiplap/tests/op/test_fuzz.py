@@ -1,4 +1,4 @@
-"""Random declarations and calls: the quick bind, the checker, the fake and the real op never disagree."""
+"""Random declarations and calls: the two functions of a plan, the fake and the real op never disagree."""
 
 import inspect
 from types import FunctionType
@@ -12,9 +12,8 @@ from torch import Tensor
 import shiplap as sl
 from shiplap import compat
 from shiplap.op.binding import shape_of
-from shiplap.op.check import Checker
 from shiplap.op.declare import read_spec
-from shiplap.op.fast import compile_bind
+from shiplap.op.plan import CallPlan
 
 CLASSES = {"Float": Float, "Int32": Int32, "Shaped": Shaped}
 TOKENS = ["a", "b", "c", "3", "_", "2*a", "a+b", "k", "cdiv(b,2)", "a-1"]
@@ -82,21 +81,23 @@ def calls(draw):
 
 @given(calls())
 @settings(deadline=None, max_examples=150, suppress_health_check=list(HealthCheck))
-def test_the_quick_bind_agrees_with_the_checker(drawn):
+def test_the_quick_function_agrees_with_the_careful_one(drawn):
     _, spec, args = drawn
-    quick = compile_bind(spec)
-    fast = quick(*args) if quick else None
-    try:
-        slow = Checker(spec).bind(args)
-    except sl.ShiplapError:
-        slow = None
-    if slow is None:
-        assert fast is None
+    plan = CallPlan(spec)
+
+    def outcome(bind):
+        try:
+            return bind(*args)
+        except sl.ShiplapError as e:
+            return str(e)
+
+    quick, careful = outcome(plan.quick), outcome(plan.careful)
+    if isinstance(careful, str):
+        assert quick == careful
         return
-    assert quick is None or fast is not None
-    if fast is not None:
-        assert (fast.env, fast.dtypes, fast.device) == (slow.env, slow.dtypes, slow.device)
-        assert all(a is b for a, b in zip(fast.args, slow.args, strict=True))
+    assert list(quick.env.items()) == list(careful.env.items())
+    assert (quick.dtypes, quick.device) == (careful.dtypes, careful.device)
+    assert all(a is b for a, b in zip(quick.args, careful.args, strict=True))
 
 
 @given(calls())
@@ -105,7 +106,7 @@ def test_fake_and_real_agree(drawn):
     fn, spec, args = drawn
 
     def reference(*values):
-        call = Checker(spec).bind(values)
+        call = CallPlan(spec).bind(values)
         return tuple(torch.zeros(shape_of(o, call.env), dtype=call.dtype_of(o.tensor)) for o in spec.outputs)
 
     reference.__annotations__ = fn.__annotations__

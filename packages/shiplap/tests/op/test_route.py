@@ -43,8 +43,8 @@ def scaled(ns):
     pick, op.pick = op.pick, lambda call: (seen.append("picked"), pick(call))[1]
     route = compile_route(op, "cpu")
     assert route is not None
-    dispatcher = route.__globals__["_dispatcher"]
-    route.__globals__["_dispatcher"] = lambda *args: (seen.append("dispatched"), dispatcher(*args))[1]
+    dispatcher = route.__globals__["dispatcher"]
+    route.__globals__["dispatcher"] = lambda *args: (seen.append("dispatched"), dispatcher(*args))[1]
     return op, route, seen
 
 

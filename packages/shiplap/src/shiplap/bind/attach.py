@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import os
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +35,7 @@ class Attached(NativeBinding):
     binding: ctypes.CDLL
     parts: dict[int, Entry]
     python: Registrations
+    raised: threading.local
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -44,6 +47,18 @@ class Attached(NativeBinding):
             self.binding.shiplap_detach(ctypes.c_uint64(index))
             entry.form.resume()
         self.python.forget()
+
+    def refusal(self, cause: Exception) -> ShiplapError | None:
+        """The error behind ``cause``: what this code, or Python in its place, refused last on this thread."""
+        said = str(cause)
+        python: ShiplapError | None = getattr(self.raised, "error", None)
+        if python is not None and _text(python) in said:
+            return python
+        *parts, text = [str(self.binding.shiplap_refusal(i), "utf-8", "replace") for i in range(7)]
+        if not text or text not in said:
+            return None
+        id, what, where, got, expected, fix = parts
+        return error(id, what=what, where=where, got=got, expected=expected, fix=fix)
 
     def choose(self) -> None:
         """Tell the native code what is chosen now. What is no number, or not for contiguous tensors, stays with Python:
@@ -68,7 +83,8 @@ def attach(plan: Plan, digest: str) -> None:
 
 def _attach_op(op: Op, entries: dict[int, Entry], path: Path, binding: ctypes.CDLL) -> None:
     """Register what of ``op`` this torch can have; the rest stays with Python and says so."""
-    attached = Attached(op, path, binding, {}, _python_op(op, binding))
+    raised = threading.local()
+    attached = Attached(op, path, binding, {}, _python_op(op, binding, raised), raised)
     why = ""
     for index, entry in entries.items():
         refused = binding.shiplap_attach(ctypes.c_uint64(index), os.fsencode(entry.kernels))
@@ -94,14 +110,14 @@ def _load(path: Path) -> ctypes.CDLL:
             binding = ctypes.CDLL(str(path), mode=os.RTLD_LOCAL | os.RTLD_NOW)
         except OSError as e:
             raise error("SL405", where=str(path), got=str(e), expected="a library that the loader accepts") from None
-        binding.shiplap_attach.restype = ctypes.c_char_p
+        binding.shiplap_attach.restype = binding.shiplap_refusal.restype = ctypes.c_char_p
         binding.shiplap_choose.restype = None
         launch.on_poison(lambda byte: binding.shiplap_poison(ctypes.c_int(-1 if byte is None else byte)))
         _open[path] = binding
     return _open[path]
 
 
-def _python_op(op: Op, binding: ctypes.CDLL) -> Registrations:
+def _python_op(op: Op, binding: ctypes.CDLL, raised: threading.local) -> Registrations:
     """``<op>__python``: what native code calls for arguments it does not take; so for the out-variant."""
     python = Registrations(op.spec.namespace)
     names: dict[str, tuple[str, Callable[..., Result]]] = {}
@@ -112,23 +128,30 @@ def _python_op(op: Op, binding: ctypes.CDLL) -> Registrations:
         names[name] = out_schema(op.spec, name), op.variant.execute
     for name, (declared, execute) in names.items():
         python.define(declared)
-        python.implement(name, _telling(binding, execute))
+        python.implement(name, _telling(binding, execute, raised))
         python.skip_autograd(name)
     return python
 
 
-def _telling(binding: ctypes.CDLL, execute: Callable[..., Result]) -> Callable[..., Result]:
-    """``execute`` whose errors reach the native code with their text, which torch 2.11 drops between the two."""
+def _telling(binding: ctypes.CDLL, execute: Callable[..., Result], raised: threading.local) -> Callable[..., Result]:
+    """``execute`` whose errors reach the native code with their text, which torch 2.11 drops between the two, and its
+    caller as what they are."""
 
     def run(*args: Value, **kwargs: Value) -> Result:
         try:
             return execute(*args, **kwargs)
         except Exception as e:
-            text = str(e) if isinstance(e, ShiplapError) else f"{type(e).__name__}: {e}"
-            binding.shiplap_said(text.encode(errors="replace").replace(b"\0", b""))
+            raised.error = copy.copy(e) if isinstance(e, ShiplapError) else None  # without frames, which hold tensors
+            binding.shiplap_said(_text(e).encode(errors="replace"))
             raise
 
     return run
+
+
+def _text(e: Exception) -> str:
+    """An exception as C++ can carry it."""
+    text = str(e) if isinstance(e, ShiplapError) else f"{type(e).__name__}: {e}"
+    return text.replace("\0", "").encode(errors="replace").decode()
 
 
 def _choose_all() -> None:

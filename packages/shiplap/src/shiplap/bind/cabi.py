@@ -28,6 +28,8 @@ from shiplap.op.kernel import Implementation, Kernel, Terms
 from shiplap.op.launch import allocate_workspace
 from shiplap.op.native import NativeForm
 from shiplap.op.outputs import check_bound, empty_outputs
+from shiplap.op.plan.given import AlignedOutput
+from shiplap.op.plan.term import Place
 from shiplap.op.spec import OpSpec
 from shiplap.op.values import EnvValue, Outputs
 
@@ -170,12 +172,8 @@ class CKernel(Kernel):
         """Fill ``outs``, of fixed sizes, with the caller's workspace if one is given."""
         for output, tensor in zip(self.spec.outputs, outs, strict=True):
             if not self._aligned(tensor):
-                raise error(
-                    "SL212",
-                    where=f"{self.spec.name}, output {output.name!r}",
-                    got=f"an address that is no multiple of {self.native.align} bytes",
-                    expected="memory as an allocator gives it",
-                )
+                at = Place(self.spec.name, output.name, role="output")
+                raise AlignedOutput(at, self.native.align).explain({at.tensor.python: tensor})
         self._run(call, outs, {}, scratch)
 
     def timed(self, call: Binding, clock: Callable[[Callable[[], int]], float]) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shiplap.codegen.chosen import config_values, lookup_key
-from shiplap.codegen.native import scalar_type
+from shiplap.dtypes import number
 from shiplap.op import Op, choices
 from shiplap.op.bucket import Key
 
@@ -36,6 +36,6 @@ def _key(op: Op, key: Key) -> list[int] | None:
     if not set(codes) <= {"c", "-"} or len(codes) != len([a for a in tensors if a.tensor is not None]):
         return None
     numbers = [int(v) for v in values if isinstance(v, (int, float, str))]
-    numbers += [scalar_type(pair.partition("=")[2]) for pair in dtypes.split(", ") if pair]
+    numbers += [number(pair.partition("=")[2]) for pair in dtypes.split(", ") if pair]
     numbers += [int(code == "c") for a, code in zip(op.spec.tensors, codes, strict=True) if a.optional]
     return numbers

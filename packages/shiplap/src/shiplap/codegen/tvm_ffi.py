@@ -9,8 +9,15 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from shiplap.codegen.environment import render
-from shiplap.codegen.expression import quote
-from shiplap.codegen.native import SCALAR, Native, describe, dtype_mask
+from shiplap.codegen.native import SCALAR, Native, describe
+from shiplap.codegen.plan import lines
+from shiplap.op.cpp import quote
+from shiplap.op.plan import CallPlan
+from shiplap.op.plan.build import around, look_dtype
+from shiplap.op.plan.given import Aligned, AlignedOutput, OnCpu
+from shiplap.op.plan.rules import Contiguous, DtypeAmong
+from shiplap.op.plan.steps import Check, Step
+from shiplap.op.plan.term import Place
 from shiplap.op.schema import schema
 
 __all__ = ["tvm_ffi_source"]
@@ -26,20 +33,23 @@ def tvm_ffi_source(op: Native, library: Path) -> str:
         library=quote(str(library)),
         signature=signature,
         quoted_signature=quote(signature),
-        narrowed=list(_narrowed(op)),
+        narrowed=lines(_narrowed(op)),
+        apart=lines(CallPlan(op.spec).outputs.apart_outputs),
     )
 
 
-def _narrowed(op: Native) -> Iterable[str]:
+def _narrowed(op: Native) -> Iterable[Step]:
     """Checks of what the kernel asks beyond the declaration: its own dtypes, tensors that lie contiguous, aligned."""
     for arg in op.spec.tensors:
         assert arg.tensor is not None
-        given = f"if (t_{arg.name}) " if arg.optional else ""
+        at, found = Place(op.spec.name, arg.name), list[Step]()
         if op.dtypes and not arg.tensor.concrete:
-            yield f"{given}about_{arg.name}.dtype(t_{arg.name}.dtype(), {dtype_mask(op.dtypes)});"
+            found.append(Check(DtypeAmong(at, f"kernel {op.symbol}", op.dtypes)))
         if arg.name not in op.strided and not arg.contiguous:
-            yield f"{given}about_{arg.name}.contiguous(t_{arg.name});"
+            found.append(Check(Contiguous(at)))
         if op.align > 1:
-            yield f"{given}about_{arg.name}.aligned(t_{arg.name}, {op.align});"
+            found.append(Check(Aligned(at, op.align)))
+        yield from around(arg, at, (look_dtype(at), *found)) if arg.optional else found
     for out in op.spec.outputs if op.align > 1 else ():
-        yield f"about_out_{out.name}.aligned(o_{out.name}, {op.align});"
+        yield Check(AlignedOutput(Place(op.spec.name, out.name, role="output"), op.align))
+    yield Check(OnCpu(op.spec.name))

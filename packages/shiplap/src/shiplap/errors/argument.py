@@ -47,5 +47,11 @@ register(
             "The kernel relies on its size and alignment.",
             "pass torch.empty(op.workspace_bytes(...), dtype=torch.uint8, device=...)",
         ),
+        (
+            "SL214",
+            "dtype that the C ABI does not carry",
+            "A kernel reads DLPack's code of the dtype; one without a code could only be taken for another.",
+            "convert the tensor with .to(dtype), or view its bytes as torch.uint8",
+        ),
     ],
 )

@@ -9,7 +9,6 @@ import torch
 from torch import SymInt
 
 from shiplap.errors import error
-from shiplap.op.expr import Expr
 from shiplap.op.spec import Output, TensorType
 from shiplap.op.values import Args, EnvValue, Size
 
@@ -18,20 +17,17 @@ __all__ = ["UNPLACED", "Binding", "shape_of"]
 UNPLACED = torch.device("meta")  # of a call of which no tensor has been looked at yet; known by identity
 
 
-@dataclass
+@dataclass(slots=True)
 class Binding:
     """One call's arguments, in schema order, with what they determine.
 
-    ``env`` maps dim names and scalar arguments to their values; ``dtypes`` maps dtype classes to dtypes. ``origin``
-    says for messages where a name was bound first; ``late`` holds the computed dims whose names come later.
+    ``env`` maps dim names and scalar arguments to their values; ``dtypes`` maps dtype classes to dtypes.
     """
 
     args: Args
     env: dict[str, EnvValue] = field(default_factory=dict)
     dtypes: dict[str, torch.dtype] = field(default_factory=dict)
     device: torch.device = UNPLACED
-    origin: dict[str, str] = field(default_factory=dict)
-    late: list[tuple[str, int, Size, Expr]] = field(default_factory=list)
 
     def size(self, name: str) -> int:
         """The dim or int argument ``name`` of a call of real tensors."""

@@ -14,8 +14,8 @@ from typing import TypedDict
 
 from shiplap.errors import error
 from shiplap.op.annotation import is_tensor, read_argument, read_tensor
-from shiplap.op.explain import mismatch
 from shiplap.op.expr import Expr
+from shiplap.op.plan.kinds import mismatch
 from shiplap.op.spec import Arg, Dim, OpSpec, Output
 
 __all__ = ["Declaration", "check_name", "read_arguments", "read_spec", "read_workspace"]

@@ -40,7 +40,7 @@ def _max(*values: Size | _Sizes) -> Size:
 
 def _plain(items: Sequence[Size]) -> bool:
     """Whether these are ints, as in every real call: torch's functions cost microseconds."""
-    return set(map(type, items)) == {int}
+    return set(map(type, items)) <= {int}
 
 
 def _items(values: Sequence[Size | _Sizes]) -> Sequence[Size]:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-import torch
-
 from shiplap.compat import packages, sizes
 from shiplap.errors import error
 from shiplap.op import digest
-from shiplap.op.binding import Binding, shape_of
-from shiplap.op.outputs import result_of
+from shiplap.op.binding import Binding
+from shiplap.op.outputs import empty_outputs, result_of
 from shiplap.op.state import OpState
 from shiplap.op.values import Result, Value
 
@@ -35,12 +33,7 @@ def make_fake(op: OpState) -> Callable[..., Result]:
             call.env[dim] = size
             limit = bound(call.env)
             sizes.check(size <= limit, partial("SL302: {}: {} <= {} does not hold".format, spec.name, dim, bound))
-        return result_of(
-            tuple(
-                torch.empty(shape_of(o, call.env), dtype=call.dtype_of(o.tensor), device=call.device)
-                for o in spec.outputs
-            )
-        )
+        return result_of(empty_outputs(spec, call))
 
     return fake
 

@@ -9,6 +9,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 
+from shiplap.errors import ShiplapError
+
 __all__ = ["NativeBinding", "NativeForm"]
 
 
@@ -25,6 +27,10 @@ class NativeBinding(ABC):
     @abstractmethod
     def release(self) -> None:
         """Unregister; Python serves until native code is attached again."""
+
+    @abstractmethod
+    def refusal(self, cause: Exception) -> ShiplapError | None:
+        """The error that ``cause`` stands for, if this code raised it: what it refused last on this thread."""
 
     @abstractmethod
     def choose(self) -> None:

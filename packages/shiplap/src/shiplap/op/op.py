@@ -9,7 +9,7 @@ The way of a call, and where each step is::
        |- op.record     op/autograd.py                 autograd alone: recorded, then as if it were `direct`
        `- op.overload   torch                          the dispatcher calls whoever has to see it, `execute` at last
     op.execute          op/serve.py                    below autograd and autocast:
-       op.bind          op/check.py, fast.py           arguments are checked, names bound to sizes: a Binding
+       op.bind          op/plan/                       arguments are checked, names bound to sizes: a Binding
        op.pick          op/serve.py, choices.py        the choice in force, or the first kernel that takes the call
        op.serve         op/serve.py                    kernel.run (op/python.py, bind/cabi.py, bind/direct.py), or the
                                                        reference
@@ -27,14 +27,13 @@ from torch import Tensor
 from shiplap.compat import calls
 from shiplap.compat.calls import P, R
 from shiplap.compat.library import Overload, Registrations
-from shiplap.errors import error
+from shiplap.errors import ShiplapError, error
 from shiplap.op import digest
 from shiplap.op.autocast import make_cast
 from shiplap.op.autograd import Backward, GradientFn, make_autograd
 from shiplap.op.batch import read_batching
 from shiplap.op.bucket import read_rule
 from shiplap.op.declare import Declaration, check_name, read_spec
-from shiplap.op.explain import explain
 from shiplap.op.fake import make_fake
 from shiplap.op.kernel import Implementation, Kernel, KernelKeywords, read_terms, template_kernel
 from shiplap.op.launch import workspace_size
@@ -96,7 +95,8 @@ class Op(calls.ShortCut[P, R], Served):
 
     def explain(self, args: Sequence[Value], kwargs: Mapping[str, Value], cause: Exception) -> None:
         """Raise what is wrong with a call that failed with ``cause``, in the words of the declaration; else return."""
-        explain(self.checker, self.signature, args, kwargs, cause)
+        if not isinstance(cause, ShiplapError) and (wrong := self.refusal(cause) or self.plan.misfit(args, kwargs)):
+            raise wrong from None
 
     def out(
         self, *args: Value, out: Tensor | Sequence[Tensor], workspace: Tensor | None = None, **kwargs: Value

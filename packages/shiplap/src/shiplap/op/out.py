@@ -14,19 +14,17 @@ from torch import Tensor
 from shiplap.compat.library import Registrations
 from shiplap.errors import ShiplapError, error
 from shiplap.op import digest
-from shiplap.op.binding import Binding, shape_of
-from shiplap.op.explain import explain
-from shiplap.op.expr import Expr
+from shiplap.op.binding import Binding
+from shiplap.op.kernel import Kernel
 from shiplap.op.launch import workspace_size
-from shiplap.op.outputs import check_sharing, fit_outputs, tensors_of
+from shiplap.op.outputs import fit_outputs
+from shiplap.op.plan.outputs import scratch_name
 from shiplap.op.schema import schema
 from shiplap.op.serve import Served
 from shiplap.op.spec import OpSpec
-from shiplap.op.values import Args, Outputs, Size, Value
+from shiplap.op.values import Args, Outputs, Value
 
 __all__ = ["OutVariant", "has_out", "out_name", "out_schema", "scratch_name"]
-
-ALIGNMENT = 64  # bytes: what kernels are promised of a workspace
 
 
 def has_out(spec: OpSpec) -> bool:
@@ -37,14 +35,6 @@ def has_out(spec: OpSpec) -> bool:
 def out_name(spec: OpSpec) -> str:
     """The torch op's name, without namespace."""
     return f"{spec.opname}__out"
-
-
-def scratch_name(spec: OpSpec) -> str:
-    """What the workspace argument is called: an argument of the op may have that name already."""
-    name = "workspace"
-    while name in {a.name for a in spec.args} | {o.name for o in spec.outputs}:
-        name += "_"
-    return name
 
 
 def out_schema(spec: OpSpec, name: str = "") -> str:
@@ -60,7 +50,7 @@ class OutVariant:
     """The registered out-variant of a declared op."""
 
     def __init__(self, op: Served, registrations: Registrations) -> None:
-        self.op, self.spec = op, op.spec
+        self.op, self.spec, self.plan = op, op.spec, op.plan.outputs
         self.scratch, self.names = scratch_name(self.spec), tuple(o.name for o in self.spec.outputs)
         name = out_name(self.spec)
         tags = [torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides]
@@ -109,12 +99,9 @@ class OutVariant:
         if isinstance(cause, ShiplapError):
             return
         op = self.op
-        explain(op.checker, op.signature, args, kwargs, TypeError())  # the arguments come first
-        call = op.bind(self.spec.complete(args, kwargs))
-        self._check(call, given, workspace)
-        kernel = op.pick(call)
-        self._check_workspace(call, workspace, kernel.workspace if kernel else None)
-        explain(op.checker, op.signature, args, kwargs, cause)
+        if wrong := op.refusal(cause) or op.plan.misfit(args, kwargs):  # the arguments come first
+            raise wrong from None
+        self._check(op.plan.quick(*self.spec.complete(args, kwargs)), given, workspace)
 
     def _taken(self, kwargs: dict[str, Value]) -> tuple[Args, Tensor | None]:
         """The outputs and the workspace, taken out of the keywords of a call."""
@@ -125,11 +112,8 @@ class OutVariant:
     def execute(self, *args: Value, **kwargs: Value) -> None:
         """The real implementation where no native code serves."""
         op, (written, scratch) = self.op, self._taken(kwargs)
-        given = self.spec.complete(args, kwargs)
-        call = (op.quick_bind and op.quick_bind(*given)) or op.bind(given)
-        outs = self._check(call, written, scratch)
-        kernel = op.pick(call)
-        self._check_workspace(call, scratch, kernel.workspace if kernel else None)
+        call = op.plan.quick(*self.spec.complete(args, kwargs))
+        outs, kernel = self._check(call, written, scratch)
         with torch.no_grad():
             if kernel is not None:
                 kernel.into(call, outs, scratch)
@@ -142,96 +126,17 @@ class OutVariant:
         digest.ensure()
         written, scratch = self._taken(kwargs)
         call = self.op.bind(self.spec.complete(args, kwargs))
-        self._fit(call, written)
+        self.plan.check(call, written)
         if scratch is not None:
-            self._check_bytes(call, scratch)
+            self.plan.check_scratch(call, scratch)
 
-    def _fit(self, call: Binding, given: Args) -> Outputs:
-        """What the caller gave as outputs, if it is that; SL212 else."""
-        return tuple(
-            [
-                self._fits(call, output.name, value, shape_of(output, call.env), call.dtype_of(output.tensor))
-                for output, value in zip(self.spec.outputs, given, strict=True)
-            ]
-        )
-
-    def _check(self, call: Binding, given: Args, scratch: Tensor | None) -> Outputs:
-        """The outputs are of the declared kind, each in memory of its own, and no gradient is asked for."""
-        spec, outs = self.spec, self._fit(call, given)
-        arguments = [(a.name, v) for a, v in zip(spec.args, call.args, strict=True) if a.tensor is not None]
-        tensors = [(n, t) for n, v in arguments for t in tensors_of([v])]
-        written = [(o.name, t) for o, t in zip(spec.outputs, outs, strict=True)]
+    def _check(self, call: Binding, given: Args, scratch: Tensor | None) -> tuple[Outputs, Kernel | None]:
+        """What the caller owns fits the declaration, and the kernel that is picked."""
+        self.plan.check(call, given)
+        outs = tuple([t for t in given if isinstance(t, Tensor)])
+        self.plan.check_memory(call, outs, scratch)
+        kernel = self.op.pick(call)
         if scratch is not None:
-            written.append((self.scratch, scratch))
-        for index, (name, target) in enumerate(written):
-            for other, tensor in tensors + written[:index]:
-                if _overlap(target, tensor):
-                    raise error(
-                        "SL210",
-                        where=f"{spec.name}, output {name!r}",
-                        got=f"memory of {other!r}",
-                        expected="memory of its own",
-                        what="output overlaps another tensor",
-                        fix="pass a tensor of its own",
-                    )
-        if torch.is_grad_enabled() and any(t.requires_grad for _, t in tensors + written):
-            raise error(
-                "SL304",
-                where=f"{spec.name}, out=",
-                got="a tensor that requires grad",
-                expected="tensors outside autograd",
-                what="an out-variant has no gradient",
-                fix="call it under torch.no_grad(), or call the op without out=",
-            )
-        if spec.mutated:
-            check_sharing(spec, call)
-        return outs
-
-    def _fits(self, call: Binding, name: str, tensor: Value, shape: list[Size], dtype: torch.dtype) -> Tensor:
-        where = f"{self.spec.name}, output {name!r}"
-        if not isinstance(tensor, Tensor) or tensor.dtype != dtype or tensor.device != call.device:
-            got = f"{tensor.dtype} on {tensor.device}" if isinstance(tensor, Tensor) else type(tensor).__name__
-            raise error("SL212", where=where, got=got, expected=f"{dtype} on {call.device}")
-        sizes = list(tensor.shape)
-        if len(sizes) != len(shape) or any(a != b for a, b in zip(sizes, shape, strict=True)):
-            raise error("SL212", where=where, got=f"shape {tuple(sizes)}", expected=f"shape {tuple(shape)}")
-        if not tensor.is_contiguous():
-            raise error("SL212", where=where, got=f"strides {tuple(tensor.stride())}", expected="a contiguous tensor")
-        return tensor
-
-    def _check_workspace(self, call: Binding, scratch: Tensor | None, expr: Expr | None) -> None:
-        if scratch is None:
-            return
-        self._check_bytes(call, scratch)
-        where, need = f"{self.spec.name}, {self.scratch}", workspace_size(expr, call)
-        if scratch.numel() < need:
-            raise error("SL213", where=where, got=f"{scratch.numel()} bytes", expected=f"at least {need} bytes")
-        if scratch.data_ptr() % ALIGNMENT:
-            got = f"an address that is {scratch.data_ptr() % ALIGNMENT} modulo {ALIGNMENT}"
-            raise error("SL213", where=where, got=got, expected=f"memory aligned to {ALIGNMENT} bytes")
-
-    def _check_bytes(self, call: Binding, scratch: Tensor) -> None:
-        if (
-            scratch.dtype != torch.uint8
-            or scratch.device != call.device
-            or scratch.dim() != 1
-            or scratch.stride(0) != 1
-        ):
-            got = f"{scratch.dtype} on {scratch.device}, {tuple(scratch.shape)} by {tuple(scratch.stride())}"
-            raise error(
-                "SL213",
-                where=f"{self.spec.name}, {self.scratch}",
-                got=got,
-                expected=f"torch.uint8 on {call.device}, one contiguous dim",
-            )
-
-
-def _overlap(a: Tensor, b: Tensor) -> bool:
-    """Whether the address ranges of two tensors meet."""
-    if a.device != b.device or a.numel() == 0 or b.numel() == 0:
-        return False
-    return a.data_ptr() < b.data_ptr() + _reach(b) and b.data_ptr() < a.data_ptr() + _reach(a)
-
-
-def _reach(t: Tensor) -> int:
-    return (sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True)) + 1) * t.itemsize
+            self.plan.check_scratch(call, scratch)
+            self.plan.check_room(call, scratch, workspace_size(kernel.workspace, call) if kernel else 0)
+        return outs, kernel

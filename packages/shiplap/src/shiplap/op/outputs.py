@@ -1,18 +1,21 @@
-"""Outputs that keep the declaration's promise, and what a call's tensors may not share."""
+"""Outputs that keep the declaration's promise, and those that are made for a kernel to fill."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from shiplap.errors import error
 from shiplap.op.binding import Binding, shape_of
+from shiplap.op.plan.given import WithinBound
+from shiplap.op.plan.outputs import OutputPlan
+from shiplap.op.plan.term import Names
 from shiplap.op.spec import Dim, OpSpec
 from shiplap.op.values import EnvValue, Outputs, Returned, Value
 
-__all__ = ["check_bound", "check_sharing", "empty_outputs", "fit_outputs", "own_outputs", "result_of", "tensors_of"]
+__all__ = ["check_bound", "empty_outputs", "fit_outputs", "own_outputs", "result_of", "tensors_of"]
 
 
 def result_of(outs: Outputs) -> Tensor | Outputs | None:
@@ -20,13 +23,15 @@ def result_of(outs: Outputs) -> Tensor | Outputs | None:
     return outs[0] if len(outs) == 1 else outs or None
 
 
+_plans: dict[str, OutputPlan] = {}  # by the digest of the declaration
+
+
 def empty_outputs(spec: OpSpec, call: Binding) -> Outputs:
     """Outputs for a kernel to fill, in declared order; all their sizes are known."""
-    outs = []
-    for out in spec.outputs:
-        dtype = call.dtype_of(out.tensor)
-        outs.append(torch.empty(shape_of(out, call.env), dtype=dtype, device=call.device))
-    return tuple(outs)
+    plan = _plans.get(spec.digest)
+    if plan is None:
+        plan = _plans.setdefault(spec.digest, OutputPlan(spec, Names(spec)))
+    return plan.allocate(call.env, call.dtypes, call.device)
 
 
 def fit_outputs(spec: OpSpec, call: Binding, result: Returned) -> Outputs:
@@ -77,26 +82,11 @@ def _measure_dynamic(spec: OpSpec, where: str, env: dict[str, EnvValue], dims: S
             check_bound(spec, where, dim.text, size, env)
 
 
-def check_bound(spec: OpSpec, where: str, dim: str, size: int, env: dict[str, EnvValue]) -> None:
+def check_bound(spec: OpSpec, where: str, dim: str, size: int, env: Mapping[str, EnvValue]) -> None:
     """SL302 unless the data-dependent ``size`` of ``dim`` respects the declared bound."""
-    bound = spec.dynamic[dim](env)
-    if not 0 <= size <= bound:
-        raise error("SL302", where=where, got=f"{dim} = {size}", expected=f"{dim} <= {spec.dynamic[dim]} = {bound}")
-
-
-def check_sharing(spec: OpSpec, call: Binding) -> None:
-    """SL210 when a mutated tensor starts where another argument does: what the other one holds would be undefined."""
-    tensors = [(a.name, t) for a, v in zip(spec.args, call.args, strict=True) for t in tensors_of((v,))]
-    for name, target in tensors:
-        for other, t in tensors if name in spec.mutated else ():
-            if other != name and t.numel() and t.data_ptr() == target.data_ptr():
-                raise error(
-                    "SL210",
-                    where=f"{spec.name}, argument {name!r}",
-                    got=f"memory of argument {other!r}",
-                    expected="memory of its own",
-                    what="mutated tensor is another argument too",
-                )
+    bound = spec.dynamic[dim]
+    rule = WithinBound(where, dim, bound.source)
+    rule.hold({rule.size.python: size, rule.bound.python: bound(env)})
 
 
 def tensors_of(args: Sequence[Value]) -> Iterator[Tensor]:

@@ -13,15 +13,16 @@ from typing import TypeAlias
 
 import torch
 
+from shiplap import dtypes
 from shiplap.compat import calls
 from shiplap.op import choices
 from shiplap.op.binding import Binding
-from shiplap.op.fast import parameter, variables
 from shiplap.op.kernel import Again, Kernel
 from shiplap.op.outputs import result_of
+from shiplap.op.plan.term import parameters, variable
 from shiplap.op.serve import Served
 from shiplap.op.spec import Arg, OpSpec
-from shiplap.op.values import Args, Result, Supports
+from shiplap.op.values import Args, Result, Supports, Value
 
 __all__ = ["Route", "compile_route", "route_of", "source"]
 
@@ -37,7 +38,6 @@ _TYPES = {
     "list[float]": "list",
     "list[bool]": "list",
 }
-_BUILTINS = {"map", "max", "min", "repr", "tuple", "type", *_TYPES.values()}  # that the function calls
 
 
 def route_of(op: Served) -> Route:
@@ -48,25 +48,31 @@ def route_of(op: Served) -> Route:
 def compile_route(op: Served, device: str = "cuda") -> Route | None:
     """``route(*args)``: the result of ``op`` below autograd; None where its calls belong to the dispatcher."""
     kernels = op.kernels.get(device, [])
-    if op.quick_bind is None or op.spec.mutated or not kernels or not _simple(op.spec):
+    if op.spec.mutated or not kernels or not _simple(op.spec):
         return None
     if not all(k.by_python for k in kernels):
         return None
-    if not op.separable and any(getattr(torch, n).is_floating_point for a in op.spec.tensors for n in _dtypes(a)):
+    if not op.separable and any(row.floating for a in op.spec.tensors for row in dtypes.rows(_dtypes(a))):
         return None  # calls come here under autocast, too
     remembers = any(k.repeats for k in kernels)
+
+    def first(*args: Value) -> Binding:
+        """The checks are compiled at the first call that comes this way."""
+        scope["bind"] = op.plan.quick
+        return op.plan.quick(*args)
+
     scope: dict[str, object] = {
-        "_dispatcher": calls.builtin(op.raw),
-        "_untouched": calls.untouched,
-        "_is_zero": calls.is_zero,
-        "_Tensor": torch.Tensor,
-        "_Parameter": torch.nn.Parameter,
-        "_INTS": {int},
-        "_choices": choices,
-        "_defaults": [a.default for a in op.spec.args],
-        "_bind": op.quick_bind,
-        "_ready": choices.ready_calls(op.spec.name),
-        "_start": _start(op),
+        "dispatcher": calls.builtin(op.raw),
+        "untouched": calls.untouched,
+        "is_zero": calls.is_zero,
+        "Tensor": torch.Tensor,
+        "Parameter": torch.nn.Parameter,
+        "INTS": {int},
+        "choices": choices,
+        "defaults": [a.default for a in op.spec.args],
+        "bind": first,
+        "ready": choices.ready_calls(op.spec.name),
+        "start": _start(op),
     }
     exec(compile(source(op.spec, device, remembers), f"<route {op.spec.name}>", "exec"), scope)
     route = scope["route"]
@@ -117,12 +123,11 @@ def _asking(asked: list[tuple[Supports, bool]], again: Again, anew: Route) -> Ag
 
 
 def _simple(spec: OpSpec) -> bool:
-    """Tensors of real dtypes, for others may be marked as conjugated, and scalars that are always there.
-
-    None is named as a builtin is: its value would be called in place of that.
-    """
-    known = all(_dtypes(a) and not any(getattr(torch, n).is_complex for n in _dtypes(a)) for a in spec.tensors)
-    return known and not any(a.optional or a.scalar not in _TYPES or a.name in _BUILTINS for a in spec.scalars)
+    """Single tensors of real dtypes, for others may be marked as conjugated, and scalars that are always there."""
+    if any(a.many for a in spec.args):
+        return False
+    real = all(_dtypes(a) and not any(row.kind == "complex" for row in dtypes.rows(_dtypes(a))) for a in spec.tensors)
+    return real and not any(a.optional or a.scalar not in _TYPES for a in spec.scalars)
 
 
 def _dtypes(arg: Arg) -> tuple[str, ...]:
@@ -131,60 +136,51 @@ def _dtypes(arg: Arg) -> tuple[str, ...]:
 
 def source(spec: OpSpec, device: str, remembers: bool) -> str:
     """The function as text."""
-    given = variables(spec.args)
+    given = ", ".join(map(variable, spec.args))
     positional = [a for a in spec.args if not a.keyword_only]
-    optional = [any(b.has_default for b in positional[: i + 1]) for i in range(len(positional))]
-    parameters = [
-        parameter(i, a) if d else variables([a]) for i, (a, d) in enumerate(zip(positional, optional, strict=True))
-    ]
-    dispatched = f"return _dispatcher({variables(positional)})"
-    fixed = [f"    {variables([a])} = _defaults[{i}]" for i, a in enumerate(spec.args) if a.keyword_only]
+    dispatched = f"return dispatcher({', '.join(map(variable, positional))})"
+    fixed = [f"    {variable(a)} = defaults[{i}]" for i, a in enumerate(spec.args) if a.keyword_only]
     strange = [_strange(a, device) for a in spec.args if a.tensor is not None]
-    numbers = [a.name if a.scalar == "int" else f"*{a.name}" for a in spec.args if a.scalar in ("int", "list[int]")]
+    integers = [a for a in spec.args if a.scalar in ("int", "list[int]")]
+    numbers = [variable(a) if a.scalar == "int" else f"*{variable(a)}" for a in integers]
     kinds = [_kind(a) for a in spec.args if a.scalar is not None and a.scalar != "int"]
     lines = [
-        f"def route({', '.join(parameters)}):",
+        f"def route({parameters(positional)}):",
         *fixed,
-        f"    if {' or '.join([*strange, *kinds, 'not _untouched()'])}: {dispatched}",
+        f"    if {' or '.join([*strange, *kinds, 'not untouched()'])}: {dispatched}",
     ]
     if numbers:
         lines += [
-            f"    _n = (0, {', '.join(numbers)})",
-            f"    if {{*map(type, _n)}} != _INTS or max(_n) > {WIDEST} or min(_n) < {-WIDEST - 1}: {dispatched}",
+            f"    n = (0, {', '.join(numbers)})",
+            f"    if {{*map(type, n)}} != INTS or max(n) > {WIDEST} or min(n) < {-WIDEST - 1}: {dispatched}",
         ]
     if remembers:
         lines += [
-            f"    _key = ({''.join(f'{part}, ' for part in map(_part, spec.args))})",
-            "    _again = _ready.get(_key)",
-            f"    if _again is not None and _choices.observer is None: return _again(({given},))",
+            f"    key = ({''.join(f'{part}, ' for part in map(_part, spec.args))})",
+            "    again = ready.get(key)",
+            f"    if again is not None and choices.observer is None: return again(({given},))",
         ]
-    lines += [
-        f"    _call = _bind({given})",
-        f"    if _call is None: {dispatched}",
-        "    return _start(_call, _key)" if remembers else "    return _start(_call)",
-    ]
+    lines.append(f"    return start(bind({given}){', key' if remembers else ''})")
     return "\n".join(lines)
 
 
 def _strange(arg: Arg, device: str) -> str:
     """No plain tensor of this device type; views that negate, and zeros without memory, are the dispatcher's."""
-    t = f"t_{arg.name}"
-    found = (
-        f"not ((type({t}) is _Tensor or type({t}) is _Parameter) and {t}.is_{device}) or {t}.is_neg() or _is_zero({t})"
-    )
+    t = variable(arg)
+    found = f"not ((type({t}) is Tensor or type({t}) is Parameter) and {t}.is_{device}) or {t}.is_neg() or is_zero({t})"
     return f"({t} is not None and ({found}))" if arg.optional else found
 
 
 def _kind(arg: Arg) -> str:
-    return f"type({arg.name}) is not {_TYPES[arg.scalar or '']}"
+    return f"type({variable(arg)}) is not {_TYPES[arg.scalar or '']}"
 
 
 def _part(arg: Arg) -> str:
     """What of an argument a launch depends on; floats as text, since -0.0 equals 0.0."""
+    v = variable(arg)
     if arg.tensor is not None:
-        t = f"t_{arg.name}"
-        part = f"{t}.shape, {t}.stride(), {t}.dtype, {t}.get_device(), {t}.data_ptr() & 15"
-        return f"{t} if {t} is None else ({part})" if arg.optional else part
+        part = f"{v}.shape, {v}.stride(), {v}.dtype, {v}.get_device(), {v}.data_ptr() & 15"
+        return f"{v} if {v} is None else ({part})" if arg.optional else part
     if arg.scalar in ("float", "list[float]"):
-        return f"repr({arg.name})"
-    return f"tuple({arg.name})" if arg.scalar and arg.scalar.startswith("list") else arg.name
+        return f"repr({v})"
+    return f"tuple({v})" if arg.scalar and arg.scalar.startswith("list") else v

@@ -6,12 +6,12 @@ import torch
 
 from shiplap.compat import calls
 from shiplap.compat.library import Overload
-from shiplap.errors import error, notice
+from shiplap.errors import ShiplapError, error, notice
 from shiplap.op import choices
 from shiplap.op.autograd import Record
 from shiplap.op.binding import Binding
 from shiplap.op.kernel import Kernel
-from shiplap.op.outputs import check_sharing, fit_outputs, own_outputs
+from shiplap.op.outputs import fit_outputs, own_outputs
 from shiplap.op.state import OpState
 from shiplap.op.values import Result, Value
 from shiplap.settings import settings
@@ -39,10 +39,15 @@ class Served(OpState):
     def execute(self, *args: Value, **kwargs: Value) -> Result:
         """The real implementation: check and bind, pick, run."""
         given = self.spec.complete(args, kwargs) if kwargs else args
-        call = (self.quick_bind and self.quick_bind(*given)) or self.bind(given)
-        if self.spec.mutated:
-            check_sharing(self.spec, call)
+        call = self.plan.quick(*given)
         return self.serve(call, self.pick(call))
+
+    def refusal(self, cause: Exception) -> ShiplapError | None:
+        """The error behind an exception of native code, which knows the catalogue's errors but not Python's classes.
+
+        None for an exception that this op's native code did not raise.
+        """
+        return self.native.refusal(cause) if self.native is not None else None
 
     def pick(self, call: Binding) -> Kernel | None:
         """The kernel that takes this bound call, or None when the reference has to run; says why, once."""
@@ -73,7 +78,7 @@ class Served(OpState):
 
     def serve_tangent(self, *args: Value, **kwargs: Value) -> Result:
         """The reference of a checked call, as torch records it: where a tangent is asked for, which no kernel has."""
-        call = self.bind(self.spec.complete(args, kwargs))
+        call = self.plan.quick(*self.spec.complete(args, kwargs))
         self._unserved(str(call.device), "forward-mode AD is the reference's", key="tangent")
         return own_outputs(self.run_reference(call.args))
 

@@ -12,10 +12,9 @@ from shiplap.op.autograd import Backward, floating_outputs
 from shiplap.op.batch import Batching
 from shiplap.op.binding import Binding
 from shiplap.op.bucket import Rule, read_rule
-from shiplap.op.check import Checker
-from shiplap.op.fast import compile_bind
 from shiplap.op.kernel import Kernel
 from shiplap.op.native import NativeBinding
+from shiplap.op.plan import CallPlan
 from shiplap.op.source import source_digest
 from shiplap.op.spec import OpSpec
 from shiplap.op.template import Template
@@ -39,8 +38,7 @@ class OpState:
         sampler: builds arguments for the audit, or None: then they are drawn from the declaration.
         rule: which calls share a choice. ``batching``: dims along which several calls may be made as one.
         native: the native binding in force, or None: then Python serves.
-        checker: says what is wrong with a call. ``quick_bind`` only says that nothing is, in a fifth of the time; None
-            where the declaration is not simple enough.
+        plan: what is done with the arguments of a call.
         differentiable: whether an output could carry a gradient, so that autograd stands in front.
     """
 
@@ -54,7 +52,7 @@ class OpState:
         self.rule: Rule = read_rule(spec)
         self.batching: tuple[Batching, ...] = ()
         self.native: NativeBinding | None = None
-        self.checker, self.quick_bind = Checker(spec), compile_bind(spec)
+        self.plan = CallPlan(spec)
         self.differentiable = not spec.mutated and floating_outputs(spec)
         self._source = source_digest(reference)
         self._eager: dict[str, tuple[list[Kernel], list[Kernel]]] = {}  # the list that it was made from, and `eager`
@@ -65,7 +63,7 @@ class OpState:
         Raises:
             ArgumentError: SL201 to SL210, what the declaration refuses.
         """
-        return self.checker.bind(args)
+        return self.plan.bind(args)
 
     def run_reference(self, args: Args) -> Returned:
         """The reference on all arguments, in declared order; what it returns is not looked at."""

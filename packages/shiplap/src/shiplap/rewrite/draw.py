@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.fx import Graph
 
 from shiplap.errors import AuditError, error
-from shiplap.op.check import Checker
+from shiplap.op.plan import CallPlan
 from shiplap.op.source import source_digest
 from shiplap.referee.recipe import Recipe
 from shiplap.referee.run import last_line
@@ -45,7 +45,7 @@ class Drawn:
         # With these, `Samples` takes this for an op. Guards on sizes alone are preconditions: it finds what holds.
         self.sampler = None
         self.spec = signature.spec(filter(None, (g.of_dims(signature.dim_at, signature.dims) for g in guards)))
-        self._checker = Checker(self.spec)
+        self.bind = CallPlan(self.spec).bind
         self._made: dict[Any, Pattern] = {}
 
     @cached_property

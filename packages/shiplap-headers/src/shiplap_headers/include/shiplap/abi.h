@@ -34,7 +34,7 @@ typedef struct {
 } DLDevice;
 
 typedef struct {
-  uint8_t code; /* 0 int, 1 uint, 2 float, 4 bfloat, 5 complex, 6 bool */
+  uint8_t code; /* DLPack's; shiplap/dtypes.h has code, bits and lanes of every dtype */
   uint8_t bits;
   uint16_t lanes;
 } DLDataType;

@@ -3,32 +3,129 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <initializer_list>
 #include <numeric>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "shiplap/abi.h"
+#include "shiplap/dtypes.h"
 
 namespace shiplap {
 
-// The text of the catalogue's errors: id, what, where, got, expected.
-[[noreturn]] inline void refuse(const char* id, const char* what, const std::string& where, const std::string& got,
-                                const std::string& expected) {
-  throw std::runtime_error(std::string(id) + ": " + what + "\n  where    " + where + "\n  got      " + got +
-                           (expected.empty() ? "" : "\n  expected " + expected));
+// --------------------------------------------------------------------------------------------------- what is refused
+
+using List = std::vector<int64_t>;
+
+struct Device {
+  int32_t type = 0, index = 0;
+  bool operator==(const Device& other) const { return type == other.type && index == other.index; }
+  bool operator!=(const Device& other) const { return !(*this == other); }
+};
+std::string device_name(Device device);  // by the header that knows whose numbers these are
+std::string dtype_name(int32_t dtype);
+
+struct Dtype {
+  int32_t number;
+};
+
+// Sizes as an error shows them: (3, 4) and (3). A Tuple has Python's comma: (3,).
+struct Sizes {
+  List values;
+  [[gnu::cold]] Sizes(const int64_t* data, int64_t count) : values(data, data + count) {}
+  [[gnu::cold]] Sizes(std::initializer_list<int64_t> sizes) : values(sizes) {}
+};
+struct Tuple : Sizes {
+  using Sizes::Sizes;
+};
+
+// A double as Python writes it: the shortest digits that read back, with a point or an exponent.
+[[gnu::cold, gnu::noinline]] inline std::string shown(double value) {
+  if (std::isnan(value)) return "nan";
+  if (std::isinf(value)) return value < 0 ? "-inf" : "inf";
+  char digits[64];
+  const auto end = std::to_chars(digits, digits + sizeof digits, value, std::chars_format::scientific).ptr;
+  const std::string scientific(digits, end);
+  const int exponent = std::stoi(scientific.substr(scientific.find('e') + 1));
+  if (exponent < -4 || exponent >= 16) return scientific;
+  const std::string text(digits, std::to_chars(digits, digits + sizeof digits, value, std::chars_format::fixed).ptr);
+  return text.find('.') == std::string::npos ? text + ".0" : text;
+}
+
+template <class Range>
+[[gnu::cold, gnu::noinline]] std::string shown(const Range& values, const char* open, const char* close) {
+  std::string text = open;
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (i) text += ", ";
+    if constexpr (std::is_floating_point_v<typename Range::value_type>) text += shown(values[i]);
+    else text += std::to_string(values[i]);
+  }
+  return text + close;
+}
+
+// A part of an error's text. Made only when a call is refused.
+class Part {
+ public:
+  [[gnu::cold]] Part(const char* given) : text(given) {}
+  [[gnu::cold]] Part(std::string given) : text(std::move(given)) {}
+  [[gnu::cold]] Part(int64_t value) : text(std::to_string(value)) {}
+  [[gnu::cold]] Part(int32_t value) : text(std::to_string(value)) {}
+  [[gnu::cold]] Part(uintptr_t value) : text(std::to_string(value)) {}
+  [[gnu::cold]] Part(bool value) : text(value ? "True" : "False") {}
+  [[gnu::cold]] Part(double value) : text(shown(value)) {}
+  [[gnu::cold]] Part(const List& values) : text(shown(values, "[", "]")) {}
+  [[gnu::cold]] Part(const std::vector<double>& values) : text(shown(values, "[", "]")) {}
+  [[gnu::cold]] Part(const Sizes& sizes) : text(shown(sizes.values, "(", ")")) {}
+  [[gnu::cold]] Part(const Tuple& sizes) : text(shown(sizes.values, "(", sizes.values.size() == 1 ? ",)" : ")")) {}
+  [[gnu::cold]] Part(Dtype dtype) : text(dtype_name(dtype.number)) {}
+  [[gnu::cold]] Part(Device device) : text(device_name(device)) {}
+  std::string text;
+};
+using Parts = std::initializer_list<Part>;
+
+[[gnu::cold, gnu::noinline]] inline std::string joined(Parts parts) {
+  std::string text;
+  for (const Part& part : parts) text += part.text;
+  return text;
+}
+
+// What was refused last on this thread: id, what, where, got, expected, fix, and all of it as text. Who turns the
+// exception into an error of another language finds the parts here, and the text tells whether they are of his exception.
+using Refusal = std::array<std::string, 7>;
+inline Refusal& refusal() {
+  thread_local Refusal last;
+  return last;
+}
+
+// Throws the catalogue's error `id`.
+[[noreturn, gnu::cold, gnu::noinline]] inline void refuse(const char* id, const char* what, Parts where, Parts got,
+                                                          Parts expected, const char* fix) {
+  Refusal& last = refusal();
+  last = {id, what, joined(where), joined(got), joined(expected), fix, ""};
+  std::string& text = last[6];
+  text = last[0] + ": " + last[1];
+  const char* const names[] = {"where    ", "got      ", "expected ", "fix      "};
+  for (size_t row = 0; row < 4; ++row) {
+    if (!last[2 + row].empty()) text += std::string("\n  ") + names[row] + last[2 + row];
+  }
+  throw std::runtime_error(text);
 }
 
 // ---------------------------------------------------------------------------------------------------- dim expressions
 
-using List = std::vector<int64_t>;
-
-// An expression without a value, such as n // 0: Python's checker has the full text.
-[[noreturn]] inline void no_value(const char* got) { refuse("SL208", "precondition", "a dim expression", got, "a value"); }
+// An expression without a value, such as n // 0. The check whose expression it is says which.
+struct NoValue : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+[[noreturn, gnu::cold, gnu::noinline]] inline void no_value(const char* why) { throw NoValue(why); }
 
 inline int64_t floordiv(int64_t a, int64_t b) {
   if (b == 0) no_value("division by zero");
@@ -51,11 +148,11 @@ inline int64_t item(const List& v, int64_t i) {
 inline int64_t len(const List& v) { return static_cast<int64_t>(v.size()); }
 inline int64_t prod(const List& v) { return std::accumulate(v.begin(), v.end(), int64_t{1}, std::multiplies<int64_t>()); }
 inline int64_t min(const List& v) {
-  if (v.empty()) no_value("the least of an empty list");
+  if (v.empty()) no_value("an empty list");
   return *std::min_element(v.begin(), v.end());
 }
 inline int64_t max(const List& v) {
-  if (v.empty()) no_value("the greatest of an empty list");
+  if (v.empty()) no_value("an empty list");
   return *std::max_element(v.begin(), v.end());
 }
 template <class... T>
@@ -75,47 +172,49 @@ struct View {
   std::array<int64_t, kMaxRank> shape{}, strides{};
 };
 
-struct ElementType {
-  uint8_t code, bits;
-};
-
 // Dtypes are numbers of torch's ScalarType, which its stable ABI fixes.
-inline ElementType element_type(int32_t dtype) {
+inline DLDataType element_type(int32_t dtype) {
   switch (dtype) {
-    case 0: return {1, 8};
-    case 1: return {0, 8};
-    case 2: return {0, 16};
-    case 3: return {0, 32};
-    case 4: return {0, 64};
-    case 5: return {2, 16};
-    case 6: return {2, 32};
-    case 7: return {2, 64};
-    case 9: return {5, 64};
-    case 10: return {5, 128};
-    case 11: return {6, 8};
-    case 15: return {4, 16};
-    case 23: return {12, 8};
-    case 24: return {10, 8};
-    case 25: return {13, 8};
-    case 26: return {11, 8};
-    default: throw std::runtime_error("shiplap: a dtype that the C ABI does not carry");
+#define SL_CASE(NAME, NUMBER, CODE, BITS, LANES) \
+  case NUMBER: return {CODE, BITS, LANES};
+    SL_DTYPES(SL_CASE)
+#undef SL_CASE
+    default: break;
+  }
+  refuse("SL214", "dtype that the C ABI does not carry", {"the C ABI"}, {Dtype{dtype}}, {"a dtype of shiplap/dtypes.h"}, "");
+}
+
+inline std::string dtype_name(int32_t dtype) {
+  switch (dtype) {
+#define SL_CASE(NAME, NUMBER, CODE, BITS, LANES) \
+  case NUMBER: return "torch." #NAME;
+    SL_DTYPES(SL_CASE)
+#undef SL_CASE
+    default: return "dtype number " + std::to_string(dtype);
   }
 }
 
-constexpr const char* kNames[] = {"uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64",
-                                  "complex32", "complex64", "complex128", "bool", "", "", "", "bfloat16",
-                                  "", "", "", "", "", "", "", "float8_e5m2", "float8_e4m3fn", "float8_e5m2fnuz",
-                                  "float8_e4m3fnuz"};
-
-inline std::string dtype_name(int32_t dtype) {
-  const bool known = dtype >= 0 && dtype < static_cast<int32_t>(std::size(kNames)) && *kNames[dtype] != 0;
-  return known ? std::string("torch.") + kNames[dtype] : "dtype code " + std::to_string(dtype);
+// The number of a DLPack type; -1 for what torch has no number for.
+inline int32_t number_of(DLDataType type) {
+#define SL_CASE(NAME, NUMBER, CODE, BITS, LANES) \
+  if (type.code == CODE && type.bits == BITS && type.lanes == LANES) return NUMBER;
+  SL_DTYPES(SL_CASE)
+#undef SL_CASE
+  return -1;
 }
 
-// Bytes of an element of the widest of `dtypes`.
+inline int64_t bytes_of(int32_t dtype) {
+  const DLDataType type = element_type(dtype);
+  return type.bits * type.lanes / 8;
+}
+
+// Whether a dtype is in a bit set over the numbers.
+constexpr bool among(int32_t dtype, uint64_t mask) { return dtype >= 0 && dtype < 64 && (mask >> dtype & 1); }
+
+// Bytes of an element of the widest of `dtypes`; those of optional arguments may be none.
 inline int64_t widest(std::initializer_list<int32_t> dtypes) {
   int64_t bytes = 1;
-  for (const int32_t dtype : dtypes) bytes = std::max<int64_t>(bytes, element_type(dtype).bits / 8);
+  for (const int32_t dtype : dtypes) bytes = std::max<int64_t>(bytes, dtype < 0 ? 1 : bytes_of(dtype));
   return bytes;
 }
 
@@ -127,10 +226,5 @@ inline int64_t fill_canonical(const int64_t* shape, int64_t rank, int64_t* strid
   }
   return step;
 }
-
-struct Device {
-  int32_t type = 0, index = 0;
-  bool operator!=(const Device& other) const { return type != other.type || index != other.index; }
-};
 
 }  // namespace shiplap

@@ -35,15 +35,6 @@ class Stack {
   uint64_t count_;
 };
 
-// Scratch of the caller: what the kernel was promised.
-inline void roomy(const Tensor& scratch, int64_t needed, Device device, const char* where) {
-  const bool bytes = scratch.dtype() == aoti_torch_dtype_uint8() && scratch.dim() == 1 && scratch.is_contiguous();
-  const bool aligned = reinterpret_cast<uintptr_t>(scratch.data()) % 64 == 0;
-  if (bytes && aligned && !(device_of(scratch) != device) && scratch.sizes()[0] >= needed) return;
-  refuse("SL213", "given workspace does not fit", where, show(scratch.sizes(), scratch.dim()) + " of " + dtype_name(scratch.dtype()),
-         "at least " + std::to_string(needed) + " contiguous bytes, aligned to 64");
-}
-
 // ------------------------------------------------------------------------------------------------------- the C context
 
 inline int32_t thread_count() {
@@ -134,7 +125,6 @@ inline bool peek_contiguous_or_absent(StableIValue value) {
 inline bool peek_aligned_or_absent(StableIValue value, uintptr_t bytes) {
   return !peek_present(value) || peek_aligned(*to<StableIValue*>(value), bytes);
 }
-inline bool carried(int32_t dtype, uint64_t mask) { return dtype >= 0 && dtype < 64 && (mask >> dtype & 1); }
 
 // What Python said last on this thread of a call it refused: torch 2.11 loses the text on its way.
 inline std::string& said() {

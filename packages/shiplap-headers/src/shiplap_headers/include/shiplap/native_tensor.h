@@ -87,6 +87,15 @@ class Tensor {
   AtenTensorHandle handle_ = nullptr;
 };
 
+// Of c10::DeviceType, whose numbers the stable ABI fixes.
+inline std::string device_name(Device device) {
+  if (device.type == aoti_torch_device_type_cpu()) return "cpu";
+  const std::string index = device.index < 0 ? "" : ":" + std::to_string(device.index);
+  if (device.type == aoti_torch_device_type_cuda()) return "cuda" + index;
+  if (device.type == aoti_torch_device_type_meta()) return "meta";
+  return "device type " + std::to_string(device.type) + index;
+}
+
 // DLPack's numbers: 1 CPU, 2 CUDA.
 inline int32_t dl_device(int32_t device_type) { return device_type == aoti_torch_device_type_cpu() ? 1 : 2; }
 
@@ -117,9 +126,6 @@ inline Tensor poisoned(Tensor fresh, int64_t bytes) {
 
 // A new contiguous tensor from the framework's allocator, on the current stream of its device.
 inline Tensor empty(std::initializer_list<int64_t> shape, int32_t dtype, Device device) {
-  for (const int64_t size : shape) {
-    if (size < 0) refuse("SL208", "precondition", "an output", std::to_string(size), "a size");
-  }
   std::array<int64_t, kMaxRank> strides{};
   fill_canonical(shape.begin(), static_cast<int64_t>(shape.size()), strides.data());
   AtenTensorHandle handle = nullptr;
@@ -127,7 +133,7 @@ inline Tensor empty(std::initializer_list<int64_t> shape, int32_t dtype, Device 
                                  device.index, &handle), "allocation");
   if (poison.load(std::memory_order_relaxed) < 0) [[likely]] return Tensor(handle);
   Tensor fresh(handle);
-  const int64_t bytes = numel(fresh) * element_type(dtype).bits / 8;
+  const int64_t bytes = numel(fresh) * bytes_of(dtype);
   return poisoned(std::move(fresh), bytes);
 }
 

@@ -33,15 +33,7 @@ class Tensor {
   int32_t device_index() const { return tensor_->device.device_id; }
   void* data() const { return static_cast<char*>(tensor_->data) + tensor_->byte_offset; }
   // As torch numbers it; -1 for what it has no number for.
-  int32_t dtype() const {
-    for (int32_t number = 0; number < static_cast<int32_t>(std::size(kNames)); ++number) {
-      if (*kNames[number] == 0 || number == 8) continue;
-      const ElementType known = element_type(number);
-      const DLDataType& own = tensor_->dtype;
-      if (known.code == own.code && known.bits == own.bits && own.lanes == 1) return number;
-    }
-    return -1;
-  }
+  int32_t dtype() const { return number_of(tensor_->dtype); }
   bool is_contiguous() const {
     int64_t step = 1;
     for (int64_t axis = dim() - 1; axis >= 0; --axis) {
@@ -59,6 +51,13 @@ class Tensor {
   std::array<int64_t, kMaxRank> strides_{};
 };
 
+// Of DLDeviceType.
+inline std::string device_name(Device device) {
+  if (device.type == kDLCPU) return "cpu";
+  const std::string name = device.type == kDLCUDA ? "cuda" : "device type " + std::to_string(device.type);
+  return name + ":" + std::to_string(device.index);
+}
+
 inline DLDeviceType dl_device(int32_t device_type) { return static_cast<DLDeviceType>(device_type); }
 
 }  // namespace shiplap
@@ -67,12 +66,15 @@ inline DLDeviceType dl_device(int32_t device_type) { return static_cast<DLDevice
 
 namespace shiplap {
 
+constexpr const char* kKind = "wrong kind of argument";
+constexpr const char* kDeclared = "pass the declared type";
+
 // The arguments of a call, in declared order, then its outputs.
 class Arguments {
  public:
   Arguments(const char* op, const char* signature, const TVMFFIAny* values, int32_t got, int32_t want)
       : op_(op), values_(values) {
-    if (got != want) refuse("SL209", "wrong kind of argument", op, std::to_string(got) + " arguments", signature);
+    if (got != want) refuse("SL209", kKind, {op}, {got, " arguments"}, {signature}, kDeclared);
   }
 
   Tensor tensor(int i, const char* name) const { return Tensor(as<DLTensor*>(i, name, "a tensor")); }
@@ -100,7 +102,7 @@ class Arguments {
     std::optional<T> found;
     if (value != nullptr) found = value.try_cast<T>();
     if (!found) {
-      refuse("SL209", "wrong kind of argument", std::string(op_) + ", argument '" + name + "'", value.GetTypeKey(), want);
+      refuse("SL209", kKind, {op_, ", argument '", name, "'"}, {std::string(value.GetTypeKey())}, {want}, kDeclared);
     }
     return *std::move(found);
   }

@@ -13,7 +13,6 @@ from torch import Tensor
 from shiplap.audit.check import Check, Observation
 from shiplap.errors import ShiplapError
 from shiplap.op import Arg, Op
-from shiplap.op.explain import restated
 from shiplap.referee.compare import bitwise
 from shiplap.referee.run import call, is_adopted, last_line, reference, tensors
 from shiplap.referee.samples import Case, Samples, tree_map
@@ -52,9 +51,7 @@ def _refused(op: Op, bad: Bad) -> str:
     try:
         call(op, bad.args)
     except Exception as e:
-        said = (
-            e if isinstance(e, ShiplapError) else restated(e)
-        )  # native code has the catalogue's text, not its classes
+        said = e if isinstance(e, ShiplapError) else op.refusal(e)
         if said is None:
             return f"raised {last_line(e)}, expected {' or '.join(bad.ids)}"
         if said.id not in bad.ids:

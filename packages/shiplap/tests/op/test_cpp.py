@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from shiplap.bind.native import FLAGS, INCLUDE
-from shiplap.codegen.expression import quote, to_cpp
+from shiplap.op.cpp import quote, to_cpp
 from shiplap.op.expr import Expr
 
 EXPRESSIONS = (

@@ -1,0 +1,30 @@
+"""``shiplap/dtypes.h``, the table of dtypes for C and C++: ``python -m shiplap.codegen.dtypes [--check]``."""
+
+from __future__ import annotations
+
+import sys
+
+from shiplap.codegen.environment import render
+from shiplap.dtypes import DTYPES
+from shiplap_headers import include_dir
+
+__all__ = ["header", "main"]
+
+
+def header() -> str:
+    """The text of the header."""
+    return render("dtypes.h.jinja", dtypes=sorted(DTYPES.values(), key=lambda row: row.number))
+
+
+def main(arguments: list[str]) -> str:
+    """Write the header, or compare with ``--check``; what is wrong, or empty."""
+    if arguments not in ([], ["--check"]):
+        return "usage: python -m shiplap.codegen.dtypes [--check]"
+    path, text = include_dir() / "shiplap" / "dtypes.h", header()
+    if not arguments:
+        path.write_text(text)
+    return "" if path.read_text() == text else f"{path} is not what shiplap/dtypes.py says: write it anew"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]) or None)

@@ -1,0 +1,85 @@
+"""The steps of a call as C++: the same conditions in the same order as in Python, and errors in the same words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import groupby
+
+from shiplap.op.cpp import quote
+from shiplap.op.plan.rule import TRUE, Rule
+from shiplap.op.plan.steps import Check, Each, Evaluate, Let, Meet, Present, Step, Unset
+from shiplap.op.plan.term import Term, Text
+
+__all__ = ["NoCpp", "condition", "lines", "parts", "refusal"]
+
+
+class NoCpp(ValueError):
+    """A step that has no C++ form; the text says which."""
+
+
+def lines(steps: Iterable[Step]) -> list[str]:
+    """C++ statements; raises NoCpp."""
+    return [line for step in steps for line in _lines(step)]
+
+
+def _lines(step: Step) -> list[str]:
+    match step:
+        case Unset(variable, type):
+            return [f"{type.cpp} {variable} = {type.unset};", f'[[maybe_unused]] const char* from_{variable} = "";']
+        case Let(variable, type, term):
+            return [f"[[maybe_unused]] const {type.cpp.removeprefix('const ')} {variable} = {_known(term.cpp)};"]
+        case Evaluate(variable, type, _, term, rule):
+            tried = f"try {{ {variable} = {_known(term.cpp)}; }}"
+            return [f"{type.cpp} {variable};", f"{tried} catch (const NoValue& why) {{ {refusal(rule)} }}"]
+        case Check(rule):
+            return check(rule)
+        case Meet(variable, type, term, origin, rules):
+            first = f"{variable} = {_known(term.cpp)}; from_{variable} = {quote(_plain(origin))};"
+            others = [line for rule in rules for line in check(rule)]
+            return [f"if ({type.is_unset(variable)}) {{ {first} }} else {{", *_inside(others), "}"]
+        case Present(at, steps):
+            return [f"if ({at.tensor.cpp}) {{", *_inside(lines(steps)), "}"]
+        case Each(at, _):
+            raise NoCpp(f"the list {at.arg!r}")
+
+
+def _inside(text: Iterable[str]) -> list[str]:
+    return [f"  {line}" for line in text]
+
+
+def _known(cpp: str) -> str:
+    if not cpp:
+        raise NoCpp("an expression or a dim that C++ cannot compute")
+    return cpp
+
+
+def check(rule: Rule) -> list[str]:
+    """The check of one rule; no line for a rule that somebody else sees to."""
+    return [] if rule.holds().cpp == TRUE.cpp else [f"if (!({condition(rule)})) [[unlikely]] {refusal(rule)}"]
+
+
+def condition(rule: Rule) -> str:
+    return _known(rule.holds().cpp)
+
+
+def refusal(rule: Rule) -> str:
+    """The statement that ends a call which breaks ``rule``."""
+    texts = ", ".join(parts(text) for text in (rule.where(), rule.got(), rule.expected()))
+    return f"refuse({quote(rule.id)}, {quote(rule.what)}, {texts}, {quote(rule.remedy)});"
+
+
+def parts(text: Text) -> str:
+    """``{"n = ", d_n}``: what ``refuse`` puts together."""
+    found: list[str] = []
+    for plain, group in groupby(text, lambda part: isinstance(part, str)):
+        if plain:
+            found.append(quote("".join(p for p in group if isinstance(p, str))))
+        else:
+            found += [_known(p.shown[1]) for p in group if isinstance(p, Term)]
+    return f"{{{', '.join(found)}}}"
+
+
+def _plain(text: Text) -> str:
+    if not all(isinstance(p, str) for p in text):
+        raise NoCpp("a label that is only known at run time")
+    return "".join(p for p in text if isinstance(p, str))

@@ -1,0 +1,112 @@
+"""``CallPlan``: what is done with the arguments of an op's calls, built once from its declaration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+
+from shiplap.errors import ShiplapError
+from shiplap.op.binding import Binding
+from shiplap.op.plan.build import argument_steps, sharing_steps
+from shiplap.op.plan.kinds import IsKind, arranged, mismatch
+from shiplap.op.plan.outputs import OutputPlan
+from shiplap.op.plan.python import Writer, compile_function, loose
+from shiplap.op.plan.steps import Block
+from shiplap.op.plan.term import Names, parameters, variable
+from shiplap.op.schema import schema
+from shiplap.op.spec import OpSpec
+from shiplap.op.values import Value
+
+__all__ = ["Bind", "CallPlan"]
+
+Bind = Callable[..., Binding]
+
+
+class CallPlan:
+    """What is done with the arguments of a call, in order.
+
+    Attributes:
+        arguments: the steps for any call, also of fake tensors. ``sharing``: what only real tensors can be asked.
+        kinds: what the dispatcher has asked before.
+    """
+
+    def __init__(self, spec: OpSpec) -> None:
+        self.spec, self.names, self.schema = spec, Names(spec), schema(spec)
+
+    @cached_property
+    def arguments(self) -> Block:
+        return argument_steps(self.spec)
+
+    @cached_property
+    def sharing(self) -> Block:
+        return sharing_steps(self.spec)
+
+    @cached_property
+    def kinds(self) -> tuple[IsKind, ...]:
+        return tuple(IsKind(self.spec.name, a) for a in self.spec.args)
+
+    @cached_property
+    def outputs(self) -> OutputPlan:
+        """What the call writes to."""
+        return OutputPlan(self.spec, self.names)
+
+    @cached_property
+    def quick(self) -> Bind:
+        """``quick(*args)``: a real call, with all arguments in declared order; trailing defaults may be left out."""
+        return self._compiled(careful=False)
+
+    @cached_property
+    def careful(self) -> Bind:
+        """``careful(*args)``: the same for tensors of which some sizes may be symbols."""
+        return self._compiled(careful=True)
+
+    def bind(self, args: Sequence[Value]) -> Binding:
+        """Check ``args`` and bind names; raises SL2xx."""
+        return self.careful(*args)
+
+    def misfit(self, args: Sequence[Value], kwargs: Mapping[str, Value]) -> ShiplapError | None:
+        """What is wrong with a call that the dispatcher has refused, as far as it is one of kinds; raises SL209."""
+        found = arranged(self.spec, self.schema, args, kwargs)
+        for arg in self.spec.args:
+            if arg.name in found and (got := mismatch(arg, found[arg.name])):
+                return IsKind(self.spec.name, arg).broken(got)
+        return None
+
+    def source(self, *, careful: bool = False) -> str:
+        """The function as text, to be read."""
+        head, body, writer = self._written(careful)
+        return "\n".join([head, *writer.lines, *body])
+
+    def _written(self, careful: bool) -> tuple[str, list[str], Writer]:
+        writer = Writer(careful=careful)
+        writer.write(self.arguments)
+        if not careful:
+            writer.write(self.sharing)
+        spec, unset = self.spec, loose(self.arguments)
+        env = dict.fromkeys([*(a.name for a in spec.scalars), *sorted(self._dims())])
+        sizes = {name: self.names(name) for name in env}
+        classes = {c: f"dtype_{c}" for c in sorted(self._classes())}
+        body = [
+            f"    env = {{{', '.join(f'{n!r}: {v}' for n, v in sizes.items() if v not in unset)}}}",
+            *(f"    if {v} is not None: env[{n!r}] = {v}" for n, v in sizes.items() if v in unset),
+            f"    dtypes = {{{', '.join(f'{c!r}: {v}' for c, v in classes.items() if v not in unset)}}}",
+            *(f"    if {v} is not None: dtypes[{c!r}] = {v}" for c, v in classes.items() if v in unset),
+            f"    return Binding(({''.join(f'{variable(a)}, ' for a in spec.args)}), env, dtypes, device)",
+        ]
+        return f"def bind({parameters(spec.args)}):", body, writer
+
+    def _compiled(self, *, careful: bool) -> Bind:
+        head, body, writer = self._written(careful)
+        defaults = [a.default for a in self.spec.args]
+        made = compile_function(
+            f"bind {self.spec.name}", head, body, writer, {"defaults": defaults, "Binding": Binding}
+        )
+        return made  # type: ignore[return-value]
+
+    def _dims(self) -> set[str]:
+        dims = [d for a in self.spec.tensors if a.tensor for d in a.tensor.dims]
+        found = {d.text for d in dims if d.kind in ("name", "variadic") and d.text != "..."}
+        return (found | {name for name, _ in self.spec.dims}) - {a.name for a in self.spec.scalars}
+
+    def _classes(self) -> set[str]:
+        return {a.tensor.dtype_class for a in self.spec.tensors if a.tensor and not a.tensor.concrete}

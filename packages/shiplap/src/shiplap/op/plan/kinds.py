@@ -1,0 +1,125 @@
+"""What kind of value each argument is: torch's dispatcher asks, and this says it in the words of the declaration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shiplap.errors import ShiplapError, error
+from shiplap.op.plan.rule import TRUE, Rule
+from shiplap.op.plan.term import Term, Text
+from shiplap.op.spec import Arg, OpSpec
+from shiplap.op.values import Value
+
+__all__ = ["IsKind", "arranged", "mismatch"]
+
+
+def is_int(value: object) -> bool:
+    """Whatever has ``__index__``: NumPy's integers and tensors without dims too."""
+    return hasattr(value, "__index__") and not (isinstance(value, Tensor) and value.dim()) and not too_large(value)
+
+
+def is_float(value: object) -> bool:
+    return isinstance(value, (float, torch.SymFloat)) or is_int(value) or hasattr(value, "__float__")
+
+
+def is_bool(value: object) -> bool:
+    return isinstance(value, (bool, torch.SymBool))
+
+
+def too_large(value: object) -> bool:
+    return type(value) is int and not -(2**63) <= value < 2**63
+
+
+def kind_of(value: object) -> str:
+    """What an error calls the value."""
+    return "None" if value is None else "int beyond 64 bits" if too_large(value) else type(value).__name__
+
+
+# By the word for an element: the class that fits, and the question for values of another one.
+_ELEMENTS: dict[str, tuple[type, Callable[[object], bool]]] = {
+    "int": (int, is_int),
+    "float": (float, is_float),
+    "bool": (bool, is_bool),
+    "str": (str, lambda value: isinstance(value, str)),
+    "tensor": (Tensor, lambda value: isinstance(value, Tensor)),
+}
+
+
+def mismatch(arg: Arg, value: object) -> str:
+    """Empty when ``value`` is what ``arg`` declares, else what it is."""
+    if value is None:
+        return "" if arg.optional else "None"
+    scalar = arg.scalar or "tensor"
+    listed = arg.many or scalar.startswith("list[")
+    plain, fits = _ELEMENTS[scalar[5:-1] if listed and arg.scalar else scalar]
+    if not listed:
+        elements: Sequence[object] = (value,)
+    elif isinstance(value, (list, tuple)):
+        elements = value
+    else:
+        return kind_of(value)
+    for element in elements:
+        usual = type(element) is plain and (not isinstance(element, int) or -(2**63) <= element < 2**63)
+        if not usual and not fits(element):
+            return kind_of(element) + (f" in a {type(value).__name__}" if listed else "")
+    return ""
+
+
+@dataclass(frozen=True)
+class IsKind(Rule):
+    """An argument is a tensor, a number or a list, as its annotation says."""
+
+    op: str
+    arg: Arg
+
+    id = "SL209"
+    cpp_by = "the dispatcher, and tvm-ffi's Arguments, which convert each value or refuse it"
+
+    def holds(self) -> Term:
+        return Term("not mismatch(arg, value)", TRUE.cpp)
+
+    def where(self) -> Text:
+        return (f"{self.op}, argument '{self.arg.name}'",)
+
+    def got(self) -> Text:
+        return (Term("mismatch(arg, value)", ""),)
+
+    def expected(self) -> Text:
+        kind = f"list of {self.arg.tensor}" if self.arg.many else str(self.arg.tensor or self.arg.scalar)
+        return (kind + (" or None" if self.arg.optional else ""),)
+
+    def broken(self, got: str) -> ShiplapError:
+        """The error for a value that is a ``got``."""
+        return error(self.id, where=f"{self.op}, argument {self.arg.name!r}", got=got, expected=str(self.expected()[0]))
+
+
+def arranged(spec: OpSpec, schema: str, args: Sequence[Value], kwargs: Mapping[str, Value]) -> dict[str, Value]:
+    """Each argument that was given, by name; SL209 in the words of Python for too many, too few or unknown ones."""
+    found: dict[str, Value] = {}
+    missing = ""
+    for index, arg in enumerate(spec.args):
+        name, by_name = arg.name, arg.name in kwargs
+        if index < len(args) and not arg.keyword_only:
+            found[name] = args[index]
+            if by_name:
+                raise _unlike(spec, schema, f"multiple values for argument {name!r}")
+        elif by_name:
+            found[name] = kwargs[name]
+        elif arg.default is ... and not missing:
+            missing = name
+        if (index < len(args) and arg.keyword_only) or index + 1 == len(spec.args) < len(args):
+            raise _unlike(spec, schema, "too many positional arguments")
+    if missing:
+        raise _unlike(spec, schema, f"missing a required argument: {missing!r}")
+    for name in kwargs:
+        if name not in found:
+            raise _unlike(spec, schema, f"got an unexpected keyword argument {name!r}")
+    return found
+
+
+def _unlike(spec: OpSpec, schema: str, got: str) -> ShiplapError:
+    return error("SL209", where=spec.name, got=got, expected=schema)

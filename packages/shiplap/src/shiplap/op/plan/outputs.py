@@ -1,0 +1,221 @@
+"""What a call writes to: outputs that are allocated or given, and a workspace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from shiplap.op.binding import Binding
+from shiplap.op.plan import given
+from shiplap.op.plan.build import around, tried
+from shiplap.op.plan.python import Writer, compile_function
+from shiplap.op.plan.steps import Block, Check, Let, Present, Step, Type
+from shiplap.op.plan.term import Names, Place, Term, both, variable
+from shiplap.op.plan.values import Scope
+from shiplap.op.spec import OpSpec, Output
+from shiplap.op.values import Args, EnvValue, Outputs
+
+__all__ = ["OutputPlan", "scratch_name"]
+
+SCRATCH = "scratch"  # the variable of the workspace
+DTYPES = Mapping[str, torch.dtype]
+
+
+def scratch_name(spec: OpSpec) -> str:
+    """What the workspace argument is called: an argument of the op may have that name already."""
+    name = "workspace"
+    while name in {a.name for a in spec.args} | {o.name for o in spec.outputs}:
+        name += "_"
+    return name
+
+
+class OutputPlan:
+    """The outputs of one declaration.
+
+    Attributes:
+        bounds: steps that give each data-dependent dim its bound. ``measured``: those that compute the other sizes.
+        fitting: what a given output is held to. ``apart``: that no memory is shared, among tensors that are there.
+        scratch: what a given workspace is held to before ``needed``, the bytes, is known; ``room``: after that.
+    """
+
+    def __init__(self, spec: OpSpec, names: Names) -> None:
+        self.spec, self.names = spec, names
+        self.places = {o.name: Place(spec.name, o.name, role="output") for o in spec.outputs}
+
+    @cached_property
+    def bounds(self) -> Block:
+        found: list[Step] = []
+        for dim, expr in self.spec.bounds:
+            steps, term = tried(self.spec, self.names, f"v_bound_{dim}", Type.SIZE, expr)
+            found += [*steps, Let(self.names(dim), Type.SIZE, term)]
+        return tuple(found)
+
+    @cached_property
+    def measured(self) -> Block:
+        return tuple(step for o in self.spec.outputs for step in self._measured(o))
+
+    def _measured(self, out: Output) -> list[Step]:
+        found: list[Step] = []
+        for axis, dim in enumerate(out.tensor.dims):
+            if dim.expr is not None:
+                name = f"e_{out.name}_{axis}"
+                steps, term = tried(self.spec, self.names, name, Type.SIZE, dim.expr)
+                found += steps or (Let(name, Type.SIZE, term),)
+                found.append(Check(given.IsSize(self.places[out.name], dim.text, both(name))))
+        return found
+
+    def shape(self, out: Output) -> Term:
+        """All sizes of an output: a tuple, in C++ a braced list."""
+        python, cpp = [], []
+        for axis, dim in enumerate(out.tensor.dims):
+            name = self.names(dim.text)
+            size = f"e_{out.name}_{axis}" if dim.expr else str(dim.size) if dim.kind == "fixed" else name
+            python.append(f"*{size}, " if dim.kind == "variadic" else f"{size}, ")
+            cpp.append(f"int64_t{{{size}}}" if dim.kind == "fixed" else size)
+        return Term(f"({''.join(python)})", f"{{{', '.join(cpp)}}}")
+
+    def dtype(self, out: Output) -> Term:
+        return given.wanted_dtype(out.name, out.tensor.dtype_class, out.tensor.dtypes)
+
+    @cached_property
+    def fitting(self) -> Block:
+        found: list[Step] = []
+        for out in self.spec.outputs:
+            at, kind = self.places[out.name], out.tensor
+            t = at.tensor
+            found += [
+                Let(f"type_{out.name}", Type.DTYPE, Term("", f"{t.cpp}.dtype()")),
+                Check(given.FitsKind(at, self.dtype(out), kind.dtypes[0] if kind.concrete else "")),
+                Let(f"shape_{out.name}", Type.SHAPE, Term(f"{t.python}.shape", f"{t.cpp}.sizes()")),
+                Let(f"rank_{out.name}", Type.SIZE, Term("", f"{t.cpp}.dim()")),
+                Check(given.FitsShape(at, self.shape(out))),
+                Check(given.FitsLayout(at)),
+            ]
+        return tuple(found)
+
+    @cached_property
+    def apart(self) -> Block:
+        return self._apart(workspace=True)
+
+    def _apart(self, *, workspace: bool) -> Block:
+        spec, found = self.spec, list[Step]()
+        scratch = Place(spec.name, scratch_name(spec), role="output", variable=SCRATCH)
+        written = [*self.places.values(), *([scratch] if workspace else [])]
+        for index, target in enumerate(written):
+            steps: list[Step] = []
+            for arg in spec.tensors:
+                other = Place(spec.name, arg.name, arg.many)
+                steps += around(arg, other, (Check(given.Apart(target, other)),))
+            steps += [Check(given.Apart(target, other)) for other in written[:index]]
+            found += [Present(scratch, tuple(steps))] if target is scratch else steps
+        return tuple(found)
+
+    @cached_property
+    def apart_outputs(self) -> Block:
+        """The same where no workspace can be given."""
+        return self._apart(workspace=False)
+
+    @cached_property
+    def no_gradient(self) -> given.NoGradient:
+        tensors = [variable(a) for a in self.spec.tensors] + [p.tensor.python for p in self.places.values()]
+        return given.NoGradient(self.spec.name, (*tensors, SCRATCH))
+
+    @cached_property
+    def scratch(self) -> Block:
+        return (Check(given.ScratchKind(self.spec.name, scratch_name(self.spec))),)
+
+    @cached_property
+    def room(self) -> Block:
+        where = self.spec.name, scratch_name(self.spec)
+        return Check(given.ScratchRoom(*where)), Check(given.ScratchAligned(*where))
+
+    # In Python
+
+    @cached_property
+    def allocate(self) -> Callable[[Mapping[str, EnvValue], DTYPES, torch.device], Outputs]:
+        """``allocate(env, dtypes, device)``: fresh contiguous outputs; ``env`` has the data-dependent dims too."""
+        writer = Writer(careful=True)
+        writer.write(self.measured)
+        body = [
+            f"    {p.tensor.python} = empty({self.shape(o).python}, dtype={self.dtype(o).python}, device=device)"
+            for o, p in zip(self.spec.outputs, self.places.values(), strict=True)
+        ]
+        result = f"    return ({''.join(f'{p.tensor.python}, ' for p in self.places.values())})"
+        constants = {
+            f"want_{o.name}": getattr(torch, o.tensor.dtypes[0]) for o in self.spec.outputs if o.tensor.concrete
+        }
+        head = ["def allocate(env, dtypes, device):", *self._sizes(self._computed()), *self._dtypes()]
+        made = compile_function(
+            f"allocate {self.spec.name}", "\n".join(head), [*body, result], writer, {"empty": torch.empty, **constants}
+        )
+        return made  # type: ignore[return-value]
+
+    @cached_property
+    def check(self) -> Callable[[Binding, Args], None]:
+        """``check(call, outs)``: the caller's outputs have the declared shapes and dtypes, also those of fakes."""
+        return self._section("check", "outs", (*self.measured, *self.fitting))  # type: ignore[return-value]
+
+    @cached_property
+    def check_memory(self) -> Callable[[Binding, Sequence[Tensor], Tensor | None], None]:
+        """``check_memory(call, outs, scratch)``: they share no memory, and have no gradient."""
+        steps = (*self.apart, Check(self.no_gradient))
+        return self._section("check_memory", f"outs, {SCRATCH}", steps)  # type: ignore[return-value]
+
+    @cached_property
+    def check_scratch(self) -> Callable[[Binding, Tensor], None]:
+        """``check_scratch(call, scratch)``: the caller's workspace is bytes."""
+        return self._section("check_scratch", SCRATCH, self.scratch)  # type: ignore[return-value]
+
+    @cached_property
+    def check_room(self) -> Callable[[Binding, Tensor, int], None]:
+        """``check_room(call, scratch, needed)``: as many as the kernel asks for."""
+        return self._section("check_room", f"{SCRATCH}, needed", self.room)  # type: ignore[return-value]
+
+    def _section(self, name: str, extra: str, steps: Block) -> Callable[..., object]:
+        """A function of a bound call and ``extra``, with the variables that the steps may look at."""
+        writer = Writer(careful=True)
+        writer.write(steps)
+        outs = "".join(f"{p.tensor.python}, " for p in self.places.values())
+        arguments = "".join(f"{variable(a)}, " for a in self.spec.args)
+        head = [
+            f"def {name}(call, {extra}):",
+            f"    {arguments}= call.args",
+            *([f"    {outs}= outs"] if extra.startswith("outs") else []),
+            "    env, dtypes, device = call.env, call.dtypes, call.device",
+            *self._sizes(self._computed()),
+            *self._dtypes(),
+        ]
+        names: Scope = {"requires_grad": requires_grad, "overlap": overlap}
+        return compile_function(f"{name} {self.spec.name}", "\n".join(head), ["    return"], writer, names)
+
+    def _computed(self) -> set[str]:
+        """The names that sizes of outputs are made of."""
+        dims = [d for o in self.spec.outputs for d in o.tensor.dims]
+        plain = {d.text for d in dims if d.kind in ("name", "variadic")}
+        return plain.union(*(d.expr.names for d in dims if d.expr))
+
+    def _sizes(self, names: set[str]) -> list[str]:
+        return [f"    {self.names(n)} = env[{n!r}]" for n in sorted(names)]
+
+    def _dtypes(self) -> list[str]:
+        classes = {o.tensor.dtype_class for o in self.spec.outputs if not o.tensor.concrete}
+        return [f"    dtype_{c} = dtypes[{c!r}]" for c in sorted(classes)]
+
+
+def requires_grad(values: Sequence[Tensor | Sequence[Tensor] | None]) -> bool:
+    """Whether a tensor among these, also in a list, requires a gradient."""
+    return any(v.requires_grad if isinstance(v, Tensor) else v is not None and requires_grad(v) for v in values)
+
+
+def overlap(a: Tensor, b: Tensor) -> bool:
+    """Whether the address ranges of two tensors meet."""
+    if a.device != b.device or a.numel() == 0 or b.numel() == 0:
+        return False
+    return a.data_ptr() < b.data_ptr() + _reach(b) and b.data_ptr() < a.data_ptr() + _reach(a)
+
+
+def _reach(t: Tensor) -> int:
+    return (sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True)) + 1) * t.itemsize

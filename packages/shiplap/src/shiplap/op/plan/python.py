@@ -1,0 +1,108 @@
+"""The steps of a call as straight-line Python, compiled once for each declaration.
+
+A function comes in two kinds, made of the same text. The *quick* one is for real calls: sizes are plain ints, and a
+condition is a plain ``if``. The *careful* one takes symbolic sizes too: a condition on symbols becomes a guard or a
+run-time assertion of the graph (``torch._check``). Where a rule is broken, its number and its texts, with the values of
+this call, become the error: nothing is looked at again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NoReturn
+
+import torch
+
+from shiplap.compat.sizes import check
+from shiplap.errors import ShiplapError, error
+from shiplap.op.plan.rule import Rule, template
+from shiplap.op.plan.steps import Check, Each, Evaluate, Let, Meet, Present, Step, Unset
+from shiplap.op.plan.values import Constant, Scope, scope
+
+__all__ = ["Writer", "compile_function", "loose"]
+
+
+class Writer:
+    """Collects lines of a function body, and the rules that they may find broken."""
+
+    def __init__(self, *, careful: bool) -> None:
+        self.careful, self.lines, self.rules = careful, list[str](), list[Rule]()
+        self.constants: dict[str, Constant] = {}
+
+    def write(self, steps: Iterable[Step], indent: str = "    ") -> None:
+        for step in steps:
+            for line in self.step(step):
+                self.lines.append(indent + line)
+
+    def step(self, step: Step) -> list[str]:
+        match step:
+            case Unset(variable):
+                return [f"{variable} = from_{variable} = None"]
+            case Let(variable, _, term):
+                return [f"{variable} = {term.python}"] if term.python else []
+            case Evaluate(variable, _, _, term, rule):
+                return [
+                    "try:",
+                    f"    {variable} = {term.python}",
+                    "except (ArithmeticError, LookupError, TypeError, ValueError) as why:",
+                    f"    refuse({self.said(rule)})",
+                ]
+            case Check(rule):
+                return self.check(rule)
+            case Meet(variable, _, term, origin, rules):
+                first = f"{variable}, from_{variable} = {term.python}, {template(origin)}"
+                return [f"if {variable} is None:", f"    {first}", "else:", *self.inside(map(Check, rules))]
+            case Present(at, steps):
+                return [f"if {at.tensor.python} is not None:", *self.inside(steps)]
+            case Each(at, steps):
+                return [f"for i_{at.arg}, {at.tensor.python} in enumerate(a_{at.arg}):", *self.inside(steps)]
+
+    def inside(self, steps: Iterable[Step]) -> list[str]:
+        return [f"    {line}" for step in steps for line in self.step(step)]
+
+    def check(self, rule: Rule) -> list[str]:
+        condition, said = rule.holds().python, self.said(rule)
+        number, _, texts = said.partition(", ")
+        return [
+            f"expect({condition}, {number}, lambda: ({texts}))"
+            if self.careful
+            else f"if not ({condition}): refuse({said})"
+        ]
+
+    def said(self, rule: Rule) -> str:
+        """The arguments of ``refuse``: the number of the rule, and its texts with the values of this call."""
+        self.constants |= rule.constants()
+        self.rules.append(rule)
+        return ", ".join([str(len(self.rules) - 1), *map(template, (rule.where(), rule.got(), rule.expected()))])
+
+
+def compile_function(name: str, head: str, body: Sequence[str], writer: Writer, names: Scope) -> Callable[..., object]:
+    """The function ``head`` with the lines of ``writer`` and then ``body``."""
+    rules = tuple(writer.rules)
+
+    def refused(number: int, where: str, got: str, expected: str) -> ShiplapError:
+        rule = rules[number]
+        return error(rule.id, where=where, got=got, expected=expected, what=rule.title, fix=rule.fix)
+
+    def refuse(number: int, where: str, got: str, expected: str) -> NoReturn:
+        rule = rules[number]
+        raise error(rule.id, where=where, got=got, expected=expected, what=rule.title, fix=rule.fix) from None
+
+    def expect(holds: bool | torch.SymBool, number: int, texts: Callable[[], tuple[str, str, str]]) -> None:
+        if isinstance(holds, torch.SymBool):
+            check(holds, lambda: str(refused(number, *texts())))
+        elif not holds:
+            refuse(number, *texts())
+
+    plain: Scope = {} if writer.careful else {"min": min, "max": max}  # of plain ints
+    found = {**scope(writer.constants), **plain, "refuse": refuse, "expect": expect, **names}
+    text = "\n".join([head, *writer.lines, *body])
+    exec(compile(text, f"<{name}>", "exec"), found)
+    made = found[head.partition("(")[0].removeprefix("def ")]
+    assert callable(made)
+    return made
+
+
+def loose(steps: Iterable[Step]) -> tuple[str, ...]:
+    """Variables that a call may leave unset."""
+    return tuple(step.variable for step in steps if isinstance(step, Unset))

@@ -1,0 +1,111 @@
+"""The steps of a call, in the order in which they are made: what is looked up, checked, converted and allocated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from shiplap.op.expr import Expr
+from shiplap.op.plan.rule import Rule
+from shiplap.op.plan.rules import HasValue
+from shiplap.op.plan.term import Place, Term, Text
+
+__all__ = ["Allocate", "Block", "Check", "Each", "Evaluate", "Let", "Meet", "Present", "Step", "Type", "Unset"]
+
+
+class Type(Enum):
+    """What a variable holds: its C++ type, and the value that stands for none of it."""
+
+    SIZE = ("int64_t", "-1", "{} < 0")
+    BOOL = ("bool", "false", "!{}")
+    DTYPE = ("int32_t", "-1", "{} < 0")
+    DEVICE = ("Device", "Device{-1, -1}", "{}.type < 0")
+    SHAPE = ("const int64_t*", "nullptr", "{} == nullptr")
+
+    @property
+    def cpp(self) -> str:
+        return self.value[0]
+
+    @property
+    def unset(self) -> str:
+        return self.value[1]
+
+    def is_unset(self, variable: str) -> str:
+        return self.value[2].format(variable)
+
+
+@dataclass(frozen=True)
+class Let:
+    """A variable gets a value; in C++ alone where ``term`` has no Python form."""
+
+    variable: str
+    type: Type
+    term: Term
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """A variable gets the value of an expression that may have none; then ``rule`` is broken."""
+
+    variable: str
+    type: Type
+    expr: Expr
+    term: Term
+    rule: HasValue
+
+
+@dataclass(frozen=True)
+class Check:
+    """The call is refused unless ``rule`` holds."""
+
+    rule: Rule
+
+
+@dataclass(frozen=True)
+class Unset:
+    """A variable that only some calls give a value, from the first argument that has one."""
+
+    variable: str
+    type: Type
+
+
+@dataclass(frozen=True)
+class Meet:
+    """An unset variable gets its value, and ``from_<variable>`` the ``origin``; one that is set is checked."""
+
+    variable: str
+    type: Type
+    term: Term
+    origin: Text
+    rules: tuple[Rule, ...]
+
+
+@dataclass(frozen=True)
+class Present:
+    """Steps for an argument that may be None."""
+
+    at: Place
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True)
+class Each:
+    """Steps for each tensor of a list."""
+
+    at: Place
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True)
+class Allocate:
+    """A fresh contiguous output. ``sizes`` of kind spread are sequences; ``dtype`` is a torch name or a class."""
+
+    output: str
+    sizes: tuple[Term, ...]
+    spread: tuple[bool, ...]
+    dtype: str
+    concrete: bool
+
+
+Step = Let | Evaluate | Check | Unset | Meet | Present | Each
+Block = tuple[Step, ...]
