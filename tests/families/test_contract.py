@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-from tests.imports import Import, circle, graph, imports_of, modules
+from tests.imports import Import, imports_of, modules
 
 import shiplap
 from shiplap_testing.paths import REPOSITORY
@@ -127,17 +127,3 @@ def test_the_core_names_no_family(package: str) -> None:
         if NAMES.search(line)
     ]
     assert told == []
-
-
-# --- circles ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("package", [*OTHERS, "shiplap-headers"])
-def test_modules_import_each_other_one_way(package: str) -> None:
-    """Imports in functions and for type checkers counted: whoever reads a file can read those it needs first."""
-    assert circle(graph(package)) == []
-
-
-def test_a_circle_is_found() -> None:
-    assert circle({"a": {"b"}, "b": {"c"}, "c": set()}) == []
-    assert set(circle({"a": {"b"}, "b": {"c"}, "c": {"a"}})) == {"a", "b", "c"}
