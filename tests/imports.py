@@ -1,16 +1,15 @@
-"""Which module of our packages imports which: wherever the import stands, also in a function or for a type checker."""
+"""What a module of our packages imports: wherever the import stands, also in a function or for a type checker."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
-from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 from shiplap_testing.paths import REPOSITORY
 
-__all__ = ["Import", "circle", "graph", "imports_of", "modules"]
+__all__ = ["Import", "imports_of", "modules"]
 
 
 @dataclass(frozen=True)
@@ -53,23 +52,3 @@ def imports_of(source: str, inside: str) -> Iterator[Import]:
             called, text = ast.unparse(node.func).rpartition(".")[2], node.args[0].value
             if called in ("import_module", "late"):
                 yield Import(text if called == "import_module" else f"{inside}.{text}", "", node.lineno)
-
-
-def graph(package: str) -> dict[str, set[str]]:
-    """The modules of a distribution and those of them that each imports."""
-    known = modules(package)
-    found: dict[str, set[str]] = {}
-    for name, path in known.items():
-        inside = name if path.name == "__init__.py" else name.rpartition(".")[0]
-        imported = imports_of(path.read_text(encoding="utf-8"), inside)
-        found[name] = {i.full if i.full in known else i.module for i in imported} & known.keys() - {name}
-    return found
-
-
-def circle(edges: dict[str, set[str]]) -> list[str]:
-    """Modules that import each other in a ring, or nothing."""
-    try:
-        TopologicalSorter(edges).prepare()
-    except CycleError as e:
-        return [str(module) for module in e.args[1]]
-    return []

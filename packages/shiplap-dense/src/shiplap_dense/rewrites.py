@@ -14,7 +14,7 @@ from jaxtyping import BFloat16, Float, Float16, Float32, Int8
 from torch import Tensor
 from torch.nn import functional as F
 
-from shiplap import rewrite
+import shiplap as sl
 from shiplap.extend.rewriting import FoldedNorm, PatternRewrite, Program, Rewrite, conv_norm, no_ops
 from shiplap_dense.functional import conv2d, matmul, matmul_int8
 
@@ -42,7 +42,7 @@ def _on_gpu(x: Tensor, **others: Any) -> bool | str:
 def linear_activation(*, always: bool = False) -> tuple[PatternRewrite, ...]:
     """``gelu(linear(x, weight, bias))`` and the like: our product with the activation in its epilogue. On GPUs."""
     pays = None if always else _on_gpu
-    return tuple(rewrite(*_activated(act), name=f"linear_{name}", pays=pays) for name, act in ACTIVATIONS.items())
+    return tuple(sl.rewrite(*_activated(act), name=f"linear_{name}", pays=pays) for name, act in ACTIVATIONS.items())
 
 
 def _activated(act: Callable[[Tensor], Tensor]) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
@@ -59,8 +59,8 @@ def norm_linear(*, always: bool = False) -> Rewrites:
     """A layer norm or RMS norm that one linear layer reads: our product with the norm in its prologue. On GPUs."""
     pays = None if always else _on_gpu
     spelled = (("rms_norm_linear", Float32, torch.float32), ("rms_norm_linear_bfloat16", BFloat16, torch.bfloat16))
-    rms = (rewrite(*_rms(kind, dtype), name=name, pays=pays) for name, kind, dtype in spelled)
-    return (no_ops, rewrite(_layer_norm, _layer_norm_product, name="layer_norm_linear", pays=pays), *rms)
+    rms = (sl.rewrite(*_rms(kind, dtype), name=name, pays=pays) for name, kind, dtype in spelled)
+    return (no_ops, sl.rewrite(_layer_norm, _layer_norm_product, name="layer_norm_linear", pays=pays), *rms)
 
 
 def _layer_norm(
@@ -108,7 +108,7 @@ def int8_linear(*, always: bool = False) -> tuple[PatternRewrite, ...]:
     kinds = {"float32": Float32, "bfloat16": BFloat16, "float16": Float16}
     pays = None if always else _few_rows
     return tuple(
-        rewrite(*_dequantised(kind, getattr(torch, name)), name=f"int8_linear_{name}", pays=pays)
+        sl.rewrite(*_dequantised(kind, getattr(torch, name)), name=f"int8_linear_{name}", pays=pays)
         for name, kind in kinds.items()
     )
 

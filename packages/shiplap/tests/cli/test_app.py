@@ -41,7 +41,16 @@ def test_no_verb_shows_help(run: Any) -> None:
 def test_unknown_verb(run: Any) -> None:
     result = run("audi", "x")
     assert result.exit_code == 2
-    assert "audi" in result.stderr
+    lines = result.stderr.splitlines()
+    assert lines[:3] == ["SL614: no such verb", "  where    shiplap", "  got      audi"]
+    assert lines[3].startswith("  expected did you mean 'audit'? One of audit, ")
+
+
+def test_a_verb_of_a_distribution_that_is_not_installed(run: Any) -> None:
+    result = run("paint", "--quick")
+    assert result.exit_code == 2
+    assert "expected One of audit, " in result.stderr
+    assert "fix      install the distribution that brings the verb, or take one of those that" in result.stderr
 
 
 def test_errors_are_text_on_stderr(process: Any) -> None:

@@ -1,7 +1,7 @@
 # shiplap_add_kernels(<name> SOURCES <file>... DESTINATION <package directory>)
 #
 # Adds the kernel library lib<name>.so: plain C ABI (shiplap/abi.h), no Python, no torch. DESTINATION is the package
-# that owns it, relative to the import root, for example shiplap_sparse3d. The library ends up
+# that owns it, relative to the import root, for example mylib. The library ends up
 #   in the wheel             <DESTINATION>/
 #   in an editable install   src/<DESTINATION>/ of the project, where the package looks beside its own __file__
 #   in a plain CMake build   <build>/lib/, for SHIPLAP_LIBRARY_PATH

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from typing import Annotated, Any
 
 import typer
@@ -21,13 +22,22 @@ from shiplap.cli import (
     rewrite,
     tune,
 )
-from shiplap.errors import ShiplapError
+from shiplap.errors import ShiplapError, error
 
 __all__ = ["app", "main"]
 
 
 class Verbs(TyperGroup):
     """Runs a verb; a failure becomes text on stderr unless ``--traceback`` was given."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The verb that ``args`` begin with; SL614 says which there are, since distributions add verbs of theirs."""
+        if self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
+            verbs = sorted(self.list_commands(ctx))
+            close = difflib.get_close_matches(args[0], verbs, n=1, cutoff=0.75)
+            meant = f"did you mean {close[0]!r}? " if close else ""
+            raise error("SL614", where="shiplap", got=args[0], expected=f"{meant}One of {', '.join(verbs)}")
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         try:

@@ -72,5 +72,11 @@ register(
         ),
         ("SL612", "budget", "Tuning ends after a time that you give.", "pass seconds, or text such as 90s, 5m or 1h"),
         ("SL613", "arguments do not fit", "The command needs to know what to work on.", "see 'shiplap VERB --help'"),
+        (
+            "SL614",
+            "no such verb",
+            "Some verbs come with shiplap, others with the distributions that are installed beside it.",
+            "install the distribution that brings the verb, or take one of those that 'shiplap --help' lists",
+        ),
     ],
 )

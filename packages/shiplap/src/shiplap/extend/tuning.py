@@ -2,7 +2,8 @@
 
 The configs of most kernels are written beside their declaration, and ``sl.tune`` chooses among them. A library such as
 cuSPARSELt numbers its algorithms for each problem: a :class:`ConfigSource` asks it. What is chosen is an ordinary
-choice of the op, which ``shiplap freeze`` writes and no call ever looks for.
+choice of the op (``Choice``), which ``shiplap freeze`` writes and no call ever looks for. ``Value`` is what a parameter
+of a kernel may be.
 """
 
 from __future__ import annotations

@@ -1,0 +1,76 @@
+"""Environments for tests of packaging: they hold the named distributions of this environment, and nothing else.
+
+Third-party packages are linked and not copied, so that an environment takes a second and nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import venv
+from collections.abc import Iterable, Iterator
+from importlib.metadata import Distribution, PackageNotFoundError, distribution, distributions
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+__all__ = ["Environment", "others", "with_requirements"]
+
+
+class Environment:
+    """A virtual environment in ``folder``, with the distributions of ``names`` linked into it."""
+
+    def __init__(self, folder: Path, names: Iterable[str]) -> None:
+        venv.create(folder, with_pip=False, symlinks=True)
+        self.python = folder / "bin" / "python"
+        (self.packages,) = folder.glob("lib/python*/site-packages")
+        for name in names:
+            found = distribution(name)
+            for top in {file.parts[0] for file in found.files or () if file.parts[0] not in ("..", "__pycache__")}:
+                link = self.packages / top
+                if not link.exists():
+                    link.symlink_to(Path(str(found.locate_file(top))).resolve())
+
+    def install(self, *wheels: Path) -> None:
+        """Install wheels with pip, and nothing that they require."""
+        pip = [sys.executable, "-m", "pip", "--python", self.python, "--disable-pip-version-check", "install"]
+        subprocess.run([*pip, "--quiet", "--no-deps", "--no-index", *wheels], check=True)
+
+    def run(
+        self, *arguments: str | Path, cwd: Path, env: dict[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run its Python isolated from this one's path and settings; ``env`` is all that the program sees."""
+        command = [str(self.python), *map(str, arguments)]
+        return subprocess.run(command, cwd=cwd, env=env or {}, capture_output=True, text=True, check=False)
+
+
+def with_requirements(*names: str) -> set[str]:
+    """``names`` and what they require, without extras, as far as it is installed here."""
+    found: set[str] = set()
+    left = [_canonical(name) for name in names]
+    while left:
+        name = left.pop()
+        if name in found:
+            continue
+        try:
+            required = distribution(name).requires or []
+        except PackageNotFoundError:  # for another platform, say
+            continue
+        found.add(name)
+        wanted = (Requirement(text) for text in required)
+        left += [_canonical(r.name) for r in wanted if r.marker is None or r.marker.evaluate({"extra": ""})]
+    return found
+
+
+def others() -> Iterator[str]:
+    """Every distribution that is installed here and not of this repository."""
+    return (name for found in distributions() if not (name := _name(found)).startswith("shiplap"))
+
+
+def _name(found: Distribution) -> str:
+    return _canonical(found.metadata["Name"])
+
+
+def _canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()

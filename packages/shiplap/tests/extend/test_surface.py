@@ -1,0 +1,71 @@
+"""``shiplap.extend`` is small, documented and cheap to import."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import shiplap
+import shiplap.extend
+from shiplap.errors import ShiplapError
+
+MODULES = [f"shiplap.extend.{p.stem}" for p in sorted(Path(shiplap.extend.__file__).parent.glob("*.py"))]
+MODULES = [name.removesuffix(".__init__") for name in MODULES if not name.endswith(".libraries")]
+
+
+LIGHT = [name for name in MODULES if name not in ("shiplap.extend.rewriting", "shiplap.extend.verbs")]
+PROGRAM = """
+import sys
+from importlib import import_module
+for module in ["shiplap", *sys.argv[1:]]:
+    import_module(module)
+    print(module, *{name.split('.')[1] for name in sys.modules if name.startswith('shiplap.')})
+"""
+
+
+def test_an_import_loads_what_it_is_about() -> None:
+    """With ``shiplap.extend`` no room comes that an op does not need; what verbs and rewrites need, comes with them."""
+    done = subprocess.run([sys.executable, "-c", PROGRAM, *LIGHT], capture_output=True, text=True, check=True)
+    loaded = {name: set(rooms) for name, *rooms in map(str.split, done.stdout.splitlines())}
+    assert loaded["shiplap.extend"] - loaded["shiplap"] == {"extend"}
+    assert not loaded["shiplap.extend"] & {"audit", "cli", "doctor", "fuse", "report", "rewrite"}
+    assert not loaded[LIGHT[-1]] & {"audit", "doctor", "fuse", "report", "rewrite"}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_every_name_is_documented(module: str) -> None:
+    """A function or class by its own docstring, anything else in that of its module."""
+    found = import_module(module)
+    assert found.__doc__
+    for name in found.__all__:
+        value = getattr(found, name)
+        described = value.__doc__ if callable(value) else found.__doc__
+        assert described, name
+        assert callable(value) or name in found.__doc__, name
+
+
+def test_nothing_of_the_public_surface_is_given_twice() -> None:
+    given = [name for module in MODULES for name in import_module(module).__all__]
+    assert len(given) == len(set(given))
+    assert not set(given) & set(shiplap.__all__)
+
+
+def test_a_library_is_looked_for_where_the_user_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own, users = tmp_path / "own", tmp_path / "users"
+    for folder in (own, users):
+        folder.mkdir()
+    monkeypatch.delenv("SHIPLAP_LIBRARY_PATH", raising=False)
+    assert shiplap.extend.library_folder() is None
+    with pytest.raises(ShiplapError, match="SL401"):
+        shiplap.extend.find_library(own / "lib.so")
+    (own / "lib.so").touch()
+    assert shiplap.extend.find_library(own / "lib.so") == own / "lib.so"
+    monkeypatch.setenv("SHIPLAP_LIBRARY_PATH", str(users))
+    assert shiplap.extend.library_folder() == users
+    assert shiplap.extend.find_library(own / "lib.so") == own / "lib.so"
+    (users / "lib.so").touch()
+    assert shiplap.extend.find_library(own / "lib.so") == users / "lib.so"

@@ -1,0 +1,47 @@
+"""Configs that a source lists: raced like those of a declaration, in a process of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from shiplap.selection import Refused, recipe_of, table
+from shiplap.selection.candidate import label
+from shiplap.selection.inputs import inputs
+from tests.extend import listed
+
+
+@pytest.fixture(autouse=True)
+def store_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("SHIPLAP_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(table, "_made", {})
+    table.thaw()
+    yield
+    table.thaw()
+
+
+def test_candidates_are_the_reference_and_what_the_source_lists() -> None:
+    drawn = inputs(listed.twice, recipe_of(listed.twice, (torch.ones(3),)), "cpu")
+    found = [label(c) for c in listed.ALGORITHMS.candidates(listed.twice, drawn)]
+    assert found == ["reference", *(f"library(ALGORITHM={a})" for a in range(3))]
+
+
+def test_a_config_that_is_refused_is_not_in_the_race() -> None:
+    drawn = inputs(listed.twice, recipe_of(listed.twice, (torch.ones(7),)), "cpu")
+    *_, last = listed.ALGORITHMS.candidates(listed.twice, drawn)
+    with pytest.raises(Refused, match="an odd size"):
+        last.prepare((torch.ones(7),))
+    (out,) = last.prepare((torch.ones(8),))()
+    assert torch.equal(out, torch.full((8,), 2.0))
+
+
+def test_the_fastest_right_one_is_chosen_and_in_force() -> None:
+    few, many = listed.ALGORITHMS.tune(listed.twice, [{"n": 2}, {"n": 999}], device="cpu", seconds=3.0)
+    assert (few.label, few.origin) == ("library(ALGORITHM=1)", "measured")
+    assert many.label == "library(ALGORITHM=4)"  # the third is faster than two of the others, and wrong
+    assert [f.evidence.partition(":")[0] for f in many.findings if f.verdict == "fail"] == ["library(ALGORITHM=3)"]
+    again = listed.ALGORITHMS.tune(listed.twice, [{"n": 999}], device="cpu")
+    assert again == [many.but(origin="stored")]

@@ -1,0 +1,129 @@
+"""What families may import, and whom the core may not name: wherever an import stands, in functions too."""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from tests.imports import Import, imports_of, modules
+
+import shiplap
+from shiplap_testing.paths import REPOSITORY
+
+FAMILIES = ("shiplap-dense", "shiplap-slidesparse", "shiplap-sparse3d")
+EXTEND = {name for name in modules("shiplap") if name == "shiplap.extend" or name.startswith("shiplap.extend.")}
+# What shiplap-backend, a tool and not a family, may import besides; the contract in pyproject.toml names the same.
+BACKEND = {
+    "shiplap.codegen",
+    "shiplap.compat.declarations",
+    "shiplap.compat.device_tests",
+    "shiplap.compat.host_device",
+    "shiplap.compat.trees",
+}
+
+
+def is_public(found: Import) -> bool:
+    """Whether an import of ``shiplap`` is of a documented name."""
+    if found.full in {"shiplap", *EXTEND}:
+        return True
+    if found.module == "shiplap":
+        return found.name in shiplap.__all__
+    return found.module in EXTEND and found.name in import_module(found.module).__all__
+
+
+def private_doors(package: str, allowed: frozenset[str] = frozenset()) -> Iterator[str]:
+    """``module:line: what`` of each import, and each ``sl.name``, that is neither public nor allowed."""
+    for name, path in modules(package).items():
+        source = path.read_text(encoding="utf-8")
+        for found in imports_of(source, name):
+            outside = found.module == "shiplap" or found.module.startswith("shiplap.")
+            if outside and not is_public(found) and not {found.module, found.full} & allowed:
+                yield f"{name}:{found.line}: {found.full}"
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "sl" and node.attr not in shiplap.__all__:
+                yield f"{name}:{node.lineno}: sl.{node.attr}"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_imports_documented_names_only(family: str) -> None:
+    assert list(private_doors(family)) == []
+
+
+def test_the_backend_imports_what_the_contract_names() -> None:
+    assert list(private_doors("shiplap-backend", frozenset(BACKEND))) == []
+    assert {door.rpartition(": ")[2].rpartition(".")[0] for door in private_doors("shiplap-backend")} >= {
+        "shiplap.codegen",
+        "shiplap.compat.declarations",
+    }, "the list of what is allowed is longer than it need be"
+
+
+def test_a_private_door_is_found_wherever_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    planted = tmp_path / "planted.py"
+    planted.write_text(
+        "from typing import TYPE_CHECKING\n"
+        "from importlib import import_module\n"
+        "import shiplap as sl\n"
+        "from shiplap.extend import error, locate\n"
+        "from shiplap import Op, compat\n"
+        "if TYPE_CHECKING:\n"
+        "    from shiplap.op.config import Config\n"
+        "def late():\n"
+        "    from shiplap.extend.verbs import out\n"
+        "    import shiplap.selection.engine\n"
+        "    return import_module('shiplap.bind'), sl.op, sl.errors\n"
+    )
+    monkeypatch.setattr("tests.families.test_contract.modules", lambda package: {"planted": planted})
+    assert {door.removeprefix("planted:") for door in private_doors("")} == {
+        "4: shiplap.extend.locate",
+        "5: shiplap.compat",
+        "7: shiplap.op.config.Config",
+        "10: shiplap.selection.engine",
+        "11: shiplap.bind",
+        "11: sl.errors",
+    }
+
+
+def contracts() -> dict[str, dict[str, list[str]]]:
+    data = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
+    return {contract["name"]: contract for contract in data["tool"]["importlinter"]["contracts"]}
+
+
+def test_the_contracts_of_the_linter_list_every_room() -> None:
+    rooms = {".".join(name.split(".")[:2]) for name in modules("shiplap") if "." in name} - {"shiplap.extend"}
+    families, backend = (c for name, c in contracts().items() if "uses" in name)
+    assert set(families["forbidden_modules"]) == set(backend["forbidden_modules"]) == rooms
+    assert set(families["source_modules"]) == {f.replace("-", "_") for f in FAMILIES}
+    assert {line.rpartition(" -> ")[2] for line in backend["ignore_imports"]} == BACKEND
+
+
+# --- who is named -----------------------------------------------------------------------------------------------------
+
+OTHERS = sorted(p.name for p in (REPOSITORY / "packages").iterdir() if p.name not in ("shiplap", "shiplap-headers"))
+NAMES = re.compile(
+    "|".join(
+        [
+            *(name.replace("-", "[-_]") for name in OTHERS),
+            *("sparse3d", "slidesparse", "dense::", "openvino", "onednn", "spconv", "flexgemm", "vllm"),
+            *(f"shiplap {verb}" for verb in ("demo", "backend", "slidesparse")),
+        ]
+    ),
+    re.IGNORECASE,
+)
+
+
+@pytest.mark.parametrize("package", ["shiplap", "shiplap-headers"])
+def test_the_core_names_no_family(package: str) -> None:
+    """Neither in code nor in text: nobody has to look into the core when a family comes or goes."""
+    told = [
+        f"{path.relative_to(REPOSITORY)}:{number}: {line.strip()}"
+        for path in sorted((REPOSITORY / "packages" / package / "src").rglob("*"))
+        if path.is_file() and path.suffix not in (".pyc", ".so")
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if NAMES.search(line)
+    ]
+    assert told == []
