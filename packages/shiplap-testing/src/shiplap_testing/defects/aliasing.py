@@ -126,8 +126,10 @@ def _caching(cache):
 
         @op.kernel("cpu")
         def forward(x):
-            buffer = buffers.setdefault((x.shape, x.dtype), torch.empty_like(x, memory_format=torch.contiguous_format))
-            return torch.mul(x, 2, out=buffer) if cache else x * 2
+            if not cache:
+                return x * 2
+            fresh = torch.empty_like(x, memory_format=torch.contiguous_format)
+            return torch.mul(x, 2, out=buffers.setdefault((x.shape, x.dtype), fresh))
 
     return bind
 

@@ -20,9 +20,11 @@ def _memo(key):
 
         @op.kernel("cpu")
         def forward(x, *, out):
-            found = seen.get("key")
-            if key is None or found != key(x):
-                seen["key"], seen["value"] = key and key(x), (x * 2).clone()
+            if key is None:
+                torch.mul(x, 2, out=out)
+                return
+            if seen.get("key") != key(x):
+                seen["key"], seen["value"] = key(x), x * 2
             out.copy_(seen["value"])
 
     return bind

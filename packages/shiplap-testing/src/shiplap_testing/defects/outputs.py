@@ -322,8 +322,9 @@ def halved(ns):
 
 def _sliding(first):
     def fill(x, k, *, out):
-        for i in range(len(out)):
-            out[i] = x[i : i + k].amax() if i or first else x[: k - 1 or 1].amax()
+        out.copy_(x.unfold(0, k, 1).amax(1))
+        if not first:
+            out[0] = x[: k - 1 or 1].amax()
 
     return kernel(fill)
 

@@ -69,9 +69,10 @@ def _newton(limit):
     def fill(x, *, out):
         y = wide(x).abs()
         root, steps = torch.where(y > 1, y, 1).clone(), 0
-        while not bool(((root * root - y).abs() <= 1e-6 * y + 1e-30).all()) and steps < limit:
+        while not bool(((root * root - y).abs() <= 1e-6 * y).all()) and steps < limit:
             root, steps = (root + y / root) / 2, steps + 1
-        out.copy_(torch.sqrt(y) if steps == limit else root)
+        root = (root + y / root) / 2
+        out.copy_(torch.sqrt(y) if steps == limit else torch.where(y == 0, 0, (root + y / root) / 2))
 
     return kernel(fill)
 
@@ -89,22 +90,21 @@ def _nested_tasks(inline):
     """Halves a large input into tasks for a pool of one worker; a task that waits for a task never ends."""
 
     def bind(op):
-        pool = concurrent.futures.ThreadPoolExecutor(1)
-
-        def work(x, out):
+        def work(pool, x, out):
             if x.shape[0] <= 256:
                 torch.mul(x, 2, out=out)
                 return
             half = x.shape[0] // 2
-            work(x[:half], out[:half])
+            work(pool, x[:half], out[:half])
             if inline:
-                work(x[half:], out[half:])
+                work(pool, x[half:], out[half:])
             else:
-                pool.submit(work, x[half:], out[half:]).result()
+                pool.submit(work, pool, x[half:], out[half:]).result()
 
         @op.kernel("cpu")
         def forward(x, *, out):
-            pool.submit(work, x, out).result() if x.shape[0] > 256 else work(x, out)
+            with concurrent.futures.ThreadPoolExecutor(1) as pool:
+                pool.submit(work, pool, x, out).result()
 
     return bind
 
@@ -118,55 +118,28 @@ process(
 )
 
 
-def positive_only(ns):
-    @sl.op(f"{ns}::positive_only", requires="k >= 0")
-    def positive_only(x: V, k: int = 1) -> V:
-        if k > 100:
-            raise ValueError("k is at most 100")
-        return x * k
-
-    return positive_only
-
-
-def _locking(safe):
-    """A lock that a call which raises does not give back."""
+def _locking(make_lock):
+    """A large input is halved, and the halves go through the op again, which takes its lock once more."""
 
     def bind(op):
-        lock = threading.Lock()
-
-        def compute(x, k, out):
-            if k > 100:
-                raise ValueError("k is at most 100")
-            torch.mul(x, k, out=out)
+        lock = make_lock()
 
         @op.kernel("cpu")
-        def forward(x, k, *, out):
-            if safe:
-                with lock:
-                    compute(x, k, out)
-            else:
-                lock.acquire()
-                compute(x, k, out)
-                lock.release()
+        def forward(x, *, out):
+            with lock:
+                half = x.shape[0] // 2
+                for rows in (slice(0, half), slice(half, None)) if half > 256 else (slice(None),):
+                    out[rows] = op(x[rows]) if half > 256 else x * 2
 
     return bind
 
 
-def _after_an_error(op):
-    for k in (101, 2):
-        try:
-            op(torch.ones(3), k)
-        except Exception:
-            continue
-    return close(op(torch.ones(3), 2), torch.full((3,), 2.0))
-
-
 process(
-    "lock that an error keeps",
-    "after a call that raised, the next one waits for ever",
-    of(positive_only, _locking(False)),
-    of(positive_only, _locking(True)),
-    _after_an_error,
+    "lock held across a recursive call",
+    "from 514 rows on the op calls itself, and waits for the lock that it holds",
+    of(doubled, _locking(threading.Lock)),
+    of(doubled, _locking(threading.RLock)),
+    _twice(lambda: randn(600, 2)),
 )
 
 
@@ -251,7 +224,7 @@ process(
 def spread(ns):
     @sl.op(f"{ns}::spread")
     def spread(x: Int32[Tensor, "n"], ways: int = 4) -> Int32[Tensor, "n"]:
-        return x.clone() if ways == 0 else torch.remainder(x, ways).int()
+        return x.clone() if ways == 0 else torch.remainder(x.long(), ways).int()
 
     return spread
 

@@ -19,15 +19,15 @@ promotion = partial(add, "promotion")
 def rotated(ns):
     @sl.op(f"{ns}::rotated")
     def rotated(x: M, position: Int64[Tensor, "n"], rate: float = 0.7) -> M:
-        return (wide(x) * torch.cos(position.to(wide(x).dtype) * rate)[:, None]).to(x.dtype)
+        return (wide(x) * torch.cos(position.double() * rate)[:, None].to(wide(x).dtype)).to(x.dtype)
 
     return rotated
 
 
 def _rotated(narrow):
     def fill(x, position, rate):
-        angle = position.to(x.dtype if narrow else wide(x).dtype) * rate
-        return x * torch.cos(angle)[:, None] if narrow else wide(x) * torch.cos(angle)[:, None]
+        angle = position.to(x.dtype if narrow else torch.float64) * rate
+        return wide(x) * torch.cos(angle)[:, None].to(wide(x).dtype)
 
     return filled(fill)
 
@@ -51,7 +51,7 @@ promotion(
 def decayed(ns):
     @sl.op(f"{ns}::decayed")
     def decayed(x: M, rate: Float32[Tensor, "c"]) -> M:
-        return (wide(x) * (rate - 1)).to(x.dtype)
+        return (wide(x) * (rate.double() - 1).to(wide(x).dtype)).to(x.dtype)
 
     return decayed
 
@@ -60,7 +60,7 @@ promotion(
     "float32 weights cast to the dtype of the values",
     "a rate of 1.001 is 1 in bfloat16, and one less is nothing",
     of(decayed, filled(lambda x, rate: x * (rate.to(x.dtype) - 1))),
-    of(decayed, filled(lambda x, rate: wide(x) * (rate - 1))),
+    of(decayed, filled(lambda x, rate: wide(x) * (rate.double() - 1).to(wide(x).dtype))),
     same(lambda: (torch.full((2, 2), 1000.0).bfloat16(), torch.tensor([1.001, 0.999]))),
 )
 

@@ -5,7 +5,7 @@ import threading
 from functools import partial
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float32
 from torch import Tensor
 
 import shiplap as sl
@@ -52,7 +52,7 @@ state(
 
 def quantised(ns):
     @sl.op(f"{ns}::quantised", requires="n >= 1")
-    def quantised(x: V) -> V:
+    def quantised(x: Float32[Tensor, "n"]) -> Float32[Tensor, "n"]:
         step = x.abs().amax().clamp_min(1e-6) / 8
         return (x / step).round() * step
 
@@ -104,10 +104,12 @@ def _table(grows):
         @op.kernel("cpu")
         def forward(x, *, out):
             n, dtype = x.shape[0], wide(x).dtype
-            if not table or (grows and (len(table[0]) < n or table[0].dtype != dtype)):
-                table[:] = [torch.cos(torch.arange(max(n, 1), dtype=dtype))]
-            place = torch.arange(n).clamp_max(len(table[0]) - 1)
-            out.copy_(x * table[0][place][:, None].to(x.dtype))
+            held = table[0] if table else None
+            if held is None or (grows and (len(held) < n or held.dtype != dtype)):
+                held = torch.cos(torch.arange(max(n, 1), dtype=dtype))
+                table[:] = [held]
+            place = torch.arange(n).clamp_max(len(held) - 1)
+            out.copy_(x * held[place][:, None].to(x.dtype))
 
     return bind
 
@@ -141,9 +143,9 @@ def _accumulators(clear):
         @op.kernel("cpu")
         def forward(x, *, out):
             y = wide(x).sum(0)
-            total = buffers.setdefault((y.shape, y.dtype), torch.zeros_like(y))
-            if clear:
-                total = torch.zeros_like(y)
+            total = torch.zeros_like(y)
+            if not clear:
+                total = buffers.setdefault((y.shape, y.dtype), total)
             out.copy_(total.add_(y))
 
     return bind

@@ -26,7 +26,9 @@ def softmax(x, out, columns, BLOCK: tl.constexpr, GUARDED: tl.constexpr):
     lanes = tl.arange(0, BLOCK)
     top = tl.full([BLOCK], -float("inf"), tl.float32)
     for first in range(0, columns, BLOCK):
-        top = tl.maximum(top, tl.load(x + row * columns + first + lanes, mask=first + lanes < columns, other=-1e30))
+        top = tl.maximum(
+            top, tl.load(x + row * columns + first + lanes, mask=first + lanes < columns, other=-float("inf"))
+        )
     peak = tl.max(top, axis=0)
     total = tl.zeros([BLOCK], tl.float32)
     for first in range(0, columns, BLOCK):

@@ -69,11 +69,18 @@ values(
     of(scatter, filled(lambda x, i, bins: wide(x).new_zeros(bins, x.shape[1]).index_add(0, i % bins, wide(x)))),
     same(lambda: (uniform(4, 2), torch.tensor([1, 2, 1, 2]), 5)),
 )
+
+
+def _zero_where_absent(x, index):
+    padded = torch.cat([x, x.new_zeros(1, x.shape[1])])
+    return padded[torch.where(index < 0, len(x), index)]
+
+
 values(
     "padding index taken from the end",
     "-1 is the last row, as in Python, where the declaration has zeros",
     of(gather, filled(lambda x, index: x[index])),
-    of(gather, filled(lambda x, index: torch.where((index >= 0)[:, None], x[index], 0) if len(x) else 0)),
+    of(gather, filled(_zero_where_absent)),
     same(lambda: (randn(4, 2), torch.tensor([0, -1, 3]))),
 )
 
