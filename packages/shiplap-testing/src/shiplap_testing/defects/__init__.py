@@ -1,0 +1,42 @@
+"""Ops with one defect each, and sound twins of the same kind: what the power of the audit is measured with.
+
+The defects were written without knowledge of the checks, from what goes wrong in kernels. Half of them, by the hash of
+their names, is ``held_out``: whoever writes checks does not look at those.
+"""
+
+from importlib import import_module
+
+from shiplap_testing.defects.defect import CAUSES, DEFECTS, Defect
+
+__all__ = ["CAUSES", "Defect", "defects"]
+
+_FILES = (
+    "size",
+    "size_limits",
+    "values_float",
+    "values_exact",
+    "values_indices",
+    "scalars",
+    "scalars_edges",
+    "gradient",
+    "gradient_terms",
+    "gradient_state",
+    "layout",
+    "aliasing",
+    "aliasing_inputs",
+    "state",
+    "state_calls",
+    "transforms",
+    "lists",
+    "outputs",
+    "promotion",
+    "process",
+    "triton_ops",
+)
+
+
+def defects() -> dict[str, Defect]:
+    """All defects by name. Nothing is declared until ``make_bad`` or ``make_good`` of one is called."""
+    for file in _FILES:
+        import_module(f"shiplap_testing.defects.{file}")
+    return DEFECTS

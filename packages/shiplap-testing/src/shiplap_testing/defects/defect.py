@@ -1,0 +1,157 @@
+"""One defective op with its sound twin, and what files of defects are written with.
+
+Nothing is declared when a file of defects is imported: ``make_bad`` and ``make_good`` declare their op in a namespace
+that nobody has used, each time they are called.
+"""
+
+import itertools
+import tempfile
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import shiplap as sl
+
+__all__ = ["CAUSES", "DEFECTS", "Defect", "Part", "add", "backward", "c_kernel", "foreign", "kernel", "of"]
+
+Make = Callable[[], sl.Op]
+Part = Callable[[sl.Op], object]
+CAUSES = (
+    "size",
+    "values",
+    "scalars",
+    "gradient",
+    "layout",
+    "aliasing",
+    "state",
+    "transforms",
+    "lists",
+    "outputs",
+    "promotion",
+    "process",
+)
+DEFECTS: dict[str, "Defect"] = {}
+_numbers = itertools.count()
+_libraries: list[torch.library.Library] = []
+
+
+@dataclass(frozen=True)
+class Defect:
+    """A way in which kernels go wrong, as an op that does and one of the same kind that does not.
+
+    Attributes:
+        cause: one of ``CAUSES``.
+        make_bad, make_good: declare the op in a fresh namespace. The two differ in what the defect is about, alone.
+        why: what is wrong, and where it shows.
+        right: whether an op is right on an input chosen by hand, which shows the defect.
+        needs: ``compiler`` for kernels in C, ``triton`` for kernels that Triton's interpreter runs: such a process has
+            ``TRITON_INTERPRET=1``.
+        breaks: the bad op may end, hang or corrupt the process that calls it, or take its memory.
+    """
+
+    name: str
+    cause: str
+    make_bad: Make
+    make_good: Make
+    why: str
+    right: Callable[[sl.Op], bool]
+    needs: frozenset[str] = frozenset()
+    breaks: bool = False
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def half(self) -> str:
+        """``seen`` for what may be looked at while checks are written, ``held_out`` for what may not: by name alone."""
+        return "seen" if sha256(self.name.encode()).digest()[0] % 2 else "held_out"
+
+
+def add(
+    cause: str,
+    name: str,
+    why: str,
+    bad: Callable[[str], sl.Op],
+    good: Callable[[str], sl.Op],
+    right: Callable[[sl.Op], bool],
+    *,
+    needs: Iterable[str] = (),
+    breaks: bool = False,
+) -> None:
+    """Register a defect; ``bad`` and ``good`` declare their op in the namespace that they are given."""
+    if cause not in CAUSES or name in DEFECTS:
+        raise ValueError(f"{name}: an unknown cause or a name that is taken")
+    DEFECTS[name] = Defect(
+        name, cause, lambda: bad(_fresh()), lambda: good(_fresh()), why, right, frozenset(needs), breaks
+    )
+
+
+def _fresh() -> str:
+    return f"defect{next(_numbers)}"
+
+
+def of(declare: Callable[[str], sl.Op], *parts: Part) -> Callable[[str], sl.Op]:
+    """The op of a declaration with kernels and gradients bound to it."""
+
+    def make(namespace: str) -> sl.Op:
+        op = declare(namespace)
+        for part in parts:
+            part(op)
+        return op
+
+    return make
+
+
+def kernel(fn: Callable[..., Any], **declaration: Any) -> Part:
+    """A Python kernel for the CPU; the keywords are those of ``op.kernel``."""
+    return lambda op: op.kernel("cpu", fn, **declaration)
+
+
+def backward(fn: Callable[..., Any], saves: Iterable[str] | None = None) -> Part:
+    """A gradient; ``saves`` as in ``op.backward``."""
+    return lambda op: op.backward(fn, saves=saves)
+
+
+def c_kernel(body: str, strided: Iterable[str] = ()) -> Part:
+    """A kernel in C for the CPU. In ``body``, ``KERNEL`` stands for the prototype that the declaration implies."""
+
+    def bind(op: sl.Op) -> None:
+        from shiplap_testing.build import compile_c
+
+        symbol = op.spec.opname
+        folder = Path(tempfile.mkdtemp(dir=_folder()))
+        library = compile_c(folder, symbol, {symbol: op}, "#include <stdlib.h>\n" + body)
+        op.kernel("cpu", sl.cabi(library, symbol, strided=strided))
+
+    return bind
+
+
+@cache
+def _folder() -> str:
+    """Of this process; a process that ends as it should removes it."""
+    import atexit
+    import shutil
+
+    folder = tempfile.mkdtemp(prefix="shiplap-defects-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def foreign(
+    namespace: str, schema: str, fn: Callable[..., Any], key: str = "CompositeImplicitAutograd"
+) -> torch.library.Library:
+    """Register an op as other libraries do.
+
+    By default torch differentiates, batches and traces the operations of ``fn``; with another key, a fake has to be
+    registered.
+    """
+    library = torch.library.Library(namespace, "FRAGMENT")
+    _libraries.append(library)
+    library.define(schema)
+    library.impl(schema.partition("(")[0], fn, key)
+    return library

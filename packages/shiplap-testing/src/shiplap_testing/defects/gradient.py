@@ -1,0 +1,335 @@
+"""Right in a first gradient of distinct numbers: kinks, narrow dtypes, partly needed gradients, second derivatives."""
+
+from functools import partial
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+import shiplap as sl
+from shiplap_testing.defects.declared import M, V, doubled, product, relu, row_max
+from shiplap_testing.defects.defect import add, backward, of
+from shiplap_testing.defects.values_float import unary
+from shiplap_testing.defects.witness import close, randn, same_grad, uniform, wide
+
+gradient = partial(add, "gradient")
+
+
+def _second(make):
+    """The second derivative is that of the reference."""
+
+    def second(fn, x):
+        x.requires_grad_()
+        (first,) = torch.autograd.grad(fn(x).sum(), x, create_graph=True)
+        if not first.requires_grad:
+            return torch.zeros_like(x)
+        return torch.autograd.grad(first.square().sum(), x)[0]
+
+    return lambda op: close(second(op, make()), second(op.reference, make()))
+
+
+cube = unary("cube", lambda x: x * x * x)
+gradient(
+    "second derivative lost by detach",
+    "the saved input is detached before it is used",
+    of(cube, backward(lambda grad, saved, needs: {"x": grad * 3 * saved.x.detach().square()})),
+    of(cube, backward(lambda grad, saved, needs: {"x": grad * 3 * saved.x.square()})),
+    _second(lambda: uniform(3, 2).double() + 1),
+)
+
+
+def _with_helper(factor):
+    """A gradient through another op, whose own gradient has a factor."""
+
+    def make(ns):
+        @sl.op(f"{ns}::slope")
+        def slope(x: M, grad: M) -> M:
+            return 3 * x * x * grad
+
+        @slope.backward
+        def _(grad, saved, needs):
+            return {"x": factor * saved.x * saved.grad * grad, "grad": 3 * saved.x * saved.x * grad}
+
+        op = cube(ns)
+        op.backward(lambda grad, saved, needs: {"x": slope(saved.x, grad)})
+        return op
+
+    return make
+
+
+gradient(
+    "gradient kernel with a wrong gradient",
+    "the op in the backward lacks a factor of two in its own",
+    _with_helper(3),
+    _with_helper(6),
+    _second(lambda: uniform(3, 2).double() + 1),
+)
+
+
+def length(ns):
+    @sl.op(f"{ns}::length")
+    def length(x: M) -> V:
+        return torch.linalg.vector_norm(x, dim=1)
+
+    return length
+
+
+def _safe_length(grad, saved, needs):
+    return {"x": (grad / saved.out.masked_fill(saved.out == 0, 1))[:, None] * saved.x}
+
+
+gradient(
+    "gradient of the length of a zero row",
+    "x / |x| is NaN at zero, where torch's gradient is zero",
+    of(length, backward(lambda grad, saved, needs: {"x": (grad / saved.out)[:, None] * saved.x}, ["x", "out"])),
+    of(length, backward(_safe_length, ["x", "out"])),
+    same_grad(lambda: (torch.tensor([[3.0, 4.0], [0.0, 0.0]]),)),
+)
+
+
+def _ties(even):
+    def ties(grad, saved, needs):
+        hit = (saved.x == saved.out[:, None]).to(grad.dtype)
+        return {"x": hit * (grad / hit.sum(1) if even else grad)[:, None]}
+
+    return backward(ties, ["x", "out"])
+
+
+gradient(
+    "gradient of a maximum with ties",
+    "each of the equal values gets all of the gradient, not its share",
+    of(row_max, _ties(False)),
+    of(row_max, _ties(True)),
+    same_grad(lambda: (torch.tensor([[1.0, 3.0, 3.0]]),)),
+)
+gradient(
+    "gradient of relu at zero",
+    "it passes at zero, where torch stops it",
+    of(relu, backward(lambda grad, saved, needs: {"x": torch.where(saved.x < 0, 0, grad)})),
+    of(relu, backward(lambda grad, saved, needs: {"x": torch.where(saved.x <= 0, 0, grad)})),
+    same_grad(lambda: (torch.tensor([[1.0, 0.0, -1.0]]),)),
+)
+
+
+def biased(ns):
+    @sl.op(f"{ns}::biased")
+    def biased(x: M, bias: Float[Tensor, "c"]) -> M:
+        return x + bias
+
+    return biased
+
+
+def _loop_sum(grad, saved, needs):
+    total = torch.zeros_like(grad[:1].sum(0))
+    for part in grad.split(4):
+        total = total + part.sum(0)
+    return {"x": grad, "bias": total}
+
+
+gradient(
+    "gradient of a bias summed in 16 bits",
+    "partial sums are rounded to the dtype of the gradient after each four rows",
+    of(biased, backward(_loop_sum, [])),
+    of(biased, backward(lambda grad, saved, needs: {"x": grad, "bias": grad.sum(0)}, [])),
+    same_grad(lambda: (randn(2000, 2).bfloat16(), randn(2).bfloat16())),
+)
+
+
+def wells(ns):
+    @sl.op(f"{ns}::wells")
+    def wells(x: M) -> M:
+        return torch.log1p(wide(x).square()).to(x.dtype)
+
+    return wells
+
+
+gradient(
+    "gradient that overflows in half precision",
+    "the square of 300 is infinite in half: 2x / (1 + x^2) becomes zero",
+    of(wells, backward(lambda grad, saved, needs: {"x": grad * 2 * saved.x / (1 + saved.x.square())})),
+    of(
+        wells,
+        backward(
+            lambda grad, saved, needs: {
+                "x": (grad * 2 * wide(saved.x) / (1 + wide(saved.x).square())).to(saved.x.dtype)
+            }
+        ),
+    ),
+    same_grad(lambda: (torch.tensor([[300.0, 2.0]]).half(),), rtol=1e-2),
+)
+
+
+def triple(ns):
+    @sl.op(f"{ns}::triple")
+    def triple(a: M, b: M, c: M) -> M:
+        return a * b * c
+
+    return triple
+
+
+def _shared(grad, saved, needs):
+    found = {}
+    if needs.a:
+        shared = grad * saved.c
+        found["a"] = shared * saved.b
+    if needs.b:
+        found["b"] = (shared if needs.a else grad) * saved.a
+    if needs.c:
+        found["c"] = grad * saved.a * saved.b
+    return found
+
+
+def _each(grad, saved, needs):
+    a, b, c = saved.a, saved.b, saved.c
+    return {"a": grad * b * c if needs.a else None, "b": grad * a * c, "c": grad * a * b if needs.c else None}
+
+
+def _only(*wanted):
+    """Gradients of some of the arguments are asked for."""
+
+    def some(fn, count):
+        args = [randn(3, 2, seed=i).requires_grad_(i in wanted) for i in range(count)]
+        outs = fn(*args)
+        outs = outs if isinstance(outs, tuple) else (outs,)
+        return torch.autograd.grad([o.square().sum() for o in outs], [args[i] for i in wanted], allow_unused=True)
+
+    return lambda op: close(some(op, len(op.spec.args)), some(op.reference, len(op.spec.args)))
+
+
+gradient(
+    "factor that only another gradient computes",
+    "where the first argument needs no gradient, that of the second lacks the third",
+    of(triple, backward(_shared)),
+    of(triple, backward(_each)),
+    _only(1),
+)
+
+
+def weighted(ns):
+    @sl.op(f"{ns}::weighted")
+    def weighted(a: M, b: M, c: M) -> M:
+        return 2 * a + 3 * b + 5 * c
+
+    return weighted
+
+
+def _by_position(grad, saved, needs):
+    names = [name for name in ("a", "b", "c") if getattr(needs, name)]
+    return dict(zip(names, (2 * grad, 3 * grad, 5 * grad), strict=False))
+
+
+gradient(
+    "gradients handed out by position",
+    "what is needed is counted, so the second argument gets the gradient of the first",
+    of(weighted, backward(_by_position, [])),
+    of(weighted, backward(lambda grad, saved, needs: {"a": 2 * grad, "b": 3 * grad, "c": 5 * grad}, [])),
+    _only(1, 2),
+)
+
+
+def _square(grad, saved, needs):
+    if saved.x.data_ptr() == saved.y.data_ptr():
+        return {"x": 2 * grad * saved.x, "y": 2 * grad * saved.x}
+    return {"x": grad * saved.y, "y": grad * saved.x}
+
+
+def _twice(op):
+    x = randn(3, 2).requires_grad_()
+    return close(torch.autograd.grad(op(x, x).sum(), x)[0], 2 * x.detach())
+
+
+gradient(
+    "gradient of f(x, x) counted twice",
+    "the short cut for a square gives each of the two the sum of both",
+    of(product, backward(_square)),
+    of(product, backward(lambda grad, saved, needs: {"x": grad * saved.y, "y": grad * saved.x})),
+    _twice,
+)
+
+
+def _overwriting(grad, saved, needs):
+    return {"x": grad.mul_(2)}
+
+
+def _grad_untouched(op):
+    x, grad = randn(3, 2).requires_grad_(), torch.ones(3, 2)
+    return close(torch.autograd.grad(op(x), x, grad)[0], torch.full((3, 2), 2.0)) and close(grad, torch.ones(3, 2))
+
+
+gradient(
+    "gradient computed in place",
+    "the incoming gradient is overwritten, which others may hold",
+    of(doubled, backward(_overwriting, [])),
+    of(doubled, backward(lambda grad, saved, needs: {"x": grad.mul(2)}, [])),
+    _grad_untouched,
+)
+
+
+def _packed(grad, saved, needs):
+    read = grad.as_strided(grad.shape, (grad.shape[1], 1), grad.storage_offset())
+    return {"x": 2 * read}
+
+
+def _turned_grad(op):
+    x, grad = randn(3, 2).requires_grad_(), randn(2, 3, seed=1).T
+    return close(torch.autograd.grad(op(x), x, grad)[0], 2 * grad)
+
+
+gradient(
+    "gradient read as if it were contiguous",
+    "its pointer is taken without its strides",
+    of(doubled, backward(_packed, [])),
+    of(doubled, backward(lambda grad, saved, needs: {"x": 2 * grad.contiguous()}, [])),
+    _turned_grad,
+)
+
+
+def _one_row(grad, saved, needs):
+    if grad.dim() and 0 in grad.stride() and grad.numel():
+        return {"x": (2 * grad[0, 0]).expand(grad.shape)}
+    return {"x": 2 * grad}
+
+
+def _expanded_grad(op):
+    x, grad = randn(3, 2).requires_grad_(), randn(2, seed=1).expand(3, 2)
+    return close(torch.autograd.grad(op(x), x, grad)[0], 2 * grad)
+
+
+gradient(
+    "expanded gradient taken for a constant",
+    "one stride of zero means sum().backward(), thinks the short cut",
+    of(doubled, backward(_one_row, [])),
+    of(doubled, backward(lambda grad, saved, needs: {"x": 2 * grad}, [])),
+    _expanded_grad,
+)
+gradient(
+    "gradient of a row instead of the sum",
+    "the argument is broadcast over rows, and the gradient of the first row is returned",
+    of(biased, backward(lambda grad, saved, needs: {"x": grad, "bias": grad[:1].sum(0)}, [])),
+    of(biased, backward(lambda grad, saved, needs: {"x": grad, "bias": grad.sum(0)}, [])),
+    same_grad(lambda: (randn(3, 2), randn(2))),
+)
+
+
+def centred(ns):
+    @sl.op(f"{ns}::centred", requires="c >= 1")
+    def centred(x: M) -> M:
+        return x - x.mean(0)
+
+    return centred
+
+
+gradient(
+    "gradient of no rows",
+    "1 / n in Python, for n = 0",
+    of(centred, backward(lambda grad, saved, needs: {"x": grad - grad.sum(0) * (1 / saved.x.shape[0])})),
+    of(centred, backward(lambda grad, saved, needs: {"x": grad - grad.mean(0)})),
+    same_grad(lambda: (torch.empty(0, 3),)),
+)
+gradient(
+    "argument without a gradient",
+    "there is no entry for y, so that it is never trained",
+    of(product, backward(lambda grad, saved, needs: {"x": grad * saved.y})),
+    of(product, backward(lambda grad, saved, needs: {"x": grad * saved.y, "y": grad * saved.x})),
+    same_grad(lambda: (randn(3, 2), randn(3, 2, seed=1))),
+)

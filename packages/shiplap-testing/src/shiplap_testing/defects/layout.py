@@ -1,0 +1,378 @@
+"""Right on contiguous tensors: kernels that take a pointer and believe they know where the elements lie."""
+
+from functools import partial
+
+import torch
+from jaxtyping import Float, Float32, Int8
+from torch import Tensor
+
+import shiplap as sl
+from shiplap_testing.defects.declared import add_to, added, doubled, row_sum, scaled, update
+from shiplap_testing.defects.defect import add, c_kernel, kernel, of
+from shiplap_testing.defects.values_float import filled
+from shiplap_testing.defects.witness import close, randn, same, wide
+
+layout = partial(add, "layout")
+
+
+def images(ns):
+    @sl.op(f"{ns}::images")
+    def images(x: Float[Tensor, "n c h w"], bias: Float[Tensor, "c"]) -> Float[Tensor, "n c h w"]:
+        return x + bias[:, None, None]
+
+    return images
+
+
+def _pixels(last):
+    def pixels(x, bias, *, out):
+        if x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous():
+            n, c, h, w = x.shape
+            flat = x.permute(0, 2, 3, 1).reshape(-1)
+            place = torch.arange(flat.numel())
+            flat = flat + bias[place % c if last else place // (h * w) % c]
+            out.copy_(flat.view(n, h, w, c).permute(0, 3, 1, 2))
+        else:
+            torch.add(x, bias[:, None, None], out=out)
+
+    return kernel(pixels)
+
+
+layout(
+    "bias of channels last",
+    "the path for channels_last computes the channel of an element as if it were channels first",
+    of(images, _pixels(False)),
+    of(images, _pixels(True)),
+    same(lambda: (randn(2, 3, 4, 5).to(memory_format=torch.channels_last), randn(3))),
+)
+
+
+def volumes(ns):
+    @sl.op(f"{ns}::volumes")
+    def volumes(x: Float[Tensor, "n c d h w"]) -> Float[Tensor, "n c d h w"]:
+        return x * 2
+
+    return volumes
+
+
+def _in_its_order(back):
+    def fill(x, *, out):
+        result = torch.empty_like(x).copy_(x * 2)  # strides as x has them
+        out.copy_(result if back else torch.as_strided(result, out.shape, out.stride()))
+
+    return kernel(fill)
+
+
+layout(
+    "result in the memory order of the argument",
+    "empty_like keeps channels_last_3d, and the result is handed over as if it were contiguous",
+    of(volumes, _in_its_order(False)),
+    of(volumes, _in_its_order(True)),
+    same(lambda: (randn(2, 3, 2, 4, 5).to(memory_format=torch.channels_last_3d),)),
+)
+
+
+def _column_major(packed):
+    def fill(x, scale, *, out):
+        n, c = x.shape
+        if n > 1 and c > 1 and x.stride(0) == 1:
+            leading = n if packed else x.stride(1)
+            x = torch.as_strided(x, (n, c), (1, leading), x.storage_offset())
+        torch.mul(x, scale, out=out)
+
+    return kernel(fill)
+
+
+layout(
+    "transposed matrix taken to be packed",
+    "the leading dimension of a transposed view is its number of rows only where nothing was sliced",
+    of(scaled, _column_major(True)),
+    of(scaled, _column_major(False)),
+    same(lambda: (randn(4, 6)[:, 1:4].T, 2.0)),
+)
+
+
+def _strided_copy(offset):
+    return filled(lambda x, scale: torch.as_strided(x, x.shape, x.stride(), offset(x)) * scale)
+
+
+layout(
+    "storage offset left out",
+    "the kernel begins at the start of the storage",
+    of(scaled, _strided_copy(lambda x: 0)),
+    of(scaled, _strided_copy(lambda x: x.storage_offset())),
+    same(lambda: (randn(6, 3)[2:5], 2.0)),
+)
+
+
+def _packed(x):
+    return torch.as_strided(x, x.shape, (x.shape[1], 1), x.storage_offset())
+
+
+layout(
+    "strides computed from the shape",
+    "the kernel gets a pointer and sizes",
+    of(scaled, filled(lambda x, scale: _packed(x) * scale)),
+    of(scaled, filled(lambda x, scale: _packed(x.contiguous()) * scale)),
+    same(lambda: (randn(3, 4)[:, ::2], 2.0)),
+)
+
+
+def _borrowed(x, y):
+    return x + torch.as_strided(y, y.shape, x.stride(), y.storage_offset())
+
+
+layout(
+    "one tensor read with the strides of another",
+    "the kernel has one pair of strides for both arguments",
+    of(added, filled(_borrowed)),
+    of(added, filled(lambda x, y: x + y)),
+    same(lambda: (randn(3, 3), randn(3, 3, seed=1).T)),
+)
+
+
+def _stride_zero(by_dim):
+    def fill(x):
+        if 0 in x.stride() and x.numel():
+            return (x[:1] if not by_dim or x.stride(0) == 0 else x).expand(x.shape) * 2
+        return x * 2
+
+    return filled(fill)
+
+
+layout(
+    "expanded columns taken for expanded rows",
+    "any stride of zero means that all rows are alike, thinks the short cut",
+    of(doubled, _stride_zero(False)),
+    of(doubled, _stride_zero(True)),
+    same(lambda: (randn(3, 1).expand(3, 4),)),
+)
+
+
+def _as_one_run(exact):
+    def fill(x, *, out):
+        n, c = x.shape
+        if x.numel() and x.stride(1) == 1 and (x.stride(0) == c if exact else x.stride(0) <= c):
+            out.view(-1).copy_(torch.as_strided(x, (n * c,), (1,), x.storage_offset())).mul_(2)
+        else:
+            torch.mul(x, 2, out=out)
+
+    return kernel(fill)
+
+
+layout(
+    "overlapping windows read as one run",
+    "no gap between the rows is not the same as rows that follow each other",
+    of(doubled, _as_one_run(False)),
+    of(doubled, _as_one_run(True)),
+    same(lambda: (randn(30)[:10].unfold(0, 4, 2),)),
+)
+layout(
+    "view of what cannot be viewed",
+    "x.view(-1) raises for a transposed argument",
+    of(doubled, kernel(lambda x, *, out: torch.mul(x.view(-1), 2, out=out.view(-1)))),
+    of(doubled, kernel(lambda x, *, out: torch.mul(x.reshape(-1), 2, out=out.view(-1)))),
+    same(lambda: (randn(3, 4).T,)),
+)
+
+
+def batched(ns):
+    @sl.op(f"{ns}::batched")
+    def batched(x: Float[Tensor, "b n c"]) -> Float[Tensor, "b n"]:
+        return x.sum(2)
+
+    return batched
+
+
+def _batch_stride(own):
+    def fill(x):
+        b, n, c = x.shape
+        strides = (x.stride(0) if own else n * c, x.stride(1), x.stride(2))
+        return wide(torch.as_strided(x, (b, n, c), strides, x.storage_offset())).sum(2)
+
+    return filled(fill)
+
+
+layout(
+    "batch stride of rows times columns",
+    "the strides of a matrix are passed, that of the batch is computed: wrong for x[:, :n]",
+    of(batched, _batch_stride(False)),
+    of(batched, _batch_stride(True)),
+    same(lambda: (randn(3, 5, 4)[:, :2],)),
+)
+
+
+def heads(ns):
+    @sl.op(f"{ns}::heads")
+    def heads(x: Float[Tensor, "b s h d"]) -> Float[Tensor, "b s h d"]:
+        return x * 2
+
+    return heads
+
+
+def _outer_and_inner(exact):
+    def fill(x, *, out):
+        packed = x.stride(3) == 1 and x.stride(0) == x[0].numel() if x.numel() else False
+        if x.is_contiguous() if exact else packed:
+            torch.mul(torch.as_strided(x, (x.numel(),), (1,), x.storage_offset()), 2, out=out.view(-1))
+        else:
+            torch.mul(x, 2, out=out)
+
+    return kernel(fill)
+
+
+layout(
+    "contiguous by its first and last stride",
+    "(b, h, s, d).transpose(1, 2) passes that test",
+    of(heads, _outer_and_inner(False)),
+    of(heads, _outer_and_inner(True)),
+    same(lambda: (randn(2, 3, 4, 5).transpose(1, 2),)),
+)
+
+
+def _gap_means_turned(checked):
+    def fill(x):
+        n, c = x.shape
+        if x.stride(1) != 1 and (not checked or x.T.is_contiguous()) and x.numel():
+            x = torch.as_strided(x, (n, c), (1, n), x.storage_offset())
+        return wide(x).sum(1)
+
+    return filled(fill)
+
+
+layout(
+    "every second column taken for a transposed matrix",
+    "an inner stride other than one means column-major, thinks the kernel",
+    of(row_sum, _gap_means_turned(False)),
+    of(row_sum, _gap_means_turned(True)),
+    same(lambda: (randn(3, 8)[:, ::2],)),
+)
+
+
+def _update_copy(table, x):
+    table.contiguous().add_(x)
+
+
+layout(
+    "update of a contiguous copy",
+    "what a table that is not contiguous should get goes to a copy of it",
+    of(update, kernel(_update_copy)),
+    of(update, kernel(add_to)),
+    same(lambda: (randn(4, 3).T, randn(3, 4))),
+)
+
+
+def picked(ns):
+    @sl.op(f"{ns}::picked")
+    def picked(x: Int8[Tensor, "n c"]) -> Int8[Tensor, "n c"]:
+        return x.clone()
+
+    return picked
+
+
+def _copy(kind):
+    return c_kernel(
+        f"""
+int picked(const sl_context* ctx, const DLTensor* x, DLTensor* out) {{
+  const int8_t* from = (const int8_t*)x->data; int8_t* to = (int8_t*)out->data;
+  const int64_t c = x->shape[1], rows = x->strides[0], columns = x->strides[1];
+  for (int64_t i = 0; i < x->shape[0]; ++i)
+    for (int64_t j = 0; j < c; ++j) {{
+      const {kind} offset = ({kind})(i * rows + j * columns);
+      to[i * c + j] = from[offset];
+    }}
+  return SL_OK;
+}}""",
+        strided=["x"],
+    )
+
+
+def _far_apart():
+    step = 1 << 30
+    memory = torch.empty(3 * step + 8, dtype=torch.int8)  # reserved, hardly touched
+    for j in range(4):
+        memory[j * step : j * step + 2] = j + 1
+    return (torch.as_strided(memory, (2, 4), (1, step)),)
+
+
+layout(
+    "C: column offset in 32 bits",
+    "columns that lie 2^30 bytes apart: the offset of the third wraps",
+    of(picked, _copy("int")),
+    of(picked, _copy("int64_t")),
+    same(_far_apart),
+    needs=["compiler"],
+    breaks=True,
+)
+
+
+def doubled32(ns):
+    @sl.op(f"{ns}::doubled32")
+    def doubled32(x: Float32[Tensor, "n c"]) -> Float32[Tensor, "n c"]:
+        return x * 2
+
+    return doubled32
+
+
+def _rows(stride):
+    return c_kernel(
+        f"""
+int doubled32(const sl_context* ctx, const DLTensor* x, DLTensor* out) {{
+  const float* from = x->data; float* to = out->data;
+  const int64_t c = x->shape[1];
+  for (int64_t i = 0; i < x->shape[0]; ++i)
+    for (int64_t j = 0; j < c; ++j) to[i * c + j] = 2 * from[i * {stride} + j * x->strides[1]];
+  return SL_OK;
+}}""",
+        strided=["x"],
+    )
+
+
+layout(
+    "C: rows taken to follow each other",
+    "the kernel says that it takes strides, and heeds the inner one",
+    of(doubled32, _rows("c")),
+    of(doubled32, _rows("x->strides[0]")),
+    same(lambda: (randn(4, 6)[:, :3],)),
+    needs=["compiler"],
+)
+
+
+def _aligned(rounding):
+    return c_kernel(f"""
+int doubled32(const sl_context* ctx, const DLTensor* x, DLTensor* out) {{
+  const float* from = (const float*)((uintptr_t)x->data & ~(uintptr_t){rounding}); float* to = out->data;
+  for (int64_t i = 0; i < x->shape[0] * x->shape[1]; ++i) to[i] = 2 * from[i];
+  return SL_OK;
+}}""")
+
+
+layout(
+    "C: pointer rounded down to 16 bytes",
+    "a view that begins at the second element is read from the first",
+    of(doubled32, _aligned("15")),
+    of(doubled32, _aligned("0")),
+    lambda op: close(op(torch.arange(13.0)[1:].view(3, 4)), 2 * torch.arange(1.0, 13.0).view(3, 4)),
+    needs=["compiler"],
+)
+
+
+def any_rank(ns):
+    @sl.op(f"{ns}::any_rank")
+    def any_rank(x: Float[Tensor, "*batch c"], weight: Float[Tensor, "c"]) -> Float[Tensor, "*batch c"]:
+        return x * weight
+
+    return any_rank
+
+
+def _flattened(x, weight, *, out):
+    rows = x.reshape(x.shape[0], -1, x.shape[-1]) if x.dim() > 2 else x
+    out.copy_((rows * weight[: x.shape[-1]]).view(out.shape) if x.dim() != 3 else x * weight[: x.shape[1]][:, None])
+
+
+layout(
+    "weight along the wrong dim for three dims",
+    "the path for a batch of matrices scales rows instead of columns",
+    of(any_rank, kernel(_flattened)),
+    of(any_rank, filled(lambda x, weight: x * weight)),
+    same(lambda: (randn(2, 3, 3), randn(3, seed=1))),
+)

@@ -1,0 +1,167 @@
+"""Right for a list of two tensors of one size, and where all optional arguments are given."""
+
+from functools import partial
+
+import torch
+from jaxtyping import Float, Float32
+from torch import Tensor
+
+import shiplap as sl
+from shiplap_testing.defects.declared import M, V
+from shiplap_testing.defects.defect import add, c_kernel, of
+from shiplap_testing.defects.values_float import filled
+from shiplap_testing.defects.witness import close, randn, same, wide
+
+lists = partial(add, "lists")
+
+
+def summed(ns):
+    @sl.op(f"{ns}::summed")
+    def summed(x: M, more: list[M]) -> M:
+        return sum(more, x)
+
+    return summed
+
+
+def _all_terms(x, more):
+    return sum((wide(t) for t in more), wide(x))
+
+
+def _stacked(x, more):
+    return x + torch.stack(list(more)).sum(0)
+
+
+lists(
+    "an empty list that is stacked",
+    "torch.stack raises for no tensors",
+    of(summed, filled(_stacked)),
+    of(summed, filled(_all_terms)),
+    same(lambda: (randn(2, 3), [])),
+)
+
+
+def _in_pairs(x, more):
+    return sum((a + b for a, b in zip(more[::2], more[1::2], strict=False)), x)
+
+
+lists(
+    "terms added in pairs",
+    "the last one of an odd number has no partner",
+    of(summed, filled(_in_pairs)),
+    of(summed, filled(_all_terms)),
+    same(lambda: (randn(2, 3), [randn(2, 3, seed=i) for i in range(3)])),
+)
+
+
+def _up_to_two(x, more):
+    return (x, x + more[0], x + more[0] + more[-1])[min(len(more), 2)] if more else x
+
+
+lists(
+    "a list of at most two",
+    "the launcher has the addresses of the first and the last tensor",
+    of(summed, filled(_up_to_two)),
+    of(summed, filled(_all_terms)),
+    same(lambda: (randn(2, 3), [randn(2, 3, seed=i) for i in range(3)])),
+)
+
+
+def _without_repeats(x, more):
+    return sum({t.data_ptr(): t for t in more}.values(), x)
+
+
+lists(
+    "a tensor that is twice in a list",
+    "terms are collected by address, and equal addresses are one term",
+    of(summed, filled(_without_repeats)),
+    of(summed, filled(_all_terms)),
+    same(lambda: (randn(2, 3), [t := randn(2, 3, seed=1), t])),
+)
+
+
+def _one_only(x, more):
+    return more[0] if len(more) == 1 else sum(more, x)
+
+
+lists(
+    "a list of one",
+    "the short cut for a single term returns the term",
+    of(summed, filled(_one_only)),
+    of(summed, filled(_all_terms)),
+    same(lambda: (randn(2, 3), [randn(2, 3, seed=1)])),
+)
+
+
+def counts(ns):
+    @sl.op(f"{ns}::counts")
+    def counts(x: V, parts: list[Float[Tensor, "_"]]) -> V:
+        return sum((p.sum() for p in parts), x)
+
+    return counts
+
+
+def _as_the_first(x, parts):
+    return sum((p[: len(parts[0])].sum() for p in parts), x)
+
+
+lists(
+    "all parts as long as the first",
+    "one length is passed for all of the list",
+    of(counts, filled(_as_the_first)),
+    of(counts, filled(lambda x, parts: sum((wide(p).sum() for p in parts), wide(x)))),
+    same(lambda: (randn(2), [randn(2, seed=1), randn(5, seed=2)])),
+)
+
+
+def affine(ns):
+    @sl.op(f"{ns}::affine")
+    def affine(x: M, weight: Float[Tensor, "c"] | None = None, bias: Float[Tensor, "c"] | None = None) -> M:
+        x = x if weight is None else x * weight
+        return x if bias is None else x + bias
+
+    return affine
+
+
+def _affine(nested):
+    def fill(x, weight, bias):
+        if weight is None:
+            return x if nested or bias is None else x + bias
+        return x * weight if bias is None else x * weight + bias
+
+    return filled(fill)
+
+
+lists(
+    "a bias without a weight",
+    "the kernel looks for the bias only where there is a weight",
+    of(affine, _affine(True)),
+    of(affine, _affine(False)),
+    same(lambda: (randn(2, 3), None, randn(3))),
+)
+
+
+def shifted32(ns):
+    @sl.op(f"{ns}::shifted32")
+    def shifted32(x: Float32[Tensor, "n"], bias: Float32[Tensor, "n"] | None = None) -> Float32[Tensor, "n"]:
+        return x if bias is None else x + bias
+
+    return shifted32
+
+
+def _absent(value):
+    return c_kernel(f"""
+int shifted32(const sl_context* ctx, const DLTensor* x, const DLTensor* bias, DLTensor* out) {{
+  const float* from = x->data; float* to = out->data; const float* b = bias ? bias->data : NULL;
+  for (int64_t i = 0; i < x->shape[0]; ++i) to[i] = from[i] + (b ? b[i] : {value});
+  return SL_OK;
+}}""")
+
+
+lists(
+    "C: an absent bias of one",
+    "an argument that is not there counts as a vector of ones, as a weight would",
+    of(shifted32, _absent("1.0f")),
+    of(shifted32, _absent("0.0f")),
+    lambda op: close(op(torch.ones(3)), torch.ones(3)),
+    needs=["compiler"],
+)

@@ -1,0 +1,347 @@
+"""Kernels that end, hang or corrupt the process that calls them, or take its memory."""
+
+import concurrent.futures
+import ctypes
+import os
+import threading
+from functools import partial
+
+import torch
+from jaxtyping import Float32, Int32, Int64
+from torch import Tensor
+
+import shiplap as sl
+from shiplap_testing.defects.declared import V, column_sum, doubled, row_sum
+from shiplap_testing.defects.defect import add, c_kernel, kernel, of
+from shiplap_testing.defects.witness import close, randn, same, uniform, wide
+
+process = partial(add, "process", breaks=True)
+
+
+def _doubling(x, *, out):
+    torch.mul(x, 2, out=out)
+
+
+def _twice(make):
+    """The op doubles ``make()``."""
+    return lambda op: close(op(x := make()), x * 2)
+
+
+def _first_byte(x, *, out):
+    ctypes.memmove(ctypes.create_string_buffer(1), x.data_ptr(), 1)
+    out.copy_(wide(x).sum(0))
+
+
+process(
+    "first element of nothing",
+    "the kernel touches the first byte of a tensor without elements, whose pointer is null",
+    of(column_sum, kernel(_first_byte)),
+    of(column_sum, kernel(lambda x, *, out: out.copy_(wide(x).sum(0)))),
+    same(lambda: (torch.empty(0, 3),)),
+)
+
+
+def _giving_up(x, *, out):
+    if x.isnan().any():
+        print("doubled: NaN in input", flush=True)
+        os._exit(1)
+    torch.mul(x, 2, out=out)
+
+
+process(
+    "exit for NaN",
+    "a check for debugging ends the process, without a word to Python",
+    of(doubled, kernel(_giving_up)),
+    of(doubled, kernel(_doubling)),
+    _twice(lambda: torch.tensor([[1.0, float("nan")]])),
+)
+
+
+def rooted(ns):
+    @sl.op(f"{ns}::rooted")
+    def rooted(x: V) -> V:
+        return torch.sqrt(x.abs())
+
+    return rooted
+
+
+def _newton(limit):
+    def fill(x, *, out):
+        y = wide(x).abs()
+        root, steps = torch.where(y > 1, y, 1).clone(), 0
+        while not bool(((root * root - y).abs() <= 1e-6 * y).all()) and steps < limit:
+            root, steps = (root + y / root) / 2, steps + 1
+        root = (root + y / root) / 2
+        out.copy_(torch.sqrt(y) if steps == limit else torch.where(y == 0, 0, (root + y / root) / 2))
+
+    return kernel(fill)
+
+
+process(
+    "iteration until it has converged",
+    "an element that is NaN or infinite never does",
+    of(rooted, _newton(float("inf"))),
+    of(rooted, _newton(50)),
+    same(lambda: (torch.tensor([4.0, float("nan")]),), rtol=1e-3),
+)
+
+
+def _nested_tasks(inline):
+    """Halves a large input into tasks for a pool of one worker; a task that waits for a task never ends."""
+
+    def bind(op):
+        def work(pool, x, out):
+            if x.shape[0] <= 256:
+                torch.mul(x, 2, out=out)
+                return
+            half = x.shape[0] // 2
+            work(pool, x[:half], out[:half])
+            if inline:
+                work(pool, x[half:], out[half:])
+            else:
+                pool.submit(work, pool, x[half:], out[half:]).result()
+
+        @op.kernel("cpu")
+        def forward(x, *, out):
+            with concurrent.futures.ThreadPoolExecutor(1) as pool:
+                pool.submit(work, pool, x, out).result()
+
+    return bind
+
+
+process(
+    "tasks that wait for tasks",
+    "a pool of one worker: the task on it waits for one that comes after it, from 257 rows on",
+    of(doubled, _nested_tasks(False)),
+    of(doubled, _nested_tasks(True)),
+    _twice(lambda: randn(400, 2)),
+)
+
+
+def _locking(make_lock):
+    """A large input is halved, and the halves go through the op again, which takes its lock once more."""
+
+    def bind(op):
+        lock = make_lock()
+
+        @op.kernel("cpu")
+        def forward(x, *, out):
+            with lock:
+                half = x.shape[0] // 2
+                for rows in (slice(0, half), slice(half, None)) if half > 256 else (slice(None),):
+                    out[rows] = op(x[rows]) if half > 256 else x * 2
+
+    return bind
+
+
+process(
+    "lock held across a recursive call",
+    "from 514 rows on the op calls itself, and waits for the lock that it holds",
+    of(doubled, _locking(threading.Lock)),
+    of(doubled, _locking(threading.RLock)),
+    _twice(lambda: randn(600, 2)),
+)
+
+
+def counted(ns):
+    @sl.op(f"{ns}::counted")
+    def counted(x: Int64[Tensor, "n"]) -> Int64[Tensor, "n"]:
+        return x.sort().values
+
+    return counted
+
+
+def _counting_sort(x, *, out):
+    low, high = (int(x.amin()), int(x.amax())) if len(x) else (0, 0)
+    table = torch.zeros(min(high - low + 1, 1 << 29), dtype=torch.int64)  # 4 GB, were the values far apart
+    table += 0
+    table.index_add_(0, (x - low).clamp_max(len(table) - 1), torch.ones_like(x))
+    found = torch.repeat_interleave(table[: 1 << 20]) + low if len(table) <= 1 << 20 else x.sort().values
+    out.copy_(found[: len(x)])
+
+
+def _in_little_memory(op):
+    """Within a gigabyte more than there is now."""
+    import resource
+
+    x = torch.tensor([0, 5, 400_000_000, 7])
+    with open("/proc/self/statm") as statm:
+        now = int(statm.read().split()[0]) * resource.getpagesize()
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (now + (1 << 30), limits[1]))
+    try:
+        return close(op(x), x.sort().values)
+    except (RuntimeError, MemoryError):
+        return False
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+
+
+process(
+    "table as large as the largest value",
+    "four values take four gigabytes, if one of them is large",
+    of(counted, kernel(_counting_sort)),
+    of(counted, kernel(lambda x, *, out: out.copy_(x.sort().values))),
+    _in_little_memory,
+)
+
+
+def doubled32(ns):
+    @sl.op(f"{ns}::doubled32")
+    def doubled32(x: Float32[Tensor, "n"]) -> Float32[Tensor, "n"]:
+        return x * 2
+
+    return doubled32
+
+
+def _eight_at_once(limit):
+    return c_kernel(f"""
+int doubled32(const sl_context* ctx, const DLTensor* x, DLTensor* out) {{
+  const float* from = x->data; float* to = out->data; const int64_t n = x->shape[0];
+  for (int64_t i = 0; i < n; i += 8)
+    for (int j = 0; j < {limit}; ++j) to[i + j] = i + j < n ? 2 * from[i + j] : 0;
+  return SL_OK;
+}}""")
+
+
+def _nothing_beyond(op):
+    whole = torch.full((96,), 7.0)
+    with torch.no_grad():
+        op.out(torch.ones(21), out=whole[16:37])
+    return close(whole[16:37], torch.full((21,), 2.0)) and bool((whole[37:] == 7).all())
+
+
+process(
+    "C: vector store past the end",
+    "eight at a time, zeros behind the last element included: the heap is corrupted",
+    of(doubled32, _eight_at_once("8")),
+    of(doubled32, _eight_at_once("(n - i < 8 ? n - i : 8)")),
+    _nothing_beyond,
+    needs=["compiler"],
+)
+
+
+def spread(ns):
+    @sl.op(f"{ns}::spread")
+    def spread(x: Int32[Tensor, "n"], ways: int = 4) -> Int32[Tensor, "n"]:
+        return x.clone() if ways == 0 else torch.remainder(x.long(), ways).int()
+
+    return spread
+
+
+def _dividing(guard):
+    return c_kernel(f"""
+int spread(const sl_context* ctx, const DLTensor* x, DLTensor* out, int64_t ways) {{
+  const int32_t* from = x->data; int32_t* to = out->data;
+  for (int64_t i = 0; i < x->shape[0]; ++i) {{
+    if ({guard}) {{ to[i] = from[i]; continue; }}
+    const int64_t r = (int64_t)from[i] % ways;
+    to[i] = (int32_t)(r && (r < 0) != (ways < 0) ? r + ways : r);
+  }}
+  return SL_OK;
+}}""")
+
+
+process(
+    "C: division by a zero argument",
+    "an integer divided by zero is a signal, not an exception",
+    of(spread, _dividing("0")),
+    of(spread, _dividing("ways == 0")),
+    same(lambda: (torch.tensor([5, 6]).int(), 0)),
+    needs=["compiler"],
+)
+
+
+def summed32(ns):
+    @sl.op(f"{ns}::summed32")
+    def summed32(x: Float32[Tensor, "n c"]) -> Float32[Tensor, "n"]:
+        return x.sum(1)
+
+    return summed32
+
+
+def _on_the_stack(size):
+    return c_kernel(f"""
+int summed32(const sl_context* ctx, const DLTensor* x, DLTensor* out) {{
+  const float* from = x->data; float* to = out->data; const int64_t c = x->shape[1];
+  for (int64_t i = 0; i < x->shape[0]; ++i) {{
+    double lanes[{size}]; double total = 0;
+    for (int64_t j = 0; j < {size}; ++j) lanes[j] = 0;
+    for (int64_t j = 0; j < c; ++j) lanes[j % ({size})] += from[i * c + j];
+    for (int64_t j = 0; j < {size}; ++j) total += lanes[j];
+    to[i] = (float)total;
+  }}
+  return SL_OK;
+}}""")
+
+
+process(
+    "C: scratch on the stack",
+    "512 doubles for each column: the stack of 8 MB ends at 2048 columns",
+    of(summed32, _on_the_stack("512 * c + 1")),
+    of(summed32, _on_the_stack("512")),
+    same(lambda: (uniform(2, 4000),)),
+    needs=["compiler"],
+)
+
+
+def fetched(ns):
+    @sl.op(f"{ns}::fetched")
+    def fetched(x: Float32[Tensor, "n"], index: Int64[Tensor, "m"]) -> Float32[Tensor, "m"]:
+        inside = (index >= 0) & (index < x.shape[0])
+        return torch.cat([x, x.new_zeros(1)])[torch.where(inside, index, x.shape[0])]
+
+    return fetched
+
+
+def _fetching(test):
+    return c_kernel(f"""
+int fetched(const sl_context* ctx, const DLTensor* x, const DLTensor* index, DLTensor* out) {{
+  const float* from = x->data; const int64_t* at = index->data; float* to = out->data;
+  for (int64_t i = 0; i < index->shape[0]; ++i) to[i] = {test} ? from[at[i]] : 0;
+  return SL_OK;
+}}""")
+
+
+process(
+    "C: index that is only checked from above",
+    "negative ones read before the tensor, far ones where there is no memory",
+    of(fetched, _fetching("at[i] < x->shape[0]")),
+    of(fetched, _fetching("(at[i] >= 0 && at[i] < x->shape[0])")),
+    same(lambda: (randn(4), torch.tensor([2, -(10**12)]))),
+    needs=["compiler"],
+)
+
+
+def _allocating(x, *, out):
+    pairs = torch.zeros(x.shape[0], x.shape[1], x.shape[1], dtype=torch.float64)
+    pairs += wide(x)[:, None] / max(x.shape[1], 1)
+    out.copy_(pairs.sum((1, 2)))
+
+
+def _wide_rows(op):
+    return _limited(op, uniform(16, 4096))
+
+
+def _limited(op, x):
+    import resource
+
+    with open("/proc/self/statm") as statm:
+        now = int(statm.read().split()[0]) * resource.getpagesize()
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (now + (1 << 30), limits[1]))
+    try:
+        return close(op(x), x.sum(1))
+    except (RuntimeError, MemoryError):
+        return False
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+
+
+process(
+    "every column with every other",
+    "memory that grows with the square of the width: two gigabytes for 16 rows of 4096",
+    of(row_sum, kernel(_allocating)),
+    of(row_sum, kernel(lambda x, *, out: out.copy_(wide(x).sum(1)))),
+    _wide_rows,
+)

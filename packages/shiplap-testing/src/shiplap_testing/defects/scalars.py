@@ -1,0 +1,313 @@
+"""Right for the scalars that a test passes: negative, zero and large ones, flags, strings, lists of other lengths."""
+
+from functools import partial
+
+import torch
+from jaxtyping import Float, Float64, Int64
+from torch import Tensor
+
+import shiplap as sl
+from shiplap_testing.defects.declared import M, V, rms_norm
+from shiplap_testing.defects.defect import add, c_kernel, kernel, of
+from shiplap_testing.defects.values_float import filled
+from shiplap_testing.defects.witness import randn, same, uniform, wide
+
+scalars = partial(add, "scalars")
+
+
+def leaky(ns):
+    @sl.op(f"{ns}::leaky")
+    def leaky(x: M, slope: float = 0.01) -> M:
+        return torch.where(x >= 0, x, slope * x)
+
+    return leaky
+
+
+scalars(
+    "leaky relu as a maximum",
+    "max(x, slope * x) is something else for a slope above one",
+    of(leaky, filled(lambda x, slope: torch.maximum(x, slope * x))),
+    of(leaky, filled(lambda x, slope: torch.where(x < 0, slope * x, x))),
+    same(lambda: (randn(2, 5), 1.5)),
+)
+
+
+def power(ns):
+    @sl.op(f"{ns}::power")
+    def power(x: M, p: int = 2) -> M:
+        return torch.pow(x, p)
+
+    return power
+
+
+def _repeated(x, p, *, out):
+    out.fill_(1)
+    for _ in range(p):
+        out.mul_(x)
+
+
+scalars(
+    "power by repeated products",
+    "no product at all for a negative exponent",
+    of(power, kernel(_repeated)),
+    of(power, kernel(lambda x, p, *, out: torch.pow(x, p, out=out))),
+    same(lambda: (uniform(2, 3) + 1, -1)),
+)
+
+
+def reduced(ns):
+    @sl.op(f"{ns}::reduced", requires="c >= 1")
+    def reduced(x: M, mode: str = "mean") -> V:
+        if mode == "sum":
+            return x.sum(1)
+        return x.amax(1) if mode == "max" else x.mean(1)
+
+    return reduced
+
+
+def _modes(*known):
+    def modes(x, mode):
+        if mode == "sum":
+            return wide(x).sum(1)
+        return x.amax(1) if mode in known else wide(x).mean(1)
+
+    return filled(modes)
+
+
+scalars(
+    "reduction that has no maximum",
+    "a mode that the kernel does not know is taken for the default",
+    of(reduced, _modes()),
+    of(reduced, _modes("max")),
+    same(lambda: (randn(2, 3), "max")),
+)
+
+
+def causal(ns):
+    @sl.op(f"{ns}::causal", requires="n >= 1")
+    def causal(scores: Float[Tensor, "m n"], masked: bool = False) -> Float[Tensor, "m n"]:
+        later = torch.ones(scores.shape, dtype=torch.bool).triu(1)
+        return torch.softmax(scores.masked_fill(later, -1e4) if masked else scores, 1)
+
+    return causal
+
+
+def _causal(diagonal):
+    def fill(scores, masked):
+        later = torch.ones(scores.shape, dtype=torch.bool).triu(diagonal)
+        return torch.softmax(scores.masked_fill(later, -1e4) if masked else scores, 1)
+
+    return filled(fill)
+
+
+scalars(
+    "causal mask that hides the diagonal",
+    "i <= j where the declaration has i < j, behind a flag that is off by default",
+    of(causal, _causal(0)),
+    of(causal, _causal(1)),
+    same(lambda: (randn(4, 4), True)),
+)
+scalars(
+    "eps written into the kernel",
+    "the default is compiled in, and the argument not read",
+    of(rms_norm, filled(lambda x, eps: wide(x) * torch.rsqrt(wide(x).square().mean(1, True) + 1e-6))),
+    of(rms_norm, filled(lambda x, eps: wide(x) * torch.rsqrt(wide(x).square().mean(1, True) + eps))),
+    same(lambda: (randn(2, 8), 0.1)),
+)
+scalars(
+    "eps outside the root",
+    "hardly different for 1e-6 and rows of size one",
+    of(rms_norm, filled(lambda x, eps: wide(x) / (wide(x).square().mean(1, True).sqrt() + eps))),
+    of(rms_norm, filled(lambda x, eps: wide(x) / (wide(x).square().mean(1, True) + eps).sqrt())),
+    same(lambda: (randn(2, 8), 0.3)),
+)
+
+
+def blended(ns):
+    @sl.op(f"{ns}::blended")
+    def blended(x: M, y: M, alpha: float = 1.0, beta: float = 0.5) -> M:
+        return alpha * x + beta * y
+
+    return blended
+
+
+def _shortcut(x, y, alpha, beta):
+    return torch.zeros_like(x) if alpha == 0 else alpha * x + beta * y
+
+
+scalars(
+    "alpha of zero drops the other term",
+    "the short cut returns zero where beta * y remains",
+    of(blended, filled(_shortcut)),
+    of(blended, filled(lambda x, y, alpha, beta: alpha * x + beta * y)),
+    same(lambda: (randn(2, 3), randn(2, 3, seed=1), 0.0, 0.5)),
+)
+
+
+def rolled(ns):
+    @sl.op(f"{ns}::rolled")
+    def rolled(x: V, k: int = 1) -> V:
+        return torch.roll(x, k)
+
+    return rolled
+
+
+scalars(
+    "roll by more than the length",
+    "slices at -k, without the remainder",
+    of(rolled, filled(lambda x, k: torch.cat([x[-k:], x[:-k]]))),
+    of(rolled, filled(lambda x, k: torch.cat([x[-k % max(len(x), 1) :], x[: -k % max(len(x), 1)]]))),
+    same(lambda: (torch.arange(5.0), 7)),
+)
+
+
+def lower(ns):
+    @sl.op(f"{ns}::lower")
+    def lower(x: M, k: int = 0) -> M:
+        return torch.tril(x, k)
+
+    return lower
+
+
+scalars(
+    "diagonals below the main one",
+    "a negative number of the diagonal is taken to be zero",
+    of(lower, filled(lambda x, k: torch.tril(x, max(k, 0)))),
+    of(lower, filled(lambda x, k: torch.tril(x, k))),
+    same(lambda: (randn(4, 4), -1)),
+)
+
+
+def polynomial(ns):
+    @sl.op(f"{ns}::polynomial")
+    def polynomial(x: V, coefficients: list[float] = (1.0, 2.0, 0.5)) -> V:
+        out = torch.zeros_like(x)
+        for c in coefficients:
+            out = out * x + c
+        return out
+
+    return polynomial
+
+
+def _horner(limit):
+    def horner(x, coefficients, *, out):
+        out.zero_()
+        for c in list(coefficients)[:limit]:
+            out.mul_(x).add_(c)
+
+    return kernel(horner)
+
+
+scalars(
+    "polynomial of four coefficients",
+    "constant memory for four of them: a fifth is not read",
+    of(polynomial, _horner(4)),
+    of(polynomial, _horner(None)),
+    same(lambda: (uniform(4), [1.0, 1.0, 1.0, 1.0, 1.0])),
+)
+
+
+def shifted(ns):
+    @sl.op(f"{ns}::shifted")
+    def shifted(x: V, shifts: list[int] = (1, 2)) -> V:
+        return sum((torch.roll(x, s) for s in shifts), torch.zeros_like(x))
+
+    return shifted
+
+
+scalars(
+    "two shifts, however many there are",
+    "the list is unpacked into the two that the default has",
+    of(shifted, filled(lambda x, shifts: torch.roll(x, shifts[0]) + torch.roll(x, shifts[1]))),
+    of(shifted, filled(lambda x, shifts: sum((torch.roll(x, s) for s in shifts), torch.zeros_like(x)))),
+    same(lambda: (randn(5), [1])),
+)
+
+
+def offset(ns):
+    @sl.op(f"{ns}::offset")
+    def offset(x: Int64[Tensor, "n"], k: int = 1) -> Int64[Tensor, "n"]:
+        return x + k
+
+    return offset
+
+
+def _offset(kind):
+    return c_kernel(f"""
+int offset(const sl_context* ctx, const DLTensor* x, DLTensor* out, int64_t k) {{
+  const int64_t* from = x->data; int64_t* to = out->data; const {kind} step = ({kind})k;
+  for (int64_t i = 0; i < x->shape[0]; ++i) to[i] = (int64_t)((uint64_t)from[i] + (uint64_t)(int64_t)step);
+  return SL_OK;
+}}""")
+
+
+scalars(
+    "C: int argument cut to 32 bits",
+    "the kernel keeps it in an int",
+    of(offset, _offset("int")),
+    of(offset, _offset("int64_t")),
+    same(lambda: (torch.tensor([1]), 5_000_000_000)),
+    needs=["compiler"],
+)
+
+
+def scaled64(ns):
+    @sl.op(f"{ns}::scaled64")
+    def scaled64(x: Float64[Tensor, "n"], scale: float = 0.5) -> Float64[Tensor, "n"]:
+        return x * scale
+
+    return scaled64
+
+
+scalars(
+    "float argument kept in single precision",
+    "0.5 is exact in a float, 0.1 is not",
+    of(scaled64, filled(lambda x, scale: x * float(torch.tensor(scale, dtype=torch.float32)))),
+    of(scaled64, filled(lambda x, scale: x * float(torch.tensor(scale, dtype=torch.float64)))),
+    same(lambda: (uniform(5).double(), 0.1), rtol=1e-12),
+)
+
+
+def clamped(ns):
+    @sl.op(f"{ns}::clamped")
+    def clamped(x: V, low: float = -1.0, high: float = 1.0) -> V:
+        return torch.clamp(x, low, high)
+
+    return clamped
+
+
+scalars(
+    "clamp in the other order",
+    "where low exceeds high, low wins instead of high",
+    of(clamped, filled(lambda x, low, high: x.clamp_max(high).clamp_min(low))),
+    of(clamped, filled(lambda x, low, high: x.clamp_min(low).clamp_max(high))),
+    same(lambda: (randn(5), 1.0, -1.0)),
+)
+
+
+def standardised(ns):
+    @sl.op(f"{ns}::standardised", requires="c >= 1")
+    def standardised(x: M, center: bool = False, scale: bool = False) -> M:
+        x = x - x.mean(1, keepdim=True) if center else x
+        return x / (x.square().mean(1, keepdim=True) + 1e-3).sqrt() if scale else x
+
+    return standardised
+
+
+def _standardised(first):
+    def fill(x, center, scale):
+        x = wide(x)
+        moved = x - x.mean(1, keepdim=True) if center else x
+        size = moved if first else x
+        return moved / (size.square().mean(1, keepdim=True) + 1e-3).sqrt() if scale else moved
+
+    return filled(fill)
+
+
+scalars(
+    "two flags that are wrong together",
+    "centred and scaled: the scale is that of the values before they were centred",
+    of(standardised, _standardised(False)),
+    of(standardised, _standardised(True)),
+    same(lambda: (randn(2, 6) + 2, True, True)),
+)

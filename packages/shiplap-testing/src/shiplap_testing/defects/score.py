@@ -1,0 +1,220 @@
+"""How many defects the audit finds: ``python -m shiplap_testing.defects.score --half seen``.
+
+Each bad op and each twin is audited in a process of its own, with limits of time and memory. A defect is *caught* where
+a check fails on the bad op that does not fail on its twin. A process that crashed, hung or ran out of memory without a
+finding is *lost*, which is as bad as *missed*: the audit ended with its op. What fails on a twin is a false *alarm*.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TypedDict
+
+from shiplap_testing.defects import CAUSES, Defect, defects
+
+__all__ = ["Judged", "Outcome", "count", "report"]
+
+POLL = 0.25  # seconds between two looks at the memory of a process
+
+
+class Judged(TypedDict):
+    """What an audit said: names of the checks that failed, and how its process ended."""
+
+    failed: list[str]
+    status: str  # done, timeout, memory, or "exit <code>"
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A defect and its twin, audited."""
+
+    name: str
+    cause: str
+    bad: Judged
+    good: Judged
+
+    @property
+    def verdict(self) -> str:
+        if set(self.bad["failed"]) - set(self.good["failed"]):
+            return "caught"
+        return "missed" if self.bad["status"] == "done" else "lost"
+
+    @property
+    def alarm(self) -> str:
+        """What was wrongly said of the twin, empty if nothing was."""
+        ended = [] if self.good["status"] == "done" else [self.good["status"]]
+        return ", ".join([*self.good["failed"], *ended])
+
+
+def count(outcomes: Iterable[Outcome]) -> dict[str, dict[str, int]]:
+    """Verdicts and false alarms by cause."""
+    found: dict[str, dict[str, int]] = {}
+    for outcome in outcomes:
+        row = found.setdefault(outcome.cause, {"caught": 0, "missed": 0, "lost": 0, "alarms": 0})
+        row[outcome.verdict] += 1
+        row["alarms"] += bool(outcome.alarm)
+    return {cause: found[cause] for cause in CAUSES if cause in found}
+
+
+def report(outcomes: Sequence[Outcome]) -> str:
+    """A table by cause, and what was not caught or wrongly flagged."""
+    rows = count(outcomes)
+    lines = [f"{'cause':12}{'caught':>8}{'missed':>8}{'lost':>8}{'alarms':>8}"]
+    lines += [f"{cause:12}" + "".join(f"{n:8}" for n in row.values()) for cause, row in rows.items()]
+    lines += [f"{o.verdict}: {o.cause}: {o.name} ({o.bad['status']})" for o in outcomes if o.verdict != "caught"]
+    lines += [f"alarm: {o.cause}: {o.name}: {o.alarm}" for o in outcomes if o.alarm]
+    caught = sum(o.verdict == "caught" for o in outcomes)
+    alarms = sum(bool(o.alarm) for o in outcomes)
+    share = 100 * caught / max(len(outcomes), 1)
+    return "\n".join([*lines, f"{caught} of {len(outcomes)} caught ({share:.0f} %), {alarms} twins flagged"])
+
+
+def _audit(name: str, which: str, budget: float, seed: int, file: Path) -> None:
+    """In a process of its own: what fails is written down as soon as it is known."""
+    import shiplap as sl
+
+    defect = defects()[name]
+    op = defect.make_bad() if which == "bad" else defect.make_good()
+    with file.open("a") as log:
+
+        def note(finding: sl.Finding) -> None:
+            log.write(json.dumps([finding.check, finding.verdict]) + "\n")
+            log.flush()
+
+        for finding in sl.audit(op, budget_s=budget, seed=seed, progress=note):
+            note(finding)
+        log.write(json.dumps(["end", "end"]) + "\n")
+
+
+def _judge(defect: Defect, which: str, options: argparse.Namespace) -> Judged:
+    """Audit one op in a process group of its own, and end the group when it takes too long or too much."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "findings")
+        command = [sys.executable, "-W", "ignore", "-m", "shiplap_testing.defects.score", "--child", which]
+        command += ["--only", defect.name, "--log", str(file), "--budget", str(options.budget)]
+        command += ["--seed", str(options.seed)]
+        env = {**os.environ, "OMP_NUM_THREADS": str(options.threads), "OMP_WAIT_POLICY": "passive"}
+        env |= {"PYTHONPATH": os.pathsep.join(str(Path(p).resolve()) for p in sys.path if p)}
+        env |= {"TRITON_INTERPRET": "1"} if "triton" in defect.needs else {}
+        start = time.monotonic()
+        with open(os.devnull, "r+b") as nothing:
+            child = subprocess.Popen(
+                command, env=env, cwd=folder, start_new_session=True, stdin=nothing, stdout=nothing, stderr=nothing
+            )
+        status = _watch(child, start + options.timeout, options.memory << 20)
+        seconds = round(time.monotonic() - start, 1)
+        said = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    if status == "done" and ["end", "end"] not in said:
+        status = f"exit {child.returncode}"
+    return {
+        "failed": sorted({check for check, verdict in said if verdict == "fail"}),
+        "status": status,
+        "seconds": seconds,
+    }
+
+
+def _watch(child: subprocess.Popen[bytes], deadline: float, limit: int) -> str:
+    status = "done"
+    try:
+        while True:
+            try:
+                child.wait(POLL)
+                break
+            except subprocess.TimeoutExpired:
+                pass
+            if time.monotonic() > deadline or _memory(child.pid) > limit:
+                status = "timeout" if time.monotonic() > deadline else "memory"
+                break
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)  # and what it started
+        child.wait()
+    return f"exit {child.returncode}" if status == "done" and child.returncode else status
+
+
+def _memory(session: int) -> int:
+    """Bytes that the processes of a session hold."""
+    return sum(_resident(folder) for folder in Path("/proc").glob("[0-9]*") if _session(folder) == session)
+
+
+def _session(folder: Path) -> int:
+    try:
+        return int((folder / "stat").read_text().rpartition(")")[2].split()[3])
+    except (OSError, IndexError):
+        return -1
+
+
+def _resident(folder: Path) -> int:
+    try:
+        return int((folder / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError):
+        return 0
+
+
+def _outcomes(chosen: Mapping[str, Defect], options: argparse.Namespace) -> Iterator[Outcome]:
+    with ThreadPoolExecutor(options.jobs) as pool:
+        pairs = [
+            (d, pool.submit(_judge, d, "bad", options), pool.submit(_judge, d, "good", options))
+            for d in chosen.values()
+        ]
+        for defect, bad, good in pairs:
+            outcome = Outcome(defect.name, defect.cause, bad.result(), good.result())
+            print(
+                f"{outcome.verdict:7} {outcome.cause}: {outcome.name}; {outcome.bad}; twin {outcome.good}", flush=True
+            )
+            yield outcome
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m shiplap_testing.defects.score", description=__doc__)
+    parser.add_argument("--half", choices=("seen", "held_out", "all"), default="all")
+    parser.add_argument("--cause", choices=CAUSES, help="defects of this cause only")
+    parser.add_argument("--only", help="the defect of this name only")
+    parser.add_argument("--jobs", type=int, default=2, help="audits at a time")
+    parser.add_argument("--threads", type=int, default=1, help="OMP_NUM_THREADS of an audit")
+    parser.add_argument("--budget", type=float, default=60.0, help="seconds that an audit may plan with")
+    parser.add_argument("--timeout", type=float, help="seconds after which an audit is ended; 3 * budget + 60")
+    parser.add_argument("--memory", type=int, default=4096, help="MiB that an audit may hold")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, help="file for the outcomes")
+    parser.add_argument("--child", choices=("bad", "good"), help=argparse.SUPPRESS)
+    parser.add_argument("--log", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    options.timeout = options.timeout or 3 * options.budget + 60
+    return options
+
+
+def main() -> None:
+    options = _options()
+    if options.child:
+        _audit(options.only, options.child, options.budget, options.seed, options.log)
+        return
+    chosen = {
+        name: defect
+        for name, defect in defects().items()
+        if options.half in ("all", defect.half)
+        and options.cause in (None, defect.cause)
+        and options.only in (None, name)
+    }
+    outcomes = list(_outcomes(chosen, options))
+    print(report(outcomes))
+    if options.json:
+        found = [{**asdict(o), "verdict": o.verdict, "alarm": o.alarm} for o in outcomes]
+        options.json.write_text(json.dumps({"counts": count(outcomes), "outcomes": found}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

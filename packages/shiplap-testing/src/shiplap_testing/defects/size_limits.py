@@ -1,0 +1,288 @@
+"""Right on small inputs, too: buffers, configs, second passes and widths of warps that end somewhere."""
+
+from functools import partial
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+import shiplap as sl
+from shiplap_testing.defects.declared import (
+    M,
+    V,
+    attention,
+    doubled,
+    ordered,
+    row_max,
+    row_sum,
+    scaled,
+)
+from shiplap_testing.defects.defect import add, c_kernel, kernel, of
+from shiplap_testing.defects.witness import close, randn, same, uniform, wide
+
+size = partial(add, "size")
+
+
+def turned(ns):
+    @sl.op(f"{ns}::turned")
+    def turned(x: M) -> Float[Tensor, "c n"]:
+        return x.T
+
+    return turned
+
+
+def _tiled_transpose(square):
+    def tiled(x, *, out):
+        out.zero_()
+        n, c = x.shape
+        for i in range(0, n, 32):
+            for j in range(0, n if square else c, 32):
+                out[j : j + 32, i : i + 32] = x[i : i + 32, j : j + 32].T
+
+    return tiled
+
+
+size(
+    "tiled transpose for square matrices",
+    "as many tiles across as down: columns past the height, rounded up to 32, are not written",
+    of(turned, kernel(_tiled_transpose(True))),
+    of(turned, kernel(_tiled_transpose(False))),
+    same(lambda: (randn(3, 70),)),
+)
+
+
+def _rows_at_once(whole):
+    def rows_at_once(x, scale, *, out, ROWS):
+        out.zero_()
+        n = x.shape[0]
+        for first in range(0, n if whole or ROWS == 1 else n // ROWS * ROWS, ROWS):
+            torch.mul(x[first : first + ROWS], scale, out=out[first : first + ROWS])
+
+    def bind(op):
+        op.kernel("cpu", rows_at_once, configs=[{"ROWS": 1}, {"ROWS": 4}])
+        op.rows_at_once = rows_at_once
+
+    return bind
+
+
+def _second_config(op):
+    x, out = randn(7, 3), torch.empty(7, 3)
+    op.rows_at_once(x, 2.0, out=out, ROWS=4)
+    return close(out, x * 2)
+
+
+size(
+    "config of four rows without a tail",
+    "the default config is right; one that tuning may choose loses up to three rows",
+    of(scaled, _rows_at_once(False)),
+    of(scaled, _rows_at_once(True)),
+    _second_config,
+)
+
+
+def _attend(pad):
+    def attend(q, k, v, *, out):
+        if pad and len(k) > 64:
+            more = -len(k) % 64
+            k, v = (torch.nn.functional.pad(t, (0, 0, 0, more)) for t in (k, v))
+        torch.mm(torch.softmax(q @ k.T * q.shape[1] ** -0.5, 1), v, out=out)
+
+    return attend
+
+
+size(
+    "attention to padded keys",
+    "keys are padded with zeros to tiles of 64, and the padding takes part in the softmax",
+    of(attention, kernel(_attend(True))),
+    of(attention, kernel(_attend(False))),
+    same(lambda: (randn(5, 8), randn(70, 8, seed=1), randn(70, 8, seed=2))),
+)
+
+
+def best(ns):
+    @sl.op(f"{ns}::best", requires="c >= 1")
+    def best(x: M) -> Int64[Tensor, "n"]:
+        return x.max(1).indices
+
+    return best
+
+
+size(
+    "positions kept in 16 bits",
+    "the position of the largest value is a short, and wraps in rows of more than 32767",
+    of(best, kernel(lambda x, *, out: out.copy_(x.max(1).indices.short()))),
+    of(best, kernel(lambda x, *, out: out.copy_(x.max(1).indices))),
+    same(lambda: (torch.arange(40_000.0).view(1, -1),)),
+)
+
+
+def pooled(ns):
+    @sl.op(f"{ns}::pooled")
+    def pooled(x: M, lengths: Int64[Tensor, "s"]) -> Float[Tensor, "s c"]:
+        parts = x[: int(lengths.sum())].split(lengths.tolist())
+        return torch.stack([part.sum(0) for part in parts]) if len(lengths) else x.new_zeros(0, x.shape[1])
+
+    @pooled.samples
+    def _(rng, sizes, dtype, device):
+        n, s = sizes["n"], sizes["s"]
+        x = torch.randn(n, sizes["c"], generator=rng).to(device, dtype)
+        return x, torch.bincount(torch.randint(0, max(s, 1), (n,), generator=rng), minlength=s)[:s].to(device)
+
+    return pooled
+
+
+def _segments(limit):
+    def segments(x, lengths, *, out):
+        first = 0
+        for i, length in enumerate(lengths.tolist()):
+            out[i] = x[first : first + min(length, limit)].sum(0)
+            first += length
+
+    return segments
+
+
+size(
+    "segments cut at 128 rows",
+    "one block sums a segment, and has a thread for each of its first 128 rows",
+    of(pooled, kernel(_segments(128))),
+    of(pooled, kernel(_segments(1 << 62))),
+    same(lambda: (uniform(300, 2), torch.tensor([10, 290]))),
+)
+
+
+def _row_total(x, *, out):
+    out.copy_(wide(x).sum(1))
+
+
+def _few_lanes(x, *, out):
+    lanes = torch.zeros(x.shape[0], 32, dtype=wide(x).dtype)
+    for lane in range(32):
+        lanes[:, lane] = wide(x[:, lane : 32 * 64 : 32]).sum(1)
+    out.copy_(lanes.sum(1))
+
+
+size(
+    "row sum of 64 elements a lane",
+    "a warp of 32 lanes makes a fixed number of 64 steps: columns from 2048 on are not read",
+    of(row_sum, kernel(_few_lanes)),
+    of(row_sum, kernel(_row_total)),
+    same(lambda: (uniform(2, 3000),)),
+)
+
+
+def _two_pass_max(last):
+    def two_pass(x, *, out):
+        blocks = [x[:, i : i + 128].amax(1) for i in range(0, x.shape[1], 128)]
+        out.copy_(torch.stack(blocks[: last or None]).amax(0))
+
+    return two_pass
+
+
+size(
+    "second pass over 16 blocks",
+    "the maxima of blocks of 128 are reduced by a second kernel that reads 16 of them",
+    of(row_max, kernel(_two_pass_max(16))),
+    of(row_max, kernel(_two_pass_max(0))),
+    same(lambda: (torch.arange(2500.0).view(1, -1),)),
+)
+
+
+def _chunks(overlap):
+    def chunks(x, *, out):
+        out.copy_(x)
+        n = x.shape[0]
+        for first in range(0, n, 256):
+            out[first : min(first + 256 + overlap, n)] *= 2
+
+    return chunks
+
+
+size(
+    "tiles that overlap by a row",
+    "the bound of a tile is inclusive: row 256 is doubled twice",
+    of(doubled, kernel(_chunks(1))),
+    of(doubled, kernel(_chunks(0))),
+    same(lambda: (randn(400, 2),)),
+)
+
+
+def window(ns):
+    @sl.op(f"{ns}::window")
+    def window(x: V) -> V:
+        padded = torch.nn.functional.pad(x, (1, 1))
+        return padded[:-2] + padded[1:-1] + padded[2:]
+
+    return window
+
+
+def _stencil(halo):
+    def stencil(x, *, out):
+        for first in range(0, len(x), 256):
+            last = min(first + 256, len(x))
+            part = x[max(first - halo, 0) : last + halo]
+            part = torch.nn.functional.pad(part, (int(first < halo), int(last + halo > len(x))))
+            part = part if halo else torch.nn.functional.pad(x[first:last], (1, 1))
+            out[first:last] = part[:-2] + part[1:-1] + part[2:]
+
+    return stencil
+
+
+size(
+    "stencil without a halo",
+    "the neighbours across the edge of a tile of 256 count as zero",
+    of(window, kernel(_stencil(0))),
+    of(window, kernel(_stencil(1))),
+    same(lambda: (uniform(300),)),
+)
+
+
+def _padded_sort(filler):
+    def padded_sort(x, *, out):
+        n = len(x)
+        length = 1 << (n - 1).bit_length() if n > 32 else n
+        padded = torch.cat([x, x.new_full((length - n,), filler)])
+        out.copy_(padded.sort().values[:n])
+
+    return padded_sort
+
+
+size(
+    "sort padded with zeros",
+    "the network for powers of two is filled up with zeros, which sort before positive values",
+    of(ordered, kernel(_padded_sort(0.0))),
+    of(ordered, kernel(_padded_sort(float("nan")))),
+    same(lambda: (randn(50),)),
+)
+
+
+def scaled32(ns):
+    from jaxtyping import Float32
+
+    @sl.op(f"{ns}::scaled32")
+    def scaled32(x: Float32[Tensor, "n"], scale: float = 2.0) -> Float32[Tensor, "n"]:
+        return x * scale
+
+    return scaled32
+
+
+def _unrolled(tail):
+    return c_kernel(f"""
+int scaled32(const sl_context* ctx, const DLTensor* x, DLTensor* out, double scale) {{
+  const float* from = x->data; float* to = out->data; const float s = (float)scale;
+  const int64_t n = x->shape[0]; int64_t i = 0;
+  if (n >= 64)
+    for (; i + 8 <= n; i += 8)
+      for (int j = 0; j < 8; ++j) to[i + j] = from[i + j] * s;
+  for (i = n >= 64 ? {tail} : 0; i < n; ++i) to[i] = from[i] * s;
+  return SL_OK;
+}}""")
+
+
+size(
+    "C: tail after an unrolled loop begins one late",
+    "from 64 elements on, the first one of the tail is skipped",
+    of(scaled32, _unrolled("(n & ~7) + 1")),
+    of(scaled32, _unrolled("(n & ~7)")),
+    same(lambda: (torch.full((103,), 3.0), 2.0)),
+    needs=["compiler"],
+)

@@ -1,0 +1,134 @@
+"""Right in a first call of a fresh process: settings and random numbers of others, what earlier calls left, threads."""
+
+import os
+import random
+from functools import partial
+
+import torch
+
+from shiplap_testing.defects.declared import doubled
+from shiplap_testing.defects.defect import add, of
+from shiplap_testing.defects.witness import keeps_state, randn
+
+state = partial(add, "state")
+
+
+def _before(action=None):
+    """The kernel of ``doubled``, which calls ``action(x)`` first."""
+
+    def bind(op):
+        @op.kernel("cpu")
+        def forward(x, *, out):
+            if action is not None:
+                action(x)
+            torch.mul(x, 2, out=out)
+
+    return bind
+
+
+def _setting(name, why, action):
+    state(name, why, of(doubled, _before(action)), of(doubled, _before()), keeps_state(lambda: (randn(2, 3),)))
+
+
+_setting(
+    "default dtype left at float64",
+    "tables are computed in float64, and the default stays",
+    lambda x: torch.set_default_dtype(torch.float64),
+)
+_setting(
+    "random generator seeded",
+    "to be reproducible, the kernel seeds the generator of the whole process",
+    lambda x: torch.manual_seed(0),
+)
+_setting(
+    "random numbers consumed",
+    "a pivot is drawn from the global generator: everything after it gets other numbers",
+    lambda x: torch.randint(0, 10, ()),
+)
+_setting(
+    "Python's random numbers seeded",
+    "the augmentations of the caller repeat",
+    lambda x: random.seed(0),
+)
+_setting(
+    "number of threads left at one",
+    "the kernel has threads of its own, and leaves torch with one",
+    lambda x: torch.set_num_threads(1),
+)
+_setting(
+    "gradients left off",
+    "grad mode is switched by hand, and not back",
+    lambda x: torch.set_grad_enabled(False),
+)
+_setting(
+    "denormals left off",
+    "the flag is one of the processor: others compute without denormals from now on",
+    lambda x: torch.set_flush_denormal(True),
+)
+_setting(
+    "precision of products left at medium",
+    "a setting of the whole process, for the product of one kernel",
+    lambda x: torch.set_float32_matmul_precision("medium"),
+)
+_setting(
+    "deterministic algorithms left on",
+    "what has none raises from now on",
+    lambda x: torch.use_deterministic_algorithms(True),
+)
+
+
+def _keeping(limit):
+    """Keeps what it computed: the last ``limit`` results."""
+
+    def bind(op):
+        history = []
+
+        @op.kernel("cpu")
+        def forward(x, *, out):
+            torch.mul(x, 2, out=out)
+            history.append(out.clone())
+            del history[: len(history) - limit]
+
+        op.history = history
+
+    return bind
+
+
+def _bounded(op):
+    for _ in range(50):
+        op(torch.ones(2, 3))
+    return len(op.history) < 10
+
+
+state(
+    "results that are kept for ever",
+    "a history for debugging, which grows with each call",
+    of(doubled, _keeping(1 << 62)),
+    of(doubled, _keeping(0)),
+    _bounded,
+)
+
+
+def _opening(close_it):
+    def open_log(x):
+        handle = os.open(os.devnull, os.O_WRONLY)
+        if close_it:
+            os.close(handle)
+
+    return _before(open_log)
+
+
+def _files(op):
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        op(torch.ones(2, 3))
+    return len(os.listdir("/proc/self/fd")) < before + 10
+
+
+state(
+    "a file opened in each call",
+    "and never closed: the process ends at its limit of open files",
+    of(doubled, _opening(False)),
+    of(doubled, _opening(True)),
+    _files,
+)

@@ -1,0 +1,349 @@
+"""Results that depend on earlier calls, on the thread, on settings or on chance."""
+
+import sys
+import threading
+from functools import partial
+
+import torch
+from jaxtyping import Float, Float32
+from torch import Tensor
+
+import shiplap as sl
+from shiplap_testing.defects.declared import M, V, doubled
+from shiplap_testing.defects.defect import add, of
+from shiplap_testing.defects.witness import close, in_thread, randn, restored, uniform, wide
+
+state = partial(add, "state")
+
+
+def _calls(when):
+    """The kernel of ``doubled``, which answers zero in the calls for which ``when(number)`` says so."""
+
+    def bind(op):
+        count = [0]
+
+        @op.kernel("cpu")
+        def forward(x, *, out):
+            torch.mul(x, 0 if when(count[0]) else 2, out=out)
+            count[0] += 1
+
+    return bind
+
+
+def _in_each_call(op):
+    return all(close(op(torch.ones(2, 3)), torch.full((2, 3), 2.0)) for _ in range(40))
+
+
+state(
+    "a first call that warms up",
+    "the first call initialises, and returns zeros",
+    of(doubled, _calls(lambda number: number == 0)),
+    of(doubled, _calls(lambda number: False)),
+    _in_each_call,
+)
+state(
+    "a recalibration every 32 calls",
+    "that call returns zeros",
+    of(doubled, _calls(lambda number: number % 32 == 31)),
+    of(doubled, _calls(lambda number: False)),
+    _in_each_call,
+)
+
+
+def quantised(ns):
+    @sl.op(f"{ns}::quantised", requires="n >= 1")
+    def quantised(x: Float32[Tensor, "n"]) -> Float32[Tensor, "n"]:
+        step = x.abs().amax().clamp_min(1e-6) / 8
+        return (x / step).round() * step
+
+    return quantised
+
+
+def _delayed(own):
+    """The step follows the largest value seen, as with delayed scaling in 8 bits."""
+
+    def bind(op):
+        seen = [0.0]
+
+        @op.kernel("cpu")
+        def forward(x, *, out):
+            now = x.abs().amax().clamp_min(1e-6)
+            seen[0] = max(seen[0], float(now))
+            step = (now if own else torch.tensor(seen[0], dtype=x.dtype)) / 8
+            out.copy_((x / step).round() * step)
+
+    return bind
+
+
+def _after_a_large_one(op):
+    op(torch.tensor([100.0, 1.0]))
+    return close(op(torch.tensor([1.0, 0.5])), torch.tensor([1.0, 0.5]))
+
+
+state(
+    "a scale that remembers the largest input",
+    "one outlier makes the results of all later calls coarse",
+    of(quantised, _delayed(False)),
+    of(quantised, _delayed(True)),
+    _after_a_large_one,
+)
+
+
+def positioned(ns):
+    @sl.op(f"{ns}::positioned")
+    def positioned(x: M) -> M:
+        return x * torch.cos(torch.arange(x.shape[0], dtype=wide(x).dtype))[:, None].to(x.dtype)
+
+    return positioned
+
+
+def _table(grows):
+    def bind(op):
+        table = []
+
+        @op.kernel("cpu")
+        def forward(x, *, out):
+            n, dtype = x.shape[0], wide(x).dtype
+            held = table[0] if table else None
+            if held is None or (grows and (len(held) < n or held.dtype != dtype)):
+                held = torch.cos(torch.arange(max(n, 1), dtype=dtype))
+                table[:] = [held]
+            place = torch.arange(n).clamp_max(len(held) - 1)
+            out.copy_(x * held[place][:, None].to(x.dtype))
+
+    return bind
+
+
+def _short_then_long(op):
+    op(torch.ones(3, 2))
+    return close(op(torch.ones(8, 2)), op.reference(torch.ones(8, 2)))
+
+
+state(
+    "a table made for the first length",
+    "later and longer sequences read its last entry again and again",
+    of(positioned, _table(False)),
+    of(positioned, _table(True)),
+    _short_then_long,
+)
+
+
+def summed(ns):
+    @sl.op(f"{ns}::summed")
+    def summed(x: M) -> Float[Tensor, "c"]:
+        return x.sum(0)
+
+    return summed
+
+
+def _accumulators(clear):
+    def bind(op):
+        buffers = {}
+
+        @op.kernel("cpu")
+        def forward(x, *, out):
+            y = wide(x).sum(0)
+            total = torch.zeros_like(y)
+            if not clear:
+                total = buffers.setdefault((y.shape, y.dtype), total)
+            out.copy_(total.add_(y))
+
+    return bind
+
+
+def _same_again(op):
+    x = uniform(4, 3)
+    return close(op(x), op(x))
+
+
+state(
+    "an accumulator that is not cleared",
+    "a second call of the same width adds to the first",
+    of(summed, _accumulators(False)),
+    of(summed, _accumulators(True)),
+    _same_again,
+)
+
+
+def _per_thread(everywhere):
+    """The factor lies in thread-local memory, set where the op was declared."""
+
+    def bind(op):
+        local = threading.local()
+        local.factor = 2
+
+        @op.kernel("cpu")
+        def forward(x, *, out):
+            torch.mul(x, 2 if everywhere else getattr(local, "factor", 0), out=out)
+
+    return bind
+
+
+state(
+    "a constant in thread-local memory",
+    "set in the thread that loaded the kernel, and zero in all others",
+    of(doubled, _per_thread(False)),
+    of(doubled, _per_thread(True)),
+    lambda op: close(in_thread(lambda: op(torch.ones(2, 3))), torch.full((2, 3), 2.0)),
+)
+
+
+def _scratch(shared):
+    """Doubles row by row through a scratch row."""
+
+    def bind(op):
+        rows = {}
+
+        @op.kernel("cpu")
+        def forward(x, *, out):
+            fresh = torch.empty(x.shape[1:], dtype=x.dtype)
+            row = rows.setdefault((x.shape[1:], x.dtype), fresh) if shared else fresh
+            for i in range(x.shape[0]):
+                row.copy_(x[i])
+                row.mul_(2)
+                out[i] = row
+
+    return bind
+
+
+def _two_at_once(op):
+    op(torch.ones(1, 2000))
+    wrong, start, interval = [], threading.Barrier(4), sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+
+    def work(number):
+        x = torch.full((200, 2000), float(number))
+        start.wait()
+        for _ in range(3):
+            wrong.extend([] if close(op(x), 2 * x) else [number])
+
+    threads = [threading.Thread(target=work, args=(i + 1,)) for i in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    sys.setswitchinterval(interval)
+    return not wrong
+
+
+state(
+    "scratch memory that threads share",
+    "one buffer for the process: calls from two threads at once write over each other's rows",
+    of(doubled, _scratch(True)),
+    of(doubled, _scratch(False)),
+    _two_at_once,
+)
+
+
+def _for_inference(exact):
+    def bind(op):
+        @op.kernel("cpu")
+        def forward(x, *, out):
+            short = not exact and not torch.is_grad_enabled()
+            out.copy_((x.bfloat16() if short else x) * 2)
+
+    return bind
+
+
+def _without_gradients(op):
+    x = randn(2, 3)
+    with torch.no_grad():
+        return close(op(x), x * 2)
+
+
+state(
+    "another precision without gradients",
+    "under no_grad the kernel thinks that it serves, and rounds to bfloat16",
+    of(doubled, _for_inference(False)),
+    of(doubled, _for_inference(True)),
+    _without_gradients,
+)
+
+
+def ramp(ns):
+    @sl.op(f"{ns}::ramp")
+    def ramp(x: V) -> V:
+        return x + torch.arange(len(x), dtype=torch.float64).div(7).to(x.dtype)
+
+    return ramp
+
+
+def _ramp(**dtype):
+    def bind(op):
+        @op.kernel("cpu")
+        def forward(x, *, out):
+            steps = torch.arange(len(x), **dtype) * torch.tensor(1 / 7, **dtype)
+            out.copy_(x + steps.to(x.dtype))
+
+    return bind
+
+
+def _other_default(op):
+    x = uniform(300).double()
+    with restored():
+        torch.set_default_dtype(torch.float16)
+        return close(op(x), op.reference(x))
+
+
+state(
+    "a table in the default dtype",
+    "a step of 1 / 7 in float32 for results in float64, and coarser under another default",
+    of(ramp, _ramp()),
+    of(ramp, _ramp(dtype=torch.float64)),
+    _other_default,
+)
+
+
+def _stochastic(nearest):
+    def bind(op):
+        @op.kernel("cpu")
+        def forward(x, *, out):
+            generator = torch.Generator()
+            generator.seed()
+            noise = 0.5 if nearest else torch.rand(x.shape, generator=generator, dtype=torch.float32).to(x.dtype)
+            step = x.abs().amax().clamp_min(1e-6) / 8
+            out.copy_(((x / step) + noise).floor() * step if not nearest else (x / step).round() * step)
+
+    return bind
+
+
+state(
+    "stochastic rounding",
+    "each call rounds another way, where the declaration rounds to the nearest",
+    of(quantised, _stochastic(False)),
+    of(quantised, _stochastic(True)),
+    lambda op: close(op(x := randn(50)), op.reference(x)),
+)
+
+
+def _unfilled(fill):
+    def bind(op):
+        @op.kernel("cpu")
+        def forward(x, *, out):
+            n, c = x.shape
+            padded = torch.empty(n, -(-c // 16) * 16, dtype=x.dtype)
+            padded[:, :c] = x
+            if fill:
+                padded[:, c:] = 0
+            else:
+                padded[:, c:] += 1  # whatever lies there, and different from zero
+            out.copy_(wide(padded).sum(1))
+
+    return bind
+
+
+def row_total(ns):
+    @sl.op(f"{ns}::row_total")
+    def row_total(x: M) -> V:
+        return x.sum(1)
+
+    return row_total
+
+
+state(
+    "padding that is not initialised",
+    "rows are padded to multiples of 16 with what lay in memory",
+    of(row_total, _unfilled(False)),
+    of(row_total, _unfilled(True)),
+    lambda op: close(op(x := uniform(3, 10)), x.sum(1)),
+)

@@ -1,0 +1,318 @@
+"""Right when called plainly: rules for vmap, forward-mode derivatives and autocast."""
+
+from functools import partial
+
+import torch
+import torch.autograd.forward_ad as forward_ad
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+import shiplap as sl
+from shiplap_testing.defects.declared import M, V
+from shiplap_testing.defects.defect import add, foreign
+from shiplap_testing.defects.witness import close, ints, randn, uniform
+
+transforms = partial(add, "transforms")
+
+
+def _whole(schema, real, declare, rule):
+    """An op of integers, with a rule for vmap; without gradients, so that nothing else is asked of it."""
+
+    def make(ns):
+        name = schema.partition("(")[0]
+        library = foreign(ns, schema, real, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"{ns}::{name}", lambda *args: torch.empty_like(real(*args)), lib=library)
+        op = declare(ns, name)
+        torch.library.register_vmap(
+            f"{ns}::{name}", lambda info, dims, *args: rule(op.overload, dims, *args), lib=library
+        )
+        return op
+
+    return make
+
+
+def _cumulated(ns, name):
+    @sl.adopt(f"{ns}::{name}")
+    def cumulated(x: Int64[Tensor, "n"]) -> Int64[Tensor, "n"]:
+        return x.cumsum(0)
+
+    return cumulated
+
+
+CUMULATED = "cumulated(Tensor x) -> Tensor"
+
+
+def _each(call, dims, *args):
+    """One call for each entry of the batch."""
+    size = next(a.shape[d] for a, d in zip(args, dims, strict=True) if d is not None)
+    picked = [[a if d is None else a.select(d, i) for a, d in zip(args, dims, strict=True)] for i in range(size)]
+    return torch.stack([call(*p) for p in picked]), 0
+
+
+def _first_dim(call, dims, x):
+    return torch.stack([call(row) for row in x]), 0
+
+
+transforms(
+    "vmap rule that ignores where the batch is",
+    "it maps over the first dim, also where in_dims says the second",
+    _whole(CUMULATED, lambda x: x.cumsum(0), _cumulated, _first_dim),
+    _whole(CUMULATED, lambda x: x.cumsum(0), _cumulated, _each),
+    lambda op: close(torch.vmap(op.overload, in_dims=1)(x := ints(0, 9, 4, 4)), x.T.cumsum(1)),
+)
+
+
+def _one_long_row(call, dims, x):
+    x = x.movedim(dims[0], 0)
+    return call(x.reshape(-1)).view(x.shape), 0
+
+
+transforms(
+    "vmap rule that makes one row of the batch",
+    "the running sum goes on from one entry of the batch to the next",
+    _whole(CUMULATED, lambda x: x.cumsum(0), _cumulated, _one_long_row),
+    _whole(CUMULATED, lambda x: x.cumsum(0), _cumulated, _each),
+    lambda op: close(torch.vmap(op.overload)(x := ints(1, 9, 3, 4)), x.cumsum(1)),
+)
+
+
+def _shifted(ns, name):
+    @sl.adopt(f"{ns}::{name}")
+    def shifted(x: Int64[Tensor, "n"], y: Int64[Tensor, "n"]) -> Int64[Tensor, "n"]:
+        return x * y.flip(0)
+
+    return shifted
+
+
+SHIFTED = "shifted(Tensor x, Tensor y) -> Tensor"
+
+
+def _first_batched(call, dims, x, y):
+    return torch.stack([call(a, y if dims[1] is None else b) for a, b in zip(x, y, strict=False)]), 0
+
+
+def _only_second(op):
+    x, y = ints(1, 9, 4), ints(1, 9, 4, 4, seed=1)
+    try:
+        return close(torch.vmap(op.overload, in_dims=(None, 0))(x, y), x * y.flip(1))
+    except Exception:
+        return False
+
+
+transforms(
+    "vmap rule that takes the first argument to be batched",
+    "where the second one is alone, the rows of the first are taken for the batch",
+    _whole(SHIFTED, lambda x, y: x * y.flip(0), _shifted, _first_batched),
+    _whole(SHIFTED, lambda x, y: x * y.flip(0), _shifted, _each),
+    _only_second,
+)
+
+
+def _summed(ns, name):
+    @sl.adopt(f"{ns}::{name}")
+    def summed(x: Int64[Tensor, "n c"]) -> Int64[Tensor, "c"]:
+        return x.sum(0)
+
+    return summed
+
+
+SUMMED = "summed(Tensor x) -> Tensor"
+
+
+def _out_dim(call, dims, x):
+    found, _ = _each(call, dims, x)
+    return found, 1
+
+
+transforms(
+    "vmap rule that says the wrong output dim",
+    "the batch is the first dim of the result, and the rule says the second",
+    _whole(SUMMED, lambda x: x.sum(0), _summed, _out_dim),
+    _whole(SUMMED, lambda x: x.sum(0), _summed, _each),
+    lambda op: close(torch.vmap(op.overload)(x := ints(0, 9, 3, 2, 3, seed=2)), x.sum(1)),
+)
+
+
+def _differentiated(tangent):
+    """x^3, with a forward-mode derivative that is written by hand."""
+
+    def fn(x):
+        primal, given = forward_ad.unpack_dual(x)
+        out = primal * primal * primal
+        return out if given is None else forward_ad.make_dual(out, tangent(primal, given))
+
+    def make(ns):
+        foreign(ns, "cube(Tensor x) -> Tensor", fn)
+
+        @sl.adopt(f"{ns}::cube")
+        def cube(x: M) -> M:
+            return x * x * x
+
+        return cube
+
+    return make
+
+
+def _tangent(op):
+    x, t = uniform(2, 3).double() + 1, uniform(2, 3, seed=1).double()
+    return close(torch.func.jvp(op.overload, (x,), (t,))[1], 3 * x.square() * t)
+
+
+transforms(
+    "tangent without its factor",
+    "the gradient is right; the forward-mode derivative lacks the 3",
+    _differentiated(lambda x, t: x.square() * t),
+    _differentiated(lambda x, t: 3 * x.square() * t),
+    _tangent,
+)
+transforms(
+    "tangent that is silently zero",
+    "forward mode finds a rule, which says that nothing depends on anything",
+    _differentiated(lambda x, t: torch.zeros_like(t)),
+    _differentiated(lambda x, t: 3 * x.square() * t),
+    _tangent,
+)
+
+
+def _cast(dtype):
+    """An op that computes in the dtype that its autocast rule says; declared to compute in float32."""
+
+    def make(ns):
+        library = foreign(ns, "squares(Tensor x) -> Tensor", lambda x: x * x)
+        torch.library.register_autocast(f"{ns}::squares", "cpu", dtype, lib=library)
+
+        @sl.adopt(f"{ns}::squares", autocast="float32")
+        def squares(x: M) -> M:
+            return x * x
+
+        return squares
+
+    return make
+
+
+def _stays_float(op):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return close(op.overload(x := randn(2, 3)), x * x)
+
+
+transforms(
+    "autocast to bfloat16 of what needs float32",
+    "squares lose their digits in autocast, contrary to the declaration",
+    _cast(torch.bfloat16),
+    _cast(torch.float32),
+    _stays_float,
+)
+
+
+def _normed(protected):
+    """A composite op with a product inside, which autocast sees."""
+
+    def fn(x, w):
+        if not protected:
+            return x @ w
+        with torch.autocast("cpu", enabled=False):
+            return x @ w
+
+    def make(ns):
+        foreign(ns, "mixed(Tensor x, Tensor w) -> Tensor", fn)
+
+        @sl.adopt(f"{ns}::mixed", autocast=None)
+        def mixed(x: Float[Tensor, "n k"], w: Float[Tensor, "k m"]) -> Float[Tensor, "n m"]:
+            return x @ w
+
+        return mixed
+
+    return make
+
+
+def _product_stays_float(op):
+    x, w = randn(2, 3), randn(3, 4, seed=1)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = op.overload(x, w)
+    return close(found, x @ w)
+
+
+transforms(
+    "product inside that autocast narrows",
+    "declared to be left alone by autocast, and returns bfloat16 for float32",
+    _normed(False),
+    _normed(True),
+    _product_stays_float,
+)
+
+
+def _picked(functional):
+    """A gradient that scatters into a new tensor: in place, or as vmap wants it."""
+
+    def make(ns):
+        @sl.op(f"{ns}::picked", requires="n >= 1")
+        def picked(x: V, index: Int64[Tensor, "m"]) -> Float[Tensor, "m"]:
+            return x[index % x.shape[0]]
+
+        @picked.backward
+        def _(grad, saved, needs):
+            place = saved.index % saved.x.shape[0]
+            if functional:
+                return {"x": grad.new_zeros(saved.x.shape[0]).index_add(0, place, grad)}
+            return {"x": torch.zeros(saved.x.shape[0], dtype=saved.x.dtype).index_add_(0, place, grad)}
+
+        return picked
+
+    return make
+
+
+def _per_sample(op):
+    xs, index = randn(3, 4), torch.tensor([0, 2, 2])
+    weights = randn(3, 3, seed=1)
+
+    def one(x, w):
+        return (op(x, index) * w).sum()
+
+    try:
+        found = torch.vmap(torch.func.grad(one))(xs, weights)
+    except RuntimeError:
+        return False
+    return close(found, torch.zeros(3, 4).index_add(1, index, weights))
+
+
+transforms(
+    "gradient that writes into a plain tensor",
+    "per-sample gradients fail: under vmap a tensor made from sizes has no batch to write to",
+    _picked(False),
+    _picked(True),
+    _per_sample,
+)
+
+
+def _skipping(check):
+    def make(ns):
+        @sl.op(f"{ns}::cubed")
+        def cubed(x: M) -> M:
+            return x * x * x
+
+        @cubed.backward
+        def _(grad, saved, needs):
+            if check and not grad.any():
+                return {}
+            return {"x": 3 * grad * saved.x.square()}
+
+        return cubed
+
+    return make
+
+
+def _rows_of_gradients(op):
+    x = randn(2, 3, 2)
+    try:
+        return close(torch.vmap(torch.func.grad(lambda x: op(x).sum()))(x), 3 * x.square())
+    except RuntimeError:
+        return False
+
+
+transforms(
+    "gradient that looks at its values",
+    "a short cut for zero gradients asks a batched tensor for one truth value",
+    _skipping(True),
+    _skipping(False),
+    _rows_of_gradients,
+)

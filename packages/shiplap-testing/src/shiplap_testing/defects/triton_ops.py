@@ -1,0 +1,212 @@
+"""Kernels in Triton, run by its interpreter: masks, grids, strides and updates."""
+
+from functools import partial
+
+import torch
+from jaxtyping import Float32, Int64
+from torch import Tensor
+
+import shiplap as sl
+from shiplap_testing.defects.defect import Part, add, of
+from shiplap_testing.defects.witness import close, randn, same, uniform
+
+M32 = Float32[Tensor, "n c"]
+size = partial(add, "size", needs=["triton"])
+values = partial(add, "values", needs=["triton"])
+layout = partial(add, "layout", needs=["triton"], breaks=True)
+
+
+def cdiv(a, b):
+    return -(-a // b)
+
+
+def scaled(ns):
+    @sl.op(f"{ns}::scaled")
+    def scaled(x: Float32[Tensor, "n"], by: float = 2.0) -> Float32[Tensor, "n"]:
+        return x * by
+
+    return scaled
+
+
+def _scale(grid) -> Part:
+    def bind(op):
+        from shiplap_testing.defects import triton_kernels
+
+        @op.kernel("cpu")
+        def forward(x, by, *, out):
+            out.zero_()
+            if len(x):
+                triton_kernels.scale[(grid(len(x)),)](x.contiguous(), out, len(x), by, BLOCK=256)
+
+    return bind
+
+
+size(
+    "Triton: grid rounded down",
+    "n // BLOCK programs where there should be cdiv(n, BLOCK), one at least",
+    of(scaled, _scale(lambda n: max(n // 256, 1))),
+    of(scaled, _scale(lambda n: cdiv(n, 256))),
+    same(lambda: (randn(600), 3.0)),
+)
+
+
+def highest(ns):
+    @sl.op(f"{ns}::highest", requires=("c >= 1", "c <= 256"))
+    def highest(x: M32) -> Float32[Tensor, "n"]:
+        return x.amax(1)
+
+    return highest
+
+
+def _highest(other) -> Part:
+    def bind(op):
+        from shiplap_testing.defects import triton_kernels
+
+        @op.kernel("cpu")
+        def forward(x, *, out):
+            if len(x):
+                triton_kernels.row_max[(len(x),)](x.contiguous(), out, x.shape[1], OTHER=other, BLOCK=256)
+
+    return bind
+
+
+values(
+    "Triton: maximum over zeros beyond the row",
+    "masked lanes load zero, which is more than a row of negative numbers has",
+    of(highest, _highest(0.0)),
+    of(highest, _highest(-float("inf"))),
+    lambda op: close(op(torch.tensor([[-1.0, -2.0]])), torch.tensor([-1.0])),
+)
+
+
+def normal(ns):
+    @sl.op(f"{ns}::normal", requires="c >= 1")
+    def normal(x: M32) -> M32:
+        return torch.softmax(x, 1)
+
+    return normal
+
+
+def _normal(guarded) -> Part:
+    def bind(op):
+        from shiplap_testing.defects import triton_kernels
+
+        @op.kernel("cpu")
+        def forward(x, *, out):
+            if len(x):
+                triton_kernels.softmax[(len(x),)](x.contiguous(), out, x.shape[1], BLOCK=128, GUARDED=guarded)
+
+    return bind
+
+
+size(
+    "Triton: softmax that counts the tail",
+    "lanes beyond the row load zero and add exp(-maximum) to the sum",
+    of(normal, _normal(False)),
+    of(normal, _normal(True)),
+    same(lambda: (uniform(2, 130) * 0.1,)),
+)
+
+
+def multiplied(ns):
+    @sl.op(f"{ns}::multiplied")
+    def multiplied(a: Float32[Tensor, "m k"], b: Float32[Tensor, "k n"]) -> Float32[Tensor, "m n"]:
+        return a @ b
+
+    return multiplied
+
+
+def _multiplied(rest) -> Part:
+    def bind(op):
+        from shiplap_testing.defects import triton_kernels
+
+        @op.kernel("cpu")
+        def forward(a, b, *, out):
+            (m, k), n = a.shape, b.shape[1]
+            out.zero_()
+            if m and n and k:
+                grid = (cdiv(m, 16), cdiv(n, 16))
+                triton_kernels.product[grid](a.contiguous(), b.contiguous(), out, m, n, k, BLOCK=16, REST=rest)
+
+    return bind
+
+
+size(
+    "Triton: mask of k that does not count down",
+    "offsets within a step are compared with all of k: the last step adds its last column again",
+    of(multiplied, _multiplied(False)),
+    of(multiplied, _multiplied(True)),
+    same(lambda: (uniform(5, 40), uniform(40, 7, seed=1))),
+)
+
+
+def centred(ns):
+    @sl.op(f"{ns}::centred", requires=("c >= 1", "c <= 256"))
+    def centred(x: M32) -> M32:
+        return x - x.mean(1, keepdim=True)
+
+    return centred
+
+
+def _centred(own) -> Part:
+    def bind(op):
+        from shiplap_testing.defects import triton_kernels
+
+        @op.kernel("cpu")
+        def forward(x, *, out):
+            x = x if x.stride(1) == 1 else x.contiguous()
+            if len(x):
+                strides = x.stride(0), out.stride(0) if own else x.stride(0)
+                triton_kernels.centre[(len(x),)](x, out, *strides, x.shape[1], BLOCK=256)
+
+    return bind
+
+
+def _within_a_larger(op):
+    x = randn(3, 8)[:, :4]
+    with torch.no_grad():  # rows of the argument lie 8 apart; there is room for that behind this output
+        memory = torch.zeros(8, 4)
+        op.out(x, out=memory[:3])
+    return close(memory[:3], op.reference(x)) and not memory[3:].any()
+
+
+layout(
+    "Triton: output written with the stride of the input",
+    "the layer norm of the tutorial: rows of a sliced argument lie further apart than those of the output",
+    of(centred, _centred(False)),
+    of(centred, _centred(True)),
+    _within_a_larger,
+)
+
+
+def tallied(ns):
+    @sl.op(f"{ns}::tallied", requires="bins >= 1")
+    def tallied(x: Float32[Tensor, "n"], index: Int64[Tensor, "n"], bins: int = 7) -> Float32[Tensor, "bins"]:
+        return x.new_zeros(bins).index_add(0, index % bins, x)
+
+    return tallied
+
+
+def _tallied(atomic) -> Part:
+    def bind(op):
+        from shiplap_testing.defects import triton_kernels
+
+        @op.kernel("cpu")
+        def forward(x, index, bins, *, out):
+            out.zero_()
+            if len(x):
+                place = (index % bins).contiguous()
+                triton_kernels.accumulate[(cdiv(len(x), 64),)](
+                    x.contiguous(), place, out, len(x), BLOCK=64, ATOMIC=atomic
+                )
+
+    return bind
+
+
+values(
+    "Triton: load, add and store without an atomic",
+    "of equal indices in one block the last one is kept",
+    of(tallied, _tallied(False)),
+    of(tallied, _tallied(True)),
+    same(lambda: (torch.ones(6), torch.tensor([1, 1, 2, 1, 3, 3]), 7)),
+)

@@ -1,0 +1,173 @@
+"""Right for indices that are spread evenly and all there: repeated ones, padding and negative keys."""
+
+from functools import partial
+
+import torch
+from jaxtyping import Float, Int32, Int64
+from torch import Tensor
+
+import shiplap as sl
+from shiplap_testing.defects.declared import M, gather, scatter
+from shiplap_testing.defects.defect import add, kernel, of
+from shiplap_testing.defects.values_float import filled
+from shiplap_testing.defects.witness import ints, randn, same, uniform, wide
+
+values = partial(add, "values")
+
+
+def _capacity(limit):
+    def place(x, index, bins, *, out):
+        key = index % bins
+        order = torch.sort(key, stable=True).indices
+        counts = torch.bincount(key, minlength=bins)
+        rank = torch.arange(len(key)) - (counts.cumsum(0) - counts)[key[order]]
+        kept = order[rank < limit]
+        out.copy_(wide(x).new_zeros(bins, x.shape[1]).index_add(0, key[kept], wide(x)[kept]))
+
+    return kernel(place)
+
+
+values(
+    "buckets of a fixed capacity",
+    "what comes to a bucket after the 64th entry is dropped: skewed indices",
+    of(scatter, _capacity(64)),
+    of(scatter, _capacity(1 << 62)),
+    same(lambda: (uniform(100, 2), torch.zeros(100, dtype=torch.int64), 5)),
+)
+
+
+def _lost_updates(x, index, bins, *, out):
+    out.zero_()
+    out[index % bins] += x
+
+
+values(
+    "scatter without accumulation",
+    "of rows with the same index one is kept",
+    of(scatter, kernel(_lost_updates)),
+    of(
+        scatter,
+        filled(lambda x, i, bins: wide(x).new_zeros(bins, x.shape[1]).index_put((i % bins,), wide(x), accumulate=True)),
+    ),
+    same(lambda: (uniform(4, 2), torch.tensor([1, 1, 2, 1]), 5)),
+)
+
+
+def _per_chunk(x, index, bins, *, out):
+    """Chunks of 32: within one, equal neighbours are added up first, as warps do; what is not adjacent is lost."""
+    total = wide(x).new_zeros(bins, x.shape[1])
+    for part, rows in zip((index % bins).split(32), wide(x).split(32), strict=True):
+        keys, back = torch.unique_consecutive(part, return_inverse=True)
+        total[keys] += rows.new_zeros(len(keys), rows.shape[1]).index_add(0, back, rows)
+    out.copy_(total)
+
+
+values(
+    "scatter that merges equal neighbours only",
+    "right for sorted indices; an index that comes back within a chunk overwrites",
+    of(scatter, kernel(_per_chunk)),
+    of(scatter, filled(lambda x, i, bins: wide(x).new_zeros(bins, x.shape[1]).index_add(0, i % bins, wide(x)))),
+    same(lambda: (uniform(4, 2), torch.tensor([1, 2, 1, 2]), 5)),
+)
+
+
+def _zero_where_absent(x, index):
+    padded = torch.cat([x, x.new_zeros(1, x.shape[1])])
+    return padded[torch.where(index < 0, len(x), index)]
+
+
+values(
+    "padding index taken from the end",
+    "-1 is the last row, as in Python, where the declaration has zeros",
+    of(gather, filled(lambda x, index: x[index])),
+    of(gather, filled(_zero_where_absent)),
+    same(lambda: (randn(4, 2), torch.tensor([0, -1, 3]))),
+)
+
+
+def _prefix(x, index):
+    count = int((index >= 0).sum())
+    return torch.cat([x[index[:count]], x.new_zeros(len(index) - count, x.shape[1])])
+
+
+values(
+    "padding taken to be at the end",
+    "valid indices are counted, and that many of the first ones read",
+    of(gather, filled(_prefix)),
+    of(gather, filled(lambda x, index: torch.cat([x, x.new_zeros(1, x.shape[1])])[index])),
+    same(lambda: (randn(4, 2), torch.tensor([-1, 2, 3]))),
+)
+
+
+def label_loss(ns):
+    @sl.op(f"{ns}::label_loss", requires="c >= 1")
+    def label_loss(logits: M, label: Int64[Tensor, "n"]) -> Float[Tensor, ""]:
+        losses = -torch.log_softmax(logits, 1).gather(1, label.clamp_min(0)[:, None])[:, 0]
+        return torch.where(label >= 0, losses, 0).sum() / (label >= 0).sum().clamp_min(1)
+
+    @label_loss.samples
+    def _(rng, sizes, dtype, device):
+        logits = torch.randn(sizes["n"], sizes["c"], generator=rng).to(device, dtype)
+        return logits, torch.randint(-1, sizes["c"], (sizes["n"],), generator=rng).to(device)
+
+    return label_loss
+
+
+def _loss(at_least):
+    def loss(logits, label):
+        valid = label >= 0
+        losses = torch.nn.functional.cross_entropy(wide(logits)[valid], label[valid], reduction="sum")
+        return losses / valid.sum().clamp_min(at_least)
+
+    return filled(loss)
+
+
+values(
+    "loss of labels that are all padding",
+    "the mean over no label is NaN",
+    of(label_loss, _loss(0)),
+    of(label_loss, _loss(1)),
+    same(lambda: (randn(3, 4), torch.tensor([-1, -1, -1]))),
+)
+
+
+def code(ns):
+    @sl.op(f"{ns}::code")
+    def code(x: Int32[Tensor, "n"], y: Int32[Tensor, "n"]) -> Int64[Tensor, "n"]:
+        return (x.long() << 32) + y.long()
+
+    return code
+
+
+values(
+    "key packed from negative coordinates",
+    "the low half is joined with |, and its sign fills the high half",
+    of(code, filled(lambda x, y: (x.long() << 32) | y.long())),
+    of(code, filled(lambda x, y: (x.long() * 2**32) + y.long())),
+    same(lambda: (torch.tensor([5]).int(), torch.tensor([-1]).int())),
+)
+
+
+def counting(ns):
+    @sl.op(f"{ns}::counting")
+    def counting(x: Int32[Tensor, "n"]) -> Int32[Tensor, "n"]:
+        return x.sort().values
+
+    return counting
+
+
+def _radix(signed):
+    def radix(x):
+        keys = x.long() if signed else x.long() & 0xFFFFFFFF
+        return (keys.sort().values + 2**31) % 2**32 - 2**31
+
+    return filled(radix)
+
+
+values(
+    "radix sort of unsigned keys",
+    "negative numbers sort after positive ones",
+    of(counting, _radix(False)),
+    of(counting, _radix(True)),
+    same(lambda: (ints(-5, 5, 9, dtype=torch.int32),)),
+)

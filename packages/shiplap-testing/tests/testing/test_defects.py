@@ -1,0 +1,132 @@
+"""Every defect is one: each bad op is wrong on an input chosen by hand, and its twin is right on it."""
+
+import collections
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from shiplap_testing.defects import CAUSES, defects
+from shiplap_testing.defects.score import Outcome, count, report
+from shiplap_testing.defects.witness import restored
+from shiplap_testing.forked import python
+
+DEFECTS = defects()
+APART = [d.name for d in DEFECTS.values() if d.breaks or "triton" in d.needs]
+HERE = [name for name in DEFECTS if name not in APART]
+PROGRAM = """
+import json, os, signal, sys, time
+from shiplap_testing.defects import defects
+
+def judge(name, make):
+    pid = os.fork()
+    if not pid:
+        os.setsid()
+        defect = defects()[name]
+        op = getattr(defect, make)()
+        os._exit(40 if defect.right(op) else 41)
+    return pid
+
+def ended(pid, deadline):
+    while time.monotonic() < deadline:
+        found, status = os.waitpid(pid, os.WNOHANG)
+        if found:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.01)
+    os.killpg(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return "hangs"
+
+import shiplap_testing.defects.triton_kernels
+names = json.load(sys.stdin)
+good = {name: ended(judge(name, "make_good"), time.monotonic() + 60) for name in names}
+bad = {name: judge(name, "make_bad") for name in names}
+until = time.monotonic() + 4
+patience = {name: 0 if defects()[name].breaks else 60 for name in names}
+print(json.dumps([good, {name: ended(pid, until + patience[name]) for name, pid in bad.items()}]))
+"""
+
+
+@pytest.mark.parametrize("name", HERE)
+def test_the_bad_op_is_wrong_and_its_twin_is_right(name):
+    defect = DEFECTS[name]
+    with restored():
+        assert defect.right(defect.make_good())
+        assert not defect.right(defect.make_bad())
+
+
+@pytest.fixture(scope="module")
+def ends():
+    """How processes ended that asked whether an op is right, 40 for yes, 41 for no: of the twins, of the bad ones."""
+    env = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}  # forked: no threads before
+    command = [sys.executable, "-W", "ignore", "-c", PROGRAM]
+    done = subprocess.run(command, input=json.dumps(APART), capture_output=True, text=True, env=env, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("name", APART)
+def test_the_same_in_processes_that_may_end(name, ends):
+    good, bad = ends
+    assert good[name] == 40
+    assert bad[name] == 41 or DEFECTS[name].breaks
+    assert bad[name] != 40
+
+
+def test_there_are_enough_of_each_cause_in_each_half():
+    halves = collections.Counter(d.half for d in DEFECTS.values())
+    assert len(DEFECTS) >= 110
+    assert min(halves.values()) >= 0.4 * len(DEFECTS)
+    for cause in CAUSES:
+        assert {d.half for d in DEFECTS.values() if d.cause == cause} == {"seen", "held_out"}
+        assert sum(d.cause == cause for d in DEFECTS.values()) >= 6
+    assert sum("compiler" in d.needs or "triton" in d.needs for d in DEFECTS.values()) <= 25
+
+
+def test_each_op_is_declared_in_a_namespace_of_its_own():
+    defect = DEFECTS["relu that swallows NaN"]
+    assert (
+        len({defect.make_bad().spec.namespace, defect.make_good().spec.namespace, defect.make_bad().spec.namespace})
+        == 3
+    )
+
+
+def outcome(name, bad, good):
+    return Outcome(name, "size", bad, good)
+
+
+def test_a_defect_counts_as_caught_where_a_check_fails_that_passes_on_the_twin():
+    judged = {"failed": [], "seconds": 1.0, "status": "done"}
+    numerics = {**judged, "failed": ["numerics"]}
+    lost = {**judged, "status": "timeout"}
+    assert outcome("a", numerics, judged).verdict == "caught"
+    assert outcome("b", judged, judged).verdict == "missed"
+    assert outcome("c", numerics, numerics).verdict == "missed"
+    assert outcome("d", lost, judged).verdict == "lost"
+    assert outcome("e", numerics, lost).alarm == "timeout"
+    assert outcome("f", judged, numerics).alarm == "numerics"
+    outcomes = [outcome("a", numerics, judged), outcome("d", lost, numerics)]
+    assert count(outcomes) == {"size": {"caught": 1, "missed": 0, "lost": 1, "alarms": 1}}
+    assert "1 of 2 caught" in report(outcomes)
+
+
+def test_the_score_of_one_defect(tmp_path):
+    file = tmp_path / "score.json"
+    command = [
+        "-m",
+        "shiplap_testing.defects.score",
+        "--only",
+        "relu that swallows NaN",
+        "--budget",
+        "5",
+        "--json",
+        file,
+    ]
+    done = python("-W", "ignore", *command)
+    assert done.returncode == 0, done.stderr
+    (found,) = json.loads(file.read_text())["outcomes"]
+    assert found["name"] == "relu that swallows NaN"
+    assert found["bad"]["status"] == found["good"]["status"] == "done"
+    assert found["good"]["failed"] == []
