@@ -21,6 +21,7 @@ from shiplap_sparse3d.spconv.core import (
     expand_nd,
 )
 from shiplap_sparse3d.spconv.modules import SparseModule
+from shiplap_sparse3d.spconv.sizes import assume_rows
 
 __all__ = [
     "SparseConv1d",
@@ -173,6 +174,7 @@ class SparseConvolution(SparseModule):
         features = plan.conv(input.features, self.weight.flatten(1, self.ndim), self.bias, self.groups)
         if self.inverse:
             return input.move(features, data.geometry, data.indices, data.spatial_shape)
+        assume_rows(features.shape[0], training=self.training)
         output = input.move(features, data.out_geometry, data.out_indices, data.out_spatial_shape)
         if self.indice_key is not None:
             output.indice_dict[self.indice_key] = data

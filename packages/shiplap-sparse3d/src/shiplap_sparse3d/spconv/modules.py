@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from shiplap_sparse3d.spconv.core import SparseConvTensor, check_sparse
+from shiplap_sparse3d.spconv.sizes import assume_rows
 
 __all__ = [
     "RemoveGrid",
@@ -123,6 +124,7 @@ class SparseSequential(SparseModule):
             if is_spconv_module(module) or not isinstance(input, SparseConvTensor):
                 input = module(input)
             elif has_rows(input.indices):
+                assume_rows(input.indices.shape[0], training=self.training)
                 input = input.replace_feature(module(input.features))
         return input
 
