@@ -30,7 +30,7 @@ def _(mask: Tensor) -> Tensor:
 
 
 def cells_in_use(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Of ``[b, *spatial, c]`` the cells with a channel other than zero: ``int32 [n, 1 + axes]`` ascending, ``[n, c]``."""
+    """Cells of ``[b, *spatial, c]`` that are not zero: ``int32 [n, 1 + axes]`` ascending, and their ``[n, c]``."""
     flat = rows.flatten(0, -2)
     chosen = chosen_rows((flat != 0).any(1))
     return torch.stack(_unravel(chosen, rows.shape[:-1]), 1).int(), flat.index_select(0, chosen)

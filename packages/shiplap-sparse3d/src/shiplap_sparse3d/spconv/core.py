@@ -19,7 +19,7 @@ from shiplap_sparse3d.spconv.sizes import assume_rows, cells_of, check_least
 from shiplap_sparse3d.spconv.timer import CUDAKernelTimer
 from shiplap_sparse3d.tensor import SparseTensor
 
-__all__ = ["ConvAlgo", "ImplicitGemmIndiceData", "IndiceData", "SparseConvTensor", "Window", "expand_nd"]
+__all__ = ["ConvAlgo", "ImplicitGemmIndiceData", "IndiceData", "SparseConvTensor", "Window", "expand_nd", "scatter_nd"]
 
 MAX_NDIM = 3
 
@@ -57,6 +57,11 @@ def autocast(tensor: Tensor) -> Tensor:
     if tensor.dtype == torch.float64 or not torch.is_autocast_enabled(device):
         return tensor
     return tensor.to(torch.get_autocast_dtype(device))
+
+
+def scatter_nd(indices: Tensor, updates: Tensor, shape: Sequence[int]) -> Tensor:
+    """Zeros of ``shape`` with ``updates`` at ``indices [..., d]``, which are distinct."""
+    return updates.new_zeros(*shape).index_put(tuple(indices.long().unbind(-1)), updates)
 
 
 def indices_of(coords: Tensor, ndim: int) -> Tensor:
