@@ -74,6 +74,7 @@ from shiplap_sparse3d.postprocess import (
     masked_gemm_kernels,
     masked_gemm_signals,
 )
+from shiplap_sparse3d.rows import chosen_rows
 from shiplap_sparse3d.serialize import (
     decode_seq,
     encode_seq,
@@ -116,6 +117,7 @@ __all__ = [
     "SubMConv3d",
     "avg_pool",
     "cat",
+    "chosen_rows",
     "conv",
     "conv_plan",
     "conv_table",

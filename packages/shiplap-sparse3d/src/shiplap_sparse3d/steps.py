@@ -17,6 +17,7 @@ from torch import Tensor
 from shiplap_sparse3d import bounded, ops, planning
 from shiplap_sparse3d.coords import output_shape
 from shiplap_sparse3d.plan import Plan, parts_for, wants_sorted
+from shiplap_sparse3d.rows import chosen_rows
 
 __all__ = ["Triple", "Window", "connect", "reach", "submanifold"]
 
@@ -73,7 +74,7 @@ def reach(window: Window, coords: Tensor, grid: Triple) -> Tensor:
     if min(extra) >= 0:
         return found
     found = _cut(found, window.shape(grid))
-    return found if capacity is not None else found[found[:, 0] >= 0]
+    return found if capacity is not None else found.index_select(0, chosen_rows(found[:, 0] >= 0))
 
 
 def _out_coords(

@@ -12,6 +12,7 @@ from shiplap.extend import error
 from shiplap_sparse3d import ops
 from shiplap_sparse3d.coords import check_coords, check_rows, check_scenes
 from shiplap_sparse3d.geometry import Axes, Geometry, Strided, per_axis, triple
+from shiplap_sparse3d.rows import cells_in_use, chosen_rows
 
 __all__ = ["Geometry", "SparseTensor", "Strided", "cat", "triple", "voxelize"]
 
@@ -57,9 +58,8 @@ class SparseTensor:
 
         How many there are is up to the data, so a GPU has to be waited for.
         """
-        rows = dense.movedim(1, -1)
-        where = (rows != 0).any(-1).nonzero()
-        return cls(rows[tuple(where.unbind(1))], where.int(), dense.shape[2:], dense.shape[0])
+        coords, feats = cells_in_use(dense.movedim(1, -1))
+        return cls(feats, coords, dense.shape[2:], dense.shape[0])
 
     @property
     def coords(self) -> Tensor:
@@ -165,7 +165,8 @@ class SparseTensor:
         if self.geometry.padded:
             coords = torch.where(inside[:, None], moved, -1)
         else:
-            coords, feats = moved[inside], feats[inside]
+            rows = chosen_rows(inside)
+            coords, feats = moved.index_select(0, rows), feats.index_select(0, rows)
         return SparseTensor(feats, coords, self.spatial_shape, len(chosen), padded=self.geometry.padded)
 
     def __repr__(self) -> str:

@@ -13,9 +13,9 @@ from shiplap.audit import CHECKS
 from shiplap.referee.compare import Reduction, close
 from shiplap.referee.run import call, effects
 from shiplap.referee.samples import Samples
-from shiplap_sparse3d import bounded, grid_sample, hashing, ops, planning, pooling, postprocess, serialize
+from shiplap_sparse3d import bounded, grid_sample, hashing, ops, planning, pooling, postprocess, rows, serialize
 
-MODULES = (bounded, grid_sample, hashing, ops, planning, pooling, postprocess, serialize)
+MODULES = (bounded, grid_sample, hashing, ops, planning, pooling, postprocess, rows, serialize)
 OPS = [value for module in MODULES for name in module.__all__ if isinstance(value := vars(module)[name], sl.Op)]
 
 

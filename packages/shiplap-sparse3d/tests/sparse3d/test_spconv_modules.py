@@ -271,7 +271,7 @@ def test_layers_refuse_what_spconv_refuses():
     with refused("multiples of groups = 3"):
         spconv.SubMConv3d(6, 4, 3, groups=3)
     with refused("act_type"):
-        spconv.conv.SparseConvolution(3, 4, 4, act_type="relu")  # type: ignore[arg-type]
+        spconv.conv.SparseConvolution(3, 4, 4, act_type="Swish")
 
 
 def test_parameters_and_their_initial_values():
@@ -283,8 +283,8 @@ def test_parameters_and_their_initial_values():
         assert parameter.abs().max() > 0.8 * bound
     assert spconv.SubMConv3d(4, 4, 3, bias=False).bias is None
     assert repr(spconv.SparseConv3d(4, 8, 3, 2, 1, indice_key="a")) == (
-        "SparseConv3d(4, 8, kernel_size=[3, 3, 3], stride=[2, 2, 2], padding=[1, 1, 1], "
-        "algo=ConvAlgo.MaskImplicitGemm, indice_key='a')"
+        "SparseConv3d(4, 8, kernel_size=[3, 3, 3], stride=[2, 2, 2], padding=[1, 1, 1], dilation=[1, 1, 1], "
+        "output_padding=[0, 0, 0], algo=ConvAlgo.MaskImplicitGemm)"  # as spconv's, to the letter
     )
     assert spconv.SubMConv3d(4, 4, 5).algo == spconv.ConvAlgo.Native
     assert spconv.SubMConv3d(4, 4, 5, large_kernel_fast_algo=True).algo == spconv.ConvAlgo.MaskImplicitGemm

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from shiplap.extend import error
 from shiplap_sparse3d.spconv import indices
+from shiplap_sparse3d.spconv.activation import activate, activation_of
 from shiplap_sparse3d.spconv.core import (
     ConvAlgo,
     IndiceData,
@@ -21,8 +22,10 @@ from shiplap_sparse3d.spconv.core import (
     expand_nd,
 )
 from shiplap_sparse3d.spconv.modules import SparseModule
+from shiplap_sparse3d.spconv.sizes import assume_rows
 
 __all__ = [
+    "DEFAULT_SPARSE_CONV_TYPES",
     "SparseConv1d",
     "SparseConv2d",
     "SparseConv3d",
@@ -52,6 +55,7 @@ class SparseConvolution(SparseModule):
         in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, output_padding: as in torch.
         indice_key: name under which tables are kept (``SubM``: also found) in the tensor's ``indice_dict``.
         algo: what spconv would run; layers that share an ``indice_key`` must agree on it.
+        act_type: ReLU, Sigmoid or LeakyReLU (with slope ``act_alpha``) behind the layer, of cumm or by name.
         fp32_accum, large_kernel_fast_algo: accepted; sums are always kept in float32.
         record_voxel_count: keep the largest number of output voxels in a buffer.
         name, device, dtype: as in torch and spconv.
@@ -79,7 +83,7 @@ class SparseConvolution(SparseModule):
         algo: ConvAlgo | None = None,
         fp32_accum: bool | None = None,
         record_voxel_count: bool = False,
-        act_type: None = None,
+        act_type: Any = None,
         act_alpha: float = 0,
         act_beta: float = 0,
         large_kernel_fast_algo: bool = False,
@@ -98,19 +102,13 @@ class SparseConvolution(SparseModule):
         taps = math.prod(self.kernel_size)
         self.algo = indices.algorithm(algo, taps, 128 if large_kernel_fast_algo else 32)
         self.conv1x1 = taps == 1 and groups == 1 and (subm or math.prod(self.stride) == 1)
-        self._refuse(act_type)
+        self.act_type = activation_of(type(self).__name__, act_type)
+        self.act_alpha, self.act_beta = act_alpha, act_beta
+        self._refuse()
         self._allocate(bias, device=device, dtype=dtype)
 
-    def _refuse(self, act_type: object) -> None:
+    def _refuse(self) -> None:
         where = type(self).__name__
-        if act_type is not None:
-            raise error(
-                "SL208",
-                where=where,
-                got=f"act_type={act_type}",
-                expected="None",
-                fix="put the activation behind the layer; torch.compile fuses it",
-            )
         if self.in_channels % self.groups or self.out_channels % self.groups:
             got = f"{self.in_channels} and {self.out_channels} channels"
             raise error("SL208", where=where, got=got, expected=f"multiples of groups = {self.groups}")
@@ -161,6 +159,8 @@ class SparseConvolution(SparseModule):
             output = self._pointwise(input)
         else:
             output = self._convolve(input, self._indice_data(input))
+        if self.act_type is not None:
+            output = output.replace_feature(activate(output.features, self.act_type, self.act_alpha))
         return output if add_input is None else output + add_input
 
     def _pointwise(self, input: SparseConvTensor) -> SparseConvTensor:
@@ -173,6 +173,7 @@ class SparseConvolution(SparseModule):
         features = plan.conv(input.features, self.weight.flatten(1, self.ndim), self.bias, self.groups)
         if self.inverse:
             return input.move(features, data.geometry, data.indices, data.spatial_shape)
+        assume_rows(features.shape[0], training=self.training)
         output = input.move(features, data.out_geometry, data.out_indices, data.out_spatial_shape)
         if self.indice_key is not None:
             output.indice_dict[self.indice_key] = data
@@ -192,13 +193,12 @@ class SparseConvolution(SparseModule):
         return indices.check_subm(where, input, key, found, self.window)
 
     def extra_repr(self) -> str:
-        text = f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}"
-        for name, default in (("padding", 0), ("dilation", 1), ("output_padding", 0)):
-            if any(v != default for v in getattr(self, name)):
-                text += f", {name}={getattr(self, name)}"
+        text = f"{self.in_channels}, {self.out_channels}, "
+        names = "kernel_size", "stride", "padding", "dilation", "output_padding"
+        text += ", ".join(f"{name}={getattr(self, name)}" for name in names)
         text += "" if self.groups == 1 else f", groups={self.groups}"
         text += "" if self.bias is not None else ", bias=False"
-        return f"{text}, algo={self.algo}" + ("" if self.indice_key is None else f", indice_key={self.indice_key!r}")
+        return f"{text}, algo={self.algo}" + ("" if self.act_type is None else f", act={self.act_type}")
 
 
 def _without_count(layer: Any, state_dict: Mapping[str, Any], prefix: str, *_: Any) -> None:
@@ -382,3 +382,11 @@ class SubMConv3d(_SubM):
 
 class SubMConv4d(_SubM):
     NDIM = 4
+
+
+DEFAULT_SPARSE_CONV_TYPES = {
+    *(SubMConv1d, SubMConv2d, SubMConv3d, SubMConv4d),
+    *(SparseConv1d, SparseConv2d, SparseConv3d, SparseConv4d),
+    *(SparseInverseConv1d, SparseInverseConv2d, SparseInverseConv3d, SparseInverseConv4d),
+    *(SparseConvTranspose1d, SparseConvTranspose2d, SparseConvTranspose3d, SparseConvTranspose4d),
+}

@@ -13,12 +13,13 @@ from torch import Tensor
 from shiplap.extend import error
 from shiplap_sparse3d.coords import check_rows
 from shiplap_sparse3d.geometry import Geometry, per_axis
+from shiplap_sparse3d.rows import cells_in_use, chosen_rows
 from shiplap_sparse3d.spconv.record import ConvAlgo, ImplicitGemmIndiceData, IndiceData, Window
-from shiplap_sparse3d.spconv.sizes import cells_of, check_least
+from shiplap_sparse3d.spconv.sizes import assume_rows, cells_of, check_least
 from shiplap_sparse3d.spconv.timer import CUDAKernelTimer
 from shiplap_sparse3d.tensor import SparseTensor
 
-__all__ = ["ConvAlgo", "ImplicitGemmIndiceData", "IndiceData", "SparseConvTensor", "Window", "expand_nd"]
+__all__ = ["ConvAlgo", "ImplicitGemmIndiceData", "IndiceData", "SparseConvTensor", "Window", "expand_nd", "scatter_nd"]
 
 MAX_NDIM = 3
 
@@ -56,6 +57,11 @@ def autocast(tensor: Tensor) -> Tensor:
     if tensor.dtype == torch.float64 or not torch.is_autocast_enabled(device):
         return tensor
     return tensor.to(torch.get_autocast_dtype(device))
+
+
+def scatter_nd(indices: Tensor, updates: Tensor, shape: Sequence[int]) -> Tensor:
+    """Zeros of ``shape`` with ``updates`` at ``indices [..., d]``, which are distinct."""
+    return updates.new_zeros(*shape).index_put(tuple(indices.long().unbind(-1)), updates)
 
 
 def indices_of(coords: Tensor, ndim: int) -> Tensor:
@@ -122,6 +128,7 @@ class SparseConvTensor:
         if self._features.is_quantized:
             raise error("SL204", where=f"{where}, features", got=self._features.dtype, expected="a floating dtype")
         check_least(where, [self.batch_size], f"batch_size {self.batch_size}")
+        assume_rows(self._indices.shape[0])
 
     # --- what layers read ---------------------------------------------------------------------------------------------
 
@@ -206,8 +213,9 @@ class SparseConvTensor:
 
     def select_by_index(self, valid_indices: Tensor) -> SparseConvTensor:
         """The voxels under a mask or row numbers, without records: they are about other voxels."""
-        other = self.replace_feature(self._features[valid_indices])
-        other.indices, other.indice_dict = self._indices[valid_indices], {}
+        rows = chosen_rows(valid_indices) if valid_indices.dtype == torch.bool else valid_indices
+        other = self.replace_feature(self._features[rows])
+        other.indices, other.indice_dict = self._indices[rows], {}
         return other
 
     def minus(self) -> SparseConvTensor:
@@ -219,8 +227,8 @@ class SparseConvTensor:
     @classmethod
     def from_dense(cls, x: Tensor) -> SparseConvTensor:
         """From ``[batch, *spatial, c]`` (channels last): the cells where any channel is not zero."""
-        indices = (x != 0).any(-1).nonzero()
-        return cls(x[tuple(indices.unbind(1))], indices.int(), list(x.shape[1:-1]), x.shape[0])
+        indices, features = cells_in_use(x)
+        return cls(features, indices, list(x.shape[1:-1]), x.shape[0])
 
     def dense(self, channels_first: bool = True) -> Tensor:
         """``[batch, c, *spatial]`` (or channels last), zeros where no voxel is active."""

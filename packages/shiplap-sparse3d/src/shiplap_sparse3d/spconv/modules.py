@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from shiplap_sparse3d.spconv.core import SparseConvTensor, check_sparse
+from shiplap_sparse3d.spconv.sizes import assume_rows
 
 __all__ = [
+    "PrintCurrentTime",
+    "PrintTensorMeta",
     "RemoveGrid",
     "SparseBatchNorm",
     "SparseIdentity",
@@ -19,6 +24,7 @@ __all__ = [
     "SparseSyncBatchNorm",
     "ToDense",
     "assign_name_for_sparse_modules",
+    "is_sparse_conv",
     "is_spconv_module",
 ]
 
@@ -75,6 +81,38 @@ def is_spconv_module(module: nn.Module) -> bool:
     return isinstance(module, _TAKE_SPARSE)
 
 
+def is_sparse_conv(module: nn.Module) -> bool:
+    """Whether ``module`` is a convolution layer."""
+    from shiplap_sparse3d.spconv.conv import SparseConvolution  # here: its module imports this one
+
+    return isinstance(module, SparseConvolution)
+
+
+class PrintTensorMeta(nn.Module):
+    """Prints the least, largest and mean value of what goes through."""
+
+    def forward(self, x: Any) -> Any:
+        values = x.features if isinstance(x, SparseConvTensor) else x
+        print(values.min(), values.max(), values.mean())
+        return x
+
+
+class PrintCurrentTime(nn.Module):
+    """Prints the seconds since it was made, or ``reset``, when the work before it is done."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first_time = time.time()
+
+    def forward(self, x: Any, msg: str = "", reset: bool = False) -> Any:
+        if reset:
+            self.first_time = time.time()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        print(msg, time.time() - self.first_time)
+        return x
+
+
 def has_rows(tensor: Tensor) -> bool:
     """Whether there are any, and True where only the running graph will know."""
     from torch.fx.experimental.symbolic_shapes import guard_or_true  # here: it is slow to import
@@ -123,6 +161,7 @@ class SparseSequential(SparseModule):
             if is_spconv_module(module) or not isinstance(input, SparseConvTensor):
                 input = module(input)
             elif has_rows(input.indices):
+                assume_rows(input.indices.shape[0], training=self.training)
                 input = input.replace_feature(module(input.features))
         return input
 

@@ -24,6 +24,7 @@ from shiplap_sparse3d.spconv.maximum import max_pool_from_zero
 from shiplap_sparse3d.spconv.modules import SparseModule
 
 __all__ = [
+    "ALL_POOL_LAYERS",
     "SparseAvgPool",
     "SparseAvgPool1d",
     "SparseAvgPool2d",
@@ -101,10 +102,7 @@ class _Pool(SparseModule):
         return output
 
     def extra_repr(self) -> str:
-        text = f"kernel_size={self.kernel_size}, stride={self.stride}"
-        for name, default in (("padding", 0), ("dilation", 1)):
-            if any(v != default for v in getattr(self, name)):
-                text += f", {name}={getattr(self, name)}"
+        text = ", ".join(f"{n}={getattr(self, n)}" for n in ("kernel_size", "stride", "padding", "dilation"))
         return f"{text}, algo={self.algo}"
 
 
@@ -206,3 +204,9 @@ class SparseGlobalAvgPool(SparseGlobalMaxOrAvgPool):
 
     def __init__(self, name: str | None = None) -> None:
         super().__init__(is_mean=True, name=name)
+
+
+ALL_POOL_LAYERS = {
+    *(SparseMaxPool, SparseMaxPool1d, SparseMaxPool2d, SparseMaxPool3d, SparseMaxPool4d),
+    *(SparseAvgPool, SparseAvgPool1d, SparseAvgPool2d, SparseAvgPool3d),
+}

@@ -12,7 +12,7 @@ from torch import Tensor
 from shiplap.extend import error
 from shiplap.extend.compiling import assert_in_graph
 
-__all__ = ["cells_of", "check_least"]
+__all__ = ["assume_rows", "cells_of", "check_least"]
 
 
 def cells_of(spatial_shape: Sequence[int] | np.ndarray[Any, Any] | Tensor) -> list[int]:
@@ -61,3 +61,17 @@ def check_least(where: str, sizes: Sequence[int], got: str, fix: str = "") -> No
     if torch.compiler.is_compiling():
         for size in sizes:
             torch._check(size >= 1, lambda: "SL208: sparse3d.spconv: a size of 1 or more is expected")
+
+
+def assume_rows(rows: int, *, training: bool = False) -> None:
+    """Tell a graph that there is a row, in training two: batch norm asks, and only the data knows.
+
+    The graph asserts it as it runs. Where the number is known, nothing is asserted.
+    """
+    if not torch.compiler.is_compiling():
+        return
+    from torch.fx.experimental.symbolic_shapes import guard_or_false  # here: it is slow to import
+
+    least = 2 if training else 1
+    if not guard_or_false(rows >= least) and not guard_or_false(rows < least):
+        torch._check(rows >= least, lambda: "SL211: sparse3d.spconv: too few voxels for what was compiled")

@@ -1,0 +1,113 @@
+"""Programs that import ``spconv`` or ``flex_gemm`` run on shiplap, unedited.
+
+In a program, before its first import of either::
+
+    from shiplap_sparse3d.drop_in import drop_in
+
+    drop_in("spconv", "flex_gemm")
+
+For a program that nobody edits: ``python -m shiplap_sparse3d.drop_in train.py --its --arguments``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import runpy
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType, TracebackType
+
+from shiplap.errors import error
+
+__all__ = ["DropIn", "drop_in"]
+
+FACADES = {
+    "spconv": (("spconv", "shiplap_sparse3d.spconv_package"), ("spconv.pytorch", "shiplap_sparse3d.spconv")),
+    "flex_gemm": (("flex_gemm", "shiplap_sparse3d.flexgemm"),),
+}
+
+
+class DropIn:
+    """Modules under the names of a peer. As a context manager it takes them away again at the end of the block."""
+
+    def __init__(self, modules: dict[str, ModuleType]) -> None:
+        self._modules = modules
+
+    def undo(self) -> None:
+        """Take away what was put in place; imports of the names find the real packages again."""
+        for name, module in self._modules.items():
+            if sys.modules.get(name) is module:
+                del sys.modules[name]
+        self._modules = {}
+
+    def __enter__(self) -> DropIn:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.undo()
+
+
+def drop_in(*names: str) -> DropIn:
+    """Let ``import spconv`` and ``import flex_gemm`` find shiplap's facades (default: both) from now on.
+
+    Raises:
+        ArgumentError: SL208 for another name, and where the real package is loaded already: part of the program would
+            use one and part the other.
+    """
+    placed: dict[str, ModuleType] = {}
+    for name in names or tuple(FACADES):
+        if name not in FACADES:
+            raise error("SL208", where="drop_in", got=repr(name), expected=" or ".join(map(repr, FACADES)))
+        placed |= _modules(name)
+    for name, module in placed.items():
+        if sys.modules.get(name, module) is not module:
+            raise error(
+                "SL208",
+                where=f"drop_in, {name}",
+                got="a module of that name, imported already",
+                expected="a program that has not imported it",
+                fix="call drop_in before the first import, or start with python -m shiplap_sparse3d.drop_in",
+            )
+    new = {name: module for name, module in placed.items() if name not in sys.modules}
+    sys.modules.update(new)
+    return DropIn(new)
+
+
+def _modules(name: str) -> dict[str, ModuleType]:
+    found: dict[str, ModuleType] = {}
+    for alias, source in FACADES[name]:
+        package = importlib.import_module(source)
+        found[alias] = package
+        for inner in pkgutil.walk_packages(package.__path__, f"{source}."):
+            found[alias + inner.name.removeprefix(source)] = importlib.import_module(inner.name)
+    if name == "spconv" and "cumm" not in sys.modules and find_spec("cumm") is None:
+        view = importlib.import_module("shiplap_sparse3d.spconv.tensorview")
+        cumm = ModuleType("cumm", "What callers of spconv's voxelisation use of cumm: ``tensorview``.")
+        cumm.tensorview = view  # type: ignore[attr-defined]
+        found |= {"cumm": cumm, "cumm.tensorview": view}
+    return found
+
+
+def main(arguments: Sequence[str]) -> None:
+    """``script.py [argument ...]``, or ``-m module [argument ...]``, with both facades in place."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print("usage: python -m shiplap_sparse3d.drop_in (SCRIPT | -m MODULE) [ARGUMENT ...]")
+        raise SystemExit(0 if arguments else 2)
+    with drop_in():
+        if arguments[0] == "-m":
+            sys.argv = list(arguments[1:])
+            sys.path[0] = str(Path.cwd())
+            runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv = list(arguments)
+            sys.path[0] = str(Path(arguments[0]).resolve().parent)
+            runpy.run_path(arguments[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

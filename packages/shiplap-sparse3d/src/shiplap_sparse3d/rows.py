@@ -1,0 +1,44 @@
+"""Which rows to keep: as an op, so that a graph knows that there are no more of them than before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Bool, Int64
+from torch import Tensor
+
+import shiplap as sl
+
+__all__ = ["cells_in_use", "chosen_rows"]
+
+
+@sl.op("sparse3d::chosen_rows", bounds={"m": "n"})
+def chosen_rows(mask: Bool[Tensor, "n"]) -> Int64[Tensor, "m"]:
+    """Numbers of the rows where ``mask`` is true, ascending. A GPU has to be waited for."""
+    return mask.nonzero()[:, 0]
+
+
+@chosen_rows.kernel("cpu", name="torch")
+def _(mask: Tensor) -> Tensor:
+    return mask.nonzero()[:, 0]
+
+
+@chosen_rows.kernel("cuda", name="torch")
+def _(mask: Tensor) -> Tensor:
+    return mask.nonzero()[:, 0]
+
+
+def cells_in_use(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Cells of ``[b, *spatial, c]`` that are not zero: ``int32 [n, 1 + axes]`` ascending, and their ``[n, c]``."""
+    flat = rows.flatten(0, -2)
+    chosen = chosen_rows((flat != 0).any(1))
+    return torch.stack(_unravel(chosen, rows.shape[:-1]), 1).int(), flat.index_select(0, chosen)
+
+
+def _unravel(numbers: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+    columns = []
+    for size in reversed(sizes):
+        columns.append(numbers % size)
+        numbers = numbers // size
+    return columns[::-1]

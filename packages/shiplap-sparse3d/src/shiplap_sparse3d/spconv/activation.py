@@ -1,0 +1,35 @@
+"""Activations that spconv's layers take as ``act_type``: values of ``cumm.tensorview.gemm.Activation``, or names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from shiplap.errors import error
+
+__all__ = ["activate", "activation_of"]
+
+_KNOWN: dict[str, Callable[[Tensor, float], Tensor]] = {
+    "ReLU": lambda x, alpha: torch.relu(x),
+    "Sigmoid": lambda x, alpha: torch.sigmoid(x),
+    "LeakyReLU": lambda x, alpha: functional.leaky_relu(x, alpha),
+}
+
+
+def activation_of(where: str, act_type: Any) -> str | None:
+    """The name of an activation, or None for none. Raises SL208 for another one."""
+    name = getattr(act_type, "name", act_type)
+    if name is None or name == "None_":
+        return None
+    if name not in _KNOWN:
+        raise error("SL208", where=where, got=f"act_type={act_type}", expected=f"None_, {', '.join(_KNOWN)}")
+    return str(name)
+
+
+def activate(features: Tensor, name: str | None, alpha: float) -> Tensor:
+    """``features`` behind the activation ``name``. A compiled graph fuses it with the convolution's store."""
+    return features if name is None else _KNOWN[name](features, alpha)

@@ -1,0 +1,24 @@
+"""``spconv.pytorch.spatial``."""
+
+from __future__ import annotations
+
+import torch
+
+from shiplap_sparse3d import ops as kernels
+from shiplap_sparse3d.spconv.core import SparseConvTensor, check_sparse, indices_of
+from shiplap_sparse3d.spconv.modules import SparseModule
+
+__all__ = ["RemoveDuplicate"]
+
+
+class RemoveDuplicate(SparseModule):
+    """One voxel of those in the same cell, the first of them; voxels come in ascending order, without records."""
+
+    def forward(self, x: SparseConvTensor) -> SparseConvTensor:
+        check_sparse("RemoveDuplicate", x)
+        cells, inverse, _ = kernels.unique_coords(x.geometry.coords)
+        rows = torch.arange(inverse.shape[0], device=inverse.device)
+        first = torch.full_like(cells[:, 0], inverse.shape[0], dtype=torch.int64)
+        first = first.scatter_reduce(0, inverse.long(), rows, "amin")
+        features = x.features.index_select(0, first)
+        return SparseConvTensor(features, indices_of(cells, x.ndim), x.spatial_shape, x.batch_size, x.grid)

@@ -1,0 +1,109 @@
+"""``cumm.tensorview``, as far as callers of spconv's voxelisation use it: arrays that go in and come out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+__all__ = ["Tensor", "empty", "from_numpy", "gemm", "to_torch", "zeros"]
+
+float32, float64, float16 = torch.float32, torch.float64, torch.float16
+int32, int64, int8, uint8, bool_ = torch.int32, torch.int64, torch.int8, torch.uint8, torch.bool
+
+
+class Tensor:
+    """A torch tensor with the methods of a tensorview that callers use."""
+
+    def __init__(self, held: torch.Tensor) -> None:
+        self.torch = held
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        """A copy."""
+        copied: np.ndarray[Any, Any] = self.numpy_view().copy()
+        return copied
+
+    def numpy_view(self) -> np.ndarray[Any, Any]:
+        view: np.ndarray[Any, Any] = self.torch.cpu().numpy()
+        return view
+
+    def cpu(self) -> Tensor:
+        return Tensor(self.torch.cpu())
+
+    def cuda(self) -> Tensor:
+        return Tensor(self.torch.cuda())
+
+    def clone(self) -> Tensor:
+        return Tensor(self.torch.clone())
+
+    @property
+    def shape(self) -> list[int]:
+        return list(self.torch.shape)
+
+    @property
+    def ndim(self) -> int:
+        return self.torch.ndim
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.torch.dtype
+
+    @property
+    def size(self) -> int:
+        return self.torch.numel()
+
+    def dim(self, axis: int) -> int:
+        return self.torch.shape[axis]
+
+    def empty(self) -> bool:
+        return self.torch.numel() == 0
+
+    def __getitem__(self, index: Any) -> Tensor:
+        return Tensor(self.torch[index])
+
+    def __len__(self) -> int:
+        return len(self.torch)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        return np.asarray(self.numpy_view(), dtype)
+
+    def __repr__(self) -> str:
+        return f"Tensor[shape={self.shape}, dtype={self.dtype}]"
+
+
+def to_torch(array: Any) -> torch.Tensor:
+    """The torch tensor of a tensorview (of cumm's too), an array or a tensor."""
+    if isinstance(array, Tensor):
+        return array.torch
+    if isinstance(array, torch.Tensor):
+        return array
+    return torch.from_numpy(np.ascontiguousarray(array.numpy() if hasattr(array, "numpy") else array))
+
+
+def from_numpy(array: np.ndarray[Any, Any]) -> Tensor:
+    """Shares the memory of ``array``."""
+    return Tensor(torch.from_numpy(array))
+
+
+def zeros(shape: Sequence[int], dtype: torch.dtype = torch.float32, device: int = -1) -> Tensor:
+    """``device`` is -1 for the CPU, or the number of a GPU."""
+    return Tensor(torch.zeros(*shape, dtype=dtype, device="cpu" if device < 0 else f"cuda:{device}"))
+
+
+empty = zeros
+
+
+class Activation(Enum):
+    """What ``act_type`` of a layer names."""
+
+    None_ = 0
+    ReLU = 1
+    Sigmoid = 2
+    LeakyReLU = 3
+
+
+gemm = SimpleNamespace(Activation=Activation)

@@ -1,0 +1,117 @@
+"""Overlaps of boxes and non-maximum suppression on arrays, as ``spconv.utils`` has them.
+
+``box_corners`` are ``[n, 4, 2]``, corners in order around the box; ``standup_iou`` is the overlap of the upright boxes
+around them, and pairs at or below its threshold are not looked at.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+__all__ = [
+    "non_max_suppression",
+    "non_max_suppression_cpu",
+    "rbbox_intersection",
+    "rbbox_iou",
+    "rbbox_iou_loss",
+    "rotate_non_max_suppression_cpu",
+]
+
+Array = np.ndarray[Any, Any]
+
+
+def _area(corners: Array) -> float:
+    """Of a polygon; positive when its corners go counterclockwise."""
+    x, y = corners[:, 0], corners[:, 1]
+    return float((x * np.roll(y, -1) - np.roll(x, -1) * y).sum() / 2)
+
+
+def _clip(subject: Array, start: Array, end: Array) -> Array:
+    """The part of a convex polygon to the left of the line from ``start`` to ``end``."""
+    edge = end - start
+    side = edge[0] * (subject[:, 1] - start[1]) - edge[1] * (subject[:, 0] - start[0])
+    kept = []
+    for i in range(len(subject)):
+        j = (i + 1) % len(subject)
+        if side[i] >= 0:
+            kept.append(subject[i])
+        if (side[i] > 0 > side[j]) or (side[i] < 0 < side[j]):
+            kept.append(subject[i] + (subject[j] - subject[i]) * (side[i] / (side[i] - side[j])))
+    return np.array(kept).reshape(-1, 2)
+
+
+def _overlap(a: Array, b: Array) -> tuple[float, float]:
+    """The area that two convex polygons share, and that of their union."""
+    a, b = (p.astype(np.float64) for p in (a, b))
+    a, b = (p if _area(p) >= 0 else p[::-1] for p in (a, b))
+    shared = a
+    for i in range(len(b)):
+        shared = _clip(shared, b[i], b[(i + 1) % len(b)])
+        if len(shared) < 3:
+            return 0.0, _area(a) + _area(b)
+    area = max(0.0, _area(shared))
+    return area, _area(a) + _area(b) - area
+
+
+def _pairs(boxes: Array, others: Array, standup_iou: Array, threshold: float, ratio: bool) -> Array:
+    found = np.zeros((len(boxes), len(others)), boxes.dtype)
+    for i, j in np.argwhere(standup_iou > threshold):
+        shared, union = _overlap(boxes[i], others[j])
+        found[i, j] = shared / union if ratio and union > 0 else (0.0 if ratio else shared)
+    return found
+
+
+def rbbox_iou(box_corners: Array, qbox_corners: Array, standup_iou: Array, standup_thresh: float) -> Array:
+    """Intersection over union of rotated boxes: ``[n, k]``."""
+    return _pairs(box_corners, qbox_corners, standup_iou, standup_thresh, True)
+
+
+def rbbox_intersection(box_corners: Array, qbox_corners: Array, standup_iou: Array, standup_thresh: float) -> Array:
+    """The area that rotated boxes share: ``[n, k]``."""
+    return _pairs(box_corners, qbox_corners, standup_iou, standup_thresh, False)
+
+
+def rbbox_iou_loss(box_corners: Array, qbox_corners: Array) -> Array:
+    """Intersection over union of each box and the other one of its row: ``[n]``."""
+    pairs = [_overlap(a, b) for a, b in zip(box_corners, qbox_corners, strict=True)]
+    return np.array([shared / union if union > 0 else 0.0 for shared, union in pairs], box_corners.dtype)
+
+
+def non_max_suppression_cpu(boxes: Array, order: Array, thresh: float, eps: float = 0.0) -> list[int]:
+    """Boxes to keep, of upright ones ``[n, 4]`` (x1, y1, x2, y2), looked at in ``order``."""
+    x1, y1, x2, y2 = boxes[:, :4].astype(np.float64).T
+    areas, left, kept = (x2 - x1 + eps) * (y2 - y1 + eps), list(order), []
+    while left:
+        i, rest = left[0], np.array(left[1:], np.int64)
+        kept.append(int(i))
+        width = np.minimum(x2[i], x2[rest]) - np.maximum(x1[i], x1[rest]) + eps
+        height = np.minimum(y2[i], y2[rest]) - np.maximum(y1[i], y1[rest]) + eps
+        shared = np.maximum(0, width) * np.maximum(0, height)
+        left = list(rest[shared / (areas[i] + areas[rest] - shared) < thresh])
+    return kept
+
+
+def rotate_non_max_suppression_cpu(corners: Array, order: Array, standup_iou: Array, thresh: float) -> list[int]:
+    """Boxes to keep, of rotated ones ``[n, 4, 2]``, looked at in ``order``."""
+    gone, kept = np.zeros(len(corners), bool), []
+    for place, i in enumerate(order):
+        if gone[i]:
+            continue
+        kept.append(int(i))
+        for j in order[place + 1 :]:
+            if not gone[j] and standup_iou[i, j] > 0:
+                shared, union = _overlap(corners[i], corners[j])
+                gone[j] = union > 0 and shared / union >= thresh
+    return kept
+
+
+def non_max_suppression(boxes: Array, keep_out: Array, thresh: float, device_id: int = 0) -> int:
+    """spconv 1.x: boxes ``[n, 5]`` in descending order of their scores; those to keep go into ``keep_out``.
+
+    Returns their number. It runs on the CPU; ``device_id`` is accepted.
+    """
+    kept = non_max_suppression_cpu(boxes, np.arange(len(boxes)), thresh, 1.0)
+    keep_out[: len(kept)] = kept
+    return len(kept)

@@ -1,0 +1,19 @@
+"""``spconv.core``."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from shiplap_sparse3d.spconv.core import ConvAlgo
+from shiplap_sparse3d.spconv_package.constants import NDIM_DONT_CARE
+
+__all__ = ["NDIM_DONT_CARE", "AlgoHint", "ConvAlgo"]
+
+
+class AlgoHint(Enum):
+    """What a kernel is chosen for, in spconv. Accepted; the choice here is measured."""
+
+    NoHint = 0b000
+    Fowrard = 0b001  # codespell:ignore - spconv's own spelling
+    BackwardInput = 0b010
+    BackwardWeight = 0b100

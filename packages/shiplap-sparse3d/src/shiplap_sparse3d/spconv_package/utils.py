@@ -1,0 +1,194 @@
+"""``spconv.utils``: points to voxels on arrays, overlaps of boxes, and the generators of spconv 1.x."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any, ClassVar
+
+import numpy as np
+
+from shiplap.errors import error
+from shiplap_sparse3d.spconv.tensorview import Tensor, to_torch
+from shiplap_sparse3d.spconv.utils import PointToVoxel
+from shiplap_sparse3d.spconv_package.boxes import (
+    non_max_suppression,
+    non_max_suppression_cpu,
+    rbbox_intersection,
+    rbbox_iou,
+    rbbox_iou_loss,
+    rotate_non_max_suppression_cpu,
+)
+from shiplap_sparse3d.spconv_package.cppconstants import CPU_ONLY_BUILD
+
+__all__ = [
+    "CPU_ONLY_BUILD",
+    "Point2VoxelCPU1d",
+    "Point2VoxelCPU2d",
+    "Point2VoxelCPU3d",
+    "Point2VoxelCPU4d",
+    "Point2VoxelGPU1d",
+    "Point2VoxelGPU2d",
+    "Point2VoxelGPU3d",
+    "Point2VoxelGPU4d",
+    "VoxelGenerator",
+    "VoxelGeneratorV2",
+    "non_max_suppression",
+    "non_max_suppression_cpu",
+    "nullcontext",
+    "rbbox_intersection",
+    "rbbox_iou",
+    "rbbox_iou_loss",
+    "rotate_non_max_suppression_cpu",
+]
+
+Array = np.ndarray[Any, Any]
+
+
+class _Point2Voxel:
+    """Points → voxels, as :class:`PointToVoxel`, on tensorviews (arrays and tensors are taken as well).
+
+    Args:
+        vsize_xyz, coors_range_xyz, num_point_features, max_num_voxels, max_num_points_per_voxel: as there.
+
+    Attributes: ``grid_size``, in the order z, y, x.
+    """
+
+    NDIM: ClassVar[int]
+    DEVICE: ClassVar[str] = "cpu"
+
+    def __init__(
+        self,
+        vsize_xyz: Sequence[float],
+        coors_range_xyz: Sequence[float],
+        num_point_features: int,
+        max_num_voxels: int,
+        max_num_points_per_voxel: int,
+    ) -> None:
+        if len(vsize_xyz) != self.NDIM:
+            where = type(self).__name__
+            raise error("SL208", where=where, got=f"{len(vsize_xyz)} edges", expected=f"{self.NDIM}")
+        arguments = num_point_features, max_num_voxels, max_num_points_per_voxel
+        self._voxels = PointToVoxel(vsize_xyz, coors_range_xyz, *arguments, self.DEVICE)
+        self.grid_size = self._voxels.grid_size
+
+    def point_to_voxel(self, points: Any, clear_voxels: bool = True) -> tuple[Tensor, Tensor, Tensor]:
+        """``voxels [m, points, features]``, ``indices int32 [m, ndim]`` (z, y, x), ``num_per_voxel int32 [m]``."""
+        return self._run(points, False)
+
+    def point_to_voxel_empty_mean(self, points: Any, clear_voxels: bool = True) -> tuple[Tensor, Tensor, Tensor]:
+        """The same with the mean of a voxel's points in its free places."""
+        return self._run(points, True)
+
+    def point_to_voxel_hash(
+        self, points: Any, clear_voxels: bool = True, empty_mean: bool = False, stream: int = 0
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """What the classes for GPUs call it."""
+        return self._run(points, empty_mean)
+
+    def _run(self, points: Any, empty_mean: bool) -> tuple[Tensor, Tensor, Tensor]:
+        voxels, indices, counts = self._voxels(to_torch(points), empty_mean=empty_mean)
+        return Tensor(voxels), Tensor(indices), Tensor(counts)
+
+
+class Point2VoxelCPU1d(_Point2Voxel):
+    NDIM = 1
+
+
+class Point2VoxelCPU2d(_Point2Voxel):
+    NDIM = 2
+
+
+class Point2VoxelCPU3d(_Point2Voxel):
+    NDIM = 3
+
+
+class Point2VoxelCPU4d(_Point2Voxel):
+    NDIM = 4
+
+
+class Point2VoxelGPU1d(Point2VoxelCPU1d):
+    DEVICE = "cuda"
+
+
+class Point2VoxelGPU2d(Point2VoxelCPU2d):
+    DEVICE = "cuda"
+
+
+class Point2VoxelGPU3d(Point2VoxelCPU3d):
+    DEVICE = "cuda"
+
+
+class Point2VoxelGPU4d(Point2VoxelCPU4d):
+    DEVICE = "cuda"
+
+
+class VoxelGenerator:
+    """The generator of spconv 1.x, on arrays.
+
+    Args:
+        voxel_size: edge of a voxel per axis.
+        point_cloud_range: lower corner, then upper corner.
+        max_num_points: points kept in a voxel.
+        max_voxels: voxels kept.
+        full_mean: fill free places with the mean of the voxel's points.
+    """
+
+    def __init__(
+        self,
+        voxel_size: Sequence[float],
+        point_cloud_range: Sequence[float],
+        max_num_points: int,
+        max_voxels: int = 20000,
+        full_mean: bool = False,
+    ) -> None:
+        self.voxel_size = np.array(voxel_size, np.float32)
+        self.point_cloud_range = np.array(point_cloud_range, np.float32)
+        extent = (self.point_cloud_range[3:] - self.point_cloud_range[:3]) / self.voxel_size
+        self.grid_size = np.round(extent).astype(np.int64)  # in the order x, y, z
+        self.max_num_points_per_voxel, self._max_voxels, self._full_mean = max_num_points, max_voxels, full_mean
+
+    def _generate(self, points: Array, max_voxels: int | None) -> tuple[Array, Array, Array]:
+        most = self._max_voxels if max_voxels is None else max_voxels
+        ranges = [float(v) for v in self.point_cloud_range]
+        edges, kept = [float(v) for v in self.voxel_size], self.max_num_points_per_voxel
+        voxels = PointToVoxel(edges, ranges, points.shape[1], most, kept)
+        found = voxels(to_torch(points), empty_mean=self._full_mean)
+        features, coordinates, counts = (t.numpy() for t in found)
+        return features.astype(points.dtype), coordinates, counts
+
+    def generate(self, points: Array, max_voxels: int | None = None) -> Any:
+        """``(voxels, coordinates (z, y, x), num_points_per_voxel)``."""
+        return self._generate(points, max_voxels)
+
+
+class VoxelGeneratorV2(VoxelGenerator):
+    """:class:`VoxelGenerator` whose results are named. Filtering of blocks is not there."""
+
+    def __init__(
+        self,
+        voxel_size: Sequence[float],
+        point_cloud_range: Sequence[float],
+        max_num_points: int,
+        max_voxels: int = 20000,
+        full_mean: bool = False,
+        block_filtering: bool = False,
+        block_factor: int = 8,
+        block_size: int = 3,
+        height_threshold: float = 0.1,
+    ) -> None:
+        if block_filtering:
+            raise error("SL208", where="VoxelGeneratorV2", got="block_filtering=True", expected="False")
+        super().__init__(voxel_size, point_cloud_range, max_num_points, max_voxels, full_mean)
+
+    def generate(self, points: Array, max_voxels: int | None = None) -> dict[str, Array]:
+        """``voxels``, ``coordinates`` (z, y, x), ``num_points_per_voxel`` and ``voxel_point_mask [m, points, 1]``."""
+        voxels, coordinates, counts = self._generate(points, max_voxels)
+        mask = np.arange(self.max_num_points_per_voxel) < counts[:, None]
+        return {
+            "voxels": voxels,
+            "coordinates": coordinates,
+            "num_points_per_voxel": counts,
+            "voxel_point_mask": mask[..., None].astype(points.dtype),
+            "voxel_num": np.array(len(voxels)),
+        }
