@@ -168,5 +168,6 @@ CHECK = Check(
     observe=observe,
     cases=cases,
     needs=("determinism",),
+    patience=120.0,
     fix="correct the backward; it may be written in terms of the reference's own derivative",
 )

@@ -116,5 +116,6 @@ CHECK = Check(
     observe=observe,
     cases=cases,
     needs=("schema", "edges"),  # an op that leaves its view would touch all of the reserved memory
+    patience=60.0,
     fix="compute offsets in int64 (in Triton: cast the index, not the product)",
 )
