@@ -193,6 +193,12 @@ CATALOGUE: dict[str, Entry] = {
                 "name a dim that arguments and all outputs have as one of their sizes",
             ),
             (
+                "SL118",
+                "tolerance without a reason",
+                "A kernel that may differ from its reference by more than rounding does so for a stated reason.",
+                'give tolerance=(1e-3, "tanh stands for erf")',
+            ),
+            (
                 "SL114",
                 "template cannot be used",
                 "Inductor fills one output of a kernel source with fused neighbours.",

@@ -236,6 +236,7 @@ def _declaration(spec: OpSpec) -> dict[str, Any]:
         "mutates": list(spec.mutated),
         "outputs": {o.name: str(o.tensor) for o in spec.outputs},
         "requires": [str(e) for e in spec.requires],
+        "tolerance": f"{spec.tolerance[0]:g}: {spec.tolerance[1]}" if spec.tolerance else {},
         "schema": f"{spec.namespace}::{schema(spec)}",
     }
     return {name: value for name, value in found.items() if value not in ({}, [])}

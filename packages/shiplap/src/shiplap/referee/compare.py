@@ -84,7 +84,15 @@ def _shape(got: Tensor, expected: Tensor) -> str:
 
 
 def close(
-    got: Sequence[Tensor], own: Sequence[Tensor], wide: Sequence[Tensor], sums: Reduction, *, wide_sums: bool = False
+    got: Sequence[Tensor],
+    own: Sequence[Tensor],
+    wide: Sequence[Tensor],
+    sums: Reduction,
+    *,
+    wide_sums: bool = False,
+    by_row: bool = False,
+    allowed: Sequence[Tensor] | None = None,
+    tolerance: float = 0.0,
 ) -> Difference:
     """``got`` against the reference in its own precision (``own``) and in float64 (``wide``).
 
@@ -94,19 +102,44 @@ def close(
 
     With ``wide_sums``, sums of 16-bit numbers are taken to be kept in float32, as kernels do: else the tolerance of a
     long sum in bfloat16 exceeds its value, and a kernel that leaves out most of the terms would pass.
+
+    With ``by_row``, the rms is that of an element's row, so that large rows do not hide errors in small ones.
+    ``allowed`` is a deviation that rounding explains, for each element (``referee.rounding``), and ``tolerance`` one
+    that the declaration admits, relative to the same size.
     """
+    model = _Model(sums, wide_sums, by_row, tolerance)
     if len(got) != len(own):
         return Difference(f"{len(got)} results, expected {len(own)}")
     worst = 0.0
     for index, (g, o, w) in enumerate(zip(got, own, wide, strict=True)):
-        found = Difference(problem) if (problem := _shape(g, o)) else _elements(g, o, w, sums, wide_sums)
+        extra = allowed[index] if allowed is not None else None
+        found = Difference(problem) if (problem := _shape(g, o)) else _elements(g, o, w, model, extra)
         worst = max(worst, found.error)
         if found.problem:
             return Difference(f"result {index}: {found.problem}", worst)
     return Difference(error=worst)
 
 
-def _elements(got: Tensor, own: Tensor, wide: Tensor, sums: Reduction, wide_sums: bool) -> Difference:
+@dataclass(frozen=True)
+class _Model:
+    """What an element may be off by."""
+
+    sums: Reduction
+    wide_sums: bool
+    by_row: bool
+    tolerance: float
+
+    def size(self, w: Tensor) -> Tensor:
+        """The size of an element and of its neighbours."""
+        size = w.abs()
+        if not size.numel():
+            return size
+        if self.by_row and size.dim() > 1:
+            return size + size.square().mean(-1, keepdim=True).sqrt()
+        return size + size.square().mean().sqrt()
+
+
+def _elements(got: Tensor, own: Tensor, wide: Tensor, model: _Model, extra: Tensor | None) -> Difference:
     got, own, wide = got.detach(), own.detach(), wide.detach()
     if wide.shape != own.shape:
         wide = own
@@ -116,16 +149,21 @@ def _elements(got: Tensor, own: Tensor, wide: Tensor, sums: Reduction, wide_sums
     got, own, wide, narrow = (_computable(t) for t in (got, own, wide, wide.to(got.dtype)))
     g = _double(got)
     same_place = [_finite_alike(got, expected) for expected in (own, narrow)]
-    if (bad := ~(same_place[0] | same_place[1])).any():
+    bad = ~(same_place[0] | same_place[1])
+    if extra is not None:
+        bad &= torch.isfinite(extra)  # rounding decides there whether it is a number
+    if bad.any():
         return _first(bad, got, own)
     finite = torch.isfinite(got) & torch.isfinite(own) & torch.isfinite(wide)
     w = torch.where(finite, _double(wide), 0)
-    size = w.abs()
-    rms = size.square().mean().sqrt() if size.numel() else size.sum()
+    size = model.size(w)
     own_error = torch.where(finite, (_double(own) - w).abs(), 0)
     # Where terms cancel, rounding errors are draws at random: the largest of a few says little about the next.
-    slack = (3 + 30 / max(1, size.numel()) ** 0.5) * (own_error.max() if own_error.numel() else 0.0)
-    tolerance = sums.growth(finfo.eps, wide_sums) * (size + rms) + slack + finfo.tiny
+    slack = (3 + 30 / max(1, w.numel()) ** 0.5) * (own_error.max() if own_error.numel() else 0.0)
+    growth = model.sums.growth(finfo.eps, model.wide_sums) + model.tolerance
+    tolerance = growth * size + slack + finfo.tiny
+    if extra is not None:
+        tolerance = tolerance + extra
     error = torch.where(finite, (g - w).abs(), 0) / tolerance
     worst = float(error.max()) if error.numel() else 0.0
     found = _first(error > 1, got, wide)
