@@ -6,13 +6,11 @@ has to fail on the defect.
 
 from __future__ import annotations
 
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int8, Int32, Int64
 from torch import Tensor
 

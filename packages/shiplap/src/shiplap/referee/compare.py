@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from shiplap.op.spec import OpSpec
 
-__all__ = ["Difference", "Reduction", "bitwise", "close", "reduction"]
+__all__ = ["Difference", "Near", "Reduction", "bitwise", "close", "reduction"]
+
+
+Near = Literal["all", "row", "none"]
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,7 @@ def close(
     sums: Reduction,
     *,
     wide_sums: bool = False,
-    by_row: bool = False,
+    near: Near = "all",
     allowed: Sequence[Tensor] | None = None,
     tolerance: float = 0.0,
 ) -> Difference:
@@ -103,11 +106,12 @@ def close(
     With ``wide_sums``, sums of 16-bit numbers are taken to be kept in float32, as kernels do: else the tolerance of a
     long sum in bfloat16 exceeds its value, and a kernel that leaves out most of the terms would pass.
 
-    With ``by_row``, the rms is that of an element's row, so that large rows do not hide errors in small ones.
+    The rms is that of all elements, of an element's row, or left out (``near``): then errors in small elements show
+    that large ones would hide.
     ``allowed`` is a deviation that rounding explains, for each element (``referee.rounding``), and ``tolerance`` one
     that the declaration admits, relative to the same size.
     """
-    model = _Model(sums, wide_sums, by_row, tolerance)
+    model = _Model(sums, wide_sums, near, tolerance)
     if len(got) != len(own):
         return Difference(f"{len(got)} results, expected {len(own)}")
     worst = 0.0
@@ -126,15 +130,15 @@ class _Model:
 
     sums: Reduction
     wide_sums: bool
-    by_row: bool
+    near: Near
     tolerance: float
 
     def size(self, w: Tensor) -> Tensor:
         """The size of an element and of its neighbours."""
         size = w.abs()
-        if not size.numel():
+        if not size.numel() or self.near == "none":
             return size
-        if self.by_row and size.dim() > 1:
+        if self.near == "row" and size.dim() > 1:
             return size + size.square().mean(-1, keepdim=True).sqrt()
         return size + size.square().mean().sqrt()
 
@@ -161,7 +165,9 @@ def _elements(got: Tensor, own: Tensor, wide: Tensor, model: _Model, extra: Tens
     # Where terms cancel, rounding errors are draws at random: the largest of a few says little about the next.
     slack = (3 + 30 / max(1, w.numel()) ** 0.5) * (own_error.max() if own_error.numel() else 0.0)
     growth = model.sums.growth(finfo.eps, model.wide_sums) + model.tolerance
-    tolerance = growth * size + slack + finfo.tiny
+    # A GPU may flush subnormal numbers; a CPU keeps them, and rounds to the smallest.
+    floor = finfo.tiny if got.device.type != "cpu" else finfo.tiny * finfo.eps * (16 + 4 * model.sums.terms**0.5)
+    tolerance = growth * size + slack + max(floor, 5e-324)
     if extra is not None:
         tolerance = tolerance + extra
     error = torch.where(finite, (g - w).abs(), 0) / tolerance

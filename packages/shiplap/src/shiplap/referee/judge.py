@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -43,13 +44,12 @@ def settle(
 
     ``again`` computes ``wide`` once more, for its operations to be disturbed.
     """
-    found = close(got, own, wide, sums, wide_sums=True, by_row=True, tolerance=tolerance)
+    check = partial(close, got, own, wide, sums, wide_sums=True, tolerance=tolerance)
+    found = check(near="none")
     if not found.problem or not _may_round(got, own):
         return found
     allowed = allowance(again, wide, unit(narrowest(got)))
-    if allowed is None:
-        return found
-    return close(got, own, wide, sums, wide_sums=True, by_row=True, tolerance=tolerance, allowed=allowed)
+    return check(near="row") if allowed is None else check(near="none", allowed=allowed)
 
 
 def narrowest(results: Sequence[Tensor]) -> torch.dtype:

@@ -20,7 +20,7 @@ from shiplap.compat.decompose import decompositions
 
 __all__ = ["allowance", "unit"]
 
-RUNS = 6
+RUNS = 5
 FACTOR = 8.0  # of the largest deviation in those runs
 
 

@@ -83,7 +83,7 @@ def _floats(values: Tensor, dtype: torch.dtype, kind: str, rng: torch.Generator)
         "zeros": lambda: torch.zeros_like(values),
         "large": lambda: values * 1e3,
         "negative zero": lambda: torch.where(some(0.5), -0.0, 0.0),
-        "subnormal": lambda: torch.where(some(0.5), values * finfo.tiny / 4, values),
+        "subnormal": lambda: values * finfo.tiny / 4,
         "beyond float16": lambda: values * min(1e5, finfo.max / 8),
         "overflowing": lambda: values * min(1e20, finfo.max / 64),
         "cancelling": lambda: values + 1000.0,

@@ -34,6 +34,10 @@ def observe(op: Op, case: Case) -> Observation:
         runs.append(("a call and its backward", lambda: _backward(op, case)))
     for what, run in runs:
         run()
+        for name, read, write, values in SETTINGS:
+            if problem := _kept(run, read, write, values):
+                return Observation(f"{what} changes {name}: {problem}")
+        _draw()
         before = _state()
         run()
         after = _state()
@@ -42,6 +46,48 @@ def observe(op: Op, case: Case) -> Observation:
             shown = "; ".join(f"{n} from {_brief(before[n])} to {_brief(after[n])}" for n in changed)
             return Observation(f"{what} changes {shown}")
     return _leaks(lambda: call(op, case.fresh())) if not case.recipe.absent else Observation()
+
+
+def _kept(run: Callable[[], Any], read: Callable[[], Any], write: Callable[[Any], Any], values: Iterable[Any]) -> str:
+    """Whether each of the values survives a call: one that the op sets itself would look unchanged."""
+    was = read()
+    try:
+        for value in values:
+            write(value)
+            run()
+            if (now := read()) != value:
+                return f"{value} before, {now} after"
+    finally:
+        write(was)
+    return ""
+
+
+SETTINGS: tuple[tuple[str, Callable[[], Any], Callable[[Any], Any], tuple[Any, ...]], ...] = (
+    ("the number of threads", torch.get_num_threads, torch.set_num_threads, (1, 2, 3)),
+    (
+        "float32 matmul precision",
+        torch.get_float32_matmul_precision,
+        torch.set_float32_matmul_precision,
+        ("high", "highest"),
+    ),
+    ("Python's recursion limit", sys.getrecursionlimit, sys.setrecursionlimit, (2999, 3001)),
+    (
+        "deterministic algorithms",
+        torch.are_deterministic_algorithms_enabled,
+        lambda on: torch.use_deterministic_algorithms(on, warn_only=True),
+        (True, False),
+    ),
+    ("grad mode", torch.is_grad_enabled, torch.set_grad_enabled, (False, True)),
+    ("the default dtype", torch.get_default_dtype, torch.set_default_dtype, (torch.float64, torch.float32)),
+)
+
+
+def _draw() -> None:
+    """Random states that no seed gives: a call that seeds anew would leave that of a seed as it is."""
+    torch.rand(3)
+    random.random()
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.random()
 
 
 def _backward(op: Op, case: Case) -> None:
