@@ -167,5 +167,6 @@ for _fn in (layer_norm, rms_norm, softmax, log_softmax, gelu, gelu_tanh, attenti
 for _fn in (mse, smooth_l1, kl_div, huber, cross_entropy):
     itself(_fn, requires=("n >= 1", "c >= 1"))
 itself(logsumexp, requires=("c >= 1",))
-for _fn in (conv1d, group_norm):
-    itself(_fn, requires=("b >= 1", "t >= 1"))
+itself(conv1d, requires=("b >= 1", "t >= 1", "c >= 1", "o >= 1"))
+
+itself(group_norm, requires=("b >= 1", "t >= 1"))

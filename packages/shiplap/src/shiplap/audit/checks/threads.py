@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
+from types import FunctionType
 
 import torch
 from torch import Tensor
@@ -23,6 +24,22 @@ def cases(samples: Samples) -> Iterable[Case]:
     yield from samples.grown(1)
     yield from islice(samples.wide(), 1)
     yield from islice(samples.grains(), 2)
+
+
+def skips(op: Op) -> str:
+    kernels = [k for ks in op.kernels.values() for k in ks]
+    if any(_interpreted(getattr(k.run, "fn", None)) for k in kernels):
+        return "Triton's interpreter, which runs the kernel here, is made for one thread"
+    return ""
+
+
+def _interpreted(fn: object) -> bool:
+    """Whether a launcher uses a Triton kernel that is interpreted."""
+    if not isinstance(fn, FunctionType):
+        return False
+    used = [fn.__globals__.get(name) for name in fn.__code__.co_names]
+    used += [c.cell_contents for c in fn.__closure__ or ()]
+    return any(type(value).__name__ == "InterpretedFunction" for value in used)
 
 
 def observe(op: Op, case: Case) -> Observation:
@@ -68,5 +85,6 @@ CHECK = Check(
     observe=observe,
     cases=cases,
     needs=("determinism",),
+    skips=skips,
     fix="use no thread-local state and no fixed thread count",
 )
