@@ -109,7 +109,7 @@ def test_a_reproducer_finds_an_op_in_a_file(tmp_path: Path):
 
 def test_budget_skips_the_rest_and_says_so():
     findings = audit(axpy, budget_s=0, seed=1)
-    assert {f.verdict for f in findings} == {"skip"}
+    assert {f.verdict for f in findings} == {"incomplete"}
     assert all("budget_s" in f.evidence for f in findings)
 
 
@@ -160,14 +160,14 @@ def test_a_check_that_raises_is_a_finding(monkeypatch):
     assert "the check itself raised ZeroDivisionError" in found.evidence
 
 
-def test_what_needs_a_failed_check_is_skipped():
+def test_what_needs_a_failed_check_is_incomplete():
     @sl.op("audit_engine::random")
     def random(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
         return x + torch.rand_like(x)
 
     found = {f.check: f for f in audit(random, checks=["determinism", "compile"], seed=1)}
     assert found["determinism"].verdict == "fail"
-    assert found["compile"].verdict == "skip"
+    assert found["compile"].verdict == "incomplete"
     assert "while determinism fails" in found["compile"].evidence
 
 
@@ -184,8 +184,8 @@ def test_an_error_of_the_call_itself_is_reported_once():
 
     found = {f.check: f for f in audit(never_empty, checks=["edges", "fake"], seed=1)}
     assert "grid of 0" in found["edges"].evidence
-    assert found["fake"].verdict == "ok"
-    assert "set aside (the call itself fails, see edges" in found["fake"].evidence
+    assert found["fake"].verdict == "incomplete"
+    assert "not looked at (the call itself fails, see edges" in found["fake"].evidence
     assert audit(never_empty, checks=["fake"], seed=1)[0].verdict == "fail"
 
 

@@ -53,6 +53,8 @@ def test_the_same_evidence_is_the_same_file(passport, tmp_path):
         "declaration",
         "digests",
         "versions",
+        "verdict",
+        "required",
         "verdicts",
         "findings",
         "coverage",
@@ -67,7 +69,8 @@ def test_it_reads_back(passport, tmp_path):
 
 
 def test_it_holds_the_evidence_and_no_paths(passport):
-    assert passport.verdicts == {"fail": 1, "ok": 1, "skip": 0}
+    assert passport.verdicts == {"fail": 1, "incomplete": 0, "ok": 1, "skip": 0}
+    assert passport.verdict == "failed"
     assert [(r.check, r.verdict, r.input) for r in passport.findings][1] == ("edges", "fail", "sizes(n=0); seed 5")
     assert "/home/me" not in str(msgspec.to_builtins(passport))
     assert passport.declaration["schema"] == "zoo_good::saxpy(Tensor x, Tensor y, float a=2.0) -> Tensor"
@@ -88,9 +91,9 @@ def test_it_says_what_was_covered(passport):
     edges = passport.coverage["edges"]
     assert set(edges.sizes["n"]) >= {"0", "1", "15", "16", "17", "31", "33"}
     assert edges.dtypes == ["float32"]
-    assert {"offset", "transposed"} <= set(edges.layouts)
+    assert {"offset", "permuted", "expanded"} <= set(edges.layouts)
     assert edges.samples > 20
-    assert "ties" in passport.coverage["numerics"].values
+    assert "zeros" in passport.coverage["numerics"].values
 
 
 def test_a_check_that_set_a_sample_aside_has_not_covered_it():
@@ -161,7 +164,7 @@ def edited(passport, tmp_path, **changes):
     [
         ({"seed": 6}, "a seal that is not that of its content"),
         ({"verdicts": {"fail": 0, "ok": 2, "skip": 0}}, "a seal that is not that of its content"),
-        ({"schema": "shiplap.passport/2"}, "shiplap.passport/2"),
+        ({"schema": "shiplap.passport/1"}, "shiplap.passport/1"),
         ({"findings": "none"}, "Expected `array`, got `str`"),
         ({"more": 1}, "unknown field `more`"),
     ],
@@ -213,7 +216,14 @@ def test_the_page_is_one_file_and_escaped(passport, tmp_path):
     assert "<b>wrong</b>" not in page
     assert "&lt;b&gt;wrong&lt;/b&gt;" in page
     assert "captured: &lt;no&gt;" in page
-    for text in ("2,346", "libsaxpy.so", "Float32[Tensor", "1 failed, 1 ok, 0 skipped", "offset", passport.seal[:16]):
+    for text in (
+        "2,346",
+        "libsaxpy.so",
+        "Float32[Tensor",
+        "1 failed, 0 incomplete, 1 ok, 0 do not apply",
+        "offset",
+        passport.seal[:16],
+    ):
         assert text in page
 
 

@@ -45,9 +45,28 @@ def text(findings) -> str:
     return out.getvalue()
 
 
-@pytest.mark.parametrize(("findings", "code"), [([], 0), ([GOOD, SKIPPED], 0), ([GOOD, BAD], 1)])
-def test_exit_code(findings, code):
-    assert exit_code(findings) == code
+def verdict(word, **changes):
+    return SimpleNamespace(
+        **{"subject": "lib::op", "word": word, "required": ["fake"], "failed": [], "missing": [], **changes}
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [([], 0), (["proven"], 0), (["proven", "incomplete"], 3), (["incomplete", "failed", "proven"], 1)],
+)
+def test_exit_code(words, code):
+    assert exit_code([verdict(word) for word in words]) == code
+
+
+def test_a_verdict_says_what_it_rests_on():
+    out = io.StringIO()
+    missing = verdict("incomplete", missing=[("compile", "out of budget_s")])
+    print_findings([GOOD], Console(file=out, width=100, force_terminal=False), [missing, verdict("proven")])
+    assert out.getvalue().splitlines()[-2:] == [
+        "lib::op: incomplete (compile: out of budget_s)",
+        "lib::op: proven, 1 checks required",
+    ]
 
 
 def test_text_groups_by_op_and_details_failures():
@@ -57,7 +76,7 @@ def test_text_groups_by_op_and_details_failures():
     assert "skip  no output size depends on data" in shown
     assert "  fix      correct [bold]it[/bold]" in shown  # shown, not interpreted
     assert "\nimport os\nassert 1 < 0\n" in shown  # flush left, to be copied
-    assert lines[-1] == "1 failed, 1 ok, 1 skipped"
+    assert lines[-1] == "1 failed, 0 incomplete, 1 ok, 1 do not apply"
 
 
 def test_json_has_every_field_and_the_facts():

@@ -15,13 +15,21 @@ from shiplap.referee.samples import Case, Samples, describe
 
 __all__ = ["Check", "Observation", "Subject"]
 
+OUT_OF_BUDGET = "out of budget_s"
+SHRINK_S, SMALL = 2.0, 8  # seconds spent on a smaller failing sample; sizes up to this are small enough
+
 
 @dataclass(frozen=True)
 class Observation:
-    """Of one sample: a ``problem``, or the reason to ``skip`` it, or neither; ``error`` and ``note`` tell more."""
+    """Of one sample: a ``problem``, or the reason to ``skip`` it, or neither; ``error`` and ``note`` tell more.
+
+    A sample that is skipped says nothing about the op; ``missed`` is the reason why one that would say something could
+    not be looked at.
+    """
 
     problem: str = ""
     skip: str = ""
+    missed: str = ""
     error: float = 0.0
     note: str = ""
     fix: str = ""
@@ -36,7 +44,9 @@ class Subject:
     deadline: float = float("inf")
     failed: set[str] = field(default_factory=set)
     raised: dict[str, str] = field(default_factory=dict)  # error → the check that reports it
+    begins: Callable[[Check, Case | None], None] = lambda check, case: None
     looked: Callable[[str, Case], None] = lambda check, case: None
+    lethal: dict[str, str] = field(default_factory=dict)  # sample → the check in which it ended the process
 
     @property
     def name(self) -> str:
@@ -62,6 +72,7 @@ class Check:
         sequence: for checks whose evidence is in a series of samples: looks at all of them after the single ones.
         error: how to say the largest ``Observation.error``.
         symbol: its name in its module, where a module has several.
+        patience: seconds of processor time that one sample may take before it is taken to hang.
     """
 
     name: str
@@ -74,18 +85,26 @@ class Check:
     sequence: Callable[[Op, list[Case]], Observation] | None = None
     error: str = "largest error {:.2g} of the tolerance"
     symbol: str = "CHECK"
+    patience: float = 15.0
 
     def run(self, subject: Subject) -> Finding:
         """Observe every case; the smallest failing one becomes the finding."""
         broken = [name for name in self.needs if name in subject.failed]
-        if reason := f"says nothing while {broken[0]} fails" if broken else self.skips(subject.op):
+        if broken:
+            return Finding(self.name, "incomplete", subject.name, f"says nothing while {broken[0]} fails")
+        if reason := self.skips(subject.op):
             return Finding(self.name, "skip", subject.name, reason)
         tally = _Tally(self, subject)
         for case in self.cases(subject.samples):
             if time.monotonic() > subject.deadline:
                 tally.cut = True
                 break
+            if dead := subject.lethal.get(case.label):
+                tally.add(case, Observation(missed=f"this sample ends the process, see {dead}"))
+                continue
+            subject.begins(self, case)
             tally.add(case, self._once(subject, case))
+        subject.begins(self, None)
         if self.sequence and tally.seen and not tally.failed and not tally.cut:
             tally.add(None, _guarded(self.sequence, subject.op, tally.seen))
         return tally.finding()
@@ -95,10 +114,12 @@ class Check:
         try:
             return self.observe(subject.op, case)
         except Exception as e:
+            if missing := _unimplemented(e):
+                return Observation(missed=missing)
             key = e.id if isinstance(e, ShiplapError) else last_line(e)
             reporter = subject.raised.setdefault(key, self.name)
             if reporter != self.name:
-                return Observation(skip=f"the call itself fails, see {reporter}: {last_line(e)}")
+                return Observation(missed=f"the call itself fails, see {reporter}: {last_line(e)}")
             return Observation(f"raised {last_line(e)}")
 
     def look(self, op: Op, case: Case) -> Observation:
@@ -112,11 +133,38 @@ class Check:
         return _guarded(self.sequence, op, cases)
 
 
+def _unimplemented(e: Exception) -> str:
+    """A kernel of torch that does not exist for a dtype has computed nothing wrong; nor has anything been proven."""
+    text = last_line(e)
+    return f"{text}: narrow the declaration's dtypes" if "\" not implemented for '" in text else ""
+
+
 def _guarded(observe: Callable[..., Observation], *args: object) -> Observation:
     try:
         return observe(*args)
     except Exception as e:
         return Observation(problem=f"raised {last_line(e)}")
+
+
+def _shrunk(check: Check, subject: Subject, case: Case, found: Observation) -> tuple[Case, Observation]:
+    """A smaller sample that fails too: each size on its own is halved, then lowered by one, while that still fails."""
+    end = time.monotonic() + SHRINK_S
+    moved = True
+    while moved:
+        moved = False
+        for name, size in case.recipe.sizes:
+            for smaller in dict.fromkeys((size // 2, size - 1)) if type(size) is int and size > SMALL else ():
+                if time.monotonic() > end:
+                    return case, found
+                tried = subject.samples.make(case.recipe.but(sizes={name: smaller}))
+                if tried is None or tried.label in subject.lethal:
+                    continue
+                subject.begins(check, tried)
+                seen = check.look(subject.op, tried)
+                if seen.problem and not seen.skip:
+                    case, found, moved = tried, seen, True
+                    break
+    return case, found
 
 
 @dataclass
@@ -126,11 +174,15 @@ class _Tally:
     seen: list[Case] = field(default_factory=list)
     failed: list[tuple[Case | None, Observation]] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
+    missed: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     error: float = 0.0
     cut: bool = False
 
     def add(self, case: Case | None, found: Observation) -> None:
+        if found.missed:
+            self.missed.append(found.missed)
+            return
         if found.skip:
             self.skipped.append(found.skip)
             if case is None:  # nothing came of the series, and the single samples alone prove nothing
@@ -149,22 +201,29 @@ class _Tally:
         check, subject, samples = self.check, self.subject, self.subject.samples
         if self.failed:
             return self._failure()
-        if not self.seen:
+        if not self.seen and not self.missed and not self.cut:
             reason = self.skipped[0] if self.skipped else "the declaration admits no such sample"
-            return Finding(check.name, "skip", subject.name, "out of budget_s" if self.cut else reason)
+            return Finding(check.name, "skip", subject.name, reason)
+        if not self.seen:
+            return Finding(check.name, "incomplete", subject.name, self.missed[0] if self.missed else OUT_OF_BUDGET)
         evidence = [check.observes, *self.notes]
         if self.error:
             evidence.append(check.error.format(self.error))
         if self.skipped:
             evidence.append(f"{len(self.skipped)} samples set aside ({self.skipped[0]})")
+        if self.missed:
+            evidence.append(f"{len(self.missed)} samples not looked at ({self.missed[0]})")
         if self.cut:
-            evidence.append("stopped early: out of budget_s")
+            evidence.append(f"stopped early: {OUT_OF_BUDGET}")
         count = f"{len(self.seen)} sample{'s' if len(self.seen) > 1 else ''}, seed {samples.seed}"
-        return Finding(check.name, "ok", subject.name, "; ".join(evidence), input=count)
+        whole = not self.cut and not self.missed
+        return Finding(check.name, "ok" if whole else "incomplete", subject.name, "; ".join(evidence), input=count)
 
     def _failure(self) -> Finding:
         check, subject, samples = self.check, self.subject, self.subject.samples
         case, found = min(self.failed, key=lambda f: f[0].numel if f[0] else 0)
+        if case is not None:
+            case, found = _shrunk(check, subject, case, found)
         total = len(self.seen)
         evidence = f"{found.problem} (in {len(self.failed)} of {total} samples)" if case else found.problem
         where = f"{describe(subject.op, case)}; {case.label}; seed {samples.seed}" if case else f"seed {samples.seed}"

@@ -1,22 +1,36 @@
-"""``audit(op)``: run the checks one after another, each to a finding, within a time budget."""
+"""``audit(op)``: run the checks in a process of its own, each to a finding, within a time budget.
+
+The samples run in a child (``referee.isolate``). When the child dies, that is a finding of the check that was at work,
+and another child goes on with the next one: nothing that was found before is lost.
+"""
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, replace
 from typing import Any
 
-from shiplap.audit.check import Subject
 from shiplap.audit.checks import CHECKS, load
+from shiplap.audit.cost import CostCard
 from shiplap.audit.finding import Finding
-from shiplap.errors import LibraryError, error
+from shiplap.audit.session import Plan, repeat, session
+from shiplap.audit.target import script
+from shiplap.errors import CATALOGUE, error
 from shiplap.op import Op
-from shiplap.referee.run import call, last_line, needs_builder, quiet, reference
-from shiplap.referee.samples import Case, Samples, describe
+from shiplap.referee.isolate import Death, Limits, can_isolate, stream
+from shiplap.referee.recipe import Recipe
+from shiplap.referee.run import last_line
 
-__all__ = ["audit"]
+__all__ = ["BUDGET_S", "audit", "card_of"]
+
+BUDGET_S = 60.0
+MOST_DEATHS = 4  # of one op, after which the rest of its checks is left
+AGAIN = Limits(busy_s=5.0, idle_s=3.0)  # for a sample that has ended one process already
+SHRINK_S = 8.0
+
+Looked = Callable[[str, dict[str, Any]], None]
 
 
 def audit(
@@ -26,9 +40,11 @@ def audit(
     seed: int | None = None,
     device: str | None = None,
     samples: Callable[..., tuple[Any, ...]] | None = None,
-    budget_s: float = 60.0,
+    budget_s: float = BUDGET_S,
     progress: Callable[[Finding], None] | None = None,
-    looked: Callable[[str, Case], None] | None = None,
+    looked: Looked | None = None,
+    isolate: bool | None = None,
+    limits: Limits | None = None,
 ) -> list[Finding]:
     """Prove ``op`` against its declaration and reference on generated samples: one finding per check.
 
@@ -38,9 +54,11 @@ def audit(
         seed: of all random values; a fresh one by default. Findings name it.
         device: where to run, ``"cpu"`` by default.
         samples: a builder as for ``@op.samples``, used in this audit only.
-        budget_s: seconds after which the rest is skipped, and says so. Dynamo's caches are reset on the way.
+        budget_s: seconds after which the rest is *incomplete*, and says so. Dynamo's caches are reset on the way.
         progress: called with each finding as it is made.
-        looked: called with the name of a check and each sample that it looked at, those set aside excepted.
+        looked: called with the name of a check and what it looked at, those samples excepted that were set aside.
+        isolate: whether samples run in a process of their own; by default wherever this process can be forked.
+        limits: of that process: seconds for a sample, and memory.
 
     Raises:
         AuditError: SL501 for what is no declared op, SL502 without samples, SL503 for an unknown check.
@@ -58,74 +76,136 @@ def audit(
             expected="what @sl.op or @sl.adopt returned",
             fix='declare what it should do: @sl.op(...), or @sl.adopt("namespace::name")',
         )
-    chosen = [load(name) for name in (CHECKS if checks is None else checks)]
-    with quiet(), _sampler(op, samples):
-        subject = Subject(op, Samples(op, secrets.randbelow(2**31) if seed is None else seed, device or "cpu"))
-        subject.looked = looked or subject.looked
-        _preflight(op, subject.samples)
-        subject.deadline = time.monotonic() + budget_s
-        findings = []
-        for check in chosen:
-            if time.monotonic() > subject.deadline:
-                finding = Finding(check.name, "skip", subject.name, f"out of budget_s={budget_s:g}")
-            else:
-                finding = _run(check, subject)
-            findings.append(finding)
-            if finding.verdict == "fail":
-                subject.failed.add(check.name)
-            if progress is not None:
-                progress(finding)
-    return findings
+    names = tuple(load(name).name if ":" not in name else name for name in (CHECKS if checks is None else checks))
+    device = device or "cpu"
+    seed = secrets.randbelow(2**31) if seed is None else seed
+    plan = Plan(names, seed, device, time.monotonic() + budget_s, budget_s, samples)
+    run = _Audit(op, plan, progress, looked, limits or Limits())
+    if can_isolate(device) if isolate is None else isolate:
+        run.isolated()
+    else:
+        session(op, plan, run.handle)
+    return run.findings
 
 
-def _preflight(op: Op, samples: Samples) -> None:
-    """What would make every check fail alike is an error, not a finding of each."""
-    case = samples.build(samples.base)
-    try:
-        reference(op, case.args)
-    except Exception as e:
-        if needs_builder(op):
-            raise error(
-                "SL502",
-                where=op.spec.name,
-                got=f"the reference raised {last_line(e)}",
-                expected="integers that mean something to the op",
-            ) from e
-        raise error(
-            "SL502",
-            where=op.spec.name,
-            got=f"the reference raised {last_line(e)}",
-            expected=f"a result for {describe(op, case)}",
-            fix="correct the reference, or exclude the input with requires=(...)",
-        ) from e
-    try:
-        call(op, case.fresh())
-    except LibraryError:
-        raise
-    except Exception:
-        return  # a finding of the checks
+class _Audit:
+    """The findings so far, and where in which check the child is."""
+
+    def __init__(
+        self,
+        op: Op,
+        plan: Plan,
+        progress: Callable[[Finding], None] | None,
+        looked: Looked | None,
+        limits: Limits,
+    ) -> None:
+        self.op, self.plan, self.limits = op, plan, limits
+        self.progress, self.looked = progress, looked
+        self.findings: list[Finding] = []
+        self.check, self.label = "samples", ""
+        self.deaths = 0
+
+    def isolated(self) -> None:
+        """Children, one after another, until every check has spoken."""
+        while self.plan.checks:
+            death = None
+            for event in stream(lambda send: session(self.op, self.plan, send), self.limits):
+                if isinstance(event, Death):
+                    death = event
+                else:
+                    self.handle(event)
+            if death is None:
+                return
+            self._died(death)
+
+    def handle(self, event: dict[str, Any]) -> None:
+        kind = event["kind"]
+        if kind == "error":
+            words = event["words"]
+            raise CATALOGUE[words["id"]].kind(**words)
+        if kind == "check":
+            self.check, self.label = event["check"], ""
+        elif kind == "case":
+            self.label = event["label"]
+        elif kind == "seen" and self.looked is not None:
+            self.looked(event["check"], event["seen"])
+        elif kind == "finding":
+            self.plan = replace(self.plan, raised=dict(event["raised"]))
+            self._add(Finding(**event["finding"]))
+
+    def _add(self, finding: Finding) -> None:
+        self.findings.append(finding)
+        failed = self.plan.failed | ({self.plan.checks[0]} if finding.verdict == "fail" else set())
+        if self.plan.checks and finding.check == self.plan.checks[0].partition(":")[0]:
+            self.plan = replace(self.plan, checks=self.plan.checks[1:], failed=failed, tried=True)
+        if self.progress is not None:
+            self.progress(finding)
+
+    def _died(self, death: Death) -> None:
+        """The check at work failed; what ended its process is looked for once more, alone and smaller."""
+        self.deaths += 1
+        seed, device = self.plan.seed, self.plan.device
+        name = self.check if self.check != "samples" else self.plan.checks[0].partition(":")[0]
+        label, how = self.label, str(death)
+        if label:
+            self.plan = replace(self.plan, lethal={**self.plan.lethal, label: name})
+            smaller = self._smallest(name, label)
+            how += "" if smaller else "; this sample alone does not do it: what came before has a part in it"
+            label = smaller or label
+        where = f"{label}; seed {seed}" if label else f"seed {seed}"
+        text = script(self.op, name, label, seed, device) if label else ""
+        self._add(Finding(name, "fail", self.op.spec.name, how, where, _fix(death), text))
+        if self.deaths >= MOST_DEATHS:
+            for rest in self.plan.checks:
+                reason = f"not looked at: {self.deaths} processes have died"
+                self._add(Finding(rest.partition(":")[0], "incomplete", self.op.spec.name, reason))
+
+    def _smallest(self, check: str, label: str) -> str:
+        """The smallest sample found that ends a process by itself; "" if this one does not."""
+        end = time.monotonic() + SHRINK_S
+        if not self._ends(check, label):
+            return ""
+        moved = True
+        while moved and time.monotonic() < end:
+            moved = False
+            recipe = Recipe.parse(label)
+            for size_name, size in recipe.sizes:
+                smaller = str(recipe.but(sizes={size_name: size // 2})) if type(size) is int and size > 1 else ""
+                if smaller and time.monotonic() < end and self._ends(check, smaller):
+                    label, moved = smaller, True
+                    break
+        return label
+
+    def _ends(self, check: str, label: str) -> bool:
+        events = stream(lambda send: repeat(self.op, self.plan, check, label, send), AGAIN)
+        return any(isinstance(e, Death) and not e.how.startswith("raised") for e in events)
 
 
-def _run(check: Any, subject: Subject) -> Finding:
-    try:
-        finding: Finding = check.run(subject)
-        return finding
-    except Exception as e:  # a check must not take the audit down with it
-        return Finding(
-            check.name,
-            "fail",
-            subject.name,
-            f"the check itself raised {last_line(e)}",
-            input=f"seed {subject.samples.seed}",
-            fix="report this: the auditor is wrong, not the op",
-        )
+def _fix(death: Death) -> str:
+    if death.how.startswith("memory"):
+        return "free what a call has allocated, and allocate no more than the sizes of the arguments ask for"
+    if death.how.startswith(("hangs", "deadlock")):
+        return "let every loop and every lock end for every size that the declaration admits"
+    if "exit" in death.how:
+        return "raise an error instead of ending the process"
+    return "mask the tail of the last tile, and compute addresses from the sizes and strides of the arguments"
 
 
-@contextmanager
-def _sampler(op: Op, builder: Callable[..., tuple[Any, ...]] | None) -> Iterator[None]:
-    before = op.sampler
-    op.sampler = builder or before
-    try:
-        yield
-    finally:
-        op.sampler = before
+def card_of(op: Op, device: str, measure: Callable[..., CostCard]) -> CostCard | str:
+    """The cost card of an op, measured in a process of its own; or why there is none."""
+    if not can_isolate(device):
+        try:
+            return measure(op, device=device)
+        except Exception as e:
+            return last_line(e)
+
+    def work(send: Callable[[dict[str, Any]], None]) -> None:
+        send({"kind": "case", "patience": 300})
+        send({"kind": "card", "card": asdict(measure(op, device=device))})
+
+    for event in stream(work):
+        if isinstance(event, Death):
+            return event.how.removeprefix("raised ")
+        if event["kind"] == "card":
+            return CostCard(**{**event["card"], "notes": tuple(event["card"]["notes"])})
+    return "no card came"

@@ -16,24 +16,24 @@ from typing import Any
 import msgspec
 import torch
 
+from shiplap.audit.checks import CHECKS
 from shiplap.audit.checks.stateless import located
 from shiplap.audit.cost import CostCard, cost
 from shiplap.audit.engine import audit
 from shiplap.audit.finding import Finding
 from shiplap.audit.symbols import compilers
+from shiplap.audit.verdict import judge
 from shiplap.errors import error
 from shiplap.op import Op, OpSpec
 from shiplap.op.schema import schema
 from shiplap.op.source import source_digest
-from shiplap.referee.recipe import Recipe
-from shiplap.referee.run import is_adopted, tensors
-from shiplap.referee.samples import Case
+from shiplap.referee.run import is_adopted
 from shiplap.report import facts, passport_html
 from shiplap.report.facts import driver
 
 __all__ = ["SCHEMA", "Coverage", "Move", "Passport", "describe", "digests", "issue", "moved", "read", "sealed", "write"]
 
-SCHEMA = "shiplap.passport/1"
+SCHEMA = "shiplap.passport/2"
 FAR = "not on this machine"
 
 
@@ -48,7 +48,7 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class Covered(msgspec.Struct, frozen=True):
-    """The samples that one check looked at."""
+    """What one check looked at, as observed on the arguments that the op was given."""
 
     samples: int
     dtypes: list[str]
@@ -77,7 +77,8 @@ class Passport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         schema: ``SCHEMA``.
         declaration: the torch schema and, where declared, dims, bounds, preconditions, mutation, autocast rule.
         digests: of everything that the evidence depends on and that can move.
-        coverage: by check.
+        verdict: ``proven``, ``incomplete`` or ``failed``, from the ``required`` checks.
+        coverage: by check, what it was observed to look at.
         seal: sha256 of the file with an empty seal; a file that someone edited has another one.
     """
 
@@ -89,6 +90,8 @@ class Passport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     declaration: dict[str, Any]
     digests: dict[str, str]
     versions: dict[str, str]
+    verdict: str
+    required: list[str]
     verdicts: dict[str, int]
     findings: list[Row]
     coverage: dict[str, Covered]
@@ -111,33 +114,38 @@ class Coverage:
     """Collects what checks look at: pass it to ``audit`` as ``looked``."""
 
     def __init__(self) -> None:
-        self.seen: dict[str, list[tuple[Recipe, frozenset[str]]]] = {}
+        self.seen: dict[str, list[dict[str, Any]]] = {}
 
-    def __call__(self, check: str, case: Case) -> None:
-        dtypes = frozenset(str(t.dtype).removeprefix("torch.") for t in tensors(case.args))
-        self.seen.setdefault(check, []).append((case.recipe, dtypes))  # not the case: it may hold large tensors
+    def __call__(self, check: str, seen: dict[str, Any]) -> None:
+        self.seen.setdefault(check, []).append(seen)
 
     def rows(self) -> dict[str, Covered]:
         """By check, each value once and in order."""
         return {check: _covered(seen) for check, seen in sorted(self.seen.items())}
 
+    def labels(self, check: str) -> list[str]:
+        """The samples of one check, by which they can be looked at again."""
+        return list(dict.fromkeys(s["label"] for s in self.seen.get(check, ())))
 
-def _covered(seen: list[tuple[Recipe, frozenset[str]]]) -> Covered:
-    recipes = [recipe for recipe, _ in seen]
-    names = sorted({name for r in recipes for name, _ in r.sizes})
-    sizes = {name: {dict(r.sizes)[name] for r in recipes if name in dict(r.sizes)} for name in names}
+
+def _covered(seen: list[dict[str, Any]]) -> Covered:
+    def union(name: str) -> list[str]:
+        return sorted({value for s in seen for value in s[name]})
+
+    names = sorted({name for s in seen for name in s["sizes"]})
+    sizes = {name: {s["sizes"][name] for s in seen if name in s["sizes"]} for name in names}
     return Covered(
         samples=len(seen),
-        dtypes=sorted(frozenset().union(*(dtypes for _, dtypes in seen))),
-        sizes={name: [str(v) for v in sorted(found, key=_order)] for name, found in sizes.items()},
-        values=sorted({r.values for r in recipes}),
-        layouts=sorted({layout for r in recipes for _, layout in r.layouts}),
-        absent=sorted({name for r in recipes for name in r.absent}),
+        dtypes=union("dtypes"),
+        sizes={name: sorted(found, key=_order) for name, found in sizes.items()},
+        values=union("values"),
+        layouts=union("layouts"),
+        absent=union("absent"),
     )
 
 
-def _order(value: Any) -> tuple[bool, Any]:
-    return isinstance(value, tuple), value
+def _order(value: str) -> tuple[bool, int, str]:
+    return not value.isdigit(), int(value) if value.isdigit() else 0, value
 
 
 def issue(
@@ -173,6 +181,7 @@ def describe(
     seed: int,
     device: str,
     date: str = "",
+    required: Sequence[str] = CHECKS,
 ) -> Passport:
     """The sealed passport of these results; ``date`` is today in UTC by default."""
     rows = [Row(f.check, f.verdict, f.evidence, f.input, f.fix) for f in findings if f.subject == op.spec.name]
@@ -185,7 +194,9 @@ def describe(
         declaration=_declaration(op.spec),
         digests=digests(op),
         versions=_versions(op, device),
-        verdicts={v: sum(r.verdict == v for r in rows) for v in ("fail", "ok", "skip")},
+        verdict=judge(findings, op.spec.name, required).word,
+        required=list(required),
+        verdicts={v: sum(r.verdict == v for r in rows) for v in ("fail", "incomplete", "ok", "skip")},
         findings=rows,
         coverage=coverage.rows(),
         cost=_cost(card),
@@ -226,6 +237,7 @@ def _declaration(spec: OpSpec) -> dict[str, Any]:
         "mutates": list(spec.mutated),
         "outputs": {o.name: str(o.tensor) for o in spec.outputs},
         "requires": [str(e) for e in spec.requires],
+        "tolerance": f"{spec.tolerance[0]:g}: {spec.tolerance[1]}" if spec.tolerance else {},
         "schema": f"{spec.namespace}::{schema(spec)}",
     }
     return {name: value for name, value in found.items() if value not in ({}, [])}

@@ -26,6 +26,11 @@ RUNTIME = {
     "_ZStL8__ioinit": "iostream start-up",
     "__gcov*": "coverage counters",
     "__asan*": "sanitizer",
+    "__odr_asan*": "sanitizer",
+    "*.LASAN*": "sanitizer",
+    "__*san_*": "sanitizer",
+    "__sancov*": "sanitizer",
+    "__llvm_*": "coverage counters",
 }
 LINKED_IN = (  # a static libstdc++: its own namespaces
     "_ZNSt",

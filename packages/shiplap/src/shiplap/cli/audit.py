@@ -6,6 +6,7 @@ import contextlib
 import secrets
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,7 +19,7 @@ from shiplap.cli.target import resolve
 from shiplap.errors import ShiplapError
 
 if TYPE_CHECKING:
-    from shiplap.audit import CostCard, Finding
+    from shiplap.audit import CostCard, Finding, Judgement
     from shiplap.audit.passport import Coverage
     from shiplap.op import Op
 
@@ -34,12 +35,14 @@ Examples:
   shiplap audit mylib.ops --passport passports   the evidence, a JSON and an HTML file per op
   shiplap audit mylib.ops --verify-passport passports/mylib.rms_norm.cpu.passport.json
   shiplap audit mylib.ops --device cuda --sanitizer memcheck
+  shiplap audit mylib.ops --budget 300 --jobs 4
 
 \b
 Exit status:
-  0  no check failed (a skipped check is listed with its reason); the passport is that of the op
-  1  at least one check failed; the op is no longer that of the passport
-  2  no such target, no such check, or the report cannot be written"""
+  0  every op is proven: all required checks looked at everything, or do not apply; the passport is that of the op
+  1  at least one check failed; the op is no longer that of the passport, or the passport's own verdict is failed
+  2  no such target, no such check, or the report cannot be written
+  3  no check failed, and at least one required check did not get to look at everything"""
 
 
 Targets = Annotated[
@@ -72,6 +75,16 @@ Passports = Annotated[
 ]
 
 
+Required = Annotated[
+    str | None,
+    typer.Option(
+        "--require",
+        metavar="SET",
+        help="What a verdict rests on: 'full' for every check, 'asked' for those of --check. By default what was run.",
+    ),
+]
+
+
 @dataclass
 class _Results:
     """What an audit of some ops came to."""
@@ -81,6 +94,20 @@ class _Results:
     unmeasured: list[str] = field(default_factory=list)
     coverage: dict[str, Coverage] = field(default_factory=dict)
     written: list[Path] = field(default_factory=list)
+    verdicts: list[Judgement] = field(default_factory=list)
+
+    def add(self, part: _Results) -> None:
+        """The results of one more op."""
+        self.findings += part.findings
+        self.costs += part.costs
+        self.unmeasured += part.unmeasured
+        self.coverage |= part.coverage
+
+    def judge(self, ops: Sequence[Op], required: Sequence[str]) -> None:
+        """The verdict on each op."""
+        from shiplap.audit import judge
+
+        self.verdicts = [judge(self.findings, op.spec.name, required) for op in ops]
 
 
 def command(
@@ -98,6 +125,9 @@ def command(
         Path | None, typer.Option("--passport", metavar="DIR", help="Write a passport of each op: JSON and HTML.")
     ] = None,
     verify_passport: Passports = None,
+    require: Required = None,
+    budget: Annotated[float, typer.Option("--budget", metavar="SECONDS", help="Seconds for one op.")] = 60.0,
+    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Ops audited at once.")] = 1,
 ) -> None:
     """Hold declared ops to their declarations: values, gradients, strides, aliasing, bounds, compilation.
 
@@ -109,19 +139,25 @@ def command(
         ops = resolve(targets)
     if verify_passport:
         raise typer.Exit(verify(verify_passport, ops, json=json))
-    seed = secrets.randbelow(2**31) if seed is None and passport is not None else seed
+    seed = secrets.randbelow(2**31) if seed is None else seed
+    if require not in (None, "full", "asked"):
+        raise typer.BadParameter("'full' or 'asked'", param_hint="--require")
     measured = not check if cost is None else cost
     with console.own_stdout():
         _writable(html, passport)  # before the work: an unwritable path is not worth a minute
-        results = _audit(ops, check, sanitizer or [], seed, device, quiet=json, measured=measured)
+        asked = _Asked(check, sanitizer or [], seed, device, budget, measured=measured)
+        results = _audit(ops, asked, jobs, quiet=json)
+    from shiplap.audit import CHECKS
     from shiplap.report import exit_code, facts
 
+    required = CHECKS if require == "full" or not check else tuple(check)
+    results.judge(ops, required)
     if passport is not None:
         results.written = write_all(
-            passport, ops, results.findings, results.coverage, results.costs, seed=seed or 0, device=device
+            passport, ops, results.findings, results.coverage, results.costs, results.verdicts, seed=seed, device=device
         )
     _show(results, json, html, facts(target=" ".join(targets), seed=seed, device=device), measured=measured)
-    if status := exit_code(results.findings):
+    if status := exit_code(results.verdicts):
         raise typer.Exit(status)
 
 
@@ -132,55 +168,80 @@ def _writable(html: Path | None, passport: Path | None) -> None:
         console.require_directory(passport)
 
 
-def _audit(
-    ops: Sequence[Op],
-    checks: list[str] | None,
-    tools: list[str],
-    seed: int | None,
-    device: str,
-    *,
-    quiet: bool,
-    measured: bool,
-) -> _Results:
+@dataclass(frozen=True)
+class _Asked:
+    """What of each op was asked for."""
+
+    checks: list[str] | None
+    tools: list[str]
+    seed: int
+    device: str
+    budget_s: float
+    measured: bool
+
+    @property
+    def runs(self) -> Iterator[tuple[list[str] | None, float]]:
+        """A sanitizer takes minutes of its own: each has a budget of its own."""
+        yield self.checks, self.budget_s
+        for tool in self.tools:
+            yield [f"sanitizer:{tool}"], 600.0
+
+
+def _audit(ops: Sequence[Op], asked: _Asked, jobs: int, *, quiet: bool) -> _Results:
     """Findings of all ops, in the order of ``ops`` and checks; a cost card of each that has samples."""
-    from shiplap.audit import CHECKS, audit
+    from shiplap.audit import CHECKS
     from shiplap.audit.checks import load
+
+    extra = [f"sanitizer:{tool}" for tool in asked.tools]
+    for name in (*(asked.checks or ()), *extra):
+        load(name)  # an unknown name fails before the first op is run
+    total = len(ops) * (len(asked.checks or CHECKS) + len(extra))
+    results = _Results()
+    with _progress(total, quiet) as advance, ThreadPoolExecutor(jobs) as pool:
+        for part in (
+            pool.map(lambda op: _one(op, asked, advance), ops) if jobs > 1 else (_one(op, asked, advance) for op in ops)
+        ):
+            results.add(part)
+    return results
+
+
+def _one(op: Op, asked: _Asked, advance: Callable[[Finding], None]) -> _Results:
+    """All of one op; what it does to the process that runs it stays there."""
+    from shiplap.audit import audit
     from shiplap.audit.passport import Coverage
 
-    extra = [f"sanitizer:{tool}" for tool in tools]
-    for name in (*(checks or ()), *extra):
-        load(name)  # an unknown name fails before the first op is run
-    total = len(ops) * (len(checks or CHECKS) + len(extra))
     results = _Results()
-    with _progress(total, quiet) as advance:
-        for op in ops:
-            looked = results.coverage.setdefault(op.spec.name, Coverage())
-            # A sanitizer takes minutes of its own: each has a budget of its own.
-            for chosen, budget_s in ((checks, 60.0), *(([name], 600.0) for name in extra)):
-                try:
-                    results.findings += audit(
-                        op, checks=chosen, seed=seed, device=device, progress=advance, budget_s=budget_s, looked=looked
-                    )
-                except ShiplapError as e:
-                    if e.id != "SL502":
-                        raise
-                    results.findings.append(_unsampled(op, e))  # the other ops are audited all the same
-                    break
-            else:
-                if measured:
-                    _measure(op, device, results)
+    looked = results.coverage.setdefault(op.spec.name, Coverage())
+    for chosen, budget_s in asked.runs:
+        try:
+            results.findings += audit(
+                op,
+                checks=chosen,
+                seed=asked.seed,
+                device=asked.device,
+                progress=advance,
+                budget_s=budget_s,
+                looked=looked,
+            )
+        except ShiplapError as e:
+            if e.id != "SL502":
+                raise
+            results.findings.append(_unsampled(op, e))  # the other ops are audited all the same
+            return results
+    if asked.measured:
+        _measure(op, asked.device, results)
     return results
 
 
 def _measure(op: Op, device: str, results: _Results) -> None:
     """Add the op's card; one that cannot be called has none, and its findings say why."""
-    from shiplap.audit import cost
-    from shiplap.referee.run import last_line
+    from shiplap.audit import card_of, cost
 
-    try:
-        results.costs.append(cost(op, device=device))
-    except Exception as e:
-        results.unmeasured.append(f"{op.spec.name}: {last_line(e)}")
+    card = card_of(op, device, cost)
+    if isinstance(card, str):
+        results.unmeasured.append(f"{op.spec.name}: {card}")
+    else:
+        results.costs.append(card)
 
 
 def _unsampled(op: Op, e: ShiplapError) -> Finding:
@@ -213,13 +274,13 @@ def _show(results: _Results, json: bool, html: Path | None, about: dict[str, str
         console.note(f"no cost of {reason}")
     why = "; ".join(results.unmeasured) if measured else "not measured: only some checks were asked for, or --no-cost"
     if html is not None:
-        console.write_text(html, findings_html(findings, about, costs=costs, no_costs=why))
+        console.write_text(html, findings_html(findings, about, costs=costs, no_costs=why, verdicts=results.verdicts))
     if json:
-        typer.echo(findings_json(findings, about, costs, no_costs=why), nl=False)
+        typer.echo(findings_json(findings, about, costs, no_costs=why, verdicts=results.verdicts), nl=False)
         return
     from rich.console import Console
 
     print_costs(costs, Console(highlight=False), no_costs=why)
-    print_findings(findings, Console(highlight=False))
+    print_findings(findings, Console(highlight=False), results.verdicts)
     if html is not None:
         console.note(f"wrote {html}")

@@ -10,7 +10,7 @@ from shiplap.cli import console
 from shiplap.errors import error
 
 if TYPE_CHECKING:
-    from shiplap.audit import CostCard, Finding
+    from shiplap.audit import CostCard, Finding, Judgement
     from shiplap.audit.passport import Coverage, Passport
     from shiplap.op import Op
 
@@ -23,6 +23,7 @@ def write_all(
     findings: Sequence[Finding],
     coverage: Mapping[str, Coverage],
     costs: Sequence[CostCard],
+    verdicts: Sequence[Judgement],
     *,
     seed: int,
     device: str,
@@ -30,25 +31,30 @@ def write_all(
     """The passport of each op that has samples; returns the JSON files."""
     from shiplap.audit.passport import describe, write
 
+    required = {v.subject: v.required for v in verdicts}
     cards = {card.subject: card for card in costs}
     unsampled = {f.subject for f in findings if f.check == "samples"}
     written = []
     for name, op in ((op.spec.name, op) for op in ops):
         if name not in unsampled:
-            passport = describe(op, findings, coverage[name], cards.get(name), seed=seed, device=device)
+            passport = describe(
+                op, findings, coverage[name], cards.get(name), seed=seed, device=device, required=required[name]
+            )
             written.append(write(folder, passport)[0])
     return written
 
 
 def verify(files: Sequence[Path], ops: Sequence[Op], *, json: bool) -> int:
-    """Say of each passport whether it is that of its op: 0 if all are, else 1; SL602, SL501 when it cannot be said."""
+    """Say of each passport whether it is that of its op, and proves it: 0, 1 or 3 as an audit; SL602, SL501."""
     rows = [_verified(file, ops) for file in files]
     if json:
         console.emit_json({"passports": rows})
     else:
         for row in rows:
             _print(row)
-    return int(any(row["moved"] for row in rows))
+    if any(row["moved"] or row["verdict"] == "failed" for row in rows):
+        return 1
+    return 3 if any(row["verdict"] != "proven" for row in rows) else 0
 
 
 def _verified(file: Path, ops: Sequence[Op]) -> dict[str, Any]:
@@ -71,6 +77,7 @@ def _verified(file: Path, ops: Sequence[Op]) -> dict[str, Any]:
         "op": passport.op,
         "date": passport.date,
         "device": passport.device["name"],
+        "verdict": passport.verdict,
         "verdicts": passport.verdicts,
         "moved": moves,
         "elsewhere": _elsewhere(passport),
@@ -91,8 +98,10 @@ def _print(row: dict[str, Any]) -> None:
     out.print(f"{row['op']}: passport of {row['date']} {verdict}", markup=False)
     for move in row["moved"]:
         out.print(f"  {move['what']}: {move['then'][:16]} then, {move['now'][:16]} now", markup=False)
-    if failed := row["verdicts"].get("fail"):
-        out.print(f"  {failed} checks had failed", markup=False)
+    out.print(f"  its verdict: {row['verdict']}", markup=False)
+    for kind, words in (("fail", "had failed"), ("incomplete", "had not looked at everything")):
+        if count := row["verdicts"].get(kind):
+            out.print(f"  {count} checks {words}", markup=False)
     for name, (then, now) in row["elsewhere"].items():
         out.print(f"  evidence is of {name} {then}, here is {now}", markup=False)
     if row["moved"]:

@@ -111,5 +111,11 @@ register(
             "Calls are joined by concatenating what has that dim.",
             "name a dim that arguments and all outputs have as one of their sizes",
         ),
+        (
+            "SL118",
+            "tolerance without a reason",
+            "A kernel that may differ from its reference by more than rounding does so for a stated reason.",
+            'give tolerance=(1e-3, "tanh stands for erf")',
+        ),
     ],
 )

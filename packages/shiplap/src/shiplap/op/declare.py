@@ -34,6 +34,7 @@ class Declaration(TypedDict, total=False):
     outputs: Iterable[str]
     autocast: str | None
     library: Iterable[str]
+    tolerance: tuple[float, str] | None
 
 
 def read_spec(
@@ -48,6 +49,7 @@ def read_spec(
     outputs: Iterable[str] = (),
     autocast: str | None = "widest",
     library: Iterable[str] = (),
+    tolerance: tuple[float, str] | None = None,
 ) -> OpSpec:
     """The declaration of ``fn`` as data; raises ``DeclarationError`` (SL1xx) for what cannot be declared."""
     check_name(name)
@@ -76,9 +78,20 @@ def read_spec(
         autocast=autocast,
         library=_names(library),
         doc=inspect.getdoc(fn) or "",
+        tolerance=_tolerance(name, tolerance),
     )
     _check(spec)
     return spec
+
+
+def _tolerance(name: str, given: tuple[float, str] | None) -> tuple[float, str] | None:
+    """SL118 unless it is a positive number and a reason."""
+    if given is None:
+        return None
+    value, reason = given if isinstance(given, tuple) and len(given) == 2 else (given, "")
+    if not isinstance(value, (int, float)) or not 0 < value < 1 or not isinstance(reason, str) or not reason.strip():
+        raise error("SL118", where=name, got=repr(given), expected="(a number between 0 and 1, the reason)")
+    return float(value), reason.strip()
 
 
 def check_name(name: object) -> None:

@@ -307,6 +307,7 @@ def op(
     outputs: Iterable[str] = (),
     autocast: str | None = "widest",
     library: Iterable[str] = (),
+    tolerance: tuple[float, str] | None = None,
 ) -> Declare:
     """Declare a torch op from an annotated function whose body is its reference.
 
@@ -319,6 +320,7 @@ def op(
         contiguous: names of tensor arguments that must arrive contiguous (others may have any strides).
         outputs: names of the outputs (default ``out``, or ``out0``, ``out1``, ...), keywords of out-style kernels.
         autocast: dtype of floating inputs under autocast: ``"widest"`` of them, ``"autocast"``, ``"float32"`` or None.
+        tolerance: what a kernel may be off by besides rounding, relatively, and why: ``(1e-3, "tanh for erf")``.
         library: device types on which the body is a call of a tuned library: fast, so that it stands before templates.
 
     Raises:
@@ -342,6 +344,7 @@ def op(
         outputs=outputs,
         autocast=autocast,
         library=library,
+        tolerance=tolerance,
     )
 
 

@@ -91,6 +91,7 @@ class OpSpec:
     autocast: str | None = "widest"
     library: tuple[str, ...] = field(default=(), repr=False)
     doc: str = field(default="", compare=False, repr=False)
+    tolerance: tuple[float, str] | None = field(default=None, repr=False)
 
     @property
     def namespace(self) -> str:
@@ -140,4 +141,10 @@ class OpSpec:
     @cached_property
     def digest(self) -> str:
         """Identity of the declaration (not of its body)."""
-        return hashlib.sha256(repr(self).encode()).hexdigest()[:16]
+        stated = f"/{self.tolerance}" if self.tolerance else ""
+        return hashlib.sha256(f"{self!r}{stated}".encode()).hexdigest()[:16]
+
+    @property
+    def tolerated(self) -> float:
+        """What a kernel may be off by besides rounding, relative to a value and its row."""
+        return self.tolerance[0] if self.tolerance else 0.0

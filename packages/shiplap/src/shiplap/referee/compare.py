@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from shiplap.op.spec import OpSpec
 
-__all__ = ["Difference", "Reduction", "bitwise", "close", "reduction"]
+__all__ = ["Difference", "Near", "Reduction", "bitwise", "close", "reduction"]
+
+
+Near = Literal["all", "row", "none"]
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,15 @@ def _shape(got: Tensor, expected: Tensor) -> str:
 
 
 def close(
-    got: Sequence[Tensor], own: Sequence[Tensor], wide: Sequence[Tensor], sums: Reduction, *, wide_sums: bool = False
+    got: Sequence[Tensor],
+    own: Sequence[Tensor],
+    wide: Sequence[Tensor],
+    sums: Reduction,
+    *,
+    wide_sums: bool = False,
+    near: Near = "all",
+    allowed: Sequence[Tensor] | None = None,
+    tolerance: float = 0.0,
 ) -> Difference:
     """``got`` against the reference in its own precision (``own``) and in float64 (``wide``).
 
@@ -94,19 +105,45 @@ def close(
 
     With ``wide_sums``, sums of 16-bit numbers are taken to be kept in float32, as kernels do: else the tolerance of a
     long sum in bfloat16 exceeds its value, and a kernel that leaves out most of the terms would pass.
+
+    The rms is that of all elements, of an element's row, or left out (``near``): then errors in small elements show
+    that large ones would hide.
+    ``allowed`` is a deviation that rounding explains, for each element (``referee.rounding``), and ``tolerance`` one
+    that the declaration admits, relative to the same size.
     """
+    model = _Model(sums, wide_sums, near, tolerance)
     if len(got) != len(own):
         return Difference(f"{len(got)} results, expected {len(own)}")
     worst = 0.0
     for index, (g, o, w) in enumerate(zip(got, own, wide, strict=True)):
-        found = Difference(problem) if (problem := _shape(g, o)) else _elements(g, o, w, sums, wide_sums)
+        extra = allowed[index] if allowed is not None else None
+        found = Difference(problem) if (problem := _shape(g, o)) else _elements(g, o, w, model, extra)
         worst = max(worst, found.error)
         if found.problem:
             return Difference(f"result {index}: {found.problem}", worst)
     return Difference(error=worst)
 
 
-def _elements(got: Tensor, own: Tensor, wide: Tensor, sums: Reduction, wide_sums: bool) -> Difference:
+@dataclass(frozen=True)
+class _Model:
+    """What an element may be off by."""
+
+    sums: Reduction
+    wide_sums: bool
+    near: Near
+    tolerance: float
+
+    def size(self, w: Tensor) -> Tensor:
+        """The size of an element and of its neighbours."""
+        size = w.abs()
+        if not size.numel() or self.near == "none":
+            return size
+        if self.near == "row" and size.dim() > 1:
+            return size + size.square().mean(-1, keepdim=True).sqrt()
+        return size + size.square().mean().sqrt()
+
+
+def _elements(got: Tensor, own: Tensor, wide: Tensor, model: _Model, extra: Tensor | None) -> Difference:
     got, own, wide = got.detach(), own.detach(), wide.detach()
     if wide.shape != own.shape:
         wide = own
@@ -116,16 +153,23 @@ def _elements(got: Tensor, own: Tensor, wide: Tensor, sums: Reduction, wide_sums
     got, own, wide, narrow = (_computable(t) for t in (got, own, wide, wide.to(got.dtype)))
     g = _double(got)
     same_place = [_finite_alike(got, expected) for expected in (own, narrow)]
-    if (bad := ~(same_place[0] | same_place[1])).any():
+    bad = ~(same_place[0] | same_place[1])
+    if extra is not None:
+        bad &= torch.isfinite(extra)  # rounding decides there whether it is a number
+    if bad.any():
         return _first(bad, got, own)
     finite = torch.isfinite(got) & torch.isfinite(own) & torch.isfinite(wide)
     w = torch.where(finite, _double(wide), 0)
-    size = w.abs()
-    rms = size.square().mean().sqrt() if size.numel() else size.sum()
+    size = model.size(w)
     own_error = torch.where(finite, (_double(own) - w).abs(), 0)
     # Where terms cancel, rounding errors are draws at random: the largest of a few says little about the next.
-    slack = (3 + 30 / max(1, size.numel()) ** 0.5) * (own_error.max() if own_error.numel() else 0.0)
-    tolerance = sums.growth(finfo.eps, wide_sums) * (size + rms) + slack + finfo.tiny
+    slack = (3 + 30 / max(1, w.numel()) ** 0.5) * (own_error.max() if own_error.numel() else 0.0)
+    growth = model.sums.growth(finfo.eps, model.wide_sums) + model.tolerance
+    # A GPU may flush subnormal numbers; a CPU keeps them, and rounds to the smallest.
+    floor = finfo.tiny if got.device.type != "cpu" else finfo.tiny * finfo.eps * (16 + 4 * model.sums.terms**0.5)
+    tolerance = growth * size + slack + max(floor, 5e-324)
+    if extra is not None:
+        tolerance = tolerance + extra
     error = torch.where(finite, (g - w).abs(), 0) / tolerance
     worst = float(error.max()) if error.numel() else 0.0
     found = _first(error > 1, got, wide)

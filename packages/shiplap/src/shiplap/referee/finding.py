@@ -7,7 +7,7 @@ from typing import Literal
 
 __all__ = ["Finding", "Verdict"]
 
-Verdict = Literal["ok", "fail", "skip"]
+Verdict = Literal["ok", "fail", "skip", "incomplete"]
 
 
 @dataclass(frozen=True)
@@ -16,9 +16,10 @@ class Finding:
 
     Attributes:
         check: id of the check, the name of its file.
-        verdict: ``"skip"`` when the check could not apply; never a synonym of ``"ok"``.
+        verdict: ``"skip"`` when the check does not apply to the op; ``"incomplete"`` when it applies and did not get
+            to look, or not at everything. Neither is ever a synonym of ``"ok"``.
         subject: name of the op.
-        evidence: what was seen; for ``"skip"`` the reason.
+        evidence: what was seen; for ``"skip"`` and ``"incomplete"`` the reason.
         input: the sample that shows it, or how many samples were run.
         fix: one thing to do about it.
         reproducer: a Python script that rebuilds the sample and fails the same way.

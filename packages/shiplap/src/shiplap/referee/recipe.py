@@ -23,7 +23,7 @@ def _pairs(mapping: Mapping[str, Any]) -> Pairs:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Sizes of the free dims, all scalars, a dtype per dtype class, layouts and kind of values."""
+    """Sizes of the free dims, all scalars, a dtype per dtype class, layouts, kind of values, and lengths of lists."""
 
     sizes: Pairs = ()
     scalars: Pairs = ()
@@ -31,6 +31,7 @@ class Recipe:
     layouts: Pairs = ()
     values: str = "normal"
     absent: tuple[str, ...] = ()
+    lists: Pairs = ()
 
     def but(self, **changes: Any) -> Recipe:
         """A copy with ``sizes``, ``scalars``, ``dtypes`` or ``layouts`` (mappings) merged in, the rest replaced."""
@@ -45,7 +46,7 @@ class Recipe:
         return str(replace(self, layouts=()))
 
     def __str__(self) -> str:
-        parts = [_call(k, dict(getattr(self, k))) for k in ("sizes", "scalars", "dtypes", "layouts")]
+        parts = [_call(k, dict(getattr(self, k))) for k in ("sizes", "scalars", "dtypes", "layouts", "lists")]
         parts += [f"values({self.values!r})"] if self.values != "normal" else []
         parts += [f"absent({', '.join(map(repr, self.absent))})"] if self.absent else []
         return ", ".join(p for p in parts if p) or "sizes()"
@@ -83,6 +84,6 @@ def _field(name: str, node: ast.Call) -> dict[str, Any]:
         return {name: positional[0]}
     if name == "absent":
         return {name: positional}
-    if name not in ("sizes", "scalars", "dtypes", "layouts") or positional:
+    if name not in ("sizes", "scalars", "dtypes", "layouts", "lists") or positional:
         raise ValueError(name)
     return {name: tuple((str(k.arg), ast.literal_eval(k.value)) for k in node.keywords)}

@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from typing import Any
 
 import torch
@@ -20,12 +21,18 @@ from shiplap.errors import ShiplapError, error
 from shiplap.op import Arg, Op, Output
 from shiplap.op.binding import Binding, shape_of
 from shiplap.referee.layouts import LAYOUTS, apply_layout, clone_exactly, possible
+from shiplap.referee.lengths import FEW, lengths, odd_values
+from shiplap.referee.mine import Mined, mine
 from shiplap.referee.recipe import Recipe
 from shiplap.referee.sizes import EDGES, environment, free_dims, scalar_candidates, search
-from shiplap.referee.values import KINDS, draw
+from shiplap.referee.values import KINDS, SPECIAL, draw
 
 __all__ = ["Case", "Samples", "describe", "other", "sample", "tree_map"]
 
+LONG = 4096  # terms of a long sum
+GRAIN = 70_001  # elements: two pieces of a parallel loop, and a rest
+MOST = 1 << 21  # elements of all arguments of a sample
+KEPT = 1 << 14  # elements of a sample that is kept
 FLOATS = ("float32", "float64", "bfloat16", "float16")
 PREFERRED = (*FLOATS, "complex64", "int64", "int32", "int16", "int8", "uint8", "bool")
 
@@ -147,12 +154,15 @@ class Samples:
     def make(self, recipe: Recipe) -> Case | None:
         """``build``, or None when the declaration or the builder does not admit the recipe."""
         key = str(recipe)
-        if key not in self._known:
-            try:
-                self._known[key] = self.build(recipe)
-            except Exception:
-                self._known[key] = None
-        return self._known[key]
+        if key in self._known:
+            return self._known[key]
+        try:
+            case = self.build(recipe)
+        except Exception:
+            case = None
+        if case is None or case.numel < KEPT:
+            self._known[key] = case
+        return case
 
     def _cases(self, recipes: Iterable[Recipe]) -> Iterator[Case]:
         seen: set[str] = set()
@@ -165,6 +175,8 @@ class Samples:
         assert self.op.sampler is not None
         floats = [n for n in dict(recipe.dtypes).values() if getattr(torch, n).is_floating_point]
         wanted = {k: v for k, v in env.items() if k != "..."} | {"absent": recipe.absent}
+        if recipe.values != "normal" and takes_values(self.op):
+            wanted["values"] = recipe.values
         made = self.op.sampler(rng, wanted, getattr(torch, floats[0]) if floats else torch.float32, self.device)
         args = tuple(list(v) if isinstance(v, tuple) else v for v in made)
         return (*args, *(a.default for a in self.spec.args[len(args) :]))
@@ -186,7 +198,7 @@ class Samples:
             if arg.scalar is not None:
                 found = env[arg.name]
                 return list(found) if isinstance(found, tuple) else found
-            return [tensor(arg), tensor(arg)] if arg.many else tensor(arg)
+            return [tensor(arg) for _ in range(dict(recipe.lists).get(arg.name, 2))] if arg.many else tensor(arg)
 
         return tuple(value(a) for a in self.spec.args)
 
@@ -199,6 +211,8 @@ class Samples:
 
         def place(t: Tensor) -> Tensor:
             t = t.detach().to(self.device)
+            if layout == "expanded" and self.op.sampler is not None:
+                return t  # what a builder made may be symmetric, or sorted: rows of another are another thing
             fits = layout and possible(layout, t, contiguous=arg.contiguous, mutated=arg.mutated)
             return apply_layout(t, layout) if fits else t
 
@@ -225,13 +239,93 @@ class Samples:
 
     def scalars(self) -> Iterator[Case]:
         """One scalar at a time at another value; sizes follow where they must."""
+        yield from self._scalars({a.name: list(scalar_candidates(a)[:4]) for a in self.spec.scalars})
+
+    def odd_scalars(self) -> Iterator[Case]:
+        """One scalar at a time, negative, zero, large, and around the literals in the code of reference and kernels."""
+        yield from self._scalars({a.name: odd_values(a, self.mined) for a in self.spec.scalars})
+        flags = [a.name for a in self.spec.scalars if a.scalar == "bool"][:3]
+        for values in product((False, True), repeat=len(flags)) if len(flags) > 1 else ():
+            yield from self._cases([self.base.but(scalars=dict(zip(flags, values, strict=True)))])
+
+    def _scalars(self, tried: dict[str, list[Any]]) -> Iterator[Case]:
         for arg in self.spec.scalars:
             if arg.name in dict(self.base.sizes):
                 continue
-            for value in scalar_candidates(arg)[:4]:
+            for value in tried[arg.name]:
+                direct = self.base.but(scalars={arg.name: value})
+                if self.make(direct) is not None:
+                    yield from self._cases([direct])
+                    continue
                 found = search(self.spec, fixed_scalars={**dict(self.base.scalars), arg.name: value})
                 if found is not None:
                     yield from self._cases([self._recipe(*found)])
+
+    @cached_property
+    def mined(self) -> Mined:
+        """Constants in the code of the op."""
+        return mine(self.op)
+
+    def lists(self) -> Iterator[Case]:
+        """Lists of tensors of no, one and three members."""
+        for arg in self.spec.tensors:
+            for length in (1, 3, 0) if arg.many else ():
+                yield from self._cases([self.base.but(lists={arg.name: length})])
+
+    def special(self) -> Iterator[Case]:
+        """Kinds of values crossed with dtypes, at the base sizes and at larger ones."""
+        kinds = SPECIAL if self.op.sampler is None or takes_values(self.op) else ()
+        dtypes = [c.recipe for c in self.dtypes()] or [self.base]
+        yield from self._cases(r.but(values=kind) for kind in (*KINDS[1:], *SPECIAL) if kinds for r in dtypes)
+        grown = next((c.recipe for c in self.grown(1)), self.base)
+        wide = [r.but(sizes=dict(grown.sizes)) for r in dtypes]
+        yield from self._cases(
+            r.but(values=kind) for kind in ("normal", *(kinds and (*KINDS[1:], *SPECIAL))) for r in wide
+        )
+
+    def long(self) -> Iterator[Case]:
+        """Sums of many positive terms in every dtype: what an accumulator of few bits loses."""
+        kinds = ("positive", "normal") if self.op.sampler is None or takes_values(self.op) else ("normal",)
+        for name, kind in free_dims(self.spec).items():
+            for case in self._resized({name: LONG if kind != "variadic" else (LONG,)}):
+                for recipe in [c.recipe for c in self.dtypes()] or [self.base]:
+                    sized = recipe.but(sizes=dict(case.recipe.sizes))
+                    yield from self._cases(sized.but(values=kind) for kind in kinds)
+
+    def tiles(self) -> Iterator[Case]:
+        """Each dim around tiles, thresholds and powers of two up to 4,096, then all dims beyond one tile at once."""
+        kinds = free_dims(self.spec)
+        for size in lengths(self.mined):
+            for name, kind in kinds.items():
+                for case in self._resized({name: (size,) if kind == "variadic" else size}):
+                    if case.numel <= MOST:
+                        yield case
+        for name, kind in kinds.items():
+            shape = (65, 63) if kind == "variadic" else None
+            yield from self._resized({name: shape}) if shape else ()
+        for sizes in ((67, 70, 73, 66), (130, 135, 133, 3), (257, 40, 300, 2)):
+            wanted = {n: s for (n, k), s in zip(kinds.items(), sizes * len(kinds), strict=False) if k != "variadic"}
+            yield from (c for c in self._resized(wanted) if c.numel <= MOST) if len(wanted) > 1 else ()
+        yield from self.grains()
+
+    def wide(self) -> Iterator[Case]:
+        """A few sizes beyond one tile, for checks that take long."""
+        sizes = [n + 1 for n in self.mined.ints if FEW < n < LONG // 4][:4]
+        for size in dict.fromkeys((65, *sizes, 1025)):
+            for name, kind in free_dims(self.spec).items():
+                cases = self._resized({name: (size,) if kind == "variadic" else size})
+                yield from (c for c in cases if c.numel <= MOST >> 3)
+
+    def grains(self) -> Iterator[Case]:
+        """Enough elements that loops are cut into pieces for threads: torch does that from 32,768 on."""
+        for name, kind in free_dims(self.spec).items():
+            base = self.make(self.base)
+            size = dict(self.base.sizes).get(name)
+            if kind == "variadic" or not isinstance(size, int) or base is None or not size:
+                continue
+            others = max(1, max((t.numel() // size for t in _tensors(base)), default=1))
+            wanted = GRAIN // others + 1
+            yield from (c for c in self._resized({name: wanted}) if c.numel <= MOST) if wanted > LONG else ()
 
     def optionals(self) -> Iterator[Case]:
         """Each optional tensor absent, then all of them."""
@@ -284,6 +378,18 @@ class Samples:
                 case = self.make(recipe.but(layouts={name: layout}))
                 if case is not None and not _plain(case):
                     yield case
+
+
+def takes_values(op: Op) -> bool:
+    """Whether the builder asks for the kind of values: ``sizes["values"]`` in its code."""
+    code = getattr(op.sampler, "__code__", None)
+    return code is not None and "values" in code.co_consts
+
+
+def _tensors(case: Case) -> list[Tensor]:
+    found: list[Tensor] = []
+    tree_map(lambda t: found.append(t), case.args)
+    return found
 
 
 def _plain(case: Case) -> bool:

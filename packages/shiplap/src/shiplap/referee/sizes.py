@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice, product
 from typing import Any
@@ -98,9 +99,10 @@ def _pools(
     spec: OpSpec, fixed_sizes: Mapping[str, Any], fixed_scalars: Mapping[str, Any]
 ) -> tuple[list[str], list[Sequence[Any]]]:
     pools: dict[str, Sequence[Any]] = {}
+    asked = _asked(spec)
     for index, (name, kind) in enumerate(free_dims(spec).items()):
         first = FIRST[index % len(FIRST)]
-        usual: Sequence[Any] = VARIADIC if kind == "variadic" else (first, *(s for s in REST if s != first))
+        usual: Sequence[Any] = VARIADIC if kind == "variadic" else (first, *(s for s in REST if s != first), *asked)
         pools[name] = (fixed_sizes[name],) if name in fixed_sizes else usual
     for arg in spec.scalars:
         if arg.name not in pools:
@@ -109,9 +111,23 @@ def _pools(
     return list(pools), list(pools.values())
 
 
+def _asked(spec: OpSpec) -> list[int]:
+    """Numbers that the declaration's expressions name, and multiples: ``n % 256 == 0`` admits no usual size."""
+    texts = [str(e) for e in spec.requires] + [str(e) for _, e in (*spec.dims, *spec.bounds)]
+    texts += [d.text for a in spec.tensors if a.tensor for d in a.tensor.dims if d.kind == "expr"]
+    found = sorted({int(v) for text in texts for v in re.findall(r"(?<![\w.])\d{1,6}(?![\w.])", text)})
+    named = [m for v in found if 1 < v <= 1 << 16 for m in (v, 2 * v, v + 1, 3 * v)]
+    return [v for v in dict.fromkeys(named) if v not in (*FIRST, *REST)]
+
+
 def _outwards(pools: list[Sequence[Any]]) -> Iterator[tuple[Any, ...]]:
     """The product of the pools, those with few deviations from the first value of each pool first."""
     if not all(pools):
         return
-    for width in (1, 2, 3, None):
+    for width in (1, 2, 3):
+        yield from product(*(p[:width] for p in pools))
+    for at, pool in enumerate(pools):  # one that only a rare value satisfies, before all of all
+        for value in pool[3:]:
+            yield tuple(value if i == at else p[0] for i, p in enumerate(pools))
+    for width in (8, None):
         yield from product(*(p[:width] for p in pools))

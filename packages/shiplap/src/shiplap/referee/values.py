@@ -3,38 +3,99 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-__all__ = ["KINDS", "draw"]
+__all__ = ["DATA", "KINDS", "SPECIAL", "draw"]
 
 POOL = 4_194_301  # numbers drawn for a large tensor
 KINDS = ("normal", "ties", "descending", "zeros", "large")
+SPECIAL = (
+    "nan",
+    "infinite",
+    "negative zero",
+    "subnormal",
+    "beyond float16",
+    "overflowing",
+    "cancelling",
+    "saturating",
+    "mixed",
+    "positive",
+    "negative",
+    "constant",
+    "mostly zero",
+    "whole",
+    "skewed",
+    "last",
+    "ascending",
+    "below zero",
+    "extreme",
+)
+"""Kinds of values that break a kernel which is right for normal ones; the last five are about integers."""
+DATA = ("below zero", "extreme")  # of integers that are no row numbers
 
 
 def draw(shape: tuple[int, ...], dtype: torch.dtype, kind: str, below: int, rng: torch.Generator) -> Tensor:
     """A contiguous CPU tensor; integers lie in ``[0, below)``, so that they may serve as row numbers.
 
     ``ties``: few distinct values, zeros among them; ``descending``: the reverse of what sorted code expects;
-    ``large``: magnitudes around 1e3.
+    ``large``: magnitudes around 1e3; the kinds of ``SPECIAL`` are what their names say. Integers leave their range
+    for the kinds of ``DATA`` only.
     """
     if kind == "normal" and dtype.is_floating_point and math.prod(shape) > 2 * POOL:
         return _large(shape, dtype, rng)
     if dtype == torch.bool:
         return torch.randint(0, 2, shape, generator=rng).bool()
     if not (dtype.is_floating_point or dtype.is_complex):
-        return _integers(shape, kind, below, rng).to(dtype)
+        return _integers(shape, dtype, kind, below, rng).to(dtype)
     values = torch.randn(shape, generator=rng, dtype=torch.float64)
     if dtype.is_complex:
         values = torch.complex(values, torch.randn(shape, generator=rng, dtype=torch.float64))
-    elif kind == "ties":
-        values = torch.randint(-1, 2, shape, generator=rng).double() / 2
-    elif kind == "descending":
-        values = values.flatten().sort(descending=True).values.reshape(shape)
-    if kind == "zeros":
-        values = torch.zeros_like(values)
-    return (values * 1e3 if kind == "large" else values).to(dtype)
+        return (torch.zeros_like(values) if kind == "zeros" else values * 1e3 if kind == "large" else values).to(dtype)
+    return _floats(values, dtype, kind, rng).to(dtype)
+
+
+def _floats(values: Tensor, dtype: torch.dtype, kind: str, rng: torch.Generator) -> Tensor:
+    """Normal ``values`` made into the kind, in float64."""
+    finfo = torch.finfo(dtype)
+
+    def some(share: float) -> Tensor:
+        """A few places, at least one."""
+        at = torch.rand(values.shape, generator=rng) < share
+        if at.numel() and not at.any():
+            at.view(-1)[int(torch.randint(at.numel(), (1,), generator=rng))] = True
+        return at
+
+    def uniform(low: float, high: float) -> Tensor:
+        return torch.rand(values.shape, generator=rng, dtype=torch.float64) * (high - low) + low
+
+    if kind == "ties":
+        return torch.randint(-1, 2, values.shape, generator=rng).double() / 2
+    if kind in ("descending", "ascending"):
+        return values.flatten().sort(descending=kind == "descending").values.reshape(values.shape)
+    if kind == "nan":
+        return values.masked_fill(some(0.05), math.nan)
+    if kind == "infinite":
+        return torch.where(some(0.05), values.sign() * math.inf, values)
+    makers: dict[str, Callable[[], Tensor]] = {
+        "zeros": lambda: torch.zeros_like(values),
+        "large": lambda: values * 1e3,
+        "negative zero": lambda: torch.where(some(0.5), -0.0, 0.0),
+        "subnormal": lambda: values * finfo.tiny / 4,
+        "beyond float16": lambda: values * min(1e5, finfo.max / 8),
+        "overflowing": lambda: values * min(1e20, finfo.max / 64),
+        "cancelling": lambda: values + 1000.0,
+        "saturating": lambda: values * 100.0,
+        "mixed": lambda: values * 10.0 ** uniform(-4, 4),
+        "positive": lambda: values.abs() + 0.5,
+        "negative": lambda: -values.abs() - 0.5,
+        "constant": lambda: torch.full_like(values, 1.5),
+        "mostly zero": lambda: torch.where(some(0.1), values, 0.0),
+        "whole": lambda: (values * 4).round(),
+    }
+    return makers[kind]() if kind in makers else values
 
 
 def _large(shape: tuple[int, ...], dtype: torch.dtype, rng: torch.Generator) -> Tensor:
@@ -44,9 +105,24 @@ def _large(shape: tuple[int, ...], dtype: torch.dtype, rng: torch.Generator) -> 
     return pool.repeat(-(-count // POOL))[:count].reshape(shape)
 
 
-def _integers(shape: tuple[int, ...], kind: str, below: int, rng: torch.Generator) -> Tensor:
+def _integers(shape: tuple[int, ...], dtype: torch.dtype, kind: str, below: int, rng: torch.Generator) -> Tensor:
     top = max(1, min(below, 2) if kind == "ties" else below)
+    info = torch.iinfo(dtype)
+    if kind in DATA and info.min == 0:
+        return torch.randint(0, info.max + 1 if info.bits < 64 else 1 << 40, shape, generator=rng)
+    if kind == "below zero":
+        low = max(info.min, -1000)
+        return torch.randint(low, -low, shape, generator=rng)
+    if kind == "extreme":
+        high = info.max if info.bits < 32 else (1 << 30 if info.bits == 32 else 1 << 40)
+        low = info.min if info.bits < 32 else -high
+        return torch.tensor([low, high, low + 1, high - 1, 0, -1])[torch.randint(0, 6, shape, generator=rng)]
+    if kind == "skewed":  # Zipf: the first half of all is one row
+        ranks = torch.rand(shape, generator=rng, dtype=torch.float64).clamp_min(1e-9).reciprocal().log2().long()
+        return ranks.clamp_max(top - 1)
+    if kind == "last":
+        return torch.full(shape, top - 1)
     values = torch.randint(0, top, shape, generator=rng)
-    if kind == "descending":
-        return values.flatten().sort(descending=True).values.reshape(shape)
-    return torch.zeros_like(values) if kind == "zeros" else values
+    if kind in ("descending", "ascending"):
+        return values.flatten().sort(descending=kind == "descending").values.reshape(shape)
+    return torch.zeros_like(values) if kind in ("zeros", "constant") else values

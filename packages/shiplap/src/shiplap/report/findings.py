@@ -17,7 +17,9 @@ __all__ = ["exit_code", "findings_html", "findings_json", "print_costs", "print_
 COSTS = ("subject", "device", "input", "binding", "raw_ns", "eager_ns", "compiled_ns", "captured_ns", "notes")
 FIELDS = ("check", "verdict", "subject", "evidence", "input", "fix", "reproducer")
 HEADING, NONE = "ns per call, smallest sample", "no op has samples"
-STYLES = {"ok": "green", "fail": "bold red", "skip": "dim"}
+STYLES = {"ok": "green", "fail": "bold red", "skip": "dim", "incomplete": "yellow"}
+WORDS = (("fail", "failed"), ("incomplete", "incomplete"), ("ok", "ok"), ("skip", "do not apply"))
+COLOURS = {"proven": "green", "failed": "bold red", "incomplete": "yellow"}
 
 
 class CostCard(Protocol):
@@ -62,9 +64,25 @@ class Finding(Protocol):
     def reproducer(self) -> str: ...
 
 
-def exit_code(findings: Sequence[Finding]) -> int:
-    """0 when nothing failed, 1 otherwise; a skipped check is no failure."""
-    return int(any(f.verdict == "fail" for f in findings))
+class Judgement(Protocol):
+    """What is shown of a verdict on an op."""
+
+    @property
+    def subject(self) -> str: ...
+    @property
+    def word(self) -> str: ...
+    @property
+    def required(self) -> Sequence[str]: ...
+    @property
+    def failed(self) -> Sequence[str]: ...
+    @property
+    def missing(self) -> Sequence[tuple[str, str]]: ...
+
+
+def exit_code(verdicts: Sequence[Judgement]) -> int:
+    """0 when every op is proven, 1 when one failed, else 3: nothing failed, and something was not looked at."""
+    words = {v.word for v in verdicts}
+    return 1 if "failed" in words else 3 if "incomplete" in words else 0
 
 
 def _groups(findings: Sequence[Finding]) -> dict[str, list[Finding]]:
@@ -76,11 +94,20 @@ def _groups(findings: Sequence[Finding]) -> dict[str, list[Finding]]:
 
 def _summary(findings: Sequence[Finding]) -> str:
     counts = Counter(f.verdict for f in findings)
-    return ", ".join(f"{counts[v]} {word}" for v, word in (("fail", "failed"), ("ok", "ok"), ("skip", "skipped")))
+    return ", ".join(f"{counts[v]} {word}" for v, word in WORDS)
 
 
-def print_findings(findings: Sequence[Finding], console: Console | None = None) -> None:
-    """A table per op, then each failure with its input, fix and reproducer."""
+def _verdict(verdict: Judgement) -> str:
+    """``ns::op: incomplete (compile: out of budget_s)``."""
+    missing = dict(verdict.missing)
+    why = ", ".join(verdict.failed) or "; ".join(f"{check}: {reason}" for check, reason in missing.items())
+    return f"{verdict.subject}: {verdict.word}" + (f" ({why})" if why else f", {len(verdict.required)} checks required")
+
+
+def print_findings(
+    findings: Sequence[Finding], console: Console | None = None, verdicts: Sequence[Judgement] = ()
+) -> None:
+    """A table per op, then each failure with its input, fix and reproducer, then the verdict on each op."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -98,6 +125,8 @@ def print_findings(findings: Sequence[Finding], console: Console | None = None) 
         if f.verdict == "fail":
             _print_failure(f, console)
     console.print(Text(_summary(findings)))
+    for verdict in verdicts:
+        console.print(Text(_verdict(verdict), COLOURS[verdict.word]), soft_wrap=True)
 
 
 def _print_failure(f: Finding, console: Console) -> None:
@@ -141,15 +170,28 @@ def _ns(time: float | None) -> str:
 
 
 def findings_json(
-    findings: Sequence[Finding], facts: Mapping[str, str], costs: Sequence[CostCard] = (), no_costs: str = ""
+    findings: Sequence[Finding],
+    facts: Mapping[str, str],
+    costs: Sequence[CostCard] = (),
+    no_costs: str = "",
+    verdicts: Sequence[Judgement] = (),
 ) -> str:
-    """``{"facts": ..., "findings": [...], "costs": [...]}``; without cards ``"no_costs"`` says why.
+    """``{"facts": ..., "verdicts": {...}, "findings": [...], "costs": [...]}``; without cards ``"no_costs"`` says why.
 
     Two spaces deep, with a final newline.
     """
     rows = [{name: getattr(f, name) for name in FIELDS} for f in findings]
     cards = [{name: getattr(c, name) for name in COSTS} for c in costs]
-    value: dict[str, Any] = {"facts": dict(facts), "findings": rows, "costs": cards}
+    judged = {
+        v.subject: {
+            "verdict": v.word,
+            "required": list(v.required),
+            "failed": list(v.failed),
+            "missing": dict(v.missing),
+        }
+        for v in verdicts
+    }
+    value: dict[str, Any] = {"facts": dict(facts), "verdicts": judged, "findings": rows, "costs": cards}
     if not costs:
         value["no_costs"] = no_costs or NONE
     return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
@@ -161,6 +203,7 @@ def findings_html(
     title: str = "shiplap audit",
     costs: Sequence[CostCard] = (),
     no_costs: str = "",
+    verdicts: Sequence[Judgement] = (),
 ) -> str:
     """One page that needs nothing else."""
     return render_html(
@@ -169,7 +212,8 @@ def findings_html(
         facts=facts,
         groups=_groups(findings),
         summary=_summary(findings),
-        failed=exit_code(findings),
+        failed=any(f.verdict == "fail" for f in findings),
+        verdicts=[(v.word, _verdict(v)) for v in verdicts],
         costs=costs,
         no_costs=no_costs or NONE,
         heading=HEADING,

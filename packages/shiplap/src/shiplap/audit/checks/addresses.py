@@ -13,9 +13,9 @@ from torch import Tensor
 
 from shiplap.audit.check import Check, Observation
 from shiplap.op import Op
-from shiplap.referee.compare import close, reduction
+from shiplap.referee.judge import against_reference
 from shiplap.referee.layouts import apply_layout, independent
-from shiplap.referee.run import call, effects, reference, reference64, tensors
+from shiplap.referee.run import call, effects, reference, tensors
 from shiplap.referee.samples import Case, Samples, other, tree_map
 
 KEEP = "keep no pointer in a plan or descriptor: set it before each launch, or make it part of the plan's key"
@@ -44,10 +44,11 @@ def observe(op: Op, case: Case) -> Observation:
 
 def _differs(op: Op, case: Case, args: tuple[Any, ...]) -> str:
     """What is wrong with a call on ``args``; arguments that it mutates are copied, the others are these very ones."""
-    own, wide = reference(op, args), reference64(op, args)
+    own = reference(op, args)
     pairs = zip(op.spec.args, args, strict=True)
-    args = tuple(v.clone() if a.mutated and isinstance(v, Tensor) else v for a, v in pairs)
-    return close(effects(op, args, call(op, args)), own, wide, reduction(op.spec, case.env)).problem
+    given = tuple(v.clone() if a.mutated and isinstance(v, Tensor) else v for a, v in pairs)
+    moved = Case(case.recipe, case.seed, args, case.env, case.device)
+    return against_reference(op, moved, effects(op, given, call(op, given)), own).problem
 
 
 def _moved(op: Op, case: Case, first: tuple[Any, ...]) -> Iterator[tuple[str, tuple[Any, ...], str]]:

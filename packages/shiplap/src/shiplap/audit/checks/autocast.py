@@ -104,6 +104,7 @@ CHECK = Check(
     observe=observe,
     cases=cases,
     needs=("determinism",),
+    patience=60.0,
     fix="give the op an autocast rule (sl.op has one; torch.library.register_autocast)",
     skips=skips,
 )

@@ -361,5 +361,6 @@ CHECK = Check(
     observe=observe,
     cases=cases,
     needs=("numerics",),
+    patience=120.0,
     fix=PREPARE,
 )

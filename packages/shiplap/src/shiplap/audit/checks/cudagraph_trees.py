@@ -161,5 +161,6 @@ CHECK = Check(
     observe=observe,
     cases=cases,
     needs=("numerics", "cuda_graph"),
+    patience=300.0,
     fix=STAGED,
 )

@@ -8,8 +8,8 @@ from itertools import chain, islice
 from shiplap.audit.check import Check, Observation
 from shiplap.errors import ArgumentError
 from shiplap.op import Op
-from shiplap.referee.compare import close, reduction
-from shiplap.referee.run import last_line, needs_builder, reference, reference64, run
+from shiplap.referee.judge import against_reference
+from shiplap.referee.run import last_line, needs_builder, reference, run
 from shiplap.referee.samples import Case, Samples
 
 
@@ -30,7 +30,7 @@ def observe(op: Op, case: Case) -> Observation:
             f"the declaration admits this input, and the reference raised {last_line(e)}",
             fix="handle it in the reference and kernels, or exclude it with requires=(...)",
         )
-    found = close(run(op, case), own, reference64(op, case.args), reduction(op.spec, case.env))
+    found = against_reference(op, case, own=own)
     return Observation(found.problem, error=found.error)
 
 

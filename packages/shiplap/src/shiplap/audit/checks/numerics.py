@@ -7,8 +7,8 @@ from itertools import chain, islice
 
 from shiplap.audit.check import Check, Observation
 from shiplap.op import Op
-from shiplap.referee.compare import close, reduction
-from shiplap.referee.run import last_line, reference, reference64, run
+from shiplap.referee.judge import against_reference
+from shiplap.referee.run import last_line, reference
 from shiplap.referee.samples import Case, Samples, other
 
 
@@ -25,7 +25,7 @@ def observe(op: Op, case: Case) -> Observation:
         if "not implemented for" in str(e):  # torch has no such kernel for this dtype on this device
             return Observation(skip=f"reference: {last_line(e)}")
         raise
-    found = close(run(op, case), own, reference64(op, case.args), reduction(op.spec, case.env))
+    found = against_reference(op, case, own=own)
     return Observation(found.problem, error=found.error)
 
 

@@ -72,6 +72,7 @@ def _check(tool: str, symbol: str) -> Check:
         observe=observe,
         cases=cases,
         sequence=partial(sequence, tool),
+        patience=900.0,
         fix=FIXES[tool],
         symbol=symbol,
     )

@@ -1,0 +1,312 @@
+"""Defects that small plain samples do not show, each with its sound twin: sizes, values, scalars, dtypes, kernels.
+
+A defect is a kernel; the twin is the same op with the kernel as it should be. ``Pair.flagged_by`` names a check that
+has to fail on the defect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int8, Int32, Int64
+from torch import Tensor
+
+import shiplap as sl
+from shiplap.op import Op
+
+__all__ = ["PAIRS", "Pair"]
+
+V = Float[Tensor, "n"]
+M = Float[Tensor, "n c"]
+Kernel = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """An op with a fault and the same op without."""
+
+    name: str
+    bad: Op
+    twin: Op
+    flagged_by: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+PAIRS: list[Pair] = []
+
+
+def pair(name: str, reference: Kernel, bad: Kernel, twin: Kernel, check: str, **declaration: Any) -> None:
+    """Declare both ops; ``bad`` and ``twin`` are functional kernels, or functions that dress an op."""
+    ops = []
+    for kind, kernel in (("bad", bad), ("twin", twin)):
+        op = sl.op(f"zoo_power_{kind}::{name.replace(' ', '_').replace('-', '_')}", **declaration)(reference)
+        if getattr(kernel, "dresses", False):
+            kernel(op)
+        else:
+            op.kernel("cpu", kernel)
+        ops.append(op)
+    PAIRS.append(Pair(name, ops[0], ops[1], check))
+
+
+def dress(fn: Kernel) -> Kernel:
+    """Mark a function that takes the op, and binds kernels itself."""
+    fn.dresses = True  # type: ignore[attr-defined]
+    return fn
+
+
+def double(x: V) -> V:
+    return x * 2
+
+
+def total(x: M) -> V:
+    return x.sum(1)
+
+
+def product(a: Float[Tensor, "m k"], b: Float[Tensor, "k n"]) -> Float[Tensor, "m n"]:
+    return a @ b
+
+
+def softmax(x: M) -> M:
+    return torch.softmax(x, -1)
+
+
+def relu(x: M) -> M:
+    return torch.relu(x)
+
+
+def right(reference: Kernel) -> Kernel:
+    return lambda *args: reference(*args).clone()
+
+
+# Sizes
+
+
+def first_256(x):
+    out = x * 2
+    out[256:] = 0
+    return out
+
+
+def blocks_of_128(x):
+    out = torch.zeros(len(x), dtype=x.dtype)
+    for start in range(0, max(x.shape[1] // 128 * 128, min(x.shape[1], 128)), 128):
+        out += x[:, start : start + 128].sum(1)
+    return out
+
+
+def noisy_above_512(x):
+    return x * 2 + (torch.rand_like(x) * 1e-3 if len(x) > 512 else 0)
+
+
+def forgets_the_rest(x):
+    step = len(x) // torch.get_num_threads()
+    out = x.clone()
+    whole = step * torch.get_num_threads() if len(x) > 4000 else len(x)
+    out[:whole] *= 2
+    return out
+
+
+pair("columns past 256", double, first_256, right(double), "sizes")
+pair("tail of a split sum", total, blocks_of_128, right(total), "sizes")
+pair("k cut at 64", product, lambda a, b: a[:, :64] @ b[:64], right(product), "sizes")
+pair("noise above 512", double, noisy_above_512, right(double), "sizes")
+pair("remainder lost among threads", double, forgets_the_rest, right(double), "threads")
+pair("fails at exactly 1000", double, lambda x: x * (3 if len(x) == 1000 else 2), right(double), "sizes")
+pair("wrong beyond the grain", double, lambda x: x * (3 if len(x) > 65536 else 2), right(double), "sizes")
+
+
+@dress
+def hidden_kernel(op):
+    op.kernel("cpu", lambda x: x * 2, name="plain")
+    op.kernel("cpu", lambda x: x * 3, name="long", supports=lambda x: len(x) >= 3000 or "short")
+
+
+@dress
+def hidden_twin(op):
+    op.kernel("cpu", lambda x: x * 2, name="plain")
+    op.kernel("cpu", lambda x: x * 2, name="long", supports=lambda x: len(x) >= 3000 or "short")
+
+
+@dress
+def shadowed(op):
+    op.kernel("cpu", lambda x: x * 3, name="old")
+    op.kernel("cpu", lambda x: x * 2, name="new")
+
+
+@dress
+def shadowed_twin(op):
+    op.kernel("cpu", lambda x: x * 2, name="old")
+    op.kernel("cpu", lambda x: x * 2, name="new")
+
+
+def configured(x, *, BLOCK=8):
+    return x * 2 if BLOCK < 32 else torch.cat([x[: len(x) // BLOCK * BLOCK] * 2, x[len(x) // BLOCK * BLOCK :]])
+
+
+@dress
+def bad_config(op):
+    op.kernel("cpu", configured, configs=[{"BLOCK": 8}, {"BLOCK": 32}])
+
+
+@dress
+def good_config(op):
+    op.kernel("cpu", configured, configs=[{"BLOCK": 8}, {"BLOCK": 16}])
+
+
+pair("kernel behind supports", double, hidden_kernel, hidden_twin, "sizes")
+pair("kernel that is not dispatched", double, shadowed, shadowed_twin, "kernels")
+pair("config that is not chosen", double, bad_config, good_config, "kernels")
+
+# Values
+
+
+def naive_softmax(x):
+    e = x.exp()
+    return e / e.sum(-1, keepdim=True)
+
+
+def variance(x: M) -> V:
+    return x.var(1, correction=0)
+
+
+def in_half(x):
+    return (x.half() * 2).to(x.dtype)
+
+
+def bf16_sum(x):
+    acc = torch.zeros(len(x), dtype=x.dtype)
+    for i in range(x.shape[1]):
+        acc = acc + x[:, i]
+    return acc
+
+
+pair("NaN becomes 0", relu, lambda x: torch.where(x > 0, x, 0.0).to(x.dtype), right(relu), "special")
+pair("softmax overflows", softmax, naive_softmax, right(softmax), "special")
+pair("variance of squares", variance, lambda x: (x * x).mean(1) - x.mean(1) ** 2, right(variance), "special")
+pair(
+    "subnormals flushed", double, lambda x: torch.where(x.abs() < 2e-38, 0, x * 2).to(x.dtype), right(double), "special"
+)
+pair("infinity clamped", double, lambda x: (x * 2).clamp(-3e38, 3e38).to(x.dtype), right(double), "special")
+
+
+def sign_of(x: V) -> V:
+    return torch.copysign(torch.ones_like(x), x)
+
+
+pair("negative zero", sign_of, lambda x: torch.where(x < 0, -1.0, 1.0).to(x.dtype), right(sign_of), "special")
+
+
+def wide_sum(x: Int8[Tensor, "n c"]) -> Int64[Tensor, "n"]:
+    return x.sum(1)
+
+
+def halve(x: Int32[Tensor, "n"]) -> Int32[Tensor, "n"]:
+    return x // 2
+
+
+def gather(x: M, index: Int64[Tensor, "k"]) -> Float[Tensor, "k c"]:
+    return x.index_select(0, index)
+
+
+def count(index: Int64[Tensor, "k"], x: V) -> V:
+    return x.index_add(0, index, torch.ones(len(index), dtype=x.dtype))
+
+
+def scatter_once(index, x):
+    out = x.clone()
+    out[index] = out[index] + 1
+    return out
+
+
+pair("int8 sum wraps", wide_sum, lambda x: x.sum(1, dtype=torch.int8).long(), right(wide_sum), "special")
+pair("rounds toward zero", halve, lambda x: torch.div(x, 2, rounding_mode="trunc"), right(halve), "special")
+pair("repeated indices", count, scatter_once, right(count), "numerics")
+pair("sum in 16 bits", total, bf16_sum, right(total), "sizes")
+
+# Scalars
+
+
+def leaky(x: V, slope: float = 0.1) -> V:
+    return torch.where(x > 0, x, x * slope)
+
+
+def pool(x: V, mode: str = "sum") -> Float[Tensor, "1"]:
+    return {"sum": torch.sum, "mean": torch.mean, "max": torch.amax}[mode](x, 0, keepdim=True)
+
+
+def shift(x: V, by: int = 1) -> V:
+    return torch.roll(x, by, 0) if len(x) else x.clone()
+
+
+def pool_without_max(x, mode):
+    return x.mean(0, keepdim=True) if mode == "mean" else x.sum(0, keepdim=True)
+
+
+def shift_wrong(x, by):
+    return torch.roll(x, abs(by), 0) if len(x) else x.clone()
+
+
+def threshold(x: V, at: float = 0.5) -> V:
+    return x * (0.25 if at >= 20.0 else 1.0)
+
+
+pair("negative slope", leaky, lambda x, s: torch.maximum(x, x * s), right(leaky), "special")
+pair("a mode left out", pool, pool_without_max, right(pool), "special", requires=("n >= 1",))
+pair("negative shift", shift, shift_wrong, right(shift), "special")
+pair("scalar beyond a literal", threshold, lambda x, at: x * 1.0, right(threshold), "special")
+
+
+def concat(xs: list[V]) -> V:
+    return torch.stack(xs).sum(0)
+
+
+pair("list of three", concat, lambda xs: xs[0] + xs[-1] if len(xs) > 1 else xs[0] * 1, right(concat), "special")
+
+# The process
+
+
+def reseeds(x):
+    torch.manual_seed(0)
+    return x * 2
+
+
+def set_threads(x):
+    torch.set_num_threads(1 if torch.get_num_threads() > 1 else 2)
+    return x * 2
+
+
+def default_dtype(x):
+    torch.set_default_dtype(torch.float64 if torch.get_default_dtype() == torch.float32 else torch.float32)
+    return x * 2
+
+
+_KEPT: list[Tensor] = []
+
+
+def leaks(x):
+    _KEPT.append(x * 2)
+    return x * 2
+
+
+def writes_for_a_moment(a, b):
+    kept = a.clone()
+    a.zero_()
+    out = kept + b
+    a.copy_(kept)
+    return out
+
+
+def add(a: M, b: M) -> M:
+    return a + b
+
+
+pair("reseeds", double, reseeds, right(double), "process")
+pair("changes the number of threads", double, set_threads, right(double), "process")
+pair("changes the default dtype", double, default_dtype, right(double), "process")
+pair("leaks", double, leaks, right(double), "process")
+pair("writes an input for a moment", add, writes_for_a_moment, right(add), "aliases")

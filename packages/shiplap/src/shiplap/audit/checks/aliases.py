@@ -1,0 +1,80 @@
+"""``aliases``: the same tensor, or overlapping views of one, as several arguments give what separate copies give."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import combinations
+
+from torch import Tensor
+
+from shiplap.audit.check import Check, Observation
+from shiplap.errors import ArgumentError
+from shiplap.op import Op
+from shiplap.referee.judge import against_reference
+from shiplap.referee.run import call, effects, last_line, reference
+from shiplap.referee.samples import Case, Samples
+
+
+def cases(samples: Samples) -> Iterable[Case]:
+    yield from samples.plain()
+    yield from samples.grown(2)
+    equal = {name: 6 for name, size in samples.base.sizes if type(size) is int}
+    if (case := samples.make(samples.base.but(sizes=equal))) is not None:
+        yield case
+
+
+def observe(op: Op, case: Case) -> Observation:
+    tried = 0
+    for what, args in _aliased(op, case):
+        try:
+            own = reference(op, args)
+            got = effects(op, args, call(op, args))
+        except ArgumentError:
+            continue  # refused, as SL210 does
+        except Exception as e:
+            return Observation(f"{what}: raised {last_line(e)}")
+        tried += 1
+        found = against_reference(op, Case(case.recipe, case.seed, args, case.env, case.device), got, own)
+        if found.problem:
+            return Observation(f"{what}: {found.problem}")
+    return Observation(note=f"{tried} ways") if tried else Observation(skip="no two arguments can be one tensor")
+
+
+def _aliased(op: Op, case: Case) -> Iterator[tuple[str, tuple[object, ...]]]:
+    places = [i for i, a in enumerate(op.spec.args) if a.tensor is not None and not a.mutated]
+    if op.spec.mutated:
+        return
+    for i, j in combinations(places, 2):
+        args = list(case.fresh())
+        a, b = args[i], args[j]
+        names = f"{op.spec.args[i].name} and {op.spec.args[j].name}"
+        if not isinstance(a, Tensor) or not isinstance(b, Tensor) or a.dtype != b.dtype or not a.is_floating_point():
+            continue
+        if a.shape == b.shape:
+            args[j] = args[i]
+            yield f"{names} are one tensor", tuple(args)
+            if a.dim() and a.numel():
+                room = a.new_zeros(a.numel() + a[0].numel())
+                room[: a.numel()] = a.reshape(-1)
+                args = list(case.fresh())
+                args[i], args[j] = room[: a.numel()].view(a.shape), room[a[0].numel() :].view(a.shape)
+                yield f"{names} are overlapping views", tuple(args)
+        elif a.dim() == b.dim() == 2 and a.shape == b.mT.shape:
+            args[j] = args[i].mT
+            if not op.spec.args[j].contiguous:
+                yield f"{names} are one tensor, transposed", tuple(args)
+    for place in places:
+        if op.spec.args[place].many and isinstance(members := case.args[place], list) and members:
+            args = list(case.fresh())
+            args[place] = [args[place][0]] * len(members)
+            yield f"{op.spec.args[place].name} holds one tensor several times", tuple(args)
+
+
+CHECK = Check(
+    "aliases",
+    observes="arguments that are one tensor, or overlap, give what copies of them give",
+    observe=observe,
+    cases=cases,
+    needs=("numerics",),
+    fix="write to no input, also for a moment, and keep nothing by the address of an argument",
+)

@@ -1,0 +1,236 @@
+"""``backward``: a backward besides its values: order, repetition, threads, saved memory, second order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import chain, combinations, islice
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shiplap.audit.check import Check, Observation
+from shiplap.op import Op
+from shiplap.referee.compare import Reduction, bitwise
+from shiplap.referee.judge import settle
+from shiplap.referee.run import call, floating_args, has_backward, last_line, outputs, split, widen
+from shiplap.referee.samples import Case, Samples, other, tree_map
+
+SAVE = "save tensors with save_for_backward (sl.op does, by saves=), and keep none elsewhere"
+
+
+def cases(samples: Samples) -> Iterable[Case]:
+    yield from chain(samples.plain(), islice(samples.grown(1), 1), samples.optionals(), samples.scalars())
+
+
+def observe(op: Op, case: Case) -> Observation:
+    if reason := has_backward(op, case):
+        return Observation(skip=reason)
+    names = floating_args(op, case)
+    for look in (_repeated, _interleaved, _threaded, _overwritten, _single_outputs, _twice_one):
+        found = look(op, case, names)
+        if found.problem:
+            return found
+    return _second_order(op, case, names)
+
+
+def _graph(op: Op, case: Case, names: list[str]) -> tuple[list[Tensor], list[Tensor]]:
+    """``(outputs that carry a gradient, inputs)`` of a recorded call."""
+    args = tuple(v.requires_grad_() if a.name in names else v for a, v in zip(op.spec.args, case.fresh(), strict=True))
+    wanted = [v for a, v in zip(op.spec.args, args, strict=True) if a.name in names]
+    return [o for o in call(op, args) if o.requires_grad], wanted
+
+
+def _directions(outs: Sequence[Tensor], seed: int) -> list[Tensor]:
+    rng = torch.Generator().manual_seed(seed)
+    return [torch.randn(o.shape, generator=rng).to(o.device, o.dtype) for o in outs]
+
+
+def _pull(outs: list[Tensor], wanted: list[Tensor], seed: int, **keywords: Any) -> list[Tensor]:
+    found = torch.autograd.grad(outs, wanted, _directions(outs, seed), allow_unused=True, **keywords)
+    return [torch.zeros_like(t) if g is None else g for g, t in zip(found, wanted, strict=True)]
+
+
+def _repeated(op: Op, case: Case, names: list[str]) -> Observation:
+    """The same graph twice, and ``grad_output`` left as it was."""
+    outs, wanted = _graph(op, case, names)
+    directions = _directions(outs, case.seed)
+    kept = [d.clone() for d in directions]
+    first = torch.autograd.grad(outs, wanted, directions, allow_unused=True, retain_graph=True)
+    if problem := bitwise(directions, kept, "before the backward"):
+        return Observation(f"the backward writes to the gradient of the output: {problem}", fix="work on a copy")
+    there = [g for g in first if g is not None]
+    before = [g.clone() for g in there]
+    again = torch.autograd.grad(outs, wanted, kept, allow_unused=True)
+    if problem := bitwise([g for g in again if g is not None], before, "the first time"):
+        return Observation(f"the backward of one graph, a second time: {problem}", fix=SAVE)
+    if problem := bitwise(there, before, "before the second backward"):
+        return Observation(f"a gradient changed when the backward ran again: {problem}", fix="allocate gradients anew")
+    return Observation()
+
+
+def _interleaved(op: Op, case: Case, names: list[str]) -> Observation:
+    """Two graphs whose backwards run in the order of their forwards, as in a network that calls the op twice."""
+    expected = _pull(*_graph(op, case, names), case.seed)
+    first, second = _graph(op, case, names), _graph(op, other(op, case), names)
+    got = _pull(*first, case.seed)
+    kept = [g.clone() for g in got]
+    _pull(*second, case.seed + 1)
+    if problem := bitwise(got, kept, "before"):
+        return Observation(f"a gradient changed when another graph's backward ran: {problem}", fix=SAVE)
+    problem = bitwise(got, expected, "alone")
+    return Observation(f"with another call between forward and backward: {problem}" if problem else "", fix=SAVE)
+
+
+def _threaded(op: Op, case: Case, names: list[str]) -> Observation:
+    outs, wanted = _graph(op, case, names)
+    expected = _pull(outs, wanted, case.seed, retain_graph=True)
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            got = pool.submit(_pull, outs, wanted, case.seed).result()
+        except Exception as e:
+            return Observation(f"a backward on another thread raised {last_line(e)}", fix=SAVE)
+    problem = bitwise(got, expected, "on this one")
+    return Observation(f"a backward on another thread: {problem}" if problem else "", fix=SAVE)
+
+
+def _overwritten(op: Op, case: Case, names: list[str]) -> Observation:
+    """An input written in place after the forward: autograd has to notice, or the gradient not to depend on it."""
+    expected = _pull(*_graph(op, case, names), case.seed)
+    changed = {a.name: v for a, v in zip(op.spec.args, other(op, case).fresh(), strict=True)}
+    for name in names:
+        leaves = {a.name: v for a, v in zip(op.spec.args, case.fresh(), strict=True)}
+        wanted = [leaves[n].requires_grad_() for n in names]
+        used = {n: v * 1 if n in names else v for n, v in leaves.items()}
+        outs = [o for o in call(op, tuple(used.values())) if o.requires_grad]
+        if used[name].shape != changed[name].shape:
+            continue
+        with torch.no_grad():
+            used[name].copy_(changed[name])
+        try:
+            got = _pull(outs, wanted, case.seed)
+        except RuntimeError:
+            continue  # noticed
+        if problem := bitwise(got, expected, "with the input left alone"):
+            return Observation(f"{name} was overwritten after the forward, unnoticed by autograd: {problem}", fix=SAVE)
+    return Observation()
+
+
+def _by_reference(op: Op, args: tuple[Any, ...]) -> list[Tensor]:
+    positional, named = split(op.spec, args)
+    return [o for o in outputs(op.reference(*positional, **named)) if o.requires_grad]
+
+
+def _references(op: Op, case: Case, names: list[str], widened: bool) -> tuple[list[Tensor], list[Tensor]]:
+    plain = tree_map(lambda t: t.detach().clone(memory_format=torch.contiguous_format), case.args)
+    args = tree_map(widen, plain) if widened else plain
+    given = {a.name: v for a, v in zip(op.spec.args, args, strict=True)}
+    wanted = [given[n].requires_grad_() for n in names]
+    return _by_reference(op, args), wanted
+
+
+def _single_outputs(op: Op, case: Case, names: list[str]) -> Observation:
+    """The gradient of one output, where the others were not used."""
+    count = len(_graph(op, case, names)[0])
+    for at in range(count) if count > 1 else ():
+
+        def pulled(graph: tuple[list[Tensor], list[Tensor]], at: int = at) -> list[Tensor]:
+            return _pull([graph[0][at]], graph[1], case.seed)
+
+        if len(_references(op, case, names, True)[0]) != count:
+            return Observation()
+        wide = pulled(_references(op, case, names, True))
+        found = settle(
+            pulled(_graph(op, case, names)),
+            pulled(_references(op, case, names, False)),
+            wide,
+            Reduction(max(1, case.numel)),
+            lambda: pulled(_references(op, case, names, True)),
+            op.spec.tolerated,
+        )
+        if found.problem:
+            return Observation(f"the gradient of output {at} alone: {found.problem}")
+    return Observation()
+
+
+def _twice_one(op: Op, case: Case, names: list[str]) -> Observation:
+    """One tensor as two arguments: its gradient is the sum."""
+    for i, j in combinations(names, 2):
+        given = {a.name: v for a, v in zip(op.spec.args, case.args, strict=True)}
+        if given[i].shape != given[j].shape or given[i].dtype != given[j].dtype:
+            continue
+
+        def pulled(widened: bool, own: bool, i: str = i, j: str = j) -> list[Tensor]:
+            args = tree_map(widen, case.fresh()) if widened else case.fresh()
+            values = {a.name: v for a, v in zip(op.spec.args, args, strict=True)}
+            x = values[i].requires_grad_()
+            values[j] = x
+            made = tuple(values.values())
+            outs = _by_reference(op, made) if own else [o for o in call(op, made) if o.requires_grad]
+            return _pull(outs, [x], case.seed)
+
+        try:
+            wide, own = pulled(True, True), pulled(False, True)
+        except RuntimeError:
+            return Observation()
+        again = partial(pulled, True, True)
+        found = settle(pulled(False, False), own, wide, Reduction(max(1, case.numel)), again, op.spec.tolerated)
+        if found.problem:
+            return Observation(f"{i} and {j} are one tensor, its gradient {found.problem.removeprefix('result 0: ')}")
+    return Observation()
+
+
+def _second_order(op: Op, case: Case, names: list[str]) -> Observation:
+    """The gradient of the gradient, where the op lets it be asked for."""
+
+    def second(graph: tuple[list[Tensor], list[Tensor]]) -> list[Tensor | None]:
+        outs, wanted = graph
+        grads = torch.autograd.grad(outs, wanted, _directions(outs, case.seed), allow_unused=True, create_graph=True)
+        there = [g for g in grads if g is not None and g.requires_grad]
+        if not there:
+            return [None] * len(wanted)
+        rng = torch.Generator().manual_seed(case.seed + 7)
+        total = sum((g.double() * torch.randn(g.shape, generator=rng).to(g.device).double()).sum() for g in there)
+        return list(torch.autograd.grad(total, wanted, allow_unused=True))
+
+    def whole(found: list[Tensor | None], like: list[Tensor]) -> list[Tensor]:
+        return [torch.zeros_like(t) if g is None else g for g, t in zip(found, like, strict=True)]
+
+    try:
+        own_graph, wide_graph = _references(op, case, names, False), _references(op, case, names, True)
+        own, wide = whole(second(own_graph), own_graph[1]), whole(second(wide_graph), wide_graph[1])
+    except Exception as e:
+        return Observation(note=f"second order: not of the reference: {last_line(e)[:100]}")
+    graph = _graph(op, case, names)
+    try:
+        found = second(graph)
+    except Exception as e:  # once differentiable: it says so
+        return Observation(note=f"second order is refused: {last_line(e)[:100]}")
+
+    def again() -> list[Tensor]:
+        fresh = _references(op, case, names, True)
+        return whole(second(fresh), fresh[1])
+
+    got = whole(found, graph[1])
+    judged = settle(got, own, wide, Reduction(max(1, case.numel)), again, op.spec.tolerated)
+    if not judged.problem:
+        return Observation()
+    silent = " (nothing of the backward was recorded)" if all(g is None for g in found) else ""
+    return Observation(
+        f"second order{silent}: {judged.problem}",
+        fix="write the backward in operations that autograd records, or let it refuse (once_differentiable)",
+    )
+
+
+CHECK = Check(
+    "backward",
+    observes="a backward repeated, interleaved, on another thread, after in-place writes, of single outputs, of one "
+    "tensor used twice, and of second order, is right or refused",
+    observe=observe,
+    cases=cases,
+    needs=("determinism", "gradient"),
+    fix=SAVE,
+    patience=60.0,
+)

@@ -1,0 +1,154 @@
+"""``kernels``: every kernel and every config of the device, not only the one that a plain call reaches; and ``op.out``.
+
+Each is run on each sample that it takes, past the choice among them. One that takes no sample has not been proven.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shiplap.audit.check import Check, Observation
+from shiplap.op import Op
+from shiplap.op.check import shape_of
+from shiplap.op.launch import Kernel
+from shiplap.referee.compare import bitwise
+from shiplap.referee.judge import against_reference
+from shiplap.referee.run import effects, is_adopted, last_line, outputs, reference, split, tensors
+from shiplap.referee.samples import Case, Samples
+
+CONFIGS = 8  # of one kernel
+GUARD = 64  # elements of another value on both sides of an output
+SOME = ("nan", "overflowing", "saturating", "cancelling", "positive", "skewed", "negative zero")
+
+
+def skips(op: Op) -> str:
+    return "adopted: its kernels are another library's" if is_adopted(op) else ""
+
+
+def cases(samples: Samples) -> Iterable[Case]:
+    if _plainly_served(samples.op, str(samples.device)):  # every other check calls it: only op.out is new
+        yield from chain(samples.values(), samples.dtypes(), samples.edges(), samples.wide())
+        return
+    special = (c for c in samples.special() if c.recipe.values in SOME)
+    yield from chain(samples.values(), samples.dtypes(), samples.optionals(), samples.scalars(), samples.edges())
+    yield from chain(samples.odd_scalars(), samples.layouts(), samples.long(), samples.tiles(), special)
+
+
+def _plainly_served(op: Op, device: str) -> bool:
+    """Whether a plain call is always the only kernel's, in its only config."""
+    kernels = kernels_of(op, device)
+    plain = all(k.supports is None and not k.dtypes and k.space is None and k.template is None for k in kernels)
+    return len(kernels) < 2 and plain and op.native is None
+
+
+def kernels_of(op: Op, device: str) -> list[Kernel]:
+    """All that a call on this device could be given to."""
+    return list(op.kernels.get(torch.device(device).type, ()))
+
+
+def variants(kernel: Kernel, call: Any) -> Iterator[Kernel]:
+    """The kernel with each of its configs that takes the call."""
+    if kernel.template is not None:
+        found = kernel.serving(call)
+        if isinstance(found, Kernel):
+            yield found
+        return
+    if kernel.refuses(call):
+        return
+    if kernel.space is None:
+        yield kernel
+        return
+    yield from (kernel.variant(config) for config in islice(kernel.space.configs(call.env), CONFIGS))
+
+
+def observe(op: Op, case: Case) -> Observation:
+    try:
+        own = reference(op, case.args)
+    except Exception as e:
+        return Observation(skip=f"the reference refuses it: {last_line(e)}")
+    if not tensors(case.args):
+        return Observation(skip="a call without a tensor has no device")
+    worst = 0.0
+    bound = op._checker.bind(case.args)
+    for kernel in () if _plainly_served(op, case.device) else kernels_of(op, case.device):
+        for variant in variants(kernel, bound):
+            name = f"kernel {kernel.name}" + (f" with {variant.config}" if variant.config.items else "")
+            try:
+                got = _forced(op, case, variant)
+            except Exception as e:
+                return Observation(f"{name}: raised {last_line(e)}")
+            found = against_reference(op, case, got, own)
+            if found.problem:
+                return Observation(f"{name}: {found.problem}")
+            worst = max(worst, found.error)
+            if problem := bitwise(_forced(op, case, variant), got, "the first time"):
+                return Observation(f"{name}, the same call again: {problem}")
+    problem = _out(op, case, own) if op.variant is not None and not op.spec.mutated else ""
+    return Observation(problem, error=worst)
+
+
+def _forced(op: Op, case: Case, kernel: Kernel) -> tuple[Tensor, ...]:
+    """Effects of this kernel on fresh arguments."""
+    args = case.fresh()
+    return effects(op, args, outputs(op.serve(op._checker.bind(args), kernel)))
+
+
+def _out(op: Op, case: Case, own: tuple[Tensor, ...]) -> str:
+    """``op.out`` into the middle of a larger buffer: the result, and nothing around it."""
+    args = case.fresh()
+    bound = op._checker.bind(args)
+    rooms, outs = [], []
+    for output in op.spec.outputs:
+        shape, dtype = shape_of(output, bound.env), bound.dtype_of(output.tensor)
+        count = int(torch.Size(shape).numel())
+        room = _filled(count + 2 * GUARD, dtype, args)
+        rooms.append(room)
+        outs.append(room[GUARD : GUARD + count].view(shape))
+    before = [room.clone() for room in rooms]
+    positional, named = split(op.spec, args)
+    with torch.no_grad():
+        op.out(*positional, out=outs[0] if len(outs) == 1 else tuple(outs), **named)
+    for output, room, was in zip(op.spec.outputs, rooms, before, strict=True):
+        for side in (slice(0, GUARD), slice(room.numel() - GUARD, None)):
+            if problem := bitwise([room[side]], [was[side]], "before the call"):
+                return f"op.out into a slice: memory beside {output.name} was written: {problem}"
+    found = against_reference(op, case, tuple(o.clone() for o in outs), own)
+    return f"op.out into a slice: {found.problem}" if found.problem else ""
+
+
+def _filled(count: int, dtype: torch.dtype, args: tuple[Any, ...]) -> Tensor:
+    """Memory with a pattern in it, and NaN where it can be: what is not written shows."""
+    room = torch.zeros(count, dtype=dtype, device=tensors(args)[0].device)
+    if dtype.is_floating_point and dtype.itemsize > 1:
+        return room.fill_(float("nan"))
+    return room.view(torch.uint8).fill_(0x5A).view(dtype) if dtype != torch.bool else room.fill_(True)
+
+
+def sequence(op: Op, cases: list[Case]) -> Observation:
+    """Whether each kernel has taken any sample."""
+    device = cases[0].device
+    untouched = []
+    for kernel in kernels_of(op, device):
+        bound = (op._checker.bind(case.args) for case in cases)
+        if not any(next(variants(kernel, call), None) is not None for call in bound):
+            untouched.append(kernel.name)
+    if untouched:
+        return Observation(missed=f"no sample reaches kernel {', '.join(untouched)}: see its supports= and dtypes=")
+    return Observation(note=f"{len(kernels_of(op, device))} kernels, each forced")
+
+
+CHECK = Check(
+    "kernels",
+    observes="every kernel in every config, and op.out between guards, equals the reference wherever it takes the call",
+    observe=observe,
+    cases=cases,
+    sequence=sequence,
+    skips=skips,
+    fix="correct that kernel, or narrow its supports=",
+    patience=30.0,
+)

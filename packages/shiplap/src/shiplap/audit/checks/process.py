@@ -1,0 +1,184 @@
+"""``process``: a call leaves the process as it was: random numbers, threads, defaults, modes, memory, environment."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from itertools import chain, islice
+from typing import Any
+
+import torch
+
+from shiplap.audit.check import Check, Observation
+from shiplap.op import Op
+from shiplap.referee.run import call, floating_args, has_backward, is_float8, tensors
+from shiplap.referee.samples import Case, Samples
+
+ROUNDS, CALLS = 2, 30
+BYTES = 1 << 14  # per call: less than that is not told from noise
+
+
+def cases(samples: Samples) -> Iterable[Case]:
+    yield from chain(samples.plain(), samples.optionals(), islice(samples.grains(), 1))
+
+
+def observe(op: Op, case: Case) -> Observation:
+    call(op, case.fresh())  # what happens once - a library loaded, a table made - is no leak and no fault
+    runs: list[tuple[str, Callable[[], Any]]] = [("a call", lambda: call(op, case.fresh()))]
+    if not has_backward(op, case):
+        runs.append(("a call and its backward", lambda: _backward(op, case)))
+    for what, run in runs:
+        run()
+        for name, read, write, values in SETTINGS:
+            if problem := _kept(run, read, write, values):
+                return Observation(f"{what} changes {name}: {problem}")
+        _draw()
+        before = _state()
+        run()
+        after = _state()
+        changed = [name for name in before if before[name] != after[name]]
+        if changed:
+            shown = "; ".join(f"{n} from {_brief(before[n])} to {_brief(after[n])}" for n in changed)
+            return Observation(f"{what} changes {shown}")
+    return _leaks(lambda: call(op, case.fresh())) if not case.recipe.absent else Observation()
+
+
+def _kept(run: Callable[[], Any], read: Callable[[], Any], write: Callable[[Any], Any], values: Iterable[Any]) -> str:
+    """Whether each of the values survives a call: one that the op sets itself would look unchanged."""
+    was = read()
+    try:
+        for value in values:
+            write(value)
+            run()
+            if (now := read()) != value:
+                return f"{value} before, {now} after"
+    finally:
+        write(was)
+    return ""
+
+
+SETTINGS: tuple[tuple[str, Callable[[], Any], Callable[[Any], Any], tuple[Any, ...]], ...] = (
+    ("the number of threads", torch.get_num_threads, torch.set_num_threads, (1, 2, 3)),
+    (
+        "float32 matmul precision",
+        torch.get_float32_matmul_precision,
+        torch.set_float32_matmul_precision,
+        ("high", "highest"),
+    ),
+    ("Python's recursion limit", sys.getrecursionlimit, sys.setrecursionlimit, (2999, 3001)),
+    (
+        "deterministic algorithms",
+        torch.are_deterministic_algorithms_enabled,
+        lambda on: torch.use_deterministic_algorithms(on, warn_only=True),
+        (True, False),
+    ),
+    ("grad mode", torch.is_grad_enabled, torch.set_grad_enabled, (False, True)),
+    ("the default dtype", torch.get_default_dtype, torch.set_default_dtype, (torch.float64, torch.float32)),
+)
+
+
+def _draw() -> None:
+    """Random states that no seed gives: a call that seeds anew would leave that of a seed as it is."""
+    torch.rand(3)
+    random.random()
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.random()
+
+
+def _backward(op: Op, case: Case) -> None:
+    names = floating_args(op, case)
+    args = tuple(v.requires_grad_() if a.name in names else v for a, v in zip(op.spec.args, case.fresh(), strict=True))
+    outs = [o for o in call(op, args) if o.requires_grad]
+    wanted = [t for t in tensors(args) if t.requires_grad]
+    if outs:
+        torch.autograd.grad([(o.float() if is_float8(o) else o).sum() for o in outs], wanted, allow_unused=True)
+
+
+def _state() -> dict[str, Any]:
+    """What belongs to the process, or to the user."""
+    numpy: Any = sys.modules.get("numpy")
+    found = {
+        "torch's random state": bytes(torch.get_rng_state().numpy().tobytes()),
+        "Python's random state": random.getstate(),
+        "NumPy's random state": str(numpy.random.get_state()) if numpy else "",
+        "the number of threads": torch.get_num_threads(),
+        "the default dtype": torch.get_default_dtype(),
+        "the default device": str(torch.get_default_device()) if hasattr(torch, "get_default_device") else "",
+        "grad mode": torch.is_grad_enabled(),
+        "inference mode": torch.is_inference_mode_enabled(),
+        "anomaly mode": torch.is_anomaly_enabled(),
+        "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+        "float32 matmul precision": torch.get_float32_matmul_precision(),
+        "autocast": torch.is_autocast_enabled("cpu"),
+        "subnormal numbers": bool((torch.tensor([1e-39]) * 1.0 == 0).item()),
+        "the environment": dict(os.environ),
+        "the working directory": os.getcwd(),
+        "threads": threading.active_count(),
+        "open files": len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0,
+        "the handler of SIGINT": signal.getsignal(signal.SIGINT),
+        "the recursion limit": sys.getrecursionlimit(),
+        "the module search path": list(sys.path),
+        "cuDNN flags": (torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32),
+        "oneDNN": torch.backends.mkldnn.enabled if hasattr(torch.backends.mkldnn, "enabled") else True,
+    }
+    if torch.cuda.is_initialized():
+        found["CUDA's random state"] = bytes(torch.cuda.get_rng_state().numpy().tobytes())
+        found["the current CUDA device"] = torch.cuda.current_device()
+        found["the current CUDA stream"] = torch.cuda.current_stream().cuda_stream
+    return found
+
+
+def _brief(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) < 60 else f"{text[:20]}... ({hash(text) & 0xFFFF:04x})"
+
+
+def _leaks(run: Callable[[], Any]) -> Observation:
+    """Memory that grows with every call, in each of several rounds: resident bytes, and Python's objects."""
+    gc.freeze()  # what is there already need not be looked through each time
+    for _ in range(CALLS // 4):
+        run()
+    growths = []
+    try:
+        for _ in range(ROUNDS):
+            before = _memory()
+            for _ in range(CALLS):
+                run()
+            growths.append([b - a for a, b in zip(before, _memory(), strict=True)])
+    finally:
+        gc.unfreeze()
+    least = [min(g[kind] for g in growths) for kind in range(2)]
+    kinds = ("Python objects", "bytes of resident memory")
+    limits = (CALLS * 0.9, CALLS * BYTES)
+    for kind, grown, limit in zip(kinds, least, limits, strict=True):
+        if grown >= limit:
+            return Observation(f"{CALLS} calls of one size leave {grown:.0f} {kind} behind, each time again")
+    return Observation()
+
+
+def _memory() -> tuple[float, float]:
+    gc.collect()
+    return sys.getallocatedblocks(), _resident()
+
+
+def _resident() -> float:
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0.0
+
+
+CHECK = Check(
+    "process",
+    observes="random states, threads, default dtype, modes, environment and memory are after a call what they were",
+    observe=observe,
+    cases=cases,
+    fix="set nothing that belongs to the process, draw no random numbers, and keep nothing of a call",
+    patience=60.0,
+)

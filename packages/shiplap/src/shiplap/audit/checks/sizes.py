@@ -1,0 +1,43 @@
+"""``sizes``: beyond one tile, around every threshold in the code, and with enough elements for several threads.
+
+The sizes come from constants in the kernels, their configs, ``supports`` and the reference, and from powers of two up
+to 4,096; sums of 4,096 positive terms show what they are added up in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import chain
+
+from shiplap.audit.check import Check, Observation
+from shiplap.op import Op
+from shiplap.referee.compare import bitwise
+from shiplap.referee.judge import against_reference
+from shiplap.referee.run import last_line, reference, run
+from shiplap.referee.samples import Case, Samples
+
+
+def cases(samples: Samples) -> Iterable[Case]:
+    yield from chain(samples.long(), samples.tiles())
+
+
+def observe(op: Op, case: Case) -> Observation:
+    try:
+        own = reference(op, case.args)
+    except Exception as e:  # sizes that the declaration admits and a builder or the reference does not
+        return Observation(skip=f"the reference refuses it: {last_line(e)}")
+    got = run(op, case)
+    found = against_reference(op, case, got, own)
+    if not found.problem and (problem := bitwise(run(op, case), got, "the first time")):
+        return Observation(f"the same call again: {problem}", fix="fix the order of accumulation")
+    return Observation(found.problem, error=found.error)
+
+
+CHECK = Check(
+    "sizes",
+    observes="equals the reference, twice with the same bits, at sizes around tiles, thresholds and powers of two",
+    observe=observe,
+    cases=cases,
+    fix="loop over all tiles, mask the last one, and take no path that only small sizes have tested",
+    patience=30.0,
+)

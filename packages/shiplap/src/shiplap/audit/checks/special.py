@@ -1,0 +1,70 @@
+"""``special``: NaN, infinite, subnormal, huge, cancelling, saturating values in every dtype; odd scalars, lists."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import chain
+
+from shiplap.audit.check import Check, Observation
+from shiplap.errors import ArgumentError
+from shiplap.op import Op
+from shiplap.referee.judge import against_reference
+from shiplap.referee.run import last_line, reference, run, split, tensors
+from shiplap.referee.samples import Case, Samples, tree_map
+
+
+def cases(samples: Samples) -> Iterable[Case]:
+    yield from chain(samples.lists(), samples.odd_scalars(), samples.special())
+
+
+def observe(op: Op, case: Case) -> Observation:
+    try:
+        if not case.device.startswith("cpu"):  # a row number out of range would end the process there
+            reference(op, tree_map(lambda t: t.cpu(), case.args))
+        own = reference(op, case.args)
+    except Exception as e:
+        return Observation(skip=f"the reference refuses it: {last_line(e)}")
+    if not tensors(case.args):
+        return Observation(skip="a call without a tensor has no device")
+    try:
+        got = run(op, case)
+    except ArgumentError as e:
+        return Observation(skip=f"the declaration refuses it: {last_line(e)}")
+    found = against_reference(op, case, got, own)
+    return Observation(found.problem or _defaults(op, case), error=found.error)
+
+
+def _defaults(op: Op, case: Case) -> str:
+    """On plain values: arguments that are left out are the declaration's defaults."""
+    if case.recipe.values != "ties" or not any(a.has_default for a in op.spec.args):
+        return ""
+    given = [a for a in op.spec.args if not a.has_default]
+    args = tuple(v if a in given else a.default for a, v in zip(op.spec.args, case.fresh(), strict=True))
+    kept = tree_map(lambda t: t, args)
+    positional, _ = split(op.spec, args)
+    cut = next((i for i, a in enumerate(op.spec.args) if a.has_default), len(positional))
+    if any(a not in given for a in op.spec.args[:cut]) or any(a in given for a in op.spec.args[cut:]):
+        return ""
+    try:
+        expected = reference(op, kept)
+    except Exception:
+        return ""
+    full = Case(case.recipe, case.seed, args, op._checker.bind(args).env, case.device)
+    short = op.overload(*positional[:cut])
+    outs = () if short is None else tuple(short) if isinstance(short, (tuple, list)) else (short,)
+    found = against_reference(op, full, (*outs, *_mutated(op, args)), expected)
+    return f"with the defaults left out: {found.problem}" if found.problem else ""
+
+
+def _mutated(op: Op, args: tuple[object, ...]) -> tuple[object, ...]:
+    return tuple(v for a, v in zip(op.spec.args, args, strict=True) if a.mutated)
+
+
+CHECK = Check(
+    "special",
+    observes="equals the reference for NaN, inf, -0.0, subnormal, huge, cancelling, saturating and skewed values "
+    "in every dtype, for odd scalars, and for lists of 0, 1 and 3",
+    observe=observe,
+    cases=cases,
+    fix="do what the reference does with such values: subtract the maximum before exp, propagate NaN, add in float32",
+)

@@ -1,0 +1,138 @@
+"""``transforms``: vmap and forward-mode AD are right where the op takes part in them; it may refuse, not be silent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import chain, islice
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from shiplap.audit.check import Check, Observation
+from shiplap.op import Op
+from shiplap.referee.compare import close, reduction
+from shiplap.referee.judge import settle
+from shiplap.referee.run import call, floating_args, last_line, outputs, split, widen
+from shiplap.referee.samples import Case, Samples, other, tree_map
+
+BATCH = 3
+
+
+def skips(op: Op) -> str:
+    return "it mutates arguments" if op.spec.mutated else "data-dependent sizes" if op.spec.bounds else ""
+
+
+def cases(samples: Samples) -> Iterable[Case]:
+    yield from chain(samples.plain(), samples.scalars(), islice(samples.grown(1), 1))
+
+
+def observe(op: Op, case: Case) -> Observation:
+    names = [a.name for a, v in zip(op.spec.args, case.args, strict=True) if isinstance(v, Tensor)]
+    if not names:
+        return Observation(skip="no plain tensor argument")
+    notes = []
+    for batched in [[n] for n in names] + ([names] if len(names) > 1 else []):
+        problem, note = _vmapped(op, case, batched)
+        if problem:
+            return Observation(f"vmap over {', '.join(batched)}: {problem}", fix="correct the vmap rule, or remove it")
+        notes += [note] if note and note not in notes else []
+    problem, note = _tangent(op, case)
+    if problem:
+        return Observation(f"forward-mode AD: {problem}", fix="give the op a jvp rule, or let it refuse")
+    return Observation(note="; ".join(filter(None, [*notes[:1], note])))
+
+
+def _vmapped(op: Op, case: Case, batched: list[str]) -> tuple[str, str]:
+    """Against a loop; ``(problem, why it could not be looked at)``."""
+    members = [case, *(other(op, Case(case.recipe, case.seed + k, (), {}, case.device)) for k in range(BATCH - 1))]
+    rows = []
+    for member in members:
+        fresh = zip(op.spec.args, case.fresh(), member.fresh(), strict=True)
+        rows.append(tuple(new if a.name in batched else old for a, old, new in fresh))
+    for dim in (0, -1):
+        stacked = tuple(
+            torch.stack([row[i] for row in rows], dim if rows[0][i].dim() else 0) if a.name in batched else rows[0][i]
+            for i, a in enumerate(op.spec.args)
+        )
+        dims = tuple(
+            (dim if rows[0][i].dim() else 0) if a.name in batched else None for i, a in enumerate(op.spec.args)
+        )
+        try:
+            got = torch.vmap(lambda *args: call(op, args), in_dims=dims)(*stacked)
+        except Exception as e:
+            return "", f"vmap is refused: {last_line(e)[:120]}"
+        expected = [torch.stack(outs) for outs in zip(*(call(op, row) for row in rows), strict=True)]
+        found = close(got, expected, [widen(e) for e in expected], reduction(op.spec, case.env))
+        if found.problem:
+            return f"in_dims={dim}, against a loop: {found.problem}", ""
+    return "", ""
+
+
+def _tangent(op: Op, case: Case) -> tuple[str, str]:
+    names = floating_args(op, case)
+    if not names:
+        return "", ""
+    rng = torch.Generator().manual_seed(case.seed)
+    directions = {
+        a.name: torch.randn(v.shape, generator=rng).to(v.device, v.dtype)
+        for a, v in zip(op.spec.args, case.args, strict=True)
+        if a.name in names
+    }
+    plain = tree_map(lambda t: t.detach().clone(memory_format=torch.contiguous_format), case.args)
+    try:
+        wide = _dual(op, _by_reference(op), tree_map(widen, plain), directions)
+        own = _dual(op, _by_reference(op), plain, directions)
+    except Exception as e:
+        return "", f"torch has no tangent of the reference: {last_line(e)[:120]}"
+    try:
+        got = _dual(op, lambda args: call(op, args), case.fresh(), directions)
+    except Exception as e:
+        return "", f"forward-mode AD is refused: {last_line(e)[:120]}"
+    for index, (g, o, w) in enumerate(zip(got, own, wide, strict=True)):
+        if g is None and w is not None and bool((w != 0).any()):
+            return f"result {index} has no tangent, silently; the reference has one", ""
+        if g is not None and o is not None and w is not None:
+            again = partial(_tangents_alone, op, tree_map(widen, plain), directions, index)
+            found = settle([g], [o], [w], reduction(op.spec, case.env), again, op.spec.tolerated)
+            if found.problem:
+                return f"the tangent of {found.problem}", ""
+    return "", ""
+
+
+def _by_reference(op: Op) -> Callable[[tuple[Any, ...]], Sequence[Tensor]]:
+    def run(args: tuple[Any, ...]) -> Sequence[Tensor]:
+        positional, named = split(op.spec, args)
+        return outputs(op.reference(*positional, **named))
+
+    return run
+
+
+def _tangents_alone(op: Op, args: tuple[Any, ...], directions: Any, index: int) -> list[Tensor]:
+    found = _dual(op, _by_reference(op), args, directions)[index]
+    assert found is not None
+    return [found]
+
+
+def _dual(op: Op, run: Callable[..., Sequence[Tensor]], args: tuple[Any, ...], directions: Any) -> list[Tensor | None]:
+    with forward_ad.dual_level():
+        pairs = zip(op.spec.args, args, strict=True)
+        duals = tuple(
+            forward_ad.make_dual(v, directions[a.name].to(v.dtype)) if a.name in directions else v for a, v in pairs
+        )
+        found = [forward_ad.unpack_dual(o).tangent if o.is_floating_point() else None for o in run(duals)]
+        return [None if t is None else t.clone() for t in found]
+
+
+CHECK = Check(
+    "transforms",
+    observes="vmap equals a loop, and a tangent equals the reference's, or they are refused",
+    observe=observe,
+    cases=cases,
+    skips=skips,
+    needs=("determinism", "numerics"),
+    fix="give the op rules for vmap and forward-mode AD, or let it refuse",
+    patience=60.0,
+)

@@ -1,0 +1,142 @@
+"""The part of an audit that runs the op: one check after another, each told about as it begins and ends.
+
+It runs in a process of its own (``engine``), so all that it says is plain data: what a sample is, and findings.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from shiplap.audit.check import Check, Subject
+from shiplap.audit.checks import load
+from shiplap.audit.finding import Finding
+from shiplap.audit.seen import seen_of
+from shiplap.errors import LibraryError, ShiplapError, error
+from shiplap.op import Op
+from shiplap.referee.run import call, last_line, needs_builder, quiet, reference
+from shiplap.referee.samples import Case, Samples, describe, sample
+
+__all__ = ["Plan", "repeat", "session"]
+
+Send = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is left of an audit: the checks that have not spoken yet, and what the former ones found out.
+
+    Attributes:
+        lethal: label of a sample → the check in which it ended a process.
+        tried: whether the base sample has been called already.
+    """
+
+    checks: tuple[str, ...]
+    seed: int
+    device: str
+    deadline: float
+    budget_s: float
+    builder: Callable[..., tuple[Any, ...]] | None = None
+    failed: frozenset[str] = frozenset()
+    raised: dict[str, str] = field(default_factory=dict)
+    lethal: dict[str, str] = field(default_factory=dict)
+    tried: bool = False
+
+
+def session(op: Op, plan: Plan, send: Send) -> None:
+    """Run the checks of ``plan``; what there is to say goes through ``send``, as it happens."""
+    with quiet(), _sampler(op, plan.builder):
+        subject = _subject(op, plan, send)
+        if not plan.tried:
+            try:
+                _preflight(op, subject.samples, send)
+            except ShiplapError as e:
+                words = {k: getattr(e, k) for k in ("id", "what", "got", "expected", "where", "fix")}
+                send({"kind": "error", "words": words})
+                return
+        for name in plan.checks:
+            send({"kind": "check", "check": name})
+            finding = _run(load(name), subject, plan)
+            if finding.verdict == "fail":
+                subject.failed.add(name)
+            send({"kind": "finding", "finding": dataclasses.asdict(finding), "raised": subject.raised})
+
+
+def repeat(op: Op, plan: Plan, check: str, label: str, send: Send) -> None:
+    """One sample of one check, alone: whether it is enough to end a process."""
+    with quiet(), _sampler(op, plan.builder):
+        load(check).look(op, sample(op, label, plan.seed, plan.device))
+
+
+def _subject(op: Op, plan: Plan, send: Send) -> Subject:
+    def begins(check: Check, case: Case | None) -> None:
+        label = case.label if case else ""
+        send({"kind": "case", "check": check.name, "label": label, "patience": check.patience})
+
+    def looked(check: str, case: Case) -> None:
+        send({"kind": "seen", "check": check, "seen": seen_of(op, case)})
+
+    subject = Subject(op, Samples(op, plan.seed, plan.device))
+    subject.begins, subject.looked = begins, looked
+    subject.failed, subject.raised = set(plan.failed), dict(plan.raised)
+    subject.lethal, subject.deadline = dict(plan.lethal), plan.deadline
+    return subject
+
+
+def _preflight(op: Op, samples: Samples, send: Send) -> None:
+    """What would make every check fail alike is an error, not a finding of each."""
+    case = samples.build(samples.base)
+    send({"kind": "case", "check": "samples", "label": case.label})
+    try:
+        reference(op, case.args)
+    except Exception as e:
+        if needs_builder(op):
+            raise error(
+                "SL502",
+                where=op.spec.name,
+                got=f"the reference raised {last_line(e)}",
+                expected="integers that mean something to the op",
+            ) from e
+        raise error(
+            "SL502",
+            where=op.spec.name,
+            got=f"the reference raised {last_line(e)}",
+            expected=f"a result for {describe(op, case)}",
+            fix="correct the reference, or exclude the input with requires=(...)",
+        ) from e
+    try:
+        call(op, case.fresh())
+    except LibraryError:
+        raise
+    except Exception:
+        return  # a finding of the checks
+
+
+def _run(check: Check, subject: Subject, plan: Plan) -> Finding:
+    if time.monotonic() > subject.deadline:
+        return Finding(check.name, "incomplete", subject.name, f"out of budget_s={plan.budget_s:g}")
+    try:
+        return check.run(subject)
+    except Exception as e:  # a check must not take the audit down with it
+        return Finding(
+            check.name,
+            "fail",
+            subject.name,
+            f"the check itself raised {last_line(e)}",
+            input=f"seed {subject.samples.seed}",
+            fix="report this: the auditor is wrong, not the op",
+        )
+
+
+@contextmanager
+def _sampler(op: Op, builder: Callable[..., tuple[Any, ...]] | None) -> Iterator[None]:
+    before = op.sampler
+    op.sampler = builder or before
+    try:
+        yield
+    finally:
+        op.sampler = before

@@ -1,0 +1,20 @@
+"""Torch's decompositions of fused operators into plain ones (private table; torch 2.4 to 2.13)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+__all__ = ["decompositions"]
+
+
+@cache
+def decompositions() -> dict[Any, Callable[..., Any]]:
+    """Operator → a function that computes the same from plainer operators; empty on a torch without the table."""
+    try:
+        from torch._decomp import core_aten_decompositions
+
+        return dict(core_aten_decompositions())
+    except (ImportError, AttributeError, RuntimeError):
+        return {}

@@ -1,0 +1,237 @@
+"""Run code that is not trusted in a process of its own, under limits, and lose nothing of what it said before it died.
+
+``stream(work)`` forks a child that runs ``work(send)``; what it sends arrives as JSON lines. A child that crashes,
+exits, waits for ever, computes for ever or fills the memory ends in a ``Death`` that says how. The fork is cheap, since
+torch is imported already; the work runs on a thread of the child's own, because the OpenMP threads that served the
+forking thread do not exist there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import os
+import resource
+import select
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+__all__ = ["Death", "Limits", "can_isolate", "stream"]
+
+Event = dict[str, Any]
+Send = Callable[[Event], None]
+POLL_S = 0.02
+STACK = 64 << 20  # bytes: as much as a main thread usually has, and some
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a child may take.
+
+    Attributes:
+        busy_s: seconds of processor time between two events; an event may ask for more (``"patience"``).
+        idle_s: seconds in which neither the child nor a process that it started computes anything.
+        memory: bytes of resident memory beyond those that it began with.
+    """
+
+    busy_s: float = 15.0
+    idle_s: float = 10.0
+    memory: int = 2 << 30
+
+
+@dataclass(frozen=True)
+class Death:
+    """How a child ended without having finished, in words, and the last line that it wrote to stderr."""
+
+    how: str
+    said: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.how} ({self.said})" if self.said else self.how
+
+
+def can_isolate(device: str = "cpu") -> bool:
+    """Whether a fork of this process can run samples on ``device``: not once an accelerator is in use here."""
+    if not hasattr(os, "fork") or not Path("/proc/self/stat").exists():
+        return False
+    if torch.cuda.is_initialized():
+        return False
+    return device.split(":")[0] in ("cpu", "cuda")
+
+
+def stream(work: Callable[[Send], None], limits: Limits | None = None) -> Iterator[Event | Death]:
+    """The events that ``work`` sends from its child, and a ``Death`` if it ended before its work did."""
+    limits = limits or Limits()
+    reading, writing = os.pipe()
+    with tempfile.TemporaryFile() as said:
+        child = os.fork()
+        if child == 0:
+            os.close(reading)
+            _serve(work, writing, said)
+        os.close(writing)
+        try:
+            yield from _Watch(child, reading, limits, said).events()
+        finally:
+            _kill(child)
+            os.close(reading)
+
+
+def _serve(work: Callable[[Send], None], writing: int, said: IO[bytes]) -> None:
+    """The child: never returns."""
+    status = 1
+    try:
+        os.setsid()  # its own children end with it
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        for stream_ in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream_.flush()
+        os.dup2(said.fileno(), 1)
+        os.dup2(said.fileno(), 2)
+        with contextlib.suppress(Exception):
+            faulthandler.disable()  # a parent's handler writes to the parent's file
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        lock = threading.Lock()
+
+        def send(event: Event) -> None:
+            line = json.dumps(event).encode() + b"\n"
+            with lock:
+                while line:
+                    line = line[os.write(writing, line) :]
+
+        def run() -> None:
+            nonlocal status
+            try:
+                work(send)
+                send({"kind": "done"})
+                status = 0
+            except BaseException as e:
+                send({"kind": "raised", "text": f"{type(e).__name__}: {e}"[:400]})
+
+        before = threading.stack_size(STACK)
+        thread = threading.Thread(target=run)
+        thread.start()
+        threading.stack_size(before)
+        thread.join()
+    finally:
+        os._exit(status)
+
+
+class _Watch:
+    """The parent's side: reads events, and the clock, and the child's memory."""
+
+    def __init__(self, child: int, reading: int, limits: Limits, said: IO[bytes]) -> None:
+        self.child, self.reading, self.limits, self.said = child, reading, limits, said
+        self.rest = b""
+        self.base = _resident(child)
+        self.busy_s = limits.busy_s
+        self.since = self.moved = time.monotonic()
+        self.began = self.used = 0.0
+
+    def events(self) -> Iterator[Event | Death]:
+        while True:
+            ready, _, _ = select.select([self.reading], [], [], POLL_S)
+            if not ready:
+                if reason := self._over():
+                    _kill(self.child)
+                    yield Death(reason, self._last_words())
+                    return
+                continue
+            chunk = os.read(self.reading, 1 << 16)
+            if not chunk:
+                yield Death(self._ending(), self._last_words())
+                return
+            for line in self._lines(chunk):
+                event = json.loads(line)
+                if event["kind"] == "done":
+                    return
+                if event["kind"] == "raised":
+                    yield Death(f"raised {event['text']}", self._last_words())
+                    return
+                self._heard(event)
+                yield event
+                self.since = self.moved = time.monotonic()  # what the reader did meanwhile is not the child's time
+
+    def _lines(self, chunk: bytes) -> list[bytes]:
+        *lines, self.rest = (self.rest + chunk).split(b"\n")
+        return lines
+
+    def _heard(self, event: Event) -> None:
+        self.busy_s = float(event.get("patience", self.limits.busy_s))
+        self.began = self.used = _seconds(self.child)
+
+    def _over(self) -> str:
+        """Which limit the child has passed, or nothing."""
+        if _resident(self.child) - self.base > self.limits.memory:
+            return f"memory exhausted: more than {self.limits.memory / 2**30:.3g} GiB resident"
+        now = time.monotonic()
+        used = _seconds(self.child)
+        if used - self.began > self.busy_s:
+            return f"hangs: {self.busy_s:g} s of processor time and no end"
+        if used > self.used:
+            self.used, self.moved = used, now
+        elif now - self.moved > self.limits.idle_s / 2:
+            if (others := _session_seconds(self.child)) > self.used:
+                self.used, self.moved = others, now
+            elif now - self.moved > self.limits.idle_s:
+                return f"deadlock: nothing has run for {self.limits.idle_s:g} s"
+        return ""
+
+    def _ending(self) -> str:
+        _, status = os.waitpid(self.child, 0)
+        if os.WIFSIGNALED(status):
+            number = os.WTERMSIG(status)
+            return f"crashed with {signal.Signals(number).name}"
+        return f"the process exited with status {os.WEXITSTATUS(status)}"
+
+    def _last_words(self) -> str:
+        size = self.said.seek(0, os.SEEK_END)
+        self.said.seek(max(0, size - 2000))
+        lines = [x.strip() for x in self.said.read().decode(errors="replace").splitlines() if x.strip()]
+        return lines[-1][:200] if lines else ""
+
+
+def _kill(child: int) -> None:
+    for kill in (os.killpg, os.kill):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            kill(child, signal.SIGKILL)
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(child, 0)
+
+
+def _fields(pid: int | str) -> list[str]:
+    """What follows the name in ``/proc/PID/stat``: state, ppid, pgrp, session, ..."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (OSError, ValueError):
+        return []
+
+
+def _seconds(pid: int | str) -> float:
+    fields = _fields(pid)
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") if fields else 0.0
+
+
+def _session_seconds(leader: int) -> float:
+    """Processor time of all processes of the child's session: compilers that it waits for, too."""
+    total = 0.0
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and (fields := _fields(entry)) and int(fields[3]) == leader:
+            total += sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    return total
+
+
+def _resident(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError, ValueError):
+        return 0

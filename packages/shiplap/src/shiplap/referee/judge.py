@@ -1,0 +1,66 @@
+"""Results of an op against its reference, with a tolerance that knows dtype, lengths of sums, and cancellation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from shiplap.op import Op
+from shiplap.referee.compare import Difference, Reduction, close, reduction
+from shiplap.referee.rounding import allowance, unit
+from shiplap.referee.run import reference, reference64, run, widen
+from shiplap.referee.samples import Case, tree_map
+
+__all__ = ["against_reference", "narrowest", "settle"]
+
+
+def against_reference(
+    op: Op, case: Case, got: Sequence[Tensor] | None = None, own: Sequence[Tensor] | None = None
+) -> Difference:
+    """Effects of the op on ``case`` (run if not ``got``) against those of the reference (run if not ``own``).
+
+    A result beyond the plain tolerance is held to what rounding explains before it is called wrong.
+    """
+    own = reference(op, case.args) if own is None else own
+    got = run(op, case) if got is None else got
+    wide = reference64(op, case.args)
+    args = tree_map(widen, case.args)
+    sums = reduction(op.spec, case.env)
+    return settle(got, own, wide, sums, lambda: reference(op, args), op.spec.tolerated)
+
+
+def settle(
+    got: Sequence[Tensor],
+    own: Sequence[Tensor],
+    wide: Sequence[Tensor],
+    sums: Reduction,
+    again: Callable[[], Sequence[Tensor]],
+    tolerance: float = 0.0,
+) -> Difference:
+    """``got`` against ``own`` and ``wide`` (see ``close``), and where that says no against what rounding explains.
+
+    ``again`` computes ``wide`` once more, for its operations to be disturbed.
+    """
+    check = partial(close, got, own, wide, sums, wide_sums=True, tolerance=tolerance)
+    found = check(near="none")
+    if not found.problem or not _may_round(got, own):
+        return found
+    allowed = allowance(again, wide, unit(narrowest(got)))
+    return check(near="row") if allowed is None else check(near="none", allowed=allowed)
+
+
+def narrowest(results: Sequence[Tensor]) -> torch.dtype:
+    """The floating dtype of the fewest bits among the results."""
+    floats = [t.dtype for t in results if t.is_floating_point() or t.is_complex()]
+    return min(floats, key=lambda d: -torch.finfo(d).eps, default=torch.float64)
+
+
+def _may_round(got: Sequence[Tensor], own: Sequence[Tensor]) -> bool:
+    """Whether what differs are floating numbers of the right shape."""
+    alike = len(got) == len(own) and all(
+        g.shape == o.shape and g.dtype == o.dtype for g, o in zip(got, own, strict=True)
+    )
+    return alike and any(g.is_floating_point() or g.is_complex() for g in got)

@@ -1,0 +1,60 @@
+"""Sizes and scalars at which a kernel may behave in another way: derived from constants in its code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from shiplap.op.spec import Arg
+from shiplap.referee.mine import Mined
+
+__all__ = ["FEW", "lengths", "odd_values"]
+
+LADDER = (63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 513, 1023, 1024, 1025, 2047, 2049, 4095, 4096, 4097)
+LONGEST, MOST = 1 << 17, 48  # a size that a sample may have, and how many are derived
+FEW = 33  # sizes up to this are all tried elsewhere, or hardly worth it
+
+
+def lengths(mined: Mined) -> list[int]:
+    """Sizes of one dim, small ones first: around each mined constant and its double, and around powers of two."""
+    found: list[int] = []
+    for value in (v for v in mined.ints if 3 < v <= LONGEST // 2):
+        found += [value, value + 1, value - 1, 2 * value + 1, 3 * value + 2]
+    own = [v for v in dict.fromkeys(found) if 1 < v <= LONGEST and v not in (15, 16, 17, 31, 33)]
+    return sorted({*LADDER, *own[:MOST]})
+
+
+def odd_values(arg: Arg, mined: Mined) -> list[Any]:
+    """Values of a scalar that callers seldom pass, those around literals of the code first."""
+    kind = str(arg.scalar)
+    ints = [v for v in mined.ints if v <= LONGEST]
+    if kind == "int":
+        return _unique([0, -1, -2, 5, 7, 100, *(n for v in ints[:12] for n in (v, v + 1, v - 1, -v))])
+    if kind == "float":
+        literals = [*mined.floats, *map(float, ints[:8])][:14]
+        around = [n for v in literals for n in (v, 1.5 * v + 1e-3, 0.5 * v, -v)]
+        return _unique([0.0, -0.75, -2.0, 1e-4, 37.5, 1e3, *around])
+    if kind == "str":
+        return list(mined.strings)[:40]
+    if kind == "bool":
+        return [True, False]
+    return _lists(kind, arg, ints, mined)
+
+
+def _lists(kind: str, arg: Arg, ints: Sequence[int], mined: Mined) -> list[Any]:
+    usual = arg.default if arg.has_default and isinstance(arg.default, (list, tuple)) else ()
+    lengths_ = [len(usual)] if usual else [1, 2, 3, 0]
+    if kind == "list[int]":
+        rows: list[tuple[Any, ...]] = [
+            t for n in lengths_ for t in (tuple(range(1, n + 1)), tuple(range(n, 0, -1)), (0,) * n)
+        ]
+        rows += [(-1,) * n for n in lengths_] + [(2, *(1,) * (n - 1)) for n in lengths_ if n]
+        return _unique(rows)
+    if kind == "list[float]":
+        return _unique([t for n in lengths_ for t in (tuple(0.5 * i - 1 for i in range(n)), (0.0,) * n, (-2.0,) * n)])
+    return _unique([t for n in lengths_ for t in (tuple(i % 2 == 0 for i in range(n)), (True,) * n, (False,) * n)])
+
+
+def _unique(values: Sequence[Any]) -> list[Any]:
+    seen: dict[str, Any] = {repr(v): v for v in values}
+    return list(seen.values())

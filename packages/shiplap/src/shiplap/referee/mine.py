@@ -1,0 +1,154 @@
+"""Constants in the code of an op: thresholds, tiles, modes and literals at which a kernel may take another path."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, FunctionType, MethodType
+from typing import Any
+
+from shiplap.op import Op
+
+__all__ = ["Mined", "mine", "numbers"]
+
+DEEP, MANY = 6, 400  # how far values and helpers are followed, and how many functions
+LONGEST = 40  # characters of a string that may be a mode
+SOURCES = (".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp")
+LARGEST_FILE = 200_000
+FOREIGN = ("torch", "numpy", "builtins", "triton", "jaxtyping", "shiplap.op", "shiplap.bind", "shiplap.fuse", "typing")
+
+
+@dataclass(frozen=True)
+class Mined:
+    """Constants, each once and in order.
+
+    Attributes:
+        ints: of everything that may decide on a size: kernels, ``supports``, configs, reference and gradient.
+        floats: of the same. ``strings``: short ones, of the same.
+    """
+
+    ints: tuple[int, ...] = ()
+    floats: tuple[float, ...] = ()
+    strings: tuple[str, ...] = ()
+
+
+def mine(op: Op) -> Mined:
+    """The constants of ``op``."""
+    found: list[Any] = []
+    seen: set[int] = set()
+    for root in _roots(op):
+        found += _constants(root, seen, DEEP)
+    for text in _texts(op):
+        found += numbers(text)
+    for expr in (*op.spec.requires, *(e for _, e in (*op.spec.dims, *op.spec.bounds))):
+        found += numbers(str(expr))
+    ints = {abs(v) for v in found if type(v) is int}
+    floats = {v for v in found if type(v) is float and v == v and abs(v) < 1e30}
+    strings = {v for v in found if isinstance(v, str) and 0 < len(v) <= LONGEST and " " not in v and "\n" not in v}
+    return Mined(tuple(sorted(ints)), tuple(sorted(floats)), tuple(sorted(strings)))
+
+
+def numbers(text: str) -> list[int]:
+    """Decimal integers in a source text, shifts of one (``1 << 10``) included."""
+    plain = [int(v) for v in re.findall(r"(?<![\w.])(\d{1,7})(?![\w.])", text)]
+    return plain + [1 << int(v) for v in re.findall(r"\b1[uUlL]*\s*<<\s*(\d{1,2})\b", text) if int(v) < 24]
+
+
+def _roots(op: Op) -> Iterator[Any]:
+    yield op.reference
+    if op.gradient is not None:
+        yield op.gradient.fn
+    for kernels in op.kernels.values():
+        for kernel in kernels:
+            yield from (getattr(kernel.run, "fn", None), kernel.supports)
+            if kernel.space is not None:
+                yield from (kernel.space.derived, kernel.space.prior, kernel.space.chosen)
+                yield [dict(c.items) for c in kernel.space.fixed]
+    for templates in op.templates.values():
+        for template in templates:
+            yield vars(template)
+
+
+def _texts(op: Op) -> Iterator[str]:
+    """Sources of native kernels that lie beside their library or the declaration, and name the kernel's function."""
+    for kernels in op.kernels.values():
+        for kernel in kernels:
+            source: Any = getattr(kernel.run, "source", None)
+            symbol = getattr(source, "symbol", None)
+            if not isinstance(symbol, str):
+                continue
+            folders = {Path(op.reference.__code__.co_filename).parent}
+            path = getattr(getattr(source, "library", None), "path", None)
+            if path is not None:
+                folders.add(Path(path).parent)
+            for folder in folders:
+                yield from _naming(folder, symbol)
+
+
+def _naming(folder: Path, symbol: str) -> Iterator[str]:
+    try:
+        files = [f for f in folder.iterdir() if f.suffix in SOURCES and f.stat().st_size < LARGEST_FILE]
+        texts = [f.read_text(errors="replace") for f in files[:60]]
+    except OSError:
+        return
+    yield from (text for text in texts if symbol in text)
+
+
+def _constants(value: Any, seen: set[int], depth: int) -> Iterator[Any]:
+    """Constants that a value holds or a function uses, helpers of its own package included."""
+    if isinstance(value, (bool, type(None))):
+        return
+    if isinstance(value, (int, float, str)):
+        yield value
+        return
+    if id(value) in seen or depth < 0 or len(seen) > MANY:
+        return
+    seen.add(id(value))
+    if isinstance(value, Mapping):
+        for item in value.values():
+            yield from _constants(item, seen, depth - 1)
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        for item in list(value)[:64]:
+            yield from _constants(item, seen, depth - 1)
+    elif isinstance(value, CodeType):
+        doc = value.co_consts[0] if value.co_consts and isinstance(value.co_consts[0], str) else None
+        for item in value.co_consts:
+            if item is not doc:
+                yield from _constants(item, seen, depth - 1)
+    elif isinstance(value, FunctionType):
+        yield from _function(value, seen, depth)
+    elif isinstance(value, MethodType):
+        yield from _constants(vars(value.__self__) if hasattr(value.__self__, "__dict__") else (), seen, depth - 1)
+        yield from _constants(value.__func__, seen, depth)
+    elif isinstance(inner := getattr(value, "fn", None), FunctionType):  # a Triton kernel wraps its function
+        yield from _constants(inner, seen, depth)
+    elif callable(value) and _own(value) and isinstance(fn := vars(type(value)).get("__call__"), FunctionType):
+        yield from _constants(vars(value) if hasattr(value, "__dict__") else (), seen, depth - 1)
+        yield from _constants(fn, seen, depth - 1)
+
+
+def _function(fn: FunctionType, seen: set[int], depth: int) -> Iterator[Any]:
+    if not _own(fn):
+        return
+    yield from _constants(fn.__code__, seen, depth)
+    yield from _constants([fn.__defaults__ or (), fn.__kwdefaults__ or {}], seen, depth)
+    for cell in fn.__closure__ or ():
+        try:
+            yield from _constants(cell.cell_contents, seen, depth - 1)
+        except ValueError:  # not assigned yet
+            continue
+    for name in _names(fn.__code__):
+        if name in fn.__globals__:
+            yield from _constants(fn.__globals__[name], seen, depth - 1)
+
+
+def _names(code: CodeType) -> set[str]:
+    return set(code.co_names).union(*(_names(c) for c in code.co_consts if isinstance(c, CodeType)))
+
+
+def _own(value: Any) -> bool:
+    """Whether it is the author's: not torch's, nor of another library that everyone uses."""
+    module = getattr(value, "__module__", None) or ""
+    return not module.startswith(FOREIGN)

@@ -1,0 +1,89 @@
+"""How far rounding alone may carry a result: the reference in float64, with each operation's rounding made larger.
+
+Each operator that the reference runs gets its inputs and its outputs changed by a random relative error of the size of
+the kernel's own rounding. What varies then is what a right kernel of that precision may vary by: next to nothing where
+the arithmetic is well conditioned, and everything where terms cancel. Fused operators are taken apart first, since
+their inner roundings count as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+
+from shiplap.compat.decompose import decompositions
+
+__all__ = ["allowance", "unit"]
+
+RUNS = 5
+FACTOR = 8.0  # of the largest deviation in those runs
+
+
+def unit(dtype: torch.dtype) -> float:
+    """The rounding of one operation of a kernel: sums of narrow floats are expected in float32."""
+    return torch.finfo(torch.float64 if dtype in (torch.float64, torch.complex128) else torch.float32).eps
+
+
+def allowance(run: Callable[[], Sequence[Tensor]], wide: Sequence[Tensor], eps: float) -> list[Tensor] | None:
+    """For each result of ``run`` (the reference, in float64) the deviation that rounding by ``eps`` explains.
+
+    Infinite where rounding decides whether there is a number at all; None where the reference cannot be run like that.
+    """
+    worst = [torch.zeros(w.shape, dtype=torch.float64, device=w.device) for w in wide]
+    for seed in range(RUNS):
+        try:
+            with _Rounding(eps, seed):
+                found = [t.detach() for t in run()]
+        except Exception:
+            return None
+        if any(f.shape != w.shape for f, w in zip(found, wide, strict=True)):
+            return None
+        for at, (f, w) in enumerate(zip(found, wide, strict=True)):
+            if f.is_floating_point() or f.is_complex():
+                worst[at] = torch.maximum(worst[at], _apart(f, w.detach()))
+    return [FACTOR * (w + _typical(w)) for w in worst]
+
+
+def _apart(a: Tensor, b: Tensor) -> Tensor:
+    same = (a == b) | (torch.isnan(a) & torch.isnan(b))
+    gap = (a.to(torch.complex128) - b.to(torch.complex128)).abs() if a.is_complex() else (a.double() - b.double()).abs()
+    return torch.where(same, 0.0, torch.where(torch.isfinite(gap), gap, torch.inf))
+
+
+def _typical(spread: Tensor) -> Tensor:
+    """The spread of a row: one element's few draws may all be small by chance."""
+    finite = torch.where(torch.isfinite(spread), spread, 0.0)
+    return finite.square().mean(-1, keepdim=True).sqrt() if spread.dim() and spread.numel() else finite
+
+
+class _Rounding(TorchDispatchMode):
+    """Multiplies floating inputs and outputs of each operator by ``1 + eps * u``, with ``u`` uniform in [-1, 1]."""
+
+    def __init__(self, eps: float, seed: int) -> None:
+        super().__init__()
+        self.eps, self.rng = eps, torch.Generator().manual_seed(seed)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if (plainer := decompositions().get(func)) is not None:
+            with self:
+                found = plainer(*args, **kwargs)
+                if found is not NotImplemented:
+                    return found
+        schema = func._schema
+        aliases = any(a.alias_info is not None for a in (*schema.arguments, *schema.returns))
+        if aliases:  # a view, or it writes in place: its inputs have to stay what they are
+            return func(*args, **kwargs)
+        args, kwargs = (tree_map_only(Tensor, self._off, values) for values in (args, kwargs))
+        return tree_map_only(Tensor, self._off, func(*args, **kwargs))
+
+    def _off(self, t: Tensor) -> Tensor:
+        if not (t.is_floating_point() or t.is_complex()) or t.numel() == 0 or t.itemsize < 4:
+            return t
+        noise = torch.rand(t.shape, generator=self.rng, dtype=torch.float64).mul_(2).sub_(1).mul_(self.eps).add_(1)
+        return t * noise.to(t.device, torch.float64 if not t.is_complex() else t.dtype)

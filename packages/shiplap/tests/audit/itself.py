@@ -1,0 +1,172 @@
+"""Torch's own functions as kernels and gradients of themselves: whatever fails on one of them is a false alarm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+import shiplap as sl
+from shiplap.op import Op
+
+__all__ = ["OPS"]
+
+M = Float[Tensor, "n c"]
+V = Float[Tensor, "n"]
+C = Float[Tensor, "c"]
+S = Float[Tensor, ""]
+Q = Float[Tensor, "b h s d"]
+OPS: dict[str, Op] = {}
+
+
+def itself(fn: Callable[..., Any], **declaration: Any) -> None:
+    """``fn`` as an op, as its kernel, and through autograd as its gradient."""
+    op = sl.op(f"itself::{fn.__name__}", **declaration)(fn)
+    op.kernel("cpu", lambda *args: fn(*args))
+
+    @op.backward
+    def _(grad: Any, saved: Any, needs: Any) -> dict[str, Any]:
+        values = {a.name: getattr(saved, a.name) for a in op.spec.args}
+        wanted = [n for n, v in values.items() if isinstance(v, Tensor) and getattr(needs, n, False)]
+        with torch.enable_grad():
+            inputs = [values[n] if values[n].requires_grad else values[n].detach().requires_grad_() for n in wanted]
+            out = fn(**{**values, **dict(zip(wanted, inputs, strict=True))})
+            found = torch.autograd.grad(out, inputs, grad, create_graph=torch.is_grad_enabled(), allow_unused=True)
+        return dict(zip(wanted, found, strict=True))
+
+    OPS[fn.__name__] = op
+
+
+def layer_norm(x: M, w: C, b: C, eps: float = 1e-5) -> M:
+    return F.layer_norm(x, x.shape[-1:], w, b, eps)
+
+
+def rms_norm(x: M, w: C) -> M:
+    return F.rms_norm(x, x.shape[-1:], w, 1e-6)
+
+
+def softmax(x: M) -> M:
+    return torch.softmax(x, -1)
+
+
+def log_softmax(x: M) -> M:
+    return torch.log_softmax(x, -1)
+
+
+def cross_entropy(x: M, y: Int64[Tensor, "n"]) -> S:
+    return F.cross_entropy(x, y)
+
+
+def gelu(x: M) -> M:
+    return F.gelu(x)
+
+
+def gelu_tanh(x: M) -> M:
+    return F.gelu(x, approximate="tanh")
+
+
+def attention(q: Q, k: Q, v: Q) -> Q:
+    return F.scaled_dot_product_attention(q, k, v)
+
+
+def silu(x: M) -> M:
+    return F.silu(x)
+
+
+def softplus(x: M) -> M:
+    return F.softplus(x)
+
+
+def logsumexp(x: M) -> V:
+    return torch.logsumexp(x, -1)
+
+
+def std(x: M) -> V:
+    return x.std(-1, correction=0)
+
+
+def var(x: M) -> V:
+    return x.var(-1, correction=0)
+
+
+def normalize(x: M) -> M:
+    return F.normalize(x, dim=-1)
+
+
+def cosine(x: M, y: M) -> V:
+    return F.cosine_similarity(x, y, dim=-1)
+
+
+def linear(x: M, w: Float[Tensor, "o c"], b: Float[Tensor, "o"]) -> Float[Tensor, "n o"]:
+    return F.linear(x, w, b)
+
+
+def bmm(a: Float[Tensor, "b m k"], b: Float[Tensor, "b k n"]) -> Float[Tensor, "b m n"]:
+    return torch.bmm(a, b)
+
+
+def conv1d(x: Float[Tensor, "b c t"], w: Float[Tensor, "o c 3"]) -> Float[Tensor, "b o t"]:
+    return F.conv1d(x, w, padding=1)
+
+
+def cumsum(x: M) -> M:
+    return x.cumsum(-1)
+
+
+def embedding(w: M, index: Int64[Tensor, "k"]) -> Float[Tensor, "k c"]:
+    return F.embedding(index, w)
+
+
+def mse(x: M, y: M) -> S:
+    return F.mse_loss(x, y)
+
+
+def smooth_l1(x: M, y: M) -> S:
+    return F.smooth_l1_loss(x, y)
+
+
+def kl_div(x: M, y: M) -> S:
+    return F.kl_div(x, y, reduction="sum")
+
+
+def sigmoid(x: M) -> M:
+    return torch.sigmoid(x)
+
+
+def group_norm(x: Float[Tensor, "b 4 t"], w: Float[Tensor, "4"], b: Float[Tensor, "4"]) -> Float[Tensor, "b 4 t"]:
+    return F.group_norm(x, 2, w, b)
+
+
+def elu(x: M, alpha: float = 1.0) -> M:
+    return F.elu(x, alpha)
+
+
+def mean(x: M) -> V:
+    return x.mean(-1)
+
+
+def tanh(x: M) -> M:
+    return torch.tanh(x)
+
+
+def expm1(x: M) -> M:
+    return torch.expm1(x)
+
+
+def huber(x: M, y: M, delta: float = 1.0) -> S:
+    return F.huber_loss(x, y, delta=delta)
+
+
+SIMPLE = (silu, softplus, std, var, normalize, cosine, linear, bmm, cumsum, embedding, sigmoid, elu, mean, tanh, expm1)
+for _fn in (layer_norm, rms_norm, softmax, log_softmax, gelu, gelu_tanh, attention, *SIMPLE):
+    itself(_fn)
+for _fn in (mse, smooth_l1, kl_div, huber, cross_entropy):
+    itself(_fn, requires=("n >= 1", "c >= 1"))
+itself(logsumexp, requires=("c >= 1",))
+itself(conv1d, requires=("b >= 1", "t >= 1", "c >= 1", "o >= 1"))
+
+itself(group_norm, requires=("b >= 1", "t >= 1"))

@@ -1,0 +1,150 @@
+"""What an op does to its process is a finding; every other finding, and every other op, is there all the same."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+import shiplap as sl
+from shiplap.audit import audit, judge
+from shiplap.referee.isolate import Limits
+from shiplap_testing.forked import python
+
+LIMITS = Limits(busy_s=2.0, idle_s=2.0, memory=512 << 20)
+
+
+def op_with(ns, kernel):
+    @sl.op(f"{ns}::double")
+    def double(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+        return x * 2
+
+    double.kernel("cpu", kernel)
+    return double
+
+
+def crash(x):
+    if len(x) > 20:
+        ctypes.string_at(0)
+    return x * 2
+
+
+def leave(x):
+    if len(x) > 20:
+        os._exit(0)
+    return x * 2
+
+
+def fill(x):
+    kept = []
+    while len(x) > 20:
+        kept.append(torch.ones(1 << 22))
+    return x * 2
+
+
+def wait(x):
+    if len(x) > 20:
+        threading.Event().wait()
+    return x * 2
+
+
+def compute(x):
+    while len(x) > 20:
+        pass
+    return x * 2
+
+
+@pytest.mark.parametrize(
+    ("kernel", "how"),
+    [
+        (crash, "crashed with SIGSEGV"),
+        (leave, "the process exited with status 0"),
+        (fill, "memory exhausted"),
+        (wait, "deadlock"),
+        (compute, "hangs"),
+    ],
+)
+def test_the_death_of_a_process_is_a_finding_and_the_others_are_kept(ns, kernel, how):
+    op = op_with(ns, kernel)
+    findings = audit(op, checks=["schema", "edges", "arguments"], seed=3, limits=LIMITS)
+    assert [(f.check, f.verdict) for f in findings] == [("schema", "ok"), ("edges", "fail"), ("arguments", "ok")]
+    assert findings[1].evidence.startswith(how)
+    assert "sizes(n=" in findings[1].input
+    assert "seed 3" in findings[1].input
+    assert findings[1].fix
+    assert "edges.CHECK.look" in findings[1].reproducer
+    assert judge(findings, op.spec.name, ["edges"]).word == "failed"
+
+
+def test_the_sample_that_crashes_is_made_smaller(ns):
+    (found,) = audit(op_with(ns, crash), checks=["edges"], seed=3, limits=LIMITS)
+    assert found.input == "sizes(n=31), dtypes(Float='float32'); seed 3"
+
+
+def test_an_op_that_always_dies_is_given_up(ns):
+    def always(x):
+        os._exit(7)
+
+    findings = audit(op_with(ns, always), seed=3)
+    assert sum("status 7" in f.evidence for f in findings) <= 5
+    assert "processes have died" in findings[-1].evidence
+
+
+FILE = """
+import os
+import shiplap as sl
+from jaxtyping import Float
+from torch import Tensor
+
+@sl.op("{ns}::leaves")
+def leaves(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+    return x * 2
+
+@leaves.kernel("cpu")
+def _(x):
+    os.abort()
+
+@sl.op("{ns}::sound")
+def sound(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+    return x * 2
+
+@sound.kernel("cpu")
+def _(x, *, out):
+    out.copy_(x * 2)
+"""
+
+
+def test_json_and_html_are_complete_whatever_happens(ns, tmp_path: Path):
+    file = tmp_path / "ops.py"
+    file.write_text(FILE.format(ns=ns))
+    command = ["-m", "shiplap.cli", "audit", str(file), "--check", "schema", "--check", "fresh", "--json", "--cost"]
+    done = python(*command, "--html", str(tmp_path / "page.html"))
+    assert done.returncode == 1, done.stderr
+    report = json.loads(done.stdout)
+    assert report["verdicts"][f"{ns}::leaves"]["verdict"] == "failed"
+    assert report["verdicts"][f"{ns}::sound"]["verdict"] == "proven"
+    assert [c["subject"] for c in report["costs"]] == [f"{ns}::sound"]
+    assert "SIGABRT" in (tmp_path / "page.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "verdict"),
+    [
+        (["--check", "fresh"], 0, "proven"),
+        (["--check", "fresh", "--require", "full"], 3, "incomplete"),
+        (["--check", "fresh", "--budget", "0"], 3, "incomplete"),
+    ],
+)
+def test_what_was_not_looked_at_is_incomplete(ns, tmp_path: Path, options, status, verdict):
+    file = tmp_path / "ops.py"
+    file.write_text(FILE.format(ns=ns))
+    done = python("-m", "shiplap.cli", "audit", f"{file}:sound", "--json", *options)
+    assert done.returncode == status, done.stderr
+    assert json.loads(done.stdout)["verdicts"][f"{ns}::sound"]["verdict"] == verdict

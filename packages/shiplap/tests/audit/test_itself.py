@@ -1,0 +1,20 @@
+"""No false alarm: torch's functions as kernels of themselves, over seeds (SHIPLAP_SEEDS of them; few by default)."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from shiplap.audit import audit
+from tests.audit.itself import OPS
+
+SEEDS = int(os.environ.get("SHIPLAP_TEST_SEEDS", "1"))
+LOOKED = ("numerics", "edges", "special", "gradient")
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("name", OPS)
+def test_a_function_of_torch_is_right_by_its_own_reference(name, seed):
+    findings = audit(OPS[name], checks=LOOKED, seed=4242 + seed, budget_s=600)
+    assert [f"{f.check}: {f.evidence} ({f.input})" for f in findings if f.verdict != "ok"] == []

@@ -1,0 +1,27 @@
+"""Defects beyond small plain samples: each is flagged, and its sound twin is not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from shiplap.audit import audit
+from shiplap_testing.zoo.power import PAIRS
+
+SEED = 20261122
+
+
+@pytest.fixture(autouse=True)
+def threads():
+    """As on the smallest machine that has several."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=str)
+def test_a_defect_is_flagged_and_its_twin_is_not(pair):
+    (found,) = audit(pair.bad, checks=[pair.flagged_by], seed=SEED, budget_s=600)
+    assert found.verdict == "fail", found
+    (found,) = audit(pair.twin, checks=[pair.flagged_by], seed=SEED, budget_s=600)
+    assert found.verdict == "ok", found

@@ -1,0 +1,112 @@
+"""A child that dies says how, and loses nothing of what it had said."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import threading
+import time
+
+import pytest
+import torch
+
+from shiplap.referee.isolate import Death, Limits, stream
+
+QUICK = Limits(busy_s=1.0, idle_s=1.0, memory=256 << 20)
+
+
+def crash():
+    ctypes.string_at(0)
+
+
+def wait():
+    threading.Lock().acquire()
+    threading.Event().wait()
+
+
+def compute():
+    while True:
+        pass
+
+
+def fill():
+    kept = []
+    while True:
+        kept.append(torch.ones(1 << 22))
+
+
+def raise_exit():
+    raise SystemExit(3)
+
+
+@pytest.mark.parametrize(
+    ("end", "how"),
+    [
+        (crash, "crashed with SIGSEGV"),
+        (os.abort, "crashed with SIGABRT"),
+        (wait, "deadlock: nothing has run for 1 s"),
+        (compute, "hangs: 1 s of processor time and no end"),
+        (fill, "memory exhausted: more than 0.25 GiB resident"),
+        (lambda: os._exit(0), "the process exited with status 0"),
+        (raise_exit, "raised SystemExit: 3"),
+    ],
+)
+def test_a_death_is_told_and_what_was_said_before_is_kept(end, how):
+    def work(send):
+        send({"kind": "note", "text": "before"})
+        end()
+
+    *before, death = stream(work, QUICK)
+    assert [e["text"] for e in before] == ["before"]
+    assert isinstance(death, Death)
+    assert death.how == how
+
+
+def test_what_it_wrote_to_stderr_last_is_told():
+    def work(send):
+        os.write(2, b"free(): invalid pointer\n")
+        os.abort()
+
+    (death,) = stream(work, QUICK)
+    assert str(death) == "crashed with SIGABRT (free(): invalid pointer)"
+
+
+def test_a_child_computes_on_all_threads_although_its_parent_did():
+    x = torch.randn(1 << 20)
+    expected = float(x.sin().sum())  # the parent's OpenMP threads exist, and the child has none of them
+
+    def work(send):
+        send({"kind": "note", "value": float(x.sin().sum())})
+
+    (said,) = stream(work, QUICK)
+    assert said["value"] == pytest.approx(expected)
+
+
+def test_waiting_for_a_program_of_its_own_is_no_deadlock():
+    def work(send):
+        subprocess.run(["sh", "-c", "i=0; while [ $i -lt 400000 ]; do i=$((i+1)); done"], check=True)
+        send({"kind": "note"})
+
+    assert list(stream(work, Limits(busy_s=30, idle_s=0.5))) == [{"kind": "note"}]
+
+
+def test_an_event_may_ask_for_patience():
+    def work(send):
+        send({"kind": "note", "patience": 20})
+        end = time.process_time() + 1.5
+        while time.process_time() < end:
+            pass
+
+    assert not [e for e in stream(work, QUICK) if isinstance(e, Death)]
+
+
+def test_a_reader_that_stops_ends_the_child():
+    def work(send):
+        send({"kind": "note", "pid": os.getpid()})
+        compute()
+
+    events = stream(work, Limits())
+    pid = next(events)["pid"]
+    events.close()
+    assert not os.path.exists(f"/proc/{pid}")
