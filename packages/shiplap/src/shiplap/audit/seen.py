@@ -49,12 +49,10 @@ def _values(t: Tensor) -> list[str]:
         "-0.0": ((wide == 0) & torch.signbit(wide)).any(),
         "zeros": (wide == 0).any(),
         "subnormal": ((wide != 0) & (wide.abs() < torch.finfo(t.dtype).tiny)).any(),
-        "beyond float16": top > 65504,
-        "around 1": 0.1 < top < 50,
-        "above 50": top >= 50,
         "negative": (wide < 0).any(),
     }
-    return [name for name, holds in facts.items() if bool(holds)]
+    sizes = {"beyond float16": top > 65504, "around 1": 0.1 < top < 50, "above 50": top >= 50}
+    return [name for name, holds in {**facts, **sizes}.items() if bool(holds)]
 
 
 def _layout(t: Tensor) -> str:

@@ -65,7 +65,7 @@ class _Rounding(TorchDispatchMode):
     """Multiplies floating inputs and outputs of each operator by ``1 + eps * u``, with ``u`` uniform in [-1, 1]."""
 
     def __init__(self, eps: float, seed: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.eps, self.rng = eps, torch.Generator().manual_seed(seed)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

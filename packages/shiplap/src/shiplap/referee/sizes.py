@@ -124,8 +124,8 @@ def _outwards(pools: list[Sequence[Any]]) -> Iterator[tuple[Any, ...]]:
     """The product of the pools, those with few deviations from the first value of each pool first."""
     if not all(pools):
         return
-    for width in (1, 2, 3):
-        yield from product(*(p[:width] for p in pools))
+    for few in (1, 2, 3):
+        yield from product(*(p[:few] for p in pools))
     for at, pool in enumerate(pools):  # one that only a rare value satisfies, before all of all
         for value in pool[3:]:
             yield tuple(value if i == at else p[0] for i, p in enumerate(pools))

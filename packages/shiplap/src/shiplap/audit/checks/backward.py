@@ -192,7 +192,9 @@ def _second_order(op: Op, case: Case, names: list[str]) -> Observation:
         if not there:
             return [None] * len(wanted)
         rng = torch.Generator().manual_seed(case.seed + 7)
-        total = sum((g.double() * torch.randn(g.shape, generator=rng).to(g.device).double()).sum() for g in there)
+        total = torch.stack(
+            [(g.double() * torch.randn(g.shape, generator=rng).to(g.device).double()).sum() for g in there]
+        ).sum()
         return list(torch.autograd.grad(total, wanted, allow_unused=True))
 
     def whole(found: list[Tensor | None], like: list[Tensor]) -> list[Tensor]:

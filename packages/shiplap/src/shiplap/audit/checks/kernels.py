@@ -14,8 +14,8 @@ from torch import Tensor
 
 from shiplap.audit.check import Check, Observation
 from shiplap.op import Op
-from shiplap.op.check import shape_of
-from shiplap.op.launch import Kernel
+from shiplap.op.binding import Binding, shape_of
+from shiplap.op.kernel import Kernel
 from shiplap.referee.compare import bitwise
 from shiplap.referee.judge import against_reference
 from shiplap.referee.run import effects, is_adopted, last_line, outputs, reference, split, tensors
@@ -51,7 +51,7 @@ def kernels_of(op: Op, device: str) -> list[Kernel]:
     return list(op.kernels.get(torch.device(device).type, ()))
 
 
-def variants(kernel: Kernel, call: Any) -> Iterator[Kernel]:
+def variants(kernel: Kernel, call: Binding) -> Iterator[Kernel]:
     """The kernel with each of its configs that takes the call."""
     if kernel.template is not None:
         found = kernel.serving(call)
@@ -74,7 +74,7 @@ def observe(op: Op, case: Case) -> Observation:
     if not tensors(case.args):
         return Observation(skip="a call without a tensor has no device")
     worst = 0.0
-    bound = op._checker.bind(case.args)
+    bound = op.bind(case.args)
     for kernel in () if _plainly_served(op, case.device) else kernels_of(op, case.device):
         for variant in variants(kernel, bound):
             name = f"kernel {kernel.name}" + (f" with {variant.config}" if variant.config.items else "")
@@ -95,13 +95,13 @@ def observe(op: Op, case: Case) -> Observation:
 def _forced(op: Op, case: Case, kernel: Kernel) -> tuple[Tensor, ...]:
     """Effects of this kernel on fresh arguments."""
     args = case.fresh()
-    return effects(op, args, outputs(op.serve(op._checker.bind(args), kernel)))
+    return effects(op, args, outputs(op.serve(op.bind(args), kernel)))
 
 
 def _out(op: Op, case: Case, own: tuple[Tensor, ...]) -> str:
     """``op.out`` into the middle of a larger buffer: the result, and nothing around it."""
     args = case.fresh()
-    bound = op._checker.bind(args)
+    bound = op.bind(args)
     rooms, outs = [], []
     for output in op.spec.outputs:
         shape, dtype = shape_of(output, bound.env), bound.dtype_of(output.tensor)
@@ -134,7 +134,7 @@ def sequence(op: Op, cases: list[Case]) -> Observation:
     device = cases[0].device
     untouched = []
     for kernel in kernels_of(op, device):
-        bound = (op._checker.bind(case.args) for case in cases)
+        bound = (op.bind(case.args) for case in cases)
         if not any(next(variants(kernel, call), None) is not None for call in bound):
             untouched.append(kernel.name)
     if untouched:

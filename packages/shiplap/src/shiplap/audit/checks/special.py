@@ -49,14 +49,14 @@ def _defaults(op: Op, case: Case) -> str:
         expected = reference(op, kept)
     except Exception:
         return ""
-    full = Case(case.recipe, case.seed, args, op._checker.bind(args).env, case.device)
+    full = Case(case.recipe, case.seed, args, dict(op.bind(args).env), case.device)
     short = op.overload(*positional[:cut])
     outs = () if short is None else tuple(short) if isinstance(short, (tuple, list)) else (short,)
     found = against_reference(op, full, (*outs, *_mutated(op, args)), expected)
     return f"with the defaults left out: {found.problem}" if found.problem else ""
 
 
-def _mutated(op: Op, args: tuple[object, ...]) -> tuple[object, ...]:
+def _mutated(op: Op, args: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(v for a, v in zip(op.spec.args, args, strict=True) if a.mutated)
 
 
