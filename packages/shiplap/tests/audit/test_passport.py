@@ -237,3 +237,58 @@ def test_issue_does_it_all(tmp_path):
     assert passports.read(tmp_path / "zoo_good.view.cpu.passport.json") == passport
     assert (passport.seed, passport.verdicts["ok"]) == (7, 2)
     assert passport.cost.eager_ns > 0
+
+
+class Scaler:
+    def __init__(self, factor):
+        self.factor = factor
+
+    def launch(self, x):
+        return x * self.factor
+
+
+def test_what_a_kernel_reaches_through_instances_and_containers_is_in_its_digest(ns):
+    scaler, table = Scaler(2), {"factor": [2]}
+    for kernel, change in (
+        (scaler.launch, lambda: setattr(scaler, "factor", 3)),
+        (lambda x: x * table["factor"][0], lambda: table["factor"].append(3)),
+    ):
+        op = declared(ns, 2.0, kernel=kernel)
+        before = passports.digests(op)
+        assert passports.digests(op) == before
+        change()
+        assert passports.digests(op)["kernel cpu/fast"] != before["kernel cpu/fast"]
+
+
+def test_the_builder_and_the_packages_are_in_the_digests(ns):
+    op = declared(ns, 2.0)
+    assert "builder" not in passports.digests(op)
+
+    @op.samples
+    def _(rng, sizes, dtype, device):
+        return (torch.ones(sizes["n"], dtype=dtype),)
+
+    assert "builder" in passports.digests(op)
+
+
+def test_a_signature_says_who_issued_it(passport, tmp_path):
+    ed25519 = pytest.importorskip("cryptography.hazmat.primitives.asymmetric.ed25519")
+    from cryptography.hazmat.primitives import serialization as form
+
+    from shiplap.audit.signature import is_signed_by, sign
+
+    path, _ = passports.write(tmp_path, passport)
+    for name in ("mine", "another"):
+        private = ed25519.Ed25519PrivateKey.generate()
+        pem = private.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption())
+        (tmp_path / f"{name}.pem").write_bytes(pem)
+        public = private.public_key().public_bytes(form.Encoding.PEM, form.PublicFormat.SubjectPublicKeyInfo)
+        (tmp_path / f"{name}.pub").write_bytes(public)
+    assert not is_signed_by(path, tmp_path / "mine.pub")
+    sign(path, tmp_path / "mine.pem")
+    assert is_signed_by(path, tmp_path / "mine.pub")
+    assert not is_signed_by(path, tmp_path / "another.pub")
+    path.write_bytes(path.read_bytes() + b" ")
+    assert not is_signed_by(path, tmp_path / "mine.pub")
+    with pytest.raises(CommandError, match="SL602: key cannot be used"):
+        sign(path, tmp_path / "mine.pub")

@@ -19,6 +19,7 @@ import torch
 from shiplap.audit.checks import CHECKS
 from shiplap.audit.checks.stateless import located
 from shiplap.audit.cost import CostCard, cost
+from shiplap.audit.digest import deep_digest, libraries, packages
 from shiplap.audit.engine import audit
 from shiplap.audit.finding import Finding
 from shiplap.audit.symbols import compilers
@@ -26,7 +27,6 @@ from shiplap.audit.verdict import judge
 from shiplap.errors import error
 from shiplap.op import Op, OpSpec
 from shiplap.op.schema import schema
-from shiplap.op.source import source_digest
 from shiplap.referee.run import is_adopted
 from shiplap.report import facts, passport_html
 from shiplap.report.facts import driver
@@ -35,6 +35,7 @@ __all__ = ["SCHEMA", "Coverage", "Move", "Passport", "describe", "digests", "iss
 
 SCHEMA = "shiplap.passport/2"
 FAR = "not on this machine"
+OWN = ("shiplap", "torch")  # their versions are named apart
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -245,17 +246,24 @@ def _declaration(spec: OpSpec) -> dict[str, Any]:
 
 def digests(op: Op) -> dict[str, str]:
     """By name: the op's identity and what it is made of, and the libraries of its C ABI kernels as files."""
-    found = {"declaration": op.spec.digest, "op": op.identity, "reference": source_digest(op.reference)}
+    found = {"declaration": op.spec.digest, "op": op.identity, "reference": deep_digest(op.reference)}
     if op.gradient is not None:
-        found["gradient"] = op.gradient.source
+        found["gradient"] = deep_digest([op.gradient.fn, op.gradient.saves])
+    if op.sampler is not None:
+        found["builder"] = deep_digest(op.sampler)
     for device, kernels in op.kernels.items():
         for kernel in kernels:
-            found[f"kernel {device}/{kernel.name}"] = hashlib.sha256(kernel.identity.encode()).hexdigest()[:16]
+            parts = [kernel.identity, getattr(kernel.run, "fn", None), kernel.supports]
+            found[f"kernel {device}/{kernel.name}"] = deep_digest(parts)
+    found |= {f"package {name}": text for name, text in packages(op).items() if name not in OWN}
     there, absent = located(op)
     found |= {f"library {path.name}": hashlib.sha256(path.read_bytes()).hexdigest() for path in there}
     found |= {f"library {name}": FAR for name in absent}
     if is_adopted(op):
-        found["implementation"] = "another library's: not in any digest"
+        loaded = libraries()
+        found |= {f"library {name}": text for name, text in loaded.items()}
+        if not loaded:
+            found["implementation"] = "another library's: not in any digest"
     return dict(sorted(found.items()))
 
 

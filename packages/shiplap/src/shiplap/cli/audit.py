@@ -126,6 +126,12 @@ def command(
     ] = None,
     verify_passport: Passports = None,
     require: Required = None,
+    sign: Annotated[
+        Path | None, typer.Option("--sign", metavar="KEY", help="Sign each passport with this ed25519 key (PEM).")
+    ] = None,
+    signed_by: Annotated[
+        Path | None, typer.Option("--signed-by", metavar="KEY", help="Verify signatures with this public key (PEM).")
+    ] = None,
     budget: Annotated[float, typer.Option("--budget", metavar="SECONDS", help="Seconds for one op.")] = 60.0,
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Ops audited at once.")] = 1,
 ) -> None:
@@ -138,7 +144,7 @@ def command(
     with console.own_stdout():
         ops = resolve(targets)
     if verify_passport:
-        raise typer.Exit(verify(verify_passport, ops, json=json))
+        raise typer.Exit(verify(verify_passport, ops, json=json, key=signed_by))
     seed = secrets.randbelow(2**31) if seed is None else seed
     if require not in (None, "full", "asked"):
         raise typer.BadParameter("'full' or 'asked'", param_hint="--require")
@@ -156,6 +162,10 @@ def command(
         results.written = write_all(
             passport, ops, results.findings, results.coverage, results.costs, results.verdicts, seed=seed, device=device
         )
+        if sign is not None:
+            from shiplap.audit.signature import sign as add_signature
+
+            results.written += [add_signature(path, sign) for path in results.written]
     _show(results, json, html, facts(target=" ".join(targets), seed=seed, device=device), measured=measured)
     if status := exit_code(results.verdicts):
         raise typer.Exit(status)
