@@ -64,6 +64,8 @@ class SparseConvolution(SparseModule):
     that memory as ``[in_channels, out_channels]``, as spconv does.
     """
 
+    is_convolution = True
+
     def __init__(
         self,
         ndim: int,

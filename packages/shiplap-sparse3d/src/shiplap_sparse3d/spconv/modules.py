@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,8 @@ __all__ = [
 
 class SparseModule(nn.Module):
     """Base of every module that takes a ``SparseConvTensor`` inside a :class:`SparseSequential`."""
+
+    is_convolution: ClassVar[bool] = False
 
     def __init__(self, name: str | None = None) -> None:
         super().__init__()
@@ -83,9 +85,7 @@ def is_spconv_module(module: nn.Module) -> bool:
 
 def is_sparse_conv(module: nn.Module) -> bool:
     """Whether ``module`` is a convolution layer."""
-    from shiplap_sparse3d.spconv.conv import SparseConvolution  # here: its module imports this one
-
-    return isinstance(module, SparseConvolution)
+    return isinstance(module, SparseModule) and module.is_convolution
 
 
 class PrintTensorMeta(nn.Module):

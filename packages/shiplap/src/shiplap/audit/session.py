@@ -55,7 +55,14 @@ def session(op: Op, plan: Plan, send: Send) -> None:
             try:
                 _preflight(op, subject.samples, send)
             except ShiplapError as e:
-                words = {k: getattr(e, k) for k in ("id", "what", "got", "expected", "where", "fix")}
+                words = {
+                    "id": e.id,
+                    "what": e.what,
+                    "got": e.got,
+                    "expected": e.expected,
+                    "where": e.where,
+                    "fix": e.fix,
+                }
                 send({"kind": "error", "words": words})
                 return
         for name in plan.checks:

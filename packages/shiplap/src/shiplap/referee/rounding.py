@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
 
 from shiplap.compat.decompose import decompositions
+from shiplap.compat.modes import TorchDispatchMode
+from shiplap.compat.trees import map_leaves
 
 __all__ = ["allowance", "unit"]
 
@@ -79,8 +79,8 @@ class _Rounding(TorchDispatchMode):
         aliases = any(a.alias_info is not None for a in (*schema.arguments, *schema.returns))
         if aliases:  # a view, or it writes in place: its inputs have to stay what they are
             return func(*args, **kwargs)
-        args, kwargs = (tree_map_only(Tensor, self._off, values) for values in (args, kwargs))
-        return tree_map_only(Tensor, self._off, func(*args, **kwargs))
+        args, kwargs = (map_leaves(self._off, values) for values in (args, kwargs))
+        return map_leaves(self._off, func(*args, **kwargs))
 
     def _off(self, t: Tensor) -> Tensor:
         if not (t.is_floating_point() or t.is_complex()) or t.numel() == 0 or t.itemsize < 4:

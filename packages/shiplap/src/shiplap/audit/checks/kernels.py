@@ -5,6 +5,7 @@ Each is run on each sample that it takes, past the choice among them. One that t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from typing import Any
@@ -105,7 +106,7 @@ def _out(op: Op, case: Case, own: tuple[Tensor, ...]) -> str:
     rooms, outs = [], []
     for output in op.spec.outputs:
         shape, dtype = shape_of(output, bound.env), bound.dtype_of(output.tensor)
-        count = int(torch.Size(shape).numel())
+        count = math.prod(int(size) for size in shape)
         room = _filled(count + 2 * GUARD, dtype, args)
         rooms.append(room)
         outs.append(room[GUARD : GUARD + count].view(shape))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import chain
+from typing import Any
 
 from shiplap.audit.check import Check, Observation
 from shiplap.errors import ArgumentError
@@ -39,7 +40,7 @@ def _defaults(op: Op, case: Case) -> str:
     if case.recipe.values != "ties" or not any(a.has_default for a in op.spec.args):
         return ""
     given = [a for a in op.spec.args if not a.has_default]
-    args = tuple(v if a in given else a.default for a, v in zip(op.spec.args, case.fresh(), strict=True))
+    args: Any = tuple(v if a in given else a.default for a, v in zip(op.spec.args, case.fresh(), strict=True))
     kept = tree_map(lambda t: t, args)
     positional, _ = split(op.spec, args)
     cut = next((i for i, a in enumerate(op.spec.args) if a.has_default), len(positional))

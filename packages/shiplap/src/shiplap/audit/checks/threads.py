@@ -28,7 +28,7 @@ def cases(samples: Samples) -> Iterable[Case]:
 
 def skips(op: Op) -> str:
     kernels = [k for ks in op.kernels.values() for k in ks]
-    if any(_interpreted(getattr(k.run, "fn", None)) for k in kernels):
+    if any(_interpreted(k.function) for k in kernels):
         return "Triton's interpreter, which runs the kernel here, is made for one thread"
     return ""
 
