@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from shiplap.errors import error
+from shiplap.extend import error
 
 __all__ = ["activate", "activation_of"]
 

@@ -145,7 +145,7 @@ def _names(code: CodeType) -> set[str]:
 def packages(op: Op) -> dict[str, str]:
     """Distribution → version, for the packages that the op's functions name."""
     functions = [op.reference, op.sampler, op.gradient.fn if op.gradient else None]
-    functions += [getattr(k.run, "fn", None) for ks in op.kernels.values() for k in ks]
+    functions += [k.function for ks in op.kernels.values() for k in ks]
     modules: set[str] = set()
     for fn in (f for f in functions if isinstance(f, FunctionType)):
         used = [fn, *(fn.__globals__.get(name) for name in _names(fn.__code__))]

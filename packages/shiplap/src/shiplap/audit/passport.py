@@ -253,7 +253,7 @@ def digests(op: Op) -> dict[str, str]:
         found["builder"] = deep_digest(op.sampler)
     for device, kernels in op.kernels.items():
         for kernel in kernels:
-            parts = [kernel.identity, getattr(kernel.run, "fn", None), kernel.supports]
+            parts = [kernel.identity, kernel.function, kernel.supports]
             found[f"kernel {device}/{kernel.name}"] = deep_digest(parts)
     found |= {f"package {name}": text for name, text in packages(op).items() if name not in OWN}
     there, absent = located(op)

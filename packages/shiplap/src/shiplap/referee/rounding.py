@@ -82,8 +82,11 @@ class _Rounding(TorchDispatchMode):
         args, kwargs = (map_leaves(self._off, values) for values in (args, kwargs))
         return map_leaves(self._off, func(*args, **kwargs))
 
-    def _off(self, t: Tensor) -> Tensor:
-        if not (t.is_floating_point() or t.is_complex()) or t.numel() == 0 or t.itemsize < 4:
+    def _off(self, t: Any) -> Any:
+        """A tensor of wide floats with its rounding made larger; anything else as it is."""
+        if not isinstance(t, Tensor) or not (t.is_floating_point() or t.is_complex()):
+            return t
+        if t.numel() == 0 or t.itemsize < 4:
             return t
         noise = torch.rand(t.shape, generator=self.rng, dtype=torch.float64).mul_(2).sub_(1).mul_(self.eps).add_(1)
         return t * noise.to(t.device, torch.float64 if not t.is_complex() else t.dtype)
