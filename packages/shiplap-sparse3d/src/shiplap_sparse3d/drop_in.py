@@ -20,7 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType, TracebackType
 
-from shiplap.errors import error
+from shiplap.extend import error
 
 __all__ = ["DropIn", "drop_in"]
 

@@ -62,7 +62,7 @@ def _roots(op: Op) -> Iterator[Any]:
         yield op.gradient.fn
     for kernels in op.kernels.values():
         for kernel in kernels:
-            yield from (getattr(kernel.run, "fn", None), kernel.supports)
+            yield from (kernel.function, kernel.supports)
             if kernel.space is not None:
                 yield from (kernel.space.derived, kernel.space.prior, kernel.space.chosen)
                 yield [dict(c.items) for c in kernel.space.fixed]
@@ -75,16 +75,10 @@ def _texts(op: Op) -> Iterator[str]:
     """Sources of native kernels that lie beside their library or the declaration, and name the kernel's function."""
     for kernels in op.kernels.values():
         for kernel in kernels:
-            source: Any = getattr(kernel.run, "source", None)
-            symbol = getattr(source, "symbol", None)
-            if not isinstance(symbol, str):
+            if kernel.native is None:
                 continue
-            folders = {Path(op.reference.__code__.co_filename).parent}
-            path = getattr(getattr(source, "library", None), "path", None)
-            if path is not None:
-                folders.add(Path(path).parent)
-            for folder in folders:
-                yield from _naming(folder, symbol)
+            for folder in {Path(op.reference.__code__.co_filename).parent, kernel.native.library.parent}:
+                yield from _naming(folder, kernel.native.symbol)
 
 
 def _naming(folder: Path, symbol: str) -> Iterator[str]:
