@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -36,6 +37,19 @@ def test_the_audit_says_what_was_probably_meant(run: Any) -> None:
     result = run("audit", "sparse3d::subm_tabel")
     assert (result.exit_code, result.stdout) == (2, "")
     assert "did you mean 'sparse3d::subm_table'?" in result.stderr
+
+
+def test_their_verbs_are_listed_beside_those_of_the_core(run: Any) -> None:
+    listed = re.findall(r"^  (\w+) ", run("--help").stdout.split("Commands:")[1].split("Exit status")[0], re.MULTILINE)
+    assert {"backend", "demo", "slidesparse"} <= set(listed)
+
+
+def test_help_of_the_demonstration_has_examples_and_exit_codes(run: Any) -> None:
+    text = run("demo", "--help").stdout
+    assert len(re.findall(r"^ +shiplap demo\b", text, re.MULTILINE)) >= 2
+    assert re.search(r"Exit status:\n +0 ", text)
+    assert "--json" in text
+    assert max(map(len, text.splitlines())) <= 100
 
 
 def test_env_lists_their_libraries(run: Any) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import subprocess
-import sys
 
 import pytest
 
@@ -59,13 +57,3 @@ def test_an_error_survives_a_pickle() -> None:
     before = error("ZZ101", where="family::conv", got="0 voxels")
     after = pickle.loads(pickle.dumps(before))
     assert (type(after), str(after), after.got) == (FamilyError, str(before), "0 voxels")
-
-
-def test_errors_of_the_backend_come_with_the_backend() -> None:
-    """A program without it has no entry that speaks of it."""
-    program = (
-        "from shiplap.errors import CATALOGUE; before = 'SL901' in CATALOGUE\n"
-        "import shiplap_backend; print(before, 'SL901' in CATALOGUE, any(id >= 'SL9' for id in CATALOGUE))"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == "False True True\n"

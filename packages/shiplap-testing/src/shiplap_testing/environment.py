@@ -5,9 +5,11 @@ Third-party packages are linked and not copied, so that an environment takes a s
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
+import tomllib
 import venv
 from collections.abc import Iterable, Iterator
 from importlib.metadata import Distribution, PackageNotFoundError, distribution, distributions
@@ -15,7 +17,11 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-__all__ = ["Environment", "others", "with_requirements"]
+from shiplap_testing.paths import REPOSITORY
+
+__all__ = ["BUILD", "Environment", "build", "others", "ours", "with_requirements"]
+
+BUILD = ("build", "cmake", "hatchling", "ninja", "scikit-build-core")  # what builds our distributions; no torch
 
 
 class Environment:
@@ -41,8 +47,35 @@ class Environment:
         self, *arguments: str | Path, cwd: Path, env: dict[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
         """Run its Python isolated from this one's path and settings; ``env`` is all that the program sees."""
-        command = [str(self.python), *map(str, arguments)]
+        command = [str(self.python), "-I", *map(str, arguments)]
         return subprocess.run(command, cwd=cwd, env=env or {}, capture_output=True, text=True, check=False)
+
+
+def build(packages: Iterable[str], folder: Path) -> dict[str, Path]:
+    """Wheels of ``packages`` by name, each built from its source distribution; both are left in ``folder/dist``.
+
+    Nothing but :data:`BUILD` and the package's own build requirements is there while one is built.
+    """
+    environment, dist = Environment(folder / "builder", with_requirements(*BUILD)), folder / "dist"
+    path = {"PATH": os.environ["PATH"]}
+    wheels: dict[str, Path] = {}
+    for package in sorted({"shiplap-headers", *packages}, key=lambda p: p != "shiplap-headers"):
+        project = REPOSITORY / "packages" / package
+        done = environment.run("-m", "build", "--no-isolation", "--outdir", dist, project, cwd=folder, env=path)
+        if done.returncode:
+            raise RuntimeError(f"{package}\n{done.stdout}{done.stderr}")
+        (wheels[package],) = dist.glob(f"{package.replace('-', '_')}-[0-9]*.whl")
+        if package == "shiplap-headers":  # the others are built with it
+            environment.install(wheels[package])
+    return wheels
+
+
+def ours(package: str) -> list[str]:
+    """The distributions of this repository that ``package`` requires, itself last."""
+    project = tomllib.loads((REPOSITORY / "packages" / package / "pyproject.toml").read_text(encoding="utf-8"))
+    required = (Requirement(text).name for text in project["project"].get("dependencies", ()))
+    found = [name for first in required if first.startswith("shiplap") for name in ours(first)]
+    return [*dict.fromkeys(found), package]
 
 
 def with_requirements(*names: str) -> set[str]:

@@ -29,9 +29,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-REPOSITORY = (
-    Path(__file__).resolve().parents[4]
-)  # as paths.py has it: run as a script, this file imports nothing of ours
+# As paths.py has it: run as a script, this file imports nothing of ours.
+REPOSITORY = Path(os.environ.get("SHIPLAP_TEST_ROOT") or Path(__file__).parents[4]).resolve()
 READ_AT_IMPORT = ("TORCH_", "TORCHINDUCTOR_", "TORCHDYNAMO_", "TRITON_", "OMP_")
 READ_LATER = {"TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}
 

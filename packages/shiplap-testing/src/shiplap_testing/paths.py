@@ -5,7 +5,8 @@ from pathlib import Path
 
 __all__ = ["REPOSITORY", "SEARCHED", "searched"]
 
-REPOSITORY = Path(__file__).resolve().parents[4]
+# An installed shiplap-testing does not lie in the repository, and is told where that is.
+REPOSITORY = Path(os.environ.get("SHIPLAP_TEST_ROOT") or Path(__file__).parents[4]).resolve()
 
 # The tests of each package are a part of the namespace package ``tests``; programs that tests start find it here too.
 SEARCHED = (REPOSITORY, *sorted(p.parent for p in REPOSITORY.glob("packages/*/tests")))

@@ -1,0 +1,16 @@
+"""The catalogue of a program that uses the backend, and of one that does not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+
+def test_errors_of_the_backend_come_with_the_backend() -> None:
+    """A program without it has no entry that speaks of it."""
+    program = (
+        "from shiplap.errors import CATALOGUE; before = 'SL901' in CATALOGUE\n"
+        "import shiplap_backend; print(before, 'SL901' in CATALOGUE, any(id >= 'SL9' for id in CATALOGUE))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "False True True\n"
