@@ -58,7 +58,7 @@ from shiplap_sparse3d.ops import (
     transpose_table,
     unique_coords,
 )
-from shiplap_sparse3d.plan import Plan
+from shiplap_sparse3d.plan import Plan, set_most_parts
 from shiplap_sparse3d.planning import conv_plan, subm_plan
 from shiplap_sparse3d.pooling import (
     avg_pool,
@@ -147,6 +147,7 @@ __all__ = [
     "out_coords",
     "out_coords_bounded",
     "segment_mean",
+    "set_most_parts",
     "sort_table",
     "subm_plan",
     "subm_table",

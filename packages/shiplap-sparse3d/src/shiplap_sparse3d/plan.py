@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shiplap.errors import error
 from shiplap_sparse3d import ops
 
-__all__ = ["Plan", "parts_for", "wants_sorted"]
+__all__ = ["Plan", "parts_for", "parts_that_fill", "set_most_parts", "wants_sorted"]
 
 
 def parts_for(rows: int, taps: int) -> int:
@@ -23,11 +24,37 @@ def parts_for(rows: int, taps: int) -> int:
     known = _known if torch.compiler.is_compiling() else bool
     for limit, parts in _PARTS:
         if known(rows <= limit):
-            return max(least, min(taps, parts))
+            return max(least, min(taps, parts, _most_parts))
     return max(1, least)
 
 
 _PARTS = (8_000, 9), (32_000, 3), (128_000, 2)  # up to so many rows, into so many parts
+_most_parts = 1 << 31
+
+
+def set_most_parts(most: int | None) -> int | None:
+    """Sort tables that are built from now on into at most so many parts (None: as many as were the fastest).
+
+    A convolution over ``p`` parts keeps ``p`` partial sums of its result in float32 before it adds them: most of its peak
+    of memory below 128,000 voxels. Fewer parts take less memory and, where blocks of rows share few taps, more time.
+    Returns what was set before.
+    """
+    global _most_parts
+    before = None if _most_parts == 1 << 31 else _most_parts
+    if most is not None and most < 1:
+        raise error("SL208", where="sparse3d.set_most_parts", got=most, expected="1 or more, or None")
+    _most_parts = 1 << 31 if most is None else most
+    return before
+
+
+def parts_that_fill(rows: int, channels: int, taps: int, *, multiprocessors: int = 132) -> int:
+    """The fewest parts of a table whose tiles of 64 x 128 give each multiprocessor two.
+
+    More of them than that do not keep the device busier: what they save is taps that a block skips.
+    """
+    tiles = max(1, -(-rows // 64) * -(-channels // 128))
+    least = max(1, -(-taps // ops.MAX_PART))
+    return max(least, min(taps, 9, -(-2 * multiprocessors // tiles)))
 
 
 def wants_sorted(tensor: Tensor) -> bool:
