@@ -117,7 +117,9 @@ def _instance(value: Any, seen: dict[int, int], depth: int) -> Iterator[str]:
     for base in kind.__mro__:
         if _own(base) and base is not object:
             for name, member in sorted(vars(base).items()):
-                if isinstance(member, FunctionType) or (isinstance(member, (*PLAIN, list, tuple, dict)) and not name.startswith("__")):
+                if isinstance(member, FunctionType) or (
+                    isinstance(member, (*PLAIN, list, tuple, dict)) and not name.startswith("__")
+                ):
                     yield from _walk(member, seen, depth - 1)
     if not isinstance(value, type) and hasattr(value, "__dict__"):
         yield from _walk(dict(vars(value)), seen, depth - 1)
