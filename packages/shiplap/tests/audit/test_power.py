@@ -6,9 +6,11 @@ import pytest
 import torch
 
 from shiplap.audit import audit
+from shiplap_testing.zoo import power_gradient
 from shiplap_testing.zoo.power import PAIRS
 
 SEED = 20261122
+assert power_gradient.M is not None  # it adds to PAIRS
 
 
 @pytest.fixture(autouse=True)

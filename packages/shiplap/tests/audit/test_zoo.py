@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from shiplap.audit import CHECKS, audit
-from shiplap_testing.zoo import bad, boundary, good, gpu, stateful
+from shiplap_testing.zoo import bad, boundary, good, gpu, power, power_gradient, stateful
 
 SEED = 20261121
+assert power_gradient.M is not None  # it adds to power.PAIRS
 # A full audit of these: what fails is the fault itself and what follows from it, and nothing else.
 WHOLE = {
     "wrong gradient": {"gradient"},
@@ -63,7 +64,8 @@ def test_a_sound_op_passes_everything(specimen):
 
 
 def test_every_check_has_an_op_that_it_flags():
-    assert {check for s in EVERY_BAD for check in s.flagged_by} == set(CHECKS)
+    named = {check for s in EVERY_BAD for check in s.flagged_by} | {pair.flagged_by for pair in power.PAIRS}
+    assert named == set(CHECKS)
 
 
 def test_the_eleven_of_which_opcheck_passes_ten():

@@ -1,0 +1,209 @@
+"""Gradients and transforms that are right for one plain backward and wrong otherwise, each with its sound twin."""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from shiplap_testing.zoo.power import V, dress, pair
+
+__all__ = ["M"]
+
+M = Float[Tensor, "n c"]
+
+
+def square(x: V) -> V:
+    return x * x
+
+
+def norm(x: M) -> V:
+    return x.abs().sqrt().sum(1)
+
+
+def largest(x: M) -> V:
+    return x.amax(1)
+
+
+def three(a: V, b: V, c: V) -> V:
+    return a * b * c
+
+
+def times(x: V, y: V) -> V:
+    return x * y
+
+
+def with_backward(kernel, backward, **keywords):
+    @dress
+    def attach(op):
+        op.kernel("cpu", kernel)
+        op.backward(backward, **keywords)
+
+    return attach
+
+
+def sound_square(grad, saved, needs):
+    return {"x": grad * 2 * saved.x}
+
+
+def detached(grad, saved, needs):
+    return {"x": (grad * 2 * saved.x).detach()}
+
+
+def overwrites(grad, saved, needs):
+    return {"x": grad.mul_(2 * saved.x) if not grad.requires_grad and grad.is_contiguous() else grad * 2 * saved.x}
+
+
+_BUFFER: dict[tuple[int, ...], Tensor] = {}
+
+
+def buffered(grad, saved, needs):
+    key = tuple(grad.shape)
+    found = _BUFFER.setdefault(key, torch.empty_like(grad))
+    if found.dtype != grad.dtype or grad.requires_grad:
+        return {"x": grad * 2 * saved.x}
+    return {"x": torch.mul(grad, 2 * saved.x, out=found)}
+
+
+_LOCAL = threading.local()
+
+
+def keeps_x(x):
+    _LOCAL.x = x
+    return x * x
+
+
+def kept_x(grad, saved, needs):
+    return {"x": grad * 2 * _LOCAL.x}
+
+
+pair(
+    "second order detached",
+    square,
+    with_backward(lambda x: x * x, detached),
+    with_backward(lambda x: x * x, sound_square),
+    "backward",
+)
+pair(
+    "overwrites the gradient",
+    square,
+    with_backward(lambda x: x * x, overwrites),
+    with_backward(lambda x: x * x, sound_square),
+    "backward",
+)
+pair(
+    "gradient in a cached buffer",
+    square,
+    with_backward(lambda x: x * x, buffered),
+    with_backward(lambda x: x * x, sound_square),
+    "backward",
+)
+pair(
+    "input kept behind autograd",
+    square,
+    with_backward(keeps_x, kept_x),
+    with_backward(lambda x: x * x, sound_square),
+    "backward",
+)
+
+
+def nan_at_zero(grad, saved, needs):
+    return {"x": grad * saved.x / saved.x.abs()}
+
+
+def sound_abs(grad, saved, needs):
+    return {"x": grad * saved.x.sign()}
+
+
+def magnitude(x: V) -> V:
+    return x.abs()
+
+
+pair(
+    "gradient is NaN at 0",
+    magnitude,
+    with_backward(lambda x: x.abs(), nan_at_zero),
+    with_backward(lambda x: x.abs(), sound_abs),
+    "gradient",
+)
+
+
+def first_of_ties(grad, saved, needs):
+    hot = torch.zeros_like(saved.x)
+    return {"x": hot.scatter(1, saved.x.argmax(1, keepdim=True), grad[:, None])}
+
+
+def shared_among_ties(grad, saved, needs):
+    hot = (saved.x == saved.x.amax(1, keepdim=True)).to(grad.dtype)
+    return {"x": hot / hot.sum(1, keepdim=True) * grad[:, None]}
+
+
+pair(
+    "gradient of ties",
+    largest,
+    with_backward(lambda x: x.amax(1), first_of_ties),
+    with_backward(lambda x: x.amax(1), shared_among_ties),
+    "gradient",
+    requires=("c >= 1",),
+)
+
+
+def mixed_up(grad, saved, needs):
+    if needs.a and needs.c and not needs.b:
+        return {"a": grad * saved.b * saved.c, "c": grad * saved.b * saved.c}
+    return sound_three(grad, saved, needs)
+
+
+def sound_three(grad, saved, needs):
+    return {"a": grad * saved.b * saved.c, "b": grad * saved.a * saved.c, "c": grad * saved.a * saved.b}
+
+
+pair(
+    "mask of two among three",
+    three,
+    with_backward(lambda a, b, c: a * b * c, mixed_up),
+    with_backward(lambda a, b, c: a * b * c, sound_three),
+    "gradient",
+)
+
+
+def long_only(grad, saved, needs):
+    scale = torch.ones_like(grad)
+    scale[128:] = 0
+    return {"x": grad * saved.y * scale, "y": grad * saved.x}
+
+
+def sound_times(grad, saved, needs):
+    return {"x": grad * saved.y, "y": grad * saved.x}
+
+
+pair(
+    "gradient past 128",
+    times,
+    with_backward(lambda x, y: x * y, long_only),
+    with_backward(lambda x, y: x * y, sound_times),
+    "gradient",
+)
+
+
+def vmap_rule(wrong):
+    @dress
+    def attach(op):
+        op.kernel("cpu", lambda x: x * 2)
+        name = f"{op.spec.namespace}::{op.spec.opname}"
+
+        def rule(info, in_dims, x):
+            return op(x.flatten()).reshape(x.shape), (0 if wrong else in_dims[0])
+
+        torch.library.register_vmap(name, rule)
+
+    return attach
+
+
+def double(x: V) -> V:
+    return x * 2
+
+
+pair("vmap rule forgets the dim", double, vmap_rule(True), vmap_rule(False), "transforms")
