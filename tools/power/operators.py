@@ -45,8 +45,9 @@ def python_mutants(source: str) -> Iterator[Mutant]:
     """One mutant for each place and operator; ``source`` is a function or a module."""
     tree = ast.parse(source)
     count = sum(1 for _ in ast.walk(tree))
+    operators = ("comparison", "arithmetic", "constant", "dropped term", "dtype", "negated", "default", "zeroed")
     for index in range(count):
-        for operator in ("comparison", "arithmetic", "constant", "dropped term", "dtype", "negated", "default", "zeroed"):
+        for operator in operators:
             changed = copy.deepcopy(tree)
             node = next(n for i, n in enumerate(ast.walk(changed)) if i == index)
             if not hasattr(node, "lineno"):
@@ -85,7 +86,8 @@ def _change(node: ast.AST, operator: str) -> bool:
     return False
 
 
-TOKEN = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])*\'|#[^\n]*|\w+|<<=|>>=|[-+*/<>=!&|]=|[<>&|+-]{2}|\S', re.S)
+COMMENT, STRING = r"//[^\n]*|/\*.*?\*/|#[^\n]*", r'"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])*\''
+TOKEN = re.compile(rf"{COMMENT}|{STRING}|\w+|<<=|>>=|[-+*/<>=!&|]=|[<>&|+-]{{2}}|\S", re.S)
 SWAPS = {
     "<": ("<=",),
     "<=": ("<",),
