@@ -68,6 +68,7 @@ lint: $(STAMP) ## style, imports and circles, private torch, types by name, size
 	$(BIN)/python tools/check_dispatch.py
 	$(BIN)/python tools/check_annotations.py
 	$(BIN)/python tools/size_budget.py
+	$(BIN)/python -m shiplap.codegen.dtypes --check
 	$(BIN)/python tools/exemptions.py
 	$(BIN)/shiplap header --check
 

@@ -15,22 +15,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 
+from shiplap.dtypes import in_aten
 from shiplap_backend.vendor import Functions, Parameter, VendorFunction, enum_values
 
 __all__ = ["Compiler", "ExpressionError", "Typed", "Vocabulary", "nearest"]
 
-DTYPES = {
-    "f64": "at::kDouble",
-    "f32": "at::kFloat",
-    "f16": "at::kHalf",
-    "bf16": "at::kBFloat16",
-    "i64": "at::kLong",
-    "i32": "at::kInt",
-    "i16": "at::kShort",
-    "i8": "at::kChar",
-    "u8": "at::kByte",
-    "bool": "at::kBool",
-}
+DTYPES = {short: f"at::{row.aten}" for short, row in in_aten().items()}
 
 _BINARY = {
     ast.Add: "+",

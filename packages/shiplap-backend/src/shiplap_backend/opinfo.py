@@ -17,21 +17,11 @@ import torch
 
 from shiplap.compat import device_tests
 from shiplap.compat.trees import leaves, map_leaves
+from shiplap.dtypes import in_aten
 
 __all__ = ["DTYPES", "Evidence", "case_name", "instantiate"]
 
-DTYPES = {
-    "f32": torch.float32,
-    "bf16": torch.bfloat16,
-    "f16": torch.float16,
-    "i64": torch.int64,
-    "i32": torch.int32,
-    "u8": torch.uint8,
-    "bool": torch.bool,
-    "i16": torch.int16,
-    "i8": torch.int8,
-    "f64": torch.float64,
-}
+DTYPES = {short: row.torch for short, row in in_aten().items()}
 
 # What these return is not determined by their arguments.
 UNDEFINED = ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided")

@@ -21,15 +21,13 @@ __all__ = [
     "Kind",
     "differentiable",
     "floating",
+    "in_aten",
     "mask",
-    "named",
     "number",
     "numbers",
     "of",
     "preferred",
     "rows",
-    "short",
-    "torch_dtype",
 ]
 
 Kind = Literal["bool", "unsigned", "signed", "float", "float8", "float4", "complex"]
@@ -45,8 +43,7 @@ class Dtype:
         dlpack: DLPack's type code, bits and lanes.
         kind: what its values are.
         short: what command lines and tables of results call it, empty for no short name.
-        c: the C type of an element, empty where C has none.
-        triton: the name in ``triton.language``, empty where it has none.
+        aten: the name in ATen's C++, after ``at::``, of those that the wrappers of a backend may mention.
         native: whether torch's stable ABI names it from torch 2.11 on, so that generated C++ may allocate it.
         sampled: how early samples of an op of several dtypes use it, 0 for not at all.
     """
@@ -56,8 +53,7 @@ class Dtype:
     dlpack: tuple[int, int, int]
     kind: Kind
     short: str = ""
-    c: str = ""
-    triton: str = ""
+    aten: str = ""
     native: bool = True
     sampled: int = 0
 
@@ -83,41 +79,32 @@ class Dtype:
 
 # DLPack's codes are those of dlpack.h 1.2.
 _ROWS = (
-    Dtype("uint8", 0, (1, 8, 1), "unsigned", "u8", "uint8_t", "uint8", sampled=10),
-    Dtype("int8", 1, (0, 8, 1), "signed", "i8", "int8_t", "int8", sampled=9),
-    Dtype("int16", 2, (0, 16, 1), "signed", "i16", "int16_t", "int16", sampled=8),
-    Dtype("int32", 3, (0, 32, 1), "signed", "i32", "int32_t", "int32", sampled=7),
-    Dtype("int64", 4, (0, 64, 1), "signed", "i64", "int64_t", "int64", sampled=6),
-    Dtype("float16", 5, (2, 16, 1), "float", "f16", "", "float16", sampled=4),
-    Dtype("float32", 6, (2, 32, 1), "float", "f32", "float", "float32", sampled=1),
-    Dtype("float64", 7, (2, 64, 1), "float", "f64", "double", "float64", sampled=2),
+    Dtype("uint8", 0, (1, 8, 1), "unsigned", "u8", "kByte", sampled=10),
+    Dtype("int8", 1, (0, 8, 1), "signed", "i8", "kChar", sampled=9),
+    Dtype("int16", 2, (0, 16, 1), "signed", "i16", "kShort", sampled=8),
+    Dtype("int32", 3, (0, 32, 1), "signed", "i32", "kInt", sampled=7),
+    Dtype("int64", 4, (0, 64, 1), "signed", "i64", "kLong", sampled=6),
+    Dtype("float16", 5, (2, 16, 1), "float", "f16", "kHalf", sampled=4),
+    Dtype("float32", 6, (2, 32, 1), "float", "f32", "kFloat", sampled=1),
+    Dtype("float64", 7, (2, 64, 1), "float", "f64", "kDouble", sampled=2),
     Dtype("complex32", 8, (5, 32, 1), "complex", "c32", native=False),
-    Dtype("complex64", 9, (5, 64, 1), "complex", "c64", "float _Complex", sampled=5),
-    Dtype("complex128", 10, (5, 128, 1), "complex", "c128", "double _Complex"),
-    Dtype("bool", 11, (6, 8, 1), "bool", "bool", "bool", "int1", sampled=11),
-    Dtype("bfloat16", 15, (4, 16, 1), "float", "bf16", "", "bfloat16", sampled=3),
-    Dtype("float8_e5m2", 23, (12, 8, 1), "float8", "f8e5m2", "", "float8e5"),
-    Dtype("float8_e4m3fn", 24, (10, 8, 1), "float8", "f8e4m3", "", "float8e4nv"),
-    Dtype("float8_e5m2fnuz", 25, (13, 8, 1), "float8", "f8e5m2fnuz", "", "float8e5b16"),
-    Dtype("float8_e4m3fnuz", 26, (11, 8, 1), "float8", "f8e4m3fnuz", "", "float8e4b8"),
-    Dtype("uint16", 27, (1, 16, 1), "unsigned", "u16", "uint16_t", "uint16", native=False),
-    Dtype("uint32", 28, (1, 32, 1), "unsigned", "u32", "uint32_t", "uint32", native=False),
-    Dtype("uint64", 29, (1, 64, 1), "unsigned", "u64", "uint64_t", "uint64", native=False),
+    Dtype("complex64", 9, (5, 64, 1), "complex", "c64", sampled=5),
+    Dtype("complex128", 10, (5, 128, 1), "complex", "c128"),
+    Dtype("bool", 11, (6, 8, 1), "bool", "bool", "kBool", sampled=11),
+    Dtype("bfloat16", 15, (4, 16, 1), "float", "bf16", "kBFloat16", sampled=3),
+    Dtype("float8_e5m2", 23, (12, 8, 1), "float8", "f8e5m2"),
+    Dtype("float8_e4m3fn", 24, (10, 8, 1), "float8", "f8e4m3"),
+    Dtype("float8_e5m2fnuz", 25, (13, 8, 1), "float8", "f8e5m2fnuz"),
+    Dtype("float8_e4m3fnuz", 26, (11, 8, 1), "float8", "f8e4m3fnuz"),
+    Dtype("uint16", 27, (1, 16, 1), "unsigned", "u16", native=False),
+    Dtype("uint32", 28, (1, 32, 1), "unsigned", "u32", native=False),
+    Dtype("uint64", 29, (1, 64, 1), "unsigned", "u64", native=False),
     Dtype("float8_e8m0fnu", 44, (14, 8, 1), "float8", "f8e8m0", native=False),
     Dtype("float4_e2m1fn_x2", 45, (17, 4, 2), "float4", "f4e2m1x2", native=False),
 )
 
 DTYPES: Mapping[str, Dtype] = MappingProxyType({row.name: row for row in _ROWS if hasattr(torch, row.name)})
 _BY_TORCH = {row.torch: row for row in DTYPES.values()}
-
-
-def named(name: str) -> Dtype:
-    """The row of a torch name, with or without ``torch.``, or of a short name; SL214 for a name of none."""
-    plain = name.removeprefix("torch.")
-    found = DTYPES.get(plain) or next((row for row in DTYPES.values() if row.short == plain), None)
-    if found is None:
-        raise error("SL214", where=name, got=f"the dtype {name!r}", expected=f"one of {', '.join(DTYPES)}")
-    return found
 
 
 def of(dtype: torch.dtype, where: str) -> Dtype:
@@ -128,14 +115,10 @@ def of(dtype: torch.dtype, where: str) -> Dtype:
     return found
 
 
-def torch_dtype(name: str) -> torch.dtype:
-    """``"bfloat16"``, ``"torch.bfloat16"`` or ``"bf16"`` as torch's dtype."""
-    return named(name).torch
-
-
-def short(*names: str) -> dict[str, torch.dtype]:
-    """Short names and what they stand for: of all dtypes, or of these."""
-    return {row.short: row.torch for row in DTYPES.values() if row.short and (not names or row.short in names)}
+def in_aten() -> dict[str, Dtype]:
+    """By short name those that the wrappers of a backend may mention, in the order in which samples prefer them."""
+    found = sorted(DTYPES.values(), key=lambda row: row.sampled or len(DTYPES))
+    return {row.short: row for row in found if row.aten}
 
 
 def preferred() -> tuple[str, ...]:

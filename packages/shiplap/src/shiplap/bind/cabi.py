@@ -10,6 +10,7 @@ import ctypes
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import TypeAlias
 
@@ -28,10 +29,11 @@ from shiplap.op.kernel import Implementation, Kernel, Terms
 from shiplap.op.launch import allocate_workspace
 from shiplap.op.native import NativeForm
 from shiplap.op.outputs import check_bound, empty_outputs
-from shiplap.op.plan.given import AlignedOutput
+from shiplap.op.plan.packing import Packed, compile_packing
+from shiplap.op.plan.rules.outputs import AlignedOutput
 from shiplap.op.plan.term import Place
 from shiplap.op.spec import OpSpec
-from shiplap.op.values import EnvValue, Outputs
+from shiplap.op.values import Args, EnvValue, Outputs
 
 __all__ = ["CAbi", "CKernel", "cabi"]
 
@@ -146,7 +148,7 @@ class CKernel(Kernel):
         names = terms.space.names if terms.space is not None else ()
         stamp = signature(spec, names)
         self.native = NativeForm(source.library, source.symbol, source.strided, source.align, stamp)
-        self.parameters = prototype(spec)
+        self.parameters, self.where = prototype(spec), f"{spec.name}, kernel {source.symbol}"
         self.values = 0, 0  # of the config: address and length
         self._array: ctypes.Array[ctypes.c_int64] | None = None  # holds them
         self._function: Callable[..., int] | None = None
@@ -170,10 +172,10 @@ class CKernel(Kernel):
 
     def into(self, call: Binding, outs: Sequence[Tensor], scratch: Tensor | None) -> None:
         """Fill ``outs``, of fixed sizes, with the caller's workspace if one is given."""
-        for output, tensor in zip(self.spec.outputs, outs, strict=True):
-            if not self._aligned(tensor):
+        if self.native.align > 1:
+            for output, tensor in zip(self.spec.outputs, outs, strict=True):
                 at = Place(self.spec.name, output.name, role="output")
-                raise AlignedOutput(at, self.native.align).explain({at.tensor.python: tensor})
+                AlignedOutput(at, self.native.align).hold({at.tensor.python: tensor})
         self._run(call, outs, {}, scratch)
 
     def timed(self, call: Binding, clock: Callable[[Callable[[], int]], float]) -> float:
@@ -201,61 +203,42 @@ class CKernel(Kernel):
         return self._function
 
     def _run(self, call: Binding, outs: Sequence[Tensor], extents: Extents, scratch: Tensor | None) -> None:
-        inputs, write_back = self._inputs(call)
+        inputs, copies = self._pack(call.args)
         if scratch is None and self.workspace is not None:
             scratch = allocate_workspace(self.workspace, call)
         self._invoke(call, [*inputs, *outs], extents, scratch)
-        for target, packed in write_back:
-            target.copy_(packed)
+        for target, copy in copies:
+            target.copy_(copy)
         if self.native.counting:
             native.consider(self.spec, self.native)
 
-    def _inputs(self, call: Binding) -> tuple[list[Tensor | None], list[tuple[Tensor, Tensor]]]:
-        """Tensors in order, contiguous and aligned where the kernel wants it; copies of mutated ones are to be written
-        back.
-        """
-        found: list[Tensor | None] = []
-        write_back: list[tuple[Tensor, Tensor]] = []
-        for arg, value in zip(self.spec.args, call.args, strict=True):
-            if arg.tensor is None:
-                continue
-            tensor = value if isinstance(value, Tensor) else None
-            if tensor is not None and not self._takes(arg.name, tensor):
-                copy = tensor.clone(memory_format=torch.contiguous_format)
-                if arg.mutated:
-                    write_back.append((tensor, copy))
-                tensor = copy
-            found.append(tensor)
-        return found, write_back
-
-    def _takes(self, name: str, tensor: Tensor) -> bool:
-        """Whether the kernel takes the tensor as it lies."""
-        return (name in self.native.strided or tensor.is_contiguous()) and self._aligned(tensor)
-
-    def _aligned(self, tensor: Tensor) -> bool:
-        return self.native.align == 1 or tensor.data_ptr() % self.native.align == 0
+    @cached_property
+    def _pack(self) -> Callable[[Args], Packed]:
+        """Tensors in order, contiguous and aligned where the kernel wants it; copies are made where they are not."""
+        return compile_packing(self.spec, self.native.strided, self.native.align)
 
     def _invoke(self, call: Binding, tensors: list[Tensor | None], extents: Extents, scratch: Tensor | None) -> None:
         device, function = call.device, self._function or self._loaded()
         rest = [_argument(p, call.env, extents) for p in self.parameters[len(tensors) :]]
         if device.type == "cuda":
-            frame = Frame(tensors, device, scratch, torch.cuda.current_stream(device).cuda_stream, self.values)
+            frame = Frame(
+                tensors, device, scratch, torch.cuda.current_stream(device).cuda_stream, self.values, self.where
+            )
             with torch.cuda.device(device):
                 status = function(frame.context, *frame.tensors, *rest)
         else:
-            frame = Frame(tensors, device, scratch, 0, self.values)
+            frame = Frame(tensors, device, scratch, 0, self.values, self.where)
             status = function(frame.context, *frame.tensors, *rest)
         if status != SL_OK:
             id = "SL211" if status == SL_INVALID_ARGUMENT else "SL305"
-            where = f"{self.spec.name}, kernel {self.native.symbol}"
-            raise error(id, where=where, got=frame.message or f"status {status}", expected="")
+            raise error(id, where=self.where, got=frame.message or f"status {status}", expected="")
 
     def _narrow(self, call: Binding, outs: Outputs, extents: Extents) -> Outputs:
         """Cut outputs from their bound to what the kernel filled; a mostly empty one is copied to free its memory."""
         env = dict(call.env)
         for dim, extent in extents.items():
             env[dim] = extent.value
-            check_bound(self.spec, f"{self.spec.name}, kernel {self.native.symbol}", dim, extent.value, env)
+            check_bound(self.spec, self.where, dim, extent.value, env)
         narrowed = []
         for out, full in zip(self.spec.outputs, outs, strict=True):
             shape = shape_of(out, env)

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shiplap import dtypes
+
 __all__ = ["CONTEXT", "TENSOR", "Frame"]
 
 ABI_VERSION = 1
@@ -24,17 +26,6 @@ CONTEXT, TENSOR = "IiPPNPNPN", "PiiiBBHPPQ"  # sl_context and DLTensor of shipla
 
 _DEVICE = {"cpu": 1, "cuda": 2}
 _EXTENSION = 12  # kDLExtDev: any other device type, such as a PrivateUse1 backend
-_CODE = {
-    torch.bool: 6,
-    torch.bfloat16: 4,
-    torch.complex32: 5,
-    torch.complex64: 5,
-    torch.complex128: 5,
-    torch.float8_e4m3fn: 10,
-    torch.float8_e4m3fnuz: 11,
-    torch.float8_e5m2: 12,
-    torch.float8_e5m2fnuz: 13,
-}
 
 
 @dataclass(frozen=True)
@@ -66,6 +57,7 @@ class Frame:
         scratch: Tensor | None,
         stream: int,
         config: tuple[int, int] = (0, 0),
+        where: str = "",
     ) -> None:
         layout = _layout(tuple([-1 if t is None else t.dim() for t in tensors]))
         self._buffer = ctypes.create_string_buffer(layout.size)
@@ -96,8 +88,7 @@ class Frame:
                 kind,
                 index,
                 rank,
-                *_element(tensor.dtype),
-                1,
+                *_element(tensor.dtype, where),
                 sizes,
                 sizes + 8 * rank,
                 0,
@@ -118,10 +109,9 @@ _TENSOR_BYTES = Struct(TENSOR).size
 
 
 @cache
-def _element(dtype: torch.dtype) -> tuple[int, int]:
-    """DLPack's type code, and bits."""
-    code = _CODE.get(dtype, 2 if dtype.is_floating_point else 0 if dtype.is_signed else 1)
-    return code, dtype.itemsize * 8
+def _element(dtype: torch.dtype, where: str) -> tuple[int, int, int]:
+    """DLPack's type code, bits and lanes; SL214 for a dtype that has none."""
+    return dtypes.of(dtype, where).dlpack
 
 
 def _canonical(shape: Sequence[int]) -> Sequence[int]:

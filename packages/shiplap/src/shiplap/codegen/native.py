@@ -23,9 +23,10 @@ from shiplap.op.expr import Expr
 from shiplap.op.out import out_name, out_schema, scratch_name
 from shiplap.op.plan import CallPlan
 from shiplap.op.plan.build import tried
-from shiplap.op.plan.given import WithinBound
 from shiplap.op.plan.outputs import OutputPlan
-from shiplap.op.plan.rules import OfTensor
+from shiplap.op.plan.packing import packing_steps
+from shiplap.op.plan.rules.outputs import WithinBound
+from shiplap.op.plan.rules.tensors import OfTensor
 from shiplap.op.plan.steps import Check, Let, Type
 from shiplap.op.plan.term import Names
 from shiplap.op.schema import schema
@@ -117,7 +118,8 @@ def describe(op: Native, id: str) -> dict[str, Any]:
         "room_checks": lines(outputs.room),
         "within": lines(Check(WithinBound(where, d, e.source)) for d, e in spec.bounds),
         "outputs": [_output(spec, outputs, out) for out in spec.outputs],
-        "packed": [a for a in spec.tensors if a.name not in op.strided and not a.mutated],
+        "packed": lines(packing_steps(spec, op.strided, op.align, native=True)),
+        "allocated": lines(outputs.allocated),
         "workspace": _workspace(op, names) if op.workspace else [],
         "widest": _widest(spec),
         "arguments": [_argument(spec, p) for p in parameters],
@@ -220,9 +222,7 @@ def _widest(spec: OpSpec) -> str:
 @dataclass(frozen=True)
 class _Out:
     name: str
-    shape: str
     final_shape: str
-    dtype: str
     dynamic: bool
 
 
@@ -230,7 +230,7 @@ def _output(spec: OpSpec, plan: OutputPlan, out: Output) -> _Out:
     kind = out.tensor
     used = {d.text for d in kind.dims}.union(*(d.expr.names for d in kind.dims if d.expr))
     final = _shape(kind, lambda n: f"extent_{n}" if n in spec.dynamic else plan.names(n))
-    return _Out(out.name, plan.shape(out).cpp, final, plan.dtype(out).cpp, bool(used & spec.dynamic.keys()))
+    return _Out(out.name, final, bool(used & spec.dynamic.keys()))
 
 
 def _shape(kind: TensorType, names: Callable[[str], str]) -> str:

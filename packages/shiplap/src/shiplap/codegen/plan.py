@@ -7,7 +7,7 @@ from itertools import groupby
 
 from shiplap.op.cpp import quote
 from shiplap.op.plan.rule import TRUE, Rule
-from shiplap.op.plan.steps import Check, Each, Evaluate, Let, Meet, Present, Step, Unset
+from shiplap.op.plan.steps import Allocate, Check, Each, Evaluate, Let, Meet, Pack, Present, Step, Unset
 from shiplap.op.plan.term import Term, Text
 
 __all__ = ["NoCpp", "condition", "lines", "parts", "refusal"]
@@ -37,6 +37,10 @@ def _lines(step: Step) -> list[str]:
             first = f"{variable} = {_known(term.cpp)}; from_{variable} = {quote(_plain(origin))};"
             others = [line for rule in rules for line in check(rule)]
             return [f"if ({type.is_unset(variable)}) {{ {first} }} else {{", *_inside(others), "}"]
+        case Allocate(at, sizes, dtype):
+            return [f"Tensor {at.tensor.cpp} = empty({_known(sizes.cpp)}, {dtype.cpp}, device);"]
+        case Pack(at):
+            return [f"const Tensor original_{at.arg} = make_contiguous({at.tensor.cpp});"]
         case Present(at, steps):
             return [f"if ({at.tensor.cpp}) {{", *_inside(lines(steps)), "}"]
         case Each(at, _):

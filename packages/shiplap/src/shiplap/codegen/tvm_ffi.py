@@ -5,7 +5,7 @@ There is no Python to hand a call over to: what the kernel does not take is refu
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from shiplap.codegen.environment import render
@@ -14,13 +14,14 @@ from shiplap.codegen.plan import lines
 from shiplap.op.cpp import quote
 from shiplap.op.plan import CallPlan
 from shiplap.op.plan.build import around, look_dtype
-from shiplap.op.plan.given import Aligned, AlignedOutput, OnCpu
-from shiplap.op.plan.rules import Contiguous, DtypeAmong
+from shiplap.op.plan.rules.outputs import Aligned, AlignedOutput, OnCpu
+from shiplap.op.plan.rules.tensors import Contiguous, DtypeAmong
 from shiplap.op.plan.steps import Check, Step
 from shiplap.op.plan.term import Place
 from shiplap.op.schema import schema
+from shiplap.op.spec import OpSpec
 
-__all__ = ["tvm_ffi_source"]
+__all__ = ["narrowed_steps", "tvm_ffi_source"]
 
 
 def tvm_ffi_source(op: Native, library: Path) -> str:
@@ -33,23 +34,25 @@ def tvm_ffi_source(op: Native, library: Path) -> str:
         library=quote(str(library)),
         signature=signature,
         quoted_signature=quote(signature),
-        narrowed=lines(_narrowed(op)),
+        narrowed=lines(narrowed_steps(op.spec, op.symbol, dtypes=op.dtypes, strided=op.strided, align=op.align)),
         apart=lines(CallPlan(op.spec).outputs.apart_outputs),
     )
 
 
-def _narrowed(op: Native) -> Iterable[Step]:
-    """Checks of what the kernel asks beyond the declaration: its own dtypes, tensors that lie contiguous, aligned."""
-    for arg in op.spec.tensors:
+def narrowed_steps(
+    spec: OpSpec, symbol: str, *, dtypes: tuple[str, ...], strided: Collection[str], align: int
+) -> Iterable[Step]:
+    """Checks of what a kernel asks beyond the declaration: its own dtypes, tensors that lie contiguous, aligned."""
+    for arg in spec.tensors:
         assert arg.tensor is not None
-        at, found = Place(op.spec.name, arg.name), list[Step]()
-        if op.dtypes and not arg.tensor.concrete:
-            found.append(Check(DtypeAmong(at, f"kernel {op.symbol}", op.dtypes)))
-        if arg.name not in op.strided and not arg.contiguous:
+        at, found = Place(spec.name, arg.name), list[Step]()
+        if dtypes and not arg.tensor.concrete:
+            found.append(Check(DtypeAmong(at, f"kernel {symbol}", dtypes)))
+        if arg.name not in strided and not arg.contiguous:
             found.append(Check(Contiguous(at)))
-        if op.align > 1:
-            found.append(Check(Aligned(at, op.align)))
+        if align > 1:
+            found.append(Check(Aligned(at, align)))
         yield from around(arg, at, (look_dtype(at), *found)) if arg.optional else found
-    for out in op.spec.outputs if op.align > 1 else ():
-        yield Check(AlignedOutput(Place(op.spec.name, out.name, role="output"), op.align))
-    yield Check(OnCpu(op.spec.name))
+    for out in spec.outputs if align > 1 else ():
+        yield Check(AlignedOutput(Place(spec.name, out.name, role="output"), align))
+    yield Check(OnCpu(spec.name))

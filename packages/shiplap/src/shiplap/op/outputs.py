@@ -9,8 +9,8 @@ from torch import Tensor
 
 from shiplap.errors import error
 from shiplap.op.binding import Binding, shape_of
-from shiplap.op.plan.given import WithinBound
 from shiplap.op.plan.outputs import OutputPlan
+from shiplap.op.plan.rules.outputs import WithinBound
 from shiplap.op.plan.term import Names
 from shiplap.op.spec import Dim, OpSpec
 from shiplap.op.values import EnvValue, Outputs, Returned, Value

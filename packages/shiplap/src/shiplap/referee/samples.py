@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shiplap.dtypes import floating, preferred
 from shiplap.errors import ShiplapError, error
 from shiplap.op import Arg, Op, Output
 from shiplap.op.binding import Binding, shape_of
@@ -33,8 +34,7 @@ LONG = 4096  # terms of a long sum
 GRAIN = 70_001  # elements: two pieces of a parallel loop, and a rest
 MOST = 1 << 21  # elements of all arguments of a sample
 KEPT = 1 << 14  # elements of a sample that is kept
-FLOATS = ("float32", "float64", "bfloat16", "float16")
-PREFERRED = (*FLOATS, "complex64", "int64", "int32", "int16", "int8", "uint8", "bool")
+FLOATS, PREFERRED = floating(), preferred()
 
 
 def tree_map(fn: Callable[[Tensor], Any], args: Iterable[Any]) -> tuple[Any, ...]:

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 from torch.fx import Graph
 
+from shiplap.dtypes import floating
 from shiplap.errors import AuditError, error
 from shiplap.op.plan import CallPlan
 from shiplap.op.source import source_digest
@@ -30,7 +31,7 @@ __all__ = ["Drawn"]
 SEED = 0
 STAND_IN = 0.7390851332151607  # a float argument while a pattern is traced: no constant of a model is this by accident
 FLOATS = (1e-6, 1e-3, 0.125, 2.0, 16.0)  # tried where the guards do not admit the default of a float argument
-NARROW = ("bfloat16", "float16")
+NARROW = floating(widest=16)
 OTHER = (*NARROW, "float64")  # than the base has: in ATen constants and casts name their dtype
 RANKS = ((), (2, 3))  # of a variadic dim, besides the usual (2,)
 

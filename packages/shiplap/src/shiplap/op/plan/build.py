@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from shiplap import dtypes
 from shiplap.op.expr import Expr
-from shiplap.op.plan import rules
 from shiplap.op.plan.rule import Rule
+from shiplap.op.plan.rules import relations, sizes, tensors
 from shiplap.op.plan.steps import Check, Each, Evaluate, Let, Meet, Present, Step, Type, Unset
 from shiplap.op.plan.term import Names, Place, Term, Text, both, fallible, quoted, value
 from shiplap.op.spec import Arg, Dim, OpSpec, TensorType
@@ -36,7 +35,7 @@ def sharing_steps(spec: OpSpec) -> tuple[Step, ...]:
         for arg in spec.tensors:
             if arg.name != name:
                 other = Place(spec.name, arg.name, arg.many)
-                found += around(arg, other, (Check(rules.Unshared(target, other)),))
+                found += around(arg, other, (Check(tensors.Unshared(target, other)),))
     return tuple(found)
 
 
@@ -55,7 +54,7 @@ def tried(spec: OpSpec, names: Names, variable: str, type: Type, expr: Expr) -> 
     term = value(expr, names)
     if not fallible(expr, names):
         return (), term
-    return (Evaluate(variable, type, expr, term, rules.HasValue(spec.name, expr, names)),), both(variable)
+    return (Evaluate(variable, type, expr, term, relations.HasValue(spec.name, expr, names)),), both(variable)
 
 
 class _Builder:
@@ -105,26 +104,22 @@ class _Builder:
         at, kind = Place(self.spec.name, arg.name, arg.many), arg.tensor
         assert kind is not None
         with self.block(arg, at):
-            self.check(rules.IsTensor(at, str(kind)))
-            self.check(rules.Dense(at))
+            self.check(tensors.IsTensor(at, str(kind)))
+            self.check(tensors.Dense(at))
             self.dtype(at, kind)
-            device = rules.SameDevice(at, self.origin("device"))
+            device = tensors.SameDevice(at, self.origin("device"))
             self.meet("device", Type.DEVICE, at.device, quoted(at.label), device)
             self.shape(arg, at, kind)
-            if arg.contiguous:
-                self.check(rules.Contiguous(at))
-            if arg.mutated:
-                self.check(rules.OwnMemory(at))
-                if dtypes.differentiable(kind.dtypes):
-                    self.check(rules.OutsideAutograd(at))
+            for rule in tensors.of_argument(at, arg):
+                self.check(rule)
 
     def dtype(self, at: Place, kind: TensorType) -> None:
         self.steps.append(look_dtype(at))
         if kind.dtypes:
-            self.check(rules.DtypeAmong(at, kind.dtype_class, kind.dtypes))
+            self.check(tensors.DtypeAmong(at, kind.dtype_class, kind.dtypes))
         if not kind.concrete:
             variable = f"dtype_{kind.dtype_class}"
-            same = rules.SameDtype(at, kind.dtype_class, self.origin(variable))
+            same = tensors.SameDtype(at, kind.dtype_class, self.origin(variable))
             self.meet(variable, Type.DTYPE, at.dtype, quoted(at.label), same)
 
     def shape(self, arg: Arg, at: Place, kind: TensorType) -> None:
@@ -132,9 +127,9 @@ class _Builder:
         count = len(kind.dims)
         spread = next((i for i, d in enumerate(kind.dims) if d.kind == "variadic"), count)
         if kind.variadic:
-            self.check(rules.RankAtLeast(at, count - 1, str(kind)))
+            self.check(sizes.RankAtLeast(at, count - 1, str(kind)))
         else:
-            self.check(rules.RankIs(at, count, str(kind)))
+            self.check(sizes.RankIs(at, count, str(kind)))
         for axis, dim in enumerate(kind.dims):
             if axis == spread:
                 self.spread(at, dim, axis, count - 1 - axis)
@@ -150,10 +145,10 @@ class _Builder:
     def dim(self, arg: Arg, at: Place, dim: Dim, axis: int) -> None:
         if dim.kind == "name":
             variable = self.names(dim.text)
-            same = rules.SameSize(at, axis, dim.text, both(variable), self.origin_of_size(variable))
+            same = sizes.SameSize(at, axis, dim.text, both(variable), self.origin_of_size(variable))
             self.meet(variable, Type.SIZE, at.size(axis), quoted(at.label), same)
         elif dim.kind == "fixed":
-            self.check(rules.Fixed(at, axis, dim.size))
+            self.check(sizes.Fixed(at, axis, dim.size))
         elif dim.expr is not None:
             expr = dim.expr
             if all(self.names(n) in self.bound for n in expr.names):
@@ -169,7 +164,7 @@ class _Builder:
 
     def computed(self, at: Place, axis: int, expr: Expr) -> None:
         wanted = self.value(f"v_at_{at.arg}_{axis}".replace("-", "m"), Type.SIZE, expr)
-        self.check(rules.Computed(at, axis, expr.source, wanted))
+        self.check(sizes.Computed(at, axis, expr.source, wanted))
 
     def value(self, variable: str, type: Type, expr: Expr) -> Term:
         steps, term = tried(self.spec, self.names, variable, type, expr)
@@ -180,21 +175,21 @@ class _Builder:
         if dim.text == "...":
             return
         here = f"spread_{at.arg}"
-        sizes = Term(f"tuple(shape_{at.arg}[{before}:len(shape_{at.arg}) - {behind}])", "")
-        self.steps.append(Let(here, Type.SHAPE, sizes))
-        both_rules = rules.SameSpreadRank(at, dim.text), rules.SameSpread(at, dim.text)
+        here_sizes = Term(f"tuple(shape_{at.arg}[{before}:len(shape_{at.arg}) - {behind}])", "")
+        self.steps.append(Let(here, Type.SHAPE, here_sizes))
+        both_rules = sizes.SameSpreadRank(at, dim.text), sizes.SameSpread(at, dim.text)
         self.meet(self.names(dim.text), Type.SHAPE, Term(here, ""), quoted(at.label), *both_rules)
 
     def relations(self) -> None:
         """What no argument can tell alone: that lists were not empty, computed dims, preconditions."""
         op = self.spec.name
         if missing := [v for v in self.needed() if v not in self.bound]:
-            self.check(rules.Known(op, tuple(missing)))
+            self.check(relations.Known(op, tuple(missing)))
             self.bound.update(missing)
         for name, expr in self.spec.dims:
             variable = self.names(name)
             computed = self.value(f"v_dim_{name}", Type.SIZE, expr)
-            same = rules.AgreesWith(op, name, both(variable), computed, self.origin_of_size(variable))
+            same = relations.AgreesWith(op, name, both(variable), computed, self.origin_of_size(variable))
             self.meet(variable, Type.SIZE, computed, (f"declared as {expr}",), same)
         for arg, at, write in self.late:
             with self.block(arg, at):
@@ -203,7 +198,7 @@ class _Builder:
                 write()
         for number, expr in enumerate(self.spec.requires):
             truth = self.value(f"v_requires_{number}", Type.BOOL, expr)
-            self.check(rules.Requires(op, expr, self.names, truth))
+            self.check(relations.Requires(op, expr, self.names, truth))
 
     def needed(self) -> list[str]:
         """The device, and the sizes and dtypes that outputs and expressions are made of."""

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from shiplap.op.binding import Binding
-from shiplap.op.plan import given
 from shiplap.op.plan.build import around, tried
 from shiplap.op.plan.python import Writer, compile_function
-from shiplap.op.plan.steps import Block, Check, Let, Present, Step, Type
+from shiplap.op.plan.rules import outputs as rules
+from shiplap.op.plan.steps import Allocate, Block, Check, Let, Present, Step, Type
 from shiplap.op.plan.term import Names, Place, Term, both, variable
 from shiplap.op.plan.values import Scope
 from shiplap.op.spec import OpSpec, Output
@@ -64,7 +64,7 @@ class OutputPlan:
                 name = f"e_{out.name}_{axis}"
                 steps, term = tried(self.spec, self.names, name, Type.SIZE, dim.expr)
                 found += steps or (Let(name, Type.SIZE, term),)
-                found.append(Check(given.IsSize(self.places[out.name], dim.text, both(name))))
+                found.append(Check(rules.IsSize(self.places[out.name], dim.text, both(name))))
         return found
 
     def shape(self, out: Output) -> Term:
@@ -78,7 +78,12 @@ class OutputPlan:
         return Term(f"({''.join(python)})", f"{{{', '.join(cpp)}}}")
 
     def dtype(self, out: Output) -> Term:
-        return given.wanted_dtype(out.name, out.tensor.dtype_class, out.tensor.dtypes)
+        return rules.wanted_dtype(out.name, out.tensor.dtype_class, out.tensor.dtypes)
+
+    @cached_property
+    def allocated(self) -> Block:
+        """Steps that make the outputs."""
+        return tuple(Allocate(self.places[o.name], self.shape(o), self.dtype(o)) for o in self.spec.outputs)
 
     @cached_property
     def fitting(self) -> Block:
@@ -88,11 +93,11 @@ class OutputPlan:
             t = at.tensor
             found += [
                 Let(f"type_{out.name}", Type.DTYPE, Term("", f"{t.cpp}.dtype()")),
-                Check(given.FitsKind(at, self.dtype(out), kind.dtypes[0] if kind.concrete else "")),
+                Check(rules.FitsKind(at, self.dtype(out), kind.dtypes[0] if kind.concrete else "")),
                 Let(f"shape_{out.name}", Type.SHAPE, Term(f"{t.python}.shape", f"{t.cpp}.sizes()")),
                 Let(f"rank_{out.name}", Type.SIZE, Term("", f"{t.cpp}.dim()")),
-                Check(given.FitsShape(at, self.shape(out))),
-                Check(given.FitsLayout(at)),
+                Check(rules.FitsShape(at, self.shape(out))),
+                Check(rules.FitsLayout(at)),
             ]
         return tuple(found)
 
@@ -108,29 +113,29 @@ class OutputPlan:
             steps: list[Step] = []
             for arg in spec.tensors:
                 other = Place(spec.name, arg.name, arg.many)
-                steps += around(arg, other, (Check(given.Apart(target, other)),))
-            steps += [Check(given.Apart(target, other)) for other in written[:index]]
+                steps += around(arg, other, (Check(rules.Apart(target, other)),))
+            steps += [Check(rules.Apart(target, other)) for other in written[:index]]
             found += [Present(scratch, tuple(steps))] if target is scratch else steps
         return tuple(found)
 
     @cached_property
     def apart_outputs(self) -> Block:
-        """The same where no workspace can be given."""
+        """The same where no workspace can be rules."""
         return self._apart(workspace=False)
 
     @cached_property
-    def no_gradient(self) -> given.NoGradient:
+    def no_gradient(self) -> rules.NoGradient:
         tensors = [variable(a) for a in self.spec.tensors] + [p.tensor.python for p in self.places.values()]
-        return given.NoGradient(self.spec.name, (*tensors, SCRATCH))
+        return rules.NoGradient(self.spec.name, (*tensors, SCRATCH))
 
     @cached_property
     def scratch(self) -> Block:
-        return (Check(given.ScratchKind(self.spec.name, scratch_name(self.spec))),)
+        return (Check(rules.ScratchKind(self.spec.name, scratch_name(self.spec))),)
 
     @cached_property
     def room(self) -> Block:
         where = self.spec.name, scratch_name(self.spec)
-        return Check(given.ScratchRoom(*where)), Check(given.ScratchAligned(*where))
+        return Check(rules.ScratchRoom(*where)), Check(rules.ScratchAligned(*where))
 
     # In Python
 
@@ -138,19 +143,13 @@ class OutputPlan:
     def allocate(self) -> Callable[[Mapping[str, EnvValue], DTYPES, torch.device], Outputs]:
         """``allocate(env, dtypes, device)``: fresh contiguous outputs; ``env`` has the data-dependent dims too."""
         writer = Writer(careful=True)
-        writer.write(self.measured)
-        body = [
-            f"    {p.tensor.python} = empty({self.shape(o).python}, dtype={self.dtype(o).python}, device=device)"
-            for o, p in zip(self.spec.outputs, self.places.values(), strict=True)
-        ]
+        writer.write((*self.measured, *self.allocated))
         result = f"    return ({''.join(f'{p.tensor.python}, ' for p in self.places.values())})"
         constants = {
             f"want_{o.name}": getattr(torch, o.tensor.dtypes[0]) for o in self.spec.outputs if o.tensor.concrete
         }
         head = ["def allocate(env, dtypes, device):", *self._sizes(self._computed()), *self._dtypes()]
-        made = compile_function(
-            f"allocate {self.spec.name}", "\n".join(head), [*body, result], writer, {"empty": torch.empty, **constants}
-        )
+        made = compile_function(f"allocate {self.spec.name}", "\n".join(head), [result], writer, constants)
         return made  # type: ignore[return-value]
 
     @cached_property

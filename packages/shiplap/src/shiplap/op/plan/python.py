@@ -16,7 +16,7 @@ import torch
 from shiplap.compat.sizes import check
 from shiplap.errors import ShiplapError, error
 from shiplap.op.plan.rule import Rule, template
-from shiplap.op.plan.steps import Check, Each, Evaluate, Let, Meet, Present, Step, Unset
+from shiplap.op.plan.steps import Allocate, Check, Each, Evaluate, Let, Meet, Pack, Present, Step, Unset
 from shiplap.op.plan.values import Constant, Scope, scope
 
 __all__ = ["Writer", "compile_function", "loose"]
@@ -52,6 +52,10 @@ class Writer:
             case Meet(variable, _, term, origin, rules):
                 first = f"{variable}, from_{variable} = {term.python}, {template(origin)}"
                 return [f"if {variable} is None:", f"    {first}", "else:", *self.inside(map(Check, rules))]
+            case Allocate(at, sizes, dtype):
+                return [f"{at.tensor.python} = empty({sizes.python}, dtype={dtype.python}, device=device)"]
+            case Pack():
+                return self.pack(step)
             case Present(at, steps):
                 return [f"if {at.tensor.python} is not None:", *self.inside(steps)]
             case Each(at, steps):
@@ -59,6 +63,16 @@ class Writer:
 
     def inside(self, steps: Iterable[Step]) -> list[str]:
         return [f"    {line}" for step in steps for line in self.step(step)]
+
+    def pack(self, step: Pack) -> list[str]:
+        t = step.at.tensor.python
+        kept = [] if step.strided else [f"{t}.is_contiguous()"]
+        kept += [f"{t}.data_ptr() % {step.align} == 0"] if step.align > 1 else []
+        copied = f"{t}.clone(memory_format=contiguous_format)"
+        before = [f"    copies.append(({t}, {copied}))", f"    {t} = copies[-1][1]"]
+        return (
+            [f"if not ({' and '.join(kept)}):", *(before if step.written else [f"    {t} = {copied}"])] if kept else []
+        )
 
     def check(self, rule: Rule) -> list[str]:
         condition, said = rule.holds().python, self.said(rule)

@@ -7,10 +7,10 @@ from enum import Enum
 
 from shiplap.op.expr import Expr
 from shiplap.op.plan.rule import Rule
-from shiplap.op.plan.rules import HasValue
+from shiplap.op.plan.rules.relations import HasValue
 from shiplap.op.plan.term import Place, Term, Text
 
-__all__ = ["Allocate", "Block", "Check", "Each", "Evaluate", "Let", "Meet", "Present", "Step", "Type", "Unset"]
+__all__ = ["Allocate", "Block", "Check", "Each", "Evaluate", "Let", "Meet", "Pack", "Present", "Step", "Type", "Unset"]
 
 
 class Type(Enum):
@@ -98,14 +98,25 @@ class Each:
 
 @dataclass(frozen=True)
 class Allocate:
-    """A fresh contiguous output. ``sizes`` of kind spread are sequences; ``dtype`` is a torch name or a class."""
+    """A fresh contiguous output: ``sizes`` is a tuple, in C++ a braced list."""
 
-    output: str
-    sizes: tuple[Term, ...]
-    spread: tuple[bool, ...]
-    dtype: str
-    concrete: bool
+    at: Place
+    sizes: Term
+    dtype: Term
 
 
-Step = Let | Evaluate | Check | Unset | Meet | Present | Each
+@dataclass(frozen=True)
+class Pack:
+    """An argument is replaced by a contiguous copy where it lies otherwise than a kernel takes it.
+
+    ``align``: bytes, which native code leaves to Python. ``written``: the copy is to be written back.
+    """
+
+    at: Place
+    strided: bool
+    align: int
+    written: bool
+
+
+Step = Let | Evaluate | Check | Unset | Meet | Present | Each | Allocate | Pack
 Block = tuple[Step, ...]

@@ -67,6 +67,8 @@ def scope(constants: Mapping[str, Constant] | None = None) -> Scope:
         "Tensor": Tensor,
         "strided": torch.strided,
         "is_grad_enabled": torch.is_grad_enabled,
+        "empty": torch.empty,
+        "contiguous_format": torch.contiguous_format,
         "own_memory": own_memory,
         "same_sizes": same_sizes,
         "show": show,

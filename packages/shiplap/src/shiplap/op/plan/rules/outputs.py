@@ -9,7 +9,8 @@ import torch
 
 from shiplap import dtypes
 from shiplap.op.plan.rule import TRUE, Rule
-from shiplap.op.plan.rules import OfCall, OfTensor
+from shiplap.op.plan.rules.relations import OfCall
+from shiplap.op.plan.rules.tensors import OfTensor
 from shiplap.op.plan.term import Place, Term, Text, both, equal, quoted
 from shiplap.op.plan.values import Constant
 
@@ -61,7 +62,7 @@ class FitsKind(OfTensor):
         )
 
     def constants(self) -> dict[str, Constant]:
-        return {self.dtype.python: dtypes.torch_dtype(self.concrete)} if self.concrete else {}
+        return {self.dtype.python: getattr(torch, self.concrete)} if self.concrete else {}
 
     def got(self) -> Text:
         t = self.at.tensor.python
