@@ -100,6 +100,7 @@ _ROWS = (
     Dtype("uint32", 28, (1, 32, 1), "unsigned", "u32", native=False),
     Dtype("uint64", 29, (1, 64, 1), "unsigned", "u64", native=False),
     Dtype("float8_e8m0fnu", 44, (14, 8, 1), "float8", "f8e8m0", native=False),
+    Dtype("float4_e2m1fn_x2", 45, (17, 4, 2), "float4", "f4e2m1x2", native=False),
 )
 
 DTYPES: Mapping[str, Dtype] = MappingProxyType({row.name: row for row in _ROWS if hasattr(torch, row.name)})

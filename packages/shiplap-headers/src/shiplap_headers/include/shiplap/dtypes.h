@@ -27,6 +27,7 @@
   X(uint16, 27, 1, 16, 1) \
   X(uint32, 28, 1, 32, 1) \
   X(uint64, 29, 1, 64, 1) \
-  X(float8_e8m0fnu, 44, 14, 8, 1)
+  X(float8_e8m0fnu, 44, 14, 8, 1) \
+  X(float4_e2m1fn_x2, 45, 17, 4, 2)
 
 #endif /* SHIPLAP_DTYPES_H_ */
