@@ -19,7 +19,7 @@ NATIVE := $(shell find packages -name CMakeFiles -prune -o \
 PROJECTS := $(foreach package,$(PACKAGES),packages/$(package)/pyproject.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint type docs bench bench-overhead records test-gpu bench-gpu sanitize header wheel clean
+.PHONY: help install demo test lint type docs power bench bench-overhead records test-gpu bench-gpu sanitize header wheel clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -81,6 +81,9 @@ $(DOCS): $(STAMP)
 
 docs: $(DOCS) ## build the documentation into site/
 	$(BIN)/mkdocs build $(ARGS)
+
+power: $(STAMP) ## plant faults in kernels and count those that the audit finds: docs/power.md (ARGS="--seconds 600")
+	$(BIN)/python tools/power $(ARGS)
 
 bench: $(STAMP) ## measure the CPU kernels
 	$(BIN)/python benchmarks/sparse3d_cpu.py $(ARGS)

@@ -248,7 +248,7 @@ def test_large_fires_on_a_fake_that_overflows():
 def test_large_is_silent_or_says_why_it_does_not_apply():
     found = look(row_sum, "large")
     assert found.verdict == "ok"
-    assert "rows of x" in found.evidence
+    assert "every dim of x" in found.evidence
 
     @sl.op("audit_values::fixed", contiguous=("x",))
     def fixed(x: Float[Tensor, "3"]) -> Float[Tensor, "3"]:
