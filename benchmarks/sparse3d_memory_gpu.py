@@ -1,7 +1,7 @@
 """Memory against time: a submanifold convolution over tables sorted in 1 to 9 parts (CUDA, fp16, map cached).
 
-For each shell: median milliseconds of 50 forwards, and their peak in MiB, inputs and result aside. ``default`` is what
-``parts_for`` takes, ``fills`` what ``parts_that_fill`` would. Run: ``python benchmarks/sparse3d_memory_gpu.py``.
+For each shell: milliseconds of a forward (median of 50) and its peak in MiB, inputs and result aside. ``default`` is
+what ``parts_for`` takes, ``fills`` what ``parts_that_fill`` would. Run: ``python benchmarks/sparse3d_memory_gpu.py``.
 """
 
 from __future__ import annotations

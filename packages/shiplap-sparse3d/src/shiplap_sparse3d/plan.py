@@ -35,10 +35,9 @@ _most_parts = 1 << 31
 def set_most_parts(most: int | None) -> int | None:
     """Sort tables that are built from now on into at most so many parts (None: as many as were the fastest).
 
-    A convolution over ``p`` parts keeps ``p`` partial sums of its result in float32 before it adds them: most of
-    its peak of memory below 128,000 voxels. Fewer parts take less memory and, where blocks of rows share few taps,
-    more time.
-    Returns what was set before.
+    A convolution over ``p`` parts keeps ``p`` partial sums of its result in float32 before it adds them: most of its
+    peak of memory below 128,000 voxels. Fewer parts take less memory and, where blocks of rows share few taps, more
+    time. Returns what was set before.
     """
     global _most_parts
     before = None if _most_parts == 1 << 31 else _most_parts
