@@ -16,7 +16,8 @@ def row_max(x, out, columns, OTHER: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0)
     place = tl.arange(0, BLOCK)
     values = tl.load(x + row * columns + place, mask=place < columns, other=OTHER)
-    tl.store(out + row, tl.max(values, axis=0))
+    missing = tl.sum(tl.where(values != values, 1, 0), axis=0)  # a maximum passes over NaN
+    tl.store(out + row, tl.where(missing > 0, float("nan"), tl.max(values, axis=0)))
 
 
 @triton.jit
