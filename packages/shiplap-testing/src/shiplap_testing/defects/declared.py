@@ -5,6 +5,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 import shiplap as sl
+from shiplap_testing.defects.witness import wide
 
 V = Float[Tensor, "n"]
 M = Float[Tensor, "n c"]
@@ -93,7 +94,8 @@ def column_sum(ns):
 def rms_norm(ns: str) -> sl.Op:
     @sl.op(f"{ns}::rms_norm", requires="c >= 1")
     def rms_norm(x: M, eps: float = 1e-6) -> M:
-        return x * torch.rsqrt(x.square().mean(1, keepdim=True) + eps)
+        y = wide(x)
+        return (y * torch.rsqrt(y.square().mean(1, keepdim=True) + eps)).to(x.dtype)
 
     return rms_norm
 

@@ -303,7 +303,7 @@ size(
 def _partial_sums(clear):
     def partial_sums(x, *, out, workspace):
         n, c = x.shape
-        partial = workspace[: 8 * (n // 256 + 1) * c].view(torch.float64).view(-1, c)
+        partial = workspace[: 8 * (n // 256 + 1) * c].view(torch.float64).view(n // 256 + 1, c)
         for i, row in enumerate(partial):
             part = x[256 * i : 256 * (i + 1)].double().sum(0)
             row.copy_(part) if clear or i == 0 else row.add_(part)

@@ -12,33 +12,38 @@ def scale(x, out, n, by, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def row_max(x, out, columns, OTHER: tl.constexpr, BLOCK: tl.constexpr):
-    row = tl.program_id(0)
+def row_max(x, out, rows, columns, OTHER: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     place = tl.arange(0, BLOCK)
-    values = tl.load(x + row * columns + place, mask=place < columns, other=OTHER)
-    tl.store(out + row, tl.max(values, axis=0))
+    inside = (row[:, None] < rows) & (place[None, :] < columns)
+    values = tl.load(x + row[:, None] * columns + place[None, :], mask=inside, other=OTHER)
+    missing = tl.sum(tl.where(values != values, 1, 0), axis=1)  # a maximum passes over NaN
+    tl.store(out + row, tl.where(missing > 0, float("nan"), tl.max(values, axis=1)), mask=row < rows)
 
 
 @triton.jit
-def softmax(x, out, columns, BLOCK: tl.constexpr, GUARDED: tl.constexpr):
-    """Two passes over blocks of a row."""
-    row = tl.program_id(0)
+def softmax(x, out, rows, columns, GUARDED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """Over blocks of the columns, three times: for the maximum, for the sum and for the result."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     lanes = tl.arange(0, BLOCK)
-    top = tl.full([BLOCK], -float("inf"), tl.float32)
+    top = tl.full([ROWS, BLOCK], -float("inf"), tl.float32)
     for first in range(0, columns, BLOCK):
-        top = tl.maximum(
-            top, tl.load(x + row * columns + first + lanes, mask=first + lanes < columns, other=-float("inf"))
-        )
-    peak = tl.max(top, axis=0)
-    total = tl.zeros([BLOCK], tl.float32)
+        inside = (row[:, None] < rows) & (first + lanes[None, :] < columns)
+        part = tl.load(x + row[:, None] * columns + first + lanes[None, :], mask=inside, other=-float("inf"))
+        top = tl.maximum(top, part)
+    peak = tl.max(top, axis=1)[:, None]
+    total = tl.zeros([ROWS, BLOCK], tl.float32)
     for first in range(0, columns, BLOCK):
-        part = tl.load(x + row * columns + first + lanes, mask=first + lanes < columns, other=0.0)
+        inside = (row[:, None] < rows) & (first + lanes[None, :] < columns)
+        part = tl.load(x + row[:, None] * columns + first + lanes[None, :], mask=inside, other=0.0)
         part = tl.exp(part - peak)
-        total += tl.where(first + lanes < columns, part, 0.0) if GUARDED else part
+        total += tl.where(inside, part, 0.0) if GUARDED else part
+    scale = tl.sum(total, axis=1)[:, None]
     for first in range(0, columns, BLOCK):
-        inside = first + lanes < columns
-        part = tl.exp(tl.load(x + row * columns + first + lanes, mask=inside) - peak) / tl.sum(total, axis=0)
-        tl.store(out + row * columns + first + lanes, part, mask=inside)
+        inside = (row[:, None] < rows) & (first + lanes[None, :] < columns)
+        place = row[:, None] * columns + first + lanes[None, :]
+        part = tl.exp(tl.load(x + place, mask=inside, other=0.0) - peak) / scale
+        tl.store(out + place, part, mask=inside)
 
 
 @triton.jit
@@ -55,19 +60,19 @@ def product(a, b, out, M, N, K, BLOCK: tl.constexpr, REST: tl.constexpr):
         here = tl.minimum(first + steps, K - 1)  # stays inside the memory
         x = tl.load(a + rows[:, None] * K + here[None, :], mask=left, other=0.0)
         y = tl.load(b + here[:, None] * N + columns[None, :], mask=right, other=0.0)
-        total += tl.sum(x[:, :, None] * y[None, :, :], axis=1)
+        total += tl.dot(x, y, input_precision="ieee")
     tl.store(out + rows[:, None] * N + columns[None, :], total, mask=(rows[:, None] < M) & (columns[None, :] < N))
 
 
 @triton.jit
-def centre(x, out, x_stride, out_stride, columns, BLOCK: tl.constexpr):
-    """x - mean(x) for one row that fits into a block."""
-    row = tl.program_id(0)
+def centre(x, out, x_stride, out_stride, rows, columns, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """x - mean(x) for rows that fit into a block."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     place = tl.arange(0, BLOCK)
-    inside = place < columns
-    values = tl.load(x + row * x_stride + place, mask=inside, other=0.0)
-    centred = values - tl.sum(values, axis=0) / columns
-    tl.store(out + row * out_stride + place, centred, mask=inside)
+    inside = (row[:, None] < rows) & (place[None, :] < columns)
+    values = tl.load(x + row[:, None] * x_stride + place[None, :], mask=inside, other=0.0)
+    centred = values - (tl.sum(values, axis=1) / columns)[:, None]
+    tl.store(out + row[:, None] * out_stride + place[None, :], centred, mask=inside)
 
 
 @triton.jit

@@ -65,7 +65,9 @@ def _highest(other) -> Part:
         @op.kernel("cpu")
         def forward(x, *, out):
             if len(x):
-                triton_kernels.row_max[(len(x),)](x.contiguous(), out, x.shape[1], OTHER=other, BLOCK=256)
+                triton_kernels.row_max[(cdiv(len(x), 32),)](
+                    x.contiguous(), out, *x.shape, OTHER=other, ROWS=32, BLOCK=256
+                )
 
     return bind
 
@@ -94,7 +96,8 @@ def _normal(guarded) -> Part:
         @op.kernel("cpu")
         def forward(x, *, out):
             if len(x):
-                triton_kernels.softmax[(len(x),)](x.contiguous(), out, x.shape[1], BLOCK=128, GUARDED=guarded)
+                grid = (cdiv(len(x), 32),)
+                triton_kernels.softmax[grid](x.contiguous(), out, *x.shape, GUARDED=guarded, ROWS=32, BLOCK=128)
 
     return bind
 
@@ -125,8 +128,8 @@ def _multiplied(rest) -> Part:
             (m, k), n = a.shape, b.shape[1]
             out.zero_()
             if m and n and k:
-                grid = (cdiv(m, 16), cdiv(n, 16))
-                triton_kernels.product[grid](a.contiguous(), b.contiguous(), out, m, n, k, BLOCK=16, REST=rest)
+                grid = (cdiv(m, 64), cdiv(n, 64))
+                triton_kernels.product[grid](a.contiguous(), b.contiguous(), out, m, n, k, BLOCK=64, REST=rest)
 
     return bind
 
@@ -136,7 +139,7 @@ size(
     "offsets within a step are compared with all of k: the last step adds its last column again",
     of(multiplied, _multiplied(False)),
     of(multiplied, _multiplied(True)),
-    same(lambda: (uniform(5, 40), uniform(40, 7, seed=1))),
+    same(lambda: (uniform(5, 100), uniform(100, 7, seed=1))),
 )
 
 
@@ -157,7 +160,7 @@ def _centred(own) -> Part:
             x = x if x.stride(1) == 1 else x.contiguous()
             if len(x):
                 strides = x.stride(0), out.stride(0) if own else x.stride(0)
-                triton_kernels.centre[(len(x),)](x, out, *strides, x.shape[1], BLOCK=256)
+                triton_kernels.centre[(cdiv(len(x), 32),)](x, out, *strides, *x.shape, ROWS=32, BLOCK=256)
 
     return bind
 
