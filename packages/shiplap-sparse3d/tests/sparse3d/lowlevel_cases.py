@@ -9,8 +9,9 @@ import torch
 
 import shiplap as sl
 import shiplap_sparse3d as sparse3d
+from shiplap.referee.case import Case, tree_map
 from shiplap.referee.run import effects
-from shiplap.referee.samples import Case, Samples, tree_map
+from shiplap.referee.samples import Samples
 
 OPS = (
     "hash_insert",

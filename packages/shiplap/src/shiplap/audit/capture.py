@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from shiplap import compat
+from shiplap.referee.case import tree_map
 from shiplap.referee.layouts import clone_exactly
 from shiplap.referee.run import last_line, tensors
-from shiplap.referee.samples import tree_map
 
 __all__ = [
     "Canaries",

@@ -10,8 +10,9 @@ from shiplap.audit.finding import Finding
 from shiplap.audit.target import script
 from shiplap.errors import ShiplapError
 from shiplap.op import Op
+from shiplap.referee.case import Case, describe
 from shiplap.referee.run import last_line
-from shiplap.referee.samples import Case, Samples, describe
+from shiplap.referee.samples import Samples
 
 __all__ = ["Check", "Observation", "Subject"]
 

@@ -23,8 +23,9 @@ from shiplap.audit.capture import CaptureFailure, on_stream, record
 from shiplap.bind.cabi import CKernel
 from shiplap.errors import ShiplapError
 from shiplap.op import Op
+from shiplap.referee.case import Case, describe
 from shiplap.referee.run import call, last_line, quiet, split
-from shiplap.referee.samples import Case, Samples, describe
+from shiplap.referee.samples import Samples
 
 __all__ = ["CostCard", "cost"]
 

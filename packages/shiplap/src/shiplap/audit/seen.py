@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from shiplap.op import Op
+from shiplap.referee.case import Case
 from shiplap.referee.run import is_float8, tensors
-from shiplap.referee.samples import Case
 
 __all__ = ["seen_of"]
 

@@ -18,8 +18,9 @@ from shiplap.audit.finding import Finding
 from shiplap.audit.seen import seen_of
 from shiplap.errors import LibraryError, ShiplapError, error
 from shiplap.op import Op
+from shiplap.referee.case import Case, describe
 from shiplap.referee.run import call, last_line, needs_builder, quiet, reference
-from shiplap.referee.samples import Case, Samples, describe, sample
+from shiplap.referee.samples import Samples, sample
 
 __all__ = ["Plan", "repeat", "session"]
 

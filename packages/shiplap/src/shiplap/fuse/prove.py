@@ -10,9 +10,10 @@ from torch import Tensor
 from shiplap.fuse.call import Call
 from shiplap.fuse.candidate import TemplateCandidate
 from shiplap.fuse.decide import Verdict
+from shiplap.referee.case import Case
 from shiplap.referee.compare import close, reduction
 from shiplap.referee.run import last_line, needs_builder, reference, reference64
-from shiplap.referee.samples import Case, Samples
+from shiplap.referee.samples import Samples
 
 __all__ = ["prove", "sample"]
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from shiplap.op import Op
+from shiplap.referee.case import Case, tree_map
 from shiplap.referee.compare import Difference, Reduction, close, reduction
 from shiplap.referee.rounding import allowance, unit
 from shiplap.referee.run import reference, reference64, run, widen
-from shiplap.referee.samples import Case, tree_map
 
 __all__ = ["against_reference", "narrowest", "settle"]
 

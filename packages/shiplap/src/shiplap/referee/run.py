@@ -11,7 +11,7 @@ from torch import Tensor
 
 from shiplap.errors import ShiplapError
 from shiplap.op import AdoptedOp, Op, OpSpec
-from shiplap.referee.samples import Case, tree_map
+from shiplap.referee.case import Case, tree_map
 
 __all__ = [
     "call",

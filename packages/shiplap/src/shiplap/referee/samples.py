@@ -8,8 +8,7 @@ A sample is a function of (op, label, seed), so a finding can be replayed. Argum
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from itertools import product
 from typing import Any
@@ -21,74 +20,21 @@ from shiplap.dtypes import floating, preferred
 from shiplap.errors import ShiplapError, error
 from shiplap.op import Arg, Op, Output
 from shiplap.op.binding import Binding, shape_of
-from shiplap.referee.layouts import LAYOUTS, apply_layout, clone_exactly, possible
+from shiplap.referee.case import Case, tree_map
+from shiplap.referee.layouts import LAYOUTS, apply_layout, possible
 from shiplap.referee.lengths import FEW, lengths, odd_values
 from shiplap.referee.mine import Mined, mine
 from shiplap.referee.recipe import Recipe
 from shiplap.referee.sizes import EDGES, environment, free_dims, scalar_candidates, search
 from shiplap.referee.values import KINDS, SPECIAL, draw
 
-__all__ = ["Case", "Samples", "describe", "other", "sample", "tree_map"]
+__all__ = ["Samples", "other", "sample"]
 
 LONG = 4096  # terms of a long sum
 GRAIN = 70_001  # elements: two pieces of a parallel loop, and a rest
 MOST = 1 << 21  # elements of all arguments of a sample
 KEPT = 1 << 14  # elements of a sample that is kept
 FLOATS, PREFERRED = floating(), preferred()
-
-
-def tree_map(fn: Callable[[Tensor], Any], args: Iterable[Any]) -> tuple[Any, ...]:
-    """``fn`` on every tensor of ``args``, also inside lists; anything else stays."""
-    return tuple(fn(v) if isinstance(v, Tensor) else list(tree_map(fn, v)) if isinstance(v, list) else v for v in args)
-
-
-@dataclass(frozen=True)
-class Case:
-    """One sample. ``args`` are never passed to an op: ``fresh()`` gives copies with the same strides and offsets."""
-
-    recipe: Recipe
-    seed: int
-    args: tuple[Any, ...]
-    env: dict[str, Any]
-    device: str = "cpu"
-
-    @property
-    def label(self) -> str:
-        return str(self.recipe)
-
-    @property
-    def numel(self) -> int:
-        total = 0
-
-        def count(t: Tensor) -> None:
-            nonlocal total
-            total += t.numel()
-
-        tree_map(count, self.args)
-        return total
-
-    @property
-    def form(self) -> tuple[object, ...]:
-        """What two cases share that one compiled graph, or one set of buffers, can serve: which arguments are there."""
-        return tuple(len(v) if isinstance(v, list) else v is None for v in self.args)
-
-    def fresh(self) -> tuple[Any, ...]:
-        return tree_map(clone_exactly, self.args)
-
-
-def describe(op: Op, case: Case) -> str:
-    """One line: ``x float32(5, 3) strides (1, 5), a=1.0``."""
-    return ", ".join(_show(a.name, v) for a, v in zip(op.spec.args, case.args, strict=True))
-
-
-def _show(name: str, value: Any) -> str:
-    if isinstance(value, Tensor):
-        plain = value.is_contiguous() and value.storage_offset() == 0
-        layout = "" if plain else f" strides {value.stride()} offset {value.storage_offset()}"
-        return f"{name} {str(value.dtype).removeprefix('torch.')}{tuple(value.shape)}{layout}"
-    if isinstance(value, list) and value and isinstance(value[0], Tensor):
-        return f"{name} [{', '.join(_show('', v).strip() for v in value)}]"
-    return f"{name}={value!r}"
 
 
 def sample(op: Op, label: str, seed: int, device: str = "cpu") -> Case:

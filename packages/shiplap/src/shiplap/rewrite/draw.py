@@ -14,9 +14,10 @@ from shiplap.dtypes import floating
 from shiplap.errors import AuditError, error
 from shiplap.op.plan import CallPlan
 from shiplap.op.source import source_digest
+from shiplap.referee.case import Case
 from shiplap.referee.recipe import Recipe
 from shiplap.referee.run import last_line
-from shiplap.referee.samples import Case, Samples
+from shiplap.referee.samples import Samples
 from shiplap.referee.sizes import free_dims
 from shiplap.referee.values import KINDS
 from shiplap.rewrite.graph import value

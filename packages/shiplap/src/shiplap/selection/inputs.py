@@ -14,10 +14,11 @@ from shiplap.op import Op
 from shiplap.op.binding import Binding
 from shiplap.op.bucket import Bucket, dtypes_of, layout_of
 from shiplap.op.state import OpState
+from shiplap.referee.case import Case
 from shiplap.referee.layouts import LAYOUTS, apply_layout
 from shiplap.referee.recipe import Recipe
 from shiplap.referee.run import needs_builder
-from shiplap.referee.samples import Case, Samples
+from shiplap.referee.samples import Samples
 from shiplap.referee.sizes import free_dims, search
 
 __all__ = ["Inputs", "inputs", "layout_name", "recipe_of"]

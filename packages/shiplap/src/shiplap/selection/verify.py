@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from shiplap.op.launch import poisoned_workspace
+from shiplap.referee.case import Case
 from shiplap.referee.compare import close, reduction
 from shiplap.referee.run import effects, last_line, reference, reference64
-from shiplap.referee.samples import Case
 from shiplap.selection.candidate import Candidate, Refused
 from shiplap.selection.inputs import Inputs
 

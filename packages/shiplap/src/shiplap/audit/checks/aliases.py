@@ -10,9 +10,10 @@ from torch import Tensor
 from shiplap.audit.check import Check, Observation
 from shiplap.errors import ArgumentError
 from shiplap.op import Op
+from shiplap.referee.case import Case
 from shiplap.referee.judge import against_reference
 from shiplap.referee.run import call, effects, last_line, reference
-from shiplap.referee.samples import Case, Samples
+from shiplap.referee.samples import Samples
 
 
 def cases(samples: Samples) -> Iterable[Case]:

@@ -13,9 +13,10 @@ from torch import Tensor
 from shiplap.audit.check import Check, Observation
 from shiplap.errors import ShiplapError
 from shiplap.op import Arg, Op
+from shiplap.referee.case import Case, tree_map
 from shiplap.referee.compare import bitwise
 from shiplap.referee.run import call, is_adopted, last_line, reference, tensors
-from shiplap.referee.samples import Case, Samples, tree_map
+from shiplap.referee.samples import Samples
 
 
 @dataclass(frozen=True)

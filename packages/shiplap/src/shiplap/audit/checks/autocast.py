@@ -10,9 +10,10 @@ from torch import Tensor
 
 from shiplap.audit.check import Check, Observation
 from shiplap.op import Arg, Op
+from shiplap.referee.case import Case, tree_map
 from shiplap.referee.compare import bitwise
 from shiplap.referee.run import call, effects, has_backward, last_line, tensors
-from shiplap.referee.samples import Case, Samples, tree_map
+from shiplap.referee.samples import Samples
 
 NARROW = torch.bfloat16
 

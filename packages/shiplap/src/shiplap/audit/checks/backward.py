@@ -13,10 +13,11 @@ from torch import Tensor
 
 from shiplap.audit.check import Check, Observation
 from shiplap.op import Op
+from shiplap.referee.case import Case, tree_map
 from shiplap.referee.compare import Reduction, bitwise
 from shiplap.referee.judge import settle
 from shiplap.referee.run import call, floating_args, has_backward, last_line, outputs, split, widen
-from shiplap.referee.samples import Case, Samples, other, tree_map
+from shiplap.referee.samples import Samples, other
 
 SAVE = "save tensors with save_for_backward (sl.op does, by saves=), and keep none elsewhere"
 

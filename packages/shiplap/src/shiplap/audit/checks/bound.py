@@ -10,8 +10,9 @@ import torch
 from shiplap import compat
 from shiplap.audit.check import Check, Observation
 from shiplap.op import Op
+from shiplap.referee.case import Case, tree_map
 from shiplap.referee.run import call, outputs, split
-from shiplap.referee.samples import Case, Samples, other, tree_map
+from shiplap.referee.samples import Samples, other
 
 
 def skips(op: Op) -> str:

@@ -30,7 +30,8 @@ from shiplap.errors import LibraryError
 from shiplap.op import Op
 from shiplap.op.binding import Binding, shape_of
 from shiplap.op.launch import allocate_workspace
-from shiplap.referee.samples import Case, Samples
+from shiplap.referee.case import Case
+from shiplap.referee.samples import Samples
 
 SECONDS, TIMEOUT_S, DEATHS = 0.01, 30, 8
 LARGEST = 1 << 22  # bytes of one tensor

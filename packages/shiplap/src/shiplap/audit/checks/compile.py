@@ -12,9 +12,10 @@ from torch import Tensor
 from shiplap import compat
 from shiplap.audit.check import Check, Observation
 from shiplap.op import Op
+from shiplap.referee.case import Case
 from shiplap.referee.compare import close, reduction
 from shiplap.referee.run import call, effects, is_float8, last_line
-from shiplap.referee.samples import Case, Samples
+from shiplap.referee.samples import Samples
 
 SIZES, MOST_RECOMPILES = 4, 2
 

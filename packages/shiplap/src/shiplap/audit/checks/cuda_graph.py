@@ -27,9 +27,10 @@ from shiplap.audit.capture import (
 from shiplap.audit.check import Check, Observation
 from shiplap.audit.trace import traced
 from shiplap.op import Op
+from shiplap.referee.case import Case
 from shiplap.referee.compare import Reduction, bitwise, close, reduction
 from shiplap.referee.run import call, effects, last_line, reference, reference64, tensors
-from shiplap.referee.samples import Case, Samples
+from shiplap.referee.samples import Samples
 
 WARM, REPLAYS, ROUNDS = 3, 3, 12
 LARGER, COLD = 10, 12  # how often a sample has grown: beyond what the other checks have shown to the op

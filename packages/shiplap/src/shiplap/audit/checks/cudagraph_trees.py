@@ -19,9 +19,10 @@ from shiplap.audit.check import Check, Observation
 from shiplap.audit.checks.cuda_graph import WARM, kept_out
 from shiplap.compat.graphs import cudagraph_inputs, cudagraph_skips
 from shiplap.op import Op
+from shiplap.referee.case import Case
 from shiplap.referee.compare import close, reduction
 from shiplap.referee.run import call, effects, reference, reference64
-from shiplap.referee.samples import Case, Samples, other
+from shiplap.referee.samples import Samples, other
 
 CALLS = 5  # torch warms up, records, then replays
 STAGED = "read the input where it is: no staging buffer, no copy into memory that the op keeps"

@@ -6,9 +6,10 @@ from collections.abc import Iterable
 
 from shiplap.audit.check import Check, Observation
 from shiplap.op import Op
+from shiplap.referee.case import Case
 from shiplap.referee.compare import bitwise
 from shiplap.referee.run import run
-from shiplap.referee.samples import Case, Samples, other
+from shiplap.referee.samples import Samples, other
 
 REPEATS = 3
 

@@ -8,9 +8,10 @@ from itertools import chain, islice
 from shiplap.audit.check import Check, Observation
 from shiplap.errors import ArgumentError
 from shiplap.op import Op
+from shiplap.referee.case import Case
 from shiplap.referee.judge import against_reference
 from shiplap.referee.run import last_line, needs_builder, reference, run
-from shiplap.referee.samples import Case, Samples
+from shiplap.referee.samples import Samples
 
 
 def cases(samples: Samples) -> Iterable[Case]:

@@ -17,8 +17,9 @@ from torch import Tensor
 from shiplap import compat
 from shiplap.audit.check import Check, Observation
 from shiplap.op import Op
+from shiplap.referee.case import Case, tree_map
 from shiplap.referee.run import call, outputs, split, tensors
-from shiplap.referee.samples import Case, Samples, tree_map
+from shiplap.referee.samples import Samples
 
 
 def cases(samples: Samples) -> Iterable[Case]:

@@ -8,9 +8,10 @@ from torch import Tensor
 
 from shiplap.audit.check import Check, Observation
 from shiplap.op import Op
+from shiplap.referee.case import Case
 from shiplap.referee.compare import bitwise
 from shiplap.referee.run import call, run, tensors
-from shiplap.referee.samples import Case, Samples, other
+from shiplap.referee.samples import Samples, other
 
 
 def cases(samples: Samples) -> Iterable[Case]:

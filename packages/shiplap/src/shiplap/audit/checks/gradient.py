@@ -19,11 +19,12 @@ from torch.autograd.gradcheck import GradcheckError
 
 from shiplap.audit.check import Check, Observation
 from shiplap.op import Op
+from shiplap.referee.case import Case, tree_map
 from shiplap.referee.compare import Reduction
 from shiplap.referee.judge import settle
 from shiplap.referee.layouts import LAYOUTS, apply_layout
 from shiplap.referee.run import call, floating_args, has_backward, last_line, outputs, reference, split, widen
-from shiplap.referee.samples import Case, Samples, tree_map
+from shiplap.referee.samples import Samples
 
 KINKS = ("ties", "zeros", "saturating", "large", "mixed", "negative zero", "positive", "constant", "cancelling")
 ODD = 10  # odd scalars

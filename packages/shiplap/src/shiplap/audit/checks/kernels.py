@@ -17,10 +17,11 @@ from shiplap.audit.check import Check, Observation
 from shiplap.op import Op
 from shiplap.op.binding import Binding, shape_of
 from shiplap.op.kernel import Kernel
+from shiplap.referee.case import Case
 from shiplap.referee.compare import bitwise
 from shiplap.referee.judge import against_reference
 from shiplap.referee.run import effects, is_adopted, last_line, outputs, reference, split, tensors
-from shiplap.referee.samples import Case, Samples
+from shiplap.referee.samples import Samples
 
 CONFIGS = 8  # of one kernel
 GUARD = 64  # elements of another value on both sides of an output

@@ -18,9 +18,10 @@ from shiplap import compat
 from shiplap.audit.check import Check, Observation
 from shiplap.op import Arg, Op, Output
 from shiplap.op.binding import shape_of
+from shiplap.referee.case import Case
 from shiplap.referee.compare import close, reduction
 from shiplap.referee.run import call, effects, outputs, reference, split
-from shiplap.referee.samples import Case, Samples
+from shiplap.referee.samples import Samples
 from shiplap.referee.sizes import environment
 
 BEYOND = 2**31

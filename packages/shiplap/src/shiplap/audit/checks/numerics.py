@@ -7,9 +7,10 @@ from itertools import chain, islice
 
 from shiplap.audit.check import Check, Observation
 from shiplap.op import Op
+from shiplap.referee.case import Case
 from shiplap.referee.judge import against_reference
 from shiplap.referee.run import last_line, reference
-from shiplap.referee.samples import Case, Samples, other
+from shiplap.referee.samples import Samples, other
 
 
 def cases(samples: Samples) -> Iterable[Case]:

@@ -16,8 +16,9 @@ import torch
 
 from shiplap.audit.check import Check, Observation
 from shiplap.op import Op
+from shiplap.referee.case import Case
 from shiplap.referee.run import call, floating_args, has_backward, is_float8, tensors
-from shiplap.referee.samples import Case, Samples
+from shiplap.referee.samples import Samples
 
 ROUNDS, CALLS = 2, 30
 BYTES = 1 << 14  # per call: less than that is not told from noise

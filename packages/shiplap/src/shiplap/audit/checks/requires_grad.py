@@ -14,9 +14,10 @@ from torch import Tensor
 from shiplap import compat
 from shiplap.audit.check import Check, Observation
 from shiplap.op import Op
+from shiplap.referee.case import Case
 from shiplap.referee.compare import bitwise
 from shiplap.referee.run import call, effects, floating_args, has_backward, last_line
-from shiplap.referee.samples import Case, Samples
+from shiplap.referee.samples import Samples
 
 
 def cases(samples: Samples) -> Iterable[Case]:

@@ -14,7 +14,8 @@ from shiplap.audit import sanitizer
 from shiplap.audit.check import Check, Observation
 from shiplap.audit.target import address
 from shiplap.op import Op
-from shiplap.referee.samples import Case, Samples
+from shiplap.referee.case import Case
+from shiplap.referee.samples import Samples
 
 TIMEOUT_S = 240.0
 EDGES = 12

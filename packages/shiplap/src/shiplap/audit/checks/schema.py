@@ -13,8 +13,9 @@ from torch import Tensor
 
 from shiplap.audit.check import Check, Observation
 from shiplap.op import Arg, Op
+from shiplap.referee.case import Case
 from shiplap.referee.run import call, is_adopted, tensors
-from shiplap.referee.samples import Case, Samples
+from shiplap.referee.samples import Samples
 
 
 def cases(samples: Samples) -> Iterable[Case]:

@@ -11,10 +11,11 @@ from itertools import chain
 
 from shiplap.audit.check import Check, Observation
 from shiplap.op import Op
+from shiplap.referee.case import Case
 from shiplap.referee.compare import bitwise
 from shiplap.referee.judge import against_reference
 from shiplap.referee.run import last_line, reference, run
-from shiplap.referee.samples import Case, Samples
+from shiplap.referee.samples import Samples
 
 
 def cases(samples: Samples) -> Iterable[Case]:

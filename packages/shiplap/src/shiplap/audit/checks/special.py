@@ -9,9 +9,10 @@ from typing import Any
 from shiplap.audit.check import Check, Observation
 from shiplap.errors import ArgumentError
 from shiplap.op import Op
+from shiplap.referee.case import Case, tree_map
 from shiplap.referee.judge import against_reference
 from shiplap.referee.run import last_line, reference, run, split, tensors
-from shiplap.referee.samples import Case, Samples, tree_map
+from shiplap.referee.samples import Samples
 
 
 def cases(samples: Samples) -> Iterable[Case]:

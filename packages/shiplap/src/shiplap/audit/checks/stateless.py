@@ -15,7 +15,8 @@ from shiplap.bind.library import locate
 from shiplap.errors import LibraryError
 from shiplap.op import Op
 from shiplap.op.native import NativeForm
-from shiplap.referee.samples import Case, Samples
+from shiplap.referee.case import Case
+from shiplap.referee.samples import Samples
 
 SHOWN = 6
 

@@ -12,10 +12,11 @@ from torch import Tensor
 
 from shiplap.audit.check import Check, Observation
 from shiplap.op import Op
+from shiplap.referee.case import Case
 from shiplap.referee.compare import close, reduction
 from shiplap.referee.judge import against_reference
 from shiplap.referee.run import run
-from shiplap.referee.samples import Case, Samples, other
+from shiplap.referee.samples import Samples, other
 
 CALLERS, ROUNDS = 4, 8
 

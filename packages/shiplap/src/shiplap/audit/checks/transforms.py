@@ -13,10 +13,11 @@ from torch.autograd import forward_ad
 
 from shiplap.audit.check import Check, Observation
 from shiplap.op import Op
+from shiplap.referee.case import Case, tree_map
 from shiplap.referee.compare import close, reduction
 from shiplap.referee.judge import settle
 from shiplap.referee.run import call, floating_args, last_line, outputs, split, widen
-from shiplap.referee.samples import Case, Samples, other, tree_map
+from shiplap.referee.samples import Samples, other
 
 BATCH = 3
 

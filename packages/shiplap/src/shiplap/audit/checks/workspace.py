@@ -17,9 +17,10 @@ from torch import Tensor
 from shiplap.audit.check import Check, Observation
 from shiplap.op import Op
 from shiplap.op.launch import poisoned_workspace
+from shiplap.referee.case import Case
 from shiplap.referee.compare import bitwise
 from shiplap.referee.run import run
-from shiplap.referee.samples import Case, Samples
+from shiplap.referee.samples import Samples
 
 BYTES = (0x00, 0xFF, 0x7F, 0xA5)
 
