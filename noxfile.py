@@ -1,7 +1,16 @@
-"""The supported torch releases: ``nox -s matrix``, or one of them: ``nox -s "matrix(torch='2.15.0')"``.
+"""What takes longer than the suite may: other torch releases, every package against its own wheels, vLLM.
 
-Each session installs the wheel, not the source tree, so it also tests what users get. Point pip at an index with CPU
-builds of torch (``PIP_EXTRA_INDEX_URL``), or each session downloads the CUDA libraries.
+``nox -s matrix``
+    the suite on each supported torch release (one of them: ``nox -s "matrix(torch='2.15.0')"``), with the wheels of all
+    packages. Point pip at an index with CPU builds of torch (``PIP_EXTRA_INDEX_URL``), or each session downloads the
+    CUDA libraries.
+``nox -s wheels``
+    the tests of each package alone (``nox -s "wheels(package='shiplap-dense')" -- -k micro``), against wheels of it and
+    of what it requires; third-party packages are those of the environment that runs nox, so nothing is downloaded.
+``nox -s distributions``
+    builds of the families too, without torch, and what is in them.
+``nox -s vllm``
+    the plugin against vLLM's own wheel.
 """
 
 from pathlib import Path
@@ -10,20 +19,64 @@ import nox
 
 nox.options.sessions = ["matrix"]
 
+PACKAGES = ("shiplap-headers", "shiplap", "shiplap-dense", "shiplap-sparse3d", "shiplap-slidesparse", "shiplap-backend")
+TESTED = PACKAGES[1:]  # the headers are tested by who compiles with them
+
+
+def wheels_of(session: nox.Session, *packages: str) -> list[str]:
+    """Build ``packages``, each in an environment that pip isolates: their wheels."""
+    session.install("build")
+    dist = Path(session.create_tmp()).absolute() / "dist"
+    for package in packages:  # shiplap-headers is a build requirement of the families, and on no index yet
+        session.run(
+            *("python", "-m", "build", "--outdir", str(dist), f"packages/{package}"),
+            env={"PIP_FIND_LINKS": str(dist)},
+        )
+    return [str(wheel) for wheel in sorted(dist.glob("*.whl"))]
+
+
+def pins(session: nox.Session, *released: str) -> str:
+    """The pinned versions, but for packages of which this session takes another release."""
+    lines = Path("constraints.txt").read_text(encoding="utf-8").splitlines()
+    path = Path(session.create_tmp()) / "constraints.txt"
+    path.write_text("\n".join(line for line in lines if line.partition("==")[0] not in released), encoding="utf-8")
+    return str(path)
+
+
+def in_repository() -> dict[str, str]:
+    """Where an installed shiplap-testing finds the tests, pages and benchmarks."""
+    return {"SHIPLAP_TEST_ROOT": str(Path.cwd())}
+
 
 @nox.session
 @nox.parametrize("torch", ["2.11.0", "2.13.0", "2.15.0"])
 def matrix(session: nox.Session, torch: str) -> None:
     """Run the tests on one torch release, everything else as pinned."""
-    pins = Path("constraints.txt").read_text().splitlines()
-    constraints = Path(session.create_tmp()) / "constraints.txt"
-    constraints.write_text("\n".join(pin for pin in pins if not pin.startswith("torch==")))
-    session.install("-c", str(constraints), f"torch=={torch}", ".[dev,demo]")
-    session.run("pytest", "-q", *session.posargs)
+    wheels = wheels_of(session, *PACKAGES, "shiplap-testing")
+    extras = {"shiplap_sparse3d": "[demo]", "shiplap_backend": "[openvino]", "shiplap_testing": "[all]"}
+    named = [f"{wheel}{extras.get(Path(wheel).name.partition('-')[0], '')}" for wheel in wheels]
+    session.install("-c", pins(session, "torch"), f"torch=={torch}", *named)
+    for marks in ("not device", "device"):
+        session.run("python", "-m", "pytest", "-q", "-m", marks, *session.posargs, env=in_repository())
+
+
+@nox.session(venv_backend="none")
+@nox.parametrize("package", TESTED)
+def wheels(session: nox.Session, package: str) -> None:
+    """Run the tests of one package where none of ours is installed but it, what it requires and shiplap-testing."""
+    session.run("python", "tools/wheels.py", package, *session.posargs)
+
+
+@nox.session(venv_backend="none")
+def distributions(session: nox.Session) -> None:
+    """Build every distribution from its source distribution, and look into them."""
+    session.run("python", "-m", "pytest", "-q", "tests/test_distributions.py", env={"SHIPLAP_TEST_WHEELS": "1"})
 
 
 @nox.session
 def vllm(session: nox.Session) -> None:
     """Hold the plugin to vLLM's own wheel (several gigabytes with all that it wants)."""
-    session.install("vllm==0.33.0", ".", "pytest", "typer")
-    session.run("pytest", "-q", "-m", "vllm", "tests/kernels/slidesparse/test_vllm.py", env={"SHIPLAP_TEST_VLLM": "1"})
+    wheels = wheels_of(session, "shiplap-headers", "shiplap", "shiplap-slidesparse", "shiplap-testing")
+    session.install("vllm==0.33.0", *wheels)
+    tests = "packages/shiplap-slidesparse/tests/slidesparse/test_vllm.py"
+    session.run("python", "-m", "pytest", "-q", "-m", "vllm", tests, env={"SHIPLAP_TEST_VLLM": "1", **in_repository()})

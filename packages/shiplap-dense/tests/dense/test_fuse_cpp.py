@@ -5,8 +5,7 @@ Compilations are what costs: sources that were compiled are found again by their
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,49 +14,20 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 
 import shiplap_dense as dense
-from shiplap.compat import lowering
 from shiplap.fuse import decisions, switches
 from shiplap_dense import ops
 from shiplap_testing.forked import python
+from shiplap_testing.fused import check, counted, same
+
+pytestmark = pytest.mark.usefixtures("fresh_graphs")
 
 gelu, relu = torch.nn.functional.gelu, torch.relu
 M, K, N = 70, 40, 67  # ragged in every direction
 
 
-@pytest.fixture(autouse=True)
-def fresh(fresh_compiler: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("SHIPLAP_CACHE_DIR", str(tmp_path / "shiplap"))
-    torch.manual_seed(0)
-    counters.clear()
-    with lowering.uncached(), torch.no_grad():
-        yield
-
-
 def weights(n: int = N, k: int = K, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
     w = torch.randint(-127, 128, (n, k), dtype=torch.int8)
     return w, (torch.rand(n) / 127).to(dtype), torch.randn(n).to(dtype)
-
-
-def flat(value: Any) -> list[Tensor]:
-    return [value] if isinstance(value, Tensor) else [t for part in value for t in flat(part)]
-
-
-def check(fn: Callable[..., Any], *args: Any, tolerance: float = 2e-6, dynamic: bool = False) -> Callable[..., Any]:
-    """Compile ``fn`` and compare it with eager; the compiled function."""
-    compiled = torch.compile(fn, fullgraph=True, dynamic=dynamic)
-    same(compiled, fn, args, tolerance)
-    return compiled
-
-
-def same(compiled: Callable[..., Any], fn: Callable[..., Any], args: tuple[Any, ...], tolerance: float) -> None:
-    for got, want in zip(flat(compiled(*args)), flat(fn(*args)), strict=True):
-        assert (got.shape, got.stride(), got.dtype) == (want.shape, want.stride(), want.dtype)
-        assert float((got.double() - want.double()).norm()) <= tolerance * float(want.double().norm())
-
-
-def counted() -> tuple[int, int]:
-    found = counters["inductor"]
-    return found["cpp_templated_kernel_counter"], found["cpp_epilogue_fusion_counter"]
 
 
 MATRIX: dict[str, tuple[Callable[..., Any], int]] = {  # what follows y, and how many of its kernels are fused

@@ -78,6 +78,21 @@ def fresh_compiler() -> Iterator[None]:
     compat.reset_compiler()
 
 
+@pytest.fixture
+def fresh_graphs(fresh_compiler: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Graphs are compiled anew, without gradients and on fixed values; choices have a store of this test's."""
+    import torch
+    from torch._dynamo.utils import counters
+
+    from shiplap.compat import lowering
+
+    monkeypatch.setenv("SHIPLAP_CACHE_DIR", str(tmp_path / "shiplap"))
+    torch.manual_seed(0)
+    counters.clear()
+    with lowering.uncached(), torch.no_grad():
+        yield
+
+
 @pytest.fixture(autouse=True)
 def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """A notice comes once per process; each test counts as one, whatever ran before it in the worker."""

@@ -8,8 +8,10 @@ from torch import Tensor
 
 import shiplap_sparse3d as sparse3d
 from shiplap.fuse import decisions, switches
-from tests.dense.test_fuse_cpp import check, counted, fresh, same  # noqa: F401  (fresh is a fixture)
+from shiplap_testing.fused import check, counted, same
 from tests.sparse3d.scenes import scene
+
+pytestmark = pytest.mark.usefixtures("fresh_graphs")
 
 OP = sparse3d.conv
 INSIDE = {"only": "conv("}  # not the default: nothing is measured here
