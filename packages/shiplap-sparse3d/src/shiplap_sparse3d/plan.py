@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shiplap.errors import error
+from shiplap.extend import error
 from shiplap_sparse3d import ops
 
 __all__ = ["Plan", "parts_for", "parts_that_fill", "set_most_parts", "wants_sorted"]

@@ -97,7 +97,7 @@ def describe(op: Native, id: str) -> dict[str, Any]:
             fix="none needed: the Python binding serves it",
         )
     plan = CallPlan(spec)
-    outputs, names, where = plan.outputs, plan.names, f"{spec.name}, kernel {op.symbol}"
+    outputs, where = plan.outputs, f"{spec.name}, kernel {op.symbol}"
     return {
         "id": id,
         "spec": spec,
@@ -120,7 +120,7 @@ def describe(op: Native, id: str) -> dict[str, Any]:
         "outputs": [_output(spec, outputs, out) for out in spec.outputs],
         "packed": lines(packing_steps(spec, op.strided, op.align, native=True)),
         "allocated": lines(outputs.allocated),
-        "workspace": _workspace(op, names) if op.workspace else [],
+        "workspace": _workspace(op, plan.names) if op.workspace else [],
         "widest": _widest(spec),
         "arguments": [_argument(spec, p) for p in parameters],
         "config": config_values(op.space),
