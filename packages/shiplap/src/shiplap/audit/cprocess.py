@@ -115,7 +115,7 @@ class Call:
                 v["ndim"],
                 v["code"],
                 v["bits"],
-                1,
+                v["lanes"],
                 ctypes.addressof(sizes),
                 ctypes.addressof(steps),
                 0,

@@ -93,11 +93,10 @@ def describe(op: Native, id: str) -> dict[str, Any]:
             "SL404",
             where=spec.name,
             got=reason,
-            expected="a declaration whose checks are one straight line",
+            expected="sizes and dtypes that C++ can check in one go",
             fix="none needed: the Python binding serves it",
         )
-    plan = CallPlan(spec)
-    outputs, where = plan.outputs, f"{spec.name}, kernel {op.symbol}"
+    where = f"{spec.name}, kernel {op.symbol}"
     return {
         "id": id,
         "spec": spec,
@@ -109,6 +108,18 @@ def describe(op: Native, id: str) -> dict[str, Any]:
         "calls": [{"function": "call", "python": f"{spec.name}__python", "out": False}, *_out_call(op)],
         "scratch": scratch_name(spec),
         "where": where,
+        **_steps(op, CallPlan(spec), where),
+        "arguments": [_argument(spec, p) for p in parameters],
+        "config": config_values(op.space),
+        "lookup": lookup_key(spec, op.rule),
+        "contiguous": [_peek_contiguous(i, a) for i, a in enumerate(spec.args) if a.tensor is not None],
+    }
+
+
+def _steps(op: Native, plan: CallPlan, where: str) -> dict[str, Any]:
+    """What the template prints of the plan of a call."""
+    spec, outputs = op.spec, plan.outputs
+    return {
         "deferrals": list(_deferrals(op, plan)),
         "out_deferrals": _out_deferrals(op, plan),
         "checks": lines((*plan.arguments, *plan.sharing, *outputs.bounds, *outputs.measured)),
@@ -122,10 +133,6 @@ def describe(op: Native, id: str) -> dict[str, Any]:
         "allocated": lines(outputs.allocated),
         "workspace": _workspace(op, plan.names) if op.workspace else [],
         "widest": _widest(spec),
-        "arguments": [_argument(spec, p) for p in parameters],
-        "config": config_values(op.space),
-        "lookup": lookup_key(spec, op.rule),
-        "contiguous": [_peek_contiguous(i, a) for i, a in enumerate(spec.args) if a.tensor is not None],
     }
 
 

@@ -24,8 +24,8 @@ from torch import Tensor
 from shiplap.audit import cprocess
 from shiplap.audit.check import Check, Observation
 from shiplap.bind.cabi import CKernel
-from shiplap.bind.frame import _element
 from shiplap.bind.library import locate
+from shiplap.dtypes import of
 from shiplap.errors import LibraryError
 from shiplap.op import Op
 from shiplap.op.binding import Binding, shape_of
@@ -204,7 +204,7 @@ def _spec(op: Op, kernel: CKernel, call: Binding) -> dict[str, Any] | None:
 
 def _tensor(t: Tensor) -> dict[str, Any]:
     t = t.detach().contiguous()
-    code, bits = _element(t.dtype)
+    code, bits, lanes = of(t.dtype, "the audit").dlpack
     data = base64.b64encode(t.reshape(-1).view(torch.uint8).numpy().tobytes()).decode()
     return {
         "kind": "tensor",
@@ -214,6 +214,7 @@ def _tensor(t: Tensor) -> dict[str, Any]:
         "ndim": t.dim(),
         "code": code,
         "bits": bits,
+        "lanes": lanes,
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from typing import cast
 
 from shiplap.errors import ShiplapError
 from shiplap.op.binding import Binding
@@ -101,7 +102,7 @@ class CallPlan:
         made = compile_function(
             f"bind {self.spec.name}", head, body, writer, {"defaults": defaults, "Binding": Binding}
         )
-        return made  # type: ignore[return-value]
+        return cast(Bind, made)
 
     def _dims(self) -> set[str]:
         dims = [d for a in self.spec.tensors if a.tensor for d in a.tensor.dims]

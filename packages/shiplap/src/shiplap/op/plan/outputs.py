@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from typing import TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -21,7 +22,12 @@ from shiplap.op.values import Args, EnvValue, Outputs
 __all__ = ["OutputPlan", "scratch_name"]
 
 SCRATCH = "scratch"  # the variable of the workspace
-DTYPES = Mapping[str, torch.dtype]
+
+Allocator: TypeAlias = Callable[[Mapping[str, EnvValue], Mapping[str, torch.dtype], torch.device], Outputs]
+OutputsCheck: TypeAlias = Callable[[Binding, Args], None]
+MemoryCheck: TypeAlias = Callable[[Binding, Sequence[Tensor], Tensor | None], None]
+ScratchCheck: TypeAlias = Callable[[Binding, Tensor], None]
+RoomCheck: TypeAlias = Callable[[Binding, Tensor, int], None]
 
 
 def scratch_name(spec: OpSpec) -> str:
@@ -140,7 +146,7 @@ class OutputPlan:
     # In Python
 
     @cached_property
-    def allocate(self) -> Callable[[Mapping[str, EnvValue], DTYPES, torch.device], Outputs]:
+    def allocate(self) -> Allocator:
         """``allocate(env, dtypes, device)``: fresh contiguous outputs; ``env`` has the data-dependent dims too."""
         writer = Writer(careful=True)
         writer.write((*self.measured, *self.allocated))
@@ -150,28 +156,28 @@ class OutputPlan:
         }
         head = ["def allocate(env, dtypes, device):", *self._sizes(self._computed()), *self._dtypes()]
         made = compile_function(f"allocate {self.spec.name}", "\n".join(head), [result], writer, constants)
-        return made  # type: ignore[return-value]
+        return cast(Allocator, made)
 
     @cached_property
-    def check(self) -> Callable[[Binding, Args], None]:
+    def check(self) -> OutputsCheck:
         """``check(call, outs)``: the caller's outputs have the declared shapes and dtypes, also those of fakes."""
-        return self._section("check", "outs", (*self.measured, *self.fitting))  # type: ignore[return-value]
+        return cast(OutputsCheck, self._section("check", "outs", (*self.measured, *self.fitting)))
 
     @cached_property
-    def check_memory(self) -> Callable[[Binding, Sequence[Tensor], Tensor | None], None]:
+    def check_memory(self) -> MemoryCheck:
         """``check_memory(call, outs, scratch)``: they share no memory, and have no gradient."""
         steps = (*self.apart, Check(self.no_gradient))
-        return self._section("check_memory", f"outs, {SCRATCH}", steps)  # type: ignore[return-value]
+        return cast(MemoryCheck, self._section("check_memory", f"outs, {SCRATCH}", steps))
 
     @cached_property
-    def check_scratch(self) -> Callable[[Binding, Tensor], None]:
+    def check_scratch(self) -> ScratchCheck:
         """``check_scratch(call, scratch)``: the caller's workspace is bytes."""
-        return self._section("check_scratch", SCRATCH, self.scratch)  # type: ignore[return-value]
+        return cast(ScratchCheck, self._section("check_scratch", SCRATCH, self.scratch))
 
     @cached_property
-    def check_room(self) -> Callable[[Binding, Tensor, int], None]:
+    def check_room(self) -> RoomCheck:
         """``check_room(call, scratch, needed)``: as many as the kernel asks for."""
-        return self._section("check_room", f"{SCRATCH}, needed", self.room)  # type: ignore[return-value]
+        return cast(RoomCheck, self._section("check_room", f"{SCRATCH}, needed", self.room))
 
     def _section(self, name: str, extra: str, steps: Block) -> Callable[..., object]:
         """A function of a bound call and ``extra``, with the variables that the steps may look at."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from typing import cast
 
 from torch import Tensor
 
@@ -40,4 +41,5 @@ def compile_packing(spec: OpSpec, strided: Collection[str], align: int) -> Calla
     writer.write(packing_steps(spec, strided, align, native=False))
     head = f"def pack(args):\n    {''.join(f'{variable(a)}, ' for a in spec.args)}= args\n    copies = []"
     result = f"    return [{', '.join(map(variable, spec.tensors))}], copies"
-    return compile_function(f"pack {spec.name}", head, [result], writer, {})  # type: ignore[return-value]
+    made = compile_function(f"pack {spec.name}", head, [result], writer, {})
+    return cast("Callable[[Args], Packed]", made)
