@@ -32,7 +32,7 @@ def add(x: Float[Tensor, "n c"], y: Float[Tensor, "n c"]) -> Float[Tensor, "n c"
 
 
 def test_the_import_and_the_first_declaration_are_quick(tmp_path: Path) -> None:
-    """At most 150 ms of CPU time beyond ``import torch`` (2 cores, Xeon, 2026-11: 29 + 14 ms) in one of four runs.
+    """At most 250 ms of CPU time beyond ``import torch`` (2 cores, Xeon, load 11, 2026-11: 90 + 10 ms) in one of four.
 
     Without the collector: whether going through torch's objects (100 ms) falls due here is chance. Of compiled modules,
     as an installed package has them.
@@ -44,9 +44,9 @@ def test_the_import_and_the_first_declaration_are_quick(tmp_path: Path) -> None:
     )
     cached = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}  # the first run writes them
     times: list[float] = []
-    while not times or (min(times) > 150 and len(times) < 4):
+    while not times or (min(times) > 250 and len(times) < 4):
         times.append(float(python("-c", program, env=cached).stdout) * 1000)
-    assert min(times) <= 150, f"{times} ms"
+    assert min(times) <= 250, f"{times} ms"
 
 
 def test_a_program_that_only_calls_ops_loads_no_room_that_it_does_not_need(tmp_path: Path) -> None:
