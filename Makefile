@@ -50,14 +50,18 @@ demo: $(STAMP) ## run the demonstration and write shiplap-report/ (ARGS=--quick)
 export PYTHONDONTWRITEBYTECODE :=
 
 # A file stays with one worker, since its tests share what is compiled; shiplap_testing.plugin says which files come first.
-PYTEST = $(BIN)/python -m pytest -q -n auto --dist loadfile --no-loadscope-reorder
+SPREAD = --dist loadfile --no-loadscope-reorder
+PYTEST = $(BIN)/python -m pytest -q -n auto $(SPREAD)
 
-# Tests that load a device into their process come in a run of their own. Status 5: -k left one of the runs empty.
+# The worse status of two runs. Status 5: -k left one of the runs empty.
+WORSE = [ $$one != 5 ] || exit $$two; [ $$two != 5 ] || exit $$one; exit $$((one > two ? one : two))
+
+# Tests that load a device into their process come in a run of their own.
 test: $(STAMP) ## run the tests
 	@one=0; two=0; \
 	$(PYTEST) -m "not device" $(ARGS) || one=$$?; \
 	$(PYTEST) -m device packages/shiplap-backend $(ARGS) || two=$$?; \
-	[ $$one != 5 ] || exit $$two; [ $$two != 5 ] || exit $$one; exit $$((one > two ? one : two))
+	$(WORSE)
 
 lint: $(STAMP) ## style, imports and circles, private torch, types by name, sizes, exemptions, generated headers
 	$(BIN)/ruff check
@@ -94,8 +98,14 @@ bench-overhead: $(STAMP) ## measure what a call costs beside its work (ARGS=--js
 records: $(STAMP) ## list recorded measurements, which are stale and what measures them again
 	$(BIN)/python tools/records.py $(ARGS)
 
+# So many processes share the accelerator, each with its part of the memory; what measures has it alone, afterwards.
+GPU_WORKERS ?= 4
+
 test-gpu: $(STAMP) ## run the tests that need an accelerator
-	$(BIN)/python -m pytest -q -m gpu $(ARGS)
+	@one=0; two=0; \
+	$(BIN)/python -m pytest -q -n $(GPU_WORKERS) $(SPREAD) -m "gpu and not whole_device" $(ARGS) || one=$$?; \
+	$(BIN)/python -m pytest -q -m "gpu and whole_device" $(ARGS) || two=$$?; \
+	$(WORSE)
 
 bench-gpu: $(STAMP) ## measure on an accelerator (benchmarks/*_gpu.py)
 	for script in benchmarks/*_gpu.py; do $(BIN)/python $$script $(ARGS) || exit; done

@@ -37,6 +37,7 @@ import shiplap as sl
 from shiplap.audit import audit, cost, sanitizer
 from shiplap.audit.checks import sanitizer as sanitizer_check
 from shiplap.errors import ShiplapError
+from shiplap.extend.installed import families
 from shiplap.referee.samples import Samples
 from shiplap.report.facts import driver
 from shiplap_headers import include_dir
@@ -50,7 +51,6 @@ SOURCES = [
     *(f"{AUDIT}/{name}.py" for name in ("capture", "cost", "sanitizer", "trace")),
     *(f"{AUDIT}/checks/{name}.py" for name in ("cuda_graph", "cudagraph_trees", "sanitizer")),
 ]
-FAMILIES = "shiplap_dense", "shiplap_slidesparse", "shiplap_sparse3d"
 GRAPHS = ["cuda_graph", "cudagraph_trees"]
 SEED, DEVICE = 20261121, "cuda"
 SECONDS, PER_OP_S = 270, 25
@@ -97,7 +97,7 @@ class Clock:
 def shipped() -> Iterator[sl.Op]:
     """Every op of every family of kernels, once."""
     seen: dict[str, sl.Op] = {}
-    for family in FAMILIES:
+    for family in (each.module for each in families()):
         for value in (v for name in (family, f"{family}.ops") for v in vars(importlib.import_module(name)).values()):
             if isinstance(value, sl.Op):
                 seen.setdefault(value.spec.name, value)

@@ -1,6 +1,6 @@
 """The seed's example as Inductor writes it for an H100 or H200: prints the one kernel of ``relu(mm(a, b))``.
 
-    python tests/fuse/seed_source.py > docs/assets/relu_mm.txt
+    python packages/shiplap-dense/tests/dense/seed_source.py > docs/assets/relu_mm.txt
 
 Nothing is run: at these sizes Triton's interpreter would take minutes. The same template is run, small, in
 ``triton_cases.py``; here the candidate is taken unproven, as the trials of a measurement take it.

@@ -32,6 +32,16 @@ _numbers = itertools.count()
 
 # Files of 15 s and more, the longest first: whatever comes last, the workers of `make test` end at about the same time.
 LONG = (
+    "gpu/test_audit",  # on accelerators, by what they do: audits of every op, then what compiles, captures or tunes
+    "sparse3d/gpu/test_lowlevel",
+    "sparse3d/gpu/test_maps",
+    "sparse3d/gpu/test_graphs",
+    "dense/gpu/test_direct",
+    "dense/gpu/test_cuda",
+    "slidesparse/gpu/test_graphs",
+    "gpu/test_zoo_gpu",
+    "sparse3d/gpu/test_package",
+    "slidesparse/gpu/test_models",
     "tests/test_examples",
     "dense/test_fuse_cpp",
     "fuse/test_lower",
@@ -125,8 +135,36 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=place)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With ``--dist loadfile`` a file stays with one worker, but for the audits of ops on a GPU: one by one.
+
+    All of them in one file would take as long as all the rest.
+    """
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Files(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            folder, _, name = nodeid.partition("[")[0].rpartition("/")
+            return nodeid if folder.endswith("/gpu") and "_audit" in name else nodeid.partition("::")[0]
+
+    return Files(config, log)
+
+
 def pytest_collection_finish() -> None:
     settle()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Workers that share a device take their part of its memory each: one that wants more is told so, and no other."""
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    if workers > 1 and item.get_closest_marker("gpu"):
+        import torch
+
+        if torch.cuda.is_available():  # the rest is for contexts, and for the programs that tests start
+            torch.cuda.set_per_process_memory_fraction(0.8 / workers)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -94,7 +94,7 @@ HERE = [name for name, needed in NEEDS.items() if find_spec(needed)]
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Diagnosis, str]:
     """The programs in one process; and what torch logged about graph breaks by itself in the same run."""
     if not HERE:
-        pytest.skip("needs the programs: pip install 'shiplap[programs]'")
+        pytest.skip("needs the programs: pip install 'shiplap-testing[all]'")
     log = tmp_path_factory.mktemp("real") / "graph_breaks.log"
     one_by_one = "import runpy, sys; [runpy.run_path(script) for script in sys.argv[1:]]"
     with pytest.MonkeyPatch.context() as patch:
@@ -107,7 +107,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Diagnosis, str]:
 @pytest.mark.parametrize("name", EXPECTED)
 def test_every_break_is_named_with_its_line(run: tuple[Diagnosis, str], name: str) -> None:
     if name not in HERE:
-        pytest.skip(f"needs {NEEDS[name]}: pip install 'shiplap[programs]'")
+        pytest.skip(f"needs {NEEDS[name]}: pip install 'shiplap-testing[all]'")
     found, _ = run
     assert found.exit_code == 0
     mine = tuple(b for b in found.breaks if Path(b.user.file) == REAL / f"{name}.py")

@@ -14,6 +14,7 @@ import shiplap as sl
 from shiplap.extend.tuning import ConfigSource, Value
 
 
+# --8<-- [start:source]
 @sl.op("extend_test::twice")
 def twice(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
     time.sleep(0.01)  # never the fastest
@@ -37,3 +38,4 @@ class Algorithms(ConfigSource):
 
 
 ALGORITHMS = Algorithms(f"{__name__}:ALGORITHMS", "cpu", "library")
+# --8<-- [end:source]

@@ -11,7 +11,11 @@ from shiplap.selection.measure import CudaClock, Uncapturable
 from shiplap_testing.paths import REPOSITORY
 
 pytest.importorskip("triton")
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.whole_device,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
 SIZES = {"m": 512, "n": 512, "k": 512, "dtype": "bfloat16"}
 
 

@@ -229,6 +229,7 @@ def test_the_audit(op):
         assert finding.verdict != "fail", finding
 
 
+@pytest.mark.whole_device
 def test_tuning_finds_no_config_wrong(tmp_path, monkeypatch):
     monkeypatch.setenv("SHIPLAP_CACHE_DIR", str(tmp_path))
     for op, sizes in ((ops.mm, {"m": 256, "n": 512, "k": 256}), (ops.int8_mm, {"m": 16, "n": 512, "k": 256})):

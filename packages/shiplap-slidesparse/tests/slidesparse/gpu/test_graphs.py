@@ -185,6 +185,7 @@ def test_both_bindings_use_the_same_plans(sparse):
         ops.sparse_mm_int8(x, blob[:-16].clone(), 96, ops.CUSPARSELT)
 
 
+@pytest.mark.whole_device
 def test_calls_take_no_memory_of_their_own(sparse):
     weight = slid_weight(1024, 1024, FP8)
     blob, x = lt.compress(weight), values(128, 1024, FP8)
@@ -221,6 +222,7 @@ def test_threads_share_one_plan(sparse, op):
     assert wrong == [], f"{len(wrong)} of 2,400 calls got another thread's product"
 
 
+@pytest.mark.whole_device
 def test_tuning_chooses_among_the_librarys_algorithms(sparse, tmp_path, monkeypatch):
     monkeypatch.setenv("SHIPLAP_CACHE_DIR", str(tmp_path))
     (found,) = tuning.tune(ops.sparse_mm_int8, [(64, 512, 1024)], seconds=20)

@@ -173,6 +173,7 @@ def test_quantised_rows_have_the_bits_of_the_law(dtype, floats):
         same_bits(lifted.cpu(), ops.lift.run_reference((x.cpu(), pairs)))
 
 
+@pytest.mark.whole_device
 def test_offsets_beyond_31_bits():
     if torch.cuda.mem_get_info()[0] < 24 << 30:
         pytest.skip("needs 24 GiB")

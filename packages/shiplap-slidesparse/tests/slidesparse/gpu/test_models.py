@@ -72,6 +72,7 @@ def test_prepared_models_are_captured(sparse):
     assert native.plans() == made
 
 
+@pytest.mark.whole_device
 def test_choices_change_no_integer(sparse, tmp_path, monkeypatch):
     monkeypatch.setenv("SHIPLAP_CACHE_DIR", str(tmp_path))
     model = converted("int8")[:1].to(CUDA)

@@ -93,6 +93,7 @@ def test_what_was_wrong_is_told_later_and_once(case):
     assert torch.equal(sparse3d.decode_seq(good, (1, 1, 8, 8, 8), "hilbert"), coords)
 
 
+@pytest.mark.whole_device
 def test_sums_of_more_than_2_to_the_31_elements():
     if not free(40):
         pytest.skip("needs 40 GiB")
@@ -108,6 +109,7 @@ def test_sums_of_more_than_2_to_the_31_elements():
     assert torch.equal(grad[:3], feats[:3])
 
 
+@pytest.mark.whole_device
 def test_tables_of_more_than_2_to_the_31_entries():
     if not free(60):
         pytest.skip("needs 60 GiB")

@@ -281,6 +281,7 @@ def test_more_voxels_than_the_capacity_are_told_and_what_is_there_is_inside(capa
 # --- size and place ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.whole_device
 def test_a_plan_of_more_than_2_to_the_31_entries():
     n, line = 80_000_000, [1, 1, 27]
     if torch.cuda.mem_get_info()[0] < 60 << 30:
