@@ -43,9 +43,10 @@ SOURCES = [
     "packages/shiplap/src/shiplap/codegen/templates/tvm_ffi.cpp.jinja",
     "packages/shiplap-headers/src/shiplap_headers/include/shiplap/*.h",
     "packages/shiplap/src/shiplap/bind/frame.py",
-    "packages/shiplap/src/shiplap/bind/cabi.py::BoundKernel",
+    "packages/shiplap/src/shiplap/bind/cabi.py::CKernel",
     "packages/shiplap/src/shiplap/op/fast.py",
-    *(f"packages/shiplap/src/shiplap/op/op.py::Op.{name}" for name in ("_dispatch", "execute", "pick")),
+    "packages/shiplap/src/shiplap/op/op.py::Op.through",
+    *(f"packages/shiplap/src/shiplap/op/serve.py::Served.{name}" for name in ("execute", "pick")),
     "packages/shiplap/src/shiplap/compat/calls.py",
 ]
 INCLUDE = Path(shiplap_headers.__file__).parent / "include"

@@ -40,10 +40,11 @@ from shiplap.bind import native, triton_launcher
 SOURCES = [
     "benchmarks/overhead_gpu.py",
     *(f"packages/shiplap/src/shiplap/bind/{name}.py" for name in ("cabi", "frame", "triton")),
-    *(f"packages/shiplap/src/shiplap/bind/native.py::{name}" for name in ("FLAGS", "_command")),
+    *(f"packages/shiplap/src/shiplap/bind/plan.py::{name}" for name in ("FLAGS", "_command")),
     "packages/shiplap/src/shiplap/compat/calls.py",
     "packages/shiplap/src/shiplap/op/fast.py",
     "packages/shiplap/src/shiplap/op/launch.py",
+    "packages/shiplap/src/shiplap/op/python.py",
     "packages/shiplap/src/shiplap/codegen/native.py",
     "packages/shiplap/src/shiplap/codegen/templates/native.cpp.jinja",
     "packages/shiplap-headers/src/shiplap_headers/include/shiplap/*.h",

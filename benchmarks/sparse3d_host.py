@@ -37,6 +37,8 @@ SOURCES = [
     "packages/shiplap/src/shiplap/op/launch.py",
     "packages/shiplap/src/shiplap/op/autograd.py",
     "packages/shiplap/src/shiplap/op/op.py",
+    "packages/shiplap/src/shiplap/op/python.py",
+    "packages/shiplap/src/shiplap/op/serve.py",
     "packages/shiplap-sparse3d/src/shiplap_sparse3d/cuda/*.py",
     "packages/shiplap-sparse3d/src/shiplap_sparse3d/steps.py",
     "packages/shiplap-sparse3d/src/shiplap_sparse3d/plan.py",

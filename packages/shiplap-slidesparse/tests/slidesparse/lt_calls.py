@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shiplap import dtypes
 from shiplap.bind.cabi import Context, DLTensor
-from shiplap.bind.frame import _element
 from shiplap_slidesparse import formats
 from shiplap_slidesparse.lt import native
 
@@ -26,9 +26,9 @@ def view(tensor: Tensor, device: int = 0, kind: int = CUDA) -> tuple[DLTensor, A
     sizes = (ctypes.c_int64 * (2 * rank))(*tensor.shape, *tensor.stride())
     start = ctypes.addressof(sizes)
     as_pointer = ctypes.POINTER(ctypes.c_int64)
-    code, bits = _element(tensor.dtype)
+    code, bits, lanes = dtypes.of(tensor.dtype, "a call of the library").dlpack
     shape, strides = (ctypes.cast(start + 8 * rank * i, as_pointer) for i in (0, 1))
-    return DLTensor(tensor.data_ptr(), kind, device, rank, code, bits, 1, shape, strides, 0), sizes
+    return DLTensor(tensor.data_ptr(), kind, device, rank, code, bits, lanes, shape, strides, 0), sizes
 
 
 @dataclass

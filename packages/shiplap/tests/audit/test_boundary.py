@@ -57,7 +57,7 @@ def test_a_crash_in_what_the_declaration_refuses_is_no_finding(monkeypatch):
     ):
         deaths = [c_abi.Death(0, -signal.SIGSEGV, said)]
         monkeypatch.setattr(c_abi, "_run", lambda *args, deaths=deaths: ({}, deaths))
-        found = c_abi._judge(kernel, kernel.source.library, lax)
+        found = c_abi._judge(kernel, kernel.native.library, lax)
         assert problem in found.problem
         assert bool(found.problem) == bool(problem)
 

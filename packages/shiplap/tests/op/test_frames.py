@@ -1,4 +1,4 @@
-"""How much Python a wrong call runs between the caller and the exception."""
+"""How much Python a call runs, and a wrong one between the caller and the exception."""
 
 from __future__ import annotations
 
@@ -113,3 +113,54 @@ def test_what_native_code_refuses_is_not_looked_at_again(conv):
         assert len(entered) < LIMIT, entered
         error, entered = frames(lambda: conv(*{**GOOD, "feats": torch.zeros(5)}.values()))
         assert "bind" not in entered, "Python's checks"
+
+
+STEPS = [  # as the module op/op.py tells them: what was compiled from the declaration has no class
+    "ShortCut.__call__",
+    "is_dynamo_compiling",
+    "Served.execute",
+    "bind",
+    "Binding.__init__",
+    "Served.pick",
+    "OpState.eager",
+    "Kernel.serving",
+    "Kernel.refuses",
+    "Served.serve",
+    "PythonKernel.run",
+    "empty_outputs",
+    "allocate",
+    "PythonKernel._call",
+    "is_current",
+    "kernel",
+]
+
+
+def test_a_plain_call_of_a_python_kernel_is_these_steps(ns):
+    """Whoever adds a frame to every eager call of every op says so here."""
+
+    @sl.op(f"{ns}::twice")
+    def twice(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+        return x * 2
+
+    entered: list[str] = []
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call":
+            name = frame.f_code.co_qualname
+            entered.append("Binding.__init__" if "__create_fn__" in name else name.rpartition("<locals>.")[2])
+
+    @twice.kernel("cpu")
+    def kernel(x, *, out):
+        sys.setprofile(None)
+        torch.mul(x, 2, out=out)
+
+    x = torch.ones(3)
+    for _ in range(2):  # at the first call functions are compiled and the environment is read
+        entered.clear()
+        previous = sys.getprofile()
+        sys.setprofile(note)
+        try:
+            assert torch.equal(twice(x), x * 2)
+        finally:
+            sys.setprofile(previous)
+    assert entered == STEPS

@@ -17,7 +17,7 @@ from shiplap.op.binding import Binding
 from shiplap.op.config import Values
 from shiplap.op.kernel import Again, Implementation, Kernel, Terms
 from shiplap.op.launch import allocate_workspace, is_current, scratch, workspace_size
-from shiplap.op.outputs import empty_outputs, fit_outputs, result_of
+from shiplap.op.outputs import empty_outputs, fit_outputs
 from shiplap.op.source import source_digest
 from shiplap.op.spec import OpSpec
 from shiplap.op.values import Args, Outputs, Result, Returned, Value
@@ -94,16 +94,29 @@ class PythonKernel(Kernel):
         outs = self.run(call)
         if not self.out_style or (self.workspace is not None and "threads" in self.workspace.names):
             return outs, None
-        made = [(o.shape, o.dtype) for o in outs]
-        names, device, room = self.outputs, call.device, workspace_size(self.workspace, call)
+        room = workspace_size(self.workspace, call)
+        made = [(name, o.shape, o.dtype) for name, o in zip(self.outputs, outs, strict=True)]
+        return outs, self._again(made, call.device, room)
+
+    def _again(self, made: list[tuple[str, torch.Size, torch.dtype]], device: torch.device, room: int) -> Again:
+        """Allocate the outputs ``made``, by name with shape and dtype, and run."""
 
         def again(args: Args) -> Result:
-            found = tuple([torch.empty(shape, dtype=dtype, device=device) for shape, dtype in made])
+            outs = tuple([torch.empty(shape, dtype=dtype, device=device) for _, shape, dtype in made])
             given = scratch(room, device) if self.wants_workspace else None
-            self._call(args, device, given, dict(zip(names, found, strict=True)))
-            return result_of(found)
+            self._call(args, device, given, dict(zip(self.outputs, outs, strict=True)))
+            return outs
 
-        return outs, again
+        if len(made) > 1:
+            return again
+        ((name, shape, dtype),) = made
+
+        def again_one(args: Args) -> Tensor:  # most ops have one output: not a frame more than that takes
+            out = torch.empty(shape, dtype=dtype, device=device)
+            self._call(args, device, scratch(room, device) if self.wants_workspace else None, {name: out})
+            return out
+
+        return again_one
 
     def _call(self, args: Args, device: torch.device, scratch: Tensor | None, keywords: dict[str, Value]) -> Returned:
         """The function, given outputs by keyword, then its config, the workspace and keyword-only arguments."""
