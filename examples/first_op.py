@@ -20,7 +20,9 @@ def rms_norm(x: Float[Tensor, "n c"], weight: Float[Tensor, "c"], eps: float = 1
 # --8<-- [start:kernel]
 @rms_norm.kernel("cpu", name="in_place")
 def _(x, weight, eps, *, out):  # `out` arrives allocated; the kernel fills it
-    scale = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[1]).add_(eps).rsqrt_()
+    scale = (
+        torch.linalg.vector_norm(x, dim=-1, keepdim=True).div_(max(x.shape[1], 1) ** 0.5).square_().add_(eps).rsqrt_()
+    )
     torch.mul(x, scale, out=out).mul_(weight)
 
 

@@ -127,7 +127,7 @@ class SparseConvTensor:
             raise error("SL204", where=f"{where}, indices", got=self._indices.dtype, expected="int32")
         if self._features.is_quantized:
             raise error("SL204", where=f"{where}, features", got=self._features.dtype, expected="a floating dtype")
-        check_least(where, [self.batch_size], f"batch_size {self.batch_size}")
+        check_least(where, [self.batch_size], lambda: f"batch_size {self.batch_size}")
         assume_rows(self._indices.shape[0])
 
     # --- what layers read ---------------------------------------------------------------------------------------------

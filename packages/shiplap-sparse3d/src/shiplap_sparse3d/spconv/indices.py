@@ -107,7 +107,7 @@ def build(
     else:
         out_shape = get_deconv_output_size(shape, *sizes, window.output_padding)
     got = f"output shape {out_shape} of input shape {shape}, {window}"
-    check_least(where, out_shape, got, "enlarge spatial_shape or the padding")
+    check_least(where, out_shape, lambda: got, "enlarge spatial_shape or the padding")
     there = window.step(here).geometry
     indices = indices_of(there.coords, input.ndim)
     _check_vanished(where, input, indices.shape[0], window, training)

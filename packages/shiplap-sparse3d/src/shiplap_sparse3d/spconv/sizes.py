@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,10 +45,11 @@ def _number(value: Any) -> int:
     return int(value)
 
 
-def check_least(where: str, sizes: Sequence[int], got: str, fix: str = "") -> None:
+def check_least(where: str, sizes: Sequence[int], got: Callable[[], str], fix: str = "") -> None:
     """SL208 with what was ``got`` where one of ``sizes`` is not 1 or more.
 
-    Of sizes that only the data knows, a graph asserts it as it runs.
+    ``got`` is called for the error alone: Dynamo cannot write a size into a text. Of sizes that only the data knows, a
+    graph asserts it as it runs.
     """
     if not torch.compiler.is_compiling():
         small = min(sizes) < 1
@@ -57,7 +58,7 @@ def check_least(where: str, sizes: Sequence[int], got: str, fix: str = "") -> No
 
         small = any(guard_or_false(size < 1) for size in sizes)
     if small:
-        raise error("SL208", where=where, got=got, expected="1 or more", fix=fix)
+        raise error("SL208", where=where, got=got(), expected="1 or more", fix=fix)
     if torch.compiler.is_compiling():
         for size in sizes:
             torch._check(size >= 1, lambda: "SL208: sparse3d.spconv: a size of 1 or more is expected")
