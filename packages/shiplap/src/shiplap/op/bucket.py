@@ -69,7 +69,9 @@ def _bounded(value: object) -> bool:
         return all(map(_bounded, value))
     if isinstance(value, int):
         return -(1 << 63) <= value <= 1 << 63  # a bound is rounded up
-    return value is None or isinstance(value, str) or (isinstance(value, float) and math.isfinite(value))
+    if isinstance(value, str):
+        return "\0" not in value
+    return value is None or (isinstance(value, float) and math.isfinite(value))
 
 
 @dataclass(frozen=True)
