@@ -7,6 +7,7 @@ nobody waits and a short script starts none. Whatever stands in the way becomes 
 
 from __future__ import annotations
 
+import os
 import subprocess
 import threading
 from pathlib import Path
@@ -31,6 +32,16 @@ OFF = "SHIPLAP_NATIVE=0"
 
 _lock = threading.RLock()
 _building: dict[str, subprocess.Popen[bytes]] = {}
+
+
+def _after_fork() -> None:
+    """A child has neither the thread that held the lock nor the builders of its parent."""
+    global _lock
+    _lock = threading.RLock()
+    _building.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 # --- what the Python binding asks at each call it serves ------------------------------------------------------------
