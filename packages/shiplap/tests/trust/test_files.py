@@ -359,3 +359,22 @@ def test_a_table_that_cannot_be_believed_is_an_error(tmp_path, attack):
         os.mkfifo(path)
     with pytest.raises(ShiplapError, match="SL602"):
         read("\0" if attack == "nul" else path)
+
+
+def test_the_cache_command_shows_and_cleans_compiled_bindings(native):
+    from typer.testing import CliRunner
+
+    from shiplap.cli.app import app
+
+    run = CliRunner()
+    done = run.invoke(app, ["cache", "ls"])
+    assert done.exit_code == 0, done.output
+    assert str(native / "abc") in done.output.replace("\n", "")
+    (native / "abc" / LIBRARY).write_bytes(b"damaged")
+    (native / ".def-left").mkdir()
+    os.utime(native / ".def-left", (1000, 1000))
+    assert run.invoke(app, ["cache", "ls"]).exit_code == 1
+    done = run.invoke(app, ["cache", "gc"])
+    assert done.exit_code == 0, done.output
+    assert "removed 2 from" in done.output
+    assert [path.name for path in native.iterdir()] == ["abc.lock"]

@@ -277,9 +277,9 @@ class Op(calls.ShortCut[P, R], Served):
         if self.differentiable:
             self.record = make_autograd(self.spec, self.overload, self.below, self.serve_tangent, self.gradient)
 
-    def _recorded(self, *args: Value) -> Result:
+    def _recorded(self, *args: Value, **kwargs: Value) -> Result:
         """What torch has for autograd: as the gradient is declared by the time of the call."""
-        result: Result = self.record(*args)
+        result: Result = self.record(*args, **kwargs)
         return result
 
     def _forget(self) -> None:
