@@ -198,7 +198,7 @@ class Op(calls.ShortCut[P, R], Served):
         if fn is None:
             return lambda f: self.backward(f, saves=saves)
         self.gradient = Backward.declare(self.spec, fn, saves)
-        self._differentiate()
+        self._renew()
         digest.refresh(self.spec.name)
         return fn
 
@@ -268,7 +268,15 @@ class Op(calls.ShortCut[P, R], Served):
         so nothing is. What it was registered with asks an op that from now on is this one."""
         previous.drop_native()
         self._registrations, self.variant = previous._registrations, previous.variant
-        self.overload, self.raw, self.separable = previous.overload, previous.raw, previous.separable
+        self.separable = previous.separable
+        self._renew()
+
+    def _renew(self) -> None:
+        """Code that was compiled for this op is compiled anew: what it was specialised on has changed."""
+        there, name = self._registrations, self.spec.opname
+        if there is not None:
+            self.overload = there.renewed(name)
+            self.raw = there.renewed(f"{name}__raw") if self.differentiable else self.overload
         self.direct = route_of(self)
         self._differentiate()
 
