@@ -13,6 +13,7 @@
     the plugin against vLLM's own wheel.
 """
 
+import os
 from pathlib import Path
 
 import nox
@@ -80,3 +81,22 @@ def vllm(session: nox.Session) -> None:
     session.install("vllm==0.33.0", *wheels)
     tests = "packages/shiplap-slidesparse/tests/slidesparse/test_vllm.py"
     session.run("python", "-m", "pytest", "-q", "-m", "vllm", tests, env={"SHIPLAP_TEST_VLLM": "1", **in_repository()})
+
+
+@nox.session(name="sanitize-threads", venv_backend="none")
+def sanitize_threads(session: nox.Session) -> None:
+    """Run the C++ of pool and tables under the thread sanitizer (``CXX`` says by which compiler)."""
+    program = Path(session.create_tmp()).resolve() / "threads"
+    flags = ("-std=c++20", "-O1", "-g", "-pthread", "-fsanitize=thread")
+    include = "packages/shiplap-headers/src/shiplap_headers/include"
+    compiler = os.environ.get("CXX", "c++")
+    session.run(compiler, *flags, "-I", include, "tests/sanitize/threads.cpp", "-o", str(program), external=True)
+    session.run(str(program), external=True)
+
+
+@nox.session(venv_backend="none")
+def fuzz(session: nox.Session) -> None:
+    """Mutate tables, passports and records: ``nox -s fuzz -- 100000`` rounds (by default 20000)."""
+    rounds = session.posargs[0] if session.posargs else "20000"
+    call = ("-q", "packages/shiplap/tests/trust/test_parse.py", "-k", "mutated")
+    session.run("python", "-m", "pytest", *call, env={"SHIPLAP_TEST_FUZZ": rounds}, external=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 
-from shiplap import ShiplapError
+from shiplap import ShiplapError, trust
 from shiplap.extend import error
 from shiplap_backend.expression import DTYPES, nearest
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["Entry", "Metadata", "Output", "Target", "load", "shipped"]
 
 Empty = Literal["fallback", "run"]
+LIMIT = 1 << 19  # bytes of a metadata file
 _T = TypeVar("_T")
 
 
@@ -143,16 +144,18 @@ def _read(path: Path) -> tuple[_File, dict[tuple[str, ...], int]]:
     except ModuleNotFoundError:
         raise error("SL907", where="metadata of a backend", got="no package 'yaml'", expected="PyYAML") from None
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as e:
-        raise _wrong(path, 1, getattr(e, "strerror", None) or str(e), "a readable metadata file in UTF-8") from None
+        content = trust.read_file(path, LIMIT, trust.NAMED)
+    except OSError as e:
+        raise _wrong(path, 1, e.strerror or str(e), "a readable metadata file in UTF-8") from None
     try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        root = trust.compose_yaml(content)
         lines = dict(_lines(path, root)) if root else {}
-        data = yaml.safe_load(text) or {}
+        data = trust.build_yaml(root) or {}
     except yaml.MarkedYAMLError as e:
         mark = e.problem_mark or e.context_mark
         raise _wrong(path, mark.line + 1 if mark else 1, f"not YAML: {e.problem}", "valid YAML") from None
+    except ValueError as e:
+        raise _wrong(path, 1, str(e), "a readable metadata file in UTF-8") from None
     file = _converted(path, lines, data, _File, ())
     ops = {name: _converted(path, lines, raw, Entry, ("ops", name)) for name, raw in file.ops.items()}
     return msgspec.structs.replace(file, ops=ops), lines
@@ -182,6 +185,8 @@ def _lines(path: Path, node: yaml.Node, at: tuple[str, ...] = ()) -> Iterator[tu
     seen: dict[str, int] = {}
     for key, value in node.value:
         line = key.start_mark.line + 1
+        if not isinstance(key, yaml.ScalarNode):
+            raise _wrong(path, line, "a name that is a list or a mapping", "a text")
         if key.value in seen:
             raise _wrong(path, line, f"duplicate {key.value!r}", f"one entry; the first is in line {seen[key.value]}")
         seen[key.value] = line

@@ -190,7 +190,7 @@ def part_size(taps: int, parts: int) -> int:
     "sparse3d::sort_table",
     dims={"b": "cdiv(m, 64)"},
     outputs=("columns", "order", "masks"),
-    requires=("parts >= 1", "cdiv(k, parts) <= 31", "run >= 1"),
+    requires=("parts >= 1", "parts <= max(k, 1)", "cdiv(k, parts) <= 31", "run >= 1"),
 )
 def sort_table(
     table: Int32[Tensor, "m k"], parts: int, run: int = 1 << 18
@@ -284,7 +284,8 @@ def conv(
     table, weight = by_output(table, order), weight.flip(1) if reflect else weight
     out = feats.new_zeros(table.shape[0], weight.shape[0])
     for v in range(table.shape[1]):
-        out = out + _grouped(_gather(feats, table[:, v]), weight[:, v], groups)
+        product = _grouped(_gather(feats, table[:, v]), weight[:, v], groups)
+        out = out + torch.where((table[:, v] >= 0)[:, None], product, 0)  # not 0 * inf where there is no hit
     return out if bias is None else out + bias
 
 
@@ -322,7 +323,8 @@ def conv_weight_grad(
     out = feats.new_zeros(table.shape[1], co, ci // groups)
     for v in range(table.shape[1]):
         rows = _gather(feats, table[:, v]).reshape(len(table), groups, ci // groups).permute(1, 0, 2)
-        out[v] = (grad.reshape(len(table), groups, co // groups).permute(1, 2, 0) @ rows).reshape(co, ci // groups)
+        hits = torch.where((table[:, v] >= 0)[:, None], grad, 0).reshape(len(table), groups, co // groups)
+        out[v] = (hits.permute(1, 2, 0) @ rows).reshape(co, ci // groups)
     return (out.flip(0) if reflect else out).transpose(0, 1).contiguous()
 
 

@@ -20,6 +20,7 @@ __all__ = ["conv_plan", "subm_plan"]
         "len(dilation) == 3",
         "min(dilation) >= 1",
         "parts >= 1",
+        "parts <= prod(kernel)",
         "cdiv(prod(kernel), parts) <= 31",
         "run >= 1",
     ),
@@ -50,8 +51,10 @@ def subm_plan(
     requires=(
         *ops.WINDOW,
         "parts >= 1",
+        "parts <= prod(kernel)",
         "cdiv(prod(kernel), parts) <= 31",
         "parts_t >= 0",
+        "parts_t <= prod(kernel)",
         "prod(kernel) * min(parts_t, 1) <= 31 * parts_t",
         "run >= 1",
     ),

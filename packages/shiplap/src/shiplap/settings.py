@@ -48,7 +48,7 @@ def settings() -> Settings:
     values: dict[str, Any] = {}
     for each in fields(Settings):
         raw = os.environ.get(Settings.variable(each.name))
-        if raw is not None:
+        if raw is not None and (raw.strip() or each.type == "bool"):  # an empty path is not the current folder
             values[each.name] = raw.strip().lower() not in ("", "0", "false") if each.type == "bool" else raw
     return Settings(**values)
 

@@ -30,7 +30,13 @@ int tell(const sl_context* ctx, const DLTensor* x, const DLTensor* bias, DLTenso
   return SL_OK;
 }
 """
-CONFIGS = [{"TILE": 64, "DEPTH": 2}, {"TILE": 128, "DEPTH": 3}, {"TILE": -1, "DEPTH": 1 << 40}]
+CONFIGS = [
+    {"TILE": 64, "DEPTH": 2},
+    {"TILE": 128, "DEPTH": 3},
+    {"TILE": -1, "DEPTH": 1 << 40},
+    {"TILE": 7, "DEPTH": 9},
+    {"TILE": 5, "DEPTH": 6},
+]
 
 
 def declare(library: Path, name="chosen_test::tell", configs=CONFIGS, **keywords):
@@ -115,14 +121,46 @@ def test_a_choice_serves_its_bucket_dtype_and_presence_only(tell):
 
 
 def test_many_choices_are_all_found(tell):
-    found = {}
-    for by in range(300):
-        for n in (1, 4, 64):
-            found[n, by] = {"TILE": n, "DEPTH": by}
+    calls = [(n, by) for by in range(300) for n in (1, 4, 64)]
+    shown = [c for c in CONFIGS if c["TILE"] > 0]  # what a double can tell apart
+    found = {call: shown[i % len(shown)] for i, call in enumerate(calls)}
     choices.install([entry(tell, (x(n), None, by), c) for (n, by), c in found.items()])
     for (n, by), config in found.items():
         assert said(tell, x(n), None, by) == config
     assert said(tell, x(), None, 301) == CONFIGS[0]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"TILE": 0, "DEPTH": 0},
+        {"TILE": 128},
+        {"TILE": -4, "DEPTH": 2},
+        {"TILE": 2**70, "DEPTH": 2},
+        {"A": 1, "B": 2},
+    ],
+    ids=str,
+)
+def test_a_config_that_no_kernel_declares_never_reaches_native_code(tell, config):
+    choices.install([entry(tell, (x(), None), config)])
+    assert said(tell, x(), None) == CONFIGS[0]
+
+
+def test_keys_of_another_width_do_not_move_the_rows_of_others(tell):
+    good = entry(tell, (x(), None), CONFIGS[1])
+    odd = [
+        choices.Entry(good.op, good.source, key, good.kernel, good.config)
+        for key in [
+            ("cpu", 2**70, *good.key[2:]),
+            ("cpu", "a", *good.key[2:]),
+            (*good.key[:2], *good.key[3:]),
+            ("cpu",),
+        ]
+        if len(key) > 3
+    ]
+    choices.install([*odd, good])
+    assert said(tell, x(), None) == CONFIGS[1]
 
 
 def test_a_chosen_reference_is_run(tell):
@@ -137,7 +175,7 @@ def test_a_choice_by_measuring_is_served_by_either_binding(library, cache, monke
     native.build(tell)
     choice = choose(tell, recipe_of(tell, (x(), None)))
     assert choice.kernel == "reference"
-    assert len(choice.findings) == 3
+    assert len(choice.findings) == len(CONFIGS)
     assert tell(x(), None).tolist() == [0.0] * 5
     tell.drop_native()
 

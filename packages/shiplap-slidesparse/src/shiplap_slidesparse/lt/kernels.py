@@ -8,6 +8,7 @@ graphs, exported programs and their caches, and mean nothing in the next process
 from __future__ import annotations
 
 import shiplap as sl
+from shiplap.extend import check_configs
 from shiplap_slidesparse import ops
 from shiplap_slidesparse.lt.native import LIBRARY
 
@@ -32,6 +33,11 @@ def _bind(op: sl.Op, workspace: str, config: dict[str, int]) -> None:
     op.kernel("cuda", sl.cabi(LIBRARY, symbol, align=16), name=NAME, workspace=workspace, configs=[config])
     op.buckets(n="exact", k="exact")  # weights have few sizes, and the best algorithm hangs on each
 
+
+_RANGES = {"ALG": (-1, 1 << 15), "SPLIT_K": (-1, 64), "VERSION": (0, 1 << 31)}
+
+# The library refuses an algorithm that it does not know; what is no number of one does not get there.
+check_configs("cuda", NAME, lambda config: all(_RANGES[n][0] <= v < _RANGES[n][1] for n, v in config.items))
 
 for _op in DENSE:
     _bind(_op, str(WORKSPACE), {"ALG": -1})

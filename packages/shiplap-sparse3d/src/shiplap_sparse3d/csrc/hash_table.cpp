@@ -74,7 +74,13 @@ template <class Key, class Value>
 int insert_all(const sl_context* ctx, const Table& table, int64_t rows, const Key& key_of,
                const Value& value_of) {
   int64_t used = 0;
-  for (int64_t slot = 0; slot < table.capacity; ++slot) used += table.keys[slot] != kEmpty;
+  for (int64_t slot = 0; slot < table.capacity; ++slot) {
+    if (table.keys[slot] == kEmpty) {
+      table.values[slot] = ~uint32_t{0};  // whatever a free slot held does not travel on
+    } else {
+      ++used;
+    }
+  }
   for (int64_t row = 0; row < rows; ++row) {
     uint64_t key = kEmpty;
     SL_TRY(key_of(row, &key));

@@ -170,6 +170,7 @@ def index(op: str, coords: Tensor, shape: Sequence[int], word: int) -> tuple[Ten
 def _insert(op: str, word: int, table_keys: Tensor, table_values: Tensor, keys: Tensor, values: Tensor | None) -> None:
     code, count, capacity = status.code_of(op, FULL), keys.shape[0], table_keys.shape[0]
     if not count:
+        table_values.masked_fill_(table_keys == -1, -1)
         return
     table, slots = table_keys.contiguous(), table_values.contiguous()
     before, values = (table.clone(), slots.clone()), None if values is None else values.contiguous()

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import torch
 
+from shiplap import trust
 from shiplap.audit.checks import CHECKS
 from shiplap.audit.checks.stateless import located
 from shiplap.audit.cost import CostCard, cost
@@ -34,6 +35,7 @@ from shiplap.report.facts import driver
 __all__ = ["SCHEMA", "Coverage", "Move", "Passport", "describe", "digests", "issue", "moved", "read", "sealed", "write"]
 
 SCHEMA = "shiplap.passport/2"
+LIMIT = 1 << 24  # bytes of a passport
 FAR = "not on this machine"
 OWN = ("shiplap", "torch")  # their versions are named apart
 
@@ -309,11 +311,10 @@ def read(path: str | Path) -> Passport:
         )
 
     try:
-        content = Path(path).read_bytes()
-        head = msgspec.json.decode(content)
+        head = trust.parse_json(trust.read_file(path, LIMIT, trust.NAMED))
     except OSError as e:
         raise refused(e.strerror or e, "a file that can be read") from None
-    except msgspec.DecodeError as e:
+    except ValueError as e:
         raise refused(e, "JSON") from None
     if not isinstance(head, dict) or head.get("schema") != SCHEMA:
         raise refused(head.get("schema") if isinstance(head, dict) else type(head).__name__, SCHEMA)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from shiplap.bind.artefacts import load
 from shiplap.bind.build import LIBRARY
 from shiplap.bind.chosen import rows
 from shiplap.bind.plan import Entry, Plan
@@ -75,7 +76,7 @@ class Attached(NativeBinding):
 def attach(plan: Plan, digest: str) -> None:
     """Register the native code of every op of the plan that has none yet."""
     path = plan.root / digest / LIBRARY
-    binding = _load(path)
+    binding = _load(plan, digest, path)
     for op in dict.fromkeys(e.op for e in plan.entries):
         if op.native is None:
             _attach_op(op, {i: e for i, e in enumerate(plan.entries) if e.op is op}, path, binding)
@@ -103,13 +104,10 @@ def _attach_op(op: Op, entries: dict[int, Entry], path: Path, binding: ctypes.CD
     raise error("SL405", where=op.spec.name, got=why, expected="a registration")
 
 
-def _load(path: Path) -> ctypes.CDLL:
+def _load(plan: Plan, digest: str, path: Path) -> ctypes.CDLL:
     """The library, opened once in this process; it learns what workspaces are filled with, now and later."""
     if path not in _open:
-        try:
-            binding = ctypes.CDLL(str(path), mode=os.RTLD_LOCAL | os.RTLD_NOW)
-        except OSError as e:
-            raise error("SL405", where=str(path), got=str(e), expected="a library that the loader accepts") from None
+        binding = load(plan.root, digest, plan.entries[0].op.spec.name)
         binding.shiplap_attach.restype = binding.shiplap_refusal.restype = ctypes.c_char_p
         binding.shiplap_choose.restype = None
         launch.on_poison(lambda byte: binding.shiplap_poison(ctypes.c_int(-1 if byte is None else byte)))

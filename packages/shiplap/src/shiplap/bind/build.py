@@ -1,5 +1,7 @@
 """Compile one binding into the cache. Standard library only: a detached ``python -I build.py`` does it too.
 
+Whether what is built may be loaded is decided where it is loaded (``bind/artefacts.py``), not here.
+
 A finished binding is a directory ``<cache>/native/<digest>`` that appears by one rename, with a seal (sha256 over the
 digest and the library) beside it. Builders of one digest queue on an flock, which goes when its holder dies.
 """
@@ -7,6 +9,7 @@ digest and the library) beside it. Builders of one digest queue on an flock, whi
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -16,45 +19,54 @@ import stat
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 from typing import IO
 
-__all__ = ["LIBRARY", "build", "detached", "distrust", "sealed"]
+__all__ = ["LIBRARY", "LIMIT", "SEAL", "WAIT", "build", "detached", "fits", "sealed"]
 
 LIBRARY, SEAL, SOURCE = "binding.so", "seal", "binding.cpp"
-
-
-def distrust(root: Path) -> str:
-    """Make the cache directory, private to the user; why it must not be used, or empty."""
-    try:
-        root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        about = root.stat()
-    except OSError as e:
-        return f"{root}: {e.strerror}"
-    if about.st_uid != os.geteuid():
-        return f"{root} belongs to another user"
-    if about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        return f"{root} can be written by others (mode {stat.S_IMODE(about.st_mode):o})"
-    return ""
+LIMIT = 1 << 28  # bytes of a library
+WAIT = 300.0  # seconds that a builder waits for another one of the same digest
 
 
 def sealed(folder: Path) -> bool:
     """Whether ``folder`` holds the whole library that was built for it: not cut short, not another one."""
     try:
-        library, seal = (folder / LIBRARY).read_bytes(), (folder / SEAL).read_text()
-    except (OSError, UnicodeDecodeError):
+        return fits(folder.name, _regular(folder / LIBRARY), _regular(folder / SEAL))
+    except OSError:
         return False
-    return seal == _seal(folder.name, library)
 
 
-def build(root: Path, digest: str, source: str, command: list[str]) -> str:
+def fits(digest: str, library: bytes, seal: bytes) -> bool:
+    """Whether ``seal`` was written for this library and this digest."""
+    return seal == _seal(digest, library).encode()
+
+
+def _regular(path: Path) -> bytes:
+    """The content of a regular file; OSError for anything else, such as a FIFO, which would block."""
+    with os.fdopen(_opened(path, os.O_RDONLY), "rb") as file:
+        return file.read(LIMIT)
+
+
+def _opened(path: Path, flags: int) -> int:
+    handle = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    return handle
+
+
+def build(root: Path, digest: str, source: str, command: list[str], wait: float = WAIT) -> str:
     """Build ``<root>/<digest>`` unless it is there; what went wrong, or empty.
 
-    ``command`` is the compiler call without source and output.
+    ``command`` is the compiler call without source and output. Another builder of the digest is waited for ``wait``
+    seconds.
     """
     try:
-        with _alone(root, digest):
+        with _alone(root, digest, wait):
             if sealed(root / digest):
                 return ""
             for left in root.glob(f".{digest}-*"):  # of a builder that was killed: we hold its lock
@@ -84,16 +96,39 @@ def detached(root: Path, digest: str, source: str, command: list[str]) -> subpro
 
 
 @contextlib.contextmanager
-def _alone(root: Path, digest: str) -> Iterator[None]:
-    with (root / f"{digest}.lock").open("w") as lock:
-        with contextlib.suppress(OSError):  # no locks on this file system: two may build, one rename wins
-            fcntl.flock(lock, fcntl.LOCK_EX)
+def _alone(root: Path, digest: str, wait: float) -> Iterator[None]:
+    """Hold the lock of ``digest``, which names its holder; OSError if another one holds it for too long."""
+    path = root / f"{digest}.lock"
+    with os.fdopen(_opened(path, os.O_RDWR | os.O_CREAT), "r+b") as lock:
+        _acquire(lock, path, wait)
+        lock.truncate()
+        lock.write(f"{os.getpid()}\n".encode())
+        lock.flush()
         yield
+
+
+def _acquire(lock: IO[bytes], path: Path, wait: float) -> None:
+    until = time.monotonic() + wait
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                lock.seek(0)
+                holder = lock.read(32).decode(errors="replace").strip() or "unknown"
+                why = f"process {holder} has been building it for more than {wait:g} s"
+                raise OSError(errno.ETIMEDOUT, why, str(path)) from None
+            time.sleep(0.02)
+        except OSError:  # no locks on this file system: two may build, one rename wins
+            return
+        else:
+            return
 
 
 def _compile(scratch: Path, digest: str, source: str, command: list[str]) -> str:
     (scratch / SOURCE).write_text(source)
-    call = [*command[:1], "-o", str(scratch / LIBRARY), str(scratch / SOURCE), *command[1:]]
+    tools = list(takewhile(lambda word: not word.startswith("-"), command))  # two for "ccache g++"
+    call = [*tools, "-o", str(scratch / LIBRARY), str(scratch / SOURCE), *command[len(tools) :]]
     try:
         done = subprocess.run(
             call, capture_output=True, text=True, check=False, errors="replace", env={**os.environ, "LC_ALL": "C"}
@@ -116,10 +151,19 @@ def _publish(scratch: Path, folder: Path) -> str:
         except OSError:
             if sealed(folder):  # another builder, on a file system without locks
                 return ""
-            shutil.rmtree(folder, ignore_errors=True)  # broken: nobody loads it, so it may go
+            _remove(folder)  # broken: nobody loads it, so it may go
         else:
             return ""
     return f"{folder} cannot be replaced"
+
+
+def _remove(path: Path) -> None:
+    """Remove a folder, or whatever stands in its place."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            path.unlink()
 
 
 def _seal(digest: str, library: bytes) -> str:

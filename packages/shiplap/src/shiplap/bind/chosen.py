@@ -6,6 +6,7 @@ from shiplap.codegen.chosen import config_values, lookup_key
 from shiplap.dtypes import number
 from shiplap.op import Op, choices
 from shiplap.op.bucket import Key
+from shiplap.op.kernel import Kernel
 
 __all__ = ["rows"]
 
@@ -14,15 +15,17 @@ def rows(op: Op, device: str) -> list[list[int]]:
     """Per choice the key, whether Python serves it, and the config."""
     (kernel,) = op.own(device)
     width = len(config_values(kernel.space))
-    if not lookup_key(op.spec, op.rule):
+    count = len(lookup_key(op.spec, op.rule))
+    if not count:
         return []
     found = []
     for key, picked in choices.resolved(op).items():
         numbers = _key(op, key) if key[0] == device else None
-        if numbers is not None:
-            ours = picked is not None and picked.template is None
-            config = [int(v) for _, v in picked.config.items] if picked is not None and ours else []
-            found.append([*numbers, int(not ours), *(config or [0] * width)])
+        if numbers is None or len(numbers) != count:  # it is no key of this op: no call has it
+            continue
+        ours = isinstance(picked, Kernel) and picked.template is None
+        config = [int(v) for _, v in picked.config.items] if isinstance(picked, Kernel) and ours else [0] * width
+        found.append([*numbers, int(not ours), *config])
     return found
 
 
@@ -35,7 +38,9 @@ def _key(op: Op, key: Key) -> list[int] | None:
     tensors = [a for a in op.spec.args if a.tensor is not None or (a.optional and a.scalar is not None)]
     if not set(codes) <= {"c", "-"} or len(codes) != len([a for a in tensors if a.tensor is not None]):
         return None
-    numbers = [int(v) for v in values if isinstance(v, (int, float, str))]
+    numbers = [int(v) for v in values if isinstance(v, int)]
+    if len(numbers) != len(values) or not all(-(1 << 63) <= n < 1 << 63 for n in numbers):
+        return None
     numbers += [number(pair.partition("=")[2]) for pair in dtypes.split(", ") if pair]
     numbers += [int(code == "c") for a, code in zip(op.spec.tensors, codes, strict=True) if a.optional]
     return numbers

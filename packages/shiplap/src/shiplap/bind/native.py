@@ -7,14 +7,16 @@ nobody waits and a short script starts none. Whatever stands in the way becomes 
 
 from __future__ import annotations
 
+import os
 import subprocess
 import threading
 from pathlib import Path
 
 import torch
 
+from shiplap.bind.artefacts import evict, present
 from shiplap.bind.attach import attach
-from shiplap.bind.build import LIBRARY, detached, sealed
+from shiplap.bind.build import LIBRARY, detached
 from shiplap.bind.build import build as compile_into
 from shiplap.bind.plan import make_plan, serves
 from shiplap.errors import ShiplapError, error, notice
@@ -30,6 +32,16 @@ OFF = "SHIPLAP_NATIVE=0"
 
 _lock = threading.RLock()
 _building: dict[str, subprocess.Popen[bytes]] = {}
+
+
+def _after_fork() -> None:
+    """A child has neither the thread that held the lock nor the builders of its parent."""
+    global _lock
+    _lock = threading.RLock()
+    _building.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 # --- what the Python binding asks at each call it serves ------------------------------------------------------------
@@ -65,7 +77,7 @@ def _advance(spec: OpSpec, form: NativeForm) -> str:
         return f"several kernels of {spec.name} on one device" if op is not None and form.calls >= HOT else ""
     plan = make_plan(op)
     form.digest = plan.digest
-    if sealed(plan.root / form.digest):
+    if present(plan.root, form.digest, spec.name):
         attach(plan, form.digest)
     elif form.calls >= HOT and form.digest not in _building:
         _building[form.digest] = detached(plan.root, form.digest, plan.source, list(plan.command))
@@ -82,9 +94,10 @@ def _collect(spec: OpSpec, form: NativeForm) -> str:
     if op is None or not serves(op, form):
         return ""
     plan = make_plan(op)
-    if not sealed(plan.root / form.digest):
+    if not present(plan.root, form.digest, spec.name):
         return _build_failed(said or f"the builder ended with status {child.returncode}")
     child.stdout.close()
+    evict(plan.root)
     attach(plan, form.digest)
     return ""
 
@@ -104,6 +117,7 @@ def build(op: Op) -> Path:
         if problem := compile_into(plan.root, digest, plan.source, list(plan.command)):
             raise error("SL405", where=op.spec.name, got=problem, expected="a library")
         attach(plan, digest)
+        evict(plan.root)
         return plan.root / digest / LIBRARY
 
 
@@ -126,7 +140,7 @@ def state(op: Op, device: str = "cpu") -> tuple[str, str]:
         return "python", "no C ABI kernel"
     try:
         plan = make_plan(op)
-        there = sealed(plan.root / plan.digest)
+        there = present(plan.root, plan.digest, op.spec.name)
     except (ShiplapError, OSError) as e:
         return "python", _reason(e)
     if device not in [e.device for e in plan.entries if e.op is op]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,14 +12,13 @@ from pathlib import Path
 
 import torch
 
-from shiplap.bind.build import distrust
+from shiplap.bind.artefacts import folder
 from shiplap.bind.library import load_symbol, locate
 from shiplap.codegen.native import Native, native_source, unfit
 from shiplap.errors import ShiplapError, error
 from shiplap.op import Op, registry
 from shiplap.op.native import NativeForm
 from shiplap.op.out import has_out
-from shiplap.settings import settings
 from shiplap_headers import include_dir
 
 __all__ = ["FLAGS", "INCLUDE", "Entry", "Plan", "bound", "cache", "compiler", "digest", "make_plan", "serves"]
@@ -55,10 +55,10 @@ class Plan:
 
 def digest(source: str, command: Sequence[str], version: str) -> str:
     """All that a binary depends on; of the compiler its path, size and age, so that asking costs no process."""
-    compiler = Path(command[0]).resolve()
-    about = compiler.stat()
+    tools = [path.resolve() for path in map(Path, command[:2]) if path.is_absolute()]
+    known = [f"{tool} {tool.stat().st_size} {tool.stat().st_mtime_ns}" for tool in tools]
     headers = [path.read_text() for path in sorted((INCLUDE / "shiplap").glob("*.h"))]
-    parts = [source, *headers, *command, f"{compiler} {about.st_size} {about.st_mtime_ns}", version]
+    parts = [source, *headers, *command, *known, version]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 
@@ -90,29 +90,29 @@ def make_plan(op: Op) -> Plan:
 
 def cache(op: Op) -> Path:
     """The directory of what is built; SL406 if others could put code there."""
-    root = Path(settings().cache_dir) / "native"
-    if problem := distrust(root.parent) or distrust(root):
-        raise error("SL406", where=op.spec.name, got=problem, expected="a directory of mode 700 that you own")
-    return root
+    return folder(op.spec.name)
 
 
-def compiler(op: Op) -> str:
-    """Path of the C++ compiler; SL405 if there is none."""
-    found = shutil.which(os.environ.get("CXX") or "c++")
-    if found is None:
-        raise error(
-            "SL405",
-            where=op.spec.name,
-            got=f"no {os.environ.get('CXX') or 'c++'} on the PATH",
-            expected="a C++20 compiler",
-        )
-    return found
+def compiler(op: Op) -> tuple[str, ...]:
+    """The C++ compiler as a call: its path, and what ``CXX`` has behind it (``ccache g++``); SL405 if there is none."""
+    said = os.environ.get("CXX", "").strip() or "c++"
+    found = shutil.which(said)  # a path may have blanks
+    if found is not None:
+        return (found,)
+    try:
+        words = shlex.split(said)
+    except ValueError:
+        words = []
+    paths = [shutil.which(word) for word in words[:2] if not word.startswith("-")]
+    if not words or not paths or None in paths:
+        raise error("SL405", where=op.spec.name, got=f"no {said} on the PATH", expected="a C++20 compiler")
+    return tuple([str(path) for path in paths] + words[len(paths) :])
 
 
 def _command(op: Op) -> tuple[str, ...]:
     home = Path(torch.__file__).parent
     include = ("-I", str(INCLUDE), "-isystem", str(home / "include"))
-    return (compiler(op), *FLAGS, *include, f"-L{home / 'lib'}", "-ltorch_cpu", "-ldl")
+    return (*compiler(op), *FLAGS, *include, f"-L{home / 'lib'}", "-ltorch_cpu", "-ldl")
 
 
 def bound(op: Op, device: str) -> tuple[Native, NativeForm]:

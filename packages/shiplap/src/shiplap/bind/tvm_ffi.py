@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from shiplap.bind import plan
+from shiplap.bind.artefacts import present
 from shiplap.bind.build import LIBRARY
 from shiplap.bind.build import build as compile_into
 from shiplap.bind.library import load_symbol, locate
@@ -66,11 +67,13 @@ def build(op: Op) -> Path:
     kernels = locate(form.library)
     load_symbol(form.library, form.symbol, form.signature)  # which says what does not fit
     library = (f"-L{package.library.parent}", f"-Wl,-rpath,{package.library.parent}", "-ltvm_ffi", "-ldl")
-    command = [plan.compiler(op), *FLAGS, "-I", str(plan.INCLUDE), *package.include, *library]
+    command = [*plan.compiler(op), *FLAGS, "-I", str(plan.INCLUDE), *package.include, *library]
     source, root = tvm_ffi_source(described, kernels), plan.cache(op)
     digest = plan.digest(source, command, package.version)
     if problem := compile_into(root, digest, source, command):
         raise error("SL405", where=op.spec.name, got=problem, expected="a library")
+    if not present(root, digest, op.spec.name):
+        raise error("SL405", where=op.spec.name, got="the library does not fit its seal", expected="a library")
     return root / digest / LIBRARY
 
 

@@ -1,4 +1,5 @@
-"""``shiplap cache``: what the store of choices holds, why an entry does not serve, moving entries between machines."""
+"""``shiplap cache``: what the store of choices holds, why an entry does not serve, moving entries between machines; and
+the compiled bindings beside it."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ Examples:
   shiplap cache why mylib.ops:rms_norm   the same, and whether a kernel has changed
   shiplap cache export all.json          shiplap cache import all.json
   shiplap cache rm mylib::rms_norm       one op; 'rm all' removes every entry
-  shiplap cache gc                       what serves no more, and damaged files
+  shiplap cache gc                       what serves no more, damaged files, compiled bindings beyond 1 GiB
 
 \b
 Exit status:
@@ -115,7 +116,20 @@ def _line(entry: Stored) -> str:
 def _ls(store: Store, what: str) -> Result:
     found = list(store.entries(_named(what)))
     lines = [_line(e) for e in found] or [f"no entries in {store.root}"]
-    return {"root": str(store.root), "entries": [_row(e) for e in found]}, lines, int(any(e.problem for e in found))
+    compiled = _compiled(store) if not what else []
+    lines += [
+        f"compiled {b['file']}: {b['bytes'] / 2**20:.1f} MiB{b['problem'] and '  ' + b['problem']}" for b in compiled
+    ]
+    result = {"root": str(store.root), "entries": [_row(e) for e in found], "compiled": compiled}
+    return result, lines, int(any(e.problem for e in found) or any(b["problem"] for b in compiled))
+
+
+def _compiled(store: Store) -> list[dict[str, Any]]:
+    """The compiled bindings, and why one will not be loaded."""
+    from shiplap.bind import artefacts
+
+    found = artefacts.artefacts(store.root.parent / "native")
+    return [{"file": str(a.path), "bytes": a.size, "problem": artefacts.problem(a)} for a in found]
 
 
 def _named(what: str) -> str:
@@ -170,8 +184,18 @@ def _rm(store: Store, what: str) -> Result:
 
 
 def _gc(store: Store, what: str) -> Result:
+    from shiplap.bind import artefacts
+
     stale = [e.path for e in store.entries(_named(what)) if _state(e)]
-    return _removed(store, [*stale, *store.rubbish()])
+    root = store.root.parent / "native"
+    broken = [Path(b["file"]) for b in _compiled(store) if b["problem"]] if not what else []
+    rubbish = [*broken, *artefacts.stale(root)] if not what else []
+    stuck = [str(path) for path in rubbish if not artefacts.remove(path)]
+    gone = len(rubbish) - len(stuck) + (len(artefacts.evict(root)) if not what else 0)
+    result, lines, status = _removed(store, [*stale, *store.rubbish()])
+    lines += [f"removed {gone} from {root}"] if gone else []
+    lines += [f"cannot remove {path}" for path in stuck]
+    return {**result, "compiled": gone, "stuck": [*result["stuck"], *stuck]}, lines, int(bool(status or stuck))
 
 
 def _removed(store: Store, paths: list[Path]) -> Result:

@@ -24,7 +24,12 @@ operator or_eq private protected public register reinterpret_cast requires restr
 static_assert static_cast struct switch template this thread_local throw true typedef typeid typename typeof union
 unsigned using virtual void volatile wchar_t xor xor_eq
 """
-_RESERVED = frozenset(_WORDS.split())
+# Macros of the C library and of compilers, in lower case as argument names are.
+_MACROS = """
+assert errno i386 linux major minor makedev math_errhandling mips near far offsetof setjmp sgi signal sparc stdin stdout
+stderr sun unix va_arg va_copy va_end va_start vax
+"""
+_RESERVED = frozenset((*_WORDS.split(), *_MACROS.split()))
 
 
 @dataclass(frozen=True)

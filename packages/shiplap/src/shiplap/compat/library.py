@@ -36,6 +36,14 @@ class Registrations:
         overload: Overload = getattr(getattr(torch.ops, self.namespace), name).default
         return overload
 
+    def renewed(self, name: str) -> Overload:
+        """The op ``name`` as another Python object of the same registration: code compiled for the one before, which
+        is guarded by identity, is not used for it. This is what torch does itself when it forgets a library."""
+        namespace = getattr(torch.ops, self.namespace)
+        if name in vars(namespace):
+            delattr(namespace, name)
+        return self.overload(name)
+
     def implement(self, name: str, function: Implementation) -> None:
         """The implementation for every device type, below autograd and autocast."""
         self._library.impl(name, function, "CompositeExplicitAutograd")

@@ -43,7 +43,7 @@ register(
             "SL406",
             "cache directory that is not private",
             "What lies in it is loaded as code.",
-            "chmod 700 the directory, or set SHIPLAP_CACHE_DIR to one of your own",
+            "set SHIPLAP_CACHE_DIR to a directory of your own; remove what others could write, with all it holds",
         ),
         (
             "SL407",

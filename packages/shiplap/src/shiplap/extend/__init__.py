@@ -23,11 +23,13 @@ from shiplap.bind import Launcher, triton_launcher
 from shiplap.errors import error, notice
 from shiplap.errors import register as register_errors
 from shiplap.extend.libraries import find_library, library_folder
+from shiplap.op.choices import check_configs
 from shiplap.selection.guard import blocked
 
 __all__ = [
     "Launcher",
     "blocked",
+    "check_configs",
     "error",
     "find_library",
     "library_folder",

@@ -7,6 +7,7 @@ declared otherwise), kept (``"exact"``, what scalars do) or left out (``"none"``
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,6 +23,7 @@ from shiplap.op.values import Env, EnvValue, Value
 __all__ = ["Bucket", "Key", "Rule", "dtypes_of", "layout_of", "read_rule"]
 
 KINDS = ("pow2", "exact", "none")
+LONGEST = 4096  # characters of a bucket as text
 Key: TypeAlias = tuple[Hashable, ...]  # values of a bucket, then dtypes and layout as text
 
 
@@ -37,13 +39,15 @@ class Bucket:
     @classmethod
     def parse(cls, text: str) -> Bucket:
         """The bucket that printed as ``text``; ValueError for anything else."""
+        if len(text) > LONGEST:
+            raise ValueError(f"no bucket: {text[:40]!r}...")
         try:
             parsed = ast.parse(f"[{text}]", mode="eval").body
-        except SyntaxError as e:
-            raise ValueError(f"no bucket: {text!r}") from e
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as e:  # all of the parser, for nested or odd text
+            raise ValueError(f"no bucket: {text[:200]!r}") from e
         limits = [_limit(node) for node in parsed.elts] if isinstance(parsed, ast.List) else [None]
         if None in limits:
-            raise ValueError(f"no bucket: {text!r}")
+            raise ValueError(f"no bucket: {text[:200]!r}")
         return cls(tuple(limit for limit in limits if limit is not None))
 
 
@@ -52,10 +56,22 @@ def _limit(node: ast.expr) -> tuple[str, str, Hashable] | None:
     match node:
         case ast.Compare(ast.Name(name), [ast.LtE() | ast.Eq() as sign], [value]):
             try:
-                return name, "<=" if isinstance(sign, ast.LtE) else "==", ast.literal_eval(value)
-            except (TypeError, ValueError):
+                found = ast.literal_eval(value)
+            except (TypeError, ValueError, RecursionError):
                 return None
+            return (name, "<=" if isinstance(sign, ast.LtE) else "==", found) if _bounded(found) else None
     return None
+
+
+def _bounded(value: object) -> bool:
+    """Whether a call can have such a value: a number of 64 bits, a text, or several of them."""
+    if isinstance(value, tuple):
+        return all(map(_bounded, value))
+    if isinstance(value, int):
+        return -(1 << 63) <= value <= 1 << 63  # a bound is rounded up
+    if isinstance(value, str):
+        return "\0" not in value
+    return value is None or (isinstance(value, float) and math.isfinite(value))
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import TypeAlias
 from shiplap.errors import error, notice
 from shiplap.op.binding import Binding
 from shiplap.op.bucket import Key
-from shiplap.op.config import NO_CONFIG, Config
+from shiplap.op.config import NO_CONFIG, Config, Space
 from shiplap.op.kernel import Again, Kernel
 from shiplap.op.state import OpState
 from shiplap.settings import settings
@@ -24,6 +24,7 @@ __all__ = [
     "REFERENCE",
     "Entry",
     "Missing",
+    "check_configs",
     "digest",
     "find",
     "forget",
@@ -55,6 +56,44 @@ class Missing:
 
 
 MISSING = Missing()
+_checks: dict[tuple[str, str], Callable[[Config], bool]] = {}  # by device type and name of a kernel
+
+
+class Unproven(Missing):
+    """An entry of a kernel whose configs depend on sizes: each call is asked whether the config is one of its own."""
+
+    def __init__(self, kernel: Kernel, entry: Entry) -> None:
+        self.kernel, self.entry = kernel, entry
+        self.known: dict[Key, Kernel | Missing] = {}
+
+    def serving(self, op: OpState, call: Binding) -> Kernel | Missing:
+        """The kernel with the config, if that is one for the sizes of ``call``."""
+        sizes = tuple([tuple(v) if isinstance(v, list) else v for v in call.env.values()])
+        found = self.known.get(sizes)
+        if found is None:
+            if len(self.known) >= LIMIT:
+                self.known.clear()
+            found = self.known[sizes] = self._prove(op, call)
+        return found
+
+    def _prove(self, op: OpState, call: Binding) -> Kernel | Missing:
+        space = self.kernel.space
+        listed = space.configs(call.env) if space is not None else ()
+        config = next((c for c in listed if c == self.entry.config), None)
+        if config is not None:
+            return self.kernel.variant(config)
+        _ignored(op, f"kernel {self.kernel.name} declares no config {_short(self.entry)!r} for these sizes")
+        return MISSING
+
+
+def _short(entry: Entry) -> str:
+    return str(entry.config)[:200]
+
+
+def _ignored(op: OpState, why: str) -> None:
+    notice(f"stale {op.spec.name}", f"{op.spec.name}: a stored choice is not used: {why}")
+
+
 _UNKNOWN = Missing()  # nobody has looked
 
 active = True  # until the environment has been looked at, once
@@ -65,7 +104,7 @@ from_environment: Callable[[], None] | None = None  # set by shiplap.tune: reads
 listeners: list[Callable[[], None]] = []  # called when choices have changed: native code holds a copy
 
 _entries: dict[str, dict[Key, Entry]] = {}
-_resolved: dict[str, dict[Key, Kernel | None]] = {}
+_resolved: dict[str, dict[Key, Kernel | Missing | None]] = {}
 _memo: dict[str, dict[Key, Kernel | Missing | None]] = {}  # by the quick key: what was found for it
 _ready: dict[str, Ready] = {}  # by all that a call depends on: how it is launched again
 _looked = False
@@ -110,8 +149,11 @@ def install(entries: list[Entry], file: str | None = None) -> None:
         listener()
 
 
-def resolved(op: OpState) -> dict[Key, Kernel | None]:
-    """The choices for ``op`` that can be served, by ``(device type, *Rule.key)``; None stands for the reference."""
+def resolved(op: OpState) -> dict[Key, Kernel | Missing | None]:
+    """The choices for ``op`` that can be served, by ``(device type, *Rule.key)``; None stands for the reference.
+
+    A :class:`Missing` is an entry that only Python can say more about.
+    """
     table = _resolved.get(op.spec.name)
     if table is None:
         table = _resolved[op.spec.name] = _resolve(op)
@@ -152,6 +194,8 @@ def find(op: OpState, call: Binding) -> Kernel | Missing | None:
         if len(memo) >= LIMIT:
             memo.clear()
         found = memo[key] = resolved(op).get((device, *op.rule.key(call)), MISSING)
+    if isinstance(found, Unproven):
+        found = found.serving(op, call)
     if isinstance(found, Missing):
         return _absent(op, device, op.rule.key(call)) if frozen and tunable(op, device) else found
     if found is not None and (reason := found.refuses(call)):
@@ -174,9 +218,10 @@ def _absent(op: OpState, device: str, key: Key) -> Missing:
     return MISSING
 
 
-def _resolve(op: OpState) -> dict[Key, Kernel | None]:
-    """Entries of ``op`` as kernels that are bound now; what is of another digest is left out, and said."""
-    table: dict[Key, Kernel | None] = {}
+def _resolve(op: OpState) -> dict[Key, Kernel | Missing | None]:
+    """Entries of ``op`` as kernels that are bound now, with configs that these declare: an entry is resolved, not
+    trusted. What is of another digest, or of no such kernel or config, is left out, and said."""
+    table: dict[Key, Kernel | Missing | None] = {}
     source = op.identity
     for key, entry in _entries.get(op.spec.name, {}).items():
         bound = {k.name: k for k in op.kernels.get(str(key[0]), [])}
@@ -188,7 +233,36 @@ def _resolve(op: OpState) -> dict[Key, Kernel | None]:
         elif entry.kernel not in bound:
             why = f"no kernel {entry.kernel!r} is bound"
         else:
-            table[key] = bound[entry.kernel].variant(entry.config)
-            continue
-        notice(f"stale {op.spec.name}", f"{op.spec.name}: a stored choice is not used: {why}")
+            kernel = bound[entry.kernel]
+            found = _config(kernel, entry)
+            if found is not None:
+                table[key] = found
+                continue
+            why = f"kernel {kernel.name} declares no config {_short(entry)!r}"
+        _ignored(op, why)
     return table
+
+
+def _config(kernel: Kernel, entry: Entry) -> Kernel | Unproven | None:
+    """``kernel`` with the config of an entry, or how to find out whether it is one; None if it is none."""
+    space, checks = kernel.space, _checks.get((kernel.device, kernel.name))
+    if space is None:
+        return kernel.variant(NO_CONFIG) if not entry.config.items else None
+    config = space.declared(entry.config)
+    if config is None and checks is not None and _alike(space, entry.config) and checks(entry.config):
+        config = entry.config
+    if config is not None:
+        return kernel.variant(config)
+    return Unproven(kernel, entry) if space.depends else None
+
+
+def check_configs(device: str, kernel: str, check: Callable[[Config], bool]) -> None:
+    """Serve configs of a kernel that it does not declare, if they have the names and types of one that it does and
+    ``check`` says so: for a vendor's library whose lists are long, and which itself refuses what it does not know."""
+    _checks[device, kernel] = check
+
+
+def _alike(space: Space, config: Config) -> bool:
+    """Whether ``config`` has the names and types of those that are declared."""
+    first = space.fixed[0].items if space.fixed else ()
+    return [(n, type(v)) for n, v in first] == [(n, type(v)) for n, v in config.items]

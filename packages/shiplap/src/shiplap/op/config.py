@@ -73,6 +73,17 @@ class Space:
             raise error("SL116", where=self.where, got=f"no config for {dict(env)}", expected="at least one config")
         return (default, *(c for c in dict.fromkeys(found) if c != default))
 
+    def declared(self, config: Config) -> Config | None:
+        """The declared config that is equal to ``config``, where no sizes have to be asked: its values are of the
+        declared types, which those of a file (``true`` for 1) need not be."""
+        chosen = (self.chosen,) if isinstance(self.chosen, Config) else ()
+        return next((c for c in (*self.fixed, *chosen) if c == config), None)
+
+    @property
+    def depends(self) -> bool:
+        """Whether sizes say which configs there are."""
+        return self.derived is not None or callable(self.chosen)
+
     def default(self, env: Env) -> Config:
         """The config of a call that nobody has tuned: ``default=``, else the first one."""
         if isinstance(self.chosen, Config):

@@ -56,6 +56,7 @@ Gradient = TypeVar("Gradient", bound=GradientFn)
 Samples = TypeVar("Samples", bound=Sampler)
 
 
+TORCHS_OWN = frozenset(("_c10d_functional", "aten", "c10d", "higher_order", "inductor", "prim", "prims", "quantized"))
 declared: dict[str, Op] = {}  # by name; `op/registry.py` shows them
 
 
@@ -197,7 +198,7 @@ class Op(calls.ShortCut[P, R], Served):
         if fn is None:
             return lambda f: self.backward(f, saves=saves)
         self.gradient = Backward.declare(self.spec, fn, saves)
-        self._declare()
+        self._renew()
         digest.refresh(self.spec.name)
         return fn
 
@@ -250,13 +251,44 @@ class Op(calls.ShortCut[P, R], Served):
         if previous is not None:
             if not same_home(previous.reference, self.reference):
                 raise error("SL108", where=self.spec.name, got=home(self.reference), expected=home(previous.reference))
-            previous._forget()
             self._former = [*previous._former, previous]
-        self._declare()
+        if previous is not None and previous.spec == self.spec:
+            self._take_over(previous)
+        else:
+            if previous is not None:
+                previous._forget()
+            self._declare()
         for former in self._former:  # whoever holds one calls this op: torch has freed what it was registered as
             former.__dict__ = self.__dict__
         declared[self.spec.name] = self
         digest.add(self.spec.name, lambda: self.identity)
+
+    def _take_over(self, previous: Op) -> None:
+        """Serve what ``previous`` is registered as. Torch frees what is unregistered, though other threads are inside:
+        so nothing is. What it was registered with asks an op that from now on is this one."""
+        previous.drop_native()
+        self._registrations, self.variant = previous._registrations, previous.variant
+        self.separable = previous.separable
+        self._renew()
+
+    def _renew(self) -> None:
+        """Code that was compiled for this op is compiled anew: what it was specialised on has changed."""
+        there, name = self._registrations, self.spec.opname
+        if there is not None:
+            self.overload = there.renewed(name)
+            self.raw = there.renewed(f"{name}__raw") if self.differentiable else self.overload
+        self.direct = route_of(self)
+        self._differentiate()
+
+    def _differentiate(self) -> None:
+        """(Re)build what autograd calls."""
+        if self.differentiable:
+            self.record = make_autograd(self.spec, self.overload, self.below, self.serve_tangent, self.gradient)
+
+    def _recorded(self, *args: Value, **kwargs: Value) -> Result:
+        """What torch has for autograd: as the gradient is declared by the time of the call."""
+        result: Result = self.record(*args, **kwargs)
+        return result
 
     def _forget(self) -> None:
         self.drop_native()
@@ -264,8 +296,7 @@ class Op(calls.ShortCut[P, R], Served):
             self._registrations.forget()
 
     def _declare(self) -> None:
-        """(Re)build the torch registration; done again when a gradient is attached, since torch allows it only once."""
-        self._forget()
+        """Make the torch registration."""
         spec, name = self.spec, self.spec.opname
         self._registrations = there = Registrations(spec.namespace)
         self.overload = self._define(there, name)
@@ -274,8 +305,8 @@ class Op(calls.ShortCut[P, R], Served):
         self.direct = route_of(self)
         if self.differentiable:
             there.skip_autograd(f"{name}__raw")
-            self.record = make_autograd(spec, self.overload, self.below, self.serve_tangent, self.gradient)
-            there.record(name, self.record)
+            there.record(name, self._recorded)
+        self._differentiate()
         self.variant = OutVariant(self, there) if has_out(spec) else None
         if spec.autocast is not None:
             there.cast(name, self.overload, make_cast(spec))
@@ -353,6 +384,8 @@ class Declare:
 
     def __init__(self, name: str, **declaration: Unpack[Declaration]) -> None:
         check_name(name)
+        if name.partition("::")[0] in TORCHS_OWN:
+            raise error("SL101", where="@sl.op", got=f"{name}, of torch itself", expected="a namespace of your own")
         self.name, self.declaration = name, declaration
 
     def __call__(self, fn: Callable[P, R]) -> Op[P, R]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from shiplap import trust
 from shiplap.errors import error, notice
 from shiplap.op import choices, registry
 from shiplap.op.binding import Binding
@@ -24,6 +25,8 @@ from shiplap.referee.recipe import Recipe
 from shiplap.selection.inputs import recipe_of
 
 __all__ = ["Call", "read_calls", "record", "start", "stop"]
+
+LIMIT = 1 << 28  # bytes of a profile
 
 
 @dataclass(frozen=True)
@@ -144,7 +147,7 @@ def read_calls(path: str | os.PathLike[str]) -> list[Call]:
     import msgspec
 
     try:
-        lines = Path(path).read_text(encoding="utf-8").split("\n")
+        lines = trust.read_file(path, LIMIT, trust.NAMED).decode().split("\n")
     except (OSError, UnicodeDecodeError) as e:
         raise error(
             "SL602",

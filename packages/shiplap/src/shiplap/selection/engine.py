@@ -9,7 +9,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from shiplap.errors import error
+import torch
+
+from shiplap.errors import ShiplapError, error
 from shiplap.op import Op
 from shiplap.referee.recipe import Recipe
 from shiplap.referee.sizes import environment, free_dims, scalar_candidates
@@ -32,7 +34,15 @@ EACH = 30.0  # seconds per bucket without a budget
 
 def requests_of(op: Op, samples: Iterable[Any], device: str | None) -> list[Request]:
     """What ``samples`` (argument tuples, sizes, recipes or their labels) stand for."""
+    if isinstance(samples, (str, Mapping, torch.Tensor)) or not isinstance(samples, Iterable):
+        raise _no_sample(op, samples, "a list of samples, such as [(x, y)]")
     return [_request(op, sample, device) for sample in samples]
+
+
+def _no_sample(op: Op, got: object, expected: str) -> ShiplapError:
+    return error(
+        "SL613", where=f"{op.spec.name}: samples to tune on", got=type(got).__name__, expected=expected, fix=" "
+    )
 
 
 def tune_all(
@@ -146,8 +156,13 @@ def _request(op: Op, sample: Any, device: str | None) -> Request:
     if isinstance(sample, Mapping):
         sizes = dict(sample)
         return op, recipe_for(op, sizes, str(sizes.pop("dtype", "float32")).removeprefix("torch.")), device or "cpu"
+    if not isinstance(sample, (tuple, list)):
+        raise _no_sample(op, sample, "the arguments of a call, sizes by name, or a recipe")
+    if len(sample) > len(op.spec.args) or any(a.default is ... for a in op.spec.args[len(sample) :]):
+        raise _no_sample(op, sample, f"the {len(op.spec.args)} arguments of a call")
     args = tuple(sample)
-    return op, recipe_of(op, args), str(op.bind(args).device)
+    bound = op.bind(args)  # says what is wrong with them
+    return op, recipe_of(op, args), str(bound.device)
 
 
 def recipe_for(op: Op, values: Mapping[str, Any], dtype: str = "float32") -> Recipe:

@@ -19,6 +19,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from shiplap import trust
 from shiplap.errors import notice
 from shiplap.selection.key import Key
 from shiplap.settings import settings
@@ -67,7 +68,7 @@ class Store:
     """The directory ``tuned`` of the cache, or any other; a choice that cannot be kept there is made again."""
 
     def __init__(self, root: str | os.PathLike[str] | None = None) -> None:
-        self.root = Path(root) if root is not None else Path(settings().cache_dir) / "tuned"
+        self.root = Path(root) if root is not None else Path(settings().cache_dir).absolute() / "tuned"
 
     def path(self, key: Key) -> Path:
         """Where the entry of ``key`` is or would be: a directory per op, a digest as name."""
@@ -82,8 +83,9 @@ class Store:
         """Write an entry; True once it is on disk. A full or read-only directory is said once, not raised."""
         text = json.dumps(seal(key, value), indent=1) + "\n"
         try:
-            self.root.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # native bindings want it private
-            write_whole(self.path(key), text)
+            path = self.path(key)
+            os.close(trust.open_folder(path.parent, create=True))
+            write_whole(path, text)
         except OSError as e:
             code = errno.errorcode.get(e.errno or 0, type(e).__name__)
             message = f"choices cannot be kept in {self.root} ({code}: {e.strerror or e}): they serve this process only"
@@ -121,30 +123,35 @@ class Store:
             return []
         return [d for d in found if not op or d.name == _directory(op)]
 
+    def _distrusted(self, path: Path, e: trust.Distrusted) -> Stored:
+        """An entry that somebody else may have written: said once for each place that says so."""
+        why = f"cannot be trusted: {trust.said(e)}"
+        notice(
+            f"store {e.filename}", f"choices in {self.root} are not used: {why}; remove it, or what others wrote there"
+        )
+        return Stored(path, problem=why)
+
     def _read(self, path: Path) -> Stored | None:
         """A file as it is; None when there is none."""
         for attempt in range(3):
             try:
-                with path.open("rb") as file:
-                    raw = file.read(LIMIT + 1)
+                raw = trust.read_file(path, LIMIT)
             except FileNotFoundError:
                 return None
+            except trust.Distrusted as e:
+                return self._distrusted(path, e)
             except OSError as e:
                 if e.errno == errno.ESTALE and attempt < 2:  # NFS: the file was replaced on another machine
                     continue
                 return Stored(path, problem=f"cannot be read: {e.strerror or e}")
             break
         try:
-            key, value = unseal(json.loads(raw)) if len(raw) <= LIMIT else _too_large()
-        except (ValueError, RecursionError) as e:  # JSONDecodeError and UnicodeDecodeError are ValueErrors
+            key, value = unseal(trust.parse_json(raw))
+        except ValueError as e:  # JSONDecodeError and UnicodeDecodeError are ValueErrors
             return Stored(path, problem=f"damaged: {str(e)[:120]}")
         if path != self.path(key):
             return Stored(path, key, problem="its key belongs to another file name")
         return Stored(path, key, value)
-
-
-def _too_large() -> tuple[Key, Mapping[str, Any]]:
-    raise ValueError("too large")
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from shiplap import trust
 from shiplap.errors import error, notice
 from shiplap.op import Op, choices, digest, registry
 from shiplap.selection.choice import Choice, entry_of, from_json
@@ -21,6 +22,7 @@ from shiplap.settings import settings
 __all__ = ["dump", "frozen", "keep", "read", "thaw", "write"]
 
 FORMAT = "shiplap-tuned/1"
+LIMIT = 1 << 24  # bytes of a table
 
 _made: dict[str, tuple[Key, Choice]] = {}  # what this process chose or received, also where no store takes it
 
@@ -81,27 +83,41 @@ def dump(path: str | os.PathLike[str], entries: Sequence[tuple[Key, Mapping[str,
 def read(path: str | os.PathLike[str]) -> list[tuple[Key, Mapping[str, Any]]]:
     """Keys and values of a table; SL602 when there is none, SL609 when it is damaged."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as e:
+        raw = trust.read_file(path, LIMIT, trust.NAMED)
+    except OSError as e:
         raise error(
             "SL602",
             where=str(path),
             what="file cannot be read",
-            got=(isinstance(e, OSError) and e.strerror) or e,
+            got=trust.said(e) if isinstance(e, trust.Distrusted) else e.strerror or e,
             expected="a table written by 'shiplap freeze'",
         ) from None
     try:
-        content = json.loads(text)
+        content = trust.parse_json(raw)
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise ValueError(f"not of format {FORMAT}")
         if content.get("sha256") != _checksum({n: content.get(n) for n in ("format", "entries")}):
             raise ValueError("its checksum does not fit")
-        found = [unseal(entry) for entry in content["entries"]]
+        listed = content.get("entries")
+        if not isinstance(listed, list):
+            raise ValueError("'entries' is no list")
+        found = [unseal(entry) for entry in listed]
         for key, value in found:
             from_json(key, value, "frozen")
-    except (ValueError, RecursionError) as e:
+            _device_of(key)
+    except ValueError as e:
         raise error("SL609", where=str(path), got=str(e)[:200], expected=f"a table of format {FORMAT}") from None
     return found
+
+
+def _device_of(key: Key) -> None:
+    """ValueError unless the key names a device type that torch knows."""
+    try:
+        known = torch.device(key["device"]).type == key["device"]
+    except RuntimeError:
+        known = False
+    if not known:
+        raise ValueError(f"no device type: {key['device'][:40]!r}")
 
 
 def _checksum(body: Mapping[str, Any]) -> str:

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 namespace shiplap {
@@ -63,11 +64,13 @@ class Choices {
  public:
   const Table* table() const { return table_.load(std::memory_order_acquire); }
   void set(std::unique_ptr<const Table> table) {
+    const std::lock_guard<std::mutex> alone(setting_);
     table_.store(table.get(), std::memory_order_release);
     if (table) kept_.push_back(std::move(table));
   }
 
  private:
+  std::mutex setting_;
   std::atomic<const Table*> table_{nullptr};
   std::vector<std::unique_ptr<const Table>> kept_;
 };

@@ -1,0 +1,171 @@
+"""Open a file or folder by a walk through descriptors, and refuse it where somebody else could have put it there.
+
+Each step opens one name relative to the descriptor of the folder before it and never follows a link by itself, so what
+was checked is what is opened: nothing can be exchanged in between. A symbolic link on the way is judged like a file,
+then walked in its turn. Nothing here blocks: only regular files are opened, a FIFO or a device is refused.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["CODE", "NAMED", "OWN", "Distrusted", "Rule", "open_file", "open_folder", "read_file", "said"]
+
+LINKS = 40  # symbolic links on one way, as in Linux
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+
+
+class Distrusted(OSError):
+    """A path that somebody else could have written; ``filename`` is the part of it that says so, ``strerror`` why."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Who may have written what is opened, and the folders on the way to it.
+
+    Attributes:
+        owned: only this user or root; else anybody, but for what lies in a folder that is sticky and open to all.
+        group: whether the group may write, too. Everybody else never may.
+        private: whether the last component has to be this user's own, not even root's.
+    """
+
+    owned: bool = True
+    group: bool = False
+    private: bool = False
+
+
+CODE = Rule()  # what is loaded, and what is believed because it lies in our cache
+OWN = Rule(private=True)  # a folder that we make and fill
+NAMED = Rule(owned=False, group=True)  # what the user, or a program of his, has named
+
+
+def open_folder(path: str | os.PathLike[str], rule: Rule = CODE, *, create: bool = False) -> int:
+    """A descriptor of the folder ``path``, which and the way to which ``rule`` accepts; ``create`` makes it (mode 700).
+
+    Raises:
+        Distrusted: somebody else could have written it.
+        OSError: it is not there or not a folder.
+    """
+    return _walk(path, rule, folder=True, create=create)
+
+
+def open_file(path: str | os.PathLike[str], rule: Rule = CODE) -> int:
+    """A descriptor of the regular file ``path``, for reading; raises what :func:`open_folder` does."""
+    return _walk(path, rule, folder=False)
+
+
+def read_file(path: str | os.PathLike[str], limit: int, rule: Rule = CODE) -> bytes:
+    """The content of ``path``; OSError with EFBIG when it is longer than ``limit`` bytes."""
+    handle = open_file(path, rule)
+    with os.fdopen(handle, "rb") as file:
+        content = file.read(limit + 1)
+    if len(content) > limit:
+        raise OSError(errno.EFBIG, f"it is longer than {limit} bytes", os.fspath(path))
+    return content
+
+
+def said(e: Exception) -> str:
+    """What is wrong with a path, in one line: which part of it, and why."""
+    if isinstance(e, OSError) and e.filename is not None:
+        return f"{os.fsdecode(e.filename)}: {e.strerror}"
+    return str(e)
+
+
+def _walk(path: str | os.PathLike[str], rule: Rule, *, folder: bool, create: bool = False) -> int:
+    text = os.fspath(path)
+    if not text or "\0" in text:
+        raise OSError(errno.EINVAL, "an empty path or one with a NUL", text.replace("\0", "\\0"))
+    start = text if os.path.isabs(text) else os.path.join(os.getcwd(), text)
+    names = [n for n in start.split("/") if n not in ("", ".")]
+    here, at, links = os.open("/", _FOLDER), Path("/"), 0
+    try:
+        above = _judge(os.fstat(here), at, rule, None, last=folder and not names)
+        while names:
+            name, last = names[0], len(names) == 1
+            target = _link(here, name, at, rule, above)
+            if target is not None:
+                links += 1
+                if links > LINKS:
+                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), text)
+                names = [*(n for n in target.split("/") if n not in ("", ".")), *names[1:]]
+                if target.startswith("/"):
+                    here, at = _next(here, "/", _FOLDER), Path("/")
+                    above = os.fstat(here)
+                continue
+            here, at = _step(here, name, at, as_folder=folder or not last, create=create), at / name
+            above = _judge(os.fstat(here), at, rule, above, last=last, regular=last and not folder)
+            names = names[1:]
+    except BaseException:
+        os.close(here)
+        raise
+    return here
+
+
+def _link(here: int, name: str, at: Path, rule: Rule, above: os.stat_result) -> str | None:
+    """Where ``name`` leads if it is a symbolic link that may be followed; None for anything else."""
+    try:
+        target = os.readlink(name, dir_fd=here)
+    except OSError:
+        return None  # no link, or nothing: opening it will tell
+    about = os.stat(name, dir_fd=here, follow_symlinks=False)
+    if about.st_uid not in (os.geteuid(), 0) and (rule.owned or _open_to_all(above)):
+        raise Distrusted(errno.EPERM, f"a link that belongs to another user (uid {about.st_uid})", str(at / name))
+    return target
+
+
+def _step(here: int, name: str, at: Path, *, as_folder: bool, create: bool) -> int:
+    """Open ``name`` in ``here``, which is closed."""
+    if as_folder and create:
+        try:
+            os.mkdir(name, 0o700, dir_fd=here)
+        except FileExistsError:
+            pass
+        except OSError as e:
+            if not _there(here, name):
+                raise OSError(e.errno, e.strerror, str(at / name)) from None
+    try:
+        return _next(here, name, _FOLDER if as_folder else _FILE)
+    except OSError as e:
+        raise OSError(e.errno, e.strerror, str(at / name)) from None
+
+
+def _next(here: int, name: str, flags: int) -> int:
+    found = os.open(name, flags, dir_fd=here)
+    os.close(here)
+    return found
+
+
+def _there(here: int, name: str) -> bool:
+    try:
+        os.stat(name, dir_fd=here, follow_symlinks=False)
+    except OSError:
+        return False
+    return True
+
+
+def _open_to_all(about: os.stat_result) -> bool:
+    return bool(about.st_mode & stat.S_IWOTH)
+
+
+def _judge(
+    about: os.stat_result, at: Path, rule: Rule, above: os.stat_result | None, *, last: bool, regular: bool = False
+) -> os.stat_result:
+    """``about``, if ``rule`` accepts it at the path ``at``, below a folder of which ``above`` is known."""
+    me, mode = os.geteuid(), stat.S_IMODE(about.st_mode)
+    if regular and not stat.S_ISREG(about.st_mode):
+        raise Distrusted(errno.EPERM, "it is no regular file", str(at))
+    shared = above is not None and _open_to_all(above)  # and sticky, or it had been refused
+    mine = (me,) if last and rule.private else (me, 0)
+    if about.st_uid not in mine and (rule.owned or shared):
+        raise Distrusted(errno.EPERM, f"it belongs to another user (uid {about.st_uid})", str(at))
+    writers = stat.S_IWOTH | (0 if rule.group else stat.S_IWGRP)
+    sticky = not last and bool(mode & stat.S_ISVTX)  # others may add to it, not exchange what is ours
+    if mode & writers and not sticky:
+        why = f"it can be written by others (mode {mode:o}); what it holds may be theirs"
+        raise Distrusted(errno.EPERM, why, str(at))
+    return about

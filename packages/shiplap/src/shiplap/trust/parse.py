@@ -1,0 +1,194 @@
+"""Read JSON and YAML within bounds: of size, depth, numbers, and of what aliases stand for.
+
+What comes out is plain data (dict, list, str, int, float, bool, None); ValueError says in one line what is wrong. Of
+which shape the data is, a program checks itself, or with msgspec.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NoReturn, TypeAlias
+
+if TYPE_CHECKING:
+    import yaml
+
+__all__ = ["Data", "Limits", "build_yaml", "compose_yaml", "parse_json"]
+
+Data: TypeAlias = bool | int | float | str | list["Data"] | dict[str, "Data"] | None
+
+
+@dataclass(frozen=True)
+class Limits:
+    """``size`` in bytes, ``depth`` of nesting, ``nodes`` with every alias written out."""
+
+    size: int = 1 << 24
+    depth: int = 64
+    nodes: int = 1_000_000
+
+
+JSON = Limits()
+YAML = Limits(size=1 << 19, nodes=100_000)  # its parser is slow, and people write it by hand
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.S)
+_BRACKETS = re.compile(rb"[\[\]{}]")
+_DIGITS = 20  # of an integer of 64 bits, with its sign
+
+
+def parse_json(content: bytes, limits: Limits = JSON) -> Data:
+    """The JSON value ``content``; ValueError for anything else, and for what is beyond ``limits``."""
+    if len(content) > limits.size:
+        raise ValueError(f"longer than {limits.size} bytes")
+    _check_brackets(content, limits.depth)
+    if content.count(b",") >= limits.nodes:
+        raise ValueError(f"more than {limits.nodes} values")
+    try:
+        found: Data = json.loads(
+            content.decode(),  # json.loads would take UTF-16, too
+            parse_int=_int,
+            parse_float=_float,
+            parse_constant=_constant,
+            object_pairs_hook=_object,
+        )
+    except RecursionError:
+        raise ValueError(f"nested deeper than {limits.depth}") from None
+    _check_texts(found)
+    return found
+
+
+def _check_brackets(content: bytes, depth: int) -> None:
+    """ValueError for what is nested too deep, before a recursive parser sees it."""
+    level = 0
+    for bracket in _BRACKETS.finditer(_STRING.sub(b"", content)):
+        level += 1 if bracket[0] in (b"[", b"{") else -1
+        if level > depth:
+            raise ValueError(f"nested deeper than {depth}")
+
+
+def _int(digits: str) -> int:
+    if len(digits) > _DIGITS or not -(1 << 63) <= int(digits) < 1 << 63:
+        raise ValueError(f"a number of more than 64 bits: {digits[:30]}")
+    return int(digits)
+
+
+def _float(digits: str) -> float:
+    value = float(digits)
+    if not math.isfinite(value):
+        raise ValueError(f"no finite number: {digits[:30]}")
+    return value
+
+
+def _constant(name: str) -> NoReturn:
+    raise ValueError(f"no finite number: {name}")
+
+
+def _object(pairs: list[tuple[str, Data]]) -> Data:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("the same name twice in one object")
+    return found
+
+
+def _check_texts(found: Data) -> None:
+    """ValueError for a NUL or half a character in a text: neither is one for a file name, C or UTF-8."""
+    waiting = [found]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            waiting += [*value, *value.values()]
+        elif isinstance(value, list):
+            waiting += value
+        elif isinstance(value, str) and ("\0" in value or any("\ud800" <= c <= "\udfff" for c in value)):
+            raise ValueError("a text with a NUL or half a surrogate pair")
+
+
+def compose_yaml(content: bytes, limits: Limits = YAML) -> yaml.Node | None:
+    """The nodes of the YAML document ``content``, which know their lines; None for an empty one.
+
+    Raises:
+        ValueError: not UTF-8, or beyond ``limits``.
+        yaml.MarkedYAMLError: not YAML; it knows the line.
+    """
+    import yaml
+
+    if len(content) > limits.size:
+        raise ValueError(f"longer than {limits.size} bytes")
+    text = content.decode()
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        _check_events(yaml.parse(text, Loader=loader), limits)
+        root: yaml.Node | None = yaml.compose(text, Loader=loader)
+    except yaml.MarkedYAMLError:
+        raise
+    except yaml.YAMLError as e:  # a character that is none
+        raise ValueError(" ".join(str(e).split())) from None
+    if root is not None:
+        _weigh(root, limits, {}, set())
+    return root
+
+
+def build_yaml(root: yaml.Node | None) -> Data:
+    """The value of composed nodes; raises what :func:`compose_yaml` does. ``<<`` is carried out in the nodes, too."""
+    import yaml
+
+    if root is None:
+        return None
+    try:
+        found: Data = yaml.SafeLoader("").construct_document(root)
+    except (RecursionError, OverflowError, TypeError, KeyError, IndexError, AttributeError) as e:
+        raise ValueError(f"a value that cannot be read ({type(e).__name__})") from None
+    _check_numbers(found)
+    return found
+
+
+def _check_events(events: Iterator[yaml.Event], limits: Limits) -> None:
+    """ValueError for what is nested too deep or too long, before a recursive composer sees it."""
+    import yaml
+
+    level = 0
+    for count, event in enumerate(events):
+        level += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if level > limits.depth:
+            raise ValueError(f"line {event.start_mark.line + 1}: nested deeper than {limits.depth}")
+        if count >= 2 * limits.nodes:
+            raise ValueError(f"more than {limits.nodes} values")
+
+
+def _weigh(node: yaml.Node, limits: Limits, known: dict[int, int], inside: set[int]) -> int:
+    """How many values ``node`` stands for with every alias written out; ValueError for too many, or for a circle."""
+    import yaml
+
+    if id(node) in known:
+        return known[id(node)]
+    line = node.start_mark.line + 1
+    if id(node) in inside or len(inside) > limits.depth:
+        raise ValueError(f"line {line}: an alias of what it is part of, or nested deeper than {limits.depth}")
+    inside.add(id(node))
+    weight = 1
+    if isinstance(node, yaml.MappingNode):
+        weight += sum(_weigh(k, limits, known, inside) + _weigh(v, limits, known, inside) for k, v in node.value)
+    elif isinstance(node, yaml.SequenceNode):
+        weight += sum(_weigh(v, limits, known, inside) for v in node.value)
+    elif len(node.value) > 4000 and node.tag.endswith((":int", ":float", ":timestamp")):
+        raise ValueError(f"line {line}: a number of {len(node.value)} digits")
+    inside.discard(id(node))
+    if weight > limits.nodes:
+        raise ValueError(f"line {line}: its aliases stand for more than {limits.nodes} values")
+    known[id(node)] = weight
+    return weight
+
+
+def _check_numbers(found: Data) -> None:
+    """ValueError for a number of more than 64 bits, at most once per value: aliases share theirs."""
+    waiting, seen = [found], set[int]()
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, (dict, list)) and id(value) not in seen:
+            seen.add(id(value))
+            waiting += [*value, *value.values()] if isinstance(value, dict) else value
+        elif isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+            raise ValueError("a number of more than 64 bits")
+        elif isinstance(value, str) and "\0" in value:
+            raise ValueError("a text with a NUL")

@@ -1,0 +1,169 @@
+"""Calls of many threads while an op is declared again, tuned, cleared; children that are forked meanwhile."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+import pytest
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+import shiplap as sl
+from shiplap.bind import native
+from shiplap.op import choices
+from shiplap.op.config import Config
+from shiplap.selection import thaw
+from shiplap_testing.forked import python
+
+AGAIN = """
+import threading, time
+import torch
+from jaxtyping import Float
+from torch import Tensor
+import shiplap as sl
+
+def declare():
+    @sl.op("lifetime_test::double")
+    def double(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+        return 2 * x
+
+    @double.kernel("cpu")
+    def kernel(x, *, out):
+        torch.mul(x, 2, out=out)
+
+    @double.backward
+    def gradient(grad, saved, needs):
+        return {"x": 2 * grad}
+
+    return double
+
+op, stop, wrong, calls = declare(), time.monotonic() + SECONDS, [], [0]
+x = torch.arange(64.0)
+y = torch.arange(64.0, requires_grad=True)
+
+def call():
+    while time.monotonic() < stop and not wrong:
+        for made in (op(x), torch.ops.lifetime_test.double(x), op(x=x)):
+            if not torch.equal(made, 2 * x):
+                wrong.append("wrong values")
+        try:
+            (grad,) = torch.autograd.grad(op(y).sum(), y)
+        except sl.ShiplapError as e:
+            if e.id != "SL304":  # declared again, and its gradient not yet
+                raise
+        else:
+            if not torch.equal(grad, torch.full((64,), 2.0)):
+                wrong.append("wrong gradient")
+        calls[0] += 1
+
+def run():
+    try:
+        call()
+    except BaseException as e:
+        wrong.append(f"{type(e).__name__}: {e}")
+
+threads = [threading.Thread(target=run) for _ in range(16)]
+for t in threads: t.start()
+times = 0
+while time.monotonic() < stop and not wrong:
+    declare()
+    times += 1
+for t in threads: t.join()
+assert not wrong, wrong[:3]
+assert times > 5 and calls[0] > 16, (times, calls)
+"""
+
+
+def test_declaring_again_frees_nothing_that_a_call_uses():
+    """6 of 6 such runs ended in a segmentation fault."""
+    done = python("-c", AGAIN.replace("SECONDS", "6"), timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_an_op_declared_again_is_called_by_all_who_hold_it(ns):
+    def declare(by):
+        @sl.op(f"{ns}::scale")
+        def scale(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+            return by * x
+
+        return scale
+
+    first = declare(2)
+    registered = getattr(torch.ops, ns).scale
+    assert registered(torch.ones(1)).item() == 2
+    second = declare(3)
+    assert registered(torch.ones(1)).item() == first(torch.ones(1)).item() == second(torch.ones(1)).item() == 3
+
+    @second.backward
+    def gradient(grad, saved, needs):
+        return {"x": 7 * grad}
+
+    for op in (first, second, registered, second.overload):
+        x = torch.ones(1, requires_grad=True)
+        op(x).sum().backward()
+        assert x.grad.item() == 7
+    third = declare(4)
+    x = torch.ones(1, requires_grad=True)
+    with pytest.raises(sl.ShiplapError, match="SL304"):
+        third(x).sum().backward()
+
+
+def test_choices_may_change_and_be_cleared_under_calls(ns):
+    @sl.op(f"{ns}::told")
+    def told(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+        return torch.zeros_like(x)
+
+    @told.kernel("cpu", configs=[{"tile": 1}, {"tile": 2}])
+    def fixed(x, *, tile):
+        return x + tile
+
+    x, stop, wrong = torch.zeros(4), time.monotonic() + 2, []
+    key = ("cpu", *told.rule.key(told.bind([x])))
+
+    def call():
+        try:
+            while time.monotonic() < stop:
+                assert float(told(x)[0]) in (1.0, 2.0)
+        except BaseException as e:
+            wrong.append(e)
+
+    threads = [threading.Thread(target=call) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    while time.monotonic() < stop:
+        for config in ({"tile": 2}, {"tile": 1}, {"tile": 0}, {}):
+            choices.install([choices.Entry(told.spec.name, told.identity, key, "fixed", Config.of(config))])
+        thaw()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_a_child_forked_while_a_binding_is_built_does_not_hang():
+    """Another thread holds the lock of native bindings when the process forks."""
+    holds, done = threading.Event(), threading.Event()
+
+    def hold():
+        with native._lock:
+            holds.set()
+            done.wait(60)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    holds.wait(60)
+    pid = os.fork()
+    if not pid:
+        os._exit(0 if native._lock.acquire(timeout=20) else 1)
+    status = os.waitpid(pid, 0)[1]
+    done.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
+def test_a_namespace_of_torch_itself_is_refused():
+    for name in ("aten::add", "prims::mine", "quantized::x", "inductor::x"):
+        with pytest.raises(sl.ShiplapError, match="SL101"):
+            sl.op(name)

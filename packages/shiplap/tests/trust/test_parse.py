@@ -1,0 +1,186 @@
+"""Attacks on what is parsed: too deep, too large, too many, the wrong shape. Errors of the catalogue, at once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import resource
+import time
+
+import pytest
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+import shiplap as sl
+from shiplap import trust
+from shiplap.audit import passport
+from shiplap.errors import ShiplapError
+from shiplap.selection.calls import read_calls
+from shiplap.selection.key import Key
+from shiplap.selection.store import seal
+from shiplap.selection.table import FORMAT, dump, frozen, read, thaw
+
+HOSTILE = {
+    "deep list": b"[" * 100_000,
+    "deep and closed": b"[" * 5000 + b"]" * 5000,
+    "deep object": b'{"a":' * 100_000,
+    "long number": b"1" * 1_000_000,
+    "number of 65 bits": b"18446744073709551616",
+    "infinite": b"Infinity",
+    "not a number": b"[NaN]",
+    "overflow": b"1e999",
+    "NUL": b'"a\\u0000b"',
+    "half a pair": b'"\\ud800"',
+    "not UTF-8": b'"\xff"',
+    "UTF-16": "[1]".encode("utf-16"),
+    "twice": b'{"a": 1, "a": 2}',
+    "empty": b"",
+    "unclosed": b'["',
+    "many": b"[" + b"0," * 1_200_000 + b"0]",
+    "brackets in a text, then none": b'"' + b"[" * 1000,
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_json_is_a_value_error_at_once(name):
+    started = time.process_time()
+    with pytest.raises(ValueError, match=r"."):
+        trust.parse_json(HOSTILE[name])
+    assert time.process_time() - started < 1
+
+
+def test_honest_json_is_read():
+    value = {"a": [1, -(1 << 63), 1.5, True, None, "[[[[" * 100, 'x"]']}
+    assert trust.parse_json(json.dumps(value).encode()) == value
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("reader", [read, passport.read, read_calls], ids=["table", "passport", "record"])
+def test_hostile_files_are_errors_of_the_catalogue(tmp_path, name, reader):
+    path = tmp_path / "file"
+    path.write_bytes(HOSTILE[name] + b"\n")
+    path.chmod(0o600)
+    started = time.process_time()
+    if reader is read_calls and name == "empty":
+        assert reader(path) == []
+        return
+    with pytest.raises(ShiplapError) as caught:
+        reader(path)
+    assert caught.value.id in ("SL602", "SL609")
+    assert time.process_time() - started < 1
+
+
+def sealed(**content):
+    """A table with a checksum that fits: whoever can write it, can write that."""
+    body = {"format": FORMAT, **content}
+    known = {name: body.get(name) for name in ("format", "entries")}
+    text = json.dumps(known, sort_keys=True, separators=(",", ":"))
+    return json.dumps({**body, "sha256": hashlib.sha256(text.encode()).hexdigest()})
+
+
+FIELDS = {"op": "trust_test::op", "device": "cpu", "bucket": "n<=8", "source": "0123", "torch": "2", "dtypes": ""}
+VALUE = {
+    "kernel": "k",
+    "config": {"tile": 1},
+    "time": 1.0,
+    "runner_up": "",
+    "runner_up_time": 0.0,
+    "default_time": 0.0,
+    "reason": "",
+    "findings": [],
+    "tried": 1,
+    "sizes": "",
+}
+
+
+def entries(key=(), value=()):
+    return [seal(Key.of({**FIELDS, **dict(key)}), {**VALUE, **dict(value)})]
+
+
+SHAPES = {
+    "missing": {},
+    "a number": {"entries": 5},
+    "null": {"entries": None},
+    "an object": {"entries": {"a": 1}},
+    "a text": {"entries": "abc"},
+    "a list of numbers": {"entries": [5]},
+    "no such device": {"entries": entries(key={"device": "abacus"})},
+    "an odd device": {"entries": entries(key={"device": "cuda:99999999999999"})},
+    "a bucket that is a call": {"entries": entries(key={"bucket": "n<=__import__('os').system('true')"})},
+    "a deep bucket": {"entries": entries(key={"bucket": "n<=" + "(" * 3000 + ")" * 3000})},
+    "a bucket of minuses": {"entries": entries(key={"bucket": "n<=" + "-" * 4000 + "1"})},
+    "a long bucket": {"entries": entries(key={"bucket": "n<=1, " * 10_000})},
+    "a bucket of a list": {"entries": entries(key={"bucket": "n<=[1]"})},
+    "a bucket that is infinite": {"entries": entries(key={"bucket": "n<=1e999"})},
+    "a huge bucket": {"entries": entries(key={"bucket": "n<=" + "9" * 3000})},
+    "a bucket with NUL": {"entries": entries(key={"bucket": "n<='\\0'"})},
+    "a config of lists": {"entries": entries(value={"config": {"tile": [1]}})},
+    "a config that is a list": {"entries": entries(value={"config": [1]})},
+    "no kernel": {"entries": entries(value={"kernel": None})},
+    "findings of other fields": {"entries": entries(value={"findings": [{"foo": "bar"}]})},
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_sealed_table_of_another_shape_is_an_error(tmp_path, name):
+    path = tmp_path / "table.json"
+    path.write_text(sealed(**SHAPES[name]))
+    path.chmod(0o600)
+    try:
+        with pytest.raises(ShiplapError, match="SL609"):
+            frozen(path)
+    finally:
+        thaw()
+
+
+def test_mutated_tables_and_passports_are_errors_of_the_catalogue(tmp_path):
+    """A seeded sample of what ``nox -s fuzz`` does for longer: SL errors only, within 1 s and 512 MiB."""
+    rng = random.Random(17)
+    path = tmp_path / "table.json"
+    dump(path, [(Key.of(FIELDS), VALUE)])
+    whole = path.read_bytes()
+    for _ in range(int(os.environ.get("SHIPLAP_TEST_FUZZ", "400"))):
+        path.write_bytes(mutate(rng, whole))
+        for reader in (read, passport.read, read_calls):
+            started = time.process_time()
+            try:
+                reader(path)
+            except ShiplapError:
+                assert time.process_time() - started < 1
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 4 << 20
+
+
+def mutate(rng: random.Random, whole: bytes) -> bytes:
+    """Some bytes changed, cut, repeated or put in."""
+    data = bytearray(whole)
+    for _ in range(rng.randint(1, 4)):
+        at = rng.randrange(len(data) + 1)
+        kind = rng.randrange(5)
+        if kind == 0 and at < len(data):
+            data[at] = rng.randrange(256)
+        elif kind == 1:
+            del data[at : at + rng.randint(1, 50)]
+        elif kind == 2:
+            data[at:at] = rng.choice([b"[", b"{", b"9" * 30, b"\\u0000", b"null", b"-", b'"', b"1e999"]) * rng.randint(
+                1, 100
+            )
+        elif kind == 3:
+            data[at:at] = data[at : at + rng.randint(1, 200)]
+        else:
+            del data[at:]
+        if not data:
+            return b""
+    return bytes(data)
+
+
+def test_tuning_what_is_no_sample_is_an_error(ns):
+    @sl.op(f"{ns}::double")
+    def double(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+        return 2 * x
+
+    for samples in (torch.ones(3), [torch.ones(3)], 5, [5], None, [None], [(1,)], "abc", [()]):
+        with pytest.raises(ShiplapError):
+            sl.tune(double, samples)
