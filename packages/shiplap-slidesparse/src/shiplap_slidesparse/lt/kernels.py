@@ -37,7 +37,7 @@ def _bind(op: sl.Op, workspace: str, config: dict[str, int]) -> None:
 _RANGES = {"ALG": (-1, 1 << 15), "SPLIT_K": (-1, 64), "VERSION": (0, 1 << 31)}
 
 # The library refuses an algorithm that it does not know; what is no number of one does not get there.
-check_configs("cuda", NAME, lambda config: all(_RANGES[n][0] <= v < _RANGES[n][1] for n, v in config.items))
+check_configs("cuda", NAME, lambda config: all(isinstance(v, int) and v in range(*_RANGES[n]) for n, v in config.items))
 
 for _op in DENSE:
     _bind(_op, str(WORKSPACE), {"ALG": -1})

@@ -151,7 +151,8 @@ def _check_events(events: Iterator[yaml.Event], limits: Limits) -> None:
     for count, event in enumerate(events):
         level += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if level > limits.depth:
-            raise ValueError(f"line {event.start_mark.line + 1}: nested deeper than {limits.depth}")
+            line = event.start_mark.line + 1 if event.start_mark is not None else "?"
+            raise ValueError(f"line {line}: nested deeper than {limits.depth}")
         if count >= 2 * limits.nodes:
             raise ValueError(f"more than {limits.nodes} values")
 
