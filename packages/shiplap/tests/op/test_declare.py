@@ -390,3 +390,12 @@ def test_a_string_is_one_name(ns):
     assert op.spec.mutated == ("table",)
     assert op.spec.outputs[0].name == "found"
     assert len(op.spec.requires) == 1
+
+
+@pytest.mark.parametrize("tolerance", [(2.0, "too large"), (1e-3, " "), (0, "none"), 1e-3])
+def test_sl118_a_tolerance_is_a_small_number_with_a_reason(ns, tolerance):
+    with pytest.raises(sl.ShiplapError, match="SL118"):
+
+        @sl.op(f"{ns}::scale", tolerance=tolerance)
+        def scale(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+            return 2 * x
