@@ -478,7 +478,7 @@ def test_a_directory_that_others_can_write_is_refused(ops, tmp_path, monkeypatch
     for folder in (tmp_path / "cache", tmp_path / "cache" / "native"):
         for other in (tmp_path / "cache", tmp_path / "cache" / "native"):
             other.chmod(0o777 if other == folder else 0o700)
-        with fails("SL406", got=f"{folder} can be written by others (mode 777)"):
+        with fails("SL406", f"{folder}: it can be written by others (mode 777)"):
             native.build(ops.mix)
     assert not list((tmp_path / "cache" / "native").iterdir())
     native_dir = tmp_path / "own" / "native"

@@ -1,4 +1,4 @@
-"""The Triton templates of sparse3d without a GPU: each case of ``sparse3d_cases.py`` in Triton's interpreter."""
+"""The Triton templates of sparse3d without a GPU: each case of ``triton_cases.py`` in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytest.importorskip("triton")
 
 @pytest.fixture(scope="module")
 def cases() -> dict[str, dict]:
-    script = Path(__file__).with_name("sparse3d_cases.py")
+    script = Path(__file__).with_name("triton_cases.py")
     done = interpreted(script)
     assert done.returncode == 0, done.stderr[-3000:]
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]

@@ -197,6 +197,7 @@ class Op(calls.ShortCut[P, R], Served):
         self._extend("gradient is")
         if fn is None:
             return lambda f: self.backward(f, saves=saves)
+        self.drop_native()
         self.gradient = Backward.declare(self.spec, fn, saves)
         self._renew()
         digest.refresh(self.spec.name)
