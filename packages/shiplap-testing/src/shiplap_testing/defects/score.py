@@ -166,16 +166,24 @@ def _resident(folder: Path) -> int:
 
 def _outcomes(chosen: Mapping[str, Defect], options: argparse.Namespace) -> Iterator[Outcome]:
     with ThreadPoolExecutor(options.jobs) as pool:
-        pairs = [
-            (d, pool.submit(_judge, d, "bad", options), pool.submit(_judge, d, "good", options))
-            for d in chosen.values()
-        ]
-        for defect, bad, good in pairs:
-            outcome = Outcome(defect.name, defect.cause, bad.result(), good.result())
-            print(
-                f"{outcome.verdict:7} {outcome.cause}: {outcome.name}; {outcome.bad}; twin {outcome.good}", flush=True
-            )
-            yield outcome
+        audits = [[pool.submit(_judge, d, which, options) for which in ("bad", "good")] for d in chosen.values()]
+        for defect, (bad, good) in zip(chosen.values(), audits, strict=True):
+            found = Outcome(defect.name, defect.cause, bad.result(), good.result())
+            print(f"{found.verdict:7} {found.cause}: {found.name}; {found.bad}; twin {found.good}", flush=True)
+            yield found
+
+
+def _known(file: Path | None, names: Iterable[str]) -> list[Outcome]:
+    """What an earlier run that was cut off has written down."""
+    if file is None or not file.exists():
+        return []
+    rows = [row for row in json.loads(file.read_text())["outcomes"] if row["name"] in set(names)]
+    return [Outcome(row["name"], row["cause"], row["bad"], row["good"]) for row in rows]
+
+
+def _write(file: Path, outcomes: Sequence[Outcome]) -> None:
+    found = [{**asdict(o), "verdict": o.verdict, "alarm": o.alarm} for o in outcomes]
+    file.write_text(json.dumps({"counts": count(outcomes), "outcomes": found}, indent=1))
 
 
 def _options() -> argparse.Namespace:
@@ -189,7 +197,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--timeout", type=float, help="seconds after which an audit is ended; 3 * budget + 60")
     parser.add_argument("--memory", type=int, default=4096, help="MiB that an audit may hold")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, help="file for the outcomes")
+    parser.add_argument("--json", type=Path, help="file for the outcomes; those that it has are kept, not judged again")
     parser.add_argument("--child", choices=("bad", "good"), help=argparse.SUPPRESS)
     parser.add_argument("--log", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -209,11 +217,13 @@ def main() -> None:
         and options.cause in (None, defect.cause)
         and options.only in (None, name)
     }
-    outcomes = list(_outcomes(chosen, options))
+    outcomes = _known(options.json, chosen)
+    known = {o.name for o in outcomes}
+    for outcome in _outcomes({n: d for n, d in chosen.items() if n not in known}, options):
+        outcomes.append(outcome)
+        if options.json:
+            _write(options.json, outcomes)
     print(report(outcomes))
-    if options.json:
-        found = [{**asdict(o), "verdict": o.verdict, "alarm": o.alarm} for o in outcomes]
-        options.json.write_text(json.dumps({"counts": count(outcomes), "outcomes": found}, indent=1))
 
 
 if __name__ == "__main__":
