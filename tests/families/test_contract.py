@@ -24,6 +24,8 @@ BACKEND = {
     "shiplap.compat.device_tests",
     "shiplap.compat.host_device",
     "shiplap.compat.trees",
+    "shiplap.dtypes",
+    "shiplap.trust",
 }
 
 

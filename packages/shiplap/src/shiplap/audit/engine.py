@@ -17,7 +17,7 @@ from shiplap.audit.cost import CostCard
 from shiplap.audit.finding import Finding
 from shiplap.audit.session import Plan, repeat, session
 from shiplap.audit.target import script
-from shiplap.errors import CATALOGUE, error
+from shiplap.errors import error
 from shiplap.op import Op
 from shiplap.referee.isolate import Death, Limits, can_isolate, stream
 from shiplap.referee.recipe import Recipe
@@ -122,7 +122,7 @@ class _Audit:
         kind = event["kind"]
         if kind == "error":
             words = event["words"]
-            raise CATALOGUE[words["id"]].kind(**words)
+            raise error(**words)
         if kind == "check":
             self.check, self.label = event["check"], ""
         elif kind == "case":

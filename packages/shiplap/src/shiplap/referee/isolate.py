@@ -224,12 +224,15 @@ def _seconds(pid: int | str) -> float:
 
 
 def _session_seconds(leader: int) -> float:
-    """Processor time of all processes of the child's session: compilers that it waits for, too."""
-    total = 0.0
-    for entry in os.listdir("/proc"):
-        if entry.isdigit() and (fields := _fields(entry)) and int(fields[3]) == leader:
-            total += sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
-    return total
+    """Processor time of the child's session and of all its descendants: compilers that it waits for have their own."""
+    fields = {int(entry): found for entry in os.listdir("/proc") if entry.isdigit() and (found := _fields(entry))}
+    family = {pid for pid, found in fields.items() if pid == leader or int(found[3]) == leader}
+    grown = family
+    while grown:
+        grown = {pid for pid, found in fields.items() if int(found[1]) in family} - family
+        family |= grown
+    ticks = sum(sum(map(int, fields[pid][11:15])) for pid in family)
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _resident(pid: int) -> int:

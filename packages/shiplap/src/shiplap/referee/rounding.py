@@ -50,8 +50,10 @@ def allowance(run: Callable[[], Sequence[Tensor]], wide: Sequence[Tensor], eps: 
 
 
 def _apart(a: Tensor, b: Tensor) -> Tensor:
+    dtype = torch.complex128 if a.is_complex() else torch.float64
+    a, b = a.to(dtype), b.to(dtype)  # torch compares no float8 with another dtype
     same = (a == b) | (torch.isnan(a) & torch.isnan(b))
-    gap = (a.to(torch.complex128) - b.to(torch.complex128)).abs() if a.is_complex() else (a.double() - b.double()).abs()
+    gap = (a - b).abs()
     return torch.where(same, 0.0, torch.where(torch.isfinite(gap), gap, torch.inf))
 
 

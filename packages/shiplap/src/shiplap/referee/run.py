@@ -68,8 +68,10 @@ def reference(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
 
 
 def widen(t: Tensor) -> Tensor:
-    """Floating and complex tensors in double precision, others as they are."""
-    return t.to(torch.promote_types(t.dtype, torch.float64)) if t.is_floating_point() or t.is_complex() else t
+    """Floating and complex tensors in double precision, others as they are; so is float8, whose bits are codes."""
+    if is_float8(t) or not (t.is_floating_point() or t.is_complex()):
+        return t
+    return t.to(torch.promote_types(t.dtype, torch.float64))
 
 
 def reference64(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:

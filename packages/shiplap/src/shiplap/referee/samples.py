@@ -25,7 +25,7 @@ from shiplap.referee.layouts import LAYOUTS, apply_layout, possible
 from shiplap.referee.lengths import FEW, lengths, odd_values
 from shiplap.referee.mine import Mined, mine
 from shiplap.referee.recipe import Recipe
-from shiplap.referee.sizes import EDGES, environment, free_dims, scalar_candidates, search
+from shiplap.referee.sizes import EDGES, LIMIT, environment, free_dims, scalar_candidates, search
 from shiplap.referee.values import KINDS, SPECIAL, draw
 
 __all__ = ["Samples", "other", "sample"]
@@ -34,6 +34,7 @@ LONG = 4096  # terms of a long sum
 GRAIN = 70_001  # elements: two pieces of a parallel loop, and a rest
 MOST = 1 << 21  # elements of all arguments of a sample
 KEPT = 1 << 14  # elements of a sample that is kept
+PATIENCE = 2  # searches for other sizes around that of one dim, in vain and in a row, before the next ones are short
 FLOATS, PREFERRED = floating(), preferred()
 
 
@@ -54,6 +55,7 @@ class Samples:
         self.op, self.spec, self.seed, self.device = op, op.spec, seed, torch.device(device)
         self._known: dict[str, Case | None] = {}
         self._sized: dict[str, Recipe | None] = {}
+        self._refused: dict[str, int] = {}
 
     @cached_property
     def base(self) -> Recipe:
@@ -312,7 +314,10 @@ class Samples:
     def _fitted(self, sizes: dict[str, Any]) -> Recipe | None:
         """The first recipe with these sizes, the other sizes as the declaration wants them: searched for once."""
         if (key := str(sizes)) not in self._sized:
-            found = search(self.spec, sizes, dict(self.base.scalars))
+            (name,) = sizes
+            limit = LIMIT if self._refused.get(name, 0) < PATIENCE else LIMIT // 32
+            found = search(self.spec, sizes, dict(self.base.scalars), limit)
+            self._refused[name] = 0 if found else self._refused.get(name, 0) + 1
             self._sized[key] = found and self._recipe(*found).but(dtypes=dict(self.base.dtypes))
         return self._sized[key]
 

@@ -11,7 +11,7 @@ from shiplap.op.binding import shape_of
 from shiplap.op.expr import Expr
 from shiplap.op.spec import Arg, OpSpec
 
-__all__ = ["EDGES", "environment", "free_dims", "scalar_candidates", "search"]
+__all__ = ["EDGES", "LIMIT", "environment", "free_dims", "scalar_candidates", "search"]
 
 EDGES = (0, 1, 15, 16, 17, 31, 33)  # empty, single, and around the vector and tile widths of every device we know
 FIRST = (5, 3, 2, 4, 6, 7)  # distinct and small: two dims that are mixed up never agree by accident
@@ -65,13 +65,16 @@ def scalar_candidates(arg: Arg) -> Sequence[Any]:
 
 
 def search(
-    spec: OpSpec, fixed_sizes: Mapping[str, Any] | None = None, fixed_scalars: Mapping[str, Any] | None = None
+    spec: OpSpec,
+    fixed_sizes: Mapping[str, Any] | None = None,
+    fixed_scalars: Mapping[str, Any] | None = None,
+    limit: int = LIMIT,
 ) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """The first admitted ``(sizes, scalars)`` that has the fixed ones, scanning from the usual values outwards."""
+    """The first admitted ``(sizes, scalars)`` that has the fixed ones, of ``limit`` combinations from the usual values outwards."""
     names, pools = _pools(spec, fixed_sizes or {}, fixed_scalars or {})
     dims, scalars = free_dims(spec), [a.name for a in spec.scalars]
     plain = [e for e in spec.requires if e.names <= set(names)]
-    for values in islice(_outwards(pools), LIMIT):
+    for values in islice(_outwards(pools), limit):
         chosen = dict(zip(names, values, strict=True))
         if _refused(plain, chosen):
             continue

@@ -21,6 +21,7 @@ from shiplap.referee.run import call, floating_args, has_backward, is_float8, te
 from shiplap.referee.samples import Samples
 
 ROUNDS, CALLS = 2, 30
+MORE = 6  # rounds that follow where the first ones grew: a cache that fills up stops, a leak goes on
 BYTES = 1 << 14  # per call: less than that is not told from noise
 
 
@@ -125,7 +126,7 @@ def _state() -> dict[str, Any]:
         "the recursion limit": sys.getrecursionlimit(),
         "the module search path": list(sys.path),
         "cuDNN flags": (torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32),
-        "oneDNN": torch.backends.mkldnn.enabled if hasattr(torch.backends.mkldnn, "enabled") else True,
+        "MKL-DNN": getattr(torch.backends.mkldnn, "enabled", True),
     }
     if torch.cuda.is_initialized():
         found["CUDA's random state"] = bytes(torch.cuda.get_rng_state().numpy().tobytes())
@@ -144,22 +145,30 @@ def _leaks(run: Callable[[], Any]) -> Observation:
     gc.freeze()  # what is there already need not be looked through each time
     for _ in range(CALLS // 4):
         run()
-    growths = []
     try:
-        for _ in range(ROUNDS):
-            before = _memory()
-            for _ in range(CALLS):
-                run()
-            growths.append([b - a for a, b in zip(before, _memory(), strict=True)])
+        growths = [_growth(run) for _ in range(ROUNDS)]
+        if _grown(growths):
+            growths += [_growth(run) for _ in range(MORE)]
     finally:
         gc.unfreeze()
-    least = [min(g[kind] for g in growths) for kind in range(2)]
-    kinds = ("Python objects", "bytes of resident memory")
-    limits = (CALLS * 0.9, CALLS * BYTES)
-    for kind, grown, limit in zip(kinds, least, limits, strict=True):
-        if grown >= limit:
-            return Observation(f"{CALLS} calls of one size leave {grown:.0f} {kind} behind, each time again")
-    return Observation()
+    return Observation(_grown(growths))
+
+
+def _growth(run: Callable[[], Any]) -> tuple[float, float]:
+    before = _memory()
+    for _ in range(CALLS):
+        run()
+    objects, resident = _memory()
+    return objects - before[0], resident - before[1]
+
+
+def _grown(growths: list[tuple[float, float]]) -> str:
+    """What every one of the rounds has left behind."""
+    for at, (kind, limit) in enumerate((("Python objects", CALLS * 0.9), ("bytes of resident memory", CALLS * BYTES))):
+        least = min(growth[at] for growth in growths)
+        if least >= limit:
+            return f"{CALLS} calls of one size leave {least:.0f} {kind} behind, each time again"
+    return ""
 
 
 def _memory() -> tuple[float, float]:

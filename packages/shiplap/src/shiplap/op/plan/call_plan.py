@@ -84,7 +84,7 @@ class CallPlan:
         if not careful:
             writer.write(self.sharing)
         spec, unset = self.spec, loose(self.arguments)
-        env = dict.fromkeys([*(a.name for a in spec.scalars), *sorted(self._dims())])
+        env = dict.fromkeys([*(a.name for a in spec.scalars), *self._dims()])
         sizes = {name: self.names(name) for name in env}
         classes = {c: f"dtype_{c}" for c in sorted(self._classes())}
         body = [
@@ -104,10 +104,12 @@ class CallPlan:
         )
         return cast(Bind, made)
 
-    def _dims(self) -> set[str]:
+    def _dims(self) -> list[str]:
+        """Every dim with a name, in the order of the declaration."""
         dims = [d for a in self.spec.tensors if a.tensor for d in a.tensor.dims]
-        found = {d.text for d in dims if d.kind in ("name", "variadic") and d.text != "..."}
-        return (found | {name for name, _ in self.spec.dims}) - {a.name for a in self.spec.scalars}
+        named = [d.text for d in dims if d.kind in ("name", "variadic") and d.text != "..."]
+        scalars = {a.name for a in self.spec.scalars}
+        return [n for n in dict.fromkeys([*named, *(name for name, _ in self.spec.dims)]) if n not in scalars]
 
     def _classes(self) -> set[str]:
         return {a.tensor.dtype_class for a in self.spec.tensors if a.tensor and not a.tensor.concrete}
