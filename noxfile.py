@@ -95,6 +95,14 @@ def sanitize_threads(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none")
+def audits(session: nox.Session) -> None:
+    """Every check of the audit for every shipped op: about an hour on two cores."""
+    files = [str(p) for p in sorted(Path("packages").glob("*/tests/*/test_audit.py"))]
+    call = [".venv/bin/python", "-m", "pytest", "-q", *files, *session.posargs]
+    session.run(*call, env={"SHIPLAP_TEST_AUDITS": "all"}, external=True)
+
+
+@nox.session(venv_backend="none")
 def fuzz(session: nox.Session) -> None:
     """Mutate tables, passports and records: ``nox -s fuzz -- 100000`` rounds (by default 20000)."""
     rounds = session.posargs[0] if session.posargs else "20000"

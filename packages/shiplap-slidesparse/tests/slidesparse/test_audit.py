@@ -1,8 +1,8 @@
 """Every op passes its audit: all of it for the two that have every kind of argument, less for the others.
 
-All but what compiles graphs for one op of each kind, values and arguments for those that are the same code and the same
-dims (of which fakes are made) with another dtype. ``SHIPLAP_TEST_AUDITS=all`` is all of it for all, minutes: before a
-release.
+All but what compiles graphs, and the hundreds of sizes of ``sizes`` and ``kernels``, for one op of each kind;
+values and arguments for those that are the same code and the same dims (of which fakes are made) with another dtype.
+``nox -s audits`` (``SHIPLAP_TEST_AUDITS=all``) is all of it for all, and takes minutes: before a release.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import shiplap as sl
 from shiplap_slidesparse import layers, ops
 
 OPS = [op for module in (ops, layers) for name in module.__all__ if isinstance(op := getattr(module, name), sl.Op)]
-WHOLE = OPS if os.environ.get("SHIPLAP_TEST_AUDITS") == "all" else [ops.quantise_fp8, layers.linear_int8]
+ALL = os.environ.get("SHIPLAP_TEST_AUDITS") == "all"
+WHOLE = OPS if ALL else [ops.quantise_fp8, layers.linear_int8]
 TWINS = [
     ops.quantise_int8,
     ops.mm_fp8,
@@ -26,14 +27,15 @@ TWINS = [
     layers.linear_fp8,
 ]
 COMPILES = {"compile", "opcheck", "requires_grad"}
+LONG = {"sizes", "kernels"}
 VALUES = {"numerics", "edges", "schema", "arguments", "stateless"}
 
 
 def checks_of(op: sl.Op) -> list[str]:
     found = importlib.import_module("shiplap.audit").CHECKS
     if op in WHOLE:
-        return list(found)
-    return [c for c in found if (c in VALUES if op in TWINS else c not in COMPILES)]
+        return [c for c in found if ALL or c not in LONG]
+    return [c for c in found if (c in VALUES if op in TWINS else c not in COMPILES | LONG)]
 
 
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.spec.opname)

@@ -254,8 +254,9 @@ def sort_table(
 ) -> None:
     """See ``ops.sort_table``."""
     m, k = table.shape
+    dense = table.contiguous()  # held while the kernels are launched: what they allocate must not take its place
     if m:
-        sort_at(table.contiguous().data_ptr(), m, k, parts, run, workspace, 0, columns, order, masks)
+        sort_at(dense.data_ptr(), m, k, parts, run, workspace, 0, columns, order, masks)
 
 
 def sort_at(

@@ -8,6 +8,7 @@ A sample is a function of (op, label, seed), so a finding can be replayed. Argum
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from itertools import product
@@ -34,6 +35,7 @@ LONG = 4096  # terms of a long sum
 GRAIN = 70_001  # elements: two pieces of a parallel loop, and a rest
 MOST = 1 << 21  # elements of all arguments of a sample
 KEPT = 1 << 14  # elements of a sample that is kept
+SLOW = 1.0  # seconds of processor time for one sample
 PATIENCE = 2  # searches for other sizes around that of one dim, in vain and in a row, before the next ones are short
 FLOATS, PREFERRED = floating(), preferred()
 
@@ -56,6 +58,7 @@ class Samples:
         self._known: dict[str, Case | None] = {}
         self._sized: dict[str, Recipe | None] = {}
         self._refused: dict[str, int] = {}
+        self._slow_from: dict[str, int] = {}
 
     @cached_property
     def base(self) -> Recipe:
@@ -241,13 +244,21 @@ class Samples:
                     yield from self._cases(sized.but(values=kind) for kind in kinds)
 
     def tiles(self) -> Iterator[Case]:
-        """Each dim around tiles, thresholds and powers of two up to 4,096, then all dims beyond one tile at once."""
+        """Each dim around tiles, thresholds and powers of two up to 4,096, then all dims beyond one tile at once.
+
+        A dim stops growing where one sample has taken ``SLOW`` seconds of processor time.
+        """
         kinds = free_dims(self.spec)
         for size in lengths(self.mined):
             for name, kind in kinds.items():
+                if size > self._slow_from.get(name, size):
+                    continue
+                began = time.process_time()
                 for case in self._resized({name: (size,) if kind == "variadic" else size}):
                     if case.numel <= MOST:
                         yield case
+                if time.process_time() - began > SLOW:
+                    self._slow_from[name] = size
         for name, kind in kinds.items():
             shape = (65, 63) if kind == "variadic" else None
             yield from self._resized({name: shape}) if shape else ()
