@@ -26,17 +26,17 @@ SL202: sizes disagree
   fix      pass tensors whose named dims agree
 ```
 
-Every error is a `shiplap.ShiplapError`. Its attributes are `.id`, `.what`, `.where`, `.got`, `.expected` and `.fix`. Each
-group below is a subclass of `ShiplapError` and also of the built-in exception that fits. A `ShiplapNotice` is no error but
-a warning that the process takes a slower path. Each process issues such a warning once for each reason.
+Every error is a `shiplap.ShiplapError`. Its attributes are `.id`, `.what`, `.where`, `.got`, `.expected` and `.fix`.
+Each group below is a subclass of `ShiplapError` and also of the built-in exception that fits. A `ShiplapNotice` is no
+error but a warning that the process takes a slower path. Each process issues such a warning once for each reason.
 """
 
 CLI = """\
 # Command line
 
-Every verb accepts `--json`. It then prints exactly one JSON value on stdout, and everything else on stderr. If a verb fails, it
-prints the error on stderr in the form of the [catalogue](errors.md), prints nothing on stdout, and ends with exit status 2.
-`shiplap --traceback VERB ...` also shows where the error was raised.
+Every verb accepts `--json`. It then prints exactly one JSON value on stdout, and everything else on stderr. If a verb
+fails, it prints the error on stderr in the form of the [catalogue](errors.md), prints nothing on stdout, and ends with
+exit status 2. `shiplap --traceback VERB ...` also shows where the error was raised.
 
 A `TARGET` is one of the following:
 
