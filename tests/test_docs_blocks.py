@@ -6,6 +6,8 @@ A fenced block of Python or of a console in the README or in ``docs`` is one of 
 * marked by the line above it, ``<!-- tested: FILE::TEST -->``, with the test that runs it;
 * marked by the line above it, ``<!-- fragment: WHY -->``, because nobody can run it as it stands;
 * without a mark, and then it is run here.
+
+Pages of ``docs/contributing`` are followed to the letter, on a copy of the repository, by tests of their own.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ import pytest
 from shiplap_testing.forked import python
 from shiplap_testing.paths import REPOSITORY
 
-PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
+FOLLOWED = REPOSITORY / "docs" / "contributing"
+PAGES = [REPOSITORY / "README.md", *(p for p in sorted((REPOSITORY / "docs").rglob("*.md")) if p.parent != FOLLOWED)]
 BLOCK = re.compile(
     r"^(?:<!-- (?P<mark>[^\n]*) -->\n)?(?P<fence>`{3,})[ {.]*(?P<language>\w*)[^\n]*\n(?P<code>.*?)^(?P=fence)$",
     re.MULTILINE | re.DOTALL,
