@@ -54,18 +54,18 @@ class Block:
     @property
     def snippets(self) -> list[str]:
         """The files that the block shows, if it shows nothing else."""
-        found = [SNIPPET.match(line) for line in self.code.splitlines() if line.strip()]
-        return [match[1] for match in found if match] if all(found) else []
+        matches = [SNIPPET.match(line) for line in self.code.splitlines() if line.strip()]
+        return [match[1] for match in matches if match] if all(matches) else []
 
 
 def blocks_of(text: str, page: str = "page.md") -> list[Block]:
-    found = []
+    blocks = []
     for match in BLOCK.finditer(text):
         kind, _, told = (match["mark"] or "").partition(": ")
         kind = kind if kind in ("tested", "fragment") else ""
         line = text.count("\n", 0, match.start("fence")) + 1
-        found.append(Block(page, line, match["language"], match["code"], kind, told))
-    return found
+        blocks.append(Block(page, line, match["language"], match["code"], kind, told))
+    return blocks
 
 
 BLOCKS = [b for p in PAGES for b in blocks_of(p.read_text("utf-8"), p.relative_to(REPOSITORY).as_posix())]
@@ -165,7 +165,7 @@ def verb(words: list[str]) -> tuple[Any, list[str]]:
     load_families()
     command: Any = typer.main.get_command(app)
     while hasattr(command, "get_command"):
-        found = command.get_command(None, words[0])
-        assert found is not None, f"no such command: {words}"
-        command, words = found, words[1:]
+        part = command.get_command(None, words[0])
+        assert part is not None, f"no such command: {words}"
+        command, words = part, words[1:]
     return command, words[: words.index("--")] if "--" in words else words

@@ -61,11 +61,11 @@ def test_the_index_lists_the_pages_of_each_kind(kind: str) -> None:
 
 def anchors(text: str) -> set[str]:
     """The places of a page that links may name, as Python-Markdown and GitHub name headings."""
-    found = set(re.findall(r"<\w+ id=['\"]([^'\"]+)['\"]", text))
+    names = set(re.findall(r"<\w+ id=['\"]([^'\"]+)['\"]", text))
     for heading in re.findall(r"^#+ +(.+?) *$", without_code(text), re.MULTILINE):
         plain = unicodedata.normalize("NFKD", re.sub(r"[`*]", "", heading)).encode("ascii", "ignore").decode()
-        found.add(re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", plain).strip().lower()))
-    return found
+        names.add(re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", plain).strip().lower()))
+    return names
 
 
 @pytest.mark.parametrize("page", [*PAGES, *sorted((REPOSITORY / "packages").glob("*/README.md"))], ids=name)

@@ -65,27 +65,27 @@ def test_a_page_says_when_and_where_its_figures_were_measured(known: list[record
 
 def test_the_pages_repeat_the_recorded_demonstration() -> None:
     result = json.loads((ROOT / "benchmarks" / "results" / "demo.json").read_text(encoding="utf-8"))
-    found = result["demo"]
+    demo = result["demo"]
     page = " ".join(BENCHMARKS.read_text(encoding="utf-8").split())
-    for said in (
-        f"| **{found['iou']:.2f}** |",
-        f"{found['graphs']} graph, with {found['graph_breaks']} graph breaks and {found['recompiles']} recompiles",
-        f"compiled training step takes {found['compiled_ms']:.1f} ms and an eager one {found['eager_ms']:.1f} ms",
-        f"{round(found['points_per_s'], -3):,.0f} points/s",
-        f"The whole demonstration takes {found['total_s']:.0f} s",
+    for sentence in (
+        f"| **{demo['iou']:.2f}** |",
+        f"{demo['graphs']} graph, with {demo['graph_breaks']} graph breaks and {demo['recompiles']} recompiles",
+        f"compiled training step takes {demo['compiled_ms']:.1f} ms and an eager one {demo['eager_ms']:.1f} ms",
+        f"{round(demo['points_per_s'], -3):,.0f} points/s",
+        f"The whole demonstration takes {demo['total_s']:.0f} s",
     ):
-        assert said in page
+        assert sentence in page
     note = (ROOT / "docs" / "design" / "0003-demo.md").read_text(encoding="utf-8")
     shown = note[note.index("<!-- demo -->") : note.index("<!-- /demo -->")].splitlines()[3:]
     assert [row.split("|")[2].strip() for row in shown] == [
-        f"{found['iou']:.3f}",
+        f"{demo['iou']:.3f}",
         f"{result['wall_s']:.0f} s",
         f"{result['cpu_s']:.0f}",
-        f"{found['compile_s']:.1f} s",
-        f"{found['train_s']:.1f} s",
-        f"{found['compiled_ms']:.1f} / {found['eager_ms']:.1f} ms",
-        f"{round(found['points_per_s'], -3):,.0f} points/s",
-        f"{found['graphs']} / {found['graph_breaks']} / {found['recompiles']}",
+        f"{demo['compile_s']:.1f} s",
+        f"{demo['train_s']:.1f} s",
+        f"{demo['compiled_ms']:.1f} / {demo['eager_ms']:.1f} ms",
+        f"{round(demo['points_per_s'], -3):,.0f} points/s",
+        f"{demo['graphs']} / {demo['graph_breaks']} / {demo['recompiles']}",
     ]
 
 
@@ -238,18 +238,18 @@ def test_the_page_repeats_the_recorded_merges(name: str) -> None:
     for case in result["cases"]:
         small = case["case"] in ("16 layers, 4 rows, 64x64", "64 layers, 4 rows, 32x32")
         ratio, least = case["medians"]["on"], 1.2 if small else 0.98
-        said = f"*{case['case']}* has {ratio:.2f}x" in text
-        assert ratio >= least or not case["merged"] or said, f"{case['case']}: the page has to say so"
+        told = f"*{case['case']}* has {ratio:.2f}x" in text
+        assert ratio >= least or not case["merged"] or told, f"{case['case']}: the page has to say so"
 
 
 def test_the_page_repeats_the_recorded_models() -> None:
     result = json.loads((ROOT / "benchmarks" / "results" / "backend_openvino.json").read_text(encoding="utf-8"))
     page = BENCHMARKS.read_text(encoding="utf-8")
     shown = page[page.index("<!-- backend_openvino -->") : page.index("<!-- /backend_openvino -->")].splitlines()[3:]
-    for row, (name, found) in zip(shown, result["models"].items(), strict=True):
+    for row, (name, record) in zip(shown, result["models"].items(), strict=True):
         cells = [cell.strip() for cell in row.strip("|").split("|")]
-        times, own = found["milliseconds"], "openvino's torch.compile backend"
+        times, own = record["milliseconds"], "openvino's torch.compile backend"
         names = ("cpu eager", "cpu inductor", "device eager", "device inductor")
         assert cells[0].lower().replace("-", "").startswith(name.replace("-", "")), row
         assert cells[1:5] == [f"{times[n]:.0f}" for n in names]
-        assert f"{times[own]:.0f}" in cells[5] if own in times else found["failed"][own].partition(": ")[2] in cells[5]
+        assert f"{times[own]:.0f}" in cells[5] if own in times else record["failed"][own].partition(": ")[2] in cells[5]
