@@ -173,6 +173,15 @@ def test_the_readme_links_to_records_whether_stale_or_not(root: Path) -> None:
     assert records.linked(readme, [only(root)]) == readme.replace("2026-11-22", "2026-11-23")
 
 
+def test_a_page_links_to_records_and_the_documentation_replaces_the_line(root: Path) -> None:
+    page = records.linked(PAGE, [only(root)], "docs/benchmarks.md")
+    assert f", commit {COMMIT}: [kernel.json](../benchmarks/results/kernel.json).*\n" in page
+    (root / "src/kernel.cpp").write_text("int f() { return 2; }\n")
+    built = records.captioned(page, [only(root)])
+    assert built == records.captioned(PAGE, [only(root)])
+    assert built.count("*Measured") == 1
+
+
 def test_a_commit_is_entered_once_it_is_known(root: Path) -> None:
     def git(*arguments: str) -> str:
         who = ("-c", "user.name=a", "-c", "user.email=a@b.c")

@@ -16,7 +16,7 @@ NOTE = "<!-- Written by tools/generate_docs.py: do not edit. -->"
 ERRORS = """\
 # Errors
 
-Every error has an id, and says what went wrong, where, what it got, what it expected, and one fix:
+Every error has a stable id. Its text states what failed, where it failed, what it got, what it expected, and one fix:
 
 ```text
 SL202: sizes disagree
@@ -26,21 +26,26 @@ SL202: sizes disagree
   fix      pass tensors whose named dims agree
 ```
 
-All are `shiplap.ShiplapError`; `.id`, `.what`, `.where`, `.got`, `.expected` and `.fix` are its attributes. Each group
-below is a subclass of it and of the built-in exception that fits. A `ShiplapNotice` is a warning, said once per
-process and reason: a slower path is in force.
+Every error is a `shiplap.ShiplapError`. Its attributes are `.id`, `.what`, `.where`, `.got`, `.expected` and `.fix`.
+Each group below is a subclass of `ShiplapError` and also of the built-in exception that fits. A `ShiplapNotice` is no
+error but a warning that the process takes a slower path. Each process issues such a warning once for each reason.
 """
 
 CLI = """\
 # Command line
 
-Every verb takes `--json`: exactly one JSON value on stdout, everything else on stderr. Errors are printed on stderr as
-in the [catalogue](errors.md), with exit status 2 and nothing on stdout; `shiplap --traceback VERB ...` shows where they
-come from.
+Every verb accepts `--json`. It then prints exactly one JSON value on stdout, and everything else on stderr. If a verb
+fails, it prints the error on stderr in the form of the [catalogue](errors.md), prints nothing on stdout, and ends with
+exit status 2. `shiplap --traceback VERB ...` also shows where the error was raised.
 
-`TARGET` is `module`, `module:op`, `path/to/file.py`, `path/to/file.py:op`, or `namespace::name` of an op that shiplap
-ships. With a module or file in front, `module:namespace::name` works for every op. Modules in the current directory
-are found. Targets are imported, so their top level runs.
+A `TARGET` is one of the following:
+
+* `module` or `module:op`;
+* `path/to/file.py` or `path/to/file.py:op`;
+* `namespace::name` of an op that an installed package of Shiplap declares;
+* `module:namespace::name` for any other op.
+
+Modules in the current directory are found. A verb imports its target, so the top level of the module or file runs.
 """
 
 
@@ -57,7 +62,7 @@ def errors_page() -> str:
         parts += [
             f"## {kind.__name__}",
             f"{(kind.__doc__ or '').strip()} Also a `{builtin}`.",
-            "| id | what | why it is one | usual fix |\n|---|---|---|---|\n"
+            "| id | what failed | why it is an error | usual fix |\n|---|---|---|---|\n"
             + "\n".join(
                 f"| <span id='{e.id}'>{e.id}</span> | {_cell(e.title)} | {_cell(e.why)} | {_cell(e.fix)} |"
                 for e in entries

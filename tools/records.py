@@ -6,7 +6,7 @@ have changed since is stale: it is listed here, the documentation says so beside
 
     python tools/records.py             list them; so does ``make records``
     python tools/records.py --json      the same as one JSON value
-    python tools/records.py --update    enter commits that were unknown where it was measured; renew the README's lines
+    python tools/records.py --update    enter commits that were unknown where it was measured; renew the lines on PAGES
 """
 
 from __future__ import annotations
@@ -26,10 +26,22 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from meaning import Repository, combined, digests
 
-__all__ = ["FIELDS", "ROOT", "Record", "captioned", "clean_commit", "digest_of", "find", "records", "sources_of"]
+__all__ = [
+    "FIELDS",
+    "PAGES",
+    "ROOT",
+    "Record",
+    "captioned",
+    "clean_commit",
+    "digest_of",
+    "find",
+    "records",
+    "sources_of",
+]
 
 ROOT = Path(__file__).resolve().parents[1]
 FIELDS = "device", "versions", "date", "commit", "sources", "digest"
+PAGES = "README.md", "docs/benchmarks.md"  # pages that are read in the repository as well, where no hook runs
 
 
 @dataclass(frozen=True)
@@ -71,10 +83,10 @@ class Record:
         what = ", ".join(f"`{name}`" for name in files[:3]) + (f" and {len(files) - 3} more" if len(files) > 3 else "")
         return f"*{self.measured}; **the measured sources have changed since**: {what}. Run `{self.command}`.*"
 
-    @property
-    def link(self) -> str:
-        """What the README says below its figures: nothing that changes with the sources."""
-        return f"*{self.measured}: [{Path(self.file).name}]({self.file}).*"
+    def link(self, page: str) -> str:
+        """What ``page``, one of ``PAGES``, says below its figures: nothing that changes with the sources."""
+        up = "../" * page.count("/")
+        return f"*{self.measured}: [{Path(self.file).name}]({up}{self.file}).*"
 
 
 # --------------------------------------------------------------------------------------------------------- digests
@@ -171,7 +183,7 @@ def _command(path: Path, root: Path) -> str:
 # ----------------------------------------------------------------------------------------------------------- pages
 
 BLOCK = re.compile(r"^<!-- /([a-z0-9_]+(?: [^>]*)?) -->\n", re.MULTILINE)
-README_LINE = re.compile(r"^(<!-- /([a-z0-9_]+(?: [^>]*)?) -->\n)(?:\*Measured .*\n)?", re.MULTILINE)
+LINE = re.compile(r"^(<!-- /([a-z0-9_]+(?: [^>]*)?) -->\n)(?:\*Measured .*\n)?", re.MULTILINE)
 
 
 def find(block: str, of: Sequence[Record]) -> Record | None:
@@ -181,30 +193,33 @@ def find(block: str, of: Sequence[Record]) -> Record | None:
 
 
 def captioned(markdown: str, of: Sequence[Record]) -> str:
-    """``markdown`` with a line below the figures of each record that says what they are of, and whether still."""
+    """``markdown`` with a line below the figures of each record that says what they are of, and whether still.
+
+    The line takes the place of one that ``linked`` wrote.
+    """
 
     def caption(block: re.Match[str]) -> str:
-        record = find(block[1], of)
-        return f"{block[0]}\n{record.caption}\n" if record else block[0]
+        record = find(block[2], of)
+        return f"{block[1]}\n{record.caption}\n" if record else block[0]
 
-    return BLOCK.sub(caption, markdown if markdown.endswith("\n") else markdown + "\n")
+    return LINE.sub(caption, markdown if markdown.endswith("\n") else markdown + "\n")
 
 
-def linked(readme: str, of: Sequence[Record]) -> str:
-    """``readme`` with the line below the figures of each record as it has to be."""
+def linked(markdown: str, of: Sequence[Record], page: str = "README.md") -> str:
+    """``markdown`` of ``page`` with the line below the figures of each record as it has to be."""
 
     def link(block: re.Match[str]) -> str:
         record = find(block[2], of)
-        return f"{block[1]}{record.link}\n" if record else block[0]
+        return f"{block[1]}{record.link(page)}\n" if record else block[0]
 
-    return README_LINE.sub(link, readme)
+    return LINE.sub(link, markdown)
 
 
 # ---------------------------------------------------------------------------------------------------- command line
 
 
 def update(root: Path = ROOT) -> None:
-    """Enter the commit in fresh records that lack one of this history, then renew the README's lines."""
+    """Enter the commit in fresh records that lack one of this history, then renew the lines on ``PAGES``."""
     fresh = {record.name for record in records(root) if not record.stale}
     for path in sorted((root / "benchmarks" / "results").glob("*.json")):
         result = json.loads(path.read_text(encoding="utf-8"))
@@ -213,8 +228,10 @@ def update(root: Path = ROOT) -> None:
             if name in fresh and not held:
                 part["commit"] = clean_commit(list(part["sources"]), root) or part.get("commit", "")
         path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    readme = root / "README.md"
-    readme.write_text(linked(readme.read_text(encoding="utf-8"), records(root)), encoding="utf-8")
+    for page in PAGES:
+        if (root / page).is_file():
+            text = linked((root / page).read_text(encoding="utf-8"), records(root), page)
+            (root / page).write_text(text, encoding="utf-8")
 
 
 def show(of: Sequence[Record]) -> Iterator[str]:
