@@ -1,4 +1,4 @@
-"""Write the pages that follow from code: ``docs/errors.md`` from the catalogue, ``docs/cli.md`` from the verbs' help.
+"""Write the pages that follow from code: the catalogue of errors, the help of the verbs, the checks of the audit.
 
 Usage: ``generate_docs.py [--check]``; with ``--check`` nothing is written, and exit status 1 means a page is stale.
 """
@@ -8,6 +8,10 @@ from __future__ import annotations
 import sys
 from itertools import groupby
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from shiplap.audit.check import Check
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -42,6 +46,52 @@ come from.
 ships. With a module or file in front, `module:namespace::name` works for every op. Modules in the current directory
 are found. Targets are imported, so their top level runs.
 """
+
+
+CHECKS = """\
+# Checks of the audit
+
+`sl.audit(op)` and `shiplap audit` run these checks on each op, in this order. [Audit](audit.md) explains how samples
+are made, what the verdicts mean and what each check has found in kernel libraries. `--check NAME` runs one check alone.
+
+A check *waits for* other checks where it would only repeat their finding: while one of them fails, it is *incomplete*.
+"""
+
+
+def checks_page() -> str:
+    """The checks in the order of an audit, each with its own description."""
+    from shiplap.audit.checks import CHECKS as NAMES
+    from shiplap.audit.checks import ON_REQUEST, load
+
+    requested = dict.fromkeys(name.partition(":")[0] for name in ON_REQUEST)
+    parts = [NOTE, CHECKS, *map(_check, map(load, NAMES))]
+    parts += [
+        "## On request",
+        "These checks take minutes, and run only if they are named.",
+        *map(_check, map(load, requested)),
+    ]
+    return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def _check(check: Check) -> str:
+    told = (
+        (sys.modules[check.observe.__module__].__doc__ or "")
+        .strip()
+        .replace("``", "`")
+        .removeprefix(f"`{check.name}`: ")
+    )
+    rows = [
+        *([("waits for", ", ".join(f"[`{name}`](#{name})" for name in check.needs))] if check.needs else []),
+        ("usual fix", _cell(check.fix)),
+    ]
+    return "\n\n".join(
+        [
+            f"{'##' if check.order else '###'} {check.name}",
+            told[:1].upper() + told[1:],
+            f"*Observes:* {_cell(check.observes)}.",
+            *(f"*{name.capitalize()}:* {text}." for name, text in rows),
+        ]
+    )
 
 
 def errors_page() -> str:
@@ -90,7 +140,7 @@ def cli_page() -> str:
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
-PAGES = {"docs/errors.md": errors_page, "docs/cli.md": cli_page}
+PAGES = {"docs/errors.md": errors_page, "docs/cli.md": cli_page, "docs/checks.md": checks_page}
 
 
 def main(arguments: list[str]) -> int:
