@@ -21,7 +21,7 @@ __all__ = ["command"]
 EPILOG = """\b
 Examples:
   shiplap rewrite model.py --dry-run              the function 'model' for example_inputs()
-                                                  with the rewrites of the file and those that ship
+                                                  with its rewrites and those that ship
   shiplap rewrite model.py:block --with mylib.rewrites
                                                   with these instead; kernels, time and results
   shiplap rewrite model.py --train --html report.html

@@ -35,5 +35,5 @@ def load(name: str) -> Check:
     if name not in ON_REQUEST:
         raise error("SL503", where="audit(checks=...)", got=name, expected=", ".join((*CHECKS, *ON_REQUEST)))
     module, _, variant = name.partition(":")
-    check: Check = getattr(import_module(f"{__name__}.{module}"), variant.upper())
+    check: Check = vars(import_module(f"{__name__}.{module}"))[variant.upper()]
     return check
