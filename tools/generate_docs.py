@@ -1,11 +1,13 @@
 """Write the pages that follow from code: the catalogue of errors, the help of the verbs, the checks of the audit.
 
-Usage: ``generate_docs.py [--check]``; with ``--check`` nothing is written, and exit status 1 means a page is stale.
+Usage: ``generate_docs.py [--check] [PAGE ...]``, by default all pages; with ``--check`` nothing is written, and exit
+status 1 means that a page is stale.
 """
 
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +18,11 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[1]
 
 NOTE = "<!-- Written by tools/generate_docs.py: do not edit. -->"
+
+# Where a page of prose has a table that is counted, and on which torch.
+NATIVE, END_NATIVE = "<!-- native: tools/generate_docs.py writes this table -->\n", "<!-- /native -->\n"
+COUNTED_ON = "2.13"
+TARGETS = {"openvino": "OpenVINO 2026.4.1", "onednn": "oneDNN 3.2"}
 
 ERRORS = """\
 # Errors
@@ -140,13 +147,53 @@ def cli_page() -> str:
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
-PAGES = {"docs/errors.md": errors_page, "docs/cli.md": cli_page, "docs/checks.md": checks_page}
+def backend_page() -> str:
+    """The page as it is, with the table of native overloads counted anew."""
+    text = (ROOT / "docs" / "backend.md").read_text(encoding="utf-8")
+    before, rest = text.split(NATIVE)
+    _, after = rest.split(END_NATIVE)
+    table = native_table()
+    return text if table is None else "".join([before, NATIVE, table, END_NATIVE, after])
+
+
+def native_table() -> str | None:
+    """The counts of each target on the torch of the record; None where they cannot be counted."""
+    import torch
+
+    if find_spec("openvino") is None or not torch.__version__.startswith(f"{COUNTED_ON}."):
+        return None
+    from shiplap_backend.coverage import coverage
+    from shiplap_backend.generate import generate
+    from shiplap_backend.metadata import load, shipped
+    from shiplap_backend.runtimes import runtime
+
+    rows = []
+    for name, called in TARGETS.items():
+        metadata, target = load(shipped(name)), runtime(name)
+        found = coverage(metadata, target, generate(metadata, target)).as_json()
+        owed = [found["required"][state] for state in ("native", "expected", "gap")]
+        rows.append((called, len(found["native"]), *owed))
+    total = sum(rows[0][2:])
+    head = (
+        f"| target | overloads | of the {total} that torch {COUNTED_ON} owes a dense CPU kernel's equal "
+        "| on the CPU with a stated reason | without an entry |\n|---|---|---|---|---|\n"
+    )
+    return head + "".join(f"| {' | '.join(map(str, row))} |\n" for row in rows)
+
+
+PAGES = {
+    "docs/errors.md": errors_page,
+    "docs/cli.md": cli_page,
+    "docs/checks.md": checks_page,
+    "docs/backend.md": backend_page,
+}
 
 
 def main(arguments: list[str]) -> int:
     """Write the pages, or compare them; return the exit status."""
     stale = []
-    for name, page in PAGES.items():
+    for name in [a for a in arguments if a != "--check"] or PAGES:
+        page = PAGES[name]
         path, text = ROOT / name, page()
         if path.is_file() and path.read_text(encoding="utf-8") == text:
             continue

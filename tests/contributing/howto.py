@@ -1,0 +1,179 @@
+"""Follow a how-to of ``docs/contributing`` to the letter, on a copy of the repository.
+
+The title of a code block says what to do with the block::
+
+    ```python title="packages/a/b.py"                            a new file
+    ```python title="packages/a/b.py, at the end"                append to a file
+    ```python title="packages/a/b.py, after the line X = ("      insert after the only line that begins with ``X = (``
+    ```python title="packages/a/b.py, before the line X = ("     insert before that line
+    ```python title="packages/a/b.py, instead of the line X = (" replace that line
+    ```python title="packages/a/b.py, delete"                    delete these lines
+
+A title has single quotes where the file has double ones. A ``console`` block holds commands after ``$``, which run in the root of the repository. The lines below a command are
+parts of what it prints, in this order; ``...`` alone stands for anything. A ``console`` block with a title is not run:
+the title says why. A block of any other language without a title is an illustration.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from shiplap_testing.forked import python
+from shiplap_testing.paths import REPOSITORY
+
+__all__ = ["PAGES", "Block", "Command", "Copy", "blocks"]
+
+PAGES = {page.stem: page for page in sorted((REPOSITORY / "docs" / "contributing").glob("*.md"))}
+
+_FENCE = re.compile(r'^```(\w+)(?: title="([^"]*)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
+_PLACE = re.compile(r"(?P<how>after|before|instead of) the line (?P<line>.+)")
+
+
+@dataclass(frozen=True)
+class Command:
+    """A line after ``$``, and what it has to print."""
+
+    line: str
+    printed: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Block:
+    """A code block of a page: its language, its title and its text."""
+
+    language: str
+    title: str
+    text: str
+
+    @property
+    def commands(self) -> tuple[Command, ...]:
+        """What to run; nothing where the block is no console, or has a title."""
+        if self.language != "console" or self.title:
+            return ()
+        parts = re.split(r"^\$ ", self.text, flags=re.MULTILINE)[1:]
+        return tuple(Command(part.splitlines()[0], tuple(part.splitlines()[1:])) for part in parts)
+
+
+def blocks(page: Path) -> Iterator[Block]:
+    """The code blocks of a page in their order."""
+    for found in _FENCE.finditer(page.read_text(encoding="utf-8")):
+        yield Block(found[1], found[2] or "", found[3])
+
+
+def listed(root: Path) -> list[str]:
+    """The files that git tracks or would track."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--deduplicate"]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+    return [name for name in done.stdout.splitlines() if (root / name).is_file()]
+
+
+class Copy:
+    """A copy of the repository in ``root``, and which of its files were changed by whom."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        for name in listed(REPOSITORY):
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(REPOSITORY / name, root / name)
+        (root / ".venv").symlink_to(sys.prefix)
+        for command in ("init", "add --all", "-c user.name=me -c user.email=me@here commit -m start"):
+            subprocess.run(["git", *command.split()], cwd=root, capture_output=True, check=True)
+        self.written: set[str] = set()
+        self.generated: set[str] = set()
+
+    def follow(self, page: Path) -> None:
+        """Apply the blocks of a page and run its commands, in the order in which they stand on the page."""
+        for block in blocks(page):
+            if block.commands:
+                before = self._changed()
+                for command in block.commands:
+                    self.run(command)
+                self.generated |= self._changed() - before
+            elif block.title and block.language != "console":
+                self.write(block)
+
+    def write(self, block: Block) -> None:
+        """Do with a block what its title says."""
+        name, _, place = block.title.partition(", ")
+        file = self.root / name
+        self.written.add(name)
+        if not place:
+            assert not file.exists(), f"{name} is there already: say where in it the block goes"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(block.text, encoding="utf-8")
+            return
+        text = file.read_text(encoding="utf-8")
+        if place == "at the end":
+            text += block.text
+        elif place == "delete":
+            assert text.count(block.text) == 1, f"{name} has not these lines once:\n{block.text}"
+            text = text.replace(block.text, "")
+        else:
+            text = _placed(text, block.text, place, name)
+        file.write_text(text, encoding="utf-8")
+
+    def run(self, command: Command) -> None:
+        """Run a command and compare what it prints.
+
+        Raises:
+            AssertionError: the command failed, or it did not print what the page says.
+        """
+        done = self._process(command.line)
+        printed = done.stdout + done.stderr
+        assert done.returncode == 0, f"$ {command.line}\n{printed}"
+        at = 0
+        for line in command.printed:
+            if line.strip() != "...":
+                found = printed.find(line.strip(), at)
+                assert found >= 0, f"$ {command.line}\ndid not print, after what came before: {line}\n{printed}"
+                at = found + len(line.strip())
+
+    def _process(self, line: str) -> subprocess.CompletedProcess[str]:
+        """Python starts as a fork of a process that has imported torch; everything else starts as it would for you."""
+        program, *arguments = shlex.split(line)
+        if program == ".venv/bin/python":
+            return python(*arguments, cwd=self.root, env=self._environment())
+        if program == ".venv/bin/shiplap":
+            return python("-m", "shiplap.cli", *arguments, cwd=self.root, env=self._environment())
+        command = ["bash", "-c", line]
+        return subprocess.run(
+            command, cwd=self.root, env=self._environment(), capture_output=True, text=True, check=False
+        )
+
+    def _environment(self) -> dict[str, str]:
+        """The packages are those of the copy, except for families whose kernels are compiled: the copy has no libraries."""
+        projects = (path.parent for path in self.root.glob("packages/*/pyproject.toml"))
+        sources = sorted(str(p / "src") for p in projects if not (p / "CMakeLists.txt").is_file())
+        installed = [str(folder) for folder in (self.root / "site",) if folder.is_dir()]
+        return {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([*installed, *sources]),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "SHIPLAP_CACHE_DIR": str(self.root.parent / "cache"),
+            "SHIPLAP_TEST_ROOT": str(self.root),
+        }
+
+    def _changed(self) -> set[str]:
+        """The files that differ from the repository; where the copy has none, the file was deleted."""
+        command = ["git", "status", "--porcelain", "--no-renames", "--untracked-files=all", "-z"]
+        done = subprocess.run(command, cwd=self.root, capture_output=True, text=True, check=True)
+        return {entry[3:] for entry in done.stdout.split("\0") if entry}
+
+
+def _placed(text: str, added: str, place: str, name: str) -> str:
+    """``text`` with ``added`` at the only line that begins as ``place`` says."""
+    found = _PLACE.fullmatch(place)
+    assert found is not None, f"{name}: no rule for {place!r}"
+    lines = text.splitlines(keepends=True)
+    at = [i for i, line in enumerate(lines) if line.strip().replace('"', "'").startswith(found["line"])]
+    assert len(at) == 1, f"{name}: {len(at)} lines begin with {found['line']!r}"
+    first, last = at[0] + (found["how"] == "after"), at[0] + (found["how"] != "before")
+    return "".join([*lines[:first], added, *lines[last:]])
