@@ -65,7 +65,7 @@ class Block:
 def blocks(page: Path) -> Iterator[Block]:
     """The code blocks of a page in their order."""
     for found in _FENCE.finditer(page.read_text(encoding="utf-8")):
-        yield Block(found[1], found[2] or "", found[3])
+        yield Block(found[1], found[2] or "", found[3].replace(";--8<--", "--8<--"))  # escaped, or MkDocs would obey
 
 
 def listed(root: Path) -> list[str]:
@@ -138,6 +138,8 @@ class Copy:
 
     def _process(self, line: str) -> subprocess.CompletedProcess[str]:
         """Python starts as a fork of a process that has imported torch; everything else starts as it would for you."""
+        if line == "make install":
+            return self._install()
         program, *arguments = shlex.split(line)
         if program == ".venv/bin/python":
             return python(*arguments, cwd=self.root, env=self._environment())
@@ -148,11 +150,24 @@ class Copy:
             command, cwd=self.root, env=self._environment(), capture_output=True, text=True, check=False
         )
 
+    def _install(self) -> subprocess.CompletedProcess[str]:
+        """In place of ``make install``, which would change this environment: what the page has added, in a folder."""
+        known = {path.parent.name for path in REPOSITORY.glob("packages/*/pyproject.toml")}
+        new = [p.parent for p in self.root.glob("packages/*/pyproject.toml") if p.parent.name not in known]
+        pip = ["pip", "--disable-pip-version-check", "install", "--quiet", "--no-deps", "--no-build-isolation"]
+        command = [sys.executable, "-m", *pip, "--target", str(self.site), *map(str, new)]
+        return subprocess.run(command, cwd=self.root, capture_output=True, text=True, check=False)
+
+    @property
+    def site(self) -> Path:
+        """Where packages are installed that the environment of the tests does not have."""
+        return self.root.parent / "site"
+
     def _environment(self) -> dict[str, str]:
         """The packages are those of the copy, except for families whose kernels are compiled: the copy has no libraries."""
         projects = (path.parent for path in self.root.glob("packages/*/pyproject.toml"))
         sources = sorted(str(p / "src") for p in projects if not (p / "CMakeLists.txt").is_file())
-        installed = [str(folder) for folder in (self.root / "site",) if folder.is_dir()]
+        installed = [str(self.site)] if self.site.is_dir() else []
         return {
             **os.environ,
             "PYTHONPATH": os.pathsep.join([*installed, *sources]),
