@@ -9,9 +9,10 @@ The title of a code block says what to do with the block::
     ```python title="packages/a/b.py, instead of the line X = (" replace that line
     ```python title="packages/a/b.py, delete"                    delete these lines
 
-A title has single quotes where the file has double ones. A ``console`` block holds commands after ``$``, which run in the root of the repository. The lines below a command are
-parts of what it prints, in this order; ``...`` alone stands for anything. A ``console`` block with a title is not run:
-the title says why. A block of any other language without a title is an illustration.
+A title has single quotes where the file has double ones. A ``console`` block holds commands after ``$``, which run in the
+root of the repository. The lines below a command are parts of what it prints, in this order; ``...`` alone stands for
+anything. A ``console`` block with a title is not run: the title says why. A block of any other language without a title is
+an illustration.
 """
 
 from __future__ import annotations
@@ -85,9 +86,16 @@ class Copy:
             shutil.copy2(REPOSITORY / name, root / name)
         (root / ".venv").symlink_to(sys.prefix)
         for command in ("init", "add --all", "-c user.name=me -c user.email=me@here commit -m start"):
-            subprocess.run(["git", *command.split()], cwd=root, capture_output=True, check=True)
+            self._git(*command.split())
         self.written: set[str] = set()
         self.generated: set[str] = set()
+
+    def restore(self) -> None:
+        """Make the copy what it was, and forget what was changed."""
+        self._git("reset", "--hard", "--quiet")
+        self._git("clean", "-d", "-f", "-x", "--quiet")
+        shutil.rmtree(self.site, ignore_errors=True)
+        self.written, self.generated = set(), set()
 
     def follow(self, page: Path) -> None:
         """Apply the blocks of a page and run its commands, in the order in which they stand on the page."""
@@ -164,7 +172,7 @@ class Copy:
         return self.root.parent / "site"
 
     def _environment(self) -> dict[str, str]:
-        """The packages are those of the copy, except for families whose kernels are compiled: the copy has no libraries."""
+        """The packages are those of the copy, but for families with compiled kernels: the copy has no libraries."""
         projects = (path.parent for path in self.root.glob("packages/*/pyproject.toml"))
         sources = sorted(str(p / "src") for p in projects if not (p / "CMakeLists.txt").is_file())
         installed = [str(self.site)] if self.site.is_dir() else []
@@ -178,9 +186,13 @@ class Copy:
 
     def _changed(self) -> set[str]:
         """The files that differ from the repository; where the copy has none, the file was deleted."""
-        command = ["git", "status", "--porcelain", "--no-renames", "--untracked-files=all", "-z"]
-        done = subprocess.run(command, cwd=self.root, capture_output=True, text=True, check=True)
-        return {entry[3:] for entry in done.stdout.split("\0") if entry}
+        status = self._git("status", "--porcelain", "--no-renames", "--untracked-files=all", "-z")
+        return {entry[3:] for entry in status.split("\0") if entry}
+
+    def _git(self, *arguments: str) -> str:
+        """What git says of the copy, whatever its user has configured."""
+        command = ["git", "-c", "core.hooksPath=/dev/null", "-c", "commit.gpgsign=false", *arguments]
+        return subprocess.run(command, cwd=self.root, capture_output=True, text=True, check=True).stdout
 
 
 def _placed(text: str, added: str, place: str, name: str) -> str:
