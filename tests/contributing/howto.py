@@ -9,10 +9,10 @@ The title of a code block says what to do with the block::
     ```python title="packages/a/b.py, instead of the line X = (" replace that line
     ```python title="packages/a/b.py, delete"                    delete these lines
 
-A title has single quotes where the file has double ones. A ``console`` block holds commands after ``$``, which run in the
-root of the repository. The lines below a command are parts of what it prints, in this order; ``...`` alone stands for
-anything. A ``console`` block with a title is not run: the title says why. A block of any other language without a title is
-an illustration.
+A title has single quotes where the file has double ones. A ``console`` block holds commands after ``$``, which run in
+the root of the repository. The lines below a command are parts of what it prints, in this order; ``...`` alone stands
+for anything. A ``console`` block with a title is not run: the title says why. A block of any other language without a
+title is an illustration.
 """
 
 from __future__ import annotations

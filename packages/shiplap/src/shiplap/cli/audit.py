@@ -39,10 +39,10 @@ Examples:
 
 \b
 Exit status:
-  0  every op is proven: all required checks looked at everything, or do not apply;
+  0  every op is proven: each required check looked at everything, or does not apply;
      the passport is that of the op
-  1  at least one check failed; the op is no longer that of the passport, or the verdict of the
-     passport is failed
+  1  at least one check failed; the op is no longer that of the passport,
+     or the passport's own verdict is failed
   2  no such target, no such check, or the report cannot be written
   3  no check failed, and at least one required check did not get to look at everything"""
 
