@@ -142,16 +142,3 @@ def test_a_new_rule_is_one_class(monkeypatch):
     printed = "\n".join(lines(plan.arguments))
     assert "if (!(rank_x <= 8)) [[unlikely]] refuse(" in printed
     assert '{rank_x, " dims"}, {"at most 8 dims"}' in printed
-
-
-def test_at_most_64_dims() -> None:
-    """One class in one production file: Python and C++ refuse the call, with the same text."""
-
-    def anything(x: Shaped[Tensor, "..."]) -> Shaped[Tensor, ""]: ...
-
-    plan = plan_of(anything)
-    plan.quick(torch.zeros([1] * 64))
-    for bind in (plan.quick, plan.careful):
-        with pytest.raises(Exception, match=r"SL201(.|\n)*got      65 dims\n  expected at most 64 dims"):
-            bind(torch.zeros([1] * 65))
-    assert "if (!(rank_x <= 64)) [[unlikely]] refuse(" in "\n".join(lines(plan.arguments))

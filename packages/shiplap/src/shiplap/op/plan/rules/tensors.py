@@ -206,22 +206,6 @@ class OutsideAutograd(OfTensor):
 
 
 @dataclass(frozen=True)
-class FewDims(OfTensor):
-    """torch itself carries at most 64 dims through most of its operations."""
-
-    id = "SL201"
-
-    def holds(self) -> Term:
-        return Term(f"{self.at.rank.python} <= 64", f"{self.at.rank.cpp} <= 64")
-
-    def got(self) -> Text:
-        return (self.at.rank, " dims")
-
-    def expected(self) -> Text:
-        return ("at most 64 dims",)
-
-
-@dataclass(frozen=True)
 class Unshared(OfTensor):
     """A tensor that is written to does not start where another argument does: that one's content would be undefined."""
 
@@ -247,7 +231,6 @@ class Unshared(OfTensor):
 
 def of_argument(at: Place, arg: Arg) -> Iterator[Rule]:
     """The rules that follow from the declaration of an argument, after those that bind its dtype, device and sizes."""
-    yield FewDims(at)
     if arg.contiguous:
         yield Contiguous(at)
     if arg.mutated:
