@@ -1,18 +1,18 @@
 """Follow a how-to of ``docs/contributing`` to the letter, on a copy of the repository.
 
-The title of a code block says what to do with the block::
+A line above a code block says what to do with the block::
 
-    ```python title="packages/a/b.py"                            a new file
-    ```python title="packages/a/b.py, at the end"                append to a file
-    ```python title="packages/a/b.py, after the line X = ("      insert after the only line that begins with ``X = (``
-    ```python title="packages/a/b.py, before the line X = ("     insert before that line
-    ```python title="packages/a/b.py, instead of the line X = (" replace that line
-    ```python title="packages/a/b.py, delete"                    delete these lines
+    **`packages/a/b.py`**, a new file:
+    **`packages/a/b.py`**, at the end:
+    **`packages/a/b.py`**, after the line that begins with `X = (`:
+    **`packages/a/b.py`**, before the line that begins with `X = (`:
+    **`packages/a/b.py`**, instead of the line that begins with `X = (`:
+    **`packages/a/b.py`**, delete these lines:
 
-A title has single quotes where the file has double ones. A ``console`` block holds commands after ``$``, which run in
-the root of the repository. The lines below a command are parts of what it prints, in this order; ``...`` alone stands
-for anything. A ``console`` block with a title is not run: the title says why. A block of any other language without a
-title is an illustration.
+A ``console`` block holds commands after ``$``, which run in the root of the repository. The lines below a command are
+parts of what it prints, in this order; ``...`` alone stands for anything. A ``console`` block is not run if the line
+above it begins with ``*The test of this page leaves this out``. A block of any other language without a line of this
+kind is an illustration.
 """
 
 from __future__ import annotations
@@ -34,8 +34,12 @@ __all__ = ["PAGES", "Block", "Command", "Copy", "blocks"]
 
 PAGES = {page.stem: page for page in sorted((REPOSITORY / "docs" / "contributing").glob("*.md"))}
 
-_FENCE = re.compile(r'^```(\w+)(?: title="([^"]*)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
-_PLACE = re.compile(r"(?P<how>after|before|instead of) the line (?P<line>.+)")
+_RULE = r"\*\*`(?P<file>[^`]+)`\*\*, (?P<rule>[^\n]+):"
+_OUT = r"(?P<out>\*The test of this page leaves this out[^\n]+\*)"
+_FENCE = re.compile(rf"^(?:(?:{_RULE}|{_OUT})\n\n)?^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+_PLACE = re.compile(
+    r"(?P<how>after|before|instead of) the line that begins with (?P<tick>`+) ?(?P<line>.+?) ?(?P=tick)"
+)
 
 
 @dataclass(frozen=True)
@@ -48,16 +52,18 @@ class Command:
 
 @dataclass(frozen=True)
 class Block:
-    """A code block of a page: its language, its title and its text."""
+    """A code block of a page: its language and text, the file that it changes and how, and whether it is left out."""
 
     language: str
-    title: str
     text: str
+    file: str = ""
+    rule: str = ""
+    left_out: bool = False
 
     @property
     def commands(self) -> tuple[Command, ...]:
-        """What to run; nothing where the block is no console, or has a title."""
-        if self.language != "console" or self.title:
+        """What to run; nothing where the block is no console, or is left out."""
+        if self.language != "console" or self.left_out:
             return ()
         parts = re.split(r"^\$ ", self.text, flags=re.MULTILINE)[1:]
         return tuple(Command(part.splitlines()[0], tuple(part.splitlines()[1:])) for part in parts)
@@ -66,7 +72,8 @@ class Block:
 def blocks(page: Path) -> Iterator[Block]:
     """The code blocks of a page in their order."""
     for found in _FENCE.finditer(page.read_text(encoding="utf-8")):
-        yield Block(found[1], found[2] or "", found[3].replace(";--8<--", "--8<--"))  # escaped, or MkDocs would obey
+        text = found["text"].replace(";--8<--", "--8<--")  # escaped on the page, or MkDocs would obey
+        yield Block(found["language"], text, found["file"] or "", found["rule"] or "", bool(found["out"]))
 
 
 def listed(root: Path) -> list[str]:
@@ -105,27 +112,27 @@ class Copy:
                 for command in block.commands:
                     self.run(command)
                 self.generated |= self._changed() - before
-            elif block.title and block.language != "console":
+            elif block.file:
                 self.write(block)
 
     def write(self, block: Block) -> None:
-        """Do with a block what its title says."""
-        name, _, place = block.title.partition(", ")
+        """Do with a block what the line above it says."""
+        name, rule = block.file, block.rule
         file = self.root / name
         self.written.add(name)
-        if not place:
+        if rule == "a new file":
             assert not file.exists(), f"{name} is there already: say where in it the block goes"
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(block.text, encoding="utf-8")
             return
         text = file.read_text(encoding="utf-8")
-        if place == "at the end":
+        if rule == "at the end":
             text += block.text
-        elif place == "delete":
+        elif rule == "delete these lines":
             assert text.count(block.text) == 1, f"{name} has not these lines once:\n{block.text}"
             text = text.replace(block.text, "")
         else:
-            text = _placed(text, block.text, place, name)
+            text = _placed(text, block.text, rule, name)
         file.write_text(text, encoding="utf-8")
 
     def run(self, command: Command) -> None:
@@ -195,12 +202,12 @@ class Copy:
         return subprocess.run(command, cwd=self.root, capture_output=True, text=True, check=True).stdout
 
 
-def _placed(text: str, added: str, place: str, name: str) -> str:
-    """``text`` with ``added`` at the only line that begins as ``place`` says."""
-    found = _PLACE.fullmatch(place)
-    assert found is not None, f"{name}: no rule for {place!r}"
+def _placed(text: str, added: str, rule: str, name: str) -> str:
+    """``text`` with ``added`` at the only line that begins as ``rule`` says."""
+    found = _PLACE.fullmatch(rule)
+    assert found is not None, f"{name}: no rule for {rule!r}"
     lines = text.splitlines(keepends=True)
-    at = [i for i, line in enumerate(lines) if line.strip().replace('"', "'").startswith(found["line"])]
+    at = [i for i, line in enumerate(lines) if line.strip().startswith(found["line"])]
     assert len(at) == 1, f"{name}: {len(at)} lines begin with {found['line']!r}"
     first, last = at[0] + (found["how"] == "after"), at[0] + (found["how"] != "before")
     return "".join([*lines[:first], added, *lines[last:]])

@@ -29,7 +29,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 @each
 def test_files_and_folders_exist(page: Path) -> None:
     """But those that the page itself adds."""
-    added = tuple(block.title.partition(", ")[0] for block in blocks(page) if block.title)
+    added = tuple(block.file for block in blocks(page) if block.file)
     places = re.findall(r"`((?:packages|docs|tests|tools|benchmarks|examples|\.ci)(?:/[\w.+-]+)*/?)`", prose(page))
     for place in places:
         if not any(file.startswith(place) for file in added):

@@ -51,7 +51,7 @@ def test_a_page_works_to_the_letter(copy: Copy, page: str) -> None:
     assert len(copy.written) <= written
     assert len(copy.generated) <= generated
     told = PAGES[page].read_text(encoding="utf-8")
-    named = {file for file in copy.written | copy.generated if f"`{file}`" in told or f'="{file}' in told}
+    named = {file for file in copy.written | copy.generated if f"`{file}`" in told}
     assert named >= copy.written | {file for file in copy.generated if "/shiplap-toy/" not in file}
     if page in ("audit-check", "cli-verb", "dtype", "torch-version"):
         assert len(production(copy.written)) == 1
@@ -91,10 +91,13 @@ WRONG = {
     "a command that fails": ("```console\n$ grep -q nothing-like-this README.md\n```\n", "grep"),
     "a text that is not printed": ("```console\n$ echo one\ntwo\n```\n", "did not print"),
     "a text in another order": ("```console\n$ echo one two\ntwo\none\n```\n", "did not print"),
-    "a new file that is there": ('```text title="README.md"\nx\n```\n', "is there already"),
-    "a line that is not there": ('```text title="README.md, after the line zzz"\nx\n```\n', "0 lines begin"),
-    "a rule that is none": ('```text title="README.md, somewhere"\nx\n```\n', "no rule"),
-    "lines that are not there": ('```text title="README.md, delete"\nzzz\n```\n', "has not these lines"),
+    "a new file that is there": ("**`README.md`**, a new file:\n\n```text\nx\n```\n", "is there already"),
+    "a line that is not there": (
+        "**`README.md`**, after the line that begins with `zzz`:\n\n```text\nx\n```\n",
+        "0 lines begin",
+    ),
+    "a rule that is none": ("**`README.md`**, somewhere:\n\n```text\nx\n```\n", "no rule"),
+    "lines that are not there": ("**`README.md`**, delete these lines:\n\n```text\nzzz\n```\n", "has not these lines"),
 }
 
 
@@ -111,10 +114,14 @@ def test_blocks_are_put_where_the_title_says(copy: Copy, tmp_path: Path) -> None
     file = copy.root / "list.txt"
     file.write_text("one\n  'two'\nthree\n")
     page = tmp_path / "page.md"
-    rules = {"after the line one": "1.5\n", "before the line three": "2.5\n", "instead of the line 'two'": "2\n"}
-    titles = {**rules, "at the end": "4\n"}
-    page.write_text("".join(f'```text title="list.txt, {rule}"\n{text}```\n' for rule, text in titles.items()))
-    assert len(list(blocks(page))) == len(titles)
+    rules = {
+        "after the line that begins with `one`": "1.5\n",
+        "before the line that begins with `three`": "2.5\n",
+        "instead of the line that begins with `'two'`": "2\n",
+        "at the end": "4\n",
+    }
+    page.write_text("".join(f"**`list.txt`**, {rule}:\n\n```text\n{text}```\n\n" for rule, text in rules.items()))
+    assert len(list(blocks(page))) == len(rules)
     copy.follow(page)
     assert file.read_text() == "one\n1.5\n2\n2.5\nthree\n4\n"
     assert copy.written == {"list.txt"}
@@ -123,7 +130,7 @@ def test_blocks_are_put_where_the_title_says(copy: Copy, tmp_path: Path) -> None
 def test_the_repository_is_left_alone(copy: Copy, tmp_path: Path) -> None:
     before = (REPOSITORY / "LICENSE").read_text()
     page = tmp_path / "page.md"
-    page.write_text('```text title="LICENSE, at the end"\nmore\n```\n')
+    page.write_text("**`LICENSE`**, at the end:\n\n```text\nmore\n```\n")
     copy.follow(page)
     assert (REPOSITORY / "LICENSE").read_text() == before
     assert (copy.root / "LICENSE").read_text() == before + "more\n"
