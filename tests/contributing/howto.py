@@ -36,7 +36,10 @@ PAGES = {page.stem: page for page in sorted((REPOSITORY / "docs" / "contributing
 
 _RULE = r"\*\*`(?P<file>[^`]+)`\*\*, (?P<rule>[^\n]+):"
 _OUT = r"(?P<out>\*The test of this page leaves this out[^\n]+\*)"
-_FENCE = re.compile(rf"^(?:(?:{_RULE}|{_OUT})\n\n)?^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+_FENCE = re.compile(
+    rf"^(?:(?:{_RULE}|{_OUT})\n\n)?^```(?: {{ \.)?(?P<language>\w+)(?: }})?\n(?P<text>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
 _PLACE = re.compile(
     r"(?P<how>after|before|instead of) the line that begins with (?P<tick>`+) ?(?P<line>.+?) ?(?P=tick)"
 )
