@@ -11,7 +11,12 @@ STAMP := $(VENV)/.installed
 DOCS  := $(VENV)/.installed-docs
 PIP   := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
-PACKAGES := shiplap shiplap-backend shiplap-dense shiplap-headers shiplap-slidesparse shiplap-sparse3d shiplap-testing
+PACKAGES := $(sort $(notdir $(wildcard packages/*)))
+
+# The optional parts that development needs.
+EXTRAS_shiplap-backend  := [openvino]
+EXTRAS_shiplap-sparse3d := [demo]
+EXTRAS_shiplap-testing  := [all,dev]
 
 # What an editable install compiles. CMakeFiles holds CMake's own probes.
 NATIVE := $(shell find packages -name CMakeFiles -prune -o \
@@ -39,8 +44,7 @@ $(STAMP): $(PROJECTS) constraints.txt $(NATIVE) | $(BIN)/python
 	$(PIP) torch numpy
 	$(PIP) scikit-build-core cmake ninja hatchling editables
 	$(PIP) --no-build-isolation -e packages/shiplap-headers
-	$(PIP) --no-build-isolation -e packages/shiplap -e packages/shiplap-dense -e "packages/shiplap-sparse3d[demo]" \
-	  -e packages/shiplap-slidesparse -e "packages/shiplap-backend[openvino]" -e "packages/shiplap-testing[all,dev]"
+	$(PIP) --no-build-isolation $(foreach package,$(PACKAGES),-e packages/$(package)$(EXTRAS_$(package)))
 	@touch $@
 
 demo: $(STAMP) ## run the demonstration and write shiplap-report/ (ARGS=--quick)
@@ -115,7 +119,7 @@ bench-gpu: $(STAMP) ## measure on an accelerator (benchmarks/*_gpu.py)
 PRELOAD = $(foreach lib,libasan.so libubsan.so libstdc++.so.6,$(shell $(CXX) -print-file-name=$(lib)))
 
 SANITIZE := build/sanitize
-FAMILIES := sparse3d slidesparse
+FAMILIES := $(patsubst packages/shiplap-%/CMakeLists.txt,%,$(wildcard packages/*/CMakeLists.txt))
 
 # --capture=sys: the report of a sanitizer goes to file descriptor 2 and the process ends; pytest would keep it.
 sanitize: $(STAMP) ## run the kernel tests with the address and undefined-behaviour sanitizers

@@ -1,7 +1,7 @@
 """What takes longer than the suite may: other torch releases, every package against its own wheels, vLLM.
 
 ``nox -s matrix``
-    the suite on each supported torch release (one of them: ``nox -s "matrix(torch='2.15.0')"``), with the wheels of all
+    the suite on each supported torch release (one of them: ``nox -s "matrix(torch='2.13.0')"``), with the wheels of all
     packages. Point pip at an index with CPU builds of torch (``PIP_EXTRA_INDEX_URL``), or each session downloads the
     CUDA libraries.
 ``nox -s wheels``
@@ -14,13 +14,18 @@
 """
 
 import os
+import runpy
 from pathlib import Path
 
 import nox
 
 nox.options.sessions = ["matrix"]
 
-PACKAGES = ("shiplap-headers", "shiplap", "shiplap-dense", "shiplap-sparse3d", "shiplap-slidesparse", "shiplap-backend")
+# The releases of torch that the suite runs on, from the one place that lists them.
+RELEASES = tuple(runpy.run_path("packages/shiplap/src/shiplap/compat/versions.py")["RELEASES"])
+FIRST = ("shiplap-headers", "shiplap")  # what all others require, in the order in which wheels are built
+OTHERS = sorted({folder.name for folder in Path("packages").iterdir()} - {*FIRST, "shiplap-testing"})
+PACKAGES = (*FIRST, *OTHERS)
 TESTED = PACKAGES[1:]  # the headers are tested by who compiles with them
 
 
@@ -50,7 +55,7 @@ def in_repository() -> dict[str, str]:
 
 
 @nox.session
-@nox.parametrize("torch", ["2.11.0", "2.13.0", "2.15.0"])
+@nox.parametrize("torch", RELEASES)
 def matrix(session: nox.Session, torch: str) -> None:
     """Run the tests on one torch release, everything else as pinned."""
     wheels = wheels_of(session, *PACKAGES, "shiplap-testing")

@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 import pytest
+from tests.projects import COMPILED, PUBLISHED
 
 from shiplap_testing.environment import BUILD, Environment, build, ours, with_requirements
 from shiplap_testing.paths import REPOSITORY
 
-PURE = ("shiplap-headers", "shiplap", "shiplap-dense", "shiplap-backend")
-COMPILED = ("shiplap-slidesparse", "shiplap-sparse3d")
+PURE = tuple(name for name in PUBLISHED if name not in COMPILED)
 BESIDE = {"CHANGELOG.md", "LICENSE", "README.md", "pyproject.toml"}
 
 compiles = pytest.mark.skipif("SHIPLAP_TEST_WHEELS" not in os.environ, reason="minutes: nox -s distributions")

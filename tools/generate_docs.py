@@ -1,17 +1,28 @@
-"""Write the pages that follow from code: ``docs/errors.md`` from the catalogue, ``docs/cli.md`` from the verbs' help.
+"""Write the pages that follow from code: the catalogue of errors, the help of the verbs, the checks of the audit.
 
-Usage: ``generate_docs.py [--check]``; with ``--check`` nothing is written, and exit status 1 means a page is stale.
+Usage: ``generate_docs.py [--check] [PAGE ...]``, by default all pages; with ``--check`` nothing is written, and exit
+status 1 means that a page is stale.
 """
 
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from shiplap.audit.check import Check
 
 ROOT = Path(__file__).resolve().parents[1]
 
 NOTE = "<!-- Written by tools/generate_docs.py: do not edit. -->"
+
+# Where a page of prose has a table that is counted, and on which torch.
+NATIVE, END_NATIVE = "<!-- native: tools/generate_docs.py writes this table -->\n", "<!-- /native -->\n"
+COUNTED_ON = "2.13"
+TARGETS = {"openvino": "OpenVINO 2026.4.1", "onednn": "oneDNN 3.2"}
 
 ERRORS = """\
 # Errors
@@ -47,6 +58,52 @@ A `TARGET` is one of the following:
 
 Modules in the current directory are found. A verb imports its target, so the top level of the module or file runs.
 """
+
+
+CHECKS = """\
+# Checks of the audit
+
+`sl.audit(op)` and `shiplap audit` run these checks on each op, in this order. [Audit](audit.md) explains how samples
+are made, what the verdicts mean and what each check has found in kernel libraries. `--check NAME` runs one check alone.
+
+A check *waits for* other checks where it would only repeat their finding: while one of them fails, it is *incomplete*.
+"""
+
+
+def checks_page() -> str:
+    """The checks in the order of an audit, each with its own description."""
+    from shiplap.audit.checks import CHECKS as NAMES
+    from shiplap.audit.checks import ON_REQUEST, load
+
+    requested = dict.fromkeys(name.partition(":")[0] for name in ON_REQUEST)
+    parts = [NOTE, CHECKS, *map(_check, map(load, NAMES))]
+    parts += [
+        "## On request",
+        "These checks take minutes, and run only if they are named.",
+        *map(_check, map(load, requested)),
+    ]
+    return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def _check(check: Check) -> str:
+    told = (
+        (sys.modules[check.observe.__module__].__doc__ or "")
+        .strip()
+        .replace("``", "`")
+        .removeprefix(f"`{check.name}`: ")
+    )
+    rows = [
+        *([("waits for", ", ".join(f"[`{name}`](#{name})" for name in check.needs))] if check.needs else []),
+        ("usual fix", _cell(check.fix)),
+    ]
+    return "\n\n".join(
+        [
+            f"{'##' if check.order else '###'} {check.name}",
+            told[:1].upper() + told[1:],
+            f"*Observes:* {_cell(check.observes)}.",
+            *(f"*{name.capitalize()}:* {text}." for name, text in rows),
+        ]
+    )
 
 
 def errors_page() -> str:
@@ -95,13 +152,53 @@ def cli_page() -> str:
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
-PAGES = {"docs/errors.md": errors_page, "docs/cli.md": cli_page}
+def backend_page() -> str:
+    """The page as it is, with the table of native overloads counted anew."""
+    text = (ROOT / "docs" / "backend.md").read_text(encoding="utf-8")
+    before, rest = text.split(NATIVE)
+    _, after = rest.split(END_NATIVE)
+    table = native_table()
+    return text if table is None else "".join([before, NATIVE, table, END_NATIVE, after])
+
+
+def native_table() -> str | None:
+    """The counts of each target on the torch of the record; None where they cannot be counted."""
+    import torch
+
+    if find_spec("openvino") is None or not torch.__version__.startswith(f"{COUNTED_ON}."):
+        return None
+    from shiplap_backend.coverage import coverage
+    from shiplap_backend.generate import generate
+    from shiplap_backend.metadata import load, shipped
+    from shiplap_backend.runtimes import runtime
+
+    rows = []
+    for name, called in TARGETS.items():
+        metadata, target = load(shipped(name)), runtime(name)
+        found = coverage(metadata, target, generate(metadata, target)).as_json()
+        owed = [found["required"][state] for state in ("native", "expected", "gap")]
+        rows.append((called, len(found["native"]), *owed))
+    total = sum(rows[0][2:])
+    head = (
+        f"| target | overloads | of the {total} that torch {COUNTED_ON} owes a dense CPU kernel's equal "
+        "| on the CPU with a stated reason | without an entry |\n|---|---|---|---|---|\n"
+    )
+    return head + "".join(f"| {' | '.join(map(str, row))} |\n" for row in rows)
+
+
+PAGES = {
+    "docs/errors.md": errors_page,
+    "docs/cli.md": cli_page,
+    "docs/checks.md": checks_page,
+    "docs/backend.md": backend_page,
+}
 
 
 def main(arguments: list[str]) -> int:
     """Write the pages, or compare them; return the exit status."""
     stale = []
-    for name, page in PAGES.items():
+    for name in [a for a in arguments if a != "--check"] or PAGES:
+        page = PAGES[name]
         path, text = ROOT / name, page()
         if path.is_file() and path.read_text(encoding="utf-8") == text:
             continue

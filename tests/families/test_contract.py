@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 from tests.imports import Import, imports_of, modules
+from tests.projects import FAMILIES
 
 import shiplap
 from shiplap_testing.paths import REPOSITORY
 
-FAMILIES = ("shiplap-dense", "shiplap-slidesparse", "shiplap-sparse3d")
 EXTEND = {name for name in modules("shiplap") if name == "shiplap.extend" or name.startswith("shiplap.extend.")}
 # What shiplap-backend, a tool and not a family, may import besides; the contract in pyproject.toml names the same.
 BACKEND = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from functools import cache
@@ -38,7 +39,9 @@ def test_the_docs_say_what_is_native(target: str, called: str) -> None:
     owed = [found["required"][state] for state in ("native", "expected", "gap")]
     row = f"| {called} | {len(found['native'])} | {' | '.join(map(str, owed))} |"
     assert row in (REPOSITORY / "docs" / "backend.md").read_text()
-    assert f"{len(found['native'])} on" in (REPOSITORY / "README.md").read_text().replace("overloads on", "on")
+    readme = (REPOSITORY / "README.md").read_text()
+    promised = re.findall(rf"more than (\d+)(?: overloads)? on {called.split()[0]}", readme)
+    assert all(int(number) < len(found["native"]) for number in promised)
 
 
 def test_forty_overloads_from_the_same_templates() -> None:

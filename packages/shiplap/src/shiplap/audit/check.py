@@ -68,6 +68,7 @@ class Check:
         observe: looks at one sample; an exception counts as a problem.
         cases: the samples, plain ones first.
         fix: what usually repairs it.
+        order: an audit runs its checks by ascending order; 0 for a check that runs on request only.
         skips: the reason why the check cannot apply to an op, or "".
         needs: checks without whose success this one observes nothing new, or takes a risk.
         sequence: for checks whose evidence is in a series of samples: looks at all of them after the single ones.
@@ -81,6 +82,7 @@ class Check:
     observe: Callable[[Op, Case], Observation]
     cases: Callable[[Samples], Iterable[Case]]
     fix: str
+    order: int = 0
     skips: Callable[[Op], str] = _always
     needs: tuple[str, ...] = ()
     sequence: Callable[[Op, list[Case]], Observation] | None = None

@@ -1,27 +1,22 @@
-"""The command line: the verbs, and how every failure leaves it - an id, what, got, expected, one fix, exit status 2."""
+"""The command line: the verbs, and how every failure leaves it - an id, what, got, expected, one fix, exit status 2.
+
+A module of this folder that defines ``command`` and ``EPILOG`` is a verb of that name. Nothing else lists the verbs.
+"""
 
 from __future__ import annotations
 
 import difflib
+import pkgutil
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from shiplap.cli import (
-    audit,
-    cache,
-    console,
-    doctor,
-    env,
-    explain,
-    families,
-    freeze,
-    header,
-    init,
-    rewrite,
-    tune,
-)
+from shiplap.cli import console, families
 from shiplap.errors import ShiplapError, error
 
 __all__ = ["app", "main"]
@@ -84,8 +79,17 @@ def _options(
     pass
 
 
-for verb in (env, init, audit, doctor, explain, rewrite, tune, freeze, cache, header):
-    app.command(verb.__name__.rpartition(".")[2], epilog=verb.EPILOG)(verb.command)
+def _own_verbs() -> Iterator[tuple[str, ModuleType]]:
+    """The modules beside this one that are verbs, by name."""
+    for found in pkgutil.iter_modules([str(Path(__file__).parent)]):
+        if found.name not in ("__main__", "app"):
+            module = import_module(f"shiplap.cli.{found.name}")
+            if "EPILOG" in vars(module):
+                yield found.name, module
+
+
+for name, module in _own_verbs():
+    app.command(name, epilog=module.EPILOG)(module.command)
 
 for name, module in families.verbs():
     if hasattr(module, "group"):

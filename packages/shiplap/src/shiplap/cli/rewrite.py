@@ -20,12 +20,12 @@ __all__ = ["command"]
 
 EPILOG = """\b
 Examples:
-  shiplap rewrite model.py --dry-run                the function 'model' for example_inputs(), rewrites of the file
-                                                    and those that ship: where they match, where they nearly do
+  shiplap rewrite model.py --dry-run              the function 'model' for example_inputs()
+                                                  with its rewrites and those that ship
   shiplap rewrite model.py:block --with mylib.rewrites
-                                                    with these instead; kernels, time and results, off and on
+                                                  with these instead; kernels, time and results
   shiplap rewrite model.py --train --html report.html
-  shiplap rewrite model.py --dry-run --graphs       before and after, as a difference of texts
+  shiplap rewrite model.py --dry-run --graphs     before and after, as a difference of texts
 
 \b
 Exit status:

@@ -16,23 +16,29 @@ from typing import Any
 
 import torch
 
+from shiplap.compat.versions import RELEASES, short
+
 __all__ = ["CAPABILITIES", "Capability"]
 
-VERIFIED = ("2.11", "2.13")
 _SALT = re.compile(r"\+shiplap:[0-9a-f]*")
 
 
 @dataclass(frozen=True)
 class Capability:
-    """What is used, since which torch, and on which versions it was run."""
+    """A use of private torch: its name, and what is used."""
 
     name: str
     uses: str
-    verified: tuple[str, ...] = VERIFIED
+
+    @property
+    def verified(self) -> tuple[str, ...]:
+        """The versions of torch on which the suite has shown that it works."""
+        return tuple(short(release) for release, unverified in RELEASES.items() if self.name not in unverified)
 
     @property
     def known(self) -> bool:
-        return ".".join(torch.__version__.split(".")[:2]) in self.verified
+        """Whether it was verified on the installed torch."""
+        return short(torch.__version__) in self.verified
 
 
 CAPABILITIES = (
@@ -44,7 +50,6 @@ CAPABILITIES = (
     Capability(
         "transforms of torch.func, forward-mode AD",
         "torch._C._after_autograd_keyset, torch.autograd.function._SingleLevelFunction, forward_ad._current_level",
-        ("2.11", "2.13", "2.15"),
     ),
     Capability("calls past OpOverload.__call__", "torch._ops.OpOverload._op"),
     Capability("redeclaring an op", "torch.library.Library._destroy"),
@@ -55,31 +60,19 @@ CAPABILITIES = (
     Capability("storage identity", "torch.UntypedStorage._cdata"),
     Capability("compile counters", "torch._dynamo.utils.counters, torch._dynamo.utils.compile_times"),
     Capability("dynamic dims", "torch._dynamo.mark_dynamic"),
-    Capability("graph-break registry", "torch/_dynamo/graph_break_registry.json", ("2.13",)),
-    Capability("abandoned captures", "torch._C._cuda_endAllocateToPool, _cuda_releasePool", ("2.11",)),
+    Capability("graph-break registry", "torch/_dynamo/graph_break_registry.json"),
+    Capability("abandoned captures", "torch._C._cuda_endAllocateToPool, _cuda_releasePool"),
     Capability("tuning keys and guards", "torch._C._cuda_getDriverVersion, torch._C._current_graph_task_id"),
-    Capability(
-        "fused groups and reasons",
-        "_inductor.config._post_fusion_custom_pass; logs fusion, output_code",
-        ("2.11", "2.13", "2.15"),
-    ),
+    Capability("fused groups and reasons", "_inductor.config._post_fusion_custom_pass; logs fusion, output_code"),
     Capability(
         "Inductor on a generated device",
         "torch._inductor.codegen.common.register_device_op_overrides, PythonWrapperCodegen",
     ),
-    Capability("nested arguments", "torch.utils._pytree.tree_leaves, tree_map", ("2.11", "2.13", "2.15")),
-    Capability("operators of a graph", "torch._ops.OpOverload, its _schema and tags", ("2.11", "2.13", "2.15")),
-    Capability(
-        "device tests",
-        "torch.testing._internal.common_device_type, common_methods_invocations.op_db",
-        ("2.11", "2.13", "2.15"),
-    ),
-    Capability(
-        "rewrites",
-        "_inductor.config pre_grad_, joint_ and post_grad_custom passes, decompositions",
-        ("2.11", "2.13", "2.15"),
-    ),
-    Capability("structured trace", "TORCH_TRACE, logger torch.__trace: metadata, payload of records", ("2.13",)),
+    Capability("nested arguments", "torch.utils._pytree.tree_leaves, tree_map"),
+    Capability("operators of a graph", "torch._ops.OpOverload, its _schema and tags"),
+    Capability("device tests", "torch.testing._internal.common_device_type, common_methods_invocations.op_db"),
+    Capability("rewrites", "_inductor.config pre_grad_, joint_ and post_grad_custom passes, decompositions"),
+    Capability("structured trace", "TORCH_TRACE, logger torch.__trace: metadata, payload of records"),
 )
 
 

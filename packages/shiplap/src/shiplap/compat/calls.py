@@ -41,7 +41,7 @@ _profiled: Callable[[], bool] = torch._C._autograd._profiler_enabled
 def untouched() -> bool:
     """Whether no mode, tracer, functionalization or profiler of this thread has to see its calls (1 us).
 
-    Known to hold on torch 2.11 to 2.15: each of them but the last two puts a dispatch key into force.
+    Every one of these but the function modes and the profiler puts a dispatch key into force.
     """
     return _included().raw_repr() in _QUIET and not _function_modes() and not _profiled()
 

@@ -1,4 +1,4 @@
-"""Which inputs of a graph Inductor turns into constants. Run on torch 2.11, 2.13 and 2.15."""
+"""Which inputs of a graph Inductor turns into constants."""
 
 from __future__ import annotations
 

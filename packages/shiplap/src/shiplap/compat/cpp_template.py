@@ -1,4 +1,4 @@
-"""Inductor's C++ templates: one choice per config. Run on torch 2.11, 2.13 and 2.15."""
+"""Inductor's C++ templates: one choice per config."""
 
 from __future__ import annotations
 

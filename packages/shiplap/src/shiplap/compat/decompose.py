@@ -1,4 +1,4 @@
-"""Torch's decompositions of fused operators into plain ones (private table; torch 2.4 to 2.13)."""
+"""Torch's decompositions of fused operators into plain ones (a private table)."""
 
 from __future__ import annotations
 

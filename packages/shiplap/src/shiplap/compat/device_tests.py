@@ -3,8 +3,6 @@
 Importing torch's test package looks for devices once and freezes the flags of ``torch.backends``, so it is imported
 when a function here is called: by a process that has loaded its device and does nothing but test it. The package needs
 ``expecttest`` and ``hypothesis``.
-
-Known to work on torch 2.11, 2.13, 2.15.
 """
 
 from __future__ import annotations

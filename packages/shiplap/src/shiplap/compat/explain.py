@@ -1,7 +1,6 @@
 """What Inductor made of a function: fused groups, its reasons against fusions, the generated code.
 
 Inductor's own doors: a pass after fusion that changes nothing, and the log artifacts ``fusion`` and ``output_code``.
-Run on torch 2.11, 2.13 and 2.15.
 """
 
 from __future__ import annotations

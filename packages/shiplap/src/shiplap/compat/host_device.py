@@ -2,8 +2,6 @@
 
 What Inductor leaves to ATen (products, convolutions) is called on the device; what it fuses are its own C++ loops over
 the tensors' memory. With ``fallback_by_default`` in the options of ``torch.compile`` every op is called on the device.
-
-Known to work on torch 2.11, 2.13, 2.15.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Inductor's lowering, as ``fuse`` needs it: register one, look at the node being lowered, build and run choices.
 
 Importing this module imports Inductor; ``fuse`` does so at the first trace of an op that has templates.
-Run on torch 2.11, 2.13 and 2.15. IR nodes and choices are opaque to callers.
+IR nodes and choices are opaque to callers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A mode that sees every operator below autograd (``torch.utils._python_dispatch``; torch 2.11 to 2.15)."""
+"""A mode that sees every operator below autograd (``torch.utils._python_dispatch``)."""
 
 from torch.utils._python_dispatch import TorchDispatchMode
 

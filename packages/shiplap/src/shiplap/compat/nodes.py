@@ -1,6 +1,6 @@
 """Nodes of FX graphs as Inductor's passes keep them: fake values, what later passes and traces read, new nodes.
 
-Run on torch 2.11, 2.13 and 2.15. Nothing of the compiler is imported before a graph is there.
+Nothing of the compiler is imported before a graph is there.
 """
 
 from __future__ import annotations

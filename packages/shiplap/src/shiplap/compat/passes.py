@@ -1,7 +1,7 @@
 """Places where Inductor runs the passes of others: putting one there, and seeing what a function looks like there.
 
-Run on torch 2.11, 2.13 and 2.15. Passes with a uuid are part of every cache key; before 2.13 a pass in the pre-grad
-place runs ahead of the cache look-up, so that its result is.
+Passes with a uuid are part of every cache key; before torch 2.13 a pass in the pre-grad place
+runs ahead of the cache look-up, so that its result is.
 """
 
 from __future__ import annotations

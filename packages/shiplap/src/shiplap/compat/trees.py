@@ -1,7 +1,6 @@
 """Nested arguments and results: lists, tuples, dicts and what else torch looks into, taken apart and put together.
 
-``torch.utils._pytree`` is what Dynamo, ``torch.export`` and ``make_fx`` use themselves; torch 2.11 to 2.15 offer no
-public way. Run on torch 2.11, 2.13 and 2.15.
+``torch.utils._pytree`` is what Dynamo, ``torch.export`` and ``make_fx`` use themselves; torch offers no public way.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Inductor's Triton templates: one choice per config. Run on torch 2.11 (H200), 2.13 and 2.15 (interpreter)."""
+"""Inductor's Triton templates: one choice per config. Without a GPU, Triton's interpreter runs them."""
 
 from __future__ import annotations
 

@@ -1,60 +1,39 @@
-"""The checks, one file each. ``CHECKS`` is the order in which an audit runs them: what others build on first.
+"""The checks, one file each: a module in this folder that defines ``CHECK`` is part of every audit.
 
-An error that the call itself raises is reported by the first check that meets it, so plain calls come first.
+``CHECKS`` has their names in the order in which an audit runs them (``Check.order``): a check that explains what later
+ones would find comes first. An error that the call itself raises is reported by the first check that meets it, so plain
+calls come before all else.
 """
 
 from __future__ import annotations
 
-from functools import cache
+import pkgutil
 from importlib import import_module
-from typing import TYPE_CHECKING
 
+from shiplap.audit.check import Check
 from shiplap.errors import error
-
-if TYPE_CHECKING:
-    from shiplap.audit.check import Check
 
 __all__ = ["CHECKS", "ON_REQUEST", "load"]
 
-CHECKS = (
-    "bound",
-    "numerics",
-    "edges",
-    "special",
-    "sizes",
-    "kernels",
-    "determinism",
-    "schema",
-    "arguments",
-    "fake",
-    "fresh",
-    "addresses",
-    "aliases",
-    "workspace",
-    "process",
-    "threads",
-    "autocast",
-    "requires_grad",
-    "gradient",
-    "backward",
-    "transforms",
-    "large",
-    "opcheck",
-    "compile",
-    "stateless",
-    "c_abi",
-    "cuda_graph",
-    "cudagraph_trees",
-)
+
+def _defined() -> dict[str, Check]:
+    """The check of each module in this folder, by name and in order."""
+    found = [import_module(f"{__name__}.{module.name}").CHECK for module in pkgutil.iter_modules(__path__)]
+    return {check.name: check for check in sorted(found, key=lambda check: (check.order, check.name))}
+
+
+_DEFINED = _defined()
+CHECKS = tuple(name for name, check in _DEFINED.items() if check.order)
 # Not part of an audit unless asked for: each runs the samples again in a process of its own, a minute per tool.
 ON_REQUEST = ("sanitizer", "sanitizer:memcheck", "sanitizer:racecheck", "sanitizer:initcheck", "sanitizer:synccheck")
 
 
-@cache
 def load(name: str) -> Check:
     """The check of this name; SL503 if there is none."""
-    if name not in (*CHECKS, *ON_REQUEST):
+    if name in _DEFINED:
+        return _DEFINED[name]
+    if name not in ON_REQUEST:
         raise error("SL503", where="audit(checks=...)", got=name, expected=", ".join((*CHECKS, *ON_REQUEST)))
     module, _, variant = name.partition(":")
-    check: Check = getattr(import_module(f"shiplap.audit.checks.{module}"), variant.upper() or "CHECK")
+    check: Check = vars(import_module(f"{__name__}.{module}"))[variant.upper()]
     return check

@@ -77,6 +77,7 @@ def _odd(t: Tensor) -> Tensor:
 
 CHECK = Check(
     "addresses",
+    order=120,
     observes="the same sizes with other values at other addresses, and at misaligned ones, equal the reference, "
     "also when the first tensors come again",
     observe=observe,

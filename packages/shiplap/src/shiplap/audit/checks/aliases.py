@@ -73,6 +73,7 @@ def _aliased(op: Op, case: Case) -> Iterator[tuple[str, tuple[object, ...]]]:
 
 CHECK = Check(
     "aliases",
+    order=130,
     observes="arguments that are one tensor, or overlap, give what copies of them give",
     observe=observe,
     cases=cases,

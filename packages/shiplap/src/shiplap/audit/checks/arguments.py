@@ -157,6 +157,7 @@ def _breaks(expr: Any, env: dict[str, Any]) -> bool:
 
 CHECK = Check(
     "arguments",
+    order=90,
     observes="wrong calls are refused with an error that names op and argument, and nothing is written",
     observe=observe,
     cases=cases,

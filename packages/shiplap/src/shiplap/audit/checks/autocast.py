@@ -101,6 +101,7 @@ def _gradient(op: Op, case: Case) -> Observation:
 
 CHECK = Check(
     "autocast",
+    order=170,
     observes="mixed float32 and bfloat16 inputs give bit for bit what explicitly cast inputs give",
     observe=observe,
     cases=cases,

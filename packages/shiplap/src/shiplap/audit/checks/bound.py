@@ -57,6 +57,7 @@ def _promised(op: Op, case: Case) -> list[list[tuple[float, float]]]:
 
 CHECK = Check(
     "bound",
+    order=10,
     observes="observed sizes are within the declared bound and the fake's range",
     observe=observe,
     cases=cases,

@@ -272,6 +272,7 @@ def _misdescribed(plain: Attempt) -> Iterator[Attempt]:
 
 CHECK = Check(
     "c_abi",
+    order=260,
     observes="the C function, in a process of its own, answers wrong values with a status, throws nothing and keeps "
     "neither memory nor files",
     observe=observe,

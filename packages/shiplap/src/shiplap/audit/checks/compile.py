@@ -91,6 +91,7 @@ def _agrees(op: Op, case: Case, compiled: Callable[..., Any], how: str) -> Obser
 
 CHECK = Check(
     "compile",
+    order=240,
     observes="eager = aot_eager = inductor with fullgraph=True",
     observe=observe,
     cases=cases,

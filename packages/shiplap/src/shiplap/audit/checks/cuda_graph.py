@@ -358,6 +358,7 @@ def _other_device(trial: _Trial) -> Observation:
 
 CHECK = Check(
     "cuda_graph",
+    order=270,
     observes="on side streams, captured and replayed with new values, freed memory poisoned, equals the reference",
     observe=observe,
     cases=cases,

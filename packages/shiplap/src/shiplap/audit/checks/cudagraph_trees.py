@@ -157,6 +157,7 @@ def _range(t: Tensor) -> tuple[int, int]:
 
 CHECK = Check(
     "cudagraph_trees",
+    order=280,
     observes="with its tensors held by a module, torch.compile(mode='reduce-overhead') captures and replays it; "
     "its graph copies no input into a buffer that the op keeps",
     observe=observe,

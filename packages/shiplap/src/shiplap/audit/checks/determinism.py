@@ -31,6 +31,7 @@ def observe(op: Op, case: Case) -> Observation:
 
 CHECK = Check(
     "determinism",
+    order=70,
     observes=f"{REPEATS} calls, and one more after a call with other values, agree bit for bit",
     observe=observe,
     cases=cases,

@@ -47,6 +47,7 @@ def _refused(op: Op, case: Case, e: ArgumentError) -> Observation:
 
 CHECK = Check(
     "edges",
+    order=30,
     observes="0, 1, 15, 16, 17, 31, 33 in every dim, and offset, padded, strided, transposed, reversed and expanded "
     "inputs give the reference's values",
     observe=observe,

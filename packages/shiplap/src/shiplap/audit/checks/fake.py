@@ -113,6 +113,7 @@ def _pinned(op: Op, case: Case, sizes: list[list[Any]]) -> str:
 
 CHECK = Check(
     "fake",
+    order=100,
     observes="shape, dtype, strides, offset, device and aliasing are as the fake says, for plain and symbolic sizes",
     observe=observe,
     cases=cases,

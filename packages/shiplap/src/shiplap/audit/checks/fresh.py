@@ -67,6 +67,7 @@ def _shared(outs: tuple[Tensor, ...], others: list[Tensor], name: str = "input")
 
 CHECK = Check(
     "fresh",
+    order=110,
     observes="outputs own their memory; a second call leaves the first output alone and sees inputs changed in place",
     observe=observe,
     cases=cases,

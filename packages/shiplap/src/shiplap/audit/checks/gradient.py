@@ -202,6 +202,7 @@ def _wasted(op: Op, case: Case, names: list[str]) -> str:
 
 CHECK = Check(
     "gradient",
+    order=190,
     observes="gradients equal autograd through the reference in float64 and finite differences of the op, for leaf and "
     "non-leaf inputs and every single input alone",
     observe=observe,

@@ -146,6 +146,7 @@ def sequence(op: Op, cases: list[Case]) -> Observation:
 
 CHECK = Check(
     "kernels",
+    order=60,
     observes="every kernel in every config, and op.out between guards, equals the reference wherever it takes the call",
     observe=observe,
     cases=cases,

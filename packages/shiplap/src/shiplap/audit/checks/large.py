@@ -121,6 +121,7 @@ def _far_apart(t: Tensor, dim: int) -> Tensor:
 
 CHECK = Check(
     "large",
+    order=220,
     observes="64-bit sizes, strides and offsets",
     observe=observe,
     cases=cases,

@@ -32,6 +32,7 @@ def observe(op: Op, case: Case) -> Observation:
 
 CHECK = Check(
     "numerics",
+    order=20,
     observes="equals the reference in float64 within eps * (4 + 2 sqrt(terms)); integers, NaN and inf exactly",
     observe=observe,
     cases=cases,

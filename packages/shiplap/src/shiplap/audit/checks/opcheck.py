@@ -37,6 +37,7 @@ def observe(op: Op, case: Case) -> Observation:
 
 CHECK = Check(
     "opcheck",
+    order=230,
     observes="torch.library.opcheck passes: schema, autograd registration, fake tensor, AOT dispatch",
     observe=observe,
     cases=cases,

@@ -186,6 +186,7 @@ def _resident() -> float:
 
 CHECK = Check(
     "process",
+    order=150,
     observes="random states, threads, default dtype, modes, environment and memory are after a call what they were",
     observe=observe,
     cases=cases,

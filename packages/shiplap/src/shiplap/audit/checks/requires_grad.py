@@ -69,6 +69,7 @@ def _run(program: Callable[..., Any], backend: str, leaf: bool, args: tuple[Any,
 
 CHECK = Check(
     "requires_grad",
+    order=180,
     observes="no_grad, inference mode, leaf and non-leaf inputs, eager and aot_eager, give the same bits",
     observe=observe,
     cases=cases,

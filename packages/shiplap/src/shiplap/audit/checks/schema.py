@@ -82,6 +82,7 @@ def _schema_differs(op: Op) -> str:
 
 CHECK = Check(
     "schema",
+    order=80,
     observes="the bytes under every input are as before the call, except where the schema says mutated",
     observe=observe,
     cases=cases,

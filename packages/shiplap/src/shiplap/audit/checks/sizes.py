@@ -36,6 +36,7 @@ def observe(op: Op, case: Case) -> Observation:
 
 CHECK = Check(
     "sizes",
+    order=50,
     observes="equals the reference, twice with the same bits, at sizes around tiles, thresholds and powers of two",
     observe=observe,
     cases=cases,

@@ -64,6 +64,7 @@ def _mutated(op: Op, args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 CHECK = Check(
     "special",
+    order=40,
     observes="equals the reference for NaN, inf, -0.0, subnormal, huge, cancelling, saturating and skewed values "
     "in every dtype, for odd scalars, and for lists of 0, 1 and 3",
     observe=observe,

@@ -94,6 +94,7 @@ def _fix(state: State) -> str:
 
 CHECK = Check(
     "stateless",
+    order=250,
     observes="the kernel's library has no writable globals and no thread-locals in its symbol table",
     observe=observe,
     cases=cases,

@@ -87,6 +87,7 @@ def _intra_op(op: Op, case: Case, agrees: object) -> Observation:
 
 CHECK = Check(
     "threads",
+    order=160,
     observes=f"another thread, {CALLERS} concurrent callers, and 1 to 7 intra-op threads give the same values",
     observe=observe,
     cases=cases,

@@ -131,6 +131,7 @@ def _dual(op: Op, run: Callable[..., Sequence[Tensor]], args: tuple[Any, ...], d
 
 CHECK = Check(
     "transforms",
+    order=210,
     observes="vmap equals a loop, and a tangent equals the reference's, or they are refused",
     observe=observe,
     cases=cases,

@@ -70,6 +70,7 @@ def _filled_empty() -> Iterator[None]:
 
 CHECK = Check(
     "workspace",
+    order=140,
     observes="the bits are the same for workspaces full of 00, FF, 7F and A5 and for torch.empty full of NaN",
     observe=observe,
     cases=cases,

@@ -1,0 +1,83 @@
+"""Give all distributions a new version: ``release.py VERSION [--date YYYY-MM-DD]``, by default today.
+
+The distributions have one version, and require each other by it. Every place that names the version is changed: the
+``pyproject.toml`` of each package and ``shiplap.__version__``. Then ``towncrier build`` moves the fragments of each
+``changelog.d`` into the changelog beside it. Nothing is committed, tagged or uploaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+from packaging.version import InvalidVersion, Version
+
+ROOT = Path(__file__).resolve().parents[1]
+CORE = Path("packages", "shiplap")
+
+
+def current(root: Path) -> str:
+    """The version that the core has."""
+    project = tomllib.loads((root / CORE / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return str(project["version"])
+
+
+def refused(old: str, new: str) -> str:
+    """Why there cannot be a release of this version, or nothing."""
+    try:
+        later = Version(new) > Version(old)
+    except InvalidVersion:
+        return f"{new} is no version of Python's scheme, such as 0.2.0 or 0.2.0rc1"
+    return "" if later else f"{new} does not come after {old}"
+
+
+def renumber(root: Path, old: str, new: str) -> list[Path]:
+    """Write the new version wherever the old one stands; the files that were changed."""
+    named = re.compile(rf'(?m)(^version = "|^__version__ = "|"shiplap[\w-]*(?:\[[\w,]+\])?==){re.escape(old)}(?=")')
+    files = [*sorted(root.glob("packages/*/pyproject.toml")), root / CORE / "src" / "shiplap" / "__init__.py"]
+    changed = []
+    for file in files:
+        text = file.read_text(encoding="utf-8")
+        renamed = named.sub(rf"\g<1>{new}", text)
+        if renamed != text:
+            file.write_text(renamed, encoding="utf-8")
+            changed.append(file)
+    return changed
+
+
+def collect(package: Path, version: str, date: str) -> bool:
+    """Move the fragments of a package into its changelog; False where there is none."""
+    if not [f for f in (package / "changelog.d").glob("*.md") if f.name != "README.md"]:
+        return False
+    command = ["towncrier", "build", "--yes", "--version", version, "--date", date, "--dir", str(package)]
+    done = subprocess.run([sys.executable, "-m", *command], cwd=package, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{package}: {done.stdout}{done.stderr}")
+    return True
+
+
+def main(arguments: list[str]) -> int:
+    """Renumber and collect; 1 where that version cannot be."""
+    parser = argparse.ArgumentParser(description="Give all distributions a new version.")
+    parser.add_argument("version")
+    parser.add_argument("--date", default=datetime.date.today().isoformat())
+    given = parser.parse_args(arguments)
+    old = current(ROOT)
+    if problem := refused(old, given.version):
+        print(problem, file=sys.stderr)
+        return 1
+    for file in renumber(ROOT, old, given.version):
+        print(f"{file.relative_to(ROOT)}: {old} -> {given.version}")
+    for package in sorted((ROOT / "packages").iterdir()):
+        if collect(package, given.version, given.date):
+            print(f"{(package / 'CHANGELOG.md').relative_to(ROOT)}: {given.version} ({given.date})")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
