@@ -202,5 +202,5 @@ def test_its_verbs_work_and_those_of_others_are_not_there(alone: Environment, tm
     assert "torch" in done.stdout
     done = alone.run("-m", "shiplap.cli", "demo", "--quick", cwd=tmp_path, env=env)
     assert done.returncode == 2
-    assert done.stderr.startswith("SL614: no such verb\n")
+    assert done.stderr.startswith("SL614: no installed package has this verb\n")
     assert "install the distribution that brings the verb" in done.stderr

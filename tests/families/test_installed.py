@@ -30,7 +30,7 @@ def test_a_near_miss_among_their_ops() -> None:
     with pytest.raises(ShiplapError) as caught:
         names("sparse3d::convv")
     found = caught.value
-    assert (found.id, found.what, found.expected) == ("SL501", "no such op", "did you mean 'sparse3d::conv'?")
+    assert (found.id, found.what, found.expected) == ("SL501", "no op has this name", "did you mean 'sparse3d::conv'?")
 
 
 def test_the_audit_says_what_was_probably_meant(run: Any) -> None:

@@ -123,7 +123,7 @@ def program(project: Project, script: Path, cover: Coverage, arguments: Sequence
         raise error(
             "SL905",
             where=str(script),
-            what="program cannot be run",
+            what="the program cannot be run",
             got="no such file",
             expected="a Python script",
             fix="name a script that uses the device",
@@ -137,10 +137,10 @@ def program(project: Project, script: Path, cover: Coverage, arguments: Sequence
             raise error(
                 "SL905",
                 where=str(script),
-                what="program cannot be run",
+                what="the program cannot be run",
                 got=last,
                 expected="exit status 0",
-                fix="run it by hand and correct what it says",
+                fix="run the program by hand and correct the error that it prints",
             )
         counters = json.loads(out.read_text(encoding="utf-8"))
     return needs(counters, cover)

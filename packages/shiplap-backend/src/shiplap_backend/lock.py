@@ -66,10 +66,10 @@ def read(path: Path) -> Lock:
         raise error(
             "SL904",
             where=str(path),
-            what="there is no schema lock",
+            what="the schema lock does not exist",
             got="no such file",
             expected="a file that 'shiplap backend gen' or 'shiplap backend diff --write' wrote",
-            fix="name a project that was generated, or such a file",
+            fix="name a generated project, or its schema lock",
         )
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
@@ -78,10 +78,10 @@ def read(path: Path) -> Lock:
         raise error(
             "SL904",
             where=str(path),
-            what="schema lock is damaged",
+            what="the schema lock is damaged",
             got=f"{type(e).__name__}: {e}",
             expected="a file that 'shiplap backend gen' wrote",
-            fix="restore it from version control",
+            fix="restore the file from version control",
         ) from None
 
 

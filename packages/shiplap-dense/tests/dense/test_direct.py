@@ -323,7 +323,8 @@ def test_no_table_is_made_while_a_graph_is_captured(monkeypatch):
     assert table({"k": 3}, cuda) is kept
     assert list(table.captured.values()) == [kept], "a graph holds its address"
     with pytest.raises(
-        sl.ShiplapError, match=r"SL305: table is not on the device yet(.|\n)*call it once with tensors of"
+        sl.ShiplapError,
+        match=r"SL305: a table of the kernel is not on the device yet(.|\n)*call the op once with tensors of",
     ):
         table({"k": 4}, cuda)
 

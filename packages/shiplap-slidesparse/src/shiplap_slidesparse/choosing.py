@@ -68,7 +68,7 @@ def numbers_of(rows: Iterable[int], where: str) -> list[int]:
             where=where,
             got=f"rows {found}",
             expected="numbers of rows, 0 or more",
-            fix="pass rows=(1, 16, 256), say",
+            fix="pass for example rows=(1, 16, 256)",
         )
     return found
 
@@ -85,6 +85,6 @@ def sizes_of(model: nn.Module) -> dict[tuple[str, int, int, int, str], Linear]:
             where="slidesparse",
             got="a model without converted layers",
             expected="one that holds slidesparse.Linear",
-            fix="convert(model) first",
+            fix="call convert(model) first",
         )
     return found

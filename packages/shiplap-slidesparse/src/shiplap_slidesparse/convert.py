@@ -177,7 +177,7 @@ def _check(
                 where=where,
                 got=f"skip={wanted!r}, which names no module",
                 expected="names of modules, their last parts, or wildcards",
-                fix="see model.named_modules()",
+                fix="take names from model.named_modules()",
             )
     if not chosen or "" in chosen:
         done = f", {n} converted already" if (n := len(layers_of(model))) else ""
@@ -188,7 +188,7 @@ def _check(
             where=where,
             got=got,
             expected="a model with linear layers",
-            fix="for a layer: slidesparse.Linear.of(linear)" if "" in chosen else "see skip=",
+            fix="call slidesparse.Linear.of(linear) for a single layer" if "" in chosen else "remove names from skip=",
         )
     for name, linear in chosen.items():
         kind = MODES[dtype] if MODES[dtype].itemsize > 1 else linear.weight.dtype

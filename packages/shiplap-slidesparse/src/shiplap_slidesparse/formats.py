@@ -191,7 +191,7 @@ def slide(weight: Tensor, pattern: str | Pattern) -> Tensor:
             got=f"{int(counts[row, group].sum())} non-zeros in row {row}, columns {group * shape.size} to "
             f"{min(k, (group + 1) * shape.size) - 1}",
             expected=f"at most {shape.kept} of {shape.size}",
-            fix=f'prune(weight, "{shape}") first',
+            fix=f'call prune(weight, "{shape}") first',
         )
     early, late = _halves(used, counts)
     windows = whole.new_empty(n, groups, pairs - 1, 4)  # autocast refuses to join float16 on a CPU

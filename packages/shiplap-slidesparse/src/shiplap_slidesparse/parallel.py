@@ -80,7 +80,7 @@ def planned(model: nn.Module, plan: Mapping[str, str], world: int) -> list[Cut]:
             where=where,
             got=f"a plan that cuts no linear layer: {dict(plan)}",
             expected="names of layers",
-            fix='plan={"layers.*.up_proj": "colwise", ...}',
+            fix='pass plan={"layers.*.up_proj": "colwise", ...}',
         )
     for each in found:
         if each.style not in ("colwise", "rowwise"):
@@ -89,7 +89,7 @@ def planned(model: nn.Module, plan: Mapping[str, str], world: int) -> list[Cut]:
                 where=f"{where}: {each.name}",
                 got=f"style {each.style!r}",
                 expected="colwise, rowwise",
-                fix="leave it out of the plan: then it stays whole",
+                fix="leave the layer out of the plan, which keeps it whole on every rank",
             )
         if each.size % (world * each.unit):
             groups = f" groups of {each.unit}" if each.unit > 1 else ""
@@ -98,7 +98,7 @@ def planned(model: nn.Module, plan: Mapping[str, str], world: int) -> list[Cut]:
                 where=f"{where}: {each.name}",
                 got=f"{each.size} {_sides(each)} for {world} ranks",
                 expected=f"as many whole{groups or ' ones'} on each",
-                fix="leave it and what feeds it out of the plan, or take another pattern",
+                fix="leave the layer and the layer before it out of the plan, or take another pattern",
             )
     return found
 

@@ -246,7 +246,7 @@ def test_packing_is_refused_in_a_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     made = layer()
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     with pytest.raises(
-        ShiplapError, match=r"SL608: no packing here[\s\S]*pack\(\) inside a function that is being traced"
+        ShiplapError, match=r"SL608: packing is not allowed here[\s\S]*pack\(\) inside a function that is being traced"
     ):
         made.pack()
 

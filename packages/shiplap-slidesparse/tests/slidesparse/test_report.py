@@ -141,7 +141,7 @@ def test_directories_that_are_no_dense_model(tmp_path: Path) -> None:
     net.config.save_pretrained(tmp_path)
     done = run(tmp_path)
     assert done.exit_code == 2
-    assert re.search(r"SL601: model cannot be loaded(.|\n)*OSError", done.output)
+    assert re.search(r"SL601: the model cannot be loaded(.|\n)*OSError", done.output)
     hf.attach(net, ss.convert(net))
     net.save_pretrained(tmp_path)
     done = run(tmp_path, "--no-measure")  # int8 weights are not the numbers of a dense one
@@ -172,7 +172,7 @@ def test_the_verb_as_json(tmp_path: Path) -> None:
         ((f"{HERE}:TOKENS",), "expected a torch module"),
         (("nowhere.py", "--html", "nowhere/page.html"), "SL602"),  # before anything is measured
         ((f"{HERE}:model", "--tokens", "/dev/null"), "0 tokens"),
-        ((f"{HERE}:layer_of",), "model cannot be made"),
+        ((f"{HERE}:layer_of",), "the model cannot be constructed"),
         ((f"{HERE}:modle",), "did you mean 'model'?"),
         (("nowhere.py",), "SL501"),
         (("tests",), "no config.json"),

@@ -91,7 +91,7 @@ def test_missing_packages(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo.importlib.util, "find_spec", lambda name: None if name == "lazrs" else find(name))
     result = run("demo")
     assert result.exit_code == 2
-    assert "SL603: optional packages are missing" in result.stderr
+    assert "SL603: required packages are not installed" in result.stderr
     assert "  got      no lazrs\n" in result.stderr
     assert '  fix      pip install "shiplap-sparse3d[demo]"\n' in result.stderr
 
@@ -100,7 +100,7 @@ def test_unusable_output(process: Any, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     done = process("demo", "--output", tmp_path / "file")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "SL602: directory cannot be written" in done.stderr
+    assert "SL602: the directory cannot be written" in done.stderr
 
 
 def test_unavailable_device(run: Any) -> None:

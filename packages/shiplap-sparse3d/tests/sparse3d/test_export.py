@@ -211,9 +211,9 @@ def test_what_python_launches_on_cuda_is_refused_by_a_package(call, device, refu
                 call(at)
     assert (
         str(caught.value)
-        == f"""SL307: op cannot be packaged for this device
+        == f"""SL307: the op cannot be packaged for this device
   where    {refused}
   got      triton, launched by Python on cuda
   expected a template or a C ABI kernel
-  fix      compute what the op returns outside and pass it to the program, or package it for the CPU"""
+  fix      compute the op's result outside the program and pass it as an input, or package the program for the CPU"""
     )

@@ -209,7 +209,7 @@ def test_a_cache_of_another_convolution_is_refused():
         (x, shape_of(x), cube, (2, 1, 1)),
         (x, (2, 3, 9, 9, 9), cube, ones),
     ):
-        with pytest.raises(sl.ShiplapError, match=r"SL208: cache of another convolution"):
+        with pytest.raises(sl.ShiplapError, match=r"SL208: the neighbour cache belongs to another convolution"):
             sparse_submanifold_conv3d(
                 y.feats, y.coords, shape, torch.randn(4, *kernel, 3).double(), None, cache, dilation
             )

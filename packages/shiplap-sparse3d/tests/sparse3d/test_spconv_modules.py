@@ -250,7 +250,9 @@ def test_four_axes_are_refused(name):
     arguments = (2,) if "Pool" in name else (4, 4, 3)
     with refused("1 to 3") as caught:
         getattr(spconv, name)(*arguments)
-    assert str(caught.value).startswith(f"SL208: precondition\n  where    {name}\n  got      4 spatial axes")
+    assert str(caught.value).startswith(
+        f"SL208: a precondition does not hold\n  where    {name}\n  got      4 spatial axes"
+    )
     with refused("4 spatial axes"):
         spconv.SparseInverseConv4d(4, 4, 3, "key")
 

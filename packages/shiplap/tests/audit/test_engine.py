@@ -115,7 +115,7 @@ def test_budget_skips_the_rest_and_says_so():
 
 @pytest.mark.parametrize("target", ["audit_engine::axpy", torch.ops.aten.relu.default, axpy.reference])
 def test_what_is_no_declared_op(target):
-    with pytest.raises(AuditError, match=r"SL501: not a declared op(.|\n)*sl.adopt"):
+    with pytest.raises(AuditError, match=r"SL501: the object is not a declared op(.|\n)*sl.adopt"):
         audit(target)
 
 

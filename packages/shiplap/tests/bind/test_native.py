@@ -465,7 +465,7 @@ def test_without_a_compiler_python_serves_and_one_notice_says_so(ops, tmp_path, 
         ops.keep(torch.ones(2))
     said = [str(w.message) for w in caught if issubclass(w.category, sl.ShiplapNotice)]
     assert len(said) == 1
-    assert "native_test::keep stays with the Python binding: SL405: no native binding" in said[0]
+    assert "native_test::keep stays with the Python binding: SL405: the native binding cannot be used" in said[0]
     assert "status 1" in said[0] if compiler == "false" else "no /no/such/compiler on the PATH" in said[0]
     with fails("SL405"):
         native.build(ops.keep)

@@ -96,15 +96,15 @@ def test_unknown_check_lists_the_known(run: Any) -> None:
 
     result = run("audit", OPS, "--check", "frsh")
     assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr.splitlines()[-5:-3] == ["SL503: no such check", "  where    audit(checks=...)"]
+    assert result.stderr.splitlines()[-5:-3] == ["SL503: no check has this name", "  where    audit(checks=...)"]
     assert ", ".join(CHECKS) in result.stderr
 
 
 @pytest.mark.parametrize(
     ("target", "expected"),
     [
-        ("absent.py", "no such file"),
-        ("packages/shiplap/tests/cli/test_app.py", "no op in target"),
+        ("absent.py", "the file does not exist"),
+        ("packages/shiplap/tests/cli/test_app.py", "the target declares no op"),
         (f"{OPS}:scael", "did you mean 'scale'?"),
     ],
 )
@@ -120,13 +120,13 @@ def test_unwritable_report_is_refused_before_the_work(
     monkeypatch.setattr(AUDIT, "audit", lambda *a, **k: pytest.fail("the audit was run"))
     result = run("audit", OPS, "--html", tmp_path / "absent" / "x.html")
     assert result.exit_code == 2
-    assert "SL602: file cannot be written" in result.stderr
+    assert "SL602: the file cannot be written" in result.stderr
 
 
 def test_unavailable_device(run: Any) -> None:
     result = run("audit", OPS, "--device", "nowhere")
     assert result.exit_code == 2
-    assert "SL605: device not available" in result.stderr
+    assert "SL605: the device is not available" in result.stderr
 
 
 def test_progress_is_for_a_terminal_only(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -205,7 +205,7 @@ def test_a_passport_of_another_op_or_torch_says_so(run: Any, tmp_path: Path) -> 
     assert "  evidence is of torch 2.0.0, here is 2." in result.stdout
     result = run("audit", "examples/data_dependent.py", "--verify-passport", file)
     assert (result.exit_code, result.stdout) == (2, "")
-    assert "SL501: no op of this passport in the targets" in result.stderr
+    assert "SL501: no target declares the op of this passport" in result.stderr
 
 
 def test_a_sanitizer_without_a_gpu_is_skipped_and_an_unknown_tool_refused(run: Any) -> None:

@@ -70,11 +70,11 @@ def given():
 @pytest.mark.parametrize(
     ("function", "says"),
     [
-        ("examples/fuse.py", "SL501: function not understood"),
+        ("examples/fuse.py", "SL501: the function cannot be identified"),
         ("examples/fuse.py:leyer", "expected did you mean 'layer'?"),
-        ("examples/none.py:layer", "SL501: no such file"),
-        ("tests.cli.targets:nothing", "SL501: no such function"),
-        ("examples/first_op.py:rms_norm", "SL613: arguments do not fit"),
+        ("examples/none.py:layer", "SL501: the file does not exist"),
+        ("tests.cli.targets:nothing", "SL501: no function has this name"),
+        ("examples/first_op.py:rms_norm", "SL613: the arguments do not fit the command"),
     ],
 )
 def test_what_cannot_be_explained(run: Any, function: str, says: str) -> None:

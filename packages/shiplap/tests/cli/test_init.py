@@ -244,7 +244,7 @@ def test_files_are_not_overwritten(run: Any, tmp_path: Path) -> None:
     file.write_text("precious")
     result = run("init", file, "--from", "aten::relu")
     assert result.exit_code == 2
-    assert "SL602: file exists" in result.stderr
+    assert "SL602: the file already exists" in result.stderr
     assert file.read_text() == "precious"
     assert run("init", file, "--from", "aten::relu", "--force").exit_code == 0
     assert fill_lines(file.read_text())

@@ -60,9 +60,9 @@ def test_exit_status_1_where_nothing_matched(run: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["{file}:nothing"], "SL501: no such function"),
+        (["{file}:nothing"], "SL501: no function has this name"),
         (["{file}", "--inputs", "none"], "SL613"),
-        (["{file}", "--with", "{file}:other"], "SL501: no such rewrite"),
+        (["{file}", "--with", "{file}:other"], "SL501: no rewrite has this name"),
         (["missing.py"], "SL501"),
     ],
 )
@@ -77,4 +77,4 @@ def test_exit_status_2(run: Any, tmp_path: Path, arguments: list[str], expected:
 def test_a_page_that_cannot_be_written_is_said_before_the_work(run: Any, tmp_path: Path) -> None:
     done = run("rewrite", "nowhere.py", "--html", tmp_path / "absent" / "page.html")
     assert done.exit_code == 2
-    assert "SL602: file cannot be written" in done.stderr
+    assert "SL602: the file cannot be written" in done.stderr

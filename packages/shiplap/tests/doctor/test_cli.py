@@ -100,8 +100,8 @@ def test_a_program_that_compiles_nothing() -> None:
     ("arguments", "says"),
     [
         ((), "Missing argument"),
-        (("--", "/no/such/program"), "SL701: program cannot be started"),
-        (("--html", "no/such/directory.html", "--", "true"), "SL602: file cannot be written"),
+        (("--", "/no/such/program"), "SL701: the program cannot be started"),
+        (("--html", "no/such/directory.html", "--", "true"), "SL602: the file cannot be written"),
     ],
 )
 def test_usage_errors(arguments: tuple[str, ...], says: str) -> None:

@@ -66,7 +66,7 @@ def test_a_program_that_compiles_nothing(tmp_path: Path) -> None:
 
 
 def test_no_such_program() -> None:
-    with pytest.raises(ShiplapError, match="SL701: program cannot be started") as e:
+    with pytest.raises(ShiplapError, match="SL701: the program cannot be started") as e:
         examine(["/no/such/program"])
     assert e.value.got == "No such file or directory"
 

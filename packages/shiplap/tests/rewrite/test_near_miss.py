@@ -346,7 +346,7 @@ def test_bfloat16_has_a_form_of_its_own_in_aten():
     ],
 )
 def test_guards_are_a_small_language(where, expected):
-    with pytest.raises(sl.ShiplapError, match=f"SL803: guard(.|\n)*{expected}"):
+    with pytest.raises(sl.ShiplapError, match=f"SL803: the guard is not valid(.|\n)*{expected}"):
         rewrite(annotated, by_hand, where=where)
 
 

@@ -201,7 +201,7 @@ def test_integers_without_a_builder_are_refused():
     with pytest.raises(ShiplapError) as caught:
         choose(ops.pick, recipe_of(ops.pick, args))
     assert str(caught.value) == (
-        "SL606: nothing valid to tune on\n"
+        "SL606: the op has no valid inputs to tune on\n"
         "  where    tune_test::pick\n"
         "  got      integer tensors rows without a builder\n"
         "  expected values that mean something\n"

@@ -165,7 +165,7 @@ def test_a_table_changes_the_digest_of_compiled_graphs(tuned):
 
 def test_freezing_into_nowhere_is_an_error(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ShiplapError, match="SL602: file cannot be written"):
+    with pytest.raises(ShiplapError, match="SL602: the file cannot be written"):
         sl.freeze(tmp_path / "file" / "tuned.json")
 
 

@@ -192,7 +192,7 @@ def test_a_table_in_a_graph_stays_where_it_is():
     del junk
     other = ops.conv2d.bind((x, randn(24, 2, 2, 16), None, [1, 1], [1, 1], [1, 1]))
     with (
-        pytest.raises(sl.ShiplapError, match="SL305: table is not on the device yet"),
+        pytest.raises(sl.ShiplapError, match="SL305: a table of the kernel is not on the device yet"),
         torch.cuda.graph(torch.cuda.CUDAGraph()),
     ):
         kernel.serving(other).run(other)

@@ -57,7 +57,7 @@ def command(
             where="shiplap demo",
             got=f"no {', '.join(missing)}",
             expected=", ".join(EXTRAS),
-            fix='pip install "shiplap-sparse3d[demo]"',
+            fix='install them: pip install "shiplap-sparse3d[demo]"',
         )
     _require_device(device)
     verbs.require_directory(output)
@@ -82,8 +82,8 @@ def _require_device(device: str) -> None:
             where=f"--device {device}",
             got=f"{device!r}",
             expected=" or ".join(DEVICES),
-            what="device that the demo does not run on",
-            fix="shiplap demo --device cpu",
+            what="the demo does not run on this device",
+            fix="run 'shiplap demo --device cpu'",
         )
     verbs.require_device(device)
 

@@ -172,7 +172,7 @@ def _same(where: str, key: str | None, what: str, got: object, expected: object)
             where=_named(where, key),
             got=f"{what} {got}",
             expected=f"{what} {expected}",
-            fix="layers that share an indice_key work on the same voxels; use another key",
+            fix="use another indice_key: layers that share a key must work on the same voxels",
         )
 
 

@@ -267,7 +267,7 @@ def implicit_gemm(
             where="implicit_gemm",
             got="scale, output_scale or output_add",
             expected="none of them",
-            fix="int8 is not supported",
+            fix="pass floating-point tensors: int8 is not supported",
         )
     out = Plan(pair_fwd.t(), features.shape[0]).conv(features, _weight(filters), bias)
     return (out if output_dtype is None else out.to(output_dtype)), None, -1

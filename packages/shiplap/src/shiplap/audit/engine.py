@@ -71,7 +71,7 @@ def audit(
         raise error(
             "SL501",
             where="audit()",
-            what="not a declared op",
+            what="the object is not a declared op",
             got=f"{type(op).__name__} {op}",
             expected="what @sl.op or @sl.adopt returned",
             fix='declare what it should do: @sl.op(...), or @sl.adopt("namespace::name")',

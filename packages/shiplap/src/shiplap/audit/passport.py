@@ -290,7 +290,7 @@ def write(folder: str | Path, passport: Passport) -> tuple[Path, Path]:
         raise error(
             "SL602",
             where=str(folder),
-            what="passport cannot be written",
+            what="the passport cannot be written",
             got=e.strerror or e,
             expected="a writable directory",
         ) from None
@@ -304,10 +304,10 @@ def read(path: str | Path) -> Passport:
         return error(
             "SL602",
             where=str(path),
-            what="not a passport that can be relied on",
+            what="the passport cannot be trusted",
             got=got,
             expected=expected,
-            fix="issue it again: shiplap audit TARGET --passport DIR",
+            fix="issue the passport again: shiplap audit TARGET --passport DIR",
         )
 
     try:

@@ -80,7 +80,7 @@ def make_plan(op: Op) -> Plan:
             where=op.spec.name,
             got=reasons[0],
             expected="sizes and dtypes that C++ can check in one go",
-            fix="none needed: the Python binding serves it",
+            fix="keep the Python binding, which handles this kernel, or declare sizes and dtypes that C++ can check",
         )
     for form in forms.values():
         locate(form.library)

@@ -37,8 +37,8 @@ class Table:
                     where=self.where,
                     got="sizes that it has not been called with",
                     expected="one call before the capture",
-                    what="table is not on the device yet",
-                    fix="call it once with tensors of these sizes, then capture",
+                    what="a table of the kernel is not on the device yet",
+                    fix="call the op once with tensors of these sizes, then capture",
                 )
             table = self._make(env, device)
         if capturing:

@@ -28,9 +28,9 @@ Examples:
 
 \b
 Exit status:
-  0  done; 'why': an entry serves
-  1  'ls': an entry is damaged; 'why': none serves; 'rm' or 'gc': a file could not be removed
-  2  no such action or file, or it cannot be written"""
+  0  the command is done; 'why': an entry serves the call
+  1  'ls': an entry is damaged; 'why': no entry serves the call; 'rm', 'gc': a file remains
+  2  the action or the file does not exist, or the file cannot be written"""
 
 
 class Action(StrEnum):
@@ -171,7 +171,7 @@ def _import(store: Store, what: str) -> Result:
         raise error(
             "SL602",
             where=str(store.root),
-            what="entries cannot be written",
+            what="entries of the cache cannot be written",
             got=f"{kept} of {len(found)}",
             expected="a writable cache directory",
         )

@@ -68,7 +68,7 @@ def _verified(file: Path, ops: Sequence[Op], key: Path | None) -> dict[str, Any]
         raise error(
             "SL501",
             where=str(file),
-            what="no op of this passport in the targets",
+            what="no target declares the op of this passport",
             got=passport.op,
             expected=f"one of {', '.join(op.spec.name for op in ops)}",
             fix="name the target that declares the op",

@@ -31,7 +31,7 @@ Examples:
 Exit status:
   0  something matched
   1  nothing matched; near misses say why
-  2  no such function, nothing was compiled, or a rewrite was refused by its proof"""
+  2  the function does not exist, nothing was compiled, or a rewrite failed its proof"""
 
 
 def command(
@@ -92,7 +92,7 @@ def _model(module: ModuleType, name: str) -> Any:
     raise error(
         "SL501",
         where=module.__name__,
-        what="no such function",
+        what="no function has this name",
         got=wanted,
         expected=near_miss(wanted, names),
         fix="pass file.py:function",
@@ -107,7 +107,7 @@ def _arguments(module: ModuleType, name: str) -> tuple[Any, ...]:
             where=module.__name__,
             got=f"no function {name!r}",
             expected=f"def {name}(): return the arguments to compile for",
-            fix="define it, or name another with --inputs",
+            fix="define the function, or name another one with --inputs",
         )
     found = made()
     return tuple(found) if isinstance(found, (tuple, list)) else (found,)
@@ -135,7 +135,7 @@ def _of(module: ModuleType, name: str = "") -> list[Rewrite]:
             raise error(
                 "SL501",
                 where=module.__name__,
-                what="no such rewrite",
+                what="no rewrite has this name",
                 got=name,
                 expected=near_miss(name, list(held)) if held else "a rewrite; none is declared here",
                 fix="pass module:name of a value that sl.rewrite returned",

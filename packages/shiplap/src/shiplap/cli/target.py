@@ -34,7 +34,7 @@ def split(target: str) -> tuple[str, str]:
         raise error(
             "SL501",
             where=target,
-            what="target not understood",
+            what="the target cannot be understood",
             got=target,
             expected="module:op, path/to/file.py[:op] or namespace::name",
         )
@@ -63,7 +63,7 @@ def _resolve(target: str) -> list[Op]:
         raise error(
             "SL501",
             where=target,
-            what="no op in target",
+            what="the target declares no op",
             got=f"{module.__name__} declares none",
             expected="a module that uses sl.op or sl.adopt",
         )
@@ -82,7 +82,7 @@ def _registered(name: str) -> Op:
     raise error(
         "SL501",
         where=name,
-        what="no such op",
+        what="no op has this name",
         got=name,
         expected=near_miss(name, [o.spec.name for o in registry.ops()]),
         fix=f"pass the module that declares it as well: module:{name}",
@@ -103,7 +103,7 @@ def _named(target: str, module: ModuleType, name: str, declared: Sequence[Op]) -
     raise error(
         "SL501",
         where=target,
-        what="no such op",
+        what="no op has this name",
         got=f"{name} is {type(value).__name__}" if value is not None else name,
         expected=near_miss(name, names),
     )
@@ -162,7 +162,7 @@ def _import_module(name: str) -> ModuleType:
         raise error(
             "SL501",
             where=name,
-            what="no such module",
+            what="the module does not exist",
             got=f"no module named {e.name!r}",
             expected="an installed module, or one in the current directory",
         ) from None
@@ -177,7 +177,7 @@ def _import_file(path: Path) -> ModuleType:
         siblings = [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
         close = difflib.get_close_matches(path.name, siblings, n=1)
         expected = f"did you mean {str(path.parent / close[0])!r}?" if close else "a Python file"
-        raise error("SL501", where=str(path), what="no such file", got=str(path), expected=expected)
+        raise error("SL501", where=str(path), what="the file does not exist", got=str(path), expected=expected)
     name, spec = _module_of(path.resolve())
     if spec is None:
         return _import_module(name)

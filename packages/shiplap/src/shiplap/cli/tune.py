@@ -32,7 +32,7 @@ Examples:
 Exit status:
   0  every call has a choice, and every candidate was right
   1  the same, but a candidate was wrong, crashed or hung: see the findings
-  2  no such target, or nothing valid to tune on
+  2  the target does not exist, or has no valid inputs to tune on
   3  the budget was spent before every call had a choice; those that have one are stored"""
 
 
@@ -168,7 +168,7 @@ def _op(call: Call) -> Op:
         raise error(
             "SL501",
             where=call.op,
-            what="no such op",
+            what="no op has this name",
             got=f"{call.module} does not declare it",
             expected=call.op,
             fix="pass the module that declares it as TARGET",

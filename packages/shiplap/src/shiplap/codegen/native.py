@@ -94,7 +94,7 @@ def describe(op: Native, id: str) -> dict[str, Any]:
             where=spec.name,
             got=reason,
             expected="sizes and dtypes that C++ can check in one go",
-            fix="none needed: the Python binding serves it",
+            fix="keep the Python binding, which handles this kernel, or declare sizes and dtypes that C++ can check",
         )
     where = f"{spec.name}, kernel {op.symbol}"
     return {

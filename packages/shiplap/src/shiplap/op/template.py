@@ -146,7 +146,7 @@ def _check(spec: OpSpec, template: Template, where: str) -> None:
             "SL114",
             where=where,
             got=f"an index named {taken[1]!r}",
-            fix="rename it",
+            fix="rename the index",
             expected="a name that does not begin with s, u or ps: Inductor's sizes do",
         )
     for argument, dim in template.innermost:

@@ -209,7 +209,13 @@ def rewrite(
     if not name.isidentifier():
         raise error("SL802", where=here, got=f"name {name!r}", expected="an identifier", fix='give name="..."')
     if level not in LEVELS:
-        raise error("SL802", where=here, got=f"level {level!r}", expected=", ".join(LEVELS), fix="name one of these")
+        raise error(
+            "SL802",
+            where=here,
+            got=f"level {level!r}",
+            expected=", ".join(LEVELS),
+            fix="name one of the expected values",
+        )
     parameters = [inspect.signature(f).parameters for f in (pattern, replacement)]
     if named := [str(p) for of in parameters for p in of.values() if p.kind is not p.POSITIONAL_OR_KEYWORD]:
         raise error(
@@ -226,7 +232,7 @@ def rewrite(
 
 
 def _callable(**functions: Any) -> None:
-    fix = "give a function of the pattern's arguments; samples= takes none, and returns a list of such arguments"
+    fix = "give a function of the pattern's arguments; samples= takes a function that returns a list of tuples of them"
     for name, given in functions.items():
         if not callable(given):
             raise error("SL802", where=f"sl.rewrite({name}=...)", got=repr(given)[:80], expected="a function", fix=fix)

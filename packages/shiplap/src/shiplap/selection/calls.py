@@ -152,7 +152,7 @@ def read_calls(path: str | os.PathLike[str]) -> list[Call]:
         raise error(
             "SL602",
             where=str(path),
-            what="file cannot be read",
+            what="the file cannot be read",
             got=(isinstance(e, OSError) and e.strerror) or e,
             expected="a profile written by shiplap.selection.record",
         ) from None
@@ -167,7 +167,7 @@ def read_calls(path: str | os.PathLike[str]) -> list[Call]:
             raise error(
                 "SL609",
                 where=f"{path}:{number}",
-                what="profile not accepted",
+                what="a line of the profile cannot be read",
                 got=str(e).splitlines()[0],
                 expected="a line written by shiplap.selection.record",
                 fix="delete the line, or record again",

@@ -41,7 +41,11 @@ def requests_of(op: Op, samples: Iterable[Any], device: str | None) -> list[Requ
 
 def _no_sample(op: Op, got: object, expected: str) -> ShiplapError:
     return error(
-        "SL613", where=f"{op.spec.name}: samples to tune on", got=type(got).__name__, expected=expected, fix=" "
+        "SL613",
+        where=f"{op.spec.name}: samples to tune on",
+        got=type(got).__name__,
+        expected=expected,
+        fix="pass a list of argument tuples, sizes, recipes or labels",
     )
 
 
@@ -186,7 +190,7 @@ def recipe_for(op: Op, values: Mapping[str, Any], dtype: str = "float32") -> Rec
         raise error(
             "SL502",
             where=op.spec.name,
-            what="sizes do not fit",
+            what="the sizes do not fit the declaration",
             got=got,
             expected=f"sizes of {', '.join(dims)}",
             fix="give each free dim a whole number, and a variadic one a list of them",
@@ -198,7 +202,7 @@ def recipe_for(op: Op, values: Mapping[str, Any], dtype: str = "float32") -> Rec
         raise error(
             "SL502",
             where=op.spec.name,
-            what="dtype does not fit",
+            what="the dtype does not fit the declaration",
             got=dtype,
             expected="; ".join(f"{c}: {', '.join(names)}" for c, names in admitted.items()) or "none to choose",
             fix="pass a dtype that the declaration admits",

@@ -74,7 +74,7 @@ def dump(path: str | os.PathLike[str], entries: Sequence[tuple[Key, Mapping[str,
         raise error(
             "SL602",
             where=str(path),
-            what="file cannot be written",
+            what="the file cannot be written",
             got=e.strerror or e,
             expected="a path in a writable directory",
         ) from None
@@ -88,7 +88,7 @@ def read(path: str | os.PathLike[str]) -> list[tuple[Key, Mapping[str, Any]]]:
         raise error(
             "SL602",
             where=str(path),
-            what="file cannot be read",
+            what="the file cannot be read",
             got=trust.said(e) if isinstance(e, trust.Distrusted) else e.strerror or e,
             expected="a table written by 'shiplap freeze'",
         ) from None

@@ -28,7 +28,7 @@ def _installed(package: str, name: str) -> Path:
             where="onednn",
             got=f"no package {package!r}",
             expected=f"{_LIBRARY} and {_HEADERS}",
-            fix="pip install 'shiplap-backend[onednn]'",
+            fix="install them: pip install 'shiplap-backend[onednn]'",
         ) from None
     found = next((f for f in files if f.name == name), None)
     if found is None:
@@ -37,7 +37,7 @@ def _installed(package: str, name: str) -> Path:
             where="onednn",
             got=f"{package} without {name}",
             expected="an intact installation",
-            fix=f"pip install --force-reinstall {package}",
+            fix=f"reinstall it: pip install --force-reinstall {package}",
         )
     return Path(str(found.locate())).resolve()
 

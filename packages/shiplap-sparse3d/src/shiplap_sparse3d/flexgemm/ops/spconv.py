@@ -130,7 +130,7 @@ class NeighborCache:
             raise error(
                 "SL208",
                 where="sparse3d.flexgemm, argument 'neighbor_cache'",
-                what="cache of another convolution",
+                what="the neighbour cache belongs to another convolution",
                 got=f"(rows, grid, kernel, stride, padding, dilation) = {mine[:6]}",
                 expected=asked[:6],
                 fix="pass neighbor_cache=None, or the cache of a layer like this one",

@@ -136,7 +136,7 @@ class Apart(OfTensor):
     other: Place
 
     id = "SL210"
-    title = "output overlaps another tensor"
+    title = "an output overlaps another tensor"
     fix = "pass a tensor of its own"
     real = True
 

@@ -212,7 +212,7 @@ class Unshared(OfTensor):
     other: Place
 
     id = "SL210"
-    title = "mutated tensor is another argument too"
+    title = "a mutated tensor is another argument too"
     real = True
 
     def holds(self) -> Term:
