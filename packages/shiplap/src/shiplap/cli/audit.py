@@ -40,7 +40,7 @@ Examples:
 \b
 Exit status:
   0  every op is proven: all required checks passed; a passport fits its op
-  1  at least one check failed; the op differs from its passport, or the passport records a failure
+  1  at least one check failed, the op differs from its passport, or the passport has a failure
   2  the target or the check does not exist, or the report cannot be written
   3  no check failed, and at least one required check could not examine everything"""
 

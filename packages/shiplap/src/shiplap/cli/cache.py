@@ -24,7 +24,7 @@ Examples:
   shiplap cache why mylib.ops:rms_norm   the same, and whether a kernel has changed
   shiplap cache export all.json          shiplap cache import all.json
   shiplap cache rm mylib::rms_norm       one op; 'rm all' removes every entry
-  shiplap cache gc                       what serves no more or is damaged, bindings beyond 1 GiB
+  shiplap cache gc                       stale and damaged files, old compiled bindings
 
 \b
 Exit status:
