@@ -121,8 +121,8 @@ def gather_cases() -> None:
     case("gather relu", gathered, feats, weight, table, order, None, False, 1, 1.0, "relu")
     case("gather groups", gathered, *draw(g=3))
     case("gather second config", gathered, *draw(ci=20, co=30))
-    case("gather in planes", gathered, *draw(ci=40, co=50, g=2))
-    case("gather in planes, half", gathered, *[t.half() if t.is_floating_point() else t for t in draw(ci=40)[:5]])
+    case("gather in partial sums", gathered, *draw(ci=40, co=50, g=2))
+    case("gather in partial sums, half", gathered, *[t.half() if t.is_floating_point() else t for t in draw(ci=40)[:5]])
     case("gather too wide", gathered, *draw(ci=80))
     case("gather one row", gathered, *draw(m=1, n=1))
     case("gather no rows", gathered, *draw(m=0))
@@ -151,7 +151,7 @@ def compiled_cases() -> None:
             [feats, weight, table, c],
         ),
         "fused groups": (lambda f, w, t, o: relu(gathered(f, w, t, o, None, False, 3)), draw(g=3)[:4]),
-        "fused in planes": (lambda f, w, t, o, b: relu(gathered(f, w, t, o, b)), draw(ci=40)[:5]),
+        "fused in partial sums": (lambda f, w, t, o, b: relu(gathered(f, w, t, o, b)), draw(ci=40)[:5]),
     }
     for name, (fn, args) in fns.items():
         try:

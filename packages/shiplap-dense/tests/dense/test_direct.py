@@ -85,8 +85,8 @@ RIGHT = [
     "gather of nothing",
     "gather views",
     "gather half",
-    "gather in planes",
-    "gather in planes, half",
+    "gather in partial sums",
+    "gather in partial sums, half",
 ]
 
 
@@ -105,7 +105,7 @@ def test_a_planted_bug_is_seen(results):
 def test_the_first_config_that_takes_the_call_runs(results):
     assert "BLOCK_K=16" in results["gather"]["config"]
     assert "BLOCK_K=32" in results["gather second config"]["config"]
-    assert "SPLITS=3" in results["gather in planes"]["config"]
+    assert "SPLITS=3" in results["gather in partial sums"]["config"]
     assert results["gather too wide"] == {"refused": "BLOCK_K=16, BLOCK_N=16 do not hold a group"}
     assert results["mm nothing to add"] == {"refused": "k = 0"}
     assert "float64" in results["mm float64"]["refused"]
@@ -119,8 +119,8 @@ def test_what_an_eager_call_runs(results):
     assert said.endswith("runs its reference (gathered: BLOCK_K=16, BLOCK_N=16 do not hold a group): correct, not fast")
 
 
-def test_planes_are_added_behind_the_kernel(results):
-    found = results["fused in planes"]
+def test_partial_sums_are_added_behind_the_kernel(results):
+    found = results["fused in partial sums"]
     assert found["error"] < 1e-6, found
     assert [k.split("_")[1] for k in found["kernels"]] == ["tem", "poi"], "the activation goes into the sum"
 

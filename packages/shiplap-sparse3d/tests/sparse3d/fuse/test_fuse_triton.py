@@ -27,7 +27,7 @@ def test_every_case_is_the_reference(cases):
 
 
 def test_what_is_fused(cases):
-    """One kernel for a table of one part; planes are added up by the kernel of what follows."""
+    """One kernel for a table of one part; partial sums are added by the kernel of the operation that follows."""
     assert len(cases["fused 1"]["kernels"]) == 1
     assert len(cases["fused 3"]["kernels"]) == 2
     assert len(cases["prologue"]["kernels"]) == 1

@@ -78,8 +78,9 @@ def _bounded(value: object) -> bool:
 class Rule:
     """How calls of one op fall into buckets.
 
-    ``kinds`` is in declared order; ``classes`` are the dtype classes; ``plain`` are the places of tensor arguments that
-    are no lists, with whether they may be absent.
+    ``kinds`` pairs each free dim or scalar with its kind of bucket ("pow2", "exact", ...), in declared order.
+    ``classes`` are the dtype classes of the op. ``plain`` describes the tensor arguments that are not lists of tensors:
+    each entry is the position of the argument and whether the argument is optional.
     """
 
     kinds: tuple[tuple[str, str], ...]

@@ -41,7 +41,7 @@ class TemplateKeywords(TypedDict, total=False):
     tables: Mapping[str, TableMaker] | None
     innermost: Mapping[str, str] | None
     supports: Supports | None
-    planes: Callable[..., int] | None
+    split_k: Callable[..., int] | None
     fuses: Callable[..., bool] | None
     default: bool
 
@@ -54,8 +54,9 @@ class Template:
     and a ceiling division to three program counts. ``tables`` builds lookup tables on the host from sizes and scalars;
     each becomes an input. ``innermost`` names, for an argument, the dim whose elements must be adjacent in memory.
     ``supports`` gets sizes and scalars, dtypes by argument and a config; it returns True or the reason why not.
-    ``planes`` says, from sizes and a config, into how many summands the kernel cuts the output: it stores each as a
-    plane of float32 (``PLANES``, the first index), and they are added up behind it. With 1 it stores the output.
+    ``split_k`` returns, from sizes and a config, the split-K factor: the number of partial sums into which the kernel
+    splits the reduction. With a factor above 1 (``SPLIT_K`` in the template) the kernel stores each partial sum in
+    float32 under the first index of ``store_output``, and shiplap adds the partial sums after the kernel.
     ``fuses`` says, from sizes and scalars, whether neighbours are better off inside the kernel than behind it.
     One that is no ``default`` is only chosen by measurement: the op's own kernel may be as good, and needs no compiler.
     """
@@ -69,14 +70,14 @@ class Template:
     tables: tuple[tuple[str, TableMaker], ...] = ()
     innermost: tuple[tuple[str, str], ...] = ()
     supports: Supports | None = None
-    planes: Callable[..., int] | None = None
+    split_k: Callable[..., int] | None = None
     fuses: Callable[..., bool] | None = None
     default: bool = True
 
     @property
     def identity(self) -> str:
         """What digests see: the source, the configs and the code of every function."""
-        functions = [self.grid, self.supports, self.planes, self.fuses, *(fn for _, fn in self.tables)]
+        functions = [self.grid, self.supports, self.split_k, self.fuses, *(fn for _, fn in self.tables)]
         configs = source_digest(self.configs) if callable(self.configs) else repr([dict(c) for c in self.configs])
         values = repr((self.innermost, self.default))
         parts = [self.source, configs, values, *(source_digest(fn) for fn in functions if fn)]
@@ -99,7 +100,7 @@ def read_template(
     tables: Mapping[str, TableMaker] | None = None,
     innermost: Mapping[str, str] | None = None,
     supports: Supports | None = None,
-    planes: Callable[..., int] | None = None,
+    split_k: Callable[..., int] | None = None,
     fuses: Callable[..., bool] | None = None,
     default: bool = True,
 ) -> Template:
@@ -121,7 +122,7 @@ def read_template(
         tuple((tables or {}).items()),
         tuple((innermost or {}).items()),
         supports,
-        planes,
+        split_k,
         fuses,
         default,
     )
@@ -153,8 +154,8 @@ def _check(spec: OpSpec, template: Template, where: str) -> None:
         tensor = next((a.tensor for a in spec.tensors if a.name == argument), None)
         if tensor is None or dim not in [d.text for d in tensor.dims]:
             raise error("SL114", where=where, got=f"innermost={{{argument!r}: {dim!r}}}", expected="an argument's dim")
-    if not triton and template.planes is not None:
-        raise error("SL114", where=where, got="planes in C++", expected="a Triton template, or no planes")
+    if not triton and template.split_k is not None:
+        raise error("SL114", where=where, got="split_k= in C++", expected="a Triton template, or no split_k=")
     if not template.configs:
         raise error("SL114", where=where, got="no configs", expected="at least one, the default first")
 

@@ -81,9 +81,10 @@ def _subsets(names: list[str]) -> list[tuple[list[str], bool, str]]:
 
 def _against_reference(op: Op, case: Case, names: list[str], leaf: bool, layout: str) -> Observation:
     def directions(outs: Sequence[Tensor]) -> list[Tensor]:
-        """The same for op and reference, in ``layout`` (``sum().backward()`` hands over an expanded gradient).
+        """Random output gradients in ``layout``, identical for the op and its reference.
 
-        Of few bits: what a kernel rounds to TF32 is then what it was.
+        ``layout`` covers the expanded gradient that ``sum().backward()`` passes. The values are rounded to bfloat16, so
+        that a kernel which computes in TF32 reads them without a rounding error.
         """
         rng = torch.Generator().manual_seed(case.seed)
         drawn = [torch.randn(o.shape, generator=rng).bfloat16().to(o.device, o.dtype) for o in outs]
