@@ -56,10 +56,10 @@ def _limit(node: ast.expr) -> tuple[str, str, Hashable] | None:
     match node:
         case ast.Compare(ast.Name(name), [ast.LtE() | ast.Eq() as sign], [value]):
             try:
-                found = ast.literal_eval(value)
+                limit = ast.literal_eval(value)
             except (TypeError, ValueError, RecursionError):
                 return None
-            return (name, "<=" if isinstance(sign, ast.LtE) else "==", found) if _bounded(found) else None
+            return (name, "<=" if isinstance(sign, ast.LtE) else "==", limit) if _bounded(limit) else None
     return None
 
 
@@ -143,8 +143,8 @@ def _plain(value: EnvValue) -> Hashable:
 
 def dtypes_of(rule: Rule, call: Binding) -> str:
     """``Float=float16``: the dtype of each dtype class of the call."""
-    found = call.dtypes
-    return ", ".join([f"{c}={str(found[c])[6:]}" for c in rule.classes if c in found])
+    dtypes = call.dtypes
+    return ", ".join([f"{c}={str(dtypes[c])[6:]}" for c in rule.classes if c in dtypes])
 
 
 def layout_of(args: Sequence[Value]) -> str:
@@ -175,15 +175,15 @@ def read_rule(spec: OpSpec, default: str = "pow2", kinds: Mapping[str, str] | No
     computed = {name for name, _ in spec.dims}
     dims = [d.text for a in spec.tensors if a.tensor for d in a.tensor.dims if d.kind in ("name", "variadic")]
     free = dict.fromkeys(d for d in dims if d not in computed and d != "...")
-    found = dict.fromkeys(free, default) | {a.name: "exact" for a in spec.scalars if "float" not in str(a.scalar)}
-    floats = {a.name: "none" for a in spec.scalars if a.name not in found}
-    found = {**found, **floats}
+    merged = dict.fromkeys(free, default) | {a.name: "exact" for a in spec.scalars if "float" not in str(a.scalar)}
+    floats = {a.name: "none" for a in spec.scalars if a.name not in merged}
+    merged = {**merged, **floats}
     for name, kind in [("the default", default), *(kinds or {}).items()]:
-        if kind not in KINDS or (name not in found and name != "the default"):
-            names = ", ".join(found)
+        if kind not in KINDS or (name not in merged and name != "the default"):
+            names = ", ".join(merged)
             raise error("SL115", where=spec.name, got=f"{name}={kind!r}", expected=f"{'|'.join(KINDS)} for {names}")
     classes = sorted({a.tensor.dtype_class for a in spec.tensors if a.tensor and not a.tensor.concrete})
     tensors = [(i, a) for i, a in enumerate(spec.args) if a.tensor is not None]
     plain = tuple((i, a.optional) for i, a in tensors if not a.many)
     lists = any(a.many for _, a in tensors) or any(a.optional for a in spec.scalars)
-    return Rule(tuple({**found, **(kinds or {})}.items()), tuple(classes), plain, lists)
+    return Rule(tuple({**merged, **(kinds or {})}.items()), tuple(classes), plain, lists)

@@ -69,12 +69,12 @@ class Unproven(Missing):
     def serving(self, op: OpState, call: Binding) -> Kernel | Missing:
         """The kernel with the config, if that is one for the sizes of ``call``."""
         sizes = tuple([tuple(v) if isinstance(v, list) else v for v in call.env.values()])
-        found = self.known.get(sizes)
-        if found is None:
+        answer = self.known.get(sizes)
+        if answer is None:
             if len(self.known) >= LIMIT:
                 self.known.clear()
-            found = self.known[sizes] = self._prove(op, call)
-        return found
+            answer = self.known[sizes] = self._prove(op, call)
+        return answer
 
     def _prove(self, op: OpState, call: Binding) -> Kernel | Missing:
         space = self.kernel.space
@@ -189,19 +189,19 @@ def find(op: OpState, call: Binding) -> Kernel | Missing | None:
     if memo is None:
         memo = _memo[op.spec.name] = {}
     device, key = call.device.type, op.rule.quick(call)
-    found = memo.get(key, _UNKNOWN)
-    if found is _UNKNOWN:
+    choice = memo.get(key, _UNKNOWN)
+    if choice is _UNKNOWN:
         if len(memo) >= LIMIT:
             memo.clear()
-        found = memo[key] = resolved(op).get((device, *op.rule.key(call)), MISSING)
-    if isinstance(found, Unproven):
-        found = found.serving(op, call)
-    if isinstance(found, Missing):
-        return _absent(op, device, op.rule.key(call)) if frozen and tunable(op, device) else found
-    if found is not None and (reason := found.refuses(call)):
+        choice = memo[key] = resolved(op).get((device, *op.rule.key(call)), MISSING)
+    if isinstance(choice, Unproven):
+        choice = choice.serving(op, call)
+    if isinstance(choice, Missing):
+        return _absent(op, device, op.rule.key(call)) if frozen and tunable(op, device) else choice
+    if choice is not None and (reason := choice.refuses(call)):
         notice(f"chosen {op.spec.name} {key}", f"{op.spec.name}: the chosen kernel does not take this call ({reason})")
         return MISSING
-    return found
+    return choice
 
 
 def tunable(op: OpState, device: str) -> bool:
@@ -234,9 +234,9 @@ def _resolve(op: OpState) -> dict[Key, Kernel | Missing | None]:
             why = f"no kernel {entry.kernel!r} is bound"
         else:
             kernel = bound[entry.kernel]
-            found = _config(kernel, entry)
-            if found is not None:
-                table[key] = found
+            config = _config(kernel, entry)
+            if config is not None:
+                table[key] = config
                 continue
             why = f"kernel {kernel.name} declares no config {_short(entry)!r}"
         _ignored(op, why)

@@ -120,14 +120,14 @@ class Kernel(ABC):
 
     def variant(self, config: Config) -> Self:
         """This kernel with the values of ``config``; made once."""
-        found = self._variants.get(config)
-        if found is None:
+        variant = self._variants.get(config)
+        if variant is None:
             made = copy.copy(self)
             made.config, made._variants = config, {}
             if config.items:
                 made.configure(config.as_dict())
-            found = self._variants.setdefault(config, made)
-        return found
+            variant = self._variants.setdefault(config, made)
+        return variant
 
     def configure(self, values: Values) -> None:
         """Run with these values from now on: called on a copy that nobody else holds, if there are ``configs=``."""

@@ -101,13 +101,13 @@ def _start(op: Served) -> Callable[..., Result]:
 
 def _asked(op: Served, picked: Kernel, call: Binding) -> list[tuple[Supports, bool]]:
     """The ``supports`` of the kernels up to the one that was picked, and what each said of this call."""
-    found = []
+    conditions = []
     for kernel in op.eager(picked.device):
         if kernel.supports is not None:
-            found.append((kernel.supports, kernel.supports(*call.args) is True))
+            conditions.append((kernel.supports, kernel.supports(*call.args) is True))
         if kernel.name == picked.name:
             break
-    return found
+    return conditions
 
 
 def _asking(asked: list[tuple[Supports, bool]], again: Again, anew: Route) -> Again:
@@ -167,8 +167,10 @@ def source(spec: OpSpec, device: str, remembers: bool) -> str:
 def _strange(arg: Arg, device: str) -> str:
     """No plain tensor of this device type; views that negate, and zeros without memory, are the dispatcher's."""
     t = variable(arg)
-    found = f"not ((type({t}) is Tensor or type({t}) is Parameter) and {t}.is_{device}) or {t}.is_neg() or is_zero({t})"
-    return f"({t} is not None and ({found}))" if arg.optional else found
+    condition = (
+        f"not ((type({t}) is Tensor or type({t}) is Parameter) and {t}.is_{device}) or {t}.is_neg() or is_zero({t})"
+    )
+    return f"({t} is not None and ({condition}))" if arg.optional else condition
 
 
 def _kind(arg: Arg) -> str:

@@ -51,8 +51,8 @@ class Served(OpState):
 
     def pick(self, call: Binding) -> Kernel | None:
         """The kernel that takes this bound call, or None when the reference has to run; says why, once."""
-        if choices.active and not isinstance(found := choices.find(self, call), choices.Missing):
-            return found
+        if choices.active and not isinstance(choice := choices.find(self, call), choices.Missing):
+            return choice
         device, reasons = call.device.type, []
         for kernel in self.eager(device):
             if not isinstance(serving := kernel.serving(call), str):

@@ -112,7 +112,7 @@ def read_template(
         raise error("SL114", where=where, got=f"file name {source!r}", expected=" or ".join(f"*{s}" for s in LANGUAGES))
     if not path.is_file():
         raise error("SL114", where=where, got="no such file", expected=f"a file beside {Path(home).name}")
-    found = Template(
+    template = Template(
         name or path.name.split(".")[0],
         device.partition(":")[0],
         language,
@@ -126,8 +126,8 @@ def read_template(
         fuses,
         default,
     )
-    _check(spec, found, where)
-    return found
+    _check(spec, template, where)
+    return template
 
 
 def _check(spec: OpSpec, template: Template, where: str) -> None:
@@ -166,10 +166,10 @@ def _included(path: Path, where: str) -> str:
     A file is looked for beside ``path`` first, then among the headers that shiplap ships.
     """
 
-    def read(found: re.Match[str]) -> str:
+    def read(match: re.Match[str]) -> str:
         for folder in (path.parent, include_dir()):
-            if (folder / found[1]).is_file():
-                return (folder / found[1]).read_text(encoding="utf-8")
-        raise error("SL114", where=where, got=f"{found[0]}: no such file", expected=f"a file beside {path.name}")
+            if (folder / match[1]).is_file():
+                return (folder / match[1]).read_text(encoding="utf-8")
+        raise error("SL114", where=where, got=f"{match[0]}: no such file", expected=f"a file beside {path.name}")
 
     return INCLUDE.sub(read, path.read_text(encoding="utf-8"))

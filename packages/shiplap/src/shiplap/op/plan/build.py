@@ -29,14 +29,14 @@ def argument_steps(spec: OpSpec) -> tuple[Step, ...]:
 
 def sharing_steps(spec: OpSpec) -> tuple[Step, ...]:
     """That no tensor which is written to is another argument too."""
-    found: list[Step] = []
+    steps: list[Step] = []
     for name in spec.mutated:
         target = Place(spec.name, name)
         for arg in spec.tensors:
             if arg.name != name:
                 other = Place(spec.name, arg.name, arg.many)
-                found += around(arg, other, (Check(tensors.Unshared(target, other)),))
-    return tuple(found)
+                steps += around(arg, other, (Check(tensors.Unshared(target, other)),))
+    return tuple(steps)
 
 
 def around(arg: Arg, at: Place, steps: tuple[Step, ...]) -> tuple[Step, ...]:
@@ -205,8 +205,8 @@ class _Builder:
         spec = self.spec
         exprs = [e for _, e in (*spec.dims, *spec.bounds)] + list(spec.requires)
         dims = [d for o in spec.outputs for d in o.tensor.dims]
-        found = {d.text for d in dims if d.kind in ("name", "variadic")}
-        found = found.union(*(e.names for e in exprs), *(d.expr.names for d in dims if d.expr))
-        found -= {k for k, _ in (*spec.dims, *spec.bounds)}
+        names = {d.text for d in dims if d.kind in ("name", "variadic")}
+        names = names.union(*(e.names for e in exprs), *(d.expr.names for d in dims if d.expr))
+        names -= {k for k, _ in (*spec.dims, *spec.bounds)}
         classes = {o.tensor.dtype_class for o in spec.outputs if not o.tensor.concrete}
-        return ["device", *sorted(map(self.names, found)), *(f"dtype_{c}" for c in sorted(classes))]
+        return ["device", *sorted(map(self.names, names)), *(f"dtype_{c}" for c in sorted(classes))]

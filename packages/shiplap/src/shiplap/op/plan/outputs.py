@@ -53,25 +53,25 @@ class OutputPlan:
 
     @cached_property
     def bounds(self) -> Block:
-        found: list[Step] = []
+        checks: list[Step] = []
         for dim, expr in self.spec.bounds:
             steps, term = tried(self.spec, self.names, f"v_bound_{dim}", Type.SIZE, expr)
-            found += [*steps, Let(self.names(dim), Type.SIZE, term)]
-        return tuple(found)
+            checks += [*steps, Let(self.names(dim), Type.SIZE, term)]
+        return tuple(checks)
 
     @cached_property
     def measured(self) -> Block:
         return tuple(step for o in self.spec.outputs for step in self._measured(o))
 
     def _measured(self, out: Output) -> list[Step]:
-        found: list[Step] = []
+        checks: list[Step] = []
         for axis, dim in enumerate(out.tensor.dims):
             if dim.expr is not None:
                 name = f"e_{out.name}_{axis}"
                 steps, term = tried(self.spec, self.names, name, Type.SIZE, dim.expr)
-                found += steps or (Let(name, Type.SIZE, term),)
-                found.append(Check(rules.IsSize(self.places[out.name], dim.text, both(name))))
-        return found
+                checks += steps or (Let(name, Type.SIZE, term),)
+                checks.append(Check(rules.IsSize(self.places[out.name], dim.text, both(name))))
+        return checks
 
     def shape(self, out: Output) -> Term:
         """All sizes of an output: a tuple, in C++ a braced list."""
@@ -93,11 +93,11 @@ class OutputPlan:
 
     @cached_property
     def fitting(self) -> Block:
-        found: list[Step] = []
+        steps: list[Step] = []
         for out in self.spec.outputs:
             at, kind = self.places[out.name], out.tensor
             t = at.tensor
-            found += [
+            steps += [
                 Let(f"type_{out.name}", Type.DTYPE, Term("", f"{t.cpp}.dtype()")),
                 Check(rules.FitsKind(at, self.dtype(out), kind.dtypes[0] if kind.concrete else "")),
                 Let(f"shape_{out.name}", Type.SHAPE, Term(f"{t.python}.shape", f"{t.cpp}.sizes()")),
@@ -105,14 +105,14 @@ class OutputPlan:
                 Check(rules.FitsShape(at, self.shape(out))),
                 Check(rules.FitsLayout(at)),
             ]
-        return tuple(found)
+        return tuple(steps)
 
     @cached_property
     def apart(self) -> Block:
         return self._apart(workspace=True)
 
     def _apart(self, *, workspace: bool) -> Block:
-        spec, found = self.spec, list[Step]()
+        spec, overlap_rules = self.spec, list[Step]()
         scratch = Place(spec.name, scratch_name(spec), role="output", variable=SCRATCH)
         written = [*self.places.values(), *([scratch] if workspace else [])]
         for index, target in enumerate(written):
@@ -121,8 +121,8 @@ class OutputPlan:
                 other = Place(spec.name, arg.name, arg.many)
                 steps += around(arg, other, (Check(rules.Apart(target, other)),))
             steps += [Check(rules.Apart(target, other)) for other in written[:index]]
-            found += [Present(scratch, tuple(steps))] if target is scratch else steps
-        return tuple(found)
+            overlap_rules += [Present(scratch, tuple(steps))] if target is scratch else steps
+        return tuple(overlap_rules)
 
     @cached_property
     def apart_outputs(self) -> Block:

@@ -109,10 +109,10 @@ def compile_function(name: str, head: str, body: Sequence[str], writer: Writer, 
             refuse(number, *texts())
 
     plain: Scope = {} if writer.careful else {"min": min, "max": max}  # of plain ints
-    found = {**scope(writer.constants), **plain, "refuse": refuse, "expect": expect, **names}
+    namespace = {**scope(writer.constants), **plain, "refuse": refuse, "expect": expect, **names}
     text = "\n".join([head, *writer.lines, *body])
-    exec(compile(text, f"<{name}>", "exec"), found)
-    made = found[head.partition("(")[0].removeprefix("def ")]
+    exec(compile(text, f"<{name}>", "exec"), namespace)
+    made = namespace[head.partition("(")[0].removeprefix("def ")]
     assert callable(made)
     return made
 
