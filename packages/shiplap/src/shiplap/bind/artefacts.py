@@ -63,14 +63,14 @@ def load(root: Path, digest: str, op: str) -> ctypes.CDLL:
         raise error("SL405", where=str(path), got=trust.said(e), expected="a library as it was built") from None
     name = f"/proc/self/fd/{handle}"
     try:
-        found = ctypes.CDLL(name if os.path.exists(name) else str(path), mode=os.RTLD_LOCAL | os.RTLD_NOW)
+        library = ctypes.CDLL(name if os.path.exists(name) else str(path), mode=os.RTLD_LOCAL | os.RTLD_NOW)
     except OSError as e:
         os.close(handle)
         raise error("SL405", where=str(path), got=str(e), expected="a library that the loader accepts") from None
     with contextlib.suppress(OSError):
         os.utime(root / digest)  # used now: others are evicted before it
-    _loaded[path] = found
-    return found
+    _loaded[path] = library
+    return library
 
 
 def _checked(place: Path) -> int:
@@ -110,8 +110,8 @@ class Artefact:
 def artefacts(root: Path) -> list[Artefact]:
     """All compiled bindings, the one that was used last at the end."""
     kept = [path for path in _listed(root) if not path.name.startswith(".") and path.suffix != ".lock"]
-    found = [Artefact(path, _size(path), _time(path)) for path in kept]
-    return sorted(found, key=lambda a: (a.used, a.path.name))
+    listed = [Artefact(path, _size(path), _time(path)) for path in kept]
+    return sorted(listed, key=lambda a: (a.used, a.path.name))
 
 
 def problem(artefact: Artefact) -> str:

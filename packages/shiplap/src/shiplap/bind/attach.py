@@ -65,11 +65,11 @@ class Attached(NativeBinding):
         """Tell the native code what is chosen now. What is no number, or not for contiguous tensors, stays with Python:
         calls with other layouts are handed over as long as there are choices."""
         for index, entry in self.parts.items():
-            found = rows(self.op, entry.device)
-            flat = [number for row in found for number in row]
+            table = rows(self.op, entry.device)
+            flat = [number for row in table for number in row]
             array = (ctypes.c_int64 * max(1, len(flat)))(*flat)
             defer = bool(choices.frozen) and choices.tunable(self.op, entry.device)
-            count, asks = ctypes.c_uint64(len(found)), ctypes.c_int32(defer)
+            count, asks = ctypes.c_uint64(len(table)), ctypes.c_int32(defer)
             self.binding.shiplap_choose(ctypes.c_uint64(index), array, count, asks)
 
 

@@ -180,10 +180,10 @@ class CKernel(Kernel):
 
     def timed(self, call: Binding, clock: Callable[[Callable[[], int]], float]) -> float:
         """``clock(function)`` of the C function alone, asked from inside a call: there its arguments are alive."""
-        function, found = self._loaded(), [0.0]
+        function, times = self._loaded(), [0.0]
 
         def between(*args: object) -> int:
-            found[0] = clock(lambda: function(*args))
+            times[0] = clock(lambda: function(*args))
             return function(*args)
 
         try:
@@ -191,14 +191,14 @@ class CKernel(Kernel):
             self.run(call)
         finally:
             self._function = function
-        return found[0]
+        return times[0]
 
     def _loaded(self) -> Callable[..., int]:
         """The C function with its types: integers are addresses, and the GIL is released."""
         if self._function is None:
-            found = load_symbol(self.native.library, self.native.symbol, self.native.signature)
+            function = load_symbol(self.native.library, self.native.symbol, self.native.signature)
             types = [_TYPE.get(p.ctype, ctypes.c_void_p) for p in self.parameters]
-            address = ctypes.cast(found, ctypes.c_void_p).value
+            address = ctypes.cast(function, ctypes.c_void_p).value
             self._function = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, *types)(address or 0)
         return self._function
 

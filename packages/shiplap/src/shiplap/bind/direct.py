@@ -154,10 +154,10 @@ class TemplateKernel(Kernel):
     def serving(self, call: Binding) -> Self | str:
         """The template with the first config that takes ``call``, or why none does."""
         key = self._key(call)
-        found = self._firsts.get(key)
-        if found is None:
-            found = _bounded(self._firsts)[key] = self._first(call)
-        return found if isinstance(found, str) else self.variant(found)
+        kernel = self._firsts.get(key)
+        if kernel is None:
+            kernel = _bounded(self._firsts)[key] = self._first(call)
+        return kernel if isinstance(kernel, str) else self.variant(kernel)
 
     def _first(self, call: Binding) -> Config | str:
         env, reason = _plain_env(call.env), ""
@@ -171,11 +171,11 @@ class TemplateKernel(Kernel):
     def refuses(self, call: Binding) -> str:
         """Empty when the template takes this call with this config, else the reason."""
         key = self._key(call)
-        found = self._refusals.get(key)
-        if found is None:
-            found = self._takes(call, _plain_env(call.env))(self.values)
-            _bounded(self._refusals)[key] = found
-        return found
+        reason = self._refusals.get(key)
+        if reason is None:
+            reason = self._takes(call, _plain_env(call.env))(self.values)
+            _bounded(self._refusals)[key] = reason
+        return reason
 
     def _takes(self, call: Binding, env: Env) -> Callable[[Values], str]:
         """A function of a config: empty when the template takes ``call`` with it, else the reason."""
@@ -242,11 +242,11 @@ class TemplateKernel(Kernel):
         known = tuple([(k, v) for k, v in facts.items() if k in self.words])
         out_rank = len(shape_of(self.spec.outputs[0], call.env)) + (split_k > 1)
         key = known, tuple(ranks.items()), out_rank, wide
-        found = self._texts.get(key)
-        if found is None:
-            found = render(self.template.source, name, ranks, out_rank, facts, wide)
-            _bounded(self._texts)[key] = found
-        return found
+        text = self._texts.get(key)
+        if text is None:
+            text = render(self.template.source, name, ranks, out_rank, facts, wide)
+            _bounded(self._texts)[key] = text
+        return text
 
     def launch_for(
         self, key: Key, call: Binding, tensors: Sequence[Tensor | None], wide: bool, verb: str = "launch"
@@ -341,13 +341,13 @@ def _with_memory(launch: Launch) -> Launch:
 
 def _axes(spec: OpSpec, innermost: Mapping[str, str]) -> dict[str, int]:
     """By argument the axis of the dim that has to be adjacent in memory."""
-    found = {}
+    axes = {}
     for name, dim in innermost.items():
         tensor = spec.arg(name).tensor
         assert tensor is not None
         axis = [d.text for d in tensor.dims].index(dim)
-        found[name] = axis - len(tensor.dims) if tensor.variadic else axis
-    return found
+        axes[name] = axis - len(tensor.dims) if tensor.variadic else axis
+    return axes
 
 
 def _alignment(size: int) -> int:

@@ -49,10 +49,8 @@ def compile_key(spec: OpSpec, layouts: Iterable[str]) -> Callable[[Binding], Key
             parts.append(f"args[{i}] is None")
         if arg.name in layouts:
             parts.append(f"None if args[{i}] is None else (args[{i}].stride(), args[{i}].data_ptr() & 15)")
-    found: Callable[[Binding], Key] = eval(
-        f"lambda call: (lambda env, args: ({', '.join(parts)}))(call.env, call.args)"
-    )
-    return found
+    key: Callable[[Binding], Key] = eval(f"lambda call: (lambda env, args: ({', '.join(parts)}))(call.env, call.args)")
+    return key
 
 
 def compile_run(
@@ -122,24 +120,24 @@ def _source(spec: OpSpec, words: frozenset[str], reads: Sequence[Arg], axes: Map
 
 def _facts(spec: OpSpec, words: frozenset[str], reads: Sequence[Arg]) -> list[str]:
     """Expressions of what the text may depend on beside widths and the split-K factor."""
-    found = ["matmul.allow_tf32"] if "ALLOW_TF32" in words else []
+    expressions = ["matmul.allow_tf32"] if "ALLOW_TF32" in words else []
     for i, arg in enumerate(spec.args):
         if arg.optional and arg.tensor is not None and words & {arg.name, f"HAS_{arg.name.upper()}"}:
-            found.append(f"args[{i}] is None")
+            expressions.append(f"args[{i}] is None")
     for i, arg in enumerate(reads):
         assert arg.tensor is not None
-        found += [f"len(s{i})"] if arg.tensor.variadic else []
-        found += [f"inner(d{i})"] if f"{arg.name.upper()}_INNER" in words else []
+        expressions += [f"len(s{i})"] if arg.tensor.variadic else []
+        expressions += [f"inner(d{i})"] if f"{arg.name.upper()}_INNER" in words else []
     for arg in spec.scalars:
         name = arg.name.upper()
         if "list" in str(arg.scalar):
-            found += [f"tuple(env[{arg.name!r}])"] if any(w.startswith(f"{name}_") for w in words) else []
+            expressions += [f"tuple(env[{arg.name!r}])"] if any(w.startswith(f"{name}_") for w in words) else []
         elif name in words:
-            found.append(f"env[{arg.name!r}]")
+            expressions.append(f"env[{arg.name!r}]")
     dims = {d.text for a in spec.tensors if a.tensor for d in a.tensor.dims if d.kind == "name"}
     sizes = [*sorted(dims | {name for name, _ in spec.dims}), *(a.name for a in spec.scalars if a.scalar == "int")]
     aligned = [n for n in sizes if f"{n.upper()}_ALIGN" in words]
-    return found + [f"(env.get({n!r}, 0) | 256) & -(env.get({n!r}, 0) | 256)" for n in aligned]
+    return expressions + [f"(env.get({n!r}, 0) | 256) & -(env.get({n!r}, 0) | 256)" for n in aligned]
 
 
 def _reach_of(arg: Arg, i: int) -> str:
