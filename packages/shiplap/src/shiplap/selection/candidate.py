@@ -114,11 +114,11 @@ class ReferenceCandidate(Candidate):
 
 def candidates(op: Op, device: str, env: Mapping[str, Any]) -> list[Candidate]:
     """Every kernel × config of ``op`` for a device type and sizes: the reference first, then the declared default."""
-    found: list[Candidate] = [ReferenceCandidate(op)]
+    valid: list[Candidate] = [ReferenceCandidate(op)]
     for kernel in op.kernels.get(torch.device(device).type, ()):
         configs = kernel.space.configs(env) if kernel.space else (NO_CONFIG,)
-        found += [KernelCandidate(op, kernel.variant(config)) for config in configs]
-    return found
+        valid += [KernelCandidate(op, kernel.variant(config)) for config in configs]
+    return valid
 
 
 def default_of(op: Op, call: Binding, device: str) -> tuple[str, Config]:

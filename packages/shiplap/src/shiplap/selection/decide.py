@@ -87,24 +87,24 @@ def choose(
     if choices.frozen:
         return _frozen(op, drawn, key, extra)
     store = store or Store()
-    found = None if options.again else stored(op, key, store)
-    if found is None:
+    choice = None if options.again else stored(op, key, store)
+    if choice is None:
         require_quiet(f"{op.spec.name} {drawn.bucket}")
         listed = list(candidates_of(op, drawn)) if candidates_of else candidates(op, device, drawn.call.env)
         if not listed or listed[0].kernel != choices.REFERENCE:
             listed.insert(0, ReferenceCandidate(op))
         task = Task(op, drawn, key, listed, options)
         ranking = _ranking(task, (bench or _local)(task), report)
-        found = _decide(task, ranking)
+        choice = _decide(task, ranking)
         report("keep", 1, 1)  # raises where nobody waits for it any more
         if not ranking.order:  # not even the reference runs: too large for now, perhaps; that is no answer for later
-            return found
+            return choice
         if options.keep:
-            store.put(key, found.value())
-    keep(key, found)
+            store.put(key, choice.value())
+    keep(key, choice)
     if options.install and not extra:
-        force(op, [found])
-    return found
+        force(op, [choice])
+    return choice
 
 
 def force(op: Op, chosen: Sequence[Choice]) -> None:

@@ -80,15 +80,15 @@ def tune_all(
         mine.extend(work())
         return [choice.value() if choice.origin != LEFT_OUT else {} for choice in mine]
 
-    found = from_first(tell)
-    return mine if rank == 0 else [_receive(*request, value) for request, value in zip(wanted, found, strict=True)]
+    choices = from_first(tell)
+    return mine if rank == 0 else [_receive(*request, value) for request, value in zip(wanted, choices, strict=True)]
 
 
 def _each(
     wanted: Sequence[Request], deadline: Deadline | None, options: Options, isolation: Isolation | None, report: Report
 ) -> list[Choice]:
     """Each bucket has an equal share of the time that is left."""
-    found: list[Choice] = []
+    choices: list[Choice] = []
     for number, (op, recipe, device) in enumerate(wanted):
         place = f"{number + 1}/{len(wanted)} {op.spec.name}"
         share = EACH if deadline is None else deadline.left / (len(wanted) - number)
@@ -108,10 +108,10 @@ def _each(
             bench=isolation.bench() if isolation else None,
         )
         try:
-            found.append(work() if deadline is None else deadline.run(work))
+            choices.append(work() if deadline is None else deadline.run(work))
         except OutOfTime:
-            found.append(_left_out(op, recipe, device))
-    return found
+            choices.append(_left_out(op, recipe, device))
+    return choices
 
 
 def _left_out(op: Op, recipe: Recipe, device: str) -> Choice:
@@ -144,12 +144,12 @@ def _receive(op: Op, recipe: Recipe, device: str, value: Mapping[str, Any]) -> C
 
 def _buckets(requests: Iterable[Request]) -> list[Request]:
     """The first request of each bucket."""
-    found: dict[tuple[Any, ...], Request] = {}
+    by_bucket: dict[tuple[Any, ...], Request] = {}
     for op, recipe, device in requests:
         env = environment(op.spec, dict(recipe.sizes), {**dict(recipe.scalars), **dict(recipe.sizes)}) or {}
         key = (op.spec.name, device, op.rule.values(env), recipe.dtypes, recipe.layouts, recipe.absent)
-        found.setdefault(key, (op, recipe, device))
-    return list(found.values())
+        by_bucket.setdefault(key, (op, recipe, device))
+    return list(by_bucket.values())
 
 
 def _request(op: Op, sample: Any, device: str | None) -> Request:

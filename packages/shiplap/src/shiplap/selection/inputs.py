@@ -76,13 +76,13 @@ def inputs(op: Op, recipe: Recipe, device: str, seed: int = SEED) -> Inputs:
             got=f"integer tensors {names} without a builder",
             expected="values that mean something",
         )
-    found = Inputs(op, recipe, device, seed)
+    sample = Inputs(op, recipe, device, seed)
     wanted = op.rule.bucket({**dict(recipe.scalars), **dict(recipe.sizes)})
     asked = {name: value for name, _, value in wanted.limits if name in dict(recipe.sizes)}
-    drawn = {name: value for name, _, value in found.bucket.limits if name in asked}
+    drawn = {name: value for name, _, value in sample.bucket.limits if name in asked}
     if drawn != asked:
-        raise error("SL610", where=op.spec.name, got=str(found.bucket), expected=f"{wanted} ({recipe})")
-    return found
+        raise error("SL610", where=op.spec.name, got=str(sample.bucket), expected=f"{wanted} ({recipe})")
+    return sample
 
 
 def _small(samples: Samples, recipe: Recipe) -> Case | None:

@@ -67,10 +67,10 @@ class Isolation:
         def make(task: Task) -> Bench:
             reason = _homeless(task.op, provider)
             if not reason:
-                found = RemoteBench(self, task, provider)
-                reason = found.open()
+                bench = RemoteBench(self, task, provider)
+                reason = bench.open()
                 if not reason:
-                    return found
+                    return bench
             notice(
                 f"tune in process {task.op.spec.name}",
                 f"{task.op.spec.name} is tuned in this process, where a kernel that crashes takes it along: {reason}",

@@ -21,8 +21,8 @@ class Poison(TorchFunctionMode):
         self.byte = byte
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
-        if func in self.ALLOCATORS and isinstance(found, Tensor) and found.numel() and found.layout is torch.strided:
-            room = torch.empty(0, dtype=torch.uint8, device=found.device).set_(found.untyped_storage())
+        result = func(*args, **(kwargs or {}))
+        if func in self.ALLOCATORS and isinstance(result, Tensor) and result.numel() and result.layout is torch.strided:
+            room = torch.empty(0, dtype=torch.uint8, device=result.device).set_(result.untyped_storage())
             room.fill_(self.byte)
-        return found
+        return result
