@@ -117,10 +117,10 @@ def close(
     worst = 0.0
     for index, (g, o, w) in enumerate(zip(got, own, wide, strict=True)):
         extra = allowed[index] if allowed is not None else None
-        found = Difference(problem) if (problem := _shape(g, o)) else _elements(g, o, w, model, extra)
-        worst = max(worst, found.error)
-        if found.problem:
-            return Difference(f"result {index}: {found.problem}", worst)
+        difference = Difference(problem) if (problem := _shape(g, o)) else _elements(g, o, w, model, extra)
+        worst = max(worst, difference.error)
+        if difference.problem:
+            return Difference(f"result {index}: {difference.problem}", worst)
     return Difference(error=worst)
 
 
@@ -172,8 +172,8 @@ def _elements(got: Tensor, own: Tensor, wide: Tensor, model: _Model, extra: Tens
         tolerance = tolerance + extra
     error = torch.where(finite, (g - w).abs(), 0) / tolerance
     worst = float(error.max()) if error.numel() else 0.0
-    found = _first(error > 1, got, wide)
-    return Difference(found.problem and f"{found.problem}; off by {worst:.3g} tolerances", worst)
+    first = _first(error > 1, got, wide)
+    return Difference(first.problem and f"{first.problem}; off by {worst:.3g} tolerances", worst)
 
 
 def _computable(t: Tensor) -> Tensor:

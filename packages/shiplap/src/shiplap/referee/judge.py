@@ -45,9 +45,9 @@ def settle(
     ``again`` computes ``wide`` once more, for its operations to be disturbed.
     """
     check = partial(close, got, own, wide, sums, wide_sums=True, tolerance=tolerance)
-    found = check(near="none")
-    if not found.problem or not _may_round(got, own):
-        return found
+    difference = check(near="none")
+    if not difference.problem or not _may_round(got, own):
+        return difference
     allowed = allowance(again, wide, unit(narrowest(got)))
     return check(near="row") if allowed is None else check(near="none", allowed=allowed)
 

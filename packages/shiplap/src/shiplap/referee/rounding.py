@@ -38,12 +38,12 @@ def allowance(run: Callable[[], Sequence[Tensor]], wide: Sequence[Tensor], eps: 
     for seed in range(RUNS):
         try:
             with _Rounding(eps, seed):
-                found = [t.detach() for t in run()]
+                results = [t.detach() for t in run()]
         except Exception:
             return None
-        if any(f.shape != w.shape for f, w in zip(found, wide, strict=True)):
+        if any(f.shape != w.shape for f, w in zip(results, wide, strict=True)):
             return None
-        for at, (f, w) in enumerate(zip(found, wide, strict=True)):
+        for at, (f, w) in enumerate(zip(results, wide, strict=True)):
             if f.is_floating_point() or f.is_complex():
                 worst[at] = torch.maximum(worst[at], _apart(f, w.detach()))
     return [FACTOR * (w + _typical(w)) for w in worst]
@@ -74,9 +74,9 @@ class _Rounding(TorchDispatchMode):
         kwargs = kwargs or {}
         if (plainer := decompositions().get(func)) is not None:
             with self:
-                found = plainer(*args, **kwargs)
-                if found is not NotImplemented:
-                    return found
+                result = plainer(*args, **kwargs)
+                if result is not NotImplemented:
+                    return result
         schema = func._schema
         aliases = any(a.alias_info is not None for a in (*schema.arguments, *schema.returns))
         if aliases:  # a view, or it writes in place: its inputs have to stay what they are

@@ -84,9 +84,9 @@ def reference64(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
 
 def tensors(args: Iterable[Any]) -> list[Tensor]:
     """All tensors of ``args``, in order, those inside lists too."""
-    found: list[Tensor] = []
-    tree_map(lambda t: found.append(t), args)
-    return found
+    flat: list[Tensor] = []
+    tree_map(lambda t: flat.append(t), args)
+    return flat
 
 
 def is_float8(t: Tensor) -> bool:

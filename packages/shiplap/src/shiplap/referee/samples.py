@@ -60,11 +60,11 @@ class Samples:
     @cached_property
     def base(self) -> Recipe:
         """Small distinct sizes, default scalars, float32: SL502 when the declaration admits nothing we tried."""
-        found = search(self.spec)
-        if found is None:
+        base = search(self.spec)
+        if base is None:
             wanted = "; ".join(map(str, self.spec.requires)) or "a value for every scalar without a default"
             raise error("SL502", where=self.spec.name, got="no combination of sizes and scalars", expected=wanted)
-        recipe = self._recipe(*found)
+        recipe = self._recipe(*base)
         try:
             self.build(recipe)
         except ShiplapError as e:
@@ -144,8 +144,8 @@ class Samples:
 
         def value(arg: Arg) -> Any:
             if arg.scalar is not None:
-                found = env[arg.name]
-                return list(found) if isinstance(found, tuple) else found
+                size = env[arg.name]
+                return list(size) if isinstance(size, tuple) else size
             return [tensor(arg) for _ in range(dict(recipe.lists).get(arg.name, 2))] if arg.many else tensor(arg)
 
         return tuple(value(a) for a in self.spec.args)
@@ -205,9 +205,9 @@ class Samples:
                 if self.make(direct) is not None:
                     yield from self._cases([direct])
                     continue
-                found = search(self.spec, fixed_scalars={**dict(self.base.scalars), arg.name: value})
-                if found is not None:
-                    yield from self._cases([self._recipe(*found)])
+                scalars = search(self.spec, fixed_scalars={**dict(self.base.scalars), arg.name: value})
+                if scalars is not None:
+                    yield from self._cases([self._recipe(*scalars)])
 
     @cached_property
     def mined(self) -> Mined:
@@ -308,8 +308,8 @@ class Samples:
         direct = self.base.but(sizes=sizes)
         if self.make(direct) is not None:
             yield from self._cases([direct])
-        elif len(sizes) == 1 and (found := self._fitted(sizes)) is not None:
-            yield from self._cases([found])
+        elif len(sizes) == 1 and (resized := self._fitted(sizes)) is not None:
+            yield from self._cases([resized])
 
     def _fitted(self, sizes: dict[str, Any]) -> Recipe | None:
         """The first recipe with these sizes, the other sizes as the declaration wants them: searched for once."""
@@ -338,15 +338,15 @@ def takes_values(op: Op) -> bool:
 
 
 def _tensors(case: Case) -> list[Tensor]:
-    found: list[Tensor] = []
-    tree_map(lambda t: found.append(t), case.args)
-    return found
+    flat: list[Tensor] = []
+    tree_map(lambda t: flat.append(t), case.args)
+    return flat
 
 
 def _plain(case: Case) -> bool:
-    found: list[bool] = []
-    tree_map(lambda t: found.append(t.is_contiguous() and t.storage_offset() == 0), case.args)
-    return all(found)
+    flags: list[bool] = []
+    tree_map(lambda t: flags.append(t.is_contiguous() and t.storage_offset() == 0), case.args)
+    return all(flags)
 
 
 def _dims(case: Case) -> int:
