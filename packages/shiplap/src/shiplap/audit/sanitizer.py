@@ -77,8 +77,8 @@ def version() -> str:
         done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    found = re.search(r"[Vv]ersion\s+([\d.]+)", done.stdout)
-    return found[1] if found else ""
+    match = re.search(r"[Vv]ersion\s+([\d.]+)", done.stdout)
+    return match[1] if match else ""
 
 
 def run(script: list[str], tool: str, timeout_s: float, env: dict[str, str] | None = None) -> Report:
@@ -117,8 +117,8 @@ def read(out: str, err: str = "", status: int = 0, late: str = "") -> Report:
             finished = True
         elif line.startswith(PREFIX.rstrip()):
             text = line.removeprefix(PREFIX.rstrip()).removeprefix(" ")
-            if found := SUMMARY.match(text):
-                counted = max(counted or 0, int(found[1] or found[2]))
+            if match := SUMMARY.match(text):
+                counted = max(counted or 0, int(match[1] or match[2]))
             elif UNUSABLE.search(text) and not faults:
                 unusable = text.strip()
             else:

@@ -94,10 +94,10 @@ def observe(op: Op, case: Case) -> Observation:
             library = locate(kernel.native.library)
         except LibraryError as e:
             return Observation(skip=f"{kernel.native.library.name}: {e.what}")
-        found = _judge(kernel, library, list(_attempts(op, kernel, case)))
-        if found.problem:
-            return found
-        notes.append(found.note)
+        observation = _judge(kernel, library, list(_attempts(op, kernel, case)))
+        if observation.problem:
+            return observation
+        notes.append(observation.note)
     return Observation(note="; ".join(notes))
 
 

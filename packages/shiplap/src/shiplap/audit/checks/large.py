@@ -101,9 +101,9 @@ def _real(op: Op, case: Case) -> tuple[str, str]:
             args[position] = _far_apart(value, dim)
             got = effects(op, tuple(args), call(op, tuple(args)))
             expected = reference(op, case.args)
-            found = close(got, expected, expected, reduction(op.spec, case.env))
-            if found.problem:
-                return f"{arg.name} with strides {args[position].stride()}: {found.problem}", ""
+            difference = close(got, expected, expected, reduction(op.spec, case.env))
+            if difference.problem:
+                return f"{arg.name} with strides {args[position].stride()}: {difference.problem}", ""
             spread.append(arg.name)
     names = ", ".join(dict.fromkeys(spread))
     return "", f"every dim of {names} in turn more than 2^31 elements apart" if spread else ""

@@ -26,8 +26,8 @@ def observe(op: Op, case: Case) -> Observation:
         if "not implemented for" in str(e):  # torch has no such kernel for this dtype on this device
             return Observation(skip=f"reference: {last_line(e)}")
         raise
-    found = against_reference(op, case, own=own)
-    return Observation(found.problem, error=found.error)
+    difference = against_reference(op, case, own=own)
+    return Observation(difference.problem, error=difference.error)
 
 
 CHECK = Check(
