@@ -94,24 +94,24 @@ class Call:
 
     def facts(self, buffers: Mapping[str, Any]) -> dict[str, int]:
         """``K_ALIGN``: a power of two that divides the size for certain; ``A_INNER``: the axis with stride 1, or -1."""
-        found = {f"{k.upper()}_ALIGN": lowering.alignment(v) for k, v in self.env.items() if _is_size(v)}
-        return found | {f"{name.upper()}_INNER": lowering.inner_axis(node) for name, node in buffers.items()}
+        alignments = {f"{k.upper()}_ALIGN": lowering.alignment(v) for k, v in self.env.items() if _is_size(v)}
+        return alignments | {f"{name.upper()}_INNER": lowering.inner_axis(node) for name, node in buffers.items()}
 
     def buffers(self, template: Template) -> dict[str, Any]:
         """The input buffers in schema order, then the template's tables, laid out as the template wants them."""
-        wanted, found = dict(template.innermost), {}
+        wanted, layouts = dict(template.innermost), {}
         for arg, node in zip(self.op.spec.args, self.args, strict=True):
             if arg.tensor is None or node is None:
                 continue
             if arg.name in wanted:
                 dim = [d.text for d in arg.tensor.dims].index(wanted[arg.name])
                 node = lowering.innermost(node, dim - len(arg.tensor.dims) if arg.tensor.variadic else dim)
-            found[arg.name] = lowering.realize(node)
+            layouts[arg.name] = lowering.realize(node)
         sizes = {k: _static(v) for k, v in self.env.items()} if template.tables else {}
         for name, build in template.tables:
             table = build(sizes).to(self.device)
-            found[name] = lowering.realize(lowering.add_table(table, f"{self.op.spec.opname}_{template.name}_{name}"))
-        return found
+            layouts[name] = lowering.realize(lowering.add_table(table, f"{self.op.spec.opname}_{template.name}_{name}"))
+        return layouts
 
     @property
     def recipe(self) -> Recipe:
@@ -133,11 +133,11 @@ class Call:
 
     def _layouts(self) -> dict[str, str]:
         """Names of the layouts that we know and arguments have."""
-        found = {}
+        layouts = {}
         for name, value in self.tensors.items():
             sizes, strides = ([lowering.hint(s) for s in of] for of in (value.shape, value.stride()))
-            found[name] = layout_name(torch.empty_strided(sizes, strides, dtype=value.dtype, device="meta"))
-        return {name: layout for name, layout in found.items() if layout}
+            layouts[name] = layout_name(torch.empty_strided(sizes, strides, dtype=value.dtype, device="meta"))
+        return {name: layout for name, layout in layouts.items() if layout}
 
 
 def _is_size(value: Any) -> bool:

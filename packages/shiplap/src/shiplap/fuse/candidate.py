@@ -90,14 +90,14 @@ class TemplateCandidate(Candidate):
         """Memory with the strides of the buffers that the kernel was rendered for, filled with ``args``."""
         given = {a.name: v for a, v in zip(self.call.op.spec.args, args, strict=True) if isinstance(v, Tensor)}
         tables = dict(self.template.tables)
-        found = []
+        tensors = []
         for name, memory in self._slots:
             value = given[name] if name in given else tables[name](self.call.hints).to(self.call.device)
             flat = self.call.scratch(f"{name} {memory}", _room, memory, value)
             if value.numel():
                 flat.as_strided(*memory).copy_(value)
-            found.append(flat)
-        return found
+            tensors.append(flat)
+        return tensors
 
     def node(self, fusion: bool = True) -> Any:
         """The kernel as the lowered result; with ``fusion``, Inductor may put neighbours into it, if that pays.
@@ -122,15 +122,15 @@ class TemplateCandidate(Candidate):
 
 def candidates(call: Call) -> tuple[list[TemplateCandidate], dict[str, str]]:
     """Candidates of the op's templates for this call, and the reasons of those that do not take it."""
-    found, refused = [], {}
+    valid, refused = [], {}
     for template in call.op.templates.get(call.device.type, ()):
         for config in template.candidates(call.hints):
             candidate = TemplateCandidate(call, template, Config.of(config))
             if reason := candidate.refuses():
                 refused[candidate.label] = reason
             else:
-                found.append(candidate)
-    return found, refused
+                valid.append(candidate)
+    return valid, refused
 
 
 class Fixed(Mapping[str, Any]):

@@ -195,11 +195,11 @@ def _neighbours(graph: Graph, groups: Sequence[Group], template: Group) -> Itera
 
 def _reason(graph: Graph, first: Group, second: Group) -> str:
     """Inductor's last word on fusing any part of the one with any part of the other, in the order in which they run."""
-    found = ""
+    logged = ""
     for (a, b), reason in graph.refused.items():
         if _parts(a) <= set(first.ops) and _parts(b) <= set(second.ops):
-            found = reason
-    return found
+            logged = reason
+    return logged
 
 
 def _parts(name: str) -> set[str]:

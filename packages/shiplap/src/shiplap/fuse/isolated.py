@@ -19,14 +19,14 @@ __all__ = ["collect", "provide"]
 _collected: ContextVar[list[Any] | None] = ContextVar("shiplap_collected_candidates", default=None)
 
 
-def collect(call: Call, found: Sequence[TemplateCandidate]) -> bool:
+def collect(call: Call, candidates: Sequence[TemplateCandidate]) -> bool:
     """Hand the candidates of a call to :func:`provide`, if that is who compiles; the call then takes the floor."""
     listed = _collected.get()
     if listed is None:
         return False
     from shiplap.fuse.select import rendered
 
-    listed += rendered(call, found)
+    listed += rendered(call, candidates)
     return True
 
 

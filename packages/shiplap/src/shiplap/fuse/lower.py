@@ -35,8 +35,8 @@ def lower(op: Op, overload: Any, *args: Any, **kwargs: Any) -> Any:
         remember(choice)
     if wanted == REFERENCE:
         return floor(call, overload, args, kwargs)
-    found, _ = candidates(call)
-    return next(c for c in found if c.label == wanted).node(in_force(op).fusion)
+    valid, _ = candidates(call)
+    return next(c for c in valid if c.label == wanted).node(in_force(op).fusion)
 
 
 def _choose(call: Call) -> Decision:
@@ -44,43 +44,43 @@ def _choose(call: Call) -> Decision:
     switch = in_force(call.op)
     if not switch.templates:
         return _decision(call, REFERENCE, "templates are switched off", [])
-    found, refused = candidates(call)
+    valid, refused = candidates(call)
     verdicts = [Verdict(name, "refused", why) for name, why in refused.items()]
-    found = [c for c in found if switch.only in c.label]
-    if not found:
+    valid = [c for c in valid if switch.only in c.label]
+    if not valid:
         return _decision(call, REFERENCE, "no template takes this call", verdicts)
-    if collect(call, found):
+    if collect(call, valid):
         return _decision(call, REFERENCE, "candidates were collected", verdicts)
     if switch.only:
-        return _first_proven(call, found, verdicts, f"only {switch.only!r} may be chosen")
+        return _first_proven(call, valid, verdicts, f"only {switch.only!r} may be chosen")
     selection = Selection.of(call)
     if (choice := known(selection)) is not None:
-        return _stored(call, found, verdicts, choice)
+        return _stored(call, valid, verdicts, choice)
     if not lowering.autotuning():
-        return _by_default(call, found, verdicts, "the first candidate that is proven; mode='max-autotune' measures")
+        return _by_default(call, valid, verdicts, "the first candidate that is proven; mode='max-autotune' measures")
     if choices.frozen or (why := blocked()):
-        return _by_default(call, found, verdicts, f"not measured: {'choices are frozen' if choices.frozen else why}")
-    choice, measured = measure(selection, found)
+        return _by_default(call, valid, verdicts, f"not measured: {'choices are frozen' if choices.frozen else why}")
+    choice, measured = measure(selection, valid)
     return _decision(call, choice.label, choice.reason, [*measured, *verdicts])
 
 
-def _stored(call: Call, found: list[TemplateCandidate], verdicts: list[Verdict], choice: Choice) -> Decision:
+def _stored(call: Call, valid: list[TemplateCandidate], verdicts: list[Verdict], choice: Choice) -> Decision:
     """A stored choice was verified when it was measured, of this very source on this machine."""
-    if choice.label == REFERENCE or any(c.label == choice.label for c in found):
+    if choice.label == REFERENCE or any(c.label == choice.label for c in valid):
         return _decision(call, choice.label, f"stored: {choice.reason}", verdicts)
-    return _by_default(call, found, verdicts, f"the stored choice {choice.label} does not take this call")
+    return _by_default(call, valid, verdicts, f"the stored choice {choice.label} does not take this call")
 
 
-def _by_default(call: Call, found: list[TemplateCandidate], verdicts: list[Verdict], reason: str) -> Decision:
+def _by_default(call: Call, valid: list[TemplateCandidate], verdicts: list[Verdict], reason: str) -> Decision:
     """The choice where nothing is measured."""
-    taken = [c for c in found if c.template.default]
+    taken = [c for c in valid if c.template.default]
     if not taken:
         return _decision(call, REFERENCE, "templates are chosen by measurement only: mode='max-autotune'", verdicts)
     return _first_proven(call, taken, verdicts, reason)
 
 
-def _first_proven(call: Call, found: list[TemplateCandidate], verdicts: list[Verdict], reason: str) -> Decision:
-    for candidate in found:
+def _first_proven(call: Call, valid: list[TemplateCandidate], verdicts: list[Verdict], reason: str) -> Decision:
+    for candidate in valid:
         verdicts.append(prove(candidate))
         if verdicts[-1].status == "ok":
             return _decision(call, candidate.label, reason, verdicts)

@@ -129,11 +129,11 @@ def blocked() -> str:
 
 
 def measure(
-    selection: Selection, found: Sequence[TemplateCandidate], store: Store | None = None
+    selection: Selection, candidates: Sequence[TemplateCandidate], store: Store | None = None
 ) -> tuple[Choice, list[Verdict]]:
     """Verify and race ``found`` and the floor; the choice is stored. With it, what became of each candidate."""
     call = selection.call
-    listed = rendered(call, found)
+    listed = rendered(call, candidates)
     task = Task(call.op, selection.inputs, selection.key, listed, Options(seconds=SECONDS))
     bench = _bench(task, call)
     with torch.no_grad(), shown(None) as report:
@@ -155,9 +155,9 @@ def _verdicts(selection: Selection, listed: list[Any], ranking: Ranking, raced: 
     ]
 
 
-def rendered(call: Call, found: Sequence[TemplateCandidate]) -> list[Any]:
+def rendered(call: Call, candidates: Sequence[TemplateCandidate]) -> list[Any]:
     """The floor and ``found``, rendered here; what fails says so when it is verified."""
-    listed: list[Any] = [FloorCandidate(call), *found]
+    listed: list[Any] = [FloorCandidate(call), *candidates]
     for candidate in listed:  # needs the graph at hand, which is this thread's
         with suppress(Exception):
             candidate.render()
@@ -173,9 +173,9 @@ def _bench(task: Task, call: Call) -> Bench:
     named = dict(task.inputs.recipe.layouts)
     known = all(name in named or t.is_contiguous() for name, t in call.tensors.items())
     if call.static and known:
-        found: Bench = _isolation.bench("shiplap.fuse.isolated:provide")(task)
-        if not isinstance(found, LocalBench):
-            return found
+        bench: Bench = _isolation.bench("shiplap.fuse.isolated:provide")(task)
+        if not isinstance(bench, LocalBench):
+            return bench
     return LocalBench(task.inputs, task.candidates)
 
 

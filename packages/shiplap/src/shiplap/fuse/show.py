@@ -19,30 +19,30 @@ __all__ = ["explanation_json", "print_explanation"]
 STYLES = {"ok": "green", "wrong": "red", "broken": "red", "dropped": "red", "refused": "dim"}
 
 
-def explanation_json(found: Explanation, facts: Mapping[str, str], source: bool = False) -> dict[str, object]:
+def explanation_json(explanation: Explanation, facts: Mapping[str, str], source: bool = False) -> dict[str, object]:
     """One JSON-ready object: facts, the explanation field by field, its summary; the generated code if asked for."""
-    value = asdict(found) | {"ok": found.ok, "summary": found.summary, "graphs": found.graphs}
+    value = asdict(explanation) | {"ok": explanation.ok, "summary": explanation.summary, "graphs": explanation.graphs}
     if not source:
         del value["source"]
     return {"facts": dict(facts), **json.loads(json.dumps(value))}
 
 
-def print_explanation(found: Explanation, console: Console | None = None, source: bool = False) -> None:
+def print_explanation(explanation: Explanation, console: Console | None = None, source: bool = False) -> None:
     """Kernel by kernel: what is inside, which candidates there were, what stayed outside and why."""
     from rich.console import Console
 
     console = console or Console(highlight=False)
     shown: set[int] = set()
-    for number, kernel in enumerate(found.kernels, 1):
-        _print_kernel(number, kernel, console, found.graphs > 1)
+    for number, kernel in enumerate(explanation.kernels, 1):
+        _print_kernel(number, kernel, console, explanation.graphs > 1)
         shown |= {id(d) for d in kernel.decisions}
-    for decision in found.decisions:
+    for decision in explanation.decisions:
         if id(decision) not in shown:
             _print_decision(decision, console)
             console.print()
-    console.print(found.summary, style="bold", markup=False, soft_wrap=True)
+    console.print(explanation.summary, style="bold", markup=False, soft_wrap=True)
     if source:
-        for text in found.source:
+        for text in explanation.source:
             console.print("", text, sep="\n", markup=False, soft_wrap=True)
 
 
