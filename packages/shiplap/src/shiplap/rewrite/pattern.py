@@ -93,10 +93,10 @@ class PatternRewrite(Rewrite):
                 fit = complete(pattern, fit, graph)
             stop = fit.stop or self._refused(pattern, fit)
             if stop is None:
-                found = self._place(graph, pattern, fit)
-                if isinstance(found, Match):
-                    return found
-                stop = Stop(node, found.obstacle, found.reason)
+                match = self._place(graph, pattern, fit)
+                if isinstance(match, Match):
+                    return match
+                stop = Stop(node, match.obstacle, match.reason)
             if best is None or len(fit.nodes) > len(best[1].nodes):
                 best = pattern, fit, stop
         return self._near(*best) if best else None
@@ -154,16 +154,16 @@ def stand_in(pattern: Pattern, replacement: Callable[..., Any], names: Sequence[
     """What computes the outputs of ``pattern``: the replacement, and in a form for training its gradients."""
 
     def forward(*args: Any) -> list[Any]:
-        found = replacement(*args)
-        flat = list(found) if isinstance(found, (list, tuple)) else [found]
+        results = replacement(*args)
+        flat = list(results) if isinstance(results, (list, tuple)) else [results]
         return [flat[i] for i in pattern.picked]
 
     def both(*given: Any) -> list[Any]:
         args, tangents = list(given[: len(names)]), given[len(names) :]
         with torch.enable_grad():
             leaves = {n: args[i].detach().requires_grad_() for i, n in enumerate(names) if n in pattern.grads}
-            found = replacement(*(leaves.get(n, a) for n, a in zip(names, args, strict=True)))
-            flat = list(found) if isinstance(found, (list, tuple)) else [found]
+            outputs = replacement(*(leaves.get(n, a) for n, a in zip(names, args, strict=True)))
+            flat = list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
             live = [r for r in flat if isinstance(r, Tensor) and r.requires_grad]
             grads = torch.autograd.grad(live, [leaves[n] for n in pattern.grads], tangents, allow_unused=True)
         for name, grad in zip(pattern.grads, grads, strict=True):
