@@ -98,7 +98,11 @@ def calls(ops):
         "kind": (keep, ("v", 0, v), "SL209: an argument has the wrong type(.|\n)*argument 'x'"),
         "none": (keep, (None, 0, v), "SL209: an argument has the wrong type(.|\n)*argument 'x'"),
         "kind of number": (keep, (v, "0", v), "SL209: an argument has the wrong type(.|\n)*argument 'extra'"),
-        "kind of list": (mix, (x, None, 3, True, ["a"], [], 1.0, "", y, info), "SL209: an argument has the wrong type(.|\n)*'ks'"),
+        "kind of list": (
+            mix,
+            (x, None, 3, True, ["a"], [], 1.0, "", y, info),
+            "SL209: an argument has the wrong type(.|\n)*'ks'",
+        ),
         "shared": (bump, (v, v), "SL210: a mutated tensor is another argument too"),
         "output over input": (keep, (v, 0, v), "SL210: an output overlaps another tensor"),
         "value": (mix, (x, None, 13, *k[1:], y, info), "SL211: the op does not accept these values(.|\n)*k is unlucky"),

@@ -64,9 +64,9 @@ def command(
         module = import_home(home)
         called, args = _attribute(module, name), _arguments(module, inputs)
         options: dict[str, Any] = {k: v for k, v in (("mode", mode), ("dynamic", dynamic)) if v}
-        found = explain(called, *args, **options)
-    _show(found, json, source, facts(function=function))
-    if not found.ok:
+        explanation = explain(called, *args, **options)
+    _show(explanation, json, source, facts(function=function))
+    if not explanation.ok:
         raise typer.Exit(console.FAILED)
 
 
@@ -101,12 +101,12 @@ def _arguments(module: ModuleType, name: str) -> tuple[Any, ...]:
     return tuple(made) if isinstance(made, (tuple, list)) else (made,)
 
 
-def _show(found: Explanation, json: bool, source: bool, about: dict[str, str]) -> None:
+def _show(explanation: Explanation, json: bool, source: bool, about: dict[str, str]) -> None:
     from shiplap.fuse.show import explanation_json, print_explanation
 
     if json:
-        console.emit_json(explanation_json(found, about, source))
+        console.emit_json(explanation_json(explanation, about, source))
     else:
         from rich.console import Console
 
-        print_explanation(found, Console(highlight=False), source)
+        print_explanation(explanation, Console(highlight=False), source)

@@ -80,8 +80,8 @@ def _jobs(target: str, output: Path | None, check: bool) -> list[Job]:
         return [(target, generate(target, resolve([target])), output)]
     if output is not None:
         raise typer.BadParameter("needs a TARGET", param_hint="-o")
-    found = [(f.module, path) for f in families() if (path := f.header) is not None]
-    return [(module, generate(module, resolve([module])), path) for module, path in found]
+    jobs = [(f.module, path) for f in families() if (path := f.header) is not None]
+    return [(module, generate(module, resolve([module])), path) for module, path in jobs]
 
 
 def generate(target: str, ops: Sequence[Op]) -> str:

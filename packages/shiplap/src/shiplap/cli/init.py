@@ -62,8 +62,8 @@ def command(
         console.write_text(file, text)
     if json:
         ops = [f"{made.namespace}::{s.name}" for s in made.signatures]
-        found = {"file": None if to_stdout else str(file), "origin": made.origin, "ops": ops, "fill": fills}
-        console.emit_json({**found, "text": text} if to_stdout else found)
+        summary = {"file": None if to_stdout else str(file), "origin": made.origin, "ops": ops, "fill": fills}
+        console.emit_json({**summary, "text": text} if to_stdout else summary)
         return
     if to_stdout:
         typer.echo(text, nl=False)

@@ -100,8 +100,8 @@ def _again(passport: Passport, op: Op) -> list[dict[str, str]]:
     fine = [row.check for row in passport.findings if row.verdict == "ok"]
     chosen = [name for name in usual if name in fine][:AGAIN]
     device = passport.device["type"]
-    found = audit(op, checks=chosen, seed=passport.seed, device=device, budget_s=AGAIN_S) if chosen else []
-    return [{"check": f.check, "verdict": f.verdict, "evidence": f.evidence} for f in found]
+    findings = audit(op, checks=chosen, seed=passport.seed, device=device, budget_s=AGAIN_S) if chosen else []
+    return [{"check": f.check, "verdict": f.verdict, "evidence": f.evidence} for f in findings]
 
 
 def _failing(row: dict[str, Any]) -> list[str]:

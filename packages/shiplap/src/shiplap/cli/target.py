@@ -43,11 +43,11 @@ def split(target: str) -> tuple[str, str]:
 
 def resolve(targets: Iterable[str]) -> list[Op]:
     """All ops that ``targets`` name, each once, in order; SL501 with a suggestion when one names none."""
-    found: dict[str, Op] = {}
+    ops: dict[str, Op] = {}
     for target in targets:
         for op in _resolve(target):
-            found.setdefault(op.spec.name, op)
-    return list(found.values())
+            ops.setdefault(op.spec.name, op)
+    return list(ops.values())
 
 
 def _resolve(target: str) -> list[Op]:
@@ -131,8 +131,8 @@ def ops_of(module: ModuleType) -> list[Op]:
 
     inside = [m for n, m in sorted(sys.modules.items()) if _within(n, module.__name__) and isinstance(m, ModuleType)]
     attributes = (v for m in inside for v in list(vars(m).values()) if isinstance(v, Op))
-    found = {op.spec.name: op for op in (*attributes, *registry.ops()) if _within(op.__module__, module.__name__)}
-    return sorted(found.values(), key=_position)
+    ops = {op.spec.name: op for op in (*attributes, *registry.ops()) if _within(op.__module__, module.__name__)}
+    return sorted(ops.values(), key=_position)
 
 
 def _position(op: Op) -> tuple[str, int]:
@@ -207,10 +207,10 @@ def _module_of(path: Path) -> tuple[str, Any]:
     name = ".".join(parts)
     importlib.invalidate_caches()
     try:
-        found = importlib.util.find_spec(name)
+        spec = importlib.util.find_spec(name)
     except Exception:  # a parent package that raises, or a __main__ without a spec: then the file alone
-        found = None
-    if found is not None and found.origin is not None and Path(found.origin).resolve() == path:
+        spec = None
+    if spec is not None and spec.origin is not None and Path(spec.origin).resolve() == path:
         return name, None
     own = OWN_NAME + path.stem
     return own, importlib.util.spec_from_file_location(own, path)

@@ -145,10 +145,10 @@ def _profiled(targets: Sequence[str], profile: Path, device: str | None) -> list
 
     calls = read_calls(profile)
     only = {op.spec.name for op in resolve(targets)} if targets else None
-    found = [(_op(call), call.parsed, device or call.device) for call in calls if only is None or call.op in only]
-    if not found:
+    requests = [(_op(call), call.parsed, device or call.device) for call in calls if only is None or call.op in only]
+    if not requests:
         raise error("SL613", where=str(profile), got="no calls", expected="calls of declared ops")
-    return found
+    return requests
 
 
 def _op(call: Call) -> Op:

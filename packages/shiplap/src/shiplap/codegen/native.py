@@ -78,10 +78,10 @@ def native_source(ops: Sequence[Native]) -> str:
 
 def _by_namespace(ops: Sequence[Native]) -> list[tuple[str, list[str]]]:
     """Every schema once, also of an op that is there for two devices."""
-    found: dict[str, dict[str, None]] = {}
+    by_namespace: dict[str, dict[str, None]] = {}
     for op in ops:
-        found.setdefault(op.spec.namespace, {}).update(dict.fromkeys(_schemas(op)))
-    return [(namespace, list(schemas)) for namespace, schemas in found.items()]
+        by_namespace.setdefault(op.spec.namespace, {}).update(dict.fromkeys(_schemas(op)))
+    return [(namespace, list(schemas)) for namespace, schemas in by_namespace.items()]
 
 
 def describe(op: Native, id: str) -> dict[str, Any]:

@@ -88,12 +88,12 @@ def installed(make: Callable[[str, Any], Pass]) -> Iterator[None]:
     context that found it has left; it is for ``make`` to see that it does nothing in other threads. What somebody put
     in its stead meanwhile stays.
     """
-    found = {level: _enter(place, level, make) for level, place in PLACES.items()}
+    handles = {level: _enter(place, level, make) for level, place in PLACES.items()}
     try:
         yield
     finally:
         for level, place in PLACES.items():
-            _leave(place, found[level])
+            _leave(place, handles[level])
 
 
 def _enter(place: str, level: str, make: Callable[[str, Any], Pass]) -> Pass:
@@ -237,10 +237,10 @@ def _role(node: Node) -> int | str:
     """Dynamo names what it lifts after where it found it: ``L_tensors_0_`` is the first of ours."""
     if isinstance(node_value(node), torch.SymInt):
         return "size"
-    found = re.fullmatch(r"L_tensors_(\d+)_", str(node.target))
-    if found is None:
+    match = re.fullmatch(r"L_tensors_(\d+)_", str(node.target))
+    if match is None:
         raise ValueError(f"it uses a tensor that is no argument: {node.target}")
-    return int(found[1])
+    return int(match[1])
 
 
 def _of_its_own(fn: Callable[..., Any]) -> Callable[..., Any]:

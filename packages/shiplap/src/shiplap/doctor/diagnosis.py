@@ -23,8 +23,8 @@ class Place:
     @property
     def short(self) -> str:
         """The file from its package on, as the reader knows it: ``transformers/models/x.py:123``."""
-        _, found, rest = self.file.rpartition(f"/{self.package}/") if self.package else ("", "", "")
-        return f"{self.package}/{rest}:{self.line}" if found else str(self)
+        _, package, rest = self.file.rpartition(f"/{self.package}/") if self.package else ("", "", "")
+        return f"{self.package}/{rest}:{self.line}" if package else str(self)
 
 
 @dataclass(frozen=True)

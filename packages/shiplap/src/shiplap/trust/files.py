@@ -135,9 +135,9 @@ def _step(here: int, name: str, at: Path, *, as_folder: bool, create: bool) -> i
 
 
 def _next(here: int, name: str, flags: int) -> int:
-    found = os.open(name, flags, dir_fd=here)
+    descriptor = os.open(name, flags, dir_fd=here)
     os.close(here)
-    return found
+    return descriptor
 
 
 def _there(here: int, name: str) -> bool:
