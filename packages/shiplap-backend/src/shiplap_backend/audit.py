@@ -61,8 +61,8 @@ def operators(project: Project) -> list[str]:
             expected="torch's test package",
             fix="install them: pip install expecttest hypothesis",
         )
-    found: list[str] = json.loads(lines[0])
-    return found
+    names: list[str] = json.loads(lines[0])
+    return names
 
 
 def _lines(project: Project, cases: Sequence[Case] | None, samples: int = 0) -> tuple[list[str], str]:

@@ -56,8 +56,8 @@ def snapshot(names: Mapping[str, object] | None = None) -> Lock:
 
 
 def _with_group(name: str, declared: Mapping[str, Declaration]) -> list[tuple[str, Declaration]]:
-    found = declared.get(name)
-    return [] if found is None else [(n, declared[n]) for n in (name, *found.group)]
+    declaration = declared.get(name)
+    return [] if declaration is None else [(n, declared[n]) for n in (name, *declaration.group)]
 
 
 def read(path: Path) -> Lock:

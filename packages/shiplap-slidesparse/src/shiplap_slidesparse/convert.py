@@ -157,11 +157,11 @@ def _more(module: nn.Linear) -> str:
 
 def _linears(model: nn.Module) -> Iterator[tuple[str, nn.Linear, list[str]]]:
     """Each linear layer once, with all its names."""
-    found: dict[int, tuple[nn.Linear, list[str]]] = {}
+    layers: dict[int, tuple[nn.Linear, list[str]]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         if isinstance(module, nn.Linear):
-            found.setdefault(id(module), (module, []))[1].append(name)
-    for module, names in found.values():
+            layers.setdefault(id(module), (module, []))[1].append(name)
+    for module, names in layers.values():
         yield names[0], module, names
 
 

@@ -58,8 +58,8 @@ class Pattern:
         """``"6:8"`` → ``Pattern(4)``; SL211 for what is no such pattern."""
         if isinstance(text, Pattern):
             return text
-        found = re.fullmatch(r"(\d{1,2}):(\d{1,2})", text) if isinstance(text, str) else None
-        kept, size = map(int, found.groups()) if found else (0, 0)
+        match = re.fullmatch(r"(\d{1,2}):(\d{1,2})", text) if isinstance(text, str) else None
+        kept, size = map(int, match.groups()) if match else (0, 0)
         if size % 2 or kept != size - 2 or not 4 <= size <= 2 * MAX_PAIRS:
             raise error(
                 "SL211",

@@ -68,13 +68,13 @@ def shard(model: nn.Module, plan: Mapping[str, str] | None = None, group: Any = 
 
 def planned(model: nn.Module, plan: Mapping[str, str], world: int) -> list[Cut]:
     """What ``plan`` cuts, once it is known that all of it can be."""
-    found = []
+    plans = []
     for name, module in model.named_modules():
         style = next((s for wanted, s in plan.items() if fnmatchcase(f".{name}", f"*.{wanted}")), None)
         if style is not None and isinstance(module, nn.Linear | Linear) and style not in WHOLE:
-            found.append(Cut(name, module, style))
+            plans.append(Cut(name, module, style))
     where = "slidesparse.shard"
-    if not found:
+    if not plans:
         raise error(
             "SL211",
             where=where,
@@ -82,7 +82,7 @@ def planned(model: nn.Module, plan: Mapping[str, str], world: int) -> list[Cut]:
             expected="names of layers",
             fix='pass plan={"layers.*.up_proj": "colwise", ...}',
         )
-    for each in found:
+    for each in plans:
         if each.style not in ("colwise", "rowwise"):
             raise error(
                 "SL211",
@@ -100,7 +100,7 @@ def planned(model: nn.Module, plan: Mapping[str, str], world: int) -> list[Cut]:
                 expected=f"as many whole{groups or ' ones'} on each",
                 fix="leave the layer and the layer before it out of the plan, or take another pattern",
             )
-    return found
+    return plans
 
 
 def _sides(each: Cut) -> str:

@@ -148,17 +148,17 @@ def _sizes(
     """Each size of a layer once, measured for ``seconds`` at each number of rows (0: predicted only)."""
     errors = {c.name: c.error for c in conversion.converted}
     every = choosing.sizes_of(model)
-    found: list[Size] = []
+    sizes: list[Size] = []
     with progress_bar(progress) as said:
         for layer in every.values():
             names = tuple(n for n, other in layers_of(model).items() if other.weight.shape == layer.weight.shape)
             buckets = []
             for m in rows:
-                said(f"{layer.out_features} x {layer.in_features}, {m} rows", len(found), len(every))
+                said(f"{layer.out_features} x {layer.in_features}, {m} rows", len(sizes), len(every))
                 buckets.append(_bucket(layer, m, kind, seconds))
             worst = max(errors[n] for n in names)
-            found.append(Size(layer.out_features, layer.in_features, names, worst, tuple(buckets)))
-    return tuple(found)
+            sizes.append(Size(layer.out_features, layer.in_features, names, worst, tuple(buckets)))
+    return tuple(sizes)
 
 
 def _float_of(model: nn.Module) -> torch.dtype:

@@ -22,5 +22,5 @@ def runtime(name: str) -> Runtime:
             expected=", ".join(known),
             fix="name one of the expected runtimes",
         )
-    found: Runtime = import_module(f"{__name__}.{name}").RUNTIME
-    return found
+    module: Runtime = import_module(f"{__name__}.{name}").RUNTIME
+    return module

@@ -32,12 +32,12 @@ def model_of(target: str) -> nn.Module:
     if "/" in home and not home.endswith(".py"):
         raise error("SL501", where=target, what="the target names no model", got="no such directory", fix=_FIX)
     module, name = verbs.load_target(target)
-    value = found = getattr(module, name or "model", None)
-    if callable(found) and not isinstance(found, nn.Module):
-        value = _called(found, target)
+    value = model = getattr(module, name or "model", None)
+    if callable(model) and not isinstance(model, nn.Module):
+        value = _called(model, target)
     if isinstance(value, nn.Module):
         return value
-    if found is not None:
+    if model is not None:
         raise error(
             "SL501",
             where=target,
@@ -104,20 +104,20 @@ def tokens_of(tokens: Path | None, text: Path | None, model: str) -> list[int]:
     if tokens is not None and text is not None:
         raise error("SL613", where="slidesparse report", got="both --tokens and --text", expected="one of them")
     if tokens is not None:
-        found = _numbers(tokens)
+        numbers = _numbers(tokens)
     elif text is not None:
-        found = _of_text(text, model)
+        numbers = _of_text(text, model)
     else:
         return []
-    if len(found) < 2:
+    if len(numbers) < 2:
         raise error(
             "SL613",
             where=str(tokens or text),
-            got=f"{len(found)} tokens",
+            got=f"{len(numbers)} tokens",
             expected="two or more: each is predicted from those before it",
             fix="pass another file",
         )
-    return found
+    return numbers
 
 
 def _of_text(text: Path, model: str) -> list[int]:
@@ -145,12 +145,12 @@ def _of_text(text: Path, model: str) -> list[int]:
 def _numbers(path: Path) -> list[int]:
     written = _read(path)
     try:
-        found = json.loads(written) if written.lstrip().startswith("[") else [int(part) for part in written.split()]
+        numbers = json.loads(written) if written.lstrip().startswith("[") else [int(part) for part in written.split()]
     except ValueError:
-        found = None
-    if not isinstance(found, list) or any(type(v) is not int for v in found):
+        numbers = None
+    if not isinstance(numbers, list) or any(type(v) is not int for v in numbers):
         raise error("SL613", where=str(path), got="other text", expected="numbers of tokens: [1, 2, 3] or 1 2 3")
-    return found
+    return numbers
 
 
 def _read(path: Path) -> str:

@@ -139,12 +139,12 @@ def tune_layer(
     """
     rows = list(rows)
     dense, sparse = _LEAVES[op]
-    wide, found = formats.dense_depth(n), list[Choice]()
+    wide, choices = formats.dense_depth(n), list[Choice]()
     for leaf, depth in ((dense, k), (sparse, formats.lifted_depth(k, pairs))):
         usable = leaf in kernels.SPARSE and libraries.available(device, _SOURCE[leaf]) is True
         if leaf is not None and (usable or (leaf in kernels.DENSE and n % 32 == 0 and k % 32 == 0)):
-            found += tune(leaf, [(-(-m // 16) * 16, wide, depth) for m in rows], device, seconds, again)
+            choices += tune(leaf, [(-(-m // 16) * 16, wide, depth) for m in rows], device, seconds, again)
     layout = ops.CUSPARSELT if libraries.available(device) is True else ops.PORTABLE
     drawn_as = {"dtype": str(dtype)} if op in (layers.linear_int8, layers.linear_fp8) else {}
     samples = [{"m": m, "n": n, "k": k, "_": 1, "pairs": pairs, "layout": layout, **drawn_as} for m in rows]
-    return found + sl.tune(op, samples, seconds * len(rows), device=device, again=again, isolate=False)
+    return choices + sl.tune(op, samples, seconds * len(rows), device=device, again=again, isolate=False)

@@ -63,8 +63,8 @@ def close(got: Any, want: Any, rtol: float | None = None) -> bool:
 
 def flat(args: Sequence[Any]) -> list[Tensor]:
     """The tensors among arguments, those of lists included."""
-    found = [a if isinstance(a, (list, tuple)) else [a] for a in args]
-    return [t for several in found for t in several if isinstance(t, Tensor)]
+    lists = [a if isinstance(a, (list, tuple)) else [a] for a in args]
+    return [t for several in lists for t in several if isinstance(t, Tensor)]
 
 
 def _copies(args: Sequence[Any]) -> list[Any]:
@@ -172,12 +172,12 @@ def _equal(a: Any, b: Any) -> bool:
 
 def in_thread(fn: Callable[[], Any]) -> Any:
     """What ``fn`` returns in a thread of its own; what it raises is raised here."""
-    found: list[Any] = []
+    results: list[Any] = []
     failed: list[Exception] = []
 
     def run() -> None:
         try:
-            found.append(fn())
+            results.append(fn())
         except Exception as e:
             failed.append(e)
 
@@ -186,4 +186,4 @@ def in_thread(fn: Callable[[], Any]) -> Any:
     thread.join()
     if failed:
         raise failed[0]
-    return found[0]
+    return results[0]

@@ -30,8 +30,8 @@ def _installed(package: str, name: str) -> Path:
             expected=f"{_LIBRARY} and {_HEADERS}",
             fix="install them: pip install 'shiplap-backend[onednn]'",
         ) from None
-    found = next((f for f in files if f.name == name), None)
-    if found is None:
+    file = next((f for f in files if f.name == name), None)
+    if file is None:
         raise error(
             "SL907",
             where="onednn",
@@ -39,7 +39,7 @@ def _installed(package: str, name: str) -> Path:
             expected="an intact installation",
             fix=f"reinstall it: pip install --force-reinstall {package}",
         )
-    return Path(str(found.locate())).resolve()
+    return Path(str(file.locate())).resolve()
 
 
 def _version() -> str:

@@ -108,8 +108,8 @@ class NeighborCache:
 
     def __getitem__(self, name: str) -> Tensor:
         """``cache["neighbor_map"]``, as FlexGEMM's caches have it."""
-        found: Tensor = getattr(self, name)
-        return found
+        tensor: Tensor = getattr(self, name)
+        return tensor
 
     def freeze(self, splitk: int = 1, algorithm: str = DEFAULT) -> SpConvConfig:
         """What compiled code takes. SL208 for an unknown algorithm and for ``splitk`` below 1."""
