@@ -37,8 +37,8 @@ class Built:
     def text(self, package: str, name: str) -> str:
         """A file of the wheel's metadata."""
         with zipfile.ZipFile(self.wheels[package]) as file:
-            (found,) = (n for n in file.namelist() if n.endswith(f".dist-info/{name}"))
-            return file.read(found).decode()
+            (member,) = (n for n in file.namelist() if n.endswith(f".dist-info/{name}"))
+            return file.read(member).decode()
 
 
 @pytest.fixture(scope="module")

@@ -77,10 +77,10 @@ def test_gather_rows() -> None:
 
 
 def test_tune_op() -> None:
-    found = output("tune_op.py")
-    assert "m<=1024, k<=256, n<=64\n" in found
-    assert "half(PARTS=2): result 0: " in found
-    assert found.endswith("tuned, frozen, served\n")
+    shown = output("tune_op.py")
+    assert "m<=1024, k<=256, n<=64\n" in shown
+    assert "half(PARTS=2): result 0: " in shown
+    assert shown.endswith("tuned, frozen, served\n")
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")

@@ -29,7 +29,7 @@ def test_a_record_says_where_it_comes_from(path: Path) -> None:
         assert re.fullmatch(r"\d{4}-\d\d-\d\d", part["date"]), name
         assert re.fullmatch(r"[0-9a-f]{10}", part["commit"]), name
         assert "torch" in part["versions"], name
-        digests = [digest for found in part["sources"].values() for digest in found]
+        digests = [digest for recorded in part["sources"].values() for digest in recorded]
         assert all(re.fullmatch(r"[0-9a-f]{16}", digest) for digest in digests), name
         assert all(part["sources"].values()), name
         assert part["digest"] == records.digest_of(part["sources"]), name
@@ -59,27 +59,27 @@ def test_the_readme_says_when_and_where_its_figures_were_measured(known: list[re
 
 def test_the_pages_repeat_the_recorded_demonstration() -> None:
     result = json.loads((ROOT / "benchmarks" / "results" / "demo.json").read_text(encoding="utf-8"))
-    found = result["demo"]
+    demo = result["demo"]
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     for said in (
-        f"| **{found['iou']:.2f}** |",
-        f"{found['graphs']} graph, {found['graph_breaks']} graph breaks, {found['recompiles']} recompiles",
-        f"{found['compiled_ms']:.1f} ms a compiled training step, {found['eager_ms']:.1f} ms eager",
-        f"{round(found['points_per_s'], -3):,.0f} points/s",
-        f"{found['total_s']:.0f} s in all",
+        f"| **{demo['iou']:.2f}** |",
+        f"{demo['graphs']} graph, {demo['graph_breaks']} graph breaks, {demo['recompiles']} recompiles",
+        f"{demo['compiled_ms']:.1f} ms a compiled training step, {demo['eager_ms']:.1f} ms eager",
+        f"{round(demo['points_per_s'], -3):,.0f} points/s",
+        f"{demo['total_s']:.0f} s in all",
     ):
         assert said in readme
     note = (ROOT / "docs" / "design" / "0003-demo.md").read_text(encoding="utf-8")
     shown = note[note.index("<!-- demo -->") : note.index("<!-- /demo -->")].splitlines()[3:]
     assert [row.split("|")[2].strip() for row in shown] == [
-        f"{found['iou']:.3f}",
+        f"{demo['iou']:.3f}",
         f"{result['wall_s']:.0f} s",
         f"{result['cpu_s']:.0f}",
-        f"{found['compile_s']:.1f} s",
-        f"{found['train_s']:.1f} s",
-        f"{found['compiled_ms']:.1f} / {found['eager_ms']:.1f} ms",
-        f"{round(found['points_per_s'], -3):,.0f} points/s",
-        f"{found['graphs']} / {found['graph_breaks']} / {found['recompiles']}",
+        f"{demo['compile_s']:.1f} s",
+        f"{demo['train_s']:.1f} s",
+        f"{demo['compiled_ms']:.1f} / {demo['eager_ms']:.1f} ms",
+        f"{round(demo['points_per_s'], -3):,.0f} points/s",
+        f"{demo['graphs']} / {demo['graph_breaks']} / {demo['recompiles']}",
     ]
 
 
@@ -218,10 +218,10 @@ def test_the_page_repeats_the_recorded_models() -> None:
     result = json.loads((ROOT / "benchmarks" / "results" / "backend_openvino.json").read_text(encoding="utf-8"))
     page = (ROOT / "docs" / "backend.md").read_text(encoding="utf-8")
     shown = page[page.index("<!-- backend_openvino -->") : page.index("<!-- /backend_openvino -->")].splitlines()[3:]
-    for row, (name, found) in zip(shown, result["models"].items(), strict=True):
+    for row, (name, record) in zip(shown, result["models"].items(), strict=True):
         cells = [cell.strip() for cell in row.strip("|").split("|")]
-        times, own = found["milliseconds"], "openvino's torch.compile backend"
+        times, own = record["milliseconds"], "openvino's torch.compile backend"
         names = ("cpu eager", "cpu inductor", "device eager", "device inductor")
         assert cells[0].lower().replace("-", "").startswith(name.replace("-", "")), row
         assert cells[1:5] == [f"{times[n]:.0f}" for n in names]
-        assert f"{times[own]:.0f}" in cells[5] if own in times else found["failed"][own].partition(": ")[2] in cells[5]
+        assert f"{times[own]:.0f}" in cells[5] if own in times else record["failed"][own].partition(": ")[2] in cells[5]

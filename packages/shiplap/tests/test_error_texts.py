@@ -94,9 +94,9 @@ def said(path: Path, keyword: str) -> list[tuple[int, str]]:
 
 @pytest.mark.parametrize(("keyword", "holds"), [("what", a_sentence), ("fix", an_action)])
 def test_what_a_call_of_error_says_in_place_of_the_entry_is_held_to_the_same(keyword, holds) -> None:
-    found = {f"{path.name}:{line}": text for path in SOURCES for line, text in said(path, keyword)}
-    assert len(found) > 30, "the texts are looked for in the wrong place"
-    assert not {place: text for place, text in found.items() if not holds(text)}
+    by_place = {f"{path.name}:{line}": text for path in SOURCES for line, text in said(path, keyword)}
+    assert len(by_place) > 30, "the texts are looked for in the wrong place"
+    assert not {place: text for place, text in by_place.items() if not holds(text)}
 
 
 @pytest.mark.parametrize("title", ["op name", "layout", "budget", "", "wrong number of dims", "no binding"])

@@ -19,9 +19,9 @@ def _family() -> None:
 
 
 def test_a_family_adds_entries_of_its_own() -> None:
-    found = error("ZZ101", where="family::conv", got="0 voxels")
-    assert isinstance(found, FamilyError)
-    assert str(found) == (
+    raised = error("ZZ101", where="family::conv", got="0 voxels")
+    assert isinstance(raised, FamilyError)
+    assert str(raised) == (
         "ZZ101: the scene is empty\n  where    family::conv\n  got      0 voxels\n  fix      leave the scene out"
     )
 

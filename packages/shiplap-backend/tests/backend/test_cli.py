@@ -172,8 +172,8 @@ def test_a_program_that_fails_says_how(project: Project, tmp_path: Path) -> None
 
 def test_audit_reports_what_the_sweep_found(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sweep itself: tests/backend/test_opinfo.py."""
-    found = [audit.Verdict("add", "f32", "native", 3), audit.Verdict("mm", "f32", "fail", 3, why="1 for 2")]
-    monkeypatch.setattr(audit, "audit", lambda *a, **k: [v for v in found if v.op in a[1]])
+    verdicts = [audit.Verdict("add", "f32", "native", 3), audit.Verdict("mm", "f32", "fail", 3, why="1 for 2")]
+    monkeypatch.setattr(audit, "audit", lambda *a, **k: [v for v in verdicts if v.op in a[1]])
     monkeypatch.setattr(audit, "operators", lambda project: ["add", "mm"])
     report = run("audit", project.root, "--match", "a", "--json")
     assert report["counts"]["f32"]["native"] == len(report["verdicts"]) == 1

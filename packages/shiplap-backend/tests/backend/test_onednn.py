@@ -34,11 +34,11 @@ def made_of(target: str) -> Generated:
 def test_the_docs_say_what_is_native(target: str, called: str) -> None:
     if target == "openvino":
         pytest.importorskip("openvino")
-    found = coverage(load(shipped(target)), runtime(target), made_of(target)).as_json()
-    owed = [found["required"][state] for state in ("native", "expected", "gap")]
-    row = f"| {called} | {len(found['native'])} | {' | '.join(map(str, owed))} |"
+    covered = coverage(load(shipped(target)), runtime(target), made_of(target)).as_json()
+    owed = [covered["required"][state] for state in ("native", "expected", "gap")]
+    row = f"| {called} | {len(covered['native'])} | {' | '.join(map(str, owed))} |"
     assert row in (REPOSITORY / "docs" / "backend.md").read_text()
-    assert f"{len(found['native'])} on" in (REPOSITORY / "README.md").read_text().replace("overloads on", "on")
+    assert f"{len(covered['native'])} on" in (REPOSITORY / "README.md").read_text().replace("overloads on", "on")
 
 
 def test_forty_overloads_from_the_same_templates() -> None:

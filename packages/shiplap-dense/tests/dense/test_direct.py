@@ -46,11 +46,11 @@ def test_what_is_compiled_ahead_is_what_a_launch_looks_up(tmp_path):
     env = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
     done = python("-W", "ignore", script, env=env)
     assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout)
-    assert found["candidates"] == found["ahead"] == len(found["binaries"]) == 3, "one kernel each"
-    assert min(found["binaries"]) > 1000
-    assert found["at launch"] == 0
-    assert found["of another size"] == 3, "which this counts"
+    parsed = json.loads(done.stdout)
+    assert parsed["candidates"] == parsed["ahead"] == len(parsed["binaries"]) == 3, "one kernel each"
+    assert min(parsed["binaries"]) > 1000
+    assert parsed["at launch"] == 0
+    assert parsed["of another size"] == 3, "which this counts"
 
 
 RIGHT = [
@@ -92,9 +92,9 @@ RIGHT = [
 
 @pytest.mark.parametrize("name", RIGHT)
 def test_a_template_alone_is_right(results, name):
-    found = results[name]
-    assert "error" in found, found
-    assert found["error"] < (2e-3 if name == "mm even" or name.endswith("half") else 1e-6), found
+    result = results[name]
+    assert "error" in result, result
+    assert result["error"] < (2e-3 if name == "mm even" or name.endswith("half") else 1e-6), result
 
 
 def test_a_planted_bug_is_seen(results):
@@ -120,9 +120,9 @@ def test_what_an_eager_call_runs(results):
 
 
 def test_partial_sums_are_added_behind_the_kernel(results):
-    found = results["fused in partial sums"]
-    assert found["error"] < 1e-6, found
-    assert [k.split("_")[1] for k in found["kernels"]] == ["tem", "poi"], "the activation goes into the sum"
+    result = results["fused in partial sums"]
+    assert result["error"] < 1e-6, result
+    assert [k.split("_")[1] for k in result["kernels"]] == ["tem", "poi"], "the activation goes into the sum"
 
 
 @pytest.mark.parametrize("name", ["bulk", "bulk transposed"])
@@ -155,9 +155,9 @@ def test_the_audit_runs_it_like_any_kernel(results, check):
 
 
 def test_new_sizes_compile_nothing(results):
-    found = results["renderings"]
-    assert found["before"] == found["after"] > 0
-    assert found["source"].startswith("def gathered(feats, weight, table, order, bias, out_ptr, size_table_0")
+    result = results["renderings"]
+    assert result["before"] == result["after"] > 0
+    assert result["source"].startswith("def gathered(feats, weight, table, order, bias, out_ptr, size_table_0")
 
 
 def test_a_table_is_built_once_for_the_sizes_that_it_looks_at(results):
@@ -166,10 +166,10 @@ def test_a_table_is_built_once_for_the_sizes_that_it_looks_at(results):
 
 @pytest.mark.parametrize("name", ["fused", "fused reflected", "fused groups"])
 def test_the_same_source_is_fused_by_inductor(results, name):
-    found = results[name]
-    assert "failed" not in found, found
-    assert [k[:16] for k in found["kernels"]] == ["triton_tem_fused"]
-    assert found["error"] < 1e-6
+    result = results[name]
+    assert "failed" not in result, result
+    assert [k[:16] for k in result["kernels"]] == ["triton_tem_fused"]
+    assert result["error"] < 1e-6
 
 
 # --- what needs no Triton: order, rules, tables -----------------------------------------------------------------------
@@ -192,8 +192,8 @@ def declare(ns: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
     def bind(op: sl.Op, device: str = "cpu", **keywords: Any) -> None:
         read = partial(template.read_template, op.spec, str(tmp_path / "ops.py"))
-        found = read(device, "scale.triton.jinja", grid=lambda sizes, config, cdiv: (1, 1, 1), **keywords)
-        kernel = template_kernel(op.spec, found)
+        bound = read(device, "scale.triton.jinja", grid=lambda sizes, config, cdiv: (1, 1, 1), **keywords)
+        kernel = template_kernel(op.spec, bound)
         assert kernel is not None
         op._attach(kernel)
 

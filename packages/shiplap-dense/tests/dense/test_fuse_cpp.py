@@ -151,13 +151,13 @@ def test_training_graphs():
     def loss(x, w, s, b):
         return gelu(dense.matmul_int8(x, w, s, b)).square().sum()
 
-    (w, s, bias), found = weights(), []
+    (w, s, bias), gradients = weights(), []
     leaves = torch.randn(M, K), bias
     for fn in (loss, torch.compile(loss, fullgraph=True)):
         x, b = (t.clone().requires_grad_() for t in leaves)
         with torch.enable_grad():
-            found.append(torch.autograd.grad(fn(x, w, s, b), (x, b)))
-    for got, want in zip(found[1], found[0], strict=True):
+            gradients.append(torch.autograd.grad(fn(x, w, s, b), (x, b)))
+    for got, want in zip(gradients[1], gradients[0], strict=True):
         assert float((got - want).norm()) <= 1e-5 * float(want.norm())
     assert counted()[0] == 2  # forward, and the product of its backward
     assert [d.chosen.split("(")[0] for d in decisions()[-2:]] == ["int8_panels", "mm"]

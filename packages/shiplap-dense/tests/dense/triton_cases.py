@@ -40,10 +40,10 @@ def case(name: str, fn: Callable[..., Any], *args: Tensor, dynamic: bool = False
         _, error, kernels = interpreted.run(fn, *args, dynamic=dynamic)
         made = decisions()[before:]
         verdicts = [(v.status, v.detail) for d in made for v in d.verdicts if v.status not in ("ok", "refused")]
-        found = {"error": error, "kernels": kernels, "chosen": [d.chosen for d in made], "verdicts": verdicts}
+        outcome = {"error": error, "kernels": kernels, "chosen": [d.chosen for d in made], "verdicts": verdicts}
     except Exception as e:
-        found = {"failed": f"{type(e).__name__}: {e}"[:2000]}
-    print(json.dumps({"name": name, **found}), flush=True)
+        outcome = {"failed": f"{type(e).__name__}: {e}"[:2000]}
+    print(json.dumps({"name": name, **outcome}), flush=True)
 
 
 def int8(*shape: int) -> Tensor:

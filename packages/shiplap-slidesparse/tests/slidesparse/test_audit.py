@@ -30,10 +30,10 @@ VALUES = {"numerics", "edges", "schema", "arguments", "stateless"}
 
 
 def checks_of(op: sl.Op) -> list[str]:
-    found = importlib.import_module("shiplap.audit").CHECKS
+    checks = importlib.import_module("shiplap.audit").CHECKS
     if op in WHOLE:
-        return list(found)
-    return [c for c in found if (c in VALUES if op in TWINS else c not in COMPILES)]
+        return list(checks)
+    return [c for c in checks if (c in VALUES if op in TWINS else c not in COMPILES)]
 
 
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.spec.opname)

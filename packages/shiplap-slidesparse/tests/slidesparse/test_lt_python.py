@@ -195,9 +195,9 @@ def test_the_library_is_found_where_its_wheels_put_it(vendor, vendor_file, tmp_p
         libraries.open_cusparselt.cache_clear()
         (tmp_path / home).mkdir(parents=True)
         shutil.copy(vendor_file, tmp_path / home)
-        found = [p.relative_to(tmp_path).as_posix() for p in libraries.candidates() if p.is_file()]
-        assert len(found) == number + 1
-        assert found[0] == f"{home}/libcusparseLt.so.0"  # the newer layout comes first
+        paths = [p.relative_to(tmp_path).as_posix() for p in libraries.candidates() if p.is_file()]
+        assert len(paths) == number + 1
+        assert paths[0] == f"{home}/libcusparseLt.so.0"  # the newer layout comes first
     assert libraries.open_cusparselt() == ""
     assert native.versions()[1] == "0.8.1"
     native.forget()
@@ -215,9 +215,9 @@ def test_an_old_library_is_passed_over_and_named(vendor, vendor_file, monkeypatc
 
 def test_algorithms_are_those_of_which_there_is_a_plan(device):
     problem = tuning.problem_of(ops.sparse_mm_int8, 0, 64, 32, 64)
-    found = tuning.algorithms(ops.sparse_mm_int8, problem)
-    assert {(c["ALG"], c["SPLIT_K"]) for c in found} == {(a, s) for a in range(5) for s in (0, *tuning.SPLITS)}
-    assert {c["VERSION"] for c in found} == {8001}
+    configs = tuning.algorithms(ops.sparse_mm_int8, problem)
+    assert {(c["ALG"], c["SPLIT_K"]) for c in configs} == {(a, s) for a in range(5) for s in (0, *tuning.SPLITS)}
+    assert {c["VERSION"] for c in configs} == {8001}
     many = problem.but(m=2 * tuning.FEW_ROWS)
     assert [c["SPLIT_K"] for c in tuning.algorithms(ops.sparse_mm_int8, many)] == [0] * 5
     assert tuning.algorithms(ops.mm_fp8, tuning.problem_of(ops.mm_fp8, 0, 64, 32, 64)) == [{"ALG": a} for a in range(3)]
@@ -289,6 +289,6 @@ def test_a_layers_choices_are_those_of_its_products_and_its_own(device, monkeypa
     monkeypatch.setattr(tuning, "tune", chosen)
     monkeypatch.setattr(tuning.sl, "tune", chosen)
     monkeypatch.setattr(libraries, "available", lambda device, dtype=None: True)
-    found = tuning.tune_layer(layers.linear_int8, (1, 64), 96, 256, 4)
-    assert found == [f"{op} {i}" for op in ("mm_int8", "sparse_mm_int8", "linear_int8") for i in (0, 1)]
+    choices = tuning.tune_layer(layers.linear_int8, (1, 64), 96, 256, 4)
+    assert choices == [f"{op} {i}" for op in ("mm_int8", "sparse_mm_int8", "linear_int8") for i in (0, 1)]
     assert [sizes for _, sizes in asked[:2]] == [[(16, 96, 256), (64, 96, 256)], [(16, 96, 384), (64, 96, 384)]]

@@ -71,9 +71,9 @@ def test_settings_arrive(run: Any, asked: list[DemoSettings], tmp_path: Path) ->
 
 
 def test_json_is_all_of_stdout(run: Any, asked: list[DemoSettings], tmp_path: Path) -> None:
-    found = json.loads(run("demo", "--json", "-o", tmp_path).stdout)
-    assert found["iou"] == 0.9
-    assert found["audits"] == {"sparse3d::conv": {"ok": 15, "fail": 0, "skip": 1, "failed": []}}
+    parsed = json.loads(run("demo", "--json", "-o", tmp_path).stdout)
+    assert parsed["iou"] == 0.9
+    assert parsed["audits"] == {"sparse3d::conv": {"ok": 15, "fail": 0, "skip": 1, "failed": []}}
 
 
 @pytest.mark.parametrize("bad", [{"graph_breaks": 1}, {"audits": {"a::b": Verdicts(14, 1, 1, ("fresh",))}}])

@@ -29,11 +29,11 @@ def tensors(entries):
 
 
 def expected(entries):
-    found: dict[int, int] = {}
+    rows: dict[int, int] = {}
     for key, value in entries:
         if key != -1:
-            found[key] = min(value, found.get(key, value))
-    return found
+            rows[key] = min(value, rows.get(key, value))
+    return rows
 
 
 @settings(max_examples=40, deadline=None)
@@ -59,8 +59,8 @@ def test_what_was_inserted_is_found_and_nothing_else(entries, others):
     for run in RUNS:
         table = sparse3d.init_hashmap(len(entries))
         pick(sparse3d.hash_insert, run)(*table, *tensors(entries))
-        found = pick(sparse3d.hash_lookup, run)(*table, keys)
-        assert found.tolist() == [want.get(k, -1) for k in keys.tolist()]
+        actual = pick(sparse3d.hash_lookup, run)(*table, keys)
+        assert actual.tolist() == [want.get(k, -1) for k in keys.tolist()]
 
 
 def colliding(count: int, capacity: int) -> list[int]:

@@ -126,7 +126,7 @@ def test_the_score_of_one_defect(tmp_path):
     ]
     done = python("-W", "ignore", *command)
     assert done.returncode == 0, done.stderr
-    (found,) = json.loads(file.read_text())["outcomes"]
-    assert found["name"] == "relu that swallows NaN"
-    assert found["bad"]["status"] == found["good"]["status"] == "done"
-    assert found["good"]["failed"] == []
+    (outcome,) = json.loads(file.read_text())["outcomes"]
+    assert outcome["name"] == "relu that swallows NaN"
+    assert outcome["bad"]["status"] == outcome["good"]["status"] == "done"
+    assert outcome["good"]["failed"] == []

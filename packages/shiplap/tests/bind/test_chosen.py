@@ -123,9 +123,9 @@ def test_a_choice_serves_its_bucket_dtype_and_presence_only(tell):
 def test_many_choices_are_all_found(tell):
     calls = [(n, by) for by in range(300) for n in (1, 4, 64)]
     shown = [c for c in CONFIGS if c["TILE"] > 0]  # what a double can tell apart
-    found = {call: shown[i % len(shown)] for i, call in enumerate(calls)}
-    choices.install([entry(tell, (x(n), None, by), c) for (n, by), c in found.items()])
-    for (n, by), config in found.items():
+    by_call = {call: shown[i % len(shown)] for i, call in enumerate(calls)}
+    choices.install([entry(tell, (x(n), None, by), c) for (n, by), c in by_call.items()])
+    for (n, by), config in by_call.items():
         assert said(tell, x(n), None, by) == config
     assert said(tell, x(), None, 301) == CONFIGS[0]
 
@@ -285,6 +285,6 @@ def test_a_lookup_takes_less_than_200_ns_and_allocates_nothing(tmp_path):
     command = ["c++", "-O2", "-std=c++20", "-Wall", "-Wextra", "-Werror", f"-I{INCLUDE}", "-o", tmp_path / "look"]
     subprocess.run([*command, tmp_path / "look.cpp"], check=True)
     runs = [subprocess.run([tmp_path / "look"], capture_output=True, text=True, check=True) for _ in range(5)]
-    found = [run.stdout.split() for run in runs]
-    assert all(f[1:3] == ["0", "0"] for f in found), found
-    assert min(float(f[0]) for f in found) < 200, found
+    lines = [run.stdout.split() for run in runs]
+    assert all(f[1:3] == ["0", "0"] for f in lines), lines
+    assert min(float(f[0]) for f in lines) < 200, lines

@@ -124,12 +124,12 @@ def declare_total():
 
 @pytest.fixture(scope="module")
 def ops(cache, tmp_path_factory):
-    found = Ops()
-    found.mix, found.keep, found.bump, found.total = declare_mix(), declare_keep(), declare_bump(), declare_total()
+    ops = Ops()
+    ops.mix, ops.keep, ops.bump, ops.total = declare_mix(), declare_keep(), declare_bump(), declare_total()
     folder = tmp_path_factory.mktemp("native")
-    found.library = compile_c(folder, "native", {name: getattr(found, name) for name in SYMBOLS}, BODY)
-    bind(found)
-    return found
+    ops.library = compile_c(folder, "native", {name: getattr(ops, name) for name in SYMBOLS}, BODY)
+    bind(ops)
+    return ops
 
 
 SYMBOLS = ("mix", "keep", "bump", "total")
@@ -296,14 +296,14 @@ def test_errors_are_those_of_the_python_binding(ops):
     ]
 
     def refusals():
-        found = []
+        refused = []
         for call in calls:
             with pytest.raises(sl.ShiplapError) as caught:
                 ops.mix(*call)
-            found.append((type(caught.value), str(caught.value)))
+            refused.append((type(caught.value), str(caught.value)))
         with pytest.raises(sl.ShiplapError) as caught:
             ops.keep(torch.ones(5), 1)
-        return [*found, (type(caught.value), str(caught.value))]
+        return [*refused, (type(caught.value), str(caught.value))]
 
     assert ops.mix.native is not None
     by_native = refusals()

@@ -92,14 +92,14 @@ class Kernel:
 
             backend = make_backend(GPUTarget("cuda", 90, 32))
             binder = create_function_from_signature(self.signature, self.params, backend)
-            _, found, options = binder(*args, **kwargs)
+            _, signature, options = binder(*args, **kwargs)
         else:
-            found = [
+            signature = [
                 ("constexpr", v) if p.is_constexpr else one(v) if not p.do_not_specialize else one(v)[:1]
                 for p, v in zip(self.params, bound.arguments.values(), strict=True)
             ]
             options = {k: v for k, v in kwargs.items() if k not in names}
-        return repr(found), repr(options)
+        return repr(signature), repr(options)
 
     def __getitem__(self, grid):
         def launch(*args, **kwargs):
@@ -125,12 +125,12 @@ class Compiled:
 @pytest.fixture
 def knobs(monkeypatch):
     runtime = types.SimpleNamespace(debug=False, launch_enter_hook=Chain(), launch_exit_hook=Chain())
-    found = types.SimpleNamespace(runtime=runtime, compilation=types.SimpleNamespace(instrumentation_mode=""))
-    found.device = 0
+    settings = types.SimpleNamespace(runtime=runtime, compilation=types.SimpleNamespace(instrumentation_mode=""))
+    settings.device = 0
     monkeypatch.setattr(launching, "_TENSORS", (Pointer,))
-    stand_in = launching.Runtime(lambda: found.device, lambda device: 100 + device, found, Chain)
+    stand_in = launching.Runtime(lambda: settings.device, lambda device: 100 + device, settings, Chain)
     monkeypatch.setattr(launching, "_runtime", lambda: stand_in)
-    return found
+    return settings
 
 
 integers = st.one_of(

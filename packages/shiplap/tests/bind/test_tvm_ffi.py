@@ -22,20 +22,20 @@ ARGUMENTS = (3, True, [1, 2], [0.5], 2.0, "abc")  # of mix, after the tensors
 @pytest.fixture(scope="module")
 def ops(tmp_path_factory):
     pytest.importorskip("tvm_ffi")
-    folder, found = tmp_path_factory.mktemp("tvm_ffi"), Ops()
-    found.mix, found.keep, found.bump, found.total = declare_mix(), declare_keep(), declare_bump(), declare_total()
-    library = compile_c(folder, "native", {name: getattr(found, name) for name in SYMBOLS}, BODY)
-    found.mix.kernel("cpu", sl.cabi(library, "mix", strided=["x"]), workspace="n * c * itemsize")
-    found.keep.kernel("cpu", sl.cabi(library, "keep"), dtypes="float32")
-    found.bump.kernel("cpu", sl.cabi(library, "bump"))
-    found.total.kernel("cpu", sl.cabi(library, "total"))
+    folder, ops = tmp_path_factory.mktemp("tvm_ffi"), Ops()
+    ops.mix, ops.keep, ops.bump, ops.total = declare_mix(), declare_keep(), declare_bump(), declare_total()
+    library = compile_c(folder, "native", {name: getattr(ops, name) for name in SYMBOLS}, BODY)
+    ops.mix.kernel("cpu", sl.cabi(library, "mix", strided=["x"]), workspace="n * c * itemsize")
+    ops.keep.kernel("cpu", sl.cabi(library, "keep"), dtypes="float32")
+    ops.bump.kernel("cpu", sl.cabi(library, "bump"))
+    ops.total.kernel("cpu", sl.cabi(library, "total"))
     cache = folder / "cache"
     cache.mkdir(mode=0o700)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SHIPLAP_CACHE_DIR", str(cache))
         patch.setenv("SHIPLAP_NATIVE", "0")  # the Python binding is what we compare with
-        found.exported = {name: ffi.export(getattr(found, name)) for name in SYMBOLS}
-        yield found
+        ops.exported = {name: ffi.export(getattr(ops, name)) for name in SYMBOLS}
+        yield ops
 
 
 def outputs(rows, columns, dtype=torch.float32):

@@ -37,10 +37,10 @@ def test_a_failure_leaves_status_1_and_its_fix(process: Any) -> None:
 def test_json_is_all_of_stdout(process: Any) -> None:
     done = process("audit", f"{OPS}:scale", *QUICK, "--seed", "5", "--json")
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert [(f["check"], f["verdict"]) for f in found["findings"]] == [("numerics", "ok"), ("fresh", "ok")]
-    assert found["facts"]["seed"] == "5"
-    assert found["facts"]["target"] == f"{OPS}:scale"
+    parsed = json.loads(done.stdout)
+    assert [(f["check"], f["verdict"]) for f in parsed["findings"]] == [("numerics", "ok"), ("fresh", "ok")]
+    assert parsed["facts"]["seed"] == "5"
+    assert parsed["facts"]["target"] == f"{OPS}:scale"
     assert "noisy" in done.stderr  # what the module printed is not lost
 
 
@@ -211,9 +211,9 @@ def test_a_passport_of_another_op_or_torch_says_so(run: Any, tmp_path: Path) -> 
 def test_a_sanitizer_without_a_gpu_is_skipped_and_an_unknown_tool_refused(run: Any) -> None:
     result = run("audit", f"{OPS}:scale", "--check", "fresh", "--sanitizer", "memcheck", "--json")
     assert result.exit_code == 0, result.output
-    found = json.loads(result.stdout)["findings"]
-    assert [(f["check"], f["verdict"]) for f in found] == [("fresh", "ok"), ("sanitizer", "skip")]
-    assert "device='cuda'" in found[1]["evidence"]
+    parsed = json.loads(result.stdout)["findings"]
+    assert [(f["check"], f["verdict"]) for f in parsed] == [("fresh", "ok"), ("sanitizer", "skip")]
+    assert "device='cuda'" in parsed[1]["evidence"]
     result = run("audit", f"{OPS}:scale", "--sanitizer", "mumcheck")
     assert result.exit_code == 2
     assert "SL503" in result.stderr
@@ -231,8 +231,8 @@ def test_an_op_that_cannot_be_called_is_still_reported(run: Any, tmp_path: Path,
     page = tmp_path / "page.html"
     result = run("audit", str(file), "--check", "numerics", "--cost", "--json", "--html", str(page))
     assert result.exit_code == 1, result.output
-    found = json.loads(result.stdout)
-    assert "no such <device>" in found["findings"][0]["evidence"]
-    assert found["no_costs"] == f"{ns}::raises: RuntimeError: no such <device>"
+    parsed = json.loads(result.stdout)
+    assert "no such <device>" in parsed["findings"][0]["evidence"]
+    assert parsed["no_costs"] == f"{ns}::raises: RuntimeError: no such <device>"
     assert "no such &lt;device&gt;" in page.read_text()
     assert "no such <device>" not in page.read_text()

@@ -15,10 +15,10 @@ from shiplap.cli import env
 def test_json_is_all_of_stdout(process: Any) -> None:
     done = process("env", "--json")
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert set(found) == {"versions", "devices", "capabilities", "settings", "libraries", "bindings"}
-    assert found["versions"]["torch"] == torch.__version__
-    assert found["devices"][0]["device"] == "cpu"
+    parsed = json.loads(done.stdout)
+    assert set(parsed) == {"versions", "devices", "capabilities", "settings", "libraries", "bindings"}
+    assert parsed["versions"]["torch"] == torch.__version__
+    assert parsed["devices"][0]["device"] == "cpu"
 
 
 def test_text_and_json_say_the_same(run: Any) -> None:

@@ -22,14 +22,14 @@ def test_measured_as_json_and_as_a_page(run: Any, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     done = run(*EXAMPLE, "--json", "--html", page)
     assert done.exit_code == 0, done.output
-    found = json.loads(done.stdout)
-    assert found["summary"] == "1 match, 0 near misses in 1 graph"
-    (match,) = found["matches"]
+    parsed = json.loads(done.stdout)
+    assert parsed["summary"] == "1 match, 0 near misses in 1 graph"
+    (match,) = parsed["matches"]
     assert (match["operators"], match["saving"]["nodes"]) == (["linear", "silu", "linear", "mul"], -3)
-    assert found["measured"]["error"] < 1e-5
-    assert found["measured"]["kernels"][0] > 0
-    assert [step["rewrite"] for step in found["measured"]["steps"]] == ["one_product"]
-    assert "+linear_3: float32[2, 8, 256] = aten.linear(y, cat)" in found["differences"][0]["text"]
+    assert parsed["measured"]["error"] < 1e-5
+    assert parsed["measured"]["kernels"][0] > 0
+    assert [step["rewrite"] for step in parsed["measured"]["steps"]] == ["one_product"]
+    assert "+linear_3: float32[2, 8, 256] = aten.linear(y, cat)" in parsed["differences"][0]["text"]
     html = page.read_text(encoding="utf-8")
     assert html.count("<svg") == 2
     assert " kernels, " in html

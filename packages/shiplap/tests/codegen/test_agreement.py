@@ -83,9 +83,9 @@ class Raw(ctypes.Structure):
 def raw(t: Tensor | None):
     if t is None:
         return None
-    found = Raw(t.dim(), of(t.dtype, "test").number, 0 if t.device.type == "cpu" else 14, t.data_ptr())
-    found.sizes[: t.dim()], found.strides[: t.dim()] = t.shape, t.stride()
-    return ctypes.byref(found)
+    view = Raw(t.dim(), of(t.dtype, "test").number, 0 if t.device.type == "cpu" else 14, t.data_ptr())
+    view.sizes[: t.dim()], view.strides[: t.dim()] = t.shape, t.stride()
+    return ctypes.byref(view)
 
 
 def declare(rng: random.Random, number: int) -> CallPlan | None:
@@ -132,10 +132,10 @@ def draw_call(rng: random.Random, plan: CallPlan) -> tuple[tuple, Tensor, Tensor
 
     def size(dim) -> int:
         try:
-            found = dim.size if dim.kind == "fixed" else dim.expr(env) if dim.expr else env.get(dim.text, 2)
+            value = dim.size if dim.kind == "fixed" else dim.expr(env) if dim.expr else env.get(dim.text, 2)
         except (ArithmeticError, LookupError, ValueError):
-            found = 1
-        return max(0, found + (rng.random() < 0.06))
+            value = 1
+        return max(0, value + (rng.random() < 0.06))
 
     for arg in plan.spec.tensors:
         if arg.optional and rng.random() < 0.4:

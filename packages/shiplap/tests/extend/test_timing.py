@@ -23,9 +23,11 @@ def test_medians_of_functions_in_turn() -> None:
 
         return run
 
-    found = time_in_turn({"long": sleeper("long", 0.004), "short": sleeper("short", 0.001)}, device="cpu", seconds=0.05)
-    assert list(found) == ["long", "short"]
-    assert found["long"] >= 0.004 > found["short"] >= 0.001
+    medians = time_in_turn(
+        {"long": sleeper("long", 0.004), "short": sleeper("short", 0.001)}, device="cpu", seconds=0.05
+    )
+    assert list(medians) == ["long", "short"]
+    assert medians["long"] >= 0.004 > medians["short"] >= 0.001
     assert order[-10:] == ["long", "short"] * 5
 
 

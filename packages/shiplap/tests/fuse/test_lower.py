@@ -93,17 +93,21 @@ def test_switches_are_controls():
     args = arguments()
     from torch._dynamo.utils import counters
 
-    found = {}
+    by_switch = {}
     for name, keywords in (("on", {}), ("apart", {"fusion": False}), ("off", {"templates": False})):
         torch._dynamo.reset()
         counters.clear()
         with switches(qmm, **keywords):
             made = compiled(*args)
         inductor = counters["inductor"]
-        found[name] = (inductor["cpp_templated_kernel_counter"], inductor["cpp_epilogue_fusion_counter"], made.chosen)
-    assert found["on"][:2] == (1, 1)
-    assert found["apart"][:2] == (1, 0)
-    assert found["off"] == (0, 0, "reference")
+        by_switch[name] = (
+            inductor["cpp_templated_kernel_counter"],
+            inductor["cpp_epilogue_fusion_counter"],
+            made.chosen,
+        )
+    assert by_switch["on"][:2] == (1, 1)
+    assert by_switch["apart"][:2] == (1, 0)
+    assert by_switch["off"] == (0, 0, "reference")
     asked = []
     declines = {"fuses": lambda sizes: bool(asked.append(dict(sizes)))}
     with pytest.MonkeyPatch.context() as patch:
@@ -122,8 +126,8 @@ def test_tuning_shows_times_drops_what_is_wrong_broken_or_crashes_and_is_done_on
     monkeypatch.setattr(select, "SECONDS", 600.0)  # nobody is left out, however busy the machine
     monkeypatch.setattr(select, "NEAR", 1e9)  # all are raced with their neighbours, however slow they are alone
     args = arguments()
-    found = explain(layer, *args, mode="max-autotune-no-cudagraphs", fullgraph=True)
-    (made,) = found.decisions
+    explanation = explain(layer, *args, mode="max-autotune-no-cudagraphs", fullgraph=True)
+    (made,) = explanation.decisions
     timed = {v.candidate: v for v in made.verdicts if v.status == "ok"}
     assert made.chosen in timed.keys() == {"reference", "qmm(BM=32, BN=64, STEPS=K, WRECK=0)"}
     assert all(v.time_us and v.time_us > 0 and "with add, mul" in v.detail for v in timed.values())
@@ -140,7 +144,7 @@ def test_tuning_shows_times_drops_what_is_wrong_broken_or_crashes_and_is_done_on
     assert "ended the process (SIGSEGV)" in why[json.dumps(CRASHING)]
     assert made.reason.startswith("fastest with ")
     assert "3 dropped" in made.reason
-    assert not found.ok
+    assert not explanation.ok
 
     torch._dynamo.reset()
     before = measure.benchmarks

@@ -161,7 +161,7 @@ def test_graphs_that_torch_leaves_unsorted():
 
 def test_threads_do_not_see_each_other():
     """Each compiles inside its own scope at the same time; a third one compiles with none."""
-    found, barrier = {}, threading.Barrier(3)
+    matches, barrier = {}, threading.Barrier(3)
 
     def work(name):
         scope = sl.rewrites(made(name, level="post-grad", by=lambda x, w: torch.mm(x, w.t()).clone())) if name else None
@@ -169,12 +169,12 @@ def test_threads_do_not_see_each_other():
         with torch.no_grad():
             if scope is None:
                 fresh()(X, W)
-                found[name] = []
+                matches[name] = []
             else:
                 with scope:
                     barrier_inside.wait()
                     fresh()(X, W)
-                found[name] = [m.rewrite for m in scope.matches]
+                matches[name] = [m.rewrite for m in scope.matches]
 
     barrier_inside = threading.Barrier(2)
     threads = [threading.Thread(target=work, args=(name,)) for name in ("one", "two", "")]
@@ -182,7 +182,7 @@ def test_threads_do_not_see_each_other():
         t.start()
     for t in threads:
         t.join()
-    assert found == {"one": ["one"], "two": ["two"], "": []}
+    assert matches == {"one": ["one"], "two": ["two"], "": []}
 
 
 def test_threads_may_share_a_scope():
@@ -208,9 +208,9 @@ def test_threads_may_share_a_scope():
 
 
 def caches():
-    found = [counters[g][f"{n}_cache_hit"] for g, n in (("inductor", "fxgraph"), ("aot_autograd", "autograd"))]
+    hits = [counters[g][f"{n}_cache_hit"] for g, n in (("inductor", "fxgraph"), ("aot_autograd", "autograd"))]
     counters.clear()
-    return found
+    return hits
 
 
 @pytest.mark.parametrize("level", list(PLACES))

@@ -33,16 +33,16 @@ def test_steps_add_up_to_the_whole():
     )
     never = sl.rewrite(lambda x: x.erf(), lambda x: torch.erf(x) * 1, name="never", samples=lambda: [(X,)])
     said = []
-    found = survey(model, (X, W, U), [late, never, early], say=said.append)
-    assert found.measured is not None
-    first, second = found.measured.steps
+    surveyed = survey(model, (X, W, U), [late, never, early], say=said.append)
+    assert surveyed.measured is not None
+    first, second = surveyed.measured.steps
     assert (first.rewrite, second.rewrite) == ("early", "late")  # as levels follow each other
-    assert first.seconds[0] == found.measured.seconds[0]
+    assert first.seconds[0] == surveyed.measured.seconds[0]
     assert first.seconds[1] == second.seconds[0]
-    assert second.seconds[1] == found.measured.seconds[1]
-    assert (first.kernels[0], second.kernels[1]) == found.measured.kernels
+    assert second.seconds[1] == surveyed.measured.seconds[1]
+    assert (first.kernels[0], second.kernels[1]) == surveyed.measured.kernels
     assert min(*first.seconds, second.seconds[1]) > 0
-    assert found.step("never") is None
+    assert surveyed.step("never") is None
     assert said == [
         "proving the rewrites",
         "compiling with them",
@@ -51,7 +51,7 @@ def test_steps_add_up_to_the_whole():
         "measuring",
     ]
     out = io.StringIO()
-    print_survey(found, Console(file=out, width=200))
+    print_survey(surveyed, Console(file=out, width=200))
     lines = out.getvalue().splitlines()
     assert lines[0].startswith(
         f"late (post-grad): 1 matched, 0 near; {second.kernels[0]} -> {second.kernels[1]} kernels, "

@@ -33,8 +33,8 @@ def slow():
 def tuned(ops, budget, **options):
     requests = [r for op in ops for r in requests_of(op, [{"n": 64}], "cpu")]
     started = time.monotonic()
-    found = tune_all(requests, budget, options=Options(), progress=False, **options)
-    return found, time.monotonic() - started
+    choices = tune_all(requests, budget, options=Options(), progress=False, **options)
+    return choices, time.monotonic() - started
 
 
 def stored():
@@ -63,9 +63,9 @@ def test_what_nobody_waits_for_stores_nothing():
 
 
 def test_a_worker_that_is_busy_or_starting_is_ended():
-    found, took = tuned([slow_ops.stuck, slow_ops.quick], 1.0)
+    choices, took = tuned([slow_ops.stuck, slow_ops.quick], 1.0)
     assert took < 1.0 + LATE
-    assert [c.origin for c in found] == ["left out", "left out"]
+    assert [c.origin for c in choices] == ["left out", "left out"]
 
 
 def test_the_command_says_what_it_left_out(monkeypatch):

@@ -131,8 +131,8 @@ def test_recipes_of_calls_build_calls_of_the_same_bucket():
 
 
 def test_sizes_make_recipes_and_say_what_is_missing():
-    found = recipe_for(ops.mm, {"m": 3, "k": 4, "n": 5}, "bfloat16")
-    assert str(found) == "sizes(m=3, k=4, n=5), dtypes(Float='bfloat16')"
+    recipe = recipe_for(ops.mm, {"m": 3, "k": 4, "n": 5}, "bfloat16")
+    assert str(recipe) == "sizes(m=3, k=4, n=5), dtypes(Float='bfloat16')"
     with pytest.raises(ShiplapError) as caught:
         recipe_for(ops.mm, {"m": 3, "q": 4})
     assert (caught.value.id, caught.value.got) == ("SL502", "unknown q, no k, no n")

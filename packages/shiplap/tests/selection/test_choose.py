@@ -38,8 +38,8 @@ def test_the_choice_is_served_to_its_bucket_and_to_no_other():
     choose(ops.mm, recipe_of(ops.mm, matrices()))
 
     def picked(*args):
-        found = ops.mm.pick(ops.mm.bind(args))
-        return (found.name, str(found.config))
+        kernel = ops.mm.pick(ops.mm.bind(args))
+        return (kernel.name, str(kernel.config))
 
     assert picked(torch.ones(15, 500), torch.ones(500, 9)) == ("right", "WAIT=300")
     assert picked(torch.ones(17, 500), torch.ones(500, 9)) == ("cut", "PARTS=10")
@@ -279,15 +279,15 @@ def test_nothing_tunes_inside_an_op_a_backward_or_a_trace(ns, monkeypatch):
 def test_a_stored_choice_is_served_where_nothing_may_be_measured(ns):
     recipe = recipe_of(ops.mm, matrices())
     choose(ops.mm, recipe)
-    found = []
+    collected = []
 
     @sl.op(f"{ns}::inner")
     def inner(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
-        found.append(choose(ops.mm, recipe).origin)
+        collected.append(choose(ops.mm, recipe).origin)
         return x + 1
 
     inner(torch.ones(3))
-    assert found == ["stored"]
+    assert collected == ["stored"]
 
 
 def test_extra_fields_separate_choices():

@@ -23,8 +23,8 @@ def matrices(m=16, k=512, dtype=torch.float32):
 
 
 def picked(args):
-    found = ops.mm.pick(ops.mm.bind(args))
-    return f"{found.name}({found.config})" if found else "reference"
+    kernel = ops.mm.pick(ops.mm.bind(args))
+    return f"{kernel.name}({kernel.config})" if kernel else "reference"
 
 
 @pytest.fixture
@@ -47,11 +47,11 @@ def test_a_frozen_process_measures_nothing(tuned):
     before = measure.benchmarks
     frozen(tuned)
     assert picked(matrices()) == "right(WAIT=300)"
-    found = sl.tune(ops.mm, [matrices(), matrices(m=1000)], budget=60)
-    assert [c.origin for c in found] == ["frozen", "default"]
-    assert found[0].label == "right(WAIT=300)"
-    assert found[1].label == "cut(PARTS=10)"
-    assert "declared default" in found[1].reason
+    choices = sl.tune(ops.mm, [matrices(), matrices(m=1000)], budget=60)
+    assert [c.origin for c in choices] == ["frozen", "default"]
+    assert choices[0].label == "right(WAIT=300)"
+    assert choices[1].label == "cut(PARTS=10)"
+    assert "declared default" in choices[1].reason
     assert measure.benchmarks == before
     assert len(list(Store().entries())) == 1, "nothing was stored either"
 

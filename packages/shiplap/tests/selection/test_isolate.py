@@ -20,8 +20,8 @@ def test_a_crash_a_hang_and_an_exit_cost_the_candidate_only():
     with Isolation(timeout=6.0) as isolation:
         choice = choose(ops.hostile, recipe_of(ops.hostile, (torch.randn(64),)), bench=isolation.bench())
         assert isolation.started == 5, "one, and one after each that ended it"
-    found = {f.evidence.partition(":")[0]: f.evidence.partition(": ")[2] for f in choice.findings}
-    assert found == {
+    evidence = {f.evidence.partition(":")[0]: f.evidence.partition(": ")[2] for f in choice.findings}
+    assert evidence == {
         "hostile(HOW=crash)": "ended the process (SIGSEGV)",
         "hostile(HOW=hang)": "no answer for 6 s: it hangs, or is hopelessly slow",
         "hostile(HOW=exit)": "ended the process (exit status 3)",

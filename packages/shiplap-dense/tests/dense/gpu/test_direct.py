@@ -50,8 +50,8 @@ def launched(fn: Any, *args: Any) -> list[str]:
     with torch.profiler.profile() as profile:
         fn(*args)
         torch.cuda.synchronize()
-    found = [e.name for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]
-    return [name for name in found if "Mem" not in name]
+    kernels = [e.name for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+    return [name for name in kernels if "Mem" not in name]
 
 
 SIZES = [{}, {"m": 1, "n": 1}, {"m": 0}, {"n": 0}, {"g": 3}, {"ci": 20, "co": 30}, {"m": 5000, "n": 4000, "k": 27}]

@@ -225,10 +225,10 @@ def test_threads_share_one_plan(sparse, op):
 @pytest.mark.whole_device
 def test_tuning_chooses_among_the_librarys_algorithms(sparse, tmp_path, monkeypatch):
     monkeypatch.setenv("SHIPLAP_CACHE_DIR", str(tmp_path))
-    (found,) = tuning.tune(ops.sparse_mm_int8, [(64, 512, 1024)], seconds=20)
-    assert found.kernel == "lt"
-    assert found.tried > 3
-    assert [f.evidence for f in found.findings if f.verdict == "fail"] == []
+    (choices,) = tuning.tune(ops.sparse_mm_int8, [(64, 512, 1024)], seconds=20)
+    assert choices.kernel == "lt"
+    assert choices.tried > 3
+    assert [f.evidence for f in choices.findings if f.verdict == "fail"] == []
     x, weight = values(64, 1024, torch.int8), slid_weight(512, 1024, torch.int8)
     check(ops.sparse_mm_int8(x, lt.compress(weight), 512, ops.CUSPARSELT), x, weight)
 

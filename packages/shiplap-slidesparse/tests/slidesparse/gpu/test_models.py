@@ -79,9 +79,9 @@ def test_choices_change_no_integer(sparse, tmp_path, monkeypatch):
     x = torch.randn(64, 256, device=CUDA, dtype=torch.bfloat16)
     with torch.no_grad():
         before = model(x)
-        found = slidesparse.tune(model, rows=(64,), seconds=10)
-        assert [c.op.rpartition("::")[2] for c in found] == ["mm_int8", "sparse_mm_int8", "linear_int8"]
-        assert all(c.kernel for c in found), [f.evidence for c in found for f in c.findings]
+        choices = slidesparse.tune(model, rows=(64,), seconds=10)
+        assert [c.op.rpartition("::")[2] for c in choices] == ["mm_int8", "sparse_mm_int8", "linear_int8"]
+        assert all(c.kernel for c in choices), [f.evidence for c in choices for f in c.findings]
         assert torch.equal(model(x), before)
 
 

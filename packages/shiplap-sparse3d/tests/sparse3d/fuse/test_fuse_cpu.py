@@ -58,12 +58,12 @@ def test_training_has_a_template_in_each_direction():
     def loss(feats, weight, bias):
         return torch.relu(sparse3d.conv(feats, weight, table, bias, symmetric=True)).square().sum()
 
-    found = []
+    gradients = []
     for fn in (loss, torch.compile(loss, fullgraph=True)):
         leaves = [t.clone().requires_grad_() for t in (feats, weight, bias)]
         with torch.enable_grad(), switches(OP, **INSIDE):
-            found.append(torch.autograd.grad(fn(*leaves), leaves))
-    for got, want in zip(found[1], found[0], strict=True):
+            gradients.append(torch.autograd.grad(fn(*leaves), leaves))
+    for got, want in zip(gradients[1], gradients[0], strict=True):
         assert float((got - want).norm()) <= 1e-5 * float(want.norm())
     assert counted()[0] == 2
     assert [d.chosen.split("(")[0] for d in decisions("sparse3d::conv")[-2:]] == ["conv", "conv"]

@@ -17,8 +17,8 @@ def cases() -> dict[str, dict]:
     script = Path(__file__).with_name("triton_cases.py")
     done = interpreted(script)
     assert done.returncode == 0, done.stderr[-3000:]
-    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    return {case["name"]: case for case in found}
+    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return {case["name"]: case for case in rows}
 
 
 def test_every_case_is_the_reference(cases):

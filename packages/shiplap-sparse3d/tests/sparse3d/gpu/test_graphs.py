@@ -70,8 +70,8 @@ def test_every_kind_is_that_of_the_cpu(kind, padding):
         dense = y.dense() if isinstance(y, sparse3d.SparseTensor) else y
         torch.manual_seed(1)
         weight = torch.randn(dense.shape).to(device)
-        found = torch.autograd.grad(dense, [feats, *net.parameters()], weight)
-        results.append([dense, *found])
+        gradients = torch.autograd.grad(dense, [feats, *net.parameters()], weight)
+        results.append([dense, *gradients])
         sparse3d.synchronize()
     for a, b in zip(*results, strict=True):
         torch.testing.assert_close(b.cpu(), a, **CLOSE)
@@ -170,11 +170,11 @@ def test_reduce_overhead_is_right_with_new_values(training):
         args = inputs(n)
         torch.compiler.cudagraph_mark_step_begin()
         if training:
-            found, want = gradients(net, compiled, *args), gradients(net, net, *args)
+            actual, want = gradients(net, compiled, *args), gradients(net, net, *args)
         else:
             with torch.no_grad():
-                found, want = [compiled(*args).clone()], [net(*args)]
-        for a, b in zip(found, want, strict=True):
+                actual, want = [compiled(*args).clone()], [net(*args)]
+        for a, b in zip(actual, want, strict=True):
             torch.testing.assert_close(a, b, **CLOSE)
     assert counters["inductor"]["cudagraph_skips"] == 0
     sparse3d.synchronize()
