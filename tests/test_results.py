@@ -44,8 +44,8 @@ def test_figures_on_pages_are_of_a_record(known: list[records.Record]) -> None:
             assert records.find(name, known), f"{page.name}: there is no record {name}"
             assert text.index(f"<!-- {name} -->\n") < text.index(f"<!-- /{name} -->\n"), f"{page.name}: {name}"
     assert {"demo", "sparse3d_cpu", "sparse3d_gpu", "overhead", "dense_gpu", "tune_gpu"} <= set(shown["README.md"])
-    said = {records.find(name, known) for names in shown.values() for name in names}
-    assert [record.name for record in known if record not in said] == [], "no page says what came of it"
+    messages = {records.find(name, known) for names in shown.values() for name in names}
+    assert [record.name for record in known if record not in messages] == [], "no page says what came of it"
 
 
 def test_the_readme_says_when_and_where_its_figures_were_measured(known: list[records.Record]) -> None:
@@ -61,14 +61,14 @@ def test_the_pages_repeat_the_recorded_demonstration() -> None:
     result = json.loads((ROOT / "benchmarks" / "results" / "demo.json").read_text(encoding="utf-8"))
     demo = result["demo"]
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    for said in (
+    for messages in (
         f"| **{demo['iou']:.2f}** |",
         f"{demo['graphs']} graph, {demo['graph_breaks']} graph breaks, {demo['recompiles']} recompiles",
         f"{demo['compiled_ms']:.1f} ms a compiled training step, {demo['eager_ms']:.1f} ms eager",
         f"{round(demo['points_per_s'], -3):,.0f} points/s",
         f"{demo['total_s']:.0f} s in all",
     ):
-        assert said in readme
+        assert messages in readme
     note = (ROOT / "docs" / "design" / "0003-demo.md").read_text(encoding="utf-8")
     shown = note[note.index("<!-- demo -->") : note.index("<!-- /demo -->")].splitlines()[3:]
     assert [row.split("|")[2].strip() for row in shown] == [
@@ -210,8 +210,8 @@ def test_the_page_repeats_the_recorded_merges(name: str) -> None:
     for case in result["cases"]:
         small = case["case"] in ("16 layers, 4 rows, 64x64", "64 layers, 4 rows, 32x32")
         ratio, least = case["medians"]["on"], 1.2 if small else 0.98
-        said = f"*{case['case']}* at {ratio:.2f}x" in text
-        assert ratio >= least or not case["merged"] or said, f"{case['case']}: the page has to say so"
+        messages = f"*{case['case']}* at {ratio:.2f}x" in text
+        assert ratio >= least or not case["merged"] or messages, f"{case['case']}: the page has to say so"
 
 
 def test_the_page_repeats_the_recorded_models() -> None:

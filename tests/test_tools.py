@@ -224,10 +224,10 @@ def test_a_circle_of_files_is_flagged_however_it_is_imported(tmp_path: Path, bac
     package(tmp_path, a="from p import b\n\ndef f(): ...\n", b=back)
     result = run("check_circles.py", tmp_path)
     assert result.returncode == 1
-    first, forth, again = result.stdout.splitlines()
+    first, forth, repeated = result.stdout.splitlines()
     assert first == "circle of 2 files: p.a, p.b"
     assert forth == f"  {tmp_path}/p/a.py:1: imports p.b"
-    assert again == f"  {tmp_path}/p/b.py:{len(back.splitlines())}: imports p.a{how}"
+    assert repeated == f"  {tmp_path}/p/b.py:{len(back.splitlines())}: imports p.a{how}"
 
 
 def test_a_ring_of_files_is_one_circle_and_what_hangs_on_it_is_not_in_it(tmp_path: Path) -> None:

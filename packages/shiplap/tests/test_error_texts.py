@@ -78,7 +78,7 @@ def texts(value: ast.expr, module: ast.Module) -> Iterator[str]:
                     yield from texts(node.value, module)
 
 
-def said(path: Path, keyword: str) -> list[tuple[int, str]]:
+def messages(path: Path, keyword: str) -> list[tuple[int, str]]:
     """The line and text of each ``keyword=`` of the error calls in ``path``, and of each class attribute so called."""
     module = ast.parse(path.read_text(encoding="utf-8"))
     attribute = {"what": "title"}.get(keyword, keyword)
@@ -94,7 +94,7 @@ def said(path: Path, keyword: str) -> list[tuple[int, str]]:
 
 @pytest.mark.parametrize(("keyword", "holds"), [("what", a_sentence), ("fix", an_action)])
 def test_what_a_call_of_error_says_in_place_of_the_entry_is_held_to_the_same(keyword, holds) -> None:
-    by_place = {f"{path.name}:{line}": text for path in SOURCES for line, text in said(path, keyword)}
+    by_place = {f"{path.name}:{line}": text for path in SOURCES for line, text in messages(path, keyword)}
     assert len(by_place) > 30, "the texts are looked for in the wrong place"
     assert not {place: text for place, text in by_place.items() if not holds(text)}
 

@@ -88,8 +88,8 @@ def dense_cases() -> None:
     x, w = torch.randn(2, 10, 11, 16), torch.randn(24, 3, 3, 16)
     case("conv2d", ops.conv2d, x, w, torch.randn(24), [2, 2], [1, 1], [1, 1])
     case("conv2d dilated", ops.conv2d, x, w, None, [1, 2], [0, 0], [2, 2])
-    apart = torch.randn(2, 16, 6, 5).permute(0, 2, 3, 1), torch.randn(24, 16, 3, 3).permute(0, 2, 3, 1)
-    case("conv2d channels apart", ops.conv2d, *apart, None, [1, 1], [1, 1], [1, 1])
+    disjoint = torch.randn(2, 16, 6, 5).permute(0, 2, 3, 1), torch.randn(24, 16, 3, 3).permute(0, 2, 3, 1)
+    case("conv2d channels apart", ops.conv2d, *disjoint, None, [1, 1], [1, 1], [1, 1])
 
 
 def descriptor_cases() -> None:
@@ -177,10 +177,14 @@ def eager_cases() -> None:
         "reference": lambda: gathered(*draw(ci=80)),
     }.items():
         ran.clear()
-        with warnings.catch_warnings(record=True) as said:
+        with warnings.catch_warnings(record=True) as messages:
             warnings.simplefilter("always", ShiplapNotice)
             fn()
-        say(f"eager {name}", ran=ran, said=[str(w.message) for w in said if "ordinary way" not in str(w.message)])
+        say(
+            f"eager {name}",
+            ran=ran,
+            messages=[str(w.message) for w in messages if "ordinary way" not in str(w.message)],
+        )
 
 
 def tuned_cases() -> None:

@@ -112,11 +112,13 @@ def test_the_first_config_that_takes_the_call_runs(results):
 
 
 def test_what_an_eager_call_runs(results):
-    assert results["eager template"] == {"ran": ["gathered"], "said": []}
-    assert results["eager library"] == {"ran": [], "said": []}, "torch's product is no slow path"
+    assert results["eager template"] == {"ran": ["gathered"], "messages": []}
+    assert results["eager library"] == {"ran": [], "messages": []}, "torch's product is no slow path"
     assert results["eager reference"]["ran"] == []
-    (said,) = results["eager reference"]["said"]
-    assert said.endswith("runs its reference (gathered: BLOCK_K=16, BLOCK_N=16 do not hold a group): correct, not fast")
+    (messages,) = results["eager reference"]["messages"]
+    assert messages.endswith(
+        "runs its reference (gathered: BLOCK_K=16, BLOCK_N=16 do not hold a group): correct, not fast"
+    )
 
 
 def test_partial_sums_are_added_behind_the_kernel(results):

@@ -67,16 +67,16 @@ def test_a_reduction_is_a_kernel_of_its_own(results):
     assert results["reduction after"]["error"] < 2e-6
 
 
-def test_an_empty_product_takes_the_floor(results):
+def test_an_empty_product_takes_the_fallback(results):
     assert results["no rows"]["chosen"] in ([], ["reference"])
 
 
 def test_controls(results):
-    apart, off = results["fusion off"], results["templates off"]
-    assert [k.split("_")[1] for k in apart["kernels"]] == ["tem", "poi"]
+    disjoint, off = results["fusion off"], results["templates off"]
+    assert [k.split("_")[1] for k in disjoint["kernels"]] == ["tem", "poi"]
     assert not any("_tem_" in k for k in off["kernels"])
     assert off["chosen"] == ["reference"]
-    assert apart["error"] < 2e-6
+    assert disjoint["error"] < 2e-6
     assert off["error"] < 2e-6
 
 

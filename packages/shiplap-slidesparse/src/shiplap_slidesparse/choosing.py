@@ -29,7 +29,7 @@ def tune(
     *,
     seconds: float = 20.0,
     dtype: torch.dtype = torch.bfloat16,
-    again: bool = False,
+    remeasure: bool = False,
 ) -> list[Choice]:
     """Choose for each size of a converted layer and each number of ``rows``; the choices come into force, and are kept.
 
@@ -44,11 +44,11 @@ def tune(
         if torch.device(device).type == "cuda":
             from shiplap_slidesparse.lt.tuning import tune_layer
 
-            choices += tune_layer(op, rows, n, k, pairs, dtype, device, seconds, again)
+            choices += tune_layer(op, rows, n, k, pairs, dtype, device, seconds, remeasure)
         else:
             typed = {"dtype": str(dtype)} if layer.weight_scale is not None else {}
             samples = [{"m": m, "n": n, "k": k, "_": 1, "pairs": pairs, "layout": 0, **typed} for m in rows]
-            choices += sl.tune(op, samples, seconds * len(rows), device=device, again=again, isolate=False)
+            choices += sl.tune(op, samples, seconds * len(rows), device=device, remeasure=remeasure, isolate=False)
     return choices
 
 

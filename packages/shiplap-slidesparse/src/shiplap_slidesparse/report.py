@@ -149,12 +149,12 @@ def _sizes(
     errors = {c.name: c.error for c in conversion.converted}
     every = choosing.sizes_of(model)
     sizes: list[Size] = []
-    with progress_bar(progress) as said:
+    with progress_bar(progress) as report_progress:
         for layer in every.values():
             names = tuple(n for n, other in layers_of(model).items() if other.weight.shape == layer.weight.shape)
             buckets = []
             for m in rows:
-                said(f"{layer.out_features} x {layer.in_features}, {m} rows", len(sizes), len(every))
+                report_progress(f"{layer.out_features} x {layer.in_features}, {m} rows", len(sizes), len(every))
                 buckets.append(_bucket(layer, m, kind, seconds))
             worst = max(errors[n] for n in names)
             sizes.append(Size(layer.out_features, layer.in_features, names, worst, tuple(buckets)))

@@ -211,10 +211,10 @@ def test_gradients_are_those_of_the_frozen_weight(mode: str) -> None:
     made, x = layer(mode), inputs(2, 4, 52).requires_grad_()
     made.bias.requires_grad_()
     made(x).square().sum().backward()
-    again = x.detach().clone().requires_grad_()
+    repeated = x.detach().clone().requires_grad_()
     bias = made.bias.detach().clone().requires_grad_()
-    torch.nn.functional.linear(again, made.as_packed().dequantised(), bias).square().sum().backward()
-    torch.testing.assert_close(x.grad, again.grad, atol=0.15, rtol=0.05)
+    torch.nn.functional.linear(repeated, made.as_packed().dequantised(), bias).square().sum().backward()
+    torch.testing.assert_close(x.grad, repeated.grad, atol=0.15, rtol=0.05)
     torch.testing.assert_close(made.bias.grad, bias.grad, atol=0.15, rtol=0.05)
     assert made.weight.grad is None
 

@@ -105,12 +105,12 @@ def test_a_type_that_the_library_refuses_is_not_available(device, monkeypatch):
     monkeypatch.setattr(libraries, "open_cusparselt", lambda: "")
     assert lt.available("cuda:0") is True
     assert lt.available("cuda:0", FP8) is True
-    said = "cuSPARSELt 0.8.1: cusparseLtMatmulDescriptorInit: not supported (status 10)"
+    reason = "cuSPARSELt 0.8.1: cusparseLtMatmulDescriptorInit: not supported (status 10)"
     libraries._answer.cache_clear()
     device.double_fail(b"cusparseLtMatmulDescriptorInit", 10)
     native.forget()
     native.open_libraries(*[str(device._name)] * 3, libraries.OLDEST)
-    assert lt.available("cuda:0", FP8) == said
+    assert lt.available("cuda:0", FP8) == reason
 
 
 def test_one_scale_for_each_operand(device):
@@ -151,7 +151,7 @@ def test_operands_that_begin_anywhere_and_no_depth(device):
 
 
 @pytest.mark.parametrize(
-    ("weight", "said"),
+    ("weight", "reason"),
     [
         (torch.zeros(33, 64, dtype=torch.int8), "33 x 64"),
         (torch.zeros(32, 48, dtype=torch.int8), "32 x 48"),
@@ -159,8 +159,8 @@ def test_operands_that_begin_anywhere_and_no_depth(device):
     ],
     ids=["rows", "depth", "dtype"],
 )
-def test_what_cannot_be_compressed_is_told(device, weight, said):
-    with pytest.raises(ShiplapError, match=rf"SL211(.|\n)*{said}"):
+def test_what_cannot_be_compressed_is_told(device, weight, reason):
+    with pytest.raises(ShiplapError, match=rf"SL211(.|\n)*{reason}"):
         lt.compress(weight)
 
 
@@ -208,8 +208,8 @@ def test_an_old_library_is_passed_over_and_named(vendor, vendor_file, monkeypatc
     monkeypatch.setenv("SHIPLAP_LIBRARY_PATH", str(vendor_file.parent))
     monkeypatch.setattr(native, "find_library", lambda path: path)
     vendor.double_version(0, 8, 0)
-    said = libraries.open_cusparselt()
-    assert said == f"{vendor_file}: cuSPARSELt 0.8.0 is older than 0.8.1"
+    reason = libraries.open_cusparselt()
+    assert reason == f"{vendor_file}: cuSPARSELt 0.8.0 is older than 0.8.1"
     assert native.versions()[1] == ""
 
 

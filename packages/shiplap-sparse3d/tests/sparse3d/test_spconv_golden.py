@@ -148,8 +148,8 @@ def test_points_to_voxels(golden):
         assert ours.dtype == golden[theirs].dtype
         assert torch.equal(ours, golden[theirs]), theirs
     assert torch.equal(utils.gather_features_by_pc_voxel_id(voxels[:, 0], ids, -7), golden["gathered"])
-    for ours, again in zip(voxelizer(golden["cloud"]), (voxels, indices, counts), strict=True):
-        assert torch.equal(ours, again)
+    for ours, repeated in zip(voxelizer(golden["cloud"]), (voxels, indices, counts), strict=True):
+        assert torch.equal(ours, repeated)
 
 
 def test_sums_of_different_voxels(golden):

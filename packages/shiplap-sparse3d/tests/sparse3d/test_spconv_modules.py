@@ -493,8 +493,8 @@ def test_a_hash_table_is_a_dict(key, value):
     assert (failed.tolist(), failed.dtype) == ([1, 0], torch.uint8)
     assert table.query(torch.tensor([min(expected)], dtype=key))[0] == 2
     count = table.assign_arange_()
-    keys, values, again = table.items()
-    assert (int(count), int(again), keys.tolist()) == (len(expected), len(expected), sorted(expected))
+    keys, values, repeated = table.items()
+    assert (int(count), int(repeated), keys.tolist()) == (len(expected), len(expected), sorted(expected))
     assert values.tolist() == list(range(len(expected)))
 
 

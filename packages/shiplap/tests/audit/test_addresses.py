@@ -62,15 +62,15 @@ def test_integers_move_only_together():
 
 @sl.op("audit_addresses::twice")
 def twice(
-    codes: Float8e4m3fn[Tensor, "n"], again: Float8e4m3fn[Tensor, "n"], scale: Float[Tensor, "n"]
+    codes: Float8e4m3fn[Tensor, "n"], repeated: Float8e4m3fn[Tensor, "n"], scale: Float[Tensor, "n"]
 ) -> Float[Tensor, "n"]:
-    """``again`` holds the same codes, for kernels that want them elsewhere."""
+    """``repeated`` holds the same codes, for kernels that want them elsewhere."""
     return codes.to(scale.dtype) * scale
 
 
 @twice.kernel("cpu")
-def _(codes, again, scale, *, out):
-    torch.mul(again.to(scale.dtype), scale, out=out)
+def _(codes, repeated, scale, *, out):
+    torch.mul(repeated.to(scale.dtype), scale, out=out)
 
 
 @twice.samples

@@ -51,11 +51,11 @@ def test_a_crash_in_what_the_declaration_refuses_is_no_finding(monkeypatch):
     """A kernel may trust the declaration on rank and dtype; an exception is its fault all the same."""
     kernel = c_abi._kernels(boundary.SOUND[0].op)[0]
     lax = [c_abi.Attempt("another rank", {}, lax=True)]
-    for said, problem in (
+    for messages, problem in (
         ("", ""),
         ("terminate called after throwing an instance of 'std::bad_alloc'", "std::bad_alloc"),
     ):
-        deaths = [c_abi.Death(0, -signal.SIGSEGV, said)]
+        deaths = [c_abi.Death(0, -signal.SIGSEGV, messages)]
         monkeypatch.setattr(c_abi, "_run", lambda *args, deaths=deaths: ({}, deaths))
         observation = c_abi._judge(kernel, kernel.native.library, lax)
         assert problem in observation.problem

@@ -141,8 +141,8 @@ def declared(ns, factor, bounds=None, kernel=None):
 
 def test_what_moved_is_named(ns):
     old = describe(declared(ns, 2.0), [], None)
-    again = passports.moved(old, declared(ns, 2.0))
-    assert again == []
+    repeated = passports.moved(old, declared(ns, 2.0))
+    assert repeated == []
     assert [m.what for m in passports.moved(old, declared(ns, 3.0))] == ["op", "reference"]
     added = passports.moved(old, declared(ns, 2.0, kernel=lambda x: x * 2))
     assert [(m.what, m.then) for m in added if m.what.startswith("kernel")] == [("kernel cpu/fast", "absent")]

@@ -171,8 +171,8 @@ def test_what_reaches_the_compiled_kernel(knobs):
     launch = triton_launcher(kernel)
     x = Pointer(torch.float32, 4096)
     compiled = launch[(7,)](x, 128, 2.5, BLOCK=64)
-    again = launch[(7, 2)](Pointer(torch.float32, 8192), 256, 0.5, BLOCK=64)
-    assert again is compiled
+    repeated = launch[(7, 2)](Pointer(torch.float32, 8192), 256, 0.5, BLOCK=64)
+    assert repeated is compiled
     assert kernel.ordinary == 1
     assert compiled.seen == (7, 2, 1, 100, 0xF, ("packed",), None, None, None, 8192, 256, 0.5, 64, 0)
     launch[lambda meta: (meta["n"] // meta["BLOCK"], 2, 3)](x, 256, 0.5, 64)

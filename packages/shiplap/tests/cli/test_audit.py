@@ -177,10 +177,10 @@ def test_passports_are_written_and_verified(run: Any, measured: None, tmp_path: 
     names = sorted(p.name for p in (tmp_path / "new").iterdir() if not p.name.startswith("."))
     assert names == [f"cli_targets.{op}.cpu.passport.{kind}" for op in ("scale", "shift") for kind in ("html", "json")]
     files = [a for p in sorted((tmp_path / "new").glob("*.json")) for a in ("--verify-passport", p)]
-    again = run("audit", OPS, *files)
-    assert again.exit_code == 0, again.output
-    assert "cli_targets::scale: passport of " in again.stdout
-    assert again.stdout.count("is that of the op") == 2
+    repeated = run("audit", OPS, *files)
+    assert repeated.exit_code == 0, repeated.output
+    assert "cli_targets::scale: passport of " in repeated.stdout
+    assert repeated.stdout.count("is that of the op") == 2
     rows = json.loads(run("audit", OPS, *files, "--json").stdout)["passports"]
     assert [(r["op"], r["moved"]) for r in rows] == [("cli_targets::scale", []), ("cli_targets::shift", [])]
 

@@ -37,8 +37,8 @@ def test_a_call_given_by_sizes(run: Any) -> None:
     assert lines[1].startswith("  right(WAIT=300): fastest of 3 verified: ")
     assert lines[1].endswith("2 dropped, see findings (measured)")
     assert [line[:20] for line in lines[2:]] == ["  fail  cut(PARTS=10", "  fail  cut(PARTS=2)"]
-    again = run("tune", "tests.selection.ops:mm", *SIZES)
-    assert again.stdout.splitlines()[1].endswith("(stored)")
+    repeated = run("tune", "tests.selection.ops:mm", *SIZES)
+    assert repeated.stdout.splitlines()[1].endswith("(stored)")
 
 
 def test_choices_as_json(run: Any) -> None:

@@ -181,7 +181,7 @@ def in_python(plan: CallPlan, args, out, scratch) -> str:
 
 def function(plan: CallPlan, number: int) -> str:
     outputs = plan.outputs
-    steps = lines((*plan.arguments, *plan.sharing, *outputs.measured, *outputs.fitting, *outputs.apart))
+    steps = lines((*plan.arguments, *plan.sharing, *outputs.measured, *outputs.fitting, *outputs.disjoint))
     body = "\n    ".join([*steps, "if (scratch) {", *lines(outputs.scratch), "}"])
     return f"""extern "C" const char* check_{number}(const Raw* r0, const Raw* r1, const Raw* r2, int64_t a_k,
     const int64_t* ks, int64_t n, double a_p, bool a_on, const char* mode, const Raw* r_out, const Raw* r_scratch) {{
@@ -238,11 +238,11 @@ def test_the_printers_agree(compiled):
             args, out, scratch = draw_call(rng, plan)
             *tensors, k, ks, real, on, mode = args
             list_ = (ctypes.c_int64 * max(1, len(ks)))(*ks)
-            said = check(
+            messages = check(
                 *map(raw, tensors), k, list_, len(ks), real, on, mode.encode(), raw(out), raw(scratch)
             ).decode()
-            assert said == in_python(plan, args, out, scratch), plan.source()
-            seen[said[:5]] = seen.get(said[:5], 0) + 1
+            assert messages == in_python(plan, args, out, scratch), plan.source()
+            seen[messages[:5]] = seen.get(messages[:5], 0) + 1
     wanted = {"", "SL201", "SL202", "SL203", "SL204", "SL205", "SL206", "SL207", "SL208", "SL210", "SL212", "SL213"}
     assert wanted <= seen.keys(), seen
     assert seen[""] >= 20, seen

@@ -45,7 +45,7 @@ def test_at_least_five_samples_of_each() -> None:
 
 
 def test_a_bar_that_nobody_watches_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    with progress_bar(False) as said:
-        said("convert", 1, 2)
+    with progress_bar(False) as messages:
+        messages("convert", 1, 2)
     assert capsys.readouterr() == ("", "")
     assert show_time(0.0021) == "2.1 ms"

@@ -43,5 +43,5 @@ def test_the_fastest_right_one_is_chosen_and_in_force() -> None:
     assert (few.label, few.origin) == ("library(ALGORITHM=1)", "measured")
     assert many.label == "library(ALGORITHM=4)"  # the third is faster than two of the others, and wrong
     assert [f.evidence.partition(":")[0] for f in many.findings if f.verdict == "fail"] == ["library(ALGORITHM=3)"]
-    again = listed.ALGORITHMS.tune(listed.twice, [{"n": 999}], device="cpu")
-    assert again == [many.but(origin="stored")]
+    repeated = listed.ALGORITHMS.tune(listed.twice, [{"n": 999}], device="cpu")
+    assert repeated == [many.but(origin="stored")]

@@ -93,7 +93,7 @@ def test_a_switch_is_a_reason():
     assert "switched off" in explanation.kernels[0].unfused[0].meaning
 
 
-def test_templates_off_shows_the_floor():
+def test_templates_off_shows_the_fallback():
     with switches(qmm, templates=False):
         explanation = explain(lambda x, w, s, b: qmm(x, w, s) + b, *arguments())
     assert "template" not in [k.kind for k in explanation.kernels]

@@ -69,7 +69,7 @@ def test_what_is_not_proven_is_passed_over(bad):
 
 
 @pytest.mark.parametrize("bad", [FAST_AND_WRONG, BROKEN], ids=["wrong", "does not compile"])
-def test_a_single_bad_choice_leaves_the_floor(bad):
+def test_a_single_bad_choice_leaves_the_fallback(bad):
     only(bad)
     with pytest.warns(sl.ShiplapNotice, match="is not used"):
         made = compiled(*arguments())
@@ -148,10 +148,10 @@ def test_tuning_shows_times_drops_what_is_wrong_broken_or_crashes_and_is_done_on
 
     torch._dynamo.reset()
     before = measure.benchmarks
-    again = compiled(*args, mode="max-autotune-no-cudagraphs")
+    repeated = compiled(*args, mode="max-autotune-no-cudagraphs")
     assert measure.benchmarks == before
-    assert again.chosen == made.chosen
-    assert again.reason.startswith("stored: ")
+    assert repeated.chosen == made.chosen
+    assert repeated.reason.startswith("stored: ")
 
 
 def test_frozen_choices_are_not_measured(monkeypatch):

@@ -248,8 +248,8 @@ def test_mutation_is_the_same_compiled(ns, backend):
     def fn(table, count, x):
         before = table * 1
         sums = update(table[:, ::2], count, x)
-        again = update(table[:, ::2], count, x, 2)
-        return before, sums, again, table + 1, count * 2
+        repeated = update(table[:, ::2], count, x, 2)
+        return before, sums, repeated, table + 1, count * 2
 
     x = torch.randn(3, 2)
     results = []

@@ -44,8 +44,8 @@ def test_what_cannot_be_one_is_refused(op, tmp_path, case):
     for name in ("k.cpp.jinja", "k.triton.jinja", "kernel.cu"):
         (tmp_path / name).write_text("source")
     (tmp_path / "s.triton.jinja").write_text('{{load_input("x", "x", ("row", "source"), mask="m")}}')
-    declaration, said = REFUSED[case]
-    with pytest.raises(sl.ShiplapError, match=rf"SL114(.|\n)*{said}"):
+    declaration, messages = REFUSED[case]
+    with pytest.raises(sl.ShiplapError, match=rf"SL114(.|\n)*{messages}"):
         read_template(op.spec, str(tmp_path / "ops.py"), "cpu", **declaration)
 
 

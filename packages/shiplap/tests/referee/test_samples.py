@@ -42,8 +42,8 @@ def everything(samples: Samples):
 def test_every_case_fits_the_declaration_and_is_rebuilt_from_its_label(op):
     for case in everything(Samples(op, 7)):
         op.bind(case.args)
-        again = sample(op, case.label, 7)
-        for a, b in zip(case.args, again.args, strict=True):
+        repeated = sample(op, case.label, 7)
+        for a, b in zip(case.args, repeated.args, strict=True):
             assert type(a) is type(b)
             if isinstance(a, Tensor):
                 assert torch.equal(a, b)

@@ -248,14 +248,14 @@ def test_a_second_process_hits(tmp_path):
     env = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
     done = python("-W", "ignore", CACHED, "plain", env=env)
     assert done.returncode == 0, done.stderr[-3000:]
-    again = subprocess.run(
+    repeated = subprocess.run(
         [sys.executable, "-W", "ignore", str(CACHED), "plain", "edited"],
         env=env | {"PYTHONHASHSEED": "2"},
         check=True,
         capture_output=True,
         text=True,
     )
-    first, second = (json.loads(p.stdout.splitlines()[-1]) for p in (done, again))
+    first, second = (json.loads(p.stdout.splitlines()[-1]) for p in (done, repeated))
     missed = {"matches": 1, "user": 1, "fx": [0, 2], "aot": [0, 1]}
     ahead = int(torch.__version__ < "2.13")  # there pre-grad passes run ahead of the look-up
     assert first == [missed]

@@ -8,7 +8,7 @@ from rich.console import Console
 
 import shiplap as sl
 from shiplap.rewrite.show import print_survey
-from shiplap.rewrite.survey import _apart, survey
+from shiplap.rewrite.survey import _largest_difference, survey
 
 X, W, U = torch.randn(5, 3), torch.randn(7, 3), torch.randn(2, 7, 4)
 
@@ -32,8 +32,8 @@ def test_steps_add_up_to_the_whole():
         samples=lambda: [(torch.randn(2, 5, 7), U)],
     )
     never = sl.rewrite(lambda x: x.erf(), lambda x: torch.erf(x) * 1, name="never", samples=lambda: [(X,)])
-    said = []
-    surveyed = survey(model, (X, W, U), [late, never, early], say=said.append)
+    messages = []
+    surveyed = survey(model, (X, W, U), [late, never, early], say=messages.append)
     assert surveyed.measured is not None
     first, second = surveyed.measured.steps
     assert (first.rewrite, second.rewrite) == ("early", "late")  # as levels follow each other
@@ -43,7 +43,7 @@ def test_steps_add_up_to_the_whole():
     assert (first.kernels[0], second.kernels[1]) == surveyed.measured.kernels
     assert min(*first.seconds, second.seconds[1]) > 0
     assert surveyed.step("never") is None
-    assert said == [
+    assert messages == [
         "proving the rewrites",
         "compiling with them",
         "compiling without",
@@ -61,7 +61,7 @@ def test_steps_add_up_to_the_whole():
 
 def test_results_that_are_not_finite_are_compared_too():
     nan, inf = float("nan"), float("inf")
-    for got, expected, apart in (
+    for got, expected, disjoint in (
         ([1.0, nan, inf], [1.0, nan, inf], 0.0),
         ([2.5, nan], [2.0, nan], 0.25),
         ([1.0, nan], [1.0, 2.0], inf),
@@ -69,4 +69,4 @@ def test_results_that_are_not_finite_are_compared_too():
         ([inf], [-inf], inf),
         ([nan, 1.0], [inf, 1.0], inf),
     ):
-        assert _apart([torch.tensor(got)], [torch.tensor(expected)]) == apart, (got, expected)
+        assert _largest_difference([torch.tensor(got)], [torch.tensor(expected)]) == disjoint, (got, expected)

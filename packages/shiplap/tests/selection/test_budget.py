@@ -58,8 +58,8 @@ def test_what_nobody_waits_for_stores_nothing():
     for thread in [t for t in threading.enumerate() if t.name == "shiplap tune"]:
         thread.join(20)
     assert stored() == []
-    (again,), _ = tuned([slow_ops.stuck], 60.0, isolate=False)
-    assert again.origin == "measured"
+    (repeated,), _ = tuned([slow_ops.stuck], 60.0, isolate=False)
+    assert repeated.origin == "measured"
 
 
 def test_a_worker_that_is_busy_or_starting_is_ended():

@@ -109,7 +109,7 @@ def test_choices_are_part_of_the_digest_of_compiled_graphs():
     assert digest.digest() == before
 
 
-def test_there_is_always_a_floor(ns):
+def test_there_is_always_a_fallback(ns):
     @sl.op(f"{ns}::one")
     def one(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
         return x + 1
@@ -235,13 +235,13 @@ def test_a_builder_that_returns_other_sizes_is_refused(monkeypatch):
 
 def test_nothing_tunes_inside_an_op_a_backward_or_a_trace(ns, monkeypatch):
     recipe = recipe_of(ops.mm, matrices())
-    said = []
+    messages = []
 
     def attempt():
         with pytest.raises(ShiplapError) as caught:
             choose(ops.mm, recipe)
         assert caught.value.id == "SL608"
-        said.append(caught.value.got)
+        messages.append(caught.value.got)
 
     @sl.op(f"{ns}::inner")
     def inner(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
@@ -267,7 +267,7 @@ def test_nothing_tunes_inside_an_op_a_backward_or_a_trace(ns, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     attempt()
-    assert said == [
+    assert messages == [
         "tuning inside an op",
         "tuning inside a backward pass",
         "tuning inside a function that is being traced",

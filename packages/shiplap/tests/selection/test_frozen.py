@@ -90,7 +90,7 @@ def test_an_op_with_nothing_to_choose_needs_no_entry(tuned, monkeypatch, ns):
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"),
+    ("damage", "messages"),
     [
         (lambda text: text[: len(text) // 2], "SL609"),
         (lambda text: text.replace('"WAIT": 300', '"WAIT": 3000'), "its checksum does not fit"),
@@ -99,12 +99,12 @@ def test_an_op_with_nothing_to_choose_needs_no_entry(tuned, monkeypatch, ns):
         (lambda text: "[" * 100_000, "SL609"),
     ],
 )
-def test_a_damaged_table_is_refused_at_every_call(tuned, damage, said):
+def test_a_damaged_table_is_refused_at_every_call(tuned, damage, messages):
     tuned.write_text(damage(tuned.read_text()))
     for _ in range(2):
         with pytest.raises(ShiplapError, match="SL609") as caught:
             frozen(tuned)
-        assert said in str(caught.value)
+        assert messages in str(caught.value)
     assert not choices.frozen
 
 

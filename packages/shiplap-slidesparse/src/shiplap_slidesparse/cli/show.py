@@ -33,9 +33,9 @@ def _headline(report: Report) -> str:
     buckets = [b for size in report.sizes for b in size.buckets if b.winner]
     won = sum(b.winner == "slide" for b in buckets)
     how = "measured" if any(b.measured for b in buckets) else "predicted"
-    said = f"slide wins {won} of {len(buckets)}, {how}" if buckets else "nothing measured, and no peaks known"
+    summary = f"slide wins {won} of {len(buckets)}, {how}" if buckets else "nothing measured, and no peaks known"
     subject = f"{report.pattern} {report.dtype} on {report.device}"
-    return f"{subject}: {said}; at most {report.ceiling:.2f}x on sparse tensor cores"
+    return f"{subject}: {summary}; at most {report.ceiling:.2f}x on sparse tensor cores"
 
 
 def show(report: Report) -> None:

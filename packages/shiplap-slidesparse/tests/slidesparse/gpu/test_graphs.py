@@ -238,8 +238,8 @@ def test_torchs_own_older_library_is_refused():
     env = {k: v for k, v in os.environ.items() if k != "SHIPLAP_LIBRARY_PATH"}
     home = str(Path(sl.__file__).parents[1])  # an installed shiplap is not in the sources
     env["PYTHONPATH"] = os.pathsep.join([home, env.get("PYTHONPATH", "")])
-    said = subprocess.run(
+    messages = subprocess.run(
         [sys.executable, "-c", text], capture_output=True, text=True, env=env, check=True
     ).stdout.strip()
-    print(said)
-    assert said == "" or "is older than 0.8.1" in said or "no libcusparseLt.so.0" in said
+    print(messages)
+    assert messages == "" or "is older than 0.8.1" in messages or "no libcusparseLt.so.0" in messages

@@ -40,11 +40,11 @@ def test_a_model_moves_to_the_gpu_and_back(sparse, mode, pattern):
     x = torch.randn(33, 256).bfloat16()
     with torch.no_grad():
         want, got = here(x), there(x.to(CUDA)).cpu()
-        again = there.cpu()(x)
+        repeated = there.cpu()(x)
     if mode == "int8":
         assert torch.equal(got, want)
     torch.testing.assert_close(got, want, rtol=2**-5, atol=2**-5)
-    assert torch.equal(again, want)
+    assert torch.equal(repeated, want)
 
 
 @pytest.mark.parametrize("mode", ["int8", "fp8", "bf16"])

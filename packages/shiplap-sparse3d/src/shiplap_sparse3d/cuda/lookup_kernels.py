@@ -312,8 +312,8 @@ def near_kernel(
         tap = ((tx * KY + ty) * KZ + tz).to(tl.int32)
         tl.store(place + tap, other[None, :] + tl.zeros_like(tap), mask=hit)
         own = ((KX // 2) * KY + KY // 2) * KZ + KZ // 2
-        again = hit & (tap == own) & (other[None, :] != row[:, None])
-        report(status, code_twice, row[:, None] + tl.zeros_like(tap), again)
+        repeated = hit & (tap == own) & (other[None, :] != row[:, None])
+        report(status, code_twice, row[:, None] + tl.zeros_like(tap), repeated)
 
 
 launch_insert = triton_launcher(insert_kernel)

@@ -94,9 +94,9 @@ def test_pooling_is_its_reference_and_the_same_in_each_run(dtype):
         (pooling.global_sum_pool, (feats, x.coords, 3, True)),
     ):
         runs = [r if isinstance(r, tuple) else (r,) for r in (op.reference(*args), op(*args), op(*args))]
-        for want, got, again in zip(*runs, strict=True):
+        for want, got, repeated in zip(*runs, strict=True):
             torch.testing.assert_close(got, want)
-            assert torch.equal(got, again)
+            assert torch.equal(got, repeated)
 
 
 def test_pooling_beyond_two_to_the_31_elements():
@@ -155,8 +155,8 @@ def test_one_graph_for_eight_voxel_counts():
     compiled = torch.compile(net, fullgraph=True)
     for n in (1000, 1300, 700, 12000, 900, 40000, 1600, 2400):
         x = cuda(scene(n, (64, 64, 64), 5, dtype=torch.float32))
-        again = sparse3d.SparseTensor(x.feats, x.coords, x.spatial_shape, x.batch_size)
-        for a, b in zip(gradients(net, compiled, x), gradients(net, net, again), strict=True):
+        repeated = sparse3d.SparseTensor(x.feats, x.coords, x.spatial_shape, x.batch_size)
+        for a, b in zip(gradients(net, compiled, x), gradients(net, net, repeated), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-2, atol=1e-2)
     assert compat.compile_counts().recompiles <= 1
 

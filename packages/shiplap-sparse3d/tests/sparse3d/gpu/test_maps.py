@@ -220,9 +220,9 @@ def broken(name: str, fault: str) -> tuple[Any, ...]:
 
 FAULTS = [
     *[
-        (name, fault, f"SL211(.|\n)*{said}")
+        (name, fault, f"SL211(.|\n)*{reason}")
         for name in ("subm_table", "subm_plan", "conv_table", "conv_plan")
-        for fault, said in (
+        for fault, reason in (
             ("duplicate", "duplicate coordinates: row (17|2900) "),
             ("outside", "row 2900 is outside"),
             ("a scene below padding", "row 2900 is outside"),

@@ -116,11 +116,11 @@ def _judge(defect: Defect, which: str, options: argparse.Namespace) -> Judged:
             )
         status = _watch(child, start + options.timeout, options.memory << 20)
         seconds = round(time.monotonic() - start, 1)
-        said = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-    if status == "done" and ["end", "end"] not in said:
+        events = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    if status == "done" and ["end", "end"] not in events:
         status = f"exit {child.returncode}"
     return {
-        "failed": sorted({check for check, verdict in said if verdict == "fail"}),
+        "failed": sorted({check for check, verdict in events if verdict == "fail"}),
         "status": status,
         "seconds": seconds,
     }

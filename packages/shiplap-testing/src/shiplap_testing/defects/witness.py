@@ -94,14 +94,14 @@ def same(make: Arguments, rtol: float | None = None) -> Right:
     return right
 
 
-def same_grad(make: Arguments, rtol: float | None = None, wide_law: bool = False) -> Right:
+def same_grad(make: Arguments, rtol: float | None = None, wide_reference: bool = False) -> Right:
     """The op's gradients on ``make()`` are those that torch derives from its reference.
 
-    ``wide_law``: the reference is differentiated in float64.
+    ``wide_reference``: the reference is differentiated in float64.
     """
 
     def right(op: sl.Op) -> bool:
-        want = _gradients(op.reference, [_wider(a) if wide_law else a for a in _copies(make())])
+        want = _gradients(op.reference, [_wider(a) if wide_reference else a for a in _copies(make())])
         try:
             got = _gradients(op, make())
         except Exception:

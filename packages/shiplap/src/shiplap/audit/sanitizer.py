@@ -57,7 +57,7 @@ class Report:
     samples: int = 0
     finished: bool = False
     problem: str = ""
-    said: str = ""
+    last_line: str = ""
 
 
 def command() -> str | None:
@@ -123,13 +123,15 @@ def read(out: str, err: str = "", status: int = 0, late: str = "") -> Report:
                 unusable = text.strip()
             else:
                 _gather(faults, text, sample)
-    said = next((line.strip() for line in reversed(err.splitlines()) if line.strip()), "")
+    last_line = next((line.strip() for line in reversed(err.splitlines()) if line.strip()), "")
     problem = late
     if not problem and counted is None and not faults:
-        problem = unusable or (f"it died of {signal.Signals(-status).name}" if status < 0 else said or "no summary")
+        problem = unusable or (
+            f"it died of {signal.Signals(-status).name}" if status < 0 else last_line or "no summary"
+        )
     elif not problem and unusable and not finished and not faults:
         problem = unusable
-    return Report(tuple(faults), max(counted or 0, len(faults)), samples, finished, problem, said)
+    return Report(tuple(faults), max(counted or 0, len(faults)), samples, finished, problem, last_line)
 
 
 def _gather(faults: list[Fault], text: str, sample: str) -> None:

@@ -51,12 +51,12 @@ class Attached(NativeBinding):
 
     def refusal(self, cause: Exception) -> ShiplapError | None:
         """The error behind ``cause``: what this code, or Python in its place, refused last on this thread."""
-        said = str(cause)
+        message = str(cause)
         python: ShiplapError | None = getattr(self.raised, "error", None)
-        if python is not None and _text(python) in said:
+        if python is not None and _text(python) in message:
             return python
         *parts, text = [str(self.binding.shiplap_refusal(i), "utf-8", "replace") for i in range(7)]
-        if not text or text not in said:
+        if not text or text not in message:
             return None
         id, what, where, got, expected, fix = parts
         return error(id, what=what, where=where, got=got, expected=expected, fix=fix)
@@ -140,7 +140,7 @@ def _telling(binding: ctypes.CDLL, execute: Callable[..., Result], raised: threa
             return execute(*args, **kwargs)
         except Exception as e:
             raised.error = copy.copy(e) if isinstance(e, ShiplapError) else None  # without frames, which hold tensors
-            binding.shiplap_said(_text(e).encode(errors="replace"))
+            binding.shiplap_set_error(_text(e).encode(errors="replace"))
             raise
 
     return run

@@ -26,7 +26,7 @@ from shiplap.bind.triton import Launcher, triton_launcher
 from shiplap.codegen.triton import DESCRIBED, WORD, Rendered, constants, render
 from shiplap.op.binding import Binding, shape_of
 from shiplap.op.config import Config, Values
-from shiplap.op.kernel import Again, Kernel, Terms, makers
+from shiplap.op.kernel import Kernel, Rerun, Terms, makers
 from shiplap.op.launch import is_current
 from shiplap.op.outputs import empty_outputs
 from shiplap.op.spec import OpSpec
@@ -84,13 +84,13 @@ class TemplateKernel(Kernel):
         self.into(call, outs, None)
         return outs
 
-    def start(self, call: Binding) -> tuple[Outputs, Again | None]:
+    def start(self, call: Binding) -> tuple[Outputs, Rerun | None]:
         """Run ``call``; and how to run calls that differ from it in addresses alone, as aligned as these."""
         outs, kept = empty_outputs(self.spec, call), Kept()
         self._fill(call, outs[0], kept)
-        return outs, self._again(call, outs[0], kept)
+        return outs, self._rerun(call, outs[0], kept)
 
-    def _again(self, call: Binding, out: Tensor, kept: Kept) -> Again | None:
+    def _rerun(self, call: Binding, out: Tensor, kept: Kept) -> Rerun | None:
         """None where a launch reads what the call did not bring: tables, and copies made for it."""
         if kept.launch is None or self.tables or "ALLOW_TF32" in self.words:
             return None
@@ -276,7 +276,7 @@ class TemplateKernel(Kernel):
         return launch
 
 
-def _repeated(kept: Kept, places: Sequence[int], out: Tensor, split_k: int) -> Again:
+def _repeated(kept: Kept, places: Sequence[int], out: Tensor, split_k: int) -> Rerun:
     """Allocate and launch as was done for ``out``."""
     shape, dtype, device, sizes = out.shape, out.dtype, out.device, (split_k, *out.shape)
     target, strides = (out.shape, out.stride()) if split_k == 1 else (sizes, (out.numel(), *out.stride()))
@@ -286,10 +286,10 @@ def _repeated(kept: Kept, places: Sequence[int], out: Tensor, split_k: int) -> A
     each = "".join(f", args[{place}], s{i}, d{i}" for i, place in enumerate(places))
     go: Callable[[Args, Tensor], None] = eval(f"lambda args, out: launch(grid, out, target, strides{each})", scope)
 
-    def again(args: Args) -> Tensor:
+    def rerun(args: Args) -> Tensor:
         if not is_current(device):
             with torch.cuda.device(device):
-                return again(args)
+                return rerun(args)
         result = torch.empty(shape, dtype=dtype, device=device)
         if split_k == 1:
             go(args, result)
@@ -299,7 +299,7 @@ def _repeated(kept: Kept, places: Sequence[int], out: Tensor, split_k: int) -> A
             add_partial_sums(partial_sums, result)
         return result
 
-    return again
+    return rerun
 
 
 @cache

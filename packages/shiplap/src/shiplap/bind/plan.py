@@ -95,17 +95,17 @@ def cache(op: Op) -> Path:
 
 def compiler(op: Op) -> tuple[str, ...]:
     """The C++ compiler as a call: its path, and what ``CXX`` has behind it (``ccache g++``); SL405 if there is none."""
-    said = os.environ.get("CXX", "").strip() or "c++"
-    program = shutil.which(said)  # a path may have blanks
+    command = os.environ.get("CXX", "").strip() or "c++"
+    program = shutil.which(command)  # a path may have blanks
     if program is not None:
         return (program,)
     try:
-        words = shlex.split(said)
+        words = shlex.split(command)
     except ValueError:
         words = []
     paths = [shutil.which(word) for word in words[:2] if not word.startswith("-")]
     if not words or not paths or None in paths:
-        raise error("SL405", where=op.spec.name, got=f"no {said} on the PATH", expected="a C++20 compiler")
+        raise error("SL405", where=op.spec.name, got=f"no {command} on the PATH", expected="a C++20 compiler")
     return tuple([str(path) for path in paths] + words[len(paths) :])
 
 

@@ -49,7 +49,7 @@ def command(
     dtype: Annotated[str, typer.Option("--dtype", help="Dtype of the calls that --sizes describes.")] = "float32",
     device: Annotated[str | None, typer.Option("--device", help="Device; by default the CPU, or as recorded.")] = None,
     budget: Annotated[str | None, typer.Option("--budget", metavar="TIME", help="For all of it: 90s, 5m, 1h.")] = None,
-    again: Annotated[bool, typer.Option("--again", help="Measure what is in the store, too.")] = False,
+    remeasure: Annotated[bool, typer.Option("--remeasure", help="Measure what is in the store, too.")] = False,
     under_capture: Annotated[
         bool, typer.Option("--under-capture", help="Time CUDA graph replays; drop what cannot be captured.")
     ] = False,
@@ -75,7 +75,7 @@ def command(
             if profile
             else _sized(targets or [], sizes or [], dtype, device or "cpu")
         )
-        choices = _tune(requests, budget, again, "always" if under_capture else "auto", not in_process, quiet=json)
+        choices = _tune(requests, budget, remeasure, "always" if under_capture else "auto", not in_process, quiet=json)
     raise typer.Exit(_told(choices, budget, json=json))
 
 
@@ -98,12 +98,12 @@ def _told(choices: Sequence[Choice], budget: str | None, *, json: bool) -> int:
 
 
 def _tune(
-    requests: Sequence[Request], budget: str | None, again: bool, capture: str, isolate: bool, *, quiet: bool
+    requests: Sequence[Request], budget: str | None, remeasure: bool, capture: str, isolate: bool, *, quiet: bool
 ) -> list[Choice]:
     from shiplap.selection.decide import Options
     from shiplap.selection.engine import tune_all
 
-    options = Options(again=again, capture=capture)
+    options = Options(remeasure=remeasure, capture=capture)
     return tune_all(requests, budget, options=options, isolate=isolate, progress=False if quiet else None)
 
 

@@ -124,7 +124,7 @@ def _steps(op: Native, plan: CallPlan, where: str) -> dict[str, Any]:
         "out_deferrals": _out_deferrals(op, plan),
         "checks": lines((*plan.arguments, *plan.sharing, *outputs.bounds, *outputs.measured)),
         "fitting": lines(outputs.fitting),
-        "apart": lines(outputs.apart),
+        "disjoint": lines(outputs.disjoint),
         "scratch_checks": lines(outputs.scratch),
         "room_checks": lines(outputs.room),
         "within": lines(Check(WithinBound(where, d, e.source)) for d, e in spec.bounds),

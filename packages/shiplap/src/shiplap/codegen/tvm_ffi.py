@@ -35,7 +35,7 @@ def tvm_ffi_source(op: Native, library: Path) -> str:
         signature=signature,
         quoted_signature=quote(signature),
         narrowed=lines(narrowed_steps(op.spec, op.symbol, dtypes=op.dtypes, strided=op.strided, align=op.align)),
-        apart=lines(CallPlan(op.spec).outputs.apart_outputs),
+        disjoint=lines(CallPlan(op.spec).outputs.disjoint_outputs),
     )
 
 

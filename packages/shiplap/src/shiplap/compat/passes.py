@@ -27,12 +27,12 @@ __all__ = [
     "PLACES",
     "Captured",
     "Pass",
-    "apart",
     "autocasts",
     "capture",
     "compile_with",
     "current",
     "installed",
+    "preserving_state",
     "uncast",
 ]
 
@@ -153,7 +153,7 @@ def uncast() -> Iterator[None]:
 
 
 @contextmanager
-def apart() -> Iterator[None]:
+def preserving_state() -> Iterator[None]:
     """Leave torch's counters, and its stack of events, as they were: also inside of another compilation, whose fake
     tensors are not ours. One thread at a time, by the lock that a compilation holds: with one of ours, two threads
     that came from either side would wait for each other."""
@@ -220,7 +220,7 @@ def capture(fn: Callable[..., Any], tensors: Sequence[torch.Tensor], level: str,
 
     options: dict[str, Any] = dict.fromkeys(PLACES.values())
     options |= {PLACES[level]: _Uncached(stop, str), PLACES["pre-grad"]: Pass(note, lambda: "capture")}
-    with apart(), suppress(_Stop), warnings.catch_warnings():
+    with preserving_state(), suppress(_Stop), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         own = [t.detach().requires_grad_(t.requires_grad) for t in tensors]  # marks stay on a tensor
         for t in own if dynamic else ():

@@ -134,8 +134,8 @@ class Diagnosis:
         """One line."""
         if not self.compiled:
             return "nothing was compiled: no call of a torch.compile'd function was seen"
-        again, skips = sum(r.times for r in self.recompiles), sum(s.times for s in self.skips)
-        parts = [_count(len(self.breaks), "graph break"), _count(again, "recompile")]
+        recompiled, skips = sum(r.times for r in self.recompiles), sum(s.times for s in self.skips)
+        parts = [_count(len(self.breaks), "graph break"), _count(recompiled, "recompile")]
         parts += [_count(skips, "CUDA graph skip")] if skips else []
         where = f"{_count(self.compiled, 'compiled function')}, {_count(self.graphs, 'graph')}"
         processes = f", {self.processes} processes" if self.processes > 1 else ""

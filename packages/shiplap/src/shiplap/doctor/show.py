@@ -42,7 +42,7 @@ def diagnosis_html(diagnosis: Diagnosis, facts: Mapping[str, str]) -> str:
         varied=VARIED,
         near=near,
         seen=seen,
-        again=again,
+        recompile_cost=recompile_cost,
         entry=registry.by_id,
         show=show,
     )
@@ -78,7 +78,7 @@ def seen(b: Break) -> str:
     return f"{what}, seen {b.times}x, {b.seconds:.2f} s of compilation"
 
 
-def again(r: Recompile) -> str:
+def recompile_cost(r: Recompile) -> str:
     """What a recompile cost, in words."""
     values = f"; values {', '.join(r.values)}" if r.values else ""
     limit = "; torch has stopped compiling it" if r.limit else ""
@@ -167,7 +167,7 @@ def _print_recompile(r: Recompile, console: Console) -> None:
     title = Text(f"recompiled: {show(r.place)}", "bold").append(f"  {r.place.function}", "bold red")
     console.print(title, soft_wrap=True)
     _row(console, "cause", f"{VARIED[r.cause].title}: {r.subject}")
-    _row(console, "cost", again(r))
+    _row(console, "cost", recompile_cost(r))
     _row(console, "torch", r.guard)
     _row(console, "fix", r.fix, "green")
     if r.example:

@@ -63,15 +63,15 @@ class ConfigSource(ABC):
         *,
         device: str,
         seconds: float = 20.0,
-        again: bool = False,
+        remeasure: bool = False,
     ) -> list[Choice]:
         """Choose for each of ``samples`` (sizes and scalars by name), and put the choices into force.
 
         Args:
             device: where candidates run.
-            seconds: for one choice; ``again`` measures what is in the store, too.
+            seconds: for one choice; ``remeasure`` measures what is in the store, too.
         """
-        options = Options(seconds=seconds, again=again)
+        options = Options(seconds=seconds, remeasure=remeasure)
         with Isolation() as isolation:
             bench = isolation.bench(f"{self.home}.candidates")
             return [

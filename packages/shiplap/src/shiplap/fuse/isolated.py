@@ -20,7 +20,7 @@ _collected: ContextVar[list[Any] | None] = ContextVar("shiplap_collected_candida
 
 
 def collect(call: Call, candidates: Sequence[TemplateCandidate]) -> bool:
-    """Hand the candidates of a call to :func:`provide`, if that is who compiles; the call then takes the floor."""
+    """Hand the candidates of a call to :func:`provide`, if that is who compiles; the call then uses the fallback."""
     listed = _collected.get()
     if listed is None:
         return False
@@ -31,7 +31,7 @@ def collect(call: Call, candidates: Sequence[TemplateCandidate]) -> bool:
 
 
 def provide(op: Op, drawn: Inputs) -> Sequence[Candidate]:
-    """The floor and every template candidate for calls like ``drawn``, ready to be verified and raced."""
+    """The fallback and every template candidate for calls like ``drawn``, ready to be verified and raced."""
     from shiplap.compat import lowering
     from shiplap.referee.run import split
 

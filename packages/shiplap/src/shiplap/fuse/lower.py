@@ -1,6 +1,6 @@
 """The one lowering of every op that has templates: call → verified candidates → choice → node of the graph.
 
-A candidate that was not proven is never submitted, whoever proposes it; what is left when none is proven is the floor:
+A candidate that was not proven is never submitted, whoever proposes it; if no candidate is proven, the fallback runs:
 the op's own kernel as an opaque call, or the reference inlined, for Inductor to fuse as it does any PyTorch code.
 """
 
@@ -34,7 +34,7 @@ def lower(op: Op, overload: Any, *args: Any, **kwargs: Any) -> Any:
         wanted = choice.chosen
         remember(choice)
     if wanted == REFERENCE:
-        return floor(call, overload, args, kwargs)
+        return fallback(call, overload, args, kwargs)
     valid, _ = candidates(call)
     return next(c for c in valid if c.label == wanted).node(in_force(op).fusion)
 
@@ -88,8 +88,8 @@ def _first_proven(call: Call, valid: list[TemplateCandidate], verdicts: list[Ver
     return _decision(call, REFERENCE, "no template is proven for this call", verdicts)
 
 
-def floor(call: Call, overload: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """What is always right: the op's own kernel, called as a whole, or the reference, inlined."""
+def fallback(call: Call, overload: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """The node of an op without a template: a call of its own kernel, or its reference traced into the graph."""
     if call.op.own(call.device.type):  # a template that runs by itself is what was refused here
         return lowering.extern(overload, args, dict(kwargs))
     try:

@@ -1,4 +1,4 @@
-"""Choose by measurement: all candidates alone, then the best of them and the floor with the neighbours they fuse.
+"""Choose by measurement: all candidates alone, then the best of them and the fallback with the neighbours they fuse.
 
 A kernel that loses by itself may win with its epilogue inside, and the other way round: so the last word is a race of
 graphs compiled as they will run. What was chosen is stored, keyed by the op, the machine and what surrounds the call.
@@ -64,7 +64,7 @@ def trial(op: str, candidate: str) -> Iterator[None]:
 
 
 @dataclass
-class FloorCandidate(Candidate):
+class FallbackCandidate(Candidate):
     """What Inductor makes of the reference, or the op's own kernel."""
 
     call: Call
@@ -131,7 +131,7 @@ def blocked() -> str:
 def measure(
     selection: Selection, candidates: Sequence[TemplateCandidate], store: Store | None = None
 ) -> tuple[Choice, list[Verdict]]:
-    """Verify and race ``found`` and the floor; the choice is stored. With it, what became of each candidate."""
+    """Verify and time the fallback and ``candidates``; store the choice, and return it with a verdict per candidate."""
     call = selection.call
     listed = rendered(call, candidates)
     task = Task(call.op, selection.inputs, selection.key, listed, Options(seconds=SECONDS))
@@ -156,8 +156,8 @@ def _verdicts(selection: Selection, listed: list[Any], ranking: Ranking, raced: 
 
 
 def rendered(call: Call, candidates: Sequence[TemplateCandidate]) -> list[Any]:
-    """The floor and ``found``, rendered here; what fails says so when it is verified."""
-    listed: list[Any] = [FloorCandidate(call), *candidates]
+    """The fallback and ``candidates``, rendered here. Verification reports a candidate whose rendering fails."""
+    listed: list[Any] = [FallbackCandidate(call), *candidates]
     for candidate in listed:  # needs the graph at hand, which is this thread's
         with suppress(Exception):
             candidate.render()
@@ -221,9 +221,9 @@ def _decide(selection: Selection, listed: list[Any], ranking: Ranking, here: boo
 
 def _reason(listed: list[Any], ranked: list[int], times: dict[int, float], how: str, ranking: Ranking) -> str:
     if not times:
-        return "the floor: no template could be run"
+        return "the fallback: no template could be run"
     best = ranked[0]
-    against = f", floor {show_time(times[0])}" if 0 in times and best != 0 else ""
+    against = f", fallback {show_time(times[0])}" if 0 in times and best != 0 else ""
     other = next((i for i in ranked[1:] if i != 0), None)
     behind = f", next {label(listed[other])} {show_time(times[other])}" if other is not None else ""
     wrong = sum(f.verdict == "fail" for f in ranking.findings)

@@ -15,7 +15,7 @@ from shiplap.errors import error, notice
 from shiplap.op.binding import Binding
 from shiplap.op.bucket import Key
 from shiplap.op.config import NO_CONFIG, Config, Space
-from shiplap.op.kernel import Again, Kernel
+from shiplap.op.kernel import Kernel, Rerun
 from shiplap.op.state import OpState
 from shiplap.settings import settings
 
@@ -35,7 +35,7 @@ __all__ = [
     "tunable",
 ]
 
-Ready: TypeAlias = dict[Hashable, Again]  # calls by all that they depend on: how each is run again
+Ready: TypeAlias = dict[Hashable, Rerun]  # calls by all that they depend on: how each is run again
 REFERENCE = "reference"
 LIMIT = 4096  # calls remembered per op: exact sizes may all differ
 

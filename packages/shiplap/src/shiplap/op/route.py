@@ -17,7 +17,7 @@ from shiplap import dtypes
 from shiplap.compat import calls
 from shiplap.op import choices
 from shiplap.op.binding import Binding
-from shiplap.op.kernel import Again, Kernel
+from shiplap.op.kernel import Kernel, Rerun
 from shiplap.op.outputs import result_of
 from shiplap.op.plan.term import parameters, variable
 from shiplap.op.serve import Served
@@ -89,11 +89,11 @@ def _start(op: Served) -> Callable[..., Result]:
         if kernel is None or key is None:
             return op.serve(call, kernel)
         asked = _asked(op, kernel, call)
-        outs, again = kernel.start(call)
-        if again is not None and choices.observer is None:
+        outs, rerun = kernel.start(call)
+        if rerun is not None and choices.observer is None:
             if len(ready) >= LIMIT:
                 ready.clear()
-            ready[key] = _asking(asked, again, op.execute) if asked else again
+            ready[key] = _asking(asked, rerun, op.execute) if asked else rerun
         return result_of(outs)
 
     return start
@@ -110,14 +110,14 @@ def _asked(op: Served, picked: Kernel, call: Binding) -> list[tuple[Supports, bo
     return conditions
 
 
-def _asking(asked: list[tuple[Supports, bool]], again: Again, anew: Route) -> Again:
-    """``again`` for a call of which the kernels say what they said before: they may look at values."""
+def _asking(asked: list[tuple[Supports, bool]], rerun: Rerun, anew: Route) -> Rerun:
+    """``rerun`` for a call of which the kernels say what they said before: they may look at values."""
 
     def checked(args: Args) -> Result:
-        for supports, said in asked:
-            if (supports(*args) is True) is not said:
+        for supports, answer in asked:
+            if (supports(*args) is True) is not answer:
                 return anew(*args)
-        return again(args)
+        return rerun(args)
 
     return checked
 
@@ -157,8 +157,8 @@ def source(spec: OpSpec, device: str, remembers: bool) -> str:
     if remembers:
         lines += [
             f"    key = ({''.join(f'{part}, ' for part in map(_part, spec.args))})",
-            "    again = ready.get(key)",
-            f"    if again is not None and choices.observer is None: return again(({given},))",
+            "    rerun = ready.get(key)",
+            f"    if rerun is not None and choices.observer is None: return rerun(({given},))",
         ]
     lines.append(f"    return start(bind({given}){', key' if remembers else ''})")
     return "\n".join(lines)

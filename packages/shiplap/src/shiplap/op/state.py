@@ -31,7 +31,7 @@ class OpState:
 
     Attributes:
         spec: the declaration as data.
-        reference: the decorated function, plain PyTorch, the law for every kernel and gradient.
+        reference: the decorated function in plain PyTorch, which defines the right result of kernels and gradients.
         kernels: implementations by device type, first one first.
         templates: kernel sources by device type, into which compiled code fuses its neighbours.
         gradient: the declared backward, or None.

@@ -54,10 +54,10 @@ class Death:
     """How a child ended without having finished, in words, and the last line that it wrote to stderr."""
 
     how: str
-    said: str = ""
+    output: str = ""
 
     def __str__(self) -> str:
-        return f"{self.how} ({self.said})" if self.said else self.how
+        return f"{self.how} ({self.output})" if self.output else self.how
 
 
 def can_isolate(device: str = "cpu") -> bool:
@@ -75,20 +75,20 @@ def stream(work: Callable[[Send], None], limits: Limits | None = None) -> Iterat
     """The events that ``work`` sends from its child, and a ``Death`` if it ended before its work did."""
     limits = limits or Limits()
     reading, writing = os.pipe()
-    with tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryFile() as output:
         child = os.fork()
         if child == 0:
             os.close(reading)
-            _serve(work, writing, said)
+            _serve(work, writing, output)
         os.close(writing)
         try:
-            yield from _Watch(child, reading, limits, said).events()
+            yield from _Watch(child, reading, limits, output).events()
         finally:
             _kill(child)
             os.close(reading)
 
 
-def _serve(work: Callable[[Send], None], writing: int, said: IO[bytes]) -> None:
+def _serve(work: Callable[[Send], None], writing: int, output: IO[bytes]) -> None:
     """The child: never returns."""
     status = 1
     try:
@@ -97,8 +97,8 @@ def _serve(work: Callable[[Send], None], writing: int, said: IO[bytes]) -> None:
         for stream_ in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream_.flush()
-        os.dup2(said.fileno(), 1)
-        os.dup2(said.fileno(), 2)
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
         with contextlib.suppress(Exception):
             faulthandler.disable()  # a parent's handler writes to the parent's file
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -131,8 +131,8 @@ def _serve(work: Callable[[Send], None], writing: int, said: IO[bytes]) -> None:
 class _Watch:
     """The parent's side: reads events, and the clock, and the child's memory."""
 
-    def __init__(self, child: int, reading: int, limits: Limits, said: IO[bytes]) -> None:
-        self.child, self.reading, self.limits, self.said = child, reading, limits, said
+    def __init__(self, child: int, reading: int, limits: Limits, output: IO[bytes]) -> None:
+        self.child, self.reading, self.limits, self.output = child, reading, limits, output
         self.rest = b""
         self.base = _resident(child)
         self.busy_s = limits.busy_s
@@ -196,9 +196,9 @@ class _Watch:
         return f"the process exited with status {os.WEXITSTATUS(status)}"
 
     def _last_words(self) -> str:
-        size = self.said.seek(0, os.SEEK_END)
-        self.said.seek(max(0, size - 2000))
-        lines = [x.strip() for x in self.said.read().decode(errors="replace").splitlines() if x.strip()]
+        size = self.output.seek(0, os.SEEK_END)
+        self.output.seek(max(0, size - 2000))
+        lines = [x.strip() for x in self.output.read().decode(errors="replace").splitlines() if x.strip()]
         return lines[-1][:200] if lines else ""
 
 

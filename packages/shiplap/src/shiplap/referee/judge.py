@@ -37,18 +37,18 @@ def settle(
     own: Sequence[Tensor],
     wide: Sequence[Tensor],
     sums: Reduction,
-    again: Callable[[], Sequence[Tensor]],
+    recompute: Callable[[], Sequence[Tensor]],
     tolerance: float = 0.0,
 ) -> Difference:
     """``got`` against ``own`` and ``wide`` (see ``close``), and where that says no against what rounding explains.
 
-    ``again`` computes ``wide`` once more, for its operations to be disturbed.
+    ``recompute`` computes ``wide`` once more, for its operations to be disturbed.
     """
     check = partial(close, got, own, wide, sums, wide_sums=True, tolerance=tolerance)
     difference = check(near="none")
     if not difference.problem or not _may_round(got, own):
         return difference
-    allowed = allowance(again, wide, unit(narrowest(got)))
+    allowed = allowance(recompute, wide, unit(narrowest(got)))
     return check(near="row") if allowed is None else check(near="none", allowed=allowed)
 
 

@@ -45,7 +45,7 @@ def allowance(run: Callable[[], Sequence[Tensor]], wide: Sequence[Tensor], eps: 
             return None
         for at, (f, w) in enumerate(zip(results, wide, strict=True)):
             if f.is_floating_point() or f.is_complex():
-                worst[at] = torch.maximum(worst[at], _apart(f, w.detach()))
+                worst[at] = torch.maximum(worst[at], _distance(f, w.detach()))
     return [FACTOR * (w + _typical(w)) for w in worst]
 
 

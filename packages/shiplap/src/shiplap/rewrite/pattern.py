@@ -68,9 +68,9 @@ class PatternRewrite(Rewrite):
         return self._drawn.programs(self.pattern, self.level)
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
-        from shiplap.compat.passes import apart
+        from shiplap.compat.passes import preserving_state
 
-        with apart():
+        with preserving_state():
             patterns = self._drawn.patterns(self.pattern, self.level, graph)
         roots = {called(p.outputs[0]) for p in patterns}
         gone: set[str] = set()

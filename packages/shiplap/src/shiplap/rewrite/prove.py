@@ -71,11 +71,11 @@ def prove(rewrite: Provable) -> tuple[Finding, ...]:
     Raises:
         ShiplapError: SL805 without a program to prove it on, SL804 for a program that is no graph.
     """
-    from shiplap.compat.passes import apart, uncast
+    from shiplap.compat.passes import preserving_state, uncast
 
     digest = rewrite.digest
     if _findings.get(rewrite, ("",))[0] != digest:
-        with apart(), uncast(), quiet():
+        with preserving_state(), uncast(), quiet():
             if _findings.get(rewrite, ("",))[0] != digest:  # no other thread did it meanwhile
                 token = proving.set(True)
                 try:
@@ -226,8 +226,8 @@ def _gradients(outs: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor 
 
 
 def _compared(run: _Run, before: Interpreter, after: Interpreter) -> Iterator[tuple[str, str]]:
-    own, again, got = run(before), run(before), None
-    yield "deterministic", bitwise(again.outs, own.outs, "then")
+    own, repeat, got = run(before), run(before), None
+    yield "deterministic", bitwise(repeat.outs, own.outs, "then")
     try:
         got = run(after)
     except Exception as e:

@@ -227,8 +227,11 @@ def _measured(
     plain, variants = variants[0], [*variants, changed]
     seconds, kernels = _timed(variants), [v.kernels for v in variants]
     steps = [Step(r.name, (kernels[i], kernels[i + 1]), (seconds[i], seconds[i + 1])) for i, r in enumerate(matched)]
-    apart = _apart(changed.results, plain.results), _apart(plain.results, _call(fn, args, changed.train))
-    return Measured((kernels[0], kernels[-1]), (seconds[0], seconds[-1]), *apart, tuple(steps))
+    preserving_state = (
+        _largest_difference(changed.results, plain.results),
+        _largest_difference(plain.results, _call(fn, args, changed.train)),
+    )
+    return Measured((kernels[0], kernels[-1]), (seconds[0], seconds[-1]), *preserving_state, tuple(steps))
 
 
 def _timed(variants: Sequence[_Variant]) -> list[float]:
@@ -265,7 +268,7 @@ def _plain(result: Any) -> Any:
     return dict(result) if hasattr(result, "keys") else result
 
 
-def _apart(got: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+def _largest_difference(got: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
     """The largest difference relative to the largest finite value; infinite where only one of two values is finite."""
     worst = 0.0
     for result, wanted in zip(got, expected, strict=False):

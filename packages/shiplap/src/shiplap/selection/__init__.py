@@ -66,7 +66,7 @@ def tune(
     budget: float | str | None = None,
     *,
     device: str | None = None,
-    again: bool = False,
+    remeasure: bool = False,
     capture: str = "auto",
     isolate: bool = True,
     timeout: float = 60.0,
@@ -98,7 +98,7 @@ def tune(
     return engine.tune_all(
         engine.requests_of(op, samples, device),
         budget,
-        options=Options(again=again, capture=capture),
+        options=Options(remeasure=remeasure, capture=capture),
         isolate=isolate,
         timeout=timeout,
         progress=progress,

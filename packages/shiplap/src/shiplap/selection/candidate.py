@@ -101,7 +101,7 @@ class KernelCandidate(Candidate):
 
 @dataclass(frozen=True)
 class ReferenceCandidate(Candidate):
-    """The reference, as the floor: it is right by definition, so that there is always a choice."""
+    """The reference as the fallback: it is right by definition, so every op has a valid candidate."""
 
     op: Op
     kernel: str = REFERENCE

@@ -36,13 +36,13 @@ def _silent(what: str, done: int, total: int) -> None:
 class Options:
     """How to choose. ``seconds``: budget of one bucket; ``capture``: ``"auto"``, ``"always"`` or ``"never"`` (CUDA).
 
-    ``again`` measures although the store has an answer; ``keep`` writes the answer there; ``install`` puts it into
+    ``remeasure`` measures although the store has an answer; ``keep`` writes the answer there; ``install`` puts it into
     force in this process.
     """
 
     seconds: float = 30.0
     capture: str = "auto"
-    again: bool = False
+    remeasure: bool = False
     keep: bool = True
     install: bool = True
     plan: Plan = field(default_factory=Plan)
@@ -87,7 +87,7 @@ def choose(
     if choices.frozen:
         return _frozen(op, drawn, key, extra)
     store = store or Store()
-    choice = None if options.again else stored(op, key, store)
+    choice = None if options.remeasure else stored(op, key, store)
     if choice is None:
         require_quiet(f"{op.spec.name} {drawn.bucket}")
         listed = list(candidates_of(op, drawn)) if candidates_of else candidates(op, device, drawn.call.env)

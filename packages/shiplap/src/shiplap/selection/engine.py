@@ -93,7 +93,7 @@ def _each(
         place = f"{number + 1}/{len(wanted)} {op.spec.name}"
         share = EACH if deadline is None else deadline.left / (len(wanted) - number)
 
-        def said(what: str, done: int, total: int, place: str = place) -> None:
+        def report(what: str, done: int, total: int, place: str = place) -> None:
             if deadline is not None:
                 deadline.check()
             report(f"{place}: {what}", done, total)
@@ -104,7 +104,7 @@ def _each(
             recipe,
             device=device,
             options=replace(options, seconds=share),
-            report=said,
+            report=report,
             bench=isolation.bench() if isolation else None,
         )
         try:

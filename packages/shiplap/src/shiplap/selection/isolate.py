@@ -52,7 +52,7 @@ class Isolation:
         self.started, self._closed = 0, False
         self._process: subprocess.Popen[bytes] | None = None
         self._open = ""
-        self._said: IO[bytes] | None = None
+        self._stderr: IO[bytes] | None = None
         self._beat: mmap.mmap | None = None
 
     def __enter__(self) -> Isolation:
@@ -98,13 +98,13 @@ class Isolation:
         handle = os.memfd_create("shiplap-tune")
         os.ftruncate(handle, BEAT.size)
         self._beat = mmap.mmap(handle, BEAT.size)
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the worker
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the worker
         environment = {**os.environ, "SHIPLAP_RECORD": "", "SHIPLAP_TUNED": ""}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "shiplap.selection.worker", str(handle)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self._said,
+            stderr=self._stderr,
             pass_fds=[handle],
             env=environment,
         )
@@ -125,7 +125,7 @@ class Isolation:
         if process is not None:
             process.kill()
             process.wait()
-            for stream in (process.stdin, process.stdout, self._said):
+            for stream in (process.stdin, process.stdout, self._stderr):
                 if stream is not None:
                     stream.close()
 
@@ -173,9 +173,9 @@ class Isolation:
         assert self._process is not None
         code = self._process.wait()
         how = f"ended the process ({signal.Signals(-code).name if code < 0 else f'exit status {code}'})"
-        assert self._said is not None
-        self._said.seek(0)
-        last = self._said.read().decode(errors="replace").strip().splitlines()[-1:]
+        assert self._stderr is not None
+        self._stderr.seek(0)
+        last = self._stderr.read().decode(errors="replace").strip().splitlines()[-1:]
         self.stop()
         return Died(index, ": ".join([how, *(line[:200] for line in last)]))
 

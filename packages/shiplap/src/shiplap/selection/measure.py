@@ -177,11 +177,11 @@ def race(
         samples[index] = [first]
         live.append(index)
 
-    def again(index: int) -> float:
+    def remeasure(index: int) -> float:
         at(index)
         return _sample(clock, runs[index], 1)
 
-    live = _near(live, samples, again)
+    live = _near(live, samples, remeasure)
     for number in range(plan.rounds):
         for index in live[number % len(live) :] + live[: number % len(live)]:
             at(index)
@@ -201,13 +201,13 @@ def _sample(clock: Clock, run: Run, repeats: int) -> float:
     return clock.sample(run, repeats)
 
 
-def _near(live: list[int], samples: dict[int, list[float]], again: Callable[[int], float]) -> list[int]:
+def _near(live: list[int], samples: dict[int, list[float]], remeasure: Callable[[int], float]) -> list[int]:
     """Those that are not many times slower than the fastest; nobody is given up for one sample that was disturbed."""
     fastest = min(samples[i][0] for i in live)
     for index in live:
         for _ in range(2 if samples[index][0] < 1.0 else 1):
             if min(samples[index]) > 4 * fastest:
-                samples[index].append(again(index))
+                samples[index].append(remeasure(index))
     return [i for i in live if min(samples[i]) <= 4 * fastest]
 
 

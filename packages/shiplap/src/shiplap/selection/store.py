@@ -125,7 +125,7 @@ class Store:
 
     def _distrusted(self, path: Path, e: trust.Distrusted) -> Stored:
         """An entry that somebody else may have written: said once for each place that says so."""
-        why = f"cannot be trusted: {trust.said(e)}"
+        why = f"cannot be trusted: {trust.reason(e)}"
         notice(
             f"store {e.filename}", f"choices in {self.root} are not used: {why}; remove it, or what others wrote there"
         )

@@ -89,7 +89,7 @@ def read(path: str | os.PathLike[str]) -> list[tuple[Key, Mapping[str, Any]]]:
             "SL602",
             where=str(path),
             what="the file cannot be read",
-            got=trust.said(e) if isinstance(e, trust.Distrusted) else e.strerror or e,
+            got=trust.reason(e) if isinstance(e, trust.Distrusted) else e.strerror or e,
             expected="a table written by 'shiplap freeze'",
         ) from None
     try:

@@ -5,7 +5,7 @@ could have put it there could have run code as this user. A file that the user n
 record) is opened as ``NAMED``. What either holds is parsed within bounds, and is data: no path, no code.
 """
 
-from shiplap.trust.files import CODE, NAMED, OWN, Distrusted, Rule, open_file, open_folder, read_file, said
+from shiplap.trust.files import CODE, NAMED, OWN, Distrusted, Rule, open_file, open_folder, read_file, reason
 from shiplap.trust.parse import Limits, build_yaml, compose_yaml, parse_json
 
 __all__ = [
@@ -21,5 +21,5 @@ __all__ = [
     "open_folder",
     "parse_json",
     "read_file",
-    "said",
+    "reason",
 ]

@@ -13,7 +13,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["CODE", "NAMED", "OWN", "Distrusted", "Rule", "open_file", "open_folder", "read_file", "said"]
+__all__ = ["CODE", "NAMED", "OWN", "Distrusted", "Rule", "open_file", "open_folder", "read_file", "reason"]
 
 LINKS = 40  # symbolic links on one way, as in Linux
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -69,7 +69,7 @@ def read_file(path: str | os.PathLike[str], limit: int, rule: Rule = CODE) -> by
     return content
 
 
-def said(e: Exception) -> str:
+def reason(e: Exception) -> str:
     """What is wrong with a path, in one line: which part of it, and why."""
     if isinstance(e, OSError) and e.filename is not None:
         return f"{os.fsdecode(e.filename)}: {e.strerror}"

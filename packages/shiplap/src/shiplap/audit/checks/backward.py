@@ -64,8 +64,8 @@ def _repeated(op: Op, case: Case, names: list[str]) -> Observation:
         return Observation(f"the backward writes to the gradient of the output: {problem}", fix="work on a copy")
     there = [g for g in first if g is not None]
     before = [g.clone() for g in there]
-    again = torch.autograd.grad(outs, wanted, kept, allow_unused=True)
-    if problem := bitwise([g for g in again if g is not None], before, "the first time"):
+    second = torch.autograd.grad(outs, wanted, kept, allow_unused=True)
+    if problem := bitwise([g for g in second if g is not None], before, "the first time"):
         return Observation(f"the backward of one graph, a second time: {problem}", fix=SAVE)
     if problem := bitwise(there, before, "before the second backward"):
         return Observation(f"a gradient changed when the backward ran again: {problem}", fix="allocate gradients anew")
@@ -176,8 +176,8 @@ def _twice_one(op: Op, case: Case, names: list[str]) -> Observation:
             wide, own = pulled(True, True), pulled(False, True)
         except RuntimeError:
             return Observation()
-        again = partial(pulled, True, True)
-        difference = settle(pulled(False, False), own, wide, Reduction(max(1, case.numel)), again, op.spec.tolerated)
+        second = partial(pulled, True, True)
+        difference = settle(pulled(False, False), own, wide, Reduction(max(1, case.numel)), second, op.spec.tolerated)
         if difference.problem:
             return Observation(
                 f"{i} and {j} are one tensor, its gradient {difference.problem.removeprefix('result 0: ')}"
@@ -214,12 +214,12 @@ def _second_order(op: Op, case: Case, names: list[str]) -> Observation:
     except Exception as e:  # once differentiable: it says so
         return Observation(note=f"second order is refused: {last_line(e)[:100]}")
 
-    def again() -> list[Tensor]:
+    def recompute() -> list[Tensor]:
         fresh = _references(op, case, names, True)
         return whole(second(fresh), fresh[1])
 
     got = whole(gradients, graph[1])
-    judged = settle(got, own, wide, Reduction(max(1, case.numel)), again, op.spec.tolerated)
+    judged = settle(got, own, wide, Reduction(max(1, case.numel)), recompute, op.spec.tolerated)
     if not judged.problem:
         return Observation()
     silent = " (nothing of the backward was recorded)" if all(g is None for g in gradients) else ""

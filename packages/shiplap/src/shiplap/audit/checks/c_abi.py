@@ -59,18 +59,18 @@ class Death:
 
     call: int
     status: int
-    said: str
+    stderr: str
 
     def __str__(self) -> str:
         name = signal.Signals(-self.status).name if self.status < 0 else f"status {self.status}"
-        if thrown := THROWN.search(self.said):
-            what = WHAT.search(self.said)
+        if thrown := THROWN.search(self.stderr):
+            what = WHAT.search(self.stderr)
             return f"{thrown[1] or thrown[2]} leaves the C function ({what[1] if what else name})"
         return f"the process dies of {name}"
 
     @property
     def thrown(self) -> bool:
-        return bool(THROWN.search(self.said))
+        return bool(THROWN.search(self.stderr))
 
 
 def _kernels(op: Op) -> list[CKernel]:

@@ -103,9 +103,9 @@ def _against_reference(op: Op, case: Case, names: list[str], leaf: bool, layout:
     for name, g, o, w, r in zip(names, got, own, wide, rough, strict=True):
         # In double precision the reference has no wider self: its rounding errors are those in single, scaled.
         rounded = w + (r - w) * DOUBLE_TO_SINGLE if g.dtype == torch.float64 else o
-        again = partial(_alone, op, plain, names, directions, names.index(name))
+        recompute = partial(_alone, op, plain, names, directions, names.index(name))
         sums = Reduction(_terms(op, case, name))
-        difference = settle([g], [rounded], [w], sums, again, op.spec.tolerated)
+        difference = settle([g], [rounded], [w], sums, recompute, op.spec.tolerated)
         worst = max(worst, difference.error)
         if difference.problem:
             return Observation(f"d/d{name} {difference.problem.removeprefix('result 0: ')}", error=worst)

@@ -35,5 +35,5 @@ CHECK = Check(
     observes="equals the reference in float64 within eps * (4 + 2 sqrt(terms)); integers, NaN and inf exactly",
     observe=observe,
     cases=cases,
-    fix="correct the kernel; the reference is the law",
+    fix="correct the kernel: the reference defines the right result",
 )

@@ -98,8 +98,8 @@ def _tangent(op: Op, case: Case) -> tuple[str, str]:
             # torch.library gives an op no place for a rule of forward mode: not its author's fault
             return ("", f"forward-mode AD: {silent}") if is_adopted(op) else (silent, "")
         if g is not None and o is not None and w is not None:
-            again = partial(_tangents_alone, op, tree_map(widen, plain), directions, index)
-            difference = settle([g], [o], [w], reduction(op.spec, case.env), again, op.spec.tolerated)
+            recompute = partial(_tangents_alone, op, tree_map(widen, plain), directions, index)
+            difference = settle([g], [o], [w], reduction(op.spec, case.env), recompute, op.spec.tolerated)
             if difference.problem:
                 return f"the tangent of {difference.problem}", ""
     return "", ""

@@ -159,8 +159,8 @@ class _Builder:
     def origin_of_size(self, variable: str) -> Text:
         """``in 'x'`` for what a tensor has, ``argument 'k'`` for a scalar."""
         origin = self.origin(variable)
-        said = origin[0] if origin else ""
-        return origin if isinstance(said, str) and said.startswith(("argument", "declared")) else ("in ", *origin)
+        source = origin[0] if origin else ""
+        return origin if isinstance(source, str) and source.startswith(("argument", "declared")) else ("in ", *origin)
 
     def computed(self, at: Place, axis: int, expr: Expr) -> None:
         wanted = self.value(f"v_at_{at.arg}_{axis}".replace("-", "m"), Type.SIZE, expr)

@@ -43,7 +43,7 @@ class OutputPlan:
 
     Attributes:
         bounds: steps that give each data-dependent dim its bound. ``measured``: those that compute the other sizes.
-        fitting: what a given output is held to. ``apart``: that no memory is shared, among tensors that are there.
+        fitting: what a given output is held to. ``disjoint``: that no memory is shared, among tensors that are there.
         scratch: what a given workspace is held to before ``needed``, the bytes, is known; ``room``: after that.
     """
 
@@ -108,10 +108,10 @@ class OutputPlan:
         return tuple(steps)
 
     @cached_property
-    def apart(self) -> Block:
-        return self._apart(workspace=True)
+    def disjoint(self) -> Block:
+        return self._disjoint(workspace=True)
 
-    def _apart(self, *, workspace: bool) -> Block:
+    def _disjoint(self, *, workspace: bool) -> Block:
         spec, overlap_rules = self.spec, list[Step]()
         scratch = Place(spec.name, scratch_name(spec), role="output", variable=SCRATCH)
         written = [*self.places.values(), *([scratch] if workspace else [])]
@@ -119,15 +119,15 @@ class OutputPlan:
             steps: list[Step] = []
             for arg in spec.tensors:
                 other = Place(spec.name, arg.name, arg.many)
-                steps += around(arg, other, (Check(rules.Apart(target, other)),))
-            steps += [Check(rules.Apart(target, other)) for other in written[:index]]
+                steps += around(arg, other, (Check(rules.Disjoint(target, other)),))
+            steps += [Check(rules.Disjoint(target, other)) for other in written[:index]]
             overlap_rules += [Present(scratch, tuple(steps))] if target is scratch else steps
         return tuple(overlap_rules)
 
     @cached_property
-    def apart_outputs(self) -> Block:
+    def disjoint_outputs(self) -> Block:
         """The same where no workspace can be rules."""
-        return self._apart(workspace=False)
+        return self._disjoint(workspace=False)
 
     @cached_property
     def no_gradient(self) -> rules.NoGradient:
@@ -166,7 +166,7 @@ class OutputPlan:
     @cached_property
     def check_memory(self) -> MemoryCheck:
         """``check_memory(call, outs, scratch)``: they share no memory, and have no gradient."""
-        steps = (*self.apart, Check(self.no_gradient))
+        steps = (*self.disjoint, Check(self.no_gradient))
         return cast(MemoryCheck, self._section("check_memory", f"outs, {SCRATCH}", steps))
 
     @cached_property

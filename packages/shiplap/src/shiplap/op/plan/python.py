@@ -45,7 +45,7 @@ class Writer:
                     "try:",
                     f"    {variable} = {term.python}",
                     "except (ArithmeticError, LookupError, TypeError, ValueError) as why:",
-                    f"    refuse({self.said(rule)})",
+                    f"    refuse({self.refusal(rule)})",
                 ]
             case Check(rule):
                 return self.check(rule)
@@ -75,15 +75,15 @@ class Writer:
         )
 
     def check(self, rule: Rule) -> list[str]:
-        condition, said = rule.holds().python, self.said(rule)
-        number, _, texts = said.partition(", ")
+        condition, refusal = rule.holds().python, self.refusal(rule)
+        number, _, texts = refusal.partition(", ")
         return [
             f"expect({condition}, {number}, lambda: ({texts}))"
             if self.careful
-            else f"if not ({condition}): refuse({said})"
+            else f"if not ({condition}): refuse({refusal})"
         ]
 
-    def said(self, rule: Rule) -> str:
+    def refusal(self, rule: Rule) -> str:
         """The arguments of ``refuse``: the number of the rule, and its texts with the values of this call."""
         self.constants |= rule.constants()
         self.rules.append(rule)

@@ -118,7 +118,7 @@ class Group(Rewrite):
                 yield self._merged(graph, group.members)
             elif alone and group.left is not None and group.because is not None:
                 alone = False  # one of them tells the story of the family
-                yield self._apart(group.left, group.because, group.members)
+                yield self._near_miss(group.left, group.because, group.members)
             calls = [n for n in calls if n not in group.members]
 
     def _merged(self, graph: Graph, members: list[Node]) -> Outcome:
@@ -134,7 +134,7 @@ class Group(Rewrite):
             graph, self.level, self.name, fn, args, members, [n for m in members for n in self.nodes(m)], bound
         )
 
-    def _apart(self, node: Node, because: Node, members: Sequence[Node]) -> NearMiss:
+    def _near_miss(self, node: Node, because: Node, members: Sequence[Node]) -> NearMiss:
         if because in members:
             reason = f"{node.name} is computed from {because.name}; only independent calls are merged"
             return self.miss(node, "argument", reason, members)

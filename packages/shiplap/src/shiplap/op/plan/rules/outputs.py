@@ -18,7 +18,7 @@ __all__ = [
     "ALIGNMENT",
     "Aligned",
     "AlignedOutput",
-    "Apart",
+    "Disjoint",
     "FitsKind",
     "FitsLayout",
     "FitsShape",
@@ -130,7 +130,7 @@ class IsSize(OfTensor):
 
 
 @dataclass(frozen=True)
-class Apart(OfTensor):
+class Disjoint(OfTensor):
     """What the caller owns and the kernel writes shares no memory with another tensor of the call."""
 
     other: Place
