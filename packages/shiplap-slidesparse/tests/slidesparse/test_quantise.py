@@ -1,4 +1,4 @@
-"""Quantisation per row: the reference against float64, the kernel against the reference bit for bit, edges, non-finite rows."""
+"""Quantisation per row: reference against float64, kernel against reference bit for bit, edges, non-finite rows."""
 
 from __future__ import annotations
 

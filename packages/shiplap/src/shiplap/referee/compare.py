@@ -101,7 +101,7 @@ def close(
 
     Integers, and the places of NaN and infinity, are those of one of the two. An element may be off by
     ``eps * (4 + 2 sqrt(terms)) * (|wide| + rms(wide))``, the growth of rounding errors in such ``sums``, plus
-    three times the reference's own largest error (more for few elements): a kernel need not be more accurate than its reference.
+    three times the reference's own largest error (more for few elements).
 
     With ``wide_sums``, sums of 16-bit numbers are taken to be kept in float32, as kernels do: else the tolerance of a
     long sum in bfloat16 exceeds its value, and a kernel that leaves out most of the terms would pass.
