@@ -317,3 +317,47 @@ def test_vague_annotations_are_counted(tmp_path: Path, line: str) -> None:
 def test_words_and_imports_are_no_annotations(tmp_path: Path) -> None:
     text = '"""Any object."""\nfrom typing import Any\n\nmade = object.__new__(C)\nx = object()  # Any\n'
     assert run("check_annotations.py", annotated(tmp_path, text, 0)).returncode == 0
+
+
+def words(root: Path, budget: int, source: str) -> subprocess.CompletedProcess[str]:
+    (root / "tools").mkdir(exist_ok=True)
+    (root / "size-budget.toml").write_text(f"[limits]\nfound = {budget}\n")
+    (root / "tools" / "a.py").write_text(source)
+    return run("check_words.py", root)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "floor = 1",
+        "def _again(): pass",
+        "def f(said): pass",
+        "class Apart: pass",
+        "self.law = 1",
+        "for fate in []: pass",
+    ],
+)
+def test_a_retired_word_is_no_name(tmp_path: Path, source: str) -> None:
+    done = words(tmp_path, 0, source)
+    assert done.returncode == 1
+    assert "tools/a.py:1: the name " in done.stdout
+    assert "is retired; use " in done.stdout
+
+
+def test_names_of_others_and_texts_are_not_looked_at(tmp_path: Path) -> None:
+    done = words(
+        tmp_path, 0, 'import torch\n\nx = torch.floor(torch.ones(1))  # said again\ny = f(again=True, z="law")\n'
+    )
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_functions_with_a_local_called_found_are_counted(tmp_path: Path) -> None:
+    two = "def two():\n    def inner(found): ...\n"
+    source = f"def one():\n    found = 1\n\n{two}\ndef three():\n    return [x for x in found]\n"
+    assert words(tmp_path, 2, source).returncode == 0
+    done = words(tmp_path, 1, source)
+    assert done.stdout.splitlines() == [
+        "tools/a.py:1: one binds 'found'; name what it holds",
+        "tools/a.py:5: inner binds 'found'; name what it holds",
+        "2 functions bind 'found', the budget is 1",
+    ]

@@ -116,10 +116,10 @@ def _python(tree: ast.Module, repository: Repository, definition: str, file: str
     """The meaning of ``tree``, or of one definition in it."""
     node: ast.AST = tree
     for part in definition.split(".") if definition else ():
-        found = next((n for n in getattr(node, "body", ()) if part in _defined(n)), None)
-        if found is None:
+        child = next((n for n in getattr(node, "body", ()) if part in _defined(n)), None)
+        if child is None:
             raise FileNotFoundError(f"{file} defines no {definition}")
-        node = found
+        node = child
     return _plain(_Meaning(_imported(tree), repository).visit(node))
 
 

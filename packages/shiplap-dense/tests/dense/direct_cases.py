@@ -28,8 +28,8 @@ from tests.dense.direct_ops import gathered
 SMALL = {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 32, "num_warps": 4, "num_stages": 2, "GROUP_M": 8}
 
 
-def say(name: str, **found: Any) -> None:
-    print(json.dumps({"name": name, **found}), flush=True)
+def say(name: str, **values: Any) -> None:
+    print(json.dumps({"name": name, **values}), flush=True)
 
 
 def bind() -> None:
@@ -239,7 +239,7 @@ def renderings() -> None:
     say("renderings", before=before, after=len(run.jitted), source=inspect.getsource(launcher.fn).splitlines()[0])
     (conv,) = ops.conv2d.kernels["cpu"]
     (taps,) = conv.tables.values()
-    say("tables", tables=len(taps.found), looked_at=taps.looked_at)
+    say("tables", tables=len(taps.tables), looked_at=taps.looked_at)
 
 
 if __name__ == "__main__":

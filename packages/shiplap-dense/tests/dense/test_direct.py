@@ -311,7 +311,7 @@ def test_what_is_kept_of_tables_is_bounded(monkeypatch):
     table = Table("here", lambda sizes: torch.arange(sizes["k"]))
     for k in range(20):
         assert table({"k": k}, torch.device("cpu")).numel() == k
-        assert len(table.found) <= 4
+        assert len(table.tables) <= 4
 
 
 def test_no_table_is_made_while_a_graph_is_captured(monkeypatch):
@@ -320,7 +320,7 @@ def test_no_table_is_made_while_a_graph_is_captured(monkeypatch):
         torch.device("cuda", 0),
     )
     table.looked_at, kept = ("k",), torch.arange(3)
-    table.found[(cuda, 3)] = kept
+    table.tables[(cuda, 3)] = kept
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     assert table({"k": 3}, cuda) is kept
     assert list(table.captured.values()) == [kept], "a graph holds its address"

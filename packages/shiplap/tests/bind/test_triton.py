@@ -277,7 +277,7 @@ def test_what_the_key_cannot_hold_goes_the_ordinary_way(knobs):
         for _ in range(2):
             launch[(1,)](odd, 1, 1, 1)
         assert launch.kernel.ordinary == 2
-        assert not launch.found
+        assert not launch.compiled_by_key
     launch = triton_launcher(kernel)
     kernel.specialise = lambda args, kwargs: "odd"
     for args, keywords in (
@@ -290,7 +290,7 @@ def test_what_the_key_cannot_hold_goes_the_ordinary_way(knobs):
         for _ in range(2):
             launch[(1,)](*args, **keywords)
         assert kernel.ordinary == before + 2
-    assert not launch.found
+    assert not launch.compiled_by_key
 
 
 def test_errors_are_those_of_the_call(knobs):
@@ -308,7 +308,7 @@ def test_what_is_kept_is_bounded(knobs, monkeypatch):
     launch = triton_launcher(kernel)
     for i in range(20):
         assert launch[(1,)](None, 3, 2.0, i).tag == kernel.launched[-1]
-        assert len(launch.found) <= 5
+        assert len(launch.compiled_by_key) <= 5
 
 
 def test_another_triton_launches_the_ordinary_way_and_says_so_once(monkeypatch):

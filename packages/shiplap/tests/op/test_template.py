@@ -51,12 +51,12 @@ def test_what_cannot_be_one_is_refused(op, tmp_path, case):
 
 def test_ops_of_several_or_data_dependent_outputs_have_none(ns, tmp_path):
     @sl.op(f"{ns}::found", bounds={"m": "n"})
-    def found(x: Int32[Tensor, "n"]) -> Int32[Tensor, "m"]:
+    def dynamic(x: Int32[Tensor, "n"]) -> Int32[Tensor, "m"]:
         return torch.unique(x)
 
     (tmp_path / "k.cpp.jinja").write_text("source")
     with pytest.raises(sl.ShiplapError, match=r"SL114(.|\n)*one output of fixed size"):
-        read_template(found.spec, str(tmp_path / "ops.py"), "cpu", "k.cpp.jinja")
+        read_template(dynamic.spec, str(tmp_path / "ops.py"), "cpu", "k.cpp.jinja")
 
 
 def test_source_configs_and_functions_are_its_identity(op, tmp_path: Path):

@@ -38,8 +38,8 @@ TILE = {
 GRID = (4, 4, 3)
 
 
-def say(name: str, **found: Any) -> None:
-    print(json.dumps({"name": name, **found}), flush=True)
+def say(name: str, **values: Any) -> None:
+    print(json.dumps({"name": name, **values}), flush=True)
 
 
 def error(got: Tensor, want: Tensor) -> float:

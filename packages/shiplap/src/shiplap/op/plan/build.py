@@ -84,17 +84,17 @@ class _Builder:
         self.steps = [*outer, *around(arg, at, tuple(self.steps))]
         self.bound, self.sure = bound, True
 
-    def meet(self, variable: str, type: Type, term: Term, origin: Text, *found: Rule) -> None:
+    def meet(self, variable: str, type: Type, term: Term, origin: Text, *rules: Rule) -> None:
         """``variable`` is ``term``, or must agree with it where an argument before has set it."""
         if variable in self.bound:
-            for rule in found:
+            for rule in rules:
                 self.check(rule)
         elif self.sure and variable not in self.loose:
             self.steps.append(Let(variable, type, term))
             self.origins[variable] = origin
         else:
             self.loose.setdefault(variable, type)
-            self.steps.append(Meet(variable, type, term, origin, found))
+            self.steps.append(Meet(variable, type, term, origin, rules))
         self.bound.add(variable)
 
     def origin(self, variable: str) -> Text:
