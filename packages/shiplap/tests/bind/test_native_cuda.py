@@ -92,7 +92,7 @@ def test_it_is_built_without_a_cuda_toolkit(step):
         "shiplap_detach",
         "shiplap_poison",
         "shiplap_refusal",
-        "shiplap_said",
+        "shiplap_set_error",
         "shiplap_standalone",
         "shiplap_standalone_for",
     }

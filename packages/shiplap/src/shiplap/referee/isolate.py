@@ -225,11 +225,11 @@ def _seconds(pid: int | str) -> float:
 
 def _session_seconds(leader: int) -> float:
     """Processor time of the child's session and of all its descendants: compilers that it waits for have their own."""
-    fields = {int(entry): found for entry in os.listdir("/proc") if entry.isdigit() and (found := _fields(entry))}
-    family = {pid for pid, found in fields.items() if pid == leader or int(found[3]) == leader}
+    fields = {int(entry): stat for entry in os.listdir("/proc") if entry.isdigit() and (stat := _fields(entry))}
+    family = {pid for pid, stat in fields.items() if pid == leader or int(stat[3]) == leader}
     grown = family
     while grown:
-        grown = {pid for pid, found in fields.items() if int(found[1]) in family} - family
+        grown = {pid for pid, stat in fields.items() if int(stat[1]) in family} - family
         family |= grown
     ticks = sum(sum(map(int, fields[pid][11:15])) for pid in family)
     return ticks / os.sysconf("SC_CLK_TCK")

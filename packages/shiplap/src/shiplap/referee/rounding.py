@@ -49,7 +49,7 @@ def allowance(run: Callable[[], Sequence[Tensor]], wide: Sequence[Tensor], eps: 
     return [FACTOR * (w + _typical(w)) for w in worst]
 
 
-def _apart(a: Tensor, b: Tensor) -> Tensor:
+def _distance(a: Tensor, b: Tensor) -> Tensor:
     dtype = torch.complex128 if a.is_complex() else torch.float64
     a, b = a.to(dtype), b.to(dtype)  # torch compares no float8 with another dtype
     same = (a == b) | (torch.isnan(a) & torch.isnan(b))

@@ -316,9 +316,9 @@ class Samples:
         if (key := str(sizes)) not in self._sized:
             (name,) = sizes
             limit = LIMIT if self._refused.get(name, 0) < PATIENCE else LIMIT // 32
-            found = search(self.spec, sizes, dict(self.base.scalars), limit)
-            self._refused[name] = 0 if found else self._refused.get(name, 0) + 1
-            self._sized[key] = found and self._recipe(*found).but(dtypes=dict(self.base.dtypes))
+            solution = search(self.spec, sizes, dict(self.base.scalars), limit)
+            self._refused[name] = 0 if solution else self._refused.get(name, 0) + 1
+            self._sized[key] = solution and self._recipe(*solution).but(dtypes=dict(self.base.dtypes))
         return self._sized[key]
 
     def layouts(self, base: Recipe | None = None) -> Iterator[Case]:
