@@ -70,7 +70,7 @@ def search(
     fixed_scalars: Mapping[str, Any] | None = None,
     limit: int = LIMIT,
 ) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """The first admitted ``(sizes, scalars)`` with the fixed ones, of ``limit`` combinations from the usual values outwards."""
+    """The first admitted ``(sizes, scalars)`` with the fixed ones, among ``limit`` combinations of the usual values."""
     names, pools = _pools(spec, fixed_sizes or {}, fixed_scalars or {})
     dims, scalars = free_dims(spec), [a.name for a in spec.scalars]
     plain = [e for e in spec.requires if e.names <= set(names)]
