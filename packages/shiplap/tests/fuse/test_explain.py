@@ -37,10 +37,10 @@ def test_what_is_inside_a_template():
     assert kernel.name in explanation.source[0]
     assert [where.rpartition("/")[2].partition(":")[0] for where in kernel.where] == ["test_explain.py"]
     assert kernel.unfused == ()
-    (decision,) = kernel.decisions
-    assert decision.op == "fusetest::qmm"
-    assert [v.status for v in decision.verdicts] == ["ok"]
-    assert decision.chosen == decision.verdicts[0].candidate
+    (choice,) = kernel.fusion_choices
+    assert choice.op == "fusetest::qmm"
+    assert [v.status for v in choice.verdicts] == ["ok"]
+    assert choice.chosen == choice.verdicts[0].candidate
     assert explanation.ok
     assert explanation.summary == "1 kernel in 1 graph: 1 template"
 
@@ -72,7 +72,7 @@ def outside(case: str) -> Explanation:
 def test_what_stayed_outside_and_why(case):
     _, side, reason, meaning = OUTSIDE[case]
     explanation = outside(case)
-    assert [k.kind for k in explanation.kernels if k.decisions] == ["template"]
+    assert [k.kind for k in explanation.kernels if k.fusion_choices] == ["template"]
     (template,) = (k for k in explanation.kernels if k.kind == "template")
     (other,) = template.unfused
     assert (other.side, other.kernel) == (side, next(k.name for k in explanation.kernels if k.kind == "generated"))
@@ -97,17 +97,17 @@ def test_templates_off_shows_the_fallback():
     with switches(qmm, templates=False):
         explanation = explain(lambda x, w, s, b: qmm(x, w, s) + b, *arguments())
     assert "template" not in [k.kind for k in explanation.kernels]
-    assert [(d.chosen, d.reason) for d in explanation.decisions] == [("reference", "templates are switched off")]
+    assert [(d.chosen, d.reason) for d in explanation.fusion_choices] == [("reference", "templates are switched off")]
     assert "extern_kernels.mm" in [k.name for k in explanation.kernels]
 
 
 def test_a_wrong_template_is_named_with_its_evidence():
     with switches(qmm, only="STEPS=K / 2"), pytest.warns(sl.ShiplapNotice, match="is wrong and is not used"):
         explanation = explain(lambda x, w, s, b: qmm(x, w, s) + b, *arguments(31))
-    (decision,) = explanation.decisions
+    (choice,) = explanation.fusion_choices
     assert not explanation.ok
-    assert (decision.chosen, decision.reason) == ("reference", "no template is proven for this call")
-    (verdict,) = decision.verdicts
+    assert (choice.chosen, choice.reason) == ("reference", "no template is proven for this call")
+    (verdict,) = choice.verdicts
     assert verdict.status == "wrong"
     assert "off by" in verdict.detail
 
@@ -153,7 +153,7 @@ def test_views_render_the_same_values(capsys: pytest.CaptureFixture[str]) -> Non
     for part in (
         "  outside  cpp_fused_add_sum_1 (aten.add, aten.sum), which runs after it\n"
         "           Inductor: template epilogue not satisfied\n",
-        f"  chosen   {explanation.decisions[0].chosen}: the first candidate that is proven",
+        f"  chosen   {explanation.fusion_choices[0].chosen}: the first candidate that is proven",
         "2 kernels in 1 graph: 1 template, 1 generated",
         "async_compile.cpp_pybinding",
     ):

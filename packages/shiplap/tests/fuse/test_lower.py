@@ -17,7 +17,7 @@ import torch
 
 import shiplap as sl
 from shiplap.compat import lowering
-from shiplap.fuse import decisions, explain, select, switches
+from shiplap.fuse import explain, fusion_choices, select, switches
 from shiplap.op import digest
 from shiplap_testing.forked import python
 from tests.fuse import targets
@@ -56,7 +56,7 @@ def compiled(*args: torch.Tensor, **options: Any) -> Any:
     """The layer compiled and compared with eager; the decision that was made."""
     got, want = torch.compile(layer, fullgraph=True, **options)(*args), layer(*args)
     assert float((got - want).norm() / want.norm()) < 1e-6
-    return decisions("fusetest::qmm")[-1]
+    return fusion_choices("fusetest::qmm")[-1]
 
 
 @pytest.mark.parametrize("bad", [FAST_AND_WRONG, BROKEN], ids=["wrong", "does not compile"])
@@ -127,7 +127,7 @@ def test_tuning_shows_times_drops_what_is_wrong_broken_or_crashes_and_is_done_on
     monkeypatch.setattr(select, "NEAR", 1e9)  # all are raced with their neighbours, however slow they are alone
     args = arguments()
     explanation = explain(layer, *args, mode="max-autotune-no-cudagraphs", fullgraph=True)
-    (made,) = explanation.decisions
+    (made,) = explanation.fusion_choices
     timed = {v.candidate: v for v in made.verdicts if v.status == "ok"}
     assert made.chosen in timed.keys() == {"reference", "qmm(BM=32, BN=64, STEPS=K, WRECK=0)"}
     assert all(v.time_us and v.time_us > 0 and "with add, mul" in v.detail for v in timed.values())
@@ -168,13 +168,13 @@ def test_frozen_choices_are_not_measured(monkeypatch):
 
 PROGRAM = """
     import sys, torch
-    from shiplap.fuse import decisions
+    from shiplap.fuse import fusion_choices
     sys.path.insert(0, sys.argv[1])
     import edited
     args = torch.randn(20, 30), torch.randint(-127, 128, (30, 40), dtype=torch.int8), torch.rand(40) / 127
     got = torch.compile(lambda *a: torch.relu(edited.qmm(*a)))(*args)
     torch.testing.assert_close(got, torch.relu(edited.qmm.reference(*args)), rtol=1e-4, atol=1e-4)
-    print("chosen:", [d.chosen for d in decisions()])
+    print("chosen:", [d.chosen for d in fusion_choices()])
 """
 
 

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from shiplap.cli.app import app
 from shiplap.selection import Store
 from shiplap.selection.deadline import Deadline, OutOfTime
-from shiplap.selection.decide import Options
 from shiplap.selection.engine import requests_of, tune_all
+from shiplap.selection.selector import Options
 from tests.selection import slow_ops
 
 LATE = 10.0  # seconds that a loaded machine takes to notice; what hangs here would hang on

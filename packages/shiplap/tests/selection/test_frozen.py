@@ -12,7 +12,7 @@ import torch
 import shiplap as sl
 from shiplap.errors import ShiplapError, ShiplapNotice
 from shiplap.op import choices, digest
-from shiplap.selection import Store, choose, frozen, measure, recipe_of, table, thaw
+from shiplap.selection import Store, frozen, measure, recipe_of, select, table, thaw
 from shiplap.selection.key import Key
 from shiplap_testing.forked import python
 from tests.selection import ops
@@ -30,7 +30,7 @@ def picked(args):
 @pytest.fixture
 def tuned(tmp_path):
     """A table with one choice, right(WAIT=300) for the bucket of ``matrices()``; nothing in force."""
-    choose(ops.mm, recipe_of(ops.mm, matrices()))
+    select(ops.mm, recipe_of(ops.mm, matrices()))
     (written,) = sl.freeze(tmp_path / "tuned.json")
     assert (written.label, written.origin) == ("right(WAIT=300)", "frozen")
     thaw()
@@ -74,7 +74,7 @@ def test_what_is_missing_raises_in_strict_mode(tuned, monkeypatch):
     assert caught.value.id == "SL607"
     assert "m<=64, k<=512, n<=16, Float=float32 on cpu" in caught.value.where
     with pytest.raises(ShiplapError, match="SL607"):
-        choose(ops.mm, recipe_of(ops.mm, matrices(m=33)))
+        select(ops.mm, recipe_of(ops.mm, matrices(m=33)))
 
 
 def test_an_op_with_nothing_to_choose_needs_no_entry(tuned, monkeypatch, ns):
@@ -151,7 +151,7 @@ def test_a_table_takes_what_holds_here_only(tmp_path, tuned):
 
 def test_choices_that_no_store_took_are_frozen_too(tmp_path, monkeypatch):
     monkeypatch.setattr(Store, "put", lambda *a: False)
-    choose(ops.mm, recipe_of(ops.mm, matrices()))
+    select(ops.mm, recipe_of(ops.mm, matrices()))
     assert [c.label for c in sl.freeze(tmp_path / "tuned.json")] == ["right(WAIT=300)"]
 
 

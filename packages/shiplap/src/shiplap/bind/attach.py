@@ -12,7 +12,7 @@ from pathlib import Path
 
 from shiplap.bind.artefacts import load
 from shiplap.bind.build import LIBRARY
-from shiplap.bind.chosen import rows
+from shiplap.bind.choice_rows import rows
 from shiplap.bind.plan import Entry, Plan
 from shiplap.compat.library import Registrations
 from shiplap.errors import ShiplapError, error, notice
@@ -61,7 +61,7 @@ class Attached(NativeBinding):
         id, what, where, got, expected, fix = parts
         return error(id, what=what, where=where, got=got, expected=expected, fix=fix)
 
-    def choose(self) -> None:
+    def update_choices(self) -> None:
         """Tell the native code what is chosen now. What is no number, or not for contiguous tensors, stays with Python:
         calls with other layouts are handed over as long as there are choices."""
         for index, entry in self.parts.items():
@@ -98,7 +98,7 @@ def _attach_op(op: Op, entries: dict[int, Entry], path: Path, binding: ctypes.CD
         notice(f"native {entry.device} {why}", f"{op.spec.name} on {entry.device} stays with the Python binding: {why}")
     if attached.parts:
         op.native = attached
-        attached.choose()
+        attached.update_choices()
         return
     attached.python.forget()
     raise error("SL405", where=op.spec.name, got=why, expected="a registration")
@@ -155,7 +155,7 @@ def _text(e: Exception) -> str:
 def _choose_all() -> None:
     for op in registry.ops():
         if op.native is not None:
-            op.native.choose()
+            op.native.update_choices()
 
 
 choices.listeners.append(_choose_all)

@@ -100,8 +100,8 @@ def _told(choices: Sequence[Choice], budget: str | None, *, json: bool) -> int:
 def _tune(
     requests: Sequence[Request], budget: str | None, remeasure: bool, capture: str, isolate: bool, *, quiet: bool
 ) -> list[Choice]:
-    from shiplap.selection.decide import Options
     from shiplap.selection.engine import tune_all
+    from shiplap.selection.selector import Options
 
     options = Options(remeasure=remeasure, capture=capture)
     return tune_all(requests, budget, options=options, isolate=isolate, progress=False if quiet else None)

@@ -18,10 +18,10 @@ from shiplap.op import Op
 from shiplap.op.config import Config
 from shiplap.selection.candidate import Candidate, KernelCandidate, ReferenceCandidate, Refused, Run
 from shiplap.selection.choice import Choice
-from shiplap.selection.decide import Options, choose
 from shiplap.selection.engine import recipe_for
 from shiplap.selection.inputs import Inputs
 from shiplap.selection.isolate import Isolation
+from shiplap.selection.selector import Options, select
 
 __all__ = ["Choice", "ConfigSource", "Value"]
 
@@ -75,7 +75,7 @@ class ConfigSource(ABC):
         with Isolation() as isolation:
             bench = isolation.bench(f"{self.home}.candidates")
             return [
-                choose(
+                select(
                     op,
                     recipe_for(op, sample),
                     device=device,

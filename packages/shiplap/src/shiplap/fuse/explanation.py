@@ -10,7 +10,7 @@ import torch
 
 from shiplap.compat import reset_compiler
 from shiplap.errors import error
-from shiplap.fuse.decide import Decision, watch
+from shiplap.fuse.choice import FusionChoice, watch
 from shiplap.op import registry
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Kernel:
         operators: declared ops (``ns::name``) and ATen operators inside, in graph order, each once.
         nodes: nodes of the traced graph inside. ``where``: lines of source that they come from.
         graph: number of the compiled graph.
-        decisions: for each declared op with templates inside, how its candidate was chosen.
+        fusion_choices: for each declared op with templates inside, how its candidate was chosen.
         unfused: neighbours of a template that stayed outside, and why.
     """
 
@@ -73,7 +73,7 @@ class Kernel:
     nodes: tuple[str, ...]
     where: tuple[str, ...]
     graph: int = 0
-    decisions: tuple[Decision, ...] = ()
+    fusion_choices: tuple[FusionChoice, ...] = ()
     unfused: tuple[Neighbour, ...] = ()
 
 
@@ -81,12 +81,12 @@ class Kernel:
 class Explanation:
     """A function as it was compiled. ``source`` holds the generated code, one text a graph.
 
-    ``decisions`` are all that were made, also those of calls that no kernel is left of.
+    ``fusion_choices`` are all that were made, also those of calls that no kernel is left of.
     """
 
     target: str
     kernels: tuple[Kernel, ...]
-    decisions: tuple[Decision, ...]
+    fusion_choices: tuple[FusionChoice, ...]
     source: tuple[str, ...]
 
     @property
@@ -96,7 +96,7 @@ class Explanation:
     @property
     def ok(self) -> bool:
         """Whether no candidate was wrong or broken."""
-        return not any(v.status in ("wrong", "broken", "dropped") for d in self.decisions for v in d.verdicts)
+        return not any(v.status in ("wrong", "broken", "dropped") for d in self.fusion_choices for v in d.verdicts)
 
     @property
     def summary(self) -> str:
@@ -130,7 +130,7 @@ def explain(fn: Callable[..., Any], *args: Any, **options: Any) -> Explanation:
     fn = getattr(fn, "_torchdynamo_orig_callable", fn)
     target = getattr(fn, "__qualname__", type(fn).__name__)
     reset_compiler()
-    made: list[tuple[int, Decision]] = []
+    made: list[tuple[int, FusionChoice]] = []
     with observe() as graphs, watch(lambda d: made.append((len(graphs), d))):
         try:
             torch.compile(fn, **options)(*args)
@@ -148,7 +148,7 @@ def explain(fn: Callable[..., Any], *args: Any, **options: Any) -> Explanation:
     return Explanation(target, kernels, tuple(d for _, d in made), tuple(g.code for g in graphs))
 
 
-def _kernels(number: int, graph: Graph, made: Sequence[Decision]) -> Iterator[Kernel]:
+def _kernels(number: int, graph: Graph, made: Sequence[FusionChoice]) -> Iterator[Kernel]:
     groups = graph.named()
     for group in groups:
         nodes = tuple(o.node for o in group.origins)

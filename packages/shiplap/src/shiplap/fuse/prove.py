@@ -9,7 +9,7 @@ from torch import Tensor
 
 from shiplap.fuse.call import Call
 from shiplap.fuse.candidate import TemplateCandidate
-from shiplap.fuse.decide import Verdict
+from shiplap.fuse.choice import Verdict
 from shiplap.referee.case import Case
 from shiplap.referee.compare import close, reduction
 from shiplap.referee.run import last_line, needs_builder, reference, reference64

@@ -22,7 +22,7 @@ from torch import Tensor
 from shiplap.compat import in_backward, lowering
 from shiplap.fuse.call import Call
 from shiplap.fuse.candidate import TemplateCandidate
-from shiplap.fuse.decide import Verdict
+from shiplap.fuse.choice import Verdict
 from shiplap.fuse.surroundings import Surroundings
 from shiplap.op.choices import REFERENCE
 from shiplap.op.config import NO_CONFIG, Config
@@ -30,13 +30,13 @@ from shiplap.referee.run import outputs
 from shiplap.selection.bench import Bench, LocalBench
 from shiplap.selection.candidate import Candidate, label
 from shiplap.selection.choice import Choice, show_time
-from shiplap.selection.decide import Options, Task, stored
 from shiplap.selection.engine import shown
 from shiplap.selection.inputs import Inputs, inputs
 from shiplap.selection.isolate import Isolation
 from shiplap.selection.key import Key, key_for
 from shiplap.selection.measure import Plan, Timing, clock_for, race
 from shiplap.selection.search import Ranking, search
+from shiplap.selection.selector import Options, Task, stored
 from shiplap.selection.store import Store
 
 __all__ = ["Selection", "forced", "known", "measure", "trial"]
@@ -138,7 +138,7 @@ def measure(
     bench = _bench(task, call)
     with torch.no_grad(), shown(None) as report:
         ranking = search(call.op, listed, bench, selection.inputs, SECONDS, report, Plan(seconds=4.0))
-        choice, raced = _decide(selection, listed, ranking, isinstance(bench, LocalBench))
+        choice, raced = _select(selection, listed, ranking, isinstance(bench, LocalBench))
     (store or Store()).put(selection.key, choice.value())
     return choice, _verdicts(selection, listed, ranking, raced)
 
@@ -179,7 +179,7 @@ def _bench(task: Task, call: Call) -> Bench:
     return LocalBench(task.inputs, task.candidates)
 
 
-def _decide(selection: Selection, listed: list[Any], ranking: Ranking, here: bool) -> tuple[Choice, dict[int, Timing]]:
+def _select(selection: Selection, listed: list[Any], ranking: Ranking, here: bool) -> tuple[Choice, dict[int, Timing]]:
     """The choice, and the times of the candidates that were raced with their surroundings."""
     order, alone = ranking.order, ranking.timings
     near = [i for i in order if alone[i].median <= NEAR * alone[order[0]].median][:FINALISTS]

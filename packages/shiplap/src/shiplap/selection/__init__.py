@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from shiplap.selection.calls import record
     from shiplap.selection.candidate import Candidate, Refused
     from shiplap.selection.choice import Choice
-    from shiplap.selection.decide import Options, choose
     from shiplap.selection.inputs import recipe_of
     from shiplap.selection.isolate import Isolation
+    from shiplap.selection.selector import Options, select
     from shiplap.selection.store import Store
     from shiplap.selection.table import frozen, thaw
 
@@ -30,11 +30,11 @@ __all__ = [
     "Options",
     "Refused",
     "Store",
-    "choose",
     "freeze",
     "frozen",
     "recipe_of",
     "record",
+    "select",
     "thaw",
     "tune",
 ]
@@ -43,10 +43,10 @@ _HOMES = {
     "Candidate": "candidate",
     "Choice": "choice",
     "Isolation": "isolate",
-    "Options": "decide",
+    "Options": "selector",
     "Refused": "candidate",
     "Store": "store",
-    "choose": "decide",
+    "select": "selector",
     "frozen": "table",
     "recipe_of": "inputs",
     "record": "calls",
@@ -93,7 +93,7 @@ def tune(
             capture; SL502 or SL610 for samples that cannot be drawn.
     """
     from shiplap.selection import engine
-    from shiplap.selection.decide import Options
+    from shiplap.selection.selector import Options
 
     return engine.tune_all(
         engine.requests_of(op, samples, device),

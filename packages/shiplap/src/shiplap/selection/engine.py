@@ -17,12 +17,12 @@ from shiplap.referee.recipe import Recipe
 from shiplap.referee.sizes import environment, free_dims, scalar_candidates
 from shiplap.selection.choice import LEFT_OUT, Choice, from_json
 from shiplap.selection.deadline import Deadline, OutOfTime
-from shiplap.selection.decide import Options, choose, force
 from shiplap.selection.guard import require_quiet
 from shiplap.selection.inputs import inputs, recipe_of
 from shiplap.selection.isolate import TIMEOUT, Isolation
 from shiplap.selection.key import key_for
 from shiplap.selection.search import Report
+from shiplap.selection.selector import Options, force, select
 from shiplap.selection.share import from_first, ranks
 from shiplap.selection.table import keep
 
@@ -99,7 +99,7 @@ def _each(
             report(f"{place}: {what}", done, total)
 
         work = partial(
-            choose,
+            select,
             op,
             recipe,
             device=device,

@@ -29,7 +29,7 @@ from shiplap.selection.measure import Plan, Timing
 from shiplap.selection.verify import Outcome
 
 if TYPE_CHECKING:
-    from shiplap.selection.decide import Task
+    from shiplap.selection.selector import Task
 
 __all__ = ["Died", "Isolation"]
 
@@ -62,7 +62,7 @@ class Isolation:
         self.stop()
 
     def bench(self, provider: str = "") -> Callable[[Task], Bench]:
-        """A maker of benches for :func:`shiplap.selection.choose`."""
+        """A maker of benches for :func:`shiplap.selection.select`."""
 
         def make(task: Task) -> Bench:
             reason = _homeless(task.op, provider)

@@ -13,13 +13,13 @@ from torch import Tensor
 
 import shiplap as sl
 from shiplap.bind import native
-from shiplap.bind.chosen import rows
+from shiplap.bind.choice_rows import rows
 from shiplap.bind.header import config_names, header
 from shiplap.codegen.chosen import lookup_key
 from shiplap.errors import ShiplapError
 from shiplap.op import choices
 from shiplap.op.config import Config
-from shiplap.selection import choose, recipe_of, thaw
+from shiplap.selection import recipe_of, select, thaw
 from shiplap_testing.build import INCLUDE, compile_c
 
 BODY = """
@@ -173,7 +173,7 @@ def test_a_choice_by_measuring_is_served_by_either_binding(library, cache, monke
     """The kernel is wrong on purpose (it tells its config): so the reference is chosen, natively too."""
     tell = declare(library)
     native.build(tell)
-    choice = choose(tell, recipe_of(tell, (x(), None)))
+    choice = select(tell, recipe_of(tell, (x(), None)))
     assert choice.kernel == "reference"
     assert len(choice.findings) == len(CONFIGS)
     assert tell(x(), None).tolist() == [0.0] * 5

@@ -1,4 +1,4 @@
-"""``Decision``: which candidate a call got, and why; the last ones of this process, for ``explain`` and for tests."""
+"""``FusionChoice``: the candidate that a call got, and the reason. ``explain`` and tests read the latest ones."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-__all__ = ["Decision", "Verdict", "decisions", "remember", "watch"]
+__all__ = ["FusionChoice", "Verdict", "fusion_choices", "remember", "watch"]
 
-_recent: deque[Decision] = deque(maxlen=1000)
-_watchers: list[Callable[[Decision], None]] = []
+_recent: deque[FusionChoice] = deque(maxlen=1000)
+_watchers: list[Callable[[FusionChoice], None]] = []
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Decision:
+class FusionChoice:
     """The candidate chosen for one call of ``op`` in a compiled graph. ``node`` is the FX node that was lowered."""
 
     op: str
@@ -40,14 +40,14 @@ class Decision:
     verdicts: tuple[Verdict, ...] = ()
 
 
-def remember(decision: Decision) -> None:
-    _recent.append(decision)
+def remember(choice: FusionChoice) -> None:
+    _recent.append(choice)
     for watcher in _watchers:
-        watcher(decision)
+        watcher(choice)
 
 
 @contextmanager
-def watch(watcher: Callable[[Decision], None]) -> Iterator[None]:
+def watch(watcher: Callable[[FusionChoice], None]) -> Iterator[None]:
     """Tell ``watcher`` of every decision made within this context."""
     _watchers.append(watcher)
     try:
@@ -56,6 +56,6 @@ def watch(watcher: Callable[[Decision], None]) -> Iterator[None]:
         _watchers.remove(watcher)
 
 
-def decisions(op: str = "") -> tuple[Decision, ...]:
+def fusion_choices(op: str = "") -> tuple[FusionChoice, ...]:
     """Decisions of this process, oldest first; those of one op if named. Code from a cache was decided elsewhere."""
     return tuple(d for d in _recent if not op or d.op == op)

@@ -1,4 +1,4 @@
-"""``choose``: one call's bucket → the verified, fastest candidate, from the table, the store, or a measurement."""
+"""``select``: one call's bucket → the verified, fastest candidate, from the table, the store, or a measurement."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from shiplap.selection.store import Store
 from shiplap.selection.table import keep
 from shiplap.settings import settings
 
-__all__ = ["Options", "Task", "choose", "force", "stored"]
+__all__ = ["Options", "Task", "force", "select", "stored"]
 
 Maker = Callable[["Task"], Bench]
 
@@ -59,7 +59,7 @@ class Task:
     options: Options
 
 
-def choose(
+def select(
     op: Op,
     recipe: Recipe,
     *,
@@ -95,7 +95,7 @@ def choose(
             listed.insert(0, ReferenceCandidate(op))
         task = Task(op, drawn, key, listed, options)
         ranking = _ranking(task, (bench or _local)(task), report)
-        choice = _decide(task, ranking)
+        choice = _select(task, ranking)
         report("keep", 1, 1)  # raises where nobody waits for it any more
         if not ranking.order:  # not even the reference runs: too large for now, perhaps; that is no answer for later
             return choice
@@ -157,7 +157,7 @@ def _ranking(task: Task, bench: Bench, report: Report) -> Ranking:
         return search(task.op, task.candidates, bench, task.inputs, task.options.seconds, report, task.options.plan)
 
 
-def _decide(task: Task, ranking: Ranking) -> Choice:
+def _select(task: Task, ranking: Ranking) -> Choice:
     """Whatever happens, there is a choice."""
     order, listed, drawn = ranking.order, task.candidates, task.inputs
     best = listed[order[0]] if order else listed[0]
