@@ -93,7 +93,7 @@ def _each(
         place = f"{number + 1}/{len(wanted)} {op.spec.name}"
         share = EACH if deadline is None else deadline.left / (len(wanted) - number)
 
-        def report(what: str, done: int, total: int, place: str = place) -> None:
+        def report_here(what: str, done: int, total: int, place: str = place) -> None:
             if deadline is not None:
                 deadline.check()
             report(f"{place}: {what}", done, total)
@@ -104,7 +104,7 @@ def _each(
             recipe,
             device=device,
             options=replace(options, seconds=share),
-            report=report,
+            report=report_here,
             bench=isolation.bench() if isolation else None,
         )
         try:
