@@ -1,7 +1,7 @@
-"""``sl.cabi(library, symbol)``: an out-style, stateless C function as a kernel (Python binding).
+"""``sl.cabi(library, symbol)``: a stateless, out-style C function as a kernel, called through the Python binding.
 
-Per call: outputs and workspace come from PyTorch's allocator, DLTensor views are built over them, the function is
-called without the GIL, and a status other than SL_OK becomes SL305 with the kernel's own message.
+For each call, PyTorch's allocator provides outputs and workspace. The function gets DLTensor views of them and runs
+without the GIL. A status other than SL_OK becomes SL305 with the kernel's own message.
 """
 
 from __future__ import annotations
@@ -106,14 +106,14 @@ class CAbi(Implementation):
 
 
 def cabi(library: str | os.PathLike[str], symbol: str, *, strided: Iterable[str] = (), align: int = 1) -> CAbi:
-    """A kernel behind Shiplap's C ABI: pass it to ``op.kernel(device, ...)``.
+    """A kernel behind shiplap's C ABI. Pass the result to ``op.kernel(device, ...)``.
 
     Args:
-        library: path of the shared library; a file of that name in ``SHIPLAP_LIBRARY_PATH`` comes first.
+        library: the path of the shared library. A file of that name in ``SHIPLAP_LIBRARY_PATH`` takes precedence.
         symbol: the C function, with the prototype that ``shiplap header`` prints.
-        strided: tensor arguments that the kernel takes with any strides; the others arrive contiguous.
-        align: bytes; tensors arrive at a multiple of it, which a view need not be: such a one is copied. An output
-            that the caller owns is SL212 instead.
+        strided: the tensor arguments that the kernel accepts with any strides. The others are made contiguous.
+        align: the alignment, in bytes, that the kernel needs of every tensor's address. A tensor at another address,
+            such as a view into a larger tensor, is copied. A given output at another address is refused with SL212.
 
     Raises:
         LibraryError: SL401-SL403 at the first call, when the library is missing or was built for another declaration.

@@ -1,7 +1,7 @@
-"""Buckets: classes of calls that share one choice, by size, dtype and layout.
+"""Buckets: classes of calls that share one choice, by size, dtype and memory layout.
 
-A rule says for each free dim and scalar whether it is rounded up to a power of two (``"pow2"``, what dims do unless
-declared otherwise), kept (``"exact"``, what scalars do) or left out (``"none"``, what float scalars do).
+A rule treats each free dim and scalar in one of three ways. ``"pow2"`` rounds it up to a power of two (the default for
+dims), ``"exact"`` keeps it (the default for integer scalars) and ``"none"`` ignores it (the default for floats).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Key: TypeAlias = tuple[Hashable, ...]  # values of a bucket, then dtypes and lay
 
 @dataclass(frozen=True)
 class Bucket:
-    """Names with their bounds (``n<=4096``) or values (``k==27``); prints as text that reads back."""
+    """Names with their upper bounds (``n<=4096``) or values (``k==27``). The printed text can be parsed again."""
 
     limits: tuple[tuple[str, str, Hashable], ...] = ()
 
@@ -90,7 +90,7 @@ class Rule:
 
     @cached_property
     def quick(self) -> Callable[[Binding], Key]:
-        """``quick(call)``: equal for calls with the same device type and :meth:`key`, in a third of the time."""
+        """A function of a call whose result identifies the device type and :meth:`key`, in a third of the time."""
         sizes = [f"_round(e.get({n!r}))" if pow2 else f"_plain(e.get({n!r}))" for n, pow2 in self._get]
         whole = [
             f"(a[{i}] is None or a[{i}].is_contiguous())" if o else f"a[{i}].is_contiguous()" for i, o in self.plain
@@ -115,11 +115,11 @@ class Rule:
         return [(name, kind == "pow2") for name, kind in self.kinds if kind != "none"]
 
     def values(self, env: Env) -> Key:
-        """What tells buckets of one op apart: the values of a bucket, without their names."""
+        """The values of a bucket without their names, which distinguish the buckets of one op."""
         return tuple([_round(env.get(name)) if pow2 else _plain(env.get(name)) for name, pow2 in self._get])
 
     def key(self, call: Binding) -> Key:
-        """Values, dtypes, layout: equal for the calls that share a choice."""
+        """Values, dtypes and layout of a call. The keys of calls that share a choice are equal."""
         return (*self.values(call.env), dtypes_of(self, call), layout_of(call.args))
 
     def text(self, key: Key) -> str:
@@ -171,7 +171,7 @@ def _order(t: Tensor) -> str:
 
 
 def read_rule(spec: OpSpec, default: str = "pow2", kinds: Mapping[str, str] | None = None) -> Rule:
-    """The rule of ``spec``; SL115 for a name or kind that it does not know."""
+    """The rule of ``spec``. SL115 for a name or kind that is not known."""
     computed = {name for name, _ in spec.dims}
     dims = [d.text for a in spec.tensors if a.tensor for d in a.tensor.dims if d.kind in ("name", "variadic")]
     free = dict.fromkeys(d for d in dims if d not in computed and d != "...")
