@@ -152,8 +152,7 @@ class Op(calls.ShortCut[P, R], Served):
                 kernel with ``supports`` is not bound natively.
             configs: the values of the compile-time parameters among which :func:`shiplap.tune` chooses: a list of
                 dicts, or a function of the sizes that returns one. A Python kernel gets the values as keywords.
-            default: the config that runs where nothing was chosen: a dict or a function of the sizes, by default the
-                first.
+            default: the config without a choice, a dict or a function of the sizes. By default the first config runs.
             prior: a function of sizes and a config that estimates a time in any unit. Tuning of many configs starts
                 with the lowest estimates.
         """
@@ -272,10 +271,8 @@ class Op(calls.ShortCut[P, R], Served):
         digest.add(self.spec.name, lambda: self.identity)
 
     def _take_over(self, previous: Op) -> None:
-        """Serve the torch registration of ``previous`` with this op.
-
-        Torch frees the functions of an op that is unregistered, although another thread may be calling them. The
-        registration of ``previous`` is therefore kept, and its functions call this op from now on.
+        """Serve the torch registration of ``previous``. Torch would free functions that another thread may be calling,
+        so the registration is kept, and its functions call this op from now on.
         """
         previous.drop_native()
         self._registrations, self.variant = previous._registrations, previous.variant

@@ -1,4 +1,4 @@
-""""""
+"""Arguments drawn from a declaration, run through op and reference, and compared: what audit and tune rest on."""
 
 from shiplap.referee.case import Case
 from shiplap.referee.compare import Reduction, bitwise, close, reduction
