@@ -47,11 +47,7 @@ _MAX_RANK = 8
 
 @dataclass(frozen=True)
 class Native:
-    """One op to be bound: its declaration, and what its only kernel on ``device`` says.
-
-    ``names`` are the torch ops to register; ``dtypes`` what the kernel takes, empty for all that are declared. ``out``
-    asks for the out-variant too; ``align`` is what the kernel asks of addresses.
-    """
+    """One op to be bound natively: its declaration, and the facts about its only kernel on ``device``."""
 
     spec: OpSpec
     symbol: str
@@ -85,7 +81,7 @@ def _by_namespace(ops: Sequence[Native]) -> list[tuple[str, list[str]]]:
 
 
 def describe(op: Native, id: str) -> dict[str, Any]:
-    """What the template prints of one op."""
+    """The values that the template prints for one op."""
     spec = op.spec
     parameters = prototype(spec)
     if reason := unfit(op):
@@ -152,7 +148,7 @@ def _out_call(op: Native) -> list[dict[str, Any]]:
 
 
 def unfit(op: Native) -> str:
-    """Why Python has to serve this op, or empty."""
+    """The reason why only the Python binding can serve this op, or an empty text."""
     spec = op.spec
     if op.space is not None and (op.space.static is None or not lookup_key(spec, op.rule)):
         return "a config that C++ cannot look up"

@@ -1,4 +1,4 @@
-"""Fuse: templates of declared ops lowered through Inductor, with their neighbours inside; every choice verified."""
+"""Fuse: Inductor lowers templates of declared ops and fuses neighbours into them. Every choice is verified."""
 
 from shiplap.fuse.choice import FusionChoice, fusion_choices
 from shiplap.fuse.explanation import Explanation, explain

@@ -1,4 +1,4 @@
-"""One call of an op as Inductor sees it: buffers by argument name, sizes as expressions and as the numbers at hand."""
+"""One call of an op in Inductor: buffers by argument name, and sizes both as expressions and as numbers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Call:
     _scratch: dict[str, Tensor] = field(default_factory=dict, repr=False)
 
     def scratch(self, name: str, make: Callable[..., Tensor], *args: Any) -> Tensor:
-        """Memory that all candidates of this call use in turn, made at the first request."""
+        """Memory that is made at the first request. All candidates of this call use it in turn."""
         if name not in self._scratch:
             self._scratch[name] = make(*args)
         return self._scratch[name]
@@ -75,12 +75,12 @@ class Call:
 
     @cached_property
     def hints(self) -> dict[str, Any]:
-        """``env`` as plain numbers: those of the call that is being compiled."""
+        """``env`` with the numbers of the call that is being compiled."""
         return {k: _plain(v) for k, v in self.env.items()}
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
-        """Of the output, as plain numbers."""
+        """The shape of the output, as numbers."""
         return tuple(lowering.hint(s) for s in self.output.shape)
 
     @property
@@ -89,11 +89,11 @@ class Call:
 
     @property
     def constants(self) -> dict[str, Any]:
-        """What a template may know at compile time: ``HAS_BIAS``, ``STRIDE_0``, each scalar in capitals."""
+        """The compile-time values that a template may use: ``HAS_BIAS``, ``STRIDE_0``, each scalar in capitals."""
         return constants(self.op.spec, self.values, lambda v: lowering.static(v) if isinstance(v, torch.SymInt) else v)
 
     def facts(self, buffers: Mapping[str, Any]) -> dict[str, int]:
-        """``K_ALIGN``: a power of two that divides the size for certain; ``A_INNER``: the axis with stride 1, or -1."""
+        """``K_ALIGN`` is a power of two that always divides the size. ``A_INNER`` is the axis with stride 1, or -1."""
         alignments = {f"{k.upper()}_ALIGN": lowering.alignment(v) for k, v in self.env.items() if _is_size(v)}
         return alignments | {f"{name.upper()}_INNER": lowering.inner_axis(node) for name, node in buffers.items()}
 
@@ -115,7 +115,7 @@ class Call:
 
     @property
     def recipe(self) -> Recipe:
-        """A sample of these sizes, scalars and dtypes."""
+        """The recipe of a sample with these sizes, scalars and dtypes."""
         spec, hints = self.op.spec, self.hints
         dims = {
             d.text for a in spec.tensors if a.tensor for d in a.tensor.dims if d.kind in ("name", "any", "variadic")

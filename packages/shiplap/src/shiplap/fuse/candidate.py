@@ -1,4 +1,4 @@
-"""A template with a config, rendered for one call: it can run on tensors of its own, and become a node of the graph."""
+"""A template with a config, rendered for one call. It can run on tensors of its own, or become a node of the graph."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ Memory = tuple[tuple[int, ...], tuple[int, ...], int]  # sizes, strides, offset 
 
 @dataclass
 class TemplateCandidate(Candidate):
-    """``config`` of ``template`` for ``call``. Rendered while its graph is lowered; after that it runs on its own."""
+    """``config`` of ``template`` for ``call``. It is rendered while Inductor lowers the graph, and can be run
+    afterwards.
+    """
 
     call: Call
     template: Template
@@ -47,13 +49,13 @@ class TemplateCandidate(Candidate):
         return f"{self.template.name}({self.config})" if self.config.items else self.template.name
 
     def refuses(self) -> str:
-        """Empty, or why the template does not take this call."""
+        """The reason why the template cannot be used for this call, or an empty text."""
         supports = self.template.supports
         verdict = True if supports is None else supports(self.call.hints, self.call.dtypes, self.config.as_dict())
         return "" if verdict is True else (verdict or "supports() returned False")
 
     def render(self) -> Any:
-        """The choice in Inductor's terms; raises what rendering raises."""
+        """The candidate as an Inductor choice. Raises the error of a failed rendering."""
         if self._choice is None:
             buffers = self.call.buffers(self.template)
             self._slots = tuple((name, lowering.memory(node)) for name, node in buffers.items())
@@ -61,17 +63,11 @@ class TemplateCandidate(Candidate):
         return self._choice
 
     def precompile(self, args: tuple[Any, ...]) -> None:
-        """Compile the kernel alone; in any thread, once it has been rendered."""
+        """Compile the kernel alone, after it has been rendered. Any thread may do so."""
         self.render().precompile()
 
     def prepare(self, args: tuple[Any, ...]) -> Callable[[], tuple[Tensor, ...]]:
-        """Compile the kernel alone; what is returned runs it on ``args`` into a poisoned output.
-
-        The candidates of one call share their inputs and their output: the last ``prepare`` of any of them filled them.
-
-        Raises:
-            Exception: whatever the compiler of the kernel raises.
-        """
+        """Compile the kernel alone, and return a function that runs it on ``args`` into a poisoned output."""
         choice = self.render()
         inputs, out = self._inputs(args), self.call.scratch(f"out {self.split_k}", _output, self.call, self.split_k)
         _poison(out)
@@ -121,7 +117,7 @@ class TemplateCandidate(Candidate):
 
 
 def candidates(call: Call) -> tuple[list[TemplateCandidate], dict[str, str]]:
-    """Candidates of the op's templates for this call, and the reasons of those that do not take it."""
+    """The candidates of the op's templates for this call, and a reason for each template that cannot be used."""
     valid, refused = [], {}
     for template in call.op.templates.get(call.device.type, ()):
         for config in template.candidates(call.hints):

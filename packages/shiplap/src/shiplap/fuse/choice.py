@@ -15,11 +15,7 @@ _watchers: list[Callable[[FusionChoice], None]] = []
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of one candidate.
-
-    ``status``: ``ok``; ``wrong`` or ``broken``; ``dropped``, by a measurement, for either reason; ``refused``, because
-    it does not take the call. ``time_us``: alone, where it was measured.
-    """
+    """The result of one candidate."""
 
     candidate: str
     status: str
@@ -48,7 +44,7 @@ def remember(choice: FusionChoice) -> None:
 
 @contextmanager
 def watch(watcher: Callable[[FusionChoice], None]) -> Iterator[None]:
-    """Tell ``watcher`` of every decision made within this context."""
+    """Call ``watcher`` with every choice made within this context."""
     _watchers.append(watcher)
     try:
         yield
@@ -57,5 +53,7 @@ def watch(watcher: Callable[[FusionChoice], None]) -> Iterator[None]:
 
 
 def fusion_choices(op: str = "") -> tuple[FusionChoice, ...]:
-    """Decisions of this process, oldest first; those of one op if named. Code from a cache was decided elsewhere."""
+    """The choices of this process, oldest first, or those of one op. Code from a cache made its choice in another
+    process.
+    """
     return tuple(d for d in _recent if not op or d.op == op)

@@ -1,4 +1,4 @@
-"""``explain``: what a compiled function consists of, which candidates its templates had, and what was not fused."""
+"""``explain``: the kernels of a compiled function, the candidates of its templates, and what was not fused."""
 
 from __future__ import annotations
 
@@ -41,10 +41,7 @@ SILENT = "Inductor gave no reason"
 
 @dataclass(frozen=True)
 class Neighbour:
-    """A kernel that reads what a template wrote, or the reverse, and is a kernel of its own.
-
-    ``side`` is ``"before"`` or ``"after"`` the template, ``reason`` in Inductor's words, ``meaning`` in ours.
-    """
+    """A separate kernel that reads the output of a template, or writes an input of it."""
 
     kernel: str
     operators: tuple[str, ...]
@@ -107,24 +104,7 @@ class Explanation:
 
 
 def explain(fn: Callable[..., Any], *args: Any, **options: Any) -> Explanation:
-    """Compile ``fn`` for ``args``, run it once, and say what became of it.
-
-    The compilation is fresh: no cache is read or written, and code compiled before in this process is forgotten. Where
-    arguments require gradients it is the forward graph that is explained.
-
-    Args:
-        fn: a function or module, not compiled.
-        args: what it is called with.
-        options: of ``torch.compile``: ``mode="max-autotune"``, ``dynamic=True``, ``options={...}``.
-
-    Raises:
-        ShiplapError: SL702 when nothing of ``fn`` was compiled.
-
-    Example:
-        >>> import torch, shiplap as sl
-        >>> print(sl.explain(lambda x: torch.relu(x + 1), torch.ones(8)).summary)
-        1 kernel in 1 graph: 1 generated
-    """
+    """Compile ``fn`` for ``args``, run it once, and describe the kernels."""
     from shiplap.compat.explain import observe
 
     fn = getattr(fn, "_torchdynamo_orig_callable", fn)

@@ -1,4 +1,6 @@
-"""Template candidates in the worker process of ``tune``: rendered by a compilation of the op alone, run there."""
+"""Template candidates in the worker process of ``tune``: a compilation of the op alone renders them, the worker runs
+them.
+"""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ __all__ = ["lower"]
 
 
 def lower(op: Op, overload: Any, *args: Any, **kwargs: Any) -> Any:
-    """Lower one call of ``op``."""
+    """Lower one call of ``op`` to a node of the graph."""
     call = Call.bind(op, args, kwargs)
     wanted = forced(op.spec.name)  # a trial of a candidate that has been proven
     if wanted is None:

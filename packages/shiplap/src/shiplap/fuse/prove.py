@@ -1,4 +1,4 @@
-"""A candidate against the reference, on samples of the very call being compiled, before anybody may choose it."""
+"""Verify a candidate against the reference, on samples with the sizes of the call that is being compiled."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Choose by measurement: all candidates alone, then the best of them and the fallback with the neighbours they fuse.
-
-A kernel that loses by itself may win with its epilogue inside, and the other way round: so the last word is a race of
-graphs compiled as they will run. What was chosen is stored, keyed by the op, the machine and what surrounds the call.
-"""
+"""Select by measurement: first each candidate alone, then the best and the fallback together with fused neighbours."""
 
 from __future__ import annotations
 
@@ -65,7 +61,7 @@ def trial(op: str, candidate: str) -> Iterator[None]:
 
 @dataclass
 class FallbackCandidate(Candidate):
-    """What Inductor makes of the reference, or the op's own kernel."""
+    """The op without a template: its own kernel, or the code that Inductor generates from its reference."""
 
     call: Call
     kernel: str = REFERENCE
@@ -98,7 +94,7 @@ def _laid(tensor: Tensor, sizes: tuple[int, ...], strides: tuple[int, ...]) -> T
 
 @dataclass(frozen=True)
 class Selection:
-    """What to ask the store about one call, and what to measure for it."""
+    """The store key of one call, and the parts to measure for it."""
 
     call: Call
     surroundings: Surroundings
@@ -120,7 +116,7 @@ def known(selection: Selection, store: Store | None = None) -> Choice | None:
 
 
 def blocked() -> str:
-    """Why nothing may be measured now, or empty."""
+    """The reason why a measurement is not allowed now, or an empty text."""
     if in_backward():
         return "a backward pass is waiting"
     if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():

@@ -1,4 +1,4 @@
-"""An explanation as text and JSON. Two views of one value; nothing is worked out here."""
+"""An explanation as text and as JSON."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def explanation_json(explanation: Explanation, facts: Mapping[str, str], source:
 
 
 def print_explanation(explanation: Explanation, console: Console | None = None, source: bool = False) -> None:
-    """Kernel by kernel: what is inside, which candidates there were, what stayed outside and why."""
+    """Print each kernel with its operations and candidates, and what was not fused and why."""
     from rich.console import Console
 
     console = console or Console(highlight=False)

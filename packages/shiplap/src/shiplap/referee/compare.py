@@ -1,4 +1,4 @@
-"""Comparing results: bit for bit, or within a tolerance that follows from dtype and reduction size."""
+"""Compare results bit by bit, or within a tolerance that follows from dtype and length of the reduction."""
 
 from __future__ import annotations
 

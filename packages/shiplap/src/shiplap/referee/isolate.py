@@ -1,10 +1,4 @@
-"""Run code that is not trusted in a process of its own, under limits, and lose nothing of what it said before it died.
-
-``stream(work)`` forks a child that runs ``work(send)``; what it sends arrives as JSON lines. A child that crashes,
-exits, waits for ever, computes for ever or fills the memory ends in a ``Death`` that says how. The fork is cheap, since
-torch is imported already; the work runs on a thread of the child's own, because the OpenMP threads that served the
-forking thread do not exist there.
-"""
+"""Run untrusted code in a child process under limits, and keep every event that the child sent before it ended."""
 
 from __future__ import annotations
 
@@ -36,13 +30,7 @@ STACK = 64 << 20  # bytes: as much as a main thread usually has, and some
 
 @dataclass(frozen=True)
 class Limits:
-    """What a child may take.
-
-    Attributes:
-        busy_s: seconds of processor time between two events; an event may ask for more (``"patience"``).
-        idle_s: seconds in which neither the child nor a process that it started computes anything.
-        memory: bytes of resident memory beyond those that it began with.
-    """
+    """The resources that a child may use."""
 
     busy_s: float = 15.0
     idle_s: float = 10.0
@@ -51,7 +39,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Death:
-    """How a child ended without having finished, in words, and the last line that it wrote to stderr."""
+    """The way in which an unfinished child ended, in words, and the last line that it wrote to stderr."""
 
     how: str
     output: str = ""

@@ -1,4 +1,4 @@
-"""Constants in the code of an op: thresholds, tiles, modes and literals at which a kernel may take another path."""
+"""Find constants in the code of an op: thresholds, tile sizes, modes and literals at which a kernel may branch."""
 
 from __future__ import annotations
 

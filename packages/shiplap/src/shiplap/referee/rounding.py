@@ -1,10 +1,4 @@
-"""How far rounding alone may carry a result: the reference in float64, with each operation's rounding made larger.
-
-Each operator that the reference runs gets its inputs and its outputs changed by a random relative error of the size of
-the kernel's own rounding. What varies then is what a right kernel of that precision may vary by: next to nothing where
-the arithmetic is well conditioned, and everything where terms cancel. Fused operators are taken apart first, since
-their inner roundings count as well.
-"""
+"""Estimate how far rounding errors can carry a result: run the reference in float64 with enlarged rounding errors."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Samples, generated from the declaration: sizes it admits, values of its dtypes, layouts that callers produce.
-
-A sample is a function of (op, label, seed), so a finding can be replayed. Arguments whose values mean something
-(row numbers, sorted keys) come from the builder declared with ``@op.samples``; without one, integers lie in
-``[0, smallest positive size)``, which makes them valid row numbers of every argument.
-"""
+"""Generate samples from a declaration: sizes that it admits, values of its dtypes, layouts that occur in practice."""
 
 from __future__ import annotations
 
@@ -59,7 +54,9 @@ class Samples:
 
     @cached_property
     def base(self) -> Recipe:
-        """Small distinct sizes, default scalars, float32: SL502 when the declaration admits nothing we tried."""
+        """The base sizes: small and distinct, default scalars, float32. SL502 if the declaration admits none that were
+        tried.
+        """
         base = search(self.spec)
         if base is None:
             wanted = "; ".join(map(str, self.spec.requires)) or "a value for every scalar without a default"
@@ -90,7 +87,7 @@ class Samples:
         return Case(recipe, self.seed, args, self.op.bind(args).env, str(self.device))
 
     def blank(self, recipe: Recipe) -> Binding:
-        """The call of a recipe without values, on the meta device: sizes, dtypes and layouts cost nothing to know."""
+        """A call of the recipe on the meta device, without values, for checks of sizes, dtypes and layouts."""
         sizes, scalars = dict(recipe.sizes), dict(recipe.scalars)
         scalars |= {a.name: sizes[a.name] for a in self.spec.scalars if a.name in sizes}
         env = environment(self.spec, {**sizes, "...": (2,)}, scalars)
@@ -100,7 +97,7 @@ class Samples:
         return self.op.bind([self._place(recipe, a, v) for a, v in zip(self.spec.args, drawn, strict=True)])
 
     def make(self, recipe: Recipe) -> Case | None:
-        """``build``, or None when the declaration or the builder does not admit the recipe."""
+        """:meth:`build`, or None if the declaration or the builder refuses the recipe."""
         key = str(recipe)
         if key in self._known:
             return self._known[key]

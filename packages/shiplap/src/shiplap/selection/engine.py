@@ -1,4 +1,4 @@
-"""``sl.tune``: samples of an op, or a recorded profile, → a choice for each bucket that they fall into."""
+"""``sl.tune``: from samples of an op, or a recorded profile, to a choice for each bucket of the samples."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ EACH = 30.0  # seconds per bucket without a budget
 
 
 def requests_of(op: Op, samples: Iterable[Any], device: str | None) -> list[Request]:
-    """What ``samples`` (argument tuples, sizes, recipes or their labels) stand for."""
+    """The tuning requests for ``samples``: argument tuples, sizes, recipes or labels of recipes."""
     if isinstance(samples, (str, Mapping, torch.Tensor)) or not isinstance(samples, Iterable):
         raise _no_sample(op, samples, "a list of samples, such as [(x, y)]")
     return [_request(op, sample, device) for sample in samples]
@@ -58,7 +58,7 @@ def tune_all(
     timeout: float = TIMEOUT,
     progress: bool | None = None,
 ) -> list[Choice]:
-    """A choice per bucket of ``requests``, in order. Under torch.distributed rank 0 measures for all."""
+    """A choice for each bucket of ``requests``, in order. Under torch.distributed, rank 0 measures for all ranks."""
     require_quiet("tune")
     wanted = _buckets(requests)
 
@@ -232,7 +232,7 @@ def seconds_of(budget: float | str | None) -> float | None:
 
 @contextlib.contextmanager
 def shown(wanted: bool | None) -> Iterator[Report]:
-    """A bar on stderr while someone is watching; nothing stays of it."""
+    """A progress bar on stderr if stderr is a terminal. The bar is removed at the end."""
     if not (sys.stderr.isatty() if wanted is None else wanted):
         yield lambda what, done, total: None
         return

@@ -1,7 +1,5 @@
-"""Candidates in a process of their own: a crash, hang or illegal access costs the candidate, and a fresh one goes on.
-
-The op is named by module or file, never pickled. One that has no importable home (declared in a function or a
-notebook) is tuned in this process, with a notice.
+"""Run candidates in a worker process. A crash, a hang or an illegal access costs the candidate, and a new worker
+starts.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ TIMEOUT = 60.0  # seconds that one run, with its compilation, may take; the refe
 
 
 class Died(Exception):
-    """The worker ended while candidate ``index`` ran (-1: none)."""
+    """Raised when the worker ended while candidate ``index`` ran (-1: while none ran)."""
 
     def __init__(self, index: int, how: str) -> None:
         super().__init__(how)
@@ -45,7 +43,7 @@ class Died(Exception):
 
 
 class Isolation:
-    """A worker process, started when it is needed and again when it has died. Use as a context."""
+    """A context with a worker process, which starts when it is needed and starts anew after it died."""
 
     def __init__(self, timeout: float = TIMEOUT) -> None:
         self.timeout = timeout
@@ -113,14 +111,14 @@ class Isolation:
         self.started += 1
 
     def close(self) -> None:
-        """End the worker, and start no other: whoever waits for it hears that it died."""
+        """End the worker and start no other. A thread that waits for the worker gets Died."""
         self._closed = True
         process = self._process
         if process is not None:
             process.kill()
 
     def stop(self) -> None:
-        """End the worker, if there is one."""
+        """End the worker if it runs."""
         process, self._process, self._open = self._process, None, ""
         if process is not None:
             process.kill()
@@ -181,7 +179,7 @@ class Isolation:
 
 
 class RemoteBench:
-    """A task in the worker of an ``Isolation``."""
+    """A bench whose candidates run in the worker of an ``Isolation``."""
 
     def __init__(self, isolation: Isolation, task: Task, provider: str) -> None:
         self.isolation, self.task = isolation, task
@@ -204,7 +202,7 @@ class RemoteBench:
         }
 
     def open(self) -> str:
-        """Why the worker cannot serve the task, or empty; SL611 when that ended it."""
+        """The reason why the worker cannot serve the task, or an empty text. SL611 if the worker died."""
         try:
             return str(self.isolation.ask(self._opening, {}).get("closed", ""))
         except Died as e:

@@ -1,4 +1,4 @@
-"""``Key``: all that a choice depends on, as named texts, so that ``why`` can say in which fields two keys differ."""
+"""``Key``: everything that a choice depends on, as named texts. Two keys can be compared field by field."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def key_for(op: Op, inputs: Inputs, extra: Mapping[str, str] | None = None) -> K
 
 
 def environment(device: str) -> dict[str, str]:
-    """MACHINE and VERSIONS for a device. Asks the driver, never at import."""
+    """The MACHINE and VERSIONS fields for a device. The driver is queried here and never at import."""
     versions = dict(_versions())
     if torch.device(device).type != "cuda":
         name = _processor() if torch.device(device).type == "cpu" else torch.device(device).type

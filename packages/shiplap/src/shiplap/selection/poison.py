@@ -1,4 +1,4 @@
-"""Memory that a candidate gets from Python code, filled with what it must not rely on."""
+"""Fill the memory that a candidate allocates in Python, so that reading uninitialised memory gives wrong results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Poison"]
 
 
 class Poison(TorchFunctionMode):
-    """Every tensor that Python code allocates without values arrives full of one byte."""
+    """A mode in which every tensor that Python code allocates without values is filled with one byte."""
 
     ALLOCATORS = (torch.empty, torch.empty_like, torch.empty_strided, Tensor.new_empty, Tensor.new_empty_strided)
 

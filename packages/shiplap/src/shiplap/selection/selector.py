@@ -1,4 +1,4 @@
-"""``select``: one call's bucket → the verified, fastest candidate, from the table, the store, or a measurement."""
+"""``select``: the verified, fastest candidate for the bucket of a call, from the table, the store or a measurement."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Task:
-    """One bucket to choose for."""
+    """One bucket for which a candidate is to be selected."""
 
     op: Op
     inputs: Inputs

@@ -1,8 +1,4 @@
-"""Read JSON and YAML within bounds: of size, depth, numbers, and of what aliases stand for.
-
-What comes out is plain data (dict, list, str, int, float, bool, None); ValueError says in one line what is wrong. Of
-which shape the data is, a program checks itself, or with msgspec.
-"""
+"""Parse JSON and YAML with limits on size, depth, numbers, and the nodes that YAML aliases expand to."""
 
 from __future__ import annotations
 
