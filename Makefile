@@ -67,7 +67,7 @@ test: $(STAMP) ## run the tests
 	$(PYTEST) -m device packages/shiplap-backend $(ARGS) || two=$$?; \
 	$(WORSE)
 
-lint: $(STAMP) ## style, imports and circles, private torch, types by name, sizes, exemptions, generated headers
+lint: $(STAMP) ## style, imports and circles, private torch, types by name, sizes, exemptions, words, generated headers
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/lint-imports --no-logo
@@ -78,6 +78,7 @@ lint: $(STAMP) ## style, imports and circles, private torch, types by name, size
 	$(BIN)/python tools/size_budget.py
 	$(BIN)/python -m shiplap.codegen.dtypes --check
 	$(BIN)/python tools/exemptions.py
+	$(BIN)/python tools/check_words.py
 	$(BIN)/shiplap header --check
 
 type: $(STAMP) ## check the types

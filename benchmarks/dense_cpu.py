@@ -32,7 +32,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 import _record  # noqa: E402
 
 import shiplap_dense as dense  # noqa: E402
-from shiplap.fuse import decisions, switches  # noqa: E402
+from shiplap.fuse import fusion_choices, switches  # noqa: E402
 from shiplap_dense import ops  # noqa: E402
 
 DENSE = "packages/shiplap-dense/src/shiplap_dense"
@@ -125,7 +125,7 @@ def compiled(fn: Callable[..., torch.Tensor], args: Args) -> Callable[[], torch.
 def contestants(work: Workload) -> tuple[dict[str, Callable[[], torch.Tensor]], str]:
     torch.compiler.reset()  # once: what was compiled before it would be compiled again, under other switches
     fused = compiled(lambda *a: work.ours(*a), work.args)
-    chosen = decisions(work.op.spec.name)[-1].chosen
+    chosen = fusion_choices(work.op.spec.name)[-1].chosen
     with switches(work.op, fusion=False):
         control = compiled(lambda *a: work.ours(*a), work.args)
     plain = compiled(lambda *a: work.plain(*a), work.args)

@@ -23,7 +23,7 @@ from _record import record, write
 
 import shiplap as sl  # noqa: F401
 import shiplap_dense as dense
-from shiplap.fuse import decisions, switches
+from shiplap.fuse import fusion_choices, switches
 from shiplap.selection.measure import CudaClock, Plan, race
 from shiplap_dense import ops
 
@@ -102,9 +102,9 @@ def measure(name: str, plain: Fn, ours: Fn, args: tuple[Tensor, ...], op: Any, c
     with torch.no_grad():
         runs = {"eager": clock.ready(lambda: (plain(*args),))}
     runs["shiplap"], seconds["shiplap"] = compiled(ours, args, clock)
-    decision = decisions(op.spec.name)[-1]
-    template = decision.chosen != "reference"
-    with switches(op, fusion=False, only=decision.chosen) if template else switches(op, templates=False):
+    choice = fusion_choices(op.spec.name)[-1]
+    template = choice.chosen != "reference"
+    with switches(op, fusion=False, only=choice.chosen) if template else switches(op, templates=False):
         runs["control"], seconds["control"] = compiled(ours, args, clock)
     try:
         runs["inductor"], seconds["inductor"] = compiled(plain, args, clock)
@@ -119,16 +119,16 @@ def measure(name: str, plain: Fn, ours: Fn, args: tuple[Tensor, ...], op: Any, c
         times = race(dict(enumerate(runs.values())), clock, Plan(rounds=60, seconds=2.0, hopeless=1e9))
     found = {row: round(times[i].median * 1e6, 2) for i, row in enumerate(rows) if i in times}
     spread = {row: [round(times[i].low * 1e6, 2), round(times[i].high * 1e6, 2)] for i, row in enumerate(rows)}
-    print(f"{name:28s} " + " ".join(f"{r} {t:8.1f}" for r, t in found.items()) + f"  {decision.chosen}", flush=True)
-    print(f"    {decision.reason}; errors " + " ".join(f"{r} {e:.1e}" for r, e in errors.items()), flush=True)
+    print(f"{name:28s} " + " ".join(f"{r} {t:8.1f}" for r, t in found.items()) + f"  {choice.chosen}", flush=True)
+    print(f"    {choice.reason}; errors " + " ".join(f"{r} {e:.1e}" for r, e in errors.items()), flush=True)
     return {
         "case": name,
         "us": found,
         "quartiles_us": spread,
         "error": errors,
         "compile_s": seconds,
-        "chosen": decision.chosen,
-        "reason": decision.reason,
+        "chosen": choice.chosen,
+        "reason": choice.reason,
     }
 
 

@@ -79,13 +79,13 @@ def exhaustive(ops: Any, shape: tuple[int, int, int]) -> dict[str, Any]:
     """Every candidate of one shape in one race, and what the choice loses against the winner of that race."""
     from shiplap.selection.bench import LocalBench
     from shiplap.selection.candidate import candidates, label
-    from shiplap.selection.decide import choose
     from shiplap.selection.engine import recipe_for
     from shiplap.selection.inputs import inputs
     from shiplap.selection.measure import Plan
+    from shiplap.selection.selector import select
 
     recipe = recipe_for(ops.mm, {n: v for n, v in sample(*shape).items() if n != "dtype"}, "bfloat16")
-    choice = choose(ops.mm, recipe, device="cuda")
+    choice = select(ops.mm, recipe, device="cuda")
     drawn = inputs(ops.mm, recipe, "cuda")
     listed = candidates(ops.mm, "cuda", drawn.call.env)
     bench = LocalBench(drawn, listed)
@@ -109,8 +109,8 @@ def hostile(ops: Any) -> dict[str, Any]:
     import shiplap as sl
 
     keep = sample(512, 512, 512)
-    free = sl.tune(ops.hostile, [keep], "60s", device="cuda", again=True)[0]
-    captured = sl.tune(ops.hostile, [keep], "60s", device="cuda", again=True, capture="always")[0]
+    free = sl.tune(ops.hostile, [keep], "60s", device="cuda", remeasure=True)[0]
+    captured = sl.tune(ops.hostile, [keep], "60s", device="cuda", remeasure=True, capture="always")[0]
     return {
         name: {"choice": c.label, "dropped": [f"{f.check} {f.evidence}"[:200] for f in c.findings]}
         for name, c in (("free", free), ("captured", captured))

@@ -41,8 +41,8 @@ def main() -> None:
     a, b = torch.tensor([[0.0, 0.0]]), torch.tensor([[0.0, 100.0]])  # softmax: [0.5, 0.5] and [0, 1]
     torch.library.opcheck(row_softmax, (a,))
     print("torch.library.opcheck passes")
-    found = (row_softmax(a) + row_softmax(b))[0].round(decimals=3)
-    print(f"softmax(a) + softmax(b) = {found.tolist()}, correct is [0.5, 1.5]")
+    total = (row_softmax(a) + row_softmax(b))[0].round(decimals=3)
+    print(f"softmax(a) + softmax(b) = {total.tolist()}, correct is [0.5, 1.5]")
     for finding in sl.audit(declared, checks=("fake", "numerics", "fresh")):  # without checks=: all of them
         if finding.verdict == "fail":
             print(f"{finding.check}: {finding.evidence}\n  fix: {finding.fix}")

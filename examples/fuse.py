@@ -39,7 +39,7 @@ if __name__ == "__main__":
     found = sl.explain(layer, *example_inputs())
     (kernel,) = found.kernels  # the product, the addition and the activation are one kernel
     print(kernel.kind, kernel.operators)  # template ('fused::scaled_mm', 'aten.add', 'aten.gelu')
-    print(kernel.decisions[0].chosen)  # scaled_mm(BM=16, BN=64)
+    print(kernel.fusion_choices[0].chosen)  # scaled_mm(BM=16, BN=64)
     # --8<-- [end:explain]
     inputs = example_inputs()
     torch.testing.assert_close(torch.compile(layer)(*inputs), layer(*inputs))

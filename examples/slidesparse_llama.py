@@ -1,4 +1,4 @@
-"""A model of Hugging Face transformers with 6:8 weights: converted while it is loaded, saved, loaded again."""
+"""A model of Hugging Face transformers with 6:8 weights: converted while it is loaded, saved, loaded reloaded."""
 
 import tempfile
 from pathlib import Path
@@ -34,9 +34,9 @@ model = AutoModelForCausalLM.from_pretrained(
     folder / "dense", quantization_config=hf.SlidesparseConfig(pattern="6:8", dtype="int8")
 )
 model.save_pretrained(folder / "sparse")  # pruned dense weights in int8, and their scales
-again = AutoModelForCausalLM.from_pretrained(folder / "sparse")
+reloaded = AutoModelForCausalLM.from_pretrained(folder / "sparse")
 # --8<-- [end:hf]
 
 with torch.no_grad():
-    assert torch.equal(again(tokens).logits, model(tokens).logits)
+    assert torch.equal(reloaded(tokens).logits, model(tokens).logits)
 print("reloaded: the same bits")

@@ -28,11 +28,11 @@ class Import:
 def modules(package: str) -> dict[str, Path]:
     """Every module of a distribution (``shiplap-dense``), by its full name."""
     root = REPOSITORY / "packages" / package / "src"
-    found: dict[str, Path] = {}
+    paths: dict[str, Path] = {}
     for path in sorted(root.rglob("*.py")):
         parts = path.relative_to(root).with_suffix("").parts
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
+        paths[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return paths
 
 
 def imports_of(source: str, inside: str) -> Iterator[Import]:

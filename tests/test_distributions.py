@@ -37,8 +37,8 @@ class Built:
     def text(self, package: str, name: str) -> str:
         """A file of the wheel's metadata."""
         with zipfile.ZipFile(self.wheels[package]) as file:
-            (found,) = (n for n in file.namelist() if n.endswith(f".dist-info/{name}"))
-            return file.read(found).decode()
+            (member,) = (n for n in file.namelist() if n.endswith(f".dist-info/{name}"))
+            return file.read(member).decode()
 
 
 @pytest.fixture(scope="module")
@@ -202,5 +202,5 @@ def test_its_verbs_work_and_those_of_others_are_not_there(alone: Environment, tm
     assert "torch" in done.stdout
     done = alone.run("-m", "shiplap.cli", "demo", "--quick", cwd=tmp_path, env=env)
     assert done.returncode == 2
-    assert done.stderr.startswith("SL614: no such verb\n")
+    assert done.stderr.startswith("SL614: no installed package has this verb\n")
     assert "install the distribution that brings the verb" in done.stderr

@@ -32,7 +32,7 @@ def test_no_example_is_forgotten() -> None:
 def test_out_variant() -> None:
     done = run("examples/out_variant.py")
     assert done.returncode == 0, done.stderr
-    assert "SL210: output overlaps another tensor" in done.stdout
+    assert "SL210: an output overlaps another tensor" in done.stdout
     assert done.stdout.endswith("the caller owns what the kernel wrote\n")
 
 
@@ -69,7 +69,7 @@ def test_adopt_foreign_op() -> None:
 def test_data_dependent() -> None:
     shown = output("data_dependent.py")
     assert "most common of [5, 5, 2, 2, 2, 9]: 2" in shown
-    assert "SL302: data-dependent size exceeds its bound" in shown
+    assert "SL302: a data-dependent size exceeds its bound" in shown
 
 
 def test_gather_rows() -> None:
@@ -77,10 +77,10 @@ def test_gather_rows() -> None:
 
 
 def test_tune_op() -> None:
-    found = output("tune_op.py")
-    assert "m<=1024, k<=256, n<=64\n" in found
-    assert "half(PARTS=2): result 0: " in found
-    assert found.endswith("tuned, frozen, served\n")
+    shown = output("tune_op.py")
+    assert "m<=1024, k<=256, n<=64\n" in shown
+    assert "half(PARTS=2): result 0: " in shown
+    assert shown.endswith("tuned, frozen, served\n")
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")

@@ -251,7 +251,7 @@ def test_several_digests_are_one_in_any_order(tmp_path: Path) -> None:
     assert combined(["b", "a", "a"]) == combined(["a", "b"]) != combined(["a", "c"])
     for name in "ab":
         (tmp_path / f"{name}.py").write_text(f"x = {name!r}")
-    found = digests("*.py", Repository(tmp_path))
+    both = digests("*.py", Repository(tmp_path))
     (tmp_path / "a.py").rename(tmp_path / "z.py")
-    assert list(found) == ["a.py", "b.py"]
-    assert combined(digests("*.py", Repository(tmp_path)).values()) == combined(found.values())
+    assert list(both) == ["a.py", "b.py"]
+    assert combined(digests("*.py", Repository(tmp_path)).values()) == combined(both.values())

@@ -54,8 +54,8 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def only(root: Path) -> records.Record:
-    (found,) = records.records(root)
-    return found
+    (actual,) = records.records(root)
+    return actual
 
 
 def rewrite(root: Path, **changes: Any) -> None:
@@ -64,10 +64,10 @@ def rewrite(root: Path, **changes: Any) -> None:
 
 
 def test_a_record_of_the_sources_as_they_are_is_fresh(root: Path) -> None:
-    found = only(root)
-    assert not found.stale
-    assert (found.name, found.device, found.date, found.commit) == ("kernel", "a device", "2026-11-22", COMMIT)
-    assert list(records.show([found])) == [f"fresh  kernel  2026-11-22  {COMMIT}  a device", "1 records, 0 stale"]
+    record = only(root)
+    assert not record.stale
+    assert (record.name, record.device, record.date, record.commit) == ("kernel", "a device", "2026-11-22", COMMIT)
+    assert list(records.show([record])) == [f"fresh  kernel  2026-11-22  {COMMIT}  a device", "1 records, 0 stale"]
 
 
 def test_layout_and_comments_make_nothing_stale(root: Path) -> None:
@@ -80,9 +80,9 @@ def test_layout_and_comments_make_nothing_stale(root: Path) -> None:
 
 def test_a_change_of_meaning_is_listed_with_what_measures_again(root: Path) -> None:
     (root / "src/kernel.cpp").write_text("int f() { return 2; }\n")
-    found = only(root)
-    assert found.changed == ("src/kernel.cpp",)
-    assert list(records.show([found]))[1:] == [
+    record = only(root)
+    assert record.changed == ("src/kernel.cpp",)
+    assert list(records.show([record]))[1:] == [
         "       changed since: src/kernel.cpp",
         f"       measure again: {USAGE} --json benchmarks/results/kernel.json",
         "1 records, 1 stale",
@@ -110,10 +110,10 @@ def digests(root: Path) -> dict[str, Any]:
 
 def test_a_source_that_is_gone_is_said_to_be(root: Path) -> None:
     (root / "src/launch.py").unlink()
-    found = only(root)
-    assert found.stale
-    assert (found.changed, found.gone) == ((), ("src/launch.py::run",))
-    assert "       measured a source that is gone: src/launch.py::run" in records.show([found])
+    record = only(root)
+    assert record.stale
+    assert (record.changed, record.gone) == ((), ("src/launch.py::run",))
+    assert "       measured a source that is gone: src/launch.py::run" in records.show([record])
 
 
 def test_files_move_when_the_patterns_are_rewritten(root: Path) -> None:

@@ -30,7 +30,7 @@ def test_a_record_says_where_it_comes_from(path: Path) -> None:
         assert re.fullmatch(r"\d{4}-\d\d-\d\d", part["date"]), name
         assert re.fullmatch(r"[0-9a-f]{10}", part["commit"]), name
         assert "torch" in part["versions"], name
-        digests = [digest for found in part["sources"].values() for digest in found]
+        digests = [digest for recorded in part["sources"].values() for digest in recorded]
         assert all(re.fullmatch(r"[0-9a-f]{16}", digest) for digest in digests), name
         assert all(part["sources"].values()), name
         assert part["digest"] == records.digest_of(part["sources"]), name
@@ -47,8 +47,8 @@ def test_figures_on_pages_are_of_a_record(known: list[records.Record]) -> None:
     assert shown["README.md"] == ["sparse3d_gpu"], "the README has one measured table"
     told = {"demo", "sparse3d_cpu", "sparse3d_gpu", "overhead", "dense_gpu", "tune_gpu", "rewrite", "slidesparse_cpu"}
     assert told <= set(shown["benchmarks.md"])
-    said = {records.find(name, known) for names in shown.values() for name in names}
-    assert [record.name for record in known if record not in said] == [], "no page says what came of it"
+    named = {records.find(name, known) for names in shown.values() for name in names}
+    assert [record.name for record in known if record not in named] == [], "no page says what came of it"
 
 
 @pytest.mark.parametrize("page", records.PAGES)

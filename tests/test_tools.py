@@ -224,10 +224,10 @@ def test_a_circle_of_files_is_flagged_however_it_is_imported(tmp_path: Path, bac
     package(tmp_path, a="from p import b\n\ndef f(): ...\n", b=back)
     result = run("check_circles.py", tmp_path)
     assert result.returncode == 1
-    first, forth, again = result.stdout.splitlines()
+    first, forth, repeated = result.stdout.splitlines()
     assert first == "circle of 2 files: p.a, p.b"
     assert forth == f"  {tmp_path}/p/a.py:1: imports p.b"
-    assert again == f"  {tmp_path}/p/b.py:{len(back.splitlines())}: imports p.a{how}"
+    assert repeated == f"  {tmp_path}/p/b.py:{len(back.splitlines())}: imports p.a{how}"
 
 
 def test_a_ring_of_files_is_one_circle_and_what_hangs_on_it_is_not_in_it(tmp_path: Path) -> None:
@@ -317,3 +317,47 @@ def test_vague_annotations_are_counted(tmp_path: Path, line: str) -> None:
 def test_words_and_imports_are_no_annotations(tmp_path: Path) -> None:
     text = '"""Any object."""\nfrom typing import Any\n\nmade = object.__new__(C)\nx = object()  # Any\n'
     assert run("check_annotations.py", annotated(tmp_path, text, 0)).returncode == 0
+
+
+def words(root: Path, budget: int, source: str) -> subprocess.CompletedProcess[str]:
+    (root / "tools").mkdir(exist_ok=True)
+    (root / "size-budget.toml").write_text(f"[limits]\nfound = {budget}\n")
+    (root / "tools" / "a.py").write_text(source)
+    return run("check_words.py", root)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "floor = 1",
+        "def _again(): pass",
+        "def f(said): pass",
+        "class Apart: pass",
+        "self.law = 1",
+        "for fate in []: pass",
+    ],
+)
+def test_a_retired_word_is_no_name(tmp_path: Path, source: str) -> None:
+    done = words(tmp_path, 0, source)
+    assert done.returncode == 1
+    assert "tools/a.py:1: the name " in done.stdout
+    assert "is retired; use " in done.stdout
+
+
+def test_names_of_others_and_texts_are_not_looked_at(tmp_path: Path) -> None:
+    done = words(
+        tmp_path, 0, 'import torch\n\nx = torch.floor(torch.ones(1))  # said again\ny = f(again=True, z="law")\n'
+    )
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_functions_with_a_local_called_found_are_counted(tmp_path: Path) -> None:
+    two = "def two():\n    def inner(found): ...\n"
+    source = f"def one():\n    found = 1\n\n{two}\ndef three():\n    return [x for x in found]\n"
+    assert words(tmp_path, 2, source).returncode == 0
+    done = words(tmp_path, 1, source)
+    assert done.stdout.splitlines() == [
+        "tools/a.py:1: one binds 'found'; name what it holds",
+        "tools/a.py:5: inner binds 'found'; name what it holds",
+        "2 functions bind 'found', the budget is 1",
+    ]

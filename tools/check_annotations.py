@@ -21,7 +21,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 def vague(tree: ast.Module) -> int:
     """How often a file says ``Any`` or ``object`` of a type."""
     anywhere = sum(_is(node, "Any") for node in ast.walk(tree))
-    return anywhere + sum(_is(node, "object") for found in _types(tree) for node in ast.walk(found))
+    return anywhere + sum(_is(node, "object") for name in _types(tree) for node in ast.walk(name))
 
 
 def _is(node: ast.AST, name: str) -> bool:
@@ -68,19 +68,19 @@ def findings(root: Path) -> Iterator[str]:
     """One line for each folder over its budget, and for each that is not there."""
     budgets = tomllib.loads((root / "size-budget.toml").read_text(encoding="utf-8")).get("annotations", {})
     for path, most in budgets.items():
-        found, lines = density(root / path)
+        count, lines = density(root / path)
         if not lines:
             yield f"{path}: no Python there"
-        elif 1000 * found > most * lines:
-            each = f"{1000 * found / lines:.1f} a thousand"
-            yield f"{path}: {found} Any and object in {lines} lines, {each}; budget {most}"
+        elif 1000 * count > most * lines:
+            each = f"{1000 * count / lines:.1f} a thousand"
+            yield f"{path}: {count} Any and object in {lines} lines, {each}; budget {most}"
 
 
 def main(arguments: list[str]) -> int:
     """Print the findings; return 1 if there is one, else 0."""
-    found = list(findings(Path(arguments[0]) if arguments else Path(__file__).resolve().parents[1]))
-    print("\n".join(found), end="\n" if found else "")
-    return bool(found)
+    listed = list(findings(Path(arguments[0]) if arguments else Path(__file__).resolve().parents[1]))
+    print("\n".join(listed), end="\n" if listed else "")
+    return bool(listed)
 
 
 if __name__ == "__main__":

@@ -31,11 +31,11 @@ class Import:
 
 def modules(root: Path) -> dict[str, Path]:
     """Name of each module below ``root`` → its file."""
-    found = {}
+    by_name = {}
     for file in sorted(root.rglob("*.py")):
         parts = file.relative_to(root).with_suffix("").parts
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
-    return found
+        by_name[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
+    return by_name
 
 
 def imports(name: str, file: Path, known: Mapping[str, Path]) -> Iterator[Import]:
@@ -62,16 +62,16 @@ def _walk(node: ast.AST, how: str) -> Iterator[tuple[ast.stmt | ast.expr, str]]:
 
 def _targets(node: ast.stmt | ast.expr, package: str, known: Mapping[str, Path]) -> Iterator[str]:
     if isinstance(node, ast.Import):
-        yield from (found for alias in node.names if (found := _nearest(alias.name, known)))
+        yield from (target for alias in node.names if (target := _nearest(alias.name, known)))
     elif isinstance(node, ast.ImportFrom):
         home = _absolute(node.module or "", node.level, package)
         for alias in node.names:
-            if found := _nearest(f"{home}.{alias.name}", known):
-                yield found
+            if target := _nearest(f"{home}.{alias.name}", known):
+                yield target
     elif isinstance(node, ast.Call) and (name := _imported_by_name(node)):
         level = len(name) - len(name.lstrip("."))
-        if found := _nearest(_absolute(name.lstrip("."), level, package), known):
-            yield found
+        if target := _nearest(_absolute(name.lstrip("."), level, package), known):
+            yield target
 
 
 def _imported_by_name(node: ast.Call) -> str:
@@ -102,7 +102,7 @@ def circles(edges: Mapping[str, set[str]]) -> list[list[str]]:
     index: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
-    found: list[list[str]] = []
+    components: list[list[str]] = []
     for root in sorted(edges):
         work = [(root, iter(sorted(edges[root])))] if root not in index else []
         while work:
@@ -123,9 +123,9 @@ def circles(edges: Mapping[str, set[str]]) -> list[list[str]]:
             if low[node] == index[node]:
                 at = stack.index(node)
                 if len(stack) > at + 1:
-                    found.append(sorted(stack[at:]))
+                    components.append(sorted(stack[at:]))
                 del stack[at:]
-    return sorted(found)
+    return sorted(components)
 
 
 def findings(roots: list[Path]) -> Iterator[str]:
@@ -133,15 +133,13 @@ def findings(roots: list[Path]) -> Iterator[str]:
     known = {name: file for root in roots for name, file in modules(root).items()}
     every = [i for name, file in known.items() for i in imports(name, file, known)]
     edges: dict[str, set[str]] = {name: set() for name in known}
-    for found in every:
-        edges[found.source].add(found.target)
+    for edge in every:
+        edges[edge.source].add(edge.target)
     for circle in circles(edges):
         yield f"circle of {len(circle)} files: {', '.join(circle)}"
-        for found in sorted(
-            {i for i in every if {i.source, i.target} <= set(circle)}, key=lambda i: (i.source, i.line)
-        ):
-            how = f" ({found.how})" if found.how else ""
-            yield f"  {known[found.source]}:{found.line}: imports {found.target}{how}"
+        for edge in sorted({i for i in every if {i.source, i.target} <= set(circle)}, key=lambda i: (i.source, i.line)):
+            how = f" ({edge.how})" if edge.how else ""
+            yield f"  {known[edge.source]}:{edge.line}: imports {edge.target}{how}"
 
 
 def source_roots(repository: Path) -> list[Path]:
@@ -151,9 +149,9 @@ def source_roots(repository: Path) -> list[Path]:
 
 def main(arguments: list[str]) -> int:
     """Print the findings; return 1 if there is one, else 0."""
-    found = list(findings([Path(a) for a in arguments] or source_roots(REPOSITORY)))
-    print("\n".join(found), end="\n" if found else "")
-    return bool(found)
+    listed = list(findings([Path(a) for a in arguments] or source_roots(REPOSITORY)))
+    print("\n".join(listed), end="\n" if listed else "")
+    return bool(listed)
 
 
 if __name__ == "__main__":

@@ -77,9 +77,9 @@ def findings(root: Path) -> Iterator[str]:
 
 def main(arguments: list[str]) -> int:
     """Print the findings; return 1 if there is one, else 0."""
-    found = list(findings(Path(arguments[0]) if arguments else Path(__file__).resolve().parents[1]))
-    print("\n".join(found), end="\n" if found else "")
-    return bool(found)
+    listed = list(findings(Path(arguments[0]) if arguments else Path(__file__).resolve().parents[1]))
+    print("\n".join(listed), end="\n" if listed else "")
+    return bool(listed)
 
 
 if __name__ == "__main__":

@@ -49,19 +49,19 @@ def private_part(path: str) -> str:
 
 
 class Uses(ast.NodeVisitor):
-    """Collects ``found``: (line, private name). ``names`` maps a local name to the part of torch that it is bound to.
+    """Collects ``uses``: (line, private name). ``names`` maps a local name to the part of torch that it is bound to.
 
     A function sees the names around it, and what it binds ends with it.
     """
 
     def __init__(self) -> None:
-        self.found: set[tuple[int, str]] = set()
+        self.uses: set[tuple[int, str]] = set()
         self.names: dict[str, str] = {"torch": "torch"}
 
     def flag(self, node: ast.AST, path: str) -> None:
         """Note ``path`` if it is private; ``node`` says where."""
         if name := private_part(path):
-            self.found.add((getattr(node, "lineno", 1), name))
+            self.uses.add((getattr(node, "lineno", 1), name))
 
     def path(self, node: ast.AST) -> str:
         """The dotted path under torch that an expression spells, or nothing."""
@@ -90,7 +90,7 @@ class Uses(ast.NodeVisitor):
     def visit_Import(self, node: ast.Import) -> None:
         for alias in node.names:
             if private_part(alias.name):
-                self.found.add((node.lineno, alias.name))
+                self.uses.add((node.lineno, alias.name))
             top = alias.name.partition(".")[0]
             if alias.asname:
                 self.bind(alias.asname, alias.name if top == "torch" else "")
@@ -103,7 +103,7 @@ class Uses(ast.NodeVisitor):
         for alias in node.names:
             path = f"{module}.{alias.name}" if ours else ""
             if private_part(path):
-                self.found.add((node.lineno, module if private_part(module) else private_part(path)))
+                self.uses.add((node.lineno, module if private_part(module) else private_part(path)))
             self.bind(alias.asname or alias.name, path)
 
     # --- expressions ---
@@ -196,7 +196,7 @@ def private_uses(source: str) -> list[tuple[int, str]]:
     """(line, private name) of each use of private torch in ``source``, in order."""
     uses = Uses()
     uses.visit(ast.parse(source))
-    return sorted(uses.found)
+    return sorted(uses.uses)
 
 
 def python_files(paths: list[Path]) -> Iterator[Path]:

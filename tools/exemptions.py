@@ -46,12 +46,12 @@ def main(arguments: list[str]) -> int:
     root = Path(arguments[0]) if arguments else Path(__file__).resolve().parents[1]
     budget = tomllib.loads((root / "size-budget.toml").read_text(encoding="utf-8"))["limits"]["exemptions"]
     files = [f for f in sorted(root.glob("packages/*/src/**/*")) if f.suffix in {".py", *CPP_FILES}]
-    found = [(f.relative_to(root).as_posix(), *e) for f in files if "CMakeFiles" not in f.parts for e in exemptions(f)]
-    bare = [f"{path}:{line}: say what is exempted: {text}" for path, line, text in found if BARE.search(text)]
+    listed = [(f.relative_to(root).as_posix(), *e) for f in files if "CMakeFiles" not in f.parts for e in exemptions(f)]
+    bare = [f"{path}:{line}: say what is exempted: {text}" for path, line, text in listed if BARE.search(text)]
     lines = bare
-    if len(found) > budget:
-        lines += [f"{path}:{line}: {text}" for path, line, text in found]
-        lines += [f"{len(found)} exemptions, the budget is {budget}"]
+    if len(listed) > budget:
+        lines += [f"{path}:{line}: {text}" for path, line, text in listed]
+        lines += [f"{len(listed)} exemptions, the budget is {budget}"]
     print("\n".join(lines), end="\n" if lines else "")
     return bool(lines)
 

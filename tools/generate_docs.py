@@ -175,9 +175,9 @@ def native_table() -> str | None:
     rows = []
     for name, called in TARGETS.items():
         metadata, target = load(shipped(name)), runtime(name)
-        found = coverage(metadata, target, generate(metadata, target)).as_json()
-        owed = [found["required"][state] for state in ("native", "expected", "gap")]
-        rows.append((called, len(found["native"]), *owed))
+        covered = coverage(metadata, target, generate(metadata, target)).as_json()
+        owed = [covered["required"][state] for state in ("native", "expected", "gap")]
+        rows.append((called, len(covered["native"]), *owed))
     total = sum(rows[0][2:])
     head = (
         f"| target | overloads | of the {total} that torch {COUNTED_ON} owes a dense CPU kernel's equal "

@@ -34,13 +34,13 @@ def digests(pattern: str, repository: Repository) -> dict[str, str]:
         FileNotFoundError: there is no such file, or no such definition in it.
     """
     file, _, definition = pattern.partition("::")
-    found = [path for path in sorted(repository.root.glob(file)) if path.is_file()]
-    if not found:
+    paths = [path for path in sorted(repository.root.glob(file)) if path.is_file()]
+    if not paths:
         raise FileNotFoundError(f"nothing matches {pattern}")
-    for path in found:
+    for path in paths:
         if (path, definition) not in repository.known:
             repository.known[path, definition] = _file(path, repository, definition)
-    return {path.relative_to(repository.root).as_posix(): repository.known[path, definition] for path in found}
+    return {path.relative_to(repository.root).as_posix(): repository.known[path, definition] for path in paths}
 
 
 def combined(parts: Iterable[str]) -> str:
@@ -116,10 +116,10 @@ def _python(tree: ast.Module, repository: Repository, definition: str, file: str
     """The meaning of ``tree``, or of one definition in it."""
     node: ast.AST = tree
     for part in definition.split(".") if definition else ():
-        found = next((n for n in getattr(node, "body", ()) if part in _defined(n)), None)
-        if found is None:
+        child = next((n for n in getattr(node, "body", ()) if part in _defined(n)), None)
+        if child is None:
             raise FileNotFoundError(f"{file} defines no {definition}")
-        node = found
+        node = child
     return _plain(_Meaning(_imported(tree), repository).visit(node))
 
 
@@ -130,16 +130,16 @@ def _defined(node: ast.stmt) -> list[str]:
 
 def _imported(tree: ast.Module) -> dict[str, str]:
     """What each imported name stands for; one that stands for several things in several functions is left out."""
-    found: dict[str, set[str]] = {}
+    names: dict[str, set[str]] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 top = alias.name if alias.asname else alias.name.partition(".")[0]
-                found.setdefault(alias.asname or top, set()).add(top)
+                names.setdefault(alias.asname or top, set()).add(top)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             for alias in node.names:
-                found.setdefault(alias.asname or alias.name, set()).add(f"{node.module}.{alias.name}")
-    return {name: next(iter(origins)) for name, origins in found.items() if len(origins) == 1}
+                names.setdefault(alias.asname or alias.name, set()).add(f"{node.module}.{alias.name}")
+    return {name: next(iter(origins)) for name, origins in names.items() if len(origins) == 1}
 
 
 class _Meaning(ast.NodeTransformer):

@@ -126,14 +126,14 @@ def _git(root: Path, *arguments: str) -> str | None:
 def records(root: Path = ROOT) -> list[Record]:
     """All of them, by name."""
     repository = Repository(root)
-    found = []
+    listed = []
     for path in sorted((root / "benchmarks" / "results").glob("*.json")):
         for name, part in parts(path.stem, json.loads(path.read_text(encoding="utf-8"))):
             changed, gone = _moved(part, repository)
             device, date, commit = (str(part.get(field, "")) for field in ("device", "date", "commit"))
             file = path.relative_to(root).as_posix()
-            found.append(Record(name, file, device, date, commit, changed, gone, _command(path, root)))
-    return found
+            listed.append(Record(name, file, device, date, commit, changed, gone, _command(path, root)))
+    return listed
 
 
 def parts(name: str, result: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -257,11 +257,11 @@ def main() -> None:
     options = parser.parse_args()
     if options.update:
         update()
-    found = records()
+    listed = records()
     if options.json:
-        print(json.dumps([asdict(record) | {"stale": record.stale} for record in found], indent=1))
+        print(json.dumps([asdict(record) | {"stale": record.stale} for record in listed], indent=1))
     else:
-        print("\n".join(show(found)))
+        print("\n".join(show(listed)))
 
 
 if __name__ == "__main__":

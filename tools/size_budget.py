@@ -132,9 +132,9 @@ def findings(root: Path) -> Iterator[str]:
 def main(arguments: list[str]) -> int:
     """Print the findings; return 1 if there is one, else 0."""
     root = Path(arguments[0]) if arguments else Path(__file__).resolve().parents[1]
-    found = list(findings(root))
-    print("\n".join(found), end="\n" if found else "")
-    return bool(found)
+    listed = list(findings(root))
+    print("\n".join(listed), end="\n" if listed else "")
+    return bool(listed)
 
 
 if __name__ == "__main__":

@@ -74,9 +74,9 @@ class Block:
 
 def blocks(page: Path) -> Iterator[Block]:
     """The code blocks of a page in their order."""
-    for found in _FENCE.finditer(page.read_text(encoding="utf-8")):
-        text = found["text"].replace(";--8<--", "--8<--")  # escaped on the page, or MkDocs would obey
-        yield Block(found["language"], text, found["file"] or "", found["rule"] or "", bool(found["out"]))
+    for fence in _FENCE.finditer(page.read_text(encoding="utf-8")):
+        text = fence["text"].replace(";--8<--", "--8<--")  # escaped on the page, or MkDocs would obey
+        yield Block(fence["language"], text, fence["file"] or "", fence["rule"] or "", bool(fence["out"]))
 
 
 def listed(root: Path) -> list[str]:
@@ -150,9 +150,9 @@ class Copy:
         at = 0
         for line in command.printed:
             if line.strip() != "...":
-                found = printed.find(line.strip(), at)
-                assert found >= 0, f"$ {command.line}\ndid not print, after what came before: {line}\n{printed}"
-                at = found + len(line.strip())
+                place = printed.find(line.strip(), at)
+                assert place >= 0, f"$ {command.line}\ndid not print, after what came before: {line}\n{printed}"
+                at = place + len(line.strip())
 
     def _process(self, line: str) -> subprocess.CompletedProcess[str]:
         """Python starts as a fork of a process that has imported torch; everything else starts as it would for you."""
@@ -207,10 +207,10 @@ class Copy:
 
 def _placed(text: str, added: str, rule: str, name: str) -> str:
     """``text`` with ``added`` at the only line that begins as ``rule`` says."""
-    found = _PLACE.fullmatch(rule)
-    assert found is not None, f"{name}: no rule for {rule!r}"
+    match = _PLACE.fullmatch(rule)
+    assert match is not None, f"{name}: no rule for {rule!r}"
     lines = text.splitlines(keepends=True)
-    at = [i for i, line in enumerate(lines) if line.strip().startswith(found["line"])]
-    assert len(at) == 1, f"{name}: {len(at)} lines begin with {found['line']!r}"
-    first, last = at[0] + (found["how"] == "after"), at[0] + (found["how"] != "before")
+    at = [i for i, line in enumerate(lines) if line.strip().startswith(match["line"])]
+    assert len(at) == 1, f"{name}: {len(at)} lines begin with {match['line']!r}"
+    first, last = at[0] + (match["how"] == "after"), at[0] + (match["how"] != "before")
     return "".join([*lines[:first], added, *lines[last:]])

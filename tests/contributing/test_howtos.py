@@ -103,10 +103,10 @@ WRONG = {
 
 @pytest.mark.parametrize("what", WRONG)
 def test_a_wrong_page_is_noticed(copy: Copy, tmp_path: Path, what: str) -> None:
-    text, said = WRONG[what]
+    text, named = WRONG[what]
     page = tmp_path / "page.md"
     page.write_text(text)
-    with pytest.raises(AssertionError, match=said):
+    with pytest.raises(AssertionError, match=named):
         copy.follow(page)
 
 

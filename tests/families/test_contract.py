@@ -29,23 +29,23 @@ BACKEND = {
 }
 
 
-def is_public(found: Import) -> bool:
+def is_public(imported: Import) -> bool:
     """Whether an import of ``shiplap`` is of a documented name."""
-    if found.full in {"shiplap", *EXTEND}:
+    if imported.full in {"shiplap", *EXTEND}:
         return True
-    if found.module == "shiplap":
-        return found.name in shiplap.__all__
-    return found.module in EXTEND and found.name in import_module(found.module).__all__
+    if imported.module == "shiplap":
+        return imported.name in shiplap.__all__
+    return imported.module in EXTEND and imported.name in import_module(imported.module).__all__
 
 
 def private_doors(package: str, allowed: frozenset[str] = frozenset()) -> Iterator[str]:
     """``module:line: what`` of each import, and each ``sl.name``, that is neither public nor allowed."""
     for name, path in modules(package).items():
         source = path.read_text(encoding="utf-8")
-        for found in imports_of(source, name):
-            outside = found.module == "shiplap" or found.module.startswith("shiplap.")
-            if outside and not is_public(found) and not {found.module, found.full} & allowed:
-                yield f"{name}:{found.line}: {found.full}"
+        for imported in imports_of(source, name):
+            outside = imported.module == "shiplap" or imported.module.startswith("shiplap.")
+            if outside and not is_public(imported) and not {imported.module, imported.full} & allowed:
+                yield f"{name}:{imported.line}: {imported.full}"
         for node in ast.walk(ast.parse(source)):
             if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "sl" and node.attr not in shiplap.__all__:
                 yield f"{name}:{node.lineno}: sl.{node.attr}"

@@ -30,8 +30,12 @@ def test_a_package_has_the_ops_of_its_submodules() -> None:
 def test_a_near_miss_among_their_ops() -> None:
     with pytest.raises(ShiplapError) as caught:
         names("sparse3d::convv")
-    found = caught.value
-    assert (found.id, found.what, found.expected) == ("SL501", "no such op", "did you mean 'sparse3d::conv'?")
+    raised = caught.value
+    assert (raised.id, raised.what, raised.expected) == (
+        "SL501",
+        "no op has this name",
+        "did you mean 'sparse3d::conv'?",
+    )
 
 
 def test_the_audit_says_what_was_probably_meant(run: Any) -> None:
@@ -58,9 +62,9 @@ def test_env_lists_their_libraries(run: Any) -> None:
 
 
 def test_families_are_found_through_entry_points() -> None:
-    found = {f.name: f.module for f in families()}
-    assert found == dict(FAMILIES.values())
-    assert found["sparse3d"] == "shiplap_sparse3d"
+    listed = {f.name: f.module for f in families()}
+    assert listed == dict(FAMILIES.values())
+    assert listed["sparse3d"] == "shiplap_sparse3d"
 
 
 @pytest.mark.parametrize("family", families(), ids=lambda f: f.module)
@@ -76,5 +80,5 @@ def test_their_headers_agree_with_the_declarations(run: Any) -> None:
 
 
 def test_the_library_of_sparse3d_keeps_no_state() -> None:
-    (found,) = audit(sparse3d.conv, checks=["stateless"])
-    assert found.verdict in ("ok", "skip"), found.evidence  # an installed wheel is stripped
+    (finding,) = audit(sparse3d.conv, checks=["stateless"])
+    assert finding.verdict in ("ok", "skip"), finding.evidence  # an installed wheel is stripped

@@ -98,20 +98,20 @@ def on_cuda(dtype: torch.dtype, *sizes: tuple[int, ...]) -> list[Tensor]:
 def test_attention_on_gpus_needs_a_fused_kernel(dtype: torch.dtype, head: Any, masked: bool, stopped: str) -> None:
     e, d = head
     args = on_cuda(dtype, (2, 3, 5, e), (2, 3, 5, e), (2, 3, 5, d), *([(2, 1, 5, 5)] if masked else []))
-    (found,) = outcomes(attention[1], plain, *args)
+    (outcome,) = outcomes(attention[1], plain, *args)
     if not stopped:
-        assert isinstance(found, Match), found
+        assert isinstance(outcome, Match), outcome
         return
-    assert isinstance(found, NearMiss)
-    assert (found.obstacle, found.rewrite) == ("guard", "attention")
-    assert "q.device.type != 'cuda'" in found.reason
-    assert stopped in found.reason
-    assert "function" not in found.reason
+    assert isinstance(outcome, NearMiss)
+    assert (outcome.obstacle, outcome.rewrite) == ("guard", "attention")
+    assert "q.device.type != 'cuda'" in outcome.reason
+    assert stopped in outcome.reason
+    assert "function" not in outcome.reason
 
 
 def test_attention_of_any_head_is_placed_on_the_cpu() -> None:
-    (found,) = outcomes(attention[1], plain, *shapes((2, 3, 5, 300), (2, 3, 5, 300), (2, 3, 5, 7)))
-    assert isinstance(found, Match)
+    (outcome,) = outcomes(attention[1], plain, *shapes((2, 3, 5, 300), (2, 3, 5, 300), (2, 3, 5, 7)))
+    assert isinstance(outcome, Match)
 
 
 @pytest.mark.parametrize(("rows", "device", "placed"), [(256, "cuda", True), (257, "cuda", False), (257, "cpu", True)])
@@ -123,10 +123,10 @@ def test_weights_of_8_bits_pay_on_gpus_for_few_rows(rows: int, device: str, plac
         x, scale = (torch.empty(s, dtype=torch.bfloat16, device=device) for s in ((1, rows, 8), (6, 1)))
         weight = torch.empty(6, 8, dtype=torch.int8, device=device)
     (declined, forced) = (r[1] for r in (int8_linear(), int8_linear(always=True)))
-    (found,) = outcomes(declined, fn, x, weight, scale)
-    assert isinstance(found, Match) == placed
-    if isinstance(found, NearMiss):
-        assert (found.obstacle, found.reason.partition(":")[0]) == ("cost", "more than 256 rows")
+    (outcome,) = outcomes(declined, fn, x, weight, scale)
+    assert isinstance(outcome, Match) == placed
+    if isinstance(outcome, NearMiss):
+        assert (outcome.obstacle, outcome.reason.partition(":")[0]) == ("cost", "more than 256 rows")
         assert isinstance(outcomes(forced, fn, x, weight, scale)[0], Match)
 
 
@@ -172,10 +172,10 @@ def test_frozen_parameters_are_folded() -> None:
     import torch._inductor.config as config
 
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).eval()
-    found: list[Any] = []
+    results: list[Any] = []
 
     def backend(gm: torch.fx.GraphModule, _: Any) -> Any:
-        found.extend(conv_norm.apply(gm.graph))
+        results.extend(conv_norm.apply(gm.graph))
         gm.recompile()
         return gm.forward
 
@@ -183,7 +183,7 @@ def test_frozen_parameters_are_folded() -> None:
     with torch.no_grad(), config.patch(freezing=True):
         got = torch.compile(model, backend=backend)(x)
         torch.testing.assert_close(got, model(x), rtol=1e-4, atol=1e-5)
-    assert [type(f) for f in found] == [Match]
+    assert [type(f) for f in results] == [Match]
 
 
 def test_layers_of_a_gpu_are_declined_on_the_cpu() -> None:
@@ -201,10 +201,10 @@ def test_norms_of_a_sparse_unet_are_folded_where_its_weights_are_constants() -> 
     for norm in (m for m in model.modules() if isinstance(m, nn.BatchNorm1d)):
         norm.running_mean.normal_()  # type: ignore[union-attr]
         norm.running_var.uniform_(0.5, 2)  # type: ignore[union-attr]
-    found: list[Any] = []
+    results: list[Any] = []
 
     def backend(gm: torch.fx.GraphModule, _: Any) -> Any:
-        found[:] = conv_norm_sparse3d.apply(gm.graph)
+        results[:] = conv_norm_sparse3d.apply(gm.graph)
         gm.graph.lint()
         gm.recompile()
         return gm.forward
@@ -212,11 +212,11 @@ def test_norms_of_a_sparse_unet_are_folded_where_its_weights_are_constants() -> 
     with torch.no_grad():
         with config.patch(freezing=True):
             got = torch.compile(model, backend=backend, fullgraph=True)(*args)
-        assert [type(f) for f in found] == [Match] * 3
-        assert found[0].operators[:3] == ("sparse3d::conv", ".to", "sub")
+        assert [type(f) for f in results] == [Match] * 3
+        assert results[0].operators[:3] == ("sparse3d::conv", ".to", "sub")
         torch.testing.assert_close(got, model(*args), rtol=1e-4, atol=1e-5)
         torch.compile(lambda *given: model(*given), backend=backend, fullgraph=True)(*args)
-    assert {(f.obstacle, f.reason.partition(" is ")[2][:11]) for f in found} == {("cost", "no constant")}
+    assert {(f.obstacle, f.reason.partition(" is ")[2][:11]) for f in results} == {("cost", "no constant")}
 
 
 def test_a_convolution_of_our_own_pays_on_gpus_where_it_is_of_one_pixel() -> None:

@@ -89,7 +89,7 @@ def differs(mutant: Op, original: Op, seed: int) -> bool:
 
 
 def _differs(mutant: Op, original: Op, args: list[Any]) -> bool:
-    found = []
+    changed = []
     for op in (original, mutant):
         leaves = [v.clone().requires_grad_() if isinstance(v, Tensor) and v.is_floating_point() else v for v in args]
         out = op(*leaves)
@@ -98,8 +98,8 @@ def _differs(mutant: Op, original: Op, args: list[Any]) -> bool:
             torch.manual_seed(1)
             inputs = [v for v in leaves if isinstance(v, Tensor) and v.requires_grad]
             results += torch.autograd.grad(out, inputs, torch.randn(out.shape))
-        found.append(results)
-    for a, b in zip(*found, strict=True):
+        changed.append(results)
+    for a, b in zip(*changed, strict=True):
         scale = b.abs() + b.square().mean().sqrt() if b.numel() else b
         if a.shape != b.shape or bool(((a - b).abs() > RELATIVE * scale + 1e-30).any()):
             return True

@@ -114,14 +114,14 @@ SWAPS = {
 
 def c_mutants(source: str) -> Iterator[Mutant]:
     """One mutant for each token and replacement, comments, strings and preprocessor lines left alone."""
-    for found in TOKEN.finditer(source):
-        token = found.group()
+    for match in TOKEN.finditer(source):
+        token = match.group()
         if token[0] in "\"'#" or token.startswith(("//", "/*")):
             continue
         after = list(SWAPS.get(token, ()))
         if token.isdigit():
             after += [str(int(token) + 1)] + ([str(int(token) - 1)] if int(token) else [])
         for text in after:
-            line = source.count("\n", 0, found.start()) + 1
-            changed = source[: found.start()] + text + source[found.end() :]
+            line = source.count("\n", 0, match.start()) + 1
+            changed = source[: match.start()] + text + source[match.end() :]
             yield Mutant("token", line, token, text, changed)

@@ -46,8 +46,8 @@ def exported(t: Tensor) -> tuple[int, int, int]:
     capsule = torch.utils.dlpack.to_dlpack(t)
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
-    found = DLTensor.from_address(pointer(capsule, b"dltensor"))
-    return found.code, found.bits, found.lanes
+    tensor = DLTensor.from_address(pointer(capsule, b"dltensor"))
+    return tensor.code, tensor.bits, tensor.lanes
 
 
 @every
@@ -134,8 +134,8 @@ def test_c_and_cpp_read_the_header(tmp_path):
     subprocess.run(["c++", "-std=c++20", *flags, "-o", tmp_path / "cpp.so", tmp_path / "t.cpp"], check=True)
     rows = ctypes.c_int * 4 * len(DTYPES)
     by_number = sorted(DTYPES.values(), key=lambda r: r.number)
-    found = [tuple(row) for row in rows.in_dll(ctypes.CDLL(str(tmp_path / "c.so")), "rows")]
-    assert found == [(r.number, *r.dlpack) for r in by_number]
+    table = [tuple(row) for row in rows.in_dll(ctypes.CDLL(str(tmp_path / "c.so")), "rows")]
+    assert table == [(r.number, *r.dlpack) for r in by_number]
     library = ctypes.CDLL(str(tmp_path / "cpp.so"))
     library.name.restype, library.bytes.restype, library.type.restype = ctypes.c_char_p, ctypes.c_long, DLDataType
     for row in by_number:
@@ -195,15 +195,15 @@ WORDS = {word: row.name for row in DTYPES.values() for word in (row.name, row.sh
 
 def literals(path: Path) -> list[set[str]]:
     """The dtypes that each dict, tuple, list or set of a file names."""
-    found = []
+    numbers = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, (ast.Dict, ast.Tuple, ast.List, ast.Set)):
             elements = node.keys if isinstance(node, ast.Dict) else node.elts
             values = [*elements, *node.values] if isinstance(node, ast.Dict) else elements
             strings = {v.value for v in values if isinstance(v, ast.Constant) and isinstance(v.value, str)}
             attributes = {v.attr for v in values if isinstance(v, ast.Attribute)}
-            found.append({WORDS[word] for word in strings | attributes if word in WORDS})
-    return found
+            numbers.append({WORDS[word] for word in strings | attributes if word in WORDS})
+    return numbers
 
 
 def tables() -> dict[str, set[str]]:

@@ -15,14 +15,14 @@ class FamilyError(ShiplapError, RuntimeError):
 
 @pytest.fixture(scope="module", autouse=True)
 def _family() -> None:
-    register(FamilyError, [("ZZ101", "empty scene", "There is nothing to convolve.", "leave the scene out")])
+    register(FamilyError, [("ZZ101", "the scene is empty", "There is nothing to convolve.", "leave the scene out")])
 
 
 def test_a_family_adds_entries_of_its_own() -> None:
-    found = error("ZZ101", where="family::conv", got="0 voxels")
-    assert isinstance(found, FamilyError)
-    assert str(found) == (
-        "ZZ101: empty scene\n  where    family::conv\n  got      0 voxels\n  fix      leave the scene out"
+    raised = error("ZZ101", where="family::conv", got="0 voxels")
+    assert isinstance(raised, FamilyError)
+    assert str(raised) == (
+        "ZZ101: the scene is empty\n  where    family::conv\n  got      0 voxels\n  fix      leave the scene out"
     )
 
 
@@ -31,11 +31,11 @@ def test_a_family_adds_entries_of_its_own() -> None:
     [
         (
             [("SL301", "other", "Why.", "fix")],
-            "error id SL301 is taken: 'output does not fit the declaration', a KernelError",
+            "error id SL301 is taken: 'an output does not fit the declaration', a KernelError",
         ),
         (
             [("ZZ102", "one", "Why.", "fix"), ("ZZ101", "other", "Why.", "fix")],
-            "error id ZZ101 is taken: 'empty scene'",
+            "error id ZZ101 is taken: 'the scene is empty'",
         ),
         ([("ZZ103", "one", "Why.", "fix"), ("ZZ103", "two", "Why.", "fix")], "error id ZZ103 is taken: 'one'"),
     ],

@@ -56,13 +56,13 @@ def operators(project: Project) -> list[str]:
         raise error(
             "SL906",
             where="the OpInfo database",
-            what="backend cannot be swept",
+            what="the sweep over the backend's operators cannot start",
             got=end,
             expected="torch's test package",
-            fix="pip install expecttest hypothesis",
+            fix="install them: pip install expecttest hypothesis",
         )
-    found: list[str] = json.loads(lines[0])
-    return found
+    names: list[str] = json.loads(lines[0])
+    return names
 
 
 def _lines(project: Project, cases: Sequence[Case] | None, samples: int = 0) -> tuple[list[str], str]:
@@ -114,7 +114,7 @@ def _batch(project: Project, cases: Sequence[Case], samples: int) -> list[Verdic
             raise error(
                 "SL906",
                 where=str(project.package),
-                what="backend cannot be swept",
+                what="the sweep over the backend's operators cannot start",
                 got=end,
                 expected="a device that loads",
                 fix="run 'shiplap backend build' first",

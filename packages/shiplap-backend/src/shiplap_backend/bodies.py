@@ -42,8 +42,8 @@ class _Definition:
 
 def hold(directory: Path, wrappers: Sequence[Wrapper]) -> None:
     """Write a scaffold for each body that is not there. SL908: file, line and parameter of another signature."""
-    found = [d for path in sorted(directory.glob("*.cpp")) for d in _definitions(path)] if wrappers else []
-    missing = [w for w in wrappers if not _check(w, found, directory / f"{w.id}.cpp")]
+    definitions = [d for path in sorted(directory.glob("*.cpp")) for d in _definitions(path)] if wrappers else []
+    missing = [w for w in wrappers if not _check(w, definitions, directory / f"{w.id}.cpp")]
     for w in missing:
         (directory / f"{w.id}.cpp").write_text(
             render("scaffold.cpp.jinja", package="shiplap_backend", w=w), encoding="utf-8"
@@ -63,13 +63,13 @@ def _definitions(path: Path) -> Iterator[_Definition]:
             yield _Definition(where, m[3], m[1].strip(), tuple(split(text[m.end() : end - 1])))
 
 
-def _check(w: Wrapper, found: Sequence[_Definition], path: Path) -> bool:
+def _check(w: Wrapper, definitions: Sequence[_Definition], path: Path) -> bool:
     """Whether ``w`` has a body, in ``path`` or elsewhere; SL908 if it is not one for ``w``."""
-    named = [d for d in found if d.name == w.id]
+    named = [d for d in definitions if d.name == w.id]
     if not named and path.exists():
-        here = [d for d in found if d.where.startswith(f"{path}:")]
+        here = [d for d in definitions if d.where.startswith(f"{path}:")]
         where = here[0].where if here else f"{path}:1"
-        raise _wrong(w, where, f"no definition of {w.id!r}{nearest(w.id, [d.name for d in found])}")
+        raise _wrong(w, where, f"no definition of {w.id!r}{nearest(w.id, [d.name for d in definitions])}")
     problems = [(d, _problem(w, d)) for d in named]
     if named and all(problem for _, problem in problems):  # an overload of the same name may serve the author himself
         definition, problem = problems[0]

@@ -45,7 +45,7 @@ def build(project: Project, *, jobs: int | None = None) -> Path:
             where=str(directory),
             got="no program 'ninja'",
             expected="ninja, which runs the compiler",
-            fix="pip install ninja",
+            fix="install it: pip install ninja",
         ) from None
     if result.returncode:
         raise error(

@@ -123,7 +123,7 @@ def program(project: Project, script: Path, cover: Coverage, arguments: Sequence
         raise error(
             "SL905",
             where=str(script),
-            what="program cannot be run",
+            what="the program cannot be run",
             got="no such file",
             expected="a Python script",
             fix="name a script that uses the device",
@@ -137,10 +137,10 @@ def program(project: Project, script: Path, cover: Coverage, arguments: Sequence
             raise error(
                 "SL905",
                 where=str(script),
-                what="program cannot be run",
+                what="the program cannot be run",
                 got=last,
                 expected="exit status 0",
-                fix="run it by hand and correct what it says",
+                fix="run the program by hand and correct the error that it prints",
             )
         counters = json.loads(out.read_text(encoding="utf-8"))
     return needs(counters, cover)
@@ -157,7 +157,7 @@ def _message(traceback: str) -> str:
 def needs(counters: Mapping[str, Any], cover: Coverage) -> list[Need]:
     """The counters of a program as needs: gaps first, then the CPU's share, then what ran natively."""
     places = {p.name: p for p in cover.places}
-    found = []
+    needed = []
     for full, counts in counters.items():
         place = places.get(full.removeprefix("aten::"))
         state = place.state if place else "gap"
@@ -165,10 +165,10 @@ def needs(counters: Mapping[str, Any], cover: Coverage) -> list[Need]:
             unregistered = why.startswith("unregistered")
             known = not unregistered or state == "expected"
             reason = place.why if place and unregistered else why
-            found.append(Need(full, counts["native"], calls, reason, known))
+            needed.append(Need(full, counts["native"], calls, reason, known))
         if not counts["fallback"]:
-            found.append(Need(full, counts["native"], 0, "", True))
-    return sorted(found, key=lambda n: (n.expected, -n.fallback, -n.native, n.op))
+            needed.append(Need(full, counts["native"], 0, "", True))
+    return sorted(needed, key=lambda n: (n.expected, -n.fallback, -n.native, n.op))
 
 
 def html(cover: Coverage, called: Sequence[Need] = ()) -> str:

@@ -17,50 +17,59 @@ register_errors(
     [
         (
             "SL901",
-            "metadata of a backend",
-            "Wrappers are generated from it; a typo must not become a missing operator.",
-            "correct the line",
+            "the backend metadata is not valid",
+            "Wrappers are generated from the metadata, and a typing error must not remove an operator silently.",
+            "correct the line that the message names",
         ),
         (
             "SL902",
-            "vendor expression",
-            "It is checked against the functions that the vendor's headers declare.",
+            "the vendor expression is not valid",
+            "Each expression is checked against the functions that the vendor's headers declare.",
             "correct the expression; 'shiplap backend functions RUNTIME' lists the signatures",
         ),
         (
             "SL903",
-            "argument without a fate",
-            "An argument of an ATen overload is mapped, guarded or shape only; one that is dropped gives wrong values.",
-            "use it in 'graph', or add it to 'guard' or 'shape_only'",
+            "an ATen argument is not used",
+            (
+                "Every argument of an ATen overload must be mapped, guarded or declared to affect shapes only. An "
+                "ignored argument would give wrong values."
+            ),
+            "use the argument in 'graph', or add it to 'guard' or 'shape_only'",
         ),
         (
             "SL904",
-            "torch has drifted from the schema lock",
-            "Wrappers were checked against these schemas; others may mean other arguments.",
+            "torch does not match the schema lock",
+            (
+                "The wrappers were checked against the locked schemas. Under other schemas an argument may have "
+                "another meaning."
+            ),
             "review the difference, then run 'shiplap backend gen --accept-drift'",
         ),
         (
             "SL905",
-            "backend project",
-            "A project is a directory that 'shiplap backend new' wrote.",
+            "the backend project cannot be used",
+            "A backend project is a directory that 'shiplap backend new' wrote.",
             "name the directory that holds backend.toml",
         ),
         (
             "SL906",
-            "backend cannot be built",
-            "The compiler or linker refused the generated project.",
-            "read the first error of the compiler",
+            "the backend cannot be built",
+            "The compiler or the linker refused the generated project.",
+            "read the first error of the compiler, and correct the file that it names",
         ),
         (
             "SL907",
-            "runtime not available",
-            "The vendor's headers and libraries come from its own packages.",
+            "the runtime is not available",
+            "The vendor's headers and libraries come from the vendor's own packages.",
             "install them: pip install 'shiplap-backend[openvino]' or 'shiplap-backend[onednn]'",
         ),
         (
             "SL908",
-            "hand-written body has another signature",
-            "The generated wrapper calls it: another would not link, or would take one argument for another.",
+            "a hand-written body has the wrong signature",
+            (
+                "The generated wrapper calls the body. With another signature the call would not link, or would "
+                "swap arguments."
+            ),
             "write the signature that generated/bodies.h declares",
         ),
     ],

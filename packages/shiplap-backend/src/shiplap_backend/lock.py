@@ -56,8 +56,8 @@ def snapshot(names: Mapping[str, object] | None = None) -> Lock:
 
 
 def _with_group(name: str, declared: Mapping[str, Declaration]) -> list[tuple[str, Declaration]]:
-    found = declared.get(name)
-    return [] if found is None else [(n, declared[n]) for n in (name, *found.group)]
+    declaration = declared.get(name)
+    return [] if declaration is None else [(n, declared[n]) for n in (name, *declaration.group)]
 
 
 def read(path: Path) -> Lock:
@@ -66,10 +66,10 @@ def read(path: Path) -> Lock:
         raise error(
             "SL904",
             where=str(path),
-            what="there is no schema lock",
+            what="the schema lock does not exist",
             got="no such file",
             expected="a file that 'shiplap backend gen' or 'shiplap backend diff --write' wrote",
-            fix="name a project that was generated, or such a file",
+            fix="name a generated project, or its schema lock",
         )
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
@@ -78,10 +78,10 @@ def read(path: Path) -> Lock:
         raise error(
             "SL904",
             where=str(path),
-            what="schema lock is damaged",
+            what="the schema lock is damaged",
             got=f"{type(e).__name__}: {e}",
             expected="a file that 'shiplap backend gen' wrote",
-            fix="restore it from version control",
+            fix="restore the file from version control",
         ) from None
 
 

@@ -64,7 +64,7 @@ class _Mapping:
             w.results = [self._compiled(self.graph, e, "node", f"graph of {o!r}").code for o, e in self._graphs()]
             w.updates = list(self._updates())
             w.keys, w.nodes = list(self._keys()), list(self._nodes())
-        w.fates = self._fates()
+        w.uses = self._uses()
         structured = self.d.structured
         w.headers = {f"ATen/ops/{self.d.base}_ops.h", *self.graph.headers, *self.plain.headers}
         w.headers |= {structured.header} if structured else set()
@@ -321,11 +321,11 @@ class _Mapping:
         decides = self._decides()
         return decides if decides.startswith("op.") else ""
 
-    def _fates(self) -> dict[str, str]:
-        fates = {}
+    def _uses(self) -> dict[str, str]:
+        uses = {}
         for a in self.d.inputs:
-            fates[a.name] = self._fate(a)
-        lost = [n for n, fate in fates.items() if not fate]
+            uses[a.name] = self._use(a)
+        lost = [n for n, use in uses.items() if not use]
         if lost and self.family.graph:
             missing = ", ".join(f"{n!r}" for n in lost)
             raise error(
@@ -334,9 +334,9 @@ class _Mapping:
                 got=f"{missing} of {self.d.schema}",
                 expected="an argument that is mapped, guarded or shape only",
             )
-        return fates
+        return uses
 
-    def _fate(self, a: Argument) -> str:
+    def _use(self, a: Argument) -> str:
         if a.name in self.graph.inputs:
             return "graph input"
         if a.name in self.graph.used:

@@ -119,12 +119,12 @@ def load(path: Path) -> Metadata:
 def _base(path: Path, file: _File, lines: Mapping[tuple[str, ...], int]) -> Metadata | None:
     if not file.extends:
         return None
-    found = shipped(file.extends)
-    if not found.is_file():
-        names = sorted(p.stem for p in found.parent.glob("*.yaml"))
+    base = shipped(file.extends)
+    if not base.is_file():
+        names = sorted(p.stem for p in base.parent.glob("*.yaml"))
         hint = nearest(file.extends, names)
         raise _wrong(path, lines[("extends",)], f"extends {file.extends!r}{hint}", f"one of {', '.join(names)}")
-    return load(found)
+    return load(base)
 
 
 def _only(path: Path, file: _File, lines: Mapping[tuple[str, ...], int], base: Metadata | None) -> Mapping[str, Entry]:

@@ -103,7 +103,7 @@ def _make_directory(root: Path) -> None:
     except OSError as e:
         got = e.strerror or str(e)
     if got:
-        raise error("SL905", where=str(root), got=got, expected="a new directory", fix="name another one")
+        raise error("SL905", where=str(root), got=got, expected="a new directory", fix="name another directory")
 
 
 def open_project(root: Path) -> Project:
@@ -140,7 +140,7 @@ def require_built(project: Project) -> None:
             where=str(project.root),
             got="a project that is not built",
             expected="a built one",
-            fix=f"shiplap backend build {project.root}",
+            fix=f"run 'shiplap backend build {project.root}'",
         )
 
 

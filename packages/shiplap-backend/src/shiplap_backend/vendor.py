@@ -150,7 +150,7 @@ def _parameters(text: str) -> tuple[Parameter, ...] | None:
 def node_classes(headers: Path, table: Path, *, make: str = "make", every: str = "makes") -> Functions:
     """Constructors of the classes that ``table`` lists as ``_OPENVINO_OP_REG(Add, ov::op::v1)``, from ``headers``."""
     listed = dict(re.findall(r"^_OPENVINO_OP_REG\((\w+), ([\w:]+)\)", table.read_text(encoding="utf-8"), re.M))
-    found: dict[str, list[VendorFunction]] = {}
+    classes: dict[str, list[VendorFunction]] = {}
     for header in sorted(headers.glob("*.hpp")):
         text = uncommented(header.read_text(encoding="utf-8"))
         for name, namespace, body in _classes(text):
@@ -160,8 +160,8 @@ def node_classes(headers: Path, table: Path, *, make: str = "make", every: str =
             for parameters in _constructors(name, body):
                 include = header.relative_to(headers.parents[1]).as_posix()
                 function = VendorFunction(name, f"{make}<{cls}>", f"{every}<{cls}>", parameters, "node", include)
-                found.setdefault(name, []).append(function)
-    return {name: tuple(functions) for name, functions in sorted(found.items())}
+                classes.setdefault(name, []).append(function)
+    return {name: tuple(functions) for name, functions in sorted(classes.items())}
 
 
 def _classes(text: str) -> Iterator[tuple[str, str, str]]:
@@ -188,7 +188,7 @@ def _constructors(name: str, body: str) -> Iterator[tuple[Parameter, ...]]:
 
 def free_functions(header: Path, namespace: str, include: str) -> Functions:
     """Functions that ``header`` declares ``inline`` or ``extern``, called as ``namespace::name``."""
-    found: dict[str, list[VendorFunction]] = {}
+    by_name: dict[str, list[VendorFunction]] = {}
     text = uncommented(header.read_text(encoding="utf-8"))
     for m in re.finditer(r"^(?:inline|extern) ([\w:<>, ]+?) (\w+)\(", text, re.M):
         parameters = _parameters(text[m.end() : balanced(text, m.end() - 1, "()") - 1])
@@ -196,20 +196,20 @@ def free_functions(header: Path, namespace: str, include: str) -> Functions:
         if parameters is not None and returns is not None:
             call = f"{namespace}::{m[2]}"
             function = VendorFunction(m[2], call, call, parameters, returns, include)
-            found.setdefault(m[2], []).append(function)
-    return {name: tuple(functions) for name, functions in sorted(found.items())}
+            by_name.setdefault(m[2], []).append(function)
+    return {name: tuple(functions) for name, functions in sorted(by_name.items())}
 
 
 def enums(headers: Path) -> dict[str, dict[str, str]]:
     """``{qualified enum: {value: C++ name}}`` of the ``enum class`` definitions under ``headers``."""
-    found: dict[str, dict[str, str]] = {}
+    by_name: dict[str, dict[str, str]] = {}
     for header in sorted(headers.rglob("*.hpp")):
         text = uncommented(header.read_text(encoding="utf-8"))
         for m in re.finditer(r"enum class (?:OPENVINO_API )?(\w+)[^{;]*\{([^}]*)\}", text):
             scope = "::".join([*_open_namespaces(text, m.start()), m[1]])
             values = [v.partition("=")[0].strip() for v in m[2].split(",") if v.strip()]
-            found[scope] = {v: f"{scope}::{v}" for v in values}
-    return found
+            by_name[scope] = {v: f"{scope}::{v}" for v in values}
+    return by_name
 
 
 def enum_values(enums: Mapping[str, Mapping[str, str]], kind: str, call: str) -> Mapping[str, str]:

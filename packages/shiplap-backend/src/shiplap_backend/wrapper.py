@@ -41,7 +41,7 @@ _ALWAYS = Output("bypass")
 
 @dataclass
 class Wrapper:
-    """What the templates need of one overload, as C++; ``fates`` says what became of each argument."""
+    """What the templates need of one overload, as C++; ``uses`` says what became of each argument."""
 
     declaration: Declaration
     entry: Entry
@@ -60,7 +60,7 @@ class Wrapper:
     results: list[str] = field(default_factory=list)
     outputs: list[str] = field(default_factory=list)
     updates: list[tuple[str, str, str, str]] = field(default_factory=list)  # name, tensor, condition, node
-    fates: dict[str, str] = field(default_factory=dict)
+    uses: dict[str, str] = field(default_factory=dict)
     headers: set[str] = field(default_factory=set)
 
     @property

@@ -205,11 +205,11 @@ def test_the_whole_message(tmp_path: Path) -> None:
         described.made(tmp_path, "  add.out: {template: binary, graph: self + other}\n")
     schema = "add.out(Tensor self, Tensor other, *, Scalar alpha=1, Tensor(a!) out) -> Tensor(a!)"
     assert str(caught.value) == (
-        "SL903: argument without a fate\n"
+        "SL903: an ATen argument is not used\n"
         f"  where    {tmp_path}/ops.yaml:{described.line(1)}: add.out\n"
         f"  got      'alpha' of {schema}\n"
         "  expected an argument that is mapped, guarded or shape only\n"
-        "  fix      use it in 'graph', or add it to 'guard' or 'shape_only'"
+        "  fix      use the argument in 'graph', or add it to 'guard' or 'shape_only'"
     )
 
 

@@ -55,7 +55,7 @@ def bad_input(where: Path, broken: Path) -> dict[str, tuple[list[object], str]]:
         "no directory": (["gen", where / "nothing"], "SL905|no backend.toml"),
         "a file": (["coverage", where / "ops.yaml"], "SL905|no backend.toml"),
         "settings": (["gen", broken], f"SL905|{file}|at least 1"),
-        "not generated": (["diff", where], "SL904|there is no schema lock|schema.lock"),
+        "not generated": (["diff", where], "SL904|the schema lock does not exist|schema.lock"),
         "no lock": (["diff", where / "nothing"], "SL904|no such file"),
         "not built": (["audit", where], f"SL905|not built|shiplap backend build {where}"),
         "program without device": (["coverage", where, "--model", file], "SL905|not built"),
@@ -172,8 +172,8 @@ def test_a_program_that_fails_says_how(project: Project, tmp_path: Path) -> None
 
 def test_audit_reports_what_the_sweep_found(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sweep itself: tests/backend/test_opinfo.py."""
-    found = [audit.Verdict("add", "f32", "native", 3), audit.Verdict("mm", "f32", "fail", 3, why="1 for 2")]
-    monkeypatch.setattr(audit, "audit", lambda *a, **k: [v for v in found if v.op in a[1]])
+    verdicts = [audit.Verdict("add", "f32", "native", 3), audit.Verdict("mm", "f32", "fail", 3, why="1 for 2")]
+    monkeypatch.setattr(audit, "audit", lambda *a, **k: [v for v in verdicts if v.op in a[1]])
     monkeypatch.setattr(audit, "operators", lambda project: ["add", "mm"])
     report = run("audit", project.root, "--match", "a", "--json")
     assert report["counts"]["f32"]["native"] == len(report["verdicts"]) == 1

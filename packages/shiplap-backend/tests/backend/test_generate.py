@@ -78,11 +78,11 @@ def test_the_shipped_metadata_is_right(everything) -> None:
     assert {"add.Tensor", "add_.Tensor", "mm", "relu_", "max.dim", "native_layer_norm"} <= native
 
 
-def test_every_argument_has_a_fate(everything) -> None:
+def test_every_argument_is_used(everything) -> None:
     for w in everything.wrappers:
         if w.family.graph:
-            assert set(w.fates) == {a.name for a in w.declaration.inputs}
-            assert all(w.fates.values()), w.declaration.name
+            assert set(w.uses) == {a.name for a in w.declaration.inputs}
+            assert all(w.uses.values()), w.declaration.name
 
 
 def test_everything_that_shapes_the_graph_is_in_the_key(everything) -> None:
@@ -90,8 +90,8 @@ def test_everything_that_shapes_the_graph_is_in_the_key(everything) -> None:
     for w in everything.wrappers:
         if w.family.graph:
             keys = " ".join(w.keys)
-            for argument, fate in w.fates.items():
-                if fate in ("graph input", "attribute"):
+            for argument, use in w.uses.items():
+                if use in ("graph input", "attribute"):
                     assert argument in keys, (w.declaration.name, argument)
 
 

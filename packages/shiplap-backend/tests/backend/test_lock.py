@@ -70,7 +70,7 @@ def test_difference_of_two_releases() -> None:
 
 def test_a_damaged_lock_says_so(project: Project) -> None:
     project.lock.write_text("{")
-    with pytest.raises(BackendError, match="SL904: schema lock is damaged"):
+    with pytest.raises(BackendError, match="SL904: the schema lock is damaged"):
         gen(project)
 
 

@@ -35,13 +35,13 @@ def made_of(target: str) -> Generated:
 def test_the_docs_say_what_is_native(target: str, called: str) -> None:
     if target == "openvino":
         pytest.importorskip("openvino")
-    found = coverage(load(shipped(target)), runtime(target), made_of(target)).as_json()
-    owed = [found["required"][state] for state in ("native", "expected", "gap")]
-    row = f"| {called} | {len(found['native'])} | {' | '.join(map(str, owed))} |"
+    covered = coverage(load(shipped(target)), runtime(target), made_of(target)).as_json()
+    owed = [covered["required"][state] for state in ("native", "expected", "gap")]
+    row = f"| {called} | {len(covered['native'])} | {' | '.join(map(str, owed))} |"
     assert row in (REPOSITORY / "docs" / "backend.md").read_text()
     readme = (REPOSITORY / "README.md").read_text()
     promised = re.findall(rf"more than (\d+)(?: overloads)? on {called.split()[0]}", readme)
-    assert all(int(number) < len(found["native"]) for number in promised)
+    assert all(int(number) < len(covered["native"]) for number in promised)
 
 
 def test_forty_overloads_from_the_same_templates() -> None:

@@ -129,12 +129,12 @@ def test_the_docs_are_the_record_and_nothing_in_it_is_wrong(benchmark: ModuleTyp
 
 
 def test_pages_of_a_record(benchmark: ModuleType) -> None:
-    found = [
+    verdicts = [
         audit.Verdict("add", "f32", "native", 2),
         audit.Verdict("add", "bool", "mixed", 2),
         audit.Verdict("to_sparse", "f32", "refused", 2, why="NotImplementedError: sparse\nmore"),
     ]
-    result = benchmark.measure(found, 2) | {"date": "2026-11-21"}
+    result = benchmark.measure(verdicts, 2) | {"date": "2026-11-21"}
     assert result["states"] == {"add": "native - - - - - mixed", "to_sparse": "refused - - - - - -"}
     page = benchmark.page(result)
     assert "| `add` | native | - | - | - | - | - | mixed |" in page

@@ -46,10 +46,10 @@ def test_free_functions(tmp_path: Path) -> None:
         "static int hidden(int a);\n"
         "inline std::vector<int64_t> axes(at::OptionalIntArrayRef d, const at::Tensor& t) {\n}\n"
     )
-    found = free_functions(path, "helpers", "h.h")
-    signatures = {n: [str(f) for f in fs] for n, fs in found.items()}
+    functions = free_functions(path, "helpers", "h.h")
+    signatures = {n: [str(f) for f in fs] for n, fs in functions.items()}
     assert signatures == {"axes": ["axes(d, t)"], "cast": ["cast(v, to)"]}
-    assert (found["axes"][0].returns, found["cast"][0].returns) == ("ints", "node")
+    assert (functions["axes"][0].returns, functions["cast"][0].returns) == ("ints", "node")
 
 
 @pytest.fixture(scope="module")

@@ -22,12 +22,12 @@ WHEEL = "import sys, hatchling.build as b; print(b.build_wheel(sys.argv[1]))"
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """The wheels that a machine needs which generates backends, as pip builds them."""
     pytest.importorskip("hatchling")
-    where, found = tmp_path_factory.mktemp("wheels"), []
+    where, paths = tmp_path_factory.mktemp("wheels"), []
     for name in NEEDED:
         project, command = REPOSITORY / "packages" / name, [sys.executable, "-c", WHEEL, where]
         built = subprocess.run(command, cwd=project, capture_output=True, text=True, check=True)
-        found.append(where / built.stdout.split()[-1])
-    return found
+        paths.append(where / built.stdout.split()[-1])
+    return paths
 
 
 def test_the_wheels_hold_all_that_backends_are_made_of(wheels: list[Path]) -> None:

@@ -29,14 +29,14 @@ mm.batches("m", "n")
 
 @mm.backward
 def _(grad: Tensor, saved: Any, needs: Any) -> dict[str, Tensor]:
-    found = {}
+    gradients = {}
     if needs.a:
-        found["a"] = mm(grad, saved.b.t())
+        gradients["a"] = mm(grad, saved.b.t())
     if needs.b:
-        found["b"] = mm(saved.a.t(), grad)
+        gradients["b"] = mm(saved.a.t(), grad)
     if needs.bias:
-        found["bias"] = grad.sum(0)
-    return found
+        gradients["bias"] = grad.sum(0)
+    return gradients
 
 
 @sl.op("dense::bmm", library=TUNED)
@@ -50,12 +50,12 @@ bmm.batches("batch")
 
 @bmm.backward
 def _(grad: Tensor, saved: Any, needs: Any) -> dict[str, Tensor]:
-    found = {}
+    gradients = {}
     if needs.a:
-        found["a"] = bmm(grad, saved.b.mT)
+        gradients["a"] = bmm(grad, saved.b.mT)
     if needs.b:
-        found["b"] = bmm(saved.a.mT, grad)
-    return found
+        gradients["b"] = bmm(saved.a.mT, grad)
+    return gradients
 
 
 @sl.op("dense::int8_mm")
@@ -75,14 +75,14 @@ int8_mm.batches("m", "n")
 
 @int8_mm.backward(saves=("a", "weight", "scale"))
 def _(grad: Tensor, saved: Any, needs: Any) -> dict[str, Tensor]:
-    found = {}
+    gradients = {}
     if needs.a:
-        found["a"] = mm(grad * saved.scale, saved.weight.to(grad.dtype))
+        gradients["a"] = mm(grad * saved.scale, saved.weight.to(grad.dtype))
     if needs.scale:
-        found["scale"] = (grad * mm(saved.a, saved.weight.to(grad.dtype).t())).sum(0)
+        gradients["scale"] = (grad * mm(saved.a, saved.weight.to(grad.dtype).t())).sum(0)
     if needs.bias:
-        found["bias"] = grad.sum(0)
-    return found
+        gradients["bias"] = grad.sum(0)
+    return gradients
 
 
 @int8_mm.samples

@@ -28,8 +28,8 @@ from tests.dense.direct_ops import gathered
 SMALL = {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 32, "num_warps": 4, "num_stages": 2, "GROUP_M": 8}
 
 
-def say(name: str, **found: Any) -> None:
-    print(json.dumps({"name": name, **found}), flush=True)
+def say(name: str, **values: Any) -> None:
+    print(json.dumps({"name": name, **values}), flush=True)
 
 
 def bind() -> None:
@@ -88,8 +88,8 @@ def dense_cases() -> None:
     x, w = torch.randn(2, 10, 11, 16), torch.randn(24, 3, 3, 16)
     case("conv2d", ops.conv2d, x, w, torch.randn(24), [2, 2], [1, 1], [1, 1])
     case("conv2d dilated", ops.conv2d, x, w, None, [1, 2], [0, 0], [2, 2])
-    apart = torch.randn(2, 16, 6, 5).permute(0, 2, 3, 1), torch.randn(24, 16, 3, 3).permute(0, 2, 3, 1)
-    case("conv2d channels apart", ops.conv2d, *apart, None, [1, 1], [1, 1], [1, 1])
+    disjoint = torch.randn(2, 16, 6, 5).permute(0, 2, 3, 1), torch.randn(24, 16, 3, 3).permute(0, 2, 3, 1)
+    case("conv2d channels apart", ops.conv2d, *disjoint, None, [1, 1], [1, 1], [1, 1])
 
 
 def descriptor_cases() -> None:
@@ -121,8 +121,8 @@ def gather_cases() -> None:
     case("gather relu", gathered, feats, weight, table, order, None, False, 1, 1.0, "relu")
     case("gather groups", gathered, *draw(g=3))
     case("gather second config", gathered, *draw(ci=20, co=30))
-    case("gather in planes", gathered, *draw(ci=40, co=50, g=2))
-    case("gather in planes, half", gathered, *[t.half() if t.is_floating_point() else t for t in draw(ci=40)[:5]])
+    case("gather in partial sums", gathered, *draw(ci=40, co=50, g=2))
+    case("gather in partial sums, half", gathered, *[t.half() if t.is_floating_point() else t for t in draw(ci=40)[:5]])
     case("gather too wide", gathered, *draw(ci=80))
     case("gather one row", gathered, *draw(m=1, n=1))
     case("gather no rows", gathered, *draw(m=0))
@@ -151,7 +151,7 @@ def compiled_cases() -> None:
             [feats, weight, table, c],
         ),
         "fused groups": (lambda f, w, t, o: relu(gathered(f, w, t, o, None, False, 3)), draw(g=3)[:4]),
-        "fused in planes": (lambda f, w, t, o, b: relu(gathered(f, w, t, o, b)), draw(ci=40)[:5]),
+        "fused in partial sums": (lambda f, w, t, o, b: relu(gathered(f, w, t, o, b)), draw(ci=40)[:5]),
     }
     for name, (fn, args) in fns.items():
         try:
@@ -177,10 +177,14 @@ def eager_cases() -> None:
         "reference": lambda: gathered(*draw(ci=80)),
     }.items():
         ran.clear()
-        with warnings.catch_warnings(record=True) as said:
+        with warnings.catch_warnings(record=True) as messages:
             warnings.simplefilter("always", ShiplapNotice)
             fn()
-        say(f"eager {name}", ran=ran, said=[str(w.message) for w in said if "ordinary way" not in str(w.message)])
+        say(
+            f"eager {name}",
+            ran=ran,
+            messages=[str(w.message) for w in messages if "ordinary way" not in str(w.message)],
+        )
 
 
 def tuned_cases() -> None:
@@ -235,7 +239,7 @@ def renderings() -> None:
     say("renderings", before=before, after=len(run.jitted), source=inspect.getsource(launcher.fn).splitlines()[0])
     (conv,) = ops.conv2d.kernels["cpu"]
     (taps,) = conv.tables.values()
-    say("tables", tables=len(taps.found), looked_at=taps.looked_at)
+    say("tables", tables=len(taps.tables), looked_at=taps.looked_at)
 
 
 if __name__ == "__main__":

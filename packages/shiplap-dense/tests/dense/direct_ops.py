@@ -57,7 +57,7 @@ def fits(sizes: dict[str, Any], dtypes: dict[str, torch.dtype], config: dict[str
     if dtypes["feats"] == torch.float64:
         return "sums are float32"
     if config["SPLITS"] > 1 and sizes["after"] != "nothing":
-        return "what comes after the sum of the planes"
+        return "what comes after the addition of the partial sums"
     wide = sizes["ci"] > config["BLOCK_K"] or sizes["co"] > config["BLOCK_N"]
     return f"BLOCK_K={config['BLOCK_K']}, BLOCK_N={config['BLOCK_N']} do not hold a group" if wide else True
 
@@ -73,7 +73,7 @@ def attach(device: str) -> None:
         "gathered.triton.jinja",
         configs=CONFIGS,
         supports=fits_here if device == "cpu" else fits,
-        planes=lambda sizes, config: config["SPLITS"],
+        split_k=lambda sizes, config: config["SPLITS"],
         grid=lambda sizes, config, cdiv: (
             cdiv(sizes["m"], config["BLOCK_M"]) * sizes["groups"] * config["SPLITS"],
             1,

@@ -54,13 +54,13 @@ def main() -> None:
         import os
 
         os.environ["SHIPLAP_CACHE_DIR"] = home
-        found = compiled()
-    (kernel,) = found.kernels
+        outputs = compiled()
+    (kernel,) = outputs.kernels
     print(
         f"# {kernel.name}: {', '.join(kernel.operators)} in one kernel; torch {torch.__version__.partition('+')[0]}, "
         f"Triton {triton.__version__}"
     )
-    print(kernel_text(found.source[0]), end="")
+    print(kernel_text(outputs.source[0]), end="")
 
 
 if __name__ == "__main__":

@@ -46,11 +46,11 @@ def test_what_is_compiled_ahead_is_what_a_launch_looks_up(tmp_path):
     env = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
     done = python("-W", "ignore", script, env=env)
     assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout)
-    assert found["candidates"] == found["ahead"] == len(found["binaries"]) == 3, "one kernel each"
-    assert min(found["binaries"]) > 1000
-    assert found["at launch"] == 0
-    assert found["of another size"] == 3, "which this counts"
+    parsed = json.loads(done.stdout)
+    assert parsed["candidates"] == parsed["ahead"] == len(parsed["binaries"]) == 3, "one kernel each"
+    assert min(parsed["binaries"]) > 1000
+    assert parsed["at launch"] == 0
+    assert parsed["of another size"] == 3, "which this counts"
 
 
 RIGHT = [
@@ -85,16 +85,16 @@ RIGHT = [
     "gather of nothing",
     "gather views",
     "gather half",
-    "gather in planes",
-    "gather in planes, half",
+    "gather in partial sums",
+    "gather in partial sums, half",
 ]
 
 
 @pytest.mark.parametrize("name", RIGHT)
 def test_a_template_alone_is_right(results, name):
-    found = results[name]
-    assert "error" in found, found
-    assert found["error"] < (2e-3 if name == "mm even" or name.endswith("half") else 1e-6), found
+    result = results[name]
+    assert "error" in result, result
+    assert result["error"] < (2e-3 if name == "mm even" or name.endswith("half") else 1e-6), result
 
 
 def test_a_planted_bug_is_seen(results):
@@ -105,24 +105,26 @@ def test_a_planted_bug_is_seen(results):
 def test_the_first_config_that_takes_the_call_runs(results):
     assert "BLOCK_K=16" in results["gather"]["config"]
     assert "BLOCK_K=32" in results["gather second config"]["config"]
-    assert "SPLITS=3" in results["gather in planes"]["config"]
+    assert "SPLITS=3" in results["gather in partial sums"]["config"]
     assert results["gather too wide"] == {"refused": "BLOCK_K=16, BLOCK_N=16 do not hold a group"}
     assert results["mm nothing to add"] == {"refused": "k = 0"}
     assert "float64" in results["mm float64"]["refused"]
 
 
 def test_what_an_eager_call_runs(results):
-    assert results["eager template"] == {"ran": ["gathered"], "said": []}
-    assert results["eager library"] == {"ran": [], "said": []}, "torch's product is no slow path"
+    assert results["eager template"] == {"ran": ["gathered"], "messages": []}
+    assert results["eager library"] == {"ran": [], "messages": []}, "torch's product is no slow path"
     assert results["eager reference"]["ran"] == []
-    (said,) = results["eager reference"]["said"]
-    assert said.endswith("runs its reference (gathered: BLOCK_K=16, BLOCK_N=16 do not hold a group): correct, not fast")
+    (messages,) = results["eager reference"]["messages"]
+    assert messages.endswith(
+        "runs its reference (gathered: BLOCK_K=16, BLOCK_N=16 do not hold a group): correct, not fast"
+    )
 
 
-def test_planes_are_added_behind_the_kernel(results):
-    found = results["fused in planes"]
-    assert found["error"] < 1e-6, found
-    assert [k.split("_")[1] for k in found["kernels"]] == ["tem", "poi"], "the activation goes into the sum"
+def test_partial_sums_are_added_behind_the_kernel(results):
+    result = results["fused in partial sums"]
+    assert result["error"] < 1e-6, result
+    assert [k.split("_")[1] for k in result["kernels"]] == ["tem", "poi"], "the activation goes into the sum"
 
 
 @pytest.mark.parametrize("name", ["bulk", "bulk transposed"])
@@ -155,9 +157,9 @@ def test_the_audit_runs_it_like_any_kernel(results, check):
 
 
 def test_new_sizes_compile_nothing(results):
-    found = results["renderings"]
-    assert found["before"] == found["after"] > 0
-    assert found["source"].startswith("def gathered(feats, weight, table, order, bias, out_ptr, size_table_0")
+    result = results["renderings"]
+    assert result["before"] == result["after"] > 0
+    assert result["source"].startswith("def gathered(feats, weight, table, order, bias, out_ptr, size_table_0")
 
 
 def test_a_table_is_built_once_for_the_sizes_that_it_looks_at(results):
@@ -166,10 +168,10 @@ def test_a_table_is_built_once_for_the_sizes_that_it_looks_at(results):
 
 @pytest.mark.parametrize("name", ["fused", "fused reflected", "fused groups"])
 def test_the_same_source_is_fused_by_inductor(results, name):
-    found = results[name]
-    assert "failed" not in found, found
-    assert [k[:16] for k in found["kernels"]] == ["triton_tem_fused"]
-    assert found["error"] < 1e-6
+    result = results[name]
+    assert "failed" not in result, result
+    assert [k[:16] for k in result["kernels"]] == ["triton_tem_fused"]
+    assert result["error"] < 1e-6
 
 
 # --- what needs no Triton: order, rules, tables -----------------------------------------------------------------------
@@ -192,8 +194,8 @@ def declare(ns: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
     def bind(op: sl.Op, device: str = "cpu", **keywords: Any) -> None:
         read = partial(template.read_template, op.spec, str(tmp_path / "ops.py"))
-        found = read(device, "scale.triton.jinja", grid=lambda sizes, config, cdiv: (1, 1, 1), **keywords)
-        kernel = template_kernel(op.spec, found)
+        bound = read(device, "scale.triton.jinja", grid=lambda sizes, config, cdiv: (1, 1, 1), **keywords)
+        kernel = template_kernel(op.spec, bound)
         assert kernel is not None
         op._attach(kernel)
 
@@ -309,7 +311,7 @@ def test_what_is_kept_of_tables_is_bounded(monkeypatch):
     table = Table("here", lambda sizes: torch.arange(sizes["k"]))
     for k in range(20):
         assert table({"k": k}, torch.device("cpu")).numel() == k
-        assert len(table.found) <= 4
+        assert len(table.tables) <= 4
 
 
 def test_no_table_is_made_while_a_graph_is_captured(monkeypatch):
@@ -318,12 +320,13 @@ def test_no_table_is_made_while_a_graph_is_captured(monkeypatch):
         torch.device("cuda", 0),
     )
     table.looked_at, kept = ("k",), torch.arange(3)
-    table.found[(cuda, 3)] = kept
+    table.tables[(cuda, 3)] = kept
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     assert table({"k": 3}, cuda) is kept
     assert list(table.captured.values()) == [kept], "a graph holds its address"
     with pytest.raises(
-        sl.ShiplapError, match=r"SL305: table is not on the device yet(.|\n)*call it once with tensors of"
+        sl.ShiplapError,
+        match=r"SL305: a table of the kernel is not on the device yet(.|\n)*call the op once with tensors of",
     ):
         table({"k": 4}, cuda)
 

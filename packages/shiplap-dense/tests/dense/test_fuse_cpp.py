@@ -14,7 +14,7 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 
 import shiplap_dense as dense
-from shiplap.fuse import decisions, switches
+from shiplap.fuse import fusion_choices, switches
 from shiplap_dense import ops
 from shiplap_testing.forked import python
 from shiplap_testing.fused import check, counted, same
@@ -58,7 +58,7 @@ def test_epilogues_of_the_int8_product(dynamic, name):
 
     compiled = check(graph, torch.randn(M, K), *weights(), torch.randn(N), dynamic=dynamic)
     assert counted() == (1, fused)
-    assert decisions("dense::int8_mm")[-1].chosen.startswith("int8_panels(")
+    assert fusion_choices("dense::int8_mm")[-1].chosen.startswith("int8_panels(")
     if dynamic:  # the same code for other sizes, whole tiles among them
         for m, n, k in [(4, 130, 300), (192, 64, 256), (194, 128, 7)]:
             same(compiled, graph, (torch.randn(m, k), *weights(n, k), torch.randn(n)), 2e-6)
@@ -73,7 +73,7 @@ def test_few_rows_views_and_offsets():
 
     check(graph, torch.randn(K, K), torch.randn(9, 2 * K), *weights())
     assert counted() == (2, 2)
-    assert {d.chosen.split("(")[0] for d in decisions("dense::int8_mm")[-2:]} == {"int8_rows"}
+    assert {d.chosen.split("(")[0] for d in fusion_choices("dense::int8_mm")[-2:]} == {"int8_rows"}
 
 
 def test_bfloat16():
@@ -129,11 +129,11 @@ def test_what_a_template_does_not_take_is_the_reference():
 
     w, s, _ = weights(dtype=torch.float64)
     check(graph, torch.randn(M, K, dtype=torch.float64), w, s, torch.empty(0, M, dtype=torch.float64))
-    made = decisions("dense::int8_mm")[-1]
+    made = fusion_choices("dense::int8_mm")[-1]
     assert (made.chosen, made.reason) == ("reference", "no template takes this call")
     assert {v.detail for v in made.verdicts} == {"more than 8 rows", "torch.float64 is neither float32 nor bfloat16"}
     check(lambda a, b: dense.matmul(a, b) + 1, torch.empty(0, K), torch.randn(K, N))
-    assert {v.detail for v in decisions("dense::mm")[-1].verdicts} == {"an empty size"}
+    assert {v.detail for v in fusion_choices("dense::mm")[-1].verdicts} == {"an empty size"}
     assert counted() == (0, 0)
 
 
@@ -151,16 +151,16 @@ def test_training_graphs():
     def loss(x, w, s, b):
         return gelu(dense.matmul_int8(x, w, s, b)).square().sum()
 
-    (w, s, bias), found = weights(), []
+    (w, s, bias), gradients = weights(), []
     leaves = torch.randn(M, K), bias
     for fn in (loss, torch.compile(loss, fullgraph=True)):
         x, b = (t.clone().requires_grad_() for t in leaves)
         with torch.enable_grad():
-            found.append(torch.autograd.grad(fn(x, w, s, b), (x, b)))
-    for got, want in zip(found[1], found[0], strict=True):
+            gradients.append(torch.autograd.grad(fn(x, w, s, b), (x, b)))
+    for got, want in zip(gradients[1], gradients[0], strict=True):
         assert float((got - want).norm()) <= 1e-5 * float(want.norm())
     assert counted()[0] == 2  # forward, and the product of its backward
-    assert [d.chosen.split("(")[0] for d in decisions()[-2:]] == ["int8_panels", "mm"]
+    assert [d.chosen.split("(")[0] for d in fusion_choices()[-2:]] == ["int8_panels", "mm"]
 
 
 WITHOUT_SHIPLAP = """

@@ -51,15 +51,15 @@ FUSED = [
 
 @pytest.mark.parametrize("name", FUSED)
 def test_one_kernel_with_the_values_of_eager(results, name):
-    found = results[name]
-    assert "failed" not in found, found["failed"]
+    result = results[name]
+    assert "failed" not in result, result["failed"]
     if name == "twice one buffer":  # two arguments are views of one buffer: the floor, and no wrong kernel
-        assert found["chosen"] == ["reference"]
+        assert result["chosen"] == ["reference"]
     else:
-        assert len(found["kernels"]) == 1, found
-        assert found["kernels"][0].startswith("triton_tem_fused"), found
-    assert found["error"] < (2e-3 if name in ("cast", "seed", "bulk copies") else 2e-6), found
-    assert not found["verdicts"] or name == "twice one buffer", found
+        assert len(result["kernels"]) == 1, result
+        assert result["kernels"][0].startswith("triton_tem_fused"), result
+    assert result["error"] < (2e-3 if name in ("cast", "seed", "bulk copies") else 2e-6), result
+    assert not result["verdicts"] or name == "twice one buffer", result
 
 
 def test_a_reduction_is_a_kernel_of_its_own(results):
@@ -67,30 +67,30 @@ def test_a_reduction_is_a_kernel_of_its_own(results):
     assert results["reduction after"]["error"] < 2e-6
 
 
-def test_an_empty_product_takes_the_floor(results):
+def test_an_empty_product_takes_the_fallback(results):
     assert results["no rows"]["chosen"] in ([], ["reference"])
 
 
 def test_controls(results):
-    apart, off = results["fusion off"], results["templates off"]
-    assert [k.split("_")[1] for k in apart["kernels"]] == ["tem", "poi"]
+    disjoint, off = results["fusion off"], results["templates off"]
+    assert [k.split("_")[1] for k in disjoint["kernels"]] == ["tem", "poi"]
     assert not any("_tem_" in k for k in off["kernels"])
     assert off["chosen"] == ["reference"]
-    assert apart["error"] < 2e-6
+    assert disjoint["error"] < 2e-6
     assert off["error"] < 2e-6
 
 
 def test_bfloat16_is_refused_by_the_interpreter_and_never_trusted(results):
-    found = results["bf16"]
-    assert "bf16 is wrong in Triton's interpreter" in json.dumps(found)
-    assert found.get("chosen", ["reference"]) == ["reference"]
+    result = results["bf16"]
+    assert "bf16 is wrong in Triton's interpreter" in json.dumps(result)
+    assert result.get("chosen", ["reference"]) == ["reference"]
 
 
 def test_training_goes_through_templates_forward_and_backward(results):
-    found = results["training"]
-    assert found["chosen"].count("reference") == 0, found
-    assert len(found["chosen"]) == 3
-    assert found["error"] < 2e-6
+    result = results["training"]
+    assert result["chosen"].count("reference") == 0, result
+    assert len(result["chosen"]) == 3
+    assert result["error"] < 2e-6
 
 
 def test_a_planted_bug_in_an_epilogue_is_seen(results):

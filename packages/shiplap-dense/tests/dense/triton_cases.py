@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 import shiplap_dense as dense
-from shiplap.fuse import decisions, switches
+from shiplap.fuse import fusion_choices, switches
 from shiplap_dense import cuda, ops
 from shiplap_testing import interpreted
 
@@ -35,15 +35,15 @@ def shrink() -> None:
 
 
 def case(name: str, fn: Callable[..., Any], *args: Tensor, dynamic: bool = False) -> None:
-    before = len(decisions())
+    before = len(fusion_choices())
     try:
         _, error, kernels = interpreted.run(fn, *args, dynamic=dynamic)
-        made = decisions()[before:]
+        made = fusion_choices()[before:]
         verdicts = [(v.status, v.detail) for d in made for v in d.verdicts if v.status not in ("ok", "refused")]
-        found = {"error": error, "kernels": kernels, "chosen": [d.chosen for d in made], "verdicts": verdicts}
+        outcome = {"error": error, "kernels": kernels, "chosen": [d.chosen for d in made], "verdicts": verdicts}
     except Exception as e:
-        found = {"failed": f"{type(e).__name__}: {e}"[:2000]}
-    print(json.dumps({"name": name, **found}), flush=True)
+        outcome = {"failed": f"{type(e).__name__}: {e}"[:2000]}
+    print(json.dumps({"name": name, **outcome}), flush=True)
 
 
 def int8(*shape: int) -> Tensor:
@@ -98,13 +98,13 @@ def other_cases() -> None:
     case("conv", lambda x, w, c: relu(dense.conv2d(x, w, c, stride=2, padding=1)), x, w, torch.randn(24))
     case("conv dilated", lambda x, w: relu(dense.conv2d(x, w, stride=(1, 2), dilation=2)), x, w)
     a, b = torch.randn(40, 30, requires_grad=True), torch.randn(30, 20, requires_grad=True)
-    before = len(decisions())
+    before = len(fusion_choices())
     torch._dynamo.reset()
     torch.compile(lambda a, b: gelu(ops.mm(a, b)).sum(), fullgraph=True)(a, b).backward()
     got, (a.grad, b.grad) = (a.grad, b.grad), (None, None)
     gelu(a @ b).sum().backward()
     error = max(float((g - w).norm() / w.norm()) for g, w in zip(got, (a.grad, b.grad), strict=True))
-    chosen = [d.chosen for d in decisions()[before:]]
+    chosen = [d.chosen for d in fusion_choices()[before:]]
     print(json.dumps({"name": "training", "error": error, "kernels": [], "chosen": chosen, "verdicts": []}))
 
 

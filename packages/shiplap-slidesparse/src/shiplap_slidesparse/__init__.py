@@ -1,13 +1,13 @@
 """Linear layers with (2N-2):2N weights and 8-bit products. Formats, limits and how to use it: docs/slidesparse.md."""
 
 from shiplap_slidesparse import cpu, cuda, lt, samples
-from shiplap_slidesparse.choosing import prepare, tune
 from shiplap_slidesparse.convert import Conversion, convert
 from shiplap_slidesparse.formats import Pattern, prune
 from shiplap_slidesparse.linear import Linear
 from shiplap_slidesparse.lt import kernels
 from shiplap_slidesparse.packed import MODES, Packed, matmul, pack
 from shiplap_slidesparse.parallel import shard
+from shiplap_slidesparse.tuning import prepare, tune
 
 __all__ = [
     "MODES",

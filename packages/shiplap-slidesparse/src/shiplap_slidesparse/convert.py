@@ -157,11 +157,11 @@ def _more(module: nn.Linear) -> str:
 
 def _linears(model: nn.Module) -> Iterator[tuple[str, nn.Linear, list[str]]]:
     """Each linear layer once, with all its names."""
-    found: dict[int, tuple[nn.Linear, list[str]]] = {}
+    layers: dict[int, tuple[nn.Linear, list[str]]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         if isinstance(module, nn.Linear):
-            found.setdefault(id(module), (module, []))[1].append(name)
-    for module, names in found.values():
+            layers.setdefault(id(module), (module, []))[1].append(name)
+    for module, names in layers.values():
         yield names[0], module, names
 
 
@@ -177,7 +177,7 @@ def _check(
                 where=where,
                 got=f"skip={wanted!r}, which names no module",
                 expected="names of modules, their last parts, or wildcards",
-                fix="see model.named_modules()",
+                fix="take names from model.named_modules()",
             )
     if not chosen or "" in chosen:
         done = f", {n} converted already" if (n := len(layers_of(model))) else ""
@@ -188,7 +188,7 @@ def _check(
             where=where,
             got=got,
             expected="a model with linear layers",
-            fix="for a layer: slidesparse.Linear.of(linear)" if "" in chosen else "see skip=",
+            fix="call slidesparse.Linear.of(linear) for a single layer" if "" in chosen else "remove names from skip=",
         )
     for name, linear in chosen.items():
         kind = MODES[dtype] if MODES[dtype].itemsize > 1 else linear.weight.dtype

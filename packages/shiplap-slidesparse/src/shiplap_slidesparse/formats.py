@@ -58,8 +58,8 @@ class Pattern:
         """``"6:8"`` → ``Pattern(4)``; SL211 for what is no such pattern."""
         if isinstance(text, Pattern):
             return text
-        found = re.fullmatch(r"(\d{1,2}):(\d{1,2})", text) if isinstance(text, str) else None
-        kept, size = map(int, found.groups()) if found else (0, 0)
+        match = re.fullmatch(r"(\d{1,2}):(\d{1,2})", text) if isinstance(text, str) else None
+        kept, size = map(int, match.groups()) if match else (0, 0)
         if size % 2 or kept != size - 2 or not 4 <= size <= 2 * MAX_PAIRS:
             raise error(
                 "SL211",
@@ -191,7 +191,7 @@ def slide(weight: Tensor, pattern: str | Pattern) -> Tensor:
             got=f"{int(counts[row, group].sum())} non-zeros in row {row}, columns {group * shape.size} to "
             f"{min(k, (group + 1) * shape.size) - 1}",
             expected=f"at most {shape.kept} of {shape.size}",
-            fix=f'prune(weight, "{shape}") first',
+            fix=f'call prune(weight, "{shape}") first',
         )
     early, late = _halves(used, counts)
     windows = whole.new_empty(n, groups, pairs - 1, 4)  # autocast refuses to join float16 on a CPU

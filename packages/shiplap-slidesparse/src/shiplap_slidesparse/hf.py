@@ -72,7 +72,7 @@ class SlidesparseQuantizer(HfQuantizer):
                 where="quantization_config of config.json",
                 got="no list 'converted'",
                 expected="a model that was saved after conversion",
-                fix="convert it, then save it",
+                fix="convert the model, then save the converted model",
             )
         for name, module in list(model.named_modules()):
             if isinstance(module, nn.Linear) and _aliases(model, name) & set(config.converted):

@@ -35,7 +35,7 @@ def _weight(
             where="slidesparse linear layer",
             got="neither a dense nor a packed weight",
             expected="one of them",
-            fix="pack() the weight, with keep= one of its forms",
+            fix="call pack() on the weight, and pass keep= to keep one of its forms",
         )
     slid = expand(packed, formats.dense_depth(n), formats.lifted_depth(k, pairs), dtype, layout)
     return formats.unslide(slid, k, formats.Pattern(pairs))[:n]

@@ -77,7 +77,7 @@ class Linear(nn.Module):
                 where="slidesparse.Linear.of",
                 got=type(linear).__name__,
                 expected="an nn.Linear",
-                fix="convert(model) finds those of a model",
+                fix="pass an nn.Linear, or call convert(model) to replace every linear layer of a model",
             )
         weight, bias = formats.prune(linear.weight, pattern), linear.bias
         made = cls.from_weight(
@@ -116,7 +116,7 @@ class Linear(nn.Module):
             raise error(
                 "SL608",
                 where="slidesparse.Linear.pack",
-                what="no packing here",
+                what="packing is not allowed here",
                 got=f"pack() inside {reason}",
                 expected="a weight that was packed before",
                 fix="call pack() after loading",

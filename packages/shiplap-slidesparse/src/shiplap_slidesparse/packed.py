@@ -22,7 +22,13 @@ Keep = Literal["both", "dense", "packed"]
 def known_mode(mode: str, where: str, called: str = "mode") -> str:
     """``mode``, if there is one; SL211 with what the argument is ``called``."""
     if mode not in MODES:
-        raise error("SL211", where=where, got=f"{called} {mode!r}", expected=", ".join(MODES), fix="pass one of these")
+        raise error(
+            "SL211",
+            where=where,
+            got=f"{called} {mode!r}",
+            expected=", ".join(MODES),
+            fix="pass one of the expected values",
+        )
     return mode
 
 
@@ -135,7 +141,7 @@ def pack(
             where="slidesparse.pack",
             got=f"{weight.dtype} without a scale",
             expected="a floating weight, or one of 8 bits with scale=",
-            fix="pass its scales",
+            fix="pass the scales of the weight with scale=",
         )
     elif dtype.itemsize == 1:
         weight, scale = quantise_weight(weight, dtype)
@@ -148,7 +154,11 @@ def pack(
 def _known_keep(keep: str, where: str) -> None:
     if keep not in get_args(Keep):
         raise error(
-            "SL211", where=where, got=f"keep {keep!r}", expected=", ".join(get_args(Keep)), fix="pass one of these"
+            "SL211",
+            where=where,
+            got=f"keep {keep!r}",
+            expected=", ".join(get_args(Keep)),
+            fix="pass one of the expected values",
         )
 
 

@@ -68,28 +68,28 @@ def shard(model: nn.Module, plan: Mapping[str, str] | None = None, group: Any = 
 
 def planned(model: nn.Module, plan: Mapping[str, str], world: int) -> list[Cut]:
     """What ``plan`` cuts, once it is known that all of it can be."""
-    found = []
+    plans = []
     for name, module in model.named_modules():
         style = next((s for wanted, s in plan.items() if fnmatchcase(f".{name}", f"*.{wanted}")), None)
         if style is not None and isinstance(module, nn.Linear | Linear) and style not in WHOLE:
-            found.append(Cut(name, module, style))
+            plans.append(Cut(name, module, style))
     where = "slidesparse.shard"
-    if not found:
+    if not plans:
         raise error(
             "SL211",
             where=where,
             got=f"a plan that cuts no linear layer: {dict(plan)}",
             expected="names of layers",
-            fix='plan={"layers.*.up_proj": "colwise", ...}',
+            fix='pass plan={"layers.*.up_proj": "colwise", ...}',
         )
-    for each in found:
+    for each in plans:
         if each.style not in ("colwise", "rowwise"):
             raise error(
                 "SL211",
                 where=f"{where}: {each.name}",
                 got=f"style {each.style!r}",
                 expected="colwise, rowwise",
-                fix="leave it out of the plan: then it stays whole",
+                fix="leave the layer out of the plan, which keeps it whole on every rank",
             )
         if each.size % (world * each.unit):
             groups = f" groups of {each.unit}" if each.unit > 1 else ""
@@ -98,9 +98,9 @@ def planned(model: nn.Module, plan: Mapping[str, str], world: int) -> list[Cut]:
                 where=f"{where}: {each.name}",
                 got=f"{each.size} {_sides(each)} for {world} ranks",
                 expected=f"as many whole{groups or ' ones'} on each",
-                fix="leave it and what feeds it out of the plan, or take another pattern",
+                fix="leave the layer and the layer before it out of the plan, or take another pattern",
             )
-    return found
+    return plans
 
 
 def _sides(each: Cut) -> str:

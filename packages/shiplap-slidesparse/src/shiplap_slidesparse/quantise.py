@@ -1,9 +1,9 @@
-"""The law of quantisation: symmetric, one scale a row, in float32. Kernels give the same bits.
+"""The reference of quantisation: symmetric, with one float32 scale for each row. Every kernel gives the same bits.
 
-With ``a`` the largest magnitude of a row and ``limit`` that of the format (127, 448): ``scale = max(a / limit,
-MIN_SCALE)``, ``q = round_to_nearest_even(clamp(x * (1 / scale)))``. The inverse is that of the very scale that is
-returned, so rows too small to be scaled are consistent too. A row that holds NaN or an infinity gets the scale NaN and
-zeros: its results are NaN, those of other rows are not touched.
+Let ``a`` be the largest magnitude of a row and ``limit`` the largest magnitude of the format (127 for int8, 448 for
+float8_e4m3fn). Then ``scale = max(a / limit, MIN_SCALE)`` and ``q = round_to_nearest_even(clamp(x * (1 / scale)))``.
+Dequantisation multiplies by the returned scale, also for rows that ``MIN_SCALE`` limits. A row that holds NaN or an
+infinity gets the scale NaN and zeros, so its results are NaN. Other rows keep their results.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from shiplap.extend import error
 from shiplap.extend.timing import progress_bar, time_in_turn
-from shiplap_slidesparse import choosing, roofline
+from shiplap_slidesparse import roofline, tuning
 from shiplap_slidesparse.accuracy import Drift, drift, logits_of, window_of
 from shiplap_slidesparse.convert import SKIPPED, Conversion, convert, layers_of
 from shiplap_slidesparse.formats import Pattern
@@ -102,7 +102,7 @@ def survey(
     pattern: str | Pattern = "6:8",
     dtype: str = "int8",
     *,
-    rows: Sequence[int] = choosing.ROWS,
+    rows: Sequence[int] = tuning.ROWS,
     skip: Sequence[str] = SKIPPED,
     tokens: Sequence[int] = (),
     measure: bool = True,
@@ -130,7 +130,7 @@ def survey(
     conversion = convert(model, shape, dtype, skip=skip, progress=progress)
     moved = drift(before, logits_of(model, tokens, window), tokens, window) if tokens else None
     if tune:
-        choosing.tune(model, rows, seconds=seconds, dtype=kind)
+        tuning.tune(model, rows, seconds=seconds, dtype=kind)
     sizes = _sizes(model, conversion, rows, kind, seconds if measure else 0.0, progress)
     device = next(iter(layers_of(model).values())).weight.device
     known = roofline.peaks_of(device)
@@ -147,18 +147,18 @@ def _sizes(
 ) -> tuple[Size, ...]:
     """Each size of a layer once, measured for ``seconds`` at each number of rows (0: predicted only)."""
     errors = {c.name: c.error for c in conversion.converted}
-    every = choosing.sizes_of(model)
-    found: list[Size] = []
-    with progress_bar(progress) as said:
+    every = tuning.sizes_of(model)
+    sizes: list[Size] = []
+    with progress_bar(progress) as report_progress:
         for layer in every.values():
             names = tuple(n for n, other in layers_of(model).items() if other.weight.shape == layer.weight.shape)
             buckets = []
             for m in rows:
-                said(f"{layer.out_features} x {layer.in_features}, {m} rows", len(found), len(every))
+                report_progress(f"{layer.out_features} x {layer.in_features}, {m} rows", len(sizes), len(every))
                 buckets.append(_bucket(layer, m, kind, seconds))
             worst = max(errors[n] for n in names)
-            found.append(Size(layer.out_features, layer.in_features, names, worst, tuple(buckets)))
-    return tuple(found)
+            sizes.append(Size(layer.out_features, layer.in_features, names, worst, tuple(buckets)))
+    return tuple(sizes)
 
 
 def _float_of(model: nn.Module) -> torch.dtype:

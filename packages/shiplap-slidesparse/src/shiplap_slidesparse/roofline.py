@@ -54,11 +54,11 @@ def work(
     if form == "base":
         return Work(m * n * k, width * n * k + ends)
     depth = lifted_depth(k, pairs) if form == "slide" else dense_depth(k)
-    again = 2 * m * depth * size if size == 1 or (form == "slide" and pairs > 2) else 0  # written, and read
+    reread = 2 * m * depth * size if size == 1 or (form == "slide" and pairs > 2) else 0  # written, and read
     if form == "dense":
-        return Work(m * n * k, size * n * k + ends + again)
+        return Work(m * n * k, size * n * k + ends + reread)
     macs = m * n * depth / 2 if sparse_units else m * n * depth
-    return Work(macs, compressed_bytes(n, depth, size) + ends + again)
+    return Work(macs, compressed_bytes(n, depth, size) + ends + reread)
 
 
 def peaks_of(device: torch.device) -> Peaks | None:

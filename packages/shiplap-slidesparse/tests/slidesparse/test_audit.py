@@ -32,10 +32,10 @@ VALUES = {"numerics", "edges", "schema", "arguments", "stateless"}
 
 
 def checks_of(op: sl.Op) -> list[str]:
-    found = importlib.import_module("shiplap.audit").CHECKS
+    checks = importlib.import_module("shiplap.audit").CHECKS
     if op in WHOLE:
-        return [c for c in found if ALL or c not in LONG]
-    return [c for c in found if (c in VALUES if op in TWINS else c not in COMPILES | LONG)]
+        return [c for c in checks if ALL or c not in LONG]
+    return [c for c in checks if (c in VALUES if op in TWINS else c not in COMPILES | LONG)]
 
 
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.spec.opname)

@@ -162,13 +162,13 @@ def test_one_name_to_keep_is_no_list_of_letters() -> None:
 
 
 def test_progress_is_said_layer_by_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[object] = []
+    messages: list[object] = []
 
     @contextlib.contextmanager
     def shown(wanted: bool | None) -> Iterator[Callable[..., None]]:
-        said.append(wanted)
-        yield lambda *report: said.append(report)
+        messages.append(wanted)
+        yield lambda *report: messages.append(report)
 
     monkeypatch.setattr(importlib.import_module("shiplap_slidesparse.convert"), "progress_bar", shown)
     ss.convert(mlp(), progress=True)
-    assert said == [True, ("convert 0", 0, 2), ("convert 2", 1, 2)]
+    assert messages == [True, ("convert 0", 0, 2), ("convert 2", 1, 2)]

@@ -85,10 +85,10 @@ def test_a_model_that_convert_changed_is_saved(tmp_path: Path) -> None:
     model = llama(tie_word_embeddings=True)
     hf.attach(model, ss.convert(model, "4:6", "int8", skip=["lm_head", "model.layers.0.*"]))
     model.save_pretrained(tmp_path)
-    again = load(tmp_path)
-    assert torch.equal(logits(again), logits(model))
-    assert type(again.model.layers[0].mlp.up_proj) is nn.Linear
-    assert str(again.model.layers[1].mlp.up_proj.pattern) == "4:6"
+    repeated = load(tmp_path)
+    assert torch.equal(logits(repeated), logits(model))
+    assert type(repeated.model.layers[0].mlp.up_proj) is nn.Linear
+    assert str(repeated.model.layers[1].mlp.up_proj.pattern) == "4:6"
     base = transformers.AutoModel.from_pretrained(tmp_path).eval()  # its modules have no "model." in front
     with torch.no_grad():
         assert torch.equal(base(TOKENS)[0], model.model(TOKENS)[0])

@@ -88,6 +88,6 @@ def test_numbers_are_widened_and_rounded_as_torch_does(library: ctypes.CDLL, isa
             out, largest = torch.zeros(len(row), dtype=dtype), torch.zeros(1)
             call(library, "narrow", row, len(row), ctypes.c_float(inverse), ctypes.c_int32(float8), out, largest, isa)
             scaled = (row * inverse).clamp(-limit, limit)
-            law = (scaled if float8 else scaled.round()).to(dtype)
-            assert torch.equal(out.view(torch.uint8), law.view(torch.uint8))
+            expected = (scaled if float8 else scaled.round()).to(dtype)
+            assert torch.equal(out.view(torch.uint8), expected.view(torch.uint8))
             assert largest == row.abs().max()

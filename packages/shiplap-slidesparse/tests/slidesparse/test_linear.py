@@ -211,10 +211,10 @@ def test_gradients_are_those_of_the_frozen_weight(mode: str) -> None:
     made, x = layer(mode), inputs(2, 4, 52).requires_grad_()
     made.bias.requires_grad_()
     made(x).square().sum().backward()
-    again = x.detach().clone().requires_grad_()
+    repeated = x.detach().clone().requires_grad_()
     bias = made.bias.detach().clone().requires_grad_()
-    torch.nn.functional.linear(again, made.as_packed().dequantised(), bias).square().sum().backward()
-    torch.testing.assert_close(x.grad, again.grad, atol=0.15, rtol=0.05)
+    torch.nn.functional.linear(repeated, made.as_packed().dequantised(), bias).square().sum().backward()
+    torch.testing.assert_close(x.grad, repeated.grad, atol=0.15, rtol=0.05)
     torch.testing.assert_close(made.bias.grad, bias.grad, atol=0.15, rtol=0.05)
     assert made.weight.grad is None
 
@@ -246,7 +246,7 @@ def test_packing_is_refused_in_a_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     made = layer()
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     with pytest.raises(
-        ShiplapError, match=r"SL608: no packing here[\s\S]*pack\(\) inside a function that is being traced"
+        ShiplapError, match=r"SL608: packing is not allowed here[\s\S]*pack\(\) inside a function that is being traced"
     ):
         made.pack()
 
@@ -278,10 +278,10 @@ def test_tuning_puts_choices_into_force(tmp_path: object, monkeypatch: pytest.Mo
     monkeypatch.setenv("SHIPLAP_CACHE_DIR", str(tmp_path))
     net = mlp(k=32, n=32)
     ss.convert(net)
-    found = ss.tune(net, [2], seconds=60, dtype=torch.float32)  # it ends after half a one, on an idle machine
-    assert [str(c.bucket).split(", ")[:3] for c in found] == [["m<=2", "k==32", "n==32"]]  # one size, one choice
-    assert found[0].kernel in ("dense", "slide")
-    assert found[0].tried == 3  # and the reference
+    choices = ss.tune(net, [2], seconds=60, dtype=torch.float32)  # it ends after half a one, on an idle machine
+    assert [str(c.bucket).split(", ")[:3] for c in choices] == [["m<=2", "k==32", "n==32"]]  # one size, one choice
+    assert choices[0].kernel in ("dense", "slide")
+    assert choices[0].tried == 3  # and the reference
     with pytest.raises(ShiplapError, match="a model without converted layers"):
         ss.tune(mlp(), [2])
     ss.prepare(net, [1, 2], torch.float32)

@@ -245,13 +245,13 @@ def test_whatever_fails_is_told_and_nothing_stays_behind(opened, name):
     opened.double_fail(name.encode(), 7)
     before = native.plans()
     try:
-        status, said = run(), call.message
+        status, messages = run(), call.message
     except native.Refusal as e:
-        status, said = UNSUPPORTED, str(e)
+        status, messages = UNSUPPORTED, str(e)
     except ShiplapError as e:  # the weight could not even be compressed
-        status, said = INTERNAL, str(e)
+        status, messages = INTERNAL, str(e)
     assert status in (INTERNAL, UNSUPPORTED)
-    assert name in said or "cuBLASLt" in said
+    assert name in messages or "cuBLASLt" in messages
     assert native.plans() == before or name in RUN
     opened.double_fail(name.encode(), 0)
     assert run() == 0

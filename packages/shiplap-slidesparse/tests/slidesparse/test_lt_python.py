@@ -105,12 +105,12 @@ def test_a_type_that_the_library_refuses_is_not_available(device, monkeypatch):
     monkeypatch.setattr(libraries, "open_cusparselt", lambda: "")
     assert lt.available("cuda:0") is True
     assert lt.available("cuda:0", FP8) is True
-    said = "cuSPARSELt 0.8.1: cusparseLtMatmulDescriptorInit: not supported (status 10)"
+    reason = "cuSPARSELt 0.8.1: cusparseLtMatmulDescriptorInit: not supported (status 10)"
     libraries._answer.cache_clear()
     device.double_fail(b"cusparseLtMatmulDescriptorInit", 10)
     native.forget()
     native.open_libraries(*[str(device._name)] * 3, libraries.OLDEST)
-    assert lt.available("cuda:0", FP8) == said
+    assert lt.available("cuda:0", FP8) == reason
 
 
 def test_one_scale_for_each_operand(device):
@@ -151,7 +151,7 @@ def test_operands_that_begin_anywhere_and_no_depth(device):
 
 
 @pytest.mark.parametrize(
-    ("weight", "said"),
+    ("weight", "reason"),
     [
         (torch.zeros(33, 64, dtype=torch.int8), "33 x 64"),
         (torch.zeros(32, 48, dtype=torch.int8), "32 x 48"),
@@ -159,8 +159,8 @@ def test_operands_that_begin_anywhere_and_no_depth(device):
     ],
     ids=["rows", "depth", "dtype"],
 )
-def test_what_cannot_be_compressed_is_told(device, weight, said):
-    with pytest.raises(ShiplapError, match=rf"SL211(.|\n)*{said}"):
+def test_what_cannot_be_compressed_is_told(device, weight, reason):
+    with pytest.raises(ShiplapError, match=rf"SL211(.|\n)*{reason}"):
         lt.compress(weight)
 
 
@@ -195,9 +195,9 @@ def test_the_library_is_found_where_its_wheels_put_it(vendor, vendor_file, tmp_p
         libraries.open_cusparselt.cache_clear()
         (tmp_path / home).mkdir(parents=True)
         shutil.copy(vendor_file, tmp_path / home)
-        found = [p.relative_to(tmp_path).as_posix() for p in libraries.candidates() if p.is_file()]
-        assert len(found) == number + 1
-        assert found[0] == f"{home}/libcusparseLt.so.0"  # the newer layout comes first
+        paths = [p.relative_to(tmp_path).as_posix() for p in libraries.candidates() if p.is_file()]
+        assert len(paths) == number + 1
+        assert paths[0] == f"{home}/libcusparseLt.so.0"  # the newer layout comes first
     assert libraries.open_cusparselt() == ""
     assert native.versions()[1] == "0.8.1"
     native.forget()
@@ -208,16 +208,16 @@ def test_an_old_library_is_passed_over_and_named(vendor, vendor_file, monkeypatc
     monkeypatch.setenv("SHIPLAP_LIBRARY_PATH", str(vendor_file.parent))
     monkeypatch.setattr(native, "find_library", lambda path: path)
     vendor.double_version(0, 8, 0)
-    said = libraries.open_cusparselt()
-    assert said == f"{vendor_file}: cuSPARSELt 0.8.0 is older than 0.8.1"
+    reason = libraries.open_cusparselt()
+    assert reason == f"{vendor_file}: cuSPARSELt 0.8.0 is older than 0.8.1"
     assert native.versions()[1] == ""
 
 
 def test_algorithms_are_those_of_which_there_is_a_plan(device):
     problem = tuning.problem_of(ops.sparse_mm_int8, 0, 64, 32, 64)
-    found = tuning.algorithms(ops.sparse_mm_int8, problem)
-    assert {(c["ALG"], c["SPLIT_K"]) for c in found} == {(a, s) for a in range(5) for s in (0, *tuning.SPLITS)}
-    assert {c["VERSION"] for c in found} == {8001}
+    configs = tuning.algorithms(ops.sparse_mm_int8, problem)
+    assert {(c["ALG"], c["SPLIT_K"]) for c in configs} == {(a, s) for a in range(5) for s in (0, *tuning.SPLITS)}
+    assert {c["VERSION"] for c in configs} == {8001}
     many = problem.but(m=2 * tuning.FEW_ROWS)
     assert [c["SPLIT_K"] for c in tuning.algorithms(ops.sparse_mm_int8, many)] == [0] * 5
     assert tuning.algorithms(ops.mm_fp8, tuning.problem_of(ops.mm_fp8, 0, 64, 32, 64)) == [{"ALG": a} for a in range(3)]
@@ -289,6 +289,6 @@ def test_a_layers_choices_are_those_of_its_products_and_its_own(device, monkeypa
     monkeypatch.setattr(tuning, "tune", chosen)
     monkeypatch.setattr(tuning.sl, "tune", chosen)
     monkeypatch.setattr(libraries, "available", lambda device, dtype=None: True)
-    found = tuning.tune_layer(layers.linear_int8, (1, 64), 96, 256, 4)
-    assert found == [f"{op} {i}" for op in ("mm_int8", "sparse_mm_int8", "linear_int8") for i in (0, 1)]
+    choices = tuning.tune_layer(layers.linear_int8, (1, 64), 96, 256, 4)
+    assert choices == [f"{op} {i}" for op in ("mm_int8", "sparse_mm_int8", "linear_int8") for i in (0, 1)]
     assert [sizes for _, sizes in asked[:2]] == [[(16, 96, 256), (64, 96, 256)], [(16, 96, 384), (64, 96, 384)]]

@@ -49,7 +49,7 @@ def test_parts_are_those_of_the_whole_and_of_the_pattern(mode):
 
 
 @pytest.mark.parametrize(
-    ("plan", "world", "said"),
+    ("plan", "world", "reason"),
     [
         ({"down": "rowwise"}, 4, r"shard: down(.|\n)*48 columns for 4 ranks(.|\n)*as many whole groups of 8 on each"),
         ({"up": "colwise"}, 5, r"shard: up(.|\n)*48 features of the output for 5 ranks"),
@@ -58,8 +58,8 @@ def test_parts_are_those_of_the_whole_and_of_the_pattern(mode):
     ],
     ids=["groups", "rows", "style", "nothing"],
 )
-def test_what_cannot_be_cut_is_named_before_anything_is(plan, world, said):
-    with pytest.raises(ShiplapError, match=rf"SL211(.|\n)*{said}"):
+def test_what_cannot_be_cut_is_named_before_anything_is(plan, world, reason):
+    with pytest.raises(ShiplapError, match=rf"SL211(.|\n)*{reason}"):
         planned(block(), plan, world)
 
 

@@ -206,7 +206,7 @@ def test_dense_competes_wherever_sparse_does() -> None:
             assert names >= {"reference", "slide", "dense"}
     x, packed = torch.randn(4, 64), pack(prune(torch.randn(32, 64), "6:8"), "6:8", "int8")
     args = (x, packed.scale, packed.dense, packed.packed, None, packed.pairs, packed.layout)
-    (choice,) = sl.tune(layers.linear_int8, [args], budget=60, isolate=False, again=True)
+    (choice,) = sl.tune(layers.linear_int8, [args], budget=60, isolate=False, remeasure=True)
     assert choice.kernel in ("dense", "slide", "reference")
     assert not [f for f in choice.findings if f.verdict == "fail"]
 
@@ -287,9 +287,9 @@ def test_a_weight_that_is_not_finite_in_its_mode_is_refused(mode: str) -> None:
 def test_a_weight_of_8_bits_is_packed_with_its_scale() -> None:
     """A pruned W8A8 checkpoint holds these two; nothing is quantised again."""
     first = pack(prune(torch.randn(12, 40), "6:8"), "6:8", "int8")
-    again = pack(first.dense, "6:8", "int8", scale=first.scale)
-    assert torch.equal(again.packed, first.packed)
-    assert torch.equal(again.weight(), first.keeping("packed").weight())
+    repeated = pack(first.dense, "6:8", "int8", scale=first.scale)
+    assert torch.equal(repeated.packed, first.packed)
+    assert torch.equal(repeated.weight(), first.keeping("packed").weight())
     assert first.nbytes == sum(t.numel() * t.itemsize for t in (first.dense, first.packed, first.scale))
     assert first.to("cpu") is first
     assert first.keeping("dense").packed is None

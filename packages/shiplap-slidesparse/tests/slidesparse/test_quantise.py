@@ -1,4 +1,4 @@
-"""Quantisation per row: the law against float64, the kernel against the law bit for bit, edges, non-finite rows."""
+"""Quantisation per row: reference against float64, kernel against reference bit for bit, edges, non-finite rows."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def e4m3(value: float) -> float:
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("mode", OPS)
-def test_the_law_in_float64(mode: str, dtype: torch.dtype) -> None:
+def test_the_reference_in_float64(mode: str, dtype: torch.dtype) -> None:
     """Each element is the nearest step to ``x / scale`` as float64 has it, up to float32's rounding of the quotient."""
     x = rows(12, 40, dtype)
     q, scale = quantise(x, DTYPES[mode])
@@ -55,7 +55,7 @@ def test_the_law_in_float64(mode: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("mode", OPS)
 @pytest.mark.parametrize("pairs", [2, 3, 4, 8])
-def test_the_kernel_gives_the_bits_of_the_law(mode: str, pairs: int) -> None:
+def test_the_kernel_gives_the_bits_of_the_reference(mode: str, pairs: int) -> None:
     for m, k in (
         (0, 5),
         (1, 1),
@@ -72,8 +72,8 @@ def test_the_kernel_gives_the_bits_of_the_law(mode: str, pairs: int) -> None:
             if m > 4 and k > 2:
                 x[0], x[1, 1], x[2, 2], x[3] = 0, math.nan, math.inf, -x[3].abs()
             q, scale = OPS[mode](x, pairs)
-            law, steps = OPS[mode].reference(x, pairs)
-            assert torch.equal(q.view(torch.uint8), law.view(torch.uint8))
+            expected, steps = OPS[mode].reference(x, pairs)
+            assert torch.equal(q.view(torch.uint8), expected.view(torch.uint8))
             assert torch.equal(scale.nan_to_num(-1), steps.nan_to_num(-1))
 
 
@@ -152,8 +152,8 @@ def test_views_are_quantised_as_their_values() -> None:
     base = torch.randn(40, 40)
     for x in (base.t()[3:9], base[:, 5:17], base[::2, 1::3], base[:1].expand(6, 40)):
         q, scale = ops.quantise_int8(x, 4)
-        law, steps = ops.quantise_int8(x.contiguous(), 4)
-        assert torch.equal(q, law)
+        expected, steps = ops.quantise_int8(x.contiguous(), 4)
+        assert torch.equal(q, expected)
         assert torch.equal(scale, steps)
 
 

@@ -79,11 +79,11 @@ def test_drift_is_what_it_says() -> None:
 
 
 def test_a_survey_without_a_clock() -> None:
-    found = report.survey(mlp(), rows=[1, 64], measure=False)
-    assert [(s.n, s.k, s.layers) for s in found.sizes] == [(40, 48, ("0",)), (48, 40, ("2",))]
-    assert [b.rows for b in found.sizes[0].buckets] == [1, 64]
-    assert found.sizes[0].buckets[0].winner == ""  # no peaks of a CPU are known
-    assert not found.pays
+    surveyed = report.survey(mlp(), rows=[1, 64], measure=False)
+    assert [(s.n, s.k, s.layers) for s in surveyed.sizes] == [(40, 48, ("0",)), (48, 40, ("2",))]
+    assert [b.rows for b in surveyed.sizes[0].buckets] == [1, 64]
+    assert surveyed.sizes[0].buckets[0].winner == ""  # no peaks of a CPU are known
+    assert not surveyed.pays
     net = mlp()
     ss.convert(net)
     with pytest.raises(ShiplapError, match="a model that is converted already"):
@@ -127,8 +127,8 @@ def test_numbers_that_json_has_not_are_null(tmp_path: Path) -> None:
     tokens.write_text("3 1 4")
     done = run(f"{HERE}:overflowing", "--rows", "4", "--no-measure", "--json", "--tokens", tokens)
     assert done.exit_code == 0, done.output
-    found = json.loads(done.stdout, parse_constant=lambda name: pytest.fail(name))
-    assert found["drift"]["perplexity"] is None
+    parsed = json.loads(done.stdout, parse_constant=lambda name: pytest.fail(name))
+    assert parsed["drift"]["perplexity"] is None
 
 
 def test_directories_that_are_no_dense_model(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_directories_that_are_no_dense_model(tmp_path: Path) -> None:
     net.config.save_pretrained(tmp_path)
     done = run(tmp_path)
     assert done.exit_code == 2
-    assert re.search(r"SL601: model cannot be loaded(.|\n)*OSError", done.output)
+    assert re.search(r"SL601: the model cannot be loaded(.|\n)*OSError", done.output)
     hf.attach(net, ss.convert(net))
     net.save_pretrained(tmp_path)
     done = run(tmp_path, "--no-measure")  # int8 weights are not the numbers of a dense one
@@ -155,11 +155,11 @@ def test_the_verb_as_json(tmp_path: Path) -> None:
     tokens.write_text("[3, 1, 4]")
     done = run(tmp_path, "--rows", "4", "--no-measure", "--pattern", "2:4", "--json", "--tokens", tokens)
     assert done.exit_code == 0, done.output
-    found = json.loads(done.stdout)
-    assert (found["pattern"], found["ceiling"], found["drift"]["tokens"]) == ("2:4", 2.0, 2)
-    assert sum(len(size["layers"]) for size in found["sizes"]) == 14
-    assert found["conversion"]["skipped"] == [{"name": "lm_head", "reason": "skip='lm_head'"}]
-    assert found["facts"]["torch"] == torch.__version__
+    parsed = json.loads(done.stdout)
+    assert (parsed["pattern"], parsed["ceiling"], parsed["drift"]["tokens"]) == ("2:4", 2.0, 2)
+    assert sum(len(size["layers"]) for size in parsed["sizes"]) == 14
+    assert parsed["conversion"]["skipped"] == [{"name": "lm_head", "reason": "skip='lm_head'"}]
+    assert parsed["facts"]["torch"] == torch.__version__
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_the_verb_as_json(tmp_path: Path) -> None:
         ((f"{HERE}:TOKENS",), "expected a torch module"),
         (("nowhere.py", "--html", "nowhere/page.html"), "SL602"),  # before anything is measured
         ((f"{HERE}:model", "--tokens", "/dev/null"), "0 tokens"),
-        ((f"{HERE}:layer_of",), "model cannot be made"),
+        ((f"{HERE}:layer_of",), "the model cannot be constructed"),
         ((f"{HERE}:modle",), "did you mean 'model'?"),
         (("nowhere.py",), "SL501"),
         (("tests",), "no config.json"),

@@ -26,9 +26,11 @@ def test_quantising_compiles_for_hopper_and_does_not_spill():
     assert done.returncode == 0, done.stderr[-3000:]
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(rows) == 5
-    assert all(found["stack"] == 0 for *_, found in rows), rows
-    assert not any(found["fused"] for *_, found in rows)  # one rounding in place of two: other integers, now and then
-    assert all(found["NaN"] for *_, found in rows)  # the interpreter's maximum keeps NaN whatever it is told
-    for *case, found in rows:
+    assert all(resources["stack"] == 0 for *_, resources in rows), rows
+    assert not any(
+        resources["fused"] for *_, resources in rows
+    )  # one rounding in place of two: other integers, now and then
+    assert all(resources["NaN"] for *_, resources in rows)  # the interpreter's maximum keeps NaN whatever it is told
+    for *case, resources in rows:
         if case[2] <= 8192:  # four rows of 16 KB under way
-            assert found["registers"] * 128 * 4 <= 65536, (case, found)
+            assert resources["registers"] * 128 * 4 <= 65536, (case, resources)

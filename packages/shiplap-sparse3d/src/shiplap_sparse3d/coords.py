@@ -111,5 +111,5 @@ class Lookup:
             return missing
         wanted = keys_of(queries, self.shape)
         at = torch.searchsorted(self.keys, wanted).clamp_max(self.keys.numel() - 1)
-        found = inside(queries, self.shape) & (self.keys[at] == wanted)
-        return torch.where(found, self.rows[at].int(), missing)
+        present = inside(queries, self.shape) & (self.keys[at] == wanted)
+        return torch.where(present, self.rows[at].int(), missing)

@@ -79,18 +79,18 @@ def drop_in(*names: str) -> DropIn:
 
 
 def _modules(name: str) -> dict[str, ModuleType]:
-    found: dict[str, ModuleType] = {}
+    modules: dict[str, ModuleType] = {}
     for alias, source in FACADES[name]:
         package = importlib.import_module(source)
-        found[alias] = package
+        modules[alias] = package
         for inner in pkgutil.walk_packages(package.__path__, f"{source}."):
-            found[alias + inner.name.removeprefix(source)] = importlib.import_module(inner.name)
+            modules[alias + inner.name.removeprefix(source)] = importlib.import_module(inner.name)
     if name == "spconv" and "cumm" not in sys.modules and find_spec("cumm") is None:
         view = importlib.import_module("shiplap_sparse3d.spconv.tensorview")
         cumm = ModuleType("cumm", "What callers of spconv's voxelisation use of cumm: ``tensorview``.")
         cumm.tensorview = view  # type: ignore[attr-defined]
-        found |= {"cumm": cumm, "cumm.tensorview": view}
-    return found
+        modules |= {"cumm": cumm, "cumm.tensorview": view}
+    return modules
 
 
 def main(arguments: Sequence[str]) -> None:

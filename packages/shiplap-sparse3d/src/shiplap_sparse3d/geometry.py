@@ -109,13 +109,13 @@ class Geometry:
     def subm(self, kernel: Axes, dilation: Axes = 1) -> Plan:
         """Plan of a submanifold convolution, built at most once."""
         key = self._axes(kernel, "kernel"), self._axes(dilation, "dilation")
-        found = self._subm.get(key)
-        if found is None:
-            found = submanifold(self.coords, self.spatial_shape, *key)
-            self._subm[key] = found = self._settled(found, torch.is_grad_enabled())
-        elif torch.is_grad_enabled() and not found.whole:
-            self._subm[key] = found = found.complete()
-        return found
+        neighbours = self._subm.get(key)
+        if neighbours is None:
+            neighbours = submanifold(self.coords, self.spatial_shape, *key)
+            self._subm[key] = neighbours = self._settled(neighbours, torch.is_grad_enabled())
+        elif torch.is_grad_enabled() and not neighbours.whole:
+            self._subm[key] = neighbours = neighbours.complete()
+        return neighbours
 
     def strided(
         self, kernel: Axes, stride: Axes = 1, padding: Axes = 0, dilation: Axes = 1, *, capacity: int | None = None
@@ -167,15 +167,15 @@ class Geometry:
         if window not in self._reached:
             coords, shape = reach(window, self.coords, self.spatial_shape), window.shape(self.spatial_shape)
             self._reached[window] = self._alike(coords, shape, padded=window.capacity is not None)
-        found = self._reached[window]._under(Origin(self, window))
+        step = self._reached[window]._under(Origin(self, window))
         plain = plain or not wants_sorted(self.coords)
         plan = self._plans.get((window, plain))
         if plan is None:
-            plan = connect(window, self.coords, self.spatial_shape, found.coords, ordered=not plain, back=back)
+            plan = connect(window, self.coords, self.spatial_shape, step.coords, ordered=not plain, back=back)
             self._plans[window, plain] = plan = self._settled(plan, back, plain)
         elif back and not plan.whole:
             self._plans[window, plain] = plan = plan.complete()
-        return Strided(found, plan)
+        return Strided(step, plan)
 
     def to(self, device: torch.device | str) -> Geometry:
         """The same voxels on another device, without tables."""

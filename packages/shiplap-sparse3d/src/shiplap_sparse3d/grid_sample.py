@@ -67,8 +67,8 @@ def trilinear_map(
         cells = lowest + torch.tensor([corner & 1, corner >> 1 & 1, corner >> 2 & 1], device=queries.device)
         indices.append(_find(lookup, cells, spatial_shape))
         weights.append((1 - (queries - cells - 0.5).abs()).prod(2).where(indices[-1] >= 0, 0.0))
-    found = torch.stack(weights, 2)
-    return torch.stack(indices, 2), (found / found.sum(2, keepdim=True).clamp_min(1e-12)).float()
+    stacked = torch.stack(weights, 2)
+    return torch.stack(indices, 2), (stacked / stacked.sum(2, keepdim=True).clamp_min(1e-12)).float()
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
@@ -122,22 +122,22 @@ def _weights_grad(outer: Tensor, inner: Tensor, indices: Tensor) -> Tensor:
 
 @indice_weighted_sum.backward
 def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
-    found = {}
+    gradients = {}
     if needs.feats:
-        found["feats"] = indice_weighted_sum_grad(grad, saved.indices, saved.weights, saved.feats.shape[0])
+        gradients["feats"] = indice_weighted_sum_grad(grad, saved.indices, saved.weights, saved.feats.shape[0])
     if needs.weights:
-        found["weights"] = _weights_grad(grad, saved.feats, saved.indices)
-    return found
+        gradients["weights"] = _weights_grad(grad, saved.feats, saved.indices)
+    return gradients
 
 
 @indice_weighted_sum_grad.backward
 def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
-    found = {}
+    gradients = {}
     if needs.grad:
-        found["grad"] = indice_weighted_sum(grad, saved.indices, saved.weights)
+        gradients["grad"] = indice_weighted_sum(grad, saved.indices, saved.weights)
     if needs.weights:
-        found["weights"] = _weights_grad(saved.grad, grad, saved.indices)
-    return found
+        gradients["weights"] = _weights_grad(saved.grad, grad, saved.indices)
+    return gradients
 
 
 nearest_map.kernel("cpu", sl.cabi(LIBRARY, "sparse3d_nearest_map"), workspace=_SORT)
@@ -182,5 +182,5 @@ def grid_sample_3d(
         weights = torch.ones_like(indices, dtype=torch.float32)
     else:
         raise error("SL208", where="grid_sample_3d", got=f"mode {mode!r}", expected="trilinear or nearest")
-    found: Tensor = indice_weighted_sum(feats, indices.flatten(0, 1), weights.flatten(0, 1))
-    return found.view(*grid.shape[:2], feats.shape[1])
+    sampled: Tensor = indice_weighted_sum(feats, indices.flatten(0, 1), weights.flatten(0, 1))
+    return sampled.view(*grid.shape[:2], feats.shape[1])

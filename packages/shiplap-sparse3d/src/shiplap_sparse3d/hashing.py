@@ -92,7 +92,7 @@ def full(op: str, capacity: int) -> sl.ShiplapError:
         where=f"sparse3d::{op}",
         got=f"more distinct keys than the {capacity} slots of the table",
         expected="a table that holds them all",
-        fix="make it with init_hashmap(number of keys)",
+        fix="make the table with init_hashmap(number of keys)",
     )
 
 

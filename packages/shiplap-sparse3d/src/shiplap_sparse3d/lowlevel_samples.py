@@ -123,8 +123,8 @@ grid_sample.trilinear_map.samples(_draw_queries)
 
 
 def _indices(rng: Generator, sizes: dict[str, Any], rows: int, device: Any) -> tuple[Tensor, Tensor]:
-    found = torch.randint(-1, rows, (sizes["q"], sizes["k"]), generator=rng, dtype=torch.int32)
-    return found.to(device), torch.rand(sizes["q"], sizes["k"], generator=rng).to(device)
+    indices = torch.randint(-1, rows, (sizes["q"], sizes["k"]), generator=rng, dtype=torch.int32)
+    return indices.to(device), torch.rand(sizes["q"], sizes["k"], generator=rng).to(device)
 
 
 @grid_sample.indice_weighted_sum.samples

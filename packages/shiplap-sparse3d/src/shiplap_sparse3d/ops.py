@@ -353,34 +353,34 @@ def _swap(weight: Tensor, groups: int) -> Tensor:
     )
 )
 def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
-    found, here = {}, (saved.table, saved.order, saved.masks)
+    gradients, here = {}, (saved.table, saved.order, saved.masks)
     groups, reflect, tf32 = saved.groups, saved.reflect, saved.tf32
     if needs.bias:  # what takes scratch comes before what stays: a sum over rows takes 132 MiB on an H200
-        found["bias"] = grad.sum(0)
+        gradients["bias"] = grad.sum(0)
     if needs.weight:
         blocks, counts = tap_blocks(saved.masks, saved.table.shape[1]) if saved.masks is not None else (None, None)
-        found["weight"] = conv_weight_grad(
+        gradients["weight"] = conv_weight_grad(
             grad, saved.feats, saved.table, saved.order, blocks, counts, groups, reflect, tf32
         )
     if needs.feats and saved.symmetric:
         weight, nothing = _swap(saved.weight, groups), (None, None, None)
-        found["feats"] = conv(grad, weight, here[0], None, *here[1:], *nothing, groups, not reflect, True, tf32)
+        gradients["feats"] = conv(grad, weight, here[0], None, *here[1:], *nothing, groups, not reflect, True, tf32)
     elif needs.feats:
         back = (saved.table_t, saved.order_t, saved.masks_t)
         if back[0] is None:
             back = transpose_table(by_output(*here[:2]), saved.feats.shape[0]), None, None
         weight = _swap(saved.weight, groups)
-        found["feats"] = conv(grad, weight, back[0], None, *back[1:], *here, groups, reflect, False, tf32)
-    return found
+        gradients["feats"] = conv(grad, weight, back[0], None, *back[1:], *here, groups, reflect, False, tf32)
+    return gradients
 
 
 @conv_weight_grad.backward(saves=("grad", "feats", "table", "order", "groups", "reflect", "tf32"))
 def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
-    table, found = by_output(saved.table, saved.order), {}
+    table, gradients = by_output(saved.table, saved.order), {}
     options = {"groups": saved.groups, "reflect": saved.reflect, "tf32": saved.tf32}
     if needs.grad:
-        found["grad"] = conv(saved.feats, grad, table, **options)
+        gradients["grad"] = conv(saved.feats, grad, table, **options)
     if needs.feats:
         back = transpose_table(table, saved.feats.shape[0])
-        found["feats"] = conv(saved.grad, _swap(grad, saved.groups), back, **options)
-    return found
+        gradients["feats"] = conv(saved.grad, _swap(grad, saved.groups), back, **options)
+    return gradients

@@ -35,8 +35,8 @@ def subm_plan(
 ) -> tuple[Int32[Tensor, "k n"], Int32[Tensor, "parts n"], Int32[Tensor, "parts b"]]:
     """``sort_table(subm_table(coords, spatial_shape, kernel, dilation), parts, run)``. Raises SL211 as those do."""
     table = ops.subm_table.reference(coords, spatial_shape, kernel, dilation)
-    found: tuple[Tensor, Tensor, Tensor] = ops.sort_table.reference(table, parts, run)
-    return found
+    sorted_table: tuple[Tensor, Tensor, Tensor] = ops.sort_table.reference(table, parts, run)
+    return sorted_table
 
 
 @sl.op(
@@ -83,7 +83,7 @@ def conv_plan(
     Raises SL211 as those do.
     """
     table = ops.conv_table.reference(coords, out_coords, spatial_shape, kernel, stride, padding, dilation)
-    found: tuple[Tensor, Tensor, Tensor] = ops.sort_table.reference(table, parts, run)
+    sorted_table: tuple[Tensor, Tensor, Tensor] = ops.sort_table.reference(table, parts, run)
     if parts_t:
         back: tuple[Tensor, Tensor, Tensor] = ops.sort_table.reference(
             ops.transpose_table.reference(table, coords.shape[0]), parts_t, run
@@ -91,4 +91,4 @@ def conv_plan(
     else:
         n = coords.shape[0]
         back = table.new_empty(0, n), table.new_empty(0, n), table.new_empty(0, -(-n // ops.ROWS_PER_MASK))
-    return *found, *back
+    return *sorted_table, *back

@@ -179,8 +179,8 @@ def encode_seq(coords: Tensor, shape: Sequence[int], mode: str = "z_order", axes
 def decode_seq(codes: Tensor, shape: Sequence[int], mode: str = "z_order", axes: str = "xyz") -> Tensor:
     """``int32 [n, 4]``: the voxels that :func:`encode_seq` gave ``codes`` (int32 or int64)."""
     _, decode, order = _curve(mode, axes)
-    found: Tensor = decode(codes.long(), _layout(shape)[0], order)
-    return found
+    coords: Tensor = decode(codes.long(), _layout(shape)[0], order)
+    return coords
 
 
 def _curve(mode: str, axes: str) -> tuple[sl.Op, sl.Op, list[int]]:

@@ -70,11 +70,11 @@ def reach(window: Window, coords: Tensor, grid: Triple) -> Tensor:
     if min(far) < 0:
         scaled = _cut(scaled, room)
     outer = [max(0, f) for f in far]
-    found = _out_coords(scaled, [max(1, r) for r in room], kernel, (1, 1, 1), outer, dilation, capacity)
+    coords_out = _out_coords(scaled, [max(1, r) for r in room], kernel, (1, 1, 1), outer, dilation, capacity)
     if min(extra) >= 0:
-        return found
-    found = _cut(found, window.shape(grid))
-    return found if capacity is not None else found.index_select(0, chosen_rows(found[:, 0] >= 0))
+        return coords_out
+    coords_out = _cut(coords_out, window.shape(grid))
+    return coords_out if capacity is not None else coords_out.index_select(0, chosen_rows(coords_out[:, 0] >= 0))
 
 
 def _out_coords(

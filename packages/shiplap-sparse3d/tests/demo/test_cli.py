@@ -35,7 +35,7 @@ def refused(*arguments: object) -> str:
 @pytest.mark.parametrize("device", ["cuda", "cuda:3"])
 def test_no_cuda(tmp_path: Path, device: str) -> None:
     text = refused("--device", device, "-o", tmp_path / "report")
-    assert "SL605: device not available" in text
+    assert "SL605: the device is not available" in text
     assert f"--device {device}" in text
     assert not (tmp_path / "report").exists()
 
@@ -43,7 +43,7 @@ def test_no_cuda(tmp_path: Path, device: str) -> None:
 @pytest.mark.parametrize("device", ["meta", "nowhere", "", "mps"])
 def test_other_devices(tmp_path: Path, device: str) -> None:
     text = refused("--device", device, "-o", tmp_path / "report")
-    assert "SL605: device that the demo does not run on" in text
+    assert "SL605: the demo does not run on this device" in text
     assert "expected cpu or cuda" in text
     assert "fix      shiplap demo --device cpu" in text
 
@@ -51,8 +51,8 @@ def test_other_devices(tmp_path: Path, device: str) -> None:
 def test_output_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for output in (tmp_path / "file", tmp_path / "file" / "below"):
-        assert "SL602: directory cannot be written" in refused("-o", output)
+        assert "SL602: the directory cannot be written" in refused("-o", output)
 
 
 def test_output_is_on_a_read_only_file_system() -> None:
-    assert "SL602: directory cannot be written" in refused("-o", "/proc/shiplap-report")
+    assert "SL602: the directory cannot be written" in refused("-o", "/proc/shiplap-report")

@@ -74,7 +74,7 @@ def test_speed_is_a_median_of_both() -> None:
         calls.append(1)
         return net(*args)
 
-    found = evaluate.speed(net, counted, tile, runs=3)
-    assert found.runs == 3
+    measured = evaluate.speed(net, counted, tile, runs=3)
+    assert measured.runs == 3
     assert len(calls) == 4  # one to warm up
-    assert min(found.compiled_ms, found.eager_ms) > 0
+    assert min(measured.compiled_ms, measured.eager_ms) > 0

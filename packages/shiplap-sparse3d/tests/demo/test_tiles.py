@@ -41,8 +41,8 @@ def same(a: Tile, b: Tile) -> bool:
 def by_hand(xyz: Tensor, radius: float) -> Tensor:
     """Height above the lowest point of all 2 m cells whose centres are within ``radius``."""
     cell = ((xyz[:, :2] - xyz[:, :2].amin(0)) / 2).long()
-    apart = (cell[:, None] - cell).square().sum(2)
-    near = apart <= max(1, round(radius / 2)) ** 2
+    disjoint = (cell[:, None] - cell).square().sum(2)
+    near = disjoint <= max(1, round(radius / 2)) ** 2
     return xyz[:, 2] - torch.where(near, xyz[:, 2], torch.inf).amin(1)
 
 
@@ -113,8 +113,8 @@ def test_labels_are_not_features(scan: Scan, held: Tensor) -> None:
 
 
 def test_the_seed_decides(training: Scan) -> None:
-    one, again, other = first([training], 1), first([training], 1), first([training], 2)
-    assert all(same(a, b) for a, b in zip(one, again, strict=True))
+    one, repeated, other = first([training], 1), first([training], 1), first([training], 2)
+    assert all(same(a, b) for a, b in zip(one, repeated, strict=True))
     assert not any(same(a, b) for a, b in zip(one, other, strict=True))
 
 

@@ -71,9 +71,9 @@ def test_settings_arrive(run: Any, asked: list[DemoSettings], tmp_path: Path) ->
 
 
 def test_json_is_all_of_stdout(run: Any, asked: list[DemoSettings], tmp_path: Path) -> None:
-    found = json.loads(run("demo", "--json", "-o", tmp_path).stdout)
-    assert found["iou"] == 0.9
-    assert found["audits"] == {"sparse3d::conv": {"ok": 15, "fail": 0, "skip": 1, "failed": []}}
+    parsed = json.loads(run("demo", "--json", "-o", tmp_path).stdout)
+    assert parsed["iou"] == 0.9
+    assert parsed["audits"] == {"sparse3d::conv": {"ok": 15, "fail": 0, "skip": 1, "failed": []}}
 
 
 @pytest.mark.parametrize("bad", [{"graph_breaks": 1}, {"audits": {"a::b": Verdicts(14, 1, 1, ("fresh",))}}])
@@ -91,7 +91,7 @@ def test_missing_packages(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo.importlib.util, "find_spec", lambda name: None if name == "lazrs" else find(name))
     result = run("demo")
     assert result.exit_code == 2
-    assert "SL603: optional packages are missing" in result.stderr
+    assert "SL603: required packages are not installed" in result.stderr
     assert "  got      no lazrs\n" in result.stderr
     assert '  fix      pip install "shiplap-sparse3d[demo]"\n' in result.stderr
 
@@ -100,7 +100,7 @@ def test_unusable_output(process: Any, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     done = process("demo", "--output", tmp_path / "file")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "SL602: directory cannot be written" in done.stderr
+    assert "SL602: the directory cannot be written" in done.stderr
 
 
 def test_unavailable_device(run: Any) -> None:

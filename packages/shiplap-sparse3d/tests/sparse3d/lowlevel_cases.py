@@ -40,7 +40,7 @@ def cases(op: sl.Op, seed: int, device: str) -> Iterator[Case]:
 
 def disagreements(name: str, seed: int, device: str = "cpu", without: tuple[torch.dtype, ...] = ()) -> list[str]:
     """Labels of the samples on which the kernel for CUDA and the reference differ; at least twenty are tried."""
-    op, found, tried = getattr(sparse3d, name), [], 0
+    op, differing, tried = getattr(sparse3d, name), [], 0
     (kernel,) = (k for k in op.kernels["cuda"] if k.name == "triton")
     for case in cases(op, seed, device):
         args, plain = case.fresh(), tree_map(torch.Tensor.contiguous, case.fresh())
@@ -50,10 +50,10 @@ def disagreements(name: str, seed: int, device: str = "cpu", without: tuple[torc
         outs = op.reference(*plain)
         outs = outs if isinstance(outs, tuple) else (outs,) if outs is not None else ()
         same = (agree(g, w) for g, w in zip(got, effects(op, plain, outs), strict=True))
-        found += [] if all(same) else [case.label]
+        differing += [] if all(same) else [case.label]
         tried += 1
     assert tried >= 20
-    return found
+    return differing
 
 
 def agree(got: torch.Tensor, want: torch.Tensor) -> bool:

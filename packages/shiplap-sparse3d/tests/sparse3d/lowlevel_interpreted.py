@@ -40,11 +40,11 @@ def late_errors() -> None:
     table = sparse3d.init_hashmap(3)
     hashmap.insert_3d("hash_insert_3d_index", *table, outside, None, [4, 4, 4])
     told("coords row 1")
-    found = torch.empty(3, dtype=torch.int32)
-    hashmap.lookup_3d(*table, outside, [4, 4, 4], found)
+    errors = torch.empty(3, dtype=torch.int32)
+    hashmap.lookup_3d(*table, outside, [4, 4, 4], errors)
     status.poll(CPU)  # a search outside the grid finds nothing, and is no mistake
-    assert found.tolist() == [0, -1, -1]
-    hashmap.lookup_3d(*table, torch.tensor([[4, 0, 0, 0]]).int(), [2**31 - 1, 2**15, 2**15], found[:1])
+    assert errors.tolist() == [0, -1, -1]
+    hashmap.lookup_3d(*table, torch.tensor([[4, 0, 0, 0]]).int(), [2**31 - 1, 2**15, 2**15], errors[:1])
     told("2^63 cells")
     codes = torch.empty(3, dtype=torch.int64)
     curves.encode("z_order_encode", outside, 2, [0, 1, 2], 63, codes)

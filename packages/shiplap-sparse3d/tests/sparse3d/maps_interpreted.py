@@ -45,9 +45,9 @@ def voxels(rng: torch.Generator, rows: int, grid: list[int], scenes: int = 2, pa
     cells = torch.randperm(scenes * math.prod(grid), generator=rng)[:rows]
     z, rest = cells % grid[2], cells // grid[2]
     y, rest = rest % grid[1], rest // grid[1]
-    found = torch.stack([rest // grid[0], rest % grid[0], y, z], 1).int()
-    found[torch.rand(len(found), generator=rng) < padding] = -1
-    return found
+    coords = torch.stack([rest // grid[0], rest % grid[0], y, z], 1).int()
+    coords[torch.rand(len(coords), generator=rng) < padding] = -1
+    return coords
 
 
 def run(op: Any, *args: Any) -> tuple[torch.Tensor, ...]:

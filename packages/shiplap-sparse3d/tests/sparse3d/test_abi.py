@@ -39,13 +39,13 @@ def reference_table(coords, out_coords, shape, kernel, stride, padding, dilation
 
 def reference_out_coords(coords, shape, kernel, stride, padding, dilation) -> np.ndarray:
     size = [(shape[a] + 2 * padding[a] - dilation[a] * (kernel[a] - 1) - 1) // stride[a] + 1 for a in range(3)]
-    found = set()
+    cells = set()
     for b, *x in coords.tolist():
         for k in itertools.product(*map(range, kernel)):
             o = [x[a] + padding[a] - k[a] * dilation[a] for a in range(3)]
             if all(o[a] % stride[a] == 0 and 0 <= o[a] // stride[a] < size[a] for a in range(3)):
-                found.add((b, *(o[a] // stride[a] for a in range(3))))
-    return np.array(sorted(found), np.int32).reshape(-1, 4)
+                cells.add((b, *(o[a] // stride[a] for a in range(3))))
+    return np.array(sorted(cells), np.int32).reshape(-1, 4)
 
 
 def reference_conv(feats, weight, table, bias=None, groups=1) -> np.ndarray:
@@ -396,8 +396,8 @@ def test_conv_in_groups(matrix, groups, cg, cog, dtype):
     expected = reference_conv(feats, weight, table, bias, groups)
     for kernels in (matrix, Sparse3d(threads=5, isa=matrix.isa)):
         assert_close(kernels.conv(feats, weight, table, bias, groups=groups), expected)
-        found = kernels.conv_weight_grad(grad, feats, table, groups=groups)
-        assert_close(found, reference_weight_grad(grad, feats, table, groups))
+        gradient = kernels.conv_weight_grad(grad, feats, table, groups=groups)
+        assert_close(gradient, reference_weight_grad(grad, feats, table, groups))
 
 
 @pytest.mark.parametrize(("groups", "k", "m"), [(1, 0, 9), (6, 0, 9), (6, 3, 0), (6, 70, 40), (6, 130, 40)])
@@ -406,8 +406,8 @@ def test_depthwise_and_plain_conv_of_few_rows_and_many_taps(matrix, groups, k, m
     assert_close(
         matrix.conv(feats, weight, table, bias, groups=groups), reference_conv(feats, weight, table, bias, groups)
     )
-    found = matrix.conv_weight_grad(grad, feats, table, groups=groups)
-    assert_close(found, reference_weight_grad(grad, feats, table, groups))
+    gradient = matrix.conv_weight_grad(grad, feats, table, groups=groups)
+    assert_close(gradient, reference_weight_grad(grad, feats, table, groups))
 
 
 def sorted_form(rng, table: np.ndarray, parts: int) -> tuple[np.ndarray, np.ndarray]:
@@ -428,8 +428,8 @@ def test_conv_over_sorted_tables(k, parts, reflect):
     taps = slice(None, None, -1) if reflect else slice(None)
     expected = reference_conv(feats, weight[:, taps], table, bias)
     assert_close(kernels.conv(feats, weight, rows, bias, order=order, reflect=reflect), expected)
-    found = kernels.conv_weight_grad(grad, feats, rows, order=order, reflect=reflect)
-    assert_close(found, reference_weight_grad(grad, feats, table)[:, taps])
+    gradient = kernels.conv_weight_grad(grad, feats, rows, order=order, reflect=reflect)
+    assert_close(gradient, reference_weight_grad(grad, feats, table)[:, taps])
 
 
 @pytest.mark.parametrize("entry", [-1, 50, 2**31 - 1])

@@ -25,13 +25,13 @@ def test_more_parts_than_taps_are_refused_at_once(parts):
 def test_a_tap_that_hits_nothing_adds_nothing_whatever_its_weight():
     feats, table = torch.ones(2, 1), torch.tensor([[0, -1], [-1, 1]], dtype=torch.int32)
     weight = torch.tensor([[[2.0], [float("inf")]]])
-    found = ops.conv.reference(feats, weight, table)
-    assert found.tolist() == [[2.0], [float("inf")]]
-    assert torch.equal(ops.conv(feats, weight, table), found)
+    result = ops.conv.reference(feats, weight, table)
+    assert result.tolist() == [[2.0], [float("inf")]]
+    assert torch.equal(ops.conv(feats, weight, table), result)
     grad = torch.tensor([[float("inf")], [1.0]])
-    found = ops.conv_weight_grad.reference(grad, feats, table)
-    assert found.flatten().tolist() == [float("inf"), 1.0]
-    assert torch.equal(ops.conv_weight_grad(grad, feats, table), found)
+    result = ops.conv_weight_grad.reference(grad, feats, table)
+    assert result.flatten().tolist() == [float("inf"), 1.0]
+    assert torch.equal(ops.conv_weight_grad(grad, feats, table), result)
 
 
 def test_free_slots_of_a_table_hold_nothing_after_an_insertion():

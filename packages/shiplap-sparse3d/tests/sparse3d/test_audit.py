@@ -46,8 +46,8 @@ def test_all_ops_are_one_graph_for_all_sizes():
     samples = [Samples(op, torch.seed() % 2**31) for op in OPS]
 
     def program(*args):
-        found = (t for op, a in zip(OPS, args, strict=True) for t in effects(op, a, call(op, a)))
-        return [t * 2 if t.is_floating_point() else t for t in found]
+        results = (t for op, a in zip(OPS, args, strict=True) for t in effects(op, a, call(op, a)))
+        return [t * 2 if t.is_floating_point() else t for t in results]
 
     compat.reset_compiler()
     with compat.data_dependent_sizes():

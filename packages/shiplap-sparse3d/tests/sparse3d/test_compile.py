@@ -209,6 +209,6 @@ def test_a_step_of_sorted_tables_is_one_graph(extra):
     compiled = torch.compile(tables, fullgraph=True, dynamic=True)
     for n in COUNTS[:3]:
         coords = scene(n, GRID, 1).coords
-        for found, want in zip(compiled(coords), tables(coords), strict=True):
-            assert torch.equal(found, want)
+        for actual, want in zip(compiled(coords), tables(coords), strict=True):
+            assert torch.equal(actual, want)
     assert compat.compile_counts().recompiles == 0

@@ -40,11 +40,11 @@ def test_forward_and_gradients_are_those_of_dense_convolutions(name):
     ours, theirs = network(name).double(), SPECIMENS[name].make(dense).eval().double()
     theirs.load_state_dict(ours.state_dict())
     arguments = [a.double() if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in scenes(name)[0]]
-    found, expected = ours(*arguments), theirs(*arguments)
-    torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-8)
+    actual, expected = ours(*arguments), theirs(*arguments)
+    torch.testing.assert_close(actual, expected, rtol=1e-8, atol=1e-8)
     cotangent = torch.randn_like(expected)
     gradients = (
-        torch.autograd.grad(y, list(n.parameters()), cotangent) for y, n in ((found, ours), (expected, theirs))
+        torch.autograd.grad(y, list(n.parameters()), cotangent) for y, n in ((actual, ours), (expected, theirs))
     )
     for mine, wanted in zip(*gradients, strict=True):
         torch.testing.assert_close(mine, wanted, rtol=1e-6, atol=1e-6)

@@ -85,8 +85,8 @@ USED = {
 @pytest.mark.parametrize("module", USED)
 def test_names_in_use_are_there(module):
     with drop_in():
-        found = import_module(module)
-        assert [name for name in USED[module] if not hasattr(found, name)] == []
+        imported = import_module(module)
+        assert [name for name in USED[module] if not hasattr(imported, name)] == []
     assert module not in sys.modules
 
 
@@ -157,8 +157,8 @@ def test_voxel_generators_agree_with_each_other():
     old = utils.VoxelGeneratorV2(voxel_size=edges, point_cloud_range=ranges, max_num_points=3, max_voxels=30)
     named = old.generate(points)
     new = utils.Point2VoxelCPU3d(edges, ranges, 4, 30, 3)
-    found = [t.numpy() for t in new.point_to_voxel(tv.from_numpy(points))]
-    for a, b in zip(found, (named["voxels"], named["coordinates"], named["num_points_per_voxel"]), strict=True):
+    arrays = [t.numpy() for t in new.point_to_voxel(tv.from_numpy(points))]
+    for a, b in zip(arrays, (named["voxels"], named["coordinates"], named["num_points_per_voxel"]), strict=True):
         assert np.array_equal(a, b)
     assert named["voxel_point_mask"].sum() == named["num_points_per_voxel"].sum()
     assert (old.grid_size.tolist(), list(new.grid_size)) == ([4, 6, 2], [2, 6, 4])

@@ -87,8 +87,8 @@ def test_table_ops_take_padding_anywhere(order, share):
         (sparse3d.conv_table, (coords, queries, *window)),
         (bounded.out_coords_bounded, (coords, *window, capacity)),
     ):
-        found, wanted = (run(*args) for run in (op, op.reference))
-        for a, b in zip(*((r if isinstance(r, tuple) else (r,)) for r in (found, wanted)), strict=True):
+        actual, wanted = (run(*args) for run in (op, op.reference))
+        for a, b in zip(*((r if isinstance(r, tuple) else (r,)) for r in (actual, wanted)), strict=True):
             assert torch.equal(a, b), op
     twice = coords.clone()
     twice[:2] = torch.tensor([1, 2, 3, 4], dtype=torch.int32)
@@ -123,8 +123,8 @@ def test_an_exported_network_has_fixed_sizes_and_serves_all_scenes():
     ours = [n for n in program.graph.nodes if "sparse3d" in str(n.target)]
     assert len(ours) == 10
     for node in ours:
-        found = node.meta["val"] if isinstance(node.meta["val"], (tuple, list)) else [node.meta["val"]]
-        assert all(isinstance(size, int) for v in found for size in v.shape)
+        values = node.meta["val"] if isinstance(node.meta["val"], (tuple, list)) else [node.meta["val"]]
+        assert all(isinstance(size, int) for v in values for size in v.shape)
     run = program.module()
     for n in (ROWS, 120, 0):
         inputs = padded(n)
@@ -211,9 +211,9 @@ def test_what_python_launches_on_cuda_is_refused_by_a_package(call, device, refu
                 call(at)
     assert (
         str(caught.value)
-        == f"""SL307: op cannot be packaged for this device
+        == f"""SL307: the op cannot be packaged for this device
   where    {refused}
   got      triton, launched by Python on cuda
   expected a template or a C ABI kernel
-  fix      compute what the op returns outside and pass it to the program, or package it for the CPU"""
+  fix      compute the op's result outside the program and pass it as an input, or package the program for the CPU"""
     )

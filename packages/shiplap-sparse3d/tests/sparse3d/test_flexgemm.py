@@ -143,10 +143,10 @@ def test_a_strided_cache_brings_its_voxels_and_given_ones_are_used():
     weight = torch.randn(4, 2, 2, 2, 3).double()
     stride = (2, 2, 2)
     out, coords, cache = sparse_conv3d(x.feats, x.coords, shape_of(x), weight, stride=stride)
-    again, same, cache_again = sparse_conv3d(x.feats, x.coords, shape_of(x), weight, None, cache, stride=stride)
+    repeated, same, second_cache = sparse_conv3d(x.feats, x.coords, shape_of(x), weight, None, cache, stride=stride)
     assert same is coords
-    assert cache_again is cache
-    assert torch.equal(out, again)
+    assert second_cache is cache
+    assert torch.equal(out, repeated)
     few = coords[::3].contiguous()
     some, given, _ = sparse_conv3d(x.feats, x.coords, shape_of(x), weight, None, None, few, stride)
     assert given is few
@@ -209,7 +209,7 @@ def test_a_cache_of_another_convolution_is_refused():
         (x, shape_of(x), cube, (2, 1, 1)),
         (x, (2, 3, 9, 9, 9), cube, ones),
     ):
-        with pytest.raises(sl.ShiplapError, match=r"SL208: cache of another convolution"):
+        with pytest.raises(sl.ShiplapError, match=r"SL208: the neighbour cache belongs to another convolution"):
             sparse_submanifold_conv3d(
                 y.feats, y.coords, shape, torch.randn(4, *kernel, 3).double(), None, cache, dilation
             )

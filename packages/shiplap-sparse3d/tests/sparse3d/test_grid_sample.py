@@ -28,14 +28,14 @@ CELLS = st.one_of(
 def around(rows: dict[tuple[int, ...], int], scene: int, point: tuple[float, ...]) -> list[tuple[int, float]]:
     """``(row, weight)`` of the eight corners; -1 and 0 where there is no voxel."""
     low = [math.floor(v - 0.5) for v in point]
-    found = []
+    neighbours = []
     for corner in range(8):
         cell = [low[axis] + (corner >> axis & 1) for axis in range(3)]
         weight = math.prod(1 - abs(v - c - 0.5) for v, c in zip(point, cell, strict=True))
         row = rows.get((scene, *cell), -1)
-        found.append((row, weight if row >= 0 else 0.0))
-    total = max(sum(w for _, w in found), 1e-12)
-    return [(row, weight / total) for row, weight in found]
+        neighbours.append((row, weight if row >= 0 else 0.0))
+    total = max(sum(w for _, w in neighbours), 1e-12)
+    return [(row, weight / total) for row, weight in neighbours]
 
 
 @settings(max_examples=60, deadline=None)
@@ -73,8 +73,8 @@ def test_where_every_voxel_is_active_it_is_torch_grid_sample(dtype):
 def test_negative_queries_are_outside_and_not_in_voxel_0():
     coords, feats = torch.zeros(1, 4, dtype=torch.int32), torch.ones(1, 2)
     queries = torch.tensor([[[-0.3, 0.5, 0.5], [-1e-6, 0.5, 0.5], [0.0, 0.0, 0.0], [0.99, 0.5, 0.5]]])
-    found = sparse3d.grid_sample_3d(feats, coords, (1, 2, 4, 4, 4), queries, "nearest")
-    assert found[0, :, 0].tolist() == [0, 0, 1, 1]
+    sampled = sparse3d.grid_sample_3d(feats, coords, (1, 2, 4, 4, 4), queries, "nearest")
+    assert sampled[0, :, 0].tolist() == [0, 0, 1, 1]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
@@ -84,11 +84,11 @@ def test_nothing_of_a_missing_voxel_is_read(mode, dtype):
     coords = torch.tensor([[0, 0, 0, 0], [0, 4, 3, 4], [0, 4, 4, 4]], dtype=torch.int32)
     feats = torch.tensor([[math.nan, math.inf], [1.0, 2.0], [3.0, 4.0]], dtype=dtype, requires_grad=True)
     queries = torch.rand(1, 50, 3) * 3 + torch.tensor([2.6, 2.1, 2.6])
-    found = sparse3d.grid_sample_3d(feats, coords, (1, 2, *SHAPE), queries, mode)
-    found.sum().backward()
-    assert found.isfinite().all()
+    sampled = sparse3d.grid_sample_3d(feats, coords, (1, 2, *SHAPE), queries, mode)
+    sampled.sum().backward()
+    assert sampled.isfinite().all()
     assert not feats.grad[0].any()
-    assert found.dtype == dtype
+    assert sampled.dtype == dtype
 
 
 @pytest.mark.parametrize("mode", ["trilinear", "nearest"])
@@ -120,18 +120,18 @@ def test_the_gradient_of_the_weights_is_there_and_that_of_the_grid_is_refused():
         for run in (sparse3d.indice_weighted_sum, sparse3d.indice_weighted_sum.reference)
     )
     torch.testing.assert_close(got, want)
-    found = sparse3d.grid_sample_3d(x.feats, x.coords, FULL, (torch.rand(2, 5, 3) * 5).requires_grad_())
+    sampled = sparse3d.grid_sample_3d(x.feats, x.coords, FULL, (torch.rand(2, 5, 3) * 5).requires_grad_())
     with pytest.raises(sl.ShiplapError, match="SL304"):
-        found.sum().backward()
+        sampled.sum().backward()
 
 
 @pytest.mark.parametrize("mode", ["trilinear", "nearest"])
 def test_no_voxels_no_queries_and_points_that_are_nowhere(mode):
     none, feats = torch.zeros(0, 4, dtype=torch.int32), torch.zeros(0, 3, requires_grad=True)
-    found = sparse3d.grid_sample_3d(feats, none, FULL, torch.rand(2, 4, 3), mode)
-    assert found.shape == (2, 4, 3)
-    found.sum().backward()
-    assert not found.any()
+    sampled = sparse3d.grid_sample_3d(feats, none, FULL, torch.rand(2, 4, 3), mode)
+    assert sampled.shape == (2, 4, 3)
+    sampled.sum().backward()
+    assert not sampled.any()
     x = scene(30, tuple(SHAPE), 3, dtype=torch.float32)
     assert sparse3d.grid_sample_3d(x.feats, x.coords, FULL, torch.rand(2, 0, 3), mode).shape == (2, 0, 3)
     assert sparse3d.grid_sample_3d(x.feats, x.coords, FULL, torch.rand(0, 4, 3), mode).shape == (0, 4, 3)
@@ -146,8 +146,8 @@ def test_extents_of_2_to_the_31():
     queries = torch.tensor([[[far + 0.5, 3.0, 2.5], [far + 0.5, 3.5, 2.5]]])
     for run in (sparse3d.trilinear_map, sparse3d.trilinear_map.reference):
         indices, weights = run(coords, queries, [2**31 - 1, 2**15, 2**15])
-        found = sparse3d.indice_weighted_sum(torch.eye(2), indices[0], weights[0])
-        assert found.tolist() == [[0.5, 0.5], [0.0, 1.0]]
+        sums = sparse3d.indice_weighted_sum(torch.eye(2), indices[0], weights[0])
+        assert sums.tolist() == [[0.5, 0.5], [0.0, 1.0]]
 
 
 @pytest.mark.parametrize("run", ["kernel", "reference"])

@@ -29,24 +29,24 @@ def tensors(entries):
 
 
 def expected(entries):
-    found: dict[int, int] = {}
+    rows: dict[int, int] = {}
     for key, value in entries:
         if key != -1:
-            found[key] = min(value, found.get(key, value))
-    return found
+            rows[key] = min(value, rows.get(key, value))
+    return rows
 
 
 @settings(max_examples=40, deadline=None)
 @given(entries=ENTRIES, cut=st.integers(0, 40), seed=st.integers(0, 999))
 def test_a_table_is_a_function_of_its_entries(entries, cut, seed):
     """Order and number of calls do not show, nor does which of kernel and reference ran."""
-    once, parts, law = (sparse3d.init_hashmap(len(entries)) for _ in range(3))
+    once, parts, by_reference = (sparse3d.init_hashmap(len(entries)) for _ in range(3))
     sparse3d.hash_insert(*once, *tensors(entries))
-    sparse3d.hash_insert.reference(*law, *tensors(entries))
+    sparse3d.hash_insert.reference(*by_reference, *tensors(entries))
     shuffled = random.Random(seed).sample(entries, len(entries))
     for part in (shuffled[:cut], shuffled[cut:]):
         sparse3d.hash_insert(*parts, *tensors(part))
-    for a, b, c in zip(once, parts, law, strict=True):
+    for a, b, c in zip(once, parts, by_reference, strict=True):
         assert torch.equal(a, b)
         assert torch.equal(a, c)
 
@@ -59,8 +59,8 @@ def test_what_was_inserted_is_found_and_nothing_else(entries, others):
     for run in RUNS:
         table = sparse3d.init_hashmap(len(entries))
         pick(sparse3d.hash_insert, run)(*table, *tensors(entries))
-        found = pick(sparse3d.hash_lookup, run)(*table, keys)
-        assert found.tolist() == [want.get(k, -1) for k in keys.tolist()]
+        actual = pick(sparse3d.hash_lookup, run)(*table, keys)
+        assert actual.tolist() == [want.get(k, -1) for k in keys.tolist()]
 
 
 def colliding(count: int, capacity: int) -> list[int]:
@@ -127,11 +127,11 @@ def test_voxels_clustered_odd_and_far_away(cells, far, step):
         table = sparse3d.init_hashmap(len(cells))
         pick(sparse3d.hash_insert_3d_index, run)(*table, coords, shape)
         assert pick(sparse3d.hash_lookup_3d, run)(*table, queries.int(), shape).tolist() == want
-        again = sparse3d.init_hashmap(len(cells))
+        repeated = sparse3d.init_hashmap(len(cells))
         rows = torch.arange(len(cells), dtype=torch.int32)
-        pick(sparse3d.hash_insert_3d, run)(*again, coords, rows, shape)
-        assert torch.equal(again[0], table[0])
-        assert torch.equal(again[1], table[1])
+        pick(sparse3d.hash_insert_3d, run)(*repeated, coords, rows, shape)
+        assert torch.equal(repeated[0], table[0])
+        assert torch.equal(repeated[1], table[1])
 
 
 @pytest.mark.parametrize("run", RUNS)

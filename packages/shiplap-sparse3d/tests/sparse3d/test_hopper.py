@@ -18,7 +18,7 @@ def test_the_configs_that_run_first_fit_and_do_not_spill():
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(rows) == 6
     for row in rows:
-        *_, found = row
-        assert found["stack"] == 0, row
-        assert found["shared"] <= SHARED, row
-        assert 16 < found["registers"] <= REGISTERS, row
+        *_, resources = row
+        assert resources["stack"] == 0, row
+        assert resources["shared"] <= SHARED, row
+        assert 16 < resources["registers"] <= REGISTERS, row

@@ -64,9 +64,9 @@ def reachable(x, shape, window, transposed):
     ndim = x.geometry.ndim
     ones = torch.ones(1, 1, *window.pop("kernel"), dtype=torch.float64)
     active = x.replace(torch.ones_like(x.feats[:, :1])).dense()
-    found = (DENSE_T if transposed else DENSE)[ndim](active, ones, **window)
-    assert found.shape[2:] == shape
-    return (found[:, 0] > 0.5).nonzero().int()
+    reached = (DENSE_T if transposed else DENSE)[ndim](active, ones, **window)
+    assert reached.shape[2:] == shape
+    return (reached[:, 0] > 0.5).nonzero().int()
 
 
 TRANSPOSED = [
@@ -196,9 +196,9 @@ def scenes(draw):
     """Voxels of a small grid: spread, clustered, all even, all odd, one, or none; some scenes empty."""
     shape = tuple(draw(st.integers(1, 6)) for _ in range(3))
     cells = st.tuples(st.integers(0, 2), *(st.integers(0, w - 1) for w in shape))
-    found = draw(st.sets(cells, max_size=25))
+    occupied = draw(st.sets(cells, max_size=25))
     parity = draw(st.sampled_from([None, 0, 1]))
-    rows = [c for c in found if parity is None or all(v % 2 == parity for v in c[1:])]
+    rows = [c for c in occupied if parity is None or all(v % 2 == parity for v in c[1:])]
     coords = torch.tensor(rows, dtype=torch.int32).reshape(-1, 4)
     return sparse3d.SparseTensor(torch.randn(len(rows), 2, dtype=torch.float64), coords, shape, 3)
 

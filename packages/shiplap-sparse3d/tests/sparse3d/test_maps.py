@@ -26,7 +26,7 @@ WRONG = (  # one slip for each case: file, what it says, what it would say
 )
 
 
-def said(*args: str) -> dict[str, str]:
+def describe(*args: str) -> dict[str, str]:
     """What the script says of each case, on a fresh seed."""
     script = Path(__file__).with_name("maps_interpreted.py")
     command = script, random.randrange(2**31), *args
@@ -37,7 +37,7 @@ def said(*args: str) -> dict[str, str]:
 
 
 def test_interpreted_kernels_agree_with_the_references_and_tell_what_was_wrong():
-    assert said() == dict.fromkeys(CASES, "agrees")
+    assert describe() == dict.fromkeys(CASES, "agrees")
 
 
 def test_a_slip_in_a_kernel_does_not_agree(tmp_path):
@@ -46,7 +46,7 @@ def test_a_slip_in_a_kernel_does_not_agree(tmp_path):
         text = (place if place.exists() else source).read_text()
         assert text.count(right) == 1, f"{file} no longer says {right}"
         place.write_text(text.replace(right, wrong))
-    verdicts = said(str(tmp_path))
+    verdicts = describe(str(tmp_path))
     assert all(verdict.startswith("differs: ") for verdict in verdicts.values()), verdicts
 
 

@@ -160,12 +160,14 @@ def test_tables_die_with_their_tensors():
     x = scene(60, GRID, 3)
     y = sparse3d.SparseConv3d(3, 4, 2, 2, **DOUBLE)(x)
     z = sparse3d.SparseInverseConv3d(4, 3, 2, **DOUBLE)(sparse3d.SubMConv3d(4, 4, 3, **DOUBLE)(y))
-    found = [weakref.ref(t) for t in (y.coords, *y.geometry.subm(3).tensors, *z.geometry.strided(2, 2).plan.tensors)]
+    references = [
+        weakref.ref(t) for t in (y.coords, *y.geometry.subm(3).tensors, *z.geometry.strided(2, 2).plan.tensors)
+    ]
     gc.collect()
     gc.disable()
     try:
         del x, y, z
-        assert [ref() for ref in found] == [None] * len(found)
+        assert [ref() for ref in references] == [None] * len(references)
     finally:
         gc.enable()
 

@@ -104,13 +104,13 @@ def test_a_step_whose_tables_are_sorted_in_one_op_is_that_of_several(extra, back
     reached = reach(window, x.coords, x.spatial_shape)
     several = connect(window, x.coords, x.spatial_shape, reached)
     want = (several.complete() if back else replace(several, back=None)).sorted()
-    found = connect(window, x.coords, x.spatial_shape, reached, ordered=True, back=back)
-    found = found if found.order is not None else replace(found, back=None).sorted()
-    assert found.table.shape == (4000, 18)
-    assert (found.table >= 0).any()
-    assert (found.rows, found.whole, found.reflect) == (want.rows, back, want.reflect)
-    assert len(found.tensors) == len(want.tensors) == (6 if back else 3)
-    assert all(map(torch.equal, found.tensors, want.tensors))
+    step = connect(window, x.coords, x.spatial_shape, reached, ordered=True, back=back)
+    step = step if step.order is not None else replace(step, back=None).sorted()
+    assert step.table.shape == (4000, 18)
+    assert (step.table >= 0).any()
+    assert (step.rows, step.whole, step.reflect) == (want.rows, back, want.reflect)
+    assert len(step.tensors) == len(want.tensors) == (6 if back else 3)
+    assert all(map(torch.equal, step.tensors, want.tensors))
 
 
 @pytest.mark.parametrize("parity", [0, 1])
@@ -165,11 +165,11 @@ def test_conv_of_every_dtype_group_and_table_is_the_kernel(dtype, groups, parts,
     )
     grad, options = torch.randn(120, len(weight), dtype=dtype), {"groups": groups, "reflect": reflect}
     out = sparse3d.conv(feats, weight, plan.table, None, plan.order, plan.masks, **options)
-    found = sparse3d.conv_weight_grad(grad, feats, plan.table, plan.order, **options)
+    gradient = sparse3d.conv_weight_grad(grad, feats, plan.table, plan.order, **options)
     wide = [t.double() for t in (feats, weight, grad)]
     want = sparse3d.conv.reference(*wide[:2], plan.table, None, plan.order, plan.masks, **options)
     want_grad = sparse3d.conv_weight_grad.reference(wide[2], wide[0], plan.table, plan.order, **options)
-    for got, exact in ((out, want), (found, want_grad)):
+    for got, exact in ((out, want), (gradient, want_grad)):
         assert got.dtype == dtype
         error = float((got.double() - exact).abs().max() / exact.abs().max())
         assert error <= {torch.float16: 2**-11, torch.bfloat16: 2**-8, torch.float32: 1e-6}[dtype]

@@ -119,9 +119,12 @@ def test_autocast_in_a_graph():
             return net(spconv.SparseConvTensor(features, indices, GRID, 2)).features
 
     x = scene(60, GRID, 4, dtype=torch.float32)
-    found, expected = torch.compile(run, fullgraph=True, backend="aot_eager")(x.feats, x.coords), run(x.feats, x.coords)
-    assert found.dtype == torch.bfloat16
-    torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
+    actual, expected = (
+        torch.compile(run, fullgraph=True, backend="aot_eager")(x.feats, x.coords),
+        run(x.feats, x.coords),
+    )
+    assert actual.dtype == torch.bfloat16
+    torch.testing.assert_close(actual, expected, rtol=2e-2, atol=2e-2)
 
 
 def test_voxels_that_vanish_are_an_error_of_the_graph_too():
@@ -218,8 +221,8 @@ def test_idioms_of_models_in_the_wild():
     x = scene(60, GRID, 4, dtype=torch.float32)
     expected = run(x.feats, x.coords)
     assert expected.shape == (2, 4, 8, 7)
-    found = torch.compile(run, fullgraph=True, backend="aot_eager")(x.feats, x.coords)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    outputs = torch.compile(run, fullgraph=True, backend="aot_eager")(x.feats, x.coords)
+    torch.testing.assert_close(outputs, expected, rtol=1e-4, atol=1e-5)
     assert {"replace_feature", "batch_size", "features"} <= set(
         dir(spconv.SparseConvTensor(x.feats, x.coords, GRID, 2))
     )

@@ -40,8 +40,8 @@ def agree(x: spconv.SparseConvTensor, y: spconv.SparseConvTensor, dense: Tensor,
     cotangent = torch.randn_like(expected)
     inputs = [x.features, *layer.parameters()]
     ours = torch.autograd.grad(y.features, inputs, cotangent)
-    for found, wanted in zip(ours, torch.autograd.grad(expected, inputs, cotangent), strict=True):
-        torch.testing.assert_close(found, wanted, rtol=1e-8, atol=1e-8)
+    for actual, wanted in zip(ours, torch.autograd.grad(expected, inputs, cotangent), strict=True):
+        torch.testing.assert_close(actual, wanted, rtol=1e-8, atol=1e-8)
 
 
 def occupied(x: spconv.SparseConvTensor) -> Tensor:
@@ -144,10 +144,10 @@ def test_average_pooling_divides_by_the_voxels_there_are(k, stride, padding):
 def test_global_pooling(pool: Callable[[], nn.Module], reduce: Callable[[Tensor], Tensor]):
     x = voxels(2)
     expected = torch.stack([reduce(x.features[x.indices[:, 0] == b]) for b in (0, 1)])
-    found = pool()(x)
-    torch.testing.assert_close(found, expected)  # every channel, unlike spconv's average
+    pooled = pool()(x)
+    torch.testing.assert_close(pooled, expected)  # every channel, unlike spconv's average
     cotangent = torch.randn_like(expected)
-    ours, wanted = (torch.autograd.grad(out, x.features, cotangent)[0] for out in (found, expected))
+    ours, wanted = (torch.autograd.grad(out, x.features, cotangent)[0] for out in (pooled, expected))
     torch.testing.assert_close(ours, wanted)
 
 

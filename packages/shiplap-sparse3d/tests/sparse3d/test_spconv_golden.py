@@ -24,8 +24,8 @@ WINDOWS = list(itertools.product((2, 3), (1, 2, 3), (0, 1, 2), (1, 2, 3)))  # ke
 
 @pytest.fixture(scope="module")
 def golden() -> dict[str, torch.Tensor]:
-    with np.load(HERE / "golden.npz", allow_pickle=False) as found:
-        return {name: torch.from_numpy(found[name]) for name in found}
+    with np.load(HERE / "golden.npz", allow_pickle=False) as archive:
+        return {name: torch.from_numpy(archive[name]) for name in archive}
 
 
 def rows(x: spconv.SparseConvTensor) -> np.ndarray:
@@ -148,8 +148,8 @@ def test_points_to_voxels(golden):
         assert ours.dtype == golden[theirs].dtype
         assert torch.equal(ours, golden[theirs]), theirs
     assert torch.equal(utils.gather_features_by_pc_voxel_id(voxels[:, 0], ids, -7), golden["gathered"])
-    for ours, again in zip(voxelizer(golden["cloud"]), (voxels, indices, counts), strict=True):
-        assert torch.equal(ours, again)
+    for ours, repeated in zip(voxelizer(golden["cloud"]), (voxels, indices, counts), strict=True):
+        assert torch.equal(ours, repeated)
 
 
 def test_sums_of_different_voxels(golden):
@@ -198,8 +198,8 @@ def surface() -> dict[str, object]:
 
 
 def parameters(function: object) -> list[tuple[str, str]]:
-    found = inspect.signature(function).parameters.values()
-    return [(p.name, "" if p.default is p.empty else f"{p.default}") for p in found if p.name != "self"]
+    listed = inspect.signature(function).parameters.values()
+    return [(p.name, "" if p.default is p.empty else f"{p.default}") for p in listed if p.name != "self"]
 
 
 def test_everything_is_exported():
@@ -223,9 +223,9 @@ def test_parameters_are_those_of_spconv_in_their_order(kind, name):
     if kind == "classes" and "__init__" not in vars(ours) and surface()[kind][name] == "args, kwargs":
         return
     expected = [tuple(p.partition("=")[::2]) for p in surface()[kind][name].split(", ") if p]
-    found = parameters(ours.__init__ if kind == "classes" else ours)
-    assert [n for n, _ in found] == [n for n, _ in expected]
-    for (parameter, default), (_, theirs) in zip(found, expected, strict=True):
+    given = parameters(ours.__init__ if kind == "classes" else ours)
+    assert [n for n, _ in given] == [n for n, _ in expected]
+    for (parameter, default), (_, theirs) in zip(given, expected, strict=True):
         if parameter not in ("timer", "act_type", "device", "algo", "direct_table", "do_sort"):
             assert default == theirs, parameter
 

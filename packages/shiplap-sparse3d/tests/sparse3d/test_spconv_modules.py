@@ -250,7 +250,9 @@ def test_four_axes_are_refused(name):
     arguments = (2,) if "Pool" in name else (4, 4, 3)
     with refused("1 to 3") as caught:
         getattr(spconv, name)(*arguments)
-    assert str(caught.value).startswith(f"SL208: precondition\n  where    {name}\n  got      4 spatial axes")
+    assert str(caught.value).startswith(
+        f"SL208: a precondition does not hold\n  where    {name}\n  got      4 spatial axes"
+    )
     with refused("4 spatial axes"):
         spconv.SparseInverseConv4d(4, 4, 3, "key")
 
@@ -482,15 +484,17 @@ def test_a_hash_table_is_a_dict(key, value):
         table.insert(keys, values)
         expected |= dict(zip(keys.tolist(), values.tolist(), strict=True))
     asked = torch.arange(-25, 25, dtype=key)
-    found, missing = table.query(asked)
+    stored, missing = table.query(asked)
     assert missing.tolist() == [k not in expected for k in asked.tolist()]
-    assert {k: v for k, v, m in zip(asked.tolist(), found.tolist(), missing.tolist(), strict=True) if not m} == expected
+    assert {
+        k: v for k, v, m in zip(asked.tolist(), stored.tolist(), missing.tolist(), strict=True) if not m
+    } == expected
     failed = table.insert_exist_keys(torch.tensor([50, min(expected)], dtype=key), torch.tensor([1, 2]).to(value))
     assert (failed.tolist(), failed.dtype) == ([1, 0], torch.uint8)
     assert table.query(torch.tensor([min(expected)], dtype=key))[0] == 2
     count = table.assign_arange_()
-    keys, values, again = table.items()
-    assert (int(count), int(again), keys.tolist()) == (len(expected), len(expected), sorted(expected))
+    keys, values, repeated = table.items()
+    assert (int(count), int(repeated), keys.tolist()) == (len(expected), len(expected), sorted(expected))
     assert values.tolist() == list(range(len(expected)))
 
 
@@ -520,7 +524,7 @@ def test_tables_with_masks(algo, k):
     parts = 1 + (algo == spconv.ConvAlgo.MaskSplitImplicitGemm)
     assert (fwd.shape, bwd.shape) == ((k**3, len(out)), (k**3, 80))
     assert num.tolist() == (fwd >= 0).sum(1).tolist() == (bwd >= 0).sum(1).tolist()
-    assert [len(found) for found in (masks, masks_bwd, orders, orders_bwd, covered)] == [parts] * 5
+    assert [len(arrays) for arrays in (masks, masks_bwd, orders, orders_bwd, covered)] == [parts] * 5
     bits = sum(m.long() & 0xFFFFFFFF for m in masks)
     for tap in range(k**3):
         assert torch.equal((bits[:, tap // 32] >> tap % 32) & 1 == 1, fwd[tap] >= 0)
@@ -540,8 +544,8 @@ def test_functions_on_pairs_have_the_gradients_of_layers():
     by_pairs = ops.indice_conv_backward(x.features, down.weight, grad, pairs, num)
     tables = record.pair_fwd, record.pair_bwd
     by_table = ops.implicit_gemm_backward(x.features, down.weight, grad, *tables, [], [], [], [], None, [], -1, False)
-    for found in (by_pairs, by_table):
-        torch.testing.assert_close(found, expected)
+    for gradients in (by_pairs, by_table):
+        torch.testing.assert_close(gradients, expected)
     for make, layer in (("max", spconv.SparseMaxPool3d(3, 2, 1)), ("avg", spconv.SparseAvgPool3d(3, 2, 1))):
         y = layer(x).features
         grad = torch.randn_like(y)
@@ -550,12 +554,12 @@ def test_functions_on_pairs_have_the_gradients_of_layers():
             torch.testing.assert_close(functional.indice_maxpool(x.features, pairs, num, len(y)), y)
             torch.testing.assert_close(functional.indice_maxpool_implicit_gemm(x.features, *tables, len(y)), y)
             torch.testing.assert_close(ops.indice_maxpool_backward(x.features, y, grad, pairs, num), expected)
-            found = ops.indice_maxpool_implicit_gemm_backward(x.features, y, grad, tables[1])
+            gradients = ops.indice_maxpool_implicit_gemm_backward(x.features, y, grad, tables[1])
         else:
             torch.testing.assert_close(functional.indice_avgpool_implicit_gemm(x.features, *tables, len(y), True), y)
             _, count = ops.indice_avgpool_implicit_gemm(x.features, tables[0], len(y), True)
-            found = ops.indice_avgpool_implicit_gemm_backward(grad, tables[1], count)
-        torch.testing.assert_close(found, expected)
+            gradients = ops.indice_avgpool_implicit_gemm_backward(grad, tables[1], count)
+        torch.testing.assert_close(gradients, expected)
 
 
 def test_rows_of_scenes():

@@ -32,11 +32,11 @@ class Environment:
         self.python = folder / "bin" / "python"
         (self.packages,) = folder.glob("lib/python*/site-packages")
         for name in names:
-            found = distribution(name)
-            for top in {file.parts[0] for file in found.files or () if file.parts[0] not in ("..", "__pycache__")}:
+            package = distribution(name)
+            for top in {file.parts[0] for file in package.files or () if file.parts[0] not in ("..", "__pycache__")}:
                 link = self.packages / top
                 if not link.exists():
-                    link.symlink_to(Path(str(found.locate_file(top))).resolve())
+                    link.symlink_to(Path(str(package.locate_file(top))).resolve())
 
     def install(self, *wheels: Path) -> None:
         """Install wheels with pip, and nothing that they require."""
@@ -74,35 +74,35 @@ def ours(package: str) -> list[str]:
     """The distributions of this repository that ``package`` requires, itself last."""
     project = tomllib.loads((REPOSITORY / "packages" / package / "pyproject.toml").read_text(encoding="utf-8"))
     required = (Requirement(text).name for text in project["project"].get("dependencies", ()))
-    found = [name for first in required if first.startswith("shiplap") for name in ours(first)]
-    return [*dict.fromkeys(found), package]
+    names = [name for first in required if first.startswith("shiplap") for name in ours(first)]
+    return [*dict.fromkeys(names), package]
 
 
 def with_requirements(*names: str) -> set[str]:
     """``names`` and what they require, without extras, as far as it is installed here."""
-    found: set[str] = set()
+    closure: set[str] = set()
     left = [_canonical(name) for name in names]
     while left:
         name = left.pop()
-        if name in found:
+        if name in closure:
             continue
         try:
             required = distribution(name).requires or []
         except PackageNotFoundError:  # for another platform, say
             continue
-        found.add(name)
+        closure.add(name)
         wanted = (Requirement(text) for text in required)
         left += [_canonical(r.name) for r in wanted if r.marker is None or r.marker.evaluate({"extra": ""})]
-    return found
+    return closure
 
 
 def others() -> Iterator[str]:
     """Every distribution that is installed here and not of this repository."""
-    return (name for found in distributions() if not (name := _name(found)).startswith("shiplap"))
+    return (name for package in distributions() if not (name := _name(package)).startswith("shiplap"))
 
 
-def _name(found: Distribution) -> str:
-    return _canonical(found.metadata["Name"])
+def _name(package: Distribution) -> str:
+    return _canonical(package.metadata["Name"])
 
 
 def _canonical(name: str) -> str:

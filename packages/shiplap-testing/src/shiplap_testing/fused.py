@@ -36,5 +36,5 @@ def same(compiled: Callable[..., Any], fn: Callable[..., Any], args: tuple[Any, 
 
 def counted() -> tuple[int, int]:
     """C++ templates that were compiled, and neighbours that went into them."""
-    found = counters["inductor"]
-    return found["cpp_templated_kernel_counter"], found["cpp_epilogue_fusion_counter"]
+    counts = counters["inductor"]
+    return counts["cpp_templated_kernel_counter"], counts["cpp_epilogue_fusion_counter"]

@@ -49,7 +49,7 @@ def pretend() -> None:
 def compiled(run: Any) -> list[Any]:
     """What Triton has compiled of a template's kernels."""
     kernels = [launcher.kernel for launcher in run.jitted.values()]
-    return [found for kernel in kernels for found in kernel.device_caches[0][0].values()]
+    return [binaries for kernel in kernels for binaries in kernel.device_caches[0][0].values()]
 
 
 def resources(kernel: Any) -> dict[str, int]:
@@ -58,6 +58,6 @@ def resources(kernel: Any) -> dict[str, int]:
         file.write(kernel.asm["cubin"])
         file.flush()
         text = subprocess.check_output([OBJDUMP, "-res-usage", file.name], text=True)
-    found = re.search(r"REG:(\d+) STACK:(\d+)", text)
-    assert found is not None, text
-    return {"registers": int(found[1]), "stack": int(found[2]), "shared": kernel.metadata.shared}
+    match = re.search(r"REG:(\d+) STACK:(\d+)", text)
+    assert match is not None, text
+    return {"registers": int(match[1]), "stack": int(match[2]), "shared": kernel.metadata.shared}

@@ -30,10 +30,10 @@ MUTATE: list[Callable[[str], str] | None] = [None]  # a planted bug: source of a
 
 class _Libdevice:
     def __getattr__(self, name: str) -> Any:
-        found = getattr(tl.math, name, None) or getattr(tl, name, None)
-        if found is None:
+        function = getattr(tl.math, name, None) or getattr(tl, name, None)
+        if function is None:
             raise NotImplementedError(f"libdevice.{name} cannot be interpreted")
-        return found
+        return function
 
 
 class _Kernel:
@@ -72,8 +72,8 @@ def _decorator(kind: str) -> Callable[..., Any]:
 def _load(self: AsyncCompile, name: str, source: str, device_str: str = "cuda", **kwargs: Any) -> _Kernel:
     if MUTATE[0] is not None and "_tem_" in name:
         source = MUTATE[0](source)
-    found: _Kernel = getattr(PyCodeCache.load(source), name)
-    return found
+    kernel: _Kernel = getattr(PyCodeCache.load(source), name)
+    return kernel
 
 
 driver.set_active(Target())

@@ -106,7 +106,7 @@ def fresh_graphs(fresh_compiler: None, tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.fixture(autouse=True)
 def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """A notice comes once per process; each test counts as one, whatever ran before it in the worker."""
-    monkeypatch.setattr(errors.base, "_said", set())
+    monkeypatch.setattr(errors.base, "_announced", set())
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -14,11 +14,11 @@ def fails(id: str, *fragments: str, **fields: str) -> Iterator[None]:
     """The block raises the catalogue error ``id``; its text has every fragment, its fields are exactly ``fields``."""
     with pytest.raises(sl.ShiplapError) as caught:
         yield
-    found = caught.value
-    assert found.id == id, str(found)
+    raised = caught.value
+    assert raised.id == id, str(raised)
     for fragment in fragments:
-        assert fragment in str(found), str(found)
+        assert fragment in str(raised), str(raised)
     for name, value in fields.items():
-        assert getattr(found, name) == value, str(found)
-    assert found.fix, "every error names one fix"
-    assert str(pickle.loads(pickle.dumps(found))) == str(found)
+        assert getattr(raised, name) == value, str(raised)
+    assert raised.fix, "every error names one fix"
+    assert str(pickle.loads(pickle.dumps(raised))) == str(raised)

@@ -14,8 +14,8 @@ from shiplap_testing.defects.witness import restored
 from shiplap_testing.forked import python
 
 DEFECTS = defects()
-APART = [d.name for d in DEFECTS.values() if d.breaks or "triton" in d.needs]
-HERE = [name for name in DEFECTS if name not in APART]
+ISOLATED = [d.name for d in DEFECTS.values() if d.breaks or "triton" in d.needs]
+HERE = [name for name in DEFECTS if name not in ISOLATED]
 PROGRAM = """
 import json, os, signal, sys, time
 from shiplap_testing.defects import defects
@@ -62,12 +62,12 @@ def ends():
     """How processes ended that asked whether an op is right, 40 for yes, 41 for no: of the twins, of the bad ones."""
     env = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}  # forked: no threads before
     command = [sys.executable, "-W", "ignore", "-c", PROGRAM]
-    done = subprocess.run(command, input=json.dumps(APART), capture_output=True, text=True, env=env, check=False)
+    done = subprocess.run(command, input=json.dumps(ISOLATED), capture_output=True, text=True, env=env, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("name", APART)
+@pytest.mark.parametrize("name", ISOLATED)
 def test_the_same_in_processes_that_may_end(name, ends):
     good, bad = ends
     assert good[name] == 40
@@ -126,7 +126,7 @@ def test_the_score_of_one_defect(tmp_path):
     ]
     done = python("-W", "ignore", *command)
     assert done.returncode == 0, done.stderr
-    (found,) = json.loads(file.read_text())["outcomes"]
-    assert found["name"] == "relu that swallows NaN"
-    assert found["bad"]["status"] == found["good"]["status"] == "done"
-    assert found["good"]["failed"] == []
+    (outcome,) = json.loads(file.read_text())["outcomes"]
+    assert outcome["name"] == "relu that swallows NaN"
+    assert outcome["bad"]["status"] == outcome["good"]["status"] == "done"
+    assert outcome["good"]["failed"] == []

@@ -68,9 +68,9 @@ class _Package(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name not in _LATE:
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        found = getattr(import_module(_LATE[name]), name)
-        setattr(self, name, found)
-        return found
+        value = getattr(import_module(_LATE[name]), name)
+        setattr(self, name, value)
+        return value
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *_LATE})

@@ -59,9 +59,9 @@ class Dtype:
 
     @property
     def torch(self) -> torch.dtype:
-        found = getattr(torch, self.name)
-        assert isinstance(found, torch.dtype)
-        return found
+        dtype = getattr(torch, self.name)
+        assert isinstance(dtype, torch.dtype)
+        return dtype
 
     @property
     def floating(self) -> bool:
@@ -109,16 +109,16 @@ _BY_TORCH = {row.torch: row for row in DTYPES.values()}
 
 def of(dtype: torch.dtype, where: str) -> Dtype:
     """The row of a torch dtype; SL214 for one that the table does not have, such as a quantised one."""
-    found = _BY_TORCH.get(dtype)
-    if found is None:
+    row = _BY_TORCH.get(dtype)
+    if row is None:
         raise error("SL214", where=where, got=str(dtype), expected=f"one of {', '.join(DTYPES)}")
-    return found
+    return row
 
 
 def in_aten() -> dict[str, Dtype]:
     """By short name those that the wrappers of a backend may mention, in the order in which samples prefer them."""
-    found = sorted(DTYPES.values(), key=lambda row: row.sampled or len(DTYPES))
-    return {row.short: row for row in found if row.aten}
+    rows = sorted(DTYPES.values(), key=lambda row: row.sampled or len(DTYPES))
+    return {row.short: row for row in rows if row.aten}
 
 
 def preferred() -> tuple[str, ...]:
@@ -150,9 +150,9 @@ def number(name: str) -> int:
 
 def numbers(names: Iterable[str]) -> tuple[int, ...]:
     """ScalarTypes of those that generated C++ may allocate."""
-    return tuple(found for name in names if (found := number(name)) >= 0)
+    return tuple(codes for name in names if (codes := number(name)) >= 0)
 
 
 def mask(names: Iterable[str]) -> str:
     """Those dtypes as a bit set over ScalarTypes, in C++."""
-    return f"uint64_t{{{sum(1 << found for found in numbers(names))}}}"
+    return f"uint64_t{{{sum(1 << number for number in numbers(names))}}}"

@@ -15,11 +15,11 @@ SEED = 20240607
 
 def look(op: Op, check: str, seed: int = SEED) -> Finding:
     """The finding of one check on ``op``."""
-    (found,) = audit(op, checks=[check], seed=seed)
-    assert found.check == check
-    assert found.subject == op.spec.name
-    assert found.evidence
-    return found
+    (finding,) = audit(op, checks=[check], seed=seed)
+    assert finding.check == check
+    assert finding.subject == op.spec.name
+    assert finding.evidence
+    return finding
 
 
 def register(

@@ -35,8 +35,8 @@ def itself(fn: Callable[..., Any], **declaration: Any) -> None:
         with torch.enable_grad():
             inputs = [values[n] if values[n].requires_grad else values[n].detach().requires_grad_() for n in wanted]
             out = fn(**{**values, **dict(zip(wanted, inputs, strict=True))})
-            found = torch.autograd.grad(out, inputs, grad, create_graph=torch.is_grad_enabled(), allow_unused=True)
-        return dict(zip(wanted, found, strict=True))
+            gradients = torch.autograd.grad(out, inputs, grad, create_graph=torch.is_grad_enabled(), allow_unused=True)
+        return dict(zip(wanted, gradients, strict=True))
 
     OPS[fn.__name__] = op
 

@@ -31,26 +31,26 @@ def _(x, bias, *, out):
 
 
 def test_addresses_fires():
-    found = look(add_bias, "addresses")
-    assert found.verdict == "fail"
-    assert "another bias, same size: result 0" in found.evidence
-    assert "keep no pointer in a plan" in found.fix
+    finding = look(add_bias, "addresses")
+    assert finding.verdict == "fail"
+    assert "another bias, same size: result 0" in finding.evidence
+    assert "keep no pointer in a plan" in finding.fix
 
 
 def test_addresses_tells_a_promise_of_alignment_from_a_baked_pointer():
-    found = look(bad.addresses.aligned, "addresses")
-    assert found.verdict == "fail"
-    assert "x at an address aligned to one element" in found.evidence
-    assert "promise no more alignment" in found.fix
+    finding = look(bad.addresses.aligned, "addresses")
+    assert finding.verdict == "fail"
+    assert "x at an address aligned to one element" in finding.evidence
+    assert "promise no more alignment" in finding.fix
 
 
 @pytest.mark.parametrize(
     "op", [good.affine, good.update_, good.gather, good.stack, good.saxpy], ids=lambda o: o.__name__
 )
 def test_addresses_is_silent(op):
-    found = look(op, "addresses")
-    assert found.verdict == "ok"
-    assert "moves" in found.evidence
+    finding = look(op, "addresses")
+    assert finding.verdict == "ok"
+    assert "moves" in finding.evidence
 
 
 def test_integers_move_only_together():
@@ -62,15 +62,15 @@ def test_integers_move_only_together():
 
 @sl.op("audit_addresses::twice")
 def twice(
-    codes: Float8e4m3fn[Tensor, "n"], again: Float8e4m3fn[Tensor, "n"], scale: Float[Tensor, "n"]
+    codes: Float8e4m3fn[Tensor, "n"], repeated: Float8e4m3fn[Tensor, "n"], scale: Float[Tensor, "n"]
 ) -> Float[Tensor, "n"]:
-    """``again`` holds the same codes, for kernels that want them elsewhere."""
+    """``repeated`` holds the same codes, for kernels that want them elsewhere."""
     return codes.to(scale.dtype) * scale
 
 
 @twice.kernel("cpu")
-def _(codes, again, scale, *, out):
-    torch.mul(again.to(scale.dtype), scale, out=out)
+def _(codes, repeated, scale, *, out):
+    torch.mul(repeated.to(scale.dtype), scale, out=out)
 
 
 @twice.samples
@@ -82,6 +82,6 @@ def _(rng, sizes, dtype, device):
 @pytest.mark.parametrize("check", ["addresses", "edges"])
 def test_codes_of_eight_bits_change_only_together(check):
     """Two forms of one quantised weight, and a scale that belongs to it: neither form changes alone."""
-    found = look(twice, check)
-    assert found.verdict == "ok", found.evidence
-    assert check == "edges" or "4 moves" in found.evidence
+    finding = look(twice, check)
+    assert finding.verdict == "ok", finding.evidence
+    assert check == "edges" or "4 moves" in finding.evidence

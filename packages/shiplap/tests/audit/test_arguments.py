@@ -45,10 +45,10 @@ def strict(x: Float[Tensor, "n"], y: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
 
 
 def test_arguments_lists_what_was_refused():
-    found = look(careful, "arguments")
-    assert found.verdict == "ok", found.evidence
+    finding = look(careful, "arguments")
+    assert finding.verdict == "ok", finding.evidence
     for kind in ("wrong rank", "wrong size", "wrong dtype", "wrong device", "overlapping", "wrong layout", "violated"):
-        assert kind in found.evidence
+        assert kind in finding.evidence
 
 
 def test_arguments_fires_when_a_check_is_missing(monkeypatch):
@@ -59,15 +59,15 @@ def test_arguments_fires_when_a_check_is_missing(monkeypatch):
         return quick(*[a.squeeze(0) if isinstance(a, Tensor) and a.dim() == 3 else a for a in args])
 
     monkeypatch.setattr(careful.plan, "quick", without_ranks)
-    found = look(careful, "arguments")
-    assert found.verdict == "fail"
-    assert "was accepted" in found.evidence
+    finding = look(careful, "arguments")
+    assert finding.verdict == "fail"
+    assert "was accepted" in finding.evidence
 
 
 def test_arguments_fires_on_an_adopted_op_that_accepts_anything():
-    found = look(lenient, "arguments")
-    assert found.verdict == "fail"
-    assert "was accepted" in found.evidence
+    finding = look(lenient, "arguments")
+    assert finding.verdict == "fail"
+    assert "was accepted" in finding.evidence
 
 
 def test_arguments_is_silent_on_an_adopted_op_that_raises_in_its_own_words():

@@ -79,16 +79,16 @@ def no_gradient(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
 
 
 def test_gradient_fires():
-    found = look(factor_missing, "gradient")
-    assert found.verdict == "fail"
-    assert "d/dx" in found.evidence
+    finding = look(factor_missing, "gradient")
+    assert finding.verdict == "fail"
+    assert "d/dx" in finding.evidence
     assert "d/dbias" in look(forgets_bias, "gradient").evidence
 
 
 def test_gradient_fires_where_only_finite_differences_can_tell():
-    found = look(opaque_reference, "gradient")
-    assert found.verdict == "fail"
-    assert "finite differences" in found.evidence
+    finding = look(opaque_reference, "gradient")
+    assert finding.verdict == "fail"
+    assert "finite differences" in finding.evidence
 
 
 def test_gradient_fires_on_a_backward_that_reads_its_gradient_as_contiguous():
@@ -107,21 +107,21 @@ def test_gradient_fires_on_a_backward_that_reads_its_gradient_as_contiguous():
     def contiguous_grad(x: Float[Tensor, "n c"]) -> Float[Tensor, "n c"]:
         return x * 2
 
-    found = look(contiguous_grad, "gradient")
-    assert found.verdict == "fail"
-    assert "gradient of the output" in found.evidence
+    finding = look(contiguous_grad, "gradient")
+    assert finding.verdict == "fail"
+    assert "gradient of the output" in finding.evidence
 
 
 def test_gradient_notes_gradients_that_nobody_needs():
-    found = look(wasteful, "gradient")
-    assert found.verdict == "ok"
-    assert "also computed when not needed: d/dx, d/dy" in found.evidence
+    finding = look(wasteful, "gradient")
+    assert finding.verdict == "ok"
+    assert "also computed when not needed: d/dx, d/dy" in finding.evidence
 
 
 def test_gradient_is_silent_or_says_why_it_does_not_apply():
-    found = look(weighted, "gradient")
-    assert found.verdict == "ok"
-    assert "not needed" not in found.evidence
+    finding = look(weighted, "gradient")
+    assert finding.verdict == "ok"
+    assert "not needed" not in finding.evidence
     assert "SL304" in look(no_gradient, "gradient").evidence
     assert look(no_gradient, "gradient").verdict == "skip"
 
@@ -158,9 +158,9 @@ def single(x: Float32[Tensor, "n"]) -> Float32[Tensor, "n"]:
 
 
 def test_autocast_fires_on_a_missing_rule():
-    found = look(no_rule, "autocast")
-    assert found.verdict == "fail"
-    assert "expected scalar type" in found.evidence
+    finding = look(no_rule, "autocast")
+    assert finding.verdict == "fail"
+    assert "expected scalar type" in finding.evidence
 
 
 def test_autocast_fires_on_a_wrong_rule():
@@ -211,9 +211,9 @@ def count_positive(x: Int64[Tensor, "n"]) -> Int64[Tensor, "1"]:
 
 
 def test_requires_grad_fires():
-    found = look(branches, "requires_grad")
-    assert found.verdict == "fail"
-    assert "inputs that require gradients" in found.evidence
+    finding = look(branches, "requires_grad")
+    assert finding.verdict == "fail"
+    assert "inputs that require gradients" in finding.evidence
 
 
 def test_requires_grad_is_silent():

@@ -22,27 +22,27 @@ from tests.audit.test_memory import double
 
 @pytest.mark.parametrize("specimen", boundary.SPECIMENS, ids=str)
 def test_c_abi_fires_and_says_what_happened(specimen):
-    found = look(specimen.op, "c_abi")
-    assert found.verdict == "fail"
-    assert boundary.SAYS[specimen.name] in found.evidence
-    assert found.fix
+    finding = look(specimen.op, "c_abi")
+    assert finding.verdict == "fail"
+    assert boundary.SAYS[specimen.name] in finding.evidence
+    assert finding.fix
 
 
 @pytest.mark.parametrize("specimen", [*boundary.SOUND, *(s for s in good.SPECIMENS if s.op is good.saxpy)], ids=str)
 def test_c_abi_is_silent(specimen):
-    found = look(specimen.op, "c_abi")
-    assert found.verdict == "ok", found.evidence
-    assert "kinds of calls" in found.evidence
+    finding = look(specimen.op, "c_abi")
+    assert finding.verdict == "ok", finding.evidence
+    assert "kinds of calls" in finding.evidence
 
 
 def test_c_abi_skips_what_has_no_c_function():
-    found = look(double, "c_abi")
-    assert (found.verdict, found.evidence) == ("skip", "no C ABI kernel for the CPU")
+    finding = look(double, "c_abi")
+    assert (finding.verdict, finding.evidence) == ("skip", "no C ABI kernel for the CPU")
 
 
 def test_the_reproducer_of_an_exception_fails_the_same_way():
-    found = look(boundary.SPECIMENS[0].op, "c_abi")
-    done = python("-c", found.reproducer)
+    finding = look(boundary.SPECIMENS[0].op, "c_abi")
+    done = python("-c", finding.reproducer)
     assert done.returncode == 1, done.stderr
     assert "std::out_of_range leaves the C function" in done.stdout
 
@@ -51,15 +51,15 @@ def test_a_crash_in_what_the_declaration_refuses_is_no_finding(monkeypatch):
     """A kernel may trust the declaration on rank and dtype; an exception is its fault all the same."""
     kernel = c_abi._kernels(boundary.SOUND[0].op)[0]
     lax = [c_abi.Attempt("another rank", {}, lax=True)]
-    for said, problem in (
+    for messages, problem in (
         ("", ""),
         ("terminate called after throwing an instance of 'std::bad_alloc'", "std::bad_alloc"),
     ):
-        deaths = [c_abi.Death(0, -signal.SIGSEGV, said)]
+        deaths = [c_abi.Death(0, -signal.SIGSEGV, messages)]
         monkeypatch.setattr(c_abi, "_run", lambda *args, deaths=deaths: ({}, deaths))
-        found = c_abi._judge(kernel, kernel.native.library, lax)
-        assert problem in found.problem
-        assert bool(found.problem) == bool(problem)
+        observation = c_abi._judge(kernel, kernel.native.library, lax)
+        assert problem in observation.problem
+        assert bool(observation.problem) == bool(problem)
 
 
 def test_a_library_that_cannot_be_opened_is_an_error_of_the_check(tmp_path):

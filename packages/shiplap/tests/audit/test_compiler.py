@@ -71,10 +71,10 @@ def no_fake(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
 
 
 def test_fake_fires():
-    found = look(stride_bug, "fake")
-    assert found.verdict == "fail"
-    assert "strides" in found.evidence
-    assert "transposed" in found.input
+    finding = look(stride_bug, "fake")
+    assert finding.verdict == "fail"
+    assert "strides" in finding.evidence
+    assert "transposed" in finding.input
     assert "pins dim" in look(pins, "fake").evidence
     assert "dtype torch.bool is real, torch.float32 is promised" in look(wrong_dtype, "fake").evidence
     assert look(no_fake, "fake").verdict == "fail"
@@ -86,9 +86,9 @@ def test_fake_is_silent():
 
 
 def test_opcheck_fires():
-    found = look(no_fake, "opcheck")
-    assert found.verdict == "fail"
-    assert "test_faketensor" in found.evidence
+    finding = look(no_fake, "opcheck")
+    assert finding.verdict == "fail"
+    assert "test_faketensor" in finding.evidence
 
 
 def test_opcheck_is_silent():
@@ -96,18 +96,18 @@ def test_opcheck_is_silent():
 
 
 def test_compile_fires_on_a_result_that_is_not_as_promised():
-    found = look(stride_bug, "compile")
-    assert found.verdict == "fail"
-    assert found.reproducer
+    finding = look(stride_bug, "compile")
+    assert finding.verdict == "fail"
+    assert finding.reproducer
 
 
 def test_compile_fires_on_recompilation():
-    found = look(pins, "compile")
-    assert found.verdict == "fail"
+    finding = look(pins, "compile")
+    assert finding.verdict == "fail"
 
 
 def test_compile_is_silent():
-    found = look(scale, "compile")
-    assert found.verdict == "ok"
-    assert "0 graph breaks over 5 sizes" in found.evidence
+    finding = look(scale, "compile")
+    assert finding.verdict == "ok"
+    assert "0 graph breaks over 5 sizes" in finding.evidence
     assert look(unique, "compile").verdict == "ok"

@@ -34,16 +34,16 @@ def _(x, *, out):
 
 
 def test_cuda_graph_is_skipped_elsewhere_and_says_so():
-    found = look(double, "cuda_graph")
-    assert found.verdict == "skip"
-    assert "device='cuda'" in found.evidence
+    finding = look(double, "cuda_graph")
+    assert finding.verdict == "skip"
+    assert "device='cuda'" in finding.evidence
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_cuda_graph_fires():
-    (found,) = sl.audit(grows, checks=["cuda_graph"], device="cuda", seed=1)
-    assert found.verdict == "fail", found.evidence
+    (finding,) = sl.audit(grows, checks=["cuda_graph"], device="cuda", seed=1)
+    assert finding.verdict == "fail", finding.evidence
 
 
 def test_a_data_dependent_size_is_a_reason_to_stay_out_of_graphs():
@@ -69,9 +69,9 @@ def test_a_tag_keeps_an_op_out():
     def waits(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
         return x * 2
 
-    found = cuda_graph.kept_out(waits)
-    assert found is not None
-    assert "tagged cudagraph_unsafe" in found.skip
+    observation = cuda_graph.kept_out(waits)
+    assert observation is not None
+    assert "tagged cudagraph_unsafe" in observation.skip
 
 
 def test_free_blocks_are_covered_by_requests_that_find_them(monkeypatch):

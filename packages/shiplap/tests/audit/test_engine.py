@@ -74,22 +74,22 @@ def test_seed_is_fresh_by_default():
 
 
 def test_the_smallest_failing_sample_is_shown():
-    (found,) = audit(wrong, checks=["numerics"], seed=1)
-    assert found.verdict == "fail"
-    assert "x float32(5,)" in found.input
+    (finding,) = audit(wrong, checks=["numerics"], seed=1)
+    assert finding.verdict == "fail"
+    assert "x float32(5,)" in finding.input
 
 
 @pytest.mark.parametrize(("check", "op"), [("numerics", wrong), ("compile", None)])
 def test_a_reproducer_fails_the_same_way_in_another_process(tmp_path: Path, check: str, op):
     if op is None:  # evidence in a series of samples
         from tests.audit.test_compiler import pins as op
-    (found,) = audit(op, checks=[check], seed=5)
+    (finding,) = audit(op, checks=[check], seed=5)
     script = tmp_path / "reproducer.py"
-    script.write_text(found.reproducer)
+    script.write_text(finding.reproducer)
     ran = python(script, env={**os.environ, "PATH": ""})
     assert ran.returncode == 1, ran.stderr
     assert ran.stderr.strip().endswith("AssertionError")
-    assert ran.stdout.strip() in found.evidence
+    assert ran.stdout.strip() in finding.evidence
 
 
 def test_a_reproducer_finds_an_op_in_a_file(tmp_path: Path):
@@ -97,11 +97,11 @@ def test_a_reproducer_finds_an_op_in_a_file(tmp_path: Path):
     file.write_text(Path(__file__).read_text().split("def test_a_good_op")[0].replace("audit_engine::", "audit_file::"))
     op = find(str(file), "audit_file::wrong")
     assert find(str(file), "audit_file::wrong") is op
-    (found,) = audit(op, checks=["numerics"], seed=5)
+    (finding,) = audit(op, checks=["numerics"], seed=5)
     script = tmp_path / "reproducer.py"
-    script.write_text(found.reproducer)
+    script.write_text(finding.reproducer)
     ran = python(script, cwd=Path("/"))
-    assert ran.stdout.strip() in found.evidence
+    assert ran.stdout.strip() in finding.evidence
     assert ran.returncode == 1
     with pytest.raises(AuditError, match="SL501"):
         find(str(file), "audit_file::absent")
@@ -115,7 +115,7 @@ def test_budget_skips_the_rest_and_says_so():
 
 @pytest.mark.parametrize("target", ["audit_engine::axpy", torch.ops.aten.relu.default, axpy.reference])
 def test_what_is_no_declared_op(target):
-    with pytest.raises(AuditError, match=r"SL501: not a declared op(.|\n)*sl.adopt"):
+    with pytest.raises(AuditError, match=r"SL501: the object is not a declared op(.|\n)*sl.adopt"):
         audit(target)
 
 
@@ -138,8 +138,8 @@ def test_integers_without_meaning_ask_for_a_builder():
         n = sizes["n"]
         return torch.randn(n, generator=rng).to(dtype), torch.randperm(max(n, 1), generator=rng)[:n].int(), max(n, 1)
 
-    (found,) = audit(scatter, seed=1, samples=builder, checks=["numerics"])
-    assert found.verdict == "ok"
+    (finding,) = audit(scatter, seed=1, samples=builder, checks=["numerics"])
+    assert finding.verdict == "ok"
     assert scatter.sampler is None
 
 
@@ -155,9 +155,9 @@ def test_a_missing_library_is_an_error_not_sixteen_findings():
 
 def test_a_check_that_raises_is_a_finding(monkeypatch):
     monkeypatch.setattr(Samples, "values", lambda self: 1 / 0)
-    (found,) = audit(axpy, checks=["determinism"], seed=1)
-    assert found.verdict == "fail"
-    assert "the check itself raised ZeroDivisionError" in found.evidence
+    (finding,) = audit(axpy, checks=["determinism"], seed=1)
+    assert finding.verdict == "fail"
+    assert "the check itself raised ZeroDivisionError" in finding.evidence
 
 
 def test_what_needs_a_failed_check_is_incomplete():
@@ -165,10 +165,10 @@ def test_what_needs_a_failed_check_is_incomplete():
     def random(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
         return x + torch.rand_like(x)
 
-    found = {f.check: f for f in audit(random, checks=["determinism", "compile"], seed=1)}
-    assert found["determinism"].verdict == "fail"
-    assert found["compile"].verdict == "incomplete"
-    assert "while determinism fails" in found["compile"].evidence
+    findings = {f.check: f for f in audit(random, checks=["determinism", "compile"], seed=1)}
+    assert findings["determinism"].verdict == "fail"
+    assert findings["compile"].verdict == "incomplete"
+    assert "while determinism fails" in findings["compile"].evidence
 
 
 def test_an_error_of_the_call_itself_is_reported_once():
@@ -182,10 +182,10 @@ def test_an_error_of_the_call_itself_is_reported_once():
             raise RuntimeError("grid of 0")
         return x * 2
 
-    found = {f.check: f for f in audit(never_empty, checks=["edges", "fake"], seed=1)}
-    assert "grid of 0" in found["edges"].evidence
-    assert found["fake"].verdict == "incomplete"
-    assert "not looked at (the call itself fails, see edges" in found["fake"].evidence
+    findings = {f.check: f for f in audit(never_empty, checks=["edges", "fake"], seed=1)}
+    assert "grid of 0" in findings["edges"].evidence
+    assert findings["fake"].verdict == "incomplete"
+    assert "not looked at (the call itself fails, see edges" in findings["fake"].evidence
     assert audit(never_empty, checks=["fake"], seed=1)[0].verdict == "fail"
 
 

@@ -26,8 +26,8 @@ def test_a_hazard_has_a_check_and_a_bad_op(number, hazard, checks, specimens):
     if "does not reproduce" in checks:  # then the op is among the sound ones, where a GPU run proves it again
         assert set(specimens.split("; ")) <= {s.name for s in gpu.GOOD}
         return
-    found = [ZOO[name] for name in specimens.split("; ")]  # KeyError: the page names an op that is not there
-    assert named & {check for s in found for check in s.flagged_by}, f"{hazard}: no op of it is flagged by its checks"
+    listed = [ZOO[name] for name in specimens.split("; ")]  # KeyError: the page names an op that is not there
+    assert named & {check for s in listed for check in s.flagged_by}, f"{hazard}: no op of it is flagged by its checks"
 
 
 def test_every_check_has_a_section():

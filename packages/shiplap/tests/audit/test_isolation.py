@@ -84,8 +84,8 @@ def test_the_death_of_a_process_is_a_finding_and_the_others_are_kept(ns, kernel,
 
 
 def test_the_sample_that_crashes_is_made_smaller(ns):
-    (found,) = audit(op_with(ns, crash), checks=["edges"], seed=3, limits=LIMITS)
-    assert found.input == "sizes(n=31), dtypes(Float='float32'); seed 3"
+    (finding,) = audit(op_with(ns, crash), checks=["edges"], seed=3, limits=LIMITS)
+    assert finding.input == "sizes(n=31), dtypes(Float='float32'); seed 3"
 
 
 def test_an_op_that_always_dies_is_given_up(ns):

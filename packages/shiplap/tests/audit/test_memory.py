@@ -57,15 +57,15 @@ def _(x):
 
 
 def test_schema_fires_on_a_hidden_write():
-    found = look(sorts_its_input, "schema")
-    assert found.verdict == "fail"
-    assert "x was changed" in found.evidence
+    finding = look(sorts_its_input, "schema")
+    assert finding.verdict == "fail"
+    assert "x was changed" in finding.evidence
 
 
 def test_schema_fires_on_a_write_between_the_rows_of_a_slice():
-    found = look(writes_the_gaps, "schema")
-    assert found.verdict == "fail"
-    assert "outside of the view" in found.evidence
+    finding = look(writes_the_gaps, "schema")
+    assert finding.verdict == "fail"
+    assert "outside of the view" in finding.evidence
 
 
 def test_schema_compares_an_adopted_ops_schema_with_the_declaration():
@@ -115,9 +115,9 @@ def _(x):
 
 
 def test_fresh_fires_on_a_cached_buffer():
-    found = look(cached_buffer, "fresh")
-    assert found.verdict == "fail"
-    assert "shares memory with the next call's output" in found.evidence
+    finding = look(cached_buffer, "fresh")
+    assert finding.verdict == "fail"
+    assert "shares memory with the next call's output" in finding.evidence
 
 
 def test_fresh_fires_on_an_output_that_is_its_input():
@@ -176,20 +176,20 @@ def _(x, *, out, workspace):
 
 
 def test_workspace_fires_on_scratch_that_is_read_first():
-    found = look(dirty_workspace, "workspace")
-    assert found.verdict == "fail"
-    assert "0x7F" in found.evidence
+    finding = look(dirty_workspace, "workspace")
+    assert finding.verdict == "fail"
+    assert "0x7F" in finding.evidence
 
 
 def test_workspace_fires_on_an_output_that_is_not_written():
-    found = look(half_written, "workspace")
-    assert found.verdict == "fail"
+    finding = look(half_written, "workspace")
+    assert finding.verdict == "fail"
 
 
 def test_workspace_is_silent():
-    found = look(clean_workspace, "workspace")
-    assert found.verdict == "ok"
-    assert "declares a workspace" not in found.evidence
+    finding = look(clean_workspace, "workspace")
+    assert finding.verdict == "ok"
+    assert "declares a workspace" not in finding.evidence
     assert "no kernel declares a workspace" in look(double, "workspace").evidence
 
 

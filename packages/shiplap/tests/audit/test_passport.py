@@ -141,8 +141,8 @@ def declared(ns, factor, bounds=None, kernel=None):
 
 def test_what_moved_is_named(ns):
     old = describe(declared(ns, 2.0), [], None)
-    again = passports.moved(old, declared(ns, 2.0))
-    assert again == []
+    repeated = passports.moved(old, declared(ns, 2.0))
+    assert repeated == []
     assert [m.what for m in passports.moved(old, declared(ns, 3.0))] == ["op", "reference"]
     added = passports.moved(old, declared(ns, 2.0, kernel=lambda x: x * 2))
     assert [(m.what, m.then) for m in added if m.what.startswith("kernel")] == [("kernel cpu/fast", "absent")]
@@ -170,7 +170,7 @@ def edited(passport, tmp_path, **changes):
     ],
 )
 def test_an_edited_file_is_refused(passport, tmp_path, changes, got):
-    with pytest.raises(CommandError, match="SL602: not a passport that can be relied on") as e:
+    with pytest.raises(CommandError, match="SL602: the passport cannot be trusted") as e:
         passports.read(edited(passport, tmp_path, **changes))
     assert got in e.value.got
     assert "--passport" in e.value.fix
@@ -189,7 +189,7 @@ def test_what_is_no_passport_is_refused(tmp_path):
 
 def test_a_folder_that_cannot_be_written_is_an_error(passport, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(CommandError, match="SL602: passport cannot be written"):
+    with pytest.raises(CommandError, match="SL602: the passport cannot be written"):
         passports.write(tmp_path / "file" / "folder", passport)
 
 
@@ -290,5 +290,5 @@ def test_a_signature_says_who_issued_it(passport, tmp_path):
     assert not is_signed_by(path, tmp_path / "another.pub")
     path.write_bytes(path.read_bytes() + b" ")
     assert not is_signed_by(path, tmp_path / "mine.pub")
-    with pytest.raises(CommandError, match="SL602: key cannot be used"):
+    with pytest.raises(CommandError, match="SL602: the key cannot be used"):
         sign(path, tmp_path / "mine.pub")

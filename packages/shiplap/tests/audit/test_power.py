@@ -23,7 +23,7 @@ def threads():
 
 @pytest.mark.parametrize("pair", PAIRS, ids=str)
 def test_a_defect_is_flagged_and_its_twin_is_not(pair):
-    (found,) = audit(pair.bad, checks=[pair.flagged_by], seed=SEED, budget_s=600)
-    assert found.verdict == "fail", found
-    (found,) = audit(pair.twin, checks=[pair.flagged_by], seed=SEED, budget_s=600)
-    assert found.verdict == "ok", found
+    (finding,) = audit(pair.bad, checks=[pair.flagged_by], seed=SEED, budget_s=600)
+    assert finding.verdict == "fail", finding
+    (finding,) = audit(pair.twin, checks=[pair.flagged_by], seed=SEED, budget_s=600)
+    assert finding.verdict == "ok", finding

@@ -76,12 +76,12 @@ def test_memcheck_names_the_access_and_its_sample():
     report = sanitizer.read(MEMCHECK)
     assert (report.errors, len(report.faults), report.samples, report.finished) == (157, 2, 2, True)
     assert report.faults[0].sample == "sizes(n=33, c=3), dtypes(Float='float32')"
-    found = check.judge(report, "memcheck", 2)
-    assert "counts 157 errors: Invalid __global__ write of size 4 bytes; at scale_kernel" in found.problem
-    assert "out of bounds; and is 1 bytes after the nearest allocation" in found.problem
-    assert "[sample sizes(n=33, c=3)" in found.problem
-    assert "Host Frame" not in found.problem
-    assert "mask the last tile" in found.fix
+    finding = check.judge(report, "memcheck", 2)
+    assert "counts 157 errors: Invalid __global__ write of size 4 bytes; at scale_kernel" in finding.problem
+    assert "out of bounds; and is 1 bytes after the nearest allocation" in finding.problem
+    assert "[sample sizes(n=33, c=3)" in finding.problem
+    assert "Host Frame" not in finding.problem
+    assert "mask the last tile" in finding.fix
 
 
 @pytest.mark.parametrize(
@@ -93,29 +93,29 @@ def test_memcheck_names_the_access_and_its_sample():
     ids=["race", "init"],
 )
 def test_other_tools(text, tool, says):
-    found = check.judge(sanitizer.read(text), tool, 1)
-    assert says in found.problem
-    assert found.fix == check.FIXES[tool]
+    finding = check.judge(sanitizer.read(text), tool, 1)
+    assert says in finding.problem
+    assert finding.fix == check.FIXES[tool]
 
 
 @pytest.mark.parametrize("text", [CLEAN, RACELESS], ids=["memcheck", "racecheck"])
 def test_a_clean_report_is_ok_and_says_how_much_it_saw(text):
-    found = check.judge(sanitizer.read(text), "memcheck", 1)
-    assert (found.problem, found.skip) == ("", "")
-    assert found.note == "memcheck of compute-sanitizer, 1 samples, 0 errors"
+    finding = check.judge(sanitizer.read(text), "memcheck", 1)
+    assert (finding.problem, finding.skip) == ("", "")
+    assert finding.note == "memcheck of compute-sanitizer, 1 samples, 0 errors"
 
 
 def test_a_tool_that_cannot_run_is_skipped_with_its_reason():
-    found = check.judge(sanitizer.read(REFUSED, "error 999", 1), "memcheck", 1)
-    assert "gave no verdict: Error: Device not supported" in found.skip
+    finding = check.judge(sanitizer.read(REFUSED, "error 999", 1), "memcheck", 1)
+    assert "gave no verdict: Error: Device not supported" in finding.skip
     assert "gave no verdict: error 999" in check.judge(sanitizer.read("", "error 999", 1), "memcheck", 1).skip
     assert "died of SIGSEGV" in check.judge(sanitizer.read("", "", -signal.SIGSEGV), "memcheck", 1).skip
 
 
 def test_an_op_that_fails_under_the_tool_fails():
     text = CLEAN.replace("shiplap-done: 1\n", "")
-    found = check.judge(sanitizer.read(text, "Traceback\nRuntimeError: no\n", 1), "memcheck", 3)
-    assert "the op fails in sample 1 of 3: RuntimeError: no" in found.problem
+    finding = check.judge(sanitizer.read(text, "Traceback\nRuntimeError: no\n", 1), "memcheck", 3)
+    assert "the op fails in sample 1 of 3: RuntimeError: no" in finding.problem
 
 
 @pytest.fixture
@@ -187,8 +187,8 @@ def test_the_tool_is_found_beside_nvcc_and_below_cuda_home(fake, tmp_path, monke
 
 
 def test_it_is_skipped_without_cuda_and_without_the_tool(monkeypatch, tmp_path):
-    found = look(good.saxpy, "sanitizer")
-    assert (found.verdict, "device='cuda'" in found.evidence) == ("skip", True)
+    finding = look(good.saxpy, "sanitizer")
+    assert (finding.verdict, "device='cuda'" in finding.evidence) == ("skip", True)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CUDA_HOME", raising=False)
     monkeypatch.delenv("CUDA_PATH", raising=False)
@@ -209,9 +209,9 @@ def test_the_whole_way_with_a_program_that_fakes_a_gpu(fake, monkeypatch):
     )
     monkeypatch.setattr(check, "observe", lambda op, case: check.Observation())
     cases = [c for c, _ in zip(check.cases(Samples(good.mm, 3)), range(3), strict=False)]
-    found = check.sequence("memcheck", good.mm, cases)
-    assert "counts 1 errors: Invalid __global__ read of size 4 bytes; at k()+0x10" in found.problem
-    assert f"[sample {cases[2].label}]" in found.problem  # it had come to the last
+    finding = check.sequence("memcheck", good.mm, cases)
+    assert "counts 1 errors: Invalid __global__ read of size 4 bytes; at k()+0x10" in finding.problem
+    assert f"[sample {cases[2].label}]" in finding.problem  # it had come to the last
 
 
 def test_a_series_without_a_verdict_is_a_skip(monkeypatch):
@@ -223,8 +223,8 @@ def test_a_series_without_a_verdict_is_a_skip(monkeypatch):
         observe=lambda op, case: check.Observation(),
         sequence=lambda op, cases: check.Observation(skip="the tool said nothing"),
     )
-    found = silent.run(Subject(good.saxpy, Samples(good.saxpy, 1)))
-    assert (found.verdict, found.evidence) == ("skip", "the tool said nothing")
+    finding = silent.run(Subject(good.saxpy, Samples(good.saxpy, 1)))
+    assert (finding.verdict, finding.evidence) == ("skip", "the tool said nothing")
 
 
 def test_each_tool_has_its_name_and_its_script():
@@ -243,10 +243,10 @@ def test_memcheck_finds_what_the_caching_allocator_hides(name):
         pytest.skip("needs Triton")
     if not sanitizer.version():
         pytest.skip("no compute-sanitizer")
-    (found,) = audit(memory.OPS[name], checks=["sanitizer"], seed=1, device="cuda", budget_s=300)
-    print(f"\n{name}: {found.verdict}: {found.evidence}")
-    if "not supported" in found.evidence:
-        pytest.skip(found.evidence)
-    assert found.verdict == ("fail" if name == "gpu_out_of_bounds" else "ok")
-    if found.verdict == "fail":
-        assert "Invalid __global__ write" in found.evidence
+    (finding,) = audit(memory.OPS[name], checks=["sanitizer"], seed=1, device="cuda", budget_s=300)
+    print(f"\n{name}: {finding.verdict}: {finding.evidence}")
+    if "not supported" in finding.evidence:
+        pytest.skip(finding.evidence)
+    assert finding.verdict == ("fail" if name == "gpu_out_of_bounds" else "ok")
+    if finding.verdict == "fail":
+        assert "Invalid __global__ write" in finding.evidence

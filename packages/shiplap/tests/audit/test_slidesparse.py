@@ -35,8 +35,8 @@ def test_generated_samples_find_it_without_being_told_where():
 @pytest.mark.parametrize("name", ["C: workspace of the process", "C: plan cache in a static array"])
 def test_workspace_and_plan_cache_show_in_the_library_without_a_gpu(name):
     (specimen,) = (s for s in stateful.SPECIMENS if s.name == name)
-    (found,) = audit(specimen.op, checks=["stateless"], seed=1)
-    assert found.verdict == "fail"
+    (finding,) = audit(specimen.op, checks=["stateless"], seed=1)
+    assert finding.verdict == "fail"
 
 
 def test_workspace_and_plan_cache_are_in_the_zoo_of_graphs():

@@ -25,11 +25,11 @@ def library_of(op) -> Path:
 
 @pytest.mark.parametrize("specimen", NAMED, ids=str)
 def test_stateless_fires_and_names_the_symbols(specimen):
-    found = look(specimen.op, "stateless")
-    assert found.verdict == "fail"
+    finding = look(specimen.op, "stateless")
+    assert finding.verdict == "fail"
     for name in stateful.NAMES[specimen.name]:
-        assert name in found.evidence
-    assert "sl_context" in found.fix
+        assert name in finding.evidence
+    assert "sl_context" in finding.fix
 
 
 def test_stateless_tells_thread_local_from_global():
@@ -40,14 +40,14 @@ def test_stateless_tells_thread_local_from_global():
 
 def test_stateless_is_silent_and_says_what_it_set_aside():
     assert look(good.saxpy, "stateless").verdict == "ok"
-    found = look(stateful.STATELESS[0].op, "stateless")
-    assert found.verdict == "ok"
-    assert "DW.ref._ZTISt9exception (C++ exceptions)" in found.evidence
+    finding = look(stateful.STATELESS[0].op, "stateless")
+    assert finding.verdict == "ok"
+    assert "DW.ref._ZTISt9exception (C++ exceptions)" in finding.evidence
 
 
 def test_stateless_skips_what_has_no_library():
-    found = look(double, "stateless")
-    assert (found.verdict, "no C ABI kernel" in found.evidence) == ("skip", True)
+    finding = look(double, "stateless")
+    assert (finding.verdict, "no C ABI kernel" in finding.evidence) == ("skip", True)
     assert look(bad.values.wrong_numerics, "stateless").verdict == "skip"
 
 
@@ -59,9 +59,9 @@ def test_stateless_of_a_stripped_library_is_never_ok_by_ignorance(tmp_path, monk
     source = library_of(op)
     subprocess.run(["strip", "-o", tmp_path / source.name, source], check=True)
     monkeypatch.setattr(stateless, "locate", lambda path: tmp_path / source.name)
-    found = look(op, "stateless")
-    assert found.verdict == verdict
-    assert "stripped" in found.evidence
+    finding = look(op, "stateless")
+    assert finding.verdict == verdict
+    assert "stripped" in finding.evidence
 
 
 @pytest.mark.parametrize("stripped", [False, True])
@@ -84,24 +84,24 @@ extern "C" int f(int n) { try { throw std::runtime_error("x"); } catch (std::exc
     ]
     subprocess.run([*command, *(["-s"] if stripped else [])], check=True)
     monkeypatch.setattr(stateless, "locate", lambda path: tmp_path / "libstatic.so")
-    found = look(good.saxpy, "stateless")
-    assert found.verdict == "skip", found.evidence
-    assert "C++ runtime linked in" in found.evidence
+    finding = look(good.saxpy, "stateless")
+    assert finding.verdict == "skip", finding.evidence
+    assert "C++ runtime linked in" in finding.evidence
 
 
 def test_stateless_of_something_else_is_skipped(tmp_path, monkeypatch):
     (tmp_path / "libtext.so").write_text("INPUT(other.so)")
     monkeypatch.setattr(stateless, "locate", lambda path: tmp_path / "libtext.so")
-    found = look(good.saxpy, "stateless")
-    assert found.verdict == "skip"
-    assert "no readable ELF symbol table" in found.evidence
+    finding = look(good.saxpy, "stateless")
+    assert finding.verdict == "skip"
+    assert "no readable ELF symbol table" in finding.evidence
 
 
 def test_stateless_names_libraries_that_are_elsewhere(monkeypatch):
     monkeypatch.setattr(stateless, "_libraries", lambda op: [sl.cabi("/nowhere/libfar.so", "f")])
     assert isinstance(sl.cabi("/nowhere/libfar.so", "f"), CAbi)
-    found = look(good.saxpy, "stateless")
-    assert (found.verdict, found.evidence) == ("skip", "not on this machine: libfar.so")
+    finding = look(good.saxpy, "stateless")
+    assert (finding.verdict, finding.evidence) == ("skip", "not on this machine: libfar.so")
 
 
 def test_state_that_a_library_admits_is_told_and_is_not_ok(tmp_path, monkeypatch):
@@ -122,9 +122,9 @@ int f(void) { return plans != 0; }""")
         monkeypatch.setattr(stateless, "locate", lambda path: library)
         return look(good.saxpy, "stateless")
 
-    found = verdict()
-    assert found.verdict == "skip"
-    assert "keeps plans (made before, never changed), and says so" in found.evidence
+    finding = verdict()
+    assert finding.verdict == "skip"
+    assert "keeps plans (made before, never changed), and says so" in finding.evidence
     assert verdict("-DMORE=int").verdict == "skip"
     threaded = verdict("-DMORE=_Thread_local int")
     assert threaded.verdict == "fail"

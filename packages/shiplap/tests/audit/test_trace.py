@@ -23,7 +23,7 @@ MARK = event(trace.MARK, 100, "user_annotation", dur=100)
 
 
 def test_calls_within_the_mark_are_counted_by_kind():
-    found = trace.read(
+    counts = trace.read(
         {
             "traceEvents": [
                 event("cudaMalloc", 50),
@@ -47,7 +47,7 @@ def test_calls_within_the_mark_are_counted_by_kind():
             ]
         }
     )
-    assert found.calls == {
+    assert counts.calls == {
         "launch": 2,
         "raw allocation": 2,
         "raw release": 1,
@@ -55,8 +55,8 @@ def test_calls_within_the_mark_are_counted_by_kind():
         "host callback": 1,
         "module load": 2,
     }
-    assert found.streams == {7, 13}
-    assert str(found) == (
+    assert counts.streams == {7, 13}
+    assert str(counts) == (
         "2 launches on 2 streams, 2 raw allocations, 2 synchronisations, 1 host callbacks, 2 module loads"
     )
 
@@ -78,8 +78,8 @@ def recording(arg, out, *copies):
 def test_a_copy_into_a_buffer_that_the_op_keeps_is_named():
     x, out, buffer = torch.ones(5), torch.ones(5), torch.ones(5)
     start, size = x.data_ptr(), x.nbytes
-    found = cudagraph_trees.staged(double, recording(x, out, Copy(start, buffer.data_ptr(), size)), [])
-    assert found == "every replay copies 20 bytes of x into a buffer that the op keeps"
+    problem = cudagraph_trees.staged(double, recording(x, out, Copy(start, buffer.data_ptr(), size)), [])
+    assert problem == "every replay copies 20 bytes of x into a buffer that the op keeps"
     for copy in (Copy(start, out.data_ptr(), size), Copy(buffer.data_ptr(), out.data_ptr(), size)):
         assert cudagraph_trees.staged(double, recording(x, out, copy), []) == ""
     inside = Copy(start, buffer.data_ptr(), size)
@@ -88,8 +88,8 @@ def test_a_copy_into_a_buffer_that_the_op_keeps_is_named():
 
 
 def test_cudagraph_trees_is_skipped_elsewhere_and_says_so():
-    found = look(double, "cudagraph_trees")
-    assert (found.verdict, "device='cuda'" in found.evidence) == ("skip", True)
+    finding = look(double, "cudagraph_trees")
+    assert (finding.verdict, "device='cuda'" in finding.evidence) == ("skip", True)
 
 
 def test_a_module_holds_every_tensor_but_one():

@@ -75,9 +75,9 @@ def test_numerics_fires():
 
 
 def test_numerics_is_silent_and_states_the_largest_error():
-    found = look(row_sum, "numerics")
-    assert found.verdict == "ok"
-    assert "largest error" in found.evidence
+    finding = look(row_sum, "numerics")
+    assert finding.verdict == "ok"
+    assert "largest error" in finding.evidence
 
 
 # edges
@@ -124,9 +124,9 @@ def _(x):
 
 
 def test_edges_fires():
-    found = look(no_empty, "edges")
-    assert "invalid configuration argument" in found.evidence
-    assert "float32(0, " in found.input
+    finding = look(no_empty, "edges")
+    assert "invalid configuration argument" in finding.evidence
+    assert "float32(0, " in finding.input
     assert "sizes(n=17)" in look(forgets_the_tail, "edges").input
     assert "strides" in look(ignores_strides, "edges").input
 
@@ -136,9 +136,9 @@ def test_edges_fires_on_a_declaration_that_is_too_wide():
     def peak(x: Float[Tensor, "n c"]) -> Float[Tensor, "n"]:
         return x.amax(1)
 
-    found = look(peak, "edges")
-    assert found.verdict == "fail"
-    assert "requires" in found.fix
+    finding = look(peak, "edges")
+    assert finding.verdict == "fail"
+    assert "requires" in finding.fix
 
     @sl.op("audit_values::peak_of_some", requires=("c >= 1",))
     def peak_of_some(x: Float[Tensor, "n c"]) -> Float[Tensor, "n"]:
@@ -152,9 +152,9 @@ def test_edges_sets_aside_generated_row_numbers_that_mean_nothing():
     def take(x: Float[Tensor, "n c"], rows: Int32[Tensor, "m"]) -> Float[Tensor, "m c"]:
         return x[rows]
 
-    found = look(take, "edges")
-    assert found.verdict == "ok"
-    assert "@op.samples" in found.evidence
+    finding = look(take, "edges")
+    assert finding.verdict == "ok"
+    assert "@op.samples" in finding.evidence
 
 
 def test_edges_is_silent():
@@ -179,9 +179,9 @@ def twice(x: Float[Tensor, "n"]) -> Float[Tensor, "m"]:
 
 
 def test_bound_fires():
-    found = look(twice, "bound")
-    assert found.verdict == "fail"
-    assert "SL302" in found.evidence
+    finding = look(twice, "bound")
+    assert finding.verdict == "fail"
+    assert "SL302" in finding.evidence
 
 
 def test_bound_fires_on_what_a_fake_promises():
@@ -198,9 +198,9 @@ def test_bound_fires_on_what_a_fake_promises():
 
 
 def test_bound_is_silent_or_says_why_it_does_not_apply():
-    found = look(positive, "bound")
-    assert found.verdict == "ok"
-    assert "% of the bound" in found.evidence
+    finding = look(positive, "bound")
+    assert finding.verdict == "ok"
+    assert "% of the bound" in finding.evidence
     assert look(row_sum, "bound").verdict == "skip"
 
 
@@ -223,9 +223,9 @@ def _(x):
 
 
 def test_large_fires_on_int32_offsets():
-    found = look(offsets_of_32_bits, "large")
-    assert found.verdict == "fail"
-    assert "strides" in found.evidence
+    finding = look(offsets_of_32_bits, "large")
+    assert finding.verdict == "fail"
+    assert "strides" in finding.evidence
 
 
 def test_large_fires_on_a_fake_that_overflows():
@@ -240,15 +240,15 @@ def test_large_fires_on_a_fake_that_overflows():
     def wraps(x: Float[Tensor, "n c"]) -> Float[Tensor, "m"]:
         return x.flatten() * 2
 
-    found = look(wraps, "large")
-    assert found.verdict == "fail"
-    assert "fake with" in found.evidence
+    finding = look(wraps, "large")
+    assert finding.verdict == "fail"
+    assert "fake with" in finding.evidence
 
 
 def test_large_is_silent_or_says_why_it_does_not_apply():
-    found = look(row_sum, "large")
-    assert found.verdict == "ok"
-    assert "every dim of x" in found.evidence
+    finding = look(row_sum, "large")
+    assert finding.verdict == "ok"
+    assert "every dim of x" in finding.evidence
 
     @sl.op("audit_values::fixed", contiguous=("x",))
     def fixed(x: Float[Tensor, "3"]) -> Float[Tensor, "3"]:

@@ -51,12 +51,12 @@ def ops(request, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SHIPLAP_CACHE_DIR", str(folder))
         patch.setenv("SHIPLAP_NATIVE", "1" if request.param == "native" else "0")
-        found = declare(f"align_{request.param}")
-        bind(found, folder)
+        op = declare(f"align_{request.param}")
+        bind(op, folder)
         if request.param == "native":
-            native.build(found[0])
-        yield found
-        assert (found[0].native is not None) == (request.param == "native"), "it is this binding that was tried"
+            native.build(op[0])
+        yield op
+        assert (op[0].native is not None) == (request.param == "native"), "it is this binding that was tried"
 
 
 def views(n):

@@ -181,9 +181,9 @@ def test_dtype_codes(describe):
     }
     for dtype, want in codes.items():
         x = torch.zeros(2, 3, dtype=dtype)
-        found = op(x).tolist()
-        assert tuple(found[:6]) == (*want, 1, 2, 1, 0)
-        assert found[9] == x.data_ptr()
+        outputs = op(x).tolist()
+        assert tuple(outputs[:6]) == (*want, 1, 2, 1, 0)
+        assert outputs[9] == x.data_ptr()
     assert op(torch.tensor(1.0)).tolist()[3] == 0
 
 

@@ -124,12 +124,12 @@ def declare_total():
 
 @pytest.fixture(scope="module")
 def ops(cache, tmp_path_factory):
-    found = Ops()
-    found.mix, found.keep, found.bump, found.total = declare_mix(), declare_keep(), declare_bump(), declare_total()
+    ops = Ops()
+    ops.mix, ops.keep, ops.bump, ops.total = declare_mix(), declare_keep(), declare_bump(), declare_total()
     folder = tmp_path_factory.mktemp("native")
-    found.library = compile_c(folder, "native", {name: getattr(found, name) for name in SYMBOLS}, BODY)
-    bind(found)
-    return found
+    ops.library = compile_c(folder, "native", {name: getattr(ops, name) for name in SYMBOLS}, BODY)
+    bind(ops)
+    return ops
 
 
 SYMBOLS = ("mix", "keep", "bump", "total")
@@ -296,14 +296,14 @@ def test_errors_are_those_of_the_python_binding(ops):
     ]
 
     def refusals():
-        found = []
+        refused = []
         for call in calls:
             with pytest.raises(sl.ShiplapError) as caught:
                 ops.mix(*call)
-            found.append((type(caught.value), str(caught.value)))
+            refused.append((type(caught.value), str(caught.value)))
         with pytest.raises(sl.ShiplapError) as caught:
             ops.keep(torch.ones(5), 1)
-        return [*found, (type(caught.value), str(caught.value))]
+        return [*refused, (type(caught.value), str(caught.value))]
 
     assert ops.mix.native is not None
     by_native = refusals()
@@ -412,7 +412,7 @@ def test_shapes_of_any_rank_stay_with_python(ops, cache, tmp_path, ns):
     any_rank.kernel("cpu", sl.cabi(compile_c(tmp_path, "any", {"any_rank": any_rank}, body), "any_rank"))
     with fails("SL404", got='Shaped[Tensor, "*b"], whose rank is not fixed'):
         native.build(any_rank)
-    errors.base._said.discard(f"native {native.state(any_rank)[1]}")
+    errors.base._announced.discard(f"native {native.state(any_rank)[1]}")
     with pytest.warns(sl.ShiplapNotice, match=r"stays with the Python binding: SL404"):
         any_rank(torch.ones(2))
     assert native.state(any_rank) == ("python", native.state(any_rank)[1])
@@ -454,7 +454,7 @@ def test_native_can_be_switched_off(ops, monkeypatch):
 def test_without_a_compiler_python_serves_and_one_notice_says_so(ops, tmp_path, monkeypatch, compiler):
     monkeypatch.setenv("SHIPLAP_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("CXX", compiler)
-    errors.base._said.clear()
+    errors.base._announced.clear()
     ops.keep.drop_native()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -463,10 +463,10 @@ def test_without_a_compiler_python_serves_and_one_notice_says_so(ops, tmp_path, 
             assert torch.equal(ops.keep(torch.ones(2)), torch.ones(2))
             time.sleep(0.01)
         ops.keep(torch.ones(2))
-    said = [str(w.message) for w in caught if issubclass(w.category, sl.ShiplapNotice)]
-    assert len(said) == 1
-    assert "native_test::keep stays with the Python binding: SL405: no native binding" in said[0]
-    assert "status 1" in said[0] if compiler == "false" else "no /no/such/compiler on the PATH" in said[0]
+    messages = [str(w.message) for w in caught if issubclass(w.category, sl.ShiplapNotice)]
+    assert len(messages) == 1
+    assert "native_test::keep stays with the Python binding: SL405: the native binding cannot be used" in messages[0]
+    assert "status 1" in messages[0] if compiler == "false" else "no /no/such/compiler on the PATH" in messages[0]
     with fails("SL405"):
         native.build(ops.keep)
     ops.keep.kernel("cpu", sl.cabi(ops.library, "keep"), dtypes="float32")

@@ -92,7 +92,7 @@ def test_it_is_built_without_a_cuda_toolkit(step):
         "shiplap_detach",
         "shiplap_poison",
         "shiplap_refusal",
-        "shiplap_said",
+        "shiplap_set_error",
         "shiplap_standalone",
         "shiplap_standalone_for",
     }
@@ -104,13 +104,13 @@ def test_it_is_built_without_a_cuda_toolkit(step):
 def test_each_device_type_is_attached_where_torch_has_it(step, recwarn):
     native.build(step)
     assert torch.equal(step(torch.ones(3)), torch.full((3,), 2.0))
-    said = [str(w.message) for w in recwarn if issubclass(w.category, sl.ShiplapNotice)]
+    messages = [str(w.message) for w in recwarn if issubclass(w.category, sl.ShiplapNotice)]
     if torch.version.cuda:
         assert step.native.devices == ("cpu", "cuda")
-        assert not said
+        assert not messages
         return
     assert step.native.devices == ("cpu",)
-    assert said == [f"{step.spec.name} on cuda stays with the Python binding: this torch has no CUDA"]
+    assert messages == [f"{step.spec.name} on cuda stays with the Python binding: this torch has no CUDA"]
     assert native.state(step) == ("native", str(step.native.library))
     assert native.state(step, "cuda") == ("python", "this torch has no CUDA")
 

@@ -142,7 +142,7 @@ def test_torch_ops_say_what_is_wrong(op):
     if op.native is None:
         native.build(op)
     x, (y, info) = torch.randn(3, 4), outputs()
-    with torch.no_grad(), pytest.raises(RuntimeError, match=r"SL213: given workspace does not fit\n.*\n.*11 bytes"):
+    with torch.no_grad(), pytest.raises(RuntimeError, match=r"SL213: the given workspace does not fit\n.*\n.*11 bytes"):
         torch.ops.out_test.scale__out(x, y=y, info=info, workspace=torch.empty(11, dtype=torch.uint8))
     with (
         torch.no_grad(),

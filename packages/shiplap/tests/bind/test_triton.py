@@ -92,14 +92,14 @@ class Kernel:
 
             backend = make_backend(GPUTarget("cuda", 90, 32))
             binder = create_function_from_signature(self.signature, self.params, backend)
-            _, found, options = binder(*args, **kwargs)
+            _, signature, options = binder(*args, **kwargs)
         else:
-            found = [
+            signature = [
                 ("constexpr", v) if p.is_constexpr else one(v) if not p.do_not_specialize else one(v)[:1]
                 for p, v in zip(self.params, bound.arguments.values(), strict=True)
             ]
             options = {k: v for k, v in kwargs.items() if k not in names}
-        return repr(found), repr(options)
+        return repr(signature), repr(options)
 
     def __getitem__(self, grid):
         def launch(*args, **kwargs):
@@ -125,12 +125,12 @@ class Compiled:
 @pytest.fixture
 def knobs(monkeypatch):
     runtime = types.SimpleNamespace(debug=False, launch_enter_hook=Chain(), launch_exit_hook=Chain())
-    found = types.SimpleNamespace(runtime=runtime, compilation=types.SimpleNamespace(instrumentation_mode=""))
-    found.device = 0
+    settings = types.SimpleNamespace(runtime=runtime, compilation=types.SimpleNamespace(instrumentation_mode=""))
+    settings.device = 0
     monkeypatch.setattr(launching, "_TENSORS", (Pointer,))
-    stand_in = launching.Runtime(lambda: found.device, lambda device: 100 + device, found, Chain)
+    stand_in = launching.Runtime(lambda: settings.device, lambda device: 100 + device, settings, Chain)
     monkeypatch.setattr(launching, "_runtime", lambda: stand_in)
-    return found
+    return settings
 
 
 integers = st.one_of(
@@ -171,8 +171,8 @@ def test_what_reaches_the_compiled_kernel(knobs):
     launch = triton_launcher(kernel)
     x = Pointer(torch.float32, 4096)
     compiled = launch[(7,)](x, 128, 2.5, BLOCK=64)
-    again = launch[(7, 2)](Pointer(torch.float32, 8192), 256, 0.5, BLOCK=64)
-    assert again is compiled
+    repeated = launch[(7, 2)](Pointer(torch.float32, 8192), 256, 0.5, BLOCK=64)
+    assert repeated is compiled
     assert kernel.ordinary == 1
     assert compiled.seen == (7, 2, 1, 100, 0xF, ("packed",), None, None, None, 8192, 256, 0.5, 64, 0)
     launch[lambda meta: (meta["n"] // meta["BLOCK"], 2, 3)](x, 256, 0.5, 64)
@@ -277,7 +277,7 @@ def test_what_the_key_cannot_hold_goes_the_ordinary_way(knobs):
         for _ in range(2):
             launch[(1,)](odd, 1, 1, 1)
         assert launch.kernel.ordinary == 2
-        assert not launch.found
+        assert not launch.compiled_by_key
     launch = triton_launcher(kernel)
     kernel.specialise = lambda args, kwargs: "odd"
     for args, keywords in (
@@ -290,7 +290,7 @@ def test_what_the_key_cannot_hold_goes_the_ordinary_way(knobs):
         for _ in range(2):
             launch[(1,)](*args, **keywords)
         assert kernel.ordinary == before + 2
-    assert not launch.found
+    assert not launch.compiled_by_key
 
 
 def test_errors_are_those_of_the_call(knobs):
@@ -308,7 +308,7 @@ def test_what_is_kept_is_bounded(knobs, monkeypatch):
     launch = triton_launcher(kernel)
     for i in range(20):
         assert launch[(1,)](None, 3, 2.0, i).tag == kernel.launched[-1]
-        assert len(launch.found) <= 5
+        assert len(launch.compiled_by_key) <= 5
 
 
 def test_another_triton_launches_the_ordinary_way_and_says_so_once(monkeypatch):

@@ -22,20 +22,20 @@ ARGUMENTS = (3, True, [1, 2], [0.5], 2.0, "abc")  # of mix, after the tensors
 @pytest.fixture(scope="module")
 def ops(tmp_path_factory):
     pytest.importorskip("tvm_ffi")
-    folder, found = tmp_path_factory.mktemp("tvm_ffi"), Ops()
-    found.mix, found.keep, found.bump, found.total = declare_mix(), declare_keep(), declare_bump(), declare_total()
-    library = compile_c(folder, "native", {name: getattr(found, name) for name in SYMBOLS}, BODY)
-    found.mix.kernel("cpu", sl.cabi(library, "mix", strided=["x"]), workspace="n * c * itemsize")
-    found.keep.kernel("cpu", sl.cabi(library, "keep"), dtypes="float32")
-    found.bump.kernel("cpu", sl.cabi(library, "bump"))
-    found.total.kernel("cpu", sl.cabi(library, "total"))
+    folder, ops = tmp_path_factory.mktemp("tvm_ffi"), Ops()
+    ops.mix, ops.keep, ops.bump, ops.total = declare_mix(), declare_keep(), declare_bump(), declare_total()
+    library = compile_c(folder, "native", {name: getattr(ops, name) for name in SYMBOLS}, BODY)
+    ops.mix.kernel("cpu", sl.cabi(library, "mix", strided=["x"]), workspace="n * c * itemsize")
+    ops.keep.kernel("cpu", sl.cabi(library, "keep"), dtypes="float32")
+    ops.bump.kernel("cpu", sl.cabi(library, "bump"))
+    ops.total.kernel("cpu", sl.cabi(library, "total"))
     cache = folder / "cache"
     cache.mkdir(mode=0o700)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SHIPLAP_CACHE_DIR", str(cache))
         patch.setenv("SHIPLAP_NATIVE", "0")  # the Python binding is what we compare with
-        found.exported = {name: ffi.export(getattr(found, name)) for name in SYMBOLS}
-        yield found
+        ops.exported = {name: ffi.export(getattr(ops, name)) for name in SYMBOLS}
+        yield ops
 
 
 def outputs(rows, columns, dtype=torch.float32):
@@ -60,7 +60,7 @@ def test_a_data_dependent_size_is_returned(ops):
     out = torch.zeros(4)
     assert ops.exported["keep"](x, 0, out) == 2
     assert torch.equal(out[:2], ops.keep(x))
-    with pytest.raises(RuntimeError, match="SL302: data-dependent size exceeds its bound"):
+    with pytest.raises(RuntimeError, match="SL302: a data-dependent size exceeds its bound"):
         ops.exported["keep"](x, 9, out)
 
 
@@ -87,25 +87,29 @@ def calls(ops):
     mix, keep, bump = ops.exported["mix"], ops.exported["keep"], ops.exported["bump"]
     k = ARGUMENTS
     return {
-        "rank": (mix, (v, None, *k, y, info), "SL201: wrong number of dims"),
+        "rank": (mix, (v, None, *k, y, info), "SL201: a tensor has the wrong number of dims"),
         "size": (mix, (x, v, *k, y, info), r"SL202: sizes disagree\n  where    native_test::mix, argument 'bias'"),
-        "dtype": (mix, (x.to(torch.int32), None, *k, y, info), "SL204: dtype not accepted"),
-        "dtype of the kernel": (keep, (v.double(), 0, v.double()), "SL204: dtype not accepted"),
+        "dtype": (mix, (x.to(torch.int32), None, *k, y, info), "SL204: the dtype is not accepted"),
+        "dtype of the kernel": (keep, (v.double(), 0, v.double()), "SL204: the dtype is not accepted"),
         "dtypes": (mix, (x, v[:3].double(), *k, y, info), "SL205: dtypes disagree"),
-        "layout": (keep, (torch.ones(8)[::2], 0, torch.ones(4)), "SL207: layout"),
-        "precondition": (mix, (x, None, 99, *k[1:], y, info), r"SL208: precondition(.|\n)*k != 99"),
-        "count": (keep, (v, 0), "SL209: wrong kind of argument(.|\n)*2 arguments"),
-        "kind": (keep, ("v", 0, v), "SL209: wrong kind of argument(.|\n)*argument 'x'"),
-        "none": (keep, (None, 0, v), "SL209: wrong kind of argument(.|\n)*argument 'x'"),
-        "kind of number": (keep, (v, "0", v), "SL209: wrong kind of argument(.|\n)*argument 'extra'"),
-        "kind of list": (mix, (x, None, 3, True, ["a"], [], 1.0, "", y, info), "SL209: wrong kind(.|\n)*'ks'"),
-        "shared": (bump, (v, v), "SL210: mutated tensor is another argument too"),
-        "output over input": (keep, (v, 0, v), "SL210: output overlaps another tensor"),
-        "value": (mix, (x, None, 13, *k[1:], y, info), "SL211: values not accepted(.|\n)*k is unlucky"),
-        "status": (mix, (x, None, 14, *k[1:], y, info), "SL305: kernel refused its arguments(.|\n)*status 77"),
-        "shape of an output": (mix, (x, None, *k, y[:1], info), "SL212: given output does not fit"),
-        "dtype of an output": (mix, (x, None, *k, y.double(), info), "SL212: given output does not fit"),
-        "layout of an output": (keep, (v, 0, torch.ones(8)[::2]), "SL212: given output does not fit"),
+        "layout": (keep, (torch.ones(8)[::2], 0, torch.ones(4)), "SL207: the memory layout is not supported"),
+        "precondition": (mix, (x, None, 99, *k[1:], y, info), r"SL208: a precondition does not hold(.|\n)*k != 99"),
+        "count": (keep, (v, 0), "SL209: an argument has the wrong type(.|\n)*2 arguments"),
+        "kind": (keep, ("v", 0, v), "SL209: an argument has the wrong type(.|\n)*argument 'x'"),
+        "none": (keep, (None, 0, v), "SL209: an argument has the wrong type(.|\n)*argument 'x'"),
+        "kind of number": (keep, (v, "0", v), "SL209: an argument has the wrong type(.|\n)*argument 'extra'"),
+        "kind of list": (
+            mix,
+            (x, None, 3, True, ["a"], [], 1.0, "", y, info),
+            "SL209: an argument has the wrong type(.|\n)*'ks'",
+        ),
+        "shared": (bump, (v, v), "SL210: a mutated tensor is another argument too"),
+        "output over input": (keep, (v, 0, v), "SL210: an output overlaps another tensor"),
+        "value": (mix, (x, None, 13, *k[1:], y, info), "SL211: the op does not accept these values(.|\n)*k is unlucky"),
+        "status": (mix, (x, None, 14, *k[1:], y, info), "SL305: the kernel refused its arguments(.|\n)*status 77"),
+        "shape of an output": (mix, (x, None, *k, y[:1], info), "SL212: the given output does not fit"),
+        "dtype of an output": (mix, (x, None, *k, y.double(), info), "SL212: the given output does not fit"),
+        "layout of an output": (keep, (v, 0, torch.ones(8)[::2]), "SL212: the given output does not fit"),
         "not the CPU": (keep, (torch.ones(4, device="meta"), 0, v), "."),
     }
 
@@ -184,7 +188,7 @@ def test_without_the_package_the_error_says_what_to_install(ns, monkeypatch):
         return x + 1
 
     monkeypatch.setitem(sys.modules, "tvm_ffi", None)
-    with fails("SL407", "apache-tvm-ffi", fix="pip install 'shiplap[tvm-ffi]'", where=f"{ns}::f"):
+    with fails("SL407", "apache-tvm-ffi", fix="install it: pip install 'shiplap[tvm-ffi]'", where=f"{ns}::f"):
         ffi.export(f)
 
 

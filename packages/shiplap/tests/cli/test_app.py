@@ -48,7 +48,7 @@ def test_unknown_verb(run: Any) -> None:
     result = run("audi", "x")
     assert result.exit_code == 2
     lines = result.stderr.splitlines()
-    assert lines[:3] == ["SL614: no such verb", "  where    shiplap", "  got      audi"]
+    assert lines[:3] == ["SL614: no installed package has this verb", "  where    shiplap", "  got      audi"]
     assert lines[3].startswith("  expected did you mean 'audit'? One of audit, ")
 
 
@@ -56,7 +56,7 @@ def test_a_verb_of_a_distribution_that_is_not_installed(run: Any) -> None:
     result = run("paint", "--quick")
     assert result.exit_code == 2
     assert "expected One of audit, " in result.stderr
-    assert "fix      install the distribution that brings the verb, or take one of those that" in result.stderr
+    assert "fix      install the package that has the verb, or use a verb that" in result.stderr
 
 
 def test_errors_are_text_on_stderr(process: Any) -> None:
@@ -64,7 +64,7 @@ def test_errors_are_text_on_stderr(process: Any) -> None:
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.splitlines() == [
-        "SL501: no such file",
+        "SL501: the file does not exist",
         "  where    packages/shiplap/tests/cli/target.py",
         "  got      packages/shiplap/tests/cli/target.py",
         "  expected did you mean 'packages/shiplap/tests/cli/targets.py'?",

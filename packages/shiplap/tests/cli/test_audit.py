@@ -37,10 +37,10 @@ def test_a_failure_leaves_status_1_and_its_fix(process: Any) -> None:
 def test_json_is_all_of_stdout(process: Any) -> None:
     done = process("audit", f"{OPS}:scale", *QUICK, "--seed", "5", "--json")
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert [(f["check"], f["verdict"]) for f in found["findings"]] == [("numerics", "ok"), ("fresh", "ok")]
-    assert found["facts"]["seed"] == "5"
-    assert found["facts"]["target"] == f"{OPS}:scale"
+    parsed = json.loads(done.stdout)
+    assert [(f["check"], f["verdict"]) for f in parsed["findings"]] == [("numerics", "ok"), ("fresh", "ok")]
+    assert parsed["facts"]["seed"] == "5"
+    assert parsed["facts"]["target"] == f"{OPS}:scale"
     assert "noisy" in done.stderr  # what the module printed is not lost
 
 
@@ -96,15 +96,15 @@ def test_unknown_check_lists_the_known(run: Any) -> None:
 
     result = run("audit", OPS, "--check", "frsh")
     assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr.splitlines()[-5:-3] == ["SL503: no such check", "  where    audit(checks=...)"]
+    assert result.stderr.splitlines()[-5:-3] == ["SL503: no check has this name", "  where    audit(checks=...)"]
     assert ", ".join(CHECKS) in result.stderr
 
 
 @pytest.mark.parametrize(
     ("target", "expected"),
     [
-        ("absent.py", "no such file"),
-        ("packages/shiplap/tests/cli/test_app.py", "no op in target"),
+        ("absent.py", "the file does not exist"),
+        ("packages/shiplap/tests/cli/test_app.py", "the target declares no op"),
         (f"{OPS}:scael", "did you mean 'scale'?"),
     ],
 )
@@ -120,13 +120,13 @@ def test_unwritable_report_is_refused_before_the_work(
     monkeypatch.setattr(AUDIT, "audit", lambda *a, **k: pytest.fail("the audit was run"))
     result = run("audit", OPS, "--html", tmp_path / "absent" / "x.html")
     assert result.exit_code == 2
-    assert "SL602: file cannot be written" in result.stderr
+    assert "SL602: the file cannot be written" in result.stderr
 
 
 def test_unavailable_device(run: Any) -> None:
     result = run("audit", OPS, "--device", "nowhere")
     assert result.exit_code == 2
-    assert "SL605: device not available" in result.stderr
+    assert "SL605: the device is not available" in result.stderr
 
 
 def test_progress_is_for_a_terminal_only(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -177,10 +177,10 @@ def test_passports_are_written_and_verified(run: Any, measured: None, tmp_path: 
     names = sorted(p.name for p in (tmp_path / "new").iterdir() if not p.name.startswith("."))
     assert names == [f"cli_targets.{op}.cpu.passport.{kind}" for op in ("scale", "shift") for kind in ("html", "json")]
     files = [a for p in sorted((tmp_path / "new").glob("*.json")) for a in ("--verify-passport", p)]
-    again = run("audit", OPS, *files)
-    assert again.exit_code == 0, again.output
-    assert "cli_targets::scale: passport of " in again.stdout
-    assert again.stdout.count("is that of the op") == 2
+    repeated = run("audit", OPS, *files)
+    assert repeated.exit_code == 0, repeated.output
+    assert "cli_targets::scale: passport of " in repeated.stdout
+    assert repeated.stdout.count("is that of the op") == 2
     rows = json.loads(run("audit", OPS, *files, "--json").stdout)["passports"]
     assert [(r["op"], r["moved"]) for r in rows] == [("cli_targets::scale", []), ("cli_targets::shift", [])]
 
@@ -205,15 +205,15 @@ def test_a_passport_of_another_op_or_torch_says_so(run: Any, tmp_path: Path) -> 
     assert "  evidence is of torch 2.0.0, here is 2." in result.stdout
     result = run("audit", "examples/data_dependent.py", "--verify-passport", file)
     assert (result.exit_code, result.stdout) == (2, "")
-    assert "SL501: no op of this passport in the targets" in result.stderr
+    assert "SL501: no target declares the op of this passport" in result.stderr
 
 
 def test_a_sanitizer_without_a_gpu_is_skipped_and_an_unknown_tool_refused(run: Any) -> None:
     result = run("audit", f"{OPS}:scale", "--check", "fresh", "--sanitizer", "memcheck", "--json")
     assert result.exit_code == 0, result.output
-    found = json.loads(result.stdout)["findings"]
-    assert [(f["check"], f["verdict"]) for f in found] == [("fresh", "ok"), ("sanitizer", "skip")]
-    assert "device='cuda'" in found[1]["evidence"]
+    parsed = json.loads(result.stdout)["findings"]
+    assert [(f["check"], f["verdict"]) for f in parsed] == [("fresh", "ok"), ("sanitizer", "skip")]
+    assert "device='cuda'" in parsed[1]["evidence"]
     result = run("audit", f"{OPS}:scale", "--sanitizer", "mumcheck")
     assert result.exit_code == 2
     assert "SL503" in result.stderr
@@ -231,8 +231,8 @@ def test_an_op_that_cannot_be_called_is_still_reported(run: Any, tmp_path: Path,
     page = tmp_path / "page.html"
     result = run("audit", str(file), "--check", "numerics", "--cost", "--json", "--html", str(page))
     assert result.exit_code == 1, result.output
-    found = json.loads(result.stdout)
-    assert "no such <device>" in found["findings"][0]["evidence"]
-    assert found["no_costs"] == f"{ns}::raises: RuntimeError: no such <device>"
+    parsed = json.loads(result.stdout)
+    assert "no such <device>" in parsed["findings"][0]["evidence"]
+    assert parsed["no_costs"] == f"{ns}::raises: RuntimeError: no such <device>"
     assert "no such &lt;device&gt;" in page.read_text()
     assert "no such <device>" not in page.read_text()

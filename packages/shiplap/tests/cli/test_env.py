@@ -16,10 +16,10 @@ from shiplap.compat.versions import RELEASES, short
 def test_json_is_all_of_stdout(process: Any) -> None:
     done = process("env", "--json")
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert set(found) == {"versions", "devices", "capabilities", "settings", "libraries", "bindings"}
-    assert found["versions"]["torch"] == torch.__version__
-    assert found["devices"][0]["device"] == "cpu"
+    parsed = json.loads(done.stdout)
+    assert set(parsed) == {"versions", "devices", "capabilities", "settings", "libraries", "bindings"}
+    assert parsed["versions"]["torch"] == torch.__version__
+    assert parsed["devices"][0]["device"] == "cpu"
 
 
 def test_text_and_json_say_the_same(run: Any) -> None:
@@ -44,7 +44,7 @@ def test_settings_in_force(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_missing_library_has_its_fix(tmp_path: Path) -> None:
     entry = env._located("a.family", tmp_path / "libabsent.so")
     assert (entry["found"], entry["symbols"]) == (False, 0)
-    assert entry["problem"].startswith("SL401: kernel library not found; build it")
+    assert entry["problem"].startswith("SL401: the kernel library cannot be loaded; build the library")
 
 
 def test_compiler_absent(monkeypatch: pytest.MonkeyPatch) -> None:

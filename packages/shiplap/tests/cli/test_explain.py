@@ -30,11 +30,11 @@ def test_the_page_shows_what_is_printed(process: Any) -> None:
 
 
 def test_json_is_one_value_with_the_code_on_request(run: Any) -> None:
-    found = json.loads(run("explain", "examples/fuse.py:mean", "--json", "--source").stdout)
-    assert found["summary"] == "2 kernels in 1 graph: 1 template, 1 generated"
-    assert found["kernels"][0]["unfused"][0]["side"] == "after"
-    assert found["facts"]["function"] == "examples/fuse.py:mean"
-    assert found["kernels"][0]["name"] in found["source"][0]
+    parsed = json.loads(run("explain", "examples/fuse.py:mean", "--json", "--source").stdout)
+    assert parsed["summary"] == "2 kernels in 1 graph: 1 template, 1 generated"
+    assert parsed["kernels"][0]["unfused"][0]["side"] == "after"
+    assert parsed["facts"]["function"] == "examples/fuse.py:mean"
+    assert parsed["kernels"][0]["name"] in parsed["source"][0]
 
 
 def test_exit_status_1_where_a_template_is_wrong(run: Any, tmp_path: Path) -> None:
@@ -70,11 +70,11 @@ def given():
 @pytest.mark.parametrize(
     ("function", "says"),
     [
-        ("examples/fuse.py", "SL501: function not understood"),
+        ("examples/fuse.py", "SL501: the function cannot be identified"),
         ("examples/fuse.py:leyer", "expected did you mean 'layer'?"),
-        ("examples/none.py:layer", "SL501: no such file"),
-        ("tests.cli.targets:nothing", "SL501: no such function"),
-        ("examples/first_op.py:rms_norm", "SL613: arguments do not fit"),
+        ("examples/none.py:layer", "SL501: the file does not exist"),
+        ("tests.cli.targets:nothing", "SL501: no function has this name"),
+        ("examples/first_op.py:rms_norm", "SL613: the arguments do not fit the command"),
     ],
 )
 def test_what_cannot_be_explained(run: Any, function: str, says: str) -> None:

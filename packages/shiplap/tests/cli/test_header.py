@@ -46,17 +46,17 @@ def test_json(run: Any, tmp_path: Path) -> None:
 def test_no_kernel_bound(run: Any) -> None:
     result = run("header", "packages/shiplap/tests/cli/targets.py:scale")
     assert result.exit_code == 2
-    assert "no C kernel bound" in result.stderr
+    assert "the target has no C kernel" in result.stderr
     assert "cli_targets::scale" in result.stderr
 
 
 def test_unusable_files(run: Any, tmp_path: Path) -> None:
     result = run("header", "packages/shiplap/tests/cli/targets.py", "-o", tmp_path / "absent" / "x.h")
     assert (result.exit_code, result.stdout) == (2, "")
-    assert "SL602: file cannot be written" in result.stderr
+    assert "SL602: the file cannot be written" in result.stderr
     result = run("header", "packages/shiplap/tests/cli/targets.py", "-o", tmp_path / "absent.h", "--check")
     assert result.exit_code == 2
-    assert "SL602: file cannot be read" in result.stderr
+    assert "SL602: the file cannot be read" in result.stderr
 
 
 @pytest.mark.parametrize("args", [("packages/shiplap/tests/cli/targets.py", "--check"), ("-o", "x.h")])

@@ -82,10 +82,10 @@ def test_draft_imports_and_refuses_calls(run: Any, library: Path, tmp_path: Path
 def test_a_draft_in_a_process_of_its_own(process: Any, library: Path, tmp_path: Path) -> None:
     done = process("init", "draft.py", "--from", "cli_library:annotated", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["ops"] == ["cli_library::annotated"]
-    assert found["file"] == "draft.py"
-    assert {f["line"] for f in found["fill"]} == {
+    parsed = json.loads(done.stdout)
+    assert parsed["ops"] == ["cli_library::annotated"]
+    assert parsed["file"] == "draft.py"
+    assert {f["line"] for f in parsed["fill"]} == {
         n for n, line in enumerate((tmp_path / "draft.py").read_text().splitlines(), 1) if "FILL: " in line
     }
     done = process("audit", "draft.py", cwd=tmp_path)
@@ -244,7 +244,7 @@ def test_files_are_not_overwritten(run: Any, tmp_path: Path) -> None:
     file.write_text("precious")
     result = run("init", file, "--from", "aten::relu")
     assert result.exit_code == 2
-    assert "SL602: file exists" in result.stderr
+    assert "SL602: the file already exists" in result.stderr
     assert file.read_text() == "precious"
     assert run("init", file, "--from", "aten::relu", "--force").exit_code == 0
     assert fill_lines(file.read_text())

@@ -22,14 +22,14 @@ def test_measured_as_json_and_as_a_page(run: Any, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     done = run(*EXAMPLE, "--json", "--html", page)
     assert done.exit_code == 0, done.output
-    found = json.loads(done.stdout)
-    assert found["summary"] == "1 match, 0 near misses in 1 graph"
-    (match,) = found["matches"]
+    parsed = json.loads(done.stdout)
+    assert parsed["summary"] == "1 match, 0 near misses in 1 graph"
+    (match,) = parsed["matches"]
     assert (match["operators"], match["saving"]["nodes"]) == (["linear", "silu", "linear", "mul"], -3)
-    assert found["measured"]["error"] < 1e-5
-    assert found["measured"]["kernels"][0] > 0
-    assert [step["rewrite"] for step in found["measured"]["steps"]] == ["one_product"]
-    assert "+linear_3: float32[2, 8, 256] = aten.linear(y, cat)" in found["differences"][0]["text"]
+    assert parsed["measured"]["error"] < 1e-5
+    assert parsed["measured"]["kernels"][0] > 0
+    assert [step["rewrite"] for step in parsed["measured"]["steps"]] == ["one_product"]
+    assert "+linear_3: float32[2, 8, 256] = aten.linear(y, cat)" in parsed["differences"][0]["text"]
     html = page.read_text(encoding="utf-8")
     assert html.count("<svg") == 2
     assert " kernels, " in html
@@ -60,9 +60,9 @@ def test_exit_status_1_where_nothing_matched(run: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["{file}:nothing"], "SL501: no such function"),
+        (["{file}:nothing"], "SL501: no function has this name"),
         (["{file}", "--inputs", "none"], "SL613"),
-        (["{file}", "--with", "{file}:other"], "SL501: no such rewrite"),
+        (["{file}", "--with", "{file}:other"], "SL501: no rewrite has this name"),
         (["missing.py"], "SL501"),
     ],
 )
@@ -77,4 +77,4 @@ def test_exit_status_2(run: Any, tmp_path: Path, arguments: list[str], expected:
 def test_a_page_that_cannot_be_written_is_said_before_the_work(run: Any, tmp_path: Path) -> None:
     done = run("rewrite", "nowhere.py", "--html", tmp_path / "absent" / "page.html")
     assert done.exit_code == 2
-    assert "SL602: file cannot be written" in done.stderr
+    assert "SL602: the file cannot be written" in done.stderr

@@ -37,8 +37,8 @@ def test_a_call_given_by_sizes(run: Any) -> None:
     assert lines[1].startswith("  right(WAIT=300): fastest of 3 verified: ")
     assert lines[1].endswith("2 dropped, see findings (measured)")
     assert [line[:20] for line in lines[2:]] == ["  fail  cut(PARTS=10", "  fail  cut(PARTS=2)"]
-    again = run("tune", "tests.selection.ops:mm", *SIZES)
-    assert again.stdout.splitlines()[1].endswith("(stored)")
+    repeated = run("tune", "tests.selection.ops:mm", *SIZES)
+    assert repeated.stdout.splitlines()[1].endswith("(stored)")
 
 
 def test_choices_as_json(run: Any) -> None:
@@ -61,8 +61,8 @@ def test_from_a_profile_to_a_table(process: Any, tmp_path: Path) -> None:
             ops.mm(torch.randn(16, n), torch.randn(n, 16))
     done = process("tune", "--profile", tmp_path / "calls.jsonl", "--budget", "2m", "--json")
     assert done.returncode == 1, done.stderr
-    found = json.loads(done.stdout)["choices"]
-    assert {c["bucket"] for c in found} == {"m<=16, k<=4, n<=16", "m<=16, k<=64, n<=16"}
+    parsed = json.loads(done.stdout)["choices"]
+    assert {c["bucket"] for c in parsed} == {"m<=16, k<=4, n<=16", "m<=16, k<=64, n<=16"}
     done = process("freeze", "tests.selection.ops", "-o", tmp_path / "tuned.json")
     assert done.returncode == 0, done.stderr
     assert done.stderr == f"wrote {tmp_path}/tuned.json: 2 choices\n"
@@ -116,8 +116,8 @@ def test_why_names_the_field_that_changed(run: Any, store: Store) -> None:
     assert result.exit_code == 1
     assert f"(driver: 580.1 → -; torch: 1.0 → {torch.__version__})" in result.stdout
     assert "no entry serves here: driver, torch changed" in result.stdout
-    found = json.loads(run("cache", "why", "tune_test::mm", "--json").stdout)
-    assert (found["serves"], found["entries"][0]["differs"][0]) == (False, "driver: 580.1 → -")
+    parsed = json.loads(run("cache", "why", "tune_test::mm", "--json").stdout)
+    assert (parsed["serves"], parsed["entries"][0]["differs"][0]) == (False, "driver: 580.1 → -")
 
 
 def test_why_sees_that_a_kernel_has_changed(run: Any, store: Store) -> None:

@@ -83,9 +83,9 @@ class Raw(ctypes.Structure):
 def raw(t: Tensor | None):
     if t is None:
         return None
-    found = Raw(t.dim(), of(t.dtype, "test").number, 0 if t.device.type == "cpu" else 14, t.data_ptr())
-    found.sizes[: t.dim()], found.strides[: t.dim()] = t.shape, t.stride()
-    return ctypes.byref(found)
+    view = Raw(t.dim(), of(t.dtype, "test").number, 0 if t.device.type == "cpu" else 14, t.data_ptr())
+    view.sizes[: t.dim()], view.strides[: t.dim()] = t.shape, t.stride()
+    return ctypes.byref(view)
 
 
 def declare(rng: random.Random, number: int) -> CallPlan | None:
@@ -132,10 +132,10 @@ def draw_call(rng: random.Random, plan: CallPlan) -> tuple[tuple, Tensor, Tensor
 
     def size(dim) -> int:
         try:
-            found = dim.size if dim.kind == "fixed" else dim.expr(env) if dim.expr else env.get(dim.text, 2)
+            value = dim.size if dim.kind == "fixed" else dim.expr(env) if dim.expr else env.get(dim.text, 2)
         except (ArithmeticError, LookupError, ValueError):
-            found = 1
-        return max(0, found + (rng.random() < 0.06))
+            value = 1
+        return max(0, value + (rng.random() < 0.06))
 
     for arg in plan.spec.tensors:
         if arg.optional and rng.random() < 0.4:
@@ -181,7 +181,7 @@ def in_python(plan: CallPlan, args, out, scratch) -> str:
 
 def function(plan: CallPlan, number: int) -> str:
     outputs = plan.outputs
-    steps = lines((*plan.arguments, *plan.sharing, *outputs.measured, *outputs.fitting, *outputs.apart))
+    steps = lines((*plan.arguments, *plan.sharing, *outputs.measured, *outputs.fitting, *outputs.disjoint))
     body = "\n    ".join([*steps, "if (scratch) {", *lines(outputs.scratch), "}"])
     return f"""extern "C" const char* check_{number}(const Raw* r0, const Raw* r1, const Raw* r2, int64_t a_k,
     const int64_t* ks, int64_t n, double a_p, bool a_on, const char* mode, const Raw* r_out, const Raw* r_scratch) {{
@@ -238,11 +238,11 @@ def test_the_printers_agree(compiled):
             args, out, scratch = draw_call(rng, plan)
             *tensors, k, ks, real, on, mode = args
             list_ = (ctypes.c_int64 * max(1, len(ks)))(*ks)
-            said = check(
+            messages = check(
                 *map(raw, tensors), k, list_, len(ks), real, on, mode.encode(), raw(out), raw(scratch)
             ).decode()
-            assert said == in_python(plan, args, out, scratch), plan.source()
-            seen[said[:5]] = seen.get(said[:5], 0) + 1
+            assert messages == in_python(plan, args, out, scratch), plan.source()
+            seen[messages[:5]] = seen.get(messages[:5], 0) + 1
     wanted = {"", "SL201", "SL202", "SL203", "SL204", "SL205", "SL206", "SL207", "SL208", "SL210", "SL212", "SL213"}
     assert wanted <= seen.keys(), seen
     assert seen[""] >= 20, seen

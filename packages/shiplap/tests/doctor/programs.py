@@ -30,15 +30,15 @@ def run(directory: Path, source: str, *arguments: str) -> Diagnosis:
 def here(script: Path) -> Diagnosis:
     """The diagnosis of the same program in this process, which has imported torch and forgets what it compiled."""
     compat.reset_compiler()
-    found = doctor(lambda: runpy.run_path(str(script), run_name="__main__"))
+    diagnosis = doctor(lambda: runpy.run_path(str(script), run_name="__main__"))
     compat.reset_compiler()
-    assert not found.error
-    return found
+    assert not diagnosis.error
+    return diagnosis
 
 
-def lines(found: Diagnosis) -> set[tuple[str, str, str]]:
+def lines(diagnosis: Diagnosis) -> set[tuple[str, str, str]]:
     """``(end of the file's path, text of the line, cause)`` of every break."""
-    return {(name(b), b.place.code, b.cause) for b in found.breaks}
+    return {(name(b), b.place.code, b.cause) for b in diagnosis.breaks}
 
 
 def name(b: Break) -> str:

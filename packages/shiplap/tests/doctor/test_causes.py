@@ -23,18 +23,18 @@ SKIPPED = {"in_loop", "slice_by_tensor", "array_attribute", "in_try", "context",
 
 
 @pytest.fixture(scope="module")
-def found() -> Diagnosis:
+def diagnosis() -> Diagnosis:
     return here(PROGRAM)
 
 
-def at(found: Diagnosis, line: int) -> Break:
-    (only,) = (b for b in found.breaks if b.place.line == line)
+def at(diagnosis: Diagnosis, line: int) -> Break:
+    (only,) = (b for b in diagnosis.breaks if b.place.line == line)
     return only
 
 
 @pytest.mark.parametrize("line", MARKS, ids=lambda n: f"{MARKS[n][0]}-{n}")
-def test_a_marked_line_breaks_for_the_marked_cause(found: Diagnosis, line: int) -> None:
-    b = at(found, line)
+def test_a_marked_line_breaks_for_the_marked_cause(diagnosis: Diagnosis, line: int) -> None:
+    b = at(diagnosis, line)
     assert (b.cause, b.registry, b.call) == MARKS[line]
     assert Path(b.place.file) == PROGRAM
     assert b.place == b.user == b.chain[-1]
@@ -43,27 +43,27 @@ def test_a_marked_line_breaks_for_the_marked_cause(found: Diagnosis, line: int) 
     assert b.fix == FIXES[b.cause]
 
 
-def test_no_other_line_breaks(found: Diagnosis) -> None:
-    assert sorted(b.place.line for b in found.breaks) == sorted(MARKS)
+def test_no_other_line_breaks(diagnosis: Diagnosis) -> None:
+    assert sorted(b.place.line for b in diagnosis.breaks) == sorted(MARKS)
 
 
-def test_what_torch_cannot_resume_comes_first_and_runs_uncompiled(found: Diagnosis) -> None:
-    assert {b.place.function for b in found.breaks if b.skipped} == SKIPPED
-    assert [b.skipped for b in found.breaks] == sorted((b.skipped for b in found.breaks), reverse=True)
+def test_what_torch_cannot_resume_comes_first_and_runs_uncompiled(diagnosis: Diagnosis) -> None:
+    assert {b.place.function for b in diagnosis.breaks if b.skipped} == SKIPPED
+    assert [b.skipped for b in diagnosis.breaks] == sorted((b.skipped for b in diagnosis.breaks), reverse=True)
 
 
-def test_a_declaration_is_drafted_for_a_compiled_function(found: Diagnosis) -> None:
+def test_a_declaration_is_drafted_for_a_compiled_function(diagnosis: Diagnosis) -> None:
     line = next(n for n, mark in MARKS.items() if mark[2] == "zlib.crc32")
-    example = at(found, line).example
+    example = at(diagnosis, line).example
     assert '@unfinished("zlib::crc32"' in example
     assert "# crc32(data, value = 0)" in example
     assert "return zlib.crc32(data, value)" in example
     compile(example, "example", "exec")
 
 
-def test_a_call_without_a_signature_is_drafted_as_it_is_written(found: Diagnosis) -> None:
+def test_a_call_without_a_signature_is_drafted_as_it_is_written(diagnosis: Diagnosis) -> None:
     line = next(n for n, mark in MARKS.items() if mark[2] == "scipy.special.erf")
-    example = at(found, line).example
+    example = at(diagnosis, line).example
     assert "def erf(" in example
     compile(example, "example", "exec")
 

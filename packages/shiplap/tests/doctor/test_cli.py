@@ -66,9 +66,9 @@ def test_json_is_one_value_and_the_program_prints_to_stderr(tmp_path: Path, capf
     assert done.exit_code == 1
     printed = capfd.readouterr()
     assert (printed.out, "hello" in printed.err) == ("", True)
-    found = json.loads(done.stdout)
-    assert found.keys() == {"facts", "ok", "summary", *Diagnosis.__dataclass_fields__}
-    (b,) = found["breaks"]
+    parsed = json.loads(done.stdout)
+    assert parsed.keys() == {"facts", "ok", "summary", *Diagnosis.__dataclass_fields__}
+    (b,) = parsed["breaks"]
     assert {k: b[k] for k in ("cause", "call", "registry", "graphs", "times", "skipped")} == {
         "cause": "foreign",
         "call": "zlib.crc32",
@@ -78,7 +78,7 @@ def test_json_is_one_value_and_the_program_prints_to_stderr(tmp_path: Path, capf
         "skipped": False,
     }
     assert b["place"]["line"] == 4
-    assert found["recompiles"][0]["cause"] == "dtype"
+    assert parsed["recompiles"][0]["cause"] == "dtype"
 
 
 def test_a_program_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,8 +100,8 @@ def test_a_program_that_compiles_nothing() -> None:
     ("arguments", "says"),
     [
         ((), "Missing argument"),
-        (("--", "/no/such/program"), "SL701: program cannot be started"),
-        (("--html", "no/such/directory.html", "--", "true"), "SL602: file cannot be written"),
+        (("--", "/no/such/program"), "SL701: the program cannot be started"),
+        (("--html", "no/such/directory.html", "--", "true"), "SL602: the file cannot be written"),
     ],
 )
 def test_usage_errors(arguments: tuple[str, ...], says: str) -> None:
@@ -130,8 +130,8 @@ V1121 04:31:58.000000 100 torch/x.py:3] {"compilation_metrics": {"compile_id": "
 
 def test_a_trace_cut_off_in_the_middle_of_an_unknown_break(tmp_path: Path) -> None:
     (tmp_path / "dedicated_log_torch_trace_x.log").write_text(TRACE)
-    found = diagnose(read(tmp_path), "a run")
-    (b,) = found.breaks
+    diagnosis = diagnose(read(tmp_path), "a run")
+    (b,) = diagnosis.breaks
     assert (str(b.place), b.cause, b.registry, b.reason) == (
         "/gone/model.py:12",
         "other",
@@ -140,13 +140,13 @@ def test_a_trace_cut_off_in_the_middle_of_an_unknown_break(tmp_path: Path) -> No
     )
     assert (b.explanation, b.hints) == ("Nobody knows.", ("Wait.",))
     assert near(b.place) == []
-    assert "Nobody knows." in diagnosis_html(found, {})
+    assert "Nobody knows." in diagnosis_html(diagnosis, {})
 
 
 def test_an_empty_trace() -> None:
-    found = diagnose(Trace(), "a run")
-    assert found == Diagnosis("a run")
-    assert "nothing was compiled" in diagnosis_html(found, {})
+    diagnosis = diagnose(Trace(), "a run")
+    assert diagnosis == Diagnosis("a run")
+    assert "nothing was compiled" in diagnosis_html(diagnosis, {})
 
 
 @pytest.mark.parametrize(

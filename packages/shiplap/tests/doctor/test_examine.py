@@ -39,13 +39,13 @@ def test_arguments_directory_streams_and_status_are_the_programs_own(
     """,
     )
     monkeypatch.chdir(tmp_path)
-    found = examine([sys.executable, script.name, "--json", "-x"])
+    diagnosis = examine([sys.executable, script.name, "--json", "-x"])
     assert capfd.readouterr().out.startswith(f"['--json', '-x'] {tmp_path} ")
-    assert found.exit_code == 7
-    assert [b.place.line for b in found.breaks] == [4]
-    assert not found.ok
-    assert found.processes == 2, "its processes are read together"
-    assert [(b.graphs, b.times) for b in found.breaks] == [(2, 2)]
+    assert diagnosis.exit_code == 7
+    assert [b.place.line for b in diagnosis.breaks] == [4]
+    assert not diagnosis.ok
+    assert diagnosis.processes == 2, "its processes are read together"
+    assert [(b.graphs, b.times) for b in diagnosis.breaks] == [(2, 2)]
 
 
 def test_a_crash_leaves_what_was_seen_until_then_and_a_trace_that_the_user_asked_for(
@@ -53,20 +53,20 @@ def test_a_crash_leaves_what_was_seen_until_then_and_a_trace_that_the_user_asked
 ) -> None:
     wanted = tmp_path / "trace"
     monkeypatch.setenv("TORCH_TRACE", str(wanted))
-    found = run(tmp_path, BREAKING + "    import os; os.abort()")
-    assert found.exit_code == 134
-    assert [b.cause for b in found.breaks] == ["print"]
+    diagnosis = run(tmp_path, BREAKING + "    import os; os.abort()")
+    assert diagnosis.exit_code == 134
+    assert [b.cause for b in diagnosis.breaks] == ["print"]
     assert len(list(wanted.glob("shiplap-doctor-*/*.log"))) == 1
 
 
 def test_a_program_that_compiles_nothing(tmp_path: Path) -> None:
-    found = run(tmp_path, "import torch; torch.compile(lambda x: x, backend='eager')")
-    assert (found.compiled, found.breaks, found.exit_code, found.ok) == (0, (), 0, False)
-    assert found.summary.startswith("nothing was compiled")
+    diagnosis = run(tmp_path, "import torch; torch.compile(lambda x: x, backend='eager')")
+    assert (diagnosis.compiled, diagnosis.breaks, diagnosis.exit_code, diagnosis.ok) == (0, (), 0, False)
+    assert diagnosis.summary.startswith("nothing was compiled")
 
 
 def test_no_such_program() -> None:
-    with pytest.raises(ShiplapError, match="SL701: program cannot be started") as e:
+    with pytest.raises(ShiplapError, match="SL701: the program cannot be started") as e:
         examine(["/no/such/program"])
     assert e.value.got == "No such file or directory"
 
@@ -82,12 +82,12 @@ pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 def test_a_plain_function_is_compiled_here() -> None:
-    found = sl.doctor(breaking, torch.ones(3), times=2)
-    assert isinstance(found, sl.Diagnosis)
-    (b,) = found.breaks
+    diagnosis = sl.doctor(breaking, torch.ones(3), times=2)
+    assert isinstance(diagnosis, sl.Diagnosis)
+    (b,) = diagnosis.breaks
     assert (b.place.code, b.place.function, b.cause) == ("return x * x.sum().item() * times", "breaking", "item")
     assert Path(b.place.file) == Path(__file__)
-    assert (found.target, found.exit_code, found.error) == ("breaking", 0, "")
+    assert (diagnosis.target, diagnosis.exit_code, diagnosis.error) == ("breaking", 0, "")
 
 
 def test_a_compiled_function_is_called_as_it_is() -> None:
@@ -98,15 +98,15 @@ def test_a_compiled_function_is_called_as_it_is() -> None:
         return compiled(x)
 
     compiled = torch.compile(breaking, backend="aot_eager")
-    found = sl.doctor(step, torch.ones(3))
+    diagnosis = sl.doctor(step, torch.ones(3))
     assert len(calls) == 1
-    assert [b.cause for b in found.breaks] == ["item"]
+    assert [b.cause for b in diagnosis.breaks] == ["item"]
 
 
 def test_a_module_without_breaks_is_ok() -> None:
-    found: Diagnosis = sl.doctor(torch.nn.Linear(3, 3), torch.ones(2, 3))
-    assert found.ok
-    assert found.target == "Linear"
+    diagnosis: Diagnosis = sl.doctor(torch.nn.Linear(3, 3), torch.ones(2, 3))
+    assert diagnosis.ok
+    assert diagnosis.target == "Linear"
 
 
 def test_an_exception_is_told_and_the_handler_is_gone() -> None:
@@ -117,9 +117,9 @@ def test_an_exception_is_told_and_the_handler_is_gone() -> None:
         raise ValueError("no such thing\nmore")
 
     before = list(logging.getLogger("torch.__trace").handlers)
-    found = sl.doctor(torch.compile(fails, backend="eager"), torch.ones(3))
-    assert (found.exit_code, found.error) == (1, "ValueError: no such thing")
-    assert {b.cause for b in found.breaks} == {"item", "exception"}
+    diagnosis = sl.doctor(torch.compile(fails, backend="eager"), torch.ones(3))
+    assert (diagnosis.exit_code, diagnosis.error) == (1, "ValueError: no such thing")
+    assert {b.cause for b in diagnosis.breaks} == {"item", "exception"}
     assert logging.getLogger("torch.__trace").handlers == before
 
 
@@ -129,16 +129,16 @@ def test_an_error_inside_a_function_that_must_not_break() -> None:
         print(x)
         return x + 1
 
-    found = sl.doctor(prints, torch.ones(3))
-    assert found.error.startswith("Unsupported: Failed to trace builtin operator")
-    (b,) = found.breaks
+    diagnosis = sl.doctor(prints, torch.ones(3))
+    assert diagnosis.error.startswith("Unsupported: Failed to trace builtin operator")
+    (b,) = diagnosis.breaks
     assert (b.place.code, b.cause, b.registry, b.call) == ("print(x)", "print", "GB0059", "print")
 
 
 def test_the_summary_counts() -> None:
-    found = sl.doctor(lambda x: x + 1, torch.ones(3))
-    assert (found.compiled, found.graphs, found.processes) == (1, 1, 1)
-    assert found.summary.startswith("0 graph breaks, 0 recompiles in 1 compiled function, 1 graph;")
+    diagnosis = sl.doctor(lambda x: x + 1, torch.ones(3))
+    assert (diagnosis.compiled, diagnosis.graphs, diagnosis.processes) == (1, 1, 1)
+    assert diagnosis.summary.startswith("0 graph breaks, 0 recompiles in 1 compiled function, 1 graph;")
 
 
 def test_the_way_through_a_library_to_the_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

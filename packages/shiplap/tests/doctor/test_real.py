@@ -100,23 +100,23 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Diagnosis, str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TORCH_LOGS", "graph_breaks")
         patch.setenv("TORCH_LOGS_OUT", str(log))
-        found = examine([sys.executable, "-c", one_by_one, *(str(REAL / f"{name}.py") for name in HERE)])
-    return found, log.read_text()
+        diagnosis = examine([sys.executable, "-c", one_by_one, *(str(REAL / f"{name}.py") for name in HERE)])
+    return diagnosis, log.read_text()
 
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_every_break_is_named_with_its_line(run: tuple[Diagnosis, str], name: str) -> None:
     if name not in HERE:
         pytest.skip(f"needs {NEEDS[name]}: pip install 'shiplap-testing[all]'")
-    found, _ = run
-    assert found.exit_code == 0
-    mine = tuple(b for b in found.breaks if Path(b.user.file) == REAL / f"{name}.py")
-    assert lines(replace(found, breaks=mine)) == EXPECTED[name]
+    diagnosis, _ = run
+    assert diagnosis.exit_code == 0
+    mine = tuple(b for b in diagnosis.breaks if Path(b.user.file) == REAL / f"{name}.py")
+    assert lines(replace(diagnosis, breaks=mine)) == EXPECTED[name]
 
 
 def test_each_leads_back_to_the_line_of_the_script(run: tuple[Diagnosis, str]) -> None:
-    found, _ = run
-    for b in found.breaks:
+    diagnosis, _ = run
+    for b in diagnosis.breaks:
         assert Path(b.user.file).stem in HERE
         script = Path(b.user.file).read_text().splitlines()
         assert script[b.user.line - 1].strip() == b.user.code
@@ -127,9 +127,9 @@ def test_each_leads_back_to_the_line_of_the_script(run: tuple[Diagnosis, str]) -
 
 def test_torchs_own_log_names_the_same_lines(run: tuple[Diagnosis, str]) -> None:
     """The trace and ``TORCH_LOGS`` are two ways out of the compiler; the doctor reads the first only."""
-    found, log = run
+    diagnosis, log = run
     logged = set(re.findall(r"user code at (\S+:\d+)", log))
-    named = {str(b.place) for b in found.breaks}
+    named = {str(b.place) for b in diagnosis.breaks}
     outside = {at for at in logged if "/site-packages/torch/" not in at}
     assert outside <= named
     assert len(named - outside) <= len(logged - outside)  # inside torch: the log names torch's line, we name the caller

@@ -60,12 +60,12 @@ captured(torch.ones(2))
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Diagnosis:
+def diagnosis(tmp_path_factory: pytest.TempPathFactory) -> Diagnosis:
     return here(write(tmp_path_factory.mktemp("recompiles"), SOURCE))
 
 
-def of(found: Diagnosis, function: str) -> Recompile:
-    (only,) = (r for r in found.recompiles if r.place.code.startswith(f"def {function}("))
+def of(diagnosis: Diagnosis, function: str) -> Recompile:
+    (only,) = (r for r in diagnosis.recompiles if r.place.code.startswith(f"def {function}("))
     return only
 
 
@@ -80,36 +80,36 @@ def of(found: Diagnosis, function: str) -> Recompile:
     ],
 )
 def test_what_varied(
-    found: Diagnosis, function: str, cause: str, subject: str, values: tuple[str, ...], times: int
+    diagnosis: Diagnosis, function: str, cause: str, subject: str, values: tuple[str, ...], times: int
 ) -> None:
-    r = of(found, function)
+    r = of(diagnosis, function)
     assert (r.cause, r.subject, r.values, r.times) == (cause, subject, values, times)
     assert r.fix == VARIED[cause].fix
     assert r.limit is (function == "sized")
 
 
-def test_halves_of_a_cut_function_are_one_function(found: Diagnosis) -> None:
-    (r,) = (r for r in found.recompiles if r.place.function == "cut")
+def test_halves_of_a_cut_function_are_one_function(diagnosis: Diagnosis) -> None:
+    (r,) = (r for r in diagnosis.recompiles if r.place.function == "cut")
     assert (r.times, r.subject, r.place.code) == (2, "x, dim 0", "def cut(x):")
 
 
-def test_too_many_versions_are_a_break(found: Diagnosis) -> None:
-    (b,) = (b for b in found.breaks if b.cause == "recompiles")
+def test_too_many_versions_are_a_break(diagnosis: Diagnosis) -> None:
+    (b,) = (b for b in diagnosis.breaks if b.cause == "recompiles")
     assert (b.registry, b.skipped, b.place.function) == ("GB0039", True, "sized")
 
 
-def test_the_example_names_the_argument(found: Diagnosis) -> None:
-    assert "mark_dynamic(x, 0)" in of(found, "sized").example
-    assert 'register_buffer("step"' in of(found, "forward").example
+def test_the_example_names_the_argument(diagnosis: Diagnosis) -> None:
+    assert "mark_dynamic(x, 0)" in of(diagnosis, "sized").example
+    assert 'register_buffer("step"' in of(diagnosis, "forward").example
 
 
-def test_an_unused_cuda_graph_says_why(found: Diagnosis) -> None:
-    (skip,) = found.skips
+def test_an_unused_cuda_graph_says_why(diagnosis: Diagnosis) -> None:
+    (skip,) = diagnosis.skips
     assert skip.reason == "cpu device (arg0_1)"
     assert skip.place is not None
     assert (Path(skip.place.file).name, skip.place.function) == ("program.py", "captured")
     assert "GPU" in skip.fix
-    assert "1 CUDA graph skip" in found.summary
+    assert "1 CUDA graph skip" in diagnosis.summary
 
 
 @pytest.mark.parametrize(

@@ -23,9 +23,11 @@ def test_medians_of_functions_in_turn() -> None:
 
         return run
 
-    found = time_in_turn({"long": sleeper("long", 0.004), "short": sleeper("short", 0.001)}, device="cpu", seconds=0.05)
-    assert list(found) == ["long", "short"]
-    assert found["long"] >= 0.004 > found["short"] >= 0.001
+    medians = time_in_turn(
+        {"long": sleeper("long", 0.004), "short": sleeper("short", 0.001)}, device="cpu", seconds=0.05
+    )
+    assert list(medians) == ["long", "short"]
+    assert medians["long"] >= 0.004 > medians["short"] >= 0.001
     assert order[-10:] == ["long", "short"] * 5
 
 
@@ -43,7 +45,7 @@ def test_at_least_five_samples_of_each() -> None:
 
 
 def test_a_bar_that_nobody_watches_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    with progress_bar(False) as said:
-        said("convert", 1, 2)
+    with progress_bar(False) as messages:
+        messages("convert", 1, 2)
     assert capsys.readouterr() == ("", "")
     assert show_time(0.0021) == "2.1 ms"

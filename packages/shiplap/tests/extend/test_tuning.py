@@ -25,8 +25,8 @@ def store_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 def test_candidates_are_the_reference_and_what_the_source_lists() -> None:
     drawn = inputs(listed.twice, recipe_of(listed.twice, (torch.ones(3),)), "cpu")
-    found = [label(c) for c in listed.ALGORITHMS.candidates(listed.twice, drawn)]
-    assert found == ["reference", *(f"library(ALGORITHM={a})" for a in range(3))]
+    labels = [label(c) for c in listed.ALGORITHMS.candidates(listed.twice, drawn)]
+    assert labels == ["reference", *(f"library(ALGORITHM={a})" for a in range(3))]
 
 
 def test_a_config_that_is_refused_is_not_in_the_race() -> None:
@@ -43,5 +43,5 @@ def test_the_fastest_right_one_is_chosen_and_in_force() -> None:
     assert (few.label, few.origin) == ("library(ALGORITHM=1)", "measured")
     assert many.label == "library(ALGORITHM=4)"  # the third is faster than two of the others, and wrong
     assert [f.evidence.partition(":")[0] for f in many.findings if f.verdict == "fail"] == ["library(ALGORITHM=3)"]
-    again = listed.ALGORITHMS.tune(listed.twice, [{"n": 999}], device="cpu")
-    assert again == [many.but(origin="stored")]
+    repeated = listed.ALGORITHMS.tune(listed.twice, [{"n": 999}], device="cpu")
+    assert repeated == [many.but(origin="stored")]

@@ -30,19 +30,19 @@ def arguments(m: int = 67, k: int = 33, n: int = 101) -> tuple[torch.Tensor, ...
 
 
 def test_what_is_inside_a_template():
-    found = explain(lambda x, w, s, b: gelu(qmm(x, w, s) + b), *arguments(), fullgraph=True)
-    (kernel,) = found.kernels
+    explanation = explain(lambda x, w, s, b: gelu(qmm(x, w, s) + b), *arguments(), fullgraph=True)
+    (kernel,) = explanation.kernels
     assert (kernel.kind, kernel.operators) == ("template", ("fusetest::qmm", "aten.add", "aten.gelu"))
     assert kernel.name.startswith("cpp_fused_add_gelu_qmm")
-    assert kernel.name in found.source[0]
+    assert kernel.name in explanation.source[0]
     assert [where.rpartition("/")[2].partition(":")[0] for where in kernel.where] == ["test_explain.py"]
     assert kernel.unfused == ()
-    (decision,) = kernel.decisions
-    assert decision.op == "fusetest::qmm"
-    assert [v.status for v in decision.verdicts] == ["ok"]
-    assert decision.chosen == decision.verdicts[0].candidate
-    assert found.ok
-    assert found.summary == "1 kernel in 1 graph: 1 template"
+    (choice,) = kernel.fusion_choices
+    assert choice.op == "fusetest::qmm"
+    assert [v.status for v in choice.verdicts] == ["ok"]
+    assert choice.chosen == choice.verdicts[0].candidate
+    assert explanation.ok
+    assert explanation.summary == "1 kernel in 1 graph: 1 template"
 
 
 OUTSIDE = {
@@ -71,43 +71,43 @@ def outside(case: str) -> Explanation:
 @pytest.mark.parametrize("case", OUTSIDE)
 def test_what_stayed_outside_and_why(case):
     _, side, reason, meaning = OUTSIDE[case]
-    found = outside(case)
-    assert [k.kind for k in found.kernels if k.decisions] == ["template"]
-    (template,) = (k for k in found.kernels if k.kind == "template")
+    explanation = outside(case)
+    assert [k.kind for k in explanation.kernels if k.fusion_choices] == ["template"]
+    (template,) = (k for k in explanation.kernels if k.kind == "template")
     (other,) = template.unfused
-    assert (other.side, other.kernel) == (side, next(k.name for k in found.kernels if k.kind == "generated"))
+    assert (other.side, other.kernel) == (side, next(k.name for k in explanation.kernels if k.kind == "generated"))
     assert other.reason.startswith(reason)
     assert meaning in other.meaning
 
 
 def test_an_operator_is_listed_where_it_is_computed():
     """Inductor names the producer in the template's kernel as well, since it knows where its input comes from."""
-    found = outside("producer")
-    assert [k.operators for k in found.kernels] == [("aten.sigmoid",), ("fusetest::qmm", "aten.add", "aten.gelu")]
+    explanation = outside("producer")
+    assert [k.operators for k in explanation.kernels] == [("aten.sigmoid",), ("fusetest::qmm", "aten.add", "aten.gelu")]
 
 
 def test_a_switch_is_a_reason():
     with switches(qmm, fusion=False):
-        found = explain(lambda x, w, s, b: qmm(x, w, s) + b, *arguments())
-    assert found.kernels[0].unfused[0].reason == "fusion for buffer explicit disabled"
-    assert "switched off" in found.kernels[0].unfused[0].meaning
+        explanation = explain(lambda x, w, s, b: qmm(x, w, s) + b, *arguments())
+    assert explanation.kernels[0].unfused[0].reason == "fusion for buffer explicit disabled"
+    assert "switched off" in explanation.kernels[0].unfused[0].meaning
 
 
-def test_templates_off_shows_the_floor():
+def test_templates_off_shows_the_fallback():
     with switches(qmm, templates=False):
-        found = explain(lambda x, w, s, b: qmm(x, w, s) + b, *arguments())
-    assert "template" not in [k.kind for k in found.kernels]
-    assert [(d.chosen, d.reason) for d in found.decisions] == [("reference", "templates are switched off")]
-    assert "extern_kernels.mm" in [k.name for k in found.kernels]
+        explanation = explain(lambda x, w, s, b: qmm(x, w, s) + b, *arguments())
+    assert "template" not in [k.kind for k in explanation.kernels]
+    assert [(d.chosen, d.reason) for d in explanation.fusion_choices] == [("reference", "templates are switched off")]
+    assert "extern_kernels.mm" in [k.name for k in explanation.kernels]
 
 
 def test_a_wrong_template_is_named_with_its_evidence():
     with switches(qmm, only="STEPS=K / 2"), pytest.warns(sl.ShiplapNotice, match="is wrong and is not used"):
-        found = explain(lambda x, w, s, b: qmm(x, w, s) + b, *arguments(31))
-    (decision,) = found.decisions
-    assert not found.ok
-    assert (decision.chosen, decision.reason) == ("reference", "no template is proven for this call")
-    (verdict,) = decision.verdicts
+        explanation = explain(lambda x, w, s, b: qmm(x, w, s) + b, *arguments(31))
+    (choice,) = explanation.fusion_choices
+    assert not explanation.ok
+    assert (choice.chosen, choice.reason) == ("reference", "no template is proven for this call")
+    (verdict,) = choice.verdicts
     assert verdict.status == "wrong"
     assert "off by" in verdict.detail
 
@@ -118,8 +118,8 @@ def test_graphs_modules_and_what_compiles_to_nothing():
         torch._dynamo.graph_break()
         return y + b
 
-    found = explain(broken, *arguments())
-    assert (found.graphs, [k.graph for k in found.kernels]) == (2, [0, 1])
+    explanation = explain(broken, *arguments())
+    assert (explanation.graphs, [k.graph for k in explanation.kernels]) == (2, [0, 1])
     assert explain(torch.nn.Linear(3, 4), torch.randn(2, 3)).kernels[0].kind == "extern"
     with pytest.raises(sl.ShiplapError, match="SL702: nothing was compiled") as e:
         explain(lambda x: 1, torch.randn(2))
@@ -143,17 +143,17 @@ def test_nothing_of_the_process_is_left_changed():
 def test_views_render_the_same_values(capsys: pytest.CaptureFixture[str]) -> None:
     from shiplap.fuse.show import explanation_json, print_explanation
 
-    found = outside("sum")
-    value: Any = json.loads(json.dumps(explanation_json(found, {"torch": torch.__version__})))
+    explanation = outside("sum")
+    value: Any = json.loads(json.dumps(explanation_json(explanation, {"torch": torch.__version__})))
     assert "source" not in value
-    assert explanation_json(found, {}, source=True)["source"] == list(found.source)
+    assert explanation_json(explanation, {}, source=True)["source"] == list(explanation.source)
     assert value["kernels"][0]["unfused"][0]["reason"] == "template epilogue not satisfied"
-    print_explanation(found, source=True)
+    print_explanation(explanation, source=True)
     text = capsys.readouterr().out
     for part in (
         "  outside  cpp_fused_add_sum_1 (aten.add, aten.sum), which runs after it\n"
         "           Inductor: template epilogue not satisfied\n",
-        f"  chosen   {found.decisions[0].chosen}: the first candidate that is proven",
+        f"  chosen   {explanation.fusion_choices[0].chosen}: the first candidate that is proven",
         "2 kernels in 1 graph: 1 template, 1 generated",
         "async_compile.cpp_pybinding",
     ):

@@ -17,7 +17,7 @@ import torch
 
 import shiplap as sl
 from shiplap.compat import lowering
-from shiplap.fuse import decisions, explain, select, switches
+from shiplap.fuse import explain, fusion_choices, select, switches
 from shiplap.op import digest
 from shiplap_testing.forked import python
 from tests.fuse import targets
@@ -56,7 +56,7 @@ def compiled(*args: torch.Tensor, **options: Any) -> Any:
     """The layer compiled and compared with eager; the decision that was made."""
     got, want = torch.compile(layer, fullgraph=True, **options)(*args), layer(*args)
     assert float((got - want).norm() / want.norm()) < 1e-6
-    return decisions("fusetest::qmm")[-1]
+    return fusion_choices("fusetest::qmm")[-1]
 
 
 @pytest.mark.parametrize("bad", [FAST_AND_WRONG, BROKEN], ids=["wrong", "does not compile"])
@@ -69,7 +69,7 @@ def test_what_is_not_proven_is_passed_over(bad):
 
 
 @pytest.mark.parametrize("bad", [FAST_AND_WRONG, BROKEN], ids=["wrong", "does not compile"])
-def test_a_single_bad_choice_leaves_the_floor(bad):
+def test_a_single_bad_choice_leaves_the_fallback(bad):
     only(bad)
     with pytest.warns(sl.ShiplapNotice, match="is not used"):
         made = compiled(*arguments())
@@ -93,17 +93,21 @@ def test_switches_are_controls():
     args = arguments()
     from torch._dynamo.utils import counters
 
-    found = {}
+    by_switch = {}
     for name, keywords in (("on", {}), ("apart", {"fusion": False}), ("off", {"templates": False})):
         torch._dynamo.reset()
         counters.clear()
         with switches(qmm, **keywords):
             made = compiled(*args)
         inductor = counters["inductor"]
-        found[name] = (inductor["cpp_templated_kernel_counter"], inductor["cpp_epilogue_fusion_counter"], made.chosen)
-    assert found["on"][:2] == (1, 1)
-    assert found["apart"][:2] == (1, 0)
-    assert found["off"] == (0, 0, "reference")
+        by_switch[name] = (
+            inductor["cpp_templated_kernel_counter"],
+            inductor["cpp_epilogue_fusion_counter"],
+            made.chosen,
+        )
+    assert by_switch["on"][:2] == (1, 1)
+    assert by_switch["apart"][:2] == (1, 0)
+    assert by_switch["off"] == (0, 0, "reference")
     asked = []
     declines = {"fuses": lambda sizes: bool(asked.append(dict(sizes)))}
     with pytest.MonkeyPatch.context() as patch:
@@ -122,8 +126,8 @@ def test_tuning_shows_times_drops_what_is_wrong_broken_or_crashes_and_is_done_on
     monkeypatch.setattr(select, "SECONDS", 600.0)  # nobody is left out, however busy the machine
     monkeypatch.setattr(select, "NEAR", 1e9)  # all are raced with their neighbours, however slow they are alone
     args = arguments()
-    found = explain(layer, *args, mode="max-autotune-no-cudagraphs", fullgraph=True)
-    (made,) = found.decisions
+    explanation = explain(layer, *args, mode="max-autotune-no-cudagraphs", fullgraph=True)
+    (made,) = explanation.fusion_choices
     timed = {v.candidate: v for v in made.verdicts if v.status == "ok"}
     assert made.chosen in timed.keys() == {"reference", "qmm(BM=32, BN=64, STEPS=K, WRECK=0)"}
     assert all(v.time_us and v.time_us > 0 and "with add, mul" in v.detail for v in timed.values())
@@ -140,14 +144,14 @@ def test_tuning_shows_times_drops_what_is_wrong_broken_or_crashes_and_is_done_on
     assert "ended the process (SIGSEGV)" in why[json.dumps(CRASHING)]
     assert made.reason.startswith("fastest with ")
     assert "3 dropped" in made.reason
-    assert not found.ok
+    assert not explanation.ok
 
     torch._dynamo.reset()
     before = measure.benchmarks
-    again = compiled(*args, mode="max-autotune-no-cudagraphs")
+    repeated = compiled(*args, mode="max-autotune-no-cudagraphs")
     assert measure.benchmarks == before
-    assert again.chosen == made.chosen
-    assert again.reason.startswith("stored: ")
+    assert repeated.chosen == made.chosen
+    assert repeated.reason.startswith("stored: ")
 
 
 def test_frozen_choices_are_not_measured(monkeypatch):
@@ -164,13 +168,13 @@ def test_frozen_choices_are_not_measured(monkeypatch):
 
 PROGRAM = """
     import sys, torch
-    from shiplap.fuse import decisions
+    from shiplap.fuse import fusion_choices
     sys.path.insert(0, sys.argv[1])
     import edited
     args = torch.randn(20, 30), torch.randint(-127, 128, (30, 40), dtype=torch.int8), torch.rand(40) / 127
     got = torch.compile(lambda *a: torch.relu(edited.qmm(*a)))(*args)
     torch.testing.assert_close(got, torch.relu(edited.qmm.reference(*args)), rtol=1e-4, atol=1e-4)
-    print("chosen:", [d.chosen for d in decisions()])
+    print("chosen:", [d.chosen for d in fusion_choices()])
 """
 
 

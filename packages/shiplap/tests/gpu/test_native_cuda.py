@@ -52,10 +52,10 @@ extern "C" int scale(const sl_context* ctx, const DLTensor* x, DLTensor* y, DLTe
 def nvcc():
     from torch.utils.cpp_extension import CUDA_HOME
 
-    found = shutil.which("nvcc") or (f"{CUDA_HOME}/bin/nvcc" if CUDA_HOME else "")
-    if not found or not Path(found).is_file():
+    path = shutil.which("nvcc") or (f"{CUDA_HOME}/bin/nvcc" if CUDA_HOME else "")
+    if not path or not Path(path).is_file():
         pytest.skip("no nvcc")
-    return found
+    return path
 
 
 @pytest.fixture(scope="module")

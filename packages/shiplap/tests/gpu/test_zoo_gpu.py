@@ -16,14 +16,14 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 def test_a_bad_op_is_flagged(specimen):
     if specimen.name in gpu.TWO_DEVICES and torch.cuda.device_count() < 2:
         pytest.skip("needs two devices")
-    said = []
+    messages = []
     for check in sorted(specimen.flagged_by):
         (finding,) = audit(specimen.op, checks=[check], seed=SEED, device="cuda")
         print(f"\n{specimen.name}: {finding.verdict}: {finding.evidence}\n  fix: {finding.fix}")
         assert finding.verdict == "fail", finding.evidence
         assert finding.fix
-        said.append(finding.evidence)
-    assert gpu.EVIDENCE[specimen.name] in " ".join(said)
+        messages.append(finding.evidence)
+    assert gpu.EVIDENCE[specimen.name] in " ".join(messages)
 
 
 @pytest.mark.parametrize("specimen", gpu.GOOD, ids=str)

@@ -288,6 +288,6 @@ def test_what_was_traced_without_gradients_can_be_trained(affine):
     leaves = tensors((3, 2), (4, 2))
     expected = torch.autograd.grad(model(*leaves).sum(), leaves)
     for name, graph in traced.items():
-        found = torch.autograd.grad(graph(*leaves).sum(), leaves)
-        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True)), name
+        gradients = torch.autograd.grad(graph(*leaves).sum(), leaves)
+        assert all(torch.equal(a, b) for a, b in zip(gradients, expected, strict=True)), name
         assert not graph(*given).requires_grad

@@ -77,8 +77,8 @@ def test_a_bucket_holds_its_sizes(n):
 
 def test_rules_are_declared_per_dim():
     rule = read_rule(gather.spec, "exact", {"n": "none", "eps": "exact", "c": "pow2"})
-    found = key(torch.ones(900, 5), torch.zeros(27, dtype=torch.int32), rule=rule)
-    assert found == ((), 8, 27, (1, 2), "a", 1e-5, "Float=float32", "c,c")
+    bucket_key = key(torch.ones(900, 5), torch.zeros(27, dtype=torch.int32), rule=rule)
+    assert bucket_key == ((), 8, 27, (1, 2), "a", 1e-5, "Float=float32", "c,c")
 
 
 def test_a_rule_is_part_of_the_identity_of_the_op(ns):
@@ -103,6 +103,6 @@ def test_what_is_no_rule_is_refused():
 
 def test_layouts_have_codes():
     x = torch.ones(2, 3, 4, 5)
-    found = layout_of([x, None, x.transpose(2, 3), x.to(memory_format=torch.channels_last), x[..., :2], 1.0, "s"])
-    assert found == "c,-,0132,0231,0123+"
+    codes = layout_of([x, None, x.transpose(2, 3), x.to(memory_format=torch.channels_last), x[..., :2], 1.0, "s"])
+    assert codes == "c,-,0132,0231,0123+"
     assert layout_of([[x, x[0].transpose(0, 1)]]) == "[c,102]"

@@ -24,7 +24,7 @@ def test_entries_are_complete(entry):
     assert entry.title
     assert entry.why.endswith(".")
     assert entry.fix
-    found = error(entry.id, where="here", got=1, expected=2)
-    assert isinstance(found, sl.ShiplapError)
-    assert str(found).splitlines()[0] == f"{entry.id}: {entry.title}"
-    assert "  where    here" in str(found)
+    raised = error(entry.id, where="here", got=1, expected=2)
+    assert isinstance(raised, sl.ShiplapError)
+    assert str(raised).splitlines()[0] == f"{entry.id}: {entry.title}"
+    assert "  where    here" in str(raised)

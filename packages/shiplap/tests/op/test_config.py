@@ -64,7 +64,7 @@ def test_configs_are_part_of_the_identity(ns):
 
 
 @pytest.mark.parametrize(
-    ("configs", "said"),
+    ("configs", "messages"),
     [
         ([], "an empty list"),
         ([{}], "{}"),
@@ -75,11 +75,11 @@ def test_configs_are_part_of_the_identity(ns):
         (["BLOCK"], "a dict of names and values"),
     ],
 )
-def test_what_is_no_config_is_refused(ns, configs, said):
+def test_what_is_no_config_is_refused(ns, configs, messages):
     with pytest.raises(ShiplapError) as caught:
         declare(ns, configs)
     assert caught.value.id == "SL116"
-    assert said in str(caught.value)
+    assert messages in str(caught.value)
 
 
 def test_a_default_needs_configs(ns):

@@ -89,7 +89,12 @@ def test_a_method_is_told_what_to_do(ns):
 
 @pytest.mark.parametrize("target", [staticmethod(lambda x: x), partial(max, 1), Tensor, torch.nn.ReLU()])
 def test_what_is_no_function(ns, target):
-    with fails("SL103", "not a function", got=f"a {type(target).__name__}", expected="a function defined with def"):
+    with fails(
+        "SL103",
+        "the decorated object is not a function",
+        got=f"a {type(target).__name__}",
+        expected="a function defined with def",
+    ):
         sl.op(f"{ns}::f")(target)
 
 
@@ -139,13 +144,13 @@ class Pair(NamedTuple):
         (dict[str, int], "dict[str, int]", "pass the entries as separate arguments"),
         (dict, "dict", "pass the entries as separate arguments"),
         (Tensor, "Tensor", 'say the dtype and dims: Float[Tensor, "n c"]'),
-        (int | str, "int | str", "split it"),
-        (set[int], "set[int]", "split it"),
-        (tuple[int, str], "tuple[int, str]", "split it"),
-        (tuple[F, V], "tuple", "split it"),
+        (int | str, "int | str", "split the argument"),
+        (set[int], "set[int]", "split the argument"),
+        (tuple[int, str], "tuple[int, str]", "split the argument"),
+        (tuple[F, V], "tuple", "split the argument"),
         (list[F] | None, "list", "pass an empty list instead of None"),
-        (torch.dtype, "dtype", "split it"),
-        (typing.Any, "Any", "split it"),
+        (torch.dtype, "dtype", "split the argument"),
+        (typing.Any, "Any", "split the argument"),
     ],
 )
 def test_types_a_schema_cannot_carry_say_how_to_split_them(ns, annotation, got, fix):
@@ -162,7 +167,7 @@ def test_star_arguments_and_keyword_only_tensors(ns):
         @sl.op(f"{ns}::f")
         def star(x: F, *xs: int) -> F: ...
 
-    with fails("SL103", got="a keyword-only tensor", fix="move it before the *"):
+    with fails("SL103", got="a keyword-only tensor", fix="move the argument before the *"):
 
         @sl.op(f"{ns}::g")
         def keyword(x: F, *, y: F) -> F: ...

@@ -25,8 +25,8 @@ def nonzero(ns):
 
     @sl.op(f"{ns}::above", bounds={"m": "min(n, limit)"})
     def above(x: V, limit: int = 1000) -> tuple[Int64[Tensor, "m"], Float[Tensor, "m+1 2"]]:
-        found = (x > 0).nonzero()[:, 0]
-        return found, x.new_ones(len(found) + 1, 2)
+        rows = (x > 0).nonzero()[:, 0]
+        return rows, x.new_ones(len(rows) + 1, 2)
 
     return above
 

@@ -61,9 +61,9 @@ def declare(tensors, outputs, dims, requires):
 @st.composite
 def calls(draw):
     """A declaration, and arguments that mostly fit it."""
-    found = declare(**draw(declarations()))
-    assume(found is not None)
-    fn, spec = found
+    op = declare(**draw(declarations()))
+    assume(op is not None)
+    fn, spec = op
     env = {n: draw(st.integers(0, 4)) for n in "abcd"} | {"k": draw(st.integers(0, 3))}
     args = []
     for arg in spec.tensors:

@@ -72,7 +72,7 @@ def test_the_last_kernel_bound_is_tried_first_and_a_name_is_replaced(ns):
 @pytest.mark.parametrize(("device", "seen"), [("cuda:1", ["cuda:1"]), ("cuda:0", ["current"]), ("cpu", ["current"])])
 def test_a_kernel_runs_with_its_device_as_the_current_one(scale, style, device, seen, monkeypatch):
     """On a machine without a GPU: device 0 is the current one, until a context says otherwise."""
-    entered, found = ["current"], []
+    entered, devices = ["current"], []
 
     class Entering:
         def __init__(self, device):
@@ -88,10 +88,10 @@ def test_a_kernel_runs_with_its_device_as_the_current_one(scale, style, device, 
     monkeypatch.setattr(torch.cuda, "device", Entering)
 
     def functional(x, k, *, shift, tag):
-        found.append(entered[-1])
+        devices.append(entered[-1])
 
     def out(x, k, *, shift, tag, y, total):
-        found.append(entered[-1])
+        devices.append(entered[-1])
 
     kernel = PythonKernel(scale.spec, Terms("k", "cuda", ""), {"functional": functional, "out": out}[style])
     call = Binding((torch.ones(2), 2, 0.0, "t"), device=torch.device(device))
@@ -101,7 +101,7 @@ def test_a_kernel_runs_with_its_device_as_the_current_one(scale, style, device, 
             kernel.into(call, outs, None)
     else:
         kernel.into(call, outs, None)
-    assert found == seen
+    assert devices == seen
     assert entered == ["current"]
 
 
@@ -248,8 +248,8 @@ def test_mutation_is_the_same_compiled(ns, backend):
     def fn(table, count, x):
         before = table * 1
         sums = update(table[:, ::2], count, x)
-        again = update(table[:, ::2], count, x, 2)
-        return before, sums, again, table + 1, count * 2
+        repeated = update(table[:, ::2], count, x, 2)
+        return before, sums, repeated, table + 1, count * 2
 
     x = torch.randn(3, 2)
     results = []

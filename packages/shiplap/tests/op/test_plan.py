@@ -24,13 +24,13 @@ def plan_of(fn, **declaration) -> CallPlan:
 
 def refused(plan: CallPlan, args) -> str:
     """What both functions say of a wrong call."""
-    said = []
+    messages = []
     for bind in (plan.quick, plan.careful):
         with pytest.raises(sl.ShiplapError) as caught:
             bind(*args)
-        said.append((type(caught.value), str(caught.value)))
-    assert said[0] == said[1]
-    return said[0][1]
+        messages.append((type(caught.value), str(caught.value)))
+    assert messages[0] == messages[1]
+    return messages[0][1]
 
 
 def bound(plan: CallPlan, args):

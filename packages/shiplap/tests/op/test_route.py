@@ -155,23 +155,23 @@ def test_what_is_wrong_is_said_in_the_same_words(scaled, args):
 def test_modes_and_profilers_see_the_op(scaled):
     _, route, seen = scaled
     route(X)
-    found: list[str] = []
+    names: list[str] = []
 
     class Functions(TorchFunctionMode):
         def __torch_function__(self, func, types, args=(), kwargs=None):
-            found.append(str(func))
+            names.append(str(func))
             return func(*args, **(kwargs or {}))
 
     class Dispatch(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            found.append(str(func))
+            names.append(str(func))
             return func(*args, **(kwargs or {}))
 
     for mode in (Functions, Dispatch):
-        found.clear()
+        names.clear()
         with mode():
             route(X)
-        assert any("scaled" in name for name in found), mode
+        assert any("scaled" in name for name in names), mode
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         route(X)
     assert any("scaled" in event.key for event in profile.key_averages())

@@ -50,7 +50,7 @@ def rules_in(steps: tuple[Step, ...]) -> Iterator[Rule]:
 
 def every_rule(plan: CallPlan) -> Iterator[Rule]:
     outputs = plan.outputs
-    blocks = plan.arguments, plan.sharing, outputs.bounds, outputs.measured, outputs.fitting, outputs.apart
+    blocks = plan.arguments, plan.sharing, outputs.bounds, outputs.measured, outputs.fitting, outputs.disjoint
     for block in (*blocks, outputs.scratch, outputs.room):
         yield from rules_in(block)
     yield from plan.kinds

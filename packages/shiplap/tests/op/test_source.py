@@ -67,5 +67,5 @@ def test_the_digest_is_the_same_in_another_process():
         ]
     )
     run = functools.partial(subprocess.run, [sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    found = {run(env={"PYTHONHASHSEED": seed}).stdout.strip() for seed in ("1", "2", "3")}
-    assert found == {source_digest(load())}
+    digests = {run(env={"PYTHONHASHSEED": seed}).stdout.strip() for seed in ("1", "2", "3")}
+    assert digests == {source_digest(load())}

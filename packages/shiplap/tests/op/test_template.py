@@ -44,19 +44,19 @@ def test_what_cannot_be_one_is_refused(op, tmp_path, case):
     for name in ("k.cpp.jinja", "k.triton.jinja", "kernel.cu"):
         (tmp_path / name).write_text("source")
     (tmp_path / "s.triton.jinja").write_text('{{load_input("x", "x", ("row", "source"), mask="m")}}')
-    declaration, said = REFUSED[case]
-    with pytest.raises(sl.ShiplapError, match=rf"SL114(.|\n)*{said}"):
+    declaration, messages = REFUSED[case]
+    with pytest.raises(sl.ShiplapError, match=rf"SL114(.|\n)*{messages}"):
         read_template(op.spec, str(tmp_path / "ops.py"), "cpu", **declaration)
 
 
 def test_ops_of_several_or_data_dependent_outputs_have_none(ns, tmp_path):
     @sl.op(f"{ns}::found", bounds={"m": "n"})
-    def found(x: Int32[Tensor, "n"]) -> Int32[Tensor, "m"]:
+    def dynamic(x: Int32[Tensor, "n"]) -> Int32[Tensor, "m"]:
         return torch.unique(x)
 
     (tmp_path / "k.cpp.jinja").write_text("source")
     with pytest.raises(sl.ShiplapError, match=r"SL114(.|\n)*one output of fixed size"):
-        read_template(found.spec, str(tmp_path / "ops.py"), "cpu", "k.cpp.jinja")
+        read_template(dynamic.spec, str(tmp_path / "ops.py"), "cpu", "k.cpp.jinja")
 
 
 def test_source_configs_and_functions_are_its_identity(op, tmp_path: Path):

@@ -25,9 +25,9 @@ def test_sums_of_eight_bits_are_those_of_tensor_cores(ns):
     def scaled(a: Float8e4m3fn[Tensor, "m k"], scale: Float[Tensor, "m"]) -> Float[Tensor, "m"]:
         return a.to(scale.dtype).sum(1) * scale
 
-    found = reduction(scaled.spec, {"m": 3, "k": 16})
-    assert found.terms == 16
-    assert found.eps == 2**-13
+    sums = reduction(scaled.spec, {"m": 3, "k": 16})
+    assert sums.terms == 16
+    assert sums.eps == 2**-13
 
 
 @pytest.mark.parametrize("wide_sums", [False, True])

@@ -79,8 +79,8 @@ def test_a_child_computes_on_all_threads_although_its_parent_did():
     def work(send):
         send({"kind": "note", "value": float(x.sin().sum())})
 
-    (said,) = stream(work, QUICK)
-    assert said["value"] == pytest.approx(expected)
+    (messages,) = stream(work, QUICK)
+    assert messages["value"] == pytest.approx(expected)
 
 
 def test_waiting_for_a_program_of_its_own_is_no_deadlock():

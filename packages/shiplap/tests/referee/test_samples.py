@@ -42,8 +42,8 @@ def everything(samples: Samples):
 def test_every_case_fits_the_declaration_and_is_rebuilt_from_its_label(op):
     for case in everything(Samples(op, 7)):
         op.bind(case.args)
-        again = sample(op, case.label, 7)
-        for a, b in zip(case.args, again.args, strict=True):
+        repeated = sample(op, case.label, 7)
+        for a, b in zip(case.args, repeated.args, strict=True):
             assert type(a) is type(b)
             if isinstance(a, Tensor):
                 assert torch.equal(a, b)
@@ -75,14 +75,14 @@ def test_edges_hold_no_row_one_row_and_the_sizes_around_a_tile():
 
 def test_layouts_hold_every_kind_with_equal_values():
     plain = next(Samples(window, 0).plain()).args[0]
-    found = {dict(c.recipe.layouts).get("x"): c.args[0] for c in Samples(window, 0).layouts()}
-    assert not found["transposed"].is_contiguous()
-    assert found["padded"].stride() == (plain.shape[1] + 3, 1)
-    assert found["strided"].stride(-1) == 2
-    assert found["offset"].storage_offset() == 3
-    assert found["expanded"].stride(0) == 0
+    by_layout = {dict(c.recipe.layouts).get("x"): c.args[0] for c in Samples(window, 0).layouts()}
+    assert not by_layout["transposed"].is_contiguous()
+    assert by_layout["padded"].stride() == (plain.shape[1] + 3, 1)
+    assert by_layout["strided"].stride(-1) == 2
+    assert by_layout["offset"].storage_offset() == 3
+    assert by_layout["expanded"].stride(0) == 0
     for name in ("offset", "padded", "strided", "transposed"):
-        assert torch.equal(found[name], plain)
+        assert torch.equal(by_layout[name], plain)
 
 
 def test_mutated_contiguous_and_integer_arguments_keep_to_what_they_may():
@@ -94,11 +94,11 @@ def test_mutated_contiguous_and_integer_arguments_keep_to_what_they_may():
 
 
 def test_values_hold_ties_descending_and_zeros():
-    found = {c.recipe.values: c.args[0].flatten() for c in Samples(window, 0).values()}
-    assert found["ties"].unique().numel() <= 3
-    assert (found["descending"].diff() <= 0).all()
-    assert not found["zeros"].any()
-    assert found["large"].abs().max() > 100
+    by_values = {c.recipe.values: c.args[0].flatten() for c in Samples(window, 0).values()}
+    assert by_values["ties"].unique().numel() <= 3
+    assert (by_values["descending"].diff() <= 0).all()
+    assert not by_values["zeros"].any()
+    assert by_values["large"].abs().max() > 100
 
 
 def test_generated_integers_are_row_numbers():

@@ -51,11 +51,16 @@ def compiled(by) -> dict:
     y = torch.compile(pattern, options=scope.options(pre_grad_custom_pass=UserPass()))(x, w)
     y.sum().backward()
     torch.testing.assert_close(y, pattern(x, w))
-    found = {
+    counts = {
         g: [counters[g][f"{n}_cache_{how}"] for how in ("hit", "miss")]
         for g, n in (("inductor", "fxgraph"), ("aot_autograd", "autograd"))
     }
-    return {"matches": len(scope.matches), "user": UserPass.ran, "fx": found["inductor"], "aot": found["aot_autograd"]}
+    return {
+        "matches": len(scope.matches),
+        "user": UserPass.ran,
+        "fx": counts["inductor"],
+        "aot": counts["aot_autograd"],
+    }
 
 
 if __name__ == "__main__":

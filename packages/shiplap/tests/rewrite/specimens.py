@@ -35,13 +35,13 @@ def outcomes(made: Rewrite, fn: Callable[..., Any], *args: Tensor, train: bool =
     """What ``made`` does to ``fn`` as torch compiles it, without generating code."""
     leaves = [a.detach().requires_grad_(train and a.is_floating_point()) for a in args]
     graph = capture(fn, leaves, made.level, dynamic=False).graph
-    found = list(made.apply(graph))
+    applied = list(made.apply(graph))
     graph.lint()
-    return found
+    return applied
 
 
 def near(made: Rewrite, fn: Callable[..., Any], *args: Tensor) -> NearMiss:
     """The only outcome, which is a near miss."""
-    (found,) = outcomes(made, fn, *args)
-    assert isinstance(found, NearMiss), found
-    return found
+    (outcome,) = outcomes(made, fn, *args)
+    assert isinstance(outcome, NearMiss), outcome
+    return outcome

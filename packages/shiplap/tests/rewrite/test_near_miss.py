@@ -24,10 +24,10 @@ REWRITE = linear_gelu()
     ],
 )
 def test_other_spellings_match(fn):
-    (found,) = outcomes(REWRITE, fn, X, W, B)
-    assert isinstance(found, Match)
-    assert len(found.nodes) == 2
-    assert found.args[0][1].startswith("float32[4, 6] of ")
+    (outcome,) = outcomes(REWRITE, fn, X, W, B)
+    assert isinstance(outcome, Match)
+    assert len(outcome.nodes) == 2
+    assert outcome.args[0][1].startswith("float32[4, 6] of ")
 
 
 def dropped(x: Float[Tensor, "b k"], p: float):
@@ -55,9 +55,9 @@ NORMED = rewrite(normed, normed)
     ],
 )
 def test_a_float_that_has_its_default_is_bound_like_any_other(made, fn, bound):
-    (found,) = outcomes(made, fn, X, torch.randn(6))
-    assert isinstance(found, Match), found
-    assert found.args[-1][1] == repr(bound)
+    (outcome,) = outcomes(made, fn, X, torch.randn(6))
+    assert isinstance(outcome, Match), outcome
+    assert outcome.args[-1][1] == repr(bound)
 
 
 def convolved(x, w):
@@ -75,8 +75,8 @@ def convolved(x, w):
 def test_defaults_and_numbers_that_stand_for_lists_may_be_spelled_any_way(fn):
     x, w = torch.randn(2, 4, 8, 9), torch.randn(7, 4, 3, 5)
     made = rewrite(convolved, convolved, samples=lambda: [(x, w)])
-    (found,) = outcomes(made, fn, x, w)
-    assert isinstance(found, Match), found
+    (outcome,) = outcomes(made, fn, x, w)
+    assert isinstance(outcome, Match), outcome
     miss = near(made, lambda x, w: torch.add(F.conv2d(x, w, stride=2).relu(), 1, alpha=2), x, w)
     assert (miss.obstacle, miss.reason) == (
         "argument",
@@ -87,21 +87,21 @@ def test_defaults_and_numbers_that_stand_for_lists_may_be_spelled_any_way(fn):
 def test_a_view_as_another_dtype_is_not_one_as_another_shape():
     made = rewrite(lambda x: x.view(torch.int32).sign().cos(), lambda x: x * 1, name="bits", samples=lambda: [(X,)])
     assert isinstance(outcomes(made, lambda x: x.view(torch.int32).sign().cos(), X)[0], Match)
-    found = near(made, lambda x: x.view(torch.uint32).sign().cos(), X)
-    assert found.reason == ".view has dtype=torch.uint32, the pattern torch.int32"
+    miss = near(made, lambda x: x.view(torch.uint32).sign().cos(), X)
+    assert miss.reason == ".view has dtype=torch.uint32, the pattern torch.int32"
 
 
 def test_dims_count_from_either_end():
     made = rewrite(lambda x: torch.softmax(x, -1).sum(1), lambda x: torch.ones_like(x[:, 0]), name="rows")
-    found = near_or_match(made, lambda x: F.softmax(x, dim=1).sum(-1))
-    assert isinstance(found, Match)
+    actual = near_or_match(made, lambda x: F.softmax(x, dim=1).sum(-1))
+    assert isinstance(actual, Match)
     assert not isinstance(near_or_match(made, lambda x: x.softmax(0).sum(-1)), Match)
 
 
 def near_or_match(made, fn):
     made._drawn.given = lambda: [(torch.randn(3, 4),)]
-    (found,) = outcomes(made, fn, X)
-    return found
+    (outcome,) = outcomes(made, fn, X)
+    return outcome
 
 
 def constant(x, w, b):
@@ -110,8 +110,8 @@ def constant(x, w, b):
 
 
 def test_a_block_without_gradients_is_rewritten_inside():
-    (found,) = outcomes(REWRITE, torch.no_grad()(lambda x, w, b: F.gelu(F.linear(x, w, b)) * x.sum()), X, W, B)
-    assert isinstance(found, Match), found
+    (outcome,) = outcomes(REWRITE, torch.no_grad()(lambda x, w, b: F.gelu(F.linear(x, w, b)) * x.sum()), X, W, B)
+    assert isinstance(outcome, Match), outcome
 
 
 @pytest.mark.parametrize(
@@ -176,8 +176,8 @@ def test_a_block_without_gradients_is_rewritten_inside():
     ],
 )
 def test_the_reason(fn, obstacle, node, reason):
-    found = near(REWRITE, fn, X, W, B)
-    assert (found.obstacle, found.node, found.reason) == (obstacle, node, reason)
+    miss = near(REWRITE, fn, X, W, B)
+    assert (miss.obstacle, miss.node, miss.reason) == (obstacle, node, reason)
 
 
 def annotated(x: Float[Tensor, "*b k"], w: Float[Tensor, "n k"]):
@@ -205,31 +205,31 @@ TYPED = rewrite(annotated, by_hand, where=["x.shape[-1] % 16 == 0", "n >= 8", "x
     ],
 )
 def test_guards(x, w, obstacle, reason):
-    found = near(TYPED, annotated, x, w)
-    assert (found.obstacle, found.reason) == (obstacle, reason)
+    miss = near(TYPED, annotated, x, w)
+    assert (miss.obstacle, miss.reason) == (obstacle, reason)
 
 
 def test_any_rank_where_the_pattern_says_so():
     for shape in ((16,), (4, 16), (2, 3, 16)):
-        (found,) = outcomes(TYPED, annotated, torch.randn(shape), torch.randn(8, 16))
-        assert isinstance(found, Match)
+        (outcome,) = outcomes(TYPED, annotated, torch.randn(shape), torch.randn(8, 16))
+        assert isinstance(outcome, Match)
 
 
 def test_a_dtype_mismatch():
     def only(x: Float32[Tensor, "b k"], w: Float32[Tensor, "n k"]):
         return torch.relu(F.linear(x, w))
 
-    found = near(rewrite(only, by_hand), only, X.bfloat16(), W.bfloat16())
-    assert found.obstacle == "dtype"
-    assert found.reason == "x is bfloat16[4, 6] of l_tensors_0_, the pattern takes Float32"
+    miss = near(rewrite(only, by_hand), only, X.bfloat16(), W.bfloat16())
+    assert miss.obstacle == "dtype"
+    assert miss.reason == "x is bfloat16[4, 6] of l_tensors_0_, the pattern takes Float32"
 
 
 def test_two_dtypes_where_one_is_meant():
     def mixed(x: Float[Tensor, "b k"], y: Float[Tensor, "b k"]):
         return torch.relu(x * y)
 
-    found = near(rewrite(mixed, lambda x, y: (x * y).clamp_min(0), name="mixed"), mixed, X, X.double())
-    assert found.reason == "y is float64[4, 6] of l_tensors_1_, x is float32: the pattern takes one dtype"
+    miss = near(rewrite(mixed, lambda x, y: (x * y).clamp_min(0), name="mixed"), mixed, X, X.double())
+    assert miss.reason == "y is float64[4, 6] of l_tensors_1_, x is float32: the pattern takes one dtype"
 
 
 def test_a_renamed_argument(ns):
@@ -242,9 +242,9 @@ def test_a_renamed_argument(ns):
     op = getattr(torch.ops, ns).scale
     made = rewrite(lambda x: op(x, by=2.0), lambda x: x + x, name="double", samples=lambda: [(torch.randn(3, 4),)])
     assert isinstance(outcomes(made, lambda x: op.default(x, by=2.0), X)[0], Match)
-    found = near(made, lambda x: op.v2(x, factor=2.0), X)
-    assert found.obstacle == "argument"
-    assert found.reason == f"{ns}::scale is given factor=2.0; the pattern calls this argument by"
+    miss = near(made, lambda x: op.v2(x, factor=2.0), X)
+    assert miss.obstacle == "argument"
+    assert miss.reason == f"{ns}::scale is given factor=2.0; the pattern calls this argument by"
 
 
 def test_an_argument_of_the_pattern_may_have_any_name():
@@ -253,24 +253,24 @@ def test_an_argument_of_the_pattern_may_have_any_name():
     def pattern(out: Float[Tensor, "b k"], input: Float[Tensor, "b k"]):
         return torch.relu(out - input)
 
-    (found,) = outcomes(
+    (outcome,) = outcomes(
         rewrite(pattern, lambda out, input: (out - input).clamp_min(0), name="named"), pattern, X, X + 1
     )
-    assert isinstance(found, Match)
+    assert isinstance(outcome, Match)
 
 
 def test_one_argument_used_twice_is_one_tensor():
     made = rewrite(lambda x: torch.relu(x) * x, lambda x: x * x, name="twice", samples=lambda: [(torch.randn(3, 4),)])
     assert isinstance(outcomes(made, lambda x, y: torch.relu(x) * x, X, X + 1)[0], Match)
-    found = near(made, lambda x, y: torch.relu(x) * y, X, X + 1)
-    assert found.obstacle == "argument"
-    assert found.reason.startswith("the pattern uses x more than once; here it would be both ")
+    miss = near(made, lambda x, y: torch.relu(x) * y, X, X + 1)
+    assert miss.obstacle == "argument"
+    assert miss.reason.startswith("the pattern uses x more than once; here it would be both ")
 
 
 def test_what_does_not_pay_says_so():
     made = linear_gelu(pays=lambda x, w, b: x.shape[0] >= 64 or f"only {x.shape[0]} rows, from 64 on it pays")
-    found = near(made, lambda x, w, b: F.gelu(F.linear(x, w, b)), X, W, B)
-    assert (found.obstacle, found.reason) == ("cost", "only 4 rows, from 64 on it pays")
+    miss = near(made, lambda x, w, b: F.gelu(F.linear(x, w, b)), X, W, B)
+    assert (miss.obstacle, miss.reason) == ("cost", "only 4 rows, from 64 on it pays")
     assert {f.verdict for f in made.findings} == {"ok"}  # a proof does not ask
 
 
@@ -285,24 +285,24 @@ def test_what_does_not_pay_says_so():
 def test_a_size_that_only_the_data_knows_decides_nothing(options, reason):
     made = linear_gelu(**options)
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
-        found = near(made, lambda x, w, b: F.gelu(F.linear(x[x[:, 0] > 0], w, b)), X, W, B)
-    assert found.reason == reason
+        miss = near(made, lambda x, w, b: F.gelu(F.linear(x[x[:, 0] > 0], w, b)), X, W, B)
+    assert miss.reason == reason
     assert isinstance(outcomes(made, lambda x, w, b: F.gelu(F.linear(x, w, b)), X[:2], W, B)[0], Match)
 
 
 def test_sizes_that_vary_become_guards_of_what_was_decided():
-    made, found = linear_gelu(pays=lambda x, w, b: x.shape[0] <= 8), []
+    made, guards = linear_gelu(pays=lambda x, w, b: x.shape[0] <= 8), []
 
     def backend(gm, _):
-        found.extend(made.apply(gm.graph))
+        guards.extend(made.apply(gm.graph))
         gm.recompile()
         return gm.forward
 
     compiled = torch.compile(lambda x: F.gelu(F.linear(x, W, B)), backend=backend, dynamic=True)
     for rows in (3, 4, 16, 20, 5):
         torch.testing.assert_close(compiled(x := torch.randn(rows, 6)), F.gelu(F.linear(x, W, B)))
-    assert [type(f).__name__ for f in found] == ["Match", "NearMiss"]
-    assert found[1].reason == "it does not pay here"
+    assert [type(f).__name__ for f in guards] == ["Match", "NearMiss"]
+    assert guards[1].reason == "it does not pay here"
 
 
 def test_a_float_of_the_pattern_is_any_constant():
@@ -310,28 +310,28 @@ def test_a_float_of_the_pattern_is_any_constant():
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
 
     made = rewrite(norm, lambda x, eps: F.rms_norm(x, x.shape[-1:], eps=eps), name="rms", where="eps < 1e-3")
-    (found,) = outcomes(made, lambda x: norm(x, 1e-6), X)
-    assert isinstance(found, Match)
-    assert found.args[1] == ("eps", "1e-06")
+    (outcome,) = outcomes(made, lambda x: norm(x, 1e-6), X)
+    assert isinstance(outcome, Match)
+    assert outcome.args[1] == ("eps", "1e-06")
     assert near(made, lambda x: norm(x, 0.1), X).reason == "eps < 1e-3 does not hold: eps is 0.1"
 
 
 @pytest.mark.parametrize("level", ["joint", "post-grad"])
 def test_in_aten(level):
     made = linear_gelu(level=level)
-    (found,) = outcomes(made, lambda x, w, b: F.gelu(F.linear(x, w, b)), X, W, B)
-    assert isinstance(found, Match)
-    found = near(made, lambda x, w, b: (lambda y: F.gelu(y) + y.sum())(F.linear(x, w, b)), X, W, B)
-    assert found.reason == "addmm (aten.addmm) would no longer be computed, but sum_1 reads it, too"
-    found = near(made, lambda x, w, b: F.gelu(torch.addmm(b, x, w.view(6, 8))), X, W, B)
-    assert (found.obstacle, found.fitting) == ("operator", 6)
-    assert found.reason.endswith("the pattern has aten.permute there: it is not transposed here")
+    (outcome,) = outcomes(made, lambda x, w, b: F.gelu(F.linear(x, w, b)), X, W, B)
+    assert isinstance(outcome, Match)
+    outcome = near(made, lambda x, w, b: (lambda y: F.gelu(y) + y.sum())(F.linear(x, w, b)), X, W, B)
+    assert outcome.reason == "addmm (aten.addmm) would no longer be computed, but sum_1 reads it, too"
+    outcome = near(made, lambda x, w, b: F.gelu(torch.addmm(b, x, w.view(6, 8))), X, W, B)
+    assert (outcome.obstacle, outcome.fitting) == ("operator", 6)
+    assert outcome.reason.endswith("the pattern has aten.permute there: it is not transposed here")
 
 
 def test_bfloat16_has_a_form_of_its_own_in_aten():
     made = rewrite(annotated, by_hand, level="post-grad")
-    (found,) = outcomes(made, annotated, torch.randn(4, 16).bfloat16(), torch.randn(8, 16).bfloat16())
-    assert isinstance(found, Match)
+    (outcome,) = outcomes(made, annotated, torch.randn(4, 16).bfloat16(), torch.randn(8, 16).bfloat16())
+    assert isinstance(outcome, Match)
 
 
 @pytest.mark.parametrize(
@@ -346,7 +346,7 @@ def test_bfloat16_has_a_form_of_its_own_in_aten():
     ],
 )
 def test_guards_are_a_small_language(where, expected):
-    with pytest.raises(sl.ShiplapError, match=f"SL803: guard(.|\n)*{expected}"):
+    with pytest.raises(sl.ShiplapError, match=f"SL803: the guard is not valid(.|\n)*{expected}"):
         rewrite(annotated, by_hand, where=where)
 
 

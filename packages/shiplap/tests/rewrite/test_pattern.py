@@ -18,8 +18,8 @@ X, Y = torch.randn(3, 4), torch.randn(3, 4)
 
 
 def fires(made, fn, *args):
-    (found,) = outcomes(made, fn, *args)
-    return isinstance(found, Match)
+    (outcome,) = outcomes(made, fn, *args)
+    return isinstance(outcome, Match)
 
 
 def soft(x: Float[Tensor, "*b k"]):
@@ -41,8 +41,8 @@ def test_a_new_dim_is_counted_in_the_result():
     args = torch.randn(3, 3), torch.randn(3, 3, 3)
     made = rewrite(column, column, samples=lambda: [args])
     assert fires(made, lambda x, y: (x.cos().unsqueeze(-2) * y).sum(), *args)
-    found = near(made, lambda x, y: (x.cos().unsqueeze(-1) * y).sum(), *args)
-    assert found.reason == ".unsqueeze has dim=2, the pattern 1"
+    miss = near(made, lambda x, y: (x.cos().unsqueeze(-1) * y).sum(), *args)
+    assert miss.reason == ".unsqueeze has dim=2, the pattern 1"
 
 
 @pytest.mark.parametrize(
@@ -72,9 +72,9 @@ def test_arguments_commute_whatever_is_known_of_them_by_then(fn):
     """Which of two factors is ``q`` only the other summand tells, and halves of a size are slices."""
     args = torch.randn(2, 3, 5, 8), torch.randn(5, 8), torch.randn(5, 8)
     made = rewrite(turned, turned, samples=lambda: [args])
-    (found,) = outcomes(made, fn, *args)
-    assert isinstance(found, Match), found
-    assert [bound.split()[-1] for _, bound in found.args] == ["l_tensors_0_", "l_tensors_1_", "l_tensors_2_"]
+    (outcome,) = outcomes(made, fn, *args)
+    assert isinstance(outcome, Match), outcome
+    assert [bound.split()[-1] for _, bound in outcome.args] == ["l_tensors_0_", "l_tensors_1_", "l_tensors_2_"]
 
 
 def scaled(x: Float[Tensor, "b k"], w: Float[Tensor, "k"]):
@@ -133,9 +133,9 @@ def test_inside_of_autocast():
             return F.gelu(F.linear(x, w, b))
 
     args = X, torch.randn(8, 4), torch.randn(8)
-    (found,) = outcomes(linear_gelu(), narrow, *args)
-    assert isinstance(found, Match), found
-    assert "bfloat16" not in dict(found.args)["x"]
+    (outcome,) = outcomes(linear_gelu(), narrow, *args)
+    assert isinstance(outcome, Match), outcome
+    assert "bfloat16" not in dict(outcome.args)["x"]
 
 
 def test_a_proof_and_forms_of_a_pattern_are_not_those_of_another_mode():
@@ -190,6 +190,6 @@ def test_a_proof_does_not_wait_for_a_compilation_that_waits_for_a_proof():
 @pytest.mark.parametrize("pays", [lambda x, w, b: x.shape[9] > 1, lambda x, w, b: x.rows, lambda x, w, b: 1 / 0])
 def test_what_raises_does_not_pay(pays):
     args = X, torch.randn(8, 4), torch.randn(8)
-    found = near(linear_gelu(pays=pays), lambda x, w, b: F.gelu(F.linear(x, w, b)), *args)
-    assert found.obstacle == "cost"
-    assert found.reason.startswith("pays= raises ")
+    miss = near(linear_gelu(pays=pays), lambda x, w, b: F.gelu(F.linear(x, w, b)), *args)
+    assert miss.obstacle == "cost"
+    assert miss.reason.startswith("pays= raises ")

@@ -17,23 +17,23 @@ X, W, B = torch.randn(4, 6), torch.randn(8, 6), torch.randn(8)
 @pytest.mark.parametrize("level", ["pre-grad", "joint", "post-grad"])
 def test_new_nodes_have_what_later_passes_read(level):
     graph = capture(lambda x, w, b: pattern(x, w, b) + 1, [X, W, B], level, dynamic=False).graph
-    (found,) = linear_gelu(level=level).apply(graph)
-    assert isinstance(found, Match)
-    new = [n for n in graph.nodes if n.name in found.made]
+    (match,) = linear_gelu(level=level).apply(graph)
+    assert isinstance(match, Match)
+    new = [n for n in graph.nodes if n.name in match.made]
     assert new
     key = "example_value" if level == "pre-grad" else "val"
     assert all(isinstance(n.meta[key], Tensor) for n in new)
     assert all(__file__ in n.meta["stack_trace"] for n in new)
-    last = next(n for n in reversed(list(graph.nodes)) if n.name in found.made)
+    last = next(n for n in reversed(list(graph.nodes)) if n.name in match.made)
     assert tuple(last.meta[key].shape) == (4, 8)
     assert len({n.name for n in graph.nodes}) == len(graph.nodes)
 
 
 def test_symbolic_sizes_stay_symbols():
     graph = capture(pattern, [X, W, B], "pre-grad", dynamic=True).graph
-    (found,) = linear_gelu().apply(graph)
-    assert isinstance(found, Match)
-    made = next(n for n in graph.nodes if n.name == found.made[-1])
+    (match,) = linear_gelu().apply(graph)
+    assert isinstance(match, Match)
+    made = next(n for n in graph.nodes if n.name == match.made[-1])
     assert all(isinstance(n, torch.SymInt) for n in made.meta["example_value"].shape)
 
 
@@ -43,15 +43,15 @@ def test_sizes_that_the_replacement_computes_with():
     for one in (made, back):
         assert {f.verdict for f in one.findings} == {"ok"}
         graph = capture(one.pattern, [X], "pre-grad", dynamic=True).graph
-        (found,) = one.apply(graph)
-        assert isinstance(found, Match), found
+        (match,) = one.apply(graph)
+        assert isinstance(match, Match), match
         graph.lint()
 
 
 def test_places_that_overlap_are_taken_once():
     made = rewrite(lambda x: torch.relu(torch.relu(x)), lambda x: torch.relu(x), name="once", samples=lambda: [(X,)])
-    found = outcomes(made, lambda x: torch.relu(torch.relu(torch.relu(x))), X)
-    assert [o.nodes[-1:] for o in found] == [("relu_1",), ("relu_2",)]
+    matches = outcomes(made, lambda x: torch.relu(torch.relu(torch.relu(x))), X)
+    assert [o.nodes[-1:] for o in matches] == [("relu_1",), ("relu_2",)]
 
 
 def test_several_results():
@@ -62,9 +62,9 @@ def test_several_results():
         samples=lambda: [(X.double(),)],
     )
     assert {f.verdict for f in made.findings} == {"ok"}
-    (found,) = outcomes(made, lambda x, y: torch.cos(x) * torch.sin(x) + torch.cos(y), X, W[:4])
-    assert isinstance(found, Match)
-    assert found.operators == ("cos", "sin")
+    (outcome,) = outcomes(made, lambda x, y: torch.cos(x) * torch.sin(x) + torch.cos(y), X, W[:4])
+    assert isinstance(outcome, Match)
+    assert outcome.operators == ("cos", "sin")
 
 
 def test_nodes_are_put_where_their_inputs_are_known():
@@ -78,11 +78,11 @@ def test_nodes_are_put_where_their_inputs_are_known():
     graph = capture(model, [X, W], "pre-grad", dynamic=False).graph
     sin, cos = (next(n for n in graph.nodes if n.target is f) for f in (torch.sin, torch.cos))
     given, olds = [sin.args[0], cos.args[0]], [sin, cos]
-    found = place(graph, "pre-grad", "pair", lambda a, b: (a.sin() + b.sum(), b.cos()), given, olds)
-    assert found.obstacle == "argument"
-    assert found.reason == "later is computed from what would be replaced"
-    found = place(graph, "pre-grad", "pair", lambda a, b: (a.sin(), b.cos()), given, olds)
-    assert isinstance(found, Match)
+    placed = place(graph, "pre-grad", "pair", lambda a, b: (a.sin() + b.sum(), b.cos()), given, olds)
+    assert placed.obstacle == "argument"
+    assert placed.reason == "later is computed from what would be replaced"
+    placed = place(graph, "pre-grad", "pair", lambda a, b: (a.sin(), b.cos()), given, olds)
+    assert isinstance(placed, Match)
     graph.lint()
 
 

@@ -14,7 +14,7 @@ from tests.rewrite.specimens import linear_gelu, replacement
 
 def refusal(made: Rewrite) -> tuple[str, str]:
     bad = [f for f in made.findings if f.verdict == "fail"]
-    with pytest.raises(sl.ShiplapError, match=f"SL801: rewrite refused by its proof\n  where    rewrite '{made.name}'"):
+    with pytest.raises(sl.ShiplapError, match=f"SL801: the rewrite failed its proof\n  where    rewrite '{made.name}'"):
         rewrites(made)
     return bad[0].check, bad[0].evidence
 

@@ -161,7 +161,7 @@ def test_graphs_that_torch_leaves_unsorted():
 
 def test_threads_do_not_see_each_other():
     """Each compiles inside its own scope at the same time; a third one compiles with none."""
-    found, barrier = {}, threading.Barrier(3)
+    matches, barrier = {}, threading.Barrier(3)
 
     def work(name):
         scope = sl.rewrites(made(name, level="post-grad", by=lambda x, w: torch.mm(x, w.t()).clone())) if name else None
@@ -169,12 +169,12 @@ def test_threads_do_not_see_each_other():
         with torch.no_grad():
             if scope is None:
                 fresh()(X, W)
-                found[name] = []
+                matches[name] = []
             else:
                 with scope:
                     barrier_inside.wait()
                     fresh()(X, W)
-                found[name] = [m.rewrite for m in scope.matches]
+                matches[name] = [m.rewrite for m in scope.matches]
 
     barrier_inside = threading.Barrier(2)
     threads = [threading.Thread(target=work, args=(name,)) for name in ("one", "two", "")]
@@ -182,7 +182,7 @@ def test_threads_do_not_see_each_other():
         t.start()
     for t in threads:
         t.join()
-    assert found == {"one": ["one"], "two": ["two"], "": []}
+    assert matches == {"one": ["one"], "two": ["two"], "": []}
 
 
 def test_threads_may_share_a_scope():
@@ -208,9 +208,9 @@ def test_threads_may_share_a_scope():
 
 
 def caches():
-    found = [counters[g][f"{n}_cache_hit"] for g, n in (("inductor", "fxgraph"), ("aot_autograd", "autograd"))]
+    hits = [counters[g][f"{n}_cache_hit"] for g, n in (("inductor", "fxgraph"), ("aot_autograd", "autograd"))]
     counters.clear()
-    return found
+    return hits
 
 
 @pytest.mark.parametrize("level", list(PLACES))
@@ -248,14 +248,14 @@ def test_a_second_process_hits(tmp_path):
     env = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
     done = python("-W", "ignore", CACHED, "plain", env=env)
     assert done.returncode == 0, done.stderr[-3000:]
-    again = subprocess.run(
+    repeated = subprocess.run(
         [sys.executable, "-W", "ignore", str(CACHED), "plain", "edited"],
         env=env | {"PYTHONHASHSEED": "2"},
         check=True,
         capture_output=True,
         text=True,
     )
-    first, second = (json.loads(p.stdout.splitlines()[-1]) for p in (done, again))
+    first, second = (json.loads(p.stdout.splitlines()[-1]) for p in (done, repeated))
     missed = {"matches": 1, "user": 1, "fx": [0, 2], "aot": [0, 1]}
     ahead = int(torch.__version__ < "2.13")  # there pre-grad passes run ahead of the look-up
     assert first == [missed]

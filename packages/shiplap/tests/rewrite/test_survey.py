@@ -8,7 +8,7 @@ from rich.console import Console
 
 import shiplap as sl
 from shiplap.rewrite.show import print_survey
-from shiplap.rewrite.survey import _apart, survey
+from shiplap.rewrite.survey import _largest_difference, survey
 
 X, W, U = torch.randn(5, 3), torch.randn(7, 3), torch.randn(2, 7, 4)
 
@@ -32,18 +32,18 @@ def test_steps_add_up_to_the_whole():
         samples=lambda: [(torch.randn(2, 5, 7), U)],
     )
     never = sl.rewrite(lambda x: x.erf(), lambda x: torch.erf(x) * 1, name="never", samples=lambda: [(X,)])
-    said = []
-    found = survey(model, (X, W, U), [late, never, early], say=said.append)
-    assert found.measured is not None
-    first, second = found.measured.steps
+    messages = []
+    surveyed = survey(model, (X, W, U), [late, never, early], say=messages.append)
+    assert surveyed.measured is not None
+    first, second = surveyed.measured.steps
     assert (first.rewrite, second.rewrite) == ("early", "late")  # as levels follow each other
-    assert first.seconds[0] == found.measured.seconds[0]
+    assert first.seconds[0] == surveyed.measured.seconds[0]
     assert first.seconds[1] == second.seconds[0]
-    assert second.seconds[1] == found.measured.seconds[1]
-    assert (first.kernels[0], second.kernels[1]) == found.measured.kernels
+    assert second.seconds[1] == surveyed.measured.seconds[1]
+    assert (first.kernels[0], second.kernels[1]) == surveyed.measured.kernels
     assert min(*first.seconds, second.seconds[1]) > 0
-    assert found.step("never") is None
-    assert said == [
+    assert surveyed.step("never") is None
+    assert messages == [
         "proving the rewrites",
         "compiling with them",
         "compiling without",
@@ -51,7 +51,7 @@ def test_steps_add_up_to_the_whole():
         "measuring",
     ]
     out = io.StringIO()
-    print_survey(found, Console(file=out, width=200))
+    print_survey(surveyed, Console(file=out, width=200))
     lines = out.getvalue().splitlines()
     assert lines[0].startswith(
         f"late (post-grad): 1 matched, 0 near; {second.kernels[0]} -> {second.kernels[1]} kernels, "
@@ -61,7 +61,7 @@ def test_steps_add_up_to_the_whole():
 
 def test_results_that_are_not_finite_are_compared_too():
     nan, inf = float("nan"), float("inf")
-    for got, expected, apart in (
+    for got, expected, disjoint in (
         ([1.0, nan, inf], [1.0, nan, inf], 0.0),
         ([2.5, nan], [2.0, nan], 0.25),
         ([1.0, nan], [1.0, 2.0], inf),
@@ -69,4 +69,4 @@ def test_results_that_are_not_finite_are_compared_too():
         ([inf], [-inf], inf),
         ([nan, 1.0], [inf, 1.0], inf),
     ):
-        assert _apart([torch.tensor(got)], [torch.tensor(expected)]) == apart, (got, expected)
+        assert _largest_difference([torch.tensor(got)], [torch.tensor(expected)]) == disjoint, (got, expected)

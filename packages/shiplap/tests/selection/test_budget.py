@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from shiplap.cli.app import app
 from shiplap.selection import Store
 from shiplap.selection.deadline import Deadline, OutOfTime
-from shiplap.selection.decide import Options
 from shiplap.selection.engine import requests_of, tune_all
+from shiplap.selection.selector import Options
 from tests.selection import slow_ops
 
 LATE = 10.0  # seconds that a loaded machine takes to notice; what hangs here would hang on
@@ -33,8 +33,8 @@ def slow():
 def tuned(ops, budget, **options):
     requests = [r for op in ops for r in requests_of(op, [{"n": 64}], "cpu")]
     started = time.monotonic()
-    found = tune_all(requests, budget, options=Options(), progress=False, **options)
-    return found, time.monotonic() - started
+    choices = tune_all(requests, budget, options=Options(), progress=False, **options)
+    return choices, time.monotonic() - started
 
 
 def stored():
@@ -58,14 +58,14 @@ def test_what_nobody_waits_for_stores_nothing():
     for thread in [t for t in threading.enumerate() if t.name == "shiplap tune"]:
         thread.join(20)
     assert stored() == []
-    (again,), _ = tuned([slow_ops.stuck], 60.0, isolate=False)
-    assert again.origin == "measured"
+    (repeated,), _ = tuned([slow_ops.stuck], 60.0, isolate=False)
+    assert repeated.origin == "measured"
 
 
 def test_a_worker_that_is_busy_or_starting_is_ended():
-    found, took = tuned([slow_ops.stuck, slow_ops.quick], 1.0)
+    choices, took = tuned([slow_ops.stuck, slow_ops.quick], 1.0)
     assert took < 1.0 + LATE
-    assert [c.origin for c in found] == ["left out", "left out"]
+    assert [c.origin for c in choices] == ["left out", "left out"]
 
 
 def test_the_command_says_what_it_left_out(monkeypatch):

@@ -100,7 +100,7 @@ def test_other_lines_are_refused_with_their_number(tmp_path, line):
 
 
 def test_a_profile_that_is_not_there_is_an_error(tmp_path):
-    with pytest.raises(ShiplapError, match="SL602: file cannot be read"):
+    with pytest.raises(ShiplapError, match="SL602: the file cannot be read"):
         read_calls(tmp_path / "calls.jsonl")
 
 
@@ -131,20 +131,20 @@ def test_recipes_of_calls_build_calls_of_the_same_bucket():
 
 
 def test_sizes_make_recipes_and_say_what_is_missing():
-    found = recipe_for(ops.mm, {"m": 3, "k": 4, "n": 5}, "bfloat16")
-    assert str(found) == "sizes(m=3, k=4, n=5), dtypes(Float='bfloat16')"
+    recipe = recipe_for(ops.mm, {"m": 3, "k": 4, "n": 5}, "bfloat16")
+    assert str(recipe) == "sizes(m=3, k=4, n=5), dtypes(Float='bfloat16')"
     with pytest.raises(ShiplapError) as caught:
         recipe_for(ops.mm, {"m": 3, "q": 4})
     assert (caught.value.id, caught.value.got) == ("SL502", "unknown q, no k, no n")
     for size in (1e3, -3, "4", True):
-        with pytest.raises(ShiplapError, match=f"SL502: sizes do not fit(.|\n)*k={size!r}"):
+        with pytest.raises(ShiplapError, match=f"SL502: the sizes do not fit the declaration(.|\n)*k={size!r}"):
             recipe_for(ops.mm, {"m": 3, "k": size, "n": 5})
 
 
 def test_a_dtype_that_no_argument_admits_is_refused_and_not_replaced():
     sizes = {"m": 3, "k": 4, "n": 5}
     for dtype in ("float13", "int32"):
-        with pytest.raises(ShiplapError, match="SL502: dtype does not fit") as caught:
+        with pytest.raises(ShiplapError, match="SL502: the dtype does not fit the declaration") as caught:
             recipe_for(ops.mm, sizes, dtype)
         assert caught.value.got == dtype
     assert "bfloat16" in caught.value.expected

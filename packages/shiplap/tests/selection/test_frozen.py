@@ -12,7 +12,7 @@ import torch
 import shiplap as sl
 from shiplap.errors import ShiplapError, ShiplapNotice
 from shiplap.op import choices, digest
-from shiplap.selection import Store, choose, frozen, measure, recipe_of, table, thaw
+from shiplap.selection import Store, frozen, measure, recipe_of, select, table, thaw
 from shiplap.selection.key import Key
 from shiplap_testing.forked import python
 from tests.selection import ops
@@ -23,14 +23,14 @@ def matrices(m=16, k=512, dtype=torch.float32):
 
 
 def picked(args):
-    found = ops.mm.pick(ops.mm.bind(args))
-    return f"{found.name}({found.config})" if found else "reference"
+    kernel = ops.mm.pick(ops.mm.bind(args))
+    return f"{kernel.name}({kernel.config})" if kernel else "reference"
 
 
 @pytest.fixture
 def tuned(tmp_path):
     """A table with one choice, right(WAIT=300) for the bucket of ``matrices()``; nothing in force."""
-    choose(ops.mm, recipe_of(ops.mm, matrices()))
+    select(ops.mm, recipe_of(ops.mm, matrices()))
     (written,) = sl.freeze(tmp_path / "tuned.json")
     assert (written.label, written.origin) == ("right(WAIT=300)", "frozen")
     thaw()
@@ -47,11 +47,11 @@ def test_a_frozen_process_measures_nothing(tuned):
     before = measure.benchmarks
     frozen(tuned)
     assert picked(matrices()) == "right(WAIT=300)"
-    found = sl.tune(ops.mm, [matrices(), matrices(m=1000)], budget=60)
-    assert [c.origin for c in found] == ["frozen", "default"]
-    assert found[0].label == "right(WAIT=300)"
-    assert found[1].label == "cut(PARTS=10)"
-    assert "declared default" in found[1].reason
+    choices = sl.tune(ops.mm, [matrices(), matrices(m=1000)], budget=60)
+    assert [c.origin for c in choices] == ["frozen", "default"]
+    assert choices[0].label == "right(WAIT=300)"
+    assert choices[1].label == "cut(PARTS=10)"
+    assert "declared default" in choices[1].reason
     assert measure.benchmarks == before
     assert len(list(Store().entries())) == 1, "nothing was stored either"
 
@@ -74,7 +74,7 @@ def test_what_is_missing_raises_in_strict_mode(tuned, monkeypatch):
     assert caught.value.id == "SL607"
     assert "m<=64, k<=512, n<=16, Float=float32 on cpu" in caught.value.where
     with pytest.raises(ShiplapError, match="SL607"):
-        choose(ops.mm, recipe_of(ops.mm, matrices(m=33)))
+        select(ops.mm, recipe_of(ops.mm, matrices(m=33)))
 
 
 def test_an_op_with_nothing_to_choose_needs_no_entry(tuned, monkeypatch, ns):
@@ -90,7 +90,7 @@ def test_an_op_with_nothing_to_choose_needs_no_entry(tuned, monkeypatch, ns):
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"),
+    ("damage", "messages"),
     [
         (lambda text: text[: len(text) // 2], "SL609"),
         (lambda text: text.replace('"WAIT": 300', '"WAIT": 3000'), "its checksum does not fit"),
@@ -99,12 +99,12 @@ def test_an_op_with_nothing_to_choose_needs_no_entry(tuned, monkeypatch, ns):
         (lambda text: "[" * 100_000, "SL609"),
     ],
 )
-def test_a_damaged_table_is_refused_at_every_call(tuned, damage, said):
+def test_a_damaged_table_is_refused_at_every_call(tuned, damage, messages):
     tuned.write_text(damage(tuned.read_text()))
     for _ in range(2):
         with pytest.raises(ShiplapError, match="SL609") as caught:
             frozen(tuned)
-        assert said in str(caught.value)
+        assert messages in str(caught.value)
     assert not choices.frozen
 
 
@@ -151,7 +151,7 @@ def test_a_table_takes_what_holds_here_only(tmp_path, tuned):
 
 def test_choices_that_no_store_took_are_frozen_too(tmp_path, monkeypatch):
     monkeypatch.setattr(Store, "put", lambda *a: False)
-    choose(ops.mm, recipe_of(ops.mm, matrices()))
+    select(ops.mm, recipe_of(ops.mm, matrices()))
     assert [c.label for c in sl.freeze(tmp_path / "tuned.json")] == ["right(WAIT=300)"]
 
 
@@ -165,7 +165,7 @@ def test_a_table_changes_the_digest_of_compiled_graphs(tuned):
 
 def test_freezing_into_nowhere_is_an_error(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ShiplapError, match="SL602: file cannot be written"):
+    with pytest.raises(ShiplapError, match="SL602: the file cannot be written"):
         sl.freeze(tmp_path / "file" / "tuned.json")
 
 

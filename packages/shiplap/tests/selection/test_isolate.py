@@ -10,7 +10,7 @@ from torch import Tensor
 
 import shiplap as sl
 from shiplap.errors import ShiplapNotice
-from shiplap.selection import Isolation, choose, measure, recipe_of
+from shiplap.selection import Isolation, measure, recipe_of, select
 from shiplap_testing.forked import python
 from tests.selection import ops
 
@@ -18,10 +18,10 @@ from tests.selection import ops
 def test_a_crash_a_hang_and_an_exit_cost_the_candidate_only():
     before = measure.benchmarks
     with Isolation(timeout=6.0) as isolation:
-        choice = choose(ops.hostile, recipe_of(ops.hostile, (torch.randn(64),)), bench=isolation.bench())
+        choice = select(ops.hostile, recipe_of(ops.hostile, (torch.randn(64),)), bench=isolation.bench())
         assert isolation.started == 5, "one, and one after each that ended it"
-    found = {f.evidence.partition(":")[0]: f.evidence.partition(": ")[2] for f in choice.findings}
-    assert found == {
+    evidence = {f.evidence.partition(":")[0]: f.evidence.partition(": ")[2] for f in choice.findings}
+    assert evidence == {
         "hostile(HOW=crash)": "ended the process (SIGSEGV)",
         "hostile(HOW=hang)": "no answer for 6 s: it hangs, or is hopelessly slow",
         "hostile(HOW=exit)": "ended the process (exit status 3)",
@@ -36,7 +36,7 @@ def test_a_crash_a_hang_and_an_exit_cost_the_candidate_only():
 def test_a_compiler_that_crashes_or_hangs_beside_others_costs_its_candidate_only():
     """Who it was shows when nothing runs beside it."""
     with Isolation(timeout=6.0) as isolation:
-        choice = choose(
+        choice = select(
             ops.hostile,
             recipe_of(ops.hostile, (torch.randn(64),)),
             candidates_of=ops.compiled,
@@ -105,6 +105,6 @@ def test_a_worker_with_another_version_of_the_op_is_not_believed(monkeypatch):
     monkeypatch.setattr(ops.hostile, "kernels", {})
     ops.hostile.kernel("cpu", extra)
     with Isolation() as isolation, pytest.warns(ShiplapNotice, match="differs there: kernels attached elsewhere"):
-        choice = choose(ops.hostile, recipe_of(ops.hostile, (torch.randn(64),)), bench=isolation.bench())
+        choice = select(ops.hostile, recipe_of(ops.hostile, (torch.randn(64),)), bench=isolation.bench())
     assert choice.kernel in ("extra", "reference")
     assert choice.findings == ()

@@ -47,5 +47,5 @@ def test_one_rank_tunes_and_the_other_receives(tmp_path: Path) -> None:
     assert first["benchmarks"] > 0
     assert second["benchmarks"] == 0
     assert first["frozen"] == second["frozen"] == ["right(WAIT=300)"]
-    assert first["failure"] == "SL606 nothing valid to tune on"
+    assert first["failure"] == "SL606 the op has no valid inputs to tune on"
     assert second["failure"] == "SL611 rank 0 could not tune"

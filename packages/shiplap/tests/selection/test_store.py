@@ -32,11 +32,11 @@ def value(n, writer=0, padding=200):
 
 def valid(store, n):
     """What is served for key ``n`` is a whole value that somebody wrote for ``n``."""
-    found = store.get(key(n))
-    if found is not None:
-        assert found["config"] == {"BLOCK": n}
-        assert found["padding"] == "x" * len(found["padding"])
-    return found
+    value = store.get(key(n))
+    if value is not None:
+        assert value["config"] == {"BLOCK": n}
+        assert value["padding"] == "x" * len(value["padding"])
+    return value
 
 
 @pytest.fixture

@@ -47,7 +47,7 @@ def give_away(path: Path, monkeypatch) -> None:
 def why(path, rule=trust.CODE):
     with pytest.raises(trust.Distrusted) as caught:
         trust.read_file(path, 100, rule)
-    return trust.said(caught.value)
+    return trust.reason(caught.value)
 
 
 def test_a_private_file_is_read(folder):
@@ -214,11 +214,11 @@ def test_the_library_that_was_checked_is_the_one_that_is_loaded(native):
 def test_a_planted_library_is_not_loaded_and_the_advice_does_not_lead_to_it(native, what):
     """The attack of the audit: a cache of mode 777, a library planted, the mode put right as the error said."""
     (native / what).chmod(0o777)
-    said = refused(native)
-    assert said.id == "SL406"
-    assert said.got.startswith(str((native / what).resolve()))
-    assert "remove" in said.fix
-    assert "chmod" not in str(said)
+    messages = refused(native)
+    assert messages.id == "SL406"
+    assert messages.got.startswith(str((native / what).resolve()))
+    assert "remove" in messages.fix
+    assert "chmod" not in str(messages)
 
 
 @pytest.mark.parametrize("what", ["abc", f"abc/{LIBRARY}", f"abc/{SEAL}"])
@@ -268,8 +268,8 @@ def test_a_builder_that_waits_too_long_names_who_it_waits_for(native):
         fcntl.flock(held, fcntl.LOCK_EX)
         held.write(f"{os.getpid()}\n")
         held.flush()
-        said = compile_into(native, "ghi", SOURCE, COMPILER, 0.1)
-    assert f"process {os.getpid()} has been building it for more than 0.1 s" in said
+        messages = compile_into(native, "ghi", SOURCE, COMPILER, 0.1)
+    assert f"process {os.getpid()} has been building it for more than 0.1 s" in messages
 
 
 def test_an_empty_cache_directory_is_not_the_current_folder(tmp_path, monkeypatch):

@@ -18,7 +18,7 @@ from shiplap.op.config import Config
 from shiplap.selection import thaw
 from shiplap_testing.forked import python
 
-AGAIN = """
+DECLARED_TWICE = """
 import threading, time
 import torch
 from jaxtyping import Float
@@ -79,7 +79,7 @@ assert times > 5 and calls[0] > 16, (times, calls)
 
 def test_declaring_again_frees_nothing_that_a_call_uses():
     """6 of 6 such runs ended in a segmentation fault."""
-    done = python("-c", AGAIN.replace("SECONDS", "6"), timeout=300)
+    done = python("-c", DECLARED_TWICE.replace("SECONDS", "6"), timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
 
 

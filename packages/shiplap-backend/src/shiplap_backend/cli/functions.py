@@ -30,12 +30,12 @@ def command(
     """List the functions that a vendor's headers declare and metadata may use."""
     from shiplap_backend.runtimes import runtime as find
 
-    found = {n: [str(f) for f in fs] for n, fs in find(runtime).functions().items() if part.lower() in n.lower()}
+    by_name = {n: [str(f) for f in fs] for n, fs in find(runtime).functions().items() if part.lower() in n.lower()}
     if json:
-        verbs.emit_json(found)
+        verbs.emit_json(by_name)
     else:
-        for signatures in found.values():
+        for signatures in by_name.values():
             for signature in signatures:
                 verbs.out().print(signature, markup=False)
-    if not found:
+    if not by_name:
         raise typer.Exit(verbs.FAILED)

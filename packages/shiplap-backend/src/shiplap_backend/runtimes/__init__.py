@@ -20,7 +20,7 @@ def runtime(name: str) -> Runtime:
             where=name,
             got=f"no runtime {name!r}{nearest(name, known)}",
             expected=", ".join(known),
-            fix="name one of these runtimes",
+            fix="name one of the expected runtimes",
         )
-    found: Runtime = import_module(f"{__name__}.{name}").RUNTIME
-    return found
+    module: Runtime = import_module(f"{__name__}.{name}").RUNTIME
+    return module

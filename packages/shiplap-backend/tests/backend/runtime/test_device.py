@@ -49,9 +49,9 @@ def test_random_numbers_are_the_cpus_for_the_same_seed(dev: Any, device: str) ->
     torch.manual_seed(7)
     assert torch.equal(got[0], torch.randn(5))
     state = dev.get_rng_state()
-    again = [torch.rand(3, device=device) for _ in range(2)]
+    repeated = [torch.rand(3, device=device) for _ in range(2)]
     dev.set_rng_state(state)
-    assert torch.equal(torch.rand(3, device=device).cpu(), again[0].cpu())
+    assert torch.equal(torch.rand(3, device=device).cpu(), repeated[0].cpu())
     own = torch.Generator(device=device).manual_seed(3)
     assert own.device.type == device
     assert torch.equal(

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import shiplap_dense as dense
-from shiplap.fuse import decisions, switches
+from shiplap.fuse import fusion_choices, switches
 from shiplap_dense import ops
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -33,14 +33,14 @@ def launched(fn, args, dynamic: bool) -> list[str]:
 def check(fn, *args, kernels: int = 1, dynamic: bool = False, templates: int = 1) -> None:
     """``fn`` compiled: values of float64, and so many kernels in all."""
     torch._dynamo.reset()
-    before = len(decisions())
+    before = len(fusion_choices())
     with torch.no_grad():
         got = torch.compile(fn, dynamic=dynamic, fullgraph=True)(*args)
         want = fn(*[a.double() if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in args])
     got, want = ((v,) if isinstance(v, torch.Tensor) else v for v in (got, want))
     for g, w in zip(got, want, strict=True):
         assert float((g.double() - w.double()).norm() / w.double().norm()) < TOLERANCE[g.dtype]
-    made = decisions()[before:]
+    made = fusion_choices()[before:]
     assert [d.chosen != "reference" for d in made] == [True] * templates, made
     assert len(names := launched(fn, args, dynamic)) == kernels, names
 
@@ -95,10 +95,10 @@ def test_a_training_step_goes_through_templates():
     a = randn(64, 96, dtype=torch.float32).requires_grad_()
     b = randn(96, 128, dtype=torch.float32).requires_grad_()
     torch._dynamo.reset()
-    before = len(decisions())
+    before = len(fusion_choices())
     torch.compile(lambda a, b: gelu(ops.mm(a, b)).sum(), fullgraph=True)(a, b).backward()
     got, (a.grad, b.grad) = (a.grad, b.grad), (None, None)
     gelu(a @ b).sum().backward()
     for g, w in zip(got, (a.grad, b.grad), strict=True):
         assert float((g - w).norm() / w.norm()) < 1e-4
-    assert [d.chosen != "reference" for d in decisions()[before:]] == [True] * 3
+    assert [d.chosen != "reference" for d in fusion_choices()[before:]] == [True] * 3

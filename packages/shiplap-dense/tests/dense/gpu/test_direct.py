@@ -50,8 +50,8 @@ def launched(fn: Any, *args: Any) -> list[str]:
     with torch.profiler.profile() as profile:
         fn(*args)
         torch.cuda.synchronize()
-    found = [e.name for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]
-    return [name for name in found if "Mem" not in name]
+    kernels = [e.name for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+    return [name for name in kernels if "Mem" not in name]
 
 
 SIZES = [{}, {"m": 1, "n": 1}, {"m": 0}, {"n": 0}, {"g": 3}, {"ci": 20, "co": 30}, {"m": 5000, "n": 4000, "k": 27}]
@@ -143,12 +143,12 @@ def test_a_new_number_of_rows_compiles_nothing():
     for m in (48, 33, 16):
         gathered(*draw(m=m, n=m + 1))
     run: Any = gathered.kernels["cuda"][0]
-    before = {text: len(launcher.found) for text, launcher in run.jitted.items()}
+    before = {text: len(launcher.compiled_by_key) for text, launcher in run.jitted.items()}
     assert sum(before.values())
     for m in (96, 35, 7, 64, 3000):
         args = draw(m=m, n=m + 1)
         assert error(gathered(*args), reference(gathered, args)) < 1e-5
-    assert {text: len(launcher.found) for text, launcher in run.jitted.items()} == before
+    assert {text: len(launcher.compiled_by_key) for text, launcher in run.jitted.items()} == before
 
 
 def test_streams_and_graphs():
@@ -184,7 +184,7 @@ def test_a_table_in_a_graph_stays_where_it_is():
     run: Any = serving
     (table,) = run.tables.values()
     assert len(table.captured) == 1
-    table.found.clear()
+    table.tables.clear()
     junk = [torch.full((3, 3, 2), 1000, dtype=torch.int32, device="cuda") for _ in range(100)]
     x.normal_()
     graph.replay()
@@ -192,7 +192,7 @@ def test_a_table_in_a_graph_stays_where_it_is():
     del junk
     other = ops.conv2d.bind((x, randn(24, 2, 2, 16), None, [1, 1], [1, 1], [1, 1]))
     with (
-        pytest.raises(sl.ShiplapError, match="SL305: table is not on the device yet"),
+        pytest.raises(sl.ShiplapError, match="SL305: a table of the kernel is not on the device yet"),
         torch.cuda.graph(torch.cuda.CUDAGraph()),
     ):
         kernel.serving(other).run(other)

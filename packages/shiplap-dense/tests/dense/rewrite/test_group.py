@@ -283,21 +283,21 @@ def test_groups_are_proven(made: Any) -> None:
 
 def on_cuda(fn: Callable[..., Any], *args: Tensor, dynamic: list[int] | None = None) -> list[Price]:
     """What merging the linear layers of ``fn`` gains and costs on CUDA, by the shape of the graph; a price a family."""
-    found: list[Any] = []
+    results: list[Any] = []
 
     def backend(gm: torch.fx.GraphModule, _: Any) -> Any:
         rewrite = StackedLinears()
         families: dict[Any, list[Any]] = {}
         for node in gm.graph.nodes:
             families.setdefault(rewrite.key(node), []).append(node)
-        found[:] = [rewrite.price(nodes, MACHINES["cuda"]) for key, nodes in families.items() if key and nodes[1:]]
+        results[:] = [rewrite.price(nodes, MACHINES["cuda"]) for key, nodes in families.items() if key and nodes[1:]]
         return gm.forward
 
     torch._dynamo.reset()
     if dynamic:
         torch._dynamo.mark_dynamic(args[0], dynamic)
     torch.compile(fn, backend=backend, fullgraph=True, dynamic=None if dynamic else False)(*args)
-    return found
+    return results
 
 
 def encoders(count: int, *, turned: bool = False, sums: bool = False) -> Callable[..., Tensor]:

@@ -153,8 +153,8 @@ def test_a_second_process_hits_both_caches(name: str, how: str, tmp_path: Path) 
     def run() -> list[int]:
         done = python("-c", CHILD, name, how, *fire, env=env)
         assert done.returncode == 0, done.stderr[-3000:]
-        found: list[int] = json.loads(done.stdout.splitlines()[-1])
-        return found
+        counts: list[int] = json.loads(done.stdout.splitlines()[-1])
+        return counts
 
     first, second = run(), run()
     assert first[1:] == [0, 0]

@@ -20,10 +20,10 @@ def test_what_is_rewritten_for_a_gpu_is_a_triton_template_with_its_neighbours_in
     script = Path(__file__).with_name("triton_cases.py")
     done = interpreted("-W", "ignore", script, env=env)
     assert done.returncode == 0, done.stderr[-3000:]
-    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     fired = ["linear_gelu", "rms_norm_linear", "int8_linear_float32", "conv_norm_dense"]
-    assert [f["fired"] for f in found] == [[name] for name in fired]
-    for row in found:
+    assert [f["fired"] for f in rows] == [[name] for name in fired]
+    for row in rows:
         assert row["error"] < 2e-5, row
         assert sum("_tem_" in k for k in row["kernels"]) == 1, row
-    assert [len(found[i]["kernels"]) for i in (0, 2)] == [1, 1]  # the activation is inside; int8 is never unpacked
+    assert [len(rows[i]["kernels"]) for i in (0, 2)] == [1, 1]  # the activation is inside; int8 is never unpacked

@@ -30,16 +30,21 @@ def model_of(target: str) -> nn.Module:
 
     home = target.partition(":")[0]
     if "/" in home and not home.endswith(".py"):
-        raise error("SL501", where=target, what="no such model", got="no such directory", fix=_FIX)
+        raise error("SL501", where=target, what="the target names no model", got="no such directory", fix=_FIX)
     module, name = verbs.load_target(target)
-    value = found = getattr(module, name or "model", None)
-    if callable(found) and not isinstance(found, nn.Module):
-        value = _called(found, target)
+    value = model = getattr(module, name or "model", None)
+    if callable(model) and not isinstance(model, nn.Module):
+        value = _called(model, target)
     if isinstance(value, nn.Module):
         return value
-    if found is not None:
+    if model is not None:
         raise error(
-            "SL501", where=target, what="no such model", got=type(value).__name__, expected="a torch module", fix=_FIX
+            "SL501",
+            where=target,
+            what="the target names no model",
+            got=type(value).__name__,
+            expected="a torch module",
+            fix=_FIX,
         )
     names = [
         n
@@ -49,7 +54,7 @@ def model_of(target: str) -> nn.Module:
     raise error(
         "SL501",
         where=target,
-        what="no such model",
+        what="the target names no model",
         got=name or "model",
         fix=_FIX,
         expected=verbs.near_miss(name or "model", names) if names else "a torch module",
@@ -70,7 +75,7 @@ def _loaded(target: str) -> nn.Module:
         raise error(
             "SL601",
             where=target,
-            what="model cannot be loaded",
+            what="the model cannot be loaded",
             got=_first_line(e),
             expected="a causal language model that save_pretrained wrote",
             fix=_FIX,
@@ -84,7 +89,7 @@ def _called(make: Callable[[], Any], target: str) -> Any:
         raise error(
             "SL601",
             where=target,
-            what="model cannot be made",
+            what="the model cannot be constructed",
             got=_first_line(e),
             expected="a function without arguments that returns a torch module",
         ) from e
@@ -99,20 +104,20 @@ def tokens_of(tokens: Path | None, text: Path | None, model: str) -> list[int]:
     if tokens is not None and text is not None:
         raise error("SL613", where="slidesparse report", got="both --tokens and --text", expected="one of them")
     if tokens is not None:
-        found = _numbers(tokens)
+        numbers = _numbers(tokens)
     elif text is not None:
-        found = _of_text(text, model)
+        numbers = _of_text(text, model)
     else:
         return []
-    if len(found) < 2:
+    if len(numbers) < 2:
         raise error(
             "SL613",
             where=str(tokens or text),
-            got=f"{len(found)} tokens",
+            got=f"{len(numbers)} tokens",
             expected="two or more: each is predicted from those before it",
             fix="pass another file",
         )
-    return found
+    return numbers
 
 
 def _of_text(text: Path, model: str) -> list[int]:
@@ -132,7 +137,7 @@ def _of_text(text: Path, model: str) -> list[int]:
             where="--text",
             got=f"no tokenizer in {model}: {_first_line(e)}",
             expected="tokenizer.json, say, beside the model",
-            fix="save it there, or pass --tokens",
+            fix="save the tokenizer there, or pass --tokens",
         ) from None
     return list(tokenizer(written)["input_ids"])
 
@@ -140,12 +145,12 @@ def _of_text(text: Path, model: str) -> list[int]:
 def _numbers(path: Path) -> list[int]:
     written = _read(path)
     try:
-        found = json.loads(written) if written.lstrip().startswith("[") else [int(part) for part in written.split()]
+        numbers = json.loads(written) if written.lstrip().startswith("[") else [int(part) for part in written.split()]
     except ValueError:
-        found = None
-    if not isinstance(found, list) or any(type(v) is not int for v in found):
+        numbers = None
+    if not isinstance(numbers, list) or any(type(v) is not int for v in numbers):
         raise error("SL613", where=str(path), got="other text", expected="numbers of tokens: [1, 2, 3] or 1 2 3")
-    return found
+    return numbers
 
 
 def _read(path: Path) -> str:
@@ -155,7 +160,7 @@ def _read(path: Path) -> str:
         raise error(
             "SL602",
             where=str(path),
-            what="file cannot be read",
+            what="the file cannot be read",
             got=getattr(e, "strerror", None) or e,
             expected="a text file",
         ) from None
@@ -170,15 +175,15 @@ def _transformers(target: str) -> Any:
             where=target,
             got="no transformers",
             expected="Hugging Face's library",
-            fix="pip install transformers",
+            fix="install it: pip install transformers",
         ) from None
     if not (Path(target) / "config.json").is_file():
         raise error(
             "SL501",
             where=target,
-            what="no model there",
+            what="the directory has no model",
             got="no config.json",
             expected="a directory that save_pretrained wrote",
-            fix="pass that directory, or file.py:name",
+            fix="pass a directory that save_pretrained wrote, or file.py:name",
         )
     return transformers

@@ -72,7 +72,7 @@ def command(
         verbs.require_file(html)
     with verbs.own_stdout():
         given = tokens_of(tokens, text, model)
-        found = survey(
+        report = survey(
             model_of(model).to(device),
             pattern,
             dtype,
@@ -84,22 +84,22 @@ def command(
             seconds=seconds,
             progress=False if json else None,
         )
-    about = verbs.facts(model=model, device=found.device)
+    about = verbs.facts(model=model, device=report.device)
     if html is not None:
-        write_page(html, f"slidesparse: {model}", about, found)
-    show(found) if not json else verbs.emit_json({"facts": about, **found.as_json()})
-    if not found.pays and (measure or found.peaks):
+        write_page(html, f"slidesparse: {model}", about, report)
+    show(report) if not json else verbs.emit_json({"facts": about, **report.as_json()})
+    if not report.pays and (measure or report.peaks):
         raise typer.Exit(verbs.FAILED)
 
 
 def _rows(text: str) -> list[int]:
     try:
-        found = sorted({int(part) for part in text.split(",")})
+        numbers = sorted({int(part) for part in text.split(",")})
     except ValueError:
-        found = []
-    if not found or found[0] < 1:
+        numbers = []
+    if not numbers or numbers[0] < 1:
         raise error("SL613", where="--rows", got=text, expected="positive numbers: 1,16,256")
-    return found
+    return numbers
 
 
 def _require_time(seconds: float) -> None:

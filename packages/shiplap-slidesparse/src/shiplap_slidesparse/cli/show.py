@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["cell", "show", "write_page"]
 
 
-def write_page(path: Path, title: str, about: dict[str, str], found: Report) -> None:
+def write_page(path: Path, title: str, about: dict[str, str], report: Report) -> None:
     """One self-contained page at ``path``, and a note that it is there."""
     verbs.write_text(
         path,
@@ -22,30 +22,29 @@ def write_page(path: Path, title: str, about: dict[str, str], found: Report) -> 
             package="shiplap_slidesparse",
             title=title,
             facts=about,
-            report=found.as_json(),
-            headline=_headline(found),
+            report=report.as_json(),
+            headline=_headline(report),
         ),
     )
     verbs.note(f"written: {path}")
 
 
-def _headline(found: Report) -> str:
-    buckets = [b for size in found.sizes for b in size.buckets if b.winner]
+def _headline(report: Report) -> str:
+    buckets = [b for size in report.sizes for b in size.buckets if b.winner]
     won = sum(b.winner == "slide" for b in buckets)
     how = "measured" if any(b.measured for b in buckets) else "predicted"
-    said = f"slide wins {won} of {len(buckets)}, {how}" if buckets else "nothing measured, and no peaks known"
-    return (
-        f"{found.pattern} {found.dtype} on {found.device}: {said}; at most {found.ceiling:.2f}x on sparse tensor cores"
-    )
+    summary = f"slide wins {won} of {len(buckets)}, {how}" if buckets else "nothing measured, and no peaks known"
+    subject = f"{report.pattern} {report.dtype} on {report.device}"
+    return f"{subject}: {summary}; at most {report.ceiling:.2f}x on sparse tensor cores"
 
 
-def show(found: Report) -> None:
+def show(report: Report) -> None:
     """The report as tables on stdout, one for each size of a layer."""
     from rich.table import Table
 
     out = verbs.out()
-    out.print(_headline(found), markup=False, style="bold")
-    for size in found.sizes:
+    out.print(_headline(report), markup=False, style="bold")
+    for size in report.sizes:
         table = Table(
             "rows",
             "base",
@@ -68,11 +67,11 @@ def show(found: Report) -> None:
                 f"{b.most:.2f}x",
             )
         out.print(table)
-    if any(b.measured and b.predicted for size in found.sizes for b in size.buckets):
+    if any(b.measured and b.predicted for size in report.sizes for b in size.buckets):
         out.print("In brackets: predicted, from peak arithmetic and bandwidth.", markup=False)
-    out.print(str(found.conversion), markup=False)
-    if found.drift is not None:
-        d = found.drift
+    out.print(str(report.conversion), markup=False)
+    if report.drift is not None:
+        d = report.drift
         out.print(
             f"{d.tokens} tokens: perplexity {d.perplexity:.4g} → {d.perplexity_after:.4g}, divergence "
             f"{d.divergence:.3g} nats, same first choice {d.agreement:.1%}, logits off by up to {d.largest:.3g}",

@@ -1,4 +1,4 @@
-// Rows of activations, quantised by the law of quantise.py and lifted.
+// Rows of activations, quantised as quantise.py defines it, and lifted.
 #pragma once
 
 #include "operands.h"

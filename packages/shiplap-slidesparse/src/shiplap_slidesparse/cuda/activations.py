@@ -178,7 +178,7 @@ def quantise(x: Tensor, pairs: int, *, q: Tensor, scale: Tensor, num_warps: int)
         SPAN=span,
         BLOCK=block,
         num_warps=num_warps,
-        enable_fp_fusion=False,  # the law rounds a product before TO_INTEGER is added to it
+        enable_fp_fusion=False,  # the reference rounds a product before TO_INTEGER is added to it
     )
 
 

@@ -13,7 +13,7 @@ _found: dict[tuple[str, str], Callable[..., Any]] = {}
 
 def late(module: str, name: str) -> Callable[..., Any]:
     """The function ``name`` of a module of this package, imported at the first call."""
-    found = _found.get((module, name))
-    if found is None:
-        found = _found[module, name] = getattr(import_module(f"{__package__}.{module}"), name)
-    return found
+    function = _found.get((module, name))
+    if function is None:
+        function = _found[module, name] = getattr(import_module(f"{__package__}.{module}"), name)
+    return function

@@ -113,9 +113,9 @@ def open_libraries(cublaslt: str, cusparselt: str, driver: str, oldest: Sequence
 
 def versions() -> tuple[str, str]:
     """Versions of cuBLASLt and cuSPARSELt, ``""`` where one is not open."""
-    found = (ctypes.c_int64 * 6)()
-    _functions().slidesparse_lt_versions(found)
-    return tuple(".".join(map(str, part)) if part[0] >= 0 else "" for part in (found[:3], found[3:]))  # type: ignore[return-value]
+    numbers = (ctypes.c_int64 * 6)()
+    _functions().slidesparse_lt_versions(numbers)
+    return tuple(".".join(map(str, part)) if part[0] >= 0 else "" for part in (numbers[:3], numbers[3:]))  # type: ignore[return-value]
 
 
 @dataclass(frozen=True)

@@ -114,12 +114,16 @@ def _stream(device: torch.device) -> int:
 
 
 def tune(
-    op: sl.Op, sizes: Iterable[tuple[int, int, int]], device: str = "cuda", seconds: float = 20.0, again: bool = False
+    op: sl.Op,
+    sizes: Iterable[tuple[int, int, int]],
+    device: str = "cuda",
+    seconds: float = 20.0,
+    remeasure: bool = False,
 ) -> list[Choice]:
     """Choose the algorithm of a leaf product for each ``(m, n, k)``; candidates run in a process of their own."""
     more = {"_": 1, "layout": ops.CUSPARSELT} if op in kernels.SPARSE else {}
     samples: list[dict[str, Value]] = [{"m": m, "n": n, "k": k, **more} for m, n, k in dict.fromkeys(sizes)]
-    return ALGORITHMS.tune(op, samples, device=device, seconds=seconds, again=again)
+    return ALGORITHMS.tune(op, samples, device=device, seconds=seconds, remeasure=remeasure)
 
 
 def tune_layer(
@@ -131,7 +135,7 @@ def tune_layer(
     dtype: torch.dtype = torch.bfloat16,
     device: str = "cuda",
     seconds: float = 20.0,
-    again: bool = False,
+    remeasure: bool = False,
 ) -> list[Choice]:
     """Choose algorithms for both forms of a layer ``[n, k]`` and then the form, for each number of rows: all choices.
 
@@ -139,12 +143,12 @@ def tune_layer(
     """
     rows = list(rows)
     dense, sparse = _LEAVES[op]
-    wide, found = formats.dense_depth(n), list[Choice]()
+    wide, choices = formats.dense_depth(n), list[Choice]()
     for leaf, depth in ((dense, k), (sparse, formats.lifted_depth(k, pairs))):
         usable = leaf in kernels.SPARSE and libraries.available(device, _SOURCE[leaf]) is True
         if leaf is not None and (usable or (leaf in kernels.DENSE and n % 32 == 0 and k % 32 == 0)):
-            found += tune(leaf, [(-(-m // 16) * 16, wide, depth) for m in rows], device, seconds, again)
+            choices += tune(leaf, [(-(-m // 16) * 16, wide, depth) for m in rows], device, seconds, remeasure)
     layout = ops.CUSPARSELT if libraries.available(device) is True else ops.PORTABLE
     drawn_as = {"dtype": str(dtype)} if op in (layers.linear_int8, layers.linear_fp8) else {}
     samples = [{"m": m, "n": n, "k": k, "_": 1, "pairs": pairs, "layout": layout, **drawn_as} for m in rows]
-    return found + sl.tune(op, samples, seconds * len(rows), device=device, again=again, isolate=False)
+    return choices + sl.tune(op, samples, seconds * len(rows), device=device, remeasure=remeasure, isolate=False)

@@ -121,7 +121,7 @@ def _check_operands(where: str, p: native.Problem, sparse: bool, x: Tensor, weig
             got=f"x {tuple(x.shape)} of {x.dtype} on {x.device}, weight "
             f"{tuple(weight.shape)} of {weight.dtype} on {weight.device}, {p.n} rows",
             expected="m of 16, n and k of 32, and a weight that has them",
-            fix="pad it",
+            fix="pad the tensors to these multiples",
         )
 
 

@@ -18,8 +18,8 @@ SEED = 20261121
 
 @pytest.mark.parametrize("op", list(dict.fromkeys(OPS)), ids=lambda op: op.spec.opname)
 def test_no_check_fails(sparse, op):
-    found = audit(op, seed=SEED, device=CUDA)
-    for f in found:
+    findings = audit(op, seed=SEED, device=CUDA)
+    for f in findings:
         print(f"{op.spec.opname:16} {f.check:18} {f.verdict:5} {f.evidence[:160]}")
-    assert [f"{f.check}: {f.evidence}" for f in found if f.verdict == "fail"] == []
-    assert {f.check for f in found if f.verdict == "ok"} >= {"cuda_graph", "workspace", "fake"}
+    assert [f"{f.check}: {f.evidence}" for f in findings if f.verdict == "fail"] == []
+    assert {f.check for f in findings if f.verdict == "ok"} >= {"cuda_graph", "workspace", "fake"}

@@ -225,10 +225,10 @@ def test_threads_share_one_plan(sparse, op):
 @pytest.mark.whole_device
 def test_tuning_chooses_among_the_librarys_algorithms(sparse, tmp_path, monkeypatch):
     monkeypatch.setenv("SHIPLAP_CACHE_DIR", str(tmp_path))
-    (found,) = tuning.tune(ops.sparse_mm_int8, [(64, 512, 1024)], seconds=20)
-    assert found.kernel == "lt"
-    assert found.tried > 3
-    assert [f.evidence for f in found.findings if f.verdict == "fail"] == []
+    (choices,) = tuning.tune(ops.sparse_mm_int8, [(64, 512, 1024)], seconds=20)
+    assert choices.kernel == "lt"
+    assert choices.tried > 3
+    assert [f.evidence for f in choices.findings if f.verdict == "fail"] == []
     x, weight = values(64, 1024, torch.int8), slid_weight(512, 1024, torch.int8)
     check(ops.sparse_mm_int8(x, lt.compress(weight), 512, ops.CUSPARSELT), x, weight)
 
@@ -238,8 +238,8 @@ def test_torchs_own_older_library_is_refused():
     env = {k: v for k, v in os.environ.items() if k != "SHIPLAP_LIBRARY_PATH"}
     home = str(Path(sl.__file__).parents[1])  # an installed shiplap is not in the sources
     env["PYTHONPATH"] = os.pathsep.join([home, env.get("PYTHONPATH", "")])
-    said = subprocess.run(
+    messages = subprocess.run(
         [sys.executable, "-c", text], capture_output=True, text=True, env=env, check=True
     ).stdout.strip()
-    print(said)
-    assert said == "" or "is older than 0.8.1" in said or "no libcusparseLt.so.0" in said
+    print(messages)
+    assert messages == "" or "is older than 0.8.1" in messages or "no libcusparseLt.so.0" in messages

@@ -147,7 +147,7 @@ def same_bits(got: Tensor, want: Tensor) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.int8, FP8], ids=str)
 @pytest.mark.parametrize("floats", [torch.bfloat16, torch.float16, torch.float32], ids=str)
-def test_quantised_rows_have_the_bits_of_the_law(dtype, floats):
+def test_quantised_rows_have_the_bits_of_the_reference(dtype, floats):
     op = ops.quantise_int8 if dtype == torch.int8 else ops.quantise_fp8
     for m, k, pairs in (
         (1, 4096, 4),

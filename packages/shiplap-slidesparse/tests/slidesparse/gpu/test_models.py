@@ -40,11 +40,11 @@ def test_a_model_moves_to_the_gpu_and_back(sparse, mode, pattern):
     x = torch.randn(33, 256).bfloat16()
     with torch.no_grad():
         want, got = here(x), there(x.to(CUDA)).cpu()
-        again = there.cpu()(x)
+        repeated = there.cpu()(x)
     if mode == "int8":
         assert torch.equal(got, want)
     torch.testing.assert_close(got, want, rtol=2**-5, atol=2**-5)
-    assert torch.equal(again, want)
+    assert torch.equal(repeated, want)
 
 
 @pytest.mark.parametrize("mode", ["int8", "fp8", "bf16"])
@@ -79,9 +79,9 @@ def test_choices_change_no_integer(sparse, tmp_path, monkeypatch):
     x = torch.randn(64, 256, device=CUDA, dtype=torch.bfloat16)
     with torch.no_grad():
         before = model(x)
-        found = slidesparse.tune(model, rows=(64,), seconds=10)
-        assert [c.op.rpartition("::")[2] for c in found] == ["mm_int8", "sparse_mm_int8", "linear_int8"]
-        assert all(c.kernel for c in found), [f.evidence for c in found for f in c.findings]
+        choices = slidesparse.tune(model, rows=(64,), seconds=10)
+        assert [c.op.rpartition("::")[2] for c in choices] == ["mm_int8", "sparse_mm_int8", "linear_int8"]
+        assert all(c.kernel for c in choices), [f.evidence for c in choices for f in c.findings]
         assert torch.equal(model(x), before)
 
 

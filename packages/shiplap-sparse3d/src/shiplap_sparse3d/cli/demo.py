@@ -57,7 +57,7 @@ def command(
             where="shiplap demo",
             got=f"no {', '.join(missing)}",
             expected=", ".join(EXTRAS),
-            fix='pip install "shiplap-sparse3d[demo]"',
+            fix='install them: pip install "shiplap-sparse3d[demo]"',
         )
     _require_device(device)
     verbs.require_directory(output)
@@ -82,8 +82,8 @@ def _require_device(device: str) -> None:
             where=f"--device {device}",
             got=f"{device!r}",
             expected=" or ".join(DEVICES),
-            what="device that the demo does not run on",
-            fix="shiplap demo --device cpu",
+            what="the demo does not run on this device",
+            fix="run 'shiplap demo --device cpu'",
         )
     verbs.require_device(device)
 
@@ -116,7 +116,7 @@ def _print(result: DemoResult) -> None:
     wide, value_wide = max(len(label) for label, _, _ in shown), max(len(value) for _, value, _ in shown)
     for label, value, note in shown:
         screen.print(f"{label:{wide}}  {value:>{value_wide}}  {note}".rstrip(), markup=False)
-    for op, found in result.audits.items():
-        failed = f", {found.fail} fail ({', '.join(found.failed)})" if found.fail else ""
-        screen.print(f"{'audit of ' + op:{wide}}  {found.ok} ok, {found.skip} skip{failed}", markup=False)
+    for op, verdicts in result.audits.items():
+        failed = f", {verdicts.fail} fail ({', '.join(verdicts.failed)})" if verdicts.fail else ""
+        screen.print(f"{'audit of ' + op:{wide}}  {verdicts.ok} ok, {verdicts.skip} skip{failed}", markup=False)
     screen.print(f"report: {result.html}", markup=False)

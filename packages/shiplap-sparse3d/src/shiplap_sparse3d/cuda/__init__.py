@@ -18,8 +18,8 @@ SORT = "parts * (20 * {} + 8192)"  # bytes of sort.scratch_bytes
 
 @ops.unique_coords.kernel("cuda", name="triton")
 def _(coords: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    found: tuple[Tensor, Tensor, Tensor] = late("unique", "unique_coords")(coords)
-    return found
+    outputs: tuple[Tensor, Tensor, Tensor] = late("unique", "unique_coords")(coords)
+    return outputs
 
 
 @ops.segment_mean.kernel("cuda", name="triton")

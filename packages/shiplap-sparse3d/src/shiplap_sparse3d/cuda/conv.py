@@ -118,13 +118,13 @@ def _product(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str:
     return True
 
 
-def _planes(sizes: Sizes, config: Config) -> int:
+def _split_k(sizes: Sizes, config: Config) -> int:
     return int(sizes.get("parts", 1)) * int(config["SPLITS"])
 
 
 def _grid(sizes: Sizes, config: Config, cdiv: Any) -> tuple[Any, Any, Any]:
     tiles_n = sizes["groups"] * cdiv(sizes["co"] // sizes["groups"], config["BLOCK_N"])
-    return _planes(sizes, config) * cdiv(sizes["m"], config["BLOCK_M"]) * tiles_n, 1, 1
+    return _split_k(sizes, config) * cdiv(sizes["m"], config["BLOCK_M"]) * tiles_n, 1, 1
 
 
 def _fuses(sizes: Sizes) -> bool:
@@ -193,7 +193,7 @@ def splits_for(rows: int, taps: int, co: int, cg: int) -> int:
 def attach(device: str) -> None:
     """Bind the Triton templates for ``device`` (``"cuda"``; tests bind them for the interpreter's ``"cpu"``)."""
     ops.conv.template(
-        device, "cuda/conv.triton.jinja", configs=_tiles, grid=_grid, supports=_product, planes=_planes, fuses=_fuses
+        device, "cuda/conv.triton.jinja", configs=_tiles, grid=_grid, supports=_product, split_k=_split_k, fuses=_fuses
     )
     ops.conv_weight_grad.template(
         device,
@@ -201,7 +201,7 @@ def attach(device: str) -> None:
         configs=_outer_tiles,
         grid=_outer_grid,
         supports=_outer,
-        planes=lambda sizes, config: int(config["SPLITS"]),
+        split_k=lambda sizes, config: int(config["SPLITS"]),
     )
 
 

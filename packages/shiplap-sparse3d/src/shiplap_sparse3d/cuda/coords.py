@@ -140,7 +140,7 @@ def reach_kernel(
 
 
 @triton.jit(do_not_specialize=["capacity", "width", "height", "depth", "code"])
-def write_kernel(keys, found, count, reached, status, capacity, width, height, depth, code, BLOCK: tl.constexpr):
+def write_kernel(keys, rows_found, count, reached, status, capacity, width, height, depth, code, BLOCK: tl.constexpr):
     """Sorted keys → coordinates, padding behind them; the count as int32."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     key = tl.load(keys + at, mask=at < capacity, other=NO_KEY)
@@ -153,7 +153,7 @@ def write_kernel(keys, found, count, reached, status, capacity, width, height, d
     tl.store(place + 1, tl.where(there, line % width, -1).to(tl.int32), mask=at < capacity)
     tl.store(place, tl.where(there, line // width, -1).to(tl.int32), mask=at < capacity)
     if tl.program_id(0) == 0:
-        total = tl.load(found)
+        total = tl.load(rows_found)
         tl.store(count, tl.minimum(total, capacity).to(tl.int32))
         report(status, code, capacity, total > capacity)
 
@@ -224,11 +224,11 @@ def _keys(
 
 
 def _decode(
-    op: str, keys: Tensor, found: Tensor, grid: Sequence[int], word: int, reached: Tensor, count: Tensor
+    op: str, keys: Tensor, total: Tensor, grid: Sequence[int], word: int, reached: Tensor, count: Tensor
 ) -> None:
     capacity = keys.shape[0]
     _write[(max(1, -(-capacity // BLOCK)),)](
-        keys, found, count, reached, word, capacity, *(max(1, g) for g in grid), status.code_of(op, MANY), BLOCK=BLOCK
+        keys, total, count, reached, word, capacity, *(max(1, g) for g in grid), status.code_of(op, MANY), BLOCK=BLOCK
     )
 
 
@@ -246,8 +246,8 @@ def out_coords_bounded(
 ) -> None:
     """See ``bounded.out_coords_bounded``."""
     op, window, word = "out_coords_bounded", (kernel, stride, padding, dilation), status.word(coords.device)
-    keys, found = _keys(op, coords, shape, window, capacity, word)
-    _decode(op, keys, found, output_shape(shape, *window), word, reached, count)
+    keys, total = _keys(op, coords, shape, window, capacity, word)
+    _decode(op, keys, total, output_shape(shape, *window), word, reached, count)
 
 
 def out_coords(
@@ -257,11 +257,11 @@ def out_coords(
     op, window, word = "out_coords", (kernel, stride, padding, dilation), status.word(coords.device)
     most = bound(coords.shape[0], window)
     capacity = min(most, max(1024, coords.shape[0]))
-    keys, found = _keys(op, coords, shape, window, capacity, word)
-    m = int(found)
+    keys, total = _keys(op, coords, shape, window, capacity, word)
+    m = int(total)
     if m > capacity:
-        keys, found = _keys(op, coords, shape, window, most, word)
-        m = int(found)
+        keys, total = _keys(op, coords, shape, window, most, word)
+        m = int(total)
     reached, count = coords.new_empty(m, 4), coords.new_empty(1)
-    _decode(op, keys[:m], found, output_shape(shape, *window), word, reached, count)
+    _decode(op, keys[:m], total, output_shape(shape, *window), word, reached, count)
     return reached

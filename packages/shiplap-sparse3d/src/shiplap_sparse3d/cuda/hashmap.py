@@ -48,15 +48,15 @@ def _load_keys(keys, row, n):
 def slot_of(table, key, capacity):
     """The slot of each key (of any shape), -1 for those that are not in the table."""
     slot, active = _home(key, capacity), key != EMPTY
-    found = tl.where(active, -1, -1).to(tl.int64)
+    result = tl.where(active, -1, -1).to(tl.int64)
     step = 0
     while (tl.max(active.to(tl.int32)) > 0) & (step < capacity):
         held = tl.load(table + slot, mask=active, other=-1).to(tl.uint64)
-        found = tl.where(active & (held == key), slot, found)
+        result = tl.where(active & (held == key), slot, result)
         active = active & (held < key)
         slot = tl.where(slot + 1 == capacity, 0, slot + 1)
         step += 1
-    return found
+    return result
 
 
 @triton.jit(do_not_specialize=["n", "capacity", "code"])

@@ -132,11 +132,11 @@ def lookup_kernel(
     b, own = b[:, None], ((v < SIZE) & (tap < k))[None, :]
     there = is_inside(b, x, y, z, width, height, depth, 0x80000000) & good[:, None] & own
     x, y, z = x.to(tl.int32), y.to(tl.int32), z.to(tl.int32)
-    found = find(slots, b, x, y, z, there, width, height, depth, capacity)
+    slot = find(slots, b, x, y, z, there, width, height, depth, capacity)
     place = table.to(tl.int64).to(tl.pointer_type(tl.int32)) + row.to(tl.int64)[:, None] * k + tap[None, :]
-    tl.store(place, found, mask=(row < m)[:, None] & own)
+    tl.store(place, slot, mask=(row < m)[:, None] & own)
     if KEY is not None:
-        hits = tl.sum((found >= 0).to(tl.int32) << v[None, :], 1)
+        hits = tl.sum((slot >= 0).to(tl.int32) << v[None, :], 1)
         sort.store_key(keys, counts, masks, hits, row, m, part, run, runs, SIZE, KEY, BINS)
 
 
@@ -223,12 +223,14 @@ def block_kernel(
     cx, cy, cz = cell >> 2, (cell >> 1) & 1, cell & 1
     tx, ty, tz = (bx - x)[:, :, None] + cx, (by - y)[:, :, None] + cy, (bz - z)[:, :, None] + cz
     own = (tx >= 0) & (tx < KX) & (ty >= 0) & (ty < KY) & (tz >= 0) & (tz < KZ)
-    found = tl.load(places(slots, slot[:, :, None], cx, cy, cz, capacity), mask=own & there[:, :, None], other=0) - 1
+    neighbour = (
+        tl.load(places(slots, slot[:, :, None], cx, cy, cz, capacity), mask=own & there[:, :, None], other=0) - 1
+    )
     tap = ((tx * KY + ty) * KZ + tz).to(tl.int32)
     place = table.to(tl.int64).to(tl.pointer_type(tl.int32)) + row.to(tl.int64)[:, None, None] * (KX * KY * KZ) + tap
-    tl.store(place, found, mask=own & (row < m)[:, None, None])
+    tl.store(place, neighbour, mask=own & (row < m)[:, None, None])
     if KEY is not None:
-        hits = tl.sum(tl.sum(tl.where(own & (found >= 0), 1 << (tap & 31), 0), 2), 1)
+        hits = tl.sum(tl.sum(tl.where(own & (neighbour >= 0), 1 << (tap & 31), 0), 2), 1)
         for part in range(PARTS):
             mine = (hits >> (part * SIZE)) & ((1 << SIZE) - 1)
             sort.store_key(keys, counts, masks, mine, row, m, part, run, runs, SIZE, KEY, BINS)
@@ -310,8 +312,8 @@ def near_kernel(
         tap = ((tx * KY + ty) * KZ + tz).to(tl.int32)
         tl.store(place + tap, other[None, :] + tl.zeros_like(tap), mask=hit)
         own = ((KX // 2) * KY + KY // 2) * KZ + KZ // 2
-        again = hit & (tap == own) & (other[None, :] != row[:, None])
-        report(status, code_twice, row[:, None] + tl.zeros_like(tap), again)
+        repeated = hit & (tap == own) & (other[None, :] != row[:, None])
+        report(status, code_twice, row[:, None] + tl.zeros_like(tap), repeated)
 
 
 launch_insert = triton_launcher(insert_kernel)

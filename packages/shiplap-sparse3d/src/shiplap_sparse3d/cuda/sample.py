@@ -66,12 +66,12 @@ def query_kernel(
     there = x_inside & y_inside & z_inside & inside[:, None]
     key = (((query // each)[:, None] * width + x) * height + y) * depth + z
     slot = slot_of(table, tl.where(there, key, -1).to(tl.uint64), capacity)
-    found = tl.load(rows + slot, mask=slot >= 0, other=-1)
+    row = tl.load(rows + slot, mask=slot >= 0, other=-1)
     at = query[:, None] * CORNERS + corner
-    tl.store(indices + at, found, mask=inside[:, None] & (corner >= 0))
+    tl.store(indices + at, row, mask=inside[:, None] & (corner >= 0))
     if CORNERS == 8:
         share = (1 - tl.abs(qx - lx - 0.5)) * (1 - tl.abs(qy - ly - 0.5)) * (1 - tl.abs(qz - lz - 0.5))
-        share = tl.where(found >= 0, share, 0.0)
+        share = tl.where(row >= 0, share, 0.0)
         total = tl.maximum(tl.sum(share, 1), 1e-12)[:, None]
         tl.store(weights + at, share / total, mask=inside[:, None] & (corner >= 0))
 

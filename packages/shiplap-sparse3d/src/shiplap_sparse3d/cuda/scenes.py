@@ -61,19 +61,19 @@ def global_max_kernel(
     start = part.to(tl.int64) * part_rows
     end = tl.minimum(start + part_rows, n)
     best = accumulator(ROWS, CHANNELS, WIDE)
-    found = tl.full([ROWS, CHANNELS], NO_ROW, tl.int32)
+    best_row = tl.full([ROWS, CHANNELS], NO_ROW, tl.int32)
     for first in range(start, end, ROWS):
         row = first + tl.arange(0, ROWS)
         mine = _members(coords, row, end, scene, scenes, coords_row, status, code)
         x = tl.load(feats + row[:, None] * feats_row + channel * feats_col, mask=mine & within, other=0).to(best.dtype)
-        better = mine & ((found == NO_ROW) | beats(x, best))
-        best, found = tl.where(better, x, best), tl.where(better, row[:, None].to(tl.int32), found)
-    there = found != NO_ROW
+        better = mine & ((best_row == NO_ROW) | beats(x, best))
+        best, best_row = tl.where(better, x, best), tl.where(better, row[:, None].to(tl.int32), best_row)
+    there = best_row != NO_ROW
     nan = there & (best != best)
     most = tl.max(tl.where(there & ~nan, best, float("-inf")), 0)[None, :]
     any_nan = tl.max(nan.to(tl.int32), 0)[None, :] > 0
     winner = there & tl.where(any_nan, nan, best == most)
-    first_row = tl.min(tl.where(winner, found, NO_ROW), 0)[None, :]
+    first_row = tl.min(tl.where(winner, best_row, NO_ROW), 0)[None, :]
     at = (part.to(tl.int64) * scenes + scene) * c + channel
     tl.store(partial + at, tl.where(first_row == NO_ROW, -1, first_row), mask=within)
 
@@ -84,15 +84,15 @@ def global_max_finish(
 ):
     _, scene, channel, within = _part(1, c, CHANNELS)
     best = accumulator(1, CHANNELS, WIDE)
-    found = tl.full([1, CHANNELS], -1, tl.int32)
+    best_row = tl.full([1, CHANNELS], -1, tl.int32)
     for part in range(parts):
         row = tl.load(partial + (part * scenes + scene).to(tl.int64) * c + channel, mask=within, other=-1)
         x = tl.load(feats + row.to(tl.int64) * feats_row + channel * feats_col, mask=row >= 0, other=0).to(best.dtype)
-        better = (row >= 0) & ((found < 0) | beats(x, best))
-        best, found = tl.where(better, x, best), tl.where(better, row, found)
+        better = (row >= 0) & ((best_row < 0) | beats(x, best))
+        best, best_row = tl.where(better, x, best), tl.where(better, row, best_row)
     at = scene.to(tl.int64) * c + channel
     tl.store(out + at, best.to(out.dtype.element_ty), mask=within)
-    tl.store(rows + at, found, mask=within)
+    tl.store(rows + at, best_row, mask=within)
 
 
 @triton.jit(do_not_specialize=["n", "parts", "part_rows", "scenes", "code"])

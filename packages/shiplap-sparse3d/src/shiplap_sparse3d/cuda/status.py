@@ -27,11 +27,11 @@ def code_of(op: str, message: str) -> int:
 
 
 def _word(device: torch.device) -> tuple[torch.Tensor, Any]:
-    found = _words.get(device)
-    if found is None:
+    entry = _words.get(device)
+    if entry is None:
         memory = torch.zeros(1, dtype=torch.int64, pin_memory=device.type == "cuda")
-        found = _words.setdefault(device, (memory, ctypes.c_int64.from_address(memory.data_ptr())))
-    return found
+        entry = _words.setdefault(device, (memory, ctypes.c_int64.from_address(memory.data_ptr())))
+    return entry
 
 
 def word(device: torch.device) -> int:

@@ -54,11 +54,11 @@ def _run(settings: DemoSettings, progress: Progress) -> DemoResult:
     speed = evaluate.speed(trained.net, trained.forward, tile, 5 if settings.quick else 20)
     progress("evaluate", 1, 1, "")
     counts = compile_counts()  # before the audit, which compiles graphs of its own
-    found = audits(settings.quick, progress) if settings.audit else {}
+    verdicts = audits(settings.quick, progress) if settings.audit else {}
     progress("report", 0, 1, "")
     png = picture.picture(here, held_out, judged.predicted)
     points = (len(training), int(held_out.sum()))
-    result = _result(settings, points, time.perf_counter() - start, trained, judged, speed, counts, found)
+    result = _result(settings, points, time.perf_counter() - start, trained, judged, speed, counts, verdicts)
     _write({Path(result.png): png, Path(result.html): report.html(result, png).encode()})
     progress("report", 1, 1, "")
     return result
@@ -72,7 +72,7 @@ def _result(
     judged: _Judged,
     speed: evaluate.Speed,
     counts: CompileCounts,
-    found: dict[str, Verdicts],
+    verdicts: dict[str, Verdicts],
 ) -> DemoResult:
     """All that was measured; ``points``: of the training area and of the held-out one."""
     return DemoResult(
@@ -84,7 +84,7 @@ def _result(
         points_per_s=judged.points_per_s,
         compiled_ms=speed.compiled_ms,
         eager_ms=speed.eager_ms,
-        audits=found,
+        audits=verdicts,
         compile_s=trained.first_step,
         train_s=trained.seconds,
         total_s=seconds,

@@ -20,7 +20,7 @@ class SparseModule(nn.Module):
                 where=type(self).__name__,
                 got=f"a {type(x).__name__}",
                 expected="a SparseTensor",
-                fix="make one: sparse3d.SparseTensor(feats, coords, spatial_shape)",
+                fix="pass sparse3d.SparseTensor(feats, coords, spatial_shape)",
             )
         if x.geometry.ndim != ndim:
             raise error(

@@ -29,13 +29,13 @@ class BatchNorm(nn.BatchNorm1d, SparseModule):
     def _over(self, feats: Tensor, keep: Tensor) -> Tensor:
         """``feats`` normalised by the statistics of the rows to ``keep``, which are learned from, too."""
         wide = feats.to(torch.promote_types(feats.dtype, torch.float32))
-        found = keep.sum()
-        count = found.clamp_min(1).to(wide.dtype)
+        voxels = keep.sum()
+        count = voxels.clamp_min(1).to(wide.dtype)
         mean = torch.where(keep, wide, 0).sum(0) / count
         centred = torch.where(keep, wide - mean, 0)
         var = centred.square().sum(0) / count
         if self.training and self.track_running_stats:
-            self._learn(found, mean.detach(), var.detach() * count / (count - 1).clamp_min(1))
+            self._learn(voxels, mean.detach(), var.detach() * count / (count - 1).clamp_min(1))
         return torch.where(keep, _scaled(centred, var, self.weight, self.bias, self.eps), 0).to(feats.dtype)
 
     def _running(self, feats: Tensor) -> Tensor:
@@ -44,10 +44,10 @@ class BatchNorm(nn.BatchNorm1d, SparseModule):
         return running_norm(feats, self.running_mean, self.running_var, self.weight, self.bias, self.eps)
 
     @torch.no_grad()
-    def _learn(self, found: Tensor, mean: Tensor, var: Tensor) -> None:
+    def _learn(self, count: Tensor, mean: Tensor, var: Tensor) -> None:
         """Move the running statistics towards those of a batch, unless it is empty."""
         assert self.num_batches_tracked is not None
-        any_voxel = found > 0
+        any_voxel = count > 0
         self.num_batches_tracked.add_(any_voxel.to(torch.int64))
         step = 1 / self.num_batches_tracked.clamp_min(1) if self.momentum is None else self.momentum
         for running, seen in ((self.running_mean, mean), (self.running_var, var)):

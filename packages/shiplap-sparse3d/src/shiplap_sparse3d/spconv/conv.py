@@ -185,14 +185,14 @@ class SparseConvolution(SparseModule):
     def _indice_data(self, input: SparseConvTensor) -> IndiceData:
         """The record under ``indice_key`` if this layer may use it, or a new one."""
         where, key = type(self).__name__, self.indice_key
-        found = indices.find(where, input, key, self.algo)
+        data = indices.find(where, input, key, self.algo)
         if self.inverse:
-            return indices.check_inverse(where, input, key, found, self.window)
-        if found is None:
+            return indices.check_inverse(where, input, key, data, self.window)
+        if data is None:
             return indices.build(where, input, self.window, self.algo, subm=self.subm, training=self.training)
         if not self.subm:
             raise indices.taken(where, key)
-        return indices.check_subm(where, input, key, found, self.window)
+        return indices.check_subm(where, input, key, data, self.window)
 
     def extra_repr(self) -> str:
         text = f"{self.in_channels}, {self.out_channels}, "

@@ -46,7 +46,7 @@ def check_sparse(where: str, x: Any) -> None:
     Not when a tensor is made: models replace the features first and assign the voxels after that.
     """
     if not isinstance(x, SparseConvTensor):
-        fix = "SparseConvTensor(features, indices, spatial_shape, batch_size)"
+        fix = "pass SparseConvTensor(features, indices, spatial_shape, batch_size)"
         raise error("SL209", where=where, got=type(x).__name__, expected="a SparseConvTensor", fix=fix)
     check_rows(where, x.features, x.indices.shape[0])
 
@@ -143,7 +143,7 @@ class SparseConvTensor:
             where="SparseConvTensor.features",
             got="an assignment",
             expected="a new tensor",
-            fix="x = x.replace_feature(f)",
+            fix="write x = x.replace_feature(f)",
         )
 
     @property

@@ -64,19 +64,19 @@ class HashTable:
     def query(self, keys: Tensor, values: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Values under ``keys`` (written to ``values`` if given), and a mask of the keys that are not there."""
         self._check(keys)
-        at, found = self._find(keys)
+        at, present = self._find(keys)
         if values is None:
             values = torch.zeros_like(keys, dtype=self.value_dtype)
         if self._keys.numel():
-            values.copy_(torch.where(found, self._values[at], values))
-        return values, ~found
+            values.copy_(torch.where(present, self._values[at], values))
+        return values, ~present
 
     def insert_exist_keys(self, keys: Tensor, values: Tensor) -> Tensor:
         """Set ``values`` under those ``keys`` that are there; uint8, 1 for each key that is not."""
         self._check(keys, values)
-        at, found = self._find(keys)
-        self._values[at[found]] = values[found]
-        return (~found).to(torch.uint8)
+        at, present = self._find(keys)
+        self._values[at[present]] = values[present]
+        return (~present).to(torch.uint8)
 
     def assign_arange_(self) -> Tensor:
         """Number the keys: the value of each becomes its place. Returns how many there are, as a tensor."""
@@ -94,8 +94,8 @@ class HashTable:
     def _find(self, keys: Tensor) -> tuple[Tensor, Tensor]:
         """Where each key would lie, and whether it does."""
         at = torch.searchsorted(self._keys, keys).clamp_max(max(self._keys.shape[0] - 1, 0))
-        found = self._keys[at] == keys if self._keys.numel() else torch.zeros_like(keys, dtype=torch.bool)
-        return at, found
+        present = self._keys[at] == keys if self._keys.numel() else torch.zeros_like(keys, dtype=torch.bool)
+        return at, present
 
     def _check(self, keys: Tensor, values: Tensor | None = None) -> None:
         for what, tensor, dtype in (("keys", keys, self.key_dtype), ("values", values, self.value_dtype)):

@@ -69,16 +69,16 @@ def algorithm(algo: ConvAlgo | None, taps: int, limit: int) -> ConvAlgo:
 
 def find(where: str, input: SparseConvTensor, key: str | None, algo: ConvAlgo) -> IndiceData | None:
     """The record under ``key``, which must be of the same ``algo``."""
-    found = input.find_indice_pair(key)
-    if found is not None and found.algo != algo:
+    data = input.find_indice_pair(key)
+    if data is not None and data.algo != algo:
         raise error(
             "SL208",
             where=_named(where, key),
             got=f"algo={algo}",
-            expected=f"algo={found.algo}",
+            expected=f"algo={data.algo}",
             fix="give layers that share an indice_key the same algo",
         )
-    return found
+    return data
 
 
 def taken(where: str, key: str | None) -> ShiplapError:
@@ -137,32 +137,32 @@ def _check_vanished(where: str, input: SparseConvTensor, out_rows: int, window: 
         )
 
 
-def check_subm(where: str, input: SparseConvTensor, key: str | None, found: IndiceData, window: Window) -> IndiceData:
+def check_subm(where: str, input: SparseConvTensor, key: str | None, data: IndiceData, window: Window) -> IndiceData:
     """``found`` if a submanifold layer may reuse it."""
-    if not found.is_subm:
+    if not data.is_subm:
         raise taken(where, key)
-    _same(where, key, "kernel_size", window.ksize, found.ksize)
-    _same(where, key, "dilation", window.dilation, found.dilation)
-    _same(where, key, "spatial_shape", input.spatial_shape, found.spatial_shape)
-    _same(where, key, "number of voxels", input.indices.shape[0], found.indices.shape[0])
-    return found
+    _same(where, key, "kernel_size", window.ksize, data.ksize)
+    _same(where, key, "dilation", window.dilation, data.dilation)
+    _same(where, key, "spatial_shape", input.spatial_shape, data.spatial_shape)
+    _same(where, key, "number of voxels", input.indices.shape[0], data.indices.shape[0])
+    return data
 
 
 def check_inverse(
-    where: str, input: SparseConvTensor, key: str | None, found: IndiceData | None, window: Window
+    where: str, input: SparseConvTensor, key: str | None, data: IndiceData | None, window: Window
 ) -> IndiceData:
     """``found`` if an inverse layer may go back along it."""
-    if found is None or found.is_subm:
-        got = "no such key" if found is None else "the key of a submanifold layer"
+    if data is None or data.is_subm:
+        got = "no such key" if data is None else "the key of a submanifold layer"
         raise error("SL208", where=_named(where, key), got=got, expected="the key of an earlier SparseConv or pool")
-    _same(where, key, "kernel_size", window.ksize, found.ksize)
-    _same(where, key, "spatial_shape", input.spatial_shape, found.out_spatial_shape)
+    _same(where, key, "kernel_size", window.ksize, data.ksize)
+    _same(where, key, "spatial_shape", input.spatial_shape, data.out_spatial_shape)
     from torch.fx.experimental.symbolic_shapes import guard_or_false  # here: it is slow to import
 
-    rows, wanted = input.indices.shape[0], found.out_indices.shape[0]
+    rows, wanted = input.indices.shape[0], data.out_indices.shape[0]
     if guard_or_false(rows != wanted):  # of sizes that only the data knows nothing is asked
         _same(where, key, "number of voxels", rows, wanted)
-    return found
+    return data
 
 
 def _same(where: str, key: str | None, what: str, got: object, expected: object) -> None:
@@ -172,7 +172,7 @@ def _same(where: str, key: str | None, what: str, got: object, expected: object)
             where=_named(where, key),
             got=f"{what} {got}",
             expected=f"{what} {expected}",
-            fix="layers that share an indice_key work on the same voxels; use another key",
+            fix="use another indice_key: layers that share a key must work on the same voxels",
         )
 
 

@@ -62,15 +62,15 @@ def _record(
     )
     ksize, stride, padding, dilation, extra = map(list, sizes)
     window = Window(ksize, stride, padding, dilation, extra if transpose else None)
-    found = records.build(where, voxels, window, algo, subm=subm)
-    if 0 < bound < found.out_indices.shape[0]:
+    record = records.build(where, voxels, window, algo, subm=subm)
+    if 0 < bound < record.out_indices.shape[0]:
         raise error(
             "SL211",
             where=where,
-            got=f"{found.out_indices.shape[0]} output voxels",
+            got=f"{record.out_indices.shape[0]} output voxels",
             expected=f"at most num_out_act_bound = {bound}",
         )
-    return found
+    return record
 
 
 def get_indice_pairs(
@@ -89,10 +89,10 @@ def get_indice_pairs(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Output indices ``int32 [m, 1 + ndim]``, pairs ``int32 [2, taps, n]``, pairs of each tap ``int32 [taps]``."""
     sizes = ksize, stride, padding, dilation, out_padding
-    found = _record(
+    record = _record(
         "get_indice_pairs", indices, batch_size, spatial_shape, algo, sizes, transpose, subm, num_out_act_bound
     )
-    return found.out_indices, found.indice_pairs, found.indice_pair_num
+    return record.out_indices, record.indice_pairs, record.indice_pair_num
 
 
 def get_indice_pairs_implicit_gemm(
@@ -123,8 +123,8 @@ def get_indice_pairs_implicit_gemm(
     """
     sizes = ksize, stride, padding, dilation, out_padding
     where = "get_indice_pairs_implicit_gemm"
-    found = _record(where, indices, batch_size, spatial_shape, algo, sizes, transpose, subm, num_out_act_bound)
-    forward, backward = found.pair_fwd, found.pair_bwd
+    record = _record(where, indices, batch_size, spatial_shape, algo, sizes, transpose, subm, num_out_act_bound)
+    forward, backward = record.pair_fwd, record.pair_bwd
     taps = forward.shape[0]
     parts = _parts(algo, taps)
     here = _masks(forward, parts, do_sort)
@@ -132,7 +132,7 @@ def get_indice_pairs_implicit_gemm(
     covered = [np.array([(1 << stop) - (1 << start) & 0xFFFFFFFF], dtype=np.uint32) for start, stop in parts]
     back = backward if is_train else backward.new_empty(0)
     return (
-        found.out_indices,
+        record.out_indices,
         (forward >= 0).sum(1, dtype=torch.int32),
         forward,
         back,
@@ -267,7 +267,7 @@ def implicit_gemm(
             where="implicit_gemm",
             got="scale, output_scale or output_add",
             expected="none of them",
-            fix="int8 is not supported",
+            fix="pass floating-point tensors: int8 is not supported",
         )
     out = Plan(pair_fwd.t(), features.shape[0]).conv(features, _weight(filters), bias)
     return (out if output_dtype is None else out.to(output_dtype)), None, -1

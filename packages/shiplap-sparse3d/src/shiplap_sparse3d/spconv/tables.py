@@ -28,7 +28,7 @@ def _check(where: str, tensors: list[SparseConvTensor], *attributes: str) -> Non
                     where=where,
                     got=f"{what} {value}",
                     expected=f"{what} {seen[0]}",
-                    fix="AddTableMisaligned takes tensors on different voxels of one grid",
+                    fix="use AddTableMisaligned for tensors on different voxels of one grid",
                 )
 
 

@@ -56,11 +56,11 @@ def _overlap(a: Array, b: Array) -> tuple[float, float]:
 
 
 def _pairs(boxes: Array, others: Array, standup_iou: Array, threshold: float, ratio: bool) -> Array:
-    found = np.zeros((len(boxes), len(others)), boxes.dtype)
+    overlaps = np.zeros((len(boxes), len(others)), boxes.dtype)
     for i, j in np.argwhere(standup_iou > threshold):
         shared, union = _overlap(boxes[i], others[j])
-        found[i, j] = shared / union if ratio and union > 0 else (0.0 if ratio else shared)
-    return found
+        overlaps[i, j] = shared / union if ratio and union > 0 else (0.0 if ratio else shared)
+    return overlaps
 
 
 def rbbox_iou(box_corners: Array, qbox_corners: Array, standup_iou: Array, standup_thresh: float) -> Array:

@@ -153,8 +153,8 @@ class VoxelGenerator:
         ranges = [float(v) for v in self.point_cloud_range]
         edges, kept = [float(v) for v in self.voxel_size], self.max_num_points_per_voxel
         voxels = PointToVoxel(edges, ranges, points.shape[1], most, kept)
-        found = voxels(to_torch(points), empty_mean=self._full_mean)
-        features, coordinates, counts = (t.numpy() for t in found)
+        outputs = voxels(to_torch(points), empty_mean=self._full_mean)
+        features, coordinates, counts = (t.numpy() for t in outputs)
         return features.astype(points.dtype), coordinates, counts
 
     def generate(self, points: Array, max_voxels: int | None = None) -> Any:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import shiplap_sparse3d as sparse3d
-from shiplap.fuse import decisions, switches
+from shiplap.fuse import fusion_choices, switches
 from shiplap_testing.fused import check, counted, same
 from tests.sparse3d.scenes import scene
 
@@ -36,7 +36,7 @@ def test_a_block_is_one_kernel_for_any_number_of_voxels():
     with switches(OP, **INSIDE):
         compiled = check(block, *case(300, 20, 35), dynamic=True)
         assert counted() == (1, 1)
-        assert decisions("sparse3d::conv")[-1].chosen == "conv(BM=256, BN=64)"
+        assert fusion_choices("sparse3d::conv")[-1].chosen == "conv(BM=256, BN=64)"
         for rows in (7, 256, 700):
             same(compiled, block, case(rows, 20, 35), 2e-6)
         assert counted() == (1, 1)
@@ -58,15 +58,15 @@ def test_training_has_a_template_in_each_direction():
     def loss(feats, weight, bias):
         return torch.relu(sparse3d.conv(feats, weight, table, bias, symmetric=True)).square().sum()
 
-    found = []
+    gradients = []
     for fn in (loss, torch.compile(loss, fullgraph=True)):
         leaves = [t.clone().requires_grad_() for t in (feats, weight, bias)]
         with torch.enable_grad(), switches(OP, **INSIDE):
-            found.append(torch.autograd.grad(fn(*leaves), leaves))
-    for got, want in zip(found[1], found[0], strict=True):
+            gradients.append(torch.autograd.grad(fn(*leaves), leaves))
+    for got, want in zip(gradients[1], gradients[0], strict=True):
         assert float((got - want).norm()) <= 1e-5 * float(want.norm())
     assert counted()[0] == 2
-    assert [d.chosen.split("(")[0] for d in decisions("sparse3d::conv")[-2:]] == ["conv", "conv"]
+    assert [d.chosen.split("(")[0] for d in fusion_choices("sparse3d::conv")[-2:]] == ["conv", "conv"]
 
 
 def test_a_bad_table_is_an_error_and_not_a_crash():
@@ -99,9 +99,9 @@ def test_what_the_template_does_not_take_and_the_default_is_the_kernel():
     for reason, call in refused.items():
         torch.compiler.reset()
         torch.testing.assert_close(torch.compile(call, fullgraph=True, dynamic=False)(), call())
-        made = decisions("sparse3d::conv")[-1]
+        made = fusion_choices("sparse3d::conv")[-1]
         assert (made.chosen, [v.detail for v in made.verdicts]) == ("reference", [reason])
     check(lambda *args: sparse3d.conv(*args) + 1, feats, weight, table, bias)
-    made = decisions("sparse3d::conv")[-1]
+    made = fusion_choices("sparse3d::conv")[-1]
     assert (made.chosen, made.reason) == ("reference", "templates are chosen by measurement only: mode='max-autotune'")
     assert counted() == (0, 0)

@@ -17,8 +17,8 @@ def cases() -> dict[str, dict]:
     script = Path(__file__).with_name("triton_cases.py")
     done = interpreted(script)
     assert done.returncode == 0, done.stderr[-3000:]
-    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    return {case["name"]: case for case in found}
+    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return {case["name"]: case for case in rows}
 
 
 def test_every_case_is_the_reference(cases):
@@ -27,7 +27,7 @@ def test_every_case_is_the_reference(cases):
 
 
 def test_what_is_fused(cases):
-    """One kernel for a table of one part; planes are added up by the kernel of what follows."""
+    """One kernel for a table of one part; partial sums are added by the kernel of the operation that follows."""
     assert len(cases["fused 1"]["kernels"]) == 1
     assert len(cases["fused 3"]["kernels"]) == 2
     assert len(cases["prologue"]["kernels"]) == 1

@@ -18,7 +18,7 @@ from torch import Tensor
 import shiplap as sl
 import shiplap_sparse3d as sparse3d
 from shiplap.bind.direct import TemplateKernel
-from shiplap.fuse import decisions
+from shiplap.fuse import fusion_choices
 from shiplap.op.kernel import Terms
 from shiplap_sparse3d import ops
 from shiplap_sparse3d.cuda import conv as cuda
@@ -38,8 +38,8 @@ TILE = {
 GRID = (4, 4, 3)
 
 
-def say(name: str, **found: Any) -> None:
-    print(json.dumps({"name": name, **found}), flush=True)
+def say(name: str, **values: Any) -> None:
+    print(json.dumps({"name": name, **values}), flush=True)
 
 
 def error(got: Tensor, want: Tensor) -> float:
@@ -90,10 +90,10 @@ def tolerance(dtype: torch.dtype) -> float:
 
 
 def compiled(name: str, fn: Callable[..., Any], *args: Tensor) -> None:
-    before = len(decisions())
+    before = len(fusion_choices())
     with torch.no_grad():
         _, wrong, kernels = interpreted.run(fn, *args)
-    chosen = [d.chosen.split("(")[0] for d in decisions()[before:]]
+    chosen = [d.chosen.split("(")[0] for d in fusion_choices()[before:]]
     say(name, error=wrong, tolerance=1e-5, kernels=kernels, chosen=chosen)
 
 
@@ -131,11 +131,11 @@ def planted_bug() -> None:
     )
     assert wrong.source != template.source
     ops.conv.templates["cpu"] = [wrong]
-    before = len(decisions())
+    before = len(fusion_choices())
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         _, error_, _ = interpreted.run(lambda f, w: p.conv(f, w) + 1, x.feats, weight)
-    verdicts = [v.status for d in decisions()[before:] for v in d.verdicts]
+    verdicts = [v.status for d in fusion_choices()[before:] for v in d.verdicts]
     say("planted", error=error_, tolerance=1e-5, verdicts=verdicts)
 
 

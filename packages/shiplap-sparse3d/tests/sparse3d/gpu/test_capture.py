@@ -24,15 +24,15 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 def rows():
     for op in OPS:
-        (found,) = audit(op, checks=["cuda_graph"], seed=SEED, device="cuda")
+        (finding,) = audit(op, checks=["cuda_graph"], seed=SEED, device="cuda")
         kernels = [k.name for k in op.kernels.get("cuda", ())] or ["reference"]
         yield {
             "op": op.spec.name,
             "runs": "/".join(kernels),
-            "verdict": found.verdict,
-            "evidence": found.evidence,
-            "input": found.input,
-            "fix": found.fix,
+            "verdict": finding.verdict,
+            "evidence": finding.evidence,
+            "input": finding.input,
+            "fix": finding.fix,
         }
 
 

@@ -89,5 +89,5 @@ def test_two_runs_give_the_same_bits_and_deterministic_mode_accepts_them(rows):
             runs.append([plan.table, out, *torch.autograd.grad(out.float().square().sum(), (feats, weight))])
     finally:
         torch.use_deterministic_algorithms(False)
-    for again in runs[1:]:
-        assert all(map(torch.equal, runs[0], again))
+    for repeated in runs[1:]:
+        assert all(map(torch.equal, runs[0], repeated))

@@ -70,8 +70,8 @@ def test_every_kind_is_that_of_the_cpu(kind, padding):
         dense = y.dense() if isinstance(y, sparse3d.SparseTensor) else y
         torch.manual_seed(1)
         weight = torch.randn(dense.shape).to(device)
-        found = torch.autograd.grad(dense, [feats, *net.parameters()], weight)
-        results.append([dense, *found])
+        gradients = torch.autograd.grad(dense, [feats, *net.parameters()], weight)
+        results.append([dense, *gradients])
         sparse3d.synchronize()
     for a, b in zip(*results, strict=True):
         torch.testing.assert_close(b.cpu(), a, **CLOSE)
@@ -94,9 +94,9 @@ def test_pooling_is_its_reference_and_the_same_in_each_run(dtype):
         (pooling.global_sum_pool, (feats, x.coords, 3, True)),
     ):
         runs = [r if isinstance(r, tuple) else (r,) for r in (op.reference(*args), op(*args), op(*args))]
-        for want, got, again in zip(*runs, strict=True):
+        for want, got, repeated in zip(*runs, strict=True):
             torch.testing.assert_close(got, want)
-            assert torch.equal(got, again)
+            assert torch.equal(got, repeated)
 
 
 def test_pooling_beyond_two_to_the_31_elements():
@@ -155,8 +155,8 @@ def test_one_graph_for_eight_voxel_counts():
     compiled = torch.compile(net, fullgraph=True)
     for n in (1000, 1300, 700, 12000, 900, 40000, 1600, 2400):
         x = cuda(scene(n, (64, 64, 64), 5, dtype=torch.float32))
-        again = sparse3d.SparseTensor(x.feats, x.coords, x.spatial_shape, x.batch_size)
-        for a, b in zip(gradients(net, compiled, x), gradients(net, net, again), strict=True):
+        repeated = sparse3d.SparseTensor(x.feats, x.coords, x.spatial_shape, x.batch_size)
+        for a, b in zip(gradients(net, compiled, x), gradients(net, net, repeated), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-2, atol=1e-2)
     assert compat.compile_counts().recompiles <= 1
 
@@ -170,11 +170,11 @@ def test_reduce_overhead_is_right_with_new_values(training):
         args = inputs(n)
         torch.compiler.cudagraph_mark_step_begin()
         if training:
-            found, want = gradients(net, compiled, *args), gradients(net, net, *args)
+            actual, want = gradients(net, compiled, *args), gradients(net, net, *args)
         else:
             with torch.no_grad():
-                found, want = [compiled(*args).clone()], [net(*args)]
-        for a, b in zip(found, want, strict=True):
+                actual, want = [compiled(*args).clone()], [net(*args)]
+        for a, b in zip(actual, want, strict=True):
             torch.testing.assert_close(a, b, **CLOSE)
     assert counters["inductor"]["cudagraph_skips"] == 0
     sparse3d.synchronize()

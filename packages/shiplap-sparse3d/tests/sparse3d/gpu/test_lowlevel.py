@@ -61,9 +61,9 @@ def test_a_million_keys_from_all_threads_make_the_table_of_one():
         sparse3d.hash_insert(*there, keys[part].cuda(), values[part].cuda())
     assert torch.equal(there[0].cpu(), here[0])
     assert torch.equal(there[1].cpu(), here[1])
-    found = sparse3d.hash_lookup(*there, torch.cat([keys, -2 - keys]).cuda()).cpu()
-    assert torch.equal(found[: len(keys)], sparse3d.hash_lookup(*here, keys))
-    assert (found[len(keys) :] == -1).all()
+    slots = sparse3d.hash_lookup(*there, torch.cat([keys, -2 - keys]).cuda()).cpu()
+    assert torch.equal(slots[: len(keys)], sparse3d.hash_lookup(*here, keys))
+    assert (slots[len(keys) :] == -1).all()
     sparse3d.synchronize()
 
 

@@ -34,8 +34,8 @@ SYNC_FREE = tuple(name for name in NAMES if name not in READS_BACK)
 
 
 def op(name: str) -> sl.Op:
-    found: sl.Op = getattr(sparse3d, name)
-    return found
+    declared: sl.Op = getattr(sparse3d, name)
+    return declared
 
 
 def scene(rows: int, padding: float = 0.1) -> tuple[torch.Tensor, list[int]]:
@@ -74,17 +74,17 @@ def arguments(name: str, rows: int) -> tuple[Any, ...]:
     }[name]
 
 
-def outputs(found: Any) -> tuple[torch.Tensor, ...]:
-    return found if isinstance(found, tuple) else (found,)
+def outputs(result: Any) -> tuple[torch.Tensor, ...]:
+    return result if isinstance(result, tuple) else (result,)
 
 
-def agrees(name: str, found: Any, args: tuple[Any, ...]) -> None:
+def agrees(name: str, result: Any, args: tuple[Any, ...]) -> None:
     """Integers are those of the reference; means are those of float64."""
     if name == "segment_mean":
         exact = ops.segment_mean.reference(args[0].double(), *args[1:])
-        torch.testing.assert_close(found, exact.float(), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(result, exact.float(), rtol=1e-5, atol=1e-6)
         return
-    for got, want in zip(outputs(found), outputs(op(name).reference(*args)), strict=True):
+    for got, want in zip(outputs(result), outputs(op(name).reference(*args)), strict=True):
         assert got.dtype == want.dtype
         assert torch.equal(got, want)
 
@@ -94,9 +94,9 @@ def agrees(name: str, found: Any, args: tuple[Any, ...]) -> None:
 def test_a_kernel_agrees_with_the_reference_and_with_itself(name, rows):
     args = arguments(name, rows)
     assert [kernel.name for kernel in op(name).kernels["cuda"]] == ["triton"]
-    found = op(name)(*args)
-    agrees(name, found, args)
-    assert all(map(torch.equal, outputs(found), outputs(op(name)(*args))))
+    actual = op(name)(*args)
+    agrees(name, actual, args)
+    assert all(map(torch.equal, outputs(actual), outputs(op(name)(*args))))
     sparse3d.synchronize()
 
 
@@ -164,8 +164,8 @@ def captured(name: str, args: tuple[Any, ...]) -> tuple[torch.cuda.CUDAGraph, An
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        found = op(name)(*args)
-    return graph, found
+        outputs = op(name)(*args)
+    return graph, outputs
 
 
 def refill(args: tuple[Any, ...], values: tuple[Any, ...]) -> None:
@@ -178,11 +178,11 @@ def refill(args: tuple[Any, ...], values: tuple[Any, ...]) -> None:
 @pytest.mark.parametrize("name", SYNC_FREE)
 def test_a_replayed_graph_is_right_with_new_values(name, rows):
     args = arguments(name, rows)
-    graph, found = captured(name, args)
+    graph, outputs = captured(name, args)
     for _ in range(2):
         refill(args, arguments(name, rows))
         graph.replay()
-        agrees(name, found, args)
+        agrees(name, outputs, args)
     sparse3d.synchronize()
 
 
@@ -220,9 +220,9 @@ def broken(name: str, fault: str) -> tuple[Any, ...]:
 
 FAULTS = [
     *[
-        (name, fault, f"SL211(.|\n)*{said}")
+        (name, fault, f"SL211(.|\n)*{reason}")
         for name in ("subm_table", "subm_plan", "conv_table", "conv_plan")
-        for fault, said in (
+        for fault, reason in (
             ("duplicate", "duplicate coordinates: row (17|2900) "),
             ("outside", "row 2900 is outside"),
             ("a scene below padding", "row 2900 is outside"),
@@ -255,7 +255,7 @@ def test_what_was_wrong_is_told_once_by_the_next_call_or_when_waited_for(name, f
 @pytest.mark.parametrize(("name", "fault", "match"), FAULTS)
 def test_what_was_wrong_in_a_replayed_graph_is_told(name, fault, match):
     args = arguments(name, 3000)
-    graph, found = captured(name, args)
+    graph, outputs = captured(name, args)
     bad = broken(name, fault)
     refill(args, bad)
     graph.replay()
@@ -263,7 +263,7 @@ def test_what_was_wrong_in_a_replayed_graph_is_told(name, fault, match):
         sparse3d.synchronize()
     refill(args, arguments(name, 3000))
     graph.replay()
-    agrees(name, found, args)
+    agrees(name, outputs, args)
     sparse3d.synchronize()
 
 
@@ -305,6 +305,6 @@ def test_a_plan_of_more_than_2_to_the_31_entries():
 @pytest.mark.parametrize("name", NAMES)
 def test_kernels_run_where_their_tensors_are(name):
     args = arguments(name, 3000)
-    found = op(name)(*(a.to("cuda:1") if isinstance(a, torch.Tensor) else a for a in args))
-    agrees(name, tuple(t.to(DEVICE) for t in found) if isinstance(found, tuple) else found.to(DEVICE), args)
+    outputs = op(name)(*(a.to("cuda:1") if isinstance(a, torch.Tensor) else a for a in args))
+    agrees(name, tuple(t.to(DEVICE) for t in outputs) if isinstance(outputs, tuple) else outputs.to(DEVICE), args)
     sparse3d.synchronize("cuda:1")

@@ -56,8 +56,8 @@ def test_a_network_is_on_the_gpu_what_it_is_on_the_cpu(run):
     torch.manual_seed(0)
     net, x = network(), scene(3000, GRID, 16, dtype=torch.float32)
     expected = results(copy.deepcopy(net).double(), x.feats.double(), x.coords)
-    found = results(net.cuda(), x.feats.cuda(), x.coords.cuda(), run)
-    for ours, wanted in zip(found, expected, strict=True):
+    result = results(net.cuda(), x.feats.cuda(), x.coords.cuda(), run)
+    for ours, wanted in zip(result, expected, strict=True):
         scale = wanted.detach().abs().max().clamp_min(1e-6)
         assert float((ours.detach().cpu().double() - wanted).abs().max() / scale) < 2e-3
 

@@ -58,7 +58,7 @@ def windows(out: dict[str, np.ndarray]) -> None:
     bias, bias_back = integers(-3, 4, (CO,), 30), integers(-3, 4, (CI,), 31)
     out |= {f"weight{k}": w.numpy() for k, w in weights.items()} | {f"back{k}": w.numpy() for k, w in back.items()}
     out["bias"], out["bias_back"] = bias.numpy(), bias_back.numpy()
-    found: dict[str, list[np.ndarray]] = {"subm": [], "conv": [], "inverse": [], "transposed": [], "pool": []}
+    cases: dict[str, list[np.ndarray]] = {"subm": [], "conv": [], "inverse": [], "transposed": [], "pool": []}
     shapes = {kind: np.zeros((len(WINDOWS), 3), np.int16) for kind in ("conv", "transposed", "pool")}
 
     def tensor(values: torch.Tensor) -> spconv.SparseConvTensor:
@@ -66,7 +66,7 @@ def windows(out: dict[str, np.ndarray]) -> None:
 
     for dilation in (1, 2, 3):
         layer = with_weights(spconv.SubMConv3d(CI, CO, 3, dilation=dilation), weights[3], bias)
-        found["subm"].append(rows(layer(tensor(feats)), dilation))
+        cases["subm"].append(rows(layer(tensor(feats)), dilation))
     for case, (k, s, p, d) in enumerate(WINDOWS):
         window = {"stride": s, "padding": p, "dilation": d, "indice_key": "key"}
         down = with_weights(spconv.SparseConv3d(CI, CO, k, **window), weights[k], bias)
@@ -82,11 +82,11 @@ def windows(out: dict[str, np.ndarray]) -> None:
             y = layer(tensor(values))
             if not len(y.indices):
                 continue
-            found[kind].append(rows(y, case))
+            cases[kind].append(rows(y, case))
             shapes[kind][case] = y.spatial_shape
             if kind == "conv":
-                found["inverse"].append(rows(up(y), case))
-    out |= {kind: np.concatenate(tables_) for kind, tables_ in found.items()}
+                cases["inverse"].append(rows(up(y), case))
+    out |= {kind: np.concatenate(tables_) for kind, tables_ in cases.items()}
     out |= {f"{kind}_shape": shape for kind, shape in shapes.items()}
 
 

@@ -267,7 +267,7 @@ def _both(copy):
     return fn
 
 
-def _outputs_apart(op):
+def _outputs_disjoint(op):
     first, second = op.overload(torch.arange(4))
     first.zero_()
     return int(second[3]) == 4
@@ -278,5 +278,5 @@ aliasing(
     "they have the same values, until one of them is written to",
     _outsider("twice(Tensor x) -> (Tensor, Tensor)", _both(False), twice),
     _outsider("twice(Tensor x) -> (Tensor, Tensor)", _both(True), twice),
-    _outputs_apart,
+    _outputs_disjoint,
 )

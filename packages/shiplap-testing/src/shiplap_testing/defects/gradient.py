@@ -168,15 +168,15 @@ def triple(ns):
 
 
 def _shared(grad, saved, needs):
-    found = {}
+    gradients = {}
     if needs.a:
         shared = grad * saved.c
-        found["a"] = shared * saved.b
+        gradients["a"] = shared * saved.b
     if needs.b:
-        found["b"] = (shared if needs.a else grad) * saved.a
+        gradients["b"] = (shared if needs.a else grad) * saved.a
     if needs.c:
-        found["c"] = grad * saved.a * saved.b
-    return found
+        gradients["c"] = grad * saved.a * saved.b
+    return gradients
 
 
 def _each(grad, saved, needs):

@@ -286,7 +286,7 @@ int picked(const sl_context* ctx, const DLTensor* x, DLTensor* out) {{
     )
 
 
-def _far_apart():
+def _spread_out():
     step = 1 << 30
     memory = torch.empty(3 * step + 8, dtype=torch.int8)  # reserved, hardly touched
     for j in range(4):
@@ -299,7 +299,7 @@ layout(
     "columns that lie 2^30 bytes apart: the offset of the third wraps",
     of(picked, _copy("int")),
     of(picked, _copy("int64_t")),
-    same(_far_apart),
+    same(_spread_out),
     needs=["compiler"],
     breaks=True,
 )

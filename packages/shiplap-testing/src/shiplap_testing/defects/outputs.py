@@ -246,8 +246,8 @@ outputs(
 
 
 def _padded(x):
-    found = torch.unique(x)
-    return torch.cat([found, found.new_zeros(len(x) - len(found))])
+    values = torch.unique(x)
+    return torch.cat([values, values.new_zeros(len(x) - len(values))])
 
 
 outputs(
@@ -268,8 +268,8 @@ def above(ns):
 
 
 def _from_first(x, limit):
-    found = (x > limit).nonzero()[:, 0]
-    first = int(found[0])  # raises where there is none
+    rows = (x > limit).nonzero()[:, 0]
+    first = int(rows[0])  # raises where there is none
     return x[first:][x[first:] > limit]
 
 

@@ -156,8 +156,8 @@ def _counting_sort(x, *, out):
     table = torch.zeros(min(high - low + 1, 1 << 29), dtype=torch.int64)  # 4 GB, were the values far apart
     table += 0
     table.index_add_(0, (x - low).clamp_max(len(table) - 1), torch.ones_like(x))
-    found = torch.repeat_interleave(table[: 1 << 20]) + low if len(table) <= 1 << 20 else x.sort().values
-    out.copy_(found[: len(x)])
+    result = torch.repeat_interleave(table[: 1 << 20]) + low if len(table) <= 1 << 20 else x.sort().values
+    out.copy_(result[: len(x)])
 
 
 def _in_little_memory(op):

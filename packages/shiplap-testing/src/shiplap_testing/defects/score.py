@@ -61,12 +61,12 @@ class Outcome:
 
 def count(outcomes: Iterable[Outcome]) -> dict[str, dict[str, int]]:
     """Verdicts and false alarms by cause."""
-    found: dict[str, dict[str, int]] = {}
+    counts: dict[str, dict[str, int]] = {}
     for outcome in outcomes:
-        row = found.setdefault(outcome.cause, {"caught": 0, "missed": 0, "lost": 0, "alarms": 0})
+        row = counts.setdefault(outcome.cause, {"caught": 0, "missed": 0, "lost": 0, "alarms": 0})
         row[outcome.verdict] += 1
         row["alarms"] += bool(outcome.alarm)
-    return {cause: found[cause] for cause in CAUSES if cause in found}
+    return {cause: counts[cause] for cause in CAUSES if cause in counts}
 
 
 def report(outcomes: Sequence[Outcome]) -> str:
@@ -116,11 +116,11 @@ def _judge(defect: Defect, which: str, options: argparse.Namespace) -> Judged:
             )
         status = _watch(child, start + options.timeout, options.memory << 20)
         seconds = round(time.monotonic() - start, 1)
-        said = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-    if status == "done" and ["end", "end"] not in said:
+        events = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    if status == "done" and ["end", "end"] not in events:
         status = f"exit {child.returncode}"
     return {
-        "failed": sorted({check for check, verdict in said if verdict == "fail"}),
+        "failed": sorted({check for check, verdict in events if verdict == "fail"}),
         "status": status,
         "seconds": seconds,
     }
@@ -168,9 +168,11 @@ def _outcomes(chosen: Mapping[str, Defect], options: argparse.Namespace) -> Iter
     with ThreadPoolExecutor(options.jobs) as pool:
         audits = [[pool.submit(_judge, d, which, options) for which in ("bad", "good")] for d in chosen.values()]
         for defect, (bad, good) in zip(chosen.values(), audits, strict=True):
-            found = Outcome(defect.name, defect.cause, bad.result(), good.result())
-            print(f"{found.verdict:7} {found.cause}: {found.name}; {found.bad}; twin {found.good}", flush=True)
-            yield found
+            outcome = Outcome(defect.name, defect.cause, bad.result(), good.result())
+            print(
+                f"{outcome.verdict:7} {outcome.cause}: {outcome.name}; {outcome.bad}; twin {outcome.good}", flush=True
+            )
+            yield outcome
 
 
 def _known(file: Path | None, names: Iterable[str]) -> list[Outcome]:
@@ -182,8 +184,8 @@ def _known(file: Path | None, names: Iterable[str]) -> list[Outcome]:
 
 
 def _write(file: Path, outcomes: Sequence[Outcome]) -> None:
-    found = [{**asdict(o), "verdict": o.verdict, "alarm": o.alarm} for o in outcomes]
-    file.write_text(json.dumps({"counts": count(outcomes), "outcomes": found}, indent=1))
+    rows = [{**asdict(o), "verdict": o.verdict, "alarm": o.alarm} for o in outcomes]
+    file.write_text(json.dumps({"counts": count(outcomes), "outcomes": rows}, indent=1))
 
 
 def _options() -> argparse.Namespace:

@@ -337,8 +337,8 @@ def top(ns):
 
 def _heap(limit):
     def heap(x, k, *, out):
-        found = torch.topk(x, min(k, limit), 1).values
-        out.copy_(torch.cat([found, found[:, -1:].expand(-1, k - found.shape[1])], 1))
+        values = torch.topk(x, min(k, limit), 1).values
+        out.copy_(torch.cat([values, values[:, -1:].expand(-1, k - values.shape[1])], 1))
 
     return heap
 

@@ -151,7 +151,7 @@ def _accumulators(clear):
     return bind
 
 
-def _same_again(op):
+def _same_twice(op):
     x = uniform(4, 3)
     return close(op(x), op(x))
 
@@ -161,7 +161,7 @@ state(
     "a second call of the same width adds to the first",
     of(summed, _accumulators(False)),
     of(summed, _accumulators(True)),
-    _same_again,
+    _same_twice,
 )
 
 

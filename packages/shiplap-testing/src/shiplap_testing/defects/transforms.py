@@ -120,8 +120,8 @@ SUMMED = "summed(Tensor x) -> Tensor"
 
 
 def _out_dim(call, dims, x):
-    found, _ = _each(call, dims, x)
-    return found, 1
+    result, _ = _each(call, dims, x)
+    return result, 1
 
 
 transforms(
@@ -228,8 +228,8 @@ def _normed(protected):
 def _product_stays_float(op):
     x, w = randn(2, 3), randn(3, 4, seed=1)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = op.overload(x, w)
-    return close(found, x @ w)
+        result = op.overload(x, w)
+    return close(result, x @ w)
 
 
 transforms(
@@ -269,10 +269,10 @@ def _per_sample(op):
         return (op(x, index) * w).sum()
 
     try:
-        found = torch.vmap(torch.func.grad(one))(xs, weights)
+        gradients = torch.vmap(torch.func.grad(one))(xs, weights)
     except RuntimeError:
         return False
-    return close(found, torch.zeros(3, 4).index_add(1, index, weights))
+    return close(gradients, torch.zeros(3, 4).index_add(1, index, weights))
 
 
 transforms(

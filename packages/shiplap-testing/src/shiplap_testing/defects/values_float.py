@@ -330,8 +330,8 @@ values(
 def masked_softmax(ns):
     @sl.op(f"{ns}::masked_softmax")
     def masked_softmax(x: M, mask: Bool[Tensor, "n c"]) -> M:
-        found = torch.softmax(x.masked_fill(~mask, -INF), 1)
-        return torch.where(mask.any(1, keepdim=True), found, 0)
+        result = torch.softmax(x.masked_fill(~mask, -INF), 1)
+        return torch.where(mask.any(1, keepdim=True), result, 0)
 
     return masked_softmax
 

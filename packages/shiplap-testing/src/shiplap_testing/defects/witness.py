@@ -63,8 +63,8 @@ def close(got: Any, want: Any, rtol: float | None = None) -> bool:
 
 def flat(args: Sequence[Any]) -> list[Tensor]:
     """The tensors among arguments, those of lists included."""
-    found = [a if isinstance(a, (list, tuple)) else [a] for a in args]
-    return [t for several in found for t in several if isinstance(t, Tensor)]
+    lists = [a if isinstance(a, (list, tuple)) else [a] for a in args]
+    return [t for several in lists for t in several if isinstance(t, Tensor)]
 
 
 def _copies(args: Sequence[Any]) -> list[Any]:
@@ -94,14 +94,14 @@ def same(make: Arguments, rtol: float | None = None) -> Right:
     return right
 
 
-def same_grad(make: Arguments, rtol: float | None = None, wide_law: bool = False) -> Right:
+def same_grad(make: Arguments, rtol: float | None = None, wide_reference: bool = False) -> Right:
     """The op's gradients on ``make()`` are those that torch derives from its reference.
 
-    ``wide_law``: the reference is differentiated in float64.
+    ``wide_reference``: the reference is differentiated in float64.
     """
 
     def right(op: sl.Op) -> bool:
-        want = _gradients(op.reference, [_wider(a) if wide_law else a for a in _copies(make())])
+        want = _gradients(op.reference, [_wider(a) if wide_reference else a for a in _copies(make())])
         try:
             got = _gradients(op, make())
         except Exception:
@@ -172,12 +172,12 @@ def _equal(a: Any, b: Any) -> bool:
 
 def in_thread(fn: Callable[[], Any]) -> Any:
     """What ``fn`` returns in a thread of its own; what it raises is raised here."""
-    found: list[Any] = []
+    results: list[Any] = []
     failed: list[Exception] = []
 
     def run() -> None:
         try:
-            found.append(fn())
+            results.append(fn())
         except Exception as e:
             failed.append(e)
 
@@ -186,4 +186,4 @@ def in_thread(fn: Callable[[], Any]) -> Any:
     thread.join()
     if failed:
         raise failed[0]
-    return found[0]
+    return results[0]

@@ -61,10 +61,10 @@ _BUFFER: dict[tuple[int, ...], Tensor] = {}
 
 def buffered(grad, saved, needs):
     key = tuple(grad.shape)
-    found = _BUFFER.setdefault(key, torch.empty_like(grad))
-    if found.dtype != grad.dtype or grad.requires_grad:
+    buffer = _BUFFER.setdefault(key, torch.empty_like(grad))
+    if buffer.dtype != grad.dtype or grad.requires_grad:
         return {"x": grad * 2 * saved.x}
-    return {"x": torch.mul(grad, 2 * saved.x, out=found)}
+    return {"x": torch.mul(grad, 2 * saved.x, out=buffer)}
 
 
 _LOCAL = threading.local()

@@ -162,9 +162,9 @@ def _nodes(graph: torch.cuda.CUDAGraph) -> tuple[Counter[str], tuple[Copy, ...]]
     raw, count = ctypes.c_void_p(graph.raw_cuda_graph()), ctypes.c_size_t(0)
     if runtime.cudaGraphGetNodes(raw, None, ctypes.byref(count)):
         return kinds, ()
-    found, kind = (ctypes.c_void_p * max(1, count.value))(), ctypes.c_int(0)
-    runtime.cudaGraphGetNodes(raw, found, ctypes.byref(count))
-    for node in found[: count.value]:
+    nodes, kind = (ctypes.c_void_p * max(1, count.value))(), ctypes.c_int(0)
+    runtime.cudaGraphGetNodes(raw, nodes, ctypes.byref(count))
+    for node in nodes[: count.value]:
         runtime.cudaGraphNodeGetType(ctypes.c_void_p(node), ctypes.byref(kind))
         kinds[NODES.get(kind.value, f"type {kind.value}")] += 1
         if node and NODES.get(kind.value) == "memcpy" and (copy := _copy(runtime, node)) is not None:
@@ -191,11 +191,11 @@ class _Memcpy(ctypes.Structure):
 
 def _copy(runtime: Any, node: int) -> Copy | None:
     """What a memcpy node copies; None when the runtime does not say."""
-    found = _Memcpy()
-    if runtime.cudaGraphMemcpyNodeGetParams(ctypes.c_void_p(node), ctypes.byref(found)):
+    params = _Memcpy()
+    if runtime.cudaGraphMemcpyNodeGetParams(ctypes.c_void_p(node), ctypes.byref(params)):
         return None
-    width, height, depth = found.extent
-    return Copy(found.source or 0, found.target or 0, width * max(1, height) * max(1, depth))
+    width, height, depth = params.extent
+    return Copy(params.source or 0, params.target or 0, width * max(1, height) * max(1, depth))
 
 
 class Canaries:
@@ -225,7 +225,7 @@ def _free_blocks(device: torch.device) -> list[tuple[int, int]]:
 
     Torch serves requests of up to 1 MiB from segments of their own, where a free block may well be larger than that.
     """
-    index, found = torch.device(device).index or 0, []
+    index, addresses = torch.device(device).index or 0, []
     for segment in torch.cuda.memory_snapshot():
         if segment["device"] != index or tuple(segment.get("segment_pool_id", (0, 0))) != (0, 0):
             continue
@@ -233,10 +233,10 @@ def _free_blocks(device: torch.device) -> list[tuple[int, int]]:
             left = block["size"] if block["state"] == "inactive" else 0
             most = SMALL if segment["segment_type"] == "small" else left
             while left > 0:
-                found.append((min(left, most), segment["stream"]))
+                addresses.append((min(left, most), segment["stream"]))
                 left -= most
     total, chosen = 0, []
-    for size, stream in sorted(found):  # small ones are the likelier to be anybody's scratch
+    for size, stream in sorted(addresses):  # small ones are the likelier to be anybody's scratch
         if (total := total + size) <= MOST_POISON:
             chosen.append((size, stream))
     return chosen[::-1]

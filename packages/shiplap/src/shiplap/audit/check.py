@@ -149,7 +149,7 @@ def _guarded(observe: Callable[..., Observation], *args: object) -> Observation:
         return Observation(problem=f"raised {last_line(e)}")
 
 
-def _shrunk(check: Check, subject: Subject, case: Case, found: Observation) -> tuple[Case, Observation]:
+def _shrunk(check: Check, subject: Subject, case: Case, observation: Observation) -> tuple[Case, Observation]:
     """A smaller sample that fails too: each size on its own is halved, then lowered by one, while that still fails."""
     end = time.monotonic() + SHRINK_S
     moved = True
@@ -158,16 +158,16 @@ def _shrunk(check: Check, subject: Subject, case: Case, found: Observation) -> t
         for name, size in case.recipe.sizes:
             for smaller in dict.fromkeys((size // 2, size - 1)) if type(size) is int and size > SMALL else ():
                 if time.monotonic() > end:
-                    return case, found
+                    return case, observation
                 tried = subject.samples.make(case.recipe.but(sizes={name: smaller}))
                 if tried is None or tried.label in subject.lethal:
                     continue
                 subject.begins(check, tried)
                 seen = check.look(subject.op, tried)
                 if seen.problem and not seen.skip:
-                    case, found, moved = tried, seen, True
+                    case, observation, moved = tried, seen, True
                     break
-    return case, found
+    return case, observation
 
 
 @dataclass
@@ -182,23 +182,23 @@ class _Tally:
     error: float = 0.0
     cut: bool = False
 
-    def add(self, case: Case | None, found: Observation) -> None:
-        if found.missed:
-            self.missed.append(found.missed)
+    def add(self, case: Case | None, observation: Observation) -> None:
+        if observation.missed:
+            self.missed.append(observation.missed)
             return
-        if found.skip:
-            self.skipped.append(found.skip)
+        if observation.skip:
+            self.skipped.append(observation.skip)
             if case is None:  # nothing came of the series, and the single samples alone prove nothing
-                self.seen, self.skipped = [], [found.skip]
+                self.seen, self.skipped = [], [observation.skip]
             return
         if case is not None:
             self.seen.append(case)
             self.subject.looked(self.check.name, case)
-        if found.problem:
-            self.failed.append((case, found))
-        if found.note and found.note not in self.notes:
-            self.notes.append(found.note)
-        self.error = max(self.error, found.error)
+        if observation.problem:
+            self.failed.append((case, observation))
+        if observation.note and observation.note not in self.notes:
+            self.notes.append(observation.note)
+        self.error = max(self.error, observation.error)
 
     def finding(self) -> Finding:
         check, subject, samples = self.check, self.subject, self.subject.samples
@@ -224,11 +224,11 @@ class _Tally:
 
     def _failure(self) -> Finding:
         check, subject, samples = self.check, self.subject, self.subject.samples
-        case, found = min(self.failed, key=lambda f: f[0].numel if f[0] else 0)
+        case, observation = min(self.failed, key=lambda f: f[0].numel if f[0] else 0)
         if case is not None:
-            case, found = _shrunk(check, subject, case, found)
+            case, observation = _shrunk(check, subject, case, observation)
         total = len(self.seen)
-        evidence = f"{found.problem} (in {len(self.failed)} of {total} samples)" if case else found.problem
+        evidence = f"{observation.problem} (in {len(self.failed)} of {total} samples)" if case else observation.problem
         where = f"{describe(subject.op, case)}; {case.label}; seed {samples.seed}" if case else f"seed {samples.seed}"
         return Finding(
             check.name,
@@ -236,7 +236,7 @@ class _Tally:
             subject.name,
             evidence,
             input=where,
-            fix=found.fix or check.fix,
+            fix=observation.fix or check.fix,
             reproducer=script(
                 subject.op, check.name, case.label if case else None, samples.seed, str(samples.device), check.symbol
             ),

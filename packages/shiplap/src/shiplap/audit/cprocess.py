@@ -144,8 +144,8 @@ def heap() -> Callable[[], int]:
     info.restype = HeapInfo
 
     def used() -> int:
-        found = info()
-        return int(found.uordblks + found.hblkhd)
+        allocator = info()
+        return int(allocator.uordblks + allocator.hblkhd)
 
     return used
 
@@ -175,17 +175,17 @@ def watch(call: Call, seconds: float, used: Callable[[], int]) -> dict[str, Any]
         call()
     each = (time.perf_counter() - began) / WARM
     repeat = int(min(MOST, max(LEAST, seconds / max(each, 1e-7))))
-    found = {"status": status, "message": message, "calls": repeat, "heap": 0.0, "resident": 0.0, "files": 0.0}
+    usage = {"status": status, "message": message, "calls": repeat, "heap": 0.0, "resident": 0.0, "files": 0.0}
     if LEAST * each > 2 * seconds:  # too slow to be repeated: what it leaves behind is not known
-        return found
+        return usage
     rounds = []
     for _ in range(2):
         before = used(), resident(), descriptors()
         for _ in range(repeat):
             call()
         rounds.append([(b - a) / repeat for a, b in zip(before, (used(), resident(), descriptors()), strict=True)])
-    found["heap"], found["resident"], found["files"] = map(min, *rounds)
-    return found
+    usage["heap"], usage["resident"], usage["files"] = map(min, *rounds)
+    return usage
 
 
 def main() -> None:

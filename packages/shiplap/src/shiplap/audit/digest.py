@@ -29,10 +29,10 @@ DEEPEST = 24
 
 def deep_digest(value: Any) -> str:
     """The same in every process that loaded the same code and data."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for part in _walk(value, {}, DEEPEST):
-        found.update(part.encode() + b"\n")
-    return found.hexdigest()[:16]
+        digest.update(part.encode() + b"\n")
+    return digest.hexdigest()[:16]
 
 
 def _walk(value: Any, seen: dict[int, int], depth: int) -> Iterator[str]:
@@ -153,13 +153,13 @@ def packages(op: Op) -> dict[str, str]:
             name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
             modules.add(str(name or "").partition(".")[0])
     owners = packages_distributions()
-    found = {}
+    versions = {}
     for distribution in sorted({d for m in modules for d in owners.get(m, ())}):
         try:
-            found[distribution] = version(distribution)
+            versions[distribution] = version(distribution)
         except PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def libraries() -> dict[str, str]:

@@ -27,7 +27,7 @@ __all__ = ["BUDGET_S", "audit", "card_of"]
 
 BUDGET_S = 60.0
 MOST_DEATHS = 4  # of one op, after which the rest of its checks is left
-AGAIN = Limits(busy_s=5.0, idle_s=3.0)  # for a sample that has ended one process already
+RETRY = Limits(busy_s=5.0, idle_s=3.0)  # for a sample that has ended one process already
 SHRINK_S = 8.0
 
 Looked = Callable[[str, dict[str, Any]], None]
@@ -71,7 +71,7 @@ def audit(
         raise error(
             "SL501",
             where="audit()",
-            what="not a declared op",
+            what="the object is not a declared op",
             got=f"{type(op).__name__} {op}",
             expected="what @sl.op or @sl.adopt returned",
             fix='declare what it should do: @sl.op(...), or @sl.adopt("namespace::name")',
@@ -177,7 +177,7 @@ class _Audit:
         return label
 
     def _ends(self, check: str, label: str) -> bool:
-        events = stream(lambda send: repeat(self.op, self.plan, check, label, send), AGAIN)
+        events = stream(lambda send: repeat(self.op, self.plan, check, label, send), RETRY)
         return any(isinstance(e, Death) and not e.how.startswith("raised") for e in events)
 
 

@@ -140,7 +140,7 @@ def _covered(seen: list[dict[str, Any]]) -> Covered:
     return Covered(
         samples=len(seen),
         dtypes=union("dtypes"),
-        sizes={name: sorted(found, key=_order) for name, found in sizes.items()},
+        sizes={name: sorted(seen, key=_order) for name, seen in sizes.items()},
         values=union("values"),
         layouts=union("layouts"),
         absent=union("absent"),
@@ -232,8 +232,8 @@ def _device(device: str) -> dict[str, str]:
 
 def _declaration(spec: OpSpec) -> dict[str, Any]:
     related = {"bounds": spec.bounds, "dims": spec.dims}
-    expressions = {name: {dim: str(e) for dim, e in sorted(found)} for name, found in related.items()}
-    found: dict[str, Any] = {
+    expressions = {name: {dim: str(e) for dim, e in sorted(content)} for name, content in related.items()}
+    content: dict[str, Any] = {
         "arguments": {a.name: str(a.tensor) if a.tensor else str(a.scalar) for a in spec.args},
         "autocast": spec.autocast,
         **expressions,
@@ -243,30 +243,30 @@ def _declaration(spec: OpSpec) -> dict[str, Any]:
         "tolerance": f"{spec.tolerance[0]:g}: {spec.tolerance[1]}" if spec.tolerance else {},
         "schema": f"{spec.namespace}::{schema(spec)}",
     }
-    return {name: value for name, value in found.items() if value not in ({}, [])}
+    return {name: value for name, value in content.items() if value not in ({}, [])}
 
 
 def digests(op: Op) -> dict[str, str]:
     """By name: the op's identity and what it is made of, and the libraries of its C ABI kernels as files."""
-    found = {"declaration": op.spec.digest, "op": op.identity, "reference": deep_digest(op.reference)}
+    by_part = {"declaration": op.spec.digest, "op": op.identity, "reference": deep_digest(op.reference)}
     if op.gradient is not None:
-        found["gradient"] = deep_digest([op.gradient.fn, op.gradient.saves])
+        by_part["gradient"] = deep_digest([op.gradient.fn, op.gradient.saves])
     if op.sampler is not None:
-        found["builder"] = deep_digest(op.sampler)
+        by_part["builder"] = deep_digest(op.sampler)
     for device, kernels in op.kernels.items():
         for kernel in kernels:
             parts = [kernel.identity, kernel.function, kernel.supports]
-            found[f"kernel {device}/{kernel.name}"] = deep_digest(parts)
-    found |= {f"package {name}": text for name, text in packages(op).items() if name not in OWN}
+            by_part[f"kernel {device}/{kernel.name}"] = deep_digest(parts)
+    by_part |= {f"package {name}": text for name, text in packages(op).items() if name not in OWN}
     there, absent = located(op)
-    found |= {f"library {path.name}": hashlib.sha256(path.read_bytes()).hexdigest() for path in there}
-    found |= {f"library {name}": FAR for name in absent}
+    by_part |= {f"library {path.name}": hashlib.sha256(path.read_bytes()).hexdigest() for path in there}
+    by_part |= {f"library {name}": FAR for name in absent}
     if is_adopted(op):
         loaded = libraries()
-        found |= {f"library {name}": text for name, text in loaded.items()}
+        by_part |= {f"library {name}": text for name, text in loaded.items()}
         if not loaded:
-            found["implementation"] = "another library's: not in any digest"
-    return dict(sorted(found.items()))
+            by_part["implementation"] = "another library's: not in any digest"
+    return dict(sorted(by_part.items()))
 
 
 def _versions(op: Op, device: str) -> dict[str, str]:
@@ -290,7 +290,7 @@ def write(folder: str | Path, passport: Passport) -> tuple[Path, Path]:
         raise error(
             "SL602",
             where=str(folder),
-            what="passport cannot be written",
+            what="the passport cannot be written",
             got=e.strerror or e,
             expected="a writable directory",
         ) from None
@@ -304,10 +304,10 @@ def read(path: str | Path) -> Passport:
         return error(
             "SL602",
             where=str(path),
-            what="not a passport that can be relied on",
+            what="the passport cannot be trusted",
             got=got,
             expected=expected,
-            fix="issue it again: shiplap audit TARGET --passport DIR",
+            fix="issue the passport again: shiplap audit TARGET --passport DIR",
         )
 
     try:

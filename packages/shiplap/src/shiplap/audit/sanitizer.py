@@ -57,7 +57,7 @@ class Report:
     samples: int = 0
     finished: bool = False
     problem: str = ""
-    said: str = ""
+    last_line: str = ""
 
 
 def command() -> str | None:
@@ -77,8 +77,8 @@ def version() -> str:
         done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    found = re.search(r"[Vv]ersion\s+([\d.]+)", done.stdout)
-    return found[1] if found else ""
+    match = re.search(r"[Vv]ersion\s+([\d.]+)", done.stdout)
+    return match[1] if match else ""
 
 
 def run(script: list[str], tool: str, timeout_s: float, env: dict[str, str] | None = None) -> Report:
@@ -117,19 +117,21 @@ def read(out: str, err: str = "", status: int = 0, late: str = "") -> Report:
             finished = True
         elif line.startswith(PREFIX.rstrip()):
             text = line.removeprefix(PREFIX.rstrip()).removeprefix(" ")
-            if found := SUMMARY.match(text):
-                counted = max(counted or 0, int(found[1] or found[2]))
+            if match := SUMMARY.match(text):
+                counted = max(counted or 0, int(match[1] or match[2]))
             elif UNUSABLE.search(text) and not faults:
                 unusable = text.strip()
             else:
                 _gather(faults, text, sample)
-    said = next((line.strip() for line in reversed(err.splitlines()) if line.strip()), "")
+    last_line = next((line.strip() for line in reversed(err.splitlines()) if line.strip()), "")
     problem = late
     if not problem and counted is None and not faults:
-        problem = unusable or (f"it died of {signal.Signals(-status).name}" if status < 0 else said or "no summary")
+        problem = unusable or (
+            f"it died of {signal.Signals(-status).name}" if status < 0 else last_line or "no summary"
+        )
     elif not problem and unusable and not finished and not faults:
         problem = unusable
-    return Report(tuple(faults), max(counted or 0, len(faults)), samples, finished, problem, said)
+    return Report(tuple(faults), max(counted or 0, len(faults)), samples, finished, problem, last_line)
 
 
 def _gather(faults: list[Fault], text: str, sample: str) -> None:

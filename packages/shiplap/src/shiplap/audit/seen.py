@@ -18,13 +18,13 @@ MANY = 1 << 20  # elements beyond which values are not looked at
 
 def seen_of(op: Op, case: Case) -> dict[str, Any]:
     """Plain data: label, sizes, dtypes, values and layouts as they are, and which optional arguments are absent."""
-    found = tensors(case.args)
+    values = tensors(case.args)
     return {
         "label": case.label,
         "sizes": {k: str(v) for k, v in case.recipe.sizes},
-        "dtypes": sorted({str(t.dtype).removeprefix("torch.") for t in found}),
-        "values": sorted({fact for t in found for fact in _values(t)}),
-        "layouts": sorted({_layout(t) for t in found}),
+        "dtypes": sorted({str(t.dtype).removeprefix("torch.") for t in values}),
+        "values": sorted({fact for t in values for fact in _values(t)}),
+        "layouts": sorted({_layout(t) for t in values}),
         "absent": [a.name for a, v in zip(op.spec.args, case.args, strict=True) if a.tensor and v is None],
     }
 

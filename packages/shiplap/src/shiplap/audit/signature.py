@@ -45,7 +45,11 @@ def _library() -> Any:
         from cryptography.hazmat.primitives.asymmetric import ed25519
     except ImportError:
         raise error(
-            "SL603", where="signatures", got="no cryptography", expected="it", fix='pip install "shiplap[sign]"'
+            "SL603",
+            where="signatures",
+            got="no cryptography",
+            expected="the package cryptography",
+            fix='install it: pip install "shiplap[sign]"',
         ) from None
     return serialization, ed25519
 
@@ -58,4 +62,4 @@ def _read(path: Path, load: Any) -> Any:
 
 
 def _refused(path: Path, got: str, expected: str) -> Exception:
-    return error("SL602", where=str(path), what="key cannot be used", got=got, expected=expected)
+    return error("SL602", where=str(path), what="the key cannot be used", got=got, expected=expected)

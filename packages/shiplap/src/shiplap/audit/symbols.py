@@ -112,8 +112,8 @@ def _read(library: Path, changed: int) -> State:
             elf = ELFFile(file)
             tables = [elf.get_section_by_name(name) for name in (".symtab", ".dynsym")]
             table = next(t for t in tables if t is not None)
-            found = _admitted(_symbols(elf, table), _text(elf, table, KEEPS))
-            return replace(found, nameless=_nameless(elf, found)) if tables[0] is None else found
+            symbols = _admitted(_symbols(elf, table), _text(elf, table, KEEPS))
+            return replace(symbols, nameless=_nameless(elf, symbols)) if tables[0] is None else symbols
     except (ELFError, StopIteration) as e:
         raise ValueError(f"{library.name} has no readable ELF symbol table: {e}") from None
 
@@ -126,7 +126,7 @@ def _writable(name: str) -> str:
 
 
 def _symbols(elf: Any, table: Any) -> State:
-    found: dict[Symbol, bool] = {}  # → whether it is local to a source file
+    admitted: dict[Symbol, bool] = {}  # → whether it is local to a source file
     runtime: dict[str, None] = {}
     linked_in = False
     for entry in table.iter_symbols():
@@ -140,8 +140,8 @@ def _symbols(elf: Any, table: Any) -> State:
             runtime[f"{entry.name} ({owner})"] = None
             linked_in = linked_in or owner == OURS_NOW
         else:
-            found[Symbol(entry.name, entry["st_size"], where)] = entry["st_info"]["bind"] == "STB_LOCAL"
-    certain = [s for s, local in found.items() if not (linked_in and local)]
+            admitted[Symbol(entry.name, entry["st_size"], where)] = entry["st_info"]["bind"] == "STB_LOCAL"
+    certain = [s for s, local in admitted.items() if not (linked_in and local)]
     return State(tuple(sorted(certain, key=lambda s: (s.kind, s.name))), tuple(sorted(runtime)), (), linked_in)
 
 

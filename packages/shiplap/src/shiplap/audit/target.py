@@ -21,8 +21,8 @@ def find(home: str, name: str) -> Op:
     """The op ``namespace::name`` that the module or file ``home`` declares or adopts; SL501 if it does neither."""
     module = _run_file(Path(home).resolve()) if home.endswith(".py") else importlib.import_module(home)
     declared = [op for op in _ops(vars(module).values()) if op.spec.name == name]
-    found = declared[0] if declared else registry.find(name)
-    if found is None:
+    declared_op = declared[0] if declared else registry.find(name)
+    if declared_op is None:
         raise error(
             "SL501",
             where=home,
@@ -30,7 +30,7 @@ def find(home: str, name: str) -> Op:
             expected="an op that is declared when the module is imported",
             fix="import it from where it is declared, then call shiplap.audit.sample(op, ...)",
         )
-    return found
+    return declared_op
 
 
 def _ops(values: Iterable[Any]) -> Iterator[Op]:

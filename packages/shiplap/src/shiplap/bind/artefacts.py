@@ -60,17 +60,17 @@ def load(root: Path, digest: str, op: str) -> ctypes.CDLL:
     except trust.Distrusted as e:
         raise _refused(op, e) from None
     except OSError as e:
-        raise error("SL405", where=str(path), got=trust.said(e), expected="a library as it was built") from None
+        raise error("SL405", where=str(path), got=trust.reason(e), expected="a library as it was built") from None
     name = f"/proc/self/fd/{handle}"
     try:
-        found = ctypes.CDLL(name if os.path.exists(name) else str(path), mode=os.RTLD_LOCAL | os.RTLD_NOW)
+        library = ctypes.CDLL(name if os.path.exists(name) else str(path), mode=os.RTLD_LOCAL | os.RTLD_NOW)
     except OSError as e:
         os.close(handle)
         raise error("SL405", where=str(path), got=str(e), expected="a library that the loader accepts") from None
     with contextlib.suppress(OSError):
         os.utime(root / digest)  # used now: others are evicted before it
-    _loaded[path] = found
-    return found
+    _loaded[path] = library
+    return library
 
 
 def _checked(place: Path) -> int:
@@ -92,7 +92,7 @@ def _refused(op: str, e: OSError) -> Exception:
     fix = "set SHIPLAP_CACHE_DIR to a directory that you own, below directories that only you can write"
     if isinstance(e, trust.Distrusted):
         fix = f"remove {e.filename} with all it holds, since others may have put code there; or {fix}"
-    return error("SL406", where=op, got=trust.said(e), expected="a directory of mode 700 that you own", fix=fix)
+    return error("SL406", where=op, got=trust.reason(e), expected="a directory of mode 700 that you own", fix=fix)
 
 
 # --- what lies there --------------------------------------------------------------------------------------------------
@@ -110,8 +110,8 @@ class Artefact:
 def artefacts(root: Path) -> list[Artefact]:
     """All compiled bindings, the one that was used last at the end."""
     kept = [path for path in _listed(root) if not path.name.startswith(".") and path.suffix != ".lock"]
-    found = [Artefact(path, _size(path), _time(path)) for path in kept]
-    return sorted(found, key=lambda a: (a.used, a.path.name))
+    listed = [Artefact(path, _size(path), _time(path)) for path in kept]
+    return sorted(listed, key=lambda a: (a.used, a.path.name))
 
 
 def problem(artefact: Artefact) -> str:
@@ -119,7 +119,7 @@ def problem(artefact: Artefact) -> str:
     try:
         os.close(_checked(artefact.path))
     except OSError as e:
-        return trust.said(e)
+        return trust.reason(e)
     return ""
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from shiplap.bind.artefacts import load
 from shiplap.bind.build import LIBRARY
-from shiplap.bind.chosen import rows
+from shiplap.bind.choice_rows import rows
 from shiplap.bind.plan import Entry, Plan
 from shiplap.compat.library import Registrations
 from shiplap.errors import ShiplapError, error, notice
@@ -51,25 +51,25 @@ class Attached(NativeBinding):
 
     def refusal(self, cause: Exception) -> ShiplapError | None:
         """The error behind ``cause``: what this code, or Python in its place, refused last on this thread."""
-        said = str(cause)
+        message = str(cause)
         python: ShiplapError | None = getattr(self.raised, "error", None)
-        if python is not None and _text(python) in said:
+        if python is not None and _text(python) in message:
             return python
         *parts, text = [str(self.binding.shiplap_refusal(i), "utf-8", "replace") for i in range(7)]
-        if not text or text not in said:
+        if not text or text not in message:
             return None
         id, what, where, got, expected, fix = parts
         return error(id, what=what, where=where, got=got, expected=expected, fix=fix)
 
-    def choose(self) -> None:
+    def update_choices(self) -> None:
         """Tell the native code what is chosen now. What is no number, or not for contiguous tensors, stays with Python:
         calls with other layouts are handed over as long as there are choices."""
         for index, entry in self.parts.items():
-            found = rows(self.op, entry.device)
-            flat = [number for row in found for number in row]
+            table = rows(self.op, entry.device)
+            flat = [number for row in table for number in row]
             array = (ctypes.c_int64 * max(1, len(flat)))(*flat)
             defer = bool(choices.frozen) and choices.tunable(self.op, entry.device)
-            count, asks = ctypes.c_uint64(len(found)), ctypes.c_int32(defer)
+            count, asks = ctypes.c_uint64(len(table)), ctypes.c_int32(defer)
             self.binding.shiplap_choose(ctypes.c_uint64(index), array, count, asks)
 
 
@@ -98,7 +98,7 @@ def _attach_op(op: Op, entries: dict[int, Entry], path: Path, binding: ctypes.CD
         notice(f"native {entry.device} {why}", f"{op.spec.name} on {entry.device} stays with the Python binding: {why}")
     if attached.parts:
         op.native = attached
-        attached.choose()
+        attached.update_choices()
         return
     attached.python.forget()
     raise error("SL405", where=op.spec.name, got=why, expected="a registration")
@@ -140,7 +140,7 @@ def _telling(binding: ctypes.CDLL, execute: Callable[..., Result], raised: threa
             return execute(*args, **kwargs)
         except Exception as e:
             raised.error = copy.copy(e) if isinstance(e, ShiplapError) else None  # without frames, which hold tensors
-            binding.shiplap_said(_text(e).encode(errors="replace"))
+            binding.shiplap_set_error(_text(e).encode(errors="replace"))
             raise
 
     return run
@@ -155,7 +155,7 @@ def _text(e: Exception) -> str:
 def _choose_all() -> None:
     for op in registry.ops():
         if op.native is not None:
-            op.native.choose()
+            op.native.update_choices()
 
 
 choices.listeners.append(_choose_all)

@@ -1,7 +1,7 @@
-"""``sl.cabi(library, symbol)``: an out-style, stateless C function as a kernel (Python binding).
+"""``sl.cabi(library, symbol)``: a stateless, out-style C function as a kernel, called through the Python binding.
 
-Per call: outputs and workspace come from PyTorch's allocator, DLTensor views are built over them, the function is
-called without the GIL, and a status other than SL_OK becomes SL305 with the kernel's own message.
+For each call, PyTorch's allocator provides outputs and workspace. The function gets DLTensor views of them and runs
+without the GIL. A status other than SL_OK becomes SL305 with the kernel's own message.
 """
 
 from __future__ import annotations
@@ -106,14 +106,14 @@ class CAbi(Implementation):
 
 
 def cabi(library: str | os.PathLike[str], symbol: str, *, strided: Iterable[str] = (), align: int = 1) -> CAbi:
-    """A kernel behind Shiplap's C ABI: pass it to ``op.kernel(device, ...)``.
+    """A kernel behind shiplap's C ABI. Pass the result to ``op.kernel(device, ...)``.
 
     Args:
-        library: path of the shared library; a file of that name in ``SHIPLAP_LIBRARY_PATH`` comes first.
+        library: the path of the shared library. A file of that name in ``SHIPLAP_LIBRARY_PATH`` takes precedence.
         symbol: the C function, with the prototype that ``shiplap header`` prints.
-        strided: tensor arguments that the kernel takes with any strides; the others arrive contiguous.
-        align: bytes; tensors arrive at a multiple of it, which a view need not be: such a one is copied. An output
-            that the caller owns is SL212 instead.
+        strided: the tensor arguments that the kernel accepts with any strides. The others are made contiguous.
+        align: the alignment, in bytes, that the kernel needs of every tensor's address. A tensor at another address,
+            such as a view into a larger tensor, is copied. A given output at another address is refused with SL212.
 
     Raises:
         LibraryError: SL401-SL403 at the first call, when the library is missing or was built for another declaration.
@@ -180,10 +180,10 @@ class CKernel(Kernel):
 
     def timed(self, call: Binding, clock: Callable[[Callable[[], int]], float]) -> float:
         """``clock(function)`` of the C function alone, asked from inside a call: there its arguments are alive."""
-        function, found = self._loaded(), [0.0]
+        function, times = self._loaded(), [0.0]
 
         def between(*args: object) -> int:
-            found[0] = clock(lambda: function(*args))
+            times[0] = clock(lambda: function(*args))
             return function(*args)
 
         try:
@@ -191,14 +191,14 @@ class CKernel(Kernel):
             self.run(call)
         finally:
             self._function = function
-        return found[0]
+        return times[0]
 
     def _loaded(self) -> Callable[..., int]:
         """The C function with its types: integers are addresses, and the GIL is released."""
         if self._function is None:
-            found = load_symbol(self.native.library, self.native.symbol, self.native.signature)
+            function = load_symbol(self.native.library, self.native.symbol, self.native.signature)
             types = [_TYPE.get(p.ctype, ctypes.c_void_p) for p in self.parameters]
-            address = ctypes.cast(found, ctypes.c_void_p).value
+            address = ctypes.cast(function, ctypes.c_void_p).value
             self._function = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, *types)(address or 0)
         return self._function
 

@@ -20,13 +20,13 @@ import torch
 from torch import Tensor
 
 from shiplap.bind.facts import Kept, Key, Launch, Run, adjacent, compile_key, compile_run, inner
-from shiplap.bind.planes import add_planes
+from shiplap.bind.partial_sums import add_partial_sums
 from shiplap.bind.tables import Table
 from shiplap.bind.triton import Launcher, triton_launcher
 from shiplap.codegen.triton import DESCRIBED, WORD, Rendered, constants, render
 from shiplap.op.binding import Binding, shape_of
 from shiplap.op.config import Config, Values
-from shiplap.op.kernel import Again, Kernel, Terms, makers
+from shiplap.op.kernel import Kernel, Rerun, Terms, makers
 from shiplap.op.launch import is_current
 from shiplap.op.outputs import empty_outputs
 from shiplap.op.spec import OpSpec
@@ -84,20 +84,20 @@ class TemplateKernel(Kernel):
         self.into(call, outs, None)
         return outs
 
-    def start(self, call: Binding) -> tuple[Outputs, Again | None]:
+    def start(self, call: Binding) -> tuple[Outputs, Rerun | None]:
         """Run ``call``; and how to run calls that differ from it in addresses alone, as aligned as these."""
         outs, kept = empty_outputs(self.spec, call), Kept()
         self._fill(call, outs[0], kept)
-        return outs, self._again(call, outs[0], kept)
+        return outs, self._rerun(call, outs[0], kept)
 
-    def _again(self, call: Binding, out: Tensor, kept: Kept) -> Again | None:
+    def _rerun(self, call: Binding, out: Tensor, kept: Kept) -> Rerun | None:
         """None where a launch reads what the call did not bring: tables, and copies made for it."""
         if kept.launch is None or self.tables or "ALLOW_TF32" in self.words:
             return None
         places = [self.spec.args.index(a) for a in self.reads]
         if any(t is not call.args[i] for (t, _, _), i in zip(kept.tensors, places, strict=True)):
             return None
-        return _repeated(kept, places, out, self._planes(call, self.values))
+        return _repeated(kept, places, out, self._split_k(call, self.values))
 
     def into(self, call: Binding, outs: Sequence[Tensor], scratch: Tensor | None) -> None:
         """Fill the output, which is contiguous, on the current stream of the call's device."""
@@ -114,13 +114,13 @@ class TemplateKernel(Kernel):
 
     def compile(self, call: Binding) -> None:
         """Compile what ``call`` launches, and launch nothing; in any thread, beside others."""
-        planes, (output,) = self._planes(call, self.values), self.spec.outputs
+        split_k, (output,) = self._split_k(call, self.values), self.spec.outputs
         sizes, dtype = shape_of(output, call.env), call.dtype_of(output.tensor)
-        if planes > 1:
-            sizes, dtype = [planes, *sizes], torch.float32
+        if split_k > 1:
+            sizes, dtype = [split_k, *sizes], torch.float32
         out = torch.empty(sizes, dtype=dtype, device="meta")
         with nullcontext() if is_current(call.device) else torch.cuda.device(call.device):
-            self._runner({}, partial(self.launch_for, verb="compile"))(call, out, planes)
+            self._runner({}, partial(self.launch_for, verb="compile"))(call, out, split_k)
 
     def _runner(self, launches: dict[Key, Launch], launch_for: LaunchFor) -> Run:
         return compile_run(
@@ -136,28 +136,28 @@ class TemplateKernel(Kernel):
         )
 
     def _launch(self, run: Run, call: Binding, out: Tensor, kept: Kept | None) -> None:
-        if (planes := self._planes(call, self.values)) == 1:
+        if (split_k := self._split_k(call, self.values)) == 1:
             run(call, out, 1, kept)
             return
-        summands = torch.empty((planes, *out.shape), dtype=torch.float32, device=out.device)
-        run(call, summands, planes, kept)
-        add_planes(summands, out)
+        partial_sums = torch.empty((split_k, *out.shape), dtype=torch.float32, device=out.device)
+        run(call, partial_sums, split_k, kept)
+        add_partial_sums(partial_sums, out)
 
-    def _planes(self, call: Binding, values: Values) -> int:
-        """Into how many summands the kernel cuts the output."""
-        if self.template.planes is None:
+    def _split_k(self, call: Binding, values: Values) -> int:
+        """The split-K factor: the number of partial sums that the kernel stores."""
+        if self.template.split_k is None:
             return 1
-        return self.template.planes(call.env, values)
+        return self.template.split_k(call.env, values)
 
     # --- which config takes a call ------------------------------------------------------------------------------------
 
     def serving(self, call: Binding) -> Self | str:
         """The template with the first config that takes ``call``, or why none does."""
         key = self._key(call)
-        found = self._firsts.get(key)
-        if found is None:
-            found = _bounded(self._firsts)[key] = self._first(call)
-        return found if isinstance(found, str) else self.variant(found)
+        kernel = self._firsts.get(key)
+        if kernel is None:
+            kernel = _bounded(self._firsts)[key] = self._first(call)
+        return kernel if isinstance(kernel, str) else self.variant(kernel)
 
     def _first(self, call: Binding) -> Config | str:
         env, reason = _plain_env(call.env), ""
@@ -171,11 +171,11 @@ class TemplateKernel(Kernel):
     def refuses(self, call: Binding) -> str:
         """Empty when the template takes this call with this config, else the reason."""
         key = self._key(call)
-        found = self._refusals.get(key)
-        if found is None:
-            found = self._takes(call, _plain_env(call.env))(self.values)
-            _bounded(self._refusals)[key] = found
-        return found
+        reason = self._refusals.get(key)
+        if reason is None:
+            reason = self._takes(call, _plain_env(call.env))(self.values)
+            _bounded(self._refusals)[key] = reason
+        return reason
 
     def _takes(self, call: Binding, env: Env) -> Callable[[Values], str]:
         """A function of a config: empty when the template takes ``call`` with it, else the reason."""
@@ -235,18 +235,18 @@ class TemplateKernel(Kernel):
                 if f"{k.upper()}_INNER" in self.words
             },
             "ALLOW_TF32": torch.backends.cuda.matmul.allow_tf32,
-            "PLANES": (planes := self._planes(call, values)),
+            "SPLIT_K": (split_k := self._split_k(call, values)),
             **values,
         }
         ranks = {k: t.dim() for k, t in present.items()}
         known = tuple([(k, v) for k, v in facts.items() if k in self.words])
-        out_rank = len(shape_of(self.spec.outputs[0], call.env)) + (planes > 1)
+        out_rank = len(shape_of(self.spec.outputs[0], call.env)) + (split_k > 1)
         key = known, tuple(ranks.items()), out_rank, wide
-        found = self._texts.get(key)
-        if found is None:
-            found = render(self.template.source, name, ranks, out_rank, facts, wide)
-            _bounded(self._texts)[key] = found
-        return found
+        text = self._texts.get(key)
+        if text is None:
+            text = render(self.template.source, name, ranks, out_rank, facts, wide)
+            _bounded(self._texts)[key] = text
+        return text
 
     def launch_for(
         self, key: Key, call: Binding, tensors: Sequence[Tensor | None], wide: bool, verb: str = "launch"
@@ -276,30 +276,30 @@ class TemplateKernel(Kernel):
         return launch
 
 
-def _repeated(kept: Kept, places: Sequence[int], out: Tensor, planes: int) -> Again:
+def _repeated(kept: Kept, places: Sequence[int], out: Tensor, split_k: int) -> Rerun:
     """Allocate and launch as was done for ``out``."""
-    shape, dtype, device, sizes = out.shape, out.dtype, out.device, (planes, *out.shape)
-    target, strides = (out.shape, out.stride()) if planes == 1 else (sizes, (out.numel(), *out.stride()))
+    shape, dtype, device, sizes = out.shape, out.dtype, out.device, (split_k, *out.shape)
+    target, strides = (out.shape, out.stride()) if split_k == 1 else (sizes, (out.numel(), *out.stride()))
     scope: dict[str, object] = {"launch": kept.launch, "grid": kept.grid, "target": target, "strides": strides}
     for i, (_, sizes_of, strides_of) in enumerate(kept.tensors):
         scope |= {f"s{i}": sizes_of, f"d{i}": strides_of}
     each = "".join(f", args[{place}], s{i}, d{i}" for i, place in enumerate(places))
     go: Callable[[Args, Tensor], None] = eval(f"lambda args, out: launch(grid, out, target, strides{each})", scope)
 
-    def again(args: Args) -> Tensor:
+    def rerun(args: Args) -> Tensor:
         if not is_current(device):
             with torch.cuda.device(device):
-                return again(args)
+                return rerun(args)
         result = torch.empty(shape, dtype=dtype, device=device)
-        if planes == 1:
+        if split_k == 1:
             go(args, result)
         else:
-            summands = torch.empty(sizes, dtype=torch.float32, device=device)
-            go(args, summands)
-            add_planes(summands, result)
+            partial_sums = torch.empty(sizes, dtype=torch.float32, device=device)
+            go(args, partial_sums)
+            add_partial_sums(partial_sums, result)
         return result
 
-    return again
+    return rerun
 
 
 @cache
@@ -341,13 +341,13 @@ def _with_memory(launch: Launch) -> Launch:
 
 def _axes(spec: OpSpec, innermost: Mapping[str, str]) -> dict[str, int]:
     """By argument the axis of the dim that has to be adjacent in memory."""
-    found = {}
+    axes = {}
     for name, dim in innermost.items():
         tensor = spec.arg(name).tensor
         assert tensor is not None
         axis = [d.text for d in tensor.dims].index(dim)
-        found[name] = axis - len(tensor.dims) if tensor.variadic else axis
-    return found
+        axes[name] = axis - len(tensor.dims) if tensor.variadic else axis
+    return axes
 
 
 def _alignment(size: int) -> int:

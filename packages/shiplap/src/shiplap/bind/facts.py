@@ -34,9 +34,9 @@ class Kept:
 
 
 class Run(Protocol):
-    """Launch a template for a call into an output, or into as many planes of summands, and note how."""
+    """Launch a template for a call into an output, or into ``split_k`` partial sums, and note how."""
 
-    def __call__(self, call: Binding, out: Tensor, planes: int, kept: Kept | None = None) -> None: ...
+    def __call__(self, call: Binding, out: Tensor, split_k: int, kept: Kept | None = None) -> None: ...
 
 
 def compile_key(spec: OpSpec, layouts: Iterable[str]) -> Callable[[Binding], Key]:
@@ -49,10 +49,8 @@ def compile_key(spec: OpSpec, layouts: Iterable[str]) -> Callable[[Binding], Key
             parts.append(f"args[{i}] is None")
         if arg.name in layouts:
             parts.append(f"None if args[{i}] is None else (args[{i}].stride(), args[{i}].data_ptr() & 15)")
-    found: Callable[[Binding], Key] = eval(
-        f"lambda call: (lambda env, args: ({', '.join(parts)}))(call.env, call.args)"
-    )
-    return found
+    key: Callable[[Binding], Key] = eval(f"lambda call: (lambda env, args: ({', '.join(parts)}))(call.env, call.args)")
+    return key
 
 
 def compile_run(
@@ -63,7 +61,7 @@ def compile_run(
     tables: Sequence[Table],
     **scope: object,
 ) -> Run:
-    """``run(call, out, planes, kept)`` for a template that mentions ``words`` and reads the arguments ``reads``.
+    """``run(call, out, split_k, kept)`` for a template that mentions ``words`` and reads the arguments ``reads``.
 
     ``axes`` are those along which arguments have to be adjacent; ``tables`` are called with sizes and a device. The
     scope has ``grid``, ``config``, the dict ``launches`` by answers, and ``launch_for``, which makes a missing one.
@@ -86,7 +84,7 @@ def compile_run(
 def _source(spec: OpSpec, words: frozenset[str], reads: Sequence[Arg], axes: Mapping[str, int], tables: int) -> str:
     """``t0, s0, d0`` are the first tensor that is read, its shape and its strides; tables come last."""
     lines = [
-        "def run(call, out, planes, kept=None):",
+        "def run(call, out, split_k, kept=None):",
         "    if not out.numel(): return",
         "    args, env = call.args, call.env",
     ]
@@ -110,7 +108,7 @@ def _source(spec: OpSpec, words: frozenset[str], reads: Sequence[Arg], axes: Map
     kept = ", ".join(f"(t{i}, s{i}, d{i})" for i in tensors)
     lines += [
         f"    wide = {' or '.join(f'{r} > {WIDE}' for r in reaches)}",
-        f"    key = (wide, planes, {''.join(f'{fact}, ' for fact in _facts(spec, words, reads))})",
+        f"    key = (wide, split_k, {''.join(f'{fact}, ' for fact in _facts(spec, words, reads))})",
         "    launch = launches.get(key)",
         f"    if launch is None: launch = launch_for(key, call, ({''.join(f't{i}, ' for i in tensors)}), wide)",
         "    blocks = grid(env, config, cdiv)",
@@ -121,25 +119,25 @@ def _source(spec: OpSpec, words: frozenset[str], reads: Sequence[Arg], axes: Map
 
 
 def _facts(spec: OpSpec, words: frozenset[str], reads: Sequence[Arg]) -> list[str]:
-    """Expressions of what the text may depend on beside widths and planes."""
-    found = ["matmul.allow_tf32"] if "ALLOW_TF32" in words else []
+    """Expressions of what the text may depend on beside widths and the split-K factor."""
+    expressions = ["matmul.allow_tf32"] if "ALLOW_TF32" in words else []
     for i, arg in enumerate(spec.args):
         if arg.optional and arg.tensor is not None and words & {arg.name, f"HAS_{arg.name.upper()}"}:
-            found.append(f"args[{i}] is None")
+            expressions.append(f"args[{i}] is None")
     for i, arg in enumerate(reads):
         assert arg.tensor is not None
-        found += [f"len(s{i})"] if arg.tensor.variadic else []
-        found += [f"inner(d{i})"] if f"{arg.name.upper()}_INNER" in words else []
+        expressions += [f"len(s{i})"] if arg.tensor.variadic else []
+        expressions += [f"inner(d{i})"] if f"{arg.name.upper()}_INNER" in words else []
     for arg in spec.scalars:
         name = arg.name.upper()
         if "list" in str(arg.scalar):
-            found += [f"tuple(env[{arg.name!r}])"] if any(w.startswith(f"{name}_") for w in words) else []
+            expressions += [f"tuple(env[{arg.name!r}])"] if any(w.startswith(f"{name}_") for w in words) else []
         elif name in words:
-            found.append(f"env[{arg.name!r}]")
+            expressions.append(f"env[{arg.name!r}]")
     dims = {d.text for a in spec.tensors if a.tensor for d in a.tensor.dims if d.kind == "name"}
     sizes = [*sorted(dims | {name for name, _ in spec.dims}), *(a.name for a in spec.scalars if a.scalar == "int")]
     aligned = [n for n in sizes if f"{n.upper()}_ALIGN" in words]
-    return found + [f"(env.get({n!r}, 0) | 256) & -(env.get({n!r}, 0) | 256)" for n in aligned]
+    return expressions + [f"(env.get({n!r}, 0) | 256) & -(env.get({n!r}, 0) | 256)" for n in aligned]
 
 
 def _reach_of(arg: Arg, i: int) -> str:

@@ -22,19 +22,19 @@ def signature(spec: OpSpec, parameters: Sequence[str] = ()) -> str:
 
 def bound_symbols(ops: Iterable[Op]) -> dict[str, OpSpec]:
     """``symbol → spec`` for every C ABI kernel bound to ``ops``; SL403 if two ops claim one symbol."""
-    found: dict[str, OpSpec] = {}
+    specs: dict[str, OpSpec] = {}
     for op in ops:
         for kernel in (k for kernels in op.kernels.values() for k in kernels):
             symbol = kernel.native.symbol if kernel.native is not None else ""
-            if symbol and found.setdefault(symbol, op.spec) != op.spec:
+            if symbol and specs.setdefault(symbol, op.spec) != op.spec:
                 raise error(
                     "SL403",
                     where=symbol,
                     got=f"bound to {op.spec.name}",
-                    expected=found[symbol].name,
+                    expected=specs[symbol].name,
                     fix="give each op a C function of its own",
                 )
-    return found
+    return specs
 
 
 def config_names(ops: Iterable[Op]) -> dict[str, tuple[str, ...]]:

@@ -44,8 +44,8 @@ def load_symbol(path: str | os.PathLike[str], symbol: str, signature: str) -> An
     stamp = getattr(library, f"{symbol}_signature", None)  # a library of someone else has none: nothing to compare
     if stamp is not None:
         stamp.restype = ctypes.c_char_p
-        found = stamp().decode()
-        if found != signature:
-            raise error("SL403", where=f"{file.name}: {symbol}", got=found, expected=signature)
+        stamped = stamp().decode()
+        if stamped != signature:
+            raise error("SL403", where=f"{file.name}: {symbol}", got=stamped, expected=signature)
     function.restype = ctypes.c_int
     return function

@@ -89,13 +89,13 @@ def _collect(spec: OpSpec, form: NativeForm) -> str:
     if child.poll() is None:
         return ""
     assert child.stdout is not None
-    said = "" if child.stdout.closed else child.stdout.read().decode(errors="replace")
+    output = "" if child.stdout.closed else child.stdout.read().decode(errors="replace")
     op = registry.find(spec.name)
     if op is None or not serves(op, form):
         return ""
     plan = make_plan(op)
     if not present(plan.root, form.digest, spec.name):
-        return _build_failed(said or f"the builder ended with status {child.returncode}")
+        return _build_failed(output or f"the builder ended with status {child.returncode}")
     child.stdout.close()
     evict(plan.root)
     attach(plan, form.digest)
@@ -150,8 +150,8 @@ def state(op: Op, device: str = "cpu") -> tuple[str, str]:
     return "python", form.why or f"built in the background from call {HOT} on"
 
 
-def _build_failed(said: str) -> str:
-    return _reason(error("SL405", where="", got=said, expected=""))
+def _build_failed(output: str) -> str:
+    return _reason(error("SL405", where="", got=output, expected=""))
 
 
 def _reason(e: Exception) -> str:

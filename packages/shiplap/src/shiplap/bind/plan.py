@@ -80,7 +80,7 @@ def make_plan(op: Op) -> Plan:
             where=op.spec.name,
             got=reasons[0],
             expected="sizes and dtypes that C++ can check in one go",
-            fix="none needed: the Python binding serves it",
+            fix="keep the Python binding, which handles this kernel, or declare sizes and dtypes that C++ can check",
         )
     for form in forms.values():
         locate(form.library)
@@ -95,17 +95,17 @@ def cache(op: Op) -> Path:
 
 def compiler(op: Op) -> tuple[str, ...]:
     """The C++ compiler as a call: its path, and what ``CXX`` has behind it (``ccache g++``); SL405 if there is none."""
-    said = os.environ.get("CXX", "").strip() or "c++"
-    found = shutil.which(said)  # a path may have blanks
-    if found is not None:
-        return (found,)
+    command = os.environ.get("CXX", "").strip() or "c++"
+    program = shutil.which(command)  # a path may have blanks
+    if program is not None:
+        return (program,)
     try:
-        words = shlex.split(said)
+        words = shlex.split(command)
     except ValueError:
         words = []
     paths = [shutil.which(word) for word in words[:2] if not word.startswith("-")]
     if not words or not paths or None in paths:
-        raise error("SL405", where=op.spec.name, got=f"no {said} on the PATH", expected="a C++20 compiler")
+        raise error("SL405", where=op.spec.name, got=f"no {command} on the PATH", expected="a C++20 compiler")
     return tuple([str(path) for path in paths] + words[len(paths) :])
 
 
@@ -131,12 +131,12 @@ def bound(op: Op, device: str) -> tuple[Native, NativeForm]:
 
 def _forms(op: Op) -> dict[str, NativeForm]:
     """By device type the C ABI kernel of ``op``, where it is all there is and no Python has to be asked about it."""
-    found: dict[str, NativeForm] = {}
+    forms: dict[str, NativeForm] = {}
     for device in DEVICES:
         kernels = op.own(device)
         if len(kernels) == 1 and kernels[0].supports is None and kernels[0].native is not None:
-            found[device] = kernels[0].native
-    return found
+            forms[device] = kernels[0].native
+    return forms
 
 
 def serves(op: Op, form: NativeForm) -> bool:
@@ -164,15 +164,15 @@ def _native(op: Op, device: str, form: NativeForm) -> Native:
 
 def _entries(op: Op) -> list[Entry]:
     """What of ``op`` can be bound natively: fit, its kernel there and built for this declaration."""
-    found = []
+    entries = []
     for device, form in _forms(op).items():
         try:
             file, native = locate(form.library), _native(op, device, form)
             if not unfit(native) and load_symbol(form.library, form.symbol, form.signature):
-                found.append(Entry(op, device, form, native, file))
+                entries.append(Entry(op, device, form, native, file))
         except ShiplapError:  # its own call says what is wrong
             continue
-    return found
+    return entries
 
 
 def _related(op: Op, entries: list[Entry]) -> list[Entry]:

@@ -22,14 +22,14 @@ class Table:
     def __init__(self, where: str, build: Callable[..., Tensor]) -> None:
         self.where, self.build = where, build
         self.looked_at: tuple[str, ...] = ()
-        self.found: dict[Hashable, Tensor] = {}
+        self.tables: dict[Hashable, Tensor] = {}
         self.captured: dict[int, Tensor] = {}  # CUDA graphs hold their addresses: never freed
 
     def __call__(self, env: Env, device: torch.device) -> Tensor:
         """The table for these sizes; SL305 where it would have to be copied while a CUDA graph is captured."""
         key = (device, *[_plain(env[name]) for name in self.looked_at])
         capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-        table = self.found.get(key)
+        table = self.tables.get(key)
         if table is None:
             if capturing:
                 raise error(
@@ -37,8 +37,8 @@ class Table:
                     where=self.where,
                     got="sizes that it has not been called with",
                     expected="one call before the capture",
-                    what="table is not on the device yet",
-                    fix="call it once with tensors of these sizes, then capture",
+                    what="a table of the kernel is not on the device yet",
+                    fix="call the op once with tensors of these sizes, then capture",
                 )
             table = self._make(env, device)
         if capturing:
@@ -49,11 +49,11 @@ class Table:
         seen = _Seen(env)
         table = self.build(seen).to(device)
         looked_at = tuple(sorted({*self.looked_at, *seen.names}))
-        if looked_at != self.looked_at or len(self.found) >= LIMIT:
+        if looked_at != self.looked_at or len(self.tables) >= LIMIT:
             if device.type == "cuda":
                 torch.cuda.synchronize(device)  # a kernel on another stream may still read what is dropped now
-            self.looked_at, self.found = looked_at, {}
-        self.found[(device, *[_plain(env[name]) for name in looked_at])] = table
+            self.looked_at, self.tables = looked_at, {}
+        self.tables[(device, *[_plain(env[name]) for name in looked_at])] = table
         return table
 
 

@@ -60,7 +60,7 @@ class Launcher:
         self.fn = getattr(kernel, "fn", None)
         self.__module__ = getattr(kernel, "__module__", __name__)
         self.__qualname__ = getattr(kernel, "__qualname__", type(kernel).__qualname__)
-        self.found: dict[tuple[Any, ...], Any] = {}
+        self.compiled_by_key: dict[tuple[Any, ...], Any] = {}
         self.hash: Any = None  # of the source that all of `found` was compiled from
         self._launch: Callable[..., Any] | None = None
 
@@ -79,10 +79,10 @@ class Launcher:
         source = getattr(self.kernel, "hash", None)
         if not isinstance(source, str) or source.startswith("recursion:"):  # being computed by another thread
             return
-        if source is not self.hash or len(self.found) >= LIMIT:
-            self.found, self.hash = {}, source
+        if source is not self.hash or len(self.compiled_by_key) >= LIMIT:
+            self.compiled_by_key, self.hash = {}, source
         if not hasattr(compiled, "result") and all(hasattr(compiled, n) for n in _COMPILED):
-            self.found[key] = (compiled.run, compiled.function, compiled.packed_metadata, compiled)
+            self.compiled_by_key[key] = (compiled.run, compiled.function, compiled.packed_metadata, compiled)
 
     def _prepare(self) -> Callable[..., Any]:
         """The function behind ``[grid]``: generated for the kernel's signature, or Triton's own launch."""
@@ -196,7 +196,7 @@ def _source(kernel: Any) -> str:
         "    if _kernel.used_global_vals:",
         "        for (_n, _), (_found, _scope) in _kernel.used_global_vals.items():",
         f"            if _scope.get(_n, _absent) != _found: return {ordinary}",  # Triton says which one has changed
-        "    _found = _self.found.get(_key) if _kernel.hash is _self.hash else None",
+        "    _found = _self.compiled_by_key.get(_key) if _kernel.hash is _self.hash else None",
         "    if _found is None:",
         f"        _found = {ordinary}",
         "        _self.remember(_key, _found)",

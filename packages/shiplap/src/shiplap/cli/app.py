@@ -81,11 +81,11 @@ def _options(
 
 def _own_verbs() -> Iterator[tuple[str, ModuleType]]:
     """The modules beside this one that are verbs, by name."""
-    for found in pkgutil.iter_modules([str(Path(__file__).parent)]):
-        if found.name not in ("__main__", "app"):
-            module = import_module(f"shiplap.cli.{found.name}")
+    for file in pkgutil.iter_modules([str(Path(__file__).parent)]):
+        if file.name not in ("__main__", "app"):
+            module = import_module(f"shiplap.cli.{file.name}")
             if "EPILOG" in vars(module):
-                yield found.name, module
+                yield file.name, module
 
 
 for name, module in _own_verbs():

@@ -39,12 +39,10 @@ Examples:
 
 \b
 Exit status:
-  0  every op is proven: each required check looked at everything, or does not apply;
-     the passport is that of the op
-  1  at least one check failed; the op is no longer that of the passport,
-     or the passport's own verdict is failed
-  2  no such target, no such check, or the report cannot be written
-  3  no check failed, and at least one required check did not get to look at everything"""
+  0  every op is proven: all required checks passed; a passport fits its op
+  1  at least one check failed, the op differs from its passport, or the passport has a failure
+  2  the target or the check does not exist, or the report cannot be written
+  3  no check failed, and at least one required check could not examine everything"""
 
 
 Targets = Annotated[

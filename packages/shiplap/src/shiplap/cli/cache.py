@@ -24,13 +24,13 @@ Examples:
   shiplap cache why mylib.ops:rms_norm   the same, and whether a kernel has changed
   shiplap cache export all.json          shiplap cache import all.json
   shiplap cache rm mylib::rms_norm       one op; 'rm all' removes every entry
-  shiplap cache gc                       what serves no more or is damaged, bindings beyond 1 GiB
+  shiplap cache gc                       stale and damaged files, old compiled bindings
 
 \b
 Exit status:
-  0  done; 'why': an entry serves
-  1  'ls': an entry is damaged; 'why': none serves; 'rm' or 'gc': a file could not be removed
-  2  no such action or file, or it cannot be written"""
+  0  the command is done; 'why': an entry serves the call
+  1  'ls': an entry is damaged; 'why': no entry serves the call; 'rm', 'gc': a file remains
+  2  the action or the file does not exist, or the file cannot be written"""
 
 
 class Action(StrEnum):
@@ -91,11 +91,11 @@ def _state(entry: Stored) -> list[str]:
     device = entry.key["device"]
     if device == "cuda" and not torch.cuda.is_available():
         return ["device: no CUDA device here"]
-    found = differences(entry.key.as_dict(), environment(device), (*MACHINE, *VERSIONS))
+    differing = differences(entry.key.as_dict(), environment(device), (*MACHINE, *VERSIONS))
     op = registry.find(entry.key["op"])
     if op is not None and op.identity != entry.key["source"]:
-        found.insert(0, f"source: {entry.key['source']} → {op.identity} (the op or one of its kernels has changed)")
-    return found
+        differing.insert(0, f"source: {entry.key['source']} → {op.identity} (the op or one of its kernels has changed)")
+    return differing
 
 
 def _row(entry: Stored) -> dict[str, Any]:
@@ -114,22 +114,22 @@ def _line(entry: Stored) -> str:
 
 
 def _ls(store: Store, what: str) -> Result:
-    found = list(store.entries(_named(what)))
-    lines = [_line(e) for e in found] or [f"no entries in {store.root}"]
+    entries = list(store.entries(_named(what)))
+    lines = [_line(e) for e in entries] or [f"no entries in {store.root}"]
     compiled = _compiled(store) if not what else []
     lines += [
         f"compiled {b['file']}: {b['bytes'] / 2**20:.1f} MiB{b['problem'] and '  ' + b['problem']}" for b in compiled
     ]
-    result = {"root": str(store.root), "entries": [_row(e) for e in found], "compiled": compiled}
-    return result, lines, int(any(e.problem for e in found) or any(b["problem"] for b in compiled))
+    result = {"root": str(store.root), "entries": [_row(e) for e in entries], "compiled": compiled}
+    return result, lines, int(any(e.problem for e in entries) or any(b["problem"] for b in compiled))
 
 
 def _compiled(store: Store) -> list[dict[str, Any]]:
     """The compiled bindings, and why one will not be loaded."""
     from shiplap.bind import artefacts
 
-    found = artefacts.artefacts(store.root.parent / "native")
-    return [{"file": str(a.path), "bytes": a.size, "problem": artefacts.problem(a)} for a in found]
+    bindings = artefacts.artefacts(store.root.parent / "native")
+    return [{"file": str(a.path), "bytes": a.size, "problem": artefacts.problem(a)} for a in bindings]
 
 
 def _named(what: str) -> str:
@@ -144,35 +144,35 @@ def _named(what: str) -> str:
 
 def _why(store: Store, what: str) -> Result:
     name = _named(what)
-    found = list(store.entries(name))
-    lines = [_line(e) for e in found] or [f"nothing is stored for {name} in {store.root}: tune it"]
-    serves = any(not _state(e) for e in found)
-    if found and not serves:
-        fields = sorted({d.partition(":")[0] for e in found if not e.problem for d in _state(e)})
+    entries = list(store.entries(name))
+    lines = [_line(e) for e in entries] or [f"nothing is stored for {name} in {store.root}: tune it"]
+    serves = any(not _state(e) for e in entries)
+    if entries and not serves:
+        fields = sorted({d.partition(":")[0] for e in entries if not e.problem for d in _state(e)})
         why = f": {', '.join(fields)} changed; tune again, or freeze on the other machine" if fields else ": tune again"
         lines.append(f"no entry serves here{why}")
-    return {"op": name, "serves": serves, "entries": [_row(e) for e in found]}, lines, int(not serves)
+    return {"op": name, "serves": serves, "entries": [_row(e) for e in entries]}, lines, int(not serves)
 
 
 def _export(store: Store, what: str) -> Result:
     from shiplap.selection.table import dump
 
-    found = [(e.key, e.value) for e in store.entries() if e.key is not None and e.value is not None]
-    dump(Path(what), found)
-    return {"file": what, "entries": len(found)}, [f"wrote {what}: {len(found)} entries"], 0
+    exported = [(e.key, e.value) for e in store.entries() if e.key is not None and e.value is not None]
+    dump(Path(what), exported)
+    return {"file": what, "entries": len(exported)}, [f"wrote {what}: {len(exported)} entries"], 0
 
 
 def _import(store: Store, what: str) -> Result:
     from shiplap.selection.table import read
 
-    found = read(Path(what))
-    kept = sum(store.put(key, value) for key, value in found)
-    if kept < len(found):
+    entries = read(Path(what))
+    kept = sum(store.put(key, value) for key, value in entries)
+    if kept < len(entries):
         raise error(
             "SL602",
             where=str(store.root),
-            what="entries cannot be written",
-            got=f"{kept} of {len(found)}",
+            what="entries of the cache cannot be written",
+            got=f"{kept} of {len(entries)}",
             expected="a writable cache directory",
         )
     return {"root": str(store.root), "entries": kept}, [f"{kept} entries in {store.root}"], 0

@@ -110,7 +110,7 @@ def _open(path: Path, mode: str, text: str) -> None:
         raise error(
             "SL602",
             where=str(path),
-            what="file cannot be written",
+            what="the file cannot be written",
             got=e.strerror or e,
             expected="a path in an existing, writable directory",
         ) from None
@@ -126,7 +126,7 @@ def require_directory(path: Path) -> None:
         raise error(
             "SL602",
             where=str(path),
-            what="directory cannot be written",
+            what="the directory cannot be written",
             got=e.strerror or e,
             expected="a writable directory",
         ) from None

@@ -52,30 +52,30 @@ def command(
 
     if html is not None:
         console.require_file(html)
-    found = examine(program, stdout=STDERR if json else None)
-    if not found.compiled:
-        status = f" (exit status {found.exit_code})" if found.exit_code else ""
+    diagnosis = examine(program, stdout=STDERR if json else None)
+    if not diagnosis.compiled:
+        status = f" (exit status {diagnosis.exit_code})" if diagnosis.exit_code else ""
         raise error(
             "SL702",
-            where=found.target,
+            where=diagnosis.target,
             got=f"no compiled function was called{status}",
             expected="a program that calls torch.compile",
         )
-    _show(found, json, html, facts(program=found.target))
-    if found.exit_code or (fail_on_break and found.breaks):
+    _show(diagnosis, json, html, facts(program=diagnosis.target))
+    if diagnosis.exit_code or (fail_on_break and diagnosis.breaks):
         raise typer.Exit(console.FAILED)
 
 
-def _show(found: Diagnosis, json: bool, html: Path | None, about: dict[str, str]) -> None:
+def _show(diagnosis: Diagnosis, json: bool, html: Path | None, about: dict[str, str]) -> None:
     from shiplap.doctor.show import diagnosis_html, diagnosis_json, print_diagnosis
 
     if html is not None:
-        console.write_text(html, diagnosis_html(found, about))
+        console.write_text(html, diagnosis_html(diagnosis, about))
     if json:
-        console.emit_json(diagnosis_json(found, about))
+        console.emit_json(diagnosis_json(diagnosis, about))
     else:
         from rich.console import Console
 
-        print_diagnosis(found, Console(highlight=False))
+        print_diagnosis(diagnosis, Console(highlight=False))
     if html is not None:
         console.note(f"wrote {html}")

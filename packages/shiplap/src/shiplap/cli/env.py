@@ -43,11 +43,11 @@ def command(
     Put its output into a bug report. Devices are queried here and nowhere at import.
     """
     with console.own_stdout():
-        found = report()
+        environment = report()
     if json:
-        console.emit_json(found)
+        console.emit_json(environment)
     else:
-        _print(found)
+        _print(environment)
 
 
 def report() -> dict[str, Any]:
@@ -72,13 +72,13 @@ def versions() -> dict[str, str | None]:
     """Versions by name; None for what is not installed. Reads metadata, imports nothing."""
     from shiplap import __version__
 
-    found: dict[str, str | None] = {"shiplap": __version__, "python": platform.python_version()}
+    by_package: dict[str, str | None] = {"shiplap": __version__, "python": platform.python_version()}
     for package in PACKAGES:
         try:
-            found[package.lower()] = importlib.metadata.version(package)
+            by_package[package.lower()] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
-            found[package.lower()] = None
-    return {**found, "platform": platform.platform(), "compiler": _compiler()}
+            by_package[package.lower()] = None
+    return {**by_package, "platform": platform.platform(), "compiler": _compiler()}
 
 
 def _compiler() -> str | None:
@@ -98,10 +98,10 @@ def devices() -> list[dict[str, Any]]:
     import torch
 
     cpu = {"device": "cpu", "name": torch.backends.cpu.get_cpu_capability(), "threads": torch.get_num_threads()}
-    found: list[dict[str, Any]] = [cpu]
+    listed: list[dict[str, Any]] = [cpu]
     for index in range(torch.cuda.device_count()):
         about = torch.cuda.get_device_properties(index)
-        found.append(
+        listed.append(
             {
                 "device": f"cuda:{index}",
                 "name": about.name,
@@ -112,8 +112,8 @@ def devices() -> list[dict[str, Any]]:
         )
     other = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if other is not None and other.type != "cuda":
-        found += [{"device": f"{other.type}:{i}", "name": other.type} for i in range(torch.accelerator.device_count())]
-    return found
+        listed += [{"device": f"{other.type}:{i}", "name": other.type} for i in range(torch.accelerator.device_count())]
+    return listed
 
 
 def libraries() -> list[dict[str, Any]]:
@@ -126,19 +126,19 @@ def _libraries_of(family: str) -> list[dict[str, Any]]:
         ops = ops_of(importlib.import_module(family))
     except Exception as e:
         return [_entry(family, "", f"cannot be imported: {type(e).__name__}: {e}")]
-    found: dict[str, dict[str, Any]] = {}
+    libraries: dict[str, dict[str, Any]] = {}
     for kernel in (k for op in ops for kernels in op.kernels.values() for k in kernels):
         if (form := kernel.native) is not None:
-            entry = found.setdefault(str(form.library), _located(family, form.library))
+            entry = libraries.setdefault(str(form.library), _located(family, form.library))
             _count(entry, form)
-    return list(found.values())
+    return list(libraries.values())
 
 
 def bindings() -> list[dict[str, str]]:
     """Which binding serves the C ABI kernel of each shipped op in a process like this one, and why."""
     from shiplap.bind import native
 
-    found = []
+    rows = []
     for family in families():
         try:
             ops = ops_of(importlib.import_module(family.module))
@@ -146,8 +146,8 @@ def bindings() -> list[dict[str, str]]:
             continue
         for op in ops:
             kind, why = native.state(op)
-            found.append({"op": op.spec.name, "binding": kind, "why": why})
-    return found
+            rows.append({"op": op.spec.name, "binding": kind, "why": why})
+    return rows
 
 
 def _entry(family: str, path: str, problem: str | None) -> dict[str, Any]:
@@ -177,15 +177,15 @@ def _count(entry: dict[str, Any], form: NativeForm) -> None:
         entry["problem"] = entry["problem"] or f"{e.id}: {e.what} ({e.where}); {e.fix}"
 
 
-def _print(found: dict[str, Any]) -> None:
+def _print(environment: dict[str, Any]) -> None:
     screen = console.out()
     sections: tuple[tuple[str, list[tuple[str, ...]]], ...] = (
-        ("versions", [(name, value or "not installed") for name, value in found["versions"].items()]),
-        ("devices", [(d["device"], _about(d)) for d in found["devices"]]),
-        ("capabilities on this torch", [(c["name"], _known(c), c["uses"]) for c in found["capabilities"]]),
-        ("settings", [(s["variable"], s["value"] or "(empty)", s["meaning"]) for s in found["settings"]]),
-        ("kernel libraries", [(v["family"], _state(v), v["path"]) for v in found["libraries"]]),
-        ("bindings", [(b["op"], b["binding"], b["why"]) for b in found["bindings"]]),
+        ("versions", [(name, value or "not installed") for name, value in environment["versions"].items()]),
+        ("devices", [(d["device"], _about(d)) for d in environment["devices"]]),
+        ("capabilities on this torch", [(c["name"], _known(c), c["uses"]) for c in environment["capabilities"]]),
+        ("settings", [(s["variable"], s["value"] or "(empty)", s["meaning"]) for s in environment["settings"]]),
+        ("kernel libraries", [(v["family"], _state(v), v["path"]) for v in environment["libraries"]]),
+        ("bindings", [(b["op"], b["binding"], b["why"]) for b in environment["bindings"]]),
     )
     for title, rows in sections:
         screen.print(title, style="bold")

@@ -27,7 +27,7 @@ Examples:
 Exit status:
   0  compiled; each candidate that was looked at is right
   1  compiled, but a candidate is wrong or broken (it was not used)
-  2  no such function, or nothing of it was compiled"""
+  2  the function does not exist, or nothing of it was compiled"""
 
 
 def command(
@@ -57,16 +57,16 @@ def command(
             raise error(
                 "SL501",
                 where=function,
-                what="function not understood",
+                what="the function cannot be identified",
                 got=function,
                 expected="module:function or path/to/file.py:function",
             )
         module = import_home(home)
         called, args = _attribute(module, name), _arguments(module, inputs)
         options: dict[str, Any] = {k: v for k, v in (("mode", mode), ("dynamic", dynamic)) if v}
-        found = explain(called, *args, **options)
-    _show(found, json, source, facts(function=function))
-    if not found.ok:
+        explanation = explain(called, *args, **options)
+    _show(explanation, json, source, facts(function=function))
+    if not explanation.ok:
         raise typer.Exit(console.FAILED)
 
 
@@ -80,7 +80,7 @@ def _attribute(module: ModuleType, name: str) -> Any:
     raise error(
         "SL501",
         where=module.__name__,
-        what="no such function",
+        what="no function has this name",
         got=got,
         expected=expected,
         fix="pass module:function or path/to/file.py:function",
@@ -95,18 +95,18 @@ def _arguments(module: ModuleType, name: str) -> tuple[Any, ...]:
             where=module.__name__,
             got=f"no function {name!r}",
             expected=f"def {name}(): return the arguments to compile for",
-            fix="define it, or name another with --inputs",
+            fix="define the function, or name another one with --inputs",
         )
     made = getattr(module, name)()
     return tuple(made) if isinstance(made, (tuple, list)) else (made,)
 
 
-def _show(found: Explanation, json: bool, source: bool, about: dict[str, str]) -> None:
+def _show(explanation: Explanation, json: bool, source: bool, about: dict[str, str]) -> None:
     from shiplap.fuse.show import explanation_json, print_explanation
 
     if json:
-        console.emit_json(explanation_json(found, about, source))
+        console.emit_json(explanation_json(explanation, about, source))
     else:
         from rich.console import Console
 
-        print_explanation(found, Console(highlight=False), source)
+        print_explanation(explanation, Console(highlight=False), source)

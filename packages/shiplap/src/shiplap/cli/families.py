@@ -59,5 +59,5 @@ def verbs() -> list[tuple[str, ModuleType]]:
 
 def _installed(group: str) -> Sequence[EntryPoint]:
     """Entry points of ``group``, each once: an editable install may be listed beside the wheel that it replaced."""
-    found = {e.name: e for e in entry_points(group=group)}
-    return [found[name] for name in sorted(found)]
+    installed = {e.name: e for e in entry_points(group=group)}
+    return [installed[name] for name in sorted(installed)]

@@ -34,7 +34,7 @@ Examples:
 Exit status:
   0  written, printed, or equal
   1  --check found a difference; the diff is on stdout
-  2  no such target, no C kernel bound in it, or the file cannot be used"""
+  2  the target does not exist or has no C kernel, or the file cannot be used"""
 
 
 def command(
@@ -80,8 +80,8 @@ def _jobs(target: str, output: Path | None, check: bool) -> list[Job]:
         return [(target, generate(target, resolve([target])), output)]
     if output is not None:
         raise typer.BadParameter("needs a TARGET", param_hint="-o")
-    found = [(f.module, path) for f in families() if (path := f.header) is not None]
-    return [(module, generate(module, resolve([module])), path) for module, path in found]
+    jobs = [(f.module, path) for f in families() if (path := f.header) is not None]
+    return [(module, generate(module, resolve([module])), path) for module, path in jobs]
 
 
 def generate(target: str, ops: Sequence[Op]) -> str:
@@ -94,10 +94,10 @@ def generate(target: str, ops: Sequence[Op]) -> str:
         raise error(
             "SL501",
             where=target,
-            what="no C kernel bound",
+            what="the target has no C kernel",
             got=names,
             expected="a C ABI kernel",
-            fix='bind one: op.kernel("cpu", sl.cabi("libname.so", "symbol"))',
+            fix='bind a C kernel: op.kernel("cpu", sl.cabi("libname.so", "symbol"))',
         )
     return header(symbols, target, config_names(ops))
 
@@ -116,7 +116,7 @@ def _check(target: str, text: str, path: Path | None) -> dict[str, Any]:
         raise error(
             "SL602",
             where=str(path),
-            what="file cannot be read",
+            what="the file cannot be read",
             got=getattr(e, "strerror", None) or e,
             expected="the header to compare with",
         ) from None

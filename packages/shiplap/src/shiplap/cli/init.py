@@ -49,7 +49,7 @@ def command(
         raise error(
             "SL602",
             where=str(file),
-            what="file exists",
+            what="the file already exists",
             got="a file that would be overwritten",
             expected="a new file",
             fix="pass --force, or another path",
@@ -62,8 +62,8 @@ def command(
         console.write_text(file, text)
     if json:
         ops = [f"{made.namespace}::{s.name}" for s in made.signatures]
-        found = {"file": None if to_stdout else str(file), "origin": made.origin, "ops": ops, "fill": fills}
-        console.emit_json({**found, "text": text} if to_stdout else found)
+        summary = {"file": None if to_stdout else str(file), "origin": made.origin, "ops": ops, "fill": fills}
+        console.emit_json({**summary, "text": text} if to_stdout else summary)
         return
     if to_stdout:
         typer.echo(text, nl=False)
@@ -80,14 +80,14 @@ def draft(source: str) -> Draft:
     """What ``source`` says about itself."""
     home, name = split(source)
     if home and not name:
-        raise error("SL501", where=source, what="no function named", got=source, expected="module:function")
+        raise error("SL501", where=source, what="the target names no function", got=source, expected="module:function")
     module = import_home(home) if home else None
     if "::" in name:
         return _adopted(name, module)
     fn = getattr(module, name, None)
     if not callable(fn):
         names = [n for n, v in vars(module).items() if callable(v) and not n.startswith("__")]
-        raise error("SL501", where=source, what="no such function", got=name, expected=near_miss(name, names))
+        raise error("SL501", where=source, what="no function has this name", got=name, expected=near_miss(name, names))
     assert module is not None
     own = module.__name__.startswith(OWN_NAME)  # a file that no import statement reaches
     call = "" if own else f"{module.__name__}.{name}"
@@ -110,7 +110,7 @@ def _adopted(name: str, module: Any) -> Draft:
         raise error(
             "SL501",
             where=name,
-            what="no such op",
+            what="no op has this name",
             got="not registered with torch",
             expected=near_miss(opname, dir(getattr(torch.ops, namespace))),
             fix=f"name the module that registers it: module:{name}",

@@ -68,12 +68,12 @@ def _verified(file: Path, ops: Sequence[Op], key: Path | None) -> dict[str, Any]
         raise error(
             "SL501",
             where=str(file),
-            what="no op of this passport in the targets",
+            what="no target declares the op of this passport",
             got=passport.op,
             expected=f"one of {', '.join(op.spec.name for op in ops)}",
             fix="name the target that declares the op",
         )
-    again = [] if moved(passport, op) else _again(passport, op)
+    rechecked = [] if moved(passport, op) else _recheck(passport, op)
     moves = [{"what": m.what, "then": m.then, "now": m.now} for m in moved(passport, op)]
     return {
         "file": str(file),
@@ -84,28 +84,28 @@ def _verified(file: Path, ops: Sequence[Op], key: Path | None) -> dict[str, Any]
         "signed": None if key is None else is_signed_by(file, key),
         "verdicts": passport.verdicts,
         "moved": moves,
-        "looked_at_again": again,
+        "looked_at_again": rechecked,
         "elsewhere": _elsewhere(passport),
     }
 
 
-AGAIN, AGAIN_S = 3, 20.0  # checks of a passport that are run once more, and seconds for them
+RECHECKS, RECHECK_S = 3, 20.0  # checks of a passport that are run once more, and seconds for them
 
 
-def _again(passport: Passport, op: Op) -> list[dict[str, str]]:
+def _recheck(passport: Passport, op: Op) -> list[dict[str, str]]:
     """Some of the checks that were ok, with the samples of the passport's seed."""
     from shiplap.audit import audit
 
     usual = ("numerics", "edges", "schema", "fresh", "arguments")
     fine = [row.check for row in passport.findings if row.verdict == "ok"]
-    chosen = [name for name in usual if name in fine][:AGAIN]
+    chosen = [name for name in usual if name in fine][:RECHECKS]
     device = passport.device["type"]
-    found = audit(op, checks=chosen, seed=passport.seed, device=device, budget_s=AGAIN_S) if chosen else []
-    return [{"check": f.check, "verdict": f.verdict, "evidence": f.evidence} for f in found]
+    findings = audit(op, checks=chosen, seed=passport.seed, device=device, budget_s=RECHECK_S) if chosen else []
+    return [{"check": f.check, "verdict": f.verdict, "evidence": f.evidence} for f in findings]
 
 
 def _failing(row: dict[str, Any]) -> list[str]:
-    return [again["check"] for again in row["looked_at_again"] if again["verdict"] == "fail"]
+    return [rechecked["check"] for rechecked in row["looked_at_again"] if rechecked["verdict"] == "fail"]
 
 
 def _elsewhere(passport: Passport) -> dict[str, list[str]]:
@@ -126,7 +126,7 @@ def _print(row: dict[str, Any]) -> None:
     if row["signed"] is not None:
         out.print(f"  {'signed' if row['signed'] else 'NOT signed'} by the key given", markup=False)
     if row["looked_at_again"]:
-        names = ", ".join(again["check"] for again in row["looked_at_again"])
+        names = ", ".join(rechecked["check"] for rechecked in row["looked_at_again"])
         failing = ", ".join(_failing(row))
         out.print(f"  looked at again: {names}" + (f"; {failing} FAILS now" if failing else ""), markup=False)
     for kind, words in (("fail", "had failed"), ("incomplete", "had not looked at everything")):

@@ -31,7 +31,7 @@ Examples:
 Exit status:
   0  something matched
   1  nothing matched; near misses say why
-  2  no such function, nothing was compiled, or a rewrite was refused by its proof"""
+  2  the function does not exist, nothing was compiled, or a rewrite failed its proof"""
 
 
 def command(
@@ -69,17 +69,17 @@ def command(
         module = import_home(home or model)
         fn, args = _model(module, name), _arguments(module, inputs)
         chosen = _rewrites(module, rewrites or [])
-        found = survey(
+        surveyed = survey(
             fn, args, chosen, train=train, measure=not dry_run, target=model, dynamic=dynamic or None, say=console.note
         )
     about = facts(model=model)
     if html is not None:
         from shiplap.rewrite.show import survey_html
 
-        console.write_text(html, survey_html(found, about))
+        console.write_text(html, survey_html(surveyed, about))
         console.note(f"written: {html}")
-    _show(found, json, graphs, about)
-    if not found.matches:
+    _show(surveyed, json, graphs, about)
+    if not surveyed.matches:
         raise typer.Exit(console.FAILED)
 
 
@@ -92,7 +92,7 @@ def _model(module: ModuleType, name: str) -> Any:
     raise error(
         "SL501",
         where=module.__name__,
-        what="no such function",
+        what="no function has this name",
         got=wanted,
         expected=near_miss(wanted, names),
         fix="pass file.py:function",
@@ -107,10 +107,10 @@ def _arguments(module: ModuleType, name: str) -> tuple[Any, ...]:
             where=module.__name__,
             got=f"no function {name!r}",
             expected=f"def {name}(): return the arguments to compile for",
-            fix="define it, or name another with --inputs",
+            fix="define the function, or name another one with --inputs",
         )
-    found = made()
-    return tuple(found) if isinstance(found, (tuple, list)) else (found,)
+    arguments = made()
+    return tuple(arguments) if isinstance(arguments, (tuple, list)) else (arguments,)
 
 
 def _rewrites(module: ModuleType, targets: list[str]) -> list[Rewrite]:
@@ -119,11 +119,11 @@ def _rewrites(module: ModuleType, targets: list[str]) -> list[Rewrite]:
         from shiplap.rewrite.shipped import everything
 
         return list({r.name: r for r in (*everything, *_of(module))}.values())
-    found: list[Rewrite] = []
+    rewrites: list[Rewrite] = []
     for target in targets:
         home, name = split(target)
-        found += _of(import_home(home or target), name)
-    return found
+        rewrites += _of(import_home(home or target), name)
+    return rewrites
 
 
 def _of(module: ModuleType, name: str = "") -> list[Rewrite]:
@@ -135,7 +135,7 @@ def _of(module: ModuleType, name: str = "") -> list[Rewrite]:
             raise error(
                 "SL501",
                 where=module.__name__,
-                what="no such rewrite",
+                what="no rewrite has this name",
                 got=name,
                 expected=near_miss(name, list(held)) if held else "a rewrite; none is declared here",
                 fix="pass module:name of a value that sl.rewrite returned",
@@ -144,10 +144,10 @@ def _of(module: ModuleType, name: str = "") -> list[Rewrite]:
     return list(dict.fromkeys(held.values()))
 
 
-def _show(found: Survey, json: bool, graphs: bool, about: dict[str, str]) -> None:
+def _show(surveyed: Survey, json: bool, graphs: bool, about: dict[str, str]) -> None:
     from shiplap.rewrite.show import print_survey, survey_json
 
     if json:
-        console.emit_json(survey_json(found, about))
+        console.emit_json(survey_json(surveyed, about))
     else:
-        print_survey(found, console.out(), graphs)
+        print_survey(surveyed, console.out(), graphs)

@@ -34,7 +34,7 @@ def split(target: str) -> tuple[str, str]:
         raise error(
             "SL501",
             where=target,
-            what="target not understood",
+            what="the target cannot be understood",
             got=target,
             expected="module:op, path/to/file.py[:op] or namespace::name",
         )
@@ -43,11 +43,11 @@ def split(target: str) -> tuple[str, str]:
 
 def resolve(targets: Iterable[str]) -> list[Op]:
     """All ops that ``targets`` name, each once, in order; SL501 with a suggestion when one names none."""
-    found: dict[str, Op] = {}
+    ops: dict[str, Op] = {}
     for target in targets:
         for op in _resolve(target):
-            found.setdefault(op.spec.name, op)
-    return list(found.values())
+            ops.setdefault(op.spec.name, op)
+    return list(ops.values())
 
 
 def _resolve(target: str) -> list[Op]:
@@ -63,7 +63,7 @@ def _resolve(target: str) -> list[Op]:
         raise error(
             "SL501",
             where=target,
-            what="no op in target",
+            what="the target declares no op",
             got=f"{module.__name__} declares none",
             expected="a module that uses sl.op or sl.adopt",
         )
@@ -82,7 +82,7 @@ def _registered(name: str) -> Op:
     raise error(
         "SL501",
         where=name,
-        what="no such op",
+        what="no op has this name",
         got=name,
         expected=near_miss(name, [o.spec.name for o in registry.ops()]),
         fix=f"pass the module that declares it as well: module:{name}",
@@ -103,7 +103,7 @@ def _named(target: str, module: ModuleType, name: str, declared: Sequence[Op]) -
     raise error(
         "SL501",
         where=target,
-        what="no such op",
+        what="no op has this name",
         got=f"{name} is {type(value).__name__}" if value is not None else name,
         expected=near_miss(name, names),
     )
@@ -131,8 +131,8 @@ def ops_of(module: ModuleType) -> list[Op]:
 
     inside = [m for n, m in sorted(sys.modules.items()) if _within(n, module.__name__) and isinstance(m, ModuleType)]
     attributes = (v for m in inside for v in list(vars(m).values()) if isinstance(v, Op))
-    found = {op.spec.name: op for op in (*attributes, *registry.ops()) if _within(op.__module__, module.__name__)}
-    return sorted(found.values(), key=_position)
+    ops = {op.spec.name: op for op in (*attributes, *registry.ops()) if _within(op.__module__, module.__name__)}
+    return sorted(ops.values(), key=_position)
 
 
 def _position(op: Op) -> tuple[str, int]:
@@ -162,7 +162,7 @@ def _import_module(name: str) -> ModuleType:
         raise error(
             "SL501",
             where=name,
-            what="no such module",
+            what="the module does not exist",
             got=f"no module named {e.name!r}",
             expected="an installed module, or one in the current directory",
         ) from None
@@ -177,7 +177,7 @@ def _import_file(path: Path) -> ModuleType:
         siblings = [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
         close = difflib.get_close_matches(path.name, siblings, n=1)
         expected = f"did you mean {str(path.parent / close[0])!r}?" if close else "a Python file"
-        raise error("SL501", where=str(path), what="no such file", got=str(path), expected=expected)
+        raise error("SL501", where=str(path), what="the file does not exist", got=str(path), expected=expected)
     name, spec = _module_of(path.resolve())
     if spec is None:
         return _import_module(name)
@@ -207,10 +207,10 @@ def _module_of(path: Path) -> tuple[str, Any]:
     name = ".".join(parts)
     importlib.invalidate_caches()
     try:
-        found = importlib.util.find_spec(name)
+        spec = importlib.util.find_spec(name)
     except Exception:  # a parent package that raises, or a __main__ without a spec: then the file alone
-        found = None
-    if found is not None and found.origin is not None and Path(found.origin).resolve() == path:
+        spec = None
+    if spec is not None and spec.origin is not None and Path(spec.origin).resolve() == path:
         return name, None
     own = OWN_NAME + path.stem
     return own, importlib.util.spec_from_file_location(own, path)

@@ -32,7 +32,7 @@ Examples:
 Exit status:
   0  every call has a choice, and every candidate was right
   1  the same, but a candidate was wrong, crashed or hung: see the findings
-  2  no such target, or nothing valid to tune on
+  2  the target does not exist, or has no valid inputs to tune on
   3  the budget was spent before every call had a choice; those that have one are stored"""
 
 
@@ -49,7 +49,7 @@ def command(
     dtype: Annotated[str, typer.Option("--dtype", help="Dtype of the calls that --sizes describes.")] = "float32",
     device: Annotated[str | None, typer.Option("--device", help="Device; by default the CPU, or as recorded.")] = None,
     budget: Annotated[str | None, typer.Option("--budget", metavar="TIME", help="For all of it: 90s, 5m, 1h.")] = None,
-    again: Annotated[bool, typer.Option("--again", help="Measure what is in the store, too.")] = False,
+    remeasure: Annotated[bool, typer.Option("--remeasure", help="Measure what is in the store, too.")] = False,
     under_capture: Annotated[
         bool, typer.Option("--under-capture", help="Time CUDA graph replays; drop what cannot be captured.")
     ] = False,
@@ -75,7 +75,7 @@ def command(
             if profile
             else _sized(targets or [], sizes or [], dtype, device or "cpu")
         )
-        choices = _tune(requests, budget, again, "always" if under_capture else "auto", not in_process, quiet=json)
+        choices = _tune(requests, budget, remeasure, "always" if under_capture else "auto", not in_process, quiet=json)
     raise typer.Exit(_told(choices, budget, json=json))
 
 
@@ -98,12 +98,12 @@ def _told(choices: Sequence[Choice], budget: str | None, *, json: bool) -> int:
 
 
 def _tune(
-    requests: Sequence[Request], budget: str | None, again: bool, capture: str, isolate: bool, *, quiet: bool
+    requests: Sequence[Request], budget: str | None, remeasure: bool, capture: str, isolate: bool, *, quiet: bool
 ) -> list[Choice]:
-    from shiplap.selection.decide import Options
     from shiplap.selection.engine import tune_all
+    from shiplap.selection.selector import Options
 
-    options = Options(again=again, capture=capture)
+    options = Options(remeasure=remeasure, capture=capture)
     return tune_all(requests, budget, options=options, isolate=isolate, progress=False if quiet else None)
 
 
@@ -145,10 +145,10 @@ def _profiled(targets: Sequence[str], profile: Path, device: str | None) -> list
 
     calls = read_calls(profile)
     only = {op.spec.name for op in resolve(targets)} if targets else None
-    found = [(_op(call), call.parsed, device or call.device) for call in calls if only is None or call.op in only]
-    if not found:
+    requests = [(_op(call), call.parsed, device or call.device) for call in calls if only is None or call.op in only]
+    if not requests:
         raise error("SL613", where=str(profile), got="no calls", expected="calls of declared ops")
-    return found
+    return requests
 
 
 def _op(call: Call) -> Op:
@@ -168,7 +168,7 @@ def _op(call: Call) -> Op:
         raise error(
             "SL501",
             where=call.op,
-            what="no such op",
+            what="no op has this name",
             got=f"{call.module} does not declare it",
             expected=call.op,
             fix="pass the module that declares it as TARGET",

@@ -1,4 +1,4 @@
-"""What of tuned choices generated C++ looks up by itself: the key of a call from arguments that nobody has taken."""
+"""C++ that looks up tuned choices: the key of a call, computed from arguments that nobody has taken over yet."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ def config_values(space: Space | None) -> list[int]:
 
 
 def lookup_key(spec: OpSpec, rule: Rule | None) -> list[str]:
-    """C++ for each number of the key: bucket, dtypes, which optional tensors are there. Empty: Python has to look.
-
-    The layout is not in it: the table holds choices for contiguous tensors, and Python serves other calls.
+    """C++ for each number of the key: bucket, dtypes, presence of optional tensors. Empty if only Python can look it
+    up.
     """
     if rule is None:
         return []

@@ -47,11 +47,7 @@ _MAX_RANK = 8
 
 @dataclass(frozen=True)
 class Native:
-    """One op to be bound: its declaration, and what its only kernel on ``device`` says.
-
-    ``names`` are the torch ops to register; ``dtypes`` what the kernel takes, empty for all that are declared. ``out``
-    asks for the out-variant too; ``align`` is what the kernel asks of addresses.
-    """
+    """One op to be bound natively: its declaration, and the facts about its only kernel on ``device``."""
 
     spec: OpSpec
     symbol: str
@@ -78,14 +74,14 @@ def native_source(ops: Sequence[Native]) -> str:
 
 def _by_namespace(ops: Sequence[Native]) -> list[tuple[str, list[str]]]:
     """Every schema once, also of an op that is there for two devices."""
-    found: dict[str, dict[str, None]] = {}
+    by_namespace: dict[str, dict[str, None]] = {}
     for op in ops:
-        found.setdefault(op.spec.namespace, {}).update(dict.fromkeys(_schemas(op)))
-    return [(namespace, list(schemas)) for namespace, schemas in found.items()]
+        by_namespace.setdefault(op.spec.namespace, {}).update(dict.fromkeys(_schemas(op)))
+    return [(namespace, list(schemas)) for namespace, schemas in by_namespace.items()]
 
 
 def describe(op: Native, id: str) -> dict[str, Any]:
-    """What the template prints of one op."""
+    """The values that the template prints for one op."""
     spec = op.spec
     parameters = prototype(spec)
     if reason := unfit(op):
@@ -94,7 +90,7 @@ def describe(op: Native, id: str) -> dict[str, Any]:
             where=spec.name,
             got=reason,
             expected="sizes and dtypes that C++ can check in one go",
-            fix="none needed: the Python binding serves it",
+            fix="keep the Python binding, which handles this kernel, or declare sizes and dtypes that C++ can check",
         )
     where = f"{spec.name}, kernel {op.symbol}"
     return {
@@ -124,7 +120,7 @@ def _steps(op: Native, plan: CallPlan, where: str) -> dict[str, Any]:
         "out_deferrals": _out_deferrals(op, plan),
         "checks": lines((*plan.arguments, *plan.sharing, *outputs.bounds, *outputs.measured)),
         "fitting": lines(outputs.fitting),
-        "apart": lines(outputs.apart),
+        "disjoint": lines(outputs.disjoint),
         "scratch_checks": lines(outputs.scratch),
         "room_checks": lines(outputs.room),
         "within": lines(Check(WithinBound(where, d, e.source)) for d, e in spec.bounds),
@@ -152,7 +148,7 @@ def _out_call(op: Native) -> list[dict[str, Any]]:
 
 
 def unfit(op: Native) -> str:
-    """Why Python has to serve this op, or empty."""
+    """The reason why only the Python binding can serve this op, or an empty text."""
     spec = op.spec
     if op.space is not None and (op.space.static is None or not lookup_key(spec, op.rule)):
         return "a config that C++ cannot look up"

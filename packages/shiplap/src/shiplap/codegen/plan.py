@@ -74,13 +74,13 @@ def refusal(rule: Rule) -> str:
 
 def parts(text: Text) -> str:
     """``{"n = ", d_n}``: what ``refuse`` puts together."""
-    found: list[str] = []
+    texts: list[str] = []
     for plain, group in groupby(text, lambda part: isinstance(part, str)):
         if plain:
-            found.append(quote("".join(p for p in group if isinstance(p, str))))
+            texts.append(quote("".join(p for p in group if isinstance(p, str))))
         else:
-            found += [_known(p.shown[1]) for p in group if isinstance(p, Term)]
-    return f"{{{', '.join(found)}}}"
+            texts += [_known(p.shown[1]) for p in group if isinstance(p, Term)]
+    return f"{{{', '.join(texts)}}}"
 
 
 def _plain(text: Text) -> str:

@@ -46,17 +46,17 @@ def constants(spec: OpSpec, values: Sequence[Any], plain: Callable[[Any], Any] =
 
     ``values`` are the arguments in schema order; ``plain`` makes numbers of symbols.
     """
-    found: dict[str, Any] = {}
+    facts: dict[str, Any] = {}
     for arg, value in zip(spec.args, values, strict=True):
         name = arg.name.upper()
         if arg.tensor is not None:
             if arg.optional:
-                found[f"HAS_{name}"] = value is not None
+                facts[f"HAS_{name}"] = value is not None
         elif isinstance(value, (list, tuple)):
-            found |= {f"{name}_{i}": plain(v) for i, v in enumerate(value)}
+            facts |= {f"{name}_{i}": plain(v) for i, v in enumerate(value)}
         else:
-            found[name] = plain(value)
-    return found
+            facts[name] = plain(value)
+    return facts
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ def tvm_ffi_source(op: Native, library: Path) -> str:
         signature=signature,
         quoted_signature=quote(signature),
         narrowed=lines(narrowed_steps(op.spec, op.symbol, dtypes=op.dtypes, strided=op.strided, align=op.align)),
-        apart=lines(CallPlan(op.spec).outputs.apart_outputs),
+        disjoint=lines(CallPlan(op.spec).outputs.disjoint_outputs),
     )
 
 
@@ -45,14 +45,14 @@ def narrowed_steps(
     """Checks of what a kernel asks beyond the declaration: its own dtypes, tensors that lie contiguous, aligned."""
     for arg in spec.tensors:
         assert arg.tensor is not None
-        at, found = Place(spec.name, arg.name), list[Step]()
+        at, steps = Place(spec.name, arg.name), list[Step]()
         if dtypes and not arg.tensor.concrete:
-            found.append(Check(DtypeAmong(at, f"kernel {symbol}", dtypes)))
+            steps.append(Check(DtypeAmong(at, f"kernel {symbol}", dtypes)))
         if arg.name not in strided and not arg.contiguous:
-            found.append(Check(Contiguous(at)))
+            steps.append(Check(Contiguous(at)))
         if align > 1:
-            found.append(Check(Aligned(at, align)))
-        yield from around(arg, at, (look_dtype(at), *found)) if arg.optional else found
+            steps.append(Check(Aligned(at, align)))
+        yield from around(arg, at, (look_dtype(at), *steps)) if arg.optional else steps
     for out in spec.outputs if align > 1 else ():
         yield Check(AlignedOutput(Place(spec.name, out.name, role="output"), align))
     yield Check(OnCpu(spec.name))

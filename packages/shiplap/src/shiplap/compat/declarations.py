@@ -100,13 +100,13 @@ def declarations() -> dict[str, Declaration]:
     from torchgen.model import NativeFunction
 
     parsed = parse_native_yaml(str(_packaged() / "native_functions.yaml"), str(_packaged() / "tags.yaml"))
-    found = {}
+    by_name = {}
     for group in get_grouped_native_functions(parsed.native_functions):
         functions = [group] if isinstance(group, NativeFunction) else list(group.functions())
         for f in functions:
             declaration = _declaration(f, None if group is f else group, parsed.backend_indices)
-            found[declaration.name] = declaration
-    return found
+            by_name[declaration.name] = declaration
+    return by_name
 
 
 def _declaration(f: Any, group: Any, indices: Any) -> Declaration:
@@ -190,12 +190,12 @@ def header_rows() -> Iterator[dict[str, str]]:
 
 def registered_schemas() -> dict[str, str]:
     """``base.overload`` → schema as the running dispatcher holds it, for namespace ``aten``."""
-    found = {}
+    by_name = {}
     for schema in torch._C._jit_get_all_schemas():
         if schema.name.startswith("aten::"):
             name = schema.name.removeprefix("aten::")
-            found[f"{name}.{schema.overload_name}" if schema.overload_name else name] = str(schema)
-    return found
+            by_name[f"{name}.{schema.overload_name}" if schema.overload_name else name] = str(schema)
+    return by_name
 
 
 def has_kernel(name: str, key: str = "PrivateUse1") -> bool:

@@ -139,9 +139,9 @@ def _group(fused: Any, makers: dict[Any, Any]) -> Group:
     kind = "template" if fused.is_template() else "extern" if all(p.is_extern() for p in parts) else "generated"
     writes = tuple(dict.fromkeys(name for p in parts for name in p.get_buffer_names()))
     reads = frozenset(d.name for p in parts for d in p.read_writes.reads) - set(writes)
-    found = tuple(_origin(o, kind) for o in sorted(inside, key=lambda o: order.get(o, len(order))))
+    named = tuple(_origin(o, kind) for o in sorted(inside, key=lambda o: order.get(o, len(order))))
     reduces = any(p.is_reduction() for p in parts)
-    return Group(tuple(p.get_name() for p in parts), kind, reduces, found, reads, writes)
+    return Group(tuple(p.get_name() for p in parts), kind, reduces, named, reads, writes)
 
 
 def _origin(node: Any, kind: str) -> Origin:

@@ -90,9 +90,9 @@ def static(size: Any) -> int:
 
 def realize(node: Any) -> Any:
     """The node as a buffer (or a view of one) with strides that no longer change."""
-    found = ir.ExternKernel.realize_input(node)
-    found.freeze_layout()
-    return found
+    realized = ir.ExternKernel.realize_input(node)
+    realized.freeze_layout()
+    return realized
 
 
 def shared(nodes: Sequence[Any]) -> str:
@@ -176,8 +176,8 @@ def add_table(table: Tensor, name: str) -> Any:
 
 def extern(overload: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """An opaque call of the op."""
-    found = lowering.fallback_handler(overload, add_to_fallback_set=False)(*args, **kwargs)
-    return found
+    lowered = lowering.fallback_handler(overload, add_to_fallback_set=False)(*args, **kwargs)
+    return lowered
 
 
 def trace(fn: Callable[..., Any], values: Sequence[Any]) -> torch.fx.GraphModule:

@@ -61,8 +61,8 @@ def hint(size: Any) -> int:
     """The number that a size is, or was in the call that is compiled for; 0 where only the data knows."""
     if isinstance(size, int):
         return size
-    found = size.node.hint
-    return int(found) if found is not None else 0
+    value = size.node.hint
+    return int(value) if value is not None else 0
 
 
 def carry_over(new: Node, old: Node) -> None:

@@ -80,8 +80,8 @@ def _packet(name: str) -> Any:
 def _overloads(packet: Any) -> tuple[Any, ...]:
     """Those that are called from Python, with the fewest arguments first; dims have no names in compiled code."""
     names = packet.overloads() if packet is not None else ()
-    found = [o for o in (getattr(packet, n) for n in names if "out" not in n) if "Dimname" not in str(o._schema)]
-    return tuple(sorted(found, key=lambda o: len(o._schema.arguments)))
+    overloads = [o for o in (getattr(packet, n) for n in names if "out" not in n) if "Dimname" not in str(o._schema)]
+    return tuple(sorted(overloads, key=lambda o: len(o._schema.arguments)))
 
 
 @cache

@@ -27,12 +27,12 @@ __all__ = [
     "PLACES",
     "Captured",
     "Pass",
-    "apart",
     "autocasts",
     "capture",
     "compile_with",
     "current",
     "installed",
+    "preserving_state",
     "uncast",
 ]
 
@@ -88,12 +88,12 @@ def installed(make: Callable[[str, Any], Pass]) -> Iterator[None]:
     context that found it has left; it is for ``make`` to see that it does nothing in other threads. What somebody put
     in its stead meanwhile stays.
     """
-    found = {level: _enter(place, level, make) for level, place in PLACES.items()}
+    handles = {level: _enter(place, level, make) for level, place in PLACES.items()}
     try:
         yield
     finally:
         for level, place in PLACES.items():
-            _leave(place, found[level])
+            _leave(place, handles[level])
 
 
 def _enter(place: str, level: str, make: Callable[[str, Any], Pass]) -> Pass:
@@ -153,7 +153,7 @@ def uncast() -> Iterator[None]:
 
 
 @contextmanager
-def apart() -> Iterator[None]:
+def preserving_state() -> Iterator[None]:
     """Leave torch's counters, and its stack of events, as they were: also inside of another compilation, whose fake
     tensors are not ours. One thread at a time, by the lock that a compilation holds: with one of ours, two threads
     that came from either side would wait for each other."""
@@ -220,7 +220,7 @@ def capture(fn: Callable[..., Any], tensors: Sequence[torch.Tensor], level: str,
 
     options: dict[str, Any] = dict.fromkeys(PLACES.values())
     options |= {PLACES[level]: _Uncached(stop, str), PLACES["pre-grad"]: Pass(note, lambda: "capture")}
-    with apart(), suppress(_Stop), warnings.catch_warnings():
+    with preserving_state(), suppress(_Stop), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         own = [t.detach().requires_grad_(t.requires_grad) for t in tensors]  # marks stay on a tensor
         for t in own if dynamic else ():
@@ -237,10 +237,10 @@ def _role(node: Node) -> int | str:
     """Dynamo names what it lifts after where it found it: ``L_tensors_0_`` is the first of ours."""
     if isinstance(node_value(node), torch.SymInt):
         return "size"
-    found = re.fullmatch(r"L_tensors_(\d+)_", str(node.target))
-    if found is None:
+    match = re.fullmatch(r"L_tensors_(\d+)_", str(node.target))
+    if match is None:
         raise ValueError(f"it uses a tensor that is no argument: {node.target}")
-    return int(found[1])
+    return int(match[1])
 
 
 def _of_its_own(fn: Callable[..., Any]) -> Callable[..., Any]:

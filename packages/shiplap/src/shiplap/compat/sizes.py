@@ -52,9 +52,9 @@ class Sizes:
 
     def bind(self, pattern: Any, actual: Any) -> bool:
         """Let a size of the pattern stand for a size of the graph; False if it stands for another one already."""
-        expr, found = _expr(pattern), _expr(actual)
+        expr, value = _expr(pattern), _expr(actual)
         if expr.is_Symbol and expr not in self._known:
-            self._known[expr] = found
+            self._known[expr] = value
         return self.same(pattern, actual)
 
     def same(self, pattern: Any, actual: Any) -> bool:

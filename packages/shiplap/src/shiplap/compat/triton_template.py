@@ -40,9 +40,9 @@ class _Kernel(TritonTemplateKernel):
 def narrow(code: str, bounded: frozenset[str]) -> str:
     """``code`` with the loads of single rows or columns unspread, for indices that are ``bounded``."""
 
-    def one(found: re.Match[str]) -> str:
-        pointer, index = found.groups()
-        return f"tl.load({pointer} + ({index}), {index}_mask" if index in bounded else found[0]
+    def one(match: re.Match[str]) -> str:
+        pointer, index = match.groups()
+        return f"tl.load({pointer} + ({index}), {index}_mask" if index in bounded else match[0]
 
     return SPREAD.sub(one, code)
 
@@ -71,12 +71,12 @@ def choice(
         template.kernel_type = type("Kernel", (_Kernel,), {"bounded": bounded})
     options: dict[str, Any] = {"num_stages": 2, "num_warps": 4}
     options |= {k: _Quoted(v) if isinstance(v, str) else v for k, v in config.items()}
-    found: list[Any] = []
+    choices: list[Any] = []
     problem = template.maybe_append_choice(
-        found, input_nodes=tuple(inputs), layout=layout, call_sizes=list(sizes), **options
+        choices, input_nodes=tuple(inputs), layout=layout, call_sizes=list(sizes), **options
     )
     if problem is not None:
         raise problem
-    if not found:
+    if not choices:
         raise NotImplementedError("a size of zero")
-    return found[0]
+    return choices[0]

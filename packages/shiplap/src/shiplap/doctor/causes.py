@@ -259,9 +259,9 @@ def call_at(place: Place, cause: str) -> ast.expr | None:
     signs = _TELLING.get(cause)
     if signs is None:
         return _innermost(calls)
-    found = (call for sign in signs for call in calls if re.search(sign, ast.unparse(call.func)))
+    matching = (call for sign in signs for call in calls if re.search(sign, ast.unparse(call.func)))
     subscripts = (n for n in on_line if isinstance(n, ast.Subscript)) if cause in ("item", "shape") else iter(())
-    return next(found, None) or next(subscripts, None)
+    return next(matching, None) or next(subscripts, None)
 
 
 def _innermost(calls: list[ast.Call]) -> ast.Call | None:

@@ -23,8 +23,8 @@ class Place:
     @property
     def short(self) -> str:
         """The file from its package on, as the reader knows it: ``transformers/models/x.py:123``."""
-        _, found, rest = self.file.rpartition(f"/{self.package}/") if self.package else ("", "", "")
-        return f"{self.package}/{rest}:{self.line}" if found else str(self)
+        _, package, rest = self.file.rpartition(f"/{self.package}/") if self.package else ("", "", "")
+        return f"{self.package}/{rest}:{self.line}" if package else str(self)
 
 
 @dataclass(frozen=True)
@@ -134,8 +134,8 @@ class Diagnosis:
         """One line."""
         if not self.compiled:
             return "nothing was compiled: no call of a torch.compile'd function was seen"
-        again, skips = sum(r.times for r in self.recompiles), sum(s.times for s in self.skips)
-        parts = [_count(len(self.breaks), "graph break"), _count(again, "recompile")]
+        recompiled, skips = sum(r.times for r in self.recompiles), sum(s.times for s in self.skips)
+        parts = [_count(len(self.breaks), "graph break"), _count(recompiled, "recompile")]
         parts += [_count(skips, "CUDA graph skip")] if skips else []
         where = f"{_count(self.compiled, 'compiled function')}, {_count(self.graphs, 'graph')}"
         processes = f", {self.processes} processes" if self.processes > 1 else ""

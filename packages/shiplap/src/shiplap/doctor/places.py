@@ -80,23 +80,23 @@ def statement(p: Place) -> ast.stmt | None:
     tree = _parsed(p.file)
     if tree is None:
         return None
-    found = None
+    innermost = None
     for node in ast.walk(tree):  # breadth first: the last that covers the line is the innermost
         if isinstance(node, ast.stmt) and node.lineno <= p.line <= (node.end_lineno or node.lineno):
-            found = node
-    return found
+            innermost = node
+    return innermost
 
 
 @cache
 def definition(file: str, line: int) -> int:
     """The line on which the function around ``line`` is defined, below its decorators; ``line`` itself outside one."""
-    tree, found = _parsed(file), line
+    tree, start = _parsed(file), line
     for node in ast.walk(tree) if tree else ():
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
             if first <= line <= (node.end_lineno or node.lineno):
-                found = node.lineno
-    return found
+                start = node.lineno
+    return start
 
 
 @cache

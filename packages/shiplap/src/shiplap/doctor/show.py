@@ -21,28 +21,28 @@ if TYPE_CHECKING:
 __all__ = ["diagnosis_html", "diagnosis_json", "print_diagnosis"]
 
 
-def diagnosis_json(found: Diagnosis, facts: Mapping[str, str]) -> dict[str, object]:
+def diagnosis_json(diagnosis: Diagnosis, facts: Mapping[str, str]) -> dict[str, object]:
     """One JSON-ready object: facts, the diagnosis field by field, its summary and the titles of the causes."""
-    value = asdict(found) | {"ok": found.ok, "summary": found.summary}
+    value = asdict(diagnosis) | {"ok": diagnosis.ok, "summary": diagnosis.summary}
     for row in value["breaks"]:
         row["title"] = CAUSES[row["cause"]].title
     return {"facts": dict(facts), **json.loads(json.dumps(value))}
 
 
-def diagnosis_html(found: Diagnosis, facts: Mapping[str, str]) -> str:
+def diagnosis_html(diagnosis: Diagnosis, facts: Mapping[str, str]) -> str:
     """One page that needs nothing else."""
     return render_html(
         "diagnosis.html.jinja",
         package="shiplap.doctor",
         title="shiplap doctor",
         facts=facts,
-        found=found,
-        groups=_by_cause(found.breaks),
+        found=diagnosis,
+        groups=_by_cause(diagnosis.breaks),
         causes=CAUSES,
         varied=VARIED,
         near=near,
         seen=seen,
-        again=again,
+        recompile_cost=recompile_cost,
         entry=registry.by_id,
         show=show,
     )
@@ -78,35 +78,35 @@ def seen(b: Break) -> str:
     return f"{what}, seen {b.times}x, {b.seconds:.2f} s of compilation"
 
 
-def again(r: Recompile) -> str:
+def recompile_cost(r: Recompile) -> str:
     """What a recompile cost, in words."""
     values = f"; values {', '.join(r.values)}" if r.values else ""
     limit = "; torch has stopped compiling it" if r.limit else ""
     return f"{r.times}x, {r.seconds:.2f} s of compilation{values}{limit}"
 
 
-def print_diagnosis(found: Diagnosis, console: Console | None = None) -> None:
+def print_diagnosis(diagnosis: Diagnosis, console: Console | None = None) -> None:
     """A ranked table, then each break and recompile with its code, its remedy and torch's own words."""
     from rich.console import Console
     from rich.text import Text
 
     console = console or Console(highlight=False)
-    if found.breaks:
-        console.print(_table(found.breaks), "")
-    for number, b in enumerate(found.breaks, 1):
+    if diagnosis.breaks:
+        console.print(_table(diagnosis.breaks), "")
+    for number, b in enumerate(diagnosis.breaks, 1):
         _print_break(number, b, console)
-    for r in found.recompiles:
+    for r in diagnosis.recompiles:
         _print_recompile(r, console)
-    for s in found.skips:
+    for s in diagnosis.skips:
         at = f" at {show(s.place)}" if s.place else ""
         console.print(Text(f"CUDA graph skipped {s.times}x{at}: {s.reason}", "bold"), soft_wrap=True)
         _row(console, "fix", s.fix, "green")
         console.print()
-    if found.error:
-        console.print(Text(f"it ended with {found.error}", "red"), soft_wrap=True)
-    elif found.exit_code:
-        console.print(Text(f"the program ended with exit status {found.exit_code}", "red"))
-    console.print(Text(found.summary, "bold green" if found.ok else "bold"), soft_wrap=True)
+    if diagnosis.error:
+        console.print(Text(f"it ended with {diagnosis.error}", "red"), soft_wrap=True)
+    elif diagnosis.exit_code:
+        console.print(Text(f"the program ended with exit status {diagnosis.exit_code}", "red"))
+    console.print(Text(diagnosis.summary, "bold green" if diagnosis.ok else "bold"), soft_wrap=True)
 
 
 def _table(breaks: Sequence[Break]) -> object:
@@ -167,7 +167,7 @@ def _print_recompile(r: Recompile, console: Console) -> None:
     title = Text(f"recompiled: {show(r.place)}", "bold").append(f"  {r.place.function}", "bold red")
     console.print(title, soft_wrap=True)
     _row(console, "cause", f"{VARIED[r.cause].title}: {r.subject}")
-    _row(console, "cost", again(r))
+    _row(console, "cost", recompile_cost(r))
     _row(console, "torch", r.guard)
     _row(console, "fix", r.fix, "green")
     if r.example:

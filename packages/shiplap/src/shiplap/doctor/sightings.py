@@ -67,14 +67,14 @@ class Sighting:
 
 def compilations(trace: Trace) -> list[Compilation]:
     """What was compiled; backward graphs are part of their function's entry, not entries of their own."""
-    found: list[Compilation] = []
+    compiled: list[Compilation] = []
     for event in trace.of("compilation_metrics"):
         m = event.data
         frame, _, version = str(m.get("compile_id") or "").rpartition("/")
         if not version or m.get("is_runtime") or (m.get("co_name") is None and m.get("fail_type") is None):
             continue
-        known = next((c for c in found if c.frame == (event.process, frame)), None)  # past the limit it has no name
-        found.append(
+        known = next((c for c in compiled if c.frame == (event.process, frame)), None)  # past the limit it has no name
+        compiled.append(
             Compilation(
                 event.process,
                 f"{frame}/{version}",
@@ -85,7 +85,7 @@ def compilations(trace: Trace) -> list[Compilation]:
                 m,
             )
         )
-    return found
+    return compiled
 
 
 def sightings(trace: Trace, compiled: list[Compilation]) -> Iterator[Sighting]:
@@ -106,14 +106,14 @@ def _key(event: Event) -> tuple[int, str]:
 
 def _logged(event: Event, seconds: float) -> Sighting:
     text = event.payload
-    found = _STACK.search(text)
-    tail = text[found.end() :] if found else ""
+    match = _STACK.search(text)
+    tail = text[match.end() :] if match else ""
     cut = _TRACEBACK.search(tail)
     stack = frames(tail[: cut.start()] if cut else tail)
     at = _AT.search(text)
     if at and not (stack and (stack[-1].file, stack[-1].line) == (at[1], int(at[2]))):
         stack.append(place(at[1], int(at[2])))
-    head = text[: found.start()] if found else text
+    head = text[: match.start()] if match else text
     return Sighting(parse_message(head or text), tuple(stack), event.process, event.compile_id, seconds)
 
 

@@ -55,17 +55,17 @@ def of_function(fn: Callable[..., Any], where: str) -> list[Signature]:
         annotated = None
     if annotated is not None and any(p.annotation is not p.empty for p in annotated.parameters.values()):
         return [parse(f"{name}{_spell(annotated)}", where)]
-    found = [parse(line, where) for line in _documented(name, inspect.getdoc(fn) or "")]
-    if not found and annotated is not None and _tells(annotated):
-        found = [parse(f"{name}{_spell(annotated)}", where)]
-    if not found:
+    signatures = [parse(line, where) for line in _documented(name, inspect.getdoc(fn) or "")]
+    if not signatures and annotated is not None and _tells(annotated):
+        signatures = [parse(f"{name}{_spell(annotated)}", where)]
+    if not signatures:
         raise error(
             "SL604",
             where=where,
             got="no annotations, and no signature in the docstring",
             expected=f"{name}(x: torch.Tensor, ...) -> torch.Tensor",
         )
-    return found
+    return signatures
 
 
 def _tells(signature: inspect.Signature) -> bool:

@@ -16,20 +16,20 @@ register(
     [
         (
             "SL501",
-            "nothing to audit",
-            "The target names no declared op.",
+            "the target names no declared op",
+            "An audit works on ops that are declared with sl.op or sl.adopt.",
             "pass module:op, a file that declares ops, or namespace::name of a declared op",
         ),
         (
             "SL502",
             "no samples can be generated",
-            "Sizes or values could not be derived from the declaration.",
+            "Shiplap could not derive sizes or values for test inputs from the declaration.",
             "declare a builder with @op.samples: fn(rng, sizes, dtype, device) -> all arguments",
         ),
         (
             "SL503",
-            "no such check",
-            "Checks are named by their file in shiplap/audit/checks.",
+            "no check has this name",
+            "The name of a check is the name of its file in shiplap/audit/checks.",
             "use names that shiplap.audit.CHECKS lists",
         ),
     ],

@@ -78,11 +78,11 @@ def error(
     return made
 
 
-_said: set[str] = set()
+_announced: set[str] = set()
 
 
 def notice(key: str, message: str) -> None:
     """Warn once per process about ``key``: every slow or narrow path says so, none repeats itself."""
-    if key not in _said:
-        _said.add(key)
+    if key not in _announced:
+        _announced.add(key)
         warnings.warn(message, ShiplapNotice, stacklevel=3)

@@ -16,105 +16,128 @@ register(
     [
         (
             "SL101",
-            "op name",
-            "Torch ops live in a namespace; both parts must be identifiers.",
+            "the op name is not valid",
+            (
+                "A torch op is called namespace::name. Both parts must be Python identifiers, and the namespace "
+                "must not belong to torch."
+            ),
             'write @sl.op("namespace::name")',
         ),
         (
             "SL102",
-            "unannotated argument",
-            "The schema, checks and fake are derived from annotations.",
-            'annotate it, for example x: Float[Tensor, "n c"] or stride: int = 1',
+            "an argument has no usable annotation",
+            "Shiplap derives the op's schema, its argument checks and its fake implementation from the annotations.",
+            'annotate the argument, for example x: Float[Tensor, "n c"] or stride: int = 1',
         ),
         (
             "SL103",
-            "type that a torch schema cannot express",
-            "An op's arguments cross the dispatcher as tensors, ints, floats, bools, strings and lists of them.",
-            "split it: pass its fields as separate int, float, bool, str, list or tensor arguments",
+            "a torch schema cannot express this argument",
+            (
+                "The arguments of an op cross the dispatcher as tensors, ints, floats, bools, strings and lists of "
+                "these."
+            ),
+            "split the argument: pass its fields as separate int, float, bool, str, list or tensor arguments",
         ),
         (
             "SL104",
-            "output dim that nothing determines",
-            "A fake tensor needs the size of every output.",
-            'give dims={"m": "<expression>"} if it is computable, bounds={"m": "<expression>"} if data decide it',
+            "the size of an output dim is not determined",
+            (
+                "A fake tensor needs the size of every output, so each output dim must come from an input, an "
+                "expression or a bound."
+            ),
+            (
+                'give dims={"m": "<expression>"} if the size is computable, bounds={"m": "<expression>"} if it '
+                "depends on data"
+            ),
         ),
         (
             "SL105",
-            "dim expression",
-            "Expressions are evaluated on symbolic sizes, so the language is small.",
+            "a dim expression is not valid",
+            "Shiplap evaluates dim expressions on symbolic sizes, where only a small set of operations is possible.",
             "use names of dims and int arguments with + - * // %, comparisons, len prod min max cdiv gcd pow2ceil",
         ),
         (
             "SL106",
-            "output dtype that nothing determines",
-            "A dtype class such as Float takes its dtype from an input.",
-            "use a concrete class (Float32, Int64, ...) or one that an input also uses",
+            "the dtype of an output is not determined",
+            (
+                "A dtype class such as Float stands for several dtypes, and an output takes the one of an input "
+                "with the same class."
+            ),
+            "use a concrete class (Float32, Int64, ...) or a class that an input also uses",
         ),
         (
             "SL107",
-            "mutated argument",
-            "mutates= lists tensor arguments by name; such an op returns fresh tensors only.",
+            "mutates= lists an argument that cannot be mutated",
+            "An entry of mutates= must be the name of a tensor argument.",
             "name a tensor argument of the signature",
         ),
         (
             "SL108",
-            "op name already taken",
-            "Two different functions declare the same op.",
-            "rename one of them; re-running the same definition is fine",
+            "the op name is already taken",
+            "Two different functions declare an op of the same name.",
+            "rename one of the two ops; running the same definition again is allowed",
         ),
         (
             "SL109",
-            "return annotation",
-            "Outputs are allocated from it.",
-            'annotate "-> Float[Tensor, \\"n co\\"]", a tuple of those, or "-> None" with mutates=',
+            "the return annotation does not describe the outputs",
+            "Shiplap allocates the outputs from the return annotation.",
+            'annotate "-> Float[Tensor, \\"n co\\"]", a tuple of such tensors, or "-> None" with mutates=',
         ),
         (
             "SL110",
-            "backward",
-            "The gradient's contract names arguments of the op.",
-            "return a dict {argument name: gradient}; saves= lists names of arguments or outputs",
+            "the backward does not fit the op",
+            "A backward names the tensors that it saves and returns one gradient for each argument that it names.",
+            "return a dict {argument name: gradient}; list names of arguments or outputs in saves=",
         ),
-        ("SL111", "no tensor argument", "The device of the outputs is taken from an input.", "add a tensor argument"),
+        (
+            "SL111",
+            "the op has no tensor argument",
+            "Shiplap takes the device of the outputs from a tensor argument.",
+            "add a tensor argument",
+        ),
         (
             "SL112",
-            "autocast rule",
-            "A rule says which dtype the floating inputs get under torch.autocast.",
+            "the autocast rule is not known",
+            "The rule says which dtype the floating-point inputs get under torch.autocast.",
             "use 'widest', 'autocast', 'float32' or None",
         ),
         (
             "SL113",
-            "declaration not finished",
-            "A draft of 'shiplap init' knows names and types, not sizes or writes.",
+            "the declaration is not finished",
+            (
+                "A draft of 'shiplap init' has the names and types of an op. Sizes and mutated arguments are left "
+                "to its author."
+            ),
             "work through the lines marked FILL, then write sl.op (or sl.adopt) in place of unfinished",
         ),
         (
             "SL114",
-            "template cannot be used",
-            "Inductor fills one output of a kernel source with fused neighbours.",
+            "the template cannot be used",
+            "Inductor fuses neighbouring operations into the single output that a template writes.",
             "correct the template's declaration",
         ),
         (
             "SL115",
-            "bucket rule",
-            "Calls of one bucket share a tuned choice; a rule names dims and scalars of the op.",
+            "the bucket rule does not fit the op",
+            "Calls of one bucket share a tuned choice. A bucket rule names free dims and scalars of the op.",
             'call op.buckets("pow2", k="exact") with names of its free dims and scalars',
         ),
         (
             "SL116",
-            "kernel config",
+            "the kernel configs are not valid",
             "A config gives a value to each compile-time parameter of a kernel.",
             'give configs=[{"BLOCK": 64}, ...] with names that are keywords of the kernel',
         ),
         (
             "SL117",
-            "dim along which calls are joined",
-            "Calls are joined by concatenating what has that dim.",
-            "name a dim that arguments and all outputs have as one of their sizes",
+            "calls cannot be joined along this dim",
+            "Calls are joined by concatenating every tensor that has the dim.",
+            "name a dim that is one whole axis of an argument and of every output",
         ),
         (
             "SL118",
-            "tolerance without a reason",
-            "A kernel that may differ from its reference by more than rounding does so for a stated reason.",
+            "the tolerance has no number or no reason",
+            "A kernel may differ from its reference by more than rounding only for a stated reason.",
             'give tolerance=(1e-3, "tanh stands for erf")',
         ),
     ],

@@ -16,14 +16,14 @@ register(
     [
         (
             "SL701",
-            "program cannot be started",
-            "The doctor runs it as the shell would.",
+            "the program cannot be started",
+            "The doctor starts the program as a shell would.",
             "check the path: shiplap doctor -- python script.py",
         ),
         (
             "SL702",
             "nothing was compiled",
-            "Graph breaks are seen while torch compiles a function that is called.",
+            "The doctor sees graph breaks only while torch.compile compiles a function that is called.",
             "call the torch.compile'd function in the program; unset TORCH_COMPILE_DISABLE and TORCHDYNAMO_DISABLE",
         ),
     ],

@@ -16,40 +16,51 @@ register(
     [
         (
             "SL401",
-            "kernel library not found",
-            "The C ABI kernel is bound by path.",
-            "build it (make install), or set SHIPLAP_LIBRARY_PATH to its directory",
+            "the kernel library cannot be loaded",
+            "A C ABI kernel lives in a shared library, which shiplap opens by its path.",
+            "build the library (make install), or set SHIPLAP_LIBRARY_PATH to its directory",
         ),
-        ("SL402", "symbol not in the library", "Library and declaration differ in age.", "rebuild the library"),
+        (
+            "SL402",
+            "the library does not contain the symbol",
+            "The library is older or newer than the declaration that names the symbol.",
+            "rebuild the library",
+        ),
         (
             "SL403",
-            "library built for another declaration",
-            "Calling it would misread arguments.",
+            "the library was built for another declaration",
+            "A kernel built from another declaration would misread its arguments.",
             "regenerate the header with 'shiplap header', then rebuild the library",
         ),
         (
             "SL404",
-            "declaration has no C form",
-            "The C ABI carries tensors, optional tensors and scalars.",
+            "the declaration has no equivalent in C",
+            "The C ABI carries tensors, optional tensors and scalars, and C++ can evaluate only some checks.",
             "split the argument, or bind a Python launcher instead",
         ),
         (
             "SL405",
-            "no native binding",
-            "It is compiled on your machine; until it is there the Python binding serves.",
-            "install a C++20 compiler or set CXX; SHIPLAP_NATIVE=0 asks for none",
+            "the native binding cannot be used",
+            (
+                "The native binding is compiled on your machine. Until it is available, calls go through the "
+                "slower Python binding."
+            ),
+            "install a C++20 compiler or set CXX; set SHIPLAP_NATIVE=0 to keep the Python binding",
         ),
         (
             "SL406",
-            "cache directory that is not private",
-            "What lies in it is loaded as code.",
-            "set SHIPLAP_CACHE_DIR to a directory of your own; remove what others could write, with all it holds",
+            "the cache directory is not private",
+            "Files in the cache directory are loaded as code, so only you may be able to write to it.",
+            (
+                "set SHIPLAP_CACHE_DIR to a directory of your own, and delete a directory that other users could "
+                "write to"
+            ),
         ),
         (
             "SL407",
-            "no tvm-ffi",
+            "tvm-ffi is not installed",
             "Exporting a kernel through tvm-ffi needs its headers and its library.",
-            "pip install 'shiplap[tvm-ffi]'",
+            "install it: pip install 'shiplap[tvm-ffi]'",
         ),
     ],
 )

@@ -1,22 +1,15 @@
-"""What a distribution of kernels may use beside ``shiplap`` itself; documented in ``docs/extend.md``, and kept stable.
+"""The interface for packages of kernels, beside ``shiplap`` itself. It is documented in ``docs/extend.md`` and stable.
 
-This module has what nearly every family needs and what costs nothing to import: errors, the Triton launcher, where
-libraries lie. The rest is in one module per subject, each imported by whoever needs it:
+This module has what nearly every family needs and imports quickly: errors, the Triton launcher, the locations of
+libraries. Each of the following modules covers one subject and is imported by the families that need it:
 
-``shiplap.extend.compiling``
-    counts of graphs, breaks and recompiles, and which sizes vary.
-``shiplap.extend.installed``
-    the families that are installed.
-``shiplap.extend.rewriting``
-    what rewrites are made of.
-``shiplap.extend.timing``
-    times of functions taken in turn, and a progress bar.
-``shiplap.extend.tuning``
-    choices among configs that a vendor's library lists.
-``shiplap.extend.verbs``
-    what a verb of the command line prints, writes and refuses.
+``shiplap.extend.compiling`` counts of graphs, breaks and recompiles, and declarations of sizes that vary.
+``shiplap.extend.installed`` the families that are installed. ``shiplap.extend.rewriting`` the parts of rewrites.
+``shiplap.extend.timing`` times of functions that run in turn, and a progress bar. ``shiplap.extend.tuning`` choices
+among configs that a vendor's library lists. ``shiplap.extend.verbs`` printing, writing and refusing for verbs of the
+command line.
 
-A family that needs more than this has found a gap in the interface: it is closed here, not by an import from within.
+A family that needs more has found a gap in this interface. Please report the gap instead of importing internals.
 """
 
 from shiplap.bind import Launcher, triton_launcher

@@ -1,5 +1,7 @@
-"""What Dynamo did in this process: ``compile_counts()`` after ``reset_compiler()``. And which sizes vary from call to
-call, said before the first one: ``mark_dynamic``. What a graph asserts each time it runs: ``assert_in_graph``.
+"""Control and observe Dynamo in this process.
+
+``compile_counts()`` counts what was compiled since ``reset_compiler()``. ``mark_dynamic`` declares, before the first
+call, which sizes vary from call to call. ``assert_in_graph`` adds a check that the graph makes each time it runs.
 """
 
 from shiplap.compat import CompileCounts, compile_counts, mark_dynamic, reset_compiler

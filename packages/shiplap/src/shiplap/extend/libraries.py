@@ -12,18 +12,19 @@ __all__ = ["find_library", "library_folder"]
 
 
 def find_library(path: str | os.PathLike[str]) -> Path:
-    """The file of a kernel library: of its name in ``SHIPLAP_LIBRARY_PATH``, else ``path`` itself.
+    """The path of a kernel library: a file of its name in ``SHIPLAP_LIBRARY_PATH`` if there is one, else ``path``
+    itself.
 
-    ``sl.cabi`` looks there by itself. A family that opens a library on its own, with ctypes say, asks this function, so
-    that a user's setting holds for it as well.
+    ``sl.cabi`` calls this function. A family that opens a library on its own, for example with ctypes, calls it as
+    well, so that the user's setting applies.
 
     Raises:
-        ShiplapError: SL401 when neither is there.
+        ShiplapError: SL401 when neither file exists.
     """
     return locate(path)
 
 
 def library_folder() -> Path | None:
-    """The folder that ``SHIPLAP_LIBRARY_PATH`` names, in which libraries of vendors are looked for first, too."""
+    """The folder that ``SHIPLAP_LIBRARY_PATH`` names. Libraries of vendors are looked for in this folder first."""
     named = settings().library_path
     return Path(named).absolute() if named else None

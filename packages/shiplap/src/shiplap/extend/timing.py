@@ -1,4 +1,4 @@
-"""Times that are worth comparing: functions take turns on the device's own clock; and a bar for whoever waits."""
+"""Comparable times: functions run in turn and are timed with the device's own clock. Also a progress bar."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ LEAST, MOST = 5, 25  # samples of each function
 
 
 def progress_bar(wanted: bool | None = None) -> AbstractContextManager[Callable[[str, int, int], None]]:
-    """A bar on stderr, by default when that is a terminal: within the context call it ``(what, done, total)``.
+    """A progress bar on stderr, by default when stderr is a terminal. The context yields ``report(what, done, total)``.
 
-    Nothing stays of the bar on the screen. Without one the function does nothing.
+    The bar is removed at the end. Without a bar the function does nothing.
     """
     from shiplap.selection.engine import shown
 
@@ -31,11 +31,11 @@ def progress_bar(wanted: bool | None = None) -> AbstractContextManager[Callable[
 def time_in_turn(
     runs: Mapping[str, Callable[[], tuple[Tensor, ...]]], *, device: str, seconds: float
 ) -> dict[str, float]:
-    """The median seconds of one call of each of ``runs``.
+    """The median time of one call of each of ``runs``, in seconds.
 
-    The functions are called in turn until ``seconds`` are spent, each five times at least: what else the machine does
-    hits them alike, and none is given up for a sample that was disturbed. On CUDA a function is captured into a graph
-    where that is possible, and the L2 cache is flushed before each call.
+    The functions run in turn until ``seconds`` are spent, each at least five times, so that other load on the machine
+    affects all of them alike. On CUDA a function is captured into a graph where that is possible, and the L2 cache is
+    flushed before each call.
     """
     clock = clock_for(device)
     ready = {name: clock.ready(run) for name, run in runs.items()}

@@ -1,9 +1,8 @@
-"""Choices among configs that no declaration can list, since a vendor's library has others for each size.
+"""Choices among configs that a declaration cannot list, since a vendor's library offers different ones for each size.
 
 The configs of most kernels are written beside their declaration, and ``sl.tune`` chooses among them. A library such as
-cuSPARSELt numbers its algorithms for each problem: a :class:`ConfigSource` asks it. What is chosen is an ordinary
-choice of the op (``Choice``), which ``shiplap freeze`` writes and no call ever looks for. ``Value`` is what a parameter
-of a kernel may be.
+cuSPARSELt numbers its algorithms for each problem, and a :class:`ConfigSource` asks the library for them. The result is
+an ordinary choice of the op (``Choice``), which ``shiplap freeze`` writes. ``Value`` is the type of a kernel parameter.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ from shiplap.op import Op
 from shiplap.op.config import Config
 from shiplap.selection.candidate import Candidate, KernelCandidate, ReferenceCandidate, Refused, Run
 from shiplap.selection.choice import Choice
-from shiplap.selection.decide import Options, choose
 from shiplap.selection.engine import recipe_for
 from shiplap.selection.inputs import Inputs
 from shiplap.selection.isolate import Isolation
+from shiplap.selection.selector import Options, select
 
 __all__ = ["Choice", "ConfigSource", "Value"]
 
@@ -44,15 +43,15 @@ class ConfigSource(ABC):
 
     @abstractmethod
     def configs(self, op: Op, device: torch.device, sizes: Mapping[str, Any]) -> Iterable[Mapping[str, Value]]:
-        """Configs to try for a call of these sizes and scalars, the one that runs untuned first.
+        """The configs to try for a call of these sizes and scalars. The config that runs untuned comes first.
 
-        The same sizes have to give the same configs in every process.
+        The same sizes must give the same configs in every process.
         """
 
     def refusal(self, op: Op, config: Mapping[str, Value], args: tuple[Any, ...]) -> str:
-        """Why the kernel with ``config`` does not take ``args``, or empty; what has to be prepared once is done here.
+        """The reason why the kernel cannot run ``args`` with ``config``, or an empty text.
 
-        A config that is refused is left out of the race, and nobody calls it wrong.
+        One-time preparations belong here. A refused config is left out of the measurement and not reported as wrong.
         """
         return ""
 
@@ -63,19 +62,20 @@ class ConfigSource(ABC):
         *,
         device: str,
         seconds: float = 20.0,
-        again: bool = False,
+        remeasure: bool = False,
     ) -> list[Choice]:
-        """Choose for each of ``samples`` (sizes and scalars by name), and put the choices into force.
+        """Choose a config for each of ``samples`` (sizes and scalars by name), and use the choices in this process.
 
         Args:
-            device: where candidates run.
-            seconds: for one choice; ``again`` measures what is in the store, too.
+            device: the device on which candidates run.
+            seconds: the time budget of one choice.
+            remeasure: measure what the store has, too.
         """
-        options = Options(seconds=seconds, again=again)
+        options = Options(seconds=seconds, remeasure=remeasure)
         with Isolation() as isolation:
             bench = isolation.bench(f"{self.home}.candidates")
             return [
-                choose(
+                select(
                     op,
                     recipe_for(op, sample),
                     device=device,

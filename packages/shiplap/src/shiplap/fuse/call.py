@@ -1,4 +1,4 @@
-"""One call of an op as Inductor sees it: buffers by argument name, sizes as expressions and as the numbers at hand."""
+"""One call of an op in Inductor: buffers by argument name, and sizes both as expressions and as numbers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Call:
     _scratch: dict[str, Tensor] = field(default_factory=dict, repr=False)
 
     def scratch(self, name: str, make: Callable[..., Tensor], *args: Any) -> Tensor:
-        """Memory that all candidates of this call use in turn, made at the first request."""
+        """Memory that is made at the first request. All candidates of this call use it in turn."""
         if name not in self._scratch:
             self._scratch[name] = make(*args)
         return self._scratch[name]
@@ -75,12 +75,12 @@ class Call:
 
     @cached_property
     def hints(self) -> dict[str, Any]:
-        """``env`` as plain numbers: those of the call that is being compiled."""
+        """``env`` with the numbers of the call that is being compiled."""
         return {k: _plain(v) for k, v in self.env.items()}
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
-        """Of the output, as plain numbers."""
+        """The shape of the output, as numbers."""
         return tuple(lowering.hint(s) for s in self.output.shape)
 
     @property
@@ -89,33 +89,33 @@ class Call:
 
     @property
     def constants(self) -> dict[str, Any]:
-        """What a template may know at compile time: ``HAS_BIAS``, ``STRIDE_0``, each scalar in capitals."""
+        """The compile-time values that a template may use: ``HAS_BIAS``, ``STRIDE_0``, each scalar in capitals."""
         return constants(self.op.spec, self.values, lambda v: lowering.static(v) if isinstance(v, torch.SymInt) else v)
 
     def facts(self, buffers: Mapping[str, Any]) -> dict[str, int]:
-        """``K_ALIGN``: a power of two that divides the size for certain; ``A_INNER``: the axis with stride 1, or -1."""
-        found = {f"{k.upper()}_ALIGN": lowering.alignment(v) for k, v in self.env.items() if _is_size(v)}
-        return found | {f"{name.upper()}_INNER": lowering.inner_axis(node) for name, node in buffers.items()}
+        """``K_ALIGN`` is a power of two that always divides the size. ``A_INNER`` is the axis with stride 1, or -1."""
+        alignments = {f"{k.upper()}_ALIGN": lowering.alignment(v) for k, v in self.env.items() if _is_size(v)}
+        return alignments | {f"{name.upper()}_INNER": lowering.inner_axis(node) for name, node in buffers.items()}
 
     def buffers(self, template: Template) -> dict[str, Any]:
         """The input buffers in schema order, then the template's tables, laid out as the template wants them."""
-        wanted, found = dict(template.innermost), {}
+        wanted, layouts = dict(template.innermost), {}
         for arg, node in zip(self.op.spec.args, self.args, strict=True):
             if arg.tensor is None or node is None:
                 continue
             if arg.name in wanted:
                 dim = [d.text for d in arg.tensor.dims].index(wanted[arg.name])
                 node = lowering.innermost(node, dim - len(arg.tensor.dims) if arg.tensor.variadic else dim)
-            found[arg.name] = lowering.realize(node)
+            layouts[arg.name] = lowering.realize(node)
         sizes = {k: _static(v) for k, v in self.env.items()} if template.tables else {}
         for name, build in template.tables:
             table = build(sizes).to(self.device)
-            found[name] = lowering.realize(lowering.add_table(table, f"{self.op.spec.opname}_{template.name}_{name}"))
-        return found
+            layouts[name] = lowering.realize(lowering.add_table(table, f"{self.op.spec.opname}_{template.name}_{name}"))
+        return layouts
 
     @property
     def recipe(self) -> Recipe:
-        """A sample of these sizes, scalars and dtypes."""
+        """The recipe of a sample with these sizes, scalars and dtypes."""
         spec, hints = self.op.spec, self.hints
         dims = {
             d.text for a in spec.tensors if a.tensor for d in a.tensor.dims if d.kind in ("name", "any", "variadic")
@@ -133,11 +133,11 @@ class Call:
 
     def _layouts(self) -> dict[str, str]:
         """Names of the layouts that we know and arguments have."""
-        found = {}
+        layouts = {}
         for name, value in self.tensors.items():
             sizes, strides = ([lowering.hint(s) for s in of] for of in (value.shape, value.stride()))
-            found[name] = layout_name(torch.empty_strided(sizes, strides, dtype=value.dtype, device="meta"))
-        return {name: layout for name, layout in found.items() if layout}
+            layouts[name] = layout_name(torch.empty_strided(sizes, strides, dtype=value.dtype, device="meta"))
+        return {name: layout for name, layout in layouts.items() if layout}
 
 
 def _is_size(value: Any) -> bool:

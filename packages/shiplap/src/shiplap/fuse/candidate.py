@@ -1,4 +1,4 @@
-"""A template with a config, rendered for one call: it can run on tensors of its own, and become a node of the graph."""
+"""A template with a config, rendered for one call. It can run on tensors of its own, or become a node of the graph."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ Memory = tuple[tuple[int, ...], tuple[int, ...], int]  # sizes, strides, offset 
 
 @dataclass
 class TemplateCandidate(Candidate):
-    """``config`` of ``template`` for ``call``. Rendered while its graph is lowered; after that it runs on its own."""
+    """``config`` of ``template`` for ``call``. It is rendered while Inductor lowers the graph, and can be run
+    afterwards.
+    """
 
     call: Call
     template: Template
@@ -47,33 +49,27 @@ class TemplateCandidate(Candidate):
         return f"{self.template.name}({self.config})" if self.config.items else self.template.name
 
     def refuses(self) -> str:
-        """Empty, or why the template does not take this call."""
+        """The reason why the template cannot be used for this call, or an empty text."""
         supports = self.template.supports
         verdict = True if supports is None else supports(self.call.hints, self.call.dtypes, self.config.as_dict())
         return "" if verdict is True else (verdict or "supports() returned False")
 
     def render(self) -> Any:
-        """The choice in Inductor's terms; raises what rendering raises."""
+        """The candidate as an Inductor choice. Raises the error of a failed rendering."""
         if self._choice is None:
             buffers = self.call.buffers(self.template)
             self._slots = tuple((name, lowering.memory(node)) for name, node in buffers.items())
-            self._choice = _render(self.call, self.template, self.config, buffers, self.planes)
+            self._choice = _render(self.call, self.template, self.config, buffers, self.split_k)
         return self._choice
 
     def precompile(self, args: tuple[Any, ...]) -> None:
-        """Compile the kernel alone; in any thread, once it has been rendered."""
+        """Compile the kernel alone, after it has been rendered. Any thread may do so."""
         self.render().precompile()
 
     def prepare(self, args: tuple[Any, ...]) -> Callable[[], tuple[Tensor, ...]]:
-        """Compile the kernel alone; what is returned runs it on ``args`` into a poisoned output.
-
-        The candidates of one call share their inputs and their output: the last ``prepare`` of any of them filled them.
-
-        Raises:
-            Exception: whatever the compiler of the kernel raises.
-        """
+        """Compile the kernel alone, and return a function that runs it on ``args`` into a poisoned output."""
         choice = self.render()
-        inputs, out = self._inputs(args), self.call.scratch(f"out {self.planes}", _output, self.call, self.planes)
+        inputs, out = self._inputs(args), self.call.scratch(f"out {self.split_k}", _output, self.call, self.split_k)
         _poison(out)
         if self._run is None:
             choice.precompile()
@@ -82,7 +78,7 @@ class TemplateCandidate(Candidate):
 
         def call(_alive: list[Tensor] = inputs) -> tuple[Tensor, ...]:  # a C++ kernel was given their addresses only
             lowering.launch(run)
-            return (_sum(self.call, out) if self.planes > 1 else out,)
+            return (_sum(self.call, out) if self.split_k > 1 else out,)
 
         return call
 
@@ -90,47 +86,47 @@ class TemplateCandidate(Candidate):
         """Memory with the strides of the buffers that the kernel was rendered for, filled with ``args``."""
         given = {a.name: v for a, v in zip(self.call.op.spec.args, args, strict=True) if isinstance(v, Tensor)}
         tables = dict(self.template.tables)
-        found = []
+        tensors = []
         for name, memory in self._slots:
             value = given[name] if name in given else tables[name](self.call.hints).to(self.call.device)
             flat = self.call.scratch(f"{name} {memory}", _room, memory, value)
             if value.numel():
                 flat.as_strided(*memory).copy_(value)
-            found.append(flat)
-        return found
+            tensors.append(flat)
+        return tensors
 
     def node(self, fusion: bool = True) -> Any:
         """The kernel as the lowered result; with ``fusion``, Inductor may put neighbours into it, if that pays.
 
-        Planes are added up by a pointwise operation behind the kernel: that is then what neighbours fuse with.
+        A pointwise operation after the kernel adds partial sums. Inductor then fuses neighbours into that operation.
         """
         pays = self.template.fuses is None or self.template.fuses(self.call.hints)
         node = lowering.choice_node(self.render(), fusion and pays)
-        if self.planes == 1:
+        if self.split_k == 1:
             return node
-        planes = lowering.fake((self.planes, *self.call.output.shape), torch.float32, self.call.device)
-        return lowering.inline(lowering.trace(lambda p: _sum(self.call, p), [planes]), [node])
+        partial_sums = lowering.fake((self.split_k, *self.call.output.shape), torch.float32, self.call.device)
+        return lowering.inline(lowering.trace(lambda p: _sum(self.call, p), [partial_sums]), [node])
 
     @cached_property
-    def planes(self) -> int:
-        """Into how many summands the kernel cuts the output."""
-        declared = self.template.planes
+    def split_k(self) -> int:
+        """The split-K factor: the number of partial sums that the kernel stores."""
+        declared = self.template.split_k
         if declared is None:
             return 1
         return int(declared(Fixed(self.call.env), self.config.as_dict()))
 
 
 def candidates(call: Call) -> tuple[list[TemplateCandidate], dict[str, str]]:
-    """Candidates of the op's templates for this call, and the reasons of those that do not take it."""
-    found, refused = [], {}
+    """The candidates of the op's templates for this call, and a reason for each template that cannot be used."""
+    valid, refused = [], {}
     for template in call.op.templates.get(call.device.type, ()):
         for config in template.candidates(call.hints):
             candidate = TemplateCandidate(call, template, Config.of(config))
             if reason := candidate.refuses():
                 refused[candidate.label] = reason
             else:
-                found.append(candidate)
-    return found, refused
+                valid.append(candidate)
+    return valid, refused
 
 
 class Fixed(Mapping[str, Any]):
@@ -150,14 +146,14 @@ class Fixed(Mapping[str, Any]):
         return len(self.env)
 
 
-def _sum(call: Call, planes: Tensor) -> Tensor:
-    return planes.sum(0).to(call.output.dtype)
+def _sum(call: Call, partial_sums: Tensor) -> Tensor:
+    return partial_sums.sum(0).to(call.output.dtype)
 
 
-def _render(call: Call, template: Template, config: Config, buffers: dict[str, Any], planes: int) -> Any:
+def _render(call: Call, template: Template, config: Config, buffers: dict[str, Any], split_k: int) -> Any:
     layout = lowering.fixed_layout(call.output)
-    if planes > 1:
-        layout = lowering.fixed_layout(lowering.fake((planes, *call.output.shape), torch.float32, call.device))
+    if split_k > 1:
+        layout = lowering.fixed_layout(lowering.fake((split_k, *call.output.shape), torch.float32, call.device))
     if shared := lowering.shared(list(buffers.values())):
         raise NotImplementedError(f"two arguments are views of buffer {shared}")
     name = f"{call.op.spec.namespace}_{call.op.spec.opname}_{template.name}"
@@ -177,7 +173,7 @@ def _render(call: Call, template: Template, config: Config, buffers: dict[str, A
         **call.constants,
         **call.facts(buffers),
         "ALLOW_TF32": torch.backends.cuda.matmul.allow_tf32,
-        **({"PLANES": planes} if template.planes else {}),
+        **({"SPLIT_K": split_k} if template.split_k else {}),
         **config.as_dict(),
     }
     return triton_template.choice(unique, source, grid, expressions, list(buffers.values()), layout, constants)
@@ -195,9 +191,9 @@ def _grid(template: Template, names: tuple[str, ...]) -> Callable[..., tuple[Any
     return grid
 
 
-def _output(call: Call, planes: int) -> Tensor:
-    if planes > 1:
-        return torch.empty((planes, *call.shape), dtype=torch.float32, device=call.device)
+def _output(call: Call, split_k: int) -> Tensor:
+    if split_k > 1:
+        return torch.empty((split_k, *call.shape), dtype=torch.float32, device=call.device)
     return torch.empty(call.shape, dtype=call.output.dtype, device=call.device)
 
 

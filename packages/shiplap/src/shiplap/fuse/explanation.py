@@ -1,4 +1,4 @@
-"""``explain``: what a compiled function consists of, which candidates its templates had, and what was not fused."""
+"""``explain``: the kernels of a compiled function, the candidates of its templates, and what was not fused."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from shiplap.compat import reset_compiler
 from shiplap.errors import error
-from shiplap.fuse.decide import Decision, watch
+from shiplap.fuse.choice import FusionChoice, watch
 from shiplap.op import registry
 
 if TYPE_CHECKING:
@@ -41,10 +41,7 @@ SILENT = "Inductor gave no reason"
 
 @dataclass(frozen=True)
 class Neighbour:
-    """A kernel that reads what a template wrote, or the reverse, and is a kernel of its own.
-
-    ``side`` is ``"before"`` or ``"after"`` the template, ``reason`` in Inductor's words, ``meaning`` in ours.
-    """
+    """A separate kernel that reads the output of a template, or writes an input of it."""
 
     kernel: str
     operators: tuple[str, ...]
@@ -63,7 +60,7 @@ class Kernel:
         operators: declared ops (``ns::name``) and ATen operators inside, in graph order, each once.
         nodes: nodes of the traced graph inside. ``where``: lines of source that they come from.
         graph: number of the compiled graph.
-        decisions: for each declared op with templates inside, how its candidate was chosen.
+        fusion_choices: for each declared op with templates inside, how its candidate was chosen.
         unfused: neighbours of a template that stayed outside, and why.
     """
 
@@ -73,7 +70,7 @@ class Kernel:
     nodes: tuple[str, ...]
     where: tuple[str, ...]
     graph: int = 0
-    decisions: tuple[Decision, ...] = ()
+    fusion_choices: tuple[FusionChoice, ...] = ()
     unfused: tuple[Neighbour, ...] = ()
 
 
@@ -81,12 +78,12 @@ class Kernel:
 class Explanation:
     """A function as it was compiled. ``source`` holds the generated code, one text a graph.
 
-    ``decisions`` are all that were made, also those of calls that no kernel is left of.
+    ``fusion_choices`` are all that were made, also those of calls that no kernel is left of.
     """
 
     target: str
     kernels: tuple[Kernel, ...]
-    decisions: tuple[Decision, ...]
+    fusion_choices: tuple[FusionChoice, ...]
     source: tuple[str, ...]
 
     @property
@@ -96,7 +93,7 @@ class Explanation:
     @property
     def ok(self) -> bool:
         """Whether no candidate was wrong or broken."""
-        return not any(v.status in ("wrong", "broken", "dropped") for d in self.decisions for v in d.verdicts)
+        return not any(v.status in ("wrong", "broken", "dropped") for d in self.fusion_choices for v in d.verdicts)
 
     @property
     def summary(self) -> str:
@@ -107,30 +104,13 @@ class Explanation:
 
 
 def explain(fn: Callable[..., Any], *args: Any, **options: Any) -> Explanation:
-    """Compile ``fn`` for ``args``, run it once, and say what became of it.
-
-    The compilation is fresh: no cache is read or written, and code compiled before in this process is forgotten. Where
-    arguments require gradients it is the forward graph that is explained.
-
-    Args:
-        fn: a function or module, not compiled.
-        args: what it is called with.
-        options: of ``torch.compile``: ``mode="max-autotune"``, ``dynamic=True``, ``options={...}``.
-
-    Raises:
-        ShiplapError: SL702 when nothing of ``fn`` was compiled.
-
-    Example:
-        >>> import torch, shiplap as sl
-        >>> print(sl.explain(lambda x: torch.relu(x + 1), torch.ones(8)).summary)
-        1 kernel in 1 graph: 1 generated
-    """
+    """Compile ``fn`` for ``args``, run it once, and describe the kernels."""
     from shiplap.compat.explain import observe
 
     fn = getattr(fn, "_torchdynamo_orig_callable", fn)
     target = getattr(fn, "__qualname__", type(fn).__name__)
     reset_compiler()
-    made: list[tuple[int, Decision]] = []
+    made: list[tuple[int, FusionChoice]] = []
     with observe() as graphs, watch(lambda d: made.append((len(graphs), d))):
         try:
             torch.compile(fn, **options)(*args)
@@ -148,7 +128,7 @@ def explain(fn: Callable[..., Any], *args: Any, **options: Any) -> Explanation:
     return Explanation(target, kernels, tuple(d for _, d in made), tuple(g.code for g in graphs))
 
 
-def _kernels(number: int, graph: Graph, made: Sequence[Decision]) -> Iterator[Kernel]:
+def _kernels(number: int, graph: Graph, made: Sequence[FusionChoice]) -> Iterator[Kernel]:
     groups = graph.named()
     for group in groups:
         nodes = tuple(o.node for o in group.origins)
@@ -195,11 +175,11 @@ def _neighbours(graph: Graph, groups: Sequence[Group], template: Group) -> Itera
 
 def _reason(graph: Graph, first: Group, second: Group) -> str:
     """Inductor's last word on fusing any part of the one with any part of the other, in the order in which they run."""
-    found = ""
+    logged = ""
     for (a, b), reason in graph.refused.items():
         if _parts(a) <= set(first.ops) and _parts(b) <= set(second.ops):
-            found = reason
-    return found
+            logged = reason
+    return logged
 
 
 def _parts(name: str) -> set[str]:

@@ -1,4 +1,6 @@
-"""Template candidates in the worker process of ``tune``: rendered by a compilation of the op alone, run there."""
+"""Template candidates in the worker process of ``tune``: a compilation of the op alone renders them, the worker runs
+them.
+"""
 
 from __future__ import annotations
 
@@ -19,19 +21,19 @@ __all__ = ["collect", "provide"]
 _collected: ContextVar[list[Any] | None] = ContextVar("shiplap_collected_candidates", default=None)
 
 
-def collect(call: Call, found: Sequence[TemplateCandidate]) -> bool:
-    """Hand the candidates of a call to :func:`provide`, if that is who compiles; the call then takes the floor."""
+def collect(call: Call, candidates: Sequence[TemplateCandidate]) -> bool:
+    """Hand the candidates of a call to :func:`provide`, if that is who compiles; the call then uses the fallback."""
     listed = _collected.get()
     if listed is None:
         return False
     from shiplap.fuse.select import rendered
 
-    listed += rendered(call, found)
+    listed += rendered(call, candidates)
     return True
 
 
 def provide(op: Op, drawn: Inputs) -> Sequence[Candidate]:
-    """The floor and every template candidate for calls like ``drawn``, ready to be verified and raced."""
+    """The fallback and every template candidate for calls like ``drawn``, ready to be verified and raced."""
     from shiplap.compat import lowering
     from shiplap.referee.run import split
 

@@ -1,6 +1,6 @@
 """The one lowering of every op that has templates: call → verified candidates → choice → node of the graph.
 
-A candidate that was not proven is never submitted, whoever proposes it; what is left when none is proven is the floor:
+A candidate that was not proven is never submitted, whoever proposes it; if no candidate is proven, the fallback runs:
 the op's own kernel as an opaque call, or the reference inlined, for Inductor to fuse as it does any PyTorch code.
 """
 
@@ -13,7 +13,7 @@ from shiplap.compat import lowering
 from shiplap.errors import notice
 from shiplap.fuse.call import Call
 from shiplap.fuse.candidate import TemplateCandidate, candidates
-from shiplap.fuse.decide import Decision, Verdict, remember
+from shiplap.fuse.choice import FusionChoice, Verdict, remember
 from shiplap.fuse.isolated import collect
 from shiplap.fuse.prove import prove
 from shiplap.fuse.select import Selection, blocked, forced, known, measure
@@ -26,70 +26,72 @@ __all__ = ["lower"]
 
 
 def lower(op: Op, overload: Any, *args: Any, **kwargs: Any) -> Any:
-    """Lower one call of ``op``."""
+    """Lower one call of ``op`` to a node of the graph."""
     call = Call.bind(op, args, kwargs)
     wanted = forced(op.spec.name)  # a trial of a candidate that has been proven
     if wanted is None:
-        choice = _choose(call)
+        choice = _select(call)
         wanted = choice.chosen
         remember(choice)
     if wanted == REFERENCE:
-        return floor(call, overload, args, kwargs)
-    found, _ = candidates(call)
-    return next(c for c in found if c.label == wanted).node(in_force(op).fusion)
+        return fallback(call, overload, args, kwargs)
+    valid, _ = candidates(call)
+    return next(c for c in valid if c.label == wanted).node(in_force(op).fusion)
 
 
-def _choose(call: Call) -> Decision:
+def _select(call: Call) -> FusionChoice:
     """The candidate for a call, by what was stored, by measurement if the user asked for it, or the first proven."""
     switch = in_force(call.op)
     if not switch.templates:
-        return _decision(call, REFERENCE, "templates are switched off", [])
-    found, refused = candidates(call)
+        return _fusion_choice(call, REFERENCE, "templates are switched off", [])
+    valid, refused = candidates(call)
     verdicts = [Verdict(name, "refused", why) for name, why in refused.items()]
-    found = [c for c in found if switch.only in c.label]
-    if not found:
-        return _decision(call, REFERENCE, "no template takes this call", verdicts)
-    if collect(call, found):
-        return _decision(call, REFERENCE, "candidates were collected", verdicts)
+    valid = [c for c in valid if switch.only in c.label]
+    if not valid:
+        return _fusion_choice(call, REFERENCE, "no template takes this call", verdicts)
+    if collect(call, valid):
+        return _fusion_choice(call, REFERENCE, "candidates were collected", verdicts)
     if switch.only:
-        return _first_proven(call, found, verdicts, f"only {switch.only!r} may be chosen")
+        return _first_proven(call, valid, verdicts, f"only {switch.only!r} may be chosen")
     selection = Selection.of(call)
     if (choice := known(selection)) is not None:
-        return _stored(call, found, verdicts, choice)
+        return _stored(call, valid, verdicts, choice)
     if not lowering.autotuning():
-        return _by_default(call, found, verdicts, "the first candidate that is proven; mode='max-autotune' measures")
+        return _by_default(call, valid, verdicts, "the first candidate that is proven; mode='max-autotune' measures")
     if choices.frozen or (why := blocked()):
-        return _by_default(call, found, verdicts, f"not measured: {'choices are frozen' if choices.frozen else why}")
-    choice, measured = measure(selection, found)
-    return _decision(call, choice.label, choice.reason, [*measured, *verdicts])
+        return _by_default(call, valid, verdicts, f"not measured: {'choices are frozen' if choices.frozen else why}")
+    choice, measured = measure(selection, valid)
+    return _fusion_choice(call, choice.label, choice.reason, [*measured, *verdicts])
 
 
-def _stored(call: Call, found: list[TemplateCandidate], verdicts: list[Verdict], choice: Choice) -> Decision:
+def _stored(call: Call, valid: list[TemplateCandidate], verdicts: list[Verdict], choice: Choice) -> FusionChoice:
     """A stored choice was verified when it was measured, of this very source on this machine."""
-    if choice.label == REFERENCE or any(c.label == choice.label for c in found):
-        return _decision(call, choice.label, f"stored: {choice.reason}", verdicts)
-    return _by_default(call, found, verdicts, f"the stored choice {choice.label} does not take this call")
+    if choice.label == REFERENCE or any(c.label == choice.label for c in valid):
+        return _fusion_choice(call, choice.label, f"stored: {choice.reason}", verdicts)
+    return _by_default(call, valid, verdicts, f"the stored choice {choice.label} does not take this call")
 
 
-def _by_default(call: Call, found: list[TemplateCandidate], verdicts: list[Verdict], reason: str) -> Decision:
+def _by_default(call: Call, valid: list[TemplateCandidate], verdicts: list[Verdict], reason: str) -> FusionChoice:
     """The choice where nothing is measured."""
-    taken = [c for c in found if c.template.default]
+    taken = [c for c in valid if c.template.default]
     if not taken:
-        return _decision(call, REFERENCE, "templates are chosen by measurement only: mode='max-autotune'", verdicts)
+        return _fusion_choice(
+            call, REFERENCE, "templates are chosen by measurement only: mode='max-autotune'", verdicts
+        )
     return _first_proven(call, taken, verdicts, reason)
 
 
-def _first_proven(call: Call, found: list[TemplateCandidate], verdicts: list[Verdict], reason: str) -> Decision:
-    for candidate in found:
+def _first_proven(call: Call, valid: list[TemplateCandidate], verdicts: list[Verdict], reason: str) -> FusionChoice:
+    for candidate in valid:
         verdicts.append(prove(candidate))
         if verdicts[-1].status == "ok":
-            return _decision(call, candidate.label, reason, verdicts)
+            return _fusion_choice(call, candidate.label, reason, verdicts)
         _warn(call.op, verdicts[-1])
-    return _decision(call, REFERENCE, "no template is proven for this call", verdicts)
+    return _fusion_choice(call, REFERENCE, "no template is proven for this call", verdicts)
 
 
-def floor(call: Call, overload: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """What is always right: the op's own kernel, called as a whole, or the reference, inlined."""
+def fallback(call: Call, overload: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """The node of an op without a template: a call of its own kernel, or its reference traced into the graph."""
     if call.op.own(call.device.type):  # a template that runs by itself is what was refused here
         return lowering.extern(overload, args, dict(kwargs))
     try:
@@ -106,8 +108,8 @@ def _warn(op: Op, verdict: Verdict) -> None:
     )
 
 
-def _decision(call: Call, chosen: str, reason: str, verdicts: list[Verdict]) -> Decision:
+def _fusion_choice(call: Call, chosen: str, reason: str, verdicts: list[Verdict]) -> FusionChoice:
     sizes = ", ".join(f"{k}={v}" for k, v in call.hints.items())
     dtypes = ", ".join(f"{k} {str(v).removeprefix('torch.')}" for k, v in call.dtypes.items())
     node = lowering.current_node().name
-    return Decision(call.op.spec.name, node, sizes, dtypes, chosen, reason, tuple(verdicts))
+    return FusionChoice(call.op.spec.name, node, sizes, dtypes, chosen, reason, tuple(verdicts))

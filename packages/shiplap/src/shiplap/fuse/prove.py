@@ -1,4 +1,4 @@
-"""A candidate against the reference, on samples of the very call being compiled, before anybody may choose it."""
+"""Verify a candidate against the reference, on samples with the sizes of the call that is being compiled."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from shiplap.fuse.call import Call
 from shiplap.fuse.candidate import TemplateCandidate
-from shiplap.fuse.decide import Verdict
+from shiplap.fuse.choice import Verdict
 from shiplap.referee.case import Case
 from shiplap.referee.compare import close, reduction
 from shiplap.referee.run import last_line, needs_builder, reference, reference64

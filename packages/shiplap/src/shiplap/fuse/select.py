@@ -1,8 +1,4 @@
-"""Choose by measurement: all candidates alone, then the best of them and the floor with the neighbours they fuse.
-
-A kernel that loses by itself may win with its epilogue inside, and the other way round: so the last word is a race of
-graphs compiled as they will run. What was chosen is stored, keyed by the op, the machine and what surrounds the call.
-"""
+"""Select by measurement: first each candidate alone, then the best and the fallback together with fused neighbours."""
 
 from __future__ import annotations
 
@@ -22,7 +18,7 @@ from torch import Tensor
 from shiplap.compat import in_backward, lowering
 from shiplap.fuse.call import Call
 from shiplap.fuse.candidate import TemplateCandidate
-from shiplap.fuse.decide import Verdict
+from shiplap.fuse.choice import Verdict
 from shiplap.fuse.surroundings import Surroundings
 from shiplap.op.choices import REFERENCE
 from shiplap.op.config import NO_CONFIG, Config
@@ -30,13 +26,13 @@ from shiplap.referee.run import outputs
 from shiplap.selection.bench import Bench, LocalBench
 from shiplap.selection.candidate import Candidate, label
 from shiplap.selection.choice import Choice, show_time
-from shiplap.selection.decide import Options, Task, stored
 from shiplap.selection.engine import shown
 from shiplap.selection.inputs import Inputs, inputs
 from shiplap.selection.isolate import Isolation
 from shiplap.selection.key import Key, key_for
 from shiplap.selection.measure import Plan, Timing, clock_for, race
 from shiplap.selection.search import Ranking, search
+from shiplap.selection.selector import Options, Task, stored
 from shiplap.selection.store import Store
 
 __all__ = ["Selection", "forced", "known", "measure", "trial"]
@@ -64,8 +60,8 @@ def trial(op: str, candidate: str) -> Iterator[None]:
 
 
 @dataclass
-class FloorCandidate(Candidate):
-    """What Inductor makes of the reference, or the op's own kernel."""
+class FallbackCandidate(Candidate):
+    """The op without a template: its own kernel, or the code that Inductor generates from its reference."""
 
     call: Call
     kernel: str = REFERENCE
@@ -98,7 +94,7 @@ def _laid(tensor: Tensor, sizes: tuple[int, ...], strides: tuple[int, ...]) -> T
 
 @dataclass(frozen=True)
 class Selection:
-    """What to ask the store about one call, and what to measure for it."""
+    """The store key of one call, and the parts to measure for it."""
 
     call: Call
     surroundings: Surroundings
@@ -120,7 +116,7 @@ def known(selection: Selection, store: Store | None = None) -> Choice | None:
 
 
 def blocked() -> str:
-    """Why nothing may be measured now, or empty."""
+    """The reason why a measurement is not allowed now, or an empty text."""
     if in_backward():
         return "a backward pass is waiting"
     if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
@@ -129,16 +125,16 @@ def blocked() -> str:
 
 
 def measure(
-    selection: Selection, found: Sequence[TemplateCandidate], store: Store | None = None
+    selection: Selection, candidates: Sequence[TemplateCandidate], store: Store | None = None
 ) -> tuple[Choice, list[Verdict]]:
-    """Verify and race ``found`` and the floor; the choice is stored. With it, what became of each candidate."""
+    """Verify and time the fallback and ``candidates``; store the choice, and return it with a verdict per candidate."""
     call = selection.call
-    listed = rendered(call, found)
+    listed = rendered(call, candidates)
     task = Task(call.op, selection.inputs, selection.key, listed, Options(seconds=SECONDS))
     bench = _bench(task, call)
     with torch.no_grad(), shown(None) as report:
         ranking = search(call.op, listed, bench, selection.inputs, SECONDS, report, Plan(seconds=4.0))
-        choice, raced = _decide(selection, listed, ranking, isinstance(bench, LocalBench))
+        choice, raced = _select(selection, listed, ranking, isinstance(bench, LocalBench))
     (store or Store()).put(selection.key, choice.value())
     return choice, _verdicts(selection, listed, ranking, raced)
 
@@ -155,9 +151,9 @@ def _verdicts(selection: Selection, listed: list[Any], ranking: Ranking, raced: 
     ]
 
 
-def rendered(call: Call, found: Sequence[TemplateCandidate]) -> list[Any]:
-    """The floor and ``found``, rendered here; what fails says so when it is verified."""
-    listed: list[Any] = [FloorCandidate(call), *found]
+def rendered(call: Call, candidates: Sequence[TemplateCandidate]) -> list[Any]:
+    """The fallback and ``candidates``, rendered here. Verification reports a candidate whose rendering fails."""
+    listed: list[Any] = [FallbackCandidate(call), *candidates]
     for candidate in listed:  # needs the graph at hand, which is this thread's
         with suppress(Exception):
             candidate.render()
@@ -173,13 +169,13 @@ def _bench(task: Task, call: Call) -> Bench:
     named = dict(task.inputs.recipe.layouts)
     known = all(name in named or t.is_contiguous() for name, t in call.tensors.items())
     if call.static and known:
-        found: Bench = _isolation.bench("shiplap.fuse.isolated:provide")(task)
-        if not isinstance(found, LocalBench):
-            return found
+        bench: Bench = _isolation.bench("shiplap.fuse.isolated:provide")(task)
+        if not isinstance(bench, LocalBench):
+            return bench
     return LocalBench(task.inputs, task.candidates)
 
 
-def _decide(selection: Selection, listed: list[Any], ranking: Ranking, here: bool) -> tuple[Choice, dict[int, Timing]]:
+def _select(selection: Selection, listed: list[Any], ranking: Ranking, here: bool) -> tuple[Choice, dict[int, Timing]]:
     """The choice, and the times of the candidates that were raced with their surroundings."""
     order, alone = ranking.order, ranking.timings
     near = [i for i in order if alone[i].median <= NEAR * alone[order[0]].median][:FINALISTS]
@@ -221,9 +217,9 @@ def _decide(selection: Selection, listed: list[Any], ranking: Ranking, here: boo
 
 def _reason(listed: list[Any], ranked: list[int], times: dict[int, float], how: str, ranking: Ranking) -> str:
     if not times:
-        return "the floor: no template could be run"
+        return "the fallback: no template could be run"
     best = ranked[0]
-    against = f", floor {show_time(times[0])}" if 0 in times and best != 0 else ""
+    against = f", fallback {show_time(times[0])}" if 0 in times and best != 0 else ""
     other = next((i for i in ranked[1:] if i != 0), None)
     behind = f", next {label(listed[other])} {show_time(times[other])}" if other is not None else ""
     wrong = sum(f.verdict == "fail" for f in ranking.findings)

@@ -1,4 +1,4 @@
-"""An explanation as text and JSON. Two views of one value; nothing is worked out here."""
+"""An explanation as text and as JSON."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shiplap.fuse.decide import Decision, Verdict
+from shiplap.fuse.choice import FusionChoice, Verdict
 from shiplap.fuse.explanation import Explanation, Kernel
 
 if TYPE_CHECKING:
@@ -19,30 +19,30 @@ __all__ = ["explanation_json", "print_explanation"]
 STYLES = {"ok": "green", "wrong": "red", "broken": "red", "dropped": "red", "refused": "dim"}
 
 
-def explanation_json(found: Explanation, facts: Mapping[str, str], source: bool = False) -> dict[str, object]:
+def explanation_json(explanation: Explanation, facts: Mapping[str, str], source: bool = False) -> dict[str, object]:
     """One JSON-ready object: facts, the explanation field by field, its summary; the generated code if asked for."""
-    value = asdict(found) | {"ok": found.ok, "summary": found.summary, "graphs": found.graphs}
+    value = asdict(explanation) | {"ok": explanation.ok, "summary": explanation.summary, "graphs": explanation.graphs}
     if not source:
         del value["source"]
     return {"facts": dict(facts), **json.loads(json.dumps(value))}
 
 
-def print_explanation(found: Explanation, console: Console | None = None, source: bool = False) -> None:
-    """Kernel by kernel: what is inside, which candidates there were, what stayed outside and why."""
+def print_explanation(explanation: Explanation, console: Console | None = None, source: bool = False) -> None:
+    """Print each kernel with its operations and candidates, and what was not fused and why."""
     from rich.console import Console
 
     console = console or Console(highlight=False)
     shown: set[int] = set()
-    for number, kernel in enumerate(found.kernels, 1):
-        _print_kernel(number, kernel, console, found.graphs > 1)
-        shown |= {id(d) for d in kernel.decisions}
-    for decision in found.decisions:
-        if id(decision) not in shown:
-            _print_decision(decision, console)
+    for number, kernel in enumerate(explanation.kernels, 1):
+        _print_kernel(number, kernel, console, explanation.graphs > 1)
+        shown |= {id(d) for d in kernel.fusion_choices}
+    for choice in explanation.fusion_choices:
+        if id(choice) not in shown:
+            _print_choice(choice, console)
             console.print()
-    console.print(found.summary, style="bold", markup=False, soft_wrap=True)
+    console.print(explanation.summary, style="bold", markup=False, soft_wrap=True)
     if source:
-        for text in found.source:
+        for text in explanation.source:
             console.print("", text, sep="\n", markup=False, soft_wrap=True)
 
 
@@ -55,8 +55,8 @@ def _print_kernel(number: int, kernel: Kernel, console: Console, several: bool) 
     )
     _row(console, "inside", ", ".join(kernel.operators))
     _row(console, "from", ", ".join(map(_near, kernel.where)))
-    for decision in kernel.decisions:
-        _print_decision(decision, console)
+    for choice in kernel.fusion_choices:
+        _print_choice(choice, console)
     for other in kernel.unfused:
         meaning = f"\n{other.meaning}" if other.meaning else ""
         what = f"{other.kernel} ({', '.join(other.operators)}), which runs {other.side} it"
@@ -64,10 +64,10 @@ def _print_kernel(number: int, kernel: Kernel, console: Console, several: bool) 
     console.print()
 
 
-def _print_decision(decision: Decision, console: Console) -> None:
-    _row(console, "op", f"{decision.op}  {decision.sizes}  {decision.dtypes}")
-    _row(console, "chosen", f"{decision.chosen}: {decision.reason}", "green")
-    for verdict in decision.verdicts:
+def _print_choice(choice: FusionChoice, console: Console) -> None:
+    _row(console, "op", f"{choice.op}  {choice.sizes}  {choice.dtypes}")
+    _row(console, "chosen", f"{choice.chosen}: {choice.reason}", "green")
+    for verdict in choice.verdicts:
         _row(console, verdict.status, _verdict(verdict), STYLES.get(verdict.status, ""))
 
 

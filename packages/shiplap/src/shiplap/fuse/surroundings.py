@@ -1,4 +1,4 @@
-"""What follows a call in the graph and may be fused into its kernel, as a graph of its own to be timed."""
+"""The operations after a call that could be fused into its kernel, as a separate graph that can be timed."""
 
 from __future__ import annotations
 

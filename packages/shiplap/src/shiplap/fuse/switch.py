@@ -1,4 +1,4 @@
-"""Switches per op, for controls: the same program with templates off, or with nothing fused into them."""
+"""Switches for experiments: the same program with templates off, or with nothing fused into them."""
 
 from __future__ import annotations
 

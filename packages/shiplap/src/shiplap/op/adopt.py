@@ -20,8 +20,8 @@ class AdoptedOp(Op[P, R]):
 
     def _register(self) -> None:
         """Find what is registered; change nothing."""
-        found = find_overload(self.spec.namespace, self.spec.opname)
-        if found is None:
+        overload = find_overload(self.spec.namespace, self.spec.opname)
+        if overload is None:
             raise error(
                 "SL501",
                 where=self.spec.name,
@@ -29,8 +29,8 @@ class AdoptedOp(Op[P, R]):
                 expected=f"torch.ops.{self.spec.name}",
                 fix="import the library that registers it first",
             )
-        self.overload = self.raw = found
-        self.separable, self.direct = False, calls.builtin(found)
+        self.overload = self.raw = overload
+        self.separable, self.direct = False, calls.builtin(overload)
 
     def _extend(self, what: str) -> NoReturn:
         raise TypeError(f"{self.spec.name} is adopted: its {what} registered elsewhere; declare it with sl.op instead")

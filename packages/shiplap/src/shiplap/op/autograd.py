@@ -142,11 +142,11 @@ def _make_backward(spec: OpSpec, backward: Backward) -> tuple[_Run, _SetUp]:
                 asked = need if isinstance(need, bool) else any(need)
                 wanted[name] = asked and of.shapes[name] is not None
         grad = grads[0] if single else grads
-        found = backward.gradients(spec, of.shapes, grad, saved, SimpleNamespace(**wanted))
+        gradients = backward.gradients(spec, of.shapes, grad, saved, SimpleNamespace(**wanted))
         # One answer for each argument that the dispatcher left in place; a list, even an empty one, gets a list.
         return tuple(
             [
-                _answer(found.get(arg.name) if wanted.get(arg.name) else None, need)
+                _answer(gradients.get(arg.name) if wanted.get(arg.name) else None, need)
                 for arg, need in zip(spec.args, needed, strict=False)
             ]
         )
@@ -183,8 +183,8 @@ def make_autograd(
 
     def gradients(ctx: Context, *grads: Tensor) -> tuple[Gradient, ...]:
         nest = ctx.shiplap_nest
-        found = run(ctx, _nested(ctx.needs_input_grad[3:], nest), *grads)
-        return (None, None, None, *(found if nest is None else _flat(found)))
+        answers = run(ctx, _nested(ctx.needs_input_grad[3:], nest), *grads)
+        return (None, None, None, *(answers if nest is None else _flat(answers)))
 
     name, members = f"{spec.opname}_backward", {"forward": staticmethod(forward), "backward": staticmethod(gradients)}
     function = transforms.function(name, members)

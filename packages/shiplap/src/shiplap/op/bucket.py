@@ -1,7 +1,7 @@
-"""Buckets: classes of calls that share one choice, by size, dtype and layout.
+"""Buckets: classes of calls that share one choice, by size, dtype and memory layout.
 
-A rule says for each free dim and scalar whether it is rounded up to a power of two (``"pow2"``, what dims do unless
-declared otherwise), kept (``"exact"``, what scalars do) or left out (``"none"``, what float scalars do).
+A rule treats each free dim and scalar in one of three ways. ``"pow2"`` rounds it up to a power of two (the default for
+dims), ``"exact"`` keeps it (the default for integer scalars) and ``"none"`` ignores it (the default for floats).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Key: TypeAlias = tuple[Hashable, ...]  # values of a bucket, then dtypes and lay
 
 @dataclass(frozen=True)
 class Bucket:
-    """Names with their bounds (``n<=4096``) or values (``k==27``); prints as text that reads back."""
+    """Names with their upper bounds (``n<=4096``) or values (``k==27``). The printed text can be parsed again."""
 
     limits: tuple[tuple[str, str, Hashable], ...] = ()
 
@@ -56,10 +56,10 @@ def _limit(node: ast.expr) -> tuple[str, str, Hashable] | None:
     match node:
         case ast.Compare(ast.Name(name), [ast.LtE() | ast.Eq() as sign], [value]):
             try:
-                found = ast.literal_eval(value)
+                limit = ast.literal_eval(value)
             except (TypeError, ValueError, RecursionError):
                 return None
-            return (name, "<=" if isinstance(sign, ast.LtE) else "==", found) if _bounded(found) else None
+            return (name, "<=" if isinstance(sign, ast.LtE) else "==", limit) if _bounded(limit) else None
     return None
 
 
@@ -78,8 +78,9 @@ def _bounded(value: object) -> bool:
 class Rule:
     """How calls of one op fall into buckets.
 
-    ``kinds`` is in declared order; ``classes`` are the dtype classes; ``plain`` are the places of tensor arguments that
-    are no lists, with whether they may be absent.
+    ``kinds`` pairs each free dim or scalar with its kind of bucket ("pow2", "exact", ...), in declared order.
+    ``classes`` are the dtype classes of the op. ``plain`` describes the tensor arguments that are not lists of tensors:
+    each entry is the position of the argument and whether the argument is optional.
     """
 
     kinds: tuple[tuple[str, str], ...]
@@ -89,7 +90,7 @@ class Rule:
 
     @cached_property
     def quick(self) -> Callable[[Binding], Key]:
-        """``quick(call)``: equal for calls with the same device type and :meth:`key`, in a third of the time."""
+        """A function of a call whose result identifies the device type and :meth:`key`, in a third of the time."""
         sizes = [f"_round(e.get({n!r}))" if pow2 else f"_plain(e.get({n!r}))" for n, pow2 in self._get]
         whole = [
             f"(a[{i}] is None or a[{i}].is_contiguous())" if o else f"a[{i}].is_contiguous()" for i, o in self.plain
@@ -114,11 +115,11 @@ class Rule:
         return [(name, kind == "pow2") for name, kind in self.kinds if kind != "none"]
 
     def values(self, env: Env) -> Key:
-        """What tells buckets of one op apart: the values of a bucket, without their names."""
+        """The values of a bucket without their names, which distinguish the buckets of one op."""
         return tuple([_round(env.get(name)) if pow2 else _plain(env.get(name)) for name, pow2 in self._get])
 
     def key(self, call: Binding) -> Key:
-        """Values, dtypes, layout: equal for the calls that share a choice."""
+        """Values, dtypes and layout of a call. The keys of calls that share a choice are equal."""
         return (*self.values(call.env), dtypes_of(self, call), layout_of(call.args))
 
     def text(self, key: Key) -> str:
@@ -142,8 +143,8 @@ def _plain(value: EnvValue) -> Hashable:
 
 def dtypes_of(rule: Rule, call: Binding) -> str:
     """``Float=float16``: the dtype of each dtype class of the call."""
-    found = call.dtypes
-    return ", ".join([f"{c}={str(found[c])[6:]}" for c in rule.classes if c in found])
+    dtypes = call.dtypes
+    return ", ".join([f"{c}={str(dtypes[c])[6:]}" for c in rule.classes if c in dtypes])
 
 
 def layout_of(args: Sequence[Value]) -> str:
@@ -170,19 +171,19 @@ def _order(t: Tensor) -> str:
 
 
 def read_rule(spec: OpSpec, default: str = "pow2", kinds: Mapping[str, str] | None = None) -> Rule:
-    """The rule of ``spec``; SL115 for a name or kind that it does not know."""
+    """The rule of ``spec``. SL115 for a name or kind that is not known."""
     computed = {name for name, _ in spec.dims}
     dims = [d.text for a in spec.tensors if a.tensor for d in a.tensor.dims if d.kind in ("name", "variadic")]
     free = dict.fromkeys(d for d in dims if d not in computed and d != "...")
-    found = dict.fromkeys(free, default) | {a.name: "exact" for a in spec.scalars if "float" not in str(a.scalar)}
-    floats = {a.name: "none" for a in spec.scalars if a.name not in found}
-    found = {**found, **floats}
+    merged = dict.fromkeys(free, default) | {a.name: "exact" for a in spec.scalars if "float" not in str(a.scalar)}
+    floats = {a.name: "none" for a in spec.scalars if a.name not in merged}
+    merged = {**merged, **floats}
     for name, kind in [("the default", default), *(kinds or {}).items()]:
-        if kind not in KINDS or (name not in found and name != "the default"):
-            names = ", ".join(found)
+        if kind not in KINDS or (name not in merged and name != "the default"):
+            names = ", ".join(merged)
             raise error("SL115", where=spec.name, got=f"{name}={kind!r}", expected=f"{'|'.join(KINDS)} for {names}")
     classes = sorted({a.tensor.dtype_class for a in spec.tensors if a.tensor and not a.tensor.concrete})
     tensors = [(i, a) for i, a in enumerate(spec.args) if a.tensor is not None]
     plain = tuple((i, a.optional) for i, a in tensors if not a.many)
     lists = any(a.many for _, a in tensors) or any(a.optional for a in spec.scalars)
-    return Rule(tuple({**found, **(kinds or {})}.items()), tuple(classes), plain, lists)
+    return Rule(tuple({**merged, **(kinds or {})}.items()), tuple(classes), plain, lists)

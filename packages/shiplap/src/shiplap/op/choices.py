@@ -1,7 +1,8 @@
-"""The choices in force in this process: ``Op.pick`` looks a call up here, ``shiplap.tune`` fills it.
+"""The choices in use in this process: ``Op.pick`` looks a call up here, and ``shiplap.tune`` adds entries.
 
-Nothing is measured here. ``active`` is false in a process that tuned, froze and records nothing: then a call pays one
-attribute. An entry names the digest of the op that it was made for; one of another digest is not served.
+Nothing is measured here. ``active`` is False in a process without tuned or frozen choices that records no calls, so
+that a call costs one attribute access. An entry names the digest of the op that it was made for, and is ignored for an
+op with another digest.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from shiplap.errors import error, notice
 from shiplap.op.binding import Binding
 from shiplap.op.bucket import Key
 from shiplap.op.config import NO_CONFIG, Config, Space
-from shiplap.op.kernel import Again, Kernel
+from shiplap.op.kernel import Kernel, Rerun
 from shiplap.op.state import OpState
 from shiplap.settings import settings
 
@@ -35,7 +36,7 @@ __all__ = [
     "tunable",
 ]
 
-Ready: TypeAlias = dict[Hashable, Again]  # calls by all that they depend on: how each is run again
+Ready: TypeAlias = dict[Hashable, Rerun]  # calls by all that they depend on: how each is run again
 REFERENCE = "reference"
 LIMIT = 4096  # calls remembered per op: exact sizes may all differ
 
@@ -52,7 +53,7 @@ class Entry:
 
 
 class Missing:
-    """No entry: the declared default runs."""
+    """No entry: the declared default config runs."""
 
 
 MISSING = Missing()
@@ -60,7 +61,7 @@ _checks: dict[tuple[str, str], Callable[[Config], bool]] = {}  # by device type 
 
 
 class Unproven(Missing):
-    """An entry of a kernel whose configs depend on sizes: each call is asked whether the config is one of its own."""
+    """An entry for a kernel whose configs depend on sizes. Each call checks that the config is valid for its sizes."""
 
     def __init__(self, kernel: Kernel, entry: Entry) -> None:
         self.kernel, self.entry = kernel, entry
@@ -69,12 +70,12 @@ class Unproven(Missing):
     def serving(self, op: OpState, call: Binding) -> Kernel | Missing:
         """The kernel with the config, if that is one for the sizes of ``call``."""
         sizes = tuple([tuple(v) if isinstance(v, list) else v for v in call.env.values()])
-        found = self.known.get(sizes)
-        if found is None:
+        answer = self.known.get(sizes)
+        if answer is None:
             if len(self.known) >= LIMIT:
                 self.known.clear()
-            found = self.known[sizes] = self._prove(op, call)
-        return found
+            answer = self.known[sizes] = self._prove(op, call)
+        return answer
 
     def _prove(self, op: OpState, call: Binding) -> Kernel | Missing:
         space = self.kernel.space
@@ -111,12 +112,12 @@ _looked = False
 
 
 def ready_calls(op: str) -> Ready:
-    """What is kept for calls of ``op`` while neither choices nor ops change; always the same dict."""
+    """The prepared launches of ``op``, always in the same dict. A change of choices or ops clears them."""
     return _ready.setdefault(op, {})
 
 
 def ready() -> None:
-    """Read the environment if that has not been done: at the first call or trace, never at import."""
+    """Read the environment variables, once, at the first call or trace. An import reads nothing."""
     global _looked
     if not _looked:
         _looked = True
@@ -130,13 +131,13 @@ def ready() -> None:
 
 
 def refresh() -> None:
-    """Work out ``active`` after one of the other switches was set."""
+    """Recompute ``active`` after one of the other switches was set."""
     global active
     active = bool(_entries or frozen or observer is not None or not _looked)
 
 
 def install(entries: list[Entry], file: str | None = None) -> None:
-    """Add ``entries``; with ``file`` they replace all others and are fixed (``""``: no longer)."""
+    """Add ``entries``. With ``file`` they replace all other entries and are frozen; ``file=""`` unfreezes."""
     global frozen
     if file is not None:
         frozen = file
@@ -150,9 +151,9 @@ def install(entries: list[Entry], file: str | None = None) -> None:
 
 
 def resolved(op: OpState) -> dict[Key, Kernel | Missing | None]:
-    """The choices for ``op`` that can be served, by ``(device type, *Rule.key)``; None stands for the reference.
+    """The usable choices for ``op``, by ``(device type, *Rule.key)``. None as a value stands for the reference.
 
-    A :class:`Missing` is an entry that only Python can say more about.
+    The value is a :class:`Missing` where only Python can decide about an entry.
     """
     table = _resolved.get(op.spec.name)
     if table is None:
@@ -161,7 +162,7 @@ def resolved(op: OpState) -> dict[Key, Kernel | Missing | None]:
 
 
 def forget() -> None:
-    """Choices or ops have changed: what was resolved may no longer hold."""
+    """Drop everything derived from choices and ops, after one of them has changed."""
     _resolved.clear()
     _memo.clear()
     for calls in _ready.values():
@@ -174,7 +175,7 @@ def entries() -> list[Entry]:
 
 
 def digest() -> str:
-    """What compiled graphs may have been specialised on; empty without choices."""
+    """The digest of the choices that compiled graphs may rely on. Empty without choices."""
     lines = sorted(f"{e.op}|{e.source}|{e.key}|{e.kernel}|{e.config}" for e in entries())
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16] if lines else ""
 
@@ -189,23 +190,23 @@ def find(op: OpState, call: Binding) -> Kernel | Missing | None:
     if memo is None:
         memo = _memo[op.spec.name] = {}
     device, key = call.device.type, op.rule.quick(call)
-    found = memo.get(key, _UNKNOWN)
-    if found is _UNKNOWN:
+    choice = memo.get(key, _UNKNOWN)
+    if choice is _UNKNOWN:
         if len(memo) >= LIMIT:
             memo.clear()
-        found = memo[key] = resolved(op).get((device, *op.rule.key(call)), MISSING)
-    if isinstance(found, Unproven):
-        found = found.serving(op, call)
-    if isinstance(found, Missing):
-        return _absent(op, device, op.rule.key(call)) if frozen and tunable(op, device) else found
-    if found is not None and (reason := found.refuses(call)):
+        choice = memo[key] = resolved(op).get((device, *op.rule.key(call)), MISSING)
+    if isinstance(choice, Unproven):
+        choice = choice.serving(op, call)
+    if isinstance(choice, Missing):
+        return _absent(op, device, op.rule.key(call)) if frozen and tunable(op, device) else choice
+    if choice is not None and (reason := choice.refuses(call)):
         notice(f"chosen {op.spec.name} {key}", f"{op.spec.name}: the chosen kernel does not take this call ({reason})")
         return MISSING
-    return found
+    return choice
 
 
 def tunable(op: OpState, device: str) -> bool:
-    """Whether there is anything to choose."""
+    """Whether the op has more than one candidate on the device."""
     kernels = op.kernels.get(device, [])
     return len(kernels) > 1 or any(k.space is not None for k in kernels)
 
@@ -219,8 +220,11 @@ def _absent(op: OpState, device: str, key: Key) -> Missing:
 
 
 def _resolve(op: OpState) -> dict[Key, Kernel | Missing | None]:
-    """Entries of ``op`` as kernels that are bound now, with configs that these declare: an entry is resolved, not
-    trusted. What is of another digest, or of no such kernel or config, is left out, and said."""
+    """Entries of ``op`` as kernels that are bound now, with configs that these kernels declare.
+
+    An entry is checked, not trusted. An entry with another digest, or with a kernel or config that does not exist, is
+    left out and reported.
+    """
     table: dict[Key, Kernel | Missing | None] = {}
     source = op.identity
     for key, entry in _entries.get(op.spec.name, {}).items():
@@ -234,9 +238,9 @@ def _resolve(op: OpState) -> dict[Key, Kernel | Missing | None]:
             why = f"no kernel {entry.kernel!r} is bound"
         else:
             kernel = bound[entry.kernel]
-            found = _config(kernel, entry)
-            if found is not None:
-                table[key] = found
+            config = _config(kernel, entry)
+            if config is not None:
+                table[key] = config
                 continue
             why = f"kernel {kernel.name} declares no config {_short(entry)!r}"
         _ignored(op, why)
@@ -244,7 +248,7 @@ def _resolve(op: OpState) -> dict[Key, Kernel | Missing | None]:
 
 
 def _config(kernel: Kernel, entry: Entry) -> Kernel | Unproven | None:
-    """``kernel`` with the config of an entry, or how to find out whether it is one; None if it is none."""
+    """``kernel`` with the config of an entry, a check to run at each call, or None if the config is not declared."""
     space, checks = kernel.space, _checks.get((kernel.device, kernel.name))
     if space is None:
         return kernel.variant(NO_CONFIG) if not entry.config.items else None
@@ -257,8 +261,11 @@ def _config(kernel: Kernel, entry: Entry) -> Kernel | Unproven | None:
 
 
 def check_configs(device: str, kernel: str, check: Callable[[Config], bool]) -> None:
-    """Serve configs of a kernel that it does not declare, if they have the names and types of one that it does and
-    ``check`` says so: for a vendor's library whose lists are long, and which itself refuses what it does not know."""
+    """Allow configs of a kernel that the kernel does not declare, if ``check`` accepts them.
+
+    This serves vendor libraries, whose lists of algorithms are long and which refuse unknown numbers themselves. The
+    config must have the names and types of a declared one.
+    """
     _checks[device, kernel] = check
 
 

@@ -67,11 +67,11 @@ class Space:
 
     def configs(self, env: Env) -> tuple[Config, ...]:
         """All configs for a call of these sizes, the default first; SL116 if there is none."""
-        found = self.fixed or tuple(_read(self.where, c, self.keywords) for c in (self.derived or _none)(env))
-        default = self.default(env) if self.chosen is not None else found[0] if found else None
+        configs = self.fixed or tuple(_read(self.where, c, self.keywords) for c in (self.derived or _none)(env))
+        default = self.default(env) if self.chosen is not None else configs[0] if configs else None
         if default is None:
             raise error("SL116", where=self.where, got=f"no config for {dict(env)}", expected="at least one config")
-        return (default, *(c for c in dict.fromkeys(found) if c != default))
+        return (default, *(c for c in dict.fromkeys(configs) if c != default))
 
     def declared(self, config: Config) -> Config | None:
         """The declared config that is equal to ``config``, where no sizes have to be asked: its values are of the

@@ -57,10 +57,10 @@ def read_spec(
         raise error(
             "SL103",
             where=name,
-            what="not a function",
+            what="the decorated object is not a function",
             got=f"a {type(fn).__name__}",
             expected="a function defined with def",
-            fix="write a function that calls it; @staticmethod goes above @sl.op",
+            fix="write a function that calls the object; put @staticmethod above @sl.op",
         )
     if autocast not in AUTOCAST_RULES:
         raise error("SL112", where=name, got=repr(autocast), expected=", ".join(map(repr, AUTOCAST_RULES)))
@@ -180,7 +180,7 @@ def _check_argument(where: str, arg: Arg) -> None:
             where=where,
             got="a keyword-only tensor",
             expected="positional tensors",
-            fix="move it before the *",
+            fix="move the argument before the *",
         )
     if arg.has_default and (bad := _bad_default(arg)):
         raise error(

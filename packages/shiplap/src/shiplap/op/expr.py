@@ -157,7 +157,7 @@ def _function(source: str) -> Callable[[Env], Size]:
     arguments = ast.arguments(posonlyargs=[], args=[ast.arg("env")], kwonlyargs=[], kw_defaults=[], defaults=[])
     body = _FromEnv().visit(ast.parse(source, mode="eval")).body
     tree = ast.fix_missing_locations(ast.Expression(ast.Lambda(arguments, body)))
-    found: Callable[[Env], Size] = eval(
+    function: Callable[[Env], Size] = eval(
         compile(tree, f"<dim expression {source}>", "eval"), {**FUNCTIONS, "__builtins__": {}}
     )
-    return found
+    return function

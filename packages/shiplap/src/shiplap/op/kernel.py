@@ -25,9 +25,9 @@ from shiplap.op.spec import OpSpec
 from shiplap.op.template import Template
 from shiplap.op.values import Args, Outputs, Result, Supports
 
-__all__ = ["Again", "Implementation", "Kernel", "KernelKeywords", "Terms", "makers", "read_terms", "template_kernel"]
+__all__ = ["Implementation", "Kernel", "KernelKeywords", "Rerun", "Terms", "makers", "read_terms", "template_kernel"]
 
-Again: TypeAlias = Callable[[Args], Result]  # runs a call that differs from one before it in addresses alone
+Rerun: TypeAlias = Callable[[Args], Result]  # runs a call that differs from one before it in addresses alone
 
 
 class KernelKeywords(TypedDict, total=False):
@@ -96,7 +96,7 @@ class Kernel(ABC):
         for out, value in zip(outs, self.run(call), strict=True):
             out.copy_(value)
 
-    def start(self, call: Binding) -> tuple[Outputs, Again | None]:
+    def start(self, call: Binding) -> tuple[Outputs, Rerun | None]:
         """Run ``call``; and how to run calls that differ from it in addresses alone, if the kernel can say."""
         return self.run(call), None
 
@@ -120,14 +120,14 @@ class Kernel(ABC):
 
     def variant(self, config: Config) -> Self:
         """This kernel with the values of ``config``; made once."""
-        found = self._variants.get(config)
-        if found is None:
+        variant = self._variants.get(config)
+        if variant is None:
             made = copy.copy(self)
             made.config, made._variants = config, {}
             if config.items:
                 made.configure(config.as_dict())
-            found = self._variants.setdefault(config, made)
-        return found
+            variant = self._variants.setdefault(config, made)
+        return variant
 
     def configure(self, values: Values) -> None:
         """Run with these values from now on: called on a copy that nobody else holds, if there are ``configs=``."""

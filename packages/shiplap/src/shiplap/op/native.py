@@ -33,7 +33,7 @@ class NativeBinding(ABC):
         """The error that ``cause`` stands for, if this code raised it: what it refused last on this thread."""
 
     @abstractmethod
-    def choose(self) -> None:
+    def update_choices(self) -> None:
         """The choices in force have changed: the native code holds a copy."""
 
 

@@ -61,9 +61,10 @@ declared: dict[str, Op] = {}  # by name; `op/registry.py` shows them
 
 
 class Op(calls.ShortCut[P, R], Served):
-    """A declared op. Call it like the function it was declared from.
+    """A declared op. Call it like the function that it was declared from.
 
-    ``OpState`` (op/state.py) lists its attributes; ``overload`` and ``raw`` are what torch has of it (op/serve.py).
+    ``OpState`` (op/state.py) documents the attributes of an op. ``overload`` and ``raw`` are the torch ops that shiplap
+    registers for it (op/serve.py).
     """
 
     reference: Callable[P, R]
@@ -80,7 +81,7 @@ class Op(calls.ShortCut[P, R], Served):
     # --- calls (the module says how they go on) ----------------------------------------------------------------------
 
     def through(self, args: Sequence[Value], kwargs: Mapping[str, Value]) -> Result:
-        """A call that something beside a kernel may have to see, or that names arguments."""
+        """Call the op where autograd, a trace or a mode may have to see the call, or where it has keywords."""
         if self.separable and not kwargs and calls.is_recorded_call(args):
             return self.record(None, *args)
         plain = self.separable and calls.is_plain_call(args, kwargs)
@@ -88,7 +89,7 @@ class Op(calls.ShortCut[P, R], Served):
         return result
 
     def below(self, *args: Value, **kwargs: Value) -> Result:
-        """The op as its autograd formula calls it."""
+        """Call the op below autograd, as the autograd formula of the op does."""
         if self.separable and not kwargs:
             return self.direct(*args)
         result: Result = self.raw(*args, **kwargs)
@@ -102,23 +103,24 @@ class Op(calls.ShortCut[P, R], Served):
     def out(
         self, *args: Value, out: Tensor | Sequence[Tensor], workspace: Tensor | None = None, **kwargs: Value
     ) -> Tensor | Sequence[Tensor]:
-        """Run into ``out``, a contiguous tensor or one for each output, and return it; nothing is allocated for it.
+        """Run the op into ``out`` and return it. ``out`` is one contiguous tensor, or one for each output.
 
-        ``workspace`` is uint8 scratch of at least ``workspace_bytes(...)`` bytes, aligned to 64; without it, it is
-        allocated as ever. Arguments that a kernel wants contiguous and are not are still copied. No gradient is
-        recorded; native code serves where gradients are off, under ``torch.no_grad()`` or ``torch.inference_mode()``.
+        ``workspace`` is a uint8 tensor of at least ``workspace_bytes(...)`` bytes, aligned to 64 bytes. Without
+        ``workspace=``, shiplap allocates the scratch memory of the kernel. An argument that the kernel needs contiguous
+        is copied if it is not. No gradient is recorded. Native code runs the call only where gradients are off, under
+        ``torch.no_grad()`` or ``torch.inference_mode()``.
 
         Raises:
             ArgumentError: SL210, SL212 or SL213 for tensors that overlap, do not fit or are too small.
-            KernelError: SL304 when a gradient is asked for.
-            TypeError: the op's outputs have data-dependent sizes, or it has none.
+            KernelError: SL304 when a gradient is requested.
+            TypeError: the op's outputs have data-dependent sizes, or the op has no output.
         """
         if self.variant is None:
             raise TypeError(f"{self!r} has no out-variant: no outputs, sizes that depend on data, or an adopted op")
         return self.variant(args, kwargs, out, workspace)
 
     def workspace_bytes(self, *args: Value, **kwargs: Value) -> int:
-        """Bytes of workspace that the kernel asks for which takes these arguments, 0 for one without."""
+        """The size of the workspace, in bytes, of the kernel that would run these arguments. 0 if it needs none."""
         call = self.bind(self.spec.complete(args, kwargs))
         kernel = self.pick(call)
         return workspace_size(kernel.workspace, call) if kernel is not None else 0
@@ -136,20 +138,23 @@ class Op(calls.ShortCut[P, R], Served):
     def kernel(
         self, device: str, implementation: Code | None = None, **keywords: Unpack[KernelKeywords]
     ) -> Code | Callable[[Function], Function]:
-        """Bind a kernel for ``device`` (a device type such as ``"cpu"``); the last one bound is tried first.
+        """Bind a kernel for ``device`` (a device type such as ``"cpu"``). The kernel bound last is tried first.
 
-        ``implementation`` is a Python function (out-style or functional) or an :class:`Implementation`, such as
-        ``sl.cabi(...)``; without it this is a decorator. Binding a name again replaces that kernel.
+        ``implementation`` is a Python function (out-style or functional) or an :class:`Implementation` such as
+        ``sl.cabi(...)``. Without ``implementation`` the method is a decorator. A second kernel of the same name
+        replaces the first.
 
-        ``name``: of the kernel; else the implementation's. ``workspace`` is a dim expression in bytes (it may use
-        ``threads`` and ``itemsize``). ``dtypes`` names what the kernel takes where the declaration admits more;
-        ``supports`` gets the arguments and returns True or the reason why not (and keeps the kernel from being bound
-        natively).
-
-        ``configs`` lists what :func:`shiplap.tune` chooses from, dicts that arrive as keywords of a Python function, or
-        is a function of the sizes that returns such a list. Without a choice ``default`` runs (a dict, or a function of
-        the sizes; by default the first). ``prior(sizes, config)`` estimates a time in any unit: large spaces are
-        searched from its best.
+        Args:
+            name: the name of the kernel, by default that of the implementation.
+            workspace: a dim expression, in bytes. The expression may use ``threads`` and ``itemsize``.
+            dtypes: the dtypes that the kernel accepts, where the declaration accepts more.
+            supports: a function of the arguments that returns True, or the reason why the kernel cannot run the call. A
+                kernel with ``supports`` is not bound natively.
+            configs: the values of the compile-time parameters among which :func:`shiplap.tune` chooses: a list of
+                dicts, or a function of the sizes that returns one. A Python kernel gets the values as keywords.
+            default: the config without a choice, a dict or a function of the sizes. By default the first config runs.
+            prior: a function of sizes and a config that estimates a time in any unit. Tuning of many configs starts
+                with the lowest estimates.
         """
         self._extend("kernels are")
         if implementation is None:
@@ -165,12 +170,9 @@ class Op(calls.ShortCut[P, R], Served):
     def template(self, device: str, source: str, **keywords: Unpack[TemplateKeywords]) -> Template:
         """Bind a templated kernel: ``source`` is a ``*.triton.jinja`` or ``*.cpp.jinja`` file beside the declaration.
 
-        Compiled code fuses its neighbours into it; a Triton template is also a kernel of its name, for eager calls.
-        ``configs``: compile-time parameters, the default first;
-        ``grid(sizes, config, cdiv)`` (Triton); ``tables``: host-computed lookup tables, ``{name: fn(sizes)}``;
-        ``innermost``: the dim of an argument that must be adjacent in memory, ``{"b": "k"}``; ``supports(sizes,
-        dtypes, config)``: True or the reason why not; ``fuses(sizes)``: whether neighbours are better off inside;
-        ``default=False``: only where measured; ``name``. Binding a name again replaces that template.
+        Inductor fuses neighbouring operations into the template. A Triton template also serves eager calls, as a kernel
+        of the same name. A second template of the same name replaces the first. :class:`TemplateKeywords` documents the
+        keywords.
         """
         template = read_template(self.spec, self.file, device, source, **keywords)
         others = [t for t in self.templates.get(template.device, []) if t.name != template.name]
@@ -189,10 +191,11 @@ class Op(calls.ShortCut[P, R], Served):
     def backward(
         self, fn: Gradient | None = None, *, saves: Iterable[str] | None = None
     ) -> Gradient | Callable[[Gradient], Gradient]:
-        """Declare the gradient: ``fn(grad, saved, needs) -> {argument: gradient}``, in terms of other ops.
+        """Declare the gradient as ``fn(grad, saved, needs) -> {argument: gradient}``, written with other ops.
 
-        ``grad`` is the output's gradient (a tuple for several outputs), ``saved`` has every scalar and the tensors
-        of ``saves`` (default: all tensor arguments) by name, ``needs.<argument>`` says which gradients are used.
+        ``grad`` is the gradient of the output, or a tuple of gradients for several outputs. ``saved`` has every scalar
+        and the tensors listed in ``saves`` (by default all tensor arguments), by name. ``needs.<argument>`` is True if
+        autograd uses the gradient of that argument.
         """
         self._extend("gradient is")
         if fn is None:
@@ -204,39 +207,42 @@ class Op(calls.ShortCut[P, R], Served):
         return fn
 
     def samples(self, fn: Samples) -> Samples:
-        """Declare how arguments are drawn whose values mean something (row numbers, offsets, sorted keys).
+        """Declare a builder for arguments whose values have a meaning, such as row numbers, offsets or sorted keys.
 
-        ``fn(rng, sizes, dtype, device)`` returns all arguments in order; ``rng`` is a seeded CPU generator, ``sizes``
-        maps each dim and each scalar argument to the value asked for, ``dtype`` is that of the floating arguments.
+        ``fn(rng, sizes, dtype, device)`` returns all arguments in order. ``rng`` is a seeded generator on the CPU.
+        ``sizes`` maps each dim and each scalar argument to the requested value. ``dtype`` is the dtype of the
+        floating-point arguments.
         """
         self.sampler = fn
         return fn
 
     def buckets(self, default: str = "pow2", **kinds: str) -> None:
-        """Declare which calls share a choice: ``"pow2"`` rounds a dim up, ``"exact"`` keeps it, ``"none"`` drops it.
+        """Declare which calls share a choice: ``"pow2"`` rounds a dim up, ``"exact"`` keeps it, ``"none"`` ignores it.
 
-        ``default`` is for the dims that ``kinds`` does not name; scalars are exact, float scalars dropped.
+        ``default`` applies to the dims that ``kinds`` does not name. Integer scalars are kept, float scalars are
+        ignored.
         """
         self.drop_native()
         self.rule = read_rule(self.spec, default, kinds)
         digest.refresh(self.spec.name)
 
     def batches(self, *dims: str) -> None:
-        """Declare that calls which agree in every argument without a dim are one call, concatenated along it.
+        """Declare that calls which differ only in arguments with ``dim`` can be replaced by one call, concatenated
+        along it.
 
-        ``mm.batches("n")``: products of one left side are columns of one product. ``sl.rewrites`` merges such calls
-        where it pays (:class:`shiplap.rewrite.group.JoinedCalls`).
+        Example: ``mm.batches("n")`` says that products with the same left matrix are columns of one product.
+        ``sl.rewrites`` merges such calls where that is faster (:class:`shiplap.rewrite.group.JoinedCalls`).
         """
         self.batching = tuple(read_batching(self.spec, dim) for dim in dims)
 
     def drop_native(self) -> None:
-        """Go back to ``execute``: called before what the native code was registered for changes."""
+        """Remove the native binding, so that ``execute`` serves the op until the next binding is built."""
         native, self.native = self.native, None
         if native is not None:
             native.release()
 
     def _extend(self, what: str) -> None:
-        """TypeError where ``what`` cannot be attached: to an op of somebody else."""
+        """Raise TypeError where ``what`` cannot be attached, since the op belongs to another library."""
 
     def _attach(self, kernel: Kernel) -> None:
         self.drop_native()
@@ -265,15 +271,16 @@ class Op(calls.ShortCut[P, R], Served):
         digest.add(self.spec.name, lambda: self.identity)
 
     def _take_over(self, previous: Op) -> None:
-        """Serve what ``previous`` is registered as. Torch frees what is unregistered, though other threads are inside:
-        so nothing is. What it was registered with asks an op that from now on is this one."""
+        """Serve the torch registration of ``previous``. Torch would free functions that another thread may be calling,
+        so the registration is kept, and its functions call this op from now on.
+        """
         previous.drop_native()
         self._registrations, self.variant = previous._registrations, previous.variant
         self.separable = previous.separable
         self._renew()
 
     def _renew(self) -> None:
-        """Code that was compiled for this op is compiled anew: what it was specialised on has changed."""
+        """Make torch compile code for this op anew: compiled graphs may rely on the previous declaration."""
         there, name = self._registrations, self.spec.opname
         if there is not None:
             self.overload = there.renewed(name)
@@ -287,7 +294,7 @@ class Op(calls.ShortCut[P, R], Served):
             self.record = make_autograd(self.spec, self.overload, self.below, self.serve_tangent, self.gradient)
 
     def _recorded(self, *args: Value, **kwargs: Value) -> Result:
-        """What torch has for autograd: as the gradient is declared by the time of the call."""
+        """The function registered for autograd, which uses the gradient declared at the time of the call."""
         result: Result = self.record(*args, **kwargs)
         return result
 
@@ -381,7 +388,7 @@ def op(
 
 
 class Declare:
-    """What ``@sl.op(...)`` is: a decorator that keeps the types of the function."""
+    """The type of ``sl.op(...)``, a decorator that keeps the parameter types of the function."""
 
     def __init__(self, name: str, **declaration: Unpack[Declaration]) -> None:
         check_name(name)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from shiplap.op.binding import Binding
 from shiplap.op.config import Values
-from shiplap.op.kernel import Again, Implementation, Kernel, Terms
+from shiplap.op.kernel import Implementation, Kernel, Rerun, Terms
 from shiplap.op.launch import allocate_workspace, is_current, scratch, workspace_size
 from shiplap.op.outputs import empty_outputs, fit_outputs
 from shiplap.op.source import source_digest
@@ -90,33 +90,33 @@ class PythonKernel(Kernel):
         for out, value in zip(outs, made, strict=True):
             out.copy_(value)
 
-    def start(self, call: Binding) -> tuple[Outputs, Again | None]:
+    def start(self, call: Binding) -> tuple[Outputs, Rerun | None]:
         outs = self.run(call)
         if not self.out_style or (self.workspace is not None and "threads" in self.workspace.names):
             return outs, None
         room = workspace_size(self.workspace, call)
         made = [(name, o.shape, o.dtype) for name, o in zip(self.outputs, outs, strict=True)]
-        return outs, self._again(made, call.device, room)
+        return outs, self._rerun(made, call.device, room)
 
-    def _again(self, made: list[tuple[str, torch.Size, torch.dtype]], device: torch.device, room: int) -> Again:
+    def _rerun(self, made: list[tuple[str, torch.Size, torch.dtype]], device: torch.device, room: int) -> Rerun:
         """Allocate the outputs ``made``, by name with shape and dtype, and run."""
 
-        def again(args: Args) -> Result:
+        def rerun(args: Args) -> Result:
             outs = tuple([torch.empty(shape, dtype=dtype, device=device) for _, shape, dtype in made])
             given = scratch(room, device) if self.wants_workspace else None
             self._call(args, device, given, dict(zip(self.outputs, outs, strict=True)))
             return outs
 
         if len(made) > 1:
-            return again
+            return rerun
         ((name, shape, dtype),) = made
 
-        def again_one(args: Args) -> Tensor:  # most ops have one output: not a frame more than that takes
+        def rerun_one(args: Args) -> Tensor:  # most ops have one output: not a frame more than that takes
             out = torch.empty(shape, dtype=dtype, device=device)
             self._call(args, device, scratch(room, device) if self.wants_workspace else None, {name: out})
             return out
 
-        return again_one
+        return rerun_one
 
     def _call(self, args: Args, device: torch.device, scratch: Tensor | None, keywords: dict[str, Value]) -> Returned:
         """The function, given outputs by keyword, then its config, the workspace and keyword-only arguments."""

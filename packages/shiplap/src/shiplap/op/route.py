@@ -17,7 +17,7 @@ from shiplap import dtypes
 from shiplap.compat import calls
 from shiplap.op import choices
 from shiplap.op.binding import Binding
-from shiplap.op.kernel import Again, Kernel
+from shiplap.op.kernel import Kernel, Rerun
 from shiplap.op.outputs import result_of
 from shiplap.op.plan.term import parameters, variable
 from shiplap.op.serve import Served
@@ -89,11 +89,11 @@ def _start(op: Served) -> Callable[..., Result]:
         if kernel is None or key is None:
             return op.serve(call, kernel)
         asked = _asked(op, kernel, call)
-        outs, again = kernel.start(call)
-        if again is not None and choices.observer is None:
+        outs, rerun = kernel.start(call)
+        if rerun is not None and choices.observer is None:
             if len(ready) >= LIMIT:
                 ready.clear()
-            ready[key] = _asking(asked, again, op.execute) if asked else again
+            ready[key] = _asking(asked, rerun, op.execute) if asked else rerun
         return result_of(outs)
 
     return start
@@ -101,23 +101,23 @@ def _start(op: Served) -> Callable[..., Result]:
 
 def _asked(op: Served, picked: Kernel, call: Binding) -> list[tuple[Supports, bool]]:
     """The ``supports`` of the kernels up to the one that was picked, and what each said of this call."""
-    found = []
+    conditions = []
     for kernel in op.eager(picked.device):
         if kernel.supports is not None:
-            found.append((kernel.supports, kernel.supports(*call.args) is True))
+            conditions.append((kernel.supports, kernel.supports(*call.args) is True))
         if kernel.name == picked.name:
             break
-    return found
+    return conditions
 
 
-def _asking(asked: list[tuple[Supports, bool]], again: Again, anew: Route) -> Again:
-    """``again`` for a call of which the kernels say what they said before: they may look at values."""
+def _asking(asked: list[tuple[Supports, bool]], rerun: Rerun, anew: Route) -> Rerun:
+    """``rerun`` for a call of which the kernels say what they said before: they may look at values."""
 
     def checked(args: Args) -> Result:
-        for supports, said in asked:
-            if (supports(*args) is True) is not said:
+        for supports, answer in asked:
+            if (supports(*args) is True) is not answer:
                 return anew(*args)
-        return again(args)
+        return rerun(args)
 
     return checked
 
@@ -157,8 +157,8 @@ def source(spec: OpSpec, device: str, remembers: bool) -> str:
     if remembers:
         lines += [
             f"    key = ({''.join(f'{part}, ' for part in map(_part, spec.args))})",
-            "    again = ready.get(key)",
-            f"    if again is not None and choices.observer is None: return again(({given},))",
+            "    rerun = ready.get(key)",
+            f"    if rerun is not None and choices.observer is None: return rerun(({given},))",
         ]
     lines.append(f"    return start(bind({given}){', key' if remembers else ''})")
     return "\n".join(lines)
@@ -167,8 +167,10 @@ def source(spec: OpSpec, device: str, remembers: bool) -> str:
 def _strange(arg: Arg, device: str) -> str:
     """No plain tensor of this device type; views that negate, and zeros without memory, are the dispatcher's."""
     t = variable(arg)
-    found = f"not ((type({t}) is Tensor or type({t}) is Parameter) and {t}.is_{device}) or {t}.is_neg() or is_zero({t})"
-    return f"({t} is not None and ({found}))" if arg.optional else found
+    condition = (
+        f"not ((type({t}) is Tensor or type({t}) is Parameter) and {t}.is_{device}) or {t}.is_neg() or is_zero({t})"
+    )
+    return f"({t} is not None and ({condition}))" if arg.optional else condition
 
 
 def _kind(arg: Arg) -> str:

@@ -55,9 +55,9 @@ def _literal(value: Value | EllipsisType) -> str:
 
 def tags(spec: OpSpec) -> tuple[torch.Tag, ...]:
     """What torch may assume of the op."""
-    found = [torch.Tag.pt2_compliant_tag]
+    chosen = [torch.Tag.pt2_compliant_tag]
     if any(a.contiguous or a.mutated for a in spec.args):
-        found.append(torch.Tag.needs_exact_strides)
+        chosen.append(torch.Tag.needs_exact_strides)
     if spec.dynamic:
-        found += [torch.Tag.dynamic_output_shape, torch.Tag.cudagraph_unsafe]
-    return tuple(found)
+        chosen += [torch.Tag.dynamic_output_shape, torch.Tag.cudagraph_unsafe]
+    return tuple(chosen)

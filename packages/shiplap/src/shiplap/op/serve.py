@@ -1,4 +1,4 @@
-"""``Served``: an op below autograd and autocast - a call is bound, a kernel is picked, and the call is served."""
+"""``Served``: the part of an op below autograd and autocast. It binds a call, picks a kernel and runs it."""
 
 from __future__ import annotations
 
@@ -20,15 +20,17 @@ __all__ = ["Served"]
 
 
 class Served(OpState):
-    """What torch's dispatcher, generated functions and native code call.
+    """The methods that torch's dispatcher, generated functions and native code call.
 
     Attributes:
         overload: the registered ``torch.ops.<namespace>.<name>.default``.
-        raw: the same below autograd and autocast; compiled graphs hold this one. ``overload`` itself where no autograd
-            stands in front.
-        record: the implementation that autograd calls; there where ``raw`` is.
-        separable: whether a call that autograd and autocast need not see may go to ``raw``. Not so with tensor lists:
-            whether one holds a tensor to record takes a look at each.
+        raw: the same op below autograd and autocast, which compiled graphs call. It is ``overload`` itself where the op
+            has no autograd implementation. **Warning**: a graph that was traced without gradients calls ``raw``.
+            Trained afterwards, it loses the gradient of an op with a native C kernel, silently: set
+            ``SHIPLAP_NATIVE=0`` first.
+        record: the implementation that autograd calls, if the op has ``raw``.
+        separable: whether a call that neither autograd nor autocast has to see may go to ``raw`` directly. An op with
+            lists of tensors is not separable, since looking for gradients in every list would be too slow.
     """
 
     overload: Overload
@@ -37,22 +39,22 @@ class Served(OpState):
     separable: bool
 
     def execute(self, *args: Value, **kwargs: Value) -> Result:
-        """The real implementation: check and bind, pick, run."""
+        """The implementation that torch calls: check and bind the arguments, pick a kernel, run it."""
         given = self.spec.complete(args, kwargs) if kwargs else args
         call = self.plan.quick(*given)
         return self.serve(call, self.pick(call))
 
     def refusal(self, cause: Exception) -> ShiplapError | None:
-        """The error behind an exception of native code, which knows the catalogue's errors but not Python's classes.
+        """The catalogue error behind an exception of native code, whose Python class was lost on the way.
 
-        None for an exception that this op's native code did not raise.
+        None for an exception that the native code of this op did not raise.
         """
         return self.native.refusal(cause) if self.native is not None else None
 
     def pick(self, call: Binding) -> Kernel | None:
-        """The kernel that takes this bound call, or None when the reference has to run; says why, once."""
-        if choices.active and not isinstance(found := choices.find(self, call), choices.Missing):
-            return found
+        """The kernel for this bound call, or None if the reference has to run. The reason for None is reported once."""
+        if choices.active and not isinstance(choice := choices.find(self, call), choices.Missing):
+            return choice
         device, reasons = call.device.type, []
         for kernel in self.eager(device):
             if not isinstance(serving := kernel.serving(call), str):
@@ -64,7 +66,7 @@ class Served(OpState):
         return None
 
     def serve(self, call: Binding, kernel: Kernel | None) -> Result:
-        """Run a bound call with the kernel that was picked, or with the reference."""
+        """Run a bound call with the picked kernel, or with the reference."""
         if torch.is_grad_enabled():
             if not self.differentiable:  # no formula stands in front: torch would record the operations of the kernel
                 with torch.no_grad():
@@ -77,13 +79,13 @@ class Served(OpState):
         return outs[0] if len(outs) == 1 else outs or None
 
     def serve_tangent(self, *args: Value, **kwargs: Value) -> Result:
-        """The reference of a checked call, as torch records it: where a tangent is asked for, which no kernel has."""
+        """Run the reference of a checked call for forward-mode differentiation, which no kernel supports."""
         call = self.plan.quick(*self.spec.complete(args, kwargs))
         self._unserved(str(call.device), "forward-mode AD is the reference's", key="tangent")
         return own_outputs(self.run_reference(call.args))
 
     def _unserved(self, device: str, why: str, key: str) -> None:
-        """Say once that the reference runs, or raise SL306 where that is forbidden."""
+        """Report once that the reference runs, or raise SL306 under ``SHIPLAP_STRICT=1``."""
         name = self.spec.name
         if settings().strict:
             raise error("SL306", where=name, got=why, expected=f"a kernel for {device}")

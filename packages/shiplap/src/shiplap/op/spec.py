@@ -126,12 +126,12 @@ class OpSpec:
 
         The caller has seen to it that none is missing: torch's dispatcher, or the signature of the reference.
         """
-        found = list(args)
+        values = list(args)
         for arg in self.args[len(args) :]:
             value = named[arg.name] if named and arg.name in named else arg.default
             assert not isinstance(value, EllipsisType), f"{self.name}: no argument {arg.name!r}"
-            found.append(value)
-        return tuple(found)
+            values.append(value)
+        return tuple(values)
 
     def split(self, args: Sequence[Value]) -> tuple[Args, dict[str, Value]]:
         """All arguments in declared order → as a function takes them: keyword-only ones by name."""

@@ -1,4 +1,4 @@
-"""``OpState``: a declared op as data - its declaration, its reference, and what has been attached to it since."""
+"""``OpState``: an op as data. It holds the declaration, the reference, and the kernels and gradient attached later."""
 
 from __future__ import annotations
 
@@ -27,19 +27,20 @@ _NONE: list[Kernel] = []
 
 
 class OpState:
-    """What ``Op`` knows; nothing here asks torch's dispatcher.
+    """The data of an ``Op``. No method here calls torch's dispatcher.
 
     Attributes:
-        spec: the declaration as data.
-        reference: the decorated function, plain PyTorch, the law for every kernel and gradient.
-        kernels: implementations by device type, first one first.
-        templates: kernel sources by device type, into which compiled code fuses its neighbours.
+        spec: the declaration.
+        reference: the decorated function in plain PyTorch, which defines the right result of kernels and gradients.
+        kernels: the implementations by device type, in the order in which they are tried.
+        templates: the templates by device type. Inductor fuses neighbouring operations into them.
         gradient: the declared backward, or None.
-        sampler: builds arguments for the audit, or None: then they are drawn from the declaration.
-        rule: which calls share a choice. ``batching``: dims along which several calls may be made as one.
-        native: the native binding in force, or None: then Python serves.
-        plan: what is done with the arguments of a call.
-        differentiable: whether an output could carry a gradient, so that autograd stands in front.
+        sampler: the function that builds arguments for audit and tuning, or None to draw them from the declaration.
+        rule: the rule that sorts calls into buckets, whose calls share a choice.
+        batching: the dims along which several calls can be replaced by one.
+        native: the native binding in use, or None while the Python binding serves the op.
+        plan: the checks and conversions of the arguments of a call.
+        differentiable: whether an output can carry a gradient, so that the op has an autograd implementation.
     """
 
     def __init__(self, spec: OpSpec, reference: Callable[..., Returned]) -> None:
@@ -58,15 +59,15 @@ class OpState:
         self._eager: dict[str, tuple[list[Kernel], list[Kernel]]] = {}  # the list that it was made from, and `eager`
 
     def bind(self, args: Sequence[Value]) -> Binding:
-        """Check all arguments, in declared order, real tensors or fakes; trailing defaults may be left out.
+        """Check all arguments in declared order, real tensors or fakes. Trailing defaults may be left out.
 
         Raises:
-            ArgumentError: SL201 to SL210, what the declaration refuses.
+            ArgumentError: SL201 to SL210, where the arguments do not fit the declaration.
         """
         return self.plan.bind(args)
 
     def run_reference(self, args: Args) -> Returned:
-        """The reference on all arguments, in declared order; what it returns is not looked at."""
+        """Run the reference on all arguments in declared order. Its result is not checked."""
         positional, named = self.spec.split(args)
         return self.reference(*positional, **named)
 
@@ -76,14 +77,15 @@ class OpState:
         return os.path.abspath(self.reference.__code__.co_filename)
 
     def own(self, device: str) -> list[Kernel]:
-        """The kernels for a device type that are no templates."""
+        """The kernels for a device type that are not templates."""
         return [k for k in self.kernels.get(device, ()) if k.template is None]
 
     def eager(self, device: str) -> list[Kernel]:
-        """What is tried in this order where nothing was chosen; then the reference runs.
+        """The kernels to try, in this order, for an eager call without a choice. The reference runs if none takes the
+        call.
 
-        A reference that is a library call there (``library=``) comes before templates; one that is no ``default`` is
-        run where it was chosen only.
+        A reference declared with ``library=`` for the device type comes before templates. A template with
+        ``default=False`` runs only where a measurement has chosen it.
         """
         bound = self.kernels.get(device, _NONE)
         known = self._eager.get(device)
@@ -94,7 +96,7 @@ class OpState:
         return known[1]
 
     def attach(self, kernel: Kernel) -> None:
-        """One of the author's goes before all others; a template's behind them, and in nobody's place."""
+        """Add a kernel: one written by the author goes before all others, a template's kernel goes last."""
         others = [k for k in self.kernels.get(kernel.device, []) if k.name != kernel.name or k.template is None]
         if kernel.template is None:
             self.kernels[kernel.device] = [kernel, *(k for k in others if k.name != kernel.name)]
@@ -103,7 +105,7 @@ class OpState:
 
     @property
     def identity(self) -> str:
-        """What compiled artefacts depend on: declaration, reference, gradient and kernels."""
+        """The digest of everything that compiled code depends on: declaration, reference, gradient and kernels."""
         parts = [self.spec.digest, self._source, *([str(self.rule)] if self.rule != read_rule(self.spec) else [])]
         parts += [f"{self.gradient.source}/{self.gradient.saves}"] if self.gradient else []
         parts += [f"{d}/{k.name}/{k.identity}" for d, ks in sorted(self.kernels.items()) for k in ks]

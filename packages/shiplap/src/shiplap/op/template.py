@@ -1,6 +1,7 @@
-"""A template as data: kernel source with holes that Inductor fills with fused neighbours (``fuse`` lowers it).
+"""A template as data: kernel source with hooks into which Inductor fuses neighbouring operations.
 
-A Triton template is a kernel too: rendered with nothing in its holes (``bind/direct.py``).
+The package ``fuse`` lowers a template in a compiled graph. A Triton template also serves eager calls, rendered with
+empty hooks (``bind/direct.py``).
 """
 
 from __future__ import annotations
@@ -33,7 +34,22 @@ TableMaker: TypeAlias = Callable[..., Tensor]  # of sizes and scalars
 
 
 class TemplateKeywords(TypedDict, total=False):
-    """The keywords of ``Op.template``, which says what they mean."""
+    """The keywords of ``Op.template``.
+
+    Attributes:
+        configs: the values of the compile-time parameters, the default first.
+        grid: Triton only, ``grid(sizes, config, cdiv)`` returns the number of programs along three axes.
+        tables: lookup tables that are computed on the host, ``{name: fn(sizes)}``. Each becomes an input of the kernel.
+        innermost: for an argument, the dim that must be adjacent in memory, ``{"b": "k"}``.
+        supports: ``supports(sizes, dtypes, config)`` returns True, or the reason why the template cannot be used.
+        split_k: Triton only, ``split_k(sizes, config)`` returns the split-K factor: the number of partial sums into
+            which the kernel splits the reduction. With a factor above 1 (``SPLIT_K`` in the template) the kernel stores
+            each partial sum in float32 under the first index of ``store_output``, and shiplap adds the partial sums
+            after the kernel.
+        fuses: ``fuses(sizes)`` says whether fusing neighbours into the kernel is faster than running them after it.
+        default: False restricts the template to calls for which a measurement has chosen it.
+        name: the name of the template, by default that of the file.
+    """
 
     name: str | None
     configs: Configs
@@ -41,24 +57,14 @@ class TemplateKeywords(TypedDict, total=False):
     tables: Mapping[str, TableMaker] | None
     innermost: Mapping[str, str] | None
     supports: Supports | None
-    planes: Callable[..., int] | None
+    split_k: Callable[..., int] | None
     fuses: Callable[..., bool] | None
     default: bool
 
 
 @dataclass(frozen=True)
 class Template:
-    """One templated kernel of an op for one device type.
-
-    ``configs`` are values of compile-time parameters, the declared default first. ``grid`` (Triton) maps sizes, config
-    and a ceiling division to three program counts. ``tables`` builds lookup tables on the host from sizes and scalars;
-    each becomes an input. ``innermost`` names, for an argument, the dim whose elements must be adjacent in memory.
-    ``supports`` gets sizes and scalars, dtypes by argument and a config; it returns True or the reason why not.
-    ``planes`` says, from sizes and a config, into how many summands the kernel cuts the output: it stores each as a
-    plane of float32 (``PLANES``, the first index), and they are added up behind it. With 1 it stores the output.
-    ``fuses`` says, from sizes and scalars, whether neighbours are better off inside the kernel than behind it.
-    One that is no ``default`` is only chosen by measurement: the op's own kernel may be as good, and needs no compiler.
-    """
+    """One templated kernel of an op for one device type. :class:`TemplateKeywords` documents the fields."""
 
     name: str
     device: str
@@ -69,14 +75,14 @@ class Template:
     tables: tuple[tuple[str, TableMaker], ...] = ()
     innermost: tuple[tuple[str, str], ...] = ()
     supports: Supports | None = None
-    planes: Callable[..., int] | None = None
+    split_k: Callable[..., int] | None = None
     fuses: Callable[..., bool] | None = None
     default: bool = True
 
     @property
     def identity(self) -> str:
-        """What digests see: the source, the configs and the code of every function."""
-        functions = [self.grid, self.supports, self.planes, self.fuses, *(fn for _, fn in self.tables)]
+        """The digest of the source, the configs and the code of every function of the template."""
+        functions = [self.grid, self.supports, self.split_k, self.fuses, *(fn for _, fn in self.tables)]
         configs = source_digest(self.configs) if callable(self.configs) else repr([dict(c) for c in self.configs])
         values = repr((self.innermost, self.default))
         parts = [self.source, configs, values, *(source_digest(fn) for fn in functions if fn)]
@@ -99,11 +105,11 @@ def read_template(
     tables: Mapping[str, TableMaker] | None = None,
     innermost: Mapping[str, str] | None = None,
     supports: Supports | None = None,
-    planes: Callable[..., int] | None = None,
+    split_k: Callable[..., int] | None = None,
     fuses: Callable[..., bool] | None = None,
     default: bool = True,
 ) -> Template:
-    """The template of a file beside ``home`` (``*.triton.jinja``, ``*.cpp.jinja``); SL114 for what cannot be one."""
+    """Read the template in a file beside ``home`` (``*.triton.jinja``, ``*.cpp.jinja``). SL114 if it cannot be used."""
     where = f"{spec.name}, template {source!r}"
     language = next((kind for suffix, kind in LANGUAGES.items() if source.endswith(suffix)), "")
     path = Path(home).parent / source
@@ -111,7 +117,7 @@ def read_template(
         raise error("SL114", where=where, got=f"file name {source!r}", expected=" or ".join(f"*{s}" for s in LANGUAGES))
     if not path.is_file():
         raise error("SL114", where=where, got="no such file", expected=f"a file beside {Path(home).name}")
-    found = Template(
+    template = Template(
         name or path.name.split(".")[0],
         device.partition(":")[0],
         language,
@@ -121,16 +127,16 @@ def read_template(
         tuple((tables or {}).items()),
         tuple((innermost or {}).items()),
         supports,
-        planes,
+        split_k,
         fuses,
         default,
     )
-    _check(spec, found, where)
-    return found
+    _check(spec, template, where)
+    return template
 
 
 def _check(spec: OpSpec, template: Template, where: str) -> None:
-    """SL114 where the op can have no template, or this one cannot be lowered."""
+    """Raise SL114 if the op cannot have a template, or if this template cannot be lowered."""
     if len(spec.outputs) != 1 or spec.dynamic or spec.mutated or any(a.many for a in spec.args):
         raise error(
             "SL114",
@@ -146,29 +152,29 @@ def _check(spec: OpSpec, template: Template, where: str) -> None:
             "SL114",
             where=where,
             got=f"an index named {taken[1]!r}",
-            fix="rename it",
+            fix="rename the index",
             expected="a name that does not begin with s, u or ps: Inductor's sizes do",
         )
     for argument, dim in template.innermost:
         tensor = next((a.tensor for a in spec.tensors if a.name == argument), None)
         if tensor is None or dim not in [d.text for d in tensor.dims]:
             raise error("SL114", where=where, got=f"innermost={{{argument!r}: {dim!r}}}", expected="an argument's dim")
-    if not triton and template.planes is not None:
-        raise error("SL114", where=where, got="planes in C++", expected="a Triton template, or no planes")
+    if not triton and template.split_k is not None:
+        raise error("SL114", where=where, got="split_k= in C++", expected="a Triton template, or no split_k=")
     if not template.configs:
         raise error("SL114", where=where, got="no configs", expected="at least one, the default first")
 
 
 def _included(path: Path, where: str) -> str:
-    """The text of ``path``; each ``{% include "file" %}`` is replaced by that file, so that digests see it.
+    """The text of ``path`` with each ``{% include "file" %}`` replaced by that file, so that digests cover the file.
 
-    A file is looked for beside ``path`` first, then among the headers that shiplap ships.
+    An included file is looked for beside ``path`` first, then among the headers that shiplap ships.
     """
 
-    def read(found: re.Match[str]) -> str:
+    def read(match: re.Match[str]) -> str:
         for folder in (path.parent, include_dir()):
-            if (folder / found[1]).is_file():
-                return (folder / found[1]).read_text(encoding="utf-8")
-        raise error("SL114", where=where, got=f"{found[0]}: no such file", expected=f"a file beside {path.name}")
+            if (folder / match[1]).is_file():
+                return (folder / match[1]).read_text(encoding="utf-8")
+        raise error("SL114", where=where, got=f"{match[0]}: no such file", expected=f"a file beside {path.name}")
 
     return INCLUDE.sub(read, path.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""``Case``: one sample, and what is done with the tensors of its arguments."""
+"""``Case``: one sample of the arguments of an op."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Comparing results: bit for bit, or within a tolerance that follows from dtype and reduction size."""
+"""Compare results bit by bit, or within a tolerance that follows from dtype and length of the reduction."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def close(
 
     Integers, and the places of NaN and infinity, are those of one of the two. An element may be off by
     ``eps * (4 + 2 sqrt(terms)) * (|wide| + rms(wide))``, the growth of rounding errors in such ``sums``, plus
-    three times the reference's own largest error (more for few elements): a kernel need not be better than the law.
+    three times the reference's own largest error (more for few elements).
 
     With ``wide_sums``, sums of 16-bit numbers are taken to be kept in float32, as kernels do: else the tolerance of a
     long sum in bfloat16 exceeds its value, and a kernel that leaves out most of the terms would pass.
@@ -117,10 +117,10 @@ def close(
     worst = 0.0
     for index, (g, o, w) in enumerate(zip(got, own, wide, strict=True)):
         extra = allowed[index] if allowed is not None else None
-        found = Difference(problem) if (problem := _shape(g, o)) else _elements(g, o, w, model, extra)
-        worst = max(worst, found.error)
-        if found.problem:
-            return Difference(f"result {index}: {found.problem}", worst)
+        difference = Difference(problem) if (problem := _shape(g, o)) else _elements(g, o, w, model, extra)
+        worst = max(worst, difference.error)
+        if difference.problem:
+            return Difference(f"result {index}: {difference.problem}", worst)
     return Difference(error=worst)
 
 
@@ -166,14 +166,14 @@ def _elements(got: Tensor, own: Tensor, wide: Tensor, model: _Model, extra: Tens
     slack = (3 + 30 / max(1, w.numel()) ** 0.5) * (own_error.max() if own_error.numel() else 0.0)
     growth = model.sums.growth(finfo.eps, model.wide_sums) + model.tolerance
     # A GPU may flush subnormal numbers; a CPU keeps them, and rounds to the smallest.
-    floor = finfo.tiny if got.device.type != "cpu" else finfo.tiny * finfo.eps * (16 + 4 * model.sums.terms**0.5)
-    tolerance = growth * size + slack + max(floor, 5e-324)
+    smallest = finfo.tiny if got.device.type != "cpu" else finfo.tiny * finfo.eps * (16 + 4 * model.sums.terms**0.5)
+    tolerance = growth * size + slack + max(smallest, 5e-324)
     if extra is not None:
         tolerance = tolerance + extra
     error = torch.where(finite, (g - w).abs(), 0) / tolerance
     worst = float(error.max()) if error.numel() else 0.0
-    found = _first(error > 1, got, wide)
-    return Difference(found.problem and f"{found.problem}; off by {worst:.3g} tolerances", worst)
+    first = _first(error > 1, got, wide)
+    return Difference(first.problem and f"{first.problem}; off by {worst:.3g} tolerances", worst)
 
 
 def _computable(t: Tensor) -> Tensor:

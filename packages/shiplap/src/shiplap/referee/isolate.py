@@ -1,10 +1,4 @@
-"""Run code that is not trusted in a process of its own, under limits, and lose nothing of what it said before it died.
-
-``stream(work)`` forks a child that runs ``work(send)``; what it sends arrives as JSON lines. A child that crashes,
-exits, waits for ever, computes for ever or fills the memory ends in a ``Death`` that says how. The fork is cheap, since
-torch is imported already; the work runs on a thread of the child's own, because the OpenMP threads that served the
-forking thread do not exist there.
-"""
+"""Run untrusted code in a child process under limits, and keep every event that the child sent before it ended."""
 
 from __future__ import annotations
 
@@ -36,13 +30,7 @@ STACK = 64 << 20  # bytes: as much as a main thread usually has, and some
 
 @dataclass(frozen=True)
 class Limits:
-    """What a child may take.
-
-    Attributes:
-        busy_s: seconds of processor time between two events; an event may ask for more (``"patience"``).
-        idle_s: seconds in which neither the child nor a process that it started computes anything.
-        memory: bytes of resident memory beyond those that it began with.
-    """
+    """The resources that a child may use."""
 
     busy_s: float = 15.0
     idle_s: float = 10.0
@@ -51,13 +39,13 @@ class Limits:
 
 @dataclass(frozen=True)
 class Death:
-    """How a child ended without having finished, in words, and the last line that it wrote to stderr."""
+    """The way in which an unfinished child ended, in words, and the last line that it wrote to stderr."""
 
     how: str
-    said: str = ""
+    output: str = ""
 
     def __str__(self) -> str:
-        return f"{self.how} ({self.said})" if self.said else self.how
+        return f"{self.how} ({self.output})" if self.output else self.how
 
 
 def can_isolate(device: str = "cpu") -> bool:
@@ -75,20 +63,20 @@ def stream(work: Callable[[Send], None], limits: Limits | None = None) -> Iterat
     """The events that ``work`` sends from its child, and a ``Death`` if it ended before its work did."""
     limits = limits or Limits()
     reading, writing = os.pipe()
-    with tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryFile() as output:
         child = os.fork()
         if child == 0:
             os.close(reading)
-            _serve(work, writing, said)
+            _serve(work, writing, output)
         os.close(writing)
         try:
-            yield from _Watch(child, reading, limits, said).events()
+            yield from _Watch(child, reading, limits, output).events()
         finally:
             _kill(child)
             os.close(reading)
 
 
-def _serve(work: Callable[[Send], None], writing: int, said: IO[bytes]) -> None:
+def _serve(work: Callable[[Send], None], writing: int, output: IO[bytes]) -> None:
     """The child: never returns."""
     status = 1
     try:
@@ -97,8 +85,8 @@ def _serve(work: Callable[[Send], None], writing: int, said: IO[bytes]) -> None:
         for stream_ in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream_.flush()
-        os.dup2(said.fileno(), 1)
-        os.dup2(said.fileno(), 2)
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
         with contextlib.suppress(Exception):
             faulthandler.disable()  # a parent's handler writes to the parent's file
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -131,8 +119,8 @@ def _serve(work: Callable[[Send], None], writing: int, said: IO[bytes]) -> None:
 class _Watch:
     """The parent's side: reads events, and the clock, and the child's memory."""
 
-    def __init__(self, child: int, reading: int, limits: Limits, said: IO[bytes]) -> None:
-        self.child, self.reading, self.limits, self.said = child, reading, limits, said
+    def __init__(self, child: int, reading: int, limits: Limits, output: IO[bytes]) -> None:
+        self.child, self.reading, self.limits, self.output = child, reading, limits, output
         self.rest = b""
         self.base = _resident(child)
         self.busy_s = limits.busy_s
@@ -196,9 +184,9 @@ class _Watch:
         return f"the process exited with status {os.WEXITSTATUS(status)}"
 
     def _last_words(self) -> str:
-        size = self.said.seek(0, os.SEEK_END)
-        self.said.seek(max(0, size - 2000))
-        lines = [x.strip() for x in self.said.read().decode(errors="replace").splitlines() if x.strip()]
+        size = self.output.seek(0, os.SEEK_END)
+        self.output.seek(max(0, size - 2000))
+        lines = [x.strip() for x in self.output.read().decode(errors="replace").splitlines() if x.strip()]
         return lines[-1][:200] if lines else ""
 
 
@@ -225,11 +213,11 @@ def _seconds(pid: int | str) -> float:
 
 def _session_seconds(leader: int) -> float:
     """Processor time of the child's session and of all its descendants: compilers that it waits for have their own."""
-    fields = {int(entry): found for entry in os.listdir("/proc") if entry.isdigit() and (found := _fields(entry))}
-    family = {pid for pid, found in fields.items() if pid == leader or int(found[3]) == leader}
+    fields = {int(entry): stat for entry in os.listdir("/proc") if entry.isdigit() and (stat := _fields(entry))}
+    family = {pid for pid, stat in fields.items() if pid == leader or int(stat[3]) == leader}
     grown = family
     while grown:
-        grown = {pid for pid, found in fields.items() if int(found[1]) in family} - family
+        grown = {pid for pid, stat in fields.items() if int(stat[1]) in family} - family
         family |= grown
     ticks = sum(sum(map(int, fields[pid][11:15])) for pid in family)
     return ticks / os.sysconf("SC_CLK_TCK")

@@ -1,4 +1,4 @@
-"""Results of an op against its reference, with a tolerance that knows dtype, lengths of sums, and cancellation."""
+"""Compare an op with its reference. The tolerance follows from dtypes, lengths of sums, and cancellation."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ __all__ = ["against_reference", "narrowest", "settle"]
 def against_reference(
     op: Op, case: Case, got: Sequence[Tensor] | None = None, own: Sequence[Tensor] | None = None
 ) -> Difference:
-    """Effects of the op on ``case`` (run if not ``got``) against those of the reference (run if not ``own``).
+    """The difference between the effects of the op on ``case`` and those of its reference.
 
-    A result beyond the plain tolerance is held to what rounding explains before it is called wrong.
+    ``got`` and ``own`` are the effects of the op and of the reference, where the caller has them already.
     """
     own = reference(op, case.args) if own is None else own
     got = run(op, case) if got is None else got
@@ -37,23 +37,24 @@ def settle(
     own: Sequence[Tensor],
     wide: Sequence[Tensor],
     sums: Reduction,
-    again: Callable[[], Sequence[Tensor]],
+    recompute: Callable[[], Sequence[Tensor]],
     tolerance: float = 0.0,
 ) -> Difference:
-    """``got`` against ``own`` and ``wide`` (see ``close``), and where that says no against what rounding explains.
+    """Compare ``got`` with ``own`` and ``wide`` (see ``close``). A difference beyond that may still be rounding.
 
-    ``again`` computes ``wide`` once more, for its operations to be disturbed.
+    ``recompute`` runs the reference again, to find out how far rounding errors of single operations may carry the
+    result.
     """
     check = partial(close, got, own, wide, sums, wide_sums=True, tolerance=tolerance)
-    found = check(near="none")
-    if not found.problem or not _may_round(got, own):
-        return found
-    allowed = allowance(again, wide, unit(narrowest(got)))
+    difference = check(near="none")
+    if not difference.problem or not _may_round(got, own):
+        return difference
+    allowed = allowance(recompute, wide, unit(narrowest(got)))
     return check(near="row") if allowed is None else check(near="none", allowed=allowed)
 
 
 def narrowest(results: Sequence[Tensor]) -> torch.dtype:
-    """The floating dtype of the fewest bits among the results."""
+    """The floating-point dtype with the fewest bits among the results."""
     floats = [t.dtype for t in results if t.is_floating_point() or t.is_complex()]
     return min(floats, key=lambda d: -torch.finfo(d).eps, default=torch.float64)
 

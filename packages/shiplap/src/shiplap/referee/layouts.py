@@ -1,4 +1,4 @@
-"""Memory layouts: the same values, laid out in the ways that callers' slices, transposes and expands produce."""
+"""Memory layouts of test inputs: the same values, laid out as slices, transposes and expanded tensors are."""
 
 from __future__ import annotations
 
@@ -66,10 +66,7 @@ def independent(t: Tensor) -> bool:
 
 
 def possible(layout: str, t: Tensor, *, contiguous: bool, mutated: bool) -> bool:
-    """Whether ``t``, of an argument declared like this, may arrive in ``layout``.
-
-    Expanding changes the values, so only what may change alone is expanded.
-    """
+    """Whether an argument with this declaration may arrive in ``layout``."""
     least, _ = LAYOUTS[layout]
     if layout == "expanded" and (mutated or not independent(t)):
         return False
@@ -77,7 +74,7 @@ def possible(layout: str, t: Tensor, *, contiguous: bool, mutated: bool) -> bool
 
 
 def apply_layout(t: Tensor, layout: str) -> Tensor:
-    """``t`` in another layout; of the first row's values only, for ``expanded``."""
+    """``t`` in another layout. ``expanded`` repeats the values of the first row."""
     return LAYOUTS[layout][1](t)
 
 

@@ -17,10 +17,10 @@ FEW = 33  # sizes up to this are all tried elsewhere, or hardly worth it
 
 def lengths(mined: Mined) -> list[int]:
     """Sizes of one dim, small ones first: around each mined constant and its double, and around powers of two."""
-    found: list[int] = []
+    sizes: list[int] = []
     for value in (v for v in mined.ints if 3 < v <= LONGEST // 2):
-        found += [value, value + 1, value - 1, 2 * value + 1, 3 * value + 2]
-    own = [v for v in dict.fromkeys(found) if 1 < v <= LONGEST and v not in (15, 16, 17, 31, 33)]
+        sizes += [value, value + 1, value - 1, 2 * value + 1, 3 * value + 2]
+    own = [v for v in dict.fromkeys(sizes) if 1 < v <= LONGEST and v not in (15, 16, 17, 31, 33)]
     return sorted({*LADDER, *own[:MOST]})
 
 

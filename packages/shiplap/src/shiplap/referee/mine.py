@@ -1,4 +1,4 @@
-"""Constants in the code of an op: thresholds, tiles, modes and literals at which a kernel may take another path."""
+"""Find constants in the code of an op: thresholds, tile sizes, modes and literals at which a kernel may branch."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ class Mined:
 
 def mine(op: Op) -> Mined:
     """The constants of ``op``."""
-    found: list[Any] = []
+    inputs: list[Any] = []
     seen: set[int] = set()
     for root in _roots(op):
-        found += _constants(root, seen, DEEP)
+        inputs += _constants(root, seen, DEEP)
     for text in _texts(op):
-        found += numbers(text)
+        inputs += numbers(text)
     for expr in (*op.spec.requires, *(e for _, e in (*op.spec.dims, *op.spec.bounds))):
-        found += numbers(str(expr))
-    ints = {abs(v) for v in found if type(v) is int}
-    floats = {v for v in found if type(v) is float and v == v and abs(v) < 1e30}
-    strings = {v for v in found if isinstance(v, str) and 0 < len(v) <= LONGEST and " " not in v and "\n" not in v}
+        inputs += numbers(str(expr))
+    ints = {abs(v) for v in inputs if type(v) is int}
+    floats = {v for v in inputs if type(v) is float and v == v and abs(v) < 1e30}
+    strings = {v for v in inputs if isinstance(v, str) and 0 < len(v) <= LONGEST and " " not in v and "\n" not in v}
     return Mined(tuple(sorted(ints)), tuple(sorted(floats)), tuple(sorted(strings)))
 
 

@@ -1,7 +1,4 @@
-"""``Recipe``: everything that determines a sample except the seed, printed as a label that reads back.
-
-``sizes(n=5, c=3), scalars(a=1.0), dtypes(Float='float32'), layouts(x='padded'), values('ties'), absent('bias')``
-"""
+"""``Recipe``: everything that determines a sample except the seed. Its printed label can be parsed again."""
 
 from __future__ import annotations
 

@@ -1,10 +1,4 @@
-"""How far rounding alone may carry a result: the reference in float64, with each operation's rounding made larger.
-
-Each operator that the reference runs gets its inputs and its outputs changed by a random relative error of the size of
-the kernel's own rounding. What varies then is what a right kernel of that precision may vary by: next to nothing where
-the arithmetic is well conditioned, and everything where terms cancel. Fused operators are taken apart first, since
-their inner roundings count as well.
-"""
+"""Estimate how far rounding errors can carry a result: run the reference in float64 with enlarged rounding errors."""
 
 from __future__ import annotations
 
@@ -38,18 +32,18 @@ def allowance(run: Callable[[], Sequence[Tensor]], wide: Sequence[Tensor], eps: 
     for seed in range(RUNS):
         try:
             with _Rounding(eps, seed):
-                found = [t.detach() for t in run()]
+                results = [t.detach() for t in run()]
         except Exception:
             return None
-        if any(f.shape != w.shape for f, w in zip(found, wide, strict=True)):
+        if any(f.shape != w.shape for f, w in zip(results, wide, strict=True)):
             return None
-        for at, (f, w) in enumerate(zip(found, wide, strict=True)):
+        for at, (f, w) in enumerate(zip(results, wide, strict=True)):
             if f.is_floating_point() or f.is_complex():
-                worst[at] = torch.maximum(worst[at], _apart(f, w.detach()))
+                worst[at] = torch.maximum(worst[at], _distance(f, w.detach()))
     return [FACTOR * (w + _typical(w)) for w in worst]
 
 
-def _apart(a: Tensor, b: Tensor) -> Tensor:
+def _distance(a: Tensor, b: Tensor) -> Tensor:
     dtype = torch.complex128 if a.is_complex() else torch.float64
     a, b = a.to(dtype), b.to(dtype)  # torch compares no float8 with another dtype
     same = (a == b) | (torch.isnan(a) & torch.isnan(b))
@@ -74,9 +68,9 @@ class _Rounding(TorchDispatchMode):
         kwargs = kwargs or {}
         if (plainer := decompositions().get(func)) is not None:
             with self:
-                found = plainer(*args, **kwargs)
-                if found is not NotImplemented:
-                    return found
+                result = plainer(*args, **kwargs)
+                if result is not NotImplemented:
+                    return result
         schema = func._schema
         aliases = any(a.alias_info is not None for a in (*schema.arguments, *schema.returns))
         if aliases:  # a view, or it writes in place: its inputs have to stay what they are

@@ -1,4 +1,4 @@
-"""Calling an op and its reference on a sample, and looking at all that the call had an effect on."""
+"""Call an op and its reference on a sample, and collect outputs and mutated arguments."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def outputs(result: Any) -> tuple[Tensor, ...]:
 
 
 def call(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
-    """The registered op on these very arguments."""
+    """Call the registered op on these arguments, without copying them."""
     positional, named = split(op.spec, args)
     return outputs(op.overload(*positional, **named))
 
@@ -84,9 +84,9 @@ def reference64(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
 
 def tensors(args: Iterable[Any]) -> list[Tensor]:
     """All tensors of ``args``, in order, those inside lists too."""
-    found: list[Tensor] = []
-    tree_map(lambda t: found.append(t), args)
-    return found
+    flat: list[Tensor] = []
+    tree_map(lambda t: flat.append(t), args)
+    return flat
 
 
 def is_float8(t: Tensor) -> bool:
@@ -105,13 +105,13 @@ def is_adopted(op: Op) -> bool:
 
 
 def needs_builder(op: Op) -> bool:
-    """Whether integer values were drawn without knowing what they mean."""
+    """Whether integer tensors were drawn without a builder that knows the meaning of their values."""
     kinds = [t.tensor.dtypes for t in op.spec.tensors if t.tensor]
     return op.sampler is None and any(d and all("int" in n for n in d) for d in kinds)
 
 
 def has_backward(op: Op, case: Case) -> str:
-    """Empty if a backward of the op runs, else why not, in the words of what happened."""
+    """Empty if a backward of the op runs, else the reason why it does not."""
     names = floating_args(op, case)
     if not names or op.spec.mutated:
         return "it mutates arguments" if op.spec.mutated else "no floating-point tensor argument"
@@ -139,7 +139,7 @@ def last_line(e: BaseException) -> str:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """No warnings and no log: an audit fails on purpose, and says what matters in its findings."""
+    """Suppress warnings and logs: an audit provokes failures, and reports them as findings."""
     import logging
     import warnings
 

@@ -1,9 +1,4 @@
-"""Samples, generated from the declaration: sizes it admits, values of its dtypes, layouts that callers produce.
-
-A sample is a function of (op, label, seed), so a finding can be replayed. Arguments whose values mean something
-(row numbers, sorted keys) come from the builder declared with ``@op.samples``; without one, integers lie in
-``[0, smallest positive size)``, which makes them valid row numbers of every argument.
-"""
+"""Generate samples from a declaration: sizes that it admits, values of its dtypes, layouts that occur in practice."""
 
 from __future__ import annotations
 
@@ -62,12 +57,14 @@ class Samples:
 
     @cached_property
     def base(self) -> Recipe:
-        """Small distinct sizes, default scalars, float32: SL502 when the declaration admits nothing we tried."""
-        found = search(self.spec)
-        if found is None:
+        """The base sizes: small and distinct, default scalars, float32. SL502 if the declaration admits none that were
+        tried.
+        """
+        base = search(self.spec)
+        if base is None:
             wanted = "; ".join(map(str, self.spec.requires)) or "a value for every scalar without a default"
             raise error("SL502", where=self.spec.name, got="no combination of sizes and scalars", expected=wanted)
-        recipe = self._recipe(*found)
+        recipe = self._recipe(*base)
         try:
             self.build(recipe)
         except ShiplapError as e:
@@ -93,7 +90,7 @@ class Samples:
         return Case(recipe, self.seed, args, self.op.bind(args).env, str(self.device))
 
     def blank(self, recipe: Recipe) -> Binding:
-        """The call of a recipe without values, on the meta device: sizes, dtypes and layouts cost nothing to know."""
+        """A call of the recipe on the meta device, without values, for checks of sizes, dtypes and layouts."""
         sizes, scalars = dict(recipe.sizes), dict(recipe.scalars)
         scalars |= {a.name: sizes[a.name] for a in self.spec.scalars if a.name in sizes}
         env = environment(self.spec, {**sizes, "...": (2,)}, scalars)
@@ -103,7 +100,7 @@ class Samples:
         return self.op.bind([self._place(recipe, a, v) for a, v in zip(self.spec.args, drawn, strict=True)])
 
     def make(self, recipe: Recipe) -> Case | None:
-        """``build``, or None when the declaration or the builder does not admit the recipe."""
+        """:meth:`build`, or None if the declaration or the builder refuses the recipe."""
         key = str(recipe)
         if key in self._known:
             return self._known[key]
@@ -147,8 +144,8 @@ class Samples:
 
         def value(arg: Arg) -> Any:
             if arg.scalar is not None:
-                found = env[arg.name]
-                return list(found) if isinstance(found, tuple) else found
+                size = env[arg.name]
+                return list(size) if isinstance(size, tuple) else size
             return [tensor(arg) for _ in range(dict(recipe.lists).get(arg.name, 2))] if arg.many else tensor(arg)
 
         return tuple(value(a) for a in self.spec.args)
@@ -208,9 +205,9 @@ class Samples:
                 if self.make(direct) is not None:
                     yield from self._cases([direct])
                     continue
-                found = search(self.spec, fixed_scalars={**dict(self.base.scalars), arg.name: value})
-                if found is not None:
-                    yield from self._cases([self._recipe(*found)])
+                scalars = search(self.spec, fixed_scalars={**dict(self.base.scalars), arg.name: value})
+                if scalars is not None:
+                    yield from self._cases([self._recipe(*scalars)])
 
     @cached_property
     def mined(self) -> Mined:
@@ -319,17 +316,17 @@ class Samples:
         direct = self.base.but(sizes=sizes)
         if self.make(direct) is not None:
             yield from self._cases([direct])
-        elif len(sizes) == 1 and (found := self._fitted(sizes)) is not None:
-            yield from self._cases([found])
+        elif len(sizes) == 1 and (resized := self._fitted(sizes)) is not None:
+            yield from self._cases([resized])
 
     def _fitted(self, sizes: dict[str, Any]) -> Recipe | None:
         """The first recipe with these sizes, the other sizes as the declaration wants them: searched for once."""
         if (key := str(sizes)) not in self._sized:
             (name,) = sizes
             limit = LIMIT if self._refused.get(name, 0) < PATIENCE else LIMIT // 32
-            found = search(self.spec, sizes, dict(self.base.scalars), limit)
-            self._refused[name] = 0 if found else self._refused.get(name, 0) + 1
-            self._sized[key] = found and self._recipe(*found).but(dtypes=dict(self.base.dtypes))
+            solution = search(self.spec, sizes, dict(self.base.scalars), limit)
+            self._refused[name] = 0 if solution else self._refused.get(name, 0) + 1
+            self._sized[key] = solution and self._recipe(*solution).but(dtypes=dict(self.base.dtypes))
         return self._sized[key]
 
     def layouts(self, base: Recipe | None = None) -> Iterator[Case]:
@@ -349,15 +346,15 @@ def takes_values(op: Op) -> bool:
 
 
 def _tensors(case: Case) -> list[Tensor]:
-    found: list[Tensor] = []
-    tree_map(lambda t: found.append(t), case.args)
-    return found
+    flat: list[Tensor] = []
+    tree_map(lambda t: flat.append(t), case.args)
+    return flat
 
 
 def _plain(case: Case) -> bool:
-    found: list[bool] = []
-    tree_map(lambda t: found.append(t.is_contiguous() and t.storage_offset() == 0), case.args)
-    return all(found)
+    flags: list[bool] = []
+    tree_map(lambda t: flags.append(t.is_contiguous() and t.storage_offset() == 0), case.args)
+    return all(flags)
 
 
 def _dims(case: Case) -> int:

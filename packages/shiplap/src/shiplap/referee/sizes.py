@@ -36,11 +36,11 @@ def environment(spec: OpSpec, sizes: Mapping[str, Any], scalars: Mapping[str, An
         for name, expr in spec.dims:
             env[name] = expr(env)
         inputs = [d for a in spec.tensors if a.tensor for d in a.tensor.dims]
-        found = [env[name] for name, _ in spec.dims] + [d.expr(env) for d in inputs if d.expr is not None]
-        found += [bound(env) for _, bound in spec.bounds]
+        results = [env[name] for name, _ in spec.dims] + [d.expr(env) for d in inputs if d.expr is not None]
+        results += [bound(env) for _, bound in spec.bounds]
         known = {**env, **dict.fromkeys(spec.dynamic, 0)}
-        found += [size for out in spec.outputs for size in shape_of(out, known)]
-        admitted = all(size >= 0 for size in found) and all(expr(env) for expr in spec.requires)
+        results += [size for out in spec.outputs for size in shape_of(out, known)]
+        admitted = all(size >= 0 for size in results) and all(expr(env) for expr in spec.requires)
     except REFUSALS:
         return None
     return env if admitted else None
@@ -70,7 +70,7 @@ def search(
     fixed_scalars: Mapping[str, Any] | None = None,
     limit: int = LIMIT,
 ) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """The first admitted ``(sizes, scalars)`` that has the fixed ones, of ``limit`` from the usual values outwards."""
+    """The first admitted ``(sizes, scalars)`` with the fixed ones, among ``limit`` combinations of the usual values."""
     names, pools = _pools(spec, fixed_sizes or {}, fixed_scalars or {})
     dims, scalars = free_dims(spec), [a.name for a in spec.scalars]
     plain = [e for e in spec.requires if e.names <= set(names)]
@@ -79,9 +79,9 @@ def search(
         if _refused(plain, chosen):
             continue
         # A scalar with the name of a dim is that dim's size.
-        found = {d: chosen[d] for d in dims}, {name: chosen[name] for name in scalars}
-        if environment(spec, *found) is not None:
-            return found
+        solution = {d: chosen[d] for d in dims}, {name: chosen[name] for name in scalars}
+        if environment(spec, *solution) is not None:
+            return solution
     return None
 
 
@@ -118,8 +118,8 @@ def _asked(spec: OpSpec) -> list[int]:
     """Numbers that the declaration's expressions name, and multiples: ``n % 256 == 0`` admits no usual size."""
     texts = [str(e) for e in spec.requires] + [str(e) for _, e in (*spec.dims, *spec.bounds)]
     texts += [d.text for a in spec.tensors if a.tensor for d in a.tensor.dims if d.kind == "expr"]
-    found = sorted({int(v) for text in texts for v in re.findall(r"(?<![\w.])\d{1,6}(?![\w.])", text)})
-    named = [m for v in found if 1 < v <= 1 << 16 for m in (v, 2 * v, v + 1, 3 * v)]
+    numbers = sorted({int(v) for text in texts for v in re.findall(r"(?<![\w.])\d{1,6}(?![\w.])", text)})
+    named = [m for v in numbers if 1 < v <= 1 << 16 for m in (v, 2 * v, v + 1, 3 * v)]
     return [v for v in dict.fromkeys(named) if v not in (*FIRST, *REST)]
 
 

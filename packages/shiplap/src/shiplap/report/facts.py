@@ -29,10 +29,10 @@ def facts(**more: object) -> dict[str, str]:
 def driver() -> str:
     """Version of NVIDIA's kernel driver, where the system tells."""
     try:
-        found = re.search(r"\b(\d+\.\d+(?:\.\d+)?)\b", Path("/proc/driver/nvidia/version").read_text())
+        match = re.search(r"\b(\d+\.\d+(?:\.\d+)?)\b", Path("/proc/driver/nvidia/version").read_text())
     except OSError:
-        found = None
-    return found[1] if found else "unknown"
+        match = None
+    return match[1] if match else "unknown"
 
 
 def _version(package: str) -> str:

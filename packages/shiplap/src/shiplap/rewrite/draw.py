@@ -64,8 +64,8 @@ class Drawn:
     def _listed(self) -> Iterator[tuple[Any, ...]]:
         """What ``samples=`` returned: a tuple of arguments each."""
         count = len(self.signature.parameters)
-        found = self.given() if self.given is not None else ()
-        for args in found if isinstance(found, Iterable) and not isinstance(found, Tensor) else (found,):
+        samples = self.given() if self.given is not None else ()
+        for args in samples if isinstance(samples, Iterable) and not isinstance(samples, Tensor) else (samples,):
             if not isinstance(args, (list, tuple)) or len(args) != count:
                 got = f"{len(args)} arguments" if isinstance(args, (list, tuple)) else type(args).__name__
                 raise error(
@@ -164,7 +164,7 @@ class Drawn:
 
         of = source_digest(fn), autocasts()
         train = level == "joint" and any(str(n.target).startswith("tangents") for n in graph.nodes)
-        found = []
+        graphs = []
         for key, args, stand_ins in self._traced(level, graph):
             floating = tuple(n for n, a in zip(self.signature.parameters, args, strict=True) if _differentiable(a))
             # All are trained, all but the input of the model, or only what flows through frozen weights.
@@ -172,8 +172,8 @@ class Drawn:
                 form = (*of, key, leaves)
                 if form not in self._made:
                     self._made[form] = as_pattern(fn, self.signature.parameters, args, level, stand_ins, leaves)
-                found.append(self._made[form])
-        return found
+                graphs.append(self._made[form])
+        return graphs
 
     def _traced(self, level: Level, graph: Graph) -> Iterator[tuple[Any, tuple[Any, ...], dict[float, str]]]:
         if self.given is not None:
@@ -213,23 +213,23 @@ def as_pattern(
     of_tensors, tensors = Program(fn, args).of_tensors()
     tensors = [t.detach().requires_grad_(names[i] in leaves) for i, t in zip(at, tensors, strict=True)]
     try:
-        found = capture(of_tensors, tensors, level, dynamic=True)
+        graph = capture(of_tensors, tensors, level, dynamic=True)
     except Exception as e:
         raise error("SL804", where=fn.__qualname__, got=last_line(e), expected="a graph of its arguments") from e
-    inputs = {n: names[at[r]] for n, r in found.roles.items() if isinstance(r, int)}
+    inputs = {n: names[at[r]] for n, r in graph.roles.items() if isinstance(r, int)}
     unused = [names[i] for i in at if names[i] not in inputs.values()]
-    _require_used(fn, [*unused, *_absent(found.graph, stand_ins)])
+    _require_used(fn, [*unused, *_absent(graph.graph, stand_ins)])
     pairs = zip(names, args, strict=True)
     fixed = {n: a for n, a in pairs if not isinstance(a, Tensor) and not (type(a) is float and a in stand_ins)}
-    tangents = {n: f"gradient {i}" for i, n in enumerate(n for n, r in found.roles.items() if r == "grad")}
-    grads = [inputs[n] for n in found.roles if inputs.get(n) in leaves] if tangents else []
-    results = _results(found.graph)
+    tangents = {n: f"gradient {i}" for i, n in enumerate(n for n, r in graph.roles.items() if r == "grad")}
+    grads = [inputs[n] for n in graph.roles if inputs.get(n) in leaves] if tangents else []
+    results = _results(graph.graph)
     if tangents:  # gradients come last, one per input, sizes included
-        own = [n for n, role in found.roles.items() if role != "grad"]
+        own = [n for n, role in graph.roles.items() if role != "grad"]
         of = dict(zip(own, results[-len(own) :], strict=True))
         results = [*results[: -len(own)], *(of[n] for n in own if inputs.get(n) in leaves)]
     made = Pattern(
-        found.graph, {**inputs, **tangents}, results, stand_ins, fixed, tuple(grads), tuple(tangents.values())
+        graph.graph, {**inputs, **tangents}, results, stand_ins, fixed, tuple(grads), tuple(tangents.values())
     )
     if not made.picked:
         raise error(
@@ -260,8 +260,8 @@ def _require_used(fn: Callable[..., Any], missing: Sequence[str]) -> None:
 
 
 def _results(graph: Graph) -> list[Any]:
-    (found,) = next(n for n in graph.nodes if n.op == "output").args
-    return list(found) if isinstance(found, (list, tuple)) else [found]
+    (results,) = next(n for n in graph.nodes if n.op == "output").args
+    return list(results) if isinstance(results, (list, tuple)) else [results]
 
 
 def _differentiable(value: Any) -> bool:

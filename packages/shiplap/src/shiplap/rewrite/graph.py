@@ -44,9 +44,9 @@ class Refused(Exception):
 
 def flat_nodes(args: Any) -> list[Node]:
     """The nodes in ``args``, each once, in order."""
-    found: dict[Node, None] = {}
-    map_arg(args, lambda n: found.setdefault(n))
-    return list(found)
+    nodes: dict[Node, None] = {}
+    map_arg(args, lambda n: nodes.setdefault(n))
+    return list(nodes)
 
 
 def place(
@@ -164,13 +164,13 @@ def _strides(t: Tensor) -> list[Any]:
 def _needed(made: Graph, inputs: Sequence[Node], result: Any) -> set[Node]:
     """The inputs from which one result is computed."""
     given = dict(zip((n for n in made.nodes if n.op == "placeholder"), inputs, strict=True))
-    stack, found = [result] if isinstance(result, Node) else [], set()
+    stack, needed = [result] if isinstance(result, Node) else [], set()
     while stack:
         node = stack.pop()
-        if node not in found:
-            found.add(node)
+        if node not in needed:
+            needed.add(node)
             stack.extend(node.all_input_nodes)
-    return {given[n] for n in found if n in given}
+    return {given[n] for n in needed if n in given}
 
 
 def _looped(needs: Sequence[set[Node]], outputs: Sequence[Node]) -> tuple[Obstacle, str] | None:
@@ -202,14 +202,14 @@ def _blocked(graph: Graph, inputs: Sequence[Node], replaced: Sequence[Node]) -> 
 
 
 def _downstream(nodes: Sequence[Node]) -> set[Node]:
-    found: set[Node] = set(nodes)
+    reached: set[Node] = set(nodes)
     stack = list(nodes)
     while stack:
         for user in stack.pop().users:
-            if user not in found:
-                found.add(user)
+            if user not in reached:
+                reached.add(user)
                 stack.append(user)
-    return found
+    return reached
 
 
 def barrier(node: Node) -> tuple[Obstacle, str] | None:

@@ -83,7 +83,7 @@ class Guard:
                     where=where,
                     got=source,
                     expected=f"{ast.unparse(node)}()",
-                    fix="call it: a method itself is always true",
+                    fix="call the method: without parentheses the expression is always true",
                 )
             if not _admitted(node):
                 part = repr(ast.unparse(node)) if isinstance(node, ast.expr) else type(node).__name__

@@ -68,9 +68,9 @@ class PatternRewrite(Rewrite):
         return self._drawn.programs(self.pattern, self.level)
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
-        from shiplap.compat.passes import apart
+        from shiplap.compat.passes import preserving_state
 
-        with apart():
+        with preserving_state():
             patterns = self._drawn.patterns(self.pattern, self.level, graph)
         roots = {called(p.outputs[0]) for p in patterns}
         gone: set[str] = set()
@@ -93,10 +93,10 @@ class PatternRewrite(Rewrite):
                 fit = complete(pattern, fit, graph)
             stop = fit.stop or self._refused(pattern, fit)
             if stop is None:
-                found = self._place(graph, pattern, fit)
-                if isinstance(found, Match):
-                    return found
-                stop = Stop(node, found.obstacle, found.reason)
+                match = self._place(graph, pattern, fit)
+                if isinstance(match, Match):
+                    return match
+                stop = Stop(node, match.obstacle, match.reason)
             if best is None or len(fit.nodes) > len(best[1].nodes):
                 best = pattern, fit, stop
         return self._near(*best) if best else None
@@ -154,16 +154,16 @@ def stand_in(pattern: Pattern, replacement: Callable[..., Any], names: Sequence[
     """What computes the outputs of ``pattern``: the replacement, and in a form for training its gradients."""
 
     def forward(*args: Any) -> list[Any]:
-        found = replacement(*args)
-        flat = list(found) if isinstance(found, (list, tuple)) else [found]
+        results = replacement(*args)
+        flat = list(results) if isinstance(results, (list, tuple)) else [results]
         return [flat[i] for i in pattern.picked]
 
     def both(*given: Any) -> list[Any]:
         args, tangents = list(given[: len(names)]), given[len(names) :]
         with torch.enable_grad():
             leaves = {n: args[i].detach().requires_grad_() for i, n in enumerate(names) if n in pattern.grads}
-            found = replacement(*(leaves.get(n, a) for n, a in zip(names, args, strict=True)))
-            flat = list(found) if isinstance(found, (list, tuple)) else [found]
+            outputs = replacement(*(leaves.get(n, a) for n, a in zip(names, args, strict=True)))
+            flat = list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
             live = [r for r in flat if isinstance(r, Tensor) and r.requires_grad]
             grads = torch.autograd.grad(live, [leaves[n] for n in pattern.grads], tangents, allow_unused=True)
         for name, grad in zip(pattern.grads, grads, strict=True):
@@ -209,7 +209,13 @@ def rewrite(
     if not name.isidentifier():
         raise error("SL802", where=here, got=f"name {name!r}", expected="an identifier", fix='give name="..."')
     if level not in LEVELS:
-        raise error("SL802", where=here, got=f"level {level!r}", expected=", ".join(LEVELS), fix="name one of these")
+        raise error(
+            "SL802",
+            where=here,
+            got=f"level {level!r}",
+            expected=", ".join(LEVELS),
+            fix="name one of the expected values",
+        )
     parameters = [inspect.signature(f).parameters for f in (pattern, replacement)]
     if named := [str(p) for of in parameters for p in of.values() if p.kind is not p.POSITIONAL_OR_KEYWORD]:
         raise error(
@@ -226,7 +232,7 @@ def rewrite(
 
 
 def _callable(**functions: Any) -> None:
-    fix = "give a function of the pattern's arguments; samples= takes none, and returns a list of such arguments"
+    fix = "give a function of the pattern's arguments; samples= takes a function that returns a list of tuples of them"
     for name, given in functions.items():
         if not callable(given):
             raise error("SL802", where=f"sl.rewrite({name}=...)", got=repr(given)[:80], expected="a function", fix=fix)

@@ -51,14 +51,14 @@ _findings: WeakKeyDictionary[Provable, tuple[str, tuple[Finding, ...]]] = WeakKe
 
 def proven(rewrite: R) -> R:
     """``rewrite``, proven; SL801 says what it changes if it is refused."""
-    for found in prove(rewrite):
-        if found.verdict == "fail":
+    for finding in prove(rewrite):
+        if finding.verdict == "fail":
             raise error(
                 "SL801",
-                where=f"rewrite {rewrite.name!r} on {found.input}",
-                got=f"{found.check}: {found.evidence}",
+                where=f"rewrite {rewrite.name!r} on {finding.input}",
+                got=f"{finding.check}: {finding.evidence}",
                 expected="what it replaces",
-                fix=found.fix,
+                fix=finding.fix,
             )
     return rewrite
 
@@ -71,11 +71,11 @@ def prove(rewrite: Provable) -> tuple[Finding, ...]:
     Raises:
         ShiplapError: SL805 without a program to prove it on, SL804 for a program that is no graph.
     """
-    from shiplap.compat.passes import apart, uncast
+    from shiplap.compat.passes import preserving_state, uncast
 
     digest = rewrite.digest
     if _findings.get(rewrite, ("",))[0] != digest:
-        with apart(), uncast(), quiet():
+        with preserving_state(), uncast(), quiet():
             if _findings.get(rewrite, ("",))[0] != digest:  # no other thread did it meanwhile
                 token = proving.set(True)
                 try:
@@ -221,13 +221,13 @@ def _gradients(outs: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor 
         return [None] * len(leaves)
     cotangents = [torch.randn(o.shape, generator=rng, dtype=torch.float64).to(o) for o in live]
     wanted = [t for t in leaves if t.requires_grad]
-    found = iter(torch.autograd.grad(live, wanted, cotangents, allow_unused=True))
-    return [next(found) if t.requires_grad else None for t in leaves]
+    gradients = iter(torch.autograd.grad(live, wanted, cotangents, allow_unused=True))
+    return [next(gradients) if t.requires_grad else None for t in leaves]
 
 
 def _compared(run: _Run, before: Interpreter, after: Interpreter) -> Iterator[tuple[str, str]]:
-    own, again, got = run(before), run(before), None
-    yield "deterministic", bitwise(again.outs, own.outs, "then")
+    own, repeat, got = run(before), run(before), None
+    yield "deterministic", bitwise(repeat.outs, own.outs, "then")
     try:
         got = run(after)
     except Exception as e:

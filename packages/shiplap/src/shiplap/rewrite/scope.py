@@ -46,7 +46,7 @@ class Rewrites:
 
     def __init__(self, *rewrites: Rewrite) -> None:
         if strange := [r for r in rewrites if not isinstance(r, Rewrite)]:
-            fix = "sl.rewrites(*several) for a list; sl.rewrite(pattern, replacement) for functions"
+            fix = "write sl.rewrites(*several) for a list, or sl.rewrite(pattern, replacement) for functions"
             raise error(
                 "SL802",
                 where="sl.rewrites(...)",

@@ -21,33 +21,33 @@ if TYPE_CHECKING:
 __all__ = ["difference", "print_survey", "survey_html", "survey_json"]
 
 
-def survey_json(found: Survey, facts: Mapping[str, str]) -> dict[str, Any]:
+def survey_json(survey: Survey, facts: Mapping[str, str]) -> dict[str, Any]:
     """One JSON-ready object: facts, matches, near misses, measurements, and each graph as a difference of texts."""
-    measured = asdict(found.measured) | {"speedup": found.measured.speedup} if found.measured else None
+    measured = asdict(survey.measured) | {"speedup": survey.measured.speedup} if survey.measured else None
     return {
         "facts": dict(facts),
-        "target": found.target,
-        "summary": found.summary,
-        "graphs": found.graphs,
-        "rewrites": [{"name": n, "level": level} for n, level in found.rewrites],
-        "matches": json.loads(json.dumps([asdict(m) for m in found.matches])),
-        "near_misses": json.loads(json.dumps([asdict(m) for m in found.near_misses])),
+        "target": survey.target,
+        "summary": survey.summary,
+        "graphs": survey.graphs,
+        "rewrites": [{"name": n, "level": level} for n, level in survey.rewrites],
+        "matches": json.loads(json.dumps([asdict(m) for m in survey.matches])),
+        "near_misses": json.loads(json.dumps([asdict(m) for m in survey.near_misses])),
         "measured": measured,
-        "differences": [{"graph": v.number, "level": v.level, "text": difference(v)} for v in found.views],
+        "differences": [{"graph": v.number, "level": v.level, "text": difference(v)} for v in survey.views],
     }
 
 
-def print_survey(found: Survey, console: Console, graphs: bool = False) -> None:
+def print_survey(survey: Survey, console: Console, graphs: bool = False) -> None:
     """A line per rewrite, its places, the near misses with their reasons, and what it all saved."""
     from rich.text import Text
 
     def say(text: str, style: str = "") -> None:
         console.print(Text(text, style), soft_wrap=True)
 
-    for name, level in found.rewrites:
-        matches = [m for m in found.matches if m.rewrite == name]
-        misses = [m for m in found.near_misses if m.rewrite == name]
-        step = found.step(name)
+    for name, level in survey.rewrites:
+        matches = [m for m in survey.matches if m.rewrite == name]
+        misses = [m for m in survey.near_misses if m.rewrite == name]
+        step = survey.step(name)
         measured = f"; {_changed(step)}" if step else ""
         say(f"{name} ({level}): {len(matches)} matched, {len(misses)} near{measured}", "bold" if matches else "")
         for text, times in _counted(map(_matched, matches)):
@@ -55,12 +55,12 @@ def print_survey(found: Survey, console: Console, graphs: bool = False) -> None:
         for text, times in _counted(map(_missed, misses)):
             say(f"  {text}{times}", "yellow")
     if graphs:
-        for view in found.views:
+        for view in survey.views:
             say(f"\ngraph {view.number}, {view.level}", "bold")
             say(difference(view))
-    say(found.summary + (f"; {_saved(found)}" if found.matches else ""))
-    if found.measured:
-        say(_measured(found))
+    say(survey.summary + (f"; {_saved(survey)}" if survey.matches else ""))
+    if survey.measured:
+        say(_measured(survey))
 
 
 def _counted(texts: Iterator[str]) -> Iterator[tuple[str, str]]:
@@ -93,9 +93,9 @@ def _bytes(number: int) -> str:
     return f"{size:.3g} GB"
 
 
-def _saved(found: Survey) -> str:
-    nodes = sum(m.saving.nodes for m in found.matches)
-    return _change(nodes, sum(m.saving.bytes for m in found.matches))
+def _saved(survey: Survey) -> str:
+    nodes = sum(m.saving.nodes for m in survey.matches)
+    return _change(nodes, sum(m.saving.bytes for m in survey.matches))
 
 
 def _change(nodes: int, traffic: int) -> str:
@@ -114,9 +114,9 @@ def _at(where: str) -> str:
         return f" at {where}"
 
 
-def _measured(found: Survey) -> str:
-    assert found.measured is not None
-    m = found.measured
+def _measured(survey: Survey) -> str:
+    assert survey.measured is not None
+    m = survey.measured
     errors = f"results differ by {m.error:.1e}, compiled code from eager by {m.eager_error:.1e}"
     return f"{_changed(m)} ({m.speedup:.2f}x); {errors}"
 
@@ -138,31 +138,31 @@ def _line(call: Call) -> str:
     return f"{made} = {call.operator}({', '.join(call.reads)})"
 
 
-def survey_html(found: Survey, facts: Mapping[str, str]) -> str:
+def survey_html(survey: Survey, facts: Mapping[str, str]) -> str:
     """One page that needs nothing else: the places as pictures, before and after."""
     return render_html(
         "survey.html.jinja",
         package="shiplap.rewrite",
         title="shiplap rewrite",
         facts=facts,
-        found=found,
+        found=survey,
         matched=_matched,
         missed=_missed,
         saved=_saved,
         measured=_measured,
         changed=_changed,
         difference=difference,
-        pictures=list(_pictures(found)),
+        pictures=list(_pictures(survey)),
     )
 
 
-def _pictures(found: Survey) -> Iterator[tuple[Match, int, str, str]]:
+def _pictures(survey: Survey) -> Iterator[tuple[Match, int, str, str]]:
     """``(match, how many look the same, svg before, svg after)``: places with the same operators are drawn once."""
     kinds: dict[tuple[Any, ...], list[Match]] = {}
-    for match in found.matches:
+    for match in survey.matches:
         kinds.setdefault((match.rewrite, match.operators), []).append(match)
     for same in kinds.values():
-        view = next((v for v in found.views if v.number == same[0].graph), None)
+        view = next((v for v in survey.views if v.number == same[0].graph), None)
         if view is not None:
             before, after = (
                 _drawn(c, names) for c, names in ((view.before, same[0].nodes), (view.after, same[0].made))

@@ -99,8 +99,8 @@ class Survey:
     def summary(self) -> str:
         """``12 matches, 2 near misses in 1 graph``."""
         counts = ((len(self.matches), "match", "es"), (len(self.near_misses), "near miss", "es"))
-        found = ", ".join(f"{n} {what}{'' if n == 1 else more}" for n, what, more in counts)
-        return f"{found} in {self.graphs} graph{'' if self.graphs == 1 else 's'}"
+        text = ", ".join(f"{n} {what}{'' if n == 1 else more}" for n, what, more in counts)
+        return f"{text} in {self.graphs} graph{'' if self.graphs == 1 else 's'}"
 
 
 class _Watched(Rewrites):
@@ -214,8 +214,8 @@ def _measured(
     fn: Callable[..., Any], args: Sequence[Any], scope: Rewrites, changed: _Variant, say: Callable[[str], None]
 ) -> Measured:
     """``changed`` against no rewrites, and against the rewrites that matched, one more each time."""
-    found = {m.rewrite for m in scope.matches}
-    matched = sorted((r for r in scope if r.name in found), key=lambda r: LEVELS.index(r.level))
+    rewrites = {m.rewrite for m in scope.matches}
+    matched = sorted((r for r in scope if r.name in rewrites), key=lambda r: LEVELS.index(r.level))
     variants = []
     for count in range(len(matched)):
         say(f"compiling with {matched[count - 1].name}, too" if count else "compiling without")
@@ -227,8 +227,11 @@ def _measured(
     plain, variants = variants[0], [*variants, changed]
     seconds, kernels = _timed(variants), [v.kernels for v in variants]
     steps = [Step(r.name, (kernels[i], kernels[i + 1]), (seconds[i], seconds[i + 1])) for i, r in enumerate(matched)]
-    apart = _apart(changed.results, plain.results), _apart(plain.results, _call(fn, args, changed.train))
-    return Measured((kernels[0], kernels[-1]), (seconds[0], seconds[-1]), *apart, tuple(steps))
+    preserving_state = (
+        _largest_difference(changed.results, plain.results),
+        _largest_difference(plain.results, _call(fn, args, changed.train)),
+    )
+    return Measured((kernels[0], kernels[-1]), (seconds[0], seconds[-1]), *preserving_state, tuple(steps))
 
 
 def _timed(variants: Sequence[_Variant]) -> list[float]:
@@ -236,8 +239,8 @@ def _timed(variants: Sequence[_Variant]) -> list[float]:
     device = next((t.device for t in tensors(variants[0].args)), torch.device("cpu"))
     runs = {i: lambda v=v: tuple(v()) for i, v in enumerate(variants)}
     plan = Plan(seconds=1.5 * len(variants), hopeless=float("inf"))
-    found = race(runs, clock_for(str(device), "never"), plan)
-    return [found[i].median for i in runs]
+    timings = race(runs, clock_for(str(device), "never"), plan)
+    return [timings[i].median for i in runs]
 
 
 def _alone(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -253,11 +256,11 @@ def _alone(fn: Callable[..., Any]) -> Callable[..., Any]:
 def _call(fn: Callable[..., Any], args: Sequence[Any], train: bool) -> list[Tensor]:
     """All tensors of the result; training, with a backward pass from the floating ones."""
     with torch.set_grad_enabled(train):
-        found = [t for t in leaves(_plain(fn(*args))) if isinstance(t, Tensor)]
-        live = [t for t in found if t.requires_grad] if train else []
+        results = [t for t in leaves(_plain(fn(*args))) if isinstance(t, Tensor)]
+        live = [t for t in results if t.requires_grad] if train else []
         if live:
             torch.stack([t.float().sum() for t in live]).sum().backward()
-    return [t.detach() for t in found]
+    return [t.detach() for t in results]
 
 
 def _plain(result: Any) -> Any:
@@ -265,7 +268,7 @@ def _plain(result: Any) -> Any:
     return dict(result) if hasattr(result, "keys") else result
 
 
-def _apart(got: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+def _largest_difference(got: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
     """The largest difference relative to the largest finite value; infinite where only one of two values is finite."""
     worst = 0.0
     for result, wanted in zip(got, expected, strict=False):

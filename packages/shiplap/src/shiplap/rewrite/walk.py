@@ -84,50 +84,51 @@ class _Walker:
     def __init__(self, pattern: Pattern) -> None:
         self.pattern = pattern
 
-    def node(self, fit: Fit, want: Node, found: Any, user: Node) -> list[Fit]:
+    def node(self, fit: Fit, want: Node, actual: Any, user: Node) -> list[Fit]:
         """``want`` of the pattern is ``found``, which ``user`` reads: in which ways, or how far it came."""
         if want in self.pattern.inputs:
-            return [self._input(fit, want, found, user)]
+            return [self._input(fit, want, actual, user)]
         if want in fit.nodes:
-            same = fit.nodes[want] is found
-            reason = f"{operator_name(user)} reads {_name(found)}, the pattern {fit.nodes[want].name} again"
+            same = fit.nodes[want] is actual
+            reason = f"{operator_name(user)} reads {_name(actual)}, the pattern {fit.nodes[want].name} again"
             return [fit if same else self._stop(fit, user, "operator", reason)]
-        if not isinstance(found, Node) or not found.op.startswith("call") or called(found) != called(want):
+        if not isinstance(actual, Node) or not actual.op.startswith("call") or called(actual) != called(want):
             reason = (
-                f"{_name(found)} is {_what(found)}; the pattern has {operator_name(want)} there{_hint(want, found)}"
+                f"{_name(actual)} is {_what(actual)}; the pattern has {operator_name(want)} there{_hint(want, actual)}"
             )
-            return [self._stop(fit, found if isinstance(found, Node) else user, "operator", reason)]
+            return [self._stop(fit, actual if isinstance(actual, Node) else user, "operator", reason)]
         fit = fit.copy()
-        fit.nodes[want] = found
-        return self._arguments(fit, want, found)
+        fit.nodes[want] = actual
+        return self._arguments(fit, want, actual)
 
-    def _input(self, fit: Fit, want: Node, found: Any, user: Node) -> Fit:
+    def _input(self, fit: Fit, want: Node, actual: Any, user: Node) -> Fit:
         name = self.pattern.inputs[want]
         if name not in fit.args:
             fit = fit.copy()
-            fit.args[name] = found
+            fit.args[name] = actual
             return fit
-        if fit.args[name] is found:
+        if fit.args[name] is actual:
             return fit
         return self._stop(
             fit,
             user,
             "argument",
-            f"the pattern uses {name} more than once; here it would be both {_name(fit.args[name])} and {_name(found)}",
+            f"the pattern uses {name} more than once; here it would be both {_name(fit.args[name])} and "
+            f"{_name(actual)}",
         )
 
-    def _arguments(self, fit: Fit, want: Node, found: Node) -> list[Fit]:
-        wanted, given = arguments(want), arguments(found)
+    def _arguments(self, fit: Fit, want: Node, actual: Node) -> list[Fit]:
+        wanted, given = arguments(want), arguments(actual)
         if not wanted.keys() <= given.keys():
-            given = arguments(found, wanted)
+            given = arguments(actual, wanted)
         if wanted.keys() != given.keys():
-            return [self._stop(fit, found, "argument", _renamed(found, wanted, given))]
+            return [self._stop(fit, actual, "argument", _renamed(actual, wanted, given))]
         orders = [list(wanted)]
         if called(want) in COMMUTATIVE and {"input", "other"} <= wanted.keys():
             orders.append([{"input": "other", "other": "input"}.get(n, n) for n in wanted])
         tried: list[Fit] = []
         for order in orders:
-            tried += self._each(fit, [(n, wanted[n], given[o]) for n, o in zip(wanted, order, strict=True)], found)
+            tried += self._each(fit, [(n, wanted[n], given[o]) for n, o in zip(wanted, order, strict=True)], actual)
         return _nearest(tried)
 
     def _each(self, fit: Fit, pairs: Sequence[tuple[str, Any, Any]], user: Node) -> list[Fit]:
@@ -228,14 +229,14 @@ def check_sizes(pattern: Pattern, fit: Fit, *, any_rank: bool) -> Stop | None:
     """Whether sizes agree, once every argument is bound: those of arguments, and those that the graph computes with."""
     sizes, at = Sizes(), fit.nodes[pattern.outputs[0]]
     for want, name in pattern.inputs.items():
-        found, wanted = fit.args.get(name), value(want)
-        held = value(found) if isinstance(found, Node) else found
+        size, wanted = fit.args.get(name), value(want)
+        held = value(size) if isinstance(size, Node) else size
         if not (isinstance(held, Tensor) and isinstance(wanted, Tensor)):
             continue
         if held.dim() != wanted.dim():
             if not any_rank:
                 return Stop(
-                    at, "shape", f"{name} is {describe(found)}: {held.dim()} dims, the pattern has {wanted.dim()}"
+                    at, "shape", f"{name} is {describe(size)}: {held.dim()} dims, the pattern has {wanted.dim()}"
                 )
             continue
         for dim, (w, g) in enumerate(zip(wanted.shape, held.shape, strict=True)):
@@ -243,7 +244,7 @@ def check_sizes(pattern: Pattern, fit: Fit, *, any_rank: bool) -> Stop | None:
                 return Stop(
                     at,
                     "shape",
-                    f"{name} is {describe(found)}: dim {dim} is {g}, the pattern has {sizes.shown(w)} there",
+                    f"{name} is {describe(size)}: dim {dim} is {g}, the pattern has {sizes.shown(w)} there",
                 )
     for want, actual, user, name in fit.sizes:
         if not sizes.same(want, actual):
@@ -254,17 +255,17 @@ def check_sizes(pattern: Pattern, fit: Fit, *, any_rank: bool) -> Stop | None:
 def check_users(pattern: Pattern, fit: Fit) -> Stop | None:
     """Whether somebody else reads what only the pattern may read."""
     inside, outputs = set(fit.nodes.values()), {fit.nodes[o] for o in pattern.outputs if o in fit.nodes}
-    for found in fit.nodes.values():
-        stranger = next((u for u in found.users if u not in inside), None)
-        if stranger is not None and found not in outputs:
+    for node in fit.nodes.values():
+        stranger = next((u for u in node.users if u not in inside), None)
+        if stranger is not None and node not in outputs:
             who = "the graph returns it" if stranger.op == "output" else f"{stranger.name} reads it, too"
-            return Stop(found, "user", f"{found.name} ({operator_name(found)}) would no longer be computed, but {who}")
+            return Stop(node, "user", f"{node.name} ({operator_name(node)}) would no longer be computed, but {who}")
     return None
 
 
-def _renamed(found: Node, wanted: Mapping[str, Any], given: Mapping[str, Any]) -> str:
+def _renamed(actual: Node, wanted: Mapping[str, Any], given: Mapping[str, Any]) -> str:
     more, less = [n for n in given if n not in wanted], [n for n in wanted if n not in given]
-    call = operator_name(found)
+    call = operator_name(actual)
     if len(more) == len(less) == 1 and (isinstance(wanted[less[0]], Node) or wanted[less[0]] == given[more[0]]):
         return f"{call} is given {more[0]}={_name(given[more[0]])}; the pattern calls this argument {less[0]}"
     if more:
@@ -279,19 +280,19 @@ def _equal(want: Any, given: Any) -> bool:
     return want == given and (type(want) is type(given) or isinstance(want, (int, float)))
 
 
-def _name(found: Any) -> str:
-    if isinstance(found, (list, tuple)):
-        return f"[{', '.join(map(_name, found))}]"
-    return found.name if isinstance(found, Node) else repr(found)
+def _name(actual: Any) -> str:
+    if isinstance(actual, (list, tuple)):
+        return f"[{', '.join(map(_name, actual))}]"
+    return actual.name if isinstance(actual, Node) else repr(actual)
 
 
-def _hint(want: Node, found: Any) -> str:
+def _hint(want: Node, actual: Any) -> str:
     """What such a difference usually means: a weight that is stored the other way round."""
     if called(want) in TRANSPOSES:
         return ": it is not transposed here"
-    if isinstance(found, Node) and called(found) in TRANSPOSES:
+    if isinstance(actual, Node) and called(actual) in TRANSPOSES:
         return ": it is transposed here"
-    near = [found, *found.all_input_nodes] if isinstance(found, Node) else []
+    near = [actual, *actual.all_input_nodes] if isinstance(actual, Node) else []
     product = next((n for n in near if n.op.startswith("call") and called(n) in PRODUCTS), None)
     if called(want) != "linear" or product is None:
         return ""
@@ -300,9 +301,9 @@ def _hint(want: Node, found: Any) -> str:
     return f": {product.name} multiplies by the weight as it is, linear by its transpose"
 
 
-def _what(found: Any) -> str:
-    if not isinstance(found, Node):
+def _what(actual: Any) -> str:
+    if not isinstance(actual, Node):
         return "a constant"
-    if found.op == "placeholder":
+    if actual.op == "placeholder":
         return "an input of the graph"
-    return f"a call of {operator_name(found)}" if found.op.startswith("call") else found.op
+    return f"a call of {operator_name(actual)}" if actual.op.startswith("call") else actual.op

@@ -1,6 +1,6 @@
-"""Choose: candidates → verified → measured → stored choice; freeze.
+"""Select a candidate for each bucket: verify all candidates, time them, store the choice, freeze it.
 
-Names are loaded when they are first used: a program that does not tune pays for none of it.
+Names are loaded when they are first used, so a program that does not tune does not pay for the import.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from shiplap.selection.calls import record
     from shiplap.selection.candidate import Candidate, Refused
     from shiplap.selection.choice import Choice
-    from shiplap.selection.decide import Options, choose
     from shiplap.selection.inputs import recipe_of
     from shiplap.selection.isolate import Isolation
+    from shiplap.selection.selector import Options, select
     from shiplap.selection.store import Store
     from shiplap.selection.table import frozen, thaw
 
@@ -30,11 +30,11 @@ __all__ = [
     "Options",
     "Refused",
     "Store",
-    "choose",
     "freeze",
     "frozen",
     "recipe_of",
     "record",
+    "select",
     "thaw",
     "tune",
 ]
@@ -43,10 +43,10 @@ _HOMES = {
     "Candidate": "candidate",
     "Choice": "choice",
     "Isolation": "isolate",
-    "Options": "decide",
+    "Options": "selector",
     "Refused": "candidate",
     "Store": "store",
-    "choose": "decide",
+    "select": "selector",
     "frozen": "table",
     "recipe_of": "inputs",
     "record": "calls",
@@ -66,39 +66,40 @@ def tune(
     budget: float | str | None = None,
     *,
     device: str | None = None,
-    again: bool = False,
+    remeasure: bool = False,
     capture: str = "auto",
     isolate: bool = True,
     timeout: float = 60.0,
     progress: bool | None = None,
 ) -> list[Choice]:
-    """Choose kernel and config for the calls that ``samples`` stand for, and put the choices into force.
+    """Choose kernel and config for the calls that ``samples`` describe, and use the choices in this process.
 
-    Candidates are verified against the reference before they are timed, in a process of their own; the result is kept
-    in the store, and what the store has is not measured again.
+    Candidates are verified against the reference before they are timed, in a process of their own. Choices are kept in
+    the store. A bucket that the store has is not measured again.
 
     Args:
         samples: each a tuple of arguments, a dict of sizes and scalars (``{"n": 4096, "c": 64}``, with ``"dtype"`` if
-            it is not float32), or a recipe. Values are drawn afresh from the declaration.
-        budget: seconds for all of it, or text such as ``"5m"``; by default 30 s a bucket. Nothing goes on after that:
-            what has a choice by then is stored, and the others come back with ``origin="left out"``.
-        device: where samples given as sizes are drawn, by default the CPU; tuples of arguments say it themselves.
-        again: measure what is in the store, too.
-        capture: ``"always"`` times replays of CUDA graphs, and drops what cannot be captured.
-        isolate: False runs candidates in this process; ``timeout`` is how many seconds one may take.
-        progress: show a bar on stderr, by default when that is a terminal.
+            it is not float32), or a recipe. Values are drawn anew from the declaration.
+        budget: the time for all samples, in seconds or as text such as ``"5m"``. The default is 30 s for each bucket.
+            When the time is over, finished choices are stored, and the others are returned with ``origin="left out"``.
+        device: the device for samples given as sizes, by default the CPU. Tuples of arguments have a device already.
+        remeasure: measure buckets that the store has, too.
+        capture: ``"always"`` times replays of CUDA graphs, and rejects candidates that cannot be captured.
+        isolate: False runs candidates in this process.
+        timeout: the time in seconds after which one candidate is given up.
+        progress: show a bar on stderr, by default when stderr is a terminal.
 
     Raises:
         ShiplapError: SL606 for integer arguments without a builder; SL608 inside an op, a backward, a trace or a
             capture; SL502 or SL610 for samples that cannot be drawn.
     """
     from shiplap.selection import engine
-    from shiplap.selection.decide import Options
+    from shiplap.selection.selector import Options
 
     return engine.tune_all(
         engine.requests_of(op, samples, device),
         budget,
-        options=Options(again=again, capture=capture),
+        options=Options(remeasure=remeasure, capture=capture),
         isolate=isolate,
         timeout=timeout,
         progress=progress,
@@ -106,10 +107,10 @@ def tune(
 
 
 def freeze(path: str | os.PathLike[str], ops: Iterable[Op] | None = None) -> list[Choice]:
-    """Write the choices that hold on this machine now (of ``ops``, else of all) to ``path``, for :func:`frozen`.
+    """Write the choices that are valid on this machine (of ``ops``, by default of all) to ``path``, for :func:`frozen`.
 
-    They come from the store and from this process. Those of another device, library version or version of a declared
-    op are left out. Returns what was written; SL602 when it cannot be.
+    The choices come from the store and from this process. A choice for another device, library version or version of a
+    declared op is left out. Returns the choices that were written. SL602 when the file cannot be written.
     """
     from shiplap.selection.table import write
 
@@ -117,7 +118,7 @@ def freeze(path: str | os.PathLike[str], ops: Iterable[Op] | None = None) -> lis
 
 
 def _from_environment() -> None:
-    """SHIPLAP_TUNED and SHIPLAP_RECORD, when the first op is called or traced."""
+    """Apply SHIPLAP_TUNED and SHIPLAP_RECORD when the first op is called or traced."""
     current = settings()
     if current.tuned:
         from shiplap.selection.table import frozen

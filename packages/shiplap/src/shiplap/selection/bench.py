@@ -1,4 +1,4 @@
-"""Where candidates run: the search drives a ``Bench``, here in this process, or in another one (``isolate.py``)."""
+"""A ``Bench`` verifies and times candidates for the search: in this process, or in another one (``isolate.py``)."""
 
 from __future__ import annotations
 
@@ -26,22 +26,24 @@ class Bench(Protocol):
     """Verifies and times candidates by their index."""
 
     def compile(self, indices: Sequence[int]) -> int:
-        """Begin to compile candidates, side by side; how many. Who is verified next waits for none but itself."""
+        """Start compiling candidates in parallel, and return how many. Verification of a candidate waits only for that
+        candidate.
+        """
         ...
 
     def quiet(self) -> None:
-        """Compile no more: return when nobody does."""
+        """Stop starting compilations, and return when all running ones have ended."""
         ...
 
     def verify(self, index: int) -> Outcome: ...
 
     def race(self, indices: Sequence[int], plan: Plan) -> tuple[dict[int, Timing], dict[int, str]]:
-        """Timings, and why others have none."""
+        """The timings of candidates, and the reasons why other candidates have none."""
         ...
 
 
 class LocalBench:
-    """In this process: a candidate that crashes takes it along."""
+    """A bench in this process. A candidate that crashes ends the process."""
 
     def __init__(
         self,

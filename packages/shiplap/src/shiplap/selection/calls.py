@@ -1,8 +1,4 @@
-"""Which calls a program makes: one JSON line per op, sizes, dtypes and layout, to be tuned later, elsewhere.
-
-A line is appended at the first such call, in one write: processes may share a file, and one that is killed has written
-what it saw. Counts follow at the end, as lines of their own.
-"""
+"""Record the calls that a program makes, one JSON line per op, sizes, dtypes and layout, and tune for them later."""
 
 from __future__ import annotations
 
@@ -46,7 +42,7 @@ class Call:
 
 
 class Recorder:
-    """Sees every bound call of this process (``choices.observer``)."""
+    """The observer of every bound call in this process (``choices.observer``)."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
@@ -80,7 +76,7 @@ class Recorder:
                 self._held.append(form)
 
     def close(self) -> None:
-        """Write the counts; native bindings may come back."""
+        """Write the counts, and allow native bindings again."""
         with self._lock:
             many = [(self._seen[k], n) for k, n in self._counts.items() if n > 1]
             self._append([replace(c, count=n) for c, n in many])
@@ -152,7 +148,7 @@ def read_calls(path: str | os.PathLike[str]) -> list[Call]:
         raise error(
             "SL602",
             where=str(path),
-            what="file cannot be read",
+            what="the file cannot be read",
             got=(isinstance(e, OSError) and e.strerror) or e,
             expected="a profile written by shiplap.selection.record",
         ) from None
@@ -167,7 +163,7 @@ def read_calls(path: str | os.PathLike[str]) -> list[Call]:
             raise error(
                 "SL609",
                 where=f"{path}:{number}",
-                what="profile not accepted",
+                what="a line of the profile cannot be read",
                 got=str(e).splitlines()[0],
                 expected="a line written by shiplap.selection.record",
                 fix="delete the line, or record again",

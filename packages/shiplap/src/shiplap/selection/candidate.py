@@ -24,17 +24,11 @@ Run = Callable[[], tuple[Tensor, ...]]
 
 
 class Refused(Exception):
-    """A candidate that does not take these arguments: not wrong, not in the race."""
+    """Raised for a candidate that does not support these arguments. It is not wrong, and it is not timed."""
 
 
 class Candidate(ABC):
-    """What can be verified and timed, by the name ``kernel`` and a ``config``. Its calls are made without gradients.
-
-    Attributes:
-        fixed: whether it serves the sizes at hand only, so that it is not asked about others.
-        opaque: whether its outputs are not allocated in Python, where they could be poisoned.
-        compiles: whether :meth:`precompile` can be called.
-    """
+    """What can be verified and timed, identified by the name ``kernel`` and a ``config``. No gradients are recorded."""
 
     kernel: str
     config: Config
@@ -44,19 +38,16 @@ class Candidate(ABC):
 
     @abstractmethod
     def prepare(self, args: tuple[Any, ...]) -> Run:
-        """Do for ``args`` (all arguments, in order) what is done once - compile, check - and return what is timed.
-
-        Raises:
-            Refused: it does not take them.
-            Exception: whatever goes wrong.
-        """
+        """Compile and check once for ``args`` (all arguments, in order), and return the function to be timed."""
 
     def precompile(self, args: tuple[Any, ...]) -> None:
-        """Do what takes long in the first :meth:`prepare`, and launch nothing; in any thread, beside others."""
+        """Do the slow part of the first :meth:`prepare` without launching anything. Several threads may do so in
+        parallel.
+        """
         raise NotImplementedError(f"{label(self)} compiles nothing")
 
     def estimate(self, env: Mapping[str, Any]) -> float | None:
-        """The time of a call of these sizes as its author estimates it, in any unit; None without an estimate."""
+        """The author's estimate of the time of a call with these sizes, in any unit, or None."""
         return None
 
 
@@ -101,7 +92,7 @@ class KernelCandidate(Candidate):
 
 @dataclass(frozen=True)
 class ReferenceCandidate(Candidate):
-    """The reference, as the floor: it is right by definition, so that there is always a choice."""
+    """The reference as the fallback: it is right by definition, so every op has a valid candidate."""
 
     op: Op
     kernel: str = REFERENCE
@@ -114,15 +105,15 @@ class ReferenceCandidate(Candidate):
 
 def candidates(op: Op, device: str, env: Mapping[str, Any]) -> list[Candidate]:
     """Every kernel × config of ``op`` for a device type and sizes: the reference first, then the declared default."""
-    found: list[Candidate] = [ReferenceCandidate(op)]
+    valid: list[Candidate] = [ReferenceCandidate(op)]
     for kernel in op.kernels.get(torch.device(device).type, ()):
         configs = kernel.space.configs(env) if kernel.space else (NO_CONFIG,)
-        found += [KernelCandidate(op, kernel.variant(config)) for config in configs]
-    return found
+        valid += [KernelCandidate(op, kernel.variant(config)) for config in configs]
+    return valid
 
 
 def default_of(op: Op, call: Binding, device: str) -> tuple[str, Config]:
-    """What runs without a choice on a device type; ``call`` may be one without values."""
+    """The candidate that runs without a choice on a device type. ``call`` may have no values."""
     for kernel in op.eager(torch.device(device).type):
         try:
             serving = kernel.serving(call)

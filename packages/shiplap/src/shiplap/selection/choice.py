@@ -1,4 +1,4 @@
-"""``Choice``: the candidate picked for a bucket, with the reason; and the form in which it is stored."""
+"""``Choice``: the candidate picked for a bucket, the reason, and the form in which the store keeps both."""
 
 from __future__ import annotations
 
@@ -19,21 +19,7 @@ LEFT_OUT = "left out"
 
 @dataclass(frozen=True)
 class Choice:
-    """What runs for the calls of one bucket, and why.
-
-    Attributes:
-        op, device, bucket, dtypes, layout: which calls it is for; ``device`` is a device type.
-        kernel, config: the candidate; kernel ``"reference"`` is the plain PyTorch body.
-        time: median seconds of a run, 0.0 when nothing was measured.
-        runner_up, runner_up_time: the next candidate; empty without one.
-        default_time: of the declared default, 0.0 when it was not measured.
-        reason: in one line.
-        findings: what was dropped, and why; empty in a choice that was read from the store or a table.
-        tried: candidates considered.
-        origin: ``"measured"``, ``"stored"``, ``"frozen"``, ``"default"``, ``"received"`` (from another rank), or
-            ``"left out"``: the budget ended before this bucket had a choice, and ``kernel`` is empty.
-        sizes: the recipe of the call that was measured.
-    """
+    """The candidate that runs for all calls of one bucket, with the reason."""
 
     op: str
     device: str
@@ -119,7 +105,7 @@ def from_json(key: Key, value: Mapping[str, Any], origin: str) -> Choice:
 
 
 def entry_of(choice: Choice, source: str, extra: Mapping[str, str] | None = None) -> Entry:
-    """The line of the table of choices in force; with ``extra`` it is one that no call of the op itself meets."""
+    """The entry for the table of choices in use. With ``extra``, no call of the op itself finds the entry."""
     key: tuple[Any, ...] = (choice.device, *(v for _, _, v in choice.bucket.limits), choice.dtypes, choice.layout)
     key = (*key, tuple(sorted(extra.items()))) if extra else key
     return Entry(choice.op, source, key, choice.kernel, choice.config)

@@ -1,4 +1,4 @@
-"""A budget is a promise: what is not done in time is left where it is, and said to be."""
+"""Time budgets of tuning. Work that is unfinished at the end is abandoned and reported as left out."""
 
 from __future__ import annotations
 
@@ -17,14 +17,11 @@ T = TypeVar("T")
 
 
 class OutOfTime(Exception):
-    """There is no time left."""
+    """Raised when the budget is spent."""
 
 
 class Deadline:
-    """The end of a budget. Use as a context; ``on_end`` is called when work is still under way then, to end it.
-
-    Work runs in one thread, for all of it: a tuning process dies with the thread that started it.
-    """
+    """The end of a budget, as a context manager. ``on_end`` is called to end work that still runs at that time."""
 
     def __init__(self, seconds: float, on_end: Callable[[], None] = lambda: None) -> None:
         self.ends, self.on_end, self.over = monotonic() + seconds, on_end, False
@@ -44,15 +41,12 @@ class Deadline:
         return self.ends - monotonic()
 
     def check(self) -> None:
-        """OutOfTime in work that nobody waits for any more: it stores nothing, and starts nothing."""
+        """Raise OutOfTime in work that was abandoned, so that the work stores nothing and starts nothing."""
         if self.over:
             raise OutOfTime
 
     def run(self, work: Callable[[], T]) -> T:
-        """The result of ``work``, which may hang in a sampler or a kernel: OutOfTime at the end, whatever it does then.
-
-        No one can end a thread from without: it goes on up to its next ``check``.
-        """
+        """The result of ``work``. OutOfTime at the end of the budget, even if a sampler or a kernel hangs."""
         if self.left <= 0:
             raise OutOfTime
         told: SimpleQueue[Any] = SimpleQueue()

@@ -1,4 +1,4 @@
-"""``sl.tune``: samples of an op, or a recorded profile, → a choice for each bucket that they fall into."""
+"""``sl.tune``: from samples of an op, or a recorded profile, to a choice for each bucket of the samples."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from shiplap.referee.recipe import Recipe
 from shiplap.referee.sizes import environment, free_dims, scalar_candidates
 from shiplap.selection.choice import LEFT_OUT, Choice, from_json
 from shiplap.selection.deadline import Deadline, OutOfTime
-from shiplap.selection.decide import Options, choose, force
 from shiplap.selection.guard import require_quiet
 from shiplap.selection.inputs import inputs, recipe_of
 from shiplap.selection.isolate import TIMEOUT, Isolation
 from shiplap.selection.key import key_for
 from shiplap.selection.search import Report
+from shiplap.selection.selector import Options, force, select
 from shiplap.selection.share import from_first, ranks
 from shiplap.selection.table import keep
 
@@ -33,7 +33,7 @@ EACH = 30.0  # seconds per bucket without a budget
 
 
 def requests_of(op: Op, samples: Iterable[Any], device: str | None) -> list[Request]:
-    """What ``samples`` (argument tuples, sizes, recipes or their labels) stand for."""
+    """The tuning requests for ``samples``: argument tuples, sizes, recipes or labels of recipes."""
     if isinstance(samples, (str, Mapping, torch.Tensor)) or not isinstance(samples, Iterable):
         raise _no_sample(op, samples, "a list of samples, such as [(x, y)]")
     return [_request(op, sample, device) for sample in samples]
@@ -41,7 +41,11 @@ def requests_of(op: Op, samples: Iterable[Any], device: str | None) -> list[Requ
 
 def _no_sample(op: Op, got: object, expected: str) -> ShiplapError:
     return error(
-        "SL613", where=f"{op.spec.name}: samples to tune on", got=type(got).__name__, expected=expected, fix=" "
+        "SL613",
+        where=f"{op.spec.name}: samples to tune on",
+        got=type(got).__name__,
+        expected=expected,
+        fix="pass a list of argument tuples, sizes, recipes or labels",
     )
 
 
@@ -54,7 +58,7 @@ def tune_all(
     timeout: float = TIMEOUT,
     progress: bool | None = None,
 ) -> list[Choice]:
-    """A choice per bucket of ``requests``, in order. Under torch.distributed rank 0 measures for all."""
+    """A choice for each bucket of ``requests``, in order. Under torch.distributed, rank 0 measures for all ranks."""
     require_quiet("tune")
     wanted = _buckets(requests)
 
@@ -76,38 +80,38 @@ def tune_all(
         mine.extend(work())
         return [choice.value() if choice.origin != LEFT_OUT else {} for choice in mine]
 
-    found = from_first(tell)
-    return mine if rank == 0 else [_receive(*request, value) for request, value in zip(wanted, found, strict=True)]
+    choices = from_first(tell)
+    return mine if rank == 0 else [_receive(*request, value) for request, value in zip(wanted, choices, strict=True)]
 
 
 def _each(
     wanted: Sequence[Request], deadline: Deadline | None, options: Options, isolation: Isolation | None, report: Report
 ) -> list[Choice]:
     """Each bucket has an equal share of the time that is left."""
-    found: list[Choice] = []
+    choices: list[Choice] = []
     for number, (op, recipe, device) in enumerate(wanted):
         place = f"{number + 1}/{len(wanted)} {op.spec.name}"
         share = EACH if deadline is None else deadline.left / (len(wanted) - number)
 
-        def said(what: str, done: int, total: int, place: str = place) -> None:
+        def report_here(what: str, done: int, total: int, place: str = place) -> None:
             if deadline is not None:
                 deadline.check()
             report(f"{place}: {what}", done, total)
 
         work = partial(
-            choose,
+            select,
             op,
             recipe,
             device=device,
             options=replace(options, seconds=share),
-            report=said,
+            report=report_here,
             bench=isolation.bench() if isolation else None,
         )
         try:
-            found.append(work() if deadline is None else deadline.run(work))
+            choices.append(work() if deadline is None else deadline.run(work))
         except OutOfTime:
-            found.append(_left_out(op, recipe, device))
-    return found
+            choices.append(_left_out(op, recipe, device))
+    return choices
 
 
 def _left_out(op: Op, recipe: Recipe, device: str) -> Choice:
@@ -140,12 +144,12 @@ def _receive(op: Op, recipe: Recipe, device: str, value: Mapping[str, Any]) -> C
 
 def _buckets(requests: Iterable[Request]) -> list[Request]:
     """The first request of each bucket."""
-    found: dict[tuple[Any, ...], Request] = {}
+    by_bucket: dict[tuple[Any, ...], Request] = {}
     for op, recipe, device in requests:
         env = environment(op.spec, dict(recipe.sizes), {**dict(recipe.scalars), **dict(recipe.sizes)}) or {}
         key = (op.spec.name, device, op.rule.values(env), recipe.dtypes, recipe.layouts, recipe.absent)
-        found.setdefault(key, (op, recipe, device))
-    return list(found.values())
+        by_bucket.setdefault(key, (op, recipe, device))
+    return list(by_bucket.values())
 
 
 def _request(op: Op, sample: Any, device: str | None) -> Request:
@@ -186,7 +190,7 @@ def recipe_for(op: Op, values: Mapping[str, Any], dtype: str = "float32") -> Rec
         raise error(
             "SL502",
             where=op.spec.name,
-            what="sizes do not fit",
+            what="the sizes do not fit the declaration",
             got=got,
             expected=f"sizes of {', '.join(dims)}",
             fix="give each free dim a whole number, and a variadic one a list of them",
@@ -198,7 +202,7 @@ def recipe_for(op: Op, values: Mapping[str, Any], dtype: str = "float32") -> Rec
         raise error(
             "SL502",
             where=op.spec.name,
-            what="dtype does not fit",
+            what="the dtype does not fit the declaration",
             got=dtype,
             expected="; ".join(f"{c}: {', '.join(names)}" for c, names in admitted.items()) or "none to choose",
             fix="pass a dtype that the declaration admits",
@@ -228,7 +232,7 @@ def seconds_of(budget: float | str | None) -> float | None:
 
 @contextlib.contextmanager
 def shown(wanted: bool | None) -> Iterator[Report]:
-    """A bar on stderr while someone is watching; nothing stays of it."""
+    """A progress bar on stderr if stderr is a terminal. The bar is removed at the end."""
     if not (sys.stderr.isatty() if wanted is None else wanted):
         yield lambda what, done, total: None
         return

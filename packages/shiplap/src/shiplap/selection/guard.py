@@ -1,4 +1,6 @@
-"""Where nothing may be measured: inside an op, a backward, a capture, a trace, or a worker that imports an op."""
+"""Refuse to measure where a measurement would disturb: inside an op, a backward, a capture, a trace, or a tuning
+worker.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ WORKER = "_SHIPLAP_TUNE_WORKER"  # set in the worker's own environment, by the w
 
 
 def blocked() -> str:
-    """Why nothing may be measured now, or empty."""
+    """The reason why a measurement is not allowed now, or an empty text."""
     if os.environ.get(WORKER) == str(os.getpid()):
         return "a worker that imports the op"
     if torch.compiler.is_compiling():
@@ -39,6 +41,6 @@ def _inside_op() -> bool:
 
 
 def require_quiet(where: str) -> None:
-    """SL608 where nothing may be measured."""
+    """Raise SL608 where a measurement is not allowed."""
     if reason := blocked():
         raise error("SL608", where=where, got=f"tuning inside {reason}", expected="tuning outside the model's own work")

@@ -1,4 +1,4 @@
-"""What candidates are run on: arguments like those of the call, drawn from the declaration, never zeros."""
+"""The arguments on which candidates run: drawn from the declaration for the sizes of a call, and never all zeros."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ SEED = 20261121  # any; the same everywhere, so that two processes verify on the
 
 @dataclass(frozen=True)
 class Inputs:
-    """What candidates for ``recipe`` are run on; drawn when asked for, since the process that asks may run none."""
+    """The arguments for ``recipe``, drawn at the first use: the process that plans the tuning may run no candidate
+    itself.
+    """
 
     op: Op
     recipe: Recipe
@@ -37,18 +39,18 @@ class Inputs:
 
     @cached_property
     def real(self) -> tuple[Case, Case]:
-        """Two draws at the sizes of the call."""
+        """Two draws of arguments with the sizes of the call."""
         first, second = (Samples(self.op, self.seed + i, self.device).build(self.recipe) for i in (0, 1))
         return first, second
 
     @cached_property
     def small(self) -> Case | None:
-        """A draw of small odd sizes, or None when the declaration admits none."""
+        """One draw of arguments with small odd sizes, or None if the declaration admits none."""
         return _small(Samples(self.op, self.seed, self.device), self.recipe)
 
     @cached_property
     def call(self) -> Binding:
-        """The call without values where they do not decide its sizes; else the first draw."""
+        """The call on the meta device if values do not affect its sizes, else the first draw."""
         if self.op.sampler is None:
             return Samples(self.op, self.seed, "meta").blank(self.recipe)
         return self.op.bind(self.real[0].args)
@@ -67,7 +69,7 @@ class Inputs:
 
 
 def inputs(op: Op, recipe: Recipe, device: str, seed: int = SEED) -> Inputs:
-    """Arguments for ``recipe``; SL606 when nobody knows what its integers mean, SL502 or SL610 when they do not fit."""
+    """Arguments for ``recipe``. SL606 for integer tensors without a builder, SL502 or SL610 for a bad recipe."""
     if needs_builder(op):
         names = ", ".join(a.name for a in op.spec.tensors if a.tensor and all("int" in n for n in a.tensor.dtypes))
         raise error(
@@ -76,13 +78,13 @@ def inputs(op: Op, recipe: Recipe, device: str, seed: int = SEED) -> Inputs:
             got=f"integer tensors {names} without a builder",
             expected="values that mean something",
         )
-    found = Inputs(op, recipe, device, seed)
+    sample = Inputs(op, recipe, device, seed)
     wanted = op.rule.bucket({**dict(recipe.scalars), **dict(recipe.sizes)})
     asked = {name: value for name, _, value in wanted.limits if name in dict(recipe.sizes)}
-    drawn = {name: value for name, _, value in found.bucket.limits if name in asked}
+    drawn = {name: value for name, _, value in sample.bucket.limits if name in asked}
     if drawn != asked:
-        raise error("SL610", where=op.spec.name, got=str(found.bucket), expected=f"{wanted} ({recipe})")
-    return found
+        raise error("SL610", where=op.spec.name, got=str(sample.bucket), expected=f"{wanted} ({recipe})")
+    return sample
 
 
 def _small(samples: Samples, recipe: Recipe) -> Case | None:
@@ -102,7 +104,7 @@ def _small(samples: Samples, recipe: Recipe) -> Case | None:
 
 
 def recipe_of(op: OpState, args: tuple[Any, ...]) -> Recipe:
-    """The recipe of a call: sizes, scalars, dtypes, layouts and what is absent; no values."""
+    """The recipe of a call: sizes, scalars, dtypes, layouts and absent arguments, without values."""
     call = op.bind(args)
     sizes = {n: call.env[n] for n in free_dims(op.spec) if n in call.env}
     scalars = {a.name: call.env[a.name] for a in op.spec.scalars if a.name not in sizes}
@@ -114,7 +116,7 @@ def recipe_of(op: OpState, args: tuple[Any, ...]) -> Recipe:
 
 
 def layout_name(t: Tensor) -> str:
-    """The name of the layout that has the code of ``t``; empty when it is contiguous, or like none that we know."""
+    """The name of the layout of ``t``. Empty for a contiguous tensor and for a layout without a name."""
     if t.is_contiguous():
         return ""
     code = layout_of([t])

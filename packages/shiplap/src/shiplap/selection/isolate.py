@@ -1,7 +1,5 @@
-"""Candidates in a process of their own: a crash, hang or illegal access costs the candidate, and a fresh one goes on.
-
-The op is named by module or file, never pickled. One that has no importable home (declared in a function or a
-notebook) is tuned in this process, with a notice.
+"""Run candidates in a worker process. A crash, a hang or an illegal access costs the candidate, and a new worker
+starts.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ from shiplap.selection.measure import Plan, Timing
 from shiplap.selection.verify import Outcome
 
 if TYPE_CHECKING:
-    from shiplap.selection.decide import Task
+    from shiplap.selection.selector import Task
 
 __all__ = ["Died", "Isolation"]
 
@@ -37,7 +35,7 @@ TIMEOUT = 60.0  # seconds that one run, with its compilation, may take; the refe
 
 
 class Died(Exception):
-    """The worker ended while candidate ``index`` ran (-1: none)."""
+    """Raised when the worker ended while candidate ``index`` ran (-1: while none ran)."""
 
     def __init__(self, index: int, how: str) -> None:
         super().__init__(how)
@@ -45,14 +43,14 @@ class Died(Exception):
 
 
 class Isolation:
-    """A worker process, started when it is needed and again when it has died. Use as a context."""
+    """A context with a worker process, which starts when it is needed and starts anew after it died."""
 
     def __init__(self, timeout: float = TIMEOUT) -> None:
         self.timeout = timeout
         self.started, self._closed = 0, False
         self._process: subprocess.Popen[bytes] | None = None
         self._open = ""
-        self._said: IO[bytes] | None = None
+        self._stderr: IO[bytes] | None = None
         self._beat: mmap.mmap | None = None
 
     def __enter__(self) -> Isolation:
@@ -62,15 +60,15 @@ class Isolation:
         self.stop()
 
     def bench(self, provider: str = "") -> Callable[[Task], Bench]:
-        """A maker of benches for :func:`shiplap.selection.choose`."""
+        """A maker of benches for :func:`shiplap.selection.select`."""
 
         def make(task: Task) -> Bench:
             reason = _homeless(task.op, provider)
             if not reason:
-                found = RemoteBench(self, task, provider)
-                reason = found.open()
+                bench = RemoteBench(self, task, provider)
+                reason = bench.open()
                 if not reason:
-                    return found
+                    return bench
             notice(
                 f"tune in process {task.op.spec.name}",
                 f"{task.op.spec.name} is tuned in this process, where a kernel that crashes takes it along: {reason}",
@@ -98,13 +96,13 @@ class Isolation:
         handle = os.memfd_create("shiplap-tune")
         os.ftruncate(handle, BEAT.size)
         self._beat = mmap.mmap(handle, BEAT.size)
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the worker
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the worker
         environment = {**os.environ, "SHIPLAP_RECORD": "", "SHIPLAP_TUNED": ""}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "shiplap.selection.worker", str(handle)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self._said,
+            stderr=self._stderr,
             pass_fds=[handle],
             env=environment,
         )
@@ -113,19 +111,19 @@ class Isolation:
         self.started += 1
 
     def close(self) -> None:
-        """End the worker, and start no other: whoever waits for it hears that it died."""
+        """End the worker and start no other. A thread that waits for the worker gets Died."""
         self._closed = True
         process = self._process
         if process is not None:
             process.kill()
 
     def stop(self) -> None:
-        """End the worker, if there is one."""
+        """End the worker if it runs."""
         process, self._process, self._open = self._process, None, ""
         if process is not None:
             process.kill()
             process.wait()
-            for stream in (process.stdin, process.stdout, self._said):
+            for stream in (process.stdin, process.stdout, self._stderr):
                 if stream is not None:
                     stream.close()
 
@@ -173,15 +171,15 @@ class Isolation:
         assert self._process is not None
         code = self._process.wait()
         how = f"ended the process ({signal.Signals(-code).name if code < 0 else f'exit status {code}'})"
-        assert self._said is not None
-        self._said.seek(0)
-        last = self._said.read().decode(errors="replace").strip().splitlines()[-1:]
+        assert self._stderr is not None
+        self._stderr.seek(0)
+        last = self._stderr.read().decode(errors="replace").strip().splitlines()[-1:]
         self.stop()
         return Died(index, ": ".join([how, *(line[:200] for line in last)]))
 
 
 class RemoteBench:
-    """A task in the worker of an ``Isolation``."""
+    """A bench whose candidates run in the worker of an ``Isolation``."""
 
     def __init__(self, isolation: Isolation, task: Task, provider: str) -> None:
         self.isolation, self.task = isolation, task
@@ -204,7 +202,7 @@ class RemoteBench:
         }
 
     def open(self) -> str:
-        """Why the worker cannot serve the task, or empty; SL611 when that ended it."""
+        """The reason why the worker cannot serve the task, or an empty text. SL611 if the worker died."""
         try:
             return str(self.isolation.ask(self._opening, {}).get("closed", ""))
         except Died as e:

@@ -1,4 +1,4 @@
-"""``Key``: all that a choice depends on, as named texts, so that ``why`` can say in which fields two keys differ."""
+"""``Key``: everything that a choice depends on, as named texts. Two keys can be compared field by field."""
 
 from __future__ import annotations
 
@@ -63,15 +63,15 @@ def key_for(op: Op, inputs: Inputs, extra: Mapping[str, str] | None = None) -> K
 
 
 def environment(device: str) -> dict[str, str]:
-    """MACHINE and VERSIONS for a device. Asks the driver, never at import."""
-    found = dict(_versions())
+    """The MACHINE and VERSIONS fields for a device. The driver is queried here and never at import."""
+    versions = dict(_versions())
     if torch.device(device).type != "cuda":
         name = _processor() if torch.device(device).type == "cpu" else torch.device(device).type
         capability = str(torch.backends.cpu.get_cpu_capability())
-        return {**found, "device_name": name, "capability": capability, "threads": str(torch.get_num_threads())}
+        return {**versions, "device_name": name, "capability": capability, "threads": str(torch.get_num_threads())}
     about = torch.cuda.get_device_properties(device)
     return {
-        **found,
+        **versions,
         "device_name": about.name,
         "capability": f"{about.major}.{about.minor}",
         "threads": "-",
@@ -83,7 +83,7 @@ def environment(device: str) -> dict[str, str]:
 
 @cache
 def _versions() -> tuple[tuple[str, str], ...]:
-    found = {
+    versions = {
         "triton": _package("triton") or "-",
         "torch": torch.__version__,
         "shiplap": _package("shiplap") or "-",
@@ -91,7 +91,7 @@ def _versions() -> tuple[tuple[str, str], ...]:
         "cuda": "-",
         "cublas": "-",
     }
-    return tuple(found.items())
+    return tuple(versions.items())
 
 
 def _package(*names: str) -> str:

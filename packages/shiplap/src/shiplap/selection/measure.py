@@ -1,8 +1,4 @@
-"""Timing: candidates take turns, so that whatever else the machine does hits them alike; medians decide.
-
-CPU: wall clock around enough calls to be long against the clock. CUDA: events around one run (or the replay of a
-captured one), with the L2 cache flushed before, since a model's next layer finds its inputs elsewhere.
-"""
+"""Timing. Candidates run in turn, so that other load on the machine affects all of them alike, and medians decide."""
 
 from __future__ import annotations
 
@@ -36,11 +32,11 @@ class Clock(Protocol):
 
 
 class Uncapturable(Exception):
-    """What a candidate does is not possible in a CUDA graph."""
+    """Raised for a candidate that cannot be captured in a CUDA graph."""
 
 
 class CpuClock:
-    """Wall clock."""
+    """Wall-clock time."""
 
     def ready(self, run: Run) -> Run:
         return run
@@ -53,9 +49,10 @@ class CpuClock:
 
 
 class CudaClock:
-    """Device time by events. ``capture``: ``"auto"`` replays a captured graph if it can, ``"always"`` or ``"never"``.
+    """Device time, measured with CUDA events.
 
-    Without a graph, a launcher slower than its kernel is timed as such.
+    ``capture="auto"`` replays a captured graph where the run can be captured, ``"always"`` requires that, and
+    ``"never"`` times direct calls.
     """
 
     def __init__(self, device: str, capture: str = "auto") -> None:
@@ -136,7 +133,7 @@ def clock_for(device: str, capture: str = "auto") -> Clock:
 
 @dataclass(frozen=True)
 class Plan:
-    """How long a race runs. Seconds; ``hopeless`` is how many times slower than the best a candidate is given up."""
+    """The limits of a race, in seconds. A candidate ``hopeless`` times slower than the best is given up."""
 
     rounds: int = 25
     least: int = 5
@@ -147,7 +144,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Timing:
-    """Median and quartiles of one candidate, in seconds; ``finished`` if it ran to the end of the race."""
+    """Median and quartiles of one candidate, in seconds. ``finished`` is True if the candidate was timed to the end."""
 
     median: float
     low: float
@@ -164,7 +161,7 @@ class Timing:
 def race(
     runs: Mapping[int, Run], clock: Clock, plan: Plan, at: Callable[[int], None] = lambda index: None
 ) -> dict[int, Timing]:
-    """Time ``runs`` against each other; those that are clearly slower leave early. ``at`` hears who is about to run."""
+    """Time ``runs`` in turn. Clearly slower ones are dropped early. ``at`` is called with the index of the next run."""
     deadline = monotonic() + plan.seconds
     samples: dict[int, list[float]] = {}
     repeats: dict[int, int] = {}
@@ -177,11 +174,11 @@ def race(
         samples[index] = [first]
         live.append(index)
 
-    def again(index: int) -> float:
+    def remeasure(index: int) -> float:
         at(index)
         return _sample(clock, runs[index], 1)
 
-    live = _near(live, samples, again)
+    live = _near(live, samples, remeasure)
     for number in range(plan.rounds):
         for index in live[number % len(live) :] + live[: number % len(live)]:
             at(index)
@@ -201,13 +198,13 @@ def _sample(clock: Clock, run: Run, repeats: int) -> float:
     return clock.sample(run, repeats)
 
 
-def _near(live: list[int], samples: dict[int, list[float]], again: Callable[[int], float]) -> list[int]:
+def _near(live: list[int], samples: dict[int, list[float]], remeasure: Callable[[int], float]) -> list[int]:
     """Those that are not many times slower than the fastest; nobody is given up for one sample that was disturbed."""
     fastest = min(samples[i][0] for i in live)
     for index in live:
         for _ in range(2 if samples[index][0] < 1.0 else 1):
             if min(samples[index]) > 4 * fastest:
-                samples[index].append(again(index))
+                samples[index].append(remeasure(index))
     return [i for i in live if min(samples[i]) <= 4 * fastest]
 
 

@@ -1,4 +1,4 @@
-"""Memory that a candidate gets from Python code, filled with what it must not rely on."""
+"""Fill the memory that a candidate allocates in Python, so that reading uninitialised memory gives wrong results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Poison"]
 
 
 class Poison(TorchFunctionMode):
-    """Every tensor that Python code allocates without values arrives full of one byte."""
+    """A mode in which every tensor that Python code allocates without values is filled with one byte."""
 
     ALLOCATORS = (torch.empty, torch.empty_like, torch.empty_strided, Tensor.new_empty, Tensor.new_empty_strided)
 
@@ -21,8 +21,8 @@ class Poison(TorchFunctionMode):
         self.byte = byte
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
-        if func in self.ALLOCATORS and isinstance(found, Tensor) and found.numel() and found.layout is torch.strided:
-            room = torch.empty(0, dtype=torch.uint8, device=found.device).set_(found.untyped_storage())
+        result = func(*args, **(kwargs or {}))
+        if func in self.ALLOCATORS and isinstance(result, Tensor) and result.numel() and result.layout is torch.strided:
+            room = torch.empty(0, dtype=torch.uint8, device=result.device).set_(result.untyped_storage())
             room.fill_(self.byte)
-        return found
+        return result

@@ -1,7 +1,5 @@
-"""From candidates to a ranking: verify, drop the wrong with a finding, race the rest, look around the best.
-
-A small space is raced whole. Of a large one, those that the kernel's ``prior`` ranks first (or, without one, a spread
-over the declared order) are raced, then the neighbours of the winner: configs that differ from it in one value.
+"""From candidates to a ranking: verify, drop wrong candidates with a finding, time the others, try configs near the
+best.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ Report = Callable[[str, int, int], None]  # what is going on, steps done, steps 
 
 @dataclass
 class Ranking:
-    """What is known so far. ``order`` lists verified candidates, the fastest first."""
+    """The results so far. ``order`` lists verified candidates, the fastest first."""
 
     timings: dict[int, Timing] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
@@ -54,7 +52,7 @@ class _Search:
         return self.ends - monotonic()
 
     def verify(self, indices: Sequence[int]) -> list[int]:
-        """Those that are right. The first two - reference and default - are looked at whatever the budget."""
+        """The candidates that are right. Reference and default, the first two, are verified even without budget."""
         right = []
         self.bench.compile(indices)
         for step, index in enumerate(indices):

@@ -41,7 +41,7 @@ def from_first(work: Callable[[], Any]) -> Any:
             what="rank 0 could not tune",
             got=content["error"],
             expected="choices from rank 0",
-            fix="see the error of rank 0",
+            fix="correct the error that rank 0 printed",
         )
     return content["result"]
 

@@ -76,8 +76,8 @@ class Store:
 
     def get(self, key: Key) -> Mapping[str, Any] | None:
         """The value stored for ``key``, or None."""
-        found = self._read(self.path(key))
-        return found.value if found is not None and found.key == key else None
+        entry = self._read(self.path(key))
+        return entry.value if entry is not None and entry.key == key else None
 
     def put(self, key: Key, value: Mapping[str, Any]) -> bool:
         """Write an entry; True once it is on disk. A full or read-only directory is said once, not raised."""
@@ -105,8 +105,8 @@ class Store:
         """All files, sorted by name, the damaged ones with what is wrong; those of ``op`` if it is given."""
         for directory in self._directories(op):
             for path in sorted(directory.glob("*.json")):
-                if (found := self._read(path)) is not None:
-                    yield found
+                if (entry := self._read(path)) is not None:
+                    yield entry
 
     def rubbish(self) -> Iterator[Path]:
         """Files that a killed process of this machine left half-written. Those of other machines are not judged."""
@@ -118,14 +118,14 @@ class Store:
 
     def _directories(self, op: str) -> list[Path]:
         try:
-            found = sorted(d for d in self.root.iterdir() if d.is_dir())
+            folders = sorted(d for d in self.root.iterdir() if d.is_dir())
         except OSError:
             return []
-        return [d for d in found if not op or d.name == _directory(op)]
+        return [d for d in folders if not op or d.name == _directory(op)]
 
     def _distrusted(self, path: Path, e: trust.Distrusted) -> Stored:
         """An entry that somebody else may have written: said once for each place that says so."""
-        why = f"cannot be trusted: {trust.said(e)}"
+        why = f"cannot be trusted: {trust.reason(e)}"
         notice(
             f"store {e.filename}", f"choices in {self.root} are not used: {why}; remove it, or what others wrote there"
         )

@@ -34,13 +34,13 @@ def keep(key: Key, choice: Choice) -> None:
 
 def write(path: str | os.PathLike[str], ops: Iterable[Op] | None = None, *, store: Store | None = None) -> list[Choice]:
     """What ``shiplap.freeze`` does."""
-    found: dict[str, tuple[Key, Mapping[str, Any]]] = {}
+    entries: dict[str, tuple[Key, Mapping[str, Any]]] = {}
     for entry in (store or Store()).entries():
         if entry.key is not None and entry.value is not None:
-            found[entry.key.digest] = entry.key, entry.value
-    found |= {digest: (key, choice.value()) for digest, (key, choice) in _made.items()}
+            entries[entry.key.digest] = entry.key, entry.value
+    entries |= {digest: (key, choice.value()) for digest, (key, choice) in _made.items()}
     names = None if ops is None else {op.spec.name for op in ops}
-    kept = [(k, v) for k, v in found.values() if (names is None or k["op"] in names) and _holds(k)]
+    kept = [(k, v) for k, v in entries.values() if (names is None or k["op"] in names) and _holds(k)]
     kept.sort(key=lambda pair: pair[0].fields)
     dump(path, kept)
     return [from_json(key, value, "frozen") for key, value in kept]
@@ -57,11 +57,11 @@ def _holds(key: Key) -> bool:
 
 def _environments(devices: Iterable[str]) -> dict[str, dict[str, str]]:
     """MACHINE and VERSIONS for each device type that this machine has."""
-    found = {}
+    environments = {}
     for device in set(devices):
         if device != "cuda" or torch.cuda.is_available():
-            found[device] = environment(device)
-    return found
+            environments[device] = environment(device)
+    return environments
 
 
 def dump(path: str | os.PathLike[str], entries: Sequence[tuple[Key, Mapping[str, Any]]]) -> None:
@@ -74,7 +74,7 @@ def dump(path: str | os.PathLike[str], entries: Sequence[tuple[Key, Mapping[str,
         raise error(
             "SL602",
             where=str(path),
-            what="file cannot be written",
+            what="the file cannot be written",
             got=e.strerror or e,
             expected="a path in a writable directory",
         ) from None
@@ -88,8 +88,8 @@ def read(path: str | os.PathLike[str]) -> list[tuple[Key, Mapping[str, Any]]]:
         raise error(
             "SL602",
             where=str(path),
-            what="file cannot be read",
-            got=trust.said(e) if isinstance(e, trust.Distrusted) else e.strerror or e,
+            what="the file cannot be read",
+            got=trust.reason(e) if isinstance(e, trust.Distrusted) else e.strerror or e,
             expected="a table written by 'shiplap freeze'",
         ) from None
     try:
@@ -101,13 +101,13 @@ def read(path: str | os.PathLike[str]) -> list[tuple[Key, Mapping[str, Any]]]:
         listed = content.get("entries")
         if not isinstance(listed, list):
             raise ValueError("'entries' is no list")
-        found = [unseal(entry) for entry in listed]
-        for key, value in found:
+        entries = [unseal(entry) for entry in listed]
+        for key, value in entries:
             from_json(key, value, "frozen")
             _device_of(key)
     except ValueError as e:
         raise error("SL609", where=str(path), got=str(e)[:200], expected=f"a table of format {FORMAT}") from None
-    return found
+    return entries
 
 
 def _device_of(key: Key) -> None:
@@ -130,10 +130,10 @@ def frozen(path: str | os.PathLike[str]) -> list[Choice]:
     A call without an entry runs its declared default and says so once; with ``SHIPLAP_STRICT=1`` it raises SL607.
     Entries of another machine are left out, entries of other library versions used, both with a notice.
     """
-    found = read(path)
-    now = _environments(key["device"] for key, _ in found)
+    entries = read(path)
+    now = _environments(key["device"] for key, _ in entries)
     taken, other, older = [], [], []
-    for key, value in found:
+    for key, value in entries:
         here = now.get(key["device"])
         if here is None or (differs := differences(key.as_dict(), here, MACHINE)):
             other += [f"no device {key['device']}"] if here is None else differs

@@ -42,7 +42,7 @@ class Verifier:
 
     def __init__(self, inputs: Inputs) -> None:
         self.op, self.inputs = inputs.op, inputs
-        self._law: dict[int, tuple[tuple[Tensor, ...], tuple[Tensor, ...]]] = {}
+        self._references: dict[int, tuple[tuple[Tensor, ...], tuple[Tensor, ...]]] = {}
 
     def check(self, candidate: Candidate) -> Outcome:
         """Run ``candidate`` on every case; the first thing that is wrong with it."""
@@ -77,10 +77,10 @@ class Verifier:
         return close(effects(self.op, args, outs), own, wide, sums, wide_sums=True).problem
 
     def _reference(self, number: int, case: Case) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        if number not in self._law:
+        if number not in self._references:
             with torch.no_grad():
-                self._law[number] = reference(self.op, case.args), reference64(self.op, case.args)
-        return self._law[number]
+                self._references[number] = reference(self.op, case.args), reference64(self.op, case.args)
+        return self._references[number]
 
 
 def synchronize(device: str) -> None:

@@ -71,8 +71,8 @@ class Worker:
             return {"error": f"{op.spec.name} differs there: kernels attached elsewhere, or changed files"}
         torch.set_num_threads(asked["threads"])
         drawn = inputs(op, Recipe.parse(asked["recipe"]), asked["device"])
-        found = provided(asked["provider"], op, drawn)
-        listed = {(c.kernel, c.config): c for c in found}
+        candidates = provided(asked["provider"], op, drawn)
+        listed = {(c.kernel, c.config): c for c in candidates}
         wanted = [(c["kernel"], Config.of(c["config"])) for c in asked["candidates"]]
         if missing := [w for w in wanted if w not in listed]:
             return {"error": f"candidate {missing[0]} is unknown here"}
@@ -109,8 +109,8 @@ def provided(provider: str, op: Op, drawn: Inputs) -> Sequence[Candidate]:
     value: Any = importlib.import_module(module)
     for part in name.split("."):
         value = getattr(value, part)
-    found: Sequence[Candidate] = value(op, drawn)
-    return found
+    offered: Sequence[Candidate] = value(op, drawn)
+    return offered
 
 
 def find(asked: Mapping[str, Any]) -> Op:
@@ -127,10 +127,10 @@ def find(asked: Mapping[str, Any]) -> Op:
             _import_file(Path(asked["file"]))
         except Exception as e:
             problem = e
-    found = registry.find(asked["op"])
-    if found is None:
+    op = registry.find(asked["op"])
+    if op is None:
         raise LookupError(f"no {asked['op']} in {asked['modules'] or asked['file']}") from problem
-    return found
+    return op
 
 
 def _import_file(path: Path) -> None:

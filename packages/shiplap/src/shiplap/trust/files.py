@@ -1,9 +1,4 @@
-"""Open a file or folder by a walk through descriptors, and refuse it where somebody else could have put it there.
-
-Each step opens one name relative to the descriptor of the folder before it and never follows a link by itself, so what
-was checked is what is opened: nothing can be exchanged in between. A symbolic link on the way is judged like a file,
-then walked in its turn. Nothing here blocks: only regular files are opened, a FIFO or a device is refused.
-"""
+"""Open a file or folder through descriptors, and refuse it if another user could have written it."""
 
 from __future__ import annotations
 
@@ -13,7 +8,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["CODE", "NAMED", "OWN", "Distrusted", "Rule", "open_file", "open_folder", "read_file", "said"]
+__all__ = ["CODE", "NAMED", "OWN", "Distrusted", "Rule", "open_file", "open_folder", "read_file", "reason"]
 
 LINKS = 40  # symbolic links on one way, as in Linux
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -21,18 +16,14 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
 
 class Distrusted(OSError):
-    """A path that somebody else could have written; ``filename`` is the part of it that says so, ``strerror`` why."""
+    """A path that another user could have written. ``filename`` is the unsafe part of the path, ``strerror`` the
+    reason.
+    """
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Who may have written what is opened, and the folders on the way to it.
-
-    Attributes:
-        owned: only this user or root; else anybody, but for what lies in a folder that is sticky and open to all.
-        group: whether the group may write, too. Everybody else never may.
-        private: whether the last component has to be this user's own, not even root's.
-    """
+    """The users who may own and write a file and the folders on the way to it."""
 
     owned: bool = True
     group: bool = False
@@ -45,11 +36,12 @@ NAMED = Rule(owned=False, group=True)  # what the user, or a program of his, has
 
 
 def open_folder(path: str | os.PathLike[str], rule: Rule = CODE, *, create: bool = False) -> int:
-    """A descriptor of the folder ``path``, which and the way to which ``rule`` accepts; ``create`` makes it (mode 700).
+    """A descriptor of the folder ``path``, if ``rule`` accepts the folder and every folder above it.
+
+    ``create`` makes a missing folder with mode 700.
 
     Raises:
-        Distrusted: somebody else could have written it.
-        OSError: it is not there or not a folder.
+        Distrusted: the rule refuses a part of the path.
     """
     return _walk(path, rule, folder=True, create=create)
 
@@ -69,8 +61,8 @@ def read_file(path: str | os.PathLike[str], limit: int, rule: Rule = CODE) -> by
     return content
 
 
-def said(e: Exception) -> str:
-    """What is wrong with a path, in one line: which part of it, and why."""
+def reason(e: Exception) -> str:
+    """The unsafe part of a path and the reason, in one line."""
     if isinstance(e, OSError) and e.filename is not None:
         return f"{os.fsdecode(e.filename)}: {e.strerror}"
     return str(e)
@@ -135,9 +127,9 @@ def _step(here: int, name: str, at: Path, *, as_folder: bool, create: bool) -> i
 
 
 def _next(here: int, name: str, flags: int) -> int:
-    found = os.open(name, flags, dir_fd=here)
+    descriptor = os.open(name, flags, dir_fd=here)
     os.close(here)
-    return found
+    return descriptor
 
 
 def _there(here: int, name: str) -> bool:

@@ -1,8 +1,4 @@
-"""Read JSON and YAML within bounds: of size, depth, numbers, and of what aliases stand for.
-
-What comes out is plain data (dict, list, str, int, float, bool, None); ValueError says in one line what is wrong. Of
-which shape the data is, a program checks itself, or with msgspec.
-"""
+"""Parse JSON and YAML with limits on size, depth, numbers, and the nodes that YAML aliases expand to."""
 
 from __future__ import annotations
 
@@ -45,7 +41,7 @@ def parse_json(content: bytes, limits: Limits = JSON) -> Data:
     if content.count(b",") >= limits.nodes:
         raise ValueError(f"more than {limits.nodes} values")
     try:
-        found: Data = json.loads(
+        data: Data = json.loads(
             content.decode(),  # json.loads would take UTF-16, too
             parse_int=_int,
             parse_float=_float,
@@ -54,8 +50,8 @@ def parse_json(content: bytes, limits: Limits = JSON) -> Data:
         )
     except RecursionError:
         raise ValueError(f"nested deeper than {limits.depth}") from None
-    _check_texts(found)
-    return found
+    _check_texts(data)
+    return data
 
 
 def _check_brackets(content: bytes, depth: int) -> None:
@@ -85,15 +81,15 @@ def _constant(name: str) -> NoReturn:
 
 
 def _object(pairs: list[tuple[str, Data]]) -> Data:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    content = dict(pairs)
+    if len(content) != len(pairs):
         raise ValueError("the same name twice in one object")
-    return found
+    return content
 
 
-def _check_texts(found: Data) -> None:
+def _check_texts(data: Data) -> None:
     """ValueError for a NUL or half a character in a text: neither is one for a file name, C or UTF-8."""
-    waiting = [found]
+    waiting = [data]
     while waiting:
         value = waiting.pop()
         if isinstance(value, dict):
@@ -136,11 +132,11 @@ def build_yaml(root: yaml.Node | None) -> Data:
     if root is None:
         return None
     try:
-        found: Data = yaml.SafeLoader("").construct_document(root)
+        data: Data = yaml.SafeLoader("").construct_document(root)
     except (RecursionError, OverflowError, TypeError, KeyError, IndexError, AttributeError) as e:
         raise ValueError(f"a value that cannot be read ({type(e).__name__})") from None
-    _check_numbers(found)
-    return found
+    _check_numbers(data)
+    return data
 
 
 def _check_events(events: Iterator[yaml.Event], limits: Limits) -> None:
@@ -181,9 +177,9 @@ def _weigh(node: yaml.Node, limits: Limits, known: dict[int, int], inside: set[i
     return weight
 
 
-def _check_numbers(found: Data) -> None:
+def _check_numbers(data: Data) -> None:
     """ValueError for a number of more than 64 bits, at most once per value: aliases share theirs."""
-    waiting, seen = [found], set[int]()
+    waiting, seen = [data], set[int]()
     while waiting:
         value = waiting.pop()
         if isinstance(value, (dict, list)) and id(value) not in seen:

@@ -28,18 +28,18 @@ def _installed(package: str, name: str) -> Path:
             where="onednn",
             got=f"no package {package!r}",
             expected=f"{_LIBRARY} and {_HEADERS}",
-            fix="pip install 'shiplap-backend[onednn]'",
+            fix="install them: pip install 'shiplap-backend[onednn]'",
         ) from None
-    found = next((f for f in files if f.name == name), None)
-    if found is None:
+    file = next((f for f in files if f.name == name), None)
+    if file is None:
         raise error(
             "SL907",
             where="onednn",
             got=f"{package} without {name}",
             expected="an intact installation",
-            fix=f"pip install --force-reinstall {package}",
+            fix=f"reinstall it: pip install --force-reinstall {package}",
         )
-    return Path(str(found.locate())).resolve()
+    return Path(str(file.locate())).resolve()
 
 
 def _version() -> str:

@@ -27,7 +27,7 @@ def _package() -> Path:
             where="openvino",
             got="no package 'openvino'",
             expected="openvino>=2026.1",
-            fix="pip install 'shiplap-backend[openvino]'",
+            fix="install it: pip install 'shiplap-backend[openvino]'",
         )
     return Path(spec.origin).parent
 

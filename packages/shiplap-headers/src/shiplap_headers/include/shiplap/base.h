@@ -181,7 +181,8 @@ inline DLDataType element_type(int32_t dtype) {
 #undef SL_CASE
     default: break;
   }
-  refuse("SL214", "dtype that the C ABI does not carry", {"the C ABI"}, {Dtype{dtype}}, {"a dtype of shiplap/dtypes.h"}, "");
+  refuse("SL214", "the C ABI cannot carry this dtype", {"the C ABI"}, {Dtype{dtype}}, {"a dtype of shiplap/dtypes.h"},
+         "convert the tensor with .to(dtype), or view its bytes as torch.uint8");
 }
 
 inline std::string dtype_name(int32_t dtype) {

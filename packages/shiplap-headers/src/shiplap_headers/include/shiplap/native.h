@@ -127,16 +127,16 @@ inline bool peek_aligned_or_absent(StableIValue value, uintptr_t bytes) {
 }
 
 // What Python said last on this thread of a call it refused: torch 2.11 loses the text on its way.
-inline std::string& said() {
+inline std::string& last_error() {
   thread_local std::string text;
   return text;
 }
 
 // Calls `op`, the Python implementation, with arguments that nobody has taken; its results replace them.
 inline void defer(const char* op, StableIValue* values) {
-  said().clear();
+  last_error().clear();
   if (torch_call_dispatcher(op, "", values, TORCH_ABI_VERSION) == AOTI_TORCH_SUCCESS) return;
-  if (!said().empty()) throw std::runtime_error(std::exchange(said(), std::string()));
+  if (!last_error().empty()) throw std::runtime_error(std::exchange(last_error(), std::string()));
   // Declared by newer headers than those we build for; torch 2.13 has it.
   const auto what = reinterpret_cast<const char* (*)()>(dlsym(RTLD_DEFAULT, "torch_exception_get_what_without_backtrace"));
   throw std::runtime_error(what != nullptr ? what() : std::string(op) + " failed");

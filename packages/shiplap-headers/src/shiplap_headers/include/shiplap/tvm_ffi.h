@@ -66,7 +66,7 @@ inline DLDeviceType dl_device(int32_t device_type) { return static_cast<DLDevice
 
 namespace shiplap {
 
-constexpr const char* kKind = "wrong kind of argument";
+constexpr const char* kKind = "an argument has the wrong type";
 constexpr const char* kDeclared = "pass the declared type";
 
 // The arguments of a call, in declared order, then its outputs.

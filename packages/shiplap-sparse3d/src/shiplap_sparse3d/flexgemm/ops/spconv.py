@@ -108,8 +108,8 @@ class NeighborCache:
 
     def __getitem__(self, name: str) -> Tensor:
         """``cache["neighbor_map"]``, as FlexGEMM's caches have it."""
-        found: Tensor = getattr(self, name)
-        return found
+        tensor: Tensor = getattr(self, name)
+        return tensor
 
     def freeze(self, splitk: int = 1, algorithm: str = DEFAULT) -> SpConvConfig:
         """What compiled code takes. SL208 for an unknown algorithm and for ``splitk`` below 1."""
@@ -130,7 +130,7 @@ class NeighborCache:
             raise error(
                 "SL208",
                 where="sparse3d.flexgemm, argument 'neighbor_cache'",
-                what="cache of another convolution",
+                what="the neighbour cache belongs to another convolution",
                 got=f"(rows, grid, kernel, stride, padding, dilation) = {mine[:6]}",
                 expected=asked[:6],
                 fix="pass neighbor_cache=None, or the cache of a layer like this one",

@@ -18,8 +18,8 @@ __all__ = ["CHECKS", "ON_REQUEST", "load"]
 
 def _defined() -> dict[str, Check]:
     """The check of each module in this folder, by name and in order."""
-    found = [import_module(f"{__name__}.{module.name}").CHECK for module in pkgutil.iter_modules(__path__)]
-    return {check.name: check for check in sorted(found, key=lambda check: (check.order, check.name))}
+    checks = [import_module(f"{__name__}.{module.name}").CHECK for module in pkgutil.iter_modules(__path__)]
+    return {check.name: check for check in sorted(checks, key=lambda check: (check.order, check.name))}
 
 
 _DEFINED = _defined()

@@ -35,9 +35,9 @@ def observe(op: Op, case: Case) -> Observation:
         except Exception as e:
             return Observation(f"{what}: raised {last_line(e)}")
         tried += 1
-        found = against_reference(op, Case(case.recipe, case.seed, args, case.env, case.device), got, own)
-        if found.problem:
-            return Observation(f"{what}: {found.problem}")
+        difference = against_reference(op, Case(case.recipe, case.seed, args, case.env, case.device), got, own)
+        if difference.problem:
+            return Observation(f"{what}: {difference.problem}")
     return Observation(note=f"{tried} ways") if tried else Observation(skip="no two arguments can be one tensor")
 
 

@@ -52,13 +52,13 @@ def _refused(op: Op, bad: Bad) -> str:
     try:
         call(op, bad.args)
     except Exception as e:
-        said = e if isinstance(e, ShiplapError) else op.refusal(e)
-        if said is None:
+        refusal = e if isinstance(e, ShiplapError) else op.refusal(e)
+        if refusal is None:
             return f"raised {last_line(e)}, expected {' or '.join(bad.ids)}"
-        if said.id not in bad.ids:
-            return f"refused with {said.id} ({said.what}), expected {' or '.join(bad.ids)}"
-        if op.spec.name not in said.where:
-            return f"{said.id} does not say which op: where = {said.where!r}"
+        if refusal.id not in bad.ids:
+            return f"refused with {refusal.id} ({refusal.what}), expected {' or '.join(bad.ids)}"
+        if op.spec.name not in refusal.where:
+            return f"{refusal.id} does not say which op: where = {refusal.where!r}"
     else:
         return "was accepted"
     changed = bitwise([t.detach() for t in _readable(bad.args)], kept, "before the call")

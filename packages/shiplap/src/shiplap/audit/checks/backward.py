@@ -31,9 +31,9 @@ def observe(op: Op, case: Case) -> Observation:
         return Observation(skip=reason)
     names = floating_args(op, case)
     for look in (_repeated, _interleaved, _threaded, _overwritten, _single_outputs, _twice_one):
-        found = look(op, case, names)
-        if found.problem:
-            return found
+        observation = look(op, case, names)
+        if observation.problem:
+            return observation
     return _second_order(op, case, names)
 
 
@@ -50,8 +50,8 @@ def _directions(outs: Sequence[Tensor], seed: int) -> list[Tensor]:
 
 
 def _pull(outs: list[Tensor], wanted: list[Tensor], seed: int, **keywords: Any) -> list[Tensor]:
-    found = torch.autograd.grad(outs, wanted, _directions(outs, seed), allow_unused=True, **keywords)
-    return [torch.zeros_like(t) if g is None else g for g, t in zip(found, wanted, strict=True)]
+    gradients = torch.autograd.grad(outs, wanted, _directions(outs, seed), allow_unused=True, **keywords)
+    return [torch.zeros_like(t) if g is None else g for g, t in zip(gradients, wanted, strict=True)]
 
 
 def _repeated(op: Op, case: Case, names: list[str]) -> Observation:
@@ -64,8 +64,8 @@ def _repeated(op: Op, case: Case, names: list[str]) -> Observation:
         return Observation(f"the backward writes to the gradient of the output: {problem}", fix="work on a copy")
     there = [g for g in first if g is not None]
     before = [g.clone() for g in there]
-    again = torch.autograd.grad(outs, wanted, kept, allow_unused=True)
-    if problem := bitwise([g for g in again if g is not None], before, "the first time"):
+    second = torch.autograd.grad(outs, wanted, kept, allow_unused=True)
+    if problem := bitwise([g for g in second if g is not None], before, "the first time"):
         return Observation(f"the backward of one graph, a second time: {problem}", fix=SAVE)
     if problem := bitwise(there, before, "before the second backward"):
         return Observation(f"a gradient changed when the backward ran again: {problem}", fix="allocate gradients anew")
@@ -143,7 +143,7 @@ def _single_outputs(op: Op, case: Case, names: list[str]) -> Observation:
         if len(_references(op, case, names, True)[0]) != count:
             return Observation()
         wide = pulled(_references(op, case, names, True))
-        found = settle(
+        difference = settle(
             pulled(_graph(op, case, names)),
             pulled(_references(op, case, names, False)),
             wide,
@@ -151,8 +151,8 @@ def _single_outputs(op: Op, case: Case, names: list[str]) -> Observation:
             lambda: pulled(_references(op, case, names, True)),
             op.spec.tolerated,
         )
-        if found.problem:
-            return Observation(f"the gradient of output {at} alone: {found.problem}")
+        if difference.problem:
+            return Observation(f"the gradient of output {at} alone: {difference.problem}")
     return Observation()
 
 
@@ -176,10 +176,12 @@ def _twice_one(op: Op, case: Case, names: list[str]) -> Observation:
             wide, own = pulled(True, True), pulled(False, True)
         except RuntimeError:
             return Observation()
-        again = partial(pulled, True, True)
-        found = settle(pulled(False, False), own, wide, Reduction(max(1, case.numel)), again, op.spec.tolerated)
-        if found.problem:
-            return Observation(f"{i} and {j} are one tensor, its gradient {found.problem.removeprefix('result 0: ')}")
+        second = partial(pulled, True, True)
+        difference = settle(pulled(False, False), own, wide, Reduction(max(1, case.numel)), second, op.spec.tolerated)
+        if difference.problem:
+            return Observation(
+                f"{i} and {j} are one tensor, its gradient {difference.problem.removeprefix('result 0: ')}"
+            )
     return Observation()
 
 
@@ -198,8 +200,8 @@ def _second_order(op: Op, case: Case, names: list[str]) -> Observation:
         ).sum()
         return list(torch.autograd.grad(total, wanted, allow_unused=True))
 
-    def whole(found: list[Tensor | None], like: list[Tensor]) -> list[Tensor]:
-        return [torch.zeros_like(t) if g is None else g for g, t in zip(found, like, strict=True)]
+    def whole(gradients: list[Tensor | None], like: list[Tensor]) -> list[Tensor]:
+        return [torch.zeros_like(t) if g is None else g for g, t in zip(gradients, like, strict=True)]
 
     try:
         own_graph, wide_graph = _references(op, case, names, False), _references(op, case, names, True)
@@ -208,19 +210,19 @@ def _second_order(op: Op, case: Case, names: list[str]) -> Observation:
         return Observation(note=f"second order: not of the reference: {last_line(e)[:100]}")
     graph = _graph(op, case, names)
     try:
-        found = second(graph)
+        gradients = second(graph)
     except Exception as e:  # once differentiable: it says so
         return Observation(note=f"second order is refused: {last_line(e)[:100]}")
 
-    def again() -> list[Tensor]:
+    def recompute() -> list[Tensor]:
         fresh = _references(op, case, names, True)
         return whole(second(fresh), fresh[1])
 
-    got = whole(found, graph[1])
-    judged = settle(got, own, wide, Reduction(max(1, case.numel)), again, op.spec.tolerated)
+    got = whole(gradients, graph[1])
+    judged = settle(got, own, wide, Reduction(max(1, case.numel)), recompute, op.spec.tolerated)
     if not judged.problem:
         return Observation()
-    silent = " (nothing of the backward was recorded)" if all(g is None for g in found) else ""
+    silent = " (nothing of the backward was recorded)" if all(g is None for g in gradients) else ""
     return Observation(
         f"second order{silent}: {judged.problem}",
         fix="write the backward in operations that autograd records, or let it refuse (once_differentiable)",

@@ -59,18 +59,18 @@ class Death:
 
     call: int
     status: int
-    said: str
+    stderr: str
 
     def __str__(self) -> str:
         name = signal.Signals(-self.status).name if self.status < 0 else f"status {self.status}"
-        if thrown := THROWN.search(self.said):
-            what = WHAT.search(self.said)
+        if thrown := THROWN.search(self.stderr):
+            what = WHAT.search(self.stderr)
             return f"{thrown[1] or thrown[2]} leaves the C function ({what[1] if what else name})"
         return f"the process dies of {name}"
 
     @property
     def thrown(self) -> bool:
-        return bool(THROWN.search(self.said))
+        return bool(THROWN.search(self.stderr))
 
 
 def _kernels(op: Op) -> list[CKernel]:
@@ -94,10 +94,10 @@ def observe(op: Op, case: Case) -> Observation:
             library = locate(kernel.native.library)
         except LibraryError as e:
             return Observation(skip=f"{kernel.native.library.name}: {e.what}")
-        found = _judge(kernel, library, list(_attempts(op, kernel, case)))
-        if found.problem:
-            return found
-        notes.append(found.note)
+        observation = _judge(kernel, library, list(_attempts(op, kernel, case)))
+        if observation.problem:
+            return observation
+        notes.append(observation.note)
     return Observation(note="; ".join(notes))
 
 

@@ -29,8 +29,8 @@ def _program(op: Op) -> Callable[..., tuple[Tensor, ...]]:
     """The op with a pointwise neighbour on each result, which Inductor reads through the promised strides."""
 
     def program(*args: Any) -> tuple[Tensor, ...]:
-        found = (t.float() if is_float8(t) else t for t in effects(op, args, call(op, args)))
-        return tuple(t * 2 if t.is_floating_point() else t for t in found)
+        results = (t.float() if is_float8(t) else t for t in effects(op, args, call(op, args)))
+        return tuple(t * 2 if t.is_floating_point() else t for t in results)
 
     return program
 
@@ -85,8 +85,10 @@ def _too_much(counts: compat.CompileCounts, backend: str, sizes: int) -> str:
 
 def _agrees(op: Op, case: Case, compiled: Callable[..., Any], how: str) -> Observation:
     expected = _program(op)(*case.fresh())
-    found = close(compiled(*case.fresh()), expected, expected, reduction(op.spec, case.env))
-    return Observation(f"{how} differs from eager: {found.problem}" if found.problem else "", error=found.error)
+    difference = close(compiled(*case.fresh()), expected, expected, reduction(op.spec, case.env))
+    return Observation(
+        f"{how} differs from eager: {difference.problem}" if difference.problem else "", error=difference.error
+    )
 
 
 CHECK = Check(

@@ -87,8 +87,8 @@ class _Trial:
 
     def grown(self, steps: int) -> Case | None:
         """The sample after so many steps of growth, if the declaration lets it grow so far."""
-        *_, found = [None, *Samples(self.op, self.case.seed, self.case.device).grown(steps)]
-        return found if found is not None and found.form == self.case.form else None
+        *_, sample = [None, *Samples(self.op, self.case.seed, self.case.device).grown(steps)]
+        return sample if sample is not None and sample.form == self.case.form else None
 
     def differs(self, got: tuple[Tensor, ...], case: Case) -> str:
         own, wide = reference(self.op, case.args), reference64(self.op, case.args)
@@ -108,15 +108,15 @@ class _Trial:
 def observe(op: Op, case: Case) -> Observation:
     if not case.device.startswith("cuda"):
         return Observation(skip="graphs are captured on a CUDA device: audit with device='cuda'")
-    if found := kept_out(op):
-        return found
+    if observation := kept_out(op):
+        return observation
     torch.cuda.empty_cache()  # what lies free from now on is of this trial
     trial, notes = _Trial.of(op, case), []
     for step in (_eager, _side_stream, _synchronises, _two_streams, _capture, _cold, _counted, _other_device):
-        found = step(trial)
-        if found.problem:
-            return found
-        notes += [found.note] if found.note else []
+        observation = step(trial)
+        if observation.problem:
+            return observation
+        notes += [observation.note] if observation.note else []
     return Observation(note="; ".join(notes))
 
 
@@ -211,8 +211,8 @@ def _capture(trial: _Trial) -> Observation:
         return Observation(f"every replay runs {recording.nodes['host callback']} host callbacks", fix=CALLBACK)
     old = reference(trial.op, trial.case.args)
     for step in (_new_values, _after_larger, _shared_pool, _after_release):
-        if found := step(trial, recording, old):
-            return found
+        if observation := step(trial, recording, old):
+            return observation
     first = [t.clone() for t in recording.replay(trial.case.args)]
     nodes = ", ".join(f"{n} {kind}{'s' if n > 1 else ''}" for kind, n in sorted(recording.nodes.items()))
     note = f"graph of {nodes or 'unknown nodes'}, {recording.allocations} allocations from its pool"

@@ -63,12 +63,12 @@ def _moving(op: Op, case: Case) -> int:
 def observe(op: Op, case: Case) -> Observation:
     if not case.device.startswith("cuda"):
         return Observation(skip="graphs are captured on a CUDA device: audit with device='cuda'")
-    if found := kept_out(op):
-        return Observation(skip=found.skip or "cannot be captured, see cuda_graph")
+    if observation := kept_out(op):
+        return Observation(skip=observation.skip or "cannot be captured, see cuda_graph")
     if op.spec.mutated or _moving(op, case) < 0:
         return Observation(skip="mutates its arguments: whether they are static is the model's affair")
-    found = _staged(op, case)
-    return found if found.problem else _compiled(op, case, found.note)
+    observation = _staged(op, case)
+    return observation if observation.problem else _compiled(op, case, observation.note)
 
 
 def _compiled(op: Op, case: Case, note: str) -> Observation:
@@ -121,8 +121,8 @@ def _staged(op: Op, case: Case) -> Observation:
         recording = record(run, case.args, stream)
     except CaptureFailure:
         return Observation(note="not captured, see cuda_graph")
-    if found := staged(op, recording, _private()):
-        return Observation(found, fix=STAGED)
+    if problem := staged(op, recording, _private()):
+        return Observation(problem, fix=STAGED)
     size = sum(copy.size for copy in recording.copies)
     return Observation(note=f"{len(recording.copies)} copies of {size} bytes in the graph")
 

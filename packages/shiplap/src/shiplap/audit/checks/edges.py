@@ -31,8 +31,8 @@ def observe(op: Op, case: Case) -> Observation:
             f"the declaration admits this input, and the reference raised {last_line(e)}",
             fix="handle it in the reference and kernels, or exclude it with requires=(...)",
         )
-    found = against_reference(op, case, own=own)
-    return Observation(found.problem, error=found.error)
+    difference = against_reference(op, case, own=own)
+    return Observation(difference.problem, error=difference.error)
 
 
 def _refused(op: Op, case: Case, e: ArgumentError) -> Observation:

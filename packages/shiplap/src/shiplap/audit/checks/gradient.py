@@ -59,12 +59,12 @@ def observe(op: Op, case: Case) -> Observation:
         runs = _subsets(names)
     worst = 0.0
     for subset, leaf, layout in runs:
-        found = _against_reference(op, case, subset, leaf, layout)
-        worst = max(worst, found.error)
-        if found.problem:
+        observation = _against_reference(op, case, subset, leaf, layout)
+        worst = max(worst, observation.error)
+        if observation.problem:
             how = f"{'leaf' if leaf else 'non-leaf'} inputs, gradients of {', '.join(subset)}"
             of = f", {layout} gradient of the output" if layout else ""
-            return Observation(f"{how}{of}: {found.problem}")
+            return Observation(f"{how}{of}: {observation.problem}")
     plain = case.recipe.values == "normal"
     if plain and (problem := _numerically(op, case, names)):
         return Observation(problem)
@@ -81,9 +81,10 @@ def _subsets(names: list[str]) -> list[tuple[list[str], bool, str]]:
 
 def _against_reference(op: Op, case: Case, names: list[str], leaf: bool, layout: str) -> Observation:
     def directions(outs: Sequence[Tensor]) -> list[Tensor]:
-        """The same for op and reference, in ``layout`` (``sum().backward()`` hands over an expanded gradient).
+        """Random output gradients in ``layout``, identical for the op and its reference.
 
-        Of few bits: what a kernel rounds to TF32 is then what it was.
+        ``layout`` covers the expanded gradient that ``sum().backward()`` passes. The values are rounded to bfloat16, so
+        that a kernel which computes in TF32 reads them without a rounding error.
         """
         rng = torch.Generator().manual_seed(case.seed)
         drawn = [torch.randn(o.shape, generator=rng).bfloat16().to(o.device, o.dtype) for o in outs]
@@ -102,12 +103,12 @@ def _against_reference(op: Op, case: Case, names: list[str], leaf: bool, layout:
     for name, g, o, w, r in zip(names, got, own, wide, rough, strict=True):
         # In double precision the reference has no wider self: its rounding errors are those in single, scaled.
         rounded = w + (r - w) * DOUBLE_TO_SINGLE if g.dtype == torch.float64 else o
-        again = partial(_alone, op, plain, names, directions, names.index(name))
+        recompute = partial(_alone, op, plain, names, directions, names.index(name))
         sums = Reduction(_terms(op, case, name))
-        found = settle([g], [rounded], [w], sums, again, op.spec.tolerated)
-        worst = max(worst, found.error)
-        if found.problem:
-            return Observation(f"d/d{name} {found.problem.removeprefix('result 0: ')}", error=worst)
+        difference = settle([g], [rounded], [w], sums, recompute, op.spec.tolerated)
+        worst = max(worst, difference.error)
+        if difference.problem:
+            return Observation(f"d/d{name} {difference.problem.removeprefix('result 0: ')}", error=worst)
     return Observation(error=worst)
 
 
@@ -147,8 +148,8 @@ def _grads(
     pairs = [(o, d) for o, d in zip(outs, directions(outs), strict=True) if o.requires_grad]
     if not pairs:
         raise RuntimeError("no output requires a gradient")
-    found = torch.autograd.grad([o for o, _ in pairs], wanted, [d for _, d in pairs], allow_unused=True)
-    return [torch.zeros_like(t) if g is None else g for g, t in zip(found, wanted, strict=True)]
+    gradients = torch.autograd.grad([o for o, _ in pairs], wanted, [d for _, d in pairs], allow_unused=True)
+    return [torch.zeros_like(t) if g is None else g for g, t in zip(gradients, wanted, strict=True)]
 
 
 def _terms(op: Op, case: Case, name: str) -> int:
@@ -195,8 +196,8 @@ def _wasted(op: Op, case: Case, names: list[str]) -> str:
     wasted: set[str] = set()
     for name in names:
         needs = SimpleNamespace(**{a.name: a.name == name for a in op.spec.tensors})
-        found = op.gradient.fn(grad, saved, needs)
-        wasted |= {n for n, g in found.items() if g is not None and n != name}
+        gradients = op.gradient.fn(grad, saved, needs)
+        wasted |= {n for n, g in gradients.items() if g is not None and n != name}
     return f"also computed when not needed: d/d{', d/d'.join(sorted(wasted))}" if wasted else ""
 
 

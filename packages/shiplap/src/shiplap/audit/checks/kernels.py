@@ -56,9 +56,9 @@ def kernels_of(op: Op, device: str) -> list[Kernel]:
 def variants(kernel: Kernel, call: Binding) -> Iterator[Kernel]:
     """The kernel with each of its configs that takes the call."""
     if kernel.template is not None:
-        found = kernel.serving(call)
-        if isinstance(found, Kernel):
-            yield found
+        serving = kernel.serving(call)
+        if isinstance(serving, Kernel):
+            yield serving
         return
     if kernel.refuses(call):
         return
@@ -84,10 +84,10 @@ def observe(op: Op, case: Case) -> Observation:
                 got = _forced(op, case, variant)
             except Exception as e:
                 return Observation(f"{name}: raised {last_line(e)}")
-            found = against_reference(op, case, got, own)
-            if found.problem:
-                return Observation(f"{name}: {found.problem}")
-            worst = max(worst, found.error)
+            difference = against_reference(op, case, got, own)
+            if difference.problem:
+                return Observation(f"{name}: {difference.problem}")
+            worst = max(worst, difference.error)
             if problem := bitwise(_forced(op, case, variant), got, "the first time"):
                 return Observation(f"{name}, the same call again: {problem}")
     problem = _out(op, case, own) if op.variant is not None and not op.spec.mutated else ""
@@ -119,8 +119,8 @@ def _out(op: Op, case: Case, own: tuple[Tensor, ...]) -> str:
         for side in (slice(0, GUARD), slice(room.numel() - GUARD, None)):
             if problem := bitwise([room[side]], [was[side]], "before the call"):
                 return f"op.out into a slice: memory beside {output.name} was written: {problem}"
-    found = against_reference(op, case, tuple(o.clone() for o in outs), own)
-    return f"op.out into a slice: {found.problem}" if found.problem else ""
+    difference = against_reference(op, case, tuple(o.clone() for o in outs), own)
+    return f"op.out into a slice: {difference.problem}" if difference.problem else ""
 
 
 def _filled(count: int, dtype: torch.dtype, args: tuple[Any, ...]) -> Tensor:

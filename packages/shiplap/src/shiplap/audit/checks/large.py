@@ -98,18 +98,18 @@ def _real(op: Op, case: Case) -> tuple[str, str]:
             continue
         for dim in (d for d in range(value.dim()) if value.shape[d] > 1):
             args = list(case.fresh())
-            args[position] = _far_apart(value, dim)
+            args[position] = _spread_out(value, dim)
             got = effects(op, tuple(args), call(op, tuple(args)))
             expected = reference(op, case.args)
-            found = close(got, expected, expected, reduction(op.spec, case.env))
-            if found.problem:
-                return f"{arg.name} with strides {args[position].stride()}: {found.problem}", ""
+            difference = close(got, expected, expected, reduction(op.spec, case.env))
+            if difference.problem:
+                return f"{arg.name} with strides {args[position].stride()}: {difference.problem}", ""
             spread.append(arg.name)
     names = ", ".join(dict.fromkeys(spread))
     return "", f"every dim of {names} in turn more than 2^31 elements apart" if spread else ""
 
 
-def _far_apart(t: Tensor, dim: int) -> Tensor:
+def _spread_out(t: Tensor, dim: int) -> Tensor:
     """``t`` with ``dim`` spread over more than 2^31 elements of reserved, untouched address space."""
     inner = t.contiguous()
     step = BEYOND // (t.shape[dim] - 1) + t.numel() + 64

@@ -26,8 +26,8 @@ def observe(op: Op, case: Case) -> Observation:
         if "not implemented for" in str(e):  # torch has no such kernel for this dtype on this device
             return Observation(skip=f"reference: {last_line(e)}")
         raise
-    found = against_reference(op, case, own=own)
-    return Observation(found.problem, error=found.error)
+    difference = against_reference(op, case, own=own)
+    return Observation(difference.problem, error=difference.error)
 
 
 CHECK = Check(
@@ -36,5 +36,5 @@ CHECK = Check(
     observes="equals the reference in float64 within eps * (4 + 2 sqrt(terms)); integers, NaN and inf exactly",
     observe=observe,
     cases=cases,
-    fix="correct the kernel; the reference is the law",
+    fix="correct the kernel: the reference defines the right result",
 )

@@ -104,7 +104,7 @@ def _backward(op: Op, case: Case) -> None:
 def _state() -> dict[str, Any]:
     """What belongs to the process, or to the user."""
     numpy: Any = sys.modules.get("numpy")
-    found = {
+    state = {
         "torch's random state": bytes(torch.get_rng_state().numpy().tobytes()),
         "Python's random state": random.getstate(),
         "NumPy's random state": str(numpy.random.get_state()) if numpy else "",
@@ -129,10 +129,10 @@ def _state() -> dict[str, Any]:
         "MKL-DNN": getattr(torch.backends.mkldnn, "enabled", True),
     }
     if torch.cuda.is_initialized():
-        found["CUDA's random state"] = bytes(torch.cuda.get_rng_state().numpy().tobytes())
-        found["the current CUDA device"] = torch.cuda.current_device()
-        found["the current CUDA stream"] = torch.cuda.current_stream().cuda_stream
-    return found
+        state["CUDA's random state"] = bytes(torch.cuda.get_rng_state().numpy().tobytes())
+        state["the current CUDA device"] = torch.cuda.current_device()
+        state["the current CUDA stream"] = torch.cuda.current_stream().cuda_stream
+    return state
 
 
 def _brief(value: Any) -> str:

@@ -62,7 +62,7 @@ def judge(report: sanitizer.Report, tool: str, wanted: int) -> Observation:
     if report.problem:
         return Observation(skip=f"{how} gave no verdict: {report.problem}")
     if not report.finished:
-        return Observation(f"under {how} the op fails in sample {report.samples} of {wanted}: {report.said}")
+        return Observation(f"under {how} the op fails in sample {report.samples} of {wanted}: {report.last_line}")
     return Observation(note=f"{how}, {wanted} samples, 0 errors")
 
 

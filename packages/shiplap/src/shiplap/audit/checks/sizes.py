@@ -28,10 +28,10 @@ def observe(op: Op, case: Case) -> Observation:
     except Exception as e:  # sizes that the declaration admits and a builder or the reference does not
         return Observation(skip=f"the reference refuses it: {last_line(e)}")
     got = run(op, case)
-    found = against_reference(op, case, got, own)
-    if not found.problem and (problem := bitwise(run(op, case), got, "the first time")):
+    difference = against_reference(op, case, got, own)
+    if not difference.problem and (problem := bitwise(run(op, case), got, "the first time")):
         return Observation(f"the same call again: {problem}", fix="fix the order of accumulation")
-    return Observation(found.problem, error=found.error)
+    return Observation(difference.problem, error=difference.error)
 
 
 CHECK = Check(

@@ -32,8 +32,8 @@ def observe(op: Op, case: Case) -> Observation:
         got = run(op, case)
     except ArgumentError as e:
         return Observation(skip=f"the declaration refuses it: {last_line(e)}")
-    found = against_reference(op, case, got, own)
-    return Observation(found.problem or _defaults(op, case), error=found.error)
+    difference = against_reference(op, case, got, own)
+    return Observation(difference.problem or _defaults(op, case), error=difference.error)
 
 
 def _defaults(op: Op, case: Case) -> str:
@@ -54,8 +54,8 @@ def _defaults(op: Op, case: Case) -> str:
     full = Case(case.recipe, case.seed, args, dict(op.bind(args).env), case.device)
     short = op.overload(*positional[:cut])
     outs = () if short is None else tuple(short) if isinstance(short, (tuple, list)) else (short,)
-    found = against_reference(op, full, (*outs, *_mutated(op, args)), expected)
-    return f"with the defaults left out: {found.problem}" if found.problem else ""
+    difference = against_reference(op, full, (*outs, *_mutated(op, args)), expected)
+    return f"with the defaults left out: {difference.problem}" if difference.problem else ""
 
 
 def _mutated(op: Op, args: tuple[Any, ...]) -> tuple[Any, ...]:

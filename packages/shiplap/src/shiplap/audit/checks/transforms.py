@@ -66,9 +66,9 @@ def _vmapped(op: Op, case: Case, batched: list[str]) -> tuple[str, str]:
         except Exception as e:
             return "", f"vmap is refused: {last_line(e)[:120]}"
         expected = [torch.stack(outs) for outs in zip(*(call(op, row) for row in rows), strict=True)]
-        found = close(got, expected, [widen(e) for e in expected], reduction(op.spec, case.env))
-        if found.problem:
-            return f"in_dims={dim}, against a loop: {found.problem}", ""
+        difference = close(got, expected, [widen(e) for e in expected], reduction(op.spec, case.env))
+        if difference.problem:
+            return f"in_dims={dim}, against a loop: {difference.problem}", ""
     return "", ""
 
 
@@ -98,10 +98,10 @@ def _tangent(op: Op, case: Case) -> tuple[str, str]:
             # torch.library gives an op no place for a rule of forward mode: not its author's fault
             return ("", f"forward-mode AD: {silent}") if is_adopted(op) else (silent, "")
         if g is not None and o is not None and w is not None:
-            again = partial(_tangents_alone, op, tree_map(widen, plain), directions, index)
-            found = settle([g], [o], [w], reduction(op.spec, case.env), again, op.spec.tolerated)
-            if found.problem:
-                return f"the tangent of {found.problem}", ""
+            recompute = partial(_tangents_alone, op, tree_map(widen, plain), directions, index)
+            difference = settle([g], [o], [w], reduction(op.spec, case.env), recompute, op.spec.tolerated)
+            if difference.problem:
+                return f"the tangent of {difference.problem}", ""
     return "", ""
 
 
@@ -114,9 +114,9 @@ def _by_reference(op: Op) -> Callable[[tuple[Any, ...]], Sequence[Tensor]]:
 
 
 def _tangents_alone(op: Op, args: tuple[Any, ...], directions: Any, index: int) -> list[Tensor]:
-    found = _dual(op, _by_reference(op), args, directions)[index]
-    assert found is not None
-    return [found]
+    tangent = _dual(op, _by_reference(op), args, directions)[index]
+    assert tangent is not None
+    return [tangent]
 
 
 def _dual(op: Op, run: Callable[..., Sequence[Tensor]], args: tuple[Any, ...], directions: Any) -> list[Tensor | None]:
@@ -125,8 +125,8 @@ def _dual(op: Op, run: Callable[..., Sequence[Tensor]], args: tuple[Any, ...], d
         duals = tuple(
             forward_ad.make_dual(v, directions[a.name].to(v.dtype)) if a.name in directions else v for a, v in pairs
         )
-        found = [forward_ad.unpack_dual(o).tangent if o.is_floating_point() else None for o in run(duals)]
-        return [None if t is None else t.clone() for t in found]
+        tangents = [forward_ad.unpack_dual(o).tangent if o.is_floating_point() else None for o in run(duals)]
+        return [None if t is None else t.clone() for t in tangents]
 
 
 CHECK = Check(

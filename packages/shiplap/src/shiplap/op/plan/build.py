@@ -29,14 +29,14 @@ def argument_steps(spec: OpSpec) -> tuple[Step, ...]:
 
 def sharing_steps(spec: OpSpec) -> tuple[Step, ...]:
     """That no tensor which is written to is another argument too."""
-    found: list[Step] = []
+    steps: list[Step] = []
     for name in spec.mutated:
         target = Place(spec.name, name)
         for arg in spec.tensors:
             if arg.name != name:
                 other = Place(spec.name, arg.name, arg.many)
-                found += around(arg, other, (Check(tensors.Unshared(target, other)),))
-    return tuple(found)
+                steps += around(arg, other, (Check(tensors.Unshared(target, other)),))
+    return tuple(steps)
 
 
 def around(arg: Arg, at: Place, steps: tuple[Step, ...]) -> tuple[Step, ...]:
@@ -84,17 +84,17 @@ class _Builder:
         self.steps = [*outer, *around(arg, at, tuple(self.steps))]
         self.bound, self.sure = bound, True
 
-    def meet(self, variable: str, type: Type, term: Term, origin: Text, *found: Rule) -> None:
+    def meet(self, variable: str, type: Type, term: Term, origin: Text, *rules: Rule) -> None:
         """``variable`` is ``term``, or must agree with it where an argument before has set it."""
         if variable in self.bound:
-            for rule in found:
+            for rule in rules:
                 self.check(rule)
         elif self.sure and variable not in self.loose:
             self.steps.append(Let(variable, type, term))
             self.origins[variable] = origin
         else:
             self.loose.setdefault(variable, type)
-            self.steps.append(Meet(variable, type, term, origin, found))
+            self.steps.append(Meet(variable, type, term, origin, rules))
         self.bound.add(variable)
 
     def origin(self, variable: str) -> Text:
@@ -159,8 +159,8 @@ class _Builder:
     def origin_of_size(self, variable: str) -> Text:
         """``in 'x'`` for what a tensor has, ``argument 'k'`` for a scalar."""
         origin = self.origin(variable)
-        said = origin[0] if origin else ""
-        return origin if isinstance(said, str) and said.startswith(("argument", "declared")) else ("in ", *origin)
+        source = origin[0] if origin else ""
+        return origin if isinstance(source, str) and source.startswith(("argument", "declared")) else ("in ", *origin)
 
     def computed(self, at: Place, axis: int, expr: Expr) -> None:
         wanted = self.value(f"v_at_{at.arg}_{axis}".replace("-", "m"), Type.SIZE, expr)
@@ -205,8 +205,8 @@ class _Builder:
         spec = self.spec
         exprs = [e for _, e in (*spec.dims, *spec.bounds)] + list(spec.requires)
         dims = [d for o in spec.outputs for d in o.tensor.dims]
-        found = {d.text for d in dims if d.kind in ("name", "variadic")}
-        found = found.union(*(e.names for e in exprs), *(d.expr.names for d in dims if d.expr))
-        found -= {k for k, _ in (*spec.dims, *spec.bounds)}
+        names = {d.text for d in dims if d.kind in ("name", "variadic")}
+        names = names.union(*(e.names for e in exprs), *(d.expr.names for d in dims if d.expr))
+        names -= {k for k, _ in (*spec.dims, *spec.bounds)}
         classes = {o.tensor.dtype_class for o in spec.outputs if not o.tensor.concrete}
-        return ["device", *sorted(map(self.names, found)), *(f"dtype_{c}" for c in sorted(classes))]
+        return ["device", *sorted(map(self.names, names)), *(f"dtype_{c}" for c in sorted(classes))]

@@ -67,9 +67,9 @@ class CallPlan:
 
     def misfit(self, args: Sequence[Value], kwargs: Mapping[str, Value]) -> ShiplapError | None:
         """What is wrong with a call that the dispatcher has refused, as far as it is one of kinds; raises SL209."""
-        found = arranged(self.spec, self.schema, args, kwargs)
+        values = arranged(self.spec, self.schema, args, kwargs)
         for arg in self.spec.args:
-            if arg.name in found and (got := mismatch(arg, found[arg.name])):
+            if arg.name in values and (got := mismatch(arg, values[arg.name])):
                 return IsKind(self.spec.name, arg).broken(got)
         return None
 

@@ -99,16 +99,16 @@ class IsKind(Rule):
 
 def arranged(spec: OpSpec, schema: str, args: Sequence[Value], kwargs: Mapping[str, Value]) -> dict[str, Value]:
     """Each argument that was given, by name; SL209 in the words of Python for too many, too few or unknown ones."""
-    found: dict[str, Value] = {}
+    values: dict[str, Value] = {}
     missing = ""
     for index, arg in enumerate(spec.args):
         name, by_name = arg.name, arg.name in kwargs
         if index < len(args) and not arg.keyword_only:
-            found[name] = args[index]
+            values[name] = args[index]
             if by_name:
                 raise _unlike(spec, schema, f"multiple values for argument {name!r}")
         elif by_name:
-            found[name] = kwargs[name]
+            values[name] = kwargs[name]
         elif arg.default is ... and not missing:
             missing = name
         if (index < len(args) and arg.keyword_only) or index + 1 == len(spec.args) < len(args):
@@ -116,9 +116,9 @@ def arranged(spec: OpSpec, schema: str, args: Sequence[Value], kwargs: Mapping[s
     if missing:
         raise _unlike(spec, schema, f"missing a required argument: {missing!r}")
     for name in kwargs:
-        if name not in found:
+        if name not in values:
             raise _unlike(spec, schema, f"got an unexpected keyword argument {name!r}")
-    return found
+    return values
 
 
 def _unlike(spec: OpSpec, schema: str, got: str) -> ShiplapError:

@@ -43,7 +43,7 @@ class OutputPlan:
 
     Attributes:
         bounds: steps that give each data-dependent dim its bound. ``measured``: those that compute the other sizes.
-        fitting: what a given output is held to. ``apart``: that no memory is shared, among tensors that are there.
+        fitting: what a given output is held to. ``disjoint``: that no memory is shared, among tensors that are there.
         scratch: what a given workspace is held to before ``needed``, the bytes, is known; ``room``: after that.
     """
 
@@ -53,25 +53,25 @@ class OutputPlan:
 
     @cached_property
     def bounds(self) -> Block:
-        found: list[Step] = []
+        checks: list[Step] = []
         for dim, expr in self.spec.bounds:
             steps, term = tried(self.spec, self.names, f"v_bound_{dim}", Type.SIZE, expr)
-            found += [*steps, Let(self.names(dim), Type.SIZE, term)]
-        return tuple(found)
+            checks += [*steps, Let(self.names(dim), Type.SIZE, term)]
+        return tuple(checks)
 
     @cached_property
     def measured(self) -> Block:
         return tuple(step for o in self.spec.outputs for step in self._measured(o))
 
     def _measured(self, out: Output) -> list[Step]:
-        found: list[Step] = []
+        checks: list[Step] = []
         for axis, dim in enumerate(out.tensor.dims):
             if dim.expr is not None:
                 name = f"e_{out.name}_{axis}"
                 steps, term = tried(self.spec, self.names, name, Type.SIZE, dim.expr)
-                found += steps or (Let(name, Type.SIZE, term),)
-                found.append(Check(rules.IsSize(self.places[out.name], dim.text, both(name))))
-        return found
+                checks += steps or (Let(name, Type.SIZE, term),)
+                checks.append(Check(rules.IsSize(self.places[out.name], dim.text, both(name))))
+        return checks
 
     def shape(self, out: Output) -> Term:
         """All sizes of an output: a tuple, in C++ a braced list."""
@@ -93,11 +93,11 @@ class OutputPlan:
 
     @cached_property
     def fitting(self) -> Block:
-        found: list[Step] = []
+        steps: list[Step] = []
         for out in self.spec.outputs:
             at, kind = self.places[out.name], out.tensor
             t = at.tensor
-            found += [
+            steps += [
                 Let(f"type_{out.name}", Type.DTYPE, Term("", f"{t.cpp}.dtype()")),
                 Check(rules.FitsKind(at, self.dtype(out), kind.dtypes[0] if kind.concrete else "")),
                 Let(f"shape_{out.name}", Type.SHAPE, Term(f"{t.python}.shape", f"{t.cpp}.sizes()")),
@@ -105,29 +105,29 @@ class OutputPlan:
                 Check(rules.FitsShape(at, self.shape(out))),
                 Check(rules.FitsLayout(at)),
             ]
-        return tuple(found)
+        return tuple(steps)
 
     @cached_property
-    def apart(self) -> Block:
-        return self._apart(workspace=True)
+    def disjoint(self) -> Block:
+        return self._disjoint(workspace=True)
 
-    def _apart(self, *, workspace: bool) -> Block:
-        spec, found = self.spec, list[Step]()
+    def _disjoint(self, *, workspace: bool) -> Block:
+        spec, overlap_rules = self.spec, list[Step]()
         scratch = Place(spec.name, scratch_name(spec), role="output", variable=SCRATCH)
         written = [*self.places.values(), *([scratch] if workspace else [])]
         for index, target in enumerate(written):
             steps: list[Step] = []
             for arg in spec.tensors:
                 other = Place(spec.name, arg.name, arg.many)
-                steps += around(arg, other, (Check(rules.Apart(target, other)),))
-            steps += [Check(rules.Apart(target, other)) for other in written[:index]]
-            found += [Present(scratch, tuple(steps))] if target is scratch else steps
-        return tuple(found)
+                steps += around(arg, other, (Check(rules.Disjoint(target, other)),))
+            steps += [Check(rules.Disjoint(target, other)) for other in written[:index]]
+            overlap_rules += [Present(scratch, tuple(steps))] if target is scratch else steps
+        return tuple(overlap_rules)
 
     @cached_property
-    def apart_outputs(self) -> Block:
+    def disjoint_outputs(self) -> Block:
         """The same where no workspace can be rules."""
-        return self._apart(workspace=False)
+        return self._disjoint(workspace=False)
 
     @cached_property
     def no_gradient(self) -> rules.NoGradient:
@@ -166,7 +166,7 @@ class OutputPlan:
     @cached_property
     def check_memory(self) -> MemoryCheck:
         """``check_memory(call, outs, scratch)``: they share no memory, and have no gradient."""
-        steps = (*self.apart, Check(self.no_gradient))
+        steps = (*self.disjoint, Check(self.no_gradient))
         return cast(MemoryCheck, self._section("check_memory", f"outs, {SCRATCH}", steps))
 
     @cached_property

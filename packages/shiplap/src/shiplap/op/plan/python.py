@@ -45,7 +45,7 @@ class Writer:
                     "try:",
                     f"    {variable} = {term.python}",
                     "except (ArithmeticError, LookupError, TypeError, ValueError) as why:",
-                    f"    refuse({self.said(rule)})",
+                    f"    refuse({self.refusal(rule)})",
                 ]
             case Check(rule):
                 return self.check(rule)
@@ -75,15 +75,15 @@ class Writer:
         )
 
     def check(self, rule: Rule) -> list[str]:
-        condition, said = rule.holds().python, self.said(rule)
-        number, _, texts = said.partition(", ")
+        condition, refusal = rule.holds().python, self.refusal(rule)
+        number, _, texts = refusal.partition(", ")
         return [
             f"expect({condition}, {number}, lambda: ({texts}))"
             if self.careful
-            else f"if not ({condition}): refuse({said})"
+            else f"if not ({condition}): refuse({refusal})"
         ]
 
-    def said(self, rule: Rule) -> str:
+    def refusal(self, rule: Rule) -> str:
         """The arguments of ``refuse``: the number of the rule, and its texts with the values of this call."""
         self.constants |= rule.constants()
         self.rules.append(rule)
@@ -109,10 +109,10 @@ def compile_function(name: str, head: str, body: Sequence[str], writer: Writer, 
             refuse(number, *texts())
 
     plain: Scope = {} if writer.careful else {"min": min, "max": max}  # of plain ints
-    found = {**scope(writer.constants), **plain, "refuse": refuse, "expect": expect, **names}
+    namespace = {**scope(writer.constants), **plain, "refuse": refuse, "expect": expect, **names}
     text = "\n".join([head, *writer.lines, *body])
-    exec(compile(text, f"<{name}>", "exec"), found)
-    made = found[head.partition("(")[0].removeprefix("def ")]
+    exec(compile(text, f"<{name}>", "exec"), namespace)
+    made = namespace[head.partition("(")[0].removeprefix("def ")]
     assert callable(made)
     return made
 

@@ -145,10 +145,10 @@ class Names:
 
     def term(self, name: str) -> Term:
         """A dim, or a scalar argument."""
-        found = self(name)
+        variable = self(name)
         listed = name in self.spread or self.scalars.get(name, "").startswith("list")
-        text = f"show({found})" if name in self.spread else f"list({found})"
-        return Term(found, found, text if listed else "")
+        text = f"show({variable})" if name in self.spread else f"list({variable})"
+        return Term(variable, variable, text if listed else "")
 
 
 def value(expr: Expr, names: Names) -> Term:

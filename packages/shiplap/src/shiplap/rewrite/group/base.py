@@ -112,14 +112,14 @@ class Group(Rewrite):
     def _family(self, graph: Graph, calls: list[Node]) -> Iterator[Outcome]:
         alone = True
         while len(calls) >= self.least:
-            found = independent(graph, calls, self.most)
-            if len(found.members) >= self.least:
+            group = independent(graph, calls, self.most)
+            if len(group.members) >= self.least:
                 alone = False
-                yield self._merged(graph, found.members)
-            elif alone and found.left is not None and found.because is not None:
+                yield self._merged(graph, group.members)
+            elif alone and group.left is not None and group.because is not None:
                 alone = False  # one of them tells the story of the family
-                yield self._apart(found.left, found.because, found.members)
-            calls = [n for n in calls if n not in found.members]
+                yield self._near_miss(group.left, group.because, group.members)
+            calls = [n for n in calls if n not in group.members]
 
     def _merged(self, graph: Graph, members: list[Node]) -> Outcome:
         machine = machine_for(members[0])
@@ -134,7 +134,7 @@ class Group(Rewrite):
             graph, self.level, self.name, fn, args, members, [n for m in members for n in self.nodes(m)], bound
         )
 
-    def _apart(self, node: Node, because: Node, members: Sequence[Node]) -> NearMiss:
+    def _near_miss(self, node: Node, because: Node, members: Sequence[Node]) -> NearMiss:
         if because in members:
             reason = f"{node.name} is computed from {because.name}; only independent calls are merged"
             return self.miss(node, "argument", reason, members)
@@ -167,12 +167,12 @@ def signature(held: Any) -> tuple[Any, ...] | None:
 
 def tensor(node: Any) -> Tensor | None:
     """The fake tensor that ``node`` stands for; None for what is no tensor."""
-    found = value(node) if isinstance(node, Node) else None
-    return found if isinstance(found, Tensor) else None
+    meta = value(node) if isinstance(node, Node) else None
+    return meta if isinstance(meta, Tensor) else None
 
 
 def held(node: Node) -> Tensor:
     """The same of a node that is known to stand for a tensor."""
-    found = tensor(node)
-    assert found is not None, f"{node} stands for no tensor"
-    return found
+    meta = tensor(node)
+    assert meta is not None, f"{node} stands for no tensor"
+    return meta

@@ -43,17 +43,17 @@ def linear_of(node: Node) -> tuple[Node, Node, Node | None] | None:
 
 
 def _parts(members: Sequence[Node]) -> tuple[list[Node], list[Node], list[Node]]:
-    found = [linear_of(m) for m in members]
-    calls = [c for c in found if c is not None]
+    parts = [linear_of(m) for m in members]
+    calls = [c for c in parts if c is not None]
     return [c[0] for c in calls], [c[1] for c in calls], [c[2] for c in calls if c[2] is not None]
 
 
 def whole(xs: Sequence[Node]) -> Node | None:
     """The tensor whose entries along its first dim ``xs`` are, each once and in order: it is what stacks them."""
-    found = [_entry(x) for x in xs]
-    base = found[0][0] if found[0] else None
+    entries = [_entry(x) for x in xs]
+    base = entries[0][0] if entries[0] else None
     held, entry = tensor(base), tensor(xs[0])
-    if held is None or entry is None or found != [(base, i) for i in range(len(xs))] or held.shape[1:] != entry.shape:
+    if held is None or entry is None or entries != [(base, i) for i in range(len(xs))] or held.shape[1:] != entry.shape:
         return None
     return base if isinstance(held.shape[0], int) and held.shape[0] == len(xs) else None
 
@@ -84,10 +84,10 @@ class StackedLinears(Group):
     name = "batch_linear"
 
     def key(self, node: Node) -> Hashable | None:
-        found = linear_of(node)
-        if found is None:
+        linear = linear_of(node)
+        if linear is None:
             return None
-        x, weight, bias = found
+        x, weight, bias = linear
         return (signature(tensor(x)), signature(tensor(weight)), bias is None)
 
     def merge(self, members: Sequence[Node]) -> Merged:
@@ -145,8 +145,8 @@ class WideLinears(Group):
     name = "shared_input_linears"
 
     def key(self, node: Node) -> Hashable | None:
-        found = linear_of(node)
-        return None if found is None else (found[0], found[2] is None, str(held(found[1]).dtype))
+        linear = linear_of(node)
+        return None if linear is None else (linear[0], linear[2] is None, str(held(linear[1]).dtype))
 
     def merge(self, members: Sequence[Node]) -> Merged:
         xs, weights, biases = _parts(members)

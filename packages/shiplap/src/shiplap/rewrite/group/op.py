@@ -35,8 +35,8 @@ class JoinedCalls(Group):
 
     def __init__(self, op: Op, dim: str, **options: Any) -> None:
         super().__init__(**options)
-        found = next((b for b in op.batching if b.dim == dim), None)
-        if found is None:
+        batching = next((b for b in op.batching if b.dim == dim), None)
+        if batching is None:
             raise error(
                 "SL117",
                 where=f"JoinedCalls({op.spec.name}, {dim!r})",
@@ -44,7 +44,7 @@ class JoinedCalls(Group):
                 expected=f"one of {[b.dim for b in op.batching]}",
                 fix=f"call op.batches({dim!r})",
             )
-        self.op, self.batching = op, found
+        self.op, self.batching = op, batching
         self.name = f"joined_{op.spec.namespace}_{op.spec.opname}_{dim}"
 
     def described(self) -> str:

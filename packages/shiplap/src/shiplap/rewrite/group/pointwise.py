@@ -102,9 +102,9 @@ def _operands(chain: Sequence[Node]) -> list[Node]:
 
 
 def _reads(step: Node) -> list[Node]:
-    found: list[Node] = []
-    torch.fx.node.map_arg([step.args, step.kwargs], lambda n: found.append(n))
-    return found
+    reads: list[Node] = []
+    torch.fx.node.map_arg([step.args, step.kwargs], lambda n: reads.append(n))
+    return reads
 
 
 def _steps(chain: Sequence[Node]) -> Callable[..., list[Tensor]]:

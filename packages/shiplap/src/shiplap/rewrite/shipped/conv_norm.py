@@ -129,9 +129,9 @@ class FoldedNorm(Rewrite):
 
     def _spelled(self, graph: Graph, fn: Callable[..., Tensor], drawn: Drawn) -> Iterator[_Norm]:
         """Norms that are written out, where nobody reads what is computed on the way."""
-        from shiplap.compat.passes import apart
+        from shiplap.compat.passes import preserving_state
 
-        with apart():
+        with preserving_state():
             patterns = drawn.patterns(fn, self.level, graph)
         for node in graph.nodes:
             for pattern in patterns if node.op.startswith("call") else ():

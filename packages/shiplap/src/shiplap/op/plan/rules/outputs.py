@@ -18,7 +18,7 @@ __all__ = [
     "ALIGNMENT",
     "Aligned",
     "AlignedOutput",
-    "Apart",
+    "Disjoint",
     "FitsKind",
     "FitsLayout",
     "FitsShape",
@@ -130,13 +130,13 @@ class IsSize(OfTensor):
 
 
 @dataclass(frozen=True)
-class Apart(OfTensor):
+class Disjoint(OfTensor):
     """What the caller owns and the kernel writes shares no memory with another tensor of the call."""
 
     other: Place
 
     id = "SL210"
-    title = "output overlaps another tensor"
+    title = "an output overlaps another tensor"
     fix = "pass a tensor of its own"
     real = True
 

@@ -122,8 +122,8 @@ class OfSpread(OfTensor):
 
     @property
     def here(self) -> Term:
-        found = f"spread_{self.at.arg}"
-        return Term(found, "", f"show({found})")
+        name = f"spread_{self.at.arg}"
+        return Term(name, "", f"show({name})")
 
     @property
     def bound(self) -> Term:

@@ -95,8 +95,8 @@ class DtypeAmong(OfTensor):
         )
 
     def constants(self) -> dict[str, Constant]:
-        found = frozenset(getattr(torch, name) for name in self.names)
-        return {f"ok_{self.at.arg}": found if len(self.names) > 1 else next(iter(found))}
+        dtypes = frozenset(getattr(torch, name) for name in self.names)
+        return {f"ok_{self.at.arg}": dtypes if len(self.names) > 1 else next(iter(dtypes))}
 
     def got(self) -> Text:
         return (self.at.dtype,)
@@ -212,7 +212,7 @@ class Unshared(OfTensor):
     other: Place
 
     id = "SL210"
-    title = "mutated tensor is another argument too"
+    title = "a mutated tensor is another argument too"
     real = True
 
     def holds(self) -> Term:

@@ -13,13 +13,13 @@ from torch import Tensor
 
 import shiplap as sl
 from shiplap.bind import native
-from shiplap.bind.chosen import rows
+from shiplap.bind.choice_rows import rows
 from shiplap.bind.header import config_names, header
 from shiplap.codegen.chosen import lookup_key
 from shiplap.errors import ShiplapError
 from shiplap.op import choices
 from shiplap.op.config import Config
-from shiplap.selection import choose, recipe_of, thaw
+from shiplap.selection import recipe_of, select, thaw
 from shiplap_testing.build import INCLUDE, compile_c
 
 BODY = """
@@ -85,7 +85,7 @@ def x(n=5, c=3):
     return torch.zeros(n, c, dtype=torch.float64)
 
 
-def said(op, *args):
+def describe(op, *args):
     """The config that a call ran with."""
     value = int(op(*args)[0])
     tile = round(value / 1000)
@@ -98,7 +98,7 @@ def entry(op, args, config, kernel="tell"):
 
 
 def test_the_default_reaches_the_kernel(tell):
-    assert said(tell, x(), None) == CONFIGS[0]
+    assert describe(tell, x(), None) == CONFIGS[0]
 
 
 def test_a_choice_serves_its_bucket_dtype_and_presence_only(tell):
@@ -110,24 +110,24 @@ def test_a_choice_serves_its_bucket_dtype_and_presence_only(tell):
             entry(tell, (x(), bias), {"TILE": 5, "DEPTH": 6}),
         ]
     )
-    assert said(tell, x(), None) == said(tell, x(8, 4), None) == CONFIGS[1]
-    assert said(tell, x(9), None) == said(tell, x(5, 5), None) == CONFIGS[0]
-    assert said(tell, x(), None, 2, True) == {"TILE": 7, "DEPTH": 9}
-    assert said(tell, x(), None, 2, False) == said(tell, x(), None, 3, True) == CONFIGS[0]
-    assert said(tell, x(), bias) == {"TILE": 5, "DEPTH": 6}
-    assert said(tell, x(3, 5).T, None) == CONFIGS[0], "another layout"
+    assert describe(tell, x(), None) == describe(tell, x(8, 4), None) == CONFIGS[1]
+    assert describe(tell, x(9), None) == describe(tell, x(5, 5), None) == CONFIGS[0]
+    assert describe(tell, x(), None, 2, True) == {"TILE": 7, "DEPTH": 9}
+    assert describe(tell, x(), None, 2, False) == describe(tell, x(), None, 3, True) == CONFIGS[0]
+    assert describe(tell, x(), bias) == {"TILE": 5, "DEPTH": 6}
+    assert describe(tell, x(3, 5).T, None) == CONFIGS[0], "another layout"
     thaw()
-    assert said(tell, x(), None) == CONFIGS[0]
+    assert describe(tell, x(), None) == CONFIGS[0]
 
 
 def test_many_choices_are_all_found(tell):
     calls = [(n, by) for by in range(300) for n in (1, 4, 64)]
     shown = [c for c in CONFIGS if c["TILE"] > 0]  # what a double can tell apart
-    found = {call: shown[i % len(shown)] for i, call in enumerate(calls)}
-    choices.install([entry(tell, (x(n), None, by), c) for (n, by), c in found.items()])
-    for (n, by), config in found.items():
-        assert said(tell, x(n), None, by) == config
-    assert said(tell, x(), None, 301) == CONFIGS[0]
+    by_call = {call: shown[i % len(shown)] for i, call in enumerate(calls)}
+    choices.install([entry(tell, (x(n), None, by), c) for (n, by), c in by_call.items()])
+    for (n, by), config in by_call.items():
+        assert describe(tell, x(n), None, by) == config
+    assert describe(tell, x(), None, 301) == CONFIGS[0]
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_many_choices_are_all_found(tell):
 )
 def test_a_config_that_no_kernel_declares_never_reaches_native_code(tell, config):
     choices.install([entry(tell, (x(), None), config)])
-    assert said(tell, x(), None) == CONFIGS[0]
+    assert describe(tell, x(), None) == CONFIGS[0]
 
 
 def test_keys_of_another_width_do_not_move_the_rows_of_others(tell):
@@ -160,20 +160,20 @@ def test_keys_of_another_width_do_not_move_the_rows_of_others(tell):
         if len(key) > 3
     ]
     choices.install([*odd, good])
-    assert said(tell, x(), None) == CONFIGS[1]
+    assert describe(tell, x(), None) == CONFIGS[1]
 
 
 def test_a_chosen_reference_is_run(tell):
     choices.install([entry(tell, (x(), None), {}, kernel="reference")])
     assert tell(x(), None).tolist() == [0.0] * 5
-    assert said(tell, x(9), None) == CONFIGS[0]
+    assert describe(tell, x(9), None) == CONFIGS[0]
 
 
 def test_a_choice_by_measuring_is_served_by_either_binding(library, cache, monkeypatch):
     """The kernel is wrong on purpose (it tells its config): so the reference is chosen, natively too."""
     tell = declare(library)
     native.build(tell)
-    choice = choose(tell, recipe_of(tell, (x(), None)))
+    choice = select(tell, recipe_of(tell, (x(), None)))
     assert choice.kernel == "reference"
     assert len(choice.findings) == len(CONFIGS)
     assert tell(x(), None).tolist() == [0.0] * 5
@@ -182,9 +182,9 @@ def test_a_choice_by_measuring_is_served_by_either_binding(library, cache, monke
 
 def test_frozen_and_missing_says_so_from_native_code_too(tell, monkeypatch):
     choices.install([entry(tell, (x(), None), CONFIGS[1])], "tuned.json")
-    assert said(tell, x(), None) == CONFIGS[1]
+    assert describe(tell, x(), None) == CONFIGS[1]
     with pytest.warns(sl.ShiplapNotice, match="is not in tuned.json: its declared default runs"):
-        assert said(tell, x(9), None) == CONFIGS[0]
+        assert describe(tell, x(9), None) == CONFIGS[0]
     monkeypatch.setenv("SHIPLAP_STRICT", "1")
     with pytest.raises(ShiplapError, match="SL607"):
         tell(x(9), None)
@@ -285,6 +285,6 @@ def test_a_lookup_takes_less_than_200_ns_and_allocates_nothing(tmp_path):
     command = ["c++", "-O2", "-std=c++20", "-Wall", "-Wextra", "-Werror", f"-I{INCLUDE}", "-o", tmp_path / "look"]
     subprocess.run([*command, tmp_path / "look.cpp"], check=True)
     runs = [subprocess.run([tmp_path / "look"], capture_output=True, text=True, check=True) for _ in range(5)]
-    found = [run.stdout.split() for run in runs]
-    assert all(f[1:3] == ["0", "0"] for f in found), found
-    assert min(float(f[0]) for f in found) < 200, found
+    lines = [run.stdout.split() for run in runs]
+    assert all(f[1:3] == ["0", "0"] for f in lines), lines
+    assert min(float(f[0]) for f in lines) < 200, lines

@@ -18,15 +18,15 @@ def rows(op: Op, device: str) -> list[list[int]]:
     count = len(lookup_key(op.spec, op.rule))
     if not count:
         return []
-    found = []
+    table = []
     for key, picked in choices.resolved(op).items():
         numbers = _key(op, key) if key[0] == device else None
         if numbers is None or len(numbers) != count:  # it is no key of this op: no call has it
             continue
         ours = isinstance(picked, Kernel) and picked.template is None
         config = [int(v) for _, v in picked.config.items] if isinstance(picked, Kernel) and ours else [0] * width
-        found.append([*numbers, int(not ours), *config])
-    return found
+        table.append([*numbers, int(not ours), *config])
+    return table
 
 
 def _key(op: Op, key: Key) -> list[int] | None:

@@ -11,7 +11,7 @@ import shiplap as sl
 from shiplap import compat
 from shiplap.errors import ShiplapError, ShiplapNotice
 from shiplap.op import choices, digest
-from shiplap.selection import Store, choose, measure, recipe_of, thaw
+from shiplap.selection import Store, measure, recipe_of, select, thaw
 from shiplap.selection.candidate import Candidate, candidates
 from shiplap.selection.verify import Verifier
 from tests.selection import ops
@@ -24,7 +24,7 @@ def matrices(dtype=torch.float32, k=512):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
 def test_a_truncated_sum_looks_faster_and_never_wins(dtype):
     args = matrices(dtype, k=4096)
-    choice = choose(ops.mm, recipe_of(ops.mm, args))
+    choice = select(ops.mm, recipe_of(ops.mm, args))
     assert choice.label == "right(WAIT=300)"
     assert choice.origin == "measured"
     dropped = [f for f in choice.findings if f.verdict == "fail"]
@@ -35,11 +35,11 @@ def test_a_truncated_sum_looks_faster_and_never_wins(dtype):
 
 
 def test_the_choice_is_served_to_its_bucket_and_to_no_other():
-    choose(ops.mm, recipe_of(ops.mm, matrices()))
+    select(ops.mm, recipe_of(ops.mm, matrices()))
 
     def picked(*args):
-        found = ops.mm.pick(ops.mm.bind(args))
-        return (found.name, str(found.config))
+        kernel = ops.mm.pick(ops.mm.bind(args))
+        return (kernel.name, str(kernel.config))
 
     assert picked(torch.ones(15, 500), torch.ones(500, 9)) == ("right", "WAIT=300")
     assert picked(torch.ones(17, 500), torch.ones(500, 9)) == ("cut", "PARTS=10")
@@ -49,10 +49,10 @@ def test_the_choice_is_served_to_its_bucket_and_to_no_other():
 
 def test_what_is_stored_is_not_measured_again():
     recipe = recipe_of(ops.mm, matrices())
-    first = choose(ops.mm, recipe)
+    first = select(ops.mm, recipe)
     thaw()
     before = measure.benchmarks
-    second = choose(ops.mm, recipe)
+    second = select(ops.mm, recipe)
     assert measure.benchmarks == before
     assert second == first.but(origin="stored")
     assert ops.mm.pick(ops.mm.bind(matrices())).name == "right"
@@ -72,12 +72,12 @@ def test_another_kernel_makes_the_stored_choice_absent(ns):
 
     one = declare(2)
     recipe = recipe_of(one, (torch.ones(4),))
-    assert choose(one, recipe).origin == "measured"
-    assert choose(one, recipe).origin == "stored"
-    assert choose(declare(3), recipe).origin == "measured"
+    assert select(one, recipe).origin == "measured"
+    assert select(one, recipe).origin == "stored"
+    assert select(declare(3), recipe).origin == "measured"
     one = declare(2)
     thaw()
-    assert choose(one, recipe).origin == "stored"
+    assert select(one, recipe).origin == "stored"
 
 
 def test_a_choice_of_a_rebound_kernel_is_not_served(ns):
@@ -102,14 +102,14 @@ def test_a_choice_of_a_rebound_kernel_is_not_served(ns):
 
 def test_choices_are_part_of_the_digest_of_compiled_graphs():
     before = digest.digest()
-    choose(ops.mm, recipe_of(ops.mm, matrices()))
+    select(ops.mm, recipe_of(ops.mm, matrices()))
     assert digest.digest() != before
     assert digest.digest() in torch.compiler.config.cache_key_tag
     thaw()
     assert digest.digest() == before
 
 
-def test_there_is_always_a_floor(ns):
+def test_there_is_always_a_fallback(ns):
     @sl.op(f"{ns}::one")
     def one(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
         return x + 1
@@ -118,7 +118,7 @@ def test_there_is_always_a_floor(ns):
     def broken(x, *, out):
         raise RuntimeError("no such thing")
 
-    choice = choose(one, recipe_of(one, (torch.ones(4),)))
+    choice = select(one, recipe_of(one, (torch.ones(4),)))
     assert (choice.kernel, choice.reason) == ("reference", "the only candidate that is right; 1 dropped, see findings")
     assert "broken: RuntimeError: no such thing" in choice.findings[0].evidence
     with warnings.catch_warnings():
@@ -140,12 +140,12 @@ def test_what_nothing_can_run_now_is_no_answer_for_later(ns):
 
     large.kernel("cpu", lambda x, *, out: out.copy_(add(x)), name="kernel")
     recipe = recipe_of(large, (torch.randn(8),))
-    failed = choose(large, recipe)
+    failed = select(large, recipe)
     assert failed.reason.startswith("no candidate could be run, nor the reference; nothing is kept; 2 dropped")
     assert list(Store().entries()) == []
     assert choices.entries() == []
     full = False
-    assert choose(large, recipe).origin == "measured"
+    assert select(large, recipe).origin == "measured"
 
 
 def test_outputs_and_workspace_arrive_poisoned(ns):
@@ -161,7 +161,7 @@ def test_outputs_and_workspace_arrive_poisoned(ns):
     def assumes_clean_scratch(x, *, out, workspace):
         out.copy_(torch.cat([x, workspace.view(torch.float32).to(x.dtype)]))
 
-    choice = choose(pad, recipe_of(pad, (torch.randn(64),)))
+    choice = select(pad, recipe_of(pad, (torch.randn(64),)))
     assert choice.kernel == "reference"
     assert len(choice.findings) == 2
 
@@ -177,7 +177,7 @@ def test_a_small_odd_size_is_tried_as_well(ns):
         tiles = len(x) // 4 * 4
         torch.add(x[:tiles], 1, out=out[:tiles])
 
-    choice = choose(one, recipe_of(one, (torch.ones(64),)))
+    choice = select(one, recipe_of(one, (torch.ones(64),)))
     assert choice.kernel == "reference"
     assert "on sizes(n=5)" in choice.findings[0].evidence
 
@@ -191,7 +191,7 @@ def test_a_kernel_that_refuses_is_skipped_not_wrong(ns):
     def double(x, *, out):
         torch.add(x, 1, out=out)
 
-    choice = choose(one, recipe_of(one, (torch.ones(64),)))
+    choice = select(one, recipe_of(one, (torch.ones(64),)))
     assert [(f.verdict, f.evidence) for f in choice.findings] == [("skip", "double: double only")]
 
 
@@ -199,9 +199,9 @@ def test_integers_without_a_builder_are_refused():
     args = torch.randn(8, 4), torch.zeros(6, dtype=torch.int64)
     assert ops.pick.sampler is None
     with pytest.raises(ShiplapError) as caught:
-        choose(ops.pick, recipe_of(ops.pick, args))
+        select(ops.pick, recipe_of(ops.pick, args))
     assert str(caught.value) == (
-        "SL606: nothing valid to tune on\n"
+        "SL606: the op has no valid inputs to tune on\n"
         "  where    tune_test::pick\n"
         "  got      integer tensors rows without a builder\n"
         "  expected values that mean something\n"
@@ -216,7 +216,7 @@ def test_with_a_builder_indices_are_valid_and_no_zeros(monkeypatch):
 
     monkeypatch.setattr(ops.pick, "sampler", build)
     args = torch.randn(64, 4), torch.zeros(32, dtype=torch.int64)
-    choice = choose(ops.pick, recipe_of(ops.pick, args))
+    choice = select(ops.pick, recipe_of(ops.pick, args))
     assert choice.kernel in ("gather", "reference")
     assert [f.evidence.partition(":")[0] for f in choice.findings] == ["identity"]
 
@@ -227,7 +227,7 @@ def test_a_builder_that_returns_other_sizes_is_refused(monkeypatch):
     )
     args = torch.randn(64, 4), torch.zeros(6, dtype=torch.int64)
     with pytest.raises(ShiplapError) as caught:
-        choose(ops.pick, recipe_of(ops.pick, args))
+        select(ops.pick, recipe_of(ops.pick, args))
     assert caught.value.id == "SL610"
     assert "n<=8, c<=4, m<=8" in caught.value.got
     assert caught.value.expected.startswith("n<=64, c<=4, m<=8")
@@ -235,13 +235,13 @@ def test_a_builder_that_returns_other_sizes_is_refused(monkeypatch):
 
 def test_nothing_tunes_inside_an_op_a_backward_or_a_trace(ns, monkeypatch):
     recipe = recipe_of(ops.mm, matrices())
-    said = []
+    messages = []
 
     def attempt():
         with pytest.raises(ShiplapError) as caught:
-            choose(ops.mm, recipe)
+            select(ops.mm, recipe)
         assert caught.value.id == "SL608"
-        said.append(caught.value.got)
+        messages.append(caught.value.got)
 
     @sl.op(f"{ns}::inner")
     def inner(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
@@ -267,7 +267,7 @@ def test_nothing_tunes_inside_an_op_a_backward_or_a_trace(ns, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     attempt()
-    assert said == [
+    assert messages == [
         "tuning inside an op",
         "tuning inside a backward pass",
         "tuning inside a function that is being traced",
@@ -278,24 +278,24 @@ def test_nothing_tunes_inside_an_op_a_backward_or_a_trace(ns, monkeypatch):
 
 def test_a_stored_choice_is_served_where_nothing_may_be_measured(ns):
     recipe = recipe_of(ops.mm, matrices())
-    choose(ops.mm, recipe)
-    found = []
+    select(ops.mm, recipe)
+    collected = []
 
     @sl.op(f"{ns}::inner")
     def inner(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
-        found.append(choose(ops.mm, recipe).origin)
+        collected.append(select(ops.mm, recipe).origin)
         return x + 1
 
     inner(torch.ones(3))
-    assert found == ["stored"]
+    assert collected == ["stored"]
 
 
 def test_extra_fields_separate_choices():
     recipe = recipe_of(ops.mm, matrices())
-    plain = choose(ops.mm, recipe)
-    fused = choose(ops.mm, recipe, extra={"epilogue": "gelu"})
+    plain = select(ops.mm, recipe)
+    fused = select(ops.mm, recipe, extra={"epilogue": "gelu"})
     assert (plain.origin, fused.origin) == ("measured", "measured")
-    assert choose(ops.mm, recipe, extra={"epilogue": "gelu"}).origin == "stored"
+    assert select(ops.mm, recipe, extra={"epilogue": "gelu"}).origin == "stored"
     assert len(list(Store().entries("tune_test::mm"))) == 2
 
 
@@ -314,7 +314,7 @@ class Template(Candidate):
 
 def test_candidates_may_come_from_elsewhere():
     right, wrong = (Template(c.config, f) for c, f in zip(candidates(ops.mm, "cpu", {})[1:3], (1.0, 1.01), strict=True))
-    choice = choose(
+    choice = select(
         ops.mm, recipe_of(ops.mm, matrices()), candidates_of=lambda op, inputs: [right, wrong], extra={"from": "test"}
     )
     assert choice.kernel == "template"

@@ -1,4 +1,4 @@
-"""``choose``: one call's bucket → the verified, fastest candidate, from the table, the store, or a measurement."""
+"""``select``: the verified, fastest candidate for the bucket of a call, from the table, the store or a measurement."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from shiplap.selection.store import Store
 from shiplap.selection.table import keep
 from shiplap.settings import settings
 
-__all__ = ["Options", "Task", "choose", "force", "stored"]
+__all__ = ["Options", "Task", "force", "select", "stored"]
 
 Maker = Callable[["Task"], Bench]
 
@@ -36,13 +36,13 @@ def _silent(what: str, done: int, total: int) -> None:
 class Options:
     """How to choose. ``seconds``: budget of one bucket; ``capture``: ``"auto"``, ``"always"`` or ``"never"`` (CUDA).
 
-    ``again`` measures although the store has an answer; ``keep`` writes the answer there; ``install`` puts it into
+    ``remeasure`` measures although the store has an answer; ``keep`` writes the answer there; ``install`` puts it into
     force in this process.
     """
 
     seconds: float = 30.0
     capture: str = "auto"
-    again: bool = False
+    remeasure: bool = False
     keep: bool = True
     install: bool = True
     plan: Plan = field(default_factory=Plan)
@@ -50,7 +50,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Task:
-    """One bucket to choose for."""
+    """One bucket for which a candidate is to be selected."""
 
     op: Op
     inputs: Inputs
@@ -59,7 +59,7 @@ class Task:
     options: Options
 
 
-def choose(
+def select(
     op: Op,
     recipe: Recipe,
     *,
@@ -87,24 +87,24 @@ def choose(
     if choices.frozen:
         return _frozen(op, drawn, key, extra)
     store = store or Store()
-    found = None if options.again else stored(op, key, store)
-    if found is None:
+    choice = None if options.remeasure else stored(op, key, store)
+    if choice is None:
         require_quiet(f"{op.spec.name} {drawn.bucket}")
         listed = list(candidates_of(op, drawn)) if candidates_of else candidates(op, device, drawn.call.env)
         if not listed or listed[0].kernel != choices.REFERENCE:
             listed.insert(0, ReferenceCandidate(op))
         task = Task(op, drawn, key, listed, options)
         ranking = _ranking(task, (bench or _local)(task), report)
-        found = _decide(task, ranking)
+        choice = _select(task, ranking)
         report("keep", 1, 1)  # raises where nobody waits for it any more
         if not ranking.order:  # not even the reference runs: too large for now, perhaps; that is no answer for later
-            return found
+            return choice
         if options.keep:
-            store.put(key, found.value())
-    keep(key, found)
+            store.put(key, choice.value())
+    keep(key, choice)
     if options.install and not extra:
-        force(op, [found])
-    return found
+        force(op, [choice])
+    return choice
 
 
 def force(op: Op, chosen: Sequence[Choice]) -> None:
@@ -157,7 +157,7 @@ def _ranking(task: Task, bench: Bench, report: Report) -> Ranking:
         return search(task.op, task.candidates, bench, task.inputs, task.options.seconds, report, task.options.plan)
 
 
-def _decide(task: Task, ranking: Ranking) -> Choice:
+def _select(task: Task, ranking: Ranking) -> Choice:
     """Whatever happens, there is a choice."""
     order, listed, drawn = ranking.order, task.candidates, task.inputs
     best = listed[order[0]] if order else listed[0]

@@ -29,7 +29,7 @@ def tune(
     *,
     seconds: float = 20.0,
     dtype: torch.dtype = torch.bfloat16,
-    again: bool = False,
+    remeasure: bool = False,
 ) -> list[Choice]:
     """Choose for each size of a converted layer and each number of ``rows``; the choices come into force, and are kept.
 
@@ -37,19 +37,19 @@ def tune(
     ``dtype`` is that of the activations; ``seconds`` are for one choice. Afterwards ``shiplap freeze`` writes them into
     a file. SL211 for a model that holds no converted layer.
     """
-    found: list[Choice] = []
+    choices: list[Choice] = []
     rows = numbers_of(rows, "slidesparse.tune")
     for (mode, n, k, pairs, device), layer in sizes_of(model).items():
         op = LAYERS[mode]
         if torch.device(device).type == "cuda":
             from shiplap_slidesparse.lt.tuning import tune_layer
 
-            found += tune_layer(op, rows, n, k, pairs, dtype, device, seconds, again)
+            choices += tune_layer(op, rows, n, k, pairs, dtype, device, seconds, remeasure)
         else:
             typed = {"dtype": str(dtype)} if layer.weight_scale is not None else {}
             samples = [{"m": m, "n": n, "k": k, "_": 1, "pairs": pairs, "layout": 0, **typed} for m in rows]
-            found += sl.tune(op, samples, seconds * len(rows), device=device, again=again, isolate=False)
-    return found
+            choices += sl.tune(op, samples, seconds * len(rows), device=device, remeasure=remeasure, isolate=False)
+    return choices
 
 
 def prepare(model: nn.Module, rows: Iterable[int], dtype: torch.dtype = torch.bfloat16) -> None:
@@ -61,30 +61,30 @@ def prepare(model: nn.Module, rows: Iterable[int], dtype: torch.dtype = torch.bf
 
 def numbers_of(rows: Iterable[int], where: str) -> list[int]:
     """Each once, ascending; SL211 for what is no number of rows, and for none at all."""
-    found = sorted(set(rows))
-    if not found or found[0] < 0:
+    numbers = sorted(set(rows))
+    if not numbers or numbers[0] < 0:
         raise error(
             "SL211",
             where=where,
-            got=f"rows {found}",
+            got=f"rows {numbers}",
             expected="numbers of rows, 0 or more",
-            fix="pass rows=(1, 16, 256), say",
+            fix="pass for example rows=(1, 16, 256)",
         )
-    return found
+    return numbers
 
 
 def sizes_of(model: nn.Module) -> dict[tuple[str, int, int, int, str], Linear]:
     """One converted layer of each mode, size, pattern and device; SL211 when there is none."""
-    found: dict[tuple[str, int, int, int, str], Linear] = {}
+    layers: dict[tuple[str, int, int, int, str], Linear] = {}
     for layer in layers_of(model).values():
         key = layer.mode, layer.out_features, layer.in_features, layer.pattern.pairs, str(layer.weight.device)
-        found.setdefault(key, layer)
-    if not found:
+        layers.setdefault(key, layer)
+    if not layers:
         raise error(
             "SL211",
             where="slidesparse",
             got="a model without converted layers",
             expected="one that holds slidesparse.Linear",
-            fix="convert(model) first",
+            fix="call convert(model) first",
         )
-    return found
+    return layers

@@ -1,4 +1,4 @@
-"""Planes of float32 that a template wrote, added up in their order."""
+"""Add the float32 partial sums that a split-K template stored, in a fixed order."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from torch import Tensor
 
 from shiplap.bind.triton import Launcher, triton_launcher
 
-__all__ = ["add_planes"]
+__all__ = ["add_partial_sums"]
 
 BLOCK = 2048
 
 
-def add_planes(planes: Tensor, out: Tensor) -> None:
-    """``out = planes.sum(0)``, summed in float32; both are contiguous."""
+def add_partial_sums(partial_sums: Tensor, out: Tensor) -> None:
+    """``out = partial_sums.sum(0)``, summed in float32; both are contiguous."""
     if total := out.numel():
-        _kernel()[(-(-total // BLOCK),)](planes, out, total, planes.shape[0], BLOCK=BLOCK)
+        _kernel()[(-(-total // BLOCK),)](partial_sums, out, total, partial_sums.shape[0], BLOCK=BLOCK)
 
 
 @cache
@@ -25,12 +25,12 @@ def _kernel() -> Launcher:
     import triton
     import triton.language as tl
 
-    def add(planes, out, total, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    def add(partial_sums, out, total, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
         at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
         inside = at < total
         acc = tl.zeros((BLOCK,), dtype=tl.float32)
-        for plane in range(count):
-            acc += tl.load(planes + tl.cast(plane, tl.int64) * total + at, mask=inside, other=0.0)
+        for split in range(count):
+            acc += tl.load(partial_sums + tl.cast(split, tl.int64) * total + at, mask=inside, other=0.0)
         tl.store(out + at, acc.to(out.dtype.element_ty), mask=inside)
 
     add.__globals__["tl"] = tl  # where Triton looks names up

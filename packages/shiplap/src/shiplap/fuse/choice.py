@@ -1,0 +1,59 @@
+"""``FusionChoice``: the candidate that a call got, and the reason. ``explain`` and tests read the latest ones."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+__all__ = ["FusionChoice", "Verdict", "fusion_choices", "remember", "watch"]
+
+_recent: deque[FusionChoice] = deque(maxlen=1000)
+_watchers: list[Callable[[FusionChoice], None]] = []
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The result of one candidate."""
+
+    candidate: str
+    status: str
+    detail: str = ""
+    time_us: float | None = None
+
+
+@dataclass(frozen=True)
+class FusionChoice:
+    """The candidate chosen for one call of ``op`` in a compiled graph. ``node`` is the FX node that was lowered."""
+
+    op: str
+    node: str
+    sizes: str
+    dtypes: str
+    chosen: str
+    reason: str
+    verdicts: tuple[Verdict, ...] = ()
+
+
+def remember(choice: FusionChoice) -> None:
+    _recent.append(choice)
+    for watcher in _watchers:
+        watcher(choice)
+
+
+@contextmanager
+def watch(watcher: Callable[[FusionChoice], None]) -> Iterator[None]:
+    """Call ``watcher`` with every choice made within this context."""
+    _watchers.append(watcher)
+    try:
+        yield
+    finally:
+        _watchers.remove(watcher)
+
+
+def fusion_choices(op: str = "") -> tuple[FusionChoice, ...]:
+    """The choices of this process, oldest first, or those of one op. Code from a cache made its choice in another
+    process.
+    """
+    return tuple(d for d in _recent if not op or d.op == op)
