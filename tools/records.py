@@ -182,7 +182,7 @@ def _command(path: Path, root: Path) -> str:
 
 # ----------------------------------------------------------------------------------------------------------- pages
 
-BLOCK = re.compile(r"^<!-- /([a-z0-9_]+(?: [^>]*)?) -->\n", re.MULTILINE)
+BLOCK = re.compile(r"^<!-- /((?!native )[a-z0-9_]+(?: [^>]*)?) -->\n", re.MULTILINE)  # `native`: generate_docs.py's
 LINE = re.compile(r"^(<!-- /([a-z0-9_]+(?: [^>]*)?) -->\n)(?:\*Measured .*\n)?", re.MULTILINE)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.backend.test_defects import check, native
+from tests.backend.equality import check, native
 
 pytest.importorskip("openvino")
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from shiplap.compat.declarations import declarations
 from shiplap_testing.paths import REPOSITORY
 from tests.backend import described
-from tests.backend.test_defects import check, native
+from tests.backend.equality import check, native
 
 pytest.importorskip("openvino")
 
