@@ -17,7 +17,13 @@ README = REPOSITORY / "README.md"
 NOTES = sorted((DOCS / "design").glob("*.md"))
 PAGES = [README, *sorted(DOCS.rglob("*.md"))]
 KINDS = ("Tutorial", "How-to guides", "Reference", "Explanation")
-GENERATED = {"errors.md", "cli.md", "power.md", "backend-opinfo.md"}  # by tools, from the texts of the program
+GENERATED = {
+    "checks.md",
+    "errors.md",
+    "cli.md",
+    "power.md",
+    "backend-opinfo.md",
+}  # by tools, from the texts of the program
 PROSE = [README, *(page for page in sorted(DOCS.glob("*.md")) if page.name not in GENERATED)]
 CORE = REPOSITORY / "packages" / "shiplap" / "src" / "shiplap"
 

@@ -37,7 +37,7 @@ PAGES = {page.stem: page for page in sorted((REPOSITORY / "docs" / "contributing
 _RULE = r"\*\*`(?P<file>[^`]+)`\*\*, (?P<rule>[^\n]+):"
 _OUT = r"(?P<out>\*The test of this page leaves this out[^\n]+\*)"
 _FENCE = re.compile(
-    rf"^(?:(?:{_RULE}|{_OUT})\n\n)?^```(?: {{ \.)?(?P<language>\w+)(?: }})?\n(?P<text>.*?)^```$",
+    rf"^(?:(?:{_RULE}|{_OUT})\n\n)?^(?P<fence>`{{3,}})(?: {{ \.)?(?P<language>\w+)(?: }})?\n(?P<text>.*?)^(?P=fence)$",
     re.MULTILINE | re.DOTALL,
 )
 _PLACE = re.compile(

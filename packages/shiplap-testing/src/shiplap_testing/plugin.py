@@ -43,6 +43,7 @@ LONG = (
     "sparse3d/gpu/test_package",
     "slidesparse/gpu/test_models",
     "tests/test_examples",
+    "contributing/test_howtos",
     "dense/test_fuse_cpp",
     "fuse/test_lower",
     "sparse3d/test_audit",
