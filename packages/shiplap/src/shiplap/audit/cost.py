@@ -1,4 +1,4 @@
-"""The cost card of an op: a call raw, eager, compiled and captured, on so small a sample that all is overhead.
+"""The cost card of an op: the overhead of a raw, eager, compiled and captured call, on a very small sample.
 
 *raw* is the C function alone, called through ctypes with arguments that are ready. *eager* is ``op(...)`` as a user
 writes it. *compiled* is the slope per op inside one Inductor-compiled function (nine calls less one), so that the entry
@@ -35,7 +35,8 @@ CHAIN, GRAPHED = 9, 20
 
 @dataclass(frozen=True)
 class CostCard:
-    """Nanoseconds per call, median of seven rounds; None where nothing can be measured, with the reason in ``notes``.
+    """Nanoseconds per call, the median of seven rounds. None where nothing can be measured, with the reason in
+    ``notes``.
 
     Attributes:
         binding: what serves an eager call: ``"native"`` or ``"python"`` for a C ABI kernel, else the kernel's name,

@@ -192,7 +192,7 @@ def _fix(death: Death) -> str:
 
 
 def card_of(op: Op, device: str, measure: Callable[..., CostCard]) -> CostCard | str:
-    """The cost card of an op, measured in a process of its own; or why there is none."""
+    """The cost card of an op, measured in a process of its own, or the reason why it cannot be measured."""
     if not can_isolate(device):
         try:
             return measure(op, device=device)

@@ -51,7 +51,7 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class Covered(msgspec.Struct, frozen=True):
-    """What one check looked at, as observed on the arguments that the op was given."""
+    """The inputs that one check has examined, as observed on the arguments that the op received."""
 
     samples: int
     dtypes: list[str]
@@ -74,7 +74,7 @@ class Cost(msgspec.Struct, frozen=True):
 
 
 class Passport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """See the module; fields are in the order of the file, and maps are sorted, so equal evidence is equal text.
+    """The passport as data, in the order of the file. Maps are sorted, so that equal evidence gives equal text.
 
     Attributes:
         schema: ``SCHEMA``.
@@ -103,7 +103,7 @@ class Passport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Move(msgspec.Struct, frozen=True):
-    """A digest that is another one now."""
+    """A digest that has changed since the passport was issued."""
 
     what: str
     then: str
@@ -114,7 +114,7 @@ class Move(msgspec.Struct, frozen=True):
 
 
 class Coverage:
-    """Collects what checks look at: pass it to ``audit`` as ``looked``."""
+    """Collects the inputs that checks examine. Pass it to ``audit`` as ``looked``."""
 
     def __init__(self) -> None:
         self.seen: dict[str, list[dict[str, Any]]] = {}
@@ -328,12 +328,12 @@ def read(path: str | Path) -> Passport:
 
 
 def sealed(passport: Passport) -> bool:
-    """Whether nobody has edited it: no protection against someone who seals it again."""
+    """Whether the content matches its seal. A seal detects accidental edits, and does not protect against forgery."""
     return passport.seal == _seal(passport)
 
 
 def moved(passport: Passport, op: Op) -> list[Move]:
-    """The digests of ``op`` that are others than in its passport, those that only one of them has included."""
+    """The digests of ``op`` that differ from its passport, including those that only one of the two has."""
     then, now = passport.digests, digests(op)
     if passport.op != op.spec.name:
         return [Move("name", passport.op, op.spec.name)]

@@ -1,4 +1,4 @@
-"""Writable memory that a shared library brings along, read from its ELF sections and symbols."""
+"""Find the writable memory of a shared library in its ELF sections and symbols."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Symbol:
 
 @dataclass(frozen=True)
 class State:
-    """What is certain, what belongs to a runtime, and what cannot be told.
+    """Writable memory in three groups: certainly state, part of a language runtime, and undecidable.
 
     Attributes:
         symbols: the library's own.

@@ -18,6 +18,8 @@ def config_values(space: Space | None) -> list[int]:
 def lookup_key(spec: OpSpec, rule: Rule | None) -> list[str]:
     """C++ for each number of the key: bucket, dtypes, presence of optional tensors. Empty if only Python can look it
     up.
+
+    The key has no layout: the table holds choices for contiguous tensors, and Python serves other calls.
     """
     if rule is None:
         return []

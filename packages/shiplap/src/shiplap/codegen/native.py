@@ -47,7 +47,11 @@ _MAX_RANK = 8
 
 @dataclass(frozen=True)
 class Native:
-    """One op to be bound natively: its declaration, and the facts about its only kernel on ``device``."""
+    """One op to be bound natively: its declaration, and the facts about its only kernel on ``device``.
+
+    ``names`` are the torch ops to register. ``dtypes`` are the dtypes that the kernel accepts, empty for all declared
+    ones. ``out`` requests the out-variant as well. ``align`` is the alignment that the kernel needs, in bytes.
+    """
 
     spec: OpSpec
     symbol: str

@@ -67,7 +67,13 @@ class TemplateCandidate(Candidate):
         self.render().precompile()
 
     def prepare(self, args: tuple[Any, ...]) -> Callable[[], tuple[Tensor, ...]]:
-        """Compile the kernel alone, and return a function that runs it on ``args`` into a poisoned output."""
+        """Compile the kernel alone, and return a function that runs it on ``args`` into a poisoned output.
+
+        The candidates of one call share inputs and output, and each ``prepare`` fills them anew.
+
+        Raises:
+            Exception: whatever the compiler of the kernel raises.
+        """
         choice = self.render()
         inputs, out = self._inputs(args), self.call.scratch(f"out {self.split_k}", _output, self.call, self.split_k)
         _poison(out)

@@ -1,4 +1,8 @@
-"""Parse JSON and YAML with limits on size, depth, numbers, and the nodes that YAML aliases expand to."""
+"""Parse JSON and YAML with limits on size, depth, numbers, and the nodes that YAML aliases expand to.
+
+The result is plain data (dict, list, str, int, float, bool, None). ValueError describes an error in one line. The
+caller checks the structure of the data, by itself or with msgspec.
+"""
 
 from __future__ import annotations
 
