@@ -152,7 +152,7 @@ def _allocations(stream: torch.cuda.Stream) -> int:
 
 
 def _nodes(graph: torch.cuda.CUDAGraph) -> tuple[Counter[str], tuple[Copy, ...]]:
-    """How many nodes of each kind, and the copies; empty where the runtime library is not found by its usual name."""
+    """How many nodes of each kind, and the copies. Empty where the runtime library is not found by its usual name."""
     kinds: Counter[str] = Counter()
     copies = []
     try:
@@ -190,7 +190,7 @@ class _Memcpy(ctypes.Structure):
 
 
 def _copy(runtime: Any, node: int) -> Copy | None:
-    """What a memcpy node copies; None when the runtime does not say."""
+    """What a memcpy node copies. None when the runtime does not say."""
     params = _Memcpy()
     if runtime.cudaGraphMemcpyNodeGetParams(ctypes.c_void_p(node), ctypes.byref(params)):
         return None

@@ -102,7 +102,7 @@ class _Absent(Exception):
 
 
 def _binding(op: Op, device: str, notes: list[str]) -> str:
-    """What serves the calls that are timed; a native binding is built first, so that it does not arrive half-way."""
+    """What serves the calls that are timed. A native binding is built first, so that it does not arrive half-way."""
     kernels = op.eager(device)
     if not kernels:
         return "reference" if op.kernels or type(op) is Op else "adopted"
@@ -155,7 +155,7 @@ def _chain(op: Op, length: int) -> Callable[[list[tuple[Any, ...]]], list[Any]]:
 
 
 def _groups(op: Op, case: Case, length: int) -> list[tuple[Any, ...]]:
-    """Arguments of each call of a chain; a chain that is linked shares them."""
+    """Arguments of each call of a chain. A chain that is linked shares them."""
     shared = case.fresh()
     return [shared if _link(op) else case.fresh() for _ in range(length)]
 

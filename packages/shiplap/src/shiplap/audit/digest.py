@@ -1,6 +1,6 @@
 """The digest of a function: its own code and all code and data that it reaches inside the author's package.
 
-``op.identity`` decides what a compiled artefact may be reused for and is kept quick; this one decides whether evidence
+``op.identity`` decides what a compiled artefact may be reused for and is kept quick. This one decides whether evidence
 still holds. It follows helpers in sibling modules, bound methods and the attributes of their instances, containers,
 partial functions, and the values of tensors.
 """

@@ -41,7 +41,7 @@ OWN = ("shiplap", "torch")  # their versions are named apart
 
 
 class Row(msgspec.Struct, frozen=True):
-    """A finding; the sample is named by label and seed, from which ``shiplap.audit.sample`` rebuilds it."""
+    """A finding. The sample is named by label and seed, from which ``shiplap.audit.sample`` rebuilds it."""
 
     check: str
     verdict: str
@@ -82,7 +82,7 @@ class Passport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         digests: of everything that the evidence depends on and that can move.
         verdict: ``proven``, ``incomplete`` or ``failed``, from the ``required`` checks.
         coverage: by check, what it was observed to look at.
-        seal: sha256 of the file with an empty seal; a file that someone edited has another one.
+        seal: sha256 of the file with an empty seal. A file that someone edited has another one.
     """
 
     schema: str
@@ -160,7 +160,7 @@ def issue(
     checks: Iterable[str] | None = None,
     budget_s: float = 60.0,
 ) -> Passport:
-    """Audit and measure ``op``; with ``folder``, also write the passport there (see ``write``).
+    """Audit and measure ``op``. With ``folder``, also write the passport there (see ``write``).
 
     Raises:
         AuditError: as ``audit``.
@@ -279,7 +279,7 @@ def _versions(op: Op, device: str) -> dict[str, str]:
 
 
 def write(folder: str | Path, passport: Passport) -> tuple[Path, Path]:
-    """``NAMESPACE.NAME.DEVICE.passport.json`` and ``.html`` in ``folder``, which is made; SL602 if that fails."""
+    """``NAMESPACE.NAME.DEVICE.passport.json`` and ``.html`` in ``folder``, which is made. SL602 if that fails."""
     stem = f"{passport.op.replace('::', '.')}.{passport.device['type']}.passport"
     paths = Path(folder) / f"{stem}.json", Path(folder) / f"{stem}.html"
     try:
@@ -298,7 +298,7 @@ def write(folder: str | Path, passport: Passport) -> tuple[Path, Path]:
 
 
 def read(path: str | Path) -> Passport:
-    """A passport from its JSON file; SL602 for anything else, another version of the schema, or a broken seal."""
+    """A passport from its JSON file. SL602 for anything else, another version of the schema, or a broken seal."""
 
     def refused(got: object, expected: str) -> Exception:
         return error(

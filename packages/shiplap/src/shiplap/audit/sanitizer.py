@@ -135,7 +135,7 @@ def read(out: str, err: str = "", status: int = 0, late: str = "") -> Report:
 
 
 def _gather(faults: list[Fault], text: str, sample: str) -> None:
-    """A record begins at a title without indentation; its indented lines follow."""
+    """A record begins at a title without indentation. Its indented lines follow."""
     if FAULT.match(text):
         faults.append(Fault(text.strip(), sample=sample))
     elif faults and text.startswith("    ") and not re.match(r"\s+(Host Frame|Saved host|Device Frame|in )", text):

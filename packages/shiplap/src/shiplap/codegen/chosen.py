@@ -10,7 +10,7 @@ __all__ = ["config_values", "lookup_key"]
 
 
 def config_values(space: Space | None) -> list[int]:
-    """The declared default, in the order of the names; empty for a kernel without configs."""
+    """The declared default, in the order of the names. Empty for a kernel without configs."""
     static = space.static if space is not None else None
     return [int(value) for _, value in static.items] if static is not None else []
 

@@ -1,6 +1,6 @@
 """``OpSpec`` → C++ source of its native binding: the checks, allocations and views around one C ABI call.
 
-The checks are those of the call plan, in the same order and words as in Python; what C++ cannot decide (a dtype the
+The checks are those of the call plan, in the same order and words as in Python. What C++ cannot decide (a dtype the
 kernel does not take, a mutated tensor with gaps) it hands to ``<op>__python`` before it has taken any argument.
 """
 
@@ -67,7 +67,7 @@ class Native:
 
 
 def native_source(ops: Sequence[Native]) -> str:
-    """One translation unit for ``ops``; SL404 for a declaration that has to stay with the Python binding."""
+    """One translation unit for ``ops``. SL404 for a declaration that has to stay with the Python binding."""
     return render(
         "native.cpp.jinja",
         scalar_types=SCALAR,

@@ -102,7 +102,7 @@ class TemplateCandidate(Candidate):
         return tensors
 
     def node(self, fusion: bool = True) -> Any:
-        """The kernel as the lowered result; with ``fusion``, Inductor may put neighbours into it, if that pays.
+        """The kernel as the lowered result. With ``fusion``, Inductor may put neighbours into it, if that pays.
 
         A pointwise operation after the kernel adds partial sums. Inductor then fuses neighbours into that operation.
         """

@@ -58,7 +58,7 @@ class Kernel:
     """One kernel of a compiled graph, in the order in which they run.
 
     Attributes:
-        name: as in the generated code; empty for what calls none (a view, a constant).
+        name: as in the generated code. Empty for what calls none (a view, a constant).
         kind: ``"template"``, ``"extern"`` (a library or an opaque op) or ``"generated"`` (Inductor's own loops).
         operators: declared ops (``ns::name``) and ATen operators inside, in graph order, each once.
         nodes: nodes of the traced graph inside. ``where``: lines of source that they come from.

@@ -1,8 +1,8 @@
 """Run untrusted code in a child process under limits, and keep every event that the child sent before it ended.
 
-``stream(work)`` forks a child that runs ``work(send)``; what it sends arrives as JSON lines. A child that crashes,
+``stream(work)`` forks a child that runs ``work(send)``. What it sends arrives as JSON lines. A child that crashes,
 exits, waits for ever, computes for ever or fills the memory ends in a ``Death`` that says how. The fork is cheap, since
-torch is imported already; the work runs on a thread of the child's own, because the OpenMP threads that served the
+torch is imported already. The work runs on a thread of the child's own, because the OpenMP threads that served the
 forking thread do not exist there.
 """
 

@@ -53,7 +53,7 @@ class Recipe:
 
     @classmethod
     def parse(cls, label: str) -> Recipe:
-        """The recipe that printed as ``label``; SL502 for anything else."""
+        """The recipe that printed as ``label``. SL502 for anything else."""
         try:
             nodes = ast.parse(f"[{label}]", mode="eval").body.elts  # type: ignore[attr-defined]
             fields: dict[str, Any] = {}

@@ -32,7 +32,7 @@ def unit(dtype: torch.dtype) -> float:
 def allowance(run: Callable[[], Sequence[Tensor]], wide: Sequence[Tensor], eps: float) -> list[Tensor] | None:
     """For each result of ``run`` (the reference, in float64) the deviation that rounding by ``eps`` explains.
 
-    Infinite where rounding decides whether there is a number at all; None where the reference cannot be run like that.
+    Infinite where rounding decides whether there is a number at all. None where the reference cannot be run like that.
     """
     worst = [torch.zeros(w.shape, dtype=torch.float64, device=w.device) for w in wide]
     for seed in range(RUNS):

@@ -206,7 +206,7 @@ def as_pattern(
     stand_ins: dict[float, str],
     leaves: Collection[str | None] = (),
 ) -> Pattern:
-    """``fn`` as a graph whose sizes are symbols; with the gradients of ``leaves``."""
+    """``fn`` as a graph whose sizes are symbols. With the gradients of ``leaves``."""
     from shiplap.compat.passes import capture
 
     at = [i for i, a in enumerate(args) if isinstance(a, Tensor)]

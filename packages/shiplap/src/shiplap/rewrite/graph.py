@@ -104,7 +104,7 @@ def place(
 
 
 def _unfit(made: Graph, results: Sequence[Any], outputs: Sequence[Node]) -> tuple[Obstacle, str] | None:
-    """Why ``results`` of the replacement ``made`` cannot stand for ``outputs``; None if they can."""
+    """Why ``results`` of the replacement ``made`` cannot stand for ``outputs``. None if they can."""
     if constant := next((n for n in made.nodes if n.op == "get_attr"), None):
         return (
             "operator",
@@ -262,7 +262,7 @@ _WRITERS = (
 def _insert(
     graph: Graph, level: Level, made: Graph, inputs: Sequence[Node], results: Sequence[Any], outputs: Sequence[Node]
 ) -> list[Node]:
-    """The nodes of ``made`` ahead of the last output; the outputs' users read them instead."""
+    """The nodes of ``made`` ahead of the last output. The outputs' users read them instead."""
     order = _order(graph)
     given = iter(inputs)
     env: dict[Node, Node] = {}

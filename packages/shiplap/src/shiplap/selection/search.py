@@ -147,7 +147,7 @@ def _seeds(candidates: Sequence[Candidate], inputs: Inputs) -> list[int]:
 
 
 def _prior(candidate: Candidate, inputs: Inputs) -> float | None:
-    """The kernel's own estimate; None without one, or when it fails."""
+    """The kernel's own estimate. None without one, or when it fails."""
     try:
         estimated = candidate.estimate(dict(inputs.call.env))
         return None if estimated is None else float(estimated)

@@ -64,7 +64,7 @@ def open_file(path: str | os.PathLike[str], rule: Rule = CODE) -> int:
 
 
 def read_file(path: str | os.PathLike[str], limit: int, rule: Rule = CODE) -> bytes:
-    """The content of ``path``; OSError with EFBIG when it is longer than ``limit`` bytes."""
+    """The content of ``path``. OSError with EFBIG when it is longer than ``limit`` bytes."""
     handle = open_file(path, rule)
     with os.fdopen(handle, "rb") as file:
         content = file.read(limit + 1)
@@ -111,7 +111,7 @@ def _walk(path: str | os.PathLike[str], rule: Rule, *, folder: bool, create: boo
 
 
 def _link(here: int, name: str, at: Path, rule: Rule, above: os.stat_result) -> str | None:
-    """Where ``name`` leads if it is a symbolic link that may be followed; None for anything else."""
+    """Where ``name`` leads if it is a symbolic link that may be followed. None for anything else."""
     try:
         target = os.readlink(name, dir_fd=here)
     except OSError:

@@ -75,7 +75,7 @@ class Group(Rewrite):
 
     @abstractmethod
     def key(self, node: Node) -> Hashable | None:
-        """Equal for calls that can be one; None for a node that is none of this kind."""
+        """Equal for calls that can be one. None for a node that is none of this kind."""
 
     @abstractmethod
     def merge(self, members: Sequence[Node]) -> Merged:
