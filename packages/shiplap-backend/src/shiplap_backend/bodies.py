@@ -64,7 +64,7 @@ def _definitions(path: Path) -> Iterator[_Definition]:
 
 
 def _check(w: Wrapper, definitions: Sequence[_Definition], path: Path) -> bool:
-    """Whether ``w`` has a body, in ``path`` or elsewhere; SL908 if it is not one for ``w``."""
+    """Whether ``w`` has a body, in ``path`` or elsewhere. SL908 if it is not one for ``w``."""
     named = [d for d in definitions if d.name == w.id]
     if not named and path.exists():
         here = [d for d in definitions if d.where.startswith(f"{path}:")]
@@ -96,7 +96,7 @@ def _problem(w: Wrapper, d: _Definition) -> str:
 
 
 def _parameter(text: str) -> tuple[str, str]:
-    """Type and name of one parameter; a name in a comment is none."""
+    """Type and name of one parameter. A name in a comment is none."""
     m = re.fullmatch(r"(.*[\s>&*])(\w+)", text.strip(), re.S)
     if m and m[1].strip() not in ("", "const") and m[2] not in ("const", "int", "long", "double", "bool"):
         return m[1], m[2]

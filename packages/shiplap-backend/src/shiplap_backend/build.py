@@ -98,12 +98,12 @@ def _words(arguments: Iterable[str]) -> str:
 
 
 def _escape(path: str) -> str:
-    """A path where ninja expects files; it quotes them for the shell itself."""
+    """A path where ninja expects files. It quotes them for the shell itself."""
     return path.replace("$", "$$").replace(" ", "$ ").replace(":", "$:")
 
 
 def _first_error(output: str) -> str:
-    """The lines around the first error; the whole output is thousands of lines of template notes."""
+    """The lines around the first error. The whole output is thousands of lines of template notes."""
     lines = output.splitlines()
     first = next(
         (i for i, line in enumerate(lines) if "error:" in line or "undefined reference" in line),

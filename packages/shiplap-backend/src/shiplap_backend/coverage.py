@@ -117,7 +117,7 @@ finally:
 
 
 def program(project: Project, script: Path, cover: Coverage, arguments: Sequence[str] = ()) -> list[Need]:
-    """Run ``script`` with the device loaded; what it called, gaps first. SL905 if it cannot be run."""
+    """Run ``script`` with the device loaded. What it called, gaps first. SL905 if it cannot be run."""
     require_built(project)
     if not script.is_file():
         raise error(

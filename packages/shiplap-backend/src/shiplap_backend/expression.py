@@ -44,7 +44,7 @@ _BINARY = {
 
 
 class ExpressionError(ValueError):
-    """An expression that means nothing; the caller knows file and line."""
+    """An expression that means nothing. The caller knows file and line."""
 
 
 def nearest(name: str, names: Sequence[str] | Mapping[str, object]) -> str:

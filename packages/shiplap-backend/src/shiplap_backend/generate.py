@@ -64,7 +64,7 @@ def generate(metadata: Metadata, runtime: Runtime, *, units: int = 16) -> Genera
 
 
 def _check(name: str, entry: Entry, metadata: Metadata, declared: Mapping[str, Declaration], runtime: Runtime) -> str:
-    """Why the entry is left out here (a version range), or nothing; SL901 if it is wrong anywhere."""
+    """Why the entry is left out here (a version range), or nothing. SL901 if it is wrong anywhere."""
     where = metadata.where[name]
     if entry.template not in FAMILIES:
         raise wrong(

@@ -1,4 +1,4 @@
-"""The one hand-kept file of a target: YAML by overload, checked against a schema; every error has file and line."""
+"""The one hand-kept file of a target: YAML by overload, checked against a schema. Every error has file and line."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def _converted(path: Path, lines: Mapping[tuple[str, ...], int], raw: Any, kind:
 
 
 def _lines(path: Path, node: yaml.Node, at: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], int]]:
-    """The line of every key; a key met twice in one mapping is an error, where YAML would take the last."""
+    """The line of every key. A key met twice in one mapping is an error, where YAML would take the last."""
     import yaml
 
     if not isinstance(node, yaml.MappingNode):

@@ -1,6 +1,6 @@
 """PyTorch's operator database on a device, compared with the CPU: torch's own kind of device test.
 
-``instantiate`` makes the test cases; a project's ``test_opinfo.py`` runs them under pytest or unittest, and
+``instantiate`` makes the test cases. A project's ``test_opinfo.py`` runs them under pytest or unittest, and
 ``shiplap_backend.sweep`` in processes that may crash.
 """
 
@@ -61,7 +61,7 @@ def instantiate(
     """Define ``TestOpInfoPRIVATEUSE1`` in ``scope`` (a module's globals) for the device that was loaded before.
 
     Args:
-        names: operators of the database by full name; by default all.
+        names: operators of the database by full name. By default all.
         dtypes: keys of ``DTYPES``.
         samples: at most so many of an operator's samples.
     """
@@ -81,7 +81,7 @@ def instantiate(
 
 
 def _check(op: Any, device: str, dtype: torch.dtype, most: int, evidence: Evidence) -> Exception | None:
-    """Run up to ``most`` samples that the CPU accepts; the first error, a wrong value before a refusal."""
+    """Run up to ``most`` samples that the CPU accepts. The first error, a wrong value before a refusal."""
     module = getattr(torch, device.partition(":")[0])
     failure = refusal = None
     samples = iter(op.sample_inputs(device, dtype, requires_grad=False))

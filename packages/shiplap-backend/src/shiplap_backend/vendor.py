@@ -98,7 +98,7 @@ Functions = Mapping[str, tuple[VendorFunction, ...]]
 
 
 def uncommented(text: str, *, keep_lines: bool = False) -> str:
-    """``text`` without comments; with ``keep_lines`` also without quoted text, each line in its place."""
+    """``text`` without comments. With ``keep_lines`` also without quoted text, each line in its place."""
     if not keep_lines:
         return re.sub(r"/\*.*?\*/", "", re.sub(r"//[^\n]*", "", text), flags=re.S)
     quoted = r'"(?:\\.|[^"\\\n])*"'

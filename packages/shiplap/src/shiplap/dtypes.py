@@ -108,7 +108,7 @@ _BY_TORCH = {row.torch: row for row in DTYPES.values()}
 
 
 def of(dtype: torch.dtype, where: str) -> Dtype:
-    """The row of a torch dtype; SL214 for one that the table does not have, such as a quantised one."""
+    """The row of a torch dtype. SL214 for one that the table does not have, such as a quantised one."""
     row = _BY_TORCH.get(dtype)
     if row is None:
         raise error("SL214", where=where, got=str(dtype), expected=f"one of {', '.join(DTYPES)}")
@@ -132,7 +132,7 @@ def floating(*, widest: int = 64) -> tuple[str, ...]:
 
 
 def rows(names: Iterable[str]) -> tuple[Dtype, ...]:
-    """The rows of torch names; those of dtypes that hold no numbers yet, such as torch.int4, have none."""
+    """The rows of torch names. Those of dtypes that hold no numbers yet, such as torch.int4, have none."""
     return tuple(DTYPES[name] for name in names if name in DTYPES)
 
 

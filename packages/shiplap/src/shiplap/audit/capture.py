@@ -1,4 +1,4 @@
-"""CUDA graphs, one at a time: capture a call over static buffers, replay it, and know which memory is free meanwhile.
+"""Capture a call into a CUDA graph over static buffers, replay the graph, and track which device memory is free.
 
 A capture that fails leaves torch's allocator, generator and current stream in the middle of it; ``record`` puts all
 three back, so that a check may fail a capture on purpose and go on.
@@ -49,7 +49,7 @@ MOST_POISON = 1 << 30  # bytes; a process that has more lying free is not the on
 
 
 class CaptureFailure(Exception):
-    """What the call or CUDA said when the capture failed."""
+    """A failed capture, with the error of the call or of CUDA."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Copy:
 
 @dataclass(frozen=True)
 class Recording:
-    """A captured call: its graph, the buffers that it reads, its results, and what the graph consists of."""
+    """A captured call: the graph, its input buffers, its results, and its nodes."""
 
     graph: torch.cuda.CUDAGraph
     stream: torch.cuda.Stream
@@ -90,7 +90,7 @@ def fill(buffers: tuple[Any, ...], args: tuple[Any, ...]) -> None:
 
 @contextmanager
 def on_stream(stream: torch.cuda.Stream) -> Iterator[None]:
-    """Work on ``stream``; all other work waits for it, before and after."""
+    """Run the context on ``stream``. Other streams are synchronised before and after it."""
     torch.cuda.synchronize(stream.device)
     try:
         with torch.cuda.stream(stream):
@@ -101,7 +101,7 @@ def on_stream(stream: torch.cuda.Stream) -> Iterator[None]:
 
 @contextmanager
 def no_synchronisation() -> Iterator[None]:
-    """A synchronisation through torch raises."""
+    """A context in which a synchronisation through torch raises an error."""
     before = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -117,9 +117,9 @@ def record(
     pool: Any = None,
     mode: str = "global",
 ) -> Recording:
-    """``call`` on copies of ``args``, captured on ``stream``; CaptureFailure says why that is not possible.
+    """Capture ``call`` on copies of ``args`` on ``stream``. CaptureFailure says why a capture is not possible.
 
-    Only in ``mode="global"`` may the graph be replayed: the others let pass what can crash the process.
+    **Warning**: replay only a graph captured in ``mode="global"``. Other modes accept calls that can crash a replay.
     """
     with on_stream(stream):
         static = tree_map(clone_exactly, args)
@@ -152,7 +152,7 @@ def _allocations(stream: torch.cuda.Stream) -> int:
 
 
 def _nodes(graph: torch.cuda.CUDAGraph) -> tuple[Counter[str], tuple[Copy, ...]]:
-    """How many nodes of each kind, and the copies; empty where the runtime library is not found by its usual name."""
+    """How many nodes of each kind, and the copies. Empty where the runtime library is not found by its usual name."""
     kinds: Counter[str] = Counter()
     copies = []
     try:
@@ -190,7 +190,7 @@ class _Memcpy(ctypes.Structure):
 
 
 def _copy(runtime: Any, node: int) -> Copy | None:
-    """What a memcpy node copies; None when the runtime does not say."""
+    """What a memcpy node copies. None when the runtime does not say."""
     params = _Memcpy()
     if runtime.cudaGraphMemcpyNodeGetParams(ctypes.c_void_p(node), ctypes.byref(params)):
         return None
@@ -199,9 +199,10 @@ def _copy(runtime: Any, node: int) -> Copy | None:
 
 
 class Canaries:
-    """All memory that lies free in torch's caches, taken and poisoned: who writes to it, or reads it, is found out.
+    """All free memory of torch's caches, allocated and filled with a pattern, to detect reads and writes of it.
 
-    Device memory of every stream, and page-locked host memory up to 64 KiB. It goes back when this object goes.
+    This covers device memory of every stream and page-locked host memory up to 64 KiB. The memory is freed with this
+    object.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -243,7 +244,10 @@ def _free_blocks(device: torch.device) -> list[tuple[int, int]]:
 
 
 def hold(stream: torch.cuda.Stream) -> torch.cuda.Event:
-    """An event that comes some milliseconds from now: whoever waits for it can be overtaken by those who do not."""
+    """Delay a stream by some milliseconds, and return the event at the end of the delay.
+
+    Work that waits for the event runs late. Work that forgets to wait runs early and is detected.
+    """
     with torch.cuda.stream(stream):
         a, b = (torch.ones(4096, 4096, device=stream.device) for _ in range(2))
         for _ in range(3):

@@ -1,4 +1,4 @@
-"""What a check is: samples to look at, a way to observe one, and the words for what it found."""
+"""The parts of a check: the samples to look at, a function that observes one sample, and the texts of the finding."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ SHRINK_S, SMALL = 2.0, 8  # seconds spent on a smaller failing sample; sizes up 
 
 @dataclass(frozen=True)
 class Observation:
-    """Of one sample: a ``problem``, or the reason to ``skip`` it, or neither; ``error`` and ``note`` tell more.
+    """The result for one sample: a ``problem``, a reason to ``skip`` the sample, or neither.
 
-    A sample that is skipped says nothing about the op; ``missed`` is the reason why one that would say something could
-    not be looked at.
+    A skipped sample says nothing about the op. ``missed`` is the reason why a sample that would say something could not
+    be examined. ``error`` and ``note`` hold details.
     """
 
     problem: str = ""
@@ -38,7 +38,7 @@ class Observation:
 
 @dataclass
 class Subject:
-    """One op under audit."""
+    """The op under audit, with its samples."""
 
     op: Op
     samples: Samples
@@ -60,7 +60,7 @@ def _always(op: Op) -> str:
 
 @dataclass(frozen=True)
 class Check:
-    """One check, defined once in the module of its name.
+    """One check. Each check is defined once, in the module of its name.
 
     Attributes:
         name: id, the name of the module.
@@ -91,7 +91,7 @@ class Check:
     patience: float = 15.0
 
     def run(self, subject: Subject) -> Finding:
-        """Observe every case; the smallest failing one becomes the finding."""
+        """Observe every case. The smallest failing case becomes the finding."""
         broken = [name for name in self.needs if name in subject.failed]
         if broken:
             return Finding(self.name, "incomplete", subject.name, f"says nothing while {broken[0]} fails")
@@ -126,11 +126,11 @@ class Check:
             return Observation(f"raised {last_line(e)}")
 
     def look(self, op: Op, case: Case) -> Observation:
-        """``observe``, with an exception turned into a problem."""
+        """Call ``observe``, and turn an exception into a problem."""
         return _guarded(self.observe, op, case)
 
     def replay(self, op: Op, seed: int, device: str = "cpu") -> Observation:
-        """What ``sequence`` observes on the series that an audit with this seed sees."""
+        """The observation of ``sequence`` on the samples of an audit with this seed."""
         assert self.sequence is not None
         cases = [c for c in self.cases(Samples(op, seed, device)) if not self.look(op, c).skip]
         return _guarded(self.sequence, op, cases)

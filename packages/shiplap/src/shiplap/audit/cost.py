@@ -1,4 +1,4 @@
-"""The cost card of an op: a call raw, eager, compiled and captured, on so small a sample that all is overhead.
+"""The cost card of an op: the overhead of a raw, eager, compiled and captured call, on a very small sample.
 
 *raw* is the C function alone, called through ctypes with arguments that are ready. *eager* is ``op(...)`` as a user
 writes it. *compiled* is the slope per op inside one Inductor-compiled function (nine calls less one), so that the entry
@@ -35,7 +35,8 @@ CHAIN, GRAPHED = 9, 20
 
 @dataclass(frozen=True)
 class CostCard:
-    """Nanoseconds per call, median of seven rounds; None where nothing can be measured, with the reason in ``notes``.
+    """Nanoseconds per call, the median of seven rounds. None where nothing can be measured, with the reason in
+    ``notes``.
 
     Attributes:
         binding: what serves an eager call: ``"native"`` or ``"python"`` for a C ABI kernel, else the kernel's name,
@@ -101,7 +102,7 @@ class _Absent(Exception):
 
 
 def _binding(op: Op, device: str, notes: list[str]) -> str:
-    """What serves the calls that are timed; a native binding is built first, so that it does not arrive half-way."""
+    """What serves the calls that are timed. A native binding is built first, so that it does not arrive half-way."""
     kernels = op.eager(device)
     if not kernels:
         return "reference" if op.kernels or type(op) is Op else "adopted"
@@ -154,7 +155,7 @@ def _chain(op: Op, length: int) -> Callable[[list[tuple[Any, ...]]], list[Any]]:
 
 
 def _groups(op: Op, case: Case, length: int) -> list[tuple[Any, ...]]:
-    """Arguments of each call of a chain; a chain that is linked shares them."""
+    """Arguments of each call of a chain. A chain that is linked shares them."""
     shared = case.fresh()
     return [shared if _link(op) else case.fresh() for _ in range(length)]
 

@@ -1,8 +1,9 @@
-"""A process of its own for C functions that may take it down: calls them with given bytes, and watches what stays.
+"""A child process that calls C functions which may crash, and reports the memory and files that each call leaves
+behind.
 
-Runs as a script without torch or shiplap (``python -I cprocess.py``): it starts in milliseconds, and its memory is
-that of the function. One JSON value on stdin; on stdout a line of JSON when a call begins and one with what came of it,
-so that the parent knows which call a dead process was in.
+Runs as a script without torch or shiplap (``python -I cprocess.py``): it starts in milliseconds, and its memory is that
+of the function. One JSON value on stdin; on stdout a line of JSON when a call begins and one with what came of it, so
+that the parent knows which call a dead process was in.
 """
 
 from __future__ import annotations
@@ -136,7 +137,7 @@ class Call:
 
 
 def heap() -> Callable[[], int]:
-    """What reads the bytes that malloc has given out; where glibc does not tell, always 0."""
+    """A function that returns the bytes given out by malloc. It always returns 0 where glibc does not report them."""
     try:
         info = ctypes.CDLL(None).mallinfo2
     except (OSError, AttributeError):
@@ -167,7 +168,7 @@ def descriptors() -> int:
 
 
 def watch(call: Call, seconds: float, used: Callable[[], int]) -> dict[str, Any]:
-    """Status of the call, and what each repetition of it leaves behind, in the better of two rounds."""
+    """The status of the call, and what each repetition leaves behind. Of two rounds the better one counts."""
     status = call()
     message = call.error.value.decode(errors="replace")
     began = time.perf_counter()

@@ -1,6 +1,6 @@
-"""What a function rests on, as a digest: its code and all that it reaches, as deep as the author's own code goes.
+"""The digest of a function: its own code and all code and data that it reaches inside the author's package.
 
-``op.identity`` decides what a compiled artefact may be reused for and is kept quick; this one decides whether evidence
+``op.identity`` decides what a compiled artefact may be reused for and is kept quick. This one decides whether evidence
 still holds. It follows helpers in sibling modules, bound methods and the attributes of their instances, containers,
 partial functions, and the values of tensors.
 """
@@ -28,7 +28,7 @@ DEEPEST = 24
 
 
 def deep_digest(value: Any) -> str:
-    """The same in every process that loaded the same code and data."""
+    """The digest of ``value``, equal in every process that loaded the same code and data."""
     digest = hashlib.sha256()
     for part in _walk(value, {}, DEEPEST):
         digest.update(part.encode() + b"\n")
@@ -163,6 +163,6 @@ def packages(op: Op) -> dict[str, str]:
 
 
 def libraries() -> dict[str, str]:
-    """Libraries that registered operators in this process, by name: what an adopted op may come from."""
+    """Libraries that registered operators in this process, by name. An adopted op may come from any of them."""
     paths = sorted(Path(p) for p in torch.ops.loaded_libraries)
     return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in paths if p.is_file()}

@@ -51,13 +51,13 @@ def audit(
     Args:
         op: from ``sl.op`` or ``sl.adopt``.
         checks: names out of ``shiplap.audit.CHECKS``, all by default, or ``ON_REQUEST``.
-        seed: of all random values; a fresh one by default. Findings name it.
+        seed: of all random values. A fresh one by default. Findings name it.
         device: where to run, ``"cpu"`` by default.
         samples: a builder as for ``@op.samples``, used in this audit only.
         budget_s: seconds after which the rest is *incomplete*, and says so. Dynamo's caches are reset on the way.
         progress: called with each finding as it is made.
         looked: called with the name of a check and what it looked at, those samples excepted that were set aside.
-        isolate: whether samples run in a process of their own; by default wherever this process can be forked.
+        isolate: whether samples run in a process of their own. By default wherever this process can be forked.
         limits: of that process: seconds for a sample, and memory.
 
     Raises:
@@ -142,7 +142,7 @@ class _Audit:
             self.progress(finding)
 
     def _died(self, death: Death) -> None:
-        """The check at work failed; what ended its process is looked for once more, alone and smaller."""
+        """The check at work failed. What ended its process is looked for once more, alone and smaller."""
         self.deaths += 1
         seed, device = self.plan.seed, self.plan.device
         name = self.check if self.check != "samples" else self.plan.checks[0].partition(":")[0]
@@ -192,7 +192,7 @@ def _fix(death: Death) -> str:
 
 
 def card_of(op: Op, device: str, measure: Callable[..., CostCard]) -> CostCard | str:
-    """The cost card of an op, measured in a process of its own; or why there is none."""
+    """The cost card of an op, measured in a process of its own, or the reason why it cannot be measured."""
     if not can_isolate(device):
         try:
             return measure(op, device=device)

@@ -1,4 +1,4 @@
-"""``Finding`` under the name that the checks import: tuning has findings too, and lies below the audit."""
+"""``Finding`` under the name that the checks import. The class is in ``referee``, since tuning has findings as well."""
 
 from shiplap.referee.finding import Finding, Verdict
 

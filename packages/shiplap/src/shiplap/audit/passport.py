@@ -41,7 +41,7 @@ OWN = ("shiplap", "torch")  # their versions are named apart
 
 
 class Row(msgspec.Struct, frozen=True):
-    """A finding; the sample is named by label and seed, from which ``shiplap.audit.sample`` rebuilds it."""
+    """A finding. The sample is named by label and seed, from which ``shiplap.audit.sample`` rebuilds it."""
 
     check: str
     verdict: str
@@ -51,7 +51,7 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class Covered(msgspec.Struct, frozen=True):
-    """What one check looked at, as observed on the arguments that the op was given."""
+    """The inputs that one check has examined, as observed on the arguments that the op received."""
 
     samples: int
     dtypes: list[str]
@@ -74,7 +74,7 @@ class Cost(msgspec.Struct, frozen=True):
 
 
 class Passport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """See the module; fields are in the order of the file, and maps are sorted, so equal evidence is equal text.
+    """The passport as data, in the order of the file. Maps are sorted, so that equal evidence gives equal text.
 
     Attributes:
         schema: ``SCHEMA``.
@@ -82,7 +82,7 @@ class Passport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         digests: of everything that the evidence depends on and that can move.
         verdict: ``proven``, ``incomplete`` or ``failed``, from the ``required`` checks.
         coverage: by check, what it was observed to look at.
-        seal: sha256 of the file with an empty seal; a file that someone edited has another one.
+        seal: sha256 of the file with an empty seal. A file that someone edited has another one.
     """
 
     schema: str
@@ -103,7 +103,7 @@ class Passport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Move(msgspec.Struct, frozen=True):
-    """A digest that is another one now."""
+    """A digest that has changed since the passport was issued."""
 
     what: str
     then: str
@@ -114,7 +114,7 @@ class Move(msgspec.Struct, frozen=True):
 
 
 class Coverage:
-    """Collects what checks look at: pass it to ``audit`` as ``looked``."""
+    """Collects the inputs that checks examine. Pass it to ``audit`` as ``looked``."""
 
     def __init__(self) -> None:
         self.seen: dict[str, list[dict[str, Any]]] = {}
@@ -160,7 +160,7 @@ def issue(
     checks: Iterable[str] | None = None,
     budget_s: float = 60.0,
 ) -> Passport:
-    """Audit and measure ``op``; with ``folder``, also write the passport there (see ``write``).
+    """Audit and measure ``op``. With ``folder``, also write the passport there (see ``write``).
 
     Raises:
         AuditError: as ``audit``.
@@ -279,7 +279,7 @@ def _versions(op: Op, device: str) -> dict[str, str]:
 
 
 def write(folder: str | Path, passport: Passport) -> tuple[Path, Path]:
-    """``NAMESPACE.NAME.DEVICE.passport.json`` and ``.html`` in ``folder``, which is made; SL602 if that fails."""
+    """``NAMESPACE.NAME.DEVICE.passport.json`` and ``.html`` in ``folder``, which is made. SL602 if that fails."""
     stem = f"{passport.op.replace('::', '.')}.{passport.device['type']}.passport"
     paths = Path(folder) / f"{stem}.json", Path(folder) / f"{stem}.html"
     try:
@@ -298,7 +298,7 @@ def write(folder: str | Path, passport: Passport) -> tuple[Path, Path]:
 
 
 def read(path: str | Path) -> Passport:
-    """A passport from its JSON file; SL602 for anything else, another version of the schema, or a broken seal."""
+    """A passport from its JSON file. SL602 for anything else, another version of the schema, or a broken seal."""
 
     def refused(got: object, expected: str) -> Exception:
         return error(
@@ -328,12 +328,12 @@ def read(path: str | Path) -> Passport:
 
 
 def sealed(passport: Passport) -> bool:
-    """Whether nobody has edited it: no protection against someone who seals it again."""
+    """Whether the content matches its seal. A seal detects accidental edits, and does not protect against forgery."""
     return passport.seal == _seal(passport)
 
 
 def moved(passport: Passport, op: Op) -> list[Move]:
-    """The digests of ``op`` that are others than in its passport, those that only one of them has included."""
+    """The digests of ``op`` that differ from its passport, including those that only one of the two has."""
     then, now = passport.digests, digests(op)
     if passport.op != op.spec.name:
         return [Move("name", passport.op, op.spec.name)]

@@ -1,4 +1,4 @@
-"""NVIDIA's compute-sanitizer: run a script under one of its tools, and read its report.
+"""Run a script under a tool of NVIDIA's compute-sanitizer, and parse the report.
 
 The report goes through the script's own stdout, in order: a line that the script prints before each sample says to
 which sample an error belongs.
@@ -29,7 +29,7 @@ UNUSABLE = re.compile(r"(Device not supported|not supported on|Unable to|Failed 
 
 @dataclass
 class Fault:
-    """One record: its first line, what follows it but host frames, and the sample that ran."""
+    """One record of the report: its first line, its details without host frames, and the sample that ran."""
 
     title: str
     details: list[str] = field(default_factory=list)
@@ -82,7 +82,7 @@ def version() -> str:
 
 
 def run(script: list[str], tool: str, timeout_s: float, env: dict[str, str] | None = None) -> Report:
-    """The command ``script`` under ``tool``, at most ``timeout_s`` long; then it and all that it started are killed."""
+    """Run ``script`` under ``tool`` for at most ``timeout_s`` seconds, then kill all processes that it started."""
     path = command()
     if path is None:
         return Report(problem=f"{COMMAND} is not on PATH (it comes with the CUDA toolkit)")
@@ -135,7 +135,7 @@ def read(out: str, err: str = "", status: int = 0, late: str = "") -> Report:
 
 
 def _gather(faults: list[Fault], text: str, sample: str) -> None:
-    """A record begins at a title without indentation; its indented lines follow."""
+    """A record begins at a title without indentation. Its indented lines follow."""
     if FAULT.match(text):
         faults.append(Fault(text.strip(), sample=sample))
     elif faults and text.startswith("    ") and not re.match(r"\s+(Host Frame|Saved host|Device Frame|in )", text):
@@ -143,7 +143,7 @@ def _gather(faults: list[Fault], text: str, sample: str) -> None:
 
 
 def script_of(home: str, name: str, labels: list[str], seed: int, device: str, root: Path | None) -> str:
-    """A Python program that calls the op on these samples, and says which one it is at."""
+    """A Python program that calls the op on these samples and prints the sample before each call."""
     path = f"sys.path.insert(0, {str(root)!r})\n" if root else ""
     return (
         f"import sys\n{path}import torch\nfrom shiplap.audit import find, sample\n"

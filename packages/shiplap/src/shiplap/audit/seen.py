@@ -1,4 +1,4 @@
-"""What a check has looked at, observed on the tensors that the op was given and not on what was asked for."""
+"""The inputs that a check has examined, observed on the tensors that the op actually received."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The part of an audit that runs the op: one check after another, each told about as it begins and ends.
+"""The part of an audit that runs the op: one check after another, with an event at the start and the end of each.
 
 It runs in a process of its own (``engine``), so all that it says is plain data: what a sample is, and findings.
 """
@@ -29,7 +29,7 @@ Send = Callable[[dict[str, Any]], None]
 
 @dataclass(frozen=True)
 class Plan:
-    """What is left of an audit: the checks that have not spoken yet, and what the former ones found out.
+    """The rest of an audit: the checks without a verdict so far, and the results of the finished ones.
 
     Attributes:
         lethal: label of a sample → the check in which it ended a process.
@@ -49,7 +49,7 @@ class Plan:
 
 
 def session(op: Op, plan: Plan, send: Send) -> None:
-    """Run the checks of ``plan``; what there is to say goes through ``send``, as it happens."""
+    """Run the checks of ``plan``, and send each event through ``send`` as it happens."""
     with quiet(), _sampler(op, plan.builder):
         subject = _subject(op, plan, send)
         if not plan.tried:
@@ -75,7 +75,7 @@ def session(op: Op, plan: Plan, send: Send) -> None:
 
 
 def repeat(op: Op, plan: Plan, check: str, label: str, send: Send) -> None:
-    """One sample of one check, alone: whether it is enough to end a process."""
+    """Run one sample of one check alone, to find out whether this sample ends the process."""
     with quiet(), _sampler(op, plan.builder):
         load(check).look(op, sample(op, label, plan.seed, plan.device))
 

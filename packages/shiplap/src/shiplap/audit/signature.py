@@ -1,4 +1,4 @@
-"""Who issued a passport: an optional ed25519 signature beside the file, by the library ``cryptography``."""
+"""An optional ed25519 signature of a passport, in a file beside it, which proves who issued the passport."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writable memory that a shared library brings along, read from its ELF sections and symbols."""
+"""Find the writable memory of a shared library in its ELF sections and symbols."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Symbol:
 
 @dataclass(frozen=True)
 class State:
-    """What is certain, what belongs to a runtime, and what cannot be told.
+    """Writable memory in three groups: certainly state, part of a language runtime, and undecidable.
 
     Attributes:
         symbols: the library's own.
@@ -84,12 +84,12 @@ KEEPS = "shiplap_keeps"  # an exported const char[] with a line "name: reason" f
 
 
 def state_of(library: Path) -> State:
-    """Writable globals and thread-locals of ``library``; ValueError when it is no ELF file."""
+    """Writable globals and thread-locals of ``library``. ValueError when it is no ELF file."""
     return _read(library, library.stat().st_mtime_ns)
 
 
 def compilers(library: Path) -> tuple[str, ...]:
-    """What compilers wrote into ``library`` about themselves; empty when stripped of it or no ELF file."""
+    """What compilers wrote into ``library`` about themselves. Empty when stripped of it or no ELF file."""
     from elftools.common.exceptions import ELFError
     from elftools.elf.elffile import ELFFile
 
@@ -146,7 +146,7 @@ def _symbols(elf: Any, table: Any) -> State:
 
 
 def _text(elf: Any, table: Any, name: str) -> str:
-    """The constant string ``name``; empty without one."""
+    """The constant string ``name``. Empty without one."""
     for entry in table.get_symbol_by_name(name) or ():
         section = elf.get_section(entry["st_shndx"]) if not isinstance(entry["st_shndx"], str) else None
         if section is not None and not _writable(section.name):

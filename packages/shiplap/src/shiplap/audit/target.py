@@ -1,4 +1,4 @@
-"""From an op to a script that anyone can paste, and back from the script to the op."""
+"""Turn an op into a script that anyone can run, and find the op again from the script."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["address", "find", "script"]
 
 
 def find(home: str, name: str) -> Op:
-    """The op ``namespace::name`` that the module or file ``home`` declares or adopts; SL501 if it does neither."""
+    """The op ``namespace::name`` that the module or file ``home`` declares or adopts. SL501 if there is none."""
     module = _run_file(Path(home).resolve()) if home.endswith(".py") else importlib.import_module(home)
     declared = [op for op in _ops(vars(module).values()) if op.spec.name == name]
     declared_op = declared[0] if declared else registry.find(name)
@@ -95,7 +95,7 @@ def script(op: Op, check: str, label: str | None, seed: int, device: str, symbol
 
 
 def address(op: Op) -> tuple[str, Path | None]:
-    """``(module or file, directory to add to sys.path)`` by which another process finds the op."""
+    """``(module or file, directory to add to sys.path)``, by which another process can import the op."""
     module = op.reference.__module__
     file = inspect.getsourcefile(op.reference)
     if file is None:

@@ -1,6 +1,6 @@
-"""What a call asks of the CUDA runtime, from torch's profiler: launches, raw allocations, synchronisations, loads.
+"""Count what a call asks of the CUDA runtime, with torch's profiler: launches, allocations, synchronisations, loads.
 
-The caching allocator hides behind none of these names, so a raw allocation in a warm call is the op's own.
+The caching allocator makes none of these calls in a warm process, so a raw allocation is the op's own.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Trace:
 
 
 def traced(run: Callable[[], Any]) -> Trace:
-    """Run it under torch's profiler and count; what the profiler itself does is not in it."""
+    """Run ``call`` under torch's profiler and count its calls, without those of the profiler itself."""
     activity = torch.profiler.ProfilerActivity
     if activity.CUDA not in torch.profiler.supported_activities():
         return Trace(Counter(), reason="this torch has no CUPTI")
@@ -66,7 +66,7 @@ def traced(run: Callable[[], Any]) -> Trace:
 
 
 def read(trace: dict[str, Any]) -> Trace:
-    """Count in a Chrome trace what happened within the mark, and the kernels that it launched."""
+    """Count the calls inside the marked range of a Chrome trace, and the kernels that they launched."""
     events = [e for e in trace.get("traceEvents", ()) if e.get("ph") == "X"]
     mark = next((e for e in events if e.get("name") == MARK and "gpu" not in e.get("cat", "")), None)
     if mark is None:

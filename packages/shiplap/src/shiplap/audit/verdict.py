@@ -33,7 +33,7 @@ class Judgement:
 
 
 def judge(findings: Iterable[Finding], subject: str, required: Sequence[str]) -> Judgement:
-    """The verdict on ``subject``: nothing that was not looked at is ever part of *proven*."""
+    """The verdict on ``subject``. An op with an unexamined required check is never *proven*."""
     mine = [f for f in findings if f.subject == subject]
     failed = tuple(dict.fromkeys(f.check for f in mine if f.verdict == "fail"))
     there = {f.check for f in mine}

@@ -26,7 +26,7 @@ _loaded: dict[Path, ctypes.CDLL] = {}
 
 
 def folder(op: str) -> Path:
-    """The directory of compiled bindings, made if it is not there; SL406 if others could put code there."""
+    """The directory of compiled bindings, made if it is not there. SL406 if others could put code there."""
     root = Path(settings().cache_dir).absolute() / "native"
     try:
         os.close(trust.open_folder(root.parent, trust.OWN, create=True))
@@ -37,7 +37,7 @@ def folder(op: str) -> Path:
 
 
 def present(root: Path, digest: str, op: str) -> bool:
-    """Whether a whole library is there, of this user's own making; SL406 if it may be somebody else's."""
+    """Whether a whole library is there, of this user's own making. SL406 if it may be somebody else's."""
     try:
         os.close(_checked(root / digest))
     except trust.Distrusted as e:
@@ -74,7 +74,7 @@ def load(root: Path, digest: str, op: str) -> ctypes.CDLL:
 
 
 def _checked(place: Path) -> int:
-    """A descriptor of the library in ``place`` whose content its seal fits; OSError says what is wrong."""
+    """A descriptor of the library in ``place`` whose content its seal fits. OSError says what is wrong."""
     handle = trust.open_file(place / LIBRARY)
     try:
         with os.fdopen(handle, "rb", closefd=False) as file:
@@ -145,7 +145,7 @@ def evict(root: Path, cap: int = CAP) -> list[Path]:
 
 
 def remove(path: Path) -> bool:
-    """Remove a binding, or whatever lies in its place; what a process has loaded goes on working."""
+    """Remove a binding, or whatever lies in its place. What a process has loaded goes on working."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:

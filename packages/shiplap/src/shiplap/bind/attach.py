@@ -43,7 +43,7 @@ class Attached(NativeBinding):
         return tuple(e.device for e in self.parts.values())
 
     def release(self) -> None:
-        """Unregister; the library stays loaded, for a call may be inside. The next calls may attach again."""
+        """Unregister. The library stays loaded, for a call may be inside. The next calls may attach again."""
         for index, entry in self.parts.items():
             self.binding.shiplap_detach(ctypes.c_uint64(index))
             entry.form.resume()
@@ -83,7 +83,7 @@ def attach(plan: Plan, digest: str) -> None:
 
 
 def _attach_op(op: Op, entries: dict[int, Entry], path: Path, binding: ctypes.CDLL) -> None:
-    """Register what of ``op`` this torch can have; the rest stays with Python and says so."""
+    """Register what of ``op`` this torch can have. The rest stays with Python and says so."""
     raised = threading.local()
     attached = Attached(op, path, binding, {}, _python_op(op, binding, raised), raised)
     why = ""
@@ -105,7 +105,7 @@ def _attach_op(op: Op, entries: dict[int, Entry], path: Path, binding: ctypes.CD
 
 
 def _load(plan: Plan, digest: str, path: Path) -> ctypes.CDLL:
-    """The library, opened once in this process; it learns what workspaces are filled with, now and later."""
+    """The library, opened once in this process. It learns what workspaces are filled with, now and later."""
     if path not in _open:
         binding = load(plan.root, digest, plan.entries[0].op.spec.name)
         binding.shiplap_attach.restype = binding.shiplap_refusal.restype = ctypes.c_char_p

@@ -46,7 +46,7 @@ def fits(digest: str, library: bytes, seal: bytes) -> bool:
 
 
 def _regular(path: Path) -> bytes:
-    """The content of a regular file; OSError for anything else, such as a FIFO, which would block."""
+    """The content of a regular file. OSError for anything else, such as a FIFO, which would block."""
     with os.fdopen(_opened(path, os.O_RDONLY), "rb") as file:
         return file.read(LIMIT)
 
@@ -60,7 +60,7 @@ def _opened(path: Path, flags: int) -> int:
 
 
 def build(root: Path, digest: str, source: str, command: list[str], wait: float = WAIT) -> str:
-    """Build ``<root>/<digest>`` unless it is there; what went wrong, or empty.
+    """Build ``<root>/<digest>`` unless it is there. What went wrong, or empty.
 
     ``command`` is the compiler call without source and output. Another builder of the digest is waited for ``wait``
     seconds.
@@ -81,7 +81,7 @@ def build(root: Path, digest: str, source: str, command: list[str], wait: float 
 
 
 def detached(root: Path, digest: str, source: str, command: list[str]) -> subprocess.Popen[bytes]:
-    """``build`` in a process of its own, which outlives this one; its output is what went wrong."""
+    """``build`` in a process of its own, which outlives this one. Its output is what went wrong."""
     child = subprocess.Popen(
         [sys.executable, "-I", __file__],
         stdin=subprocess.PIPE,
@@ -97,7 +97,7 @@ def detached(root: Path, digest: str, source: str, command: list[str]) -> subpro
 
 @contextlib.contextmanager
 def _alone(root: Path, digest: str, wait: float) -> Iterator[None]:
-    """Hold the lock of ``digest``, which names its holder; OSError if another one holds it for too long."""
+    """Hold the lock of ``digest``, which names its holder. OSError if another one holds it for too long."""
     path = root / f"{digest}.lock"
     with os.fdopen(_opened(path, os.O_RDWR | os.O_CREAT), "r+b") as lock:
         _acquire(lock, path, wait)

@@ -234,7 +234,7 @@ class CKernel(Kernel):
             raise error(id, where=self.where, got=frame.message or f"status {status}", expected="")
 
     def _narrow(self, call: Binding, outs: Outputs, extents: Extents) -> Outputs:
-        """Cut outputs from their bound to what the kernel filled; a mostly empty one is copied to free its memory."""
+        """Cut outputs from their bound to what the kernel filled. A mostly empty one is copied to free its memory."""
         env = dict(call.env)
         for dim, extent in extents.items():
             env[dim] = extent.value

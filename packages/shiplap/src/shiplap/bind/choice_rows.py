@@ -30,7 +30,7 @@ def rows(op: Op, device: str) -> list[list[int]]:
 
 
 def _key(op: Op, key: Key) -> list[int] | None:
-    """A key of the table in force as C++ computes it; None when it is of other layouts, or of a template."""
+    """A key of the table in force as C++ computes it. None when it is of other layouts, or of a template."""
     *values, dtypes, layout = key[1:]
     if not isinstance(layout, str) or not isinstance(dtypes, str):
         return None

@@ -113,7 +113,7 @@ class TemplateKernel(Kernel):
             self._launch(self._run, call, out, kept)
 
     def compile(self, call: Binding) -> None:
-        """Compile what ``call`` launches, and launch nothing; in any thread, beside others."""
+        """Compile what ``call`` launches without launching it. Several threads may do so in parallel."""
         split_k, (output,) = self._split_k(call, self.values), self.spec.outputs
         sizes, dtype = shape_of(output, call.env), call.dtype_of(output.tensor)
         if split_k > 1:

@@ -48,7 +48,7 @@ def _layout(ranks: tuple[int, ...]) -> _Layout:
 
 
 class Frame:
-    """Views of ``tensors`` and a context; its addresses are valid as long as it lives."""
+    """Views of ``tensors`` and a context. Its addresses are valid as long as it lives."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ _TENSOR_BYTES = Struct(TENSOR).size
 
 @cache
 def _element(dtype: torch.dtype, where: str) -> tuple[int, int, int]:
-    """DLPack's type code, bits and lanes; SL214 for a dtype that has none."""
+    """DLPack's type code, bits and lanes. SL214 for a dtype that has none."""
     return dtypes.of(dtype, where).dlpack
 
 

@@ -21,7 +21,7 @@ def signature(spec: OpSpec, parameters: Sequence[str] = ()) -> str:
 
 
 def bound_symbols(ops: Iterable[Op]) -> dict[str, OpSpec]:
-    """``symbol → spec`` for every C ABI kernel bound to ``ops``; SL403 if two ops claim one symbol."""
+    """``symbol → spec`` for every C ABI kernel bound to ``ops``. SL403 if two ops claim one symbol."""
     specs: dict[str, OpSpec] = {}
     for op in ops:
         for kernel in (k for kernels in op.kernels.values() for k in kernels):

@@ -15,7 +15,7 @@ __all__ = ["load_symbol", "locate"]
 
 
 def locate(path: str | os.PathLike[str]) -> Path:
-    """The file to load: ``SHIPLAP_LIBRARY_PATH`` first, then ``path`` itself; SL401 when neither is there."""
+    """The file to load: ``SHIPLAP_LIBRARY_PATH`` first, then ``path`` itself. SL401 when neither is there."""
     wanted = Path(path)
     candidates = [Path(settings().library_path) / wanted.name] if settings().library_path else []
     candidates.append(wanted)
@@ -34,7 +34,7 @@ def _open(path: Path) -> ctypes.CDLL:
 
 
 def load_symbol(path: str | os.PathLike[str], symbol: str, signature: str) -> Any:
-    """The C function ``symbol``; SL402 if absent, SL403 if the library was built for another declaration."""
+    """The C function ``symbol``. SL402 if absent, SL403 if the library was built for another declaration."""
     file = locate(path)
     library = _open(file)
     try:

@@ -122,7 +122,7 @@ def build(op: Op) -> Path:
 
 
 def library_for(op: Op) -> Path:
-    """The library that binds ``op`` natively, built if need be; it needs torch and the kernel library, no Python."""
+    """The library that binds ``op`` natively, built if need be. It needs torch and the kernel library, no Python."""
     return build(op)
 
 

@@ -89,12 +89,12 @@ def make_plan(op: Op) -> Plan:
 
 
 def cache(op: Op) -> Path:
-    """The directory of what is built; SL406 if others could put code there."""
+    """The directory of what is built. SL406 if others could put code there."""
     return folder(op.spec.name)
 
 
 def compiler(op: Op) -> tuple[str, ...]:
-    """The C++ compiler as a call: its path, and what ``CXX`` has behind it (``ccache g++``); SL405 if there is none."""
+    """The C++ compiler as a call: its path, and what ``CXX`` has behind it (``ccache g++``). SL405 if there is none."""
     command = os.environ.get("CXX", "").strip() or "c++"
     program = shutil.which(command)  # a path may have blanks
     if program is not None:
@@ -116,7 +116,7 @@ def _command(op: Op) -> tuple[str, ...]:
 
 
 def bound(op: Op, device: str) -> tuple[Native, NativeForm]:
-    """The one C ABI kernel of ``op`` on ``device`` and what is generated for it; SL404 if there are others or none."""
+    """The one C ABI kernel of ``op`` on ``device`` and what is generated for it. SL404 if there are others or none."""
     form = _forms(op).get(device)
     if form is None:
         raise error(

@@ -26,7 +26,7 @@ class Table:
         self.captured: dict[int, Tensor] = {}  # CUDA graphs hold their addresses: never freed
 
     def __call__(self, env: Env, device: torch.device) -> Tensor:
-        """The table for these sizes; SL305 where it would have to be copied while a CUDA graph is captured."""
+        """The table for these sizes. SL305 where it would have to be copied while a CUDA graph is captured."""
         key = (device, *[_plain(env[name]) for name in self.looked_at])
         capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
         table = self.tables.get(key)

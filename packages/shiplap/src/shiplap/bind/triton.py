@@ -1,6 +1,6 @@
 """``triton_launcher(kernel)[grid](...)``: a Triton launch without the binder that runs before each of them.
 
-The first launch of each specialisation is Triton's own; the compiled kernel that it returns is kept under a key of
+The first launch of each specialisation is Triton's own. The compiled kernel that it returns is kept under a key of
 everything Triton specialises on, and later launches go straight to that kernel's launcher. Whatever the key cannot
 hold - hooks, descriptors, tuples, another Triton - is left to Triton. Nothing of Triton is replaced.
 """
@@ -68,7 +68,7 @@ class Launcher:
         return partial(self._launch or self._prepare(), grid)
 
     def compile(self, grid: Any, *args: Any, **options: Any) -> None:
-        """Compile what ``self[grid](...)`` would launch, and launch nothing; in any thread. Meta tensors will do."""
+        """Compile what ``self[grid](...)`` would launch, and launch nothing. In any thread. Meta tensors will do."""
         self.kernel.warmup(*args, grid=grid, **options)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -169,7 +169,7 @@ def _defaults(kernel: Any) -> dict[str, Any]:
 def _source(kernel: Any) -> str:
     """``launch(grid, <the kernel's parameters>, **options)``: one straight line from arguments to launch.
 
-    Each parameter gives two entries of the key, of which the first tells its kind, so that no two kinds meet; those
+    Each parameter gives two entries of the key, of which the first tells its kind, so that no two kinds meet. Those
     that are not specialised have one entry together. What is ours starts with an underscore.
     """
     parameters = kernel.signature.parameters

@@ -10,7 +10,7 @@ __all__ = ["config_values", "lookup_key"]
 
 
 def config_values(space: Space | None) -> list[int]:
-    """The declared default, in the order of the names; empty for a kernel without configs."""
+    """The declared default, in the order of the names. Empty for a kernel without configs."""
     static = space.static if space is not None else None
     return [int(value) for _, value in static.items] if static is not None else []
 
@@ -18,6 +18,8 @@ def config_values(space: Space | None) -> list[int]:
 def lookup_key(spec: OpSpec, rule: Rule | None) -> list[str]:
     """C++ for each number of the key: bucket, dtypes, presence of optional tensors. Empty if only Python can look it
     up.
+
+    The key has no layout: the table holds choices for contiguous tensors, and Python serves other calls.
     """
     if rule is None:
         return []

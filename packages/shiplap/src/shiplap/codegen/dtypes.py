@@ -17,7 +17,7 @@ def header() -> str:
 
 
 def main(arguments: list[str]) -> str:
-    """Write the header, or compare with ``--check``; what is wrong, or empty."""
+    """Write the header, or compare with ``--check``. What is wrong, or empty."""
     if arguments not in ([], ["--check"]):
         return "usage: python -m shiplap.codegen.dtypes [--check]"
     path, text = include_dir() / "shiplap" / "dtypes.h", header()

@@ -1,4 +1,4 @@
-"""Templates are data files of a package; a name missing from the context is an error, never an empty string."""
+"""Templates are data files of a package. A name missing from the context is an error, never an empty string."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """``OpSpec`` → C++ source of its native binding: the checks, allocations and views around one C ABI call.
 
-The checks are those of the call plan, in the same order and words as in Python; what C++ cannot decide (a dtype the
+The checks are those of the call plan, in the same order and words as in Python. What C++ cannot decide (a dtype the
 kernel does not take, a mutated tensor with gaps) it hands to ``<op>__python`` before it has taken any argument.
 """
 
@@ -47,7 +47,11 @@ _MAX_RANK = 8
 
 @dataclass(frozen=True)
 class Native:
-    """One op to be bound natively: its declaration, and the facts about its only kernel on ``device``."""
+    """One op to be bound natively: its declaration, and the facts about its only kernel on ``device``.
+
+    ``names`` are the torch ops to register. ``dtypes`` are the dtypes that the kernel accepts, empty for all declared
+    ones. ``out`` requests the out-variant as well. ``align`` is the alignment that the kernel needs, in bytes.
+    """
 
     spec: OpSpec
     symbol: str
@@ -63,7 +67,7 @@ class Native:
 
 
 def native_source(ops: Sequence[Native]) -> str:
-    """One translation unit for ``ops``; SL404 for a declaration that has to stay with the Python binding."""
+    """One translation unit for ``ops``. SL404 for a declaration that has to stay with the Python binding."""
     return render(
         "native.cpp.jinja",
         scalar_types=SCALAR,

@@ -14,7 +14,7 @@ __all__ = ["NoCpp", "condition", "lines", "parts", "refusal"]
 
 
 class NoCpp(ValueError):
-    """A step that has no C++ form; the text says which."""
+    """A step that has no C++ form. The text says which."""
 
 
 def lines(steps: Iterable[Step]) -> list[str]:

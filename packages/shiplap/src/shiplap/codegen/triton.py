@@ -74,7 +74,7 @@ class Rendered:
 def render(
     source: str, name: str, ranks: Mapping[str, int], out_rank: int, known: Mapping[str, Any], wide: bool
 ) -> Rendered:
-    """The kernel of ``source`` for tensors of these ranks; those that its text does not mention are no parameters.
+    """The kernel of ``source`` for tensors of these ranks. Those that its text does not mention are no parameters.
 
     ``known`` are configs, facts and scalars; ``wide`` asks for 64-bit offsets.
 

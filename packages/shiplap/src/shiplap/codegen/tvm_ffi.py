@@ -25,7 +25,7 @@ __all__ = ["narrowed_steps", "tvm_ffi_source"]
 
 
 def tvm_ffi_source(op: Native, library: Path) -> str:
-    """One translation unit that exports ``op`` and ``set_num_threads``; SL404 for what C++ cannot check."""
+    """One translation unit that exports ``op`` and ``set_num_threads``. SL404 for what C++ cannot check."""
     signature = schema(op.spec)
     return render(
         "tvm_ffi.cpp.jinja",

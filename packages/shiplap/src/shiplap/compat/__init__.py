@@ -77,7 +77,7 @@ CAPABILITIES = (
 
 
 def salt_compile_caches(salt: str) -> None:
-    """Make ``salt`` part of every Inductor and AOTAutograd cache key, in place of an earlier one; a user's tag stays.
+    """Make ``salt`` part of every Inductor and AOTAutograd cache key, in place of an earlier one. A user's tag stays.
 
     Since torch 2.13 a setting holds in the thread that made it, and backwards are compiled in autograd's threads: the
     salt becomes the tag of every thread that has none of its own.
@@ -94,7 +94,7 @@ def salt_compile_caches(salt: str) -> None:
 
 @contextmanager
 def fake_mode(symbolic: bool) -> Iterator[Any]:
-    """A FakeTensorMode; with ``symbolic``, sizes of converted tensors become symbols."""
+    """A FakeTensorMode. With ``symbolic``, sizes of converted tensors become symbols."""
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
@@ -112,7 +112,7 @@ def fakify(mode: Any, tensor: torch.Tensor, dynamic: bool) -> torch.Tensor:
 
 
 def size_value(size: Any, unbacked: dict[str, int]) -> int | None:
-    """The number that a fake's size stands for, given the values of data-dependent symbols; None if one is missing."""
+    """The number that a fake's size stands for, given the values of data-dependent symbols. None if one is missing."""
     if isinstance(size, int):
         return size
     env, expr = size.node.shape_env, size.node.expr
@@ -179,7 +179,7 @@ def mark_dynamic(tensor: torch.Tensor, dim: int) -> None:
 
 
 def graph_break_registry() -> Path | None:
-    """The file in which torch explains its graph breaks, found without importing the compiler; None if absent."""
+    """The file in which torch explains its graph breaks, found without importing the compiler. None if absent."""
     path = Path(torch.__file__).parent / "_dynamo" / "graph_break_registry.json"
     return path if path.is_file() else None
 
@@ -252,7 +252,7 @@ def compile_counts() -> CompileCounts:
 
 
 def cuda_driver_version() -> str:
-    """Version of the CUDA API that the driver serves, ``"13000"``; empty when torch does not say."""
+    """Version of the CUDA API that the driver serves, ``"13000"``. Empty when torch does not say."""
     ask = getattr(torch._C, "_cuda_getDriverVersion", None)
     return str(ask()) if ask is not None else ""
 

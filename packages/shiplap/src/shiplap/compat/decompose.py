@@ -11,7 +11,7 @@ __all__ = ["decompositions"]
 
 @cache
 def decompositions() -> dict[Any, Callable[..., Any]]:
-    """Operator → a function that computes the same from plainer operators; empty on a torch without the table."""
+    """Operator → a function that computes the same from plainer operators. Empty on a torch without the table."""
     try:
         from torch._decomp import core_aten_decompositions
 

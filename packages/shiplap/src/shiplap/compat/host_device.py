@@ -1,6 +1,6 @@
 """Inductor for a PrivateUse1 device in host memory. Imports torch only: generated packages carry a copy.
 
-What Inductor leaves to ATen (products, convolutions) is called on the device; what it fuses are its own C++ loops over
+What Inductor leaves to ATen (products, convolutions) is called on the device. What it fuses are its own C++ loops over
 the tensors' memory. With ``fallback_by_default`` in the options of ``torch.compile`` every op is called on the device.
 """
 

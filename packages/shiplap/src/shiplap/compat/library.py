@@ -71,7 +71,7 @@ class Registrations:
 
 
 def find_overload(namespace: str, name: str) -> Overload | None:
-    """The op that somebody registered; None if nobody did."""
+    """The op that somebody registered. None if nobody did."""
     packet = getattr(getattr(torch.ops, namespace), name, None)
     return None if packet is None else packet.default
 

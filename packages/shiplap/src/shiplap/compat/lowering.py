@@ -123,7 +123,7 @@ def launch(run: Callable[[], None]) -> None:
 
 
 def choice_node(choice: Any, fusion: bool) -> Any:
-    """The lowered result of a choice; without ``fusion`` it stays a kernel of its own."""
+    """The lowered result of a choice. Without ``fusion`` it stays a kernel of its own."""
     node = choice.output_node()
     if not fusion:
         V.graph.no_fuse_buffer_names.add(node.get_name())
@@ -190,7 +190,7 @@ def trace(fn: Callable[..., Any], values: Sequence[Any]) -> torch.fx.GraphModule
 
 
 def fixed_fake(value: Any) -> Any:
-    """A fake tensor with the sizes and strides of the call at hand; a symbolic number as that number."""
+    """A fake tensor with the sizes and strides of the call at hand. A symbolic number as that number."""
     if not isinstance(value, Tensor):
         return hint(value) if isinstance(value, SymInt) else value
     with V.fake_mode:

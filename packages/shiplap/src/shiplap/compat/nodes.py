@@ -34,7 +34,7 @@ __all__ = [
 
 
 def node_value(node: Node) -> Any:
-    """The fake value of a node, at any level; None if it has none."""
+    """The fake value of a node, at any level. None if it has none."""
     return node.meta.get("val", node.meta.get("example_value"))
 
 
@@ -44,7 +44,7 @@ def set_value(node: Node, value: Any, level: str) -> None:
 
 
 def overload_of(node: Node) -> OpOverload | None:
-    """The overload of an operator that ``node`` calls; None for methods, and for functions of Python."""
+    """The overload of an operator that ``node`` calls. None for methods, and for functions of Python."""
     target = node.target
     return target if node.op == "call_function" and isinstance(target, torch._ops.OpOverload) else None
 
@@ -66,7 +66,7 @@ def hint(size: Any) -> int:
 
 
 def carry_over(new: Node, old: Node) -> None:
-    """Source line, module and pass of ``old``, which ``new`` stands for; the partitioner's tags, too."""
+    """Source line, module and pass of ``old``, which ``new`` stands for. The partitioner's tags, too."""
     for key in ("stack_trace", "nn_module_stack", "source_fn_stack", "seq_nr", "partitioner_tag", "custom"):
         if key in old.meta:
             new.meta.setdefault(key, old.meta[key])

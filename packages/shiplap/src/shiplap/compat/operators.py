@@ -54,7 +54,7 @@ def _plain(name: str) -> str:
 
 
 def signature_of(node: Node, args: Sequence[Any]) -> Signature:
-    """Names and defaults of the arguments of this very call, ``args`` by position; empty where nobody knows them."""
+    """Names and defaults of the arguments of this very call, ``args`` by position. Empty where nobody knows them."""
     target = node.target
     if isinstance(target, torch._ops.OpOverload):
         return _of_schema(target)

@@ -47,7 +47,7 @@ _INFORMED = getattr(custom_graph_pass, "CustomInferenceAwareGraphPass", ())
 
 
 class Pass(custom_graph_pass.CustomGraphPass):
-    """``run(graph)`` at one place, after the pass that was there before; its identity is both of theirs.
+    """``run(graph)`` at one place, after the pass that was there before. Its identity is both of theirs.
 
     Plain functions have no uuid: with one of those before it, nothing is cached, as without us.
     """
@@ -85,7 +85,7 @@ def installed(make: Callable[[str, Any], Pass]) -> Iterator[None]:
     """``make(level, what is there)`` at each place within this context, unless one is there already.
 
     Before 2.13 the configuration belongs to the process, since then to the thread. So a pass stays until the last
-    context that found it has left; it is for ``make`` to see that it does nothing in other threads. What somebody put
+    context that found it has left. It is for ``make`` to see that it does nothing in other threads. What somebody put
     in its stead meanwhile stays.
     """
     handles = {level: _enter(place, level, make) for level, place in PLACES.items()}

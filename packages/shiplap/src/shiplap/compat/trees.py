@@ -14,7 +14,7 @@ __all__ = ["leaves", "map_leaves"]
 
 
 def leaves(tree: Any) -> list[Any]:
-    """What ``tree`` holds, in order; what torch does not look into is one leaf."""
+    """What ``tree`` holds, in order. What torch does not look into is one leaf."""
     return list(_pytree.tree_leaves(tree))
 
 

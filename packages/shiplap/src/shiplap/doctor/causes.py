@@ -250,7 +250,7 @@ _TELLING: dict[str, tuple[str, ...]] = {
 
 
 def call_at(place: Place, cause: str) -> ast.expr | None:
-    """The call on that line which fits the cause; a subscript where none does, as in ``x[mask]``."""
+    """The call on that line which fits the cause. A subscript where none does, as in ``x[mask]``."""
     node = statement(place)
     if node is None:
         return None

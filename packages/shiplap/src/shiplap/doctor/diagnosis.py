@@ -39,7 +39,7 @@ class Break:
         call: the kernel or call at fault, as far as it can be named.
         reason, explanation, hints, registry: torch's words and the id of torch's graph-break registry.
         fix: one sentence; ``example``: code that does it, where there is some.
-        graphs: compiled functions that it cut; each cut is at least one more graph and one more dispatch.
+        graphs: compiled functions that it cut. Each cut is at least one more graph and one more dispatch.
         seconds: compile time spent on those.
         skipped: torch could not resume after it, so the whole function runs uncompiled.
     """
@@ -74,7 +74,7 @@ class Recompile:
         cause: what varied: ``"size"``, ``"value"``, ``"type"``, ... (``shiplap.doctor.recompiles.VARIED``).
         subject: the argument, dim or attribute that varied; ``values``: what it was, in order, as far as torch says.
         guard: the first failed guard in torch's words.
-        limit: torch stopped compiling the function after so many versions; it now runs uncompiled.
+        limit: torch stopped compiling the function after so many versions. It now runs uncompiled.
     """
 
     place: Place

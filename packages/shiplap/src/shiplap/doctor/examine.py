@@ -24,9 +24,9 @@ __all__ = ["diagnose", "doctor", "examine"]
 
 
 def examine(command: Sequence[str], stdout: IO[Any] | int | None = None) -> Diagnosis:
-    """Run ``command`` as it would run without us and diagnose it; its processes and ranks are read together.
+    """Run ``command`` as it would run without us and diagnose it. Its processes and ranks are read together.
 
-    The program keeps its arguments, directory, streams and exit status; it gets one more environment variable,
+    The program keeps its arguments, directory, streams and exit status. It gets one more environment variable,
     ``TORCH_TRACE``. Ctrl-C reaches it as always, and what was compiled until then is diagnosed. SL701 if it cannot be
     started.
     """
@@ -117,7 +117,7 @@ def diagnose(
 
 
 def _breaks(seen: Iterator[Sighting], paths: tuple[Path, ...]) -> list[Break]:
-    """Sightings of one line and one reason are one break; the dearest first."""
+    """Sightings of one line and one reason are one break. The dearest first."""
     groups: dict[tuple[str, int, str, str], list[Sighting]] = {}
     for sighting in seen:
         at = innermost(sighting.stack) or Place("", 0)

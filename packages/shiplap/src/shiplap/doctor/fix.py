@@ -1,7 +1,7 @@
 """What to do about a break: one sentence, and where it helps the declaration that removes it.
 
 Examples are code to start from. A declaration of a foreign call is drafted from its signature, as ``shiplap init``
-drafts it; what nobody can know is a line marked FILL.
+drafts it. What nobody can know is a line marked FILL.
 """
 
 from __future__ import annotations

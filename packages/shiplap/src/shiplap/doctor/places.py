@@ -76,7 +76,7 @@ def chain(stack: Iterable[Place], end: Place) -> tuple[Place, ...]:
 
 
 def statement(p: Place) -> ast.stmt | None:
-    """The innermost statement that covers the line, parsed; None where the source cannot be had."""
+    """The innermost statement that covers the line, parsed. None where the source cannot be had."""
     tree = _parsed(p.file)
     if tree is None:
         return None

@@ -28,7 +28,7 @@ class Registered:
 
 @cache
 def entries() -> dict[str, Registered]:
-    """Every entry by id; empty when this torch ships none, and the doctor then goes by the messages alone."""
+    """Every entry by id. Empty when this torch ships none, and the doctor then goes by the messages alone."""
     path = compat.graph_break_registry()
     if path is None:
         return {}

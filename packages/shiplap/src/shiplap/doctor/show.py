@@ -1,4 +1,4 @@
-"""A diagnosis as text, JSON and HTML. Three views of one value; nothing is worked out here."""
+"""A diagnosis as text, JSON and HTML. Three views of one value. Nothing is worked out here."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def show(p: Place) -> str:
 
 
 def near(p: Place, radius: int = 1) -> list[tuple[int, str, bool]]:
-    """``(number, line, whether it is the one)`` around a place; empty when the source cannot be had."""
+    """``(number, line, whether it is the one)`` around a place. Empty when the source cannot be had."""
     import linecache
 
     lines = linecache.getlines(p.file)

@@ -44,7 +44,7 @@ class Trace:
         return (e for e in self.events if e.kind == kind)
 
     def add(self, process: int, metadata: dict[str, Any], payload: Callable[[], str]) -> None:
-        """Keep an event if it is of a kind that is read later; the payload is asked for only then."""
+        """Keep an event if it is of a kind that is read later. The payload is asked for only then."""
         kind = _kind(metadata)
         if kind is None:
             return
@@ -67,7 +67,7 @@ def _compile_id(metadata: dict[str, Any]) -> str:
 
 
 def read(directory: Path) -> Trace:
-    """The trace files of a directory, oldest first; a line cut off by a crash is passed over."""
+    """The trace files of a directory, oldest first. A line cut off by a crash is passed over."""
     trace = Trace()
     for path in sorted(directory.glob("*.log"), key=lambda p: (p.stat().st_mtime, p.name)):
         with path.open(encoding="utf-8", errors="replace") as lines:

@@ -1,6 +1,6 @@
 """Where drafts learn names and types: annotations, extension docstrings, torch schemas, or a call that somebody wrote.
 
-All but the last end as text of a Python signature, which is parsed once; a type that has no certain Shiplap form stays
+All but the last end as text of a Python signature, which is parsed once. A type that has no certain Shiplap form stays
 ``object`` with its original text, so that a draft never guesses.
 """
 
@@ -47,7 +47,7 @@ class Signature:
 
 
 def of_function(fn: Callable[..., Any], where: str) -> list[Signature]:
-    """Annotations of ``fn``, or else the signatures in its docstring; SL604 when neither says anything."""
+    """Annotations of ``fn``, or else the signatures in its docstring. SL604 when neither says anything."""
     name = getattr(fn, "__name__", where.rpartition(":")[2])
     try:
         annotated = inspect.signature(fn)
@@ -202,7 +202,7 @@ _LISTS = ("list", "List", "Sequence", "tuple", "Tuple", "Iterable")
 
 
 def _form(node: ast.expr | None) -> str | None:
-    """The annotation that sl.op would take for ``node``; None when there is no certain one."""
+    """The annotation that sl.op would take for ``node``. None when there is no certain one."""
     match node:
         case ast.Constant(value=str(text)):
             return _form(_expression(text))

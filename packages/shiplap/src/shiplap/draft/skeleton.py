@@ -149,7 +149,7 @@ def _result(returns: tuple[str, ...] | None) -> str:
 
 
 def _kernel(draft: Draft, name: str, parameters: Sequence[Parameter]) -> list[str]:
-    """A launcher that calls the drafted-from function; it returns fresh outputs, which shiplap checks."""
+    """A launcher that calls the drafted-from function. It returns fresh outputs, which shiplap checks."""
     arguments = ", ".join(f"{p.name}={p.name}" if p.keyword_only else p.name for p in parameters)
     signature = ", ".join(
         ("*, " if p.keyword_only and not (i and parameters[i - 1].keyword_only) else "") + p.name

@@ -67,7 +67,13 @@ class TemplateCandidate(Candidate):
         self.render().precompile()
 
     def prepare(self, args: tuple[Any, ...]) -> Callable[[], tuple[Tensor, ...]]:
-        """Compile the kernel alone, and return a function that runs it on ``args`` into a poisoned output."""
+        """Compile the kernel alone, and return a function that runs it on ``args`` into a poisoned output.
+
+        The candidates of one call share inputs and output, and each ``prepare`` fills them anew.
+
+        Raises:
+            Exception: whatever the compiler of the kernel raises.
+        """
         choice = self.render()
         inputs, out = self._inputs(args), self.call.scratch(f"out {self.split_k}", _output, self.call, self.split_k)
         _poison(out)
@@ -96,7 +102,7 @@ class TemplateCandidate(Candidate):
         return tensors
 
     def node(self, fusion: bool = True) -> Any:
-        """The kernel as the lowered result; with ``fusion``, Inductor may put neighbours into it, if that pays.
+        """The kernel as the lowered result. With ``fusion``, Inductor may put neighbours into it, if that pays.
 
         A pointwise operation after the kernel adds partial sums. Inductor then fuses neighbours into that operation.
         """

@@ -15,7 +15,11 @@ _watchers: list[Callable[[FusionChoice], None]] = []
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of one candidate."""
+    """The result of one candidate.
+
+    ``status`` is ``ok``, ``wrong``, ``broken``, ``dropped`` (a measurement rejected the candidate) or ``refused`` (the
+    candidate does not support the call). ``time_us`` is the time of the candidate alone, where it was measured.
+    """
 
     candidate: str
     status: str

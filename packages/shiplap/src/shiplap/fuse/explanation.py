@@ -41,7 +41,10 @@ SILENT = "Inductor gave no reason"
 
 @dataclass(frozen=True)
 class Neighbour:
-    """A separate kernel that reads the output of a template, or writes an input of it."""
+    """A separate kernel that reads the output of a template, or writes an input of it.
+
+    ``side`` is ``"before"`` or ``"after"`` the template. ``reason`` is Inductor's text, ``meaning`` explains it.
+    """
 
     kernel: str
     operators: tuple[str, ...]
@@ -55,7 +58,7 @@ class Kernel:
     """One kernel of a compiled graph, in the order in which they run.
 
     Attributes:
-        name: as in the generated code; empty for what calls none (a view, a constant).
+        name: as in the generated code. Empty for what calls none (a view, a constant).
         kind: ``"template"``, ``"extern"`` (a library or an opaque op) or ``"generated"`` (Inductor's own loops).
         operators: declared ops (``ns::name``) and ATen operators inside, in graph order, each once.
         nodes: nodes of the traced graph inside. ``where``: lines of source that they come from.
@@ -104,7 +107,24 @@ class Explanation:
 
 
 def explain(fn: Callable[..., Any], *args: Any, **options: Any) -> Explanation:
-    """Compile ``fn`` for ``args``, run it once, and describe the kernels."""
+    """Compile ``fn`` for ``args``, run it once, and describe the kernels.
+
+    The compilation is fresh: no cache is read or written, and code compiled before in this process is forgotten. If
+    arguments require gradients, the forward graph is explained.
+
+    Args:
+        fn: a function or module that is not compiled.
+        args: the arguments of the call.
+        options: the options of ``torch.compile``: ``mode="max-autotune"``, ``dynamic=True``, ``options={...}``.
+
+    Raises:
+        ShiplapError: SL702 when nothing of ``fn`` was compiled.
+
+    Example:
+        >>> import torch, shiplap as sl
+        >>> print(sl.explain(lambda x: torch.relu(x + 1), torch.ones(8)).summary)
+        1 kernel in 1 graph: 1 generated
+    """
     from shiplap.compat.explain import observe
 
     fn = getattr(fn, "_torchdynamo_orig_callable", fn)

@@ -22,7 +22,7 @@ _collected: ContextVar[list[Any] | None] = ContextVar("shiplap_collected_candida
 
 
 def collect(call: Call, candidates: Sequence[TemplateCandidate]) -> bool:
-    """Hand the candidates of a call to :func:`provide`, if that is who compiles; the call then uses the fallback."""
+    """Hand the candidates of a call to :func:`provide`, if that is who compiles. The call then uses the fallback."""
     listed = _collected.get()
     if listed is None:
         return False

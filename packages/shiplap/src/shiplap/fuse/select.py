@@ -1,4 +1,8 @@
-"""Select by measurement: first each candidate alone, then the best and the fallback together with fused neighbours."""
+"""Select by measurement: first each candidate alone, then the best and the fallback together with fused neighbours.
+
+A kernel that is slower alone may be faster with a fused epilogue, and the reverse. The last step therefore times graphs
+that are compiled as they will run. The choice is stored under the op, the machine and the operations around the call.
+"""
 
 from __future__ import annotations
 

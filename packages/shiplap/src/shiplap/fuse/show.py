@@ -20,7 +20,7 @@ STYLES = {"ok": "green", "wrong": "red", "broken": "red", "dropped": "red", "ref
 
 
 def explanation_json(explanation: Explanation, facts: Mapping[str, str], source: bool = False) -> dict[str, object]:
-    """One JSON-ready object: facts, the explanation field by field, its summary; the generated code if asked for."""
+    """One JSON-ready object: facts, the explanation field by field, its summary. The generated code if asked for."""
     value = asdict(explanation) | {"ok": explanation.ok, "summary": explanation.summary, "graphs": explanation.graphs}
     if not source:
         del value["source"]

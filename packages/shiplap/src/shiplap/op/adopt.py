@@ -39,7 +39,7 @@ class AdoptedOp(Op[P, R]):
 def adopt(name: str, **declaration: Unpack[Declaration]) -> Adopt:
     """Declare what an already registered torch op should do, so that it can be audited: ``sl.audit(op)``.
 
-    Takes the keyword arguments of :func:`op`; the decorated function is the reference, as there. Nothing is registered
+    Takes the keyword arguments of :func:`op`. The decorated function is the reference, as there. Nothing is registered
     or changed: schema, fake, gradient and kernels stay those of the op's own library.
     """
     return Adopt(name, **declaration)

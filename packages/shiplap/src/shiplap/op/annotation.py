@@ -38,7 +38,7 @@ def read_tensor(annotation: type[AbstractArray], where: str) -> TensorType:
 
 
 def tensor_dtypes(annotation: type[AbstractArray]) -> tuple[str, ...]:
-    """Names of the torch dtypes that a jaxtyping annotation admits; empty means all (``Shaped``)."""
+    """Names of the torch dtypes that a jaxtyping annotation admits. Empty means all (``Shaped``)."""
     names = annotation.dtypes if isinstance(annotation.dtypes, (tuple, list)) else ()
     return tuple(n for n in names if isinstance(n, str) and isinstance(getattr(torch, n, None), torch.dtype))
 
@@ -65,7 +65,7 @@ def _dim(token: str, where: str) -> Dim:
 
 
 def read_argument(name: str, annotation: object, where: str) -> Arg:
-    """One parameter of the signature → ``Arg``; SL103 says how to split what a schema cannot carry."""
+    """One parameter of the signature → ``Arg``. SL103 says how to split what a schema cannot carry."""
     inner, optional = _strip_optional(annotation)
     if is_tensor(inner):
         return Arg(name, tensor=read_tensor(inner, where), optional=optional)

@@ -40,7 +40,7 @@ class _Kept:
 
 
 class Context(Protocol):
-    """What of the context of an ``autograd.Function`` is used here; the last two are ours."""
+    """What of the context of an ``autograd.Function`` is used here. The last two are ours."""
 
     needs_input_grad: tuple[bool, ...]
 

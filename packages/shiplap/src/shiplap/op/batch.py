@@ -25,7 +25,7 @@ class Batching:
 
 
 def read_batching(spec: OpSpec, dim: str) -> Batching:
-    """``dim`` as declared; SL117 unless it is a plain size of an argument and of every output, and no other size."""
+    """``dim`` as declared. SL117 unless it is a plain size of an argument and of every output, and no other size."""
 
     def place(name: str, tensor: TensorType) -> int | None:
         at = [i for i, d in enumerate(tensor.dims) if dim in _names(d)]

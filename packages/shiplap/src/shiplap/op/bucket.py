@@ -38,7 +38,7 @@ class Bucket:
 
     @classmethod
     def parse(cls, text: str) -> Bucket:
-        """The bucket that printed as ``text``; ValueError for anything else."""
+        """The bucket that printed as ``text``. ValueError for anything else."""
         if len(text) > LONGEST:
             raise ValueError(f"no bucket: {text[:40]!r}...")
         try:
@@ -52,7 +52,7 @@ class Bucket:
 
 
 def _limit(node: ast.expr) -> tuple[str, str, Hashable] | None:
-    """``name<=value`` or ``name==value``; None for anything else."""
+    """``name<=value`` or ``name==value``. None for anything else."""
     match node:
         case ast.Compare(ast.Name(name), [ast.LtE() | ast.Eq() as sign], [value]):
             try:

@@ -66,7 +66,7 @@ class Space:
         return self.chosen or self.fixed[0]
 
     def configs(self, env: Env) -> tuple[Config, ...]:
-        """All configs for a call of these sizes, the default first; SL116 if there is none."""
+        """All configs for a call of these sizes, the default first. SL116 if there is none."""
         configs = self.fixed or tuple(_read(self.where, c, self.keywords) for c in (self.derived or _none)(env))
         default = self.default(env) if self.chosen is not None else configs[0] if configs else None
         if default is None:
@@ -107,7 +107,7 @@ def read_space(
     keywords: frozenset[str] | None = None,
     native: bool = False,
 ) -> Space | None:
-    """``configs=``, ``default=`` and ``prior=`` of a kernel as data; SL116 for what is no config.
+    """``configs=``, ``default=`` and ``prior=`` of a kernel as data. SL116 for what is no config.
 
     ``keywords`` are the names that a config may have, None for any; ``native`` says that C code reads its values.
     """

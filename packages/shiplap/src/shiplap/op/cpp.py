@@ -28,7 +28,7 @@ _COMPARISON: dict[type[ast.cmpop], str] = {
 
 
 def quote(text: str) -> str:
-    """``text`` as a C++ string literal; ValueError if it is not printable ASCII, which needs no escape but two."""
+    """``text`` as a C++ string literal. ValueError if it is not printable ASCII, which needs no escape but two."""
     if not (text.isascii() and text.isprintable()):
         raise ValueError(f"{text!r} is not printable ASCII")
     return json.dumps(text)

@@ -1,6 +1,6 @@
 """The digest of everything that a compiled graph may have been specialised on, in the keys of torch's compile caches.
 
-Whoever compiled code depends on puts its part in; whoever changes something says so (:func:`refresh`).
+Whoever compiled code depends on puts its part in. Whoever changes something says so (:func:`refresh`).
 """
 
 from __future__ import annotations

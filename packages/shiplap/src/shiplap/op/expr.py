@@ -111,7 +111,7 @@ class Expr:
 
     @classmethod
     def parse(cls, source: str, where: str) -> Expr:
-        """Check ``source`` against the grammar; SL105 names the part that is outside it."""
+        """Check ``source`` against the grammar. SL105 names the part that is outside it."""
         expr = cls(source.strip())
         try:
             tree = ast.parse(expr.source, mode="eval")

@@ -101,7 +101,7 @@ class Kernel(ABC):
         return self.run(call), None
 
     def compile(self, call: Binding) -> None:
-        """Compile what ``call`` launches, and launch nothing; in any thread, beside others. Only where ``compiles``."""
+        """Compile what ``call`` launches without launching it. Several threads may do so in parallel."""
         raise NotImplementedError(f"{type(self).__name__} {self.name} compiles nothing")
 
     def refuses(self, call: Binding) -> str:
@@ -174,7 +174,7 @@ def read_terms(
     default: Default | None = None,
     prior: Prior | None = None,
 ) -> Terms:
-    """The keywords of ``Op.kernel`` as data; SL105 and SL116 for a workspace or configs that cannot be."""
+    """The keywords of ``Op.kernel`` as data. SL105 and SL116 for a workspace or configs that cannot be."""
     scratch = read_workspace(spec, workspace) if workspace else None
     taken = (dtypes,) if isinstance(dtypes, str) else tuple(dtypes)
     label, keywords = name or implementation.name, implementation.keywords(spec)
@@ -189,7 +189,7 @@ makers: dict[str, Callable[[OpSpec, Terms, Template], Kernel]] = {}
 
 
 def template_kernel(spec: OpSpec, template: Template) -> Kernel | None:
-    """A template as a kernel of its name with its configs; None where its language has no kernels of their own."""
+    """A template as a kernel of its name with its configs. None where its language has no kernels of their own."""
     make = makers.get(template.language)
     if make is None:
         return None

@@ -43,7 +43,7 @@ class NativeForm:
 
     Attributes:
         library: path of its library, to be located. ``symbol``: the function's name there.
-        strided: arguments that it takes with any strides. ``align``: bytes; what it asks of addresses.
+        strided: arguments that it takes with any strides. ``align``: bytes. What it asks of addresses.
         signature: the stamp of the prototype that the library must have been built with.
         calls: how many Python has served, less than 0 once nobody counts: attached, refused or held.
         why: why there is no native binding, if so. ``digest``: of the binding that is built or looked for.

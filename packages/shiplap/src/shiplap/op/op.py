@@ -253,7 +253,7 @@ class Op(calls.ShortCut[P, R], Served):
     # --- what torch has of it -----------------------------------------------------------------------------------------
 
     def _register(self) -> None:
-        """Define the schema and the implementations that every op has; in place of an earlier declaration of it."""
+        """Define the schema and the implementations of an op, and replace an earlier declaration of the same name."""
         previous = declared.get(self.spec.name)
         if previous is not None:
             if not same_home(previous.reference, self.reference):

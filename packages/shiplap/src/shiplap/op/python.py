@@ -1,7 +1,7 @@
 """A Python function as a kernel, run with the call's device as the current one.
 
 Kernels come in two styles, told apart by their signature. *Out-style* takes the outputs' names as keywords and fills
-tensors that shiplap allocated. *Functional* returns its outputs; they are then made fresh, contiguous and shown to fit.
+tensors that shiplap allocated. *Functional* returns its outputs. They are then made fresh, contiguous and shown to fit.
 Either may ask for ``workspace`` (uint8) by keyword.
 """
 
@@ -43,7 +43,7 @@ class PythonFunction(Implementation):
         return PythonKernel(spec, terms, self.function)
 
     def keywords(self, spec: OpSpec) -> frozenset[str] | None:
-        """The keywords that the function has left for a config; None where it takes any."""
+        """The keywords that the function has left for a config. None where it takes any."""
         parameters = inspect.signature(self.function).parameters.values()
         if any(p.kind is p.VAR_KEYWORD for p in parameters):
             return None
@@ -80,7 +80,7 @@ class PythonKernel(Kernel):
         return outs
 
     def into(self, call: Binding, outs: Sequence[Tensor], scratch: Tensor | None) -> None:
-        """Fill ``outs``; a functional kernel's outputs are copied into them."""
+        """Fill ``outs``. A functional kernel's outputs are copied into them."""
         if scratch is None and self.wants_workspace:
             scratch = allocate_workspace(self.workspace, call)
         if self.out_style:

@@ -1,7 +1,7 @@
 """The way of an eager call on a GPU past torch's dispatcher: one function per op, compiled from its declaration.
 
 The dispatcher's way in and out of Python takes as long as two launches. A call that nothing but the kernel has to see -
-plain tensors, no mode, tracer, transform or profiler - is bound, and run, right here; every other one goes to the
+plain tensors, no mode, tracer, transform or profiler - is bound, and run, right here. Every other one goes to the
 dispatcher, which also finds and explains errors. Calls are remembered by all that their launch depends on but the
 memory itself: what was checked, chosen and computed for one holds for the next.
 """
@@ -46,7 +46,7 @@ def route_of(op: Served) -> Route:
 
 
 def compile_route(op: Served, device: str = "cuda") -> Route | None:
-    """``route(*args)``: the result of ``op`` below autograd; None where its calls belong to the dispatcher."""
+    """``route(*args)``: the result of ``op`` below autograd. None where its calls belong to the dispatcher."""
     kernels = op.kernels.get(device, [])
     if op.spec.mutated or not kernels or not _simple(op.spec):
         return None

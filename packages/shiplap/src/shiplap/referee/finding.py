@@ -19,7 +19,7 @@ class Finding:
         verdict: ``"skip"`` when the check does not apply to the op; ``"incomplete"`` when it applies and did not get
             to look, or not at everything. Neither is ever a synonym of ``"ok"``.
         subject: name of the op.
-        evidence: what was seen; for ``"skip"`` and ``"incomplete"`` the reason.
+        evidence: what was seen. For ``"skip"`` and ``"incomplete"`` the reason.
         input: the sample that shows it, or how many samples were run.
         fix: one thing to do about it.
         reproducer: a Python script that rebuilds the sample and fails the same way.

@@ -1,4 +1,10 @@
-"""Run untrusted code in a child process under limits, and keep every event that the child sent before it ended."""
+"""Run untrusted code in a child process under limits, and keep every event that the child sent before it ended.
+
+``stream(work)`` forks a child that runs ``work(send)``. What it sends arrives as JSON lines. A child that crashes,
+exits, waits for ever, computes for ever or fills the memory ends in a ``Death`` that says how. The fork is cheap, since
+torch is imported already. The work runs on a thread of the child's own, because the OpenMP threads that served the
+forking thread do not exist there.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +36,13 @@ STACK = 64 << 20  # bytes: as much as a main thread usually has, and some
 
 @dataclass(frozen=True)
 class Limits:
-    """The resources that a child may use."""
+    """The resources that a child may use.
+
+    Attributes:
+        busy_s: seconds of processor time between two events; an event may ask for more (``"patience"``).
+        idle_s: seconds in which neither the child nor a process that it started computes anything.
+        memory: bytes of resident memory beyond those that it began with.
+    """
 
     busy_s: float = 15.0
     idle_s: float = 10.0

@@ -22,7 +22,8 @@ def against_reference(
 ) -> Difference:
     """The difference between the effects of the op on ``case`` and those of its reference.
 
-    ``got`` and ``own`` are the effects of the op and of the reference, where the caller has them already.
+    ``got`` and ``own`` are the effects of the op and of the reference, where the caller has them already. A result
+    outside the plain tolerance is compared with what rounding can explain before it is called wrong.
     """
     own = reference(op, case.args) if own is None else own
     got = run(op, case) if got is None else got

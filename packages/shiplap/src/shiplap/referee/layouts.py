@@ -66,7 +66,11 @@ def independent(t: Tensor) -> bool:
 
 
 def possible(layout: str, t: Tensor, *, contiguous: bool, mutated: bool) -> bool:
-    """Whether an argument with this declaration may arrive in ``layout``."""
+    """Whether an argument with this declaration may arrive in ``layout``.
+
+    Expanding a tensor changes its values, so a tensor is expanded only if its values are independent of other
+    arguments.
+    """
     least, _ = LAYOUTS[layout]
     if layout == "expanded" and (mutated or not independent(t)):
         return False

@@ -1,4 +1,7 @@
-"""``Recipe``: everything that determines a sample except the seed. Its printed label can be parsed again."""
+"""``Recipe``: everything that determines a sample except the seed. Its printed label can be parsed again.
+
+``sizes(n=5, c=3), scalars(a=1.0), dtypes(Float='float32'), layouts(x='padded'), values('ties'), absent('bias')``
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,7 @@ class Recipe:
 
     @classmethod
     def parse(cls, label: str) -> Recipe:
-        """The recipe that printed as ``label``; SL502 for anything else."""
+        """The recipe that printed as ``label``. SL502 for anything else."""
         try:
             nodes = ast.parse(f"[{label}]", mode="eval").body.elts  # type: ignore[attr-defined]
             fields: dict[str, Any] = {}

@@ -1,4 +1,10 @@
-"""Estimate how far rounding errors can carry a result: run the reference in float64 with enlarged rounding errors."""
+"""Estimate how far rounding errors can carry a result: run the reference in float64 with enlarged rounding errors.
+
+Each operator that the reference runs gets its inputs and its outputs changed by a random relative error of the size of
+the kernel's own rounding. The variation of the result is then the error that a correct kernel of that precision may
+have: small where the arithmetic is well conditioned, and large where terms cancel. Fused operators are decomposed
+first, since their inner roundings count as well.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +32,7 @@ def unit(dtype: torch.dtype) -> float:
 def allowance(run: Callable[[], Sequence[Tensor]], wide: Sequence[Tensor], eps: float) -> list[Tensor] | None:
     """For each result of ``run`` (the reference, in float64) the deviation that rounding by ``eps`` explains.
 
-    Infinite where rounding decides whether there is a number at all; None where the reference cannot be run like that.
+    Infinite where rounding decides whether there is a number at all. None where the reference cannot be run like that.
     """
     worst = [torch.zeros(w.shape, dtype=torch.float64, device=w.device) for w in wide]
     for seed in range(RUNS):

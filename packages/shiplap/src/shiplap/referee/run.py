@@ -75,7 +75,7 @@ def widen(t: Tensor) -> Tensor:
 
 
 def reference64(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
-    """The reference in float64; in its own precision where it insists on a narrower one."""
+    """The reference in float64. In its own precision where it insists on a narrower one."""
     try:
         return reference(op, tree_map(widen, args))
     except RuntimeError:

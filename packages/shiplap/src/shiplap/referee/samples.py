@@ -1,4 +1,9 @@
-"""Generate samples from a declaration: sizes that it admits, values of its dtypes, layouts that occur in practice."""
+"""Generate samples from a declaration: sizes that it admits, values of its dtypes, layouts that occur in practice.
+
+A sample is a function of (op, label, seed), so a finding can be replayed. Arguments whose values mean something (row
+numbers, sorted keys) come from the builder declared with ``@op.samples``. Without one, integers lie in ``[0, smallest
+positive size)``, which makes them valid row numbers of every argument.
+"""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def search(
 
 
 def _refused(requirements: list[Expr], chosen: Mapping[str, Any]) -> bool:
-    """Whether one refuses the values; it comes first from now on, since it is likely to refuse the next ones."""
+    """Whether one refuses the values. It comes first from now on, since it is likely to refuse the next ones."""
     for place, holds in enumerate(requirements):
         try:
             if holds(chosen):

@@ -176,7 +176,7 @@ def findings_json(
     no_costs: str = "",
     verdicts: Sequence[Judgement] = (),
 ) -> str:
-    """``{"facts": ..., "verdicts": {...}, "findings": [...], "costs": [...]}``; without cards ``"no_costs"`` says why.
+    """``{"facts": ..., "verdicts": {...}, "findings": [...], "costs": [...]}``. Without cards ``"no_costs"`` says why.
 
     Two spaces deep, with a final newline.
     """

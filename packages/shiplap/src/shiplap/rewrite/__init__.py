@@ -1,4 +1,4 @@
-"""Place: rewrites put kernels into models that nobody edited, and say where, and why not."""
+"""Rewrites put kernels into unmodified models, and report each place and the reason for each near miss."""
 
 from shiplap.rewrite.base import Rewrite
 from shiplap.rewrite.graph import place

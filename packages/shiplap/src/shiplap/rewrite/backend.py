@@ -1,4 +1,6 @@
-"""``torch.compile(model, backend="shiplap")``: Inductor with rewrites, for programs that pass nothing but a name."""
+"""``torch.compile(model, backend="shiplap")``: Inductor with rewrites, for programs that can only pass a backend's
+name.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ __all__ = ["shiplap"]
 def shiplap(
     gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None, options: dict[str, Any] | None = None
 ) -> Callable[..., Any]:
-    """The backend that torch finds by name: an entry point, so nothing is registered before somebody asks for it.
+    """The backend itself. Torch finds it through an entry point, so importing shiplap registers nothing.
 
     ``options["rewrites"]`` are the rewrites to use, by default ``shiplap.rewrite.shipped.everything``; other options
     and ``mode`` are Inductor's.

@@ -1,4 +1,4 @@
-"""``Rewrite``: what every rewrite offers, whether it is a pair of functions or a pass over the graph."""
+"""``Rewrite``: the interface of every rewrite, whether it is a pair of functions or a pass over the graph."""
 
 from __future__ import annotations
 
@@ -31,20 +31,21 @@ class Rewrite(ABC):
     @property
     @abstractmethod
     def digest(self) -> str:
-        """Of everything that decides what :meth:`apply` does: source, helpers, guards, options. No addresses."""
+        """The digest of everything that decides what :meth:`apply` does: source, helpers, guards, options."""
 
     @abstractmethod
     def apply(self, graph: Graph) -> Iterator[Outcome]:
-        """Change ``graph`` in place where the rewrite fits *and pays*; yield a value per place and per near miss.
+        """Change ``graph`` in place where the rewrite matches and is faster. Yields a value per place and per near
+        miss.
 
         The caller lints and recompiles. New nodes get their meta from ``shiplap.rewrite.graph.insert``.
         """
 
     @abstractmethod
     def programs(self) -> Iterable[Program]:
-        """What the proof runs: at least one program in which the rewrite fires."""
+        """The programs that the proof runs. The rewrite must apply in at least one of them."""
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """The proof: a finding per check. Run once in a process."""
+        """The findings of the proof, one for each check. The proof runs once in a process."""
         return prove(self)

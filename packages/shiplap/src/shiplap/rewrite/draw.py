@@ -1,4 +1,4 @@
-"""Samples of a pattern: the programs on which it is proven, and the forms in which it is looked for."""
+"""Samples of a pattern: the programs on which a rewrite is proven, and the graphs in which its pattern may occur."""
 
 from __future__ import annotations
 
@@ -79,10 +79,10 @@ class Drawn:
 
     @cached_property
     def base(self) -> Recipe:
-        """Of float32 where that is admitted, no two dims of one size: equal ones would be one symbol of the pattern.
+        """Base arguments: float32 where that is admitted, and no two dims of one size, which would share a symbol.
 
-        Not the smallest size that the guards admit, where there is another: of a pattern that halves it, 1 would be
-        left, which is no symbol.
+        The smallest admitted size is avoided where there is another. A pattern that halves a size of 2 would compute
+        with 1, which torch does not treat as a symbol.
         """
         try:
             recipe = self.samples.base
@@ -128,9 +128,9 @@ class Drawn:
         return None if problem or any(g.refuses(env) for g in self.guards) else case
 
     def programs(self, fn: Callable[..., Any], level: Level) -> Iterator[Program]:
-        """What the proof runs: wide and narrow dtypes, ranks, kinds of values; other layouts; sizes of 1 and 0.
+        """The programs of the proof: wide and narrow dtypes, ranks, kinds of values, other layouts, sizes 1 and 0.
 
-        The last two may look different in ATen, where the pattern need not be found.
+        Programs with sizes 1 and 0 may look different in ATen, so the pattern need not match there.
         """
         if self.given is not None:
             kinds = ("zeros",)
@@ -156,9 +156,9 @@ class Drawn:
             yield Program(fn, case.fresh(), case.label, **options)
 
     def patterns(self, fn: Callable[..., Any], level: Level, graph: Graph) -> list[Pattern]:
-        """The forms that ``fn`` may have in ``graph``: each is traced once, when a graph first asks for it.
+        """The graphs that ``fn`` may have inside ``graph``. Each is traced once, when it is first needed.
 
-        Ahead of autograd neither rank nor dtype changes what is traced; later both do, and autocast does.
+        Before autograd, neither rank nor dtype changes the traced graph. After autograd, rank, dtype and autocast do.
         """
         from shiplap.compat.passes import autocasts
 
@@ -206,7 +206,7 @@ def as_pattern(
     stand_ins: dict[float, str],
     leaves: Collection[str | None] = (),
 ) -> Pattern:
-    """``fn`` as a graph whose sizes are symbols; with the gradients of ``leaves``."""
+    """``fn`` as a graph whose sizes are symbols. With the gradients of ``leaves``."""
     from shiplap.compat.passes import capture
 
     at = [i for i, a in enumerate(args) if isinstance(a, Tensor)]

@@ -1,4 +1,4 @@
-"""Putting nodes into a graph in place of others: the one way in which rewrites change graphs."""
+"""Replace nodes of a graph. All rewrites change graphs through this module."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ value = fx.node_value
 
 
 class Refused(Exception):
-    """Raised by a function that :func:`place` traces: it cannot stand here, for this reason."""
+    """Raised by a function that :func:`place` traces, if it cannot be used at this place. The text is the reason."""
 
     def __init__(self, obstacle: Obstacle, reason: str) -> None:
         self.obstacle: Obstacle = obstacle
@@ -59,7 +59,7 @@ def place(
     nodes: Iterable[Node] = (),
     bound: Sequence[tuple[str, str]] = (),
 ) -> Match | NearMiss:
-    """Compute ``outputs`` as ``fn(*args)`` from now on, and take out what nobody needs then.
+    """Replace the computation of ``outputs`` by ``fn(*args)``, and remove the nodes that become unused.
 
     ``fn`` is plain PyTorch and returns as many tensors as there are ``outputs``, in that order; ``args`` may hold nodes
     (tensors or sizes), constants, and lists of those. ``nodes`` are all that the rewrite means to replace, ``outputs``
@@ -104,7 +104,7 @@ def place(
 
 
 def _unfit(made: Graph, results: Sequence[Any], outputs: Sequence[Node]) -> tuple[Obstacle, str] | None:
-    """Why ``results`` of the replacement ``made`` cannot stand for ``outputs``; None if they can."""
+    """Why ``results`` of the replacement ``made`` cannot stand for ``outputs``. None if they can."""
     if constant := next((n for n in made.nodes if n.op == "get_attr"), None):
         return (
             "operator",
@@ -213,7 +213,7 @@ def _downstream(nodes: Sequence[Node]) -> set[Node]:
 
 
 def barrier(node: Node) -> tuple[Obstacle, str] | None:
-    """Whether nothing may be moved past ``node``, and what it does."""
+    """Whether other nodes must not be moved past ``node``, with the reason."""
     if mutates(node):
         return "mutation", "writes to a tensor"
     return ("mode", "switches gradients, autocast or a transform") if _switches(node) else None
@@ -227,7 +227,7 @@ def _switches(node: Node) -> bool:
 
 
 def mutates(node: Node) -> bool:
-    """Whether ``node`` writes to a tensor that it is given."""
+    """Whether ``node`` writes to one of its arguments."""
     if node.op == "call_method":
         name = str(node.target)
         return (name.endswith("_") and not name.endswith("__")) or name in ("__setitem__", "__iadd__", "__imul__")
@@ -262,7 +262,7 @@ _WRITERS = (
 def _insert(
     graph: Graph, level: Level, made: Graph, inputs: Sequence[Node], results: Sequence[Any], outputs: Sequence[Node]
 ) -> list[Node]:
-    """The nodes of ``made`` ahead of the last output; the outputs' users read them instead."""
+    """The nodes of ``made`` ahead of the last output. The outputs' users read them instead."""
     order = _order(graph)
     given = iter(inputs)
     env: dict[Node, Node] = {}
@@ -285,7 +285,7 @@ def _insert(
 
 
 def sort(graph: Graph) -> None:
-    """Every node after what it reads; otherwise as before."""
+    """Move every node behind its inputs, and keep the order otherwise."""
     done: set[Node] = set()
     cursor = None
     for start in list(graph.nodes):

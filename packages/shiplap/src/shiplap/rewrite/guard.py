@@ -106,7 +106,7 @@ class Guard:
         return frozenset(n.id for n in ast.walk(self._tree) if isinstance(n, ast.Name)) - _DTYPES.keys()
 
     def of_dims(self, dim_at: Callable[[str, int], str], dims: frozenset[str]) -> str:
-        """The guard in terms of named dims alone, from which sizes that hold can be searched; empty if it is not so."""
+        """The guard in terms of named dims alone, from which sizes that hold can be searched. Empty if it is not so."""
 
         class Named(ast.NodeTransformer):
             def visit_Subscript(self, node: ast.Subscript) -> ast.AST:

@@ -29,7 +29,7 @@ called = operator_of
 
 
 class Dim(int):
-    """A dim, counted from the front as ints are compared; where two ranks differ it is counted as it was written."""
+    """A dim, counted from the front as ints are compared. Where two ranks differ it is counted as it was written."""
 
     rank: int
     from_end: bool
@@ -89,7 +89,7 @@ def _equal(given: Any, default: Any) -> bool:
 
 
 def _canonical(name: str, given: Any, count: int, node: Node, rank: int) -> Any:
-    """Dims counted from the front; the sizes of a view without -1; ``count`` numbers where one stands for all."""
+    """Dims counted from the front. The sizes of a view without -1; ``count`` numbers where one stands for all."""
     if count and isinstance(given, int) and not isinstance(given, bool):
         given = [given] * count
     if name in DIMS and rank:

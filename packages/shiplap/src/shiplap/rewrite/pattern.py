@@ -115,7 +115,7 @@ class PatternRewrite(Rewrite):
         return Stop(at, "cost", why) if why else None
 
     def _costs(self, pays: Callable[..., bool | str], env: Mapping[str, Any]) -> str:
-        """Why it does not pay; empty where it does. What is asked of symbolic sizes becomes a guard, as in guards."""
+        """Why it does not pay. Empty where it does. What is asked of symbolic sizes becomes a guard, as in guards."""
         try:
             answer = pays(**{n: env[n] for n in self.signature.parameters})
             if isinstance(answer, str):
@@ -190,8 +190,8 @@ def rewrite(
     Args:
         pattern: what models compute, as a plain function. Annotated as an op is (``x: Float[Tensor, "*b k"]``), it
             says which dtypes and sizes are meant, and from which ones the proof draws samples.
-        replacement: what to compute instead; the same parameters, which may also be sizes' owners: ``x.shape[0]``.
-        name: an identifier; by default the replacement's.
+        replacement: what to compute instead. The same parameters, which may also be sizes' owners: ``x.shape[0]``.
+        name: an identifier. By default the replacement's.
         level: ``"pre-grad"`` (torch functions, before autograd), ``"joint"`` or ``"post-grad"`` (ATen).
         where: guards, such as ``"x.shape[-1] % 16 == 0"`` or ``"k >= 64"``; see :class:`Guard`.
         samples: returns arguments to prove it on, where annotations cannot say which values are valid.

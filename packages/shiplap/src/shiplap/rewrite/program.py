@@ -33,7 +33,7 @@ class Program:
         label: says which sample this is, for findings.
         dynamic: whether sizes are traced as symbols.
         train: whether gradients of the floating tensors are compared as well.
-        fires: whether the rewrite has to fire; where sizes are 0 or 1 the compiler may leave nothing of a pattern.
+        fires: whether the rewrite has to fire. Where sizes are 0 or 1 the compiler may leave nothing of a pattern.
         kinds: of values (see ``shiplap.referee.values``) that it is run on besides ``args``.
     """
 

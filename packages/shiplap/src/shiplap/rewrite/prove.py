@@ -50,7 +50,7 @@ _findings: WeakKeyDictionary[Provable, tuple[str, tuple[Finding, ...]]] = WeakKe
 
 
 def proven(rewrite: R) -> R:
-    """``rewrite``, proven; SL801 says what it changes if it is refused."""
+    """``rewrite``, proven. SL801 says what it changes if it is refused."""
     for finding in prove(rewrite):
         if finding.verdict == "fail":
             raise error(
@@ -64,7 +64,7 @@ def proven(rewrite: R) -> R:
 
 
 def prove(rewrite: Provable) -> tuple[Finding, ...]:
-    """A finding per check of ``CHECKS``; the rewrite is refused if one of them fails.
+    """A finding per check of ``CHECKS``. The rewrite is refused if one of them fails.
 
     Run once in a process, and again when what its functions call has become something else (in a notebook, say).
 

@@ -128,7 +128,7 @@ def _changed(m: Measured | Step) -> str:
 
 
 def difference(view: View) -> str:
-    """Before and after as a difference of texts, a node a line; only what changed, with the lines around it."""
+    """Before and after as a difference of texts, a node a line. Only what changed, with the lines around it."""
     before, after = ([_line(c) for c in calls] for calls in (view.before, view.after))
     return "\n".join(difflib.unified_diff(before, after, "before", "after", lineterm="", n=2))
 

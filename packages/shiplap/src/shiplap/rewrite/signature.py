@@ -32,7 +32,7 @@ class Signature:
         return frozenset(d.text for a in self.args if a.tensor for d in a.tensor.dims if d.kind == "name")
 
     def dim_at(self, name: str, position: int) -> str:
-        """The name of a dim by its place in an argument: ``("x", -1)``; empty where it has none."""
+        """The name of a dim by its place in an argument: ``("x", -1)``. Empty where it has none."""
         arg = next((a for a in self.args if a.name == name and a.tensor), None)
         dims = arg.tensor.dims if arg and arg.tensor else ()
         variadic = any(d.kind == "variadic" for d in (dims[: position + 1] if position >= 0 else dims[position:]))

@@ -157,7 +157,7 @@ def survey(
     dynamic: bool | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Survey:
-    """Compile ``fn`` for ``args`` with ``rewrites`` and run it; nothing stays compiled, no cache is read or filled.
+    """Compile ``fn`` for ``args`` with ``rewrites`` and run it. Nothing stays compiled, no cache is read or filled.
 
     Args:
         train: run a backward pass as well; else gradients are off.
@@ -167,7 +167,7 @@ def survey(
         say: hears what is being compiled.
 
     Raises:
-        ShiplapError: SL806 when no graph was compiled; SL801 for a rewrite that its proof refuses.
+        ShiplapError: SL806 when no graph was compiled. SL801 for a rewrite that its proof refuses.
     """
     from shiplap.compat import reset_compiler
 

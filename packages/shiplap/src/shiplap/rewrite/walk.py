@@ -29,7 +29,7 @@ class Pattern:
 
     Attributes:
         inputs: placeholder → name of the argument that it stands for.
-        results: what the function returns, flat; in a form for training, the gradients of ``grads`` after that.
+        results: what the function returns, flat. In a form for training, the gradients of ``grads`` after that.
         scalars: constant that stands for an argument → its name.
         fixed: arguments that are no tensors and stand in this form as they are: None, or a constant of a sample.
         grads: arguments whose gradients are computed. ``tangents``: names of the inputs that are gradients of results.
@@ -176,7 +176,7 @@ class _Walker:
         return self._stop(fit, user, "constant", f"{operator_name(user)} has {name}={_name(given)}, the pattern {want}")
 
     def _stop(self, fit: Fit, node: Node, obstacle: Obstacle, reason: str) -> Fit:
-        """The first obstacle is remembered; the walk goes on, to see how much fits besides."""
+        """The first obstacle is remembered. The walk goes on, to see how much fits besides."""
         stopped = fit.copy()
         stopped.stop = fit.stop or Stop(node, obstacle, reason)
         return stopped

@@ -90,8 +90,8 @@ def tune(
         progress: show a bar on stderr, by default when stderr is a terminal.
 
     Raises:
-        ShiplapError: SL606 for integer arguments without a builder; SL608 inside an op, a backward, a trace or a
-            capture; SL502 or SL610 for samples that cannot be drawn.
+        ShiplapError: SL606 for integer arguments without a builder. SL608 inside an op, a backward, a trace or a
+            capture. SL502 or SL610 for samples that cannot be drawn.
     """
     from shiplap.selection import engine
     from shiplap.selection.selector import Options

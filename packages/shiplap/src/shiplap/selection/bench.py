@@ -67,7 +67,7 @@ class LocalBench:
         return len(able)
 
     def _precompile(self, candidate: Candidate) -> None:
-        """What the cases of its verification need; nothing is launched, so nobody writes to them."""
+        """What the cases of its verification need. Nothing is launched, so nobody writes to them."""
         for case in cases_of(self.inputs, candidate)[1:]:  # the first two have the same sizes
             candidate.precompile(case.args)
 

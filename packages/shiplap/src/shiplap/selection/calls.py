@@ -1,4 +1,8 @@
-"""Record the calls that a program makes, one JSON line per op, sizes, dtypes and layout, and tune for them later."""
+"""Record the calls that a program makes, one JSON line per op, sizes, dtypes and layout, and tune for them later.
+
+Each new call is appended to the file in one write. Several processes may therefore share a file, and a killed process
+has recorded its calls up to that time. The counts of calls follow at the end, as separate lines.
+"""
 
 from __future__ import annotations
 

@@ -28,7 +28,13 @@ class Refused(Exception):
 
 
 class Candidate(ABC):
-    """What can be verified and timed, identified by the name ``kernel`` and a ``config``. No gradients are recorded."""
+    """What can be verified and timed, identified by the name ``kernel`` and a ``config``. No gradients are recorded.
+
+    Attributes:
+        fixed: whether the candidate serves only the sizes of this call.
+        opaque: whether the outputs are allocated outside Python, where they cannot be poisoned.
+        compiles: whether :meth:`precompile` can be called.
+    """
 
     kernel: str
     config: Config
@@ -38,7 +44,12 @@ class Candidate(ABC):
 
     @abstractmethod
     def prepare(self, args: tuple[Any, ...]) -> Run:
-        """Compile and check once for ``args`` (all arguments, in order), and return the function to be timed."""
+        """Compile and check once for ``args`` (all arguments, in order), and return the function to be timed.
+
+        Raises:
+            Refused: the candidate does not support the arguments.
+            Exception: the error of a failed compilation.
+        """
 
     def precompile(self, args: tuple[Any, ...]) -> None:
         """Do the slow part of the first :meth:`prepare` without launching anything. Several threads may do so in

@@ -19,7 +19,21 @@ LEFT_OUT = "left out"
 
 @dataclass(frozen=True)
 class Choice:
-    """The candidate that runs for all calls of one bucket, with the reason."""
+    """The candidate that runs for all calls of one bucket, with the reason.
+
+    Attributes:
+        op, device, bucket, dtypes, layout: the calls that the choice is for. ``device`` is a device type.
+        kernel, config: the candidate; kernel ``"reference"`` is the plain PyTorch body.
+        time: median seconds of a run, 0.0 when nothing was measured.
+        runner_up, runner_up_time: the next candidate. Empty without one.
+        default_time: the time of the declared default, 0.0 when it was not measured.
+        reason: one line.
+        findings: the candidates that were dropped, and why. Empty in a choice read from the store or a table.
+        tried: candidates considered.
+        origin: ``"measured"``, ``"stored"``, ``"frozen"``, ``"default"``, ``"received"`` (from another rank), or
+            ``"left out"``: the budget ended before this bucket had a choice, and ``kernel`` is empty.
+        sizes: the recipe of the call that was measured.
+    """
 
     op: str
     device: str
@@ -74,7 +88,7 @@ class Choice:
 
 
 def from_json(key: Key, value: Mapping[str, Any], origin: str) -> Choice:
-    """The choice of an entry; ValueError when it is none."""
+    """The choice of an entry. ValueError when it is none."""
     import msgspec
 
     from shiplap.selection.schema import Value

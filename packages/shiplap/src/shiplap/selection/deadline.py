@@ -21,7 +21,10 @@ class OutOfTime(Exception):
 
 
 class Deadline:
-    """The end of a budget, as a context manager. ``on_end`` is called to end work that still runs at that time."""
+    """The end of a budget, as a context manager. ``on_end`` is called to end work that still runs at that time.
+
+    All work runs in one thread, since a tuning process ends with the thread that started it.
+    """
 
     def __init__(self, seconds: float, on_end: Callable[[], None] = lambda: None) -> None:
         self.ends, self.on_end, self.over = monotonic() + seconds, on_end, False
@@ -46,7 +49,10 @@ class Deadline:
             raise OutOfTime
 
     def run(self, work: Callable[[], T]) -> T:
-        """The result of ``work``. OutOfTime at the end of the budget, even if a sampler or a kernel hangs."""
+        """The result of ``work``. OutOfTime at the end of the budget, even if a sampler or a kernel hangs.
+
+        A thread cannot be ended from outside, so the work goes on until its next ``check``.
+        """
         if self.left <= 0:
             raise OutOfTime
         told: SimpleQueue[Any] = SimpleQueue()

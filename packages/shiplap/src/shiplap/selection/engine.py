@@ -170,9 +170,9 @@ def _request(op: Op, sample: Any, device: str | None) -> Request:
 
 
 def recipe_for(op: Op, values: Mapping[str, Any], dtype: str = "float32") -> Recipe:
-    """The recipe of a call with these sizes and scalars; SL502 when a size is missing, or a name or dtype does not fit.
+    """The recipe of a call with these sizes and scalars. SL502 when a size is missing, or a name or dtype does not fit.
 
-    ``dtype`` is for the tensors whose declaration admits it; others have float32, or the first that theirs admits.
+    ``dtype`` is for the tensors whose declaration admits it. Others have float32, or the first that theirs admits.
     """
     dims = free_dims(op.spec)
     scalars = {a.name: a for a in op.spec.scalars}

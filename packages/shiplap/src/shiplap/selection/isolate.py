@@ -1,5 +1,8 @@
 """Run candidates in a worker process. A crash, a hang or an illegal access costs the candidate, and a new worker
 starts.
+
+The op is named by module or file, never pickled. An op that cannot be imported, such as one declared in a function or a
+notebook, is tuned in this process, with a notice.
 """
 
 from __future__ import annotations

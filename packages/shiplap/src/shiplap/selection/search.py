@@ -1,5 +1,8 @@
 """From candidates to a ranking: verify, drop wrong candidates with a finding, time the others, try configs near the
 best.
+
+Of few candidates all are timed. Of many, the search first times those that the kernel's ``prior`` ranks best, or a
+spread over the declared order without a prior. It then times the configs that differ from the best one in one value.
 """
 
 from __future__ import annotations
@@ -144,7 +147,7 @@ def _seeds(candidates: Sequence[Candidate], inputs: Inputs) -> list[int]:
 
 
 def _prior(candidate: Candidate, inputs: Inputs) -> float | None:
-    """The kernel's own estimate; None without one, or when it fails."""
+    """The kernel's own estimate. None without one, or when it fails."""
     try:
         estimated = candidate.estimate(dict(inputs.call.env))
         return None if estimated is None else float(estimated)

@@ -78,7 +78,7 @@ def select(
     of them. ``extra`` are further key fields. ``bench`` says where candidates run (by default in this process).
 
     Raises:
-        ShiplapError: SL502, SL606, SL610 without valid inputs; SL607 for a missing frozen entry in strict mode; SL608
+        ShiplapError: SL502, SL606, SL610 without valid inputs. SL607 for a missing frozen entry in strict mode. SL608
             inside an op, a backward, a capture or a trace.
     """
     drawn = inputs(op, recipe, device)

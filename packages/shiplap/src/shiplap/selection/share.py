@@ -22,7 +22,7 @@ def ranks() -> tuple[int, int]:
 
 
 def from_first(work: Callable[[], Any]) -> Any:
-    """What ``work`` returns (JSON) on rank 0, on every rank; where it raises, every rank does."""
+    """What ``work`` returns (JSON) on rank 0, on every rank. Where it raises, every rank does."""
     rank, _ = ranks()
     failure: BaseException | None = None
     content: dict[str, Any] = {}
@@ -47,7 +47,7 @@ def from_first(work: Callable[[], Any]) -> Any:
 
 
 def _broadcast(content: dict[str, Any]) -> dict[str, Any]:
-    """Two broadcasts, length and bytes; every rank receives, the sender too, so that all see the same."""
+    """Two broadcasts, length and bytes. Every rank receives, the sender too, so that all see the same."""
     dist = torch.distributed
     device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
     data = torch.frombuffer(bytearray(json.dumps(content).encode()), dtype=torch.uint8).to(device)

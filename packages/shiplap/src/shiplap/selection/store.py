@@ -48,7 +48,7 @@ def seal(key: Key, value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unseal(content: Any) -> tuple[Key, Mapping[str, Any]]:
-    """Key and value of an entry; ValueError says why it is none."""
+    """Key and value of an entry. ValueError says why it is none."""
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ValueError(f"not of format {FORMAT}")
     body = {name: content.get(name) for name in ("format", "key", "value")}
@@ -65,7 +65,7 @@ def _checksum(body: Mapping[str, Any]) -> str:
 
 
 class Store:
-    """The directory ``tuned`` of the cache, or any other; a choice that cannot be kept there is made again."""
+    """The directory ``tuned`` of the cache, or any other. A choice that cannot be kept there is made again."""
 
     def __init__(self, root: str | os.PathLike[str] | None = None) -> None:
         self.root = Path(root) if root is not None else Path(settings().cache_dir).absolute() / "tuned"
@@ -102,7 +102,7 @@ class Store:
         return True
 
     def entries(self, op: str = "") -> Iterator[Stored]:
-        """All files, sorted by name, the damaged ones with what is wrong; those of ``op`` if it is given."""
+        """All files, sorted by name, the damaged ones with what is wrong. Those of ``op`` if it is given."""
         for directory in self._directories(op):
             for path in sorted(directory.glob("*.json")):
                 if (entry := self._read(path)) is not None:
@@ -132,7 +132,7 @@ class Store:
         return Stored(path, problem=why)
 
     def _read(self, path: Path) -> Stored | None:
-        """A file as it is; None when there is none."""
+        """A file as it is. None when there is none."""
         for attempt in range(3):
             try:
                 raw = trust.read_file(path, LIMIT)
@@ -172,7 +172,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def _sync_directory(directory: Path) -> None:
-    """Make the rename last; where directories cannot be synced (some network file systems) it lasts as it is."""
+    """Make the rename last. Where directories cannot be synced (some network file systems) it lasts as it is."""
     with contextlib.suppress(OSError):
         handle = os.open(directory, os.O_RDONLY)
         try:

@@ -65,7 +65,7 @@ def _environments(devices: Iterable[str]) -> dict[str, dict[str, str]]:
 
 
 def dump(path: str | os.PathLike[str], entries: Sequence[tuple[Key, Mapping[str, Any]]]) -> None:
-    """Write a table of choices, whole or not at all; SL602 when it cannot be written."""
+    """Write a table of choices, whole or not at all. SL602 when it cannot be written."""
     body = {"format": FORMAT, "entries": [seal(key, value) for key, value in entries]}
     text = json.dumps({**body, "sha256": _checksum(body)}, indent=1) + "\n"
     try:
@@ -81,7 +81,7 @@ def dump(path: str | os.PathLike[str], entries: Sequence[tuple[Key, Mapping[str,
 
 
 def read(path: str | os.PathLike[str]) -> list[tuple[Key, Mapping[str, Any]]]:
-    """Keys and values of a table; SL602 when there is none, SL609 when it is damaged."""
+    """Keys and values of a table. SL602 when there is none, SL609 when it is damaged."""
     try:
         raw = trust.read_file(path, LIMIT, trust.NAMED)
     except OSError as e:
@@ -127,7 +127,7 @@ def _checksum(body: Mapping[str, Any]) -> str:
 def frozen(path: str | os.PathLike[str]) -> list[Choice]:
     """Fix the choices of this process to those of a table: from now on nothing is measured.
 
-    A call without an entry runs its declared default and says so once; with ``SHIPLAP_STRICT=1`` it raises SL607.
+    A call without an entry runs its declared default and says so once. With ``SHIPLAP_STRICT=1`` it raises SL607.
     Entries of another machine are left out, entries of other library versions used, both with a notice.
     """
     entries = read(path)

@@ -45,7 +45,7 @@ class Verifier:
         self._references: dict[int, tuple[tuple[Tensor, ...], tuple[Tensor, ...]]] = {}
 
     def check(self, candidate: Candidate) -> Outcome:
-        """Run ``candidate`` on every case; the first thing that is wrong with it."""
+        """Run ``candidate`` on every case. The first thing that is wrong with it."""
         for number, case in enumerate(cases_of(self.inputs, candidate)):
             small = case is self.inputs.small
             try:

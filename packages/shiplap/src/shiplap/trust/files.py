@@ -1,4 +1,9 @@
-"""Open a file or folder through descriptors, and refuse it if another user could have written it."""
+"""Open a file or folder through descriptors, and refuse it if another user could have written it.
+
+Each step opens one name relative to the descriptor of the folder before it and never follows a link by itself, so what
+was checked is what is opened: nothing can be exchanged in between. A symbolic link on the way is judged like a file,
+then walked in its turn. Nothing here blocks: only regular files are opened, a FIFO or a device is refused.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +28,13 @@ class Distrusted(OSError):
 
 @dataclass(frozen=True)
 class Rule:
-    """The users who may own and write a file and the folders on the way to it."""
+    """The users who may own and write a file and the folders on the way to it.
+
+    Attributes:
+        owned: only this user or root; else anybody, but for what lies in a folder that is sticky and open to all.
+        group: whether the group may write, too. Everybody else never may.
+        private: whether the last component has to be this user's own, not even root's.
+    """
 
     owned: bool = True
     group: bool = False
@@ -41,7 +52,8 @@ def open_folder(path: str | os.PathLike[str], rule: Rule = CODE, *, create: bool
     ``create`` makes a missing folder with mode 700.
 
     Raises:
-        Distrusted: the rule refuses a part of the path.
+        Distrusted: another user could have written a part of the path.
+        OSError: the path does not exist or is not a folder.
     """
     return _walk(path, rule, folder=True, create=create)
 
@@ -52,7 +64,7 @@ def open_file(path: str | os.PathLike[str], rule: Rule = CODE) -> int:
 
 
 def read_file(path: str | os.PathLike[str], limit: int, rule: Rule = CODE) -> bytes:
-    """The content of ``path``; OSError with EFBIG when it is longer than ``limit`` bytes."""
+    """The content of ``path``. OSError with EFBIG when it is longer than ``limit`` bytes."""
     handle = open_file(path, rule)
     with os.fdopen(handle, "rb") as file:
         content = file.read(limit + 1)
@@ -99,7 +111,7 @@ def _walk(path: str | os.PathLike[str], rule: Rule, *, folder: bool, create: boo
 
 
 def _link(here: int, name: str, at: Path, rule: Rule, above: os.stat_result) -> str | None:
-    """Where ``name`` leads if it is a symbolic link that may be followed; None for anything else."""
+    """Where ``name`` leads if it is a symbolic link that may be followed. None for anything else."""
     try:
         target = os.readlink(name, dir_fd=here)
     except OSError:

@@ -1,4 +1,8 @@
-"""Parse JSON and YAML with limits on size, depth, numbers, and the nodes that YAML aliases expand to."""
+"""Parse JSON and YAML with limits on size, depth, numbers, and the nodes that YAML aliases expand to.
+
+The result is plain data (dict, list, str, int, float, bool, None). ValueError describes an error in one line. The
+caller checks the structure of the data, by itself or with msgspec.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +38,7 @@ _DIGITS = 20  # of an integer of 64 bits, with its sign
 
 
 def parse_json(content: bytes, limits: Limits = JSON) -> Data:
-    """The JSON value ``content``; ValueError for anything else, and for what is beyond ``limits``."""
+    """The JSON value ``content``. ValueError for anything else, and for what is beyond ``limits``."""
     if len(content) > limits.size:
         raise ValueError(f"longer than {limits.size} bytes")
     _check_brackets(content, limits.depth)
@@ -101,11 +105,11 @@ def _check_texts(data: Data) -> None:
 
 
 def compose_yaml(content: bytes, limits: Limits = YAML) -> yaml.Node | None:
-    """The nodes of the YAML document ``content``, which know their lines; None for an empty one.
+    """The nodes of the YAML document ``content``, which know their lines. None for an empty one.
 
     Raises:
         ValueError: not UTF-8, or beyond ``limits``.
-        yaml.MarkedYAMLError: not YAML; it knows the line.
+        yaml.MarkedYAMLError: not YAML. It knows the line.
     """
     import yaml
 
@@ -154,7 +158,7 @@ def _check_events(events: Iterator[yaml.Event], limits: Limits) -> None:
 
 
 def _weigh(node: yaml.Node, limits: Limits, known: dict[int, int], inside: set[int]) -> int:
-    """How many values ``node`` stands for with every alias written out; ValueError for too many, or for a circle."""
+    """How many values ``node`` stands for with every alias written out. ValueError for too many, or for a circle."""
     import yaml
 
     if id(node) in known:

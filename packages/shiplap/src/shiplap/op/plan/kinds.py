@@ -98,7 +98,7 @@ class IsKind(Rule):
 
 
 def arranged(spec: OpSpec, schema: str, args: Sequence[Value], kwargs: Mapping[str, Value]) -> dict[str, Value]:
-    """Each argument that was given, by name; SL209 in the words of Python for too many, too few or unknown ones."""
+    """Each argument that was given, by name. SL209 in the words of Python for too many, too few or unknown ones."""
     values: dict[str, Value] = {}
     missing = ""
     for index, arg in enumerate(spec.args):

@@ -36,7 +36,7 @@ class Type(Enum):
 
 @dataclass(frozen=True)
 class Let:
-    """A variable gets a value; in C++ alone where ``term`` has no Python form."""
+    """A variable gets a value. In C++ alone where ``term`` has no Python form."""
 
     variable: str
     type: Type

@@ -2,7 +2,7 @@
 
 Both languages use the same variables. Of an argument ``x``: ``t_x`` the tensor, ``shape_x``, ``rank_x`` (C++ only) and
 ``type_x``, its dtype; ``a_k`` is a scalar or a list. ``d_n`` is a dim, ``dtype_Float`` the dtype of a dtype class,
-``device`` the device of the call; where the first argument that has one of these may be absent, ``from_d_n`` (and so
+``device`` the device of the call. Where the first argument that has one of these may be absent, ``from_d_n`` (and so
 on) says at run time which argument it came from.
 """
 
@@ -66,7 +66,7 @@ def variable(arg: Arg) -> str:
 
 
 def parameters(args: Sequence[Arg]) -> str:
-    """Parameters of a generated function. Defaults are looked up by index, so that any value can be one; those behind
+    """Parameters of a generated function. Defaults are looked up by index, so that any value can be one. Those behind
     the first default have one, for keyword-only arguments arrive in order too."""
     first = next((i for i, a in enumerate(args) if a.has_default), len(args))
     return ", ".join(variable(a) + (f"=defaults[{i}]" if i >= first else "") for i, a in enumerate(args))
@@ -152,7 +152,7 @@ class Names:
 
 
 def value(expr: Expr, names: Names) -> Term:
-    """A declared expression; without a C++ form (empty) where the language has none."""
+    """A declared expression. Without a C++ form (empty) where the language has none."""
     tree = _Renamed(names).visit(ast.parse(expr.source, mode="eval"))
     try:
         cpp = to_cpp(expr, names)

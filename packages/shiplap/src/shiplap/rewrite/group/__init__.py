@@ -1,4 +1,4 @@
-"""Groups: independent calls of one kind become one."""
+"""Merge independent calls of one kind into one call."""
 
 from shiplap.rewrite.group.base import Group
 from shiplap.rewrite.group.cost import MACHINES, Machine, Price

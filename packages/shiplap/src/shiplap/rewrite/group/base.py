@@ -1,4 +1,4 @@
-"""``Group``: calls of one kind that do not depend on each other become one call. Subclasses say which and how."""
+"""``Group``: replace independent calls of one kind by one call. Subclasses define which calls, and how."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ ALIASES = frozenset(
 
 
 class Group(Rewrite):
-    """Merges calls that have the same key and are independent, where that pays.
+    """Merges calls that have the same key and are independent, where the merged call is faster.
 
     Args:
         least: smallest number of calls worth merging. ``most``: largest.
@@ -75,15 +75,15 @@ class Group(Rewrite):
 
     @abstractmethod
     def key(self, node: Node) -> Hashable | None:
-        """Equal for calls that can be one; None for a node that is none of this kind."""
+        """Equal for calls that can be one. None for a node that is none of this kind."""
 
     @abstractmethod
     def merge(self, members: Sequence[Node]) -> Merged:
-        """What computes all members at once."""
+        """The computation of all members in one call."""
 
     @abstractmethod
     def price(self, members: Sequence[Node], machine: Machine) -> Price | str:
-        """What merging ``members`` gains and costs on ``machine``, or why it never pays."""
+        """The gain and the cost of merging ``members`` on ``machine``, or the reason why merging never pays."""
 
     def nodes(self, member: Node) -> list[Node]:
         """All that is replaced with ``member``, itself included."""
@@ -149,7 +149,7 @@ class Group(Rewrite):
 
 
 def escapes(node: Node) -> bool:
-    """Whether the caller of the graph may get ``node`` or a view of it: then its memory must be its own."""
+    """Whether the caller of the graph may get ``node`` or a view of it, so that it needs memory of its own."""
     stack = list(node.users)
     while stack:
         user = stack.pop()
@@ -161,18 +161,18 @@ def escapes(node: Node) -> bool:
 
 
 def signature(held: Any) -> tuple[Any, ...] | None:
-    """What a call's tensors have to agree in: dtype, device, sizes (symbols by name)."""
+    """The properties that the tensors of merged calls must share: dtype, device, and sizes (symbols by name)."""
     return (held.dtype, str(held.device), *map(str, held.shape)) if isinstance(held, Tensor) else None
 
 
 def tensor(node: Any) -> Tensor | None:
-    """The fake tensor that ``node`` stands for; None for what is no tensor."""
+    """The fake tensor of ``node``, or None if ``node`` is not a tensor."""
     meta = value(node) if isinstance(node, Node) else None
     return meta if isinstance(meta, Tensor) else None
 
 
 def held(node: Node) -> Tensor:
-    """The same of a node that is known to stand for a tensor."""
+    """The fake tensor of a node that is known to be a tensor."""
     meta = tensor(node)
     assert meta is not None, f"{node} stands for no tensor"
     return meta

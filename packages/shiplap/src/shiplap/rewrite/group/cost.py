@@ -93,7 +93,7 @@ def _us(ns: float) -> str:
 
 
 def machine_for(node: Node) -> Machine | None:
-    """That of the node's device; None for one that nobody measured."""
+    """That of the node's device. None for one that nobody measured."""
     held = value(node)
     return MACHINES.get(held.device.type) if isinstance(held, Tensor) else None
 

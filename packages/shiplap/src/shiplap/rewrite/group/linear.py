@@ -28,7 +28,7 @@ __all__ = ["StackedLinears", "WideLinears"]
 
 
 def linear_of(node: Node) -> tuple[Node, Node, Node | None] | None:
-    """Input, weight and bias of a linear layer on at least one row; None for anything else."""
+    """Input, weight and bias of a linear layer on at least one row. None for anything else."""
     if node.op not in ("call_function", "call_method") or called(node) != "linear":
         return None
     given = arguments(node)

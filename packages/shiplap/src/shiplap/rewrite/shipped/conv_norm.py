@@ -1,7 +1,7 @@
 """A convolution and the batch norm behind it, in a model that is evaluated: one convolution with other weights.
 
 The norm's scale and shift go into weights and bias. That is free where parameters are constants
-(``torch._inductor.config.freezing = True`` and no gradients); otherwise it is a pass over the weights in each call, and
+(``torch._inductor.config.freezing = True`` and no gradients). Otherwise it is a pass over the weights in each call, and
 saves nothing where the norm would be fused with what follows it.
 """
 
@@ -168,7 +168,7 @@ class FoldedNorm(Rewrite):
         )
 
     def _declined(self, named: dict[str, Any]) -> str:
-        """Why it is not worth it; empty where it is."""
+        """Why it is not worth it. Empty where it is."""
         if not folded(named["weight"]):
             reason = f"{describe(named['weight'])} is no constant: folding would be a pass over it in each call"
             return f"{reason}, and the norm is fused with what follows"

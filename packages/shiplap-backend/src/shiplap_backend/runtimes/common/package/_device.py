@@ -85,7 +85,7 @@ def is_available() -> bool:
 
 
 def is_initialized() -> bool:
-    """Whether the device is ready; it is from the start."""
+    """Whether the device is ready. It is from the start."""
     return True
 
 
@@ -109,7 +109,7 @@ def current_device() -> int:
 
 
 def _index(which: Any) -> int:
-    """Index of ``which`` (None, an index, ``"name:0"`` or a ``torch.device``); ValueError for any but this one."""
+    """Index of ``which`` (None, an index, ``"name:0"`` or a ``torch.device``). ValueError for any but this one."""
     if isinstance(which, str):
         which = torch.device(which)
     if isinstance(which, torch.device):
@@ -181,7 +181,7 @@ def get_amp_supported_dtype() -> list[torch.dtype]:
 
 
 def is_bf16_supported(including_emulation: bool = True) -> bool:
-    """Whether bfloat16 tensors can be computed with; without a unit for it the library computes them in float32."""
+    """Whether bfloat16 tensors can be computed with. Without a unit for it the library computes them in float32."""
     return including_emulation
 
 
@@ -189,7 +189,7 @@ def is_bf16_supported(including_emulation: bool = True) -> bool:
 
 
 def manual_seed(seed: int) -> None:
-    """Seed the device's generator; its numbers are those of the CPU for the same seed."""
+    """Seed the device's generator. Its numbers are those of the CPU for the same seed."""
     _C.manual_seed(int(seed) & 0xFFFF_FFFF_FFFF_FFFF)
 
 
@@ -216,7 +216,7 @@ def get_rng_state(device: Any = None) -> torch.Tensor:
 
 
 def set_rng_state(state: torch.Tensor, device: Any = None) -> None:
-    """Restore a state of ``get_rng_state``; ValueError if it is not as long as one."""
+    """Restore a state of ``get_rng_state``. ValueError if it is not as long as one."""
     _index(device)
     _C.set_rng_state(state.cpu().contiguous().numpy().tobytes())
 

@@ -45,7 +45,7 @@ class RankAtLeast(OfRank):
 
 @dataclass(frozen=True)
 class OfAxis(OfTensor):
-    """A rule about one size of a tensor; the axis is negative behind a variadic dim."""
+    """A rule about one size of a tensor. The axis is negative behind a variadic dim."""
 
     axis: int
 
