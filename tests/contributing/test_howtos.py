@@ -15,7 +15,7 @@ MOST = {
     "audit-check": (3, 1),
     "backend-overload": (2, 1),
     "cli-verb": (3, 1),
-    "docs-page": (2, 0),
+    "docs-page": (3, 0),
     "dtype": (2, 1),
     "kernel-family": (7, 3),
     "rewrite": (5, 0),
