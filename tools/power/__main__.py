@@ -152,9 +152,9 @@ def page(rows: list[dict[str, Any]], total: int) -> str:
     lines = [
         "# Mutation score",
         "",
-        "`make power` makes this page. A *mutant* is a correct kernel with one planted fault. A mutant counts if its results",
-        "differ from those of the correct kernel by more than the tolerance, on inputs that the audit did not draw. It is",
-        "*killed* if a check of the audit fails, and it *survives* if none does.",
+        "`make power` makes this page. A *mutant* is a correct kernel with one planted fault. A mutant counts if its",
+        "results differ from those of the correct kernel by more than the tolerance, on inputs that the audit did not",
+        "draw. It is *killed* if a check of the audit fails, and it *survives* if none does.",
         "",
         f"**The audit killed {fates['killed']} of the {counted} mutants that count ({share:.1f} %).** "
         f"Of the others, {fates['equal']} never differed, and {fates['stillborn']} could not be declared. "
