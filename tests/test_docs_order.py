@@ -16,14 +16,8 @@ DOCS = REPOSITORY / "docs"
 README = REPOSITORY / "README.md"
 NOTES = sorted((DOCS / "design").glob("*.md"))
 PAGES = [README, *sorted(DOCS.rglob("*.md"))]
-KINDS = ("Tutorial", "How-to guides", "Reference", "Explanation")
-GENERATED = {
-    "checks.md",
-    "errors.md",
-    "cli.md",
-    "power.md",
-    "backend-opinfo.md",
-}  # by tools, from the texts of the program
+KINDS = ("Tutorial", "How-to guides", "Reference", "Explanation", "Contributing")
+GENERATED = {"errors.md", "checks.md", "cli.md", "power.md", "backend-opinfo.md"}  # by tools
 PROSE = [README, *(page for page in sorted(DOCS.glob("*.md")) if page.name not in GENERATED)]
 CORE = REPOSITORY / "packages" / "shiplap" / "src" / "shiplap"
 

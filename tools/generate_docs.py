@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 NOTE = "<!-- Written by tools/generate_docs.py: do not edit. -->"
 
 # Where a page of prose has a table that is counted, and on which torch.
-NATIVE, END_NATIVE = "<!-- native: tools/generate_docs.py writes this table -->\n", "<!-- /native -->\n"
+NATIVE, END_NATIVE = "<!-- native: tools/generate_docs.py writes this table -->\n", "<!-- native: end -->\n"
 COUNTED_ON = "2.13"
 TARGETS = {"openvino": "OpenVINO 2026.4.1", "onednn": "oneDNN 3.2"}
 

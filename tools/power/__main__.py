@@ -152,12 +152,13 @@ def page(rows: list[dict[str, Any]], total: int) -> str:
     lines = [
         "# Mutation score",
         "",
-        "Made by `make power`. A mutant counts when it differs from the unmutated kernel beyond tolerance on inputs",
-        "that the audit has not drawn; only the audit may kill it.",
+        "`make power` makes this page. A *mutant* is a correct kernel with one planted fault. A mutant counts if its",
+        "results differ from those of the correct kernel by more than the tolerance, on inputs that the audit did not",
+        "draw. It is *killed* if a check of the audit fails, and it *survives* if none does.",
         "",
-        f"**{fates['killed']} of {counted} mutants that count are killed ({share:.1f} %).** "
-        f"{fates['equal']} more never differed, {fates['stillborn']} could not be declared. "
-        f"{len(rows)} of {total} mutants were looked at.",
+        f"**The audit killed {fates['killed']} of the {counted} mutants that count ({share:.1f} %).** "
+        f"Of the others, {fates['equal']} never differed, and {fates['stillborn']} could not be declared. "
+        f"This run examined {len(rows)} of {total} mutants.",
         "",
         "| subject | count | killed | survived |",
         "|---|---|---|---|",
@@ -167,7 +168,8 @@ def page(rows: list[dict[str, Any]], total: int) -> str:
         lines.append(f"| {name} | {mine['killed'] + mine['survived']} | {mine['killed']} | {mine['survived']} |")
     lines += [
         "",
-        "Killed by: " + ", ".join(f"{k} {n}" for k, n in Counter(r["by"] for r in rows if "by" in r).most_common()),
+        "The checks that killed them: "
+        + ", ".join(f"{k} {n}" for k, n in Counter(r["by"] for r in rows if "by" in r).most_common()),
     ]
     lines += ["", "## Survivors", ""]
     alive = [r for r in rows if r["fate"] == "survived"]
