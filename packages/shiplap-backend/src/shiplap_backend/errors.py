@@ -18,7 +18,7 @@ register_errors(
         (
             "SL901",
             "the backend metadata is not valid",
-            "Wrappers are generated from the metadata, and a typing error must not remove an operator silently.",
+            "The command shiplap backend generates C++ from this file; a misspelt line must not drop an operator.",
             "correct the line that the message names",
         ),
         (

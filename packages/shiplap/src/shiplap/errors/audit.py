@@ -24,7 +24,8 @@ register(
             "SL502",
             "no samples can be generated",
             "Shiplap could not derive sizes or values for test inputs from the declaration.",
-            "declare a builder with @op.samples: fn(rng, sizes, dtype, device) -> all arguments",
+            "declare a builder with @op.samples: fn(rng, sizes, dtype, device) -> all arguments, "
+            "where rng is a torch.Generator and sizes maps each dim and each scalar to the value asked for",
         ),
         (
             "SL503",

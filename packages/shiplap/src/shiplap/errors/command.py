@@ -20,7 +20,12 @@ register(
             "An op exists only after the module that declares it has been imported.",
             "correct the error that the import raises, or pass another target",
         ),
-        ("SL602", "the file cannot be used", "The command has to read or write this file.", "pass another path"),
+        (
+            "SL602",
+            "the file cannot be read or written",
+            "The file is missing, is not permitted, or holds something else than the command reads.",
+            "correct what 'got' names, or pass another path",
+        ),
         (
             "SL603",
             "required packages are not installed",
@@ -51,8 +56,8 @@ register(
         (
             "SL607",
             "the frozen table has no choice for this call",
-            "SHIPLAP_STRICT=1 forbids running the default config where no choice was frozen.",
-            "tune this call and freeze again, or unset SHIPLAP_STRICT",
+            "The table was written by shiplap freeze. SHIPLAP_STRICT=1 forbids the default config otherwise.",
+            "run shiplap tune for this call and shiplap freeze again, or unset SHIPLAP_STRICT",
         ),
         (
             "SL608",

@@ -23,7 +23,7 @@ register(
         (
             "SL302",
             "a data-dependent size exceeds its bound",
-            "Compiled code and capacity forms allocate memory for the declared bound.",
+            "Compiled code allocates memory for the declared bound before the kernel runs.",
             "correct bounds= in the declaration, or the kernel",
         ),
         (

@@ -48,7 +48,7 @@ register(
             "SL806",
             "no graph was compiled",
             "Rewrites are applied while torch.compile compiles a function.",
-            "pass a file or module with a function and its example_inputs()",
+            "pass a file with a function or a model, and with example_inputs() that returns its arguments as a tuple",
         ),
     ],
 )
