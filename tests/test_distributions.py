@@ -203,4 +203,4 @@ def test_its_verbs_work_and_those_of_others_are_not_there(alone: Environment, tm
     done = alone.run("-m", "shiplap.cli", "demo", "--quick", cwd=tmp_path, env=env)
     assert done.returncode == 2
     assert done.stderr.startswith("SL614: no installed package has this verb\n")
-    assert "install the distribution that brings the verb" in done.stderr
+    assert "install the package that has the verb" in done.stderr

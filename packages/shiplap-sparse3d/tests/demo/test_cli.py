@@ -45,7 +45,7 @@ def test_other_devices(tmp_path: Path, device: str) -> None:
     text = refused("--device", device, "-o", tmp_path / "report")
     assert "SL605: the demo does not run on this device" in text
     assert "expected cpu or cuda" in text
-    assert "fix      shiplap demo --device cpu" in text
+    assert "fix      run 'shiplap demo --device cpu'" in text
 
 
 def test_output_is_a_file(tmp_path: Path) -> None:

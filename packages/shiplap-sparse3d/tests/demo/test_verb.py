@@ -93,7 +93,7 @@ def test_missing_packages(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.exit_code == 2
     assert "SL603: required packages are not installed" in result.stderr
     assert "  got      no lazrs\n" in result.stderr
-    assert '  fix      pip install "shiplap-sparse3d[demo]"\n' in result.stderr
+    assert '  fix      install them: pip install "shiplap-sparse3d[demo]"\n' in result.stderr
 
 
 def test_unusable_output(process: Any, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 from typer.testing import CliRunner
 
@@ -171,6 +172,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Most tests run references on purpose; those about the notice catch it themselves."""
     config.addinivalue_line("filterwarnings", "ignore::shiplap.errors.ShiplapNotice")
+    hypothesis.settings.register_profile("shiplap", deadline=None)  # a busy machine is no failure
+    hypothesis.settings.load_profile("shiplap")
 
 
 Run = Callable[..., Any]

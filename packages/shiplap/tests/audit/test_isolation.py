@@ -15,7 +15,7 @@ from torch import Tensor
 
 import shiplap as sl
 from shiplap.audit import audit, judge
-from shiplap.referee.isolate import Limits
+from shiplap.referee.isolate import Death, Limits, stream
 from shiplap_testing.forked import python
 
 LIMITS = Limits(busy_s=2.0, idle_s=2.0, memory=512 << 20)
@@ -148,3 +148,16 @@ def test_what_was_not_looked_at_is_incomplete(ns, tmp_path: Path, options, statu
     done = python("-m", "shiplap.cli", "audit", f"{file}:sound", "--json", *options)
     assert done.returncode == status, done.stderr
     assert json.loads(done.stdout)["verdicts"][f"{ns}::sound"]["verdict"] == verdict
+
+
+def test_inductor_compiles_in_a_child_of_a_process_that_has_compiled():
+    """The threads of its pool stay with the parent; the child would wait for them for ever."""
+    from torch._inductor.async_compile import AsyncCompile
+
+    assert AsyncCompile.pool().submit(lambda: 7).result(10) == 7
+
+    def work(send):
+        send({"kind": "answer", "value": AsyncCompile.pool().submit(lambda: 8).result(10)})
+
+    events = list(stream(work))
+    assert [e["value"] for e in events if not isinstance(e, Death) and e["kind"] == "answer"] == [8], events

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -223,6 +224,12 @@ def reset_compiler() -> None:
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     torch._dynamo.utils.clear_compilation_metrics()
+
+
+def forget_compile_threads() -> None:
+    """In a forked child: Inductor's threads stayed with the parent, and work that is given to their pool never runs."""
+    if (compiling := sys.modules.get("torch._inductor.async_compile")) is not None:
+        compiling.AsyncCompile.pool.cache_clear()
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,8 @@ from typing import IO, Any
 
 import torch
 
+from shiplap import compat
+
 __all__ = ["Death", "Limits", "can_isolate", "stream"]
 
 Event = dict[str, Any]
@@ -102,6 +104,7 @@ def _serve(work: Callable[[Send], None], writing: int, output: IO[bytes]) -> Non
         with contextlib.suppress(Exception):
             faulthandler.disable()  # a parent's handler writes to the parent's file
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+        compat.forget_compile_threads()
         lock = threading.Lock()
 
         def send(event: Event) -> None:
