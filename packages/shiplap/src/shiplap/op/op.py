@@ -37,7 +37,7 @@ from shiplap.op.declare import Declaration, check_name, read_spec
 from shiplap.op.fake import make_fake
 from shiplap.op.kernel import Implementation, Kernel, KernelKeywords, read_terms, template_kernel
 from shiplap.op.launch import workspace_size
-from shiplap.op.out import OutVariant, has_out
+from shiplap.op.out import OutVariant, has_out, out_name
 from shiplap.op.python import PythonFunction
 from shiplap.op.route import route_of
 from shiplap.op.schema import schema, tags
@@ -258,26 +258,30 @@ class Op(calls.ShortCut[P, R], Served):
         if previous is not None:
             if not same_home(previous.reference, self.reference):
                 raise error("SL108", where=self.spec.name, got=home(self.reference), expected=home(previous.reference))
-            self._former = [*previous._former, previous]
+            previous.drop_native()
         if previous is not None and previous.spec == self.spec:
             self._take_over(previous)
         else:
-            if previous is not None:
-                previous._forget()
             self._declare()
-        for former in self._former:  # whoever holds one calls this op: torch has freed what it was registered as
-            former.__dict__ = self.__dict__
         declared[self.spec.name] = self
         digest.add(self.spec.name, lambda: self.identity)
 
+    @property
+    def edition(self) -> int:
+        """How many schemas this process has declared under this name. Torch knows all but the first by other names."""
+        return self._registrations.edition if self._registrations is not None else 1
+
     def _take_over(self, previous: Op) -> None:
-        """Serve the torch registration of ``previous``. Torch would free functions that another thread may be calling,
-        so the registration is kept, and its functions call this op from now on.
+        """Serve the torch registration of ``previous``, whose functions call this op from now on, as does whoever holds
+        ``previous``. An op of another schema stays as it is for those who hold it.
         """
-        previous.drop_native()
-        self._registrations, self.variant = previous._registrations, previous.variant
-        self.separable = previous.separable
+        self._registrations, self.variant, self.entrance = previous._registrations, previous.variant, previous.entrance
+        self.separable, self._former = previous.separable, [*previous._former, previous]
         self._renew()
+        for former in self._former:
+            replaced, former.__dict__ = former.__dict__, self.__dict__
+            if replaced is not self.__dict__ and (native := replaced["native"]) is not None:
+                native.release()  # attached since
 
     def _renew(self) -> None:
         """Make torch compile code for this op anew: compiled graphs may rely on the previous declaration."""
@@ -298,15 +302,10 @@ class Op(calls.ShortCut[P, R], Served):
         result: Result = self.record(*args, **kwargs)
         return result
 
-    def _forget(self) -> None:
-        self.drop_native()
-        if self._registrations is not None:
-            self._registrations.forget()
-
     def _declare(self) -> None:
         """Make the torch registration."""
         spec, name = self.spec, self.spec.opname
-        self._registrations = there = Registrations(spec.namespace)
+        self._registrations = there = Registrations.of(spec.namespace, name)
         self.overload = self._define(there, name)
         self.raw = self._define(there, f"{name}__raw") if self.differentiable else self.overload
         self.separable = self.differentiable and not any(a.many for a in spec.args)
@@ -318,6 +317,7 @@ class Op(calls.ShortCut[P, R], Served):
         self.variant = OutVariant(self, there) if has_out(spec) else None
         if spec.autocast is not None:
             there.cast(name, self.overload, make_cast(spec))
+        there.publish(name, *([f"{name}__raw"] if self.differentiable else []), *([out_name(spec)] if self.variant else []))
 
     def _define(self, there: Registrations, name: str) -> Overload:
         """Schema, real implementation and fake under ``name`` (two overloads of one name cannot be redeclared)."""
