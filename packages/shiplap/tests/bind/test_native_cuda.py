@@ -89,7 +89,9 @@ def test_it_is_built_without_a_cuda_toolkit(step):
     assert exported == {
         "shiplap_attach",
         "shiplap_choose",
-        "shiplap_detach",
+        "shiplap_code",
+        "shiplap_find",
+        "shiplap_lead",
         "shiplap_poison",
         "shiplap_refusal",
         "shiplap_set_error",

@@ -108,7 +108,10 @@ def describe(op: Native, id: str) -> dict[str, Any]:
         "entries": ", ".join(f"{{{quote(name)}, &{f}_entry}}" for name, f in _functions(op)),
         "routes": ", ".join(f"{{&{f}, &{f}_target}}" for f in dict.fromkeys(f for _, f in _functions(op))),
         "key": op.device.upper(),
-        "calls": [{"function": "call", "python": f"{spec.namespace}::{_named(op, 'python')}", "out": False}, *_out_call(op)],
+        "calls": [
+            {"function": "call", "python": f"{spec.namespace}::{_named(op, 'python')}", "out": False},
+            *_out_call(op),
+        ],
         "scratch": scratch_name(spec),
         "where": where,
         **_steps(op, CallPlan(spec), where),

@@ -17,6 +17,7 @@ __all__ = ["Keys", "Overload", "Registrations", "find_overload", "numbered"]
 Overload: TypeAlias = "OpOverload[..., Any]"  # a registered op: ``torch.ops.<namespace>.<name>.default``
 Keys: TypeAlias = "DispatchKeySet"
 Implementation: TypeAlias = Callable[..., Any]
+Refusal: TypeAlias = Callable[[Exception], Exception | None]
 
 
 _kept: list[Registrations] = []  # torch would free what is registered while another thread is calling it
@@ -32,14 +33,16 @@ class Registrations:
     """Ops of one namespace that belong together, and their implementations.
 
     They stay until the process ends: torch does not know whether a thread is inside a call, and what it removes, it
-    frees. So the ops of another schema, the next ``edition``, have other names in torch. ``torch.ops.<namespace>.<name>``
-    is always the op that was defined last.
+    frees. So the ops of another schema, the next ``edition``, have other names in torch, and
+    ``torch.ops.<namespace>.<name>`` is always the op that was defined last.
     """
 
     def __init__(self, namespace: str, edition: int = 1) -> None:
         self.namespace, self.edition = namespace, edition
         library: Any = Library  # torch gives it no types
         self._library = library(namespace, "FRAGMENT")
+        self._refusals: dict[str, Refusal] = {}
+        self._defined: list[str] = []
         _kept.append(self)
 
     @classmethod
@@ -51,6 +54,7 @@ class Registrations:
     def define(self, schema: str, tags: Sequence[torch.Tag] = ()) -> None:
         """Define an op by its schema, which begins with its name."""
         name, opening, rest = schema.partition("(")
+        self._defined.append(name)
         self._library.define(f"{self._named(name)}{opening}{rest}", tags=tuple(tags))
 
     def _named(self, name: str) -> str:
@@ -58,13 +62,22 @@ class Registrations:
 
     def overload(self, name: str) -> Overload:
         """The op ``name``, once it is defined."""
-        overload: Overload = getattr(getattr(torch.ops, self.namespace), self._named(name)).default
+        packet: Any = getattr(getattr(torch.ops, self.namespace), self._named(name))
+        overload: Overload = packet.default
+        for each in (packet, overload) if name in self._refusals else ():
+            if not hasattr(each._op, "plain"):
+                each._op = _telling(each._op, self._refusals[name])
+                torch.jit._builtins._register_builtin(each._op, packet._qualified_op_name)
         return overload
 
-    def publish(self, *names: str) -> None:
-        """``torch.ops.<namespace>.<name>`` is an op of this edition from now on."""
+    def tell(self, name: str, refusal: Refusal) -> None:
+        """Callers of ``name`` get the error that ``refusal`` knows to be behind a RuntimeError of native code."""
+        self._refusals[name] = refusal
+
+    def publish(self) -> None:
+        """``torch.ops.<namespace>.<name>`` is the op of this edition from now on, for all that it defines."""
         namespace = getattr(torch.ops, self.namespace)
-        for name in names if self.edition > 1 else ():
+        for name in self._defined if self.edition > 1 else ():
             setattr(namespace, name, getattr(namespace, self._named(name)))
 
     def renewed(self, name: str) -> Overload:
@@ -73,7 +86,7 @@ class Registrations:
         namespace = getattr(torch.ops, self.namespace)
         if self._named(name) in vars(namespace):
             delattr(namespace, self._named(name))
-        self.publish(name)
+        self.publish()
         return self.overload(name)
 
     def implement(self, name: str, function: Implementation) -> None:
@@ -97,6 +110,21 @@ class Registrations:
         for device_type, key in (("cpu", "AutocastCPU"), ("cuda", "AutocastCUDA")):
             kernel = _autocast(overload, device_type, getattr(torch._C.DispatchKey, key), cast)
             self._library.impl(self._named(name), kernel, key)
+
+
+def _telling(plain: Implementation, refusal: Refusal) -> Implementation:
+    """``plain``, what an op of torch calls, with the errors that ``refusal`` knows: C++ cannot raise them."""
+
+    def telling(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return plain(*args, **kwargs)
+        except RuntimeError as e:
+            if type(e) is RuntimeError and (wrong := refusal(e)) is not None:
+                raise wrong from None
+            raise
+
+    vars(telling)["plain"] = plain
+    return telling
 
 
 def find_overload(namespace: str, name: str) -> Overload | None:

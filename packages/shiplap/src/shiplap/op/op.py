@@ -37,7 +37,7 @@ from shiplap.op.declare import Declaration, check_name, read_spec
 from shiplap.op.fake import make_fake
 from shiplap.op.kernel import Implementation, Kernel, KernelKeywords, read_terms, template_kernel
 from shiplap.op.launch import workspace_size
-from shiplap.op.out import OutVariant, has_out, out_name
+from shiplap.op.out import OutVariant, has_out
 from shiplap.op.python import PythonFunction
 from shiplap.op.route import route_of
 from shiplap.op.schema import schema, tags
@@ -272,9 +272,7 @@ class Op(calls.ShortCut[P, R], Served):
         return self._registrations.edition if self._registrations is not None else 1
 
     def _take_over(self, previous: Op) -> None:
-        """Serve the torch registration of ``previous``, whose functions call this op from now on, as does whoever holds
-        ``previous``. An op of another schema stays as it is for those who hold it.
-        """
+        """Serve the torch registration of ``previous``: its functions call this op, as does whoever holds ``previous``."""
         self._registrations, self.variant, self.entrance = previous._registrations, previous.variant, previous.entrance
         self.separable, self._former = previous.separable, [*previous._former, previous]
         self._renew()
@@ -317,11 +315,12 @@ class Op(calls.ShortCut[P, R], Served):
         self.variant = OutVariant(self, there) if has_out(spec) else None
         if spec.autocast is not None:
             there.cast(name, self.overload, make_cast(spec))
-        there.publish(name, *([f"{name}__raw"] if self.differentiable else []), *([out_name(spec)] if self.variant else []))
+        there.publish()
 
     def _define(self, there: Registrations, name: str) -> Overload:
         """Schema, real implementation and fake under ``name`` (two overloads of one name cannot be redeclared)."""
         there.define(schema(self.spec, name), tags(self.spec))
+        there.tell(name, self.refusal)
         there.implement(name, self.execute)
         there.fake(name, make_fake(self))
         return there.overload(name)
