@@ -123,3 +123,18 @@ def storm(session: nox.Session) -> None:
     (folder / "cache").mkdir(mode=0o700, exist_ok=True)
     call = ("python", "packages/shiplap/tests/trust/storm.py", "everything", seconds, "16", str(folder))
     session.run(*call, env={"SHIPLAP_CACHE_DIR": str(folder / "cache"), "SHIPLAP_NATIVE": "1"})
+
+
+@nox.session(venv_backend="none")
+def faults(session: nox.Session) -> None:
+    """Fail every call of the operating system once, with every error, in what is written to disk."""
+    test = "packages/shiplap/tests/trust/test_faults.py"
+    session.run("python", "-m", "pytest", "-q", test, *session.posargs, env={"SHIPLAP_TEST_FAULTS": "all"})
+
+
+@nox.session(venv_backend="none")
+def hostile(session: nox.Session) -> None:
+    """Call every public op of the families with wrong arguments: ``nox -s hostile -- 2000`` rounds an op."""
+    rounds = session.posargs[0] if session.posargs else "1000"
+    test = "tests/families/test_hostile.py"
+    session.run("python", "-m", "pytest", "-q", test, env={"SHIPLAP_TEST_HOSTILE": rounds})

@@ -43,6 +43,7 @@ class Registrations:
         self._library = library(namespace, "FRAGMENT")
         self._refusals: dict[str, Refusal] = {}
         self._defined: list[str] = []
+        self._told: list[Implementation] = []
         _kept.append(self)
 
     @classmethod
@@ -67,6 +68,7 @@ class Registrations:
         for each in (packet, overload) if name in self._refusals else ():
             if not hasattr(each._op, "plain"):
                 each._op = _telling(each._op, self._refusals[name])
+                self._told.append(each._op)  # TorchScript knows functions by their id
                 torch.jit._builtins._register_builtin(each._op, packet._qualified_op_name)
         return overload
 

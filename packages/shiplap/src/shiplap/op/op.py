@@ -272,7 +272,7 @@ class Op(calls.ShortCut[P, R], Served):
         return self._registrations.edition if self._registrations is not None else 1
 
     def _take_over(self, previous: Op) -> None:
-        """Serve the torch registration of ``previous``: its functions call this op, as does whoever holds ``previous``."""
+        """Serve the torch registration of ``previous``: its functions call this op, as do its holders."""
         self._registrations, self.variant, self.entrance = previous._registrations, previous.variant, previous.entrance
         self.separable, self._former = previous.separable, [*previous._former, previous]
         self._renew()
