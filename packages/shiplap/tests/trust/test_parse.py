@@ -177,8 +177,8 @@ for path in sys.argv[1:]:
 """
 LARGE = {
     "list.json": b"[" + b"0," * ((1 << 23) - 100) + b"0]",
-    "values.json": b"[" + b"[]," * 999_000 + b"[]]",
-    "objects.json": b"[" + b'{"a":0},' * 900_000 + b"0]",
+    "values.json": b"[" + b"[]," * 249_000 + b"[]]",
+    "objects.json": b"[" + b'{"a":0},' * 249_000 + b"0]",
     "text.json": b'"' + b"\\u00e9" * 2_700_000 + b'"',
     "brackets.json": b"[" * (1 << 24),
     "long.calls": b'{"op": 1}' * 1_800_000 + b"\n",

@@ -26,7 +26,7 @@ from shiplap.selection.inputs import recipe_of
 
 __all__ = ["Call", "read_calls", "record", "start", "stop"]
 
-LIMIT = 1 << 28  # bytes of a profile
+LIMIT = 1 << 24  # bytes of a profile
 
 
 @dataclass(frozen=True)
