@@ -29,7 +29,20 @@ from shiplap.selection.store import Store
 from shiplap.selection.table import dump, read
 
 ERRORS = [errno.ENOSPC, errno.EIO, errno.EINTR]
-CALLS = ["open", "write", "fsync", "replace", "rename", "mkdir", "link", "unlink", "rmdir", "utime", "fstat", "ftruncate"]
+CALLS = [
+    "open",
+    "write",
+    "fsync",
+    "replace",
+    "rename",
+    "mkdir",
+    "link",
+    "unlink",
+    "rmdir",
+    "utime",
+    "fstat",
+    "ftruncate",
+]
 ALL = os.environ.get("SHIPLAP_TEST_FAULTS") == "all"
 
 

@@ -182,7 +182,8 @@ LARGE = {
     "text.json": b'"' + b"\\u00e9" * 2_700_000 + b'"',
     "brackets.json": b"[" * (1 << 24),
     "long.calls": b'{"op": 1}' * 1_800_000 + b"\n",
-    "bomb.yaml": b"a0: &a0 [x]\n" + b"".join(b"a%d: &a%d [%s]\n" % (i, i, b", ".join([b"*a%d" % (i - 1)] * 9)) for i in range(1, 10)),
+    "bomb.yaml": b"a0: &a0 [x]\n"
+    + b"".join(b"a%d: &a%d [%s]\n" % (i, i, b", ".join([b"*a%d" % (i - 1)] * 9)) for i in range(1, 10)),
     "wide.yaml": b"- 1\n" * (1 << 17),
     "deep.yaml": b"[" * (1 << 18),
 }

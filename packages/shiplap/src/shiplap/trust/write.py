@@ -43,5 +43,3 @@ def _sync_directory(directory: Path) -> None:
 def host() -> str:
     """The name of this machine, as a file of ours may hold it."""
     return "".join(c if c.isalnum() else "-" for c in socket.gethostname())[:40]
-
-
