@@ -71,11 +71,8 @@ def attack(op: Op, rounds: int, seed: int) -> int:
         args = list(right)
         for _ in range(rng.randint(1, 2)):
             at = rng.randrange(len(args))
-            fixed = (
-                op.spec.name in UNBOUNDED
-                if op.spec.args[at].tensor is None
-                else "int" in str(getattr(args[at], "dtype", ""))
-            )
+            scalar = op.spec.args[at].tensor is None
+            fixed = op.spec.name in UNBOUNDED if scalar else "int" in str(getattr(args[at], "dtype", ""))
             if not fixed:
                 args[at] = changed(rng, args[at])
         print(op.spec.name, seed, number, flush=True)

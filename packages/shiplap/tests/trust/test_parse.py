@@ -173,7 +173,8 @@ for path in sys.argv[1:]:
         pass
     else:
         raise AssertionError(f"{path} was accepted")
-    print(path, time.process_time() - started, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10, "MiB")
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    print(path, time.process_time() - started, grown >> 10, "MiB")
 """
 LARGE = {
     "list.json": b"[" + b"0," * ((1 << 23) - 100) + b"0]",
