@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 
 from shiplap.bind.artefacts import load
@@ -95,7 +96,8 @@ class Entrance(NativeEntrance):
         if python is not None and _text(python) in message:
             return python
         for binding in self.bindings:
-            *parts, text = [str(binding.shiplap_refusal(i), "utf-8", "replace") for i in range(7)]
+            raw = map(binding.shiplap_refusal, range(7))
+            *parts, text = map(bytes.decode, raw, repeat("utf-8"), repeat("replace"))
             if text and text in message:
                 id, what, where, got, expected, fix = parts
                 return error(id, what=what, where=where, got=got, expected=expected, fix=fix)
