@@ -113,3 +113,28 @@ def fuzz(session: nox.Session) -> None:
     rounds = session.posargs[0] if session.posargs else "20000"
     call = ("-q", "packages/shiplap/tests/trust/test_parse.py", "-k", "mutated")
     session.run("python", "-m", "pytest", *call, env={"SHIPLAP_TEST_FUZZ": rounds}, external=True)
+
+
+@nox.session(venv_backend="none")
+def storm(session: nox.Session) -> None:
+    """Sixteen threads call one op while it is declared again, attached, tuned: ten minutes (``nox -s storm -- 60``)."""
+    seconds = session.posargs[0] if session.posargs else "600"
+    folder = Path(session.create_tmp()).resolve()
+    (folder / "cache").mkdir(mode=0o700, exist_ok=True)
+    call = ("python", "packages/shiplap/tests/trust/storm.py", "everything", seconds, "16", str(folder))
+    session.run(*call, env={"SHIPLAP_CACHE_DIR": str(folder / "cache"), "SHIPLAP_NATIVE": "1"})
+
+
+@nox.session(venv_backend="none")
+def faults(session: nox.Session) -> None:
+    """Fail every call of the operating system once, with every error, in what is written to disk."""
+    test = "packages/shiplap/tests/trust/test_faults.py"
+    session.run("python", "-m", "pytest", "-q", test, *session.posargs, env={"SHIPLAP_TEST_FAULTS": "all"})
+
+
+@nox.session(venv_backend="none")
+def hostile(session: nox.Session) -> None:
+    """Call every public op of the families with wrong arguments: ``nox -s hostile -- 2000`` rounds an op."""
+    rounds = session.posargs[0] if session.posargs else "1000"
+    test = "tests/families/test_hostile.py"
+    session.run("python", "-m", "pytest", "-q", test, env={"SHIPLAP_TEST_HOSTILE": rounds})

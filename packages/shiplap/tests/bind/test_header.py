@@ -6,6 +6,7 @@ from torch import Tensor
 
 import shiplap as sl
 from shiplap.bind.header import bound_symbols, header, signature
+from shiplap.codegen.ctype import prototype
 from shiplap_testing.build import CompileError, compile_c
 from shiplap_testing.support import fails
 
@@ -142,3 +143,15 @@ def test_symbols_bound_to_ops(ns):
     g.kernel("cpu", sl.cabi("lib.so", "f_cpu"))
     with fails("SL403", where="f_cpu", got=f"bound to {ns}::g", expected=f"{ns}::f"):
         bound_symbols([f, g])
+
+
+def test_arguments_named_like_macros_compile(ns, tmp_path):
+    """`errno` and `linux` are macros of the C library and of the compiler."""
+
+    @sl.op(f"{ns}::named")
+    def named(errno: Float[Tensor, "n"], linux: int = 1, stdin: float = 1.0) -> Float[Tensor, "n"]:
+        return errno * linux
+
+    assert not {"errno", "linux", "stdin"} & {p.name for p in prototype(named.spec)}
+    for compiler in ("cc", "c++"):
+        compile_c(tmp_path, "named", {"named": named}, "#include <errno.h>\n", compiler=compiler)

@@ -19,6 +19,7 @@ from shiplap import compat, errors
 from shiplap.bind import native
 from shiplap.bind.build import LIBRARY, sealed
 from shiplap.bind.build import build as compile_into
+from shiplap.bind.plan import compiler
 from shiplap.op.launch import poisoned_workspace
 from shiplap_testing import forked
 from shiplap_testing.build import compile_c
@@ -561,3 +562,18 @@ def test_a_damaged_library_is_rebuilt(tmp_path, damage):
     assert compile_into(tmp_path, "abc", SOURCE, command) == ""
     assert sealed(tmp_path / "abc")
     assert library.read_bytes() == whole
+
+
+def test_a_compiler_may_be_two_words(ops, tmp_path, monkeypatch):
+    """``CXX="ccache g++"``: the first one runs the second."""
+    script = tmp_path / "ccache"
+    script.write_text(f'#!/bin/sh\necho "$1" >> "{tmp_path}/log"\nexec "$@"\n')
+    script.chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("CXX", "ccache c++")
+    words = compiler(ops.keep)
+    assert [Path(word).name for word in words] == ["ccache", "c++"]
+    (tmp_path / "native").mkdir(mode=0o700)
+    assert compile_into(tmp_path / "native", "abc", SOURCE, [*words, "-shared", "-fPIC"]) == ""
+    assert sealed(tmp_path / "native" / "abc")
+    assert (tmp_path / "log").read_text().splitlines() == [words[1]]

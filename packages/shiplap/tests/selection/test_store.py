@@ -16,10 +16,11 @@ from pathlib import Path
 
 import pytest
 
+from shiplap import trust
 from shiplap.errors import ShiplapNotice
 from shiplap.selection import store as store_module
 from shiplap.selection.key import Key
-from shiplap.selection.store import Store, write_whole
+from shiplap.selection.store import Store
 
 
 def key(n, op="torture::op"):
@@ -259,7 +260,7 @@ def test_a_stale_handle_is_tried_again(store, monkeypatch):
 def test_only_what_dead_processes_of_this_machine_left_is_rubbish(store):
     store.put(key(1), value(1))
     folder = store.path(key(1)).parent
-    host = store_module._host()
+    host = trust.host()
     dead = child(lambda: None)
     wait([dead])
     names = {
@@ -287,5 +288,5 @@ def test_a_failed_write_leaves_no_file(tmp_path, monkeypatch):
 
     monkeypatch.setattr(store_module.os, "replace", refuse)
     with pytest.raises(KeyboardInterrupt):
-        write_whole(tmp_path / "x.json", "{}")
+        trust.write_whole(tmp_path / "x.json", b"{}")
     assert list(tmp_path.iterdir()) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -79,8 +80,52 @@ assert times > 5 and calls[0] > 16, (times, calls)
 
 def test_declaring_again_frees_nothing_that_a_call_uses():
     """6 of 6 such runs ended in a segmentation fault."""
-    done = python("-c", DECLARED_TWICE.replace("SECONDS", "6"), timeout=300)
+    done = python("-c", DECLARED_TWICE.replace("SECONDS", "3"), timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.fixture(scope="module")
+def storm(tmp_path_factory):
+    """``storm(change, seconds, threads)`` runs storm.py; what is compiled for one is there for the next."""
+    folder = tmp_path_factory.mktemp("storm")
+    (folder / "cache").mkdir(mode=0o700)
+    environment = {**os.environ, "SHIPLAP_CACHE_DIR": str(folder / "cache"), "SHIPLAP_NATIVE": "1"}
+    program = Path(__file__).with_name("storm.py")
+    return lambda *what: python(program, *what, folder, env=environment, timeout=300)
+
+
+@pytest.mark.parametrize("change", ["same", "different", "attach", "tune", "everything"])
+def test_calls_survive_what_changes_under_them(storm, change):
+    """A segmentation fault for another schema, and errors of torch for native code, until what torch has stayed."""
+    done = storm(change, 3, 8)
+    assert done.returncode == 0, f"{done.stdout[-500:]} {done.stderr[-2000:]}"
+
+
+def test_what_is_held_of_another_schema_stays_what_it_was(ns):
+    x, registered = torch.ones(2), getattr(torch.ops, ns)
+
+    def declare(two):
+        if two:
+
+            @sl.op(f"{ns}::f")
+            def f(x: Float[Tensor, "n"], y: Float[Tensor, "n"]) -> tuple[Float[Tensor, "n"], Float[Tensor, "n"]]:
+                return x + y, x - y
+        else:
+
+            @sl.op(f"{ns}::f")
+            def f(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+                return 2 * x
+
+        return f
+
+    first = declare(False)
+    held = registered.f.default
+    second = declare(True)
+    assert registered.f(x, x)[1].sum() == second(x, x)[1].sum() == 0
+    assert torch.equal(first(x), 2 * x)
+    assert torch.equal(held(x), 2 * x)
+    assert torch.equal(second.out(x, x, out=[torch.empty(2), torch.empty(2)])[0], 2 * x)
+    assert torch.equal(torch.compile(lambda x: second(x, x)[0], backend="aot_eager", fullgraph=True)(x), 2 * x)
 
 
 def test_an_op_declared_again_is_called_by_all_who_hold_it(ns):

@@ -6,8 +6,8 @@ import hashlib
 import json
 import os
 import random
-import resource
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -22,7 +22,9 @@ from shiplap.selection.calls import read_calls
 from shiplap.selection.key import Key
 from shiplap.selection.store import seal
 from shiplap.selection.table import FORMAT, dump, frozen, read, thaw
+from shiplap_testing.forked import python
 
+SECONDS = 1.0
 HOSTILE = {
     "deep list": b"[" * 100_000,
     "deep and closed": b"[" * 5000 + b"]" * 5000,
@@ -150,7 +152,56 @@ def test_mutated_tables_and_passports_are_errors_of_the_catalogue(tmp_path):
                 reader(path)
             except ShiplapError:
                 assert time.process_time() - started < 1
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 4 << 20
+
+
+MEMORY = """
+import resource, sys, time
+from shiplap import trust
+from shiplap.errors import ShiplapError
+from shiplap.selection.calls import read_calls
+from shiplap.selection.table import read
+
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+for path in sys.argv[1:]:
+    started = time.process_time()
+    try:
+        if path.endswith(".yaml"):
+            trust.build_yaml(trust.compose_yaml(trust.read_file(path, 1 << 24, trust.NAMED)))
+        else:
+            (read_calls if path.endswith(".calls") else read)(path)
+    except (ShiplapError, ValueError):
+        pass
+    else:
+        raise AssertionError(f"{path} was accepted")
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    print(path, time.process_time() - started, grown >> 10, "MiB")
+"""
+LARGE = {
+    "list.json": b"[" + b"0," * ((1 << 23) - 100) + b"0]",
+    "values.json": b"[" + b"[]," * 249_000 + b"[]]",
+    "objects.json": b"[" + b'{"a":0},' * 249_000 + b"0]",
+    "text.json": b'"' + b"\\u00e9" * 2_700_000 + b'"',
+    "brackets.json": b"[" * (1 << 24),
+    "long.calls": b'{"op": 1}' * 1_800_000 + b"\n",
+    "bomb.yaml": b"a0: &a0 [x]\n"
+    + b"".join(b"a%d: &a%d [%s]\n" % (i, i, b", ".join([b"*a%d" % (i - 1)] * 9)) for i in range(1, 10)),
+    "wide.yaml": b"- 1\n" * (1 << 17),
+    "deep.yaml": b"[" * (1 << 18),
+}
+
+
+def test_the_largest_files_take_neither_long_nor_much_memory(tmp_path):
+    """Of each kind the dearest that its limit lets in: in a process of its own, whose memory is counted."""
+    for name, content in LARGE.items():
+        (tmp_path / name).write_bytes(content)
+        (tmp_path / name).chmod(0o600)
+    done = python("-c", MEMORY, *[tmp_path / name for name in LARGE], timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    rows = [line.split() for line in done.stdout.splitlines()]
+    assert len(rows) == len(LARGE)
+    slow = {Path(path).name: float(seconds) for path, seconds, *_ in rows if float(seconds) > SECONDS}
+    assert not slow, slow
+    assert int(rows[-1][2]) < 512, done.stdout
 
 
 def mutate(rng: random.Random, whole: bytes) -> bytes:

@@ -284,8 +284,8 @@ def write(folder: str | Path, passport: Passport) -> tuple[Path, Path]:
     paths = Path(folder) / f"{stem}.json", Path(folder) / f"{stem}.html"
     try:
         paths[0].parent.mkdir(parents=True, exist_ok=True)
-        paths[0].write_bytes(_text(passport))
-        paths[1].write_text(passport_html(msgspec.to_builtins(passport)), encoding="utf-8")
+        trust.write_whole(paths[0], _text(passport))
+        trust.write_whole(paths[1], passport_html(msgspec.to_builtins(passport)).encode())
     except OSError as e:
         raise error(
             "SL602",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from shiplap import trust
 from shiplap.errors import error
 
 __all__ = ["SUFFIX", "is_signed_by", "sign"]
@@ -19,7 +20,7 @@ def sign(passport: Path, key: Path) -> Path:
     if not isinstance(private, ed25519.Ed25519PrivateKey):
         raise _refused(key, type(private).__name__, "an ed25519 private key in PEM")
     target = passport.with_name(passport.name + SUFFIX)
-    target.write_text(private.sign(passport.read_bytes()).hex() + "\n")
+    trust.write_whole(target, f"{private.sign(passport.read_bytes()).hex()}\n".encode())
     return target
 
 

@@ -145,14 +145,14 @@ def evict(root: Path, cap: int = CAP) -> list[Path]:
 
 
 def remove(path: Path) -> bool:
-    """Remove a binding, or whatever lies in its place. What a process has loaded goes on working."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        try:
+    """Remove a binding, or whatever lies in its place; what a process has loaded goes on working."""
+    try:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
             path.unlink(missing_ok=True)
-        except OSError:
-            return False
+    except OSError:
+        return False
     return not os.path.lexists(path)
 
 

@@ -6,18 +6,19 @@ import copy
 import ctypes
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 
 from shiplap.bind.artefacts import load
 from shiplap.bind.build import LIBRARY
 from shiplap.bind.choice_rows import rows
-from shiplap.bind.plan import Entry, Plan
+from shiplap.bind.plan import Entry, Plan, serves
 from shiplap.compat.library import Registrations
 from shiplap.errors import ShiplapError, error, notice
 from shiplap.op import Op, choices, launch, registry
-from shiplap.op.native import NativeBinding
+from shiplap.op.native import NativeBinding, NativeEntrance
 from shiplap.op.out import out_name, out_schema
 from shiplap.op.schema import schema
 from shiplap.op.values import Result, Value
@@ -25,52 +26,121 @@ from shiplap.op.values import Result, Value
 __all__ = ["Attached", "attach"]
 
 _open: dict[Path, ctypes.CDLL] = {}
+_entrances: dict[tuple[str, int], Entrance] = {}  # by the name and the edition of an op
+
+
+class Entrance(NativeEntrance):
+    """What torch has of the native code of one op: registered at the first attachment, and kept.
+
+    Attributes:
+        bindings: the libraries that have served the op.
+        first: by device type the library whose entries torch calls, and the number of the op there.
+        raised: what Python refused last, on each thread.
+    """
+
+    def __init__(self, op: Op) -> None:
+        self.bindings: list[ctypes.CDLL] = []
+        self.first: dict[str, tuple[ctypes.CDLL, ctypes.c_uint64]] = {}
+        self.raised = threading.local()
+        self._define(op)
+
+    def _define(self, op: Op) -> None:
+        """``<op>__python``: what native code calls for arguments it does not take; so for the out-variant."""
+        python = Registrations(op.spec.namespace, op.edition)
+        name = f"{op.spec.opname}__python"
+        names: dict[str, tuple[str, Callable[..., Result]]] = {name: (schema(op.spec, name), op.execute)}
+        if op.variant is not None:
+            name = f"{out_name(op.spec)}__python"
+            names[name] = out_schema(op.spec, name), op.variant.execute
+        for name, (declared, execute) in names.items():
+            python.define(declared)
+            python.implement(name, self._telling(execute))
+            python.skip_autograd(name)
+
+    def _telling(self, execute: Callable[..., Result]) -> Callable[..., Result]:
+        """``execute`` whose errors reach the native code with their text, which torch 2.11 drops between the two, and
+        its caller as what they are."""
+
+        def run(*args: Value, **kwargs: Value) -> Result:
+            try:
+                return execute(*args, **kwargs)
+            except Exception as e:
+                self.raised.error = copy.copy(e) if isinstance(e, ShiplapError) else None  # frames hold tensors
+                for binding in self.bindings:
+                    binding.shiplap_set_error(_text(e).encode(errors="replace"))
+                raise
+
+        return run
+
+    def lead(self, device: str, binding: ctypes.CDLL, index: ctypes.c_uint64, kernels: Path) -> str:
+        """From now on the calls go to this code; why not, or empty."""
+        if binding not in self.bindings:
+            self.bindings = [*self.bindings, binding]
+        first = self.first.get(device)
+        look = binding.shiplap_attach if first is None else binding.shiplap_find
+        refused: bytes = look(index, os.fsencode(kernels))
+        if not refused and first is None:
+            self.first[device] = binding, index
+        elif not refused and first is not None:
+            first[0].shiplap_lead(first[1], ctypes.c_void_p(binding.shiplap_code(index)))
+        return refused.decode(errors="replace")
+
+    def release(self, device: str) -> None:
+        """From now on the calls go to Python."""
+        binding, index = self.first[device]
+        binding.shiplap_lead(index, None)
+
+    def refusal(self, cause: Exception) -> ShiplapError | None:
+        message = str(cause)
+        python: ShiplapError | None = getattr(self.raised, "error", None)
+        if python is not None and _text(python) in message:
+            return python
+        for binding in self.bindings:
+            raw = map(binding.shiplap_refusal, range(7))
+            *parts, text = map(bytes.decode, raw, repeat("utf-8"), repeat("replace"))
+            if text and text in message:
+                id, what, where, got, expected, fix = parts
+                return error(id, what=what, where=where, got=got, expected=expected, fix=fix)
+        return None
 
 
 @dataclass
 class Attached(NativeBinding):
-    """A live registration: the op's schema must not go before it has been released."""
+    """The native code that serves an op."""
 
     op: Op
     library: Path
     binding: ctypes.CDLL
     parts: dict[int, Entry]
-    python: Registrations
-    raised: threading.local
+    entrance: Entrance
 
     @property
     def devices(self) -> tuple[str, ...]:
         return tuple(e.device for e in self.parts.values())
 
     def release(self) -> None:
-        """Unregister. The library stays loaded, for a call may be inside. The next calls may attach again."""
-        for index, entry in self.parts.items():
-            self.binding.shiplap_detach(ctypes.c_uint64(index))
+        """Let Python serve. A call that is inside goes on: nothing is unregistered or unloaded."""
+        for entry in self.parts.values():
+            self.entrance.release(entry.device)
             entry.form.resume()
-        self.python.forget()
-
-    def refusal(self, cause: Exception) -> ShiplapError | None:
-        """The error behind ``cause``: what this code, or Python in its place, refused last on this thread."""
-        message = str(cause)
-        python: ShiplapError | None = getattr(self.raised, "error", None)
-        if python is not None and _text(python) in message:
-            return python
-        *parts, text = [str(self.binding.shiplap_refusal(i), "utf-8", "replace") for i in range(7)]
-        if not text or text not in message:
-            return None
-        id, what, where, got, expected, fix = parts
-        return error(id, what=what, where=where, got=got, expected=expected, fix=fix)
 
     def update_choices(self) -> None:
-        """Tell the native code what is chosen now. What is no number, or not for contiguous tensors, stays with Python:
-        calls with other layouts are handed over as long as there are choices."""
+        tables = _tables(self.op, self.parts.values())
         for index, entry in self.parts.items():
-            table = rows(self.op, entry.device)
-            flat = [number for row in table for number in row]
-            array = (ctypes.c_int64 * max(1, len(flat)))(*flat)
-            defer = bool(choices.frozen) and choices.tunable(self.op, entry.device)
-            count, asks = ctypes.c_uint64(len(table)), ctypes.c_int32(defer)
-            self.binding.shiplap_choose(ctypes.c_uint64(index), array, count, asks)
+            _choose(self.binding, index, *tables[entry.device])
+
+
+def _tables(op: Op, entries: Iterable[Entry]) -> dict[str, tuple[list[list[int]], bool]]:
+    """By device type the choices as rows of numbers, and whether Python has to be asked about other calls."""
+    return {e.device: (rows(op, e.device), bool(choices.frozen) and choices.tunable(op, e.device)) for e in entries}
+
+
+def _choose(binding: ctypes.CDLL, index: int, table: list[list[int]], defer: bool) -> None:
+    """Tell the native code what is chosen now. What is no number, or not for contiguous tensors, stays with Python:
+    calls with other layouts are handed over as long as there are choices."""
+    flat = [number for row in table for number in row]
+    array = (ctypes.c_int64 * max(1, len(flat)))(*flat)
+    binding.shiplap_choose(ctypes.c_uint64(index), array, ctypes.c_uint64(len(table)), ctypes.c_int32(defer))
 
 
 def attach(plan: Plan, digest: str) -> None:
@@ -83,67 +153,39 @@ def attach(plan: Plan, digest: str) -> None:
 
 
 def _attach_op(op: Op, entries: dict[int, Entry], path: Path, binding: ctypes.CDLL) -> None:
-    """Register what of ``op`` this torch can have. The rest stays with Python and says so."""
-    raised = threading.local()
-    attached = Attached(op, path, binding, {}, _python_op(op, binding, raised), raised)
-    why = ""
+    """Register what of ``op`` this torch can have; the rest stays with Python and says so."""
+    known = _entrances.get((op.spec.name, op.edition))
+    entrance = op.entrance = _entrances[op.spec.name, op.edition] = known or Entrance(op)
+    attached, why = Attached(op, path, binding, {}, entrance), ""
+    tables = _tables(op, entries.values())
     for index, entry in entries.items():
-        refused = binding.shiplap_attach(ctypes.c_uint64(index), os.fsencode(entry.kernels))
+        _choose(binding, index, *tables[entry.device])  # before the first call
+        refused = entrance.lead(entry.device, binding, ctypes.c_uint64(index), entry.kernels)
+        entry.form.settle(refused)
         if not refused:
             attached.parts[index] = entry
-            entry.form.settle()
             continue
-        why = refused.decode(errors="replace")
-        entry.form.settle(why)
+        why = refused
         notice(f"native {entry.device} {why}", f"{op.spec.name} on {entry.device} stays with the Python binding: {why}")
-    if attached.parts:
-        op.native = attached
-        attached.update_choices()
-        return
-    attached.python.forget()
-    raise error("SL405", where=op.spec.name, got=why, expected="a registration")
+    if not attached.parts:
+        raise error("SL405", where=op.spec.name, got=why, expected="a registration")
+    op.native = attached
+    attached.update_choices()
+    if not all(serves(op, entry.form) for entry in attached.parts.values()):  # declared again meanwhile
+        op.drop_native()
 
 
 def _load(plan: Plan, digest: str, path: Path) -> ctypes.CDLL:
     """The library, opened once in this process. It learns what workspaces are filled with, now and later."""
     if path not in _open:
         binding = load(plan.root, digest, plan.entries[0].op.spec.name)
-        binding.shiplap_attach.restype = binding.shiplap_refusal.restype = ctypes.c_char_p
-        binding.shiplap_choose.restype = None
+        for function in (binding.shiplap_attach, binding.shiplap_find, binding.shiplap_refusal):
+            function.restype = ctypes.c_char_p
+        binding.shiplap_code.restype = ctypes.c_void_p
+        binding.shiplap_choose.restype = binding.shiplap_lead.restype = None
         launch.on_poison(lambda byte: binding.shiplap_poison(ctypes.c_int(-1 if byte is None else byte)))
         _open[path] = binding
     return _open[path]
-
-
-def _python_op(op: Op, binding: ctypes.CDLL, raised: threading.local) -> Registrations:
-    """``<op>__python``: what native code calls for arguments it does not take; so for the out-variant."""
-    python = Registrations(op.spec.namespace)
-    names: dict[str, tuple[str, Callable[..., Result]]] = {}
-    name = f"{op.spec.opname}__python"
-    names[name] = schema(op.spec, name), op.execute
-    if op.variant is not None:
-        name = f"{out_name(op.spec)}__python"
-        names[name] = out_schema(op.spec, name), op.variant.execute
-    for name, (declared, execute) in names.items():
-        python.define(declared)
-        python.implement(name, _telling(binding, execute, raised))
-        python.skip_autograd(name)
-    return python
-
-
-def _telling(binding: ctypes.CDLL, execute: Callable[..., Result], raised: threading.local) -> Callable[..., Result]:
-    """``execute`` whose errors reach the native code with their text, which torch 2.11 drops between the two, and its
-    caller as what they are."""
-
-    def run(*args: Value, **kwargs: Value) -> Result:
-        try:
-            return execute(*args, **kwargs)
-        except Exception as e:
-            raised.error = copy.copy(e) if isinstance(e, ShiplapError) else None  # without frames, which hold tensors
-            binding.shiplap_set_error(_text(e).encode(errors="replace"))
-            raise
-
-    return run
 
 
 def _text(e: Exception) -> str:

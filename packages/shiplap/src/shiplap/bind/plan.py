@@ -15,6 +15,7 @@ import torch
 from shiplap.bind.artefacts import folder
 from shiplap.bind.library import load_symbol, locate
 from shiplap.codegen.native import Native, native_source, unfit
+from shiplap.compat.library import numbered
 from shiplap.errors import ShiplapError, error
 from shiplap.op import Op, registry
 from shiplap.op.native import NativeForm
@@ -145,12 +146,12 @@ def serves(op: Op, form: NativeForm) -> bool:
 
 
 def _native(op: Op, device: str, form: NativeForm) -> Native:
-    names = (op.spec.opname, *([f"{op.spec.opname}__raw"] if op.raw is not op.overload else []))
+    names = [op.spec.opname, *([f"{op.spec.opname}__raw"] if op.raw is not op.overload else [])]
     (kernel,) = op.own(device)
     return Native(
         op.spec,
         form.symbol,
-        names,
+        tuple([numbered(name, op.edition) for name in names]),
         device,
         kernel.workspace,
         form.strided,
@@ -159,6 +160,7 @@ def _native(op: Op, device: str, form: NativeForm) -> Native:
         kernel.space,
         op.rule,
         form.align,
+        op.edition,
     )
 
 

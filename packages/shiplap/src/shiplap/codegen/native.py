@@ -15,12 +15,13 @@ from shiplap.codegen.chosen import config_values, lookup_key
 from shiplap.codegen.ctype import CParameter, prototype
 from shiplap.codegen.environment import render
 from shiplap.codegen.plan import lines
+from shiplap.compat.library import numbered
 from shiplap.errors import error
 from shiplap.op.bucket import Rule
 from shiplap.op.config import Space
 from shiplap.op.cpp import quote, to_cpp
 from shiplap.op.expr import Expr
-from shiplap.op.out import out_name, out_schema, scratch_name
+from shiplap.op.out import out_schema, scratch_name
 from shiplap.op.plan import CallPlan
 from shiplap.op.plan.build import tried
 from shiplap.op.plan.outputs import OutputPlan
@@ -64,6 +65,7 @@ class Native:
     space: Space | None = None
     rule: Rule | None = None
     align: int = 1
+    edition: int = 1  # of the schema in this process
 
 
 def native_source(ops: Sequence[Native]) -> str:
@@ -103,9 +105,13 @@ def describe(op: Native, id: str) -> dict[str, Any]:
         "symbol": op.symbol,
         "device": op.device,
         "prototype": parameters,
-        "functions": ", ".join(f"{{{quote(name)}, &{f}}}" for name, f in _functions(op)),
+        "entries": ", ".join(f"{{{quote(name)}, &{f}_entry}}" for name, f in _functions(op)),
+        "routes": ", ".join(f"{{&{f}, &{f}_target}}" for f in dict.fromkeys(f for _, f in _functions(op))),
         "key": op.device.upper(),
-        "calls": [{"function": "call", "python": f"{spec.name}__python", "out": False}, *_out_call(op)],
+        "calls": [
+            {"function": "call", "python": f"{spec.namespace}::{_named(op, 'python')}", "out": False},
+            *_out_call(op),
+        ],
         "scratch": scratch_name(spec),
         "where": where,
         **_steps(op, CallPlan(spec), where),
@@ -136,18 +142,24 @@ def _steps(op: Native, plan: CallPlan, where: str) -> dict[str, Any]:
     }
 
 
+def _named(op: Native, role: str) -> str:
+    """What torch calls another op that belongs to this one."""
+    return numbered(f"{op.spec.opname}__{role}", op.edition)
+
+
 def _schemas(op: Native) -> list[str]:
     """Of every torch op that the code implements, for a process without shiplap."""
-    return [*(quote(schema(op.spec, name)) for name in op.names), *([quote(out_schema(op.spec))] if op.out else [])]
+    out = [quote(out_schema(op.spec, _named(op, "out")))] if op.out else []
+    return [*(quote(schema(op.spec, name)) for name in op.names), *out]
 
 
 def _functions(op: Native) -> list[tuple[str, str]]:
     """Each torch op and the C++ function behind it."""
-    return [*((name, "call") for name in op.names), *([(out_name(op.spec), "call_out")] if op.out else [])]
+    return [*((name, "call") for name in op.names), *([(_named(op, "out"), "call_out")] if op.out else [])]
 
 
 def _out_call(op: Native) -> list[dict[str, Any]]:
-    python = f"{op.spec.namespace}::{out_name(op.spec)}__python"
+    python = f"{op.spec.namespace}::{_named(op, 'out__python')}"
     return [{"function": "call_out", "python": python, "out": True}] if op.out else []
 
 

@@ -53,7 +53,7 @@ CAPABILITIES = (
         "torch._C._after_autograd_keyset, torch.autograd.function._SingleLevelFunction, forward_ad._current_level",
     ),
     Capability("calls past OpOverload.__call__", "torch._ops.OpOverload._op"),
-    Capability("redeclaring an op", "torch.library.Library._destroy"),
+    Capability("redeclaring an op", "attributes of torch._ops._OpNamespace"),
     Capability("cache key", "torch.compiler.config.cache_key_tag, and its default for other threads"),
     Capability("symbolic fakes", "torch._subclasses.fake_tensor.FakeTensorMode"),
     Capability("symbolic sizes", "torch.SymInt.node, ShapeEnv.bound_sympy, ShapeEnv.backed_var_to_val"),

@@ -51,7 +51,10 @@ def builtin(overload: Overload) -> Callable[..., Any]:
 
     Modes, subclasses and tracers are seen to in C++ below it. Dynamo knows ``overload`` only.
     """
-    return overload._op if type(overload) is torch._ops.OpOverload else overload
+    if type(overload) is not torch._ops.OpOverload:
+        return overload
+    plain: Callable[..., Any] = getattr(overload._op, "plain", overload._op)  # compat/library.py
+    return plain
 
 
 def _transformed() -> bool:

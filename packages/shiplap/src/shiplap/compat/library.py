@@ -12,62 +12,121 @@ if TYPE_CHECKING:
     from torch._C import DispatchKeySet
     from torch._ops import OpOverload
 
-__all__ = ["Keys", "Overload", "Registrations", "find_overload"]
+__all__ = ["Keys", "Overload", "Registrations", "find_overload", "numbered"]
 
 Overload: TypeAlias = "OpOverload[..., Any]"  # a registered op: ``torch.ops.<namespace>.<name>.default``
 Keys: TypeAlias = "DispatchKeySet"
 Implementation: TypeAlias = Callable[..., Any]
+Refusal: TypeAlias = Callable[[Exception], Exception | None]
+
+
+_kept: list[Registrations] = []  # torch would free what is registered while another thread is calling it
+_editions: dict[tuple[str, str], int] = {}
+
+
+def numbered(name: str, edition: int) -> str:
+    """What torch calls ``name`` of the ``edition``-th schema that was declared for it in this process."""
+    return name if edition == 1 else f"{name}__{edition}"
 
 
 class Registrations:
-    """Ops of one namespace and their implementations, as long as this object is not told to forget them."""
+    """Ops of one namespace that belong together, and their implementations.
 
-    def __init__(self, namespace: str) -> None:
-        self.namespace = namespace
+    They stay until the process ends: torch does not know whether a thread is inside a call, and what it removes, it
+    frees. So the ops of another schema, the next ``edition``, have other names in torch, and
+    ``torch.ops.<namespace>.<name>`` is always the op that was defined last.
+    """
+
+    def __init__(self, namespace: str, edition: int = 1) -> None:
+        self.namespace, self.edition = namespace, edition
         library: Any = Library  # torch gives it no types
         self._library = library(namespace, "FRAGMENT")
+        self._refusals: dict[str, Refusal] = {}
+        self._defined: list[str] = []
+        self._told: list[Implementation] = []
+        _kept.append(self)
+
+    @classmethod
+    def of(cls, namespace: str, name: str) -> Registrations:
+        """Those of a schema that ``name`` has not had in this process."""
+        edition = _editions[namespace, name] = _editions.get((namespace, name), 0) + 1
+        return cls(namespace, edition)
 
     def define(self, schema: str, tags: Sequence[torch.Tag] = ()) -> None:
         """Define an op by its schema, which begins with its name."""
-        self._library.define(schema, tags=tuple(tags))
+        name, opening, rest = schema.partition("(")
+        self._defined.append(name)
+        self._library.define(f"{self._named(name)}{opening}{rest}", tags=tuple(tags))
+
+    def _named(self, name: str) -> str:
+        return numbered(name, self.edition)
 
     def overload(self, name: str) -> Overload:
         """The op ``name``, once it is defined."""
-        overload: Overload = getattr(getattr(torch.ops, self.namespace), name).default
+        packet: Any = getattr(getattr(torch.ops, self.namespace), self._named(name))
+        overload: Overload = packet.default
+        for each in (packet, overload) if name in self._refusals else ():
+            if not hasattr(each._op, "plain"):
+                each._op = _telling(each._op, self._refusals[name])
+                self._told.append(each._op)  # TorchScript knows functions by their id
+                torch.jit._builtins._register_builtin(each._op, packet._qualified_op_name)
         return overload
+
+    def tell(self, name: str, refusal: Refusal) -> None:
+        """Callers of ``name`` get the error that ``refusal`` knows to be behind a RuntimeError of native code."""
+        self._refusals[name] = refusal
+
+    def publish(self) -> None:
+        """``torch.ops.<namespace>.<name>`` is the op of this edition from now on, for all that it defines."""
+        namespace = getattr(torch.ops, self.namespace)
+        for name in self._defined if self.edition > 1 else ():
+            setattr(namespace, name, getattr(namespace, self._named(name)))
 
     def renewed(self, name: str) -> Overload:
         """The op ``name`` as another Python object of the same registration: code compiled for the one before, which
         is guarded by identity, is not used for it. This is what torch does itself when it forgets a library."""
         namespace = getattr(torch.ops, self.namespace)
-        if name in vars(namespace):
-            delattr(namespace, name)
+        if self._named(name) in vars(namespace):
+            delattr(namespace, self._named(name))
+        self.publish()
         return self.overload(name)
 
     def implement(self, name: str, function: Implementation) -> None:
         """The implementation for every device type, below autograd and autocast."""
-        self._library.impl(name, function, "CompositeExplicitAutograd")
+        self._library.impl(self._named(name), function, "CompositeExplicitAutograd")
 
     def fake(self, name: str, function: Implementation) -> None:
         """The implementation for tensors without data."""
-        torch.library.register_fake(f"{self.namespace}::{name}", function, lib=self._library)
+        torch.library.register_fake(f"{self.namespace}::{self._named(name)}", function, lib=self._library)
 
     def record(self, name: str, function: Implementation) -> None:
         """The implementation that autograd calls: ``function(dispatch key set, *args)``."""
-        self._library.impl(name, function, "Autograd", with_keyset=True)
+        self._library.impl(self._named(name), function, "Autograd", with_keyset=True)
 
     def skip_autograd(self, name: str) -> None:
         """Calls go straight below autograd: the implementation sees to gradients, or there are none."""
-        self._library.impl(name, torch.library.fallthrough_kernel, "Autograd")
+        self._library.impl(self._named(name), torch.library.fallthrough_kernel, "Autograd")
 
     def cast(self, name: str, overload: Overload, cast: Callable[[str, tuple[Any, ...]], tuple[Any, ...]]) -> None:
         """Under ``torch.autocast`` call ``overload`` with ``cast(device_type, args)``."""
         for device_type, key in (("cpu", "AutocastCPU"), ("cuda", "AutocastCUDA")):
-            self._library.impl(name, _autocast(overload, device_type, getattr(torch._C.DispatchKey, key), cast), key)
+            kernel = _autocast(overload, device_type, getattr(torch._C.DispatchKey, key), cast)
+            self._library.impl(self._named(name), kernel, key)
 
-    def forget(self) -> None:
-        """Undo everything, so that the ops can be declared again."""
-        self._library._destroy()
+
+def _telling(plain: Implementation, refusal: Refusal) -> Implementation:
+    """``plain``, what an op of torch calls, with the errors that ``refusal`` knows: C++ cannot raise them."""
+
+    def telling(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return plain(*args, **kwargs)
+        except RuntimeError as e:
+            if type(e) is RuntimeError and (wrong := refusal(e)) is not None:
+                raise wrong from None
+            raise
+
+    vars(telling)["plain"] = plain
+    return telling
 
 
 def find_overload(namespace: str, name: str) -> Overload | None:

@@ -11,11 +11,19 @@ from pathlib import Path
 
 from shiplap.errors import ShiplapError
 
-__all__ = ["NativeBinding", "NativeForm"]
+__all__ = ["NativeBinding", "NativeEntrance", "NativeForm"]
+
+
+class NativeEntrance(ABC):
+    """What torch calls for an op that has had native code: that code, or Python."""
+
+    @abstractmethod
+    def refusal(self, cause: Exception) -> ShiplapError | None:
+        """The error that ``cause`` stands for, if native code raised it: what was refused last on this thread."""
 
 
 class NativeBinding(ABC):
-    """Native code that is registered for an op, ahead of ``Op.execute``."""
+    """Native code that serves an op, ahead of ``Op.execute``."""
 
     library: Path
 
@@ -26,11 +34,7 @@ class NativeBinding(ABC):
 
     @abstractmethod
     def release(self) -> None:
-        """Unregister; Python serves until native code is attached again."""
-
-    @abstractmethod
-    def refusal(self, cause: Exception) -> ShiplapError | None:
-        """The error that ``cause`` stands for, if this code raised it: what it refused last on this thread."""
+        """Let Python serve until native code is attached again."""
 
     @abstractmethod
     def update_choices(self) -> None:

@@ -258,26 +258,28 @@ class Op(calls.ShortCut[P, R], Served):
         if previous is not None:
             if not same_home(previous.reference, self.reference):
                 raise error("SL108", where=self.spec.name, got=home(self.reference), expected=home(previous.reference))
-            self._former = [*previous._former, previous]
+            previous.drop_native()
         if previous is not None and previous.spec == self.spec:
             self._take_over(previous)
         else:
-            if previous is not None:
-                previous._forget()
             self._declare()
-        for former in self._former:  # whoever holds one calls this op: torch has freed what it was registered as
-            former.__dict__ = self.__dict__
         declared[self.spec.name] = self
         digest.add(self.spec.name, lambda: self.identity)
 
+    @property
+    def edition(self) -> int:
+        """How many schemas this process has declared under this name. Torch knows all but the first by other names."""
+        return self._registrations.edition if self._registrations is not None else 1
+
     def _take_over(self, previous: Op) -> None:
-        """Serve the torch registration of ``previous``. Torch would free functions that another thread may be calling,
-        so the registration is kept, and its functions call this op from now on.
-        """
-        previous.drop_native()
-        self._registrations, self.variant = previous._registrations, previous.variant
-        self.separable = previous.separable
+        """Serve the torch registration of ``previous``: its functions call this op, as do its holders."""
+        self._registrations, self.variant, self.entrance = previous._registrations, previous.variant, previous.entrance
+        self.separable, self._former = previous.separable, [*previous._former, previous]
         self._renew()
+        for former in self._former:
+            replaced, former.__dict__ = former.__dict__, self.__dict__
+            if replaced is not self.__dict__ and (native := replaced["native"]) is not None:
+                native.release()  # attached since
 
     def _renew(self) -> None:
         """Make torch compile code for this op anew: compiled graphs may rely on the previous declaration."""
@@ -298,15 +300,10 @@ class Op(calls.ShortCut[P, R], Served):
         result: Result = self.record(*args, **kwargs)
         return result
 
-    def _forget(self) -> None:
-        self.drop_native()
-        if self._registrations is not None:
-            self._registrations.forget()
-
     def _declare(self) -> None:
         """Make the torch registration."""
         spec, name = self.spec, self.spec.opname
-        self._registrations = there = Registrations(spec.namespace)
+        self._registrations = there = Registrations.of(spec.namespace, name)
         self.overload = self._define(there, name)
         self.raw = self._define(there, f"{name}__raw") if self.differentiable else self.overload
         self.separable = self.differentiable and not any(a.many for a in spec.args)
@@ -318,10 +315,12 @@ class Op(calls.ShortCut[P, R], Served):
         self.variant = OutVariant(self, there) if has_out(spec) else None
         if spec.autocast is not None:
             there.cast(name, self.overload, make_cast(spec))
+        there.publish()
 
     def _define(self, there: Registrations, name: str) -> Overload:
         """Schema, real implementation and fake under ``name`` (two overloads of one name cannot be redeclared)."""
         there.define(schema(self.spec, name), tags(self.spec))
+        there.tell(name, self.refusal)
         there.implement(name, self.execute)
         there.fake(name, make_fake(self))
         return there.overload(name)

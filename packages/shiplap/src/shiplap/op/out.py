@@ -60,6 +60,7 @@ class OutVariant:
         registrations.implement(name, self.execute)
         registrations.skip_autograd(name)  # execute and native code see to gradients
         registrations.fake(name, self._fake)
+        registrations.tell(name, op.refusal)
         self.overload = registrations.overload(name)
 
     def __call__(

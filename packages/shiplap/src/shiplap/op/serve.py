@@ -49,7 +49,7 @@ class Served(OpState):
 
         None for an exception that the native code of this op did not raise.
         """
-        return self.native.refusal(cause) if self.native is not None else None
+        return self.entrance.refusal(cause) if self.entrance is not None else None
 
     def pick(self, call: Binding) -> Kernel | None:
         """The kernel for this bound call, or None if the reference has to run. The reason for None is reported once."""

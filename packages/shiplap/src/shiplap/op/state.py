@@ -13,7 +13,7 @@ from shiplap.op.batch import Batching
 from shiplap.op.binding import Binding
 from shiplap.op.bucket import Rule, read_rule
 from shiplap.op.kernel import Kernel
-from shiplap.op.native import NativeBinding
+from shiplap.op.native import NativeBinding, NativeEntrance
 from shiplap.op.plan import CallPlan
 from shiplap.op.source import source_digest
 from shiplap.op.spec import OpSpec
@@ -39,6 +39,7 @@ class OpState:
         rule: the rule that sorts calls into buckets, whose calls share a choice.
         batching: the dims along which several calls can be replaced by one.
         native: the native binding in use, or None while the Python binding serves the op.
+        entrance: what torch calls since native code was attached for the first time.
         plan: the checks and conversions of the arguments of a call.
         differentiable: whether an output can carry a gradient, so that the op has an autograd implementation.
     """
@@ -53,6 +54,7 @@ class OpState:
         self.rule: Rule = read_rule(spec)
         self.batching: tuple[Batching, ...] = ()
         self.native: NativeBinding | None = None
+        self.entrance: NativeEntrance | None = None
         self.plan = CallPlan(spec)
         self.differentiable = not spec.mutated and floating_outputs(spec)
         self._source = source_digest(reference)

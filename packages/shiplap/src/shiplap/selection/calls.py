@@ -26,7 +26,7 @@ from shiplap.selection.inputs import recipe_of
 
 __all__ = ["Call", "read_calls", "record", "start", "stop"]
 
-LIMIT = 1 << 28  # bytes of a profile
+LIMIT = 1 << 24  # bytes of a profile
 
 
 @dataclass(frozen=True)
@@ -93,11 +93,23 @@ class Recorder:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
             try:
-                os.write(handle, text.encode())
+                _append(handle, text.encode())
             finally:
                 os.close(handle)
         except OSError as e:
             notice(f"record {self.path}", f"calls cannot be recorded in {self.path}: {e.strerror or e}")
+
+
+def _append(handle: int, content: bytes) -> None:
+    """Write all of ``content``, or leave nothing of it: half a line would spoil the next one."""
+    start, written = os.fstat(handle).st_size, 0
+    try:
+        while written < len(content):
+            written += os.write(handle, content[written:])
+    except OSError:
+        if os.fstat(handle).st_size == start + written:  # nobody has appended since
+            os.ftruncate(handle, start)
+        raise
 
 
 _current: Recorder | None = None

@@ -7,15 +7,12 @@ short, edited, or of another key counts as absent. No clock is asked: nothing de
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
 import json
 import os
-import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +25,6 @@ __all__ = ["FORMAT", "Store", "Stored", "seal", "unseal"]
 
 FORMAT = "shiplap-choice/1"
 LIMIT = 1 << 20  # bytes: no entry of ours comes near
-_numbers = count()
 
 
 @dataclass(frozen=True)
@@ -85,7 +81,7 @@ class Store:
         try:
             path = self.path(key)
             os.close(trust.open_folder(path.parent, create=True))
-            write_whole(path, text)
+            trust.write_whole(path, text.encode())
         except OSError as e:
             code = errno.errorcode.get(e.errno or 0, type(e).__name__)
             message = f"choices cannot be kept in {self.root} ({code}: {e.strerror or e}): they serve this process only"
@@ -113,7 +109,7 @@ class Store:
         for directory in self._directories(""):
             for path in sorted(directory.glob(".*.tmp")):
                 host, _, pid = path.name[1:].rpartition(".tmp")[0].rpartition("@")[2].partition("~")
-                if host == _host() and pid.partition("~")[0].isdigit() and not _alive(int(pid.partition("~")[0])):
+                if host == trust.host() and pid.partition("~")[0].isdigit() and not _alive(int(pid.partition("~")[0])):
                     yield path
 
     def _directories(self, op: str) -> list[Path]:
@@ -154,39 +150,8 @@ class Store:
         return Stored(path, key, value)
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write ``path`` so that it holds its old content or all of ``text``, whatever happens; raises OSError."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.parent / f".{path.stem[:16]}@{_host()}~{os.getpid()}~{next(_numbers)}.tmp"
-    try:
-        with temporary.open("x", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise
-    _sync_directory(path.parent)
-
-
-def _sync_directory(directory: Path) -> None:
-    """Make the rename last. Where directories cannot be synced (some network file systems) it lasts as it is."""
-    with contextlib.suppress(OSError):
-        handle = os.open(directory, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-
 def _directory(op: str) -> str:
     return "".join(c if c.isalnum() or c in "_-" else "." for c in op).strip(".") or "-"
-
-
-def _host() -> str:
-    return "".join(c if c.isalnum() else "-" for c in socket.gethostname())[:40]
 
 
 def _alive(pid: int) -> bool:

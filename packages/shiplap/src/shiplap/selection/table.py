@@ -16,7 +16,7 @@ from shiplap.errors import error, notice
 from shiplap.op import Op, choices, digest, registry
 from shiplap.selection.choice import Choice, entry_of, from_json
 from shiplap.selection.key import MACHINE, VERSIONS, Key, differences, environment
-from shiplap.selection.store import Store, seal, unseal, write_whole
+from shiplap.selection.store import Store, seal, unseal
 from shiplap.settings import settings
 
 __all__ = ["dump", "frozen", "keep", "read", "thaw", "write"]
@@ -69,7 +69,7 @@ def dump(path: str | os.PathLike[str], entries: Sequence[tuple[Key, Mapping[str,
     body = {"format": FORMAT, "entries": [seal(key, value) for key, value in entries]}
     text = json.dumps({**body, "sha256": _checksum(body)}, indent=1) + "\n"
     try:
-        write_whole(Path(path), text)
+        trust.write_whole(Path(path), text.encode())
     except OSError as e:
         raise error(
             "SL602",

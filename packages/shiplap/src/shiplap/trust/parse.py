@@ -27,12 +27,13 @@ class Limits:
 
     size: int = 1 << 24
     depth: int = 64
-    nodes: int = 1_000_000
+    nodes: int = 250_000
 
 
 JSON = Limits()
 YAML = Limits(size=1 << 19, nodes=100_000)  # its parser is slow, and people write it by hand
-_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.S)
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.S)
+_UNFIT = re.compile("[\0\ud800-\udfff]")  # in a text
 _BRACKETS = re.compile(rb"[\[\]{}]")
 _DIGITS = 20  # of an integer of 64 bits, with its sign
 
@@ -100,7 +101,7 @@ def _check_texts(data: Data) -> None:
             waiting += [*value, *value.values()]
         elif isinstance(value, list):
             waiting += value
-        elif isinstance(value, str) and ("\0" in value or any("\ud800" <= c <= "\udfff" for c in value)):
+        elif isinstance(value, str) and _UNFIT.search(value):
             raise ValueError("a text with a NUL or half a surrogate pair")
 
 

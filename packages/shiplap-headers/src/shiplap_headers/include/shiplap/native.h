@@ -144,35 +144,55 @@ inline void defer(const char* op, StableIValue* values) {
 
 // ------------------------------------------------------------------------------------------------------- registration
 
-// One op of a binding library: attached when its kernel has been found, detached before its schema goes.
+using Boxed = void (*)(StableIValue*, uint64_t, uint64_t);
+
+// Code that serves torch ops, and what their entries jump to: this code, that of another binding, or null for Python.
+struct Route {
+  Boxed code;
+  std::atomic<Boxed>* target;
+};
+
+// One op of a binding library. Its entries are registered once and never removed: torch frees what it removes while other
+// threads may be calling it. What changes is where the entries lead, one pointer each.
 class Registration {
  public:
-  using Boxed = void (*)(StableIValue*, uint64_t, uint64_t);
-  using Function = std::pair<const char*, Boxed>;
-  Registration(const char* ns, const char* key, std::vector<Function> functions, const char* symbol, void** kernel)
-      : ns_(ns), key_(key), functions_(std::move(functions)), symbol_(symbol), kernel_(kernel) {}
+  using Entry = std::pair<const char*, Boxed>;
+  Registration(const char* ns, const char* key, std::vector<Entry> entries, std::vector<Route> routes, const char* symbol,
+               std::atomic<void*>* kernel)
+      : ns_(ns), key_(key), entries_(std::move(entries)), routes_(std::move(routes)), symbol_(symbol), kernel_(kernel) {}
 
   const char* key() const { return key_; }
 
-  // Empty on success, else the reason.
-  const char* attach(const char* library) {
+  // Looks for the kernel. Empty on success, else the reason.
+  const char* find(const char* library) {
     if (std::strcmp(key_, "CUDA") == 0 && stream_function() == nullptr) return "this torch has no CUDA";
     void* handle = dlopen(library, RTLD_NOW | RTLD_LOCAL);
     void* found = handle == nullptr ? nullptr : dlsym(handle, symbol_);
     if (found == nullptr) return dlerror();
-    *kernel_ = found;
-    using torch::stable::detail::StableLibrary;
-    library_ = std::make_unique<StableLibrary>(StableLibrary::Kind::IMPL, ns_, key_, "shiplap", 0);
-    for (const auto& [name, call] : functions_) library_->impl(name, call);
+    kernel_->store(found);
     return "";
   }
-  void detach() { library_.reset(); }
+  // Registers the entries, which lead to this code. Empty on success, else the reason.
+  const char* attach(const char* library) {
+    if (const char* refused = find(library); *refused != 0) return refused;
+    for (const Route& route : routes_) route.target->store(route.code);
+    if (library_) return "";
+    using torch::stable::detail::StableLibrary;
+    library_ = std::make_unique<StableLibrary>(StableLibrary::Kind::IMPL, ns_, key_, "shiplap", 0);
+    for (const auto& [name, call] : entries_) library_->impl(name, call);
+    return "";
+  }
+  // The entries lead to the code of `other`, or to Python without one.
+  void lead_to(const Registration* other) {
+    for (size_t i = 0; i < routes_.size(); ++i) routes_[i].target->store(other == nullptr ? nullptr : other->routes_[i].code);
+  }
 
  private:
   const char *ns_, *key_;
-  std::vector<Function> functions_;
+  std::vector<Entry> entries_;
+  std::vector<Route> routes_;
   const char* symbol_;
-  void** kernel_;
+  std::atomic<void*>* kernel_;
   std::unique_ptr<torch::stable::detail::StableLibrary> library_;
 };
 

@@ -1,0 +1,121 @@
+"""One exception through every door: the same class and id before and after native code is attached, and detached."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+import shiplap as sl
+from shiplap.bind import native
+from shiplap.errors import ArgumentError
+from shiplap_testing.build import compile_c
+
+BODY = """
+int product(const sl_context* ctx, const DLTensor* x, const DLTensor* y, DLTensor* out, int64_t k) {
+  if (k == 13) { snprintf(ctx->error, ctx->error_size, "k is unlucky"); return SL_INVALID_ARGUMENT; }
+  memset(out->data, 0, sizeof(float) * out->shape[0] * out->shape[1]);
+  return SL_OK;
+}
+"""
+X, Y = torch.ones(2, 3), torch.ones(3, 2)
+REFUSED = {
+    "SL201": (X[0], Y),
+    "SL202": (X, X),
+    "SL204": (X.int(), Y.int()),
+    "SL205": (X, Y.double()),
+    "SL206": (X, Y.to("meta")),
+    "SL208": (X, Y, -1),
+}
+
+
+@pytest.fixture(scope="module", params=["python", "native", "detached"])
+def op(request, tmp_path_factory):
+    """A product of zeros, served as the parameter says."""
+    folder, name = tmp_path_factory.mktemp("doors"), f"doors_{request.param}"
+    (folder / "cache").mkdir(mode=0o700)
+
+    @sl.op(f"{name}::product", requires=["k >= 0"])
+    def product(x: Float[Tensor, "n c"], y: Float[Tensor, "c m"], k: int = 1) -> Float[Tensor, "n m"]:
+        return 0 * k * (x @ y)
+
+    product.kernel("cpu", sl.cabi(compile_c(folder, name, {"product": product}, BODY), "product"), dtypes="float32")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SHIPLAP_CACHE_DIR", str(folder / "cache"))
+        patch.setenv("SHIPLAP_NATIVE", "0" if request.param == "python" else "1")
+        if request.param != "python":
+            native.build(product)
+        if request.param == "detached":
+            patch.setenv("SHIPLAP_NATIVE", "0")
+            product.drop_native()
+        yield product
+        assert (product.native is not None) == (request.param == "native")
+
+
+def doors(op):
+    """Every way to call an eager op."""
+    registered = getattr(torch.ops, op.spec.namespace)
+    return {
+        "op": op,
+        "torch.ops": registered.product,
+        "default": registered.product.default,
+        "below autograd": op.raw,
+        "out": lambda *args: op.out(*args, out=torch.empty(2, 2)),
+        "torch.ops, out": lambda *args: registered.product__out(*args, out=torch.empty(2, 2)),
+    }
+
+
+@pytest.mark.parametrize("id", REFUSED)
+def test_a_refused_call_is_the_same_error_through_every_door(op, id):
+    texts = set()
+    with torch.no_grad():
+        for door, call in doors(op).items():
+            with pytest.raises(ArgumentError) as caught:
+                call(*REFUSED[id])
+            assert caught.value.id == id, door
+            texts.add(str(caught.value))
+    assert len(texts) == 1
+
+
+def test_an_error_of_the_kernel_is_the_same_through_every_door(op):
+    raised = set()
+    with torch.no_grad():
+        for call in doors(op).values():
+            with pytest.raises(ArgumentError, match="SL211") as caught:
+                call(X, Y, 13)
+            raised.add((type(caught.value), caught.value.id))
+    assert len(raised) == 1
+
+
+@pytest.mark.parametrize("call", ["op", "torch.ops"])
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compiled_code_raises_it_at_run_time(op, call, backend, fresh_compiler):
+    compiled = torch.compile(lambda x, y: doors(op)[call](x, y, 13), backend=backend, fullgraph=True)
+    with pytest.raises(ArgumentError, match="SL211"), torch.no_grad():
+        compiled(X, Y)
+
+
+@pytest.mark.parametrize("id", [id for id in REFUSED if id != "SL206"])
+def test_a_trace_quotes_it_and_has_it_in_its_chain(op, id, fresh_compiler):
+    """Dynamo wraps whatever a fake raises in an exception of its own."""
+    tensors, rest = REFUSED[id][:2], REFUSED[id][2:]
+    compiled = torch.compile(lambda x, y: op(x, y, *rest), backend="eager")
+    with pytest.raises(torch._dynamo.exc.TorchRuntimeError, match=id) as caught:
+        compiled(*tensors)
+    chain, e = [], caught.value
+    while e is not None:
+        chain.append(e)
+        e = e.__cause__ or e.__context__
+    assert [e.id for e in chain if isinstance(e, ArgumentError)] == [id]
+
+
+def test_a_runtime_error_of_torch_itself_stays_one(op):
+    with pytest.raises(RuntimeError, match="product") as caught:
+        doors(op)["torch.ops"](X)
+    assert type(caught.value) is RuntimeError
+
+
+def test_what_torch_keys_by_the_op_is_found_after_attaching(op):
+    registered = doors(op)["default"]
+    assert {registered: 1}[getattr(torch.ops, op.spec.namespace).product.default] == 1
