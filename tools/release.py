@@ -1,8 +1,9 @@
 """Give all distributions a new version: ``release.py VERSION [--date YYYY-MM-DD]``, by default today.
 
 The distributions have one version, and require each other by it. Every place that names the version is changed: the
-``pyproject.toml`` of each package and ``shiplap.__version__``. Then ``towncrier build`` moves the fragments of each
-``changelog.d`` into the changelog beside it. Nothing is committed, tagged or uploaded.
+``pyproject.toml`` of each package, ``shiplap.__version__``, and the how-to pages, which show this version and the next
+one. Then ``towncrier build`` moves the fragments of each ``changelog.d`` into the changelog beside it. Nothing is
+committed, tagged or uploaded.
 """
 
 from __future__ import annotations
@@ -47,7 +48,19 @@ def renumber(root: Path, old: str, new: str) -> list[Path]:
         if renamed != text:
             file.write_text(renamed, encoding="utf-8")
             changed.append(file)
+    for page in sorted((root / "docs" / "contributing").glob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        renamed = text.replace(following(old), following(new)).replace(old, new)
+        if renamed != text:
+            page.write_text(renamed, encoding="utf-8")
+            changed.append(page)
     return changed
+
+
+def following(version: str) -> str:
+    """The next minor version: the one that the how-to of a release makes."""
+    parsed = Version(version)
+    return f"{parsed.major}.{parsed.minor + 1}.0"
 
 
 def collect(package: Path, version: str, date: str) -> bool:

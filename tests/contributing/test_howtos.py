@@ -8,6 +8,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 from tests.contributing.howto import PAGES, Copy, blocks
 
+from shiplap import __version__
 from shiplap_testing.paths import REPOSITORY
 
 # The most files that a contributor writes, and the most that a command of the page renews.
@@ -69,17 +70,20 @@ def test_a_release_is_made_to_the_letter(copy: Copy) -> None:
     assert copy.written == set()
     assert {f for f in copy.generated if "/changelog.d/" in f} == fragments
     others = {PurePosixPath(f).name for f in copy.generated - fragments}
-    assert others == {"CHANGELOG.md", "pyproject.toml", "__init__.py"}
+    assert others == {"CHANGELOG.md", "pyproject.toml", "__init__.py", "release.md", "kernel-family.md"}
     left = [
         f
         for f in copy.root.glob("packages/*/pyproject.toml")
-        if '"0.1.0"' in f.read_text() or "==0.1.0" in f.read_text()
+        if f'"{__version__}"' in f.read_text() or f"=={__version__}" in f.read_text()
     ]
     assert left == []
+    page = (copy.root / "docs" / "contributing" / "release.md").read_text()
+    assert page != PAGES["release"].read_text(), "the page shows the next release"
+    assert f"{__version__} ->" not in page
 
 
 def test_a_release_goes_forwards(copy: Copy) -> None:
-    for version, reason in (("0.0.9", "0.0.9 does not come after 0.1.0"), ("next", "next is no version")):
+    for version, reason in (("0.0.9", f"0.0.9 does not come after {__version__}"), ("next", "next is no version")):
         page = copy.root / "page.md"
         page.write_text(f"```console\n$ .venv/bin/python tools/release.py {version}\n```\n")
         with pytest.raises(AssertionError, match=reason):
