@@ -20,6 +20,7 @@ from shiplap.bind import native
 from shiplap.bind.build import LIBRARY, sealed
 from shiplap.bind.build import build as compile_into
 from shiplap.bind.plan import compiler
+from shiplap.errors import ArgumentError
 from shiplap.op.launch import poisoned_workspace
 from shiplap_testing import forked
 from shiplap_testing.build import compile_c
@@ -331,7 +332,9 @@ def test_errors_are_those_of_the_python_binding(ops):
 
 
 def test_torch_ops_say_it_in_the_words_of_the_catalogue(ops):
-    with pytest.raises(RuntimeError, match=r"SL202: sizes disagree\n  where    native_test::mix, argument 'bias', dim"):
+    with pytest.raises(
+        ArgumentError, match=r"SL202: sizes disagree\n  where    native_test::mix, argument 'bias', dim"
+    ):
         torch.ops.native_test.mix(torch.randn(3, 4), torch.randn(3), 1)
 
 

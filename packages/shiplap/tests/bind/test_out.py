@@ -7,6 +7,7 @@ from torch import Tensor
 
 import shiplap as sl
 from shiplap.bind import native
+from shiplap.errors import ArgumentError
 from shiplap_testing.build import compile_c
 from shiplap_testing.support import fails
 
@@ -142,11 +143,14 @@ def test_torch_ops_say_what_is_wrong(op):
     if op.native is None:
         native.build(op)
     x, (y, info) = torch.randn(3, 4), outputs()
-    with torch.no_grad(), pytest.raises(RuntimeError, match=r"SL213: the given workspace does not fit\n.*\n.*11 bytes"):
+    with (
+        torch.no_grad(),
+        pytest.raises(ArgumentError, match=r"SL213: the given workspace does not fit\n.*\n.*11 bytes"),
+    ):
         torch.ops.out_test.scale__out(x, y=y, info=info, workspace=torch.empty(11, dtype=torch.uint8))
     with (
         torch.no_grad(),
-        pytest.raises(RuntimeError, match=r"SL212.*\n  where    out_test::scale, output 'y'\n.*\(2"),
+        pytest.raises(ArgumentError, match=r"SL212.*\n  where    out_test::scale, output 'y'\n.*\(2"),
     ):
         torch.ops.out_test.scale__out(x, y=y[:2], info=info)
 

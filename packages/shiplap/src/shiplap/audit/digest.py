@@ -66,6 +66,9 @@ def _walk(value: Any, seen: dict[int, int], depth: int) -> Iterator[str]:
         yield from _walk([value.func, value.args, value.keywords], seen, depth - 1)
     elif isinstance(value, ModuleType):
         yield f"module {value.__name__}"
+    elif isinstance(value, Op):  # what is attached to it changes while it is called
+        yield f"op {value.spec!r}"
+        yield from _walk(value.reference, seen, depth - 1)
     else:
         yield from _instance(value, seen, depth)
 

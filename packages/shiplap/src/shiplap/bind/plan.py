@@ -26,7 +26,12 @@ __all__ = ["FLAGS", "INCLUDE", "Entry", "Plan", "bound", "cache", "compiler", "d
 
 DEVICES = ("cpu", "cuda")  # device types for which there is native code
 INCLUDE = include_dir()
-FLAGS = ("-O2", "-std=c++20", "-shared", "-fPIC", "-fvisibility=hidden", "-DTORCH_TARGET_VERSION=0x020b000000000000")
+# Sizes wrap around where they overflow, as -fwrapv has it: else a compiler leaves out the look at a divisor of 0.
+WRAP = "-fwrapv"
+FLAGS = (
+    *("-O2", WRAP, "-std=c++20", "-shared", "-fPIC", "-fvisibility=hidden"),
+    "-DTORCH_TARGET_VERSION=0x020b000000000000",
+)
 
 
 @dataclass(frozen=True)

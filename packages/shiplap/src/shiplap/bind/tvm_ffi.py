@@ -25,7 +25,7 @@ from shiplap.op import Op
 __all__ = ["build", "export"]
 
 PACKAGE = "apache-tvm-ffi"
-FLAGS = ("-O2", "-std=c++20", "-shared", "-fPIC", "-fvisibility=hidden")
+FLAGS = ("-O2", "-fwrapv", "-std=c++20", "-shared", "-fPIC", "-fvisibility=hidden")
 
 
 @dataclass(frozen=True)

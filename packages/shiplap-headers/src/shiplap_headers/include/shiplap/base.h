@@ -129,6 +129,7 @@ struct NoValue : std::runtime_error {
 
 inline int64_t floordiv(int64_t a, int64_t b) {
   if (b == 0) no_value("division by zero");
+  if (b == -1) return static_cast<int64_t>(0 - static_cast<uint64_t>(a));  // the processor traps where a has no negative
   const int64_t q = a / b;
   return q * b != a && ((a < 0) != (b < 0)) ? q - 1 : q;
 }
