@@ -27,6 +27,7 @@ from shiplap.selection.calls import read_calls, record
 from shiplap.selection.key import Key
 from shiplap.selection.store import Store
 from shiplap.selection.table import dump, read
+from shiplap_testing.choices import FIELDS, VALUE
 
 ERRORS = [errno.ENOSPC, errno.EIO, errno.EINTR]
 CALLS = [
@@ -112,19 +113,7 @@ class Written:
         return self.file.write(content)
 
 
-KEY = Key.of({"op": "faults::op", "device": "cpu", "bucket": "n<=8", "source": "0123", "torch": "2", "dtypes": ""})
-VALUE = {
-    "kernel": "k",
-    "config": {"tile": 1},
-    "time": 1.0,
-    "runner_up": "",
-    "runner_up_time": 0.0,
-    "default_time": 0.0,
-    "reason": "",
-    "findings": [],
-    "tried": 1,
-    "sizes": "",
-}
+KEY = Key.of(FIELDS)
 OLD, NEW = VALUE, {**VALUE, "config": {"tile": 2}}
 
 
@@ -178,9 +167,10 @@ class FreezeWork(TableWork):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         os.environ["SHIPLAP_CACHE_DIR"] = str(folder / "cache")
+        self.op = _op()  # of this op alone: earlier tests may have left choices of theirs in the process
 
     def new(self) -> None:
-        sl.freeze(self.path)
+        sl.freeze(self.path, [self.op])
 
     def state(self) -> str:
         return "old" if read(self.path) else "new"  # nothing of this machine is in the store

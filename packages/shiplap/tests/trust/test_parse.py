@@ -22,6 +22,7 @@ from shiplap.selection.calls import read_calls
 from shiplap.selection.key import Key
 from shiplap.selection.store import seal
 from shiplap.selection.table import FORMAT, dump, frozen, read, thaw
+from shiplap_testing.choices import FIELDS, VALUE
 from shiplap_testing.forked import python
 
 SECONDS = 1.0
@@ -81,21 +82,6 @@ def sealed(**content):
     known = {name: body.get(name) for name in ("format", "entries")}
     text = json.dumps(known, sort_keys=True, separators=(",", ":"))
     return json.dumps({**body, "sha256": hashlib.sha256(text.encode()).hexdigest()})
-
-
-FIELDS = {"op": "trust_test::op", "device": "cpu", "bucket": "n<=8", "source": "0123", "torch": "2", "dtypes": ""}
-VALUE = {
-    "kernel": "k",
-    "config": {"tile": 1},
-    "time": 1.0,
-    "runner_up": "",
-    "runner_up_time": 0.0,
-    "default_time": 0.0,
-    "reason": "",
-    "findings": [],
-    "tried": 1,
-    "sizes": "",
-}
 
 
 def entries(key=(), value=()):
