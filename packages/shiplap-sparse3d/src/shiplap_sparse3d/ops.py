@@ -221,7 +221,10 @@ def sort_table(
     return torch.cat(columns).contiguous(), torch.stack(orders), torch.stack(masks)
 
 
-@sl.op("sparse3d::tap_blocks", dims={"k": "taps"}, outputs=("blocks", "counts"), requires=("taps >= 0",))
+_TAPS = ("taps >= 0", f"taps <= {MAX_PART} * parts")  # the bits of a mask that count
+
+
+@sl.op("sparse3d::tap_blocks", dims={"k": "taps"}, outputs=("blocks", "counts"), requires=_TAPS)
 def tap_blocks(masks: Int32[Tensor, "parts b"], taps: int) -> tuple[Int32[Tensor, "k b"], Int32[Tensor, "k"]]:
     """Which blocks of 64 rows of a sorted table hit each tap, ascending, then zeros; and how many do."""
     size = part_size(taps, masks.shape[0])
