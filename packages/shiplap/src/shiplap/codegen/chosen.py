@@ -1,4 +1,4 @@
-"""C++ that looks up tuned choices: the key of a call, computed from arguments that nobody has taken over yet."""
+"""C++ that looks up tuned choices. The key of a call is computed before the arguments are taken over."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["config_values", "lookup_key"]
 
 
 def config_values(space: Space | None) -> list[int]:
-    """The declared default, in the order of the names. Empty for a kernel without configs."""
+    """The values of the declared default config, in the order of the names. Empty for a kernel without configs."""
     static = space.static if space is not None else None
     return [int(value) for _, value in static.items] if static is not None else []
 
@@ -39,7 +39,7 @@ def lookup_key(spec: OpSpec, rule: Rule | None) -> list[str]:
 
 
 def _sources(spec: OpSpec) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
-    """Where sizes, scalars and dtypes are read: in arguments that are always there."""
+    """The C++ expressions for sizes, scalars and dtypes, read from arguments that are never None."""
     sizes: dict[str, str] = {}
     scalars: dict[str, str] = {}
     dtypes: dict[str, str] = {}

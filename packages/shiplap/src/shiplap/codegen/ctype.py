@@ -56,7 +56,7 @@ def prototype(spec: OpSpec) -> tuple[CParameter, ...]:
 
 
 def _renamed(p: CParameter, taken: set[str]) -> CParameter:
-    """``p`` under a name that is no word of C or C++ and no other parameter's."""
+    """``p`` under a name that is neither a keyword of C or C++ nor the name of another parameter."""
     name = p.name
     while name in taken:
         name += "_"

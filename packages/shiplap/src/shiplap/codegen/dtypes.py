@@ -17,7 +17,7 @@ def header() -> str:
 
 
 def main(arguments: list[str]) -> str:
-    """Write the header, or compare with ``--check``. What is wrong, or empty."""
+    """Write the header, or compare it with ``--check``. Returns the difference as text, empty if there is none."""
     if arguments not in ([], ["--check"]):
         return "usage: python -m shiplap.codegen.dtypes [--check]"
     path, text = include_dir() / "shiplap" / "dtypes.h", header()

@@ -1,4 +1,4 @@
-"""Templates are data files of a package. A name missing from the context is an error, never an empty string."""
+"""Render templates, which are data files of a package. A name missing from the context is an error."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def native_source(ops: Sequence[Native]) -> str:
 
 
 def _by_namespace(ops: Sequence[Native]) -> list[tuple[str, list[str]]]:
-    """Every schema once, also of an op that is there for two devices."""
+    """The ops by namespace. An op for two devices contributes its schema once."""
     by_namespace: dict[str, dict[str, None]] = {}
     for op in ops:
         by_namespace.setdefault(op.spec.namespace, {}).update(dict.fromkeys(_schemas(op)))
@@ -123,7 +123,7 @@ def describe(op: Native, id: str) -> dict[str, Any]:
 
 
 def _steps(op: Native, plan: CallPlan, where: str) -> dict[str, Any]:
-    """What the template prints of the plan of a call."""
+    """The steps of a call's plan as the template prints them."""
     spec, outputs = op.spec, plan.outputs
     return {
         "deferrals": list(_deferrals(op, plan)),
@@ -143,12 +143,12 @@ def _steps(op: Native, plan: CallPlan, where: str) -> dict[str, Any]:
 
 
 def _named(op: Native, role: str) -> str:
-    """What torch calls another op that belongs to this one."""
+    """The torch name of a helper op that belongs to this op."""
     return numbered(f"{op.spec.opname}__{role}", op.edition)
 
 
 def _schemas(op: Native) -> list[str]:
-    """Of every torch op that the code implements, for a process without shiplap."""
+    """The schema of every torch op that the code implements, for a process without shiplap."""
     out = [quote(out_schema(op.spec, _named(op, "out")))] if op.out else []
     return [*(quote(schema(op.spec, name)) for name in op.names), *out]
 
@@ -209,13 +209,13 @@ def _deferrals(op: Native, plan: CallPlan) -> Iterable[str]:
 
 
 def _out_deferrals(op: Native, plan: CallPlan) -> list[str]:
-    """The same for what an out-variant writes to."""
+    """The same conditions for the tensors that an out-variant writes to."""
     outputs = _misaligned(op, len(op.spec.args), [False] * len(op.spec.outputs))
     return [*outputs, plan.outputs.no_gradient.defers(0)]
 
 
 def _misaligned(op: Native, first: int, optional: Sequence[bool]) -> Iterable[str]:
-    """Conditions on the tensors from number ``first`` on under which one lies where the kernel does not take it."""
+    """Conditions under which a tensor from number ``first`` on is not aligned as the kernel requires."""
     for index, may_be_absent in enumerate(optional, first) if op.align > 1 else ():
         yield f"!peek_aligned{'_or_absent' if may_be_absent else ''}(values[{index}], {op.align})"
 
@@ -225,7 +225,7 @@ def _peek_contiguous(index: int, arg: Arg) -> str:
 
 
 def _workspace(op: Native, names: Names) -> list[str]:
-    """Statements that compute ``needed``, the bytes."""
+    """Statements that compute ``needed``, the size of the workspace in bytes."""
     assert op.workspace is not None
     steps, term = tried(op.spec, names, "v_workspace", Type.SIZE, op.workspace)
     return lines((*steps, Let("needed", Type.SIZE, term)))

@@ -1,4 +1,4 @@
-"""The steps of a call as C++: the same conditions in the same order as in Python, and errors in the same words."""
+"""The steps of a call as C++: the same conditions in the same order, and the same error texts, as in Python."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _known(cpp: str) -> str:
 
 
 def check(rule: Rule) -> list[str]:
-    """The check of one rule; no line for a rule that somebody else sees to."""
+    """The check of one rule. No line for a rule that is checked elsewhere."""
     return [] if rule.holds().cpp == TRUE.cpp else [f"if (!({condition(rule)})) [[unlikely]] {refusal(rule)}"]
 
 
@@ -67,7 +67,7 @@ def condition(rule: Rule) -> str:
 
 
 def refusal(rule: Rule) -> str:
-    """The statement that ends a call which breaks ``rule``."""
+    """The statement that raises the error for a call which breaks ``rule``."""
     texts = ", ".join(parts(text) for text in (rule.where(), rule.got(), rule.expected()))
     return f"refuse({quote(rule.id)}, {quote(rule.what)}, {texts}, {quote(rule.remedy)});"
 

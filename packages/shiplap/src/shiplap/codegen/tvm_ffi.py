@@ -1,6 +1,6 @@
 """``OpSpec`` → C++ source of a tvm-ffi function: the native binding's checks around one C ABI call, on DLPack views.
 
-There is no Python to hand a call over to: what the kernel does not take is refused.
+There is no Python fallback: a call that the kernel does not support is an error.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def tvm_ffi_source(op: Native, library: Path) -> str:
 def narrowed_steps(
     spec: OpSpec, symbol: str, *, dtypes: tuple[str, ...], strided: Collection[str], align: int
 ) -> Iterable[Step]:
-    """Checks of what a kernel asks beyond the declaration: its own dtypes, tensors that lie contiguous, aligned."""
+    """Checks of what the kernel requires beyond the declaration: its dtypes, contiguous tensors, alignment."""
     for arg in spec.tensors:
         assert arg.tensor is not None
         at, steps = Place(spec.name, arg.name), list[Step]()

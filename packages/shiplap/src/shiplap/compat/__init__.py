@@ -78,7 +78,7 @@ CAPABILITIES = (
 
 
 def salt_compile_caches(salt: str) -> None:
-    """Make ``salt`` part of every Inductor and AOTAutograd cache key, in place of an earlier one. A user's tag stays.
+    """Make ``salt`` part of every Inductor and AOTAutograd cache key. It replaces an earlier salt; a user's tag stays.
 
     Since torch 2.13 a setting holds in the thread that made it, and backwards are compiled in autograd's threads: the
     salt becomes the tag of every thread that has none of its own.
@@ -95,7 +95,7 @@ def salt_compile_caches(salt: str) -> None:
 
 @contextmanager
 def fake_mode(symbolic: bool) -> Iterator[Any]:
-    """A FakeTensorMode. With ``symbolic``, sizes of converted tensors become symbols."""
+    """A FakeTensorMode. With ``symbolic``, the sizes of converted tensors become symbols."""
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
@@ -159,7 +159,7 @@ def _number(value: Any, infinite: float) -> float:
 
 
 def same_storage(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors, fake ones too, view one storage."""
+    """Whether two tensors share one storage. The tensors may be fake."""
     return bool(a.untyped_storage()._cdata == b.untyped_storage()._cdata)
 
 
@@ -187,7 +187,7 @@ def graph_break_registry() -> Path | None:
 
 @contextmanager
 def structured_trace(emit: Callable[[dict[str, Any], str], None]) -> Iterator[None]:
-    """Hand each event of the compiler's structured trace to ``emit`` as ``(metadata, payload)``."""
+    """Call ``emit(metadata, payload)`` for each event of the compiler's structured trace."""
 
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -234,7 +234,7 @@ def forget_compile_threads() -> None:
 
 @dataclass(frozen=True)
 class CompileCounts:
-    """Observed since the last ``reset_compiler``."""
+    """What the compiler has counted since the last ``reset_compiler``."""
 
     graphs: int
     graph_breaks: int
@@ -259,7 +259,7 @@ def compile_counts() -> CompileCounts:
 
 
 def cuda_driver_version() -> str:
-    """Version of the CUDA API that the driver serves, ``"13000"``. Empty when torch does not say."""
+    """The newest CUDA version that the driver supports (``"13000"``). Empty if torch does not report it."""
     ask = getattr(torch._C, "_cuda_getDriverVersion", None)
     return str(ask()) if ask is not None else ""
 

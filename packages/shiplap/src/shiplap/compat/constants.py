@@ -9,7 +9,7 @@ __all__ = ["folded"]
 
 
 def folded(node: Node) -> bool:
-    """Whether what is computed from ``node`` alone is computed once: parameters where Inductor freezes them.
+    """Whether Inductor computes what depends on ``node`` alone once, while it compiles: true for frozen parameters.
 
     Graphs ahead of autograd, while they are compiled. Dynamo has to know of it: ``options={"freezing": True}`` comes
     too late, and parameters stay inputs.

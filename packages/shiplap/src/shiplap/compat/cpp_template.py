@@ -29,7 +29,7 @@ def choice(
 
 
 class _Template(CppTemplate):
-    """Rendered once bare, to be verified and timed, and once by the scheduler with the epilogues that it fused."""
+    """A template that is rendered twice: without epilogues to be verified and timed, and with them by the scheduler."""
 
     def __init__(self, name: str, source: str, arguments: dict[str, Any], layout: Any, values: dict[str, Any]) -> None:
         super().__init__(name, list(arguments.values()), layout, parallel_num_threads())
@@ -72,7 +72,7 @@ class _Template(CppTemplate):
 
 
 class _Store:
-    """How a tile of results leaves the kernel: as it is, through the fused epilogues, or both.
+    """How the kernel stores a tile of results: as computed, after the fused epilogues, or both.
 
     A raw output that somebody else reads is stored first and the epilogues read it back: given the tile itself,
     Inductor would take the raw buffer for one that nobody needs.
@@ -113,7 +113,7 @@ class _Store:
 
 
 def _divisible(size: Any, by: int) -> bool:
-    """Whether every call of the compiled code has a size that ``by`` divides: tiles of fixed width need no tail."""
+    """Whether ``by`` divides the size in every call of the compiled code, so that fixed tiles leave no tail."""
     return bool(V.graph.sizevars.statically_known_multiple_of(size, by))
 
 
@@ -122,7 +122,7 @@ def _is_one(stride: Any) -> bool:
 
 
 def _merged(buffer: Any, rank: int) -> Any:
-    """``buffer``, contiguous, under ``rank`` dims: the leading ones are merged into the first."""
+    """A contiguous ``buffer`` viewed with ``rank`` dims: its leading dims are merged into the first."""
     sizes = list(buffer.get_size())
     cut = len(sizes) - rank + 1
     sizes = [sympy.Mul(*sizes[:cut]), *sizes[cut:]]

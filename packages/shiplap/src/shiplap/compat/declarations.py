@@ -31,7 +31,7 @@ Kind = Literal["functional", "inplace", "out", "mutable"]
 
 @dataclass(frozen=True)
 class Argument:
-    """One argument of an overload: its type in the schema and in C++, and what the overload does to it."""
+    """One argument of an overload: its type in the schema and in C++, and whether the overload writes to it."""
 
     name: str
     type: str

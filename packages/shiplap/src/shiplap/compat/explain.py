@@ -1,6 +1,6 @@
-"""What Inductor made of a function: fused groups, its reasons against fusions, the generated code.
+"""What Inductor generated for a function: fused groups, the reasons why it did not fuse, and the generated code.
 
-Inductor's own doors: a pass after fusion that changes nothing, and the log artifacts ``fusion`` and ``output_code``.
+It reads two sources: a pass after fusion that changes nothing, and the log artifacts ``fusion`` and ``output_code``.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Graph:
         return [Group(**{**vars(g), "kernel": name}) for g, name in zip(self.groups, self._kernels(), strict=True)]
 
     def _kernels(self) -> list[str]:
-        """A group's kernel is the first call that mentions a buffer it writes."""
+        """The kernel of a group is the first call in the code that mentions a buffer which the group writes."""
         calls = [(m["name"], set(re.findall(r"\w+", m[0]))) for m in CALLED.finditer(self.code)]
         own = {m[1] for m in re.finditer(r"^(\w+) = async_compile\.", self.code, re.MULTILINE)}
         calls = [c for c in calls if c[0] in own or c[0].startswith(("extern_kernels.", "torch.ops.", "aten."))]
@@ -74,7 +74,7 @@ class Graph:
 
 @contextmanager
 def observe() -> Iterator[list[Graph]]:
-    """Compilations within this context are fresh (no graph is taken from a cache) and fill the list, a graph each."""
+    """Append one ``Graph`` to the returned list for each graph compiled within this context. No cache is read."""
     graphs: list[Graph] = []
     pending: dict[tuple[str, str], str] = {}
 
@@ -105,7 +105,7 @@ def _trial() -> bool:
 
 @contextmanager
 def _listening(name: str, receive: Callable[[logging.LogRecord], None]) -> Iterator[None]:
-    """Hand the records of an artifact logger to ``receive``; to the user's log only if they were going there."""
+    """Call ``receive`` with the records of an artifact logger. The user's log gets them only if it got them before."""
 
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -131,7 +131,9 @@ def _groups(nodes: list[Any]) -> list[Group]:
 
 
 def _group(fused: Any, makers: dict[Any, Any]) -> Group:
-    """``makers``: traced node -> who computes it. A buffer's origins also name what it merely reads."""
+    """The group of a kernel. ``makers`` maps a traced node to the kernel that computes it, since origins also name
+    nodes that are only read.
+    """
     parts = list(fused.get_nodes())
     order = {n: i for i, n in enumerate(V.graph.graph.nodes)}
     origins = {o: None for p in parts for o in (p.node.origins if p.node is not None else ())}
@@ -145,7 +147,7 @@ def _group(fused: Any, makers: dict[Any, Any]) -> Group:
 
 
 def _origin(node: Any, kind: str) -> Origin:
-    """A library call has a name of its own; loops are known by what the user wrote."""
+    """A library call is named after its operator, and a generated loop after the user's operators that it computes."""
     operator = node.target if kind == "extern" else node.meta.get("original_aten") or node.target
     frames = [f for f in FRAME.findall(node.meta.get("stack_trace") or "") if not f[0].startswith(DISPATCH)]
     return Origin(node.name, operator_name(operator), ":".join(frames[-1]) if frames else "")

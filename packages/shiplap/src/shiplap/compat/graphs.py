@@ -6,14 +6,14 @@ __all__ = ["cudagraph_inputs", "cudagraph_skips"]
 
 
 def cudagraph_skips() -> int:
-    """How often since ``reset_compiler`` Inductor ran a compiled region without a CUDA graph that was asked for."""
+    """How often Inductor has run a region without the CUDA graph that the user requested, since ``reset_compiler``."""
     from torch._dynamo.utils import counters
 
     return int(counters["inductor"].get("cudagraph_skips", 0))
 
 
 def cudagraph_inputs() -> int:
-    """How many inputs that torch copies before each replay were recorded since ``reset_compiler``; 0: no graph at all.
+    """How many inputs torch copies before each replay, since ``reset_compiler``. 0 means that no graph was recorded.
 
     Only meaningful for a function with at least one input that is neither parameter nor buffer.
     """

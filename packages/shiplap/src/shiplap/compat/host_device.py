@@ -1,7 +1,8 @@
 """Inductor for a PrivateUse1 device in host memory. Imports torch only: generated packages carry a copy.
 
-What Inductor leaves to ATen (products, convolutions) is called on the device. What it fuses are its own C++ loops over
-the tensors' memory. With ``fallback_by_default`` in the options of ``torch.compile`` every op is called on the device.
+Matrix products and convolutions, which Inductor leaves to ATen, run on the device. What Inductor fuses runs as its own
+C++ loops over the tensors' memory. With ``fallback_by_default`` in the options of ``torch.compile`` every
+op is called on the device.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def _host_loops() -> type:
 
 @cache
 def inductor(device: str) -> dict[str, Any]:
-    """What ``device`` gives for each name in ``INDUCTOR``; device, streams and wrappers are handled as the CPU's."""
+    """The code generators of ``device`` by the names in ``INDUCTOR``. Devices, streams and wrappers are the CPU's."""
     from torch._dynamo.device_interface import CpuInterface, register_interface_for_device
     from torch._inductor.codegen import common, wrapper
     from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu

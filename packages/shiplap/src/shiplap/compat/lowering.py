@@ -50,7 +50,7 @@ __all__ = [
 
 
 def register(overload: Any, lower: Callable[..., Any]) -> None:
-    """Lower ``overload`` with ``lower``; registering again replaces."""
+    """Register ``lower`` as the lowering of ``overload``. A second registration replaces the first."""
     if hasattr(lowering, "user_lowerings"):  # since 2.13; asked first
         lowering.user_lowerings[overload] = lower
     lowering.lowerings.pop(overload, None)
@@ -58,7 +58,7 @@ def register(overload: Any, lower: Callable[..., Any]) -> None:
 
 
 def autotuning() -> bool:
-    """Whether the user asked this compilation for measurements (``mode="max-autotune"``)."""
+    """Whether this compilation measures candidates (``mode="max-autotune"``)."""
     return bool(config.max_autotune or config.max_autotune_gemm)
 
 
@@ -75,7 +75,7 @@ def expression(size: Any) -> Any:
 
 
 def hint(size: Any) -> int:
-    """The value that a size had in the call that is being compiled."""
+    """The value of a size in the call for which the graph is compiled."""
     return size if isinstance(size, int) else _hint(expression(size))
 
 
@@ -84,7 +84,7 @@ def _hint(size: Any) -> int:
 
 
 def static(size: Any) -> int:
-    """The value of a size, to which the graph is specialised from now on."""
+    """The value of a size. The graph is specialised to it from now on."""
     return size if isinstance(size, int) else int(V.graph.sizevars.guard_int(expression(size)))
 
 
@@ -96,19 +96,19 @@ def realize(node: Any) -> Any:
 
 
 def shared(nodes: Sequence[Any]) -> str:
-    """The name of a buffer of which two of ``nodes`` are views, or empty."""
+    """The name of a buffer that two of ``nodes`` view. Empty if there is none."""
     names = [node.get_name() for node in nodes]
     return next((name for name in names if names.count(name) > 1), "")
 
 
 def memory(node: Any) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-    """Sizes, strides and offset from the start of its buffer, in elements, in the call being compiled."""
+    """Sizes, strides and storage offset of a node in elements, in the call for which the graph is compiled."""
     layout = node.get_layout()
     return tuple(map(_hint, layout.size)), tuple(map(_hint, layout.stride)), _hint(layout.offset)
 
 
 def launch(run: Callable[[], None]) -> None:
-    """Start what ``make_run_fn`` prepared, on the stream that is current now.
+    """Run what ``make_run_fn`` prepared, on the current stream.
 
     Up to 2.13 it holds the stream of its own time; 2.15 asks for the current one itself.
     """
@@ -137,13 +137,13 @@ def alignment(size: Any) -> int:
 
 
 def inner_axis(node: Any) -> int:
-    """The last axis whose stride is 1 whatever the call, or -1."""
+    """The last axis whose stride is 1 in every call, or -1."""
     strides, known = node.get_stride(), V.graph.sizevars.statically_known_equals
     return next((i for i in reversed(range(len(strides))) if known(strides[i], 1)), -1)
 
 
 def innermost(node: Any, dim: int) -> Any:
-    """The node with stride 1 in ``dim``, copied if it has another."""
+    """The node with stride 1 in ``dim``. A node with another stride is copied."""
     strides = node.get_stride() if node.maybe_get_stride() is not None else None
     if strides is not None and V.graph.sizevars.statically_known_equals(strides[dim], 1):
         return node
@@ -156,7 +156,7 @@ def innermost(node: Any, dim: int) -> Any:
 
 
 def layout_key(node: Any) -> tuple[str, ...]:
-    """The order of strides, and which are 1 or 0: what speed depends on beside sizes. Empty while still open."""
+    """The order of strides, and which are 1 or 0: speed depends on these and the sizes. Empty while open."""
     if node.maybe_get_stride() is None:
         return ()
     strides = [_hint(s) for s in node.get_stride()]
@@ -175,7 +175,7 @@ def add_table(table: Tensor, name: str) -> Any:
 
 
 def extern(overload: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """An opaque call of the op."""
+    """The node of a plain call of the op, which Inductor does not look into."""
     lowered = lowering.fallback_handler(overload, add_to_fallback_set=False)(*args, **kwargs)
     return lowered
 
@@ -206,7 +206,7 @@ def fake(shape: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Tens
 
 
 def like(value: Any, given: Tensor | None) -> Any:
-    """A real tensor laid out as the fake ``value``: with the numbers of ``given``, or normal ones."""
+    """A real tensor with the layout of the fake ``value``, and the values of ``given`` or normally distributed ones."""
     if not isinstance(value, Tensor):
         return hint(value) if isinstance(value, SymInt) else value
     sizes, strides = [hint(s) for s in value.shape], [hint(s) for s in value.stride()]
@@ -217,7 +217,7 @@ def like(value: Any, given: Tensor | None) -> Any:
 
 
 def with_values(graph: torch.fx.GraphModule, values: Sequence[Any]) -> torch.fx.GraphModule:
-    """``graph`` with the fake result of every node in its ``meta``."""
+    """``graph`` after the fake result of every node has been stored in the node's ``meta``."""
     from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
     FakeTensorProp(graph, mode=V.fake_mode).propagate_dont_convert_inputs(*values)
@@ -225,7 +225,7 @@ def with_values(graph: torch.fx.GraphModule, values: Sequence[Any]) -> torch.fx.
 
 
 def inline(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
-    """The nodes of ``graph`` lowered into the graph at hand, free to fuse with their neighbours."""
+    """Lower the nodes of ``graph`` into the current graph, where they may fuse with their neighbours."""
     from torch._inductor.codegen.subgraph import inline_subgraph_to_ir_nodes
 
     return inline_subgraph_to_ir_nodes(graph, list(inputs), "shiplap_reference")

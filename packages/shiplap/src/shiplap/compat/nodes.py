@@ -1,6 +1,6 @@
-"""Nodes of FX graphs as Inductor's passes keep them: fake values, what later passes and traces read, new nodes.
+"""Nodes of FX graphs in Inductor's passes: their fake values and metadata, and how to add new nodes.
 
-Nothing of the compiler is imported before a graph is there.
+The compiler is imported when the first graph is handled.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ __all__ = [
 
 
 def node_value(node: Node) -> Any:
-    """The fake value of a node, at any level. None if it has none."""
+    """The fake value of a node at any level of the compiler. None if the node has none."""
     return node.meta.get("val", node.meta.get("example_value"))
 
 
 def set_value(node: Node, value: Any, level: str) -> None:
-    """Give ``node`` the fake value that later passes of this level look for."""
+    """Store the fake value of ``node`` under the name that later passes of this level read."""
     node.meta["example_value" if level == "pre-grad" else "val"] = value
 
 
 def overload_of(node: Node) -> OpOverload | None:
-    """The overload of an operator that ``node`` calls. None for methods, and for functions of Python."""
+    """The operator overload that ``node`` calls. None for methods and for Python functions."""
     target = node.target
     return target if node.op == "call_function" and isinstance(target, torch._ops.OpOverload) else None
 
@@ -58,7 +58,7 @@ def operator_name(target: Any) -> str:
 
 
 def hint(size: Any) -> int:
-    """The number that a size is, or was in the call that is compiled for; 0 where only the data knows."""
+    """A size as a number: its value in the call that is compiled for. 0 for a data-dependent size."""
     if isinstance(size, int):
         return size
     value = size.node.hint
@@ -66,7 +66,7 @@ def hint(size: Any) -> int:
 
 
 def carry_over(new: Node, old: Node) -> None:
-    """Source line, module and pass of ``old``, which ``new`` stands for. The partitioner's tags, too."""
+    """Copy source line, module, pass and the partitioner's tags from ``old`` to ``new``, which replaces it."""
     for key in ("stack_trace", "nn_module_stack", "source_fn_stack", "seq_nr", "partitioner_tag", "custom"):
         if key in old.meta:
             new.meta.setdefault(key, old.meta[key])
@@ -113,7 +113,7 @@ def trace(fn: Callable[..., Any], values: Sequence[Any], level: str) -> Graph:
 
 
 def count(rewrite: str, nodes: int) -> None:
-    """Count an application with Inductor's own."""
+    """Count one application of a rewrite, beside Inductor's own counters."""
     from torch._dynamo.utils import counters
 
     for name, more in (("pattern_matcher_count", 1), ("pattern_matcher_nodes", nodes), (f"shiplap_{rewrite}", 1)):

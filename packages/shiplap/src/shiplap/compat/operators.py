@@ -1,4 +1,4 @@
-"""Torch's operators however they are spelled: what a node of a graph calls, and the names of its arguments."""
+"""What a node of a graph calls, whichever spelling of a torch operator it uses, and the names of its arguments."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ HOMES = (torch, torch.nn.functional, torch._C._nn, torch.Tensor)
 
 
 def operator_of(node: Node) -> Any:
-    """``"linear"`` for one of torch's own, however it is spelled; ``"ns::name"`` for other ops; else the function."""
+    """``"linear"`` for every spelling of torch's own operator, ``"ns::name"`` for other ops, else the function."""
     target = node.target
     if node.op == "call_method":
         return _plain(str(target))
@@ -54,7 +54,7 @@ def _plain(name: str) -> str:
 
 
 def signature_of(node: Node, args: Sequence[Any]) -> Signature:
-    """Names and defaults of the arguments of this very call, ``args`` by position. Empty where nobody knows them."""
+    """Names and defaults of the arguments of this call, in the order of ``args``. Empty if they are not known."""
     target = node.target
     if isinstance(target, torch._ops.OpOverload):
         return _of_schema(target)

@@ -1,4 +1,4 @@
-"""Places where Inductor runs the passes of others: putting one there, and seeing what a function looks like there.
+"""Inductor's hooks for custom passes: install a pass, and capture a function as the pass would see it.
 
 Passes with a uuid are part of every cache key; before torch 2.13 a pass in the pre-grad place
 runs ahead of the cache look-up, so that its result is.
@@ -47,7 +47,7 @@ _INFORMED = getattr(custom_graph_pass, "CustomInferenceAwareGraphPass", ())
 
 
 class Pass(custom_graph_pass.CustomGraphPass):
-    """``run(graph)`` at one place, after the pass that was there before. Its identity is both of theirs.
+    """``run(graph)`` at one hook, after the pass that was installed before. The uuid combines those of both.
 
     Plain functions have no uuid: with one of those before it, nothing is cached, as without us.
     """
@@ -121,7 +121,7 @@ def current(level: str) -> Any:
 
 
 def compile_with(graph: Any, inputs: Sequence[Any], mode: str | None, options: dict[str, Any]) -> Callable[..., Any]:
-    """Inductor's compilation of a graph of Dynamo, with ``options`` on top of those that ``mode`` stands for."""
+    """Compile a graph from Dynamo with Inductor. ``options`` extend those that ``mode`` implies."""
     from torch._inductor import list_mode_options
     from torch._inductor.compile_fx import compile_fx
 
@@ -131,7 +131,7 @@ def compile_with(graph: Any, inputs: Sequence[Any], mode: str | None, options: d
 
 
 class _Uncached(Pass):
-    """Without a uuid: what is compiled with it neither reads nor fills a cache."""
+    """A pass without a uuid: a graph compiled with it neither reads nor fills a cache."""
 
     def uuid(self) -> Any | None:
         return None
@@ -145,7 +145,7 @@ def autocasts() -> tuple[tuple[str, torch.dtype], ...]:
 
 @contextmanager
 def uncast() -> Iterator[None]:
-    """Without the autocast that this thread is under."""
+    """Leave the autocast contexts of this thread within this context."""
     with ExitStack() as stack:
         for kind, _ in autocasts():
             stack.enter_context(torch.autocast(kind, enabled=False))
@@ -188,7 +188,7 @@ def _as_it_was() -> Iterator[None]:
 
 
 class _Stop(BaseException):
-    """Ends a compilation whose graph has been seen; no handler of torch takes it for a failure."""
+    """Ends a compilation once its graph was captured. No handler of torch treats it as a failure."""
 
 
 @dataclass(frozen=True)
@@ -244,7 +244,7 @@ def _role(node: Node) -> int | str:
 
 
 def _of_its_own(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """``fn`` behind a code object that nothing else was compiled from: Dynamo remembers sizes and limits by code."""
+    """``fn`` with a code object of its own, because Dynamo stores sizes and recompile limits by code object."""
 
     def run(*tensors: torch.Tensor) -> Any:
         return fn(*tensors)

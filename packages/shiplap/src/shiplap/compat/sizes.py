@@ -1,4 +1,4 @@
-"""Sizes of one trace in terms of another: what a pattern's symbols stand for at a place of a graph."""
+"""The sizes of a pattern in terms of a graph: which expression each symbol of the pattern stands for."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def is_size(held: Any) -> bool:
 
 
 def new_size() -> torch.SymInt:
-    """A size that only the data will know, in a fake implementation.
+    """A new data-dependent size, for a fake implementation.
 
     ``ctx.new_dynamic_size`` refuses it to ``torch.compile`` without ``fullgraph=True`` or
     ``capture_dynamic_output_shape_ops``, which breaks the graph. A size with a proven bound needs no such caution:
@@ -34,7 +34,7 @@ def new_size() -> torch.SymInt:
 
 
 def assert_in_graph(condition: torch.Tensor, message: str) -> None:
-    """RuntimeError with ``message`` when a compiled graph runs with a false ``condition``; on a GPU it is told late."""
+    """Raise RuntimeError with ``message`` when a compiled graph runs with a false ``condition``. On a GPU, later."""
     torch._assert_async(condition, message)
 
 
@@ -76,7 +76,7 @@ def _expr(size: Any) -> Any:
 
 
 def holds(condition: Any, *, may_guard: bool) -> bool:
-    """The truth of a condition on sizes: a guard of the compiled code, or only what is certain without one."""
+    """Whether a condition on sizes holds. It becomes a guard, unless only conditions without a guard are asked for."""
     if isinstance(condition, torch.SymBool) and not may_guard:
         from torch.fx.experimental.symbolic_shapes import statically_known_true
 

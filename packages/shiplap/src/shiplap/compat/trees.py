@@ -1,4 +1,4 @@
-"""Nested arguments and results: lists, tuples, dicts and what else torch looks into, taken apart and put together.
+"""Flatten and rebuild nested arguments and results: lists, tuples, dicts and other containers that torch knows.
 
 ``torch.utils._pytree`` is what Dynamo, ``torch.export`` and ``make_fx`` use themselves; torch offers no public way.
 """
@@ -14,10 +14,10 @@ __all__ = ["leaves", "map_leaves"]
 
 
 def leaves(tree: Any) -> list[Any]:
-    """What ``tree`` holds, in order. What torch does not look into is one leaf."""
+    """The leaves of ``tree`` in order. An object that is no known container is one leaf."""
     return list(_pytree.tree_leaves(tree))
 
 
 def map_leaves(fn: Callable[[Any], Any], tree: Any) -> Any:
-    """``tree`` with ``fn`` of each leaf in its place."""
+    """``tree`` with each leaf replaced by ``fn(leaf)``."""
     return _pytree.tree_map(fn, tree)

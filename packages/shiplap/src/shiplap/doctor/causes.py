@@ -27,7 +27,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Cause:
-    """A cause, and what happens in words that need no knowledge of the compiler."""
+    """A cause, and an explanation for readers who do not know the compiler."""
 
     id: str
     title: str

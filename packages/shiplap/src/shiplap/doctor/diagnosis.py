@@ -22,14 +22,14 @@ class Place:
 
     @property
     def short(self) -> str:
-        """The file from its package on, as the reader knows it: ``transformers/models/x.py:123``."""
+        """The file and line relative to its package: ``transformers/models/x.py:123``."""
         _, package, rest = self.file.rpartition(f"/{self.package}/") if self.package else ("", "", "")
         return f"{self.package}/{rest}:{self.line}" if package else str(self)
 
 
 @dataclass(frozen=True)
 class Break:
-    """One line at which ``torch.compile`` gave up, for one reason; repeated sightings are counted.
+    """One line at which ``torch.compile`` broke the graph, for one reason. Repetitions are counted.
 
     Attributes:
         place: the line to change: innermost frame that is neither torch nor Python's standard library.
@@ -62,7 +62,7 @@ class Break:
 
     @property
     def cost(self) -> tuple[bool, int, float]:
-        """Order of importance: what runs uncompiled, then graphs, then compile time."""
+        """The sort key by importance: code that runs uncompiled, then number of graphs, then compile time."""
         return self.skipped, self.graphs, self.seconds
 
 
@@ -105,7 +105,7 @@ class Skip:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What one run of a program showed, the dearest first.
+    """The findings of one run of a program, the most costly first.
 
     Attributes:
         target: the command or function; ``compiled``: functions that torch compiled or tried to.
@@ -126,7 +126,7 @@ class Diagnosis:
 
     @property
     def ok(self) -> bool:
-        """Whether everything compiled stayed one graph."""
+        """Whether every compiled function became one graph."""
         return bool(self.compiled) and not self.breaks
 
     @property

@@ -1,4 +1,4 @@
-"""Run something, read what torch wrote down about it, and say what it means: trace in, ``Diagnosis`` out."""
+"""Run a program or a function, read torch's trace of it, and return a ``Diagnosis``."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def examine(command: Sequence[str], stdout: IO[Any] | int | None = None) -> Diag
 
 @contextlib.contextmanager
 def _trace_directory() -> Iterator[Path]:
-    """A fresh directory; inside the user's own and kept there, when the user asked torch for a trace already."""
+    """A new directory for the trace. If the user already set a trace directory, it lies inside that one and is kept."""
     if wanted := os.environ.get("TORCH_TRACE"):
         os.makedirs(wanted, exist_ok=True)
         yield Path(tempfile.mkdtemp(prefix="shiplap-doctor-", dir=wanted))
@@ -55,7 +55,7 @@ def _trace_directory() -> Iterator[Path]:
 
 
 def _wait(process: subprocess.Popen[Any]) -> int:
-    """The exit status as a shell shows it; an interrupt is the program's to handle."""
+    """The exit status as a shell reports it. The program itself handles an interrupt."""
     while True:
         try:
             status = process.wait()
@@ -117,7 +117,7 @@ def diagnose(
 
 
 def _breaks(seen: Iterator[Sighting], paths: tuple[Path, ...]) -> list[Break]:
-    """Sightings of one line and one reason are one break. The dearest first."""
+    """The breaks by line and reason, the most costly first."""
     groups: dict[tuple[str, int, str, str], list[Sighting]] = {}
     for sighting in seen:
         at = innermost(sighting.stack) or Place("", 0)
@@ -180,6 +180,6 @@ def _skips(compiled: Sequence[Compilation]) -> list[Skip]:
 
 
 def _skip_reason(reason: str) -> str:
-    """One line, without torch's repeated preamble and without the stack behind it."""
+    """The reason in one line, without torch's preamble and without the stack."""
     first = reason.strip().splitlines()[0]
     return re.sub(r"^(skipping cudagraphs due to )+", "", first).partition(" Found from")[0].strip(" .:")

@@ -1,4 +1,4 @@
-"""What to do about a break: one sentence, and where it helps the declaration that removes it.
+"""The remedy for a graph break: one sentence and, where it helps, a declaration that removes the break.
 
 Examples are code to start from. A declaration of a foreign call is drafted from its signature, as ``shiplap init``
 drafts it. What nobody can know is a line marked FILL.

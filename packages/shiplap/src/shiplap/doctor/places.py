@@ -1,4 +1,4 @@
-"""Whose line is it: torch's, Python's, an installed package's or the user's own; and what does it say."""
+"""To whom a source line belongs (torch, Python, an installed package, the user), and its code."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _foreign(p: Place) -> bool:
 
 
 def innermost(stack: Sequence[Place]) -> Place | None:
-    """The innermost line that somebody other than torch or Python wrote; else the innermost there is."""
+    """The innermost line outside torch and Python's standard library; else the innermost line."""
     return next((p for p in reversed(stack) if _foreign(p)), stack[-1] if stack else None)
 
 

@@ -15,7 +15,7 @@ __all__ = ["VARIED", "Failure", "parse_guard", "recompiles"]
 
 @dataclass(frozen=True)
 class Varied:
-    """A kind of variation: its title, the remedy in one sentence, and an example in which ``{name}`` stands."""
+    """A kind of variation: its title, the remedy in one sentence, and an example with ``{name}`` as placeholder."""
 
     title: str
     fix: str
@@ -117,7 +117,7 @@ def _tensor(match: re.Match[str]) -> Failure:
 
 
 def _guard(reason: str) -> str:
-    """The condition alone: no version in front, no source line and no stack behind."""
+    """The condition of a guard, without its version, source line and stack."""
     first = re.sub(r"^\d+/\d+: ", "", reason.strip().splitlines()[0])
     return re.split(r"\s+# |\s+\(HINT", first)[0].strip()
 
@@ -128,7 +128,7 @@ def _source(guard: str) -> str:
 
 
 def recompiles(compiled: Iterable[Compilation]) -> list[Recompile]:
-    """One entry per function, cause and subject, the dearest first."""
+    """One entry per function, cause and subject, the most costly first."""
     groups: dict[tuple[str, int, str, str], list[tuple[Compilation, str, Failure]]] = {}
     for c in compiled:
         reason = c.metrics.get("recompile_reason")

@@ -1,4 +1,4 @@
-"""A diagnosis as text, JSON and HTML. Three views of one value. Nothing is worked out here."""
+"""A diagnosis as text, JSON and HTML: three views of one value."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def diagnosis_json(diagnosis: Diagnosis, facts: Mapping[str, str]) -> dict[str, 
 
 
 def diagnosis_html(diagnosis: Diagnosis, facts: Mapping[str, str]) -> str:
-    """One page that needs nothing else."""
+    """A self-contained HTML page."""
     return render_html(
         "diagnosis.html.jinja",
         package="shiplap.doctor",
@@ -49,14 +49,14 @@ def diagnosis_html(diagnosis: Diagnosis, facts: Mapping[str, str]) -> str:
 
 
 def _by_cause(breaks: Sequence[Break]) -> list[tuple[str, list[Break]]]:
-    """Breaks under their causes, the dearest cause first."""
+    """The breaks by cause, the most costly cause first."""
     order = list(dict.fromkeys(b.cause for b in breaks))
     ranked = sorted(breaks, key=lambda b: order.index(b.cause))
     return [(cause, list(group)) for cause, group in groupby(ranked, key=lambda b: b.cause)]
 
 
 def show(p: Place) -> str:
-    """A place as short as it stays findable: from its package on, or from the current directory."""
+    """A place relative to its package or to the current directory."""
     try:
         return p.short if p.package else f"{Path(p.file).relative_to(Path.cwd())}:{p.line}"
     except ValueError:

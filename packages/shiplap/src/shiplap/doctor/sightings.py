@@ -1,4 +1,4 @@
-"""Torch's events → single sightings of a graph break: message, stack, which compilation, how dear it was."""
+"""Each occurrence of a graph break in torch's events: its message, its stack, its compilation and that one's cost."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Compilation:
 
 @dataclass(frozen=True)
 class Sighting:
-    """A break as it was logged once."""
+    """One occurrence of a break in the log."""
 
     message: Message
     stack: tuple[Place, ...]
@@ -66,7 +66,7 @@ class Sighting:
 
 
 def compilations(trace: Trace) -> list[Compilation]:
-    """What was compiled; backward graphs are part of their function's entry, not entries of their own."""
+    """The compiled functions. A backward graph belongs to the entry of its function."""
     compiled: list[Compilation] = []
     for event in trace.of("compilation_metrics"):
         m = event.data

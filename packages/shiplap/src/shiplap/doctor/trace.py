@@ -1,4 +1,4 @@
-"""What torch wrote down: its structured trace, as events, from the files of other processes or from this one.
+"""Torch's structured trace as events, from the files of other processes or from this process.
 
 A trace file holds one line per event, a JSON object after a log prefix; an event's payload follows, indented by a tab.
 Verified on the files of torch 2.13; kinds of events that are not listed here are not read.

@@ -1,4 +1,4 @@
-"""The circumstances that a result is worth nothing without: versions, machine, date."""
+"""The circumstances of a result: versions, machine and date."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def facts(**more: object) -> dict[str, str]:
 
 
 def driver() -> str:
-    """Version of NVIDIA's kernel driver, where the system tells."""
+    """The version of NVIDIA's kernel driver, where the operating system reports it."""
     try:
         match = re.search(r"\b(\d+\.\d+(?:\.\d+)?)\b", Path("/proc/driver/nvidia/version").read_text())
     except OSError:
@@ -43,7 +43,7 @@ def _version(package: str) -> str:
 
 
 def _cores() -> int | None:
-    """Those that this process may use, where the system tells."""
+    """The cores that this process may use, where the operating system reports them."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 

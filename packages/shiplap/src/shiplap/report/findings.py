@@ -23,7 +23,7 @@ COLOURS = {"proven": "green", "failed": "bold red", "incomplete": "yellow"}
 
 
 class CostCard(Protocol):
-    """What is shown of a cost card."""
+    """The fields of a cost card that a report reads."""
 
     @property
     def subject(self) -> str: ...
@@ -46,7 +46,7 @@ class CostCard(Protocol):
 
 
 class Finding(Protocol):
-    """What is shown of a finding."""
+    """The fields of a finding that a report reads."""
 
     @property
     def check(self) -> str: ...
@@ -65,7 +65,7 @@ class Finding(Protocol):
 
 
 class Judgement(Protocol):
-    """What is shown of a verdict on an op."""
+    """The fields of an op's verdict that a report reads."""
 
     @property
     def subject(self) -> str: ...
@@ -205,7 +205,7 @@ def findings_html(
     no_costs: str = "",
     verdicts: Sequence[Judgement] = (),
 ) -> str:
-    """One page that needs nothing else."""
+    """A self-contained HTML page."""
     return render_html(
         "findings.html.jinja",
         title=title,
