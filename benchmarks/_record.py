@@ -53,14 +53,14 @@ def record(sources: Sequence[str], packages: Sequence[str], device: str = "", **
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             versions[name] = "not installed"
-    found = sources_of(sources, ROOT)
+    listed = sources_of(sources, ROOT)
     return {
         "device": device or f"{cpu_model()}, {os.cpu_count()} cores",
         "versions": versions,
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
         "commit": clean_commit(sources, ROOT),
-        "sources": found,
-        "digest": digest_of(found),
+        "sources": listed,
+        "digest": digest_of(listed),
         **measured,
     }
 

@@ -71,8 +71,8 @@ def timed(runs: dict[str, Run], seconds: float = 0.6) -> dict[str, float]:
     clock = CudaClock(CUDA, "always")  # holds its graphs, and their memory, until it goes
     for name, run in runs.items():
         put(ready, name, lambda run=run: clock.ready(run), missing=name.startswith("torch"))
-    found = race(dict(enumerate(ready.values())), clock, Plan(rounds=40, least=5, seconds=seconds, hopeless=1e9))
-    return {name: round(found[i].median * 1e6, 2) for i, name in enumerate(ready) if i in found}
+    timed = race(dict(enumerate(ready.values())), clock, Plan(rounds=40, least=5, seconds=seconds, hopeless=1e9))
+    return {name: round(timed[i].median * 1e6, 2) for i, name in enumerate(ready) if i in timed}
 
 
 # --- choosing algorithms ----------------------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ def wall(runs: dict[str, Run], rounds: int = 15, slice_ms: float = 4.0) -> dict[
             call, host = _spent(run, calls[name])
             samples[name].append(call / calls[name] * 1e3)
             samples.setdefault(f"{name}, host", []).append(host / calls[name] * 1e3)
-    return {name: round(median(found), 2) for name, found in samples.items()}
+    return {name: round(median(values), 2) for name, values in samples.items()}
 
 
 def _spent(run: Run, calls: int) -> tuple[float, float]:
@@ -174,9 +174,9 @@ def _spent(run: Run, calls: int) -> tuple[float, float]:
 
 
 def goals(measured: dict[str, Any]) -> dict[str, Any]:
-    """The goals, each with what was found, by size; nothing of sections that are not there yet."""
+    """The goals, each with what was measured, by size; nothing of sections that are not there yet."""
     gemm = [r for r in measured.get("gemm", ()) if r["m"] >= 4096]
-    found: dict[str, Any] = {
+    results: dict[str, Any] = {
         "a 2:4 call over _scaled_mm's, at most 1.2": _by("m", measured.get("overhead"), "2:4 call over _scaled_mm"),
         "torch's sparse call over ours, over 10": _by("m", measured.get("overhead"), "torch sparse call over ours"),
         "quantise + lift of copy bandwidth, at least 0.8": _by(
@@ -190,14 +190,14 @@ def goals(measured: dict[str, Any]) -> dict[str, Any]:
         ("int8 6:8", "at least 1.3"),
         ("fp8 6:8", "what is true"),
     ):
-        found[f"{name} over torch's fastest dense, m >= 4096, {goal}"] = _by(
+        results[f"{name} over torch's fastest dense, m >= 4096, {goal}"] = _by(
             ("m", "n", "k"), gemm, f"{name} over dense"
         )
     for name in ("fp8 2:4 over torch sparse", "int8 2:4 over torch sparse", "fp8 2:4 tflops"):  # the library's ceiling
-        found[name] = _by(("m", "n", "k"), gemm, name)
-    found["blocks: fastest"] = _by(("model", "rows"), measured.get("blocks"), "fastest")
-    found["blocks: fastest over bf16"] = _by(("model", "rows"), measured.get("blocks"), "fastest over bf16")
-    return {name: values for name, values in found.items() if values}
+        results[name] = _by(("m", "n", "k"), gemm, name)
+    results["blocks: fastest"] = _by(("model", "rows"), measured.get("blocks"), "fastest")
+    results["blocks: fastest over bf16"] = _by(("model", "rows"), measured.get("blocks"), "fastest over bf16")
+    return {name: values for name, values in results.items() if values}
 
 
 def _by(names: str | tuple[str, ...], rows: list[dict[str, Any]] | None, value: str) -> dict[str, Any]:

@@ -51,9 +51,9 @@ class Turns:
 
         kind.benchmark_gpu = benchmark_gpu
 
-    def tell(self, found: dict[str, Any]) -> None:
+    def tell(self, results: dict[str, Any]) -> None:
         part = self.folder / f"{self.name}.part"
-        part.write_text(json.dumps(found), encoding="utf-8")
+        part.write_text(json.dumps(results), encoding="utf-8")
         part.rename(part.with_suffix(".json"))
 
 

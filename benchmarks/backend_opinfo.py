@@ -50,13 +50,13 @@ def sweep(project: Path, names: list[str], samples: int, jobs: int, journal: Pat
         if not wanted:
             continue
         start = time.perf_counter()
-        found: dict[str, list[dict[str, Any]]] = {name: [] for name in wanted}
+        verdicts: dict[str, list[dict[str, Any]]] = {name: [] for name in wanted}
         for v in audit.audit(open_project(project), wanted, DTYPES, samples=samples, jobs=jobs):
-            found[v.op].append(v.as_json())
-        done |= found
+            verdicts[v.op].append(v.as_json())
+        done |= verdicts
         if journal is not None:
             with journal.open("a") as file:
-                file.writelines(json.dumps(item) + "\n" for item in found.items())
+                file.writelines(json.dumps(item) + "\n" for item in verdicts.items())
         print(f"{i + CHUNK}/{len(names)}, {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
     return [audit.Verdict(**v) for name in names for v in done[name]]
 

@@ -109,10 +109,10 @@ def looked(op: sl.Op, checks: list[str], clock: Clock) -> dict[str, dict[str, st
     if clock.over:
         return {check: {"verdict": "skip", "evidence": LATE} for check in checks}
     try:
-        found = audit(op, checks=checks, seed=SEED, device=DEVICE, budget_s=PER_OP_S)
+        results = audit(op, checks=checks, seed=SEED, device=DEVICE, budget_s=PER_OP_S)
     except (ShiplapError, RuntimeError) as e:
         return {check: {"verdict": "error", "evidence": " ".join(str(e).split())[:300]} for check in checks}
-    return {f.check: {"verdict": f.verdict, "evidence": f.evidence} for f in found}
+    return {f.check: {"verdict": f.verdict, "evidence": f.evidence} for f in results}
 
 
 def ops(clock: Clock) -> list[dict[str, Any]]:
@@ -120,8 +120,8 @@ def ops(clock: Clock) -> list[dict[str, Any]]:
     for op in shipped():
         began = time.monotonic()
         kernels = [k.name for k in op.kernels.get("cuda", ())] or ["reference"]
-        found = looked(op, GRAPHS, clock)
-        rows.append({"op": op.spec.name, "runs": kernels, **found, "seconds": round(time.monotonic() - began, 1)})
+        results = looked(op, GRAPHS, clock)
+        rows.append({"op": op.spec.name, "runs": kernels, **results, "seconds": round(time.monotonic() - began, 1)})
     return rows
 
 
@@ -139,9 +139,9 @@ def zoo(clock: Clock) -> dict[str, Any]:
             continue
         said = []
         for check in sorted(specimen.flagged_by):  # one at a time: a check may wait for another that failed
-            found = looked(specimen.op, [check], clock)[check]
-            row["flagged_by"] += [check] if found["verdict"] == "fail" else []
-            said.append(found["evidence"])
+            results = looked(specimen.op, [check], clock)[check]
+            row["flagged_by"] += [check] if results["verdict"] == "fail" else []
+            said.append(results["evidence"])
         row["said"] = "; ".join(said)[:400]
         row["as_expected"] = bool(row["flagged_by"]) and row["expected"] in "; ".join(said)
         rows.append(row)
@@ -209,9 +209,9 @@ def sanitized() -> list[dict[str, str]]:
     def one(name: str) -> dict[str, str]:
         op = memory.OPS[name]
         cases = list(islice(sanitizer_check.cases(Samples(op, SEED, DEVICE)), 6))
-        found = sanitizer_check.sequence("memcheck", op, cases)
-        verdict = "fail" if found.problem else "skip" if found.skip else "ok"
-        return {"op": name, "verdict": verdict, "evidence": (found.problem or found.skip or found.note)[:600]}
+        results = sanitizer_check.sequence("memcheck", op, cases)
+        verdict = "fail" if results.problem else "skip" if results.skip else "ok"
+        return {"op": name, "verdict": verdict, "evidence": (results.problem or results.skip or results.note)[:600]}
 
     with ThreadPoolExecutor(2) as pool:
         return list(pool.map(one, memory.OPS))
@@ -219,10 +219,10 @@ def sanitized() -> list[dict[str, str]]:
 
 def timed(what: str, run: Callable[[], Any], spent: dict[str, float]) -> Any:
     began = time.monotonic()
-    found = run()
+    results = run()
     spent[what] = round(time.monotonic() - began, 1)
     print(f"{what}: {spent[what]} s", flush=True)
-    return found
+    return results
 
 
 def measure(seconds: float) -> dict[str, Any]:

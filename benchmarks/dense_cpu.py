@@ -136,11 +136,11 @@ def agree(runs: dict[str, Callable[[], torch.Tensor]], work: Workload) -> dict[s
     """Relative errors against float64; a contestant that computes something else is not measured."""
     wide = work.plain(*(t.double() if t.is_floating_point() else t for t in work.args))
     kernels = counters["inductor"]["cpp_templated_kernel_counter"]
-    found = {name: float((run().double() - wide).norm() / wide.norm()) for name, run in runs.items()}
+    errors = {name: float((run().double() - wide).norm() / wide.norm()) for name, run in runs.items()}
     limit = 1e-5 if work.args[0].dtype == torch.float32 else 2e-2
-    assert max(found.values()) < limit, (work.name, found)
+    assert max(errors.values()) < limit, (work.name, errors)
     assert counters["inductor"]["cpp_templated_kernel_counter"] == kernels, "compiled again"
-    return found
+    return errors
 
 
 def measure(runs: dict[str, Callable[[], Any]], clock: Callable[[], float], seconds: float) -> dict[str, Any]:
@@ -154,12 +154,12 @@ def measure(runs: dict[str, Callable[[], Any]], clock: Callable[[], float], seco
             runs[name]()
             taken[name] = (clock() - began) * 1e3
         rounds.append(taken)
-    found: dict[str, Any] = {"rounds": len(rounds)}
+    row: dict[str, Any] = {"rounds": len(rounds)}
     for name in runs:
-        found[name] = quantiles([r[name] for r in rounds])
+        row[name] = quantiles([r[name] for r in rounds])
     for name in runs.keys() - {"fused"}:
-        found[f"{name} / fused"] = quantiles([r[name] / r["fused"] for r in rounds])
-    return found
+        row[f"{name} / fused"] = quantiles([r[name] / r["fused"] for r in rounds])
+    return row
 
 
 def quantiles(values: list[float]) -> list[float]:
@@ -186,13 +186,13 @@ def run(threads: int, seconds: float) -> list[dict[str, Any]]:
     for work in workloads():
         runs, chosen = contestants(work)
         errors = agree(runs, work)
-        found = measure(runs, clock, seconds)
-        row = {"kind": work.kind, "name": work.name, "chosen": chosen, **found, "errors": errors}
+        figures = measure(runs, clock, seconds)
+        row = {"kind": work.kind, "name": work.name, "chosen": chosen, **figures, "errors": errors}
         if threads == 1:
             best = peak()
-            row["1e9 per second"] = round(work.multiplications / found["fused"][1] / 1e6, 1)
+            row["1e9 per second"] = round(work.multiplications / figures["fused"][1] / 1e6, 1)
             row["square product, 1e9 per second"] = round(best, 1)
-            row["plain / product at that rate"] = round(found["plain"][1] / (work.multiplications / best / 1e6), 2)
+            row["plain / product at that rate"] = round(figures["plain"][1] / (work.multiplications / best / 1e6), 2)
         rows.append(row)
         show(row)
     return rows
@@ -230,15 +230,15 @@ def main() -> None:
     if given.child:
         given.json.write_text(json.dumps(run(given.child, given.seconds)))
         return
-    found = {}
+    by_threads = {}
     for threads in dict.fromkeys((1, given.threads)):
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "rows.json"
             command = [sys.executable, __file__, "--child", str(threads), "--json", str(out)]
             subprocess.run([*command, "--seconds", str(given.seconds)], check=True)
-            found[f"threads {threads}, {'CPU' if threads == 1 else 'wall'} ms"] = json.loads(out.read_text())
+            by_threads[f"threads {threads}, {'CPU' if threads == 1 else 'wall'} ms"] = json.loads(out.read_text())
     if given.json:
-        _record.write(given.json, _record.record(SOURCES, [], bar=BAR, **found))
+        _record.write(given.json, _record.record(SOURCES, [], bar=BAR, **by_threads))
 
 
 if __name__ == "__main__":

@@ -117,13 +117,13 @@ def measure(name: str, plain: Fn, ours: Fn, args: tuple[Tensor, ...], op: Any, c
         del wide, want
         rows = list(runs)
         times = race(dict(enumerate(runs.values())), clock, Plan(rounds=60, seconds=2.0, hopeless=1e9))
-    found = {row: round(times[i].median * 1e6, 2) for i, row in enumerate(rows) if i in times}
+    times_us = {row: round(times[i].median * 1e6, 2) for i, row in enumerate(rows) if i in times}
     spread = {row: [round(times[i].low * 1e6, 2), round(times[i].high * 1e6, 2)] for i, row in enumerate(rows)}
-    print(f"{name:28s} " + " ".join(f"{r} {t:8.1f}" for r, t in found.items()) + f"  {choice.chosen}", flush=True)
+    print(f"{name:28s} " + " ".join(f"{r} {t:8.1f}" for r, t in times_us.items()) + f"  {choice.chosen}", flush=True)
     print(f"    {choice.reason}; errors " + " ".join(f"{r} {e:.1e}" for r, e in errors.items()), flush=True)
     return {
         "case": name,
-        "us": found,
+        "us": times_us,
         "quartiles_us": spread,
         "error": errors,
         "compile_s": seconds,
@@ -133,10 +133,10 @@ def measure(name: str, plain: Fn, ours: Fn, args: tuple[Tensor, ...], op: Any, c
 
 
 def cases(wanted: list[str]) -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = [(f"matmul {m}x{n}x{k}", (matmul_case, (m, n, k))) for m, n, k in MATMUL]
-    found += [(f"conv {c[0]}->{c[2]} {c[3]}x{c[3]}/{c[4]} at {c[1]}", (conv_case, c)) for c in CONV]
-    found += [(f"grouped {g[0]} over {g[1]}: {g[2]}x{g[3]}", (grouped_case, g)) for g in GROUPED]
-    return [(name, make) for name, make in found if not wanted or any(w in name for w in wanted)]
+    cases: list[tuple[str, Any]] = [(f"matmul {m}x{n}x{k}", (matmul_case, (m, n, k))) for m, n, k in MATMUL]
+    cases += [(f"conv {c[0]}->{c[2]} {c[3]}x{c[3]}/{c[4]} at {c[1]}", (conv_case, c)) for c in CONV]
+    cases += [(f"grouped {g[0]} over {g[1]}: {g[2]}x{g[3]}", (grouped_case, g)) for g in GROUPED]
+    return [(name, make) for name, make in cases if not wanted or any(w in name for w in wanted)]
 
 
 def main() -> None:

@@ -211,17 +211,17 @@ CONTROLS: dict[str, Callable[[Path], Function]] = {
 
 def functions(folder: Path) -> tuple[dict[str, Function], dict[str, str]]:
     """What is measured, and why a row is missing."""
-    found: dict[str, Function] = {}
+    contenders: dict[str, Function] = {}
     missing = {}
     for name, make in (ROWS | CONTROLS).items():
         try:
-            found[name] = make(folder)
+            contenders[name] = make(folder)
         except ImportError as e:
             missing[name] = f"not installed: {e}"
     x, y = torch.randn(4), torch.randn(4)
-    for name, function in found.items():
+    for name, function in contenders.items():
         assert torch.equal(function(x, y), x + y), name
-    return found, missing
+    return contenders, missing
 
 
 Times = dict[str, list[float]]
@@ -248,9 +248,9 @@ def ratio(times: Times, one: str, other: str) -> float:
     return round(statistics.median(a / b for a, b in zip(times[one], times[other], strict=True)), 3)
 
 
-def eager(found: dict[str, Function], rounds: int) -> Times:
+def eager(contenders: dict[str, Function], rounds: int) -> Times:
     x, y = torch.randn(4), torch.randn(4)
-    return rounds_of({name: (lambda f=f: f(x, y)) for name, f in found.items()}, rounds, 1000)
+    return rounds_of({name: (lambda f=f: f(x, y)) for name, f in contenders.items()}, rounds, 1000)
 
 
 def chain(function: Function, length: int) -> Function:
@@ -260,30 +260,30 @@ def chain(function: Function, length: int) -> Function:
     return torch.compile(scope["run"], fullgraph=True, dynamic=False)
 
 
-def slopes(found: dict[str, Function], rounds: int, *, cpp_wrapper: bool) -> Times:
+def slopes(contenders: dict[str, Function], rounds: int, *, cpp_wrapper: bool) -> Times:
     """ns that one more op adds to a compiled chain."""
     x, y = torch.randn(4), torch.randn(4)
     calls: dict[str, Callable[[], Any]] = {}
     with torch._inductor.config.patch(cpp_wrapper=cpp_wrapper), torch.no_grad():
-        for name, f in found.items():
+        for name, f in contenders.items():
             for length in (SHORT, LONG):
                 compiled = chain(f, length)
                 compiled(x, y)
                 calls[f"{name}/{length}"] = lambda c=compiled: c(x, y)
         times = rounds_of(calls, rounds, 200)
-    pairs = {name: zip(times[f"{name}/{LONG}"], times[f"{name}/{SHORT}"], strict=True) for name in found}
+    pairs = {name: zip(times[f"{name}/{LONG}"], times[f"{name}/{SHORT}"], strict=True) for name in contenders}
     return {name: [(long - short) / (LONG - SHORT) for long, short in pair] for name, pair in pairs.items()}
 
 
 def measure(rounds: int, *, compiled: bool) -> dict[str, Any]:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        found, missing = functions(Path(folder))
-        tables = {"eager_ns": eager(found, rounds)}
+        contenders, missing = functions(Path(folder))
+        tables = {"eager_ns": eager(contenders, rounds)}
         with torch.inference_mode():
-            tables["inference_ns"] = eager(found, rounds)
+            tables["inference_ns"] = eager(contenders, rounds)
         if compiled:
-            ops = {name: f for name, f in found.items() if name not in CONTROLS}
+            ops = {name: f for name, f in contenders.items() if name not in CONTROLS}
             tables["compiled_ns"] = slopes(ops, rounds, cpp_wrapper=False)
             tables["cpp_wrapper_ns"] = slopes(ops, rounds, cpp_wrapper=True)
     result: dict[str, Any] = {name: {**medians(times), **dict.fromkeys(missing)} for name, times in tables.items()}

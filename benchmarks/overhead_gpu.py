@@ -202,10 +202,10 @@ def toolkit() -> tuple[str, Path]:
     """nvcc, and where the toolkit's headers are."""
     from torch.utils.cpp_extension import CUDA_HOME
 
-    found = shutil.which("nvcc") or (f"{CUDA_HOME}/bin/nvcc" if CUDA_HOME else "")
-    if not found or not Path(found).is_file():
+    nvcc = shutil.which("nvcc") or (f"{CUDA_HOME}/bin/nvcc" if CUDA_HOME else "")
+    if not nvcc or not Path(nvcc).is_file():
         raise Missing("no nvcc")
-    return found, Path(CUDA_HOME or Path(found).resolve().parents[1])
+    return nvcc, Path(CUDA_HOME or Path(nvcc).resolve().parents[1])
 
 
 def compiled(folder: Path, name: str) -> Path:
@@ -347,7 +347,7 @@ def reason(e: Exception) -> str:
 
 def functions(folder: Path) -> tuple[dict[str, Function], dict[str, str]]:
     """What is measured, and why a row is missing."""
-    found: dict[str, Function] = {}
+    contenders: dict[str, Function] = {}
     missing: dict[str, str] = {}
     x, y = torch.randn(SIZE, device="cuda"), torch.randn(SIZE, device="cuda")
     for name, make in ROWS.items():
@@ -358,8 +358,8 @@ def functions(folder: Path) -> tuple[dict[str, Function], dict[str, str]]:
         except Exception as e:  # one row must not cost the others: it is shown as missing, with its reason
             missing[name] = reason(e)
             continue
-        found[name] = function
-    return found, missing
+        contenders[name] = function
+    return contenders, missing
 
 
 def median_ns(calls: dict[str, Callable[[], Any]], rounds: int, repeat: int) -> dict[str, float]:
@@ -376,12 +376,12 @@ def median_ns(calls: dict[str, Callable[[], Any]], rounds: int, repeat: int) -> 
     return {name: round(statistics.median(values[1:]), 1) for name, values in times.items()}
 
 
-def eager(found: dict[str, Function], rounds: int) -> dict[str, float]:
+def eager(contenders: dict[str, Function], rounds: int) -> dict[str, float]:
     x, y = torch.randn(SIZE, device="cuda"), torch.randn(SIZE, device="cuda")
-    calls: dict[str, Callable[[], Any]] = {name: (lambda f=f: f(x, y)) for name, f in found.items()}
+    calls: dict[str, Callable[[], Any]] = {name: (lambda f=f: f(x, y)) for name, f in contenders.items()}
     calls["aten_add"] = lambda: torch.add(x, y)
-    if "shiplap_native" in found and torch.is_inference_mode_enabled():
-        op: Any = found["shiplap_native"]
+    if "shiplap_native" in contenders and torch.is_inference_mode_enabled():
+        op: Any = contenders["shiplap_native"]
         out = torch.empty_like(x)
         calls["shiplap_native_out"] = lambda: op.out(x, y, out=out)
     return median_ns(calls, rounds, QUEUE)
@@ -398,12 +398,12 @@ def chain(function: Function, length: int) -> Function:
 
 
 def slopes(
-    found: dict[str, Function], rounds: int, deadline: float, missing: dict[str, str], *, cpp_wrapper: bool
+    contenders: dict[str, Function], rounds: int, deadline: float, missing: dict[str, str], *, cpp_wrapper: bool
 ) -> dict[str, float]:
     """ns that one more op adds to a compiled chain, for the rows that can be compiled before ``deadline``."""
     x, y = torch.randn(SIZE, device="cuda"), torch.randn(SIZE, device="cuda")
     calls: dict[str, Callable[[], Any]] = {}
-    order = [n for n in (*FIRST, *found) if n in found and n not in EAGER_ONLY]
+    order = [n for n in (*FIRST, *contenders) if n in contenders and n not in EAGER_ONLY]
     slowest = 0.0
     with torch._inductor.config.patch(cpp_wrapper=cpp_wrapper), torch.no_grad():
         for name in dict.fromkeys(order):
@@ -412,7 +412,7 @@ def slopes(
                 missing[f"{name}, {'C++' if cpp_wrapper else 'Python'} wrapper"] = "no time left to compile it"
                 continue
             try:
-                pair = [chain(found[name], length) for length in (SHORT, LONG)]
+                pair = [chain(contenders[name], length) for length in (SHORT, LONG)]
                 right = all(
                     torch.allclose(c(x, y), x + n * y, atol=1e-3) for c, n in zip(pair, (SHORT, LONG), strict=True)
                 )
@@ -428,11 +428,11 @@ def slopes(
     return {n: round((times[f"{n}/{LONG}"] - times[f"{n}/{SHORT}"]) / (LONG - SHORT), 1) for n in ROWS if n in measured}
 
 
-def replayed(found: dict[str, Function], rounds: int, missing: dict[str, str]) -> dict[str, float]:
+def replayed(contenders: dict[str, Function], rounds: int, missing: dict[str, str]) -> dict[str, float]:
     """Wall ns per op of a captured chain, device included."""
     x, y = torch.randn(SIZE, device="cuda"), torch.randn(SIZE, device="cuda")
     graphs: dict[str, torch.cuda.CUDAGraph] = {}
-    for name, f in found.items():
+    for name, f in contenders.items():
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.no_grad(), torch.cuda.graph(graph):
@@ -467,15 +467,15 @@ def measure(rounds: int, budget: float, *, compile: bool) -> dict[str, Any]:
     torch.set_num_threads(1)
     began = time.monotonic()
     with private_cache() as folder:
-        found, missing = functions(folder)
+        contenders, missing = functions(folder)
         print(f"built in {time.monotonic() - began:.0f} s", file=sys.stderr)
-        result: dict[str, Any] = {"eager_ns": eager(found, rounds)}
+        result: dict[str, Any] = {"eager_ns": eager(contenders, rounds)}
         with torch.inference_mode():
-            result["inference_ns"] = eager(found, rounds)
-        result["replay_ns"] = replayed(found, rounds, missing)
+            result["inference_ns"] = eager(contenders, rounds)
+        result["replay_ns"] = replayed(contenders, rounds, missing)
         for name, cpp in (("compiled_ns", False), ("cpp_wrapper_ns", True)) if compile else ():
             part = 0.55 if not cpp else 0.95
-            result[name] = slopes(found, min(rounds, 15), began + part * budget, missing, cpp_wrapper=cpp)
+            result[name] = slopes(contenders, min(rounds, 15), began + part * budget, missing, cpp_wrapper=cpp)
             print(f"{name} after {time.monotonic() - began:.0f} s", file=sys.stderr)
     for table in result.values():
         table.update(dict.fromkeys(name for name in missing if name in ROWS))

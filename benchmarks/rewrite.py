@@ -215,13 +215,13 @@ def run(
     wanted: Sequence[Case], sources: Sequence[str], device: str, rounds: int, path: Path | None, only: str = ""
 ) -> None:
     """Measure, and write after each case: time on a machine may end early. What ``path`` has of these sources stays."""
-    found = kept(path, sources)
+    cases = kept(path, sources)
     for case in wanted:
-        if only not in case.name or any(f["case"] == case.name for f in found):
+        if only not in case.name or any(f["case"] == case.name for f in cases):
             continue
-        found.append(measured(case, device, rounds))
-        print(json.dumps(found[-1]), flush=True)
-        keep(path, sources, device, rounds, found)
+        cases.append(measured(case, device, rounds))
+        print(json.dumps(cases[-1]), flush=True)
+        keep(path, sources, device, rounds, cases)
 
 
 def kept(path: Path | None, sources: Sequence[str]) -> list[dict[str, Any]]:
@@ -230,11 +230,11 @@ def kept(path: Path | None, sources: Sequence[str]) -> list[dict[str, Any]]:
     return list(held["cases"]) if held.get("digest") == _record.digest(sources) else []
 
 
-def keep(path: Path | None, sources: Sequence[str], device: str, rounds: int, found: list[dict[str, Any]]) -> None:
+def keep(path: Path | None, sources: Sequence[str], device: str, rounds: int, cases: list[dict[str, Any]]) -> None:
     if path:
         name = torch.cuda.get_device_name() if device == "cuda" else ""
         packages = ["triton"] if name else []
-        _record.write(path, _record.record(sources, packages, name, rounds=rounds, cases=found))
+        _record.write(path, _record.record(sources, packages, name, rounds=rounds, cases=cases))
 
 
 def arguments(about: str | None) -> argparse.ArgumentParser:

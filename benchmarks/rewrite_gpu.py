@@ -151,9 +151,9 @@ def kernels(small: bool) -> list[Case]:
     normed = only(norm_linear, "no_ops", "rms_norm_linear" if small else "rms_norm_linear_bfloat16")
     int8 = only(int8_linear, "int8_linear_float32" if small else "int8_linear_bfloat16")
     conv = only(lambda always: [conv_norm_dense.forced() if always else conv_norm_dense], "conv_norm_dense")
-    found = []
+    cases = []
     for rows in (many,) if small else (16, many):
-        found += [
+        cases += [
             Case(f"gelu, {rows} rows", lambda: Mlp(k), (rows, k), gelu, **how),
             Case(f"RMS norm, {rows} rows", lambda: Normed(k), (1, rows, k), normed, **how),
             Case(f"int8, {rows} rows", lambda: Quantised(k), (rows, k), int8, **how),
@@ -161,7 +161,7 @@ def kernels(small: bool) -> list[Case]:
     images = 4 if small else 32, 4 * channels, pixels, pixels
     last: dict[str, Any] = {"layout": torch.channels_last, "frozen": True}
     return [
-        *found,
+        *cases,
         Case("bottleneck", lambda: Bottleneck(channels), images, conv, **last, **how),
         *attentions(small),
     ]
@@ -210,13 +210,13 @@ def main() -> None:
         torch._inductor.config.compile_threads = 3 if case.mode == TUNED else 1
         turns.tell(measured(case, args.device, args.rounds, turns.turn))
     elif args.together:
-        found = kept(args.json, OURS)
-        names = [c.name for c in wanted if args.only in c.name and all(f["case"] != c.name for f in found)]
+        cases = kept(args.json, OURS)
+        names = [c.name for c in wanted if args.only in c.name and all(f["case"] != c.name for f in cases)]
         again = [sys.executable, __file__, "--device", args.device, "--rounds", str(args.rounds)]
         for told in together(names, [*again, *["--tiny"] * args.tiny, "--turns"], args.together):
-            found.append(told)
+            cases.append(told)
             print(json.dumps(told), flush=True)
-            keep(args.json, OURS, args.device, args.rounds, found)
+            keep(args.json, OURS, args.device, args.rounds, cases)
     else:
         run(wanted, OURS, args.device, args.rounds, args.json, args.only)
 

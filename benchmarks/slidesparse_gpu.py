@@ -111,7 +111,7 @@ def dense_runs(m: int, n: int, k: int) -> dict[str, Run]:
     a8, b8, ai, bi = a16.to(FP8), b16.to(FP8), values(m, k, INT8), values(n, k, INT8)
     b16t, b8t, bit = b16.t(), b8.t(), bi.t()  # views are no part of a call
     one, rows, columns = torch.ones((), device=CUDA), torch.ones(m, 1, device=CUDA), torch.ones(1, n, device=CUDA)
-    found: dict[str, Run] = {
+    results: dict[str, Run] = {
         "torch bf16": lambda: a16 @ b16t,
         "torch fp8 tensorwise": lambda: torch._scaled_mm(a8, b8t, one, one, out_dtype=BF16, use_fast_accum=True),
         "torch fp8 rowwise": lambda: torch._scaled_mm(a8, b8t, rows, columns, out_dtype=BF16, use_fast_accum=True),
@@ -121,8 +121,8 @@ def dense_runs(m: int, n: int, k: int) -> dict[str, Run]:
         ("fp8 rowwise", ops.mm_fp8, (a8, b8, rows.flatten(), columns.flatten())),
         ("int8", ops.mm_int8, (ai, bi)),
     ):
-        put(found, name, lambda op=op, args=args: chosen(op, args, m, n, k) and (lambda: op(*args)))
-    return found
+        put(results, name, lambda op=op, args=args: chosen(op, args, m, n, k) and (lambda: op(*args)))
+    return results
 
 
 def torch_sparse(
@@ -168,8 +168,8 @@ def ratios(us: dict[str, float]) -> dict[str, float]:
     """What the goals ask for: sparse against the fastest dense product of torch in the same type."""
     fp8 = min((us[n] for n in ("torch fp8 tensorwise", "torch fp8 rowwise") if n in us), default=0)
     against = {"fp8 2:4": fp8, "fp8 6:8": fp8, "int8 2:4": us.get("torch int8", 0), "int8 6:8": us.get("torch int8", 0)}
-    found = {f"{n} over dense": round(base / us[n], 3) for n, base in against.items() if n in us and base}
-    return {**found, "fp8 2:4 over rowwise": over(us, "torch fp8 rowwise", "fp8 2:4")}
+    results = {f"{n} over dense": round(base / us[n], 3) for n, base in against.items() if n in us and base}
+    return {**results, "fp8 2:4 over rowwise": over(us, "torch fp8 rowwise", "fp8 2:4")}
 
 
 # --- what a call costs ------------------------------------------------------------------------------------------------
@@ -368,13 +368,13 @@ def main() -> None:
         for section in sections:
             ends += options.seconds * SECTIONS[section][1] / whole  # what one leaves, the next may have
             cut += [left] if (left := measure(section, ends, measured.setdefault(section, []))) else []
-            found = goals(measured)
-            print(json.dumps({"goals": found, "left out": cut}), flush=True)
+            results = goals(measured)
+            print(json.dumps({"goals": results, "left out": cut}), flush=True)
             if options.json:
                 versions = dict(zip(("cublaslt", "cusparselt"), lt.versions(), strict=True))  # of what is open by now
                 write(
                     options.json,
-                    record(SOURCES, ["triton"], device, libraries=versions, goals=found, cut=cut, **measured),
+                    record(SOURCES, ["triton"], device, libraries=versions, goals=results, cut=cut, **measured),
                 )
 
 

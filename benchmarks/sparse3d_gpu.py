@@ -46,14 +46,14 @@ Run = Callable[[], Any]
 
 def shell(res: int) -> Tensor:
     """Voxels between two spheres, ``int32 [n, 4]``, in blocks of 256 cells an axis, row-major within."""
-    found = []
+    shells = []
     for corner in torch.cartesian_prod(*[torch.arange(0, res, 256)] * 3).reshape(-1, 3).tolist():
         axes = [torch.arange(c, min(c + 256, res), dtype=torch.float32, device="cuda") - res / 2 + 0.5 for c in corner]
         x, y, z = torch.meshgrid(*axes, indexing="ij")
         radius = (x * x + y * y + z * z).sqrt()
         cells = ((radius <= res / 2) & (radius >= res / 2 - 1.25)).nonzero()
-        found.append(cells + torch.tensor(corner, device="cuda"))
-    cells = torch.cat(found)
+        shells.append(cells + torch.tensor(corner, device="cuda"))
+    cells = torch.cat(shells)
     return torch.cat([torch.zeros_like(cells[:, :1]), cells], 1).int().contiguous()
 
 
@@ -198,20 +198,20 @@ def row(res: int, channels: int, rate: float, rounds: int) -> dict[str, Any]:
         error = (side.forward().float() - want.float()).norm() / want.float().norm()
         assert error < 1e-2, f"{side.name} computes something else: {error}"
     pairs = int((sides[0].plan.table >= 0).sum())
-    found: dict[str, Any] = {"res": res, "channels": channels, "n": n, "pairs": pairs, "parts": _parts(sides[0].plan)}
-    found["limit_ms"] = 2 * pairs * channels**2 / rate * 1e3
-    found["forward"] = in_turns({s.name: no_grad(s.forward) for s in sides}, rounds)
-    found["train"] = in_turns({s.name: training(s, grad) for s in sides}, rounds)
+    cell: dict[str, Any] = {"res": res, "channels": channels, "n": n, "pairs": pairs, "parts": _parts(sides[0].plan)}
+    cell["limit_ms"] = 2 * pairs * channels**2 / rate * 1e3
+    cell["forward"] = in_turns({s.name: no_grad(s.forward) for s in sides}, rounds)
+    cell["train"] = in_turns({s.name: training(s, grad) for s in sides}, rounds)
     built = in_turns({s.name: no_grad(s.map) for s in sides}, rounds)
     ours = built.pop("shiplap")
-    found["map"] = {"shiplap": ours, **{k: v - found["forward"][k] for k, v in built.items() if k in found["forward"]}}
-    found["strided"] = in_turns({s.name: no_grad(s.strided) for s in sides}, rounds)
-    found["peak_mib"] = {s.name: peak(no_grad(s.forward)) for s in sides if s.name in found["forward"]}
-    found["train_peak_mib"] = {s.name: peak(training(s, grad)) for s in sides if s.name in found["train"]}
+    cell["map"] = {"shiplap": ours, **{k: v - cell["forward"][k] for k, v in built.items() if k in cell["forward"]}}
+    cell["strided"] = in_turns({s.name: no_grad(s.strided) for s in sides}, rounds)
+    cell["peak_mib"] = {s.name: peak(no_grad(s.forward)) for s in sides if s.name in cell["forward"]}
+    cell["train_peak_mib"] = {s.name: peak(training(s, grad)) for s in sides if s.name in cell["train"]}
     captured = in_turns({f: _captured(no_grad(getattr(sides[0], f))) for f in ("forward", "map")}, rounds)
-    found["captured_ms"], found["map_captured_ms"] = captured["forward"], captured["map"]
-    found["fraction"] = found["limit_ms"] / found["captured_ms"]
-    return found
+    cell["captured_ms"], cell["map_captured_ms"] = captured["forward"], captured["map"]
+    cell["fraction"] = cell["limit_ms"] / cell["captured_ms"]
+    return cell
 
 
 def _parts(plan: sparse3d.Plan) -> int:

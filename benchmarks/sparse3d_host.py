@@ -149,12 +149,12 @@ def profile(run: Callable[[], Any]) -> None:
     """By own time; the backward runs in this thread."""
     with torch.autograd.set_multithreading_enabled(False):
         run()
-        found = cProfile.Profile()
-        found.enable()
+        profiler = cProfile.Profile()
+        profiler.enable()
         for _ in range(2000):
             run()
-        found.disable()
-    pstats.Stats(found).sort_stats("tottime").print_stats(45)
+        profiler.disable()
+    pstats.Stats(profiler).sort_stats("tottime").print_stats(45)
 
 
 def main() -> None:

@@ -253,13 +253,13 @@ def run_all(only: str, rounds: int, threads: int, clock: str) -> list[dict]:
     print(f"MKL's best square product: {rate / 1e9:.1f} GFLOP/s")
     for work in (base.sphere_shell(64, 64), base.sphere_shell(128, 32)):
         print(f"\n{work.name}, {len(work.coords)} voxels")
-        found = []
+        rows = []
         for kind in kinds(work):
             if only in kind.name:
-                found.append(run(kind, work, rounds, timer))
-                show(found[-1], rate)
+                rows.append(run(kind, work, rounds, timer))
+                show(rows[-1], rate)
         reports.append(
-            {"workload": work.name, "mkl_gflops": round(rate / 1e9, 1), "voxels": len(work.coords), "kinds": found}
+            {"workload": work.name, "mkl_gflops": round(rate / 1e9, 1), "voxels": len(work.coords), "kinds": rows}
         )
     return reports
 

@@ -37,7 +37,7 @@ BARS = {"seconds": 120.0}
 
 def layers(rounds: int) -> list[dict[str, float]]:
     """Forward, and forward and backward, of a layer of each shell: milliseconds, or nothing timed for no rounds."""
-    found = []
+    results = []
     for res, channels in SHELLS:
         coords = shell(res)
         plan = sparse3d.Geometry(coords, (res,) * 3, 1).subm(3)
@@ -53,10 +53,10 @@ def layers(rounds: int) -> list[dict[str, float]]:
             forward().backward(grad)
 
         train()
-        found.append(in_turns({"forward": no_grad(forward), "train": train}, rounds) if rounds else {})
+        results.append(in_turns({"forward": no_grad(forward), "train": train}, rounds) if rounds else {})
         del coords, plan, feats, weight, grad, forward, train
         torch.cuda.empty_cache()
-    return found
+    return results
 
 
 def apart(folder: Path, cache: str, *command: str, **environment: str) -> tuple[float, str]:

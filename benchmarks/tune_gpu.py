@@ -43,9 +43,9 @@ import tune_gpu_ops as ops
 torch.empty(1, device="cuda")
 started = time.perf_counter()
 samples = [{"m": m, "n": n, "k": k, "dtype": "bfloat16"} for m, n, k in json.loads(sys.argv[2])]
-found = sl.tune(ops.mm, samples, device="cuda")
-print(json.dumps({"origins": sorted({c.origin for c in found}), "samples": measure.benchmarks,
-                  "seconds": time.perf_counter() - started, "choices": [c.label for c in found]}))
+results = sl.tune(ops.mm, samples, device="cuda")
+print(json.dumps({"origins": sorted({c.origin for c in results}), "samples": measure.benchmarks,
+                  "seconds": time.perf_counter() - started, "choices": [c.label for c in results]}))
 """
 
 
@@ -58,7 +58,7 @@ def tuned(ops: Any, budget: str) -> dict[str, Any]:
     import shiplap as sl
 
     started = time.perf_counter()
-    found = sl.tune(ops.mm, [sample(*s) for s in SHAPES], budget, device="cuda", progress=sys.stderr.isatty())
+    results = sl.tune(ops.mm, [sample(*s) for s in SHAPES], budget, device="cuda", progress=sys.stderr.isatty())
     rows = [
         {
             "shape": shape,
@@ -70,7 +70,7 @@ def tuned(ops: Any, budget: str) -> dict[str, Any]:
             "reason": c.reason,
             "dropped": [f.evidence[:160] for f in c.findings],
         }
-        for shape, c in zip(SHAPES, found, strict=True)
+        for shape, c in zip(SHAPES, results, strict=True)
     ]
     return {"seconds": time.perf_counter() - started, "rows": rows}
 
