@@ -63,8 +63,8 @@ WORSE = [ $$one != 5 ] || exit $$two; [ $$two != 5 ] || exit $$one; exit $$((one
 # Tests that load a device into their process come in a run of their own.
 test: $(STAMP) ## run the tests
 	@one=0; two=0; \
-	$(PYTEST) -m "not device" $(ARGS) || one=$$?; \
-	$(PYTEST) -m device packages/shiplap-backend $(ARGS) || two=$$?; \
+	$(PYTEST) -m "not device and not long" $(ARGS) || one=$$?; \
+	$(PYTEST) -m "device and not long" packages/shiplap-backend $(ARGS) || two=$$?; \
 	$(WORSE)
 
 lint: $(STAMP) ## style, imports and circles, private torch, types by name, sizes, exemptions, words, generated headers

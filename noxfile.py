@@ -9,6 +9,8 @@
     of what it requires; third-party packages are those of the environment that runs nox, so nothing is downloaded.
 ``nox -s distributions``
     builds of the families too, without torch, and what is in them.
+``nox -s long``
+    every case of the tests of which ``make test`` runs a sample.
 ``nox -s vllm``
     the plugin against vLLM's own wheel.
 """
@@ -97,6 +99,13 @@ def sanitize_threads(session: nox.Session) -> None:
     compiler = os.environ.get("CXX", "c++")
     session.run(compiler, *flags, "-I", include, "tests/sanitize/threads.cpp", "-o", str(program), external=True)
     session.run(str(program), external=True)
+
+
+@nox.session(venv_backend="none")
+def long(session: nox.Session) -> None:
+    """Run the cases of which ``make test`` runs a sample: those that are marked ``long``."""
+    for marks in ("long and not device", "long and device"):
+        session.run("python", "-m", "pytest", "-q", "-m", marks, *session.posargs, success_codes=[0, 5])
 
 
 @nox.session(venv_backend="none")
