@@ -27,7 +27,7 @@ from shiplap.op.native import NativeForm
 from shiplap.op.spec import OpSpec
 from shiplap.settings import settings
 
-__all__ = ["HOT", "build", "compile_plan", "consider", "library_for", "state"]
+__all__ = ["HOT", "build", "compile_plan", "consider", "state"]
 
 HOT = 32  # calls that the Python binding serves before a compiler is started
 OFF = "SHIPLAP_NATIVE=0"
@@ -148,11 +148,6 @@ def compile_plan(plan: Plan, op: Op) -> None:
         return
     if problem := compile_into(plan.place.parent, plan.place.name, plan.source, command(op)):
         raise error("SL405", where=op.spec.name, got=problem, expected="a library")
-
-
-def library_for(op: Op) -> Path:
-    """The library that binds ``op`` natively, built if need be. It needs torch and the kernel library, no Python."""
-    return build(op)
 
 
 def state(op: Op, device: str = "cpu") -> tuple[str, str]:

@@ -54,7 +54,7 @@ register(
             "SL307",
             "the op cannot be packaged for this device",
             "An AOTInductor package runs without Python, and this op would be run by Python.",
-            "give the op one C ABI kernel or a template, or compute its result outside the program and pass it as an input",
+            "give the op one C ABI kernel or a template, or pass its result to the program as an input",
         ),
     ],
 )
