@@ -40,7 +40,7 @@ from shiplap.bind import native, triton_launcher
 SOURCES = [
     "benchmarks/overhead_gpu.py",
     *(f"packages/shiplap/src/shiplap/bind/{name}.py" for name in ("cabi", "frame", "triton")),
-    *(f"packages/shiplap/src/shiplap/bind/plan.py::{name}" for name in ("FLAGS", "_command")),
+    *(f"packages/shiplap/src/shiplap/bind/{name}" for name in ("needs.py::FLAGS", "plan.py::command")),
     "packages/shiplap/src/shiplap/compat/calls.py",
     "packages/shiplap/src/shiplap/op/fast.py",
     "packages/shiplap/src/shiplap/op/launch.py",

@@ -33,6 +33,7 @@ BLOCK = re.compile(
 )
 PYTHON, CONSOLE = ("python", "py"), ("console", "bash", "sh", "shell")
 SNIPPET = re.compile(r'^ *--8<-- "([^":]+)(?::\w+)?"$')
+PROJECTS = {"examples/wheel/": "packages/shiplap/tests/shipping/test_wheel.py"}  # built and used as a whole
 GENERATED = {"docs/assets/relu_mm.txt"}  # compared with what Inductor generates: test_seed_source.py
 
 
@@ -99,6 +100,7 @@ def test_a_snippet_is_of_a_file_that_tests_run(block: Block) -> None:
         path = REPOSITORY / file
         assert path.is_file(), file
         example = path.parent.name == "examples" and f"def test_{path.stem}(" in TESTS
+        example |= any(file.startswith(home) and (REPOSITORY / test).is_file() for home, test in PROJECTS.items())
         assert example or "tests" in path.parts or file in GENERATED, f"{block.where}: no test runs {file}"
 
 

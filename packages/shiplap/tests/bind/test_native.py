@@ -22,7 +22,6 @@ from shiplap.bind.build import build as compile_into
 from shiplap.bind.plan import compiler
 from shiplap.errors import ArgumentError
 from shiplap.op.launch import poisoned_workspace
-from shiplap_testing import forked
 from shiplap_testing.build import compile_c
 from shiplap_testing.support import fails
 
@@ -239,43 +238,6 @@ def test_gradients_and_compiled_code_use_it(ops, counted, fresh_compiler):
         torch.testing.assert_close(f(x), (x.T * 2).sin())
     ops.mix(x.requires_grad_(), None, 2)
     assert not counted
-
-
-STANDALONE = """
-import ctypes, sys, torch
-binding = ctypes.CDLL(sys.argv[1])
-binding.shiplap_standalone.restype = ctypes.c_char_p
-assert binding.shiplap_standalone(sys.argv[2].encode()) == b""
-model = torch._inductor.aoti_load_package(sys.argv[3])
-x = torch.randn(6)
-assert torch.equal(model(x), x + 1)
-assert "shiplap" not in sys.modules
-"""
-
-
-def test_a_packaged_model_runs_without_shiplap(cache, tmp_path, ns):
-    @sl.op(f"{ns}::next")
-    def step(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
-        return x + 1
-
-    body = """int step(const sl_context* ctx, const DLTensor* x, DLTensor* out) {
-  for (int64_t i = 0; i < x->shape[0]; ++i) ((float*)out->data)[i] = ((float*)x->data)[i] + 1;
-  return SL_OK;
-}"""
-    kernels = compile_c(tmp_path, "next", {"step": step}, body)
-    step.kernel("cpu", sl.cabi(kernels, "step"), dtypes="float32")
-
-    class Model(torch.nn.Module):
-        def forward(self, x):
-            return step(x)
-
-    library = native.library_for(step)
-    exported = torch.export.export(Model(), (torch.randn(6),))
-    package = torch._inductor.aoti_compile_and_package(exported, package_path=str(tmp_path / "model.pt2"))
-    script = tmp_path / "standalone.py"
-    script.write_text(STANDALONE)
-    done = forked.python(script, library, kernels, package)
-    assert done.returncode == 0, done.stderr
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------

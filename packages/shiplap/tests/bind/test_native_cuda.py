@@ -95,8 +95,6 @@ def test_it_is_built_without_a_cuda_toolkit(step):
         "shiplap_poison",
         "shiplap_refusal",
         "shiplap_set_error",
-        "shiplap_standalone",
-        "shiplap_standalone_for",
     }
     assert {"aoti_torch_create_device_guard", "aoti_torch_get_current_device_index"} <= missing
     assert not [n for n in needed if re.match(r"libcu|libnv|libtorch_cuda", n)], "one binary, with and without CUDA"

@@ -6,7 +6,7 @@ import subprocess
 import pytest
 import torch
 
-from shiplap.bind.plan import FLAGS, INCLUDE
+from shiplap.bind.needs import FLAGS, INCLUDE
 from shiplap.op.cpp import quote, to_cpp
 from shiplap.op.expr import Expr
 

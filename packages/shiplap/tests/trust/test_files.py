@@ -194,20 +194,20 @@ def native(tmp_path, monkeypatch):
     monkeypatch.setenv("SHIPLAP_CACHE_DIR", str(tmp_path / "cache"))
     root = artefacts.folder("trust_test::op")
     assert compile_into(root, "abc", SOURCE, COMPILER) == ""
-    assert artefacts.present(root, "abc", "trust_test::op")
+    assert artefacts.present(root / "abc", "trust_test::op")
     return root
 
 
 def refused(root, name="abc"):
     with pytest.raises(ShiplapError) as caught:
-        artefacts.load(root, name, "trust_test::op")
+        artefacts.load(root / name, "trust_test::op")
     return caught.value
 
 
 def test_the_library_that_was_checked_is_the_one_that_is_loaded(native):
-    library = artefacts.load(native, "abc", "trust_test::op")
+    library = artefacts.load(native / "abc", "trust_test::op")
     assert library.answer() == 42
-    assert artefacts.load(native, "abc", "trust_test::op") is library
+    assert artefacts.load(native / "abc", "trust_test::op") is library
 
 
 @pytest.mark.parametrize("what", [".", "abc", f"abc/{LIBRARY}", f"abc/{SEAL}"])
@@ -241,7 +241,7 @@ def test_what_is_no_file_is_not_loaded_and_built_again(native, place, name):
         path.symlink_to("nowhere")
     assert refused(native).id in ("SL405", "SL406")
     assert compile_into(native, "abc", SOURCE, COMPILER) == ""
-    assert artefacts.present(native, "abc", "trust_test::op")
+    assert artefacts.present(native / "abc", "trust_test::op")
 
 
 @pytest.mark.parametrize("place", ["file", "link"])
@@ -251,7 +251,7 @@ def test_a_file_in_place_of_the_folder_is_replaced(native, place):
     else:
         (native / "def").symlink_to("nowhere")
     assert compile_into(native, "def", SOURCE, COMPILER) == ""
-    assert artefacts.load(native, "def", "trust_test::op").answer() == 42
+    assert artefacts.load(native / "def", "trust_test::op").answer() == 42
 
 
 def test_a_lock_that_is_a_fifo_hangs_nobody(native):

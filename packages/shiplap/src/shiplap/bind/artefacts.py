@@ -27,7 +27,7 @@ _loaded: dict[Path, ctypes.CDLL] = {}
 
 def folder(op: str) -> Path:
     """The directory of compiled bindings, made if it is not there. SL406 if others could put code there."""
-    root = Path(settings().cache_dir).absolute() / "native"
+    root = _root()
     try:
         os.close(trust.open_folder(root.parent, trust.OWN, create=True))
         os.close(trust.open_folder(root, trust.OWN, create=True))
@@ -36,10 +36,14 @@ def folder(op: str) -> Path:
     return root
 
 
-def present(root: Path, digest: str, op: str) -> bool:
-    """Whether a whole library is there, of this user's own making. SL406 if it may be somebody else's."""
+def _root() -> Path:
+    return Path(settings().cache_dir).absolute() / "native"
+
+
+def present(place: Path, op: str, rule: trust.Rule = trust.CODE) -> bool:
+    """Whether a whole library is in ``place``. SL406 if it may be of somebody that ``rule`` does not accept."""
     try:
-        os.close(_checked(root / digest))
+        os.close(_checked(place, rule))
     except trust.Distrusted as e:
         raise _refused(op, e) from None
     except OSError:
@@ -47,16 +51,16 @@ def present(root: Path, digest: str, op: str) -> bool:
     return True
 
 
-def load(root: Path, digest: str, op: str) -> ctypes.CDLL:
-    """The library of ``digest``, through the descriptor by which it was checked; loaded once in a process.
+def load(place: Path, op: str, rule: trust.Rule = trust.CODE) -> ctypes.CDLL:
+    """The library in ``place``, through the descriptor by which it was checked; loaded once in a process.
 
     The descriptor stays open: the loader knows a library by its name, which must not come to mean another file.
     """
-    path = root / digest / LIBRARY
+    path = place / LIBRARY
     if path in _loaded:
         return _loaded[path]
     try:
-        handle = _checked(root / digest)
+        handle = _checked(place, rule)
     except trust.Distrusted as e:
         raise _refused(op, e) from None
     except OSError as e:
@@ -67,19 +71,20 @@ def load(root: Path, digest: str, op: str) -> ctypes.CDLL:
     except OSError as e:
         os.close(handle)
         raise error("SL405", where=str(path), got=str(e), expected="a library that the loader accepts") from None
-    with contextlib.suppress(OSError):
-        os.utime(root / digest)  # used now: others are evicted before it
+    if place.parent == _root():
+        with contextlib.suppress(OSError):
+            os.utime(place)  # used now: others are evicted before it
     _loaded[path] = library
     return library
 
 
-def _checked(place: Path) -> int:
+def _checked(place: Path, rule: trust.Rule = trust.CODE) -> int:
     """A descriptor of the library in ``place`` whose content its seal fits. OSError says what is wrong."""
-    handle = trust.open_file(place / LIBRARY)
+    handle = trust.open_file(place / LIBRARY, rule)
     try:
         with os.fdopen(handle, "rb", closefd=False) as file:
             library = file.read(LIMIT)
-        if not fits(place.name, library, trust.read_file(place / SEAL, 4096)):
+        if not fits(place.name, library, trust.read_file(place / SEAL, 4096, rule)):
             raise OSError(0, "its seal does not fit", str(place))
     except BaseException:
         os.close(handle)

@@ -143,13 +143,13 @@ def _choose(binding: ctypes.CDLL, index: int, table: list[list[int]], defer: boo
     binding.shiplap_choose(ctypes.c_uint64(index), array, ctypes.c_uint64(len(table)), ctypes.c_int32(defer))
 
 
-def attach(plan: Plan, digest: str) -> None:
+def attach(plan: Plan) -> None:
     """Register the native code of every op of the plan that has none yet."""
-    path = plan.root / digest / LIBRARY
-    binding = _load(plan, digest, path)
-    for op in dict.fromkeys(e.op for e in plan.entries):
+    binding = _load(plan)
+    for op in dict.fromkeys(e.op for e in plan.entries.values()):
         if op.native is None:
-            _attach_op(op, {i: e for i, e in enumerate(plan.entries) if e.op is op}, path, binding)
+            own = {i: e for i, e in plan.entries.items() if e.op is op}
+            _attach_op(op, own, plan.place / LIBRARY, binding)
 
 
 def _attach_op(op: Op, entries: dict[int, Entry], path: Path, binding: ctypes.CDLL) -> None:
@@ -175,10 +175,11 @@ def _attach_op(op: Op, entries: dict[int, Entry], path: Path, binding: ctypes.CD
         op.drop_native()
 
 
-def _load(plan: Plan, digest: str, path: Path) -> ctypes.CDLL:
+def _load(plan: Plan) -> ctypes.CDLL:
     """The library, opened once in this process. It learns what workspaces are filled with, now and later."""
+    path = plan.place / LIBRARY
     if path not in _open:
-        binding = load(plan.root, digest, plan.entries[0].op.spec.name)
+        binding = load(plan.place, next(e.op.spec.name for e in plan.entries.values()), plan.rule)
         for function in (binding.shiplap_attach, binding.shiplap_find, binding.shiplap_refusal):
             function.restype = ctypes.c_char_p
         binding.shiplap_code.restype = ctypes.c_void_p

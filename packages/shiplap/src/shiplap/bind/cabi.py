@@ -22,8 +22,10 @@ from shiplap.bind.frame import Frame
 from shiplap.bind.header import signature
 from shiplap.bind.library import load_symbol
 from shiplap.codegen import CParameter, prototype
+from shiplap.codegen.native import Native, unfit
 from shiplap.errors import error
 from shiplap.op.binding import Binding, shape_of
+from shiplap.op.bucket import read_rule
 from shiplap.op.config import Values
 from shiplap.op.kernel import Implementation, Kernel, Terms
 from shiplap.op.launch import allocate_workspace
@@ -177,6 +179,29 @@ class CKernel(Kernel):
                 at = Place(self.spec.name, output.name, role="output")
                 AlignedOutput(at, self.native.align).hold({at.tensor.python: tensor})
         self._run(call, outs, {}, scratch)
+
+    def unpacked(self, call: Binding) -> str:
+        """Native code goes along, where the declaration has an equivalent in C++ and nothing has to ask Python."""
+        if self.supports is not None:
+            return f"{self.name}, whose supports= is asked by Python on {self.device}"
+        form, rule = self.native, read_rule(self.spec)
+        described = Native(
+            self.spec,
+            form.symbol,
+            (),
+            self.device,
+            self.workspace,
+            form.strided,
+            self.dtypes,
+            space=self.space,
+            rule=rule,
+            align=form.align,
+        )
+        if why := unfit(described):
+            return f"{self.name}, called by Python on {self.device} because of {why}"
+        if why := self.refuses(call):
+            return f"{self.name} does not take this call, which Python would run on {self.device}: {why}"
+        return ""
 
     def timed(self, call: Binding, clock: Callable[[Callable[[], int]], float]) -> float:
         """``clock(function)`` of the C function alone, asked from inside a call: there its arguments are alive."""

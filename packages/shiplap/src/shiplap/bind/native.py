@@ -1,8 +1,9 @@
 """The native binding of C ABI kernels: built in the background, cached, attached beside the Python binding.
 
-A kernel is served by Python (``cabi.py``) until a library is there. One that is in the cache is attached at the first
-call. Else the ``HOT``-th call starts a compiler in a process of its own and a later call attaches what it built, so
-nobody waits and a short script starts none. Whatever stands in the way becomes one notice, and Python goes on serving.
+A kernel is served by Python (``cabi.py``) until a library is there. One that came with the package of the op, or is in
+the cache, is attached at the first call. Else the ``HOT``-th call starts a compiler in a process of its own and a later
+call attaches what it built, so nobody waits and a short script starts none. Whatever stands in the way becomes one
+notice, and Python goes on serving.
 """
 
 from __future__ import annotations
@@ -14,24 +15,25 @@ from pathlib import Path
 
 import torch
 
+from shiplap.bind import installed
 from shiplap.bind.artefacts import evict, present
 from shiplap.bind.attach import attach
 from shiplap.bind.build import LIBRARY, detached
 from shiplap.bind.build import build as compile_into
-from shiplap.bind.plan import make_plan, serves
+from shiplap.bind.plan import Plan, command, make_plan, serves
 from shiplap.errors import ShiplapError, error, notice
 from shiplap.op import Op, registry
 from shiplap.op.native import NativeForm
 from shiplap.op.spec import OpSpec
 from shiplap.settings import settings
 
-__all__ = ["HOT", "build", "consider", "library_for", "state"]
+__all__ = ["HOT", "build", "compile_plan", "consider", "state"]
 
 HOT = 32  # calls that the Python binding serves before a compiler is started
 OFF = "SHIPLAP_NATIVE=0"
 
 _lock = threading.RLock()
-_building: dict[str, subprocess.Popen[bytes]] = {}
+_building: dict[Path, subprocess.Popen[bytes]] = {}
 
 
 def _after_fork() -> None:
@@ -70,22 +72,43 @@ def _advance(spec: OpSpec, form: NativeForm) -> str:
     """One step; why there will be no native binding, or empty."""
     if not settings().native:
         return OFF
-    if form.calls > HOT and form.digest in _building:
+    if form.calls > HOT and form.place in _building:
         return _collect(spec, form)
     op = registry.find(spec.name)
     if op is None or not serves(op, form):
         return f"several kernels of {spec.name} on one device" if op is not None and form.calls >= HOT else ""
+    if _attach_installed(op):
+        return ""
     plan = make_plan(op)
-    form.digest = plan.digest
-    if present(plan.root, form.digest, spec.name):
-        attach(plan, form.digest)
-    elif form.calls >= HOT and form.digest not in _building:
-        _building[form.digest] = detached(plan.root, form.digest, plan.source, list(plan.command))
+    form.place = plan.place
+    if present(plan.place, spec.name):
+        attach(plan)
+    elif form.calls >= HOT and form.place not in _building:
+        _building[form.place] = detached(plan.place.parent, plan.place.name, plan.source, command(op))
     return ""
 
 
+def _attach_installed(op: Op) -> bool:
+    """Attach the library that came with the package of ``op``. One notice if there is one and it does not serve."""
+    plan, why = installed.find(op)
+    if plan is not None:
+        try:
+            attach(plan)
+        except ShiplapError as e:
+            why = f"{plan.place}: {e.got}"
+            installed.give_up(plan.place, e.got)
+        else:
+            return True
+    if why:
+        problem = error("SL309", where=op.spec.name, got=why, expected="a binding for this op, machine and torch")
+        notice(
+            f"installed {op.spec.name}", f"{op.spec.name} does not use the binding of its package: {_reason(problem)}"
+        )
+    return False
+
+
 def _collect(spec: OpSpec, form: NativeForm) -> str:
-    child = _building[form.digest]
+    child = _building[form.place]
     if child.poll() is None:
         return ""
     assert child.stdout is not None
@@ -94,11 +117,11 @@ def _collect(spec: OpSpec, form: NativeForm) -> str:
     if op is None or not serves(op, form):
         return ""
     plan = make_plan(op)
-    if not present(plan.root, form.digest, spec.name):
+    if not present(plan.place, spec.name):
         return _build_failed(output or f"the builder ended with status {child.returncode}")
     child.stdout.close()
-    evict(plan.root)
-    attach(plan, form.digest)
+    evict(plan.place.parent)
+    attach(plan)
     return ""
 
 
@@ -113,23 +136,24 @@ def build(op: Op) -> Path:
     """
     with _lock:
         plan = make_plan(op)
-        digest = plan.digest
-        if problem := compile_into(plan.root, digest, plan.source, list(plan.command)):
-            raise error("SL405", where=op.spec.name, got=problem, expected="a library")
-        attach(plan, digest)
-        evict(plan.root)
-        return plan.root / digest / LIBRARY
+        compile_plan(plan, op)
+        attach(plan)
+        evict(plan.place.parent)
+        return plan.place / LIBRARY
 
 
-def library_for(op: Op) -> Path:
-    """The library that binds ``op`` natively, built if need be. It needs torch and the kernel library, no Python."""
-    return build(op)
+def compile_plan(plan: Plan, op: Op) -> None:
+    """Compile the library of ``plan``, unless it is in the cache. SL405 when it cannot be built."""
+    if present(plan.place, op.spec.name):
+        return
+    if problem := compile_into(plan.place.parent, plan.place.name, plan.source, command(op)):
+        raise error("SL405", where=op.spec.name, got=problem, expected="a library")
 
 
 def state(op: Op, device: str = "cpu") -> tuple[str, str]:
     """``("native" | "python", why)``: which binding serves the C ABI kernel of ``op``, as ``shiplap env`` shows it.
 
-    A library in the cache counts as native: the first call attaches it.
+    A library in the package of the op or in the cache counts as native: the first call attaches it.
     """
     form = next((k.native for k in op.kernels.get(device, ()) if k.native is not None), None)
     if op.native is not None and device in op.native.devices:
@@ -138,16 +162,20 @@ def state(op: Op, device: str = "cpu") -> tuple[str, str]:
         return "python", OFF
     if form is None:
         return "python", "no C ABI kernel"
+    plan, why = installed.find(op)
+    if plan is not None and not form.why:
+        return "native", f"{plan.place / LIBRARY}, attached at the first call"
     try:
         plan = make_plan(op)
-        there = present(plan.root, plan.digest, op.spec.name)
+        there = present(plan.place, op.spec.name)
     except (ShiplapError, OSError) as e:
         return "python", _reason(e)
-    if device not in [e.device for e in plan.entries if e.op is op]:
+    if device not in [e.device for e in plan.entries.values() if e.op is op]:
         return "python", form.why or "several kernels, or one that asks supports="
     if there and not form.why:
-        return "native", f"{plan.root / plan.digest / LIBRARY}, attached at the first call"
-    return "python", form.why or f"built in the background from call {HOT} on"
+        return "native", f"{plan.place / LIBRARY}, attached at the first call"
+    reason = form.why or f"built in the background from call {HOT} on"
+    return "python", f"{reason} ({why})" if why else reason
 
 
 def _build_failed(output: str) -> str:

@@ -2,36 +2,40 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shlex
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from shiplap import trust
 from shiplap.bind.artefacts import folder
 from shiplap.bind.library import load_symbol, locate
+from shiplap.bind.needs import FLAGS, INCLUDE, digest
 from shiplap.codegen.native import Native, native_source, unfit
 from shiplap.compat.library import numbered
 from shiplap.errors import ShiplapError, error
 from shiplap.op import Op, registry
 from shiplap.op.native import NativeForm
 from shiplap.op.out import has_out
-from shiplap_headers import include_dir
 
-__all__ = ["FLAGS", "INCLUDE", "Entry", "Plan", "bound", "cache", "compiler", "digest", "make_plan", "serves"]
+__all__ = [
+    "Entry",
+    "Plan",
+    "bindable",
+    "bound",
+    "cache",
+    "command",
+    "compiler",
+    "extra_flags",
+    "make_plan",
+    "serves",
+]
 
 DEVICES = ("cpu", "cuda")  # device types for which there is native code
-INCLUDE = include_dir()
-# Sizes wrap around where they overflow, as -fwrapv has it: else a compiler leaves out the look at a divisor of 0.
-WRAP = "-fwrapv"
-FLAGS = (
-    *("-O2", WRAP, "-std=c++20", "-shared", "-fPIC", "-fvisibility=hidden"),
-    "-DTORCH_TARGET_VERSION=0x020b000000000000",
-)
 
 
 @dataclass(frozen=True)
@@ -47,25 +51,19 @@ class Entry:
 
 @dataclass(frozen=True)
 class Plan:
-    """The ops that share kernel libraries as one translation unit, and where its binary is or will be."""
+    """A library that binds ops, and where it is or will be.
 
-    entries: tuple[Entry, ...]
-    source: str
-    command: tuple[str, ...]
-    root: Path
+    Attributes:
+        entries: what the library has of ops of this process, by number in the library.
+        place: the folder of the library, named by the digest of all that the library depends on.
+        source: the C++ of the library, empty where the library came with a package and nobody builds it here.
+        rule: who may own and write the files.
+    """
 
-    @property
-    def digest(self) -> str:
-        return digest(self.source, self.command, torch.__version__)
-
-
-def digest(source: str, command: Sequence[str], version: str) -> str:
-    """All that a binary depends on; of the compiler its path, size and age, so that asking costs no process."""
-    tools = [path.resolve() for path in map(Path, command[:2]) if path.is_absolute()]
-    known = [f"{tool} {tool.stat().st_size} {tool.stat().st_mtime_ns}" for tool in tools]
-    headers = [path.read_text() for path in sorted((INCLUDE / "shiplap").glob("*.h"))]
-    parts = [source, *headers, *command, *known, version]
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+    entries: Mapping[int, Entry]
+    place: Path
+    source: str = ""
+    rule: trust.Rule = trust.CODE
 
 
 def make_plan(op: Op) -> Plan:
@@ -90,8 +88,9 @@ def make_plan(op: Op) -> Plan:
         )
     for form in forms.values():
         locate(form.library)
-    entries = _related(op, [e for o in registry.ops() for e in _entries(o)])
-    return Plan(tuple(entries), native_source([e.native for e in entries]), _command(op), cache(op))
+    entries = _related(op, [e for o in registry.ops() for e in bindable(o)])
+    source = native_source([e.native for e in entries])
+    return Plan(dict(enumerate(entries)), cache(op) / digest(source, (*FLAGS, *extra_flags())), source)
 
 
 def cache(op: Op) -> Path:
@@ -101,24 +100,37 @@ def cache(op: Op) -> Path:
 
 def compiler(op: Op) -> tuple[str, ...]:
     """The C++ compiler as a call: its path, and what ``CXX`` has behind it (``ccache g++``). SL405 if there is none."""
-    command = os.environ.get("CXX", "").strip() or "c++"
-    program = shutil.which(command)  # a path may have blanks
-    if program is not None:
-        return (program,)
+    programs, flags = _asked_compiler()
+    paths = [shutil.which(program) for program in programs]
+    if not paths or None in paths:
+        wanted = os.environ.get("CXX", "").strip() or "c++"
+        raise error("SL405", where=op.spec.name, got=f"no {wanted} on the PATH", expected="a C++20 compiler")
+    return (*map(str, paths), *flags)
+
+
+def extra_flags() -> list[str]:
+    """The flags that ``CXX`` has behind the compiler: a library depends on them as on ours."""
+    return _asked_compiler()[1]
+
+
+def _asked_compiler() -> tuple[list[str], list[str]]:
+    """The programs that ``CXX`` names, at most two of them, and the flags behind them."""
+    wanted = os.environ.get("CXX", "").strip() or "c++"
+    if shutil.which(wanted) is not None:  # a path may have blanks
+        return [wanted], []
     try:
-        words = shlex.split(command)
+        words = shlex.split(wanted)
     except ValueError:
         words = []
-    paths = [shutil.which(word) for word in words[:2] if not word.startswith("-")]
-    if not words or not paths or None in paths:
-        raise error("SL405", where=op.spec.name, got=f"no {command} on the PATH", expected="a C++20 compiler")
-    return tuple([str(path) for path in paths] + words[len(paths) :])
+    programs = [word for word in words[:2] if not word.startswith("-")]
+    return programs, words[len(programs) :]
 
 
-def _command(op: Op) -> tuple[str, ...]:
+def command(op: Op) -> list[str]:
+    """The call that compiles a binding, without its source and its output. SL405 if there is no compiler."""
     home = Path(torch.__file__).parent
     include = ("-I", str(INCLUDE), "-isystem", str(home / "include"))
-    return (*compiler(op), *FLAGS, *include, f"-L{home / 'lib'}", "-ltorch_cpu", "-ldl")
+    return [*compiler(op), *FLAGS, *include, f"-L{home / 'lib'}", "-ltorch_cpu", "-ldl"]
 
 
 def bound(op: Op, device: str) -> tuple[Native, NativeForm]:
@@ -169,7 +181,7 @@ def _native(op: Op, device: str, form: NativeForm) -> Native:
     )
 
 
-def _entries(op: Op) -> list[Entry]:
+def bindable(op: Op) -> list[Entry]:
     """What of ``op`` can be bound natively: fit, its kernel there and built for this declaration."""
     entries = []
     for device, form in _forms(op).items():

@@ -18,6 +18,7 @@ from shiplap.bind.artefacts import present
 from shiplap.bind.build import LIBRARY
 from shiplap.bind.build import build as compile_into
 from shiplap.bind.library import load_symbol, locate
+from shiplap.bind.needs import INCLUDE, digest
 from shiplap.codegen.tvm_ffi import tvm_ffi_source
 from shiplap.errors import error
 from shiplap.op import Op
@@ -67,14 +68,14 @@ def build(op: Op) -> Path:
     kernels = locate(form.library)
     load_symbol(form.library, form.symbol, form.signature)  # which says what does not fit
     library = (f"-L{package.library.parent}", f"-Wl,-rpath,{package.library.parent}", "-ltvm_ffi", "-ldl")
-    command = [*plan.compiler(op), *FLAGS, "-I", str(plan.INCLUDE), *package.include, *library]
+    command = [*plan.compiler(op), *FLAGS, "-I", str(INCLUDE), *package.include, *library]
     source, root = tvm_ffi_source(described, kernels), plan.cache(op)
-    digest = plan.digest(source, command, package.version)
-    if problem := compile_into(root, digest, source, command):
+    name = digest(source, (*FLAGS, *plan.extra_flags(), *library), f"{PACKAGE} {package.version}")
+    if problem := compile_into(root, name, source, command):
         raise error("SL405", where=op.spec.name, got=problem, expected="a library")
-    if not present(root, digest, op.spec.name):
+    if not present(root / name, op.spec.name):
         raise error("SL405", where=op.spec.name, got="the library does not fit its seal", expected="a library")
-    return root / digest / LIBRARY
+    return root / name / LIBRARY
 
 
 def _package_module(op: Op) -> Any:

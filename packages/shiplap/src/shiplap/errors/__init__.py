@@ -13,6 +13,7 @@ from shiplap.errors.doctor import DoctorError
 from shiplap.errors.kernel import KernelError
 from shiplap.errors.library import LibraryError
 from shiplap.errors.rewrite import RewriteError
+from shiplap.errors.shipping import ShippingError
 
 __all__ = [
     "CATALOGUE",
@@ -27,6 +28,7 @@ __all__ = [
     "RewriteError",
     "ShiplapError",
     "ShiplapNotice",
+    "ShippingError",
     "error",
     "notice",
     "register",

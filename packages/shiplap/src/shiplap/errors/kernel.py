@@ -53,8 +53,8 @@ register(
         (
             "SL307",
             "the op cannot be packaged for this device",
-            "An AOTInductor package runs without Python, and this kernel is launched by Python.",
-            ("compute the op's result outside the program and pass it as an input, or package the program for the CPU"),
+            "An AOTInductor package runs without Python, and this op would be run by Python.",
+            "give the op one C ABI kernel or a template, or pass its result to the program as an input",
         ),
     ],
 )

@@ -42,8 +42,8 @@ register(
             "SL405",
             "the native binding cannot be used",
             (
-                "The native binding is compiled on your machine. Until it is available, calls go through the "
-                "slower Python binding."
+                "Unless its package brings one along, the native binding is compiled on your machine. Until it is "
+                "available, calls go through the slower Python binding."
             ),
             "install a C++20 compiler or set CXX; set SHIPLAP_NATIVE=0 to keep the Python binding",
         ),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from shiplap.compat import lowering
+from shiplap.compat import lowering, packages
 from shiplap.errors import notice
 from shiplap.fuse.call import Call
 from shiplap.fuse.candidate import TemplateCandidate, candidates
@@ -19,7 +19,9 @@ from shiplap.fuse.prove import prove
 from shiplap.fuse.select import Selection, blocked, forced, known, measure
 from shiplap.fuse.switch import in_force
 from shiplap.op import Op, choices
+from shiplap.op.binding import Binding
 from shiplap.op.choices import REFERENCE
+from shiplap.op.fake import refuse_python
 from shiplap.selection.choice import Choice
 
 __all__ = ["lower"]
@@ -93,12 +95,21 @@ def _first_proven(call: Call, valid: list[TemplateCandidate], verdicts: list[Ver
 def fallback(call: Call, overload: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """The node of an op without a template: a call of its own kernel, or its reference traced into the graph."""
     if call.op.own(call.device.type):  # a template that runs by itself is what was refused here
-        return lowering.extern(overload, args, dict(kwargs))
+        return _opaque(call, overload, args, kwargs)
     try:
         graph = lowering.trace(call.reference, list(call.tensors.values()))
     except Exception:  # a reference that cannot be traced is called as it stands
-        return lowering.extern(overload, args, dict(kwargs))
+        return _opaque(call, overload, args, kwargs)
     return lowering.inline(graph, call.nodes)  # if the user asked for it, tuned by Inductor as any PyTorch code is
+
+
+def _opaque(call: Call, overload: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """The op as a call of itself. SL307 in a package, where Python would run it."""
+    if packages.packaging():
+        classes = {a.tensor.dtype_class for a in call.op.spec.tensors if a.tensor and not a.tensor.concrete}
+        dtypes = {name: dtype for name, dtype in call.dtypes.items() if name in classes}
+        refuse_python(call.op, Binding((), {}, dtypes, call.device))
+    return lowering.extern(overload, args, dict(kwargs))
 
 
 def _warn(op: Op, verdict: Verdict) -> None:

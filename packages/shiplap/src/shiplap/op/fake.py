@@ -13,7 +13,7 @@ from shiplap.op.outputs import empty_outputs, result_of
 from shiplap.op.state import OpState
 from shiplap.op.values import Result, Value
 
-__all__ = ["make_fake"]
+__all__ = ["make_fake", "refuse_python"]
 
 
 def make_fake(op: OpState) -> Callable[..., Result]:
@@ -26,8 +26,8 @@ def make_fake(op: OpState) -> Callable[..., Result]:
     def fake(*args: Value, **kwargs: Value) -> Result:
         digest.ensure()
         call = op.bind(spec.complete(args, kwargs))  # the dispatcher may have stripped defaults
-        if packages.packaging():
-            _refuse_python(op, call)
+        if packages.packaging() and not op.templates.get(call.device.type):  # those refuse where they are lowered
+            refuse_python(op, call)
         for dim, bound in spec.bounds:
             size = sizes.new_size()
             call.env[dim] = size
@@ -38,19 +38,20 @@ def make_fake(op: OpState) -> Callable[..., Result]:
     return fake
 
 
-def _refuse_python(op: OpState, call: Binding) -> None:
-    """SL307 where the package of a GPU would have to call Python: templates become part of it, native code goes along.
-
-    On a CPU a package may be loaded into this process, where Python serves it.
-    """
+def refuse_python(op: OpState, call: Binding) -> None:
+    """SL307 where a package would have to call Python, which it may not have: native code alone goes along."""
     device = call.device.type
-    if device != "cuda" or op.templates.get(device):
-        return
-    if all(k.by_python for k in op.kernels.get(device, ())):
-        names = ", ".join(k.name for k in op.kernels.get(device, ())) or "the reference"
+    kernels = op.own(device)
+    if not kernels:
+        got = f"the reference, run by Python on {device}"
+    elif len(kernels) > 1:
+        got = f"{', '.join(k.name for k in kernels)}, among which Python picks on {device}"
+    else:
+        got = kernels[0].unpacked(call)
+    if got:
         raise error(
             "SL307",
             where=op.spec.name,
-            got=f"{names}, launched by Python on {device}",
+            got=got,
             expected="a template or a C ABI kernel",
         )

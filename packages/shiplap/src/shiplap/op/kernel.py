@@ -112,6 +112,10 @@ class Kernel(ABC):
         verdict = True if self.supports is None else self.supports(*call.args)
         return "" if verdict is True else (verdict or "supports() returned False")
 
+    def unpacked(self, call: Binding) -> str:
+        """Empty when a compiled package can hold the kernel for ``call``, else the reason."""
+        return f"{self.name}, launched by Python on {self.device}"
+
     def serving(self, call: Binding) -> Self | str:
         """The kernel with the config of a call that nobody has tuned, or the reason why it does not take the call."""
         if reason := self.refuses(call):

@@ -50,7 +50,7 @@ class NativeForm:
         strided: arguments that it takes with any strides. ``align``: bytes. What it asks of addresses.
         signature: the stamp of the prototype that the library must have been built with.
         calls: how many Python has served, less than 0 once nobody counts: attached, refused or held.
-        why: why there is no native binding, if so. ``digest``: of the binding that is built or looked for.
+        why: why there is no native binding, if so. ``place``: the folder of the library that is built.
     """
 
     library: Path
@@ -60,7 +60,7 @@ class NativeForm:
     signature: str
     calls: int = 0
     why: str = ""
-    digest: str = ""
+    place: Path = Path()
 
     @property
     def counting(self) -> bool:

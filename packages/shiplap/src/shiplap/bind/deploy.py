@@ -1,0 +1,93 @@
+"""``deploy(ops, folder)``: ops as one library for processes without shiplap, and without Python.
+
+A model that AOTInductor has packaged calls its ops through torch's dispatcher. The library defines and implements them
+when it is loaded: by ``torch.ops.load_library(path)`` in Python, by ``dlopen(path, RTLD_NOW | RTLD_GLOBAL)`` in C++.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+from shiplap.bind.artefacts import present
+from shiplap.bind.build import LIBRARY
+from shiplap.bind.build import build as compile_into
+from shiplap.bind.needs import FLAGS, digest
+from shiplap.bind.plan import Entry, cache, command, extra_flags, make_plan
+from shiplap.codegen.environment import render
+from shiplap.codegen.native import native_source
+from shiplap.errors import error
+from shiplap.op import Op
+
+__all__ = ["NAME", "deploy"]
+
+NAME = "libshiplap_ops.so"
+
+
+def deploy(ops: Iterable[Op], folder: str | os.PathLike[str]) -> Path:
+    """Write the library of ``ops`` and their kernel libraries into ``folder``, and return its path.
+
+    The library has all ops that share a kernel library with one of ``ops``. It finds the kernel libraries beside
+    itself, so the folder can be moved as a whole. It is not for a process that imports the declarations: there the ops
+    are defined already.
+
+    Raises:
+        LibraryError: SL404 for an op that C++ cannot bind; SL405 or SL406 when the library cannot be built; SL401 to
+            SL403 for a kernel library that is missing or of another declaration.
+        ShippingError: SL308 for two kernel libraries of one name, and for no op.
+        CommandError: SL602 when ``folder`` cannot be written.
+    """
+    wanted = list(dict.fromkeys(ops))
+    if not wanted:
+        raise error("SL308", where=str(folder), got="no op", expected="declared ops", fix="pass the ops of the model")
+    listed = [e for op in wanted for e in make_plan(op).entries.values()]
+    entries = list({(e.op.spec.name, e.device): e for e in listed}.values())
+    names = _names(entries, folder)
+    source = native_source([e.native for e in entries])
+    source += render("deploy.cpp.jinja", libraries=[e.kernels.name for e in entries])
+    root, place = cache(wanted[0]), digest(source, (*FLAGS, *extra_flags()))
+    problem = (
+        "" if present(root / place, wanted[0].spec.name) else compile_into(root, place, source, command(wanted[0]))
+    )
+    if problem:
+        raise error("SL405", where=wanted[0].spec.name, got=problem, expected="a library")
+    target = Path(folder)
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        for name, path in names.items():
+            _replace(path, target / name)
+        _replace(root / place / LIBRARY, target / NAME)
+    except OSError as e:
+        raise error(
+            "SL602",
+            where=str(target),
+            what="the directory cannot be written",
+            got=e.strerror or e,
+            expected="a writable directory",
+        ) from None
+    return target / NAME
+
+
+def _names(entries: Iterable[Entry], folder: str | os.PathLike[str]) -> dict[str, Path]:
+    """The kernel libraries by the names that they will have."""
+    names: dict[str, Path] = {}
+    for entry in entries:
+        other = names.setdefault(entry.kernels.name, entry.kernels)
+        if other != entry.kernels or other.name == NAME:
+            raise error(
+                "SL308",
+                where=os.fspath(folder),
+                got=f"{other} and {entry.kernels}" if other != entry.kernels else str(other),
+                expected="kernel libraries of different names",
+                fix="rename one of the libraries",
+            )
+    return names
+
+
+def _replace(path: Path, target: Path) -> None:
+    """Copy by way of another name: a process that has loaded the target keeps what it has."""
+    scratch = target.with_name(f".{target.name}.{os.getpid()}")
+    shutil.copyfile(path, scratch)
+    scratch.replace(target)

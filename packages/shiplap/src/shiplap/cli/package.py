@@ -1,0 +1,87 @@
+"""``shiplap package``: put native bindings into a wheel, so that its users need no compiler."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from shiplap.cli import console
+
+if TYPE_CHECKING:
+    from shiplap.shipping import Packed
+
+__all__ = ["command"]
+
+EPILOG = """\b
+Examples:
+  shiplap package dist/mylib-1.0-py3-none-any.whl
+                                      bind the ops that importing mylib declares
+  shiplap package dist/*.whl --ops mylib.ops -o wheelhouse
+                                      name the module of the ops, write into another folder
+  shiplap package dist/*.whl --json   what was bound and what was left out, with the reason
+
+\b
+Exit status:
+  0  written
+  2  no wheel, no ops, a kernel library outside the package, or no compiler"""
+
+
+def command(
+    wheels: Annotated[list[Path], typer.Argument(metavar="WHEEL", help="Wheels whose packages declare ops.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="DIR", help="Folder to write to; else beside WHEEL.")
+    ] = None,
+    ops: Annotated[
+        list[str] | None, typer.Option("--ops", metavar="MODULE", help="A module that declares ops; may be repeated.")
+    ] = None,
+    platform: Annotated[
+        str, typer.Option("--platform", metavar="TAG", help="Platform tag; else what the libraries need.")
+    ] = "",
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON array, an object per wheel.")] = False,
+) -> None:
+    """Put the native bindings of C ABI kernels into wheels, for users without a compiler.
+
+    The bindings keep to torch's stable ABI and hold no Python: one wheel serves torch from 2.11 on and every Python. A
+    wheel for any platform becomes one for this platform, and is renamed.
+    """
+    with console.own_stdout():
+        from shiplap.shipping import Request, package
+
+        requests = [Request(wheel, output, tuple(ops or ()), platform) for wheel in wheels]
+        packed = [package(request, console.note) for request in requests]
+    if json:
+        console.emit_json([_as_json(each) for each in packed])
+        return
+    for each in packed:
+        _print(each)
+
+
+def _as_json(packed: Packed) -> dict[str, Any]:
+    return {
+        "wheel": str(packed.wheel),
+        "warning": packed.warning,
+        "packages": [
+            {
+                **asdict(each),
+                "left_out": [{"op": op, "reason": reason} for op, reason in each.left_out],
+            }
+            for each in packed.contents
+        ],
+    }
+
+
+def _print(packed: Packed) -> None:
+    screen = console.out()
+    screen.print(f"{packed.wheel}", markup=False)
+    for each in packed.contents:
+        for library in each.libraries:
+            screen.print(f"  library   {each.package}/{library}", markup=False)
+        for bound in each.bound:
+            screen.print(f"  native    {bound.op} on {', '.join(bound.devices)}", markup=False)
+        for op, reason in each.left_out:
+            screen.print(f"  left out  {op}: {reason}", markup=False)
+    if packed.warning:
+        console.note(f"package indexes will refuse this wheel: {packed.warning}")

@@ -1,0 +1,5 @@
+"""Wheels that carry native code: what ``shiplap package`` and the build backend ``shiplap.shipping.backend`` do."""
+
+from shiplap.shipping.wheel import Packed, Request, package
+
+__all__ = ["Packed", "Request", "package"]

@@ -1,0 +1,155 @@
+"""What goes into a package: the libraries that bind its ops, with their seals and manifests, and a table of choices."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+from shiplap.bind import installed, native
+from shiplap.bind.build import LIBRARY, SEAL
+from shiplap.bind.library import load_symbol, locate
+from shiplap.bind.plan import Plan, make_plan
+from shiplap.errors import ShiplapError, error
+from shiplap.op import Op, registry
+from shiplap.op.native import NativeForm
+
+__all__ = ["Bound", "Contents", "fill"]
+
+
+@dataclass(frozen=True)
+class Bound:
+    """An op that the package binds natively: for which device types, by which of its folders."""
+
+    op: str
+    devices: tuple[str, ...]
+    folder: str
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What was put into one package.
+
+    Attributes:
+        package: the name under which the package is imported.
+        bound: the ops that are native from the first call on.
+        left_out: ``(op, reason)`` of the ops that stay with Python, such as those whose kernels are Python functions.
+        libraries: the kernel libraries of the package, relative to it.
+    """
+
+    package: str
+    bound: tuple[Bound, ...]
+    left_out: tuple[tuple[str, str], ...]
+    libraries: tuple[str, ...]
+
+
+def fill(modules: Iterable[str], within: Path) -> list[Contents]:
+    """Import ``modules`` and put into each of their packages what binds the ops that it declares.
+
+    Args:
+        modules: the modules that declare ops, such as ``mylib.ops``.
+        within: the folder from which the packages have to be imported.
+
+    Raises:
+        ShippingError: SL308 for a module outside ``within``, for modules that declare no op, and for a kernel library
+            outside its package.
+        LibraryError: SL401 to SL403 for a kernel library that is missing or of another declaration, SL405 when a
+            binding cannot be compiled.
+    """
+    packages = dict.fromkeys(_imported(name, within) for name in modules)
+    ops = {package: [op for op in registry.ops() if _top(op) == package] for package in packages}
+    if not any(ops.values()):
+        raise error(
+            "SL308",
+            where=", ".join(packages),
+            got="no op is declared when it is imported",
+            expected="modules that declare ops",
+            fix="name the modules that declare the ops: --ops mylib.ops",
+        )
+    return [_fill_one(package, declared, within) for package, declared in ops.items() if declared]
+
+
+def _imported(name: str, within: Path) -> str:
+    """The top package of the module ``name``, which is imported."""
+    try:
+        import_module(name)
+    except Exception as e:
+        raise error("SL601", where=name, got=f"{type(e).__name__}: {e}", expected="a module of the wheel") from e
+    package = name.partition(".")[0]
+    roots = [Path(root).resolve() for root in getattr(sys.modules[package], "__path__", ())]
+    if not roots:
+        raise error(
+            "SL308",
+            where=package,
+            got="a module of one file",
+            expected="a package: a folder that can hold libraries",
+            fix=f"make {package}.py the file {package}/__init__.py",
+        )
+    if not any(root.is_relative_to(within.resolve()) for root in roots):
+        raise error(
+            "SL308",
+            where=package,
+            got=f"it was imported from {roots[0]}",
+            expected=f"the package in {within}",
+            fix=f"uninstall {package} here: an editable install comes before the wheel",
+        )
+    return package
+
+
+def _top(op: Op) -> str:
+    return op.reference.__module__.partition(".")[0]
+
+
+def _fill_one(package: str, ops: Sequence[Op], within: Path) -> Contents:
+    root = next(r for p in sys.modules[package].__path__ if (r := Path(p).resolve()).is_relative_to(within.resolve()))
+    libraries = sorted({_inside(op, form, root) for op in ops for form in _forms(op)})
+    folder = root / installed.FOLDER
+    shutil.rmtree(folder, ignore_errors=True)
+    plans: dict[str, Plan] = {}
+    bound, left_out = [], []
+    for op in ops:
+        try:
+            plan = make_plan(op)
+        except ShiplapError as e:
+            if e.id != "SL404":
+                raise
+            left_out.append((op.spec.name, e.got))
+            continue
+        plans[plan.place.name] = plan
+        devices = tuple([e.device for e in plan.entries.values() if e.op is op])
+        bound.append(Bound(op.spec.name, devices, f"{installed.FOLDER}/{plan.place.name}"))
+    for plan in plans.values():
+        _put(plan, folder / plan.place.name)
+    return Contents(package, tuple(bound), tuple(left_out), tuple(libraries))
+
+
+def _forms(op: Op) -> list[NativeForm]:
+    return list({id(k.native): k.native for ks in op.kernels.values() for k in ks if k.native is not None}.values())
+
+
+def _inside(op: Op, form: NativeForm, root: Path) -> str:
+    """The library of a kernel relative to the package, if it is part of the package and of this declaration."""
+    path = form.library.resolve()
+    if not path.is_relative_to(root):
+        raise error(
+            "SL308",
+            where=f"{op.spec.name}, kernel {form.symbol}",
+            got=f"the kernel library {form.library}",
+            expected=f"a file in {root}",
+            fix="put the library into the package, and pass sl.cabi(Path(__file__).with_name('lib....so'), ...)",
+        )
+    locate(path)
+    load_symbol(form.library, form.symbol, form.signature)
+    return str(path.relative_to(root))
+
+
+def _put(plan: Plan, folder: Path) -> None:
+    """The library of ``plan``, compiled or from the cache, with its seal and manifest."""
+    native.compile_plan(plan, next(e.op for e in plan.entries.values()))
+    folder.mkdir(parents=True)
+    for name in (LIBRARY, SEAL):
+        shutil.copyfile(plan.place / name, folder / name)
+    (folder / installed.MANIFEST).write_bytes(installed.manifest(list(plan.entries.values())))

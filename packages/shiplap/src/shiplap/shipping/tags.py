@@ -1,0 +1,67 @@
+"""The platform that a wheel with libraries is for, as far as it shows in the libraries: ``manylinux_2_28_x86_64``."""
+
+from __future__ import annotations
+
+import platform
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from elftools.common.exceptions import ELFError
+from elftools.elf.dynamic import DynamicSection
+from elftools.elf.elffile import ELFFile
+from elftools.elf.gnuversions import GNUVerNeedSection
+
+__all__ = ["platform_tag"]
+
+# What every Linux with the C library of a manylinux tag has, and what torch brings along.
+COMMON = re.compile(
+    r"(libc|libm|libdl|libpthread|librt|libstdc\+\+|libgcc_s|libgomp|ld-linux[\w-]*|libtorch(_\w+)?|libc10(_\w+)?)\.so"
+)
+# The C++ library (GLIBCXX_3.4.N) of the first distributions with a C library (GLIBC_2.M), as PEP 600's users have it.
+CXX = ((19, 17), (24, 28), (28, 31), (29, 34), (30, 35), (33, 39))
+
+
+def platform_tag(libraries: Iterable[Path]) -> tuple[str, str]:
+    """``(tag, reason)``: the oldest manylinux that has all that ``libraries`` need.
+
+    It is ``linux_<machine>``, which package indexes refuse, with the reason, where a library needs something else.
+    """
+    minor = 17
+    for path in libraries:
+        try:
+            needed, versions = _read(path)
+        except (OSError, ELFError) as e:
+            return f"linux_{platform.machine()}", f"{path.name} cannot be read: {e}"
+        others = [name for name in needed if not COMMON.match(name)]
+        if others:
+            return f"linux_{platform.machine()}", f"{path.name} needs {', '.join(others)}"
+        try:
+            minor = max([minor, *map(_minor, versions)])
+        except ValueError as e:
+            return f"linux_{platform.machine()}", f"{path.name} needs {e}"
+    return f"manylinux_2_{minor}_{platform.machine()}", ""
+
+
+def _read(path: Path) -> tuple[list[str], list[str]]:
+    """The libraries that ``path`` needs, and the versions of their symbols."""
+    needed, versions = [], []
+    with path.open("rb") as file:
+        for section in ELFFile(file).iter_sections():
+            if isinstance(section, DynamicSection):
+                needed += [tag.needed for tag in section.iter_tags() if tag.entry.d_tag == "DT_NEEDED"]
+            elif isinstance(section, GNUVerNeedSection):
+                versions += [each.name for _, listed in section.iter_versions() for each in listed]
+    return needed, versions
+
+
+def _minor(version: str) -> int:
+    """The C library 2.M that comes with a version such as ``GLIBCXX_3.4.30``. ValueError for one that is too new."""
+    if match := re.match(r"GLIBC_2\.(\d+)", version):
+        return int(match[1])
+    if match := re.match(r"GLIBCXX_3\.4\.(\d+)", version):
+        known = [minor for newest, minor in CXX if int(match[1]) <= newest]
+        if not known:
+            raise ValueError(version)
+        return known[0]
+    return 0

@@ -1,0 +1,203 @@
+"""A wheel with native code from a wheel without: unpacked, filled, tagged for its platform and packed again."""
+
+from __future__ import annotations
+
+import base64
+import configparser
+import csv
+import hashlib
+import io
+import os
+import re
+import stat
+import sysconfig
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from shiplap import trust
+from shiplap.bind.installed import FOLDER
+from shiplap.errors import error
+from shiplap.shipping.contents import Contents
+from shiplap.shipping.tags import platform_tag
+from shiplap.shipping.worker import fill_apart
+
+__all__ = ["Packed", "Request", "package"]
+
+LIMIT = 1 << 32  # bytes of a wheel, unpacked
+_NAME = re.compile(r"(?P<stem>[^-]+-[^-]+(?:-\d[^-]*)?)-(?P<python>[^-]+)-(?P<abi>[^-]+)-(?P<platform>[^-]+)\.whl")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to make of one wheel.
+
+    Attributes:
+        wheel: the wheel.
+        output: the folder of the wheel that is written, by default that of ``wheel``.
+        modules: the modules that declare ops. By default those that the wheel names as ``shiplap.families``, else its
+            top packages.
+        platform: the platform tag. By default it is read from the libraries, or kept where the wheel has one.
+    """
+
+    wheel: Path
+    output: Path | None = None
+    modules: tuple[str, ...] = ()
+    platform: str = ""
+
+
+@dataclass(frozen=True)
+class Packed:
+    """The wheel that was written, what it holds, and the reason where package indexes will refuse its platform tag."""
+
+    wheel: Path
+    contents: tuple[Contents, ...]
+    warning: str = ""
+
+
+def package(request: Request, say: Callable[[str], None] = lambda line: None) -> Packed:
+    """Put bindings and the table into the wheel. ``say`` gets a line before each long step.
+
+    A wheel for any platform is renamed, and removed under its old name where both would lie in one folder.
+
+    Raises:
+        ShippingError: SL308 for packages that cannot be given native code, SL310 for a file that is no wheel.
+        CommandError: SL601 when a module cannot be imported, SL602 when the wheel cannot be written.
+        LibraryError: what :func:`shiplap.shipping.contents.fill` raises.
+    """
+    name = _NAME.fullmatch(request.wheel.name)
+    if name is None:
+        raise _unfit(request.wheel, f"the name {request.wheel.name}")
+    if request.platform and not re.fullmatch(r"[a-z0-9_]+(\.[a-z0-9_]+)*", request.platform):
+        raise error(
+            "SL308",
+            where=str(request.wheel),
+            got=f"the platform tag {request.platform!r}",
+            expected="a tag such as manylinux_2_28_x86_64",
+            fix="pass --platform with a tag of lower-case letters, digits and underscores",
+        )
+    with tempfile.TemporaryDirectory(prefix="shiplap-wheel-") as scratch:
+        unpacked = Path(scratch)
+        files = _unpack(request.wheel, unpacked)
+        modules = request.modules or tuple(_modules(files, unpacked))
+        say(f"binding the ops of {', '.join(modules)}: a compiler runs for some seconds")
+        contents = fill_apart(modules, unpacked)
+        libraries = [path for path in unpacked.rglob("*.so*") if path.is_file()]
+        tag, warning = _platform(request, name["platform"], libraries)
+        target = (request.output or request.wheel.parent) / f"{name['stem']}-{name['python']}-{name['abi']}-{tag}.whl"
+        say(f"writing {target}")
+        _write(target, unpacked, files, f"{name['python']}-{name['abi']}-{tag}")
+    if target.parent.resolve() == request.wheel.parent.resolve() and target.name != request.wheel.name:
+        request.wheel.unlink()
+    return Packed(target, tuple(contents), warning)
+
+
+def _platform(request: Request, now: str, libraries: Iterable[Path]) -> tuple[str, str]:
+    if request.platform:
+        return request.platform, ""
+    read, why = platform_tag(libraries)
+    if now == "any" or now == sysconfig.get_platform().replace("-", "_").replace(".", "_"):
+        return read, why
+    return now, ""
+
+
+def _unpack(wheel: Path, folder: Path) -> dict[str, zipfile.ZipInfo]:
+    """Its files by name, without those of an earlier run. SL310 for what is no wheel."""
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            files = {info.filename: info for info in archive.infolist() if not info.is_dir()}
+            strange = next((n for n in files if PurePosixPath(n).is_absolute() or ".." in PurePosixPath(n).parts), "")
+            if strange or sum(info.file_size for info in files.values()) > LIMIT:
+                raise _unfit(wheel, f"the name {strange!r} in it" if strange else f"more than {LIMIT} bytes")
+            files = {name: info for name, info in files.items() if FOLDER not in PurePosixPath(name).parts}
+            for name in files:
+                archive.extract(name, folder)
+    except (OSError, zipfile.BadZipFile, ValueError) as e:
+        raise _unfit(wheel, trust.reason(e)) from None
+    if not _info(files, "WHEEL"):
+        raise _unfit(wheel, "no file *.dist-info/WHEEL")
+    return files
+
+
+def _unfit(wheel: Path, got: str) -> Exception:
+    return error("SL310", where=str(wheel), got=got, expected="a wheel such as mylib-1.0-py3-none-any.whl")
+
+
+def _info(files: Iterable[str], name: str) -> str:
+    """The file ``name`` of the folder ``*.dist-info``, or nothing."""
+    return next((f for f in files if re.fullmatch(rf"[^/]+\.dist-info/{re.escape(name)}", f)), "")
+
+
+def _modules(files: Mapping[str, zipfile.ZipInfo], folder: Path) -> Iterator[str]:
+    """The modules that a wheel names as families, else its top packages."""
+    listed = configparser.ConfigParser(delimiters=("=",))
+    if entry_points := _info(files, "entry_points.txt"):
+        listed.read_string((folder / entry_points).read_text(encoding="utf-8"))
+    if listed.has_section("shiplap.families"):
+        yield from dict.fromkeys(value.partition(":")[0].strip() for value in listed["shiplap.families"].values())
+    else:
+        tops = dict.fromkeys(PurePosixPath(name).parts[0] for name in files if name.endswith("/__init__.py"))
+        yield from (top for top in tops if (folder / top / "__init__.py").is_file())
+
+
+# --- written again ----------------------------------------------------------------------------------------------------
+
+
+def _write(target: Path, folder: Path, files: Mapping[str, zipfile.ZipInfo], tag: str) -> None:
+    """The files of the old wheel and all new ones under their packages' folders, whole or not at all."""
+    about, record = _info(files, "WHEEL"), _info(files, "RECORD") or _info(files, "WHEEL").replace("WHEEL", "RECORD")
+    (folder / about).write_text(_tagged((folder / about).read_text(encoding="utf-8"), tag), encoding="utf-8")
+    new = sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if _is_new(p, folder, files))
+    rows = []
+    scratch = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with zipfile.ZipFile(scratch, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name in [*(n for n in files if n != record), *new]:
+                content = (folder / name).read_bytes()
+                archive.writestr(files.get(name) or _entry(name), content, zipfile.ZIP_DEFLATED)
+                digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+                rows.append((name, f"sha256={digest}", str(len(content))))
+            archive.writestr(_entry(record), _record([*rows, (record, "", "")]))
+        scratch.replace(target)
+    except OSError as e:
+        raise error(
+            "SL602",
+            where=str(target),
+            what="the wheel cannot be written",
+            got=e.strerror or e,
+            expected="a path in a writable directory",
+        ) from None
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def _is_new(path: Path, folder: Path, files: Mapping[str, zipfile.ZipInfo]) -> bool:
+    """What was put there: Python's own caches were not, though the import has made them."""
+    parts = path.relative_to(folder).parts
+    return path.is_file() and FOLDER in parts and "/".join(parts) not in files
+
+
+def _entry(name: str) -> zipfile.ZipInfo:
+    """A file that any user may read, with the time that SOURCE_DATE_EPOCH asks for."""
+    seconds = max(int(os.environ.get("SOURCE_DATE_EPOCH", "315532800") or 315532800), 315532800)
+    entry = zipfile.ZipInfo(name, time.gmtime(seconds)[:6])
+    entry.external_attr = (stat.S_IFREG | 0o644) << 16
+    return entry
+
+
+def _record(rows: Sequence[tuple[str, str, str]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
+def _tagged(about: str, tag: str) -> str:
+    """The file WHEEL with this tag: ``py3-none-linux_x86_64``; several of a kind are joined by points."""
+    python, abi, platform = (part.split(".") for part in tag.split("-"))
+    kept = [line for line in about.splitlines() if line and not line.startswith(("Tag:", "Root-Is-Purelib:"))]
+    tags = [f"Tag: {py}-{a}-{p}" for py in python for a in abi for p in platform]
+    return "\n".join([*kept, "Root-Is-Purelib: false", *tags]) + "\n"
