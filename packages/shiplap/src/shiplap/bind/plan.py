@@ -151,7 +151,7 @@ def serves(op: Op, form: NativeForm) -> bool:
 
 
 def _native(op: Op, device: str, form: NativeForm) -> Native:
-    names = [op.spec.opname, *([f"{op.spec.opname}__raw"] if op.raw is not op.overload else [])]
+    names = [op.spec.opname, *([f"{op.spec.opname}.{op.raw._overloadname}"] if op.raw is not op.overload else [])]
     (kernel,) = op.own(device)
     return Native(
         op.spec,

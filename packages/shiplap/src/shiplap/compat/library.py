@@ -26,7 +26,8 @@ _editions: dict[tuple[str, str], int] = {}
 
 def numbered(name: str, edition: int) -> str:
     """What torch calls ``name`` of the ``edition``-th schema that was declared for it in this process."""
-    return name if edition == 1 else f"{name}__{edition}"
+    base, dot, overload = name.partition(".")
+    return name if edition == 1 else f"{base}__{edition}{dot}{overload}"
 
 
 class Registrations:
@@ -62,15 +63,34 @@ class Registrations:
         return numbered(name, self.edition)
 
     def overload(self, name: str) -> Overload:
-        """The op ``name``, once it is defined."""
-        packet: Any = getattr(getattr(torch.ops, self.namespace), self._named(name))
-        overload: Overload = packet.default
-        for each in (packet, overload) if name in self._refusals else ():
-            if not hasattr(each._op, "plain"):
-                each._op = _telling(each._op, self._refusals[name])
-                self._told.append(each._op)  # TorchScript knows functions by their id
-                torch.jit._builtins._register_builtin(each._op, packet._qualified_op_name)
+        """The op ``name``, or ``name.overload``. Torch looks for overloads once: all have to be defined by now."""
+        base, _, suffix = self._named(name).partition(".")
+        packet: Any = getattr(getattr(torch.ops, self.namespace), base)
+        overload: Overload = getattr(packet, suffix or "default")
+        refusal = self._refusals.get(name)
+        if refusal is None or hasattr(overload._op, "plain"):
+            return overload
+        if suffix:
+            self._wrap(overload, packet, _rising(overload._op, refusal, packet.default))
+            return overload
+        for each in (packet, overload):
+            self._wrap(each, packet, _telling(each._op, refusal))
         return overload
+
+    def _wrap(self, op: Any, packet: Any, function: Implementation) -> None:
+        """Calls of ``op`` are calls of ``function``."""
+        op._op = function
+        self._told.append(function)  # TorchScript knows functions by their id
+        torch.jit._builtins._register_builtin(function, packet._qualified_op_name)
+
+    def show(self, name: str, above: Overload) -> None:
+        """``name`` is the part of ``above`` below autograd: modes, tensor subclasses and graphs are shown ``above``."""
+
+        def shown(keys: Keys, *args: Any, **kwargs: Any) -> Any:
+            with torch._C._AutoDispatchBelowAutograd():
+                return above.redispatch(keys, *args, **kwargs)
+
+        self._library.impl(self._named(name), shown, "Python", with_keyset=True)
 
     def tell(self, name: str, refusal: Refusal) -> None:
         """Callers of ``name`` get the error that ``refusal`` knows to be behind a RuntimeError of native code."""
@@ -80,7 +100,8 @@ class Registrations:
         """``torch.ops.<namespace>.<name>`` is the op of this edition from now on, for all that it defines."""
         namespace = getattr(torch.ops, self.namespace)
         for name in self._defined if self.edition > 1 else ():
-            setattr(namespace, name, getattr(namespace, self._named(name)))
+            if "." not in name:  # an overload is found through its op
+                setattr(namespace, name, getattr(namespace, self._named(name)))
 
     def renewed(self, name: str) -> Overload:
         """The op ``name`` as another Python object of the same registration: code compiled for the one before, which
@@ -127,6 +148,26 @@ def _telling(plain: Implementation, refusal: Refusal) -> Implementation:
 
     vars(telling)["plain"] = plain
     return telling
+
+
+def _rising(plain: Implementation, refusal: Refusal, above: Overload) -> Implementation:
+    """As :func:`_telling`, for ``plain`` below autograd: a call in which a gradient or a tangent is asked for after all
+    is a call of ``above``. So a graph of ``torch.fx.symbolic_trace`` can be trained."""
+    any_requires_grad: Callable[..., bool] = torch._C._any_requires_grad
+    enabled, forward = torch.is_grad_enabled, torch.autograd.forward_ad
+
+    def rising(*args: Any, **kwargs: Any) -> Any:
+        try:
+            if forward._current_level >= 0 or (enabled() and any_requires_grad(*args, **kwargs)):
+                return above(*args, **kwargs)
+            return plain(*args, **kwargs)
+        except RuntimeError as e:
+            if type(e) is RuntimeError and (wrong := refusal(e)) is not None:
+                raise wrong from None
+            raise
+
+    vars(rising)["plain"] = plain
+    return rising
 
 
 def find_overload(namespace: str, name: str) -> Overload | None:

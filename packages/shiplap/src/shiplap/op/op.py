@@ -26,7 +26,7 @@ from torch import Tensor
 
 from shiplap.compat import calls
 from shiplap.compat.calls import P, R
-from shiplap.compat.library import Overload, Registrations
+from shiplap.compat.library import Registrations
 from shiplap.errors import ShiplapError, error
 from shiplap.op import digest
 from shiplap.op.autocast import make_cast
@@ -57,6 +57,8 @@ Samples = TypeVar("Samples", bound=Sampler)
 
 
 TORCHS_OWN = frozenset(("_c10d_functional", "aten", "c10d", "higher_order", "inductor", "prim", "prims", "quantized"))
+BELOW = "raw"  # the overload below autograd
+digest.on_digest(lambda: BELOW)  # compiled code names it
 declared: dict[str, Op] = {}  # by name; `op/registry.py` shows them
 
 
@@ -85,14 +87,14 @@ class Op(calls.ShortCut[P, R], Served):
         if self.separable and not kwargs and calls.is_recorded_call(args):
             return self.record(None, *args)
         plain = self.separable and calls.is_plain_call(args, kwargs)
-        result: Result = (self.raw if plain else self.overload)(*args, **kwargs)
+        result: Result = (calls.builtin(self.raw) if plain else self.overload)(*args, **kwargs)
         return result
 
     def below(self, *args: Value, **kwargs: Value) -> Result:
         """Call the op below autograd, as the autograd formula of the op does."""
         if self.separable and not kwargs:
             return self.direct(*args)
-        result: Result = self.raw(*args, **kwargs)
+        result: Result = calls.builtin(self.raw)(*args, **kwargs)
         return result
 
     def explain(self, args: Sequence[Value], kwargs: Mapping[str, Value], cause: Exception) -> None:
@@ -286,13 +288,13 @@ class Op(calls.ShortCut[P, R], Served):
         there, name = self._registrations, self.spec.opname
         if there is not None:
             self.overload = there.renewed(name)
-            self.raw = there.renewed(f"{name}__raw") if self.differentiable else self.overload
+            self.raw = there.overload(f"{name}.{BELOW}") if self.guarded else self.overload
         self.direct = route_of(self)
         self._differentiate()
 
     def _differentiate(self) -> None:
         """(Re)build what autograd calls."""
-        if self.differentiable:
+        if self.guarded:
             self.record = make_autograd(self.spec, self.overload, self.below, self.serve_tangent, self.gradient)
 
     def _recorded(self, *args: Value, **kwargs: Value) -> Result:
@@ -304,12 +306,15 @@ class Op(calls.ShortCut[P, R], Served):
         """Make the torch registration."""
         spec, name = self.spec, self.spec.opname
         self._registrations = there = Registrations.of(spec.namespace, name)
-        self.overload = self._define(there, name)
-        self.raw = self._define(there, f"{name}__raw") if self.differentiable else self.overload
-        self.separable = self.differentiable and not any(a.many for a in spec.args)
+        names = (name, f"{name}.{BELOW}") if self.guarded else (name,)
+        for each in names:
+            self._define(there, each)
+        self.overload, self.raw = there.overload(name), there.overload(names[-1])
+        self.separable = self.guarded and not any(a.many for a in spec.args)
         self.direct = route_of(self)
-        if self.differentiable:
-            there.skip_autograd(f"{name}__raw")
+        if self.guarded:
+            there.skip_autograd(names[-1])
+            there.show(names[-1], self.overload)
             there.record(name, self._recorded)
         self._differentiate()
         self.variant = OutVariant(self, there) if has_out(spec) else None
@@ -317,13 +322,12 @@ class Op(calls.ShortCut[P, R], Served):
             there.cast(name, self.overload, make_cast(spec))
         there.publish()
 
-    def _define(self, there: Registrations, name: str) -> Overload:
-        """Schema, real implementation and fake under ``name`` (two overloads of one name cannot be redeclared)."""
+    def _define(self, there: Registrations, name: str) -> None:
+        """Schema, real implementation and fake under ``name``."""
         there.define(schema(self.spec, name), tags(self.spec))
         there.tell(name, self.refusal)
         there.implement(name, self.execute)
         there.fake(name, make_fake(self))
-        return there.overload(name)
 
     def __reduce__(self) -> str:
         """Copied and pickled by name, as functions are: a model that holds an op can be deep-copied."""
