@@ -16,6 +16,7 @@ from shiplap.bind.artefacts import folder
 from shiplap.bind.library import load_symbol, locate
 from shiplap.codegen.native import Native, native_source, unfit
 from shiplap.compat.library import numbered
+from shiplap.op.schema import below
 from shiplap.errors import ShiplapError, error
 from shiplap.op import Op, registry
 from shiplap.op.native import NativeForm
@@ -151,7 +152,7 @@ def serves(op: Op, form: NativeForm) -> bool:
 
 
 def _native(op: Op, device: str, form: NativeForm) -> Native:
-    names = [op.spec.opname, *([f"{op.spec.opname}.{op.raw._overloadname}"] if op.raw is not op.overload else [])]
+    names = [op.spec.opname, *([below(op.spec.opname)] if op.raw is not op.overload else [])]
     (kernel,) = op.own(device)
     return Native(
         op.spec,

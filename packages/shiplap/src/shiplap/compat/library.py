@@ -44,6 +44,7 @@ class Registrations:
         self._library = library(namespace, "FRAGMENT")
         self._refusals: dict[str, Refusal] = {}
         self._defined: list[str] = []
+        self._above: dict[str, str] = {}
         self._told: list[Implementation] = []
         _kept.append(self)
 
@@ -70,10 +71,11 @@ class Registrations:
         refusal = self._refusals.get(name)
         if refusal is None or hasattr(overload._op, "plain"):
             return overload
-        if suffix:
-            self._wrap(overload, packet, _rising(overload._op, refusal, packet.default))
+        if name in self._above:
+            above = self.overload(self._above[name])
+            self._wrap(overload, packet, _rising(overload._op, refusal, above))
             return overload
-        for each in (packet, overload):
+        for each in (overload,) if suffix else (packet, overload):
             self._wrap(each, packet, _telling(each._op, refusal))
         return overload
 
@@ -83,12 +85,13 @@ class Registrations:
         self._told.append(function)  # TorchScript knows functions by their id
         torch.jit._builtins._register_builtin(function, packet._qualified_op_name)
 
-    def show(self, name: str, above: Overload) -> None:
+    def show(self, name: str, above: str) -> None:
         """``name`` is the part of ``above`` below autograd: modes, tensor subclasses and graphs are shown ``above``."""
+        self._above[name] = above
 
         def shown(keys: Keys, *args: Any, **kwargs: Any) -> Any:
             with torch._C._AutoDispatchBelowAutograd():
-                return above.redispatch(keys, *args, **kwargs)
+                return self.overload(above).redispatch(keys, *args, **kwargs)
 
         self._library.impl(self._named(name), shown, "Python", with_keyset=True)
 
@@ -100,15 +103,19 @@ class Registrations:
         """``torch.ops.<namespace>.<name>`` is the op of this edition from now on, for all that it defines."""
         namespace = getattr(torch.ops, self.namespace)
         for name in self._defined if self.edition > 1 else ():
-            if "." not in name:  # an overload is found through its op
-                setattr(namespace, name, getattr(namespace, self._named(name)))
+            base, _, suffix = name.partition(".")
+            packet = getattr(namespace, self._named(base))
+            if not suffix:
+                setattr(namespace, name, packet)
+            elif base not in self._defined:  # one of several ops of a name: the others stay what they are
+                setattr(getattr(namespace, base), suffix, getattr(packet, suffix))
 
     def renewed(self, name: str) -> Overload:
         """The op ``name`` as another Python object of the same registration: code compiled for the one before, which
         is guarded by identity, is not used for it. This is what torch does itself when it forgets a library."""
-        namespace = getattr(torch.ops, self.namespace)
-        if self._named(name) in vars(namespace):
-            delattr(namespace, self._named(name))
+        namespace, base = getattr(torch.ops, self.namespace), self._named(name).partition(".")[0]
+        if base in vars(namespace):
+            delattr(namespace, base)
         self.publish()
         return self.overload(name)
 
@@ -172,8 +179,9 @@ def _rising(plain: Implementation, refusal: Refusal, above: Overload) -> Impleme
 
 def find_overload(namespace: str, name: str) -> Overload | None:
     """The op that somebody registered. None if nobody did."""
-    packet = getattr(getattr(torch.ops, namespace), name, None)
-    return None if packet is None else packet.default
+    base, _, suffix = name.partition(".")
+    packet = getattr(getattr(torch.ops, namespace), base, None)
+    return None if packet is None else getattr(packet, suffix or "default", None)
 
 
 def _autocast(

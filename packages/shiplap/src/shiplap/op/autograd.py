@@ -191,8 +191,15 @@ def make_autograd(
     op computes.
     """
     run, set_up = _make_backward(spec, backward) if backward is not None else _missing_backward(spec)
+    keyed = any(a.keyword_only for a in spec.tensors)  # such tensors may have gradients too: all go by position
+    if keyed:
+        below, reference = _by_keyword(spec, below), _by_keyword(spec, reference)
     listed, count = any(a.many for a in spec.args), len(spec.outputs)
     changes = [i for i, a in enumerate(spec.args) if a.mutated]
+
+    def at_this_level(keys: Keys | None) -> Record:
+        call = transforms.below_autograd(overload, keys)
+        return _by_keyword(spec, call) if keyed else call
 
     def forward(ctx: Context, call: Record, kwargs: dict[str, Value], nest: Nest, *flat: Value) -> Result:
         ctx.shiplap_nest, args = nest, cast("Args", _nested(flat, nest))
@@ -214,6 +221,8 @@ def make_autograd(
     at_level = transforms.level_function(name, members)
 
     def autograd(keys: Keys | None, /, *args: Value, **kwargs: Value) -> Result:
+        if keyed:
+            args, kwargs = spec.complete(args, kwargs), {}
         transformed = transforms.active()
         if transformed and transforms.carries_tangent((*args, *kwargs.values())):
             if changes:
@@ -230,7 +239,7 @@ def make_autograd(
             return result if not changes else _first(result, count)
         if changes:
             raise _ungraded(spec, "a gradient was requested by a transform of torch.func")
-        return transforms.apply_at_level(at_level, transforms.below_autograd(overload, keys), kwargs, nest, *flat)
+        return transforms.apply_at_level(at_level, at_this_level(keys), kwargs, nest, *flat)
 
     return autograd
 
@@ -238,6 +247,16 @@ def make_autograd(
 def _tensors(values: Iterable[Value]) -> Iterator[Tensor]:
     for value in values:
         yield from (v for v in (value if isinstance(value, (list, tuple)) else (value,)) if isinstance(v, Tensor))
+
+
+def _by_keyword(spec: OpSpec, call: Record) -> Record:
+    """``call`` of all arguments in declared order."""
+
+    def called(*args: Value) -> Result:
+        positional, named = spec.split(args)
+        return call(*positional, **named)
+
+    return called
 
 
 def _carries(tensor: Tensor) -> bool:

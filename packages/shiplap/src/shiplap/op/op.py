@@ -40,7 +40,7 @@ from shiplap.op.launch import workspace_size
 from shiplap.op.out import OutVariant, has_out
 from shiplap.op.python import PythonFunction
 from shiplap.op.route import route_of
-from shiplap.op.schema import schema, tags
+from shiplap.op.schema import BELOW, below, schema, tags
 from shiplap.op.serve import Served
 from shiplap.op.source import home, same_home
 from shiplap.op.spec import OpSpec
@@ -57,7 +57,6 @@ Samples = TypeVar("Samples", bound=Sampler)
 
 
 TORCHS_OWN = frozenset(("_c10d_functional", "aten", "c10d", "higher_order", "inductor", "prim", "prims", "quantized"))
-BELOW = "raw"  # the overload below autograd
 digest.on_digest(lambda: BELOW)  # compiled code names it
 declared: dict[str, Op] = {}  # by name; `op/registry.py` shows them
 
@@ -288,7 +287,7 @@ class Op(calls.ShortCut[P, R], Served):
         there, name = self._registrations, self.spec.opname
         if there is not None:
             self.overload = there.renewed(name)
-            self.raw = there.overload(f"{name}.{BELOW}") if self.guarded else self.overload
+            self.raw = there.overload(below(name)) if self.guarded else self.overload
         self.direct = route_of(self)
         self._differentiate()
 
@@ -306,15 +305,16 @@ class Op(calls.ShortCut[P, R], Served):
         """Make the torch registration."""
         spec, name = self.spec, self.spec.opname
         self._registrations = there = Registrations.of(spec.namespace, name)
-        names = (name, f"{name}.{BELOW}") if self.guarded else (name,)
+        names = (name, below(name)) if self.guarded else (name,)
         for each in names:
             self._define(there, each)
+        if self.guarded:
+            there.show(names[-1], name)
         self.overload, self.raw = there.overload(name), there.overload(names[-1])
         self.separable = self.guarded and not any(a.many for a in spec.args)
         self.direct = route_of(self)
         if self.guarded:
             there.skip_autograd(names[-1])
-            there.show(names[-1], self.overload)
             there.record(name, self._recorded)
         self._differentiate()
         self.variant = OutVariant(self, there) if has_out(spec) else None
@@ -354,11 +354,11 @@ def op(
     """Declare a torch op from an annotated function whose body is its reference.
 
     Args:
-        name: ``"namespace::name"``.
+        name: ``"namespace::name"``, or ``"namespace::name.overload"`` for one of several ops of one name.
         dims: sizes that follow from others, ``{"k": "prod(kernel)"}``.
         bounds: upper bounds of data-dependent output dims, ``{"m": "n * prod(kernel)"}``; asserted at run time.
         requires: preconditions on sizes and scalars, ``("min(stride) >= 1",)``.
-        mutates: names of tensor arguments that the op writes to.
+        mutates: names of tensors, optional tensors or lists of tensors that the op writes to.
         contiguous: names of tensor arguments that must arrive contiguous (others may have any strides).
         outputs: names of the outputs (default ``out``, or ``out0``, ``out1``, ...), keywords of out-style kernels.
         autocast: dtype of floating inputs under autocast: ``"widest"`` of them, ``"autocast"``, ``"float32"`` or None.

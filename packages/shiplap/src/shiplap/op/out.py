@@ -35,7 +35,7 @@ def has_out(spec: OpSpec) -> bool:
 
 def out_name(spec: OpSpec) -> str:
     """The torch op's name, without namespace."""
-    return f"{spec.opname}__out"
+    return f"{spec.stem}__out"
 
 
 def out_schema(spec: OpSpec, name: str = "") -> str:
