@@ -21,7 +21,7 @@ def test_the_kernel_on_the_page_is_the_one_that_is_generated(tmp_path: Path) -> 
     assert done.returncode == 0, done.stderr[-3000:]
     shown = PAGE.read_text(encoding="utf-8")
     head, _, body = done.stdout.partition("\n")
-    assert head.startswith("# triton_tem_fused_mm__raw_relu_0: dense::mm, aten.relu in one kernel; torch ")
+    assert head.startswith("# triton_tem_fused_mm_relu_0: dense::mm, aten.relu in one kernel; torch ")
     assert body.count("tl.store(") == 1
     assert "maximum(" in body[body.index("tl.dot(") :]
     if head == shown.partition("\n")[0]:  # other versions of torch and Triton write it otherwise

@@ -149,7 +149,7 @@ def test_a_list_without_a_gradient(ns):
 
     @f.backward
     def _(grad, saved, needs):
-        return {"y": grad * 2}
+        return {"y": grad * 2, "xs": None}
 
     a, y = tensors(3, 3)
     f([a, a], y).sum().backward()
@@ -273,7 +273,7 @@ def test_checkpointing_recomputes(affine):
 
 
 def test_what_was_traced_without_gradients_can_be_trained(affine):
-    """Such graphs hold ``raw``: fx's, the dispatcher's, an exported program that was decomposed."""
+    """A graph of fx holds ``raw``, which leads such calls to autograd; the others hold the op that was declared."""
 
     class Model(torch.nn.Module):
         def forward(self, x, w):

@@ -108,7 +108,7 @@ def dispatch_mode(on):
 
     with Log() as log:
         on.op(on.x, on.y)
-    assert log.seen[0] == str(on.op.raw)
+    assert log.seen[0] == str(on.op.overload)
 
 
 def flop_counter(on):
@@ -165,7 +165,7 @@ def dispatch_subclass(on):
 
 def traced_by_make_fx(on):
     graph = make_fx(lambda x, y: on.op(x, y))(on.x, on.y).graph
-    assert [str(n.target) for n in graph.nodes if n.op == "call_function"] == [str(on.op.raw)]
+    assert [str(n.target) for n in graph.nodes if n.op == "call_function"] == [str(on.op.overload)]
 
 
 def traced_by_symbolic_trace(on):

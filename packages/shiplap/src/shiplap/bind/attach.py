@@ -47,7 +47,7 @@ class Entrance(NativeEntrance):
     def _define(self, op: Op) -> None:
         """``<op>__python``: what native code calls for arguments it does not take; so for the out-variant."""
         python = Registrations(op.spec.namespace, op.edition)
-        name = f"{op.spec.opname}__python"
+        name = f"{op.spec.stem}__python"
         names: dict[str, tuple[str, Callable[..., Result]]] = {name: (schema(op.spec, name), op.execute)}
         if op.variant is not None:
             name = f"{out_name(op.spec)}__python"

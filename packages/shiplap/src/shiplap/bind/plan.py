@@ -17,6 +17,7 @@ from shiplap.bind.library import load_symbol, locate
 from shiplap.bind.needs import FLAGS, INCLUDE, digest
 from shiplap.codegen.native import Native, native_source, unfit
 from shiplap.compat.library import numbered
+from shiplap.op.schema import below
 from shiplap.errors import ShiplapError, error
 from shiplap.op import Op, registry
 from shiplap.op.native import NativeForm
@@ -163,7 +164,7 @@ def serves(op: Op, form: NativeForm) -> bool:
 
 
 def _native(op: Op, device: str, form: NativeForm) -> Native:
-    names = [op.spec.opname, *([f"{op.spec.opname}__raw"] if op.raw is not op.overload else [])]
+    names = [op.spec.opname, *([below(op.spec.opname)] if op.raw is not op.overload else [])]
     (kernel,) = op.own(device)
     return Native(
         op.spec,

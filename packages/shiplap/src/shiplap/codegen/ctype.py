@@ -72,9 +72,15 @@ def _tensor(spec: OpSpec, arg: Arg) -> str:
 
 def _scalar(spec: OpSpec, arg: Arg) -> list[CParameter]:
     kind = str(arg.scalar)
-    if arg.optional or kind == "list[bool]":
+    if arg.optional or kind not in (*_SCALAR, *_ELEMENT):
         got = f"{kind} | None" if arg.optional else kind
-        raise error("SL404", where=f"{spec.name}, argument {arg.name!r}", got=got, expected="a plain scalar or list")
+        raise error(
+            "SL404",
+            where=f"{spec.name}, argument {arg.name!r}",
+            got=got,
+            expected=f"one of {', '.join((*_SCALAR, *_ELEMENT))}, which C can take",
+            fix="write the kernel as a Python function, which takes it, and call the C function from there",
+        )
     if kind in _SCALAR:
         return [CParameter(_SCALAR[kind], arg.name, "scalar", arg.name)]
     return [

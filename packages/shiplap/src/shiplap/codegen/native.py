@@ -144,7 +144,7 @@ def _steps(op: Native, plan: CallPlan, where: str) -> dict[str, Any]:
 
 def _named(op: Native, role: str) -> str:
     """The torch name of a helper op that belongs to this op."""
-    return numbered(f"{op.spec.opname}__{role}", op.edition)
+    return numbered(f"{op.spec.stem}__{role}", op.edition)
 
 
 def _schemas(op: Native) -> list[str]:
@@ -168,6 +168,8 @@ def unfit(op: Native) -> str:
     spec = op.spec
     if op.space is not None and (op.space.static is None or not lookup_key(spec, op.rule)):
         return "a config that C++ cannot look up"
+    if optional := [a.name for a in spec.args if a.mutated and a.optional]:
+        return f"{optional[0]}, which may be absent and is written to"
     tensors = [t for t in (*(a.tensor for a in spec.tensors), *(o.tensor for o in spec.outputs)) if t is not None]
     for kind in tensors:
         if kind.variadic or len(kind.dims) > _MAX_RANK:

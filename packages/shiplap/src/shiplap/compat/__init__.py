@@ -52,7 +52,7 @@ CAPABILITIES = (
         "transforms of torch.func, forward-mode AD",
         "torch._C._after_autograd_keyset, torch.autograd.function._SingleLevelFunction, forward_ad._current_level",
     ),
-    Capability("calls past OpOverload.__call__", "torch._ops.OpOverload._op"),
+    Capability("calls past OpOverload.__call__", "torch._ops.OpOverload._op, torch._C._AutoDispatchBelowAutograd"),
     Capability("redeclaring an op", "attributes of torch._ops._OpNamespace"),
     Capability("cache key", "torch.compiler.config.cache_key_tag, and its default for other threads"),
     Capability("symbolic fakes", "torch._subclasses.fake_tensor.FakeTensorMode"),

@@ -26,7 +26,8 @@ _editions: dict[tuple[str, str], int] = {}
 
 def numbered(name: str, edition: int) -> str:
     """What torch calls ``name`` of the ``edition``-th schema that was declared for it in this process."""
-    return name if edition == 1 else f"{name}__{edition}"
+    base, dot, overload = name.partition(".")
+    return name if edition == 1 else f"{base}__{edition}{dot}{overload}"
 
 
 class Registrations:
@@ -43,6 +44,7 @@ class Registrations:
         self._library = library(namespace, "FRAGMENT")
         self._refusals: dict[str, Refusal] = {}
         self._defined: list[str] = []
+        self._above: dict[str, str] = {}
         self._told: list[Implementation] = []
         _kept.append(self)
 
@@ -62,15 +64,36 @@ class Registrations:
         return numbered(name, self.edition)
 
     def overload(self, name: str) -> Overload:
-        """The op ``name``, once it is defined."""
-        packet: Any = getattr(getattr(torch.ops, self.namespace), self._named(name))
-        overload: Overload = packet.default
-        for each in (packet, overload) if name in self._refusals else ():
-            if not hasattr(each._op, "plain"):
-                each._op = _telling(each._op, self._refusals[name])
-                self._told.append(each._op)  # TorchScript knows functions by their id
-                torch.jit._builtins._register_builtin(each._op, packet._qualified_op_name)
+        """The op ``name``, or ``name.overload``. Torch looks for overloads once: all have to be defined by now."""
+        base, _, suffix = self._named(name).partition(".")
+        packet: Any = getattr(getattr(torch.ops, self.namespace), base)
+        overload: Overload = getattr(packet, suffix or "default")
+        refusal = self._refusals.get(name)
+        if refusal is None or hasattr(overload._op, "plain"):
+            return overload
+        if name in self._above:
+            above = self.overload(self._above[name])
+            self._wrap(overload, packet, _rising(overload._op, refusal, above))
+            return overload
+        for each in (overload,) if suffix else (packet, overload):
+            self._wrap(each, packet, _telling(each._op, refusal))
         return overload
+
+    def _wrap(self, op: Any, packet: Any, function: Implementation) -> None:
+        """Calls of ``op`` are calls of ``function``."""
+        op._op = function
+        self._told.append(function)  # TorchScript knows functions by their id
+        torch.jit._builtins._register_builtin(function, packet._qualified_op_name)
+
+    def show(self, name: str, above: str) -> None:
+        """``name`` is the part of ``above`` below autograd: modes, tensor subclasses and graphs are shown ``above``."""
+        self._above[name] = above
+
+        def shown(keys: Keys, *args: Any, **kwargs: Any) -> Any:
+            with torch._C._AutoDispatchBelowAutograd():
+                return self.overload(above).redispatch(keys, *args, **kwargs)
+
+        self._library.impl(self._named(name), shown, "Python", with_keyset=True)
 
     def tell(self, name: str, refusal: Refusal) -> None:
         """Callers of ``name`` get the error that ``refusal`` knows to be behind a RuntimeError of native code."""
@@ -80,14 +103,19 @@ class Registrations:
         """``torch.ops.<namespace>.<name>`` is the op of this edition from now on, for all that it defines."""
         namespace = getattr(torch.ops, self.namespace)
         for name in self._defined if self.edition > 1 else ():
-            setattr(namespace, name, getattr(namespace, self._named(name)))
+            base, _, suffix = name.partition(".")
+            packet = getattr(namespace, self._named(base))
+            if not suffix:
+                setattr(namespace, name, packet)
+            elif base not in self._defined:  # one of several ops of a name: the others stay what they are
+                setattr(getattr(namespace, base), suffix, getattr(packet, suffix))
 
     def renewed(self, name: str) -> Overload:
         """The op ``name`` as another Python object of the same registration: code compiled for the one before, which
         is guarded by identity, is not used for it. This is what torch does itself when it forgets a library."""
-        namespace = getattr(torch.ops, self.namespace)
-        if self._named(name) in vars(namespace):
-            delattr(namespace, self._named(name))
+        namespace, base = getattr(torch.ops, self.namespace), self._named(name).partition(".")[0]
+        if base in vars(namespace):
+            delattr(namespace, base)
         self.publish()
         return self.overload(name)
 
@@ -129,10 +157,31 @@ def _telling(plain: Implementation, refusal: Refusal) -> Implementation:
     return telling
 
 
+def _rising(plain: Implementation, refusal: Refusal, above: Overload) -> Implementation:
+    """As :func:`_telling`, for ``plain`` below autograd: a call in which a gradient or a tangent is asked for after all
+    is a call of ``above``. So a graph of ``torch.fx.symbolic_trace`` can be trained."""
+    any_requires_grad: Callable[..., bool] = torch._C._any_requires_grad
+    enabled, forward = torch.is_grad_enabled, torch.autograd.forward_ad
+
+    def rising(*args: Any, **kwargs: Any) -> Any:
+        try:
+            if forward._current_level >= 0 or (enabled() and any_requires_grad(*args, **kwargs)):
+                return above(*args, **kwargs)
+            return plain(*args, **kwargs)
+        except RuntimeError as e:
+            if type(e) is RuntimeError and (wrong := refusal(e)) is not None:
+                raise wrong from None
+            raise
+
+    vars(rising)["plain"] = plain
+    return rising
+
+
 def find_overload(namespace: str, name: str) -> Overload | None:
     """The op that somebody registered. None if nobody did."""
-    packet = getattr(getattr(torch.ops, namespace), name, None)
-    return None if packet is None else packet.default
+    base, _, suffix = name.partition(".")
+    packet = getattr(getattr(torch.ops, namespace), base, None)
+    return None if packet is None else getattr(packet, suffix or "default", None)
 
 
 def _autocast(

@@ -16,11 +16,13 @@ import torch
 from torch import SymInt, Tensor
 from torch._inductor import config, ir, lowering
 from torch._inductor.virtualized import V
+from torch._library.utils import get_layout_constraint_tag
 
 __all__ = [
     "add_table",
     "alignment",
     "autotuning",
+    "call_below",
     "choice_node",
     "compile_graph",
     "current_node",
@@ -55,6 +57,18 @@ def register(overload: Any, lower: Callable[..., Any]) -> None:
         lowering.user_lowerings[overload] = lower
     lowering.lowerings.pop(overload, None)
     lowering.register_lowering(overload, type_promotion_kind=None)(lower)
+
+
+def call_below(overload: Any, raw: Any) -> None:
+    """Inductor's code calls ``raw`` for nodes of ``overload``, with the layouts that these would have had.
+
+    Inductor records no gradients, so the Python that autograd calls has nothing to do there.
+    """
+    constraint = lowering.tag_to_layout_constraint(get_layout_constraint_tag(overload, with_default=True))
+    lowering.add_needs_realized_inputs(overload)
+    if constraint is not None:
+        lowering.add_layout_constraint(overload, constraint)
+    register(overload, lowering.fallback_handler(raw))
 
 
 def autotuning() -> bool:

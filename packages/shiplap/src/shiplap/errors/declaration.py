@@ -33,10 +33,10 @@ register(
             "SL103",
             "a torch schema cannot express this argument",
             (
-                "The arguments of an op cross the dispatcher as tensors, ints, floats, bools, strings and lists of "
-                "these."
+                "The arguments of an op cross the dispatcher as tensors, numbers, strings, lists of these, and as torch's "
+                "own dtypes, devices, layouts, memory formats and generators. No other Python object has a type there."
             ),
-            "split the argument: pass its fields as separate int, float, bool, str, list or tensor arguments",
+            "split the argument: pass its fields as separate arguments of these types",
         ),
         (
             "SL104",

@@ -165,7 +165,7 @@ def _kernels(number: int, graph: Graph, made: Sequence[FusionChoice]) -> Iterato
 
 
 def _operators(group: Group) -> tuple[str, ...]:
-    """Names as the user knows them: compiled graphs hold an op under a name of its own below autograd."""
+    """Names as the user knows them: torch has a number behind that of an op which was declared with another schema."""
     known = {_name(op.raw): op.spec.name for op in registry.ops()}
     return tuple(dict.fromkeys(known.get(o.operator, o.operator) for o in group.origins))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 from typing import Any
 
@@ -15,10 +16,24 @@ _code: list[str] = []  # digest of the lowering itself, once it is loaded
 
 
 def install() -> None:
-    """Register the lowering of every op that has templates and none yet."""
+    """Register the lowering of every op that has templates, and of every op with a part below autograd, and none yet.
+
+    The latter waits for somebody to load Inductor, which traces each graph itself before it lowers it.
+    """
+    loaded = "torch._inductor.lowering" in sys.modules
     for op in registry.ops():
-        if op.templates and not {op.overload, op.raw} <= _installed:
-            _register(op)
+        if op.templates:
+            if not {op.overload, op.raw} <= _installed:
+                _register(op)
+        elif loaded and op.raw is not op.overload and op.overload not in _installed:
+            _lower_below(op)
+
+
+def _lower_below(op: Op) -> None:
+    from shiplap.compat import lowering
+
+    lowering.call_below(op.overload, op.raw)
+    _installed.add(op.overload)
 
 
 def _register(op: Op) -> None:
@@ -26,8 +41,8 @@ def _register(op: Op) -> None:
     from shiplap.fuse.lower import lower
 
     for overload in {op.overload, op.raw}:
-        lowering.register(overload, partial(lower, op, overload))
-        _installed.add(overload)
+        lowering.register(overload, partial(lower, op, op.raw))
+    _installed.update((op.overload, op.raw))
     if not _code:
         _code.append(source_digest(lower))
         digest.refresh()  # before the compile caches are asked, as ``on_trace`` promises

@@ -17,8 +17,20 @@ from shiplap.op.spec import Arg, Dim, ScalarKind, TensorType
 
 __all__ = ["is_tensor", "read_argument", "read_tensor", "tensor_dtypes"]
 
-_SCALARS: dict[object, ScalarKind] = {int: "int", float: "float", bool: "bool", str: "str"}
-_LISTS: dict[object, ScalarKind] = {int: "list[int]", float: "list[float]", bool: "list[bool]"}
+_SCALARS: dict[object, ScalarKind] = {
+    int: "int",
+    float: "float",
+    bool: "bool",
+    str: "str",
+    complex: "complex",
+    torch.dtype: "dtype",
+    torch.device: "device",
+    torch.layout: "layout",
+    torch.memory_format: "memory_format",
+    torch.Generator: "Generator",
+}
+_LISTS: dict[object, ScalarKind] = {int: "list[int]", float: "list[float]", bool: "list[bool]", str: "list[str]"}
+_NUMBER = ({int, float}, {int, float, complex}, {int, float, bool}, {int, float, bool, complex})  # torch's Scalar
 
 
 def is_tensor(annotation: object) -> TypeGuard[type[AbstractArray]]:
@@ -80,12 +92,26 @@ def read_argument(name: str, annotation: object, where: str) -> Arg:
                 fix="pass an empty list instead of None",
             )
         return Arg(name, tensor=read_tensor(element, where), many=True)
-    scalar = _SCALARS.get(inner) if isinstance(inner, type) else None
-    if scalar is None and isinstance(element, type):
-        scalar = _LISTS.get(element)
+    scalar = _scalar(inner, element)
     if scalar is not None:
         return Arg(name, scalar=scalar, optional=optional)
     raise error("SL103", where=where, got=_show(annotation), expected=_EXPECTED, fix=_split_advice(inner))
+
+
+def _scalar(inner: object, element: object) -> ScalarKind | None:
+    """The kind of an annotation without tensors. ``int | float`` is what torch calls a Scalar."""
+    if isinstance(inner, type):
+        return _SCALARS.get(inner)
+    if _is_number(inner):
+        return "Scalar"
+    if _is_number(element):
+        return "list[Scalar]"
+    return _LISTS.get(element) if isinstance(element, type) else None
+
+
+def _is_number(annotation: object) -> bool:
+    union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+    return union and set(typing.get_args(annotation)) in _NUMBER
 
 
 def _element(annotation: object) -> object:
@@ -97,14 +123,18 @@ def _element(annotation: object) -> object:
     return None
 
 
-_EXPECTED = "a jaxtyping tensor, int, float, bool, str, list[int], list[float], list[bool], or one of these | None"
+_EXPECTED = (
+    "a jaxtyping tensor or a list of them, int, float, bool, str, complex, int | float, a list of one of these, "
+    "torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Generator, or one of these | None"
+)
 
 
 def _strip_optional(annotation: object) -> tuple[object, bool]:
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        rest = [a for a in typing.get_args(annotation) if a is not type(None)]
-        if len(rest) == 1 and len(typing.get_args(annotation)) == 2:
-            return rest[0], True
+        given = typing.get_args(annotation)
+        rest = [a for a in given if a is not type(None)]
+        if rest and len(rest) + 1 == len(given):
+            return typing.Union[tuple(rest)], True  # noqa: UP007 - of members that are known at run time
     return annotation, False
 
 

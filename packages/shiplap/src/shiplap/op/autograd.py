@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Protocol, TypeAlias, TypeVar, cast
@@ -10,14 +10,15 @@ from typing import Protocol, TypeAlias, TypeVar, cast
 import torch
 from torch import Tensor
 
+from shiplap import dtypes
 from shiplap.compat import transforms
 from shiplap.compat.library import Keys, Overload
-from shiplap.errors import error
+from shiplap.errors import ShiplapError, error
 from shiplap.op.source import source_digest
 from shiplap.op.spec import OpSpec
 from shiplap.op.values import Args, Result, Value
 
-__all__ = ["Backward", "GradientFn", "Record", "floating_outputs", "make_autograd"]
+__all__ = ["Backward", "GradientFn", "Record", "carries_gradients", "floating_outputs", "make_autograd"]
 
 Gradient: TypeAlias = Tensor | Sequence[Tensor | None] | None  # of one argument; a sequence for a list of tensors
 Gradients: TypeAlias = Mapping[str, Gradient]  # by argument
@@ -48,6 +49,8 @@ class Context(Protocol):
     def saved_tensors(self) -> tuple[Tensor, ...]: ...
 
     def save_for_backward(self, *tensors: Tensor) -> None: ...
+
+    def mark_dirty(self, *tensors: Tensor) -> None: ...
 
     shiplap_kept: _Kept
     shiplap_nest: Nest
@@ -113,6 +116,15 @@ class Backward:
                     got=f"gradient {_text(got)}",
                     expected=_text(expected),
                 )
+        for name, needed in vars(needs).items():
+            if needed and name not in result:
+                raise error(
+                    "SL110",
+                    where=f"{spec.name}, argument {name!r}",
+                    got=f"no gradient of {name!r}, which was needed",
+                    expected=f"an entry {name!r}",
+                    fix=f"return the gradient of {name}, or None for it where the gradient is zero",
+                )
         return result
 
 
@@ -158,9 +170,15 @@ def _missing_backward(spec: OpSpec) -> tuple[_Run, _SetUp]:
     """A backward that says SL304 instead of silently dropping the gradient."""
 
     def run(ctx: Context, needed: Sequence[Need], *grads: Tensor) -> tuple[Gradient, ...]:
-        raise error("SL304", where=spec.name, got="a gradient was requested", expected="no gradient")
+        raise _ungraded(spec, "a gradient was requested")
 
     return run, lambda ctx, inputs, output: None
+
+
+def _ungraded(spec: OpSpec, got: str) -> ShiplapError:
+    """SL304, with what to do about an op that writes to its arguments: it cannot have a backward."""
+    fix = "call the op under torch.no_grad(), or pass .detach()" if spec.mutated else ""
+    return error("SL304", where=spec.name, got=got, expected="no gradient", fix=fix)
 
 
 def make_autograd(
@@ -173,13 +191,25 @@ def make_autograd(
     op computes.
     """
     run, set_up = _make_backward(spec, backward) if backward is not None else _missing_backward(spec)
-    listed = any(a.many for a in spec.args)
+    keyed = any(a.keyword_only for a in spec.tensors)  # such tensors may have gradients too: all go by position
+    if keyed:
+        below, reference = _by_keyword(spec, below), _by_keyword(spec, reference)
+    listed, count = any(a.many for a in spec.args), len(spec.outputs)
+    changes = [i for i, a in enumerate(spec.args) if a.mutated]
+
+    def at_this_level(keys: Keys | None) -> Record:
+        call = transforms.below_autograd(overload, keys)
+        return _by_keyword(spec, call) if keyed else call
 
     def forward(ctx: Context, call: Record, kwargs: dict[str, Value], nest: Nest, *flat: Value) -> Result:
         ctx.shiplap_nest, args = nest, cast("Args", _nested(flat, nest))
         output = call(*args, **kwargs)
         set_up(ctx, spec.complete(args, kwargs), output)
-        return output
+        if not changes:
+            return output
+        written = tuple(t for t in _tensors(args[i] for i in changes) if _carries(t))
+        ctx.mark_dirty(*written)
+        return *(output if isinstance(output, tuple) else (output,) if count else ()), *written
 
     def gradients(ctx: Context, *grads: Tensor) -> tuple[Gradient, ...]:
         nest = ctx.shiplap_nest
@@ -191,18 +221,53 @@ def make_autograd(
     at_level = transforms.level_function(name, members)
 
     def autograd(keys: Keys | None, /, *args: Value, **kwargs: Value) -> Result:
+        if keyed:
+            args, kwargs = spec.complete(args, kwargs), {}
         transformed = transforms.active()
         if transformed and transforms.carries_tangent((*args, *kwargs.values())):
+            if changes:
+                raise _ungraded(spec, "a tangent was requested (forward mode)")
             return reference(*args, **kwargs)
         flat = _flat(args) if listed else args  # autograd.Function looks at tensors, not at lists of them
         if not (torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in flat)):
             return below(*args, **kwargs)
+        if changes and not transformed and any(t.requires_grad for t in _tensors(args[i] for i in changes)):
+            return below(*args, **kwargs)  # whose checks refuse it
         nest = [len(a) if isinstance(a, (list, tuple)) else None for a in args] if listed else None
         if not transformed:
-            return function.apply(below, kwargs, nest, *flat)
-        return transforms.apply_at_level(at_level, transforms.below_autograd(overload, keys), kwargs, nest, *flat)
+            result = function.apply(below, kwargs, nest, *flat)
+            return result if not changes else _first(result, count)
+        if changes:
+            raise _ungraded(spec, "a gradient was requested by a transform of torch.func")
+        return transforms.apply_at_level(at_level, at_this_level(keys), kwargs, nest, *flat)
 
     return autograd
+
+
+def _tensors(values: Iterable[Value]) -> Iterator[Tensor]:
+    for value in values:
+        yield from (v for v in (value if isinstance(value, (list, tuple)) else (value,)) if isinstance(v, Tensor))
+
+
+def _by_keyword(spec: OpSpec, call: Record) -> Record:
+    """``call`` of all arguments in declared order."""
+
+    def called(*args: Value) -> Result:
+        positional, named = spec.split(args)
+        return call(*positional, **named)
+
+    return called
+
+
+def _carries(tensor: Tensor) -> bool:
+    """Whether the tensor's dtype can have a gradient."""
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _first(result: Result, count: int) -> Result:
+    """The ``count`` outputs in front of the tensors that were written to."""
+    outs = result if isinstance(result, tuple) else (result,)
+    return None if count == 0 else outs[0] if count == 1 else cast("Result", outs[:count])
 
 
 T = TypeVar("T")
@@ -258,6 +323,13 @@ def _load(flat: tuple[Tensor, ...], slot: Slot) -> Value:
     if slot is None:
         return None
     return flat[slot] if isinstance(slot, int) else [flat[i] for i in slot]
+
+
+def carries_gradients(spec: OpSpec) -> bool:
+    """Whether a gradient could reach an argument of any kind, and leave by an output or by what is written to."""
+    written = [a.tensor.dtypes for a in spec.args if a.mutated and a.tensor is not None]
+    given = any(dtypes.differentiable(a.tensor.dtypes) for a in spec.tensors if a.tensor is not None)
+    return given and (floating_outputs(spec) or any(map(dtypes.differentiable, written)))
 
 
 def floating_outputs(spec: OpSpec) -> bool:

@@ -20,6 +20,7 @@ from shiplap.op.spec import Arg, Dim, OpSpec, Output
 
 __all__ = ["Declaration", "check_name", "read_arguments", "read_spec", "read_workspace"]
 
+RESERVED = ("default", "raw")  # overloads: torch's word for none, and the part of an op below autograd
 AUTOCAST_RULES = ("widest", "autocast", "float32", None)
 
 
@@ -98,8 +99,10 @@ def check_name(name: object) -> None:
     """SL101 unless ``name`` is ``"namespace::name"``; ``@sl.op`` without its parentheses is handed the function."""
     if isinstance(name, str):
         namespace, _, opname = name.partition("::")
-        if not (_plain(namespace) and _plain(opname)):
-            raise error("SL101", where=f"@sl.op({name!r})", got=name, expected="namespace::name")
+        opname, dot, overload = opname.partition(".")
+        named = not dot or (_plain(overload) and overload not in RESERVED)
+        if not (_plain(namespace) and _plain(opname) and named):
+            raise error("SL101", where=f"@sl.op({name!r})", got=name, expected="namespace::name, or ...::name.overload")
         return
     shown = name.__name__ if inspect.isfunction(name) or inspect.isclass(name) else name
     raise error("SL101", where="@sl.op", got=f"{type(name).__name__} {shown}", expected="namespace::name")
@@ -174,14 +177,6 @@ def _check_name(where: str, p: inspect.Parameter) -> None:
 
 def _check_argument(where: str, arg: Arg) -> None:
     """SL103 or SL107 for what a schema cannot say of an argument."""
-    if arg.tensor and arg.keyword_only:
-        raise error(
-            "SL103",
-            where=where,
-            got="a keyword-only tensor",
-            expected="positional tensors",
-            fix="move the argument before the *",
-        )
     if arg.has_default and (bad := _bad_default(arg)):
         raise error(
             "SL103",
@@ -190,8 +185,8 @@ def _check_argument(where: str, arg: Arg) -> None:
             expected=bad,
             fix="use None as the default, in an optional argument",
         )
-    if arg.mutated and (arg.tensor is None or arg.many or arg.optional):
-        raise error("SL107", where=where, got="not a plain tensor", expected="a tensor argument")
+    if arg.mutated and arg.tensor is None:
+        raise error("SL107", where=where, got="not a tensor", expected="a tensor argument, or a list of tensors")
 
 
 def _bad_default(arg: Arg) -> str:
@@ -201,7 +196,16 @@ def _bad_default(arg: Arg) -> str:
         return f"a default of type {arg.scalar or 'None'}" + (" or None" if arg.optional and arg.scalar else "")
     if arg.tensor is not None and arg.default is not None:
         return "None"
+    if arg.default is not None and (why := _unparsed(arg)):
+        return f"no default{' but None' if arg.optional else ''}, which torch cannot parse for {why}"
     return "a finite number" if any(isinstance(v, float) and not math.isfinite(v) for v in numbers) else ""
+
+
+def _unparsed(arg: Arg) -> str:
+    """The kind of an argument for which torch's schema parser takes no default of this value, or empty."""
+    kind = str(arg.scalar)
+    parsed = kind not in ("dtype", "device", "layout", "memory_format", "Generator", "list[Scalar]", "list[str]")
+    return "" if parsed else kind
 
 
 def _outputs(

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from shiplap.compat import calls
 from shiplap.compat.calls import P, R
-from shiplap.compat.library import Overload, Registrations
+from shiplap.compat.library import Registrations
 from shiplap.errors import ShiplapError, error
 from shiplap.op import digest
 from shiplap.op.autocast import make_cast
@@ -40,7 +40,7 @@ from shiplap.op.launch import workspace_size
 from shiplap.op.out import OutVariant, has_out
 from shiplap.op.python import PythonFunction
 from shiplap.op.route import route_of
-from shiplap.op.schema import schema, tags
+from shiplap.op.schema import BELOW, below, schema, tags
 from shiplap.op.serve import Served
 from shiplap.op.source import home, same_home
 from shiplap.op.spec import OpSpec
@@ -57,6 +57,7 @@ Samples = TypeVar("Samples", bound=Sampler)
 
 
 TORCHS_OWN = frozenset(("_c10d_functional", "aten", "c10d", "higher_order", "inductor", "prim", "prims", "quantized"))
+digest.on_digest(lambda: BELOW)  # compiled code names it
 declared: dict[str, Op] = {}  # by name; `op/registry.py` shows them
 
 
@@ -85,14 +86,14 @@ class Op(calls.ShortCut[P, R], Served):
         if self.separable and not kwargs and calls.is_recorded_call(args):
             return self.record(None, *args)
         plain = self.separable and calls.is_plain_call(args, kwargs)
-        result: Result = (self.raw if plain else self.overload)(*args, **kwargs)
+        result: Result = (calls.builtin(self.raw) if plain else self.overload)(*args, **kwargs)
         return result
 
     def below(self, *args: Value, **kwargs: Value) -> Result:
         """Call the op below autograd, as the autograd formula of the op does."""
         if self.separable and not kwargs:
             return self.direct(*args)
-        result: Result = self.raw(*args, **kwargs)
+        result: Result = calls.builtin(self.raw)(*args, **kwargs)
         return result
 
     def explain(self, args: Sequence[Value], kwargs: Mapping[str, Value], cause: Exception) -> None:
@@ -286,13 +287,13 @@ class Op(calls.ShortCut[P, R], Served):
         there, name = self._registrations, self.spec.opname
         if there is not None:
             self.overload = there.renewed(name)
-            self.raw = there.renewed(f"{name}__raw") if self.differentiable else self.overload
+            self.raw = there.overload(below(name)) if self.guarded else self.overload
         self.direct = route_of(self)
         self._differentiate()
 
     def _differentiate(self) -> None:
         """(Re)build what autograd calls."""
-        if self.differentiable:
+        if self.guarded:
             self.record = make_autograd(self.spec, self.overload, self.below, self.serve_tangent, self.gradient)
 
     def _recorded(self, *args: Value, **kwargs: Value) -> Result:
@@ -304,12 +305,16 @@ class Op(calls.ShortCut[P, R], Served):
         """Make the torch registration."""
         spec, name = self.spec, self.spec.opname
         self._registrations = there = Registrations.of(spec.namespace, name)
-        self.overload = self._define(there, name)
-        self.raw = self._define(there, f"{name}__raw") if self.differentiable else self.overload
-        self.separable = self.differentiable and not any(a.many for a in spec.args)
+        names = (name, below(name)) if self.guarded else (name,)
+        for each in names:
+            self._define(there, each)
+        if self.guarded:
+            there.show(names[-1], name)
+        self.overload, self.raw = there.overload(name), there.overload(names[-1])
+        self.separable = self.guarded and not any(a.many for a in spec.args)
         self.direct = route_of(self)
-        if self.differentiable:
-            there.skip_autograd(f"{name}__raw")
+        if self.guarded:
+            there.skip_autograd(names[-1])
             there.record(name, self._recorded)
         self._differentiate()
         self.variant = OutVariant(self, there) if has_out(spec) else None
@@ -317,13 +322,12 @@ class Op(calls.ShortCut[P, R], Served):
             there.cast(name, self.overload, make_cast(spec))
         there.publish()
 
-    def _define(self, there: Registrations, name: str) -> Overload:
-        """Schema, real implementation and fake under ``name`` (two overloads of one name cannot be redeclared)."""
+    def _define(self, there: Registrations, name: str) -> None:
+        """Schema, real implementation and fake under ``name``."""
         there.define(schema(self.spec, name), tags(self.spec))
         there.tell(name, self.refusal)
         there.implement(name, self.execute)
         there.fake(name, make_fake(self))
-        return there.overload(name)
 
     def __reduce__(self) -> str:
         """Copied and pickled by name, as functions are: a model that holds an op can be deep-copied."""
@@ -350,11 +354,11 @@ def op(
     """Declare a torch op from an annotated function whose body is its reference.
 
     Args:
-        name: ``"namespace::name"``.
+        name: ``"namespace::name"``, or ``"namespace::name.overload"`` for one of several ops of one name.
         dims: sizes that follow from others, ``{"k": "prod(kernel)"}``.
         bounds: upper bounds of data-dependent output dims, ``{"m": "n * prod(kernel)"}``; asserted at run time.
         requires: preconditions on sizes and scalars, ``("min(stride) >= 1",)``.
-        mutates: names of tensor arguments that the op writes to.
+        mutates: names of tensors, optional tensors or lists of tensors that the op writes to.
         contiguous: names of tensor arguments that must arrive contiguous (others may have any strides).
         outputs: names of the outputs (default ``out``, or ``out0``, ``out1``, ...), keywords of out-style kernels.
         autocast: dtype of floating inputs under autocast: ``"widest"`` of them, ``"autocast"``, ``"float32"`` or None.

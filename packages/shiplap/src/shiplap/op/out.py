@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from shiplap.compat import calls, transforms
 from shiplap.compat.library import Registrations
 from shiplap.errors import ShiplapError, error
 from shiplap.op import digest
@@ -34,7 +35,7 @@ def has_out(spec: OpSpec) -> bool:
 
 def out_name(spec: OpSpec) -> str:
     """The torch op's name, without namespace."""
-    return f"{spec.opname}__out"
+    return f"{spec.stem}__out"
 
 
 def out_schema(spec: OpSpec, name: str = "") -> str:
@@ -67,6 +68,8 @@ class OutVariant:
         self, args: Args, keywords: dict[str, Value], out: Tensor | Sequence[Tensor], workspace: Tensor | None
     ) -> Tensor | Sequence[Tensor]:
         """Run into ``out``; ``keywords`` is the caller's own dict no longer."""
+        if transforms.active():
+            self._refuse_transform((*args, *keywords.values()))
         if len(self.names) == 1 and isinstance(out, Tensor):
             keywords[self.names[0]] = out
         else:
@@ -80,6 +83,13 @@ class OutVariant:
             self._explain(args, keywords, outs, workspace, e)
             raise
         return out
+
+    def _refuse_transform(self, values: Args) -> None:
+        """SL304 for a tangent or a gradient of torch.func: what the caller owns can have neither."""
+        graded = torch.is_grad_enabled() and calls.any_requires_grad(*values)
+        if graded or transforms.carries_tangent(values):
+            got = "a gradient or a tangent was requested of an out-variant"
+            raise error("SL304", where=self.spec.name, got=got, expected="no gradient", fix="call the op without out=")
 
     def _several(self, out: Tensor | Sequence[Tensor]) -> Outputs:
         outs = (out,) if isinstance(out, Tensor) else tuple(out)

@@ -18,6 +18,7 @@ from shiplap.op.config import Values
 from shiplap.op.kernel import Implementation, Kernel, Rerun, Terms
 from shiplap.op.launch import allocate_workspace, is_current, scratch, workspace_size
 from shiplap.op.outputs import empty_outputs, fit_outputs
+from shiplap.op.plan.outputs import scratch_name
 from shiplap.op.source import source_digest
 from shiplap.op.spec import OpSpec
 from shiplap.op.values import Args, Outputs, Result, Returned, Value
@@ -49,7 +50,7 @@ class PythonFunction(Implementation):
             return None
         positional = sum(not a.keyword_only for a in spec.args)
         named = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY][positional:]
-        given = {*(a.name for a in spec.args if a.keyword_only), *(o.name for o in spec.outputs), "workspace"}
+        given = {*(a.name for a in spec.args if a.keyword_only), *(o.name for o in spec.outputs), scratch_name(spec)}
         return frozenset({*named, *(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)} - given)
 
 
@@ -63,7 +64,8 @@ class PythonKernel(Kernel):
         self.outputs = tuple(o.name for o in spec.outputs)
         self.out_style = bool(self.outputs) and {*self.outputs} <= keywords.keys() and not spec.dynamic
         self.repeats = self.out_style  # all that it needs is known once it has run
-        self.wants_workspace = "workspace" in keywords
+        self.scratch = scratch_name(spec)
+        self.wants_workspace = self.scratch in keywords
         self.named = [a.name for a in spec.args if a.keyword_only]  # the last ones
         self.values: Values = {}
 
@@ -123,7 +125,7 @@ class PythonKernel(Kernel):
         if self.values:
             keywords.update(self.values)
         if self.wants_workspace:
-            keywords["workspace"] = scratch
+            keywords[self.scratch] = scratch
         if self.named:
             keywords.update(zip(self.named, args[-len(self.named) :], strict=True))
             args = args[: -len(self.named)]

@@ -10,7 +10,9 @@ import torch
 from shiplap.op.spec import Arg, OpSpec
 from shiplap.op.values import Value
 
-__all__ = ["schema", "tags"]
+__all__ = ["BELOW", "below", "schema", "tags"]
+
+BELOW = "raw"  # the overload below autograd
 
 _TYPES = {
     "int": "SymInt",
@@ -20,7 +22,21 @@ _TYPES = {
     "list[int]": "SymInt[]",
     "list[float]": "float[]",
     "list[bool]": "bool[]",
+    "complex": "complex",
+    "Scalar": "Scalar",
+    "dtype": "ScalarType",
+    "device": "Device",
+    "layout": "Layout",
+    "memory_format": "MemoryFormat",
+    "Generator": "Generator",
+    "list[str]": "str[]",
+    "list[Scalar]": "Scalar[]",
 }
+
+
+def below(name: str) -> str:
+    """The overload below autograd of an op, which may be an overload itself."""
+    return f"{name}_{BELOW}" if "." in name else f"{name}.{BELOW}"
 
 
 def schema(spec: OpSpec, name: str = "") -> str:
@@ -36,10 +52,9 @@ def schema(spec: OpSpec, name: str = "") -> str:
 
 
 def _argument(arg: Arg, index: int) -> str:
-    if arg.many:
-        kind = "Tensor[]"
-    elif arg.tensor is not None:
+    if arg.tensor is not None:
         kind = f"Tensor(a{index}!)" if arg.mutated else "Tensor"
+        kind += "[]" if arg.many else ""
     else:
         kind = _TYPES[str(arg.scalar)]
     optional = "?" if arg.optional else ""

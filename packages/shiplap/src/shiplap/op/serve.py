@@ -24,10 +24,9 @@ class Served(OpState):
 
     Attributes:
         overload: the registered ``torch.ops.<namespace>.<name>.default``.
-        raw: the same op below autograd and autocast, which compiled graphs call. It is ``overload`` itself where the op
-            has no autograd implementation. **Warning**: a graph that was traced without gradients calls ``raw``.
-            Trained afterwards, it loses the gradient of an op with a native C kernel, silently: set
-            ``SHIPLAP_NATIVE=0`` first.
+        raw: its overload ``torch.ops.<namespace>.<name>.raw``, below autograd and autocast, which plain eager calls and
+            Inductor's code call. It is ``overload`` itself where the op has no autograd implementation. Modes, tensor
+            subclasses and graphs are shown ``overload``, so that a graph can be trained however it was traced.
         record: the implementation that autograd calls, if the op has ``raw``.
         separable: whether a call that neither autograd nor autocast has to see may go to ``raw`` directly. An op with
             lists of tensors is not separable, since looking for gradients in every list would be too slow.
@@ -68,13 +67,12 @@ class Served(OpState):
     def serve(self, call: Binding, kernel: Kernel | None) -> Result:
         """Run a bound call with the picked kernel, or with the reference."""
         if torch.is_grad_enabled():
+            if self.guarded and calls.any_requires_grad(*call.args):  # somebody called `raw` who does not ask this
+                positional, named = self.spec.split(call.args)
+                return self.record(None, *positional, **named)
             if not self.differentiable:  # no formula stands in front: torch would record the operations of the kernel
                 with torch.no_grad():
                     return self.serve(call, kernel)
-            if calls.any_requires_grad(*call.args):
-                # A graph that was traced where nothing required grad holds `raw`; now it is trained.
-                positional, named = self.spec.split(call.args)
-                return self.record(None, *positional, **named)
         outs = kernel.run(call) if kernel else fit_outputs(self.spec, call, self.run_reference(call.args))
         return outs[0] if len(outs) == 1 else outs or None
 

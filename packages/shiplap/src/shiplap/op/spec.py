@@ -48,7 +48,24 @@ class TensorType:
         return f'{self.dtype_class}[Tensor, "{" ".join(map(str, self.dims))}"]'
 
 
-ScalarKind = Literal["int", "float", "bool", "str", "list[int]", "list[float]", "list[bool]"]
+ScalarKind = Literal[
+    "int",
+    "float",
+    "bool",
+    "str",
+    "complex",
+    "Scalar",
+    "dtype",
+    "device",
+    "layout",
+    "memory_format",
+    "Generator",
+    "list[int]",
+    "list[float]",
+    "list[bool]",
+    "list[str]",
+    "list[Scalar]",
+]
 
 
 @dataclass(frozen=True)
@@ -99,7 +116,13 @@ class OpSpec:
 
     @property
     def opname(self) -> str:
+        """Its name without namespace, ``name.overload`` for a named overload."""
         return self.name.split("::")[1]
+
+    @property
+    def stem(self) -> str:
+        """What the names of ops begin with that belong to this one: torch has one namespace for the overloads of all."""
+        return self.opname.replace(".", "_")
 
     @cached_property
     def tensors(self) -> tuple[Arg, ...]:

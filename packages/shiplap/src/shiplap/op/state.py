@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from shiplap.op.autograd import Backward, floating_outputs
+from shiplap.op.autograd import Backward, carries_gradients, floating_outputs
 from shiplap.op.batch import Batching
 from shiplap.op.binding import Binding
 from shiplap.op.bucket import Rule, read_rule
@@ -41,7 +41,9 @@ class OpState:
         native: the native binding in use, or None while the Python binding serves the op.
         entrance: what torch calls since native code was attached for the first time.
         plan: the checks and conversions of the arguments of a call.
-        differentiable: whether an output can carry a gradient, so that the op has an autograd implementation.
+        differentiable: whether an output can carry a gradient, and a backward can be declared.
+        guarded: whether a call may have to be seen by autograd, so that the op has an autograd implementation: it is
+            differentiable, or writes to a tensor that could carry a gradient, which would be lost silently.
     """
 
     def __init__(self, spec: OpSpec, reference: Callable[..., Returned]) -> None:
@@ -57,6 +59,7 @@ class OpState:
         self.entrance: NativeEntrance | None = None
         self.plan = CallPlan(spec)
         self.differentiable = not spec.mutated and floating_outputs(spec)
+        self.guarded = self.differentiable or (bool(spec.mutated) and carries_gradients(spec))
         self._source = source_digest(reference)
         self._eager: dict[str, tuple[list[Kernel], list[Kernel]]] = {}  # the list that it was made from, and `eager`
 

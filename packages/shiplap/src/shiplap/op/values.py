@@ -15,8 +15,11 @@ Size: TypeAlias = int | torch.SymInt
 Symbol: TypeAlias = torch.SymInt | torch.SymFloat | torch.SymBool  # a scalar while a graph is traced
 Numbers: TypeAlias = Sequence[int] | Sequence[float] | Sequence[bool] | Sequence[Size]
 
+# What torch's schemas carry besides numbers and text.
+Setting: TypeAlias = complex | torch.dtype | torch.device | torch.layout | torch.memory_format | torch.Generator
+
 # What a dim, a variadic dim or a scalar argument is bound to; None is an optional scalar that was left out.
-EnvValue: TypeAlias = Scalar | Symbol | Numbers | None
+EnvValue: TypeAlias = Scalar | Symbol | Numbers | Setting | Sequence[str] | None
 Env: TypeAlias = Mapping[str, EnvValue]
 
 Value: TypeAlias = Tensor | Sequence[Tensor] | EnvValue

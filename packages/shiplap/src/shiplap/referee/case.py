@@ -51,7 +51,9 @@ class Case:
         return tuple(len(v) if isinstance(v, list) else v is None for v in self.args)
 
     def fresh(self) -> tuple[Any, ...]:
-        return tree_map(clone_exactly, self.args)
+        """Copies of the arguments; a random generator starts where that of the sample stands."""
+        copied = tree_map(clone_exactly, self.args)
+        return tuple(v.clone_state() if isinstance(v, torch.Generator) else v for v in copied)
 
 
 def describe(op: Op, case: Case) -> str:

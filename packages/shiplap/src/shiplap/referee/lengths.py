@@ -38,7 +38,9 @@ def odd_values(arg: Arg, mined: Mined) -> list[Any]:
         return list(mined.strings)[:40]
     if kind == "bool":
         return [True, False]
-    return _lists(kind, arg, ints, mined)
+    if kind in ("list[int]", "list[float]", "list[bool]"):
+        return _lists(kind, arg, ints, mined)
+    return [-0.75, 0, 3, 37.5] if kind == "Scalar" else []  # a dtype or a device at odds is another declaration's
 
 
 def _lists(kind: str, arg: Arg, ints: Sequence[int], mined: Mined) -> list[Any]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from shiplap.errors import ShiplapError
 from shiplap.op import AdoptedOp, Op, OpSpec
+from shiplap.op.outputs import tensors_of
 from shiplap.referee.case import Case, tree_map
 
 __all__ = [
@@ -50,8 +51,8 @@ def call(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
 
 
 def effects(op: Op, args: tuple[Any, ...], outs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Outputs and, after the call, the mutated arguments."""
-    return (*outs, *(v for a, v in zip(op.spec.args, args, strict=True) if a.mutated))
+    """Outputs and, after the call, the mutated arguments that are there, those in lists too."""
+    return (*outs, *tensors_of([v for a, v in zip(op.spec.args, args, strict=True) if a.mutated]))
 
 
 def run(op: Op, case: Case) -> tuple[Tensor, ...]:

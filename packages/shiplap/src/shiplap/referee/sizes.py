@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice, product
 from typing import Any
 
+import torch
+
 from shiplap.op.binding import shape_of
 from shiplap.op.expr import Expr
 from shiplap.op.spec import Arg, OpSpec
@@ -57,6 +59,15 @@ def scalar_candidates(arg: Arg) -> Sequence[Any]:
         "list[int]": [(v,) * n for n in (3, 2, 1, 4) for v in (3, 2, 1)],
         "list[float]": [(v,) * n for n in (3, 2, 1) for v in (0.5, 1.0)],
         "list[bool]": [(v,) * n for n in (3, 2, 1) for v in (False, True)],
+        "complex": (0.5 + 1j, 1 + 0j),
+        "Scalar": (0.5, 2, 1.0),
+        "dtype": (torch.float32, torch.float64, torch.int64),
+        "device": (torch.device("cpu"),),
+        "layout": (torch.strided,),
+        "memory_format": (torch.contiguous_format,),
+        "Generator": (torch.Generator().manual_seed(0),),
+        "list[str]": [()],
+        "list[Scalar]": [(v,) * n for n in (3, 2, 1) for v in (0.5, 2)],
     }
     tried = [arg.default] if arg.has_default else [None] if arg.optional else []
     first = [tuple(v) if isinstance(v, list) else v for v in tried]

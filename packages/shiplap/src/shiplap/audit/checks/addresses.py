@@ -47,9 +47,13 @@ def _differs(op: Op, case: Case, args: tuple[Any, ...]) -> str:
     """What is wrong with a call on ``args``; arguments that it mutates are copied, the others are these very ones."""
     own = reference(op, args)
     pairs = zip(op.spec.args, args, strict=True)
-    given = tuple(v.clone() if a.mutated and isinstance(v, Tensor) else v for a, v in pairs)
+    given = tuple(_copied(v) if a.mutated else v for a, v in pairs)
     moved = Case(case.recipe, case.seed, args, case.env, case.device)
     return against_reference(op, moved, effects(op, given, call(op, given)), own).problem
+
+
+def _copied(value: Any) -> Any:
+    return [_copied(v) for v in value] if isinstance(value, list) else value.clone() if value is not None else None
 
 
 def _moved(op: Op, case: Case, first: tuple[Any, ...]) -> Iterator[tuple[str, tuple[Any, ...], str]]:

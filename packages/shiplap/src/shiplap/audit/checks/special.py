@@ -9,6 +9,7 @@ from typing import Any
 from shiplap.audit.check import Check, Observation
 from shiplap.errors import ArgumentError
 from shiplap.op import Op
+from shiplap.op.outputs import tensors_of
 from shiplap.referee.case import Case, tree_map
 from shiplap.referee.judge import against_reference
 from shiplap.referee.run import last_line, reference, run, split, tensors
@@ -59,7 +60,7 @@ def _defaults(op: Op, case: Case) -> str:
 
 
 def _mutated(op: Op, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(v for a, v in zip(op.spec.args, args, strict=True) if a.mutated)
+    return tuple(tensors_of([v for a, v in zip(op.spec.args, args, strict=True) if a.mutated]))
 
 
 CHECK = Check(

@@ -31,11 +31,12 @@ def sharing_steps(spec: OpSpec) -> tuple[Step, ...]:
     """That no tensor which is written to is another argument too."""
     steps: list[Step] = []
     for name in spec.mutated:
-        target = Place(spec.name, name)
+        written = spec.arg(name)
+        target = Place(spec.name, name, written.many)
         for arg in spec.tensors:
             if arg.name != name:
                 other = Place(spec.name, arg.name, arg.many)
-                steps += around(arg, other, (Check(tensors.Unshared(target, other)),))
+                steps += around(written, target, around(arg, other, (Check(tensors.Unshared(target, other)),)))
     return tuple(steps)
 
 

@@ -45,6 +45,13 @@ _ELEMENTS: dict[str, tuple[type, Callable[[object], bool]]] = {
     "float": (float, is_float),
     "bool": (bool, is_bool),
     "str": (str, lambda value: isinstance(value, str)),
+    "complex": (complex, lambda value: isinstance(value, complex) or is_float(value)),
+    "Scalar": (float, lambda value: isinstance(value, complex) or is_bool(value) or is_float(value)),
+    "dtype": (torch.dtype, lambda value: isinstance(value, torch.dtype)),
+    "device": (torch.device, lambda value: isinstance(value, (torch.device, str))),
+    "layout": (torch.layout, lambda value: isinstance(value, torch.layout)),
+    "memory_format": (torch.memory_format, lambda value: isinstance(value, torch.memory_format)),
+    "Generator": (torch.Generator, lambda value: isinstance(value, torch.Generator)),
     "tensor": (Tensor, lambda value: isinstance(value, Tensor)),
 }
 
