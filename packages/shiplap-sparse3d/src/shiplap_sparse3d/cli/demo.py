@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
-import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from shiplap.extend import error, verbs
+from shiplap_sparse3d.cli.progress import shown
 
 if TYPE_CHECKING:
     from shiplap_sparse3d.demo import DemoResult
@@ -64,7 +62,7 @@ def command(
     from shiplap_sparse3d.demo import DemoSettings, run
 
     settings = DemoSettings(quick=quick, device=device, out=output, seed=seed, audit=not no_audit)
-    with verbs.own_stdout(), _progress(quiet=json) as progress:
+    with verbs.own_stdout(), shown(quiet=json) as progress:
         result = run(settings, progress)
     if json:
         verbs.emit_json(result.json())
@@ -86,26 +84,6 @@ def _require_device(device: str) -> None:
             fix="run 'shiplap demo --device cpu'",
         )
     verbs.require_device(device)
-
-
-@contextlib.contextmanager
-def _progress(quiet: bool) -> Iterator[Callable[[str, int, int, str], None]]:
-    """A bar per stage on stderr while someone is watching; nothing stays of it."""
-    if quiet or not sys.stderr.isatty():
-        yield lambda stage, done, total, note: None
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = TextColumn("{task.description:10}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, TextColumn("{task.fields[note]}"), console=verbs.err(), transient=True) as bar:
-        tasks = {}
-
-        def advance(stage: str, done: int, total: int, note: str) -> None:
-            if stage not in tasks:
-                tasks[stage] = bar.add_task(stage, note="")
-            bar.update(tasks[stage], completed=done, total=total, note=note)
-
-        yield advance
 
 
 def _print(result: DemoResult) -> None:
