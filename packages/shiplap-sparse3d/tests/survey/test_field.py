@@ -148,13 +148,6 @@ class OwnTable(Beyond):
         return x.geometry.subm(3, 2).conv(x.feats, self.conv.weight.flatten(1, -2), None, 1)
 
 
-class Hidden(Beyond):
-    """A far value of which only its sign is used: no NaN passes through."""
-
-    def other(self, x: SparseTensor) -> Tensor:
-        return (x.feats.nan_to_num().sum(0) > 0).float()
-
-
 @pytest.mark.parametrize("kind", [Mean, Count, Attention, OwnTable])
 def test_the_probe_refuses_what_looks_further(kind: type[Beyond]) -> None:
     torch.manual_seed(0)

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from shiplap.extend import error
 from shiplap_sparse3d import ops
+from shiplap_sparse3d.errors import SurveyError
 from shiplap_sparse3d.geometry import Triple
 from shiplap_sparse3d.survey.field import Field, evaluating, receptive_field, rows_of
 from shiplap_sparse3d.survey.probe import Seen, probe
@@ -21,7 +22,7 @@ from shiplap_sparse3d.tensor import SparseTensor
 
 __all__ = ["Points", "SurveyModel", "point_features"]
 
-_SAMPLES = 4000  # points of the probe of the features
+_SAMPLES, _TRIALS = 2000, 6  # points of a probe of the features, and how many probes
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,18 @@ class SurveyModel:
     @cached_property
     def field(self) -> Field:
         """The receptive field of the network, derived from its layers."""
-        return receptive_field(self.net, self.channels, self._voxels_only)
+        try:
+            return receptive_field(self.net, self.channels, self._voxels_only)
+        except SurveyError:
+            raise
+        except Exception as failure:  # whatever a network of the user's raises
+            raise error(
+                "SL825",
+                where="SurveyModel.net",
+                what="the network does not run on the features",
+                got=" ".join(str(failure).split()) or type(failure).__name__,
+                expected=f"a network of voxels with {self.channels} features",
+            ) from failure
 
     def check(self) -> Seen:
         """Try the field and the context, each with a probe. Raises SL820 and SL825."""
@@ -163,29 +175,32 @@ class SurveyModel:
         return self._call(voxels, voxels.feats, torch.arange(len(voxels.feats), device=voxels.feats.device))
 
     def _check_features(self) -> None:
-        """The features of points in the middle stay the same when all points beyond the context are left out."""
-        points = _random_points(_SAMPLES, self.voxel, self.context)
-        x = points.xyz[:, 0]
-        middle = (x.amax() + x.amin()) / 2
-        wide = max(self.context, self.voxel[0])
-        inner = (x - middle).abs() <= wide
-        near = (x - middle).abs() <= wide + self.context
-        whole, part = self.features_of(points)[inner], self.features_of(points.take(near))[inner[near]]
-        if not torch.equal(whole, part):
-            raise error(
-                "SL825",
-                where="SurveyModel.features",
-                what="the features look beyond their context",
-                got="other values after points beyond the context were left out",
-                expected=f"features of points within {self.context} (SurveyModel.context)",
-                fix="pass the distance as context, and measure from coordinate 0 instead of from the first point",
-            )
+        """The features of points in the middle stay the same when points beyond the context go away or move."""
+        reach = max(self.context, *self.voxel[:2])
+        for seed in range(_TRIALS):
+            points = _random_points(_SAMPLES, self.voxel, self.context, seed)
+            along = points.xyz[:, seed % 2]
+            distance = (along - (along.amax() + along.amin()) / 2).abs()
+            inner, near = distance <= reach, distance <= reach + self.context
+            moved = replace(points, xyz=points.xyz - torch.where(near, 0.0, 1e4)[:, None] * points.xyz.new_tensor([0, 0, 1]))
+            whole = self.features_of(points)[inner]
+            for other in (self.features_of(points.take(near))[inner[near]], self.features_of(moved)[inner]):
+                if not torch.equal(whole, other):
+                    raise error(
+                        "SL825",
+                        where="SurveyModel.features",
+                        what="the features look beyond their context",
+                        got="other values after a change of points beyond the context",
+                        expected=f"features of points within {self.context} (SurveyModel.context)",
+                        fix="pass the distance as context, and measure from coordinate 0 instead of from the first point",
+                    )
 
 
-def _random_points(count: int, voxel: tuple[float, float, float], context: float) -> Points:
-    """Points on an area four contexts and some voxels wide, one column of voxels high."""
-    draw = torch.Generator().manual_seed(0)
-    size = torch.tensor([6 * max(context, voxel[0]) + 8 * voxel[0], 2 * context + 8 * voxel[1], 8 * voxel[2]])
-    xyz = torch.rand(count, 3, generator=draw, dtype=torch.float64) * size + 1234.5
+def _random_points(count: int, voxel: tuple[float, float, float], context: float, seed: int = 0) -> Points:
+    """Points on an area some contexts and voxels wide, eight voxels high."""
+    draw = torch.Generator().manual_seed(seed)
+    wide = 6 * max(context, *voxel[:2])
+    size = torch.tensor([wide + 8 * voxel[0], wide + 8 * voxel[1], 8 * voxel[2]])
+    xyz = torch.rand(count, 3, generator=draw, dtype=torch.float64) * size + 1234.5 + 100 * seed
     returns = torch.randint(1, 4, (count,), generator=draw)
     return Points(xyz, torch.randint(0, 2000, (count,), generator=draw), torch.ones_like(returns), returns)

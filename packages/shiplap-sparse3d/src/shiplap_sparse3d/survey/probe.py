@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from shiplap import ShiplapError
 from shiplap.extend import error
 from shiplap_sparse3d.geometry import Triple
 from shiplap_sparse3d.survey.field import Field, Run, evaluating, rows_of
@@ -31,8 +32,9 @@ class Seen:
 def probe(net: nn.Module, channels: int, field: Field, run: Run | None = None) -> Seen:
     """Change one voxel on corridors along x and y, and compare what the network answers.
 
-    The voxel gets another value, then a NaN, which no weight and no activation hides, and then it is left out. The
-    corridors are three times as long as the field, so that a look at everything is seen, too.
+    The voxel gets another value, then a NaN, which no weight and no activation hides, and then it is left out. At last
+    everything beyond its field is left out. The corridors are three times as long as the field, so that a look at
+    everything is seen, too.
 
     Args:
         net, channels, run: as for ``receptive_field``.
@@ -52,17 +54,23 @@ def probe(net: nn.Module, channels: int, field: Field, run: Run | None = None) -
                     if not len(distance):
                         continue
                     below, above = torch.maximum(below, (-distance).amax(0)), torch.maximum(above, distance.amax(0))
+                if _cropped(run or net, coords, grid, row, channels, device, field):
+                    raise _beyond("another output after all voxels beyond its field were left out", field)
     seen = Seen(_triple(below), _triple(above))
     if any(s > f for s, f in zip((*seen.before, *seen.after), (*field.before, *field.after), strict=True)):
-        raise error(
-            "SL820",
-            where="the probe of the receptive field",
-            what="the network looks beyond the receptive field of its layers",
-            got=f"a change {seen.before} cells before and {seen.after} cells behind the voxel that depends on it",
-            expected=f"at most {field.before} and {field.after}, which its sparse layers have together",
-            fix="take out what mixes voxels beside the sparse layers: attention, means over rows, tables of your own",
-        )
+        raise _beyond(f"a change {seen.before} cells before and {seen.after} behind the voxel that depends on it", field)
     return seen
+
+
+def _beyond(got: str, field: Field) -> ShiplapError:
+    return error(
+        "SL820",
+        where="the probe of the receptive field",
+        what="the network looks beyond the receptive field of its layers",
+        got=got,
+        expected=f"nothing beyond {field.before} and {field.after} cells, which its sparse layers have together",
+        fix="take out what mixes voxels beside the sparse layers: attention, means over rows, tables of your own",
+    )
 
 
 def _triple(values: Tensor) -> Triple:
@@ -81,7 +89,9 @@ def _corridor(field: Field, axis: int, shift: int) -> tuple[Tensor, Triple, int]
     used = torch.rand(sizes, generator=draw) < _FILLED
     centre = [_ACROSS // 2] * 3
     centre[axis] = middle
-    used[tuple(centre)] = True
+    line: list[int | slice] = list(centre)
+    line[axis] = slice(None)
+    used[tuple(line)] = True  # without gaps, or a dilated kernel might have nothing to see where it looks
     cells = used.nonzero()
     row = int((cells == torch.tensor(centre)).all(1).nonzero())
     x, y, z = (-(-size // s) * s for size, s in zip(sizes, field.stride, strict=True))
@@ -92,7 +102,7 @@ def _changed(
     run: Run, coords: Tensor, grid: Triple, row: int, channels: int, device: torch.device
 ) -> list[Tensor]:
     """For each way to change the voxel: how far it is from each output that changed, ``int64 [changes, 3]``."""
-    feats = torch.randn(len(coords), channels, generator=torch.Generator().manual_seed(1)).to(device)
+    feats = _features(coords, channels, device)
     distance = (coords[row] - coords)[:, 1:].long()
     before = _answer(run, feats, coords, grid)
     if not bool(before.isfinite().all()):
@@ -108,6 +118,21 @@ def _changed(
         distance[_answer(run, nan, coords, grid).isnan().any(1)],
         distance[rest][((without - before[rest]).abs() > limit).any(1)],
     ]
+
+
+def _cropped(
+    run: Run, coords: Tensor, grid: Triple, row: int, channels: int, device: torch.device, field: Field
+) -> bool:
+    """Whether the output at ``row`` changes when there is nothing but the field around it."""
+    feats, distance = _features(coords, channels, device), (coords - coords[row])[:, 1:].long()
+    near = ((distance >= -torch.tensor(field.before)) & (distance <= torch.tensor(field.after))).all(1)
+    whole = _answer(run, feats, coords, grid)[row]
+    part = _answer(run, feats[near.to(device)], coords[near], grid)[int(near[:row].sum())]
+    return bool(((whole - part).abs() > _TOLERANCE * float(whole.abs().amax().clamp_min(1e-6))).any())
+
+
+def _features(coords: Tensor, channels: int, device: torch.device) -> Tensor:
+    return torch.randn(len(coords), channels, generator=torch.Generator().manual_seed(1)).to(device)
 
 
 def _answer(run: Run, feats: Tensor, coords: Tensor, grid: Triple) -> Tensor:
