@@ -153,7 +153,7 @@ def test_killed_at_random_and_resumed(corner: Path, untiled: Path, tmp_path: Pat
     """The output is the same file, byte for byte."""
     out, folder, draw = tmp_path / "out.laz", tmp_path / "out.laz.survey", random.Random(0)
     kills = 0
-    while kills < 4:
+    while kills < 3:
         job = start(corner, out)
         while not (folder / "survey.json").exists() and job.poll() is None:
             time.sleep(0.02)
@@ -176,7 +176,7 @@ class Stopped(Exception):
     """A process that ends here."""
 
 
-@pytest.mark.parametrize("moment", range(0, 30, 3))
+@pytest.mark.parametrize("moment", range(0, 30, 6))
 def test_stopped_before_each_step_and_resumed(
     moment: int, corner: Path, model: SurveyModel, untiled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
