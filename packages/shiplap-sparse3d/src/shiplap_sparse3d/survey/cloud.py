@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CHUNK", "chunks", "opened", "require_packages"]
 
-CHUNK = 500_000  # points in memory at a time
+CHUNK = 1 << 16  # points in memory at a time
 
 
 @contextmanager

@@ -147,12 +147,16 @@ class SurveyModel:
         return made.float()
 
     def logits(self, coords: Tensor, feats: Tensor, grid: Triple) -> Tensor:
+        """:meth:`forward` in evaluation mode and without gradients."""
+        with evaluating(self.net), torch.inference_mode():
+            return self.forward(coords, feats, grid)
+
+    def forward(self, coords: Tensor, feats: Tensor, grid: Triple) -> Tensor:
         """Logits of points: ``[p, classes]`` for their cells ``int32 [p, 3]`` in ``grid`` and features ``[p, c]``."""
         scene = coords.new_zeros(len(coords), 1)
         cells, inverse, counts = ops.unique_coords(torch.cat([scene, coords], 1))
         voxels = SparseTensor(ops.segment_mean(feats, inverse, counts), cells, grid)
-        with evaluating(self.net), torch.inference_mode():
-            logits = rows_of(self._call(voxels, feats, inverse.long()))
+        logits = rows_of(self._call(voxels, feats, inverse.long()))
         rows = len(feats) if self.per_point else voxels.feats.shape[0]
         if logits.shape != (rows, len(self.classes)):
             expected = f"[{rows}, {len(self.classes)}]: a logit for each class"
