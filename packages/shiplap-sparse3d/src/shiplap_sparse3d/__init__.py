@@ -4,6 +4,7 @@ from shiplap_sparse3d import cpu, lowlevel_samples, samples
 from shiplap_sparse3d.bounded import out_coords_bounded
 from shiplap_sparse3d.cuda import conv as convolutions
 from shiplap_sparse3d.cuda import lowlevel, synchronize
+from shiplap_sparse3d.errors import SurveyError
 from shiplap_sparse3d.grid_sample import (
     grid_sample_3d,
     indice_weighted_sum,
@@ -112,6 +113,7 @@ __all__ = [
     "SparseModule",
     "SparseTensor",
     "Strided",
+    "SurveyError",
     "SubMConv1d",
     "SubMConv2d",
     "SubMConv3d",

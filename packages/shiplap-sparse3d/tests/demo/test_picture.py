@@ -20,7 +20,7 @@ def drawn(extent: tuple[float, float, float]) -> torch.Tensor:
 
     draw = torch.Generator().manual_seed(0)
     scan = Scan(torch.rand(300, 3, generator=draw) * torch.tensor(extent), torch.rand(300, generator=draw) < 0.5)
-    png = picture(scan, split(scan), torch.rand(300, generator=draw) < 0.5)
+    png = picture(scan, split(scan), torch.rand(300, generator=draw) < 0.5, "somebody")
     assert png.startswith(b"\x89PNG\r\n\x1a\n")
     assert png.endswith(b"IEND\xaeB`\x82")
     return torch.from_numpy(np.array(Image.open(io.BytesIO(png)).convert("RGB")))

@@ -107,3 +107,22 @@ def test_unavailable_device(run: Any) -> None:
     result = run("demo", "--device", "nowhere")
     assert result.exit_code == 2
     assert "SL605" in result.stderr
+
+
+def test_a_scan_of_ones_own(run: Any, asked: list[DemoSettings], tmp_path: Path) -> None:
+    result = run("demo", "--input", "own.laz", "--classes", "2, 9", "--unit", "0.3048", "-o", tmp_path)
+    assert result.exit_code == 0, result.output
+    assert (asked[0].input, asked[0].classes, asked[0].unit) == (Path("own.laz"), (2, 9), 0.3048)
+
+
+@pytest.mark.parametrize("bad", [("--classes", "ground"), ("--classes", "2,"), ("--classes", "256"), ("--unit", "0")])
+def test_arguments_that_mean_nothing(run: Any, asked: list[DemoSettings], tmp_path: Path, bad: tuple[str, str]) -> None:
+    result = run("demo", "--input", "own.laz", *bad, "-o", tmp_path)
+    assert (result.exit_code, asked) == (2, [])
+    assert "SL613" in result.stderr
+
+
+def test_a_scan_that_is_not_there(process: Any, tmp_path: Path) -> None:
+    done = process("demo", "--input", tmp_path / "none.laz", "-o", tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "SL822" in done.stderr

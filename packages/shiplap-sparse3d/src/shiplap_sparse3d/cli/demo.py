@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
-import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from shiplap.extend import error, verbs
+from shiplap_sparse3d.cli.progress import shown
 
 if TYPE_CHECKING:
     from shiplap_sparse3d.demo import DemoResult
@@ -24,12 +22,14 @@ Examples:
   shiplap demo --quick --no-audit    smaller network, fewer steps, ops not audited
   shiplap demo --device cuda --output report
   shiplap demo --quick --json | jq .graph_breaks
+  shiplap demo --input scan.laz --classes 2,9      anybody's classified scan
+  shiplap demo --input scan.laz --unit 0.3048      one whose coordinates are feet
 
 \b
 Exit status:
   0  it ran
   1  it ran, but the graph broke or an audited op failed a check
-  2  it could not run: optional packages, device or output directory"""
+  2  it could not run: optional packages, device, output directory, or a scan without classes"""
 
 EXTRAS = ("laspy", "lazrs", "matplotlib")
 DEVICES = ("cpu", "cuda")
@@ -42,13 +42,18 @@ def command(
         Path, typer.Option("--output", "-o", metavar="DIR", help="Directory for the report; created if absent.")
     ] = Path("shiplap-report"),
     seed: Annotated[int, typer.Option("--seed", help="Seed of weights and tiles.")] = 0,
+    source: Annotated[
+        Path | None, typer.Option("--input", metavar="SCAN", help="A classified LAS, LAZ or COPC file to learn from.")
+    ] = None,
+    classes: Annotated[str, typer.Option("--classes", help="Its classes that are ground, as 2,9.")] = "2",
+    unit: Annotated[float, typer.Option("--unit", help="Metres in a unit of its coordinates.")] = 1.0,
     no_audit: Annotated[bool, typer.Option("--no-audit", help="Do not audit the ops that were used.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object: everything measured.")] = False,
 ) -> None:
     """Train a compiled sparse U-Net on a real laser scan and report what was measured.
 
-    Reads a scan that comes with shiplap, learns which points are ground, judges itself on a part it has not seen,
-    counts graphs, breaks and recompiles, compares compiled with eager, and audits the ops.
+    Reads a scan that comes with shiplap, or one of yours, learns which points are ground, judges itself on a part it has
+    not seen, against the best rules of two numbers, counts graphs, breaks and recompiles, compares compiled with eager, and audits the ops.
     """
     missing = [name for name in EXTRAS if importlib.util.find_spec(name) is None]
     if missing:
@@ -59,12 +64,15 @@ def command(
             expected=", ".join(EXTRAS),
             fix='install them: pip install "shiplap-sparse3d[demo]"',
         )
+    _codes(classes)
+    if not 0 < unit < 1e6:
+        raise error("SL613", where="--unit", got=unit, expected="metres above 0, as 0.3048 for feet")
     _require_device(device)
     verbs.require_directory(output)
     from shiplap_sparse3d.demo import DemoSettings, run
 
-    settings = DemoSettings(quick=quick, device=device, out=output, seed=seed, audit=not no_audit)
-    with verbs.own_stdout(), _progress(quiet=json) as progress:
+    settings = DemoSettings(quick, device, output, seed, not no_audit, source, _codes(classes), unit)
+    with verbs.own_stdout(), shown(quiet=json) as progress:
         result = run(settings, progress)
     if json:
         verbs.emit_json(result.json())
@@ -72,6 +80,14 @@ def command(
         _print(result)
     if result.graph_breaks or any(verdicts.fail for verdicts in result.audits.values()):
         raise typer.Exit(verbs.FAILED)
+
+
+def _codes(text: str) -> tuple[int, ...]:
+    """``"2,9"`` → ``(2, 9)``. Raises SL613 for anything else."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) <= 255 for part in parts):
+        raise error("SL613", where="--classes", got=repr(text), expected="class codes from 0 to 255, as 2,9")
+    return tuple(int(part) for part in parts)
 
 
 def _require_device(device: str) -> None:
@@ -86,26 +102,6 @@ def _require_device(device: str) -> None:
             fix="run 'shiplap demo --device cpu'",
         )
     verbs.require_device(device)
-
-
-@contextlib.contextmanager
-def _progress(quiet: bool) -> Iterator[Callable[[str, int, int, str], None]]:
-    """A bar per stage on stderr while someone is watching; nothing stays of it."""
-    if quiet or not sys.stderr.isatty():
-        yield lambda stage, done, total, note: None
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = TextColumn("{task.description:10}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, TextColumn("{task.fields[note]}"), console=verbs.err(), transient=True) as bar:
-        tasks = {}
-
-        def advance(stage: str, done: int, total: int, note: str) -> None:
-            if stage not in tasks:
-                tasks[stage] = bar.add_task(stage, note="")
-            bar.update(tasks[stage], completed=done, total=total, note=note)
-
-        yield advance
 
 
 def _print(result: DemoResult) -> None:

@@ -21,23 +21,24 @@ _DPI = 100
 _MARGIN = 6.0  # metres around the scan
 
 
-def picture(scan: Scan, held_out: Tensor, predicted: Tensor) -> bytes:
+def picture(scan: Scan, held_out: Tensor, predicted: Tensor, labels: str) -> bytes:
     """PNG, 1,000 pixels wide: height and truth above, prediction below; everything right of the line is held out.
 
     Args:
         scan: all points.
         held_out: ``bool [p]``.
         predicted: ``bool [p]``, ground according to the network.
+        labels: where the truth comes from.
     """
     from matplotlib.figure import Figure  # without pyplot: no global state, no display
 
     truth = scan.ground
     figure = Figure()
-    height, labels, prediction = _panels(figure, scan)
+    height, right, prediction = _panels(figure, scan)
     _heights(height, scan)
     height.set_title("scan, coloured by height")
-    _classes(labels, scan, [("ground", _GROUND, truth), ("other", _OTHER, ~truth)], 0.35)
-    labels.set_title("truth: cloth simulation, iterative")
+    _classes(right, scan, [("ground", _GROUND, truth), ("other", _OTHER, ~truth)], 0.35)
+    right.set_title(f"truth: {labels}")
     groups = [
         ("ground", _GROUND, predicted & truth),
         ("other", _OTHER, ~predicted & ~truth),
@@ -47,7 +48,7 @@ def picture(scan: Scan, held_out: Tensor, predicted: Tensor) -> bytes:
     _classes(prediction, scan, groups, 1.0)
     prediction.set_title("prediction: sparse U-Net, one pass")
     border = float(scan.xyz[held_out, 0].min())
-    for ax in (height, labels, prediction):
+    for ax in (height, right, prediction):
         ax.axvline(border, color="black", linewidth=1)
     _name_sides(prediction, border)
     buffer = io.BytesIO()

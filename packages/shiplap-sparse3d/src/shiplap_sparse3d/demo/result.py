@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["DemoResult", "DemoSettings", "Verdicts"]
+__all__ = ["DemoResult", "DemoSettings", "Rule", "Verdicts"]
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,9 @@ class DemoSettings:
         out: folder for the report and the picture, created if absent.
         seed: of weights and tiles.
         audit: whether to audit the ops that were used.
+        input: a classified scan to train and to be judged on; None for the packaged one.
+        classes: codes of its classification that count as ground.
+        unit: metres in one unit of its coordinates.
     """
 
     quick: bool = False
@@ -26,6 +29,9 @@ class DemoSettings:
     out: Path = Path("shiplap-report")
     seed: int = 0
     audit: bool = True
+    input: Path | None = None
+    classes: tuple[int, ...] = (2,)
+    unit: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -39,8 +45,21 @@ class Verdicts:
 
 
 @dataclass(frozen=True)
+class Rule:
+    """The best of one family of rules with two numbers: what it says, its IoU where it was fitted, and held out."""
+
+    name: str
+    text: str
+    fitted: float
+    iou: float
+
+
+@dataclass(frozen=True)
 class DemoResult:
-    """What was measured. Times in seconds (``_s``) or milliseconds (``_ms``); IoU of the class ground, held out."""
+    """What was measured. Times in seconds (``_s``) or milliseconds (``_ms``); IoU of the class ground, held out.
+
+    ``scan`` is the file that was read, or None for the packaged one, whose labels come from a simulation.
+    """
 
     graphs: int
     graph_breaks: int
@@ -63,6 +82,8 @@ class DemoResult:
     environment: str
     html: str
     png: str
+    rules: tuple[Rule, ...] = ()
+    scan: str | None = None
 
     def json(self) -> dict[str, Any]:
         """One object of plain values."""

@@ -14,7 +14,9 @@ from torch import Tensor
 from shiplap.extend.compiling import CompileCounts, compile_counts, reset_compiler
 from shiplap_sparse3d.demo import evaluate, picture, report
 from shiplap_sparse3d.demo.audits import audits
-from shiplap_sparse3d.demo.result import DemoResult, DemoSettings, Verdicts
+from shiplap_sparse3d.demo.read import read
+from shiplap_sparse3d.demo.result import DemoResult, DemoSettings, Rule, Verdicts
+from shiplap_sparse3d.demo.rules import best_rules
 from shiplap_sparse3d.demo.scan import Scan, load, split
 from shiplap_sparse3d.demo.tiles import random_tiles
 from shiplap_sparse3d.demo.train import Fit, Progress, Recipe, fit, parameters
@@ -42,7 +44,7 @@ def _run(settings: DemoSettings, progress: Progress) -> DemoResult:
     reset_compiler()
     recipe, device = QUICK if settings.quick else FULL, torch.device(settings.device)
     progress("read", 0, 1, "")
-    here = load()
+    here = load() if settings.input is None else read(settings.input, settings.classes, settings.unit)
     progress("read", 1, 1, "")
     held_out = split(here)
     scan, held = Scan(here.xyz.to(device), here.ground.to(device)), held_out.to(device)
@@ -56,7 +58,8 @@ def _run(settings: DemoSettings, progress: Progress) -> DemoResult:
     counts = compile_counts()  # before the audit, which compiles graphs of its own
     verdicts = audits(settings.quick, progress) if settings.audit else {}
     progress("report", 0, 1, "")
-    png = picture.picture(here, held_out, judged.predicted)
+    truth = "cloth simulation, iterative" if settings.input is None else "classes of the file"
+    png = picture.picture(here, held_out, judged.predicted, truth)
     points = (len(training), int(held_out.sum()))
     result = _result(settings, points, time.perf_counter() - start, trained, judged, speed, counts, verdicts)
     _write({Path(result.png): png, Path(result.html): report.html(result, png).encode()})
@@ -97,6 +100,8 @@ def _result(
         environment=_environment(torch.device(settings.device)),
         html=str(settings.out / "demo.html"),
         png=str(settings.out / "demo.png"),
+        rules=judged.rules,
+        scan=None if settings.input is None else str(settings.input),
     )
 
 
@@ -120,6 +125,7 @@ class _Judged:
     baseline: float
     points_per_s: float
     predicted: Tensor
+    rules: tuple[Rule, ...]
 
 
 def _judge(scan: Scan, held: Tensor, trained: Fit, recipe: Recipe) -> _Judged:
@@ -131,7 +137,11 @@ def _judge(scan: Scan, held: Tensor, trained: Fit, recipe: Recipe) -> _Judged:
         seconds = time.perf_counter() - start
     truth, plain = scan.ground[held], evaluate.baseline(scan)[held]
     return _Judged(
-        evaluate.iou(predicted[held], truth), evaluate.iou(plain, truth), int(held.sum()) / seconds, predicted.cpu()
+        evaluate.iou(predicted[held], truth),
+        evaluate.iou(plain, truth),
+        int(held.sum()) / seconds,
+        predicted.cpu(),
+        best_rules(scan, held),
     )
 
 

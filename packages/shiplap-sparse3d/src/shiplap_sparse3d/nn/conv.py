@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 
-class _Conv(SparseModule):
+class Convolution(SparseModule):
     """Weight, bias and the call that all sparse convolutions share."""
 
     ndim = 3
@@ -76,7 +76,7 @@ class _Conv(SparseModule):
         return ", ".join([*parts, f"bias={self.bias is not None}, weight={list(self.weight.shape)}"])
 
 
-class SubMConv3d(_Conv):
+class SubMConv3d(Convolution):
     """Submanifold convolution: outputs on the input's voxels only (Graham et al., CVPR 2018).
 
     Args:
@@ -100,7 +100,7 @@ class SubMConv3d(_Conv):
         return x.replace(self._convolve(x.feats, x.geometry.subm(self.kernel, self.dilation)))
 
 
-class SparseConv3d(_Conv):
+class SparseConv3d(Convolution):
     """Strided convolution: outputs wherever the kernel reaches an input voxel, as ``torch.nn.Conv3d`` on those cells.
 
     Args:
@@ -135,7 +135,7 @@ class SparseConv3d(_Conv):
         return self._step(x, x.geometry.strided(*window, capacity=self.capacity))
 
 
-class SparseConvTranspose3d(_Conv):
+class SparseConvTranspose3d(Convolution):
     """Transposed convolution onto new voxels: all that an input reaches, as ``torch.nn.ConvTranspose3d`` there.
 
     Args:
@@ -173,7 +173,7 @@ class SparseConvTranspose3d(_Conv):
         return self._step(x, x.geometry.transposed(*window, capacity=self.capacity))
 
 
-class SparseInverseConv3d(_Conv):
+class SparseInverseConv3d(Convolution):
     """The way back of the step that made the input's voxels: transposed convolution onto the voxels before it.
 
     Args:
@@ -207,7 +207,7 @@ class SparseInverseConv3d(_Conv):
         return SparseTensor(self._convolve(x.feats, origin.plan.t), geometry=origin.geometry)
 
 
-class GenerativeConv3d(_Conv):
+class GenerativeConv3d(Convolution):
     """Convolution whose voxels grow: outputs wherever its kernel reaches, at stride 1 (Gwak et al., ECCV 2020).
 
     :class:`SparseConvTranspose3d` grows voxels and refines the grid at once.

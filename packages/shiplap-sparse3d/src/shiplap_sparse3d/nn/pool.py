@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 
-class _Pool(SparseModule):
+class WindowPool(SparseModule):
     """Pooling over the voxels of a window, onto every voxel that an input reaches.
 
     Args:
@@ -64,15 +64,15 @@ class _Pool(SparseModule):
         return f"kernel={self.kernel}, stride={self.stride}, padding={self.padding}, dilation={self.dilation}"
 
 
-class SparseMaxPool3d(_Pool):
-    __doc__ = (_Pool.__doc__ or "").replace("Pooling over", "The largest value of", 1)
+class SparseMaxPool3d(WindowPool):
+    __doc__ = (WindowPool.__doc__ or "").replace("Pooling over", "The largest value of", 1)
 
     def _pool(self, feats: Tensor, plan: Plan) -> Tensor:
         return pooling.max_pool(feats, plan.table, plan.back[0] if plan.back else None)
 
 
-class SparseAvgPool3d(_Pool):
-    __doc__ = (_Pool.__doc__ or "").replace("Pooling over", "The mean of", 1)
+class SparseAvgPool3d(WindowPool):
+    __doc__ = (WindowPool.__doc__ or "").replace("Pooling over", "The mean of", 1)
 
     def _pool(self, feats: Tensor, plan: Plan) -> Tensor:
         return pooling.avg_pool(feats, plan.table, plan.back[0] if plan.back else None)

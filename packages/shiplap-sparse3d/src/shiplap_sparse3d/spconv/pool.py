@@ -42,7 +42,7 @@ __all__ = [
 Ints = int | Sequence[int]
 
 
-class _Pool(SparseModule):
+class WindowPool(SparseModule):
     """Pooling over a window; only the voxels there are count.
 
     Args:
@@ -106,14 +106,14 @@ class _Pool(SparseModule):
         return f"{text}, algo={self.algo}"
 
 
-class SparseMaxPool(_Pool):
+class SparseMaxPool(WindowPool):
     """Largest value of the voxels in the window, and at least zero: spconv starts from zero, so this layer does."""
 
     def _reduce(self, features: Tensor, plan: Plan) -> Tensor:
         return max_pool_from_zero(features, plan.table, None if plan.back is None else plan.back[0])
 
 
-class SparseAvgPool(_Pool):
+class SparseAvgPool(WindowPool):
     """Mean of the voxels in the window, over their number and not over the volume of the kernel."""
 
     ALGO = ConvAlgo.MaskImplicitGemm  # whatever was asked for, as in spconv: inverse layers look at it
@@ -122,7 +122,7 @@ class SparseAvgPool(_Pool):
         return pooling.avg_pool(features, plan.table, None if plan.back is None else plan.back[0])
 
 
-class _Nd(_Pool):
+class _Nd(WindowPool):
     """With the number of axes in the class; no stride is one of the kernel size."""
 
     NDIM: ClassVar[int]

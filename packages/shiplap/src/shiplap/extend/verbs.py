@@ -12,6 +12,8 @@ Printing
     stderr.
 Files and devices, asked before the work rather than after it
     ``require_file``, ``require_directory`` and ``require_device`` raise SL602 and SL605; ``write_text`` writes a file.
+The command line
+    ``main()`` is all of it, for a console script of the family's own: every verb under another name.
 Targets
     ``load_target("module:name")``, and ``near_miss(wanted, names)`` for what was probably meant.
 Pages
@@ -46,6 +48,7 @@ __all__ = [
     "err",
     "facts",
     "load_target",
+    "main",
     "near_miss",
     "note",
     "out",
@@ -66,3 +69,10 @@ def load_target(target: str) -> tuple[ModuleType, str]:
     """
     home, name = split(target)
     return import_home(home or target), name
+
+
+def main() -> None:
+    """Run the command line of ``shiplap`` with the arguments of this process."""
+    from shiplap.cli.app import main as run  # imports every verb, and this module is one of theirs
+
+    run()

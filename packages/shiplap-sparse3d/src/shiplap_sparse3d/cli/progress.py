@@ -1,0 +1,31 @@
+"""A bar for each stage of long work."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+
+from shiplap.extend import verbs
+
+__all__ = ["shown"]
+
+
+@contextlib.contextmanager
+def shown(quiet: bool) -> Iterator[Callable[[str, int, int, str], None]]:
+    """A bar per stage on stderr while someone is watching; nothing stays of it."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda stage, done, total, note: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = TextColumn("{task.description:10}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, TextColumn("{task.fields[note]}"), console=verbs.err(), transient=True) as bar:
+        tasks = {}
+
+        def advance(stage: str, done: int, total: int, note: str) -> None:
+            if stage not in tasks:
+                tasks[stage] = bar.add_task(stage, note="")
+            bar.update(tasks[stage], completed=done, total=total, note=note)
+
+        yield advance

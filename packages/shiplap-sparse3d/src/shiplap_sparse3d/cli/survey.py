@@ -1,0 +1,102 @@
+"""``shiplap survey``: classify every point of a scan that need not fit into memory."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from shiplap.extend import error, verbs
+from shiplap_sparse3d.cli.progress import shown
+
+if TYPE_CHECKING:
+    from shiplap_sparse3d.survey import SurveyModel, SurveyResult
+
+__all__ = ["command"]
+
+EPILOG = """\b
+Examples:
+  shiplap survey in.laz out.laz --model ground.py:model
+  shiplap survey in.copc.laz out.laz --model ground.py:model --tile 512 --device cuda
+  torchrun --nproc-per-node 4 -m shiplap.cli survey in.laz out.laz --model ground.py:model --device cuda
+  shiplap survey in.laz out.laz --model ground.py:model --json | jq .halo
+
+\b
+The same command goes on with a survey that was stopped.
+
+\b
+Exit status:
+  0  the output is written, or this worker has done its tiles
+  2  it could not run: the input, the model, the tiles, the folder or the output"""
+
+
+def command(
+    source: Annotated[Path, typer.Argument(metavar="INPUT", help="A LAS, LAZ or COPC file.")],
+    target: Annotated[Path, typer.Argument(metavar="OUTPUT", help="The .las or .laz file to write.")],
+    model: Annotated[
+        str, typer.Option("--model", metavar="TARGET", help="module:name or file.py:name of a SurveyModel.")
+    ],
+    tile: Annotated[int | None, typer.Option("--tile", metavar="CELLS", help="Voxels of a tile along x and y.")] = None,
+    halo: Annotated[int | None, typer.Option("--halo", metavar="CELLS", help="Voxels that a tile sees around.")] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--folder", metavar="DIR", help="For buckets and results; OUTPUT.survey by default.")
+    ] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the folder there when everything is done.")] = False,
+    device: Annotated[str, typer.Option("--device", help="Device to run on; cuda takes the worker's own.")] = "cpu",
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object: what was done.")] = False,
+) -> None:
+    """Classify every point of a laser scan, tile by tile, in constant memory.
+
+    Derives how far the network sees, checks that with a probe, cuts the scan into tiles with that much around them, and
+    writes the points in the order of the input with new classes. Goes on after an interruption, and shares the tiles
+    with other workers that torchrun, Slurm or MPI start.
+    """
+    with verbs.own_stdout():
+        from shiplap_sparse3d.survey import survey
+        from shiplap_sparse3d.survey.workers import local_device
+
+        here = local_device(device)
+        verbs.require_device(here)
+        loaded = _model(model)
+        with contextlib.suppress(AttributeError):
+            loaded.net.to(here)
+        with shown(quiet=json) as progress:
+            result = survey(source, target, loaded, tile=tile, halo=halo, folder=folder, keep=keep, progress=progress)
+    if json:
+        verbs.emit_json(result.json())
+    else:
+        _print(result)
+
+
+def _model(target: str) -> SurveyModel:
+    """The model that ``target`` names, or that the function which it names returns. Raises SL825 for anything else."""
+    from shiplap_sparse3d.survey import SurveyModel
+
+    module, name = verbs.load_target(target)
+    made: Any = getattr(module, name, None) if name else None
+    if made is None:
+        names = [n for n, value in vars(module).items() if isinstance(value, SurveyModel)]
+        meant = verbs.near_miss(name, names)
+        raise error("SL825", where=f"--model {target}", got=f"no {name!r}" if name else "no name", expected=meant or "module:name")
+    if callable(made) and not isinstance(made, SurveyModel):
+        made = made()
+    if not isinstance(made, SurveyModel):
+        got = f"a {type(made).__name__}"
+        raise error("SL825", where=f"--model {target}", got=got, expected="a SurveyModel, or a function that returns one")
+    return made
+
+
+def _print(result: SurveyResult) -> None:
+    rows = [
+        ("points", f"{result.points:,}"),
+        ("tiles", f"{result.tiles:,} of {result.tile} x {result.tile} voxels, {result.predicted:,} predicted now"),
+        ("halo", f"{result.halo} voxels; the network sees {max(result.field.before[:2] + result.field.after[:2])}"),
+        ("stride", f"{max(result.field.stride[:2])} voxels"),
+        ("time", f"{result.seconds:.1f} s"),
+        ("memory", f"{result.peak_mb:,.0f} MB at most"),
+        ("output", result.output or "written by worker 0"),
+    ]
+    for name, value in rows:
+        verbs.out().print(f"{name:7} {value}", markup=False)

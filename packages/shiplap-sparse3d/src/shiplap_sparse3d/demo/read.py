@@ -1,0 +1,74 @@
+"""Anybody's classified scan as the demonstration wants it: last returns in metres, and which of them are ground."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from shiplap import ShiplapError
+from shiplap.extend import error
+from shiplap_sparse3d.demo.scan import Scan, split
+from shiplap_sparse3d.survey.cloud import chunks, opened
+
+__all__ = ["read"]
+
+NOISE = 7, 18  # classes of the LAS specification
+FEWEST, MOST = 5_000, 5_000_000  # last returns
+FEWEST_OF_A_CLASS = 100  # in the training area, and in the one that is held out
+
+
+def read(path: Path, classes: tuple[int, ...], metres: float) -> Scan:
+    """The last returns of ``path`` without noise; ground are those of ``classes``.
+
+    Args:
+        path: LAS, LAZ or COPC.
+        classes: codes of the classification field that count as ground.
+        metres: of one unit of the file, 0.3048 for feet.
+
+    Raises:
+        SurveyError: SL822 for a file that cannot be read, SL826 for one from whose classes nothing can be learned.
+    """
+    xyz, codes = [], []
+    with opened(path) as reader:
+        for points in chunks(reader, path):
+            code = np.asarray(points["classification"])
+            last = np.asarray(points["return_number"]) >= np.asarray(points["number_of_returns"])
+            keep = last & ~np.isin(code, NOISE)
+            xyz.append(np.stack([points.x, points.y, points.z], 1)[keep])
+            codes.append(code[keep])
+            if sum(map(len, codes)) > MOST:
+                raise _unfit(path, f"more than {MOST:,} last returns", "a smaller part: the demonstration trains on one area")
+    place, code = np.concatenate(xyz), np.concatenate(codes)
+    _check_classes(path, code, classes)
+    if len(code) < FEWEST:
+        raise _unfit(path, f"{len(code):,} last returns", f"{FEWEST:,} or more")
+    wide = float((place.max(0) - place.min(0))[:2].max()) * metres
+    if not math.isfinite(wide) or not 50 <= wide <= 50_000:
+        raise _unfit(path, f"an area {wide:,.1f} m wide", "50 m to 50 km; --unit says how long a unit of the file is")
+    scan = Scan(
+        torch.from_numpy(((place - place.min(0)) * metres).astype(np.float32)),
+        torch.from_numpy(np.isin(code, classes)),
+    )
+    held = split(scan)
+    for name, area in (("training area", ~held), ("held-out area", held)):
+        ground = int(scan.ground[area].sum())
+        if min(ground, int(area.sum()) - ground) < FEWEST_OF_A_CLASS:
+            got = f"{ground:,} points of ground and {int(area.sum()) - ground:,} others in the {name}"
+            raise _unfit(path, got, f"{FEWEST_OF_A_CLASS} or more of both")
+    return scan
+
+
+def _check_classes(path: Path, code: np.ndarray, classes: tuple[int, ...]) -> None:
+    present, counts = np.unique(code, return_counts=True)
+    listed = ", ".join(f"class {c}: {n:,}" for c, n in zip(present.tolist(), counts.tolist(), strict=True)) or "no points"
+    ground = np.isin(code, classes)
+    if not ground.any() or ground.all():
+        wanted = ", ".join(map(str, classes))
+        raise _unfit(path, f"{listed} (last returns without noise)", f"some points of class {wanted}, and others")
+
+
+def _unfit(path: Path, got: str, expected: str) -> ShiplapError:
+    return error("SL826", where=str(path), got=got, expected=expected)

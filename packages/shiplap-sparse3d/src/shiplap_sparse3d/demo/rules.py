@@ -1,0 +1,67 @@
+"""What a rule of two numbers reaches on the same split: the yardstick for the network on any scan.
+
+Two families of rules, each fitted on the training area by trying a grid of pairs: *height over cell* calls a point
+ground if it is less than ``h`` above the lowest point of its square cell of ``w`` metres, *slope* if it is less than
+``h + k d`` above the lowest point within ``d`` metres, for each of six distances.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from shiplap_sparse3d.demo.evaluate import iou
+from shiplap_sparse3d.demo.result import Rule
+from shiplap_sparse3d.demo.scan import Scan
+from shiplap_sparse3d.demo.tiles import RADII, lowest_within
+
+__all__ = ["best_rules", "over_cell"]
+
+_CELLS = 1.0, 2.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0  # metres
+_HEIGHTS = 0.1, 0.2, 0.3, 0.5, 0.8, 1.2, 2.0, 3.0  # metres
+_SLOPES = 0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 0.8, 1.0  # metres a metre
+_FAR = 1e9
+
+
+def over_cell(xyz: Tensor, width: float) -> Tensor:
+    """Height of each point over the lowest of its cell, ``[p, 3] -> [p]`` in metres."""
+    cell = (xyz[:, :2] / width).floor().long()
+    cell -= cell.amin(0)
+    flat = cell[:, 0] * (int(cell[:, 1].max()) + 1) + cell[:, 1]
+    _, inverse = flat.unique(return_inverse=True)
+    lowest = xyz.new_full((int(inverse.max()) + 1,), _FAR).scatter_reduce(0, inverse, xyz[:, 2], "amin")
+    return xyz[:, 2] - lowest[inverse]
+
+
+def best_rules(scan: Scan, held: Tensor) -> tuple[Rule, ...]:
+    """The best rule of each family on the training area, and its IoU on the held-out one. No fit looks at ``held``."""
+    return tuple(
+        _best(name, tried, scan, held)
+        for name, tried in (("height over cell", _cell_rules(scan.xyz)), ("slope", _slope_rules(scan.xyz)))
+    )
+
+
+def _best(name: str, tried: Iterator[tuple[str, Tensor]], scan: Scan, held: Tensor) -> Rule:
+    top = Rule(name, "", -1.0, 0.0)
+    for text, ground in tried:
+        fitted = iou(ground[~held], scan.ground[~held])
+        if fitted > top.fitted:
+            top = Rule(name, text, fitted, iou(ground[held], scan.ground[held]))
+    return top
+
+
+def _cell_rules(xyz: Tensor) -> Iterator[tuple[str, Tensor]]:
+    for width in _CELLS:
+        height = over_cell(xyz, width)
+        for limit in _HEIGHTS:
+            yield f"less than {limit:g} m above the lowest point of a {width:g} m cell", height < limit
+
+
+def _slope_rules(xyz: Tensor) -> Iterator[tuple[str, Tensor]]:
+    height, distance = lowest_within(xyz, RADII), xyz.new_tensor(RADII)
+    for limit, slope in product(_HEIGHTS, _SLOPES):
+        text = f"less than {limit:g} m + {slope:g} d above the lowest point within d = {RADII[0]:g} to {RADII[-1]:g} m"
+        yield text, (height < limit + slope * distance).all(1)

@@ -1,0 +1,152 @@
+"""One pass over the input that sorts its points into a file for each tile; memory does not grow with the input."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shiplap.extend import error
+from shiplap_sparse3d.survey.cloud import chunks, opened
+from shiplap_sparse3d.survey.folder import POINT, Folder, Tile, read_mark, write_mark
+from shiplap_sparse3d.survey.tiles import Extent, Tiling
+
+if TYPE_CHECKING:
+    import laspy
+
+__all__ = ["Buckets", "Grid", "fill", "finished"]
+
+_LARGEST = 2**31 - 1  # a cell, and a coordinate as the file stores it
+
+
+@dataclass(frozen=True)
+class Grid:
+    """How stored coordinates become coordinates and cells: the same numbers wherever a point is looked at."""
+
+    scales: tuple[float, float, float]
+    offsets: tuple[float, float, float]
+    voxel: tuple[float, float, float]
+
+    def xyz(self, raw: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """``float64 [p, 3]``: coordinates of the file."""
+        return raw * np.array(self.scales) + np.array(self.offsets)
+
+    def cells(self, raw: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """``int64 [p, 3]``: cells, counted from coordinate 0. Raises SL822 for coordinates that are no cells."""
+        cells = np.floor(self.xyz(raw) / np.array(self.voxel))
+        if not (np.abs(cells) < _LARGEST).all():
+            where = "the input's scales and offsets"
+            raise error("SL822", where=where, got="a cell beyond 2^31", expected="coordinates that the voxels can count")
+        return cells.astype(np.int64)
+
+
+@dataclass
+class Buckets:
+    """What has been sorted so far.
+
+    Attributes:
+        points: the number of points, the first ones of the file.
+        sizes: points in each bucket.
+        low, high: the cells that they cover.
+    """
+
+    points: int = 0
+    sizes: dict[Tile, int] = field(default_factory=dict)
+    low: list[int] = field(default_factory=lambda: [_LARGEST] * 3)
+    high: list[int] = field(default_factory=lambda: [-_LARGEST] * 3)
+
+    @property
+    def tiles(self) -> list[Tile]:
+        """The tiles that have points, in a fixed order."""
+        return sorted(self.sizes)
+
+    @property
+    def extent(self) -> Extent:
+        """The cells of the survey."""
+        return Extent((self.low[0], self.low[1], self.low[2]), (self.high[0], self.high[1], self.high[2]))
+
+
+def finished(folder: Folder, total: int) -> Buckets | None:
+    """The buckets of a survey of ``total`` points if every point is in one."""
+    buckets = _known(folder)
+    return buckets if buckets is not None and buckets.points == total else None
+
+
+def fill(
+    folder: Folder, path: Path, grid: Grid, tiling: Tiling, chunk: int, progress: Callable[[int, int], None]
+) -> Buckets:
+    """Sort the points of ``path`` into buckets, from where an interrupted pass stopped.
+
+    Raises:
+        SurveyError: SL822 if the input cannot be read to its end.
+    """
+    buckets = _resumed(folder)
+    with opened(path) as reader:
+        total = reader.header.point_count
+        progress(buckets.points, total)
+        for points in chunks(reader, path, buckets.points, chunk):
+            _sort(folder, buckets, points, grid, tiling)
+            sizes = {f"{x}_{y}": size for (x, y), size in buckets.sizes.items()}
+            state = {"points": buckets.points, "sizes": sizes, "low": buckets.low, "high": buckets.high}
+            write_mark(folder.progress, state)
+            progress(buckets.points, total)
+    return buckets
+
+
+def _sort(
+    folder: Folder, buckets: Buckets, points: laspy.ScaleAwarePointRecord, grid: Grid, tiling: Tiling
+) -> None:
+    rows = np.empty(len(points), POINT)
+    rows["index"] = np.arange(buckets.points, buckets.points + len(points))
+    for axis, name in enumerate("XYZ"):
+        rows["raw"][:, axis] = points[name]
+    for name in ("intensity", "return_number", "number_of_returns"):
+        rows[name] = points[name]
+    cells = grid.cells(rows["raw"])
+    tiles = (cells[:, :2] - np.array(tiling.origin)) // tiling.size
+    order = np.lexsort((tiles[:, 1], tiles[:, 0]))  # stable: points of a bucket stay in the order of the file
+    ends = np.flatnonzero(np.any(np.diff(tiles[order], axis=0), axis=1)) + 1
+    folder.bucket((0, 0)).parent.mkdir(parents=True, exist_ok=True)
+    for part in np.split(order, ends):
+        tile = int(tiles[part[0], 0]), int(tiles[part[0], 1])
+        with folder.bucket(tile).open("ab") as file:
+            file.write(rows[part].tobytes())
+        buckets.sizes[tile] = buckets.sizes.get(tile, 0) + len(part)
+    buckets.points += len(points)
+    buckets.low = np.minimum(buckets.low, cells.min(0)).tolist()
+    buckets.high = np.maximum(buckets.high, cells.max(0)).tolist()
+
+
+def _known(folder: Folder) -> Buckets | None:
+    """The buckets of the last mark; None without one, or if it is not of this form."""
+    state = read_mark(folder.progress)
+    try:
+        return None if state is None else Buckets(state["points"], _tiles(state["sizes"]), state["low"], state["high"])
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return None
+
+
+def _tiles(sizes: dict[str, int]) -> dict[Tile, int]:
+    """``{"3_-4": 10}`` → ``{(3, -4): 10}``."""
+    named = ((name.partition("_"), size) for name, size in sizes.items())
+    return {(int(x), int(y)): size for (x, _, y), size in named}
+
+
+def _resumed(folder: Folder) -> Buckets:
+    """The buckets as of the last mark: what was written after it is cut off. A lost one means a new start."""
+    buckets = _known(folder) or Buckets()
+    for path in (folder.path / "points").glob("*.bin"):
+        x, _, y = path.stem.partition("_")
+        if (int(x), int(y)) not in buckets.sizes:
+            path.unlink()
+    for tile, size in buckets.sizes.items():
+        path, length = folder.bucket(tile), size * POINT.itemsize
+        if not path.exists() or path.stat().st_size < length:
+            folder.progress.unlink()
+            return _resumed(folder)
+        os.truncate(path, length)
+    return buckets

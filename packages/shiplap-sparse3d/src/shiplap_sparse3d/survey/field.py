@@ -1,0 +1,315 @@
+"""How far a network sees: its receptive field and total stride, from the geometry of one forward pass.
+
+Forward hooks on every module, however deep, note each sparse layer that runs: on which grid, with which window. A layer
+moves the cells that its output depends on by a fixed interval, so the receptive field is the widest sum of those
+intervals over the paths from the output to the input. The paths are those of the autograd graph.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shiplap.extend import error
+from shiplap_sparse3d.geometry import Geometry, Triple
+from shiplap_sparse3d.nn import GenerativeConv3d, GlobalPool, SparseConvTranspose3d, SparseInverseConv3d, SubMConv3d
+from shiplap_sparse3d.nn.conv import Convolution
+from shiplap_sparse3d.nn.pool import WindowPool
+from shiplap_sparse3d.spconv.conv import SparseConvolution
+from shiplap_sparse3d.spconv.pool import SparseGlobalMaxOrAvgPool
+from shiplap_sparse3d.spconv.pool import WindowPool as FacadePool
+from shiplap_sparse3d.tensor import SparseTensor
+
+__all__ = ["Field", "Run", "evaluating", "receptive_field", "rows_of"]
+
+Run = Callable[[SparseTensor], Any]
+"""A network as the survey calls it: voxels → a tensor or a sparse tensor with a row for each of them."""
+
+_LAYERS = Convolution, WindowPool, SparseConvolution, FacadePool  # their subclasses differ in the window
+_GRID, _BLOCK, _SAMPLES = 1024, 24, 800  # cells of the sample's grid, of the block in it that is used; voxels
+
+
+@dataclass(frozen=True)
+class Field:
+    """What an output voxel depends on, in cells of the input grid, one number for each axis.
+
+    Attributes:
+        before, after: an output at cell ``c`` depends on the cells from ``c - before`` to ``c + after``.
+        stride: the total stride: results stay the same when the origin of the grid moves by a multiple of it.
+        layers: sparse layers that ran.
+        exact: whether the paths through the network could be followed. Otherwise the intervals of all layers are
+            added, which is never too small.
+    """
+
+    before: Triple
+    after: Triple
+    stride: Triple
+    layers: int
+    exact: bool = True
+
+    @property
+    def halo(self) -> Triple:
+        """The least halo: what covers ``before`` and ``after``, in multiples of the stride."""
+        x, y, z = (
+            -(-max(b, a) // s) * s for b, a, s in zip(self.before, self.after, self.stride, strict=True)
+        )
+        return x, y, z
+
+
+@dataclass(frozen=True)
+class _Window:
+    kernel: Triple
+    stride: Triple
+    padding: Triple
+    dilation: Triple
+
+    @property
+    def span(self) -> Triple:
+        x, y, z = (d * (k - 1) for k, d in zip(self.kernel, self.dilation, strict=True))
+        return x, y, z
+
+
+@dataclass
+class _Level:
+    """A grid that the network has reached: its voxels, its stride over the input grid, and the step that led to it."""
+
+    geometry: Geometry
+    stride: Triple
+    window: _Window | None = None
+    origin: _Level | None = None
+
+
+@dataclass
+class _Record:
+    """The layers of one forward pass: how far each looks, and where its output stands in the autograd graph."""
+
+    levels: list[_Level]
+    nodes: dict[Any, tuple[Triple, Triple]] = field(default_factory=dict)
+    intervals: list[tuple[Triple, Triple]] = field(default_factory=list)
+    lost: bool = False
+
+    def level(self, geometry: Geometry, where: str) -> _Level:
+        """The level of ``geometry``, by its coordinates: networks make new tensors on the same voxels."""
+        for same in (operator.is_, torch.equal):
+            for level in self.levels:
+                alike = level.geometry.spatial_shape == geometry.spatial_shape
+                if alike and same(level.geometry.coords, geometry.coords):
+                    return level
+        raise error(
+            "SL820",
+            where=where,
+            got="voxels that no layer before it has made",
+            expected="layers on the input's voxels and on grids that strided layers made of them",
+        )
+
+    def add(self, module: nn.Module, x: Any, y: Any) -> None:
+        """Note one call of a layer."""
+        where, window = type(module).__name__, _window_of(module)
+        if window is None:
+            return
+        level = self.level(x.geometry, where)
+        if isinstance(module, SubMConv3d) or getattr(module, "subm", False) or max(window.kernel) == 1 == max(
+            window.stride
+        ):
+            back = _times([k // 2 * d for k, d in zip(window.kernel, window.dilation, strict=True)], level.stride)
+            ahead = _times([s - k // 2 * d for s, k, d in _axes(window)], level.stride)
+            self._keep(y, (back, ahead))
+        elif isinstance(module, SparseInverseConv3d) or getattr(module, "inverse", False):
+            if level.window is None or level.origin is None:
+                raise error("SL820", where=where, got="an inverse layer on voxels that no step made", expected="a step")
+            self._keep(y, _up(level.window, level.origin.stride))
+        elif isinstance(module, SparseConvTranspose3d) or getattr(module, "transposed", False):
+            stride = _finer(level.stride, window.stride, where)
+            self._reach(y, _Level(y.geometry, stride))
+            self._keep(y, _up(window, stride))
+        else:
+            self._reach(y, _Level(y.geometry, _times(level.stride, window.stride), window, level))
+            back = _times(window.padding, level.stride)
+            ahead = _times([s - p for s, p in zip(window.span, window.padding, strict=True)], level.stride)
+            self._keep(y, (back, ahead))
+
+    def _reach(self, y: Any, level: _Level) -> None:
+        if not any(known.geometry.coords is y.geometry.coords for known in self.levels):
+            self.levels.append(level)
+
+    def _keep(self, y: Any, interval: tuple[Triple, Triple]) -> None:
+        self.intervals.append(interval)
+        node = rows_of(y).grad_fn
+        if node is None:
+            self.lost = True
+        else:
+            self.nodes[node] = interval
+
+
+def _axes(window: _Window) -> Iterator[tuple[int, int, int]]:
+    return zip(window.span, window.kernel, window.dilation, strict=True)
+
+
+def _times(values: Sequence[int], stride: Sequence[int]) -> Triple:
+    x, y, z = (v * s for v, s in zip(values, stride, strict=True))
+    return x, y, z
+
+
+def _up(window: _Window, stride: Triple) -> tuple[Triple, Triple]:
+    """The interval of the way back: fine cell ``i`` reads the coarse ``o`` with ``i = o*S - P + k*D``."""
+    back = _times([s - p for s, p in zip(window.span, window.padding, strict=True)], stride)
+    return back, _times(window.padding, stride)
+
+
+def _finer(stride: Triple, step: Triple, where: str) -> Triple:
+    if any(s % t for s, t in zip(stride, step, strict=True)):
+        raise error(
+            "SL820",
+            where=where,
+            got=f"a grid finer than the input's: stride {step} from a grid of stride {stride}",
+            expected="outputs on the voxels of the input",
+        )
+    x, y, z = (s // t for s, t in zip(stride, step, strict=True))
+    return x, y, z
+
+
+def _window_of(module: nn.Module) -> _Window | None:
+    """The window of a layer of this package or of its spconv facade; None for a module without one."""
+    if not isinstance(module, _LAYERS):
+        return None
+    kernel = module.kernel_size if hasattr(module, "kernel_size") else module.kernel
+    if len(kernel) != 3 or min(kernel) < 1:
+        raise error("SL820", where=type(module).__name__, got=f"a kernel of {kernel} cells", expected="three axes")
+    window = _Window(
+        _triple(kernel),
+        *(_triple(getattr(module, name, (usual,) * 3)) for name, usual in (("stride", 1), ("padding", 0), ("dilation", 1))),
+    )
+    if isinstance(module, GenerativeConv3d):
+        around = _triple([k // 2 * d for k, d in zip(window.kernel, window.dilation, strict=True)])
+        return _Window(window.kernel, (1, 1, 1), around, window.dilation)
+    return window
+
+
+def _triple(values: Sequence[int]) -> Triple:
+    x, y, z = values
+    return int(x), int(y), int(z)
+
+
+def rows_of(value: Any) -> Tensor:
+    """The rows of a sparse tensor of this package or of its spconv facade, or of a plain tensor."""
+    for name in ("feats", "features"):
+        if hasattr(value, name):
+            value = getattr(value, name)
+    if not isinstance(value, Tensor):
+        raise error("SL825", where="the network", got=f"a {type(value).__name__}", expected="a tensor of logits")
+    return value
+
+
+@contextmanager
+def evaluating(net: nn.Module) -> Iterator[None]:
+    """``net`` in evaluation mode; each of its modules gets back the mode that it had."""
+    modes = [(module, module.training) for module in net.modules()]
+    net.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def receptive_field(net: nn.Module, channels: int, run: Run | None = None) -> Field:
+    """The receptive field and the total stride of ``net``.
+
+    Args:
+        net: its modules are watched. It runs once on random voxels, on the device it is on, in evaluation mode.
+        channels: features of a voxel.
+        run: how the network is called (default: ``net(voxels)``).
+
+    Raises:
+        SurveyError: SL820 for global pooling, for outputs on other voxels than the input's and for layers on voxels
+            of unknown origin; SL825 if the network does not run or does not return rows.
+    """
+    parameter = next(net.parameters(), None)
+    device = parameter.device if parameter is not None else torch.device("cpu")
+    feats = torch.randn(_SAMPLES, channels, generator=torch.Generator().manual_seed(0)).to(device).requires_grad_()
+    voxels = SparseTensor(feats, _sample().to(device), (_GRID,) * 3)
+    record = _Record([_Level(voxels.geometry, (1, 1, 1))])
+    handles = [module.register_forward_hook(_hook(record)) for module in net.modules()]
+    try:
+        with evaluating(net), torch.enable_grad():
+            out = rows_of((run or net)(voxels))
+    finally:
+        for handle in handles:
+            handle.remove()
+    if out.shape[:1] != feats.shape[:1]:
+        got, expected = f"{out.shape[0] if out.dim() else 0} rows", f"{_SAMPLES}, one for each voxel"
+        raise error("SL820", where="the network's output", got=got, expected=expected)
+    widest = None if record.lost or out.grad_fn is None else _widest(out.grad_fn, feats, record.nodes)
+    before, after = widest or _sums(record.intervals)
+    x, y, z = (math.lcm(*(level.stride[axis] for level in record.levels)) for axis in range(3))
+    return Field(before, after, (x, y, z), len(record.intervals), exact=widest is not None)
+
+
+def _sample() -> Tensor:
+    """Distinct random voxels in a corner of the grid."""
+    draw = torch.Generator().manual_seed(0)
+    cells = torch.randperm(_BLOCK**3, generator=draw)[:_SAMPLES].sort().values
+    parts = (cells // _BLOCK**2, cells // _BLOCK % _BLOCK, cells % _BLOCK)
+    return torch.stack([torch.zeros_like(cells), *parts], 1).int()
+
+
+def _hook(record: _Record) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
+    def note(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        x = args[0] if args else None
+        if not isinstance(getattr(x, "geometry", None), Geometry):
+            return
+        if isinstance(module, GlobalPool | SparseGlobalMaxOrAvgPool):
+            raise error("SL820", where=type(module).__name__, got="a pooling over all voxels", expected="a window")
+        if hasattr(output, "geometry"):
+            record.add(module, x, output)
+
+    return note
+
+
+def _sums(intervals: list[tuple[Triple, Triple]]) -> tuple[Triple, Triple]:
+    """All layers one behind the other: never less than the widest path."""
+    before, after = (
+        _triple([sum(max(0, interval[side][axis]) for interval in intervals) for axis in range(3)]) for side in (0, 1)
+    )
+    return before, after
+
+
+def _widest(
+    end: Any, feats: Tensor, nodes: dict[Any, tuple[Triple, Triple]]
+) -> tuple[Triple, Triple] | None:
+    """The hull of the intervals over all paths from ``end`` to ``feats``; None if there is no path."""
+    known: dict[Any, tuple[Triple, Triple] | None] = {}
+    waiting = [end]
+    while waiting:  # no recursion: a graph may be deeper than Python's stack
+        node = waiting[-1]
+        inputs = [parent for parent, _ in node.next_functions if parent is not None]
+        missing = [parent for parent in inputs if parent not in known]
+        if missing:
+            waiting += missing
+            continue
+        waiting.pop()
+        hull = ((0, 0, 0), (0, 0, 0)) if getattr(node, "variable", None) is feats else None
+        for parent in inputs:
+            hull = _hull(hull, known[parent])
+        known[node] = _plus(hull, nodes[node]) if hull is not None and node in nodes else hull
+    widest = known[end]
+    return None if widest is None else (_triple([max(0, v) for v in widest[0]]), _triple([max(0, v) for v in widest[1]]))
+
+
+def _hull(one: tuple[Triple, Triple] | None, two: tuple[Triple, Triple] | None) -> tuple[Triple, Triple] | None:
+    if one is None or two is None:
+        return one or two
+    before, after = (_triple([max(a, b) for a, b in zip(one[s], two[s], strict=True)]) for s in (0, 1))
+    return before, after
+
+
+def _plus(one: tuple[Triple, Triple], two: tuple[Triple, Triple]) -> tuple[Triple, Triple]:
+    before, after = (_triple([a + b for a, b in zip(one[s], two[s], strict=True)]) for s in (0, 1))
+    return before, after

@@ -1,0 +1,130 @@
+"""The folder of a survey: what it is of, buckets of points, results of tiles, and a mark for each that is done.
+
+Every mark is a file that is written whole or not at all, after what it stands for. A process may be killed at any time:
+what has a mark is finished, and everything else is made anew.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shiplap.extend import error
+from shiplap.extend.files import parse_json, write_whole
+
+__all__ = ["POINT", "RESULT", "Folder", "Tile", "read_mark"]
+
+Tile = tuple[int, int]
+
+POINT = np.dtype(
+    [("index", "<i8"), ("raw", "<i4", 3), ("intensity", "<u2"), ("return_number", "u1"), ("number_of_returns", "u1")]
+)
+"""A point in a bucket: its number in the file, its stored coordinates, and what features are made of."""
+
+RESULT = np.dtype([("index", "<i8"), ("code", "u1")])
+"""The class of a point."""
+
+
+@dataclass(frozen=True)
+class Folder:
+    """Paths in the folder of one survey, and its marks."""
+
+    path: Path
+
+    def bucket(self, tile: Tile) -> Path:
+        """The points of a tile."""
+        return self.path / "points" / f"{tile[0]}_{tile[1]}.bin"
+
+    def result(self, tile: Tile) -> Path:
+        """The classes of the points of a tile."""
+        return self.path / "classes" / f"{tile[0]}_{tile[1]}.bin"
+
+    def done(self, tile: Tile) -> Path:
+        """The mark of a tile whose classes are written."""
+        return self.path / "done" / f"{tile[0]}_{tile[1]}.json"
+
+    @property
+    def identity(self) -> Path:
+        """What the survey is of."""
+        return self.path / "survey.json"
+
+    @property
+    def progress(self) -> Path:
+        """How far the points have been sorted into buckets."""
+        return self.path / "buckets.json"
+
+    @property
+    def classes(self) -> Path:
+        """One byte a point, in the order of the input."""
+        return self.path / "classes.bin"
+
+    def claim(self, identity: dict[str, Any]) -> None:
+        """Begin or go on with the survey that ``identity`` describes. Raises SL823 if the folder is of another one."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        known = read_mark(self.identity)
+        if known is None:
+            write_mark(self.identity, identity)
+        elif known != identity:
+            names = [name for name in identity if known.get(name) != identity[name]]
+            raise error(
+                "SL823",
+                where=str(self.path),
+                got=", ".join(f"{name} {known.get(name)}" for name in names) or "other entries",
+                expected=", ".join(f"{name} {identity[name]}" for name in names),
+            )
+
+    @contextmanager
+    def alone(self, rank: int) -> Iterator[None]:
+        """Hold worker ``rank`` of this folder; SL823 while another process holds it. A killed process lets it go."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        with (self.path / f"worker{rank}.lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise error(
+                    "SL823",
+                    where=str(self.path),
+                    what="another process is at work on this survey",
+                    got=f"worker {rank} is running",
+                    expected="one process for each rank",
+                    fix="wait for it, or give each process a rank of its own (RANK and WORLD_SIZE)",
+                ) from None
+            yield
+
+    def write_result(self, tile: Tile, rows: np.ndarray[Any, Any]) -> None:
+        """The classes of a tile, and then its mark, which holds their digest."""
+        content = rows.astype(RESULT, copy=False).tobytes()
+        write_whole(self.result(tile), content)
+        write_mark(self.done(tile), {"points": len(rows), "sha256": hashlib.sha256(content).hexdigest()})
+
+    def read_result(self, tile: Tile) -> np.ndarray[Any, Any]:
+        """The classes of a tile. Raises SL824 if they are missing or not those of the mark, which is then removed."""
+        mark, path = read_mark(self.done(tile)), self.result(tile)
+        content = path.read_bytes() if path.exists() else b""
+        if mark is None or mark.get("sha256") != hashlib.sha256(content).hexdigest():
+            self.done(tile).unlink(missing_ok=True)
+            raise error("SL824", where=str(path), got=f"{len(content)} bytes", expected="the classes that were written")
+        return np.frombuffer(content, RESULT)
+
+
+def write_mark(path: Path, content: dict[str, Any]) -> None:
+    """Write a small JSON file whole."""
+    import json
+
+    write_whole(path, json.dumps(content, sort_keys=True).encode())
+
+
+def read_mark(path: Path) -> dict[str, Any] | None:
+    """What a mark holds; None if there is none, or if it is no object of JSON."""
+    try:
+        content = parse_json(path.read_bytes())
+    except (FileNotFoundError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None

@@ -1,0 +1,90 @@
+"""The results of the tiles, put back into the order of the input, and the output file."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shiplap.extend import error
+from shiplap_sparse3d.survey.cloud import chunks, opened
+from shiplap_sparse3d.survey.folder import Folder, Tile
+
+if TYPE_CHECKING:
+    import laspy
+
+__all__ = ["check_codes", "gather", "write_cloud"]
+
+_WINDOW = 1 << 20  # points whose classes are in memory at a time
+_LEGACY_CODES = 31  # five bits in point formats 0 to 5
+
+
+def check_codes(path: Path, classes: Iterable[int]) -> None:
+    """SL825 if the point format of ``path`` cannot hold one of ``classes``."""
+    with opened(path) as reader:
+        number = reader.header.point_format.id
+    largest = max(classes)
+    if number <= 5 and largest > _LEGACY_CODES:
+        raise error(
+            "SL825",
+            where=f"the classes of the model and {path}",
+            got=f"class {largest} for point format {number}",
+            expected=f"at most {_LEGACY_CODES}, or an input of point format 6 or above",
+        )
+
+
+def gather(folder: Folder, tiles: list[Tile], total: int, progress: Callable[[int, int], None]) -> None:
+    """Write ``classes.bin``. Raises SL824 unless each of ``total`` points has one class."""
+    seen = 0
+    with folder.classes.open("wb") as file:
+        file.truncate(total)
+    with folder.classes.open("r+b", buffering=0) as file:
+        for done, tile in enumerate(tiles):
+            rows = folder.read_result(tile)
+            _scatter(file.fileno(), rows["index"], rows["code"])
+            seen += len(rows)
+            progress(done + 1, len(tiles))
+    if seen != total:
+        raise error("SL824", where=str(folder.path), got=f"{seen:,} classes", expected=f"{total:,}, one for each point")
+
+
+def _scatter(file: int, index: np.ndarray[Any, Any], code: np.ndarray[Any, Any]) -> None:
+    """Ascending ``index``; one window of the file at a time."""
+    for part in np.split(np.arange(len(index)), np.flatnonzero(np.diff(index // _WINDOW)) + 1):
+        if len(part):
+            first, last = int(index[part[0]]), int(index[part[-1]])
+            window = np.frombuffer(os.pread(file, last - first + 1, first), np.uint8).copy()
+            window[index[part] - first] = code[part]
+            os.pwrite(file, window.tobytes(), first)
+
+
+def write_cloud(folder: Folder, source: Path, target: Path, chunk: int, progress: Callable[[int, int], None]) -> None:
+    """``source`` with the new classes as ``target``, whole or not at all; every other field is copied."""
+    import laspy
+
+    draft = target.with_name(f".{target.name}.part")
+    with opened(source) as reader, folder.classes.open("rb") as classes:
+        header, done = _header(reader), 0
+        with laspy.open(draft, mode="w", header=header, do_compress=target.suffix.lower() == ".laz") as writer:
+            for points in chunks(reader, source, size=chunk):
+                points["classification"] = np.fromfile(classes, np.uint8, len(points))
+                writer.write_points(points)
+                done += len(points)
+                progress(done, reader.header.point_count)
+            extra = [vlr for vlr in reader.evlrs or [] if vlr.user_id != "copc"]
+            if extra:
+                writer.write_evlrs(laspy.vlrs.vlrlist.VLRList(extra))
+    with draft.open("rb") as file:
+        os.fsync(file.fileno())
+    draft.replace(target)
+
+
+def _header(reader: laspy.LasReader) -> Any:
+    """The input's header without what says that the file is an octree: the output's points are in plain order."""
+    header = copy.deepcopy(reader.header)
+    header.vlrs[:] = [vlr for vlr in header.vlrs if vlr.user_id != "copc"]
+    return header

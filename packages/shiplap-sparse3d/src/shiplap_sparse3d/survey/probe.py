@@ -1,0 +1,140 @@
+"""The receptive field, tried: one voxel is changed, and nothing beyond the derived field may change with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from shiplap import ShiplapError
+from shiplap.extend import error
+from shiplap_sparse3d.geometry import Triple
+from shiplap_sparse3d.survey.field import Field, Run, evaluating, rows_of
+from shiplap_sparse3d.tensor import SparseTensor
+
+__all__ = ["Seen", "probe"]
+
+_ACROSS, _FILLED, _TOLERANCE = 5, 0.7, 1e-4  # cells across the corridor; share of them in use; of the largest logit
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The farthest that a change was seen, in cells: below and above the voxel on which an output depends.
+
+    ``before`` and ``after`` are at most those of the field that was probed.
+    """
+
+    before: Triple
+    after: Triple
+
+
+def probe(net: nn.Module, channels: int, field: Field, run: Run | None = None) -> Seen:
+    """Change one voxel on corridors along x and y, and compare what the network answers.
+
+    The voxel gets another value, then a NaN, which no weight and no activation hides, and then it is left out. At last
+    everything beyond its field is left out. The corridors are three times as long as the field, so that a look at
+    everything is seen, too.
+
+    Args:
+        net, channels, run: as for ``receptive_field``.
+        field: what was derived.
+
+    Raises:
+        SurveyError: SL820 if an output beyond the field changes.
+    """
+    parameter = next(net.parameters(), None)
+    device = parameter.device if parameter is not None else torch.device("cpu")
+    below, above = torch.zeros(3, dtype=torch.long), torch.zeros(3, dtype=torch.long)
+    with evaluating(net), torch.no_grad():
+        for axis in (0, 1):
+            for shift in {0, field.stride[axis] - 1}:
+                coords, grid, row = _corridor(field, axis, shift)
+                for distance in _changed(run or net, coords, grid, row, channels, device):
+                    if not len(distance):
+                        continue
+                    below, above = torch.maximum(below, (-distance).amax(0)), torch.maximum(above, distance.amax(0))
+                if _cropped(run or net, coords, grid, row, channels, device, field):
+                    raise _beyond("another output after all voxels beyond its field were left out", field)
+    seen = Seen(_triple(below), _triple(above))
+    if any(s > f for s, f in zip((*seen.before, *seen.after), (*field.before, *field.after), strict=True)):
+        raise _beyond(f"a change {seen.before} cells before and {seen.after} behind the voxel that depends on it", field)
+    return seen
+
+
+def _beyond(got: str, field: Field) -> ShiplapError:
+    return error(
+        "SL820",
+        where="the probe of the receptive field",
+        what="the network looks beyond the receptive field of its layers",
+        got=got,
+        expected=f"nothing beyond {field.before} and {field.after} cells, which its sparse layers have together",
+        fix="take out what mixes voxels beside the sparse layers: attention, means over rows, tables of your own",
+    )
+
+
+def _triple(values: Tensor) -> Triple:
+    x, y, z = values.tolist()
+    return x, y, z
+
+
+def _corridor(field: Field, axis: int, shift: int) -> tuple[Tensor, Triple, int]:
+    """Voxels along ``axis``, their grid, and the row of the one in the middle."""
+    far = max(field.before[axis], field.after[axis])
+    half = 3 * far + 4 * field.stride[axis] + 32
+    middle = -(-half // field.stride[axis]) * field.stride[axis] + shift
+    sizes = [_ACROSS] * 3
+    sizes[axis] = 2 * middle + 1
+    draw = torch.Generator().manual_seed(axis)
+    used = torch.rand(sizes, generator=draw) < _FILLED
+    centre = [_ACROSS // 2] * 3
+    centre[axis] = middle
+    line: list[int | slice] = list(centre)
+    line[axis] = slice(None)
+    used[tuple(line)] = True  # without gaps, or a dilated kernel might have nothing to see where it looks
+    cells = used.nonzero()
+    row = int((cells == torch.tensor(centre)).all(1).nonzero())
+    x, y, z = (-(-size // s) * s for size, s in zip(sizes, field.stride, strict=True))
+    return torch.cat([torch.zeros(len(cells), 1), cells], 1).int(), (x, y, z), row
+
+
+def _changed(
+    run: Run, coords: Tensor, grid: Triple, row: int, channels: int, device: torch.device
+) -> list[Tensor]:
+    """For each way to change the voxel: how far it is from each output that changed, ``int64 [changes, 3]``."""
+    feats = _features(coords, channels, device)
+    distance = (coords[row] - coords)[:, 1:].long()
+    before = _answer(run, feats, coords, grid)
+    if not bool(before.isfinite().all()):
+        raise error("SL825", where="the probe of the network", got="logits that are not finite", expected="numbers")
+    other, nan = feats.clone(), feats.clone()
+    other[row] += 10
+    nan[row] = torch.nan
+    rest = torch.arange(len(coords)) != row
+    without = _answer(run, feats[rest.to(device)], coords[rest], grid)
+    limit = _TOLERANCE * float(before.abs().amax().clamp_min(1e-6))
+    return [
+        distance[(_answer(run, other, coords, grid) != before).any(1)],
+        distance[_answer(run, nan, coords, grid).isnan().any(1)],
+        distance[rest][((without - before[rest]).abs() > limit).any(1)],
+    ]
+
+
+def _cropped(
+    run: Run, coords: Tensor, grid: Triple, row: int, channels: int, device: torch.device, field: Field
+) -> bool:
+    """Whether the output at ``row`` changes when there is nothing but the field around it."""
+    feats, distance = _features(coords, channels, device), (coords - coords[row])[:, 1:].long()
+    near = ((distance >= -torch.tensor(field.before)) & (distance <= torch.tensor(field.after))).all(1)
+    whole = _answer(run, feats, coords, grid)[row]
+    part = _answer(run, feats[near.to(device)], coords[near], grid)[int(near[:row].sum())]
+    return bool(((whole - part).abs() > _TOLERANCE * float(whole.abs().amax().clamp_min(1e-6))).any())
+
+
+def _features(coords: Tensor, channels: int, device: torch.device) -> Tensor:
+    return torch.randn(len(coords), channels, generator=torch.Generator().manual_seed(1)).to(device)
+
+
+def _answer(run: Run, feats: Tensor, coords: Tensor, grid: Triple) -> Tensor:
+    rows = rows_of(run(SparseTensor(feats, coords.to(feats.device), grid)))
+    return rows.reshape(len(rows), -1).float().cpu()

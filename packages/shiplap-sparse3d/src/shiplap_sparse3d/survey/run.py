@@ -1,0 +1,250 @@
+"""A survey from the input file to the output file. ``shiplap survey`` only shows what this returns."""
+
+from __future__ import annotations
+
+import hashlib
+import resource
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from shiplap.extend import error
+from shiplap_sparse3d.survey import buckets as sorting
+from shiplap_sparse3d.survey.buckets import Buckets, Grid
+from shiplap_sparse3d.survey.cloud import CHUNK, opened
+from shiplap_sparse3d.survey.field import Field
+from shiplap_sparse3d.survey.folder import Folder, Tile
+from shiplap_sparse3d.survey.merge import check_codes, gather, write_cloud
+from shiplap_sparse3d.survey.model import SurveyModel
+from shiplap_sparse3d.survey.predict import predict_tile
+from shiplap_sparse3d.survey.probe import Seen
+from shiplap_sparse3d.survey.tiles import Tiling, tiling
+from shiplap_sparse3d.survey.workers import rank_and_world
+
+__all__ = ["Progress", "SurveyResult", "survey"]
+
+Progress = Callable[[str, int, int, str], None]
+"""Called with (stage, steps done, steps in all, note), for a progress bar."""
+
+_PAUSE = 0.2  # seconds between looks at what other workers have done
+_HEAD = 1 << 20  # bytes of the input that its identity looks at
+
+
+@dataclass(frozen=True)
+class SurveyResult:
+    """What was done. Lengths in cells, seconds, MB of 10^6 bytes.
+
+    Attributes:
+        output: the file, or None for a worker other than the first, which writes none.
+        points, tiles: of the whole survey.
+        predicted: tiles that this process predicted; the others were done before, or by other workers.
+        field, seen: the receptive field as derived, and as far as the probe saw it.
+        peak_mb: the most memory that this process has had.
+    """
+
+    output: str | None
+    points: int
+    tiles: int
+    predicted: int
+    tile: int
+    halo: int
+    field: Field
+    seen: Seen
+    seconds: float
+    peak_mb: float
+
+    def json(self) -> dict[str, Any]:
+        """One object of plain values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class _Survey:
+    """All that the stages share."""
+
+    model: SurveyModel
+    source: Path
+    target: Path
+    folder: Folder
+    grid: Grid
+    tiling: Tiling
+    total: int
+    chunk: int
+    workers: tuple[int, int]
+    patience: float
+    progress: Progress
+
+
+def survey(
+    source: str | Path,
+    target: str | Path,
+    model: SurveyModel,
+    *,
+    tile: int | None = None,
+    halo: int | None = None,
+    origin: tuple[int, int] = (0, 0),
+    folder: str | Path | None = None,
+    keep: bool = False,
+    chunk: int = CHUNK,
+    workers: tuple[int, int] | None = None,
+    patience: float = 600.0,
+    progress: Progress = lambda stage, done, total, note: None,
+) -> SurveyResult:
+    """Classify every point of ``source`` and write ``target``: the same points in the same order, with new classes.
+
+    Memory depends on the points of a tile and its halo, and not on those of the survey. A survey that was stopped goes on
+    where it was: call it again with the same arguments.
+
+    Args:
+        source: LAS, LAZ or COPC.
+        target: ``.las`` or ``.laz``; replaced as a whole when everything is done.
+        model: the network and what belongs to it. Its receptive field is derived and probed first.
+        tile, halo, origin: in cells, see :func:`tiling`; by default what the network needs.
+        folder: where buckets and results lie, about 24 bytes a point (default: ``target`` with ``.survey`` behind it).
+            Workers on several machines need one that all of them see.
+        keep: leave the folder there; :func:`train` learns from one.
+        chunk: points that are read at a time.
+        workers: ``(rank, number)``; by default what torchrun, Slurm or MPI say in the environment. Worker 0 sorts the
+            points and writes the output.
+        patience: seconds that a worker waits while no other one finishes anything.
+        progress: called with (stage, done, total, note).
+
+    Raises:
+        SurveyError: SL820 and SL825 for the model, SL821 for the tiles, SL822 for the input, SL823 for a folder of
+            another survey, SL824 if another worker has stopped.
+        CommandError: SL602 for a target that cannot be written, SL603 without laspy and lazrs.
+    """
+    start, source, target = time.perf_counter(), Path(source), Path(target)
+    _check_target(source, target)
+    tiles = tiling(model.field, tile, halo, origin)
+    check_codes(source, model.classes)
+    seen = model.check()
+    place = Folder(Path(folder) if folder is not None else target.with_name(target.name + ".survey"))
+    with opened(source) as reader:
+        header = reader.header
+        grid = Grid(tuple(header.scales), tuple(header.offsets), model.voxel)
+        total = header.point_count
+    rank, _ = workers = rank_and_world() if workers is None else workers
+    job = _Survey(model, source, target, place, grid, tiles, total, chunk, workers, patience, progress)
+    try:
+        with place.alone(rank):
+            done, predicted = _stages(job)
+    except OSError as failure:
+        raise error(
+            "SL602",
+            where=str(failure.filename or place.path),
+            what="the survey cannot be written",
+            got=failure.strerror or failure,
+            expected="a writable folder with room for 24 bytes a point",
+        ) from None
+    if rank == 0 and not keep:
+        shutil.rmtree(place.path, ignore_errors=True)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e6
+    return SurveyResult(
+        str(target) if rank == 0 else None,
+        total,
+        len(done.tiles),
+        predicted,
+        tiles.size,
+        tiles.halo,
+        model.field,
+        seen,
+        time.perf_counter() - start,
+        peak,
+    )
+
+
+def _stages(job: _Survey) -> tuple[Buckets, int]:
+    """Sort, predict, write; the buckets, and how many tiles this worker predicted."""
+    rank, world = job.workers
+    if rank == 0:
+        job.folder.claim(_identity(job))
+        done = sorting.finished(job.folder, job.total) or sorting.fill(
+            job.folder, job.source, job.grid, job.tiling, job.chunk, lambda n, of: job.progress("read", n, of, "points")
+        )
+    else:
+        done = _wait(job, lambda: _claimed(job), "worker 0 to sort the points")
+    predicted = _predict(job, done, done.tiles[rank::world])
+    if rank == 0:
+        _wait(job, lambda: _all_done(job, done.tiles), "the other workers")
+        gather(job.folder, done.tiles, job.total, lambda n, of: job.progress("gather", n, of, "tiles"))
+        write_cloud(
+            job.folder, job.source, job.target, job.chunk, lambda n, of: job.progress("write", n, of, "points")
+        )
+    return done, predicted
+
+
+def _predict(job: _Survey, done: Buckets, mine: list[Tile]) -> int:
+    """The tiles of this worker that have no mark yet; how many those were."""
+    predicted = 0
+    for number, tile in enumerate(mine):
+        job.progress("predict", number, len(mine), "tiles")
+        if not job.folder.done(tile).exists():
+            rows = predict_tile(job.model, job.folder, done, job.grid, job.tiling, tile)
+            job.folder.write_result(tile, rows)
+            predicted += 1
+    job.progress("predict", len(mine), len(mine), "tiles")
+    return predicted
+
+
+def _claimed(job: _Survey) -> tuple[int, Buckets | None]:
+    """How far worker 0 is, and its buckets when it is done."""
+    if not job.folder.identity.exists():
+        return 0, None
+    job.folder.claim(_identity(job))
+    done = sorting.finished(job.folder, job.total)
+    return job.folder.progress.stat().st_mtime_ns if job.folder.progress.exists() else 0, done
+
+
+def _all_done(job: _Survey, tiles: list[Tile]) -> tuple[int, bool | None]:
+    marks = sum(job.folder.done(tile).exists() for tile in tiles)
+    return marks, True if marks == len(tiles) else None
+
+
+def _wait(job: _Survey, look: Callable[[], tuple[int, Any]], what: str) -> Any:
+    """Look until there is something; SL824 after ``patience`` seconds without a change."""
+    last, since = -1, time.monotonic()
+    while True:
+        state, value = look()
+        if value is not None:
+            return value
+        if state != last:
+            last, since = state, time.monotonic()
+        if time.monotonic() - since > job.patience:
+            raise error(
+                "SL824", where=str(job.folder.path), got=f"nothing new for {job.patience:.0f} s", expected=what
+            )
+        time.sleep(_PAUSE)
+
+
+def _identity(job: _Survey) -> dict[str, Any]:
+    """What results depend on, in plain values."""
+    with job.source.open("rb") as file:
+        head = hashlib.sha256(file.read(_HEAD)).hexdigest()
+    return {
+        "input": {"bytes": job.source.stat().st_size, "points": job.total, "sha256 of its head": head},
+        "model": job.model.digest(),
+        "tile": job.tiling.size,
+        "halo": job.tiling.halo,
+        "origin": list(job.tiling.origin),
+    }
+
+
+def _check_target(source: Path, target: Path) -> None:
+    """Before any work: a target of a known kind, in a folder that is there, and not the source."""
+    problem = ""
+    if target.suffix.lower() not in (".las", ".laz"):
+        problem = f"the ending {target.suffix!r}"
+    elif target.exists() and source.exists() and target.samefile(source):
+        problem = "the input itself"
+    elif not target.parent.is_dir():
+        problem = f"no folder {target.parent}"
+    elif target.is_dir():
+        problem = "a folder"
+    if problem:
+        expected = "a .las or .laz file other than the input, in a folder that exists"
+        raise error("SL602", where=str(target), what="the output cannot be written", got=problem, expected=expected)

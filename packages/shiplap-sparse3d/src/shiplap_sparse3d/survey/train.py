@@ -1,0 +1,237 @@
+"""Training on the tiles of a survey folder: deterministic order, any number of workers, resumed after an interruption.
+
+The folder is one that ``survey(..., keep=True)`` or :func:`prepare` has filled. A step learns from one tile for each
+worker. Which tiles those are depends on the seed, the epoch and the number of workers, and on nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from shiplap.extend import error
+from shiplap.extend.files import write_whole
+from shiplap_sparse3d.survey.buckets import Buckets, Grid, fill, finished
+from shiplap_sparse3d.survey.cloud import CHUNK, chunks, opened
+from shiplap_sparse3d.survey.folder import Folder, Tile
+from shiplap_sparse3d.survey.model import SurveyModel
+from shiplap_sparse3d.survey.predict import points_of, points_within
+from shiplap_sparse3d.survey.tiles import tiling
+from shiplap_sparse3d.survey.workers import rank_and_world
+
+__all__ = ["Manifest", "epoch_order", "prepare", "train"]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A survey whose points are sorted into tiles, with the class of each point.
+
+    Made by :func:`prepare`.
+    """
+
+    model: SurveyModel
+    folder: Folder
+    buckets: Buckets
+    grid: Grid
+    tile: int | None
+    halo: int | None
+
+    def batch(self, tile: Tile) -> tuple[Tensor, Tensor, tuple[int, int, int], Tensor]:
+        """``(cells, features, grid, labels)`` of the points of ``tile`` and its halo.
+
+        ``labels int64 [p]`` index ``model.classes``; they are -100, which losses of torch ignore, in the halo and for
+        points of other classes.
+        """
+        tiles = tiling(self.model.field, self.tile, self.halo)
+        box = tiles.grid(tile, self.buckets.extent)
+        rows = points_within(self.model, self.folder, self.buckets, self.grid, tiles, tile, box)
+        local = self.grid.cells(rows["raw"]) - np.array(box.origin)
+        inside = ((local >= 0) & (local < np.array(box.shape))).all(1)
+        feats = self.model.features_of(points_of(rows, self.grid))[torch.from_numpy(inside)]
+        start = np.array([first for first, _ in tiles.core(tile)]) - np.array(box.origin[:2])
+        core = ((local[:, :2] >= start) & (local[:, :2] < start + tiles.size)).all(1)
+        labels = np.full(len(rows), -100, np.int64)
+        codes = self._codes(rows["index"])
+        for number, code in enumerate(self.model.classes):
+            labels[core & (codes == code)] = number
+        return torch.from_numpy(local[inside].astype(np.int32)), feats, box.shape, torch.from_numpy(labels[inside])
+
+    def _codes(self, index: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        codes = np.empty(len(index), np.uint8)
+        with self.folder.classes.open("rb") as file:
+            for part in np.split(np.arange(len(index)), np.flatnonzero(np.diff(index // CHUNK)) + 1):
+                if len(part):
+                    first = int(index[part[0]])
+                    file.seek(first)
+                    window = np.frombuffer(file.read(int(index[part[-1]]) - first + 1), np.uint8)
+                    codes[part] = window[index[part] - first]
+        return codes
+
+
+def prepare(
+    source: str | Path,
+    folder: str | Path,
+    model: SurveyModel,
+    *,
+    tile: int | None = None,
+    halo: int | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Manifest:
+    """Sort the points of a classified survey into tiles, and keep their classes in the order of the file.
+
+    One process does this before workers train; with the folder there, it only opens it.
+
+    Raises:
+        SurveyError: as ``survey`` does.
+    """
+    source, place = Path(source), Folder(Path(folder))
+    tiles = tiling(model.field, tile, halo)
+    with opened(source) as reader:
+        grid = Grid(tuple(reader.header.scales), tuple(reader.header.offsets), model.voxel)
+        total = reader.header.point_count
+    place.claim({"training": str(total), "tile": tiles.size, "halo": tiles.halo, "voxel": list(model.voxel)})
+    buckets = finished(place, total) or fill(place, source, grid, tiles, CHUNK, progress)
+    if not place.classes.exists() or place.classes.stat().st_size != total:
+        draft = place.classes.with_suffix(".part")
+        with draft.open("wb") as file, opened(source) as reader:
+            for points in chunks(reader, source):
+                file.write(np.asarray(points["classification"]).astype(np.uint8).tobytes())
+        draft.replace(place.classes)
+    return Manifest(model, place, buckets, grid, tile, halo)
+
+
+def epoch_order(tiles: list[Tile], epoch: int, seed: int, workers: tuple[int, int]) -> list[Tile]:
+    """The tiles of one worker in one epoch: the same for the same arguments, as many for each worker.
+
+    The first tiles of the order come again at its end where the number of workers does not divide that of the tiles.
+    """
+    rank, world = workers
+    draw = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
+    order = [tiles[i] for i in torch.randperm(len(tiles), generator=draw).tolist()]
+    while len(order) % world:
+        order += order[: world - len(order) % world]
+    return order[rank::world]
+
+
+def train(
+    manifest: Manifest,
+    checkpoint: str | Path,
+    *,
+    epochs: int,
+    rate: float = 1e-3,
+    seed: int = 0,
+    workers: tuple[int, int] | None = None,
+    progress: Callable[[int, int, float], None] = lambda step, steps, loss: None,
+) -> list[float]:
+    """Train ``manifest.model.net`` with AdamW and cross-entropy; the mean loss of each epoch that ran now.
+
+    With more than one worker, gradients are averaged by ``DistributedDataParallel``; the process group is that of the
+    caller, or one over gloo (nccl for a network on CUDA) that is made here. Worker 0 writes ``checkpoint`` whole after
+    each epoch. If the file is there, training goes on behind its last epoch, and the parameters end up as without the
+    interruption.
+
+    Args:
+        manifest: from :func:`prepare`.
+        checkpoint: file of network, optimizer and epoch, read with ``weights_only``.
+        epochs: in all, those of the checkpoint included.
+        rate, seed: of AdamW, and of the order of the tiles.
+        workers: ``(rank, number)``; by default what the launcher says.
+        progress: called with (step, steps, loss).
+
+    Raises:
+        SurveyError: SL823 for a checkpoint that is damaged or of another network.
+    """
+    workers = rank_and_world() if workers is None else workers
+    net, path = manifest.model.net, Path(checkpoint)
+    optimizer = torch.optim.AdamW(net.parameters(), rate)
+    first = _load(path, net, optimizer)
+    losses: list[float] = []
+    with _group(workers, manifest.model.device) as wrap:
+        run = wrap(_Logits(manifest.model))
+        net.train()
+        for epoch in range(first, epochs):
+            order = epoch_order(manifest.buckets.tiles, epoch, seed, workers)
+            steps = [_step(run, optimizer, manifest, tile) for tile in _shown(order, epoch, epochs, losses, progress)]
+            losses.append(sum(steps) / max(1, len(steps)))
+            if workers[0] == 0:
+                _save(path, net, optimizer, epoch + 1)
+    return losses
+
+
+class _Logits(nn.Module):
+    """The network behind the voxels of points, as a module, which ``DistributedDataParallel`` wants."""
+
+    def __init__(self, model: SurveyModel) -> None:
+        super().__init__()
+        self.net, self._model = model.net, [model]
+
+    def forward(self, cells: Tensor, feats: Tensor, grid: tuple[int, int, int]) -> Tensor:
+        return self._model[0].forward(cells, feats, grid)
+
+
+def _shown(
+    order: list[Tile], epoch: int, epochs: int, losses: list[float], progress: Callable[[int, int, float], None]
+) -> Iterator[Tile]:
+    for number, tile in enumerate(order):
+        progress(epoch * len(order) + number, epochs * len(order), losses[-1] if losses else 0.0)
+        yield tile
+
+
+def _step(run: nn.Module, optimizer: torch.optim.Optimizer, manifest: Manifest, tile: Tile) -> float:
+    device = manifest.model.device
+    cells, feats, grid, labels = manifest.batch(tile)
+    logits = run(cells.to(device), feats.to(device), grid)
+    total = nn.functional.cross_entropy(logits, labels.to(device), reduction="sum")
+    loss = total / (labels >= 0).sum().clamp_min(1).to(device)  # a tile without labels teaches nothing, and is no NaN
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return float(loss.detach())
+
+
+@contextmanager
+def _group(workers: tuple[int, int], device: torch.device) -> Iterator[Callable[[nn.Module], nn.Module]]:
+    """What makes a module one that averages its gradients over the workers."""
+    if workers[1] == 1:
+        yield lambda module: module
+        return
+    import torch.distributed as dist
+
+    mine = not dist.is_initialized()
+    if mine:
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", rank=workers[0], world_size=workers[1])
+    try:
+        yield nn.parallel.DistributedDataParallel
+    finally:
+        if mine:
+            dist.destroy_process_group()
+
+
+def _save(path: Path, net: nn.Module, optimizer: torch.optim.Optimizer, epoch: int) -> None:
+    import io
+
+    content = io.BytesIO()
+    torch.save({"net": net.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}, content)
+    write_whole(path, content.getvalue())
+
+
+def _load(path: Path, net: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    """The epoch to begin with; 0 without a checkpoint."""
+    if not path.exists():
+        return 0
+    try:
+        state = torch.load(path, weights_only=True, map_location="cpu")
+        net.load_state_dict(state["net"])
+        optimizer.load_state_dict(state["optimizer"])
+        return int(state["epoch"])
+    except Exception as failure:  # torch's reader has many kinds of them
+        text = " ".join(str(failure).split())[:300]
+        what = "the checkpoint cannot be used"
+        raise error("SL823", where=str(path), what=what, got=text, expected="a checkpoint of this network") from None

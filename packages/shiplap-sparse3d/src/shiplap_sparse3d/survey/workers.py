@@ -1,0 +1,40 @@
+"""Which worker of how many this process is, as launchers say it."""
+
+from __future__ import annotations
+
+import os
+
+from shiplap.extend import error
+
+__all__ = ["local_device", "rank_and_world"]
+
+_NAMES = (
+    ("RANK", "WORLD_SIZE"),  # torchrun
+    ("SLURM_PROCID", "SLURM_NTASKS"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+)
+
+
+def rank_and_world() -> tuple[int, int]:
+    """``(rank, workers)`` from the environment; ``(0, 1)`` if no launcher has set them. Raises SL613 for nonsense."""
+    for rank_name, world_name in _NAMES:
+        rank, world = os.environ.get(rank_name), os.environ.get(world_name)
+        if rank is None or world is None:
+            continue
+        if rank.isdigit() and world.isdigit() and int(rank) < int(world):
+            return int(rank), int(world)
+        raise error(
+            "SL613",
+            where=f"{rank_name} and {world_name} in the environment",
+            got=f"{rank} and {world}",
+            expected="a rank from 0 on that is less than the number of workers",
+            fix="start the workers with torchrun or another launcher, or unset both",
+        )
+    return 0, 1
+
+
+def local_device(device: str) -> str:
+    """``cuda`` as the device of this worker on its machine (``LOCAL_RANK``); anything else stays."""
+    local = os.environ.get("LOCAL_RANK", "")
+    return f"cuda:{local}" if device == "cuda" and local.isdigit() else device

@@ -1,0 +1,100 @@
+"""Anybody's scan: what is read of it, which files are refused, and the rules that the network has to beat."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from shiplap import ShiplapError
+from shiplap_sparse3d.demo.read import read
+from shiplap_sparse3d.demo.rules import best_rules, over_cell
+from shiplap_sparse3d.demo.scan import Scan, split
+
+laspy = pytest.importorskip("laspy")
+pytest.importorskip("lazrs")
+
+COUNT = 20_000
+
+
+def hill(folder: Path, **change: Any) -> Path:
+    """A slope of 0.2 with trees 3 m and more above it: half of the points, class 5; the ground is class 2."""
+    draw = np.random.default_rng(0)
+    x, y = draw.uniform(0, 200, COUNT), draw.uniform(0, 100, COUNT)
+    trees = draw.random(COUNT) < 0.5
+    las = laspy.create(point_format=6, file_version="1.4")
+    las.header.scales, las.header.offsets = [0.001] * 3, [500_000.0, 5_000_000.0, 0.0]
+    las.x, las.y = x + 500_000, y + 5_000_000
+    las.z = 0.2 * x + np.where(trees, draw.uniform(3, 20, COUNT), 0)
+    las.return_number[:] = las.number_of_returns[:] = 1
+    las.classification[:] = np.where(trees, 5, 2)
+    for name, value in change.items():
+        las[name][:] = value
+    las.write(folder / "hill.laz")
+    return folder / "hill.laz"
+
+
+def test_points_and_classes(tmp_path: Path) -> None:
+    scan = read(hill(tmp_path), (2,), 1.0)
+    assert len(scan) == COUNT
+    assert scan.xyz.amin(0).tolist() == [0, 0, 0]
+    assert 199 < float(scan.xyz[:, 0].max()) < 200
+    assert 0.4 < float(scan.ground.float().mean()) < 0.6
+    feet = read(tmp_path / "hill.laz", (5, 9), 0.3048)
+    assert torch.equal(feet.ground, ~scan.ground)
+    assert torch.allclose(feet.xyz, scan.xyz * 0.3048, atol=1e-4)
+
+
+def test_noise_and_early_returns_are_left_out(tmp_path: Path) -> None:
+    number, code = np.ones(COUNT, np.uint8), np.where(np.arange(COUNT) % 2, 2, 5)
+    number[:3000], code[3000:4000] = 2, 7
+    path = hill(tmp_path, number_of_returns=number, classification=code)
+    assert len(read(path, (2,), 1.0)) == COUNT - 4000
+
+
+@pytest.mark.parametrize(
+    ("change", "classes", "metres", "got"),
+    [
+        ({"classification": 0}, (2,), 1.0, "class 0: 20,000"),
+        ({"classification": 2}, (2,), 1.0, "class 2: 20,000"),
+        ({}, (9,), 1.0, "class 2: "),
+        ({"number_of_returns": 2}, (2,), 1.0, "no points"),
+        ({}, (2,), 0.001, "an area 0.2 m wide"),
+        ({"classification": np.r_[np.full(50, 2), np.full(COUNT - 50, 1)]}, (2,), 1.0, "points of ground"),
+        ({"classification": np.r_[np.full(2000, 2), np.full(1000, 1), np.full(COUNT - 3000, 7)]}, (2,), 1.0, "3,000 last"),
+    ],
+)
+def test_scans_that_teach_nothing(
+    change: dict[str, Any], classes: tuple[int, ...], metres: float, got: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ShiplapError, match="SL826") as caught:
+        read(hill(tmp_path, **change), classes, metres)
+    assert got in caught.value.got
+
+
+def test_a_file_of_another_kind(tmp_path: Path) -> None:
+    (tmp_path / "scan.laz").write_text("no scan")
+    with pytest.raises(ShiplapError, match="SL822"):
+        read(tmp_path / "scan.laz", (2,), 1.0)
+
+
+def test_height_over_cell_by_hand() -> None:
+    xyz = torch.tensor([[-0.5, 0, 5], [0.5, 0, 7], [1.5, 1.5, 6], [2.5, 0, 1]])
+    assert over_cell(xyz, 2.0).tolist() == [0, 1, 0, 0]
+
+
+def test_the_best_rules_on_a_slope(tmp_path: Path) -> None:
+    """Over a slope of 0.2 the rule of slopes separates nearly all, and knows no held-out label."""
+    scan = read(hill(tmp_path), (2,), 1.0)
+    held = split(scan)
+    cell, slope = best_rules(scan, held)
+    assert (cell.name, slope.name) == ("height over cell", "slope")
+    assert slope.iou > 0.95
+    assert slope.iou >= cell.iou - 0.02
+    falsified = Scan(scan.xyz, torch.where(held, ~scan.ground, scan.ground))
+    other = best_rules(falsified, held)
+    assert [rule.text for rule in other] == [cell.text, slope.text]
+    assert other[1].iou < 0.1

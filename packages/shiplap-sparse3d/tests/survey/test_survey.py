@@ -1,0 +1,376 @@
+"""A survey gives the classes of the untiled scan, whatever the tiles, the interruptions and the workers."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.survey.conftest import classes_of
+from tests.survey.models import VOXEL, UNet, build, shifted
+
+from shiplap import ShiplapError
+from shiplap_sparse3d.survey import Points, SurveyModel, point_features, survey
+from shiplap_sparse3d.survey import predict as prediction
+from shiplap_sparse3d.survey import run as running
+
+laspy = pytest.importorskip("laspy")
+pytest.importorskip("lazrs")
+
+MODEL = Path(__file__).parent / "models.py"
+WHOLE = 4000  # cells: more than the scan has
+
+
+@pytest.fixture(scope="module")
+def model() -> SurveyModel:
+    return build()
+
+
+@pytest.fixture(scope="module")
+def untiled(corner: Path, model: SurveyModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("untiled") / "out.laz"
+    result = survey(corner, out, model, tile=WHOLE)
+    assert result.tiles == 1
+    return out
+
+
+def test_the_network_tells_points_apart(untiled: Path) -> None:
+    """Otherwise any tiles would be equal."""
+    assert min(np.bincount(classes_of(untiled))[[1, 2, 5]]) > 100
+
+
+@pytest.mark.parametrize("tile", [16, 32, 44])
+def test_tiles_change_nothing(tile: int, corner: Path, model: SurveyModel, untiled: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.laz"
+    result = survey(corner, out, model, tile=tile)
+    assert result.tiles > 4
+    assert np.array_equal(classes_of(out), classes_of(untiled))
+    assert [p.name for p in tmp_path.iterdir()] == ["out.laz"]
+
+
+def test_logits_are_equal_to_the_bit(
+    corner: Path, model: SurveyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: dict[int, dict[int, torch.Tensor]] = {}
+    real, tile = prediction._logits, 0
+
+    def keep(model: Any, rows: Any, cells: Any, grid: Any, box: Any, wanted: Any) -> torch.Tensor:
+        logits = real(model, rows, cells, grid, box, wanted)
+        kept.setdefault(tile, {}).update(zip(rows["index"][wanted].tolist(), logits, strict=True))
+        return logits
+
+    monkeypatch.setattr(prediction, "_logits", keep)
+    for tile in (WHOLE, 20, 32, 48):
+        survey(corner, tmp_path / "out.laz", model, tile=tile)
+    whole = kept.pop(WHOLE)
+    for parts in kept.values():
+        assert parts.keys() == whole.keys()
+        assert all(torch.equal(parts[index], logits) for index, logits in whole.items())
+
+
+def test_a_halo_that_is_too_small_would_be_seen(
+    corner: Path, model: SurveyModel, untiled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The comparison above can fail: with half of the halo it does."""
+    real = running.tiling
+    monkeypatch.setattr(running, "tiling", lambda *a: replace(real(*a), halo=4))
+    survey(corner, tmp_path / "out.laz", model, tile=16)
+    assert not np.array_equal(classes_of(tmp_path / "out.laz"), classes_of(untiled))
+
+
+def test_everything_else_stays(corner: Path, untiled: Path) -> None:
+    before, after = laspy.read(corner), laspy.read(untiled)
+    names = [n for n in before.point_format.dimension_names if n != "classification"]
+    assert all(np.array_equal(before[name], after[name]) for name in names)
+    assert before.point_format == after.point_format
+    assert before.header.scales.tolist() == after.header.scales.tolist()
+    assert before.header.creation_date == after.header.creation_date
+    assert [v.record_data_bytes() for v in before.header.vlrs] == [v.record_data_bytes() for v in after.header.vlrs]
+
+
+def test_las_of_a_newer_format_with_extra_dimensions(corner: Path, model: SurveyModel, tmp_path: Path) -> None:
+    las = laspy.convert(laspy.read(corner), point_format_id=7, file_version="1.4")
+    las.add_extra_dim(laspy.ExtraBytesParams(name="amplitude", type=np.float32))
+    las["amplitude"][:] = np.arange(len(las))
+    las.write(tmp_path / "in.las")
+    model = replace(model, classes=(1, 2, 200))
+    survey(tmp_path / "in.las", tmp_path / "out.las", model, tile=48)
+    out = laspy.read(tmp_path / "out.las")
+    assert np.array_equal(out["amplitude"], las["amplitude"])
+    assert set(np.unique(out.classification)) == {1, 2, 200}
+
+
+def test_order_of_the_file_does_not_matter_to_the_grid(corner: Path, model: SurveyModel, tmp_path: Path) -> None:
+    """Shuffled points, read in small chunks: tiles and untiled agree, and every point keeps its own class."""
+    las = laspy.read(corner)
+    las.points = las.points[np.random.default_rng(0).permutation(len(las))]
+    las.write(tmp_path / "in.laz")
+    survey(tmp_path / "in.laz", tmp_path / "whole.laz", model, tile=WHOLE)
+    survey(tmp_path / "in.laz", tmp_path / "tiled.laz", model, tile=32, chunk=3000)
+    assert np.array_equal(classes_of(tmp_path / "whole.laz"), classes_of(tmp_path / "tiled.laz"))
+
+
+def test_features_with_context_see_the_same_neighbours(corner: Path, tmp_path: Path) -> None:
+    def lowest(points: Points) -> torch.Tensor:
+        """Height over the lowest point of a square of 60 feet."""
+        cell = (points.xyz[:, :2] / 60).floor().long()
+        flat = (cell[:, 0] - cell[:, 0].min()) * 100_000 + cell[:, 1] - cell[:, 1].min()
+        _, inverse = flat.unique(return_inverse=True)
+        low = torch.full((int(inverse.max()) + 1,), torch.inf, dtype=torch.float64)
+        low = low.scatter_reduce(0, inverse, points.xyz[:, 2], "amin")
+        return torch.cat([point_features(points)[:, :4], (points.xyz[:, 2:] - low[inverse, None]).float()], 1)
+
+    model = replace(build(), features=lowest, context=60.0)
+    for tile in (WHOLE, 24):
+        survey(corner, tmp_path / f"{tile}.laz", model, tile=tile)
+    assert np.array_equal(classes_of(tmp_path / f"{WHOLE}.laz"), classes_of(tmp_path / "24.laz"))
+    with pytest.raises(ShiplapError, match="SL825: the features look beyond their context"):
+        survey(corner, tmp_path / "out.laz", replace(model, context=10.0))
+
+
+# --- interruptions and workers
+
+
+def start(source: Path, out: Path, *more: str, **environment: str) -> subprocess.Popen[bytes]:
+    program = "from shiplap.cli.__main__ import main; main()"
+    command = [sys.executable, "-c", program, "survey", source, out, "--model", f"{MODEL}:model", "--tile", "16", *more]
+    where = MODEL.parents[2]
+    return subprocess.Popen(command, cwd=where, env={**os.environ, **environment}, stderr=subprocess.PIPE)
+
+
+@pytest.mark.slow
+def test_killed_at_random_and_resumed(corner: Path, untiled: Path, tmp_path: Path) -> None:
+    """The output is the same file, byte for byte."""
+    out, folder, draw = tmp_path / "out.laz", tmp_path / "out.laz.survey", random.Random(0)
+    kills = 0
+    while kills < 3:
+        job = start(corner, out)
+        while not (folder / "survey.json").exists() and job.poll() is None:
+            time.sleep(0.02)
+        time.sleep(draw.uniform(0, 0.8))
+        if job.poll() is None:
+            job.send_signal(signal.SIGKILL)
+            kills += 1
+        _, message = job.communicate()
+        assert job.returncode in (0, -signal.SIGKILL), message
+        if job.returncode == 0:
+            out.unlink()
+    done, message = start(corner, out), b""
+    _, message = done.communicate()
+    assert done.returncode == 0, message
+    assert out.read_bytes() == untiled.read_bytes()
+    assert [p.name for p in tmp_path.iterdir()] == ["out.laz"]
+
+
+class Stopped(Exception):
+    """A process that ends here."""
+
+
+@pytest.mark.parametrize("moment", range(0, 30, 6))
+def test_stopped_before_each_step_and_resumed(
+    moment: int, corner: Path, model: SurveyModel, untiled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every write of a mark or a result is a place to stop; what is there after it is whole."""
+    out, count = tmp_path / "out.laz", 0
+    import shiplap_sparse3d.survey.folder as folder
+
+    real = folder.write_whole
+
+    def stopping(path: Path, content: bytes) -> None:
+        nonlocal count
+        count += 1
+        if count > moment:
+            raise Stopped
+        real(path, content)
+
+    monkeypatch.setattr(folder, "write_whole", stopping)
+    with pytest.raises(Stopped):
+        survey(corner, out, model, tile=20, chunk=4000)
+    monkeypatch.setattr(folder, "write_whole", real)
+    assert not out.exists()
+    survey(corner, out, model, tile=20, chunk=4000)
+    assert out.read_bytes() == untiled.read_bytes()
+
+
+def test_finished_tiles_are_not_predicted_again(corner: Path, model: SurveyModel, tmp_path: Path) -> None:
+    out, folder = tmp_path / "out.laz", tmp_path / "kept"
+    first = survey(corner, out, model, tile=32, folder=folder, keep=True)
+    assert first.predicted == first.tiles
+    assert survey(corner, out, model, tile=32, folder=folder, keep=True).predicted == 0
+    damaged = next((folder / "classes").iterdir())
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    with pytest.raises(ShiplapError, match="SL824"):
+        survey(corner, out, model, tile=32, folder=folder, keep=True)
+    assert survey(corner, out, model, tile=32, folder=folder, keep=True).predicted == 1
+
+
+@pytest.mark.parametrize("name", ["points", "buckets.json"])
+def test_lost_buckets_are_made_anew(
+    name: str, corner: Path, model: SurveyModel, untiled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, folder = tmp_path / "out.laz", tmp_path / "kept"
+    monkeypatch.setattr(running, "_predict", lambda *_: (_ for _ in ()).throw(Stopped))
+    with pytest.raises(Stopped):
+        survey(corner, out, model, tile=32, folder=folder)
+    monkeypatch.undo()
+    if name == "points":
+        next((folder / name).iterdir()).unlink()
+        (folder / "buckets.json").write_text((folder / "buckets.json").read_text().replace('"points": ', '"points": 1'))
+    else:
+        (folder / name).write_text('{"points": 3, "sizes": 7}')
+    survey(corner, out, model, tile=32, folder=folder)
+    assert out.read_bytes() == untiled.read_bytes()
+
+
+def test_a_folder_of_another_survey(corner: Path, model: SurveyModel, tmp_path: Path) -> None:
+    out, folder = tmp_path / "out.laz", tmp_path / "kept"
+    survey(corner, out, model, tile=32, folder=folder, keep=True)
+    with pytest.raises(ShiplapError, match="SL823") as caught:
+        survey(corner, out, model, tile=48, folder=folder)
+    assert (caught.value.got, caught.value.expected) == ("tile 32", "tile 48")
+    other = build()
+    with torch.no_grad():
+        other.net.stem.weight[0] += 1
+    with pytest.raises(ShiplapError, match="SL823"):
+        survey(corner, out, other, tile=32, folder=folder)
+
+
+def test_two_workers_share_the_tiles(corner: Path, untiled: Path, tmp_path: Path) -> None:
+    out, done = tmp_path / "out.laz", {}
+    models = build(), build()  # here: both seed the generator of the process
+
+    def work(rank: int) -> None:
+        done[rank] = survey(corner, out, models[rank], tile=20, workers=(rank, 2), patience=30)
+
+    other = threading.Thread(target=work, args=(1,))
+    other.start()
+    work(0)
+    other.join()
+    assert done[0].predicted + done[1].predicted == done[0].tiles
+    assert done[1].predicted > 0
+    assert done[1].output is None
+    assert out.read_bytes() == untiled.read_bytes()
+
+
+def test_a_worker_that_is_missing(corner: Path, model: SurveyModel, tmp_path: Path) -> None:
+    out = tmp_path / "out.laz"
+    with pytest.raises(ShiplapError, match="SL824") as caught:
+        survey(corner, out, model, tile=32, workers=(0, 2), patience=0.1)
+    assert caught.value.expected == "the other workers"
+    with pytest.raises(ShiplapError, match="SL823: another process is at work"):
+        from shiplap_sparse3d.survey.folder import Folder
+
+        with Folder(tmp_path / "out.laz.survey").alone(1):
+            survey(corner, out, model, tile=32, workers=(1, 2))
+    assert survey(corner, out, model, tile=32, workers=(0, 1)).predicted > 0
+
+
+@pytest.mark.parametrize(
+    ("names", "answer"),
+    [
+        ({}, (0, 1)),
+        ({"RANK": "1", "WORLD_SIZE": "4"}, (1, 4)),
+        ({"SLURM_PROCID": "2", "SLURM_NTASKS": "3"}, (2, 3)),
+        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}, (0, 2)),
+        ({"RANK": "4", "WORLD_SIZE": "4"}, None),
+        ({"RANK": "x", "WORLD_SIZE": "4"}, None),
+    ],
+)
+def test_ranks_of_launchers(
+    names: dict[str, str], answer: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from shiplap_sparse3d.survey.workers import _NAMES, rank_and_world
+
+    for pair in _NAMES:
+        for name in pair:
+            monkeypatch.delenv(name, raising=False)
+    for name, value in names.items():
+        monkeypatch.setenv(name, value)
+    if answer is None:
+        with pytest.raises(ShiplapError, match="SL613"):
+            rank_and_world()
+    else:
+        assert rank_and_world() == answer
+
+
+# --- what cannot be processed
+
+
+def damaged(kind: str, corner: Path, folder: Path) -> Path:
+    content, path = corner.read_bytes(), folder / "in.laz"
+    if kind.startswith("las"):
+        path = folder / "in.las"
+        laspy.read(corner).write(path)
+        content = path.read_bytes()
+    if kind == "no points":
+        las = laspy.read(corner)
+        las.points = las.points[:0]
+        las.write(path)
+        return path
+    parts = {
+        "empty": b"",
+        "short": content[:100],
+        "foreign": b"\x89PNG\r\n" * 1000,
+        "truncated": content[: len(content) // 2],
+        "end cut off": content[:-20],
+        "las truncated": content[: len(content) // 2],
+        "las odd": content[:-5],
+        "header alone": content[:400],
+    }
+    path.write_bytes(parts[kind])
+    return path
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["empty", "short", "foreign", "truncated", "end cut off", "las truncated", "las odd", "header alone", "no points"],
+)
+def test_files_that_cannot_be_read(kind: str, corner: Path, model: SurveyModel, tmp_path: Path) -> None:
+    path = damaged(kind, corner, tmp_path)
+    with pytest.raises(ShiplapError, match="SL822") as caught:
+        survey(path, tmp_path / "out.laz", model)
+    assert str(path) in caught.value.where
+    assert not (tmp_path / "out.laz").exists()
+
+
+def test_a_missing_file(model: SurveyModel, tmp_path: Path) -> None:
+    with pytest.raises(ShiplapError, match="SL822"):
+        survey(tmp_path / "none.laz", tmp_path / "out.laz", model)
+
+
+@pytest.mark.parametrize("target", ["in.txt", "nowhere/out.laz", "in.laz", "folder.laz"])
+def test_targets_that_cannot_be_written(target: str, corner: Path, model: SurveyModel, tmp_path: Path) -> None:
+    source = tmp_path / "in.laz"
+    source.write_bytes(corner.read_bytes())
+    (tmp_path / "folder.laz").mkdir()
+    with pytest.raises(ShiplapError, match="SL602"):
+        survey(source, tmp_path / target, model)
+    assert source.read_bytes() == corner.read_bytes()
+
+
+def test_models_that_cannot_be_used(corner: Path, model: SurveyModel, tmp_path: Path) -> None:
+    out = tmp_path / "out.laz"
+    torch.manual_seed(0)
+    changes: list[dict[str, Any]] = [
+        {"classes": (1, 2)},
+        {"classes": (1, 2, 40)},
+        {"features": shifted},
+        {"features": shifted, "net": UNet(8, 4, 1, 3)},
+        {"features": lambda points: points.xyz[:1]},
+    ]
+    for change in changes:
+        with pytest.raises(ShiplapError, match="SL825"):
+            survey(corner, out, replace(model, **change))
+    for wrong in ({"net": 3}, {"voxel": (1, 2)}, {"voxel": (1, 0, 1)}, {"classes": ()}, {"classes": (300,)}):
+        with pytest.raises(ShiplapError, match="SL825"):
+            SurveyModel(**{"net": model.net, "voxel": VOXEL, "classes": (1, 2, 5), **wrong})
