@@ -12,7 +12,8 @@ from shiplap.compat.declarations import Argument, Declaration, has_kernel
 from shiplap.extend import error
 from shiplap_backend.expression import DTYPES, Compiler, ExpressionError, Typed, Vocabulary, nearest
 from shiplap_backend.families import FAMILIES, Family
-from shiplap_backend.metadata import Entry, Metadata, Output, wrong
+from shiplap_backend.entries import Entry, Output, wrong
+from shiplap_backend.metadata import Metadata
 from shiplap_backend.vendor import Functions
 from shiplap_backend.wrapper import Wrapper, kind
 
@@ -291,8 +292,11 @@ class _Mapping:
 
     def _given(self, a: Argument) -> str:
         """The statement that makes one argument an input."""
+        tensor = self.values[a.name].code
+        if a.tensor and self._how(a.name) == ", compute":
+            tensor = f"computed({tensor}, {self._promoted() or 'compute'}, compute)"
         inputs = {
-            "tensor": f"call.input({self.values[a.name].code});",
+            "tensor": f"call.input({tensor});",
             "tensors": f"call.inputs(list_of({a.name}));",
             "scalar": f"call.scalar({a.name}, compute);",
             "scalar?": f"call.scalar(*{a.name}, compute);",

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from shiplap.compat.declarations import Argument, Declaration
 from shiplap_backend.families import Family
-from shiplap_backend.metadata import Entry, Output
+from shiplap_backend.entries import Entry, Output
 
 __all__ = ["Wrapper", "kind"]
 
