@@ -172,6 +172,8 @@ class Compiler:
         if self._is_node(tree.test):
             return self._operator("if else", [tree.test, tree.body, tree.orelse])
         condition = self._condition(tree.test)
+        if ast.dump(tree.body) == ast.dump(tree.orelse):
+            raise ExpressionError(f"{ast.unparse(tree)!r} is the same either way")
         one, other = self._visit(tree.body, expected), self._visit(tree.orelse, expected)
         if expected.startswith("enum") or expected in ("str", "dtype", "node"):
             one, other = self._as(one, expected, tree.body), self._as(other, expected, tree.orelse)
@@ -227,6 +229,8 @@ class Compiler:
                 raise ExpressionError(f"operator {symbol!r} has no vendor function under 'operators'")
             codes = [self._as(v, "node", o).code for v, o in zip(values, operands, strict=True)]
             return Typed("node", f"{self._function(function, len(codes)).call}({', '.join(codes)})")
+        if len(operands) == 2 and ast.dump(operands[0]) == ast.dump(operands[1]):
+            raise ExpressionError(f"{ast.unparse(operands[0])!r} is compared or combined with itself")
         values = [self._plain(v) for v in values]
         kinds = {v.kind for v in values}
         comparison = symbol in ("==", "!=", "<", "<=", ">", ">=")

@@ -14,7 +14,7 @@ import msgspec
 from shiplap import ShiplapError, trust
 from shiplap.extend import error
 from shiplap_backend import runtimes
-from shiplap_backend.entries import Entry, Target, wrong
+from shiplap_backend.entries import Entry, Output, Target, Update, wrong
 from shiplap_backend.expression import nearest
 from shiplap_backend.runtime import Runtime
 from shiplap_backend.validate import check_entry, check_target
@@ -145,7 +145,8 @@ def _converted(path: Path, lines: Mapping[tuple[str, ...], int], raw: Any, kind:
         field = m[1] if (m := re.search(r"unknown field `(.*)`", what)) else ""
         below = (*at, *parts, *([field] if field else []))
         line = max(((k, n) for k, n in lines.items() if _fits(k, below)), key=lambda c: len(c[0]), default=((), 1))[1]
-        hint = nearest(field, kind.__struct_fields__) if field else ""  # type: ignore[attr-defined]
+        fields = [name for struct in (_File, Target, Entry, Output, Update) for name in struct.__struct_fields__]
+        hint = nearest(field, fields) if field else ""
         name = f"{at[-1]}: " if at else ""
         raise _wrong(path, line, f"{name}{what}{hint}", "the fields of docs/backend.md") from None
 

@@ -37,5 +37,5 @@ def is_range(text: str) -> bool:
 def empty_range(range_: str) -> bool:
     """Whether no version lies in ``range_``: none of its bounds is inside, and no version just above or below one."""
     bounds = [_number(re.sub(r"[<>=]", "", part)) for part in range_.split(",")]
-    near = [n for b in bounds for n in (b, (*b, 1), (*b[:-1], b[-1] - 1, 999))]
+    near = [(0,)] + [n for b in bounds for n in (b, (*b, 1), (*b[:-1], b[-1] - 1, 999))]
     return not any(allows(range_, ".".join(map(str, n))) for n in near if min(n) >= 0)

@@ -1,10 +1,12 @@
-// What torch asks of an accelerator and has no CPU kernel for, made of other operators of the device:
-// the cells of LSTM and GRU, and histc of integers. A target that has kernels of its own registers
+// What torch asks of an accelerator and has no CPU kernel for, or none that serves, made of other
+// operators of the device: the cells of LSTM and GRU, histc of integers, pixel_shuffle. A target that has kernels of its own registers
 // those, and these are left out (register_stand_ins).
 #include <ATen/TensorOperators.h>
 #include <ATen/native/Resize.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/histc.h>
+#include <ATen/ops/pixel_shuffle_native.h>
+#include <ATen/ops/pixel_unshuffle_native.h>
 #include <ATen/ops/sigmoid_backward.h>
 #include <ATen/ops/tanh_backward.h>
 #include <ATen/ops/zeros_like.h>
@@ -98,6 +100,16 @@ Tensor& histc_out(const Tensor& self, int64_t bins, const at::Scalar& min, const
   return out.copy_(counts);
 }
 
+// --- torch's composite forgets channels last, which its CPU kernels keep.
+
+Tensor pixel_shuffle(const Tensor& self, int64_t factor) {
+  return at::native::math_pixel_shuffle(self, factor).contiguous(self.suggest_memory_format());
+}
+
+Tensor pixel_unshuffle(const Tensor& self, int64_t factor) {
+  return at::native::math_pixel_unshuffle(self, factor).contiguous(self.suggest_memory_format());
+}
+
 }  // namespace
 
 void register_cells(const std::function<void(const char*, torch::CppFunction)>& offer) {
@@ -107,6 +119,8 @@ void register_cells(const std::function<void(const char*, torch::CppFunction)>& 
   offer("aten::_thnn_fused_gru_cell", torch::CppFunction::makeFromUnboxedFunction(&gru_cell));
   offer("aten::_thnn_fused_gru_cell_backward",
         torch::CppFunction::makeFromUnboxedFunction(&gru_cell_backward));
+  offer("aten::pixel_shuffle", torch::CppFunction::makeFromUnboxedFunction(&pixel_shuffle));
+  offer("aten::pixel_unshuffle", torch::CppFunction::makeFromUnboxedFunction(&pixel_unshuffle));
   offer("aten::histc", torch::CppFunction::makeFromUnboxedFunction(&histc_any));
   offer("aten::histc.out", torch::CppFunction::makeFromUnboxedFunction(&histc_out));
 }

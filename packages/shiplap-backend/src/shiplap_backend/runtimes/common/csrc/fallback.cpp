@@ -225,6 +225,9 @@ constexpr struct {
     {"aten::convolution_backward_overrideable", "aten::convolution_backward"},
 };
 
+// Composites whose body asks for the device by name, and raises for one that it does not know.
+constexpr const char* kNeedTheCpu[] = {"aten::mode.values", "aten::conj_physical_"};
+
 const char* other_name(const c10::OperatorName& op) {
   for (const auto& pair : kOtherNames) {
     if (op.name == pair.name && op.overload_name.empty()) {
@@ -382,6 +385,9 @@ void register_stand_ins() {
   };
   for (const auto& pair : kOtherNames) {
     offer(pair.name, torch::CppFunction::makeFromBoxedFunction<&boxed_fallback>());
+  }
+  for (const auto* name : kNeedTheCpu) {
+    offer(name, torch::CppFunction::makeFromBoxedFunction<&boxed_fallback>());
   }
   register_cells(offer);
 }
