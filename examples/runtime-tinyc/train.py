@@ -20,14 +20,14 @@ def losses(device: str) -> list[float]:
     x = torch.rand(64, 2)
     y = x.prod(1, keepdim=True).to(device)
     x = x.to(device)
-    found = []
+    steps = []
     for _ in range(20):
         loss = ((model(x) - y) * 1.5).square().mean()
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
-        found.append(loss.item())
-    return found
+        steps.append(loss.item())
+    return steps
 
 
 ours, cpus = losses("mine"), losses("cpu")

@@ -42,7 +42,13 @@ _BINARY = {
     ast.GtE: ">=",
 }
 
-OPERATORS = (*_BINARY.values(), "unary -", "unary not", "unary ~", "if else")  # what a target may give a vendor function
+OPERATORS = (
+    *_BINARY.values(),
+    "unary -",
+    "unary not",
+    "unary ~",
+    "if else",
+)  # what a target may give a vendor function
 
 
 class ExpressionError(ValueError):
@@ -186,7 +192,7 @@ class Compiler:
     def _is_node(self, tree: ast.expr) -> bool:
         """Whether ``tree`` is a value of the graph; presence and plain arguments are not."""
         names = [n.id for n in ast.walk(tree) if isinstance(n, ast.Name)]
-        # A comparison of scalars alone, `beta == 0`, is decided before the graph is built, by C++ and not by the vendor.
+        # A comparison of scalars alone, `beta == 0`, is decided by C++ before the graph is built.
         if names and all(n in self.values and self.values[n].kind in ("scalar", "scalar?") for n in names):
             return False
         before = set(self.used), set(self.baked), set(self.inputs), set(self.headers), dict(self.conditions)

@@ -11,10 +11,10 @@ import torch
 
 from shiplap.codegen import render
 from shiplap.compat.declarations import Declaration, declarations
+from shiplap_backend.entries import Entry, wrong
 from shiplap_backend.expression import nearest
 from shiplap_backend.families import FAMILIES
 from shiplap_backend.mapping import map_entry, vocabulary
-from shiplap_backend.entries import Entry, wrong
 from shiplap_backend.metadata import Metadata
 from shiplap_backend.runtime import Runtime
 from shiplap_backend.versions import allows

@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping
 
 from shiplap.compat.declarations import Argument, Declaration, has_kernel
 from shiplap.extend import error
+from shiplap_backend.entries import Entry, Output, wrong
 from shiplap_backend.expression import DTYPES, Compiler, ExpressionError, Typed, Vocabulary, nearest
 from shiplap_backend.families import FAMILIES, Family
-from shiplap_backend.fates import check_names, fates
-from shiplap_backend.entries import Entry, Output, wrong
 from shiplap_backend.metadata import Metadata
+from shiplap_backend.uses import check_names, uses_of
 from shiplap_backend.vendor import Functions
 from shiplap_backend.wrapper import Wrapper, kind
 
@@ -305,7 +305,7 @@ class _Mapping:
         attributes = (self.graph.used | self.graph.baked) - self.graph.inputs
         used = {"graph input": self.graph.inputs, "attribute": attributes}
         used |= {"guard": self.plain.used, "shape": self.shape.used}
-        return fates(self.where, self.d, self.entry, self.family, used)
+        return uses_of(self.where, self.d, self.entry, self.family, used)
 
 
 def vocabulary(metadata: Metadata, functions: Functions, enums: Mapping[str, Mapping[str, str]]) -> Vocabulary:

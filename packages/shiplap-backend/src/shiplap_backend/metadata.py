@@ -82,9 +82,7 @@ def load(path: Path, runtime: Runtime | None = None) -> Metadata:
     return Metadata(target, {**kept, **file.ops}, where, places if file.target or not base else base.places)
 
 
-def _base(
-    path: Path, file: _File, lines: Mapping[tuple[str, ...], int], runtime: Runtime | None
-) -> Metadata | None:
+def _base(path: Path, file: _File, lines: Mapping[tuple[str, ...], int], runtime: Runtime | None) -> Metadata | None:
     if not file.extends:
         return None
     if runtime is not None and file.extends == runtime.name:
@@ -103,7 +101,9 @@ def _only(path: Path, file: _File, lines: Mapping[tuple[str, ...], int], base: M
     if file.only is None:
         return entries
     if not file.only:
-        raise _wrong(path, lines[("only",)], "only: no overload at all", "overloads of the extended file, or no such field")
+        raise _wrong(
+            path, lines[("only",)], "only: no overload at all", "overloads of the extended file, or no such field"
+        )
     for name in file.only:
         if name not in entries:
             raise _wrong(

@@ -83,8 +83,8 @@ def new(device: str, runtime_name: str, root: Path, *, units: int = 16) -> Proje
         )
     _make_directory(root)
     project = Project(root, device, chosen, units)
-    found = Path(os.path.relpath(chosen.directory, root.resolve())).as_posix() if is_path(runtime_name) else chosen.name
-    context = {"device": device, "runtime": chosen.name, "found": found, "units": units, "requires": chosen.requires}
+    named = Path(os.path.relpath(chosen.directory, root.resolve())).as_posix() if is_path(runtime_name) else chosen.name
+    context = {"device": device, "runtime": chosen.name, "named": named, "units": units, "requires": chosen.requires}
     files = {
         "backend.toml": "backend.toml",
         "ops.yaml": "ops.yaml",
@@ -106,7 +106,7 @@ def _is_name(device: str) -> bool:
 
 
 def _is_taken(device: str) -> bool:
-    """Whether torch has a device or an attribute of this name, other than the one that a generated package registered."""
+    """Whether torch has a device or an attribute of this name, other than one that a generated package registered."""
     here = torch.device("privateuseone").type  # the name that it has by now
     if device == here and here != "privateuseone":
         return False
@@ -141,8 +141,8 @@ def open_project(root: Path) -> Project:
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as e:
-        found = re.search(r"line (\d+)", str(e))
-        raise _damaged(f"{path}:{found[1] if found else text.count(chr(10)) + 1}", str(e)) from None
+        number = re.search(r"line (\d+)", str(e))
+        raise _damaged(f"{path}:{number[1] if number else text.count(chr(10)) + 1}", str(e)) from None
     for key, got in _problems(data):
         lines = [n for n, line in enumerate(text.splitlines(), 1) if re.match(rf"\s*\[*[\"']?{re.escape(key)}\b", line)]
         raise _damaged(f"{path}:{lines[0] if lines else 1}", got)

@@ -1,4 +1,4 @@
-"""What a metadata file may say, before any of it meets torch's declarations or the vendor's headers. SL901 with the line."""
+"""What a metadata file may say, before it meets torch's declarations or the vendor's headers. SL901 with the line."""
 
 from __future__ import annotations
 
@@ -86,13 +86,19 @@ def _entry(entry: Entry, target: Target) -> Iterator[Problem]:
 def _output(name: str, rule: Output) -> Iterator[Problem]:
     for field, modes in _READ.items():
         if getattr(rule, field) and rule.mode not in modes:
-            yield ("output", name), f"output: {name}: {field!r}, which mode {rule.mode!r} does not read", "a rule without it"
+            yield (
+                ("output", name),
+                f"output: {name}: {field!r}, which mode {rule.mode!r} does not read",
+                "a rule without it",
+            )
     needed = _NEEDED.get(rule.mode)
     if needed and not getattr(rule, needed):
         yield ("output", name), f"output: {name}: mode {rule.mode!r} without {needed!r}", f"the field {needed!r}"
 
 
-def _dtypes(keys: tuple[str, ...], chosen: Sequence[str], known: dict[str, object] | dict[str, str]) -> Iterator[Problem]:
+def _dtypes(
+    keys: tuple[str, ...], chosen: Sequence[str], known: dict[str, object] | dict[str, str]
+) -> Iterator[Problem]:
     what = ": ".join(keys)
     if not chosen:
         yield keys, f"{what}: no dtype at all", "at least one dtype, or no such field"

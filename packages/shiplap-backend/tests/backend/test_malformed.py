@@ -63,11 +63,26 @@ TARGET = {
     "a set of nothing": ("float: [f32, f16, bf16]", "float: []", "SL901", "dtypes: float: no dtype at all"),
     "a set of an unknown dtype": ("float: [f32, f16, bf16]", "float: [f32, half]", "SL901", "dtypes: float: 'half'"),
     "a set called as a dtype": ("float: [f32, f16, bf16]", "f32: [f16]", "SL901", "a set that is called 'f32'"),
-    "no such parameter": ("index_parameters: [output_shape,", "index_parameters: [output_shap,", "SL901", "'output_shap'; did you mean 'output_shape'?"),
+    "no such parameter": (
+        "index_parameters: [output_shape,",
+        "index_parameters: [output_shap,",
+        "SL901",
+        "'output_shap'; did you mean 'output_shape'?",
+    ),
     "another runtime": ("runtime: openvino", "runtime: onednn", "SL901", "a target of runtime 'onednn'"),
-    "no such version": ('openvino: ">=2026.1,<2027"', 'openvino: ">=2026.1,<2026"', "SL901", "requires: openvino: '>=2026.1,<2026', in which"),
+    "no such version": (
+        'openvino: ">=2026.1,<2027"',
+        'openvino: ">=2026.1,<2026"',
+        "SL901",
+        "requires: openvino: '>=2026.1,<2026', in which",
+    ),
     "no version at all": ('openvino: ">=2026.1,<2027"', "openvino: newest", "SL901", "requires: openvino: 'newest'"),
-    "no reason": ('"linalg_*": opset 15 has no factorisations', '"linalg_*": ""', "SL901", "falls_back: linalg_*: no reason"),
+    "no reason": (
+        '"linalg_*": opset 15 has no factorisations',
+        '"linalg_*": ""',
+        "SL901",
+        "falls_back: linalg_*: no reason",
+    ),
     "unknown key": ("falls_back:", "fallsback:", "SL901", "did you mean 'falls_back'?"),
 }
 

@@ -29,6 +29,7 @@ BAD = {
     "no Python": ("RUNTIME = (\n", "SL910", 1, "SyntaxError"),
     "no RUNTIME": ("runtime = 1\n", "SL910", 1, "no RUNTIME"),
     "no Runtime": ("RUNTIME = 1\n", "SL910", 1, "a int"),
+    "a text for a path": (GOOD.replace("directory=HERE", "directory='here'"), "SL910", 1, "directory = 'here'"),
     "no metadata": (GOOD.replace("ops.yaml", "opps.yaml"), "SL910", 1, "opps.yaml"),
     "no vendor.h": (GOOD.replace("directory=HERE", "directory=HERE / 'none'"), "SL910", 1, "vendor.h"),
     "no name": (GOOD.replace('"tinyc"', '"Tiny-C"'), "SL910", 1, "a runtime named 'Tiny-C'"),
@@ -59,7 +60,11 @@ def test_a_directory_that_cannot_be_used(tmp_path: Path, name: str) -> None:
 
 
 def test_no_directory_and_no_name(tmp_path: Path) -> None:
-    for name, got in {str(tmp_path): "No such file", "./nothing": "No such file", "tinycc": "no runtime 'tinycc'"}.items():
+    for name, got in {
+        str(tmp_path): "No such file",
+        "./nothing": "No such file",
+        "tinycc": "no runtime 'tinycc'",
+    }.items():
         with pytest.raises(BackendError, match=f"SL907(.|\n)*{re.escape(got)}"):
             runtime(name)
 
@@ -95,13 +100,13 @@ def test_an_installed_runtime_has_a_name(tmp_path: Path, monkeypatch: pytest.Mon
     assert open_project(project.root).runtime.directory == package
     assert open_project(project.root).metadata().target.runtime == "tinyc"
     offered(tmp_path, "tinyc", "tinyc_outside:OTHER")
-    with pytest.raises(BackendError, match="SL910(.|\n)*2 runtimes of this name"):
+    with pytest.raises(BackendError, match=r"SL910(.|\n)*2 runtimes of this name"):
         runtime("tinyc")
     offered(tmp_path, "wrong", "tinyc_outside:RUNTIME")
-    with pytest.raises(BackendError, match="SL910(.|\n)*a runtime named 'tinyc'(.|\n)*'wrong'"):
+    with pytest.raises(BackendError, match=r"SL910(.|\n)*a runtime named 'tinyc'(.|\n)*'wrong'"):
         runtime("wrong")
     offered(tmp_path, "gone", "tinyc_gone:RUNTIME")
-    with pytest.raises(BackendError, match="SL910(.|\n)*No module named 'tinyc_gone'"):
+    with pytest.raises(BackendError, match=r"SL910(.|\n)*No module named 'tinyc_gone'"):
         runtime("gone")
 
 
@@ -118,7 +123,10 @@ def test_scalars_are_compared_by_us_and_not_by_the_vendor(tmp_path: Path, guard:
     head = (EXAMPLE / "ops.yaml").read_text(encoding="utf-8").partition("ops:\n")[0]
     path = tmp_path / "ops.yaml"
     tinyc = runtime(str(EXAMPLE))
-    for entry in (f"guard: {{{guard}: scaled}}, redundant: {{alpha: once}}, graph: self + other", f'graph: "self + other if {guard} else self + other * alpha"'):
+    for entry in (
+        f"guard: {{{guard}: scaled}}, redundant: {{alpha: once}}, graph: self + other",
+        f'graph: "self + other if {guard} else self + other * alpha"',
+    ):
         path.write_text(f"{head}ops:\n  add.out: {{template: binary, {entry}}}\n", encoding="utf-8")
         assert cpp in generate(load(path), tinyc, units=1).files["wrappers_00.cpp"]
 

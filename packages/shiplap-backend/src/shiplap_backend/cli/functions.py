@@ -24,7 +24,9 @@ Exit status:
 
 
 def command(
-    runtime: Annotated[str, typer.Argument(metavar="RUNTIME", help="openvino, onednn, an installed runtime, or a directory.")],
+    runtime: Annotated[
+        str, typer.Argument(metavar="RUNTIME", help="openvino, onednn, an installed runtime, or a directory.")
+    ],
     part: Annotated[str, typer.Argument(metavar="PART", help="Part of a name.")] = "",
     json: Annotated[bool, typer.Option("--json", help="Print one JSON value: signatures by name.")] = False,
 ) -> None:

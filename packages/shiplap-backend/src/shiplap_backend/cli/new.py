@@ -27,7 +27,12 @@ def command(
     name: Annotated[
         str, typer.Argument(metavar="NAME", help='Name of the device, as in torch.ones(2, device="NAME").')
     ],
-    runtime: Annotated[str, typer.Option("--runtime", metavar="NAME|PATH", help="Vendor runtime: openvino, onednn, an installed one, or a directory.")],
+    runtime: Annotated[
+        str,
+        typer.Option(
+            "--runtime", metavar="NAME|PATH", help="Vendor runtime: openvino, onednn, an installed one, or a directory."
+        ),
+    ],
     directory: Annotated[Path | None, typer.Option("--dir", help="Where; by default ./torch-NAME.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON value: the project.")] = False,
 ) -> None:

@@ -63,11 +63,11 @@ def runtime(name: str, base: Path | None = None) -> Runtime:
     if name in _ours():
         return _checked(import_module(f"{__name__}.{name}").RUNTIME, name)
     try:
-        found = points[0].load()
+        offered = points[0].load()
     except Exception as e:
         got = f"{type(e).__name__}: {e}"
         raise _unusable(f"entry point {points[0].value!r}", got, "a Runtime") from e
-    return _checked(found, f"entry point {points[0].value!r}", name)
+    return _checked(offered, f"entry point {points[0].value!r}", name)
 
 
 def _ours() -> list[str]:
@@ -108,23 +108,26 @@ def _in_directory(directory: Path) -> Runtime:
     return _checked(module.__dict__["RUNTIME"], f"{path}:1")
 
 
-def _checked(found: Any, where: str, name: str = "") -> Runtime:
-    """``found`` as a runtime for this package. SL909 and SL910."""
-    if not isinstance(found, Runtime):
-        raise _unusable(where, f"a {type(found).__name__}", "a shiplap_backend.runtime.Runtime")
-    if found.contract != CONTRACT:
+def _checked(value: Any, where: str, name: str = "") -> Runtime:
+    """``value`` as a runtime for this package. SL909 and SL910."""
+    if not isinstance(value, Runtime):
+        raise _unusable(where, f"a {type(value).__name__}", "a shiplap_backend.runtime.Runtime")
+    if value.contract != CONTRACT:
         raise error(
             "SL909",
-            where=f"{where}: {found.name}",
-            got=f"contract {found.contract!r}",
+            where=f"{where}: {value.name}",
+            got=f"contract {value.contract!r}",
             expected=f"contract {CONTRACT}",
         )
-    if not found.name.isidentifier() or found.name != found.name.lower() or name not in ("", found.name):
-        raise _unusable(where, f"a runtime named {found.name!r}", repr(name) if name else "a lower-case word")
-    for needed in (found.directory / "vendor.h", found.metadata):
+    for field, kind in (("name", str), ("directory", Path), ("metadata", Path)):
+        if not isinstance(getattr(value, field), kind):
+            raise _unusable(where, f"{field} = {getattr(value, field)!r}", f"a {kind.__name__}")
+    if not value.name.isidentifier() or value.name != value.name.lower() or name not in ("", value.name):
+        raise _unusable(where, f"a runtime named {value.name!r}", repr(name) if name else "a lower-case word")
+    for needed in (value.directory / "vendor.h", value.metadata):
         if not needed.is_file():
             raise _unusable(where, f"no file {needed}", "vendor.h and a metadata file", "write the file")
-    return found
+    return value
 
 
 def _unusable(where: str, got: str, expected: str, fix: str | None = None) -> ShiplapError:

@@ -1,4 +1,4 @@
-"""What the CPU has no kernel for, or none of the kind that an accelerator is asked for: recurrent nets, counts, out=."""
+"""What torch asks of an accelerator and the CPU has no kernel for: recurrent nets, counts of integers, out=."""
 
 from __future__ import annotations
 
@@ -50,28 +50,28 @@ def test_recurrent_nets(dev: Any, device: str, name: str) -> None:
     torch.manual_seed(0)
     make, sizes = NETS[name]
     net, x = make(), torch.randn(sizes)
-    found: list[list[Any]] = []
+    values: list[list[Any]] = []
     strides: list[list[tuple[int, ...]]] = []
     for where in ("cpu", device):
         ours, given = copy.deepcopy(net).to(where), x.clone().to(where).requires_grad_()
         results = [t for t in leaves(ours(given)) if isinstance(t, Tensor)]
         sum((t.square().sum() for t in results), torch.zeros((), device=where)).backward()
         strides.append([t.stride() for t in results])
-        found.append([*results, given.grad, *(p.grad for p in ours.parameters())])
+        values.append([*results, given.grad, *(p.grad for p in ours.parameters())])
     assert strides[0] == strides[1]
-    for want, got in zip(*found, strict=True):
+    for want, got in zip(*values, strict=True):
         torch.testing.assert_close(got.cpu(), want, rtol=1e-4, atol=1e-5)
 
 
 def test_a_gradient_of_a_gradient(dev: Any, device: str) -> None:
     torch.manual_seed(0)
     cell, x = nn.LSTMCell(3, 2).double(), torch.randn(2, 3, dtype=torch.float64)
-    found = []
+    values = []
     for where in ("cpu", device):
         ours, given = copy.deepcopy(cell).to(where), x.clone().to(where).requires_grad_()
         (first,) = torch.autograd.grad(ours(given)[0].square().sum(), given, create_graph=True)
-        found.append(torch.autograd.grad(first.square().sum(), given)[0].cpu())
-    torch.testing.assert_close(found[1], found[0])
+        values.append(torch.autograd.grad(first.square().sum(), given)[0].cpu())
+    torch.testing.assert_close(values[1], values[0])
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.uint8, torch.float32])

@@ -1,4 +1,4 @@
-"""``.to`` moves the memory of a Parameter and keeps the object: weights stay tied, an optimiser keeps its parameters."""
+"""``.to`` moves the memory of a Parameter and keeps the object: weights stay tied, optimisers keep what they train."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """What becomes of each argument of an overload, and whether a value could be lost on the way. SL901 and SL903.
 
-An argument is an input of the graph, an attribute, pinned by a guard, shape only, or redundant with a reason. Names that
-an entry states are checked here, and so is where a value could hide: in a binding that nothing reads, in a guard that
-leaves it free, or in a rule of shapes.
+An argument is an input of the graph, an attribute, pinned by a guard, shape only, or redundant with a reason. Names
+that an entry states are checked here, and so is where a value could hide: in a binding that nothing reads, in a guard
+that leaves it free, or in a rule of shapes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from shiplap_backend.expression import nearest
 from shiplap_backend.families import Family
 from shiplap_backend.wrapper import kind
 
-__all__ = ["check_names", "fates"]
+__all__ = ["check_names", "uses_of"]
 
 # Arguments on which shapes and dtypes depend and values do not, by kind. All else may hold a value.
 _SHAPES = {
@@ -54,7 +54,9 @@ def check_names(where: str, d: Declaration, entry: Entry, results: Sequence[str]
     for name in entry.shape_only:
         if not shape_only(inputs[name]):
             got = f"{d.name}, shape_only: {name!r} carries values"
-            raise wrong(where, got, "an argument of sizes or dtypes, such as keepdim; others go into 'graph' or 'guard'")
+            raise wrong(
+                where, got, "an argument of sizes or dtypes, such as keepdim; others go into 'graph' or 'guard'"
+            )
     for name in entry.inputs:
         if not inputs[name].tensor:
             raise wrong(where, f"{d.name}, inputs: {name!r} is no tensor", "a tensor argument")
@@ -86,9 +88,7 @@ def _check_lets(where: str, d: Declaration, entry: Entry, taken: Set[str]) -> No
         reached |= names_in(source)
 
 
-def fates(
-    where: str, d: Declaration, entry: Entry, family: Family, used: Mapping[str, Set[str]]
-) -> dict[str, str]:
+def uses_of(where: str, d: Declaration, entry: Entry, family: Family, used: Mapping[str, Set[str]]) -> dict[str, str]:
     """What became of each argument. SL903 names those that could lose a value.
 
     Args:
@@ -98,7 +98,7 @@ def fates(
         family: the family of its wrapper.
         used: names by use: ``graph input``, ``attribute``, ``guard``, ``shape``.
     """
-    uses = {a.name: _fate(a, entry, family, used) for a in d.inputs}
+    uses = {a.name: _use(a, entry, family, used) for a in d.inputs}
     lost = [f"{name!r}" for name, use in uses.items() if not use]
     if lost and family.graph:
         raise error(
@@ -113,7 +113,7 @@ def fates(
     return uses
 
 
-def _fate(a: Argument, entry: Entry, family: Family, used: Mapping[str, Set[str]]) -> str:
+def _use(a: Argument, entry: Entry, family: Family, used: Mapping[str, Set[str]]) -> str:
     for use in ("graph input", "attribute"):
         if a.name in used[use]:
             return use
