@@ -73,6 +73,7 @@ BLOCKS = [b for p in PAGES for b in blocks_of(p.read_text("utf-8"), p.relative_t
 CODE = [block for block in BLOCKS if block.language in PYTHON + CONSOLE]
 UNMARKED = [block for block in CODE if not block.kind and not block.snippets]
 TESTS = "\n".join(p.read_text("utf-8") for p in (REPOSITORY / "tests").glob("*.py"))
+RUNTIMES = (REPOSITORY / "packages/shiplap-backend/tests/backend/test_outside.py").read_text("utf-8")
 
 
 def name(block: Block) -> str:
@@ -101,6 +102,7 @@ def test_a_snippet_is_of_a_file_that_tests_run(block: Block) -> None:
         assert path.is_file(), file
         example = path.parent.name == "examples" and f"def test_{path.stem}(" in TESTS
         example |= any(file.startswith(home) and (REPOSITORY / test).is_file() for home, test in PROJECTS.items())
+        example |= path.parents[1].name == "examples" and path.parent.name in RUNTIMES
         assert example or "tests" in path.parts or file in GENERATED, f"{block.where}: no test runs {file}"
 
 

@@ -67,13 +67,14 @@ def _ninja() -> str:
 def _rules(project: Project, target: Path) -> str:
     from torch.utils.cpp_extension import include_paths, library_paths
 
-    ours = [*project.runtime.include_dirs(), project.generated.resolve()]
+    ours = [*project.runtime.include_dirs, project.generated.resolve()]
     system = [*include_paths(), sysconfig.get_path("include"), *project.runtime.system_dirs()]
-    libraries = library_paths()
+    libraries, sources = library_paths(), project.runtime.sources
     return render(
         "build.ninja.jinja",
         package="shiplap_backend",
         compiler=os.environ.get("CXX", "g++"),
+        c_compiler=os.environ.get("CC", "gcc"),
         flags=_words([*_FLAGS, *project.runtime.compile_args]),
         includes=_words([*(f"-I{i}" for i in ours), *(word for i in system for word in ("-isystem", str(i)))]),
         link=_words(
@@ -81,7 +82,8 @@ def _rules(project: Project, target: Path) -> str:
         ),
         prefix=_escape(str(COMMON / "include" / "shiplap_backend" / "wrappers.h")),
         generated=_units(project.generated.glob("*.cpp")),
-        others=_units([*project.bodies.glob("*.cpp"), *project.runtime.sources]),
+        others=_units([*project.bodies.glob("*.cpp"), *(p for p in sources if p.suffix != ".c")]),
+        plain=_units(p for p in sources if p.suffix == ".c"),
         target=_escape(str(target.resolve())),
         abi=int(torch.compiled_with_cxx11_abi()),
     )
@@ -89,7 +91,7 @@ def _rules(project: Project, target: Path) -> str:
 
 def _units(sources: Iterable[Path]) -> list[tuple[str, str]]:
     """(object, source) of each translation unit."""
-    return [(f"{_escape(p.stem)}.o", _escape(str(p.resolve()))) for p in sorted(sources)]
+    return [(f"{_escape(p.stem)}{'-c' * (p.suffix == '.c')}.o", _escape(str(p.resolve()))) for p in sorted(sources)]
 
 
 def _words(arguments: Iterable[str]) -> str:

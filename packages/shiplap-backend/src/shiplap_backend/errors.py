@@ -72,5 +72,21 @@ register_errors(
             ),
             "write the signature that generated/bodies.h declares",
         ),
+        (
+            "SL909",
+            "the runtime is written for another contract",
+            (
+                "A runtime states the version of the contract that its C++ and its description follow. Another "
+                "version may call it in another way."
+            ),
+            "follow the changes of the contract in docs/add-a-runtime.md, then state its version; or install the "
+            "version of shiplap-backend that the runtime is written for",
+        ),
+        (
+            "SL910",
+            "the runtime cannot be used",
+            "A runtime is a value that a directory's runtime.py or an installed package defines.",
+            "correct the file that the message names",
+        ),
     ],
 )

@@ -18,7 +18,7 @@ from math import isfinite
 from shiplap.dtypes import in_aten
 from shiplap_backend.vendor import Functions, Parameter, VendorFunction, enum_values
 
-__all__ = ["Compiler", "ExpressionError", "Typed", "Vocabulary", "nearest"]
+__all__ = ["DTYPES", "OPERATORS", "Compiler", "ExpressionError", "Typed", "Vocabulary", "nearest"]
 
 DTYPES = {short: f"at::{row.aten}" for short, row in in_aten().items()}
 
@@ -41,6 +41,14 @@ _BINARY = {
     ast.Gt: ">",
     ast.GtE: ">=",
 }
+
+OPERATORS = (
+    *_BINARY.values(),
+    "unary -",
+    "unary not",
+    "unary ~",
+    "if else",
+)  # what a target may give a vendor function
 
 
 class ExpressionError(ValueError):
@@ -115,8 +123,13 @@ class Compiler:
                 return self._presence(tree)
             case ast.Compare(ops=[op]):
                 return self._operator(_BINARY.get(type(op), ""), [tree.left, tree.comparators[0]], _inside(expected))
+            case ast.Compare():  # 0 < alpha < 1
+                operands = [tree.left, *tree.comparators]
+                pairs = zip(operands[:-1], tree.ops, operands[1:], strict=True)
+                parts: list[ast.expr] = [ast.Compare(left, [op], [right]) for left, op, right in pairs]
+                return self._visit(ast.BoolOp(ast.And(), parts), expected)
             case ast.UnaryOp():
-                return self._unary(tree)
+                return self._unary(tree, expected)
             case ast.BoolOp():
                 parts = [self._as(self._visit(v, "bool"), "bool", v).code for v in tree.values]
                 return Typed("bool", "(" + (" && " if isinstance(tree.op, ast.And) else " || ").join(parts) + ")")
@@ -165,6 +178,8 @@ class Compiler:
         if self._is_node(tree.test):
             return self._operator("if else", [tree.test, tree.body, tree.orelse])
         condition = self._condition(tree.test)
+        if ast.dump(tree.body) == ast.dump(tree.orelse):
+            raise ExpressionError(f"{ast.unparse(tree)!r} is the same either way")
         one, other = self._visit(tree.body, expected), self._visit(tree.orelse, expected)
         if expected.startswith("enum") or expected in ("str", "dtype", "node"):
             one, other = self._as(one, expected, tree.body), self._as(other, expected, tree.orelse)
@@ -176,13 +191,14 @@ class Compiler:
 
     def _is_node(self, tree: ast.expr) -> bool:
         """Whether ``tree`` is a value of the graph; presence and plain arguments are not."""
+        names = [n.id for n in ast.walk(tree) if isinstance(n, ast.Name)]
+        # A comparison of scalars alone, `beta == 0`, is decided by C++ before the graph is built.
+        if names and all(n in self.values and self.values[n].kind in ("scalar", "scalar?") for n in names):
+            return False
         before = set(self.used), set(self.baked), set(self.inputs), set(self.headers), dict(self.conditions)
         kind = self._visit(tree, "any").kind
         self.used, self.baked, self.inputs, self.headers, self.conditions = before
-        names = [n.id for n in ast.walk(tree) if isinstance(n, ast.Name)]
-        # A comparison of scalars alone, `beta == 0`, is decided before the graph is built.
-        plain = all(n in self.values and self.values[n].kind in ("scalar", "scalar?") for n in names)
-        return kind == "node" and not (names and plain)
+        return kind == "node"
 
     def _condition(self, tree: ast.expr) -> str:
         """A test that decides the graph's form: its outcome is part of the cache key, not the values it looks at."""
@@ -199,11 +215,12 @@ class Compiler:
         code = f"has({value.code})"
         return Typed("bool", code if isinstance(tree.ops[0], ast.IsNot) else f"!{code}")
 
-    def _unary(self, tree: ast.UnaryOp) -> Typed:
-        operand = self._visit(tree.operand, "any")
+    def _unary(self, tree: ast.UnaryOp, expected: str) -> Typed:
         sign = {ast.USub: "-", ast.Not: "not", ast.Invert: "~"}.get(type(tree.op), "")
+        operand = self._visit(tree.operand, "value" if sign == "not" and expected == "bool" else _inside(expected))
         if operand.kind == "node":
             return self._operator(f"unary {sign}", [tree.operand])
+        operand = self._plain(operand)
         if sign == "not":
             return Typed("bool", f"!({self._as(operand, 'bool', tree.operand).code})")
         if sign == "-" and operand.kind in ("int", "float"):
@@ -218,7 +235,9 @@ class Compiler:
                 raise ExpressionError(f"operator {symbol!r} has no vendor function under 'operators'")
             codes = [self._as(v, "node", o).code for v, o in zip(values, operands, strict=True)]
             return Typed("node", f"{self._function(function, len(codes)).call}({', '.join(codes)})")
-        values = [Typed("float", f"{v.code}.toDouble()") if v.kind == "scalar" else v for v in values]
+        if len(operands) == 2 and ast.dump(operands[0]) == ast.dump(operands[1]):
+            raise ExpressionError(f"{ast.unparse(operands[0])!r} is compared or combined with itself")
+        values = [self._plain(v) for v in values]
         kinds = {v.kind for v in values}
         comparison = symbol in ("==", "!=", "<", "<=", ">", ">=")
         if "literal" in kinds and symbol in ("==", "!="):
@@ -228,6 +247,12 @@ class Compiler:
             raise ExpressionError(f"operator {symbol!r} between {' and '.join(v.kind for v in values)}")
         kind = "bool" if comparison else "float" if "float" in kinds else "int"
         return Typed(kind, f"({values[0].code} {symbol} {values[1].code})")
+
+    def _plain(self, value: Typed) -> Typed:
+        """``value`` as C++ compares and negates it; whoever may be absent is asked for `is None` before."""
+        if value.kind in ("scalar?", "int?", "float?", "bool?", "str?", "dtype?"):
+            value = Typed(value.kind[:-1], f"{value.code}.value()")
+        return Typed("float", f"{value.code}.toDouble()") if value.kind == "scalar" else value
 
     def _function(self, name: str, arguments: int) -> VendorFunction:
         overloads = self.vocabulary.functions.get(name)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from shiplap_backend.metadata import Empty, Output
+from shiplap_backend.entries import Empty, Output
 
 __all__ = ["FAMILIES", "Family"]
 

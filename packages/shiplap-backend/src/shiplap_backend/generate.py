@@ -11,10 +11,11 @@ import torch
 
 from shiplap.codegen import render
 from shiplap.compat.declarations import Declaration, declarations
+from shiplap_backend.entries import Entry, wrong
 from shiplap_backend.expression import nearest
 from shiplap_backend.families import FAMILIES
 from shiplap_backend.mapping import map_entry, vocabulary
-from shiplap_backend.metadata import Entry, Metadata, wrong
+from shiplap_backend.metadata import Metadata
 from shiplap_backend.runtime import Runtime
 from shiplap_backend.versions import allows
 from shiplap_backend.wrapper import Wrapper
@@ -48,6 +49,9 @@ class Generated:
 def generate(metadata: Metadata, runtime: Runtime, *, units: int = 16) -> Generated:
     """Map and render every entry. SL901 to SL903 name file and line of an entry that is wrong."""
     declared = declarations()
+    if metadata.target.runtime != runtime.name:
+        got = f"a target of runtime {metadata.target.runtime!r}"
+        raise wrong(metadata.places[("runtime",)], got, f"runtime {runtime.name!r}, which the project names")
     words = vocabulary(metadata, runtime.functions(), runtime.enums())
     wrappers: list[Wrapper] = []
     skipped: list[Skipped] = []
@@ -85,6 +89,8 @@ def _check(name: str, entry: Entry, metadata: Metadata, declared: Mapping[str, D
         raise wrong(where, f"{name!r}{nearest(name, declared)}", f"an overload that torch {torch.__version__} declares")
     if name in runtime.registers:
         raise wrong(where, f"{name!r}", "an overload that the runtime does not register itself")
+    if (delegate := declared[name].delegate) and declared[name].kind != "functional":
+        raise wrong(where, f"{name}: an overload that torch hands to {delegate!r}", f"an entry for {delegate!r}")
     structured = declared[name].structured
     if FAMILIES[entry.template].file == "structured" and structured is None:
         primary = next((d.name for d in declared.values() if name in d.group), "")

@@ -10,9 +10,11 @@ from collections.abc import Iterator, Mapping
 
 from shiplap.compat.declarations import Argument, Declaration, has_kernel
 from shiplap.extend import error
+from shiplap_backend.entries import Entry, Output, wrong
 from shiplap_backend.expression import DTYPES, Compiler, ExpressionError, Typed, Vocabulary, nearest
 from shiplap_backend.families import FAMILIES, Family
-from shiplap_backend.metadata import Entry, Metadata, Output, wrong
+from shiplap_backend.metadata import Metadata
+from shiplap_backend.uses import check_names, uses_of
 from shiplap_backend.vendor import Functions
 from shiplap_backend.wrapper import Wrapper, kind
 
@@ -47,9 +49,10 @@ class _Mapping:
         self.graph = Compiler(words, nodes, self.values)
         # Guards run before shapes are inferred: an output is only what the caller passed.
         self.plain = Compiler(words, {}, {**self.values, **{a.name: Typed("tensor", a.name) for a in declaration.outs}})
+        self.shape = Compiler(words, {}, self.plain.values)
 
     def wrapper(self) -> Wrapper:
-        self._check_names()
+        check_names(self.where, self.d, self.entry, self._result_names())
         w = Wrapper(self.d, self.entry, self.family, self.where, self._mask(), self._gated())
         w.guards = [
             (self._compiled(self.plain, c, "bool", f"guard {c!r}").code, json.dumps(why)) for c, why in self._guards()
@@ -66,7 +69,7 @@ class _Mapping:
             w.keys, w.nodes = list(self._keys()), list(self._nodes())
         w.uses = self._uses()
         structured = self.d.structured
-        w.headers = {f"ATen/ops/{self.d.base}_ops.h", *self.graph.headers, *self.plain.headers}
+        w.headers = {f"ATen/ops/{self.d.base}_ops.h", *self.graph.headers, *self.plain.headers, *self.shape.headers}
         w.headers |= {structured.header} if structured else set()
         w.headers.discard("")
         return w
@@ -98,32 +101,6 @@ class _Mapping:
 
     def _result(self, index: int, name: str) -> str:
         return f"op.maybe_get_output({index})" if self.family.file == "structured" else name
-
-    def _check_names(self) -> None:
-        inputs = [a.name for a in self.d.inputs]
-        stated = {"shape_only": self.entry.shape_only, "inputs": self.entry.inputs, "redundant": self.entry.redundant}
-        for what, names in stated.items():
-            for name in names:
-                if name not in inputs:
-                    raise wrong(
-                        self.where,
-                        f"{self.d.name}, {what}: {name!r}{nearest(name, inputs)}",
-                        f"one of {', '.join(inputs)}",
-                    )
-        for name in self.entry.shape_only:
-            if kind(next(a for a in self.d.inputs if a.name == name)) in ("tensor", "tensors", "scalar", "scalar?"):
-                raise wrong(
-                    self.where, f"{self.d.name}, shape_only: {name!r} carries values", "an argument of sizes or flags"
-                )
-        results = self._result_names()
-        named = [*self.entry.output, *(self.entry.graph if isinstance(self.entry.graph, dict) else ())]
-        for name in named:
-            if name not in results:
-                raise wrong(
-                    self.where,
-                    f"{self.d.name}: {name!r} is no output{nearest(name, results)}",
-                    f"one of {', '.join(results)}",
-                )
 
     def _mask(self) -> tuple[str, ...]:
         chosen = self.entry.dtypes or self.family.dtypes
@@ -179,18 +156,18 @@ class _Mapping:
             yield from self._placed(index, name, rule)
             return
         like = self._like(name, rule)
-        dtype = self._compiled(self.plain, rule.dtype, "dtype", "dtype").code if rule.dtype else f"dtype_of({like})"
+        dtype = self._compiled(self.shape, rule.dtype, "dtype", "dtype").code if rule.dtype else f"dtype_of({like})"
         sizes = f"{like}.sizes()"
         if rule.mode != "bypass":
             expression = rule.sizes if rule.mode == "sizes" else _SIZES[rule.mode]
-            sizes = self._compiled(self.plain, expression, "ints", f"sizes of {name!r}").code
+            sizes = self._compiled(self.shape, expression, "ints", f"sizes of {name!r}").code
         if self.d.kind == "out":
             yield f"fit({name}, {sizes}, {dtype});"
             return
         formats = "".join(f", {self._tensor(name, 'format', of)}" for of in rule.format)
         made = f"like({like}, {dtype})" if rule.mode == "bypass" else f"make_result({sizes}, {like}, {dtype}{formats})"
         if rule.when:
-            made = f"{self._compiled(self.plain, rule.when, 'bool', 'when').code} ? {made} : at::Tensor()"
+            made = f"{self._compiled(self.shape, rule.when, 'bool', 'when').code} ? {made} : at::Tensor()"
         yield f"const at::Tensor {name} = {made};"
 
     def _placed(self, index: int, name: str, rule: Output) -> Iterator[str]:
@@ -199,7 +176,7 @@ class _Mapping:
             if not has_kernel(self.d.name, "Meta") or self.d.kind != "functional":
                 expected = "a functional overload that has a Meta kernel"
                 raise wrong(self.where, f"{self.d.name}: output mode 'infer' of {name!r}", expected)
-            self.plain.used.update(a.name for a in self.d.inputs)
+            self.shape.used.update(a.name for a in self.d.inputs)
             if index == 0:
                 arguments = ", ".join(a.name for a in self.d.inputs)
                 yield f"const auto made = infer<at::_ops::{self.d.identifier}>({arguments});"
@@ -209,7 +186,7 @@ class _Mapping:
         if self.d.kind != "out":
             yield f"at::Tensor {name};"
         if rule.mode == "broadcast":
-            dtype = self._compiled(self.plain, rule.dtype, "dtype", "dtype").code
+            dtype = self._compiled(self.shape, rule.dtype, "dtype", "dtype").code
             yield f"broadcast({name}, {dtype}, {{{', '.join(operands)}}});"
             return
         if rule.of not in _ITERATORS:
@@ -229,7 +206,7 @@ class _Mapping:
             raise wrong(self.where, got, "a tensor argument")
         if self.values[name].kind == "tensors":
             return f"list_of({self.values[name].code}).front()"
-        self.plain.used.add(name)
+        self.shape.used.add(name)
         return self.values[name].code
 
     def _lets(self) -> Iterator[str]:
@@ -291,8 +268,11 @@ class _Mapping:
 
     def _given(self, a: Argument) -> str:
         """The statement that makes one argument an input."""
+        tensor = self.values[a.name].code
+        if a.tensor and self._how(a.name) == ", compute":
+            tensor = f"computed({tensor}, {self._promoted() or 'compute'}, compute)"
         inputs = {
-            "tensor": f"call.input({self.values[a.name].code});",
+            "tensor": f"call.input({tensor});",
             "tensors": f"call.inputs(list_of({a.name}));",
             "scalar": f"call.scalar({a.name}, compute);",
             "scalar?": f"call.scalar(*{a.name}, compute);",
@@ -322,32 +302,10 @@ class _Mapping:
         return decides if decides.startswith("op.") else ""
 
     def _uses(self) -> dict[str, str]:
-        uses = {}
-        for a in self.d.inputs:
-            uses[a.name] = self._use(a)
-        lost = [n for n, use in uses.items() if not use]
-        if lost and self.family.graph:
-            missing = ", ".join(f"{n!r}" for n in lost)
-            raise error(
-                "SL903",
-                where=f"{self.where}: {self.d.name}",
-                got=f"{missing} of {self.d.schema}",
-                expected="an argument that is mapped, guarded or shape only",
-            )
-        return uses
-
-    def _use(self, a: Argument) -> str:
-        if a.name in self.graph.inputs:
-            return "graph input"
-        if a.name in self.graph.used:
-            return "attribute"
-        if a.name in self.plain.used:
-            return "guard or shape"
-        if a.name in self.entry.shape_only:
-            return "shape only"
-        if a.name in self.entry.redundant:
-            return f"redundant: {self.entry.redundant[a.name]}"
-        return "result" if a.mutated else ""
+        attributes = (self.graph.used | self.graph.baked) - self.graph.inputs
+        used = {"graph input": self.graph.inputs, "attribute": attributes}
+        used |= {"guard": self.plain.used, "shape": self.shape.used}
+        return uses_of(self.where, self.d, self.entry, self.family, used)
 
 
 def vocabulary(metadata: Metadata, functions: Functions, enums: Mapping[str, Mapping[str, str]]) -> Vocabulary:
@@ -356,8 +314,13 @@ def vocabulary(metadata: Metadata, functions: Functions, enums: Mapping[str, Map
         if name not in functions:
             raise error(
                 "SL902",
-                where=f"operators: {symbol!r}",
+                where=f"{metadata.places[('operators', symbol)]}: operators: {symbol!r}",
                 got=f"{name!r}{nearest(name, functions)}",
                 expected="a vendor function",
             )
+    parameters = {p.name for overloads in functions.values() for f in overloads for p in f.parameters}
+    for name in metadata.target.index_parameters:
+        if name not in parameters:
+            got = f"index_parameters: {name!r}{nearest(name, sorted(parameters))}"
+            raise wrong(metadata.places[("index_parameters",)], got, "a parameter of a vendor function")
     return Vocabulary(functions, enums, metadata.target.operators, frozenset(metadata.target.index_parameters))

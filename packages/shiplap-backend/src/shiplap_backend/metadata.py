@@ -7,90 +7,42 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from shiplap import ShiplapError, trust
 from shiplap.extend import error
-from shiplap_backend.expression import DTYPES, nearest
+from shiplap_backend import runtimes
+from shiplap_backend.entries import Entry, Output, Target, Update, wrong
+from shiplap_backend.expression import nearest
+from shiplap_backend.runtime import Runtime
+from shiplap_backend.validate import check_entry, check_target
 
 if TYPE_CHECKING:
     import yaml
 
-__all__ = ["Entry", "Metadata", "Output", "Target", "load", "shipped"]
+__all__ = ["Metadata", "load", "shipped"]
 
-Empty = Literal["fallback", "run"]
 LIMIT = 1 << 19  # bytes of a metadata file
 _T = TypeVar("_T")
-
-
-class Output(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Shape, strides and dtype of one output that no structured ``meta`` gives: a mode, or a list of sizes.
-
-    ``format`` names tensors of which one stored channels last makes the output so.
-    """
-
-    mode: Literal["bypass", "broadcast", "matmul", "reduce", "concat", "transpose", "sizes", "iterator", "infer"]
-    of: str = ""
-    sizes: str = ""
-    dtype: str = ""
-    when: str = ""
-    format: list[str] = []
-
-
-class Update(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What an argument becomes besides the results, and when: running statistics."""
-
-    graph: str
-    when: str = ""
-
-
-class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What one overload is on the target. ``graph`` is an expression, or one for each output."""
-
-    template: str
-    graph: str | dict[str, str] = ""
-    let: dict[str, str] = {}
-    dtypes: str | list[str] = ""
-    compute: str = ""
-    inputs: dict[str, str] = {}
-    output: dict[str, Output] = {}
-    updates: dict[str, Update] = {}
-    guard: dict[str, str] = {}
-    shape_only: list[str] = []
-    redundant: dict[str, str] = {}
-    empty: Empty | None = None
-    torch: str = ""
-    vendor: str = ""
-
-
-class Target(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The target's own facts; ``operators`` says which vendor function ``+`` is."""
-
-    runtime: str
-    requires: dict[str, str] = {}
-    dtypes: dict[str, list[str]] = {}
-    operators: dict[str, str] = {}
-    index_parameters: list[str] = []
-    layout: dict[str, int] = {}
-    falls_back: dict[str, str] = {}
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     target: Target | None = None
     extends: str = ""
-    only: list[str] = []
+    only: list[str] | None = None
     ops: dict[str, Any] = {}
 
 
 @dataclass(frozen=True)
 class Metadata:
-    """A target and its entries by overload; ``where`` says file and line of each."""
+    """A target and its entries by overload; ``where`` says file and line of each entry."""
 
     target: Target
     entries: Mapping[str, Entry]
     where: Mapping[str, str]
+    places: Mapping[tuple[str, ...], str]  # file and line of each fact of the target: ("operators", "+")
 
     @cached_property
     def dtype_sets(self) -> Mapping[str, tuple[str, ...]]:
@@ -102,40 +54,62 @@ def shipped(runtime: str) -> Path:
     return Path(__file__).parent / "metadata" / f"{runtime}.yaml"
 
 
-def load(path: Path) -> Metadata:
-    """Read ``path`` and what it extends. SL901: file:line, what is wrong, the nearest correct name."""
+def load(path: Path, runtime: Runtime | None = None) -> Metadata:
+    """Read ``path`` and what it extends. SL901: file:line, what is wrong, the nearest correct name.
+
+    Args:
+        path: the file.
+        runtime: the runtime of the project. ``extends`` finds it under its name, wherever it was found.
+    """
     file, lines = _read(path)
-    base = _base(path, file, lines)
+    base = _base(path, file, lines, runtime)
     target = file.target or (base.target if base else None)
     if target is None:
         raise _wrong(path, 1, "'target:' is missing", "a target, or 'extends: <runtime>'")
-    where = {name: f"{path}:{lines.get(('ops', name), 1)}" for name in file.ops}
+
+    def at(*keys: str) -> str:
+        """File and line of the innermost key that has one."""
+        known = (lines[keys[:n]] for n in range(len(keys), 0, -1) if keys[:n] in lines)
+        return f"{path}:{next(known, 1)}"
+
+    if file.target:
+        check_target(file.target, lambda *keys: at("target", *keys))
     for name, entry in file.ops.items():
-        _check(path, lines, name, entry, target)
+        check_entry(entry, target, lambda *keys, name=name: at("ops", name, *keys))
     kept = _only(path, file, lines, base)
-    return Metadata(target, {**kept, **file.ops}, {**(base.where if base else {}), **where})
+    where = {**(base.where if base else {}), **{name: at("ops", name) for name in file.ops}}
+    places = {keys[1:]: at(*keys) for keys in lines if keys[0] == "target"}
+    return Metadata(target, {**kept, **file.ops}, where, places if file.target or not base else base.places)
 
 
-def _base(path: Path, file: _File, lines: Mapping[tuple[str, ...], int]) -> Metadata | None:
+def _base(path: Path, file: _File, lines: Mapping[tuple[str, ...], int], runtime: Runtime | None) -> Metadata | None:
     if not file.extends:
         return None
-    base = shipped(file.extends)
-    if not base.is_file():
-        names = sorted(p.stem for p in base.parent.glob("*.yaml"))
+    if runtime is not None and file.extends == runtime.name:
+        return load(runtime.metadata)
+    names = runtimes.names()
+    if file.extends not in names:
+        names = sorted({*names, *([runtime.name] if runtime else [])})
         hint = nearest(file.extends, names)
         raise _wrong(path, lines[("extends",)], f"extends {file.extends!r}{hint}", f"one of {', '.join(names)}")
-    return load(base)
+    return load(runtimes.runtime(file.extends).metadata)
 
 
 def _only(path: Path, file: _File, lines: Mapping[tuple[str, ...], int], base: Metadata | None) -> Mapping[str, Entry]:
     """The entries taken over: all, or those that ``only`` lists."""
     entries = base.entries if base else {}
+    if file.only is None:
+        return entries
+    if not file.only:
+        raise _wrong(
+            path, lines[("only",)], "only: no overload at all", "overloads of the extended file, or no such field"
+        )
     for name in file.only:
         if name not in entries:
             raise _wrong(
                 path, lines[("only",)], f"only: {name!r}{nearest(name, entries)}", "overloads of the extended file"
             )
-    return {name: e for name, e in entries.items() if not file.only or name in file.only}
+    return {name: e for name, e in entries.items() if name in file.only}
 
 
 def _read(path: Path) -> tuple[_File, dict[tuple[str, ...], int]]:
@@ -171,7 +145,8 @@ def _converted(path: Path, lines: Mapping[tuple[str, ...], int], raw: Any, kind:
         field = m[1] if (m := re.search(r"unknown field `(.*)`", what)) else ""
         below = (*at, *parts, *([field] if field else []))
         line = max(((k, n) for k, n in lines.items() if _fits(k, below)), key=lambda c: len(c[0]), default=((), 1))[1]
-        hint = nearest(field, kind.__struct_fields__) if field else ""  # type: ignore[attr-defined]
+        fields = [name for struct in (_File, Target, Entry, Output, Update) for name in struct.__struct_fields__]
+        hint = nearest(field, fields) if field else ""
         name = f"{at[-1]}: " if at else ""
         raise _wrong(path, line, f"{name}{what}{hint}", "the fields of docs/backend.md") from None
 
@@ -199,28 +174,5 @@ def _fits(key: tuple[str, ...], parts: tuple[str, ...]) -> bool:
     return len(key) <= len(parts) and all(p in ("...", k) for k, p in zip(key, parts, strict=False))
 
 
-def _check(path: Path, lines: Mapping[tuple[str, ...], int], name: str, entry: Entry, target: Target) -> None:
-    def at(*keys: str) -> int:
-        return lines.get(("ops", name, *keys), lines[("ops", name)])
-
-    sets = {**target.dtypes}
-    for dtype in [entry.dtypes] if isinstance(entry.dtypes, str) else entry.dtypes:
-        if dtype and dtype not in sets and dtype not in DTYPES:
-            got = f"dtypes: {dtype!r}{nearest(dtype, {**sets, **DTYPES})}"
-            raise _wrong(path, at("dtypes"), got, f"one of {', '.join((*sets, *DTYPES))}")
-    for argument, dtype in entry.inputs.items():
-        if dtype not in DTYPES and dtype not in ("raw", "compute"):
-            got = f"inputs: {argument}: {dtype!r}{nearest(dtype, [*DTYPES, 'raw', 'compute'])}"
-            raise _wrong(path, at("inputs", argument), got, "raw, compute or a dtype")
-    for key, range_ in (("torch", entry.torch), ("vendor", entry.vendor)):
-        if range_ and not re.fullmatch(r"(?:>=|<=|<|>|==)\d+(?:\.\d+)*(?:,(?:>=|<=|<|>|==)\d+(?:\.\d+)*)*", range_):
-            raise _wrong(path, at(key), f"{key}: {range_!r}", "a version range such as '>=2.11,<2.14'")
-
-
 def _wrong(path: Path, line: int, got: str, expected: str) -> ShiplapError:
-    return error("SL901", where=f"{path}:{line}", got=got, expected=expected)
-
-
-def wrong(where: str, got: str, expected: str) -> Any:
-    """SL901 for an entry whose file and line ``Metadata.where`` knows."""
-    return error("SL901", where=where, got=got, expected=expected)
+    return wrong(f"{path}:{line}", got, expected)

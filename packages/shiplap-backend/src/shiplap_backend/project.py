@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from keyword import iskeyword
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -17,12 +19,15 @@ from shiplap.codegen import render
 from shiplap.compat import host_device
 from shiplap.extend import error
 from shiplap_backend import bodies, lock
+from shiplap_backend.expression import nearest
 from shiplap_backend.generate import Generated, generate, write
 from shiplap_backend.metadata import Metadata, load
 from shiplap_backend.runtime import COMMON, Runtime
-from shiplap_backend.runtimes import runtime
+from shiplap_backend.runtimes import is_path, runtime
 
 __all__ = ["Project", "gen", "new", "open_project", "require_built"]
+
+_MOST_UNITS = 256
 
 
 @dataclass(frozen=True)
@@ -51,13 +56,24 @@ class Project:
         return self.root / "schema.lock"
 
     def metadata(self) -> Metadata:
-        return load(self.root / "ops.yaml")
+        return load(self.root / "ops.yaml", self.runtime)
 
 
 def new(device: str, runtime_name: str, root: Path, *, units: int = 16) -> Project:
-    """Write a project for ``device``. SL905 if the name is no identifier or ``root`` holds something already."""
+    """Write a project for ``device``.
+
+    Args:
+        device: its name, as in ``torch.ones(2, device="mine")``.
+        runtime_name: the name of a runtime, or the directory of one.
+        root: where, a directory that is new or empty.
+        units: how many C++ files the wrappers are spread over.
+
+    Raises:
+        BackendError: SL905 if the name is taken or no identifier, or ``root`` holds something already; SL907, SL909
+            and SL910 if there is no such runtime, or it cannot be used.
+    """
     chosen = runtime(runtime_name)
-    if not _is_name(device) or hasattr(torch, device) or _is_device(device):
+    if not _is_name(device) or _is_taken(device):
         raise error(
             "SL905",
             where=device,
@@ -67,7 +83,8 @@ def new(device: str, runtime_name: str, root: Path, *, units: int = 16) -> Proje
         )
     _make_directory(root)
     project = Project(root, device, chosen, units)
-    context = {"device": device, "runtime": chosen.name, "units": units, "requires": chosen.requires}
+    named = Path(os.path.relpath(chosen.directory, root.resolve())).as_posix() if is_path(runtime_name) else chosen.name
+    context = {"device": device, "runtime": chosen.name, "named": named, "units": units, "requires": chosen.requires}
     files = {
         "backend.toml": "backend.toml",
         "ops.yaml": "ops.yaml",
@@ -88,11 +105,15 @@ def _is_name(device: str) -> bool:
     return bool(re.fullmatch(r"[a-z][a-z0-9_]*", device)) and not iskeyword(device)
 
 
-def _is_device(name: str) -> bool:
-    try:
-        torch.device(name)
-    except RuntimeError:
+def _is_taken(device: str) -> bool:
+    """Whether torch has a device or an attribute of this name, other than one that a generated package registered."""
+    here = torch.device("privateuseone").type  # the name that it has by now
+    if device == here and here != "privateuseone":
         return False
+    try:
+        torch.device(device)
+    except RuntimeError:
+        return hasattr(torch, device)
     return True
 
 
@@ -107,29 +128,55 @@ def _make_directory(root: Path) -> None:
 
 
 def open_project(root: Path) -> Project:
-    """The project in ``root``. SL905 if there is none, or its ``backend.toml`` is damaged."""
+    """The project in ``root``. SL905 names file and line: there is none, or its ``backend.toml`` cannot be."""
     path = root / "backend.toml"
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-        project = Project(root, str(data["device"]), runtime(str(data["runtime"])), int(data.get("units", 16)))
-        if not _is_name(project.device) or project.units < 1:
-            raise ValueError(f"device {project.device!r}, units {project.units}")
-        return project
+        text = path.read_text(encoding="utf-8")
     except OSError:
         raise error(
             "SL905", where=str(root), got="no backend.toml", expected="a directory that 'shiplap backend new' wrote"
         ) from None
-    except (tomllib.TOMLDecodeError, KeyError, TypeError, ValueError) as e:
-        if isinstance(e, ShiplapError):
-            raise
-        got = f"no {e}" if isinstance(e, KeyError) else str(e)
-        raise error(
-            "SL905",
-            where=str(path),
-            got=got,
-            expected="device (a lower-case word), runtime (a name) and units (at least 1)",
-            fix="correct backend.toml",
-        ) from None
+    except UnicodeDecodeError as e:
+        raise _damaged(f"{path}:1", f"no UTF-8: {e.reason}") from None
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as e:
+        number = re.search(r"line (\d+)", str(e))
+        raise _damaged(f"{path}:{number[1] if number else text.count(chr(10)) + 1}", str(e)) from None
+    for key, got in _problems(data):
+        lines = [n for n, line in enumerate(text.splitlines(), 1) if re.match(rf"\s*\[*[\"']?{re.escape(key)}\b", line)]
+        raise _damaged(f"{path}:{lines[0] if lines else 1}", got)
+    return Project(root, data["device"], runtime(data["runtime"], root), data.get("units", 16))
+
+
+def _problems(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Keys of ``backend.toml`` that cannot be, and why."""
+    fields = {"device": str, "runtime": str, "units": int}
+    for key in data:
+        if key not in fields:
+            yield key, f"unknown key {key!r}{nearest(key, fields)}"
+    for key, kind in fields.items():
+        if key not in data and key != "units":
+            yield key, f"no {key!r}"
+        elif key in data and type(data[key]) is not kind:
+            yield key, f"{key} = {data[key]!r}, not {'a number' if kind is int else 'a text'}"
+    if not _is_name(data["device"]) or _is_taken(data["device"]):
+        yield "device", f"device {data['device']!r}"
+    if not 1 <= data.get("units", 16) <= _MOST_UNITS:
+        yield "units", f"units {data['units']}"
+
+
+def _damaged(where: str, got: str) -> ShiplapError:
+    return error(
+        "SL905",
+        where=where,
+        got=got,
+        expected=(
+            "device (a lower-case word that torch does not have), runtime (a name, or a directory) and units "
+            f"(1 to {_MOST_UNITS})"
+        ),
+        fix="correct backend.toml",
+    )
 
 
 def require_built(project: Project) -> None:

@@ -1,34 +1,58 @@
-"""One vendor's runtime as a value: what it needs, what it compiles and links, which overloads it registers itself."""
+"""One vendor's runtime as a value: where its C++ is, what it needs, compiles and links, and what its metadata may call.
+
+This is the contract between this package and a vendor, who may live outside of it: docs/add-a-runtime.md.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 
 from shiplap_backend.vendor import Functions, free_functions
 
-__all__ = ["COMMON", "RUNTIMES", "Runtime"]
+__all__ = ["COMMON", "CONTRACT", "RUNTIMES", "Runtime"]
 
+CONTRACT = 1  # of this class and of the C++ in runtimes/common/include; a change that a vendor must follow raises it
 RUNTIMES = Path(__file__).parent / "runtimes"
 COMMON = RUNTIMES / "common"
+_NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
 class Runtime:
-    """A vendor's runtime. Callables are asked late, since the vendor's package may be missing (SL907)."""
+    """A vendor's runtime. Callables are asked late, since the vendor's package may be missing (SL907).
+
+    Args:
+        name: a lower-case word; metadata says ``runtime: <name>``, and a project's ``ops.yaml`` ``extends: <name>``.
+        contract: the ``CONTRACT`` that the runtime was written for. Another one is refused (SL909).
+        directory: holds ``vendor.h`` and is an include directory. Its ``*.cpp`` and ``*.c`` are compiled.
+        metadata: YAML file of what each ATen overload is on the target.
+        functions_header: declares what metadata may call, as free functions of the namespace
+            ``shiplap::backend::functions``; by default ``functions.h`` if ``directory`` has it.
+        opset: the functions of a vendor's own headers, if they are not in ``functions_header``.
+        enums: the values of enums that such functions take.
+        requires: Python packages and version ranges that a generated project depends on.
+        version: of the vendor's library. Entries may ask for a range of it.
+        system_dirs: include directories of the vendor's library.
+        link_args: what the linker is told, such as the library's path.
+        compile_args: further options of the C++ compiler.
+    """
 
     name: str
-    requires: Mapping[str, str]
-    sources: tuple[Path, ...]
-    include_dirs: Callable[[], list[Path]]
-    system_dirs: Callable[[], list[Path]]
-    link_args: Callable[[], list[str]]
-    opset: Callable[[], Functions]
-    enums: Callable[[], Mapping[str, Mapping[str, str]]]
-    version: Callable[[], str]
+    contract: int
+    directory: Path
+    metadata: Path
+    functions_header: str = "functions.h"
+    opset: Callable[[], Functions] = dict
+    enums: Callable[[], Mapping[str, Mapping[str, str]]] = dict
+    requires: Mapping[str, str] = field(default_factory=lambda: _NOTHING)
+    version: Callable[[], str] = lambda: "0"
+    system_dirs: Callable[[], list[Path]] = list
+    link_args: Callable[[], list[str]] = list
     compile_args: tuple[str, ...] = ()
 
     @property
@@ -37,8 +61,15 @@ class Runtime:
         return _core()
 
     @property
-    def directory(self) -> Path:
-        return RUNTIMES / self.name
+    def sources(self) -> tuple[Path, ...]:
+        """What is compiled besides generated code: the device core, and the vendor's own files."""
+        own = (p for suffix in ("*.cpp", "*.c") for p in sorted(self.directory.glob(suffix)))
+        return (COMMON / "csrc" / "all.cpp", *own)
+
+    @property
+    def include_dirs(self) -> list[Path]:
+        """The vendor's directory first, then that of the device core."""
+        return [self.directory, COMMON / "include"]
 
     def functions(self) -> Functions:
         """Functions of sizes and attributes that every target has, the vendor's own, and the runtime's helpers.
@@ -47,8 +78,10 @@ class Runtime:
         """
         helpers = sorted(self.directory.glob("helpers*.h"))
         attributes = COMMON / "include" / "shiplap_backend" / "attributes.h"
+        own = self.directory / self.functions_header
         return {
             **free_functions(attributes, "attributes", "shiplap_backend/attributes.h"),
+            **(free_functions(own, "functions", own.name) if own.is_file() else {}),
             **self.opset(),
             **{name: made for h in helpers for name, made in free_functions(h, "helpers", h.name).items()},
         }

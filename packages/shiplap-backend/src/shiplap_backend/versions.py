@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import re
 
-__all__ = ["allows"]
+__all__ = ["allows", "empty_range", "is_range"]
 
 _COMPARE = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt, "==": operator.eq}
 
@@ -26,3 +26,16 @@ def allows(range_: str, version: str) -> bool:
         if not _COMPARE[bound[1]](_number(version)[: len(wanted)], wanted):
             return False
     return True
+
+
+def is_range(text: str) -> bool:
+    """Whether ``text`` is a version range at all."""
+    bound = r"(?:>=|<=|==|>|<)\d+(?:\.\d+)*"
+    return re.fullmatch(rf"{bound}(?:,{bound})*", text) is not None
+
+
+def empty_range(range_: str) -> bool:
+    """Whether no version lies in ``range_``: none of its bounds is inside, and no version just above or below one."""
+    bounds = [_number(re.sub(r"[<>=]", "", part)) for part in range_.split(",")]
+    near = [(0,)] + [n for b in bounds for n in (b, (*b, 1), (*b[:-1], b[-1] - 1, 999))]
+    return not any(allows(range_, ".".join(map(str, n))) for n in near if min(n) >= 0)

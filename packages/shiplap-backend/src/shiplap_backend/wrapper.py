@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from shiplap.compat.declarations import Argument, Declaration
+from shiplap_backend.entries import Entry, Output
 from shiplap_backend.families import Family
-from shiplap_backend.metadata import Entry, Output
 
 __all__ = ["Wrapper", "kind"]
 

@@ -26,7 +26,12 @@ def line(number: int) -> int:
 
 def made(directory: Path, ops: str, units: int = 1) -> Generated:
     """What the generator makes of these ops."""
-    return generate(load(write(directory, ops)), runtime("openvino"), units=units)
+    return generated(write(directory, ops), units)
+
+
+def generated(path: Path, units: int = 1) -> Generated:
+    """What the generator makes of a metadata file."""
+    return generate(load(path), runtime("openvino"), units=units)
 
 
 def body(directory: Path, ops: str) -> str:

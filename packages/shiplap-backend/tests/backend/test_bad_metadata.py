@@ -130,7 +130,7 @@ BAD = {
         "is not a number that C++ has",
     ),
     "graph without an output": (
-        "  max.dim_max: {template: reduction, graph: {max: self}, shape_only: [dim, keepdim]}\n",
+        "  max.dim_max: {template: reduction, graph: {max: self}, shape_only: [keepdim]}\n",
         1,
         "SL901",
         "no 'max_values'",

@@ -54,7 +54,7 @@ def bad_input(where: Path, broken: Path) -> dict[str, tuple[list[object], str]]:
     return {
         "no directory": (["gen", where / "nothing"], "SL905|no backend.toml"),
         "a file": (["coverage", where / "ops.yaml"], "SL905|no backend.toml"),
-        "settings": (["gen", broken], f"SL905|{file}|at least 1"),
+        "settings": (["gen", broken], f"SL905|{file}:3|units 0|1 to 256"),
         "not generated": (["diff", where], "SL904|the schema lock does not exist|schema.lock"),
         "no lock": (["diff", where / "nothing"], "SL904|no such file"),
         "not built": (["audit", where], f"SL905|not built|shiplap backend build {where}"),

@@ -14,6 +14,7 @@ EPILOG = """\b
 Examples:
   shiplap backend functions openvino          all signatures, as parsed from the installed headers
   shiplap backend functions openvino Pool     those with Pool in their name
+  shiplap backend functions ./runtime-mine    those of a runtime of your own
 
 \b
 Exit status:
@@ -23,7 +24,9 @@ Exit status:
 
 
 def command(
-    runtime: Annotated[str, typer.Argument(metavar="RUNTIME", help="openvino or onednn.")],
+    runtime: Annotated[
+        str, typer.Argument(metavar="RUNTIME", help="openvino, onednn, an installed runtime, or a directory.")
+    ],
     part: Annotated[str, typer.Argument(metavar="PART", help="Part of a name.")] = "",
     json: Annotated[bool, typer.Option("--json", help="Print one JSON value: signatures by name.")] = False,
 ) -> None:

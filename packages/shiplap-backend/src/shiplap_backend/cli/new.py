@@ -15,18 +15,24 @@ EPILOG = """\b
 Examples:
   shiplap backend new openvino --runtime openvino       writes ./torch-openvino
   shiplap backend new mydev --runtime openvino --dir x  the device mydev, in ./x
+  shiplap backend new mine --runtime ./runtime-mine     a runtime of your own, in a directory
 
 \b
 Exit status:
   0  written
-  2  the name or the directory cannot be used"""
+  2  the name, the runtime or the directory cannot be used"""
 
 
 def command(
     name: Annotated[
         str, typer.Argument(metavar="NAME", help='Name of the device, as in torch.ones(2, device="NAME").')
     ],
-    runtime: Annotated[str, typer.Option("--runtime", help="Vendor runtime: openvino or onednn.")],
+    runtime: Annotated[
+        str,
+        typer.Option(
+            "--runtime", metavar="NAME|PATH", help="Vendor runtime: openvino, onednn, an installed one, or a directory."
+        ),
+    ],
     directory: Annotated[Path | None, typer.Option("--dir", help="Where; by default ./torch-NAME.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON value: the project.")] = False,
 ) -> None:

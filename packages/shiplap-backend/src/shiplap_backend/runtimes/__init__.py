@@ -1,26 +1,134 @@
-"""The runtimes that come with this package: the C++ that generated projects compile, one directory a vendor."""
+"""Where runtimes are found: those of this package, those that others install, and those in a directory.
+
+Another distribution offers a runtime through an entry point of the group ``shiplap.runtimes``, whose name is the
+runtime's and whose value is a ``Runtime``. A directory offers one through ``runtime.py``, which defines ``RUNTIME``.
+"""
 
 from __future__ import annotations
 
+import traceback
+from functools import cache
 from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
+from shiplap import ShiplapError, trust
 from shiplap.extend import error
 from shiplap_backend.expression import nearest
-from shiplap_backend.runtime import RUNTIMES, Runtime
+from shiplap_backend.runtime import CONTRACT, RUNTIMES, Runtime
 
-__all__ = ["runtime"]
+__all__ = ["is_path", "names", "runtime"]
+
+GROUP = "shiplap.runtimes"
+LIMIT = 1 << 18  # bytes of a runtime.py
 
 
-def runtime(name: str) -> Runtime:
-    """The runtime called ``name``. SL907 if there is none."""
-    known = sorted(p.parent.name for p in RUNTIMES.glob("*/__init__.py"))
+def is_path(name: str) -> bool:
+    """Whether ``name`` is the path of a runtime's directory: it has a separator, or starts with a dot."""
+    return "/" in name or "\\" in name or name.startswith((".", "~"))
+
+
+def names() -> list[str]:
+    """The runtimes that have a name here: those of this package, and installed ones."""
+    return sorted({*_ours(), *(p.name for p in _installed())})
+
+
+def runtime(name: str, base: Path | None = None) -> Runtime:
+    """The runtime called ``name``, or in the directory ``name``.
+
+    Args:
+        name: of a runtime, or a path: see ``is_path``.
+        base: what a relative path starts from. By default the current directory.
+
+    Raises:
+        BackendError: SL907 if there is none, SL909 if it is for another contract, SL910 if it cannot be used.
+    """
+    if is_path(name):
+        return _in_directory(((base or Path()) / Path(name).expanduser()).resolve())
+    known = names()
     if name not in known:
         raise error(
             "SL907",
             where=name,
             got=f"no runtime {name!r}{nearest(name, known)}",
             expected=", ".join(known),
-            fix="name one of the expected runtimes",
+            fix="name one of the expected runtimes, or the directory of one, such as ./runtime-mine",
         )
-    module: Runtime = import_module(f"{__name__}.{name}").RUNTIME
-    return module
+    points = [p for p in _installed() if p.name == name]
+    if len(points) + (name in _ours()) > 1:
+        got = f"{len(points) + (name in _ours())} runtimes of this name: " + ", ".join(p.value for p in points)
+        raise _unusable(f"runtime {name!r}", got, "one", "uninstall the others, or name the directory of one")
+    if name in _ours():
+        return _checked(import_module(f"{__name__}.{name}").RUNTIME, name)
+    try:
+        offered = points[0].load()
+    except Exception as e:
+        got = f"{type(e).__name__}: {e}"
+        raise _unusable(f"entry point {points[0].value!r}", got, "a Runtime") from e
+    return _checked(offered, f"entry point {points[0].value!r}", name)
+
+
+def _ours() -> list[str]:
+    return sorted(p.parent.name for p in RUNTIMES.glob("*/__init__.py"))
+
+
+def _installed() -> list[EntryPoint]:
+    return list(entry_points(group=GROUP))
+
+
+@cache
+def _in_directory(directory: Path) -> Runtime:
+    """What ``runtime.py`` in ``directory`` defines. The file is executed: it is the vendor's program."""
+    path = directory / "runtime.py"
+    try:
+        source = trust.read_file(path, LIMIT, trust.NAMED)
+    except OSError as e:
+        got = e.strerror or str(e)
+        raise error(
+            "SL907",
+            where=str(path),
+            got=got,
+            expected="a directory with runtime.py, which defines RUNTIME",
+            fix="name the directory of a runtime",
+        ) from None
+    module = ModuleType(f"shiplap_runtime_{directory.name}")
+    module.__file__ = str(path)
+    try:
+        exec(compile(source, str(path), "exec"), module.__dict__)
+    except ShiplapError:
+        raise
+    except Exception as e:
+        lines = [f.lineno for f in traceback.extract_tb(e.__traceback__) if f.filename == str(path)]
+        line = e.lineno if isinstance(e, SyntaxError) else lines[-1] if lines else 1
+        raise _unusable(f"{path}:{line}", f"{type(e).__name__}: {e}", "a file that defines RUNTIME") from e
+    if "RUNTIME" not in module.__dict__:
+        raise _unusable(f"{path}:1", "no RUNTIME", "a file that defines RUNTIME")
+    return _checked(module.__dict__["RUNTIME"], f"{path}:1")
+
+
+def _checked(value: Any, where: str, name: str = "") -> Runtime:
+    """``value`` as a runtime for this package. SL909 and SL910."""
+    if not isinstance(value, Runtime):
+        raise _unusable(where, f"a {type(value).__name__}", "a shiplap_backend.runtime.Runtime")
+    if value.contract != CONTRACT:
+        raise error(
+            "SL909",
+            where=f"{where}: {value.name}",
+            got=f"contract {value.contract!r}",
+            expected=f"contract {CONTRACT}",
+        )
+    for field, kind in (("name", str), ("directory", Path), ("metadata", Path)):
+        if not isinstance(getattr(value, field), kind):
+            raise _unusable(where, f"{field} = {getattr(value, field)!r}", f"a {kind.__name__}")
+    if not value.name.isidentifier() or value.name != value.name.lower() or name not in ("", value.name):
+        raise _unusable(where, f"a runtime named {value.name!r}", repr(name) if name else "a lower-case word")
+    for needed in (value.directory / "vendor.h", value.metadata):
+        if not needed.is_file():
+            raise _unusable(where, f"no file {needed}", "vendor.h and a metadata file", "write the file")
+    return value
+
+
+def _unusable(where: str, got: str, expected: str, fix: str | None = None) -> ShiplapError:
+    return error("SL910", where=where, got=got, expected=expected, **({"fix": fix} if fix else {}))

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 from shiplap.extend import error
-from shiplap_backend.runtime import COMMON, Runtime
-from shiplap_backend.vendor import Functions, free_functions
+from shiplap_backend.runtime import CONTRACT, RUNTIMES, Runtime
 
 __all__ = ["RUNTIME"]
 
@@ -52,23 +50,13 @@ def _link_args() -> list[str]:
     return [str(library), f"-Wl,-rpath,{library.parent}"]
 
 
-@cache
-def _functions() -> Functions:
-    return free_functions(_HERE / "functions.h", "functions", "functions.h")
-
-
-def _enums() -> Mapping[str, Mapping[str, str]]:
-    return {}
-
-
 RUNTIME = Runtime(
     name="onednn",
+    contract=CONTRACT,
+    directory=_HERE,
+    metadata=RUNTIMES.parent / "metadata" / "onednn.yaml",
     requires={_LIBRARY: ">=2023.2", _HEADERS: ">=2023.2"},
-    sources=(COMMON / "csrc" / "all.cpp", *sorted(_HERE.glob("*.cpp"))),
-    include_dirs=lambda: [_HERE, COMMON / "include"],
     system_dirs=lambda: [_installed(_HEADERS, "dnnl.hpp").parent],
     link_args=_link_args,
-    opset=_functions,
-    enums=_enums,
     version=_version,
 )

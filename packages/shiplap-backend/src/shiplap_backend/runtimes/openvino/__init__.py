@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from shiplap.extend import error
-from shiplap_backend.runtime import COMMON, Runtime
+from shiplap_backend.runtime import CONTRACT, RUNTIMES, Runtime
 from shiplap_backend.vendor import Functions, enums, node_classes
 
 __all__ = ["RUNTIME"]
@@ -62,9 +62,10 @@ def _link_args() -> list[str]:
 
 RUNTIME = Runtime(
     name="openvino",
+    contract=CONTRACT,
+    directory=_HERE,
+    metadata=RUNTIMES.parent / "metadata" / "openvino.yaml",
     requires={"openvino": ">=2026.1,<2027"},
-    sources=(COMMON / "csrc" / "all.cpp", *sorted(_HERE.glob("*.cpp"))),
-    include_dirs=lambda: [_HERE, COMMON / "include"],
     system_dirs=lambda: [_package() / "include"],
     link_args=_link_args,
     opset=_opset,

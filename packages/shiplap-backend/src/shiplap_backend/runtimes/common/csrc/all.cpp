@@ -4,6 +4,7 @@
 #include "autocast.cpp"
 #include "autograd.cpp"
 #include "call.cpp"
+#include "cells.cpp"
 #include "device.cpp"
 #include "fallback.cpp"
 #include "memory.cpp"

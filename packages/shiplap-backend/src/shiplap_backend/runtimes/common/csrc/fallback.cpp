@@ -1,6 +1,7 @@
 #include <ATen/Context.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/util/Exception.h>
+#include <shiplap_backend/cells.h>
 #include <shiplap_backend/device.h>
 #include <shiplap_backend/fallback.h>
 #include <shiplap_backend/memory.h>
@@ -224,6 +225,9 @@ constexpr struct {
     {"aten::convolution_backward_overrideable", "aten::convolution_backward"},
 };
 
+// Composites whose body asks for the device by name, and raises for one that it does not know.
+constexpr const char* kNeedTheCpu[] = {"aten::mode.values", "aten::conj_physical_"};
+
 const char* other_name(const c10::OperatorName& op) {
   for (const auto& pair : kOtherNames) {
     if (op.name == pair.name && op.overload_name.empty()) {
@@ -370,13 +374,22 @@ void reset_counters() {
 
 void register_stand_ins() {
   static auto* m = new torch::Library(torch::Library::IMPL, "aten", kKey, __FILE__, __LINE__);
-  for (const auto& pair : kOtherNames) {
-    if (!c10::Dispatcher::singleton()
-             .findSchemaOrThrow(pair.name, "")
-             .hasKernelForDispatchKey(kKey)) {
-      m->impl(pair.name, torch::CppFunction::makeFromBoxedFunction<&boxed_fallback>());
+  auto offer = [](const char* full, torch::CppFunction kernel) {
+    std::string_view name(full);
+    auto dot = name.find('.');
+    std::string overload(dot == std::string_view::npos ? "" : name.substr(dot + 1));
+    auto op = c10::Dispatcher::singleton().findSchema({std::string(name.substr(0, dot)), overload});
+    if (op && !op->hasKernelForDispatchKey(kKey)) {  // a torch that lacks one does not ask for it
+      m->impl(full, std::move(kernel));
     }
+  };
+  for (const auto& pair : kOtherNames) {
+    offer(pair.name, torch::CppFunction::makeFromBoxedFunction<&boxed_fallback>());
   }
+  for (const auto* name : kNeedTheCpu) {
+    offer(name, torch::CppFunction::makeFromBoxedFunction<&boxed_fallback>());
+  }
+  register_cells(offer);
 }
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {

@@ -78,6 +78,16 @@ Tensor& set_storage(Tensor& self, at::Storage source) {
   return at::native::set_storage_cpu_(self, std::move(source), 0, {count}, {});
 }
 
+// Whether `self` may become a name of what `from` holds, as `param.data = param.data.to(device)` makes it.
+// torch answers no for a device that it does not know, and Module.to would replace every Parameter:
+// tied weights would come apart, and an optimiser would keep the old ones.
+bool same_kind(const Tensor& self, const Tensor& from) {
+  auto dense = [](const Tensor& t) {
+    return t.layout() == at::kStrided && (t.device().is_cpu() || on_device(t));
+  };
+  return self.key_set() == from.key_set() || (dense(self) && dense(from));
+}
+
 void record_stream(Tensor&, c10::Stream) {}  // memory is free for reuse when an op has returned
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
@@ -98,6 +108,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_copy_from_and_resize", TORCH_FN(copy_from_and_resize));
   m.impl("_local_scalar_dense", TORCH_FN(local_scalar));
   m.impl("record_stream", TORCH_FN(record_stream));
+  m.impl("_has_compatible_shallow_copy_type", TORCH_FN(same_kind));
 }
 
 // A copy resolves conjugates itself. Left to torch's fallback, that would clone the source, which

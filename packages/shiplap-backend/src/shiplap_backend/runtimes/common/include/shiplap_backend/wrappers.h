@@ -37,6 +37,13 @@ inline Node promoted(Graph& g, size_t i, at::ScalarType common, at::ScalarType c
   return at::isIntegralType(common, false) && common != compute ? convert(g.input(i, common), compute) : g.input(i, compute);
 }
 
+// A Python number among tensors (`x * 1.5`) in the dtype of the computation, which the vendor has: the number itself is a double or an
+// int64, which the vendor may lack. An integer wraps at the width of the promoted dtype first, as in `promoted`.
+inline at::Tensor computed(const at::Tensor& t, at::ScalarType common, at::ScalarType compute) {
+  if (!t.defined() || !t.is_cpu() || !t.unsafeGetTensorImpl()->is_wrapped_number()) return t;
+  return t.to(common).to(compute);
+}
+
 template <class... How>
 std::vector<Node> inputs_of(Graph& g, size_t& next, size_t count, How... how) {
   std::vector<Node> nodes;

@@ -1,0 +1,160 @@
+"""What becomes of each argument of an overload, and whether a value could be lost on the way. SL901 and SL903.
+
+An argument is an input of the graph, an attribute, pinned by a guard, shape only, or redundant with a reason. Names
+that an entry states are checked here, and so is where a value could hide: in a binding that nothing reads, in a guard
+that leaves it free, or in a rule of shapes.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Sequence, Set
+
+from shiplap.compat.declarations import Argument, Declaration
+from shiplap.extend import error
+from shiplap_backend.entries import Entry, wrong
+from shiplap_backend.expression import nearest
+from shiplap_backend.families import Family
+from shiplap_backend.wrapper import kind
+
+__all__ = ["check_names", "uses_of"]
+
+# Arguments on which shapes and dtypes depend and values do not, by kind. All else may hold a value.
+_SHAPES = {
+    "bool": ("keepdim", "ceil_mode"),
+    "bools": ("output_mask",),
+    "int": ("C", "N", "HxW"),
+    "ints": ("output_size", "size", "sizes", "input_size", "input_sizes", "self_sizes"),
+}
+_SHAPES |= {"ints?": _SHAPES["ints"]}
+
+
+def shape_only(a: Argument) -> bool:
+    """Whether ``a`` is an argument of shapes or dtypes by its nature."""
+    return kind(a) in ("dtype", "dtype?") or a.name in _SHAPES.get(kind(a), ())
+
+
+def names_in(source: str) -> set[str]:
+    """The names that an expression mentions; of what is no expression, none (its compiler says why)."""
+    try:
+        return {n.id for n in ast.walk(ast.parse(source.strip(), mode="eval")) if isinstance(n, ast.Name)}
+    except SyntaxError:
+        return set()
+
+
+def check_names(where: str, d: Declaration, entry: Entry, results: Sequence[str]) -> None:
+    """SL901 for a name that the entry states and the overload does not have, or has for something else."""
+    inputs = {a.name: a for a in d.inputs}
+    stated = {"shape_only": entry.shape_only, "inputs": entry.inputs, "redundant": entry.redundant}
+    for what, names in stated.items():
+        for name in names:
+            if name not in inputs:
+                got = f"{d.name}, {what}: {name!r}{nearest(name, list(inputs))}"
+                raise wrong(where, got, f"one of {', '.join(inputs)}")
+    for name in entry.shape_only:
+        if not shape_only(inputs[name]):
+            got = f"{d.name}, shape_only: {name!r} carries values"
+            raise wrong(
+                where, got, "an argument of sizes or dtypes, such as keepdim; others go into 'graph' or 'guard'"
+            )
+    for name in entry.inputs:
+        if not inputs[name].tensor:
+            raise wrong(where, f"{d.name}, inputs: {name!r} is no tensor", "a tensor argument")
+    _check_outputs(where, d, entry, results)
+    _check_lets(where, d, entry, {*inputs, *results})
+
+
+def _check_outputs(where: str, d: Declaration, entry: Entry, results: Sequence[str]) -> None:
+    for name in (*entry.output, *(entry.graph if isinstance(entry.graph, dict) else ())):
+        if name not in results:
+            got = f"{d.name}: {name!r} is no output{nearest(name, results)}"
+            raise wrong(where, got, f"one of {', '.join(results)}")
+    if entry.output and d.kind == "inplace":
+        raise wrong(where, f"{d.name}: 'output', which an in-place overload does not read", "an entry without it")
+    for name, rule in entry.output.items():
+        if rule.when and d.kind == "out":
+            raise wrong(where, f"{d.name}: output {name!r}: 'when' of an output that the caller passes", "no 'when'")
+
+
+def _check_lets(where: str, d: Declaration, entry: Entry, taken: Set[str]) -> None:
+    """A binding that no result reads would hide the arguments it mentions."""
+    graphs = list(entry.graph.values()) if isinstance(entry.graph, dict) else [entry.graph]
+    reached = set().union(*map(names_in, [*graphs, *(u.graph for u in entry.updates.values())]))
+    for name, source in reversed(entry.let.items()):
+        if name in taken:
+            raise wrong(where, f"{d.name}, let: {name!r} is an argument or an output", "a name of its own")
+        if name not in reached:
+            raise wrong(where, f"{d.name}, let: nothing reads {name!r}", "a binding that 'graph' uses, or none")
+        reached |= names_in(source)
+
+
+def uses_of(where: str, d: Declaration, entry: Entry, family: Family, used: Mapping[str, Set[str]]) -> dict[str, str]:
+    """What became of each argument. SL903 names those that could lose a value.
+
+    Args:
+        where: file and line of the entry.
+        d: the overload.
+        entry: what the metadata says of it.
+        family: the family of its wrapper.
+        used: names by use: ``graph input``, ``attribute``, ``guard``, ``shape``.
+    """
+    uses = {a.name: _use(a, entry, family, used) for a in d.inputs}
+    lost = [f"{name!r}" for name, use in uses.items() if not use]
+    if lost and family.graph:
+        raise error(
+            "SL903",
+            where=f"{where}: {d.name}",
+            got=f"{', '.join(lost)} of {d.schema}",
+            expected="an argument that is mapped, guarded or shape only",
+        )
+    for name, use in uses.items():
+        if use in ("graph input", "attribute") and name in (*entry.shape_only, *entry.redundant):
+            raise wrong(where, f"{d.name}: {name!r} is stated as unused, and 'graph' uses it", "one of the two")
+    return uses
+
+
+def _use(a: Argument, entry: Entry, family: Family, used: Mapping[str, Set[str]]) -> str:
+    for use in ("graph input", "attribute"):
+        if a.name in used[use]:
+            return use
+    if a.name in entry.redundant:
+        return f"redundant: {entry.redundant[a.name]}"
+    if a.name in entry.shape_only:
+        return "shape only"
+    if a.name in used["guard"] and any(pins(c, a.name) for c in (*family.guard, *entry.guard)):
+        return "guard"
+    if a.name in used["shape"] and shape_only(a):
+        return "shape"
+    return "result" if a.mutated else ""
+
+
+def pins(condition: str, name: str) -> bool:
+    """Whether ``condition`` leaves ``name`` one value: ``name``, ``not name``, ``name is None``, ``name == 2``.
+
+    >>> pins("rank(self) > 2 and not transposed", "transposed"), pins("alpha != 2", "alpha")
+    (True, False)
+    """
+    try:
+        tree = ast.parse(condition.strip(), mode="eval").body
+    except SyntaxError:
+        return False
+    return _pins(tree, name)
+
+
+def _pins(tree: ast.expr, name: str) -> bool:
+    match tree:
+        case ast.BoolOp(op=ast.And()):
+            return any(_pins(part, name) for part in tree.values)
+        case ast.Name(id=found) | ast.UnaryOp(op=ast.Not(), operand=ast.Name(id=found)):
+            return found == name
+        case ast.Compare(left=ast.Name(id=found), ops=[ast.Is() | ast.Eq()], comparators=[value]):
+            return found == name and _constant(value)
+        case ast.Compare(left=value, ops=[ast.Eq()], comparators=[ast.Name(id=found)]):
+            return found == name and _constant(value)
+        case ast.Call(func=ast.Name(id="all_are"), args=[ast.Name(id=found), value]):
+            return found == name and _constant(value)
+    return False
+
+
+def _constant(tree: ast.expr) -> bool:
+    return not any(isinstance(n, ast.Name) for n in ast.walk(tree))

@@ -1,0 +1,126 @@
+"""What a metadata file may say, before it meets torch's declarations or the vendor's headers. SL901 with the line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+
+from shiplap import ShiplapError
+from shiplap_backend.entries import Entry, Output, Target, wrong
+from shiplap_backend.expression import DTYPES, OPERATORS, nearest
+from shiplap_backend.versions import empty_range, is_range
+
+__all__ = ["check_entry", "check_target"]
+
+At = Callable[..., str]  # the keys that lead to a value -> "file:line"
+Problem = tuple[tuple[str, ...], str, str]  # keys, what was found, what is expected
+
+# Fields of an output rule, by the modes that read them; the others would be ignored without a word.
+_READ = {
+    "sizes": ("sizes",),
+    "dtype": ("bypass", "broadcast", "matmul", "reduce", "concat", "transpose", "sizes"),
+    "when": ("bypass", "matmul", "reduce", "concat", "transpose", "sizes"),
+    "format": ("matmul", "reduce", "concat", "transpose", "sizes"),
+    "of": ("bypass", "matmul", "reduce", "concat", "transpose", "sizes", "iterator"),
+}
+_NEEDED = {"sizes": "sizes", "broadcast": "dtype", "iterator": "of"}
+
+
+def check_target(target: Target, at: At) -> None:
+    """SL901 for the first fact of ``target`` that cannot be."""
+    _raise(_target(target), at)
+
+
+def check_entry(entry: Entry, target: Target, at: At) -> None:
+    """SL901 for the first field of ``entry`` that cannot be."""
+    _raise(_entry(entry, target), at)
+
+
+def _raise(problems: Iterator[Problem], at: At) -> None:
+    for keys, got, expected in problems:
+        problem: ShiplapError = wrong(at(*keys), got, expected)
+        raise problem
+
+
+def _target(target: Target) -> Iterator[Problem]:
+    for name, members in target.dtypes.items():
+        keys = ("dtypes", name)
+        if name in DTYPES:
+            yield keys, f"dtypes: a set that is called {name!r}, as a dtype is", "a name of its own"
+        yield from _dtypes(keys, members, DTYPES)
+    for symbol in target.operators:
+        if symbol not in OPERATORS:
+            got = f"operators: {symbol!r}{nearest(symbol, OPERATORS)}"
+            yield ("operators", symbol), got, f"one of {' '.join(OPERATORS)}"
+    for package, versions in target.requires.items():
+        yield from _range(("requires", package), f"requires: {package}", versions)
+    for pattern, why in target.falls_back.items():
+        yield from _reason(("falls_back", pattern), f"falls_back: {pattern}", why)
+
+
+def _entry(entry: Entry, target: Target) -> Iterator[Problem]:
+    sets = {**target.dtypes}
+    if entry.dtypes != "":
+        chosen = [entry.dtypes] if isinstance(entry.dtypes, str) else entry.dtypes
+        yield from _dtypes(("dtypes",), chosen, {**sets, **DTYPES})
+    for argument, dtype in entry.inputs.items():
+        if dtype not in DTYPES and dtype not in ("raw", "compute"):
+            got = f"inputs: {argument}: {dtype!r}{nearest(dtype, [*DTYPES, 'raw', 'compute'])}"
+            yield ("inputs", argument), got, "raw, compute or a dtype"
+    for name in entry.let:
+        if not re.fullmatch(r"[A-Za-z]\w*", name) or name in ("inf", "nan", "compute"):
+            yield ("let", name), f"let: {name!r}", "a name: letters, digits and underscores"
+    for field in ("guard", "redundant"):
+        for key, why in getattr(entry, field).items():
+            yield from _reason((field, key), f"{field}: {key}", why)
+    for name in sorted({*entry.shape_only} & {*entry.redundant}):
+        yield ("redundant", name), f"{name!r} is shape_only and redundant", "one of the two"
+    yield from _twice(("shape_only",), "shape_only", entry.shape_only)
+    for name, rule in entry.output.items():
+        yield from _output(name, rule)
+    for key, range_ in (("torch", entry.torch), ("vendor", entry.vendor)):
+        if range_:
+            yield from _range((key,), key, range_)
+
+
+def _output(name: str, rule: Output) -> Iterator[Problem]:
+    for field, modes in _READ.items():
+        if getattr(rule, field) and rule.mode not in modes:
+            yield (
+                ("output", name),
+                f"output: {name}: {field!r}, which mode {rule.mode!r} does not read",
+                "a rule without it",
+            )
+    needed = _NEEDED.get(rule.mode)
+    if needed and not getattr(rule, needed):
+        yield ("output", name), f"output: {name}: mode {rule.mode!r} without {needed!r}", f"the field {needed!r}"
+
+
+def _dtypes(
+    keys: tuple[str, ...], chosen: Sequence[str], known: dict[str, object] | dict[str, str]
+) -> Iterator[Problem]:
+    what = ": ".join(keys)
+    if not chosen:
+        yield keys, f"{what}: no dtype at all", "at least one dtype, or no such field"
+    for dtype in chosen:
+        if dtype not in known:
+            yield keys, f"{what}: {dtype!r}{nearest(dtype, known)}", f"one of {', '.join(known)}"
+    yield from _twice(keys, what, chosen)
+
+
+def _twice(keys: tuple[str, ...], what: str, names: Sequence[str]) -> Iterator[Problem]:
+    for i, name in enumerate(names):
+        if name in names[:i]:
+            yield keys, f"{what}: {name!r} twice", "each name once"
+
+
+def _reason(keys: tuple[str, ...], what: str, why: str) -> Iterator[Problem]:
+    if not why.strip():
+        yield keys, f"{what}: no reason", "a text that says why"
+
+
+def _range(keys: tuple[str, ...], what: str, versions: str) -> Iterator[Problem]:
+    if not is_range(versions):
+        yield keys, f"{what}: {versions!r}", "a version range such as '>=2.11,<2.14'"
+    elif empty_range(versions):
+        yield keys, f"{what}: {versions!r}, in which no version lies", "a lower bound below the upper one"

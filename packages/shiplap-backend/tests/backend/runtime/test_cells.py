@@ -1,0 +1,107 @@
+"""What torch asks of an accelerator and the CPU has no kernel for: recurrent nets, counts of integers, out=."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from shiplap.compat.trees import leaves
+
+
+class Packed(nn.Module):
+    """A net over sequences of three lengths."""
+
+    def __init__(self, net: Callable[..., nn.Module], ordered: bool) -> None:
+        super().__init__()
+        self.net, self.lengths = net(4, 6, bidirectional=True), torch.tensor([5, 4, 2] if ordered else [2, 5, 4])
+        self.ordered = ordered
+
+    def forward(self, x: Tensor) -> Any:
+        out, state = self.net(pack_padded_sequence(x, self.lengths, enforce_sorted=self.ordered))
+        return pad_packed_sequence(out)[0], state
+
+
+SEQUENCE, STEP = (5, 3, 4), (3, 4)
+NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    **{f"{k.__name__} plain": (lambda k=k: k(4, 6), SEQUENCE) for k in (nn.LSTM, nn.GRU, nn.RNN)},
+    **{f"{k.__name__} no bias": (lambda k=k: k(4, 6, bias=False), SEQUENCE) for k in (nn.LSTM, nn.GRU)},
+    **{
+        f"{k.__name__} deep": (lambda k=k: k(4, 6, num_layers=2, bidirectional=True, batch_first=True), SEQUENCE)
+        for k in (nn.LSTM, nn.GRU)
+    },
+    **{f"{k.__name__} one sequence": (lambda k=k: k(4, 6), (5, 4)) for k in (nn.LSTM, nn.GRU)},
+    **{f"{k.__name__} packed": (lambda k=k: Packed(k, True), SEQUENCE) for k in (nn.LSTM, nn.GRU, nn.RNN)},
+    **{f"{k.__name__} packed out of order": (lambda k=k: Packed(k, False), SEQUENCE) for k in (nn.LSTM, nn.GRU)},
+    **{k.__name__: (lambda k=k: k(4, 6), STEP) for k in (nn.LSTMCell, nn.GRUCell, nn.RNNCell)},
+    **{f"{k.__name__} no bias": (lambda k=k: k(4, 6, bias=False), STEP) for k in (nn.LSTMCell, nn.GRUCell)},
+    **{f"{k.__name__} one": (lambda k=k: k(4, 6), (4,)) for k in (nn.LSTMCell, nn.GRUCell)},
+}  # fmt: off
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_recurrent_nets(dev: Any, device: str, name: str) -> None:
+    """Outputs, states and every gradient are the CPU's."""
+    torch.manual_seed(0)
+    make, sizes = NETS[name]
+    net, x = make(), torch.randn(sizes)
+    values: list[list[Any]] = []
+    strides: list[list[tuple[int, ...]]] = []
+    for where in ("cpu", device):
+        ours, given = copy.deepcopy(net).to(where), x.clone().to(where).requires_grad_()
+        results = [t for t in leaves(ours(given)) if isinstance(t, Tensor)]
+        sum((t.square().sum() for t in results), torch.zeros((), device=where)).backward()
+        strides.append([t.stride() for t in results])
+        values.append([*results, given.grad, *(p.grad for p in ours.parameters())])
+    assert strides[0] == strides[1]
+    for want, got in zip(*values, strict=True):
+        torch.testing.assert_close(got.cpu(), want, rtol=1e-4, atol=1e-5)
+
+
+def test_a_gradient_of_a_gradient(dev: Any, device: str) -> None:
+    torch.manual_seed(0)
+    cell, x = nn.LSTMCell(3, 2).double(), torch.randn(2, 3, dtype=torch.float64)
+    values = []
+    for where in ("cpu", device):
+        ours, given = copy.deepcopy(cell).to(where), x.clone().to(where).requires_grad_()
+        (first,) = torch.autograd.grad(ours(given)[0].square().sum(), given, create_graph=True)
+        values.append(torch.autograd.grad(first.square().sum(), given)[0].cpu())
+    torch.testing.assert_close(values[1], values[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.uint8, torch.float32])
+def test_histc_counts_integers_as_accelerators_do(dev: Any, device: str, dtype: torch.dtype) -> None:
+    """Mixture-of-experts layers count int32 on every device but the CPU."""
+    x = torch.tensor([0, 1, 1, 3, 2, 1, 7], dtype=dtype, device=device)
+    want = torch.tensor([1, 3, 1, 1], dtype=dtype)
+    out = torch.empty(0, dtype=dtype, device=device)
+    for got in (torch.histc(x, bins=4, min=0, max=3), torch.histc(x, bins=4, min=0, max=3, out=out), out):
+        assert got.device.type == device
+        assert torch.equal(got.cpu(), want)
+
+
+def test_out_of_ops_that_ask_for_the_device_by_name(dev: Any, device: str) -> None:
+    x = torch.tensor([[2, 1, 2], [0, 0, 5]])
+    out = torch.empty(0, dtype=x.dtype, device=device), torch.empty(0, dtype=torch.int64, device=device)
+    torch.mode(x.to(device), 1, out=out)
+    assert [t.cpu().tolist() for t in out] == [t.tolist() for t in torch.mode(x, 1)]
+    z = torch.randn(4, 3, dtype=torch.complex64)
+    assert torch.equal(z.to(device).conj_physical_().cpu(), z.conj_physical())
+    u, s, v = (torch.empty(0, dtype=d, device=device) for d in (z.dtype, torch.float32, z.dtype))
+    torch.svd(z.to(device), out=(u, s, v))
+    torch.testing.assert_close((u.cpu() * s.cpu()) @ v.cpu().mH, z, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("name", ["pixel_shuffle", "pixel_unshuffle", "channel_shuffle"])
+def test_strides_are_the_cpus(dev: Any, device: str, name: str, format: torch.memory_format) -> None:
+    x = torch.randn(2, 8, 4, 4).to(memory_format=format)
+    f = getattr(torch, name)
+    got, want = f(x.to(device), 2), f(x, 2)
+    assert got.stride() == want.stride()
+    assert torch.equal(got.cpu(), want)

@@ -1,0 +1,162 @@
+# ruff: noqa: E501 (a case a line)
+"""Edits that look harmless and would lose a value, an operator or a setting: each is refused with file and line."""
+
+from pathlib import Path
+
+import pytest
+
+from shiplap_backend import BackendError
+from shiplap_backend.project import new, open_project
+from tests.backend import described
+
+pytest.importorskip("openvino")
+
+ADD = "  add.out: {template: binary, graph: self + other * alpha}\n"
+EXP = "  exp.out:\n    template: unary\n    graph: Exp(self)\n"
+RELU = "  relu:\n    template: functional\n    graph: Relu(self)\n    output: {result: {mode: bypass}}\n"
+
+# ops, line, id, part of `got`
+OPS = {
+    "a scan as a sum": ("  cumsum.out: {template: structured, graph: 'CumSum(self, self)', shape_only: [dim, dtype]}\n", 1, "SL901", "shape_only: 'dim' carries values"),
+    "all dims for some": ("  sum.IntList_out: {template: reduction, graph: 'ReduceSum(self, [0])', shape_only: [dim, keepdim, dtype]}\n", 1, "SL901", "shape_only: 'dim' carries values"),
+    "a mode as a shape": ("  gelu.out: {template: unary, graph: Gelu(self), shape_only: [approximate]}\n", 1, "SL901", "shape_only: 'approximate' carries values"),
+    "a flag as a shape": ("  topk.values: {template: structured, graph: {values: self, indices: self}, shape_only: [largest]}\n", 1, "SL901", "shape_only: 'largest' carries values"),
+    "no dtype": (EXP + "    dtypes: []\n", 4, "SL901", "dtypes: no dtype at all"),
+    "a dtype twice": (EXP + "    dtypes: [f32, f32]\n", 4, "SL901", "dtypes: 'f32' twice"),
+    "an unknown dtype in a list": (EXP + "    dtypes: [f32, fp16]\n", 4, "SL901", "dtypes: 'fp16'; did you mean 'f16'?"),
+    "an in-place overload of a group": ("  erf_: {template: inplace, graph: Erf(self)}\n", 1, "SL901", "erf_: an overload that torch hands to 'erf.out'"),
+    "a body for it": ("  erf_: {template: custom}\n", 1, "SL901", "erf_: an overload that torch hands to 'erf.out'"),
+    "a guard that leaves a value free": ("  add.out: {template: binary, guard: {alpha != 2: alpha}, graph: self + other}\n", 1, "SL903", "'alpha' of add.out("),
+    "a guard that bounds a value": ("  add.out: {template: binary, guard: {alpha > 0 and alpha < 2: alpha}, graph: self + other}\n", 1, "SL903", "'alpha' of add.out("),
+    "a guard of two values": ("  add.out: {template: binary, guard: {alpha == 1 or alpha == 2: alpha}, graph: self + other}\n", 1, "SL903", "'alpha' of add.out("),
+    "a guard of itself": ("  add.out: {template: binary, guard: {alpha == alpha: alpha}, graph: self + other}\n", 1, "SL902", "'alpha' is compared or combined with itself"),
+    "a guard without a reason": ("  div.out_mode:\n    template: binary\n    guard: {rounding_mode is None: ' '}\n    graph: self / other\n", 3, "SL901", "guard: rounding_mode is None: no reason"),
+    "redundant without a reason": ("  add.out:\n    template: binary\n    redundant: {alpha: ''}\n    graph: self + other\n", 3, "SL901", "redundant: alpha: no reason"),
+    "used and redundant": ("  add.out: {template: binary, graph: self + other * alpha, redundant: {alpha: usually 1}}\n", 1, "SL901", "'alpha' is stated as unused"),
+    "shape only and redundant": ("  sum.IntList_out:\n    template: reduction\n    graph: 'ReduceSum(self, axes(dim, self))'\n    shape_only: [keepdim, dtype]\n    redundant: {dtype: see above}\n", 5, "SL901", "'dtype' is shape_only and redundant"),
+    "shape only twice": ("  sum.IntList_out:\n    template: reduction\n    graph: 'ReduceSum(self, axes(dim, self))'\n    shape_only: [keepdim, dtype, dtype]\n", 4, "SL901", "shape_only: 'dtype' twice"),
+    "a binding that nothing reads": ("  add.out: {template: binary, let: {scaled: other * alpha}, graph: self + other}\n", 1, "SL901", "let: nothing reads 'scaled'"),
+    "bindings that read each other": ("  add.out: {template: binary, let: {a: other * alpha, b: a + 1}, graph: self + other}\n", 1, "SL901", "let: nothing reads 'b'"),
+    "a binding that is an argument": ("  add.out: {template: binary, let: {self: other * alpha}, graph: self + other}\n", 1, "SL901", "let: 'self' is an argument or an output"),
+    "a binding that is C++": (EXP.replace("Exp(self)", "'x'") + "    let: {'x = 1; evil': Exp(self)}\n", 4, "SL901", "let: 'x = 1; evil'"),
+    "a choice of the same": ("  add.out: {template: binary, graph: self + other if alpha == 1 else self + other}\n", 1, "SL902", "is the same either way"),
+    "a value in a rule of shapes": ("  logsumexp: {template: functional, graph: 'Log(ReduceSum(Exp(self), [0]))', output: {result: {mode: reduce}}}\n", 1, "SL903", "'dim' of logsumexp("),
+    "a value that mode infer takes": ("  celu: {template: functional, graph: Relu(self), output: {result: {mode: infer}}}\n", 1, "SL903", "'alpha' of celu("),
+    "a tensor for its shape": ("  relu: {template: functional, graph: '1.0', output: {result: {mode: bypass}}}\n", 1, "SL903", "'self' of relu("),
+    "a raw number": ("  add.out: {template: binary, graph: self + other * alpha, inputs: {alpha: raw}}\n", 1, "SL901", "inputs: 'alpha' is no tensor"),
+    "no version": (EXP + "    torch: '>=2.14,<2.11'\n", 4, "SL901", "in which no version lies"),
+    "no version but one": (EXP + "    vendor: '==2026.1,>2026.1'\n", 4, "SL901", "in which no version lies"),
+    "empty, sometimes": (EXP + "    empty: sometimes\n", 4, "SL901", "Invalid enum value 'sometimes'"),
+    "a mode without its field": (RELU.replace("mode: bypass", "mode: sizes"), 4, "SL901", "mode 'sizes' without 'sizes'"),
+    "a field of another mode": (RELU.replace("mode: bypass", "mode: bypass, sizes: sizes(self)"), 4, "SL901", "'sizes', which mode 'bypass' does not read"),
+    "no such mode": (RELU.replace("mode: bypass", "mode: same"), 4, "SL901", "Invalid enum value 'same'"),
+    "a number as a graph": ("  exp.out:\n    template: unary\n    graph: 5\n", 3, "SL901", "Expected `str | object`, got `int`"),
+    "no graph": ("  exp.out: {template: unary}\n", 1, "SL901", "graph ''"),
+    "a list of guards": (EXP + "    guard: [self]\n", 4, "SL901", "Expected `object`, got `array`"),
+    "a list of operators": ("  - exp.out\n", 0, "SL901", "Expected `object`, got `array`"),
+}  # fmt: off
+
+# of the target: what is replaced, by what, part of `got`
+TARGET = {
+    "no such operator": ('"^": LogicalXor', '"^^": LogicalXor', "SL901", "operators: '^^'"),
+    "no such function": ('"^": LogicalXor', '"^": LogicalXour', "SL902", "did you mean 'LogicalXor'?"),
+    "a set of nothing": ("float: [f32, f16, bf16]", "float: []", "SL901", "dtypes: float: no dtype at all"),
+    "a set of an unknown dtype": ("float: [f32, f16, bf16]", "float: [f32, half]", "SL901", "dtypes: float: 'half'"),
+    "a set called as a dtype": ("float: [f32, f16, bf16]", "f32: [f16]", "SL901", "a set that is called 'f32'"),
+    "no such parameter": (
+        "index_parameters: [output_shape,",
+        "index_parameters: [output_shap,",
+        "SL901",
+        "'output_shap'; did you mean 'output_shape'?",
+    ),
+    "another runtime": ("runtime: openvino", "runtime: onednn", "SL901", "a target of runtime 'onednn'"),
+    "no such version": (
+        'openvino: ">=2026.1,<2027"',
+        'openvino: ">=2026.1,<2026"',
+        "SL901",
+        "requires: openvino: '>=2026.1,<2026', in which",
+    ),
+    "no version at all": ('openvino: ">=2026.1,<2027"', "openvino: newest", "SL901", "requires: openvino: 'newest'"),
+    "no reason": (
+        '"linalg_*": opset 15 has no factorisations',
+        '"linalg_*": ""',
+        "SL901",
+        "falls_back: linalg_*: no reason",
+    ),
+    "unknown key": ("falls_back:", "fallsback:", "SL901", "did you mean 'falls_back'?"),
+}
+
+# of backend.toml: its text, the line, part of `got`
+GOOD = 'device = "mine"\nruntime = "openvino"\nunits = 3\n'
+SETTINGS = {
+    "a key misspelt": (GOOD.replace("units", "unit"), 3, "unknown key 'unit'; did you mean 'units'?"),
+    "a table": (GOOD + "[more]\nunits = 2\n", 4, "unknown key 'more'"),
+    "a device of torch": (GOOD.replace("mine", "cuda"), 1, "device 'cuda'"),
+    "a part of torch": (GOOD.replace("mine", "nn"), 1, "device 'nn'"),
+    "an upper-case device": (GOOD.replace("mine", "Mine"), 1, "device 'Mine'"),
+    "a device that is a number": (GOOD.replace('"mine"', "3"), 1, "device = 3, not a text"),
+    "a number in quotes": (GOOD.replace("3", '"3"'), 3, "units = '3', not a number"),
+    "a truth as a number": (GOOD.replace("3", "true"), 3, "units = True, not a number"),
+    "no units": (GOOD.replace("3", "0"), 3, "units 0"),
+    "too many units": (GOOD.replace("3", "3000"), 3, "units 3000"),
+    "no device": (GOOD.partition("\n")[2], 1, "no 'device'"),
+    "no TOML": (GOOD.replace('"openvino"', "openvino"), 2, "Invalid value"),
+}
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_an_entry(tmp_path: Path, name: str) -> None:
+    ops, number, id, got = OPS[name]
+    with pytest.raises(BackendError) as caught:
+        described.made(tmp_path, ops)
+    assert (caught.value.id, *place(caught.value)) == (id, str(tmp_path / "ops.yaml"), described.line(number))
+    assert got in caught.value.got
+
+
+@pytest.mark.parametrize("name", TARGET)
+def test_a_target(tmp_path: Path, name: str) -> None:
+    old, changed, id, got = TARGET[name]
+    path = described.write(tmp_path, ADD)
+    text = path.read_text(encoding="utf-8")
+    assert old in text
+    path.write_text(text.replace(old, changed, 1), encoding="utf-8")
+    with pytest.raises(BackendError) as caught:
+        described.generated(path)
+    file, line = place(caught.value)
+    assert (caught.value.id, file) == (id, str(path))
+    assert changed.partition(":")[0] in path.read_text(encoding="utf-8").splitlines()[line - 1]
+    assert got in caught.value.got
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_settings(tmp_path: Path, name: str) -> None:
+    text, line, got = SETTINGS[name]
+    path = new("mine", "openvino", tmp_path / "p").root / "backend.toml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(BackendError) as caught:
+        open_project(path.parent)
+    assert (caught.value.id, *place(caught.value)) == ("SL905", str(path), line)
+    assert got in caught.value.got
+
+
+def test_what_is_right_is_accepted(tmp_path: Path) -> None:
+    """The pieces of which the cases are made."""
+    assert len(described.made(tmp_path, ADD + EXP + RELU).wrappers) == 3
+    root = new("mine", "openvino", tmp_path / "p").root
+    (root / "backend.toml").write_text(GOOD, encoding="utf-8")
+    assert open_project(root).units == 3
+
+
+def test_only_of_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "ops.yaml"
+    for only, got in {"[]": "only: no overload at all", "add.out": "Expected `array | null`, got `str`"}.items():
+        path.write_text(f"extends: openvino\nonly: {only}\n", encoding="utf-8")
+        with pytest.raises(BackendError) as caught:
+            described.generated(path)
+        assert (*place(caught.value), caught.value.got) == (str(path), 2, got)
+
+
+def place(error: BackendError) -> tuple[str, int]:
+    """File and line of ``where``."""
+    file, line = error.where.split(":")[:2]
+    return file, int(line)

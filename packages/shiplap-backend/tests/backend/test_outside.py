@@ -1,0 +1,166 @@
+"""Runtimes that live outside of the package: found by path and by entry point, refused with a reason, and working."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from shiplap_backend import BackendError
+from shiplap_backend.build import build
+from shiplap_backend.generate import generate
+from shiplap_backend.metadata import load
+from shiplap_backend.project import Project, gen, new, open_project
+from shiplap_backend.runtimes import names, runtime
+
+EXAMPLE = Path(__file__).parents[4] / "examples" / "runtime-tinyc"
+GOOD = (EXAMPLE / "runtime.py").read_text(encoding="utf-8")
+
+# runtime.py, id, line, part of `got`
+BAD = {
+    "another contract": (GOOD.replace("contract=1", "contract=99"), "SL909", 1, "contract 99"),
+    "no such module": ("\nimport tinyc_is_not_here\n", "SL910", 2, "No module named 'tinyc_is_not_here'"),
+    "no Python": ("RUNTIME = (\n", "SL910", 1, "SyntaxError"),
+    "no RUNTIME": ("runtime = 1\n", "SL910", 1, "no RUNTIME"),
+    "no Runtime": ("RUNTIME = 1\n", "SL910", 1, "a int"),
+    "a text for a path": (GOOD.replace("directory=HERE", "directory='here'"), "SL910", 1, "directory = 'here'"),
+    "no metadata": (GOOD.replace("ops.yaml", "opps.yaml"), "SL910", 1, "opps.yaml"),
+    "no vendor.h": (GOOD.replace("directory=HERE", "directory=HERE / 'none'"), "SL910", 1, "vendor.h"),
+    "no name": (GOOD.replace('"tinyc"', '"Tiny-C"'), "SL910", 1, "a runtime named 'Tiny-C'"),
+    "no contract": (GOOD.replace("contract=1, ", ""), "SL910", 8, "missing 1 required positional argument: 'contract'"),
+}
+
+
+def copied(directory: Path, description: str = GOOD) -> Path:
+    """The example with another runtime.py."""
+    directory.mkdir()
+    for file in EXAMPLE.iterdir():
+        if file.is_file():
+            (directory / file.name).write_text(file.read_text(encoding="utf-8"), encoding="utf-8")
+    (directory / "runtime.py").write_text(description, encoding="utf-8")
+    return directory
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_directory_that_cannot_be_used(tmp_path: Path, name: str) -> None:
+    description, id, line, got = BAD[name]
+    where = copied(tmp_path / "runtime", description)
+    with pytest.raises(BackendError) as caught:
+        new("mine", str(where), tmp_path / "p")
+    assert caught.value.id == id
+    assert caught.value.where.startswith(f"{where / 'runtime.py'}:{line}")
+    assert got in caught.value.got
+    assert not (tmp_path / "p").exists()
+
+
+def test_no_directory_and_no_name(tmp_path: Path) -> None:
+    for name, got in {
+        str(tmp_path): "No such file",
+        "./nothing": "No such file",
+        "tinycc": "no runtime 'tinycc'",
+    }.items():
+        with pytest.raises(BackendError, match=f"SL907(.|\n)*{re.escape(got)}"):
+            runtime(name)
+
+
+def test_a_project_finds_its_runtime_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(copied(tmp_path / "runtime").parent)
+    root = new("mine", "./runtime", Path("p")).root.resolve()
+    assert 'runtime = "../runtime"' in (root / "backend.toml").read_text(encoding="utf-8")
+    monkeypatch.chdir("/")
+    project = open_project(root)
+    made, touched = gen(project)
+    assert project.runtime.name == "tinyc"
+    assert len(made.wrappers) == len(load(project.runtime.metadata).entries)
+    assert "wrappers_00.cpp" in touched
+
+
+def offered(site: Path, name: str, value: str) -> None:
+    """An installed distribution that offers a runtime."""
+    info = site / f"{name}_{len(list(site.iterdir()))}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {info.name.partition('-')[0]}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[shiplap.runtimes]\n{name} = {value}\n")
+
+
+def test_an_installed_runtime_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = copied(tmp_path / "tinyc_outside")
+    (package / "__init__.py").write_text(GOOD, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    offered(tmp_path, "tinyc", "tinyc_outside:RUNTIME")
+    assert "tinyc" in names()
+    project = new("mine", "tinyc", tmp_path / "p")
+    assert 'runtime = "tinyc"' in (project.root / "backend.toml").read_text(encoding="utf-8")
+    assert open_project(project.root).runtime.directory == package
+    assert open_project(project.root).metadata().target.runtime == "tinyc"
+    offered(tmp_path, "tinyc", "tinyc_outside:OTHER")
+    with pytest.raises(BackendError, match=r"SL910(.|\n)*2 runtimes of this name"):
+        runtime("tinyc")
+    offered(tmp_path, "wrong", "tinyc_outside:RUNTIME")
+    with pytest.raises(BackendError, match=r"SL910(.|\n)*a runtime named 'tinyc'(.|\n)*'wrong'"):
+        runtime("wrong")
+    offered(tmp_path, "gone", "tinyc_gone:RUNTIME")
+    with pytest.raises(BackendError, match=r"SL910(.|\n)*No module named 'tinyc_gone'"):
+        runtime("gone")
+
+
+@pytest.mark.parametrize(
+    ("guard", "cpp"),
+    [
+        ("alpha == 1", "(alpha.toDouble() == INT64_C(1))"),
+        ("not alpha != -1", "!((alpha.toDouble() != -(INT64_C(1))))"),
+        ("0 < alpha < 2 and alpha == 1", "((INT64_C(0) < alpha.toDouble()) && (alpha.toDouble() < INT64_C(2)))"),
+    ],
+)
+def test_scalars_are_compared_by_us_and_not_by_the_vendor(tmp_path: Path, guard: str, cpp: str) -> None:
+    """tinyc has no operator `==`: an argument that is no tensor needs none."""
+    head = (EXAMPLE / "ops.yaml").read_text(encoding="utf-8").partition("ops:\n")[0]
+    path = tmp_path / "ops.yaml"
+    tinyc = runtime(str(EXAMPLE))
+    for entry in (
+        f"guard: {{{guard}: scaled}}, redundant: {{alpha: once}}, graph: self + other",
+        f'graph: "self + other if {guard} else self + other * alpha"',
+    ):
+        path.write_text(f"{head}ops:\n  add.out: {{template: binary, {entry}}}\n", encoding="utf-8")
+        assert cpp in generate(load(path), tinyc, units=1).files["wrappers_00.cpp"]
+
+
+@pytest.fixture(scope="module")
+def built(request: pytest.FixtureRequest) -> Project:
+    """The example, generated and built beside the project of the other tests."""
+    cache = request.config.cache
+    assert cache is not None
+    root = Path(cache.mkdir(f"backend-tinyc-{torch.__version__}"))
+    with (root / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        where = root / "torch-mine"
+        project = open_project(where) if where.exists() else new("mine", str(EXAMPLE), where, units=1)
+        gen(project, accept_drift=True)
+        build(project)
+    return project
+
+
+def test_a_model_trains_on_it(built: Project) -> None:
+    """The tutorial's last step: a device of the example, and the losses of the CPU."""
+    environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    command = [sys.executable, str(EXAMPLE / "train.py")]
+    run = subprocess.run(command, cwd=built.root.parent, env=environment, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert "as on the CPU" in run.stdout
+    calls = dict(re.findall(r"^(aten::\S+) +(\d+) native", run.stdout, re.M))
+    for op in ("add.out", "addmm.out", "mm.out", "mul.out", "relu", "sum.IntList_out", "threshold_backward.grad_input"):
+        assert int(calls[f"aten::{op}"]) > 0, op
+    assert "dtype" not in run.stdout  # a Python number among tensors is float32 as well
+
+
+def test_the_example_is_short() -> None:
+    """What a vendor writes besides the kernels themselves."""
+    files = ("runtime.py", "vendor.h", "functions.h", "graph.cpp", "ops.yaml")
+    lines = [line for f in files for line in (EXAMPLE / f).read_text(encoding="utf-8").splitlines() if line.strip()]
+    assert len(lines) < 250
