@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch.fx.node import map_arg
 
 from shiplap.compat import nodes as fx
 from shiplap.referee.run import quiet
+from shiplap.rewrite.layout import restored, same_strides, unseen
 from shiplap.rewrite.match import Level, Match, NearMiss, Obstacle, Saving
 
 __all__ = [
@@ -63,29 +64,32 @@ def place(
 
     ``fn`` is plain PyTorch and returns as many tensors as there are ``outputs``, in that order; ``args`` may hold nodes
     (tensors or sizes), constants, and lists of those. ``nodes`` are all that the rewrite means to replace, ``outputs``
-    included. Nothing is changed when the result is a near miss: ``fn`` raised, its results have another shape, dtype,
-    device or strides than the outputs, they depend on one another, or between what is merged lies a write or the edge
-    of a ``no_grad`` or autocast block.
+    included. A result that lies in memory otherwise than the output is copied to the output's dim order, unless no
+    reader sees the difference. Nothing is changed when the result is a near miss: ``fn`` raised, its results have
+    another shape, dtype or device than the outputs, or strides that no dim order gives, they depend on one another, or
+    between what is merged lies a write or the edge of a ``no_grad`` or autocast block.
     """
     replaced = sorted({*nodes, *outputs}, key=_order(graph))
     miss = _miss(level, rewrite, outputs[0], len(replaced))
     inputs = flat_nodes(args)
     try:
         with quiet(), fx.autocast_at(replaced[-1]):
-            made = fx.trace(lambda *values: fn(*_filled(args, inputs, values)), [value(n) for n in inputs], level)
+            made, moved, free = _traced(fn, args, inputs, outputs, level)
     except Refused as e:
         return miss(e.obstacle, str(e))
     except Exception as e:
         return miss("operator", f"the replacement cannot be traced here: {_first_line(e)}")
     results = _results(made)
     if problem := (
-        _unfit(made, results, outputs)
+        _unfit(made, results, outputs, free)
         or _looped([_needed(made, inputs, r) for r in results], outputs)
         or _blocked(graph, inputs, replaced)
     ):
         return miss(*problem)
     before, cost = len(graph.nodes), _traffic(replaced)
     placed = _insert(graph, level, made, inputs, results, outputs)
+    for node, held in moved:
+        fx.set_value(node, held, level)
     sort(graph)
     _erase(replaced)
     fx.count(rewrite, len(replaced))
@@ -103,7 +107,33 @@ def place(
     )
 
 
-def _unfit(made: Graph, results: Sequence[Any], outputs: Sequence[Node]) -> tuple[Obstacle, str] | None:
+def _traced(
+    fn: Callable[..., Any], args: Sequence[Any], inputs: Sequence[Node], outputs: Sequence[Node], level: Level
+) -> tuple[Graph, list[tuple[Node, Any]], set[Node]]:
+    """``fn`` as a graph, whose results lie in memory as the outputs do where a reader would see the difference; the
+    nodes behind an output that lie otherwise now, with their values; and the outputs whose layout nobody sees."""
+
+    def flat(fn: Callable[..., Any]) -> Graph:
+        return fx.trace(lambda *values: fn(*_filled(args, inputs, values)), [value(n) for n in inputs], level)
+
+    made = flat(fn)
+    results, moved = [value(r) if isinstance(r, Node) else r for r in _results(made)], list[tuple[Node, Any]]()
+    if len(results) != len(outputs):
+        return made, [], set()
+    wanted: list[Tensor | None] = []
+    for new, old in zip(results, outputs, strict=True):
+        differ = _differs(new, value(old))
+        behind = unseen(old, new) if differ and differ[0] == "layout" and level == "pre-grad" else None
+        moved += behind or []
+        wanted.append(value(old) if differ and differ[0] == "layout" and behind is None else None)
+    if any(w is not None for w in wanted):
+        made = flat(restored(fn, wanted))
+    return made, moved, {o for o, w in zip(outputs, wanted, strict=True) if w is None}
+
+
+def _unfit(
+    made: Graph, results: Sequence[Any], outputs: Sequence[Node], free: Collection[Node]
+) -> tuple[Obstacle, str] | None:
     """Why ``results`` of the replacement ``made`` cannot stand for ``outputs``. None if they can."""
     if constant := next((n for n in made.nodes if n.op == "get_attr"), None):
         return (
@@ -114,8 +144,9 @@ def _unfit(made: Graph, results: Sequence[Any], outputs: Sequence[Node]) -> tupl
     if len(results) != len(outputs):
         return "operator", f"the replacement returns {len(results)} values, {len(outputs)} are to be replaced"
     pairs = zip(results, outputs, strict=True)
-    problems = (_differs(value(new) if isinstance(new, Node) else new, value(old)) for new, old in pairs)
-    return next(filter(None, problems), None)
+    found = ((_differs(value(new) if isinstance(new, Node) else new, value(old)), old) for new, old in pairs)
+    problems = (p for p, old in found if p is not None and not (p[0] == "layout" and old in free))
+    return next(problems, None)
 
 
 def _miss(level: Level, rewrite: str, at: Node, of: int) -> Callable[[Obstacle, str], NearMiss]:
@@ -151,14 +182,9 @@ def _differs(new: Any, old: Any) -> tuple[Obstacle, str] | None:
         return "device", f"the replacement is on {new.device}, the graph has {old.device}"
     if tuple(new.shape) != tuple(old.shape):
         return "shape", f"the replacement is {_shape(new.shape)}, the graph has {_shape(old.shape)}"
-    if _strides(new) != _strides(old):
+    if not same_strides(new, old):
         return "layout", f"the replacement has strides {_shape(new.stride())}, the graph has {_shape(old.stride())}"
     return None
-
-
-def _strides(t: Tensor) -> list[Any]:
-    """Those that matter: of dims with more than one element."""
-    return [s for s, n in zip(t.stride(), t.shape, strict=True) if not (isinstance(n, int) and n <= 1)]
 
 
 def _needed(made: Graph, inputs: Sequence[Node], result: Any) -> set[Node]:
@@ -194,7 +220,7 @@ def _blocked(graph: Graph, inputs: Sequence[Node], replaced: Sequence[Node]) -> 
     order = _order(graph)
     first, last = order(replaced[0]), max(map(order, [*replaced, *inputs]))
     between = (n for n in list(graph.nodes)[first : last + 1] if n not in replaced)
-    wall = next((n for n in between if barrier(n)), None)
+    wall = next((n for n in between if barrier(n) and not _writes_its_own(n)), None)
     if wall is None:
         return None
     obstacle, does = barrier(wall) or ("mutation", "")
@@ -219,11 +245,21 @@ def barrier(node: Node) -> tuple[Obstacle, str] | None:
     return ("mode", "switches gradients, autocast or a transform") if _switches(node) else None
 
 
+FRESH = frozenset({"linear", "matmul", "mm", "bmm", "addmm", "add", "sub", "mul", "div", "truediv", "conv1d", "conv2d"})
+
+
+def _writes_its_own(node: Node) -> bool:
+    """Whether what ``node`` writes to was made for it alone: ``relu(linear(x, w), inplace=True)``."""
+    given = node.args[0] if mutates(node) and node.args else None
+    name = getattr(given.target, "__name__", "") if isinstance(given, Node) and given.op == "call_function" else ""
+    return isinstance(given, Node) and name in FRESH and len(given.users) == 1 and node.target is not operator.setitem
+
+
 def _switches(node: Node) -> bool:
     """Before autograd a graph holds ``with torch.no_grad():`` and its like as two calls without a result."""
     name = getattr(node.target, "__name__", "")
     plain = node.op == "call_function" and fx.overload_of(node) is None
-    return plain and re.match(r"_(?!_|check|assert)", name) is not None and value(node) is None
+    return plain and re.match(r"_(?!_|check|assert|log_api)", name) is not None and value(node) is None
 
 
 def mutates(node: Node) -> bool:

@@ -54,13 +54,16 @@ class Rewrites:
                 expected="what sl.rewrite returns",
                 fix=fix,
             )
+        # Sets share members: the same rewrite, or one that does the same under the same name, is used once.
+        rewrites = tuple({(r.name, type(r), r.digest): r for r in reversed(rewrites)}.values())[::-1]
         names = [r.name for r in rewrites]
         for twice in {n for n in names if names.count(n) > 1}:
             raise error(
                 "SL802",
                 where=f"sl.rewrites(..., {twice!r}, ...)",
-                got="two rewrites of that name",
+                got="two different rewrites of that name",
                 expected="a name each",
+                fix="give one of them another name; the same rewrite may come twice",
             )
         self.rewrites = tuple(proven(r) for r in rewrites)
         self.outcomes: list[Outcome] = []

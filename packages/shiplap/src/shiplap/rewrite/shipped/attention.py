@@ -1,82 +1,283 @@
 """Attention written out, ``softmax(q @ k.T * scale + mask) @ v``: torch's ``scaled_dot_product_attention``.
 
-Three spellings of the softmax: in the dtype of its input, in float32, and in float32 and back to 16 bits. Dropout that
-drops nothing is taken out first; dropout that drops is left alone, since it would draw other numbers.
+Recognised by what is computed, not by one spelling. From each softmax over the last dim the pass follows the scores up
+to the product of queries and keys, and the weights down to the product with the values. On the way it understands
+casts, dropout of an evaluated model, scaling by a constant (of queries, keys or scores), additive masks and biases of
+any shape that broadcasts, masks that are filled in, views that keep the last two dims, and ``baddbmm``. Dropout that
+drops is left alone, since it would draw other numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import hashlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from jaxtyping import BFloat16, Float, Float16, Float32
 from torch import Tensor
+from torch.fx import Graph, Node
 from torch.nn import functional as F
 
-from shiplap.rewrite.pattern import PatternRewrite
-from shiplap.rewrite.program import Program
-from shiplap.rewrite.shipped.no_ops import no_ops
+from shiplap.op.source import source_digest
+from shiplap.rewrite import trail
+from shiplap.rewrite.base import Rewrite
+from shiplap.rewrite.graph import describe, operator_name, place, source_line, value
+from shiplap.rewrite.match import Level, NearMiss, Outcome
+from shiplap.rewrite.program import Program, proving
+from shiplap.rewrite.shipped.attention_programs import programs
+from shiplap.rewrite.shipped.scores import PRODUCTS, Obstructed, Scores, Step, scores_of
 
-__all__ = ["attention"]
-
-Softmax = Callable[[Tensor], Tensor]
-
-
-def _written_out(kind: Any, softmax: Softmax) -> Callable[..., Tensor]:
-    def pattern(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-        scores = torch.matmul(q, k.transpose(2, 3)) * scale
-        return torch.matmul(softmax(scores if mask is None else scores + mask), v)
-
-    shapes = {"q": "b h l e", "k": "b h s e", "v": "b h s d", "mask": "b 1 l s"}
-    kinds = {name: kind[Tensor, shape] for name, shape in shapes.items()}
-    pattern.__annotations__ |= kinds | {"mask": kinds["mask"] | None, "scale": float}
-    return pattern
+__all__ = ["Attention", "attention"]
 
 
-def _attended(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale).contiguous()
+class Attention(Rewrite):
+    """Puts ``scaled_dot_product_attention`` where a graph computes it step by step."""
 
+    name = "attention"
+    level: Level = "pre-grad"
 
-def _plain(scores: Tensor) -> Tensor:
-    return F.softmax(scores, dim=-1)
-
-
-def _wide(scores: Tensor) -> Tensor:
-    return F.softmax(scores, dim=-1, dtype=torch.float32)
-
-
-class Attention(PatternRewrite):
-    """Proven on values as attention sees them: where the written-out form overflows, the fused one does not."""
+    @property
+    def digest(self) -> str:
+        parts = [source_digest(f) for f in (Attention.apply, Attention._at, scores_of, _attended, _weighted, _declined)]
+        return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:16]
 
     def programs(self) -> Iterator[Program]:
-        dtype = DTYPES.get(self.name, torch.float32)
-        rng = torch.Generator().manual_seed(0)
-        for masked, dynamic in ((True, False), (False, False), (True, True)):
-            q, k, v = (torch.randn(2, 3, n, e, generator=rng).to(dtype) for n, e in ((5, 8), (7, 8), (7, 6)))
-            mask = torch.randn(2, 1, 5, 7, generator=rng).to(dtype) if masked else None
-            yield Program(self.pattern, (q, k, v, mask, 0.35), f"{dtype}, mask={masked}, dynamic={dynamic}", dynamic)
+        return programs()
+
+    def apply(self, graph: Graph) -> Iterator[Outcome]:
+        for node in list(graph.nodes):
+            if trail.named(node) in ("softmax", "_softmax") and _over_last(node):
+                try:
+                    outcome = self._at(graph, node)
+                except Obstructed as e:
+                    outcome = self._near(e)
+                if outcome is not None:
+                    yield outcome
+
+    def _at(self, graph: Graph, softmax: Node) -> Outcome | None:
+        above: Scores | Obstructed | None
+        try:
+            above = scores_of(softmax.args[0] if softmax.args else softmax.kwargs["input"], softmax)
+        except Obstructed as e:
+            above = e
+        below = _weighted(softmax)
+        if above is None or below is None:
+            return _lost(softmax)
+        for side in (above, below):
+            if isinstance(side, Obstructed):
+                raise side
+        assert isinstance(above, Scores)
+        assert isinstance(below, _Weighted)
+        return self._placed(graph, softmax, above, below)
+
+    def _placed(self, graph: Graph, softmax: Node, above: Scores, below: _Weighted) -> Outcome:
+        held = [value(n) for n in (above.q, above.k, below.v)]
+        if reason := _unfit(held):
+            raise Obstructed(below.out, *reason)
+        biased = any(step.kind in ("add", "fill", "keep") for step in above.steps)
+        if above.blocks_gradients and torch.is_grad_enabled() and (held[0].requires_grad or held[1].requires_grad):
+            what = (
+                "the mask is filled in, which lets no gradient through; a row that is masked as a whole would have one"
+            )
+            fix = "add torch.finfo(scores.dtype).min to the scores instead, or rewrite the model under torch.no_grad()"
+            raise Obstructed(below.out, "gradient", what, fix, 2)
+        if not proving.get() and (reason_of_cost := _declined(held, biased)):
+            raise Obstructed(below.out, "cost", reason_of_cost)
+        shape = tuple(value(softmax).shape)
+        plan = _Plan(above, shape, tuple(value(below.out).shape))
+        nodes = [*above.nodes, softmax, *below.nodes]
+        bound = [("q", describe(above.q)), ("k", describe(above.k)), ("v", describe(below.v))]
+        tensors = [step.given for step in above.steps]
+        args = [above.q, above.k, below.v, *tensors]
+        return place(graph, self.level, self.name, plan, args, [below.out], nodes, bound)
+
+    def _near(self, e: Obstructed) -> NearMiss:
+        return NearMiss(
+            self.name, self.level, e.node.name, source_line(e.node), e.obstacle, e.reason, e.fitting, 3, e.fix
+        )
 
 
-SPELLINGS: dict[str, tuple[Any, Softmax]] = {
-    "attention": (Float, _plain),
-    "attention_float32": (Float32, _wide),
-    "attention_bfloat16": (BFloat16, lambda scores: _wide(scores).to(torch.bfloat16)),
-    "attention_float16": (Float16, lambda scores: _wide(scores).to(torch.float16)),
-}
-DTYPES = {"attention_bfloat16": torch.bfloat16, "attention_float16": torch.float16}
-SIZES = tuple(f"{dim} >= 1" for dim in "bhlse")
-# Where torch has a fused kernel for CUDA that pays. Flash: 16 bits, one head dim of up to 256, no mask.
-# Memory-efficient: masks too, but beyond 128 its accumulators leave the registers (head dim 1024: 0.34x of the
-# written-out form), and float32 is slower than products in TF32 (0.81x, 12 heads of 64, 197 tokens, H200).
-FUSED = (
-    "q.device.type != 'cuda' or q.itemsize == 2 and e % 8 == 0 and d % 8 == 0",
-    "q.device.type != 'cuda' or max(e, d) <= 128 or e == d and d <= 256 and mask is None",
-)
-attention = (
-    no_ops,
-    *(
-        Attention(name, _written_out(kind, softmax), _attended, "pre-grad", (*SIZES, *FUSED), None, None)
-        for name, (kind, softmax) in SPELLINGS.items()
-    ),
-)
+def _over_last(node: Node) -> bool:
+    held = value(node)
+    dims = [a for a in (*node.args[1:2], node.kwargs.get("dim")) if isinstance(a, int)]
+    return isinstance(held, Tensor) and held.dim() >= 2 and bool(dims) and dims[0] % held.dim() == held.dim() - 1
+
+
+def _lost(softmax: Node) -> None:
+    """Raise where a softmax has products not far above and below it, and calls in between that are not understood."""
+    above, below = _nearest_product(softmax, up=True), _nearest_product(softmax, up=False)
+    if not above or not below or above[0].all_input_nodes == below[0].all_input_nodes:
+        return
+    strange = next((n for n in (*above[1:], *below[1:]) if not _understood(n)), None)
+    if strange is not None:
+        what = f"{strange.name} ({operator_name(strange)}) lies between the softmax and a product of attention"
+        fix = "leave this attention as it is: no fused kernel has a place for it"
+        raise Obstructed(strange, "operator", what, fix)
+
+
+def _understood(node: Node) -> bool:
+    return trail.idle(node) or _keeps_matrix(node) or trail.named(node) in ("permute", "transpose")
+
+
+def _nearest_product(start: Node, *, up: bool, most: int = 6) -> list[Node]:
+    """A product of two computed tensors that ``start`` is computed from, or goes into, with the calls in between."""
+    paths = [[n] for n in (start.all_input_nodes if up else start.users)]
+    while paths:
+        path = paths.pop(0)
+        at = path[-1]
+        held = value(at)
+        if not (isinstance(held, Tensor) and held.dim() >= 3 and at.op.startswith("call")):
+            continue
+        if trail.named(at) in PRODUCTS and all(value(n).dim() >= 3 for n in at.all_input_nodes):
+            return [at, *path[:-1]]
+        if len(path) < most:
+            paths += [[*path, n] for n in (at.all_input_nodes if up else at.users)]
+    return []
+
+
+class _Weighted:
+    """The product with the values: ``out`` is ``weights @ v``, and ``nodes`` hand the weights on to it."""
+
+    def __init__(self, out: Node, v: Node, nodes: list[Node]) -> None:
+        self.out, self.v, self.nodes = out, v, nodes
+
+
+def _weighted(softmax: Node) -> _Weighted | Obstructed | None:
+    """Where the weights are multiplied by the values. None where they meet no product at all."""
+    node, nodes = softmax, list[Node]()
+    while True:
+        reader = trail.only_reader(node)
+        if reader is None:
+            return _several_readers(node)
+        given = trail.operands(reader)
+        if trail.named(reader) in PRODUCTS and len(given) == 2:
+            if given[0] is node and isinstance(given[1], Node):
+                return _Weighted(reader, given[1], [*nodes, reader])
+            return Obstructed(reader, "operator", "the weights are its second operand; attention multiplies them first")
+        if trail.drops(reader):
+            fix = "evaluate the model (model.eval()), or train it with attn_implementation='sdpa'"
+            return Obstructed(reader, "mode", "dropout drops weights here: a fused kernel would draw others", fix, 2)
+        if not (trail.idle(reader) or _keeps_matrix(reader)):
+            product = next((u for u in reader.users if trail.named(u) in PRODUCTS), None)
+            what = f"{reader.name} ({operator_name(reader)}) stands between the softmax and the product with the values"
+            fix = "move it behind the product, or leave this attention as it is: no fused kernel has a place for it"
+            return Obstructed(reader, "operator", what, fix, 2) if product is not None else None
+        node = reader
+        nodes.append(reader)
+
+
+def _several_readers(node: Node) -> Obstructed | None:
+    """Weights that are read twice: attention whose weights are returned, or no attention."""
+    product = next((u for u in node.users if trail.named(u) in PRODUCTS), None)
+    other = next((u for u in node.users if u is not product), None)
+    if product is None or other is None:
+        return None
+    who = "the graph returns it" if other.op == "output" else f"{other.name} reads it, too"
+    fix = "do not ask for attention weights (output_attentions=False): a fused kernel never has them"
+    return Obstructed(node, "user", f"{node.name} would no longer be computed, but {who}", fix, 2)
+
+
+def _keeps_matrix(node: Node) -> bool:
+    """Whether ``node`` is a view that splits or joins leading dims only."""
+    if trail.named(node) not in ("view", "flatten", "unflatten", "unsqueeze", "squeeze"):
+        return False
+    before, after = value(node.args[0]), value(node)
+    return before.dim() > 1 < after.dim() and [*map(str, before.shape[-2:])] == [*map(str, after.shape[-2:])]
+
+
+def _unfit(held: Sequence[Any]) -> tuple[Any, str, str, int] | None:
+    """Why q, k and v of a place are nothing that the fused call takes."""
+    q, k, v = held
+    if not q.is_floating_point():
+        return "dtype", f"queries are {q.dtype}", "", 2
+    if not all(isinstance(n, torch.SymInt) or n >= 1 for t in held for n in t.shape):
+        return "shape", "a dim is empty", "", 2
+    if {q.dtype, k.dtype} != {v.dtype}:
+        kinds = ", ".join(str(t.dtype).removeprefix("torch.") for t in held)
+        return "dtype", f"queries, keys and values are {kinds}: a fused kernel takes one dtype", "cast them to one", 2
+    return None
+
+
+def _declined(held: Sequence[Any], biased: bool) -> str:
+    """Where torch has no fused kernel for CUDA that pays. Flash: 16 bits, one head dim of up to 256, no mask.
+    Memory-efficient: masks too, but beyond 128 its accumulators leave the registers (head dim 1024: 0.34x of the
+    written-out form), and float32 is slower than products in TF32 (0.81x, 12 heads of 64, 197 tokens, H200)."""
+    q, _, v = held
+    if q.device.type != "cuda":
+        return ""
+    e, d = q.shape[-1], v.shape[-1]
+    if q.itemsize != 2 or e % 8 or d % 8:
+        return f"torch's fused kernels pay for 16 bits and heads that are multiples of 8; these are {q.dtype}, {e}, {d}"
+    if max(e, d) <= 128 or (e == d and d <= 256 and not biased):
+        return ""
+    return f"torch's fused kernels pay for heads of up to 128, or of 256 without a mask; these are of {e} and {d}"
+
+
+class _Plan:
+    """The function that is traced in place of the steps: of q, k, v and the tensors of the steps."""
+
+    def __init__(self, scores: Scores, shape: tuple[Any, ...], out: tuple[Any, ...]) -> None:
+        self.scores, self.shape, self.out = scores, shape, out
+        self.viewed = any(step.kind == "view" for step in scores.steps)
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, *given: Any) -> Tensor:
+        k = k if self.scores.natural else k.transpose(-1, -2)
+        scale, bias = self.scores.scale, None
+        for step, tensor in zip(self.scores.steps, given, strict=True):
+            if step.kind == "scale":
+                scale, bias = scale * step.number, None if bias is None else bias * step.number
+            elif step.kind == "stretch":
+                q = q * tensor
+            else:
+                bias = _changed(step, bias, tensor)
+        if self.viewed:
+            lead = self.shape[:-2]
+            q, k = (t.expand(*self.scores.lead, *t.shape[-2:]).reshape(*lead, *t.shape[-2:]) for t in (q, k))
+            v = v.reshape(*lead, *v.shape[-2:])
+        out = _attended(q, k, v, bias, scale)
+        return out.reshape(self.out) if self.viewed else out
+
+
+def _changed(step: Step, bias: Tensor | None, given: Any) -> Tensor | None:
+    """What a step on the way from the product to the softmax makes of the bias so far."""
+    if step.kind == "add":
+        term = given if step.number == 1 else given * step.number
+        return term if bias is None else bias + term
+    if step.kind in ("fill", "keep"):
+        rest = torch.zeros((), dtype=step.dtype, device=given.device) if bias is None else bias
+        filled = torch.full((), step.number, dtype=step.dtype, device=given.device)
+        mask = given if given.dtype == torch.bool else given != 0
+        return torch.where(mask, filled, rest) if step.kind == "fill" else torch.where(mask, rest, filled)
+    if step.kind == "view" and bias is not None:
+        return bias.expand(step.before).reshape(step.after)
+    return bias
+
+
+def _attended(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Tensor:
+    """The fused call for any number of leading dims, which are those that q, k and v broadcast to."""
+    lead, rank = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2]), max(q.dim(), k.dim(), v.dim())
+    q, k, v = (t.expand(*lead, *t.shape[-2:]) for t in (q, k, v))
+    if bias is not None:
+        bias = _in_dtype(bias, q.dtype)
+        bias = bias[(None,) * (rank - bias.dim())]
+    if rank > 4:
+        q, k, v = (t.flatten(0, rank - 4) for t in (q, k, v))
+        bias = None if bias is None else bias.expand(*lead, *bias.shape[-2:]).flatten(0, rank - 4)
+    elif rank < 4:
+        at = 1 if rank == 3 else 0
+        for _ in range(4 - rank):
+            q, k, v, bias = (None if t is None else t.unsqueeze(at) for t in (q, k, v, bias))
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale)
+    return out.reshape(*lead, *out.shape[-2:]) if rank != 4 else out
+
+
+def _in_dtype(bias: Tensor, dtype: torch.dtype) -> Tensor:
+    """``bias`` in the dtype of the queries: the lowest number of a wider dtype stays a number."""
+    if bias.dtype == dtype:
+        return bias
+    if not bias.is_floating_point():
+        return bias.to(dtype)
+    return torch.where(bias == -torch.inf, bias, bias.clamp_min(torch.finfo(dtype).min)).to(dtype)
+
+
+attention = (Attention(),)

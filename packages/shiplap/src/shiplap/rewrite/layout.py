@@ -1,0 +1,99 @@
+"""The memory layout of what a replacement returns: left as it is where nobody sees it, and restored elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.fx import Node
+from torch.fx.node import map_arg
+
+from shiplap.compat import nodes as fx
+from shiplap.compat.sizes import holds
+
+__all__ = ["restored", "same_strides", "unseen"]
+
+MOVES = frozenset(
+    {"transpose", "permute", "mT", "swapaxes", "contiguous", "reshape", "view", "flatten", "unflatten", "unsqueeze"}
+)
+
+
+def same_strides(new: Tensor, old: Tensor) -> bool:
+    """Whether two tensors of one shape lie in memory alike: strides of dims with at most one element do not matter."""
+    return _strides(new) == _strides(old)
+
+
+def _strides(t: Tensor) -> list[Any]:
+    return [s for s, n in zip(t.stride(), t.shape, strict=True) if not (isinstance(n, int) and n <= 1)]
+
+
+def restored(fn: Callable[..., Any], wanted: Sequence[Tensor | None]) -> Callable[..., list[Any]]:
+    """``fn``, whose results are copied to the dim order of ``wanted``, where that is not None."""
+
+    def laid_out(*args: Any) -> list[Any]:
+        results = fn(*args)
+        flat = list(results) if isinstance(results, (list, tuple)) else [results]
+        return [
+            r if old is None or not isinstance(r, Tensor) else _laid_out(r, old)
+            for r, old in zip(flat, wanted, strict=True)
+        ]
+
+    return laid_out
+
+
+def _laid_out(new: Tensor, old: Tensor) -> Tensor:
+    order = dim_order(old)
+    if order == list(range(new.dim())):
+        return new.contiguous()
+    return new.permute(order).contiguous().permute([order.index(d) for d in range(new.dim())])
+
+
+def dim_order(t: Tensor) -> list[int]:
+    """Dims from the outermost to the innermost in memory."""
+    order = list(range(t.dim()))
+    for i in range(1, t.dim()):  # strides may be symbols, which cannot be hashed but compared
+        at = i
+        while at and holds(t.stride(order[at - 1]) < t.stride(order[at]), may_guard=True):
+            order[at - 1], order[at] = order[at], order[at - 1]
+            at -= 1
+    return order
+
+
+def unseen(old: Node, new: Tensor) -> list[tuple[Node, Any]] | None:
+    """The readers of ``old`` with the values that they have if it is laid out as ``new``, up to those that are laid
+    out as before. None if somebody would see the difference.
+
+    A chain of views that ends in a copy does not: ``attended.transpose(1, 2).reshape(b, l, -1)``.
+    """
+    readers, found = list(old.users), list[tuple[Node, Any]]()
+    if len(readers) != 1 or _called(readers[0]) not in MOVES:
+        return None
+    reader = readers[0]
+    held = fx.node_value(reader)
+    try:
+        with held.fake_mode:
+            made = _run(reader, old, new)
+    except Exception:  # a view that this layout does not admit
+        return None
+    if not isinstance(made, Tensor) or tuple(made.shape) != tuple(held.shape):
+        return None
+    if same_strides(made, held):
+        return found
+    further = unseen(reader, made)
+    return None if further is None else [(reader, made), *further]
+
+
+def _called(node: Node) -> str:
+    if node.op == "call_method":
+        return str(node.target)
+    return getattr(node.target, "__name__", "") if node.op == "call_function" else ""
+
+
+def _run(node: Node, given: Node, held: Tensor) -> Any:
+    """What ``node`` makes of fake values, ``held`` for ``given``."""
+    args, kwargs = map_arg((node.args, dict(node.kwargs)), lambda n: held if n is given else fx.node_value(n))
+    if node.op == "call_method":
+        return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+    target: Any = node.target
+    return target(*args, **kwargs)

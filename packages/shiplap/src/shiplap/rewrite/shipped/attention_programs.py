@@ -1,0 +1,82 @@
+"""Attention as models spell it: the programs on which the rewrite is proven."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from shiplap.rewrite.program import Program
+
+__all__ = ["programs"]
+
+LOWEST = torch.finfo(torch.float32).min
+
+
+def _scaled_scores(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    return F.softmax(torch.matmul(q, k.transpose(2, 3)) * 0.35 + mask, dim=-1) @ v
+
+
+def _scaled_queries(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    scores = (q * 0.35) @ k.transpose(-2, -1)
+    return F.dropout((scores + mask).softmax(dim=-1), 0.1, False) @ v
+
+
+def _divided_in_float32(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    scores = torch.matmul(q, k.mT) / math.sqrt(8.0)
+    return torch.matmul(F.softmax(scores + mask, dim=-1, dtype=torch.float32).to(q.dtype), v)
+
+
+def _biased_twice(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor) -> Tensor:
+    weights = torch.nn.functional.softmax(((q @ k.transpose(3, 2)) + bias) * 0.5 + mask, -1)
+    return weights.type(v.dtype) @ v
+
+
+def _filled(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    scores = torch.matmul(q, k.permute(0, 1, 3, 2)).masked_fill(mask > 0.5, LOWEST)
+    return torch.matmul(scores.float().softmax(-1).to(v.dtype), v)
+
+
+def _kept(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    scores = torch.where(mask > 0.5, q @ k.transpose(-1, -2), LOWEST)
+    return scores.softmax(-1) @ v
+
+
+def _in_batches(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor) -> Tensor:
+    scores = torch.baddbmm(bias, q, k.transpose(1, 2), beta=1.0, alpha=0.35)
+    weights = F.softmax(scores.view(2, 3, 5, 7) + mask, dim=-1).view(6, 5, 7)
+    return torch.bmm(weights, v)
+
+
+def _of_one_head(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (torch.bmm(q, k.transpose(1, 2)) * 0.35).softmax(-1) @ v
+
+
+def _by_temperature(q: Tensor, k: Tensor, v: Tensor, by: Tensor) -> Tensor:
+    return F.softmax((q @ k.transpose(-2, -1)) * by, -1) @ v
+
+
+def programs() -> Iterator[Program]:
+    """Each spelling on values as attention sees them; the usual one in all dtypes and with symbolic sizes."""
+    rng = torch.Generator().manual_seed(0)
+
+    def drawn(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
+        return tuple(torch.randn(s, generator=rng).to(dtype) for s in shapes)
+
+    q, k, v = (2, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 6)
+    yield Program(_scaled_scores, drawn(q, k, v, (2, 1, 5, 7)), "a mask for each batch")
+    yield Program(_scaled_scores, drawn(q, k, v, (1, 3, 5, 7)), "a mask for each head, dynamic", dynamic=True)
+    yield Program(_scaled_queries, drawn(q, k, v, (5, 7)), "scaled queries")
+    for dtype in (torch.bfloat16, torch.float16):
+        yield Program(_divided_in_float32, drawn(q, k, v, (2, 1, 1, 7), dtype=dtype), f"softmax in float32, {dtype}")
+    yield Program(_biased_twice, drawn(q, (2, 1, 7, 8), v, (1, 3, 5, 7), (2, 1, 5, 7)), "a bias that is scaled")
+    masks: tuple[tuple[Callable[..., Tensor], tuple[int, ...]], ...] = ((_filled, (2, 1, 5, 7)), (_kept, (5, 7)))
+    for fn, shape in masks:
+        yield Program(fn, drawn(q, k, v, shape), fn.__name__, train=False)
+    batches = drawn((6, 5, 8), (6, 7, 8), (6, 7, 6), (6, 1, 7), (2, 1, 5, 7))
+    yield Program(_in_batches, batches, "baddbmm and views")
+    yield Program(_of_one_head, drawn((2, 5, 8), (2, 7, 8), (2, 7, 6)), "three dims")
+    yield Program(_by_temperature, drawn(q, k, v, (3, 1, 1)), "a learned temperature")

@@ -1,0 +1,278 @@
+"""The scores of attention, followed from the softmax up to the product of queries and keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from shiplap.rewrite import trail
+from shiplap.rewrite.graph import operator_name, value
+from shiplap.rewrite.match import Obstacle
+
+__all__ = ["PRODUCTS", "Obstructed", "Scores", "Step", "scores_of"]
+
+PRODUCTS = frozenset({"matmul", "bmm"})
+FILLS = ("masked_fill", "masked_fill_", "where")
+SWALLOWS = 1e8  # a number that is this far from 0 swallows a score that is added to it, in float32
+FAR = 40  # calls between a softmax and its product
+
+
+class Obstructed(Exception):
+    """What stopped the pass at one place: the node, the kind of obstacle, a sentence, and what to do about it."""
+
+    def __init__(self, node: Node, obstacle: Obstacle, reason: str, fix: str = "", fitting: int = 1) -> None:
+        self.node, self.obstacle, self.reason, self.fix, self.fitting = node, obstacle, reason, fix, fitting
+        super().__init__(reason)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One call between the product and the softmax.
+
+    ``kind``: ``scale`` by a number, ``stretch`` by a tensor that is constant along the keys, ``add`` a tensor times a
+    number, ``fill`` with a number where a mask is true, ``keep`` what is there where it is true, ``view`` with other
+    leading dims.
+    """
+
+    kind: str
+    given: Any = None
+    number: float = 1.0
+    dtype: torch.dtype = torch.float32
+    before: tuple[Any, ...] = ()
+    after: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True)
+class Scores:
+    """``product`` is ``q @ k.transpose(-1, -2)`` if ``natural``, else ``q @ k``, times ``scale``.
+
+    ``steps`` follow it, in the order in which they are computed. ``nodes`` are all that lies in between, product
+    included. ``lead`` are the leading dims of the product.
+    """
+
+    product: Node
+    q: Node
+    k: Node
+    natural: bool
+    scale: float
+    lead: tuple[Any, ...]
+    steps: list[Step] = field(default_factory=list)
+    nodes: list[Node] = field(default_factory=list)
+
+    @property
+    def blocks_gradients(self) -> bool:
+        """Whether a number is filled in with which a row that is masked as a whole is still a row of weights."""
+        return any(s.kind in ("fill", "keep") and s.number != -float("inf") for s in self.steps)
+
+
+def scores_of(top: Any, reader: Node, depth: int = 0) -> Scores | None:
+    """The product above ``top``, which ``reader`` reads, and the steps from there. None if there is no product.
+
+    Raises:
+        Obstructed: where there is a product above, and something that attention has no place for lies in between.
+    """
+    if not isinstance(top, Node) or not top.op.startswith("call") or depth > FAR:
+        return None
+    if trail.named(top) in (*PRODUCTS, "baddbmm"):
+        return _product(top)
+    step = _step(top)
+    if step is None:
+        return _obstructed(top, depth)
+    below = None
+    for inner, made in step:
+        below = scores_of(inner, top, depth + 1)
+        if below is not None:
+            below.steps.extend(s for s in made if s is not None)
+            break
+    if below is None:
+        return None
+    _require_only_reader(top, reader)
+    below.nodes.append(top)
+    return below
+
+
+def _require_only_reader(node: Node, reader: Node) -> None:
+    other = next((u for u in node.users if u is not reader), None)
+    if other is not None:
+        who = "the graph returns it" if other.op == "output" else f"{other.name} reads it, too"
+        raise Obstructed(
+            node,
+            "user",
+            f"{node.name} ({operator_name(node)}) would no longer be computed, but {who}",
+            "do not return or read the scores: a fused kernel never has them",
+        )
+
+
+def _step(node: Node) -> list[tuple[Any, list[Step | None]]] | None:
+    """What ``node`` does to scores: for each operand that may be the scores, that operand and the step. None if it is
+    nothing that attention knows."""
+    name = trail.named(node).removeprefix("i") if trail.named(node) in ("iadd", "imul", "itruediv", "isub") else ""
+    name = name or trail.named(node).removesuffix("_")
+    if trail.idle(node):
+        return [(node.args[0], [None])]
+    if scaled := trail.factor(node):
+        return [(scaled[0], [Step("scale", None, scaled[1])])]
+    given = trail.operands(node)
+    if name in ("add", "sub") and len(given) == 2:
+        return list(_sums(node, given, 1.0 if name == "add" else -1.0))
+    if name in FILLS and len(given) == 3:
+        return _filled(node, given)
+    if name in ("mul", "div") and len(given) == 2:
+        return _stretched(node, given) if name == "mul" else None
+    if name in ("view", "flatten", "unflatten", "unsqueeze", "squeeze") and _viewed(node):
+        before, after = (tuple(value(n).shape) for n in (given[0], node))
+        return [(given[0], [Step("view", None, before=before, after=after)])]
+    return None
+
+
+def _sums(node: Node, given: list[Any], sign: float) -> Iterator[tuple[Any, list[Step | None]]]:
+    pairs = [(given[0], given[1], sign)]
+    if sign == 1:
+        pairs.append((given[1], given[0], 1.0))
+    for scores, bias, number in pairs:
+        if isinstance(scores, Node) and isinstance(bias, Node) and _as_large(scores, node):
+            yield scores, [Step("add", bias, number)]
+
+
+def _as_large(scores: Node, node: Node) -> bool:
+    held, made = value(scores), value(node)
+    return isinstance(held, Tensor) and held.dim() >= 2 and trail.same_shape(held, made)
+
+
+def _filled(node: Node, given: list[Any]) -> list[tuple[Any, list[Step | None]]] | None:
+    """``scores.masked_fill(mask, number)``, ``where(mask, number, scores)`` or ``where(mask, scores, number)``."""
+    where = trail.named(node) == "where"
+    for at, kind in ((1, "keep"), (2, "fill")) if where else ((0, "fill"),):
+        scores = given[at]
+        mask, filling = (given[0], given[3 - at]) if where else (given[1], given[2])
+        number = trail.constant(filling)
+        if not isinstance(scores, Node) or not isinstance(mask, Node) or number is None or not _as_large(scores, node):
+            continue
+        if abs(number) < SWALLOWS or number > 0:
+            if scores_of(scores, node) is None:
+                return None
+            raise Obstructed(
+                node,
+                "constant",
+                f"the mask fills in {number:g}, which a row that is masked as a whole would see",
+                "fill in torch.finfo(scores.dtype).min",
+            )
+        return [(scores, [Step(kind, mask, number, value(node).dtype)])]
+    return None
+
+
+def _stretched(node: Node, given: list[Any]) -> list[tuple[Any, list[Step | None]]] | None:
+    """Times a tensor that has one value along the keys: the queries may be multiplied by it instead."""
+    for scores, by in (given, given[::-1]):
+        held = value(by) if isinstance(by, Node) else None
+        if isinstance(scores, Node) and isinstance(held, Tensor) and _as_large(scores, node):
+            last = held.shape[-1] if held.dim() else 1
+            if isinstance(last, int) and last == 1:
+                return [(scores, [Step("stretch", by)])]
+    return None
+
+
+def _viewed(node: Node) -> bool:
+    """A view that splits or joins leading dims of known size."""
+    before, after = value(node.args[0]), value(node)
+    if before.dim() < 2 or after.dim() < 2:
+        return False
+    known = all(isinstance(n, int) for n in (*before.shape, *after.shape))
+    return known and tuple(before.shape[-2:]) == tuple(after.shape[-2:])
+
+
+def _product(node: Node) -> Scores | None:
+    given = trail.operands(node)
+    steps: list[Step] = []
+    if trail.named(node) == "baddbmm":
+        names = ("input", "batch1", "batch2")
+        by_name = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+        alpha, beta = (trail.constant(by_name.get(n, 1)) for n in ("alpha", "beta"))
+        if alpha is None or beta is None:
+            return None
+        given = [by_name["batch1"], by_name["batch2"]]
+        steps = [Step("scale", None, alpha), *([Step("add", by_name["input"], beta)] if beta else [])]
+    if len(given) != 2 or not all(isinstance(g, Node) and isinstance(value(g), Tensor) for g in given):
+        return None
+    if min(value(g).dim() for g in given) < 2:
+        return None
+    passed: list[Node] = []
+    q, by = _unscaled(given[0], passed)
+    k, also = _unscaled(given[1], passed)
+    natural = _swaps_last(k)
+    if natural:
+        passed.append(k)
+        k, more = _unscaled(k.args[0], passed)
+        also *= more
+    lead = tuple(value(node).shape[:-2])
+    return Scores(node, q, k, natural, by * also, lead, steps, [*passed, node])
+
+
+def _unscaled(node: Node, passed: list[Node]) -> tuple[Node, float]:
+    """What ``node`` is a multiple of, and the number, where nobody else reads the multiple; without casts to wider."""
+    scale, at, dtype = 1.0, node, value(node).dtype
+    found, gone = (node, 1.0), list[Node]()
+    while True:
+        if scaled := trail.factor(at):
+            gone.append(at)
+            at, scale = scaled[0], scale * scaled[1]
+        elif trail.idle(at) and trail.named(at) != "dropout":
+            gone.append(at)
+            at = at.args[0]
+        else:
+            break
+        held = value(at)
+        if held.dtype == dtype or (trail.is_wide(dtype) and held.is_floating_point()):
+            found = at, scale
+            if len(gone[-1].users) == 1:
+                passed.append(gone[-1])
+    return found
+
+
+def _swaps_last(node: Node) -> bool:
+    """Whether ``node`` swaps the last two dims, however it is spelled."""
+    name, held = trail.named(node), value(node)
+    if name in ("mT", "adjoint"):
+        return True
+    if name == "getattr":
+        return node.args[1] == "mT"
+    numbers = [d for a in trail.operands(node)[1:] for d in (a if isinstance(a, (list, tuple)) else [a])]
+    if not all(type(d) is int for d in numbers):
+        return False
+    rank = held.dim()
+    dims = [d % rank for d in numbers]
+    if name in ("transpose", "swapaxes", "swapdims"):
+        return sorted(dims) == [rank - 2, rank - 1]
+    return name == "permute" and dims == [*range(rank - 2), rank - 1, rank - 2]
+
+
+def _obstructed(top: Node, depth: int) -> None:
+    """Raise where a product stands right above a call that attention does not know."""
+    for given in top.all_input_nodes:
+        held = value(given)
+        if not (isinstance(held, Tensor) and held.dim() >= 3 and _as_large(given, top)):
+            continue
+        try:
+            above = scores_of(given, top, depth + 1)
+        except Obstructed:
+            above = None
+        if above is not None:
+            raise Obstructed(top, "operator", *_no_place(top))
+
+
+def _no_place(node: Node) -> tuple[str, str]:
+    if trail.named(node) == "tanh":
+        return (
+            "tanh caps the scores, and scaled_dot_product_attention has no cap",
+            "torch.nn.attention.flex_attention has one: pass a score_mod, with attn_implementation='flex_attention' "
+            "in transformers",
+        )
+    return (
+        f"{node.name} ({operator_name(node)}) lies between the product of queries and keys and the softmax",
+        "write it as a mask that is added to the scores, or as a factor of the queries",
+    )
