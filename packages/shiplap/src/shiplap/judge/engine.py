@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import sys
 import time
@@ -136,8 +137,8 @@ def judge(
         home = launcher or stack.enter_context(Launcher())
         _hear(case, home, stack)
     return Ruling(
-        _shown(asked),
-        _shown(judged),
+        _shown(asked, reference),
+        _shown(judged, candidate),
         tuple(case.reasons),
         tuple(case.missing.items()),
         tuple(case.unchecked),
@@ -147,8 +148,11 @@ def judge(
     )
 
 
-def _shown(target: Target) -> str:
-    return f"{Path(target.home).name if target.home.endswith('.py') else target.home}:{target.names[0]}"
+def _shown(target: Target, given: Any) -> str:
+    """What was passed, without the folder."""
+    home = Path(target.home).name if target.home.endswith(".py") else target.home
+    named = not isinstance(given, (str, os.PathLike)) or ":" in str(given)
+    return f"{home}:{target.names[0]}" if named else home
 
 
 def _hear(case: _Case, launcher: Launcher, stack: ExitStack) -> None:

@@ -10,7 +10,6 @@ import contextlib
 import mmap
 import os
 import socket
-import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from time import perf_counter_ns
@@ -72,7 +71,7 @@ class Host:
     def answer(self, asked: Mapping[str, Any], handle: int) -> dict[str, Any]:
         """One request → one reply."""
         if asked["do"] == "intact":
-            return {"changed": self._intact.changed()[:20], "threads": threading.active_count()}
+            return {"changed": self._intact.changed()[:20], "threads": self._intact.threads()}
         memory: Any = mmap.mmap(handle, 0, flags=mmap.MAP_PRIVATE | getattr(mmap, "MAP_POPULATE", 0))
         if asked["do"] == "load":
             self._target = ready(asked, unpack(asked["init"], memory), unpack(asked["state"], memory))

@@ -6,6 +6,7 @@ import builtins
 import os
 import sys
 import sysconfig
+import threading
 import time
 from types import ModuleType
 from typing import Any
@@ -39,6 +40,17 @@ class Snapshot:
                 if callable(before) and now.get(key) is not before and self._foreign(now.get(key)):
                     found.append(f"{name}.{key}")
         return found
+
+    def threads(self) -> int:
+        """How many other threads of Python run code that is neither Python's own nor torch's, nor wait in it."""
+        mine, count = threading.get_ident(), 0
+        for ident, frame in sys._current_frames().items():
+            files, at = [], frame
+            while ident != mine and at is not None:
+                files.append(os.path.realpath(at.f_code.co_filename))
+                at = at.f_back  # type: ignore[assignment]
+            count += any(not f.startswith(self._trusted) for f in files)
+        return count
 
     def _foreign(self, value: Any) -> bool:
         """Torch and Python replace functions of theirs as well, when further parts of them are imported."""

@@ -38,7 +38,7 @@ class Ended(Exception):
 class Bounds:
     """What a process may use: seconds of one request, bytes of memory beyond the first, processes that it starts."""
 
-    seconds: float = 60.0
+    seconds: float = 120.0
     memory: int = 8 << 30
     processes: int = 32
     file_size: int = 1 << 30
