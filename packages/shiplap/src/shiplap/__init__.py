@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from shiplap.audit import Finding, audit
     from shiplap.doctor import Diagnosis, doctor
     from shiplap.fuse import Explanation, explain
+    from shiplap.judge import judge
     from shiplap.rewrite import rewrite, rewrites
 
 __version__ = "0.1.0"
@@ -33,6 +34,7 @@ __all__ = [
     "doctor",
     "explain",
     "freeze",
+    "judge",
     "op",
     "rewrite",
     "rewrites",
@@ -47,6 +49,7 @@ _LATE = {
     "audit": "shiplap.audit",
     "doctor": "shiplap.doctor",
     "explain": "shiplap.fuse",
+    "judge": "shiplap.judge",
     "rewrite": "shiplap.rewrite",
     "rewrites": "shiplap.rewrite",
 }
@@ -55,7 +58,7 @@ _LATE = {
 class _Package(ModuleType):
     """``shiplap`` itself, which loads the names of ``_LATE`` when they are first used.
 
-    ``audit``, ``doctor`` and ``rewrite`` are functions and, by the same name, packages. When Python has imported
+    ``audit``, ``doctor``, ``judge`` and ``rewrite`` are functions and, by the same name, packages. When Python has imported
     ``shiplap.audit``, at whatever time and for whomever, it binds that package to the name ``audit`` of ``shiplap``. A
     module's own ``__getattr__`` would not be asked from then on, and ``sl.audit(op)`` would call a module: so this
     class, the documented way to control what is bound, lets the function keep the name.

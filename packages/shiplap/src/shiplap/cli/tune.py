@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from shiplap.selection.calls import Call
     from shiplap.selection.engine import Request
 
-__all__ = ["command"]
+__all__ = ["command", "values_of"]
 
 OUT_OF_TIME = 3
 EPILOG = """\b
@@ -123,10 +123,10 @@ def _sized(targets: Sequence[str], sizes: Sequence[str], dtype: str, device: str
     ops = resolve(targets)
     if len(ops) != 1:
         raise error("SL613", where="shiplap tune --sizes", got=f"{len(ops)} ops", expected="one op: module:op")
-    return [(ops[0], recipe_for(ops[0], _values(text), dtype), device) for text in sizes]
+    return [(ops[0], recipe_for(ops[0], values_of(text), dtype), device) for text in sizes]
 
 
-def _values(text: str) -> dict[str, Any]:
+def values_of(text: str) -> dict[str, Any]:
     """``n=4096,kernel=[3,3,3]`` → names and literals."""
     import ast
 

@@ -101,5 +101,23 @@ register(
             "Some verbs come with shiplap. Other verbs come with packages that are installed separately.",
             "install the package that has the verb, or use a verb that 'shiplap --help' lists",
         ),
+        (
+            "SL615",
+            "the reference comes without inputs",
+            "The referee calls reference and candidate on inputs that the reference's author describes.",
+            "define get_inputs() beside the reference, pass --inputs file.py:function, or declare the reference as an op",
+        ),
+        (
+            "SL616",
+            "the reference fails on its own inputs",
+            "A candidate is compared with the results of the reference.",
+            "correct the reference, or what get_inputs and get_init_inputs return",
+        ),
+        (
+            "SL617",
+            "no process can be judged here",
+            "A candidate is called in a process that the Linux kernel has locked in.",
+            "judge on Linux, and look at what 'got' names",
+        ),
     ],
 )

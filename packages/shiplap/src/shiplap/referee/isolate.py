@@ -27,6 +27,7 @@ from typing import IO, Any
 import torch
 
 from shiplap import compat
+from shiplap.referee.proc import resident, stat_fields
 
 __all__ = ["Death", "Limits", "can_isolate", "stream"]
 
@@ -137,7 +138,7 @@ class _Watch:
     def __init__(self, child: int, reading: int, limits: Limits, output: IO[bytes]) -> None:
         self.child, self.reading, self.limits, self.output = child, reading, limits, output
         self.rest = b""
-        self.base = _resident(child)
+        self.base = resident(child)
         self.busy_s = limits.busy_s
         self.since = self.moved = time.monotonic()
         self.began = self.used = 0.0
@@ -176,7 +177,7 @@ class _Watch:
 
     def _over(self) -> str:
         """Which limit the child has passed, or nothing."""
-        if _resident(self.child) - self.base > self.limits.memory:
+        if resident(self.child) - self.base > self.limits.memory:
             return f"memory exhausted: more than {self.limits.memory / 2**30:.3g} GiB resident"
         now = time.monotonic()
         used = _seconds(self.child)
@@ -213,22 +214,14 @@ def _kill(child: int) -> None:
         os.waitpid(child, 0)
 
 
-def _fields(pid: int | str) -> list[str]:
-    """What follows the name in ``/proc/PID/stat``: state, ppid, pgrp, session, ..."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (OSError, ValueError):
-        return []
-
-
 def _seconds(pid: int | str) -> float:
-    fields = _fields(pid)
+    fields = stat_fields(pid)
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") if fields else 0.0
 
 
 def _session_seconds(leader: int) -> float:
     """Processor time of the child's session and of all its descendants: compilers that it waits for have their own."""
-    fields = {int(entry): stat for entry in os.listdir("/proc") if entry.isdigit() and (stat := _fields(entry))}
+    fields = {int(entry): stat for entry in os.listdir("/proc") if entry.isdigit() and (stat := stat_fields(entry))}
     family = {pid for pid, stat in fields.items() if pid == leader or int(stat[3]) == leader}
     grown = family
     while grown:
@@ -236,10 +229,3 @@ def _session_seconds(leader: int) -> float:
         family |= grown
     ticks = sum(sum(map(int, fields[pid][11:15])) for pid in family)
     return ticks / os.sysconf("SC_CLK_TCK")
-
-
-def _resident(pid: int) -> int:
-    try:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, IndexError, ValueError):
-        return 0

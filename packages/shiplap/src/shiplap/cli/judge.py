@@ -1,0 +1,80 @@
+"""``shiplap judge``: a verdict on a kernel that nobody trusts, and how much faster it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from shiplap.cli import console
+from shiplap.errors import error
+
+__all__ = ["command"]
+
+EPILOG = """\b
+Examples:
+  shiplap judge problem.py generated.py                  Model of the one, ModelNew of the other
+  shiplap judge ref.py:softmax fast.py:softmax --json    functions; get_inputs() lies beside the reference
+  shiplap judge mylib.ops:rms_norm fast.py:rms --sizes n=4096,c=1024
+  shiplap judge ref.py fast.py --seconds 20 --fixed-shapes --html verdict.html
+
+\b
+Exit status:
+  0  accepted
+  1  refused: the reasons are printed
+  2  the reference cannot be loaded or has no inputs
+  3  incomplete: nothing is wrong, and something was not looked at"""
+
+
+def command(
+    reference: Annotated[str, typer.Argument(metavar="REFERENCE", help="file.py[:name] or module[:name]; trusted.")],
+    candidate: Annotated[str, typer.Argument(metavar="CANDIDATE", help="The same; imported in a sandbox only.")],
+    inputs: Annotated[str | None, typer.Option("--inputs", metavar="TARGET", help="Makes the arguments.")] = None,
+    seconds: Annotated[float, typer.Option("--seconds", help="About how long to look and to time.")] = 60.0,
+    rounds: Annotated[int, typer.Option("--rounds", help="Timed calls of each shape, each on new values.")] = 12,
+    sizes: Annotated[
+        list[str] | None, typer.Option("--sizes", metavar="N=V,...", help="Sizes to time an op at; repeatable.")
+    ] = None,
+    tolerance: Annotated[float, typer.Option("--tolerance", help="Relative error to admit beyond rounding.")] = 0.0,
+    fixed_shapes: Annotated[bool, typer.Option("--fixed-shapes", help="Shapes are part of the contract.")] = False,
+    compiled: Annotated[bool, typer.Option("--compiled", help="Time torch.compile of the reference, too.")] = False,
+    gradients: Annotated[bool, typer.Option("--gradients", help="Compare gradients, too.")] = False,
+    device: Annotated[str, typer.Option("--device", help="Where the arguments lie.")] = "cpu",
+    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write the verdict as one page.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON value: the verdict.")] = False,
+) -> None:
+    """Judge a kernel that is not trusted: right, honest, and how fast.
+
+    The candidate runs in a locked process of its own. Seeds, inputs, clock and comparison stay here.
+    """
+    if seconds <= 0 or rounds < 1 or tolerance < 0:
+        raise error("SL613", where="shiplap judge", got="a number that is not positive", expected="positive numbers")
+    console.require_device(device)
+    if html is not None:
+        console.require_file(html)
+    from shiplap.cli.tune import values_of
+    from shiplap.judge import judge
+    from shiplap.judge.show import lines, page
+    from shiplap.selection.engine import shown
+
+    changes: dict[str, Any] = {
+        "seconds": seconds,
+        "rounds": rounds,
+        "sizes": [values_of(text) for text in sizes or []],
+        "tolerance": tolerance,
+        "vary_shapes": not fixed_shapes,
+        "compiled": compiled,
+        "gradients": True if gradients else None,
+        "device": device,
+    }
+    with console.own_stdout(), shown(False if json else None) as report:
+        ruling = judge(reference, candidate, inputs=inputs, report=report, **changes)
+    if html is not None:
+        console.write_text(html, page(ruling))
+    if json:
+        console.emit_json(ruling.as_json())
+    else:
+        for text, style in lines(ruling):
+            console.out().print(text, style=style, markup=False)
+    raise typer.Exit(ruling.exit_code)

@@ -1,0 +1,115 @@
+"""Timing that cannot be gamed: nobody knows the values before the clock starts, and every result is checked.
+
+A call's time runs from the moment at which its arguments can first be seen in the candidate's process to the moment at
+which its answer arrives here. The process is stopped then, and its results are read from its memory. Whatever a
+candidate does in between, right results within that time are what it is paid for. What the exchange itself takes is
+measured on a process that computes nothing, and taken off.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from functools import cache
+from random import SystemRandom
+from statistics import median
+
+import torch
+
+from shiplap.judge.problem import Problem
+from shiplap.judge.variants import Form
+from shiplap.judge.verdict import Timed
+from shiplap.judge.witness import Call, Witness, Wrong
+from shiplap.referee.case import tree_map
+from shiplap.referee.run import tensors
+
+__all__ = ["LEAST", "measure", "rates"]
+
+LEAST = 5  # rounds
+FLUSHED = 32 << 20  # bytes: more than the caches between two cores hold
+DISTRUST, SLACK = 0.5, 500e-6  # share and seconds by which the two clocks may differ
+
+
+@cache
+def rates() -> tuple[float, float]:
+    """Bytes and operations in a second, as fast as this machine was seen to move and to multiply."""
+    room, copy = torch.ones(FLUSHED // 4), torch.empty(FLUSHED // 4)
+    a = torch.randn(768, 768)
+    moved, done = [], []
+    for _ in range(4):
+        started = time.perf_counter()
+        copy.copy_(room)
+        moved.append(2 * FLUSHED / (time.perf_counter() - started))
+        started = time.perf_counter()
+        torch.mm(a, a)
+        done.append(2 * 768**3 / (time.perf_counter() - started))
+    return max(moved), max(done)
+
+
+def measure(problem: Problem, form: Form, judged: Mapping[str, Witness], rounds: int, ends: float) -> Timed:
+    """Time all of ``judged`` in turn: ``"candidate"``, ``"reference"``, ``"nothing"`` and perhaps ``"compiled"``.
+
+    Raises Wrong for what the candidate did in a timed call.
+    """
+    flush, order = torch.empty(FLUSHED, dtype=torch.uint8), list(judged)
+    calls: dict[str, list[Call]] = {name: [] for name in order}
+    repeated: list[Call] = []
+    for number in range(rounds):
+        args = problem.draw(form)
+        expected = problem.expect(form, args)
+        SystemRandom().shuffle(order)
+        for name in order:
+            flush.fill_(number % 251)
+            call = judged[name].call(args, expected if name == "candidate" else None)
+            calls[name].append(call)
+            if name == "candidate":
+                repeated.append(judged[name].call(args, expected))
+            if name == "candidate" and (strays := judged[name].prisoner.sweep()):
+                raise Wrong("processes", f"{strays} processes were running beside a timed call")
+        if number + 1 >= LEAST and time.monotonic() > ends:
+            break
+    _remembers([c.wall for c in calls["candidate"]], [c.wall for c in repeated], [c.wall for c in calls["nothing"]])
+    return _timed(problem, form, args, calls)
+
+
+def _remembers(fresh: list[float], again: list[float], nothing: list[float]) -> None:
+    """Raises Wrong where values that were seen before take much less time."""
+    empty = median(nothing)
+    least, most = min(fresh) - empty, max(again) - empty  # load on the machine delays single calls only
+    if least > SLACK and most < 0.5 * least:
+        raise Wrong("remembers", f"{least * 1e6:.0f} us on new values, {most * 1e6:.0f} us on the same values again")
+
+
+def _timed(problem: Problem, form: Form, args: tuple[object, ...], calls: Mapping[str, list[Call]]) -> Timed:
+    walls = {name: [c.wall for c in made[1:]] for name, made in calls.items()}  # the first call of each is cold
+    nothing = median(walls["nothing"])
+    spread = max(walls["nothing"]) - min(walls["nothing"])
+    net = {name: median(w) - nothing for name, w in walls.items()}
+    own = {name: median([c.spent for c in made[1:]]) for name, made in calls.items()}
+    _agree(net["candidate"], own["candidate"], nothing, spread)
+    late = median([c.late for c in calls["candidate"]])
+    if late > SLACK / 5 + 0.1 * own["candidate"]:
+        raise Wrong("streams", f"work went on for {late * 1e6:.0f} us after the call's own stream was done")
+    moved = sum(t.numel() * t.itemsize for t in tensors(args))
+    outs: list[int] = []
+    with torch.no_grad():
+        result = problem.expect(form, args).own
+    tree_map(lambda t: outs.append(t.numel() * t.itemsize), result)
+    flops = problem.flops(args)
+    bandwidth, operations = rates()
+    floor = max(sum(outs) / (8 * bandwidth), flops / (8 * operations))
+    times = {name: max(net[name], own[name]) for name in calls if name != "nothing"}
+    if times["candidate"] + nothing < floor:
+        raise Wrong("floor", f"{times['candidate'] * 1e6:.1f} us, and its work takes {floor * 1e6:.1f} us at least")
+    light = max((moved + sum(outs)) / bandwidth, flops / operations)
+    found = times["candidate"], times["reference"], times.get("compiled")
+    return Timed(form.label, *found, nothing, light, len(walls["candidate"]))
+
+
+def _agree(net: float, own: float, nothing: float, spread: float) -> None:
+    """Raises Wrong where the candidate's process says that it took much less than it did."""
+    if net - own > max(DISTRUST * net, SLACK, 3 * spread):
+        told = f"its own clock says {own * 1e6:.0f} us, the referee's {net * 1e6:.0f} us"
+        raise Wrong("clock", f"work outside the call: {told}")
+    if net < -max(3 * spread, 0.8 * nothing):
+        raise Wrong("clock", "it answers faster than a process that computes nothing")

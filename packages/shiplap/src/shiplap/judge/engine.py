@@ -1,0 +1,323 @@
+"""``sl.judge``: load, look, time, and say."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from shiplap.errors import error
+from shiplap.judge.clock import LEAST, measure
+from shiplap.judge.problem import Problem
+from shiplap.judge.source import suspicious
+from shiplap.judge.target import Subject, Target, subject
+from shiplap.judge.variants import Form, nudged
+from shiplap.judge.verdict import Reason, Ruling, Timed
+from shiplap.judge.witness import Witness, Wrong
+from shiplap.referee.compare import Reduction
+from shiplap.referee.judge import settle
+from shiplap.referee.process import Bounds, Ended, Launcher
+from shiplap.referee.run import tensors
+
+__all__ = ["Options", "judge"]
+
+ENOUGH = 100  # calls of the smallest form
+LOOKING = 0.6  # share of the time that is for correctness
+REFERENCE, CANDIDATE = ("Model", "reference"), ("ModelNew", "candidate", "Model")
+Report = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to judge.
+
+    Attributes:
+        seconds: about how long; what is not reached by then makes the verdict incomplete.
+        rounds: timed calls of each shape.
+        sizes: sizes to time an op at; by default the largest of the audit's samples.
+        tolerance: a relative error to admit beyond rounding.
+        vary_shapes: whether the candidate has to serve other shapes that the reference takes.
+        compiled: whether ``torch.compile`` of the reference is timed as well.
+        gradients: whether gradients are compared; by default for ops that declare one.
+        timed: whether anything is timed.
+    """
+
+    seconds: float = 60.0
+    rounds: int = 12
+    sizes: Sequence[dict[str, Any]] = ()
+    tolerance: float = 0.0
+    vary_shapes: bool = True
+    compiled: bool = False
+    gradients: bool | None = None
+    timed: bool = True
+    device: str = "cpu"
+    bounds: Bounds = field(default_factory=Bounds)
+
+
+@dataclass
+class _Case:
+    """A verdict in the making."""
+
+    options: Options
+    subject: Subject
+    candidate: Target
+    reference: Target
+    report: Report
+    ends: float
+    reasons: list[Reason] = field(default_factory=list)
+    missing: dict[str, str] = field(default_factory=dict)
+    unchecked: list[str] = field(default_factory=list)
+    timings: list[Timed] = field(default_factory=list)
+    calls: int = 0
+
+    @property
+    def problem(self) -> Problem:
+        return self.subject.problem
+
+    @contextmanager
+    def noting(self, label: str) -> Iterator[None]:
+        try:
+            yield
+        except Wrong as e:
+            self.reasons.append(Reason(e.check, e.evidence, label))
+
+
+def judge(
+    reference: Any,
+    candidate: Any,
+    *,
+    inputs: Any = None,
+    options: Options | None = None,
+    launcher: Launcher | None = None,
+    report: Report = lambda what, done, total: None,
+    **changes: Any,
+) -> Ruling:
+    """The verdict on ``candidate``, which nobody trusts, by ``reference``, which is trusted.
+
+    Both are ``path/to/file.py:name``, ``module:name``, or a function, class or op at the top level of a file. The
+    candidate is imported and called in a sandboxed process only. ``inputs`` makes the arguments of one call of a
+    reference that is a function or a class; by default ``get_inputs`` beside it. ``changes`` are fields of
+    :class:`Options`. A ``launcher`` that is passed serves several verdicts, and starts once.
+
+    Raises:
+        ShiplapError: SL501 or SL601 for a reference that cannot be loaded, SL615 without inputs, SL616 when the
+            reference fails on them, SL617 where no process can be judged. What is wrong with the candidate is a reason
+            of the verdict and never raises.
+
+    Example:
+        >>> ruling = sl.judge("problem.py:Model", "generated.py:ModelNew", seconds=30)
+        >>> ruling.word, ruling.at_least
+    """
+    options = replace(options or Options(), **changes)
+    began = time.monotonic()
+    if not sys.platform.startswith("linux"):
+        raise error("SL617", where="judge", got=sys.platform, expected="Linux, whose kernel can lock a process in")
+    asked = Target.of(reference, REFERENCE)
+    judged = Target.of(candidate, (*CANDIDATE, *asked.names))
+    made = subject(
+        asked,
+        inputs,
+        device=options.device,
+        sizes=options.sizes,
+        tolerance=options.tolerance,
+        vary_shapes=options.vary_shapes,
+        seed=secrets.randbits(62),
+    )
+    case = _Case(options, made, judged, asked, report, began + options.seconds)
+    with ExitStack() as stack:
+        home = launcher or stack.enter_context(Launcher())
+        _hear(case, home, stack)
+    return Ruling(
+        _shown(asked, reference),
+        _shown(judged, candidate),
+        tuple(case.reasons),
+        tuple(case.missing.items()),
+        tuple(case.unchecked),
+        tuple(case.timings),
+        case.calls,
+        time.monotonic() - began,
+    )
+
+
+def _shown(target: Target, given: Any) -> str:
+    """What was passed, without the folder."""
+    home = Path(target.home).name if target.home.endswith(".py") else target.home
+    named = not isinstance(given, (str, os.PathLike)) or ":" in str(given)
+    return f"{home}:{target.names[0]}" if named else home
+
+
+def _hear(case: _Case, launcher: Launcher, stack: ExitStack) -> None:
+    if case.candidate.file and case.candidate.file == case.reference.file:
+        case.missing["separation"] = "reference and candidate are in one file: importing one runs the other"
+    case.unchecked += ["layouts other than contiguous ones"] if case.subject.kind != "reference" else []
+    case.unchecked += ["fakes, torch.compile and graph replay: 'shiplap audit' looks at those of a declared op"]
+    if found := suspicious(case.candidate.file):
+        case.reasons.append(Reason("source", "; ".join(found[:5]), case.candidate.names[0]))
+    with case.noting("all calls"):
+        witness = _witness(case, launcher, stack, case.candidate, "function")
+        case.ends = time.monotonic() + case.options.seconds
+        witness.intact()
+        case.missing |= {f"sandbox: {k}": v for k, v in witness.prisoner.missing.items()}
+        forms = case.problem.forms()
+        _look(case, witness, forms)
+        if not case.reasons:
+            _endure(case, witness, forms, case.ends - 0.5 * (1 - LOOKING) * case.options.seconds)
+        if not case.reasons:
+            _gradients(case, witness, forms[0])
+        if not case.reasons:
+            _settle_timing(case, witness, forms, launcher, stack)
+
+
+def _witness(case: _Case, launcher: Launcher, stack: ExitStack, target: Target, kind: str, *, compiled: bool = False) -> Witness:
+    folder = str(Path(target.file).parent) if target.file else ""
+    try:
+        prisoner = launcher.start([folder] if folder else [], case.options.bounds)
+    except Ended as e:
+        raise error("SL617", where="judge", got=str(e), expected="a process that starts") from None
+    stack.callback(prisoner.kill)
+    witness = Witness(prisoner)
+    order = {
+        "home": target.home,
+        "names": list(target.names),
+        "kind": kind,
+        "path": [p for p in sys.path if p],
+        "seed": case.subject.seed,
+        "compile": compiled,
+    }
+    on_device = {k: v.to(case.options.device) for k, v in case.subject.state.items()}
+    witness.load(order, case.subject.init, on_device)
+    return witness
+
+
+def _look(case: _Case, witness: Witness, forms: Sequence[Form]) -> None:
+    """Compare the candidate with the reference on every form, those that will be timed first and twice."""
+    ranked = sorted(forms, key=lambda f: not f.timed)
+    ranked += [f for f in forms if f.timed]
+    enough = case.ends - (1 - LOOKING) * case.options.seconds
+    for number, form in enumerate(ranked):
+        case.report("look", number, len(ranked))
+        if time.monotonic() > enough and number > sum(f.timed for f in forms):
+            case.missing["inputs"] = f"{len(ranked) - number} of {len(ranked)} were not reached in the time"
+            return
+        with case.noting(form.label):
+            _look_at(case, witness, form)
+        if len(case.reasons) >= 3 or any(r.check in ("process", "memory") for r in case.reasons):
+            return
+    if not case.calls:
+        case.missing["inputs"] = "the reference took none of the inputs"
+
+
+def _look_at(case: _Case, witness: Witness, form: Form) -> None:
+    """One form: on new values, and if it will be timed on values that differ little and in the same tensors."""
+    args = case.problem.draw(form)
+    try:
+        expected = case.problem.expect(form, args)
+    except Exception:  # the reference does not take these after all
+        return
+    witness.call(args, expected)
+    case.calls += 1
+    if not form.timed or expected.changed:
+        return
+    near = nudged(args)
+    witness.call(near, case.problem.expect(form, near), again=True)
+    witness.call(near, case.problem.expect(form, near))
+    other = case.problem.draw(form)
+    witness.call(other, case.problem.expect(form, other), again=True)
+    case.calls += 3
+
+
+def _endure(case: _Case, witness: Witness, forms: Sequence[Form], ends: float) -> None:
+    """Many calls of the smallest form: what a candidate does after some calls is looked at as well."""
+    drawn = [(f, case.problem.draw(f)) for f in forms]
+    form, args = min(drawn, key=lambda pair: sum(t.numel() for t in tensors(pair[1])))
+    with case.noting(f"{form.label}, one of many calls"):
+        for _ in range(ENOUGH):
+            witness.call(args, case.problem.expect(form, args))
+            case.calls += 1
+            if time.monotonic() > ends:
+                break
+            args = case.problem.draw(form)
+
+
+def _gradients(case: _Case, witness: Witness, form: Form) -> None:
+    wanted = case.options.gradients
+    if not (case.subject.gradients if wanted is None else wanted):
+        case.unchecked.append("gradients")
+        return
+    args = case.problem.draw(form)
+    outs = [o for o in case.problem.expect(form, args).own if o.is_floating_point()]
+    seeds = [torch.randn(o.shape, dtype=torch.float64).to(o.device, o.dtype) for o in outs]
+    try:
+        own = case.problem.gradients(args, seeds, wide=False)
+        wide = case.problem.gradients(args, seeds, wide=True)
+    except (RuntimeError, ValueError):
+        case.unchecked.append("gradients: the reference has none")
+        return
+    with case.noting(f"gradients of {form.label}"):
+        got = witness.gradients(args, seeds, own)
+        sums = Reduction(max(1, max(o.numel() for o in own)))
+        recompute = lambda: case.problem.gradients(args, seeds, wide=True)  # noqa: E731
+        if problem := settle(got, own, wide, sums, recompute, case.problem.tolerance).problem:
+            raise Wrong("gradients", problem)
+
+
+def _settle_timing(case: _Case, witness: Witness, forms: Sequence[Form], launcher: Launcher, stack: ExitStack) -> None:
+    """Who computes it, and how long that takes."""
+    twin = _witness(case, launcher, stack, case.reference, case.subject.kind)
+    form = next((f for f in forms if f.timed), forms[0])
+    args = case.problem.draw(form)
+    first = witness.ops(args)
+    if found := _resubmitted(twin.ops(args), first):
+        raise Wrong("resubmitted", found)
+    if witness.ops(args) != first:
+        raise Wrong("remembers", "a second call on the same values runs other operators than the first")
+    witness.intact()
+    timed = [f for f in forms if f.timed]
+    if not case.options.timed:
+        case.unchecked.append("time")
+        return
+    judged = {"candidate": witness, "reference": twin}
+    judged["nothing"] = _witness(case, launcher, stack, case.reference, "nothing")
+    if case.options.compiled:
+        try:
+            judged["compiled"] = _compiled(case, launcher, stack, timed)
+        except Wrong as e:
+            case.unchecked.append(f"torch.compile of the reference: {e.evidence}"[:200])
+    witness.prisoner.sweep()
+    for number, form in enumerate(timed):
+        case.report("time", number, len(timed))
+        left = (case.ends - time.monotonic()) / (len(timed) - number)
+        with case.noting(form.label):
+            rounds = max(case.options.rounds, LEAST)
+            case.timings.append(measure(case.problem, form, judged, rounds, time.monotonic() + left))
+            case.calls += case.timings[-1].rounds
+        if case.reasons:
+            return
+    witness.intact()
+
+
+def _compiled(case: _Case, launcher: Launcher, stack: ExitStack, timed: Sequence[Form]) -> Witness:
+    made = _witness(case, launcher, stack, case.reference, case.subject.kind, compiled=True)
+    for form in timed:
+        made.call(case.problem.draw(form))
+    return made
+
+
+def _resubmitted(reference: list[tuple[str, str]] | str, candidate: list[tuple[str, str]] | str) -> str:
+    """Whether a call of the candidate runs each operator that the reference runs, on the same shapes."""
+    if isinstance(reference, str) or isinstance(candidate, str) or not reference:
+        return ""
+    wanted, found = Counter(reference), Counter(candidate)
+    if wanted - found:
+        return ""
+    names = ", ".join(dict.fromkeys(name for name, _ in reference))
+    return f"it runs the framework's own operators as the reference does: {names}"[:300]

@@ -1,0 +1,222 @@
+"""What a candidate has to compute: inputs that nobody can know beforehand, and the results that the reference gives."""
+
+from __future__ import annotations
+
+import copy
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from shiplap.errors import error
+from shiplap.judge.variants import Form, forms_of, vary
+from shiplap.op import Op
+from shiplap.referee.case import tree_map
+from shiplap.referee.compare import Difference, Reduction, bitwise, reduction
+from shiplap.referee.inside import leaves
+from shiplap.referee.judge import settle
+from shiplap.referee.recipe import Recipe
+from shiplap.referee.run import last_line, split, tensors, widen
+from shiplap.referee.samples import Samples
+
+__all__ = ["Expected", "FunctionProblem", "OpProblem", "Problem"]
+
+Args = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Expected:
+    """The reference's results on one draw of arguments, in its own precision and in float64.
+
+    ``changed`` lists which tensor arguments the reference writes; ``aliased`` whether a result shares memory with one.
+    """
+
+    own: list[Tensor]
+    wide: list[Tensor]
+    sums: Reduction
+    changed: tuple[int, ...]
+    aliased: bool
+    recompute: Callable[[], list[Tensor]]
+    tolerance: float = 0.0
+
+    def against(self, got: Sequence[Tensor]) -> Difference:
+        """The difference between ``got`` and the reference, by the tolerances of the audit."""
+        return settle(list(got), self.own, self.wide, self.sums, self.recompute, self.tolerance)
+
+
+@dataclass
+class Problem:
+    """The common part of problems; ``call`` is the reference, ``wide`` the same for arguments in float64."""
+
+    name: str
+    call: Callable[..., Any]
+    wide: Callable[..., Any]
+    tolerance: float = 0.0
+    terms: dict[str, int] = field(default_factory=dict)
+
+    def forms(self) -> list[Form]:
+        raise NotImplementedError
+
+    def draw(self, form: Form) -> Args:
+        """Arguments of this form with values of a new, secret seed."""
+        raise NotImplementedError
+
+    def sums(self, form: Form, args: Args) -> Reduction:
+        raise NotImplementedError
+
+    def expect(self, form: Form, args: Args) -> Expected:
+        """Run the reference on copies of ``args``."""
+        with torch.no_grad():
+            given = tree_map(lambda t: t.detach().clone(), args)
+            result = self.call(*given)
+            before, after = tensors(args), tensors(given)
+            changed = tuple(i for i, (b, a) in enumerate(zip(before, after, strict=True)) if bitwise([a], [b]))
+            places = {t.untyped_storage().data_ptr() for t in after if t.numel()}
+            outs = _tensors_of(result)
+            aliased = any(o.untyped_storage().data_ptr() in places for o in outs if o.numel())
+            own = [o.detach().clone() for o in (*outs, *(after[i] for i in changed))]
+            precise = tree_map(widen, args)
+            wide = self._wide(precise, changed, own)
+
+        def recompute() -> list[Tensor]:
+            with torch.no_grad():
+                return self._run(self.wide, precise, changed)
+
+        return Expected(own, wide, self.sums(form, args), changed, aliased, recompute, self.tolerance)
+
+    def _wide(self, precise: Args, changed: tuple[int, ...], own: list[Tensor]) -> list[Tensor]:
+        try:
+            wide = self._run(self.wide, precise, changed)
+        except (RuntimeError, TypeError, ValueError):  # it insists on a narrower precision
+            return own
+        fits = len(wide) == len(own) and all(w.shape == o.shape for w, o in zip(wide, own, strict=True))
+        return wide if fits else own
+
+    def _run(self, call: Callable[..., Any], args: Args, changed: tuple[int, ...]) -> list[Tensor]:
+        given = tree_map(lambda t: t.detach().clone(), args)
+        outs = _tensors_of(call(*given))
+        after = tensors(given)
+        return [o.detach().clone() for o in (*outs, *(after[i] for i in changed))]
+
+    def flops(self, args: Args) -> int:
+        """Operations of the products in the reference."""
+        given = tree_map(lambda t: t.detach().clone(), args)
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            self.call(*given)
+        return int(counter.get_total_flops())
+
+    def gradients(self, args: Args, seeds: Sequence[Tensor], *, wide: bool) -> list[Tensor]:
+        """Gradients of the floating arguments for these gradients of the results."""
+        given = [widen(a).detach().clone() if isinstance(a, Tensor) and wide else a for a in args]
+        given = [a.detach().clone().requires_grad_() if _floating(a) else a for a in given]
+        outs = [o for o in _tensors_of((self.wide if wide else self.call)(*given)) if o.requires_grad]
+        wanted = [a for a in given if _floating(a)]
+        grads = torch.autograd.grad(outs, wanted, [s.to(o.dtype) for s, o in zip(seeds, outs, strict=True)], allow_unused=True)
+        return [torch.zeros_like(w) if g is None else g for g, w in zip(grads, wanted, strict=True)]
+
+
+def _floating(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def _tensors_of(result: Any) -> list[Tensor]:
+    return [v if isinstance(v, Tensor) else torch.tensor(v) for v in leaves(result)]
+
+
+class OpProblem(Problem):
+    """The body of a declared op, on the audit's samples."""
+
+    def __init__(self, op: Op, sizes: Sequence[dict[str, Any]], device: str) -> None:
+        def body(*args: Any) -> Any:
+            positional, named = split(op.spec, args)
+            return op.reference(*positional, **named)
+
+        super().__init__(op.spec.name, body, body, op.spec.tolerated)
+        self.op, self.asked, self.device = op, sizes, device
+
+    def forms(self) -> list[Form]:
+        samples = Samples(self.op, secrets.randbits(40), self.device)
+        grown = list(samples.wide()) or list(samples.grown(2))
+        large = [samples.base.but(sizes=s) for s in self.asked]
+        large = large or [c.recipe for c in sorted(grown, key=lambda c: c.numel)[-2:]]
+        looked = [*samples.values(), *samples.optionals(), *samples.layouts(), *samples.special()]
+        odd = [*samples.edges(), *samples.tiles()]
+        recipes = [c.recipe for c in (*_spread(looked, 40), *_spread(odd, 40))]
+        unique = {str(r): r for r in (*recipes, *large)}
+        marked = {str(r) for r in large}
+        return [Form(label, timed=label in marked, recipe=recipe) for label, recipe in unique.items()]
+
+    def draw(self, form: Form) -> Args:
+        assert isinstance(form.recipe, Recipe)
+        return Samples(self.op, secrets.randbits(40), self.device).build(form.recipe).args
+
+    def sums(self, form: Form, args: Args) -> Reduction:
+        return reduction(self.op.spec, self.op.bind(args).env)
+
+
+def _spread(items: list[Any], count: int) -> list[Any]:
+    """At most ``count`` of them, spread over the whole."""
+    step = max(1.0, len(items) / count)
+    return [items[int(i * step)] for i in range(min(count, len(items)))]
+
+
+class FunctionProblem(Problem):
+    """A function or a module with a maker of inputs, whose shapes and values are varied."""
+
+    def __init__(
+        self, name: str, call: Callable[..., Any], inputs: Callable[[], Any], tolerance: float, vary_shapes: bool
+    ) -> None:
+        wide = copy.deepcopy(call).double() if isinstance(call, torch.nn.Module) else call
+        super().__init__(name, call, wide, tolerance)
+        self.inputs, self.vary_shapes = inputs, vary_shapes
+
+    def _made(self) -> Args:
+        torch.manual_seed(secrets.randbits(62))
+        made = self.inputs()
+        return tuple(made) if isinstance(made, (list, tuple)) else (made,)
+
+    @cached_property
+    def first(self) -> Args:
+        """One draw, on which the reference is seen to run. SL615 or SL616."""
+        try:
+            made = self._made()
+        except Exception as e:
+            raise error("SL615", where=self.name, got=last_line(e), expected="a list of arguments") from e
+        if not tensors(made):
+            raise error("SL615", where=self.name, got="no tensor among the inputs", expected="a list with tensors")
+        try:
+            self.call(*tree_map(lambda t: t.detach().clone(), made))
+        except Exception as e:
+            raise error("SL616", where=self.name, got=last_line(e), expected="a result for its own inputs") from e
+        return made
+
+    def forms(self) -> list[Form]:
+        def runs(form: Form) -> bool:
+            with torch.no_grad():
+                try:
+                    outs = _tensors_of(self.call(*self.draw(form)))
+                except Exception:
+                    return False
+            numbers = [o for o in outs if o.is_floating_point() and o.numel()]
+            return not numbers or any(float(torch.isfinite(o).float().mean()) > 0.5 for o in numbers)
+
+        return forms_of(self.first, runs, self.vary_shapes)
+
+    def draw(self, form: Form) -> Args:
+        return vary(self._made(), form, torch.Generator().manual_seed(secrets.randbits(62)))
+
+    def sums(self, form: Form, args: Args) -> Reduction:
+        key = str(form.shapes)
+        if key not in self.terms:
+            with torch.no_grad():
+                outs = _tensors_of(self.call(*tree_map(lambda t: t.detach().clone(), args)))
+            size = max(1, max((o.numel() for o in outs), default=1))
+            inputs = max((t.numel() for t in tensors(args)), default=1)
+            self.terms[key] = max(1, inputs // max(1, min((o.numel() for o in outs if o.numel()), default=1)),
+                                  self.flops(args) // (2 * size))
+        return Reduction(self.terms[key])

@@ -1,0 +1,159 @@
+"""``file.py:name``, ``module:name`` or an object in a file → what is judged, and by which reference."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shiplap.errors import error
+from shiplap.judge.problem import FunctionProblem, OpProblem, Problem
+from shiplap.op import Op
+from shiplap.referee.loading import build, load_module, load_named
+from shiplap.referee.run import last_line
+
+__all__ = ["Subject", "Target", "subject"]
+
+Inputs = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Target:
+    """A module or file, and the names to look for in it, the first that is there."""
+
+    home: str
+    names: tuple[str, ...]
+
+    @classmethod
+    def of(cls, value: Any, usual: Sequence[str]) -> Target:
+        """The target that a text or an object names. SL501 for one that names none."""
+        if not isinstance(value, (str, os.PathLike)):
+            return cls._of_object(value)
+        home, _, name = str(value).partition(":")
+        if not home or (home.endswith(".py") and not Path(home).is_file()):
+            raise error(
+                "SL501",
+                where=str(value),
+                what="the target does not exist",
+                got=f"no file {home}" if home else "an empty name",
+                expected="path/to/file.py:name or module:name",
+                fix="pass a file or a module that is there",
+            )
+        home = str(Path(home).resolve()) if home.endswith(".py") else home
+        return cls(home, (name,) if name else tuple(usual))
+
+    @classmethod
+    def _of_object(cls, value: Any) -> Target:
+        inner = value.reference if isinstance(value, Op) else value
+        name = getattr(inner, "__qualname__", "")
+        try:
+            home = str(Path(inspect.getfile(inner)).resolve())
+        except TypeError:
+            home = ""
+        if not home or not name or "<" in name:
+            raise error(
+                "SL501",
+                where="judge",
+                what="the target cannot be loaded in another process",
+                got=repr(value)[:100],
+                expected="a function, a class or an op at the top level of a file",
+                fix="pass path/to/file.py:name",
+            )
+        return cls(home, (name,))
+
+    @property
+    def file(self) -> str:
+        """The file, as far as that is known without an import of the module itself."""
+        if self.home.endswith(".py"):
+            return self.home
+        try:
+            found = importlib.util.find_spec(self.home)
+        except (ImportError, ValueError):
+            found = None
+        return str(Path(found.origin).resolve()) if found is not None and found.origin else ""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The problem, and what both processes are told to load."""
+
+    problem: Problem
+    kind: str
+    init: list[Any]
+    state: dict[str, Tensor]
+    seed: int
+    gradients: bool
+
+
+def subject(
+    target: Target,
+    inputs: Any,
+    *,
+    device: str,
+    sizes: Sequence[dict[str, Any]],
+    tolerance: float,
+    vary_shapes: bool,
+    seed: int,
+) -> Subject:
+    """Import the reference, which is trusted, and make its problem. SL501, SL601, SL615 or SL616."""
+    value = _loaded(target)
+    if isinstance(value, Op):
+        made: Problem = OpProblem(value, sizes, device)
+        made.tolerance = max(made.tolerance, tolerance)
+        return Subject(made, "reference", [], {}, seed, value.gradient is not None)
+    module = load_module(target.home)
+    init = _call(getattr(module, "get_init_inputs", lambda: []), target)
+    call = _built(value, list(init), seed, target)
+    state = {k: v.detach().clone() for k, v in call.state_dict().items()} if isinstance(call, torch.nn.Module) else {}
+    if device != "cpu" and isinstance(call, torch.nn.Module):
+        call = call.to(device)
+    maker = _maker(inputs, module, target, device)
+    made = FunctionProblem(target.names[0], call, maker, tolerance, vary_shapes)
+    _ = made.first
+    return Subject(made, "function", list(init), state, seed, False)
+
+
+def _loaded(target: Target) -> Any:
+    try:
+        return load_named(target.home, target.names)
+    except AttributeError as e:
+        raise error("SL501", where=target.home, got=str(e), expected="a function, a class or an op") from None
+    except Exception as e:
+        raise error("SL601", where=target.home, got=last_line(e), expected="a module that imports") from e
+
+
+def _built(value: Any, init: list[Any], seed: int, target: Target) -> Callable[..., Any]:
+    try:
+        return build(value, init, {}, seed)
+    except Exception as e:
+        raise error("SL616", where=target.names[0], got=last_line(e), expected=f"an instance from {init!r}"[:200]) from e
+
+
+def _call(maker: Inputs, target: Target) -> Any:
+    try:
+        return maker()
+    except Exception as e:
+        raise error("SL615", where=f"{target.home}: get_init_inputs", got=last_line(e), expected="a list") from e
+
+
+def _maker(inputs: Any, module: Any, target: Target, device: str) -> Inputs:
+    if inputs is None:
+        inputs = getattr(module, "get_inputs", None)
+    elif isinstance(inputs, (str, os.PathLike)):
+        inputs = _loaded(Target.of(inputs, ("get_inputs",)))
+    if not callable(inputs):
+        raise error("SL615", where=":".join((target.home, target.names[0])), got="no get_inputs", expected="get_inputs")
+
+    def made() -> Any:
+        args = inputs()
+        listed = args if isinstance(args, (list, tuple)) else [args]
+        return [a.to(device) if isinstance(a, Tensor) else a for a in listed]
+
+    return made

@@ -1,0 +1,195 @@
+"""One process that is judged or measured: call it, and look at everything that the call left behind."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shiplap.judge.problem import Expected
+from shiplap.referee.process import Ended, Prisoner
+from shiplap.referee.run import tensors
+from shiplap.referee.wire import Arena, describe, extent
+
+__all__ = ["Call", "Witness", "Wrong"]
+
+SPREAD = 64  # a result may lie in memory with this many times its own length
+
+
+class Wrong(Exception):
+    """Raised for what a candidate did wrong, with the check that found it."""
+
+    def __init__(self, check: str, evidence: str) -> None:
+        super().__init__(evidence)
+        self.check, self.evidence = check, evidence
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call: seconds by the referee's clock, and by the clock of the process; ``late`` only on a GPU."""
+
+    wall: float
+    spent: float
+    late: float
+    error: float = 0.0
+
+
+class Witness:
+    """A prisoner with its target loaded."""
+
+    def __init__(self, prisoner: Prisoner) -> None:
+        self.prisoner = prisoner
+        self._layout = 0
+        self._earlier: deque[list[tuple[int, bytes]]] = deque(maxlen=2)
+
+    def load(self, order: Mapping[str, Any], init: Sequence[Any], state: Mapping[str, Tensor]) -> None:
+        """Import the target. Raises Wrong when it cannot be imported."""
+        arena = Arena()
+        message = {"do": "load", **order, "init": arena.pack(list(init)), "state": arena.pack(dict(state))}
+        reply = self._ask(message, arena)[0]
+        if "error" in reply:
+            raise Wrong("import", str(reply["error"])[:400])
+
+    def _ask(self, message: dict[str, Any], arena: Arena) -> tuple[dict[str, Any], float]:
+        handle = arena.write()
+        try:
+            return self.prisoner.ask(message, handle)
+        except Ended as e:
+            raise Wrong("process", str(e)) from None
+        finally:
+            os.close(handle)
+
+    def ops(self, args: Sequence[Any]) -> list[tuple[str, str]] | str:
+        """Name and shapes of each operator of the framework that a call runs; a text says why they are unknown."""
+        arena = Arena()
+        reply = self._ask({"do": "ops", "args": arena.pack(list(args))}, arena)[0]
+        if "error" in reply or not isinstance(reply.get("ops"), list):
+            return str(reply.get("error", "no list"))[:200]
+        return [(str(o[0]), str(o[1])) for o in reply["ops"] if isinstance(o, list) and len(o) == 2]
+
+    def intact(self) -> None:
+        """Raises Wrong where functions of Python, torch or ours were replaced, or threads of Python run."""
+        reply = self._ask({"do": "intact"}, Arena())[0]
+        if changed := reply.get("changed"):
+            raise Wrong("patched", f"it replaces {', '.join(map(str, changed[:5]))}"[:300])
+        if int(reply.get("threads", 0)) > 0:
+            raise Wrong("threads", "threads that it started run beside its calls")
+
+    def call(self, args: Sequence[Any], expected: Expected | None = None, *, again: bool = False) -> Call:
+        """Call it on these arguments, and compare what it did with ``expected``. Raises Wrong.
+
+        ``again`` writes the arguments into the tensors of the last call, as if another library shared their memory.
+        """
+        if not again:
+            self._layout = secrets.randbits(62)
+        arena = Arena(self._layout)
+        packed = arena.pack(list(args))
+        reply, wall = self._ask({"do": "call", "args": packed, "again": again}, arena)
+        if "error" in reply:
+            raise Wrong("raised", str(reply["error"])[:400])
+        try:
+            error = self._examine(reply, args, expected) if expected is not None else 0.0
+            device = reply.get("device", reply["spent"])
+            return Call(wall, max(float(device), 0.0) * 1e-9, float(reply.get("late", 0)) * 1e-9, error)
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as e:
+            raise Wrong("answer", f"an answer that is none: {type(e).__name__}") from None
+
+    def gradients(self, args: Sequence[Any], seeds: Sequence[Tensor], like: Sequence[Tensor]) -> list[Tensor]:
+        """Gradients of the floating arguments, as the candidate computes them. Raises Wrong."""
+        arena = Arena()
+        message = {"do": "gradients", "args": arena.pack(list(args)), "seeds": arena.pack(list(seeds))}
+        reply = self._ask(message, arena)[0]
+        if "error" in reply:
+            raise Wrong("gradients", str(reply["error"])[:400])
+        return self._results(reply.get("outs"), like)[0]
+
+    def _examine(self, reply: Mapping[str, Any], args: Sequence[Any], expected: Expected) -> float:
+        given = tensors(args)
+        outs = len(expected.own) - len(expected.changed)
+        got, spans = self._results(reply["outs"], expected.own[:outs])
+        places = [p["tensor"] for p in reply["args"] if "tensor" in p]
+        after = self._arguments(places, given)
+        self._apart(spans, places, expected)
+        for at, (now, before) in enumerate(zip(after, given, strict=True)):
+            if at not in expected.changed and now is not None and not _same(now, before):
+                raise Wrong("arguments", f"it changes tensor argument {at}, which the reference leaves as it is")
+        written = [after[i] for i in expected.changed]
+        if any(w is None for w in written):
+            raise Wrong("arguments", "the argument that it should have written cannot be read")
+        difference = expected.against([*got, *(w for w in written if w is not None)])
+        if difference.problem:
+            raise Wrong("values", difference.problem)
+        self._unchanged(spans)
+        return difference.error
+
+    def _results(self, told: Any, like: Sequence[Tensor]) -> tuple[list[Tensor], list[tuple[int, bytes]]]:
+        if not isinstance(told, list) or len(told) != len(like):
+            raise Wrong("results", f"{len(told) if isinstance(told, list) else 'no'} results, expected {len(like)}")
+        got, spans = [], []
+        for number, (place, expected) in enumerate(zip(told, like, strict=True)):
+            if "foreign" in place:
+                raise Wrong("results", f"result {number} is a {str(place['foreign'])[:60]}, and no plain tensor")
+            if "tensor" not in place:
+                value = float.fromhex(place["float"]) if "float" in place else place["plain"]
+                got.append(torch.tensor(value))
+                continue
+            t, content = self._tensor(number, place["tensor"], expected)
+            got.append(t)
+            spans.append((int(place["tensor"]["at"]), content))
+        return got, spans
+
+    def _tensor(self, number: int, told: Mapping[str, Any], like: Tensor) -> tuple[Tensor, bytes]:
+        shape, stride, dtype = list(told["shape"]), list(told["stride"]), str(told["dtype"])
+        wanted = describe(like)
+        if shape != wanted["shape"] or dtype != wanted["dtype"]:
+            raise Wrong("results", f"result {number}: {dtype}{shape}, expected {wanted['dtype']}{wanted['shape']}")
+        if len(stride) != len(shape) or any(type(s) is not int or s < 0 for s in stride):
+            raise Wrong("results", f"result {number}: strides {stride}")
+        length = extent(shape, stride)
+        if length > SPREAD * like.numel() + 4096:
+            raise Wrong("results", f"result {number}: strides {stride} for {shape}")
+        if not length:
+            return torch.empty(like.shape, dtype=like.dtype), b""
+        content = self._read(int(told["at"]), length * like.itemsize)
+        return torch.frombuffer(bytearray(content), dtype=like.dtype).as_strided(shape, stride), content
+
+    def _read(self, address: int, length: int) -> bytes:
+        try:
+            return self.prisoner.read(address, length)
+        except OSError as e:
+            raise Wrong("memory", f"its results cannot be read: {e.strerror or e}") from None
+
+    def _arguments(self, places: Sequence[Mapping[str, Any]], given: Sequence[Tensor]) -> list[Tensor | None]:
+        """What the tensor arguments hold after the call; None for those of a device."""
+        if len(places) != len(given):
+            raise Wrong("answer", "its arguments are not those that it was given")
+        pairs = list(zip(places, given, strict=True))
+        return [self._tensor(-1, p, t)[0] if p["device"] == "cpu" else None for p, t in pairs]
+
+    def _apart(self, spans: list[tuple[int, bytes]], places: list[Mapping[str, Any]], expected: Expected) -> None:
+        """Results lie neither in an argument nor in an earlier result."""
+        taken = [] if expected.aliased else [(int(p["at"]), int(p["bytes"]), "an argument") for p in places]
+        taken += [(at, len(c), "an earlier result, which is still in use") for call in self._earlier for at, c in call]
+        for at, content in spans:
+            for start, length, what in taken:
+                if at < start + length and start < at + len(content):
+                    raise Wrong("aliases", f"a result shares memory with {what}")
+
+    def _unchanged(self, spans: list[tuple[int, bytes]]) -> None:
+        """Results of earlier calls are what they were."""
+        for call in self._earlier:
+            for at, content in call:
+                if content and self._read(at, len(content)) != content:
+                    raise Wrong("results", "a result changed after the call that returned it")
+        self._earlier.append(spans)
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    a, b = a.contiguous(), b.detach().cpu().contiguous()
+    return bool(torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))) if a.numel() else True

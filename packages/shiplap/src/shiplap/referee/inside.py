@@ -1,0 +1,179 @@
+"""What runs beside code that is not trusted: loads it, calls it, and says where the results lie.
+
+Nothing here is relied upon. Code that is judged may rewrite this module, for it shares the interpreter with it. The
+referee believes the bytes of the results, which it reads itself, and its own clock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import socket
+from collections import deque
+from collections.abc import Callable, Mapping
+from time import perf_counter_ns
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shiplap.referee.intact import Snapshot
+from shiplap.referee.loading import ready
+from shiplap.referee.run import last_line
+from shiplap.referee.sandbox import Cell, lock
+from shiplap.referee.wire import describe, extent, receive, send, unpack
+
+__all__ = ["FREE", "serve"]
+
+KEPT = 3  # calls whose arguments and results stay alive, so that the referee can look at them again
+FREE = frozenset(
+    "aten::" + name
+    for name in (
+        "empty empty_like empty_strided empty_permuted new_empty new_empty_strided view reshape _unsafe_view as_strided "
+        "_reshape_alias expand expand_as t transpose permute unsqueeze squeeze slice select narrow detach detach_ alias "
+        "clone contiguous copy_ to _to_copy resolve_conj resolve_neg resize_ set_ item _local_scalar_dense is_nonzero "
+        "unflatten flatten view_as chunk split unbind numpy_T mT lift_fresh result_type zeros zeros_like zero_ fill_ "
+        "ones ones_like full random_ uniform_ normal_"
+    ).split()
+)
+"""Operators that move, allocate or describe, and compute nothing."""
+
+
+def serve(connection: socket.socket, asked: Mapping[str, Any]) -> None:
+    """Lock this process in, then answer requests until the connection ends."""
+    os.chdir(asked["scratch"])
+    os.environ.update(asked["environment"])
+    missing = lock(Cell(asked["scratch"], tuple(asked["readable"]), asked["file_size"])) if asked["locked"] else {}
+    torch.set_num_threads(asked["threads"])
+    send(connection, {"missing": missing})
+    host = Host()
+    while True:
+        message, handles = receive(connection, 1, 1 << 26)
+        try:
+            reply = host.answer(message, handles[0] if handles else -1)
+        except Exception as e:
+            reply = {"error": last_line(e)}
+        finally:
+            for handle in handles:
+                os.close(handle)
+        send(connection, reply)
+
+
+class Host:
+    """Holds the code that is judged, and the results of its last calls."""
+
+    def __init__(self) -> None:
+        self._target: Callable[..., Any] = lambda *args: ()
+        self._kept: deque[Any] = deque(maxlen=KEPT)
+        self._intact = Snapshot()
+
+    def answer(self, asked: Mapping[str, Any], handle: int) -> dict[str, Any]:
+        """One request → one reply."""
+        if asked["do"] == "intact":
+            return {"changed": self._intact.changed()[:20], "threads": self._intact.threads()}
+        memory: Any = mmap.mmap(handle, 0, flags=mmap.MAP_PRIVATE | getattr(mmap, "MAP_POPULATE", 0))
+        if asked["do"] == "load":
+            self._target = ready(asked, unpack(asked["init"], memory), unpack(asked["state"], memory))
+            return {"ok": True}
+        if asked.get("again"):  # other values in the very tensors of the last call, which torch is not told about
+            before, args = self._kept[-1][:2]
+            before[:], memory = memory[:], before
+        else:
+            args = list(unpack(asked["args"], memory))
+        if asked["do"] == "ops":
+            return {"ops": _ops(self._target, args)}
+        if asked["do"] == "gradients":
+            return self._gradients(args, list(unpack(asked["seeds"], memory)), memory)
+        with torch.no_grad():
+            if any(isinstance(a, Tensor) and a.is_cuda for a in args):
+                result, clock = _on_cuda(self._target, args)
+            else:
+                started = perf_counter_ns()
+                result = self._target(*args)
+                clock = {"spent": perf_counter_ns() - started}
+        return {**self._told(args, result, memory), **clock}
+
+    def _gradients(self, args: list[Any], seeds: list[Tensor], memory: Any) -> dict[str, Any]:
+        given = [a.detach().clone().requires_grad_() if _floating(a) else a for a in args]
+        outs = [o for o in leaves(self._target(*given)) if isinstance(o, Tensor) and o.requires_grad]
+        wanted = [a for a in given if _floating(a)]
+        if not outs:
+            return {"error": "no result carries a gradient"}
+        grads = torch.autograd.grad(outs, wanted, seeds[: len(outs)], allow_unused=True)
+        found = [torch.zeros_like(w) if g is None else g for g, w in zip(grads, wanted, strict=True)]
+        return self._told([], found, memory)
+
+    def _told(self, args: list[Any], result: Any, memory: Any) -> dict[str, Any]:
+        outs = [_home(o) for o in leaves(result)]
+        places = [_place(a) for a in leaves(args)]
+        self._kept.append((memory, args, result, outs))
+        return {"outs": [_place(o) for o in outs], "args": places}
+
+
+def leaves(value: Any) -> list[Any]:
+    """Tensors and plain values of nested tuples, lists and dicts, in order."""
+    if isinstance(value, (list, tuple)):
+        return [leaf for v in value for leaf in leaves(v)]
+    if isinstance(value, dict):
+        return [leaf for v in value.values() for leaf in leaves(v)]
+    return [] if value is None else [value]
+
+
+def _floating(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def _home(value: Any) -> Any:
+    """A tensor of the device copied to where the referee can read it."""
+    return value.detach().cpu() if type(value) is Tensor and value.is_cuda else value
+
+
+def _place(value: Any) -> dict[str, Any]:
+    if isinstance(value, Tensor) and type(value) not in (Tensor, torch.nn.Parameter):
+        return {"foreign": type(value).__name__}
+    if isinstance(value, Tensor):
+        if value.layout is not torch.strided or value.is_conj() or value.is_neg():
+            return {"foreign": f"{value.layout} tensor, or one with a pending conjugation"}
+        length = extent(value.shape, value.stride()) * value.itemsize
+        return {"tensor": {**describe(value), "at": value.data_ptr(), "bytes": length, "device": value.device.type}}
+    if isinstance(value, (bool, int)):
+        return {"plain": value}
+    return {"float": value.hex()} if isinstance(value, float) else {"foreign": type(value).__name__}
+
+
+def _on_cuda(target: Callable[..., Any], args: list[Any]) -> tuple[Any, dict[str, Any]]:
+    """Device time of one call, and what was still running on other streams when its own stream was done."""
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize()
+    began = perf_counter_ns()
+    start.record()
+    result = target(*args)
+    end.record()
+    end.synchronize()
+    joined = perf_counter_ns()
+    result = [_home(o) for o in leaves(result)]  # by the current stream, as any consumer would
+    copied = perf_counter_ns()
+    torch.cuda.synchronize()
+    late = perf_counter_ns() - copied
+    return result, {"spent": joined - began, "device": round(start.elapsed_time(end) * 1e6), "late": late}
+
+
+def _ops(target: Callable[..., Any], args: list[Any]) -> list[list[Any]]:
+    """``[name, shapes]`` of each operator of the framework that a call runs and that computes something."""
+    from torch.autograd.profiler import profile
+
+    with torch.no_grad(), profile(use_cpu=True, record_shapes=True) as seen:
+        result = target(*args)
+        if any(isinstance(a, Tensor) and a.is_cuda for a in args):
+            torch.cuda.synchronize()
+    del result
+    found: list[list[Any]] = []
+    for event in seen.function_events or ():
+        inner = [c for c in event.cpu_children if c.name.startswith("aten::") and c.name not in FREE]
+        if event.name.startswith("aten::") and event.name not in FREE and not inner:
+            found.append([event.name, [list(s) if isinstance(s, (list, tuple)) else [] for s in event.input_shapes]])
+    with contextlib.suppress(AttributeError):
+        for event in seen.function_events or ():
+            found += [["kernel", k.name] for k in event.kernels]
+    return found[:2000]

@@ -1,0 +1,70 @@
+"""``python -m shiplap.referee.launcher FD``: forks the processes in which code that is not trusted runs.
+
+This process imports torch and nothing of the user's. A fork of it therefore starts in milliseconds, and holds no
+result, no seed and no other candidate's state. It serves requests until the connection ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+from typing import Any
+
+import torch
+
+from shiplap.referee import inside
+from shiplap.referee.wire import Broken, receive, send
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Serve ``fork`` and ``wait`` until the referee is gone."""
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    torch.set_num_threads(torch.get_num_threads())
+    while True:
+        try:
+            asked, handles = receive(connection, 1)
+        except (Broken, OSError):
+            return
+        if asked["do"] == "wait":
+            send(connection, {"status": _status(asked["pid"])})
+        else:
+            child = os.fork()
+            if child == 0:
+                _become(asked, handles[0], connection)
+            os.close(handles[0])
+            send(connection, {"pid": child})
+
+
+def _status(pid: int) -> int:
+    try:
+        return os.waitpid(pid, 0)[1]
+    except ChildProcessError:
+        return 0
+
+
+def _become(asked: dict[str, Any], handle: int, connection: socket.socket) -> None:
+    """The child: never returns."""
+    try:
+        os.setsid()
+        connection.detach()
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        said = os.open(os.path.join(asked["scratch"], "said"), os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+        for number, target in ((0, nothing), (1, said), (2, said), (3, handle)):
+            if target != number:
+                os.dup2(target, number, number < 3)
+        os.closerange(4, 1 << 16)
+        inside.serve(socket.socket(fileno=3), asked)
+    except BaseException as e:
+        with contextlib.suppress(Exception):
+            sys.stderr.write(f"{type(e).__name__}: {e}\n")
+            sys.stderr.flush()
+    finally:
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""Tensors and messages between the referee and a process that it does not trust.
+
+Arguments lie in a file without a name (a memfd), one after the other with gaps of random length, and a description of
+their shapes travels beside it. Results never travel: the process says where in its memory they lie, and the referee
+reads them there. Nothing that comes back is more than a number, a text or a list of those.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import random
+import secrets
+import socket
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["LONGEST", "Arena", "Broken", "Message", "describe", "extent", "receive", "send", "unpack"]
+
+LONGEST = 1 << 20  # bytes of a message
+HEAD = struct.Struct("=I")
+GAP = 64  # bytes: allocators of torch align to as much
+Message = dict[str, Any]
+
+
+class Broken(Exception):
+    """Raised for a message that is none, and for a connection that has ended."""
+
+
+def send(connection: socket.socket, message: Message, handles: Sequence[int] = ()) -> None:
+    """Send one message, and open files with it."""
+    body = json.dumps(message).encode()
+    data = HEAD.pack(len(body)) + body
+    sent = socket.send_fds(connection, [data], list(handles)) if handles else 0
+    connection.sendall(data[sent:])
+
+
+def receive(connection: socket.socket, handles: int = 0, longest: int = LONGEST) -> tuple[Message, list[int]]:
+    """One message, and at most ``handles`` open files. Raises Broken."""
+    head, files = _take(connection, HEAD.size, handles)
+    (length,) = HEAD.unpack(head)
+    if length > longest:
+        raise Broken(f"a message of {length} bytes")
+    body, more = _take(connection, length, 0)
+    try:
+        message = json.loads(body)
+    except (ValueError, RecursionError) as e:
+        raise Broken(f"no message: {e}") from None
+    if not isinstance(message, dict):
+        raise Broken("no message")
+    return message, files + more
+
+
+def _take(connection: socket.socket, length: int, handles: int) -> tuple[bytes, list[int]]:
+    data, files = b"", []
+    while len(data) < length:
+        if handles:
+            part, got, _, _ = socket.recv_fds(connection, length - len(data), handles)
+            files += got
+        else:
+            part = connection.recv(length - len(data))
+        if not part:
+            raise Broken("the connection has ended")
+        data += part
+    return data, files
+
+
+def extent(shape: Sequence[int], stride: Sequence[int]) -> int:
+    """Elements from the first to the last of a strided tensor."""
+    if 0 in shape:
+        return 0
+    return 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
+
+
+def describe(t: Tensor) -> Message:
+    """Shape, strides and dtype as plain values."""
+    return {
+        "dtype": str(t.dtype).removeprefix("torch."),
+        "shape": list(t.shape),
+        "stride": list(t.stride()),
+    }
+
+
+class Arena:
+    """Arguments in a file without a name, on their way to a process."""
+
+    def __init__(self, seed: int | None = None) -> None:
+        """Two arenas with one ``seed`` lay the same arguments out alike."""
+        self._gaps = random.Random(secrets.randbits(62) if seed is None else seed)
+        self._parts: list[tuple[int, Tensor]] = []
+        self._size = GAP * (1 + self._gaps.randrange(64))
+
+    def pack(self, value: Any) -> Any:
+        """The description of ``value``: a tensor, or a plain value, or a list or dict of those."""
+        if isinstance(value, Tensor):
+            return {"tensor": {**describe(value), "at": self._place(value), "device": value.device.type}}
+        if isinstance(value, (list, tuple)):
+            return {"list": [self.pack(v) for v in value], "tuple": isinstance(value, tuple)}
+        if isinstance(value, dict):
+            return {"dict": [[str(k), self.pack(v)] for k, v in value.items()]}
+        if isinstance(value, (torch.dtype, torch.device)):
+            return {"torch": str(value).removeprefix("torch."), "kind": type(value).__name__}
+        if isinstance(value, float):
+            return {"float": value.hex()}
+        if value is None or isinstance(value, (bool, int, str)):
+            return {"plain": value}
+        raise TypeError(f"an argument of type {type(value).__name__}")
+
+    def _place(self, t: Tensor) -> int:
+        length = extent(t.shape, t.stride())
+        flat = torch.as_strided(t.detach(), (length,), (1,), t.storage_offset()).cpu()
+        at = self._size
+        self._parts.append((at, flat))
+        self._size = at + -(-length * t.itemsize // GAP) * GAP + GAP * self._gaps.randrange(64)
+        return at
+
+    def write(self) -> int:
+        """The open file. Its owner closes it."""
+        handle = os.memfd_create("arguments", os.MFD_CLOEXEC)
+        os.ftruncate(handle, max(self._size, mmap.PAGESIZE))
+        with mmap.mmap(handle, 0) as memory:
+            for at, flat in self._parts:
+                if flat.numel():
+                    room = torch.frombuffer(memory, dtype=flat.dtype, offset=at, count=flat.numel())
+                    room.copy_(flat)
+                    del room
+        return handle
+
+
+def unpack(value: Any, memory: Any) -> Any:
+    """The inverse of :meth:`Arena.pack`, in the process that has mapped the file."""
+    if "plain" in value:
+        return value["plain"]
+    if "float" in value:
+        return float.fromhex(value["float"])
+    if "torch" in value:
+        return getattr(torch, value["torch"]) if value["kind"] == "dtype" else torch.device(value["torch"])
+    if "list" in value:
+        listed = [unpack(v, memory) for v in value["list"]]
+        return tuple(listed) if value["tuple"] else listed
+    if "dict" in value:
+        return {k: unpack(v, memory) for k, v in value["dict"]}
+    told = value["tensor"]
+    dtype, length = getattr(torch, told["dtype"]), extent(told["shape"], told["stride"])
+    if not length:
+        return torch.empty_strided(told["shape"], told["stride"], dtype=dtype, device=told["device"])
+    flat = torch.frombuffer(memory, dtype=dtype, offset=told["at"], count=length)
+    if told["device"] != "cpu":
+        flat = flat.to(told["device"])
+    return flat.as_strided(told["shape"], told["stride"])

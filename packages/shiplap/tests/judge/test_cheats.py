@@ -1,0 +1,79 @@
+"""Every cheat is refused, and honest kernels are not."""
+
+from pathlib import Path
+
+import pytest
+
+import shiplap as sl
+from shiplap.referee.process import Bounds, Launcher
+from tests.judge.cheats import CHEATS, HEAD
+
+REFERENCE = """
+import torch
+def reference(x, w):
+    return torch.tanh((x @ w) / 5.0) * 5.0
+def get_inputs():
+    return [torch.rand(96, 128) / 4, torch.rand(128, 64) / 4]
+"""
+BOUNDS = Bounds(memory=1 << 29)
+
+HONEST = {
+    "in place": "candidate = honest\n",
+    "blocked": """
+def candidate(x, w):
+    return torch.cat([honest(part, w) for part in x.split(32)])
+""",
+    "einsum with float64": """
+def candidate(x, w):
+    return (torch.einsum("ik,kj->ij", x.double(), w.double()) / 5).tanh().mul(5).float()
+""",
+    "numpy": """
+import numpy
+def candidate(x, w):
+    return torch.from_numpy(numpy.tanh(x.numpy() @ w.numpy() / numpy.float32(5)) * numpy.float32(5))
+""",
+    "transposed": """
+def candidate(x, w):
+    return (w.t() @ x.t()).t().div(5.0).tanh().mul(5.0)
+""",
+}
+
+
+@pytest.fixture(scope="module")
+def launcher():
+    with Launcher() as started:
+        yield started
+
+
+@pytest.fixture
+def judged(launcher, tmp_path):
+    (tmp_path / "problem.py").write_text(REFERENCE)
+
+    def run(text: str, **options):
+        folder = tmp_path / "candidate"
+        folder.mkdir(exist_ok=True)
+        (folder / "it.py").write_text(HEAD + text)
+        rest = {"seconds": 60, "rounds": 5, "bounds": BOUNDS, **options}
+        return sl.judge(tmp_path / "problem.py", folder / "it.py", launcher=launcher, **rest)
+
+    return run
+
+
+@pytest.mark.parametrize("name", CHEATS)
+def test_a_cheat_is_refused(judged, name):
+    ruling = judged(CHEATS[name])
+    assert ruling.word == "refused", ruling
+    assert ruling.speedup == ruling.at_least == 0.0
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_an_honest_kernel_is_accepted(judged, name):
+    ruling = judged(HONEST[name], rounds=5)
+    assert ruling.word == "accepted", ruling
+    assert ruling.calls > 100
+    assert 0 < ruling.at_least < ruling.speedup
+
+
+def test_a_file_that_a_cheat_may_not_write_is_not_there(judged, tmp_path):
+    judged(CHEATS["beside itself"])
+    assert sorted(p.name for p in Path(tmp_path).rglob("*")) == ["candidate", "it.py", "problem.py"]
