@@ -7,7 +7,7 @@ checkpoints of compressed-tensors do. What is packed is derived from it, at load
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +18,12 @@ from shiplap_slidesparse import formats, ops
 from shiplap_slidesparse.formats import Pattern
 from shiplap_slidesparse.packed import MODES, Packed, known_mode, multiply, pack
 
+if TYPE_CHECKING:
+    from shiplap_slidesparse.tensor_parallel import Placed
+
 __all__ = ["Linear"]
 
+LOOKS = 2  # how often a weight that was written to is compared with what is packed
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # a cast of floating tensors leaves these alone
 
 
@@ -43,6 +47,7 @@ class Linear(nn.Module):
     weight_scale: nn.Parameter | None
     bias: nn.Parameter | None
     packed: Tensor | None
+    placed: Placed | None = None  # which part of the layer this rank has: ``shiplap_slidesparse.tensor_parallel``
 
     def __init__(
         self,
@@ -67,6 +72,7 @@ class Linear(nn.Module):
         )
         self.register_buffer("packed", None, persistent=False)
         self._packed_from: tuple[int, int, int] | None = None
+        self._looked = 0
 
     @classmethod
     def of(cls, linear: nn.Linear, pattern: str | Pattern = "6:8", mode: str = "int8", *, pack: bool = True) -> Linear:
@@ -103,7 +109,14 @@ class Linear(nn.Module):
     @property
     def fresh(self) -> bool:
         """Whether ``packed`` is what ``weight`` holds; a change in place, or another tensor, makes it stale."""
-        return self.packed is not None and self._packed_from == _state(self.weight)
+        return self.packed is not None and self._packed_from == _state(self.weight, self.local()[0])
+
+    def local(self) -> tuple[Tensor, Tensor | None]:
+        """``weight`` and ``weight_scale``, or the parts of them that this rank has."""
+        weight, scale = self.weight, self.weight_scale
+        if self.placed is None:
+            return weight, scale
+        return self.placed.local(weight), None if scale is None else self.placed.local(scale)
 
     def pack(self) -> Linear:
         """Verify the pattern and pack ``weight`` for its device; after a change of it, again.
@@ -121,7 +134,8 @@ class Linear(nn.Module):
                 expected="a weight that was packed before",
                 fix="call pack() after loading",
             )
-        made = pack(self.weight, self.pattern, self.mode, scale=_flat(self.weight_scale))
+        weight, scale = self.local()
+        made = pack(weight, self.pattern, self.mode, scale=_flat(scale))
         old, self.layout = self.packed, made.layout
         if (
             old is not None
@@ -131,35 +145,44 @@ class Linear(nn.Module):
             old.copy_(made.packed)
         else:
             self.packed = made.packed
-        self._packed_from = _state(self.weight)
+        self._packed_from, self._looked = _state(self.weight, weight), 0
         return self
 
+    def _holds_still(self, weight: Tensor, packed: Tensor) -> bool:
+        """Whether a ``weight`` that was written to holds what is packed, as after the broadcast of DDP.
+
+        Looked at no more than ``LOOKS`` times, since it takes as long as a product: FSDP2 gathers a weight each time.
+        """
+        if self._looked >= LOOKS or blocked():
+            return False
+        self._looked += 1
+        value = Packed(self.mode, self.pattern.pairs, *weight.shape, None, packed, None, self.layout)
+        return torch.equal(value.weight().to(torch.float32), weight.to(torch.float32))
+
     def as_packed(self) -> Packed:
-        """The weight as the value that ``matmul`` takes."""
-        packed = self.packed if self.fresh else None
-        return Packed(
-            self.mode,
-            self.pattern.pairs,
-            self.out_features,
-            self.in_features,
-            self.weight,
-            packed,
-            _flat(self.weight_scale),
-            self.layout,
-        )
+        """The weight, or the part of it that this rank has, as the value that ``matmul`` takes."""
+        packed, (weight, scale) = self.packed if self.fresh else None, self.local()
+        return Packed(self.mode, self.pattern.pairs, *weight.shape, weight, packed, _flat(scale), self.layout)
 
     # --- forward --------------------------------------------------------------------------------------------------
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[..., in_features]`` → ``[..., out_features]``."""
-        return self.multiply(x, self.bias)
+        """``[..., in_features]`` → ``[..., out_features]``; of a layer that is cut, the part of this rank."""
+        return self.multiply(x, self.bias) if self.placed is None else self.placed.forward(self, x)
 
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """:meth:`forward` with a bias that somebody else holds."""
-        weight, scale, packed = self.weight, self.weight_scale, self.packed  # once: a module's attributes are slow
-        if packed is not None and not torch.compiler.is_compiling() and self._packed_from != _state(weight):
-            notice("slidesparse/stale", f"{self} was packed before its weight was changed, and runs dense: call pack()")
-            packed = None
+        held, scale, packed = self.weight, self.weight_scale, self.packed  # once: a module's attributes are slow
+        weight: Tensor = held
+        if self.placed is not None:
+            weight, scale = self.local()
+        if packed is not None and not torch.compiler.is_compiling() and self._packed_from != _state(held, weight):
+            if self._holds_still(weight, packed):
+                self._packed_from = _state(held, weight)
+            else:
+                stale = f"{self} was packed before its weight was changed, and runs dense: call pack()"
+                notice("slidesparse/stale", stale)
+                packed = None
         if not x.is_meta and torch.is_autocast_enabled(x.device.type) and _cast_by_autocast(x):
             x = x.to(torch.get_autocast_dtype(x.device.type))
         other = scale is None and x.dtype != weight.dtype and x.is_floating_point()  # integers are the op's to refuse
@@ -181,6 +204,8 @@ class Linear(nn.Module):
     # --- moves, copies and checkpoints ----------------------------------------------------------------------------
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Linear:
+        if self.placed is not None:
+            return self.placed.refuse_move(self)
         held = {id(t) for t in (self.weight, self.weight_scale) if t is not None}
         before, fresh, packed = self.weight.device, self.fresh, self.packed
         held_before = self.weight.detach()  # follows where memory is moved in place (share_memory)
@@ -200,7 +225,7 @@ class Linear(nn.Module):
             return self.pack() if fresh else self
         self.packed = packed
         same = fresh and self.weight.data_ptr() == held_before.data_ptr()
-        self._packed_from = _state(self.weight) if same else None
+        self._packed_from = _state(self.weight, self.weight) if same else None
         return self
 
     def __getstate__(self) -> dict[str, Any]:
@@ -208,7 +233,7 @@ class Linear(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._packed_from = _state(self.weight) if state["_packed_from"] else None
+        self._packed_from = _state(self.weight, self.local()[0]) if state["_packed_from"] else None
 
     def _load_from_state_dict(
         self,
@@ -299,13 +324,16 @@ def _frozen(tensor: Tensor) -> nn.Parameter:
     return nn.Parameter(tensor, requires_grad=False)
 
 
-def _state(weight: Tensor) -> tuple[int, int, int]:
-    """What changes when ``weight`` does, or its ``.data``; those made in inference mode do not tell of writes."""
+def _state(held: Tensor, weight: Tensor) -> tuple[int, int, int]:
+    """What changes when the parameter ``held`` does, or its ``.data``; ``weight`` is what this rank has of it.
+
+    Tensors made in inference mode do not tell of writes.
+    """
     try:
         place = weight.data_ptr()
     except RuntimeError:  # a fake tensor lies nowhere
         place = 0
-    return id(weight), place, 0 if weight.is_inference() else weight._version
+    return id(held), place, 0 if weight.is_inference() else weight._version
 
 
 def _loads(given: torch.dtype, wanted: torch.dtype) -> bool:

@@ -12,12 +12,12 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from shiplap.extend import error
 from shiplap_slidesparse.linear import Linear
 
-__all__ = ["Cut", "cut", "planned", "shard"]
+__all__ = ["Cut", "planned", "shard"]
 
 # Of layers of these styles, what goes in and comes out is whole: so are they.
 WHOLE = ("colwise_gather_output", "colwise_rep", "replicate", "rowwise_split_input")
@@ -44,25 +44,32 @@ class Cut:
 def shard(model: nn.Module, plan: Mapping[str, str] | None = None, group: Any = None) -> list[str]:
     """Cut the linear layers of ``model``, in place, for this rank of ``group``; their names.
 
-    Layers that were converted and those that were not are cut alike. A ``rowwise`` layer sums over the ranks, so its
-    input has to come from ``colwise`` ones. In the 8-bit modes each rank scales its part of a row by itself.
+    Layers that were converted and those that were not are cut alike, and their parameters become DTensors: what
+    ``torch.distributed.checkpoint`` saves of them are whole weights, which load on any number of ranks. A ``rowwise``
+    layer sums over the ranks, so its input has to come from ``colwise`` ones. In the 8-bit modes each rank scales its
+    part of a row by itself.
 
     Args:
-        model: whole, on every rank, each on its device. For inference.
+        model: whole, on every rank, each on its device.
         plan: ``"colwise"`` or ``"rowwise"`` by name, ``*`` for numbers; by default ``model.tp_plan``, as models of
             transformers have it.
-        group: a process group, by default all ranks.
+        group: a process group, by default all ranks; or a one-dimensional ``DeviceMesh``.
 
     Raises:
         ShiplapError: SL211, before anything is cut, for a plan that names no layer, another style, and a size that is
             no multiple of the ranks (rowwise: of the ranks times the group of the pattern).
     """
-    rank, world = dist.get_rank(group), dist.get_world_size(group)
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor.parallel import parallelize_module
+
+    from shiplap_slidesparse.tensor_parallel import Colwise, Rowwise  # here: DTensor takes long to import
+
+    world = group.size() if isinstance(group, DeviceMesh) else dist.get_world_size(group)
     cuts = planned(model, getattr(model, "tp_plan", None) or {} if plan is None else plan, world)
+    device = cuts[0].layer.weight.device.type
+    mesh = group if isinstance(group, DeviceMesh) else DeviceMesh.from_group(group or dist.group.WORLD, device)
     for each in cuts:
-        cut(each, rank, world)
-        if each.style == "rowwise" and world > 1:
-            each.layer.register_forward_hook(lambda module, args, out: _summed(out, group))
+        parallelize_module(each.layer, mesh, Colwise() if each.style == "colwise" else Rowwise())
     return [each.name for each in cuts]
 
 
@@ -105,34 +112,3 @@ def planned(model: nn.Module, plan: Mapping[str, str], world: int) -> list[Cut]:
 
 def _sides(each: Cut) -> str:
     return "features of the output" if each.style == "colwise" else "columns"
-
-
-def cut(each: Cut, rank: int, world: int) -> None:
-    """Keep what ``rank`` of ``world`` computes; of a sum over ranks the first one adds the bias."""
-    layer, step = each.layer, each.size // world
-    mine = slice(rank * step, (rank + 1) * step)
-    rows = each.style == "colwise"
-    layer.weight = _part(layer.weight, (mine,) if rows else (slice(None), mine))
-    if layer.bias is not None and rows:
-        layer.bias = _part(layer.bias, (mine,))
-    elif rank > 0:
-        layer.bias = None
-    if rows:
-        layer.out_features = step
-    else:
-        layer.in_features = step
-    if isinstance(layer, Linear):
-        if rows and layer.weight_scale is not None:
-            layer.weight_scale = _part(layer.weight_scale, (mine,))
-        layer.packed = None
-        layer.pack()
-
-
-def _part(held: Tensor, where: tuple[slice, ...]) -> nn.Parameter:
-    """A copy, so that the whole weight can go."""
-    return nn.Parameter(held.detach()[where].clone(), requires_grad=held.requires_grad)
-
-
-def _summed(out: Tensor, group: Any) -> Tensor:
-    dist.all_reduce(out, group=group)
-    return out

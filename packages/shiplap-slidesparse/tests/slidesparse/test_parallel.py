@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch import nn
@@ -14,8 +9,9 @@ from torch import nn
 import shiplap_slidesparse as slidesparse
 from shiplap.errors import ShiplapError
 from shiplap_slidesparse import formats
-from shiplap_slidesparse.parallel import cut, planned
-from shiplap_testing.paths import REPOSITORY
+from shiplap_slidesparse.parallel import planned
+from shiplap_slidesparse.tensor_parallel import slice_of
+from shiplap_testing import ranks
 
 
 def block(pattern: str = "6:8", mode: str = "int8") -> nn.Module:
@@ -31,21 +27,22 @@ PLAN = {"up": "colwise", "down": "rowwise", "head": "colwise_gather_output"}
 @pytest.mark.parametrize("mode", ["int8", "bf16"])
 def test_parts_are_those_of_the_whole_and_of_the_pattern(mode):
     whole = block(mode=mode)
-    ranks = [copy.deepcopy(whole) for _ in range(3)]
-    for rank, model in enumerate(ranks):
-        cuts = planned(model, PLAN, 3)
-        assert [(c.name, c.style, c.unit) for c in cuts] == [("up", "colwise", 1), ("down", "rowwise", 8)]
-        for each in cuts:
-            cut(each, rank, 3)
-        assert model["up"].fresh
-        assert model["down"].fresh
+    cuts = planned(whole, PLAN, 3)
+    assert [(c.name, c.style, c.unit) for c in cuts] == [("up", "colwise", 1), ("down", "rowwise", 8)]
+    parts = {c.name: [slice_of(c.layer, c.style, rank, 3) for rank in range(3)] for c in cuts}
     for name, dim in (("up", 0), ("down", 1)):
-        assert torch.equal(torch.cat([m[name].weight.float() for m in ranks], dim), whole[name].weight.float())
-    windows = torch.cat([formats.slide(m["down"].weight, "6:8")[:, :24] for m in ranks], 1)  # k' is 32 with padding
+        assert torch.equal(torch.cat([p[0].float() for p in parts[name]], dim), whole[name].weight.float())
+    windows = torch.cat([formats.slide(p[0], "6:8")[:, :24] for p in parts["down"]], 1)  # k' is 32 with padding
     assert torch.equal(windows, formats.slide(whole["down"].weight, "6:8")[:, :72])
     x = torch.randn(4, 16)
-    assert torch.equal(torch.cat([m["up"](x) for m in ranks], 1), whole["up"](x))
-    assert [m["down"].bias is None for m in ranks] == [False, True, True]
+    packed = [
+        slidesparse.pack(weight, "6:8", mode, scale=None if scale is None else scale.view(-1))
+        for weight, scale, _ in parts["up"]
+    ]
+    biases = [bias for _, _, bias in parts["up"]]
+    inner = x if mode == "int8" else x.bfloat16()
+    outs = [slidesparse.matmul(inner, p, b.to(inner.dtype)) for p, b in zip(packed, biases, strict=True)]
+    assert torch.equal(torch.cat(outs, 1).float(), whole["up"](x))
 
 
 @pytest.mark.parametrize(
@@ -75,19 +72,44 @@ def test_names_are_wildcards_as_transformers_writes_them():
     assert [c.name for c in planned(model, {"model.1.up": "colwise"}, 2)] == ["model.1.up"]
 
 
-@pytest.mark.slow
-@pytest.mark.skipif("SHIPLAP_TEST_RANKS" not in os.environ, reason="two processes of torch: set SHIPLAP_TEST_RANKS")
-def test_two_ranks_agree_with_the_whole_model():
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node=2",
-        "--master-port=0",
-        "--standalone",
-        "--module",
-        "tests.slidesparse.shard_step",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, check=False, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("agrees") == 2
+@pytest.fixture(scope="module")
+def said() -> dict[str, str]:
+    return ranks.outcomes("tests.slidesparse.rank_cells")
+
+
+EXPECTED = ranks.table("slidesparse")
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_two_ranks_do_what_the_page_says(name, said):
+    if EXPECTED[name] == "–":
+        assert name not in said
+    else:
+        assert said[name] == EXPECTED[name]
+
+
+def test_every_combination_is_on_the_page(said):
+    assert set(said) <= set(EXPECTED)
+
+
+def test_two_ranks_save_what_four_load(tmp_path, monkeypatch):
+    monkeypatch.setenv("SAVED", str(tmp_path))
+    assert ranks.outcomes("tests.slidesparse.rank_cells", "save for others") == {"save for others": "equal (saved)"}
+    loaded = ranks.outcomes("tests.slidesparse.rank_cells", "load from others", world=4)
+    assert loaded == {"load from others": "equal (same bits)"}
+
+
+def test_a_weight_that_is_written_to_stays_packed_if_it_holds_the_same():
+    layer = block()["up"]
+    for _ in range(2):
+        layer.weight.data.add_(0)
+        with torch.no_grad():
+            layer.weight.copy_(layer.weight.clone())
+        assert not layer.fresh
+        layer(torch.randn(2, 16))
+        assert layer.fresh
+    with torch.no_grad():
+        layer.weight.copy_(-layer.weight)
+    with pytest.warns(match="runs dense"):
+        layer(torch.randn(2, 16))
+    assert not layer.fresh

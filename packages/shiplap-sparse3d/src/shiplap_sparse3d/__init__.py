@@ -1,6 +1,6 @@
 """Sparse 3D convolution: voxels, tables, convolution and modules, traceable by ``torch.compile(fullgraph=True)``."""
 
-from shiplap_sparse3d import cpu, lowlevel_samples, samples
+from shiplap_sparse3d import containers, cpu, lowlevel_samples, samples
 from shiplap_sparse3d.bounded import out_coords_bounded
 from shiplap_sparse3d.cuda import conv as convolutions
 from shiplap_sparse3d.cuda import lowlevel, synchronize
@@ -46,6 +46,7 @@ from shiplap_sparse3d.nn import (
     SubMConv1d,
     SubMConv2d,
     SubMConv3d,
+    SyncBatchNorm,
 )
 from shiplap_sparse3d.ops import (
     conv,
@@ -117,6 +118,7 @@ __all__ = [
     "SubMConv1d",
     "SubMConv2d",
     "SubMConv3d",
+    "SyncBatchNorm",
     "avg_pool",
     "cat",
     "chosen_rows",
@@ -164,5 +166,5 @@ __all__ = [
     "z_order_encode",
 ]
 
-_ATTACHED = (convolutions, cpu, lowlevel, lowlevel_samples, samples)
-"""Importing these gives the ops their kernels, and says how arguments are drawn for them."""
+_ATTACHED = (containers, convolutions, cpu, lowlevel, lowlevel_samples, samples)
+"""Importing these gives the ops their kernels, says how arguments are drawn for them, and shows torch our tensors."""

@@ -106,6 +106,15 @@ class Geometry:
         self._reached: dict[Window, Geometry] = {}
         self._plans: dict[tuple[Window, bool], Plan] = {}
 
+    @classmethod
+    def unchecked(cls, coords: Tensor, spatial_shape: Triple, batch_size: int, padded: bool, ndim: int) -> Geometry:
+        """A geometry of the attributes that another one had, without a look at any of them, and without tables."""
+        made = cls.__new__(cls)
+        made.ndim, made.coords, made.spatial_shape = ndim, coords, spatial_shape
+        made.batch_size, made.padded, made.parent = batch_size, padded, None
+        made._subm, made._reached, made._plans = {}, {}, {}
+        return made
+
     def subm(self, kernel: Axes, dilation: Axes = 1) -> Plan:
         """Plan of a submanifold convolution, built at most once."""
         key = self._axes(kernel, "kernel"), self._axes(dilation, "dilation")

@@ -12,6 +12,7 @@ from shiplap.extend import error
 from shiplap_sparse3d import ops
 from shiplap_sparse3d.coords import check_coords, check_rows, check_scenes
 from shiplap_sparse3d.geometry import Axes, Geometry, Strided, per_axis, triple
+from shiplap_sparse3d.reentrant import made_inside
 from shiplap_sparse3d.rows import cells_in_use, chosen_rows
 
 __all__ = ["Geometry", "SparseTensor", "Strided", "cat", "triple", "voxelize"]
@@ -51,6 +52,7 @@ class SparseTensor:
             raise error("SL201", where="SparseTensor, argument 'feats'", got=f"{feats.dim()} dims", expected="[n, c]")
         check_rows("SparseTensor", feats, geometry.coords.shape[0])
         self.feats, self.geometry = feats, geometry
+        self.checkpointed = made_inside()  # a reentrant checkpoint would lose the gradient of what leaves it
 
     @classmethod
     def from_dense(cls, dense: Tensor) -> SparseTensor:

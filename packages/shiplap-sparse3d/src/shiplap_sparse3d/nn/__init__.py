@@ -1,6 +1,6 @@
 """Modules over ``SparseTensor``, in one, two and three axes."""
 
-from shiplap_sparse3d.nn.container import Sequential, SparseModule
+from shiplap_sparse3d.nn.container import Sequential
 from shiplap_sparse3d.nn.conv import (
     GenerativeConv1d,
     GenerativeConv2d,
@@ -18,7 +18,8 @@ from shiplap_sparse3d.nn.conv import (
     SubMConv2d,
     SubMConv3d,
 )
-from shiplap_sparse3d.nn.norm import BatchNorm
+from shiplap_sparse3d.nn.module import SparseModule
+from shiplap_sparse3d.nn.norm import BatchNorm, SyncBatchNorm
 from shiplap_sparse3d.nn.pool import (
     GlobalPool,
     SparseAvgPool1d,
@@ -55,4 +56,5 @@ __all__ = [
     "SubMConv1d",
     "SubMConv2d",
     "SubMConv3d",
+    "SyncBatchNorm",
 ]

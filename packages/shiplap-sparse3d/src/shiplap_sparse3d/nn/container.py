@@ -1,49 +1,35 @@
-"""What tells sparse modules from those that work on rows of features, and the container that needs to know."""
+"""The container of modules that take a ``SparseTensor`` and of modules that take its features."""
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
 from shiplap.extend import error
+from shiplap_sparse3d.nn import norm
+from shiplap_sparse3d.nn.module import SparseModule
 from shiplap_sparse3d.tensor import SparseTensor
 
-__all__ = ["Sequential", "SparseModule"]
-
-
-class SparseModule(nn.Module):
-    """A module that takes a ``SparseTensor``. Subclass it to be handed one by :class:`Sequential`."""
-
-    def _check_axes(self, x: SparseTensor, ndim: int) -> None:
-        if not isinstance(x, SparseTensor):
-            raise error(
-                "SL209",
-                where=type(self).__name__,
-                got=f"a {type(x).__name__}",
-                expected="a SparseTensor",
-                fix="pass sparse3d.SparseTensor(feats, coords, spatial_shape)",
-            )
-        if x.geometry.ndim != ndim:
-            raise error(
-                "SL201",
-                where=type(self).__name__,
-                got=f"voxels with {x.geometry.ndim} axes",
-                expected=f"{ndim} axes",
-                fix="use the module of that name for as many axes",
-            )
+__all__ = ["Sequential"]
 
 
 class Sequential(nn.Sequential, SparseModule):
     """Sparse modules get the tensor, any other module (batch norm, activation, linear) its features.
 
-    Behind a :class:`GlobalPool` everything gets the plain tensor that it returns.
+    Behind a :class:`GlobalPool` everything gets the plain tensor that it returns. What
+    ``torch.nn.SyncBatchNorm.convert_sync_batchnorm`` puts in place of a batch norm counts voxels, as
+    :class:`shiplap_sparse3d.SyncBatchNorm` does, on every device.
 
     Raises:
         ArgumentError: SL208 for a batch norm of torch that would learn from padding rows.
     """
 
     def forward(self, x: SparseTensor) -> SparseTensor | Tensor:
+        if isinstance(x, SparseTensor):
+            self._check_gradient(x)
         for module in self:
-            if isinstance(x, SparseTensor) and not isinstance(module, SparseModule):
+            if type(module) is nn.SyncBatchNorm and isinstance(x, SparseTensor) and norm.shares(module):
+                x = x.replace(norm.shared_norm(module, x))
+            elif isinstance(x, SparseTensor) and not isinstance(module, SparseModule):
                 if x.geometry.padded:
                     _refuse_learning(module)
                 x = x.replace(module(x.feats))

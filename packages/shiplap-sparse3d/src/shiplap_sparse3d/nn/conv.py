@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from shiplap.extend import error
 from shiplap_sparse3d.geometry import Axes, Strided, per_axis, triple
-from shiplap_sparse3d.nn.container import SparseModule
+from shiplap_sparse3d.nn.module import SparseModule
 from shiplap_sparse3d.plan import Plan
 from shiplap_sparse3d.tensor import SparseTensor
 

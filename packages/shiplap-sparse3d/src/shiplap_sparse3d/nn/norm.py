@@ -1,14 +1,18 @@
-"""Batch norm over voxels: as ``torch.nn.BatchNorm1d`` over rows, and blind to padding."""
+"""Batch norm over voxels: as ``torch.nn.BatchNorm1d`` over rows, and blind to padding; over those of all ranks, too."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
-from shiplap_sparse3d.nn.container import SparseModule
+from shiplap_sparse3d.nn.module import SparseModule
 from shiplap_sparse3d.tensor import SparseTensor
 
-__all__ = ["BatchNorm", "running_norm"]
+__all__ = ["BatchNorm", "SyncBatchNorm", "running_norm"]
 
 
 class BatchNorm(nn.BatchNorm1d, SparseModule):
@@ -19,41 +23,135 @@ class BatchNorm(nn.BatchNorm1d, SparseModule):
     """
 
     def forward(self, x: SparseTensor) -> SparseTensor:  # type: ignore[override]
+        self._check_gradient(x)
         batch = self.training or not self.track_running_stats
         if torch.compiler.is_compiling():  # torch's own asks how many rows there are, which a graph may not know
-            return x.replace(self._over(x.feats, x.is_voxel) if batch else self._running(x.feats))
-        if batch and (x.geometry.padded or x.feats.shape[0] < 2):
-            return x.replace(self._over(x.feats, x.is_voxel))
-        return x.replace(super().forward(x.feats))
+            return x.replace(batch_norm(self, x.feats, x.is_voxel) if batch else self._running(x.feats))
+        if batch and (x.geometry.padded or x.feats.shape[0] < 2 or self._mixed):
+            return x.replace(batch_norm(self, x.feats, x.is_voxel))
+        return x.replace(self._running(x.feats) if self._mixed else super().forward(x.feats))
 
-    def _over(self, feats: Tensor, keep: Tensor) -> Tensor:
-        """``feats`` normalised by the statistics of the rows to ``keep``, which are learned from, too."""
-        wide = feats.to(torch.promote_types(feats.dtype, torch.float32))
-        voxels = keep.sum()
-        count = voxels.clamp_min(1).to(wide.dtype)
-        mean = torch.where(keep, wide, 0).sum(0) / count
-        centred = torch.where(keep, wide - mean, 0)
-        var = centred.square().sum(0) / count
-        if self.training and self.track_running_stats:
-            self._learn(voxels, mean.detach(), var.detach() * count / (count - 1).clamp_min(1))
-        return torch.where(keep, _scaled(centred, var, self.weight, self.bias, self.eps), 0).to(feats.dtype)
+    @property
+    def _mixed(self) -> bool:
+        """Whether weights and statistics differ in precision, as under a policy of FSDP2; torch's own refuses that."""
+        weight, mean = self.weight, self.running_mean
+        return weight is not None and mean is not None and weight.dtype != mean.dtype
 
     def _running(self, feats: Tensor) -> Tensor:
         assert self.running_mean is not None
         assert self.running_var is not None
         return running_norm(feats, self.running_mean, self.running_var, self.weight, self.bias, self.eps)
 
-    @torch.no_grad()
-    def _learn(self, count: Tensor, mean: Tensor, var: Tensor) -> None:
-        """Move the running statistics towards those of a batch, unless it is empty."""
-        assert self.num_batches_tracked is not None
-        any_voxel = count > 0
-        self.num_batches_tracked.add_(any_voxel.to(torch.int64))
-        step = 1 / self.num_batches_tracked.clamp_min(1) if self.momentum is None else self.momentum
-        for running, seen in ((self.running_mean, mean), (self.running_var, var)):
-            assert running is not None
-            moved = running + (seen.to(running.dtype) - running) * step
-            running.copy_(torch.where(any_voxel, moved, running))
+
+class SyncBatchNorm(BatchNorm):
+    """:class:`BatchNorm` whose statistics are those of the voxels of all ranks, each voxel counted once.
+
+    As in ``torch.nn.SyncBatchNorm`` every rank takes part in each forward and each backward pass, with or without
+    voxels. On a single rank, and outside of a process group, it is :class:`BatchNorm`. It works on every device for
+    which the group has a backend.
+
+    Args:
+        process_group: the ranks that share statistics, by default all of them.
+    """
+
+    def __init__(self, *args: Any, process_group: Any = None, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.process_group = process_group
+
+    def forward(self, x: SparseTensor) -> SparseTensor:  # type: ignore[override]
+        self._check_gradient(x)
+        return x.replace(shared_norm(self, x)) if shares(self) else super().forward(x)
+
+    @classmethod
+    def convert_sync_batchnorm(cls, module: nn.Module, process_group: Any = None) -> nn.Module:
+        """``module`` with its batch norms replaced by synchronous ones: ours by ours, those of torch by torch's.
+
+        ``torch.nn.SyncBatchNorm.convert_sync_batchnorm`` puts its own class in place of every batch norm. Inside of
+        :class:`Sequential` that is the same; a module of yours that hands it a ``SparseTensor`` needs this one.
+        """
+        if isinstance(module, BatchNorm):
+            return cls._of(module, process_group)
+        if isinstance(module, nn.modules.batchnorm._NormBase):
+            torchs: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(module, process_group)
+            return torchs
+        for name, child in module.named_children():
+            setattr(module, name, cls.convert_sync_batchnorm(child, process_group))
+        return module
+
+    @classmethod
+    def _of(cls, norm: BatchNorm, process_group: Any) -> SyncBatchNorm:
+        """With the very parameters and buffers of ``norm``, and its hooks left behind, as torch has it."""
+        made = cls(norm.num_features, norm.eps, norm.momentum, process_group=process_group, device="meta")
+        made.affine, made.track_running_stats = norm.affine, norm.track_running_stats
+        made._parameters, made._buffers = norm._parameters, norm._buffers
+        made.training = norm.training
+        return made
+
+
+def shares(norm: SyncBatchNorm | nn.SyncBatchNorm) -> bool:
+    """Whether ``norm`` takes statistics of the batch, and there is anybody to share them with."""
+    if not norm.training and norm.track_running_stats:
+        return False
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size(norm.process_group) > 1
+
+
+def shared_norm(norm: SyncBatchNorm | nn.SyncBatchNorm, x: SparseTensor) -> Tensor:
+    """The features of ``x`` normalised by the statistics of all ranks of ``norm.process_group``."""
+    group = norm.process_group
+
+    def total(part: Tensor) -> Tensor:
+        summed: Tensor = _Total.apply(part, group)
+        return summed
+
+    return batch_norm(norm, x.feats, x.is_voxel, total)
+
+
+class _Total(torch.autograd.Function):
+    """The sum over the ranks of a group; its gradient is the sum of theirs, since all of them use it."""
+
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, group: Any) -> Tensor:
+        ctx.group = group
+        summed = part.clone()
+        dist.all_reduce(summed, group=group)
+        return summed
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        summed = grad.contiguous().clone()
+        dist.all_reduce(summed, group=ctx.group)
+        return summed, None
+
+
+def batch_norm(
+    norm: nn.Module, feats: Tensor, keep: Tensor, total: Callable[[Tensor], Tensor] = lambda part: part
+) -> Tensor:
+    """``feats`` ``[n, c]`` normalised by the statistics of the rows to ``keep`` ``[n, 1]``, from which ``norm`` learns.
+
+    ``total`` sums over whoever shares the statistics. Deviations are taken from the mean of all, so a rank with few
+    rows loses no digits.
+    """
+    wide = feats.to(torch.promote_types(feats.dtype, torch.float32))
+    sums = torch.cat([keep.sum()[None].to(wide.dtype), torch.where(keep, wide, 0).sum(0)])
+    voxels, *_ = sums = total(sums)
+    count = voxels.detach().clamp_min(1)
+    mean = sums[1:] / count
+    centred = torch.where(keep, wide - mean, 0)
+    var = total(centred.square().sum(0)) / count
+    if norm.training and norm.track_running_stats:
+        _learn(norm, voxels.detach(), mean.detach(), var.detach() * count / (count - 1).clamp_min(1))
+    return torch.where(keep, _scaled(centred, var, norm.weight, norm.bias, norm.eps), 0).to(feats.dtype)
+
+
+@torch.no_grad()
+def _learn(norm: Any, count: Tensor, mean: Tensor, var: Tensor) -> None:
+    """Move the running statistics towards those of a batch, unless it is empty."""
+    any_voxel = count > 0
+    norm.num_batches_tracked.add_(any_voxel.to(torch.int64))
+    step = 1 / norm.num_batches_tracked.clamp_min(1) if norm.momentum is None else norm.momentum
+    for running, seen in ((norm.running_mean, mean), (norm.running_var, var)):
+        moved = running + (seen.to(running.dtype) - running) * step
+        running.copy_(torch.where(any_voxel, moved, running))
 
 
 def running_norm(

@@ -9,7 +9,7 @@ from torch import Tensor
 from shiplap.extend import error
 from shiplap_sparse3d import pooling
 from shiplap_sparse3d.geometry import Axes, per_axis
-from shiplap_sparse3d.nn.container import SparseModule
+from shiplap_sparse3d.nn.module import SparseModule
 from shiplap_sparse3d.plan import Plan
 from shiplap_sparse3d.tensor import SparseTensor
 
@@ -118,6 +118,7 @@ class GlobalPool(SparseModule):
         self.mode = mode
 
     def forward(self, x: SparseTensor) -> Tensor:
+        self._check_gradient(x)
         return pooling.global_pool(x.feats, x.geometry.coords, x.batch_size, self.mode)
 
     def extra_repr(self) -> str:

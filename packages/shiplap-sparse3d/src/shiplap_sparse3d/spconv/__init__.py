@@ -5,6 +5,7 @@ Names, parameter orders, weights and semantics are those of spconv 2.3; docs/spc
 
 from shiplap_sparse3d.spconv import (
     constants,
+    containers,
     conv,
     core,
     cppcore,

@@ -13,6 +13,8 @@ from torch import Tensor
 from shiplap.extend import error
 from shiplap_sparse3d.coords import check_rows
 from shiplap_sparse3d.geometry import Geometry, per_axis
+from shiplap_sparse3d.reentrant import made_inside
+from shiplap_sparse3d.reentrant import refuse as refuse_reentrant
 from shiplap_sparse3d.rows import cells_in_use, chosen_rows
 from shiplap_sparse3d.spconv.record import ConvAlgo, ImplicitGemmIndiceData, IndiceData, Window
 from shiplap_sparse3d.spconv.sizes import assume_rows, cells_of, check_least
@@ -49,6 +51,7 @@ def check_sparse(where: str, x: Any) -> None:
         fix = "pass SparseConvTensor(features, indices, spatial_shape, batch_size)"
         raise error("SL209", where=where, got=type(x).__name__, expected="a SparseConvTensor", fix=fix)
     check_rows(where, x.features, x.indices.shape[0])
+    refuse_reentrant(where, x)
 
 
 def autocast(tensor: Tensor) -> Tensor:
@@ -112,6 +115,7 @@ class SparseConvTensor:
         self._timer = CUDAKernelTimer(enable_timer)  # models copy it from one tensor to the next
         self.force_algo = force_algo
         self.int8_scale = None
+        self.checkpointed = made_inside()
         self._check()
 
     def _check(self) -> None:

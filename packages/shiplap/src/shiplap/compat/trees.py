@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch.utils import _pytree
 
-__all__ = ["leaves", "map_leaves"]
+__all__ = ["leaves", "map_leaves", "register_node", "show_fields"]
 
 
 def leaves(tree: Any) -> list[Any]:
@@ -21,3 +23,44 @@ def leaves(tree: Any) -> list[Any]:
 def map_leaves(fn: Callable[[Any], Any], tree: Any) -> Any:
     """``tree`` with each leaf replaced by ``fn(leaf)``."""
     return _pytree.tree_map(fn, tree)
+
+
+def register_node(
+    cls: type,
+    take: Callable[[Any], tuple[Sequence[Any], Any]],
+    make: Callable[[Sequence[Any], Any], Any],
+    *,
+    dump: Callable[[Any], Any],
+    load: Callable[[Any], Any],
+) -> None:
+    """Let torch look into objects of ``cls``. A class that is registered already stays as it is.
+
+    Args:
+        take: an object → its children in order, and the rest of it, which torch compares with ``==``.
+        make: the inverse of ``take``. The children may be anything, since ``tree_map`` replaces them.
+        dump, load: the rest of an object → what JSON holds, and back: ``torch.export.save`` writes it.
+    """
+    if cls in _pytree.SUPPORTED_NODES:
+        return
+    _pytree.register_pytree_node(
+        cls,
+        lambda value: (list(take(value)[0]), take(value)[1]),
+        lambda children, rest: make(list(children), rest),
+        serialized_type_name=f"{cls.__module__}.{cls.__qualname__}",
+        to_dumpable_context=lambda rest: json.dumps(dump(rest)),
+        from_dumpable_context=lambda text: load(json.loads(text)),
+        flatten_with_keys_fn=lambda value: (
+            [(_pytree.SequenceKey(i), child) for i, child in enumerate(take(value)[0])],
+            take(value)[1],
+        ),
+    )
+
+
+def show_fields(cls: type, names: Sequence[str]) -> None:
+    """Let what walks dataclasses walk ``cls``: its ``names`` are attributes, and keywords that its constructor takes.
+
+    ``DistributedDataParallel`` and ``fully_shard`` look for tensors in tuples, lists, dicts and dataclasses only. Such
+    a walker makes another object by ``cls(**{name: value})``.
+    """
+    made = dataclasses.make_dataclass("fields", [(name, Any) for name in names])
+    cls.__dataclass_fields__ = made.__dataclass_fields__  # type: ignore[attr-defined]

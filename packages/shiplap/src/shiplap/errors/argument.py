@@ -101,5 +101,14 @@ register(
             ),
             "convert the tensor with .to(dtype), or view its bytes as torch.uint8",
         ),
+        (
+            "SL215",
+            "the gradient would be lost",
+            (
+                "Reentrant checkpointing gives a gradient to the tensors that its function takes and returns, and not to "
+                "a tensor inside of another object."
+            ),
+            "pass use_reentrant=False to torch.utils.checkpoint.checkpoint",
+        ),
     ],
 )

@@ -1,0 +1,181 @@
+"""Layers of which each rank has a part: parameters are DTensors, and each rank multiplies with what it has of them.
+
+A DTensor knows its place in the whole, so ``torch.distributed.checkpoint`` saves and loads the whole weight, for any
+number of ranks. The products are those of the local tensors: no DTensor reaches an op.
+
+``parallelize_module`` takes the styles of this module::
+
+    parallelize_module(model, mesh, {"up": Colwise(), "down": Rowwise()})
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
+
+from shiplap.extend import error
+from shiplap_slidesparse.linear import Linear
+
+__all__ = ["Colwise", "Placed", "Rowwise", "Style", "place", "slice_of", "unit"]
+
+Style = Literal["colwise", "rowwise"]
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Which part of a layer this rank has: rows of the weight (``"colwise"``) or columns (``"rowwise"``)."""
+
+    style: Style
+    mesh: DeviceMesh
+
+    @property
+    def rank(self) -> int:
+        return int(self.mesh.get_local_rank())
+
+    def local(self, held: Tensor) -> Tensor:
+        """What this rank has of a parameter."""
+        with torch.no_grad():
+            part: Tensor = held.to_local() if isinstance(held, DTensor) else held
+        return part
+
+    def forward(self, layer: Linear, x: Tensor) -> Tensor:
+        """Colwise: a whole input to a part of the features; rowwise: a part of the features to the whole output.
+
+        A bias that is frozen is part of the first rank's product; one that learns is added to the sum, on each rank.
+        """
+        bias, group = layer.bias, self.mesh.get_group()
+        part = bias.to_local() if isinstance(bias, DTensor) else bias
+        if self.style == "colwise":
+            return layer.multiply(_Shared.apply(x, group), part)
+        learns = part is not None and part.requires_grad
+        out = _Summed.apply(layer.multiply(x, part if self.rank == 0 and not learns else None), group)
+        return out + part.to(out.dtype) if part is not None and learns else out
+
+    def refuse_move(self, layer: Linear) -> Linear:
+        """SL211: a part is packed for the device on which it was cut."""
+        raise error(
+            "SL211",
+            where=f"{type(layer).__name__}, a part of a layer",
+            got="a move to another device or dtype",
+            expected="the device on which it was cut",
+            fix="move the model first, then cut it",
+        )
+
+
+class _Shared(torch.autograd.Function):
+    """The input of all ranks: its gradient is the sum of what they ask of it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        summed = grad.contiguous().clone()
+        dist.all_reduce(summed, group=ctx.group)
+        return summed, None
+
+
+class _Summed(torch.autograd.Function):
+    """The sum over the ranks, which all of them go on with: its gradient is already theirs."""
+
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, group: Any) -> Tensor:
+        summed = part.contiguous().clone()
+        dist.all_reduce(summed, group=group)
+        return summed
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad, None
+
+
+def unit(layer: nn.Module, style: str) -> int:
+    """What must not be cut through: a group along the depth of a converted layer."""
+    return layer.pattern.size if style == "rowwise" and isinstance(layer, Linear) else 1
+
+
+def slice_of(layer: Linear, style: Style, rank: int, world: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Copies of ``(weight, weight_scale, bias)`` as ``rank`` of ``world`` has them, so that the whole can go.
+
+    Raises:
+        ShiplapError: SL211 for a size that is no multiple of the ranks (rowwise: of the ranks times the group).
+    """
+    size = layer.out_features if style == "colwise" else layer.in_features
+    group = unit(layer, style)
+    if size % (world * group):
+        sides, groups = "features of the output" if style == "colwise" else "columns", f" groups of {group}"
+        raise error(
+            "SL211",
+            where=f"slidesparse, a {style} layer",
+            got=f"{size} {sides} for {world} ranks",
+            expected=f"as many whole{groups if group > 1 else ' ones'} on each",
+            fix="leave the layer and the layer before it out of the plan, or take another pattern",
+        )
+    mine = slice(rank * (size // world), (rank + 1) * (size // world))
+    scale, bias = layer.weight_scale, layer.bias
+
+    def part(held: Tensor | None, *where: slice) -> Tensor | None:
+        return None if held is None else held.detach()[where].clone()
+
+    weight = part(layer.weight, mine) if style == "colwise" else part(layer.weight, slice(None), mine)
+    assert weight is not None
+    return (weight, part(scale, mine), part(bias, mine)) if style == "colwise" else (weight, part(scale), part(bias))
+
+
+def place(layer: Linear, style: Style, mesh: DeviceMesh) -> Linear:
+    """Cut ``layer``, in place, for this rank of a one-dimensional ``mesh``, and pack the part. SL211: see above."""
+    if layer.placed is not None:
+        raise error(
+            "SL211",
+            where="slidesparse, a layer to cut",
+            got="a part of a layer",
+            expected="a whole layer",
+            fix="cut a layer once, by one plan",
+        )
+    parts = slice_of(layer, style, mesh.get_local_rank(), mesh.size())
+    split: Placement = Shard(0 if style == "colwise" else 1)
+    rest: Placement = split if style == "colwise" else Replicate()
+    for name, part, where in zip(("weight", "weight_scale", "bias"), parts, (split, rest, rest), strict=True):
+        if part is not None:
+            whole = getattr(layer, name)
+            held = DTensor.from_local(part, mesh, [where], run_check=False, shape=whole.shape, stride=whole.stride())
+            setattr(layer, name, nn.Parameter(held, requires_grad=whole.requires_grad))
+    layer.packed, layer.placed = None, Placed(style, mesh)
+    return layer.pack()
+
+
+class _Style(ParallelStyle):
+    """What ``parallelize_module`` does with a layer: ours is cut here, ``nn.Linear`` by torch."""
+
+    style: Style
+    plain: Callable[[], ParallelStyle]
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        if isinstance(module, Linear):
+            return place(module, self.style, device_mesh)
+        done: nn.Module = self.plain()._apply(module, device_mesh)
+        return done
+
+
+class Colwise(_Style):
+    """Each rank has rows of the weight. Input: whole, on every rank. Output: the rank's part of the features."""
+
+    style: Style = "colwise"
+    plain = ColwiseParallel
+
+
+class Rowwise(_Style):
+    """Each rank has columns of the weight. Input: the rank's part of the features. Output: whole, on every rank."""
+
+    style: Style = "rowwise"
+    plain = RowwiseParallel

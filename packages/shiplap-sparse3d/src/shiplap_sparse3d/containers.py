@@ -1,0 +1,75 @@
+"""What torch sees of a ``SparseTensor``: its features, and its voxels, which stay the same object wherever they can.
+
+``DistributedDataParallel``, ``fully_shard`` and checkpointing look for tensors in what a module takes and returns. They
+find the features. The coordinates are a leaf of the pytree too, for ``torch.export`` and ``tree_map``; a tree that is put
+together with the very coordinates that it had gets the very ``Geometry`` back, with its tables and its way back. The
+walkers of dataclasses get the ``Geometry`` as it is: it holds integers, which have neither a gradient nor a precision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from shiplap.extend.containers import register_container
+from shiplap_sparse3d.geometry import Geometry, Strided
+from shiplap_sparse3d.plan import Plan
+from shiplap_sparse3d.tensor import SparseTensor
+
+__all__: list[str] = []
+
+
+class _Grid:
+    """What a ``Geometry`` is beside its coordinates. Two are equal if they are of one grid, whatever their voxels."""
+
+    def __init__(self, facts: tuple[Any, ...], source: Geometry | None = None) -> None:
+        self.facts, self.source = facts, source
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Grid) and self.facts == other.facts
+
+    def __hash__(self) -> int:
+        return hash(self.facts)
+
+    def __repr__(self) -> str:
+        return f"Grid{self.facts}"
+
+
+def _take_geometry(geometry: Geometry) -> tuple[Sequence[Any], Any]:
+    facts = geometry.spatial_shape, geometry.batch_size, geometry.padded, geometry.ndim
+    return [geometry.coords], _Grid(facts, geometry)
+
+
+def _make_geometry(children: Sequence[Any], grid: _Grid) -> Geometry:
+    (coords,) = children
+    if grid.source is not None and coords is grid.source.coords:
+        return grid.source
+    shape, batch_size, padded, ndim = grid.facts
+    return Geometry.unchecked(coords, shape, batch_size, padded, ndim)
+
+
+def _load_grid(facts: Any) -> _Grid:
+    shape, *rest = facts
+    return _Grid((tuple(shape), *rest))
+
+
+def _make_tensor(children: Sequence[Any], rest: Any) -> SparseTensor:
+    made = object.__new__(SparseTensor)
+    made.feats, made.geometry = children
+    made.checkpointed = False
+    return made
+
+
+def _take_plan(plan: Plan) -> tuple[Sequence[Any], Any]:
+    return [plan.table, plan.order, plan.masks, plan.back], (plan.rows, plan.reflect, plan.symmetric)
+
+
+def _make_plan(children: Sequence[Any], rest: Any) -> Plan:
+    (table, order, masks, back), (rows, reflect, symmetric) = children, rest
+    return Plan(table, rows, order, masks, reflect, symmetric, back)
+
+
+register_container(Geometry, _take_geometry, _make_geometry, dump=lambda grid: list(grid.facts), load=_load_grid)
+register_container(SparseTensor, lambda x: ([x.feats, x.geometry], None), _make_tensor, fields=("feats", "geometry"))
+register_container(Plan, _take_plan, _make_plan, load=tuple)
+register_container(Strided, lambda s: ([s.geometry, s.plan], None), lambda children, rest: Strided(*children))

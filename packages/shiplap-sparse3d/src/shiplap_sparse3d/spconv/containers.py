@@ -1,0 +1,42 @@
+"""What torch sees of a ``SparseConvTensor``: its features and indices, as ``shiplap_sparse3d.containers`` has it.
+
+A walker of dataclasses makes a tensor by the constructor, so the copy has an ``indice_dict`` of its own with the records
+so far, and builds the tables anew that no record holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from shiplap.extend.containers import register_container
+from shiplap_sparse3d.spconv.core import SparseConvTensor
+
+__all__: list[str] = []
+
+
+class _Members:
+    """What a tensor is beside its features and indices. Those of two tensors are never a reason for trees to differ."""
+
+    def __init__(self, source: SparseConvTensor) -> None:
+        self.source = source
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Members)
+
+    def __hash__(self) -> int:
+        return hash(_Members)
+
+
+def _make(children: Sequence[Any], rest: _Members) -> SparseConvTensor:
+    made = object.__new__(SparseConvTensor)
+    vars(made).update(vars(rest.source))
+    made._features, indices = children
+    if indices is not made._indices:
+        made.indices, made.indice_dict = indices, {}
+    return made
+
+
+FIELDS = "features indices spatial_shape batch_size grid voxel_num indice_dict benchmark force_algo".split()
+
+register_container(SparseConvTensor, lambda x: ([x.features, x.indices], _Members(x)), _make, fields=FIELDS)

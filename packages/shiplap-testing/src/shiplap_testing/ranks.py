@@ -1,0 +1,102 @@
+"""Combinations of ``torch.distributed`` with our modules, each a *cell* of docs/many-devices.md, on ranks of this machine.
+
+A module of cells has functions under ``@cell("name")`` and ends in ``main()``. ``outcomes("its.module")`` runs all of
+them in one group of processes and returns what each cell said: *equal* with the tolerance that it compared with, or
+*refused* with the id of the error. A cell must say the same on every rank.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+
+from shiplap_testing.paths import REPOSITORY, searched
+
+__all__ = ["cell", "main", "outcomes", "table"]
+
+MARK = "outcomes of cells: "
+_cells: dict[str, Callable[[int, int], str]] = {}
+
+
+def cell(name: str) -> Callable[[Callable[[int, int], str]], Callable[[int, int], str]]:
+    """Make ``function(rank, world)`` the cell ``name``. It returns a tolerance as text, or raises."""
+
+    def add(function: Callable[[int, int], str]) -> Callable[[int, int], str]:
+        _cells[name] = function
+        return function
+
+    return add
+
+
+def main() -> None:
+    """Run the cells (or those named on the command line) on this rank, and let rank 0 print what they said."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    rank, world = dist.get_rank(), dist.get_world_size()
+    said = {}
+    for name in sys.argv[1:] or list(_cells):
+        everyone: list[str] = [""] * world
+        dist.all_gather_object(everyone, _say(_cells[name], rank, world))
+        said[name] = everyone[0] if len(set(everyone)) == 1 else f"ranks differ: {everyone}"
+    if rank == 0:
+        print(MARK + json.dumps(said), flush=True)
+    dist.destroy_process_group()
+
+
+def _say(function: Callable[[int, int], str], rank: int, world: int) -> str:
+    import torch
+
+    from shiplap.errors import ShiplapError
+
+    torch.manual_seed(0)
+    try:
+        return f"equal ({function(rank, world)})"
+    except ShiplapError as e:
+        return f"refused ({e.id})"
+    except Exception:
+        if rank == 0:
+            traceback.print_exc()
+        return f"failed: {traceback.format_exc().strip().splitlines()[-1][:300]}"
+
+
+def outcomes(module: str, *cells: str, world: int = 2, timeout: float = 300) -> dict[str, str]:
+    """What the cells of ``module`` say on ``world`` processes that share one group, started once for all of them."""
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world), "-m", module, *cells]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": searched()}
+    done = subprocess.run(
+        [sys.executable, *command],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+        timeout=timeout,
+        cwd=REPOSITORY,
+    )
+    lines = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
+    assert lines, done.stderr[-3000:]
+    said: dict[str, str] = json.loads(lines[-1][len(MARK) :])
+    for name, outcome in said.items():
+        if not outcome.startswith(("equal", "refused")):
+            print(name, outcome, done.stderr[-6000:], sep="\n")
+    return said
+
+
+def table(column: str) -> dict[str, str]:
+    """What docs/many-devices.md says in the rows of the table under ``column``: the name of a cell → its outcome."""
+    rows: dict[str, str] = {}
+    heading: list[str] = []
+    for line in (REPOSITORY / "docs" / "many-devices.md").read_text().splitlines():
+        values = [value.strip() for value in line.strip().strip("|").split("|")] if line.startswith("|") else []
+        if not values:
+            heading = []
+        elif not heading:
+            heading = values
+        elif column in heading and not set(values[0]) <= {"-", ":"}:
+            rows[values[0].strip("`")] = values[heading.index(column)]
+    return rows
