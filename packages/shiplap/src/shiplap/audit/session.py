@@ -14,12 +14,14 @@ from typing import Any
 
 from shiplap.audit.check import Check, Subject
 from shiplap.audit.checks import load
+from shiplap.audit.checks.process import process_state
 from shiplap.audit.finding import Finding
+from shiplap.audit.first import first_call
 from shiplap.audit.seen import seen_of
 from shiplap.errors import LibraryError, ShiplapError, error
 from shiplap.op import Op
 from shiplap.referee.case import Case, describe
-from shiplap.referee.run import call, last_line, needs_builder, quiet, reference
+from shiplap.referee.run import last_line, needs_builder, quiet, reference
 from shiplap.referee.samples import Samples, sample
 
 __all__ = ["Plan", "repeat", "session"]
@@ -117,7 +119,7 @@ def _preflight(op: Op, samples: Samples, send: Send) -> None:
             fix="correct the reference, or exclude the input with requires=(...)",
         ) from e
     try:
-        call(op, case.fresh())
+        first_call(op, case, process_state)
     except LibraryError:
         raise
     except Exception:

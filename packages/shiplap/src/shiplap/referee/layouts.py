@@ -40,6 +40,16 @@ def _reversed(t: Tensor) -> Tensor:
     return t.permute(order).contiguous().permute(order)
 
 
+def _channels_last(t: Tensor) -> Tensor:
+    """The second dim moved to the end in memory: torch.channels_last, or channels_last_3d."""
+    return t.movedim(1, -1).contiguous().movedim(-1, 1)
+
+
+def _heads(t: Tensor) -> Tensor:
+    """The second and third dim from the end swapped in memory, as the heads of attention are."""
+    return t.transpose(-2, -3).contiguous().transpose(-2, -3)
+
+
 def _expanded(t: Tensor) -> Tensor:
     """Stride 0 along the first dim: every row is the first one."""
     return t[:1].clone().expand(t.shape)
@@ -51,6 +61,8 @@ LAYOUTS: dict[str, tuple[int, Callable[[Tensor], Tensor]]] = {
     "strided": (1, _strided),
     "transposed": (2, _transposed),
     "reversed": (3, _reversed),
+    "heads": (3, _heads),
+    "channels_last": (4, _channels_last),
     "expanded": (1, _expanded),
 }
 """Name → (least rank, layout)."""

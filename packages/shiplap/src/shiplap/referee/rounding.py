@@ -9,6 +9,7 @@ first, since their inner roundings count as well.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -78,17 +79,53 @@ class _Rounding(TorchDispatchMode):
                 if result is not NotImplemented:
                     return result
         schema = func._schema
+        growth = _growth(schema.name, args)
         aliases = any(a.alias_info is not None for a in (*schema.arguments, *schema.returns))
         if aliases:  # a view, or it writes in place: its inputs have to stay what they are
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
+            if growth > 1 and _rounds(result):
+                result.mul_(self._noise(result, growth))
+            return result
         args, kwargs = (map_leaves(self._off, values) for values in (args, kwargs))
-        return map_leaves(self._off, func(*args, **kwargs))
+        return map_leaves(partial(self._off, growth=growth), func(*args, **kwargs))
 
-    def _off(self, t: Any) -> Any:
+    def _off(self, t: Any, growth: float = 1.0) -> Any:
         """A tensor of wide floats with its rounding made larger; anything else as it is."""
-        if not isinstance(t, Tensor) or not (t.is_floating_point() or t.is_complex()):
-            return t
-        if t.numel() == 0 or t.itemsize < 4:
-            return t
-        noise = torch.rand(t.shape, generator=self.rng, dtype=torch.float64).mul_(2).sub_(1).mul_(self.eps).add_(1)
-        return t * noise.to(t.device, torch.float64 if not t.is_complex() else t.dtype)
+        return t * self._noise(t, growth) if _rounds(t) else t
+
+    def _noise(self, t: Tensor, growth: float) -> Tensor:
+        width = growth * self.eps
+        noise = torch.rand(t.shape, generator=self.rng, dtype=torch.float64).mul_(2).sub_(1).mul_(width).add_(1)
+        return noise.to(t.device, torch.float64 if not t.is_complex() else t.dtype)
+
+
+def _rounds(t: Any) -> bool:
+    """Whether it is a tensor of wide floats with elements."""
+    wide = isinstance(t, Tensor) and (t.is_floating_point() or t.is_complex()) and t.itemsize >= 4
+    return wide and t.numel() > 0
+
+
+SCANS = ("aten::cumsum", "aten::cumprod", "aten::logcumsumexp")
+SCATTERS = ("aten::index_add", "aten::scatter_add", "aten::index_put", "aten::scatter_reduce", "aten::index_reduce")
+
+
+def _growth(name: str, args: Any) -> float:
+    """How many single roundings the result of an operator may be off by: the square root of the additions behind it.
+
+    Only for sums that the declaration's dims do not show: of a scan, and of what is scattered to one place.
+    """
+    first = args[0] if args and isinstance(args[0], Tensor) else None
+    if first is None:
+        return 1.0
+    if name.startswith(SCANS):
+        dim = args[1] if len(args) > 1 and isinstance(args[1], int) else 0
+        return float(max(1, first.shape[dim] if first.dim() else 1)) ** 0.5
+    if name.startswith(SCATTERS):
+        return float(max([1, *(v.numel() for v in _leaves(args[1:]) if not v.is_floating_point())])) ** 0.5
+    return 1.0
+
+
+def _leaves(values: Any) -> list[Tensor]:
+    found: list[Tensor] = []
+    map_leaves(lambda t: found.append(t) if isinstance(t, Tensor) else None, values)
+    return found

@@ -11,7 +11,7 @@ import hashlib
 import time
 from collections.abc import Iterable, Iterator
 from functools import cached_property
-from itertools import product
+from itertools import chain, cycle, islice, permutations, product
 from typing import Any
 
 import torch
@@ -34,6 +34,8 @@ __all__ = ["Samples", "other", "sample"]
 LONG = 4096  # terms of a long sum
 GRAIN = 70_001  # elements: two pieces of a parallel loop, and a rest
 MOST = 1 << 21  # elements of all arguments of a sample
+MILLION = (1 << 20) + 77_001
+ORDERS = ("ascending", "descending", "constant")
 KEPT = 1 << 14  # elements of a sample that is kept
 SLOW = 1.0  # seconds of processor time for one sample
 PATIENCE = 2  # searches for other sizes around that of one dim, in vain and in a row, before the next ones are short
@@ -59,6 +61,7 @@ class Samples:
         self._sized: dict[str, Recipe | None] = {}
         self._refused: dict[str, int] = {}
         self._slow_from: dict[str, int] = {}
+        self._pace = 0.0  # seconds of processor time for an element, of the slowest large sample so far
 
     @cached_property
     def base(self) -> Recipe:
@@ -251,23 +254,59 @@ class Samples:
         A dim stops growing where one sample has taken ``SLOW`` seconds of processor time.
         """
         kinds = free_dims(self.spec)
+        orders = cycle(ORDERS)
         for size in lengths(self.mined):
             for name, kind in kinds.items():
                 if size > self._slow_from.get(name, size):
                     continue
                 began = time.process_time()
                 for case in self._resized({name: (size,) if kind == "variadic" else size}):
-                    if case.numel <= MOST:
-                        yield case
-                if time.process_time() - began > SLOW:
+                    yield from self._afforded(chain([case], self._ordered(case, next(orders))))
+                if time.process_time() - began > 2 * SLOW:
                     self._slow_from[name] = size
         for name, kind in kinds.items():
             shape = (65, 63) if kind == "variadic" else None
             yield from self._resized({name: shape}) if shape else ()
-        for sizes in ((67, 70, 73, 66), (130, 135, 133, 3), (257, 40, 300, 2)):
-            wanted = {n: s for (n, k), s in zip(kinds.items(), sizes * len(kinds), strict=False) if k != "variadic"}
-            yield from (c for c in self._resized(wanted) if c.numel <= MOST) if len(wanted) > 1 else ()
-        yield from self.grains()
+        for wanted in self._together([name for name, kind in kinds.items() if kind != "variadic"]):
+            for case in self._resized(wanted):
+                yield from self._afforded(chain([case], self._ordered(case, next(orders))))
+        yield from self._afforded(chain(self.grains(), self.millions()))
+
+    def _ordered(self, case: Case, order: str) -> Iterator[Case]:
+        """The sample with one outstanding element in each row, and with its values in an order."""
+        if case.numel <= MOST >> 1 and (self.op.sampler is None or takes_values(self.op)):
+            yield from self._cases(case.recipe.but(values=kind) for kind in ("peaks", order))
+
+    def _afforded(self, cases: Iterable[Case]) -> Iterator[Case]:
+        """Those of the cases that take no longer than a few seconds, judged by the smaller ones before them."""
+        for case in cases:
+            if case.numel > MOST or case.numel * self._pace > 4 * SLOW:
+                continue
+            began = time.process_time()
+            yield case
+            if case.numel > LONG:
+                self._pace = max(self._pace, (time.process_time() - began) / case.numel)
+
+    @staticmethod
+    def _together(names: list[str]) -> Iterator[dict[str, int]]:
+        """Sizes of several dims at once: beyond one tile in all, far beyond in one, and one of them single."""
+        if len(names) < 2:
+            return
+        for sizes in ((67, 70, 73, 66), (130, 135, 133, 3), (257, 40, 300, 2), (290, 301, 307, 2), (1030, 520, 2, 1)):
+            yield dict(zip(names, sizes * len(names), strict=False))
+        for name in names:
+            yield {**dict.fromkeys(names, 130), name: 1030}
+        for single, name in islice(permutations(names, 2), 12):
+            yield from ({single: 1, name: size} for size in (65, 257, 1025, 2049))
+
+    def millions(self) -> Iterator[Case]:
+        """More than 2^20 elements: counters, grids and buffers of a fixed size end below that."""
+        names = [name for name, kind in free_dims(self.spec).items() if kind != "variadic"]
+        for name in dict.fromkeys([*names[:1], *names[-1:]]):
+            base, size = self.make(self.base), dict(self.base.sizes).get(name)
+            if base is not None and isinstance(size, int) and size > 0:
+                others = max(1, max((t.numel() // size for t in _tensors(base)), default=1))
+                yield from self._resized({name: MILLION // others + 1})
 
     def wide(self) -> Iterator[Case]:
         """A few sizes beyond one tile, for checks that take long."""

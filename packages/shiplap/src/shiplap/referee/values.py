@@ -30,11 +30,14 @@ SPECIAL = (
     "skewed",
     "last",
     "ascending",
+    "peaks",
+    "masked",
     "below zero",
     "extreme",
+    "ends",
 )
-"""Kinds of values that break a kernel which is right for normal ones; the last five are about integers."""
-DATA = ("below zero", "extreme")  # of integers that are no row numbers
+"""Kinds of values that break a kernel which is right for normal ones; the last three are about integers."""
+DATA = ("below zero", "extreme", "ends")  # of integers that are no row numbers
 
 
 def draw(shape: tuple[int, ...], dtype: torch.dtype, kind: str, below: int, rng: torch.Generator) -> Tensor:
@@ -77,6 +80,11 @@ def _floats(values: Tensor, dtype: torch.dtype, kind: str, rng: torch.Generator)
         return values.flatten().sort(descending=kind == "descending").values.reshape(values.shape)
     if kind == "nan":
         return values.masked_fill(some(0.05), math.nan)
+    if kind == "peaks":
+        return _peaks(values, rng)
+    if kind == "masked":  # as attention does it: places of -inf, and rows of nothing else
+        whole = torch.rand((*values.shape[:-1], 1) if values.dim() else (), generator=rng) < 0.3
+        return values.masked_fill(some(0.4) | whole, -math.inf)
     if kind == "infinite":
         return torch.where(some(0.05), values.sign() * math.inf, values)
     makers: dict[str, Callable[[], Tensor]] = {
@@ -98,6 +106,27 @@ def _floats(values: Tensor, dtype: torch.dtype, kind: str, rng: torch.Generator)
     return makers[kind]() if kind in makers else values
 
 
+def _peaks(values: Tensor, rng: torch.Generator) -> Tensor:
+    """One outstanding element in each row: a maximum or minimum that is lost shows, whichever column is left out.
+
+    The columns go on from row to row, so that as many rows as columns cover all of them. Few rows take the places where
+    tiles begin and end.
+    """
+    if not values.numel():
+        return values
+    rows = values.reshape(-1, values.shape[-1]) if values.dim() else values.reshape(1, 1)
+    count, width = rows.shape
+    tiles = [e for k in range(3, width.bit_length()) for e in ((1 << k) - 1, 1 << k, (1 << k) + 1)]
+    places = torch.tensor([e for e in (width - 1, 0, *tiles) if e < width])
+    drawn = places[torch.randint(len(places), (count,), generator=rng)]
+    start = int(torch.randint(width, (1,), generator=rng))
+    columns = (torch.arange(count) + start) % width if count >= width // 2 else drawn
+    sign = torch.where(torch.rand(count, generator=rng) < 0.7, 1.0, -1.0).double()
+    peaked = rows.clone()
+    peaked[torch.arange(count), columns] = sign * (8.0 + torch.rand(count, generator=rng).double())
+    return peaked.reshape(values.shape)
+
+
 def _large(shape: tuple[int, ...], dtype: torch.dtype, rng: torch.Generator) -> Tensor:
     """Drawing 10^8 numbers takes seconds. The pool's length is prime: no two rows or tiles of a tensor are alike."""
     pool = torch.randn(POOL, generator=rng, dtype=torch.float64).to(dtype)
@@ -113,6 +142,10 @@ def _integers(shape: tuple[int, ...], dtype: torch.dtype, kind: str, below: int,
     if kind == "below zero":
         low = max(info.min, -1000)
         return torch.randint(low, -low, shape, generator=rng)
+    if kind == "ends":
+        return torch.tensor([info.max, info.max - 1, info.max // 2 + 1, info.min, info.min + 1])[
+            torch.randint(0, 5, shape, generator=rng)
+        ]
     if kind == "extreme":
         high = info.max if info.bits < 32 else (1 << 30 if info.bits == 32 else 1 << 40)
         low = info.min if info.bits < 32 else -high

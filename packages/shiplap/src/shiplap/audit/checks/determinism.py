@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from shiplap.audit.check import Check, Observation
+from shiplap.audit.first import was_wrong
 from shiplap.op import Op
 from shiplap.referee.case import Case
 from shiplap.referee.compare import bitwise
@@ -19,6 +20,8 @@ def cases(samples: Samples) -> Iterable[Case]:
 
 
 def observe(op: Op, case: Case) -> Observation:
+    if problem := was_wrong(op):
+        return Observation(f"the first call in a process: {problem}", fix="initialise before the first call computes")
     first = run(op, case)
     for _ in range(REPEATS - 1):
         if problem := bitwise(run(op, case), first, "the first time"):

@@ -27,6 +27,7 @@ from shiplap.referee.run import call, floating_args, has_backward, last_line, ou
 from shiplap.referee.samples import Samples
 
 KINKS = ("ties", "zeros", "saturating", "large", "mixed", "negative zero", "positive", "constant", "cancelling")
+NARROW_KINDS = ("large", "beyond float16", "mixed", "saturating", "positive")  # what a 16-bit gradient may overflow at
 ODD = 10  # odd scalars
 FEW_ELEMENTS = 300  # of a sample on which every subset of inputs is tried
 SLOW_LIMIT, FAST_LIMIT = 64, 4096  # elements: full Jacobian by finite differences, random projection of it
@@ -44,7 +45,10 @@ def cases(samples: Samples) -> Iterable[Case]:
     kinks = (samples.base.but(values=kind) for kind in KINKS)
     yield from chain(samples.plain(), wide, samples.optionals(), samples.scalars(), grown, transposed, islice(rows, 4))
     yield from chain(samples.dtypes(), samples.lists(), filter(None, map(samples.make, kinks)))
+    narrow = [c.recipe for c in samples.dtypes() if set(dict(c.recipe.dtypes).values()) & {"float16", "bfloat16"}]
+    yield from filter(None, (samples.make(r.but(values=kind)) for r in narrow for kind in NARROW_KINDS))
     yield from chain(islice(samples.odd_scalars(), ODD), samples.wide())
+    yield from (c for c in samples.long() if c.recipe.values == "positive")
 
 
 def observe(op: Op, case: Case) -> Observation:
@@ -88,6 +92,8 @@ def _against_reference(op: Op, case: Case, names: list[str], leaf: bool, layout:
         """
         rng = torch.Generator().manual_seed(case.seed)
         drawn = [torch.randn(o.shape, generator=rng).bfloat16().to(o.device, o.dtype) for o in outs]
+        if case.recipe.values == "positive":  # sums of one sign lose what does not fit the accumulator
+            drawn = [d.abs() for d in drawn]
         fits = [layout and d.dim() >= LAYOUTS[layout][0] for d in drawn]
         return [apply_layout(d, layout) if ok else d for d, ok in zip(drawn, fits, strict=True)]
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from shiplap.audit.check import Check, Observation
+from shiplap.audit.first import first_call
 from shiplap.op import Op
 from shiplap.referee.case import Case
 from shiplap.referee.run import call, floating_args, has_backward, is_float8, tensors
@@ -30,6 +31,10 @@ def cases(samples: Samples) -> Iterable[Case]:
 
 
 def observe(op: Op, case: Case) -> Observation:
+    first = first_call(op, case, process_state)
+    if first.changed:
+        shown = "; ".join(f"{n} from {_brief(a)} to {_brief(b)}" for n, a, b in first.changed)
+        return Observation(f"the first call in a process changes {shown}")
     call(op, case.fresh())  # what happens once - a library loaded, a table made - is no leak and no fault
     runs: list[tuple[str, Callable[[], Any]]] = [("a call", lambda: call(op, case.fresh()))]
     if not has_backward(op, case):
@@ -40,9 +45,9 @@ def observe(op: Op, case: Case) -> Observation:
             if problem := _kept(run, read, write, values):
                 return Observation(f"{what} changes {name}: {problem}")
         _draw()
-        before = _state()
+        before = process_state()
         run()
-        after = _state()
+        after = process_state()
         changed = [name for name in before if before[name] != after[name]]
         if changed:
             shown = "; ".join(f"{n} from {_brief(before[n])} to {_brief(after[n])}" for n in changed)
@@ -80,8 +85,13 @@ SETTINGS: tuple[tuple[str, Callable[[], Any], Callable[[Any], Any], tuple[Any, .
         (True, False),
     ),
     ("grad mode", torch.is_grad_enabled, torch.set_grad_enabled, (False, True)),
+    ("flushing of subnormal numbers", lambda: _flushed(), torch.set_flush_denormal, (False, True)),
     ("the default dtype", torch.get_default_dtype, torch.set_default_dtype, (torch.float64, torch.float32)),
 )
+
+
+def _flushed() -> bool:
+    return bool((torch.tensor([1e-39]) * 1.0 == 0).item())
 
 
 def _draw() -> None:
@@ -101,7 +111,7 @@ def _backward(op: Op, case: Case) -> None:
         torch.autograd.grad([(o.float() if is_float8(o) else o).sum() for o in outs], wanted, allow_unused=True)
 
 
-def _state() -> dict[str, Any]:
+def process_state() -> dict[str, Any]:
     """What belongs to the process, or to the user."""
     numpy: Any = sys.modules.get("numpy")
     state = {
@@ -117,7 +127,7 @@ def _state() -> dict[str, Any]:
         "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
         "float32 matmul precision": torch.get_float32_matmul_precision(),
         "autocast": torch.is_autocast_enabled("cpu"),
-        "subnormal numbers": bool((torch.tensor([1e-39]) * 1.0 == 0).item()),
+        "subnormal numbers": _flushed(),
         "the environment": dict(os.environ),
         "the working directory": os.getcwd(),
         "threads": threading.active_count(),

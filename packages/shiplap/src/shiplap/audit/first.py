@@ -1,0 +1,58 @@
+"""The first call of an op in a process: what it returned, and what it changed that belongs to the process.
+
+Later calls show neither: a kernel that initialises itself has done so by then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch import Tensor
+
+from shiplap.op import Op
+from shiplap.referee.case import Case
+from shiplap.referee.compare import bitwise
+from shiplap.referee.judge import against_reference
+from shiplap.referee.run import run
+
+__all__ = ["First", "first_call", "was_wrong"]
+
+LOADING = ("threads", "open files", "the environment", "the recursion limit", "the module search path")
+
+
+@dataclass(frozen=True)
+class First:
+    """The sample of the first call, its effects, and what of the process it changed, with the states around it."""
+
+    case: Case
+    got: tuple[Tensor, ...]
+    changed: tuple[tuple[str, Any, Any], ...]
+
+
+_FIRST: WeakKeyDictionary[Op, First] = WeakKeyDictionary()
+
+
+def first_call(op: Op, case: Case, state: Callable[[], dict[str, Any]]) -> First:
+    """Call ``op`` on ``case`` between two readings of ``state``, if nobody has yet in this process."""
+    if (known := _FIRST.get(op)) is not None:
+        return known
+    before = state()
+    got = run(op, case)
+    after = state()
+    names = [n for n in before if n not in LOADING and n in after and before[n] != after[n] and before[n] != ""]
+    made = _FIRST[op] = First(case, got, tuple((n, before[n], after[n]) for n in names))
+    return made
+
+
+def was_wrong(op: Op) -> str:
+    """What was wrong with the result of the first call, if the same call is right by now."""
+    first = _FIRST.get(op)
+    if first is None:
+        return ""
+    problem = against_reference(op, first.case, first.got).problem
+    later = run(op, first.case) if problem else first.got
+    alike = not bitwise(later, first.got) if [t.shape for t in later] == [t.shape for t in first.got] else False
+    return "" if not problem or alike or against_reference(op, first.case, later).problem else problem
