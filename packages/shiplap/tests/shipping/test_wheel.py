@@ -75,7 +75,8 @@ def scale(site):
 def copied(tmp_path, site, scale, monkeypatch):
     """The folder of the library, in a copy of the package, which the op is asked to look into."""
     shutil.copytree(site / "rowscale", tmp_path / "rowscale")
-    monkeypatch.setattr(sys.modules["rowscale"], "__path__", [str(tmp_path / "rowscale")])
+    about = sys.modules["rowscale"].__spec__
+    monkeypatch.setattr(about, "submodule_search_locations", [str(tmp_path / "rowscale")])
     (place,) = (tmp_path / "rowscale" / installed.FOLDER).iterdir()
     return place
 

@@ -78,7 +78,8 @@ def give_up(place: Path, why: str) -> None:
 def places(op: Op) -> Iterator[Path]:
     """The folders of libraries in the package that declares ``op``."""
     package = sys.modules.get(op.reference.__module__.partition(".")[0])
-    for root in getattr(package, "__path__", ()):
+    about = package.__spec__ if package is not None else None
+    for root in (about.submodule_search_locations or ()) if about is not None else ():
         yield from _listed(Path(root) / FOLDER)
 
 

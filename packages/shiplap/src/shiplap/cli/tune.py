@@ -114,7 +114,8 @@ def show(choice: Choice) -> None:
     screen.print(f"  {choice.label or 'no choice'}: {choice.reason} ({choice.origin})", markup=False)
     for finding in choice.findings:
         style = "red" if finding.verdict == "fail" else "dim"
-        screen.print(f"  {finding.verdict}  {finding.evidence}", markup=False, style=style)
+        hint = f"; {finding.fix}" if finding.check == "tune.candidates" else ""
+        screen.print(f"  {finding.verdict}  {finding.evidence}{hint}", markup=False, style=style)
 
 
 def _sized(targets: Sequence[str], sizes: Sequence[str], dtype: str, device: str) -> list[Request]:

@@ -106,8 +106,8 @@ def fallback(call: Call, overload: Any, args: tuple[Any, ...], kwargs: Mapping[s
 def _opaque(call: Call, overload: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """The op as a call of itself. SL307 in a package, where Python would run it."""
     if packages.packaging():
-        classes = {a.tensor.dtype_class for a in call.op.spec.tensors if a.tensor and not a.tensor.concrete}
-        dtypes = {name: dtype for name, dtype in call.dtypes.items() if name in classes}
+        kinds = {a.name: a.tensor for a in call.op.spec.tensors if a.tensor and not a.tensor.concrete}
+        dtypes = {kinds[name].dtype_class: dtype for name, dtype in call.dtypes.items() if name in kinds}
         refuse_python(call.op, Binding((), {}, dtypes, call.device))
     return lowering.extern(overload, args, dict(kwargs))
 

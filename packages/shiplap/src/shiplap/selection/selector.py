@@ -12,7 +12,7 @@ from shiplap.op import Op, choices, digest
 from shiplap.op.config import Config
 from shiplap.referee.recipe import Recipe
 from shiplap.selection.bench import Bench, LocalBench
-from shiplap.selection.candidate import Candidate, ReferenceCandidate, candidates, default_of, label
+from shiplap.selection.candidate import Candidate, ReferenceCandidate, candidates, default_of, label, left_out
 from shiplap.selection.choice import Choice, entry_of, from_json, show_time
 from shiplap.selection.guard import require_quiet
 from shiplap.selection.inputs import Inputs, inputs
@@ -95,6 +95,7 @@ def select(
             listed.insert(0, ReferenceCandidate(op))
         task = Task(op, drawn, key, listed, options)
         ranking = _ranking(task, (bench or _local)(task), report)
+        ranking.findings.extend([] if candidates_of else left_out(op, device))
         choice = _select(task, ranking)
         report("keep", 1, 1)  # raises where nobody waits for it any more
         if not ranking.order:  # not even the reference runs: too large for now, perhaps; that is no answer for later

@@ -36,7 +36,7 @@ HOOKS = (
     "prepare_metadata_for_build_editable",
     "prepare_metadata_for_build_wheel",
 )
-KEYS = {"backend": str, "ops": list, "platform": str}
+KEYS = ("backend", "ops", "platform")
 
 
 def build_wheel(
@@ -83,7 +83,8 @@ def _asked() -> dict[str, Any]:
     for key, value in asked.items():
         if key not in KEYS:
             raise _wrong(f"the key {key!r}")
-        if not isinstance(value, KEYS[key]) or (key == "ops" and not all(isinstance(each, str) for each in value)):
+        texts = value if key == "ops" else [value]
+        if not isinstance(texts, list) or not all(isinstance(each, str) for each in texts):
             raise _wrong(f"{key} = {value!r}")
     return asked
 

@@ -94,7 +94,7 @@ def _imported(name: str, within: Path) -> str:
             where=package,
             got=f"it was imported from {roots[0]}",
             expected=f"the package in {within}",
-            fix=f"uninstall {package} here: an editable install comes before the wheel",
+            fix=f"remove {package} from this environment: an editable install comes before the wheel",
         )
     return package
 
@@ -139,7 +139,7 @@ def _inside(op: Op, form: NativeForm, root: Path) -> str:
             where=f"{op.spec.name}, kernel {form.symbol}",
             got=f"the kernel library {form.library}",
             expected=f"a file in {root}",
-            fix="put the library into the package, and pass sl.cabi(Path(__file__).with_name('lib....so'), ...)",
+            fix="build the library into the package, and pass sl.cabi(Path(__file__).with_name('lib....so'), ...)",
         )
     locate(path)
     load_symbol(form.library, form.symbol, form.signature)

@@ -49,7 +49,7 @@ def _read(path: Path) -> tuple[list[str], list[str]]:
     with path.open("rb") as file:
         for section in ELFFile(file).iter_sections():
             if isinstance(section, DynamicSection):
-                needed += [tag.needed for tag in section.iter_tags() if tag.entry.d_tag == "DT_NEEDED"]
+                needed += [vars(tag)["needed"] for tag in section.iter_tags() if tag.entry.d_tag == "DT_NEEDED"]
             elif isinstance(section, GNUVerNeedSection):
                 versions += [each.name for _, listed in section.iter_versions() for each in listed]
     return needed, versions
