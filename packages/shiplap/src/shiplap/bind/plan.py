@@ -17,11 +17,11 @@ from shiplap.bind.library import load_symbol, locate
 from shiplap.bind.needs import FLAGS, INCLUDE, digest
 from shiplap.codegen.native import Native, native_source, unfit
 from shiplap.compat.library import numbered
-from shiplap.op.schema import below
 from shiplap.errors import ShiplapError, error
 from shiplap.op import Op, registry
 from shiplap.op.native import NativeForm
 from shiplap.op.out import has_out
+from shiplap.op.schema import below
 
 __all__ = [
     "Entry",
