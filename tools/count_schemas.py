@@ -3,9 +3,9 @@
     python tools/count_schemas.py                                ATen's, as the installed torch registers them
     python tools/count_schemas.py torchvision torchao --json     those of packages, which are imported
 
-For each schema a declaration is generated and registered in a namespace of its own. Its schema is compared with the one
-with the given one: an *exact* one is the same text. One that is the *same* differs by the names of alias sets, and by sizes,
-which are SymInt in a declaration where older schemas have int. What no declaration says is counted by its reason.
+For each schema a declaration is generated, registered in a namespace of its own, and compared with the schema. An
+*exact* one has the same text. One that is the *same* differs by the names of alias sets, and by sizes, which are SymInt
+in a declaration where older schemas have int. What no declaration says is counted by its reason.
 """
 
 from __future__ import annotations
@@ -147,15 +147,21 @@ def main() -> None:
     wanted = set(options.namespace) | (new if options.packages else set() if options.namespace else {"aten"})
     counts = Counter(verdict(s, i) for i, s in enumerate(list(schemas(wanted))))
     total = sum(counts.values())
-    said = counts["exact"] + counts["same"]
+    expressible = counts["exact"] + counts["same"]
     if options.json:
         print(
             json.dumps(
-                {"torch": torch.__version__, "namespaces": sorted(wanted), "total": total, "said": said, "by": counts}
+                {
+                    "torch": torch.__version__,
+                    "namespaces": sorted(wanted),
+                    "total": total,
+                    "expressible": expressible,
+                    "by": counts,
+                }
             )
         )
         return
-    print(f"torch {torch.__version__}, {', '.join(sorted(wanted))}: {said} of {total} schemas can be said")
+    print(f"torch {torch.__version__}, {', '.join(sorted(wanted))}: {expressible} of {total} schemas are expressible")
     for reason, count in counts.most_common():
         print(f"{count:6}  {reason}")
 
