@@ -50,7 +50,9 @@ def test_the_schema_has_every_kind_of_argument(ns):
     assert [o.name for o in op.spec.outputs] == ["out0", "out1"]
 
 
-@pytest.mark.parametrize("name", ["nocolons", "a::b::c", "a::", "::b", "a b::c", "a::b.c", "1::x", "a::None", "a::é"])
+@pytest.mark.parametrize(
+    "name", ["nocolons", "a::b::c", "a::", "::b", "a b::c", "a::b.c.d", "a::b.None", "1::x", "a::None", "a::é"]
+)
 def test_names_are_namespace_and_identifier(name):
     with fails("SL101", got=name, expected="namespace::name", where=f"@sl.op({name!r})"):
 
@@ -149,7 +151,7 @@ class Pair(NamedTuple):
         (tuple[int, str], "tuple[int, str]", "split the argument"),
         (tuple[F, V], "tuple", "split the argument"),
         (list[F] | None, "list", "pass an empty list instead of None"),
-        (torch.dtype, "dtype", "split the argument"),
+        (bytes, "bytes", "split the argument"),
         (typing.Any, "Any", "split the argument"),
     ],
 )
@@ -161,16 +163,11 @@ def test_types_a_schema_cannot_carry_say_how_to_split_them(ns, annotation, got, 
         sl.op(f"{ns}::f")(fn)
 
 
-def test_star_arguments_and_keyword_only_tensors(ns):
+def test_star_arguments(ns):
     with fails("SL103", got="*xs: int", fix="name each argument"):
 
         @sl.op(f"{ns}::f")
         def star(x: F, *xs: int) -> F: ...
-
-    with fails("SL103", got="a keyword-only tensor", fix="move the argument before the *"):
-
-        @sl.op(f"{ns}::g")
-        def keyword(x: F, *, y: F) -> F: ...
 
 
 @pytest.mark.parametrize(
@@ -302,8 +299,8 @@ def test_an_output_dtype_that_nothing_determines(ns):
         def op(x: Int[Tensor, "n"], y: V | None = None) -> V: ...
 
 
-@pytest.mark.parametrize(("mutates", "got"), [("y", "y"), (("k",), "not a plain tensor"), ("xs", "not a plain tensor")])
-def test_mutated_arguments_are_plain_tensors(ns, mutates, got):
+@pytest.mark.parametrize(("mutates", "got"), [("y", "y"), (("k",), "not a tensor")])
+def test_mutated_arguments_are_tensors(ns, mutates, got):
     with fails("SL107", got=got):
 
         @sl.op(f"{ns}::f", mutates=mutates)

@@ -116,6 +116,9 @@ def test_what_is_written_to_carries_the_error(write, x):
     for result in (out, cache):
         with fails("SL304", where=write.spec.name, fix="call the op under torch.no_grad(), or pass .detach()"):
             result.sum().backward()
+    by_name = torch.zeros_like(x)
+    assert write(cache=by_name, x=leaf).requires_grad
+    assert by_name.requires_grad
     cache = torch.zeros_like(x)
     assert not write(x, cache).requires_grad
     with torch.no_grad():

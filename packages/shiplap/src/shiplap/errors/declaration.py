@@ -33,8 +33,8 @@ register(
             "SL103",
             "a torch schema cannot express this argument",
             (
-                "The arguments of an op cross the dispatcher as tensors, numbers, strings, lists of these, and as torch's "
-                "own dtypes, devices, layouts, memory formats and generators. No other Python object has a type there."
+                "The arguments of an op cross the dispatcher as tensors, numbers, strings, lists of these, and as "
+                "dtypes, devices, layouts, memory formats and generators. Other Python objects have no type there."
             ),
             "split the argument: pass its fields as separate arguments of these types",
         ),

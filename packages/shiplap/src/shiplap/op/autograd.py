@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Protocol, TypeAlias, TypeVar, cast
+from typing import Any, Protocol, TypeAlias, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -181,25 +181,12 @@ def _ungraded(spec: OpSpec, got: str) -> ShiplapError:
     return error("SL304", where=spec.name, got=got, expected="no gradient", fix=fix)
 
 
-def make_autograd(
-    spec: OpSpec, overload: Overload, below: Record, reference: Record, backward: Backward | None
-) -> Record:
-    """The implementation of the Autograd key: ``below``, the op below autograd, recorded where a gradient is asked for.
-
-    Graphs traced through it hold what ``below`` calls, so compiled code never comes back here. ``overload`` is what
-    transforms of torch.func further out must see. A tangent (forward mode) is that of ``reference``, which is what the
-    op computes.
-    """
+def _recorders(
+    spec: OpSpec, backward: Backward | None, changes: Sequence[int]
+) -> tuple[transforms.Recorder, transforms.Recorder]:
+    """What records a call of the op, at large and at one level of torch.func. ``changes``: the places of arguments that
+    are written to, which come behind the outputs and carry the error of a missing backward."""
     run, set_up = _make_backward(spec, backward) if backward is not None else _missing_backward(spec)
-    keyed = any(a.keyword_only for a in spec.tensors)  # such tensors may have gradients too: all go by position
-    if keyed:
-        below, reference = _by_keyword(spec, below), _by_keyword(spec, reference)
-    listed, count = any(a.many for a in spec.args), len(spec.outputs)
-    changes = [i for i, a in enumerate(spec.args) if a.mutated]
-
-    def at_this_level(keys: Keys | None) -> Record:
-        call = transforms.below_autograd(overload, keys)
-        return _by_keyword(spec, call) if keyed else call
 
     def forward(ctx: Context, call: Record, kwargs: dict[str, Value], nest: Nest, *flat: Value) -> Result:
         ctx.shiplap_nest, args = nest, cast("Args", _nested(flat, nest))
@@ -209,7 +196,7 @@ def make_autograd(
             return output
         written = tuple(t for t in _tensors(args[i] for i in changes) if _carries(t))
         ctx.mark_dirty(*written)
-        return *(output if isinstance(output, tuple) else (output,) if count else ()), *written
+        return *(output if isinstance(output, tuple) else (output,) if spec.outputs else ()), *written
 
     def gradients(ctx: Context, *grads: Tensor) -> tuple[Gradient, ...]:
         nest = ctx.shiplap_nest
@@ -217,8 +204,28 @@ def make_autograd(
         return (None, None, None, *(answers if nest is None else _flat(answers)))
 
     name, members = f"{spec.opname}_backward", {"forward": staticmethod(forward), "backward": staticmethod(gradients)}
-    function = transforms.function(name, members)
-    at_level = transforms.level_function(name, members)
+    return transforms.function(name, members), transforms.level_function(name, members)
+
+
+def make_autograd(
+    spec: OpSpec, overload: Overload, below: Record, reference: Record, backward: Backward | None
+) -> Record:
+    """The implementation of the Autograd key: ``below``, the op below autograd, recorded where a gradient is asked for.
+
+    ``overload`` is what transforms of torch.func further out must see. A tangent (forward mode) is that of
+    ``reference``, which is what the op computes.
+    """
+    changes = [i for i, a in enumerate(spec.args) if a.mutated]
+    keyed = bool(changes) or any(a.keyword_only for a in spec.tensors)  # all go by position: such tensors count, too
+    if keyed:
+        below, reference = _by_keyword(spec, below), _by_keyword(spec, reference)
+    listed = any(a.many for a in spec.args)
+
+    def at_this_level(keys: Keys | None) -> Record:
+        call = transforms.below_autograd(overload, keys)
+        return _by_keyword(spec, call) if keyed else call
+
+    function, at_level = _recorders(spec, backward, changes)
 
     def autograd(keys: Keys | None, /, *args: Value, **kwargs: Value) -> Result:
         if keyed:
@@ -228,7 +235,8 @@ def make_autograd(
             if changes:
                 raise _ungraded(spec, "a tangent was requested (forward mode)")
             return reference(*args, **kwargs)
-        flat = _flat(args) if listed else args  # autograd.Function looks at tensors, not at lists of them
+        # autograd.Function looks at tensors, not at lists of them
+        flat = _flat(cast("Sequence[Any]", args)) if listed else args
         if not (torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in flat)):
             return below(*args, **kwargs)
         if changes and not transformed and any(t.requires_grad for t in _tensors(args[i] for i in changes)):
@@ -236,7 +244,7 @@ def make_autograd(
         nest = [len(a) if isinstance(a, (list, tuple)) else None for a in args] if listed else None
         if not transformed:
             result = function.apply(below, kwargs, nest, *flat)
-            return result if not changes else _first(result, count)
+            return result if not changes else _first(result, len(spec.outputs))
         if changes:
             raise _ungraded(spec, "a gradient was requested by a transform of torch.func")
         return transforms.apply_at_level(at_level, at_this_level(keys), kwargs, nest, *flat)

@@ -102,7 +102,7 @@ def check_name(name: object) -> None:
         opname, dot, overload = opname.partition(".")
         named = not dot or (_plain(overload) and overload not in RESERVED)
         if not (_plain(namespace) and _plain(opname) and named):
-            raise error("SL101", where=f"@sl.op({name!r})", got=name, expected="namespace::name, or ...::name.overload")
+            raise error("SL101", where=f"@sl.op({name!r})", got=name, expected="namespace::name")
         return
     shown = name.__name__ if inspect.isfunction(name) or inspect.isclass(name) else name
     raise error("SL101", where="@sl.op", got=f"{type(name).__name__} {shown}", expected="namespace::name")

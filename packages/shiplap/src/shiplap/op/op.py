@@ -55,7 +55,6 @@ Code = TypeVar("Code", bound=Callable[..., Returned] | Implementation)
 Gradient = TypeVar("Gradient", bound=GradientFn)
 Samples = TypeVar("Samples", bound=Sampler)
 
-
 TORCHS_OWN = frozenset(("_c10d_functional", "aten", "c10d", "higher_order", "inductor", "prim", "prims", "quantized"))
 digest.on_digest(lambda: BELOW)  # compiled code names it
 declared: dict[str, Op] = {}  # by name; `op/registry.py` shows them
@@ -298,8 +297,7 @@ class Op(calls.ShortCut[P, R], Served):
 
     def _recorded(self, *args: Value, **kwargs: Value) -> Result:
         """The function registered for autograd, which uses the gradient declared at the time of the call."""
-        result: Result = self.record(*args, **kwargs)
-        return result
+        return self.record(*args, **kwargs)
 
     def _declare(self) -> None:
         """Make the torch registration."""
@@ -310,12 +308,11 @@ class Op(calls.ShortCut[P, R], Served):
             self._define(there, each)
         if self.guarded:
             there.show(names[-1], name)
+            there.skip_autograd(names[-1])
+            there.record(name, self._recorded)
         self.overload, self.raw = there.overload(name), there.overload(names[-1])
         self.separable = self.guarded and not any(a.many for a in spec.args)
         self.direct = route_of(self)
-        if self.guarded:
-            there.skip_autograd(names[-1])
-            there.record(name, self._recorded)
         self._differentiate()
         self.variant = OutVariant(self, there) if has_out(spec) else None
         if spec.autocast is not None:

@@ -121,7 +121,7 @@ class OpSpec:
 
     @property
     def stem(self) -> str:
-        """What the names of ops begin with that belong to this one: torch has one namespace for the overloads of all."""
+        """What the names of the ops begin with that belong to this one, also where it is an overload."""
         return self.opname.replace(".", "_")
 
     @cached_property
