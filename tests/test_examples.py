@@ -127,3 +127,12 @@ def test_slidesparse_llama() -> None:
     shown = output("slidesparse_llama.py")
     assert "14 layers → 6:8 int8, weights off by at most 1" in shown
     assert shown.endswith("kept lm_head: skip='lm_head'\nreloaded: the same bits\n")
+
+
+def test_survey() -> None:
+    pytest.importorskip("laspy")
+    pytest.importorskip("lazrs")
+    shown = output("survey.py")
+    assert "110,000 points in 12 tiles with a halo of 6 voxels" in shown
+    first, last = (float(text) for text in re.findall(r"\d\.\d\d", shown.splitlines()[-1]))
+    assert last < first

@@ -54,7 +54,7 @@ register_errors(
         (
             "SL825",
             "the survey model cannot be used",
-            "A survey needs a SurveyModel: a network of voxels, features that look no further than it declares, classes.",
+            "A survey needs a SurveyModel: a network of voxels, features that look no further than declared, classes.",
             "correct what 'got' names; docs/surveys.md has a model that works",
         ),
         (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,11 @@ import pytest
 import torch
 
 from shiplap import ShiplapError
+from shiplap_sparse3d.demo import DemoSettings
 from shiplap_sparse3d.demo.read import read
 from shiplap_sparse3d.demo.rules import best_rules, over_cell
 from shiplap_sparse3d.demo.scan import Scan, split
+from shiplap_sparse3d.demo.train import Recipe
 
 laspy = pytest.importorskip("laspy")
 pytest.importorskip("lazrs")
@@ -64,7 +68,12 @@ def test_noise_and_early_returns_are_left_out(tmp_path: Path) -> None:
         ({"number_of_returns": 2}, (2,), 1.0, "no points"),
         ({}, (2,), 0.001, "an area 0.2 m wide"),
         ({"classification": np.r_[np.full(50, 2), np.full(COUNT - 50, 1)]}, (2,), 1.0, "points of ground"),
-        ({"classification": np.r_[np.full(2000, 2), np.full(1000, 1), np.full(COUNT - 3000, 7)]}, (2,), 1.0, "3,000 last"),
+        (
+            {"classification": np.r_[np.full(2000, 2), np.full(1000, 1), np.full(COUNT - 3000, 7)]},
+            (2,),
+            1.0,
+            "3,000 last",
+        ),
     ],
 )
 def test_scans_that_teach_nothing(
@@ -98,3 +107,21 @@ def test_the_best_rules_on_a_slope(tmp_path: Path) -> None:
     other = best_rules(falsified, held)
     assert [rule.text for rule in other] == [cell.text, slope.text]
     assert other[1].iou < 0.1
+
+
+def test_from_a_scan_to_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The report speaks of the file, and of a rule that is better than a network of three steps."""
+    pytest.importorskip("matplotlib")
+    demo = importlib.import_module("shiplap_sparse3d.demo.run")
+    monkeypatch.setattr(demo, "QUICK", Recipe(steps=3, levels=2, channels=4))
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    settings = DemoSettings(quick=True, out=tmp_path / "report", audit=False, input=hill(tmp_path))
+    result = demo.run(settings)
+    assert result.scan == str(tmp_path / "hill.laz")
+    assert [rule.name for rule in result.rules] == ["height over cell", "slope"]
+    assert result.training_points + result.held_out_points == COUNT
+    page = Path(result.html).read_text()
+    assert "hill.laz" in page
+    assert "Autzen" not in page
+    assert "Cloth" not in page
+    assert ("Better than the network" in page) == any(rule.iou > result.iou for rule in result.rules)

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.survey.models import UNet
 from torch import Tensor, nn
 
 import shiplap_sparse3d as sparse3d
@@ -14,6 +13,7 @@ import shiplap_sparse3d.spconv as spconv
 from shiplap import ShiplapError
 from shiplap_sparse3d import SparseTensor
 from shiplap_sparse3d.survey import probe, receptive_field
+from tests.survey.models import UNet
 
 
 def known(reach: int, stride: int) -> tuple[Any, ...]:

@@ -16,13 +16,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.survey.conftest import classes_of
-from tests.survey.models import VOXEL, UNet, build, shifted
 
 from shiplap import ShiplapError
 from shiplap_sparse3d.survey import Points, SurveyModel, point_features, survey
 from shiplap_sparse3d.survey import predict as prediction
 from shiplap_sparse3d.survey import run as running
+from shiplap_sparse3d.survey.folder import Folder
+from tests.survey.conftest import classes_of
+from tests.survey.models import VOXEL, UNet, build, shifted
 
 laspy = pytest.importorskip("laspy")
 pytest.importorskip("lazrs")
@@ -267,11 +268,11 @@ def test_a_worker_that_is_missing(corner: Path, model: SurveyModel, tmp_path: Pa
     with pytest.raises(ShiplapError, match="SL824") as caught:
         survey(corner, out, model, tile=32, workers=(0, 2), patience=0.1)
     assert caught.value.expected == "the other workers"
-    with pytest.raises(ShiplapError, match="SL823: another process is at work"):
-        from shiplap_sparse3d.survey.folder import Folder
-
-        with Folder(tmp_path / "out.laz.survey").alone(1):
-            survey(corner, out, model, tile=32, workers=(1, 2))
+    with (
+        Folder(tmp_path / "out.laz.survey").alone(1),
+        pytest.raises(ShiplapError, match="SL823: another process is at work"),
+    ):
+        survey(corner, out, model, tile=32, workers=(1, 2))
     assert survey(corner, out, model, tile=32, workers=(0, 1)).predicted > 0
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.survey.models import VOXEL, UNet
 
 from shiplap import ShiplapError
 from shiplap_sparse3d.survey import Manifest, SurveyModel, epoch_order, prepare, train
+from tests.survey.models import VOXEL, UNet
 
 pytest.importorskip("laspy")
 pytest.importorskip("lazrs")

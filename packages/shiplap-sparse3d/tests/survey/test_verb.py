@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from tests.survey.conftest import classes_of
 
 MODELS = Path(__file__).parent / "models.py"

@@ -52,8 +52,9 @@ def command(
 ) -> None:
     """Train a compiled sparse U-Net on a real laser scan and report what was measured.
 
-    Reads a scan that comes with shiplap, or one of yours, learns which points are ground, judges itself on a part it has
-    not seen, against the best rules of two numbers, counts graphs, breaks and recompiles, compares compiled with eager, and audits the ops.
+    Reads a scan that comes with shiplap, or one of yours, learns which points are ground, judges itself on a part it
+    has not seen, against the best rules of two numbers, counts graphs, breaks and recompiles, compares compiled with
+    eager, and audits the ops.
     """
     missing = [name for name in EXTRAS if importlib.util.find_spec(name) is None]
     if missing:

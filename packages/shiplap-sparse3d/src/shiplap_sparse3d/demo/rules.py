@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 
-import torch
 from torch import Tensor
 
 from shiplap_sparse3d.demo.evaluate import iou

@@ -38,7 +38,7 @@ def predict_tile(
 def points_within(
     model: SurveyModel, folder: Folder, buckets: Buckets, grid: Grid, tiling: Tiling, tile: Tile, box: Box
 ) -> np.ndarray[Any, Any]:
-    """Points of ``box`` and of the context around it, in the order of the file, so that sums are the same everywhere."""
+    """Points of ``box`` and of the context around it, in the order of the file, so that sums are always the same."""
     margin = math.ceil(model.context / min(model.voxel[:2])) + 1 if model.context else 0
     low = np.array(box.origin[:2]) - margin
     high = np.array(box.origin[:2]) + np.array(box.shape[:2]) + margin
