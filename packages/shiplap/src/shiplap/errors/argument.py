@@ -103,7 +103,7 @@ register(
         ),
         (
             "SL215",
-            "the gradient would be lost",
+            "the sparse tensor has no gradient",
             (
                 "Reentrant checkpointing gives a gradient to the tensors that its function takes and returns. It gives "
                 "none to a tensor inside of another object."
@@ -112,18 +112,18 @@ register(
         ),
         (
             "SL216",
-            "a call mixes DTensors and tensors",
+            "the call has DTensors and plain tensors",
             "A rank cannot know which part of the whole a plain tensor is.",
-            "distribute the named tensors with distribute_tensor, or pass local tensors with .to_local()",
+            "pass the named tensors through distribute_tensor, or all local tensors with .to_local()",
         ),
         (
             "SL217",
-            "no sharding rule is known",
+            "the op has no sharding rule",
             (
                 "An op may be cut over ranks only where its reference has been seen to give the same result in parts. "
                 "Nothing is gathered silently."
             ),
-            "redistribute the tensors to Replicate(), or declare a rule with op.sharding(...)",
+            "declare a rule with op.sharding(...), or redistribute the tensors to Replicate()",
         ),
         (
             "SL218",
@@ -138,7 +138,7 @@ register(
                 "Rows of one scene would lie in both parts, and each part would miss neighbours. Pipelining cuts the "
                 "tensors of a micro-batch so."
             ),
-            "cut by scenes, x[start:stop], and hand plain tensors from stage to stage",
+            "split by scenes, x[start:stop], and hand plain tensors from stage to stage",
         ),
     ],
 )

@@ -43,6 +43,8 @@ def unknown(op: Op) -> str:
         return "its sizes depend on data"
     if any(a.many for a in spec.args):
         return "it takes a list of tensors"
+    if any(a.scalar == "Generator" for a in spec.args):
+        return "it draws random numbers"
     return "" if spec.outputs else "it returns nothing"
 
 
