@@ -108,3 +108,9 @@ def linear_fp16(
     """As ``linear_bf16``, in float16."""
     weight = _weight(dense, packed, n, x.shape[1], pairs, layout, torch.float16)
     return _finish(product(x, weight), bias, torch.float16)
+
+
+for _linear in (linear_int8, linear_fp8, linear_bf16, linear_fp16):
+    # Rows only: the two forms of a weight cannot be cut alike, since what is packed has no dims. ``tensor_parallel``
+    # cuts a layer before it is packed.
+    _linear.sharding({"x": 0}, 0)

@@ -7,7 +7,7 @@ checkpoints of compressed-tensors do. What is packed is derived from it, at load
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -18,13 +18,23 @@ from shiplap_slidesparse import formats, ops
 from shiplap_slidesparse.formats import Pattern
 from shiplap_slidesparse.packed import MODES, Packed, known_mode, multiply, pack
 
-if TYPE_CHECKING:
-    from shiplap_slidesparse.tensor_parallel import Placed
-
 __all__ = ["Linear"]
 
 LOOKS = 2  # how often a weight that was written to is compared with what is packed
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # a cast of floating tensors leaves these alone
+
+
+class Placed(Protocol):
+    """Which part of a layer a rank has (``shiplap_slidesparse.tensor_parallel``)."""
+
+    def local(self, held: Tensor) -> Tensor:
+        """What this rank has of a parameter."""
+
+    def forward(self, layer: Linear, x: Tensor) -> Tensor:
+        """The layer as one of several ranks computes it."""
+
+    def refuse_move(self, layer: Linear) -> Linear:
+        """SL211: a part is packed for the device on which it was cut."""
 
 
 class Linear(nn.Module):
@@ -47,7 +57,7 @@ class Linear(nn.Module):
     weight_scale: nn.Parameter | None
     bias: nn.Parameter | None
     packed: Tensor | None
-    placed: Placed | None = None  # which part of the layer this rank has: ``shiplap_slidesparse.tensor_parallel``
+    placed: Placed | None = None
 
     def __init__(
         self,

@@ -140,7 +140,7 @@ def place(layer: Linear, style: Style, mesh: DeviceMesh) -> Linear:
             where="slidesparse, a layer to cut",
             got="a part of a layer",
             expected="a whole layer",
-            fix="cut a layer once, by one plan",
+            fix="split each layer once, by one plan",
         )
     parts = slice_of(layer, style, mesh.get_local_rank(), mesh.size())
     split: Placement = Shard(0 if style == "colwise" else 1)

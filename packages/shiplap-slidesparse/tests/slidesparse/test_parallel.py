@@ -73,7 +73,7 @@ def test_names_are_wildcards_as_transformers_writes_them():
 
 
 @pytest.fixture(scope="module")
-def said() -> dict[str, str]:
+def reported() -> dict[str, str]:
     return ranks.outcomes("tests.slidesparse.rank_cells")
 
 
@@ -81,15 +81,15 @@ EXPECTED = ranks.table("slidesparse")
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_two_ranks_do_what_the_page_says(name, said):
+def test_two_ranks_do_what_the_page_says(name, reported):
     if EXPECTED[name] == "–":
-        assert name not in said
+        assert name not in reported
     else:
-        assert said[name] == EXPECTED[name]
+        assert reported[name] == EXPECTED[name]
 
 
-def test_every_combination_is_on_the_page(said):
-    assert set(said) <= set(EXPECTED)
+def test_every_combination_is_on_the_page(reported):
+    assert set(reported) <= set(EXPECTED)
 
 
 def test_two_ranks_save_what_four_load(tmp_path, monkeypatch):

@@ -1,9 +1,9 @@
 """What torch sees of a ``SparseTensor``: its features, and its voxels, which stay the same object wherever they can.
 
 ``DistributedDataParallel``, ``fully_shard`` and checkpointing look for tensors in what a module takes and returns. They
-find the features. The coordinates are a leaf of the pytree too, for ``torch.export`` and ``tree_map``; a tree that is put
-together with the very coordinates that it had gets the very ``Geometry`` back, with its tables and its way back. The
-walkers of dataclasses get the ``Geometry`` as it is: it holds integers, which have neither a gradient nor a precision.
+find the features. The coordinates are a leaf of the pytree too, for ``torch.export`` and ``tree_map``. A tree that is
+put together with the very coordinates that it had gets the very ``Geometry`` back, with its tables and its way back.
+Walkers of dataclasses get the ``Geometry`` as it is: it holds integers, which have neither a gradient nor a precision.
 """
 
 from __future__ import annotations
@@ -11,6 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from shiplap.extend import error
 from shiplap.extend.containers import register_container
 from shiplap_sparse3d.geometry import Geometry, Strided
 from shiplap_sparse3d.plan import Plan
@@ -44,8 +48,17 @@ def _make_geometry(children: Sequence[Any], grid: _Grid) -> Geometry:
     (coords,) = children
     if grid.source is not None and coords is grid.source.coords:
         return grid.source
+    if grid.source is not None and _torn(coords, grid.source.coords):
+        got = f"{len(coords)} rows of {len(grid.source.coords)}"
+        raise error("SL219", where="SparseTensor, as a tree of tensors", got=got, expected="as many rows as there were")
     shape, batch_size, padded, ndim = grid.facts
     return Geometry.unchecked(coords, shape, batch_size, padded, ndim)
+
+
+def _torn(coords: Any, before: Any) -> bool:
+    """Whether rows were taken away: those of a scene may lie in both parts. A graph's own tensors say nothing yet."""
+    plain = type(coords) is Tensor and type(before) is Tensor and not torch.compiler.is_compiling()
+    return plain and coords.dim() == 2 and coords.shape[0] != before.shape[0]
 
 
 def _load_grid(facts: Any) -> _Grid:

@@ -9,7 +9,10 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+from torch.distributed.tensor import distribute_module
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
@@ -130,7 +133,7 @@ cell("FSDP2, compiled")(partial(run_fsdp, stages=True, jit=True))
 
 
 def _save_products(ctx, op, *args, **kwargs):
-    ours = op in (torch.ops.sparse3d.conv.default, torch.ops.sparse3d.conv.raw)
+    ours = getattr(op, "namespace", "") == "sparse3d" and "conv" in str(op)
     return CheckpointPolicy.MUST_SAVE if ours else CheckpointPolicy.PREFER_RECOMPUTE
 
 
@@ -148,7 +151,9 @@ cell("checkpoint in FSDP2")(partial(run_fsdp, stages=True, wrap=plain))
 class Normed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.layers = sparse3d.Sequential(sparse3d.SubMConv3d(4, 8, 3), sparse3d.BatchNorm(8), sparse3d.SubMConv3d(8, 3, 3))
+        self.layers = sparse3d.Sequential(
+            sparse3d.SubMConv3d(4, 8, 3), sparse3d.BatchNorm(8), sparse3d.SubMConv3d(8, 3, 3)
+        )
 
     def forward(self, x: sparse3d.SparseTensor) -> sparse3d.SparseTensor:
         return self.layers(x)
@@ -245,6 +250,24 @@ cell("spconv facade, DDP static_graph")(
     partial(run_classic, parallel=partial(DistributedDataParallel, static_graph=True))
 )
 cell("spconv facade, FSDP2 each stage")(partial(run_classic, parallel=_by_stage))
+
+
+@cell("DTensor among tensors")
+def mixed(rank: int, world: int) -> str:
+    """Weights that a style of tensor parallelism would distribute, and a plain SparseTensor."""
+    layer = sparse3d.SubMConv3d(4, 8, 3).double()
+    distribute_module(layer, init_device_mesh("cpu", (world,)))
+    layer(scenes(world)[0])
+    raise AssertionError("nothing was refused")
+
+
+@cell("pipeline")
+def pipeline(rank: int, world: int) -> str:
+    """Micro-batches are cut along the rows of tensors, which would tear scenes apart."""
+    alone = [dist.new_group([r]) for r in range(world)][rank]  # a pipeline of one stage, so that no rank waits
+    stage = PipelineStage(Encoder().double(), 0, 1, torch.device("cpu"), group=alone)
+    ScheduleGPipe(stage, 2).step(scenes(world)[0])
+    raise AssertionError("nothing was refused")
 
 
 if __name__ == "__main__":

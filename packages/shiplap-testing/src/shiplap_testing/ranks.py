@@ -1,7 +1,7 @@
-"""Combinations of ``torch.distributed`` with our modules, each a *cell* of docs/many-devices.md, on ranks of this machine.
+"""Combinations of ``torch.distributed`` with our modules, each a *cell* of docs/many-devices.md, on local ranks.
 
 A module of cells has functions under ``@cell("name")`` and ends in ``main()``. ``outcomes("its.module")`` runs all of
-them in one group of processes and returns what each cell said: *equal* with the tolerance that it compared with, or
+them in one group of processes and returns what each cell reported: *equal* with the tolerance that it compared with, or
 *refused* with the id of the error. A cell must say the same on every rank.
 """
 
@@ -34,18 +34,18 @@ def cell(name: str) -> Callable[[Callable[[int, int], str]], Callable[[int, int]
 
 
 def main() -> None:
-    """Run the cells (or those named on the command line) on this rank, and let rank 0 print what they said."""
+    """Run the cells (or those named on the command line) on this rank, and let rank 0 print what they reported."""
     import torch.distributed as dist
 
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     rank, world = dist.get_rank(), dist.get_world_size()
-    said = {}
+    reported = {}
     for name in sys.argv[1:] or list(_cells):
         everyone: list[str] = [""] * world
         dist.all_gather_object(everyone, _say(_cells[name], rank, world))
-        said[name] = everyone[0] if len(set(everyone)) == 1 else f"ranks differ: {everyone}"
+        reported[name] = everyone[0] if len(set(everyone)) == 1 else f"ranks differ: {everyone}"
     if rank == 0:
-        print(MARK + json.dumps(said), flush=True)
+        print(MARK + json.dumps(reported), flush=True)
     dist.destroy_process_group()
 
 
@@ -80,11 +80,11 @@ def outcomes(module: str, *cells: str, world: int = 2, timeout: float = 300) -> 
     )
     lines = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
     assert lines, done.stderr[-3000:]
-    said: dict[str, str] = json.loads(lines[-1][len(MARK) :])
-    for name, outcome in said.items():
+    reported: dict[str, str] = json.loads(lines[-1][len(MARK) :])
+    for name, outcome in reported.items():
         if not outcome.startswith(("equal", "refused")):
             print(name, outcome, done.stderr[-6000:], sep="\n")
-    return said
+    return reported
 
 
 def table(column: str) -> dict[str, str]:

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 from shiplap.bind import cabi
 from shiplap.errors import ShiplapError, ShiplapNotice
 from shiplap.op import Op, OpSpec, adopt, digest, op
+from shiplap.op.sharding import refused
 from shiplap.selection import freeze, tune
+from shiplap.shard import on_refused
 
 if TYPE_CHECKING:
     from shiplap.audit import Finding, audit
@@ -87,4 +89,5 @@ def _lower_templates() -> None:
 
 
 digest.on_trace(_lower_templates)
+refused.append(on_refused)
 sys.modules[__name__].__class__ = _Package

@@ -71,7 +71,7 @@ class SyncBatchNorm(BatchNorm):
         """
         if isinstance(module, BatchNorm):
             return cls._of(module, process_group)
-        if isinstance(module, nn.modules.batchnorm._NormBase):
+        if isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)):
             torchs: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(module, process_group)
             return torchs
         for name, child in module.named_children():

@@ -110,6 +110,7 @@ __all__ = [
     "__version__",
     "assign_name_for_sparse_modules",
     "constants",
+    "containers",
     "conv",
     "core",
     "cppcore",

@@ -1,7 +1,7 @@
 """What torch sees of a ``SparseConvTensor``: its features and indices, as ``shiplap_sparse3d.containers`` has it.
 
-A walker of dataclasses makes a tensor by the constructor, so the copy has an ``indice_dict`` of its own with the records
-so far, and builds the tables anew that no record holds.
+A walker of dataclasses makes a tensor by the constructor, so the copy has an ``indice_dict`` of its own, with the
+records so far, and builds the tables anew that no record holds.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ def _make(children: Sequence[Any], rest: _Members) -> SparseConvTensor:
     return made
 
 
-FIELDS = "features indices spatial_shape batch_size grid voxel_num indice_dict benchmark force_algo".split()
+FIELDS = ["features", "indices", "spatial_shape", "batch_size", "grid", "voxel_num", "indice_dict", "benchmark"]
+FIELDS += ["force_algo"]
 
 register_container(SparseConvTensor, lambda x: ([x.features, x.indices], _Members(x)), _make, fields=FIELDS)

@@ -92,8 +92,11 @@ class ShortCut(Generic[P, R]):
         """Any other call."""
         raise NotImplementedError
 
-    def explain(self, args: Sequence[Any], kwargs: Mapping[str, Any], cause: Exception) -> None:
-        """Raise what is wrong with a call that failed, if more can be said of it than ``cause`` does."""
+    def explain(self, args: Sequence[Any], kwargs: Mapping[str, Any], cause: Exception) -> bool:
+        """Raise what is wrong with a call that failed, if more can be said of it than ``cause`` does.
+
+        True where what was missing is there now, so that the call is to be tried once more.
+        """
         raise NotImplementedError
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -116,5 +119,6 @@ class ShortCut(Generic[P, R]):
                 return self.through(args, kwargs)  # type: ignore[return-value] # it is what the declaration says
             return self.direct(*args)  # type: ignore[return-value] # so it is
         except (RuntimeError, TypeError) as e:
-            self.explain(args, kwargs, e)
+            if self.explain(args, kwargs, e):
+                return self(*args, **kwargs)
             raise

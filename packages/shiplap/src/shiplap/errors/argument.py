@@ -103,12 +103,42 @@ register(
         ),
         (
             "SL215",
-            "the gradient would be lost",
+            "the sparse tensor has no gradient",
             (
-                "Reentrant checkpointing gives a gradient to the tensors that its function takes and returns, and not to "
-                "a tensor inside of another object."
+                "Reentrant checkpointing gives a gradient to the tensors that its function takes and returns. It gives "
+                "none to a tensor inside of another object."
             ),
             "pass use_reentrant=False to torch.utils.checkpoint.checkpoint",
+        ),
+        (
+            "SL216",
+            "the call has DTensors and plain tensors",
+            "A rank cannot know which part of the whole a plain tensor is.",
+            "pass the named tensors through distribute_tensor, or all local tensors with .to_local()",
+        ),
+        (
+            "SL217",
+            "the op has no sharding rule",
+            (
+                "An op may be cut over ranks only where its reference has been seen to give the same result in parts. "
+                "Nothing is gathered silently."
+            ),
+            "declare a rule with op.sharding(...), or redistribute the tensors to Replicate()",
+        ),
+        (
+            "SL218",
+            "the sharding rule does not fit the op",
+            "A rule names tensor arguments, and an axis or a part of each.",
+            'write op.sharding({"x": 0}, 0) with the axes that are cut, or "whole", "sum", "max" or "min"',
+        ),
+        (
+            "SL219",
+            "a sparse tensor cannot be cut by its rows",
+            (
+                "Rows of one scene would lie in both parts, and each part would miss neighbours. Pipelining cuts the "
+                "tensors of a micro-batch so."
+            ),
+            "split by scenes, x[start:stop], and hand plain tensors from stage to stage",
         ),
     ],
 )

@@ -1,7 +1,7 @@
 """Containers of tensors that torch looks into: pytrees, and the walkers of ``torch.distributed``.
 
-Torch knows tuples, lists and dicts. An object of any other class is one leaf to it: ``DistributedDataParallel`` finds no
-tensor in what such a module returns, and with ``static_graph=True`` it trains wrongly, without an error.
+Torch knows tuples, lists and dicts. An object of any other class is one leaf to it: ``DistributedDataParallel`` finds
+no tensor in what such a module returns, and with ``static_graph=True`` it trains wrongly, without an error.
 """
 
 from __future__ import annotations

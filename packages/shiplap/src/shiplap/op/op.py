@@ -42,6 +42,7 @@ from shiplap.op.python import PythonFunction
 from shiplap.op.route import route_of
 from shiplap.op.schema import BELOW, below, schema, tags
 from shiplap.op.serve import Served
+from shiplap.op.sharding import refused
 from shiplap.op.source import home, same_home
 from shiplap.op.spec import OpSpec
 from shiplap.op.state import Sampler
@@ -95,10 +96,11 @@ class Op(calls.ShortCut[P, R], Served):
         result: Result = calls.builtin(self.raw)(*args, **kwargs)
         return result
 
-    def explain(self, args: Sequence[Value], kwargs: Mapping[str, Value], cause: Exception) -> None:
-        """Raise what is wrong with a call that failed with ``cause``, in the words of the declaration; else return."""
+    def explain(self, args: Sequence[Value], kwargs: Mapping[str, Value], cause: Exception) -> bool:
+        """Raise what is wrong with a call that failed with ``cause``, in our words; else say whether to try again."""
         if not isinstance(cause, ShiplapError) and (wrong := self.refusal(cause) or self.plan.misfit(args, kwargs)):
             raise wrong from None
+        return any(ask(self, (*args, *kwargs.values()), cause) for ask in refused)
 
     def out(
         self, *args: Value, out: Tensor | Sequence[Tensor], workspace: Tensor | None = None, **kwargs: Value
@@ -227,8 +229,7 @@ class Op(calls.ShortCut[P, R], Served):
         digest.refresh(self.spec.name)
 
     def batches(self, *dims: str) -> None:
-        """Declare that calls which differ only in arguments with ``dim`` can be replaced by one call, concatenated
-        along it.
+        """Declare that calls which differ only in arguments with ``dim`` are one call of those, concatenated.
 
         Example: ``mm.batches("n")`` says that products with the same left matrix are columns of one product.
         ``sl.rewrites`` merges such calls where that is faster (:class:`shiplap.rewrite.group.JoinedCalls`).
@@ -268,7 +269,7 @@ class Op(calls.ShortCut[P, R], Served):
 
     @property
     def edition(self) -> int:
-        """How many schemas this process has declared under this name. Torch knows all but the first by other names."""
+        """How many schemas this process has declared under this name. Torch knows the later ones by other names."""
         return self._registrations.edition if self._registrations is not None else 1
 
     def _take_over(self, previous: Op) -> None:

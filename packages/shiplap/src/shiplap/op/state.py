@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from shiplap.op.autograd import Backward, carries_gradients, floating_outputs
@@ -15,6 +15,7 @@ from shiplap.op.bucket import Rule, read_rule
 from shiplap.op.kernel import Kernel
 from shiplap.op.native import NativeBinding, NativeEntrance
 from shiplap.op.plan import CallPlan
+from shiplap.op.sharding import Part, ShardingRule, read_sharding
 from shiplap.op.source import source_digest
 from shiplap.op.spec import OpSpec
 from shiplap.op.template import Template
@@ -38,6 +39,7 @@ class OpState:
         sampler: the function that builds arguments for audit and tuning, or None to draw them from the declaration.
         rule: the rule that sorts calls into buckets, whose calls share a choice.
         batching: the dims along which several calls can be replaced by one.
+        shardings: the declared ways to cut a call into shards, or None to derive them from the declaration.
         native: the native binding in use, or None while the Python binding serves the op.
         entrance: what torch calls since native code was attached for the first time.
         plan: the checks and conversions of the arguments of a call.
@@ -55,6 +57,7 @@ class OpState:
         self.sampler: Sampler | None = None
         self.rule: Rule = read_rule(spec)
         self.batching: tuple[Batching, ...] = ()
+        self.shardings: tuple[ShardingRule, ...] | None = None
         self.native: NativeBinding | None = None
         self.entrance: NativeEntrance | None = None
         self.plan = CallPlan(spec)
@@ -62,6 +65,22 @@ class OpState:
         self.guarded = self.differentiable or (bool(spec.mutated) and carries_gradients(spec))
         self._source = source_digest(reference)
         self._eager: dict[str, tuple[list[Kernel], list[Kernel]]] = {}  # the list that it was made from, and `eager`
+
+    def sharding(self, inputs: Mapping[str, Part] | None = None, outputs: Part | Sequence[Part] = ()) -> None:
+        """Declare a way to cut calls into shards for DTensor, in place of what shiplap derives from the declaration.
+
+        ``inputs`` maps tensor arguments to what a rank has of them: an axis that is cut, ``"whole"`` (the default), or
+        ``"sum"`` for terms that are to be summed over the ranks. ``outputs`` says the same of each output, where
+        ``"max"`` and ``"min"`` are possible, too. Each call adds a rule; without arguments no call may be cut.
+        ``shiplap audit --check sharding`` proves the rules.
+
+        Example: ``mm.sharding({"a": 1, "b": 0}, "sum")`` cuts the dim that a product sums over.
+
+        Raises:
+            DeclarationError: SL218 for a rule that does not fit the declaration.
+        """
+        rules = () if inputs is None else (read_sharding(self.spec, inputs, outputs),)
+        self.shardings = (*(self.shardings or ()), *rules)
 
     def bind(self, args: Sequence[Value]) -> Binding:
         """Check all arguments in declared order, real tensors or fakes. Trailing defaults may be left out.

@@ -145,3 +145,18 @@ def _(x, bias, *, out):
 
 
 bad("kernel that needs its optional argument", sl_optional, "numerics")
+
+
+@declare("mis_sharded")
+def mis_sharded(x: V) -> V:
+    return x.cumsum(0)
+
+
+@mis_sharded.kernel("cpu")
+def _(x):
+    return x.cumsum(0)
+
+
+mis_sharded.sharding({"x": 0}, 0)  # each rank would begin its sum anew
+
+bad("sharding rule that cuts a running sum", mis_sharded, "sharding")

@@ -1,0 +1,88 @@
+"""``sharding``: the op of the shards is the shard of the op.
+
+Each sharding rule, declared or derived, is tried on simulated meshes of 2, 3 and 4 ranks, with the even cuts of DTensor
+and with uneven and empty ones. The op's own kernels run, in this process, on what each rank would have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from itertools import chain, islice
+
+from shiplap.audit.check import Check, Observation
+from shiplap.op import Op
+from shiplap.op.sharding import ShardingRule
+from shiplap.referee.case import Case, tree_map
+from shiplap.referee.compare import close, reduction
+from shiplap.referee.run import call, last_line, run, widen
+from shiplap.referee.samples import Samples
+from shiplap.shard.derive import known_rules, unknown
+from shiplap.shard.simulate import NotAdmitted, chunks, cut_size, merge, shards
+
+MESHES = (2, 3, 4)
+
+
+def skips(op: Op) -> str:
+    return f"no rule: {why}" if op.shardings is None and (why := unknown(op)) else ""
+
+
+def cases(samples: Samples) -> Iterable[Case]:
+    yield from chain(samples.plain(), samples.optionals(), islice(samples.grown(2), 2))
+
+
+def observe(op: Op, case: Case) -> Observation:
+    rules = known_rules(op, case.args)
+    if not rules:
+        return Observation(skip="no dim of it may be cut")
+    worst, looked = 0.0, []
+    for rule in rules:
+        size = cut_size(op, rule, case.args)
+        for sizes in cuts(size) if size is not None else ():
+            problem, error = _compared(op, rule, case, sizes)
+            if problem:
+                return Observation(f"{rule}; shards of {list(sizes)}: {problem}", error=error)
+            worst, looked = max(worst, error), [*looked, rule.name]
+    if not looked:
+        return Observation(skip="no shard that the declaration admits")
+    return Observation(error=worst, note=f"cut along {', '.join(dict.fromkeys(looked))}")
+
+
+def cuts(size: int) -> list[Sequence[int]]:
+    """DTensor's own for each mesh, and uneven ones with an empty shard in the middle and at the end."""
+    uneven = [[size - 1, 0, 1], [1, size - 1, 0, 0]] if size > 1 else []
+    return [*(chunks(size, world) for world in MESHES), *uneven]
+
+
+def _compared(op: Op, rule: ShardingRule, case: Case, sizes: Sequence[int]) -> tuple[str, float]:
+    """``(what is wrong, error)`` of one cut; nothing where the declaration or the rule does not admit it."""
+    if 0 in sizes and not rule.empty:
+        return "", 0.0
+    try:
+        parts = shards(op, rule, partial(call, op), case.fresh(), sizes)
+    except NotAdmitted:
+        return "", 0.0
+    except Exception as e:
+        return f"raised {last_line(e)}", 0.0
+    try:
+        got = merge(rule.outputs, parts)
+    except RuntimeError as e:
+        return f"the outputs do not fit together: {last_line(e)}", 0.0
+    whole = run(op, case)
+    got = [g.to(w.dtype) for g, w in zip(got, whole, strict=True)]
+    wide = list(tree_map(widen, whole))
+    difference = close(got, list(whole), wide, reduction(op.spec, case.env), tolerance=op.spec.tolerated)
+    return difference.problem, difference.error
+
+
+CHECK = Check(
+    "sharding",
+    order=215,
+    observes="the op of the shards is the shard of the op, on meshes of 2, 3 and 4 ranks",
+    observe=observe,
+    cases=cases,
+    skips=skips,
+    needs=("determinism", "numerics"),
+    fix="correct the rule that op.sharding(...) declares; a kernel must not depend on how many rows there are",
+    patience=60.0,
+)

@@ -1,0 +1,69 @@
+"""``ShardingRule``: a way to cut a call into shards, such that the op of the shards is the shard of the op."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from shiplap.errors import error
+from shiplap.op.spec import OpSpec
+
+__all__ = ["Part", "Refused", "ShardingRule", "read_sharding", "refused"]
+
+Part: TypeAlias = int | Literal["whole", "sum", "max", "min"]
+"""What a rank has of a tensor: a cut along an axis, all of it, or what is to be combined with what the others have."""
+
+PARTS = ("whole", "sum", "max", "min")
+Refused: TypeAlias = Callable[[Any, Sequence[Any], Exception], bool]
+refused: list[Refused] = []
+"""Asked with an op, its arguments and the error when a call has failed: raise what is wrong, or ask for a retry."""
+
+
+@dataclass(frozen=True)
+class ShardingRule:
+    """Where the tensors of a call are cut, on one dimension of a mesh.
+
+    Attributes:
+        name: what is cut: a dim of the declaration, or what the author called it.
+        inputs: name of each tensor argument → its part. ``outputs``: the part of each output.
+        empty: whether a rank may be left without any row of what is cut.
+    """
+
+    name: str
+    inputs: tuple[tuple[str, Part], ...]
+    outputs: tuple[Part, ...]
+    empty: bool = True
+
+    def __str__(self) -> str:
+        given = ", ".join(f"{name} {_show(part)}" for name, part in self.inputs)
+        return f"{self.name}: {given} → {', '.join(map(_show, self.outputs))}"
+
+
+def _show(part: Part) -> str:
+    return f"cut along {part}" if isinstance(part, int) else part
+
+
+def read_sharding(spec: OpSpec, inputs: Mapping[str, Part], outputs: Part | Sequence[Part]) -> ShardingRule:
+    """The rule as declared. SL218 for names that are no tensor arguments, and axes that a tensor has not."""
+    given = [outputs] if isinstance(outputs, (int, str)) else list(outputs)
+    names = [a.name for a in spec.tensors]
+    where = f"{spec.name}.sharding"
+    for name in inputs:
+        if name not in names:
+            raise error("SL218", where=where, got=f"{name!r}", expected=f"one of {', '.join(names)}")
+    if len(given) != len(spec.outputs):
+        raise error("SL218", where=where, got=f"parts of {len(given)} outputs", expected=f"{len(spec.outputs)}")
+    if spec.mutated or any(a.many for a in spec.args):
+        got = "an op that writes to its arguments, or takes lists of tensors"
+        raise error("SL218", where=where, got=got, expected="an op of tensors that returns new ones")
+    types = {a.name: a.tensor for a in spec.tensors} | {f"output {i}": o.tensor for i, o in enumerate(spec.outputs)}
+    parts = {name: inputs.get(name, "whole") for name in names}
+    for name, part in [*parts.items(), *((f"output {i}", part) for i, part in enumerate(given))]:
+        tensor = types[name]
+        known = isinstance(part, str) and part in PARTS
+        if isinstance(part, int) and tensor is not None:
+            known = part >= 0 and (tensor.variadic or part < len(tensor.dims))
+        if not known:
+            raise error("SL218", where=f"{where}, {name}", got=repr(part), expected=f"an axis of {tensor}, or {PARTS}")
+    return ShardingRule("declared", tuple(parts.items()), tuple(given))
