@@ -126,8 +126,8 @@ class Compiler:
             case ast.Compare():  # 0 < alpha < 1
                 operands = [tree.left, *tree.comparators]
                 pairs = zip(operands[:-1], tree.ops, operands[1:], strict=True)
-                parts: list[ast.expr] = [ast.Compare(left, [op], [right]) for left, op, right in pairs]
-                return self._visit(ast.BoolOp(ast.And(), parts), expected)
+                links: list[ast.expr] = [ast.Compare(left, [op], [right]) for left, op, right in pairs]
+                return self._visit(ast.BoolOp(ast.And(), links), expected)
             case ast.UnaryOp():
                 return self._unary(tree, expected)
             case ast.BoolOp():

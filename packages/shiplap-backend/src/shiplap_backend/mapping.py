@@ -1,6 +1,6 @@
 """Declaration × entry × vendor functions → ``Wrapper``: C++ fragments that a template puts together.
 
-Every argument of the overload has a fate - graph input, baked attribute, guard, shape only - or the entry is refused.
+Every argument of the overload has a use - graph input, attribute, guard, shape only - or the entry is refused.
 """
 
 from __future__ import annotations

@@ -46,8 +46,8 @@ at::Tensor & add_out(const at::Tensor & self, const at::Tensor & other, const at
   [[maybe_unused]] const at::ScalarType compute = opmath(op.common_dtype());
   if ((is_empty(self) || is_empty(other)) && !(nothing_in(op.maybe_get_output(0)))) return fallback<at::_ops::add_out>::call(Why::empty, "an input has no elements", self, other, alpha, out);
   Call call(info_add_out);
-  call.input(self);
-  call.input(other);
+  call.input(computed(self, op.common_dtype(), compute));
+  call.input(computed(other, op.common_dtype(), compute));
   call.scalar(alpha, compute);
   call.attribute((alpha.toDouble() == INT64_C(1)));
   call.attribute(op.common_dtype());

@@ -41,7 +41,7 @@ NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     **{k.__name__: (lambda k=k: k(4, 6), STEP) for k in (nn.LSTMCell, nn.GRUCell, nn.RNNCell)},
     **{f"{k.__name__} no bias": (lambda k=k: k(4, 6, bias=False), STEP) for k in (nn.LSTMCell, nn.GRUCell)},
     **{f"{k.__name__} one": (lambda k=k: k(4, 6), (4,)) for k in (nn.LSTMCell, nn.GRUCell)},
-}  # fmt: off
+}
 
 
 @pytest.mark.parametrize("name", NETS)

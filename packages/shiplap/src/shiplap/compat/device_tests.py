@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["instantiate", "op_infos"]
+__all__ = ["instantiate", "module_infos", "op_infos"]
 
 
 def op_infos() -> dict[str, Any]:
@@ -21,6 +21,13 @@ def op_infos() -> dict[str, Any]:
     from torch.testing._internal.common_methods_invocations import op_db
 
     return {op.full_name: op for op in op_db}
+
+
+def module_infos() -> dict[str, Any]:
+    """The database of ``torch.nn`` modules by name (``"nn.LSTM"``)."""
+    from torch.testing._internal.common_modules import module_db
+
+    return {module.name: module for module in module_db}
 
 
 def instantiate(

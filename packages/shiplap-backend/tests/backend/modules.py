@@ -1,0 +1,86 @@
+"""Every module of torch's database on the device and on the CPU: run as a program, since torch's tests want a process.
+
+``python modules.py DIRECTORY`` prints one JSON value: how many cases there were, and what was wrong.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shiplap.compat.device_tests import module_infos
+from shiplap.compat.trees import leaves, map_leaves
+from shiplap_backend.sweep import load
+
+SAMPLES = 2  # of a module, in each mode
+
+
+def cases() -> Iterator[tuple[str, Any, Any]]:
+    """Name, a module on the CPU, and the arguments of its forward."""
+    for name, info in sorted(module_infos().items()):
+        for training in (True, False) if info.train_and_eval_differ else (True,):
+            options = {"device": "cpu", "dtype": torch.float32, "requires_grad": False, "training": training}
+            for sample in info.module_inputs_func(info, **options)[:SAMPLES]:
+                if sample.forward_input is not None:
+                    torch.manual_seed(0)
+                    made = sample.constructor_input
+                    module = info.module_cls(*made.args, **made.kwargs).train(training)
+                    yield name, module, (sample.forward_input.args, sample.forward_input.kwargs)
+
+
+def called(module: Any, arguments: Any) -> tuple[list[Tensor], list[Tensor | None]]:
+    """Results, and the gradient of each parameter for the sum of them."""
+    torch.manual_seed(0)
+    args, kwargs = arguments
+    results = [t for t in leaves(module(*args, **kwargs)) if isinstance(t, Tensor)]
+    if total := [t.sum() for t in results if t.requires_grad]:
+        torch.stack(total).sum().backward()
+    return results, [p.grad for p in module.parameters()]
+
+
+def difference(module: Any, arguments: Any, device: str) -> str:
+    """What is not as on the CPU, or nothing. None of it may replace a parameter."""
+    twin = copy.deepcopy(module)
+    before = [id(p) for p in twin.parameters()]
+    want = called(module, copy.deepcopy(arguments))
+    twin.to(device)
+    if before != [id(p) for p in twin.parameters()]:
+        return "a parameter was replaced"
+    got = called(twin, map_leaves(lambda v: v.to(device) if isinstance(v, Tensor) else v, arguments))
+    for ours, theirs in zip(leaves(got), leaves(want), strict=True):
+        if isinstance(theirs, Tensor):
+            torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-3, atol=1e-4, equal_nan=True)
+    if [t.stride() for t in got[0]] != [t.stride() for t in want[0]]:
+        return f"strides {[t.stride() for t in got[0]]}, not {[t.stride() for t in want[0]]}"
+    return ""
+
+
+def main(package: Path) -> None:
+    device, wrong, count = load(package), [], 0
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    for name, module, arguments in cases():
+        try:
+            called(copy.deepcopy(module), copy.deepcopy(arguments))
+        except Exception:  # the CPU has no such case
+            continue
+        count += 1
+        try:
+            bad = difference(module, arguments, device)
+        except Exception as e:
+            bad = f"{type(e).__name__}: {str(e)[:300]}"
+        if bad:
+            wrong.append(f"{name}: {bad}")
+    print(json.dumps({"cases": count, "wrong": wrong}))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,20 @@
+"""Torch's database of modules on the device: forward, gradients, strides and parameters are as on the CPU."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from shiplap_backend.project import Project
+from shiplap_testing.forked import python
+
+
+@pytest.mark.slow
+def test_every_module_is_as_on_the_cpu(project: Project) -> None:
+    done = python(Path(__file__).parent / "modules.py", project.package)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert report["wrong"] == []
+    assert report["cases"] > 200
