@@ -22,7 +22,7 @@ from shiplap.judge.source import suspicious
 from shiplap.judge.target import Subject, Target, subject
 from shiplap.judge.variants import Form, nudged
 from shiplap.judge.verdict import Reason, Ruling, Timed
-from shiplap.judge.witness import Witness, Wrong
+from shiplap.referee.witness import Witness, Wrong
 from shiplap.referee.compare import Reduction
 from shiplap.referee.judge import settle
 from shiplap.referee.process import Bounds, Ended, Launcher
@@ -177,7 +177,9 @@ def _hear(case: _Case, launcher: Launcher, stack: ExitStack) -> None:
             _settle_timing(case, witness, forms, launcher, stack)
 
 
-def _witness(case: _Case, launcher: Launcher, stack: ExitStack, target: Target, kind: str, *, compiled: bool = False) -> Witness:
+def _witness(
+    case: _Case, launcher: Launcher, stack: ExitStack, target: Target, kind: str, *, compiled: bool = False
+) -> Witness:
     folder = str(Path(target.file).parent) if target.file else ""
     try:
         prisoner = launcher.start([folder] if folder else [], case.options.bounds)

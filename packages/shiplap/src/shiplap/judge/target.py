@@ -133,7 +133,9 @@ def _built(value: Any, init: list[Any], seed: int, target: Target) -> Callable[.
     try:
         return build(value, init, {}, seed)
     except Exception as e:
-        raise error("SL616", where=target.names[0], got=last_line(e), expected=f"an instance from {init!r}"[:200]) from e
+        raise error(
+            "SL616", where=target.names[0], got=last_line(e), expected=f"an instance from {init!r}"[:200]
+        ) from e
 
 
 def _call(maker: Inputs, target: Target) -> Any:

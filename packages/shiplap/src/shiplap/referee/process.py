@@ -26,7 +26,12 @@ from shiplap.referee.wire import Broken, Message, receive, send
 __all__ = ["Bounds", "Ended", "Launcher", "Prisoner"]
 
 POLL_S = 0.05
-QUIET = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "SHIPLAP_RECORD": "", "SHIPLAP_TUNED": ""}
+QUIET = {
+    "TORCHINDUCTOR_COMPILE_THREADS": "1",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "SHIPLAP_RECORD": "",
+    "SHIPLAP_TUNED": "",
+}
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -54,7 +59,7 @@ class Launcher:
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
-        self.folder = tempfile.mkdtemp(prefix="shiplap-judge-")
+        self.folder = ""
         self._count = 0
         self.prisoners: set[int] = set()
 
@@ -75,9 +80,11 @@ class Launcher:
         if self._connection is not None:
             self._connection.close()
         self._process = self._connection = None
-        shutil.rmtree(self.folder, ignore_errors=True)
+        if self.folder:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     def _start(self) -> socket.socket:
+        self.folder = tempfile.mkdtemp(prefix="shiplap-judge-")
         ours, theirs = socket.socketpair()
         environment = {**os.environ, **QUIET, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
         self._process = subprocess.Popen(
@@ -105,6 +112,8 @@ class Launcher:
     def start(self, readable: Sequence[str] = (), bounds: Bounds | None = None, *, locked: bool = True) -> Prisoner:
         """A new process, locked in. It may read the files ``readable``, and write into a folder of its own."""
         bounds = bounds or Bounds()
+        if self._process is None:
+            self._start()
         self._count += 1
         scratch = os.path.join(self.folder, str(self._count))
         os.mkdir(scratch, 0o700)

@@ -5,19 +5,19 @@ from __future__ import annotations
 import os
 import secrets
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from shiplap.judge.problem import Expected
+from shiplap.referee.compare import Difference
 from shiplap.referee.process import Ended, Prisoner
 from shiplap.referee.run import tensors
 from shiplap.referee.wire import Arena, describe, extent
 
-__all__ = ["Call", "Witness", "Wrong"]
+__all__ = ["Call", "Expected", "Witness", "Wrong"]
 
 SPREAD = 64  # a result may lie in memory with this many times its own length
 
@@ -28,6 +28,23 @@ class Wrong(Exception):
     def __init__(self, check: str, evidence: str) -> None:
         super().__init__(evidence)
         self.check, self.evidence = check, evidence
+
+
+@dataclass(frozen=True)
+class Expected:
+    """The effects of the reference on one draw of arguments: its results, then the arguments that it writes.
+
+    Attributes:
+        own: the effects in the reference's own precision.
+        against: what is wrong with other effects, compared with these.
+        changed: which tensor arguments the reference writes.
+        aliased: whether a result may share memory with an argument.
+    """
+
+    own: Sequence[Tensor]
+    against: Callable[[Sequence[Tensor]], Difference]
+    changed: tuple[int, ...] = ()
+    aliased: bool = False
 
 
 @dataclass(frozen=True)
