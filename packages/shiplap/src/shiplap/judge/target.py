@@ -74,10 +74,10 @@ class Target:
         if self.home.endswith(".py"):
             return self.home
         try:
-            found = importlib.util.find_spec(self.home)
+            module = importlib.util.find_spec(self.home)
         except (ImportError, ValueError):
-            found = None
-        return str(Path(found.origin).resolve()) if found is not None and found.origin else ""
+            module = None
+        return str(Path(module.origin).resolve()) if module is not None and module.origin else ""
 
 
 @dataclass(frozen=True)

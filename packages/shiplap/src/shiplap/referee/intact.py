@@ -40,13 +40,13 @@ class Snapshot:
 
     def changed(self) -> list[str]:
         """Names whose functions are now somebody else's."""
-        found = []
+        replaced = []
         for name, owner in self._owners:
             now = vars(owner)
             for key, before in self._before[name].items():
                 if callable(before) and now.get(key) is not before and self._foreign(now.get(key)):
-                    found.append(f"{name}.{key}")
-        return found
+                    replaced.append(f"{name}.{key}")
+        return replaced
 
     def threads(self) -> int:
         """How many other threads of Python run code that is neither Python's own nor torch's, nor wait in it."""

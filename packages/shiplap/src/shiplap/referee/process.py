@@ -13,10 +13,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -50,7 +49,7 @@ class Bounds:
 
 
 class _Span(ctypes.Structure):
-    _fields_ = [("base", ctypes.c_void_p), ("length", ctypes.c_size_t)]  # noqa: RUF012 - ctypes reads a list
+    _fields_ = [("base", ctypes.c_void_p), ("length", ctypes.c_size_t)]
 
 
 class Launcher:
@@ -143,6 +142,7 @@ class Prisoner:
 
     Attributes:
         missing: facility of the sandbox → why it is not in force; only those that are not.
+        alone: whether a process that it started and left running is the end of it.
     """
 
     launcher: Launcher
@@ -151,6 +151,7 @@ class Prisoner:
     scratch: str
     bounds: Bounds
     missing: dict[str, str] = field(default_factory=dict)
+    alone: bool = False
 
     def __post_init__(self) -> None:
         self._base = 0
@@ -173,6 +174,8 @@ class Prisoner:
             raise self._ended(str(e)) from None
         took = time.perf_counter() - started
         self.freeze()
+        if self.alone and (helpers := self.sweep()):  # before its memory is read: they may write there
+            raise Ended(f"{helpers} processes were running beside a timed call")
         return reply, took
 
     def _receive(self, seconds: float) -> Message:
@@ -257,11 +260,11 @@ class Prisoner:
 
     def sweep(self) -> int:
         """End the processes that it started, and say how many there were."""
-        found = self.strays()
-        for pid in found:
+        strays = self.strays()
+        for pid in strays:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        return len(found)
+        return len(strays)
 
     def kill(self) -> None:
         """End it and what it started."""

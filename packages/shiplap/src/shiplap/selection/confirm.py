@@ -40,7 +40,8 @@ def confirm(
 ) -> str:
     """Why candidate ``index`` of ``opening`` is not believed, or an empty text.
 
-    ``claimed`` is the time in seconds by which it won. Each call has values of its own seed, and each result is compared.
+    ``claimed`` is the time in seconds by which it won. Each call has values of its own seed, and each result is
+    compared.
     """
     order = json.dumps({**opening, "index": index})
     places = [str(Path(p)) for p in opening["path"] if p]
