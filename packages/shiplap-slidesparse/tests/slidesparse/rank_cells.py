@@ -63,9 +63,7 @@ def run_cut(rank: int, world: int, *, by_torch: bool) -> str:
     inputs = [torch.manual_seed(1) and torch.randn(5, 32, requires_grad=True) for _ in range(2)]
     got, wanted = model(inputs[0]), halves(whole, inputs[1], world)
     assert torch.equal(got, wanted)
-    grads = [
-        torch.autograd.grad(out.square().sum(), x)[0] for out, x in ((got, inputs[0]), (whole(inputs[1]), inputs[1]))
-    ]
+    grads = [torch.autograd.grad(out.square().sum(), x)[0] for out, x in ((got, inputs[0]), (whole(inputs[1]), inputs[1]))]
     torch.testing.assert_close(grads[0], grads[1], rtol=5e-2, atol=5e-2)
     return "same bits"
 

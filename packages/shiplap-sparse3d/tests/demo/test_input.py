@@ -64,12 +64,7 @@ def test_noise_and_early_returns_are_left_out(tmp_path: Path) -> None:
         ({"number_of_returns": 2}, (2,), 1.0, "no points"),
         ({}, (2,), 0.001, "an area 0.2 m wide"),
         ({"classification": np.r_[np.full(50, 2), np.full(COUNT - 50, 1)]}, (2,), 1.0, "points of ground"),
-        (
-            {"classification": np.r_[np.full(2000, 2), np.full(1000, 1), np.full(COUNT - 3000, 7)]},
-            (2,),
-            1.0,
-            "3,000 last",
-        ),
+        ({"classification": np.r_[np.full(2000, 2), np.full(1000, 1), np.full(COUNT - 3000, 7)]}, (2,), 1.0, "3,000 last"),
     ],
 )
 def test_scans_that_teach_nothing(

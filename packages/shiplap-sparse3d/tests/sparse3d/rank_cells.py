@@ -148,9 +148,7 @@ cell("checkpoint in FSDP2")(partial(run_fsdp, stages=True, wrap=plain))
 class Normed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.layers = sparse3d.Sequential(
-            sparse3d.SubMConv3d(4, 8, 3), sparse3d.BatchNorm(8), sparse3d.SubMConv3d(8, 3, 3)
-        )
+        self.layers = sparse3d.Sequential(sparse3d.SubMConv3d(4, 8, 3), sparse3d.BatchNorm(8), sparse3d.SubMConv3d(8, 3, 3))
 
     def forward(self, x: sparse3d.SparseTensor) -> sparse3d.SparseTensor:
         return self.layers(x)

@@ -79,19 +79,12 @@ def _model(target: str) -> SurveyModel:
     if made is None:
         names = [n for n, value in vars(module).items() if isinstance(value, SurveyModel)]
         meant = verbs.near_miss(name, names)
-        raise error(
-            "SL825",
-            where=f"--model {target}",
-            got=f"no {name!r}" if name else "no name",
-            expected=meant or "module:name",
-        )
+        raise error("SL825", where=f"--model {target}", got=f"no {name!r}" if name else "no name", expected=meant or "module:name")
     if callable(made) and not isinstance(made, SurveyModel):
         made = made()
     if not isinstance(made, SurveyModel):
         got = f"a {type(made).__name__}"
-        raise error(
-            "SL825", where=f"--model {target}", got=got, expected="a SurveyModel, or a function that returns one"
-        )
+        raise error("SL825", where=f"--model {target}", got=got, expected="a SurveyModel, or a function that returns one")
     return made
 
 

@@ -40,9 +40,7 @@ def read(path: Path, classes: tuple[int, ...], metres: float) -> Scan:
             xyz.append(np.stack([points.x, points.y, points.z], 1)[keep])
             codes.append(code[keep])
             if sum(map(len, codes)) > MOST:
-                raise _unfit(
-                    path, f"more than {MOST:,} last returns", "a smaller part: the demonstration trains on one area"
-                )
+                raise _unfit(path, f"more than {MOST:,} last returns", "a smaller part: the demonstration trains on one area")
     place, code = np.concatenate(xyz), np.concatenate(codes)
     _check_classes(path, code, classes)
     if len(code) < FEWEST:
@@ -65,9 +63,7 @@ def read(path: Path, classes: tuple[int, ...], metres: float) -> Scan:
 
 def _check_classes(path: Path, code: np.ndarray, classes: tuple[int, ...]) -> None:
     present, counts = np.unique(code, return_counts=True)
-    listed = (
-        ", ".join(f"class {c}: {n:,}" for c, n in zip(present.tolist(), counts.tolist(), strict=True)) or "no points"
-    )
+    listed = ", ".join(f"class {c}: {n:,}" for c, n in zip(present.tolist(), counts.tolist(), strict=True)) or "no points"
     ground = np.isin(code, classes)
     if not ground.any() or ground.all():
         wanted = ", ".join(map(str, classes))

@@ -18,10 +18,7 @@ def rows(result: DemoResult) -> list[tuple[str, str, str]]:
     return [
         ("held-out ground IoU", f"{r.iou:.3f}", f"{r.held_out_points:,} points, an area of its own"),
         ("plain baseline", f"{r.baseline_iou:.3f}", "less than 0.8 m above the lowest point of a 12 m cell"),
-        *(
-            (f"best rule: {rule.name}", f"{rule.iou:.3f}", f"{rule.text}; fitted on the training area")
-            for rule in r.rules
-        ),
+        *((f"best rule: {rule.name}", f"{rule.iou:.3f}", f"{rule.text}; fitted on the training area") for rule in r.rules),
         ("graphs", str(r.graphs), "forward and backward, torch.compile(fullgraph=True)"),
         ("graph breaks", str(r.graph_breaks), ""),
         ("recompiles", str(r.recompiles), f"tiles of {r.tile_voxels[0]:,} to {r.tile_voxels[1]:,} voxels"),

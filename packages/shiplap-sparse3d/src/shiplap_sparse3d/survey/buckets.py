@@ -40,9 +40,7 @@ class Grid:
         cells = np.floor(self.xyz(raw) / np.array(self.voxel))
         if not (np.abs(cells) < _LARGEST).all():
             where = "the input's scales and offsets"
-            raise error(
-                "SL822", where=where, got="a cell beyond 2^31", expected="coordinates that the voxels can count"
-            )
+            raise error("SL822", where=where, got="a cell beyond 2^31", expected="coordinates that the voxels can count")
         return cells.astype(np.int64)
 
 
@@ -99,7 +97,9 @@ def fill(
     return buckets
 
 
-def _sort(folder: Folder, buckets: Buckets, points: laspy.ScaleAwarePointRecord, grid: Grid, tiling: Tiling) -> None:
+def _sort(
+    folder: Folder, buckets: Buckets, points: laspy.ScaleAwarePointRecord, grid: Grid, tiling: Tiling
+) -> None:
     rows = np.empty(len(points), POINT)
     rows["index"] = np.arange(buckets.points, buckets.points + len(points))
     for axis, name in enumerate("XYZ"):

@@ -42,9 +42,7 @@ def opened(path: Path) -> Iterator[laspy.LasReader]:
         yield reader
 
 
-def chunks(
-    reader: laspy.LasReader, path: Path, start: int = 0, size: int = CHUNK
-) -> Iterator[laspy.ScaleAwarePointRecord]:
+def chunks(reader: laspy.LasReader, path: Path, start: int = 0, size: int = CHUNK) -> Iterator[laspy.ScaleAwarePointRecord]:
     """The points from number ``start`` on, ``size`` at a time. Raises SL822 where the file ends before its header says."""
     total, done = reader.header.point_count, start
     if start:
@@ -82,8 +80,5 @@ def require_packages(path: Path) -> None:
 def _unreadable(path: Path, failure: Exception, before: str = "") -> Exception:
     text = " ".join(str(failure).split())
     return error(
-        "SL822",
-        where=str(path),
-        got=f"{before}{text or type(failure).__name__}",
-        expected="a whole LAS, LAZ or COPC file",
+        "SL822", where=str(path), got=f"{before}{text or type(failure).__name__}", expected="a whole LAS, LAZ or COPC file"
     )

@@ -57,7 +57,9 @@ class Field:
     @property
     def halo(self) -> Triple:
         """The least halo: what covers ``before`` and ``after``, in multiples of the stride."""
-        x, y, z = (-(-max(b, a) // s) * s for b, a, s in zip(self.before, self.after, self.stride, strict=True))
+        x, y, z = (
+            -(-max(b, a) // s) * s for b, a, s in zip(self.before, self.after, self.stride, strict=True)
+        )
         return x, y, z
 
 
@@ -113,10 +115,8 @@ class _Record:
         if window is None:
             return
         level = self.level(x.geometry, where)
-        if (
-            isinstance(module, SubMConv3d)
-            or getattr(module, "subm", False)
-            or max(window.kernel) == 1 == max(window.stride)
+        if isinstance(module, SubMConv3d) or getattr(module, "subm", False) or max(window.kernel) == 1 == max(
+            window.stride
         ):
             back = _times([k // 2 * d for k, d in zip(window.kernel, window.dilation, strict=True)], level.stride)
             ahead = _times([s - k // 2 * d for s, k, d in _axes(window)], level.stride)
@@ -184,10 +184,7 @@ def _window_of(module: nn.Module) -> _Window | None:
         raise error("SL820", where=type(module).__name__, got=f"a kernel of {kernel} cells", expected="three axes")
     window = _Window(
         _triple(kernel),
-        *(
-            _triple(getattr(module, name, (usual,) * 3))
-            for name, usual in (("stride", 1), ("padding", 0), ("dilation", 1))
-        ),
+        *(_triple(getattr(module, name, (usual,) * 3)) for name, usual in (("stride", 1), ("padding", 0), ("dilation", 1))),
     )
     if isinstance(module, GenerativeConv3d):
         around = _triple([k // 2 * d for k, d in zip(window.kernel, window.dilation, strict=True)])
@@ -284,7 +281,9 @@ def _sums(intervals: list[tuple[Triple, Triple]]) -> tuple[Triple, Triple]:
     return before, after
 
 
-def _widest(end: Any, feats: Tensor, nodes: dict[Any, tuple[Triple, Triple]]) -> tuple[Triple, Triple] | None:
+def _widest(
+    end: Any, feats: Tensor, nodes: dict[Any, tuple[Triple, Triple]]
+) -> tuple[Triple, Triple] | None:
     """The hull of the intervals over all paths from ``end`` to ``feats``; None if there is no path."""
     known: dict[Any, tuple[Triple, Triple] | None] = {}
     waiting = [end]
@@ -301,9 +300,7 @@ def _widest(end: Any, feats: Tensor, nodes: dict[Any, tuple[Triple, Triple]]) ->
             hull = _hull(hull, known[parent])
         known[node] = _plus(hull, nodes[node]) if hull is not None and node in nodes else hull
     widest = known[end]
-    return (
-        None if widest is None else (_triple([max(0, v) for v in widest[0]]), _triple([max(0, v) for v in widest[1]]))
-    )
+    return None if widest is None else (_triple([max(0, v) for v in widest[0]]), _triple([max(0, v) for v in widest[1]]))
 
 
 def _hull(one: tuple[Triple, Triple] | None, two: tuple[Triple, Triple] | None) -> tuple[Triple, Triple] | None:

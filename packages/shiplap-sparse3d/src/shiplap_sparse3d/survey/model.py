@@ -44,7 +44,9 @@ class Points:
 
     def take(self, rows: Tensor) -> Points:
         """The points of ``rows`` (indices or a mask)."""
-        return Points(self.xyz[rows], self.intensity[rows], self.return_number[rows], self.number_of_returns[rows])
+        return Points(
+            self.xyz[rows], self.intensity[rows], self.return_number[rows], self.number_of_returns[rows]
+        )
 
 
 def point_features(points: Points) -> Tensor:
@@ -184,9 +186,7 @@ class SurveyModel:
             along = points.xyz[:, seed % 2]
             distance = (along - (along.amax() + along.amin()) / 2).abs()
             inner, near = distance <= reach, distance <= reach + self.context
-            moved = replace(
-                points, xyz=points.xyz - torch.where(near, 0.0, 1e4)[:, None] * points.xyz.new_tensor([0, 0, 1])
-            )
+            moved = replace(points, xyz=points.xyz - torch.where(near, 0.0, 1e4)[:, None] * points.xyz.new_tensor([0, 0, 1]))
             whole = self.features_of(points)[inner]
             for other in (self.features_of(points.take(near))[inner[near]], self.features_of(moved)[inner]):
                 if not torch.equal(whole, other):

@@ -58,9 +58,7 @@ def probe(net: nn.Module, channels: int, field: Field, run: Run | None = None) -
                     raise _beyond("another output after all voxels beyond its field were left out", field)
     seen = Seen(_triple(below), _triple(above))
     if any(s > f for s, f in zip((*seen.before, *seen.after), (*field.before, *field.after), strict=True)):
-        raise _beyond(
-            f"a change {seen.before} cells before and {seen.after} behind the voxel that depends on it", field
-        )
+        raise _beyond(f"a change {seen.before} cells before and {seen.after} behind the voxel that depends on it", field)
     return seen
 
 
@@ -100,7 +98,9 @@ def _corridor(field: Field, axis: int, shift: int) -> tuple[Tensor, Triple, int]
     return torch.cat([torch.zeros(len(cells), 1), cells], 1).int(), (x, y, z), row
 
 
-def _changed(run: Run, coords: Tensor, grid: Triple, row: int, channels: int, device: torch.device) -> list[Tensor]:
+def _changed(
+    run: Run, coords: Tensor, grid: Triple, row: int, channels: int, device: torch.device
+) -> list[Tensor]:
     """For each way to change the voxel: how far it is from each output that changed, ``int64 [changes, 3]``."""
     feats = _features(coords, channels, device)
     distance = (coords[row] - coords)[:, 1:].long()

@@ -172,7 +172,9 @@ def _stages(job: _Survey) -> tuple[Buckets, int]:
     if rank == 0:
         _wait(job, lambda: _all_done(job, done.tiles), "the other workers")
         gather(job.folder, done.tiles, job.total, lambda n, of: job.progress("gather", n, of, "tiles"))
-        write_cloud(job.folder, job.source, job.target, job.chunk, lambda n, of: job.progress("write", n, of, "points"))
+        write_cloud(
+            job.folder, job.source, job.target, job.chunk, lambda n, of: job.progress("write", n, of, "points")
+        )
     return done, predicted
 
 
@@ -213,7 +215,9 @@ def _wait(job: _Survey, look: Callable[[], tuple[int, Any]], what: str) -> Any:
         if state != last:
             last, since = state, time.monotonic()
         if time.monotonic() - since > job.patience:
-            raise error("SL824", where=str(job.folder.path), got=f"nothing new for {job.patience:.0f} s", expected=what)
+            raise error(
+                "SL824", where=str(job.folder.path), got=f"nothing new for {job.patience:.0f} s", expected=what
+            )
         time.sleep(_PAUSE)
 
 

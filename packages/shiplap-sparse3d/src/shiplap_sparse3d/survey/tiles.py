@@ -49,7 +49,9 @@ class Tiling:
     def whole(self, extent: Extent) -> Box:
         """The grid of the survey without tiles: it begins and ends at multiples of the stride."""
         low = [lo // s * s for lo, s in zip(extent.low, self.stride, strict=True)]
-        x, y, z = (-(-(high + 1 - lo) // s) * s for lo, high, s in zip(low, extent.high, self.stride, strict=True))
+        x, y, z = (
+            -(-(high + 1 - lo) // s) * s for lo, high, s in zip(low, extent.high, self.stride, strict=True)
+        )
         return Box((low[0], low[1], low[2]), (x, y, z))
 
     def core(self, tile: tuple[int, int]) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -73,7 +75,9 @@ class Tiling:
     def around(self, tile: tuple[int, int], cells: int) -> list[tuple[int, int]]:
         """The tiles that have a cell within ``halo + cells`` of ``tile``, itself among them."""
         far = -(-(self.halo + cells) // self.size)
-        return [(tile[0] + x, tile[1] + y) for x in range(-far, far + 1) for y in range(-far, far + 1)]
+        return [
+            (tile[0] + x, tile[1] + y) for x in range(-far, far + 1) for y in range(-far, far + 1)
+        ]
 
 
 def tiling(field: Field, size: int | None = None, halo: int | None = None, origin: tuple[int, int] = (0, 0)) -> Tiling:
