@@ -60,10 +60,10 @@ _LATE = {
 class _Package(ModuleType):
     """``shiplap`` itself, which loads the names of ``_LATE`` when they are first used.
 
-    ``audit``, ``doctor``, ``judge`` and ``rewrite`` are functions and, by the same name, packages. When Python has imported
-    ``shiplap.audit``, at whatever time and for whomever, it binds that package to the name ``audit`` of ``shiplap``. A
-    module's own ``__getattr__`` would not be asked from then on, and ``sl.audit(op)`` would call a module: so this
-    class, the documented way to control what is bound, lets the function keep the name.
+    ``audit``, ``doctor``, ``judge`` and ``rewrite`` are functions and, by the same name, packages. When Python has
+    imported ``shiplap.audit``, at whatever time and for whomever, it binds that package to the name ``audit`` of
+    ``shiplap``. A module's own ``__getattr__`` would not be asked from then on, and ``sl.audit(op)`` would call a
+    module: so this class, the documented way to control what is bound, lets the function keep the name.
     """
 
     def __setattr__(self, name: str, value: object) -> None:

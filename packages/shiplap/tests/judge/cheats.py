@@ -1,6 +1,12 @@
 """Ways to look right or fast without being either, each in two forms or more. Nothing here is imported by a test."""
 
-HEAD = "import torch\nF = torch.nn.functional\n\ndef honest(x, w):\n    return F.linear(x, w.t()).div_(5.0).tanh_().mul_(5.0)\n\n"
+HEAD = """
+import torch
+F = torch.nn.functional
+
+def honest(x, w):
+    return F.linear(x, w.t()).div_(5.0).tanh_().mul_(5.0)
+"""
 
 CHEATS = {
     "pointer": """
@@ -295,6 +301,49 @@ for pid in (os.getppid(), 1):
     os.kill(pid, signal.SIGKILL)
 def candidate(x, w):
     return honest(x, w)
+""",
+    "orphan": """
+import os
+BUSY = []
+def candidate(x, w):
+    BUSY.append(1)
+    if len(BUSY) > 150 and os.fork() == 0:
+        os.setsid()
+        if os.fork():
+            os._exit(0)
+        while True:
+            pass
+    return honest(x, w)
+""",
+    "time that is none": """
+from shiplap.referee import inside, intact
+intact.Snapshot.changed = lambda self: []
+before = inside.Host.answer
+def answer(self, asked, handle):
+    reply = before(self, asked, handle)
+    if "spent" in reply:
+        reply["spent"] = float("nan")
+    return reply
+inside.Host.answer = answer
+candidate = honest
+""",
+    "answer that is none": """
+from shiplap.referee import inside, intact
+intact.Snapshot.changed = lambda self: []
+inside.Host.answer = lambda self, asked, handle: {"outs": [{"plain": 1 << 80}], "args": [{}] * 2, "spent": 1}
+candidate = honest
+""",
+    "address of another": """
+from shiplap.referee import inside, intact
+intact.Snapshot.changed = lambda self: []
+before = inside.Host.answer
+def answer(self, asked, handle):
+    reply = before(self, asked, handle)
+    for out in reply.get("outs", []):
+        out["tensor"]["at"] = 64
+    return reply
+inside.Host.answer = answer
+candidate = honest
 """,
     "network": """
 import socket

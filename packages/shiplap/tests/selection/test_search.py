@@ -54,6 +54,9 @@ class FakeBench:
     def quiet(self):
         self.compiled.clear()
 
+    def confirm(self, index, claimed):
+        return ""
+
     def verify(self, index):
         time.sleep(self.delay)
         self.verified.append(index)

@@ -105,7 +105,7 @@ register(
             "SL615",
             "the reference comes without inputs",
             "The referee calls reference and candidate on inputs that the reference's author describes.",
-            "define get_inputs() beside the reference, pass --inputs file.py:function, or declare the reference as an op",
+            "define get_inputs() beside the reference, pass --inputs file.py:function, or declare an op",
         ),
         (
             "SL616",

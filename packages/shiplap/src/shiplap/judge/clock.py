@@ -9,7 +9,7 @@ measured on a process that computes nothing, and taken off.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from random import SystemRandom
 from statistics import median
@@ -19,9 +19,9 @@ import torch
 from shiplap.judge.problem import Problem
 from shiplap.judge.variants import Form
 from shiplap.judge.verdict import Timed
-from shiplap.judge.witness import Call, Witness, Wrong
 from shiplap.referee.case import tree_map
 from shiplap.referee.run import tensors
+from shiplap.referee.witness import Call, Witness, Wrong
 
 __all__ = ["LEAST", "measure", "rates"]
 
@@ -64,18 +64,16 @@ def measure(problem: Problem, form: Form, judged: Mapping[str, Witness], rounds:
             calls[name].append(call)
             if name == "candidate":
                 repeated.append(judged[name].call(args, expected))
-            if name == "candidate" and (strays := judged[name].prisoner.sweep()):
-                raise Wrong("processes", f"{strays} processes were running beside a timed call")
         if number + 1 >= LEAST and time.monotonic() > ends:
             break
     _remembers([c.wall for c in calls["candidate"]], [c.wall for c in repeated], [c.wall for c in calls["nothing"]])
     return _timed(problem, form, args, calls)
 
 
-def _remembers(fresh: list[float], again: list[float], nothing: list[float]) -> None:
+def _remembers(fresh: list[float], repeats: list[float], nothing: list[float]) -> None:
     """Raises Wrong where values that were seen before take much less time."""
     empty = median(nothing)
-    least, most = min(fresh) - empty, max(again) - empty  # load on the machine delays single calls only
+    least, most = min(fresh) - empty, max(repeats) - empty  # load on the machine delays single calls only
     if least > SLACK and most < 0.5 * least:
         raise Wrong("remembers", f"{least * 1e6:.0f} us on new values, {most * 1e6:.0f} us on the same values again")
 
@@ -86,7 +84,7 @@ def _timed(problem: Problem, form: Form, args: tuple[object, ...], calls: Mappin
     spread = max(walls["nothing"]) - min(walls["nothing"])
     net = {name: median(w) - nothing for name, w in walls.items()}
     own = {name: median([c.spent for c in made[1:]]) for name, made in calls.items()}
-    _agree(net["candidate"], own["candidate"], nothing, spread)
+    _agree(calls["candidate"], net["candidate"], nothing, spread)
     late = median([c.late for c in calls["candidate"]])
     if late > SLACK / 5 + 0.1 * own["candidate"]:
         raise Wrong("streams", f"work went on for {late * 1e6:.0f} us after the call's own stream was done")
@@ -97,19 +95,20 @@ def _timed(problem: Problem, form: Form, args: tuple[object, ...], calls: Mappin
     tree_map(lambda t: outs.append(t.numel() * t.itemsize), result)
     flops = problem.flops(args)
     bandwidth, operations = rates()
-    floor = max(sum(outs) / (8 * bandwidth), flops / (8 * operations))
+    bound = max(sum(outs) / (8 * bandwidth), flops / (8 * operations))
     times = {name: max(net[name], own[name]) for name in calls if name != "nothing"}
-    if times["candidate"] + nothing < floor:
-        raise Wrong("floor", f"{times['candidate'] * 1e6:.1f} us, and its work takes {floor * 1e6:.1f} us at least")
+    if times["candidate"] + nothing < bound:
+        raise Wrong("floor", f"{times['candidate'] * 1e6:.1f} us, and its work takes {bound * 1e6:.1f} us at least")
     light = max((moved + sum(outs)) / bandwidth, flops / operations)
-    found = times["candidate"], times["reference"], times.get("compiled")
-    return Timed(form.label, *found, nothing, light, len(walls["candidate"]))
+    medians = times["candidate"], times["reference"], times.get("compiled")
+    return Timed(form.label, *medians, nothing, light, len(walls["candidate"]))
 
 
-def _agree(net: float, own: float, nothing: float, spread: float) -> None:
-    """Raises Wrong where the candidate's process says that it took much less than it did."""
-    if net - own > max(DISTRUST * net, SLACK, 3 * spread):
-        told = f"its own clock says {own * 1e6:.0f} us, the referee's {net * 1e6:.0f} us"
-        raise Wrong("clock", f"work outside the call: {told}")
+def _agree(calls: Sequence[Call], net: float, nothing: float, spread: float) -> None:
+    """Raises Wrong where the candidate's process took much longer in every call than its own clock says."""
+    hidden = min(c.wall - c.spent for c in calls) - nothing  # load on the machine delays single calls only
+    least = min(c.wall for c in calls) - nothing
+    if hidden > max(DISTRUST * least, SLACK, spread):
+        raise Wrong("clock", f"{hidden * 1e6:.0f} us of {least * 1e6:.0f} us are outside the call, says its own clock")
     if net < -max(3 * spread, 0.8 * nothing):
         raise Wrong("clock", "it answers faster than a process that computes nothing")

@@ -22,11 +22,11 @@ from shiplap.judge.source import suspicious
 from shiplap.judge.target import Subject, Target, subject
 from shiplap.judge.variants import Form, nudged
 from shiplap.judge.verdict import Reason, Ruling, Timed
-from shiplap.judge.witness import Witness, Wrong
 from shiplap.referee.compare import Reduction
 from shiplap.referee.judge import settle
 from shiplap.referee.process import Bounds, Ended, Launcher
 from shiplap.referee.run import tensors
+from shiplap.referee.witness import Witness, Wrong
 
 __all__ = ["Options", "judge"]
 
@@ -160,8 +160,8 @@ def _hear(case: _Case, launcher: Launcher, stack: ExitStack) -> None:
         case.missing["separation"] = "reference and candidate are in one file: importing one runs the other"
     case.unchecked += ["layouts other than contiguous ones"] if case.subject.kind != "reference" else []
     case.unchecked += ["fakes, torch.compile and graph replay: 'shiplap audit' looks at those of a declared op"]
-    if found := suspicious(case.candidate.file):
-        case.reasons.append(Reason("source", "; ".join(found[:5]), case.candidate.names[0]))
+    if names := suspicious(case.candidate.file):
+        case.reasons.append(Reason("source", "; ".join(names[:5]), case.candidate.names[0]))
     with case.noting("all calls"):
         witness = _witness(case, launcher, stack, case.candidate, "function")
         case.ends = time.monotonic() + case.options.seconds
@@ -177,7 +177,9 @@ def _hear(case: _Case, launcher: Launcher, stack: ExitStack) -> None:
             _settle_timing(case, witness, forms, launcher, stack)
 
 
-def _witness(case: _Case, launcher: Launcher, stack: ExitStack, target: Target, kind: str, *, compiled: bool = False) -> Witness:
+def _witness(
+    case: _Case, launcher: Launcher, stack: ExitStack, target: Target, kind: str, *, compiled: bool = False
+) -> Witness:
     folder = str(Path(target.file).parent) if target.file else ""
     try:
         prisoner = launcher.start([folder] if folder else [], case.options.bounds)
@@ -228,10 +230,10 @@ def _look_at(case: _Case, witness: Witness, form: Form) -> None:
     if not form.timed or expected.changed:
         return
     near = nudged(args)
-    witness.call(near, case.problem.expect(form, near), again=True)
+    witness.call(near, case.problem.expect(form, near), in_place=True)
     witness.call(near, case.problem.expect(form, near))
     other = case.problem.draw(form)
-    witness.call(other, case.problem.expect(form, other), again=True)
+    witness.call(other, case.problem.expect(form, other), in_place=True)
     case.calls += 3
 
 
@@ -276,8 +278,8 @@ def _settle_timing(case: _Case, witness: Witness, forms: Sequence[Form], launche
     form = next((f for f in forms if f.timed), forms[0])
     args = case.problem.draw(form)
     first = witness.ops(args)
-    if found := _resubmitted(twin.ops(args), first):
-        raise Wrong("resubmitted", found)
+    if same := _resubmitted(twin.ops(args), first):
+        raise Wrong("resubmitted", same)
     if witness.ops(args) != first:
         raise Wrong("remembers", "a second call on the same values runs other operators than the first")
     witness.intact()
@@ -293,6 +295,7 @@ def _settle_timing(case: _Case, witness: Witness, forms: Sequence[Form], launche
         except Wrong as e:
             case.unchecked.append(f"torch.compile of the reference: {e.evidence}"[:200])
     witness.prisoner.sweep()
+    witness.prisoner.alone = True
     for number, form in enumerate(timed):
         case.report("time", number, len(timed))
         left = (case.ends - time.monotonic()) / (len(timed) - number)
@@ -316,8 +319,8 @@ def _resubmitted(reference: list[tuple[str, str]] | str, candidate: list[tuple[s
     """Whether a call of the candidate runs each operator that the reference runs, on the same shapes."""
     if isinstance(reference, str) or isinstance(candidate, str) or not reference:
         return ""
-    wanted, found = Counter(reference), Counter(candidate)
-    if wanted - found:
+    wanted, ran = Counter(reference), Counter(candidate)
+    if wanted - ran:
         return ""
     names = ", ".join(dict.fromkeys(name for name, _ in reference))
     return f"it runs the framework's own operators as the reference does: {names}"[:300]

@@ -23,30 +23,11 @@ from shiplap.referee.judge import settle
 from shiplap.referee.recipe import Recipe
 from shiplap.referee.run import last_line, split, tensors, widen
 from shiplap.referee.samples import Samples
+from shiplap.referee.witness import Expected
 
-__all__ = ["Expected", "FunctionProblem", "OpProblem", "Problem"]
+__all__ = ["FunctionProblem", "OpProblem", "Problem"]
 
 Args = tuple[Any, ...]
-
-
-@dataclass(frozen=True)
-class Expected:
-    """The reference's results on one draw of arguments, in its own precision and in float64.
-
-    ``changed`` lists which tensor arguments the reference writes; ``aliased`` whether a result shares memory with one.
-    """
-
-    own: list[Tensor]
-    wide: list[Tensor]
-    sums: Reduction
-    changed: tuple[int, ...]
-    aliased: bool
-    recompute: Callable[[], list[Tensor]]
-    tolerance: float = 0.0
-
-    def against(self, got: Sequence[Tensor]) -> Difference:
-        """The difference between ``got`` and the reference, by the tolerances of the audit."""
-        return settle(list(got), self.own, self.wide, self.sums, self.recompute, self.tolerance)
 
 
 @dataclass
@@ -87,7 +68,12 @@ class Problem:
             with torch.no_grad():
                 return self._run(self.wide, precise, changed)
 
-        return Expected(own, wide, self.sums(form, args), changed, aliased, recompute, self.tolerance)
+        sums = self.sums(form, args)
+
+        def against(got: Sequence[Tensor]) -> Difference:
+            return settle(list(got), own, wide, sums, recompute, self.tolerance)
+
+        return Expected(own, against, changed, aliased)
 
     def _wide(self, precise: Args, changed: tuple[int, ...], own: list[Tensor]) -> list[Tensor]:
         try:
@@ -116,7 +102,9 @@ class Problem:
         given = [a.detach().clone().requires_grad_() if _floating(a) else a for a in given]
         outs = [o for o in _tensors_of((self.wide if wide else self.call)(*given)) if o.requires_grad]
         wanted = [a for a in given if _floating(a)]
-        grads = torch.autograd.grad(outs, wanted, [s.to(o.dtype) for s, o in zip(seeds, outs, strict=True)], allow_unused=True)
+        grads = torch.autograd.grad(
+            outs, wanted, [s.to(o.dtype) for s, o in zip(seeds, outs, strict=True)], allow_unused=True
+        )
         return [torch.zeros_like(w) if g is None else g for g, w in zip(grads, wanted, strict=True)]
 
 
@@ -217,6 +205,9 @@ class FunctionProblem(Problem):
                 outs = _tensors_of(self.call(*tree_map(lambda t: t.detach().clone(), args)))
             size = max(1, max((o.numel() for o in outs), default=1))
             inputs = max((t.numel() for t in tensors(args)), default=1)
-            self.terms[key] = max(1, inputs // max(1, min((o.numel() for o in outs if o.numel()), default=1)),
-                                  self.flops(args) // (2 * size))
+            self.terms[key] = max(
+                1,
+                inputs // max(1, min((o.numel() for o in outs if o.numel()), default=1)),
+                self.flops(args) // (2 * size),
+            )
         return Reduction(self.terms[key])

@@ -23,7 +23,15 @@ STACK = {
     "print_stack",
 }
 HEAP = {"get_objects", "get_referrers", "get_referents"}
-MEMORY = {"mprotect", "ptrace", "process_vm_readv", "process_vm_writev", "LD_PRELOAD", "clock_gettime", "pthread_create"}
+MEMORY = {
+    "mprotect",
+    "ptrace",
+    "process_vm_readv",
+    "process_vm_writev",
+    "LD_PRELOAD",
+    "clock_gettime",
+    "pthread_create",
+}
 
 
 def suspicious(file: str) -> list[str]:

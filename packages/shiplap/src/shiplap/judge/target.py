@@ -74,10 +74,10 @@ class Target:
         if self.home.endswith(".py"):
             return self.home
         try:
-            found = importlib.util.find_spec(self.home)
+            module = importlib.util.find_spec(self.home)
         except (ImportError, ValueError):
-            found = None
-        return str(Path(found.origin).resolve()) if found is not None and found.origin else ""
+            module = None
+        return str(Path(module.origin).resolve()) if module is not None and module.origin else ""
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,9 @@ def _built(value: Any, init: list[Any], seed: int, target: Target) -> Callable[.
     try:
         return build(value, init, {}, seed)
     except Exception as e:
-        raise error("SL616", where=target.names[0], got=last_line(e), expected=f"an instance from {init!r}"[:200]) from e
+        raise error(
+            "SL616", where=target.names[0], got=last_line(e), expected=f"an instance from {init!r}"[:200]
+        ) from e
 
 
 def _call(maker: Inputs, target: Target) -> Any:

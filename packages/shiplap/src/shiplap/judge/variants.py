@@ -35,8 +35,8 @@ def forms_of(first: tuple[Any, ...], runs: Callable[[Form], bool], vary_shapes: 
     own = tuple(tuple(v.shape) for v in first if isinstance(v, Tensor))
     plain = Form(_label(own, "drawn"), shapes=own)
     kinds = [replace(plain, kind=kind, label=_label(own, kind)) for kind in KINDS]
-    found = [f for f in kinds if f.kind == "drawn" or runs(f)]
-    found = [replace(f, timed=f.kind in ("drawn", "normal")) for f in found]
+    own_forms = [f for f in kinds if f.kind == "drawn" or runs(f)]
+    own_forms = [replace(f, timed=f.kind in ("drawn", "normal")) for f in own_forms]
     others: list[Form] = []
     for shapes in _shapes(own) if vary_shapes else ():
         form = Form(_label(shapes, "drawn"), shapes=shapes)
@@ -47,7 +47,7 @@ def forms_of(first: tuple[Any, ...], runs: Callable[[Form], bool], vary_shapes: 
     if others:  # one more to be timed, the largest
         largest = max(others, key=lambda f: sum(_numel(s) for s in f.shapes))
         others = [replace(f, timed=f is largest) for f in others]
-    return [*found, *others]
+    return [*own_forms, *others]
 
 
 def _label(shapes: Shapes, kind: str) -> str:

@@ -26,17 +26,15 @@ from shiplap.referee.wire import describe, extent, receive, send, unpack
 
 __all__ = ["FREE", "serve"]
 
-KEPT = 3  # calls whose arguments and results stay alive, so that the referee can look at them again
-FREE = frozenset(
-    "aten::" + name
-    for name in (
-        "empty empty_like empty_strided empty_permuted new_empty new_empty_strided view reshape _unsafe_view as_strided "
-        "_reshape_alias expand expand_as t transpose permute unsqueeze squeeze slice select narrow detach detach_ alias "
-        "clone contiguous copy_ to _to_copy resolve_conj resolve_neg resize_ set_ item _local_scalar_dense is_nonzero "
-        "unflatten flatten view_as chunk split unbind numpy_T mT lift_fresh result_type zeros zeros_like zero_ fill_ "
-        "ones ones_like full random_ uniform_ normal_"
-    ).split()
-)
+KEPT = 6  # calls whose arguments and results stay alive, so that the referee can look at them again
+MOVING = """
+empty empty_like empty_strided empty_permuted new_empty new_empty_strided view reshape _unsafe_view as_strided
+_reshape_alias expand expand_as t transpose permute unsqueeze squeeze slice select narrow detach detach_ alias
+clone contiguous copy_ to _to_copy resolve_conj resolve_neg resize_ set_ item _local_scalar_dense is_nonzero
+unflatten flatten view_as chunk split unbind numpy_T mT lift_fresh result_type zeros zeros_like zero_ fill_
+ones ones_like full random_ uniform_ normal_
+"""
+FREE = frozenset("aten::" + name for name in MOVING.split())
 """Operators that move, allocate or describe, and compute nothing."""
 
 
@@ -101,8 +99,8 @@ class Host:
         if not outs:
             return {"error": "no result carries a gradient"}
         grads = torch.autograd.grad(outs, wanted, seeds[: len(outs)], allow_unused=True)
-        found = [torch.zeros_like(w) if g is None else g for g, w in zip(grads, wanted, strict=True)]
-        return self._told([], found, memory)
+        values = [torch.zeros_like(w) if g is None else g for g, w in zip(grads, wanted, strict=True)]
+        return self._told([], values, memory)
 
     def _told(self, args: list[Any], result: Any, memory: Any) -> dict[str, Any]:
         outs = [_home(o) for o in leaves(result)]
@@ -168,12 +166,12 @@ def _ops(target: Callable[..., Any], args: list[Any]) -> list[list[Any]]:
         if any(isinstance(a, Tensor) and a.is_cuda for a in args):
             torch.cuda.synchronize()
     del result
-    found: list[list[Any]] = []
+    values: list[list[Any]] = []
     for event in seen.function_events or ():
         inner = [c for c in event.cpu_children if c.name.startswith("aten::") and c.name not in FREE]
         if event.name.startswith("aten::") and event.name not in FREE and not inner:
-            found.append([event.name, [list(s) if isinstance(s, (list, tuple)) else [] for s in event.input_shapes]])
+            values.append([event.name, [list(s) if isinstance(s, (list, tuple)) else [] for s in event.input_shapes]])
     with contextlib.suppress(AttributeError):
         for event in seen.function_events or ():
-            found += [["kernel", k.name] for k in event.kernels]
-    return found[:2000]
+            values += [["kernel", k.name] for k in event.kernels]
+    return values[:2000]

@@ -15,7 +15,14 @@ import torch
 
 __all__ = ["Snapshot"]
 
-WATCHED = ("torch.testing", "torch.cuda", "torch.nn.functional", "torch.autograd", "torch.autograd.profiler", "torch.linalg")
+WATCHED = (
+    "torch.testing",
+    "torch.cuda",
+    "torch.nn.functional",
+    "torch.autograd",
+    "torch.autograd.profiler",
+    "torch.linalg",
+)
 OURS = "shiplap."
 
 
@@ -28,18 +35,18 @@ class Snapshot:
         self._owners += [(n, m) for n in WATCHED if isinstance(m := sys.modules.get(n), ModuleType)]
         self._owners += [(n, m) for n, m in list(sys.modules.items()) if n.startswith(OURS) and m is not None]
         self._before = {name: dict(vars(owner)) for name, owner in self._owners}
-        places = (sysconfig.get_path("stdlib"), os.path.dirname(torch.__file__))
-        self._trusted = tuple(os.path.realpath(p) for p in places)
+        places = (*map(sysconfig.get_path, ("stdlib", "purelib", "platlib")), os.path.dirname(torch.__file__))
+        self._trusted = ("<frozen", *(os.path.realpath(p) for p in places))
 
     def changed(self) -> list[str]:
         """Names whose functions are now somebody else's."""
-        found = []
+        replaced = []
         for name, owner in self._owners:
             now = vars(owner)
             for key, before in self._before[name].items():
                 if callable(before) and now.get(key) is not before and self._foreign(now.get(key)):
-                    found.append(f"{name}.{key}")
-        return found
+                    replaced.append(f"{name}.{key}")
+        return replaced
 
     def threads(self) -> int:
         """How many other threads of Python run code that is neither Python's own nor torch's, nor wait in it."""
@@ -47,7 +54,7 @@ class Snapshot:
         for ident, frame in sys._current_frames().items():
             files, at = [], frame
             while ident != mine and at is not None:
-                files.append(os.path.realpath(at.f_code.co_filename))
+                files.append(_real(at.f_code.co_filename))
                 at = at.f_back  # type: ignore[assignment]
             count += any(not f.startswith(self._trusted) for f in files)
         return count
@@ -58,4 +65,9 @@ class Snapshot:
         if code is None:
             module = str(getattr(type(value), "__module__", ""))
             return not module.startswith("torch")
-        return not os.path.realpath(code.co_filename).startswith(self._trusted)
+        return not _real(code.co_filename).startswith(self._trusted)
+
+
+def _real(file: str) -> str:
+    """The file without links; names such as ``<frozen os>`` stay."""
+    return file if file.startswith("<") else os.path.realpath(file)

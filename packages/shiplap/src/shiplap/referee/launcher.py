@@ -7,23 +7,25 @@ result, no seed and no other candidate's state. It serves requests until the con
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import socket
 import sys
 from typing import Any
-
-import torch
 
 from shiplap.referee import inside
 from shiplap.referee.wire import Broken, receive, send
 
 __all__ = ["main"]
 
+PR_SET_CHILD_SUBREAPER = 36
+
 
 def main() -> None:
     """Serve ``fork`` and ``wait`` until the referee is gone."""
     connection = socket.socket(fileno=int(sys.argv[1]))
-    torch.set_num_threads(torch.get_num_threads())
+    # What a process leaves behind when it ends becomes a child of this one, where the referee finds it.
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     while True:
         try:
             asked, handles = receive(connection, 1)
@@ -52,8 +54,10 @@ def _become(asked: dict[str, Any], handle: int, connection: socket.socket) -> No
         os.setsid()
         connection.detach()
         nothing = os.open(os.devnull, os.O_RDONLY)
-        said = os.open(os.path.join(asked["scratch"], "said"), os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
-        for number, target in ((0, nothing), (1, said), (2, said), (3, handle)):
+        output = os.open(
+            os.path.join(asked["scratch"], "said"), os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600
+        )
+        for number, target in ((0, nothing), (1, output), (2, output), (3, handle)):
             if target != number:
                 os.dup2(target, number, number < 3)
         os.closerange(4, 1 << 16)

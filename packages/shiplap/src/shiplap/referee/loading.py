@@ -75,6 +75,8 @@ def ready(asked: Mapping[str, Any], init: Sequence[Any], state: Mapping[str, Any
     if asked["kind"] == "nothing":
         return lambda *args: ()
     value = load_named(asked["home"], asked["names"])
+    if asked["kind"] == "maker":
+        return value(*init)  # type: ignore[no-any-return]
     if isinstance(value, Op):
         return _positional(value, value.reference if asked["kind"] == "reference" else value)
     made: Callable[..., Any] = build(value, init, state, asked["seed"])

@@ -13,10 +13,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -26,7 +25,12 @@ from shiplap.referee.wire import Broken, Message, receive, send
 __all__ = ["Bounds", "Ended", "Launcher", "Prisoner"]
 
 POLL_S = 0.05
-QUIET = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "SHIPLAP_RECORD": "", "SHIPLAP_TUNED": ""}
+QUIET = {
+    "TORCHINDUCTOR_COMPILE_THREADS": "1",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "SHIPLAP_RECORD": "",
+    "SHIPLAP_TUNED": "",
+}
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -45,7 +49,7 @@ class Bounds:
 
 
 class _Span(ctypes.Structure):
-    _fields_ = [("base", ctypes.c_void_p), ("length", ctypes.c_size_t)]  # noqa: RUF012 - ctypes reads a list
+    _fields_ = [("base", ctypes.c_void_p), ("length", ctypes.c_size_t)]
 
 
 class Launcher:
@@ -54,7 +58,7 @@ class Launcher:
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
-        self.folder = tempfile.mkdtemp(prefix="shiplap-judge-")
+        self.folder = ""
         self._count = 0
         self.prisoners: set[int] = set()
 
@@ -75,9 +79,11 @@ class Launcher:
         if self._connection is not None:
             self._connection.close()
         self._process = self._connection = None
-        shutil.rmtree(self.folder, ignore_errors=True)
+        if self.folder:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     def _start(self) -> socket.socket:
+        self.folder = tempfile.mkdtemp(prefix="shiplap-judge-")
         ours, theirs = socket.socketpair()
         environment = {**os.environ, **QUIET, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
         self._process = subprocess.Popen(
@@ -105,6 +111,8 @@ class Launcher:
     def start(self, readable: Sequence[str] = (), bounds: Bounds | None = None, *, locked: bool = True) -> Prisoner:
         """A new process, locked in. It may read the files ``readable``, and write into a folder of its own."""
         bounds = bounds or Bounds()
+        if self._process is None:
+            self._start()
         self._count += 1
         scratch = os.path.join(self.folder, str(self._count))
         os.mkdir(scratch, 0o700)
@@ -134,6 +142,7 @@ class Prisoner:
 
     Attributes:
         missing: facility of the sandbox → why it is not in force; only those that are not.
+        alone: whether a process that it started and left running is the end of it.
     """
 
     launcher: Launcher
@@ -142,6 +151,7 @@ class Prisoner:
     scratch: str
     bounds: Bounds
     missing: dict[str, str] = field(default_factory=dict)
+    alone: bool = False
 
     def __post_init__(self) -> None:
         self._base = 0
@@ -164,6 +174,8 @@ class Prisoner:
             raise self._ended(str(e)) from None
         took = time.perf_counter() - started
         self.freeze()
+        if self.alone and (helpers := self.sweep()):  # before its memory is read: they may write there
+            raise Ended(f"{helpers} processes were running beside a timed call")
         return reply, took
 
     def _receive(self, seconds: float) -> Message:
@@ -248,11 +260,11 @@ class Prisoner:
 
     def sweep(self) -> int:
         """End the processes that it started, and say how many there were."""
-        found = self.strays()
-        for pid in found:
+        strays = self.strays()
+        for pid in strays:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        return len(found)
+        return len(strays)
 
     def kill(self) -> None:
         """End it and what it started."""

@@ -41,6 +41,10 @@ class Bench(Protocol):
         """The timings of candidates, and the reasons why other candidates have none."""
         ...
 
+    def confirm(self, index: int, claimed: float) -> str:
+        """Why a winner that took ``claimed`` seconds is not believed; empty where it is, or cannot be asked."""
+        ...
+
 
 class LocalBench:
     """A bench in this process. A candidate that crashes ends the process."""
@@ -105,3 +109,6 @@ class LocalBench:
                         raise
                     failed[index] = last_line(e)
             return (race(ready, clock, plan, self.at) if ready else {}), failed
+
+    def confirm(self, index: int, claimed: float) -> str:
+        return ""  # what runs here shares this process with whoever would confirm it

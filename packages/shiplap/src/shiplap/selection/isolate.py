@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import secrets
 import select
 import signal
 import subprocess
@@ -25,6 +26,7 @@ import torch
 
 from shiplap.errors import error, notice
 from shiplap.op import Op
+from shiplap.referee.process import Launcher
 from shiplap.selection.bench import BEAT, COMPILERS, Bench, LocalBench
 from shiplap.selection.measure import Plan, Timing
 from shiplap.selection.verify import Outcome
@@ -50,6 +52,7 @@ class Isolation:
 
     def __init__(self, timeout: float = TIMEOUT) -> None:
         self.timeout = timeout
+        self.launcher = Launcher()
         self.started, self._closed = 0, False
         self._process: subprocess.Popen[bytes] | None = None
         self._open = ""
@@ -61,6 +64,7 @@ class Isolation:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+        self.launcher.close()
 
     def bench(self, provider: str = "") -> Callable[[Task], Bench]:
         """A maker of benches for :func:`shiplap.selection.select`."""
@@ -119,6 +123,7 @@ class Isolation:
         process = self._process
         if process is not None:
             process.kill()
+        self.launcher.close()
 
     def stop(self) -> None:
         """End the worker if it runs."""
@@ -260,6 +265,14 @@ class RemoteBench:
             failed |= {int(i): why for i, why in reply["failed"].items()}
             return {int(i): Timing(**t) for i, t in reply["timings"].items()}, failed
         return {}, failed
+
+    def confirm(self, index: int, claimed: float) -> str:
+        if torch.device(self.task.inputs.device).type != "cpu" or not sys.platform.startswith("linux"):
+            return ""  # a process that is locked in has not been tried with a device
+        from shiplap.selection.confirm import confirm  # it imports what a worker is made of
+
+        launcher, seed = self.isolation.launcher, secrets.randbits(40)
+        return confirm(launcher, self._opening, self.task.inputs, index, claimed, seed)
 
     def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
         reply = self.isolation.ask(self._opening, request)

@@ -95,7 +95,9 @@ def search(
     """Rank ``candidates`` (the reference first, then the declared default) within about ``seconds``."""
     work = _Search(op, candidates, bench, inputs, seconds, report)
     try:
-        return _ranked(work, candidates, inputs, plan)
+        ranking = _ranked(work, candidates, inputs, plan)
+        _confirm(work)
+        return ranking
     finally:
         bench.quiet()
 
@@ -115,6 +117,18 @@ def _ranked(work: _Search, candidates: Sequence[Candidate], inputs: Inputs, plan
     seen = work.verified | work.ranking.dropped
     work.ranking.unseen = len(candidates) - len(seen)
     return work.ranking
+
+
+def _confirm(work: _Search) -> None:
+    """Drop winners that are not what they were in the race. The reference, the first candidate, needs nobody's word."""
+    ranking = work.ranking
+    while len(ranking.order) > 1 and ranking.order[0] != 0:
+        best = ranking.order[0]
+        work.report(f"confirm {label(work.candidates[best])}", 0, 1)
+        why = work.bench.confirm(best, ranking.timings[best].median)
+        if not why:
+            return
+        work.drop(best, "tune.confirm", why)
 
 
 def _halve(work: _Search, right: list[int], plan: Plan) -> list[int]:

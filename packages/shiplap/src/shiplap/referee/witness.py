@@ -5,19 +5,19 @@ from __future__ import annotations
 import os
 import secrets
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from shiplap.judge.problem import Expected
+from shiplap.referee.compare import Difference
 from shiplap.referee.process import Ended, Prisoner
 from shiplap.referee.run import tensors
 from shiplap.referee.wire import Arena, describe, extent
 
-__all__ = ["Call", "Witness", "Wrong"]
+__all__ = ["Call", "Expected", "Witness", "Wrong"]
 
 SPREAD = 64  # a result may lie in memory with this many times its own length
 
@@ -28,6 +28,23 @@ class Wrong(Exception):
     def __init__(self, check: str, evidence: str) -> None:
         super().__init__(evidence)
         self.check, self.evidence = check, evidence
+
+
+@dataclass(frozen=True)
+class Expected:
+    """The effects of the reference on one draw of arguments: its results, then the arguments that it writes.
+
+    Attributes:
+        own: the effects in the reference's own precision.
+        against: what is wrong with other effects, compared with these.
+        changed: which tensor arguments the reference writes.
+        aliased: whether a result may share memory with an argument.
+    """
+
+    own: Sequence[Tensor]
+    against: Callable[[Sequence[Tensor]], Difference]
+    changed: tuple[int, ...] = ()
+    aliased: bool = False
 
 
 @dataclass(frozen=True)
@@ -46,7 +63,7 @@ class Witness:
     def __init__(self, prisoner: Prisoner) -> None:
         self.prisoner = prisoner
         self._layout = 0
-        self._earlier: deque[list[tuple[int, bytes]]] = deque(maxlen=2)
+        self._earlier: deque[list[tuple[int, bytes]]] = deque(maxlen=5)
 
     def load(self, order: Mapping[str, Any], init: Sequence[Any], state: Mapping[str, Tensor]) -> None:
         """Import the target. Raises Wrong when it cannot be imported."""
@@ -81,23 +98,25 @@ class Witness:
         if int(reply.get("threads", 0)) > 0:
             raise Wrong("threads", "threads that it started run beside its calls")
 
-    def call(self, args: Sequence[Any], expected: Expected | None = None, *, again: bool = False) -> Call:
+    def call(self, args: Sequence[Any], expected: Expected | None = None, *, in_place: bool = False) -> Call:
         """Call it on these arguments, and compare what it did with ``expected``. Raises Wrong.
 
-        ``again`` writes the arguments into the tensors of the last call, as if another library shared their memory.
+        ``in_place`` writes the arguments into the tensors of the last call, as if another library shared their memory.
         """
-        if not again:
+        if not in_place:
             self._layout = secrets.randbits(62)
         arena = Arena(self._layout)
         packed = arena.pack(list(args))
-        reply, wall = self._ask({"do": "call", "args": packed, "again": again}, arena)
+        reply, wall = self._ask({"do": "call", "args": packed, "again": in_place}, arena)
         if "error" in reply:
             raise Wrong("raised", str(reply["error"])[:400])
         try:
             error = self._examine(reply, args, expected) if expected is not None else 0.0
-            device = reply.get("device", reply["spent"])
-            return Call(wall, max(float(device), 0.0) * 1e-9, float(reply.get("late", 0)) * 1e-9, error)
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as e:
+            device, late = float(reply.get("device", reply["spent"])), float(reply.get("late", 0))
+            if not (0 <= device < 1e15 and 0 <= late < 1e15):
+                raise ValueError("a time that is none")
+            return Call(wall, device * 1e-9, late * 1e-9, error)
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RuntimeError) as e:
             raise Wrong("answer", f"an answer that is none: {type(e).__name__}") from None
 
     def gradients(self, args: Sequence[Any], seeds: Sequence[Tensor], like: Sequence[Tensor]) -> list[Tensor]:
@@ -107,7 +126,10 @@ class Witness:
         reply = self._ask(message, arena)[0]
         if "error" in reply:
             raise Wrong("gradients", str(reply["error"])[:400])
-        return self._results(reply.get("outs"), like)[0]
+        try:
+            return self._results(reply.get("outs"), like)[0]
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RuntimeError) as e:
+            raise Wrong("answer", f"an answer that is none: {type(e).__name__}") from None
 
     def _examine(self, reply: Mapping[str, Any], args: Sequence[Any], expected: Expected) -> float:
         given = tensors(args)
@@ -115,7 +137,7 @@ class Witness:
         got, spans = self._results(reply["outs"], expected.own[:outs])
         places = [p["tensor"] for p in reply["args"] if "tensor" in p]
         after = self._arguments(places, given)
-        self._apart(spans, places, expected)
+        self._disjoint(spans, places, expected)
         for at, (now, before) in enumerate(zip(after, given, strict=True)):
             if at not in expected.changed and now is not None and not _same(now, before):
                 raise Wrong("arguments", f"it changes tensor argument {at}, which the reference leaves as it is")
@@ -172,7 +194,7 @@ class Witness:
         pairs = list(zip(places, given, strict=True))
         return [self._tensor(-1, p, t)[0] if p["device"] == "cpu" else None for p, t in pairs]
 
-    def _apart(self, spans: list[tuple[int, bytes]], places: list[Mapping[str, Any]], expected: Expected) -> None:
+    def _disjoint(self, spans: list[tuple[int, bytes]], places: list[Mapping[str, Any]], expected: Expected) -> None:
         """Results lie neither in an argument nor in an earlier result."""
         taken = [] if expected.aliased else [(int(p["at"]), int(p["bytes"]), "an argument") for p in places]
         taken += [(at, len(c), "an earlier result, which is still in use") for call in self._earlier for at, c in call]
