@@ -137,7 +137,7 @@ class PatternRewrite(Rewrite):
             stand_in(pattern, self.replacement, names),
             given,
             [fit.nodes[o] for o in pattern.outputs],
-            fit.nodes.values(),
+            _alone(fit),
             [(n, describe(args[n])) for n in names],
         )
 
@@ -148,6 +148,12 @@ class PatternRewrite(Rewrite):
         return NearMiss(
             self.name, self.level, stop.node.name, source_line(stop.node), stop.obstacle, stop.reason, fitting, of
         )
+
+
+def _alone(fit: Fit) -> list[Node]:
+    """What is replaced, without idle calls that somebody else reads as well."""
+    inside = set(fit.replaced)
+    return [*fit.nodes.values(), *(n for n in fit.passed if all(u in inside for u in n.users))]
 
 
 def stand_in(pattern: Pattern, replacement: Callable[..., Any], names: Sequence[str]) -> Callable[..., list[Any]]:

@@ -13,6 +13,7 @@ from torch.fx import Node
 from shiplap.rewrite import trail
 from shiplap.rewrite.graph import operator_name, value
 from shiplap.rewrite.match import Obstacle
+from shiplap.rewrite.normal import arguments
 
 __all__ = ["PRODUCTS", "Obstructed", "Scores", "Step", "scores_of"]
 
@@ -236,19 +237,10 @@ def _unscaled(node: Node, passed: list[Node]) -> tuple[Node, float]:
 
 def _swaps_last(node: Node) -> bool:
     """Whether ``node`` swaps the last two dims, however it is spelled."""
-    name, held = trail.named(node), value(node)
-    if name in ("mT", "adjoint"):
-        return True
-    if name == "getattr":
-        return node.args[1] == "mT"
-    numbers = [d for a in trail.operands(node)[1:] for d in (a if isinstance(a, (list, tuple)) else [a])]
-    if not all(type(d) is int for d in numbers):
+    if trail.named(node) != "transpose":
         return False
-    rank = held.dim()
-    dims = [d % rank for d in numbers]
-    if name in ("transpose", "swapaxes", "swapdims"):
-        return sorted(dims) == [rank - 2, rank - 1]
-    return name == "permute" and dims == [*range(rank - 2), rank - 1, rank - 2]
+    given, rank = arguments(node), value(node).dim()
+    return [given.get("dim0"), given.get("dim1")] == [rank - 2, rank - 1]
 
 
 def _obstructed(top: Node, depth: int) -> None:
