@@ -117,8 +117,10 @@ class Drawn:
             yield from (self.base.but(sizes={dim: rank}) for rank in RANKS)
 
     def _note_narrowing(self, fn: Callable[..., Any], level: Level) -> None:
-        """Find out whether the pattern computes in float32 what it gets in float64. It then says less than a replacement
-        that keeps float64, so nothing is proven, and nothing placed, in that dtype."""
+        """Find out whether the pattern computes in float32 what it gets in float64.
+
+        It is then less exact than a replacement that keeps float64: nothing is proven, and nothing placed, in float64.
+        """
         if self._narrows is not None or self.given is not None or level != "pre-grad":
             return
         self._narrows = False

@@ -16,7 +16,7 @@ from torch.fx.node import map_arg
 from shiplap.compat import nodes as fx
 from shiplap.referee.run import quiet
 from shiplap.rewrite.layout import restored, same_strides, unseen
-from shiplap.rewrite.match import Level, Match, NearMiss, Obstacle, Saving
+from shiplap.rewrite.match import FIXES, Level, Match, NearMiss, Obstacle, Saving
 
 __all__ = [
     "Refused",
@@ -150,7 +150,9 @@ def _unfit(
 
 
 def _miss(level: Level, rewrite: str, at: Node, of: int) -> Callable[[Obstacle, str], NearMiss]:
-    return lambda obstacle, reason: NearMiss(rewrite, level, at.name, source_line(at), obstacle, reason, of, of)
+    return lambda obstacle, reason: NearMiss(
+        rewrite, level, at.name, source_line(at), obstacle, reason, of, of, FIXES.get(obstacle, "")
+    )
 
 
 def _order(graph: Graph) -> Callable[[Node], int]:

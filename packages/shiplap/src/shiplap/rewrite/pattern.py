@@ -19,7 +19,7 @@ from shiplap.rewrite.base import Rewrite
 from shiplap.rewrite.draw import Drawn
 from shiplap.rewrite.graph import Refused, describe, place, source_line
 from shiplap.rewrite.guard import Guard
-from shiplap.rewrite.match import LEVELS, Level, Match, NearMiss, Outcome
+from shiplap.rewrite.match import FIXES, LEVELS, Level, Match, NearMiss, Outcome
 from shiplap.rewrite.normal import called
 from shiplap.rewrite.program import Program, proving
 from shiplap.rewrite.signature import Signature
@@ -146,7 +146,15 @@ class PatternRewrite(Rewrite):
         if 2 * fitting < of:
             return None
         return NearMiss(
-            self.name, self.level, stop.node.name, source_line(stop.node), stop.obstacle, stop.reason, fitting, of
+            self.name,
+            self.level,
+            stop.node.name,
+            source_line(stop.node),
+            stop.obstacle,
+            stop.reason,
+            fitting,
+            of,
+            FIXES.get(stop.obstacle, ""),
         )
 
 

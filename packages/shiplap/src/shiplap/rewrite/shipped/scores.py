@@ -98,7 +98,7 @@ def scores_of(top: Any, reader: Node, depth: int = 0) -> Scores | None:
 
 
 def _require_only_reader(node: Node, reader: Node) -> None:
-    other = next((u for u in node.users if u is not reader), None)
+    other = next((u for u in node.users if u is not reader and not _for_dtype(u, node)), None)
     if other is not None:
         who = "the graph returns it" if other.op == "output" else f"{other.name} reads it, too"
         raise Obstructed(
@@ -107,6 +107,11 @@ def _require_only_reader(node: Node, reader: Node) -> None:
             f"{node.name} ({operator_name(node)}) would no longer be computed, but {who}",
             "do not return or read the scores: a fused kernel never has them",
         )
+
+
+def _for_dtype(reader: Node, node: Node) -> bool:
+    """Whether ``reader`` looks at the dtype of ``node`` alone: ``weights.type_as(scores)``."""
+    return trail.idle(reader) and reader.args[0] is not node
 
 
 def _step(node: Node) -> list[tuple[Any, list[Step | None]]] | None:
