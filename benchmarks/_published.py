@@ -65,16 +65,12 @@ DECODERS: dict[str, dict[str, Any]] = {
 }
 ENCODERS = ("Bert", "Roberta", "Electra", "Albert", "DebertaV2", "ModernBert", "MPNet")
 PICTURES = ("ViT", "DeiT", "Beit")
+SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 1, "num_heads": 4}
 TIMM: dict[str, dict[str, Any]] = {
-    **{
-        key: {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 1, "num_heads": 4}
-        for key in (
-            "vit_tiny_patch16_224",
-            "eva02_tiny_patch14_224",
-            "beit_base_patch16_224",
-            "deit3_small_patch16_224",
-        )
-    },
+    "vit_tiny_patch16_224": SMALL,
+    "eva02_tiny_patch14_224": SMALL,
+    "beit_base_patch16_224": SMALL,
+    "deit3_small_patch16_224": SMALL,
     "cait_xxs24_224": {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 1, "num_heads": 4},
     "swin_tiny_patch4_window7_224": {
         "img_size": 32,
