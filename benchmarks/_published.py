@@ -206,8 +206,8 @@ def _diffusers(name: str) -> Built:
 
 def published() -> dict[str, Callable[[], Built]]:
     """All models by name."""
-    found = dict(_transformers())
-    found |= {f"timm {name}": (lambda n=name: _timm(n)) for name in TIMM}  # type: ignore[misc]
+    models = dict(_transformers())
+    models |= {f"timm {name}": (lambda n=name: _timm(n)) for name in TIMM}  # type: ignore[misc]
     for name in ("DiTTransformer2DModel", "Transformer2DModel"):
-        found[f"diffusers {name}"] = lambda n=name: _diffusers(n)  # type: ignore[misc]
-    return found
+        models[f"diffusers {name}"] = lambda n=name: _diffusers(n)  # type: ignore[misc]
+    return models

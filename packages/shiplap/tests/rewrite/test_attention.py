@@ -51,10 +51,10 @@ def args() -> list[Tensor]:
 
 @pytest.mark.parametrize("model", [t5, gpt2, timm, falcon], ids=lambda f: f.__name__)
 def test_it_is_found_and_computes_the_same(model: Callable[..., Tensor]) -> None:
-    given, found = args(), list[Any]()
+    given, placed = args(), list[Any]()
 
     def backend(gm: torch.fx.GraphModule, _: Any) -> Any:
-        found.extend(attention[0].apply(gm.graph))
+        placed.extend(attention[0].apply(gm.graph))
         gm.graph.lint()
         gm.recompile()
         return gm.forward
@@ -62,7 +62,7 @@ def test_it_is_found_and_computes_the_same(model: Callable[..., Tensor]) -> None
     torch._dynamo.reset()
     with torch.no_grad():
         got, expected = torch.compile(model, backend=backend)(*given), model(*given)
-    assert [type(o) for o in found] == [Match], found
+    assert [type(o) for o in placed] == [Match], placed
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
     assert got.stride() == expected.stride()
 

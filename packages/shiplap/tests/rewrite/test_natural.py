@@ -98,8 +98,8 @@ def same_scores(q: Tensor, k: Tensor) -> Tensor:
 )
 def test_a_transpose_is_one_call_however_it_is_spelled(swap: Any) -> None:
     made = rewrite(scores, same_scores, samples=lambda: [(torch.randn(2, 3, 4, 5), torch.randn(2, 3, 6, 5))])
-    (found,) = outcomes(made, lambda q, k: (q @ swap(k)).sin(), torch.randn(2, 3, 4, 5), torch.randn(2, 3, 6, 5))
-    assert isinstance(found, Match), found
+    (placed,) = outcomes(made, lambda q, k: (q @ swap(k)).sin(), torch.randn(2, 3, 4, 5), torch.randn(2, 3, 6, 5))
+    assert isinstance(placed, Match), placed
     (miss,) = outcomes(made, lambda q, k: (q @ k.transpose(1, 3)).sin(), *(torch.randn(2, 3, 3, 3) for _ in "qk"))
     assert isinstance(miss, NearMiss)
 

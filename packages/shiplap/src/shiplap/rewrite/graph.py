@@ -144,8 +144,8 @@ def _unfit(
     if len(results) != len(outputs):
         return "operator", f"the replacement returns {len(results)} values, {len(outputs)} are to be replaced"
     pairs = zip(results, outputs, strict=True)
-    found = ((_differs(value(new) if isinstance(new, Node) else new, value(old)), old) for new, old in pairs)
-    problems = (p for p, old in found if p is not None and not (p[0] == "layout" and old in free))
+    differences = ((_differs(value(new) if isinstance(new, Node) else new, value(old)), old) for new, old in pairs)
+    problems = (p for p, old in differences if p is not None and not (p[0] == "layout" and old in free))
     return next(problems, None)
 
 

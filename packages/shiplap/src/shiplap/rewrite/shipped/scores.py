@@ -222,7 +222,7 @@ def _product(node: Node) -> Scores | None:
 def _unscaled(node: Node, passed: list[Node]) -> tuple[Node, float]:
     """What ``node`` is a multiple of, and the number, where nobody else reads the multiple; without casts to wider."""
     scale, at, dtype = 1.0, node, value(node).dtype
-    found, gone = (node, 1.0), list[Node]()
+    reached, gone = (node, 1.0), list[Node]()
     while True:
         if scaled := trail.factor(at):
             gone.append(at)
@@ -234,10 +234,10 @@ def _unscaled(node: Node, passed: list[Node]) -> tuple[Node, float]:
             break
         held = value(at)
         if held.dtype == dtype or (trail.is_wide(dtype) and held.is_floating_point()):
-            found = at, scale
+            reached = at, scale
             if len(gone[-1].users) == 1:
                 passed.append(gone[-1])
-    return found
+    return reached
 
 
 def _swaps_last(node: Node) -> bool:
