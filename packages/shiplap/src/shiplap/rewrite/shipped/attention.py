@@ -263,7 +263,7 @@ def _attended(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float
     q, k, v = (t.expand(*lead, *t.shape[-2:]) for t in (q, k, v))
     if bias is not None:
         bias = _in_dtype(bias, q.dtype)
-        bias = bias[(None,) * (rank - bias.dim())]
+        bias = bias.reshape((1,) * (rank - bias.dim()) + tuple(bias.shape)) if bias.dim() < rank else bias
     if rank > 4:
         q, k, v = (t.flatten(0, rank - 4) for t in (q, k, v))
         bias = None if bias is None else bias.expand(*lead, *bias.shape[-2:]).flatten(0, rank - 4)
