@@ -28,8 +28,8 @@ from rewrite import SOURCES, Block, Case, arguments, block, keep, kept, measured
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from shiplap.rewrite import PatternRewrite, Rewrite
-from shiplap.rewrite.shipped import attention
+from shiplap.rewrite import Rewrite
+from shiplap.rewrite.shipped.attention import Attention as FusedAttention
 from shiplap_dense.rewrites import conv_norm_dense, int8_linear, linear_activation, norm_linear
 
 OURS = (
@@ -104,26 +104,18 @@ class Attention(nn.Module):
 
 
 def attended(always: bool) -> list[Rewrite]:
-    """As it ships, or wherever it is found: without the guards that ask for the device."""
-    return [
-        _unguarded(r) if always and isinstance(r, PatternRewrite) and "attention" in r.name else r for r in attention
-    ]
-
-
-def _unguarded(made: PatternRewrite) -> PatternRewrite:
-    guards = [g.source for g in made.guards if "device" not in g.source]
-    return type(made)(made.name, made.pattern, made.replacement, made.level, guards, None, None)
+    """As it ships, or wherever it is found."""
+    return [FusedAttention(always=always)]
 
 
 def heads(size: int, count: int, batch: int, tokens: int, dtype: torch.dtype, *how: str) -> Case:
     """Untuned: the products of the written-out form are the library's either way, and tuning them takes a minute."""
     name, mask = ", ".join([f"{count} heads of {size}, {batch}x{tokens} tokens", *how]), (batch, 1, tokens, tokens)
-    kind = f"attention_{str(dtype).removeprefix('torch.')}"
     return Case(
         name,
         lambda: Attention(count, mask if "mask" in how else ()),
         (batch, tokens, 3 * count * size),
-        only(attended, "no_ops", kind),
+        only(attended, "attention"),
         dtype=dtype,
     )
 

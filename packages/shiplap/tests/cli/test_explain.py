@@ -70,7 +70,7 @@ def given():
 @pytest.mark.parametrize(
     ("function", "says"),
     [
-        ("examples/fuse.py", "SL501: the function cannot be identified"),
+        ("examples/fuse.py", "SL501: no function has this name"),
         ("examples/fuse.py:leyer", "expected did you mean 'layer'?"),
         ("examples/none.py:layer", "SL501: the file does not exist"),
         ("tests.cli.targets:nothing", "SL501: no function has this name"),

@@ -78,3 +78,19 @@ def test_a_page_that_cannot_be_written_is_said_before_the_work(run: Any, tmp_pat
     done = run("rewrite", "nowhere.py", "--html", tmp_path / "absent" / "page.html")
     assert done.exit_code == 2
     assert "SL602: the file cannot be written" in done.stderr
+
+
+def test_inputs_by_name(run: Any, tmp_path: Path) -> None:
+    """Models of transformers take their inputs by name: example_inputs() returns a dict."""
+    source = (
+        "import torch\n"
+        "def model(q, *, keys, values):\n"
+        "    return (q @ keys.transpose(-1, -2) / 3).softmax(-1) @ values\n"
+        "def example_inputs():\n"
+        "    return {n: torch.randn(2, 3, 5, 8) for n in ('q', 'keys', 'values')}\n"
+    )
+    (tmp_path / "named.py").write_text(source)
+    (tmp_path / "just.py").write_text("from shiplap.rewrite.shipped.attention import attention\nonly = attention[0]\n")
+    done = run("rewrite", str(tmp_path / "named.py"), "--with", str(tmp_path / "just.py"), "--dry-run")
+    assert done.exit_code == 0, done.output
+    assert "attention (pre-grad): 1 matched" in done.output

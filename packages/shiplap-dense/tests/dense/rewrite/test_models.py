@@ -20,7 +20,7 @@ pytest.importorskip("transformers")
 
 from shiplap.rewrite import Match, NearMiss, Rewrite
 from shiplap.rewrite.group import StackedLinears, StackedNorms, WideLinears
-from shiplap.rewrite.shipped import attention, conv_norm
+from shiplap.rewrite.shipped import attention, conv_norm, no_ops
 from shiplap_dense.rewrites import conv_norm_dense, int8_linear, linear_activation, norm_linear
 from shiplap_testing.forked import python
 from tests.dense.rewrite.models import build, quantise
@@ -28,10 +28,10 @@ from tests.dense.rewrite.models import build, quantise
 SIX = ("bert", "llama", "mixtral", "resnet50", "vit", "convnext")
 PINNED: dict[str, dict[str, int]] = {
     "bert": {"no_ops": 7, "attention": 2, "shared_input_linears": 2, "linear_gelu": 2, "linear_tanh": 1},
-    "llama": {"no_ops": 16, "attention_float32": 2, "shared_input_linears": 4, "rms_norm_linear": 4},
-    "mixtral": {"no_ops": 22, "attention_float32": 2, "shared_input_linears": 2, "rms_norm_linear": 2},
+    "llama": {"no_ops": 16, "attention": 2, "shared_input_linears": 4, "rms_norm_linear": 4},
+    "mixtral": {"no_ops": 22, "attention": 2, "shared_input_linears": 2, "rms_norm_linear": 2},
     "resnet50": {"conv_norm": 53},
-    "vit": {"no_ops": 9, "attention_float32": 2, "shared_input_linears": 2, "layer_norm_linear": 4, "linear_tanh": 1},
+    "vit": {"no_ops": 9, "attention": 2, "shared_input_linears": 2, "layer_norm_linear": 4, "linear_tanh": 1},
     "convnext": {"layer_norm_linear": 5},
     "clip": {"no_ops": 9, "shared_input_linears": 4, "layer_norm_linear": 9, "batch_linear": 4, "batch_layer_norm": 4},
 }
@@ -41,6 +41,7 @@ def everything() -> list[Rewrite]:
     """All that ship for floating models, whether they pay here or not; each proven in test_shipped.py."""
     always: dict[str, Any] = {"always": True}
     return [
+        no_ops,
         *attention,
         WideLinears(**always),
         *norm_linear(**always)[1:],
@@ -139,7 +140,7 @@ hits = counters["inductor"]["fxgraph_cache_hit"], counters["aot_autograd"]["auto
 print(json.dumps([len(scope.matches), *hits]))
 """
 # linear_gelu, linear_tanh and rms_norm_linear put the op of layer_norm_linear there.
-CACHED = ("no_ops", "attention", "attention_float32", "shared_input_linears", "layer_norm_linear", "conv_norm")
+CACHED = ("no_ops", "attention", "shared_input_linears", "layer_norm_linear", "conv_norm")
 OPT_IN = pytest.mark.skipif("SHIPLAP_TEST_MODELS" not in os.environ, reason="minutes: SHIPLAP_TEST_MODELS=1")
 
 

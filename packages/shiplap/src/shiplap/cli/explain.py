@@ -19,6 +19,7 @@ __all__ = ["command"]
 EPILOG = """\b
 Examples:
   shiplap explain examples/fuse.py:layer            its arguments: example_inputs()
+  shiplap explain model.py                          the function 'model' of that file
   shiplap explain mylib.model:block --inputs block_inputs --mode max-autotune
   shiplap explain examples/fuse.py:layer --source   with the code that was generated
   shiplap explain examples/fuse.py:layer --json > layer.json
@@ -31,7 +32,7 @@ Exit status:
 
 
 def command(
-    function: Annotated[str, typer.Argument(metavar="FUNCTION", help="module:name or path/to/file.py:name.")],
+    function: Annotated[str, typer.Argument(metavar="FUNCTION", help="module[:name] or path/to/file.py[:name].")],
     inputs: Annotated[
         str, typer.Option("--inputs", metavar="NAME", help="The function beside it that returns its arguments.")
     ] = "example_inputs",
@@ -50,19 +51,14 @@ def command(
     """
     from shiplap.fuse import explain
     from shiplap.report import facts
+    from shiplap.rewrite.survey import by_name
 
     with console.own_stdout():
-        home, _, name = function.rpartition(":")
-        if not home or split(function) == ("", function):
-            raise error(
-                "SL501",
-                where=function,
-                what="the function cannot be identified",
-                got=function,
-                expected="module:function or path/to/file.py:function",
-            )
-        module = import_home(home)
-        called, args = _attribute(module, name), _arguments(module, inputs)
+        home, name = split(function)
+        module = import_home(home or function)
+        called, args = _attribute(module, name or "model"), _arguments(module, inputs)
+        if isinstance(args, dict):
+            called, args = by_name(called, args)
         options: dict[str, Any] = {k: v for k, v in (("mode", mode), ("dynamic", dynamic)) if v}
         explanation = explain(called, *args, **options)
     _show(explanation, json, source, facts(function=function))
@@ -87,8 +83,8 @@ def _attribute(module: ModuleType, name: str) -> Any:
     )
 
 
-def _arguments(module: ModuleType, name: str) -> tuple[Any, ...]:
-    """What ``name()`` of the module returns; a single value is the only argument."""
+def _arguments(module: ModuleType, name: str) -> tuple[Any, ...] | dict[str, Any]:
+    """What ``name()`` of the module returns, by position or by name; a single value is the only argument."""
     if not callable(getattr(module, name, None)):
         raise error(
             "SL613",
@@ -98,6 +94,8 @@ def _arguments(module: ModuleType, name: str) -> tuple[Any, ...]:
             fix="define the function, or name another one with --inputs",
         )
     made = getattr(module, name)()
+    if isinstance(made, dict):
+        return made
     return tuple(made) if isinstance(made, (tuple, list)) else (made,)
 
 

@@ -41,7 +41,10 @@ def command(
         typer.Option("--with", metavar="MODULE", help="module[:name] or file.py[:name] with rewrites; repeatable."),
     ] = None,
     inputs: Annotated[
-        str, typer.Option("--inputs", metavar="NAME", help="The function beside it that returns its arguments.")
+        str,
+        typer.Option(
+            "--inputs", metavar="NAME", help="The function beside it that returns its arguments: a tuple, or a dict."
+        ),
     ] = "example_inputs",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only look: measure nothing.")] = False,
     train: Annotated[bool, typer.Option("--train", help="With a backward pass.")] = False,
@@ -99,17 +102,19 @@ def _model(module: ModuleType, name: str) -> Any:
     )
 
 
-def _arguments(module: ModuleType, name: str) -> tuple[Any, ...]:
+def _arguments(module: ModuleType, name: str) -> tuple[Any, ...] | dict[str, Any]:
     made = getattr(module, name, None)
     if not callable(made):
         raise error(
             "SL613",
             where=module.__name__,
             got=f"no function {name!r}",
-            expected=f"def {name}(): return the arguments to compile for",
+            expected=f"def {name}(): return the arguments to compile for, a tuple or a dict of names",
             fix="define the function, or name another one with --inputs",
         )
     arguments = made()
+    if isinstance(arguments, dict):
+        return arguments
     return tuple(arguments) if isinstance(arguments, (tuple, list)) else (arguments,)
 
 

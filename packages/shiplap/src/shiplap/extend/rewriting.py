@@ -13,7 +13,8 @@
 """
 
 from shiplap.rewrite import PatternRewrite, Program, Rewrite
-from shiplap.rewrite.shipped import FoldedNorm, conv_norm, no_ops
+from shiplap.rewrite.shipped import conv_norm, no_ops
+from shiplap.rewrite.shipped.conv_norm import FoldedNorm
 from shiplap.rewrite.shipped.conv_norm import statistics as norm_statistics
 
 __all__ = ["FoldedNorm", "PatternRewrite", "Program", "Rewrite", "conv_norm", "no_ops", "norm_statistics"]

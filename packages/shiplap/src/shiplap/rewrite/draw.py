@@ -20,9 +20,11 @@ from shiplap.referee.run import last_line
 from shiplap.referee.samples import Samples
 from shiplap.referee.sizes import free_dims
 from shiplap.referee.values import KINDS
+from shiplap.rewrite import trail
 from shiplap.rewrite.graph import value
 from shiplap.rewrite.guard import Guard
 from shiplap.rewrite.match import Level
+from shiplap.rewrite.normal import called
 from shiplap.rewrite.program import Program
 from shiplap.rewrite.signature import Signature
 from shiplap.rewrite.walk import Pattern
@@ -49,6 +51,9 @@ class Drawn:
         self.spec = signature.spec(filter(None, (g.of_dims(signature.dim_at, signature.dims) for g in guards)))
         self.bind = CallPlan(self.spec).bind
         self._made: dict[Any, Pattern] = {}
+        self._narrows: bool | None = None
+        floats = (a.name for a in self.spec.scalars if a.scalar == "float")
+        self._stands: dict[float, str] = {STAND_IN + i: name for i, name in enumerate(floats)}
 
     @cached_property
     def samples(self) -> Samples:
@@ -111,8 +116,25 @@ class Drawn:
         for dim in (n for n, kind in free_dims(self.spec).items() if kind == "variadic"):
             yield from (self.base.but(sizes={dim: rank}) for rank in RANKS)
 
+    def _note_narrowing(self, fn: Callable[..., Any], level: Level) -> None:
+        """Find out whether the pattern computes in float32 what it gets in float64.
+
+        It is then less exact than a replacement that keeps float64: nothing is proven, and nothing placed, in float64.
+        """
+        if self._narrows is not None or self.given is not None or level != "pre-grad":
+            return
+        self._narrows = False
+        recipe = self._in(self.base, "float64")
+        case = self.samples.make(recipe) if recipe is not None else None
+        if case is not None:
+            made = as_pattern(fn, self.signature.parameters, self._stood_in(case.fresh())[0], level, self._stands)
+            casts = (n for n in made.graph.nodes if n.op.startswith("call") and called(n) == "to")
+            self._narrows = any(value(n.args[0]).dtype.itemsize > value(n).dtype.itemsize > 2 for n in casts)
+
     def _in(self, recipe: Recipe, dtype: str) -> Recipe | None:
         """``recipe`` in another floating dtype, where the declaration admits it."""
+        if dtype == "float64" and self._narrows:
+            return None
         classes = {
             a.tensor.dtype_class: a.tensor.dtypes for a in self.spec.tensors if a.tensor and not a.tensor.concrete
         }
@@ -132,6 +154,7 @@ class Drawn:
 
         Programs with sizes 1 and 0 may look different in ATen, so the pattern need not match there.
         """
+        self._note_narrowing(fn, level)
         if self.given is not None:
             kinds = ("zeros",)
             yield from (Program(fn, tuple(a), f"sample {i}", kinds=kinds) for i, a in enumerate(self._listed()))
@@ -158,14 +181,19 @@ class Drawn:
     def patterns(self, fn: Callable[..., Any], level: Level, graph: Graph) -> list[Pattern]:
         """The graphs that ``fn`` may have inside ``graph``. Each is traced once, when it is first needed.
 
-        Before autograd, neither rank nor dtype changes the traced graph. After autograd, rank, dtype and autocast do.
+        Before autograd, rank does not change the traced graph, and dtype only where a pattern casts to one. After
+        autograd, rank, dtype and autocast do.
         """
         from shiplap.compat.passes import autocasts
 
         of = source_digest(fn), autocasts()
         train = level == "joint" and any(str(n.target).startswith("tangents") for n in graph.nodes)
         graphs = []
-        for key, args, stand_ins in self._traced(level, graph):
+        casts = False
+        self._note_narrowing(fn, level)
+        for key, args, stand_ins, other in self._traced(level, graph):
+            if other and level == "pre-grad" and not casts:
+                continue
             floating = tuple(n for n, a in zip(self.signature.parameters, args, strict=True) if _differentiable(a))
             # All are trained, all but the input of the model, or only what flows through frozen weights.
             for leaves in dict.fromkeys((floating, floating[1:], floating[:1])) if train else ((),):
@@ -173,23 +201,28 @@ class Drawn:
                 if form not in self._made:
                     self._made[form] = as_pattern(fn, self.signature.parameters, args, level, stand_ins, leaves)
                 graphs.append(self._made[form])
+            casts = casts or graphs[-1].casts
         return graphs
 
-    def _traced(self, level: Level, graph: Graph) -> Iterator[tuple[Any, tuple[Any, ...], dict[float, str]]]:
+    def _traced(self, level: Level, graph: Graph) -> Iterator[tuple[Any, tuple[Any, ...], dict[float, str], bool]]:
         if self.given is not None:
-            yield from ((i, tuple(args), {}) for i, args in enumerate(self._listed()))
+            yield from ((i, tuple(args), {}, False) for i, args in enumerate(self._listed()))
             return
-        floats = {a.name: STAND_IN + i for i, a in enumerate(self.spec.scalars) if a.scalar == "float"}
         held = [v for v in map(value, graph.nodes) if isinstance(v, Tensor) and v.is_floating_point()]
-        dtypes = {str(v.dtype).removeprefix("torch.") for v in held} if level != "pre-grad" else set[str]()
+        dtypes = {str(v.dtype).removeprefix("torch.") for v in held}
         ranks = {v.dim() for v in held}
         for form in self._forms():
             if form.sizes != self.base.sizes and (level == "pre-grad" or not self._ranks(form) & ranks):
                 continue
             for recipe in (form, *(self._in(form, dtype) for dtype in sorted(dtypes.intersection(OTHER)))):
                 if recipe is not None and (case := self.samples.make(recipe)) is not None:  # guards say nothing here
-                    args = zip(self.signature.parameters, case.fresh(), strict=True)
-                    yield str(recipe), tuple(floats.get(n, a) for n, a in args), {v: k for k, v in floats.items()}
+                    yield str(recipe), *self._stood_in(case.fresh()), recipe is not form
+
+    def _stood_in(self, given: Sequence[Any]) -> tuple[tuple[Any, ...], dict[float, str]]:
+        """Arguments with a number in each float that no model has by accident, and what these numbers stand for."""
+        floats = {name: number for number, name in self._stands.items()}
+        pairs = zip(self.signature.parameters, given, strict=True)
+        return tuple(floats.get(n, a) for n, a in pairs), dict(self._stands)
 
     def _ranks(self, recipe: Recipe) -> set[int]:
         """Of the arguments whose number of dims the declaration leaves open."""
@@ -216,6 +249,7 @@ def as_pattern(
         graph = capture(of_tensors, tensors, level, dynamic=True)
     except Exception as e:
         raise error("SL804", where=fn.__qualname__, got=last_line(e), expected="a graph of its arguments") from e
+    casts = level == "pre-grad" and _strip(graph.graph)
     inputs = {n: names[at[r]] for n, r in graph.roles.items() if isinstance(r, int)}
     unused = [names[i] for i in at if names[i] not in inputs.values()]
     _require_used(fn, [*unused, *_absent(graph.graph, stand_ins)])
@@ -229,7 +263,7 @@ def as_pattern(
         of = dict(zip(own, results[-len(own) :], strict=True))
         results = [*results[: -len(own)], *(of[n] for n in own if inputs.get(n) in leaves)]
     made = Pattern(
-        graph.graph, {**inputs, **tangents}, results, stand_ins, fixed, tuple(grads), tuple(tangents.values())
+        graph.graph, {**inputs, **tangents}, results, stand_ins, fixed, tuple(grads), tuple(tangents.values()), casts
     )
     if not made.picked:
         raise error(
@@ -240,6 +274,16 @@ def as_pattern(
             fix="write what models compute",
         )
     return made
+
+
+def _strip(graph: Graph) -> bool:
+    """Take idle casts out of ``graph``: in another dtype, a model would not have them. Whether there were any casts."""
+    casts = [n for n in graph.nodes if n.op.startswith("call") and called(n) == "to"]
+    for node in casts:
+        if trail.same(node):
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+    return bool(casts)
 
 
 def _absent(graph: Graph, stand_ins: dict[float, str]) -> list[str]:

@@ -16,7 +16,7 @@ from torch.fx.node import map_arg
 from shiplap.compat import nodes as fx
 from shiplap.referee.run import quiet
 from shiplap.rewrite.layout import restored, same_strides, unseen
-from shiplap.rewrite.match import Level, Match, NearMiss, Obstacle, Saving
+from shiplap.rewrite.match import FIXES, Level, Match, NearMiss, Obstacle, Saving
 
 __all__ = [
     "Refused",
@@ -144,13 +144,15 @@ def _unfit(
     if len(results) != len(outputs):
         return "operator", f"the replacement returns {len(results)} values, {len(outputs)} are to be replaced"
     pairs = zip(results, outputs, strict=True)
-    found = ((_differs(value(new) if isinstance(new, Node) else new, value(old)), old) for new, old in pairs)
-    problems = (p for p, old in found if p is not None and not (p[0] == "layout" and old in free))
+    differences = ((_differs(value(new) if isinstance(new, Node) else new, value(old)), old) for new, old in pairs)
+    problems = (p for p, old in differences if p is not None and not (p[0] == "layout" and old in free))
     return next(problems, None)
 
 
 def _miss(level: Level, rewrite: str, at: Node, of: int) -> Callable[[Obstacle, str], NearMiss]:
-    return lambda obstacle, reason: NearMiss(rewrite, level, at.name, source_line(at), obstacle, reason, of, of)
+    return lambda obstacle, reason: NearMiss(
+        rewrite, level, at.name, source_line(at), obstacle, reason, of, of, FIXES.get(obstacle, "")
+    )
 
 
 def _order(graph: Graph) -> Callable[[Node], int]:

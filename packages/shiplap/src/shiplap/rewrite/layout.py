@@ -66,7 +66,7 @@ def unseen(old: Node, new: Tensor) -> list[tuple[Node, Any]] | None:
 
     A chain of views that ends in a copy does not: ``attended.transpose(1, 2).reshape(b, l, -1)``.
     """
-    readers, found = list(old.users), list[tuple[Node, Any]]()
+    readers, moved = list(old.users), list[tuple[Node, Any]]()
     if len(readers) != 1 or _called(readers[0]) not in MOVES:
         return None
     reader = readers[0]
@@ -79,7 +79,7 @@ def unseen(old: Node, new: Tensor) -> list[tuple[Node, Any]] | None:
     if not isinstance(made, Tensor) or tuple(made.shape) != tuple(held.shape):
         return None
     if same_strides(made, held):
-        return found
+        return moved
     further = unseen(reader, made)
     return None if further is None else [(reader, made), *further]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-__all__ = ["LEVELS", "Level", "Match", "NearMiss", "Obstacle", "Outcome", "Saving"]
+__all__ = ["FIXES", "LEVELS", "Level", "Match", "NearMiss", "Obstacle", "Outcome", "Saving"]
 
 Level = Literal["pre-grad", "joint", "post-grad"]
 LEVELS: tuple[Level, ...] = ("pre-grad", "joint", "post-grad")
@@ -88,5 +88,26 @@ class NearMiss:
     fix: str = ""
     graph: int = 0
 
+    def __str__(self) -> str:
+        where = f" at {self.where}" if self.where else ""
+        fix = f"; {self.fix}" if self.fix else ""
+        return f"{self.rewrite}: {self.obstacle}{where}: {self.reason} ({self.fitting} of {self.of} nodes fit){fix}"
+
+
+FIXES: dict[Obstacle, str] = {
+    "operator": "write a second pattern with this call, or change the line",
+    "argument": "write the call with these arguments in a pattern of its own",
+    "constant": "make the constant a float argument of the pattern, or write a pattern with this one",
+    "guard": "widen the guard in where=, if the replacement is right there",
+    "shape": "annotate the dim with another name, or a leading '*b', if the replacement takes any size",
+    "dtype": "annotate the argument with a wider class, such as Float, if the replacement takes this dtype",
+    "device": "return a result on the device of the arguments",
+    "layout": "return a dense result: its dims can be put in the order of the graph, but not its strides",
+    "user": "let the pattern return this value, too",
+    "mutation": "write the model without this write, for example x = x + y instead of x += y",
+    "mode": "keep all that the pattern covers on one side of the block's border",
+    "gradient": "let autograd see every step of the replacement",
+}
+"""What to do about an obstacle, where nothing better is known at the place."""
 
 Outcome = Match | NearMiss

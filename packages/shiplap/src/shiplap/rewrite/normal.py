@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Collection, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.fx import Node
 
@@ -25,7 +26,53 @@ NOISE = ("_stacklevel",)
 SAME = {"self": "input", "tensor": "input", "split_size_or_sections": "split_size"}  # torch.split has its own names
 EMPTY = inspect.Parameter.empty
 
-called = operator_of
+CASTS = {"to", "type", "float", "half", "bfloat16", "double", "type_as"}
+SWAPS = {"transpose", "swapaxes", "swapdims", "permute", "t", "getattr"}
+
+
+def called(node: Node) -> Any:
+    """What ``node`` calls, one name for all spellings: a cast is ``to``, and what swaps two dims is ``transpose``."""
+    name = _name(node)
+    if name in CASTS and _cast(node) is not None:
+        return "to"
+    return "transpose" if name in SWAPS and _swapped(node) is not None else name
+
+
+def _name(node: Node) -> Any:
+    return "getattr" if node.target is getattr else operator_of(node)
+
+
+def _cast(node: Node) -> torch.dtype | None:
+    """The dtype to which ``node`` casts a tensor, if that is all it does."""
+    given = node.args[0] if node.args else None
+    before, after = value(given) if isinstance(given, Node) else None, value(node)
+    if not (isinstance(before, Tensor) and isinstance(after, Tensor)) or before.device != after.device:
+        return None
+    return None if {"copy", "memory_format", "layout"} & node.kwargs.keys() else after.dtype
+
+
+def _swapped(node: Node) -> tuple[Dim, Dim] | None:
+    """The two dims that ``node`` swaps, in order."""
+    name, given = _name(node), node.args[0] if node.args else None
+    held = value(given) if isinstance(given, Node) else None
+    if not isinstance(held, Tensor) or held.dim() < 2:
+        return None
+    rank, rest = held.dim(), [*node.args[1:], *node.kwargs.values()]
+    if name == "getattr":
+        dims = [-2, -1] if rest[:1] == ["mT"] or (rest[:1] == ["T"] and rank == 2) else []
+    elif name == "t":
+        dims = [0, 1] if rank == 2 else []
+    else:
+        dims = [d for r in rest for d in (r if isinstance(r, (list, tuple)) else [r])]
+        if any(type(d) is not int for d in dims):
+            return None
+        if name == "permute":
+            moved = [i for i, d in enumerate(dims) if d % rank != i] if len(dims) == rank else []
+            dims = moved if len(moved) == 2 else []
+    if len(dims) != 2:
+        return None
+    first, second = sorted(Dim.of(d, rank) for d in dims)
+    return (first, second) if first != second else None
 
 
 class Dim(int):
@@ -51,6 +98,10 @@ def arguments(node: Node, spelled: Collection[str] = ()) -> dict[str, Any]:
     Those that have their default are left out, except for those in ``spelled``, which are there even if the call does
     not give them.
     """
+    if (name := called(node)) == "to" and (dtype := _cast(node)) is not None:
+        return {"input": node.args[0], "dtype": dtype}
+    if name == "transpose" and (dims := _swapped(node)) is not None:
+        return {"input": node.args[0], "dim0": dims[0], "dim1": dims[1]}
     passed = node.args
     if called(node) in SPREAD and len(passed) > 2:  # x.view(2, 3)
         passed = (passed[0], passed[1:])

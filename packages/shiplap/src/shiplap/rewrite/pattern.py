@@ -19,7 +19,7 @@ from shiplap.rewrite.base import Rewrite
 from shiplap.rewrite.draw import Drawn
 from shiplap.rewrite.graph import Refused, describe, place, source_line
 from shiplap.rewrite.guard import Guard
-from shiplap.rewrite.match import LEVELS, Level, Match, NearMiss, Outcome
+from shiplap.rewrite.match import FIXES, LEVELS, Level, Match, NearMiss, Outcome
 from shiplap.rewrite.normal import called
 from shiplap.rewrite.program import Program, proving
 from shiplap.rewrite.signature import Signature
@@ -137,7 +137,7 @@ class PatternRewrite(Rewrite):
             stand_in(pattern, self.replacement, names),
             given,
             [fit.nodes[o] for o in pattern.outputs],
-            fit.nodes.values(),
+            _alone(fit),
             [(n, describe(args[n])) for n in names],
         )
 
@@ -146,8 +146,22 @@ class PatternRewrite(Rewrite):
         if 2 * fitting < of:
             return None
         return NearMiss(
-            self.name, self.level, stop.node.name, source_line(stop.node), stop.obstacle, stop.reason, fitting, of
+            self.name,
+            self.level,
+            stop.node.name,
+            source_line(stop.node),
+            stop.obstacle,
+            stop.reason,
+            fitting,
+            of,
+            FIXES.get(stop.obstacle, ""),
         )
+
+
+def _alone(fit: Fit) -> list[Node]:
+    """What is replaced, without idle calls that somebody else reads as well."""
+    inside = set(fit.replaced)
+    return [*fit.nodes.values(), *(n for n in fit.passed if all(u in inside for u in n.users))]
 
 
 def stand_in(pattern: Pattern, replacement: Callable[..., Any], names: Sequence[str]) -> Callable[..., list[Any]]:

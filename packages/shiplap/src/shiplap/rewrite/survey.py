@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from shiplap.rewrite.match import LEVELS, Level, Match, NearMiss, Outcome
 from shiplap.rewrite.scope import Rewrites
 from shiplap.selection.measure import Plan, clock_for, race
 
-__all__ = ["Call", "Measured", "Step", "Survey", "View", "survey"]
+__all__ = ["Call", "Measured", "Step", "Survey", "View", "by_name", "survey"]
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ def _shape(node: Node) -> str:
 
 def survey(
     fn: Callable[..., Any],
-    args: Sequence[Any],
+    args: Sequence[Any] | Mapping[str, Any],
     rewrites: Sequence[Rewrite],
     *,
     train: bool = False,
@@ -160,6 +160,7 @@ def survey(
     """Compile ``fn`` for ``args`` with ``rewrites`` and run it. Nothing stays compiled, no cache is read or filled.
 
     Args:
+        args: by position, or by name, which many models of transformers need.
         train: run a backward pass as well; else gradients are off.
         measure: compile without the rewrites, too, and with one after the other of those that matched; compare
             kernels, time and results.
@@ -171,6 +172,8 @@ def survey(
     """
     from shiplap.compat import reset_compiler
 
+    if isinstance(args, Mapping):
+        fn, args = by_name(fn, args)
     say("proving the rewrites")
     watched = _Watched(*rewrites)
     reset_compiler()
@@ -190,6 +193,17 @@ def survey(
     finally:
         reset_compiler()
     return Survey(target, tuple((r.name, r.level) for r in watched), outcomes, views, graphs, measured)
+
+
+def by_name(fn: Callable[..., Any], given: Mapping[str, Any]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """``fn`` as a function of the values of ``given`` by position, and these."""
+    names = tuple(given)
+
+    def called(*values: Any) -> Any:
+        return fn(**dict(zip(names, values, strict=True)))
+
+    called.__qualname__ = getattr(fn, "__qualname__", type(fn).__name__)
+    return called, tuple(given.values())
 
 
 class _Variant:

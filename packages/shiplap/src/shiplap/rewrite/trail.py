@@ -15,7 +15,7 @@ from torch.fx import Node
 from shiplap.rewrite.graph import value
 from shiplap.rewrite.normal import arguments, called
 
-__all__ = ["CASTS", "constant", "drops", "factor", "handed_on", "idle", "named", "only_reader", "operands"]
+__all__ = ["CASTS", "constant", "drops", "factor", "handed_on", "idle", "named", "only_reader", "operands", "same"]
 
 CASTS = frozenset({"to", "type", "float", "half", "bfloat16", "double", "type_as", "_to_copy"})
 SAME_VALUES = CASTS | {"contiguous", "alias", "detach_", "positive"}
@@ -58,6 +58,18 @@ def idle(node: Any) -> bool:
     if name in ("view", "expand", "flatten"):
         return given.dtype == made.dtype and same_shape(given, made)
     return name == "dropout" and _idle_dropout(node)
+
+
+def same(node: Any) -> bool:
+    """Whether ``node`` hands on its argument as it is: a cast to the dtype it has, dropout that drops nothing."""
+    if not idle(node) or named(node) not in (*CASTS, "dropout"):
+        return False
+    given, made = value(node.args[0]), value(node)
+    return given.dtype == made.dtype and tuple(given.stride()) == tuple(made.stride()) and not _copies(node)
+
+
+def _copies(node: Node) -> bool:
+    return bool(node.kwargs.get("copy") or node.kwargs.get("memory_format"))
 
 
 def same_shape(a: Tensor, b: Tensor) -> bool:

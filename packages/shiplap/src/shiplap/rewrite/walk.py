@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from shiplap.compat.sizes import Sizes, is_size
+from shiplap.rewrite import trail
 from shiplap.rewrite.graph import describe, operator_name, value
 from shiplap.rewrite.match import Obstacle
 from shiplap.rewrite.normal import COMMUTATIVE, Dim, arguments, called
@@ -32,6 +33,7 @@ class Pattern:
         results: what the function returns, flat. In a form for training, the gradients of ``grads`` after that.
         scalars: constant that stands for an argument → its name.
         fixed: arguments that are no tensors and stand in this form as they are: None, or a constant of a sample.
+        casts: whether it casts to a dtype, so that it looks different in others.
         grads: arguments whose gradients are computed. ``tangents``: names of the inputs that are gradients of results.
     """
 
@@ -42,6 +44,7 @@ class Pattern:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     grads: tuple[str, ...] = ()
     tangents: tuple[str, ...] = ()
+    casts: bool = False
 
     @cached_property
     def picked(self) -> list[int]:
@@ -69,15 +72,24 @@ class Stop:
 
 @dataclass
 class Fit:
-    """How a pattern lies on a graph: node of the pattern → of the graph, argument → what it is bound to."""
+    """How a pattern lies on a graph: node of the pattern → of the graph, argument → what it is bound to.
+
+    ``passed``: nodes of the graph between those that hand on what they get, such as casts to the dtype it has.
+    """
 
     nodes: dict[Node, Node] = field(default_factory=dict)
     args: dict[str, Any] = field(default_factory=dict)
     sizes: list[tuple[Any, Any, Node, str]] = field(default_factory=list)
     stop: Stop | None = None
+    passed: tuple[Node, ...] = ()
 
     def copy(self) -> Fit:
-        return Fit(dict(self.nodes), dict(self.args), list(self.sizes), self.stop)
+        return Fit(dict(self.nodes), dict(self.args), list(self.sizes), self.stop, self.passed)
+
+    @property
+    def replaced(self) -> list[Node]:
+        """The nodes of the graph that the pattern stands for: those of the pattern, and idle casts between them."""
+        return [*self.nodes.values(), *self.passed]
 
 
 class _Walker:
@@ -86,6 +98,10 @@ class _Walker:
 
     def node(self, fit: Fit, want: Node, actual: Any, user: Node) -> list[Fit]:
         """``want`` of the pattern is ``found``, which ``user`` reads: in which ways, or how far it came."""
+        if trail.same(actual) and (want in self.pattern.inputs or called(actual) != called(want)):
+            fit = fit.copy()
+            fit.passed += (actual,)
+            return self.node(fit, want, actual.args[0], actual)
         if want in self.pattern.inputs:
             return [self._input(fit, want, actual, user)]
         if want in fit.nodes:
@@ -254,7 +270,7 @@ def check_sizes(pattern: Pattern, fit: Fit, *, any_rank: bool) -> Stop | None:
 
 def check_users(pattern: Pattern, fit: Fit) -> Stop | None:
     """Whether somebody else reads what only the pattern may read."""
-    inside, outputs = set(fit.nodes.values()), {fit.nodes[o] for o in pattern.outputs if o in fit.nodes}
+    inside, outputs = set(fit.replaced), {fit.nodes[o] for o in pattern.outputs if o in fit.nodes}
     for node in fit.nodes.values():
         stranger = next((u for u in node.users if u not in inside), None)
         if stranger is not None and node not in outputs:

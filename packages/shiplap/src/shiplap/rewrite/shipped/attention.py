@@ -36,10 +36,14 @@ class Attention(Rewrite):
     name = "attention"
     level: Level = "pre-grad"
 
+    def __init__(self, *, always: bool = False) -> None:
+        """``always``: also where torch has no fused kernel that pays."""
+        self.always = always
+
     @property
     def digest(self) -> str:
         parts = [source_digest(f) for f in (Attention.apply, Attention._at, scores_of, _attended, _weighted, _declined)]
-        return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:16]
+        return hashlib.sha256(" ".join([*parts, str(self.always)]).encode()).hexdigest()[:16]
 
     def programs(self) -> Iterator[Program]:
         return programs()
@@ -81,7 +85,7 @@ class Attention(Rewrite):
             )
             fix = "add torch.finfo(scores.dtype).min to the scores instead, or rewrite the model under torch.no_grad()"
             raise Obstructed(below.out, "gradient", what, fix, 2)
-        if not proving.get() and (reason_of_cost := _declined(held, biased)):
+        if not (self.always or proving.get()) and (reason_of_cost := _declined(held, biased)):
             raise Obstructed(below.out, "cost", reason_of_cost)
         shape = tuple(value(softmax).shape)
         plan = _Plan(above, shape, tuple(value(below.out).shape))
@@ -259,7 +263,7 @@ def _attended(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float
     q, k, v = (t.expand(*lead, *t.shape[-2:]) for t in (q, k, v))
     if bias is not None:
         bias = _in_dtype(bias, q.dtype)
-        bias = bias[(None,) * (rank - bias.dim())]
+        bias = bias.reshape((1,) * (rank - bias.dim()) + tuple(bias.shape)) if bias.dim() < rank else bias
     if rank > 4:
         q, k, v = (t.flatten(0, rank - 4) for t in (q, k, v))
         bias = None if bias is None else bias.expand(*lead, *bias.shape[-2:]).flatten(0, rank - 4)

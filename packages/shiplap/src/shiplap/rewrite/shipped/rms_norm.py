@@ -60,11 +60,11 @@ class RmsNorm(Rewrite):
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
         for node in list(graph.nodes):
-            found = _squares(node)
-            if isinstance(found, _Squares):
-                found = self._at(graph, found)
-            if isinstance(found, _Miss):
-                miss = found
+            outcome = _squares(node)
+            if isinstance(outcome, _Squares):
+                outcome = self._at(graph, outcome)
+            if isinstance(outcome, _Miss):
+                miss = outcome
                 yield NearMiss(
                     self.name,
                     self.level,
@@ -76,8 +76,8 @@ class RmsNorm(Rewrite):
                     5,
                     miss.fix,
                 )
-            elif found is not None:
-                yield found
+            elif outcome is not None:
+                yield outcome
 
     def _at(self, graph: Graph, squares: _Squares) -> Outcome | _Miss | None:
         product = trail.only_reader(squares.root)

@@ -13,6 +13,7 @@ from torch.fx import Node
 from shiplap.rewrite import trail
 from shiplap.rewrite.graph import operator_name, value
 from shiplap.rewrite.match import Obstacle
+from shiplap.rewrite.normal import arguments
 
 __all__ = ["PRODUCTS", "Obstructed", "Scores", "Step", "scores_of"]
 
@@ -97,7 +98,7 @@ def scores_of(top: Any, reader: Node, depth: int = 0) -> Scores | None:
 
 
 def _require_only_reader(node: Node, reader: Node) -> None:
-    other = next((u for u in node.users if u is not reader), None)
+    other = next((u for u in node.users if u is not reader and not _for_dtype(u, node)), None)
     if other is not None:
         who = "the graph returns it" if other.op == "output" else f"{other.name} reads it, too"
         raise Obstructed(
@@ -106,6 +107,11 @@ def _require_only_reader(node: Node, reader: Node) -> None:
             f"{node.name} ({operator_name(node)}) would no longer be computed, but {who}",
             "do not return or read the scores: a fused kernel never has them",
         )
+
+
+def _for_dtype(reader: Node, node: Node) -> bool:
+    """Whether ``reader`` looks at the dtype of ``node`` alone: ``weights.type_as(scores)``."""
+    return trail.idle(reader) and reader.args[0] is not node
 
 
 def _step(node: Node) -> list[tuple[Any, list[Step | None]]] | None:
@@ -216,7 +222,7 @@ def _product(node: Node) -> Scores | None:
 def _unscaled(node: Node, passed: list[Node]) -> tuple[Node, float]:
     """What ``node`` is a multiple of, and the number, where nobody else reads the multiple; without casts to wider."""
     scale, at, dtype = 1.0, node, value(node).dtype
-    found, gone = (node, 1.0), list[Node]()
+    reached, gone = (node, 1.0), list[Node]()
     while True:
         if scaled := trail.factor(at):
             gone.append(at)
@@ -228,27 +234,18 @@ def _unscaled(node: Node, passed: list[Node]) -> tuple[Node, float]:
             break
         held = value(at)
         if held.dtype == dtype or (trail.is_wide(dtype) and held.is_floating_point()):
-            found = at, scale
+            reached = at, scale
             if len(gone[-1].users) == 1:
                 passed.append(gone[-1])
-    return found
+    return reached
 
 
 def _swaps_last(node: Node) -> bool:
     """Whether ``node`` swaps the last two dims, however it is spelled."""
-    name, held = trail.named(node), value(node)
-    if name in ("mT", "adjoint"):
-        return True
-    if name == "getattr":
-        return node.args[1] == "mT"
-    numbers = [d for a in trail.operands(node)[1:] for d in (a if isinstance(a, (list, tuple)) else [a])]
-    if not all(type(d) is int for d in numbers):
+    if trail.named(node) != "transpose":
         return False
-    rank = held.dim()
-    dims = [d % rank for d in numbers]
-    if name in ("transpose", "swapaxes", "swapdims"):
-        return sorted(dims) == [rank - 2, rank - 1]
-    return name == "permute" and dims == [*range(rank - 2), rank - 1, rank - 2]
+    given, rank = arguments(node), value(node).dim()
+    return [given.get("dim0"), given.get("dim1")] == [rank - 2, rank - 1]
 
 
 def _obstructed(top: Node, depth: int) -> None:

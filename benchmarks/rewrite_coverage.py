@@ -1,0 +1,75 @@
+"""How many of the attentions and RMS norms of published models the shipped rewrites find, and whether results stay.
+
+    python benchmarks/rewrite_coverage.py [NAME ...]
+
+Models of transformers, and of timm and diffusers where these are installed, are built from their configs and traced on
+the CPU; nothing is measured and nothing is downloaded. A softmax that is no attention (a router's) counts as none.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from _published import published
+
+from shiplap.rewrite import Match, NearMiss
+from shiplap.rewrite.shipped import attention, rms_norm
+from shiplap.rewrite.trail import named
+
+WANTED = {"attention": "softmax", "rms_norm": "rsqrt"}
+
+
+def tensors(result: Any) -> list[torch.Tensor]:
+    held = result.values() if hasattr(result, "keys") else result if isinstance(result, (tuple, list)) else [result]
+    return [t for t in held if isinstance(t, torch.Tensor)]
+
+
+def look(model: Any, inputs: dict[str, Any]) -> tuple[list[Any], dict[str, int], float]:
+    """The outcomes, how many places there may be, and the largest difference relative to the largest result."""
+    outcomes: list[Any] = []
+    places = dict.fromkeys(WANTED, 0)
+
+    def backend(gm: torch.fx.GraphModule, _: Any) -> Any:
+        for rewrite, operator in WANTED.items():
+            places[rewrite] += sum(named(n) == operator for n in gm.graph.nodes)
+        for made in (*attention, rms_norm):
+            outcomes.extend(made.apply(gm.graph))
+        gm.graph.lint()
+        gm.recompile()
+        return gm.forward
+
+    torch._dynamo.reset()
+    with torch.no_grad():
+        pairs = zip(tensors(torch.compile(model, backend=backend)(**inputs)), tensors(model(**inputs)), strict=True)
+        errors = [float((a - b).abs().max() / b.abs().max().clamp_min(1e-30)) for a, b in pairs]
+    return outcomes, places, max(errors, default=0.0)
+
+
+def main() -> None:
+    wanted, totals, models = sys.argv[1:], {name: [0, 0] for name in WANTED}, 0
+    for name, build in published().items():
+        if wanted and name not in wanted:
+            continue
+        torch.manual_seed(0)
+        try:
+            model, inputs = build()
+        except ImportError as e:
+            print(f"{name:32} not here: {e}"[:120])
+            continue
+        outcomes, places, error = look(model, inputs)
+        models += 1
+        shown = []
+        for rewrite, total in totals.items():
+            hits = sum(isinstance(o, Match) and o.rewrite == rewrite for o in outcomes)
+            total[0], total[1] = total[0] + hits, total[1] + places[rewrite]
+            shown.append(f"{rewrite} {hits} of {places[rewrite]}")
+        print(f"{name:32} {', '.join(shown)}, results differ by {error:.1e}", flush=True)
+        for miss in (o for o in outcomes if isinstance(o, NearMiss)):
+            print(f"    {miss}")
+    print(f"{models} models: {', '.join(f'{n} {hits} of {of}' for n, (hits, of) in totals.items())}")
+
+
+if __name__ == "__main__":
+    main()

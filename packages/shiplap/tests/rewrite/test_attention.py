@@ -1,0 +1,113 @@
+"""Attention and RMS norm as published models spell them: found, equal, and each miss with what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from shiplap.rewrite import Match
+from shiplap.rewrite.shipped import attention, rms_norm
+from tests.rewrite.specimens import near, outcomes
+
+LOWEST = torch.finfo(torch.float32).min
+
+
+def t5(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor) -> Tensor:
+    """Two terms, for each head and for each batch; no scale."""
+    scores = torch.matmul(q, k.transpose(3, 2)) + bias
+    weights = F.softmax((scores + mask).float(), dim=-1).type_as(scores)
+    return torch.matmul(F.dropout(weights, p=0.1, training=False), v).transpose(1, 2).contiguous()
+
+
+def gpt2(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor) -> Tensor:
+    scores = torch.matmul(q, k.transpose(-1, -2)) / torch.full([], 2.0)
+    scores = torch.where(mask > 0, scores, torch.full([], LOWEST)) + bias
+    return torch.matmul(F.softmax(scores, dim=-1).type(v.dtype), v)
+
+
+def timm(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor) -> Tensor:
+    """A mask for each window, with the windows as a dim of their own."""
+    scores = (q * 0.5) @ k.transpose(-2, -1) + bias
+    scores = scores.view(-1, 2, 3, 5, 5) + mask.view(2, 1, 5, 5)[None]
+    return (scores.view(-1, 3, 5, 5).softmax(-1) @ v).transpose(1, 2).reshape(2, 5, 12)
+
+
+def falcon(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor) -> Tensor:
+    """One head of keys and values, and a division in place."""
+    scores = q @ k[:, :1].transpose(-1, -2)
+    scores /= 2.0
+    return F.softmax(scores + mask + bias, -1, dtype=torch.float32) @ v[:, :1]
+
+
+def args() -> list[Tensor]:
+    g = torch.Generator().manual_seed(0)
+    return [torch.randn(s, generator=g) for s in (*(((2, 3, 5, 4),) * 3), (1, 3, 5, 5), (2, 1, 5, 5))]
+
+
+@pytest.mark.parametrize("model", [t5, gpt2, timm, falcon], ids=lambda f: f.__name__)
+def test_it_is_found_and_computes_the_same(model: Callable[..., Tensor]) -> None:
+    given, placed = args(), list[Any]()
+
+    def backend(gm: torch.fx.GraphModule, _: Any) -> Any:
+        placed.extend(attention[0].apply(gm.graph))
+        gm.graph.lint()
+        gm.recompile()
+        return gm.forward
+
+    torch._dynamo.reset()
+    with torch.no_grad():
+        got, expected = torch.compile(model, backend=backend)(*given), model(*given)
+    assert [type(o) for o in placed] == [Match], placed
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
+    assert got.stride() == expected.stride()
+
+
+def capped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return ((q @ k.mT / 30).tanh() * 30).softmax(-1) @ v
+
+
+def talking(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.relu((q @ k.mT).softmax(-1)) @ v
+
+
+def filled(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = q @ k.mT
+    return scores.masked_fill(scores > 1, -1e4).softmax(-1) @ v
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        (capped, "tanh caps the scores"),
+        (talking, "stands between the softmax and the product with the values"),
+        (filled, "the mask fills in -10000"),
+        (lambda q, k, v: F.dropout((q @ k.mT).softmax(-1), 0.5, True) @ v, "dropout drops weights"),
+    ],
+)
+def test_a_miss_says_what_is_in_the_way_and_what_to_do(model: Callable[..., Tensor], says: str) -> None:
+    miss = near(attention[0], model, *args()[:3])
+    assert says in miss.reason
+    assert miss.fix
+    assert miss.where.rpartition(":")[0] == __file__
+    assert miss.fix in str(miss)
+
+
+def test_a_router_is_no_attention() -> None:
+    assert (
+        outcomes(attention[0], lambda x, w: (x @ w).softmax(-1).topk(2).values, *args()[:2][:1], torch.randn(4, 8))
+        == []
+    )
+
+
+def squares(x: Tensor, w: Tensor) -> Tensor:
+    return x * torch.rsqrt((x * x).mean((1, 2), keepdim=True) + 1e-5) * w
+
+
+def test_a_norm_over_other_dims_is_a_near_miss() -> None:
+    miss = near(rms_norm, squares, torch.randn(2, 3, 4), torch.randn(4))
+    assert "not over the last dim alone" in miss.reason
