@@ -117,6 +117,14 @@ def audits(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none")
+def alarms(session: nox.Session) -> None:
+    """Judge torch's functions as kernels of themselves: ``nox -s alarms -- 100`` seeds (an hour on two cores)."""
+    seeds = session.posargs[0] if session.posargs else "100"
+    test = "packages/shiplap/tests/audit/test_itself.py"
+    session.run("python", "-m", "pytest", "-q", test, env={"SHIPLAP_TEST_SEEDS": seeds})
+
+
+@nox.session(venv_backend="none")
 def fuzz(session: nox.Session) -> None:
     """Mutate tables, passports and records: ``nox -s fuzz -- 100000`` rounds (by default 20000)."""
     rounds = session.posargs[0] if session.posargs else "20000"

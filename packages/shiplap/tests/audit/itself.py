@@ -161,6 +161,80 @@ def huber(x: M, y: M, delta: float = 1.0) -> S:
     return F.huber_loss(x, y, delta=delta)
 
 
+def sort(x: M) -> M:
+    return x.sort(-1).values
+
+
+def top2(x: M) -> Float[Tensor, "n 2"]:
+    return x.topk(2, -1).values
+
+
+def index_add(x: M, index: Int64[Tensor, "k"], y: Float[Tensor, "k c"]) -> M:
+    return x.index_add(0, index, y)
+
+
+def gather(x: M, index: Int64[Tensor, "n k"]) -> Float[Tensor, "n k"]:
+    return x.gather(1, index)
+
+
+def norm(x: M) -> V:
+    return x.norm(dim=-1)
+
+
+def conv2d(x: Float[Tensor, "b c h w"], w: Float[Tensor, "o c 3 3"]) -> Float[Tensor, "b o h w"]:
+    return F.conv2d(x, w, padding=1)
+
+
+def matmul(a: Float[Tensor, "m k"], b: Float[Tensor, "k n"]) -> Float[Tensor, "m n"]:
+    return a @ b
+
+
+def chained(x: M) -> M:
+    return torch.tanh(torch.sigmoid(x) * x) * torch.sigmoid(-x)
+
+
+def amax(x: M) -> V:
+    return x.amax(-1)
+
+
+def sqrt(x: M) -> M:
+    return x.sqrt()
+
+
+def log(x: M) -> M:
+    return x.log()
+
+
+def reciprocal(x: M) -> M:
+    return 1 / x
+
+
+def atan2(x: M, y: M) -> M:
+    return torch.atan2(x, y)
+
+
+def erf(x: M) -> M:
+    return torch.erf(x)
+
+
+def cumprod(x: M) -> M:
+    return x.cumprod(-1)
+
+
+def log_sigmoid(x: M) -> M:
+    return F.logsigmoid(x)
+
+
+def batch_norm(x: M, w: C, b: C) -> M:
+    return F.batch_norm(x, None, None, w, b, training=True)
+
+
+def causal(x: Float[Tensor, "b s s"]) -> Float[Tensor, "b s s"]:
+    keep = torch.ones(x.shape[-2:], dtype=torch.bool, device=x.device).tril()
+    return torch.softmax(x.masked_fill(~keep, float("-inf")), -1)
+
+
+MORE = (sort, index_add, norm, conv2d, matmul, chained, sqrt, log, reciprocal, atan2, erf, cumprod, log_sigmoid, causal)
 SIMPLE = (silu, softplus, std, var, normalize, cosine, linear, bmm, cumsum, embedding, sigmoid, elu, mean, tanh, expm1)
 for _fn in (layer_norm, rms_norm, softmax, log_softmax, gelu, gelu_tanh, attention, *SIMPLE):
     itself(_fn)
@@ -170,3 +244,9 @@ itself(logsumexp, requires=("c >= 1",))
 itself(conv1d, requires=("b >= 1", "t >= 1", "c >= 1", "o >= 1"))
 
 itself(group_norm, requires=("b >= 1", "t >= 1"))
+for _fn in MORE:
+    itself(_fn)
+itself(amax, requires=("c >= 1",))
+itself(top2, requires=("c >= 2",))
+itself(gather, requires=("c >= 1",))
+itself(batch_norm, requires=("n >= 2", "c >= 1"))

@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from shiplap.audit import audit
-from shiplap_testing.zoo import power_gradient
+from shiplap_testing.zoo import power_gradient, power_places
 from shiplap_testing.zoo.power import PAIRS
 
 SEED = 20261122
-assert power_gradient.M is not None  # it adds to PAIRS
+assert power_gradient.M is not None  # they add to PAIRS
+assert power_places.Image is not None
 
 
 @pytest.fixture(autouse=True)

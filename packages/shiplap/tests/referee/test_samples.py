@@ -12,7 +12,9 @@ from shiplap.audit import Samples, sample
 from shiplap.errors import AuditError
 from shiplap.referee.layouts import LAYOUTS, apply_layout, clone_exactly
 from shiplap.referee.recipe import Recipe
+from shiplap.referee.samples import MOST
 from shiplap.referee.sizes import search
+from shiplap.referee.values import draw
 
 
 @sl.op("audit_samples::window", requires=("c % 4 == 0", "len(kernel) == 2"), dims={"k": "prod(kernel)"})
@@ -193,3 +195,23 @@ def test_any_dtype_starts_at_float32():
         return x.clone()
 
     assert next(Samples(anything, 0).plain()).args[0].dtype == torch.float32
+
+
+def test_peaks_stand_out_once_a_row_and_in_every_column():
+    rng = torch.Generator().manual_seed(3)
+    peaks = draw((40, 40), torch.float32, "peaks", 1, rng).abs() > 7
+    assert (peaks.sum(1) == 1).all()
+    assert peaks.any(0).all()
+
+
+def test_a_masked_sample_has_rows_of_nothing_else():
+    rng = torch.Generator().manual_seed(3)
+    hidden = draw((40, 5), torch.float32, "masked", 1, rng) == -torch.inf
+    assert hidden.all(1).any()
+    assert not hidden.all()
+
+
+def test_sizes_are_tried_together_and_no_sample_exceeds_the_limit():
+    cases = list(Samples(window, 0).tiles())
+    assert max(case.numel for case in cases) <= MOST
+    assert {case.recipe.values for case in cases} >= {"normal", "peaks", "ascending", "descending", "constant"}

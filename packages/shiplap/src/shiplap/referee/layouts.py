@@ -45,6 +45,11 @@ def _channels_last(t: Tensor) -> Tensor:
     return t.movedim(1, -1).contiguous().movedim(-1, 1)
 
 
+def _column_major(t: Tensor) -> Tensor:
+    """A row slice of a matrix that is stored by columns: transposed, and the columns do not follow on each other."""
+    return _padded(t.transpose(-1, -2)).transpose(-1, -2)
+
+
 def _heads(t: Tensor) -> Tensor:
     """The second and third dim from the end swapped in memory, as the heads of attention are."""
     return t.transpose(-2, -3).contiguous().transpose(-2, -3)
@@ -55,15 +60,22 @@ def _expanded(t: Tensor) -> Tensor:
     return t[:1].clone().expand(t.shape)
 
 
+def _expanded_last(t: Tensor) -> Tensor:
+    """Stride 0 along the last dim: every column is the first one."""
+    return t[..., :1].clone().expand(t.shape)
+
+
 LAYOUTS: dict[str, tuple[int, Callable[[Tensor], Tensor]]] = {
     "offset": (0, _offset),
     "padded": (1, _padded),
     "strided": (1, _strided),
     "transposed": (2, _transposed),
+    "column_major": (2, _column_major),
     "reversed": (3, _reversed),
     "heads": (3, _heads),
     "channels_last": (4, _channels_last),
     "expanded": (1, _expanded),
+    "expanded_last": (2, _expanded_last),
 }
 """Name → (least rank, layout)."""
 
@@ -84,13 +96,13 @@ def possible(layout: str, t: Tensor, *, contiguous: bool, mutated: bool) -> bool
     arguments.
     """
     least, _ = LAYOUTS[layout]
-    if layout == "expanded" and (mutated or not independent(t)):
+    if layout.startswith("expanded") and (mutated or not independent(t)):
         return False
     return t.dim() >= least and not (contiguous and layout != "offset")
 
 
 def apply_layout(t: Tensor, layout: str) -> Tensor:
-    """``t`` in another layout. ``expanded`` repeats the values of the first row."""
+    """``t`` in another layout. ``expanded`` repeats the first row, ``expanded_last`` the first column."""
     return LAYOUTS[layout][1](t)
 
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice, permutations
 from typing import Any
 
 from shiplap.op.spec import Arg
 from shiplap.referee.mine import Mined
 
-__all__ = ["FEW", "lengths", "odd_values"]
+__all__ = ["FEW", "HUGE", "MILLION", "ORDERS", "RICH", "lengths", "odd_values", "together"]
 
 LADDER = (63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 513, 1023, 1024, 1025, 2047, 2049, 4095, 4096, 4097)
 LONGEST, MOST = 1 << 17, 48  # a size that a sample may have, and how many are derived
+MILLION = (1 << 20) + 77_001
+ORDERS = ("ascending", "descending", "constant")
+RICH = 10.0  # seconds of processor time after which a series of sizes comes without its rarer members
+HUGE = (2**31 + 5, -(2**32) - 3, 2**40 + 1)  # values of an int scalar beyond 32 bits
 FEW = 33  # sizes up to this are all tried elsewhere, or hardly worth it
 
 
@@ -24,12 +29,24 @@ def lengths(mined: Mined) -> list[int]:
     return sorted({*LADDER, *own[:MOST]})
 
 
+def together(names: list[str]) -> Iterator[dict[str, int]]:
+    """Sizes of several dims at once: beyond one tile in all, far beyond in one, and one of them single."""
+    if len(names) < 2:
+        return
+    for sizes in ((67, 70, 73, 66), (130, 135, 133, 3), (257, 40, 300, 2), (290, 301, 307, 2), (1030, 520, 2, 1)):
+        yield dict(zip(names, sizes * len(names), strict=False))
+    for name in names:
+        yield {**dict.fromkeys(names, 130), name: 1030}
+    for single, name in islice(permutations(names, 2), 8):
+        yield from ({single: 1, name: size} for size in (257, 2049))
+
+
 def odd_values(arg: Arg, mined: Mined) -> list[Any]:
     """Values of a scalar that callers seldom pass, those around literals of the code first."""
     kind = str(arg.scalar)
     ints = [v for v in mined.ints if v <= LONGEST]
-    if kind == "int":
-        return _unique([0, -1, -2, 5, 7, 100, *(n for v in ints[:12] for n in (v, v + 1, v - 1, -v))])
+    if kind == "int":  # the last ones do not fit 32 bits; whether the reference can take them is found out first
+        return _unique([0, -1, -2, 5, 7, 100, *(n for v in ints[:12] for n in (v, v + 1, v - 1, -v)), *HUGE])
     if kind == "float":
         literals = [*mined.floats, *map(float, ints[:8])][:14]
         around = [n for v in literals for n in (v, 1.5 * v + 1e-3, 0.5 * v, -v)]
@@ -45,7 +62,7 @@ def odd_values(arg: Arg, mined: Mined) -> list[Any]:
 
 def _lists(kind: str, arg: Arg, ints: Sequence[int], mined: Mined) -> list[Any]:
     usual = arg.default if arg.has_default and isinstance(arg.default, (list, tuple)) else ()
-    lengths_ = [len(usual)] if usual else [1, 2, 3, 0]
+    lengths_ = list(dict.fromkeys([*([len(usual)] if usual else []), 1, 2, 3, 5, 0]))
     if kind == "list[int]":
         rows: list[tuple[Any, ...]] = [
             t for n in lengths_ for t in (tuple(range(1, n + 1)), tuple(range(n, 0, -1)), (0,) * n)

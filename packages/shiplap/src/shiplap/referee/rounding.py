@@ -8,6 +8,7 @@ first, since their inner roundings count as well.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -119,13 +120,13 @@ def _growth(name: str, args: Any) -> float:
         return 1.0
     if name.startswith(SCANS):
         dim = args[1] if len(args) > 1 and isinstance(args[1], int) else 0
-        return float(max(1, first.shape[dim] if first.dim() else 1)) ** 0.5
+        return math.sqrt(max(1, first.shape[dim] if first.dim() else 1))
     if name.startswith(SCATTERS):
-        return float(max([1, *(v.numel() for v in _leaves(args[1:]) if not v.is_floating_point())])) ** 0.5
+        return math.sqrt(max([1, *(v.numel() for v in _leaves(args[1:]) if not v.is_floating_point())]))
     return 1.0
 
 
 def _leaves(values: Any) -> list[Tensor]:
-    found: list[Tensor] = []
-    map_leaves(lambda t: found.append(t) if isinstance(t, Tensor) else None, values)
-    return found
+    leaves: list[Tensor] = []
+    map_leaves(lambda t: leaves.append(t) if isinstance(t, Tensor) else None, values)
+    return leaves

@@ -11,7 +11,7 @@ import hashlib
 import time
 from collections.abc import Iterable, Iterator
 from functools import cached_property
-from itertools import chain, cycle, islice, permutations, product
+from itertools import chain, cycle, product
 from typing import Any
 
 import torch
@@ -23,9 +23,10 @@ from shiplap.op import Arg, Op, Output
 from shiplap.op.binding import Binding, shape_of
 from shiplap.referee.case import Case, tree_map
 from shiplap.referee.layouts import LAYOUTS, apply_layout, possible
-from shiplap.referee.lengths import FEW, lengths, odd_values
+from shiplap.referee.lengths import FEW, MILLION, ORDERS, RICH, lengths, odd_values, together
 from shiplap.referee.mine import Mined, mine
 from shiplap.referee.recipe import Recipe
+from shiplap.referee.run import tensors
 from shiplap.referee.sizes import EDGES, LIMIT, environment, free_dims, scalar_candidates, search
 from shiplap.referee.values import KINDS, SPECIAL, draw
 
@@ -34,8 +35,6 @@ __all__ = ["Samples", "other", "sample"]
 LONG = 4096  # terms of a long sum
 GRAIN = 70_001  # elements: two pieces of a parallel loop, and a rest
 MOST = 1 << 21  # elements of all arguments of a sample
-MILLION = (1 << 20) + 77_001
-ORDERS = ("ascending", "descending", "constant")
 KEPT = 1 << 14  # elements of a sample that is kept
 SLOW = 1.0  # seconds of processor time for one sample
 PATIENCE = 2  # searches for other sizes around that of one dim, in vain and in a row, before the next ones are short
@@ -167,7 +166,7 @@ class Samples:
 
         def place(t: Tensor) -> Tensor:
             t = t.detach().to(self.device)
-            if layout == "expanded" and self.op.sampler is not None:
+            if layout.startswith("expanded") and self.op.sampler is not None:
                 return t  # what a builder made may be symmetric, or sorted: rows of another are another thing
             fits = layout and possible(layout, t, contiguous=arg.contiguous, mutated=arg.mutated)
             return apply_layout(t, layout) if fits else t
@@ -235,9 +234,8 @@ class Samples:
         yield from self._cases(r.but(values=kind) for kind in (*KINDS[1:], *SPECIAL) if kinds for r in dtypes)
         grown = next((c.recipe for c in self.grown(1)), self.base)
         wide = [r.but(sizes=dict(grown.sizes)) for r in dtypes]
-        yield from self._cases(
-            r.but(values=kind) for kind in ("normal", *(kinds and (*KINDS[1:], *SPECIAL))) for r in wide
-        )
+        every = ("normal", *(kinds and (*KINDS[1:], *SPECIAL)))
+        yield from self._cases(r.but(values=kind) for kind in every for r in wide)
 
     def long(self) -> Iterator[Case]:
         """Sums of many positive terms in every dtype: what an accumulator of few bits loses."""
@@ -254,22 +252,24 @@ class Samples:
         A dim stops growing where one sample has taken ``SLOW`` seconds of processor time.
         """
         kinds = free_dims(self.spec)
-        orders = cycle(ORDERS)
+        orders, turns, end = cycle(ORDERS), cycle(range(max(2, len(kinds)))), time.process_time() + RICH
         for size in lengths(self.mined):
+            next(turns)  # so that each dim has its turn
             for name, kind in kinds.items():
+                ordered = (len(kinds) < 3 or next(turns) == 0) and time.process_time() < end
                 if size > self._slow_from.get(name, size):
                     continue
                 began = time.process_time()
                 for case in self._resized({name: (size,) if kind == "variadic" else size}):
-                    yield from self._afforded(chain([case], self._ordered(case, next(orders))))
+                    yield from self._afforded(chain([case], self._ordered(case, next(orders)) if ordered else ()))
                 if time.process_time() - began > 2 * SLOW:
                     self._slow_from[name] = size
-        for name, kind in kinds.items():
-            shape = (65, 63) if kind == "variadic" else None
-            yield from self._resized({name: shape}) if shape else ()
-        for wanted in self._together([name for name, kind in kinds.items() if kind != "variadic"]):
-            for case in self._resized(wanted):
-                yield from self._afforded(chain([case], self._ordered(case, next(orders))))
+        for name in (name for name, kind in kinds.items() if kind == "variadic"):
+            yield from self._resized({name: (65, 63)})
+        for wanted in together([name for name, kind in kinds.items() if kind != "variadic"]):
+            for case in self._resized(wanted) if time.process_time() < end else ():
+                many = min(wanted.values()) > 1
+                yield from self._afforded(chain([case], self._ordered(case, next(orders)) if many else ()))
         yield from self._afforded(chain(self.grains(), self.millions()))
 
     def _ordered(self, case: Case, order: str) -> Iterator[Case]:
@@ -278,7 +278,7 @@ class Samples:
             yield from self._cases(case.recipe.but(values=kind) for kind in ("peaks", order))
 
     def _afforded(self, cases: Iterable[Case]) -> Iterator[Case]:
-        """Those of the cases that take no longer than a few seconds, judged by the smaller ones before them."""
+        """Cases of at most a few seconds, judged by the smaller ones before them."""
         for case in cases:
             if case.numel > MOST or case.numel * self._pace > 4 * SLOW:
                 continue
@@ -287,25 +287,13 @@ class Samples:
             if case.numel > LONG:
                 self._pace = max(self._pace, (time.process_time() - began) / case.numel)
 
-    @staticmethod
-    def _together(names: list[str]) -> Iterator[dict[str, int]]:
-        """Sizes of several dims at once: beyond one tile in all, far beyond in one, and one of them single."""
-        if len(names) < 2:
-            return
-        for sizes in ((67, 70, 73, 66), (130, 135, 133, 3), (257, 40, 300, 2), (290, 301, 307, 2), (1030, 520, 2, 1)):
-            yield dict(zip(names, sizes * len(names), strict=False))
-        for name in names:
-            yield {**dict.fromkeys(names, 130), name: 1030}
-        for single, name in islice(permutations(names, 2), 12):
-            yield from ({single: 1, name: size} for size in (65, 257, 1025, 2049))
-
     def millions(self) -> Iterator[Case]:
         """More than 2^20 elements: counters, grids and buffers of a fixed size end below that."""
         names = [name for name, kind in free_dims(self.spec).items() if kind != "variadic"]
         for name in dict.fromkeys([*names[:1], *names[-1:]]):
-            base, size = self.make(self.base), dict(self.base.sizes).get(name)
-            if base is not None and isinstance(size, int) and size > 0:
-                others = max(1, max((t.numel() // size for t in _tensors(base)), default=1))
+            base, size = self.build(self.base), dict(self.base.sizes).get(name)
+            if isinstance(size, int) and size > 0:
+                others = max([1, *(t.numel() // size for t in tensors(base.args))])
                 yield from self._resized({name: MILLION // others + 1})
 
     def wide(self) -> Iterator[Case]:
@@ -323,7 +311,7 @@ class Samples:
             size = dict(self.base.sizes).get(name)
             if kind == "variadic" or not isinstance(size, int) or base is None or not size:
                 continue
-            others = max(1, max((t.numel() // size for t in _tensors(base)), default=1))
+            others = max(1, max((t.numel() // size for t in tensors(base.args)), default=1))
             wanted = GRAIN // others + 1
             yield from (c for c in self._resized({name: wanted}) if c.numel <= MOST) if wanted > LONG else ()
 
@@ -358,10 +346,19 @@ class Samples:
 
     def _resized(self, sizes: dict[str, Any]) -> Iterator[Case]:
         direct = self.base.but(sizes=sizes)
+        if self._elements(direct) > MOST:
+            return
         if self.make(direct) is not None:
             yield from self._cases([direct])
         elif len(sizes) == 1 and (resized := self._fitted(sizes)) is not None:
             yield from self._cases([resized])
+
+    def _elements(self, recipe: Recipe) -> int:
+        """Of all arguments, without making them; 0 where the declaration refuses the sizes."""
+        try:
+            return sum(t.numel() for t in tensors(Samples(self.op, self.seed, "meta").blank(recipe).args))
+        except Exception:
+            return 0
 
     def _fitted(self, sizes: dict[str, Any]) -> Recipe | None:
         """The first recipe with these sizes, the other sizes as the declaration wants them: searched for once."""
@@ -387,12 +384,6 @@ def takes_values(op: Op) -> bool:
     """Whether the builder asks for the kind of values: ``sizes["values"]`` in its code."""
     code = getattr(op.sampler, "__code__", None)
     return code is not None and "values" in code.co_consts
-
-
-def _tensors(case: Case) -> list[Tensor]:
-    flat: list[Tensor] = []
-    tree_map(lambda t: flat.append(t), case.args)
-    return flat
 
 
 def _plain(case: Case) -> bool:

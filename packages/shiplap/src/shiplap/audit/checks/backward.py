@@ -231,7 +231,7 @@ def _second_order(op: Op, case: Case, names: list[str]) -> Observation:
 
 CHECK = Check(
     "backward",
-    order=200,
+    order=96,
     observes="a backward repeated, interleaved, on another thread, after in-place writes, of single outputs, of one "
     "tensor used twice, and of second order, is right or refused",
     observe=observe,

@@ -1,0 +1,151 @@
+"""Defects in one place, at one address or in one call: each was missed by an earlier audit, and has its sound twin."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float, Int32
+from torch import Tensor
+
+from shiplap_testing.zoo.power import M, V, double, dress, pair, product, right, softmax
+from shiplap_testing.zoo.power_gradient import with_backward
+
+__all__ = ["Image"]
+
+Image = Float[Tensor, "n c h w"]
+
+
+def largest(x: M) -> V:
+    return x.amax(1)
+
+
+def without_column_128(x):
+    kept = x.clone()
+    kept[:, 128:129] = -math.inf
+    return kept.amax(1)
+
+
+pair("maximum without column 128", largest, without_column_128, right(largest), "sizes", requires=("c >= 1",))
+
+
+def small_only(a, b):
+    return a @ b + (min(*a.shape, b.shape[1]) > 256)
+
+
+pair("product with three large dims", product, small_only, right(product), "sizes")
+
+
+def up_to_2_20(x):
+    return torch.cat([x[: 1 << 20] * 2, x[1 << 20 :]])
+
+
+pair("elements past two to the 20", double, up_to_2_20, right(double), "sizes")
+
+
+def zero_where_all_is_masked(x):
+    return torch.softmax(x, -1).masked_fill((x == -math.inf).all(-1, keepdim=True), 0)
+
+
+pair("softmax of a masked row", softmax, zero_where_all_is_masked, right(softmax), "special")
+
+
+def halves(a: Int32[Tensor, "n"], b: Int32[Tensor, "n"]) -> Int32[Tensor, "n"]:
+    return ((a.long() + b.long()) // 2).int()
+
+
+pair("sum of two ints that wraps", halves, lambda a, b: (a + b) // 2, right(halves), "special")
+
+
+def polynomial(x: V, weights: list[float]) -> V:
+    return sum((w * x**i for i, w in enumerate(weights)), torch.zeros_like(x))
+
+
+pair(
+    "more coefficients than three",
+    polynomial,
+    lambda x, weights: polynomial(x, weights[:3]),
+    right(polynomial),
+    "special",
+)
+
+
+def channel(x: Image, bias: Float[Tensor, "c"]) -> Image:
+    return x + bias[:, None, None]
+
+
+def channels_first(x, bias):
+    if x.is_contiguous() or not x.is_contiguous(memory_format=torch.channels_last):
+        return (x + bias[:, None, None]).contiguous()
+    return (x + bias[torch.arange(x.numel()) % len(bias)].reshape(x.shape)).contiguous()
+
+
+pair("bias of channels last", channel, channels_first, lambda x, b: (x + b[:, None, None]).contiguous(), "edges")
+
+
+def gram(a: Float[Tensor, "m k"], b: Float[Tensor, "n k"]) -> Float[Tensor, "m n"]:
+    return a @ b.T
+
+
+def by_address(a, b):
+    return a @ (a if a.data_ptr() == b.data_ptr() and a.shape == b.shape else b).T
+
+
+pair("views of one address", gram, by_address, right(gram), "aliases")
+
+
+def begins(action):
+    @dress
+    def attach(op):
+        begun = []
+
+        @op.kernel("cpu")
+        def kernel(x):
+            first = not begun
+            begun.append(1)
+            if first and action == "seed":
+                torch.manual_seed(0)
+            return x * (0 if first and action == "zeros" else 2)
+
+    return attach
+
+
+pair("first call of zeros", double, begins("zeros"), begins(""), "determinism")
+pair("first call that seeds", double, begins("seed"), begins(""), "process")
+
+
+def add_rows(x: M, b: Float[Tensor, "c"]) -> M:
+    return x + b
+
+
+def in_own_dtype(grad, saved, needs):
+    total = torch.zeros_like(grad[:1].sum(0))
+    for rows in grad.split(8):
+        total = total + rows.sum(0)
+    return {"x": grad, "b": total}
+
+
+def summed(grad, saved, needs):
+    return {"x": grad, "b": grad.sum(0)}
+
+
+pair(
+    "gradient of a bias added up in 16 bits",
+    add_rows,
+    with_backward(lambda x, b: x + b, in_own_dtype),
+    with_backward(lambda x, b: x + b, summed),
+    "gradient",
+)
+
+
+def of_the_first(grad, saved, needs):
+    return {"x": grad * 2 + 0 * grad[0]}
+
+
+pair(
+    "gradient of no rows",
+    double,
+    with_backward(lambda x: x * 2, of_the_first),
+    with_backward(lambda x: x * 2, lambda grad, saved, needs: {"x": grad * 2}),
+    "gradient",
+)

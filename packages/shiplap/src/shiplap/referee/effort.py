@@ -1,0 +1,47 @@
+"""How much a reference would compute for arguments that nobody has tried: run on the meta device, without memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shiplap.compat.modes import TorchDispatchMode
+from shiplap.compat.trees import map_leaves
+from shiplap.op import Op
+from shiplap.referee.case import Case, tree_map
+from shiplap.referee.run import last_line, split
+
+__all__ = ["too_much"]
+
+ELEMENTS, CALLS = 1 << 24, 2000
+
+
+class _Counting(TorchDispatchMode):
+    """Ends a run that makes a large tensor or a great many calls."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls += 1
+        result = func(*args, **(kwargs or {}))
+        sizes: list[int] = []
+        map_leaves(lambda t: sizes.append(t.numel()) if isinstance(t, Tensor) else None, result)
+        if self.calls > CALLS or max(sizes, default=0) > ELEMENTS:
+            raise OverflowError(f"{self.calls} calls, a tensor of {max(sizes, default=0)} elements")
+        return result
+
+
+def too_much(op: Op, case: Case) -> str:
+    """Why the reference should not be run on ``case``: its size, or that nobody can tell without values. Else empty."""
+    args = tree_map(lambda t: t.detach().to("meta"), case.args)
+    positional, named = split(op.spec, args)
+    try:
+        with torch.device("meta"), _Counting():
+            op.reference(*positional, **named)
+    except Exception as e:
+        return last_line(e)
+    return ""
