@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from shiplap import ShiplapError
 from shiplap_backend.entries import Entry, Output, Target, wrong
@@ -96,9 +96,7 @@ def _output(name: str, rule: Output) -> Iterator[Problem]:
         yield ("output", name), f"output: {name}: mode {rule.mode!r} without {needed!r}", f"the field {needed!r}"
 
 
-def _dtypes(
-    keys: tuple[str, ...], chosen: Sequence[str], known: dict[str, object] | dict[str, str]
-) -> Iterator[Problem]:
+def _dtypes(keys: tuple[str, ...], chosen: Sequence[str], known: Mapping[str, object]) -> Iterator[Problem]:
     what = ": ".join(keys)
     if not chosen:
         yield keys, f"{what}: no dtype at all", "at least one dtype, or no such field"

@@ -166,13 +166,15 @@ class Linear(nn.Module):
         if self._looked >= LOOKS or blocked():
             return False
         self._looked += 1
-        value = Packed(self.mode, self.pattern.pairs, *weight.shape, None, packed, None, self.layout)
+        rows, depth = weight.shape
+        value = Packed(self.mode, self.pattern.pairs, rows, depth, None, packed, None, self.layout)
         return torch.equal(value.weight().to(torch.float32), weight.to(torch.float32))
 
     def as_packed(self) -> Packed:
         """The weight, or the part of it that this rank has, as the value that ``matmul`` takes."""
         packed, (weight, scale) = self.packed if self.fresh else None, self.local()
-        return Packed(self.mode, self.pattern.pairs, *weight.shape, weight, packed, _flat(scale), self.layout)
+        rows, depth = weight.shape
+        return Packed(self.mode, self.pattern.pairs, rows, depth, weight, packed, _flat(scale), self.layout)
 
     # --- forward --------------------------------------------------------------------------------------------------
 
@@ -182,8 +184,9 @@ class Linear(nn.Module):
 
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """:meth:`forward` with a bias that somebody else holds."""
-        held, scale, packed = self.weight, self.weight_scale, self.packed  # once: a module's attributes are slow
+        held, packed = self.weight, self.packed  # once: a module's attributes are slow
         weight: Tensor = held
+        scale: Tensor | None = self.weight_scale
         if self.placed is not None:
             weight, scale = self.local()
         if packed is not None and not torch.compiler.is_compiling() and self._packed_from != _state(held, weight):

@@ -67,7 +67,7 @@ def shard(model: nn.Module, plan: Mapping[str, str] | None = None, group: Any = 
     world = group.size() if isinstance(group, DeviceMesh) else dist.get_world_size(group)
     cuts = planned(model, getattr(model, "tp_plan", None) or {} if plan is None else plan, world)
     device = cuts[0].layer.weight.device.type
-    mesh = group if isinstance(group, DeviceMesh) else DeviceMesh.from_group(group or dist.group.WORLD, device)
+    mesh = group if isinstance(group, DeviceMesh) else DeviceMesh.from_group(group or _world(), device)
     for each in cuts:
         parallelize_module(each.layer, mesh, Colwise() if each.style == "colwise" else Rowwise())
     return [each.name for each in cuts]
@@ -112,3 +112,10 @@ def planned(model: nn.Module, plan: Mapping[str, str], world: int) -> list[Cut]:
 
 def _sides(each: Cut) -> str:
     return "features of the output" if each.style == "colwise" else "columns"
+
+
+def _world() -> dist.ProcessGroup:
+    """The group of all ranks, which exists since the number of ranks was asked for."""
+    world = dist.group.WORLD
+    assert world is not None
+    return world

@@ -8,6 +8,7 @@ was checkpointed is not trained, silently.
 from __future__ import annotations
 
 import sys
+from types import FrameType
 from typing import Any
 
 import torch
@@ -24,12 +25,12 @@ def _arguments() -> tuple[Any, ...] | None:
     """What the reentrant checkpoint that is running was called with; None outside of one."""
     if torch.is_grad_enabled() or torch.is_inference_mode_enabled():
         return None
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code is _FORWARD:
             given: tuple[Any, ...] = frame.f_locals["args"]
             return given
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return None
 
 

@@ -124,7 +124,10 @@ class _Total(torch.autograd.Function):
 
 
 def batch_norm(
-    norm: nn.Module, feats: Tensor, keep: Tensor, total: Callable[[Tensor], Tensor] = lambda part: part
+    norm: nn.BatchNorm1d | nn.SyncBatchNorm,
+    feats: Tensor,
+    keep: Tensor,
+    total: Callable[[Tensor], Tensor] = lambda part: part,
 ) -> Tensor:
     """``feats`` ``[n, c]`` normalised by the statistics of the rows to ``keep`` ``[n, 1]``, from which ``norm`` learns.
 

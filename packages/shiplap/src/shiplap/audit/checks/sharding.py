@@ -35,7 +35,8 @@ def observe(op: Op, case: Case) -> Observation:
     rules = known_rules(op, case.args)
     if not rules:
         return Observation(skip="no dim of it may be cut")
-    worst, looked = 0.0, []
+    worst = 0.0
+    looked: list[str] = []
     for rule in rules:
         size = cut_size(op, rule, case.args)
         for sizes in cuts(size) if size is not None else ():
