@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -267,8 +268,9 @@ def _gradients(case: _Case, witness: Witness, form: Form) -> None:
     with case.noting(f"gradients of {form.label}"):
         got = witness.gradients(args, seeds, own)
         sums = Reduction(max(1, max(o.numel() for o in own)))
-        recompute = lambda: case.problem.gradients(args, seeds, wide=True)  # noqa: E731
-        if problem := settle(got, own, wide, sums, recompute, case.problem.tolerance).problem:
+        if problem := settle(
+            got, own, wide, sums, partial(case.problem.gradients, args, seeds, wide=True), case.problem.tolerance
+        ).problem:
             raise Wrong("gradients", problem)
 
 

@@ -11,8 +11,7 @@ The way of a call, and where each step is::
     op.execute          op/serve.py                    below autograd and autocast:
        op.bind          op/plan/                       arguments are checked, names bound to sizes: a Binding
        op.pick          op/serve.py, choices.py        the choice in force, or the first kernel that takes the call
-       op.serve         op/serve.py                    kernel.run (op/python.py, bind/cabi.py, bind/direct.py), or the
-                                                       reference
+       op.serve         op/serve.py                    kernel.run (python.py, cabi.py, direct.py) or the reference
 
 What is wrong with a call is said in one place: :meth:`Op.explain`.
 """

@@ -8,7 +8,7 @@ import sys
 import sysconfig
 import threading
 import time
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 import torch
@@ -52,10 +52,11 @@ class Snapshot:
         """How many other threads of Python run code that is neither Python's own nor torch's, nor wait in it."""
         mine, count = threading.get_ident(), 0
         for ident, frame in sys._current_frames().items():
-            files, at = [], frame
+            files: list[str] = []
+            at: FrameType | None = frame
             while ident != mine and at is not None:
                 files.append(_real(at.f_code.co_filename))
-                at = at.f_back  # type: ignore[assignment]
+                at = at.f_back
             count += any(not f.startswith(self._trusted) for f in files)
         return count
 

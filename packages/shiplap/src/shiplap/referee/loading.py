@@ -48,15 +48,15 @@ def load_named(home: str, names: Sequence[str]) -> Any:
     raise AttributeError(f"{home} has no {' or '.join(names)}")
 
 
-def build(value: Any, init: Sequence[Any], state: Mapping[str, Any], seed: int) -> Callable[..., Any]:
+def build(value: Any, init: Sequence[Any], state: Mapping[str, Any], seed: int) -> Any:
     """What is called: an instance of a class with these parameters, or the function itself."""
     if not isinstance(value, type):
-        return value  # type: ignore[no-any-return]
+        return value
     torch.manual_seed(seed)
     made = value(*init)
     if state and isinstance(made, torch.nn.Module):
         made.load_state_dict(dict(state), strict=False)
-    return made  # type: ignore[no-any-return]
+    return made
 
 
 def _positional(op: Op, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -76,7 +76,8 @@ def ready(asked: Mapping[str, Any], init: Sequence[Any], state: Mapping[str, Any
         return lambda *args: ()
     value = load_named(asked["home"], asked["names"])
     if asked["kind"] == "maker":
-        return value(*init)  # type: ignore[no-any-return]
+        maker: Callable[..., Any] = value(*init)
+        return maker
     if isinstance(value, Op):
         return _positional(value, value.reference if asked["kind"] == "reference" else value)
     made: Callable[..., Any] = build(value, init, state, asked["seed"])
