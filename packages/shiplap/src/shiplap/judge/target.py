@@ -131,11 +131,12 @@ def _loaded(target: Target) -> Any:
 
 def _built(value: Any, init: list[Any], seed: int, target: Target) -> Callable[..., Any]:
     try:
-        return build(value, init, {}, seed)
+        built: Callable[..., Any] = build(value, init, {}, seed)
     except Exception as e:
         raise error(
             "SL616", where=target.names[0], got=last_line(e), expected=f"an instance from {init!r}"[:200]
         ) from e
+    return built
 
 
 def _call(maker: Inputs, target: Target) -> Any:

@@ -63,8 +63,9 @@ def _swapped(node: Node) -> tuple[Dim, Dim] | None:
     elif name == "t":
         dims = [0, 1] if rank == 2 else []
     else:
-        dims = [d for r in rest for d in (r if isinstance(r, (list, tuple)) else [r])]
-        if any(type(d) is not int for d in dims):
+        named = [d for r in rest for d in (r if isinstance(r, (list, tuple)) else [r])]
+        dims = [d for d in named if type(d) is int]
+        if len(dims) != len(named):
             return None
         if name == "permute":
             moved = [i for i, d in enumerate(dims) if d % rank != i] if len(dims) == rank else []

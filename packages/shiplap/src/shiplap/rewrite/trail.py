@@ -15,7 +15,19 @@ from torch.fx import Node
 from shiplap.rewrite.graph import value
 from shiplap.rewrite.normal import arguments, called
 
-__all__ = ["CASTS", "constant", "drops", "factor", "handed_on", "idle", "named", "only_reader", "operands", "same"]
+__all__ = [
+    "CASTS",
+    "constant",
+    "drops",
+    "factor",
+    "handed_on",
+    "idle",
+    "named",
+    "only_reader",
+    "operands",
+    "same",
+    "source",
+]
 
 CASTS = frozenset({"to", "type", "float", "half", "bfloat16", "double", "type_as", "_to_copy"})
 SAME_VALUES = CASTS | {"contiguous", "alias", "detach_", "positive"}
@@ -33,6 +45,13 @@ def named(node: Any) -> str:
 def operands(node: Node) -> list[Any]:
     """The positional arguments of a call, then those by name."""
     return [*node.args, *node.kwargs.values()]
+
+
+def source(node: Node) -> Node:
+    """The first argument of a call that is known to read a tensor there."""
+    first = node.args[0]
+    assert isinstance(first, Node), node
+    return first
 
 
 def drops(node: Node) -> bool:

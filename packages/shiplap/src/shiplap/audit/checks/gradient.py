@@ -229,8 +229,8 @@ def _of_lists(op: Op, case: Case) -> str:
         return "" if any(t in str(e) for t in ("SL304", "not implemented", "does not require grad")) else last_line(e)
     if wide is None or own is None or got is None:
         return ""  # no backward: requires_grad and has_backward say so
-    again = partial(_numbers_of, pulled, plain, by_reference)
-    difference = settle(got, own, wide, Reduction(max(1, case.numel)), again, op.spec.tolerated)
+    repeated = partial(_numbers_of, pulled, plain, by_reference)
+    difference = settle(got, own, wide, Reduction(max(1, case.numel)), repeated, op.spec.tolerated)
     return difference.problem and f"gradients of all tensors, those in lists too: {difference.problem}"
 
 

@@ -66,7 +66,8 @@ class Attention(Rewrite):
             above = e
         below = _weighted(softmax)
         if above is None or below is None:
-            return _lost(softmax)
+            _require_no_attention(softmax)
+            return None
         for side in (above, below):
             if isinstance(side, Obstructed):
                 raise side
@@ -107,7 +108,7 @@ def _over_last(node: Node) -> bool:
     return isinstance(held, Tensor) and held.dim() >= 2 and bool(dims) and dims[0] % held.dim() == held.dim() - 1
 
 
-def _lost(softmax: Node) -> None:
+def _require_no_attention(softmax: Node) -> None:
     """Raise where a softmax has products not far above and below it, and calls in between that are not understood."""
     above, below = _nearest_product(softmax, up=True), _nearest_product(softmax, up=False)
     if not above or not below or above[0].all_input_nodes == below[0].all_input_nodes:
@@ -185,7 +186,7 @@ def _keeps_matrix(node: Node) -> bool:
     """Whether ``node`` is a view that splits or joins leading dims only."""
     if trail.named(node) not in ("view", "flatten", "unflatten", "unsqueeze", "squeeze"):
         return False
-    before, after = value(node.args[0]), value(node)
+    before, after = value(trail.source(node)), value(node)
     return before.dim() > 1 < after.dim() and [*map(str, before.shape[-2:])] == [*map(str, after.shape[-2:])]
 
 

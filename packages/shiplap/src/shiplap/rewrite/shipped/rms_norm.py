@@ -60,24 +60,16 @@ class RmsNorm(Rewrite):
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
         for node in list(graph.nodes):
-            outcome = _squares(node)
-            if isinstance(outcome, _Squares):
-                outcome = self._at(graph, outcome)
+            squares = _squares(node)
+            outcome = self._at(graph, squares) if isinstance(squares, _Squares) else squares
             if isinstance(outcome, _Miss):
-                miss = outcome
-                yield NearMiss(
-                    self.name,
-                    self.level,
-                    miss.node.name,
-                    source_line(miss.node),
-                    miss.obstacle,
-                    miss.reason,
-                    3,
-                    5,
-                    miss.fix,
-                )
-            elif outcome is not None:
+                outcome = self._near(outcome)
+            if outcome is not None:
                 yield outcome
+
+    def _near(self, miss: _Miss) -> NearMiss:
+        line = source_line(miss.node)
+        return NearMiss(self.name, self.level, miss.node.name, line, miss.obstacle, miss.reason, 3, 5, miss.fix)
 
     def _at(self, graph: Graph, squares: _Squares) -> Outcome | _Miss | None:
         product = trail.only_reader(squares.root)
@@ -145,8 +137,8 @@ def _root(square: Any) -> Node | None:
 
 
 def _over_last(mean: Node, held: Tensor) -> bool:
-    dims = next((a for a in (*mean.args[1:2], mean.kwargs.get("dim")) if a is not None), None)
-    dims = [dims] if isinstance(dims, int) else list(dims or ())
+    given: Any = next((a for a in (*mean.args[1:2], mean.kwargs.get("dim")) if a is not None), ())
+    dims: list[Any] = [given] if isinstance(given, int) else list(given)
     kept: Any = mean.args[2] if len(mean.args) > 2 else mean.kwargs.get("keepdim", False)
     return [d % held.dim() for d in dims] == [held.dim() - 1] and bool(kept)
 
@@ -168,13 +160,13 @@ def _weighted(product: Node, width: Any, nodes: list[Node]) -> tuple[Node, Node 
                 nodes.append(after)
                 last = after
             return last, other
-    if casts and all(_narrows(c, c.args[0]) for c in casts):
+    if casts and all(_narrows(c, trail.source(c)) for c in casts):
         nodes += casts
         return node, None
     return product, None
 
 
-def _narrows(cast: Node, given: Any) -> bool:
+def _narrows(cast: Node, given: Node) -> bool:
     """A cast to the same dtype or to 16 bits."""
     return (
         trail.idle(cast)

@@ -83,7 +83,8 @@ def scores_of(top: Any, reader: Node, depth: int = 0) -> Scores | None:
         return _product(top)
     step = _step(top)
     if step is None:
-        return _obstructed(top, depth)
+        _require_no_product(top, depth)
+        return None
     below = None
     for inner, made in step:
         below = scores_of(inner, top, depth + 1)
@@ -185,7 +186,7 @@ def _stretched(node: Node, given: list[Any]) -> list[tuple[Any, list[Step | None
 
 def _viewed(node: Node) -> bool:
     """A view that splits or joins leading dims of known size."""
-    before, after = value(node.args[0]), value(node)
+    before, after = value(trail.source(node)), value(node)
     if before.dim() < 2 or after.dim() < 2:
         return False
     known = all(isinstance(n, int) for n in (*before.shape, *after.shape))
@@ -213,7 +214,7 @@ def _product(node: Node) -> Scores | None:
     natural = _swaps_last(k)
     if natural:
         passed.append(k)
-        k, more = _unscaled(k.args[0], passed)
+        k, more = _unscaled(trail.source(k), passed)
         also *= more
     lead = tuple(value(node).shape[:-2])
     return Scores(node, q, k, natural, by * also, lead, steps, [*passed, node])
@@ -229,7 +230,7 @@ def _unscaled(node: Node, passed: list[Node]) -> tuple[Node, float]:
             at, scale = scaled[0], scale * scaled[1]
         elif trail.idle(at) and trail.named(at) != "dropout":
             gone.append(at)
-            at = at.args[0]
+            at = trail.source(at)
         else:
             break
         held = value(at)
@@ -248,7 +249,7 @@ def _swaps_last(node: Node) -> bool:
     return [given.get("dim0"), given.get("dim1")] == [rank - 2, rank - 1]
 
 
-def _obstructed(top: Node, depth: int) -> None:
+def _require_no_product(top: Node, depth: int) -> None:
     """Raise where a product stands right above a call that attention does not know."""
     for given in top.all_input_nodes:
         held = value(given)
