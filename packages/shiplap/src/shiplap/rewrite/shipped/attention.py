@@ -246,7 +246,7 @@ class _Plan:
 def _changed(step: Step, bias: Tensor | None, given: Any) -> Tensor | None:
     """What a step on the way from the product to the softmax makes of the bias so far."""
     if step.kind == "add":
-        term = given if step.number == 1 else given * step.number
+        term: Tensor = given if step.number == 1 else given * step.number
         return term if bias is None else bias + term
     if step.kind in ("fill", "keep"):
         rest = torch.zeros((), dtype=step.dtype, device=given.device) if bias is None else bias
@@ -271,7 +271,8 @@ def _attended(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float
     elif rank < 4:
         at = 1 if rank == 3 else 0
         for _ in range(4 - rank):
-            q, k, v, bias = (None if t is None else t.unsqueeze(at) for t in (q, k, v, bias))
+            q, k, v = (t.unsqueeze(at) for t in (q, k, v))
+            bias = None if bias is None else bias.unsqueeze(at)
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale)
     return out.reshape(*lead, *out.shape[-2:]) if rank != 4 else out
 
