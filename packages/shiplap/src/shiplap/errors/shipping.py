@@ -1,4 +1,4 @@
-"""Packages that carry native code: SL308 to SL329."""
+"""Packages that carry native code: SL308 to SL310."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["ShippingError"]
 
 
 class ShippingError(ShiplapError, RuntimeError):
-    """A package that cannot be made, or whose native code cannot be used (SL308 to SL329)."""
+    """A package that cannot be made, or whose native code cannot be used (SL308 to SL310)."""
 
 
 register(
