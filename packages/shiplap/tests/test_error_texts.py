@@ -23,7 +23,7 @@ VERBS = set(
     re.findall(
         r"\w+",
         """is are was were has have had can cannot could does do did must needs differs disagree disagrees exceeds
-        exists refused failed overlaps belongs names falls declares lists comes fails looks""",
+        exists refused failed overlaps belongs names falls declares lists comes fails look looks""",
     )
 )
 ACTIONS = set(
