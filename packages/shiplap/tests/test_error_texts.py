@@ -30,9 +30,9 @@ ACTIONS = set(
     re.findall(
         r"\w+",
         """add annotate apply bind build call check choose compare compress compute convert copy correct declare define
-        delete enlarge fold follow give import install issue judge keep leave let load make move name pack pad pair pass prune
-        quantise read rebuild record regenerate reinstall remove rename repair report reshape restore return review
-        run save set split start take tune use wait work write""",
+        delete enlarge fold follow give import install issue judge keep leave let load make move name pack pad pair pass
+        prune quantise read rebuild record regenerate reinstall remove rename repair report reshape restore return
+        review run save set split start take tune use wait work write""",
     )
 )
 SOURCES = sorted(REPOSITORY.glob("packages/*/src/**/*.py"))

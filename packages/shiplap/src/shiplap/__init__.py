@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,6 @@ from shiplap.errors import ShiplapError, ShiplapNotice
 from shiplap.op import Op, OpSpec, adopt, digest, op
 from shiplap.op.sharding import refused
 from shiplap.selection import freeze, tune
-from shiplap.shard import on_refused
 
 if TYPE_CHECKING:
     from shiplap.audit import Finding, audit
@@ -88,6 +88,15 @@ def _lower_templates() -> None:
     install()
 
 
+def _explain_sharding(op: Op, values: Sequence[Any], cause: Exception) -> bool:
+    """After a call has failed: register the op's sharding rules if it was called with a DTensor."""
+    if "torch.distributed.tensor" not in sys.modules:
+        return False  # there is no DTensor
+    from shiplap.shard import on_refused
+
+    return on_refused(op, values, cause)
+
+
 digest.on_trace(_lower_templates)
-refused.append(on_refused)
+refused.append(_explain_sharding)
 sys.modules[__name__].__class__ = _Package

@@ -124,7 +124,7 @@ def test_by_name(fresh_compiler, monkeypatch):
     names = [r.name for r in shipped.everything]
     assert len(names) == len(set(names))
     assert names[0] == "no_ops"
-    assert {"attention", "attention_float16", "shared_input_linears", "batch_linear", "conv_norm"} <= set(names)
+    assert {"attention", "rms_norm", "shared_input_linears", "batch_linear", "conv_norm"} <= set(names)
     assert set(names) == {
         r.name for v in vars(shipped).values() for r in (v if isinstance(v, tuple) else (v,)) if isinstance(r, Rewrite)
     }

@@ -113,8 +113,12 @@ def test_an_error_inside_leaves_nothing():
 
 
 def test_two_rewrites_of_one_name():
-    with pytest.raises(sl.ShiplapError, match=r"SL802(.|\n)*two rewrites of that name"):
-        sl.rewrites(PLAIN, made())
+    with pytest.raises(sl.ShiplapError, match=r"SL802(.|\n)*two different rewrites of that name"):
+        sl.rewrites(PLAIN, made(by=lambda x, w: torch.matmul(x, w.t())))
+
+
+def test_the_same_rewrite_may_come_twice():
+    assert len(sl.rewrites(PLAIN, PLAIN).rewrites) == 1
 
 
 @pytest.mark.parametrize("level", list(PLACES))

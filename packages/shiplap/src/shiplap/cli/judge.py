@@ -15,7 +15,7 @@ __all__ = ["command"]
 EPILOG = """\b
 Examples:
   shiplap judge problem.py generated.py                  Model of the one, ModelNew of the other
-  shiplap judge ref.py:softmax fast.py:softmax --json    functions; get_inputs() lies beside the reference
+  shiplap judge ref.py:softmax fast.py:softmax --json    get_inputs() lies beside the reference
   shiplap judge mylib.ops:rms_norm fast.py:rms --sizes n=4096,c=1024
   shiplap judge ref.py fast.py --seconds 20 --fixed-shapes --html verdict.html
 

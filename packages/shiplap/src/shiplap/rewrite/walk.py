@@ -97,7 +97,7 @@ class _Walker:
         self.pattern = pattern
 
     def node(self, fit: Fit, want: Node, actual: Any, user: Node) -> list[Fit]:
-        """``want`` of the pattern is ``found``, which ``user`` reads: in which ways, or how far it came."""
+        """The ways in which ``want`` of the pattern is ``actual``, which ``user`` reads, or how far it came."""
         if trail.same(actual) and (want in self.pattern.inputs or called(actual) != called(want)):
             fit = fit.copy()
             fit.passed += (actual,)

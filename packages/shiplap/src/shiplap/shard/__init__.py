@@ -21,6 +21,11 @@ def on_refused(op: Op, values: Sequence[Any], cause: Exception) -> bool:
     Raises:
         ArgumentError: SL216 for tensors among DTensors, SL217 where no sharding rule is known.
     """
+    for given in values:
+        if isinstance(given, (list, tuple)) and any(map(dtensor.is_dtensor, given)):
+            raise error(
+                "SL217", where=op.spec.name, got="DTensors in a list", expected="plain tensors in lists"
+            ) from None
     if not any(dtensor.is_dtensor(v) for v in values):
         return False
     if dtensor.lacks_strategy(cause):

@@ -140,7 +140,7 @@ class FoldedNorm(Rewrite):
                 fit = walk(pattern, node)
                 if not (fit.stop or check_sizes(pattern, fit, any_rank=False) or check_users(pattern, fit)):
                     x, *statistics = map(fit.args.get, drawn.signature.parameters)
-                    yield _Norm(node, x, tuple(fit.nodes.values()), tuple(statistics))
+                    yield _Norm(node, x, tuple(fit.replaced), tuple(statistics))
                     break
 
     def _at(self, graph: Graph, norm: _Norm) -> Outcome:
