@@ -245,7 +245,7 @@ itself(conv1d, requires=("b >= 1", "t >= 1", "c >= 1", "o >= 1"))
 
 itself(group_norm, requires=("b >= 1", "t >= 1"))
 for _fn in MORE:
-    itself(_fn)
+    itself(_fn, requires=("o >= 1", "c >= 1", "h >= 1", "w >= 1", "b >= 1") if _fn is conv2d else ())
 itself(amax, requires=("c >= 1",))
 itself(top2, requires=("c >= 2",))
 itself(gather, requires=("c >= 1",))

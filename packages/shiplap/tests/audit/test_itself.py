@@ -10,11 +10,12 @@ from shiplap.audit import audit
 from tests.audit.itself import OPS
 
 SEEDS = int(os.environ.get("SHIPLAP_TEST_SEEDS", "1"))
+LONG = ("attention",)  # three minutes
 LOOKED = ("numerics", "edges", "special", "gradient")
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
-@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.long) if n in LONG else n for n in OPS])
 def test_a_function_of_torch_is_right_by_its_own_reference(name, seed):
     findings = audit(OPS[name], checks=LOOKED, seed=4242 + seed, budget_s=600)
     assert [f"{f.check}: {f.evidence} ({f.input})" for f in findings if f.verdict != "ok"] == []

@@ -9,4 +9,5 @@ def test_no_cheat_wins_a_tuning():
     assert choice.kernel in ("plain", "reference"), choice
     dropped = {f.evidence.partition(":")[0] for f in choice.findings if f.check == "tune.confirm"}
     assert dropped, choice.findings
-    assert dropped <= {"stack", "fingerprint", "pointer", "clock", "judge", "calls"}
+    # The one that changes the clock makes the times of all that race beside it untrue: the honest one may go as well.
+    assert dropped <= {"stack", "fingerprint", "pointer", "clock", "judge", "calls", "plain"}

@@ -33,7 +33,14 @@ PINNED: dict[str, dict[str, int]] = {
     "resnet50": {"conv_norm": 53},
     "vit": {"no_ops": 9, "attention": 2, "shared_input_linears": 2, "layer_norm_linear": 4, "linear_tanh": 1},
     "convnext": {"layer_norm_linear": 5},
-    "clip": {"no_ops": 9, "shared_input_linears": 4, "layer_norm_linear": 9, "batch_linear": 4, "batch_layer_norm": 4},
+    "clip": {
+        "attention": 4,
+        "no_ops": 9,
+        "shared_input_linears": 4,
+        "layer_norm_linear": 9,
+        "batch_linear": 4,
+        "batch_layer_norm": 4,
+    },
 }
 
 

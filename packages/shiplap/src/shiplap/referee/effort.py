@@ -11,9 +11,10 @@ from shiplap.compat.modes import TorchDispatchMode
 from shiplap.compat.trees import map_leaves
 from shiplap.op import Op
 from shiplap.referee.case import Case, tree_map
+from shiplap.referee.lengths import HUGE
 from shiplap.referee.run import last_line, split
 
-__all__ = ["too_much"]
+__all__ = ["outsized"]
 
 ELEMENTS, CALLS = 1 << 24, 2000
 
@@ -35,7 +36,13 @@ class _Counting(TorchDispatchMode):
         return result
 
 
-def too_much(op: Op, case: Case) -> str:
+def outsized(op: Op, case: Case) -> str:
+    """Why a case with a scalar beyond 32 bits should not be run, empty if it may be: a size costs what it says."""
+    huge = any(type(v) is int and v in HUGE for _, v in case.recipe.scalars)
+    return _too_much(op, case) if huge else ""
+
+
+def _too_much(op: Op, case: Case) -> str:
     """Why the reference should not be run on ``case``: its size, or that nobody can tell without values. Else empty."""
     args = tree_map(lambda t: t.detach().to("meta"), case.args)
     positional, named = split(op.spec, args)

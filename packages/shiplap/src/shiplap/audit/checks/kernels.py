@@ -19,6 +19,7 @@ from shiplap.op.binding import Binding, shape_of
 from shiplap.op.kernel import Kernel
 from shiplap.referee.case import Case
 from shiplap.referee.compare import bitwise
+from shiplap.referee.effort import outsized
 from shiplap.referee.judge import against_reference
 from shiplap.referee.run import effects, is_adopted, last_line, outputs, reference, split, tensors
 from shiplap.referee.samples import Samples
@@ -38,7 +39,8 @@ def cases(samples: Samples) -> Iterable[Case]:
         return
     special = (c for c in samples.special() if c.recipe.values in SOME)
     yield from chain(samples.values(), samples.dtypes(), samples.optionals(), samples.scalars(), samples.edges())
-    yield from chain(samples.odd_scalars(), samples.layouts(), samples.long(), samples.tiles(), special)
+    odd = (c for c in samples.odd_scalars() if not outsized(samples.op, c))
+    yield from chain(odd, samples.layouts(), samples.long(), samples.tiles(), special)
 
 
 def _plainly_served(op: Op, device: str) -> bool:

@@ -11,9 +11,8 @@ from shiplap.errors import ArgumentError
 from shiplap.op import Op
 from shiplap.op.outputs import tensors_of
 from shiplap.referee.case import Case, tree_map
-from shiplap.referee.effort import too_much
+from shiplap.referee.effort import outsized
 from shiplap.referee.judge import against_reference
-from shiplap.referee.lengths import HUGE
 from shiplap.referee.run import last_line, reference, run, split, tensors
 from shiplap.referee.samples import Samples
 
@@ -23,7 +22,7 @@ def cases(samples: Samples) -> Iterable[Case]:
 
 
 def observe(op: Op, case: Case) -> Observation:
-    if any(type(v) is int and v in HUGE for _, v in case.recipe.scalars) and (reason := too_much(op, case)):
+    if reason := outsized(op, case):
         return Observation(skip=f"the reference would take too much: {reason}")
     try:
         if not case.device.startswith("cpu"):  # a row number out of range would end the process there
