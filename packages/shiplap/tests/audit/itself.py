@@ -32,10 +32,11 @@ def itself(fn: Callable[..., Any], **declaration: Any) -> None:
     def _(grad: Any, saved: Any, needs: Any) -> dict[str, Any]:
         values = {a.name: getattr(saved, a.name) for a in op.spec.args}
         wanted = [n for n, v in values.items() if isinstance(v, Tensor) and getattr(needs, n, False)]
+        twice = torch.is_grad_enabled()  # some functions have another formula then
         with torch.enable_grad():
             inputs = [values[n] if values[n].requires_grad else values[n].detach().requires_grad_() for n in wanted]
             out = fn(**{**values, **dict(zip(wanted, inputs, strict=True))})
-            gradients = torch.autograd.grad(out, inputs, grad, create_graph=torch.is_grad_enabled(), allow_unused=True)
+            gradients = torch.autograd.grad(out, inputs, grad, create_graph=twice, allow_unused=True)
         return dict(zip(wanted, gradients, strict=True))
 
     OPS[fn.__name__] = op
