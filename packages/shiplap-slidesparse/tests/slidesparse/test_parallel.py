@@ -82,10 +82,7 @@ EXPECTED = ranks.table("slidesparse")
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_two_ranks_do_what_the_page_says(name, reported):
-    if EXPECTED[name] == "–":
-        assert name not in reported
-    else:
-        assert reported[name] == EXPECTED[name]
+    assert reported.get(name, ranks.NO_SUCH_CELL) == EXPECTED[name]
 
 
 def test_every_combination_is_on_the_page(reported):

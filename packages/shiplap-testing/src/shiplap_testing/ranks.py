@@ -17,9 +17,10 @@ from datetime import timedelta
 
 from shiplap_testing.paths import REPOSITORY, searched
 
-__all__ = ["cell", "main", "outcomes", "table"]
+__all__ = ["NO_SUCH_CELL", "cell", "main", "outcomes", "table"]
 
 MARK = "outcomes of cells: "
+NO_SUCH_CELL = "–"  # what the table says where a combination makes no sense
 _cells: dict[str, Callable[[int, int], str]] = {}
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from shiplap.bind import cabi
 from shiplap.errors import ShiplapError, ShiplapNotice
 from shiplap.op import Op, OpSpec, adopt, digest, op
-from shiplap.op.sharding import refused
+from shiplap.op.sharding import failure_hooks
 from shiplap.selection import freeze, tune
 
 if TYPE_CHECKING:
@@ -98,5 +98,5 @@ def _explain_sharding(op: Op, values: Sequence[Any], cause: Exception) -> bool:
 
 
 digest.on_trace(_lower_templates)
-refused.append(_explain_sharding)
+failure_hooks.append(_explain_sharding)
 sys.modules[__name__].__class__ = _Package

@@ -45,7 +45,7 @@ class Registrations:
         self._refusals: dict[str, Refusal] = {}
         self._defined: list[str] = []
         self._above: dict[str, str] = {}
-        self._told: list[Implementation] = []
+        self._functions: list[Implementation] = []
         _kept.append(self)
 
     @classmethod
@@ -73,16 +73,16 @@ class Registrations:
             return overload
         if name in self._above:
             above = self.overload(self._above[name])
-            self._wrap(overload, packet, _rising(overload._op, refusal, above))
+            self._wrap(overload, packet, _through_autograd(overload._op, refusal, above))
             return overload
         for each in (overload,) if suffix else (packet, overload):
-            self._wrap(each, packet, _telling(each._op, refusal))
+            self._wrap(each, packet, _with_own_errors(each._op, refusal))
         return overload
 
     def _wrap(self, op: Any, packet: Any, function: Implementation) -> None:
         """Calls of ``op`` are calls of ``function``."""
         op._op = function
-        self._told.append(function)  # TorchScript knows functions by their id
+        self._functions.append(function)  # TorchScript knows functions by their id
         torch.jit._builtins._register_builtin(function, packet._qualified_op_name)
 
     def show(self, name: str, above: str) -> None:
@@ -142,10 +142,10 @@ class Registrations:
             self._library.impl(self._named(name), kernel, key)
 
 
-def _telling(plain: Implementation, refusal: Refusal) -> Implementation:
-    """``plain``, what an op of torch calls, with the errors that ``refusal`` knows: C++ cannot raise them."""
+def _with_own_errors(plain: Implementation, refusal: Refusal) -> Implementation:
+    """``plain``, which an op of torch calls. ``refusal`` gives the ShiplapError behind a RuntimeError of C++."""
 
-    def telling(*args: Any, **kwargs: Any) -> Any:
+    def called(*args: Any, **kwargs: Any) -> Any:
         try:
             return plain(*args, **kwargs)
         except RuntimeError as e:
@@ -153,28 +153,26 @@ def _telling(plain: Implementation, refusal: Refusal) -> Implementation:
                 raise wrong from None
             raise
 
-    vars(telling)["plain"] = plain
-    return telling
+    vars(called)["plain"] = plain
+    return called
 
 
-def _rising(plain: Implementation, refusal: Refusal, above: Overload) -> Implementation:
-    """As :func:`_telling`, for ``plain`` below autograd: a call in which a gradient or a tangent is asked for after all
-    is a call of ``above``. So a graph of ``torch.fx.symbolic_trace`` can be trained."""
+def _through_autograd(plain: Implementation, refusal: Refusal, above: Overload) -> Implementation:
+    """As :func:`_with_own_errors`, for ``plain`` below autograd. A call that needs gradients or tangents calls ``above``.
+
+    A graph of ``torch.fx.symbolic_trace`` holds calls of ``plain``, and can be trained for this reason.
+    """
     any_requires_grad: Callable[..., bool] = torch._C._any_requires_grad
     enabled, forward = torch.is_grad_enabled, torch.autograd.forward_ad
 
-    def rising(*args: Any, **kwargs: Any) -> Any:
-        try:
-            if forward._current_level >= 0 or (enabled() and any_requires_grad(*args, **kwargs)):
-                return above(*args, **kwargs)
-            return plain(*args, **kwargs)
-        except RuntimeError as e:
-            if type(e) is RuntimeError and (wrong := refusal(e)) is not None:
-                raise wrong from None
-            raise
+    def routed(*args: Any, **kwargs: Any) -> Any:
+        if forward._current_level >= 0 or (enabled() and any_requires_grad(*args, **kwargs)):
+            return above(*args, **kwargs)
+        return plain(*args, **kwargs)
 
-    vars(rising)["plain"] = plain
-    return rising
+    called = _with_own_errors(routed, refusal)
+    vars(called)["plain"] = plain
+    return called
 
 
 def find_overload(namespace: str, name: str) -> Overload | None:

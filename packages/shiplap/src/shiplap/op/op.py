@@ -41,7 +41,7 @@ from shiplap.op.python import PythonFunction
 from shiplap.op.route import route_of
 from shiplap.op.schema import BELOW, below, schema, tags
 from shiplap.op.serve import Served
-from shiplap.op.sharding import refused
+from shiplap.op.sharding import failure_hooks
 from shiplap.op.source import home, same_home
 from shiplap.op.spec import OpSpec
 from shiplap.op.state import Sampler
@@ -99,7 +99,7 @@ class Op(calls.ShortCut[P, R], Served):
         """Raise what is wrong with a call that failed with ``cause``, in our words; else say whether to try again."""
         if not isinstance(cause, ShiplapError) and (wrong := self.refusal(cause) or self.plan.misfit(args, kwargs)):
             raise wrong from None
-        return any(ask(self, (*args, *kwargs.values()), cause) for ask in refused)
+        return any(hook(self, (*args, *kwargs.values()), cause) for hook in failure_hooks)
 
     def out(
         self, *args: Value, out: Tensor | Sequence[Tensor], workspace: Tensor | None = None, **kwargs: Value

@@ -9,15 +9,16 @@ from typing import Any, Literal, TypeAlias
 from shiplap.errors import error
 from shiplap.op.spec import OpSpec
 
-__all__ = ["Part", "Refused", "ShardingRule", "read_sharding", "refused"]
+__all__ = ["FailureHook", "Part", "ShardingRule", "failure_hooks", "read_sharding"]
 
 Part: TypeAlias = int | Literal["whole", "sum", "max", "min"]
 """What a rank has of a tensor: a cut along an axis, all of it, or what is to be combined with what the others have."""
 
 PARTS = ("whole", "sum", "max", "min")
-Refused: TypeAlias = Callable[[Any, Sequence[Any], Exception], bool]
-refused: list[Refused] = []
-"""Asked with an op, its arguments and the error when a call has failed: raise what is wrong, or ask for a retry."""
+FailureHook: TypeAlias = Callable[[Any, Sequence[Any], Exception], bool]
+failure_hooks: list[FailureHook] = []
+"""Functions of an op, its arguments and the error of a failed call. One raises a clearer error, or returns whether the
+call should be tried once more."""
 
 
 @dataclass(frozen=True)
