@@ -158,7 +158,7 @@ def _with_own_errors(plain: Implementation, refusal: Refusal) -> Implementation:
 
 
 def _through_autograd(plain: Implementation, refusal: Refusal, above: Overload) -> Implementation:
-    """As :func:`_with_own_errors`, for ``plain`` below autograd. A call that needs gradients or tangents calls ``above``.
+    """As :func:`_with_own_errors`, but a call that needs a gradient or a tangent calls ``above``.
 
     A graph of ``torch.fx.symbolic_trace`` holds calls of ``plain``, and can be trained for this reason.
     """
