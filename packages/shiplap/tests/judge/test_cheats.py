@@ -76,4 +76,6 @@ def test_an_honest_kernel_is_accepted(judged, name):
 
 def test_a_file_that_a_cheat_may_not_write_is_not_there(judged, tmp_path):
     judged(CHEATS["beside itself"])
-    assert sorted(p.name for p in Path(tmp_path).rglob("*")) == ["candidate", "it.py", "problem.py"]
+    # Python keeps the compiled problem beside its source unless the environment forbids it.
+    kept = {p.name for p in Path(tmp_path).rglob("*") if "__pycache__" not in p.parts}
+    assert kept == {"candidate", "it.py", "problem.py"}
