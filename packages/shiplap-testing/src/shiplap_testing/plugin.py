@@ -4,7 +4,7 @@ import itertools
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from shiplap_testing.forked import python, settle
 sys.path[:0] = [str(folder) for folder in SEARCHED]
 import_module("tests")  # the namespace of all packages, before pytest makes a module of one folder of that name
 _numbers = itertools.count()
+_FAILED = pytest.StashKey[bool]()
 
 # Files of 15 s and more, the longest first: whatever comes last, the workers of `make test` end at about the same time.
 LONG = (
@@ -141,7 +142,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """With ``--dist loadfile`` a file stays with one worker, but for the audits of ops on a GPU: one by one.
 
-    All of them in one file would take as long as all the rest.
+    All of them in one file would take as long as all the rest. A test that ends its worker runs once. pytest-xdist
+    would give it to the next worker as well, until it has none.
     """
     if config.getvalue("dist") != "loadfile":
         return None
@@ -151,6 +153,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         def _split_scope(self, nodeid: str) -> str:
             folder, _, name = nodeid.partition("[")[0].rpartition("/")
             return nodeid if folder.endswith("/gpu") and "_audit" in name else nodeid.partition("::")[0]
+
+        def remove_node(self, node: Any) -> str | None:
+            units = self.assigned_work[node].values()
+            left = [(unit, nodeid) for unit in units for nodeid, completed in unit.items() if not completed]
+            if left:
+                unit, crashed = left[0]
+                unit[crashed] = True
+            super().remove_node(node)
+            return left[0][1] if left else None
 
     return Files(config, log)
 
@@ -167,6 +178,39 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
         if torch.cuda.is_available():  # the rest is for contexts, and for the programs that tests start
             torch.cuda.set_per_process_memory_fraction(0.8 / workers)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A worker whose device no longer answers ends after the test that broke it; pytest-xdist starts another one.
+
+    An illegal access leaves the CUDA context of a process unusable. Each later test of the worker would fail for it,
+    and as a failing test takes no time, the worker would take most of the remaining files.
+    """
+    report = yield
+    if report.failed:
+        item.stash[_FAILED] = True
+    if report.when == "teardown" and item.stash.get(_FAILED, False) and item.get_closest_marker("gpu"):
+        broken = _device_error()
+        if broken and hasattr(item.config, "workerinput"):
+            os._exit(70)
+        if broken:
+            item.session.shouldfail = f"the device stopped answering after {item.nodeid}: {broken}"
+    return report
+
+
+def _device_error() -> str:
+    """What the device of this process says when it is waited for: nothing if it works."""
+    import torch
+
+    try:
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+    except RuntimeError as error:
+        return str(error).partition("\n")[0]
+    return ""
 
 
 def pytest_configure(config: pytest.Config) -> None:

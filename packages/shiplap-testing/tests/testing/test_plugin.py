@@ -1,0 +1,42 @@
+"""What the plugin of all tests does with a worker whose device no longer answers."""
+
+from pathlib import Path
+
+from shiplap_testing.forked import python
+
+TESTS = """
+import pytest, torch
+pytestmark = pytest.mark.gpu
+
+def broken():
+    raise RuntimeError("an illegal memory access was encountered")
+
+def test_that_breaks_the_device(monkeypatch):
+    torch.cuda.is_initialized, torch.cuda.synchronize = (lambda: True), broken
+    assert False, "the answer was wrong"
+
+@pytest.mark.parametrize("n", range(4))
+def test_that_needs_the_device(n):
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+"""
+
+
+def ran(folder: Path, *options: str) -> str:
+    (folder / "test_it.py").write_text(TESTS)
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n    gpu\n")
+    command = ("-m", "pytest", "-q", "-p", "shiplap_testing.plugin", *options, folder / "test_it.py")
+    return python(*command, cwd=folder).stdout
+
+
+def test_a_worker_whose_device_is_broken_is_replaced(tmp_path):
+    shown = ran(tmp_path, "-n", "1", "--dist", "loadfile")
+    assert "the answer was wrong" in shown
+    assert "worker 'gw0' crashed" in shown
+    assert "4 passed" in shown
+
+
+def test_without_workers_the_run_ends(tmp_path):
+    shown = ran(tmp_path, "-n", "0")
+    assert "the device stopped answering after" in shown
+    assert "passed" not in shown
