@@ -56,6 +56,7 @@ def test_every_form_of_a_sort_fits_its_scratch():
     for m in (1, 63, 129, 5000, 8193, 31999, 10**5, sort.COUNTED_ROWS, 10**6, 5 * 10**6):
         for k, parts in ((27, 1), (27, 2), (27, 3), (27, 9), (27, 27), (125, 9), (1, 1)):
             for run in (1 << 18, 1000):
+                assert sort.scratch_bytes(m, parts) % 8 == 0, (m, parts)  # what lies behind it may be keys of 64 bits
                 form = sort.form_of(m, k, parts, run)
                 width = form.key.primitive_bitwidth // 8 if form.key is not None else 0
                 assert form.keys + parts * m * width <= sort.scratch_bytes(m, parts), (m, k, parts, form)

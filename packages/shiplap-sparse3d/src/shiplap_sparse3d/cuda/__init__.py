@@ -13,7 +13,7 @@ from shiplap_sparse3d.cuda.status import synchronize
 __all__ = ["synchronize"]
 
 HASH = "40 * max(2 * n, 64)"  # bytes of hash.SLOT_BYTES * hash.slots_for(n)
-SORT = "parts * (20 * {} + 8192)"  # bytes of sort.scratch_bytes
+SORT = "(parts * (20 * {} + 8192) + 7) // 8 * 8"  # bytes of sort.scratch_bytes
 
 
 @ops.unique_coords.kernel("cuda", name="triton")
@@ -62,7 +62,8 @@ def _(*args: Any, columns: Tensor, order: Tensor, masks: Tensor, workspace: Tens
     late("tables", "subm_plan")(*args, columns=columns, order=order, masks=masks, workspace=workspace)
 
 
-PLAN = f"{HASH} + {SORT.format('m')} + parts_t * (20 * n + 8192) + 4 * k * (m + n * min(parts_t, 1))"
+SORT_BACK = SORT.format("n").replace("parts", "parts_t")
+PLAN = f"{HASH} + {SORT.format('m')} + {SORT_BACK} + 4 * k * (m + n * min(parts_t, 1))"
 
 
 @planning.conv_plan.kernel("cuda", name="triton", workspace=PLAN)

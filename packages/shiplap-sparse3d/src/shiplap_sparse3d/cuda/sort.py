@@ -59,8 +59,8 @@ def form_of(m: int, k: int, parts: int, run: int) -> Form:
 
 
 def scratch_bytes(m: int, parts: int) -> int:
-    """The most that any form needs; declared as ``cuda.SORT``."""
-    return parts * (20 * m + 8192)
+    """The most that any form needs, in whole 64-bit words, since keys may lie behind it; declared as ``cuda.SORT``."""
+    return -(-parts * (20 * m + 8192) // 8) * 8
 
 
 @triton.jit
