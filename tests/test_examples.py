@@ -50,6 +50,7 @@ def test_declaration_fits_on_a_page() -> None:
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+@pytest.mark.long
 def test_c_kernel() -> None:
     assert "the C kernel agrees with the reference" in output("c_kernel.py")
     checks = [word for name in ("numerics", "edges", "gradient", "stateless", "c_abi") for word in ("--check", name)]
@@ -94,10 +95,12 @@ def test_fuse() -> None:
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
+@pytest.mark.long
 def test_spconv_model() -> None:
     assert output("spconv_model.py") == "one graph: (2, 64, 20, 16) seen from above, (800, 16) on the voxels\n"
 
 
+@pytest.mark.long
 def test_sparse3d() -> None:
     lines = output("sparse3d.py").splitlines()
     assert lines[1] == "trained in one graph"
@@ -109,6 +112,7 @@ def test_flexgemm() -> None:
     assert output("flexgemm.py") == "848 voxels, 339 after a step of 2, 100 points sampled\n"
 
 
+@pytest.mark.long
 def test_rewrite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # code from a cache is not compiled, nor rewritten
     assert output("rewrite.py") == "one_product replaced linear, silu, linear, mul\n"
@@ -129,6 +133,7 @@ def test_slidesparse_llama() -> None:
     assert shown.endswith("kept lm_head: skip='lm_head'\nreloaded: the same bits\n")
 
 
+@pytest.mark.long
 def test_survey() -> None:
     pytest.importorskip("laspy")
     pytest.importorskip("lazrs")

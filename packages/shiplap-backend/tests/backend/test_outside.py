@@ -146,6 +146,7 @@ def built(request: pytest.FixtureRequest) -> Project:
     return project
 
 
+@pytest.mark.long
 def test_a_model_trains_on_it(built: Project) -> None:
     """The tutorial's last step: a device of the example, and the losses of the CPU."""
     environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}

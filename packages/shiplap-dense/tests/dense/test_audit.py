@@ -12,6 +12,7 @@ import pytest
 import shiplap as sl
 from shiplap.audit import CHECKS
 from shiplap_dense import ops
+from shiplap_testing.effort import sampled
 
 ALL = os.environ.get("SHIPLAP_TEST_AUDITS") == "all"
 WHOLE = ops.__all__ if ALL else ("mm", "conv2d")
@@ -19,7 +20,7 @@ COMPILES = {"compile", "opcheck", "requires_grad"}
 LONG = {"sizes", "kernels"}
 
 
-@pytest.mark.parametrize("name", ops.__all__)
+@pytest.mark.parametrize("name", sampled(ops.__all__, long=("conv2d", "grouped_mm", "int8_mm")))
 def test_a_dense_op_passes_its_audit(name):
     checks = [c for c in CHECKS if (name in WHOLE or c not in COMPILES) and (name == "mm" or ALL or c not in LONG)]
     findings = sl.audit(getattr(ops, name), checks=checks, budget_s=600)

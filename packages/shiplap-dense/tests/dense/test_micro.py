@@ -12,6 +12,7 @@ from torch.utils.cpp_extension import include_paths
 
 import shiplap_dense
 from shiplap_headers import include_dir
+from shiplap_testing.effort import sampled
 
 HERE = Path(__file__).resolve().parent
 SOURCES = Path(shiplap_dense.__file__).parent
@@ -27,7 +28,7 @@ def has(isa: str) -> bool:
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
-@pytest.mark.parametrize("isa", SETS)
+@pytest.mark.parametrize("isa", sampled(SETS, long=["avx512"]))
 def test_micro_kernels_equal_plain_loops(isa, tmp_path):
     lanes, flags = SETS[isa]
     libraries = str(Path(torch.__file__).parent / "lib")

@@ -14,6 +14,7 @@ import pytest
 
 import shiplap as sl
 from shiplap_slidesparse import layers, ops
+from shiplap_testing.effort import sampled
 
 OPS = [op for module in (ops, layers) for name in module.__all__ if isinstance(op := getattr(module, name), sl.Op)]
 ALL = os.environ.get("SHIPLAP_TEST_AUDITS") == "all"
@@ -38,7 +39,11 @@ def checks_of(op: sl.Op) -> list[str]:
     return [c for c in checks if (c in VALUES if op in TWINS else c not in COMPILES | LONG)]
 
 
-@pytest.mark.parametrize("op", OPS, ids=lambda op: op.spec.opname)
+@pytest.mark.parametrize(
+    "op",
+    sampled(OPS, long=("linear_int8", "linear_bf16", "lift", "quantise_fp8"), name=lambda op: op.spec.opname),
+    ids=lambda op: op.spec.opname,
+)
 def test_an_op_passes_its_audit(op: sl.Op) -> None:
     findings = sl.audit(op, checks=checks_of(op), budget_s=300)
     assert [f"{f.check}: {f.evidence} [{f.input}]" for f in findings if f.verdict == "fail"] == []

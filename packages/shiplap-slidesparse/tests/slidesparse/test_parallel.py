@@ -89,6 +89,7 @@ def test_every_combination_is_on_the_page(reported):
     assert set(reported) <= set(EXPECTED)
 
 
+@pytest.mark.long
 def test_two_ranks_save_what_four_load(tmp_path, monkeypatch):
     monkeypatch.setenv("SAVED", str(tmp_path))
     assert ranks.outcomes("tests.slidesparse.rank_cells", "save for others") == {"save for others": "equal (saved)"}

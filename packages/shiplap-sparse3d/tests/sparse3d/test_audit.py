@@ -18,11 +18,28 @@ from shiplap.referee.compare import Reduction, close
 from shiplap.referee.run import call, effects
 from shiplap.referee.samples import Samples
 from shiplap_sparse3d import bounded, grid_sample, hashing, ops, planning, pooling, postprocess, rows, serialize
+from shiplap_testing.effort import sampled
 
 MODULES = (bounded, grid_sample, hashing, ops, planning, pooling, postprocess, rows, serialize)
 ALL = os.environ.get("SHIPLAP_TEST_AUDITS") == "all"
 LONG = {"sizes", "kernels"}
+LONG_OPS = (
+    "conv",
+    "conv_weight_grad",
+    "subm_plan",
+    "indice_weighted_sum_grad",
+    "out_coords_bounded",
+    "trilinear_map",
+    "max_pool_grad",
+    "max_pool_with_taps",
+    "nearest_map",
+    "sum_pool",
+)
 OPS = [value for module in MODULES for name in module.__all__ if isinstance(value := vars(module)[name], sl.Op)]
+
+
+def opname(op: sl.Op) -> str:
+    return op.spec.opname
 
 
 def worked() -> float:
@@ -30,7 +47,7 @@ def worked() -> float:
     return sum(os.times()[:4])
 
 
-@pytest.mark.parametrize("op", OPS, ids=lambda op: op.spec.opname)
+@pytest.mark.parametrize("op", sampled(OPS, long=LONG_OPS, name=opname), ids=opname)
 def test_a_shipped_op_passes_its_audit(op):
     """All checks but those that compile it again and again, of which torch's own one is for ops with a gradient."""
     began = worked()
@@ -41,6 +58,7 @@ def test_a_shipped_op_passes_its_audit(op):
     assert worked() - began < (300 if ALL else 60)
 
 
+@pytest.mark.long
 def test_all_ops_are_one_graph_for_all_sizes():
     """With a pointwise neighbour on each result, it gives what eager calls give."""
     samples = [Samples(op, torch.seed() % 2**31) for op in OPS]

@@ -196,6 +196,7 @@ def test_two_axes_are_one_graph_for_all_sizes():
 
 
 @pytest.mark.parametrize("extra", [None, (0, 1, 0)])
+@pytest.mark.long
 def test_a_step_of_sorted_tables_is_one_graph(extra):
     """As on a GPU, to voxels whose number only the data knows."""
     compat.reset_compiler()

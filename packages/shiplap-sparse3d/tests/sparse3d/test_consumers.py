@@ -8,6 +8,7 @@ from torch import nn
 
 import shiplap_sparse3d.spconv as spconv
 from shiplap import compat
+from shiplap_testing.effort import sampled
 from tests.sparse3d.consumers import dense
 from tests.sparse3d.consumers.specimens import SPECIMENS
 
@@ -29,7 +30,7 @@ def scenes(name: str) -> list[tuple[object, ...]]:
     return [SPECIMENS[name].inputs(n, seed) for seed, n in enumerate(SIZES)]
 
 
-@pytest.fixture(params=SPECIMENS)
+@pytest.fixture(params=sampled(SPECIMENS, long=("VoxelResBackBone8x", "SparseEncoder", "UNetV2", "VoxelBackBone8x")))
 def name(request):
     compat.reset_compiler()
     yield request.param
@@ -76,7 +77,7 @@ def test_a_graph_that_may_break_raises_nothing_and_nothing_of_ours_breaks_it(nam
     assert bool(breaks) == (name in ASK)
 
 
-@pytest.mark.parametrize("name", ["VoxelBackBone8x", "SpUNet"])
+@pytest.mark.parametrize("name", sampled(["VoxelBackBone8x", "SpUNet"], long=["VoxelBackBone8x"]))
 def test_training_is_one_graph(name):
     compat.reset_compiler()
     net = network(name, training=True)

@@ -163,6 +163,7 @@ print("served without shiplap")
 
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
+@pytest.mark.long
 def test_a_packaged_u_net_runs_without_shiplap(tmp_path):
     net = UNet().eval()
     library = deploy([ops.conv], tmp_path / "deployed")

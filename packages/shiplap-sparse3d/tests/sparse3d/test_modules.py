@@ -263,6 +263,7 @@ def test_autocast_is_that_of_dense_convolution(dtype):
 # --- several processes ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_gradients_of_two_processes_are_those_of_one():
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "tests.sparse3d.ddp_step"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}

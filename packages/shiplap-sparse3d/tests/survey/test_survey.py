@@ -22,6 +22,7 @@ from shiplap_sparse3d.survey import Points, SurveyModel, point_features, survey
 from shiplap_sparse3d.survey import predict as prediction
 from shiplap_sparse3d.survey import run as running
 from shiplap_sparse3d.survey.folder import Folder
+from shiplap_testing.effort import sampled
 from tests.survey.conftest import classes_of
 from tests.survey.models import VOXEL, UNet, build, shifted
 
@@ -150,11 +151,12 @@ def start(source: Path, out: Path, *more: str, **environment: str) -> subprocess
 
 
 @pytest.mark.slow
-def test_killed_at_random_and_resumed(corner: Path, untiled: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("times", sampled([1, 10], long=["10"]))
+def test_killed_at_random_and_resumed(times: int, corner: Path, untiled: Path, tmp_path: Path) -> None:
     """The output is the same file, byte for byte."""
     out, folder, draw = tmp_path / "out.laz", tmp_path / "out.laz.survey", random.Random(0)
     kills = 0
-    while kills < 3:
+    while kills < times:
         job = start(corner, out)
         while not (folder / "survey.json").exists() and job.poll() is None:
             time.sleep(0.02)

@@ -112,6 +112,7 @@ def test_a_defect_counts_as_caught_where_a_check_fails_that_passes_on_the_twin()
     assert "1 of 2 caught" in report(outcomes)
 
 
+@pytest.mark.long
 def test_the_score_of_one_defect(tmp_path):
     file = tmp_path / "score.json"
     command = [

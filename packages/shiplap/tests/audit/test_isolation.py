@@ -68,7 +68,7 @@ def compute(x):
         (leave, "the process exited with status 0"),
         (fill, "memory exhausted"),
         (wait, "deadlock"),
-        (compute, "hangs"),
+        pytest.param(compute, "hangs", marks=pytest.mark.long),
     ],
 )
 def test_the_death_of_a_process_is_a_finding_and_the_others_are_kept(ns, kernel, how):

@@ -7,15 +7,16 @@ import os
 import pytest
 
 from shiplap.audit import audit
+from shiplap_testing.effort import sampled
 from tests.audit.itself import OPS
 
 SEEDS = int(os.environ.get("SHIPLAP_TEST_SEEDS", "1"))
-LONG = ("attention",)  # three minutes
+LONG = ("attention", "conv2d", "conv1d")  # attention takes three minutes
 LOOKED = ("numerics", "edges", "special", "gradient")
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.long) if n in LONG else n for n in OPS])
+@pytest.mark.parametrize("name", sampled(OPS, long=LONG))
 def test_a_function_of_torch_is_right_by_its_own_reference(name, seed):
     findings = audit(OPS[name], checks=LOOKED, seed=4242 + seed, budget_s=600)
     assert [f"{f.check}: {f.evidence} ({f.input})" for f in findings if f.verdict != "ok"] == []

@@ -109,6 +109,7 @@ def test_without_it_the_kernel_gets_what_the_caller_has(ns, tmp_path, monkeypatc
         ops[0](torch.randn(8)[1:])
 
 
+@pytest.mark.long
 def test_tvm_ffi_copies_nothing_and_says_so(ns, tmp_path, monkeypatch):
     pytest.importorskip("tvm_ffi")
     from shiplap.bind import tvm_ffi

@@ -169,6 +169,7 @@ def test_a_chosen_reference_is_run(tell):
     assert describe(tell, x(9), None) == CONFIGS[0]
 
 
+@pytest.mark.long
 def test_a_choice_by_measuring_is_served_by_either_binding(library, cache, monkeypatch):
     """The kernel is wrong on purpose (it tells its config): so the reference is chosen, natively too."""
     tell = declare(library)

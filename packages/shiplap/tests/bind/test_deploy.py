@@ -72,6 +72,7 @@ assert "shiplap" not in sys.modules
 """
 
 
+@pytest.mark.long
 def test_a_packaged_model_runs_without_shiplap(home, tmp_path):
     (tmp_path / "alone.py").write_text(WITHOUT_SHIPLAP)
     done = forked.python(tmp_path / "alone.py", home / "deployed" / NAME, home / "model.pt2")

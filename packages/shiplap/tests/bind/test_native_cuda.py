@@ -78,6 +78,7 @@ def test_one_unit_serves_both_device_types(step):
     assert len(re.findall(r"\.def\(", text)) == 2, "a schema is defined once"
 
 
+@pytest.mark.long
 def test_it_is_built_without_a_cuda_toolkit(step):
     library = native.build(step)
     with library.open("rb") as file:

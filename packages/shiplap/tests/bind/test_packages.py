@@ -72,6 +72,7 @@ def test_a_c_kernel_that_asks_python(step, native, tmp_path):
     assert refused(step, torch.randn(4), tmp_path) == "step, whose supports= is asked by Python on cpu"
 
 
+@pytest.mark.long
 def test_a_c_kernel_that_does_not_take_the_dtype(step, native, tmp_path):
     step.kernel("cpu", native, dtypes="float32")
     got = refused(step, torch.randn(4).double(), tmp_path)

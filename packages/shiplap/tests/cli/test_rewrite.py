@@ -83,6 +83,7 @@ def test_a_page_that_cannot_be_written_is_said_before_the_work(run: Any, tmp_pat
     assert "SL602: the file cannot be written" in done.stderr
 
 
+@pytest.mark.long
 def test_inputs_by_name(run: Any, tmp_path: Path) -> None:
     """Models of transformers take their inputs by name: example_inputs() returns a dict."""
     source = (

@@ -60,6 +60,7 @@ def test_text_and_page(tmp_path: Path) -> None:
     assert not re.search(r"(?:src|href)=\"http|<script|<link", page)
 
 
+@pytest.mark.long
 def test_json_is_one_value_and_the_program_prints_to_stderr(tmp_path: Path, capfd: Any) -> None:
     script = write(tmp_path, SCRIPT)
     done = run("--json", "--fail-on-break", "--", sys.executable, str(script))

@@ -24,6 +24,7 @@ BREAKING = """
 """
 
 
+@pytest.mark.long
 def test_arguments_directory_streams_and_status_are_the_programs_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import replace
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from shiplap.doctor import Diagnosis, examine
+from shiplap_testing.effort import sampled
 from tests.doctor.programs import lines
 
 pytestmark = pytest.mark.slow
@@ -87,37 +88,39 @@ EXPECTED = {
 }
 
 
-HERE = [name for name, needed in NEEDS.items() if find_spec(needed)]
+LONG = ("graphs", "transformers_models")  # most of their time is what they import
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Diagnosis, str]:
-    """The programs in one process; and what torch logged about graph breaks by itself in the same run."""
-    if not HERE:
-        pytest.skip("needs the programs: pip install 'shiplap-testing[all]'")
+@dataclass(frozen=True)
+class Run:
+    """What the doctor said of one program, and what torch logged about graph breaks by itself in the same run."""
+
+    name: str
+    diagnosis: Diagnosis
+    log: str
+
+
+@pytest.fixture(scope="module", params=sampled(EXPECTED, long=LONG))
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    name: str = request.param
+    if find_spec(NEEDS[name]) is None:
+        pytest.skip(f"needs {NEEDS[name]}: pip install 'shiplap-testing[all]'")
     log = tmp_path_factory.mktemp("real") / "graph_breaks.log"
-    one_by_one = "import runpy, sys; [runpy.run_path(script) for script in sys.argv[1:]]"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TORCH_LOGS", "graph_breaks")
         patch.setenv("TORCH_LOGS_OUT", str(log))
-        diagnosis = examine([sys.executable, "-c", one_by_one, *(str(REAL / f"{name}.py") for name in HERE)])
-    return diagnosis, log.read_text()
+        diagnosis = examine([sys.executable, str(REAL / f"{name}.py")])
+    return Run(name, diagnosis, log.read_text())
 
 
-@pytest.mark.parametrize("name", EXPECTED)
-def test_every_break_is_named_with_its_line(run: tuple[Diagnosis, str], name: str) -> None:
-    if name not in HERE:
-        pytest.skip(f"needs {NEEDS[name]}: pip install 'shiplap-testing[all]'")
-    diagnosis, _ = run
-    assert diagnosis.exit_code == 0
-    mine = tuple(b for b in diagnosis.breaks if Path(b.user.file) == REAL / f"{name}.py")
-    assert lines(replace(diagnosis, breaks=mine)) == EXPECTED[name]
+def test_every_break_is_named_with_its_line(run: Run) -> None:
+    assert run.diagnosis.exit_code == 0
+    assert lines(run.diagnosis) == EXPECTED[run.name]
 
 
-def test_each_leads_back_to_the_line_of_the_script(run: tuple[Diagnosis, str]) -> None:
-    diagnosis, _ = run
-    for b in diagnosis.breaks:
-        assert Path(b.user.file).stem in HERE
+def test_each_leads_back_to_the_line_of_the_script(run: Run) -> None:
+    for b in run.diagnosis.breaks:
+        assert Path(b.user.file).stem == run.name
         script = Path(b.user.file).read_text().splitlines()
         assert script[b.user.line - 1].strip() == b.user.code
         assert b.chain[-1] == b.place
@@ -125,11 +128,10 @@ def test_each_leads_back_to_the_line_of_the_script(run: tuple[Diagnosis, str]) -
         assert b.registry.startswith("GB")
 
 
-def test_torchs_own_log_names_the_same_lines(run: tuple[Diagnosis, str]) -> None:
+def test_torchs_own_log_names_the_same_lines(run: Run) -> None:
     """The trace and ``TORCH_LOGS`` are two ways out of the compiler; the doctor reads the first only."""
-    diagnosis, log = run
-    logged = set(re.findall(r"user code at (\S+:\d+)", log))
-    named = {str(b.place) for b in diagnosis.breaks}
+    logged = set(re.findall(r"user code at (\S+:\d+)", run.log))
+    named = {str(b.place) for b in run.diagnosis.breaks}
     outside = {at for at in logged if "/site-packages/torch/" not in at}
     assert outside <= named
     assert len(named - outside) <= len(logged - outside)  # inside torch: the log names torch's line, we name the caller

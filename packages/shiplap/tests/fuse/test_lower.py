@@ -178,6 +178,7 @@ PROGRAM = """
 """
 
 
+@pytest.mark.long
 def test_an_edited_template_is_never_served_from_a_cache(tmp_path):
     """First process: miss. Same again: hit. Config, then template edited: miss, with what was edited."""
     source = Path(targets.__file__).with_name("qmm.cpp.jinja").read_text()

@@ -185,7 +185,7 @@ def _(grad, saved, needs):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_another_process_is_served_the_same_code_and_never_stale_code(tmp_path):
     """The backward is traced into the cached artefact: a helper that changed must miss, an unchanged one may hit."""
     env = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": f"{tmp_path}:src"}

@@ -207,6 +207,7 @@ def test_a_wheel_that_is_packed_again_is_the_same(wheel, tmp_path):
     assert contents.libraries == ("librowscale.so",)
 
 
+@pytest.mark.long
 def test_setuptools_makes_it_as_well(site, tmp_path):
     home = tmp_path / "src" / "rowscale"
     shutil.copytree(site / "rowscale", home, ignore=shutil.ignore_patterns("_shiplap", "__pycache__"))

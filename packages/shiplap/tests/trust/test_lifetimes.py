@@ -17,6 +17,7 @@ from shiplap.bind import native
 from shiplap.op import choices
 from shiplap.op.config import Config
 from shiplap.selection import thaw
+from shiplap_testing.effort import sampled
 from shiplap_testing.forked import python
 
 DECLARED_TWICE = """
@@ -94,7 +95,10 @@ def storm(tmp_path_factory):
     return lambda *what: python(program, *what, folder, env=environment, timeout=300)
 
 
-@pytest.mark.parametrize("change", ["same", "different", "attach", "tune", "everything"])
+CHANGES = ("same", "different", "attach", "tune", "everything")
+
+
+@pytest.mark.parametrize("change", sampled(CHANGES, long=CHANGES[:4]))
 def test_calls_survive_what_changes_under_them(storm, change):
     """A segmentation fault for another schema, and errors of torch for native code, until what torch has stayed."""
     done = storm(change, 3, 8)

@@ -16,6 +16,8 @@ import pytest
 import torch
 from torch import nn
 
+from shiplap_testing.effort import sampled
+
 pytest.importorskip("transformers")
 
 from shiplap.rewrite import Match, NearMiss, Rewrite
@@ -78,7 +80,7 @@ def counted(outcomes: list[Any]) -> dict[str, int]:
     return dict(Counter(o.rewrite for o in outcomes if isinstance(o, Match)))
 
 
-@pytest.mark.parametrize("name", PINNED)
+@pytest.mark.parametrize("name", sampled(PINNED, long=("resnet50", "clip", "mixtral", "convnext")))
 def test_matches_are_pinned_and_results_and_gradients_are_those_of_eager(name: str) -> None:
     """Gradients of all parameters, through merged products, SDPA, folded norms and our ops."""
     model, inputs = build(name)
@@ -153,6 +155,7 @@ OPT_IN = pytest.mark.skipif("SHIPLAP_TEST_MODELS" not in os.environ, reason="min
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "how"), [("bert", "quick"), *(pytest.param(n, "all", marks=OPT_IN) for n in SIX)])
+@pytest.mark.long
 def test_a_second_process_hits_both_caches(name: str, how: str, tmp_path: Path) -> None:
     """All six, with all that fires in them and kernels as usual, were last run on 2026-11-21, on torch 2.13."""
     env = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
