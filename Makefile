@@ -104,7 +104,7 @@ records: $(STAMP) ## list recorded measurements, which are stale and what measur
 	$(BIN)/python tools/records.py $(ARGS)
 
 # So many processes share the accelerator, each with its part of the memory; what measures has it alone, afterwards.
-GPU_WORKERS ?= 4
+GPU_WORKERS ?= 8
 
 test-gpu: $(STAMP) ## run the tests that need an accelerator
 	@one=0; two=0; \

@@ -126,10 +126,21 @@ def vector_instructions(request: pytest.FixtureRequest) -> None:
             os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 
+# Tests of a minute or so on an accelerator: they are spread one by one, and begin before all others.
+ALONE = ("_audit", "every_config_of", "is_packaged", "for_eight_voxel_counts")
+
+
+def _is_alone(nodeid: str) -> bool:
+    folder, _, name = nodeid.partition("[")[0].rpartition("/")
+    return folder.endswith("/gpu") and any(part in name for part in ALONE)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files first, in the order of ``LONG``; the sort is stable."""
+    """The longest tests first, then the files in the order of ``LONG``; the sort is stable."""
 
     def place(item: pytest.Item) -> int:
+        if _is_alone(item.nodeid):
+            return -1
         file = item.nodeid.partition("::")[0].removesuffix(".py")
         return next(
             (number for number, name in enumerate(LONG) if file.endswith(f"/{name}") or file == name), len(LONG)
@@ -140,9 +151,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With ``--dist loadfile`` a file stays with one worker, but for the audits of ops on a GPU: one by one.
+    """With ``--dist loadfile`` a file stays with one worker; a family's file for accelerators is spread by its functions.
 
-    All of them in one file would take as long as all the rest. A test that ends its worker runs once. pytest-xdist
+    All its tests in one worker would take as long as all the rest. A test that ends its worker runs once. pytest-xdist
     would give it to the next worker as well, until it has none.
     """
     if config.getvalue("dist") != "loadfile":
@@ -151,8 +162,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class Files(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            folder, _, name = nodeid.partition("[")[0].rpartition("/")
-            return nodeid if folder.endswith("/gpu") and "_audit" in name else nodeid.partition("::")[0]
+            if _is_alone(nodeid):
+                return nodeid
+            function, file = nodeid.partition("[")[0], nodeid.partition("::")[0]
+            return function if file.rpartition("/")[0].endswith("/gpu") and "/tests/gpu/" not in file else file
 
         def remove_node(self, node: Any) -> str | None:
             units = self.assigned_work[node].values()
