@@ -151,7 +151,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With ``--dist loadfile`` a file stays with one worker; a family's file for accelerators is spread by its functions.
+    """With ``--dist loadfile`` a file stays with one worker; files of families for accelerators are spread by function.
 
     All its tests in one worker would take as long as all the rest. A test that ends its worker runs once. pytest-xdist
     would give it to the next worker as well, until it has none.
