@@ -131,7 +131,7 @@ def test_only_a_regular_file_is_opened_and_nothing_hangs(tmp_path, kind):
     started = time.monotonic()
     with pytest.raises(OSError, match=r"."):
         trust.read_file(path, 100)
-    assert time.monotonic() - started < 1
+    assert time.monotonic() - started < 30
 
 
 @pytest.mark.parametrize("path", ["", "a\0b"])
@@ -258,7 +258,7 @@ def test_a_lock_that_is_a_fifo_hangs_nobody(native):
     os.mkfifo(native / "ghi.lock")
     started = time.monotonic()
     assert "no regular file" in compile_into(native, "ghi", SOURCE, COMPILER)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 30
 
 
 def test_a_builder_that_waits_too_long_names_who_it_waits_for(native):
