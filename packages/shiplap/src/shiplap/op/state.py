@@ -77,7 +77,7 @@ class OpState:
         Example: ``mm.sharding({"a": 1, "b": 0}, "sum")`` cuts the dim that a product sums over.
 
         Raises:
-            DeclarationError: SL218 for a rule that does not fit the declaration.
+            ArgumentError: SL218 for a rule that does not fit the declaration.
         """
         rules = () if inputs is None else (read_sharding(self.spec, inputs, outputs),)
         self.shardings = (*(self.shardings or ()), *rules)
