@@ -47,7 +47,7 @@ def adopt(name: str, **declaration: Unpack[Declaration]) -> Adopt:
         declaration: the keyword arguments of :func:`op`.
 
     Raises:
-        ShiplapError: SL1xx for a declaration that is not valid, or that does not fit the registered op.
+        ShiplapError: SL1xx for a declaration that is not valid, SL501 for a name that no library has registered.
     """
     return Adopt(name, **declaration)
 

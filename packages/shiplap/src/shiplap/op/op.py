@@ -352,20 +352,15 @@ def op(
 
     Args:
         name: ``"namespace::name"``, or ``"namespace::name.overload"`` for one of several ops of one name.
-        dims: sizes that are computed from other sizes and from scalars, such as ``{"k": "prod(kernel)"}``.
-        bounds: upper bounds of output dims whose size depends on data, such as ``{"m": "n * prod(kernel)"}``. Every
-            call checks them.
-        requires: preconditions on sizes and scalars, such as ``("min(stride) >= 1",)``. Every call checks them.
+        dims: sizes that are computed from other sizes and scalars, such as ``{"k": "prod(kernel)"}``.
+        bounds: upper bounds of output dims whose size depends on data, ``{"m": "2 * n"}``. Every call checks them.
+        requires: preconditions on sizes and scalars, ``("min(stride) >= 1",)``. Every call checks them.
         mutates: the names of arguments that the op writes to: tensors, optional tensors or lists of tensors.
         contiguous: the names of tensor arguments that must be contiguous. Other arguments may have any strides.
-        outputs: the names of the outputs, which are the keywords of out-style kernels. The default is ``out`` for one
-            output, and ``out0``, ``out1``, ... for several.
-        autocast: the dtype that floating-point inputs get under ``torch.autocast``: ``"widest"``, the widest of their
-            own dtypes (the default), ``"autocast"``, the dtype of autocast, ``"float32"``, or None, which converts none.
-        tolerance: the relative error that a kernel may have in addition to rounding, and the reason for it, such as
-            ``(1e-3, "tanh for erf")``. None by default.
-        library: the device types on which the body calls a tuned vendor library. The body is fast there, so it is used
-            before templates.
+        outputs: the names of the outputs, for out-style kernels: by default ``out``, or ``out0``, ``out1``, ...
+        autocast: the dtype of float inputs under autocast: their ``"widest"``, ``"autocast"``, ``"float32"`` or None.
+        tolerance: a relative error that is accepted beyond rounding, and its reason: ``(1e-3, "tanh for erf")``.
+        library: the device types on which the body calls a tuned library, and comes before templates.
 
     Raises:
         DeclarationError: SL1xx, when torch could not carry out the declaration.
