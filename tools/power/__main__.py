@@ -153,10 +153,10 @@ def page(rows: list[dict[str, Any]], total: int) -> str:
     lines = [
         "# Mutation score",
         "",
-        "`make power` writes this page. The mutation score measures how many faults the [audit](audit.md) finds. A",
-        "*mutant* is a correct kernel with one planted fault. A mutant counts only if its fault has an effect: its results",
-        "must differ from those of the correct kernel by more than the tolerance, on inputs that the audit did not draw. A",
-        "mutant is *killed* if a check of the audit fails, and it *survives* if no check fails.",
+        "`make power` writes this page. The mutation score measures how many faults the [audit](audit.md) finds.",
+        "A *mutant* is a correct kernel with one planted fault. A mutant counts only if its fault has an effect: its",
+        "results must differ from those of the correct kernel by more than the tolerance, on inputs that the audit",
+        "did not draw. A mutant is *killed* if a check of the audit fails, and it *survives* if no check fails.",
         "",
         f"**The audit killed {fates['killed']} of the {counted} mutants that count ({share:.1f} %).** "
         f"Of the mutants that do not count, {fates['equal']} never differed from the correct kernel, and "
