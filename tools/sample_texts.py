@@ -3,8 +3,8 @@
 A reader who knows PyTorch and has never heard of this project says in its own words what each text means. What it gets
 wrong shows which texts need another wording; ``docs/design/0014-readers.md`` has the protocol and outcomes.
 
-A paragraph is a block of prose with at least 30 words. A list belongs to the paragraph before it. Code, tables, headings
-and generated pages are left out. Each text is printed with its page and heading, which a reader of the page
+A paragraph is a block of prose with at least 30 words. A list belongs to the paragraph before it. Code, tables,
+headings and generated pages are left out. Each text is printed with its page and heading, which a reader of the page
 would see too. The same seed draws the same texts as long as the pages and the catalogue stay the same.
 
 Usage: ``sample_texts.py [--seed N] [--paragraphs N] [--errors N] [--design] [--output FILE]``
