@@ -105,7 +105,7 @@ def planned(model: nn.Module, plan: Mapping[str, str], world: int) -> list[Cut]:
                 "SL211",
                 where=f"{where}: {each.name}",
                 got=f"{each.size} {_sides(each)} for {world} ranks",
-                expected=f"as many whole{groups or ' ones'} on each",
+                expected=f"the same number{f' of{groups}' if groups else ''} on each rank",
                 fix="leave the layer and the layer before it out of the plan, or take another pattern",
             )
     return plans

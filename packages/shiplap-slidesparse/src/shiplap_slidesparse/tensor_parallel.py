@@ -118,7 +118,7 @@ def slice_of(layer: Linear, style: Style, rank: int, world: int) -> tuple[Tensor
             "SL211",
             where=f"slidesparse, a {style} layer",
             got=f"{size} {sides} for {world} ranks",
-            expected=f"as many whole{groups if group > 1 else ' ones'} on each",
+            expected=f"the same number{f' of{groups}' if group > 1 else ''} on each rank",
             fix="leave the layer and the layer before it out of the plan, or take another pattern",
         )
     mine = slice(rank * (size // world), (rank + 1) * (size // world))

@@ -73,8 +73,8 @@ def _beyond(got: str, field: Field) -> ShiplapError:
         where="the probe of the receptive field",
         what="the network looks beyond the receptive field of its layers",
         got=got,
-        expected=f"nothing beyond {field.before} and {field.after} cells, which its sparse layers have together",
-        fix="take out what mixes voxels beside the sparse layers: attention, means over rows, tables of your own",
+        expected=f"changes within {field.before} and {field.after} cells, the field of its sparse layers",
+        fix="remove layers that mix voxels in another way than sparse layers do, such as attention or means over rows",
     )
 
 
