@@ -153,12 +153,14 @@ def page(rows: list[dict[str, Any]], total: int) -> str:
     lines = [
         "# Mutation score",
         "",
-        "`make power` makes this page. A *mutant* is a correct kernel with one planted fault. A mutant counts if its",
-        "results differ from those of the correct kernel by more than the tolerance, on inputs that the audit did not",
-        "draw. It is *killed* if a check of the audit fails, and it *survives* if none does.",
+        "`make power` writes this page. The mutation score measures how many faults the [audit](audit.md) finds.",
+        "A *mutant* is a correct kernel with one planted fault. A mutant counts only if its fault has an effect: its",
+        "results must differ from those of the correct kernel by more than the tolerance, on inputs that the audit",
+        "did not draw. A mutant is *killed* if a check of the audit fails, and it *survives* if no check fails.",
         "",
         f"**The audit killed {fates['killed']} of the {counted} mutants that count ({share:.1f} %).** "
-        f"Of the others, {fates['equal']} never differed, and {fates['stillborn']} could not be declared. "
+        f"Of the mutants that do not count, {fates['equal']} never differed from the correct kernel, and "
+        f"{fates['stillborn']} could not be declared as an op. "
         f"This run examined {len(rows)} of {total} mutants.",
         "",
         "| subject | count | killed | survived |",
@@ -169,7 +171,7 @@ def page(rows: list[dict[str, Any]], total: int) -> str:
         lines.append(f"| {name} | {mine['killed'] + mine['survived']} | {mine['killed']} | {mine['survived']} |")
     lines += [
         "",
-        "The checks that killed them: "
+        "The number of mutants that each check killed: "
         + ", ".join(f"{k} {n}" for k, n in Counter(r["by"] for r in rows if "by" in r).most_common()),
     ]
     lines += ["", "## Survivors", ""]

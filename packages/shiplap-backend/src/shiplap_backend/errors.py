@@ -18,13 +18,16 @@ register_errors(
         (
             "SL901",
             "the backend metadata is not valid",
-            "The command shiplap backend generates C++ from this file; a misspelt line must not drop an operator.",
+            (
+                "'shiplap backend' generates C++ from this file. It rejects a file with an invalid line, because "
+                "skipping the line would silently drop an operator."
+            ),
             "correct the line that the message names",
         ),
         (
             "SL902",
             "the vendor expression is not valid",
-            "Each expression is checked against the functions that the vendor's headers declare.",
+            "Shiplap checks each expression against the functions that the headers of the vendor declare.",
             "correct the expression; 'shiplap backend functions RUNTIME' lists the signatures",
         ),
         (
@@ -55,7 +58,7 @@ register_errors(
             "SL906",
             "the backend cannot be built",
             "The compiler or the linker refused the generated project.",
-            "read the first error of the compiler, and correct the file that it names",
+            "correct the file that the compiler's first error names",
         ),
         (
             "SL907",
@@ -74,19 +77,24 @@ register_errors(
         ),
         (
             "SL909",
-            "the runtime is written for another contract",
+            "the runtime follows another version of the contract",
             (
-                "A runtime states the version of the contract that its C++ and its description follow. Another "
-                "version may call it in another way."
+                "The contract is the interface between Shiplap and a runtime. Code that was written for another "
+                "version would be called in the wrong way."
             ),
-            "follow the changes of the contract in docs/add-a-runtime.md, then state its version; or install the "
-            "version of shiplap-backend that the runtime is written for",
+            (
+                "make the changes that docs/add-a-runtime.md lists for the expected version, then set 'contract' in "
+                "runtime.py"
+            ),
         ),
         (
             "SL910",
-            "the runtime cannot be used",
-            "A runtime is a value that a directory's runtime.py or an installed package defines.",
-            "correct the file that the message names",
+            "the description of the runtime cannot be used",
+            (
+                "A runtime is described by a value of the class Runtime, which runtime.py or an installed package "
+                "defines."
+            ),
+            "correct what 'got' names in the file under 'where'",
         ),
     ],
 )

@@ -3,7 +3,7 @@
 ``self * (self > 0)``, ``TopK(self, k, axis=dim, mode='max', sort='none')[1]``, ``a if transposed else b``. A name is an
 argument of the overload, an output, or a ``let`` binding. Every call is checked against the vendor's signatures, and
 what each argument became is recorded: a graph input (``inputs``), baked into the graph and so part of the cache key
-(``baked``), or neither (then mapping asks for its fate).
+(``baked``), or neither (``mapping`` then decides whether that is an error).
 """
 
 from __future__ import annotations

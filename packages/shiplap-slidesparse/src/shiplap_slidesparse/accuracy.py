@@ -50,7 +50,7 @@ def logits_of(model: nn.Module, tokens: Sequence[int], window: int = WINDOW) -> 
             "SL613",
             where="tokens",
             got=f"{len(tokens)} of them",
-            expected="two or more: each is predicted from those before it",
+            expected="two or more tokens, since each is predicted from those before it",
         )
     known = next((m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)), None)
     if min(tokens) < 0 or (known is not None and max(tokens) >= known):  # a GPU would not survive it

@@ -162,7 +162,7 @@ def _refuse_shards(model: nn.Module) -> None:
                 "SL211",
                 where=f"{name}.weight",
                 got="a shard of the weight",
-                expected="all of it",
+                expected="the whole weight",
                 fix="load without tp_plan on each rank, then slidesparse.shard(model)",
             )
 

@@ -49,7 +49,7 @@ def _lifted(x: Tensor, dtype: torch.dtype, pairs: int) -> tuple[Tensor, Tensor]:
 
 @sl.op("slidesparse::quantise_int8", dims=_LIFTED, requires=_PAIRS, outputs=("q", "scale"))
 def quantise_int8(x: Float[Tensor, "m k"], pairs: int = 2) -> tuple[Int8[Tensor, "mp kq"], Float32[Tensor, "mp"]]:
-    """Rows of ``x`` as int8 with a scale each (``quantise.py`` has the law), lifted for windows of ``pairs``.
+    """Rows of ``x`` as int8 with a scale each (``quantise.py`` has the formula), lifted for windows of ``pairs``.
 
     With 2 pairs nothing is duplicated: that is for dense and 2:4 weights. Rows and columns that are added hold zeros,
     with the scale 1. A row that holds NaN or an infinity is all zeros with the scale NaN.

@@ -42,22 +42,23 @@ class Cut:
 
 
 def shard(model: nn.Module, plan: Mapping[str, str] | None = None, group: Any = None) -> list[str]:
-    """Cut the linear layers of ``model``, in place, for this rank of ``group``; their names.
+    """Shard the linear layers of ``model``, in place, for tensor parallelism, and return their names.
 
-    Layers that were converted and those that were not are cut alike, and their parameters become DTensors: what
-    ``torch.distributed.checkpoint`` saves of them are whole weights, which load on any number of ranks. A ``rowwise``
-    layer sums over the ranks, so its input has to come from ``colwise`` ones. In the 8-bit modes each rank scales its
-    part of a row by itself.
+    Converted layers and layers of ``nn.Linear`` are sharded in the same way. Their parameters become DTensors, so
+    ``torch.distributed.checkpoint`` saves whole weights, which any number of ranks can load. A ``colwise`` layer gives
+    each rank a part of the output features. A ``rowwise`` layer takes such a part as its input, and sums its results
+    over the ranks. In the 8-bit modes each rank computes the scales of its own part of a row.
 
     Args:
-        model: whole, on every rank, each on its device.
-        plan: ``"colwise"`` or ``"rowwise"`` by name, ``*`` for numbers; by default ``model.tp_plan``, as models of
-            transformers have it.
-        group: a process group, by default all ranks; or a one-dimensional ``DeviceMesh``.
+        model: the whole model, on every rank and on the device of that rank.
+        plan: the name of a layer → ``"colwise"`` or ``"rowwise"``. A ``*`` in a name matches any text, such as the
+            number of a block. The default is ``model.tp_plan``, which models of transformers have.
+        group: a process group or a one-dimensional ``DeviceMesh``. The default is all ranks.
 
     Raises:
-        ShiplapError: SL211, before anything is cut, for a plan that names no layer, another style, and a size that is
-            no multiple of the ranks (rowwise: of the ranks times the group of the pattern).
+        ShiplapError: SL211, before any layer is sharded, for a plan that names no linear layer, for an unknown style,
+            and for a size that is not a multiple of the number of ranks (for ``rowwise``: of the number of ranks times
+            the group size of the sparsity pattern).
     """
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor.parallel import parallelize_module
@@ -104,7 +105,7 @@ def planned(model: nn.Module, plan: Mapping[str, str], world: int) -> list[Cut]:
                 "SL211",
                 where=f"{where}: {each.name}",
                 got=f"{each.size} {_sides(each)} for {world} ranks",
-                expected=f"as many whole{groups or ' ones'} on each",
+                expected=f"the same number{f' of{groups}' if groups else ''} on each rank",
                 fix="leave the layer and the layer before it out of the plan, or take another pattern",
             )
     return plans

@@ -121,7 +121,7 @@ def survey(
             "SL613",
             where="slidesparse report",
             got="a model that is converted already",
-            expected="the dense model: what is lost is measured against it",
+            expected="the dense model, with which its converted form is compared",
         )
     shape, kind = Pattern.parse(pattern), _float_of(model)
     model.eval()

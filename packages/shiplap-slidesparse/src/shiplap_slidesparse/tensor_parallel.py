@@ -118,7 +118,7 @@ def slice_of(layer: Linear, style: Style, rank: int, world: int) -> tuple[Tensor
             "SL211",
             where=f"slidesparse, a {style} layer",
             got=f"{size} {sides} for {world} ranks",
-            expected=f"as many whole{groups if group > 1 else ' ones'} on each",
+            expected=f"the same number{f' of{groups}' if group > 1 else ''} on each rank",
             fix="leave the layer and the layer before it out of the plan, or take another pattern",
         )
     mine = slice(rank * (size // world), (rank + 1) * (size // world))
@@ -168,14 +168,27 @@ class _Style(ParallelStyle):
 
 
 class Colwise(_Style):
-    """Each rank has rows of the weight. Input: whole, on every rank. Output: the rank's part of the features."""
+    """A style for ``parallelize_module``: each rank holds rows of the weight ``[out, in]``.
+
+    The input is the whole ``[..., in]`` on every rank. The output is ``[..., out / ranks]``, the features of this rank.
+
+    Raises:
+        ShiplapError: SL211 if ``out`` is not a multiple of the number of ranks.
+    """
 
     style: Style = "colwise"
     plain = ColwiseParallel
 
 
 class Rowwise(_Style):
-    """Each rank has columns of the weight. Input: the rank's part of the features. Output: whole, on every rank."""
+    """A style for ``parallelize_module``: each rank holds columns of the weight ``[out, in]``.
+
+    The input is ``[..., in / ranks]``, the features of this rank. The output is the whole ``[..., out]`` on every rank:
+    the sum over the ranks.
+
+    Raises:
+        ShiplapError: SL211 if ``in`` is not a multiple of the number of ranks times the group of the sparsity pattern.
+    """
 
     style: Style = "rowwise"
     plain = RowwiseParallel

@@ -48,7 +48,11 @@ def test_parts_are_those_of_the_whole_and_of_the_pattern(mode):
 @pytest.mark.parametrize(
     ("plan", "world", "reason"),
     [
-        ({"down": "rowwise"}, 4, r"shard: down(.|\n)*48 columns for 4 ranks(.|\n)*as many whole groups of 8 on each"),
+        (
+            {"down": "rowwise"},
+            4,
+            r"shard: down(.|\n)*48 columns for 4 ranks(.|\n)*the same number of groups of 8 on each rank",
+        ),
         ({"up": "colwise"}, 5, r"shard: up(.|\n)*48 features of the output for 5 ranks"),
         ({"up": "sequence_parallel"}, 2, r"shard: up(.|\n)*style 'sequence_parallel'(.|\n)*colwise, rowwise"),
         ({"gate": "colwise"}, 2, r"cuts no linear layer: \{'gate': 'colwise'\}"),

@@ -19,49 +19,64 @@ register_errors(
             "SL820",
             "the network has no bounded receptive field",
             (
-                "A survey is predicted tile by tile. The result equals the untiled one only if an output depends on "
-                "voxels within a known distance."
+                "Shiplap predicts a survey tile by tile. The result equals that of the whole survey only if each "
+                "output depends on voxels within a known distance."
             ),
-            "take layers out that look at all voxels at once, or move them behind the survey",
+            "remove layers that mix all voxels, such as attention and global pooling",
         ),
         (
             "SL821",
             "the tiles do not fit the network",
             (
-                "A tile whose origin is not a multiple of the network's total stride, or whose halo is smaller than "
-                "the receptive field, gives other values than the untiled survey."
+                "The origin of a tile must be a multiple of the network's total stride, and the halo must cover the "
+                "receptive field. Otherwise the classes would differ from those of the untiled survey."
             ),
-            "leave the argument out, or pass what 'expected' names",
+            "omit the argument to get the default, or pass a value as under 'expected'",
         ),
         (
             "SL822",
             "the point cloud cannot be read",
-            "Every point of the input gets a class, so a file that is damaged or of another kind stops the survey.",
-            "pass a whole LAS, LAZ or COPC file; 'got' says what the reader met",
+            (
+                "Shiplap gives a class to every point of the input. It therefore stops if the file is damaged or in "
+                "another format."
+            ),
+            "pass a complete LAS, LAZ or COPC file",
         ),
         (
             "SL823",
             "the survey folder belongs to another survey",
-            "Finished tiles are reused. They are of use only for the same input, network, tiles and halo.",
-            "pass another folder, or delete this one to start again",
+            (
+                "The folder contains finished tiles. They are valid only for the same input, network, tile size and "
+                "halo."
+            ),
+            "pass another folder, or delete this folder",
         ),
         (
             "SL824",
             "the survey is not complete",
-            "The output is written when every tile is done. Tiles are missing, or their results are damaged.",
-            "run the same command again: finished tiles are kept",
+            (
+                "Shiplap writes the output when the classes of all tiles are there. Classes are missing or damaged, "
+                "because a worker stopped or a file was changed."
+            ),
+            "run the same command again; it keeps the finished tiles",
         ),
         (
             "SL825",
             "the survey model cannot be used",
-            "A survey needs a SurveyModel: a network of voxels, features that look no further than declared, classes.",
-            "correct what 'got' names; docs/surveys.md has a model that works",
+            (
+                "A SurveyModel needs a network that maps voxels to logits, a function that computes the features of "
+                "points, the size of a voxel, and one class code for each logit."
+            ),
+            "correct what 'got' names; docs/surveys.md has a working example",
         ),
         (
             "SL826",
             "the scan has no classes to learn from",
-            "The demonstration learns from the classification field of the scan and is judged by it.",
-            "pass a scan whose points are classified, or other classes with --classes",
+            (
+                "The demonstration trains on the classification field of the scan, and compares the predictions with "
+                "this field."
+            ),
+            "pass a scan whose points are classified, or name the ground classes of the scan with --classes",
         ),
     ],
 )

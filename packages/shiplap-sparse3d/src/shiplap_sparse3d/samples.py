@@ -82,7 +82,7 @@ def _normal(rng: Generator, shape: tuple[int, ...], dtype: torch.dtype, device: 
 
 
 def _short(tf32: bool, *values: Tensor) -> list[Tensor]:
-    """Values of few bits if their products may be rounded to TF32: those are exact then, so that errors show."""
+    """Round values to bfloat16 if the op may compute in TF32: TF32 products of such values have no rounding error."""
     return [v.bfloat16().to(v.dtype) for v in values] if tf32 else [*values]
 
 

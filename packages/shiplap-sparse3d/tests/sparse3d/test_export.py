@@ -214,5 +214,5 @@ def test_what_python_runs_is_refused_by_a_package(call, device, refused):
   where    {refused}
   got      {"triton, launched" if device == "cuda" else "the reference, run"} by Python on {device}
   expected a template or a C ABI kernel
-  fix      give the op one C ABI kernel or a template, or pass its result to the program as an input"""
+  fix      declare one C ABI kernel or a template for the device, or pass the op's result to the program as an input"""
     )

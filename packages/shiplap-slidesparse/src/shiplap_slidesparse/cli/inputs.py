@@ -114,7 +114,7 @@ def tokens_of(tokens: Path | None, text: Path | None, model: str) -> list[int]:
             "SL613",
             where=str(tokens or text),
             got=f"{len(numbers)} tokens",
-            expected="two or more: each is predicted from those before it",
+            expected="two or more tokens, since each is predicted from those before it",
             fix="pass another file",
         )
     return numbers
@@ -136,7 +136,7 @@ def _of_text(text: Path, model: str) -> list[int]:
             "SL613",
             where="--text",
             got=f"no tokenizer in {model}: {_first_line(e)}",
-            expected="tokenizer.json, say, beside the model",
+            expected="a tokenizer in that directory, such as tokenizer.json",
             fix="save the tokenizer there, or pass --tokens",
         ) from None
     return list(tokenizer(written)["input_ids"])

@@ -1,9 +1,9 @@
 """Rows by coordinate: a hash table of blocks of 2 x 2 x 2 cells, built and read by Triton kernels.
 
-A slot has the number of a block and, apart, the rows of its eight cells. Neighbours of a voxel lie in few blocks, so
-most of what a kernel window reads shares memory sectors; numbers are exact, so that no row is compared. There are two
-slots for each row and linear probing; in which slot a block ends depends on the order of the threads, what is found in
-it does not. Numbers and rows are kept + 1, and 0 is nothing: zeros are an empty table.
+A slot has the number of a block and, in another array, the rows of its eight cells. Neighbours of a voxel lie in few
+blocks, so most of what a kernel window reads shares memory sectors; numbers are exact, so that no row is compared.
+There are two slots for each row and linear probing; in which slot a block ends depends on the order of the threads,
+what is found in it does not. Numbers and rows are kept + 1, and 0 is nothing: zeros are an empty table.
 """
 
 from __future__ import annotations

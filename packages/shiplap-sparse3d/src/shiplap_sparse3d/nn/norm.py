@@ -44,14 +44,20 @@ class BatchNorm(nn.BatchNorm1d, SparseModule):
 
 
 class SyncBatchNorm(BatchNorm):
-    """:class:`BatchNorm` whose statistics are those of the voxels of all ranks, each voxel counted once.
+    """:class:`BatchNorm` with statistics over the voxels of all ranks. Every voxel has the same weight.
 
-    As in ``torch.nn.SyncBatchNorm`` every rank takes part in each forward and each backward pass, with or without
-    voxels. On a single rank, and outside of a process group, it is :class:`BatchNorm`. It works on every device for
-    which the group has a backend.
+    As with ``torch.nn.SyncBatchNorm``, every rank must take part in each forward and backward pass, also a rank without
+    voxels. With a single rank, and without a process group, the layer works as :class:`BatchNorm`. It supports every
+    device for which the process group has a backend.
+
+    Shapes: features ``[voxels, num_features]`` in and out.
 
     Args:
-        process_group: the ranks that share statistics, by default all of them.
+        args, options: as for :class:`BatchNorm`.
+        process_group: the ranks that share statistics, by default all ranks.
+
+    Raises:
+        ShiplapError: SL215 for an input that enters or leaves a reentrant checkpoint.
     """
 
     def __init__(self, *args: Any, process_group: Any = None, **options: Any) -> None:
@@ -64,10 +70,15 @@ class SyncBatchNorm(BatchNorm):
 
     @classmethod
     def convert_sync_batchnorm(cls, module: nn.Module, process_group: Any = None) -> nn.Module:
-        """``module`` with its batch norms replaced by synchronous ones: ours by ours, those of torch by torch's.
+        """Replace the batch norms in ``module``, in place, by synchronised ones, and return the module.
 
-        ``torch.nn.SyncBatchNorm.convert_sync_batchnorm`` puts its own class in place of every batch norm. Inside of
-        :class:`Sequential` that is the same; a module of yours that hands it a ``SparseTensor`` needs this one.
+        A :class:`BatchNorm` becomes a :class:`SyncBatchNorm`, and a batch norm of torch becomes a
+        ``torch.nn.SyncBatchNorm``. The function of the same name in torch would replace both by a
+        ``torch.nn.SyncBatchNorm``, which accepts a ``SparseTensor`` only inside of :class:`Sequential`.
+
+        Args:
+            module: the network. If it is a batch norm itself, use the returned module.
+            process_group: the ranks that share statistics, by default all ranks.
         """
         if isinstance(module, BatchNorm):
             return cls._of(module, process_group)

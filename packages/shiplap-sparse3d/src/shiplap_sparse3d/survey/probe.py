@@ -30,18 +30,21 @@ class Seen:
 
 
 def probe(net: nn.Module, channels: int, field: Field, run: Run | None = None) -> Seen:
-    """Change one voxel on corridors along x and y, and compare what the network answers.
+    """Test a derived receptive field: change single voxels, and look which outputs of the network change.
 
-    The voxel gets another value, then a NaN, which no weight and no activation hides, and then it is left out. At last
-    everything beyond its field is left out. The corridors are three times as long as the field, so that a look at
-    everything is seen, too.
+    The inputs are long, narrow blocks of random voxels along x and along y, three times as long as the receptive field.
+    One voxel gets another value, then a NaN (which no weight and no activation can hide), and then it is removed. At
+    last all voxels outside of its receptive field are removed.
 
     Args:
-        net, channels, run: as for ``receptive_field``.
-        field: what was derived.
+        net, channels, run: as for :func:`receptive_field`.
+        field: the derived receptive field.
+
+    Returns:
+        The distance, in voxels, up to which outputs changed.
 
     Raises:
-        SurveyError: SL820 if an output beyond the field changes.
+        SurveyError: SL820 if an output outside of the receptive field changes.
     """
     parameter = next(net.parameters(), None)
     device = parameter.device if parameter is not None else torch.device("cpu")
@@ -70,8 +73,8 @@ def _beyond(got: str, field: Field) -> ShiplapError:
         where="the probe of the receptive field",
         what="the network looks beyond the receptive field of its layers",
         got=got,
-        expected=f"nothing beyond {field.before} and {field.after} cells, which its sparse layers have together",
-        fix="take out what mixes voxels beside the sparse layers: attention, means over rows, tables of your own",
+        expected=f"changes within {field.before} and {field.after} cells, the field of its sparse layers",
+        fix="remove layers that mix voxels in another way than sparse layers do, such as attention or means over rows",
     )
 
 

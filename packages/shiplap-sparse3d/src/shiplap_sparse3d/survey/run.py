@@ -36,14 +36,16 @@ _HEAD = 1 << 20  # bytes of the input that its identity looks at
 
 @dataclass(frozen=True)
 class SurveyResult:
-    """What was done. Lengths in cells, seconds, MB of 10^6 bytes.
+    """What :func:`survey` did.
 
     Attributes:
-        output: the file, or None for a worker other than the first, which writes none.
-        points, tiles: of the whole survey.
-        predicted: tiles that this process predicted; the others were done before, or by other workers.
-        field, seen: the receptive field as derived, and as far as the probe saw it.
-        peak_mb: the most memory that this process has had.
+        output: the file that was written, or None for a worker other than worker 0, which writes no file.
+        points, tiles: the number of points and of tiles of the whole survey.
+        predicted: the number of tiles that this call predicted. Earlier calls or other workers predicted the others.
+        tile, halo: the edge of a tile and the width of its margin, in voxels.
+        field, seen: the receptive field as derived from the layers, and as observed by the probe.
+        seconds: the duration of this call.
+        peak_mb: the largest resident memory of this process so far, in units of 10^6 bytes.
     """
 
     output: str | None
@@ -96,21 +98,21 @@ def survey(
 ) -> SurveyResult:
     """Classify every point of ``source`` and write ``target``: the same points in the same order, with new classes.
 
-    Memory depends on the points of a tile and its halo, and not on those of the survey. A survey that was stopped goes
-    on where it was: call it again with the same arguments.
+    Memory depends on the number of points in a tile and its halo, and not on the size of the survey. To continue an
+    interrupted survey, call this function again with the same arguments.
 
     Args:
-        source: LAS, LAZ or COPC.
-        target: ``.las`` or ``.laz``; replaced as a whole when everything is done.
-        model: the network and what belongs to it. Its receptive field is derived and probed first.
-        tile, halo, origin: in cells, see :func:`tiling`; by default what the network needs.
-        folder: where buckets and results lie, about 24 bytes a point (default: ``target`` with ``.survey`` behind it).
-            Workers on several machines need one that all of them see.
-        keep: leave the folder there; :func:`train` learns from one.
-        chunk: points that are read at a time.
-        workers: ``(rank, number)``; by default what torchrun, Slurm or MPI say in the environment. Worker 0 sorts the
-            points and writes the output.
-        patience: seconds that a worker waits while no other one finishes anything.
+        source: a LAS, LAZ or COPC file.
+        target: the ``.las`` or ``.laz`` file to write. It is replaced at the end, in one step.
+        model: the network, the size of a voxel, and the class codes. Its receptive field is derived and probed first.
+        tile, halo, origin: in voxels, see :func:`tiling`. By default what the network needs.
+        folder: the folder for sorted points and results, about 24 bytes for each point. The default is the path of
+            ``target`` followed by ``.survey``. Workers on several machines need a folder on a shared file system.
+        keep: whether the folder stays afterwards, so that training can use it. False by default.
+        chunk: the number of points that are read at a time.
+        workers: ``(rank, number of workers)``, by default as torchrun, Slurm or MPI state them in the environment.
+            Worker 0 sorts the points and writes the output.
+        patience: the seconds, 600 by default, after which a worker gives up if no other worker has finished anything.
         progress: called with (stage, done, total, note).
 
     Raises:

@@ -77,16 +77,19 @@ class Tiling:
 
 
 def tiling(field: Field, size: int | None = None, halo: int | None = None, origin: tuple[int, int] = (0, 0)) -> Tiling:
-    """Tiles on which the network gives the values of the untiled survey.
+    """Choose tiles on which the network gives the same values as on the untiled survey.
+
+    All lengths are numbers of voxels, and must be multiples of the total stride of the network.
 
     Args:
-        field: of the network.
-        size: cells of a tile along x and y, a multiple of the stride (default: four halos, 128 at least).
-        halo: cells around it, a multiple of the stride, no less than the receptive field (default: that).
-        origin: a corner of a tile, in cells from coordinate 0, a multiple of the stride.
+        field: the receptive field of the network.
+        size: the edge of a tile along x and y. The default is four halos, and at least 128.
+        halo: the margin around a tile. It must cover the receptive field, which is also the default.
+        origin: a corner of a tile, counted from coordinate 0.
 
     Raises:
-        SurveyError: SL821 for tiles that are misaligned, or whose halo is too small.
+        SurveyError: SL821 for a size, a halo or an origin that is not a multiple of the total stride, and for a halo
+            that is too small.
     """
     step = math.lcm(field.stride[0], field.stride[1])
     least = -(-max(field.before[0], field.before[1], field.after[0], field.after[1]) // step) * step

@@ -84,12 +84,20 @@ def prepare(
     halo: int | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Manifest:
-    """Sort the points of a classified survey into tiles, and keep their classes in the order of the file.
+    """Sort the points of a classified survey into tiles, for :func:`train`.
 
-    One process does this before workers train; with the folder there, it only opens it.
+    Call this in one process before several workers train. If ``folder`` already has the tiles, they are reused.
+
+    Args:
+        source: a LAS, LAZ or COPC file whose points have classes.
+        folder: the folder for the tiles, about 24 bytes for each point.
+        model: the network, the size of a voxel, and the class codes.
+        tile, halo: in voxels, see :func:`tiling`. By default what the network needs.
+        progress: called with (points done, points in all).
 
     Raises:
-        SurveyError: as ``survey`` does.
+        SurveyError: SL820 and SL825 for the model, SL821 for the tiles, SL822 for the input, SL823 for a folder that
+            belongs to another survey.
     """
     source, place = Path(source), Folder(Path(folder))
     tiles = tiling(model.field, tile, halo)
@@ -130,20 +138,21 @@ def train(
     workers: tuple[int, int] | None = None,
     progress: Callable[[int, int, float], None] = lambda step, steps, loss: None,
 ) -> list[float]:
-    """Train ``manifest.model.net`` with AdamW and cross-entropy; the mean loss of each epoch that ran now.
+    """Train ``manifest.model.net`` with AdamW and cross-entropy, and return the mean loss of each epoch of this call.
 
-    With more than one worker, gradients are averaged by ``DistributedDataParallel``; the process group is that of the
-    caller, or one over gloo (nccl for a network on CUDA) that is made here. Worker 0 writes ``checkpoint`` whole after
-    each epoch. If the file is there, training goes on behind its last epoch, and the parameters end up as without the
-    interruption.
+    With several workers, ``DistributedDataParallel`` averages the gradients. It uses the process group of the caller.
+    If there is none, this function makes one, with gloo, or with NCCL for a network on CUDA. Worker 0 writes
+    ``checkpoint`` after each epoch. If the file exists, training continues after its last epoch, and the parameters end
+    up as they would without the interruption.
 
     Args:
         manifest: from :func:`prepare`.
-        checkpoint: file of network, optimizer and epoch, read with ``weights_only``.
-        epochs: in all, those of the checkpoint included.
-        rate, seed: of AdamW, and of the order of the tiles.
-        workers: ``(rank, number)``; by default what the launcher says.
-        progress: called with (step, steps, loss).
+        checkpoint: the file for the network, the optimizer and the epoch. It is read with ``weights_only=True``.
+        epochs: the number of epochs in all, including those of the checkpoint.
+        rate: the learning rate of AdamW, 0.001 by default.
+        seed: determines the order of the tiles, 0 by default.
+        workers: ``(rank, number of workers)``, by default as the launcher states them in the environment.
+        progress: called with (step, steps in all, loss).
 
     Raises:
         SurveyError: SL823 for a checkpoint that is damaged or of another network.

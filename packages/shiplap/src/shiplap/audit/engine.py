@@ -46,23 +46,27 @@ def audit(
     isolate: bool | None = None,
     limits: Limits | None = None,
 ) -> list[Finding]:
-    """Prove ``op`` against its declaration and reference on generated samples: one finding per check.
+    """Compare ``op`` with its declaration and its reference on generated samples. Returns one finding for each check.
+
+    Dynamo's caches are reset during the audit.
 
     Args:
-        op: from ``sl.op`` or ``sl.adopt``.
-        checks: names out of ``shiplap.audit.CHECKS``, all by default, or ``ON_REQUEST``.
-        seed: of all random values. A fresh one by default. Findings name it.
-        device: where to run, ``"cpu"`` by default.
-        samples: a builder as for ``@op.samples``, used in this audit only.
-        budget_s: seconds after which the rest is *incomplete*, and says so. Dynamo's caches are reset on the way.
-        progress: called with each finding as it is made.
-        looked: called with the name of a check and what it looked at, those samples excepted that were set aside.
-        isolate: whether samples run in a process of their own. By default wherever this process can be forked.
-        limits: of that process: seconds for a sample, and memory.
+        op: an op from ``sl.op`` or ``sl.adopt``.
+        checks: the names of the checks to run, from ``shiplap.audit.CHECKS`` or ``ON_REQUEST``. The default is all of
+            ``CHECKS``.
+        seed: the seed of all random values. By default it is random. Each finding contains it.
+        device: the device to run on, ``"cpu"`` by default.
+        samples: a builder as for ``@op.samples``, used for this audit only.
+        budget_s: the time in seconds. Checks that are not finished by then are *incomplete*.
+        progress: called with each finding as soon as it is there.
+        looked: called with the name of a check and the samples that it examined.
+        isolate: whether the samples run in a separate process. By default they do if this process can be forked.
+        limits: the limits of that process: the seconds for one sample, and the memory.
 
     Raises:
-        AuditError: SL501 for what is no declared op, SL502 without samples, SL503 for an unknown check.
-        LibraryError: SL4xx when the kernel's library is not there.
+        AuditError: SL501 if ``op`` is not a declared op, SL502 if no samples can be generated, SL503 for an unknown
+            check.
+        LibraryError: SL4xx if the library of a kernel cannot be used.
 
     Example:
         >>> failed = [f for f in audit(axpy) if f.verdict == "fail"]  # doctest: +SKIP

@@ -61,6 +61,6 @@ def _layout(t: Tensor) -> str:
     if any(stride == 0 and size > 1 for size, stride in zip(t.shape, t.stride(), strict=True)):
         return "expanded"
     if t.dim() and t.stride(-1) == 1:
-        return "rows apart"
+        return "padded rows"
     order = sorted(t.stride(), reverse=True)
     return "strided" if list(t.stride()) == order else "permuted"

@@ -134,7 +134,7 @@ def cabi(library: str | os.PathLike[str], symbol: str, *, strided: Iterable[str]
             where=f"sl.cabi(..., {symbol!r})",
             got=f"align={align!r}",
             expected="a power of two",
-            fix="pass the bytes that the kernel wants of an address, such as align=16",
+            fix="pass the alignment in bytes, such as align=16",
         )
     return CAbi(library, symbol, strided, align)
 

@@ -27,17 +27,22 @@ NAME = "libshiplap_ops.so"
 
 
 def deploy(ops: Iterable[Op], folder: str | os.PathLike[str]) -> Path:
-    """Write the library of ``ops`` and their kernel libraries into ``folder``, and return its path.
+    """Write a library that defines ``ops`` for programs without Shiplap, and return its path.
 
-    The library has all ops that share a kernel library with one of ``ops``. It finds the kernel libraries beside
-    itself, so the folder can be moved as a whole. It is not for a process that imports the declarations: there the ops
-    are defined already.
+    The kernel libraries are copied into the same folder. The new library looks for them beside itself, so you can move
+    the folder as a whole. It also contains every other op that shares a kernel library with one of ``ops``.
+
+    **Warning:** do not load the library in a process that imports the declarations. The ops are already defined there.
+
+    Args:
+        ops: declared ops with C ABI kernels.
+        folder: the folder to write to. It is made if it does not exist.
 
     Raises:
-        LibraryError: SL404 for an op that C++ cannot bind; SL405 or SL406 when the library cannot be built; SL401 to
-            SL403 for a kernel library that is missing or of another declaration.
-        ShippingError: SL308 for two kernel libraries of one name, and for no op.
-        CommandError: SL602 when ``folder`` cannot be written.
+        LibraryError: SL404 for an op that C++ cannot bind. SL405 or SL406 if the library cannot be built. SL401 to
+            SL403 for a kernel library that is missing, or that was built for another declaration.
+        ShippingError: SL308 if ``ops`` is empty, and for two kernel libraries with the same name.
+        CommandError: SL602 if ``folder`` cannot be written.
     """
     wanted = list(dict.fromkeys(ops))
     if not wanted:

@@ -1,4 +1,4 @@
-"""A Triton template as a kernel: rendered with nothing in its holes, compiled by Triton, launched like any kernel.
+"""A Triton template as a kernel: rendered with empty hooks, compiled by Triton, launched like any kernel.
 
 What its text depends on - which arguments are there, scalars, alignments, strides of 1, the width of offsets - is
 looked at in each call by one generated function, as far as the template mentions it. Renderings that come out alike

@@ -2,8 +2,8 @@
 
 A kernel is served by Python (``cabi.py``) until a library is there. One that came with the package of the op, or is in
 the cache, is attached at the first call. Else the ``HOT``-th call starts a compiler in a process of its own and a later
-call attaches what it built, so nobody waits and a short script starts none. Whatever stands in the way becomes one
-notice, and Python goes on serving.
+call attaches the library, so no call waits for the compiler, and a short script starts none. If a library cannot be
+built or attached, one notice gives the reason, and Python goes on serving.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ def make_plan(op: Op) -> Plan:
             "SL404",
             where=op.spec.name,
             got=reasons[0],
-            expected="sizes and dtypes that C++ can check in one go",
+            expected="sizes and dtypes that generated C++ can check",
             fix="keep the Python binding, which handles this kernel, or declare sizes and dtypes that C++ can check",
         )
     for form in forms.values():

@@ -95,7 +95,7 @@ def describe(op: Native, id: str) -> dict[str, Any]:
             "SL404",
             where=spec.name,
             got=reason,
-            expected="sizes and dtypes that C++ can check in one go",
+            expected="sizes and dtypes that generated C++ can check",
             fix="keep the Python binding, which handles this kernel, or declare sizes and dtypes that C++ can check",
         )
     where = f"{spec.name}, kernel {op.symbol}"

@@ -24,7 +24,7 @@ def choice(
     values: Mapping[str, Any],
     config: Mapping[str, Any],
 ) -> Any:
-    """A choice that renders ``source``. ``arguments``: input buffers by name; ``values``, ``config``: for the holes."""
+    """A choice that renders ``source``. ``arguments``: input buffers by name; ``values``, ``config``: for its hooks."""
     return CppTemplate.generate(_Template(name, source, dict(arguments), layout, {**values, **config}))
 
 

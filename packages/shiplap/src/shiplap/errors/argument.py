@@ -23,7 +23,7 @@ register(
         (
             "SL202",
             "sizes disagree",
-            "A dim that the declaration names twice must have one size.",
+            "A dim name that occurs several times in the declaration stands for the same size everywhere.",
             "pass tensors whose named dims agree",
         ),
         (
@@ -77,7 +77,7 @@ register(
         (
             "SL211",
             "the op does not accept these values",
-            ("The op is not defined for every value of its inputs. The line 'got' shows the value that it cannot use."),
+            "The op is not defined for every value of its inputs. The line 'got' shows the value that it cannot use.",
             "correct the values that the message names",
         ),
         (
@@ -103,42 +103,45 @@ register(
         ),
         (
             "SL215",
-            "the sparse tensor has no gradient",
+            "the sparse tensor would lose its gradient",
             (
-                "Reentrant checkpointing gives a gradient to the tensors that its function takes and returns. It gives "
-                "none to a tensor inside of another object."
+                "Reentrant checkpointing computes gradients only for tensors that its function takes and returns "
+                "directly. It computes no gradient for a tensor inside of another object, such as a SparseTensor."
             ),
             "pass use_reentrant=False to torch.utils.checkpoint.checkpoint",
         ),
         (
             "SL216",
-            "the call has DTensors and plain tensors",
-            "A rank cannot know which part of the whole a plain tensor is.",
-            "pass the named tensors through distribute_tensor, or all local tensors with .to_local()",
+            "the call mixes DTensors and plain tensors",
+            "A plain tensor does not say whether it is the whole tensor or the shard of one rank.",
+            "convert the plain tensors with distribute_tensor, or pass .to_local() of each DTensor",
         ),
         (
             "SL217",
-            "the op has no sharding rule",
+            "the op has no sharding rule for this call",
             (
-                "An op may be cut over ranks only where its reference has been seen to give the same result in parts. "
-                "Nothing is gathered silently."
+                "Shiplap runs an op on sharded tensors only if a sharding rule says how the results of the ranks form"
+                " the result of the whole. It never gathers shards silently."
             ),
-            "declare a rule with op.sharding(...), or redistribute the tensors to Replicate()",
+            "redistribute the tensors to Replicate(), or declare a rule with op.sharding(...)",
         ),
         (
             "SL218",
             "the sharding rule does not fit the op",
-            "A rule names tensor arguments, and an axis or a part of each.",
-            'write op.sharding({"x": 0}, 0) with the axes that are cut, or "whole", "sum", "max" or "min"',
+            (
+                "A sharding rule says for each tensor argument and each output along which axis it is sharded, or how"
+                " the tensors of the ranks are combined."
+            ),
+            'write for example op.sharding({"x": 0}, 0); an axis, "whole", "sum", "max" and "min" are allowed',
         ),
         (
             "SL219",
-            "a sparse tensor cannot be cut by its rows",
+            "the rows of a sparse tensor cannot be split",
             (
-                "Rows of one scene would lie in both parts, and each part would miss neighbours. Pipelining cuts the "
-                "tensors of a micro-batch so."
+                "A split of the rows can separate neighbouring voxels of one scene, and convolutions would then give "
+                "wrong results. Pipeline parallelism splits each micro-batch in this way."
             ),
-            "split by scenes, x[start:stop], and hand plain tensors from stage to stage",
+            "split the batch by scenes with x[start:stop], and pass plain tensors between pipeline stages",
         ),
     ],
 )

@@ -23,7 +23,7 @@ register(
         (
             "SL602",
             "the file cannot be read or written",
-            "The file is missing, is not permitted, or holds something else than the command reads.",
+            "The file does not exist, you may not access it, or its content is not what the command expects.",
             "correct what 'got' names, or pass another path",
         ),
         (
@@ -48,22 +48,28 @@ register(
             "SL606",
             "the op has no valid inputs to tune on",
             (
-                "An integer tensor may hold indices. With meaningless indices a kernel can look right, or fast, by "
-                "accident."
+                "An integer tensor may hold indices. With meaningless indices a wrong or slow kernel can look right "
+                "or fast."
             ),
             "declare a builder with @op.samples: fn(rng, sizes, dtype, device) -> all arguments",
         ),
         (
             "SL607",
             "the frozen table has no choice for this call",
-            "The table was written by shiplap freeze. SHIPLAP_STRICT=1 forbids the default config otherwise.",
-            "run shiplap tune for this call and shiplap freeze again, or unset SHIPLAP_STRICT",
+            (
+                "'shiplap freeze' wrote this table, and it has no entry for the shapes of this call. With "
+                "SHIPLAP_STRICT=1 Shiplap raises an error instead of using the default config."
+            ),
+            "run 'shiplap tune' for this call and 'shiplap freeze' again, or unset SHIPLAP_STRICT",
         ),
         (
             "SL608",
             "tuning is not allowed here",
-            "A measurement takes seconds and disturbs the program around it.",
-            "tune before the model runs: shiplap tune, or sl.tune(op) at start-up",
+            (
+                "A measurement takes seconds, so Shiplap never tunes inside an op, a backward pass or a CUDA graph "
+                "capture."
+            ),
+            "tune before the model runs, with 'shiplap tune' or with sl.tune(op) at start-up",
         ),
         (
             "SL609",
@@ -74,7 +80,7 @@ register(
         (
             "SL610",
             "the sample falls into another bucket",
-            "A choice for a bucket must be measured on arguments of the same bucket.",
+            "A choice applies to all calls of one bucket, so Shiplap must measure it on arguments of that bucket.",
             "let the builder declared with @op.samples return the sizes that it is called with",
         ),
         (
@@ -92,7 +98,7 @@ register(
         (
             "SL613",
             "the arguments do not fit the command",
-            "The command cannot tell from these arguments what to work on.",
+            "An argument is missing or outside of its range, or two arguments contradict each other.",
             "run 'shiplap VERB --help' and correct the arguments",
         ),
         (
@@ -103,21 +109,24 @@ register(
         ),
         (
             "SL615",
-            "the reference comes without inputs",
-            "The referee calls reference and candidate on inputs that the reference's author describes.",
-            "define get_inputs() beside the reference, pass --inputs file.py:function, or declare an op",
+            "the inputs of the reference cannot be made",
+            "The judge calls the reference and the candidate on inputs that the author of the reference provides.",
+            "define get_inputs() in the file of the reference, or pass --inputs file.py:function",
         ),
         (
             "SL616",
             "the reference fails on its own inputs",
-            "A candidate is compared with the results of the reference.",
-            "correct the reference, or what get_inputs and get_init_inputs return",
+            (
+                "The judge compares the results of a candidate with those of the reference, so the reference must run"
+                " on its inputs."
+            ),
+            "correct the reference, or the arguments that get_inputs and get_init_inputs return",
         ),
         (
             "SL617",
-            "no process can be judged here",
-            "A candidate is called in a process that the Linux kernel has locked in.",
-            "judge on Linux, and look at what 'got' names",
+            "the sandbox for the candidate cannot be started",
+            "The judge calls a candidate only in a process that the Linux kernel has sandboxed.",
+            "run the judge on Linux, and correct the problem that 'got' names",
         ),
     ],
 )

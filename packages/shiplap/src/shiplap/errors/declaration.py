@@ -36,14 +36,14 @@ register(
                 "The arguments of an op cross the dispatcher as tensors, numbers, strings, lists of these, and as "
                 "dtypes, devices, layouts, memory formats and generators. Other Python objects have no type there."
             ),
-            "split the argument: pass its fields as separate arguments of these types",
+            "pass the fields of the argument as separate arguments of these types",
         ),
         (
             "SL104",
             "the size of an output dim is not determined",
             (
-                "A fake tensor needs the size of every output, so each output dim must come from an input, an "
-                "expression or a bound."
+                "A fake tensor needs the size of every output. The size of each output dim must therefore come from "
+                "an input, an expression or a bound."
             ),
             (
                 'give dims={"m": "<expression>"} if the size is computable, bounds={"m": "<expression>"} if it '
@@ -85,8 +85,11 @@ register(
         ),
         (
             "SL110",
-            "the backward does not fit the op",
-            "A backward names the tensors that it saves and returns one gradient for each argument that it names.",
+            "the backward function does not fit the op",
+            (
+                "A backward function names the tensors that it saves, and returns one gradient for each argument that"
+                " it names."
+            ),
             "return a dict {argument name: gradient}; list names of arguments or outputs in saves=",
         ),
         (
@@ -105,21 +108,27 @@ register(
             "SL113",
             "the declaration is not finished",
             (
-                "A draft of 'shiplap init' has the names and types of an op. Sizes and mutated arguments are left "
-                "to its author."
+                "'shiplap init' writes a draft with the names and types of an op. Only the author of the op knows the"
+                " sizes of its outputs and the arguments that it mutates."
             ),
-            "work through the lines marked FILL, then write sl.op (or sl.adopt) in place of unfinished",
+            "fill in the lines marked FILL, then write sl.op (or sl.adopt) in place of unfinished",
         ),
         (
             "SL114",
             "the template cannot be used",
-            "Inductor fuses neighbouring operations into the single output that a template writes.",
-            "correct the template's declaration",
+            (
+                "A template must write one output through its hooks, because Inductor inserts the code of "
+                "neighbouring operations at these hooks."
+            ),
+            "correct what 'got' names in the template or in its declaration",
         ),
         (
             "SL115",
             "the bucket rule does not fit the op",
-            "Calls of one bucket share a tuned choice. A bucket rule names free dims and scalars of the op.",
+            (
+                "Calls of one bucket share a tuned choice. A bucket rule states, for dims and scalars of the op, "
+                "which values fall into one bucket."
+            ),
             'call op.buckets("pow2", k="exact") with names of its free dims and scalars',
         ),
         (
@@ -131,13 +140,19 @@ register(
         (
             "SL117",
             "calls cannot be joined along this dim",
-            "Calls are joined by concatenating every tensor that has the dim.",
+            (
+                "Shiplap joins several calls into one by concatenating every tensor that has the dim. Each of these "
+                "tensors must have the dim as an axis of its own."
+            ),
             "name a dim that is one whole axis of an argument and of every output",
         ),
         (
             "SL118",
             "the tolerance has no number or no reason",
-            "A kernel may differ from its reference by more than rounding only for a stated reason.",
+            (
+                "A declared tolerance permits a kernel to differ from its reference by more than rounding. Such a "
+                "tolerance must state a relative error and a reason."
+            ),
             'give tolerance=(1e-3, "tanh stands for erf")',
         ),
     ],

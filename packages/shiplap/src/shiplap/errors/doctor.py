@@ -17,8 +17,8 @@ register(
         (
             "SL701",
             "the program cannot be started",
-            "The doctor starts the program as a shell would.",
-            "check the path: shiplap doctor -- python script.py",
+            "The doctor starts the program in the way in which a shell would start it.",
+            "pass a program that exists, for example: shiplap doctor -- python script.py",
         ),
         (
             "SL702",

@@ -17,7 +17,7 @@ register(
         (
             "SL301",
             "an output does not fit the declaration",
-            "Code compiled by torch relies on the shapes and dtypes that the declaration promises.",
+            "Code that torch has compiled relies on the shapes and dtypes of the declaration.",
             "correct the kernel, or the declaration if the kernel is right",
         ),
         (
@@ -53,8 +53,8 @@ register(
         (
             "SL307",
             "the op cannot be packaged for this device",
-            "An AOTInductor package runs without Python, and this op would be run by Python.",
-            "give the op one C ABI kernel or a template, or pass its result to the program as an input",
+            "An AOTInductor package runs without Python, but the kernel that this op would use is a Python function.",
+            "declare one C ABI kernel or a template for the device, or pass the op's result to the program as an input",
         ),
     ],
 )

@@ -17,44 +17,44 @@ register(
         (
             "SL401",
             "the kernel library cannot be loaded",
-            "A C ABI kernel lives in a shared library, which shiplap opens by its path.",
+            "A C ABI kernel is a function in a shared library, which Shiplap opens by its path.",
             "build the library (make install), or set SHIPLAP_LIBRARY_PATH to its directory",
         ),
         (
             "SL402",
             "the library does not contain the symbol",
-            "The library is older or newer than the declaration that names the symbol.",
+            "The file of the library is older or newer than the declaration that names this function.",
             "rebuild the library",
         ),
         (
             "SL403",
             "the library was built for another declaration",
-            "A kernel built from another declaration would misread its arguments.",
+            "A library that was compiled for another declaration would misread the arguments.",
             "regenerate the header with 'shiplap header', then rebuild the library",
         ),
         (
             "SL404",
             "the declaration has no equivalent in C",
-            "The C ABI carries tensors, optional tensors and scalars, and C++ can evaluate only some checks.",
-            "split the argument, or bind a Python launcher instead",
+            (
+                "C functions can take only tensors, optional tensors and scalars, and generated C++ code can evaluate"
+                " only some preconditions."
+            ),
+            "split the argument into tensors and scalars, or bind a Python function instead",
         ),
         (
             "SL405",
             "the native binding cannot be used",
             (
-                "Unless its package brings one along, the native binding is compiled on your machine. Until it is "
-                "available, calls go through the slower Python binding."
+                "If the installed package contains no native binding, Shiplap compiles one on your machine. Without a"
+                " native binding, calls go through the slower Python binding."
             ),
             "install a C++20 compiler or set CXX; set SHIPLAP_NATIVE=0 to keep the Python binding",
         ),
         (
             "SL406",
             "the cache directory is not private",
-            "Files in the cache directory are loaded as code, so only you may be able to write to it.",
-            (
-                "set SHIPLAP_CACHE_DIR to a directory of your own, and delete a directory that other users could "
-                "write to"
-            ),
+            "Shiplap loads files of the cache directory as code, so only you may be able to write to it.",
+            "set SHIPLAP_CACHE_DIR to a directory that only you can write to",
         ),
         (
             "SL407",

@@ -29,8 +29,14 @@ register(
         (
             "SL803",
             "the guard is not valid",
-            "A guard is an expression on the tensors and numbers that a match binds to the pattern's arguments.",
-            "compare x.dtype, x.shape[-1], x.ndim, x.device.type, dims, numbers, strings; and, or, not are allowed",
+            (
+                "A guard is a Python expression on the tensors and numbers of a match. It may use only comparisons, "
+                "and, or, not, arithmetic on sizes, and attributes such as x.dtype, x.ndim and x.shape[-1]."
+            ),
+            (
+                "use only comparisons of x.dtype, x.shape[-1], x.ndim, x.device.type, dims, numbers and strings, "
+                "joined by and, or, not"
+            ),
         ),
         (
             "SL804",

@@ -16,21 +16,30 @@ register(
     [
         (
             "SL308",
-            "the package cannot be given native code",
-            "Native bindings lie in the package that declares the ops, beside their kernel libraries.",
-            "correct what 'got' names, then run 'shiplap package' again",
+            "native bindings cannot be added to the package",
+            (
+                "A native binding is stored in the package that declares the op. The kernel library of the op must be"
+                " in the same package."
+            ),
+            "correct the problem that 'got' names, then run 'shiplap package' again",
         ),
         (
             "SL309",
-            "an installed binding cannot be used",
-            "The binding in the package was made for something else, or its files have changed since.",
-            "install a wheel that 'shiplap package' made for this version of the package and of shiplap",
+            "an installed native binding cannot be used",
+            (
+                "The installed package contains a compiled binding for this op. That binding was built for another "
+                "declaration, machine or version of Shiplap, or its file was modified. Shiplap ignores it."
+            ),
+            "install a wheel that 'shiplap package' made with the installed versions of the package and of shiplap",
         ),
         (
             "SL310",
             "the wheel cannot be read",
-            "A wheel is a zip file with one folder *.dist-info, whose WHEEL and RECORD describe its other files.",
-            "build the wheel again, and pass its path",
+            (
+                "A wheel is a zip file with one directory *.dist-info. The files WHEEL and RECORD in this directory "
+                "describe the other files."
+            ),
+            "build the wheel again, and pass the path of the new file",
         ),
     ],
 )

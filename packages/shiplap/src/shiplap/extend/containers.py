@@ -23,16 +23,20 @@ def register_container(
     dump: Callable[[Any], Any] = lambda rest: rest,
     load: Callable[[Any], Any] = lambda rest: rest,
 ) -> None:
-    """Let torch look into objects of ``cls``: ``torch.utils`` pytrees, ``DistributedDataParallel``, ``fully_shard``,
-    ``torch.utils.checkpoint`` and ``torch.export``.
+    """Register ``cls`` so that torch finds the tensors inside of its objects.
+
+    The class becomes a pytree node of ``torch.utils``. ``DistributedDataParallel``, ``fully_shard``,
+    ``torch.utils.checkpoint`` and ``torch.export`` then accept its objects.
 
     Args:
-        take: an object → its children in order, and the rest of it. The rest is compared with ``==``: objects of one
-            kind have equal rests.
-        make: the inverse of ``take``. The children may be anything, so ``make`` must not check them.
-        fields: the attributes that walkers of dataclasses look at. The constructor of ``cls`` takes them as keywords. A
-            field that is of no registered and no built-in container is passed on as it is.
-        dump, load: the rest → what JSON can hold, and back, for ``torch.export.save``.
+        cls: the class to register.
+        take: splits an object into a sequence of children and the rest. The rest describes the object without its
+            children. torch compares rests with ``==``, for example to decide whether two inputs have one structure.
+        make: the inverse of ``take``. torch may pass any values as children, so ``make`` must not check them.
+        fields: the attributes to show to code of torch that handles dataclasses instead of pytrees. The constructor of
+            ``cls`` must accept them as keywords. None by default.
+        dump, load: convert the rest to a value that JSON can represent, and back. ``torch.export.save`` uses them. By
+            default the rest itself is such a value.
     """
     register_node(cls, take, make, dump=dump, load=load)
     if fields:

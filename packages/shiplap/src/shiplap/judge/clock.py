@@ -98,7 +98,9 @@ def _timed(problem: Problem, form: Form, args: tuple[object, ...], calls: Mappin
     bound = max(sum(outs) / (8 * bandwidth), flops / (8 * operations))
     times = {name: max(net[name], own[name]) for name in calls if name != "nothing"}
     if times["candidate"] + nothing < bound:
-        raise Wrong("floor", f"{times['candidate'] * 1e6:.1f} us, and its work takes {bound * 1e6:.1f} us at least")
+        raise Wrong(
+            "impossible", f"{times['candidate'] * 1e6:.1f} us, and its work takes {bound * 1e6:.1f} us at least"
+        )
     light = max((moved + sum(outs)) / bandwidth, flops / operations)
     medians = times["candidate"], times["reference"], times.get("compiled")
     return Timed(form.label, *medians, nothing, light, len(walls["candidate"]))

@@ -39,17 +39,22 @@ Report = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Options:
-    """How to judge.
+    """How :func:`judge` works.
 
     Attributes:
-        seconds: about how long; what is not reached by then makes the verdict incomplete.
-        rounds: timed calls of each shape.
-        sizes: sizes to time an op at; by default the largest of the audit's samples.
-        tolerance: a relative error to admit beyond rounding.
-        vary_shapes: whether the candidate has to serve other shapes that the reference takes.
-        compiled: whether ``torch.compile`` of the reference is timed as well.
-        gradients: whether gradients are compared; by default for ops that declare one.
-        timed: whether anything is timed.
+        seconds: the approximate time of the whole judgement, 60 s by default. Comparisons that are not made in this
+            time make the verdict incomplete.
+        rounds: the number of timed calls for each shape, 12 by default and 5 at least. Each call has new values.
+        sizes: the sizes at which a declared op is timed, such as ``{"n": 4096}``. By default the two largest samples of
+            the audit are timed.
+        tolerance: a relative error that is accepted in addition to rounding, 0 by default.
+        vary_shapes: whether the candidate must also be right for other shapes that the reference accepts.
+        compiled: whether ``torch.compile`` of the reference is timed too.
+        gradients: whether gradients are compared. None, the default, compares them for ops that declare a gradient.
+        timed: whether times are measured.
+        device: the device of the arguments, ``"cpu"`` by default.
+        bounds: the limits of the candidate's process. By default one call may take 120 s, and the process may use 8 GiB
+            of memory more than at its start, and 32 processes.
     """
 
     seconds: float = 60.0
@@ -102,17 +107,24 @@ def judge(
     report: Report = lambda what, done, total: None,
     **changes: Any,
 ) -> Ruling:
-    """The verdict on ``candidate``, which nobody trusts, by ``reference``, which is trusted.
+    """Compare ``candidate``, which is not trusted, with ``reference``, which is trusted, and return the verdict.
 
-    Both are ``path/to/file.py:name``, ``module:name``, or a function, class or op at the top level of a file. The
-    candidate is imported and called in a sandboxed process only. ``inputs`` makes the arguments of one call of a
-    reference that is a function or a class; by default ``get_inputs`` beside it. ``changes`` are fields of
-    :class:`Options`. A ``launcher`` that is passed serves several verdicts, and starts once.
+    Shiplap imports and calls the candidate only in a sandboxed process.
+
+    Args:
+        reference, candidate: each ``"path/to/file.py:name"``, ``"module:name"``, or a function, a class or an op at the
+            top level of a file.
+        inputs: a function, or ``"file.py:name"`` of a function, that returns the arguments of one call. By default it
+            is ``get_inputs`` in the file of the reference. A declared op needs none.
+        options: the options, by default ``Options()``.
+        launcher: a launcher to reuse, which saves its start. By default each judgement starts one.
+        report: called with ``(stage, done, total)`` to show progress.
+        changes: fields of :class:`Options` that replace those of ``options``.
 
     Raises:
-        ShiplapError: SL501 or SL601 for a reference that cannot be loaded, SL615 without inputs, SL616 when the
-            reference fails on them, SL617 where no process can be judged. What is wrong with the candidate is a reason
-            of the verdict and never raises.
+        ShiplapError: SL501 or SL601 for a reference that cannot be loaded. SL615 if its inputs cannot be made. SL616 if
+            the reference fails on its inputs. SL617 if no sandboxed process can be started. A fault of the candidate
+            raises no error: it is a reason of the verdict.
 
     Example:
         >>> ruling = sl.judge("problem.py:Model", "generated.py:ModelNew", seconds=30)

@@ -13,7 +13,13 @@ EXIT_CODES: dict[str, int] = {"accepted": 0, "refused": 1, "incomplete": 3}
 
 @dataclass(frozen=True)
 class Reason:
-    """One thing that is wrong with the candidate, and the input that shows it."""
+    """One fault of the candidate.
+
+    Attributes:
+        check: the name of the check that found it, such as ``"values"``.
+        evidence: what was observed.
+        input: the shapes and the kind of values of the call that shows the fault.
+    """
 
     check: str
     evidence: str
@@ -22,14 +28,16 @@ class Reason:
 
 @dataclass(frozen=True)
 class Timed:
-    """Times of one shape, in seconds, by the referee's clock.
+    """The measured times of one shape. All times are in seconds, by the clock of the process that judges.
 
     Attributes:
-        candidate, reference: medians, less what the exchange of messages takes.
-        compiled: the same of ``torch.compile`` of the reference; None where it was not measured.
-        resolution: what the exchange takes. A process that cheats with its own clock can gain this much at most.
-        light: the time that the machine needs to move the bytes and to do the sums, as fast as it was seen to.
-        rounds: how many calls of each were timed; each had values of its own, and each result was checked.
+        input: the shapes and the kind of values.
+        candidate, reference: the median time of one call, minus the time for exchanging messages with the process.
+        compiled: the same for ``torch.compile`` of the reference, or None if it was not measured.
+        resolution: the time for exchanging messages. A candidate can hide at most this much of its own time.
+        light: a lower bound: the time that this machine needs to move the bytes and to compute the matrix products, at
+            the highest rates that were measured on it.
+        rounds: the number of timed calls of each process. Each call had new values, and each result was checked.
     """
 
     input: str
@@ -42,12 +50,12 @@ class Timed:
 
     @property
     def speedup(self) -> float:
-        """How many times as fast as the reference."""
+        """The time of the reference divided by the time of the candidate."""
         return self.reference / max(self.candidate, 1e-9)
 
     @property
     def at_least(self) -> float:
-        """The speedup that remains if the candidate hid as much time as can be hidden: what a reward should use."""
+        """The speedup if the candidate hid as much time as possible. Use this figure for rewards."""
         return self.reference / max(self.candidate + self.resolution, 1e-9)
 
 
@@ -56,10 +64,16 @@ class Ruling:
     """The verdict on one candidate.
 
     Attributes:
-        word: ``"refused"`` with at least one reason; ``"incomplete"`` when nothing was found and something that has to
-            be in force or to be looked at was not (``missing``); else ``"accepted"``.
-        unchecked: what this verdict says nothing about, in words.
-        calls: how many calls of the candidate were compared with the reference.
+        reference, candidate: the names of what was compared.
+        word: ``"refused"`` if there is at least one reason. ``"incomplete"`` if there is no reason, but ``missing`` is
+            not empty. Otherwise ``"accepted"``.
+        reasons: the faults of the candidate.
+        missing: pairs of a required comparison or part of the sandbox, and why it is missing.
+        unchecked: properties that the verdict says nothing about, as text.
+        timings: one entry for each timed shape. Empty if the candidate was refused before.
+        calls: the number of calls of the candidate that were compared with the reference.
+        seconds: the duration of the whole judgement.
+        exit_code: 0 for accepted, 1 for refused, 3 for incomplete.
     """
 
     reference: str
@@ -81,12 +95,12 @@ class Ruling:
 
     @property
     def speedup(self) -> float:
-        """The geometric mean of the speedups over the timed shapes; 0 unless the candidate is accepted."""
+        """The geometric mean of the speedups of all timed shapes. It is 0 if the candidate is not accepted."""
         return self._mean([t.speedup for t in self.timings])
 
     @property
     def at_least(self) -> float:
-        """The same of :attr:`Timed.at_least`."""
+        """The geometric mean of :attr:`Timed.at_least`. It is 0 if the candidate is not accepted."""
         return self._mean([t.at_least for t in self.timings])
 
     def _mean(self, values: list[float]) -> float:

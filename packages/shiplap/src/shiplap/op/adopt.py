@@ -39,8 +39,15 @@ class AdoptedOp(Op[P, R]):
 def adopt(name: str, **declaration: Unpack[Declaration]) -> Adopt:
     """Declare what an already registered torch op should do, so that it can be audited: ``sl.audit(op)``.
 
-    Takes the keyword arguments of :func:`op`. The decorated function is the reference, as there. Nothing is registered
-    or changed: schema, fake, gradient and kernels stay those of the op's own library.
+    The decorated function is the reference, as with :func:`op`. Nothing is registered or changed: the schema, the fake
+    implementation, the gradient and the kernels remain those of the library that registered the op.
+
+    Args:
+        name: ``"namespace::name"`` of an op that torch knows.
+        declaration: the keyword arguments of :func:`op`.
+
+    Raises:
+        ShiplapError: SL1xx for a declaration that is not valid, SL501 for a name that no library has registered.
     """
     return Adopt(name, **declaration)
 

@@ -352,15 +352,15 @@ def op(
 
     Args:
         name: ``"namespace::name"``, or ``"namespace::name.overload"`` for one of several ops of one name.
-        dims: sizes that follow from others, ``{"k": "prod(kernel)"}``.
-        bounds: upper bounds of data-dependent output dims, ``{"m": "n * prod(kernel)"}``; asserted at run time.
-        requires: preconditions on sizes and scalars, ``("min(stride) >= 1",)``.
-        mutates: names of tensors, optional tensors or lists of tensors that the op writes to.
-        contiguous: names of tensor arguments that must arrive contiguous (others may have any strides).
-        outputs: names of the outputs (default ``out``, or ``out0``, ``out1``, ...), keywords of out-style kernels.
-        autocast: dtype of floating inputs under autocast: ``"widest"`` of them, ``"autocast"``, ``"float32"`` or None.
-        tolerance: what a kernel may be off by besides rounding, relatively, and why: ``(1e-3, "tanh for erf")``.
-        library: device types on which the body is a call of a tuned library: fast, so that it stands before templates.
+        dims: sizes that are computed from other sizes and scalars, such as ``{"k": "prod(kernel)"}``.
+        bounds: upper bounds of output dims whose size depends on data, ``{"m": "2 * n"}``. Every call checks them.
+        requires: preconditions on sizes and scalars, ``("min(stride) >= 1",)``. Every call checks them.
+        mutates: the names of arguments that the op writes to: tensors, optional tensors or lists of tensors.
+        contiguous: the names of tensor arguments that must be contiguous. Other arguments may have any strides.
+        outputs: the names of the outputs, for out-style kernels: by default ``out``, or ``out0``, ``out1``, ...
+        autocast: the dtype of float inputs under autocast: their ``"widest"``, ``"autocast"``, ``"float32"`` or None.
+        tolerance: a relative error that is accepted beyond rounding, and its reason: ``(1e-3, "tanh for erf")``.
+        library: the device types on which the body calls a tuned library, and comes before templates.
 
     Raises:
         DeclarationError: SL1xx, when torch could not carry out the declaration.

@@ -1,4 +1,4 @@
-"""``ShardingRule``: a way to cut a call into shards, such that the op of the shards is the shard of the op."""
+"""``ShardingRule``: how the arguments of a call are sharded over ranks, and how its results are combined."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from shiplap.op.spec import OpSpec
 __all__ = ["FailureHook", "Part", "ShardingRule", "failure_hooks", "read_sharding"]
 
 Part: TypeAlias = int | Literal["whole", "sum", "max", "min"]
-"""What a rank has of a tensor: a cut along an axis, all of it, or what is to be combined with what the others have."""
+"""What one rank has of a tensor: its shard along an axis (an int), the whole tensor, or a partial result that is
+combined with those of the other ranks by a sum, a maximum or a minimum."""
 
 PARTS = ("whole", "sum", "max", "min")
 FailureHook: TypeAlias = Callable[[Any, Sequence[Any], Exception], bool]
@@ -23,12 +24,13 @@ call should be tried once more."""
 
 @dataclass(frozen=True)
 class ShardingRule:
-    """Where the tensors of a call are cut, on one dimension of a mesh.
+    """How the tensors of a call are distributed over one dimension of a device mesh.
 
     Attributes:
-        name: what is cut: a dim of the declaration, or what the author called it.
-        inputs: name of each tensor argument → its part. ``outputs``: the part of each output.
-        empty: whether a rank may be left without any row of what is cut.
+        name: the sharded dim of the declaration, or ``"declared"`` for a rule of :meth:`Op.sharding`.
+        inputs: pairs of the name of a tensor argument and its :data:`Part`.
+        outputs: the part of each output.
+        empty: whether the shard of a rank may be empty.
     """
 
     name: str
@@ -46,7 +48,7 @@ def _show(part: Part) -> str:
 
 
 def read_sharding(spec: OpSpec, inputs: Mapping[str, Part], outputs: Part | Sequence[Part]) -> ShardingRule:
-    """The rule as declared. SL218 for names that are no tensor arguments, and axes that a tensor has not."""
+    """The declared rule. Raises SL218 for a name that is no tensor argument, and for an axis that does not exist."""
     given = [outputs] if isinstance(outputs, (int, str)) else list(outputs)
     names = [a.name for a in spec.tensors]
     where = f"{spec.name}.sharding"

@@ -67,17 +67,21 @@ class OpState:
         self._eager: dict[str, tuple[list[Kernel], list[Kernel]]] = {}  # the list that it was made from, and `eager`
 
     def sharding(self, inputs: Mapping[str, Part] | None = None, outputs: Part | Sequence[Part] = ()) -> None:
-        """Declare a way to cut calls into shards for DTensor, in place of what shiplap derives from the declaration.
+        """Declare a rule by which DTensor may shard calls of the op. Declared rules replace the derived ones.
 
-        ``inputs`` maps tensor arguments to what a rank has of them: an axis that is cut, ``"whole"`` (the default), or
-        ``"sum"`` for terms that are to be summed over the ranks. ``outputs`` says the same of each output, where
-        ``"max"`` and ``"min"`` are possible, too. Each call adds a rule; without arguments no call may be cut.
+        Each call of this method adds one rule. ``op.sharding()`` without arguments forbids sharding.
         ``shiplap audit --check sharding`` proves the rules.
 
-        Example: ``mm.sharding({"a": 1, "b": 0}, "sum")`` cuts the dim that a product sums over.
+        Args:
+            inputs: the name of a tensor argument → an axis along which it is sharded, ``"whole"`` if each rank has the
+                whole tensor, or ``"sum"`` if the tensors of the ranks are partial sums. The default is ``"whole"``.
+            outputs: the same for each output, in order, or for the only output. ``"max"`` and ``"min"`` state that the
+                result is the elementwise maximum or minimum over the ranks.
+
+        Example: ``mm.sharding({"a": 1, "b": 0}, "sum")`` shards a matrix product along the dim that is summed over.
 
         Raises:
-            DeclarationError: SL218 for a rule that does not fit the declaration.
+            ArgumentError: SL218 for a rule that does not fit the declaration.
         """
         rules = () if inputs is None else (read_sharding(self.spec, inputs, outputs),)
         self.shardings = (*(self.shardings or ()), *rules)

@@ -55,7 +55,7 @@ def _become(asked: dict[str, Any], handle: int, connection: socket.socket) -> No
         connection.detach()
         nothing = os.open(os.devnull, os.O_RDONLY)
         output = os.open(
-            os.path.join(asked["scratch"], "said"), os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600
+            os.path.join(asked["scratch"], "output"), os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600
         )
         for number, target in ((0, nothing), (1, output), (2, output), (3, handle)):
             if target != number:

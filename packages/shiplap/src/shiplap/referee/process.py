@@ -213,7 +213,7 @@ class Prisoner:
 
     def _last_words(self) -> str:
         try:
-            text = Path(self.scratch, "said").read_bytes()[-2000:].decode(errors="replace")
+            text = Path(self.scratch, "output").read_bytes()[-2000:].decode(errors="replace")
         except OSError:
             return ""
         lines = [line.strip() for line in text.splitlines() if line.strip()]

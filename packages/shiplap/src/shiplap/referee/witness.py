@@ -117,7 +117,7 @@ class Witness:
                 raise ValueError("a time that is none")
             return Call(wall, device * 1e-9, late * 1e-9, error)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RuntimeError) as e:
-            raise Wrong("answer", f"an answer that is none: {type(e).__name__}") from None
+            raise Wrong("answer", f"an answer that is not valid: {type(e).__name__}") from None
 
     def gradients(self, args: Sequence[Any], seeds: Sequence[Tensor], like: Sequence[Tensor]) -> list[Tensor]:
         """Gradients of the floating arguments, as the candidate computes them. Raises Wrong."""
@@ -129,7 +129,7 @@ class Witness:
         try:
             return self._results(reply.get("outs"), like)[0]
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RuntimeError) as e:
-            raise Wrong("answer", f"an answer that is none: {type(e).__name__}") from None
+            raise Wrong("answer", f"an answer that is not valid: {type(e).__name__}") from None
 
     def _examine(self, reply: Mapping[str, Any], args: Sequence[Any], expected: Expected) -> float:
         given = tensors(args)

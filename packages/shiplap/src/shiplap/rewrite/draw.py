@@ -78,7 +78,7 @@ class Drawn:
                     where=f"samples of rewrite {self.signature.name!r}",
                     got=got,
                     expected=f"{count} arguments",
-                    fix="return a list of one tuple a call",
+                    fix="return a list with one tuple of arguments for each call",
                 )
             yield tuple(args)
 

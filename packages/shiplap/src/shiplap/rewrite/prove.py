@@ -57,7 +57,7 @@ def proven(rewrite: R) -> R:
                 "SL801",
                 where=f"rewrite {rewrite.name!r} on {finding.input}",
                 got=f"{finding.check}: {finding.evidence}",
-                expected="what it replaces",
+                expected="the results of the pattern",
                 fix=finding.fix,
             )
     return rewrite

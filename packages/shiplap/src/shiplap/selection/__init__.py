@@ -72,25 +72,31 @@ def tune(
     timeout: float = 60.0,
     progress: bool | None = None,
 ) -> list[Choice]:
-    """Choose kernel and config for the calls that ``samples`` describe, and use the choices in this process.
+    """Find the fastest kernel and config for the calls that ``samples`` describe, and use them in this process.
 
-    Candidates are verified against the reference before they are timed, in a process of their own. Choices are kept in
-    the store. A bucket that the store has is not measured again.
+    Candidates run in a separate process. Each candidate is compared with the reference before it is timed. The choices
+    are also saved in the store. If the store already has a choice for a bucket, that bucket is not measured again.
 
     Args:
-        samples: each a tuple of arguments, a dict of sizes and scalars (``{"n": 4096, "c": 64}``, with ``"dtype"`` if
-            it is not float32), or a recipe. Values are drawn anew from the declaration.
+        op: a declared op.
+        samples: descriptions of calls. Each is a tuple of arguments, a dict of sizes and scalars such as
+            ``{"n": 4096, "c": 64}`` (with ``"dtype"`` if it is not float32), or a recipe. New values are drawn from the
+            declaration.
         budget: the time for all samples, in seconds or as text such as ``"5m"``. The default is 30 s for each bucket.
             When the time is over, finished choices are stored, and the others are returned with ``origin="left out"``.
-        device: the device for samples given as sizes, by default the CPU. Tuples of arguments have a device already.
-        remeasure: measure buckets that the store has, too.
-        capture: ``"always"`` times replays of CUDA graphs, and rejects candidates that cannot be captured.
-        isolate: False runs candidates in this process.
-        timeout: the time in seconds after which one candidate is given up.
-        progress: show a bar on stderr, by default when stderr is a terminal.
+        device: the device for samples that are given as sizes, by default the CPU.
+        remeasure: whether buckets that the store already has are measured again. False by default.
+        capture: ``"auto"``, or ``"always"``, which times replays of CUDA graphs and rejects candidates that cannot be
+            captured.
+        isolate: whether candidates run in a separate process. True by default.
+        timeout: the seconds after which a candidate is given up, 60 by default.
+        progress: whether a progress bar is shown on stderr. By default it is shown if stderr is a terminal.
+
+    Returns:
+        One choice for each bucket, in the order of ``samples``.
 
     Raises:
-        ShiplapError: SL606 for integer arguments without a builder. SL608 inside an op, a backward, a trace or a
+        ShiplapError: SL606 for integer arguments without a builder. SL608 inside an op, a backward pass, a trace or a
             capture. SL502 or SL610 for samples that cannot be drawn.
     """
     from shiplap.selection import engine

@@ -97,7 +97,7 @@ def select(
         ranking = _ranking(task, (bench or _local)(task), report)
         ranking.findings.extend([] if candidates_of else left_out(op, device))
         choice = _select(task, ranking)
-        report("keep", 1, 1)  # raises where nobody waits for it any more
+        report("keep", 1, 1)  # raises if the caller has given up waiting
         if not ranking.order:  # not even the reference runs: too large for now, perhaps; that is no answer for later
             return choice
         if options.keep:

@@ -33,14 +33,15 @@ _NAME = re.compile(r"(?P<stem>[^-]+-[^-]+(?:-\d[^-]*)?)-(?P<python>[^-]+)-(?P<ab
 
 @dataclass(frozen=True)
 class Request:
-    """What to make of one wheel.
+    """A wheel to add native bindings to, and how.
 
     Attributes:
-        wheel: the wheel.
-        output: the folder of the wheel that is written, by default that of ``wheel``.
-        modules: the modules that declare ops. By default those that the wheel names as ``shiplap.families``, else its
-            top packages.
-        platform: the platform tag. By default it is read from the libraries, or kept where the wheel has one.
+        wheel: the path of the wheel.
+        output: the folder for the new wheel, by default the folder of ``wheel``.
+        modules: the modules that declare ops. By default the modules of the wheel's entry points ``shiplap.families``.
+            If it has none, the top-level packages of the wheel.
+        platform: the platform tag of the new wheel. By default the tag of ``wheel``. If that tag is ``any``, Shiplap
+            derives a tag from the libraries.
     """
 
     wheel: Path
@@ -51,7 +52,13 @@ class Request:
 
 @dataclass(frozen=True)
 class Packed:
-    """The wheel that was written, what it holds, and the reason where package indexes will refuse its platform tag."""
+    """A wheel that was written.
+
+    Attributes:
+        wheel: its path.
+        contents: for each package, the libraries, the ops with a native binding, and the ops without one.
+        warning: why package indexes will refuse the platform tag of the wheel. Empty if they accept it.
+    """
 
     wheel: Path
     contents: tuple[Contents, ...]
@@ -59,13 +66,18 @@ class Packed:
 
 
 def package(request: Request, say: Callable[[str], None] = lambda line: None) -> Packed:
-    """Put bindings and the table into the wheel. ``say`` gets a line before each long step.
+    """Compile the native bindings of the ops in a wheel, and write a wheel that contains them.
 
-    A wheel for any platform is renamed, and removed under its old name where both would lie in one folder.
+    The new wheel has a platform tag. If its name differs from the old name and both wheels would be in one folder, the
+    old wheel is removed.
+
+    Args:
+        request: the wheel, and what to do with it.
+        say: called with one line of text before each step that takes long.
 
     Raises:
-        ShippingError: SL308 for packages that cannot be given native code, SL310 for a file that is no wheel.
-        CommandError: SL601 when a module cannot be imported, SL602 when the wheel cannot be written.
+        ShippingError: SL308 for a package that bindings cannot be added to, SL310 for a file that is not a wheel.
+        CommandError: SL601 if a module cannot be imported, SL602 if the new wheel cannot be written.
         LibraryError: what :func:`shiplap.shipping.contents.fill` raises.
     """
     name = _NAME.fullmatch(request.wheel.name)
