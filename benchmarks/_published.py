@@ -57,13 +57,16 @@ WINDOWS: dict[str, Any] = {
 CAPPED = {**HEADS, "query_pre_attn_scalar": 8, "sliding_window": 4}
 DECODERS: dict[str, dict[str, Any]] = {
     **{key: {} for key in ("Llama", "Qwen2", "Phi", "Phi3", "Olmo2", "Granite", "Cohere", "StableLm")},
-    **{key: {} for key in ("Starcoder2", "GPTNeoX", "SmolLM3", "Nemotron")},
-    **dict.fromkeys(("Qwen3", "Gemma", "Glm"), HEADS),
+    **{key: {} for key in ("Starcoder2", "GPTNeoX", "SmolLM3", "Nemotron", "Olmo", "Persimmon", "Cohere2", "Exaone4")},
+    **dict.fromkeys(("Qwen3", "Gemma", "Glm", "Glm4", "Helium", "Ernie4_5"), HEADS),
+    "GptOss": {**HEADS, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "Gemma3": {**HEADS, "query_pre_attn_scalar": 8, "sliding_window": 4},
+    "CodeGen": {"n_embd": 32, "n_layer": 1, "n_head": 4, "n_positions": 64, "rotary_dim": 4},
     "Mistral": {"sliding_window": 4},
     "Mixtral": {"num_local_experts": 4},
     "Gemma2": CAPPED,
 }
-ENCODERS = ("Bert", "Roberta", "Electra", "Albert", "DebertaV2", "ModernBert", "MPNet")
+ENCODERS = ("Bert", "Roberta", "Esm", "RoFormer", "Electra", "Albert", "DebertaV2", "ModernBert", "MPNet")
 PICTURES = ("ViT", "DeiT", "Beit")
 SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 1, "num_heads": 4}
 TIMM: dict[str, dict[str, Any]] = {
@@ -93,6 +96,10 @@ def _padded(tokens: int = 8) -> torch.Tensor:
     return mask
 
 
+def _config(name: str) -> str:
+    return "Gemma3TextConfig" if name == "Gemma3" else f"{name}Config"
+
+
 def _built(name: str, config: str, options: dict[str, Any], **inputs: Any) -> Built:
     made = getattr(t, name)._from_config(getattr(t, config)(**options), attn_implementation="eager")
     return made.eval(), inputs
@@ -103,9 +110,9 @@ def _transformers() -> Iterator[tuple[str, Callable[[], Built]]]:
     padded = {"input_ids": _ids(), "attention_mask": _padded()}
     for name, more in DECODERS.items():
         options = {**GROUPED, **more}
-        yield name, lambda n=name, o=options: _built(f"{n}ForCausalLM", f"{n}Config", o, input_ids=_ids())  # type: ignore[misc]
+        yield name, lambda n=name, o=options: _built(f"{n}ForCausalLM", _config(n), o, input_ids=_ids())  # type: ignore[misc]
     for name in ENCODERS:
-        options = {**TEXT, "pad_token_id": 0}
+        options = {**TEXT, "pad_token_id": 0, **({"position_embedding_type": "rotary"} if name == "Esm" else {})}
         yield name, lambda n=name, o=options: _built(f"{n}Model", f"{n}Config", o, **padded)  # type: ignore[misc]
     for name in PICTURES:
         yield name, lambda n=name: _built(f"{n}Model", f"{n}Config", IMAGE, **pixels)  # type: ignore[misc]

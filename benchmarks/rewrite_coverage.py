@@ -1,13 +1,15 @@
-"""How many of the attentions and RMS norms of published models the shipped rewrites find, and whether results stay.
+"""How many attentions, RMS norms and rotaries of published models the shipped rewrites find, and whether results stay.
 
     python benchmarks/rewrite_coverage.py [NAME ...]
 
 Models of transformers, and of timm and diffusers where these are installed, are built from their configs and traced on
-the CPU; nothing is measured and nothing is downloaded. A softmax that is no attention (a router's) counts as none.
+the CPU; nothing is measured and nothing is downloaded. A softmax that is no attention (a router's) counts as none. A
+rotary is counted by the function in which the model mixes pairs, whether the rewrite pays there or not.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import Any
 
@@ -16,9 +18,25 @@ from _published import published
 
 from shiplap.rewrite import Match, NearMiss
 from shiplap.rewrite.shipped import attention, rms_norm
+from shiplap.rewrite.shipped.rotary import Rotary
 from shiplap.rewrite.trail import named
 
-WANTED = {"attention": "softmax", "rms_norm": "rsqrt"}
+ROTARY = re.compile(
+    r"in (?:_?rotate_|_?apply_rotary_emb$|apply_rotary_pos_emb_interleave$|apply_rotary_position_embeddings$)"
+)
+
+
+def rotates(node: torch.fx.Node) -> bool:
+    """Whether a model exchanges the elements of pairs there: its own function says so, not the rewrite."""
+    lines = [line for line in (node.meta.get("stack_trace") or "").splitlines() if line.startswith("  File")]
+    return named(node) in ("cat", "stack", "view_as_complex") and bool(lines) and bool(ROTARY.search(lines[-1]))
+
+
+WANTED = {
+    "attention": lambda n: named(n) == "softmax",
+    "rms_norm": lambda n: named(n) == "rsqrt",
+    "rotary": rotates,
+}
 
 
 def tensors(result: Any) -> list[torch.Tensor]:
@@ -32,9 +50,9 @@ def look(model: Any, inputs: dict[str, Any]) -> tuple[list[Any], dict[str, int],
     places = dict.fromkeys(WANTED, 0)
 
     def backend(gm: torch.fx.GraphModule, _: Any) -> Any:
-        for rewrite, operator in WANTED.items():
-            places[rewrite] += sum(named(n) == operator for n in gm.graph.nodes)
-        for made in (*attention, rms_norm):
+        for rewrite, wanted in WANTED.items():
+            places[rewrite] += sum(wanted(n) for n in gm.graph.nodes)
+        for made in (*attention, rms_norm, Rotary(always=True)):
             outcomes.extend(made.apply(gm.graph))
         gm.graph.lint()
         gm.recompile()

@@ -12,7 +12,7 @@ from torch._subclasses import FakeTensorMode
 from torch.nn import functional as F
 
 from shiplap.rewrite import Match, NearMiss
-from shiplap.rewrite.shipped import attention, conv_norm, no_ops, rms_norm
+from shiplap.rewrite.shipped import attention, conv_norm, no_ops, rms_norm, rotary
 from shiplap_dense.rewrites import conv_norm_dense, int8_linear, linear_activation, norm_linear
 from shiplap_sparse3d.rewrites import conv_norm_sparse3d
 from tests.rewrite.specimens import near, outcomes
@@ -23,6 +23,7 @@ SAMPLE = (
     no_ops,
     attention[0],
     rms_norm,
+    rotary,
     conv_norm,
     conv_norm_dense,
     conv_norm_sparse3d,
@@ -128,6 +129,21 @@ def test_weights_of_8_bits_pay_on_gpus_for_few_rows(rows: int, device: str, plac
     if isinstance(outcome, NearMiss):
         assert (outcome.obstacle, outcome.reason.partition(":")[0]) == ("cost", "more than 256 rows")
         assert isinstance(outcomes(forced, fn, x, weight, scale)[0], Match)
+
+
+def test_a_layer_norm_written_out_is_told_from_an_rms_norm() -> None:
+    def cohere(x: Tensor, weight: Tensor) -> Tensor:
+        mean = x.mean(-1, keepdim=True)
+        spread = (x - mean).pow(2).mean(-1, keepdim=True)
+        return weight * ((x - mean) * torch.rsqrt(spread + 1e-5))
+
+    miss = near(rms_norm, cohere, *shapes((3, 8), (8,)))
+    assert (miss.obstacle, miss.reason.partition(",")[0]) == (
+        "cost",
+        "the mean is subtracted first: this is a layer norm",
+    )
+    other = near(rms_norm, lambda x, y: y * torch.rsqrt(x.pow(2).mean(-1, True) + 1e-5), *shapes((3, 8), (3, 8)))
+    assert other.obstacle == "operator"
 
 
 def test_dropout_that_drops_stays() -> None:

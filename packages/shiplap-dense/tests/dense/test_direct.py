@@ -331,6 +331,16 @@ def test_no_table_is_made_while_a_graph_is_captured(monkeypatch):
         table({"k": 4}, cuda)
 
 
+def test_the_sizes_of_the_output_are_named_as_in_c():
+    """Inductor knows the output as None only."""
+    rendered = render('{{def_kernel()}} {{size("out", 0)}} {{stride("out")}}', "f", {"x": 2}, 2, {}, False)
+    assert rendered.numbers == (("size", None, 0), ("stride", None, 0), ("stride", None, 1))
+    named = render('{{def_kernel()}} {{size("out", 0)}}', "f", {"out": 2}, 2, {}, False)
+    assert named.numbers == (("size", "out", 0),), "an input of this name goes first"
+    with pytest.raises(KeyError):
+        render('{{size("other", 0)}}', "f", {"x": 2}, 2, {}, False)
+
+
 def test_offsets_beyond_32_bits_are_asked_for_when_needed():
     source = (
         '{{def_kernel()}}\n    M = {{size("x", 0)}}\n    {{load_input("x", "t", ("r", "c"), mask="m")}}\n'

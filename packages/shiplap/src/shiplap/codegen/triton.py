@@ -115,12 +115,17 @@ class _Writer:
         return HEAD
 
     def size(self, name: str | None, index: int) -> str:
-        return self._wide(self._number("size", name, index))
+        return self._wide(self._number("size", self._named(name), index))
 
     def stride(self, name: str | None, index: int | None = None) -> str:
+        name = self._named(name)
         if index is None:
             return ", ".join(self.stride(name, axis) for axis in range(self.ranks[name]))
         return self._wide(self._number("stride", name, index))
+
+    def _named(self, name: str | None) -> str | None:
+        """The output is ``out`` as in C++, unless an input has this name, or None as in Inductor."""
+        return None if name == "out" and name not in self.ranks else name
 
     def load_input(
         self,

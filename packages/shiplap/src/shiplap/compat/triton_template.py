@@ -31,6 +31,17 @@ class _Kernel(TritonTemplateKernel):
 
     bounded: frozenset[str] = frozenset()
 
+    def size(self, name: str | None, index: int) -> Any:
+        return super().size(self._named(name), index)
+
+    def stride(self, name: str | None, index: int | None = None) -> Any:
+        parent: Any = super()
+        return parent.stride(self._named(name), index)
+
+    def _named(self, name: str | None) -> str | None:
+        """Torch calls the output None, templates of C++ call it ``out``, which may be the name of an input as well."""
+        return None if name == "out" and name not in self.named_input_nodes else name
+
     def _register_hook(self, hook_name: str, hook_fn: Callable[[], str], *args: Any, **kwargs: Any) -> Any:
         if hook_name.startswith("<STORE_OUTPUT"):
             return super()._register_hook(hook_name, lambda: narrow(hook_fn(), self.bounded), *args, **kwargs)

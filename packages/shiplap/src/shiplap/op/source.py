@@ -11,12 +11,53 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from types import CodeType, FunctionType, ModuleType
 
-__all__ = ["home", "same_home", "source_digest"]
+__all__ = ["foreign", "home", "same_home", "source_digest"]
+
+KNOWN = frozenset({"builtins", "math", "operator", "torch", "typing"})  # a version stands for what these hold
 
 
 def source_digest(fn: Callable[..., object]) -> str:
     """The same in every process that loaded the same code; another one when it or a helper behaves differently."""
     return hashlib.sha256("\n".join(_walk(fn, set())).encode()).hexdigest()[:16]
+
+
+def foreign(fn: object, seen: set[int] | None = None) -> str:
+    """The first thing that ``fn`` uses and :func:`source_digest` does not look into. Empty if there is none.
+
+    Functions of other packages, objects with methods, modules and custom operators can change while the digest stays.
+    Only torch and a few modules of Python are left out: their versions stand for them.
+    """
+    seen = set() if seen is None else seen
+    if id(fn) in seen:
+        return ""
+    seen.add(id(fn))
+    if not isinstance(fn, FunctionType):
+        return repr(fn)[:80]
+    if "ops" in _names(fn.__code__):
+        return "torch.ops"
+    defaults = [*(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values()]
+    for name, used in (*_used(fn), *((f"default {i}", d) for i, d in enumerate(defaults))):
+        followed = isinstance(used, FunctionType) and _followed(used, fn)
+        if what := foreign(used, seen) if followed else "" if _plain(used) or _known(used) else name:
+            return what
+    return ""
+
+
+def _plain(value: object) -> bool:
+    if isinstance(value, (tuple, list, set, frozenset)):
+        return all(map(_plain, value))
+    return value is None or isinstance(value, (bool, int, float, complex, str, bytes)) or _of_torch(value)
+
+
+def _known(value: object) -> bool:
+    """A module, function or class of torch or of Python."""
+    owner = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+    callable_or_module = isinstance(value, (ModuleType, type)) or callable(value)
+    return callable_or_module and _package(owner if isinstance(owner, str) else "") in KNOWN
+
+
+def _of_torch(value: object) -> bool:
+    return type(value).__module__ == "torch" and type(value).__name__ in ("dtype", "device")
 
 
 def _walk(fn: object, seen: set[int]) -> Iterator[str]:
@@ -88,7 +129,7 @@ def _value(value: object) -> str:
         return f"{{{', '.join(sorted(map(_value, value)))}}}"
     if isinstance(value, dict):
         return _value([[k, v] for k, v in value.items()])
-    if type(value).__module__ == "torch" and type(value).__name__ in ("dtype", "device"):
+    if _of_torch(value):
         return str(value)
     return str(getattr(value, "__qualname__", type(value).__qualname__))
 

@@ -29,6 +29,14 @@ class Rewrite(ABC):
     level: Level
 
     @property
+    def self_contained(self) -> bool:
+        """Whether ``digest`` and Shiplap's code decide all that a proof sees: only then is it kept.
+
+        That is so for the passes of Shiplap itself, and for a subclass elsewhere that says so.
+        """
+        return type(self).__module__.startswith("shiplap.rewrite.")
+
+    @property
     @abstractmethod
     def digest(self) -> str:
         """The digest of everything that decides what :meth:`apply` does: source, helpers, guards, options."""
@@ -47,5 +55,5 @@ class Rewrite(ABC):
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """The findings of the proof, one for each check. The proof runs once in a process."""
+        """The findings of the proof, one for each check. Run once in a process, or read from the cache."""
         return prove(self)

@@ -13,7 +13,7 @@ from torch.fx import Graph, Node
 
 from shiplap.compat import sizes
 from shiplap.errors import error
-from shiplap.op.source import source_digest
+from shiplap.op.source import foreign, source_digest
 from shiplap.referee.run import last_line
 from shiplap.rewrite.base import Rewrite
 from shiplap.rewrite.draw import Drawn
@@ -59,8 +59,16 @@ class PatternRewrite(Rewrite):
         return f"<rewrite {self.name} at {self.level}>"
 
     @property
+    def _functions(self) -> tuple[Callable[..., Any] | None, ...]:
+        return self.pattern, self.replacement, self.pays, self._drawn.given
+
+    @property
+    def self_contained(self) -> bool:
+        return not any(foreign(f) for f in self._functions if f)
+
+    @property
     def digest(self) -> str:
-        functions = [source_digest(f) if f else "" for f in (self.pattern, self.replacement, self.pays)]
+        functions = [source_digest(f) if f else "" for f in self._functions]
         parts = [self.name, self.level, *functions, *(g.source for g in self.guards), *map(repr, self.signature.args)]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 

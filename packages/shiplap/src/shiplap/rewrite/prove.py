@@ -19,6 +19,7 @@ from shiplap.referee.compare import Reduction, bitwise, close
 from shiplap.referee.finding import Finding
 from shiplap.referee.layouts import clone_exactly
 from shiplap.referee.run import last_line, quiet, widen
+from shiplap.rewrite import kept
 from shiplap.rewrite.match import Match, NearMiss, Outcome
 from shiplap.rewrite.program import Program, Provable, proving
 
@@ -66,23 +67,37 @@ def proven(rewrite: R) -> R:
 def prove(rewrite: Provable) -> tuple[Finding, ...]:
     """A finding per check of ``CHECKS``. The rewrite is refused if one of them fails.
 
-    Run once in a process, and again when what its functions call has become something else (in a notebook, say).
+    Run once in a process, and again when what its functions call has become something else (in a notebook, say). A
+    proof that found no fault is kept in the cache (see ``shiplap.rewrite.kept``) and read there by other processes.
 
     Raises:
         ShiplapError: SL805 without a program to prove it on, SL804 for a program that is no graph.
     """
-    from shiplap.compat.passes import preserving_state, uncast
-
     digest = rewrite.digest
     if _findings.get(rewrite, ("",))[0] != digest:
-        with preserving_state(), uncast(), quiet():
-            if _findings.get(rewrite, ("",))[0] != digest:  # no other thread did it meanwhile
-                token = proving.set(True)
-                try:
-                    _findings[rewrite] = digest, tuple(_summed(rewrite, list(_observed(rewrite))))
-                finally:
-                    proving.reset(token)
+        if known := kept.read(rewrite):
+            _findings[rewrite] = digest, known
+        else:
+            _prove(rewrite, digest)
     return _findings[rewrite][1]
+
+
+def _prove(rewrite: Provable, digest: str) -> None:
+    from shiplap.compat.passes import preserving_state, uncast
+
+    with preserving_state(), uncast(), quiet():
+        if _findings.get(rewrite, ("",))[0] != digest:  # no other thread did it meanwhile
+            _findings[rewrite] = digest, _run(rewrite)
+
+
+def _run(rewrite: Provable) -> tuple[Finding, ...]:
+    token = proving.set(True)
+    try:
+        findings = tuple(_summed(rewrite, list(_observed(rewrite))))
+    finally:
+        proving.reset(token)
+    kept.write(rewrite, findings)
+    return findings
 
 
 @dataclass(frozen=True)

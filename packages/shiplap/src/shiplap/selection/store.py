@@ -61,9 +61,13 @@ def _checksum(body: Mapping[str, Any]) -> str:
 
 
 class Store:
-    """The directory ``tuned`` of the cache, or any other. A choice that cannot be kept there is made again."""
+    """The directory ``tuned`` of the cache, or any other. A choice that cannot be kept there is made again.
 
-    def __init__(self, root: str | os.PathLike[str] | None = None) -> None:
+    ``what`` names what is kept, for notices.
+    """
+
+    def __init__(self, root: str | os.PathLike[str] | None = None, what: str = "choices") -> None:
+        self.what = what
         self.root = Path(root) if root is not None else Path(settings().cache_dir).absolute() / "tuned"
 
     def path(self, key: Key) -> Path:
@@ -84,7 +88,9 @@ class Store:
             trust.write_whole(path, text.encode())
         except OSError as e:
             code = errno.errorcode.get(e.errno or 0, type(e).__name__)
-            message = f"choices cannot be kept in {self.root} ({code}: {e.strerror or e}): they serve this process only"
+            message = (
+                f"{self.what} cannot be kept in {self.root} ({code}: {e.strerror or e}): they serve this process only"
+            )
             notice(f"store {self.root} {code}", message)
             return False
         return True
@@ -123,7 +129,8 @@ class Store:
         """An entry that somebody else may have written: said once for each place that says so."""
         why = f"cannot be trusted: {trust.reason(e)}"
         notice(
-            f"store {e.filename}", f"choices in {self.root} are not used: {why}; remove it, or what others wrote there"
+            f"store {e.filename}",
+            f"{self.what} in {self.root} are not used: {why}; remove it, or what others wrote there",
         )
         return Stored(path, problem=why)
 

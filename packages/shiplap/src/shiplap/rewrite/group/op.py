@@ -47,6 +47,10 @@ class JoinedCalls(Group):
         self.op, self.batching = op, batching
         self.name = f"joined_{op.spec.namespace}_{op.spec.opname}_{dim}"
 
+    @property
+    def self_contained(self) -> bool:
+        return False  # the kernels of the op decide as well
+
     def described(self) -> str:
         return f"{self.op.identity} {self.batching}"
 

@@ -95,6 +95,11 @@ class FoldedNorm(Rewrite):
         )
 
     @property
+    def self_contained(self) -> bool:
+        torchs_own = self.conv is F.conv2d and self.examples is _examples and not self.written_out
+        return torchs_own and super().self_contained  # else the kernels of an op decide as well
+
+    @property
     def digest(self) -> str:
         own = [getattr(FoldedNorm, n) for n in ("apply", "_norms", "_spelled", "_at", "_declined", "_folded")]
         given = [self.conv, *(fn for fn, _ in self.written_out.values()), *([self.pays] if self.pays else [])]

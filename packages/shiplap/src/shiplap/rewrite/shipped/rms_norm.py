@@ -77,6 +77,9 @@ class RmsNorm(Rewrite):
             return _Miss(squares.root, "user", "the root is read more than once", "compute the norm once")
         others = [a for a in trail.operands(product) if a is not squares.root]
         if trail.named(product) != "mul" or len(others) != 1 or trail.handed_on(others[0]) is not squares.x:
+            if _centred(squares.x):
+                what = "the mean is subtracted first: this is a layer norm, which Inductor compiles as fast as written"
+                return _Miss(product, "cost", what, "leave it, or call torch.nn.functional.layer_norm")
             what = f"{product.name} ({operator_name(product)}) does not multiply the values whose squares were summed"
             return _Miss(product, "operator", what, "an RMS norm multiplies x by rsqrt(mean(x ** 2) + eps)")
         nodes = [*squares.nodes, product]
@@ -86,6 +89,14 @@ class RmsNorm(Rewrite):
         made: torch.dtype = value(out).dtype
         plan = _normed(made)
         return place(graph, self.level, self.name, plan, given, [out], _alone(nodes, out), bound)
+
+
+def _centred(x: Node) -> bool:
+    """Whether ``x`` is ``y - mean(y)``. A layer norm written out takes 119 us and ``layer_norm`` 118 (512 rows of 512,
+    float32, one thread of a CPU, torch 2.13, 2026-11-23): nothing is gained by putting one for the other."""
+    given = trail.operands(x) if trail.named(x) == "sub" else []
+    mean = trail.handed_on(given[1]) if len(given) == 2 else None
+    return trail.named(mean) == "mean" and trail.handed_on(mean.args[0]) is trail.handed_on(given[0])
 
 
 def _alone(nodes: list[Node], out: Node) -> list[Node]:

@@ -1,0 +1,93 @@
+"""Proofs that are kept between processes, in the directory ``proofs`` of the cache.
+
+A proof is found again by what it was about: the digest of the rewrite (the code of both functions, of their helpers, of
+the samples), Shiplap's own code that rewrites and compares, the versions of torch and Python, the processor, and the
+modes of torch that change results. It is kept only where these decide everything, and only if no check failed. Files
+are read through ``shiplap.trust``: one that another user could have written, that was cut or edited, counts as absent.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from shiplap.referee.finding import Finding
+from shiplap.selection.key import Key, environment
+from shiplap.selection.store import Store
+from shiplap.settings import settings
+
+if TYPE_CHECKING:
+    from shiplap.rewrite.program import Provable
+
+__all__ = ["read", "write"]
+
+ROOMS = ("rewrite", "compat", "op", "referee")
+GOOD = ("ok", "skip")
+
+
+def read(rewrite: Provable) -> tuple[Finding, ...]:
+    """The findings of the proof of ``rewrite`` in another process. Empty if there is none to be believed."""
+    if not rewrite.self_contained:
+        return ()
+    held = _store().get(_key(rewrite))
+    listed = held.get("findings") if held is not None else None
+    findings = tuple(map(_finding, listed)) if isinstance(listed, list) else ()
+    return () if None in findings else tuple(f for f in findings if f is not None)
+
+
+def write(rewrite: Provable, findings: tuple[Finding, ...]) -> bool:
+    """Keep ``findings``; whether they were kept. Those of a proof that found a fault are not."""
+    if not rewrite.self_contained or any(f.verdict not in GOOD for f in findings):
+        return False
+    return _store().put(_key(rewrite), {"findings": [asdict(f) for f in findings]})
+
+
+def _store() -> Store:
+    return Store(Path(settings().cache_dir).absolute() / "proofs", "proofs of rewrites")
+
+
+def _key(rewrite: Provable) -> Key:
+    fields = {
+        "op": f"rewrite {rewrite.name}",
+        "source": rewrite.digest,
+        "extra.engine": _engine(),
+        "extra.level": rewrite.level,
+        "extra.torch": str(torch.version.git_version),
+        "extra.modes": _modes(),
+        **environment("cpu"),
+    }
+    return Key.of(fields)
+
+
+def _modes() -> str:
+    """What a program of a proof computes differently by."""
+    return " ".join(
+        (
+            str(torch.get_default_dtype()),
+            torch.get_float32_matmul_precision(),
+            str(torch.are_deterministic_algorithms_enabled()),
+            str(torch.backends.mkldnn.enabled),
+        )
+    )
+
+
+def _finding(given: Any) -> Finding | None:
+    """A finding as it was written. None for anything else: no proof says that something failed."""
+    if not isinstance(given, dict) or given.keys() != asdict(Finding("", "ok", "", "")).keys():
+        return None
+    if given["verdict"] not in GOOD or not all(isinstance(v, str) for v in given.values()):
+        return None
+    return Finding(**given)
+
+
+@cache
+def _engine() -> str:
+    """Of the code that captures, rewrites, runs and compares."""
+    package = Path(__file__).parents[1]
+    files = sorted(f for room in ROOMS for f in (package / room).rglob("*.py"))
+    return hashlib.sha256(b"".join(f.read_bytes() for f in files)).hexdigest()[:32]

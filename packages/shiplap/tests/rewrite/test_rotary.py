@@ -1,0 +1,116 @@
+"""Rotary embeddings in spellings that the programs of the proof lack: found by what they compute, and that alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses import FakeTensorMode
+
+from shiplap.compat.passes import capture
+from shiplap.rewrite import Match, NearMiss
+from shiplap.rewrite.shipped.rotary import Rotary, rotary
+from tests.rewrite.specimens import near, outcomes
+
+Spelled = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def subtracted(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = torch.split(x, x.shape[-1] // 2, -1)
+    return x * cos - torch.cat([second, -first], dim=-1) * sin
+
+
+def neighbours_by_view(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    a, b = x.reshape(*x.shape[:-1], -1, 2).unbind(-1)
+    mixed = torch.stack([b.neg(), a], -1).reshape_as(x)
+    return cos * x + mixed * sin
+
+
+def multiplied_first(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    half = x.shape[-1] // 2
+    c, s = cos[..., :half], sin[..., :half]
+    a, b = x[..., :half], x[..., half:]
+    return torch.cat((a * c - b * s, a * s + b * c), dim=-1)
+
+
+def complex_numbers(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    angles = torch.complex(cos[..., ::2], sin[..., ::2])
+    turned = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2)) * angles
+    return torch.view_as_real(turned).flatten(-2).type_as(x)
+
+
+def given(*, like: tuple[int, ...] = (2, 3, 6, 8)) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.randn(like), torch.randn(like[-2:]), torch.randn(like[-2:])
+
+
+@pytest.mark.parametrize("fn", [subtracted, neighbours_by_view, multiplied_first, complex_numbers])
+def test_another_spelling_is_found_and_computes_the_same(fn: Spelled) -> None:
+    args = given()
+    captured = capture(fn, list(args), "pre-grad", dynamic=False)
+    placed = [o for o in Rotary(always=True).apply(captured.graph) if isinstance(o, Match)]
+    assert [m.rewrite for m in placed] == ["rotary"]
+    made = torch.fx.GraphModule({}, captured.graph)
+    order = [args[role] for role in captured.roles.values() if isinstance(role, int)]
+    torch.testing.assert_close(made(*order)[0], fn(*args), rtol=1e-5, atol=1e-5)
+
+
+def reflected(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    half = x.shape[-1] // 2
+    return x * cos + torch.cat((x[..., half:], x[..., :half]), -1) * sin
+
+
+def shifted(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Halves of unequal size: what is mixed are no pairs."""
+    return x * cos + torch.cat((-x[..., 3:], x[..., :3]), -1) * sin
+
+
+def of_squares(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    half = x.shape[-1] // 2
+    return x * cos * x + torch.cat((-x[..., half:], x[..., :half]), -1) * sin
+
+
+@pytest.mark.parametrize("fn", [reflected, shifted, of_squares])
+def test_what_only_looks_like_one_stays(fn: Spelled) -> None:
+    placed = outcomes(Rotary(always=True), fn, *given())
+    assert [type(o) for o in placed if isinstance(o, Match)] == []
+    for miss in placed:
+        assert isinstance(miss, NearMiss)
+        assert "not turned by angles" in miss.reason
+
+
+def llama(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    half = x.shape[-1] // 2
+    return x * cos + torch.cat((-x[..., half:], x[..., :half]), dim=-1) * sin
+
+
+def test_it_declines_where_it_does_not_pay() -> None:
+    x, cos, sin = given()
+    (placed,) = outcomes(rotary, llama, x, cos, sin)
+    assert isinstance(placed, Match)
+    assert len(placed.args) == 3
+    narrow = near(rotary, llama, *(t.bfloat16() for t in (x, cos, sin)))
+    assert (narrow.obstacle, narrow.reason) == ("cost", "on a CPU bfloat16 is slower by halves")
+    turned = x.transpose(1, 2).contiguous().transpose(1, 2)
+    assert isinstance(outcomes(rotary, llama, *(t.bfloat16() for t in (turned, cos, sin)))[0], Match)
+    assert near(rotary, complex_numbers, x, cos, sin).obstacle == "cost"
+    assert near(rotary, multiplied_first, x, cos, sin).reason == "it is computed by halves already"
+
+
+def test_with_gradients_it_declines_for_a_tensor_that_is_not_transposed() -> None:
+    x, cos, sin = given()
+    (miss,) = outcomes(rotary, llama, x, cos, sin, train=True)
+    assert isinstance(miss, NearMiss)
+    assert "with gradients" in miss.reason
+
+
+def test_long_sequences_are_looked_at_in_small() -> None:
+    """The sizes of the graph would be 2**26 numbers: no part of this size is run."""
+    with FakeTensorMode():
+        x, cos, sin = torch.empty(8, 32, 4096, 64), torch.empty(4096, 64), torch.empty(4096, 64)
+    assert isinstance(outcomes(rotary, llama, x, cos, sin)[0], Match)
+
+
+def test_it_is_proven() -> None:
+    assert {f.verdict for f in rotary.findings} == {"ok"}
