@@ -197,6 +197,21 @@ def agreement(kernel: LaunchedKernel, op: Any, args: tuple[Any, ...]) -> list[st
     return wrong
 
 
+def ahead(kernel: LaunchedKernel, op: Any, args: tuple[Any, ...]) -> list[bool]:
+    """Whether what Triton compiles for a launch of its own is, byte for byte, what is compiled for ours."""
+    call = op.bind(op.spec.complete(args))
+    variant = kernel.serving(call)
+    assert isinstance(variant, LaunchedKernel)
+    before = [set(d.kernel.device_caches[0][0]) for d in kernel.native.declared]
+    variant.compile(call)
+    same = []
+    for declared, known, cubin in zip(kernel.native.declared, before, variant.ahead(call, 90), strict=True):
+        cache = declared.kernel.device_caches[0][0]
+        (new,) = set(cache) - known
+        same.append(cache[new].asm["cubin"] == cubin.image)
+    return same
+
+
 def refusal(op: Any, *args: Any) -> str:
     try:
         with torch.no_grad():
@@ -261,6 +276,7 @@ def main() -> None:
         *((turned, base.view(-1)[:n]) for n in (1, 16, 100)),
     ]
     results: dict[str, Any] = {"wrong": [], "disagreements": []}
+    results["same"] = [ahead(kernels[op], op, tuple(args)) for op, *args in (cases[0], cases[4], cases[-1])]
     for op, *args in cases:
         results["disagreements"] += agreement(kernels[op], op, tuple(args))
         if not right(op, tuple(args)):

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -37,7 +38,7 @@ from shiplap.op import Op, choices
 from shiplap.op.binding import Binding, shape_of
 from shiplap.op.config import Configs, Values
 from shiplap.op.kernel import Implementation, Terms
-from shiplap.op.launch import is_current
+from shiplap.op.launch import is_current, workspace_size
 from shiplap.op.native import NativeForm
 from shiplap.op.source import source_digest
 from shiplap.op.spec import OpSpec, Output
@@ -211,6 +212,7 @@ _COMPILER = ctypes.CFUNCTYPE(
 class LaunchedKernel(PackedKernel):
     """The kernel as Python launches it: each launch with the values that the generated C++ would compute."""
 
+    compiles = True
     native: LaunchedForm
 
     def __init__(self, spec: OpSpec, terms: Terms, source: TritonLaunches) -> None:
@@ -236,25 +238,40 @@ class LaunchedKernel(PackedKernel):
         self.config_values = dict(values)
 
     def invoke(self, call: Binding, tensors: Sequence[Tensor | None], extents: Extents, scratch: Tensor | None) -> None:
-        names = [*(a.name for a in self.spec.tensors), *(o.name for o in self.spec.outputs)]
-        numbers = Numbers(call.env, dict(zip(names, tensors, strict=True)))
+        numbers = self._numbers(call, *tensors)
         if is_current(call.device):
             self._launch(numbers, scratch)
             return
         with torch.cuda.device(call.device):
             self._launch(numbers, scratch)
 
+    def compile(self, call: Binding) -> None:
+        """What the launches from Python need, for ``sl.tune``. Meta tensors stand for outputs and workspace."""
+        if self.interpreted:
+            return
+        numbers = self._numbers(call, *self._stand_ins(call))
+        scratch = torch.empty(workspace_size(self.workspace, call), dtype=torch.uint8, device="meta")
+        with nullcontext() if is_current(call.device) else torch.cuda.device(call.device):
+            for declared, grid, values, options in self._launches(numbers, scratch):
+                _launcher(declared.kernel).compile(grid, *values, **options)
+
     def _launch(self, numbers: Numbers, scratch: Tensor | None) -> None:
-        for declared, launch in zip(self.native.declared, self.native.launches, strict=True):
-            own = with_constants(launch, numbers, self.config_values)
-            grid = tuple([int(expr(own)) for expr in launch.grid])
-            if 0 in grid:
-                continue
-            values = [self._value(p, own, scratch) for p in launch.parameters]
-            options = {k: v for k, v in {**declared.constants, **self.config_values}.items() if k in OPTIONS}
+        for declared, grid, values, options in self._launches(numbers, scratch):
             compiled = _launcher(declared.kernel)[grid](*values, **options)
             if self.native.counting and (why := unfit(compiled.metadata)):
                 self.native.settle(f"Triton kernel {declared.name} needs {why}")
+
+    def _launches(
+        self, numbers: Numbers, scratch: Tensor | None
+    ) -> Iterator[tuple[Declared, tuple[int, ...], list[object], dict[str, Any]]]:
+        """Each launch that has programs: its grid, its arguments in order, and Triton's options."""
+        for declared, launch in zip(self.native.declared, self.native.launches, strict=True):
+            own = with_constants(launch, numbers, self.config_values)
+            grid = tuple([int(expr(own)) for expr in launch.grid])
+            if 0 not in grid:
+                values = [self._value(p, own, scratch) for p in launch.parameters]
+                options = {k: v for k, v in {**declared.constants, **self.config_values}.items() if k in OPTIONS}
+                yield declared, grid, values, options
 
     def _value(self, p: Parameter, own: Numbers, scratch: Tensor | None) -> object:
         match p.kind:
@@ -274,15 +291,22 @@ class LaunchedKernel(PackedKernel):
             return int(value) if self.interpreted else bool(value)
         return value
 
+    def _numbers(self, call: Binding, *tensors: Tensor | None) -> Numbers:
+        """Of ``call`` with these inputs and outputs."""
+        names = [*(a.name for a in self.spec.tensors), *(o.name for o in self.spec.outputs)]
+        return Numbers(call.env, dict(zip(names, tensors, strict=True)))
+
+    def _stand_ins(self, call: Binding) -> list[Tensor | None]:
+        """The packed inputs of ``call``, and outputs without memory."""
+        inputs, _ = self._pack(call.args)
+        return [*inputs, *(_stand_in(output, call) for output in self.spec.outputs)]
+
     def ahead(self, call: Binding, target: int) -> list[Cubin]:
         """What ``call`` launches on a device of architecture ``target`` (90), compiled now. Tensors may be anywhere.
 
         The workspace, if there is one, is taken to be aligned, as PyTorch's allocator aligns it.
         """
-        made = {o.name: _stand_in(o, call) for o in self.spec.outputs}
-        inputs, _ = self._pack(call.args)
-        tensors = {a.name: t for a, t in zip(self.spec.tensors, inputs, strict=True)} | made
-        numbers, form = Numbers(call.env, tensors), self.native
+        numbers, form = self._numbers(call, *self._stand_ins(call)), self.native
         keys = [key_of(launch, numbers, self.config_values) for launch in form.launches]
         return [form.compile(number, target, key) for number, key in enumerate(keys)]
 
