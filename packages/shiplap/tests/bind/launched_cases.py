@@ -24,7 +24,7 @@ from torch import Tensor
 from triton.runtime.interpreter import InterpretedFunction
 
 import shiplap as sl
-from shiplap.bind.launched import LaunchedKernel
+from shiplap.bind.launched import LaunchedForm, LaunchedKernel
 from shiplap.bind.specialise import Numbers, key_of, read_key, with_constants
 from shiplap_headers import include_dir
 from shiplap_testing import hopper
@@ -95,7 +95,7 @@ def compiled(name: str, source: str, compiler: str, *flags: str) -> Path:
     return library
 
 
-def generated(op: Any, workspace: str | None = None) -> LaunchedKernel:
+def generated(op: Any, workspace: str | None = None) -> tuple[LaunchedKernel, ctypes.CDLL]:
     """The C function of the op's kernel, alone in a library and connected with Triton's compiler."""
     (kernel,) = op.own("cuda")
     text = f'#include "shiplap/triton.h"\n{kernel.native.source()}'
@@ -106,7 +106,7 @@ def generated(op: Any, workspace: str | None = None) -> LaunchedKernel:
     configs = {"configs": [dict(c.items) for c in space.fixed]} if space is not None else {}
     op.kernel("cpu", sl.cabi(path, kernel.native.symbol, strided=kernel.native.strided), workspace=workspace, **configs)
     assert isinstance(kernel, LaunchedKernel)
-    return kernel
+    return kernel, library
 
 
 class Device:
@@ -258,7 +258,9 @@ def main() -> None:
     device = Device(driver)
     affine.kernel("cuda", AFFINE)
     turned.kernel("cuda", TURNED, workspace="4 * n")
-    kernels = {affine: generated(affine), turned: generated(turned, "4 * n")}
+    kernels, libraries = {}, {}
+    for op, workspace in ((affine, None), (turned, "4 * n")):
+        kernels[op], libraries[op] = generated(op, workspace)
     device.kernels = {
         "scaled": interpreter(kernels[affine], 0),
         "squares": interpreter(kernels[turned], 0),
@@ -301,6 +303,10 @@ def main() -> None:
     driver.fake_fail(700)
     results["failing"] = refusal(affine, base[:3, :16].contiguous())
     driver.fake_fail(0)
+    form = kernels[affine].native
+    again = LaunchedForm(affine.spec, form.symbol, AFFINE, form.configs)
+    again.connect(libraries[affine])
+    results["declared again"] = [right(affine, (base[:3, :16].contiguous(),)), len(again.cubins)]
     results["packed"] = packed(kernels[turned], driver, base.view(-1)[:100])
     print(json.dumps(results))
 

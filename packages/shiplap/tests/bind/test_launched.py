@@ -52,6 +52,11 @@ def test_a_warm_call_asks_nobody(results):
     assert results["warm"] == [1, 0], "a launch, nothing loaded; an empty call launches nothing"
 
 
+def test_a_kernel_that_is_declared_again_is_compiled_again(results):
+    """The library may be the one of before: its launches are the same, and its forms are of another kernel."""
+    assert results["declared again"] == [True, 1]
+
+
 def test_what_goes_wrong_is_an_error_of_the_op(results):
     assert results["uncompiled"] == "SL305 AssertionError: a warm call asks nobody", "what the compiler raises"
     assert results["grid"].endswith("a grid of 1 x 65536 x 1 programs, a device takes 2147483647 x 65535 x 65535")

@@ -151,7 +151,6 @@ class LaunchedForm(NativeForm):
         super().__init__(Path(), symbol, strided(spec, self.launches), 1, signature(spec, configs))
         self.cubins: dict[tuple[int, int, Key], Cubin] = {}
         self.bindings: list[ctypes.CDLL] = []
-        self._callback: Any = None  # C code holds its address
 
     def source(self, packed: bool = False) -> str:
         cubins = list(self.cubins.values()) if packed else ()
@@ -194,10 +193,12 @@ class LaunchedForm(NativeForm):
             ctypes.memmove(message, raw, len(raw))
             return int(bool(text))
 
-        self._callback = _COMPILER(missing)
-        binding[f"{self.symbol}_compiler"](self._callback)
+        callback = _COMPILER(missing)
+        _kept.append(callback)
+        binding[f"{self.symbol}_compiler"](callback, ctypes.c_int64(len(_kept)))
 
 
+_kept: list[Any] = []  # what C code holds the address of, as long as this process lives
 _COMPILER = ctypes.CFUNCTYPE(
     ctypes.c_int,
     ctypes.c_uint64,

@@ -108,9 +108,14 @@ struct Cubin {
   unsigned threads, shared;
 };
 
+// The first number of a key: a device, and which declaration of the kernels is in force, since a kernel may be declared
+// again in the life of a process.
+inline int64_t place_of(int64_t device, int64_t declaration) { return declaration << 16 | device; }
+inline int device_of(int64_t place) { return static_cast<int>(place & 0xffff); }
+
 // A form that is loaded on a device: never changed, never freed, since launches of other threads may be looking.
 struct Form {
-  List key;  // the device, then what Triton specialises on
+  List key;  // the place, then what Triton specialises on
   Handle function;
   unsigned threads, shared;
   Form* next;
@@ -129,7 +134,7 @@ class Forms {
   // Load `cubin` for `key` on the current context. Safe while a stream is captured.
   void add(const int64_t* key, size_t count, const Cubin& cubin) {
     const Driver& driver = Driver::get();
-    need_context(driver, static_cast<int>(key[0]));
+    need_context(driver, device_of(key[0]));
     const std::lock_guard<std::mutex> alone(adding_);
     if (find(key, count) != nullptr) return;
     int mode = 2;  // relaxed: loading a module belongs to no graph
@@ -172,6 +177,7 @@ struct Program {
   size_t cubin_count;
   Forms forms[Launches];
   std::atomic<Compiler> compiler{nullptr};
+  std::atomic<int64_t> declaration{0};
 
   const Form& form(size_t launch, const int64_t* key, size_t count) {
     if (const Form* found = forms[launch].find(key, count); found != nullptr) [[likely]] return *found;
@@ -181,8 +187,8 @@ struct Program {
  private:
   [[gnu::cold, gnu::noinline]] const Form& missing(size_t launch, const int64_t* key, size_t count) {
     const Driver& driver = Driver::get();
-    need_context(driver, static_cast<int>(key[0]));
-    const int target = architecture(driver, static_cast<int>(key[0]));
+    need_context(driver, device_of(key[0]));
+    const int target = architecture(driver, device_of(key[0]));
     for (size_t i = 0; i < cubin_count; ++i) {
       const Cubin& cubin = cubins[i];
       const bool same = cubin.launch == launch && cubin.architecture == target && cubin.keys + 1 == count;
@@ -226,7 +232,7 @@ inline int64_t stride_of(const DLTensor* tensor, int32_t axis) {
 template <size_t Keys, size_t Parameters>
 class Launch {
  public:
-  explicit Launch(int64_t device) { key_[keys_++] = device; }
+  explicit Launch(int64_t place) { key_[keys_++] = place; }
 
   void constant(int64_t value) { key_[keys_++] = value; }
   void tensor(const DLTensor* tensor, bool aligns) {
@@ -267,7 +273,7 @@ class Launch {
     if (x == 0 || y == 0 || z == 0) return;
     const Form& form = program.form(number, key_, keys_);
     const Driver& driver = Driver::get();
-    need_context(driver, static_cast<int>(key_[0]));
+    need_context(driver, device_of(key_[0]));
     put(0);  // Triton's own scratch memories, of which none is needed
     put(0);
     driver.check(driver.launch(form.function, static_cast<unsigned>(x), static_cast<unsigned>(y), static_cast<unsigned>(z),
