@@ -258,7 +258,7 @@ def main() -> None:
     device = Device(driver)
     affine.kernel("cuda", AFFINE)
     turned.kernel("cuda", TURNED, workspace="4 * n")
-    kernels, libraries = {}, {}
+    kernels, libraries = dict[Any, LaunchedKernel](), dict[Any, ctypes.CDLL]()
     for op, workspace in ((affine, None), (turned, "4 * n")):
         kernels[op], libraries[op] = generated(op, workspace)
     device.kernels = {
@@ -275,14 +275,19 @@ def main() -> None:
         (affine, base[:2, ::3], None, 0.5, 16, True),
         (affine, base[:2, :16].clone(), None, 1.0, 2**33),
         (affine, base[1:2, 3:36]),
+        (turned, base.view(-1)[4:104]),  # an address that is a multiple of 16 alone
         *((turned, base.view(-1)[:n]) for n in (1, 16, 100)),
     ]
+    expected: set[tuple[str, tuple[int, ...]]] = set()
     results: dict[str, Any] = {"wrong": [], "disagreements": []}
     results["same"] = [ahead(kernels[op], op, tuple(args)) for op, *args in (cases[0], cases[4], cases[-1])]
     for op, *args in cases:
         results["disagreements"] += agreement(kernels[op], op, tuple(args))
+        expected |= {(name, current[name]) for name in (d.name for d in kernels[op].native.declared)}
         if not right(op, tuple(args)):
             results["wrong"].append(f"{op.spec.name} {[tuple(a.shape) if isinstance(a, Tensor) else a for a in args]}")
+    keys = {(k.native.declared[number].name, key) for k in kernels.values() for number, _, key in k.native.cubins}
+    results["keys"] = [len(keys - expected), len(expected - keys)]
     results["launches"], results["loads"] = len(device.launches), driver.fake_loads()
     results["forms"] = sum(len(kernel.native.cubins) for kernel in kernels.values())
     results["threads"] = sorted({row[3] for _, row in device.launches})
@@ -304,9 +309,9 @@ def main() -> None:
     results["failing"] = refusal(affine, base[:3, :16].contiguous())
     driver.fake_fail(0)
     form = kernels[affine].native
-    again = LaunchedForm(affine.spec, form.symbol, AFFINE, form.configs)
-    again.connect(libraries[affine])
-    results["declared again"] = [right(affine, (base[:3, :16].contiguous(),)), len(again.cubins)]
+    redeclared = LaunchedForm(affine.spec, form.symbol, AFFINE, form.configs)
+    redeclared.connect(libraries[affine])
+    results["declared again"] = [right(affine, (base[:3, :16].contiguous(),)), len(redeclared.cubins)]
     results["packed"] = packed(kernels[turned], driver, base.view(-1)[:100])
     print(json.dumps(results))
 

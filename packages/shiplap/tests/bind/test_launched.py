@@ -37,13 +37,14 @@ def results(tmp_path_factory):
 
 def test_the_driver_gets_what_the_kernels_need(results):
     assert results["wrong"] == [], "the interpreter computed from the launches alone"
-    assert results["launches"] == 15, "one for each call of affine, two for each of turned"
+    assert results["launches"] == 17, "one for each call of affine, two for each of turned"
     assert results["threads"] == [32, 128], "num_warps of the config, of the constants, and Triton's own"
     assert results["contexts"] == 1, "a thread without a context gets the primary one"
 
 
 def test_a_key_stands_for_what_tritons_binder_finds(results):
     assert results["disagreements"] == []
+    assert results["keys"] == [0, 0], "the generated C++ computes the same"
     assert results["same"] == [[True], [True], [True, True]], "Triton's own launch would load the same cubins"
     assert results["loads"] == results["forms"] < results["launches"], "each form is compiled and loaded once"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 from shiplap.codegen.launcher import Kind, Launch, Parameter, fact_of
 from shiplap.errors import ShiplapError, error
@@ -190,7 +190,7 @@ class _Reader:
         annotation = self.signature[name].annotation
         return annotation.__name__ if isinstance(annotation, type) else str(annotation)
 
-    def _refuse(self, got: str, expected: str) -> None:
+    def _refuse(self, got: str, expected: str) -> NoReturn:
         raise error("SL618", where=self.where, got=got, expected=expected)
 
     def _unfit(self, got: str, expected: str) -> ShiplapError:
