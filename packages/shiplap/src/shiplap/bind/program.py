@@ -194,7 +194,7 @@ class _Reader:
         raise error("SL618", where=self.where, got=got, expected=expected)
 
     def _unfit(self, got: str, expected: str) -> ShiplapError:
-        fix = "launch the kernel from a Python function with triton_launcher, and bind that function"
+        fix = "write a Python function that launches the kernel with triton_launcher, and bind that function"
         return error("SL619", where=self.where, got=got, expected=expected, fix=fix)
 
 

@@ -24,7 +24,7 @@ register(
             "SL619",
             "the Triton kernel cannot be launched by generated code",
             "A generated launch passes tensors, numbers and scratch memory to one plain kernel after the other.",
-            "launch the kernel from a Python function with triton_launcher, and bind that function",
+            "write a Python function that launches the kernel with triton_launcher, and bind that function",
         ),
         (
             "SL620",
