@@ -43,6 +43,10 @@ def test_first_op() -> None:
     assert "fail" not in shown
 
 
+def test_triton_kernel() -> None:
+    assert output("triton_kernel.py") == "compiled for a device that need not be here\n"
+
+
 def test_declaration_fits_on_a_page() -> None:
     text = (ROOT / "examples" / "first_op.py").read_text()
     declaration = text.split("[start:declare]\n")[1].split("# --8<-- [end:declare]")[0]

@@ -3,6 +3,7 @@
 from shiplap.bind import direct  # Triton templates as kernels of their own
 from shiplap.bind.cabi import CAbi, cabi
 from shiplap.bind.header import header
+from shiplap.bind.launched import TritonLaunches, compile_ahead
 from shiplap.bind.triton import Launcher, triton_launcher
 
-__all__ = ["CAbi", "Launcher", "cabi", "direct", "header", "triton_launcher"]
+__all__ = ["CAbi", "Launcher", "TritonLaunches", "cabi", "compile_ahead", "direct", "header", "triton_launcher"]

@@ -159,6 +159,7 @@ def _attach_op(op: Op, entries: dict[int, Entry], path: Path, binding: ctypes.CD
     attached, why = Attached(op, path, binding, {}, entrance), ""
     tables = _tables(op, entries.values())
     for index, entry in entries.items():
+        entry.form.connect(binding)
         _choose(binding, index, *tables[entry.device])  # before the first call
         refused = entrance.lead(entry.device, binding, ctypes.c_uint64(index), entry.kernels)
         entry.form.settle(refused)

@@ -9,33 +9,23 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
-from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from shiplap.bind import native
 from shiplap.bind.frame import Frame
 from shiplap.bind.header import signature
 from shiplap.bind.library import load_symbol
-from shiplap.codegen import CParameter, prototype
-from shiplap.codegen.native import Native, unfit
+from shiplap.bind.packed import Extents, PackedKernel
+from shiplap.codegen import CParameter
 from shiplap.errors import error
-from shiplap.op.binding import Binding, shape_of
-from shiplap.op.bucket import read_rule
+from shiplap.op.binding import Binding
 from shiplap.op.config import Values
-from shiplap.op.kernel import Implementation, Kernel, Terms
-from shiplap.op.launch import allocate_workspace
+from shiplap.op.kernel import Implementation, Terms
 from shiplap.op.native import NativeForm
-from shiplap.op.outputs import check_bound, empty_outputs
-from shiplap.op.plan.packing import Packed, compile_packing
-from shiplap.op.plan.rules.outputs import AlignedOutput
-from shiplap.op.plan.term import Place
 from shiplap.op.spec import OpSpec
-from shiplap.op.values import Args, EnvValue, Outputs
+from shiplap.op.values import EnvValue
 
 __all__ = ["CAbi", "CKernel", "cabi"]
 
@@ -81,7 +71,6 @@ _TYPE: dict[str, type[ctypes._SimpleCData[int] | ctypes._SimpleCData[float] | ct
     "int32_t": ctypes.c_int32,
     "const char*": ctypes.c_char_p,
 }
-Extents: TypeAlias = dict[str, ctypes.c_int64]  # data-dependent dims, as the kernel reports them
 
 
 class CAbi(Implementation):
@@ -139,18 +128,13 @@ def cabi(library: str | os.PathLike[str], symbol: str, *, strided: Iterable[str]
     return CAbi(library, symbol, strided, align)
 
 
-class CKernel(Kernel):
-    """Everything that does not depend on the call is worked out here, once for all configs."""
-
-    by_python = False  # native code can take over, and goes along in a package
-    native: NativeForm
+class CKernel(PackedKernel):
+    """A C function of a library, called with the addresses of everything in one frame."""
 
     def __init__(self, spec: OpSpec, terms: Terms, source: CAbi) -> None:
-        super().__init__(spec, terms)
         names = terms.space.names if terms.space is not None else ()
         stamp = signature(spec, names)
-        self.native = NativeForm(source.library, source.symbol, source.strided, source.align, stamp)
-        self.parameters, self.where = prototype(spec), f"{spec.name}, kernel {source.symbol}"
+        super().__init__(spec, terms, NativeForm(source.library, source.symbol, source.strided, source.align, stamp))
         self.values = 0, 0  # of the config: address and length
         self._array: ctypes.Array[ctypes.c_int64] | None = None  # holds them
         self._function: Callable[..., int] | None = None
@@ -159,49 +143,6 @@ class CKernel(Kernel):
         """The function finds the values in its context, in the order of their names."""
         self._array = (ctypes.c_int64 * len(values))(*[int(v) for v in values.values()])
         self.values = ctypes.addressof(self._array), len(values)
-
-    def run(self, call: Binding) -> Outputs:
-        spec = self.spec
-        if not spec.bounds:
-            outs = empty_outputs(spec, call)
-            self._run(call, outs, {}, None)
-            return outs
-        env = {**call.env, **{dim: bound(call.env) for dim, bound in spec.bounds}}
-        outs = empty_outputs(spec, replace(call, env=env))
-        extents = {dim: ctypes.c_int64(0) for dim in spec.dynamic}
-        self._run(call, outs, extents, None)
-        return self._narrow(call, outs, extents)
-
-    def into(self, call: Binding, outs: Sequence[Tensor], scratch: Tensor | None) -> None:
-        """Fill ``outs``, of fixed sizes, with the caller's workspace if one is given."""
-        if self.native.align > 1:
-            for output, tensor in zip(self.spec.outputs, outs, strict=True):
-                at = Place(self.spec.name, output.name, role="output")
-                AlignedOutput(at, self.native.align).hold({at.tensor.python: tensor})
-        self._run(call, outs, {}, scratch)
-
-    def unpacked(self, call: Binding) -> str:
-        """Native code goes along, where the declaration has an equivalent in C++ and nothing has to ask Python."""
-        if self.supports is not None:
-            return f"{self.name}, whose supports= is asked by Python on {self.device}"
-        form, rule = self.native, read_rule(self.spec)
-        described = Native(
-            self.spec,
-            form.symbol,
-            (),
-            self.device,
-            self.workspace,
-            form.strided,
-            self.dtypes,
-            space=self.space,
-            rule=rule,
-            align=form.align,
-        )
-        if why := unfit(described):
-            return f"{self.name}, called by Python on {self.device} because of {why}"
-        if why := self.refuses(call):
-            return f"{self.name} does not take this call, which Python would run on {self.device}: {why}"
-        return ""
 
     def timed(self, call: Binding, clock: Callable[[Callable[[], int]], float]) -> float:
         """``clock(function)`` of the C function alone, asked from inside a call: there its arguments are alive."""
@@ -227,22 +168,7 @@ class CKernel(Kernel):
             self._function = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, *types)(address or 0)
         return self._function
 
-    def _run(self, call: Binding, outs: Sequence[Tensor], extents: Extents, scratch: Tensor | None) -> None:
-        inputs, copies = self._pack(call.args)
-        if scratch is None and self.workspace is not None:
-            scratch = allocate_workspace(self.workspace, call)
-        self._invoke(call, [*inputs, *outs], extents, scratch)
-        for target, copy in copies:
-            target.copy_(copy)
-        if self.native.counting:
-            native.consider(self.spec, self.native)
-
-    @cached_property
-    def _pack(self) -> Callable[[Args], Packed]:
-        """Tensors in order, contiguous and aligned where the kernel wants it; copies are made where they are not."""
-        return compile_packing(self.spec, self.native.strided, self.native.align)
-
-    def _invoke(self, call: Binding, tensors: list[Tensor | None], extents: Extents, scratch: Tensor | None) -> None:
+    def invoke(self, call: Binding, tensors: Sequence[Tensor | None], extents: Extents, scratch: Tensor | None) -> None:
         device, function = call.device, self._function or self._loaded()
         rest = [_argument(p, call.env, extents) for p in self.parameters[len(tensors) :]]
         if device.type == "cuda":
@@ -257,20 +183,6 @@ class CKernel(Kernel):
         if status != SL_OK:
             id = "SL211" if status == SL_INVALID_ARGUMENT else "SL305"
             raise error(id, where=self.where, got=frame.message or f"status {status}", expected="")
-
-    def _narrow(self, call: Binding, outs: Outputs, extents: Extents) -> Outputs:
-        """Cut outputs from their bound to what the kernel filled. A mostly empty one is copied to free its memory."""
-        env = dict(call.env)
-        for dim, extent in extents.items():
-            env[dim] = extent.value
-            check_bound(self.spec, self.where, dim, extent.value, env)
-        narrowed = []
-        for out, full in zip(self.spec.outputs, outs, strict=True):
-            shape = shape_of(out, env)
-            part = full[tuple(slice(0, size) for size in shape)]
-            keep = part.is_contiguous() and 2 * part.numel() > full.numel()
-            narrowed.append(part if keep else part.clone(memory_format=torch.contiguous_format))
-        return tuple(narrowed)
 
 
 def _argument(p: CParameter, env: Mapping[str, EnvValue], extents: Extents) -> object:

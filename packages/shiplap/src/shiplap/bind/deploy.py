@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from shiplap.bind.artefacts import present
@@ -42,6 +43,7 @@ def deploy(ops: Iterable[Op], folder: str | os.PathLike[str]) -> Path:
         LibraryError: SL404 for an op that C++ cannot bind. SL405 or SL406 if the library cannot be built. SL401 to
             SL403 for a kernel library that is missing, or that was built for another declaration.
         ShippingError: SL308 if ``ops`` is empty, and for two kernel libraries with the same name.
+        LaunchError: SL620 for an op of ``sl.triton`` without compiled forms. ``compile_ahead`` compiles them.
         CommandError: SL602 if ``folder`` cannot be written.
     """
     wanted = list(dict.fromkeys(ops))
@@ -49,9 +51,12 @@ def deploy(ops: Iterable[Op], folder: str | os.PathLike[str]) -> Path:
         raise error("SL308", where=str(folder), got="no op", expected="declared ops", fix="pass the ops of the model")
     listed = [e for op in wanted for e in make_plan(op).entries.values()]
     entries = list({(e.op.spec.name, e.device): e for e in listed}.values())
+    for entry in entries:
+        if lacking := entry.form.missing():
+            raise error("SL620", where=entry.op.spec.name, got=lacking, expected="compiled forms of every launch")
     names = _names(entries, folder)
-    source = native_source([e.native for e in entries])
-    source += render("deploy.cpp.jinja", libraries=[e.kernels.name for e in entries])
+    source = native_source([replace(e.native, source=e.form.source(packed=True)) for e in entries])
+    source += render("deploy.cpp.jinja", libraries=["" if e.form.generated else e.kernels.name for e in entries])
     root, place = cache(wanted[0]), digest(source, (*FLAGS, *extra_flags()))
     problem = (
         "" if present(root / place, wanted[0].spec.name) else compile_into(root, place, source, command(wanted[0]))
@@ -79,6 +84,8 @@ def _names(entries: Iterable[Entry], folder: str | os.PathLike[str]) -> dict[str
     """The kernel libraries by the names that they will have."""
     names: dict[str, Path] = {}
     for entry in entries:
+        if entry.form.generated:
+            continue
         other = names.setdefault(entry.kernels.name, entry.kernels)
         if other != entry.kernels or other.name == NAME:
             raise error(

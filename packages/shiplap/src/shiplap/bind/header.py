@@ -25,7 +25,8 @@ def bound_symbols(ops: Iterable[Op]) -> dict[str, OpSpec]:
     specs: dict[str, OpSpec] = {}
     for op in ops:
         for kernel in (k for kernels in op.kernels.values() for k in kernels):
-            symbol = kernel.native.symbol if kernel.native is not None else ""
+            form = kernel.native
+            symbol = form.symbol if form is not None and not form.generated else ""
             if symbol and specs.setdefault(symbol, op.spec) != op.spec:
                 raise error(
                     "SL403",
@@ -40,7 +41,8 @@ def bound_symbols(ops: Iterable[Op]) -> dict[str, OpSpec]:
 def config_names(ops: Iterable[Op]) -> dict[str, tuple[str, ...]]:
     """``symbol → names`` of the config, for the C ABI kernels that have one."""
     kernels = [k for op in ops for kernels in op.kernels.values() for k in kernels if k.space is not None]
-    return {k.native.symbol: k.space.names for k in kernels if k.native is not None and k.space is not None}
+    bound = [(k.native, k.space) for k in kernels if k.native is not None and k.space is not None]
+    return {form.symbol: space.names for form, space in bound if not form.generated}
 
 
 def header(symbols: Mapping[str, OpSpec], target: str, configs: Mapping[str, Sequence[str]] | None = None) -> str:

@@ -88,7 +88,7 @@ def make_plan(op: Op) -> Plan:
             fix="keep the Python binding, which handles this kernel, or declare sizes and dtypes that C++ can check",
         )
     for form in forms.values():
-        locate(form.library)
+        _file(form)
     entries = _related(op, [e for o in registry.ops() for e in bindable(o)])
     source = native_source([e.native for e in entries])
     return Plan(dict(enumerate(entries)), cache(op) / digest(source, (*FLAGS, *extra_flags())), source)
@@ -179,6 +179,7 @@ def _native(op: Op, device: str, form: NativeForm) -> Native:
         op.rule,
         form.align,
         op.edition,
+        form.source(),
     )
 
 
@@ -187,12 +188,18 @@ def bindable(op: Op) -> list[Entry]:
     entries = []
     for device, form in _forms(op).items():
         try:
-            file, native = locate(form.library), _native(op, device, form)
-            if not unfit(native) and load_symbol(form.library, form.symbol, form.signature):
+            file, native = _file(form), _native(op, device, form)
+            there = form.generated or load_symbol(form.library, form.symbol, form.signature)
+            if not unfit(native) and there:
                 entries.append(Entry(op, device, form, native, file))
         except ShiplapError:  # its own call says what is wrong
             continue
     return entries
+
+
+def _file(form: NativeForm) -> Path:
+    """The library of a C function; of a generated one, which lies in the binding, a name that no other op has."""
+    return Path(form.symbol) if form.generated else locate(form.library)
 
 
 def _related(op: Op, entries: list[Entry]) -> list[Entry]:

@@ -128,7 +128,7 @@ def _libraries_of(family: str) -> list[dict[str, Any]]:
         return [_entry(family, "", f"cannot be imported: {type(e).__name__}: {e}")]
     libraries: dict[str, dict[str, Any]] = {}
     for kernel in (k for op in ops for kernels in op.kernels.values() for k in kernels):
-        if (form := kernel.native) is not None:
+        if (form := kernel.native) is not None and not form.generated:
             entry = libraries.setdefault(str(form.library), _located(family, form.library))
             _count(entry, form)
     return list(libraries.values())

@@ -52,6 +52,7 @@ class Native:
 
     ``names`` are the torch ops to register. ``dtypes`` are the dtypes that the kernel accepts, empty for all declared
     ones. ``out`` requests the out-variant as well. ``align`` is the alignment that the kernel needs, in bytes.
+    A generated kernel comes with its ``source``.
     """
 
     spec: OpSpec
@@ -66,6 +67,7 @@ class Native:
     rule: Rule | None = None
     align: int = 1
     edition: int = 1  # of the schema in this process
+    source: str = ""  # the C++ of the kernel's function, where no library has it
 
 
 def native_source(ops: Sequence[Native]) -> str:
@@ -103,6 +105,7 @@ def describe(op: Native, id: str) -> dict[str, Any]:
         "id": id,
         "spec": spec,
         "symbol": op.symbol,
+        "source": op.source,
         "device": op.device,
         "prototype": parameters,
         "entries": ", ".join(f"{{{quote(name)}, &{f}_entry}}" for name, f in _functions(op)),

@@ -11,6 +11,7 @@ from shiplap.errors.command import CommandError
 from shiplap.errors.declaration import DeclarationError
 from shiplap.errors.doctor import DoctorError
 from shiplap.errors.kernel import KernelError
+from shiplap.errors.launch import LaunchError
 from shiplap.errors.library import LibraryError
 from shiplap.errors.rewrite import RewriteError
 from shiplap.errors.shipping import ShippingError
@@ -24,6 +25,7 @@ __all__ = [
     "DoctorError",
     "Entry",
     "KernelError",
+    "LaunchError",
     "LibraryError",
     "RewriteError",
     "ShiplapError",

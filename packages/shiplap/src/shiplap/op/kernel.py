@@ -145,6 +145,7 @@ class Implementation(ABC):
     """
 
     native_configs: ClassVar[bool] = False  # C code reads the values of a config: integers, by position
+    configs: Configs | None = None  # those that it brings along, where ``Op.kernel`` gives none
 
     @property
     @abstractmethod
@@ -159,6 +160,10 @@ class Implementation(ABC):
     @abstractmethod
     def bind(self, spec: OpSpec, terms: Terms) -> Kernel:
         """The kernel of the op ``spec``; work that a call needs is left to the first call."""
+
+    def devices(self, device: str) -> tuple[str, ...]:
+        """The device types for which a kernel is bound when one for ``device`` is asked."""
+        return (device,)
 
     def keywords(self, spec: OpSpec) -> frozenset[str] | None:
         """The names that a config may have, or None for any."""
@@ -182,7 +187,7 @@ def read_terms(
     scratch = read_workspace(spec, workspace) if workspace else None
     taken = (dtypes,) if isinstance(dtypes, str) else tuple(dtypes)
     label, keywords = name or implementation.name, implementation.keywords(spec)
-    native = implementation.native_configs
+    native, configs = implementation.native_configs, implementation.configs if configs is None else configs
     space = read_space(spec, label, configs, default, prior, keywords=keywords, native=native)
     identity = f"{implementation.identity}/{workspace}/{taken}" + (f"/{space.identity}" if space else "")
     return Terms(label, device.partition(":")[0], identity, taken, supports, scratch, space)

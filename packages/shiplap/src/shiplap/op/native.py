@@ -5,9 +5,11 @@ The binding itself is ``shiplap.bind.native``: it builds, caches and attaches wh
 
 from __future__ import annotations
 
+import ctypes
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from shiplap.errors import ShiplapError
 
@@ -61,6 +63,19 @@ class NativeForm:
     calls: int = 0
     why: str = ""
     place: Path = Path()
+
+    generated: ClassVar[bool] = False  # the function is part of the binding, which :meth:`source` has; no library
+
+    def source(self, packed: bool = False) -> str:
+        """The C++ of a generated function, or empty. ``packed``: with all that this process has compiled for it."""
+        return ""
+
+    def missing(self) -> str:
+        """What a library of this function would lack in a program without Python, or empty."""
+        return ""
+
+    def connect(self, binding: ctypes.CDLL) -> None:
+        """``binding``, which has the function, has been opened."""
 
     @property
     def counting(self) -> bool:

@@ -122,8 +122,7 @@ class Op(calls.ShortCut[P, R], Served):
 
     def workspace_bytes(self, *args: Value, **kwargs: Value) -> int:
         """The size of the workspace, in bytes, of the kernel that would run these arguments. 0 if it needs none."""
-        call = self.bind(self.spec.complete(args, kwargs))
-        kernel = self.pick(call)
+        kernel = self.pick(call := self.bind(self.spec.complete(args, kwargs)))
         return workspace_size(kernel.workspace, call) if kernel is not None else 0
 
     # --- what an author attaches --------------------------------------------------------------------------------------
@@ -165,7 +164,8 @@ class Op(calls.ShortCut[P, R], Served):
 
             return decorate
         code = implementation if isinstance(implementation, Implementation) else PythonFunction(implementation)
-        self._attach(code.bind(self.spec, read_terms(self.spec, code, device, **keywords)))
+        for terms in [read_terms(self.spec, code, each, **keywords) for each in code.devices(device)]:
+            self._attach(code.bind(self.spec, terms))
         return implementation
 
     def template(self, device: str, source: str, **keywords: Unpack[TemplateKeywords]) -> Template:

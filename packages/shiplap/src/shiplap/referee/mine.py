@@ -75,7 +75,7 @@ def _texts(op: Op) -> Iterator[str]:
     """Sources of native kernels that lie beside their library or the declaration, and name the kernel's function."""
     for kernels in op.kernels.values():
         for kernel in kernels:
-            if kernel.native is None:
+            if kernel.native is None or kernel.native.generated:
                 continue
             for folder in {Path(op.reference.__code__.co_filename).parent, kernel.native.library.parent}:
                 yield from _naming(folder, kernel.native.symbol)

@@ -105,7 +105,7 @@ def _top(op: Op) -> str:
 
 def _fill_one(package: str, ops: Sequence[Op], within: Path) -> Contents:
     root = next(r for p in sys.modules[package].__path__ if (r := Path(p).resolve()).is_relative_to(within.resolve()))
-    libraries = sorted({_inside(op, form, root) for op in ops for form in _forms(op)})
+    libraries = sorted({_inside(op, form, root) for op in ops for form in _forms(op) if not form.generated})
     folder = root / installed.FOLDER
     shutil.rmtree(folder, ignore_errors=True)
     plans: dict[str, Plan] = {}

@@ -166,6 +166,7 @@ class Registration {
   // Looks for the kernel. Empty on success, else the reason.
   const char* find(const char* library) {
     if (std::strcmp(key_, "CUDA") == 0 && stream_function() == nullptr) return "this torch has no CUDA";
+    if (*symbol_ == 0) return "";  // the kernel is part of this library
     void* handle = dlopen(library, RTLD_NOW | RTLD_LOCAL);
     void* found = handle == nullptr ? nullptr : dlsym(handle, symbol_);
     if (found == nullptr) return dlerror();

@@ -24,7 +24,7 @@ SHOWN = 6
 def _libraries(op: Op) -> Iterator[NativeForm]:
     """The C functions behind its kernels."""
     for kernels in op.kernels.values():
-        yield from (kernel.native for kernel in kernels if kernel.native is not None)
+        yield from (kernel.native for kernel in kernels if kernel.native is not None and not kernel.native.generated)
 
 
 def located(op: Op) -> tuple[list[Path], list[str]]:

@@ -1,0 +1,51 @@
+"""A plain Triton kernel, launched by C++, compiled for a GPU that is not here: python examples/triton_kernel.py"""
+
+# --8<-- [start:declare]
+import torch
+import triton
+import triton.language as tl
+from jaxtyping import Float
+from torch import Tensor
+
+import shiplap as sl
+
+
+@triton.jit
+def scale_kernel(x, out, m, stride_x_0, stride_x_1, factor, BLOCK: tl.constexpr):
+    row, at = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + row * stride_x_0 + at * stride_x_1, mask=at < m)
+    tl.store(out + row * m + at, value * factor, mask=at < m)
+
+
+@sl.op("launches::scale")
+def scale(x: Float[Tensor, "n m"], factor: float) -> Float[Tensor, "n m"]:
+    """``x * factor``."""
+    return x * factor
+
+
+scale.kernel(
+    "cuda",
+    sl.triton(
+        scale_kernel,
+        grid=("n", "cdiv(m, BLOCK)"),
+        configs=[{"BLOCK": 256, "num_warps": 4}, {"BLOCK": 1024, "num_warps": 8}],
+    ),
+)
+# --8<-- [end:declare]
+
+
+def ahead() -> None:
+    # --8<-- [start:ahead]
+    from shiplap.bind import compile_ahead
+
+    compile_ahead(scale, [(torch.empty(8, 1000), 2.0)], architectures=(90,))
+    # --8<-- [end:ahead]
+    (kernel,) = scale.own("cuda")
+    assert not kernel.native.missing()
+
+
+if __name__ == "__main__":
+    ahead()
+    x = torch.randn(4, 6)
+    assert torch.equal(scale(x, 2.0), x * 2)  # the reference, or Triton's interpreter: there is no GPU
+    print("compiled for a device that need not be here")

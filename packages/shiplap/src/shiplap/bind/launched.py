@@ -1,0 +1,358 @@
+"""``sl.triton(kernel, grid=...)``: plain Triton functions as a kernel that generated C++ launches.
+
+The first calls are launched from Python, by Triton. Once the binding of the op is there, the generated C++ computes
+grid and arguments and launches through the CUDA driver; Triton's compiler is asked, once, for each form that is
+missing. Under ``TRITON_INTERPRET=1`` Triton's interpreter runs the same launches on the CPU, where audits can be made.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from shiplap.bind.header import signature
+from shiplap.bind.packed import Extents, PackedKernel
+from shiplap.bind.program import OPTIONS, Declared, Grid, plain_function, read_launch, strided
+from shiplap.bind.specialise import (
+    Key,
+    Numbers,
+    compile_form,
+    key_of,
+    read_key,
+    unfit,
+    with_constants,
+)
+from shiplap.bind.triton import triton_launcher
+from shiplap.codegen.launcher import Cubin, Parameter, launcher_source
+from shiplap.errors import ShiplapError, error
+from shiplap.op import Op, choices
+from shiplap.op.binding import Binding, shape_of
+from shiplap.op.config import Configs, Values
+from shiplap.op.kernel import Implementation, Terms
+from shiplap.op.launch import is_current, workspace_size
+from shiplap.op.native import NativeForm
+from shiplap.op.source import source_digest
+from shiplap.op.spec import OpSpec, Output
+from shiplap.op.values import Args
+
+__all__ = ["LaunchedForm", "LaunchedKernel", "TritonLaunches", "compile_ahead", "triton"]
+
+
+class TritonLaunches(Implementation):
+    """One or several launches, not yet bound to a declaration: what :func:`triton` returns."""
+
+    native_configs = True
+
+    def __init__(self, launches: Sequence[Declared], configs: Configs | None) -> None:
+        self.launches, self.configs = tuple(launches), configs
+
+    def then(
+        self,
+        kernel: Any,
+        *,
+        grid: Grid,
+        arguments: Mapping[str, str | int | float | bool] | None = None,
+        constants: Mapping[str, object] | None = None,
+        scratch: Mapping[str, tuple[str, str]] | None = None,
+    ) -> TritonLaunches:
+        """These launches, then one of ``kernel``, in order on one stream. See :func:`triton` for the arguments."""
+        plain_function(kernel)
+        more = Declared(kernel, grid, dict(arguments or {}), dict(constants or {}), dict(scratch or {}))
+        return TritonLaunches((*self.launches, more), self.configs)
+
+    @property
+    def name(self) -> str:
+        return self.launches[0].name
+
+    @property
+    def identity(self) -> str:
+        each = [
+            f"{source_digest(d.kernel)}:{d.grid}:{sorted(d.arguments.items())}:{sorted(d.constants.items(), key=str)}"
+            f":{sorted(d.scratch.items())}"
+            for d in self.launches
+        ]
+        return "triton:" + "|".join(each)
+
+    @property
+    def interpreted(self) -> bool:
+        """Whether Triton's interpreter runs the functions: ``TRITON_INTERPRET=1``, read when Triton was imported."""
+        return all(type(d.kernel).__name__ == "InterpretedFunction" for d in self.launches)
+
+    def devices(self, device: str) -> tuple[str, ...]:
+        """Interpreted kernels run on the CPU as well."""
+        return (device, "cpu") if self.interpreted and device != "cpu" else (device,)
+
+    def bind(self, spec: OpSpec, terms: Terms) -> LaunchedKernel:
+        """The kernel for ``spec``. Nothing is compiled before the first call."""
+        return LaunchedKernel(spec, terms, self)
+
+    def keywords(self, spec: OpSpec) -> frozenset[str] | None:
+        """A config has values of the kernels' compile-time parameters, and of launch options."""
+        return frozenset({n for d in self.launches for n in plain_function(d.kernel).__code__.co_varnames} | {*OPTIONS})
+
+
+def triton(
+    kernel: Any,
+    *,
+    grid: Grid,
+    arguments: Mapping[str, str | int | float | bool] | None = None,
+    constants: Mapping[str, object] | None = None,
+    scratch: Mapping[str, tuple[str, str]] | None = None,
+    configs: Configs | None = None,
+) -> TritonLaunches:
+    """A plain ``@triton.jit`` function as a kernel: ``op.kernel("cuda", sl.triton(kernel, grid="cdiv(n, BLOCK)"))``.
+
+    A parameter of the kernel gets its value by its name: the tensor argument or output of that name (``x`` or
+    ``x_ptr``), the scalar argument, the size (``n``), or a fact of a tensor: ``numel_x``, ``size_x_0``, ``stride_x_1``.
+    A tensor of which every stride is asked may arrive with any strides; others are made contiguous.
+
+    Args:
+        kernel: the function. It may not be autotuned: ``configs`` takes that part.
+        grid: the number of programs, a dim expression such as ``"cdiv(n, BLOCK)"``, or up to three of them.
+        arguments: for parameters of other names the tensor, the scalar or the dim expression, or a number.
+        constants: fixed values of ``tl.constexpr`` parameters, and of ``num_warps``, ``num_stages``, ``maxnreg``.
+        scratch: parameters that point into the workspace: ``{"sums_ptr": ("float32", "0")}``, element type and offset
+            in bytes.
+        configs: what ``op.kernel(..., configs=)`` takes: the values among which ``sl.tune`` chooses.
+
+    Raises:
+        LaunchError: SL618 for a parameter without a value, SL619 for a function that no launcher can launch, when
+            the kernel is bound.
+
+    Example:
+        >>> softmax.kernel("cuda", sl.triton(softmax_kernel, grid="n", arguments={"BLOCK": "pow2ceil(m)"}))
+    """
+    return TritonLaunches((), configs).then(
+        kernel, grid=grid, arguments=arguments, constants=constants, scratch=scratch
+    )
+
+
+class LaunchedForm(NativeForm):
+    """The generated function, and the forms of its kernels that this process has compiled.
+
+    Attributes:
+        cubins: by launch, architecture and key.
+    """
+
+    generated: ClassVar[bool] = True
+
+    def __init__(self, spec: OpSpec, symbol: str, launches: TritonLaunches, configs: tuple[str, ...]) -> None:
+        self.spec, self.declared, self.configs = spec, launches.launches, configs
+        self.launches = tuple(read_launch(spec, each, configs) for each in self.declared)
+        super().__init__(Path(), symbol, strided(spec, self.launches), 1, signature(spec, configs))
+        self.cubins: dict[tuple[int, int, Key], Cubin] = {}
+        self.bindings: list[ctypes.CDLL] = []
+
+    def source(self, packed: bool = False) -> str:
+        cubins = list(self.cubins.values()) if packed else ()
+        return launcher_source(self.spec, self.symbol, self.launches, self.configs, cubins)
+
+    def missing(self) -> str:
+        lacking = set(range(len(self.launches))) - {number for number, _, _ in self.cubins}
+        return f"no cubin of {', '.join(self.declared[number].name for number in sorted(lacking))}" if lacking else ""
+
+    def compile(self, number: int, target: int, key: Key) -> Cubin:
+        """The form of launch ``number`` for an architecture (90) and a key without a device, compiled once."""
+        at = number, target, key
+        if at not in self.cubins:
+            declared = self.declared[number]
+            options = {name: v for name, v in declared.constants.items() if name in OPTIONS}
+            form = read_key(self.launches[number], key, self.configs, options)
+            self.cubins[at] = compile_form(declared.kernel, form, number, key, target)
+        return self.cubins[at]
+
+    def connect(self, binding: ctypes.CDLL) -> None:
+        """From now on what ``binding`` lacks is compiled here."""
+        if any(each is binding for each in self.bindings):
+            return
+        self.bindings = [*self.bindings, binding]
+        add = binding[f"{self.symbol}_add"]
+        add.restype = ctypes.c_char_p
+
+        def missing(number: int, target: int, key: Any, keys: int, message: Any, size: int) -> int:
+            try:
+                values = tuple(key[:keys])
+                cubin = self.compile(number, target, values[1:])
+                array = (ctypes.c_int64 * keys)(*values)
+                image, name = ctypes.c_char_p(cubin.image), cubin.name.encode()
+                where = ctypes.c_uint64(number), array, ctypes.c_uint64(keys)
+                what = image, name, ctypes.c_uint32(cubin.threads), ctypes.c_uint32(cubin.shared)
+                text = add(*where, *what).decode(errors="replace")
+            except BaseException as e:  # nothing may pass through C
+                text = str(e) if isinstance(e, ShiplapError) else f"{type(e).__name__}: {e}"
+            raw = text.encode(errors="replace")[: size - 1] + b"\0"
+            ctypes.memmove(message, raw, len(raw))
+            return int(bool(text))
+
+        callback = _COMPILER(missing)
+        _kept.append(callback)
+        binding[f"{self.symbol}_compiler"](callback, ctypes.c_int64(len(_kept)))
+
+
+_kept: list[Any] = []  # what C code holds the address of, as long as this process lives
+_COMPILER = ctypes.CFUNCTYPE(
+    ctypes.c_int,
+    ctypes.c_uint64,
+    ctypes.c_int32,
+    ctypes.POINTER(ctypes.c_int64),
+    ctypes.c_uint64,
+    ctypes.c_void_p,
+    ctypes.c_uint64,
+)
+
+
+class LaunchedKernel(PackedKernel):
+    """The kernel as Python launches it: each launch with the values that the generated C++ would compute."""
+
+    compiles = True
+    native: LaunchedForm
+
+    def __init__(self, spec: OpSpec, terms: Terms, source: TritonLaunches) -> None:
+        names = terms.space.names if terms.space is not None else ()
+        symbol = re.sub(r"\W", "_", f"{spec.namespace}_{spec.opname}_{terms.name}_launches")
+        super().__init__(spec, terms, LaunchedForm(spec, symbol, source, names))
+        self.function = plain_function(source.launches[0].kernel)
+        self.interpreted = source.interpreted
+        self.config_values: dict[str, Any] = {}
+        if terms.device not in ("cuda", "cpu") or (terms.device == "cpu" and not self.interpreted):
+            raise error(
+                "SL619",
+                where=f"{spec.name}, kernel {terms.name}",
+                got=f"the device {terms.device!r}",
+                expected='"cuda"; the CPU runs Triton kernels where TRITON_INTERPRET=1 was set before the import',
+                fix=f'bind the kernel with {spec.opname}.kernel("cuda", ...)',
+            )
+        if self.interpreted:
+            self.native.settle("Triton's interpreter runs the kernel")
+
+    def configure(self, values: Values) -> None:
+        """Launch with these compile-time values."""
+        self.config_values = dict(values)
+
+    def invoke(self, call: Binding, tensors: Sequence[Tensor | None], extents: Extents, scratch: Tensor | None) -> None:
+        numbers = self._numbers(call, *tensors)
+        if is_current(call.device):
+            self._launch(numbers, scratch)
+            return
+        with torch.cuda.device(call.device):
+            self._launch(numbers, scratch)
+
+    def compile(self, call: Binding) -> None:
+        """What the launches from Python need, for ``sl.tune``. Meta tensors stand for outputs and workspace."""
+        if self.interpreted:
+            return
+        numbers = self._numbers(call, *self._stand_ins(call))
+        scratch = torch.empty(workspace_size(self.workspace, call), dtype=torch.uint8, device="meta")
+        with nullcontext() if is_current(call.device) else torch.cuda.device(call.device):
+            for declared, grid, values, options in self._launches(numbers, scratch):
+                _launcher(declared.kernel).compile(grid, *values, **options)
+
+    def _launch(self, numbers: Numbers, scratch: Tensor | None) -> None:
+        for declared, grid, values, options in self._launches(numbers, scratch):
+            compiled = _launcher(declared.kernel)[grid](*values, **options)
+            if self.native.counting and (why := unfit(compiled.metadata)):
+                self.native.settle(f"Triton kernel {declared.name} needs {why}")
+
+    def _launches(
+        self, numbers: Numbers, scratch: Tensor | None
+    ) -> Iterator[tuple[Declared, tuple[int, ...], list[object], dict[str, Any]]]:
+        """Each launch that has programs: its grid, its arguments in order, and Triton's options."""
+        for declared, launch in zip(self.native.declared, self.native.launches, strict=True):
+            own = with_constants(launch, numbers, self.config_values)
+            grid = tuple([int(expr(own)) for expr in launch.grid])
+            if 0 not in grid:
+                values = [self._value(p, own, scratch) for p in launch.parameters]
+                options = {k: v for k, v in {**declared.constants, **self.config_values}.items() if k in OPTIONS}
+                yield declared, grid, values, options
+
+    def _value(self, p: Parameter, own: Numbers, scratch: Tensor | None) -> object:
+        match p.kind:
+            case "constant":
+                return p.value
+            case "config" | "computed":
+                return own[p.name]
+            case "tensor":
+                return own.tensors[p.source]
+            case "scratch":
+                return _part(scratch, p, own)
+            case "integer":
+                assert p.expr is not None
+                return int(p.expr(own))
+        value: Any = own[p.source] if p.value is None else p.value
+        if p.kind == "boolean":  # of which Triton's interpreter makes no tensor
+            return int(value) if self.interpreted else bool(value)
+        return value
+
+    def _numbers(self, call: Binding, *tensors: Tensor | None) -> Numbers:
+        """Of ``call`` with these inputs and outputs."""
+        names = [*(a.name for a in self.spec.tensors), *(o.name for o in self.spec.outputs)]
+        return Numbers(call.env, dict(zip(names, tensors, strict=True)))
+
+    def _stand_ins(self, call: Binding) -> list[Tensor | None]:
+        """The packed inputs of ``call``, and outputs without memory."""
+        inputs, _ = self._pack(call.args)
+        return [*inputs, *(_stand_in(output, call) for output in self.spec.outputs)]
+
+    def ahead(self, call: Binding, target: int) -> list[Cubin]:
+        """What ``call`` launches on a device of architecture ``target`` (90), compiled now. Tensors may be anywhere.
+
+        The workspace, if there is one, is taken to be aligned, as PyTorch's allocator aligns it.
+        """
+        numbers, form = self._numbers(call, *self._stand_ins(call)), self.native
+        keys = [key_of(launch, numbers, self.config_values) for launch in form.launches]
+        return [form.compile(number, target, key) for number, key in enumerate(keys)]
+
+
+def compile_ahead(op: Op, calls: Iterable[Args], architectures: Iterable[int]) -> None:
+    """Compile the forms that ``calls`` need, for devices that need not be here, so that ``deploy`` packs them.
+
+    Args:
+        op: an op with a kernel of :func:`triton` for CUDA.
+        calls: arguments like those of the program, on any device: sizes, dtypes and strides count, values do not.
+            Triton compiles multiples of 16, the number 1 and addresses that are multiples of 16 specially.
+        architectures: 90 for compute capability 9.0.
+
+    Raises:
+        LaunchError: SL619 for a kernel that no generated launch runs, SL620 for an op without such a kernel.
+        ArgumentError: SL201 to SL210, where arguments do not fit the declaration.
+    """
+    kernels = [k for k in op.kernels.get("cuda", ()) if isinstance(k, LaunchedKernel)]
+    if not kernels:
+        raise error("SL620", where=op.spec.name, got="no sl.triton kernel for CUDA", expected="a kernel of sl.triton")
+    for args in calls:
+        call = op.bind(op.spec.complete(args))
+        chosen = choices.resolved(op).get(("cuda", *op.rule.key(call)))
+        for kernel in kernels:
+            mine = isinstance(chosen, LaunchedKernel) and chosen.name == kernel.name
+            variants = {v for v in (kernel.serving(call), chosen if mine else None) if isinstance(v, LaunchedKernel)}
+            for variant, target in product(variants, architectures):
+                variant.ahead(call, target)
+
+
+@cache
+def _launcher(kernel: Any) -> Any:
+    """The shorter way to Triton's own launch; an interpreted function is its own."""
+    return kernel if type(kernel).__name__ == "InterpretedFunction" else triton_launcher(kernel)
+
+
+def _part(scratch: Tensor | None, p: Parameter, own: Numbers) -> Tensor:
+    """The workspace from an offset on, as elements of another type."""
+    assert scratch is not None
+    assert p.expr is not None
+    dtype: torch.dtype = getattr(torch, p.source)
+    rest = scratch[int(p.expr(own)) :]
+    return rest[: rest.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
+
+
+def _stand_in(output: Output, call: Binding) -> Tensor:
+    """A tensor without memory: an address of 0 is aligned, as those of PyTorch's allocator are."""
+    return torch.empty(shape_of(output, call.env), dtype=call.dtype_of(output.tensor), device="meta")

@@ -1,0 +1,205 @@
+"""Launches of Triton kernels → C++: a function of the C ABI that computes grids and arguments and asks the driver.
+
+What a kernel is compiled for is a *key*: a list of integers that the generated code and ``bind/specialise.py`` compute
+alike. An entry stands for a value of a config or another compile-time parameter, a tensor's dtype and alignment, or
+what Triton specialises an integer on.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from shiplap.codegen.ctype import CParameter, prototype
+from shiplap.codegen.environment import render
+from shiplap.op.cpp import quote, to_cpp
+from shiplap.op.expr import Expr
+from shiplap.op.spec import OpSpec
+
+__all__ = ["FACT", "Cubin", "Kind", "Launch", "Parameter", "fact_of", "launcher_source"]
+
+Kind: TypeAlias = Literal[
+    "constant", "config", "computed", "absent", "tensor", "scratch", "integer", "real32", "real64", "boolean"
+]
+FACT = re.compile(r"(?:(numel)_(\w+)|(size|stride)_(\w+)_(\d+))")  # of a tensor: numel_x, size_x_0, stride_x_1
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter of a Triton kernel, and where its value comes from.
+
+    Attributes:
+        name: in the kernel's signature.
+        kind: ``constant``: ``value``, known now. ``config``: the value of that name. ``computed``: ``expr`` at compile
+            time. The others are arguments at run time.
+        source: the tensor argument or output, or the float scalar, that is passed.
+        expr: the integer that is passed, or the offset into the workspace in bytes.
+        value: of a constant.
+        type: Triton's type where the kernel or the declaration fixes it.
+        specialises: whether Triton compiles special forms for some values at all, and ``aligns`` for multiples of 16.
+    """
+
+    name: str
+    kind: Kind
+    source: str = ""
+    expr: Expr | None = None
+    value: object = None
+    type: str = ""
+    specialises: bool = True
+    aligns: bool = True
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel, its parameters in order, and the number of programs along up to three axes."""
+
+    parameters: tuple[Parameter, ...]
+    grid: tuple[Expr, ...]
+
+    @property
+    def exprs(self) -> tuple[Expr, ...]:
+        """All that has to be evaluated before the launch."""
+        return (*self.grid, *(p.expr for p in self.parameters if p.expr is not None))
+
+
+@dataclass(frozen=True)
+class Cubin:
+    """A compiled form: of which launch, for which architecture (90) and key, and what a launch of it takes."""
+
+    launch: int
+    architecture: int
+    key: tuple[int, ...]
+    image: bytes = field(repr=False)
+    name: str
+    threads: int
+    shared: int
+
+
+def fact_of(name: str) -> tuple[str, str, int] | None:
+    """``("stride", "x", 1)`` for ``stride_x_1``; None for another name."""
+    match = FACT.fullmatch(name)
+    if match is None:
+        return None
+    return (match[1], match[2], 0) if match[1] else (match[3], match[4], int(match[5]))
+
+
+def launcher_source(
+    spec: OpSpec, symbol: str, launches: Sequence[Launch], configs: Sequence[str] = (), cubins: Iterable[Cubin] = ()
+) -> str:
+    """The C++ of the function ``symbol`` with the prototype of ``spec``; ``configs`` are the names of its config."""
+    parameters = prototype(spec)
+    known = _Facts(spec, parameters)
+    described = [_launch(launch, configs, known) for launch in launches]
+    tensors = {p.source: p.name for p in parameters if p.role in ("input", "output")}
+    always = [a.name for a in spec.tensors if not a.optional] + [o.name for o in spec.outputs]
+    return render(
+        "launcher.cpp.jinja",
+        spec=spec,
+        symbol=symbol,
+        where=quote(f"{spec.name}, kernel {symbol}"),
+        prototype=parameters,
+        first=tensors[always[0]],
+        facts=known.lines,
+        launches=described,
+        cubins=[_printed(cubin) for cubin in cubins],
+    )
+
+
+def _printed(cubin: Cubin) -> dict[str, Any]:
+    return {
+        "launch": cubin.launch,
+        "architecture": cubin.architecture,
+        "key": cubin.key,
+        "bytes": ",".join(map(str, cubin.image)),
+        "name": quote(cubin.name),
+        "threads": cubin.threads,
+        "shared": cubin.shared,
+    }
+
+
+class _Facts:
+    """The numbers of a call, as C++ statements in the order in which they can be computed."""
+
+    def __init__(self, spec: OpSpec, parameters: Sequence[CParameter]) -> None:
+        self.spec, self.lines = spec, list[str]()
+        self.cpp = {p.source: p.name for p in parameters if p.role not in ("length", "extent")}
+        self.lengths = {p.source: p.name for p in parameters if p.role == "length"}
+        self._known: set[str] = set()
+
+    def __call__(self, name: str) -> str:
+        """The C++ variable for a dim, a scalar or a fact of a tensor."""
+        if name not in self._known:
+            self._known.add(name)
+            type, value = self._value(name)
+            self.lines.append(f"const {type} n_{name} = {value};")
+        return f"n_{name}"
+
+    def _value(self, name: str) -> tuple[str, str]:
+        if (fact := fact_of(name)) is not None and fact[1] in self.cpp:
+            kind, tensor, axis = fact
+            what = f"({self.cpp[tensor]}" + (")" if kind == "numel" else f", {axis})")
+            return "int64_t", f"triton::{kind}{'' if kind == 'numel' else '_of'}{what}"
+        computed = dict(self.spec.dims).get(name)
+        if computed is not None:
+            return "int64_t", to_cpp(computed, self)
+        if name in self.lengths:
+            return "List", f"List({self.cpp[name]}, {self.cpp[name]} + {self.lengths[name]})"
+        if name in self.cpp:
+            return "int64_t", self.cpp[name]
+        tensor, axis = next(axes for dim, axes in _axes(self.spec) if dim == name)
+        return "int64_t", f"{self.cpp[tensor]}->shape[{axis}]"
+
+
+def _axes(spec: OpSpec) -> Iterator[tuple[str, tuple[str, int]]]:
+    """Dims, each with a tensor that is always there and the axis along which it lies."""
+    tensors = [(a.name, a.tensor) for a in spec.tensors if not a.optional]
+    for name, kind in [*tensors, *((o.name, o.tensor) for o in spec.outputs)]:
+        if kind is not None and not kind.variadic:
+            yield from ((dim.text, (name, axis)) for axis, dim in enumerate(kind.dims) if dim.kind == "name")
+
+
+def _launch(launch: Launch, configs: Sequence[str], facts: _Facts) -> dict[str, Any]:
+    constants: dict[str, str] = {name: f"ctx->config[{i}]" for i, name in enumerate(configs)}
+    constants |= {
+        p.name: f"int64_t{{{int(p.value)}}}"
+        for p in launch.parameters
+        if p.kind == "constant" and isinstance(p.value, int)
+    }
+
+    def variable(name: str) -> str:
+        return f"c_{name}" if name in constants else facts(name)
+
+    for p in launch.parameters:
+        if p.kind == "computed" and p.expr is not None:
+            constants[p.name] = to_cpp(p.expr, variable)
+    lines = [f"sl_launch.constant(c_{name});" for name in configs]
+    lines += [line for p in launch.parameters if (line := _line(p, facts.cpp, variable))]
+    grid = [to_cpp(expr, variable) for expr in launch.grid]
+    return {
+        "constants": [f"[[maybe_unused]] const int64_t c_{name} = {value};" for name, value in constants.items()],
+        "lines": lines,
+        "entries": len(lines),
+        "parameters": len(launch.parameters),
+        "grid": [*grid, *["1"] * (3 - len(grid))],
+    }
+
+
+def _line(p: Parameter, tensors: Mapping[str, str], variable: Any) -> str:
+    """The statement that adds one parameter to the launch and to its key."""
+    aligns = "true" if p.specialises and p.aligns else "false"
+    value = to_cpp(p.expr, variable) if p.expr is not None else tensors.get(p.source, "")
+    match p.kind:
+        case "constant" | "config" | "absent":
+            return ""
+        case "computed":
+            return f"sl_launch.constant(c_{p.name});"
+        case "tensor":
+            return f"sl_launch.tensor({value}, {aligns});"
+        case "scratch":
+            return f"sl_launch.scratch(ctx->workspace, {value}, {aligns});"
+        case "integer":
+            flags = [bool(p.type), p.specialises, p.aligns]
+            return f"sl_launch.integer({value}, {', '.join('true' if flag else 'false' for flag in flags)});"
+    return f"sl_launch.{p.kind}({value if p.value is None else repr(p.value)});"
