@@ -111,7 +111,7 @@ SL_EXPORT int slidesparse_linear_fp16(const sl_context* ctx,
                                       int64_t layout);
 SL_EXPORT const char* slidesparse_linear_fp16_signature(void);
 
-/* Rows of ``x`` as int8 with a scale each (``quantise.py`` has the law), lifted for windows of ``pairs``.
+/* Rows of ``x`` as int8 with a scale each (``quantise.py`` has the formula), lifted for windows of ``pairs``.
  *   slidesparse::quantise_int8(Tensor x, SymInt pairs=2) -> (Tensor, Tensor)
  *   x: Float[Tensor, "m k"]
  *   q: Int8[Tensor, "mp kq"] (output)
