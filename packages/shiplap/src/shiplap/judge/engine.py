@@ -19,14 +19,15 @@ import torch
 from shiplap.errors import error
 from shiplap.judge.clock import LEAST, measure
 from shiplap.judge.problem import Problem
-from shiplap.judge.source import suspicious
 from shiplap.judge.target import Subject, Target, subject
-from shiplap.judge.variants import Form, nudged
+from shiplap.judge.variants import Form
 from shiplap.judge.verdict import Reason, Ruling, Timed
 from shiplap.referee.compare import Reduction
 from shiplap.referee.judge import settle
+from shiplap.referee.nudge import nudged
 from shiplap.referee.process import Bounds, Ended, Launcher
 from shiplap.referee.run import tensors
+from shiplap.referee.source import suspicious
 from shiplap.referee.witness import Witness, Wrong
 
 __all__ = ["Options", "judge"]
