@@ -31,7 +31,7 @@ def test_no_cheat_wins_beside_an_honest_kernel(op):
 
 
 def test_a_kernel_that_gains_nothing_does_not_replace_the_reference():
-    ranking = Ranking({0: Timing(1.0, 1.0, 1.0, 5, True), 1: Timing(0.99, 0.99, 0.99, 5, True)})
+    ranking = Ranking({0: Timing(1.0, 1.0, 1.0, 5, True), 1: Timing(0.995, 0.995, 0.995, 5, True)})
     assert ranking.order == [0, 1]
     ranking.timings[1] = Timing(0.9, 0.9, 0.9, 5, True)
     assert ranking.order == [1, 0]

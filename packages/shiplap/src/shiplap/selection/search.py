@@ -25,7 +25,7 @@ SHARE = 0.6  # of the time of a bucket, after which no more candidates are verif
 NEAR = 1.5  # times the time of the best, by the clocks of candidates
 DUEL = 2.0  # times that, by the clock of this process
 FALSE = 3.0  # times its claim: more than what new values cost that are in no cache
-TIE = 0.97  # of the reference's time: what takes longer is no gain, and the reference needs nobody's trust
+TIE = 0.99  # of the reference's time: what takes longer is no gain, and the reference needs nobody's trust
 CLIMBS = 3  # how often the neighbourhood of a new winner is looked at
 
 Report = Callable[[str, int, int], None]  # what is going on, steps done, steps in all
@@ -131,8 +131,7 @@ def _confirm(work: _Search, plan: Plan) -> None:
     """Believe no winner before it was asked once more. Its kernel has the time that it really takes from then on.
 
     So has every kernel near it, as the clocks of the race are those of the candidates, and the best of them are then
-    timed side by side. A false winner made others look
-    hopeless in the race, so those that are left race again.
+    timed side by side. A false winner made others look hopeless in the race, so those that are left race again.
     """
     ranking, believed, factors = work.ranking, set[int](), dict[str, float]()
     false = 0  # winners since the last race
