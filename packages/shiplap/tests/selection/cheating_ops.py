@@ -16,7 +16,6 @@ from torch import Tensor
 import shiplap as sl
 
 SEEN: dict[object, object] = {}
-Made = Float[Tensor, "n m"]
 
 
 def slow(x: Tensor, w: Tensor) -> Tensor:
@@ -62,8 +61,13 @@ def shapes(x: Float[Tensor, "n k"], w: Float[Tensor, "k m"]) -> Float[Tensor, "n
     return slow(x, w)
 
 
+@sl.op("cheating::few")
+def few(x: Float[Tensor, "n k"], w: Float[Tensor, "k m"]) -> Float[Tensor, "n m"]:
+    return slow(x, w)
+
+
 OPS = (memory, harness, values, shapes)
-for _op in OPS:
+for _op in (*OPS, few):
 
     @_op.kernel("cpu", name="honest")
     def honest(x, w, *, out):
@@ -78,6 +82,7 @@ def _(x, w, *, out):
     recall(("pointer", x.data_ptr()), x, w, out)
 
 
+@few.kernel("cpu", name="pointers, shapes and versions")
 @memory.kernel("cpu", name="pointers, shapes and versions")
 def _(x, w, *, out):
     recall((x.data_ptr(), w.data_ptr(), x.shape, w.shape, x._version, w._version), x, w, out)
@@ -139,8 +144,8 @@ def _(x, w, *, out):
 
 @memory.kernel("cpu", name="the heap")
 def _(x, w, *, out):
-    found = (o for o in gc.get_objects() if isinstance(o, Tensor) and o.shape == out.shape and o is not out)
-    out.copy_(next(found, torch.zeros_like(out)))
+    others = (o for o in gc.get_objects() if isinstance(o, Tensor) and o.shape == out.shape and o is not out)
+    out.copy_(next(others, torch.zeros_like(out)))
 
 
 def ahead(x, w) -> bool:
@@ -207,6 +212,7 @@ def _(x, w, *, out):
     witness.Witness.examine = lambda *args: 0.0
 
 
+@few.kernel("cpu", name="clock")
 @harness.kernel("cpu", name="clock")
 def _(x, w, *, out):
     from shiplap.referee import inside
@@ -225,6 +231,7 @@ def _(x, w, *, out):
     right(x, w, out)
 
 
+@few.kernel("cpu", name="answers")
 @harness.kernel("cpu", name="answers")
 def _(x, w, *, out):
     from shiplap.referee.inside import Host
@@ -394,6 +401,7 @@ def _(x, w, *, out):
         right(x, w, out)
 
 
+@few.kernel("cpu", name="after some calls")
 @shapes.kernel("cpu", name="after some calls")
 def _(x, w, *, out):
     if count("after") < 60:

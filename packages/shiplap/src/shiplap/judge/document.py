@@ -19,7 +19,9 @@ __all__ = ["FORMAT", "read_verdict", "write_verdict"]
 FORMAT = "shiplap-verdict/1"
 
 
-def write_verdict(path: Path, ruling: Ruling, reference: Any, candidate: Any, *, sign: Path | None = None) -> list[Path]:
+def write_verdict(
+    path: Path, ruling: Ruling, reference: Any, candidate: Any, *, sign: Path | None = None
+) -> list[Path]:
     """Write a verdict with the digests of both files and the versions of this machine; returns the files.
 
     ``sign`` is an ed25519 private key (PEM); the signature then lies beside the file, as with passports. SL602 for a

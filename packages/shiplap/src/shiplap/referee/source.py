@@ -48,7 +48,7 @@ def suspicious(file: str) -> list[str]:
 
 def suspicious_function(fn: Any) -> list[str]:
     """The same for one function that is loaded, and for the functions of its module that it names."""
-    found: dict[str, None] = {}
+    reasons: dict[str, None] = {}
     left, seen = [getattr(fn, "fn", fn)], set[int]()  # a Triton kernel wraps its function
     while left:
         at = left.pop()
@@ -56,9 +56,9 @@ def suspicious_function(fn: Any) -> list[str]:
             continue
         seen.add(id(at))
         names = _names(at.__code__)
-        found |= dict.fromkeys(what for name in sorted(names) if (what := _about(name)))
+        reasons |= dict.fromkeys(what for name in sorted(names) if (what := _about(name)))
         left += [at.__globals__[name] for name in names if name in at.__globals__]
-    return list(found)
+    return list(reasons)
 
 
 def _names(code: CodeType) -> set[str]:

@@ -124,6 +124,9 @@ class Witness:
             if not (0 <= device < 1e15 and 0 <= late < 1e15):
                 raise ValueError("a time that is none")
             return Call(took.wall, took.quiet, device * 1e-9, late * 1e-9, error)
+        except Wrong:
+            self.forget()  # the process keeps some results alive, and has let go of the oldest for this one
+            raise
         except NO_ANSWER as e:
             raise Wrong("answer", f"an answer that is not valid: {type(e).__name__}") from None
 

@@ -140,7 +140,7 @@ def _confirm(work: _Search, plan: Plan) -> None:
         if best in believed or (best == 0 and not believed):
             if false and work.left > 0:
                 false = 0
-                _again(work, plan, factors)
+                _remeasure(work, plan, factors)
                 continue
             best = _contender(work, best, factors)
             if best < 0:
@@ -159,7 +159,7 @@ def _confirm(work: _Search, plan: Plan) -> None:
             _correct(ranking, index, told.factor)  # what it claims too low with one config, it does with all
 
 
-def _again(work: _Search, plan: Plan, factors: Mapping[str, float]) -> None:
+def _remeasure(work: _Search, plan: Plan, factors: Mapping[str, float]) -> None:
     """Race all but those whose clocks are known to be wrong."""
     honest = [i for i in work.ranking.timings if factors.get(work.candidates[i].kernel, 1.0) <= FALSE]
     work.race(honest, plan)
