@@ -78,8 +78,10 @@ class Host:
         """One request → one reply."""
         if asked["do"] == "intact":
             return {"changed": self._intact.changed()[:20], "threads": self._intact.threads()}
-        if asked["do"] in ("prepare", "go", "sample"):
-            return getattr(self, f"_{asked['do']}")(asked, handle)  # type: ignore[no-any-return]
+        if asked["do"] == "prepare":
+            return self._prepare(asked, handle)
+        if asked["do"] in ("go", "sample"):
+            return self._go(asked) if asked["do"] == "go" else self._sample(asked)
         memory: Any = mmap.mmap(handle, 0, flags=mmap.MAP_PRIVATE | getattr(mmap, "MAP_POPULATE", 0))
         if asked["do"] == "load":
             self._target = ready(asked, unpack(asked["init"], memory), unpack(asked["state"], memory))
@@ -114,7 +116,7 @@ class Host:
         self._batches[asked["batch"]] = memory, sets, runs, []
         return {"ok": True}
 
-    def _go(self, asked: Mapping[str, Any], handle: int) -> dict[str, Any]:
+    def _go(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """Run each prepared call once."""
         _, sets, runs, results = self._batches[asked["batch"]]
         results.clear()
@@ -127,7 +129,7 @@ class Host:
         told = [{"outs": [_place(o) for o in leaves(r)], "args": [_place(a) for a in leaves(s)]} for r, s in pairs]
         return {"calls": told, "spent": spent}
 
-    def _sample(self, asked: Mapping[str, Any], handle: int) -> dict[str, Any]:
+    def _sample(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """Run the first prepared call again and again."""
         run, repeats = self._batches[asked["batch"]][2][0], int(asked["repeats"])
         with torch.no_grad():

@@ -170,7 +170,7 @@ class JudgedBench:
         return self._expected[number]
 
     def race(self, indices: Sequence[int], plan: Plan) -> tuple[dict[int, Timing], dict[int, str]]:
-        left, failed = list(indices), {}
+        left, failed = list(indices), dict[int, str]()
         while left:
             batches: dict[int, Batch] = {}
             try:
@@ -197,7 +197,7 @@ class JudgedBench:
         return Confirmation(self, index, claimed, monotonic() + seconds).belief()
 
     def duel(self, indices: Sequence[int], claimed: float) -> tuple[dict[int, float], dict[int, str]]:
-        left, failed = list(indices), {}
+        left, failed = list(indices), dict[int, str]()
         while len(left) > 1:
             times = Spells(self, left, claimed).measure(DUELS)
             lost = {i: t for i, t in times.items() if isinstance(t, str)}

@@ -199,8 +199,8 @@ def _contender(work: _Search, best: int, factors: Mapping[str, float]) -> int:
 
 def _correct(ranking: Ranking, index: int, factor: float) -> None:
     if (t := ranking.timings.get(index)) is not None:
-        times = {"median": t.median * factor, "low": t.low * factor, "high": t.high * factor}
-        ranking.timings[index] = replace(t, **times, finished=True)
+        median, low, high = (value * factor for value in (t.median, t.low, t.high))
+        ranking.timings[index] = replace(t, median=median, low=low, high=high, finished=True)
 
 
 def _halve(work: _Search, right: list[int], plan: Plan) -> list[int]:
