@@ -84,7 +84,7 @@ def test_the_core_is_pure_and_registers_nothing_with_vllm(built: Built) -> None:
     assert suffixes == {".py", ".jinja", ".typed"}
     entry_points = configparser.ConfigParser()
     entry_points.read_string(built.text("shiplap", "entry_points.txt"))
-    assert set(entry_points.sections()) == {"console_scripts", "torch_dynamo_backends"}
+    assert set(entry_points.sections()) == {"console_scripts", "pytest11", "torch_dynamo_backends"}
     assert "Requires-Dist: shiplap-headers" in built.text("shiplap", "METADATA")
 
 

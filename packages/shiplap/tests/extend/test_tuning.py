@@ -39,7 +39,7 @@ def test_a_config_that_is_refused_is_not_in_the_race() -> None:
 
 
 def test_the_fastest_right_one_is_chosen_and_in_force() -> None:
-    few, many = listed.ALGORITHMS.tune(listed.twice, [{"n": 2}, {"n": 999}], device="cpu", seconds=3.0)
+    few, many = listed.ALGORITHMS.tune(listed.twice, [{"n": 2}, {"n": 999}], device="cpu", seconds=60.0)
     assert (few.label, few.origin) == ("library(ALGORITHM=1)", "measured")
     assert many.label == "library(ALGORITHM=4)"  # the third is faster than two of the others, and wrong
     assert [f.evidence.partition(":")[0] for f in many.findings if f.verdict == "fail"] == ["library(ALGORITHM=3)"]

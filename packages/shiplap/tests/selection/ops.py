@@ -13,7 +13,7 @@ from torch import Tensor
 
 import shiplap as sl
 from shiplap.op.config import Config
-from shiplap.selection.candidate import Candidate, ReferenceCandidate
+from shiplap.selection.candidate import Candidate, ReferenceCandidate, candidates
 
 
 @sl.op("tune_test::mm")
@@ -102,6 +102,11 @@ class Compiled(Candidate):
 def compiled(op, drawn):
     """A provider of candidates, as ``tune.worker`` imports it."""
     return [ReferenceCandidate(op), *(Compiled(Config.of({"HOW": h, "N": n})) for n, h in enumerate(HOWS))]
+
+
+def own(op, drawn):
+    """A provider of an op's own kernels: what has a provider runs in one worker process for all candidates."""
+    return candidates(op, drawn.device, drawn.call.env)
 
 
 HOWS = ("well", "crash", "hang", "well")

@@ -10,15 +10,35 @@ from torch import Tensor
 
 import shiplap as sl
 from shiplap.errors import ShiplapNotice
-from shiplap.selection import Isolation, measure, recipe_of, select
+from shiplap.selection import Isolation, Options, measure, recipe_of, select
 from shiplap_testing.forked import python
 from tests.selection import ops
+
+LONG = Options(seconds=300.0)  # on a busy machine, a process needs long to start
 
 
 def test_a_crash_a_hang_and_an_exit_cost_the_candidate_only():
     before = measure.benchmarks
     with Isolation(timeout=6.0) as isolation:
-        choice = select(ops.hostile, recipe_of(ops.hostile, (torch.randn(64),)), bench=isolation.bench())
+        choice = select(ops.hostile, recipe_of(ops.hostile, (torch.randn(64),)), bench=isolation.bench(), options=LONG)
+        assert isolation.hosts.started >= 6, "the reference's; one for the kernel, and one after each that ended it"
+        assert isolation.started == 0
+    evidence = {f.evidence.partition(":")[0]: f.evidence.partition(": ")[2] for f in choice.findings}
+    assert evidence.keys() == {f"hostile(HOW={how})" for how in ("crash", "hang", "exit", "raise", "late")}
+    assert evidence["hostile(HOW=crash)"].startswith("ended by SIGSEGV")
+    assert evidence["hostile(HOW=hang)"].startswith("no answer for 6 s")
+    assert evidence["hostile(HOW=exit)"].startswith("ended with exit status 3")
+    assert evidence["hostile(HOW=raise)"] == "ValueError: never on sizes(n=64), dtypes(Float='float32')"
+    assert evidence["hostile(HOW=late)"].startswith("ended by SIGSEGV")
+    assert choice.label in ("hostile(HOW=print)", "reference")
+    assert measure.benchmarks == before, "nothing ran here"
+
+
+def test_a_worker_for_all_candidates_starts_anew_after_each_that_ended_it():
+    before = measure.benchmarks
+    with Isolation(timeout=6.0) as isolation:
+        bench = isolation.bench("tests.selection.ops:own")
+        choice = select(ops.hostile, recipe_of(ops.hostile, (torch.randn(64),)), bench=bench, options=LONG)
         assert isolation.started == 5, "one, and one after each that ended it"
     evidence = {f.evidence.partition(":")[0]: f.evidence.partition(": ")[2] for f in choice.findings}
     assert evidence == {

@@ -12,6 +12,7 @@ from torch import Tensor
 import shiplap as sl
 from shiplap.op.config import Config
 from shiplap.referee.recipe import Recipe
+from shiplap.selection.bench import Belief
 from shiplap.selection.candidate import Candidate, ReferenceCandidate
 from shiplap.selection.inputs import inputs
 from shiplap.selection.measure import CpuClock, Plan, Timing, race
@@ -54,8 +55,11 @@ class FakeBench:
     def quiet(self):
         self.compiled.clear()
 
-    def confirm(self, index, claimed):
-        return ""
+    def confirm(self, index, claimed, seconds):
+        return Belief()
+
+    def duel(self, indices, claimed):
+        return {}, {}
 
     def verify(self, index):
         time.sleep(self.delay)

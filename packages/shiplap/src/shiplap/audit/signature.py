@@ -1,4 +1,4 @@
-"""An optional ed25519 signature of a passport, in a file beside it, which proves who issued the passport."""
+"""An optional ed25519 signature of a passport or verdict, in a file beside it, which proves who issued the file."""
 
 from __future__ import annotations
 
@@ -24,8 +24,11 @@ def sign(passport: Path, key: Path) -> Path:
     return target
 
 
-def is_signed_by(passport: Path, key: Path) -> bool:
-    """Whether the signature beside ``passport`` is that of the public key in the PEM file ``key``."""
+def is_signed_by(passport: Path, key: Path, content: bytes | None = None) -> bool:
+    """Whether the signature beside ``passport`` is that of the public key in the PEM file ``key``.
+
+    ``content`` is what was read from ``passport``, where the caller has it: the file may be another one by now.
+    """
     serialization, ed25519 = _library()
     public = _read(key, serialization.load_pem_public_key)
     if not isinstance(public, ed25519.Ed25519PublicKey):
@@ -34,7 +37,7 @@ def is_signed_by(passport: Path, key: Path) -> bool:
 
     try:
         signature = bytes.fromhex(passport.with_name(passport.name + SUFFIX).read_text())
-        public.verify(signature, passport.read_bytes())
+        public.verify(signature, passport.read_bytes() if content is None else content)
     except (OSError, ValueError, InvalidSignature):
         return False
     return True

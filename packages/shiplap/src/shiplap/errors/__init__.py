@@ -10,6 +10,7 @@ from shiplap.errors.base import CATALOGUE, Entry, ShiplapError, ShiplapNotice, e
 from shiplap.errors.command import CommandError
 from shiplap.errors.declaration import DeclarationError
 from shiplap.errors.doctor import DoctorError
+from shiplap.errors.judge import JudgeError
 from shiplap.errors.kernel import KernelError
 from shiplap.errors.launch import LaunchError
 from shiplap.errors.library import LibraryError
@@ -24,6 +25,7 @@ __all__ = [
     "DeclarationError",
     "DoctorError",
     "Entry",
+    "JudgeError",
     "KernelError",
     "LaunchError",
     "LibraryError",

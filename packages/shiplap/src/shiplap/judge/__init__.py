@@ -1,6 +1,7 @@
 """Judge: a verdict on a kernel that nobody trusts, by a process that owns the inputs, the clock and the comparison."""
 
+from shiplap.judge.document import read_verdict, write_verdict
 from shiplap.judge.engine import Options, judge
 from shiplap.judge.verdict import Reason, Ruling, Timed
 
-__all__ = ["Options", "Reason", "Ruling", "Timed", "judge"]
+__all__ = ["Options", "Reason", "Ruling", "Timed", "judge", "read_verdict", "write_verdict"]

@@ -23,11 +23,26 @@ from shiplap.referee.case import tree_map
 from shiplap.referee.run import tensors
 from shiplap.referee.witness import Call, Witness, Wrong
 
-__all__ = ["LEAST", "measure", "rates"]
+__all__ = ["LEAST", "Doubt", "measure", "rates"]
 
 LEAST = 5  # rounds
 FLUSHED = 32 << 20  # bytes: more than the caches between two cores hold
+BUSY = 0.2  # share of the time in which the processes of a measurement waited for a processor
 DISTRUST, SLACK = 0.5, 500e-6  # share and seconds by which the two clocks may differ
+
+
+class Doubt(Wrong):
+    """Raised for times that cannot be. ``busy``: the share in which the machine had no processor for those it timed."""
+
+    def __init__(self, check: str, evidence: str, calls: Mapping[str, Sequence[Call]]) -> None:
+        super().__init__(check, evidence)
+        made = [c for each in calls.values() for c in each]
+        self.busy = 1.0 - sum(c.quiet for c in made) / max(sum(c.wall for c in made), 1e-9)
+
+    @property
+    def proven(self) -> bool:
+        """Whether load on the machine cannot be the reason."""
+        return self.busy < BUSY
 
 
 @cache
@@ -49,7 +64,8 @@ def rates() -> tuple[float, float]:
 def measure(problem: Problem, form: Form, judged: Mapping[str, Witness], rounds: int, ends: float) -> Timed:
     """Time all of ``judged`` in turn: ``"candidate"``, ``"reference"``, ``"nothing"`` and perhaps ``"compiled"``.
 
-    Raises Wrong for what the candidate did in a timed call.
+    Times are those of a machine that has nothing else to do, as well as that can be told (``Took.quiet``). Raises Wrong
+    for what the candidate did in a timed call, and Doubt for times that cannot be.
     """
     flush, order = torch.empty(FLUSHED, dtype=torch.uint8), list(judged)
     calls: dict[str, list[Call]] = {name: [] for name in order}
@@ -66,28 +82,30 @@ def measure(problem: Problem, form: Form, judged: Mapping[str, Witness], rounds:
                 repeated.append(judged[name].call(args, expected))
         if number + 1 >= LEAST and time.monotonic() > ends:
             break
-    _remembers([c.wall for c in calls["candidate"]], [c.wall for c in repeated], [c.wall for c in calls["nothing"]])
+    _remembers(calls, repeated)
     return _timed(problem, form, args, calls)
 
 
-def _remembers(fresh: list[float], repeats: list[float], nothing: list[float]) -> None:
-    """Raises Wrong where values that were seen before take much less time."""
-    empty = median(nothing)
-    least, most = min(fresh) - empty, max(repeats) - empty  # load on the machine delays single calls only
+def _remembers(calls: Mapping[str, list[Call]], repeated: list[Call]) -> None:
+    """Raises Doubt where values that were seen before take much less time."""
+    empty = median([c.quiet for c in calls["nothing"]])
+    least = min(c.quiet for c in calls["candidate"]) - empty  # load on the machine delays single calls only
+    most = max(c.wall for c in repeated) - empty
     if least > SLACK and most < 0.5 * least:
-        raise Wrong("remembers", f"{least * 1e6:.0f} us on new values, {most * 1e6:.0f} us on the same values again")
+        evidence = f"{least * 1e6:.0f} us on new values, {most * 1e6:.0f} us on the same values again"
+        raise Doubt("remembers", evidence, calls)
 
 
 def _timed(problem: Problem, form: Form, args: tuple[object, ...], calls: Mapping[str, list[Call]]) -> Timed:
-    walls = {name: [c.wall for c in made[1:]] for name, made in calls.items()}  # the first call of each is cold
+    walls = {name: [c.quiet for c in made[1:]] for name, made in calls.items()}  # the first call of each is cold
     nothing = median(walls["nothing"])
     spread = max(walls["nothing"]) - min(walls["nothing"])
     net = {name: median(w) - nothing for name, w in walls.items()}
-    own = {name: median([c.spent for c in made[1:]]) for name, made in calls.items()}
-    _agree(calls["candidate"], net["candidate"], nothing, spread)
+    own = {name: median([min(c.spent, c.quiet) for c in made[1:]]) for name, made in calls.items()}
+    _agree(calls, net["candidate"], nothing, spread)
     late = median([c.late for c in calls["candidate"]])
     if late > SLACK / 5 + 0.1 * own["candidate"]:
-        raise Wrong("streams", f"work went on for {late * 1e6:.0f} us after the call's own stream was done")
+        raise Doubt("streams", f"work went on for {late * 1e6:.0f} us after the call's own stream was done", calls)
     moved = sum(t.numel() * t.itemsize for t in tensors(args))
     outs: list[int] = []
     with torch.no_grad():
@@ -98,19 +116,20 @@ def _timed(problem: Problem, form: Form, args: tuple[object, ...], calls: Mappin
     bound = max(sum(outs) / (8 * bandwidth), flops / (8 * operations))
     times = {name: max(net[name], own[name]) for name in calls if name != "nothing"}
     if times["candidate"] + nothing < bound:
-        raise Wrong(
-            "impossible", f"{times['candidate'] * 1e6:.1f} us, and its work takes {bound * 1e6:.1f} us at least"
-        )
+        evidence = f"{times['candidate'] * 1e6:.1f} us, and its work takes {bound * 1e6:.1f} us at least"
+        raise Doubt("impossible", evidence, calls)
     light = max((moved + sum(outs)) / bandwidth, flops / operations)
     medians = times["candidate"], times["reference"], times.get("compiled")
     return Timed(form.label, *medians, nothing, light, len(walls["candidate"]))
 
 
-def _agree(calls: Sequence[Call], net: float, nothing: float, spread: float) -> None:
-    """Raises Wrong where the candidate's process took much longer in every call than its own clock says."""
-    hidden = min(c.wall - c.spent for c in calls) - nothing  # load on the machine delays single calls only
-    least = min(c.wall for c in calls) - nothing
+def _agree(calls: Mapping[str, Sequence[Call]], net: float, nothing: float, spread: float) -> None:
+    """Raises Doubt where the candidate's process took much longer in every call than its own clock says."""
+    made = calls["candidate"]
+    hidden = min(c.quiet - c.spent for c in made) - nothing  # load on the machine delays single calls only
+    least = min(c.quiet for c in made) - nothing
     if hidden > max(DISTRUST * least, SLACK, spread):
-        raise Wrong("clock", f"{hidden * 1e6:.0f} us of {least * 1e6:.0f} us are outside the call, says its own clock")
+        evidence = f"{hidden * 1e6:.0f} us of {least * 1e6:.0f} us are outside the call, says its own clock"
+        raise Doubt("clock", evidence, calls)
     if net < -max(3 * spread, 0.8 * nothing):
-        raise Wrong("clock", "it answers faster than a process that computes nothing")
+        raise Doubt("clock", "it answers faster than a process that computes nothing", calls)

@@ -7,7 +7,7 @@ import secrets
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,20 +17,22 @@ from typing import Any
 import torch
 
 from shiplap.errors import error
-from shiplap.judge.clock import LEAST, measure
+from shiplap.judge.clock import LEAST, Doubt, measure
 from shiplap.judge.problem import Problem
-from shiplap.judge.source import suspicious
 from shiplap.judge.target import Subject, Target, subject
-from shiplap.judge.variants import Form, nudged
+from shiplap.judge.variants import Form
 from shiplap.judge.verdict import Reason, Ruling, Timed
 from shiplap.referee.compare import Reduction
 from shiplap.referee.judge import settle
+from shiplap.referee.nudge import nudged
 from shiplap.referee.process import Bounds, Ended, Launcher
 from shiplap.referee.run import tensors
+from shiplap.referee.source import suspicious
 from shiplap.referee.witness import Witness, Wrong
 
 __all__ = ["Options", "judge"]
 
+ATTEMPTS = 3  # measurements before a time is held against a candidate
 ENOUGH = 100  # calls of the smallest form
 LOOKING = 0.6  # share of the time that is for correctness
 REFERENCE, CANDIDATE = ("Model", "reference"), ("ModelNew", "candidate", "Model")
@@ -314,12 +316,26 @@ def _settle_timing(case: _Case, witness: Witness, forms: Sequence[Form], launche
         case.report("time", number, len(timed))
         left = (case.ends - time.monotonic()) / (len(timed) - number)
         with case.noting(form.label):
-            rounds = max(case.options.rounds, LEAST)
-            case.timings.append(measure(case.problem, form, judged, rounds, time.monotonic() + left))
-            case.calls += case.timings[-1].rounds
+            _time(case, form, judged, left)
         if case.reasons:
             return
     witness.intact()
+
+
+def _time(case: _Case, form: Form, judged: Mapping[str, Witness], seconds: float) -> None:
+    """Time one form. Times that cannot be are measured again, and doubted aloud where the machine may be the reason."""
+    for attempt in range(ATTEMPTS):
+        try:
+            rounds, ends = max(case.options.rounds, LEAST), time.monotonic() + seconds / (attempt + 1)
+            case.timings.append(measure(case.problem, form, judged, rounds, ends))
+            case.calls += case.timings[-1].rounds
+            return
+        except Doubt as e:
+            doubt = e
+    if doubt.proven:
+        raise doubt
+    waited = f"{100 * doubt.busy:.0f} % of the time was spent waiting for a processor"
+    case.missing[f"time of {form.label}"] = f"the machine is busy: {doubt.evidence}; {waited}"
 
 
 def _compiled(case: _Case, launcher: Launcher, stack: ExitStack, timed: Sequence[Form]) -> Witness:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from shiplap.referee.recipe import Recipe
 
-__all__ = ["KINDS", "Form", "forms_of", "nudged", "vary"]
+__all__ = ["KINDS", "Form", "forms_of", "vary"]
 
 KINDS = ("drawn", "normal", "wide", "tiny", "skewed", "ties", "shifted", "constant")
 MOST = 10  # other shapes
@@ -107,21 +107,3 @@ def _resampled(t: Tensor, shape: tuple[int, ...], rng: torch.Generator) -> Tenso
     if count <= flat.numel():
         return flat[:count].reshape(shape).clone()
     return flat[torch.randint(0, flat.numel(), (count,), generator=rng).to(t.device)].reshape(shape)
-
-
-def nudged(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """``args`` with pairs of elements of each floating tensor exchanged.
-
-    Sums and shapes stay what they were, and half of the elements: what remembers results by those is wrong now.
-    """
-    return tuple(_nudged(a) if isinstance(a, Tensor) and a.is_floating_point() else a for a in args)
-
-
-def _nudged(t: Tensor) -> Tensor:
-    if t.numel() < 4 or t.itemsize < 2 or not t.is_contiguous():
-        return t
-    flat = t.detach().clone().reshape(-1)
-    half = flat.numel() // 2
-    places = torch.randperm(flat.numel(), device=flat.device)[: 2 * max(1, half // 2)]
-    flat[places] = flat[places.flip(0)]
-    return flat.reshape(t.shape)

@@ -24,8 +24,9 @@ from shiplap.referee.run import last_line
 from shiplap.referee.sandbox import Cell, lock
 from shiplap.referee.wire import describe, extent, receive, send, unpack
 
-__all__ = ["FREE", "serve"]
+__all__ = ["FREE", "Declined", "serve"]
 
+COLD = 1_000_000  # ns: a call that takes longer is not much slower when it is the first after a pause
 KEPT = 6  # calls whose arguments and results stay alive, so that the referee can look at them again
 MOVING = """
 empty empty_like empty_strided empty_permuted new_empty new_empty_strided view reshape _unsafe_view as_strided
@@ -36,6 +37,10 @@ ones ones_like full random_ uniform_ normal_
 """
 FREE = frozenset("aten::" + name for name in MOVING.split())
 """Operators that move, allocate or describe, and compute nothing."""
+
+
+class Declined(Exception):
+    """Raised by what is judged for arguments that it does not support."""
 
 
 def serve(connection: socket.socket, asked: Mapping[str, Any]) -> None:
@@ -50,6 +55,8 @@ def serve(connection: socket.socket, asked: Mapping[str, Any]) -> None:
         message, handles = receive(connection, 1, 1 << 26)
         try:
             reply = host.answer(message, handles[0] if handles else -1)
+        except Declined as e:
+            reply = {"declined": str(e)}
         except Exception as e:
             reply = {"error": last_line(e)}
         finally:
@@ -65,14 +72,21 @@ class Host:
         self._target: Callable[..., Any] = lambda *args: ()
         self._kept: deque[Any] = deque(maxlen=KEPT)
         self._intact = Snapshot()
+        self._batches: dict[int, Any] = {}
 
     def answer(self, asked: Mapping[str, Any], handle: int) -> dict[str, Any]:
         """One request → one reply."""
         if asked["do"] == "intact":
             return {"changed": self._intact.changed()[:20], "threads": self._intact.threads()}
+        if asked["do"] == "prepare":
+            return self._prepare(asked, handle)
+        if asked["do"] in ("go", "sample"):
+            return self._go(asked) if asked["do"] == "go" else self._sample(asked)
         memory: Any = mmap.mmap(handle, 0, flags=mmap.MAP_PRIVATE | getattr(mmap, "MAP_POPULATE", 0))
         if asked["do"] == "load":
             self._target = ready(asked, unpack(asked["init"], memory), unpack(asked["state"], memory))
+            if asked["kind"] == "maker":  # the module is the user's own, and what it changes is in force there as well
+                self._intact = Snapshot()
             return {"ok": True}
         if asked.get("again"):  # other values in the very tensors of the last call, which torch is not told about
             before, args = self._kept[-1][:2]
@@ -91,6 +105,41 @@ class Host:
                 result = self._target(*args)
                 clock = {"spent": perf_counter_ns() - started}
         return {**self._told(args, result, memory), **clock}
+
+    def _prepare(self, asked: Mapping[str, Any], handle: int) -> dict[str, Any]:
+        """Make calls ready on arguments in memory that the referee shares: the values may be others when they run."""
+        self._batches = {n: b for n, b in self._batches.items() if n in asked["kept"]}
+        memory = mmap.mmap(handle, 0, flags=mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0))
+        sets = [list(unpack(args, memory)) for args in asked["sets"]]
+        with torch.no_grad():
+            runs = [self._target(asked["which"], args) for args in sets]
+        self._batches[asked["batch"]] = memory, sets, runs, []
+        return {"ok": True}
+
+    def _go(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """Run each prepared call once."""
+        _, sets, runs, results = self._batches[asked["batch"]]
+        results.clear()
+        with torch.no_grad():
+            started = perf_counter_ns()
+            for run in runs:
+                results.append(run())
+            spent = perf_counter_ns() - started
+        pairs = zip(results, sets, strict=True)
+        told = [{"outs": [_place(o) for o in leaves(r)], "args": [_place(a) for a in leaves(s)]} for r, s in pairs]
+        return {"calls": told, "spent": spent}
+
+    def _sample(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """Run the first prepared call again and again."""
+        run, repeats = self._batches[asked["batch"]][2][0], int(asked["repeats"])
+        with torch.no_grad():
+            started = perf_counter_ns()
+            run()
+            if perf_counter_ns() - started < COLD:  # it stood still, and others had the caches
+                started, repeats = perf_counter_ns(), repeats + 1
+            for _ in range(repeats - 1):
+                run()
+            return {"spent": perf_counter_ns() - started}
 
     def _gradients(self, args: list[Any], seeds: list[Tensor], memory: Any) -> dict[str, Any]:
         given = [a.detach().clone().requires_grad_() if _floating(a) else a for a in args]

@@ -34,6 +34,9 @@ class Snapshot:
         self._owners += [("torch.Tensor", torch.Tensor), ("torch.nn.Module", torch.nn.Module)]
         self._owners += [(n, m) for n in WATCHED if isinstance(m := sys.modules.get(n), ModuleType)]
         self._owners += [(n, m) for n, m in list(sys.modules.items()) if n.startswith(OURS) and m is not None]
+        for name, module in [o for o in self._owners if o[0].startswith(OURS)]:
+            own = [c for c in vars(module).values() if isinstance(c, type) and c.__module__ == name]
+            self._owners += [(f"{name}.{c.__name__}", c) for c in own]
         self._before = {name: dict(vars(owner)) for name, owner in self._owners}
         places = (*map(sysconfig.get_path, ("stdlib", "purelib", "platlib")), os.path.dirname(torch.__file__))
         self._trusted = ("<frozen", *(os.path.realpath(p) for p in places))

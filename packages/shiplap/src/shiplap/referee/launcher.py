@@ -1,13 +1,14 @@
 """``python -m shiplap.referee.launcher FD``: forks the processes in which code that is not trusted runs.
 
-This process imports torch and nothing of the user's. A fork of it therefore starts in milliseconds, and holds no
-result, no seed and no other candidate's state. It serves requests until the connection ends.
+This process imports torch and modules of ours, and nothing of the user's. A fork of it therefore starts in
+milliseconds, and holds no result, no seed and no other candidate's state. It serves requests until the connection ends.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib
 import os
 import socket
 import sys
@@ -33,6 +34,9 @@ def main() -> None:
             return
         if asked["do"] == "wait":
             send(connection, {"status": _status(asked["pid"])})
+        elif asked["do"] == "import":  # modules of ours only: what one fork would import, each would
+            importlib.import_module(asked["module"])
+            send(connection, {})
         else:
             child = os.fork()
             if child == 0:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["below", "resident", "stat_fields", "threads"]
+__all__ = ["Usage", "below", "resident", "stat_fields", "threads", "usage"]
 
 
 def stat_fields(pid: int | str) -> list[str]:
@@ -40,3 +41,33 @@ def resident(pid: int) -> int:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, IndexError, ValueError):
         return 0
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Seconds of a process since it started.
+
+    Attributes:
+        ran: on a processor, of all its threads.
+        waited: of one thread, ready to run and without a processor, since others had them all.
+    """
+
+    ran: float = 0.0
+    waited: float = 0.0
+
+
+def usage(pid: int, thread: int) -> Usage:
+    """What the scheduler counted for a process and for one thread of it; zeros where the kernel does not count."""
+    ran = waited = 0
+    try:
+        names = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return Usage()
+    for name in names:
+        try:
+            on, off, _ = Path(f"/proc/{pid}/task/{name}/schedstat").read_text().split()
+        except (OSError, ValueError):
+            continue
+        ran += int(on)
+        waited += int(off) if name == str(thread) else 0
+    return Usage(ran * 1e-9, waited * 1e-9)

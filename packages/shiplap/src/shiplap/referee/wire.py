@@ -119,10 +119,11 @@ class Arena:
         self._size = at + -(-length * t.itemsize // GAP) * GAP + GAP * self._gaps.randrange(64)
         return at
 
-    def write(self) -> int:
-        """The open file. Its owner closes it."""
-        handle = os.memfd_create("arguments", os.MFD_CLOEXEC)
-        os.ftruncate(handle, max(self._size, mmap.PAGESIZE))
+    def write(self, handle: int = -1) -> int:
+        """The open file: a new one, which its owner closes, or ``handle``, whose layout is the same."""
+        if handle < 0:
+            handle = os.memfd_create("arguments", os.MFD_CLOEXEC)
+            os.ftruncate(handle, max(self._size, mmap.PAGESIZE))
         with mmap.mmap(handle, 0) as memory:
             for at, flat in self._parts:
                 if flat.numel():

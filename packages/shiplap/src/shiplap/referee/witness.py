@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from shiplap.referee.compare import Difference
-from shiplap.referee.process import Ended, Prisoner
+from shiplap.referee.process import Ended, Prisoner, Took
 from shiplap.referee.run import tensors
 from shiplap.referee.wire import Arena, describe, extent
 
-__all__ = ["Call", "Expected", "Witness", "Wrong"]
+__all__ = ["NO_ANSWER", "Call", "Expected", "Witness", "Wrong"]
 
+NO_ANSWER = (KeyError, TypeError, ValueError, AttributeError, OverflowError, RuntimeError)
 SPREAD = 64  # a result may lie in memory with this many times its own length
 
 
@@ -49,9 +50,10 @@ class Expected:
 
 @dataclass(frozen=True)
 class Call:
-    """One call: seconds by the referee's clock, and by the clock of the process; ``late`` only on a GPU."""
+    """One call: seconds by the referee's clock (see ``Took``), by the clock of the process, and ``late`` on a GPU."""
 
     wall: float
+    quiet: float
     spent: float
     late: float
     error: float = 0.0
@@ -62,6 +64,7 @@ class Witness:
 
     def __init__(self, prisoner: Prisoner) -> None:
         self.prisoner = prisoner
+        self.batches: set[int] = set()  # those that the process holds ready
         self._layout = 0
         self._earlier: deque[list[tuple[int, bytes]]] = deque(maxlen=5)
 
@@ -73,14 +76,19 @@ class Witness:
         if "error" in reply:
             raise Wrong("import", str(reply["error"])[:400])
 
-    def _ask(self, message: dict[str, Any], arena: Arena) -> tuple[dict[str, Any], float]:
+    def _ask(self, message: dict[str, Any], arena: Arena) -> tuple[dict[str, Any], Took]:
         handle = arena.write()
+        try:
+            return self.request(message, handle)
+        finally:
+            os.close(handle)
+
+    def request(self, message: dict[str, Any], handle: int = -1) -> tuple[dict[str, Any], Took]:
+        """The reply to any message, and what it took. Raises Wrong when the process ended."""
         try:
             return self.prisoner.ask(message, handle)
         except Ended as e:
             raise Wrong("process", str(e)) from None
-        finally:
-            os.close(handle)
 
     def ops(self, args: Sequence[Any]) -> list[tuple[str, str]] | str:
         """Name and shapes of each operator of the framework that a call runs; a text says why they are unknown."""
@@ -107,16 +115,19 @@ class Witness:
             self._layout = secrets.randbits(62)
         arena = Arena(self._layout)
         packed = arena.pack(list(args))
-        reply, wall = self._ask({"do": "call", "args": packed, "again": in_place}, arena)
+        reply, took = self._ask({"do": "call", "args": packed, "again": in_place}, arena)
         if "error" in reply:
             raise Wrong("raised", str(reply["error"])[:400])
         try:
-            error = self._examine(reply, args, expected) if expected is not None else 0.0
+            error = self.examine(reply, args, expected) if expected is not None else 0.0
             device, late = float(reply.get("device", reply["spent"])), float(reply.get("late", 0))
             if not (0 <= device < 1e15 and 0 <= late < 1e15):
                 raise ValueError("a time that is none")
-            return Call(wall, device * 1e-9, late * 1e-9, error)
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RuntimeError) as e:
+            return Call(took.wall, took.quiet, device * 1e-9, late * 1e-9, error)
+        except Wrong:
+            self.forget()  # the process keeps some results alive, and has let go of the oldest for this one
+            raise
+        except NO_ANSWER as e:
             raise Wrong("answer", f"an answer that is not valid: {type(e).__name__}") from None
 
     def gradients(self, args: Sequence[Any], seeds: Sequence[Tensor], like: Sequence[Tensor]) -> list[Tensor]:
@@ -128,10 +139,15 @@ class Witness:
             raise Wrong("gradients", str(reply["error"])[:400])
         try:
             return self._results(reply.get("outs"), like)[0]
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RuntimeError) as e:
+        except NO_ANSWER as e:
             raise Wrong("answer", f"an answer that is not valid: {type(e).__name__}") from None
 
-    def _examine(self, reply: Mapping[str, Any], args: Sequence[Any], expected: Expected) -> float:
+    def forget(self) -> None:
+        """The results of earlier calls are not in use any more."""
+        self._earlier.clear()
+
+    def examine(self, reply: Mapping[str, Any], args: Sequence[Any], expected: Expected) -> float:
+        """Read what a call did, and compare it: how far it is off. Raises Wrong, or one of ``NO_ANSWER``."""
         given = tensors(args)
         outs = len(expected.own) - len(expected.changed)
         got, spans = self._results(reply["outs"], expected.own[:outs])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from struct import Struct
 from typing import Any, Protocol
 
@@ -16,10 +17,23 @@ from shiplap.selection.inputs import Inputs
 from shiplap.selection.measure import Plan, Timing, Uncapturable, clock_for, race
 from shiplap.selection.verify import Outcome, Verifier, cases_of, is_fatal, synchronize
 
-__all__ = ["BEAT", "COMPILERS", "Bench", "LocalBench"]
+__all__ = ["BEAT", "COMPILERS", "Belief", "Bench", "LocalBench"]
 
 BEAT = Struct("=qd")  # in memory shared with a worker: index of the candidate that runs (-1: none), and since when
 COMPILERS = -2  # instead of an index: compilers of any candidates are waited for
+
+
+@dataclass(frozen=True)
+class Belief:
+    """What is believed of a winner.
+
+    Attributes:
+        problem: why the candidate is not believed; empty where it is, or cannot be asked.
+        factor: how many times the time that it claimed its kernel takes on new values.
+    """
+
+    problem: str = ""
+    factor: float = 1.0
 
 
 class Bench(Protocol):
@@ -41,8 +55,12 @@ class Bench(Protocol):
         """The timings of candidates, and the reasons why other candidates have none."""
         ...
 
-    def confirm(self, index: int, claimed: float) -> str:
-        """Why a winner that took ``claimed`` seconds is not believed; empty where it is, or cannot be asked."""
+    def duel(self, indices: Sequence[int], claimed: float) -> tuple[dict[int, float], dict[int, str]]:
+        """Seconds of confirmed candidates, measured side by side, and the reasons why others have none."""
+        ...
+
+    def confirm(self, index: int, claimed: float, seconds: float) -> Belief:
+        """What is believed of a winner that took ``claimed`` seconds; ``seconds``: about how long to look at it."""
         ...
 
 
@@ -110,5 +128,8 @@ class LocalBench:
                     failed[index] = last_line(e)
             return (race(ready, clock, plan, self.at) if ready else {}), failed
 
-    def confirm(self, index: int, claimed: float) -> str:
-        return ""  # what runs here shares this process with whoever would confirm it
+    def duel(self, indices: Sequence[int], claimed: float) -> tuple[dict[int, float], dict[int, str]]:
+        return {}, {}  # they raced side by side
+
+    def confirm(self, index: int, claimed: float, seconds: float) -> Belief:
+        return Belief()  # what runs here shares this process with whoever would confirm it

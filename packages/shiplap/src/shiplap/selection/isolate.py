@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import mmap
 import os
-import secrets
 import select
 import signal
 import subprocess
@@ -20,6 +19,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from functools import cached_property
 from typing import IO, TYPE_CHECKING, Any
 
 import torch
@@ -27,7 +27,9 @@ import torch
 from shiplap.errors import error, notice
 from shiplap.op import Op
 from shiplap.referee.process import Launcher
-from shiplap.selection.bench import BEAT, COMPILERS, Bench, LocalBench
+from shiplap.selection.bench import BEAT, COMPILERS, Belief, Bench, LocalBench
+from shiplap.selection.hosts import Hosts
+from shiplap.selection.judged import JudgedBench, serves
 from shiplap.selection.measure import Plan, Timing
 from shiplap.selection.verify import Outcome
 
@@ -53,6 +55,7 @@ class Isolation:
     def __init__(self, timeout: float = TIMEOUT) -> None:
         self.timeout = timeout
         self.launcher = Launcher()
+        self.hosts = Hosts(self.launcher, timeout)
         self.started, self._closed = 0, False
         self._process: subprocess.Popen[bytes] | None = None
         self._open = ""
@@ -72,7 +75,9 @@ class Isolation:
         def make(task: Task) -> Bench:
             reason = _homeless(task.op, provider)
             if not reason:
-                bench = RemoteBench(self, task, provider)
+                bench = (
+                    self._judged(task) if not provider and serves(task.inputs) else RemoteBench(self, task, provider)
+                )
                 reason = bench.open()
                 if not reason:
                     return bench
@@ -83,6 +88,9 @@ class Isolation:
             return LocalBench(task.inputs, task.candidates, task.options.capture)
 
         return make
+
+    def _judged(self, task: Task) -> JudgedBench:
+        return JudgedBench(self.hosts, task.op, task.inputs, task.candidates, _opening(task, ""))
 
     def ask(self, opening: Mapping[str, Any], request: Mapping[str, Any]) -> dict[str, Any]:
         """The reply to ``request``, in a worker that was opened with ``opening``; raises Died."""
@@ -123,7 +131,7 @@ class Isolation:
         process = self._process
         if process is not None:
             process.kill()
-        self.launcher.close()
+        self.launcher.finish()
 
     def stop(self) -> None:
         """End the worker if it runs."""
@@ -193,21 +201,7 @@ class RemoteBench:
         self.isolation, self.task = isolation, task
         self._beside = True  # candidates may be compiled side by side
         self._begun = 0  # which worker, counted as they are started, was the last to begin that
-        op = task.op
-        self._opening = {
-            "do": "open",
-            "op": op.spec.name,
-            "identity": op.identity,
-            "modules": _modules(op),
-            "file": op.file,
-            "path": sys.path,
-            "recipe": str(task.inputs.recipe),
-            "device": task.inputs.device,
-            "provider": provider,
-            "capture": task.options.capture,
-            "threads": torch.get_num_threads(),
-            "candidates": [{"kernel": c.kernel, "config": c.config.as_dict()} for c in task.candidates],
-        }
+        self._opening = _opening(task, provider)
 
     def open(self) -> str:
         """The reason why the worker cannot serve the task, or an empty text. SL611 if the worker died."""
@@ -266,13 +260,16 @@ class RemoteBench:
             return {int(i): Timing(**t) for i, t in reply["timings"].items()}, failed
         return {}, failed
 
-    def confirm(self, index: int, claimed: float) -> str:
-        if torch.device(self.task.inputs.device).type != "cpu" or not sys.platform.startswith("linux"):
-            return ""  # a process that is locked in has not been tried with a device
-        from shiplap.selection.confirm import confirm  # it imports what a worker is made of
+    def confirm(self, index: int, claimed: float, seconds: float) -> Belief:
+        return self._judged.confirm(index, claimed, seconds) if serves(self.task.inputs) else Belief()
 
-        launcher, seed = self.isolation.launcher, secrets.randbits(40)
-        return confirm(launcher, self._opening, self.task.inputs, index, claimed, seed)
+    def duel(self, indices: Sequence[int], claimed: float) -> tuple[dict[int, float], dict[int, str]]:
+        return self._judged.duel(indices, claimed) if serves(self.task.inputs) else ({}, {})
+
+    @cached_property
+    def _judged(self) -> JudgedBench:
+        task = self.task
+        return JudgedBench(self.isolation.hosts, task.op, task.inputs, task.candidates, self._opening)
 
     def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
         reply = self.isolation.ask(self._opening, request)
@@ -283,6 +280,25 @@ class RemoteBench:
     def _lost(self, e: Died) -> Exception:
         expected = "a worker that imports the op and draws its inputs"
         return error("SL611", where=self.task.op.spec.name, got=e.how, expected=expected)
+
+
+def _opening(task: Task, provider: str) -> dict[str, Any]:
+    """What another process needs to know of a task."""
+    op = task.op
+    return {
+        "do": "open",
+        "op": op.spec.name,
+        "identity": op.identity,
+        "modules": _modules(op),
+        "file": op.file,
+        "path": sys.path,
+        "recipe": str(task.inputs.recipe),
+        "device": task.inputs.device,
+        "provider": provider,
+        "capture": task.options.capture,
+        "threads": torch.get_num_threads(),
+        "candidates": [{"kernel": c.kernel, "config": c.config.as_dict()} for c in task.candidates],
+    }
 
 
 def _homeless(op: Op, provider: str) -> str:

@@ -46,6 +46,7 @@ class CpuClock:
         return run
 
     def sample(self, run: Run, repeats: int) -> float:
+        _count()
         started = perf_counter_ns()
         for _ in range(repeats):
             run()
@@ -117,6 +118,7 @@ class CudaClock:
         return replay
 
     def sample(self, run: Run, repeats: int) -> float:
+        _count()
         for _ in range(3):  # the device is busy while the host gets ahead: what it launches next waits in the queue
             self._flush.zero_()
         events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
@@ -174,20 +176,20 @@ def race(
     for index, run in runs.items():  # the first, cold sample only says how often to repeat, and who is far off
         at(index)
         run()
-        first = _sample(clock, run, 1)
+        first = clock.sample(run, 1)
         repeats[index] = max(1, min(1000, math.ceil(plan.sample / max(first, 1e-9))))
         samples[index] = [first]
         live.append(index)
 
     def remeasure(index: int) -> float:
         at(index)
-        return _sample(clock, runs[index], 1)
+        return clock.sample(runs[index], 1)
 
     live = _near(live, samples, remeasure)
     for number in range(plan.rounds):
         for index in live[number % len(live) :] + live[: number % len(live)]:
             at(index)
-            value = _sample(clock, runs[index], repeats[index])
+            value = clock.sample(runs[index], repeats[index])
             samples[index] = [value] if number == 0 else [*samples[index], value]
         live = _remaining(live, samples, number, plan)
         if monotonic() > deadline and number + 1 >= plan.least:
@@ -197,10 +199,9 @@ def race(
     return {index: Timing.of(values, index in live) for index, values in samples.items()}
 
 
-def _sample(clock: Clock, run: Run, repeats: int) -> float:
+def _count() -> None:
     global benchmarks
     benchmarks += 1
-    return clock.sample(run, repeats)
 
 
 def _near(live: list[int], samples: dict[int, list[float]], remeasure: Callable[[int], float]) -> list[int]:

@@ -7,7 +7,7 @@ spread over the declared order without a prior. It then times the configs that d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import monotonic
 
@@ -22,6 +22,10 @@ __all__ = ["Ranking", "Report", "search"]
 
 WHOLE = 32  # candidates up to which the space is searched whole
 SHARE = 0.6  # of the time of a bucket, after which no more candidates are verified: those that are have to be raced
+NEAR = 1.5  # times the time of the best, by the clocks of candidates
+DUEL = 2.0  # times that, by the clock of this process
+FALSE = 3.0  # times its claim: more than what new values cost that are in no cache
+TIE = 0.99  # of the reference's time: what takes longer is no gain, and the reference needs nobody's trust
 CLIMBS = 3  # how often the neighbourhood of a new winner is looked at
 
 Report = Callable[[str, int, int], None]  # what is going on, steps done, steps in all
@@ -38,7 +42,11 @@ class Ranking:
 
     @property
     def order(self) -> list[int]:
-        return sorted(self.timings, key=lambda i: (not self.timings[i].finished, self.timings[i].median))
+        def rank(index: int) -> tuple[bool, float]:
+            timing = self.timings[index]
+            return not timing.finished, timing.median * (1.0 if index else TIE)
+
+        return sorted(self.timings, key=rank)
 
 
 class _Search:
@@ -96,7 +104,7 @@ def search(
     work = _Search(op, candidates, bench, inputs, seconds, report)
     try:
         ranking = _ranked(work, candidates, inputs, plan)
-        _confirm(work)
+        _confirm(work, plan)
         return ranking
     finally:
         bench.quiet()
@@ -119,16 +127,80 @@ def _ranked(work: _Search, candidates: Sequence[Candidate], inputs: Inputs, plan
     return work.ranking
 
 
-def _confirm(work: _Search) -> None:
-    """Drop winners that are not what they were in the race. The reference, the first candidate, needs nobody's word."""
-    ranking = work.ranking
-    while len(ranking.order) > 1 and ranking.order[0] != 0:
-        best = ranking.order[0]
+def _confirm(work: _Search, plan: Plan) -> None:
+    """Believe no winner before it was asked once more. Its kernel has the time that it really takes from then on.
+
+    So has every kernel near it, as the clocks of the race are those of the candidates, and the best of them are then
+    timed side by side. A false winner made others look hopeless in the race, so those that are left race again.
+    """
+    ranking, believed, factors = work.ranking, set[int](), dict[str, float]()
+    false = 0  # winners since the last race
+    while len(ranking.timings) > 1:
+        best = min(ranking.timings, key=lambda i: ranking.timings[i].median) if false else ranking.order[0]
+        if best in believed or (best == 0 and not believed):
+            if false and work.left > 0:
+                false = 0
+                _remeasure(work, plan, factors)
+                continue
+            best = _contender(work, best, factors)
+            if best < 0:
+                return _duel(work, factors)
         work.report(f"confirm {label(work.candidates[best])}", 0, 1)
-        why = work.bench.confirm(best, ranking.timings[best].median)
-        if not why:
-            return
-        work.drop(best, "tune.confirm", why)
+        told = work.bench.confirm(best, ranking.timings[best].median, max(0.5, 0.1 * work.seconds))
+        if told.problem and best:
+            work.drop(best, "tune.confirm", told.problem)
+            false += 1
+            continue
+        believed.add(best)
+        false += bool(best) and told.factor > FALSE
+        kernel = work.candidates[best].kernel
+        factors[kernel] = told.factor
+        for index in _configs(work, kernel):
+            _correct(ranking, index, told.factor)  # what it claims too low with one config, it does with all
+
+
+def _remeasure(work: _Search, plan: Plan, factors: Mapping[str, float]) -> None:
+    """Race all but those whose clocks are known to be wrong."""
+    honest = [i for i in work.ranking.timings if factors.get(work.candidates[i].kernel, 1.0) <= FALSE]
+    work.race(honest, plan)
+    for index in honest:
+        _correct(work.ranking, index, factors.get(work.candidates[index].kernel, 1.0))
+
+
+def _duel(work: _Search, factors: Mapping[str, float]) -> None:
+    """The kernels that are nearly as fast as the best, side by side, by one clock."""
+    ranking = work.ranking
+    fastest = [min(of, key=lambda i: ranking.timings[i].median) for k in factors if (of := _configs(work, k))]
+    best = min((ranking.timings[i].median for i in fastest), default=0.0)
+    near = [i for i in fastest if ranking.timings[i].median <= DUEL * best]
+    if len(near) < 2:
+        return
+    work.report(f"compare {len(near)} candidates", 0, 1)
+    times, failed = work.bench.duel(near, best)
+    for index, why in failed.items():
+        work.drop(index, "tune.confirm", why)
+    for index, seconds in times.items():
+        factor = seconds / max(ranking.timings[index].median, 1e-12)
+        for other in _configs(work, work.candidates[index].kernel):
+            _correct(ranking, other, factor)
+
+
+def _configs(work: _Search, kernel: str) -> list[int]:
+    return [i for i in work.ranking.timings if work.candidates[i].kernel == kernel]
+
+
+def _contender(work: _Search, best: int, factors: Mapping[str, float]) -> int:
+    """The next kernel that may be faster than one whose time is known, by its fastest config; -1 without one."""
+    timings = work.ranking.timings
+    near = [i for i in work.ranking.order if work.candidates[i].kernel not in factors]
+    near = [i for i in near if timings[i].median <= NEAR * timings[best].median] if factors else []
+    return near[0] if near else -1
+
+
+def _correct(ranking: Ranking, index: int, factor: float) -> None:
+    if (t := ranking.timings.get(index)) is not None:
+        median, low, high = (value * factor for value in (t.median, t.low, t.high))
+        ranking.timings[index] = replace(t, median=median, low=low, high=high, finished=True)
 
 
 def _halve(work: _Search, right: list[int], plan: Plan) -> list[int]:

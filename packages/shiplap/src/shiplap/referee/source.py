@@ -1,12 +1,14 @@
-"""Read the source of a candidate, without running it, for what no kernel needs and cheats live on."""
+"""Read a candidate, without running it, for names that no kernel needs and that cheats live on."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 from pathlib import Path
+from types import CodeType, FunctionType
+from typing import Any
 
-__all__ = ["suspicious"]
+__all__ = ["suspicious", "suspicious_function"]
 
 LARGEST = 2_000_000  # bytes
 STACK = {
@@ -44,6 +46,36 @@ def suspicious(file: str) -> list[str]:
     return [f"line {line}: {what}" for line, what in sorted(set(_found(tree)))]
 
 
+def suspicious_function(fn: Any) -> list[str]:
+    """The same for one function that is loaded, and for the functions of its module that it names."""
+    reasons: dict[str, None] = {}
+    left, seen = [getattr(fn, "fn", fn)], set[int]()  # a Triton kernel wraps its function
+    while left:
+        at = left.pop()
+        if not isinstance(at, FunctionType) or id(at) in seen or at.__module__ != getattr(fn, "__module__", None):
+            continue
+        seen.add(id(at))
+        names = _names(at.__code__)
+        reasons |= dict.fromkeys(what for name in sorted(names) if (what := _about(name)))
+        left += [at.__globals__[name] for name in names if name in at.__globals__]
+    return list(reasons)
+
+
+def _names(code: CodeType) -> set[str]:
+    """Names of globals and attributes that a function and those inside it use, and its texts."""
+    inner = [c for c in code.co_consts if isinstance(c, CodeType)]
+    return set(code.co_names).union((c for c in code.co_consts if isinstance(c, str)), *map(_names, inner))
+
+
+def _about(name: str) -> str:
+    """What is said of a name; empty for most."""
+    if name in STACK:
+        return f"{name} looks at the callers"
+    if name in HEAP:
+        return f"{name} looks at objects of others"
+    return f"{name} changes the process that it runs in" if name in MEMORY else ""
+
+
 def _found(tree: ast.AST) -> Iterator[tuple[int, str]]:
     for node in ast.walk(tree):
         names: list[str] = []
@@ -56,10 +88,5 @@ def _found(tree: ast.AST) -> Iterator[tuple[int, str]]:
         elif isinstance(node, ast.ImportFrom):
             names = [alias.name for alias in node.names]
         for name in names:
-            line = getattr(node, "lineno", 0)
-            if name in STACK:
-                yield line, f"{name} looks at the callers"
-            elif name in HEAP:
-                yield line, f"{name} looks at objects of others"
-            elif name in MEMORY:
-                yield line, f"{name} changes the process that it runs in"
+            if what := _about(name):
+                yield getattr(node, "lineno", 0), what

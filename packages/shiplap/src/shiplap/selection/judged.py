@@ -1,0 +1,216 @@
+"""A bench for kernels that nobody trusts: one locked process for each, and seeds, inputs, clock and comparison here.
+
+What a kernel does to its interpreter harms that kernel alone: the others race in processes of their own, and stand
+still while it runs. Its own clock is heard in the race, where it may claim what it likes, and the winner's claim is
+compared with the clock of this process before it counts.
+"""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from time import monotonic
+from typing import Any
+
+import torch
+
+from shiplap.errors import error
+from shiplap.op import Op
+from shiplap.op.choices import REFERENCE
+from shiplap.referee.batch import Batch, Unsupported
+from shiplap.referee.case import Case
+from shiplap.referee.run import last_line
+from shiplap.referee.source import suspicious_function
+from shiplap.referee.wire import Arena
+from shiplap.referee.witness import Expected, Wrong
+from shiplap.selection.bench import Belief
+from shiplap.selection.candidate import Candidate, KernelCandidate
+from shiplap.selection.confirm import Confirmation, Spells, expected_of
+from shiplap.selection.hosts import Hosts, Unhosted
+from shiplap.selection.inputs import Inputs
+from shiplap.selection.measure import Plan, Timing, race
+from shiplap.selection.verify import Outcome, cases_of
+
+__all__ = ["JudgedBench", "serves"]
+
+POISON = (0xFF, 0x55, 0xAA)
+NOTHING = ""  # the process that computes nothing
+DUELS = 6  # rounds
+CLAIM, EXCHANGE = 0.3, 5e-3  # share of this process's clock that is believed at least, beyond seconds of a message
+
+
+def serves(inputs: Inputs) -> bool:
+    """Whether arguments of this task can travel to a locked process."""
+    if torch.device(inputs.device).type != "cpu" or not sys.platform.startswith("linux"):
+        return False  # a locked process has not been tried with a device
+    try:
+        Arena().pack(list(inputs.call.args if inputs.op.sampler is not None else inputs.real[0].args))
+    except TypeError:  # a random generator, for example
+        return False
+    return True
+
+
+class _Lost(Exception):
+    """Raised when a candidate cannot go on in a race."""
+
+    def __init__(self, index: int, why: str) -> None:
+        super().__init__(why)
+        self.index, self.why = index, why
+
+
+class _Runner:
+    """One candidate in a race, as a function."""
+
+    def __init__(self, index: int, batch: Batch) -> None:
+        self.index, self.batch = index, batch
+
+    def __call__(self) -> Any:
+        self.sample(1)
+        return ()
+
+    def sample(self, repeats: int) -> float:
+        try:
+            spell = self.batch.sample(repeats)
+        except Wrong as e:
+            raise _Lost(self.index, str(e)) from None
+        # A claim may not be so low that a race is planned around it for nothing; whether it is true shows later.
+        return max(spell.claimed, CLAIM * (spell.took.quiet - EXCHANGE)) / repeats
+
+
+class _Clock:
+    """The clock of a race between processes."""
+
+    def ready(self, run: Any) -> Any:
+        return run
+
+    def sample(self, run: Any, repeats: int) -> float:
+        assert isinstance(run, _Runner)
+        return run.sample(repeats)
+
+
+class JudgedBench:
+    """Verifies and times candidates by their index, each kernel in a locked process of its own."""
+
+    def __init__(
+        self, hosts: Hosts, op: Op, drawn: Inputs, candidates: Sequence[Candidate], opening: Mapping[str, Any]
+    ) -> None:
+        self.hosts, self.op, self.candidates, self.opening = hosts, op, candidates, opening
+        self.inputs = replace(drawn, seed=secrets.randbits(40))  # nobody else knows these values
+        self._expected: dict[int, Expected] = {}
+        self._broken = ""  # why the reference does not run
+        self.hosts.open(opening, _libraries(op))
+
+    def open(self) -> str:
+        """The reason why the processes cannot serve the task, or an empty text. SL611 where none starts."""
+        try:
+            self.hosts.of(REFERENCE, 10.0)
+        except Unhosted as e:
+            if "LookupError" in str(e):
+                return str(e)
+            expected = "a process that imports the op and draws its inputs"
+            raise error("SL611", where=self.op.spec.name, got=str(e), expected=expected) from e
+        return ""
+
+    def compile(self, indices: Sequence[int]) -> int:
+        return 0  # each compiles in its own process, when it is verified
+
+    def quiet(self) -> None:
+        """Every process stands still unless it is asked something."""
+
+    def batch(self, index: int, sets: Sequence[Sequence[Any]], poison: int | None = None) -> Batch:
+        """Calls of a candidate, ready in its process. Raises Wrong, Unsupported or Unhosted."""
+        name = self.candidates[index].kernel if index >= 0 else NOTHING
+        witness = self.hosts.of(name, 10.0 if index <= 0 else 1.0)
+        return Batch(witness, {"index": index, "poison": poison}, sets)
+
+    def verify(self, index: int) -> Outcome:
+        if index and self._broken:
+            return Outcome(f"the reference does not run: {self._broken}")
+        if names := self._suspicions(index):
+            return Outcome("; ".join(names[:3]))
+        for number, case in enumerate(cases_of(self.inputs, self.candidates[index])):
+            try:
+                problem = self._look(index, number, case)
+            except Unsupported as e:
+                if case is self.inputs.small:
+                    continue
+                return Outcome(str(e), refused=True)
+            if problem:
+                self._broken = problem if index == 0 else self._broken
+                return Outcome(f"{problem} on {case.label}")
+        return Outcome()
+
+    def _suspicions(self, index: int) -> list[str]:
+        candidate = self.candidates[index]
+        return suspicious_function(candidate.bound.function) if isinstance(candidate, KernelCandidate) else []
+
+    def _look(self, index: int, number: int, case: Case) -> str:
+        """What is wrong with a candidate on a case. The reference is right wherever it runs."""
+        try:
+            with self.batch(index, [case.args], POISON[number]) as batch:
+                batch.go([self.expected(number, case)] if index else None)
+        except (Wrong, Unhosted) as e:
+            return self.ended(index, e)
+        return ""
+
+    def ended(self, index: int, e: Exception) -> str:
+        """The evidence of an exception; a process that has ended is given up."""
+        if isinstance(e, Wrong) and e.check in ("process", "memory", "answer"):
+            self.hosts.end(self.candidates[index].kernel if index >= 0 else NOTHING)
+        return str(e)
+
+    def expected(self, number: int, case: Case) -> Expected:
+        if number not in self._expected:
+            try:
+                self._expected[number] = expected_of(self.op, case)
+            except Exception as e:  # the reference ran in its own process: memory, perhaps
+                raise Wrong("reference", f"the reference does not run here: {last_line(e)}") from e
+        return self._expected[number]
+
+    def race(self, indices: Sequence[int], plan: Plan) -> tuple[dict[int, Timing], dict[int, str]]:
+        left, failed = list(indices), dict[int, str]()
+        while left:
+            batches: dict[int, Batch] = {}
+            try:
+                for index in left:
+                    batches[index] = self._entered(index)
+                runs: dict[int, Callable[[], Any]] = {i: _Runner(i, b) for i, b in batches.items()}
+                return race(runs, _Clock(), plan), failed
+            except _Lost as e:
+                failed[e.index] = e.why
+                left.remove(e.index)
+                self.hosts.end(self.candidates[e.index].kernel)
+            finally:
+                for batch in batches.values():
+                    batch.close()
+        return {}, failed
+
+    def _entered(self, index: int) -> Batch:
+        try:
+            return self.batch(index, [self.inputs.real[0].args])
+        except (Wrong, Unsupported, Unhosted) as e:
+            raise _Lost(index, str(e)) from None
+
+    def confirm(self, index: int, claimed: float, seconds: float) -> Belief:
+        return Confirmation(self, index, claimed, monotonic() + seconds).belief()
+
+    def duel(self, indices: Sequence[int], claimed: float) -> tuple[dict[int, float], dict[int, str]]:
+        left, failed = list(indices), dict[int, str]()
+        while len(left) > 1:
+            times = Spells(self, left, claimed).measure(DUELS)
+            lost = {i: t for i, t in times.items() if isinstance(t, str)}
+            if not lost:
+                return {i: float(t) for i, t in times.items()}, failed
+            failed |= {i: why for i, why in lost.items() if i >= 0}
+            if -1 in lost:
+                break
+            left = [i for i in left if i not in lost]
+        return {}, failed
+
+
+def _libraries(op: Op) -> list[str]:
+    """Folders of the native libraries of an op."""
+    kernels = [k for listed in op.kernels.values() for k in listed]
+    return [str(k.native.library.parent) for k in kernels if k.native is not None]

@@ -1,0 +1,91 @@
+"""The pytest plugin of Shiplap: a test that passes when ``shiplap judge`` accepts a kernel.
+
+It is a package of its own, since pytest imports every plugin that is installed, and importing Shiplap imports torch.
+Nothing of either is imported before a test asks for a fixture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from shiplap.judge import Ruling
+    from shiplap.referee.process import Launcher
+
+__all__: list[str] = []
+
+MARKER = "judge(reference, *candidates, incomplete=False, **options): judge kernels that nobody trusts; see 'judged'"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the marker known."""
+    config.addinivalue_line("markers", MARKER)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """One test for each candidate of the marker."""
+    marker = metafunc.definition.get_closest_marker("judge")
+    if "judged" in metafunc.fixturenames and marker is not None and len(marker.args) > 1:
+        candidates = marker.args[1:]
+        metafunc.parametrize("judged", candidates, indirect=True, ids=[_name(c) for c in candidates])
+
+
+def _name(candidate: Any) -> str:
+    return str(getattr(candidate, "__name__", candidate))
+
+
+@pytest.fixture(scope="session")
+def shiplap_launcher() -> Iterator[Launcher]:
+    """The process that starts those in which candidates run; it imports torch once for all tests of a session."""
+    from shiplap.referee.process import Launcher
+
+    with Launcher() as launcher:
+        yield launcher
+
+
+@pytest.fixture
+def shiplap_judge(request: pytest.FixtureRequest, shiplap_launcher: Launcher) -> Callable[..., Ruling]:
+    """``shiplap.judge`` with the launcher of the session; files are looked for beside the test first."""
+    from shiplap.judge import judge
+
+    folder = request.path.parent
+
+    def judge_here(reference: Any, candidate: Any, **options: Any) -> Ruling:
+        return judge(_beside(folder, reference), _beside(folder, candidate), launcher=shiplap_launcher, **options)
+
+    return judge_here
+
+
+@pytest.fixture
+def judged(request: pytest.FixtureRequest, shiplap_judge: Callable[..., Ruling]) -> Ruling:
+    """The verdict on the candidate of the test's marker ``judge``. The test fails unless it is *accepted*.
+
+    Keyword arguments of the marker are options of ``shiplap.judge``; ``incomplete=True`` lets a verdict pass that found
+    nothing wrong and could not look at everything. SL312 for a test without a reference or a candidate.
+    """
+    from shiplap.errors import error
+    from shiplap.judge.show import lines
+
+    marker = request.node.get_closest_marker("judge")
+    if marker is None or len(marker.args) < 2:
+        got = "no marker" if marker is None else f"{len(marker.args)} arguments"
+        raise error("SL312", where=request.node.nodeid, got=got, expected="a reference and a candidate")
+    options = dict(marker.kwargs)
+    passing = ("accepted", "incomplete") if options.pop("incomplete", False) else ("accepted",)
+    ruling = shiplap_judge(marker.args[0], request.param, **options)
+    if ruling.word not in passing:
+        pytest.fail("\n".join(text for text, _ in lines(ruling)), pytrace=False)
+    return ruling
+
+
+def _beside(folder: Path, target: Any) -> Any:
+    """A path relative to the test's own folder, where that is a file; anything else as it is."""
+    if not isinstance(target, str):
+        return target
+    file, colon, name = target.partition(":")
+    there = folder / file
+    return f"{there}{colon}{name}" if file.endswith(".py") and there.is_file() else target

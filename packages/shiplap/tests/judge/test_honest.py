@@ -1,0 +1,54 @@
+"""Honest kernels are accepted, on a busy machine too."""
+
+import shutil
+
+import pytest
+
+import shiplap as sl
+from shiplap.referee.process import Launcher
+from tests.judge.honest import HONEST, candidate_of, reference_of
+
+DOUBTED: dict[str, str] = {}  # at most one, with the reason
+SAMPLE = ("layer norm", "attention with an online softmax")
+
+
+@pytest.fixture(scope="module")
+def launcher():
+    with Launcher() as started:
+        yield started
+
+
+@pytest.fixture
+def ruling_on(launcher, tmp_path):
+    def judge(name):
+        if name.endswith(" in C") and shutil.which("gcc") is None:
+            pytest.skip("no gcc")
+        (tmp_path / "candidate").mkdir()
+        (tmp_path / "ref.py").write_text(reference_of(name))
+        (tmp_path / "candidate" / "it.py").write_text(candidate_of(name))
+        return sl.judge(tmp_path / "ref.py", tmp_path / "candidate" / "it.py", launcher=launcher, seconds=240, rounds=5)
+
+    return judge
+
+
+def test_there_are_forty():
+    assert len(HONEST) >= 40
+    assert len(DOUBTED) <= 1
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_a_few_are_accepted(ruling_on, name):
+    ruling = ruling_on(name)
+    assert not ruling.reasons, ruling
+    assert all(what.startswith("time of") for what, _ in ruling.missing), ruling.missing
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", [n for n in HONEST if n not in SAMPLE])
+def test_an_honest_kernel_is_accepted(ruling_on, name):
+    ruling = ruling_on(name)
+    if name in DOUBTED:
+        assert [r.check for r in ruling.reasons] == [DOUBTED[name]]
+        return
+    assert not ruling.reasons, ruling
+    assert all(what.startswith("time of") for what, _ in ruling.missing), ruling.missing

@@ -1,0 +1,65 @@
+"""The marker and the fixtures, in a session of pytest of their own."""
+
+import subprocess
+import sys
+
+import pytest
+
+pytest_plugins = ["pytester"]
+
+KERNELS = """
+import torch
+def reference(x):
+    return torch.relu(x) * 2
+def good(x):
+    return x.clamp_min(0).mul_(2)
+def get_inputs():
+    return [torch.randn(12, 16)]
+"""
+TESTS = """
+import pytest
+
+@pytest.mark.judge("ref.py:reference", "good.py:candidate", "bad.py:candidate", seconds=240, rounds=5)
+def test_kernels(judged):
+    assert judged.at_least > 0
+
+def test_function(shiplap_judge):
+    assert shiplap_judge("ref.py:reference", "bad.py:candidate", timed=False).word == "refused"
+
+def test_no_marker(judged):
+    pass
+"""
+
+
+@pytest.fixture
+def session(pytester):
+    pytester.makepyfile(
+        ref=KERNELS,
+        good="def candidate(x):\n    return x.clamp_min(0).mul_(2)\n",
+        bad="def candidate(x):\n    return x.mul(2)\n",
+        test_them=TESTS,
+    )
+    return pytester
+
+
+def test_a_marked_test_passes_when_its_kernel_is_accepted(session):
+    result = session.runpytest_subprocess("-p", "shiplap_pytest", "-p", "no:cacheprovider", "-v", "-rA")
+    result.assert_outcomes(passed=2, errors=2)
+    result.stdout.fnmatch_lines_random(
+        [
+            "PASSED test_them.py::test_kernels[[]good.py:candidate]",
+            "ERROR test_them.py::test_kernels[[]bad.py:candidate]*",
+            "*bad.py:candidate: refused*",
+            "PASSED test_them.py::test_function",
+            "*SL312*",
+        ]
+    )
+
+
+def test_the_marker_is_known(session):
+    session.runpytest_subprocess("-p", "shiplap_pytest", "--markers").stdout.fnmatch_lines(["*judge(reference,*"])
+
+
+def test_who_does_not_use_the_plugin_does_not_pay_for_torch():
+    code = "import sys, shiplap_pytest; sys.exit('torch' in sys.modules or 'shiplap' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
