@@ -96,7 +96,9 @@ def _centred(x: Node) -> bool:
     float32, one thread of a CPU, torch 2.13, 2026-11-23): nothing is gained by putting one for the other."""
     given = trail.operands(x) if trail.named(x) == "sub" else []
     mean = trail.handed_on(given[1]) if len(given) == 2 else None
-    return trail.named(mean) == "mean" and trail.handed_on(mean.args[0]) is trail.handed_on(given[0])
+    if mean is None or trail.named(mean) != "mean":
+        return False
+    return trail.handed_on(mean.args[0]) is trail.handed_on(given[0])
 
 
 def _alone(nodes: list[Node], out: Node) -> list[Node]:

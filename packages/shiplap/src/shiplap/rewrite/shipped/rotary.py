@@ -36,6 +36,7 @@ PRODUCTS = frozenset({"mul", "multiply"})
 TRIED = 6  # values of the shape of a result from which it may be computed
 
 Pairs = Literal["halves", "neighbours"]
+PAIRS: tuple[Pairs, ...] = ("halves", "neighbours")
 
 
 @dataclass(frozen=True)
@@ -161,9 +162,9 @@ def _turn(piece: Part) -> Turn | None:
     width, held = value(piece.x).shape[-1], [value(s) for s in piece.sides]
     turns: list[Turn] = []
     if len(held) == 1 and held[0].is_complex():
-        turns = [Turn(pairs, None, 1) for pairs in ("neighbours", "halves")]
+        turns = [Turn(pairs, None, 1) for pairs in PAIRS]
     elif len(held) == 2 and all(s.dim() and s.is_floating_point() and s.shape[-1] in (width, width // 2) for s in held):
-        turns = [Turn(p, c, s) for p, c, s in product(("halves", "neighbours"), (0, 1), (1, -1))]
+        turns = [Turn(p, c, s) for p, c, s in product(PAIRS, (0, 1), (1, -1))]
     if not turns:
         return None
     rng = torch.Generator().manual_seed(0)
