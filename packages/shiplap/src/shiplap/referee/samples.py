@@ -153,7 +153,10 @@ class Samples:
             if arg.scalar is not None:
                 size = env[arg.name]
                 return list(size) if isinstance(size, tuple) else size
-            return [tensor(arg) for _ in range(dict(recipe.lists).get(arg.name, 2))] if arg.many else tensor(arg)
+            if not arg.many:
+                return tensor(arg)
+            count = dict(recipe.lists).get(arg.name, arg.length or 2)
+            return [None if arg.holes and i == 1 and count == 3 else tensor(arg) for i in range(count)]
 
         return tuple(value(a) for a in self.spec.args)
 
@@ -224,7 +227,7 @@ class Samples:
     def lists(self) -> Iterator[Case]:
         """Lists of tensors of no, one and three members."""
         for arg in self.spec.tensors:
-            for length in (1, 3, 0) if arg.many else ():
+            for length in (1, 3, 0) if arg.many and not arg.length else ():
                 yield from self._cases([self.base.but(lists={arg.name: length})])
 
     def special(self) -> Iterator[Case]:
