@@ -1,7 +1,7 @@
 """How many of the schemas that torch and installed packages register a declaration can say, and what the others need.
 
     python tools/count_schemas.py                                ATen's, as the installed torch registers them
-    python tools/count_schemas.py --run                          the same, and calls each op, with tensors and with fakes
+    python tools/count_schemas.py --run                          and calls each op, with tensors and with fakes
     python tools/count_schemas.py torchvision torchao --json     those of packages, which are imported
 
 For each schema a declaration is generated, registered in a namespace of its own, and compared with the schema. An

@@ -64,9 +64,11 @@ def compiled(fn, *args, dynamic=True):
 def test_an_op_returns_what_it_wrote_to(scale_):
     assert schema(scale_) == "scale_(Tensor(a!) x, float by=2.) -> Tensor(a!)"
     x = torch.ones(3)
-    assert scale_(x, 3.0) is x and x.tolist() == [3, 3, 3]
+    assert scale_(x, 3.0) is x
+    assert x.tolist() == [3, 3, 3]
     y = torch.ones(3)
-    assert compiled(lambda y: scale_(y) + 1, y).tolist() == [3, 3, 3] and y.tolist() == [2, 2, 2]
+    assert compiled(lambda y: scale_(y) + 1, y).tolist() == [3, 3, 3]
+    assert y.tolist() == [2, 2, 2]
     with fails("SL304"):
         scale_(torch.ones(3, requires_grad=True) * 1)
     with fails("SL201", "argument 'x'"):
@@ -79,7 +81,8 @@ def test_a_kernel_of_an_op_that_returns_what_it_wrote_to(scale_):
         x *= by  # returning x, or nothing, is the same
 
     x = torch.ones(3)
-    assert scale_(x) is x and x.tolist() == [2, 2, 2]
+    assert scale_(x) is x
+    assert x.tolist() == [2, 2, 2]
     found = {f.check: f for f in sl.audit(scale_, seed=0, checks=("numerics", "fake", "schema", "kernels", "opcheck"))}
     assert {f.verdict for f in found.values()} <= {"ok", "skip"}, found
 
@@ -100,7 +103,9 @@ def test_results_beside_the_arguments(ns):
     assert schema(step) == "step(Tensor(a!) p, Tensor(b!) m, Tensor g) -> (Tensor(b!), Tensor, Tensor(a!))"
     p, m, g = torch.ones(2), torch.zeros(2), torch.full((2,), 2.0)
     first, norm, last = step(p, m, g)
-    assert first is m and last is p and norm == g.norm()
+    assert first is m
+    assert last is p
+    assert norm == g.norm()
     with torch.no_grad():
         assert torch.equal(compiled(lambda *a: step(*a)[1], torch.ones(2), torch.zeros(2), g), norm)
 
@@ -108,7 +113,8 @@ def test_results_beside_the_arguments(ns):
 def test_a_view_is_seen_through(rows):
     assert schema(rows) == "rows(Tensor(a) x, SymInt start) -> Tensor(a)"
     x = torch.arange(6.0).view(3, 2).requires_grad_()
-    assert rows(x, 1)._is_view() and rows(x, 1).data_ptr() == x[1:].data_ptr()
+    assert rows(x, 1)._is_view()
+    assert rows(x, 1).data_ptr() == x[1:].data_ptr()
     rows(x, 1).sum().backward()
     assert x.grad.tolist() == [[0, 0], [1, 1], [1, 1]]
     assert torch.func.vmap(lambda x: rows(x, 1))(torch.ones(4, 3, 2)).shape == (4, 2, 2)
@@ -180,7 +186,8 @@ def test_numbers(ns):
     def facts(x: V) -> tuple[bool, float, str, V | None]:
         return x.shape[0] > 2, 0.5, "a", None
 
-    assert schema(positive) == "positive(Tensor x) -> SymInt" and positive(torch.ones(3)) == 3
+    assert schema(positive) == "positive(Tensor x) -> SymInt"
+    assert positive(torch.ones(3)) == 3
     assert schema(facts) == "facts(Tensor x) -> (bool, float, str, Tensor?)"
     assert facts(torch.ones(3)) == (True, 0.5, "a", None)
     assert compiled(lambda x: x * positive(x), torch.ones(3)).tolist() == [3, 3, 3]

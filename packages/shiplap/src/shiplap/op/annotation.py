@@ -138,7 +138,7 @@ def _element(annotation: object) -> tuple[object, int]:
 
 
 _EXPECTED = (
-    "a jaxtyping tensor or a list of them, int, float, bool, str, complex, int | float, a list or tuple of one of these, "
+    "a jaxtyping tensor or a list of them, int, float, bool, str, complex, int | float, a list of one of these, "
     "torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Generator, or one of these | None"
 )
 

@@ -10,7 +10,6 @@ import inspect
 import keyword
 import typing
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 from shiplap.errors import ShiplapError, error
 from shiplap.op.annotation import read_argument
