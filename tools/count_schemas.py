@@ -15,6 +15,7 @@ import argparse
 import importlib
 import json
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -27,6 +28,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 import shiplap as sl
+from shiplap.dtypes import DTYPES
 
 TYPES: dict[str, Any] = {
     "Tensor": Shaped[Tensor, "..."],
@@ -43,6 +45,11 @@ TYPES: dict[str, Any] = {
     "MemoryFormat": torch.memory_format,
     "Generator": torch.Generator,
 }
+NUMBERED: dict[str, dict[int, Any]] = {
+    "ScalarType": {row.number: getattr(torch, name) for name, row in DTYPES.items()},
+    "MemoryFormat": {0: torch.contiguous_format, 1: torch.preserve_format, 2: torch.channels_last},
+    "Layout": {0: torch.strided, 1: torch.sparse_coo},
+}
 SAMPLES: dict[str, Any] = {
     "int": 1,
     "SymInt": 1,
@@ -56,7 +63,7 @@ SAMPLES: dict[str, Any] = {
     "Layout": torch.strided,
     "MemoryFormat": torch.contiguous_format,
 }
-ALIAS = re.compile(r"\([\w*|]+!?( -> [\w*|]+)?\)")
+ALIAS = re.compile(r"\([\w*|$]+!?( -> [\w*|$]*)?\)")
 
 
 class Unsayable(Exception):
@@ -136,7 +143,7 @@ def made(arguments: list[Any], hints: dict[str, Any], reference: Callable[..., A
             parts, starred = [*parts, "*"], True
         parts.append(f"{a.name}=defaults[{index}]" if a.has_default_value() else a.name)
     given = ", ".join(a.name for a in arguments)
-    scope: dict[str, Any] = {"defaults": [a.default_value for a in arguments], "body": reference}
+    scope: dict[str, Any] = {"defaults": [default(a) for a in arguments], "body": reference}
     exec(f"def generated({', '.join(parts)}): return body({given})", scope)
     function: Callable[..., Any] = scope["generated"]
     function.__annotations__ = hints
@@ -144,10 +151,19 @@ def made(arguments: list[Any], hints: dict[str, Any], reference: Callable[..., A
     return function
 
 
+def default(argument: Any) -> Any:
+    """The default of an argument, which schemas write as a number where it is one of torch's own types."""
+    value, kind = argument.default_value, str(argument.real_type)
+    if isinstance(value, int) and kind in ("ScalarType", "MemoryFormat", "Layout"):
+        return NUMBERED[kind].get(value, value)
+    return value
+
+
 def normal(schema: str) -> str:
     """A schema without its name and those of its results, with numbered alias sets, and SymInt for int."""
     text, names = schema.partition("(")[2], dict[str, str]()
-    text = re.sub(r"\((\w+)(!?)( -> \*)?\)", lambda m: f"({names.setdefault(m[1], str(len(names)))}{m[2]})", text)
+    text = re.sub(r"\(\$?(\w+)(!?)( -> \*?)?\)", lambda m: f"({names.setdefault(m[1], str(len(names)))}{m[2]})", text)
+    text = re.sub(r"(\[\])(\(\d+!?\))", r"\2\1", text)  # of a list, as older schemas have it
     given, arrow, results = re.sub(r"\bint\b", "SymInt", text).rpartition(") -> ")
     return given + arrow + re.sub(r"([^(,]) (\w+)(?=[,)])", r"\1", results)
 
@@ -223,7 +239,8 @@ def main() -> None:
     """Count, and print a table or JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("packages", nargs="*", help="packages to import; their new namespaces are counted")
-    parser.add_argument("--namespace", action="append", default=[], help="count this namespace as well")
+    parser.add_argument("--namespace", action="append", default=[], help="count this namespace alone")
+    parser.add_argument("--text", action="store_true", help="count the schemas on stdin, one a line")
     parser.add_argument("--run", action="store_true", help="call each op as well, with tensors and with fakes")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
@@ -231,8 +248,9 @@ def main() -> None:
     for package in options.packages:
         importlib.import_module(package)
     new = {s.name.partition("::")[0] for s in torch._C._jit_get_all_schemas()} - before
-    wanted = set(options.namespace) | (new if options.packages else set() if options.namespace else {"aten"})
-    counts = Counter(verdict(s, i, run=options.run) for i, s in enumerate(list(schemas(wanted))))
+    wanted = set(options.namespace) or (new if options.packages else {"aten"})
+    found = [torch._C.parse_schema(line) for line in sys.stdin] if options.text else list(schemas(wanted))
+    counts = Counter(verdict(s, i, run=options.run) for i, s in enumerate(found))
     total = sum(counts.values())
     expressible = counts["exact"] + counts["same"]
     if options.json:

@@ -16,6 +16,7 @@ from shiplap.op.annotation import read_argument
 from shiplap.op.expr import Expr
 from shiplap.op.plan.kinds import mismatch
 from shiplap.op.results import plain, read_results
+from shiplap.op.schema import numbered
 from shiplap.op.spec import Arg, Dim, OpSpec
 
 __all__ = ["Declaration", "check_name", "read_arguments", "read_spec", "read_workspace"]
@@ -222,8 +223,9 @@ def _bad_default(arg: Arg) -> str:
 def _unparsed(arg: Arg) -> str:
     """The kind of an argument for which torch's schema parser takes no default of this value, or empty."""
     kind = str(arg.scalar)
-    parsed = kind not in ("dtype", "device", "layout", "memory_format", "Generator", "list[Scalar]", "list[str]")
-    return "" if parsed else kind
+    if kind in ("dtype", "device", "layout", "memory_format"):
+        return "" if numbered(arg.default) else f"{kind} {arg.default}"
+    return kind if kind in ("Generator", "list[Scalar]", "list[str]") else ""
 
 
 def _check(spec: OpSpec) -> None:

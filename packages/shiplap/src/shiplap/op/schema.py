@@ -8,12 +8,21 @@ from types import EllipsisType
 
 import torch
 
+from shiplap.dtypes import DTYPES
 from shiplap.op.spec import Arg, OpSpec, Return
 from shiplap.op.values import Value
 
-__all__ = ["BELOW", "WRITES", "below", "public_schema", "schema", "tags"]
+__all__ = ["BELOW", "WRITES", "below", "numbered", "public_schema", "schema", "tags"]
 
 BELOW = "raw"  # the overload below autograd
+_NUMBERS: dict[object, int] = {  # which torch's schemas write
+    torch.strided: 0,
+    torch.sparse_coo: 1,
+    torch.contiguous_format: 0,
+    torch.preserve_format: 1,
+    torch.channels_last: 2,
+    torch.channels_last_3d: 3,
+}
 WRITES = "writes"  # the overload that writes, of an op that returns what it wrote to
 
 _TYPES = {
@@ -108,7 +117,19 @@ def _argument(arg: Arg, letters: Mapping[str, str]) -> str:
 def _literal(value: Value | EllipsisType) -> str:
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(_literal(v) for v in value)}]"
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
+    if isinstance(value, torch.dtype):
+        return str(DTYPES[str(value).removeprefix("torch.")].number)
+    if isinstance(value, (torch.layout, torch.memory_format)):
+        return str(_NUMBERS[value])
+    text = str(value) if isinstance(value, torch.device) else value
+    return json.dumps(text, ensure_ascii=False) if isinstance(text, str) else repr(text)
+
+
+def numbered(value: object) -> bool:
+    """Whether a schema has a literal for a default of one of torch's own types."""
+    if isinstance(value, torch.dtype):
+        return str(value).removeprefix("torch.") in DTYPES
+    return isinstance(value, torch.device) or value in _NUMBERS
 
 
 def tags(spec: OpSpec) -> tuple[torch.Tag, ...]:
