@@ -83,8 +83,10 @@ def test_a_kernel_of_an_op_that_returns_what_it_wrote_to(scale_):
     x = torch.ones(3)
     assert scale_(x) is x
     assert x.tolist() == [2, 2, 2]
-    found = {f.check: f for f in sl.audit(scale_, seed=0, checks=("numerics", "fake", "schema", "kernels", "opcheck"))}
-    assert {f.verdict for f in found.values()} <= {"ok", "skip"}, found
+    verdicts = {
+        f.check: f for f in sl.audit(scale_, seed=0, checks=("numerics", "fake", "schema", "kernels", "opcheck"))
+    }
+    assert {f.verdict for f in verdicts.values()} <= {"ok", "skip"}, verdicts
 
     @scale_.kernel("cpu")
     def another(x, by):
@@ -167,8 +169,8 @@ def test_a_list_of_tensors(cut):
 
 def test_the_audit_of_a_list(cut):
     checks = ("numerics", "fake", "schema", "fresh", "gradient", "backward", "opcheck", "stateless", "determinism")
-    found = {f.check: f for f in sl.audit(cut, seed=0, checks=checks)}
-    assert {f.verdict for f in found.values()} <= {"ok", "skip"}, found
+    verdicts = {f.check: f for f in sl.audit(cut, seed=0, checks=checks)}
+    assert {f.verdict for f in verdicts.values()} <= {"ok", "skip"}, verdicts
 
     @cut.kernel("cpu")
     def swapped(x, sizes):

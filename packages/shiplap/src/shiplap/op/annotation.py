@@ -102,9 +102,9 @@ def read_argument(name: str, annotation: object, where: str) -> Arg:
     if (single := read_tensors(inner, where)) is not None:
         return Arg(name, tensor=single, optional=optional)
     element, length = _element(inner)
-    member, holes = _strip_optional(element)
+    member, absent = _strip_optional(element)
     if (listed := read_tensors(member, where)) is not None:
-        return Arg(name, tensor=listed, many=True, optional=optional, length=length, holes=holes)
+        return Arg(name, tensor=listed, many=True, optional=optional, length=length, absent=absent)
     scalar = _scalar(inner, element)
     if scalar is not None:
         return Arg(name, scalar=scalar, optional=optional, length=length)

@@ -114,7 +114,7 @@ def _returns(where: str, parts: Sequence[object], shared: Sequence[str], names: 
     for name, part, alias in zip(names, parts, shared, strict=True):
         at = f"{where} {name!r}"
         arg = _read(name, part, where)
-        if arg.holes or arg.length or (arg.optional and (arg.many or alias)):
+        if arg.absent or arg.length or (arg.optional and (arg.many or alias)):
             expected = "tensors or scalars, lists of them without None, or one that may be None"
             raise error("SL109", where=where, got=str(part), expected=expected, fix="return an empty list, or a tuple")
         if alias and arg.tensor is None:

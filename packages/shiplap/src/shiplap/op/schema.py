@@ -101,7 +101,7 @@ def _kind(arg: Arg, tensor: str) -> str:
     """The type of an argument or a result, without the mark of an optional one."""
     size = str(arg.length or "")
     if arg.tensor is not None:
-        return tensor + ("?" * arg.holes + f"[{size}]" if arg.many else "")
+        return tensor + ("?" * arg.absent + f"[{size}]" if arg.many else "")
     kind = _TYPES[str(arg.scalar)]
     kind = kind.replace("SymInt", "int") if arg.static else kind
     return kind.replace("[]", f"[{size}]")

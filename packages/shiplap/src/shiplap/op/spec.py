@@ -72,7 +72,7 @@ ScalarKind = Literal[
 class Arg:
     """One argument: a tensor (``tensor`` set), a tensor list (``many``) or a scalar (``scalar`` set).
 
-    ``length``: of a list that always has as many elements. ``holes``: members of a list of tensors may be None.
+    ``length``: of a list that always has as many elements. ``absent``: members of a list of tensors may be None.
     ``static``: ints that torch never makes symbols.
     """
 
@@ -86,7 +86,7 @@ class Arg:
     mutated: bool = False
     contiguous: bool = False
     length: int = field(default=0, repr=False)
-    holes: bool = field(default=False, repr=False)
+    absent: bool = field(default=False, repr=False)
     static: bool = field(default=False, repr=False)
 
     @property
@@ -97,7 +97,9 @@ class Arg:
     def form(self) -> str:
         """What the digest of a declaration sees beside ``repr``: empty for an argument without a special form."""
         return (
-            f"{self.name}/{self.length}/{self.holes}/{self.static}" if self.length or self.holes or self.static else ""
+            f"{self.name}/{self.length}/{self.absent}/{self.static}"
+            if self.length or self.absent or self.static
+            else ""
         )
 
 

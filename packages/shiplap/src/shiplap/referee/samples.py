@@ -153,10 +153,7 @@ class Samples:
             if arg.scalar is not None:
                 size = env[arg.name]
                 return list(size) if isinstance(size, tuple) else size
-            if not arg.many:
-                return tensor(arg)
-            count = dict(recipe.lists).get(arg.name, arg.length or 2)
-            return [None if arg.holes and i == 1 and count == 3 else tensor(arg) for i in range(count)]
+            return [tensor(arg) if m else None for m in recipe.members(arg)] if arg.many else tensor(arg)
 
         return tuple(value(a) for a in self.spec.args)
 

@@ -44,7 +44,7 @@ def around(arg: Arg, at: Place, steps: tuple[Step, ...]) -> tuple[Step, ...]:
     """``steps`` where the argument is there, for each element of a list."""
     if not arg.many:
         return (Present(at, steps),) if arg.optional else steps
-    return (Each(at, (Present(at, steps),) if arg.holes else steps, arg.optional),)
+    return (Each(at, (Present(at, steps),) if arg.absent else steps, arg.optional),)
 
 
 def look_dtype(at: Place) -> Let:

@@ -72,7 +72,7 @@ def mismatch(arg: Arg, value: object) -> str:
     if arg.length and len(elements) != arg.length:
         return f"{type(value).__name__} of {len(elements)}"
     for element in elements:
-        if element is None and arg.holes:
+        if element is None and arg.absent:
             continue
         usual = type(element) is plain and (not isinstance(element, int) or -(2**63) <= element < 2**63)
         if not usual and not fits(element):
@@ -101,7 +101,7 @@ class IsKind(Rule):
 
     def expected(self) -> Text:
         size = f"{self.arg.length} " if self.arg.length else ""
-        member = str(self.arg.tensor) + " or None" * self.arg.holes
+        member = str(self.arg.tensor) + " or None" * self.arg.absent
         kind = f"list of {size}{member}" if self.arg.many else str(self.arg.tensor or self.arg.scalar)
         kind += f" of length {size}".rstrip() if size and not self.arg.many else ""
         return (kind + (" or None" if self.arg.optional else ""),)
