@@ -249,8 +249,8 @@ def main() -> None:
         importlib.import_module(package)
     new = {s.name.partition("::")[0] for s in torch._C._jit_get_all_schemas()} - before
     wanted = set(options.namespace) or (new if options.packages else {"aten"})
-    found = [torch._C.parse_schema(line) for line in sys.stdin] if options.text else list(schemas(wanted))
-    counts = Counter(verdict(s, i, run=options.run) for i, s in enumerate(found))
+    counted = [torch._C.parse_schema(line) for line in sys.stdin] if options.text else list(schemas(wanted))
+    counts = Counter(verdict(s, i, run=options.run) for i, s in enumerate(counted))
     total = sum(counts.values())
     expressible = counts["exact"] + counts["same"]
     if options.json:
