@@ -146,12 +146,12 @@ class Pair(NamedTuple):
         (dict[str, int], "dict[str, int]", "pass the entries as separate arguments"),
         (dict, "dict", "pass the entries as separate arguments"),
         (Tensor, "Tensor", 'say the dtype and dims: Float[Tensor, "n c"]'),
-        (int | str, "int | str", "split the argument"),
-        (set[int], "set[int]", "split the argument"),
-        (tuple[int, str], "tuple[int, str]", "split the argument"),
-        (tuple[F, V], "tuple", "split the argument"),
-        (bytes, "bytes", "split the argument"),
-        (typing.Any, "Any", "split the argument"),
+        (int | str, "int | str", "pass the fields of the argument"),
+        (set[int], "set[int]", "pass the fields of the argument"),
+        (tuple[int, str], "tuple[int, str]", "pass the fields of the argument"),
+        (tuple[F, V], "tuple", "pass the fields of the argument"),
+        (bytes, "bytes", "pass the fields of the argument"),
+        (typing.Any, "Any", "pass the fields of the argument"),
     ],
 )
 def test_types_a_schema_cannot_carry_say_how_to_split_them(ns, annotation, got, fix):
