@@ -106,7 +106,8 @@ def alias_of(result: Any, arguments: list[Any]) -> str | None:
     if result.alias_info is None:
         return None
     wanted = result.alias_info.before_set
-    known = [a.name for a in arguments if a.alias_info is not None and a.alias_info.before_set & wanted]
+    shared = [a for a in arguments if a.alias_info is not None]
+    known = [a.name for a in shared if a.alias_info.before_set & wanted or (not wanted and not a.alias_info.is_write)]
     if not known:
         raise Unsayable("a result that shares memory with no argument")
     return str(known[0])
