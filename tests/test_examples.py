@@ -145,3 +145,10 @@ def test_survey() -> None:
     assert "110,000 points in 12 tiles with a halo of 6 voxels" in shown
     first, last = (float(text) for text in re.findall(r"\d\.\d\d", shown.splitlines()[-1]))
     assert last < first
+
+
+def test_language() -> None:
+    shown = output("language.py").splitlines()
+    assert len(shown) == 5
+    for line in shown:
+        assert "audited, compiled, exported" in line, line

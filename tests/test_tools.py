@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -361,3 +362,17 @@ def test_functions_with_a_local_called_found_are_counted(tmp_path: Path) -> None
         "tools/a.py:5: inner binds 'found'; name what it holds",
         "2 functions bind 'found', the budget is 1",
     ]
+
+
+def test_schemas_are_counted_by_what_a_declaration_says() -> None:
+    text = (
+        "f(Tensor(a!) self, int[2] k, *, Tensor?[] xs) -> Tensor(a!)\n"
+        "g(Tensor(a -> *) x) -> Tensor(a)[]\n"
+        "h(ScalarType d=6) -> (Tensor, SymInt)\n"
+        "k(Dict(str, Tensor) d) -> Tensor\n"
+    )
+    command = [sys.executable, TOOLS / "count_schemas.py", "--text", "--run", "--json"]
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=True)
+    counted = json.loads(done.stdout)
+    assert (counted["total"], counted["expressible"]) == (4, 3), counted
+    assert counted["by"] == {"exact": 3, "the type Dict(str, Tensor)": 1}

@@ -22,7 +22,7 @@ extern "C" {
 #endif
 
 /* Sum neighbours.
- *   NAMESPACE::gather(Tensor x, Tensor(a1!) table, Tensor? mask, SymInt[] kernel, float p=1., *, str mode="a") -> (Tensor, Tensor)
+ *   NAMESPACE::gather(Tensor x, Tensor(a!) table, Tensor? mask, SymInt[] kernel, float p=1., *, str mode="a") -> (Tensor, Tensor)
  *   x: Float[Tensor, "n c"]
  *   table: Int32[Tensor, "n k"]
  *   mask: Bool[Tensor, "n"] or NULL

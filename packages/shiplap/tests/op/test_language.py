@@ -109,7 +109,7 @@ def test_lists_and_optionals_that_are_written_to(ns, x):
         if best is not None:
             best.copy_(params[0])
 
-    assert "(Tensor(a0!)[] params, Tensor[] grads, Tensor(a2!)? best=None, float lr=0.5)" in str(step.overload._schema)
+    assert "(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)? best=None, float lr=0.5)" in str(step.overload._schema)
     params, best = [x.clone(), x[:2].clone()], torch.zeros_like(x)
     step(params, [x, x[:2]], best)
     assert torch.equal(params[0], x / 2)

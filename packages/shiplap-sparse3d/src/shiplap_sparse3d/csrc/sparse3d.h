@@ -112,7 +112,7 @@ SL_EXPORT int sparse3d_indice_weighted_sum_grad(const sl_context* ctx,
 SL_EXPORT const char* sparse3d_indice_weighted_sum_grad_signature(void);
 
 /* Insert ``keys`` with their ``values``. Raises SL211 when the table has no room; its content is undefined then.
- *   sparse3d::hash_insert(Tensor(a0!) table_keys, Tensor(a1!) table_values, Tensor keys, Tensor values) -> ()
+ *   sparse3d::hash_insert(Tensor(a!) table_keys, Tensor(b!) table_values, Tensor keys, Tensor values) -> ()
  *   table_keys: Int64[Tensor, "t"]
  *   table_values: Int32[Tensor, "t"]
  *   keys: Int64[Tensor, "m"]
@@ -144,7 +144,7 @@ SL_EXPORT int sparse3d_hash_lookup(const sl_context* ctx,
 SL_EXPORT const char* sparse3d_hash_lookup_signature(void);
 
 /* Insert voxels with their ``values``; the key of a voxel is ``((b*X + x)*Y + y)*Z + z``.
- *   sparse3d::hash_insert_3d(Tensor(a0!) table_keys, Tensor(a1!) table_values, Tensor coords, Tensor values, SymInt[] spatial_shape) -> ()
+ *   sparse3d::hash_insert_3d(Tensor(a!) table_keys, Tensor(b!) table_values, Tensor coords, Tensor values, SymInt[] spatial_shape) -> ()
  *   table_keys: Int64[Tensor, "t"]
  *   table_values: Int32[Tensor, "t"]
  *   coords: Int32[Tensor, "m 4"]
@@ -164,7 +164,7 @@ SL_EXPORT int sparse3d_hash_insert_3d(const sl_context* ctx,
 SL_EXPORT const char* sparse3d_hash_insert_3d_signature(void);
 
 /* ``hash_insert_3d`` of each voxel with its row number, so that of equal voxels the first is found.
- *   sparse3d::hash_insert_3d_index(Tensor(a0!) table_keys, Tensor(a1!) table_values, Tensor coords, SymInt[] spatial_shape) -> ()
+ *   sparse3d::hash_insert_3d_index(Tensor(a!) table_keys, Tensor(b!) table_values, Tensor coords, SymInt[] spatial_shape) -> ()
  *   table_keys: Int64[Tensor, "t"]
  *   table_values: Int32[Tensor, "t"]
  *   coords: Int32[Tensor, "m 4"]

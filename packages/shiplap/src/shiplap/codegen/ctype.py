@@ -47,6 +47,14 @@ class CParameter:
 
 def prototype(spec: OpSpec) -> tuple[CParameter, ...]:
     """Parameters after ``ctx``: input tensors, outputs, scalars, extents. SL404 for what C cannot carry."""
+    if spec.traced:
+        raise error(
+            "SL404",
+            where=spec.name,
+            got="results that are lists, scalars or optional, or whose sizes only the reference tells",
+            expected="tensors that can be allocated before the call",
+            fix="write the kernel as a Python function, which returns them, and call the C function from there",
+        )
     inputs = [CParameter(_tensor(spec, a), a.name, "input", a.name) for a in spec.tensors]
     outputs = [CParameter("DLTensor*", o.name, "output", o.name) for o in spec.outputs]
     scalars = [p for a in spec.scalars for p in _scalar(spec, a)]

@@ -123,6 +123,11 @@ class Registrations:
         """The implementation for every device type, below autograd and autocast."""
         self._library.impl(self._named(name), function, "CompositeExplicitAutograd")
 
+    def compose(self, name: str, function: Implementation) -> None:
+        """The implementation by other ops, which every transform and trace sees in place of this one."""
+        for key in ("CompositeImplicitAutograd", "FuncTorchBatched"):  # vmap knows how to take apart torch's own alone
+            self._library.impl(self._named(name), function, key)
+
     def fake(self, name: str, function: Implementation) -> None:
         """The implementation for tensors without data."""
         torch.library.register_fake(f"{self.namespace}::{self._named(name)}", function, lib=self._library)

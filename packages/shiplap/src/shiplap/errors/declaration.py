@@ -93,12 +93,6 @@ register(
             "return a dict {argument name: gradient}; list names of arguments or outputs in saves=",
         ),
         (
-            "SL111",
-            "the op has no tensor argument",
-            "Shiplap takes the device of the outputs from a tensor argument.",
-            "add a tensor argument",
-        ),
-        (
             "SL112",
             "the autocast rule is not known",
             "The rule says which dtype the floating-point inputs get under torch.autocast.",
@@ -154,6 +148,24 @@ register(
                 "tolerance must state a relative error and a reason."
             ),
             'give tolerance=(1e-3, "tanh stands for erf")',
+        ),
+        (
+            "SL130",
+            "aliases= does not fit the results",
+            (
+                "Each result is fresh, an argument that the op writes to, or a tensor that may be a view of an "
+                "argument. A torch schema says which, and torch relies on it."
+            ),
+            'give aliases=("x", None): for each result the name of a tensor argument, or None for a fresh one',
+        ),
+        (
+            "SL131",
+            "an op with views has no kernels",
+            (
+                "A view moves no data, so a kernel would have nothing to do. Torch sees through such an op to its "
+                "reference, which gives the gradient and the transforms too."
+            ),
+            "leave the reference alone, or return fresh tensors and remove the argument from aliases=",
         ),
     ],
 )

@@ -15,7 +15,7 @@ from shiplap.errors import error
 from shiplap.op.expr import Expr
 from shiplap.op.spec import Arg, Dim, ScalarKind, TensorType
 
-__all__ = ["is_tensor", "read_argument", "read_tensor", "tensor_dtypes"]
+__all__ = ["is_tensor", "read_argument", "read_tensor", "read_tensors", "tensor_dtypes"]
 
 _SCALARS: dict[object, ScalarKind] = {
     int: "int",
@@ -55,6 +55,26 @@ def tensor_dtypes(annotation: type[AbstractArray]) -> tuple[str, ...]:
     return tuple(n for n in names if isinstance(n, str) and isinstance(getattr(torch, n, None), torch.dtype))
 
 
+def read_tensors(annotation: object, where: str) -> TensorType | None:
+    """``Float[Tensor, "n"] | Int32[Tensor, "n"]``: one type of the dtypes of all, which have the same dims. None for
+    what is no tensor."""
+    if is_tensor(annotation):
+        return read_tensor(annotation, where)
+    members = typing.get_args(annotation) if _is_union(annotation) else ()
+    if not members or not all(map(is_tensor, members)):
+        return None
+    kinds = [read_tensor(m, where) for m in members]
+    if len({k.dims for k in kinds}) > 1:
+        got = ", ".join(map(str, kinds))
+        raise error("SL105", where=where, got=got, expected="one shape for all dtypes", fix="give each the same dims")
+    names = dict.fromkeys(n for k in kinds for n in k.dtypes) if all(k.dtypes for k in kinds) else {}
+    return TensorType("_or_".join(k.dtype_class for k in kinds), tuple(names), kinds[0].dims)
+
+
+def _is_union(annotation: object) -> bool:
+    return typing.get_origin(annotation) in (typing.Union, types.UnionType)
+
+
 def _dim(token: str, where: str) -> Dim:
     if token == "...":
         return Dim("variadic", token)
@@ -79,22 +99,15 @@ def _dim(token: str, where: str) -> Dim:
 def read_argument(name: str, annotation: object, where: str) -> Arg:
     """One parameter of the signature → ``Arg``. SL103 says how to split what a schema cannot carry."""
     inner, optional = _strip_optional(annotation)
-    if is_tensor(inner):
-        return Arg(name, tensor=read_tensor(inner, where), optional=optional)
-    element = _element(inner)
-    if is_tensor(element):
-        if optional:
-            raise error(
-                "SL103",
-                where=where,
-                got=_show(annotation),
-                expected="a list of tensors that is not optional",
-                fix="pass an empty list instead of None",
-            )
-        return Arg(name, tensor=read_tensor(element, where), many=True)
+    if (single := read_tensors(inner, where)) is not None:
+        return Arg(name, tensor=single, optional=optional)
+    element, length = _element(inner)
+    member, absent = _strip_optional(element)
+    if (listed := read_tensors(member, where)) is not None:
+        return Arg(name, tensor=listed, many=True, optional=optional, length=length, absent=absent)
     scalar = _scalar(inner, element)
     if scalar is not None:
-        return Arg(name, scalar=scalar, optional=optional)
+        return Arg(name, scalar=scalar, optional=optional, length=length)
     raise error("SL103", where=where, got=_show(annotation), expected=_EXPECTED, fix=_split_advice(inner))
 
 
@@ -110,17 +123,18 @@ def _scalar(inner: object, element: object) -> ScalarKind | None:
 
 
 def _is_number(annotation: object) -> bool:
-    union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
-    return union and set(typing.get_args(annotation)) in _NUMBER
+    return _is_union(annotation) and set(typing.get_args(annotation)) in _NUMBER
 
 
-def _element(annotation: object) -> object:
-    """The element type of ``list[T]``, ``Sequence[T]`` or ``tuple[T, ...]``, else None."""
+def _element(annotation: object) -> tuple[object, int]:
+    """The element type of ``list[T]``, ``Sequence[T]`` or ``tuple[T, ...]``, else None; and the length that
+    ``tuple[T, T]`` fixes, else 0."""
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if (origin in (list, Sequence) and len(args) == 1) or (origin is tuple and len(args) == 2 and args[1] is ...):
-        element: object = args[0]
-        return element
-    return None
+        return args[0], 0
+    if origin is tuple and args and all(a == args[0] for a in args):
+        return args[0], len(args)
+    return None, 0
 
 
 _EXPECTED = (
@@ -130,7 +144,7 @@ _EXPECTED = (
 
 
 def _strip_optional(annotation: object) -> tuple[object, bool]:
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+    if _is_union(annotation):
         given = typing.get_args(annotation)
         rest = [a for a in given if a is not type(None)]
         if rest and len(rest) + 1 == len(given):

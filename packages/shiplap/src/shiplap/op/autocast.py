@@ -60,7 +60,7 @@ def _convert(value: Value, dtype: torch.dtype | None) -> Value:
     if dtype is None:
         return value
     if isinstance(value, (list, tuple)):
-        return [_converted(v, dtype) for v in value if isinstance(v, Tensor)]
+        return [_converted(v, dtype) if isinstance(v, Tensor) else v for v in value]
     return _converted(value, dtype) if isinstance(value, Tensor) else value
 
 

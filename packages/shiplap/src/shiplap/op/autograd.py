@@ -54,6 +54,7 @@ class Context(Protocol):
 
     shiplap_kept: _Kept
     shiplap_nest: Nest
+    shiplap_made: Nest
 
 
 class _Run(Protocol):
@@ -85,7 +86,7 @@ class Backward:
                 fix="declare a functional op that returns the new value",
             )
         names = tuple(saves) if saves is not None else tuple(a.name for a in spec.tensors)
-        known = {a.name for a in spec.args} | {o.name for o in spec.outputs}
+        known = {a.name for a in spec.args} | {o.name for o in (*spec.outputs, *spec.made)}
         for name in names:
             if name not in known:
                 raise error(
@@ -130,11 +131,12 @@ class Backward:
 
 def _make_backward(spec: OpSpec, backward: Backward) -> tuple[_Run, _SetUp]:
     """``(run, set_up)`` of an ``autograd.Function`` of the op; ``needed`` is its ``needs_input_grad``."""
-    places = {a.name: i for i, a in enumerate(spec.args)} | {o.name: -1 - i for i, o in enumerate(spec.outputs)}
+    results = spec.made if spec.traced else spec.outputs
+    places = {a.name: i for i, a in enumerate(spec.args)} | {o.name: -1 - i for i, o in enumerate(results)}
     kept = [(n, places[n]) for n in backward.saves if places[n] < 0 or spec.args[places[n]].tensor is not None]
     scalars = [(a.name, places[a.name]) for a in spec.scalars]
     tensors = [(a.name, places[a.name]) for a in spec.tensors]
-    single = len(spec.outputs) == 1
+    single = len(results) == 1
     unused = dict.fromkeys([name for name, _ in tensors], False)  # the dispatcher strips trailing defaults
 
     def set_up(ctx: Context, inputs: Args, output: Result) -> None:
@@ -188,10 +190,15 @@ def _recorders(
     are written to, which come behind the outputs and carry the error of a missing backward."""
     run, set_up = _make_backward(spec, backward) if backward is not None else _missing_backward(spec)
 
-    def forward(ctx: Context, call: Record, kwargs: dict[str, Value], nest: Nest, *flat: Value) -> Result:
+    def forward(
+        ctx: Context, call: Record, kwargs: dict[str, Value], nest: Nest, made: list[Nest], *flat: Value
+    ) -> Result:
         ctx.shiplap_nest, args = nest, cast("Args", _nested(flat, nest))
         output = call(*args, **kwargs)
         set_up(ctx, spec.complete(args, kwargs), output)
+        if spec.traced:
+            output, ctx.shiplap_made = _flat_results(spec, output)
+            made.append(ctx.shiplap_made)
         if not changes:
             return output
         written = tuple(t for t in _tensors(args[i] for i in changes) if _carries(t))
@@ -200,8 +207,9 @@ def _recorders(
 
     def gradients(ctx: Context, *grads: Tensor) -> tuple[Gradient, ...]:
         nest = ctx.shiplap_nest
-        answers = run(ctx, _nested(ctx.needs_input_grad[3:], nest), *grads)
-        return (None, None, None, *(answers if nest is None else _flat(answers)))
+        of_results = _nested(grads, ctx.shiplap_made) if spec.traced else grads
+        answers = run(ctx, _nested(ctx.needs_input_grad[4:], nest), *cast("tuple[Tensor, ...]", of_results))
+        return (None, None, None, None, *(answers if nest is None else _flat(answers)))
 
     name, members = f"{spec.opname}_backward", {"forward": staticmethod(forward), "backward": staticmethod(gradients)}
     return transforms.function(name, members), transforms.level_function(name, members)
@@ -242,14 +250,30 @@ def make_autograd(
         if changes and not transformed and any(t.requires_grad for t in _tensors(args[i] for i in changes)):
             return below(*args, **kwargs)  # whose checks refuse it
         nest = [len(a) if isinstance(a, (list, tuple)) else None for a in args] if listed else None
+        made: list[Nest] = []
         if not transformed:
-            result = function.apply(below, kwargs, nest, *flat)
-            return result if not changes else _first(result, len(spec.outputs))
+            result = function.apply(below, kwargs, nest, made, *flat)
+            return _results(result, made) if made or not changes else _first(result, len(spec.outputs))
         if changes:
             raise _ungraded(spec, "a gradient was requested by a transform of torch.func")
-        return transforms.apply_at_level(at_level, at_this_level(keys), kwargs, nest, *flat)
+        return _results(transforms.apply_at_level(at_level, at_this_level(keys), kwargs, nest, made, *flat), made)
 
     return autograd
+
+
+def _flat_results(spec: OpSpec, output: Result) -> tuple[Result, Nest]:
+    """Results one by one, and which of them were members of lists."""
+    values = (output,) if len(spec.made) == 1 else cast("tuple[Value, ...]", output)
+    nest: Nest = [len(v) if isinstance(v, (list, tuple)) else None for v in values]
+    return cast("Result", _flat(cast("Sequence[Any]", values))), nest
+
+
+def _results(result: Result, made: Sequence[Nest]) -> Result:
+    """The inverse, of what a recorded call returned."""
+    if not made:
+        return result
+    values = _nested(cast("tuple[Any, ...]", result), made[0])
+    return cast("Result", values[0] if len(values) == 1 else values)
 
 
 def _tensors(values: Iterable[Value]) -> Iterator[Tensor]:
@@ -342,5 +366,6 @@ def carries_gradients(spec: OpSpec) -> bool:
 
 def floating_outputs(spec: OpSpec) -> bool:
     """Whether any output could carry a gradient; one of any dtype could."""
-    dtypes = [[getattr(torch, n) for n in o.tensor.dtypes] for o in spec.outputs]
+    types = [r.tensor for r in spec.made if r.tensor] if spec.traced else [o.tensor for o in spec.outputs]
+    dtypes = [[getattr(torch, n) for n in t.dtypes] for t in types]
     return any(not choices or any(d.is_floating_point or d.is_complex for d in choices) for choices in dtypes)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import keyword
 import math
 import sys
 import typing
@@ -13,10 +12,12 @@ from types import MappingProxyType
 from typing import TypedDict
 
 from shiplap.errors import error
-from shiplap.op.annotation import is_tensor, read_argument, read_tensor
+from shiplap.op.annotation import read_argument
 from shiplap.op.expr import Expr
 from shiplap.op.plan.kinds import mismatch
-from shiplap.op.spec import Arg, Dim, OpSpec, Output
+from shiplap.op.results import plain, read_results
+from shiplap.op.schema import numbered
+from shiplap.op.spec import Arg, Dim, OpSpec
 
 __all__ = ["Declaration", "check_name", "read_arguments", "read_spec", "read_workspace"]
 
@@ -36,6 +37,9 @@ class Declaration(TypedDict, total=False):
     autocast: str | None
     library: Iterable[str]
     tolerance: tuple[float, str] | None
+    aliases: str | Iterable[str | None]
+    static: Iterable[str]
+    sizes: str
 
 
 def read_spec(
@@ -51,6 +55,9 @@ def read_spec(
     autocast: str | None = "widest",
     library: Iterable[str] = (),
     tolerance: tuple[float, str] | None = None,
+    aliases: str | Iterable[str | None] = (),
+    static: Iterable[str] = (),
+    sizes: str = "declared",
 ) -> OpSpec:
     """The declaration of ``fn`` as data; raises ``DeclarationError`` (SL1xx) for what cannot be declared."""
     check_name(name)
@@ -65,17 +72,19 @@ def read_spec(
         )
     if autocast not in AUTOCAST_RULES:
         raise error("SL112", where=name, got=repr(autocast), expected=", ".join(map(repr, AUTOCAST_RULES)))
-    hints = _hints(fn)
-    args = tuple(_arguments(name, fn, hints, set(_names(mutates)), set(_names(contiguous))))
-    returns = hints.get("return", inspect.Parameter.empty)
-    outs = tuple(_outputs(name, returns, _names(outputs), any(a.mutated for a in args), {a.name for a in args}))
+    hints, fixed = _hints(fn), set(_names(static))
+    args = tuple(_arguments(name, fn, hints, set(_names(mutates)), set(_names(contiguous)), fixed))
+    returned = hints.get("return", inspect.Parameter.empty)
+    outs, returns, traced = read_results(name, args, returned, _names(outputs), aliases, sizes)
     spec = OpSpec(
         name,
         args,
         outs,
+        returns=returns,
+        traced=traced,
         dims=tuple((k, Expr.parse(v, f"{name}, dims[{k!r}]")) for k, v in dims.items()),
         bounds=tuple((k, Expr.parse(v, f"{name}, bounds[{k!r}]")) for k, v in bounds.items()),
-        requires=tuple(Expr.parse(v, f"{name}, requires") for v in _names(requires)),
+        requires=tuple(Expr.parse(v, f"{name}, requires") for v in (*_names(requires), *_lengths(args))),
         autocast=autocast,
         library=_names(library),
         doc=inspect.getdoc(fn) or "",
@@ -100,8 +109,8 @@ def check_name(name: object) -> None:
     if isinstance(name, str):
         namespace, _, opname = name.partition("::")
         opname, dot, overload = opname.partition(".")
-        named = not dot or (_plain(overload) and overload not in RESERVED)
-        if not (_plain(namespace) and _plain(opname) and named):
+        named = not dot or (plain(overload) and overload not in RESERVED)
+        if not (plain(namespace) and plain(opname) and named):
             raise error("SL101", where=f"@sl.op({name!r})", got=name, expected="namespace::name")
         return
     shown = name.__name__ if inspect.isfunction(name) or inspect.isclass(name) else name
@@ -110,16 +119,17 @@ def check_name(name: object) -> None:
 
 def read_arguments(name: str, fn: Callable[..., object]) -> tuple[Arg, ...]:
     """The annotated parameters of ``fn`` as data, for functions that are no ops; raises SL1xx as ``read_spec`` does."""
-    return tuple(_arguments(name, fn, _hints(fn), set(), set()))
+    return tuple(_arguments(name, fn, _hints(fn), set(), set(), set()))
+
+
+def _lengths(args: Iterable[Arg]) -> Iterable[str]:
+    """Preconditions that follow from lists of fixed length, which torch does not check."""
+    return (f"len({a.name}) == {a.length}" for a in args if a.length and not (a.optional or a.many))
 
 
 def _names(value: Iterable[str]) -> tuple[str, ...]:
     """``mutates="cache"`` is one name, not five letters."""
     return (value,) if isinstance(value, str) else tuple(value)
-
-
-def _plain(name: str) -> bool:
-    return name.isidentifier() and name.isascii() and not keyword.iskeyword(name)
 
 
 def _hints(fn: Callable[..., object]) -> dict[str, object]:
@@ -139,10 +149,15 @@ def _hints(fn: Callable[..., object]) -> dict[str, object]:
 
 
 def _arguments(
-    name: str, fn: Callable[..., object], hints: dict[str, object], mutates: set[str], contiguous: set[str]
+    name: str,
+    fn: Callable[..., object],
+    hints: dict[str, object],
+    mutates: set[str],
+    contiguous: set[str],
+    static: set[str],
 ) -> Iterable[Arg]:
     parameters = inspect.signature(fn).parameters
-    for unknown in (mutates | contiguous) - parameters.keys():
+    for unknown in (mutates | contiguous | static) - parameters.keys():
         raise error("SL107", where=name, got=unknown, expected=f"one of {', '.join(parameters)}")
     for p in parameters.values():
         where = f"{name}, argument {p.name!r}"
@@ -156,6 +171,7 @@ def _arguments(
             keyword_only=p.kind is p.KEYWORD_ONLY,
             mutated=p.name in mutates,
             contiguous=p.name in contiguous,
+            static=p.name in static,
         )
         _check_argument(where, arg)
         yield arg
@@ -165,7 +181,7 @@ def _check_name(where: str, p: inspect.Parameter) -> None:
     """SL103 for a parameter that a schema, or generated code, cannot name."""
     if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
         raise error("SL103", where=where, got=str(p), expected="named arguments", fix="name each argument")
-    if not _plain(p.name) or p.name.startswith("_"):  # names with _ are those of generated code
+    if not plain(p.name) or p.name.startswith("_"):  # names with _ are those of generated code
         raise error(
             "SL103",
             where=where,
@@ -185,6 +201,9 @@ def _check_argument(where: str, arg: Arg) -> None:
             expected=bad,
             fix="use None as the default, in an optional argument",
         )
+    if arg.static and arg.scalar not in ("int", "list[int]"):
+        fix = "leave it out of static="
+        raise error("SL103", where=where, got=f"static {arg.scalar or 'tensor'}", expected="an int or ints", fix=fix)
     if arg.mutated and arg.tensor is None:
         raise error("SL107", where=where, got="not a tensor", expected="a tensor argument, or a list of tensors")
 
@@ -204,42 +223,13 @@ def _bad_default(arg: Arg) -> str:
 def _unparsed(arg: Arg) -> str:
     """The kind of an argument for which torch's schema parser takes no default of this value, or empty."""
     kind = str(arg.scalar)
-    parsed = kind not in ("dtype", "device", "layout", "memory_format", "Generator", "list[Scalar]", "list[str]")
-    return "" if parsed else kind
-
-
-def _outputs(
-    name: str, annotation: object, names: tuple[str, ...], mutating: bool, arguments: set[str]
-) -> Iterable[Output]:
-    where = f"{name}, return"
-    if annotation is None or annotation is type(None):
-        if not mutating:
-            raise error("SL109", where=where, got="None", expected="tensors, or mutates=(...)")
-        return
-    parts = typing.get_args(annotation) if typing.get_origin(annotation) is tuple else (annotation,)
-    if not parts or not all(is_tensor(p) for p in parts):
-        raise error("SL109", where=where, got=str(annotation), expected="jaxtyping tensors that are always there")
-    names = names or (("out",) if len(parts) == 1 else tuple(f"out{i}" for i in range(len(parts))))
-    if len(names) != len(parts):
-        raise error("SL109", where=where, got=f"{len(names)} names in outputs=", expected=f"{len(parts)} names")
-    used = arguments | {"workspace"}  # keywords of kernels
-    taken = [n for i, n in enumerate(names) if n in names[:i] or n in used or not _plain(n)]
-    if taken:
-        raise error(
-            "SL109",
-            where=where,
-            got=f"output name {taken[0]!r}",
-            expected="new names of ASCII letters, none an argument's, nor workspace",
-            fix='give outputs=("name", ...)',
-        )
-    for out_name, part in zip(names, parts, strict=True):
-        yield Output(out_name, read_tensor(part, f"{where} {out_name!r}"))
+    if kind in ("dtype", "device", "layout", "memory_format"):
+        return "" if numbered(arg.default) else f"{kind} {arg.default}"
+    return kind if kind in ("Generator", "list[Scalar]", "list[str]") else ""
 
 
 def _check(spec: OpSpec) -> None:
     """What the parts cannot know alone: an input gives the device, every output dim and dtype is determined."""
-    if all(a.optional for a in spec.tensors):
-        raise error("SL111", where=spec.name, got="no tensor", expected="a tensor argument that is always there")
     known = _check_dims(spec)
     _check_bounds(spec, known)
     scalars = {a.name for a in spec.scalars if not a.optional}

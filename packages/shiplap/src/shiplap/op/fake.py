@@ -10,6 +10,7 @@ from shiplap.errors import error
 from shiplap.op import digest
 from shiplap.op.binding import Binding
 from shiplap.op.outputs import empty_outputs, result_of
+from shiplap.op.returned import fit_results
 from shiplap.op.state import OpState
 from shiplap.op.values import Result, Value
 
@@ -28,6 +29,8 @@ def make_fake(op: OpState) -> Callable[..., Result]:
         call = op.bind(spec.complete(args, kwargs))  # the dispatcher may have stripped defaults
         if packages.packaging() and not op.templates.get(call.device.type):  # those refuse where they are lowered
             refuse_python(op, call)
+        if spec.traced:
+            return result_of(fit_results(spec, call, op.run_reference(call.args)))
         for dim, bound in spec.bounds:
             size = sizes.new_size()
             call.env[dim] = size

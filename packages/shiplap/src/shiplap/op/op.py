@@ -25,22 +25,18 @@ from torch import Tensor
 
 from shiplap.compat import calls
 from shiplap.compat.calls import P, R
-from shiplap.compat.library import Registrations
 from shiplap.errors import ShiplapError, error
 from shiplap.op import digest
-from shiplap.op.autocast import make_cast
-from shiplap.op.autograd import Backward, GradientFn, make_autograd
+from shiplap.op.autograd import Backward, GradientFn
 from shiplap.op.batch import read_batching
 from shiplap.op.bucket import read_rule
 from shiplap.op.declare import Declaration, check_name, read_spec
-from shiplap.op.fake import make_fake
 from shiplap.op.kernel import Implementation, Kernel, KernelKeywords, read_terms, template_kernel
 from shiplap.op.launch import workspace_size
-from shiplap.op.out import OutVariant, has_out
 from shiplap.op.python import PythonFunction
+from shiplap.op.registration import Registered
 from shiplap.op.route import route_of
-from shiplap.op.schema import BELOW, below, schema, tags
-from shiplap.op.serve import Served
+from shiplap.op.schema import BELOW, public_schema
 from shiplap.op.sharding import failure_hooks
 from shiplap.op.source import home, same_home
 from shiplap.op.spec import OpSpec
@@ -60,7 +56,7 @@ digest.on_digest(lambda: BELOW)  # compiled code names it
 declared: dict[str, Op] = {}  # by name; `op/registry.py` shows them
 
 
-class Op(calls.ShortCut[P, R], Served):
+class Op(calls.ShortCut[P, R], Registered):
     """A declared op. Call it like the function that it was declared from.
 
     ``OpState`` (op/state.py) documents the attributes of an op. ``overload`` and ``raw`` are the torch ops that shiplap
@@ -68,11 +64,9 @@ class Op(calls.ShortCut[P, R], Served):
     """
 
     reference: Callable[P, R]
-    variant: OutVariant | None = None  # `<name>__out`, for callers that own the memory
 
     def __init__(self, spec: OpSpec, reference: Callable[P, R]) -> None:
         super().__init__(spec, reference)
-        self._registrations: Registrations | None = None
         self._former: list[Op] = []
         self._register()
         self.__name__, self.__doc__, self.__module__ = spec.opname, reference.__doc__, reference.__module__
@@ -86,13 +80,6 @@ class Op(calls.ShortCut[P, R], Served):
             return self.record(None, *args)
         plain = self.separable and calls.is_plain_call(args, kwargs)
         result: Result = (calls.builtin(self.raw) if plain else self.overload)(*args, **kwargs)
-        return result
-
-    def below(self, *args: Value, **kwargs: Value) -> Result:
-        """Call the op below autograd, as the autograd formula of the op does."""
-        if self.separable and not kwargs:
-            return self.direct(*args)
-        result: Result = calls.builtin(self.raw)(*args, **kwargs)
         return result
 
     def explain(self, args: Sequence[Value], kwargs: Mapping[str, Value], cause: Exception) -> bool:
@@ -242,7 +229,11 @@ class Op(calls.ShortCut[P, R], Served):
             native.release()
 
     def _extend(self, what: str) -> None:
-        """Raise TypeError where ``what`` cannot be attached, since the op belongs to another library."""
+        """Raise TypeError where ``what`` cannot be attached, since the op belongs to another library; SL131 where the
+        reference is the op."""
+        if self.spec.view:
+            got = f"a result that may be a view of {self.spec.returns[0].alias or 'an argument'}"
+            raise error("SL131", where=self.spec.name, got=got, expected="fresh results, or arguments written to")
 
     def _attach(self, kernel: Kernel) -> None:
         self.drop_native()
@@ -275,56 +266,12 @@ class Op(calls.ShortCut[P, R], Served):
         """Serve the torch registration of ``previous``: its functions call this op, as do its holders."""
         self._registrations, self.variant, self.entrance = previous._registrations, previous.variant, previous.entrance
         self.separable, self._former = previous.separable, [*previous._former, previous]
+        self.core = previous.core
         self._renew()
         for former in self._former:
             replaced, former.__dict__ = former.__dict__, self.__dict__
             if replaced is not self.__dict__ and (native := replaced["native"]) is not None:
                 native.release()  # attached since
-
-    def _renew(self) -> None:
-        """Make torch compile code for this op anew: compiled graphs may rely on the previous declaration."""
-        there, name = self._registrations, self.spec.opname
-        if there is not None:
-            self.overload = there.renewed(name)
-            self.raw = there.overload(below(name)) if self.guarded else self.overload
-        self.direct = route_of(self)
-        self._differentiate()
-
-    def _differentiate(self) -> None:
-        """(Re)build what autograd calls."""
-        if self.guarded:
-            self.record = make_autograd(self.spec, self.overload, self.below, self.serve_tangent, self.gradient)
-
-    def _recorded(self, *args: Value, **kwargs: Value) -> Result:
-        """The function registered for autograd, which uses the gradient declared at the time of the call."""
-        return self.record(*args, **kwargs)
-
-    def _declare(self) -> None:
-        """Make the torch registration."""
-        spec, name = self.spec, self.spec.opname
-        self._registrations = there = Registrations.of(spec.namespace, name)
-        names = (name, below(name)) if self.guarded else (name,)
-        for each in names:
-            self._define(there, each)
-        if self.guarded:
-            there.show(names[-1], name)
-            there.skip_autograd(names[-1])
-            there.record(name, self._recorded)
-        self.overload, self.raw = there.overload(name), there.overload(names[-1])
-        self.separable = self.guarded and not any(a.many for a in spec.args)
-        self.direct = route_of(self)
-        self._differentiate()
-        self.variant = OutVariant(self, there) if has_out(spec) else None
-        if spec.autocast is not None:
-            there.cast(name, self.overload, make_cast(spec))
-        there.publish()
-
-    def _define(self, there: Registrations, name: str) -> None:
-        """Schema, real implementation and fake under ``name``."""
-        there.define(schema(self.spec, name), tags(self.spec))
-        there.tell(name, self.refusal)
-        there.implement(name, self.execute)
-        there.fake(name, make_fake(self))
 
     def __reduce__(self) -> str:
         """Copied and pickled by name, as functions are: a model that holds an op can be deep-copied."""
@@ -332,7 +279,7 @@ class Op(calls.ShortCut[P, R], Served):
 
     def __repr__(self) -> str:
         devices = ", ".join(f"{d}: {'/'.join(k.name for k in ks)}" for d, ks in self.kernels.items())
-        return f"<shiplap op {self.spec.namespace}::{schema(self.spec)}; kernels {devices or 'none'}>"
+        return f"<shiplap op {self.spec.namespace}::{public_schema(self.spec)}; kernels {devices or 'none'}>"
 
 
 def op(
@@ -347,6 +294,9 @@ def op(
     autocast: str | None = "widest",
     library: Iterable[str] = (),
     tolerance: tuple[float, str] | None = None,
+    aliases: str | Iterable[str | None] = (),
+    static: Iterable[str] = (),
+    sizes: str = "declared",
 ) -> Declare:
     """Declare a torch op from an annotated function whose body is its reference.
 
@@ -361,6 +311,10 @@ def op(
         autocast: the dtype of float inputs under autocast: their ``"widest"``, ``"autocast"``, ``"float32"`` or None.
         tolerance: a relative error that is accepted beyond rounding, and its reason: ``(1e-3, "tanh for erf")``.
         library: the device types on which the body calls a tuned library, and comes before templates.
+        aliases: for each result the argument that it is (one of ``mutates``) or may be a view of, None for a fresh one.
+        static: int arguments that are never symbols: torch compiles anew for each value, the schema says ``int``.
+        sizes: ``"reference"`` where results have the sizes, dtypes and device that the reference gives them, which is
+            run without data to find them. Lists, scalars, optional results and ops without tensors do so anyway.
 
     Raises:
         DeclarationError: SL1xx, when torch could not carry out the declaration.
@@ -384,6 +338,9 @@ def op(
         autocast=autocast,
         library=library,
         tolerance=tolerance,
+        aliases=aliases,
+        static=static,
+        sizes=sizes,
     )
 
 

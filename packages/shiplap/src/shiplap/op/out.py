@@ -39,11 +39,11 @@ def out_name(spec: OpSpec) -> str:
 
 
 def out_schema(spec: OpSpec, name: str = "") -> str:
-    """``name(<arguments>, *, Tensor(a1!) out, Tensor(a2!)? workspace=None) -> ()``."""
+    """``name(<arguments>, *, Tensor(out0!) out, Tensor(scratch!)? workspace=None) -> ()``."""
     given = schema(spec, name or out_name(spec)).rpartition(") -> ")[0]
     keywords = [] if any(a.keyword_only for a in spec.args) else ["*"]
-    keywords += [f"Tensor(a{len(spec.args) + i}!) {o.name}" for i, o in enumerate(spec.outputs)]
-    keywords += [f"Tensor(a{len(spec.args) + len(spec.outputs)}!)? {scratch_name(spec)}=None"]
+    keywords += [f"Tensor(out{i}!) {o.name}" for i, o in enumerate(spec.outputs)]
+    keywords += [f"Tensor(scratch!)? {scratch_name(spec)}=None"]
     return f"{given}, {', '.join(keywords)}) -> ()"
 
 

@@ -12,6 +12,7 @@ from shiplap.op.binding import Binding, shape_of
 from shiplap.op.plan.outputs import OutputPlan
 from shiplap.op.plan.rules.outputs import WithinBound
 from shiplap.op.plan.term import Names
+from shiplap.op.returned import fit_results, made_of
 from shiplap.op.spec import Dim, OpSpec
 from shiplap.op.values import EnvValue, Outputs, Returned, Value
 
@@ -36,6 +37,9 @@ def empty_outputs(spec: OpSpec, call: Binding) -> Outputs:
 
 def fit_outputs(spec: OpSpec, call: Binding, result: Returned) -> Outputs:
     """Returned tensors → outputs that keep the declaration's promise: shape, dtype, device, contiguous, fresh."""
+    if spec.traced:
+        return fit_results(spec, call, result)
+    result = made_of(spec, call.args, result)
     values = () if result is None else tuple(result) if isinstance(result, (tuple, list)) else (result,)
     if len(values) != len(spec.outputs):
         raise error("SL301", where=spec.name, got=f"{len(values)} outputs", expected=f"{len(spec.outputs)} outputs")

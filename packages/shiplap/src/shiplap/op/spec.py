@@ -12,7 +12,7 @@ from typing import Literal
 from shiplap.op.expr import Expr
 from shiplap.op.values import Args, Value
 
-__all__ = ["Arg", "Dim", "OpSpec", "Output", "TensorType"]
+__all__ = ["Arg", "Dim", "OpSpec", "Output", "Return", "ScalarKind", "TensorType"]
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,11 @@ ScalarKind = Literal[
 
 @dataclass(frozen=True)
 class Arg:
-    """One argument: a tensor (``tensor`` set), a tensor list (``many``) or a scalar (``scalar`` set)."""
+    """One argument: a tensor (``tensor`` set), a tensor list (``many``) or a scalar (``scalar`` set).
+
+    ``length``: of a list that always has as many elements. ``absent``: members of a list of tensors may be None.
+    ``static``: ints that torch never makes symbols.
+    """
 
     name: str
     tensor: TensorType | None = None
@@ -81,10 +85,22 @@ class Arg:
     keyword_only: bool = False
     mutated: bool = False
     contiguous: bool = False
+    length: int = field(default=0, repr=False)
+    absent: bool = field(default=False, repr=False)
+    static: bool = field(default=False, repr=False)
 
     @property
     def has_default(self) -> bool:
         return self.default is not ...
+
+    @property
+    def form(self) -> str:
+        """What the digest of a declaration sees beside ``repr``: empty for an argument without a special form."""
+        return (
+            f"{self.name}/{self.length}/{self.absent}/{self.static}"
+            if self.length or self.absent or self.static
+            else ""
+        )
 
 
 @dataclass(frozen=True)
@@ -96,8 +112,34 @@ class Output:
 
 
 @dataclass(frozen=True)
+class Return:
+    """One result of an op whose results are not all fresh tensors of declared sizes.
+
+    ``alias``: the argument that the result is, if the op writes to it, or else may be a view of. Any other result is
+    a tensor, a list of them (``many``) or a scalar, and may be None where it is ``optional``.
+    """
+
+    name: str
+    tensor: TensorType | None = None
+    scalar: ScalarKind | None = None
+    many: bool = False
+    optional: bool = False
+    alias: str = ""
+    static: bool = False
+
+    @property
+    def arg(self) -> Arg:
+        """The argument of the same kind."""
+        return Arg(self.name, self.tensor, self.scalar, self.many, self.optional, static=self.static)
+
+
+@dataclass(frozen=True)
 class OpSpec:
-    """A declared op: names, arguments, outputs and the expressions that relate their sizes."""
+    """A declared op: names, arguments, outputs and the expressions that relate their sizes.
+
+    ``outputs`` are fresh tensors whose sizes the declaration determines. ``returns`` has all results, in order, where
+    some are arguments, views, lists or scalars, or where the reference tells the sizes (``traced``).
+    """
 
     name: str
     args: tuple[Arg, ...]
@@ -109,6 +151,8 @@ class OpSpec:
     library: tuple[str, ...] = field(default=(), repr=False)
     doc: str = field(default="", compare=False, repr=False)
     tolerance: tuple[float, str] | None = field(default=None, repr=False)
+    returns: tuple[Return, ...] = field(default=(), repr=False)
+    traced: bool = field(default=False, repr=False)
 
     @property
     def namespace(self) -> str:
@@ -135,6 +179,21 @@ class OpSpec:
     @cached_property
     def mutated(self) -> tuple[str, ...]:
         return tuple(a.name for a in self.args if a.mutated)
+
+    @cached_property
+    def returned(self) -> tuple[str, ...]:
+        """Arguments that the op writes to and returns."""
+        return tuple(r.alias for r in self.returns if r.alias and self.arg(r.alias).mutated)
+
+    @cached_property
+    def view(self) -> bool:
+        """Whether a result may be a view of an argument: then the reference, which torch sees through, is the op."""
+        return any(r.alias and not self.arg(r.alias).mutated for r in self.returns)
+
+    @cached_property
+    def made(self) -> tuple[Return, ...]:
+        """The results of a ``traced`` op that are no arguments."""
+        return tuple(r for r in self.returns if not r.alias)
 
     @cached_property
     def dynamic(self) -> dict[str, Expr]:
@@ -165,6 +224,9 @@ class OpSpec:
     def digest(self) -> str:
         """Identity of the declaration (not of its body)."""
         stated = f"/{self.tolerance}" if self.tolerance else ""
+        stated += "".join(a.form for a in self.args) + (
+            f"/{self.returns}/{self.traced}" if self.returns or self.traced else ""
+        )
         return hashlib.sha256(f"{self!r}{stated}".encode()).hexdigest()[:16]
 
     @property

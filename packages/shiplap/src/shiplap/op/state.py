@@ -61,8 +61,8 @@ class OpState:
         self.native: NativeBinding | None = None
         self.entrance: NativeEntrance | None = None
         self.plan = CallPlan(spec)
-        self.differentiable = not spec.mutated and floating_outputs(spec)
-        self.guarded = self.differentiable or (bool(spec.mutated) and carries_gradients(spec))
+        self.differentiable = not spec.mutated and not spec.view and floating_outputs(spec)
+        self.guarded = self.differentiable or (bool(spec.mutated) and not spec.view and carries_gradients(spec))
         self._source = source_digest(reference)
         self._eager: dict[str, tuple[list[Kernel], list[Kernel]]] = {}  # the list that it was made from, and `eager`
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from shiplap.errors import error
+from shiplap.op import Arg
 
 __all__ = ["Recipe"]
 
@@ -39,6 +40,11 @@ class Recipe:
             k: _pairs({**dict(getattr(self, k)), **v}) if isinstance(v, Mapping) else v for k, v in changes.items()
         }
         return replace(self, **merged)
+
+    def members(self, arg: Arg) -> list[bool]:
+        """For each member of a list of tensors whether it is there: of three, the middle one is not where it may."""
+        count = dict(self.lists).get(arg.name, arg.length or 2)
+        return [not (arg.absent and i == 1 and count == 3) for i in range(count)]
 
     @property
     def drawn(self) -> str:

@@ -12,6 +12,7 @@ from torch import Tensor
 from shiplap.errors import ShiplapError
 from shiplap.op import AdoptedOp, Op, OpSpec
 from shiplap.op.outputs import tensors_of
+from shiplap.op.returned import flat_results, made_of
 from shiplap.referee.case import Case, tree_map
 
 __all__ = [
@@ -40,14 +41,14 @@ def split(spec: OpSpec, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[st
 
 
 def outputs(result: Any) -> tuple[Tensor, ...]:
-    """What an op returned, always as a tuple."""
-    return () if result is None else tuple(result) if isinstance(result, (tuple, list)) else (result,)
+    """What an op returned, always as a tuple of tensors."""
+    return flat_results(result)
 
 
 def call(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
     """Call the registered op on these arguments, without copying them."""
     positional, named = split(op.spec, args)
-    return outputs(op.overload(*positional, **named))
+    return outputs(made_of(op.spec, args, op.overload(*positional, **named)))
 
 
 def effects(op: Op, args: tuple[Any, ...], outs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -65,7 +66,7 @@ def reference(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
     """Effects of the plain PyTorch body on copies of ``args``."""
     copies = tree_map(lambda t: t.detach().clone(memory_format=torch.contiguous_format), args)
     positional, named = split(op.spec, copies)
-    return effects(op, copies, outputs(op.reference(*positional, **named)))
+    return effects(op, copies, outputs(made_of(op.spec, copies, op.reference(*positional, **named))))
 
 
 def widen(t: Tensor) -> Tensor:

@@ -153,7 +153,7 @@ class Samples:
             if arg.scalar is not None:
                 size = env[arg.name]
                 return list(size) if isinstance(size, tuple) else size
-            return [tensor(arg) for _ in range(dict(recipe.lists).get(arg.name, 2))] if arg.many else tensor(arg)
+            return [tensor(arg) if m else None for m in recipe.members(arg)] if arg.many else tensor(arg)
 
         return tuple(value(a) for a in self.spec.args)
 
@@ -224,7 +224,7 @@ class Samples:
     def lists(self) -> Iterator[Case]:
         """Lists of tensors of no, one and three members."""
         for arg in self.spec.tensors:
-            for length in (1, 3, 0) if arg.many else ():
+            for length in (1, 3, 0) if arg.many and not arg.length else ():
                 yield from self._cases([self.base.but(lists={arg.name: length})])
 
     def special(self) -> Iterator[Case]:

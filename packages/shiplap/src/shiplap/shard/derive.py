@@ -45,6 +45,8 @@ def unknown(op: Op) -> str:
         return "it takes a list of tensors"
     if any(a.scalar == "Generator" for a in spec.args):
         return "it draws random numbers"
+    if spec.traced or spec.view:
+        return "its results are not tensors of declared sizes"
     return "" if spec.outputs else "it returns nothing"
 
 

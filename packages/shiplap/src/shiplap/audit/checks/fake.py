@@ -17,6 +17,7 @@ from torch import Tensor
 from shiplap import compat
 from shiplap.audit.check import Check, Observation
 from shiplap.op import Op
+from shiplap.op.returned import made_of
 from shiplap.referee.case import Case, tree_map
 from shiplap.referee.run import call, outputs, split, tensors
 from shiplap.referee.samples import Samples
@@ -37,7 +38,8 @@ def observe(op: Op, case: Case) -> Observation:
                 fakes = tree_map(partial(_fakify, mode, symbolic), case.args)
                 sizes = [list(t.shape) for t in tensors(fakes)]
                 positional, named = split(op.spec, fakes)
-                problem = _differs(real, args, outputs(op.overload(*positional, **named)), fakes)
+                promised = outputs(made_of(op.spec, fakes, op.overload(*positional, **named)))
+                problem = _differs(real, args, promised, fakes)
                 if problem:
                     return Observation(f"with {how}, {problem}")
             if symbolic and (pinned := _pinned(op, case, sizes)):
@@ -94,6 +96,8 @@ def _facts(r: Tensor, f: Tensor, known: dict[str, int]) -> Iterable[tuple[str, A
 def _pinned(op: Op, case: Case, sizes: list[list[Any]]) -> str:
     """The first dim that was symbolic before the fake ran and is a constant now, against the declaration."""
     free = {n for n, _ in case.recipe.sizes} - {n for e in op.spec.requires for n in e.names}
+    if op.spec.traced and op.spec.scalars:
+        return ""  # the reference may relate sizes to the values of scalars, such as those of pieces to a whole
     free -= {a.name for a in op.spec.scalars}  # a dim that an argument names has that size, and no other
     named = [
         (a, t)

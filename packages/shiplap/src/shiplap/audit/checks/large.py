@@ -18,6 +18,7 @@ from shiplap import compat
 from shiplap.audit.check import Check, Observation
 from shiplap.op import Arg, Op, Output
 from shiplap.op.binding import shape_of
+from shiplap.op.returned import made_of
 from shiplap.referee.case import Case
 from shiplap.referee.compare import close, reduction
 from shiplap.referee.run import call, effects, outputs, reference, split
@@ -74,11 +75,11 @@ def _fake_shapes(op: Op, case: Case, env: dict[str, Any]) -> str:
         return torch.empty(shape_of(Output(arg.name, arg.tensor), env), dtype=value.dtype, device=value.device)
 
     with torch.no_grad(), compat.fake_mode(symbolic=bool(op.spec.bounds)):
-        if any(a.many for a in op.spec.args):
+        if op.spec.returns or any(a.many for a in op.spec.args):
             return ""
         args = tuple(grow(a, v) for a, v in zip(op.spec.args, case.args, strict=True))
         positional, named = split(op.spec, args)
-        outs = outputs(op.overload(*positional, **named))
+        outs = outputs(made_of(op.spec, args, op.overload(*positional, **named)))
         for out, declared in zip(outs, op.spec.outputs, strict=True):
             if not any(d.text in op.spec.dynamic for d in declared.tensor.dims):
                 expected = shape_of(declared, env)

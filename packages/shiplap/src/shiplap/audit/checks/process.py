@@ -105,7 +105,7 @@ def _draw() -> None:
 def _backward(op: Op, case: Case) -> None:
     names = floating_args(op, case)
     args = tuple(v.requires_grad_() if a.name in names else v for a, v in zip(op.spec.args, case.fresh(), strict=True))
-    outs = [o for o in call(op, args) if o.requires_grad]
+    outs = [o for o in call(op, args) if o.grad_fn is not None]  # a view made without gradients requires one, too
     wanted = [t for t in tensors(args) if t.requires_grad]
     if outs:
         torch.autograd.grad([(o.float() if is_float8(o) else o).sum() for o in outs], wanted, allow_unused=True)

@@ -75,8 +75,9 @@ def _schema_differs(op: Op) -> str:
         writes = theirs.alias_info is not None and theirs.alias_info.is_write
         if writes != mine.mutated:
             return f"{mine.name} is {'' if writes else 'not '}mutated in {real}, the declaration says otherwise"
-    if len(real.returns) != len(op.spec.outputs):
-        return f"{len(real.returns)} results in {real}, declared {len(op.spec.outputs)}"
+    declared_results = len(op.spec.returns or op.spec.outputs)
+    if len(real.returns) != declared_results:
+        return f"{len(real.returns)} results in {real}, declared {declared_results}"
     return ""
 
 

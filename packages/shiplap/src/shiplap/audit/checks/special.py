@@ -10,10 +10,11 @@ from shiplap.audit.check import Check, Observation
 from shiplap.errors import ArgumentError
 from shiplap.op import Op
 from shiplap.op.outputs import tensors_of
+from shiplap.op.returned import made_of
 from shiplap.referee.case import Case, tree_map
 from shiplap.referee.effort import outsized
 from shiplap.referee.judge import against_reference
-from shiplap.referee.run import last_line, reference, run, split, tensors
+from shiplap.referee.run import last_line, outputs, reference, run, split, tensors
 from shiplap.referee.samples import Samples
 
 
@@ -57,7 +58,7 @@ def _defaults(op: Op, case: Case) -> str:
         return ""
     full = Case(case.recipe, case.seed, args, dict(op.bind(args).env), case.device)
     short = op.overload(*positional[:cut])
-    outs = () if short is None else tuple(short) if isinstance(short, (tuple, list)) else (short,)
+    outs = outputs(made_of(op.spec, args, short))
     difference = against_reference(op, full, (*outs, *_mutated(op, args)), expected)
     return f"with the defaults left out: {difference.problem}" if difference.problem else ""
 

@@ -42,7 +42,9 @@ def sharing_steps(spec: OpSpec) -> tuple[Step, ...]:
 
 def around(arg: Arg, at: Place, steps: tuple[Step, ...]) -> tuple[Step, ...]:
     """``steps`` where the argument is there, for each element of a list."""
-    return (Each(at, steps),) if arg.many else (Present(at, steps),) if arg.optional else steps
+    if not arg.many:
+        return (Present(at, steps),) if arg.optional else steps
+    return (Each(at, (Present(at, steps),) if arg.absent else steps, arg.optional),)
 
 
 def look_dtype(at: Place) -> Let:
@@ -184,6 +186,8 @@ class _Builder:
     def relations(self) -> None:
         """What no argument can tell alone: that lists were not empty, computed dims, preconditions."""
         op = self.spec.name
+        if self.spec.traced and "device" not in self.bound:
+            self.place()
         if missing := [v for v in self.needed() if v not in self.bound]:
             self.check(relations.Known(op, tuple(missing)))
             self.bound.update(missing)
@@ -200,6 +204,18 @@ class _Builder:
         for number, expr in enumerate(self.spec.requires):
             truth = self.value(f"v_requires_{number}", Type.BOOL, expr)
             self.check(relations.Requires(op, expr, self.names, truth))
+
+    def place(self) -> None:
+        """The device of a call that may have no tensor: that of the ``device`` argument, or torch's default."""
+        given = next((self.names(a.name) for a in self.spec.scalars if a.scalar == "device"), "None")
+        self.steps.append(
+            Let("device", Type.DEVICE, Term(f"placed({'device' if self.has('device') else 'None'}, {given})", ""))
+        )
+        self.bound.add("device")
+
+    def has(self, variable: str) -> bool:
+        """Whether some calls have set the variable by now."""
+        return variable in self.loose
 
     def needed(self) -> list[str]:
         """The device, and the sizes and dtypes that outputs and expressions are made of."""

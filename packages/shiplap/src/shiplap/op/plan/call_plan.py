@@ -14,7 +14,7 @@ from shiplap.op.plan.outputs import OutputPlan
 from shiplap.op.plan.python import Writer, compile_function, loose
 from shiplap.op.plan.steps import Block
 from shiplap.op.plan.term import Names, parameters, variable
-from shiplap.op.schema import schema
+from shiplap.op.schema import public_schema
 from shiplap.op.spec import OpSpec
 from shiplap.op.values import Value
 
@@ -32,7 +32,7 @@ class CallPlan:
     """
 
     def __init__(self, spec: OpSpec) -> None:
-        self.spec, self.names, self.schema = spec, Names(spec), schema(spec)
+        self.spec, self.names, self.schema = spec, Names(spec), public_schema(spec)
 
     @cached_property
     def arguments(self) -> Block:

@@ -69,7 +69,11 @@ def mismatch(arg: Arg, value: object) -> str:
         elements = value
     else:
         return kind_of(value)
+    if arg.length and len(elements) != arg.length:
+        return f"{type(value).__name__} of {len(elements)}"
     for element in elements:
+        if element is None and arg.absent:
+            continue
         usual = type(element) is plain and (not isinstance(element, int) or -(2**63) <= element < 2**63)
         if not usual and not fits(element):
             return kind_of(element) + (f" in a {type(value).__name__}" if listed else "")
@@ -96,7 +100,10 @@ class IsKind(Rule):
         return (Term("mismatch(arg, value)", ""),)
 
     def expected(self) -> Text:
-        kind = f"list of {self.arg.tensor}" if self.arg.many else str(self.arg.tensor or self.arg.scalar)
+        size = f"{self.arg.length} " if self.arg.length else ""
+        member = str(self.arg.tensor) + " or None" * self.arg.absent
+        kind = f"list of {size}{member}" if self.arg.many else str(self.arg.tensor or self.arg.scalar)
+        kind += f" of length {size}".rstrip() if size and not self.arg.many else ""
         return (kind + (" or None" if self.arg.optional else ""),)
 
     def broken(self, got: str) -> ShiplapError:

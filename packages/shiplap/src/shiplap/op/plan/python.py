@@ -58,8 +58,9 @@ class Writer:
                 return self.pack(step)
             case Present(at, steps):
                 return [f"if {at.tensor.python} is not None:", *self.inside(steps)]
-            case Each(at, steps):
-                return [f"for i_{at.arg}, {at.tensor.python} in enumerate(a_{at.arg}):", *self.inside(steps)]
+            case Each(at, steps, optional):
+                members = f"a_{at.arg} or ()" if optional else f"a_{at.arg}"
+                return [f"for i_{at.arg}, {at.tensor.python} in enumerate({members}):", *self.inside(steps)]
 
     def inside(self, steps: Iterable[Step]) -> list[str]:
         return [f"    {line}" for step in steps for line in self.step(step)]

@@ -90,10 +90,11 @@ class Present:
 
 @dataclass(frozen=True)
 class Each:
-    """Steps for each tensor of a list."""
+    """Steps for each tensor of a list, which may be None where it is ``optional``."""
 
     at: Place
     steps: tuple[Step, ...]
+    optional: bool = False
 
 
 @dataclass(frozen=True)

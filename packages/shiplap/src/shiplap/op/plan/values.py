@@ -12,7 +12,7 @@ from torch import Tensor
 from shiplap.op.expr import FUNCTIONS
 from shiplap.op.values import Size, Value
 
-__all__ = ["Constant", "Local", "Scope", "own_memory", "same_sizes", "scope", "show", "why_none"]
+__all__ = ["Constant", "Local", "Scope", "own_memory", "placed", "same_sizes", "scope", "show", "why_none"]
 
 Constant: TypeAlias = torch.dtype | frozenset[torch.dtype]
 Local: TypeAlias = Value | torch.dtype | torch.device | Exception  # a variable of a call
@@ -31,6 +31,13 @@ def why_none(cause: Exception) -> str:
     if isinstance(cause, LookupError):
         return "an index outside its list"
     return "an empty list" if isinstance(cause, ValueError) else str(cause)
+
+
+def placed(device: torch.device | None, given: torch.device | str | None) -> torch.device:
+    """The device of a call: that of its tensors, else the one that it asks for, else torch's default."""
+    if device is not None:
+        return device
+    return torch.get_default_device() if given is None else torch.device(given)
 
 
 def same_sizes(a: Sequence[Size], b: Sequence[Size]) -> bool | torch.SymBool:
@@ -70,6 +77,7 @@ def scope(constants: Mapping[str, Constant] | None = None) -> Scope:
         "empty": torch.empty,
         "contiguous_format": torch.contiguous_format,
         "own_memory": own_memory,
+        "placed": placed,
         "same_sizes": same_sizes,
         "show": show,
         "why_none": why_none,
