@@ -11,6 +11,7 @@ from shiplap.errors import error
 __all__ = ["SUFFIX", "is_signed_by", "sign"]
 
 SUFFIX = ".sig"
+KEY = 1 << 16  # bytes of a key or a signature
 
 
 def sign(passport: Path, key: Path) -> Path:
@@ -24,8 +25,10 @@ def sign(passport: Path, key: Path) -> Path:
     return target
 
 
-def is_signed_by(passport: Path, key: Path) -> bool:
-    """Whether the signature beside ``passport`` is that of the public key in the PEM file ``key``."""
+def is_signed_by(passport: Path, key: Path, content: bytes) -> bool:
+    """Whether the signature beside ``passport``, of which ``content`` was read, is that of the public key in the PEM
+    file ``key``.
+    """
     serialization, ed25519 = _library()
     public = _read(key, serialization.load_pem_public_key)
     if not isinstance(public, ed25519.Ed25519PublicKey):
@@ -33,8 +36,8 @@ def is_signed_by(passport: Path, key: Path) -> bool:
     from cryptography.exceptions import InvalidSignature
 
     try:
-        signature = bytes.fromhex(passport.with_name(passport.name + SUFFIX).read_text())
-        public.verify(signature, passport.read_bytes())
+        written = trust.read_file(passport.with_name(passport.name + SUFFIX), KEY, trust.NAMED)
+        public.verify(bytes.fromhex(written.decode()), content)
     except (OSError, ValueError, InvalidSignature):
         return False
     return True
@@ -57,7 +60,7 @@ def _library() -> Any:
 
 def _read(path: Path, load: Any) -> Any:
     try:
-        return load(path.read_bytes())
+        return load(trust.read_file(path, KEY, trust.NAMED))
     except (OSError, ValueError, TypeError) as e:
         raise _refused(path, str(e), "a key in PEM") from None
 
