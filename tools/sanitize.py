@@ -3,6 +3,7 @@
 ``sanitize.py [PART ...] [-- PYTEST ARGUMENT ...]``, with ``CXX`` for another compiler than ``c++``: GCC or Clang. The
 parts are ``kernels``, ``bindings`` and ``device``, by default all three. Python and torch are not instrumented, so the
 sanitizer's runtime is loaded before them; a report ends the process that it is about, and with it the run.
+``sanitize.py storm [-- SECONDS]`` is the storm of threads (nox -s storm) in the same surroundings.
 """
 
 from __future__ import annotations
@@ -90,10 +91,10 @@ def wrapper(cxx: Compiler, folder: Path) -> Path:
     return program
 
 
-def kernels(cxx: Compiler, folder: Path) -> Path:
+def libraries(cxx: Compiler, folder: Path) -> Path:
     """The kernel libraries of every family, built with the sanitizers: a folder for ``SHIPLAP_LIBRARY_PATH``."""
-    libraries = folder / "lib"
-    libraries.mkdir(exist_ok=True)
+    made = folder / "lib"
+    made.mkdir(exist_ok=True)
     for family in sorted(p.parent for p in (REPOSITORY / "packages").glob("*/CMakeLists.txt")):
         build = folder / family.name
         linked = "" if "-shared-libsan" not in cxx.flags else "-shared-libsan"
@@ -110,11 +111,11 @@ def kernels(cxx: Compiler, folder: Path) -> Path:
         for command in (["-S", family, "-B", build, "-G", "Ninja", *given], ["--build", build]):
             subprocess.run(["cmake", *map(str, command)], env=environment, check=True, stdout=subprocess.DEVNULL)
         for library in (build / "lib").glob("*.so"):
-            shutil.copy2(library, libraries)
-    return libraries
+            shutil.copy2(library, made)
+    return made
 
 
-def environment(cxx: Compiler, folder: Path) -> dict[str, str]:
+def environment(cxx: Compiler, folder: Path, *, kernels: bool = True) -> dict[str, str]:
     """What the tests run in: everything that is compiled meanwhile is instrumented, and every report is an end."""
     cache = folder / "cache"
     cache.mkdir(mode=0o700, exist_ok=True)
@@ -126,7 +127,7 @@ def environment(cxx: Compiler, folder: Path) -> dict[str, str]:
         "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
         "CXX": str(wrapper(cxx, folder)),
         "SHIPLAP_CACHE_DIR": str(cache),
-        "SHIPLAP_LIBRARY_PATH": str(kernels(cxx, folder)),
+        **({"SHIPLAP_LIBRARY_PATH": str(libraries(cxx, folder))} if kernels else {}),
     }
 
 
@@ -144,6 +145,17 @@ def run(part: str, folder: Path, env: dict[str, str], arguments: Sequence[str]) 
     return status
 
 
+def storm(folder: Path, env: dict[str, str], seconds: str) -> int:
+    """Sixteen threads that call one op while it is declared again, attached, tuned and cleared."""
+    place = folder / "storm"
+    place.mkdir(mode=0o700, exist_ok=True)
+    program = "packages/shiplap/tests/trust/storm.py"
+    call = [sys.executable, program, "everything", seconds, "16", str(place)]
+    return subprocess.run(
+        call, env={**env, "SHIPLAP_NATIVE": "1", "SHIPLAP_STORM_CC": env["CXX"]}, check=False
+    ).returncode
+
+
 def main(*arguments: str) -> int:
     """Build and run what was asked for; the worst status."""
     at = arguments.index("--") if "--" in arguments else len(arguments)
@@ -153,6 +165,8 @@ def main(*arguments: str) -> int:
     folder = REPOSITORY / "build" / "sanitize" / cxx.name
     folder.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
+    if parts == ("storm",):
+        return storm(folder, environment(cxx, folder, kernels=False), rest[0] if rest else "600")
     env = environment(cxx, folder)
     print(f"kernels built with {' '.join(cxx.call)} in {time.monotonic() - started:.0f} s", flush=True)
     return max(run(part, folder, env, rest) for part in parts)

@@ -10,7 +10,6 @@ import ctypes
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from typing import TypeAlias
 
@@ -21,6 +20,7 @@ from shiplap.bind import native
 from shiplap.bind.frame import Frame
 from shiplap.bind.header import signature
 from shiplap.bind.library import load_symbol
+from shiplap.cached import cached_property
 from shiplap.codegen import CParameter, prototype
 from shiplap.codegen.native import Native, unfit
 from shiplap.errors import error

@@ -115,6 +115,15 @@ def _append(handle: int, content: bytes) -> None:
 _current: Recorder | None = None
 
 
+def _after_fork() -> None:
+    """A child records on, and does not have the thread that may hold the lock."""
+    if _current is not None:
+        _current._lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
 def start(path: str | os.PathLike[str]) -> None:
     """Record from now on, until :func:`stop` or the end of the process."""
     global _current
