@@ -3,7 +3,7 @@
 Each round changes one or two arguments of a right call: dtypes, shapes, layouts, devices, numbers, and values of
 integer tensors such as row numbers and coordinates. The same call is made as the op, through ``torch.ops``, into
 ``out=`` and, in some rounds, compiled; served by Python first, then by native code. Whatever comes of it, there is no
-signal, no hang of 60 s, no exception but one of the catalogue or torch's own about the call, and the doors agree: on
+signal, no hang, no exception but one of the catalogue or torch's own about the call, and the doors agree: on
 the values, or on the error.
 
 The last line printed before a crash is the call that was tried; ``FROM`` repeats it: ``"sparse3d::conv 17 42"``.
@@ -15,6 +15,7 @@ import faulthandler
 import importlib
 import os
 import random
+import signal
 import sys
 import traceback
 import warnings
@@ -36,6 +37,7 @@ DTYPES = (
 )
 NUMBERS = (-1, 0, 1, 7, 2**31, -(2**31), 2**62, -(2**63), 2**63 - 1)
 OTHERS: tuple[Any, ...] = (None, "", "x", 1.5, float("nan"), float("inf"), True, [], [-1, 0], [2**62], object())
+HANG = 60.0  # seconds of processor time of one round
 COMPILED = 50  # rounds, of which one is compiled as well
 REFUSED = "torch refuses"
 
@@ -156,14 +158,14 @@ def attack(op: Op, rounds: range, seed: int) -> tuple[int, list[str]]:
                 break
         for number in rounds:
             print(op.spec.name, seed, number, served, flush=True)
-            faulthandler.dump_traceback_later(60, exit=True)
+            watch(HANG)
             try:
                 said = doors(op, right, seed, number)
             except Exception:
                 wrong.append(f"{op.spec.name} {seed} {number} {served}: {traceback.format_exc(limit=-3)}")
                 continue
             finally:
-                faulthandler.cancel_dump_traceback_later()
+                watch(0)
             calls += len(said)
             first = before.setdefault(number, said["op"])
             said["before"] = first
@@ -174,6 +176,17 @@ def attack(op: Op, rounds: range, seed: int) -> tuple[int, list[str]]:
     return calls, wrong
 
 
+def watch(seconds: float) -> None:
+    """End the process, with its stack, after so many seconds of processor time, or thirty times as many of the clock:
+    what waits for ever uses no processor, and a machine may have much else to do. 0: no longer.
+    """
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    if seconds:
+        faulthandler.dump_traceback_later(30 * seconds, exit=True)
+    else:
+        faulthandler.cancel_dump_traceback_later()
+
+
 def shown(said: Any) -> str:
     return said if isinstance(said, str) else str([(tuple(t.shape), str(t.dtype)) for t in said])
 
@@ -181,8 +194,10 @@ def shown(said: Any) -> str:
 def main(module: str, rounds: int, seed: int, only: str = "") -> int:
     warnings.simplefilter("ignore")
     faulthandler.enable()
+    faulthandler.register(signal.SIGPROF, chain=True)
     torch.set_num_threads(1)
     importlib.import_module(module)
+    importlib.import_module("torch._dynamo")  # takes seconds: no part of a call
     name, _, rest = only.partition(" ")
     calls, wrong = 0, list[str]()
     for op in [op for op in registry.ops() if not only or op.spec.name == name]:
