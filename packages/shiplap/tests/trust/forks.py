@@ -13,6 +13,7 @@ import random
 import sys
 import threading
 import time
+import traceback
 import warnings
 from pathlib import Path
 
@@ -63,8 +64,8 @@ def fork(storm: Storm, seed: int) -> str:
             faulthandler.dump_traceback_later(PATIENCE - 10, exit=True)
             child(storm, seed)
             status = 0
-        except BaseException as e:
-            sys.stderr.write(f"child {seed}: {type(e).__name__}: {e}\n")
+        except BaseException:
+            sys.stderr.write(f"child {seed}: {traceback.format_exc()}\n")
         finally:
             os._exit(status)
     until = time.monotonic() + PATIENCE
