@@ -10,11 +10,17 @@ import zipfile
 from contextlib import redirect_stdout
 
 import pytest
+import torch
+from jaxtyping import Float
+from torch import Tensor
 
+import shiplap as sl
 from shiplap.audit import passport
 from shiplap.audit.signature import SUFFIX, is_signed_by, sign
 from shiplap.cli import console
+from shiplap.errors import ShiplapNotice
 from shiplap.judge.source import LARGEST, suspicious
+from shiplap.selection.calls import record
 from shiplap.shipping import Request, package
 from shiplap.shipping import wheel as wheels
 from shiplap_testing.support import fails
@@ -181,6 +187,23 @@ def test_an_error_does_not_control_the_terminal(capsys):
 
     console.show_error(error("SL602", where="\x1b[2J", got="a\x1b]0;x\x07", expected="a file"))
     assert not set(capsys.readouterr().err) & set("\x1b\x07")
+
+
+def test_calls_are_not_recorded_into_a_fifo(tmp_path, ns):
+    """Without a reader, the call that was to be recorded waited for one."""
+
+    @sl.op(f"{ns}::double")
+    def double(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+        return 2 * x
+
+    os.mkfifo(tmp_path / "calls")
+    reader = os.open(tmp_path / "calls", os.O_RDONLY | os.O_NONBLOCK)
+    with pytest.warns(ShiplapNotice, match="it is no regular file"), record(tmp_path / "calls"):
+        double(torch.ones(3))
+    os.close(reader)
+    os.mkfifo(tmp_path / "unread")
+    with pytest.warns(ShiplapNotice, match="calls cannot be recorded"), record(tmp_path / "unread"):
+        double(torch.ones(4))
 
 
 # --- the judge --------------------------------------------------------------------------------------------------------
