@@ -165,6 +165,7 @@ def attack(op: Op, rounds: range, seed: int) -> tuple[int, list[str]]:
                 said = doors(op, right, seed, number, compiled=number % COMPILED == 1 and len(rounds) >= SAMPLE)
             except Exception:
                 wrong.append(f"{op.spec.name} {seed} {number} {served}: {traceback.format_exc(limit=-3)}")
+                print(f"WRONG {wrong[-1]}", flush=True)
                 continue
             finally:
                 watch(0)
@@ -174,6 +175,7 @@ def attack(op: Op, rounds: range, seed: int) -> tuple[int, list[str]]:
             odd = {door: shown(each) for door, each in said.items() if not agree(said["op"], each)}
             if odd:
                 wrong.append(f"{op.spec.name} {seed} {number} {served}: op {shown(said['op'])}, {odd}")
+                print(f"WRONG {wrong[-1]}", flush=True)
         op.drop_native()
     return calls, wrong
 
@@ -206,8 +208,6 @@ def main(module: str, rounds: int, seed: int, only: str = "") -> int:
         at = int(rest.split()[-1]) if rest else None
         made, odd = attack(op, range(rounds) if at is None else range(at, at + 1), seed)
         calls, wrong = calls + made, wrong + odd
-    for line in wrong:
-        print(f"WRONG {line}")
     print(f"{calls} calls, {len(wrong)} wrong")
     assert calls
     return int(bool(wrong))
