@@ -115,24 +115,9 @@ test-gpu: $(STAMP) ## run the tests that need an accelerator
 bench-gpu: $(STAMP) ## measure on an accelerator (benchmarks/*_gpu.py)
 	for script in benchmarks/*_gpu.py; do $(BIN)/python $$script $(ARGS) || exit; done
 
-# Python itself is not instrumented, so the runtimes are preloaded; libstdc++ with them, or the first exception thrown
-# in torch aborts because the sanitizer found no __cxa_throw to intercept when it started.
-PRELOAD = $(foreach lib,libasan.so libubsan.so libstdc++.so.6,$(shell $(CXX) -print-file-name=$(lib)))
-
-SANITIZE := build/sanitize
-FAMILIES := $(patsubst packages/shiplap-%/CMakeLists.txt,%,$(wildcard packages/*/CMakeLists.txt))
-
-# --capture=sys: the report of a sanitizer goes to file descriptor 2 and the process ends; pytest would keep it.
-sanitize: $(STAMP) ## run the kernel tests with the address and undefined-behaviour sanitizers
-	for family in $(FAMILIES); do \
-	  $(BIN)/cmake -S packages/shiplap-$$family -B $(SANITIZE)/$$family -G Ninja -DSHIPLAP_SANITIZE=ON \
-	    -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DCMAKE_CXX_COMPILER=$(CXX) \
-	    -DCMAKE_MODULE_PATH=$$($(BIN)/python -m shiplap_headers --cmake) && \
-	  $(BIN)/cmake --build $(SANITIZE)/$$family && mkdir -p $(SANITIZE)/lib && \
-	  cp $(SANITIZE)/$$family/lib/*.so $(SANITIZE)/lib/ || exit; done
-	env LD_PRELOAD="$(strip $(PRELOAD))" ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
-	  SHIPLAP_LIBRARY_PATH=$(abspath $(SANITIZE)/lib) $(BIN)/python -m pytest -q --capture=sys \
-	  packages/shiplap-sparse3d/tests/sparse3d packages/shiplap-slidesparse/tests/slidesparse $(ARGS)
+# tools/sanitize.py says what each part is: ARGS="device", or ARGS="kernels -- -k hash". CXX=clang++ for Clang.
+sanitize: $(STAMP) ## run kernels, bindings and device C++ with the address and undefined-behaviour sanitizers
+	CXX="$(CXX)" $(BIN)/python tools/sanitize.py $(ARGS)
 
 header: $(STAMP) ## write the C header that the declarations imply
 	$(BIN)/shiplap header $(ARGS)

@@ -126,10 +126,10 @@ def alarms(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def fuzz(session: nox.Session) -> None:
-    """Mutate tables, passports and records: ``nox -s fuzz -- 100000`` rounds (by default 20000)."""
-    rounds = session.posargs[0] if session.posargs else "20000"
-    call = ("-q", "packages/shiplap/tests/trust/test_parse.py", "-k", "mutated")
-    session.run("python", "-m", "pytest", *call, env={"SHIPLAP_TEST_FUZZ": rounds}, external=True)
+    """Mutate the corpus of tables, passports, records, metadata and marks: ``nox -s fuzz -- 1000000`` rounds in all."""
+    rounds, seed = (*session.posargs, *("20000", "17")[len(session.posargs) :])[:2]
+    call = ("python", "-m", "pytest", "-q", "tests/fuzz")
+    session.run(*call, env={"SHIPLAP_TEST_FUZZ": rounds, "SHIPLAP_TEST_SEED": seed}, external=True)
 
 
 @nox.session(venv_backend="none")
@@ -142,6 +142,22 @@ def storm(session: nox.Session) -> None:
     session.run(*call, env={"SHIPLAP_CACHE_DIR": str(folder / "cache"), "SHIPLAP_NATIVE": "1"})
 
 
+@nox.session(name="storm-sanitized", venv_backend="none")
+def storm_sanitized(session: nox.Session) -> None:
+    """The same with bindings and kernels under the address sanitizer, for ten minutes or ``-- 60`` seconds."""
+    session.run("python", "tools/sanitize.py", "storm", "--", session.posargs[0] if session.posargs else "600")
+
+
+@nox.session(venv_backend="none")
+def forks(session: nox.Session) -> None:
+    """Fork children of a storm at random moments: 1,000 of them, or ``nox -s forks -- 100``."""
+    count = session.posargs[0] if session.posargs else "1000"
+    folder = Path(session.create_tmp()).resolve()
+    (folder / "cache").mkdir(mode=0o700, exist_ok=True)
+    call = ("python", "packages/shiplap/tests/trust/forks.py", count, "16", str(folder), "17")
+    session.run(*call, env={"SHIPLAP_CACHE_DIR": str(folder / "cache"), "SHIPLAP_NATIVE": "1"})
+
+
 @nox.session(venv_backend="none")
 def faults(session: nox.Session) -> None:
     """Fail every call of the operating system once, with every error, in what is written to disk."""
@@ -151,7 +167,7 @@ def faults(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def hostile(session: nox.Session) -> None:
-    """Call every public op of the families with wrong arguments: ``nox -s hostile -- 2000`` rounds an op."""
-    rounds = session.posargs[0] if session.posargs else "1000"
+    """Call every public op and layer of the families wrongly, 100,000 times: ``nox -s hostile -- 400`` rounds an op."""
+    rounds = session.posargs[0] if session.posargs else "400"
     test = "tests/families/test_hostile.py"
     session.run("python", "-m", "pytest", "-q", test, env={"SHIPLAP_TEST_HOSTILE": rounds})

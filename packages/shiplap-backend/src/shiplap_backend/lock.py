@@ -12,6 +12,7 @@ import torch
 
 from shiplap.compat.declarations import Declaration, declarations
 from shiplap.extend import error
+from shiplap.extend.files import parse_json, read_named
 from shiplap_backend.metadata import Metadata
 
 __all__ = ["Change", "Lock", "difference", "digest", "hold", "read", "snapshot"]
@@ -72,9 +73,11 @@ def read(path: Path) -> Lock:
             fix="name a generated project, or its schema lock",
         )
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        return Lock(str(data["torch"]), {str(k): str(v) for k, v in data["schemas"].items()})
-    except (ValueError, KeyError, AttributeError) as e:
+        data = parse_json(read_named(path, 1 << 24))
+        if not isinstance(data, dict) or not isinstance(schemas := data["schemas"], dict):
+            raise ValueError("no schemas by overload")
+        return Lock(str(data["torch"]), {k: str(v) for k, v in schemas.items()})
+    except (OSError, ValueError, KeyError) as e:
         raise error(
             "SL904",
             where=str(path),

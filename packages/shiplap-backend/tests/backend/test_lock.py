@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from shiplap import ShiplapError
 from shiplap_backend import BackendError, lock
 from shiplap_backend.metadata import load
 from shiplap_backend.project import Project, gen, new
@@ -86,3 +87,14 @@ def test_shipped_metadata_names_no_overload_twice() -> None:
 
     text = shipped("openvino").read_text()
     assert len(load(shipped("openvino")).entries) == text.count("template:")
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "[" * 100_000, '{"torch": "2", "schemas": []}', '{"torch": 1}', "5", '"\\ud800"']
+)
+def test_a_lock_of_another_shape_is_an_error_of_the_catalogue(tmp_path, text):
+    """A list raised TypeError, and deep brackets RecursionError."""
+    path = tmp_path / "lock.json"
+    path.write_text(text)
+    with pytest.raises(ShiplapError, match="SL904"):
+        lock.read(path)

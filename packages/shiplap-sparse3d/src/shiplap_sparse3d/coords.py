@@ -60,7 +60,7 @@ def output_shape(
 
 def inside(coords: Tensor, shape: Sequence[int]) -> Tensor:
     """Mask of rows that lie in the grid (and in a batch)."""
-    limit = torch.tensor(shape, dtype=coords.dtype, device=coords.device)
+    limit = torch.tensor(shape, dtype=torch.int64, device=coords.device)  # a grid may be wider than its coordinates
     return ((coords[:, 1:] >= 0) & (coords[:, 1:] < limit)).all(1) & (coords[:, 0] >= 0)
 
 

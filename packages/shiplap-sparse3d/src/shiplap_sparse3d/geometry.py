@@ -234,6 +234,9 @@ class Geometry:
         )
         if not self.padded or capacity is not None:
             return window
+        if min(*window.stride, *window.dilation) < 1:  # otherwise the op of the step says so
+            got = f"stride {window.stride}, dilation {window.dilation}"
+            raise error("SL208", where="a step of padded voxels", got=got, expected="1 or more")
         return window._replace(capacity=window.most(self.coords.shape[0], self.spatial_shape, self.batch_size))
 
     def _settled(self, plan: Plan, back: bool, plain: bool = False) -> Plan:

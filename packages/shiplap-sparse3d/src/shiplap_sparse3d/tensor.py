@@ -92,14 +92,17 @@ class SparseTensor:
         """``[batch_size, c, *spatial_shape]``, zeros where no voxel is active.
 
         Raises:
-            ArgumentError: SL211 on the CPU, outside of a graph, for duplicates and for voxels outside of grid or batch.
+            ArgumentError: SL208 for more cells than an int64 counts. SL211 on the CPU, outside of a graph, for
+                duplicates and for voxels outside of grid or batch.
         """
         coords, (width, height, depth) = self.geometry.coords, self.geometry.spatial_shape
+        cells = self.batch_size * width * height * depth
+        if not torch.compiler.is_compiling() and cells >= 1 << 63:
+            raise error("SL208", where="SparseTensor.dense", got=f"{cells} cells", expected="fewer than 2**63")
         if coords.device.type == "cpu" and not torch.compiler.is_compiling():
             check_scenes("dense", coords, self.batch_size)
             check_coords("dense", coords, self.geometry.spatial_shape)
         b, x, y, z = coords.long().unbind(1)
-        cells = self.batch_size * width * height * depth
         cell = torch.where(b < 0, cells, ((b * width + x) * height + y) * depth + z)  # padding has a cell, dropped here
         out = self.feats.new_zeros(cells + 1, self.feats.shape[1]).index_put((cell,), self.feats)[:cells]
         return out.view(self.batch_size, *self.spatial_shape, self.feats.shape[1]).movedim(-1, 1)

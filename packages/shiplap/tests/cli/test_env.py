@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import torch
 
 from shiplap.cli import env
 from shiplap.compat.versions import RELEASES, short
+from shiplap_testing.forked import python
+from shiplap_testing.paths import REPOSITORY
 
 
 def test_json_is_all_of_stdout(process: Any) -> None:
@@ -55,3 +58,42 @@ def test_compiler_absent(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_family_that_cannot_be_imported_is_described() -> None:
     (entry,) = env._libraries_of("absent_family")
     assert entry["problem"].startswith("cannot be imported: ModuleNotFoundError")
+
+
+WITHOUT = """
+import torch
+from jaxtyping import Float
+from torch import Tensor
+import shiplap as sl
+
+@sl.op("no_compiler::double")
+def double(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+    return 2 * x
+
+@double.kernel("cpu")
+def kernel(x, *, out):
+    torch.mul(x, 2, out=out)
+
+x = torch.ones(3)
+assert torch.equal(double(x), 2 * x)
+assert torch.equal(torch.compile(lambda x: double(x) + 1, backend="aot_eager")(x), 2 * x + 1)
+try:
+    torch.compile(lambda x: (double(x) + 1).sin())(x)
+except Exception as e:
+    print(type(e).__name__, e)
+"""
+
+
+def test_without_a_compiler_eager_calls_work_and_every_place_says_what_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Inductor has an error of its own; ``shiplap env`` and the tutorial name it before it is met."""
+    environment = {name: value for name, value in os.environ.items() if name not in ("CXX", "CC")}
+    environment |= {"PATH": str(tmp_path), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}
+    done = python("-c", WITHOUT, env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "InvalidCxxCompiler" in done.stdout
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    env.command(json=False)
+    assert "torch.compile raises InvalidCxxCompiler for the CPU" in capsys.readouterr().out
+    assert "`InvalidCxxCompiler`" in (REPOSITORY / "docs" / "get-started.md").read_text(encoding="utf-8")

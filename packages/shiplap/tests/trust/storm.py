@@ -142,7 +142,8 @@ def main(change: str, seconds: float, threads: int, folder: Path) -> None:
     plain = declare(None)
     library = None
     if change != "python":
-        library = compile_c(folder, "storm", {"twice": plain}, SOURCE, configs={"twice": ["tile"]})
+        compiler = os.environ.get("SHIPLAP_STORM_CC", "cc")  # tools/sanitize.py has another one
+        library = compile_c(folder, "storm", {"twice": plain}, SOURCE, configs={"twice": ["tile"]}, compiler=compiler)
         native.build(declare(library))  # compiled before the clock runs
     if change == "different":
         os.environ["SHIPLAP_NATIVE"] = "0"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 from pathlib import Path
@@ -14,6 +15,7 @@ from torch import Tensor
 
 import shiplap as sl
 from shiplap.bind import native
+from shiplap.cached import cached_property
 from shiplap.op import choices
 from shiplap.op.config import Config
 from shiplap.selection import thaw
@@ -210,6 +212,56 @@ def test_a_child_forked_while_a_binding_is_built_does_not_hang():
     done.set()
     thread.join()
     assert os.waitstatus_to_exitcode(status) == 0
+
+
+class Slow:
+    """Properties that take until they are let go."""
+
+    def __init__(self, started: threading.Event, go: threading.Event) -> None:
+        self.started, self.go = started, go
+
+    @cached_property
+    def value(self) -> int:
+        self.started.set()
+        self.go.wait(60)
+        return 7
+
+
+def test_a_child_forked_while_a_property_is_computed_does_not_hang():
+    """Python 3.11's cached_property has one lock for all instances: 1 of 20 children of a storm hung on it."""
+    started, go, ready = threading.Event(), threading.Event(), threading.Event()
+    ready.set()
+    thread = threading.Thread(target=lambda: Slow(started, go).value)
+    thread.start()
+    started.wait(60)
+    pid = os.fork()
+    if not pid:
+        os._exit(0 if Slow(ready, ready).value == 7 else 1)
+    until = time.monotonic() + 60
+    while not (done := os.waitpid(pid, os.WNOHANG))[0] and time.monotonic() < until:
+        time.sleep(0.01)
+    if not done[0]:
+        os.kill(pid, 9)
+        os.waitpid(pid, 0)
+    go.set()
+    thread.join()
+    assert done[0], "the child hangs"
+    assert os.waitstatus_to_exitcode(done[1]) == 0
+
+
+def test_no_property_of_the_core_has_a_lock():
+    sources = Path(sl.__file__).parent.rglob("*.py")
+    locked = [p.name for p in sources if re.search(r"^from functools import .*cached_property", p.read_text(), re.M)]
+    assert not locked, "shiplap.cached has one without"
+
+
+def test_children_forked_in_a_storm_do_not_hang(tmp_path):
+    """A sample of what ``nox -s forks`` does for longer."""
+    (tmp_path / "cache").mkdir(mode=0o700)
+    environment = {**os.environ, "SHIPLAP_CACHE_DIR": str(tmp_path / "cache"), "SHIPLAP_NATIVE": "1"}
+    program = Path(__file__).with_name("forks.py")
+    done = python(program, 8, 8, tmp_path, 17, env=environment, timeout=1200)
+    assert done.returncode == 0, f"{done.stdout[-500:]} {done.stderr[-2000:]}"
 
 
 def test_a_namespace_of_torch_itself_is_refused():

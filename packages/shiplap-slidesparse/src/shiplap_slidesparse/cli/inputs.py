@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shiplap import ShiplapError
 from shiplap.extend import error, verbs
+from shiplap.extend.files import parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -145,7 +145,8 @@ def _of_text(text: Path, model: str) -> list[int]:
 def _numbers(path: Path) -> list[int]:
     written = _read(path)
     try:
-        numbers = json.loads(written) if written.lstrip().startswith("[") else [int(part) for part in written.split()]
+        plain = not written.lstrip().startswith("[")
+        numbers: Any = [int(part) for part in written.split()] if plain else parse_json(written.encode())
     except ValueError:
         numbers = None
     if not isinstance(numbers, list) or any(type(v) is not int for v in numbers):

@@ -130,7 +130,7 @@ class SparseConvolution(SparseModule):
 
     def reset_parameters(self) -> None:
         """Kaiming uniform with ``a = sqrt(5)`` over the fan-in, as ``torch.nn.Conv3d`` does."""
-        fan_in = self.weight[0].numel()
+        fan_in = math.prod(self.weight.shape[1:])
         bound = 1 / math.sqrt(fan_in) if fan_in else 0.0
         nn.init.uniform_(self.weight, -bound, bound)
         if self.bias is not None:

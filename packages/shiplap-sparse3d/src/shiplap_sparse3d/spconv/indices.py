@@ -102,6 +102,9 @@ def build(
     if subm:
         return IndiceData(input.indices, input.indices, shape, shape, True, algo, window, here, here)
     sizes = window.ksize, window.stride, window.padding, window.dilation
+    check_least(
+        where, [*window.stride, *window.dilation], lambda: str(window), "pass strides and dilations of 1 or more"
+    )
     if window.output_padding is None:
         out_shape = get_conv_output_size(shape, *sizes)
     else:

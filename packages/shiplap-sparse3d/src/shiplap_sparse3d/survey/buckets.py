@@ -125,23 +125,41 @@ def _known(folder: Folder) -> Buckets | None:
     """The buckets of the last mark; None without one, or if it is not of this form."""
     state = read_mark(folder.progress)
     try:
-        return None if state is None else Buckets(state["points"], _tiles(state["sizes"]), state["low"], state["high"])
+        return None if state is None else Buckets(_count(state["points"]), _tiles(state["sizes"]), *_corners(state))
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
 
 
-def _tiles(sizes: dict[str, int]) -> dict[Tile, int]:
+def _count(value: Any) -> int:
+    """A number of points. TypeError or ValueError for anything else."""
+    if type(value) is not int or value < 0:
+        raise ValueError(value)
+    return value
+
+
+def _corners(state: dict[str, Any]) -> tuple[list[int], list[int]]:
+    low, high = ([int(cell) for cell in state[name]] for name in ("low", "high"))
+    if len(low) != 3 or len(high) != 3:
+        raise ValueError(low, high)
+    return low, high
+
+
+def _tiles(sizes: dict[str, Any]) -> dict[Tile, int]:
     """``{"3_-4": 10}`` → ``{(3, -4): 10}``."""
-    named = ((name.partition("_"), size) for name, size in sizes.items())
-    return {(int(x), int(y)): size for (x, _, y), size in named}
+    return {_tile(name): _count(size) for name, size in sizes.items()}
+
+
+def _tile(name: str) -> Tile:
+    x, _, y = name.partition("_")
+    return int(x), int(y)
 
 
 def _resumed(folder: Folder) -> Buckets:
     """The buckets as of the last mark: what was written after it is cut off. A lost one means a new start."""
     buckets = _known(folder) or Buckets()
+    wanted = {folder.bucket(tile) for tile in buckets.sizes}
     for path in (folder.path / "points").glob("*.bin"):
-        x, _, y = path.stem.partition("_")
-        if (int(x), int(y)) not in buckets.sizes:
+        if path not in wanted:
             path.unlink()
     for tile, size in buckets.sizes.items():
         path, length = folder.bucket(tile), size * POINT.itemsize

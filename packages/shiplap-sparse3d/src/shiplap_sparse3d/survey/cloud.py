@@ -30,6 +30,8 @@ def opened(path: Path) -> Iterator[laspy.LasReader]:
     require_packages(path)
     import laspy
 
+    if path.exists() and not path.is_file():  # a FIFO would be waited for
+        raise error("SL822", where=str(path), got="no regular file", expected="a LAS, LAZ or COPC file")
     try:
         reader = laspy.open(path)
     except OSError as failure:

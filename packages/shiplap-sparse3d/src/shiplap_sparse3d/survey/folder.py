@@ -17,11 +17,13 @@ from typing import Any
 import numpy as np
 
 from shiplap.extend import error
-from shiplap.extend.files import parse_json, write_whole
+from shiplap.extend.files import parse_json, read_named, work_in, write_whole
 
 __all__ = ["POINT", "RESULT", "Folder", "Tile", "read_mark"]
 
 Tile = tuple[int, int]
+
+_MARK = 1 << 24  # bytes of the largest mark, that of the buckets: 800,000 tiles
 
 POINT = np.dtype(
     [("index", "<i8"), ("raw", "<i4", 3), ("intensity", "<u2"), ("return_number", "u1"), ("number_of_returns", "u1")]
@@ -80,10 +82,31 @@ class Folder:
                 expected=", ".join(f"{name} {identity[name]}" for name in names),
             )
 
+    def enter(self) -> None:
+        """Make the folder, or check that no file of it leads elsewhere: files are appended to and cut here.
+
+        Raises:
+            CommandError: SL602 for a folder that everybody can write, or that holds a link, a FIFO or a device.
+        """
+        try:
+            work_in(self.path)
+        except OSError as failure:
+            raise error(
+                "SL602",
+                where=str(failure.filename or self.path),
+                what="the survey folder cannot be used",
+                got=failure.strerror or failure,
+                expected="a folder that you or your group alone can write, with files and folders in it",
+                fix="pass another folder, or remove what 'where' names",
+            ) from None
+
     @contextmanager
     def alone(self, rank: int) -> Iterator[None]:
-        """Hold worker ``rank`` of this folder; SL823 while another process holds it. A killed process lets it go."""
-        self.path.mkdir(parents=True, exist_ok=True)
+        """Hold worker ``rank`` of this folder; SL823 while another process holds it. A killed process lets it go.
+
+        SL602 as :meth:`enter` raises it.
+        """
+        self.enter()
         with (self.path / f"worker{rank}.lock").open("w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -104,14 +127,22 @@ class Folder:
         write_whole(self.result(tile), content)
         write_mark(self.done(tile), {"points": len(rows), "sha256": hashlib.sha256(content).hexdigest()})
 
-    def read_result(self, tile: Tile) -> np.ndarray[Any, Any]:
-        """The classes of a tile. Raises SL824 if they are missing or not those of the mark, which is then removed."""
+    def read_result(self, tile: Tile, total: int) -> np.ndarray[Any, Any]:
+        """The classes of a tile of a survey of ``total`` points, by ascending number.
+
+        Raises SL824 if they are missing, not those of the mark or not of points of this survey; the mark is then
+        removed.
+        """
         mark, path = read_mark(self.done(tile)), self.result(tile)
         content = path.read_bytes() if path.exists() else b""
-        if mark is None or mark.get("sha256") != hashlib.sha256(content).hexdigest():
-            self.done(tile).unlink(missing_ok=True)
-            raise error("SL824", where=str(path), got=f"{len(content)} bytes", expected="the classes that were written")
-        return np.frombuffer(content, RESULT)
+        whole = mark is not None and mark.get("sha256") == hashlib.sha256(content).hexdigest()
+        if whole and not len(content) % RESULT.itemsize:
+            rows = np.frombuffer(content, RESULT)
+            numbers = rows["index"]
+            if not len(rows) or (numbers[0] >= 0 and numbers[-1] < total and bool((np.diff(numbers) > 0).all())):
+                return rows
+        self.done(tile).unlink(missing_ok=True)
+        raise error("SL824", where=str(path), got=f"{len(content)} bytes", expected="the classes that were written")
 
 
 def write_mark(path: Path, content: dict[str, Any]) -> None:
@@ -124,7 +155,7 @@ def write_mark(path: Path, content: dict[str, Any]) -> None:
 def read_mark(path: Path) -> dict[str, Any] | None:
     """What a mark holds; None if there is none, or if it is no object of JSON."""
     try:
-        content = parse_json(path.read_bytes())
+        content = parse_json(read_named(path, _MARK))
     except (FileNotFoundError, ValueError):
         return None
     return content if isinstance(content, dict) else None

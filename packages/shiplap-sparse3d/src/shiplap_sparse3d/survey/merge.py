@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shiplap.extend import error
+from shiplap.extend.files import open_new
 from shiplap_sparse3d.survey.cloud import chunks, opened
 from shiplap_sparse3d.survey.folder import Folder, Tile
 
@@ -44,7 +45,7 @@ def gather(folder: Folder, tiles: list[Tile], total: int, progress: Callable[[in
         file.truncate(total)
     with folder.classes.open("r+b", buffering=0) as file:
         for done, tile in enumerate(tiles):
-            rows = folder.read_result(tile)
+            rows = folder.read_result(tile, total)
             _scatter(file.fileno(), rows["index"], rows["code"])
             seen += len(rows)
             progress(done + 1, len(tiles))
@@ -67,9 +68,9 @@ def write_cloud(folder: Folder, source: Path, target: Path, chunk: int, progress
     import laspy
 
     draft = target.with_name(f".{target.name}.part")
-    with opened(source) as reader, folder.classes.open("rb") as classes:
-        header, done = _header(reader), 0
-        with laspy.open(draft, mode="w", header=header, do_compress=target.suffix.lower() == ".laz") as writer:
+    with opened(source) as reader, folder.classes.open("rb") as classes, open_new(draft) as new:
+        header, done, compress = _header(reader), 0, target.suffix.lower() == ".laz"
+        with laspy.open(new, mode="w", header=header, do_compress=compress, closefd=False) as writer:
             for points in chunks(reader, source, size=chunk):
                 points["classification"] = np.fromfile(classes, np.uint8, len(points))
                 writer.write_points(points)
@@ -78,8 +79,8 @@ def write_cloud(folder: Folder, source: Path, target: Path, chunk: int, progress
             extra = [vlr for vlr in reader.evlrs or [] if vlr.user_id != "copc"]
             if extra:
                 writer.write_evlrs(laspy.vlrs.vlrlist.VLRList(extra))
-    with draft.open("rb") as file:
-        os.fsync(file.fileno())
+        new.flush()
+        os.fsync(new.fileno())
     draft.replace(target)
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from shiplap.extend import error
-from shiplap.extend.files import write_whole
+from shiplap.extend.files import open_named, write_whole
 from shiplap_sparse3d.survey.buckets import Buckets, Grid, fill, finished
 from shiplap_sparse3d.survey.cloud import CHUNK, chunks, opened
 from shiplap_sparse3d.survey.folder import Folder, Tile
@@ -98,12 +98,14 @@ def prepare(
     Raises:
         SurveyError: SL820 and SL825 for the model, SL821 for the tiles, SL822 for the input, SL823 for a folder that
             belongs to another survey.
+        CommandError: SL602 for a folder that everybody can write, or that holds links.
     """
     source, place = Path(source), Folder(Path(folder))
     tiles = tiling(model.field, tile, halo)
     with opened(source) as reader:
         grid = Grid(tuple(reader.header.scales), tuple(reader.header.offsets), model.voxel)
         total = reader.header.point_count
+    place.enter()
     place.claim({"training": str(total), "tile": tiles.size, "halo": tiles.halo, "voxel": list(model.voxel)})
     buckets = finished(place, total) or fill(place, source, grid, tiles, CHUNK, progress)
     if not place.classes.exists() or place.classes.stat().st_size != total:
@@ -236,7 +238,8 @@ def _load(path: Path, net: nn.Module, optimizer: torch.optim.Optimizer) -> int:
     if not path.exists():
         return 0
     try:
-        state = torch.load(path, weights_only=True, map_location="cpu")
+        with open_named(path) as file:
+            state = torch.load(file, weights_only=True, map_location="cpu")
         net.load_state_dict(state["net"])
         optimizer.load_state_dict(state["optimizer"])
         return int(state["epoch"])

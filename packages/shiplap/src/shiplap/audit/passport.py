@@ -32,12 +32,27 @@ from shiplap.referee.run import is_adopted
 from shiplap.report import facts, passport_html
 from shiplap.report.facts import driver
 
-__all__ = ["SCHEMA", "Coverage", "Move", "Passport", "describe", "digests", "issue", "moved", "read", "sealed", "write"]
+__all__ = [
+    "SCHEMA",
+    "Coverage",
+    "Move",
+    "Passport",
+    "content_of",
+    "describe",
+    "digests",
+    "issue",
+    "moved",
+    "parse",
+    "read",
+    "sealed",
+    "write",
+]
 
 SCHEMA = "shiplap.passport/2"
 LIMIT = 1 << 24  # bytes of a passport
 FAR = "not on this machine"
 OWN = ("shiplap", "torch")  # their versions are named apart
+VERDICTS = ("fail", "incomplete", "ok", "skip")
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -199,7 +214,7 @@ def describe(
         versions=_versions(op, device),
         verdict=judge(findings, op.spec.name, required).word,
         required=list(required),
-        verdicts={v: sum(r.verdict == v for r in rows) for v in ("fail", "incomplete", "ok", "skip")},
+        verdicts={v: sum(r.verdict == v for r in rows) for v in VERDICTS},
         findings=rows,
         coverage=coverage.rows(),
         cost=_cost(card),
@@ -299,32 +314,45 @@ def write(folder: str | Path, passport: Passport) -> tuple[Path, Path]:
 
 def read(path: str | Path) -> Passport:
     """A passport from its JSON file. SL602 for anything else, another version of the schema, or a broken seal."""
+    return parse(path, content_of(path))
 
-    def refused(got: object, expected: str) -> Exception:
-        return error(
-            "SL602",
-            where=str(path),
-            what="the passport cannot be trusted",
-            got=got,
-            expected=expected,
-            fix="issue the passport again: shiplap audit TARGET --passport DIR",
-        )
 
+def content_of(path: str | Path) -> bytes:
+    """The bytes of the file of a passport, for :func:`parse` and for a signature. SL602 if they cannot be read."""
     try:
-        head = trust.parse_json(trust.read_file(path, LIMIT, trust.NAMED))
+        return trust.read_file(path, LIMIT, trust.NAMED)
     except OSError as e:
-        raise refused(e.strerror or e, "a file that can be read") from None
+        raise _distrusted(path, e.strerror or e, "a file that can be read") from None
+
+
+def parse(path: str | Path, content: bytes) -> Passport:
+    """The passport of which ``content`` was read from ``path``; raises what :func:`read` does."""
+    try:
+        head = trust.parse_json(content)
     except ValueError as e:
-        raise refused(e, "JSON") from None
+        raise _distrusted(path, e, "JSON") from None
     if not isinstance(head, dict) or head.get("schema") != SCHEMA:
-        raise refused(head.get("schema") if isinstance(head, dict) else type(head).__name__, SCHEMA)
+        raise _distrusted(path, head.get("schema") if isinstance(head, dict) else type(head).__name__, SCHEMA)
     try:
         passport = msgspec.convert(head, Passport)
     except msgspec.ValidationError as e:
-        raise refused(e, f"the fields of {SCHEMA}") from None
+        raise _distrusted(path, e, f"the fields of {SCHEMA}") from None
+    if missing := ({"type", "name"} - passport.device.keys()) | ({*VERDICTS} - passport.verdicts.keys()):
+        raise _distrusted(path, f"no {', '.join(sorted(missing))}", f"the fields of {SCHEMA}")
     if not sealed(passport):
-        raise refused("a seal that is not that of its content", "a file as shiplap wrote it")
+        raise _distrusted(path, "a seal that is not that of its content", "a file as shiplap wrote it")
     return passport
+
+
+def _distrusted(path: str | Path, got: object, expected: str) -> Exception:
+    return error(
+        "SL602",
+        where=str(path),
+        what="the passport cannot be trusted",
+        got=got,
+        expected=expected,
+        fix="issue the passport again: shiplap audit TARGET --passport DIR",
+    )
 
 
 def sealed(passport: Passport) -> bool:

@@ -11,6 +11,7 @@ from shiplap.errors import error
 __all__ = ["SUFFIX", "is_signed_by", "sign"]
 
 SUFFIX = ".sig"
+KEY = 1 << 16  # bytes of a key or a signature
 
 
 def sign(passport: Path, key: Path) -> Path:
@@ -24,10 +25,9 @@ def sign(passport: Path, key: Path) -> Path:
     return target
 
 
-def is_signed_by(passport: Path, key: Path, content: bytes | None = None) -> bool:
-    """Whether the signature beside ``passport`` is that of the public key in the PEM file ``key``.
-
-    ``content`` is what was read from ``passport``, where the caller has it: the file may be another one by now.
+def is_signed_by(passport: Path, key: Path, content: bytes) -> bool:
+    """Whether the signature beside ``passport``, of which ``content`` was read, is that of the public key in the PEM
+    file ``key``.
     """
     serialization, ed25519 = _library()
     public = _read(key, serialization.load_pem_public_key)
@@ -36,8 +36,8 @@ def is_signed_by(passport: Path, key: Path, content: bytes | None = None) -> boo
     from cryptography.exceptions import InvalidSignature
 
     try:
-        signature = bytes.fromhex(passport.with_name(passport.name + SUFFIX).read_text())
-        public.verify(signature, passport.read_bytes() if content is None else content)
+        written = trust.read_file(passport.with_name(passport.name + SUFFIX), KEY, trust.NAMED)
+        public.verify(bytes.fromhex(written.decode()), content)
     except (OSError, ValueError, InvalidSignature):
         return False
     return True
@@ -60,7 +60,7 @@ def _library() -> Any:
 
 def _read(path: Path, load: Any) -> Any:
     try:
-        return load(path.read_bytes())
+        return load(trust.read_file(path, KEY, trust.NAMED))
     except (OSError, ValueError, TypeError) as e:
         raise _refused(path, str(e), "a key in PEM") from None
 

@@ -6,13 +6,13 @@ import ctypes
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cached_property
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from shiplap.bind import native
+from shiplap.cached import cached_property
 from shiplap.codegen import prototype
 from shiplap.codegen.native import Native, unfit
 from shiplap.op.binding import Binding, shape_of

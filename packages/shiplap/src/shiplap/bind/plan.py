@@ -90,6 +90,14 @@ def make_plan(op: Op) -> Plan:
     for form in forms.values():
         _file(form)
     entries = _related(op, [e for o in registry.ops() for e in bindable(o)])
+    if not entries:  # another thread is declaring the op again, or its library is for another declaration
+        raise error(
+            "SL404",
+            where=op.spec.name,
+            got="no kernel that is bound to the op as it is declared now",
+            expected="one C ABI kernel on the CPU or on CUDA",
+            fix="build it when the op and its kernels are declared",
+        )
     source = native_source([e.native for e in entries])
     return Plan(dict(enumerate(entries)), cache(op) / digest(source, (*FLAGS, *extra_flags())), source)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,18 +33,31 @@ __all__ = [
 FAILED, ERROR = 1, 2
 
 
+# A terminal acts on these, or shows what follows them elsewhere: a file of somebody else may have them in its texts.
+_CONTROL = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
 def out() -> Console:
     """Stdout: results, never wrapped in the middle of a path."""
-    from rich.console import Console
-
-    return Console(highlight=False, soft_wrap=True)
+    return _console(stderr=False)
 
 
 def err() -> Console:
     """Stderr: progress, notes and errors."""
-    from rich.console import Console
+    return _console(stderr=True)
 
-    return Console(stderr=True, highlight=False, soft_wrap=True)
+
+def _console(*, stderr: bool) -> Console:
+    """A console whose styles are ours alone: control characters in what it prints are shown as U+FFFD."""
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.segment import Segment
+
+    class Plain(Console):
+        def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+            for text, style, control in super().render(renderable, options):
+                yield Segment(text if control else _CONTROL.sub("\ufffd", text), style, control)
+
+    return Plain(stderr=stderr, highlight=False, soft_wrap=True)
 
 
 def note(message: str) -> None:

@@ -32,6 +32,11 @@ Exit status:
   0  always, also when a library is missing: this verb describes, it does not judge
   2  an unexpected failure"""
 
+# What nobody has to install for an import, and what does not work without.
+ABSENT = {
+    "compiler": "none: torch.compile raises InvalidCxxCompiler for the CPU, and Python serves C kernels whose package "
+    "brings no binding along (SL405)",
+}
 PACKAGES = ("torch", "triton", "numpy", "jaxtyping", "typer", "rich", "Jinja2", "msgspec")
 
 
@@ -178,9 +183,9 @@ def _count(entry: dict[str, Any], form: NativeForm) -> None:
 
 
 def _print(environment: dict[str, Any]) -> None:
-    screen = console.out()
+    screen, versions_of = console.out(), environment["versions"]
     sections: tuple[tuple[str, list[tuple[str, ...]]], ...] = (
-        ("versions", [(name, value or "not installed") for name, value in environment["versions"].items()]),
+        ("versions", [(name, value or ABSENT.get(name, "not installed")) for name, value in versions_of.items()]),
         ("devices", [(d["device"], _about(d)) for d in environment["devices"]]),
         ("capabilities on this torch", [(c["name"], _known(c), c["uses"]) for c in environment["capabilities"]]),
         ("settings", [(s["variable"], s["value"] or "(empty)", s["meaning"]) for s in environment["settings"]]),

@@ -59,10 +59,11 @@ def verify(files: Sequence[Path], ops: Sequence[Op], *, json: bool, key: Path | 
 
 
 def _verified(file: Path, ops: Sequence[Op], key: Path | None) -> dict[str, Any]:
-    from shiplap.audit.passport import moved, read
+    from shiplap.audit.passport import content_of, moved, parse
     from shiplap.audit.signature import is_signed_by
 
-    passport = read(file)
+    content = content_of(file)  # read once: what is signed is what is believed
+    passport = parse(file, content)
     op = next((op for op in ops if op.spec.name == passport.op), None)
     if op is None:
         raise error(
@@ -81,7 +82,7 @@ def _verified(file: Path, ops: Sequence[Op], key: Path | None) -> dict[str, Any]
         "date": passport.date,
         "device": passport.device["name"],
         "verdict": passport.verdict,
-        "signed": None if key is None else is_signed_by(file, key),
+        "signed": None if key is None else is_signed_by(file, key, content),
         "verdicts": passport.verdicts,
         "moved": moves,
         "looked_at_again": rechecked,

@@ -6,6 +6,7 @@ runs ahead of the cache look-up, so that its result is.
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 import types
@@ -78,6 +79,15 @@ class Pass(custom_graph_pass.CustomGraphPass):
 
 
 _lock = threading.Lock()
+
+
+def _after_fork() -> None:
+    """A child does not have the thread that may hold the lock."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 @contextmanager

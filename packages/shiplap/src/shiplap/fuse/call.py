@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from shiplap.cached import cached_property
 from shiplap.codegen.triton import constants
 from shiplap.compat import lowering
 from shiplap.op import Op

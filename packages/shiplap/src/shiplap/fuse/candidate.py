@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from shiplap.cached import cached_property
 from shiplap.codegen.triton import triton_source
 from shiplap.compat import lowering
 from shiplap.fuse.call import Call

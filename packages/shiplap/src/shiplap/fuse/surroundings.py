@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
+from shiplap.cached import cached_property
 from shiplap.compat import lowering
 from shiplap.compat.nodes import overload_of
 from shiplap.fuse.call import Call

@@ -6,13 +6,13 @@ import copy
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from shiplap.cached import cached_property
 from shiplap.errors import error
 from shiplap.judge.variants import Form, forms_of, vary
 from shiplap.op import Op

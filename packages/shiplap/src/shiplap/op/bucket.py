@@ -10,11 +10,11 @@ import ast
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TypeAlias
 
 from torch import Tensor
 
+from shiplap.cached import cached_property
 from shiplap.errors import error
 from shiplap.op.binding import Binding
 from shiplap.op.spec import OpSpec

@@ -10,11 +10,12 @@ import ast
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property, reduce
+from functools import cache, reduce
 from typing import TypeAlias
 
 import torch
 
+from shiplap.cached import cached_property
 from shiplap.errors import error
 from shiplap.op.values import Env, Size
 

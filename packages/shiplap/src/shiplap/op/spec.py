@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from types import EllipsisType
 from typing import Literal
 
+from shiplap.cached import cached_property
 from shiplap.op.expr import Expr
 from shiplap.op.values import Args, Value
 

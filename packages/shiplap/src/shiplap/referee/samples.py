@@ -10,13 +10,13 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Iterable, Iterator
-from functools import cached_property
 from itertools import chain, cycle, product
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from shiplap.cached import cached_property
 from shiplap.dtypes import floating, preferred
 from shiplap.errors import ShiplapError, error
 from shiplap.op import Arg, Op, Output

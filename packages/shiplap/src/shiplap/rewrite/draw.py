@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from functools import cached_property
 from itertools import islice
 from typing import Any
 
 from torch import Tensor
 from torch.fx import Graph
 
+from shiplap.cached import cached_property
 from shiplap.dtypes import floating
 from shiplap.errors import AuditError, error
 from shiplap.op.plan import CallPlan

@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from shiplap.cached import cached_property
 from shiplap.compat import sizes
 from shiplap.errors import ShiplapError, error
 from shiplap.op.expr import FUNCTIONS, Expr

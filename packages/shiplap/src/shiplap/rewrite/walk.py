@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 from torch import Tensor
 from torch.fx import Graph, Node
 
+from shiplap.cached import cached_property
 from shiplap.compat.sizes import Sizes, is_size
 from shiplap.rewrite import trail
 from shiplap.rewrite.graph import describe, operator_name, value

@@ -7,8 +7,10 @@ has recorded its calls up to that time. The counts of calls follow at the end, a
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
+import stat
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -91,8 +93,11 @@ class Recorder:
         text = "".join(json.dumps(vars(c)) + "\n" for c in calls)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            # Nothing waits here: a FIFO that nobody reads is an error.
+            handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
             try:
+                if not stat.S_ISREG(os.fstat(handle).st_mode):
+                    raise OSError(errno.EINVAL, "it is no regular file")
                 _append(handle, text.encode())
             finally:
                 os.close(handle)
@@ -113,6 +118,15 @@ def _append(handle: int, content: bytes) -> None:
 
 
 _current: Recorder | None = None
+
+
+def _after_fork() -> None:
+    """A child records on, and does not have the thread that may hold the lock."""
+    if _current is not None:
+        _current._lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def start(path: str | os.PathLike[str]) -> None:

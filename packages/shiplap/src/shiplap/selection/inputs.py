@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from shiplap.cached import cached_property
 from shiplap.errors import ShiplapError, error
 from shiplap.op import Op
 from shiplap.op.binding import Binding

@@ -19,11 +19,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from functools import cached_property
 from typing import IO, TYPE_CHECKING, Any
 
 import torch
 
+from shiplap.cached import cached_property
 from shiplap.errors import error, notice
 from shiplap.op import Op
 from shiplap.referee.process import Launcher

@@ -7,6 +7,7 @@ import configparser
 import csv
 import hashlib
 import io
+import lzma
 import os
 import re
 import stat
@@ -14,13 +15,14 @@ import sysconfig
 import tempfile
 import time
 import zipfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from shiplap import trust
 from shiplap.bind.installed import FOLDER
-from shiplap.errors import error
+from shiplap.errors import ShiplapError, error
 from shiplap.shipping.contents import Contents
 from shiplap.shipping.tags import platform_tag
 from shiplap.shipping.worker import fill_apart
@@ -28,6 +30,8 @@ from shiplap.shipping.worker import fill_apart
 __all__ = ["Packed", "Request", "package"]
 
 LIMIT = 1 << 32  # bytes of a wheel, unpacked
+FILES = 100_000  # in one wheel
+EPOCH = (315532800, 4354819198)  # 1980 and 2107: the times that a zip file can state
 _NAME = re.compile(r"(?P<stem>[^-]+-[^-]+(?:-\d[^-]*)?)-(?P<python>[^-]+)-(?P<abi>[^-]+)-(?P<platform>[^-]+)\.whl")
 
 
@@ -94,7 +98,7 @@ def package(request: Request, say: Callable[[str], None] = lambda line: None) ->
     with tempfile.TemporaryDirectory(prefix="shiplap-wheel-") as scratch:
         unpacked = Path(scratch)
         files = _unpack(request.wheel, unpacked)
-        modules = request.modules or tuple(_modules(files, unpacked))
+        modules = request.modules or tuple(_modules(request.wheel, files, unpacked))
         say(f"binding the ops of {', '.join(modules)}: a compiler runs for some seconds")
         contents = fill_apart(modules, unpacked)
         libraries = [path for path in unpacked.rglob("*.so*") if path.is_file()]
@@ -119,19 +123,32 @@ def _platform(request: Request, now: str, libraries: Iterable[Path]) -> tuple[st
 def _unpack(wheel: Path, folder: Path) -> dict[str, zipfile.ZipInfo]:
     """Its files by name, without those of an earlier run. SL310 for what is no wheel."""
     try:
-        with zipfile.ZipFile(wheel) as archive:
+        with os.fdopen(trust.open_file(wheel, trust.NAMED), "rb") as file, zipfile.ZipFile(file) as archive:
             files = {info.filename: info for info in archive.infolist() if not info.is_dir()}
             strange = next((n for n in files if PurePosixPath(n).is_absolute() or ".." in PurePosixPath(n).parts), "")
             if strange or sum(info.file_size for info in files.values()) > LIMIT:
                 raise _unfit(wheel, f"the name {strange!r} in it" if strange else f"more than {LIMIT} bytes")
+            if len(files) > FILES:
+                raise _unfit(wheel, f"more than {FILES} files")
             files = {name: info for name, info in files.items() if FOLDER not in PurePosixPath(name).parts}
             for name in files:
                 archive.extract(name, folder)
-    except (OSError, zipfile.BadZipFile, ValueError) as e:
+    # Of zipfile: RuntimeError for what is encrypted, NotImplementedError for another compression.
+    except (OSError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, ValueError, RuntimeError) as e:
+        if isinstance(e, ShiplapError):
+            raise
         raise _unfit(wheel, trust.reason(e)) from None
     if not _info(files, "WHEEL"):
         raise _unfit(wheel, "no file *.dist-info/WHEEL")
     return files
+
+
+def _text(wheel: Path, file: Path) -> str:
+    """A file about the wheel. SL310 unless it is UTF-8."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as e:
+        raise _unfit(wheel, f"{file.name} with {e.reason}") from None
 
 
 def _unfit(wheel: Path, got: str) -> Exception:
@@ -143,11 +160,14 @@ def _info(files: Iterable[str], name: str) -> str:
     return next((f for f in files if re.fullmatch(rf"[^/]+\.dist-info/{re.escape(name)}", f)), "")
 
 
-def _modules(files: Mapping[str, zipfile.ZipInfo], folder: Path) -> Iterator[str]:
-    """The modules that a wheel names as families, else its top packages."""
-    listed = configparser.ConfigParser(delimiters=("=",))
+def _modules(wheel: Path, files: Mapping[str, zipfile.ZipInfo], folder: Path) -> Iterator[str]:
+    """The modules that a wheel names as families, else its top packages. SL310 for names that cannot be read."""
+    listed = configparser.ConfigParser(delimiters=("=",), interpolation=None)
     if entry_points := _info(files, "entry_points.txt"):
-        listed.read_string((folder / entry_points).read_text(encoding="utf-8"))
+        try:
+            listed.read_string(_text(wheel, folder / entry_points))
+        except configparser.Error as e:
+            raise _unfit(wheel, f"entry_points.txt: {e.message.splitlines()[0]}") from None
     if listed.has_section("shiplap.families"):
         yield from dict.fromkeys(value.partition(":")[0].strip() for value in listed["shiplap.families"].values())
     else:
@@ -161,13 +181,14 @@ def _modules(files: Mapping[str, zipfile.ZipInfo], folder: Path) -> Iterator[str
 def _write(target: Path, folder: Path, files: Mapping[str, zipfile.ZipInfo], tag: str) -> None:
     """The files of the old wheel and all new ones under their packages' folders, whole or not at all."""
     about, record = _info(files, "WHEEL"), _info(files, "RECORD") or _info(files, "WHEEL").replace("WHEEL", "RECORD")
-    (folder / about).write_text(_tagged((folder / about).read_text(encoding="utf-8"), tag), encoding="utf-8")
+    (folder / about).write_text(_tagged(_text(target, folder / about), tag), encoding="utf-8")
     new = sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if _is_new(p, folder, files))
     rows = []
     scratch = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with zipfile.ZipFile(scratch, "w", zipfile.ZIP_DEFLATED) as archive:
+        scratch.unlink(missing_ok=True)
+        with zipfile.ZipFile(scratch, "x", zipfile.ZIP_DEFLATED) as archive:  # a link of that name is not followed
             for name in [*(n for n in files if n != record), *new]:
                 content = (folder / name).read_bytes()
                 archive.writestr(files.get(name) or _entry(name), content, zipfile.ZIP_DEFLATED)
@@ -195,7 +216,8 @@ def _is_new(path: Path, folder: Path, files: Mapping[str, zipfile.ZipInfo]) -> b
 
 def _entry(name: str) -> zipfile.ZipInfo:
     """A file that any user may read, with the time that SOURCE_DATE_EPOCH asks for."""
-    seconds = max(int(os.environ.get("SOURCE_DATE_EPOCH", "315532800") or 315532800), 315532800)
+    asked = os.environ.get("SOURCE_DATE_EPOCH", "")
+    seconds = min(max(int(asked) if asked.isdecimal() else EPOCH[0], EPOCH[0]), EPOCH[1])
     entry = zipfile.ZipInfo(name, time.gmtime(seconds)[:6])
     entry.external_attr = (stat.S_IFREG | 0o644) << 16
     return entry

@@ -1,6 +1,17 @@
 """The one boundary for files that are loaded as code or believed: opening (``files``), parsing (``parse``), writing."""
 
-from shiplap.trust.files import CODE, NAMED, OWN, Distrusted, Rule, open_file, open_folder, read_file, reason
+from shiplap.trust.files import (
+    CODE,
+    NAMED,
+    OWN,
+    Distrusted,
+    Rule,
+    check_content,
+    open_file,
+    open_folder,
+    read_file,
+    reason,
+)
 from shiplap.trust.parse import Limits, build_yaml, compose_yaml, parse_json
 from shiplap.trust.write import host, write_whole
 
@@ -12,6 +23,7 @@ __all__ = [
     "Limits",
     "Rule",
     "build_yaml",
+    "check_content",
     "compose_yaml",
     "host",
     "open_file",

@@ -13,7 +13,18 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["CODE", "NAMED", "OWN", "Distrusted", "Rule", "open_file", "open_folder", "read_file", "reason"]
+__all__ = [
+    "CODE",
+    "NAMED",
+    "OWN",
+    "Distrusted",
+    "Rule",
+    "check_content",
+    "open_file",
+    "open_folder",
+    "read_file",
+    "reason",
+]
 
 LINKS = 40  # symbolic links on one way, as in Linux
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -71,6 +82,36 @@ def read_file(path: str | os.PathLike[str], limit: int, rule: Rule = CODE) -> by
     if len(content) > limit:
         raise OSError(errno.EFBIG, f"it is longer than {limit} bytes", os.fspath(path))
     return content
+
+
+def check_content(path: str | os.PathLike[str], rule: Rule = CODE) -> None:
+    """Refuse a folder that is to be worked in if it, or a folder in it, holds a link, a FIFO or a device.
+
+    Who could put one there before ``rule`` kept him out would have us write where it leads, or wait for ever. Nobody
+    can add one later, unless he may write the folder.
+
+    Raises:
+        Distrusted: with what it is; also for what ``rule`` refuses.
+        OSError: the path does not exist or is not a folder.
+    """
+    handle = open_folder(path, rule)
+    try:
+        _check_below(handle, Path(path), rule, os.fstat(handle))
+    finally:
+        os.close(handle)
+
+
+def _check_below(folder: int, at: Path, rule: Rule, above: os.stat_result) -> None:
+    for name in os.listdir(folder):
+        about = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        if stat.S_ISDIR(about.st_mode):
+            inner = os.open(name, _FOLDER, dir_fd=folder)
+            try:
+                _check_below(inner, at / name, rule, _judge(os.fstat(inner), at / name, rule, above, last=True))
+            finally:
+                os.close(inner)
+        elif not stat.S_ISREG(about.st_mode):
+            raise Distrusted(errno.EPERM, "it is no regular file", str(at / name))
 
 
 def reason(e: Exception) -> str:

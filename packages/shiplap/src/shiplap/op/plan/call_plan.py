@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from typing import cast
 
+from shiplap.cached import cached_property
 from shiplap.errors import ShiplapError
 from shiplap.op.binding import Binding
 from shiplap.op.plan.build import argument_steps, sharing_steps

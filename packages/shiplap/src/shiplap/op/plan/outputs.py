@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from typing import TypeAlias, cast
 
 import torch
 from torch import Tensor
 
+from shiplap.cached import cached_property
 from shiplap.op.binding import Binding
 from shiplap.op.plan.build import around, tried
 from shiplap.op.plan.python import Writer, compile_function

@@ -1,0 +1,287 @@
+"""Read mutated files of one kind: ``python fuzzer.py KIND ROUNDS SEED FOLDER``.
+
+Every file of ``corpus/KIND`` is read as it is, then ``ROUNDS`` mutations of them. Half of those change bytes; the other
+half change values and put the checksums right again, as whoever writes a file by hand can. A file is accepted or
+refused with an error of the catalogue, each within a second of CPU time, and all of them together in 512 MiB more than
+the process had. Whatever breaks that is left in ``FOLDER/found``, and the status is 1.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import random
+import resource
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from jaxtyping import Float
+from torch import Tensor
+
+import shiplap as sl
+from shiplap.audit import passport
+from shiplap.cli import passport as cli_passport
+from shiplap.errors import ShiplapError
+from shiplap.report.passport import passport_html
+from shiplap.selection.calls import read_calls
+from shiplap.selection.table import frozen, thaw
+
+CORPUS = Path(__file__).with_name("corpus")
+SECONDS, MEBIBYTES = 1.0, 512
+PIECES = (
+    *(
+        b"[",
+        b"{",
+        b"}",
+        b"]",
+        b'"',
+        b"'",
+        b"-",
+        b",",
+        b": ",
+        b"\n",
+        b"\n- ",
+        b"\t",
+        b"\0",
+        b"\xff",
+        b"\\ud800",
+        b"\\u0000",
+    ),
+    *(
+        b"9" * 30,
+        b"1e999",
+        b"null",
+        b"NaN",
+        b"-0",
+        b"true",
+        b"&a ",
+        b"*a",
+        b"<<: *a\n",
+        b"? ",
+        b"!!python/name:os.system ''",
+    ),
+    *(b"!!binary x", b"!!set {a}", b"2001-99-99", b"0b1", b"1:2:3", b"|\n", b">-\n", b"---\n", b"%YAML 9.9\n", b"# "),
+    *(
+        b"n<=",
+        b"*",
+        b"(",
+        b"float32[",
+        b"::",
+        b"<script>",
+        b"../../etc/passwd",
+        b"__import__('os')",
+        "é\u202e".encode(),
+        b"\\u001b]0;x\\u0007",
+    ),
+)
+VALUES: tuple[Any, ...] = (
+    *(None, True, False, 0, -1, 1, 2**63 - 1, -(2**63), 2**70, 0.5, -0.0, 1e308, "", "x", "\0", "\ud800", "a" * 5000),
+    *(
+        [],
+        {},
+        [[]],
+        [None],
+        {"": None},
+        [0] * 50,
+        "<script>alert(1)</script>",
+        "../../x",
+        "cuda:99",
+        "n<=" + "(" * 3000,
+    ),
+    *(
+        "n<=__import__('os')",
+        "9" * 400,
+        "1e999",
+        "-" * 3000 + "1",
+        "aten::add",
+        "::",
+        "f(x)[0]",
+        {"tile": 2**70},
+        "\x1b[2J",
+    ),
+)
+
+
+def mutated(rng: random.Random, whole: bytes) -> bytes:
+    """Some bytes changed, cut, repeated or put in."""
+    data = bytearray(whole)
+    for _ in range(rng.randint(1, 4)):
+        at = rng.randrange(len(data) + 1)
+        kind = rng.randrange(5)
+        if kind == 0 and at < len(data):
+            data[at] = rng.randrange(256)
+        elif kind == 1:
+            del data[at : at + rng.randint(1, 50)]
+        elif kind == 2:
+            data[at:at] = rng.choice(PIECES) * rng.choice([1, 1, 1, 2, 9, 100])
+        elif kind == 3:
+            data[at:at] = data[at : at + rng.randint(1, 200)]
+        elif rng.random() < 0.2:
+            del data[at:]
+    return bytes(data)
+
+
+def changed(rng: random.Random, value: Any) -> Any:
+    """A copy of plain data with one value, or one name, exchanged, left out or doubled."""
+    if isinstance(value, dict) and value and rng.random() < 0.9:
+        name = rng.choice(list(value))
+        kind = rng.randrange(8)
+        if kind == 0:
+            return {k: v for k, v in value.items() if k != name}
+        if kind == 1:
+            return {(str(rng.choice(VALUES)) if k == name else k): v for k, v in value.items()}
+        return {k: changed(rng, v) if k == name else v for k, v in value.items()}
+    if isinstance(value, list) and value and rng.random() < 0.9:
+        at = rng.randrange(len(value))
+        if rng.random() < 0.2:
+            return value[:at] + value[at:] * 2
+        return [*value[:at], changed(rng, value[at]), *value[at + 1 :]]
+    if isinstance(value, str) and value and rng.random() < 0.5:
+        return mutated(rng, value.encode(errors="replace")).decode(errors="replace")
+    return rng.choice(VALUES)
+
+
+def _digest(body: Any) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def table_sealed(data: Any) -> bytes:
+    """A table whose checksums fit."""
+    if isinstance(data, dict):
+        entries = data.get("entries")
+        for entry in entries if isinstance(entries, list) else []:
+            if isinstance(entry, dict):
+                entry["sha256"] = _digest({name: entry.get(name) for name in ("format", "key", "value")})
+        data["sha256"] = _digest({name: data.get(name) for name in ("format", "entries")})
+    return json.dumps(data).encode()
+
+
+def passport_sealed(data: Any) -> bytes:
+    """A passport whose seal fits, if its fields are those of a passport."""
+    try:
+        made = msgspec.convert(data, passport.Passport)
+        return passport._text(msgspec.structs.replace(made, seal=passport._seal(made)))
+    except ValueError:  # another shape, or a text that is none
+        return json.dumps(data).encode()
+
+
+def read_table(path: Path) -> None:
+    """As ``sl.frozen`` does, and back."""
+    try:
+        frozen(path)
+    finally:
+        thaw()
+
+
+def read_passport(path: Path) -> None:
+    """As ``shiplap audit --verify`` does, and its page: no element of it may come from the file."""
+    cli_passport.verify([path], [_op()], json=False)
+    page = passport_html(msgspec.to_builtins(passport.read(path)))
+    assert "<script>" not in page
+    page.encode()
+
+
+@cache
+def _op() -> sl.Op:
+    """The op of the corpus, as it is not when a passport is of it: no check is run again. What it is made of, which
+    takes 20 ms to find out, is found out once.
+    """
+    passport.digests = cache(passport.digests)
+
+    @sl.op("corpus::double")
+    def double(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+        return 2 * x
+
+    return double
+
+
+def read_metadata(path: Path) -> None:
+    """As ``shiplap backend gen`` does."""
+    from shiplap_backend import metadata
+
+    metadata.load(path)
+
+
+def read_mark(path: Path) -> None:
+    """As ``shiplap survey`` does. Imported here: tables are read in a third of the time where no family is."""
+    from shiplap_sparse3d.survey import folder
+
+    folder.read_mark(path)
+
+
+READERS: dict[str, tuple[Callable[[Path], object], Callable[[Any], bytes] | None]] = {
+    "table": (read_table, table_sealed),
+    "passport": (read_passport, passport_sealed),
+    "record": (read_calls, lambda data: json.dumps(data).encode() + b"\n"),
+    "metadata": (read_metadata, None),
+    "mark": (read_mark, lambda data: json.dumps(data).encode()),
+}
+
+
+def attempt(kind: str, path: Path) -> str:
+    """What is wrong with how ``path`` is read, or nothing."""
+    started = time.process_time()
+    said = io.StringIO()
+    try:
+        with redirect_stdout(said):
+            READERS[kind][0](path)
+    except ShiplapError:
+        pass
+    except BaseException:
+        return traceback.format_exc(limit=-4)
+    took = time.process_time() - started
+    if "\x1b" in said.getvalue():
+        return "it controls the terminal"
+    return f"{took:.1f} s" if took > SECONDS else ""
+
+
+def next_input(rng: random.Random, kind: str, seeds: list[bytes]) -> bytes:
+    """One mutation of one file of the corpus."""
+    whole, write = rng.choice(seeds), READERS[kind][1]
+    if write is None or rng.random() < 0.5:
+        return mutated(rng, whole)
+    try:
+        data = json.loads(whole)
+    except ValueError:
+        return mutated(rng, whole)
+    for _ in range(rng.randint(1, 3)):
+        data = changed(rng, data)
+    return write(data)
+
+
+def main(kind: str, rounds: int, seed: int, folder: Path) -> int:
+    """Read the corpus and ``rounds`` mutations; how many of them broke something, at most 20."""
+    warnings.simplefilter("ignore")
+    path, found = folder / f"{kind}.file", folder / "found"
+    seeds = [file.read_bytes() for file in sorted((CORPUS / kind).iterdir())]
+    path.touch(mode=0o600)
+    rng, wrong = random.Random(f"{kind} {seed}"), 0
+    path.write_bytes(seeds[0])
+    attempt(kind, path)  # what is imported or cached is no part of a reading
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for number in range(-len(seeds), rounds):
+        content = seeds[number] if number < 0 else next_input(rng, kind, seeds)
+        path.write_bytes(content)
+        if problem := attempt(kind, path):
+            found.mkdir(exist_ok=True)
+            (found / f"{kind}-{seed}-{number}").write_bytes(content)
+            print(f"{kind} {number}: {problem}", flush=True)
+            wrong += 1
+            if wrong == 20:
+                break
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10
+    print(f"{kind}: {rounds} rounds of seed {seed}, {wrong} wrong, {grown} MiB more")
+    return int(wrong > 0 or grown > MEBIBYTES)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])))

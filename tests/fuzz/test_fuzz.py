@@ -1,0 +1,22 @@
+"""A seeded sample of what ``nox -s fuzz`` does for longer: mutated tables, passports, records, metadata and marks."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from shiplap_testing.forked import python
+
+ROUNDS = int(os.environ.get("SHIPLAP_TEST_FUZZ", "4000"))
+# Of so many hundred files as many are of each kind; metadata takes ten times as long as the others.
+SHARES = {"table": 40, "passport": 15, "record": 20, "mark": 15, "metadata": 10}
+
+
+@pytest.mark.parametrize("kind", SHARES)
+def test_a_mutated_file_is_read_or_refused_in_time(kind, tmp_path):
+    rounds, seed = ROUNDS * SHARES[kind] // 100, os.environ.get("SHIPLAP_TEST_SEED", "17")
+    done = python(Path(__file__).with_name("fuzzer.py"), kind, rounds, seed, tmp_path, timeout=36000)
+    assert done.returncode == 0, f"{done.stdout[-2000:]} {done.stderr[-2000:]}"
+    assert f"{rounds} rounds" in done.stdout
