@@ -74,7 +74,7 @@ def register(name: str) -> None:
 
 
 def __getattr__(name: str) -> Any:
-    """What Inductor asks for, made when it asks: importing Inductor takes a second. Its loops run on the host's memory."""
+    """What Inductor asks for, made late: importing Inductor takes a second. Its loops need the host's memory."""
     if name in INDUCTOR and not _C.discrete():
         return inductor(NAME)[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
