@@ -377,3 +377,18 @@ def test_torch_compile() -> None:
     torch.testing.assert_close(torch.compile(f, backend="aot_eager")(x.to("mine")).cpu(), f(x))
     with pytest.raises(Exception, match=r"(?i)mine|device"):
         torch.compile(f, backend="inductor")(x.to("mine"))
+
+
+def test_a_forked_process_is_refused() -> None:
+    """It lacks the threads of the streams: waiting for them would never end."""
+    x = torch.ones(3, device="mine")
+    mine.synchronize()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            x.cpu()
+        except RuntimeError as e:
+            code = 0 if "forked" in str(e) else 2
+        os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

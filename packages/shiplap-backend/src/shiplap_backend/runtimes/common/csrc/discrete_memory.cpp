@@ -4,6 +4,7 @@
 // comes after what it did with the block, so the block may be given away in it at once; streams that
 // `record_stream` named are waited for, by marks, before anyone gets it.
 #include <c10/core/CachingDeviceAllocator.h>
+#include <shiplap_backend/call.h>
 #include <shiplap_backend/queues.h>
 
 #include <algorithm>
@@ -70,7 +71,7 @@ class Pool {
     aggregate(stats_.allocated_bytes).decrease(block->bytes);
     aggregate(stats_.requested_bytes).decrease(block->bytes);
     aggregate(stats_.active_bytes).decrease(block->bytes);
-    if (block->users.empty()) {
+    if (block->users.empty() || in_bad_fork()) {  // no thread of a forked process gives marks
       ready_[key(block)].push_back(block);
       return;
     }

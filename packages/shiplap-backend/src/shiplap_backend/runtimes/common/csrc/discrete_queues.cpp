@@ -139,13 +139,13 @@ c10::Stream current_stream(c10::DeviceIndex index) {
 }
 
 Queue queue_of(const c10::Stream& stream) {
+  vendor_starts();
   auto& streams = streams_of(stream.device_index());
   std::lock_guard<std::mutex> lock(streams.mutex);
   TORCH_CHECK(stream.id() >= 0 && stream.id() < kStreams, "stream ", stream.id(), " of device ",
               stream.device(), " is none that this device gave out");
   auto& queue = streams.queues[static_cast<size_t>(stream.id())];
   if (queue == nullptr) {
-    vendor_starts();
     queue = driver().open(stream.device_index(), 0);
   }
   return queue;
