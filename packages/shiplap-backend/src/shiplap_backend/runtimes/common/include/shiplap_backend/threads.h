@@ -36,7 +36,7 @@ class ThreadDriver : public Driver {
   bool idle(Queue queue) override {
     auto& w = *static_cast<Worker*>(queue);
     std::lock_guard<std::mutex> lock(w.mutex);
-    return w.tasks.empty() && !w.busy;
+    return w.left == 0;
   }
 
   Mark mark(Queue queue) override {
@@ -46,7 +46,7 @@ class ThreadDriver : public Driver {
       moment->at = Clock::now();
       moment->passed = true;
       moment->changed.notify_all();
-    });
+    }, 0);
     return new std::shared_ptr<Moment>(moment);
   }
   void drop(Mark mark) override { delete static_cast<std::shared_ptr<Moment>*>(mark); }
@@ -86,8 +86,8 @@ class ThreadDriver : public Driver {
   struct Worker {
     std::mutex mutex;
     std::condition_variable changed;
-    std::deque<std::function<void()>> tasks;
-    bool busy = false;
+    std::deque<std::pair<std::function<void()>, int>> tasks;
+    int left = 0;  // tasks that are not done; marks do not count, or none would find its queue idle
 
     Worker() {
       std::thread([this] { work(); }).detach();
@@ -95,15 +95,14 @@ class ThreadDriver : public Driver {
     [[noreturn]] void work() {
       std::unique_lock<std::mutex> lock(mutex);
       while (true) {
-        busy = false;
         changed.wait(lock, [this] { return !tasks.empty(); });
-        busy = true;
-        auto task = std::move(tasks.front());
+        auto [task, counts] = std::move(tasks.front());
         tasks.pop_front();
         lock.unlock();
         task();
         task = nullptr;  // what it holds is let go before the queue is idle
         lock.lock();
+        left -= counts;
       }
     }
   };
@@ -113,10 +112,11 @@ class ThreadDriver : public Driver {
   }
 
   template <class Task>
-  void put(Queue queue, const char* what, Task task) {
+  void put(Queue queue, const char* what, Task task, int counts = 1) {
     auto& w = *static_cast<Worker*>(queue);
     std::lock_guard<std::mutex> lock(w.mutex);
-    w.tasks.emplace_back([this, what, task = std::move(task)]() mutable {
+    w.left += counts;
+    auto guarded = [this, what, task = std::move(task)]() mutable {
       try {
         task();
       } catch (const std::exception& e) {
@@ -124,7 +124,8 @@ class ThreadDriver : public Driver {
       } catch (...) {
         failed(what, "an exception of no known type");
       }
-    });
+    };
+    w.tasks.emplace_back(std::move(guarded), counts);
     w.changed.notify_one();
   }
 
