@@ -1,3 +1,5 @@
+#include <ATen/ExpandUtils.h>
+#include <c10/util/accumulate.h>
 #include <functions.h>
 #include <tinyc.h>
 
@@ -7,11 +9,8 @@
 namespace shiplap::backend {
 namespace {
 
-int64_t count(const Sizes& sizes) {
-  int64_t n = 1;
-  for (auto s : sizes) n *= s;
-  return n;
-}
+int64_t count(const Sizes& sizes) { return c10::multiply_integers(sizes); }
+Sizes sizes_of(const Port& p) { return {p.sizes.begin(), p.sizes.end()}; }
 
 Sizes dense(const Sizes& sizes) {
   Sizes strides(sizes.size(), 1);
@@ -19,17 +18,9 @@ Sizes dense(const Sizes& sizes) {
   return strides;
 }
 
-// Strides of the tensor's dims in the memory that a port describes; 0 where a dim is expanded.
-Sizes strides_of(const Port& p) {
-  auto physical = dense({p.stored.begin(), p.stored.end()});
-  Sizes strides(p.sizes.size());
-  for (size_t i = 0; i < strides.size(); ++i) {
-    strides[p.order[i]] = p.stored[i] == p.sizes[p.order[i]] ? physical[i] : 0;
-  }
-  return strides;
+void copy(const float* in, const Sizes& in_strides, float* out, const Sizes& out_strides, const Sizes& sizes) {
+  tinyc_copy(in, in_strides.data(), out, out_strides.data(), sizes.data(), static_cast<int64_t>(sizes.size()));
 }
-
-Sizes sizes_of(const Port& p) { return {p.sizes.begin(), p.sizes.end()}; }
 
 Node term(Sizes sizes, std::vector<Node> operands, decltype(Term::compute) compute) {
   return std::make_shared<Term>(Term{std::move(sizes), std::move(operands), std::move(compute)});
@@ -43,16 +34,15 @@ class Compiled final : public Executable {
   void run(c10::ArrayRef<const void*> inputs, c10::ArrayRef<void*> outputs) override {
     Values values;
     for (size_t i = 0; i < inputs.size(); ++i) {
-      const auto& sizes = graph_.inputs[i]->sizes;
+      auto& [sizes, operands, compute] = *graph_.inputs[i];
       auto& value = values[graph_.inputs[i].get()];
       value.resize(count(sizes));
-      tinyc_copy(static_cast<const float*>(inputs[i]), strides_of(graph_.signature.inputs[i]).data(), value.data(),
-                 dense(sizes).data(), sizes.data(), static_cast<int64_t>(sizes.size()));
+      copy(static_cast<const float*>(inputs[i]), graph_.signature.inputs[i].strides(), value.data(), dense(sizes), sizes);
     }
     for (size_t i = 0; i < outputs.size(); ++i) {
-      auto sizes = sizes_of(graph_.signature.outputs[i]);
-      tinyc_copy(value_of(graph_.results[i], values), dense(sizes).data(), static_cast<float*>(outputs[i]),
-                 strides_of(graph_.signature.outputs[i]).data(), sizes.data(), static_cast<int64_t>(sizes.size()));
+      auto& port = graph_.signature.outputs[i];
+      auto sizes = sizes_of(port);
+      copy(value_of(graph_.results[i], values), dense(sizes), static_cast<float*>(outputs[i]), port.strides(), sizes);
     }
   }
 
@@ -96,13 +86,8 @@ Node constant(const at::Scalar& value, at::ScalarType) {
 
 Node expand(const Node& value, const Sizes& sizes) {
   if (value->sizes == sizes) return value;
-  Sizes strides(sizes.size(), 0), own = dense(value->sizes);
-  for (size_t d = 0; d < own.size(); ++d) {
-    if (value->sizes[d] != 1) strides[sizes.size() - own.size() + d] = own[d];
-  }
-  return term(sizes, {value}, [=](const auto& in, float* out) {
-    tinyc_copy(in[0], strides.data(), out, dense(sizes).data(), sizes.data(), static_cast<int64_t>(sizes.size()));
-  });
+  auto strides = std::get<1>(at::inferExpandGeometry(value->sizes, dense(value->sizes), sizes));
+  return term(sizes, {value}, [=](const auto& in, float* out) { copy(in[0], strides, out, dense(sizes), sizes); });
 }
 
 std::shared_ptr<Executable> compile(const Signature& signature, c10::function_ref<void(Graph&)> emit) {
@@ -114,12 +99,7 @@ std::shared_ptr<Executable> compile(const Signature& signature, c10::function_re
 namespace functions {
 
 Node binary(Node a, Node b, int64_t op) {
-  auto &longer = a->sizes.size() < b->sizes.size() ? b->sizes : a->sizes, &other = &longer == &a->sizes ? b->sizes : a->sizes;
-  Sizes sizes = longer;
-  for (size_t d = 1; d <= other.size(); ++d) {
-    auto& s = sizes[sizes.size() - d];
-    s = s == 1 ? other[other.size() - d] : s;
-  }
+  auto sizes = at::infer_size(a->sizes, b->sizes);
   return term(sizes, {expand(a, sizes), expand(b, sizes)}, [op, n = count(sizes)](const auto& in, float* out) {
     tinyc_binary(static_cast<char>(op), in[0], in[1], out, n);
   });

@@ -69,13 +69,13 @@ def _rules(project: Project, target: Path) -> str:
 
     ours = [*project.runtime.include_dirs, project.generated.resolve()]
     system = [*include_paths(), sysconfig.get_path("include"), *project.runtime.system_dirs()]
-    libraries, sources = library_paths(), project.runtime.sources
+    libraries, sources = library_paths(), project.runtime.units
     return render(
         "build.ninja.jinja",
         package="shiplap_backend",
         compiler=os.environ.get("CXX", "g++"),
         c_compiler=os.environ.get("CC", "gcc"),
-        flags=_words([*_FLAGS, *project.runtime.compile_args]),
+        flags=_words([*_FLAGS, *project.runtime.flags]),
         includes=_words([*(f"-I{i}" for i in ours), *(word for i in system for word in ("-isystem", str(i)))]),
         link=_words(
             [*(word for d in libraries for word in (f"-L{d}", f"-Wl,-rpath,{d}")), *project.runtime.link_args()]

@@ -83,7 +83,8 @@ def new(device: str, runtime_name: str, root: Path, *, units: int = 16) -> Proje
         )
     _make_directory(root)
     project = Project(root, device, chosen, units)
-    named = Path(os.path.relpath(chosen.directory, root.resolve())).as_posix() if is_path(runtime_name) else chosen.name
+    where = Path(runtime_name).expanduser().resolve()
+    named = Path(os.path.relpath(where, root.resolve())).as_posix() if is_path(runtime_name) else chosen.name
     context = {"device": device, "runtime": chosen.name, "named": named, "units": units, "requires": chosen.requires}
     files = {
         "backend.toml": "backend.toml",

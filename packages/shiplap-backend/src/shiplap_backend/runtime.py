@@ -40,6 +40,9 @@ class Runtime:
         system_dirs: include directories of the vendor's library.
         link_args: what the linker is told, such as the library's path.
         compile_args: further options of the C++ compiler.
+        sources: C and C++ files to compile besides those of ``directory``.
+        discrete: the device has memory and streams of its own, and the C++ defines ``driver()``
+            (``shiplap_backend/driver.h``). By default it computes on the host's memory.
     """
 
     name: str
@@ -54,6 +57,8 @@ class Runtime:
     system_dirs: Callable[[], list[Path]] = list
     link_args: Callable[[], list[str]] = list
     compile_args: tuple[str, ...] = ()
+    sources: tuple[Path, ...] = ()
+    discrete: bool = False
 
     @property
     def registers(self) -> frozenset[str]:
@@ -61,10 +66,15 @@ class Runtime:
         return _core()
 
     @property
-    def sources(self) -> tuple[Path, ...]:
+    def units(self) -> tuple[Path, ...]:
         """What is compiled besides generated code: the device core, and the vendor's own files."""
         own = (p for suffix in ("*.cpp", "*.c") for p in sorted(self.directory.glob(suffix)))
-        return (COMMON / "csrc" / "all.cpp", *own)
+        return (COMMON / "csrc" / "all.cpp", *own, *self.sources)
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """What the C++ compiler is told: the kind of memory, and the vendor's own options."""
+        return (f"-DSHIPLAP_DISCRETE={int(self.discrete)}", *self.compile_args)
 
     @property
     def include_dirs(self) -> list[Path]:

@@ -10,3 +10,12 @@
 #include "memory.cpp"
 #include "module.cpp"
 #include "ops.cpp"
+#if SHIPLAP_DISCRETE
+#include "discrete_copy.cpp"
+#include "discrete_memory.cpp"
+#include "discrete_pinned.cpp"
+#include "discrete_queues.cpp"
+#else
+#include "shared_guard.cpp"
+#include "shared_memory.cpp"
+#endif

@@ -1,6 +1,7 @@
 // torch's autograd engine gives each device a thread, and counts devices at the first backward of a
 // process. A device that is loaded later is given its thread here; one loaded before needs nothing.
 #include <shiplap_backend/device.h>
+#include <shiplap_backend/memory.h>
 #include <torch/csrc/autograd/engine.h>
 
 #include <memory>
@@ -28,9 +29,14 @@ void join_autograd() {
     return;
   }
   // Nobody reads the list meanwhile: an engine without queues runs in its callers' threads.
-  auto queue = std::make_shared<torch::autograd::ReadyQueue>();
-  Threads::queues(engine).push_back(queue);
-  std::thread([&engine, queue] { engine.thread_init(0, queue); }).detach();
+  for (int i = 0; i < device_count(); ++i) {
+    Threads::queues(engine).push_back(std::make_shared<torch::autograd::ReadyQueue>());
+  }
+  for (int i = 0; i < device_count(); ++i) {
+    std::thread([&engine, i, queue = Threads::queues(engine)[static_cast<size_t>(i)]] {
+      engine.thread_init(i, queue);
+    }).detach();
+  }
 }
 
 }  // namespace shiplap::backend

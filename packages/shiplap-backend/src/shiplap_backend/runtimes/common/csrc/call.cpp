@@ -5,6 +5,9 @@
 #include <pthread.h>
 #include <shiplap_backend/call.h>
 #include <shiplap_backend/memory.h>
+#if SHIPLAP_DISCRETE
+#include <shiplap_backend/queues.h>
+#endif
 
 #include <algorithm>
 #include <atomic>
@@ -98,6 +101,13 @@ Cache<Executable>& executables() {
   return *cache;
 }
 
+void vendor_starts() {
+  TORCH_CHECK(!in_bad_fork(), "this process was forked from one that had used device '",
+              at::Device(kDeviceType),
+              "', whose threads it lacks. Start processes with multiprocessing's 'spawn'.");
+  vendor_started.store(true, std::memory_order_relaxed);
+}
+
 bool in_bad_fork() { return bad_fork.load(std::memory_order_relaxed); }
 
 Blocking layout() { return {block_last.load(std::memory_order_relaxed)}; }
@@ -166,13 +176,18 @@ Call::Operand& Call::add(c10::SmallVectorImpl<Operand>& to, const at::Tensor& t)
   return o;
 }
 
+void Call::check_device(const at::Tensor& t) const {
+  TORCH_CHECK(t.device() == current_device(), op_.name, ": expected all tensors on device '",
+              current_device(), "', got one on '", t.device(), "'");
+}
+
 Call& Call::input(const at::Tensor& t) {
-  TORCH_CHECK(on_device(t) || (t.device().is_cpu() && t.dim() == 0), op_.name,
-              ": expected all tensors on device '", at::Device(kDeviceType), "', got one on '",
-              t.device(), "'");
+  if (!t.device().is_cpu() || t.dim() > 0) {
+    check_device(t);
+  }
   auto& o = add(inputs_, t);
   if (!o.row_major && (block_ > 0 || !dense_order(t, o.order, o.expanded))) {
-    o.tensor = host_view(t).contiguous();
+    o.tensor = kDiscrete ? t.contiguous() : host_view(t).contiguous();
     o.row_major = true;
   }
   return *this;
@@ -198,6 +213,7 @@ Call& Call::scalar(const at::Scalar& s, at::ScalarType as) {
 }
 
 Call& Call::output(const at::Tensor& t) {
+  check_device(t);
   add(outputs_, t);
   return *this;
 }
@@ -217,7 +233,8 @@ void Call::place_outputs() {
          (block_ > 0 || !dense_order(o.tensor, o.order, o.expanded) || o.expanded != 0));
     targets_.push_back(beside ? o.tensor : at::Tensor());
     if (beside) {
-      o.tensor = at::empty(o.tensor.sizes(), at::TensorOptions().dtype(o.dtype));
+      auto options = kDiscrete ? o.tensor.options() : at::TensorOptions().dtype(o.dtype);
+      o.tensor = at::empty(o.tensor.sizes(), options);
       o.row_major = true;
     }
   }
@@ -255,10 +272,7 @@ void Call::run(c10::function_ref<void(Graph&)> emit) {
                   [](const Operand& o) { return o.tensor.numel() == 0; })) {
     return;
   }
-  TORCH_CHECK(!in_bad_fork(), op_.name, ": this process was forked from one that had used device '",
-              at::Device(kDeviceType),
-              "', whose threads it lacks. Start processes with multiprocessing's 'spawn'.");
-  vendor_started.store(true, std::memory_order_relaxed);
+  vendor_starts();
   place_outputs();
   word(kList, static_cast<int64_t>(inputs_.size()));
   for (const auto& o : inputs_) {
@@ -269,6 +283,52 @@ void Call::run(c10::function_ref<void(Graph&)> emit) {
   }
   auto executable = executables().get(key_, [&] { return compile(signature(), emit); });
 
+  execute(std::move(executable));
+}
+#if SHIPLAP_DISCRETE
+
+// A tensor in the layout that the target stores tensors in, or as it is; always on the device.
+at::Tensor Call::placed(const Operand& o) const {
+  if (o.tensor.defined() && on_device(o.tensor)) {
+    return block_ == 0 || o.tensor.dim() == 0
+               ? o.tensor
+               : to_blocks(host_view(o.tensor), block_).to(o.tensor.device());
+  }
+  auto scalar = at::empty({}, at::TensorOptions(current_device()).dtype(o.dtype));
+  upload(scalar.mutable_data_ptr(), o.tensor.defined() ? o.tensor.const_data_ptr() : o.value.data(),
+         scalar.nbytes());
+  return scalar;
+}
+
+// The operands may be let go before the stream comes to them: their memory goes to what the same
+// stream does later.
+void Call::execute(std::shared_ptr<Executable> executable) {
+  raise_failure();
+  c10::SmallVector<at::Tensor, 6> kept;
+  std::vector<const void*> in;
+  for (const auto& o : inputs_) {
+    in.push_back(kept.emplace_back(placed(o)).const_data_ptr());
+  }
+  std::vector<void*> out;
+  auto made = kept.size();
+  for (const auto& o : outputs_) {
+    out.push_back(kept.emplace_back(placed(o)).mutable_data_ptr());
+  }
+  driver().run(current_queue(current_index()), op_.name, std::move(executable), std::move(in),
+               std::move(out));
+  for (size_t i = 0; i < outputs_.size(); ++i) {
+    const auto &result = outputs_[i].tensor, &stored = kept[made + i];
+    if (!stored.is_same(result)) {
+      result.copy_(from_blocks(host_view(stored), result.size(-1)));
+    }
+    if (targets_[i].defined()) {
+      targets_[i].copy_(result);
+    }
+  }
+}
+#else
+
+void Call::execute(std::shared_ptr<Executable> executable) {
   auto blocked = [this](const Operand& o) {
     return block_ > 0 && o.tensor.defined() && o.tensor.dim() > 0;
   };
@@ -301,5 +361,7 @@ void Call::run(c10::function_ref<void(Graph&)> emit) {
     }
   }
 }
+
+#endif
 
 }  // namespace shiplap::backend

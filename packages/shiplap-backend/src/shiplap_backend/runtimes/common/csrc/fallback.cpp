@@ -1,9 +1,11 @@
 #include <ATen/Context.h>
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/util/Exception.h>
 #include <shiplap_backend/cells.h>
 #include <shiplap_backend/device.h>
 #include <shiplap_backend/fallback.h>
+#include <shiplap_backend/mirror.h>
 #include <shiplap_backend/memory.h>
 
 #include <algorithm>
@@ -90,96 +92,6 @@ void enter(const c10::OperatorName& op, Why why, const char* detail) {
 
 // --- arguments
 
-// The device tensors of one call and their host views; tensors that share storage share it on the
-// host too.
-class Host {
- public:
-  at::Tensor view(const at::Tensor& t) {
-    if (!on_device(t)) {
-      return t;
-    }
-    for (const auto& [device, host] : tensors_) {
-      if (device.is_same(t)) {
-        return host;
-      }
-    }
-    TORCH_CHECK_NOT_IMPLEMENTED(t.layout() == at::kStrided && t.has_storage(),
-                                "only strided tensors run on this device, got layout ", t.layout());
-    tensors_.emplace_back(t, over(t, storage_of(t), c10::DispatchKey::CPU));
-    return tensors_.back().second;
-  }
-
-  // The device's counterpart of what the CPU op returned: an argument, a view of one, or a new
-  // tensor on the new memory.
-  at::Tensor back(const at::Tensor& t) {
-    if (!t.defined()) {
-      return t;
-    }
-    for (const auto& [device, host] : tensors_) {
-      if (host.is_same(t)) {
-        return device;
-      }
-    }
-    TORCH_CHECK_NOT_IMPLEMENTED(t.layout() == at::kStrided && t.device().is_cpu(), "the result is ",
-                                t.layout(), " on ", t.device(), ", which this device cannot hold");
-    for (const auto& s : storages_) {
-      if (s.host.is_alias_of(t.storage())) {
-        return over(t, s.device, kKey);
-      }
-    }
-    storages_.push_back({device_storage(t.storage()), t.storage(), nullptr, false});
-    return over(t, storages_.back().device, kKey);
-  }
-
-  // What the CPU op did to an argument beyond its values: new sizes, and new memory if those were
-  // too large for the old.
-  void settle() {
-    for (auto& s : storages_) {
-      if (s.argument) {
-        grow(s);
-      }
-    }
-    for (const auto& [device, host] : tensors_) {
-      if (device.sizes() != host.sizes() || device.strides() != host.strides() ||
-          device.storage_offset() != host.storage_offset()) {
-        device.unsafeGetTensorImpl()->set_sizes_and_strides(host.sizes(), host.strides(),
-                                                            host.storage_offset());
-      }
-    }
-  }
-
- private:
-  struct Pair {
-    c10::Storage device, host;
-    const void* data;  // of both, before the op
-    bool argument;
-  };
-
-  c10::Storage storage_of(const at::Tensor& t) {
-    for (const auto& s : storages_) {
-      if (s.device.is_alias_of(t.storage())) {
-        return s.host;
-      }
-    }
-    storages_.push_back({t.storage(), host_storage(t.storage()), t.storage().data(), true});
-    return storages_.back().host;
-  }
-
-  static void grow(Pair& s) {
-    if (s.host.data() == s.data && s.host.nbytes() == s.device.nbytes()) {
-      return;
-    }
-    auto grown = device_storage(s.host);
-    auto* impl = s.device.unsafeGetStorageImpl();
-    auto bytes = grown.nbytes();
-    impl->set_data_ptr_noswap(grown.unsafeGetStorageImpl()->set_data_ptr(c10::DataPtr()));
-    impl->set_nbytes(bytes);
-  }
-
-  c10::SmallVector<std::pair<at::Tensor, at::Tensor>, 6> tensors_;
-  c10::SmallVector<Pair, 6> storages_;
-};
-
 template <class Map>
 IValue mapped(const IValue& value, const Map& map) {
   if (value.isTensor()) {
@@ -211,7 +123,29 @@ IValue to_host(const IValue& value, const c10::Argument& declared, Host& host) {
       declared.type()->isSubtypeOf(*c10::OptionalType::create(c10::GeneratorType::get()))) {
     return host_generator(std::nullopt);
   }
-  return mapped(value, [&](const at::Tensor& t) { return host.view(t); });
+  const auto* alias = declared.alias_info();
+  return mapped(value, [&, written = alias != nullptr && alias->isWrite()](const at::Tensor& t) {
+    return host.view(t, written);
+  });
+}
+
+// The device that a call is about: that of its first tensor there, else the one that it names.
+c10::Device device_of(at::ArrayRef<IValue> arguments) {
+  std::optional<c10::Device> named;
+  for (const auto& value : arguments) {
+    if (value.isDevice() && value.toDevice().type() == kDeviceType && value.toDevice().has_index()) {
+      named = value.toDevice();
+    }
+    std::optional<c10::Device> found;
+    mapped(value, [&](const at::Tensor& t) {
+      found = !found && on_device(t) ? std::optional(t.device()) : found;
+      return t;
+    });
+    if (found) {
+      return *found;
+    }
+  }
+  return named.value_or(current_device());
 }
 
 // --- ops of the CPU by another name
@@ -311,10 +245,12 @@ void boxed_fallback(const c10::OperatorHandle& op, Stack* stack) {
   const auto& declared = op.schema().arguments();
   const auto first = stack->size() - declared.size();
   auto returns = op.schema().returns().size();
+  const c10::DeviceGuard guard(device_of(at::ArrayRef<IValue>(*stack).slice(first)));
   Host host;
   for (size_t i = 0; i < declared.size(); ++i) {
     (*stack)[first + i] = to_host((*stack)[first + i], declared[i], host);
   }
+  host.ready();
   {
     at::AutoDispatchBelowADInplaceOrView below;
     auto there = on_cpu(op, *stack, first);

@@ -2,6 +2,7 @@
 // Python's own C API, since a binding library would take longer to compile than all the rest.
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <c10/core/DeviceGuard.h>
 #include <shiplap_backend/call.h>
 #include <shiplap_backend/device.h>
 #include <shiplap_backend/fallback.h>
@@ -122,50 +123,74 @@ PyObject* cache_resize(PyObject* arguments) {
   return none();
 }
 
-PyObject* memory(PyObject*) {
-  auto stats = memory_stats();
+// The argument of a function that takes an index of a device only; -1 is the current one.
+c10::DeviceIndex index_in(PyObject* argument) {
+  auto index = PyLong_AsLong(argument);
+  TORCH_CHECK(index >= -1 && index <= INT8_MAX, "device index ", index, " is out of range");
+  check_index(static_cast<c10::DeviceIndex>(index));
+  return static_cast<c10::DeviceIndex>(index);
+}
+
+PyObject* memory(PyObject* index) {
+  auto at = index_in(index);
+  auto stats = memory_stats(at);
+  auto [free, total] = memory_info(at < 0 ? current_index() : at);
   auto* d = PyDict_New();
   put(d, "allocated", stats.allocated);
   put(d, "peak", stats.peak);
   put(d, "limit", stats.limit);
   put(d, "allocations", stats.allocations);
+  put(d, "reserved", stats.reserved);
+  put(d, "free", static_cast<int64_t>(free));
+  put(d, "total", static_cast<int64_t>(total));
   return d;
 }
 
-PyObject* reset_peak(PyObject*) {
-  reset_peak_memory();
+PyObject* reset_peak(PyObject* index) {
+  reset_peak_memory(index_in(index));
   return none();
 }
 
 PyObject* set_limit(PyObject* arguments) {
   long long bytes;
-  if (!PyArg_ParseTuple(arguments, "L", &bytes)) {
+  PyObject* index;
+  if (!PyArg_ParseTuple(arguments, "OL", &index, &bytes)) {
     return nullptr;
   }
-  set_memory_limit(bytes);
+  set_memory_limit(index_in(index), bytes);
   return none();
 }
 
-// Calls `f` with the device's generator, which is locked meanwhile.
+PyObject* empty_kept(PyObject*) {
+  empty_cache();
+  return none();
+}
+
+PyObject* is_discrete(PyObject*) { return PyBool_FromLong(kDiscrete); }
+PyObject* count_devices(PyObject*) { return PyLong_FromLong(device_count()); }
+
+// Calls `f` with the generator of a device, which is locked meanwhile.
 template <class F>
-auto with_generator(F f) {
+auto with_generator(PyObject* index, F f) {
+  const c10::DeviceGuard guard({kDeviceType, index_in(index)});
   auto generator = host_generator(std::nullopt);
   std::lock_guard<std::mutex> lock(generator.mutex());
   return f(generator);
 }
 
-PyObject* rng_state(PyObject*) {
-  auto state = with_generator([](at::Generator& g) { return g.get_state(); });
+PyObject* rng_state(PyObject* index) {
+  auto state = with_generator(index, [](at::Generator& g) { return g.get_state(); });
   return PyBytes_FromStringAndSize(static_cast<const char*>(state.const_data_ptr()), state.numel());
 }
 
 PyObject* set_rng_state(PyObject* arguments) {
   const char* given;
   Py_ssize_t size;
-  if (!PyArg_ParseTuple(arguments, "y#", &given, &size)) {
+  PyObject* index;
+  if (!PyArg_ParseTuple(arguments, "Oy#", &index, &given, &size)) {
     return nullptr;
   }
-  with_generator([&](at::Generator& g) {
+  with_generator(index, [&](at::Generator& g) {
     auto state = g.get_state();
     if (size != state.numel()) {
       throw std::invalid_argument("RNG state of " + std::to_string(size) + " bytes: expected " +
@@ -179,20 +204,22 @@ PyObject* set_rng_state(PyObject* arguments) {
 
 PyObject* manual_seed(PyObject* arguments) {
   unsigned long long seed;
-  if (!PyArg_ParseTuple(arguments, "K", &seed)) {
+  PyObject* index;
+  if (!PyArg_ParseTuple(arguments, "OK", &index, &seed)) {
     return nullptr;
   }
-  with_generator([&](at::Generator& g) { g.set_current_seed(seed); });
+  with_generator(index, [&](at::Generator& g) { g.set_current_seed(seed); });
   return none();
 }
 
-PyObject* seed(PyObject*) {
-  return PyLong_FromUnsignedLongLong(with_generator([](at::Generator& g) { return g.seed(); }));
+PyObject* seed(PyObject* index) {
+  return PyLong_FromUnsignedLongLong(
+      with_generator(index, [](at::Generator& g) { return g.seed(); }));
 }
 
-PyObject* initial_seed(PyObject*) {
+PyObject* initial_seed(PyObject* index) {
   return PyLong_FromUnsignedLongLong(
-      with_generator([](at::Generator& g) { return g.current_seed(); }));
+      with_generator(index, [](at::Generator& g) { return g.current_seed(); }));
 }
 
 PyObject* bad_fork_now(PyObject*) { return PyBool_FromLong(in_bad_fork()); }
@@ -217,14 +244,17 @@ PyMethodDef methods[] = {
     {"cache_info", python<cache_info>, METH_NOARGS, nullptr},
     {"cache_clear", python<cache_clear>, METH_NOARGS, nullptr},
     {"cache_resize", python<cache_resize>, METH_VARARGS, nullptr},
-    {"memory_stats", python<memory>, METH_NOARGS, nullptr},
-    {"reset_peak_memory", python<reset_peak>, METH_NOARGS, nullptr},
+    {"memory_stats", python<memory>, METH_O, nullptr},
+    {"reset_peak_memory", python<reset_peak>, METH_O, nullptr},
     {"set_memory_limit", python<set_limit>, METH_VARARGS, nullptr},
-    {"rng_state", python<rng_state>, METH_NOARGS, nullptr},
+    {"rng_state", python<rng_state>, METH_O, nullptr},
     {"set_rng_state", python<set_rng_state>, METH_VARARGS, nullptr},
     {"manual_seed", python<manual_seed>, METH_VARARGS, nullptr},
-    {"seed", python<seed>, METH_NOARGS, nullptr},
-    {"initial_seed", python<initial_seed>, METH_NOARGS, nullptr},
+    {"seed", python<seed>, METH_O, nullptr},
+    {"initial_seed", python<initial_seed>, METH_O, nullptr},
+    {"empty_cache", python<empty_kept>, METH_NOARGS, nullptr},
+    {"discrete", python<is_discrete>, METH_NOARGS, nullptr},
+    {"device_count", python<count_devices>, METH_NOARGS, nullptr},
     {"in_bad_fork", python<bad_fork_now>, METH_NOARGS, nullptr},
     {"layout", python<get_layout>, METH_NOARGS, nullptr},
     {"set_layout", python<change_layout>, METH_VARARGS, nullptr},

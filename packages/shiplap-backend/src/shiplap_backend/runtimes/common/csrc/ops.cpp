@@ -1,5 +1,7 @@
 // The ops of the device core: they make, reshape and copy tensors and compute nothing.
 #include <ATen/EmptyTensor.h>
+#include <ATen/detail/PrivateUse1HooksInterface.h>
+#include <ATen/native/Resize.h>
 #include <ATen/native/TensorFactories.h>
 #include <ATen/ops/_local_scalar_dense.h>
 #include <ATen/ops/_reshape_alias_native.h>
@@ -10,6 +12,8 @@
 #include <ATen/ops/view_as_complex_native.h>
 #include <ATen/ops/view_as_real_native.h>
 #include <ATen/ops/view_native.h>
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/DeviceGuard.h>
 #include <shiplap_backend/memory.h>
 #include <torch/library.h>
 
@@ -22,9 +26,17 @@ void check_options(std::optional<at::Layout> layout, std::optional<at::Device> d
                    std::optional<bool> pinned) {
   TORCH_CHECK_NOT_IMPLEMENTED(!layout || *layout == at::kStrided, "layout ", *layout,
                               " is not supported on device '", kDeviceType, "', only strided");
-  TORCH_CHECK(!device || device->index() <= 0, "device index ", static_cast<int>(device->index()),
-              " is out of range: there is 1 device, index 0");
+  check_index(device ? device->index() : c10::DeviceIndex(-1));
   TORCH_CHECK(!pinned || !*pinned, "Only dense CPU tensors can be pinned");
+}
+
+// Enlarges the storage of `t`, which has `bytes`, to what its sizes and strides reach.
+void hold(const Tensor& t, size_t bytes) {
+  auto needed = at::detail::computeStorageNbytes(t.sizes(), t.strides(), t.itemsize(),
+                                                 static_cast<size_t>(t.storage_offset()));
+  if (t.numel() > 0 && needed > bytes) {
+    at::detail::getPrivateUse1Hooks().resizePrivateUse1Bytes(t.storage(), needed);
+  }
 }
 
 Tensor filled_if_deterministic(Tensor t) {
@@ -32,6 +44,7 @@ Tensor filled_if_deterministic(Tensor t) {
       at::globalContext().deterministicFillUninitializedMemory()) {
     auto host = host_view(t);
     at::native::fill_empty_deterministic_(host);
+    write_back(host, t);
   }
   return t;
 }
@@ -41,6 +54,7 @@ Tensor empty(at::IntArrayRef size, std::optional<at::ScalarType> dtype,
              std::optional<bool> pinned, std::optional<at::MemoryFormat> format) {
   check_options(layout, device, pinned);
   auto scalar_type = at::dtype_or_default(dtype);
+  const c10::DeviceGuard guard(device.value_or(current_device()));
   return filled_if_deterministic(at::detail::empty_generic(
       size, device_allocator(), c10::DispatchKeySet(kKey), scalar_type, format));
 }
@@ -50,14 +64,14 @@ Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride,
                      std::optional<at::Device> device, std::optional<bool> pinned) {
   check_options(layout, device, pinned);
   auto scalar_type = at::dtype_or_default(dtype);
+  const c10::DeviceGuard guard(device.value_or(current_device()));
   return filled_if_deterministic(at::detail::empty_strided_generic(
       size, stride, device_allocator(), c10::DispatchKeySet(kKey), scalar_type));
 }
 
-// torch's own CPU copy knows every dtype, stride, broadcast and conjugate; one of the two is on the
-// device.
+// One of the two is on the device.
 Tensor copy_from(const Tensor& self, const Tensor& dst, bool non_blocking) {
-  host_view(dst).copy_(host_view(self), non_blocking);
+  copy(self, dst, non_blocking);
   return dst;
 }
 
@@ -68,14 +82,50 @@ Tensor copy_from_and_resize(const Tensor& self, const Tensor& dst) {
 
 at::Scalar local_scalar(const Tensor& self) { return at::_local_scalar_dense(host_view(self)); }
 
+// As torch's for the CPU, which would read the memory that it enlarges.
+const Tensor& resize(const Tensor& self, at::IntArrayRef size,
+                     std::optional<at::MemoryFormat> format) {
+  if constexpr (!kDiscrete) {
+    return at::native::resize_(self, size, format);
+  }
+  auto* impl = self.unsafeGetTensorImpl();
+  auto before = self.storage().nbytes();
+  if (self.sizes() != size) {
+    impl->set_sizes_contiguous(size);
+    hold(self, before);
+  }
+  if (format) {
+    TORCH_CHECK(*format != at::MemoryFormat::Preserve, "Unsupported memory format ", *format);
+    impl->empty_tensor_restride(*format);
+  }
+  return before < self.storage().nbytes() ? filled_if_deterministic(self), self : self;
+}
+
+Tensor& set_storage_at(Tensor& self, at::Storage source, int64_t offset, at::IntArrayRef size,
+                       at::IntArrayRef stride) {
+  if constexpr (!kDiscrete) {
+    return at::native::set_storage_cpu_(self, source, offset, size, stride);
+  }
+  at::native::checkSetStorage(self, source, offset, size, stride);
+  auto* impl = self.unsafeGetTensorImpl();
+  impl->set_storage_offset(offset);
+  if (stride.data() != nullptr) {
+    impl->set_sizes_and_strides(size, stride);
+  } else {
+    impl->set_sizes_contiguous(size);
+  }
+  hold(self, source.nbytes());
+  return self;
+}
+
 Tensor& set_nothing(Tensor& self) {
   c10::Storage storage(c10::Storage::use_byte_size_t(), 0, device_allocator(), /*resizable=*/true);
-  return at::native::set_storage_cpu_(self, storage, 0, {0}, {});
+  return set_storage_at(self, storage, 0, {0}, {});
 }
 
 Tensor& set_storage(Tensor& self, at::Storage source) {
   auto count = static_cast<int64_t>(source.nbytes() / self.dtype().itemsize());
-  return at::native::set_storage_cpu_(self, std::move(source), 0, {count}, {});
+  return set_storage_at(self, std::move(source), 0, {count}, {});
 }
 
 // Whether `self` may become a name of what `from` holds, as `param.data = param.data.to(device)` makes it.
@@ -88,7 +138,9 @@ bool same_kind(const Tensor& self, const Tensor& from) {
   return self.key_set() == from.key_set() || (dense(self) && dense(from));
 }
 
-void record_stream(Tensor&, c10::Stream) {}  // memory is free for reuse when an op has returned
+void record_stream(Tensor& self, c10::Stream stream) {
+  c10::getDeviceAllocator(kDeviceType)->recordStream(self.storage().data_ptr(), stream);
+}
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("empty.memory_format", TORCH_FN(empty));
@@ -99,10 +151,10 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("unfold", TORCH_FN(at::native::unfold));
   m.impl("view_as_real", TORCH_FN(at::native::view_as_real));
   m.impl("view_as_complex", TORCH_FN(at::native::view_as_complex));
-  m.impl("resize_", TORCH_FN(at::native::resize_));
+  m.impl("resize_", TORCH_FN(resize));
   m.impl("set_", TORCH_FN(set_nothing));
   m.impl("set_.source_Storage", TORCH_FN(set_storage));
-  m.impl("set_.source_Storage_storage_offset", TORCH_FN(at::native::set_storage_cpu_));
+  m.impl("set_.source_Storage_storage_offset", TORCH_FN(set_storage_at));
   m.impl("set_.source_Tensor", TORCH_FN(at::native::set_tensor_));
   m.impl("_copy_from", TORCH_FN(copy_from));
   m.impl("_copy_from_and_resize", TORCH_FN(copy_from_and_resize));

@@ -42,7 +42,9 @@ __all__ = [
     "max_memory_allocated",
     "mem_get_info",
     "memory_allocated",
+    "memory_reserved",
     "memory_stats",
+    "memory_summary",
     "reset_counters",
     "reset_peak_memory_stats",
     "seed",
@@ -51,11 +53,13 @@ __all__ = [
     "set_memory_limit",
     "set_rng_state",
     "set_rng_state_all",
+    "set_stream",
     "stream",
     "synchronize",
 ]
 
 NAME = ""  # of the device: `register`
+_TYPE = 20  # of PrivateUse1 in c10::DeviceType
 
 Stream = torch.Stream
 Event = torch.Event
@@ -70,8 +74,8 @@ def register(name: str) -> None:
 
 
 def __getattr__(name: str) -> Any:
-    """What Inductor asks for, made when it asks: importing Inductor takes a second."""
-    if name in INDUCTOR:
+    """What Inductor asks for, made late: importing Inductor takes a second. Its loops need the host's memory."""
+    if name in INDUCTOR and not _C.discrete():
         return inductor(NAME)[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
@@ -80,8 +84,8 @@ def __getattr__(name: str) -> Any:
 
 
 def is_available() -> bool:
-    """Whether the device can be used: it is the host's memory and processor, so always."""
-    return True
+    """Whether there is a device."""
+    return device_count() > 0
 
 
 def is_initialized() -> bool:
@@ -99,45 +103,51 @@ def _is_in_bad_fork() -> bool:
 
 
 def device_count() -> int:
-    """One."""
-    return 1
+    """How many devices there are."""
+    return int(_C.device_count())
 
 
 def current_device() -> int:
-    """Index 0."""
-    return 0
+    """The index of the device that the calling thread uses."""
+    return int(torch.accelerator.current_device_index())
 
 
 def _index(which: Any) -> int:
-    """Index of ``which`` (None, an index, ``"name:0"`` or a ``torch.device``). ValueError for any but this one."""
+    """Index of ``which``: an index, ``"name:0"``, a ``torch.device``; None, -1 and ``"name"`` are the current device.
+
+    ValueError if there is no such device.
+    """
     if isinstance(which, str):
         which = torch.device(which)
     if isinstance(which, torch.device):
         if which.type != NAME:
             raise ValueError(f"got device {which}, expected {NAME!r}")
         which = which.index
-    index = 0 if which is None else int(which)
-    if index not in (-1, 0):  # -1: torch's "no device"
-        raise ValueError(f"got device index {index}, expected 0: there is one {NAME!r} device")
-    return index
+    index = -1 if which is None else int(which)
+    count = device_count()
+    if not -1 <= index < count:
+        there = f"there is one {NAME!r} device" if count == 1 else f"there are {count} {NAME!r} devices"
+        raise ValueError(f"got device index {index}, expected {'0' if count == 1 else f'0 to {count - 1}'}: {there}")
+    return current_device() if index < 0 else index
 
 
 def set_device(device: Any) -> None:
-    """Accept the one device there is."""
-    _index(device)
+    """Let the calling thread use ``device``."""
+    torch.accelerator.set_device_index(_index(device))
 
 
 class device:
-    """``with torch.<device>.device(0):``"""
+    """``with torch.<device>.device(1):`` uses that device in the block, and the one before after it."""
 
     def __init__(self, device: Any) -> None:
-        _index(device)
+        self._index = _index(device)
 
     def __enter__(self) -> None:
-        return None
+        self._before = current_device()
+        set_device(self._index)
 
     def __exit__(self, *exc: object) -> None:
-        return None
+        set_device(self._before)
 
 
 def get_device_name(device: Any = None) -> str:
@@ -153,23 +163,42 @@ def get_device_capability(device: Any = None) -> dict[str, Any]:
 
 
 def synchronize(device: Any = None) -> None:
-    """Return at once: every op is done when its call returns."""
-    _index(device)
+    """Wait for all streams of the device. RuntimeError names an op that failed in a stream.
+
+    In shared memory every op is done when its call returns, so this returns at once.
+    """
+    torch.accelerator.synchronize(_index(device))
 
 
 def current_stream(device: Any = None) -> torch.Stream:
-    """The one stream."""
-    _index(device)
-    return torch.Stream(torch.device(NAME, 0))
+    """The stream that the calling thread uses on the device."""
+    return torch.accelerator.current_stream(_index(device))
 
 
-default_stream = current_stream
+def default_stream(device: Any = None) -> torch.Stream:
+    """The stream that a thread uses on the device unless it chose another."""
+    here = torch.device(NAME, _index(device))
+    return torch.Stream(stream_id=0, device_index=here.index, device_type=_TYPE)
+
+
+def set_stream(stream: torch.Stream) -> None:
+    """Let the calling thread use ``stream``, and its device."""
+    torch.accelerator.set_stream(stream)
 
 
 @contextmanager
 def stream(stream: torch.Stream | None) -> Iterator[None]:
-    """Run in ``stream``: there is one, so this orders nothing."""
-    yield
+    """Put what the block calls into ``stream``; None changes nothing."""
+    if stream is None:
+        yield
+        return
+    index, before = current_device(), torch.accelerator.current_stream(stream.device)
+    torch.accelerator.set_stream(stream)
+    try:
+        yield
+    finally:
+        torch.accelerator.set_stream(before)
+        torch.accelerator.set_device_index(index)
 
 
 # --- precision ---------------------------------------------------------------------------------------------------
@@ -189,56 +218,64 @@ def is_bf16_supported(including_emulation: bool = True) -> bool:
 
 
 def manual_seed(seed: int) -> None:
-    """Seed the device's generator. Its numbers are those of the CPU for the same seed."""
-    _C.manual_seed(int(seed) & 0xFFFF_FFFF_FFFF_FFFF)
+    """Seed the current device's generator. Its numbers are those of the CPU for the same seed."""
+    _C.manual_seed(-1, int(seed) & 0xFFFF_FFFF_FFFF_FFFF)
 
 
-manual_seed_all = manual_seed
+def manual_seed_all(seed: int) -> None:
+    """Seed the generator of each device."""
+    for index in range(device_count()):
+        _C.manual_seed(index, int(seed) & 0xFFFF_FFFF_FFFF_FFFF)
 
 
 def seed() -> int:
-    """Seed with a random number and return it."""
-    return int(_C.seed())
+    """Seed the current device with a random number and return it."""
+    return int(_C.seed(-1))
 
 
-seed_all = seed
+def seed_all() -> int:
+    """Seed each device with one random number and return it."""
+    chosen = seed()
+    manual_seed_all(chosen)
+    return chosen
 
 
 def initial_seed() -> int:
-    """The seed in force."""
-    return int(_C.initial_seed())
+    """The seed in force on the current device."""
+    return int(_C.initial_seed(-1))
 
 
 def get_rng_state(device: Any = None) -> torch.Tensor:
     """State of the generator, a CPU tensor of bytes."""
-    _index(device)
-    return torch.frombuffer(bytearray(_C.rng_state()), dtype=torch.uint8)
+    return torch.frombuffer(bytearray(_C.rng_state(_index(device))), dtype=torch.uint8)
 
 
 def set_rng_state(state: torch.Tensor, device: Any = None) -> None:
     """Restore a state of ``get_rng_state``. ValueError if it is not as long as one."""
-    _index(device)
-    _C.set_rng_state(state.cpu().contiguous().numpy().tobytes())
+    _C.set_rng_state(_index(device), state.cpu().contiguous().numpy().tobytes())
 
 
 def get_rng_state_all() -> list[torch.Tensor]:
     """The state of each device."""
-    return [get_rng_state()]
+    return [get_rng_state(index) for index in range(device_count())]
 
 
 def set_rng_state_all(states: Iterable[torch.Tensor]) -> None:
     """Restore the state of each device."""
-    for state in states:
-        set_rng_state(state)
+    for index, state in enumerate(states):
+        set_rng_state(state, index)
 
 
 # --- memory ------------------------------------------------------------------------------------------------------
 
 
 def memory_stats(device: Any = None) -> dict[str, int]:
-    """``allocated``, ``peak`` and ``limit`` in bytes (limit 0: none), ``allocations`` so far."""
-    _index(device)
-    return dict(_C.memory_stats())
+    """Figures of the device's memory.
+
+    ``allocated``, ``peak`` and ``limit`` (0: none) of what tensors hold, ``reserved`` with what is kept for the next
+    tensors, ``free`` and ``total`` of the device, all in bytes; ``allocations`` so far.
+    """
+    return dict(_C.memory_stats(_index(device)))
 
 
 def memory_allocated(device: Any = None) -> int:
@@ -251,32 +288,40 @@ def max_memory_allocated(device: Any = None) -> int:
     return memory_stats(device)["peak"]
 
 
+def memory_reserved(device: Any = None) -> int:
+    """Bytes that tensors hold, or that are kept for the next ones."""
+    return memory_stats(device)["reserved"]
+
+
+def memory_summary(device: Any = None) -> str:
+    """The figures of ``memory_stats`` as a table."""
+    lines = (f"{name:<12}{value:>20,}" for name, value in memory_stats(device).items())
+    return "\n".join((f"memory of {NAME}:{_index(device)}", *lines))
+
+
 def reset_peak_memory_stats(device: Any = None) -> None:
     """Let the peak start again from what is held now."""
-    _index(device)
-    _C.reset_peak_memory()
+    _C.reset_peak_memory(_index(device))
 
 
-def set_memory_limit(limit: int | None) -> None:
+def set_memory_limit(limit: int | None, device: Any = None) -> None:
     """Bytes that tensors may hold together, or None; beyond, an allocation raises ``torch.OutOfMemoryError``."""
     if limit is not None and limit <= 0:
         raise ValueError(f"got a memory limit of {limit} bytes, expected a positive number, or None for no limit")
-    _C.set_memory_limit(limit or 0)
+    _C.set_memory_limit(_index(device), limit or 0)
 
 
 def mem_get_info(device: Any = None) -> tuple[int, int]:
-    """Free and total bytes: of the limit if there is one, else of the host."""
-    import os
-
+    """Free and total bytes: of the limit if there is one, else of the device."""
     stats = memory_stats(device)
     if stats["limit"]:
         return stats["limit"] - stats["allocated"], stats["limit"]
-    page = os.sysconf("SC_PAGE_SIZE")
-    return os.sysconf("SC_AVPHYS_PAGES") * page, os.sysconf("SC_PHYS_PAGES") * page
+    return stats["free"], stats["total"]
 
 
 def empty_cache() -> None:
-    """Nothing to release: memory goes back to the host when a tensor dies."""
+    """Give back what is kept for the next tensors. In shared memory nothing is."""
+    _C.empty_cache()
 
 
 # --- what ran where ----------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/native/Pool.h>
 #include <ATen/ops/result_type.h>
+#include <shiplap_backend/memory.h>
 
 namespace shiplap::backend::attributes {
 
@@ -97,17 +98,17 @@ inline bool all_at_least(at::IntArrayRef values, int64_t what) {
   return std::all_of(values.begin(), values.end(), [&](int64_t v) { return v >= what; });
 }
 
-// The vendor reads an index outside its range without a word; the CPU raises. The device's memory is the host's.
+// The vendor reads an index outside its range without a word; the CPU raises.
 inline bool indices_fit(const at::Tensor& index, int64_t n) {
   if (index.numel() == 0) return true;
-  auto contiguous = index.contiguous();
+  auto contiguous = host_view(index).contiguous();
   auto inside = [&](auto* p) { return std::all_of(p, p + contiguous.numel(), [&](auto i) { return i >= 0 && i < n; }); };
   return index.scalar_type() == at::kLong ? inside(static_cast<const int64_t*>(contiguous.const_data_ptr()))
       : index.scalar_type() == at::kInt && inside(static_cast<const int32_t*>(contiguous.const_data_ptr()));
 }
 inline bool targets_fit(const at::Tensor& target, int64_t n, int64_t ignored) {
   if (target.scalar_type() != at::kLong) return false;
-  auto contiguous = target.contiguous();
+  auto contiguous = host_view(target).contiguous();
   auto* p = static_cast<const int64_t*>(contiguous.const_data_ptr());
   return std::all_of(p, p + contiguous.numel(), [&](int64_t i) { return i == ignored || (i >= 0 && i < n); });
 }
@@ -140,13 +141,13 @@ inline bool is_int32(const at::Scalar& s) {
 // Probabilities; the CPU raises for others.
 inline bool inside_unit(const at::Tensor& t) {
   if (t.scalar_type() != at::kFloat) return false;
-  auto contiguous = t.contiguous();
+  auto contiguous = host_view(t).contiguous();
   auto* p = static_cast<const float*>(contiguous.const_data_ptr());
   return std::all_of(p, p + contiguous.numel(), [](float v) { return v >= 0 && v <= 1; });
 }
 // The vendor passes over NaN where torch hands it on.
 inline bool no_nan(const at::Tensor& t) {
-  auto dense = t.is_non_overlapping_and_dense() ? t : t.contiguous();
+  auto dense = host_view(t.is_non_overlapping_and_dense() ? t : t.contiguous());
   auto count = [&](auto* p) {
     int64_t found = 0;
     for (int64_t i = 0; i < dense.numel(); ++i) found += static_cast<float>(p[i]) != static_cast<float>(p[i]);
@@ -250,7 +251,7 @@ inline bool indices_address(const c10::List<std::optional<at::Tensor>>& indices,
     if (!index.has_value() || !index->defined()) continue;
     any = true;
     if (static_cast<int64_t>(i) >= t.dim() || index->numel() == 0) return false;
-    auto contiguous = index->contiguous();
+    auto contiguous = host_view(*index).contiguous();
     auto n = t.size(static_cast<int64_t>(i));
     auto inside = [&](auto* p) { return std::all_of(p, p + contiguous.numel(), [&](auto v) { return v >= -n && v < n; }); };
     if (index->scalar_type() == at::kLong ? !inside(static_cast<const int64_t*>(contiguous.const_data_ptr()))

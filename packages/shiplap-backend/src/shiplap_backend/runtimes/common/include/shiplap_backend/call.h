@@ -99,7 +99,10 @@ class Call {
   void append_text(std::string_view text);
 
   Operand& add(c10::SmallVectorImpl<Operand>& to, const at::Tensor& t);
+  void check_device(const at::Tensor& t) const;
   void place_outputs();
+  void execute(std::shared_ptr<Executable> executable);
+  at::Tensor placed(const Operand& operand) const;  // discrete memory only
   void append_operand(const Operand& operand);
   Signature signature() const;
 

@@ -1,4 +1,5 @@
-// The CPU in the device's place: runs an op there, on the same memory, and says so.
+// The CPU in the device's place: runs an op there and says so. On the same memory if it is shared; otherwise arguments and
+// results are copied.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>

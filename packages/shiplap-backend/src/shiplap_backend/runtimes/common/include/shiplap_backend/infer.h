@@ -9,6 +9,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty_strided.h>
+#include <shiplap_backend/memory.h>
 
 namespace shiplap::backend {
 
@@ -35,7 +36,7 @@ const T& on_meta(const T& value) {
 }
 
 inline at::Tensor on_device(const at::Tensor& meta) {
-  auto device = c10::Device(c10::DeviceType::PrivateUse1, 0);
+  auto device = current_device(); // generated code has set it
   return meta.defined() ? at::empty_strided(meta.sizes(), meta.strides(), meta.options().device(device)) : meta;
 }
 

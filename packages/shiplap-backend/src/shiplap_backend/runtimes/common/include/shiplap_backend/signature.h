@@ -7,6 +7,7 @@
 #include <c10/util/SmallVector.h>
 
 #include <memory>
+#include <vector>
 
 namespace shiplap::backend {
 
@@ -24,6 +25,16 @@ struct Port {
   int64_t block = 0;
 
   bool row_major() const { return block == 0 && stored == sizes; }
+  // Strides of the tensor's dims in the memory, in elements: 0 where a dim is expanded. Not for
+  // blocked memory.
+  std::vector<int64_t> strides() const {
+    std::vector<int64_t> strides(sizes.size());
+    int64_t step = 1;
+    for (auto i = stored.size(); i-- > 0; step *= stored[i]) {
+      strides[order[i]] = stored[i] == sizes[order[i]] ? step : 0;
+    }
+    return strides;
+  }
 };
 
 struct Signature {

@@ -15,6 +15,7 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/result_type.h>
 #include <c10/core/DeviceGuard.h>
+#include <shiplap_backend/memory.h>
 
 namespace shiplap::backend {
 
@@ -107,7 +108,7 @@ inline void same_device(const char* op, const char* name, const at::Tensor& t) {
   TORCH_CHECK(
       !t.defined() || t.device().type() == c10::DeviceType::PrivateUse1 || (t.is_cpu() && t.dim() == 0),
       "Expected all tensors to be on the same device, but found at least two devices, ",
-      c10::Device(c10::DeviceType::PrivateUse1, 0), " and ", t.device(), "! (when checking argument for argument ", name, " in method ", op, ")");
+      current_device(), " and ", t.device(), "! (when checking argument for argument ", name, " in method ", op, ")");
 }
 inline void same_device(const char* op, const char* name, const std::optional<at::Tensor>& t) { same_device(op, name, value(t)); }
 inline void same_device(const char* op, const char* name, at::TensorList list) { for (const auto& t : list) same_device(op, name, t); }
@@ -131,7 +132,7 @@ at::Tensor make_result(at::IntArrayRef sizes, const at::Tensor& of, at::ScalarTy
 inline void broadcast(const at::Tensor& out, at::ScalarType dtype, std::initializer_list<at::Tensor> operands) {
   at::TensorIteratorConfig config;
   config.check_all_same_dtype(false).check_all_same_device(false).set_check_mem_overlap(true);
-  if (out.defined()) config.add_output(out); else config.declare_static_dtype_and_device(dtype, c10::Device(c10::DeviceType::PrivateUse1, 0)).add_owned_output(at::Tensor());
+  if (out.defined()) config.add_output(out); else config.declare_static_dtype_and_device(dtype, current_device()).add_owned_output(at::Tensor());
   for (const auto& t : operands) config.add_owned_const_input(t);
   auto iterator = config.build();
   const_cast<at::Tensor&>(out) = iterator.output();

@@ -1,0 +1,57 @@
+"""A device with memory and streams of its own: the example is built, `discrete_cases.py` and `discrete_models.py` run.
+
+It runs in a process of its own, since a process has one generated device, and touching the device's memory ends it.
+"""
+
+from __future__ import annotations
+
+import ast
+import fcntl
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from shiplap_backend.build import build
+from shiplap_backend.project import gen, new, open_project
+
+EXAMPLE = Path(__file__).parents[4] / "examples" / "runtime-tinyc" / "discrete"
+CASES = [Path(__file__).with_name(name) for name in ("discrete_cases.py", "discrete_models.py")]
+NAMES = [
+    node.name
+    for path in CASES
+    for node in ast.parse(path.read_text(encoding="utf-8")).body
+    if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+]
+
+
+@pytest.fixture(scope="module")
+def outcomes(request: pytest.FixtureRequest) -> tuple[dict[str, set[str]], str]:
+    """The outcomes of each case's parameters by the case's name, and what pytest printed."""
+    cache = request.config.cache
+    assert cache is not None
+    root = Path(cache.mkdir(f"backend-discrete-{torch.__version__}"))
+    with (root / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        where = root / "torch-mine"
+        project = open_project(where) if where.exists() else new("mine", str(EXAMPLE), where, units=1)
+        gen(project, accept_drift=True)
+        build(project)
+    options = ("-q", "-rA", "-p", "no:cacheprovider", "-n", "0", "--tb=short")
+    command = [sys.executable, "-m", "pytest", *options, *map(str, CASES)]
+    environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "SHIPLAP_DISCRETE_PROJECT": str(where)}
+    run = subprocess.run(command, env=environment, capture_output=True, text=True)
+    by_name: dict[str, set[str]] = {}
+    for outcome, name in re.findall(r"^(PASSED|FAILED|ERROR) \S*::(test_\w+)", run.stdout, re.M):
+        by_name.setdefault(name, set()).add(outcome)
+    return by_name, run.stdout[-20000:] + run.stderr[-5000:]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_case(outcomes: tuple[dict[str, set[str]], str], name: str) -> None:
+    by_name, printed = outcomes
+    assert by_name.get(name) == {"PASSED"}, printed
