@@ -71,11 +71,11 @@ def compiler(asked: str) -> Compiler:
     clang = "clang" in version
     flags = (*SANITIZE, *(("-shared-libsan",) if clang else ()))
     wanted = ["libclang_rt.asan-x86_64.so"] if clang else ["libasan.so", "libubsan.so"]
-    found = [Path(_asked_of(call, f"-print-file-name={name}")) for name in [*wanted, "libstdc++.so.6"]]
-    missing = [path.name for path in found if not path.is_absolute()]
+    libraries = [Path(_asked_of(call, f"-print-file-name={name}")) for name in [*wanted, "libstdc++.so.6"]]
+    missing = [path.name for path in libraries if not path.is_absolute()]
     if missing:
         sys.exit(f"{asked} has no {', '.join(missing)}: install its sanitizers")
-    return Compiler(call, flags, tuple(found))
+    return Compiler(call, flags, tuple(libraries))
 
 
 def _asked_of(call: Sequence[str], option: str) -> str:

@@ -132,15 +132,15 @@ def doors(op: Op, right: list[Any], seed: int, number: int, *, compiled: bool) -
         positional, named = op.spec.split(tuple(attacked(op, right, seed, number)))
         return outcome(lambda: call(*positional, **named))
 
-    said = {"op": through(op), "torch.ops": through(registered), "default": through(registered.default)}
-    if has_out(op.spec) and op.variant is not None and isinstance(said["op"], list):
-        outs = [torch.empty_like(t) for t in said["op"]]
+    answers = {"op": through(op), "torch.ops": through(registered), "default": through(registered.default)}
+    if has_out(op.spec) and op.variant is not None and isinstance(answers["op"], list):
+        outs = [torch.empty_like(t) for t in answers["op"]]
         with torch.no_grad():
-            said["out"] = through(lambda *a, **k: op.out(*a, **k, out=outs if len(outs) != 1 else outs[0]))
+            answers["out"] = through(lambda *a, **k: op.out(*a, **k, out=outs if len(outs) != 1 else outs[0]))
     if compiled:
         torch._dynamo.reset()
-        said["compiled"] = through(torch.compile(lambda *a, **k: op(*a, **k), backend="aot_eager"))
-    return said
+        answers["compiled"] = through(torch.compile(lambda *a, **k: op(*a, **k), backend="aot_eager"))
+    return answers
 
 
 def attack(op: Op, rounds: range, seed: int) -> tuple[int, list[str]]:
@@ -162,19 +162,19 @@ def attack(op: Op, rounds: range, seed: int) -> tuple[int, list[str]]:
             print(op.spec.name, seed, number, served, flush=True)
             watch(HANG)
             try:
-                said = doors(op, right, seed, number, compiled=number % COMPILED == 1 and len(rounds) >= SAMPLE)
+                answers = doors(op, right, seed, number, compiled=number % COMPILED == 1 and len(rounds) >= SAMPLE)
             except Exception:
                 wrong.append(f"{op.spec.name} {seed} {number} {served}: {traceback.format_exc(limit=-3)}")
                 print(f"WRONG {wrong[-1]}", flush=True)
                 continue
             finally:
                 watch(0)
-            calls += len(said)
-            first = before.setdefault(number, said["op"])
-            said["before"] = first
-            odd = {door: shown(each) for door, each in said.items() if not agree(said["op"], each)}
+            calls += len(answers)
+            first = before.setdefault(number, answers["op"])
+            answers["before"] = first
+            odd = {door: shown(each) for door, each in answers.items() if not agree(answers["op"], each)}
             if odd:
-                wrong.append(f"{op.spec.name} {seed} {number} {served}: op {shown(said['op'])}, {odd}")
+                wrong.append(f"{op.spec.name} {seed} {number} {served}: op {shown(answers['op'])}, {odd}")
                 print(f"WRONG {wrong[-1]}", flush=True)
         op.drop_native()
     return calls, wrong
@@ -191,8 +191,8 @@ def watch(seconds: float) -> None:
         faulthandler.cancel_dump_traceback_later()
 
 
-def shown(said: Any) -> str:
-    return said if isinstance(said, str) else str([(tuple(t.shape), str(t.dtype)) for t in said])
+def shown(answer: Any) -> str:
+    return answer if isinstance(answer, str) else str([(tuple(t.shape), str(t.dtype)) for t in answer])
 
 
 def main(module: str, rounds: int, seed: int, only: str = "") -> int:

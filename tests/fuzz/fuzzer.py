@@ -230,16 +230,16 @@ READERS: dict[str, tuple[Callable[[Path], object], Callable[[Any], bytes] | None
 def attempt(kind: str, path: Path) -> str:
     """What is wrong with how ``path`` is read, or nothing."""
     started = time.process_time()
-    said = io.StringIO()
+    output = io.StringIO()
     try:
-        with redirect_stdout(said):
+        with redirect_stdout(output):
             READERS[kind][0](path)
     except ShiplapError:
         pass
     except BaseException:
         return traceback.format_exc(limit=-4)
     took = time.process_time() - started
-    if "\x1b" in said.getvalue():
+    if "\x1b" in output.getvalue():
         return "it controls the terminal"
     return f"{took:.1f} s" if took > SECONDS else ""
 
@@ -261,7 +261,7 @@ def next_input(rng: random.Random, kind: str, seeds: list[bytes]) -> bytes:
 def main(kind: str, rounds: int, seed: int, folder: Path) -> int:
     """Read the corpus and ``rounds`` mutations; how many of them broke something, at most 20."""
     warnings.simplefilter("ignore")
-    path, found = folder / f"{kind}.file", folder / "found"
+    path, broken = folder / f"{kind}.file", folder / "found"
     seeds = [file.read_bytes() for file in sorted((CORPUS / kind).iterdir())]
     path.touch(mode=0o600)
     rng, wrong = random.Random(f"{kind} {seed}"), 0
@@ -272,8 +272,8 @@ def main(kind: str, rounds: int, seed: int, folder: Path) -> int:
         content = seeds[number] if number < 0 else next_input(rng, kind, seeds)
         path.write_bytes(content)
         if problem := attempt(kind, path):
-            found.mkdir(exist_ok=True)
-            (found / f"{kind}-{seed}-{number}").write_bytes(content)
+            broken.mkdir(exist_ok=True)
+            (broken / f"{kind}-{seed}-{number}").write_bytes(content)
             print(f"{kind} {number}: {problem}", flush=True)
             wrong += 1
             if wrong == 20:

@@ -34,5 +34,5 @@ class cached_property(Generic[_T]):
     def __get__(self, instance: object | None, owner: type | None = None) -> cached_property[_T] | _T:
         if instance is None:
             return self
-        value = self.compute(instance)
-        return vars(instance).setdefault(self.name, value)
+        value: _T = vars(instance).setdefault(self.name, self.compute(instance))
+        return value

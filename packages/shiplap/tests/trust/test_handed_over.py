@@ -175,11 +175,11 @@ def test_a_passport_that_is_a_fifo_hangs_nobody(tmp_path):
 
 @pytest.mark.parametrize("text", ["\x1b[2J", "\x1b]0;title\x07", "\x9b2J", "a\u202eb", "over\rwritten", "\x08\x08"])
 def test_texts_of_a_file_do_not_control_the_terminal(text):
-    said = io.StringIO()
-    with redirect_stdout(said):
+    output = io.StringIO()
+    with redirect_stdout(output):
         console.out().print(f"passport of {text}", markup=False)
-    assert said.getvalue().startswith("passport of ")
-    assert not set(said.getvalue()) & set("\x1b\x07\x08\r\x9b\u202e")
+    assert output.getvalue().startswith("passport of ")
+    assert not set(output.getvalue()) & set("\x1b\x07\x08\r\x9b\u202e")
 
 
 def test_an_error_does_not_control_the_terminal(capsys):

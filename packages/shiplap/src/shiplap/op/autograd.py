@@ -86,7 +86,7 @@ class Backward:
                 fix="declare a functional op that returns the new value",
             )
         names = tuple(saves) if saves is not None else tuple(a.name for a in spec.tensors)
-        known = {a.name for a in spec.args} | {o.name for o in (*spec.outputs, *spec.made)}
+        known = {a.name for a in spec.args} | {o.name for o in spec.outputs} | {r.name for r in spec.made}
         for name in names:
             if name not in known:
                 raise error(
@@ -131,8 +131,8 @@ class Backward:
 
 def _make_backward(spec: OpSpec, backward: Backward) -> tuple[_Run, _SetUp]:
     """``(run, set_up)`` of an ``autograd.Function`` of the op; ``needed`` is its ``needs_input_grad``."""
-    results = spec.made if spec.traced else spec.outputs
-    places = {a.name: i for i, a in enumerate(spec.args)} | {o.name: -1 - i for i, o in enumerate(results)}
+    results = [r.name for r in spec.made] if spec.traced else [o.name for o in spec.outputs]
+    places = {a.name: i for i, a in enumerate(spec.args)} | {name: -1 - i for i, name in enumerate(results)}
     kept = [(n, places[n]) for n in backward.saves if places[n] < 0 or spec.args[places[n]].tensor is not None]
     scalars = [(a.name, places[a.name]) for a in spec.scalars]
     tensors = [(a.name, places[a.name]) for a in spec.tensors]

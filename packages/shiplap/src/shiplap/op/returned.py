@@ -156,7 +156,7 @@ def _check_size(refused: ShiplapError, dim: Dim, size: int, env: dict[str, EnvVa
         wanted = dim.expr(env)
     else:
         return
-    holds = wanted == size
+    holds = cast("bool | SymBool", wanted == size)
     if isinstance(holds, SymBool):
         sizes.check(holds, lambda: str(refused))
     elif not holds:
