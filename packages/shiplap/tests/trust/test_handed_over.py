@@ -12,7 +12,6 @@ from contextlib import redirect_stdout
 import pytest
 import torch
 from jaxtyping import Float
-from shiplap.judge.source import LARGEST, suspicious
 from torch import Tensor
 
 import shiplap as sl
@@ -20,6 +19,7 @@ from shiplap.audit import passport
 from shiplap.audit.signature import SUFFIX, is_signed_by, sign
 from shiplap.cli import console
 from shiplap.errors import ShiplapNotice
+from shiplap.referee.source import LARGEST, suspicious
 from shiplap.selection.calls import record
 from shiplap.shipping import Request, package
 from shiplap.shipping import wheel as wheels
