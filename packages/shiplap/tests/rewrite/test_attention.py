@@ -67,6 +67,39 @@ def test_it_is_found_and_computes_the_same(model: Callable[..., Tensor]) -> None
     assert got.stride() == expected.stride()
 
 
+class Scaled(torch.nn.Module):
+    """Numbers of a module, which torch treats as symbols when shapes are dynamic."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.eps = 0.25, 1e-5
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return ((q @ k.mT) * self.scale).softmax(-1) @ v
+
+    def norm(self, x: Tensor) -> Tensor:
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)
+
+
+@pytest.mark.parametrize(("rewrite", "call"), [(attention[0], "forward"), (rms_norm, "norm")])
+def test_numbers_of_a_module_are_found_under_dynamic_shapes(rewrite: Any, call: str) -> None:
+    """The number becomes a guard: with another one, the graph is compiled again and right."""
+    module, placed = Scaled(), list[Any]()
+    given = args()[: 3 if call == "forward" else 1]
+
+    def backend(gm: torch.fx.GraphModule, _: Any) -> Any:
+        placed.extend(rewrite.apply(gm.graph))
+        gm.recompile()
+        return gm.forward
+
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda *a: getattr(module, call)(*a), backend=backend, dynamic=True)
+    with torch.no_grad():
+        for module.scale, module.eps in ((0.25, 1e-5), (2.0, 0.5)):
+            torch.testing.assert_close(compiled(*given), getattr(module, call)(*given), rtol=1e-5, atol=1e-6)
+    assert [type(o) for o in placed] == [Match, Match], placed
+
+
 def capped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return ((q @ k.mT / 30).tanh() * 30).softmax(-1) @ v
 

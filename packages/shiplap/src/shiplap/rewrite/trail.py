@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
+from shiplap.compat import sizes
 from shiplap.rewrite.graph import value
 from shiplap.rewrite.normal import arguments, called
 
@@ -117,8 +118,13 @@ def constant(given: Any) -> float | None:
     """The number that ``given`` is, or that a call fills a tensor of one element with."""
     if isinstance(given, (int, float)) and not isinstance(given, bool):
         return float(given)
+    held = value(given) if isinstance(given, Node) else None
+    if isinstance(held, torch.SymFloat):
+        try:
+            return float(held)  # a number of a module under dynamic shapes: it becomes a guard
+        except sizes.data_dependent():
+            return None
     if named(given) in FILLED:
-        held = value(given)
         numbers = [a for a in operands(given) if isinstance(a, (int, float)) and not isinstance(a, bool)]
         if isinstance(held, Tensor) and held.dim() == 0 and len(numbers) == 1:
             return float(numbers[0])
