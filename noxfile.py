@@ -63,7 +63,7 @@ def matrix(session: nox.Session, torch: str) -> None:
     wheels = wheels_of(session, *PACKAGES, "shiplap-testing")
     extras = {"shiplap_sparse3d": "[demo]", "shiplap_backend": "[openvino]", "shiplap_testing": "[all]"}
     named = [f"{wheel}{extras.get(Path(wheel).name.partition('-')[0], '')}" for wheel in wheels]
-    session.install("-c", pins(session, "torch"), f"torch=={torch}", *named)
+    session.install("-c", pins(session, "torch", "triton"), f"torch=={torch}", *named)
     for marks in ("not device", "device"):
         session.run("python", "-m", "pytest", "-q", "-m", marks, *session.posargs, env=in_repository())
 

@@ -65,10 +65,13 @@ def test_a_page_works_to_the_letter(copy: Copy, page: str) -> None:
 
 def test_a_release_is_made_to_the_letter(copy: Copy) -> None:
     """Nobody edits a file: the tool changes versions and changelogs, and uses up the fragments."""
-    fragments = {f.relative_to(copy.root).as_posix() for f in copy.root.glob("packages/*/changelog.d/*.md")}
+    kept = {f.relative_to(copy.root).as_posix() for f in copy.root.glob("packages/*/changelog.d/README.md")}
+    fragments = {f.relative_to(copy.root).as_posix() for f in copy.root.glob("packages/*/changelog.d/*.md")} - kept
     copy.follow(PAGES["release"])
     assert copy.written == set()
     assert {f for f in copy.generated if "/changelog.d/" in f} == fragments
+    assert kept  # git keeps the folders, which each source distribution contains
+    assert all((copy.root / file).exists() for file in kept)
     others = {PurePosixPath(f).name for f in copy.generated - fragments}
     assert others == {"CHANGELOG.md", "pyproject.toml", "__init__.py", "release.md", "kernel-family.md"}
     left = [

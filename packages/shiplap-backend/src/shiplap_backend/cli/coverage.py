@@ -14,7 +14,7 @@ __all__ = ["command"]
 
 EPILOG = """\b
 Examples:
-  shiplap backend coverage torch-openvino                       counts, and the overloads with no entry
+  shiplap backend coverage torch-openvino                       counts; --json lists the overloads
   shiplap backend coverage torch-openvino --model run_bert.py   what this program called, gaps first
   shiplap backend coverage torch-openvino --html cover.html     the same as one page
   shiplap backend coverage torch-openvino --json                "native": the list of native overloads

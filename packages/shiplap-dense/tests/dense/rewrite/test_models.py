@@ -47,7 +47,8 @@ PINNED: dict[str, dict[str, int]] = {
 
 
 def everything() -> list[Rewrite]:
-    """All that ship for floating models, whether they pay here or not; each proven in test_shipped.py."""
+    """All that ship for floating models, whether they pay here or not; each proven in
+    tests/families/test_shipped_rewrites.py."""
     always: dict[str, Any] = {"always": True}
     return [
         no_ops,

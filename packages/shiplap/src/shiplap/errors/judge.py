@@ -1,4 +1,4 @@
-"""Verdicts on kernels that nobody trusts: SL311 to SL313."""
+"""Verdicts on kernels that nobody trusts: SL311 and SL312."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["JudgeError"]
 
 
 class JudgeError(ShiplapError, ValueError):
-    """A verdict that cannot be believed, or a test that does not say what to judge (SL311 to SL313)."""
+    """A verdict that cannot be believed, or a test that does not say what to judge (SL311 and SL312)."""
 
 
 register(
