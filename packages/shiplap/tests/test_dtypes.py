@@ -188,6 +188,7 @@ def test_a_dtype_without_a_code_is_refused(seen, dtype):
 MANY = 5  # dtypes in one literal of Python make a table
 ALLOWED = {
     "shiplap-backend/src/shiplap_backend/opinfo.py": "which of them are compared unless the caller says others",
+    "shiplap/src/shiplap/bind/specialise.py": "what Triton calls them in the signature of a kernel",
     "shiplap-slidesparse/src/shiplap_slidesparse/lt/native.py": "cudaDataType, which NVIDIA numbers",
 }
 WORDS = {word: row.name for row in DTYPES.values() for word in (row.name, row.short) if row.name != "bool"}

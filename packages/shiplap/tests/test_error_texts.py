@@ -23,16 +23,17 @@ VERBS = set(
     re.findall(
         r"\w+",
         """is are was were has have had can cannot could does do did must needs differs disagree disagrees exceeds
-        exists refused failed overlaps belongs names falls declares lists comes fails look looks""",
+        exists refused failed overlaps belongs names falls declares lists comes fails look looks would mixes fit fits
+        follows""",
     )
 )
 ACTIONS = set(
     re.findall(
         r"\w+",
         """add annotate apply bind build call check choose compare compress compute convert copy correct declare define
-        delete enlarge fold follow give import install issue judge keep leave let load make move name pack pad pair pass
-        prune quantise read rebuild record regenerate reinstall remove rename repair report reshape restore return
-        review run save set split start take tune use wait work write""",
+        delete enlarge fill fold follow give import install issue judge keep leave let load make move name omit pack
+        pad pair pass prune quantise read rebuild record redistribute regenerate reinstall remove rename repair
+        report reshape restore return review run save set split start take tune use wait work write""",
     )
 )
 SOURCES = sorted(REPOSITORY.glob("packages/*/src/**/*.py"))

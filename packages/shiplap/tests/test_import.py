@@ -60,7 +60,7 @@ declares.add(torch.ones(2, 3), torch.ones(2, 3))
 rooms = lambda: {{name.split(".")[1] for name in sys.modules if name.startswith("shiplap.")}}
 print(sorted(rooms()))
 """
-    needed = ["bind", "codegen", "compat", "dtypes", "errors", "op", "selection", "settings", "trust"]
+    needed = ["bind", "cached", "codegen", "compat", "dtypes", "errors", "op", "selection", "settings", "trust"]
     assert python("-c", program).stdout == f"{needed}\n"
 
 

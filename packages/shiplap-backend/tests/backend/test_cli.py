@@ -102,6 +102,7 @@ def test_audit_knows_what_it_can_be_asked(
     assert got in err
 
 
+@pytest.mark.long
 def test_a_build_that_is_right_compiles_nothing(project: Project) -> None:
     library = project.package / "_C.so"
     before = library.stat().st_mtime_ns

@@ -19,6 +19,8 @@ import torch
 from shiplap_backend.build import build
 from shiplap_backend.project import gen, new, open_project
 
+pytestmark = pytest.mark.long  # building the device takes a minute; tests of the other runtimes are the sample
+
 EXAMPLE = Path(__file__).parents[4] / "examples" / "runtime-tinyc" / "discrete"
 CASES = [Path(__file__).with_name(name) for name in ("discrete_cases.py", "discrete_models.py")]
 NAMES = [

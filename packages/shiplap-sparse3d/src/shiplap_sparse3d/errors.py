@@ -29,7 +29,7 @@ register_errors(
             "the tiles do not fit the network",
             (
                 "The origin of a tile must be a multiple of the network's total stride, and the halo must cover the "
-                "receptive field. Otherwise the classes would differ from those of the untiled survey."
+                "receptive field. Otherwise the points of a tile would get other classes than in the whole point cloud."
             ),
             "omit the argument to get the default, or pass a value as under 'expected'",
         ),

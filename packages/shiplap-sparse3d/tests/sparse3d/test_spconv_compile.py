@@ -62,6 +62,7 @@ def gradients(run, net: nn.Module, *arguments: object) -> list[torch.Tensor]:
     return [value.detach(), *(p.grad.clone() for p in net.parameters()), *buffers]
 
 
+@pytest.mark.long
 def test_a_network_of_every_layer_trains_in_one_graph():
     compat.reset_compiler()
     torch.manual_seed(0)

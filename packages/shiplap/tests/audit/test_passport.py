@@ -163,7 +163,7 @@ def edited(passport, tmp_path, **changes):
     ("changes", "got"),
     [
         ({"seed": 6}, "a seal that is not that of its content"),
-        ({"verdicts": {"fail": 0, "ok": 2, "skip": 0}}, "a seal that is not that of its content"),
+        ({"verdicts": {"fail": 0, "incomplete": 0, "ok": 2, "skip": 0}}, "a seal that is not that of its content"),
         ({"schema": "shiplap.passport/1"}, "shiplap.passport/1"),
         ({"findings": "none"}, "Expected `array`, got `str`"),
         ({"more": 1}, "unknown field `more`"),

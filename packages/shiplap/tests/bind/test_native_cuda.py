@@ -102,6 +102,7 @@ def test_it_is_built_without_a_cuda_toolkit(step):
     assert not [n for n in missing if n.startswith(("cuda", "cu")) or "cuda_stream" in n]
 
 
+@pytest.mark.long
 def test_each_device_type_is_attached_where_torch_has_it(step, recwarn):
     native.build(step)
     assert torch.equal(step(torch.ones(3)), torch.full((3,), 2.0))

@@ -14,6 +14,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHIPLAP_CACHE_DIR", str(tmp_path))
 
 
+@pytest.mark.long
 def test_a_function_of_a_file(run: Any) -> None:
     done = run("explain", "examples/fuse.py:layer")
     assert done.exit_code == 0, done.output

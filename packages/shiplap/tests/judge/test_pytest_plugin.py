@@ -43,7 +43,7 @@ def session(pytester):
 
 
 def test_a_marked_test_passes_when_its_kernel_is_accepted(session):
-    result = session.runpytest_subprocess("-p", "shiplap_pytest", "-p", "no:cacheprovider", "-v", "-rA")
+    result = session.runpytest_subprocess("-p", "no:cacheprovider", "-v", "-rA")
     result.assert_outcomes(passed=2, errors=2)
     result.stdout.fnmatch_lines_random(
         [
@@ -51,13 +51,13 @@ def test_a_marked_test_passes_when_its_kernel_is_accepted(session):
             "ERROR test_them.py::test_kernels[[]bad.py:candidate]*",
             "*bad.py:candidate: refused*",
             "PASSED test_them.py::test_function",
-            "*SL312*",
+            "*SL312:*",
         ]
     )
 
 
 def test_the_marker_is_known(session):
-    session.runpytest_subprocess("-p", "shiplap_pytest", "--markers").stdout.fnmatch_lines(["*judge(reference,*"])
+    session.runpytest_subprocess("--markers").stdout.fnmatch_lines(["*judge(reference,*"])
 
 
 def test_who_does_not_use_the_plugin_does_not_pay_for_torch():

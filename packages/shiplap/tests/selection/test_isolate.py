@@ -34,6 +34,7 @@ def test_a_crash_a_hang_and_an_exit_cost_the_candidate_only():
     assert measure.benchmarks == before, "nothing ran here"
 
 
+@pytest.mark.long
 def test_a_worker_for_all_candidates_starts_anew_after_each_that_ended_it():
     before = measure.benchmarks
     with Isolation(timeout=6.0) as isolation:
@@ -53,6 +54,7 @@ def test_a_worker_for_all_candidates_starts_anew_after_each_that_ended_it():
     assert measure.benchmarks == before, "nothing ran here"
 
 
+@pytest.mark.long
 def test_a_compiler_that_crashes_or_hangs_beside_others_costs_its_candidate_only():
     """Who it was shows when nothing runs beside it."""
     with Isolation(timeout=6.0) as isolation:

@@ -13,7 +13,7 @@ from shiplap_testing.forked import interpreted
 pytest.importorskip("triton")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_is_rewritten_for_a_gpu_is_a_triton_template_with_its_neighbours_inside(tmp_path: Path) -> None:
     """A process of its own: Triton reads once whether it interprets."""
     env = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "SHIPLAP_CACHE_DIR": str(tmp_path)}

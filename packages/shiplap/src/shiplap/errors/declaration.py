@@ -43,11 +43,11 @@ register(
             "the size of an output dim is not determined",
             (
                 "A fake tensor needs the size of every output. The size of each output dim must therefore come from "
-                "an input, an expression or a bound."
+                "an input, an expression or an upper bound."
             ),
             (
-                'give dims={"m": "<expression>"} if the size is computable, bounds={"m": "<expression>"} if it '
-                "depends on data"
+                'give dims={"m": "<expression>"} if the size is computable, or the upper bound in '
+                'bounds={"m": "<expression>"} if it depends on data'
             ),
         ),
         (
