@@ -79,3 +79,11 @@ def test_a_file_that_a_cheat_may_not_write_is_not_there(judged, tmp_path):
     # Python keeps the compiled problem beside its source unless the environment forbids it.
     kept = {p.name for p in Path(tmp_path).rglob("*") if "__pycache__" not in p.parts}
     assert kept == {"candidate", "it.py", "problem.py"}
+
+
+def test_a_device_that_the_sandbox_does_not_reach_is_incomplete_and_not_refused(judged):
+    """No value of ``meta`` can be read, as none of a GPU that a locked process may not open."""
+    ruling = judged(HONEST["in place"], device="meta")
+    assert ruling.word == "incomplete", ruling
+    assert "the sandboxed process cannot use meta" in dict(ruling.missing)["device"]
+    assert not ruling.reasons

@@ -28,7 +28,7 @@ from shiplap.referee.nudge import nudged
 from shiplap.referee.process import Bounds, Ended, Launcher
 from shiplap.referee.run import tensors
 from shiplap.referee.source import suspicious
-from shiplap.referee.witness import Witness, Wrong
+from shiplap.referee.witness import OutOfReach, Witness, Wrong
 
 __all__ = ["Options", "judge"]
 
@@ -178,7 +178,11 @@ def _hear(case: _Case, launcher: Launcher, stack: ExitStack) -> None:
     if names := suspicious(case.candidate.file):
         case.reasons.append(Reason("source", "; ".join(names[:5]), case.candidate.names[0]))
     with case.noting("all calls"):
-        witness = _witness(case, launcher, stack, case.candidate, "function")
+        try:
+            witness = _witness(case, launcher, stack, case.candidate, "function")
+        except OutOfReach as e:
+            case.missing["device"] = str(e)
+            return
         case.ends = time.monotonic() + case.options.seconds
         witness.intact()
         case.missing |= {f"sandbox: {k}": v for k, v in witness.prisoner.missing.items()}
@@ -202,6 +206,8 @@ def _witness(
         raise error("SL617", where="judge", got=str(e), expected="a process that starts") from None
     stack.callback(prisoner.kill)
     witness = Witness(prisoner)
+    if case.options.device != "cpu":
+        witness.reach(case.options.device)
     order = {
         "home": target.home,
         "names": list(target.names),

@@ -78,6 +78,9 @@ class Host:
         """One request → one reply."""
         if asked["do"] == "intact":
             return {"changed": self._intact.changed()[:20], "threads": self._intact.threads()}
+        if asked["do"] == "device":
+            torch.ones(1, device=asked["device"]).item()
+            return {"ok": True}
         if asked["do"] == "prepare":
             return self._prepare(asked, handle)
         if asked["do"] in ("go", "sample"):

@@ -17,7 +17,7 @@ from shiplap.referee.process import Ended, Prisoner, Took
 from shiplap.referee.run import tensors
 from shiplap.referee.wire import Arena, describe, extent
 
-__all__ = ["NO_ANSWER", "Call", "Expected", "Witness", "Wrong"]
+__all__ = ["NO_ANSWER", "Call", "Expected", "OutOfReach", "Witness", "Wrong"]
 
 NO_ANSWER = (KeyError, TypeError, ValueError, AttributeError, OverflowError, RuntimeError)
 SPREAD = 64  # a result may lie in memory with this many times its own length
@@ -29,6 +29,10 @@ class Wrong(Exception):
     def __init__(self, check: str, evidence: str) -> None:
         super().__init__(evidence)
         self.check, self.evidence = check, evidence
+
+
+class OutOfReach(Exception):
+    """Raised where a locked process cannot use the device: nobody's code is at fault."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,12 @@ class Witness:
         self.batches: set[int] = set()  # those that the process holds ready
         self._layout = 0
         self._earlier: deque[list[tuple[int, bytes]]] = deque(maxlen=5)
+
+    def reach(self, device: str) -> None:
+        """Raises OutOfReach where the process cannot use the device. Asked before anybody's code is loaded."""
+        reply = self.request({"do": "device", "device": device})[0]
+        if "error" in reply:
+            raise OutOfReach(f"the sandboxed process cannot use {device}: {str(reply['error'])[:200]}")
 
     def load(self, order: Mapping[str, Any], init: Sequence[Any], state: Mapping[str, Tensor]) -> None:
         """Import the target. Raises Wrong when it cannot be imported."""
