@@ -108,8 +108,8 @@ GPU_WORKERS ?= 8
 
 test-gpu: $(STAMP) ## run the tests that need an accelerator
 	@one=0; two=0; \
-	$(BIN)/python -m pytest -q -n $(GPU_WORKERS) $(SPREAD) -m "gpu and not whole_device" $(ARGS) || one=$$?; \
-	$(BIN)/python -m pytest -q -m "gpu and whole_device" $(ARGS) || two=$$?; \
+	$(BIN)/python -m pytest -q -n $(GPU_WORKERS) $(SPREAD) -m "gpu and not whole_device and not long" $(ARGS) || one=$$?; \
+	$(BIN)/python -m pytest -q -m "gpu and whole_device and not long" $(ARGS) || two=$$?; \
 	$(WORSE)
 
 bench-gpu: $(STAMP) ## measure on an accelerator (benchmarks/*_gpu.py)

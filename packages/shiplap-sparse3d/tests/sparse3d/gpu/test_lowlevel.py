@@ -12,6 +12,7 @@ import shiplap as sl
 import shiplap_sparse3d as sparse3d
 from shiplap import compat
 from shiplap_sparse3d.flexgemm.ops.spconv import ALGORITHMS, Algorithm, sparse_conv3d, sparse_submanifold_conv3d
+from shiplap_testing.effort import sampled
 from tests.sparse3d.lowlevel_cases import OPS, cases, disagreements
 from tests.sparse3d.scenes import scene
 
@@ -30,7 +31,7 @@ def test_a_kernel_agrees_with_the_reference(name):
     sparse3d.synchronize()
 
 
-@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize("name", sampled(OPS, long=("trilinear_map", "indice_weighted_sum_grad")))
 def test_an_op_passes_its_full_audit(name):
     findings = sl.audit(getattr(sparse3d, name), device="cuda")
     assert [f"{f.check}: {f.evidence} [{f.input}]" for f in findings if f.verdict == "fail"] == []

@@ -10,6 +10,7 @@ import torch
 
 import shiplap_sparse3d as sparse3d
 from shiplap_sparse3d import ops
+from shiplap_testing.effort import sampled
 from tests.sparse3d.nets import UNet, padded
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -58,7 +59,7 @@ def layer_inputs(n, channels):
     return torch.randn(n, channels, device="cuda").half(), *plan.tensors
 
 
-@pytest.mark.parametrize("channels", [8, 256])
+@pytest.mark.parametrize("channels", sampled([8, 256], long=["8"]))
 def test_a_layer_that_is_given_its_tables_is_packaged(tmp_path, channels):
     """Its package runs in a process without shiplap, for any number of voxels. 256 channels: the bulk copy engine."""
     if subprocess.run([sys.executable, "-c", PLAIN], capture_output=True, check=False).returncode:
