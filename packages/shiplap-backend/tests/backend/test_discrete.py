@@ -6,7 +6,6 @@ It runs in a process of its own, since a process has one generated device, and t
 from __future__ import annotations
 
 import ast
-import fcntl
 import os
 import re
 import subprocess
@@ -14,10 +13,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
-from shiplap_backend.build import build
-from shiplap_backend.project import gen, new, open_project
+from tests.backend.examples import built
 
 pytestmark = pytest.mark.long  # building the device takes a minute; tests of the other runtimes are the sample
 
@@ -34,18 +31,10 @@ NAMES = [
 @pytest.fixture(scope="module")
 def outcomes(request: pytest.FixtureRequest) -> tuple[dict[str, set[str]], str]:
     """The outcomes of each case's parameters by the case's name, and what pytest printed."""
-    cache = request.config.cache
-    assert cache is not None
-    root = Path(cache.mkdir(f"backend-discrete-{torch.__version__}"))
-    with (root / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        where = root / "torch-mine"
-        project = open_project(where) if where.exists() else new("mine", str(EXAMPLE), where, units=1)
-        gen(project, accept_drift=True)
-        build(project)
+    project = built(request.config, "discrete", EXAMPLE)
     options = ("-q", "-rA", "-p", "no:cacheprovider", "-n", "0", "--tb=short")
     command = [sys.executable, "-m", "pytest", *options, *map(str, CASES)]
-    environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "SHIPLAP_DISCRETE_PROJECT": str(where)}
+    environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "SHIPLAP_DISCRETE_PROJECT": str(project.root)}
     run = subprocess.run(command, env=environment, capture_output=True, text=True)
     by_name: dict[str, set[str]] = {}
     for outcome, name in re.findall(r"^(PASSED|FAILED|ERROR) \S*::(test_\w+)", run.stdout, re.M):

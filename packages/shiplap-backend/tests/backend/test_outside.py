@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import subprocess
@@ -10,14 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from shiplap_backend import BackendError
-from shiplap_backend.build import build
 from shiplap_backend.generate import generate
 from shiplap_backend.metadata import load
-from shiplap_backend.project import Project, gen, new, open_project
+from shiplap_backend.project import gen, new, open_project
 from shiplap_backend.runtimes import names, runtime
+from tests.backend.examples import built
 
 EXAMPLE = Path(__file__).parents[4] / "examples" / "runtime-tinyc"
 GOOD = (EXAMPLE / "runtime.py").read_text(encoding="utf-8")
@@ -131,27 +129,13 @@ def test_scalars_are_compared_by_us_and_not_by_the_vendor(tmp_path: Path, guard:
         assert cpp in generate(load(path), tinyc, units=1).files["wrappers_00.cpp"]
 
 
-@pytest.fixture(scope="module")
-def built(request: pytest.FixtureRequest) -> Project:
-    """The example, generated and built beside the project of the other tests."""
-    cache = request.config.cache
-    assert cache is not None
-    root = Path(cache.mkdir(f"backend-tinyc-{torch.__version__}"))
-    with (root / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        where = root / "torch-mine"
-        project = open_project(where) if where.exists() else new("mine", str(EXAMPLE), where, units=1)
-        gen(project, accept_drift=True)
-        build(project)
-    return project
-
-
 @pytest.mark.long
-def test_a_model_trains_on_it(built: Project) -> None:
+def test_a_model_trains_on_it(request: pytest.FixtureRequest) -> None:
     """The tutorial's last step: a device of the example, and the losses of the CPU."""
+    project = built(request.config, "tinyc", EXAMPLE)
     environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     command = [sys.executable, str(EXAMPLE / "train.py")]
-    run = subprocess.run(command, cwd=built.root.parent, env=environment, capture_output=True, text=True)
+    run = subprocess.run(command, cwd=project.root.parent, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     assert "as on the CPU" in run.stdout
     calls = dict(re.findall(r"^(aten::\S+) +(\d+) native", run.stdout, re.M))

@@ -24,6 +24,7 @@ from shiplap.selection.store import seal
 from shiplap.selection.table import FORMAT, dump, frozen, read, thaw
 from shiplap_testing.choices import FIELDS, VALUE
 from shiplap_testing.forked import python
+from shiplap_testing.mutate import mutated
 
 SECONDS = 1.0
 HOSTILE = {
@@ -131,7 +132,7 @@ def test_mutated_tables_and_passports_are_errors_of_the_catalogue(tmp_path):
     dump(path, [(Key.of(FIELDS), VALUE)])
     whole = path.read_bytes()
     for _ in range(int(os.environ.get("SHIPLAP_TEST_FUZZ", "400"))):
-        path.write_bytes(mutate(rng, whole))
+        path.write_bytes(mutated(rng, whole))
         for reader in (read, passport.read, read_calls):
             started = time.process_time()
             try:
@@ -188,29 +189,6 @@ def test_the_largest_files_take_neither_long_nor_much_memory(tmp_path):
     slow = {Path(path).name: float(seconds) for path, seconds, *_ in rows if float(seconds) > SECONDS}
     assert not slow, slow
     assert int(rows[-1][2]) < 512, done.stdout
-
-
-def mutate(rng: random.Random, whole: bytes) -> bytes:
-    """Some bytes changed, cut, repeated or put in."""
-    data = bytearray(whole)
-    for _ in range(rng.randint(1, 4)):
-        at = rng.randrange(len(data) + 1)
-        kind = rng.randrange(5)
-        if kind == 0 and at < len(data):
-            data[at] = rng.randrange(256)
-        elif kind == 1:
-            del data[at : at + rng.randint(1, 50)]
-        elif kind == 2:
-            data[at:at] = rng.choice([b"[", b"{", b"9" * 30, b"\\u0000", b"null", b"-", b'"', b"1e999"]) * rng.randint(
-                1, 100
-            )
-        elif kind == 3:
-            data[at:at] = data[at : at + rng.randint(1, 200)]
-        else:
-            del data[at:]
-        if not data:
-            return b""
-    return bytes(data)
 
 
 def test_tuning_what_is_no_sample_is_an_error(ns):

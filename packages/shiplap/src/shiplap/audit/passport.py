@@ -25,7 +25,7 @@ from shiplap.audit.engine import audit
 from shiplap.audit.finding import Finding
 from shiplap.audit.symbols import compilers
 from shiplap.audit.verdict import judge
-from shiplap.errors import error
+from shiplap.errors import error, writing
 from shiplap.op import Op, OpSpec
 from shiplap.op.schema import schema
 from shiplap.referee.run import is_adopted
@@ -297,18 +297,10 @@ def write(folder: str | Path, passport: Passport) -> tuple[Path, Path]:
     """``NAMESPACE.NAME.DEVICE.passport.json`` and ``.html`` in ``folder``, which is made. SL602 if that fails."""
     stem = f"{passport.op.replace('::', '.')}.{passport.device['type']}.passport"
     paths = Path(folder) / f"{stem}.json", Path(folder) / f"{stem}.html"
-    try:
+    with writing(folder, "the passport", "a writable directory"):
         paths[0].parent.mkdir(parents=True, exist_ok=True)
         trust.write_whole(paths[0], _text(passport))
         trust.write_whole(paths[1], passport_html(msgspec.to_builtins(passport)).encode())
-    except OSError as e:
-        raise error(
-            "SL602",
-            where=str(folder),
-            what="the passport cannot be written",
-            got=e.strerror or e,
-            expected="a writable directory",
-        ) from None
     return paths
 
 

@@ -19,7 +19,7 @@ from shiplap.bind.needs import FLAGS, digest
 from shiplap.bind.plan import Entry, cache, command, extra_flags, make_plan
 from shiplap.codegen.environment import render
 from shiplap.codegen.native import native_source
-from shiplap.errors import error
+from shiplap.errors import error, writing
 from shiplap.op import Op
 
 __all__ = ["NAME", "deploy"]
@@ -64,19 +64,11 @@ def deploy(ops: Iterable[Op], folder: str | os.PathLike[str]) -> Path:
     if problem:
         raise error("SL405", where=wanted[0].spec.name, got=problem, expected="a library")
     target = Path(folder)
-    try:
+    with writing(target, "the directory", "a writable directory"):
         target.mkdir(parents=True, exist_ok=True)
         for name, path in names.items():
             _replace(path, target / name)
         _replace(root / place / LIBRARY, target / NAME)
-    except OSError as e:
-        raise error(
-            "SL602",
-            where=str(target),
-            what="the directory cannot be written",
-            got=e.strerror or e,
-            expected="a writable directory",
-        ) from None
     return target / NAME
 
 

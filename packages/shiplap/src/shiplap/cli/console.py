@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shiplap.errors import ShiplapError, error
+from shiplap.errors import ShiplapError, error, writing
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -117,33 +117,17 @@ def require_file(path: Path) -> None:
 
 
 def _open(path: Path, mode: str, text: str) -> None:
-    try:
-        with path.open(mode, encoding="utf-8") as file:
-            file.write(text)
-    except OSError as e:
-        raise error(
-            "SL602",
-            where=str(path),
-            what="the file cannot be written",
-            got=e.strerror or e,
-            expected="a path in an existing, writable directory",
-        ) from None
+    expected = "a path in an existing, writable directory"
+    with writing(path, "the file", expected), path.open(mode, encoding="utf-8") as file:
+        file.write(text)
 
 
 def require_directory(path: Path) -> None:
     """Create ``path`` now; SL602 before the work rather than after it."""
-    try:
+    with writing(path, "the directory", "a writable directory"):
         path.mkdir(parents=True, exist_ok=True)
         (path / ".shiplap").touch()
         (path / ".shiplap").unlink()
-    except OSError as e:
-        raise error(
-            "SL602",
-            where=str(path),
-            what="the directory cannot be written",
-            got=e.strerror or e,
-            expected="a writable directory",
-        ) from None
 
 
 def require_device(device: str) -> None:

@@ -7,7 +7,7 @@ entries of their own with :func:`register`; an id is never given twice.
 from shiplap.errors.argument import ArgumentError
 from shiplap.errors.audit import AuditError
 from shiplap.errors.base import CATALOGUE, Entry, ShiplapError, ShiplapNotice, error, notice, register
-from shiplap.errors.command import CommandError
+from shiplap.errors.command import CommandError, writing
 from shiplap.errors.declaration import DeclarationError
 from shiplap.errors.doctor import DoctorError
 from shiplap.errors.judge import JudgeError
@@ -36,4 +36,5 @@ __all__ = [
     "error",
     "notice",
     "register",
+    "writing",
 ]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from shiplap.errors.base import ShiplapError, register
+from collections.abc import Iterator
+from contextlib import contextmanager
+from os import PathLike
 
-__all__ = ["CommandError"]
+from shiplap.errors.base import ShiplapError, error, register
+
+__all__ = ["CommandError", "writing"]
 
 
 class CommandError(ShiplapError, RuntimeError):
@@ -130,3 +134,24 @@ register(
         ),
     ],
 )
+
+
+@contextmanager
+def writing(
+    path: str | PathLike[str], what: str = "the file", expected: str = "a path in a writable directory"
+) -> Iterator[None]:
+    """Report what prevents a file from being written.
+
+    Args:
+        path: What is written. The error names it.
+        what: The kind of file, for the title of the error.
+        expected: Which paths can be written.
+
+    Raises:
+        CommandError: SL602 in place of an OSError of the block.
+    """
+    try:
+        yield
+    except OSError as e:
+        title = f"{what} cannot be written"
+        raise error("SL602", where=str(path), what=title, got=e.strerror or e, expected=expected) from None

@@ -9,7 +9,7 @@ from typing import Any
 
 from shiplap import trust
 from shiplap.audit import signature
-from shiplap.errors import error
+from shiplap.errors import error, writing
 from shiplap.judge.target import Target
 from shiplap.judge.verdict import Ruling
 from shiplap.report import facts
@@ -29,16 +29,8 @@ def write_verdict(
     """
     files = {"reference": _digest(reference), "candidate": _digest(candidate)}
     content = {"format": FORMAT, "files": files, "facts": facts(), **ruling.as_json()}
-    try:
+    with writing(path):
         trust.write_whole(path, (json.dumps(content, indent=1) + "\n").encode())
-    except OSError as e:
-        raise error(
-            "SL602",
-            where=str(path),
-            what="the file cannot be written",
-            got=e.strerror or e,
-            expected="a path in a writable directory",
-        ) from None
     return [path, signature.sign(path, sign)] if sign is not None else [path]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from shiplap import trust
-from shiplap.errors import error, notice
+from shiplap.errors import error, notice, writing
 from shiplap.op import Op, choices, digest, registry
 from shiplap.selection.choice import Choice, entry_of, from_json
 from shiplap.selection.key import MACHINE, VERSIONS, Key, differences, environment
@@ -68,16 +68,8 @@ def dump(path: str | os.PathLike[str], entries: Sequence[tuple[Key, Mapping[str,
     """Write a table of choices, whole or not at all. SL602 when it cannot be written."""
     body = {"format": FORMAT, "entries": [seal(key, value) for key, value in entries]}
     text = json.dumps({**body, "sha256": _checksum(body)}, indent=1) + "\n"
-    try:
+    with writing(path):
         trust.write_whole(Path(path), text.encode())
-    except OSError as e:
-        raise error(
-            "SL602",
-            where=str(path),
-            what="the file cannot be written",
-            got=e.strerror or e,
-            expected="a path in a writable directory",
-        ) from None
 
 
 def read(path: str | os.PathLike[str]) -> list[tuple[Key, Mapping[str, Any]]]:

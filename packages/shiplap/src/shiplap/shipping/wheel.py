@@ -22,7 +22,7 @@ from pathlib import Path, PurePosixPath
 
 from shiplap import trust
 from shiplap.bind.installed import FOLDER
-from shiplap.errors import ShiplapError, error
+from shiplap.errors import ShiplapError, error, writing
 from shiplap.shipping.contents import Contents
 from shiplap.shipping.tags import platform_tag
 from shiplap.shipping.worker import fill_apart
@@ -186,24 +186,17 @@ def _write(target: Path, folder: Path, files: Mapping[str, zipfile.ZipInfo], tag
     rows = []
     scratch = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        scratch.unlink(missing_ok=True)
-        with zipfile.ZipFile(scratch, "x", zipfile.ZIP_DEFLATED) as archive:  # a link of that name is not followed
-            for name in [*(n for n in files if n != record), *new]:
-                content = (folder / name).read_bytes()
-                archive.writestr(files.get(name) or _entry(name), content, zipfile.ZIP_DEFLATED)
-                digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
-                rows.append((name, f"sha256={digest}", str(len(content))))
-            archive.writestr(_entry(record), _record([*rows, (record, "", "")]))
-        scratch.replace(target)
-    except OSError as e:
-        raise error(
-            "SL602",
-            where=str(target),
-            what="the wheel cannot be written",
-            got=e.strerror or e,
-            expected="a path in a writable directory",
-        ) from None
+        with writing(target, "the wheel"):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            scratch.unlink(missing_ok=True)
+            with zipfile.ZipFile(scratch, "x", zipfile.ZIP_DEFLATED) as archive:  # a link of that name is not followed
+                for name in [*(n for n in files if n != record), *new]:
+                    content = (folder / name).read_bytes()
+                    archive.writestr(files.get(name) or _entry(name), content, zipfile.ZIP_DEFLATED)
+                    digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+                    rows.append((name, f"sha256={digest}", str(len(content))))
+                archive.writestr(_entry(record), _record([*rows, (record, "", "")]))
+            scratch.replace(target)
     finally:
         scratch.unlink(missing_ok=True)
 

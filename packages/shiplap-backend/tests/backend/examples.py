@@ -1,0 +1,29 @@
+"""Projects of the example runtimes, built once for all tests that use them."""
+
+from __future__ import annotations
+
+import fcntl
+from pathlib import Path
+
+import pytest
+import torch
+
+from shiplap_backend.build import build
+from shiplap_backend.project import Project, gen, new, open_project
+
+
+def built(config: pytest.Config, name: str, example: Path) -> Project:
+    """The project of an example, generated and built in the cache of pytest.
+
+    Other processes wait for the one that builds.
+    """
+    cache = config.cache
+    assert cache is not None
+    root = Path(cache.mkdir(f"backend-{name}-{torch.__version__}"))
+    with (root / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        where = root / "torch-mine"
+        project = open_project(where) if where.exists() else new("mine", str(example), where, units=1)
+        gen(project, accept_drift=True)
+        build(project)
+    return project
