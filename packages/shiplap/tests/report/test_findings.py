@@ -62,10 +62,13 @@ def test_exit_code(words, code):
 def test_a_verdict_says_what_it_rests_on():
     out = io.StringIO()
     missing = verdict("incomplete", missing=[("compile", "out of budget_s")])
-    print_findings([GOOD], Console(file=out, width=100, force_terminal=False), [missing, verdict("proven")])
-    assert out.getvalue().splitlines()[-2:] == [
+    whole = verdict("proven", required=[f"check{n}" for n in range(20)])
+    console = Console(file=out, width=100, force_terminal=False)
+    print_findings([GOOD], console, [missing, verdict("proven"), whole])
+    assert out.getvalue().splitlines()[-3:] == [
         "lib::op: incomplete (compile: out of budget_s)",
-        "lib::op: proven, 1 checks required",
+        "lib::op: proven for fake alone",
+        "lib::op: proven by 20 checks",
     ]
 
 

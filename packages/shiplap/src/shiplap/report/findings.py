@@ -19,6 +19,7 @@ FIELDS = ("check", "verdict", "subject", "evidence", "input", "fix", "reproducer
 HEADING, NONE = "ns per call, smallest sample", "no op has samples"
 STYLES = {"ok": "green", "fail": "bold red", "skip": "dim", "incomplete": "yellow"}
 WORDS = (("fail", "failed"), ("incomplete", "incomplete"), ("ok", "ok"), ("skip", "do not apply"))
+FEW = 5  # checks that fit into one line
 COLOURS = {"proven": "green", "failed": "bold red", "incomplete": "yellow"}
 
 
@@ -101,7 +102,11 @@ def _verdict(verdict: Judgement) -> str:
     """``ns::op: incomplete (compile: out of budget_s)``."""
     missing = dict(verdict.missing)
     why = ", ".join(verdict.failed) or "; ".join(f"{check}: {reason}" for check, reason in missing.items())
-    return f"{verdict.subject}: {verdict.word}" + (f" ({why})" if why else f", {len(verdict.required)} checks required")
+    if why:
+        return f"{verdict.subject}: {verdict.word} ({why})"
+    few = len(verdict.required) <= FEW  # the word alone would claim more than these checks show
+    by = f" for {', '.join(verdict.required)} alone" if few else f" by {len(verdict.required)} checks"
+    return f"{verdict.subject}: {verdict.word}{by}"
 
 
 def print_findings(
