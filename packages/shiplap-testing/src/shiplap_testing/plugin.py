@@ -35,9 +35,12 @@ _FAILED = pytest.StashKey[bool]()
 # Files of 15 s and more, the longest first: whatever comes last, the workers of `make test` end at about the same time.
 LONG = (
     "gpu/test_audit",  # on accelerators, by what they do: audits of every op, then what compiles, captures or tunes
+    "dense/gpu/test_direct_configs",
     "sparse3d/gpu/test_lowlevel",
     "sparse3d/gpu/test_maps",
+    "dense/gpu/test_direct_audit",
     "sparse3d/gpu/test_graphs",
+    "sparse3d/gpu/test_capture",
     "dense/gpu/test_direct",
     "dense/gpu/test_cuda",
     "slidesparse/gpu/test_graphs",

@@ -12,11 +12,11 @@ from shiplap.op.kernel import Kernel
 from shiplap_dense import ops
 from tests.dense import direct_ops
 from tests.dense.direct_ops import gathered
+from tests.dense.gpu.eager import EAGER, TOLERANCE, error, randn, reference
 
 pytest.importorskip("triton")
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
-TOLERANCE = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 1.5e-2}
 DTYPES = pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 
 
@@ -25,23 +25,9 @@ def bound() -> None:
     direct_ops.attach("cuda")
 
 
-def randn(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.randn(shape, device="cuda").to(dtype)
-
-
 def draw(dtype: torch.dtype = torch.float32, **other: Any) -> list[Any]:
     sizes = {"m": 100, "n": 70, "k": 5, "g": 1, "ci": 12, "co": 10, "reflect": False, "scale": 1.0, "after": "nothing"}
     return list(gathered.sampler(torch.Generator().manual_seed(7), {**sizes, **other}, dtype, torch.device("cuda")))
-
-
-def reference(op: sl.Op, args: Any) -> torch.Tensor:
-    call = op.bind(args)
-    wide = [a.double() if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in call.args]
-    return op.run_reference(tuple(wide))
-
-
-def error(got: torch.Tensor, want: torch.Tensor) -> float:
-    return float((got.double() - want).norm() / want.norm().clamp_min(1e-30)) if want.numel() else 0.0
 
 
 def launched(fn: Any, *args: Any) -> list[str]:
@@ -78,54 +64,6 @@ def test_views():
         bias[:1].expand(10),
     )
     assert error(gathered(*args), reference(gathered, args)) < 1e-5
-
-
-EAGER = {
-    "int8_mm": lambda d: (
-        randn(70, 90, dtype=d),
-        torch.randint(-127, 128, (50, 90), device="cuda", dtype=torch.int8),
-        torch.rand(50, device="cuda").to(d) / 100,
-        randn(50, dtype=d),
-    ),
-    "grouped_mm": lambda d: (
-        randn(70, 90, dtype=d),
-        randn(5, 90, 50, dtype=d),
-        torch.tensor([10, 10, 40, 45, 60], dtype=torch.int32, device="cuda"),
-    ),
-    "mm": lambda d: (randn(70, 90, dtype=d), randn(90, 50, dtype=d), randn(50, dtype=d)),
-    "mm even": lambda d: (randn(128, 64, dtype=d), randn(64, 256, dtype=d)),
-    "bmm": lambda d: (randn(3, 40, 50, dtype=d), randn(3, 50, 33, dtype=d)),
-    "conv2d": lambda d: (
-        randn(2, 13, 11, 16, dtype=d),
-        randn(24, 3, 3, 16, dtype=d),
-        randn(24, dtype=d),
-        [2, 2],
-        [1, 1],
-        [1, 1],
-    ),
-}
-
-
-@DTYPES
-@pytest.mark.parametrize("case", EAGER)
-def test_every_config_of_the_dense_templates(dtype, case):
-    from triton.runtime.errors import OutOfResources
-
-    op, args = getattr(ops, case.partition(" ")[0]), EAGER[case](dtype)
-    call, want, seen = op.bind(args), reference(op, args), set()
-    for kernel in op.kernels["cuda"]:
-        for config in kernel.space.configs(call.env):
-            if kernel.variant(config).refuses(call):
-                continue
-            try:
-                (got,) = kernel.variant(config).run(call)
-            except OutOfResources:  # a tile of this dtype is too large for the shared memory
-                continue
-            assert error(got, want) < max(TOLERANCE[dtype], 2e-3 if case == "int8_mm" else 0), (kernel.name, config)
-            seen.add(kernel.name)
-    assert case.partition(" ")[0] in seen
-    if case == "mm even" and dtype.itemsize == 2 and torch.cuda.get_device_capability() >= (9, 0):
-        assert "mm_tma" in seen, "with memory for its descriptors"
 
 
 @pytest.mark.parametrize(
@@ -220,13 +158,6 @@ def test_the_device_of_the_arguments_is_the_one_that_runs():
     assert torch.cuda.current_device() == 0
     assert error(gathered(*args), reference(gathered, args)) < 1e-5
     assert torch.cuda.current_device() == 0
-
-
-@pytest.mark.parametrize("op", [gathered, ops.int8_mm, ops.grouped_mm], ids=lambda op: op.spec.opname)
-def test_the_audit(op):
-    checks = ["numerics", "edges", "addresses", "determinism", "fresh", "threads", "large", "cuda_graph"]
-    for finding in sl.audit(op, checks=checks, device="cuda"):
-        assert finding.verdict != "fail", finding
 
 
 @pytest.mark.whole_device

@@ -201,12 +201,13 @@ def _witness(
 ) -> Witness:
     folder = str(Path(target.file).parent) if target.file else ""
     try:
-        prisoner = launcher.start([folder] if folder else [], case.options.bounds)
+        accelerated = case.options.device != "cpu"
+        prisoner = launcher.start([folder] if folder else [], case.options.bounds, device=accelerated)
     except Ended as e:
         raise error("SL617", where="judge", got=str(e), expected="a process that starts") from None
     stack.callback(prisoner.kill)
     witness = Witness(prisoner)
-    if case.options.device != "cpu":
+    if accelerated:
         witness.reach(case.options.device)
     order = {
         "home": target.home,

@@ -2,6 +2,10 @@
 
 The filter lets compilers and threads work, and refuses what reaches another process, the network or the clock: those
 calls fail with EPERM. Calls with a process id as their first argument pass for the caller's own id alone.
+
+CUDA's driver names a local socket after its process when it starts, and does not start without it. Where a device is
+judged, a local socket of a connected kind may therefore be made, bound and listened on. None can be connected, so
+nothing can be reached through it.
 """
 
 from __future__ import annotations
@@ -15,8 +19,9 @@ __all__ = ["install_filter"]
 
 PR_SET_NO_NEW_PRIVS, SECCOMP_SET_MODE_FILTER, FILTER_FLAG_TSYNC = 38, 1, 1
 ALLOW, REFUSE = 0x7FFF0000, 0x00050001  # SECCOMP_RET_ERRNO | EPERM
-LOAD, EQUAL, AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06  # ld abs, jeq, jge, ret
-NUMBER_AT, ARCHITECTURE_AT, FIRST_AT = 0, 4, 16  # in struct seccomp_data
+LOAD, EQUAL, AT_LEAST, AND, RETURN = 0x20, 0x15, 0x35, 0x54, 0x06  # ld abs, jeq, jge, and, ret
+NUMBER_AT, ARCHITECTURE_AT, FIRST_AT, SECOND_AT = 0, 4, 16, 24  # in struct seccomp_data
+LOCAL, KIND, CONNECTED = 1, 0xF, (1, 5)  # AF_UNIX; the bits of a socket's kind; SOCK_STREAM, SOCK_SEQPACKET
 X32 = 0x40000000
 
 # The numbers of the system calls: x86-64, arm64.
@@ -92,15 +97,18 @@ OWN = {  # allowed for the caller's own process, or for 0, which means the same
     "prlimit64": (302, 261),
     "sched_setaffinity": (203, 122),
 }
+OF_DEVICES = frozenset({"bind", "listen"})
 MACHINES = {"x86_64": (0, 0xC000003E, 317), "aarch64": (1, 0xC00000B7, 277)}  # column, AUDIT_ARCH, number of seccomp
 
 
-def _program(column: int, architecture: int, pid: int) -> list[tuple[int, int, int, int]]:
+def _program(column: int, architecture: int, pid: int, device: bool) -> list[tuple[int, int, int, int]]:
     """Instructions ``(code, if true, if false, value)``; the jumps are relative."""
     program = [(LOAD, 0, 0, ARCHITECTURE_AT), (EQUAL, 1, 0, architecture), (RETURN, 0, 0, REFUSE)]
     program += [(LOAD, 0, 0, NUMBER_AT), (AT_LEAST, 0, 1, X32), (RETURN, 0, 0, REFUSE)]
-    for numbers in REFUSED.values():
-        program += [(EQUAL, 0, 1, numbers[column]), (RETURN, 0, 0, REFUSE)]
+    program += _local_sockets(REFUSED["socket"][column]) if device else []
+    for name, numbers in REFUSED.items():
+        if not (device and name in OF_DEVICES):
+            program += [(EQUAL, 0, 1, numbers[column]), (RETURN, 0, 0, REFUSE)]
     for numbers in OWN.values():
         program += [
             (EQUAL, 0, 5, numbers[column]),
@@ -113,13 +121,31 @@ def _program(column: int, architecture: int, pid: int) -> list[tuple[int, int, i
     return [*program, (RETURN, 0, 0, ALLOW)]
 
 
-def install_filter() -> str:
-    """Put the filter into force for this process and what it starts. Empty, or why it could not be."""
+def _local_sockets(number: int) -> list[tuple[int, int, int, int]]:
+    """A local socket of a connected kind may be made; any other may not."""
+    kinds = [(EQUAL, len(CONNECTED) - i, 0, kind) for i, kind in enumerate(CONNECTED)]
+    body = [
+        (LOAD, 0, 0, FIRST_AT),
+        (EQUAL, 0, 2 + len(kinds), LOCAL),
+        (LOAD, 0, 0, SECOND_AT),
+        (AND, 0, 0, KIND),
+        *kinds,
+        (RETURN, 0, 0, REFUSE),
+        (RETURN, 0, 0, ALLOW),
+    ]
+    return [(EQUAL, 0, len(body), number), *body]
+
+
+def install_filter(*, device: bool = False) -> str:
+    """Put the filter into force for this process and what it starts. Empty, or why it could not be.
+
+    ``device``: let the driver of an accelerator start.
+    """
     machine = MACHINES.get(platform.machine())
     if machine is None:
         return f"no table of system calls for {platform.machine()}"
     column, architecture, number = machine
-    program = _program(column, architecture, os.getpid())
+    program = _program(column, architecture, os.getpid(), device)
     code = b"".join(struct.pack("=HBBI", *line) for line in program)
     lines = ctypes.create_string_buffer(code, len(code))
     header = ctypes.create_string_buffer(struct.pack("@HP", len(program), ctypes.addressof(lines)))

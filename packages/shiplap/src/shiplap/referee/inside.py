@@ -47,7 +47,8 @@ def serve(connection: socket.socket, asked: Mapping[str, Any]) -> None:
     """Lock this process in, then answer requests until the connection ends."""
     os.chdir(asked["scratch"])
     os.environ.update(asked["environment"])
-    missing = lock(Cell(asked["scratch"], tuple(asked["readable"]), asked["file_size"])) if asked["locked"] else {}
+    cell = Cell(asked["scratch"], tuple(asked["readable"]), asked["file_size"], asked["device"])
+    missing = lock(cell) if asked["locked"] else {}
     torch.set_num_threads(asked["threads"])
     send(connection, {"missing": missing})
     host = Host()

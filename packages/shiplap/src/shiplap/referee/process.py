@@ -136,8 +136,13 @@ class Launcher:
         except (Broken, OSError) as e:
             raise Ended(f"the launcher ended: {e}") from None
 
-    def start(self, readable: Sequence[str] = (), bounds: Bounds | None = None, *, locked: bool = True) -> Prisoner:
-        """A new process, locked in. It may read the files ``readable``, and write into a folder of its own."""
+    def start(
+        self, readable: Sequence[str] = (), bounds: Bounds | None = None, *, locked: bool = True, device: bool = False
+    ) -> Prisoner:
+        """A new process, locked in. It may read the files ``readable``, and write into a folder of its own.
+
+        ``device``: it may use the machine's accelerators, too.
+        """
         bounds = bounds or Bounds()
         if self._process is None:
             self._start()
@@ -152,6 +157,7 @@ class Launcher:
             "scratch": scratch,
             "readable": list(readable),
             "locked": locked,
+            "device": device,
             "threads": torch.get_num_threads(),
             "environment": places,
             "file_size": bounds.file_size,

@@ -39,11 +39,13 @@ class Cell:
         scratch: the folder that it may write.
         readable: further places that it may read and execute.
         file_size: bytes that a file of it may have.
+        device: whether it may use the machine's accelerators.
     """
 
     scratch: str
     readable: tuple[str, ...] = ()
     file_size: int = 1 << 30
+    device: bool = False
 
 
 def readable_places() -> list[str]:
@@ -63,7 +65,7 @@ def lock(cell: Cell) -> dict[str, str]:
         "limits": _limits(cell),
         "capabilities": _without_capabilities(),
         "files": _files(cell),
-        "system calls": install_filter(),
+        "system calls": install_filter(device=cell.device),
     }
 
 
@@ -107,7 +109,7 @@ def _files(cell: Cell) -> str:
         reads = EXECUTE | READ | LIST | (IOCTL & every)
         for place in (*readable_places(), *cell.readable):
             _allow(libc, rules, place, reads)
-        for place in (cell.scratch, *DEVICES, *_accelerators()):
+        for place in (cell.scratch, *DEVICES, *(_accelerators() if cell.device else ())):
             _allow(libc, rules, place, every if place != "/dev/shm" else reads)
         libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         if libc.syscall(RESTRICT, rules, 0):
@@ -120,7 +122,8 @@ def _files(cell: Cell) -> str:
 
 
 def _accelerators() -> Iterable[str]:
-    return [str(p) for p in Path("/dev").glob("nvidia*")] + [str(p) for p in Path("/dev").glob("dri/*")]
+    """The devices, and what /proc has of this process: CUDA's driver does not start if it cannot write there."""
+    return [*(str(p) for pattern in ("nvidia*", "dri/*") for p in Path("/dev").glob(pattern)), "/proc/self"]
 
 
 def _allow(libc: ctypes.CDLL, rules: int, place: str, access: int) -> None:
