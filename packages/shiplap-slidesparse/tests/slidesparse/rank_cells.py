@@ -21,7 +21,7 @@ import shiplap_slidesparse as slidesparse
 from shiplap_slidesparse import layers
 from shiplap_slidesparse.convert import layers_of
 from shiplap_slidesparse.tensor_parallel import Colwise, Rowwise
-from shiplap_testing.ranks import cell, main
+from shiplap_testing.ranks import cell, device, main
 from tests.slidesparse.models import TOKENS, llama
 
 PLAN = {"0": "colwise", "1": "rowwise"}
@@ -30,7 +30,7 @@ PLAN = {"0": "colwise", "1": "rowwise"}
 def pair(mode: str = "int8", seed: int = 0) -> nn.Sequential:
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(32, 64), nn.Linear(64, 24), nn.Linear(24, 8))
-    slidesparse.convert(model, "6:8", mode, skip=("2",))
+    slidesparse.convert(model.to(device()), "6:8", mode, skip=("2",))
     return model
 
 
@@ -55,12 +55,12 @@ def run_cut(rank: int, world: int, *, by_torch: bool) -> str:
     """The bits of the sum of the parts, and their gradients with regard to the input."""
     model, whole = pair(), pair()
     if by_torch:
-        mesh = init_device_mesh("cpu", (world,))
+        mesh = init_device_mesh(device().type, (world,))
         parallelize_module(model, mesh, {"0": Colwise(), "1": Rowwise()})
     else:
         assert slidesparse.shard(model, PLAN) == ["0", "1"]
     assert all(layer.fresh for layer in layers_of(model).values())
-    inputs = [torch.manual_seed(1) and torch.randn(5, 32, requires_grad=True) for _ in range(2)]
+    inputs = [torch.manual_seed(1) and torch.randn(5, 32).to(device()).requires_grad_() for _ in range(2)]
     got, wanted = model(inputs[0]), halves(whole, inputs[1], world)
     assert torch.equal(got, wanted)
     grads = [
@@ -76,12 +76,13 @@ cell("parallelize_module")(partial(run_cut, by_torch=True))
 
 @cell("shard, a Llama")
 def near_logits(rank: int, world: int) -> str:
-    whole = llama(hidden_size=64, intermediate_size=96)
+    whole = llama(hidden_size=64, intermediate_size=96).to(device())
     slidesparse.convert(whole, "6:8", "int8")
     model = copy.deepcopy(whole)
     assert len(slidesparse.shard(model)) == len(layers_of(model)) == 14
     with torch.no_grad():
-        want, got = whole(TOKENS).logits, model(TOKENS).logits
+        tokens = TOKENS.to(device())
+        want, got = whole(tokens).logits, model(tokens).logits
     assert (got - want).norm() < 0.02 * want.norm()
     return "2e-2"
 
@@ -143,7 +144,7 @@ def one_process(rank: int, world: int) -> str:
 def dense_model(rank: int, world: int) -> str:
     model, whole = pair("bf16"), pair("bf16")
     slidesparse.shard(model, PLAN)
-    dense = nn.Sequential(nn.Linear(32, 64), nn.Linear(64, 24), nn.Linear(24, 8)).bfloat16()
+    dense = nn.Sequential(nn.Linear(32, 64), nn.Linear(64, 24), nn.Linear(24, 8)).bfloat16().to(device())
     load(dense, saved(model), no_dist=True)
     assert torch.equal(dense[0].weight, whole[0].weight)
     assert torch.equal(dense[1].weight, whole[1].weight)
@@ -191,8 +192,8 @@ def trained(net: nn.Module, inputs: list[Tensor], parameters: list[Tensor]) -> l
 
 def run_wrapped(rank: int, world: int, *, wrap, packed: bool) -> str:
     torch.manual_seed(2)
-    net = Adapted()
-    inputs = [torch.randn(6, 32) for _ in range(world)]
+    net = Adapted().to(device())
+    inputs = [torch.randn(6, 32).to(device()) for _ in range(world)]
     wanted = trained(net, inputs, list(net.head.parameters()))
     wrapped = wrap(net)
     wrapped(inputs[rank]).square().mean().backward()

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 import shiplap_sparse3d as sparse3d
 from shiplap_sparse3d import spconv
-from shiplap_testing.ranks import cell, main
+from shiplap_testing.ranks import cell, device, main
 from tests.sparse3d.scenes import scene
 
 STEPS, RATE = 3, 0.1
@@ -53,7 +53,7 @@ class Net(nn.Module):
 
 
 def scenes(world: int, dtype: torch.dtype = torch.float64) -> list[sparse3d.SparseTensor]:
-    return [scene(60 + 30 * rank, (8, 8, 8), 4, seed=rank, dtype=dtype) for rank in range(world)]
+    return [scene(60 + 30 * rank, (8, 8, 8), 4, seed=rank, dtype=dtype).to(device()) for rank in range(world)]
 
 
 def loss(out: sparse3d.SparseTensor | Tensor) -> Tensor:
@@ -96,7 +96,7 @@ def compiled(net: nn.Module) -> nn.Module:
 
 
 def run_ddp(rank: int, world: int, *, unused: bool = False, wrap: object = None, jit: bool = False, **options) -> str:
-    net, inputs = Net(unused, wrap).double(), scenes(world)
+    net, inputs = Net(unused, wrap).double().to(device()), scenes(world)
     wanted = train_alone(copy.deepcopy(net), inputs)
     parallel = DistributedDataParallel(net, **options)
     train(compiled(parallel) if jit else parallel, inputs[rank])
@@ -114,7 +114,7 @@ def run_fsdp(
     rank: int, world: int, *, stages: bool, jit: bool = False, narrow: bool = False, wrap: object = None
 ) -> str:
     dtype = torch.float32 if narrow else torch.float64
-    net, inputs = Net(wrap=wrap).to(dtype), scenes(world, dtype)
+    net, inputs = Net(wrap=wrap).to(device(), dtype), scenes(world, dtype)
     wanted = train_alone(copy.deepcopy(net), inputs)
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if narrow else None
     shard = partial(fully_shard, mp_policy=policy) if policy else fully_shard
@@ -169,7 +169,7 @@ def run_norm(rank: int, world: int, convert: Callable[[nn.Module], nn.Module], *
     if empty:
         last = inputs[-1]
         inputs[-1] = sparse3d.SparseTensor(last.feats[:0], last.coords[:0], last.spatial_shape, last.batch_size)
-    net = Normed().double()
+    net = Normed().double().to(device())
     alone, whole = copy.deepcopy(net), sparse3d.cat(inputs, 0)
     parallel = convert(net)  # without DDP, which takes torch's own class on GPUs only
     mine = inputs[rank].pad(128) if padded else inputs[rank]
@@ -219,7 +219,7 @@ def run_classic(rank: int, world: int, parallel: Callable[[nn.Module], nn.Module
         def forward(self, x: sparse3d.SparseTensor) -> spconv.SparseConvTensor:
             return self.net(make(x))
 
-    net, inputs = Features().double(), scenes(world)
+    net, inputs = Features().double().to(device()), scenes(world)
 
     def alone(x):
         return reference(x).features
@@ -255,8 +255,8 @@ cell("spconv facade, FSDP2 each stage")(partial(run_classic, parallel=_by_stage)
 @cell("DTensor among tensors")
 def mixed(rank: int, world: int) -> str:
     """Weights that a style of tensor parallelism would distribute, and a plain SparseTensor."""
-    layer = sparse3d.SubMConv3d(4, 8, 3).double()
-    distribute_module(layer, init_device_mesh("cpu", (world,)))
+    layer = sparse3d.SubMConv3d(4, 8, 3).double().to(device())
+    distribute_module(layer, init_device_mesh(device().type, (world,)))
     layer(scenes(world)[0])
     raise AssertionError("nothing was refused")
 
@@ -265,7 +265,7 @@ def mixed(rank: int, world: int) -> str:
 def pipeline(rank: int, world: int) -> str:
     """Micro-batches are cut along the rows of tensors, which would tear scenes apart."""
     alone = [dist.new_group([r]) for r in range(world)][rank]  # a pipeline of one stage, so that no rank waits
-    stage = PipelineStage(Encoder().double(), 0, 1, torch.device("cpu"), group=alone)
+    stage = PipelineStage(Encoder().double().to(device()), 0, 1, device(), group=alone)
     ScheduleGPipe(stage, 2).step(scenes(world)[0])
     raise AssertionError("nothing was refused")
 

@@ -2,7 +2,8 @@
 
 A module of cells has functions under ``@cell("name")`` and ends in ``main()``. ``outcomes("its.module")`` runs all of
 them in one group of processes and returns what each cell reported: *equal* with the tolerance that it compared with, or
-*refused* with the id of the error. A cell must say the same on every rank.
+*refused* with the id of the error. A cell must say the same on every rank. The ranks are processes on the CPU that
+speak gloo; ``SHIPLAP_RANKS=nccl`` gives each a GPU.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ import traceback
 from collections.abc import Callable
 from datetime import timedelta
 
+import torch
+
 from shiplap_testing.paths import REPOSITORY, searched
 
-__all__ = ["NO_SUCH_CELL", "cell", "main", "outcomes", "table"]
+__all__ = ["NO_SUCH_CELL", "cell", "device", "main", "outcomes", "table"]
 
 MARK = "outcomes of cells: "
 NO_SUCH_CELL = "–"  # what the table says where a combination makes no sense
@@ -34,11 +37,22 @@ def cell(name: str) -> Callable[[Callable[[int, int], str]], Callable[[int, int]
     return add
 
 
+def device() -> torch.device:
+    """Where the tensors of this rank are."""
+    return torch.device("cuda", torch.cuda.current_device()) if _backend() == "nccl" else torch.device("cpu")
+
+
+def _backend() -> str:
+    return os.environ.get("SHIPLAP_RANKS", "gloo")
+
+
 def main() -> None:
     """Run the cells (or those named on the command line) on this rank, and let rank 0 print what they reported."""
     import torch.distributed as dist
 
-    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    if _backend() == "nccl":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group(_backend(), timeout=timedelta(seconds=60))
     rank, world = dist.get_rank(), dist.get_world_size()
     reported = {}
     for name in sys.argv[1:] or list(_cells):
@@ -51,8 +65,6 @@ def main() -> None:
 
 
 def _say(function: Callable[[int, int], str], rank: int, world: int) -> str:
-    import torch
-
     from shiplap.errors import ShiplapError
 
     torch.manual_seed(0)

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import shiplap as sl
-from shiplap_testing.ranks import cell, main
+from shiplap_testing.ranks import cell, device, main
 
 
 @sl.op("cells::linear")
@@ -53,8 +53,8 @@ def expected(net: nn.Module, inputs: list[Tensor]) -> list[Tensor]:
 
 
 def run(rank: int, world: int, *, wrap, around=None) -> str:
-    net = Layer().double()
-    inputs = [torch.randn(5, 6, dtype=torch.float64) for _ in range(world)]
+    net = Layer().double().to(device())
+    inputs = [torch.randn(5, 6, dtype=torch.float64).to(device()) for _ in range(world)]
     wanted = expected(net, inputs)
     wrapped = wrap(net)
     out = around(wrapped, inputs[rank].requires_grad_()) if around else wrapped(inputs[rank])
@@ -88,8 +88,8 @@ cell("checkpoint, reentrant")(partial(run, wrap=DistributedDataParallel, around=
 @cell("DTensor, derived rules")
 def placements(rank: int, world: int) -> str:
     """Rows, the summed dim and output features cut, and a partial sum that comes in; forward and backward."""
-    mesh = init_device_mesh("cpu", (world,))
-    whole = [torch.randn(*shape, dtype=torch.float64) for shape in ((7, 6), (5, 6), (5,))]
+    mesh = init_device_mesh(device().type, (world,))
+    whole = [torch.randn(*shape, dtype=torch.float64).to(device()) for shape in ((7, 6), (5, 6), (5,))]
     out = linear(*[t.requires_grad_() for t in whole])
     wanted = torch.autograd.grad(out.square().sum(), whole)
     given = [(Shard(0), Replicate(), Replicate()), (Shard(1), Shard(1), Replicate()), (Replicate(), Shard(0), Shard(0))]
@@ -106,8 +106,8 @@ def placements(rank: int, world: int) -> str:
 
 @cell("DTensor, no rule")
 def refused(rank: int, world: int) -> str:
-    mesh = init_device_mesh("cpu", (world,))
-    whole = torch.randn(8)
+    mesh = init_device_mesh(device().type, (world,))
+    whole = torch.randn(8).to(device())
     assert torch.equal(running(distribute_tensor(whole, mesh, [Replicate()])).full_tensor(), whole.cumsum(0))
     running(distribute_tensor(whole, mesh, [Shard(0)]))
     raise AssertionError("nothing was refused")
@@ -115,8 +115,8 @@ def refused(rank: int, world: int) -> str:
 
 @cell("DTensor among tensors")
 def mixed(rank: int, world: int) -> str:
-    mesh = init_device_mesh("cpu", (world,))
-    linear(distribute_tensor(torch.randn(8, 4), mesh, [Shard(0)]), torch.randn(3, 4))
+    mesh = init_device_mesh(device().type, (world,))
+    linear(distribute_tensor(torch.randn(8, 4).to(device()), mesh, [Shard(0)]), torch.randn(3, 4).to(device()))
     raise AssertionError("nothing was refused")
 
 
@@ -124,7 +124,7 @@ def mixed(rank: int, world: int) -> str:
 def pipeline(rank: int, world: int) -> str:
     """A layer a stage, two micro-batches."""
     torch.manual_seed(3)
-    layers = [nn.Linear(6, 6).double() for _ in range(world)]
+    layers = [nn.Linear(6, 6).double().to(device()) for _ in range(world)]
 
     class Stage(nn.Module):
         def __init__(self, layer: nn.Linear) -> None:
@@ -134,10 +134,10 @@ def pipeline(rank: int, world: int) -> str:
         def forward(self, x: Tensor) -> Tensor:
             return linear(x, self.layer.weight, self.layer.bias).relu()
 
-    x = torch.randn(8, 6, dtype=torch.float64)
+    x = torch.randn(8, 6, dtype=torch.float64).to(device())
     alone = nn.Sequential(*map(Stage, layers))
     wanted = torch.autograd.grad(alone(x).square().mean(), list(layers[rank].parameters()))
-    stage = PipelineStage(Stage(layers[rank]), rank, world, torch.device("cpu"))
+    stage = PipelineStage(Stage(layers[rank]), rank, world, device())
     schedule = ScheduleGPipe(stage, 2, loss_fn=lambda out, target: out.square().mean())
     schedule.step(*((x,) if rank == 0 else ()), target=x)
     for p, w in zip(layers[rank].parameters(), wanted, strict=True):
