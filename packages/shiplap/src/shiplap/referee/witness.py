@@ -14,7 +14,7 @@ from torch import Tensor
 
 from shiplap.referee.compare import Difference
 from shiplap.referee.process import Ended, Prisoner, Took
-from shiplap.referee.run import tensors
+from shiplap.referee.run import last_line, tensors
 from shiplap.referee.wire import Arena, describe, extent
 
 __all__ = ["NO_ANSWER", "Call", "Expected", "OutOfReach", "Witness", "Wrong"]
@@ -138,7 +138,7 @@ class Witness:
             self.forget()  # the process keeps some results alive, and has let go of the oldest for this one
             raise
         except NO_ANSWER as e:
-            raise Wrong("answer", f"an answer that is not valid: {type(e).__name__}") from None
+            raise Wrong("answer", f"an answer that is not valid: {last_line(e)}"[:300]) from None
 
     def gradients(self, args: Sequence[Any], seeds: Sequence[Tensor], like: Sequence[Tensor]) -> list[Tensor]:
         """Gradients of the floating arguments, as the candidate computes them. Raises Wrong."""
@@ -150,7 +150,7 @@ class Witness:
         try:
             return self._results(reply.get("outs"), like)[0]
         except NO_ANSWER as e:
-            raise Wrong("answer", f"an answer that is not valid: {type(e).__name__}") from None
+            raise Wrong("answer", f"an answer that is not valid: {last_line(e)}"[:300]) from None
 
     def forget(self) -> None:
         """The results of earlier calls are not in use any more."""
@@ -165,12 +165,9 @@ class Witness:
         after = self._arguments(places, given)
         self._disjoint(spans, places, expected)
         for at, (now, before) in enumerate(zip(after, given, strict=True)):
-            if at not in expected.changed and now is not None and not _same(now, before):
+            if at not in expected.changed and not _same(now, before):
                 raise Wrong("arguments", f"it changes tensor argument {at}, which the reference leaves as it is")
-        written = [after[i] for i in expected.changed]
-        if any(w is None for w in written):
-            raise Wrong("arguments", "the argument that it should have written cannot be read")
-        difference = expected.against([*got, *(w for w in written if w is not None)])
+        difference = expected.against([*got, *(after[i] for i in expected.changed)])
         if difference.problem:
             raise Wrong("values", difference.problem)
         self._unchanged(spans)
@@ -185,7 +182,7 @@ class Witness:
                 raise Wrong("results", f"result {number} is a {str(place['foreign'])[:60]}, and no plain tensor")
             if "tensor" not in place:
                 value = float.fromhex(place["float"]) if "float" in place else place["plain"]
-                got.append(torch.tensor(value))
+                got.append(torch.tensor(value, device=expected.device))
                 continue
             t, content = self._tensor(number, place["tensor"], expected)
             got.append(t)
@@ -203,9 +200,10 @@ class Witness:
         if length > SPREAD * like.numel() + 4096:
             raise Wrong("results", f"result {number}: strides {stride} for {shape}")
         if not length:
-            return torch.empty(like.shape, dtype=like.dtype), b""
+            return torch.empty(like.shape, dtype=like.dtype, device=like.device), b""
         content = self._read(int(told["at"]), length * like.itemsize)
-        return torch.frombuffer(bytearray(content), dtype=like.dtype).as_strided(shape, stride), content
+        flat = torch.frombuffer(bytearray(content), dtype=like.dtype).to(like.device)
+        return flat.as_strided(shape, stride), content
 
     def _read(self, address: int, length: int) -> bytes:
         try:
@@ -213,12 +211,11 @@ class Witness:
         except OSError as e:
             raise Wrong("memory", f"its results cannot be read: {e.strerror or e}") from None
 
-    def _arguments(self, places: Sequence[Mapping[str, Any]], given: Sequence[Tensor]) -> list[Tensor | None]:
-        """What the tensor arguments hold after the call; None for those of a device."""
+    def _arguments(self, places: Sequence[Mapping[str, Any]], given: Sequence[Tensor]) -> list[Tensor]:
+        """What the tensor arguments hold after the call."""
         if len(places) != len(given):
             raise Wrong("answer", "its arguments are not those that it was given")
-        pairs = list(zip(places, given, strict=True))
-        return [self._tensor(-1, p, t)[0] if p["device"] == "cpu" else None for p, t in pairs]
+        return [self._tensor(-1, p, t)[0] for p, t in zip(places, given, strict=True)]
 
     def _disjoint(self, spans: list[tuple[int, bytes]], places: list[Mapping[str, Any]], expected: Expected) -> None:
         """Results lie neither in an argument nor in an earlier result."""
@@ -239,5 +236,5 @@ class Witness:
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
-    a, b = a.contiguous(), b.detach().cpu().contiguous()
+    a, b = a.contiguous(), b.detach().contiguous()
     return bool(torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))) if a.numel() else True
