@@ -6,6 +6,7 @@ agrees; an op whose rules depend on a float, a list or a string needs the argume
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -47,6 +48,10 @@ def register(overloads: Iterable[Overload], first_scalar: int, find: Callable[..
     from torch.distributed.tensor._op_schema import OpStrategy, RuntimeSchemaInfo
     from torch.distributed.tensor._ops.utils import expand_to_full_mesh_op_strategy
 
+    known = inspect.signature(expand_to_full_mesh_op_strategy).parameters
+    # Before torch 2.13 only a dim that is shorter than the mesh is not cut; uneven shards are taken.
+    uneven = {"allow_uneven_sharding": True} if "allow_uneven_sharding" in known else {}
+
     def strategy(schema: Any) -> Any:
         def seen(arg: Any) -> Any:
             return arg.strategies[0].output_spec if isinstance(arg, OpStrategy) else arg
@@ -55,7 +60,7 @@ def register(overloads: Iterable[Overload], first_scalar: int, find: Callable[..
         ways = find(tuple(mesh.shape), *(seen(arg) for arg in schema.args_schema))
         rows: list[Any] = [[*outputs, *inputs] for outputs, inputs in ways]
         outputs = len(schema.op._schema.returns)
-        return expand_to_full_mesh_op_strategy(mesh, schema, rows, input_index=outputs, allow_uneven_sharding=True)
+        return expand_to_full_mesh_op_strategy(mesh, schema, rows, input_index=outputs, **uneven)
 
     propagator: Any = DTensor._op_dispatcher.sharding_propagator
     for overload in overloads:
