@@ -206,14 +206,21 @@ def nccl_share(ranks: Ranks, trainer: Trainer) -> dict[str, float]:
 
 
 def train(ranks: Ranks) -> dict[str, Any]:
-    """Weak scaling (a scene a rank), strong scaling (a batch of as many scenes as ranks, divided)."""
+    """Weak scaling with small and large batches a rank, and strong scaling of the large batch, divided."""
+    few, many = 1, max(ranks.world, 8 if ranks.device.type == "cuda" else 2)
+    small, large = scaling(ranks, few, divided=False), scaling(ranks, many, divided=True)
+    return {f"{few} scene a rank": small, f"{many} scenes a rank": large, "equal": _same_gradients(ranks)}
+
+
+def scaling(ranks: Ranks, scenes: int, *, divided: bool) -> dict[str, Any]:
+    """``scenes`` on each rank; with ``divided`` also as many on all ranks together."""
     top = ranks.world
-    weak = {k: Trainer(ranks, k, 1) for k in ranks.sizes}
-    apart = Trainer(ranks, top, 1, joined=False)
-    strong = {k: Trainer(ranks, k, top // k) for k in ranks.sizes}
+    weak = {k: Trainer(ranks, k, scenes) for k in ranks.sizes}
+    apart = Trainer(ranks, top, scenes, joined=False)
     works: dict[str, tuple[int, Callable[[], object]]] = {f"weak {k}": (k, t.steps) for k, t in weak.items()}
     works |= {"weak 1 again": (1, weak[1].steps), f"apart {top}": (top, apart.steps)}
-    works |= {f"strong {k}": (k, t.steps) for k, t in strong.items()}
+    if divided:
+        works |= {f"strong {k}": (k, Trainer(ranks, k, scenes // k).steps) for k in ranks.sizes}
     seconds = ranks.rounds(works)
     steps, middle = ranks.scale.steps, {name: statistics.median(s) for name, s in seconds.items()}
     bytes_of = sum(p.numel() * p.element_size() for p in weak[1].net.parameters())
@@ -221,12 +228,11 @@ def train(ranks: Ranks) -> dict[str, Any]:
         "voxels": len(weak[1].coords[0]),
         "ms": {name: [round(s / steps * 1e3, 3) for s in each] for name, each in seconds.items()},
         "weak": {k: round(k * middle["weak 1"] / middle[f"weak {k}"], 3) for k in ranks.sizes},
-        "strong": {k: round(middle["strong 1"] / middle[f"strong {k}"], 3) for k in ranks.sizes},
+        "strong": {k: round(middle["strong 1"] / middle[f"strong {k}"], 3) for k in ranks.sizes if divided},
         "control": round(middle["weak 1"] / middle["weak 1 again"], 3),
         "without communication": round(top * middle["weak 1"] / middle[f"apart {top}"], 3),
         "gradient_mb": round(bytes_of / 1e6, 2),
         "sent_mb": {k: round(2 * bytes_of * (k - 1) / k / 1e6, 2) for k in ranks.sizes},
-        "equal": _same_gradients(ranks),
         **nccl_share(ranks, weak[top]),
     }
 
