@@ -20,7 +20,7 @@ COMPILES = {"compile", "opcheck", "requires_grad"}
 LONG = {"sizes", "kernels"}
 
 
-@pytest.mark.parametrize("name", sampled(ops.__all__, long=("conv2d", "grouped_mm", "int8_mm")))
+@pytest.mark.parametrize("name", sampled(ops.__all__, long=("conv2d", "grouped_mm", "int8_mm", "mm")))
 def test_a_dense_op_passes_its_audit(name):
     checks = [c for c in CHECKS if (name in WHOLE or c not in COMPILES) and (name == "mm" or ALL or c not in LONG)]
     findings = sl.audit(getattr(ops, name), checks=checks, budget_s=600)

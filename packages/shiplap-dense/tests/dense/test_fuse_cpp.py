@@ -47,7 +47,11 @@ MATRIX: dict[str, tuple[Callable[..., Any], int]] = {  # what follows y, and how
 
 @pytest.mark.parametrize(
     ("dynamic", "name"),
-    [*((False, name) for name in MATRIX), *((True, name) for name in ("raw and siblings", "raw and reshaped", "cast"))],
+    [
+        *((False, name) for name in MATRIX),
+        *(pytest.param(True, name, marks=pytest.mark.long) for name in ("raw and siblings", "raw and reshaped")),
+        (True, "cast"),
+    ],
 )
 def test_epilogues_of_the_int8_product(dynamic, name):
     after, fused = MATRIX[name]
@@ -84,6 +88,7 @@ def test_bfloat16():
     assert counted() == (2, 2)
 
 
+@pytest.mark.long
 def test_products_with_any_strides():
     def graph(a, b, bias, batch_a, batch_b):
         return (
@@ -115,6 +120,7 @@ def test_convolutions():
     assert counted() == (2, 2)
 
 
+@pytest.mark.long
 def test_convolutions_of_any_size():
     """With symbolic sizes Inductor cannot tell that an epilogue writes where it reads: a kernel of its own follows."""
     w, b = channels_last(70, 20, 3, 3), torch.randn(70)
@@ -172,6 +178,7 @@ assert float((got - want).norm()) <= 2e-6 * float(want.norm()), (got - want).abs
 """
 
 
+@pytest.mark.long
 def test_a_package_holds_the_template_and_needs_no_shiplap(tmp_path):
     class Layer(torch.nn.Module):
         def forward(self, x, w, s, b):

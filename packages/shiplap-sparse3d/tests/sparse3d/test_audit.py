@@ -34,6 +34,9 @@ LONG_OPS = (
     "max_pool_with_taps",
     "nearest_map",
     "sum_pool",
+    "conv_plan",
+    "indice_weighted_sum",
+    "conv_table",
 )
 OPS = [value for module in MODULES for name in module.__all__ if isinstance(value := vars(module)[name], sl.Op)]
 

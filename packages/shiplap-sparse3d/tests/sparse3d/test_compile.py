@@ -70,9 +70,9 @@ def step(net: nn.Module, x: sparse3d.SparseTensor, run) -> list[torch.Tensor]:
     [
         (subm, "built in the graph", "training"),
         (u_net, "built in the graph", "training"),
-        (others, "built in the graph", "training"),
+        pytest.param(others, "built in the graph", "training", marks=pytest.mark.long),
         (u_net, "built in the graph", "eval"),
-        (subm, "built before", "training"),
+        pytest.param(subm, "built before", "training", marks=pytest.mark.long),
         (u_net, "built before", "training"),
         (others, "built before", "eval"),
     ],

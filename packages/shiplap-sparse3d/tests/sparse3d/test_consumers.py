@@ -30,7 +30,9 @@ def scenes(name: str) -> list[tuple[object, ...]]:
     return [SPECIMENS[name].inputs(n, seed) for seed, n in enumerate(SIZES)]
 
 
-@pytest.fixture(params=sampled(SPECIMENS, long=("VoxelResBackBone8x", "SparseEncoder", "UNetV2", "VoxelBackBone8x")))
+@pytest.fixture(
+    params=sampled(SPECIMENS, long=("VoxelResBackBone8x", "SparseEncoder", "UNetV2", "VoxelBackBone8x", "PillarRes18"))
+)
 def name(request):
     compat.reset_compiler()
     yield request.param

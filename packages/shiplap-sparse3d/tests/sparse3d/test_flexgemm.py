@@ -176,6 +176,7 @@ def test_the_compiled_call_is_the_legacy_call(algorithm, fresh_compiler):
             torch.testing.assert_close(got, want)
 
 
+@pytest.mark.long
 def test_maps_are_built_inside_the_graph(fresh_compiler):
     """Submanifold, strided and back to points: one graph from coordinates to the gradient."""
 

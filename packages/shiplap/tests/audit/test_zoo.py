@@ -23,6 +23,11 @@ LONG = (
     "integers only",
     "many scalars",
     "an outsider's sound op",
+    "several outputs of several dtypes",
+    "reference returns a view, shiplap copies it",
+    "data-dependent sizes",
+    "integers that mean rows, with a sampler",
+    "preconditions, computed size, contiguous input",
 )
 LIBRARY = ("numerics", "edges", "fresh", "threads", "stateless", "c_abi")
 

@@ -88,7 +88,7 @@ EXPECTED = {
 }
 
 
-LONG = ("graphs", "transformers_models")  # most of their time is what they import
+LONG = ("graphs", "transformers_models", "ode")  # most of their time is what they import
 
 
 @dataclass(frozen=True)

@@ -120,6 +120,7 @@ def test_switches_are_controls():
     assert asked[0]["m"] == len(args[0])
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_tuning_shows_times_drops_what_is_wrong_broken_or_crashes_and_is_done_once(monkeypatch):
     """CRASHING ends the process that runs it: that is a worker, and the compilation goes on."""

@@ -246,6 +246,7 @@ def test_a_digest_sees_helpers():
     assert one.digest == same.digest != other.digest
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_second_process_hits(tmp_path):
     """The second one hashes text by another seed: nothing may depend on the order of a set."""

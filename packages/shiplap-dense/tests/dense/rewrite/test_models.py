@@ -103,6 +103,7 @@ def test_matches_are_pinned_and_results_and_gradients_are_those_of_eager(name: s
         torch.testing.assert_close(grads[1][key], grad, rtol=1e-3, atol=1e-6, msg=key)
 
 
+@pytest.mark.long
 def test_convolutions_of_our_own_in_a_resnet() -> None:
     """In channels-last, with constant weights. On the CPU all are declined; then all are forced, in the same graph."""
     import torch._inductor.config as config

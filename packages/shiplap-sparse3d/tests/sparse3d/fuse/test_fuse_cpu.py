@@ -52,6 +52,7 @@ def test_bfloat16_and_columns_that_are_whole_tiles():
     assert counted() == (1, 1)
 
 
+@pytest.mark.long
 def test_training_has_a_template_in_each_direction():
     feats, weight, table, bias, *_ = case(200, 8, 12)
 
