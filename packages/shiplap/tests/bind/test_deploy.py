@@ -141,7 +141,10 @@ def test_what_only_python_can_run_is_refused_by_name_before_anything_is_compiled
         raise AssertionError("something is compiled")
 
     monkeypatch.setattr(model, "compile_package", compiled)
-    for kernel, got in ((None, "the reference, run by Python on cpu"), (lambda x: x / 2, "by_hand, launched by Python on cpu")):
+    for kernel, got in (
+        (None, "the reference, run by Python on cpu"),
+        (lambda x: x / 2, "by_hand, launched by Python on cpu"),
+    ):
         if kernel is not None:
             halved.kernel("cpu", kernel, name="by_hand")
 

@@ -164,13 +164,13 @@ def test_both_ops_are_native_from_the_first_call_without_a_compiler(site, home, 
     command = [sys.executable, "-W", "ignore", str(HERE / "extras_cases.py"), str(tmp_path / "libcuda.so")]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout)
-    assert found["double"] == [True] * 3, "the choice of the wheel holds for the first call and for native ones"
-    assert found["native"] == ["cpu"]
-    assert found["launches"] == [["triple_kernel", 1], ["triple_kernel", 2], ["triple_kernel", 1]]
-    assert found["arguments"] == [True] * 3, "the addresses of the tensors, and n"
-    assert found["loads"] == 2, "each form is loaded once"
-    assert found["other device"].startswith("AssertionError: Triton's compiler is asked"), "sm_80 is not in the wheel"
+    results = json.loads(done.stdout)
+    assert results["double"] == [True] * 3, "the choice of the wheel holds for the first call and for native ones"
+    assert results["native"] == ["cpu"]
+    assert results["launches"] == [["triple_kernel", 1], ["triple_kernel", 2], ["triple_kernel", 1]]
+    assert results["arguments"] == [True] * 3, "the addresses of the tensors, and n"
+    assert results["loads"] == 2, "each form is loaded once"
+    assert results["other device"].startswith("AssertionError: Triton's compiler is asked"), "sm_80 is not in the wheel"
     assert not (tmp_path / "cache" / "native").exists()
 
 
@@ -218,7 +218,7 @@ def kernel_key(kernel, op, size):
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"),
+    ("damage", "reason"),
     [
         (lambda folder: next(folder.glob("*.cubin")).write_bytes(b"\x7fELF"), "its checksum does not fit"),
         (lambda folder: next(folder.glob("*.cubin")).chmod(0o666), "it can be written by others"),
@@ -229,19 +229,19 @@ def kernel_key(kernel, op, size):
         ),
     ],
 )
-def test_a_damaged_cubin_is_compiled_instead(site, declared, tmp_path, monkeypatch, damage, said):
+def test_a_damaged_cubin_is_compiled_instead(site, declared, tmp_path, monkeypatch, damage, reason):
     shutil.copytree(site / "shipped_extras", tmp_path / "shipped_extras")
     monkeypatch.setattr(declared.__spec__, "submodule_search_locations", [str(tmp_path / "shipped_extras")])
     (kernel,) = declared.triple.own("cuda")
     asked = kernel_key(kernel, declared.triple, 64), kernel_key(kernel, declared.triple, 65)
     place = tmp_path / "shipped_extras" / installed.FOLDER / shipped.FOLDER
     damage(place)
-    with pytest.warns(UserWarning, match=said):
-        found = [
+    with pytest.warns(UserWarning, match=reason):
+        cubins = [
             shipped.find(declared.triple, declared.triple_kernel, kernel.native.read(0, key), 0, key, 90)
             for key in asked
         ]
-    assert None in found
+    assert None in cubins
 
 
 def test_extras_that_are_for_nothing_are_refused(home, extras, declared, tmp_path):

@@ -51,8 +51,8 @@ class LaunchedForm(NativeForm):
         at = number, target, key
         if at not in self.cubins:
             kernel, form, op = self.declared[number].kernel, self.read(number, key), registry.find(self.spec.name)
-            found = shipped.find(op, kernel, form, number, key, target) if op is not None else None
-            self.cubins[at] = found or compile_form(kernel, form, number, key, target)
+            came = shipped.find(op, kernel, form, number, key, target) if op is not None else None
+            self.cubins[at] = came or compile_form(kernel, form, number, key, target)
         return self.cubins[at]
 
     def read(self, number: int, key: Key) -> Form:

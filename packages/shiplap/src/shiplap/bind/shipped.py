@@ -68,27 +68,33 @@ def identity(kernel: Any, form: Form, architecture: int) -> str:
 
 def _meaning(kernel: Any, seen: set[int]) -> Iterator[str]:
     """The text of a function, then what it uses: globals and captured values, and functions of its package."""
-    function = getattr(kernel, "fn", kernel)
+    compiled = isinstance(kernel, _jit())
+    function = kernel.fn if compiled else kernel
     if id(function) in seen:
         return
     seen.add(id(function))
     if not isinstance(function, FunctionType):
         yield _text(kernel)
         return
-    text = getattr(kernel, "src", None)  # as it was when it was decorated, whatever the file says by now
-    yield " ".join(_words(text if isinstance(text, str) else inspect.getsource(function)))
+    # Of a kernel, the text as it was when it was decorated, whatever the file says by now.
+    yield " ".join(_words(kernel.src if compiled else inspect.getsource(function)))
     yield _text([function.__defaults__, function.__kwdefaults__])
-    yield _text([getattr(each, "do_not_specialize", None) for each in getattr(kernel, "params", ())])
     for name, value in (*used(function), *_of_modules(function)):
         yield f"{name}={_text(value)}"
         yield from _meaning(value, seen) if followed(value, function) or _is_kernel(value) else ()
 
 
+def _jit() -> type[Any]:
+    """What Triton makes of a decorated function."""
+    from triton.runtime.jit import JITCallable
+
+    kind: type[Any] = JITCallable
+    return kind
+
+
 def _is_kernel(value: object) -> bool:
     """Whether Triton compiles ``value`` along, whoever wrote it; a version of Triton stands for Triton's own."""
-    return isinstance(getattr(value, "src", None), str) and not str(getattr(value, "__module__", "")).startswith(
-        "triton."
-    )
+    return isinstance(value, _jit()) and not str(value.__module__).startswith("triton.")
 
 
 def _of_modules(function: FunctionType) -> Iterator[tuple[str, object]]:
@@ -118,7 +124,7 @@ def _text(value: object) -> str:
         return repr(value)
     if isinstance(value, torch.dtype) or type(value).__name__ in ("dtype", "constexpr"):  # of torch, and of Triton
         return str(value)
-    return str(getattr(value, "__qualname__", type(value).__qualname__))
+    return value.__qualname__ if isinstance(value, (FunctionType, type)) else type(value).__qualname__
 
 
 # --- at the user's ----------------------------------------------------------------------------------------------------

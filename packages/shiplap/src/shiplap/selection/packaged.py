@@ -87,19 +87,19 @@ def chosen(folder: Path, op: Op) -> list[Kernel]:
     path = folder / installed.CHOICES
     if not path.is_file():
         return []
-    found: dict[str, Kernel] = {}
+    variants: dict[str, Kernel] = {}
     for key, value in _read(path).get("entries", ()):
         choice = from_json(key, value, "packaged")
         kernels = [k for k in op.kernels.get(choice.device, ()) if k.name == choice.kernel]
         if key["op"] == op.spec.name and kernels and choice.config.items:
-            found[choice.label] = kernels[0].variant(choice.config)
-    return list(found.values())
+            variants[choice.label] = kernels[0].variant(choice.config)
+    return list(variants.values())
 
 
 def _entries(path: Path, op: Op) -> list[Entry]:
     """Those of a table for ``op`` on the devices of this machine. A notice where the table cannot be used."""
     about = _read(path)
-    found, why = [], set[str]()
+    entries, why = [], set[str]()
     mine = [(key, value) for key, value in about.get("entries", ()) if key["op"] == op.spec.name]
     now = environments(key["device"] for key, _ in mine)
     for key, value in mine:
@@ -110,10 +110,10 @@ def _entries(path: Path, op: Op) -> list[Entry]:
         if key["source"] != op.identity and not same_file:
             why.add(f"{op.spec.name} is another version of the op")
             continue
-        found.append(entry_of(from_json(key, value, "packaged"), op.identity))
+        entries.append(entry_of(from_json(key, value, "packaged"), op.identity))
     for reason in why:
         notice(f"packaged {path} {reason}", f"{path}: choices are not used: {reason}")
-    return found
+    return entries
 
 
 @cache

@@ -100,11 +100,11 @@ def fill(modules: Iterable[str], within: Path, extras: Extras = NO_EXTRAS) -> li
             fix="name the modules that declare the ops: --ops mylib.ops",
         )
     filled = [_fill_one(package, declared, within, extras) for package, declared in ops.items() if declared]
-    for given, found, what in (
+    for given, added, what in (
         (extras.tuned, any(each.choices for each in filled), "choices for an op of the package"),
         (extras.cubins, any(each.cubins for each in filled), "calls on CUDA of an op with an sl.triton kernel"),
     ):
-        if given and not found:
+        if given and not added:
             where = str(extras.tuned if given is extras.tuned else extras.calls)
             raise error("SL308", where=where, got="nothing that is for this package", expected=what)
     return filled

@@ -85,15 +85,15 @@ def package_model(
 
 def _ops(program: torch.export.ExportedProgram) -> list[Op]:
     """The ops of the program that its package has to carry. SL307 for one that only Python can run."""
-    found: dict[str, Op] = {}
+    needed: dict[str, Op] = {}
     for op, node in _calls(program):
         call = _bound(op, node)
         templates = call is not None and op.templates.get(call.device.type)
         if call is not None and not templates:
             refuse_python(op, call)
-        if op.spec.name not in found and not (templates and _unbindable(op)):
-            found[op.spec.name] = op
-    return [found[name] for name in sorted(found)]
+        if op.spec.name not in needed and not (templates and _unbindable(op)):
+            needed[op.spec.name] = op
+    return [needed[name] for name in sorted(needed)]
 
 
 def _calls(program: torch.export.ExportedProgram) -> Iterator[tuple[Op, Any]]:
