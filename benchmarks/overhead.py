@@ -44,7 +44,7 @@ SOURCES = [
     "packages/shiplap-headers/src/shiplap_headers/include/shiplap/*.h",
     "packages/shiplap/src/shiplap/bind/frame.py",
     "packages/shiplap/src/shiplap/bind/cabi.py::CKernel",
-    "packages/shiplap/src/shiplap/op/fast.py",
+    "packages/shiplap/src/shiplap/op/route.py",
     "packages/shiplap/src/shiplap/op/op.py::Op.through",
     *(f"packages/shiplap/src/shiplap/op/serve.py::Served.{name}" for name in ("execute", "pick")),
     "packages/shiplap/src/shiplap/compat/calls.py",

@@ -42,7 +42,7 @@ SOURCES = [
     *(f"packages/shiplap/src/shiplap/bind/{name}.py" for name in ("cabi", "frame", "triton")),
     *(f"packages/shiplap/src/shiplap/bind/{name}" for name in ("needs.py::FLAGS", "plan.py::command")),
     "packages/shiplap/src/shiplap/compat/calls.py",
-    "packages/shiplap/src/shiplap/op/fast.py",
+    "packages/shiplap/src/shiplap/op/route.py",
     "packages/shiplap/src/shiplap/op/launch.py",
     "packages/shiplap/src/shiplap/op/python.py",
     "packages/shiplap/src/shiplap/codegen/native.py",

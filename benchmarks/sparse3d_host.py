@@ -33,7 +33,7 @@ SOURCES = [
     "packages/shiplap/src/shiplap/bind/triton.py",
     "packages/shiplap/src/shiplap/bind/direct.py",
     "packages/shiplap/src/shiplap/bind/facts.py",
-    "packages/shiplap/src/shiplap/op/fast.py",
+    "packages/shiplap/src/shiplap/op/route.py",
     "packages/shiplap/src/shiplap/op/launch.py",
     "packages/shiplap/src/shiplap/op/autograd.py",
     "packages/shiplap/src/shiplap/op/op.py",

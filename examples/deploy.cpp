@@ -1,15 +1,13 @@
-// A program without Python: loads the ops and a model that AOTInductor has packaged, and runs it.
-//   deploy deployed/libshiplap_ops.so model.pt2
-#include <dlfcn.h>
+// A program without Python: loads a model with its ops, which package_model has made, and runs it.
+//   deploy model.pt2
 #include <ATen/ATen.h>
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
 
 #include <cstdio>
 
 int main(int argc, char** argv) {
-  if (argc != 3) return 2;
-  if (dlopen(argv[1], RTLD_NOW | RTLD_GLOBAL) == nullptr) return std::fprintf(stderr, "%s\n", dlerror()), 1;
-  torch::inductor::AOTIModelPackageLoader model(argv[2]);
+  if (argc != 2) return 2;
+  torch::inductor::AOTIModelPackageLoader model(argv[1]);
   const at::Tensor x = at::arange(6, at::kFloat);
   const at::Tensor y = model.run({x}).at(0);
   std::printf("%s\n", at::equal(y, x + 1) ? "equal" : "different");

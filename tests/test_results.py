@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import json
 import re
 from collections.abc import Iterator
@@ -218,6 +220,23 @@ def test_no_built_file_is_in_a_digest() -> None:
         for pattern in json.loads(path.read_text(encoding="utf-8")).get("sources", ()):
             built = [p for p in ROOT.glob(pattern) if p.suffix in (".so", ".pyc") or p.name.startswith("cmake_")]
             assert not built, f"{path.name}: {pattern}"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "benchmarks").glob("[!_]*.py")), ids=lambda path: path.stem)
+def test_the_sources_that_a_benchmark_names_are_there(path: Path) -> None:
+    """A file that was renamed would otherwise end a measurement after its last minute, when it is recorded."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    local: dict[str, Any] = {"ROOT": ROOT}
+    for node in tree.body:
+        names = [name.id for name in getattr(node, "targets", ()) if isinstance(name, ast.Name)]
+        if not isinstance(node, ast.Assign) or not names or not names[0].isupper():
+            continue
+        with contextlib.suppress(Exception):  # it needs what the script imports
+            local[names[0]] = eval(compile(ast.Expression(node.value), path.name, "eval"), local)
+    records.sources_of(local.get("SOURCES", ()), ROOT)  # FileNotFoundError for what is not there
+    named = {each.value for each in ast.walk(tree) if isinstance(each, ast.Constant) and isinstance(each.value, str)}
+    pattern = re.compile(r"(packages|benchmarks)/[\w/.*-]+\.\w+(::[\w.]+)?")
+    records.sources_of([name for name in named if pattern.fullmatch(name)], ROOT)
 
 
 def _merges(result: dict[str, Any]) -> Iterator[str]:

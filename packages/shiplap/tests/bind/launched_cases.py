@@ -24,7 +24,8 @@ from torch import Tensor
 from triton.runtime.interpreter import InterpretedFunction
 
 import shiplap as sl
-from shiplap.bind.launched import LaunchedForm, LaunchedKernel
+from shiplap.bind.launched import LaunchedKernel
+from shiplap.bind.launched_form import LaunchedForm
 from shiplap.bind.specialise import Numbers, key_of, read_key, with_constants
 from shiplap_headers import include_dir
 from shiplap_testing import hopper
@@ -309,7 +310,7 @@ def main() -> None:
     results["failing"] = refusal(affine, base[:3, :16].contiguous())
     driver.fake_fail(0)
     form = kernels[affine].native
-    redeclared = LaunchedForm(affine.spec, form.symbol, AFFINE, form.configs)
+    redeclared = LaunchedForm(affine.spec, form.symbol, AFFINE.launches, form.configs)
     redeclared.connect(libraries[affine])
     results["declared again"] = [right(affine, (base[:3, :16].contiguous(),)), len(redeclared.cubins)]
     results["packed"] = packed(kernels[turned], driver, base.view(-1)[:100])

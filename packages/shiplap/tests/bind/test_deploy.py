@@ -1,5 +1,6 @@
 """Ops as one library: a packaged model runs without shiplap, and without Python."""
 
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from torch import Tensor
 import shiplap as sl
 from shiplap.bind.deploy import NAME, deploy
 from shiplap.errors import ShiplapError
+from shiplap.shipping import model, package_model
 from shiplap_testing import forked
 from shiplap_testing.build import compile_c
 from shiplap_testing.paths import REPOSITORY
@@ -37,31 +39,53 @@ def declared(ns, name, folder, library="step"):
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """A packaged model of two ops, whose libraries lie in two places, and the folder of what they were deployed to."""
+    """A folder for a model of two ops, whose libraries lie in two places."""
     home = tmp_path_factory.mktemp("deploy")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SHIPLAP_CACHE_DIR", str(home / "cache"))
-        step, back = (declared("deploy_test", name, home / name, name) for name in ("step", "back"))
+        yield home
 
-        class Model(torch.nn.Module):
-            def forward(self, x):
-                return back(step(x)) - 1
 
-        program = torch.export.export(Model(), (torch.randn(6),))
-        torch._inductor.aoti_compile_and_package(program, package_path=str(home / "model.pt2"))
-        assert deploy([step, back], home / "made") == home / "made" / NAME
-    (home / "made").rename(home / "deployed")  # it can be moved
+@pytest.fixture(scope="module")
+def ops(home):
+    return [declared("deploy_test", name, home / name, name) for name in ("step", "back")]
+
+
+@pytest.fixture(scope="module")
+def program(ops):
+    step, back = ops
+
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            return back(step(x)) - 1
+
+    return torch.export.export(Model(), (torch.randn(6),))
+
+
+@pytest.fixture(scope="module")
+def packed(home, program):
+    """The model as one file that was moved, and nothing left of what it was made from but the declarations."""
+    made = package_model(program, home / "made.pt2")
+    assert made.ops == ("deploy_test::back", "deploy_test::step")
+    made.path.rename(home / "model.pt2")
     for name in ("step", "back"):
-        (home / name / f"lib{name}.so").unlink()
-    return home
+        (home / name / f"lib{name}.so").rename(home / f"{name}.kept")
+    shutil.rmtree(home / "cache")
+    yield home / "model.pt2"
+    for name in ("step", "back"):
+        (home / f"{name}.kept").rename(home / name / f"lib{name}.so")
 
 
-WITHOUT_SHIPLAP = """
-import sys, torch
-torch.ops.load_library(sys.argv[1])
-model = torch._inductor.aoti_load_package(sys.argv[2])
+ONE_CALL = """
+import gc, sys, torch
 x = torch.arange(6.0)
-assert torch.equal(model(x), x + 1)
+for _ in range(2):  # the second time the ops are there
+    model, other = (torch._inductor.aoti_load_package(sys.argv[1]) for _ in range(2))
+    assert torch.equal(model(x), x + 1)
+    assert torch.equal(other(x), x + 1)
+    del model, other
+    gc.collect()
+assert torch.equal(torch.ops.deploy_test.step(x), x + 1), "they outlive the models"
 try:
     torch.ops.deploy_test.step(x[None])
 except RuntimeError as e:
@@ -72,15 +96,14 @@ assert "shiplap" not in sys.modules
 """
 
 
-@pytest.mark.long
-def test_a_packaged_model_runs_without_shiplap(home, tmp_path):
-    (tmp_path / "alone.py").write_text(WITHOUT_SHIPLAP)
-    done = forked.python(tmp_path / "alone.py", home / "deployed" / NAME, home / "model.pt2")
+def test_one_file_is_loaded_by_one_call_without_shiplap(packed, tmp_path):
+    (tmp_path / "alone.py").write_text(ONE_CALL)
+    done = forked.python(tmp_path / "alone.py", packed)
     assert done.returncode == 0, done.stderr
-    assert sorted(path.name for path in (home / "deployed").iterdir()) == ["libback.so", NAME, "libstep.so"]
+    assert "shiplap:" not in done.stderr
 
 
-def test_a_packaged_model_runs_without_python(home, tmp_path):
+def test_one_file_is_loaded_by_one_call_without_python(packed, tmp_path):
     torch_home, program = Path(torch.__file__).parent, tmp_path / "deploy"
     include = ["-isystem", torch_home / "include", "-isystem", torch_home / "include/torch/csrc/api/include"]
     lib = torch_home / "lib"
@@ -93,11 +116,67 @@ def test_a_packaged_model_runs_without_python(home, tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    command = [program, home / "deployed" / NAME, home / "model.pt2"]
-    done = subprocess.run(command, env={"PATH": "/nonexistent"}, capture_output=True, text=True, check=False)
+    done = subprocess.run([program, packed], env={"PATH": "/nonexistent"}, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "equal\n"), done.stderr
     linked = subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout
     assert "libpython" not in linked
+
+
+def test_where_the_ops_are_declared_those_serve_the_package(packed, ops, monkeypatch):
+    """No definition meets another: the model is loaded beside the declarations, and calls them."""
+    seen = []
+    model = torch._inductor.aoti_load_package(str(packed))
+    monkeypatch.setattr(type(ops[0]), "pick", lambda self, call: seen.append(self.spec.name))
+    x = torch.arange(6.0)
+    assert torch.equal(model(x), x + 1)
+    assert seen == ["deploy_test::step", "deploy_test::back"], "the reference, by Python"
+
+
+def test_what_only_python_can_run_is_refused_by_name_before_anything_is_compiled(ns, tmp_path, monkeypatch):
+    @sl.op(f"{ns}::halved")
+    def halved(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+        return x / 2
+
+    def compiled(*args):
+        raise AssertionError("something is compiled")
+
+    monkeypatch.setattr(model, "compile_package", compiled)
+    for kernel, got in (
+        (None, "the reference, run by Python on cpu"),
+        (lambda x: x / 2, "by_hand, launched by Python on cpu"),
+    ):
+        if kernel is not None:
+            halved.kernel("cpu", kernel, name="by_hand")
+
+        class Model(torch.nn.Module):
+            def forward(self, x):
+                return halved(x) + 1
+
+        program = torch.export.export(Model(), (torch.randn(6),))
+        with fails("SL307", where=halved.spec.name, got=got):
+            package_model(program, tmp_path / "model.pt2")
+    assert not list(tmp_path.iterdir())
+
+
+WITHOUT_SHIPLAP = """
+import sys, torch
+torch.ops.load_library(sys.argv[1])
+model = torch._inductor.aoti_load_package(sys.argv[2])
+x = torch.arange(6.0)
+assert torch.equal(model(x), x + 1)
+assert "shiplap" not in sys.modules
+"""
+
+
+@pytest.mark.long
+def test_a_packaged_model_runs_with_a_library_of_its_ops(home, ops, program, tmp_path):
+    torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "plain.pt2"))
+    assert deploy(ops, tmp_path / "made") == tmp_path / "made" / NAME
+    (tmp_path / "made").rename(tmp_path / "deployed")  # it can be moved
+    (tmp_path / "alone.py").write_text(WITHOUT_SHIPLAP)
+    done = forked.python(tmp_path / "alone.py", tmp_path / "deployed" / NAME, tmp_path / "plain.pt2")
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in (tmp_path / "deployed").iterdir()) == ["libback.so", NAME, "libstep.so"]
 
 
 def test_what_cannot_be_deployed_is_refused(ns, tmp_path):

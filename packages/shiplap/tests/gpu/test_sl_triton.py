@@ -13,7 +13,7 @@ from shiplap.bind import native
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 pytest.importorskip("triton")
 
-from shiplap.bind.launched import LaunchedForm  # noqa: E402
+from shiplap.bind.launched_form import LaunchedForm  # noqa: E402
 from tests.gpu import launched_ops as ops  # noqa: E402
 
 

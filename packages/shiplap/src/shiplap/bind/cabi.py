@@ -10,6 +10,7 @@ import ctypes
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,7 +28,7 @@ from shiplap.op.native import NativeForm
 from shiplap.op.spec import OpSpec
 from shiplap.op.values import EnvValue
 
-__all__ = ["CAbi", "CKernel", "cabi"]
+__all__ = ["CAbi", "CFunctionKernel", "CKernel", "cabi"]
 
 SL_OK, SL_INVALID_ARGUMENT = 0, 1
 
@@ -128,21 +129,58 @@ def cabi(library: str | os.PathLike[str], symbol: str, *, strided: Iterable[str]
     return CAbi(library, symbol, strided, align)
 
 
-class CKernel(PackedKernel):
-    """A C function of a library, called with the addresses of everything in one frame."""
+class CFunctionKernel(PackedKernel):
+    """A kernel that can be a C function, called with the addresses of everything in one frame."""
 
-    def __init__(self, spec: OpSpec, terms: Terms, source: CAbi) -> None:
-        names = terms.space.names if terms.space is not None else ()
-        stamp = signature(spec, names)
-        super().__init__(spec, terms, NativeForm(source.library, source.symbol, source.strided, source.align, stamp))
+    def __init__(self, spec: OpSpec, terms: Terms, form: NativeForm) -> None:
+        super().__init__(spec, terms, form)
         self.values = 0, 0  # of the config: address and length
         self._array: ctypes.Array[ctypes.c_int64] | None = None  # holds them
-        self._function: Callable[..., int] | None = None
 
     def configure(self, values: Values) -> None:
         """The function finds the values in its context, in the order of their names."""
         self._array = (ctypes.c_int64 * len(values))(*[int(v) for v in values.values()])
         self.values = ctypes.addressof(self._array), len(values)
+
+    def typed(self, function: Any) -> Callable[..., int]:
+        """A function of a library with its types: integers are addresses, and the GIL is released."""
+        types = [_TYPE.get(p.ctype, ctypes.c_void_p) for p in self.parameters]
+        address = ctypes.cast(function, ctypes.c_void_p).value
+        return ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, *types)(address or 0)
+
+    def call_function(
+        self,
+        function: Callable[..., int],
+        call: Binding,
+        tensors: Sequence[Tensor | None],
+        extents: Extents,
+        scratch: Tensor | None,
+    ) -> None:
+        """Call the C function. SL211 or SL305 with its message where it refuses."""
+        device = call.device
+        rest = [_argument(p, call.env, extents) for p in self.parameters[len(tensors) :]]
+        if device.type == "cuda":
+            frame = Frame(
+                tensors, device, scratch, torch.cuda.current_stream(device).cuda_stream, self.values, self.where
+            )
+            with torch.cuda.device(device):
+                status = function(frame.context, *frame.tensors, *rest)
+        else:
+            frame = Frame(tensors, device, scratch, 0, self.values, self.where)
+            status = function(frame.context, *frame.tensors, *rest)
+        if status != SL_OK:
+            id = "SL211" if status == SL_INVALID_ARGUMENT else "SL305"
+            raise error(id, where=self.where, got=frame.message or f"status {status}", expected="")
+
+
+class CKernel(CFunctionKernel):
+    """A C function of a library."""
+
+    def __init__(self, spec: OpSpec, terms: Terms, source: CAbi) -> None:
+        names = terms.space.names if terms.space is not None else ()
+        stamp = signature(spec, names)
+        super().__init__(spec, terms, NativeForm(source.library, source.symbol, source.strided, source.align, stamp))
+        self._function: Callable[..., int] | None = None
 
     def timed(self, call: Binding, clock: Callable[[Callable[[], int]], float]) -> float:
         """``clock(function)`` of the C function alone, asked from inside a call: there its arguments are alive."""
@@ -160,29 +198,13 @@ class CKernel(PackedKernel):
         return times[0]
 
     def _loaded(self) -> Callable[..., int]:
-        """The C function with its types: integers are addresses, and the GIL is released."""
         if self._function is None:
-            function = load_symbol(self.native.library, self.native.symbol, self.native.signature)
-            types = [_TYPE.get(p.ctype, ctypes.c_void_p) for p in self.parameters]
-            address = ctypes.cast(function, ctypes.c_void_p).value
-            self._function = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, *types)(address or 0)
+            form = self.native
+            self._function = self.typed(load_symbol(form.library, form.symbol, form.signature))
         return self._function
 
     def invoke(self, call: Binding, tensors: Sequence[Tensor | None], extents: Extents, scratch: Tensor | None) -> None:
-        device, function = call.device, self._function or self._loaded()
-        rest = [_argument(p, call.env, extents) for p in self.parameters[len(tensors) :]]
-        if device.type == "cuda":
-            frame = Frame(
-                tensors, device, scratch, torch.cuda.current_stream(device).cuda_stream, self.values, self.where
-            )
-            with torch.cuda.device(device):
-                status = function(frame.context, *frame.tensors, *rest)
-        else:
-            frame = Frame(tensors, device, scratch, 0, self.values, self.where)
-            status = function(frame.context, *frame.tensors, *rest)
-        if status != SL_OK:
-            id = "SL211" if status == SL_INVALID_ARGUMENT else "SL305"
-            raise error(id, where=self.where, got=frame.message or f"status {status}", expected="")
+        self.call_function(self._function or self._loaded(), call, tensors, extents, scratch)
 
 
 def _argument(p: CParameter, env: Mapping[str, EnvValue], extents: Extents) -> object:

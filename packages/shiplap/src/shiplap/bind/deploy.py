@@ -6,10 +6,11 @@ when it is loaded: by ``torch.ops.load_library(path)`` in Python, by ``dlopen(pa
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shiplap.bind.artefacts import present
@@ -22,7 +23,7 @@ from shiplap.codegen.native import native_source
 from shiplap.errors import error, writing
 from shiplap.op import Op
 
-__all__ = ["NAME", "deploy"]
+__all__ = ["NAME", "Deployed", "deploy", "on_demand"]
 
 NAME = "libshiplap_ops.so"
 
@@ -49,27 +50,61 @@ def deploy(ops: Iterable[Op], folder: str | os.PathLike[str]) -> Path:
     wanted = list(dict.fromkeys(ops))
     if not wanted:
         raise error("SL308", where=str(folder), got="no op", expected="declared ops", fix="pass the ops of the model")
+    made = _made(wanted, folder)
+    target = Path(folder)
+    with writing(target, "the directory", "a writable directory"):
+        target.mkdir(parents=True, exist_ok=True)
+        for name, path in (*made.kernels.items(), (NAME, made.library)):
+            _replace(path, target / name)
+    return target / NAME
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """A library that defines ops, and what it looks for beside itself: kernel libraries by name.
+
+    Attributes:
+        name: the name by which the loader knows the library.
+    """
+
+    library: Path
+    kernels: dict[str, Path]
+    name: str = NAME
+
+
+def on_demand(ops: Iterable[Op], where: str) -> Deployed:
+    """A library for a package: it defines its ops when it is told to, and its name stands for all that is in it.
+
+    No file's name ends in ``.so``, which a package has for models. Raises what :func:`deploy` raises.
+    """
+    return _made(list(dict.fromkeys(ops)), where, on_demand=True)
+
+
+def _made(wanted: Sequence[Op], where: str | os.PathLike[str], on_demand: bool = False) -> Deployed:
     listed = [e for op in wanted for e in make_plan(op).entries.values()]
     entries = list({(e.op.spec.name, e.device): e for e in listed}.values())
     for entry in entries:
         if lacking := entry.form.missing():
             raise error("SL620", where=entry.op.spec.name, got=lacking, expected="compiled forms of every launch")
-    names = _names(entries, folder)
+    kernels, suffix = _names(entries, where), ".1" if on_demand else ""
     source = native_source([replace(e.native, source=e.form.source(packed=True)) for e in entries])
-    source += render("deploy.cpp.jinja", libraries=["" if e.form.generated else e.kernels.name for e in entries])
-    root, place = cache(wanted[0]), digest(source, (*FLAGS, *extra_flags()))
-    problem = (
-        "" if present(root / place, wanted[0].spec.name) else compile_into(root, place, source, command(wanted[0]))
+    source += render(
+        "deploy.cpp.jinja",
+        libraries=["" if e.form.generated else e.kernels.name + suffix for e in entries],
+        names=[e.op.spec.name for e in entries],
+        on_demand=on_demand,
     )
-    if problem:
+    name, flags = NAME, tuple[str, ...]()
+    if on_demand:
+        parts = [source.encode(), *(path.read_bytes() for path in kernels.values())]
+        known = hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()[:16]
+        name = f"libshiplap_ops-{known}.so.1"
+        flags = (f"-Wl,-soname,{name}",)
+    root, place = cache(wanted[0]), digest(source, (*FLAGS, *extra_flags(), *flags))
+    there = present(root / place, wanted[0].spec.name)
+    if problem := "" if there else compile_into(root, place, source, [*command(wanted[0]), *flags]):
         raise error("SL405", where=wanted[0].spec.name, got=problem, expected="a library")
-    target = Path(folder)
-    with writing(target, "the directory", "a writable directory"):
-        target.mkdir(parents=True, exist_ok=True)
-        for name, path in names.items():
-            _replace(path, target / name)
-        _replace(root / place / LIBRARY, target / NAME)
-    return target / NAME
+    return Deployed(root / place / LIBRARY, {file + suffix: path for file, path in kernels.items()}, name)
 
 
 def _names(entries: Iterable[Entry], folder: str | os.PathLike[str]) -> dict[str, Path]:

@@ -9,42 +9,34 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cache
 from itertools import product
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from shiplap.bind.header import signature
-from shiplap.bind.packed import Extents, PackedKernel
-from shiplap.bind.program import OPTIONS, Declared, Grid, plain_function, read_launch, strided
-from shiplap.bind.specialise import (
-    Key,
-    Numbers,
-    compile_form,
-    key_of,
-    read_key,
-    unfit,
-    with_constants,
-)
+from shiplap.bind import installed, native
+from shiplap.bind.cabi import CFunctionKernel
+from shiplap.bind.launched_form import LaunchedForm
+from shiplap.bind.packed import Extents
+from shiplap.bind.program import OPTIONS, Declared, Grid, plain_function
+from shiplap.bind.specialise import Numbers, architecture, key_of, unfit, with_constants
 from shiplap.bind.triton import triton_launcher
-from shiplap.codegen.launcher import Cubin, Parameter, launcher_source
-from shiplap.errors import ShiplapError, error
-from shiplap.op import Op, choices
+from shiplap.codegen.launcher import Cubin, Parameter
+from shiplap.errors import ShiplapError, error, notice
+from shiplap.op import Op, choices, registry
 from shiplap.op.binding import Binding, shape_of
 from shiplap.op.config import Configs, Values
-from shiplap.op.kernel import Implementation, Terms
+from shiplap.op.kernel import Implementation, Kernel, Terms
 from shiplap.op.launch import is_current, workspace_size
-from shiplap.op.native import NativeForm
 from shiplap.op.source import source_digest
 from shiplap.op.spec import OpSpec, Output
 from shiplap.op.values import Args
 
-__all__ = ["LaunchedForm", "LaunchedKernel", "TritonLaunches", "compile_ahead", "triton"]
+__all__ = ["LaunchedKernel", "TritonLaunches", "compile_ahead", "compile_call", "launched", "triton"]
 
 
 class TritonLaunches(Implementation):
@@ -136,82 +128,12 @@ def triton(
     )
 
 
-class LaunchedForm(NativeForm):
-    """The generated function, and the forms of its kernels that this process has compiled.
+class LaunchedKernel(CFunctionKernel):
+    """The kernel as Python launches it: each launch with the values that the generated C++ would compute.
 
-    Attributes:
-        cubins: by launch, architecture and key.
+    Where the generated C++ is there, Python calls that. It is there from the first call on if it came with the package
+    of the op: then Triton's own launch, which compiles C, is never asked.
     """
-
-    generated: ClassVar[bool] = True
-
-    def __init__(self, spec: OpSpec, symbol: str, launches: TritonLaunches, configs: tuple[str, ...]) -> None:
-        self.spec, self.declared, self.configs = spec, launches.launches, configs
-        self.launches = tuple(read_launch(spec, each, configs) for each in self.declared)
-        super().__init__(Path(), symbol, strided(spec, self.launches), 1, signature(spec, configs))
-        self.cubins: dict[tuple[int, int, Key], Cubin] = {}
-        self.bindings: list[ctypes.CDLL] = []
-
-    def source(self, packed: bool = False) -> str:
-        cubins = list(self.cubins.values()) if packed else ()
-        return launcher_source(self.spec, self.symbol, self.launches, self.configs, cubins)
-
-    def missing(self) -> str:
-        lacking = set(range(len(self.launches))) - {number for number, _, _ in self.cubins}
-        return f"no cubin of {', '.join(self.declared[number].name for number in sorted(lacking))}" if lacking else ""
-
-    def compile(self, number: int, target: int, key: Key) -> Cubin:
-        """The form of launch ``number`` for an architecture (90) and a key without a device, compiled once."""
-        at = number, target, key
-        if at not in self.cubins:
-            declared = self.declared[number]
-            options = {name: v for name, v in declared.constants.items() if name in OPTIONS}
-            form = read_key(self.launches[number], key, self.configs, options)
-            self.cubins[at] = compile_form(declared.kernel, form, number, key, target)
-        return self.cubins[at]
-
-    def connect(self, binding: ctypes.CDLL) -> None:
-        """From now on what ``binding`` lacks is compiled here."""
-        if any(each is binding for each in self.bindings):
-            return
-        self.bindings = [*self.bindings, binding]
-        add = binding[f"{self.symbol}_add"]
-        add.restype = ctypes.c_char_p
-
-        def missing(number: int, target: int, key: Any, keys: int, message: Any, size: int) -> int:
-            try:
-                values = tuple(key[:keys])
-                cubin = self.compile(number, target, values[1:])
-                array = (ctypes.c_int64 * keys)(*values)
-                image, name = ctypes.c_char_p(cubin.image), cubin.name.encode()
-                where = ctypes.c_uint64(number), array, ctypes.c_uint64(keys)
-                what = image, name, ctypes.c_uint32(cubin.threads), ctypes.c_uint32(cubin.shared)
-                text = add(*where, *what).decode(errors="replace")
-            except BaseException as e:  # nothing may pass through C
-                text = str(e) if isinstance(e, ShiplapError) else f"{type(e).__name__}: {e}"
-            raw = text.encode(errors="replace")[: size - 1] + b"\0"
-            ctypes.memmove(message, raw, len(raw))
-            return int(bool(text))
-
-        callback = _COMPILER(missing)
-        _kept.append(callback)
-        binding[f"{self.symbol}_compiler"](callback, ctypes.c_int64(len(_kept)))
-
-
-_kept: list[Any] = []  # what C code holds the address of, as long as this process lives
-_COMPILER = ctypes.CFUNCTYPE(
-    ctypes.c_int,
-    ctypes.c_uint64,
-    ctypes.c_int32,
-    ctypes.POINTER(ctypes.c_int64),
-    ctypes.c_uint64,
-    ctypes.c_void_p,
-    ctypes.c_uint64,
-)
-
-
-class LaunchedKernel(PackedKernel):
-    """The kernel as Python launches it: each launch with the values that the generated C++ would compute."""
 
     compiles = True
     native: LaunchedForm
@@ -219,10 +141,11 @@ class LaunchedKernel(PackedKernel):
     def __init__(self, spec: OpSpec, terms: Terms, source: TritonLaunches) -> None:
         names = terms.space.names if terms.space is not None else ()
         symbol = re.sub(r"\W", "_", f"{spec.namespace}_{spec.opname}_{terms.name}_launches")
-        super().__init__(spec, terms, LaunchedForm(spec, symbol, source, names))
+        super().__init__(spec, terms, LaunchedForm(spec, symbol, source.launches, names))
         self.function = plain_function(source.launches[0].kernel)
         self.interpreted = source.interpreted
         self.config_values: dict[str, Any] = {}
+        self._function: tuple[ctypes.CDLL, Callable[..., int]] | None = None
         if terms.device not in ("cuda", "cpu") or (terms.device == "cpu" and not self.interpreted):
             raise error(
                 "SL619",
@@ -236,15 +159,43 @@ class LaunchedKernel(PackedKernel):
 
     def configure(self, values: Values) -> None:
         """Launch with these compile-time values."""
+        super().configure(values)
         self.config_values = dict(values)
 
     def invoke(self, call: Binding, tensors: Sequence[Tensor | None], extents: Extents, scratch: Tensor | None) -> None:
+        if self.native.counting and not self.native.calls and not self.interpreted:
+            self._adopt(call, tensors, scratch)
+        if self.native.bindings:
+            self.call_function(self._generated(self.native.bindings[-1]), call, tensors, extents, scratch)
+            return
         numbers = self._numbers(call, *tensors)
         if is_current(call.device):
             self._launch(numbers, scratch)
             return
         with torch.cuda.device(call.device):
             self._launch(numbers, scratch)
+
+    def _adopt(self, call: Binding, tensors: Sequence[Tensor | None], scratch: Tensor | None) -> None:
+        """Attach the generated C++ that came with the package of the op, if it can launch what this call needs."""
+        op = registry.find(self.spec.name)
+        if op is None or installed.find(op)[0] is None:
+            return
+        numbers, form = self._numbers(call, *tensors), self.native
+        address = scratch.data_ptr() if scratch is not None else 0
+        try:
+            for number, launch in enumerate(form.launches):
+                form.compile(number, architecture(call.device), key_of(launch, numbers, self.config_values, address))
+        except ShiplapError as e:  # what only the compiler finds out
+            form.settle(f"{e.id}: {e.what}, {e.got}")
+            notice(f"native {form.why}", f"{self.spec.name} stays with launches from Python: {form.why}")
+        else:
+            native.adopt(op)
+
+    def _generated(self, binding: ctypes.CDLL) -> Callable[..., int]:
+        """The function in a binding of the op, with its types."""
+        if self._function is None or self._function[0] is not binding:
+            self._function = binding, self.typed(binding[self.native.symbol])
+        return self._function[1]
 
     def compile(self, call: Binding) -> None:
         """What the launches from Python need, for ``sl.tune``. Meta tensors stand for outputs and workspace."""
@@ -325,17 +276,26 @@ def compile_ahead(op: Op, calls: Iterable[Args], architectures: Iterable[int]) -
         LaunchError: SL619 for a kernel that no generated launch runs, SL620 for an op without such a kernel.
         ArgumentError: SL201 to SL210, where arguments do not fit the declaration.
     """
-    kernels = [k for k in op.kernels.get("cuda", ()) if isinstance(k, LaunchedKernel)]
-    if not kernels:
+    if not launched(op):
         raise error("SL620", where=op.spec.name, got="no sl.triton kernel for CUDA", expected="a kernel of sl.triton")
     for args in calls:
-        call = op.bind(op.spec.complete(args))
-        chosen = choices.resolved(op).get(("cuda", *op.rule.key(call)))
-        for kernel in kernels:
-            mine = isinstance(chosen, LaunchedKernel) and chosen.name == kernel.name
-            variants = {v for v in (kernel.serving(call), chosen if mine else None) if isinstance(v, LaunchedKernel)}
-            for variant, target in product(variants, architectures):
-                variant.ahead(call, target)
+        compile_call(op, op.bind(op.spec.complete(args)), architectures)
+
+
+def launched(op: Op) -> list[LaunchedKernel]:
+    """The kernels of :func:`triton` that ``op`` has for CUDA."""
+    return [k for k in op.kernels.get("cuda", ()) if isinstance(k, LaunchedKernel)]
+
+
+def compile_call(op: Op, call: Binding, architectures: Iterable[int], others: Iterable[Kernel] = ()) -> None:
+    """:func:`compile_ahead` for one bound call, also with the configs of ``others``."""
+    targets, more = tuple(architectures), set(others)
+    chosen = choices.resolved(op).get(("cuda", *op.rule.key(call)))
+    for kernel in launched(op):
+        mine = isinstance(chosen, LaunchedKernel) and chosen.name == kernel.name
+        asked = {kernel.serving(call), chosen if mine else None, *(k for k in more if k.name == kernel.name)}
+        for variant, target in product([v for v in asked if isinstance(v, LaunchedKernel)], targets):
+            variant.ahead(call, target)
 
 
 @cache

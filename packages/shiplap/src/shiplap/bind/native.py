@@ -27,7 +27,7 @@ from shiplap.op.native import NativeForm
 from shiplap.op.spec import OpSpec
 from shiplap.settings import settings
 
-__all__ = ["HOT", "build", "compile_plan", "consider", "state"]
+__all__ = ["HOT", "adopt", "build", "compile_plan", "consider", "state"]
 
 HOT = 32  # calls that the Python binding serves before a compiler is started
 OFF = "SHIPLAP_NATIVE=0"
@@ -105,6 +105,14 @@ def _attach_installed(op: Op) -> bool:
             f"installed {op.spec.name}", f"{op.spec.name} does not use the binding of its package: {_reason(problem)}"
         )
     return False
+
+
+def adopt(op: Op) -> bool:
+    """Attach the library that came with the package of ``op``, before its first call; whether there is one."""
+    if not settings().native or torch.compiler.is_compiling():
+        return False
+    with _lock:
+        return op.native is not None or _attach_installed(op)
 
 
 def _collect(spec: OpSpec, form: NativeForm) -> str:

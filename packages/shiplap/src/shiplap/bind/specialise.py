@@ -19,7 +19,7 @@ from shiplap.errors import error
 from shiplap.op.expr import Expr
 from shiplap.op.values import EnvValue
 
-__all__ = ["Form", "Key", "Numbers", "compile_form", "key_of", "read_key"]
+__all__ = ["Form", "Key", "Numbers", "compile_form", "key_of", "options_of", "read_key"]
 
 Key: TypeAlias = tuple[int, ...]
 Path: TypeAlias = tuple[int]
@@ -205,8 +205,7 @@ def compile_form(kernel: Any, form: Form, number: int, key: Key, architecture: i
     from triton.compiler import ASTSource
 
     source = ASTSource(kernel, form.signature, form.constants, form.attributes)
-    options = {"debug": kernel.debug or triton.knobs.runtime.debug, **form.options}
-    compiled = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
+    compiled = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options_of(kernel, form))
     facts = compiled.metadata
     if needed := unfit(facts):
         raise error(
@@ -217,6 +216,13 @@ def compile_form(kernel: Any, form: Form, number: int, key: Key, architecture: i
             fix="write a Python function that launches the kernel with triton_launcher, and bind that function",
         )
     return Cubin(number, architecture, key, compiled.asm["cubin"], facts.name, 32 * facts.num_warps, facts.shared)
+
+
+def options_of(kernel: Any, form: Form) -> dict[str, object]:
+    """What Triton is told beside the form: an assertion on the device is compiled, or is not."""
+    import triton
+
+    return {"debug": bool(kernel.debug or triton.knobs.runtime.debug), **form.options}
 
 
 def unfit(metadata: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,12 +22,14 @@ Examples:
                                       bind the ops that importing mylib declares
   shiplap package dist/*.whl --ops mylib.ops -o wheelhouse
                                       name the module of the ops, write into another folder
+  shiplap package dist/*.whl --tuned tuned.json --cubins 90 --calls calls.jsonl
+                                      add tuned choices, and Triton kernels for these calls
   shiplap package dist/*.whl --json   what was bound and what was left out, with the reason
 
 \b
 Exit status:
   0  written
-  2  no wheel, no ops, a kernel library outside the package, or no compiler"""
+  2  no wheel, no ops, a kernel library outside the package, no compiler, or nothing to add for --tuned or --cubins"""
 
 
 def command(
@@ -40,6 +43,16 @@ def command(
     platform: Annotated[
         str, typer.Option("--platform", metavar="TAG", help="Platform tag; else what the libraries need.")
     ] = "",
+    tuned: Annotated[
+        Path | None, typer.Option("--tuned", metavar="FILE", help="Choices that 'shiplap freeze' wrote, to go along.")
+    ] = None,
+    cubins: Annotated[
+        list[int] | None,
+        typer.Option("--cubins", metavar="ARCH", help="Compile sl.triton kernels for 90, 100, ...; may be repeated."),
+    ] = None,
+    calls: Annotated[
+        Path | None, typer.Option("--calls", metavar="FILE", help="For these calls: a file of SHIPLAP_RECORD.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON array, an object per wheel.")] = False,
 ) -> None:
     """Put the native bindings of C ABI kernels into wheels, for users without a compiler.
@@ -48,9 +61,10 @@ def command(
     wheel for any platform becomes one for this platform, and is renamed.
     """
     with console.own_stdout():
-        from shiplap.shipping import Request, package
+        from shiplap.shipping import Extras, Request, package
 
-        requests = [Request(wheel, output, tuple(ops or ()), platform) for wheel in wheels]
+        extras = Extras(tuned, tuple(cubins or ()), calls)
+        requests = [Request(wheel, output, tuple(ops or ()), platform, extras) for wheel in wheels]
         packed = [package(request, console.note) for request in requests]
     if json:
         console.emit_json([_as_json(each) for each in packed])
@@ -67,6 +81,7 @@ def _as_json(packed: Packed) -> dict[str, Any]:
             {
                 **asdict(each),
                 "left_out": [{"op": op, "reason": reason} for op, reason in each.left_out],
+                "cubins": [{"kernel": kernel, "architecture": arch} for kernel, arch in each.cubins],
             }
             for each in packed.contents
         ],
@@ -81,6 +96,10 @@ def _print(packed: Packed) -> None:
             screen.print(f"  library   {each.package}/{library}", markup=False)
         for bound in each.bound:
             screen.print(f"  native    {bound.op} on {', '.join(bound.devices)}", markup=False)
+        for (kernel, arch), forms in Counter(each.cubins).items():
+            screen.print(f"  cubins    {kernel} for sm_{arch}, {forms} form{'s' * (forms > 1)}", markup=False)
+        if each.choices:
+            screen.print(f"  choices   {each.choices}", markup=False)
         for op, reason in each.left_out:
             screen.print(f"  left out  {op}: {reason}", markup=False)
     if packed.warning:

@@ -75,8 +75,16 @@ class Registrations:
             above = self.overload(self._above[name])
             self._wrap(overload, packet, _through_autograd(overload._op, refusal, above))
             return overload
+        raw = next((below for below, above in self._above.items() if above == name and not suffix), None)
+        if any("Tensor[]" in str(each) or "Tensor?[]" in str(each) for each in overload._schema.arguments):
+            raw = None  # to look for gradients in every list would be too slow
+        if raw is not None:
+            lower = getattr(getattr(torch.ops, self.namespace), self._named(raw).partition(".")[0])
+            short: Implementation = getattr(lower, raw.partition(".")[2])._op
+            short = getattr(short, "plain", short)
         for each in (overload,) if suffix else (packet, overload):
-            self._wrap(each, packet, _with_own_errors(each._op, refusal))
+            told = _with_own_errors(each._op, refusal) if raw is None else _below_autograd(each._op, refusal, short)
+            self._wrap(each, packet, told)
         return overload
 
     def _wrap(self, op: Any, packet: Any, function: Implementation) -> None:
@@ -153,6 +161,43 @@ def _with_own_errors(plain: Implementation, refusal: Refusal) -> Implementation:
     def called(*args: Any, **kwargs: Any) -> Any:
         try:
             return plain(*args, **kwargs)
+        except RuntimeError as e:
+            if type(e) is RuntimeError and (wrong := refusal(e)) is not None:
+                raise wrong from None
+            raise
+
+    vars(called)["plain"] = plain
+    return called
+
+
+def _below_autograd(plain: Implementation, refusal: Refusal, raw: Implementation) -> Implementation:
+    """As :func:`_with_own_errors`, but a call that neither autograd nor any tool of Python has to see calls ``raw``.
+
+    Autograd's formula is a function of Python, and would cost more than most small kernels take. The questions are
+    those of ``calls.ShortCut``, and whether a function mode, ``torch.jit.trace`` or ``torch.fx`` looks for this op.
+    """
+    any_requires_grad: Callable[..., bool] = torch._C._any_requires_grad
+    any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
+    transform: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
+    traced: Callable[[], Any] = torch._C._get_tracing_state
+    overridden: Callable[[tuple[Any, ...]], bool] = torch._C._has_torch_function  # by a mode, a subclass or a proxy
+    compiler: Any = torch.compiler
+    enabled, forward = torch.is_grad_enabled, torch.autograd.forward_ad
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        try:
+            if (
+                kwargs
+                or any_autocast()
+                or transform() is not None
+                or forward._current_level >= 0
+                or (enabled() and any_requires_grad(*args))
+                or overridden(args)
+                or traced() is not None
+                or compiler._is_compiling_flag
+            ):
+                return plain(*args, **kwargs)
+            return raw(*args)
         except RuntimeError as e:
             if type(e) is RuntimeError and (wrong := refusal(e)) is not None:
                 raise wrong from None

@@ -26,6 +26,7 @@ __all__ = [
     "Entry",
     "Missing",
     "check_configs",
+    "declared",
     "digest",
     "find",
     "forget",
@@ -101,6 +102,7 @@ active = True  # until the environment has been looked at, once
 frozen = ""  # the file, when choices are fixed
 observer: Callable[[OpState, Binding], None] | None = None
 from_environment: Callable[[], None] | None = None  # set by shiplap.tune: reads SHIPLAP_TUNED and SHIPLAP_RECORD
+from_packages: Callable[[], None] | None = None  # set by shiplap.tune: reads what came with the packages of ops
 
 listeners: list[Callable[[], None]] = []  # called when choices have changed: native code holds a copy
 
@@ -109,6 +111,14 @@ _resolved: dict[str, dict[Key, Kernel | Missing | None]] = {}
 _memo: dict[str, dict[Key, Kernel | Missing | None]] = {}  # by the quick key: what was found for it
 _ready: dict[str, Ready] = {}  # by all that a call depends on: how it is launched again
 _looked = False
+_asked = False  # whether the packages of all declared ops have been looked into
+
+
+def declared() -> None:
+    """An op has been declared, whose package may have brought choices. The next call looks, an import does not."""
+    global _asked
+    _asked = False
+    refresh()
 
 
 def ready_calls(op: str) -> Ready:
@@ -117,8 +127,11 @@ def ready_calls(op: str) -> Ready:
 
 
 def ready() -> None:
-    """Read the environment variables, once, at the first call or trace. An import reads nothing."""
-    global _looked
+    """Read the environment variables and what came with packages, once, at the first call or trace after an import.
+
+    An import reads nothing.
+    """
+    global _looked, _asked
     if not _looked:
         _looked = True
         try:
@@ -128,22 +141,31 @@ def ready() -> None:
             _looked = False  # a table that cannot be read is an error at every call, not at the first one
             raise
         refresh()
+    if not _asked:
+        _asked = True
+        if from_packages is not None and not frozen:
+            from_packages()
+        refresh()
 
 
 def refresh() -> None:
     """Recompute ``active`` after one of the other switches was set."""
     global active
-    active = bool(_entries or frozen or observer is not None or not _looked)
+    active = bool(_entries or frozen or observer is not None or not (_looked and _asked))
 
 
-def install(entries: list[Entry], file: str | None = None) -> None:
-    """Add ``entries``. With ``file`` they replace all other entries and are frozen; ``file=""`` unfreezes."""
-    global frozen
+def install(entries: list[Entry], file: str | None = None, *, below: bool = False) -> None:
+    """Add ``entries``. With ``file`` they replace all other entries and are frozen; ``file=""`` unfreezes.
+
+    ``below``: an entry that is there for the same calls stays.
+    """
+    global frozen, _asked
     if file is not None:
-        frozen = file
+        frozen, _asked = file, False
         _entries.clear()
     for entry in entries:
-        _entries.setdefault(entry.op, {})[entry.key] = entry
+        table = _entries.setdefault(entry.op, {})
+        table[entry.key] = table.get(entry.key, entry) if below else entry
     forget()
     refresh()
     for listener in listeners:
@@ -182,7 +204,7 @@ def digest() -> str:
 
 def find(op: OpState, call: Binding) -> Kernel | Missing | None:
     """The chosen kernel with its config, None for the reference, or ``MISSING``."""
-    if not _looked:
+    if not (_looked and _asked):
         ready()
     if observer is not None:
         observer(op, call)

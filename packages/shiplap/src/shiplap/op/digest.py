@@ -23,6 +23,7 @@ _parts: list[Callable[[], str]] = []
 def add(name: str, identity: Callable[[], str]) -> None:
     """An op is declared, or declared anew: artefacts of another set of declarations do not match from now on."""
     _sources[name] = identity
+    choices.declared()
     refresh(name)
 
 

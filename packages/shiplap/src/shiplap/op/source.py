@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from types import CodeType, FunctionType, ModuleType
 
-__all__ = ["foreign", "home", "same_home", "source_digest"]
+__all__ = ["followed", "foreign", "home", "same_home", "source_digest", "used"]
 
 KNOWN = frozenset({"builtins", "math", "operator", "torch", "typing"})  # a version stands for what these hold
 
@@ -36,9 +36,9 @@ def foreign(fn: object, seen: set[int] | None = None) -> str:
     if "ops" in _names(fn.__code__):
         return "torch.ops"
     defaults = [*(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values()]
-    for name, used in (*_used(fn), *((f"default {i}", d) for i, d in enumerate(defaults))):
-        followed = isinstance(used, FunctionType) and _followed(used, fn)
-        if what := foreign(used, seen) if followed else "" if _plain(used) or _known(used) else name:
+    for name, value in (*used(fn), *((f"default {i}", d) for i, d in enumerate(defaults))):
+        inside = isinstance(value, FunctionType) and followed(value, fn)
+        if what := foreign(value, seen) if inside else "" if _plain(value) or _known(value) else name:
             return what
     return ""
 
@@ -70,9 +70,9 @@ def _walk(fn: object, seen: set[int]) -> Iterator[str]:
     elif isinstance(fn, FunctionType):
         yield _value([fn.__defaults__, fn.__kwdefaults__])
         yield from _code(fn.__code__)
-        for name, used in _used(fn):
-            yield f"{name}={_value(used)}"
-            yield from _walk(used, seen) if _followed(used, fn) else ()
+        for name, value in used(fn):
+            yield f"{name}={_value(value)}"
+            yield from _walk(value, seen) if followed(value, fn) else ()
     else:  # a Triton kernel has fn; a bound method has __func__; other callables are known by their class
         yield type(fn).__qualname__
         for inner in (getattr(fn, "fn", None), getattr(fn, "__func__", None), vars(type(fn)).get("__call__")):
@@ -89,7 +89,7 @@ def _code(code: CodeType) -> Iterator[str]:
             yield _value(constant)
 
 
-def _used(fn: FunctionType) -> Iterator[tuple[str, object]]:
+def used(fn: FunctionType) -> Iterator[tuple[str, object]]:
     """Captured variables, and globals that the code names, in modules too (``helpers.scale``)."""
     for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
         try:
@@ -109,7 +109,7 @@ def _names(code: CodeType) -> set[str]:
     return set(code.co_names).union(*(_names(c) for c in code.co_consts if isinstance(c, CodeType)))
 
 
-def _followed(value: object, user: FunctionType) -> bool:
+def followed(value: object, user: FunctionType) -> bool:
     """Functions (and Triton kernels, which wrap one) of the package that uses them."""
     home = getattr(value, "__module__", None)
     return isinstance(home, str) and callable(value) and _package(home) == _package(user.__module__)

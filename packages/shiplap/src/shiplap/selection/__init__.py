@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from shiplap.op import Op, choices
+from shiplap.op import Op, choices, registry
 from shiplap.settings import settings
 
 if TYPE_CHECKING:
@@ -136,4 +136,15 @@ def _from_environment() -> None:
         start(current.record)
 
 
+def _from_packages() -> None:
+    """Use the choices that came with the packages of declared ops, below those of this process."""
+    from shiplap.bind import installed
+
+    if any(installed.choices_of(op) for op in registry.ops()):
+        from shiplap.selection.packaged import load
+
+        load()
+
+
 choices.from_environment = _from_environment
+choices.from_packages = _from_packages

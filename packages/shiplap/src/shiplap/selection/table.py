@@ -19,7 +19,7 @@ from shiplap.selection.key import MACHINE, VERSIONS, Key, differences, environme
 from shiplap.selection.store import Store, seal, unseal
 from shiplap.settings import settings
 
-__all__ = ["dump", "frozen", "keep", "read", "thaw", "write"]
+__all__ = ["dump", "environments", "frozen", "keep", "read", "thaw", "write"]
 
 FORMAT = "shiplap-tuned/1"
 LIMIT = 1 << 24  # bytes of a table
@@ -51,11 +51,11 @@ def _holds(key: Key) -> bool:
     op = registry.find(key["op"])
     if op is not None and key["source"] != op.identity:
         return False
-    now = _environments([key["device"]]).get(key["device"])
+    now = environments([key["device"]]).get(key["device"])
     return now is not None and not differences(key.as_dict(), now, (*MACHINE, *VERSIONS))
 
 
-def _environments(devices: Iterable[str]) -> dict[str, dict[str, str]]:
+def environments(devices: Iterable[str]) -> dict[str, dict[str, str]]:
     """MACHINE and VERSIONS for each device type that this machine has."""
     environments = {}
     for device in set(devices):
@@ -123,7 +123,7 @@ def frozen(path: str | os.PathLike[str]) -> list[Choice]:
     Entries of another machine are left out, entries of other library versions used, both with a notice.
     """
     entries = read(path)
-    now = _environments(key["device"] for key, _ in entries)
+    now = environments(key["device"] for key, _ in entries)
     taken, other, older = [], [], []
     for key, value in entries:
         here = now.get(key["device"])

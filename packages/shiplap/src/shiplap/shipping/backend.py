@@ -10,6 +10,9 @@ In ``pyproject.toml``::
     backend = "scikit_build_core.build"   # or setuptools.build_meta, hatchling.build, ...
     ops = ["mylib.ops"]                   # the modules that declare ops, by default the top packages
     platform = "manylinux_2_28_x86_64"    # by default what the libraries need
+    tuned = "tuned.json"                  # choices to go along: a file of shiplap freeze
+    cubins = [90]                         # Triton kernels to go along, compiled for these architectures ...
+    calls = "calls.jsonl"                 # ... and for these calls: a file of SHIPLAP_RECORD
 
 Every hook of the backend is passed on, so source distributions and editable installs are what they were.
 """
@@ -23,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from shiplap.errors import error
+from shiplap.shipping.contents import Extras
 from shiplap.shipping.wheel import Request, package
 
 __all__ = ["build_wheel"]
@@ -36,7 +40,8 @@ HOOKS = (
     "prepare_metadata_for_build_editable",
     "prepare_metadata_for_build_wheel",
 )
-KEYS = ("backend", "ops", "platform")
+KEYS = ("backend", "ops", "platform", "tuned", "cubins", "calls")
+LISTS = {"ops": str, "cubins": int}
 
 
 def build_wheel(
@@ -49,7 +54,10 @@ def build_wheel(
     """
     asked = _asked()
     name = _backend(asked).build_wheel(wheel_directory, config_settings, metadata_directory)
-    request = Request(Path(wheel_directory) / name, None, tuple(asked.get("ops", ())), asked.get("platform", ""))
+    tuned, calls = (Path(asked[key]) if key in asked else None for key in ("tuned", "calls"))
+    extras = Extras(tuned, tuple(asked.get("cubins", ())), calls)
+    modules, platform = tuple(asked.get("ops", ())), asked.get("platform", "")
+    request = Request(Path(wheel_directory) / name, None, modules, platform, extras)
     packed = package(request, lambda line: print(f"shiplap: {line}", file=sys.stderr))
     if packed.warning:
         print(f"shiplap: package indexes will refuse the wheel: {packed.warning}", file=sys.stderr)
@@ -83,8 +91,8 @@ def _asked() -> dict[str, Any]:
     for key, value in asked.items():
         if key not in KEYS:
             raise _wrong(f"the key {key!r}")
-        texts = value if key == "ops" else [value]
-        if not isinstance(texts, list) or not all(isinstance(each, str) for each in texts):
+        listed = value if key in LISTS else [value]
+        if not isinstance(listed, list) or not all(type(each) is LISTS.get(key, str) for each in listed):
             raise _wrong(f"{key} = {value!r}")
     return asked
 

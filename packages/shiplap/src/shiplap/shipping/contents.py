@@ -1,4 +1,4 @@
-"""What goes into a package: the libraries that bind its ops, with their seals and manifests, and a table of choices."""
+"""What goes into a package: libraries that bind its ops, with seals and manifests, choices, and Triton kernels."""
 
 from __future__ import annotations
 
@@ -9,15 +9,34 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
-from shiplap.bind import installed, native
+from shiplap.bind import installed, native, shipped
 from shiplap.bind.build import LIBRARY, SEAL
+from shiplap.bind.launched import compile_call, launched
 from shiplap.bind.library import load_symbol, locate
 from shiplap.bind.plan import Plan, make_plan
 from shiplap.errors import ShiplapError, error
 from shiplap.op import Op, registry
 from shiplap.op.native import NativeForm
+from shiplap.selection import packaged
+from shiplap.selection.calls import read_calls
+from shiplap.selection.inputs import SEED, Inputs
 
-__all__ = ["Bound", "Contents", "fill"]
+__all__ = ["NO_EXTRAS", "Bound", "Contents", "Extras", "fill"]
+
+
+@dataclass(frozen=True)
+class Extras:
+    """What goes along with the bindings.
+
+    Attributes:
+        tuned: a table of choices that ``shiplap freeze`` wrote, or None.
+        cubins: the architectures for which ``sl.triton`` kernels are compiled, such as 90 for compute capability 9.0.
+        calls: the recorded calls (``SHIPLAP_RECORD``) for which they are compiled.
+    """
+
+    tuned: Path | None = None
+    cubins: tuple[int, ...] = ()
+    calls: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -38,26 +57,37 @@ class Contents:
         bound: the ops that are native from the first call on.
         left_out: ``(op, reason)`` of the ops that stay with Python, such as those whose kernels are Python functions.
         libraries: the kernel libraries of the package, relative to it.
+        cubins: ``(kernel, architecture)`` of the compiled Triton kernels, one for each form.
+        choices: the number of tuned choices.
     """
 
     package: str
     bound: tuple[Bound, ...]
     left_out: tuple[tuple[str, str], ...]
     libraries: tuple[str, ...]
+    cubins: tuple[tuple[str, int], ...] = ()
+    choices: int = 0
 
 
-def fill(modules: Iterable[str], within: Path) -> list[Contents]:
+NO_EXTRAS = Extras()
+
+
+def fill(modules: Iterable[str], within: Path, extras: Extras = NO_EXTRAS) -> list[Contents]:
     """Import ``modules`` and put into each of their packages what binds the ops that it declares.
 
     Args:
         modules: the modules that declare ops, such as ``mylib.ops``.
         within: the folder from which the packages have to be imported.
+        extras: what else goes along.
 
     Raises:
-        ShippingError: SL308 for a module outside ``within``, for modules that declare no op, and for a kernel library
-            outside its package.
+        ShippingError: SL308 for a module outside ``within``, for modules that declare no op, for a kernel library
+            outside its package, and for extras that are for no op of the packages.
         LibraryError: SL401 to SL403 for a kernel library that is missing or of another declaration, SL405 when a
             binding cannot be compiled.
+        CommandError: SL601 for a module that cannot be imported, SL602 for a file of the extras that cannot be read.
+        TuneError: SL609 for a table that is damaged or was made for another version of an op.
+        LaunchError: SL619 for a Triton kernel that generated C++ cannot launch.
     """
     packages = dict.fromkeys(_imported(name, within) for name in modules)
     ops = {package: [op for op in registry.ops() if _top(op) == package] for package in packages}
@@ -69,7 +99,15 @@ def fill(modules: Iterable[str], within: Path) -> list[Contents]:
             expected="modules that declare ops",
             fix="name the modules that declare the ops: --ops mylib.ops",
         )
-    return [_fill_one(package, declared, within) for package, declared in ops.items() if declared]
+    filled = [_fill_one(package, declared, within, extras) for package, declared in ops.items() if declared]
+    for given, added, what in (
+        (extras.tuned, any(each.choices for each in filled), "choices for an op of the package"),
+        (extras.cubins, any(each.cubins for each in filled), "calls on CUDA of an op with an sl.triton kernel"),
+    ):
+        if given and not added:
+            where = str(extras.tuned if given is extras.tuned else extras.calls)
+            raise error("SL308", where=where, got="nothing that is for this package", expected=what)
+    return filled
 
 
 def _imported(name: str, within: Path) -> str:
@@ -103,7 +141,7 @@ def _top(op: Op) -> str:
     return op.reference.__module__.partition(".")[0]
 
 
-def _fill_one(package: str, ops: Sequence[Op], within: Path) -> Contents:
+def _fill_one(package: str, ops: Sequence[Op], within: Path, extras: Extras) -> Contents:
     root = next(r for p in sys.modules[package].__path__ if (r := Path(p).resolve()).is_relative_to(within.resolve()))
     libraries = sorted({_inside(op, form, root) for op in ops for form in _forms(op) if not form.generated})
     folder = root / installed.FOLDER
@@ -123,7 +161,21 @@ def _fill_one(package: str, ops: Sequence[Op], within: Path) -> Contents:
         bound.append(Bound(op.spec.name, devices, f"{installed.FOLDER}/{plan.place.name}"))
     for plan in plans.values():
         _put(plan, folder / plan.place.name)
-    return Contents(package, tuple(bound), tuple(left_out), tuple(libraries))
+    tuned = packaged.write(folder, extras.tuned, ops) if extras.tuned is not None else 0
+    cubins = _compile(folder, [op for op in ops if launched(op)], extras)
+    return Contents(package, tuple(bound), tuple(left_out), tuple(libraries), tuple(cubins), tuned)
+
+
+def _compile(folder: Path, ops: Sequence[Op], extras: Extras) -> list[tuple[str, int]]:
+    """The forms of ``sl.triton`` kernels that the recorded calls need, compiled into ``folder``."""
+    named = {op.spec.name: op for op in ops}
+    calls = read_calls(extras.calls) if extras.calls is not None and extras.cubins else []
+    for call in calls:
+        if call.op in named and call.device.partition(":")[0] == "cuda":
+            op = named[call.op]
+            compile_call(op, Inputs(op, call.parsed, "cpu", SEED).call, extras.cubins, packaged.chosen(folder, op))
+    rows = shipped.write(folder, [form for op in ops for kernel in launched(op) for form in kernel.native.compiled()])
+    return [(row.kernel, row.architecture) for row in rows]
 
 
 def _forms(op: Op) -> list[NativeForm]:

@@ -23,7 +23,7 @@ from pathlib import Path, PurePosixPath
 from shiplap import trust
 from shiplap.bind.installed import FOLDER
 from shiplap.errors import ShiplapError, error, writing
-from shiplap.shipping.contents import Contents
+from shiplap.shipping.contents import NO_EXTRAS, Contents, Extras
 from shiplap.shipping.tags import platform_tag
 from shiplap.shipping.worker import fill_apart
 
@@ -46,12 +46,14 @@ class Request:
             If it has none, the top-level packages of the wheel.
         platform: the platform tag of the new wheel. By default the tag of ``wheel``. If that tag is ``any``, Shiplap
             derives a tag from the libraries.
+        extras: a table of choices and compiled Triton kernels, if they go along.
     """
 
     wheel: Path
     output: Path | None = None
     modules: tuple[str, ...] = ()
     platform: str = ""
+    extras: Extras = NO_EXTRAS
 
 
 @dataclass(frozen=True)
@@ -95,12 +97,13 @@ def package(request: Request, say: Callable[[str], None] = lambda line: None) ->
             expected="a tag such as manylinux_2_28_x86_64",
             fix="pass --platform with a tag of lower-case letters, digits and underscores",
         )
+    _check_extras(request)
     with tempfile.TemporaryDirectory(prefix="shiplap-wheel-") as scratch:
         unpacked = Path(scratch)
         files = _unpack(request.wheel, unpacked)
         modules = request.modules or tuple(_modules(request.wheel, files, unpacked))
         say(f"binding the ops of {', '.join(modules)}: a compiler runs for some seconds")
-        contents = fill_apart(modules, unpacked)
+        contents = fill_apart(modules, unpacked, request.extras)
         libraries = [path for path in unpacked.rglob("*.so*") if path.is_file()]
         tag, warning = _platform(request, name["platform"], libraries)
         target = (request.output or request.wheel.parent) / f"{name['stem']}-{name['python']}-{name['abi']}-{tag}.whl"
@@ -109,6 +112,18 @@ def package(request: Request, say: Callable[[str], None] = lambda line: None) ->
     if target.parent.resolve() == request.wheel.parent.resolve() and target.name != request.wheel.name:
         request.wheel.unlink()
     return Packed(target, tuple(contents), warning)
+
+
+def _check_extras(request: Request) -> None:
+    """SL308 for architectures without calls, or the other way round, and for numbers that are no architecture."""
+    extras, got, fix = request.extras, "", "pass --cubins 90 together with --calls calls.jsonl"
+    if bool(extras.cubins) != (extras.calls is not None):
+        got = "calls without an architecture" if extras.calls is not None else "architectures without calls"
+    elif strange := [each for each in extras.cubins if not 50 <= each <= 999]:
+        got, fix = f"the architecture {strange[0]}", "pass --cubins 90 for compute capability 9.0"
+    if got:
+        expected = "architectures, and the calls for which Triton kernels are compiled"
+        raise error("SL308", where=str(request.wheel), got=got, expected=expected, fix=fix)
 
 
 def _platform(request: Request, now: str, libraries: Iterable[Path]) -> tuple[str, str]:
