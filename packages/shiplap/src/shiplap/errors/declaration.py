@@ -150,6 +150,15 @@ register(
             'give tolerance=(1e-3, "tanh stands for erf")',
         ),
         (
+            "SL119",
+            "nondifferentiable= does not fit the op",
+            (
+                "An entry names a result that carries no gradient, or a tensor argument through which none flows. "
+                "What an op writes to stays part of the graph that it belongs to."
+            ),
+            "name tensor arguments that the op does not write to, or results, as outputs= calls them",
+        ),
+        (
             "SL130",
             "aliases= does not fit the results",
             (

@@ -40,6 +40,7 @@ class Declaration(TypedDict, total=False):
     aliases: str | Iterable[str | None]
     static: Iterable[str]
     sizes: str
+    nondifferentiable: Iterable[str]
 
 
 def read_spec(
@@ -58,6 +59,7 @@ def read_spec(
     aliases: str | Iterable[str | None] = (),
     static: Iterable[str] = (),
     sizes: str = "declared",
+    nondifferentiable: Iterable[str] = (),
 ) -> OpSpec:
     """The declaration of ``fn`` as data; raises ``DeclarationError`` (SL1xx) for what cannot be declared."""
     check_name(name)
@@ -89,9 +91,24 @@ def read_spec(
         library=_names(library),
         doc=inspect.getdoc(fn) or "",
         tolerance=_tolerance(name, tolerance),
+        detached=_names(nondifferentiable),
     )
     _check(spec)
+    _check_detached(spec)
     return spec
+
+
+def _check_detached(spec: OpSpec) -> None:
+    """SL119 unless ``nondifferentiable=`` names tensors that are not written to, of an op without views."""
+    where = f"{spec.name}, nondifferentiable="
+    if spec.detached and spec.view:
+        fix = "call detach() in the reference, through which torch sees"
+        raise error("SL119", where=where, got="an op whose result may be a view", expected="fresh results", fix=fix)
+    known = [a.name for a in spec.tensors if not a.mutated] + list(spec.results)
+    for name in spec.detached:
+        if name not in known:
+            got = f"{name!r}, which the op writes to" if name in spec.mutated else repr(name)
+            raise error("SL119", where=where, got=got, expected=f"one of {', '.join(known)}")
 
 
 def _tolerance(name: str, given: tuple[float, str] | None) -> tuple[float, str] | None:

@@ -138,7 +138,8 @@ class OpSpec:
     """A declared op: names, arguments, outputs and the expressions that relate their sizes.
 
     ``outputs`` are fresh tensors whose sizes the declaration determines. ``returns`` has all results, in order, where
-    some are arguments, views, lists or scalars, or where the reference tells the sizes (``traced``).
+    some are arguments, views, lists or scalars, or where the reference tells the sizes (``traced``). ``detached`` names
+    arguments and results through which no gradient flows.
     """
 
     name: str
@@ -153,6 +154,7 @@ class OpSpec:
     tolerance: tuple[float, str] | None = field(default=None, repr=False)
     returns: tuple[Return, ...] = field(default=(), repr=False)
     traced: bool = field(default=False, repr=False)
+    detached: tuple[str, ...] = field(default=(), repr=False)
 
     @property
     def namespace(self) -> str:
@@ -196,6 +198,11 @@ class OpSpec:
         return tuple(r for r in self.returns if not r.alias)
 
     @cached_property
+    def results(self) -> tuple[str, ...]:
+        """The names of what a kernel returns, in order."""
+        return tuple(r.name for r in self.made) if self.traced else tuple(o.name for o in self.outputs)
+
+    @cached_property
     def dynamic(self) -> dict[str, Expr]:
         """Data-dependent dims and their bounds."""
         return dict(self.bounds)
@@ -227,6 +234,7 @@ class OpSpec:
         stated += "".join(a.form for a in self.args) + (
             f"/{self.returns}/{self.traced}" if self.returns or self.traced else ""
         )
+        stated += f"/detached {self.detached}" if self.detached else ""
         return hashlib.sha256(f"{self!r}{stated}".encode()).hexdigest()[:16]
 
     @property

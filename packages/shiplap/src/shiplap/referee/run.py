@@ -11,12 +11,14 @@ from torch import Tensor
 
 from shiplap.errors import ShiplapError
 from shiplap.op import AdoptedOp, Op, OpSpec
+from shiplap.op.autograd import detach_results
 from shiplap.op.outputs import tensors_of
 from shiplap.op.returned import flat_results, made_of
 from shiplap.referee.case import Case, tree_map
 
 __all__ = [
     "call",
+    "differentiated",
     "effects",
     "floating_args",
     "has_backward",
@@ -69,6 +71,12 @@ def reference(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
     return effects(op, copies, outputs(made_of(op.spec, copies, op.reference(*positional, **named))))
 
 
+def differentiated(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
+    """The results, on ``args`` themselves, of the function whose derivative the gradient of the op is."""
+    positional, named = split(op.spec, args)
+    return outputs(detach_results(op.spec, made_of(op.spec, args, op.law(*positional, **named))))
+
+
 def widen(t: Tensor) -> Tensor:
     """Floating and complex tensors in double precision, others as they are; so is float8, whose bits are codes."""
     if is_float8(t) or not (t.is_floating_point() or t.is_complex()):
@@ -99,7 +107,8 @@ def is_float8(t: Tensor) -> bool:
 def floating_args(op: Op, case: Case) -> list[str]:
     """Names of the plain tensor arguments that are present and can carry a gradient."""
     pairs = [(a, v) for a, v in zip(op.spec.args, case.args, strict=True) if isinstance(v, Tensor)]
-    return [a.name for a, v in pairs if v.is_floating_point() and not is_float8(v) and not a.mutated]
+    kept = {*op.spec.mutated, *op.spec.detached}
+    return [a.name for a, v in pairs if v.is_floating_point() and not is_float8(v) and a.name not in kept]
 
 
 def is_adopted(op: Op) -> bool:

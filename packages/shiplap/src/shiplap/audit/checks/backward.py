@@ -16,7 +16,7 @@ from shiplap.op import Op
 from shiplap.referee.case import Case, tree_map
 from shiplap.referee.compare import Reduction, bitwise
 from shiplap.referee.judge import settle
-from shiplap.referee.run import call, floating_args, has_backward, last_line, outputs, split, widen
+from shiplap.referee.run import call, differentiated, floating_args, has_backward, last_line, widen
 from shiplap.referee.samples import Samples, other
 
 SAVE = "save tensors with save_for_backward (sl.op does, by saves=), and keep none elsewhere"
@@ -120,8 +120,7 @@ def _overwritten(op: Op, case: Case, names: list[str]) -> Observation:
 
 
 def _by_reference(op: Op, args: tuple[Any, ...]) -> list[Tensor]:
-    positional, named = split(op.spec, args)
-    return [o for o in outputs(op.reference(*positional, **named)) if o.requires_grad]
+    return [o for o in differentiated(op, args) if o.requires_grad]
 
 
 def _references(op: Op, case: Case, names: list[str], widened: bool) -> tuple[list[Tensor], list[Tensor]]:
@@ -225,7 +224,8 @@ def _second_order(op: Op, case: Case, names: list[str]) -> Observation:
     silent = " (nothing of the backward was recorded)" if all(g is None for g in gradients) else ""
     return Observation(
         f"second order{silent}: {judged.problem}",
-        fix="write the backward in operations that autograd records, or let it refuse (once_differentiable)",
+        fix="write the backward in operations that autograd records, of saved arguments: a saved result that is not "
+        "differentiable is a constant",
     )
 
 
