@@ -176,5 +176,23 @@ register(
             ),
             "leave the reference alone, or return fresh tensors and remove the argument from aliases=",
         ),
+        (
+            "SL132",
+            "a trace reads an attribute of an object that its class does not declare",
+            (
+                "While a graph is traced, the reference tells the sizes of results. They may depend on the fields of "
+                "an object alone, since the graph is compiled for the values of those."
+            ),
+            "name the attribute in the fields= of the class",
+        ),
+        (
+            "SL133",
+            "a result has no value while a graph is traced",
+            (
+                "The reference tells what an op returns, and is run without data. A graph has symbols for integers that "
+                "depend on data. Torch has none for other numbers that leave an op, and no branch can depend on one."
+            ),
+            "return a tensor without dims, and call .item() on it outside of the op",
+        ),
     ],
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Protocol, TypeAlias, TypeVar, cast
@@ -202,7 +202,7 @@ def make_autograd(
 
 
 def _with_detached(spec: OpSpec, record: Record) -> Record:
-    """``record``, for which arguments through which no gradient flows carry none; nor does any, where no result does."""
+    """``record`` of arguments that carry no gradient where none flows through them, which is all if no result has one."""
     alone = {*spec.results} <= {*spec.detached} and not spec.mutated
     cut = {a.name for a in spec.tensors if alone or a.name in spec.detached}
     places = [(i, a.name) for i, a in enumerate(spec.args) if a.name in cut]

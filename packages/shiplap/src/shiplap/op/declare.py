@@ -242,7 +242,7 @@ def _unparsed(arg: Arg) -> str:
     kind = str(arg.scalar)
     if kind in ("dtype", "device", "layout", "memory_format"):
         return "" if numbered(arg.default) else f"{kind} {arg.default}"
-    return kind if kind in ("Generator", "list[Scalar]", "list[str]") else ""
+    return arg.kind if kind in ("Generator", "object", "list[Scalar]", "list[str]") else ""
 
 
 def _check(spec: OpSpec) -> None:

@@ -328,7 +328,7 @@ def op(
         static: int arguments that are never symbols: torch compiles anew for each value, the schema says ``int``.
         sizes: ``"reference"`` where results have the sizes, dtypes and device that the reference gives them, which is
             run without data to find them. Lists, scalars, optional results and ops without tensors do so anyway.
-        nondifferentiable: the names of results that carry no gradient, and of tensor arguments through which none flows.
+        nondifferentiable: the names of results that carry no gradient, and of arguments through which none flows.
 
     Raises:
         DeclarationError: SL1xx, when torch could not carry out the declaration.

@@ -60,6 +60,7 @@ ScalarKind = Literal[
     "layout",
     "memory_format",
     "Generator",
+    "object",
     "list[int]",
     "list[float]",
     "list[bool]",
@@ -73,7 +74,7 @@ class Arg:
     """One argument: a tensor (``tensor`` set), a tensor list (``many``) or a scalar (``scalar`` set).
 
     ``length``: of a list that always has as many elements. ``absent``: members of a list of tensors may be None.
-    ``static``: ints that torch never makes symbols.
+    ``static``: ints that torch never makes symbols. ``cls``: of an object, which is a scalar too.
     """
 
     name: str
@@ -88,6 +89,12 @@ class Arg:
     length: int = field(default=0, repr=False)
     absent: bool = field(default=False, repr=False)
     static: bool = field(default=False, repr=False)
+    cls: type | None = field(default=None, repr=False)
+
+    @property
+    def kind(self) -> str:
+        """What errors call a scalar: its type, the class of an object."""
+        return self.cls.__name__ if self.cls is not None else str(self.scalar)
 
     @property
     def has_default(self) -> bool:
@@ -96,11 +103,9 @@ class Arg:
     @property
     def form(self) -> str:
         """What the digest of a declaration sees beside ``repr``: empty for an argument without a special form."""
-        return (
-            f"{self.name}/{self.length}/{self.absent}/{self.static}"
-            if self.length or self.absent or self.static
-            else ""
-        )
+        named = f"/{self.cls.__module__}.{self.cls.__qualname__}" if self.cls is not None else ""
+        plain = not (self.length or self.absent or self.static or self.cls)
+        return "" if plain else f"{self.name}/{self.length}/{self.absent}/{self.static}{named}"
 
 
 @dataclass(frozen=True)

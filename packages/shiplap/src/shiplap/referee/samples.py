@@ -21,6 +21,7 @@ from shiplap.dtypes import floating, preferred
 from shiplap.errors import ShiplapError, error
 from shiplap.op import Arg, Op, Output
 from shiplap.op.binding import Binding, shape_of
+from shiplap.op.opaque import sample as sample_object
 from shiplap.referee.case import Case, tree_map
 from shiplap.referee.layouts import LAYOUTS, apply_layout, possible
 from shiplap.referee.lengths import FEW, MILLION, ORDERS, RICH, lengths, odd_values, together
@@ -150,6 +151,8 @@ class Samples:
             return draw(shape, getattr(torch, name), recipe.values, below, rng)
 
         def value(arg: Arg) -> Any:
+            if arg.cls is not None:
+                return sample_object(arg.cls, self.spec.name, arg.name, rng, env)
             if arg.scalar is not None:
                 size = env[arg.name]
                 return list(size) if isinstance(size, tuple) else size
