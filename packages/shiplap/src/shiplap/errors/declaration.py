@@ -159,6 +159,24 @@ register(
             "name tensor arguments that the op does not write to, or results, as outputs= calls them",
         ),
         (
+            "SL120",
+            "random= does not fit the op",
+            (
+                "Random results are the same for the same seed. It comes from an int, an integer tensor or a generator "
+                "among the arguments, or from torch's own generator, random='global'."
+            ),
+            "name the argument that seeds the op, or write random='global'",
+        ),
+        (
+            "SL121",
+            "unordered= does not fit the results",
+            (
+                "The entries name results whose rows, along the first dim, are a set: the audit compares them in any "
+                "order. Several results are ordered together, row by row."
+            ),
+            "name results with a first dim that is the same for all",
+        ),
+        (
             "SL130",
             "aliases= does not fit the results",
             (
@@ -189,8 +207,8 @@ register(
             "SL133",
             "a result has no value while a graph is traced",
             (
-                "The reference tells what an op returns, and is run without data. A graph has symbols for integers that "
-                "depend on data. Torch has none for other numbers that leave an op, and no branch can depend on one."
+                "The reference tells what an op returns, and is run without data. A graph has symbols for integers "
+                "that depend on data, none for other numbers that leave an op, and no branch can depend on one."
             ),
             "return a tensor without dims, and call .item() on it outside of the op",
         ),

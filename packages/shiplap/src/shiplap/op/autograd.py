@@ -202,7 +202,7 @@ def make_autograd(
 
 
 def _with_detached(spec: OpSpec, record: Record) -> Record:
-    """``record`` of arguments that carry no gradient where none flows through them, which is all if no result has one."""
+    """``record`` of arguments that carry no gradient where none flows through them: all, if no result has one."""
     alone = {*spec.results} <= {*spec.detached} and not spec.mutated
     cut = {a.name for a in spec.tensors if alone or a.name in spec.detached}
     places = [(i, a.name) for i, a in enumerate(spec.args) if a.name in cut]

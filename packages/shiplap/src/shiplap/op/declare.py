@@ -41,6 +41,8 @@ class Declaration(TypedDict, total=False):
     static: Iterable[str]
     sizes: str
     nondifferentiable: Iterable[str]
+    random: str
+    unordered: Iterable[str]
 
 
 def read_spec(
@@ -60,6 +62,8 @@ def read_spec(
     static: Iterable[str] = (),
     sizes: str = "declared",
     nondifferentiable: Iterable[str] = (),
+    random: str = "",
+    unordered: Iterable[str] = (),
 ) -> OpSpec:
     """The declaration of ``fn`` as data; raises ``DeclarationError`` (SL1xx) for what cannot be declared."""
     check_name(name)
@@ -92,9 +96,13 @@ def read_spec(
         doc=inspect.getdoc(fn) or "",
         tolerance=_tolerance(name, tolerance),
         detached=_names(nondifferentiable),
+        random=random,
+        unordered=_names(unordered),
     )
     _check(spec)
     _check_detached(spec)
+    _check_random(spec)
+    _check_unordered(spec)
     return spec
 
 
@@ -109,6 +117,35 @@ def _check_detached(spec: OpSpec) -> None:
         if name not in known:
             got = f"{name!r}, which the op writes to" if name in spec.mutated else repr(name)
             raise error("SL119", where=where, got=got, expected=f"one of {', '.join(known)}")
+
+
+def _check_random(spec: OpSpec) -> None:
+    """SL120 unless ``random=`` names an int, a tensor of integers or a generator, or is ``"global"``."""
+    seeds = [a.name for a in spec.args if a.scalar in ("int", "Generator") or _integers(a)]
+    if spec.random and (spec.random not in (*seeds, "global") or spec.view):
+        got = "an op whose result may be a view" if spec.view else repr(spec.random)
+        expected = ", ".join([*map(repr, seeds), "'global'"])
+        raise error("SL120", where=f"{spec.name}, random=", got=got, expected=f"one of {expected}")
+
+
+def _integers(arg: Arg) -> bool:
+    kind = arg.tensor
+    return kind is not None and not (arg.many or arg.mutated) and all("int" in n for n in kind.dtypes or ("float",))
+
+
+def _check_unordered(spec: OpSpec) -> None:
+    """SL121 unless ``unordered=`` names tensors that have as many rows, and no others."""
+    where, rows = f"{spec.name}, unordered=", set()
+    kinds = {r.name: r.tensor for r in spec.made if not (r.many or r.optional)} if spec.traced else {}
+    kinds |= {o.name: o.tensor for o in spec.outputs}
+    for name in spec.unordered:
+        kind = kinds.get(name)
+        if kind is None or not kind.dims or kind.dims[0].kind == "variadic":
+            known = [n for n, t in kinds.items() if t is not None and t.dims]
+            raise error("SL121", where=where, got=repr(name), expected=f"one of {', '.join(known)}")
+        rows.add(str(kind.dims[0]))
+    if len(rows) > 1:
+        raise error("SL121", where=where, got=f"{' and '.join(sorted(rows))} rows", expected="as many rows of each")
 
 
 def _tolerance(name: str, given: tuple[float, str] | None) -> tuple[float, str] | None:

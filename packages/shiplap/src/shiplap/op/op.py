@@ -310,6 +310,8 @@ def op(
     static: Iterable[str] = (),
     sizes: str = "declared",
     nondifferentiable: Iterable[str] = (),
+    random: str = "",
+    unordered: Iterable[str] = (),
 ) -> Declare:
     """Declare a torch op from an annotated function whose body is its reference.
 
@@ -329,6 +331,9 @@ def op(
         sizes: ``"reference"`` where results have the sizes, dtypes and device that the reference gives them, which is
             run without data to find them. Lists, scalars, optional results and ops without tensors do so anyway.
         nondifferentiable: the names of results that carry no gradient, and of arguments through which none flows.
+        random: for random results the int, integer tensor or Generator argument that seeds them, or ``"global"`` for
+            torch's own generator. The audit compares distributions, and equal bits for equal seeds.
+        unordered: the names of results whose rows are a set, which the audit compares in any order.
 
     Raises:
         DeclarationError: SL1xx, when torch could not carry out the declaration.
@@ -356,6 +361,8 @@ def op(
         static=static,
         sizes=sizes,
         nondifferentiable=nondifferentiable,
+        random=random,
+        unordered=unordered,
     )
 
 

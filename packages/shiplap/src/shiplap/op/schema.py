@@ -140,4 +140,6 @@ def tags(spec: OpSpec) -> tuple[torch.Tag, ...]:
         chosen.append(torch.Tag.needs_exact_strides)
     if spec.dynamic:
         chosen += [torch.Tag.dynamic_output_shape, torch.Tag.cudagraph_unsafe]
+    if spec.draws:
+        chosen.append(torch.Tag.nondeterministic_seeded)  # two calls are not one, and none is made again
     return tuple(chosen)

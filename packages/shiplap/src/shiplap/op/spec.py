@@ -144,7 +144,8 @@ class OpSpec:
 
     ``outputs`` are fresh tensors whose sizes the declaration determines. ``returns`` has all results, in order, where
     some are arguments, views, lists or scalars, or where the reference tells the sizes (``traced``). ``detached`` names
-    arguments and results through which no gradient flows.
+    arguments and results through which no gradient flows. ``random``: the argument that seeds random results, "global"
+    for torch's own generator. ``unordered``: results whose rows are a set, in any order.
     """
 
     name: str
@@ -160,6 +161,8 @@ class OpSpec:
     returns: tuple[Return, ...] = field(default=(), repr=False)
     traced: bool = field(default=False, repr=False)
     detached: tuple[str, ...] = field(default=(), repr=False)
+    random: str = field(default="", repr=False)
+    unordered: tuple[str, ...] = field(default=(), repr=False)
 
     @property
     def namespace(self) -> str:
@@ -203,6 +206,11 @@ class OpSpec:
         return tuple(r for r in self.returns if not r.alias)
 
     @cached_property
+    def draws(self) -> bool:
+        """Whether each call draws other numbers, from a generator that it leaves in another state."""
+        return self.random == "global" or (bool(self.random) and self.arg(self.random).scalar == "Generator")
+
+    @cached_property
     def results(self) -> tuple[str, ...]:
         """The names of what a kernel returns, in order."""
         return tuple(r.name for r in self.made) if self.traced else tuple(o.name for o in self.outputs)
@@ -240,6 +248,8 @@ class OpSpec:
             f"/{self.returns}/{self.traced}" if self.returns or self.traced else ""
         )
         stated += f"/detached {self.detached}" if self.detached else ""
+        stated += f"/random {self.random}" if self.random else ""
+        stated += f"/unordered {self.unordered}" if self.unordered else ""
         return hashlib.sha256(f"{self!r}{stated}".encode()).hexdigest()[:16]
 
     @property

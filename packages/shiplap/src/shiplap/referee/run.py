@@ -14,11 +14,13 @@ from shiplap.op import AdoptedOp, Op, OpSpec
 from shiplap.op.autograd import detach_results
 from shiplap.op.outputs import tensors_of
 from shiplap.op.returned import flat_results, made_of
-from shiplap.referee.case import Case, tree_map
+from shiplap.referee.case import SEED, Case, rewound, tree_map
+from shiplap.referee.unordered import canonical
 
 __all__ = [
     "call",
     "differentiated",
+    "drawn_otherwise",
     "effects",
     "floating_args",
     "has_backward",
@@ -50,7 +52,7 @@ def outputs(result: Any) -> tuple[Tensor, ...]:
 def call(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
     """Call the registered op on these arguments, without copying them."""
     positional, named = split(op.spec, args)
-    return outputs(made_of(op.spec, args, op.overload(*positional, **named)))
+    return canonical(op.spec, outputs(made_of(op.spec, args, op.overload(*positional, **named))))
 
 
 def effects(op: Op, args: tuple[Any, ...], outs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -66,15 +68,27 @@ def run(op: Op, case: Case) -> tuple[Tensor, ...]:
 
 def reference(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
     """Effects of the plain PyTorch body on copies of ``args``."""
-    copies = tree_map(lambda t: t.detach().clone(memory_format=torch.contiguous_format), args)
+    copies = rewound(tree_map(lambda t: t.detach().clone(memory_format=torch.contiguous_format), args))
     positional, named = split(op.spec, copies)
-    return effects(op, copies, outputs(made_of(op.spec, copies, op.reference(*positional, **named))))
+    if op.spec.random:  # a generator may be left out
+        torch.manual_seed(SEED)
+    made = outputs(made_of(op.spec, copies, op.reference(*positional, **named)))
+    return effects(op, copies, canonical(op.spec, made))
 
 
 def differentiated(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
     """The results, on ``args`` themselves, of the function whose derivative the gradient of the op is."""
     positional, named = split(op.spec, args)
-    return outputs(detach_results(op.spec, made_of(op.spec, args, op.law(*positional, **named))))
+    made = outputs(detach_results(op.spec, made_of(op.spec, args, op.law(*positional, **named))))
+    return canonical(op.spec, made)
+
+
+def drawn_otherwise(op: Op, case: Case) -> bool:
+    """Whether the op draws other random numbers than the reference for the same seed."""
+    if not op.spec.random:
+        return False
+    pairs = zip(run(op, case), reference(op, case.fresh()), strict=True)
+    return not all(a.shape == b.shape and torch.equal(a, b) for a, b in pairs)
 
 
 def widen(t: Tensor) -> Tensor:

@@ -95,7 +95,7 @@ class Samples:
         rng = torch.Generator().manual_seed(int.from_bytes(digest[:6], "little"))
         drawn = self._built(recipe, env, rng) if self.op.sampler else self._drawn(recipe, env, rng)
         args = tuple(self._place(recipe, a, v) for a, v in zip(self.spec.args, drawn, strict=True))
-        return Case(recipe, self.seed, args, self.op.bind(args).env, str(self.device))
+        return Case(recipe, self.seed, args, self.op.bind(args).env, str(self.device), bool(self.spec.random))
 
     def blank(self, recipe: Recipe) -> Binding:
         """A call of the recipe on the meta device, without values, for checks of sizes, dtypes and layouts."""

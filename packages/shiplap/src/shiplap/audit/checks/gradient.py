@@ -27,6 +27,7 @@ from shiplap.referee.layouts import LAYOUTS, apply_layout
 from shiplap.referee.run import (
     call,
     differentiated,
+    drawn_otherwise,
     floating_args,
     has_backward,
     is_float8,
@@ -72,6 +73,9 @@ def observe(op: Op, case: Case) -> Observation:
     if reason := has_backward(op, case):
         return Observation(skip=reason)
     names = floating_args(op, case)
+    if drawn_otherwise(op, case):
+        plain = case.recipe.values == "normal"
+        return Observation(_numerically(op, case, names) if plain else "", note="finite differences alone")
     if case.recipe.values != "normal" or case.numel > FEW_ELEMENTS:
         runs = [(names, True, ""), (names[:1], False, "")]
     else:
@@ -192,7 +196,9 @@ def _numerically(op: Op, case: Case, names: list[str]) -> str:
         return ""
 
     def forward(*values: Tensor) -> Any:
-        args = tuple({**given, **dict(zip(names, values, strict=True))}.values())
+        fresh = case.fresh() if op.spec.random else given.values()  # a generator where it was
+        again = dict(zip(given, fresh, strict=True))
+        args = tuple({**again, **dict(zip(names, values, strict=True))}.values())
         return tuple(o for o in call(op, args) if o.is_floating_point())
 
     dense = [p.detach().clone(memory_format=torch.contiguous_format).requires_grad_() for p in points]
