@@ -84,12 +84,12 @@ KERNELS = {
 def test_dropout_from_torchs_own_generator(ns, problem):
     op = sl.op(f"{ns}::dropout", random="global", requires=("0 <= p", "p < 1"))(dropout)
     assert torch.Tag.nondeterministic_seeded in op.overload.tags
-    found = kernel_of(op, KERNELS[problem])
+    findings = kernel_of(op, KERNELS[problem])
     if not problem:
-        assert {f.verdict for f in found.values()} == {"ok"}, found
+        assert {f.verdict for f in findings.values()} == {"ok"}, findings
     else:
-        assert found["distribution"].verdict == "fail"
-        assert any(part in found["distribution"].evidence for part in problem.split("|")), found["distribution"]
+        assert findings["distribution"].verdict == "fail"
+        assert any(part in findings["distribution"].evidence for part in problem.split("|")), findings["distribution"]
 
 
 @pytest.mark.usefixtures("fresh_compiler")
@@ -129,8 +129,8 @@ def test_a_generator_and_a_seed(ns):
         torch.manual_seed(int(seed))  # which others notice
         return x * torch.rand(x.shape, dtype=x.dtype)
 
-    found = {f.check: f for f in sl.audit(keep, checks=CHECKS, seed=0)}
-    assert "though it is given a seed" in found["distribution"].evidence
+    findings = {f.check: f for f in sl.audit(keep, checks=CHECKS, seed=0)}
+    assert "though it is given a seed" in findings["distribution"].evidence
 
 
 @pytest.fixture
@@ -153,8 +153,8 @@ def test_unordered_results_are_sets(distinct):
         order = torch.randperm(len(values))  # as a hash table that threads fill
         return values[order], counts[order]
 
-    found = sl.audit(distinct, checks=("numerics", "determinism", "fake"), seed=0)
-    assert {f.verdict for f in found} == {"ok"}, found
+    findings = sl.audit(distinct, checks=("numerics", "determinism", "fake"), seed=0)
+    assert {f.verdict for f in findings} == {"ok"}, findings
 
     @distinct.kernel("cpu")
     def _(x):

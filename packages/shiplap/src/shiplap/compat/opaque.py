@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["BASE", "REASON", "real", "register"]
+__all__ = ["BASE", "REASON", "read", "real", "register"]
 
 BASE: Any  # what classes of such objects derive from
 try:
@@ -33,6 +33,11 @@ def register(cls: type[Any], fields: Sequence[str]) -> str:
         register_opaque_type(cls, typ="reference", guard_fn=guarded, members=members)
     name: str = get_opaque_type_name(cls)
     return name
+
+
+def read(value: Any, name: str) -> Any:
+    """An attribute of the object."""
+    return getattr(value, name)
 
 
 def real(value: Any) -> Any:

@@ -93,7 +93,10 @@ def _dim(token: str, where: str) -> Dim:
         return Dim("fixed", token, int(token))
     if token.isidentifier():
         return Dim("name", token)
-    if token[0] in "#?{":
+    if token[0] == "#":
+        fix = f'write a dim of its own, "c", with requires="(c == 1) + (c == {token[1:]}) >= 1"'
+        raise error("SL105", where=where, got=token, expected="a name for each size that may differ", fix=fix)
+    if token[0] in "?{":
         raise error("SL105", where=where, got=token, expected="a name, a number, _, ..., *name or an expression")
     return Dim("expr", token, expr=Expr.parse(token, where))
 

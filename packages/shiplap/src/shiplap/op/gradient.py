@@ -16,13 +16,13 @@ from shiplap.op.source import source_digest
 from shiplap.op.spec import OpSpec
 from shiplap.op.values import Returned, Value
 
-__all__ = ["Backward", "Gradient", "GradientFn", "Law", "Shape", "shape_of_value"]
+__all__ = ["Backward", "Gradient", "GradientFn", "Surrogate", "Shape", "shape_of_value"]
 
 Gradient: TypeAlias = Tensor | Sequence[Tensor | None] | None  # of one argument; a sequence for a list of tensors
 Gradients: TypeAlias = Mapping[str, Gradient]  # by argument
 GradientFn: TypeAlias = Callable[..., Gradients]  # of grad, saved and needs
 Shape: TypeAlias = torch.Size | list[torch.Size | None] | None  # of an argument: of a list, the shape of each
-Law: TypeAlias = Callable[..., Returned]  # a function in plain PyTorch
+Surrogate: TypeAlias = Callable[..., Returned]  # a function in plain PyTorch
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Backward:
     fn: GradientFn
     saves: tuple[str, ...]
     source: str
-    surrogate: Law | None = None
+    surrogate: Surrogate | None = None
 
     @classmethod
     def declare(
@@ -44,7 +44,7 @@ class Backward:
         spec: OpSpec,
         fn: GradientFn,
         saves: Iterable[str] | None,
-        surrogate: Law | None = None,
+        surrogate: Surrogate | None = None,
     ) -> Backward:
         """``saves`` defaults to every tensor argument; outputs may be named too. SL110 for an unknown name, and for a
         surrogate that takes other arguments than the op."""

@@ -30,7 +30,7 @@ from shiplap.op import digest
 from shiplap.op.batch import read_batching
 from shiplap.op.bucket import read_rule
 from shiplap.op.declare import Declaration, check_name, read_spec
-from shiplap.op.gradient import Backward, GradientFn, Law
+from shiplap.op.gradient import Backward, GradientFn, Surrogate
 from shiplap.op.kernel import Implementation, Kernel, KernelKeywords, read_terms, template_kernel
 from shiplap.op.launch import workspace_size
 from shiplap.op.python import PythonFunction
@@ -172,12 +172,12 @@ class Op(calls.ShortCut[P, R], Registered):
 
     @overload
     def backward(
-        self, fn: Gradient, *, saves: Iterable[str] | None = None, surrogate: Law | None = None
+        self, fn: Gradient, *, saves: Iterable[str] | None = None, surrogate: Surrogate | None = None
     ) -> Gradient: ...
 
     @overload
     def backward(
-        self, fn: None = None, *, saves: Iterable[str] | None = None, surrogate: Law | None = None
+        self, fn: None = None, *, saves: Iterable[str] | None = None, surrogate: Surrogate | None = None
     ) -> Callable[[Gradient], Gradient]: ...
 
     def backward(
@@ -185,7 +185,7 @@ class Op(calls.ShortCut[P, R], Registered):
         fn: Gradient | None = None,
         *,
         saves: Iterable[str] | None = None,
-        surrogate: Law | None = None,
+        surrogate: Surrogate | None = None,
     ) -> Gradient | Callable[[Gradient], Gradient]:
         """Declare the gradient as ``fn(grad, saved, needs) -> {argument: gradient}``, written with other ops.
 

@@ -37,7 +37,7 @@ class _Seen:
 
     def __getattr__(self, name: str) -> Any:
         if name in self._value.fields:
-            return getattr(self._value, name)
+            return opaque.read(self._value, name)
         self._refuse(name)
 
     def _refuse(self, name: str) -> NoReturn:
@@ -63,7 +63,7 @@ def shown(spec: OpSpec, args: Args) -> Args:
 
 def fields_of(value: Opaque) -> list[Any]:
     """What compiled code is guarded on."""
-    return [getattr(value, name) for name in value.fields]
+    return [opaque.read(value, name) for name in value.fields]
 
 
 def sample(cls: type[Opaque], op: str, argument: str, rng: Any, sizes: Any) -> Opaque:
@@ -77,5 +77,5 @@ def sample(cls: type[Opaque], op: str, argument: str, rng: Any, sizes: Any) -> O
             expected=f"a class method {cls.__name__}.sample(rng, sizes), or @op.samples",
             fix=f"write {cls.__name__}.sample, which makes an object that fits the sizes",
         )
-    made: Opaque = cls.sample(rng, sizes)  # type: ignore[attr-defined] # it is there
+    made: Opaque = cls.sample(rng, sizes)
     return made

@@ -83,9 +83,9 @@ class Served(OpState):
         call = self.plan.quick(*self.spec.complete(args, kwargs))
         self._unserved(str(call.device), "forward-mode AD is the reference's", key="tangent")
         result = own_outputs(self.run_reference(call.args))
-        if self.law is not self.reference:
+        if self.surrogate is not self.reference:
             positional, named = self.spec.split(call.args)
-            result = cast("Tensor | Outputs", transforms.with_tangents(result, self.law(*positional, **named)))
+            result = transforms.with_tangents(result, self.surrogate(*positional, **named))
         return detach_results(self.spec, result)
 
     def _unserved(self, device: str, why: str, key: str) -> None:

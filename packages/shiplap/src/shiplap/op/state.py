@@ -12,7 +12,7 @@ from shiplap.op.autograd import carries_gradients, floating_outputs
 from shiplap.op.batch import Batching
 from shiplap.op.binding import Binding
 from shiplap.op.bucket import Rule, read_rule
-from shiplap.op.gradient import Backward, Law
+from shiplap.op.gradient import Backward, Surrogate
 from shiplap.op.kernel import Kernel
 from shiplap.op.native import NativeBinding, NativeEntrance
 from shiplap.op.plan import CallPlan
@@ -102,7 +102,7 @@ class OpState:
         return self.reference(*positional, **named)
 
     @property
-    def law(self) -> Law:
+    def surrogate(self) -> Surrogate:
         """The function whose derivative the gradient of the op is: the reference, or the declared surrogate of it."""
         return self.gradient.surrogate if self.gradient and self.gradient.surrogate else self.reference
 

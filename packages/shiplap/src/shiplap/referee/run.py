@@ -79,7 +79,7 @@ def reference(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
 def differentiated(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
     """The results, on ``args`` themselves, of the function whose derivative the gradient of the op is."""
     positional, named = split(op.spec, args)
-    made = outputs(detach_results(op.spec, made_of(op.spec, args, op.law(*positional, **named))))
+    made = outputs(detach_results(op.spec, made_of(op.spec, args, op.surrogate(*positional, **named))))
     return canonical(op.spec, made)
 
 
