@@ -16,7 +16,7 @@ from shiplap.op.source import source_digest
 from shiplap.op.spec import OpSpec
 from shiplap.op.values import Returned, Value
 
-__all__ = ["Backward", "Gradient", "GradientFn", "Surrogate", "Shape", "shape_of_value"]
+__all__ = ["Backward", "Gradient", "GradientFn", "Shape", "Surrogate", "shape_of_value"]
 
 Gradient: TypeAlias = Tensor | Sequence[Tensor | None] | None  # of one argument; a sequence for a list of tensors
 Gradients: TypeAlias = Mapping[str, Gradient]  # by argument

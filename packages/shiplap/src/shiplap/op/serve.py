@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import torch
 
 from shiplap.compat import calls, transforms
@@ -15,7 +13,7 @@ from shiplap.op.binding import Binding
 from shiplap.op.kernel import Kernel
 from shiplap.op.outputs import fit_outputs, own_outputs
 from shiplap.op.state import OpState
-from shiplap.op.values import Outputs, Result, Value
+from shiplap.op.values import Result, Value
 from shiplap.settings import settings
 
 __all__ = ["Served"]

@@ -197,8 +197,8 @@ def _numerically(op: Op, case: Case, names: list[str]) -> str:
 
     def forward(*values: Tensor) -> Any:
         fresh = case.fresh() if op.spec.random else given.values()  # a generator where it was
-        again = dict(zip(given, fresh, strict=True))
-        args = tuple({**again, **dict(zip(names, values, strict=True))}.values())
+        rewound = dict(zip(given, fresh, strict=True))
+        args = tuple({**rewound, **dict(zip(names, values, strict=True))}.values())
         return tuple(o for o in call(op, args) if o.is_floating_point())
 
     dense = [p.detach().clone(memory_format=torch.contiguous_format).requires_grad_() for p in points]
