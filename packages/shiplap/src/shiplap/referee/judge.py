@@ -32,7 +32,7 @@ def against_reference(
         return Difference(unlike(got, own))
     wide = reference64(op, case.args)
     if op.spec.unordered:
-        got, wide = matched(op.spec, canonical(op.spec, got), own), matched(op.spec, wide, own)
+        got, wide = matched(op.spec, canonical(op.spec, tuple(got)), own), matched(op.spec, wide, own)
     args = tree_map(widen, case.args)
     sums = reduction(op.spec, case.env)
     return settle(got, own, wide, sums, lambda: reference(op, args), op.spec.tolerated)

@@ -79,8 +79,8 @@ def reference(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
 def differentiated(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
     """The results, on ``args`` themselves, of the function whose derivative the gradient of the op is."""
     positional, named = split(op.spec, args)
-    made = outputs(detach_results(op.spec, made_of(op.spec, args, op.surrogate(*positional, **named))))
-    return canonical(op.spec, made)
+    made: Any = made_of(op.spec, args, op.surrogate(*positional, **named))
+    return canonical(op.spec, outputs(detach_results(op.spec, made)))
 
 
 def drawn_otherwise(op: Op, case: Case) -> bool:

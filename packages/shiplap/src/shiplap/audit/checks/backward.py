@@ -31,13 +31,8 @@ def observe(op: Op, case: Case) -> Observation:
         return Observation(skip=reason)
     names = floating_args(op, case)
     otherwise = drawn_otherwise(op, case)
-    for look in (
-        _repeated,
-        _interleaved,
-        _threaded,
-        _overwritten,
-        *(() if otherwise else (_single_outputs, _twice_one)),
-    ):
+    looks = [_repeated, _interleaved, _threaded, _overwritten]
+    for look in looks if otherwise else [*looks, _single_outputs, _twice_one]:
         observation = look(op, case, names)
         if observation.problem:
             return observation

@@ -52,9 +52,9 @@ def observe(op: Op, case: Case) -> Observation:
         before = process_state()
         run()
         after = process_state()
-        changed = [n for n in before if before[n] != after[n] and not (op.spec.random and n in DRAWN_FROM)]
-        if changed:
-            shown = "; ".join(f"{n} from {_brief(before[n])} to {_brief(after[n])}" for n in changed)
+        named = [n for n in before if before[n] != after[n] and not (op.spec.random and n in DRAWN_FROM)]
+        if named:
+            shown = "; ".join(f"{n} from {_brief(before[n])} to {_brief(after[n])}" for n in named)
             return Observation(f"{what} changes {shown}")
     return _leaks(lambda: call(op, case.fresh())) if not case.recipe.absent else Observation()
 
