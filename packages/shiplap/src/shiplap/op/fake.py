@@ -54,7 +54,7 @@ def _told(op: OpState, args: Args) -> Returned:
         for value in result if isinstance(result, tuple) else (result,):
             if isinstance(value, (torch.SymFloat, torch.SymBool)):  # which the dispatcher turns into a number
                 got = f"a {'float' if isinstance(value, torch.SymFloat) else 'bool'} that depends on data"
-                bool(value == 0)
+                bool(value if isinstance(value, torch.SymBool) else value == 0)
         return result
     except RuntimeError as e:
         if not (kinds and isinstance(e, sizes.unknown())):
